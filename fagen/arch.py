@@ -1,0 +1,56 @@
+"""Hold what one kind of GPU is made of: every hardware number, each with its source."""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+_GUIDE = "CUDA C++ Programming Guide, compute capability 9.0"
+_PTX = "PTX ISA"
+_DRIVER = "CUDA Driver API, tensor maps"
+
+
+def _of(value: Any, source: str) -> Any:
+    return field(default=value, metadata={"source": source})
+
+
+@dataclass(frozen=True)
+class Arch:
+    """The numbers of one architecture; `source(name)` tells where a number comes from."""
+
+    name: str = "sm_90a"
+    capability: tuple[int, int] = (9, 0)
+
+    # bytes of shared memory
+    smem_per_block: int = _of(232_448, f"{_GUIDE}: 227 KiB per block, opted in")
+    smem_tile_alignment: int = _of(1_024, f"{_PTX}, wgmma: a 128-byte swizzle repeats in 1,024")
+    mbarrier_bytes: int = _of(8, f"{_PTX}, mbarrier")
+
+    # 32-bit registers
+    registers_per_sm: int = _of(65_536, _GUIDE)
+    max_registers_per_thread: int = _of(255, _GUIDE)
+    register_quantum: int = _of(8, f"{_PTX}, setmaxnreg: a multiple of 8")
+    setmaxnreg_min: int = _of(24, f"{_PTX}, setmaxnreg")
+    setmaxnreg_max: int = _of(256, f"{_PTX}, setmaxnreg")
+
+    # threads
+    warp_threads: int = _of(32, _GUIDE)
+    warpgroup_threads: int = _of(128, f"{_PTX}, wgmma: four warps")
+    max_threads_per_block: int = _of(1_024, _GUIDE)
+    named_barriers: int = _of(16, f"{_PTX}, bar: 0 to 15 per block")
+    sm_count: int = _of(132, "H100 SXM and H200 data sheets")
+
+    # wgmma
+    wgmma_m: int = _of(64, f"{_PTX}, wgmma: rows per warpgroup")
+    wgmma_k_bytes: int = _of(32, f"{_PTX}, wgmma: 16 columns of 16 bits")
+    wgmma_n_step: int = _of(8, f"{_PTX}, wgmma")
+    wgmma_n_max: int = _of(256, f"{_PTX}, wgmma")
+
+    # the tensor memory accelerator
+    tma_box_max: int = _of(256, f"{_DRIVER}: elements of a box in one dimension")
+    tma_alignment: int = _of(16, f"{_DRIVER}: bytes, of addresses and strides")
+
+    def source(self, name: str) -> str:
+        """Return where the number called `name` comes from."""
+        return next(str(f.metadata["source"]) for f in fields(self) if f.name == name)
+
+
+SM90 = Arch()

@@ -1,0 +1,39 @@
+"""What can go wrong, one class per kind; the message is for a person, the exit code for a shell."""
+
+
+class FagenError(Exception):
+    """Anything that fagen refuses or fails at; `str(error)` may be many lines."""
+
+    exit_code = 1
+
+
+class ScheduleError(FagenError):
+    """A schedule cannot be read, or says what does not hold together."""
+
+
+class OverBudget(FagenError):
+    """A schedule asks for more than one multiprocessor has."""
+
+
+class ToolchainError(FagenError):
+    """A program or header that is needed is missing, too old, or does not answer."""
+
+    exit_code = 3
+
+
+class BuildError(FagenError):
+    """The compiler failed, or made something that breaks the Plan."""
+
+    exit_code = 4
+
+
+class DeviceError(FagenError):
+    """There is no Hopper GPU, or it refused."""
+
+    exit_code = 5
+
+
+class VerificationError(FagenError):
+    """A kernel ran and its numbers, or its evidence, are wrong."""
+
+    exit_code = 6

@@ -1,0 +1,67 @@
+"""Say where things lie: fagen's own files, the cache, programs; nothing else reads the environment.
+
+Variables read: FAGEN_CACHE, XDG_CACHE_HOME, FAGEN_CUTLASS, CUDA_HOME, PATH.
+"""
+
+import importlib.util
+import os
+import shutil
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+from fagen.errors import FagenError, ToolchainError
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def locate(name: str) -> Path:
+    """Find `templates`, `schedules`, `generated` or `cli.py`.
+
+    In an installed wheel they are inside the package, in a checkout beside it.
+    Raises FagenError where there is neither.
+    """
+    for home in (_PACKAGE, _PACKAGE.parent):
+        if (home / name).exists():
+            return home / name
+    raise FagenError(f"{name} is neither in {_PACKAGE} nor beside it: reinstall fagen")
+
+
+def environment(name: str) -> str | None:
+    """Return an environment variable, or None where it is unset or empty."""
+    return os.environ.get(name) or None
+
+
+def environment_with(extra: Mapping[str, str]) -> dict[str, str]:
+    """Return the whole environment with `extra` on top, for a program about to be started."""
+    return {**os.environ, **extra}
+
+
+def cache_folder() -> Path:
+    """Return the folder that holds built kernels; it may not exist yet."""
+    if own := environment("FAGEN_CACHE"):
+        return Path(own).expanduser().absolute()
+    if shared := environment("XDG_CACHE_HOME"):
+        return Path(shared).expanduser().absolute() / "fagen"
+    return Path.home() / ".cache" / "fagen"
+
+
+def find_program(name: str) -> Path | None:
+    """Find an executable: beside this Python first, so that a virtual environment is enough."""
+    for folder in (sysconfig.get_path("scripts"), None):
+        if found := shutil.which(name, path=folder):
+            return Path(found)
+    return None
+
+
+def find_packaged(package: str, relative: str) -> Path:
+    """Find a file that a Python package ships, without importing the package.
+
+    Raises ToolchainError, with the command that mends it, where it is not there.
+    """
+    spec = importlib.util.find_spec(package)
+    for folder in (spec and spec.submodule_search_locations) or ():
+        if (path := Path(folder) / relative).exists():
+            return path
+    wheel = package.replace("_", "-")
+    raise ToolchainError(f"{wheel} is not installed: python -m pip install {wheel}")

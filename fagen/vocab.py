@@ -1,0 +1,141 @@
+"""Translate a schedule's words: into bytes, C++ names, torch names, and codes of a slug.
+
+The tables here are all that a new word needs outside a template.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Dtype:
+    """An element type of Q, K, V and O, under each name that it goes by."""
+
+    name: str
+    bytes: int
+    cpp: str
+    cpp2: str  # two of them in one register
+    ptx: str
+    tma: str
+    pack: str  # two floats into one register, lower half first
+    torch: str
+    stable: str  # torch's stable ABI ScalarType
+    wgmma_k: int  # columns that one wgmma instruction multiplies
+    pad: int  # head dims grow to a multiple of this in shared memory
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which keys a query may see."""
+
+    name: str
+    causal: bool  # keys past the query's own place, aligned at the bottom right, are hidden
+    order: str  # the grid order that suits it, where a schedule names none
+
+
+@dataclass(frozen=True)
+class Swizzle:
+    """How rows of a shared-memory slab are permuted to keep banks apart."""
+
+    bytes: int  # width of a slab
+    descriptor_code: int  # bits 62-63 of a wgmma matrix descriptor
+    xor_bits: int
+    tma: str
+
+
+@dataclass(frozen=True)
+class Order:
+    """How thread blocks take tiles."""
+
+    name: str
+    persistent: bool  # one block per multiprocessor, many tiles each
+    longest_first: bool
+
+
+def _table(*rows):  # type: ignore[no-untyped-def]
+    return {row.name: row for row in rows}
+
+
+DTYPES: Mapping[str, Dtype] = _table(
+    Dtype(
+        "fp16",
+        bytes=2,
+        cpp="__half",
+        cpp2="__half2",
+        ptx="f16",
+        tma="CU_TENSOR_MAP_DATA_TYPE_FLOAT16",
+        pack="__floats2half2_rn",
+        torch="float16",
+        stable="Half",
+        wgmma_k=16,
+        pad=16,
+    ),
+    Dtype(
+        "bf16",
+        bytes=2,
+        cpp="__nv_bfloat16",
+        cpp2="__nv_bfloat162",
+        ptx="bf16",
+        tma="CU_TENSOR_MAP_DATA_TYPE_BFLOAT16",
+        pack="__floats2bfloat162_rn",
+        torch="bfloat16",
+        stable="BFloat16",
+        wgmma_k=16,
+        pad=16,
+    ),
+)
+
+MASKS: Mapping[str, Mask] = _table(
+    Mask("full", causal=False, order="persistent"),
+    Mask("causal", causal=True, order="lpt"),
+)
+
+ORDERS: Mapping[str, Order] = _table(
+    Order("persistent", persistent=True, longest_first=False),
+    Order("lpt", persistent=True, longest_first=True),
+    Order("single", persistent=False, longest_first=False),
+)
+
+OUTPUTS = ("v_space", "own")
+PRODUCERS = ("warp", "none")
+P_HOMES = ("registers", "shared")
+
+# widest first: a wider one spreads rows over more banks and needs fewer TMA boxes
+SWIZZLES = (
+    Swizzle(128, descriptor_code=1, xor_bits=3, tma="CU_TENSOR_MAP_SWIZZLE_128B"),
+    Swizzle(64, descriptor_code=2, xor_bits=2, tma="CU_TENSOR_MAP_SWIZZLE_64B"),
+    Swizzle(32, descriptor_code=3, xor_bits=1, tma="CU_TENSOR_MAP_SWIZZLE_32B"),
+)
+
+# values that are thought of but not there yet, and what a user is told of them
+LATER: Mapping[tuple[str, object], str] = {
+    ("dtype", "e4m3"): "fp8 comes with a later release",
+    ("cluster", 2): "sharing K and V by multicast comes with a later release",
+}
+
+
+@dataclass(frozen=True)
+class Code:
+    """How a slug says one key: a word per value, or letters before a number."""
+
+    key: str
+    letters: str = ""
+    words: Mapping[object, str] | None = None
+
+
+# in the order in which a slug says them, each only where the value is not the default
+CODES = (
+    Code("stages", "s"),
+    Code("output", words={"v_space": "ovspace", "own": "oown"}),
+    Code("producer", words={"warp": "prodwarp", "none": "noprod"}),
+    Code("consumers", "w"),
+    Code("producer_registers", "pr"),
+    Code("consumer_registers", "cr"),
+    Code("inter_warpgroup", words={True: "inter", False: "nointer"}),
+    Code("intra_warpgroup", words={True: "intra", False: "nointra"}),
+    Code("p", words={"registers": "pregs", "shared": "pshared"}),
+    Code("rescale_threshold", "t"),
+    Code("order", words={"persistent": "persistent", "lpt": "lpt", "single": "single"}),
+    Code("cluster", "c"),
+    Code("max_spill_bytes", "spill"),
+)
