@@ -1,0 +1,161 @@
+"""Implementations and a problem in, benchmark rows out: the two regimes on the same inputs."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from fagen.build import Binary
+from fagen.errors import DeviceError, VerificationError
+from fagen.measure.accuracy import unit_in_last_place
+from fagen.measure.card import Clock, hopper
+from fagen.measure.peers import Implementation, ours, peer
+from fagen.measure.rows import Row
+from fagen.measure.shapes import Problem, Shape, inputs, problem, standard_shape
+from fagen.measure.timing import BURST, REGIMES, SUSTAINED, Call, Regime, Timing, time_calls
+from fagen.plan import Plan
+
+Say = Callable[[str], None]
+AGREEMENT = 4  # units in the last place that two right kernels may differ by, at the largest output
+
+
+def compare(
+    plan: Plan,
+    binary: Binary,
+    shape: Shape | None = None,
+    *,
+    peers: Sequence[str] = ("cudnn",),
+    regimes: Sequence[Regime] = (SUSTAINED, BURST),
+    progress: Say | None = print,
+) -> tuple[Row, ...]:
+    """Time one kernel beside `peers` at `shape` (default: the standard shape, 16,384 tokens).
+
+    Returns rows of fagen and of every peer that can do the problem; why another cannot is said
+    through `progress`. Raises DeviceError without a Hopper GPU.
+    """
+    return bench(
+        [(plan, binary)],
+        [shape or standard_shape(plan.head_dim)],
+        peers=peers,
+        regimes=regimes,
+        progress=progress,
+    )
+
+
+def bench(
+    kernels: Sequence[tuple[Plan, Binary]],
+    shapes: Iterable[Shape],
+    *,
+    peers: Sequence[str] = ("cudnn", "fa2"),
+    regimes: Sequence[Regime] = (SUSTAINED, BURST),
+    progress: Say | None = print,
+) -> tuple[Row, ...]:
+    """Time `kernels` and `peers` at every shape; kernels of one problem run in one cell.
+
+    Kernels that differ in dtype, head dims or mask are different problems. Returns the rows, cell
+    by cell, and passes a line for each to `progress`. Raises DeviceError for an unknown peer or
+    without a Hopper GPU, VerificationError where a kernel's output disagrees with a peer's.
+    """
+    hopper()
+    others = [peer(name) for name in peers]
+    rows: list[Row] = []
+    for shape in shapes:
+        cells: dict[Problem, list[Implementation]] = {}
+        for plan, binary in kernels:
+            cells.setdefault(problem(plan, shape), []).append(ours(binary))
+        for case, mine in cells.items():
+            rows += race(case, [*mine, *others], regimes=regimes, progress=progress)
+    return tuple(rows)
+
+
+def race(
+    case: Problem,
+    implementations: Sequence[Implementation],
+    *,
+    regimes: Sequence[Regime] = (SUSTAINED, BURST),
+    progress: Say | None = print,
+    seed: int = 0,
+) -> tuple[Row, ...]:
+    """One cell: every implementation that can, on the same inputs, in this process.
+
+    Implementations that refuse are named with their reason and left out, fagen's excepted.
+    """
+    say = progress or (lambda line: None)
+    say(str(case))
+    q, k, v = inputs(case, seed=seed)
+    calls: dict[str, Call] = {}
+    who: dict[str, Implementation] = {}
+    for implementation in implementations:
+        label = implementation.schedule or implementation.name
+        try:
+            calls[label] = implementation.bind(case, q, k, v)
+            who[label] = implementation
+        except DeviceError as refusal:
+            if implementation.schedule:
+                raise
+            say(f"  {label:12} left out: {refusal}")
+    _agree(case, calls, who)
+    rows = []
+    clock = Clock()
+    for regime in regimes:
+        for label, timing in time_calls(calls, regime, clock=clock, seed=seed).items():
+            rows.append(_row(case, who[label], regime, timing))
+            say(_line(rows[-1]))
+    return tuple(rows)
+
+
+def matmul_ceiling(dtype: torch.dtype, size: int = 8_192) -> dict[str, float]:
+    """TFLOP/s of torch's matrix product of two random size x size matrices, per regime."""
+    hopper()
+    a, b = (torch.randn(size, size, device="cuda", dtype=dtype) for _ in range(2))
+    calls = {"matmul": Call(lambda: a @ b)}
+    return {
+        name: 2.0 * size**3 / time_calls(calls, regime)["matmul"].seconds / 1e12
+        for name, regime in REGIMES.items()
+    }
+
+
+def _agree(case: Problem, calls: dict[str, Call], who: dict[str, Implementation]) -> None:
+    """A kernel that computes something else must not be timed: compare with the first peer."""
+    judges = [label for label, implementation in who.items() if not implementation.schedule]
+    if not judges:
+        return
+    judge = calls[judges[0]].once()
+    allowed = AGREEMENT * unit_in_last_place(float(judge.abs().max()), judge.dtype)
+    for label, implementation in who.items():
+        if not implementation.schedule:
+            continue
+        worst = float((calls[label].once().float() - judge.float()).abs().max())
+        if not worst <= allowed:
+            raise VerificationError(
+                f"{label} differs from {judges[0]} by {worst:.3g} at {case}, where {allowed:.3g} may be: "
+                f"not timed; `fagen verify {label}` shows which shapes are wrong"
+            )
+
+
+def _row(case: Problem, who: Implementation, regime: Regime, timing: Timing) -> Row:
+    size = case.shape
+    return Row(
+        dtype=case.dtype,
+        head_dim=case.head_dim,
+        head_dim_v=case.head_dim_v,
+        mask=case.mask,
+        batch=size.batch,
+        seqlen_q=size.seqlen_q,
+        seqlen_k=size.seqlen_k,
+        heads=size.heads,
+        kv_heads=size.kv_heads,
+        implementation=who.name,
+        schedule=who.schedule,
+        regime=regime.name,
+        tflops=case.flops / timing.seconds / 1e12,
+        spread=timing.spread,
+        sm_clock_mhz=timing.sm_clock_mhz,
+    )
+
+
+def _line(row: Row) -> str:
+    clock = f"{row.sm_clock_mhz} MHz" if row.sm_clock_mhz else "clock unknown"
+    return (
+        f"  {row.schedule or row.implementation:36} {row.regime:9} {row.tflops:7.1f} TFLOP/s"
+        f"  spread {row.spread:5.1%}  {clock}"
+    )

@@ -1,0 +1,77 @@
+"""A Plan and its Binary in, the Evidence that it ran right on a Hopper GPU out, and on disk."""
+
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from fagen import evidence, machine, toolchain
+from fagen.build import Binary
+from fagen.evidence import Evidence, Speed
+from fagen.measure.accuracy import check
+from fagen.measure.card import hopper
+from fagen.measure.cells import compare
+from fagen.measure.rows import Row
+from fagen.measure.shapes import standard_shape
+from fagen.plan import Plan
+
+
+def verify(
+    plan: Plan,
+    binary: Binary,
+    *,
+    folder: Path | None = None,
+    progress: Callable[[str], None] | None = print,
+) -> Evidence:
+    """Check the kernel over the verification shapes, time it beside cuDNN, write the evidence.
+
+    The evidence goes to <slug>.json in `folder` (default: generated/). Raises VerificationError if a shape is wrong (then
+    nothing is written), DeviceError without a Hopper GPU.
+    """
+    card = hopper()
+    errors = check(plan, binary, progress=progress)
+    rows = compare(plan, binary, standard_shape(plan.head_dim), progress=progress)
+    tools = toolchain.find_toolchain()
+    found = Evidence(
+        slug=plan.slug,
+        source_hash=binary.source_hash,
+        flags=tuple(toolchain.FLAGS),
+        cutlass=tools.cutlass_version,
+        machine_code=machine.machine_code(binary.library).hash,
+        compiler=tools.nvcc_version,
+        card=card.name,
+        driver=card.driver,
+        torch=torch.__version__,
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        errors=errors,
+        speeds=speeds(rows),
+    )
+    evidence.write(found, folder)
+    return found
+
+
+def speeds(rows: tuple[Row, ...]) -> tuple[Speed, ...]:
+    """Per regime, fagen's TFLOP/s and cuDNN's beside it (None where cuDNN refused)."""
+    found = []
+    for row in rows:
+        if row.implementation != "fagen":
+            continue
+        beside = [
+            other.tflops
+            for other in rows
+            if other.implementation == "cudnn" and other.regime == row.regime
+        ]
+        found.append(
+            Speed(
+                regime=row.regime,
+                batch=row.batch,
+                seqlen=row.seqlen_q,
+                heads=row.heads,
+                tflops=row.tflops,
+                spread=row.spread,
+                sm_clock_mhz=row.sm_clock_mhz,
+                cudnn_tflops=beside[0] if beside else None,
+            )
+        )
+    return tuple(found)

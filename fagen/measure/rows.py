@@ -1,0 +1,216 @@
+"""Benchmark rows in, geometric means and a Markdown table out. Needs neither torch nor a GPU."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from fagen.errors import FagenError
+
+YARDSTICK = "cudnn"
+TITLES = {
+    "fagen": "fagen",
+    "cudnn": "cuDNN",
+    "fa2": "FA2",
+    "fa3": "FA3",
+    "flex": "FlexAttention",
+}
+
+
+@dataclass(frozen=True, order=True)
+class Row:
+    """One implementation timed on one problem in one regime.
+
+    `tflops` is the median over the rounds, `spread` is (max - min) / median of the rounds' times,
+    `sm_clock_mhz` the median SM clock while it ran (None where NVML could not say), and `schedule`
+    the slug behind a fagen row (None for everybody else).
+    """
+
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    mask: str
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    heads: int
+    kv_heads: int
+    implementation: str
+    schedule: str | None
+    regime: str
+    tflops: float
+    spread: float
+    sm_clock_mhz: int | None
+
+    @property
+    def problem(self) -> tuple[str, int, int, str, int, int, int, int, int]:
+        """What was computed: the fields that two rows must share to be compared."""
+        return (
+            self.dtype,
+            self.head_dim,
+            self.head_dim_v,
+            self.mask,
+            self.seqlen_q,
+            self.seqlen_k,
+            self.batch,
+            self.heads,
+            self.kv_heads,
+        )
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write `rows` as a JSON list, one row a line so that a diff stays readable."""
+    lines = ",\n".join(json.dumps(asdict(_rounded(row))) for row in rows)
+    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+
+
+def read_rows(path: Path) -> tuple[Row, ...]:
+    """Read what `write_rows` wrote; FagenError where a row has other fields."""
+    names = {field.name for field in fields(Row)}
+    rows = []
+    for number, data in enumerate(json.loads(path.read_text(encoding="utf-8"))):
+        if set(data) != names:
+            odd = ", ".join(sorted(set(data) ^ names))
+            raise FagenError(f"{path}: row {number} has missing or unknown fields: {odd}")
+        rows.append(Row(**data))
+    return tuple(rows)
+
+
+def geomean(values: Iterable[float]) -> float:
+    """Geometric mean of positive numbers; NaN of none."""
+    logs = [math.log(value) for value in values]
+    return math.exp(math.fsum(logs) / len(logs)) if logs else math.nan
+
+
+def ratios(
+    rows: Sequence[Row], regime: str, *, over: str = YARDSTICK, of: str = "fagen"
+) -> dict[tuple, float]:
+    """TFLOP/s of `of` divided by those of `over`, per problem that both ran in `regime`.
+
+    Where one implementation ran a problem with several schedules, its fastest counts.
+    """
+    best = _best(rows, regime)
+    return {
+        problem: times[of].tflops / times[over].tflops
+        for problem, times in best.items()
+        if of in times and over in times
+    }
+
+
+def table(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
+    """The rows as Markdown: a line per problem, a column per implementation, then the geomeans.
+
+    Times are TFLOP/s, sustained with the SM clock in MHz behind `@`; the last columns divide
+    fagen by `over`. Regimes that were not run leave no column.
+    """
+    if not rows:
+        return "nothing was measured\n"
+    regimes = [name for name in ("sustained", "burst") if any(row.regime == name for row in rows)]
+    best = {regime: _best(rows, regime) for regime in regimes}
+    names = sorted({row.implementation for row in rows}, key=_rank)
+    compared = [regime for regime in regimes if ratios(rows, regime, over=over)]
+    problems = sorted(
+        {row.problem for row in rows}, key=lambda p: (p[0], p[1], p[2], p[3] != "full", *p[4:])
+    )
+
+    head = ["dtype", "hd", "mask", "S", "B", "H"]
+    head += [f"{_title(name)} {regime}" for regime in regimes for name in names]
+    head += [f"fagen ÷ {_title(over)} {regime}" for regime in compared]
+    body = []
+    for problem in problems:
+        dtype, head_dim, head_dim_v, mask, seqlen_q, seqlen_k, batch, heads, kv_heads = problem
+        line = [
+            dtype,
+            str(head_dim) if head_dim == head_dim_v else f"{head_dim}/{head_dim_v}",
+            mask,
+            str(seqlen_q) if seqlen_q == seqlen_k else f"{seqlen_q}/{seqlen_k}",
+            str(batch),
+            str(heads) if heads == kv_heads else f"{heads}/{kv_heads}",
+        ]
+        for regime in regimes:
+            timed = best[regime].get(problem, {})
+            line += [_figure(timed[name]) if name in timed else "–" for name in names]
+        for regime in compared:
+            ratio = ratios(rows, regime, over=over).get(problem)
+            line.append("–" if ratio is None else f"{ratio:.2f}")
+        body.append(line)
+    text = _markdown(head, body)
+    return text + (f"\n{geomeans(rows, over=over)}" if compared else "")
+
+
+def geomeans(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
+    """Markdown: geomean of fagen ÷ `over` per dtype and head dim, and over everything of a dtype.
+
+    The worst single problem stands beside each mean, since a mean hides a bad cell.
+    """
+    regimes = [name for name in ("sustained", "burst") if ratios(rows, name, over=over)]
+    found = {regime: ratios(rows, regime, over=over) for regime in regimes}
+    head = ["dtype", "hd", "cells"]
+    for regime in regimes:
+        head += [f"{regime} geomean", f"{regime} worst"]
+    groups: list[tuple[str, int | None, int | None]] = []
+    for dtype in sorted({row.dtype for row in rows}, reverse=True):
+        dims = {(row.head_dim, row.head_dim_v) for row in rows if row.dtype == dtype}
+        groups += [(dtype, *pair) for pair in sorted(dims)]
+        groups += [(dtype, None, None)] if len(dims) > 1 else []
+    body = []
+    for dtype, head_dim, head_dim_v in groups:
+        name = f"{head_dim}" if head_dim == head_dim_v else f"{head_dim}/{head_dim_v}"
+        line, cells = [dtype, "all" if head_dim is None else name], 0
+        figures = []
+        for regime in regimes:
+            values = [
+                ratio
+                for problem, ratio in found[regime].items()
+                if problem[0] == dtype
+                and head_dim in (None, problem[1])
+                and head_dim_v in (None, problem[2])
+            ]
+            cells = max(cells, len(values))
+            figures += [f"{geomean(values):.3f}", f"{min(values):.2f}"] if values else ["–", "–"]
+        if cells:
+            body.append([*line, str(cells), *figures])
+    return f"fagen ÷ {_title(over)}:\n\n" + _markdown(head, body)
+
+
+def _best(rows: Sequence[Row], regime: str) -> dict[tuple, dict[str, Row]]:
+    best: dict[tuple, dict[str, Row]] = {}
+    for row in rows:
+        if row.regime == regime:
+            timed = best.setdefault(row.problem, {})
+            rival = timed.get(row.implementation)
+            if rival is None or row.tflops > rival.tflops:
+                timed[row.implementation] = row
+    return best
+
+
+def _rank(name: str) -> tuple[int, str]:
+    order = list(TITLES)
+    return (order.index(name) if name in order else len(order), name)
+
+
+def _title(name: str) -> str:
+    return TITLES.get(name, name)
+
+
+def _figure(row: Row) -> str:
+    """'563 @1560': the clock only where it explains the figure, which is in long runs."""
+    clock = f" @{row.sm_clock_mhz}" if row.regime == "sustained" and row.sm_clock_mhz else ""
+    return f"{row.tflops:.0f}{clock}" if row.tflops >= 10 else f"{row.tflops:.2g}{clock}"
+
+
+def _rounded(row: Row) -> Row:
+    """Four digits: more than a timing is good for, and a diff stays short."""
+    return replace(row, tflops=float(f"{row.tflops:.4g}"), spread=round(row.spread, 4))
+
+
+def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A Markdown table padded so that it reads well in a terminal too."""
+    widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
+    rule = ["-" * (width - 1) + ":" for width in widths]
+    lines = [
+        " | ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in (head, rule, *body)
+    ]
+    return "".join(f"| {line} |\n" for line in lines)
