@@ -1,0 +1,230 @@
+"""Read machine code: a library or cubin goes in, what its instructions use comes out.
+
+Needs cuobjdump (to take the cubin out of a library) and nvdisasm. What is relied on:
+
+* nvdisasm prints one instruction per line behind its offset, labels on lines of their own, and with
+  `--life-range-mode narrow` a table with one column per register. The table says what nvdisasm
+  itself knows of operand widths, so an HGMMA that names R24 counts all its accumulators.
+* USETMAXREG is what setmaxnreg becomes: DEALLOC in the producer, TRY_ALLOC in the consumers. All
+  code that can run after one of them belongs to that role; code both can reach belongs to both.
+"""
+
+import hashlib
+import re
+import struct
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fagen.errors import BuildError, ToolchainError
+from fagen.process import run
+from fagen.toolchain import Disassembler
+
+COMMON, PRODUCER, CONSUMER = "common", "producer", "consumer"
+_ROLES = {"USETMAXREG.DEALLOC": PRODUCER, "USETMAXREG.TRY_ALLOC": CONSUMER}
+_ENDS_A_PATH = {"BRA", "BRX", "JMP", "JMX", "EXIT", "RET", "KILL"}
+
+_LINE = re.compile(
+    r"\s*/\*(?P<offset>[0-9a-f]{4,})\*/\s+(?:(?P<guard>@!?U?P\w+)\s+)?"
+    r"(?P<opcode>[A-Z][\w.]*)\s*(?P<operands>[^;]*);"
+)
+_LABEL = re.compile(r"(?P<label>[.$\w]+):\s*$")
+_WORD = re.compile(r"[.$\w]+")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One machine instruction; `registers` is 1 + the highest R register alive at it, or 0."""
+
+    offset: int
+    guard: str
+    opcode: str
+    operands: str
+    registers: int
+
+    @property
+    def base(self) -> str:
+        """The opcode without its modifiers: HGMMA for HGMMA.64x128x16.F32."""
+        return self.opcode.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class MachineCode:
+    """What the instructions of one kernel use. Register figures are counts: 1 + the highest index.
+
+    `consumer_registers` and `producer_registers` are None where no setmaxnreg tells the roles
+    apart. `raised_to` and `lowered_to` are the operands of setmaxnreg. `sha256` covers the code and
+    its constants and nothing else: neither names, nor lines, nor the host's code.
+    """
+
+    kernel: str
+    instructions: int
+    opcodes: Mapping[str, int]
+    registers: int
+    consumer_registers: int | None
+    producer_registers: int | None
+    raised_to: tuple[int, ...]
+    lowered_to: tuple[int, ...]
+    sha256: str
+
+    def count(self, *bases: str) -> int:
+        """How often instructions with these base opcodes (HGMMA, UTMALDG, LDL, …) occur."""
+        return sum(n for opcode, n in self.opcodes.items() if opcode.partition(".")[0] in bases)
+
+
+def machine_code(binary: Path, tools: Disassembler) -> MachineCode:
+    """Read the one sm_90a kernel in a shared library, object file or cubin.
+
+    Raises ToolchainError where a tool cannot read it, BuildError where it holds no kernel, or two.
+    """
+    with tempfile.TemporaryDirectory(prefix="fagen-") as folder:
+        cubin = binary if binary.suffix == ".cubin" else _extract(binary, tools, Path(folder))
+        listing = run([tools.nvdisasm, "-c", "-lrm", "narrow", cubin])
+        if listing.returncode:
+            raise ToolchainError(f"{tools.nvdisasm} cannot read {cubin}: {listing.stderr.strip()}")
+        return read_listing(listing.stdout, code_hash(cubin.read_bytes()))
+
+
+def _extract(library: Path, tools: Disassembler, folder: Path) -> Path:
+    dump = run([tools.cuobjdump, "-xelf", "all", library.resolve()], cwd=folder)
+    cubins = sorted(folder.glob("*.cubin"))
+    if len(cubins) != 1:
+        raise BuildError(
+            f"{library} holds {len(cubins)} cubins, not one\n{dump.stderr.strip()}".strip()
+        )
+    return cubins[0]
+
+
+def read_listing(listing: str, sha256: str) -> MachineCode:
+    """Turn nvdisasm's listing of one kernel into a MachineCode."""
+    kernels = dict(_functions(listing))
+    if len(kernels) != 1:
+        raise BuildError(f"one kernel was expected in the machine code, not {sorted(kernels)}")
+    ((kernel, (code, labels)),) = kernels.items()
+    roles = _roles(code, labels)
+    named = {role: [code[at] for at in places] for role, places in roles.items()}
+    opcodes = Counter(instruction.opcode for instruction in code)
+    return MachineCode(
+        kernel=kernel,
+        instructions=len(code),
+        opcodes=dict(sorted(opcodes.items())),
+        registers=_highest(code),
+        consumer_registers=_highest(named[CONSUMER]) if CONSUMER in named else None,
+        producer_registers=_highest(named[PRODUCER]) if PRODUCER in named else None,
+        raised_to=_setmaxnreg(code, "USETMAXREG.TRY_ALLOC"),
+        lowered_to=_setmaxnreg(code, "USETMAXREG.DEALLOC"),
+        sha256=sha256,
+    )
+
+
+def _highest(code: Iterable[Instruction]) -> int:
+    return max((instruction.registers for instruction in code), default=0)
+
+
+def _setmaxnreg(code: Iterable[Instruction], kind: str) -> tuple[int, ...]:
+    """The register counts that instructions of this kind ask for: their last operand."""
+    found = (i.operands.split(",")[-1] for i in code if i.opcode.startswith(kind))
+    return tuple(sorted({int(operand, 0) for operand in found}))
+
+
+def _functions(listing: str) -> Iterator[tuple[str, tuple[list[Instruction], dict[str, int]]]]:
+    """Each code section: its name, its instructions, and which instruction each label stands at."""
+    for section in re.split(r"^//-+ \.text\.", listing, flags=re.MULTILINE)[1:]:
+        name = section.split(maxsplit=1)[0]
+        code: list[Instruction] = []
+        labels: dict[str, int] = {}
+        first_column = 0
+        for line in section.splitlines():
+            text, _, table = line.partition(" // ")
+            table = table[1:]  # a rule begins with "+", a row with "|"
+            general = table.partition("|")[0]
+            if "#" in general:  # the header row that numbers the columns, count first
+                first_column = general.index("#") + 2
+            elif match := _LINE.match(text):
+                used = general[first_column:].rstrip() if first_column else ""
+                code.append(
+                    Instruction(
+                        int(match["offset"], 16),
+                        match["guard"] or "",
+                        match["opcode"],
+                        match["operands"].strip(),
+                        len(used),
+                    )
+                )
+            elif match := _LABEL.match(text.strip()):
+                labels[match["label"]] = len(code)
+        if code and not first_column:
+            raise BuildError(f"nvdisasm printed no register table for {name}")
+        if code:
+            yield name, (code, labels)
+
+
+def _roles(code: list[Instruction], labels: dict[str, int]) -> dict[str, set[int]]:
+    """Walk every path from the entry; the instructions reached before and after each setmaxnreg.
+
+    A path carries the labels that its BSSY instructions announced, because BSYNC, where threads
+    that went different ways meet again, goes on at the label of the matching BSSY.
+    """
+    found: dict[str, set[int]] = {}
+    seen: set[tuple[int, str, frozenset[tuple[str, int]]]] = set()
+    paths: list[tuple[int, str, frozenset[tuple[str, int]]]] = [(0, COMMON, frozenset())]
+    while paths:
+        path = paths.pop()
+        at, role, meetings = path
+        if path in seen or at >= len(code):
+            continue
+        seen.add(path)
+        instruction = code[at]
+        role = next((r for k, r in _ROLES.items() if instruction.opcode.startswith(k)), role)
+        found.setdefault(role, set()).add(at)
+        base = instruction.base
+        words = _WORD.findall(instruction.operands)
+        targets = [] if base == "RET" else [labels[word] for word in words if word in labels]
+        if base == "BRA" and not targets:
+            raise BuildError(f"a branch to nowhere in the machine code: {instruction}")
+        if base == "BSSY":
+            others = {meeting for meeting in meetings if meeting[0] != words[0]}
+            meetings, targets = frozenset(others | {(words[0], targets[0])}), []
+        elif base == "BSYNC":
+            targets = [place for barrier, place in meetings if barrier == words[0]]
+        unconditional = not instruction.guard and (
+            base in _ENDS_A_PATH - {"BRA"}
+            # a BRA whose first operand is a predicate may also fall through
+            or (base == "BRA" and instruction.operands.startswith("`"))
+        )
+        if not unconditional:
+            targets.append(at + 1)
+        paths.extend((target, role, meetings) for target in targets)
+    return found
+
+
+def code_hash(cubin: bytes) -> str:
+    """sha256 over the code and constant sections of a cubin, an ELF file of 64-bit little endian.
+
+    Section names hold the kernel's mangled name; only what comes before it (.text, .nv.constant0)
+    enters, so that a kernel that was renamed and nothing else keeps its hash.
+    """
+    digest = hashlib.sha256()
+    kept = re.compile(r"\.text\.|\.nv\.constant\d+|\.nv\.global\.init")
+    for name, content in sorted(_sections(cubin)):
+        if match := kept.match(name):
+            digest.update(match[0].encode() + len(content).to_bytes(8, "little") + content)
+    return digest.hexdigest()
+
+
+def _sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
+    if elf[:6] != b"\x7fELF\x02\x01":
+        raise BuildError("the machine code is not a 64-bit little-endian ELF file")
+    table, size, count, names_at = (
+        struct.unpack_from("<Q", elf, 0x28)[0],
+        *struct.unpack_from("<HHH", elf, 0x3A),
+    )
+    headers = [struct.unpack_from("<IIQQQQ", elf, table + size * i) for i in range(count)]
+    names = headers[names_at][4]
+    no_bits = 8  # sh_type of a section that takes no room in the file
+    for name, kind, _flags, _address, offset, length in headers:
+        end = elf.index(b"\0", names + name)
+        label = elf[names + name : end].decode()
+        yield label, b"" if kind == no_bits else elf[offset : offset + length]
