@@ -24,6 +24,9 @@ class Arch:
     smem_tile_alignment: int = _of(1_024, f"{_PTX}, wgmma: a 128-byte swizzle repeats in 1,024")
     mbarrier_bytes: int = _of(8, f"{_PTX}, mbarrier")
 
+    # bytes of the L2 cache, in two halves
+    l2_bytes: int = _of(50 * 1024 * 1024, "H100 and H200 data sheets: 50 MB")
+
     # 32-bit registers
     registers_per_sm: int = _of(65_536, _GUIDE)
     max_registers_per_thread: int = _of(255, _GUIDE)

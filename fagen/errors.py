@@ -11,7 +11,7 @@ class ScheduleError(FagenError):
     """A schedule cannot be read, or says what does not hold together."""
 
 
-class OverBudget(FagenError):
+class OverBudget(FagenError):  # noqa: N818 - it names what is wrong
     """A schedule asks for more than one multiprocessor has."""
 
 

@@ -61,7 +61,12 @@ def run(
         except OSError as error:
             raise ToolchainError(f"{argv[0]}: cannot be started: {error.strerror}") from error
         expired = threading.Event()
-        alarm = threading.Timer(timeout or 0, lambda: (expired.set(), _end(child)))
+
+        def expire() -> None:
+            expired.set()
+            _end(child)
+
+        alarm = threading.Timer(timeout or 0, expire)
         if timeout is not None:
             alarm.start()
         try:

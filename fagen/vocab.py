@@ -5,6 +5,7 @@ The tables here are all that a new word needs outside a template.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,7 @@ class Dtype:
     bytes: int
     cpp: str
     cpp2: str  # two of them in one register
+    header: str  # that declares both
     ptx: str
     tma: str
     pack: str  # two floats into one register, lower half first
@@ -40,6 +42,7 @@ class Swizzle:
     bytes: int  # width of a slab
     descriptor_code: int  # bits 62-63 of a wgmma matrix descriptor
     xor_bits: int
+    cute: str  # cute::SM90::GMMA::LayoutType
     tma: str
 
 
@@ -52,16 +55,25 @@ class Order:
     longest_first: bool
 
 
-def _table(*rows):  # type: ignore[no-untyped-def]
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+Word = TypeVar("Word", bound=_Named)
+
+
+def _table(*rows: Word) -> Mapping[str, Word]:
     return {row.name: row for row in rows}
 
 
-DTYPES: Mapping[str, Dtype] = _table(
+DTYPES = _table(
     Dtype(
         "fp16",
         bytes=2,
         cpp="__half",
         cpp2="__half2",
+        header="cuda_fp16.h",
         ptx="f16",
         tma="CU_TENSOR_MAP_DATA_TYPE_FLOAT16",
         pack="__floats2half2_rn",
@@ -75,6 +87,7 @@ DTYPES: Mapping[str, Dtype] = _table(
         bytes=2,
         cpp="__nv_bfloat16",
         cpp2="__nv_bfloat162",
+        header="cuda_bf16.h",
         ptx="bf16",
         tma="CU_TENSOR_MAP_DATA_TYPE_BFLOAT16",
         pack="__floats2bfloat162_rn",
@@ -85,12 +98,12 @@ DTYPES: Mapping[str, Dtype] = _table(
     ),
 )
 
-MASKS: Mapping[str, Mask] = _table(
+MASKS = _table(
     Mask("full", causal=False, order="persistent"),
     Mask("causal", causal=True, order="lpt"),
 )
 
-ORDERS: Mapping[str, Order] = _table(
+ORDERS = _table(
     Order("persistent", persistent=True, longest_first=False),
     Order("lpt", persistent=True, longest_first=True),
     Order("single", persistent=False, longest_first=False),
@@ -102,9 +115,9 @@ P_HOMES = ("registers", "shared")
 
 # widest first: a wider one spreads rows over more banks and needs fewer TMA boxes
 SWIZZLES = (
-    Swizzle(128, descriptor_code=1, xor_bits=3, tma="CU_TENSOR_MAP_SWIZZLE_128B"),
-    Swizzle(64, descriptor_code=2, xor_bits=2, tma="CU_TENSOR_MAP_SWIZZLE_64B"),
-    Swizzle(32, descriptor_code=3, xor_bits=1, tma="CU_TENSOR_MAP_SWIZZLE_32B"),
+    Swizzle(128, descriptor_code=1, xor_bits=3, cute="B128", tma="CU_TENSOR_MAP_SWIZZLE_128B"),
+    Swizzle(64, descriptor_code=2, xor_bits=2, cute="B64", tma="CU_TENSOR_MAP_SWIZZLE_64B"),
+    Swizzle(32, descriptor_code=3, xor_bits=1, cute="B32", tma="CU_TENSOR_MAP_SWIZZLE_32B"),
 )
 
 # values that are thought of but not there yet, and what a user is told of them

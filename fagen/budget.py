@@ -1,0 +1,313 @@
+"""Turn a Schedule into its ledgers: what it takes of a multiprocessor, row by row, and the limits.
+
+The formulae are sympy's; lambdify makes plain functions of them.  Shared memory is exact, registers
+are a model.  Importing this module does not import sympy, which takes half a second.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations, product
+from typing import Any
+
+from fagen.arch import SM90
+from fagen.errors import ScheduleError
+from fagen.schedule import Schedule
+from fagen.vocab import DTYPES
+
+# The model's two constants, per consumer thread: the running maximum, sum and scale of two rows,
+# and addresses, loop state and barriers.  How far they are off is measured in the machine code.
+SOFTMAX_REGISTERS = 6
+WORKING_REGISTERS = 20
+
+SYMBOLS = ("block_m", "block_n", "d", "d_v", "stages", "e")  # d, d_v padded; e bytes per element
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a ledger; `amount` is in the ledger's unit, `formula` what it came from."""
+
+    name: str
+    amount: int
+    formula: str
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What is taken, in rows, of a limit that has a source."""
+
+    name: str
+    unit: str
+    rows: tuple[Row, ...]
+    limit: int
+    source: str
+
+    @property
+    def total(self) -> int:
+        """The sum of the rows."""
+        return sum(row.amount for row in self.rows)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the sum is within the limit."""
+        return self.total <= self.limit
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}, {self.unit}"]
+        lines += [f"  {row.name:<10}{row.amount:>9,}  {row.formula}" for row in self.rows]
+        sign = "of" if self.fits else ">"
+        return "\n".join(
+            [*lines, f"  {'sum':<10}{self.total:>9,}  {sign} {self.limit:,} ({self.source})"]
+        )
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The three ledgers of a schedule."""
+
+    shared: Ledger
+    registers: Ledger
+    register_file: Ledger
+
+    def over(self) -> tuple[Ledger, ...]:
+        """Return the ledgers that do not fit."""
+        return tuple(
+            ledger
+            for ledger in (self.shared, self.registers, self.register_file)
+            if not ledger.fits
+        )
+
+
+def padded(columns: int, schedule: Schedule) -> int:
+    """Return how many columns of shared memory a head dim takes."""
+    pad = DTYPES[schedule.attention.dtype].pad
+    return -(-columns // pad) * pad
+
+
+def threads(schedule: Schedule) -> int:
+    """Return threads per block; a producer is a whole warpgroup, since setmaxnreg acts on one."""
+    warpgroups = schedule.warps.consumers + (schedule.warps.producer == "warp")
+    return warpgroups * SM90.warpgroup_threads
+
+
+def launch_registers(schedule: Schedule) -> int:
+    """Return registers per thread at launch: an even share of the file, in whole quanta."""
+    quantum = SM90.register_quantum
+    share = SM90.registers_per_sm // threads(schedule) // quantum * quantum
+    return min(SM90.max_registers_per_thread, share)
+
+
+def budget(schedule: Schedule) -> Budget:
+    """Return all ledgers of a schedule, whether they fit or not."""
+    return Budget(_shared(schedule), _registers(schedule), _register_file(schedule))
+
+
+def nearest(schedule: Schedule) -> tuple[dict[str, Any], ...]:
+    """Return the least changes to a schedule that make it fit: sets of keys with new values.
+
+    As few keys as possible in a set, and for each set of keys the largest values.
+    """
+    options = _options(schedule)
+    for count in range(1, len(options) + 1):
+        found = [
+            changes
+            for keys in combinations(options, count)
+            if (changes := _first_that_fits(schedule, [options[key] for key in keys]))
+        ]
+        if found:
+            return tuple(found)
+    return ()
+
+
+# ---- the formulae -------------------------------------------------------------------------------
+
+
+@cache
+def _symbols() -> dict[str, Any]:
+    import sympy
+
+    return {name: sympy.Symbol(name, positive=True, integer=True) for name in SYMBOLS}
+
+
+@cache
+def shared_formulae(output: str, p: str) -> Mapping[str, Any]:
+    """Return each array in shared memory with its bytes, before rounding up to the alignment."""
+    import sympy
+
+    m, n, d, d_v, stages, e = _symbols().values()
+    v, o = stages * n * d_v * e, m * d_v * e
+    rows = {"q": m * d * e, "k": stages * n * d * e}
+    rows |= {"v_or_o": sympy.Max(v, o)} if output == "v_space" else {"v": v, "o": o}
+    if p == "shared":
+        rows["p"] = m * n * e
+    # full and empty for each stage of K and of V; Q full, Q empty and O empty
+    rows["barriers"] = SM90.mbarrier_bytes * (4 * stages + 3)
+    return rows
+
+
+@cache
+def register_formulae(p: str) -> Mapping[str, Any]:
+    """Return the registers of one consumer thread by what they hold."""
+    import sympy
+
+    _, n, _, d_v, _, e = _symbols().values()
+    # a warpgroup's 64 × n fp32 accumulator lies in 128 threads: n / 2 registers each
+    per_thread = sympy.Rational(SM90.wgmma_m, SM90.warpgroup_threads)
+    rows = {"s": n * per_thread, "o": d_v * per_thread}
+    if p == "registers":
+        rows["p"] = n * per_thread * e / 4
+    rows["softmax"] = sympy.Integer(SOFTMAX_REGISTERS)
+    rows["working"] = sympy.Integer(WORKING_REGISTERS)
+    return rows
+
+
+@cache
+def _evaluator(formulae: Callable[..., Mapping[str, Any]], *choices: str) -> Callable[..., Any]:
+    import sympy
+
+    function: Callable[..., Any] = sympy.lambdify(
+        list(_symbols().values()), list(formulae(*choices).values()), modules="math"
+    )
+    return function
+
+
+def _sizes(schedule: Schedule) -> dict[str, int]:
+    return {
+        "block_m": schedule.tile.block_m,
+        "block_n": schedule.tile.block_n,
+        "d": padded(schedule.attention.head_dim, schedule),
+        "d_v": padded(schedule.attention.head_dim_v, schedule),
+        "stages": schedule.pipeline.stages,
+        "e": DTYPES[schedule.attention.dtype].bytes,
+    }
+
+
+def _rows(
+    schedule: Schedule, align: int, formulae: Callable[..., Mapping[str, Any]], *choices: str
+) -> tuple[Row, ...]:
+    amounts = _evaluator(formulae, *choices)(**_sizes(schedule))
+    return tuple(
+        Row(name, -(-int(amount) // align) * align, str(formula).replace("*", "·"))
+        for (name, formula), amount in zip(formulae(*choices).items(), amounts, strict=True)
+    )
+
+
+def _shared(schedule: Schedule) -> Ledger:
+    rows = _rows(
+        schedule,
+        SM90.smem_tile_alignment,
+        shared_formulae,
+        schedule.pipeline.output,
+        schedule.softmax.p,
+    )
+    return Ledger(
+        "shared memory of a thread block",
+        f"bytes, each array rounded up to {SM90.smem_tile_alignment:,}",
+        rows,
+        SM90.smem_per_block,
+        SM90.source("smem_per_block"),
+    )
+
+
+def _registers(schedule: Schedule) -> Ledger:
+    given = schedule.warps.consumer_registers or launch_registers(schedule)
+    usable = min(given, SM90.max_registers_per_thread)
+    source = (
+        f"consumer_registers = {schedule.warps.consumer_registers}"
+        if schedule.warps.consumer_registers == usable
+        else SM90.source("max_registers_per_thread")
+        if usable == SM90.max_registers_per_thread
+        else f"{SM90.registers_per_sm:,} in {threads(schedule)} threads"
+    )
+    return Ledger(
+        "registers of a consumer thread",
+        "a model",
+        _rows(schedule, 1, register_formulae, schedule.softmax.p),
+        usable,
+        source,
+    )
+
+
+def _register_file(schedule: Schedule) -> Ledger:
+    """What setmaxnreg asks for, of what the launch brought; asking for more would wait for ever."""
+    warps, group = schedule.warps, SM90.warpgroup_threads
+    quantum = SM90.register_quantum
+    launched = -(-launch_registers(schedule) // quantum) * quantum * threads(schedule)
+    rows = (
+        Row("producer", group * warps.producer_registers, f"{group}·producer_registers"),
+        Row(
+            "consumers",
+            warps.consumers * group * warps.consumer_registers,
+            f"{warps.consumers}·{group}·consumer_registers",
+        ),
+    )
+    return Ledger(
+        "register file of a thread block",
+        "registers after setmaxnreg",
+        rows,
+        launched,
+        f"{threads(schedule)} threads at launch, {SM90.source('registers_per_sm')}",
+    )
+
+
+# ---- the nearest schedule that fits -------------------------------------------------------------
+
+
+def _options(schedule: Schedule) -> dict[str, list[dict[str, Any]]]:
+    """Return, by key, the values that ask for less, nearest first."""
+    values = schedule.values()
+    rebuilt = dict.fromkeys(("consumers", "producer_registers", "consumer_registers"))
+    return {
+        "block_n": [{"block_n": n} for n in range(values["block_n"] - 16, 0, -16)],
+        "stages": [{"stages": n} for n in range(values["stages"] - 1, 1, -1)],
+        "p": [{"p": "shared" if values["p"] == "registers" else "registers"}],
+        "output": [{"output": "v_space"}] if values["output"] == "own" else [],
+        "registers": [dict.fromkeys(("producer_registers", "consumer_registers"))],
+        "block_m": [
+            {"block_m": m, **rebuilt} for m in range(values["block_m"] - SM90.wgmma_m, 0, -64)
+        ],
+    }
+
+
+def _first_that_fits(
+    schedule: Schedule, options: list[list[dict[str, Any]]]
+) -> dict[str, Any] | None:
+    for choice in product(*options):
+        changes = {key: value for part in choice for key, value in part.items()}
+        with suppress(ScheduleError):
+            if not budget(schedule.but(**changes)).over():
+                return changes
+    return None
+
+
+# ---- the explanation ----------------------------------------------------------------------------
+
+
+def explain_lines(schedule: Schedule) -> Iterator[str]:
+    """Yield lines: the formulae, the numbers in them, and the largest block_n they allow."""
+    sizes = _sizes(schedule)
+    yield "with " + ", ".join(f"{name} = {value}" for name, value in sizes.items())
+    own = budget(schedule)
+    p = schedule.softmax.p
+    yield from _solved(own.shared, shared_formulae(schedule.pipeline.output, p), sizes)
+    yield from _solved(own.registers, register_formulae(p), sizes)
+
+
+def _solved(ledger: Ledger, formulae: Mapping[str, Any], sizes: Mapping[str, int]) -> Iterator[str]:
+    """Solve `sum of the formulae = limit` for block_n."""
+    import sympy
+
+    symbols = _symbols()
+    numbers = {symbols[name]: value for name, value in sizes.items()}
+    total = sympy.Add(*formulae.values())
+    # Max(a, b) ≤ x means a ≤ x and b ≤ x: the least root of all is the bound
+    largest = total.atoms(sympy.Max)
+    cases = [total.subs(m, a) for m in largest for a in m.args] or [total]
+    roots = [
+        root for case in cases for root in sympy.solve(case - ledger.limit, symbols["block_n"])
+    ]
+    bound = min(roots, key=lambda root: root.subs(numbers))
+    yield ""
+    yield f"{ledger.name} = {total} <= {ledger.limit:,} ({ledger.source})".replace("*", "·")
+    yield f"  so block_n <= {bound} = {float(bound.subs(numbers)):.1f}".replace("*", "·")

@@ -1,0 +1,188 @@
+"""Turn a Schedule into a Plan: every number that a template prints, for a schedule that fits."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fagen.arch import SM90
+from fagen.budget import (
+    Budget,
+    Ledger,
+    budget,
+    explain_lines,
+    launch_registers,
+    nearest,
+    padded,
+    threads,
+)
+from fagen.errors import OverBudget
+from fagen.schedule import Schedule
+from fagen.vocab import DTYPES, MASKS, ORDERS, SWIZZLES, Dtype, Mask, Swizzle
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A schedule that fits, worked out.  There is no Plan that does not fit.
+
+    Sizes are in elements, registers per thread, slabs in columns; padded is in shared memory.
+    """
+
+    schedule: Schedule
+    slug: str
+    dtype: Dtype
+    mask: Mask
+
+    head_dim: int
+    head_dim_v: int
+    head_dim_padded: int
+    head_dim_v_padded: int
+    block_m: int
+    block_n: int
+    stages: int
+
+    consumers: int  # warpgroups
+    threads: int
+    producer_warp: bool
+    producer_registers: int  # 0 where no warp is specialised
+    consumer_registers: int  # 0 where no warp is specialised
+    launch_registers: int
+
+    inter_warpgroup: bool
+    intra_warpgroup: bool
+    p_in_registers: bool
+    output_own: bool
+    rescale_threshold: float  # log2 units
+    order: str
+    persistent: bool
+    longest_first: bool
+    l2_share_bytes: int  # of the L2 cache, for the K and V that blocks share
+    max_spill_bytes: int  # per thread
+
+    qk_swizzle: Swizzle
+    v_swizzle: Swizzle
+    p_swizzle: Swizzle
+    qk_slab: int
+    v_slab: int
+    p_slab: int
+    qk_slabs: int
+    v_slabs: int
+    p_slabs: int
+
+    # of one consumer thread and its wgmma instructions
+    s_accumulators: int
+    o_accumulators: int
+    p_registers: int
+    qk_steps: int
+    pv_steps: int
+    qk_inputs: tuple[int, ...]  # numbers of the asm operands that follow S: Q, K, whether to add
+    pv_inputs: tuple[int, ...]  # those that follow O: P (four registers or a descriptor) and V
+
+    shared: Ledger
+    registers: Ledger
+    register_file: Ledger
+    shared_bytes: int
+
+    @property
+    def ledger(self) -> str:
+        """The ledgers, to be printed."""
+        ledgers = [self.shared, self.registers]
+        if self.producer_warp:
+            ledgers.append(self.register_file)
+        return "\n\n".join(str(ledger) for ledger in ledgers)
+
+
+def plan(schedule: Schedule) -> Plan:
+    """Work a schedule out.  Raises OverBudget, with every sum that does not fit and what would."""
+    cost = budget(schedule)
+    if cost.over():
+        raise OverBudget(_refusal(schedule, cost))
+    dtype = DTYPES[schedule.attention.dtype]
+    order = ORDERS[schedule.grid.order]
+    d = padded(schedule.attention.head_dim, schedule)
+    d_v = padded(schedule.attention.head_dim_v, schedule)
+    block_n = schedule.tile.block_n
+    qk_swizzle, v_swizzle, p_swizzle = (_swizzle(n * dtype.bytes) for n in (d, d_v, block_n))
+    qk_slab, v_slab, p_slab = (s.bytes // dtype.bytes for s in (qk_swizzle, v_swizzle, p_swizzle))
+    p_in_registers = schedule.softmax.p == "registers"
+    s_accumulators = _accumulators(block_n)
+    o_accumulators = _accumulators(d_v)
+    return Plan(
+        schedule=schedule,
+        slug=schedule.slug,
+        dtype=dtype,
+        mask=MASKS[schedule.attention.mask],
+        head_dim=schedule.attention.head_dim,
+        head_dim_v=schedule.attention.head_dim_v,
+        head_dim_padded=d,
+        head_dim_v_padded=d_v,
+        block_m=schedule.tile.block_m,
+        block_n=block_n,
+        stages=schedule.pipeline.stages,
+        consumers=schedule.warps.consumers,
+        threads=threads(schedule),
+        producer_warp=schedule.warps.producer == "warp",
+        producer_registers=schedule.warps.producer_registers,
+        consumer_registers=schedule.warps.consumer_registers,
+        launch_registers=launch_registers(schedule),
+        inter_warpgroup=schedule.overlap.inter_warpgroup,
+        intra_warpgroup=schedule.overlap.intra_warpgroup,
+        p_in_registers=p_in_registers,
+        output_own=schedule.pipeline.output == "own",
+        rescale_threshold=schedule.softmax.rescale_threshold,
+        order=order.name,
+        persistent=order.persistent,
+        longest_first=order.longest_first,
+        l2_share_bytes=SM90.l2_bytes // 2,  # each half holds its own copy of what both halves read
+        max_spill_bytes=schedule.build.max_spill_bytes,
+        qk_swizzle=qk_swizzle,
+        v_swizzle=v_swizzle,
+        p_swizzle=p_swizzle,
+        qk_slab=qk_slab,
+        v_slab=v_slab,
+        p_slab=p_slab,
+        qk_slabs=d // qk_slab,
+        v_slabs=d_v // v_slab,
+        p_slabs=block_n // p_slab,
+        s_accumulators=s_accumulators,
+        o_accumulators=o_accumulators,
+        p_registers=s_accumulators * dtype.bytes // 4,
+        qk_steps=d // dtype.wgmma_k,
+        pv_steps=block_n // dtype.wgmma_k,
+        qk_inputs=tuple(range(s_accumulators, s_accumulators + 3)),
+        pv_inputs=tuple(range(o_accumulators, o_accumulators + (5 if p_in_registers else 2))),
+        shared=cost.shared,
+        registers=cost.registers,
+        register_file=cost.register_file,
+        shared_bytes=cost.shared.total,
+    )
+
+
+def explain(plan: Plan) -> str:
+    """Return both ledgers with their formulae, the numbers in them, and the solved limits."""
+    return "\n".join([plan.ledger, "", *explain_lines(plan.schedule)])
+
+
+def _swizzle(row_bytes: int) -> Swizzle:
+    return next(swizzle for swizzle in SWIZZLES if row_bytes % swizzle.bytes == 0)
+
+
+def _accumulators(columns: int) -> int:
+    """Return a thread's fp32 registers of one warpgroup's 64 × columns."""
+    return columns * SM90.wgmma_m // SM90.warpgroup_threads
+
+
+def _refusal(schedule: Schedule, cost: Budget) -> str:
+    place = schedule.origin.at("tile", "block_n")
+    lines = [f"{place}: {schedule.slug} does not fit one {SM90.name} multiprocessor"]
+    for ledger in cost.over():
+        lines += ["  " + line for line in str(ledger).splitlines()]
+    fits = [_written(changes) for changes in nearest(schedule)]
+    lines.append("  fits with " + ", or ".join(fits) if fits else "  nothing near it fits")
+    return "\n".join(lines)
+
+
+def _written(changes: Mapping[str, Any]) -> str:
+    """Return changed keys as a user writes them; a key without a value is one to leave out."""
+    said = [f"{key} = {json.dumps(value)}" for key, value in changes.items() if value is not None]
+    return " and ".join(said) or f"{' and '.join(changes)} left out"

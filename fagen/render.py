@@ -1,0 +1,107 @@
+"""Turn a Plan into Source: the kernel's C++ and the torch binding's, out of templates."""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from fagen import process
+from fagen.errors import ToolchainError
+from fagen.paths import find_packaged, locate
+from fagen.plan import Plan
+
+HASH_WORD = "FAGEN_SOURCE_HASH"  # the kernel says its own hash where a template says this
+
+KERNEL = "forward.cu.j2"
+BINDING = "torch_op.cpp.j2"
+
+
+@dataclass(frozen=True)
+class Source:
+    """C++ that needs CUTLASS's headers only; `hash` is of the kernel's tokens (see token_hash)."""
+
+    slug: str
+    kernel: str  # <slug>.cu
+    binding: str  # <slug>_torch.cpp
+    hash: str
+
+
+def render(plan: Plan) -> Source:
+    """Write the kernel and its binding.  Raises ToolchainError where clang-format is missing."""
+    kernel = formatted(_template(KERNEL, plan))
+    digest = token_hash(kernel)
+    return Source(
+        slug=plan.slug,
+        kernel=kernel.replace(HASH_WORD, digest),
+        binding=formatted(_template(BINDING, plan)),
+        hash=digest,
+    )
+
+
+def formatted(text: str) -> str:
+    """Return C++ text laid out by clang-format in the style of templates/.clang-format."""
+    result = process.run(
+        [
+            find_packaged("clang_format", "data/bin/clang-format"),
+            f"--style=file:{locate('templates') / '.clang-format'}",
+            "--assume-filename=kernel.cpp",
+        ],
+        input=text,
+    )
+    if result.returncode:
+        raise ToolchainError(f"clang-format failed: {result.stderr.strip()}")
+    return result.stdout
+
+
+def token_hash(text: str) -> str:
+    """Return the sha256 of C++ text's tokens: comments and layout do not change it."""
+    return hashlib.sha256("\0".join(_tokens(text)).encode()).hexdigest()
+
+
+@cache
+def environment() -> Environment:
+    """Return the templates' environment; a name that is not in the Plan is an error."""
+    return Environment(
+        loader=FileSystemLoader(locate("templates")),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def _template(name: str, plan: Plan) -> str:
+    return environment().get_template(name).render(plan=plan)
+
+
+_TOKEN = re.compile(
+    r"""
+      (?P<skip>   //[^\n]* | /\*.*?\*/ | \\\n | [^\S\n]+ )
+    | (?P<line>   \n )
+    | R"(?P<mark>[^(]*)\(.*?\)(?P=mark)"
+    | "(?: \\. | [^"\\\n] )*" | '(?: \\. | [^'\\\n] )*'
+    | \.?\d(?: [eEpP][+-] | '\w | [\w.] )*
+    | \w+
+    | <<=|>>=|<=>|\.\.\.|->\*|::|->|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||\#\#|[-+*/%&|^]=
+    | .
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def _tokens(text: str) -> Iterator[str]:
+    """Yield C++ tokens; the end of a preprocessor line is one of them, since it means something."""
+    directive = False
+    fresh = True  # nothing but white space since the line began
+    for match in _TOKEN.finditer(text):
+        if match["line"]:
+            if directive:
+                yield "\n"
+            directive, fresh = False, True
+        elif not match["skip"]:
+            directive = directive or (fresh and match[0] == "#")
+            fresh = False
+            yield match[0]

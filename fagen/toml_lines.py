@@ -1,0 +1,105 @@
+"""Turn TOML text into its tables and the line on which each of their keys is said."""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fagen.errors import ScheduleError
+
+KeyPath = tuple[str, ...]
+
+_TOKEN = re.compile(
+    r"""
+      (?P<string> \"{3} (?: \\. | [^\\] )*? \"{3,5}  |  '{3} .*? '{3,5}
+                | \" (?: \\. | [^\\"\n] )* \"        |  ' [^'\n]* ' )
+    | (?P<comment> \# [^\n]* )
+    | (?P<newline> \n )
+    | (?P<open> [\[{] )
+    | (?P<close> [\]}] )
+    | (?P<other> [^\#\n\[\]{}"']+ | . )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_KEY = re.compile(r"""(?: "(?:\\.|[^"\\])*" | '[^']*' | [^="'] )+""", re.VERBOSE)
+_LOCATION = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)$")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a schedule was written: a name for messages, and the line of each key path.
+
+    All origins are equal: two schedules are the same when they say the same.
+    """
+
+    where: str = field(compare=False)
+    lines: Mapping[KeyPath, int] = field(default_factory=dict, compare=False)
+
+    def line(self, path: KeyPath) -> int:
+        """Return the line of a key, or of the nearest table around it; 0 where none is known."""
+        around = (path[:length] for length in range(len(path), 0, -1))
+        return next((self.lines[near] for near in around if near in self.lines), 0)
+
+    def at(self, *path: str) -> str:
+        """Return `file:line` of a key; a key that is nowhere near any line has the file alone."""
+        line = self.line(path)
+        return f"{self.where}:{line}" if line else self.where
+
+
+def read_toml(text: str, where: str) -> tuple[dict[str, Any], Origin]:
+    """Read TOML and note its lines.  Raises ScheduleError, with the line, where it is no TOML."""
+    text = text.replace("\r\n", "\n")
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message = str(error)
+        found = _LOCATION.search(message)
+        line = int(found[1]) if found and found[1] else text.count("\n") + 1
+        said = _LOCATION.sub("", message)
+        raise ScheduleError(f"{where}:{line}: this is not TOML: {said}") from None
+    except (ValueError, RecursionError) as error:  # a number or a nesting beyond what Python reads
+        raise ScheduleError(f"{where}: this cannot be read as TOML: {error}") from None
+    return tables, Origin(where, dict(_key_lines(text)))
+
+
+def _key_lines(text: str) -> Iterator[tuple[KeyPath, int]]:
+    """Yield each key path of valid TOML with its line."""
+    table: KeyPath = ()
+    for line, statement in _statements(text):
+        if statement.startswith("["):
+            table = _names(statement)
+            yield table, line
+        else:
+            if key := _KEY.match(statement):
+                yield table + _names(key[0] + "= 0"), line
+
+
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """Split TOML into (line, text) of its headers and key/value pairs, comments left out."""
+    line = begun = 1
+    depth = 0
+    words: list[str] = []
+    for token in _TOKEN.finditer(text + "\n"):
+        if token["newline"] and depth == 0:
+            if statement := "".join(words).strip():
+                yield begun, statement
+            words = []
+            begun = line + 1
+        elif not token["comment"]:
+            depth += bool(token["open"]) - bool(token["close"])
+            words.append(token[0])
+        line += token[0].count("\n")
+
+
+def _names(statement: str) -> KeyPath:
+    """Return the dotted names of a header or a key, as the TOML reader understands them."""
+    node: Any = tomllib.loads(statement)
+    path = []
+    while node and isinstance(node, dict | list):
+        if isinstance(node, list):
+            node = node[0]
+        else:
+            name, node = next(iter(node.items()))
+            path.append(name)
+    return tuple(path)
