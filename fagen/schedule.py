@@ -358,9 +358,11 @@ def _validated(tables: dict[str, Any], origin: Origin) -> Schedule:
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a schedule, for editors that read a `#:schema` line."""
     schema = Schedule.model_json_schema()
-    for section in schema["$defs"].values():
-        for key in section["properties"].keys() & DERIVED.keys():
-            section["properties"][key].pop("default", None)
+    for table in (schema, *schema["$defs"].values()):
+        for key, rule in table["properties"].items():
+            rule.pop("title", None)
+            if key not in _CONSTANTS:
+                rule.pop("default", None)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
