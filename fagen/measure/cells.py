@@ -13,6 +13,7 @@ from fagen.measure.rows import Row
 from fagen.measure.shapes import Problem, Shape, inputs, problem, standard_shape
 from fagen.measure.timing import BURST, REGIMES, SUSTAINED, Call, Regime, Timing, time_calls
 from fagen.plan import Plan
+from fagen.vocab import DTYPES
 
 Say = Callable[[str], None]
 AGREEMENT = 4  # units in the last place that two right kernels may differ by, at the largest output
@@ -103,10 +104,11 @@ def race(
     return tuple(rows)
 
 
-def matmul_ceiling(dtype: torch.dtype, size: int = 8_192) -> dict[str, float]:
+def matmul_ceiling(dtype: str, size: int = 8_192) -> dict[str, float]:
     """TFLOP/s of torch's matrix product of two random size x size matrices, per regime."""
     hopper()
-    a, b = (torch.randn(size, size, device="cuda", dtype=dtype) for _ in range(2))
+    kind = getattr(torch, DTYPES[dtype].torch)
+    a, b = (torch.randn(size, size, device="cuda", dtype=kind) for _ in range(2))
     calls = {"matmul": Call(lambda: a @ b)}
     return {
         name: 2.0 * size**3 / time_calls(calls, regime)["matmul"].seconds / 1e12
@@ -127,8 +129,8 @@ def _agree(case: Problem, calls: dict[str, Call], who: dict[str, Implementation]
         worst = float((calls[label].once().float() - judge.float()).abs().max())
         if not worst <= allowed:
             raise VerificationError(
-                f"{label} differs from {judges[0]} by {worst:.3g} at {case}, where {allowed:.3g} may be: "
-                f"not timed; `fagen verify {label}` shows which shapes are wrong"
+                f"{label} differs from {judges[0]} by {worst:.3g} at {case}, where {allowed:.3g} "
+                f"may be: not timed; `fagen verify {label}` shows which shapes are wrong"
             )
 
 

@@ -26,8 +26,8 @@ def verify(
 ) -> Evidence:
     """Check the kernel over the verification shapes, time it beside cuDNN, write the evidence.
 
-    The evidence goes to <slug>.json in `folder` (default: generated/). Raises VerificationError if a shape is wrong (then
-    nothing is written), DeviceError without a Hopper GPU.
+    The evidence goes to <slug>.json in `folder` (default: generated/). Raises VerificationError if
+    a shape is wrong (then nothing is written), DeviceError without a Hopper GPU.
     """
     card = hopper()
     errors = check(plan, binary, progress=progress)

@@ -1,7 +1,6 @@
 """Sizes in, a Problem out: its FLOPs, its tensors; and which sizes are worth trying."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -128,21 +127,6 @@ def inputs(
         normal(size.seqlen_k, size.kv_heads, case.head_dim),
         normal(size.seqlen_k, size.kv_heads, case.head_dim_v),
     )
-
-
-def head_groups(shape: Shape, pairs: int = 1 << 27) -> Iterator[tuple[slice, slice, slice]]:
-    """Slices (batch, query heads, key heads) whose score matrices hold at most `pairs` numbers.
-
-    Each slice holds whole groups of query heads with their key heads; at least one group.
-    """
-    ratio = shape.heads // shape.kv_heads
-    each = max(1, shape.seqlen_q * shape.seqlen_k * ratio)
-    groups = min(shape.kv_heads, max(1, pairs // each))
-    batches = max(1, pairs // (each * groups)) if groups == shape.kv_heads else 1
-    for b in range(0, shape.batch, batches):
-        for g in range(0, shape.kv_heads, groups):
-            stop = min(g + groups, shape.kv_heads)
-            yield slice(b, b + batches), slice(g * ratio, stop * ratio), slice(g, stop)
 
 
 def softmax_scale(head_dim: int) -> float:

@@ -1,0 +1,198 @@
+"""Evidence files go out and come back the same, and every way to be wrong is told apart."""
+
+import dataclasses
+import json
+
+import pytest
+
+from fagen import toolchain
+from fagen.errors import VerificationError
+from fagen.evidence import (
+    Evidence,
+    ShapeError,
+    Speed,
+    evidence_path,
+    faults,
+    read,
+    read_excuses,
+    renew,
+    staleness,
+    write,
+)
+from fagen.render import Source
+
+SLUG = "fwd_fp16_d128_full_m128n128"
+SOURCE = Source(slug=SLUG, kernel="int x;\n", binding="", hash="a" * 64)
+GOOD = ShapeError(1, 128, 128, 2, 2, 1.234567e-4, 1e-4, 1.1e-3, 3e-7, 1e-3)
+EVIDENCE = Evidence(
+    slug=SLUG,
+    source_hash=SOURCE.hash,
+    flags=tuple(toolchain.FLAGS),
+    cutlass="4.2.0",
+    machine_code="b" * 64,
+    compiler="13.0.88",
+    card="NVIDIA H200",
+    driver="580.159.03",
+    torch="2.11.0+cu130",
+    date="2026-11-21",
+    errors=(GOOD,),
+    speeds=(Speed("sustained", 4, 4096, 16, 600.0, 0.01, 1560, 563.0),),
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """generated/ as it should be: one kernel with its evidence."""
+    (tmp_path / f"{SLUG}.cu").write_text(SOURCE.kernel)
+    write(EVIDENCE, tmp_path)
+    return tmp_path
+
+
+def kinds(folder, **given):
+    return [fault.kind for fault in faults([SOURCE], folder, **given)]
+
+
+def test_evidence_reads_back_as_it_was_written_to_four_digits(folder):
+    found = read(SLUG, folder)
+    assert found.errors[0].error == 1.235e-4
+    rounded = dataclasses.replace(GOOD, error=1.235e-4)
+    assert found == dataclasses.replace(EVIDENCE, errors=(rounded,))
+
+
+def test_writing_leaves_no_second_file_and_replaces_the_old(folder):
+    write(dataclasses.replace(EVIDENCE, date="2026-12-01"), folder)
+    assert read(SLUG, folder).date == "2026-12-01"
+    assert sorted(path.name for path in folder.iterdir()) == [f"{SLUG}.cu", f"{SLUG}.json"]
+
+
+def test_a_write_that_fails_leaves_the_old_evidence_whole(folder):
+    endless = dataclasses.replace(GOOD, error=float("nan"))
+    with pytest.raises(ValueError, match="JSON"):
+        write(dataclasses.replace(EVIDENCE, errors=(endless,)), folder)
+    assert read(SLUG, folder).date == EVIDENCE.date
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_there_is_no_evidence_of_a_kernel_that_never_ran(tmp_path):
+    assert read(SLUG, tmp_path) is None
+
+
+@pytest.mark.parametrize("error", [1.2e-3, float("nan"), float("inf")])
+def test_an_error_over_its_bound_or_not_a_number_is_not_ok(error):
+    assert GOOD.ok
+    assert not dataclasses.replace(GOOD, error=error).ok
+    assert not dataclasses.replace(GOOD, lse_error=error).ok
+
+
+def test_a_folder_that_agrees_has_no_fault(folder):
+    assert kinds(folder) == []
+    same = {SLUG: EVIDENCE.machine_code}
+    assert kinds(folder, cutlass="4.2.0", machine_codes=same, compiler="13.0.88") == []
+
+
+def test_a_kernel_without_evidence_or_without_its_text_is_missing(folder):
+    evidence_path(SLUG, folder).unlink()
+    assert kinds(folder) == ["missing"]
+    (folder / f"{SLUG}.cu").unlink()
+    assert kinds(folder) == ["missing", "missing"]
+
+
+def test_an_edit_in_generated_is_drift(folder):
+    (folder / f"{SLUG}.cu").write_text("int x;  // better\n")
+    assert kinds(folder) == ["drift"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"source_hash": "c" * 64}, {"flags": ("-O0",)}, {"cutlass": "4.1.0"}, {"machine_code": "d"}],
+    ids=lambda change: next(iter(change)),
+)
+def test_evidence_of_anything_else_is_stale(folder, change):
+    write(dataclasses.replace(EVIDENCE, **change), folder)
+    told = faults(
+        [SOURCE],
+        folder,
+        cutlass="4.2.0",
+        machine_codes={SLUG: EVIDENCE.machine_code},
+        compiler="13.0.88",
+    )
+    assert [fault.kind for fault in told] == ["stale"]
+    assert f"fagen verify {SLUG}" in str(told[0])
+
+
+def test_other_machine_code_of_another_compiler_is_not_held_against_a_kernel(folder):
+    assert staleness(EVIDENCE, SOURCE, machine_code="e", compiler="13.2.10") == []
+    assert staleness(EVIDENCE, SOURCE, machine_code="e", compiler="13.0.88") != []
+
+
+def test_evidence_that_shows_a_wrong_shape_is_no_evidence(folder):
+    bad = dataclasses.replace(GOOD, error=1.0)
+    write(dataclasses.replace(EVIDENCE, errors=(GOOD, bad)), folder)
+    assert kinds(folder) == ["failed"]
+    write(dataclasses.replace(EVIDENCE, errors=()), folder)
+    assert kinds(folder) == ["failed"]
+
+
+def test_a_file_that_no_schedule_makes_is_an_orphan(folder):
+    (folder / "fwd_fp16_d64_full_m64n64.cu").write_text("")
+    (folder / "notes.txt").write_text("")
+    assert kinds(folder) == ["orphan", "orphan"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"slug": 1}'])
+def test_a_file_that_is_no_evidence_is_said_to_be_unreadable(folder, text):
+    evidence_path(SLUG, folder).write_text(text)
+    assert kinds(folder) == ["unreadable"]
+
+
+def test_an_unknown_field_makes_evidence_unreadable_and_is_named(folder):
+    path = evidence_path(SLUG, folder)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "host": "x"}))
+    with pytest.raises(VerificationError, match="host"):
+        read(SLUG, folder)
+
+
+def test_evidence_of_another_kernel_is_refused(folder):
+    (folder / "other.json").write_text(evidence_path(SLUG, folder).read_text())
+    with pytest.raises(VerificationError, match="not of other"):
+        read("other", folder)
+
+
+def test_an_excused_kernel_may_lack_evidence_but_not_be_edited(folder):
+    evidence_path(SLUG, folder).unlink()
+    (folder / "unverified.toml").write_text(
+        f'[{SLUG}]\ndate = "2026-11-21"\nreason = "no GPU at hand"\n'
+    )
+    assert read_excuses(folder)[SLUG].reason == "no GPU at hand"
+    assert kinds(folder) == []
+    (folder / f"{SLUG}.cu").write_text("int y;\n")
+    assert kinds(folder) == ["drift"]
+
+
+def test_an_excuse_that_is_not_needed_or_for_nothing_is_a_fault(folder):
+    (folder / "unverified.toml").write_text(
+        f'[{SLUG}]\ndate = 2026-11-21\nreason = "x"\n\n[gone]\ndate = 2026-11-21\nreason = "x"\n'
+    )
+    assert kinds(folder) == ["unneeded", "orphan"]
+
+
+@pytest.mark.parametrize("text", ["x", "[a]\nreason = 'x'\n", "a = 1\n"])
+def test_an_excuse_without_date_or_reason_is_unreadable(folder, text):
+    (folder / "unverified.toml").write_text(text)
+    assert "unreadable" in kinds(folder)
+
+
+def test_same_machine_code_renews_evidence_and_other_does_not():
+    renewed = renew(
+        EVIDENCE, source_hash="f", cutlass="4.2.1", machine_code="b" * 64, compiler="13.0.90"
+    )
+    assert (renewed.source_hash, renewed.cutlass, renewed.compiler) == ("f", "4.2.1", "13.0.90")
+    assert (renewed.card, renewed.date) == (EVIDENCE.card, EVIDENCE.date)
+    with pytest.raises(VerificationError, match="other machine code"):
+        renew(EVIDENCE, source_hash="f", cutlass="4.2.1", machine_code="c", compiler="13.0.88")
+
+
+def test_the_ratio_to_cudnn_is_none_where_cudnn_could_not():
+    speed = EVIDENCE.speeds[0]
+    assert speed.ratio == pytest.approx(600 / 563)
+    assert dataclasses.replace(speed, cudnn_tflops=None).ratio is None
