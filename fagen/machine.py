@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fagen.errors import BuildError, ToolchainError
 from fagen.process import run
-from fagen.toolchain import Disassembler
+from fagen.toolchain import INSTALL_DISASSEMBLER, Disassembler, MissingError, find_disassembler
 
 COMMON, PRODUCER, CONSUMER = "common", "producer", "consumer"
 _ROLES = {"USETMAXREG.DEALLOC": PRODUCER, "USETMAXREG.TRY_ALLOC": CONSUMER}
@@ -55,8 +55,8 @@ class MachineCode:
     """What the instructions of one kernel use. Register figures are counts: 1 + the highest index.
 
     `consumer_registers` and `producer_registers` are None where no setmaxnreg tells the roles
-    apart. `raised_to` and `lowered_to` are the operands of setmaxnreg. `sha256` covers the code and
-    its constants and nothing else: neither names, nor lines, nor the host's code.
+    apart. `raised_to` and `lowered_to` are the operands of setmaxnreg. `hash` is the sha256 of the
+    code and its constants and of nothing else: neither names, nor lines, nor the host's code.
     """
 
     kernel: str
@@ -67,24 +67,27 @@ class MachineCode:
     producer_registers: int | None
     raised_to: tuple[int, ...]
     lowered_to: tuple[int, ...]
-    sha256: str
+    hash: str
 
     def count(self, *bases: str) -> int:
         """How often instructions with these base opcodes (HGMMA, UTMALDG, LDL, …) occur."""
         return sum(n for opcode, n in self.opcodes.items() if opcode.partition(".")[0] in bases)
 
 
-def machine_code(binary: Path, tools: Disassembler) -> MachineCode:
-    """Read the one sm_90a kernel in a shared library, object file or cubin.
+def machine_code(binary: Path, tools: Disassembler | None = None) -> MachineCode:
+    """Read the one kernel in a shared library, object file or cubin.
 
     Raises ToolchainError where a tool cannot read it, BuildError where it holds no kernel, or two.
     """
+    tools = tools or find_disassembler()
+    if tools is None:
+        raise MissingError("nvdisasm or cuobjdump is missing", INSTALL_DISASSEMBLER)
     with tempfile.TemporaryDirectory(prefix="fagen-") as folder:
         cubin = binary if binary.suffix == ".cubin" else _extract(binary, tools, Path(folder))
         listing = run([tools.nvdisasm, "-c", "-lrm", "narrow", cubin])
         if listing.returncode:
             raise ToolchainError(f"{tools.nvdisasm} cannot read {cubin}: {listing.stderr.strip()}")
-        return read_listing(listing.stdout, code_hash(cubin.read_bytes()))
+        return read_listing(listing.stdout, hash_code(cubin.read_bytes()))
 
 
 def _extract(library: Path, tools: Disassembler, folder: Path) -> Path:
@@ -97,7 +100,7 @@ def _extract(library: Path, tools: Disassembler, folder: Path) -> Path:
     return cubins[0]
 
 
-def read_listing(listing: str, sha256: str) -> MachineCode:
+def read_listing(listing: str, code_hash: str) -> MachineCode:
     """Turn nvdisasm's listing of one kernel into a MachineCode."""
     kernels = dict(_functions(listing))
     if len(kernels) != 1:
@@ -115,7 +118,7 @@ def read_listing(listing: str, sha256: str) -> MachineCode:
         producer_registers=_highest(named[PRODUCER]) if PRODUCER in named else None,
         raised_to=_setmaxnreg(code, "USETMAXREG.TRY_ALLOC"),
         lowered_to=_setmaxnreg(code, "USETMAXREG.DEALLOC"),
-        sha256=sha256,
+        hash=code_hash,
     )
 
 
@@ -200,7 +203,7 @@ def _roles(code: list[Instruction], labels: dict[str, int]) -> dict[str, set[int
     return found
 
 
-def code_hash(cubin: bytes) -> str:
+def hash_code(cubin: bytes) -> str:
     """sha256 over the code and constant sections of a cubin, an ELF file of 64-bit little endian.
 
     Section names hold the kernel's mangled name; only what comes before it (.text, .nv.constant0)

@@ -1,0 +1,145 @@
+"""Judge a build: the compiler's log and a Plan go in, figures and broken promises come out."""
+
+import re
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fagen.arch import SM90
+from fagen.errors import BuildError, ToolchainError
+from fagen.machine import MachineCode, machine_code
+from fagen.plan import Plan
+from fagen.toolchain import INSTALL_DISASSEMBLER, Disassembler
+
+NO_DISASSEMBLER = f"not read, no disassembler is installed: {INSTALL_DISASSEMBLER}"
+
+# Remarks of ptxas that it made a kernel slower than it was written: wgmma one at a time, setmaxnreg
+# ignored, waits and fences that the source should have had.
+_SLOWER = re.compile(r"Potential Performance Loss|injected in around line|setmaxnreg.*ignored")
+_STACK_ALIGNMENT = 16  # bytes
+
+
+@dataclass(frozen=True)
+class CompilerReport:
+    """What ptxas and the machine code say of one kernel; bytes and registers are per thread.
+
+    `registers` is the number at launch. `machine` is None where the machine code was not read, and
+    `machine_note` says with what it was read, or why it was not.
+    """
+
+    registers: int
+    barriers: int
+    stack_bytes: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    remarks: tuple[str, ...]
+    machine: MachineCode | None = None
+    machine_note: str = NO_DISASSEMBLER
+
+    def __str__(self) -> str:
+        lines = [
+            f"registers at launch {self.registers}, spills {self.spill_store_bytes} bytes stored"
+            f" and {self.spill_load_bytes} loaded, stack {self.stack_bytes} bytes"
+        ]
+        if self.machine and self.machine.consumer_registers is not None:
+            lines.append(
+                f"registers in use: consumer {self.machine.consumer_registers}, "
+                f"producer {self.machine.producer_registers}"
+            )
+        elif self.machine:
+            lines.append(f"registers in use: {self.machine.registers}")
+        lines.append(f"machine code: {self.machine_note}")
+        return "\n".join((*lines, *self.remarks))
+
+
+def read_log(log: str) -> CompilerReport:
+    """Read what `ptxas -v` printed. Raises BuildError where that is not about one kernel."""
+    kernels = re.findall(r"Compiling entry function '([^']+)'", log)
+    used = re.search(r"Used (\d+) registers", log)
+    if len(kernels) != 1 or used is None:
+        raise BuildError(f"ptxas was to report on one kernel, not on {kernels}:\n{log.strip()}")
+
+    def largest(pattern: str) -> int:
+        return max(map(int, re.findall(pattern, log)), default=0)
+
+    return CompilerReport(
+        registers=int(used[1]),
+        barriers=largest(r"used (\d+) barriers"),
+        stack_bytes=largest(r"(\d+) bytes stack frame"),
+        spill_store_bytes=largest(r"(\d+) bytes spill stores"),
+        spill_load_bytes=largest(r"(\d+) bytes spill loads"),
+        remarks=tuple(line.strip() for line in log.splitlines() if _SLOWER.search(line)),
+    )
+
+
+def with_machine_code(
+    report: CompilerReport, library: Path, tools: Disassembler | None
+) -> CompilerReport:
+    """Add what the machine code says, or why it was not read."""
+    if tools is None:
+        return report
+    try:
+        machine = machine_code(library, tools)
+    except ToolchainError as error:  # a disassembler older than the compiler, for one
+        return replace(report, machine_note=f"not read, {error}")
+    return replace(report, machine=machine, machine_note=f"read with {tools.nvdisasm.name}")
+
+
+def broken_promises(report: CompilerReport, plan: Plan) -> list[str]:
+    """Hold a report against its Plan: every promise that the compiler did not keep, in words."""
+    allowed = plan.max_spill_bytes
+    file = report.registers * plan.threads
+    spilled = max(report.spill_store_bytes, report.spill_load_bytes)
+    frame = -(-report.spill_store_bytes // _STACK_ALIGNMENT) * _STACK_ALIGNMENT
+    faults = []
+    if file > SM90.registers_per_sm:
+        faults.append(
+            f"{report.registers} registers x {plan.threads} threads = {file:,} at launch, "
+            f"an SM has {SM90.registers_per_sm:,}"
+        )
+    if spilled > allowed:
+        faults.append(
+            f"{report.spill_store_bytes} bytes of registers spilled, {report.spill_load_bytes} "
+            f"loaded again; the schedule allows {allowed}: a narrower block_n needs fewer "
+            f"registers, max_spill_bytes = {spilled} under [build] tolerates it"
+        )
+    if report.stack_bytes > frame:
+        faults.append(f"a stack frame of {report.stack_bytes} bytes, {frame} of them for spills")
+    faults += report.remarks
+    if report.machine:
+        faults += _machine_faults(report.machine, plan)
+    return faults
+
+
+def _machine_faults(machine: MachineCode, plan: Plan) -> list[str]:
+    faults = []
+    local = machine.count("LDL", "STL")
+    if local and not plan.max_spill_bytes:
+        faults.append(f"{local} instructions load from or store to local memory")
+    if not plan.producer_warp:
+        if machine.raised_to or machine.lowered_to:
+            faults.append("setmaxnreg in a kernel without a producer warp")
+        return faults
+    for role, used, budget, set_to in (
+        ("consumer", machine.consumer_registers, plan.consumer_registers, machine.raised_to),
+        ("producer", machine.producer_registers, plan.producer_registers, machine.lowered_to),
+    ):
+        if set_to != (budget,):
+            faults.append(f"the {role} sets its registers to {set_to}, planned are {budget}")
+        if used is not None and used > budget:
+            faults.append(f"the {role} uses {used} registers, it has {budget}")
+    return faults
+
+
+def report_to_json(report: CompilerReport) -> dict[str, Any]:
+    """Turn a report into what json can write."""
+    return asdict(report)
+
+
+def report_from_json(record: dict[str, Any]) -> CompilerReport:
+    """Turn it back. Raises TypeError, KeyError or ValueError where it is not such a record."""
+    machine = record["machine"]
+    if machine is not None:
+        tuples = {key: tuple(machine[key]) for key in ("raised_to", "lowered_to")}
+        machine = MachineCode(**{**machine, **tuples})
+    return CompilerReport(**{**record, "remarks": tuple(record["remarks"]), "machine": machine})
