@@ -43,8 +43,10 @@ def plot(
             some = [row for row in rows if (row.dtype, row.regime) == (dtype, regime)]
             figure = _figure(some, ceilings.get(dtype, {}).get(regime))
             title = f"Attention forward, {dtype}, {regime}"
-            figure.text(0.012, 0.985, title, size=13, weight="bold", va="top")
-            figure.text(0.012, 0.937, subtitle, size=8.5, color=QUIET, va="top")
+            width, height = figure.get_size_inches()
+            left = 0.12 / width
+            figure.text(left, 1 - 0.1 / height, title, size=13, weight="bold", va="top")
+            figure.text(left, 1 - 0.4 / height, subtitle, size=8.5, color=QUIET, va="top")
             path = folder / f"{stem}-{dtype}-{regime}.svg"
             figure.savefig(path, metadata={"Date": None}, facecolor="white")
             written.append(path)
@@ -57,7 +59,7 @@ def _figure(rows: Sequence[Row], ceiling: float | None) -> Figure:
     seqlens = sorted({row.seqlen_q for row in rows})
     highest = max([row.tflops for row in rows] + ([ceiling] if ceiling else []))
     # in inches, since the heading and the legend keep their size however many panels there are
-    width, height = 1.2 + 2.9 * max(len(dims), 2), 1.35 + 2.35 * len(masks)
+    width, height = 1.2 + 2.9 * max(len(dims), 3), 1.35 + 2.35 * len(masks)
     figure = Figure(figsize=(width, height))
     panels = figure.subplots(len(masks), len(dims), sharex=True, sharey=True, squeeze=False)
     figure.subplots_adjust(

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
-from fagen import evidence, machine, toolchain
+from fagen import evidence, toolchain
 from fagen.build import Binary
+from fagen.errors import ToolchainError
 from fagen.evidence import Evidence, Speed
 from fagen.measure.accuracy import check
 from fagen.measure.card import hopper
@@ -30,16 +31,16 @@ def verify(
     a shape is wrong (then nothing is written), DeviceError without a Hopper GPU.
     """
     card = hopper()
+    code = machine_code(binary)  # before the GPU works in vain
     errors = check(plan, binary, progress=progress)
     rows = compare(plan, binary, standard_shape(plan.head_dim), progress=progress)
-    tools = toolchain.find_toolchain()
     found = Evidence(
         slug=plan.slug,
         source_hash=binary.source_hash,
         flags=tuple(toolchain.FLAGS),
-        cutlass=tools.cutlass_version,
-        machine_code=machine.machine_code(binary.library).hash,
-        compiler=tools.nvcc_version,
+        cutlass=binary.made_with["cutlass"],
+        machine_code=code,
+        compiler=binary.made_with["nvcc"],
         card=card.name,
         driver=card.driver,
         torch=torch.__version__,
@@ -49,6 +50,13 @@ def verify(
     )
     evidence.write(found, folder)
     return found
+
+
+def machine_code(binary: Binary) -> str:
+    """The hash of a built kernel's machine code; ToolchainError where it could not be read."""
+    if binary.report.machine is None:
+        raise ToolchainError(f"{binary.slug}: machine code {binary.report.machine_note}")
+    return binary.report.machine.sha256
 
 
 def speeds(rows: tuple[Row, ...]) -> tuple[Speed, ...]:

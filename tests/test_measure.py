@@ -1,0 +1,339 @@
+"""What measuring rests on, without a GPU: FLOPs, shapes, errors, rounds, rows and their table."""
+
+import math
+
+import pytest
+import torch
+
+from fagen import emulator
+from fagen.errors import DeviceError, FagenError, VerificationError
+from fagen.measure import cells
+from fagen.measure.accuracy import rows_with_keys, shape_error, torch_math, unit_in_last_place
+from fagen.measure.card import Clock, hopper
+from fagen.measure.cells import race
+from fagen.measure.peers import PEERS, Implementation, peer
+from fagen.measure.proof import speeds
+from fagen.measure.rows import Row, geomean, geomeans, ratios, read_rows, table, write_rows
+from fagen.measure.shapes import (
+    Problem,
+    Shape,
+    inputs,
+    problem,
+    softmax_scale,
+    standard_shape,
+    verification_shapes,
+    visible,
+)
+from fagen.measure.timing import BURST, SUSTAINED, Call, Timing, orders, repeats, summary
+from fagen.plan import plan
+from fagen.schedule import parse_schedule
+
+
+def made(mask="full", dtype="fp16", head_dim=64, head_dim_v=64):
+    return plan(
+        parse_schedule(
+            f'[attention]\nhead_dim = {head_dim}\nhead_dim_v = {head_dim_v}\ndtype = "{dtype}"\n'
+            f'mask = "{mask}"\n[tile]\nblock_m = 128\nblock_n = 64\n',
+            "test",
+        )
+    )
+
+
+def row(implementation="fagen", tflops=500.0, regime="sustained", **given):
+    base = {
+        "dtype": "fp16", "head_dim": 128, "head_dim_v": 128, "mask": "full", "batch": 4,
+        "seqlen_q": 4096, "seqlen_k": 4096, "heads": 16, "kv_heads": 16,
+        "implementation": implementation, "schedule": None, "regime": regime,
+        "tflops": tflops, "spread": 0.01, "sm_clock_mhz": 1500,
+    }  # fmt: skip
+    return Row(**{**base, **given})
+
+
+# ---- FLOPs and shapes
+
+
+def test_flops_are_those_of_the_targets():
+    case = Problem("fp16", 128, 128, "full", Shape(4, 4096, 4096, 16, 16))
+    assert case.flops == 4 * 4 * 16 * 4096**2 * 128
+    causal = Problem("fp16", 128, 128, "causal", case.shape)
+    assert causal.flops == case.flops / 2
+    narrow = Problem("fp16", 192, 128, "full", case.shape)
+    assert narrow.flops == 4 * 4 * 16 * 4096**2 * 160
+
+
+@pytest.mark.parametrize(("sq", "sk"), [(400, 400), (100, 700), (700, 100)])
+def test_visible_pairs_agree_with_counting_but_for_the_diagonal(sq, sk):
+    counted = sum(max(0, min(sk, i + sk - sq + 1)) for i in range(sq))
+    assert visible(Shape(1, sq, sk, 1, 1), True) == pytest.approx(counted - min(sq, sk) / 2)
+
+
+def test_every_standard_shape_has_16384_tokens_and_hidden_size_2048():
+    for head_dim in (64, 128, 256):
+        for seqlen in (512, 16_384):
+            shape = standard_shape(head_dim, seqlen)
+            assert shape.batch * shape.seqlen_q == 16_384
+            assert shape.heads * head_dim == 2048
+
+
+def test_verification_shapes_surround_the_tile_and_hold_the_known_traps():
+    schedule = made()
+    shapes = verification_shapes(schedule)
+    queries, keys = {s.seqlen_q for s in shapes}, {s.seqlen_k for s in shapes}
+    assert {0, 1, 127, 128, 129} <= queries
+    assert {0, 1, 63, 64, 65} <= keys
+    assert any(s.seqlen_q > s.seqlen_k > 0 for s in shapes)
+    assert any(s.kv_heads == 1 < s.heads for s in shapes)
+    assert any(1 < s.kv_heads < s.heads for s in shapes)
+    assert any(s.seqlen_k > 4000 for s in shapes)
+    tiles = max(s.batch * s.heads * math.ceil(s.seqlen_q / schedule.block_m) for s in shapes)
+    assert tiles >= 3 * 132  # three tiles for every multiprocessor of an H200
+    assert all(s.heads % s.kv_heads == 0 for s in shapes)
+
+
+def test_inputs_are_repeatable_and_of_the_shapes_that_the_op_takes():
+    case = Problem("bf16", 64, 32, "full", Shape(2, 5, 7, 4, 2))
+    q, k, v = inputs(case, device="cpu", seed=3)
+    assert (q.shape, k.shape, v.shape) == ((2, 5, 4, 64), (2, 7, 2, 64), (2, 7, 2, 32))
+    assert q.dtype == torch.bfloat16
+    assert torch.equal(q, inputs(case, device="cpu", seed=3)[0])
+    assert not torch.equal(q, inputs(case, device="cpu", seed=4)[0])
+
+
+# ---- errors
+
+
+def test_the_unit_in_the_last_place_is_the_gap_to_the_next_number():
+    for value, dtype in [(1.0, torch.float16), (3.9, torch.float16), (0.3, torch.bfloat16)]:
+        here = torch.tensor(value, dtype=dtype)
+        gap = float(torch.nextafter(here, here.new_tensor(100.0)) - here)
+        assert unit_in_last_place(float(here), dtype) == gap
+    assert 0 < unit_in_last_place(0.0, torch.float16) < 1e-6
+
+
+def test_rows_with_keys_are_those_whose_last_key_is_not_before_the_first():
+    assert rows_with_keys(Shape(1, 5, 5, 1, 1), True) == 0
+    assert rows_with_keys(Shape(1, 7, 5, 1, 1), True) == 2
+    assert rows_with_keys(Shape(1, 7, 5, 1, 1), False) == 0
+    assert rows_with_keys(Shape(1, 7, 0, 1, 1), False) == 7
+
+
+@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("shape", [Shape(2, 37, 51, 4, 2), Shape(1, 51, 37, 2, 2)], ids=str)
+def test_torchs_own_attention_agrees_with_fp64_on_rows_that_see_a_key(mask, shape):
+    case = Problem("fp16", 64, 64, mask, shape)
+    q, k, v = inputs(case, device="cpu")
+    exact, _ = emulator.reference(q, k, v, causal=case.causal, scale=0.125)
+    ours = torch_math(q, k, v, causal=case.causal, scale=0.125)
+    seen = rows_with_keys(shape, case.causal)
+    assert (ours - exact)[:, seen:].abs().max() < 2e-3
+
+
+TRAPS = [
+    Shape(1, 1, 1, 1, 1),
+    Shape(2, 33, 70, 4, 2),
+    Shape(2, 90, 33, 2, 1),
+    Shape(2, 9, 0, 2, 2),
+    Shape(2, 0, 9, 2, 2),
+]
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("shape", TRAPS, ids=str)
+def test_the_emulated_schedule_is_within_the_bounds_a_kernel_is_held_to(dtype, mask, shape):
+    schedule = made(mask, dtype)
+    case = problem(schedule, shape)
+    error = shape_error(
+        case,
+        lambda q, k, v, scale: emulator.emulate(schedule, q, k, v, scale),
+        *inputs(case, device="cpu"),
+    )
+    assert error.ok, error
+
+
+@pytest.mark.parametrize(
+    ("what", "spoil"),
+    [
+        ("one output off", lambda out, lse: out[0, 0].add_(0.05)),
+        ("one output not written", lambda out, lse: out[-1, -1, -1, -1:].fill_(math.nan)),
+        ("one log-sum-exp off", lambda out, lse: lse[0, -1, -1:].add_(0.01)),
+        ("one log-sum-exp not written", lambda out, lse: lse[0, -1, -1:].fill_(math.nan)),
+        ("a masked row not zero", lambda out, lse: out[0, 0].fill_(1e-4)),
+        ("a masked row's log-sum-exp finite", lambda out, lse: lse[0, 0, :1].fill_(-1e30)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_every_wrong_output_is_noticed(what, spoil):
+    schedule = made("causal")
+    case = problem(schedule, Shape(1, 90, 33, 2, 2))
+
+    def kernel(q, k, v, scale):
+        out, lse = emulator.emulate(schedule, q, k, v, scale)
+        spoil(out, lse)
+        return out, lse
+
+    assert not shape_error(case, kernel, *inputs(case, device="cpu")).ok
+
+
+# ---- timing
+
+
+def test_both_regimes_are_those_of_the_targets():
+    assert (SUSTAINED.warm, SUSTAINED.timed, SUSTAINED.rounds) == (0.150, 0.150, 3)
+    assert (BURST.idle, BURST.timed, BURST.rounds) == (0.040, 0.006, 5)
+    assert repeats(BURST.warm, 1e-4) == 1
+
+
+def test_each_round_runs_everything_once_in_an_order_of_its_own():
+    names = ["a", "b", "c", "d"]
+    found = orders(names, 8, seed=1)
+    assert all(sorted(order) == names for order in found)
+    assert len({tuple(order) for order in found}) > 1
+    assert found == orders(names, 8, seed=1)
+
+
+def test_calls_repeat_until_they_fill_the_time():
+    assert repeats(0.150, 0.001) == 150
+    assert repeats(0.006, 0.020) == 1
+    assert repeats(0.006, 0.0) > 0
+
+
+def test_a_timing_is_a_median_and_a_spread():
+    assert summary([2.0, 1.0, 4.0], [1500, 1600, 1530]) == Timing(2.0, 1.5, 1530)
+    assert summary([1.0], []).sm_clock_mhz is None
+
+
+def test_a_machine_without_a_hopper_gpu_is_refused_in_words():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(DeviceError, match="Hopper"):
+        hopper()
+    assert Clock().mhz() is None
+
+
+def test_an_unknown_peer_is_refused_with_those_there_are():
+    with pytest.raises(DeviceError, match=", ".join(PEERS)):
+        peer("fa9")
+
+
+# ---- a cell, with the clock replaced
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Time calls by running them once; inputs on the CPU."""
+
+    def fake(calls, regime, *, clock=None, seed=0):
+        for call in calls.values():
+            call.once()
+        return {name: Timing(1e-3, 0.0, None) for name in calls}
+
+    monkeypatch.setattr(cells, "time_calls", fake)
+    monkeypatch.setattr(cells, "inputs", lambda case, seed: inputs(case, device="cpu", seed=seed))
+
+
+def exact_implementation(name, schedule=None, off=0.0):
+    def bind(case, q, k, v):
+        scale = softmax_scale(case.head_dim)
+        return Call(
+            lambda: emulator.reference(q, k, v, causal=case.causal, scale=scale)[0].half() + off
+        )
+
+    return Implementation(name, bind, schedule)
+
+
+def test_a_cell_gives_a_row_for_everybody_who_can_and_says_why_another_cannot(timed):
+    def refuse(case, q, k, v):
+        raise DeviceError("no such head dim")
+
+    said = []
+    case = Problem("fp16", 64, 64, "causal", Shape(1, 40, 40, 2, 2))
+    rows = race(
+        case,
+        [
+            exact_implementation("fagen", "slug"),
+            exact_implementation("cudnn"),
+            Implementation("fa2", refuse),
+        ],
+        progress=said.append,
+    )
+    assert [(r.implementation, r.schedule, r.regime) for r in rows] == [
+        ("fagen", "slug", "sustained"),
+        ("cudnn", None, "sustained"),
+        ("fagen", "slug", "burst"),
+        ("cudnn", None, "burst"),
+    ]
+    assert rows[0].tflops == pytest.approx(case.flops / 1e-3 / 1e12)
+    assert any("fa2" in line and "no such head dim" in line for line in said)
+
+
+def test_a_kernel_that_computes_something_else_is_not_timed(timed):
+    case = Problem("fp16", 64, 64, "full", Shape(1, 40, 40, 2, 2))
+    wrong = exact_implementation("fagen", "slug", off=0.1)
+    with pytest.raises(VerificationError, match="slug differs from cudnn"):
+        race(case, [wrong, exact_implementation("cudnn")], progress=None)
+
+
+def test_the_evidence_records_cudnn_of_the_same_regime():
+    found = speeds((row("fagen", 600.0), row("cudnn", 500.0), row("cudnn", 1.0, "burst")))
+    assert [(s.regime, s.tflops, s.cudnn_tflops) for s in found] == [("sustained", 600.0, 500.0)]
+    assert speeds((row("fagen"),))[0].cudnn_tflops is None
+
+
+# ---- rows
+
+
+def test_rows_read_back_as_written_to_four_digits(tmp_path):
+    path = tmp_path / "rows.json"
+    write_rows(path, [row(tflops=512.3456), row("cudnn", sm_clock_mhz=None)])
+    assert read_rows(path) == (row(tflops=512.3), row("cudnn", sm_clock_mhz=None))
+    assert path.read_text().startswith('[\n{"dtype": "fp16", "head_dim": 128')
+
+
+def test_a_row_with_other_fields_is_refused_by_name(tmp_path):
+    path = tmp_path / "rows.json"
+    path.write_text('[{"dtype": "fp16", "speed": 3}]')
+    with pytest.raises(FagenError, match="speed"):
+        read_rows(path)
+
+
+def test_a_geomean_is_the_root_of_the_product():
+    assert geomean([1.0, 4.0]) == pytest.approx(2.0)
+    assert math.isnan(geomean([]))
+
+
+def test_ratios_pair_the_same_problem_and_regime_and_take_the_fastest_schedule():
+    rows = [
+        row("fagen", 450.0, schedule="a"),
+        row("fagen", 550.0, schedule="b"),
+        row("cudnn", 500.0),
+        row("fagen", 700.0, "burst"),
+        row("fagen", 100.0, seqlen_q=512, seqlen_k=512),
+    ]
+    assert list(ratios(rows, "sustained").values()) == [pytest.approx(1.1)]
+    assert ratios(rows, "burst") == {}
+
+
+def test_the_table_shows_each_problem_once_and_the_geomeans_per_head_dim():
+    rows = [
+        row("fagen", 550.0), row("cudnn", 500.0),
+        row("fagen", 660.0, "burst"), row("cudnn", 600.0, "burst"),
+        row("fagen", 400.0, head_dim=64, head_dim_v=64),
+        row("cudnn", 500.0, head_dim=64, head_dim_v=64),
+        row("fa2", 300.0, mask="causal"),
+    ]  # fmt: skip
+    text = table(rows)
+    head = text.splitlines()[0]
+    assert "cuDNN sustained" in head and "fagen ÷ cuDNN burst" in head
+    body = [line for line in text.splitlines() if line.startswith("|") and "4096" in line]
+    assert len(body) == 3
+    assert "550 @1500" in text and "660 @" not in text
+    means = geomeans(rows).splitlines()
+    assert [line.split("|")[2].strip() for line in means if "fp16" in line] == ["64", "128", "all"]
+    everything = means[-1]
+    assert f"{math.sqrt(1.1 * 0.8):.3f}" in everything and "0.80" in everything
+
+
+def test_a_table_of_nothing_says_so_and_one_without_a_yardstick_has_no_ratio():
+    assert "nothing" in table([])
+    assert "÷" not in table([row("fagen")])
