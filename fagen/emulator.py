@@ -1,0 +1,124 @@
+"""A Plan and tensors in, what its kernel computes out: its tiles, order and roundings, in torch.
+
+Beside it the reference in fp64 that both are measured against. Everything works on any device.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fagen.plan import Plan
+
+_REFERENCE_SCORES = 1 << 24  # fp64 scores held at a time: 128 MiB
+
+
+def emulate(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Compute attention as the Plan's kernel does.
+
+    q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in the Plan's dtype, with any strides, H a
+    multiple of Hk; scale finite and positive. Returns out (B, Sq, H, Dv) in that dtype and the
+    log-sum-exp of each row, (B, H, Sq) in fp32: zeros and minus infinity where a row sees no key.
+    What is wrong with the arguments is `op.refuse_arguments`'s to say.
+    """
+    batch, seqlen_q, heads, _ = q.shape
+    seqlen_k, kv_heads = k.shape[1], k.shape[2]
+    out = q.new_zeros(batch, seqlen_q, heads, v.shape[-1])
+    lse = q.new_full((batch, heads, seqlen_q), -math.inf, dtype=torch.float32)
+    if out.numel() == 0 or seqlen_k == 0:
+        return out, lse
+
+    group = heads // kv_heads  # query heads that share one head of K and V
+    keys = k.permute(0, 2, 3, 1).float()  # (B, Hk, D, Sk)
+    values = v.permute(0, 2, 1, 3).float()  # (B, Hk, Sk, Dv)
+    rows_of = torch.arange(seqlen_q, device=q.device)
+    columns_of = torch.arange(seqlen_k, device=q.device)
+    reach = seqlen_k - seqlen_q  # row i sees the keys up to i + reach
+
+    for top in range(0, seqlen_q, plan.block_m):
+        bottom = min(top + plan.block_m, seqlen_q)
+        queries = q[:, top:bottom].permute(0, 2, 1, 3).float()  # (B, H, rows, D)
+        queries = queries.reshape(batch, kv_heads, group * (bottom - top), -1)
+        row = rows_of[top:bottom].repeat(group)[:, None]
+
+        softmax = _OnlineSoftmax(queries, scale, plan.rescale_threshold)
+        accumulated = queries.new_zeros(*queries.shape[:-1], v.shape[-1])
+        end = min(seqlen_k, bottom + reach) if plan.mask.causal else seqlen_k
+        for left in reversed(range(0, max(end, 0), plan.block_n)):
+            block = slice(left, min(left + plan.block_n, seqlen_k))
+            scores = queries @ keys[..., block]
+            if plan.mask.causal:
+                scores = scores.masked_fill(columns_of[block] > row + reach, -math.inf)
+            p, rescale = softmax.step(scores)
+            # only what the tensor core reads is rounded; the row sums saw p before
+            accumulated = accumulated * rescale + p.to(q.dtype).float() @ values[:, :, block]
+
+        inverse, log_sum = softmax.finish()
+        tile = (accumulated * inverse).to(q.dtype).view(batch, heads, bottom - top, -1)
+        out[:, top:bottom] = tile.permute(0, 2, 1, 3)
+        lse[:, :, top:bottom] = log_sum.view(batch, heads, bottom - top)
+    return out, lse
+
+
+class _OnlineSoftmax:
+    """The maximum and sum of rows of scores (..., rows, columns) that arrive block by block."""
+
+    def __init__(self, rows: Tensor, scale: float, threshold: float) -> None:
+        self.scale = scale
+        self.scale_log2 = scale * math.log2(math.e)  # exp2 is the instruction that there is
+        self.threshold = threshold
+        self.maximum = rows.new_full((*rows.shape[:-1], 1), -math.inf)
+        self.sum = torch.zeros_like(self.maximum)
+
+    def step(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Take one block: its probabilities, and the factor for all that was added up before."""
+        highest = torch.maximum(self.maximum, scores.amax(-1, keepdim=True))
+        keep = (highest - self.maximum) * self.scale_log2 <= self.threshold
+        highest = torch.where(keep, self.maximum, highest)
+        # a row that has seen nothing yet: any finite number does, and minus infinity gives NaN
+        origin = highest.masked_fill(highest == -math.inf, 0.0) * self.scale_log2
+        rescale = torch.exp2(self.maximum * self.scale_log2 - origin)
+        p = torch.exp2(scores * self.scale_log2 - origin)
+        self.maximum = highest
+        self.sum = self.sum * rescale + p.sum(-1, keepdim=True)
+        return p, rescale
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        """Return what to multiply the rows of the output by, and their log-sum-exp."""
+        inverse = torch.where(self.sum == 0, 0.0, 1 / self.sum)
+        return inverse, self.maximum * self.scale + torch.log(self.sum)
+
+
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Compute attention in fp64, the mask aligned to the bottom right.
+
+    q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in any dtype. Returns out (B, Sq, H, Dv)
+    and the log-sum-exp (B, H, Sq), both fp64: zeros and minus infinity where a row sees no key.
+    """
+    batch, seqlen_q, heads, _ = q.shape
+    seqlen_k, kv_heads = k.shape[1], k.shape[2]
+    out = q.new_zeros(batch, seqlen_q, heads, v.shape[-1], dtype=torch.float64)
+    lse = q.new_full((batch, heads, seqlen_q), -math.inf, dtype=torch.float64)
+    if out.numel() == 0 or seqlen_k == 0:
+        return out, lse
+
+    group = heads // kv_heads
+    keys = k.permute(0, 2, 3, 1).double()
+    values = v.permute(0, 2, 1, 3).double()
+    column = torch.arange(seqlen_k, device=q.device)
+    height = max(1, _REFERENCE_SCORES // (batch * heads * seqlen_k))
+    for top in range(0, seqlen_q, height):
+        bottom = min(top + height, seqlen_q)
+        queries = q[:, top:bottom].permute(0, 2, 1, 3).double()
+        scores = queries.reshape(batch, kv_heads, group * (bottom - top), -1) @ keys * scale
+        if causal:
+            row = torch.arange(top, bottom, device=q.device).repeat(group)[:, None]
+            scores = scores.masked_fill(column > row + (seqlen_k - seqlen_q), -math.inf)
+        log_sum = scores.logsumexp(-1, keepdim=True)
+        weights = torch.exp(scores - log_sum.masked_fill(log_sum == -math.inf, 0.0))
+        rows = (weights @ values).view(batch, heads, bottom - top, -1)
+        out[:, top:bottom] = rows.permute(0, 2, 1, 3)
+        lse[:, :, top:bottom] = log_sum.view(batch, heads, bottom - top)
+    return out, lse
