@@ -116,7 +116,7 @@ def read(slug: str, folder: Path | None = None) -> Evidence | None:
         return None
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        found = _decoded(Evidence, data)
+        found: Evidence = _decoded(Evidence, data)
     except (ValueError, TypeError) as error:
         raise VerificationError(
             f"{path.name}: not evidence that this fagen can read: {error}; "

@@ -56,7 +56,7 @@ def machine_code(binary: Binary) -> str:
     """The hash of a built kernel's machine code; ToolchainError where it could not be read."""
     if binary.report.machine is None:
         raise ToolchainError(f"{binary.slug}: machine code {binary.report.machine_note}")
-    return binary.report.machine.sha256
+    return binary.report.machine.hash
 
 
 def speeds(rows: tuple[Row, ...]) -> tuple[Speed, ...]:

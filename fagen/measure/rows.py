@@ -8,6 +8,8 @@ from pathlib import Path
 
 from fagen.errors import FagenError
 
+# dtype, head dims, mask, seqlen_q, seqlen_k, batch, heads, kv_heads: what two rows must share
+Key = tuple[str, int, int, str, int, int, int, int, int]
 YARDSTICK = "cudnn"
 TITLES = {
     "fagen": "fagen",
@@ -44,8 +46,8 @@ class Row:
     sm_clock_mhz: int | None
 
     @property
-    def problem(self) -> tuple[str, int, int, str, int, int, int, int, int]:
-        """What was computed: the fields that two rows must share to be compared."""
+    def problem(self) -> Key:
+        """What was computed."""
         return (
             self.dtype,
             self.head_dim,
@@ -85,7 +87,7 @@ def geomean(values: Iterable[float]) -> float:
 
 def ratios(
     rows: Sequence[Row], regime: str, *, over: str = YARDSTICK, of: str = "fagen"
-) -> dict[tuple, float]:
+) -> dict[Key, float]:
     """TFLOP/s of `of` divided by those of `over`, per problem that both ran in `regime`.
 
     Where one implementation ran a problem with several schedules, its fastest counts.
@@ -174,8 +176,8 @@ def geomeans(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
     return f"fagen ÷ {_title(over)}:\n\n" + _markdown(head, body)
 
 
-def _best(rows: Sequence[Row], regime: str) -> dict[tuple, dict[str, Row]]:
-    best: dict[tuple, dict[str, Row]] = {}
+def _best(rows: Sequence[Row], regime: str) -> dict[Key, dict[str, Row]]:
+    best: dict[Key, dict[str, Row]] = {}
     for row in rows:
         if row.regime == regime:
             timed = best.setdefault(row.problem, {})

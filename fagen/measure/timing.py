@@ -109,7 +109,7 @@ def estimate(call: Call, runs: int = 3) -> float:
             call.run()
         end.record()
     end.synchronize()
-    return start.elapsed_time(end) / 1e3 / runs
+    return float(start.elapsed_time(end)) / 1e3 / runs
 
 
 def _round(call: Call, regime: Regime, each: float, clock: Clock) -> tuple[float, list[int]]:
