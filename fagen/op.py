@@ -76,22 +76,26 @@ def _register(binary: Binary) -> Op:
             f"{binary.binding} was linked to source {linked[:12]}, not {binary.source_hash[:12]}: "
             "use a new process"
         )
-    fake = _fake(plan_of(binary.slug))
+    tell = _library_at(binary.binding)[f"fagen_{binary.slug}_refused"]
+
+    def fake(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        try:
+            return _outputs(plan_of(binary.slug), q, k, v, scale)
+        except ValueError as refusal:
+            tell(str(refusal).encode())  # the op calls this through C, which loses exceptions
+            raise
+
     for name in (binary.slug, f"{binary.slug}_no_grad"):
         torch.library.register_fake(f"fagen::{name}", fake, lib=_ops)
     return getattr(torch.ops.fagen, binary.slug).default  # type: ignore[no-any-return]
 
 
-def _fake(of: Plan) -> Op:
-    """Return what torch asks for shapes and refusals when there are no numbers."""
-
-    def fake(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        refuse_arguments(of, q, k, v, scale, have_data=False)
-        batch, seqlen_q, heads, _ = q.shape
-        out = q.new_empty(batch, seqlen_q, heads, of.head_dim_v)
-        return out, q.new_empty(batch, heads, seqlen_q, dtype=torch.float32)
-
-    return fake
+def _outputs(of: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Return outputs without numbers, or refuse: what torch asks while it traces."""
+    refuse_arguments(of, q, k, v, scale, have_data=False)
+    batch, seqlen_q, heads, _ = q.shape
+    out = q.new_empty(batch, seqlen_q, heads, of.head_dim_v)
+    return out, q.new_empty(batch, heads, seqlen_q, dtype=torch.float32)
 
 
 @cache
@@ -112,7 +116,7 @@ def _emulated(q: Tensor, k: Tensor, v: Tensor, scale: float, slug: str) -> tuple
 def _fake_emulated(
     q: Tensor, k: Tensor, v: Tensor, scale: float, slug: str
 ) -> tuple[Tensor, Tensor]:
-    return _fake(plan_of(slug))(q, k, v, scale)
+    return _outputs(plan_of(slug), q, k, v, scale)
 
 
 _ops = torch.library.Library("fagen", "FRAGMENT")

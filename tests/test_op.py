@@ -1,0 +1,457 @@
+"""The op, with its real binding and a C function in the kernel's place that only notes its call."""
+
+import ctypes
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fagen import op, process
+from fagen.build import Binary, CompilerReport
+from fagen.emulator import emulate
+from fagen.errors import BuildError, DeviceError, FagenError
+from fagen.plan import Plan, plan
+from fagen.render import environment, render
+from fagen.schedule import Schedule
+from fagen.toolchain import BINDING_FLAGS, BINDING_LINK_FLAGS, find_torch
+
+# no schedule of the package has these slugs, so no other test loads a kernel of that name
+SLUG = "fwd_bf16_d64v32_causal_m64n48"
+HASH = "0123456789abcdef"
+
+# What stands in for a compiled kernel, and a way to its arguments that needs no GPU.
+STUB = """
+#include <cstddef>
+#include <cstdint>
+%(abi)s
+static FagenForwardArgs noted;
+extern "C" int fagen_%(slug)s(const FagenForwardArgs* args, void*) { noted = *args; return 0; }
+extern "C" const char* fagen_%(slug)s_message(int) { return "a stub"; }
+extern "C" const FagenKernelInfo* fagen_%(slug)s_info(void) {
+  static const FagenKernelInfo info = {
+      sizeof(FagenKernelInfo), 1, 2, 3, 4, 5, "%(slug)s", "%(hash)s"};
+  return &info;
+}
+extern "C" const void* noted_call(void) { return &noted; }
+extern "C" int args_bytes(void) { return sizeof(FagenForwardArgs); }
+extern "C" int scale_offset(void) { return offsetof(FagenForwardArgs, scale); }
+extern "C" int out_stride_seq_offset(void) { return offsetof(FagenForwardArgs, out_stride_seq); }
+"""
+
+# The binding's own `describe`, on whatever device the tensors are.
+PROBE = """
+#include "%(binding)s"
+namespace {
+void note(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
+          double scale) {
+  const FagenForwardArgs args = describe(q, k, v, out, lse, scale);
+  fagen_%(slug)s(&args, nullptr);
+}
+}  // namespace
+STABLE_TORCH_LIBRARY_FRAGMENT(fagen_test, m) {
+  m.def("note(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, float scale) -> ()");
+}
+STABLE_TORCH_LIBRARY_IMPL(fagen_test, CPU, m) { m.impl("note", TORCH_BOX(&note)); }
+"""
+
+
+@pytest.fixture(scope="module")
+def the_plan() -> Plan:
+    return plan(Schedule.from_slug(SLUG))
+
+
+@pytest.fixture(scope="module")
+def binary(the_plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Binary:
+    torch_found = find_torch()
+    assert torch_found is not None
+    folder = tmp_path_factory.mktemp("binary")
+    source = render(the_plan)
+    abi = environment().get_template("abi.h.j2").render(plan=the_plan)
+    names = {"slug": SLUG, "hash": HASH, "abi": abi, "binding": f"{SLUG}_torch.cpp"}
+    (folder / "stub.cpp").write_text(STUB % names)
+    (folder / f"{SLUG}_torch.cpp").write_text(source.binding)
+    (folder / "probe.cpp").write_text(PROBE % names)
+    (folder / "binding").mkdir()
+    include = ["-isystem", torch_found.include, torch_found.target]
+    link = [f"-L{folder}", f"-l:{SLUG}.so", f"-L{torch_found.library_dir}", *BINDING_LINK_FLAGS]
+    for command in (
+        ["g++", "-std=c++17", "-fPIC", "-shared", "stub.cpp", "-o", f"{SLUG}.so"],
+        [
+            *("g++", *BINDING_FLAGS, "-Wall", "-Wextra", "-Werror", *include, "probe.cpp"),
+            *(*link, "-o", f"binding/{SLUG}_torch.so"),
+        ],
+    ):
+        result = process.run(command, cwd=folder)
+        assert result.returncode == 0, result.stderr
+    return Binary(
+        slug=SLUG,
+        folder=folder,
+        library=folder / f"{SLUG}.so",
+        binding=folder / "binding" / f"{SLUG}_torch.so",
+        report=CompilerReport(168, 0, 0, 0, 0, ()),
+        cached=False,
+        cpu_seconds=0.0,
+        source_hash=HASH,
+        made_with={},
+    )
+
+
+@pytest.fixture(scope="module")
+def attend(binary: Binary) -> op.Op:
+    return op.load(binary)
+
+
+def qkv(
+    batch: int = 2, seqlen_q: int = 70, seqlen_k: int = 100, heads: int = 4, kv_heads: int = 2
+) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).bfloat16()
+
+    return (
+        normal(batch, seqlen_q, heads, 64),
+        normal(batch, seqlen_k, kv_heads, 64),
+        normal(batch, seqlen_k, kv_heads, 32),
+    )
+
+
+# ---- what it computes ---------------------------------------------------------------------------
+
+
+def test_on_cpu_tensors_the_op_is_the_emulated_schedule(attend: op.Op, the_plan: Plan) -> None:
+    q, k, v = qkv()
+    out, lse = attend(q, k, v, 0.1)
+    expected, expected_lse = emulate(the_plan, q, k, v, 0.1)
+    assert torch.equal(out, expected)
+    assert torch.equal(lse, expected_lse)
+    assert out.shape == (2, 70, 4, 32) and out.is_contiguous() and out.dtype == torch.bfloat16
+    assert lse.shape == (2, 4, 70) and lse.is_contiguous() and lse.dtype == torch.float32
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_every_grad_mode_gives_the_same_and_nothing_to_differentiate(
+    attend: op.Op, mode: Callable[[], object]
+) -> None:
+    with mode():  # type: ignore[attr-defined]
+        q, k, v = qkv()
+        out, lse = attend(q, k, v, 0.1)
+    assert not out.requires_grad and not lse.requires_grad
+    assert torch.equal(out, attend(*qkv(), 0.1)[0])
+
+
+def test_torch_knows_the_kernels_by_their_keys(attend: op.Op) -> None:
+    for name in (SLUG, f"{SLUG}_no_grad"):
+        for key in ("CPU", "CUDA"):
+            assert torch._C._dispatch_has_kernel_for_dispatch_key(f"fagen::{name}", key)
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"fagen::{SLUG}", "Autograd")
+    assert attend is getattr(torch.ops.fagen, SLUG).default
+
+
+# ---- refusals -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A call that must be refused, made from a good one, and what must be said of it."""
+
+    name: str
+    change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+    said: str
+    scale: float = 0.1
+    needs_data: bool = False
+
+
+def shifted(tensor: Tensor) -> Tensor:
+    room = torch.zeros(tensor.numel() + 8, dtype=tensor.dtype)
+    return room[1 : 1 + tensor.numel()].view(tensor.shape)
+
+
+def stepped(tensor: Tensor, dimension: int) -> Tensor:
+    strides = list(tensor.stride())
+    strides[dimension] += 4
+    room = torch.zeros(tensor.numel() * 2, dtype=tensor.dtype)
+    return room.as_strided(tensor.shape, strides)
+
+
+WRONG = [
+    Wrong("q_rank", lambda q, k, v: (q[0], k, v), "q has shape (70, 4, 64); this kernel takes (batch, seqlen_q, heads, 64)"),
+    Wrong("q_scalar", lambda q, k, v: (q[0, 0, 0, 0], k, v), "q has shape (); this kernel takes"),
+    Wrong("k_columns", lambda q, k, v: (q, k[..., :56], v), "k has shape (2, 100, 2, 56); this kernel takes (batch, seqlen_k, kv_heads, 64)"),
+    Wrong("v_columns", lambda q, k, v: (q, k, k), "v has shape (2, 100, 2, 64); this kernel takes (batch, seqlen_k, kv_heads, 32)"),
+    Wrong("q_dtype", lambda q, k, v: (q.half(), k, v), "q is not bfloat16, which this kernel takes; q.to(torch.bfloat16) converts it"),
+    Wrong("v_dtype", lambda q, k, v: (q, k, v.float()), "v is not bfloat16"),
+    Wrong("q_last", lambda q, k, v: (q.transpose(1, 3).contiguous().transpose(1, 3), k, v), "q has stride 280 in its last dimension, which must be 1; q.contiguous()"),
+    Wrong("q_batch_stride", lambda q, k, v: (stepped(q, 0), k, v), "q has stride 17924 in dimension 0, which must be a multiple of 8 elements (16 bytes)"),
+    Wrong("k_seq_stride", lambda q, k, v: (q, stepped(k, 1), v), "k has stride 132 in dimension 1"),
+    Wrong("v_head_stride", lambda q, k, v: (q, k, stepped(v, 2)), "v has stride 36 in dimension 2"),
+    Wrong("too_long", lambda q, k, v: (q, k[:, :1].expand(-1, (1 << 30) + 1, -1, -1), v[:, :1].expand(-1, (1 << 30) + 1, -1, -1)), "k has shape (2, 1073741825, 2, 64); no size may exceed 1073741824"),
+    Wrong("k_address", lambda q, k, v: (q, shifted(k), v), "k does not begin at a multiple of 16 bytes; k.clone() does", needs_data=True),
+    Wrong("k_batch", lambda q, k, v: (q, k[:1], v[:1]), "k has batch 1, but q has 2"),
+    Wrong("v_keys", lambda q, k, v: (q, k, v[:, :9]), "v has shape (2, 9, 2, 32), but k has (2, 100, 2, 64); all but the last size must be equal"),
+    Wrong("v_heads", lambda q, k, v: (q, k, v[:, :, :1]), "v has shape (2, 100, 1, 32), but k has (2, 100, 2, 64)"),
+    Wrong("v_batch", lambda q, k, v: (q, k, v[:1]), "v has shape (1, 100, 2, 32), but k has (2, 100, 2, 64)"),
+    Wrong("heads", lambda q, k, v: (q[:, :, :3], k, v), "q has 3 heads, which is not a multiple of the 2 heads of k"),
+    Wrong("no_kv_heads", lambda q, k, v: (q, k[:, :, :0], v[:, :, :0]), "q has 4 heads, which is not a multiple of the 0 heads of k"),
+    *(Wrong(f"scale_{scale:g}", lambda q, k, v: (q, k, v), f"scale is {scale:g}; it must be finite and above 0", scale=scale) for scale in (0.0, -1.0, math.nan, math.inf, 1e39, 1e-50)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.name)
+def test_a_wrong_argument_is_named_in_the_same_words_everywhere(
+    attend: op.Op, wrong: Wrong
+) -> None:
+    said = []
+    arguments = wrong.change(*qkv())
+    below = getattr(torch.ops.fagen, f"{SLUG}_no_grad").default
+    for call in (
+        lambda: attend(*arguments, wrong.scale),  # C++, through Autograd
+        lambda: below(*arguments, wrong.scale),  # C++
+        lambda: torch.ops.fagen.emulated(*arguments, wrong.scale, SLUG),  # Python
+    ):
+        with pytest.raises(ValueError) as refusal:
+            call()
+        said.append(str(refusal.value))
+    if not wrong.needs_data:
+        with FakeTensorMode() as mode:
+            pretended = [mode.from_tensor(tensor) for tensor in arguments]
+            with pytest.raises(ValueError) as refusal:
+                below(*pretended, wrong.scale)
+            said.append(str(refusal.value))
+            with pytest.raises(ValueError) as refusal:
+                attend(*pretended, wrong.scale)
+            said.append(str(refusal.value))
+    assert set(said) == {said[0]}
+    assert said[0].startswith(f"fagen::{SLUG}: {wrong.said}")
+
+
+def test_tensors_on_two_devices_are_refused(the_plan: Plan) -> None:
+    with FakeTensorMode():
+        q, k, v = (t.to("cpu") for t in (torch.empty(t.shape, dtype=t.dtype) for t in qkv()))
+        elsewhere = torch.empty(v.shape, dtype=v.dtype, device="meta")
+        with pytest.raises(ValueError, match=r"v is not on the device of q; v\.to\(q\.device\)"):
+            op.refuse_arguments(the_plan, q, k, elsewhere, 0.1, have_data=False)
+
+
+def test_what_the_contract_allows_is_not_refused(attend: op.Op) -> None:
+    q, k, v = qkv()
+    expected = attend(q, k, v, 0.1)[0]
+    packed = torch.randn(2, 70, 12, 64).bfloat16()  # slices of one buffer
+    attend(packed[:, :, :4], packed[:, :, 4:8], packed[:, :, 8:, :32], 0.1)
+    bhsd = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)]
+    assert torch.equal(attend(*bhsd, 0.1)[0], expected)
+    attend(q, k[:, :, :1].expand(-1, -1, 2, -1), v, 0.1)  # stride 0
+    one = torch.zeros(1000, dtype=torch.bfloat16).as_strided((1, 1, 1, 64), (3, 5, 7, 1))
+    attend(one, one, one[..., :32], 0.1)  # strides of single elements mean nothing
+    empty = shifted(torch.zeros(8, dtype=torch.bfloat16))[:0].view(2, 0, 4, 64)
+    assert attend(empty, k, v, 0.1)[0].shape == (2, 0, 4, 32)  # nor does the address of nothing
+    assert attend(q[:, :, :0], k[:, :, :0], v[:, :, :0], 0.1)[1].shape == (2, 0, 70)
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_a_call_that_needs_a_gradient_is_refused(attend: op.Op, which: int) -> None:
+    leaf = [*qkv()]
+    leaf[which].requires_grad_()
+    inner = [*qkv()]
+    inner[which] = leaf[which] * 1
+    for arguments in (leaf, inner):
+        with pytest.raises(ValueError, match=f"{SLUG}: q, k or v requires a gradient, and there "):
+            attend(*arguments, 0.1)
+        with torch.no_grad():
+            assert not attend(*arguments, 0.1)[0].requires_grad
+    attend(*(t.detach() for t in inner), 0.1)
+
+
+def test_a_functional_gradient_is_refused_too(attend: op.Op) -> None:
+    q, k, v = qkv()
+    with pytest.raises(ValueError, match="requires a gradient"):
+        torch.func.grad(lambda t: attend(t, k, v, 0.1)[0].float().sum())(q)
+    # one that does not go through the op is none of its business
+    torch.func.grad(lambda t: (t * attend(q, k, v, 0.1)[0].float().sum()).sum())(torch.ones(3))
+
+
+def test_a_fake_tensor_that_needs_a_gradient_is_refused_as_well(attend: op.Op) -> None:
+    with FakeTensorMode() as mode:
+        q, k, v = (mode.from_tensor(t) for t in qkv())
+        with pytest.raises(ValueError, match="requires a gradient"):
+            attend(q.requires_grad_(), k, v, 0.1)
+
+
+# ---- torch's machinery --------------------------------------------------------------------------
+
+
+def test_opcheck_finds_nothing(attend: op.Op) -> None:
+    for arguments in (qkv(), qkv(1, 0, 5), qkv(2, 3, 0), qkv(1, 1, 1, 1, 1)):
+        torch.library.opcheck(attend, (*arguments, 0.1))
+    q, k, v = qkv()
+    torch.library.opcheck(attend, (q.transpose(1, 2).contiguous().transpose(1, 2), k, v, 0.1))
+    torch.library.opcheck(torch.ops.fagen.emulated.default, (q, k, v, 0.1, SLUG))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_it_compiles_into_one_graph(attend: op.Op, dynamic: bool) -> None:
+    torch._dynamo.reset()
+    seen = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        seen.append(graph)
+        return graph.forward
+
+    def twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q * 2, k, v, 0.1)[0] + 1
+
+    compiled = torch.compile(twice, fullgraph=True, dynamic=dynamic, backend=backend)
+    for shape in ((3, 70, 100), (5, 90, 50), (5, 90, 50)):  # equal sizes would share a symbol
+        q, k, v = qkv(*shape)
+        assert torch.equal(compiled(q, k, v), twice(q, k, v))
+    assert len(seen) == (1 if dynamic else 2)
+
+
+@contextmanager
+def graphs_of_aot() -> Iterator[tuple[Callable[..., object], list[torch.fx.GraphModule]]]:
+    from torch._dynamo.backends.common import aot_autograd
+
+    seen: list[torch.fx.GraphModule] = []
+
+    def compiler(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        seen.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    yield aot_autograd(fw_compiler=compiler), seen
+    torch._dynamo.reset()
+
+
+def test_functionalised_with_symbolic_shapes_it_is_one_call(attend: op.Op) -> None:
+    with graphs_of_aot() as (backend, seen):
+        compiled = torch.compile(
+            lambda q, k, v: attend(q, k, v, 0.1), fullgraph=True, dynamic=True, backend=backend
+        )
+        q, k, v = qkv()
+        assert torch.equal(compiled(q, k, v)[0], attend(q, k, v, 0.1)[0])
+    calls = [str(node.target) for node in seen[0].graph.nodes if "fagen" in str(node.target)]
+    assert calls == [f"fagen.{SLUG}_no_grad.default"]
+
+
+def test_a_gradient_is_refused_when_compiled(attend: op.Op) -> None:
+    with graphs_of_aot() as (backend, _):
+        compiled = torch.compile(
+            lambda q, k, v: attend(q, k, v, 0.1)[0], fullgraph=True, backend=backend
+        )
+        q, k, v = qkv()
+        with pytest.raises(Exception, match="requires a gradient"):
+            compiled(q.requires_grad_(), k, v)
+        with torch.no_grad():
+            compiled(q, k, v)
+
+
+def test_a_wrong_argument_is_named_when_compiled(attend: op.Op) -> None:
+    with graphs_of_aot() as (backend, _):
+        compiled = torch.compile(
+            lambda q, k, v: attend(q, k, v, 0.1)[0], fullgraph=True, dynamic=True, backend=backend
+        )
+        q, k, v = qkv()
+        with pytest.raises(Exception, match="k is not bfloat16"):
+            compiled(q, k.half(), v)
+        with pytest.raises(Exception, match="heads, which is not a multiple of"):
+            compiled(q[:, :, :3], k, v)
+
+
+def test_it_exports_with_dynamic_sizes_under_its_own_name(attend: op.Op) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            return attend(q, k, v, 0.1)
+
+    batch, queries, keys = (torch.export.Dim(name) for name in ("batch", "queries", "keys"))
+    shapes = ({0: batch, 1: queries}, {0: batch, 1: keys}, {0: batch, 1: keys})
+    exported = torch.export.export(Model(), qkv(), dynamic_shapes=shapes)
+    calls = [str(n.target) for n in exported.graph.nodes if "fagen" in str(n.target)]
+    assert calls == [f"fagen.{SLUG}.default"]
+    arguments = qkv(3, 30, 200)
+    assert torch.equal(exported.module()(*arguments)[0], attend(*arguments, 0.1)[0])
+
+
+# ---- loading ------------------------------------------------------------------------------------
+
+
+def test_loading_twice_or_from_many_threads_gives_the_same_op(binary: Binary) -> None:
+    found: list[op.Op] = []
+    threads = [Thread(target=lambda: found.append(op.load(binary))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8 and all(one is found[0] for one in found)
+
+
+def test_another_source_under_a_loaded_slug_is_refused(attend: op.Op, binary: Binary) -> None:
+    other = Binary(**{**vars(binary), "source_hash": "f" * 16})
+    with pytest.raises(FagenError, match=f"{SLUG}: this process has loaded source 0123456789ab"):
+        op.load(other)
+
+
+def test_a_binary_without_a_binding_says_what_to_do(binary: Binary) -> None:
+    unbound = Binary(**{**vars(binary), "binding": None, "slug": "fwd_bf16_d64_full_m64n48"})
+    with pytest.raises(BuildError, match="without its torch binding: build it again where torch"):
+        op.load(unbound)
+
+
+def test_a_binding_that_is_no_library_says_so(binary: Binary, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.so"
+    broken.write_text("no library")
+    unbound = Binary(**{**vars(binary), "binding": broken, "slug": "fwd_bf16_d64_full_m64n48"})
+    with pytest.raises(BuildError, match=r"broken\.so does not load"):
+        op.load(unbound)
+
+
+# ---- the C interface ----------------------------------------------------------------------------
+
+
+def test_the_binding_and_ctypes_tell_the_kernel_the_same(attend: op.Op, binary: Binary) -> None:
+    stub = ctypes.CDLL(str(binary.library))
+    stub.noted_call.restype = ctypes.c_void_p
+    assert stub.args_bytes() == ctypes.sizeof(op.KernelArgs)
+    assert stub.scale_offset() == op.KernelArgs.scale.offset
+    assert stub.out_stride_seq_offset() == op.KernelArgs.out_stride_seq.offset
+
+    packed = torch.randn(2, 70, 12, 64).bfloat16()
+    q, k, v = packed[:, :, :4], packed[:, :50, 4:6], packed[:, :50, 8:10, :32]
+    out, lse = torch.empty(2, 70, 4, 32, dtype=torch.bfloat16), torch.empty(2, 4, 70)
+    torch.ops.fagen_test.note(q, k, v, out, lse, 0.125)
+    noted = op.KernelArgs.from_address(stub.noted_call())
+    own = op.kernel_args(q, k, v, out, lse, 0.125)
+    fields = [name for name, *_ in op.KernelArgs._fields_]
+    assert {name: getattr(noted, name) for name in fields} == {
+        name: getattr(own, name) for name in fields
+    }
+    assert (noted.q, noted.lse, noted.struct_bytes) == (q.data_ptr(), lse.data_ptr(), 184)
+    assert (noted.q_stride_batch, noted.q_stride_seq, noted.q_stride_head) == (53760, 768, 64)
+    assert (noted.out_stride_batch, noted.out_stride_seq, noted.out_stride_head) == (8960, 128, 32)
+    assert (noted.lse_stride_batch, noted.lse_stride_head) == (280, 70)
+    sizes = (noted.batch, noted.heads, noted.kv_heads, noted.seqlen_q, noted.seqlen_k)
+    assert sizes == (2, 4, 2, 70, 50)
+    assert noted.scale == 0.125
+
+
+def test_a_kernel_says_what_it_is(binary: Binary) -> None:
+    assert op.kernel_info(binary) == op.KernelInfo(1, 2, 3, 4, 5, SLUG, HASH)
+
+
+def test_the_c_interface_refuses_what_it_cannot_do(binary: Binary) -> None:
+    q, k, v = qkv()
+    out, lse = torch.empty(2, 70, 4, 32, dtype=torch.bfloat16), torch.empty(2, 4, 70)
+    with pytest.raises(DeviceError, match="q is on cpu; the kernel runs on a Hopper GPU"):
+        op.call_kernel(binary, q, k, v, out, lse, 0.1)
+    with pytest.raises(ValueError, match="k is not bfloat16"):
+        op.call_kernel(binary, q, k.half(), v, out, lse, 0.1)
+    with pytest.raises(ValueError, match=r"out is torch.bfloat16 \(2, 70, 4, 16\)"):
+        op.call_kernel(binary, q, k, v, out[..., :16], lse, 0.1)
+    with pytest.raises(ValueError, match="lse is torch.bfloat16"):
+        op.call_kernel(binary, q, k, v, out, lse.bfloat16(), 0.1)
