@@ -279,6 +279,9 @@ def verify(schedules: tuple["Schedule", ...], every: bool, same_code: bool, as_j
     """
     from fagen import flow, report
 
+    if not same_code:
+        flow.need_gpu()  # before minutes of building
+
     def prove(schedule: "Schedule") -> Any:
         made = flow.built(schedule, progress=_say)
         return flow.renewed(*made) if same_code else flow.verified(*made, progress=_say)
@@ -325,7 +328,7 @@ def bench(
     """
     from fagen import flow, measure
 
-    measure.hopper()  # no GPU, no need to build
+    flow.need_gpu()
     chosen = _chosen(schedules, every)
     made = _each("building", chosen, lambda schedule: flow.built(schedule, progress=_say))
     head_dim = chosen[0].attention.head_dim

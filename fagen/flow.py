@@ -54,6 +54,13 @@ def renewed(of: Plan, binary: Binary) -> Evidence:
     return fresh
 
 
+def need_gpu() -> None:
+    """Raise DeviceError where there is no Hopper GPU, before anything is built for it."""
+    from fagen import measure  # needs torch
+
+    measure.hopper()
+
+
 def verified(
     of: Plan, binary: Binary, *, progress: Callable[[str], None] | None = None
 ) -> Evidence:

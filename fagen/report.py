@@ -6,7 +6,7 @@ from typing import Any
 
 from fagen import evidence
 from fagen.build import Binary, CacheEntry
-from fagen.errors import FagenError
+from fagen.errors import FagenError, OverBudget, VerificationError
 from fagen.evidence import Evidence
 from fagen.plan import Plan, plan
 from fagen.render import render
@@ -91,8 +91,10 @@ def _known(schedule: Schedule) -> tuple[str, str]:
         found = evidence.read(schedule.slug)
         excuse = evidence.read_excuses().get(schedule.slug)
         stale = found and evidence.staleness(found, render(plan(schedule)))
-    except FagenError as error:  # of one kernel: the others are listed all the same
+    except (OverBudget, VerificationError) as error:  # of one kernel; the others are listed too
         return str(error).splitlines()[0], ""
+    except FagenError:  # no generated/: an installed fagen comes without it
+        return "", ""
     if excuse:
         return f"unverified since {excuse.date}: {excuse.reason}", ""
     if found is None:

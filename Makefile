@@ -1,0 +1,94 @@
+# Two commands for a fresh machine: `make demo` and `make test`.
+#
+# Everything goes into .venv, nothing into the system. What a step has done is stamped there, so that
+# it is done once; it is done again when this file or pyproject.toml changes.
+
+PYTHON   ?= python3
+VENV     ?= .venv
+SCHEDULE ?= schedules/fwd_fp16_d128_causal_m128n128.toml
+WORKERS  ?= auto
+
+# whichever build of torch pip offers: with CUDA or without
+TORCH   := torch==2.13.0
+# the headers alone: with its dependencies it would be half a gigabyte
+CUTLASS := nvidia-cutlass==4.2.0.0
+# all five extras: left to themselves they come in versions that do not fit together
+NVCC    := 'cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.0.*'
+READERS := nvidia-cuda-nvdisasm==13.2.51 nvidia-cuda-cuobjdump==13.2.51
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check $(if $(CI),--quiet)
+# stops a recipe with a message, and with fagen's exit code for a missing tool
+fail = { printf '%s\n' $(1) >&2; exit 3; }
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint tests format generated gpu-tests clean
+
+help:
+	@echo 'make demo       take a schedule all the way: check, render, compile, run'
+	@echo 'make test       everything that CI runs: lint, types, tests; needs no GPU'
+	@echo 'make format     lay the Python out anew'
+	@echo 'make generated  render every schedule into generated/'
+	@echo 'make gpu-tests  the tests that need a Hopper GPU'
+	@echo 'make clean      remove .venv and what tools left behind; built kernels stay in the cache'
+	@echo
+	@echo 'PYTHON=python3.12 picks another Python, SCHEDULE=my.toml another schedule for the demo.'
+
+# ---- the environment -------------------------------------------------------------------------------
+
+$(VENV)/.made:
+	@command -v $(PYTHON) >/dev/null || $(call fail,'$(PYTHON) is missing: sudo apt-get install python3 python3-venv')
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || $(call fail,'$(PYTHON) is too old: fagen needs Python 3.11 or later; name one by make PYTHON=python3.12')
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call fail,'$(PYTHON) comes without venv: sudo apt-get install $(notdir $(PYTHON))-venv')
+	@command -v g++ >/dev/null || $(call fail,'g++ is missing: sudo apt-get install g++')
+	@echo '== making $(VENV)'
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.made pyproject.toml Makefile
+	@echo '== installing fagen, its tests and $(TORCH): 0.3 GB, or some 3 GB where torch brings CUDA'
+	@$(PIP) $(TORCH) $(READERS) -e '.[bench,test,dev]'
+	@echo '== installing the CUTLASS headers'
+	@$(PIP) --no-deps $(CUTLASS)
+	@touch $@
+
+# an nvcc of the machine's own serves, if fagen can use it
+$(VENV)/.nvcc: $(VENV)/.installed
+	@$(BIN)/python -c 'from fagen.toolchain import find_nvcc; find_nvcc()' 2>/dev/null || \
+		{ echo '== installing the CUDA compiler: 0.1 GB' && $(PIP) $(NVCC); }
+	@$(BIN)/fagen doctor
+	@touch $@
+
+# ---- the two commands ------------------------------------------------------------------------------
+
+demo: $(VENV)/.nvcc
+	$(BIN)/fagen check $(SCHEDULE)
+	$(BIN)/fagen generate $(SCHEDULE) -o $(VENV)/demo
+	$(BIN)/fagen build $(SCHEDULE)
+	$(BIN)/python examples/demo.py $(SCHEDULE)
+
+test: lint tests
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+tests: $(VENV)/.nvcc
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+# ---- for who works on fagen ------------------------------------------------------------------------
+
+format: $(VENV)/.installed
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+generated: $(VENV)/.installed
+	$(BIN)/fagen generate --all
+
+gpu-tests: $(VENV)/.nvcc
+	$(BIN)/python -m pytest -m gpu
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist *.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +
