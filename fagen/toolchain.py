@@ -40,6 +40,8 @@ BINDING_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-DNDEBUG", "-DUSE_CUDA")
 # The binding finds its kernel one folder up; libtorch is in the process already.
 BINDING_LINK_FLAGS = ("-shared", "-Wl,--no-as-needed", "-ltorch", "-Wl,-rpath,$ORIGIN/..")
 
+SYSTEM_CUDA = Path("/usr/local/cuda")  # where NVIDIA's installers put it
+
 NVCC_SINCE = (12, 4)
 GXX_SINCE = (9,)
 CUTLASS_SINCE = (4, 0)
@@ -181,7 +183,7 @@ def find_nvcc() -> Compiler:
     else:
         on_path = find_program("nvcc")
         places = [on_path] if on_path else []
-        places += [Path("/usr/local/cuda/bin/nvcc"), *_in_wheels("nvcc")]
+        places += [SYSTEM_CUDA / "bin/nvcc", *_in_wheels("nvcc")]
     faults = []
     for nvcc in places:
         if nvcc.is_file():
@@ -238,7 +240,7 @@ def find_disassembler() -> Disassembler | None:
         places: list[Path | None] = [find_program(name), *_in_wheels(name)]
         if home := environment("CUDA_HOME"):
             places.insert(0, Path(home) / "bin" / name)
-        places.append(Path("/usr/local/cuda/bin") / name)
+        places.append(SYSTEM_CUDA / "bin" / name)
         tools.append(next((place for place in places if place and place.is_file()), None))
     nvdisasm, cuobjdump = tools
     return Disassembler(nvdisasm, cuobjdump) if nvdisasm and cuobjdump else None

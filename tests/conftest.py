@@ -1,0 +1,79 @@
+"""Shared by all tests: a cache of built kernels that outlives a run, and kernels by their slugs."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from fagen.build import Binary, build, prune
+from fagen.plan import Plan, plan
+from fagen.render import Source, render
+from fagen.schedule import Schedule
+
+DAY = 86_400  # seconds
+
+# One kernel of each kind: what is true of these is taken to be true of all. Each costs about ten
+# CPU-seconds where the cache is cold, so a new one replaces one that it covers.
+SPREAD = (
+    "fwd_fp16_d128_causal_m128n128",
+    "fwd_fp16_d128_full_m128n128",
+    "fwd_bf16_d64_causal_m192n128",
+    "fwd_fp16_d256_full_m128n80",
+    "fwd_fp16_d80_full_m128n128",
+    "fwd_bf16_d192v128_causal_m128n128",
+    "fwd_bf16_d72_causal_m192n96_pshared",
+    "fwd_bf16_d128_full_m128n64_noprod",
+    "fwd_bf16_d128_causal_m128n96_s3_oown",
+    "fwd_fp16_d64_full_m128n160_nointer_t8",
+    "fwd_fp16_d96_causal_m128n80_nointra_single",
+)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A kernel with all that came before it."""
+
+    plan: Plan
+    source: Source
+    binary: Binary
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernel_cache(pytestconfig: pytest.Config) -> Iterator[Path]:
+    """A test never reads or writes the user's cache; what it builds the next run finds again."""
+    folder = pytestconfig.rootpath / ".pytest_cache" / "fagen"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAGEN_CACHE", str(folder))
+        prune(older_than=7 * DAY)
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def built(kernel_cache: Path) -> Callable[[str], Built]:
+    """Build the kernel of a slug, with its torch binding, once for all tests that ask for it."""
+
+    @cache
+    def build_slug(slug: str) -> Built:
+        planned = plan(Schedule.from_slug(slug))
+        source = render(planned)
+        return Built(planned, source, build(source, planned, binding=True))
+
+    return build_slug
+
+
+@pytest.fixture(scope="session", params=SPREAD)
+def kernel(request: pytest.FixtureRequest, built: Callable[[str], Built]) -> Built:
+    """A kernel of each kind in turn."""
+    return built(request.param)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests that need a GPU out, unless `-m` names them."""
+    if "gpu" in config.getoption("markexpr"):
+        return
+    here = [item for item in items if item.get_closest_marker("gpu") is None]
+    if len(here) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in here])
+        items[:] = here

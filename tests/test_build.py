@@ -1,0 +1,378 @@
+"""Builds with compilers made of scripts, to break them; and with the real ones, to hold them."""
+
+import ctypes
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fagen.arch import SM90
+from fagen.build import Binary, broken_promises, build, cache_entries, prune, store
+from fagen.build.report import NO_DISASSEMBLER
+from fagen.errors import BuildError
+from fagen.plan import Plan, plan
+from fagen.render import Source
+from fagen.schedule import Schedule
+from fagen.toolchain import Toolchain, find_disassembler, find_ninja
+
+LOG = """\
+ptxas info    : Compiling entry function 'kernel' for 'sm_90a'
+ptxas info    : Function properties for kernel
+    {stack} bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads
+ptxas info    : Used {registers} registers, used 16 barriers
+"""
+GOOD = LOG.format(stack=0, stores=0, loads=0, registers=168)
+SERIALISED = (
+    "ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are "
+    "serialized due to insufficient register resources\n"
+)
+
+# Source text is what this nvcc prints, as if ptxas had: a test writes the log it wants.
+NVCC = """#!/bin/sh
+for last; do :; done
+source="${{last%.o}}.cu"
+echo "$source" >> {counter}
+cat "$source"
+grep -q SLOW "$source" && sleep 60
+grep -q "error:" "$source" && exit 2
+cp "$source" "$last"
+"""
+GXX = """#!/bin/sh
+for last; do :; done
+cp {library} "$last"
+"""
+
+
+@pytest.fixture
+def planned() -> Plan:
+    return plan(Schedule.from_slug("fwd_fp16_d128_full_m128n128"))
+
+
+@pytest.fixture
+def counter(tmp_path: Path) -> Path:
+    """A file with a line for every time a compiler ran."""
+    return tmp_path / "counter"
+
+
+@pytest.fixture
+def tools(tmp_path: Path, counter: Path, cache: Path) -> Toolchain:
+    (tmp_path / "library").write_text("machine code")
+    return Toolchain(
+        nvcc=make_program(tmp_path / "bin/nvcc", NVCC.format(counter=counter)),
+        nvcc_version="13.0.88",
+        gxx=make_program(tmp_path / "bin/g++", GXX.format(library=tmp_path / "library")),
+        gxx_version="12.2.0",
+        ninja=find_ninja()[0],
+        cutlass=tmp_path,
+        cutlass_version="4.2.0",
+        cuda_include=tmp_path,
+        library_dirs=(),
+        disassembler=None,
+    )
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, whose path has a space and a dollar in it."""
+    monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / "my $cache"))
+    return tmp_path / "my $cache/kernels"
+
+
+def make_program(path: Path, text: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def source(log: str = GOOD, slug: str = "fwd_x") -> Source:
+    return Source(slug=slug, kernel=log, binding="", hash="0" * 64)
+
+
+def make(log: str, planned: Plan, tools: Toolchain, slug: str = "fwd_x") -> Binary:
+    return build(source(log, slug), planned, binding=False, toolchain=tools)
+
+
+def compilations(counter: Path) -> int:
+    return len(counter.read_text().splitlines()) if counter.exists() else 0
+
+
+# ---- The cache -----------------------------------------------------------------------------------
+
+
+def test_the_second_build_is_found_and_no_compiler_runs(
+    planned: Plan, tools: Toolchain, counter: Path
+) -> None:
+    first, second = make(GOOD, planned, tools), make(GOOD, planned, tools)
+    assert (first.cached, second.cached) == (False, True)
+    assert replace(second, cached=False) == first
+    assert first.library.read_text() == "machine code" and compilations(counter) == 1
+
+
+def test_whatever_decides_the_outcome_decides_the_folder(
+    planned: Plan, tools: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = {make(GOOD, planned, tools).folder}
+    folders.add(make(GOOD + "// a comment\n", planned, tools).folder)
+    for change in (
+        {"nvcc_version": "13.0.89"},
+        {"gxx_version": "13.1.0"},
+        {"cutlass_version": "4.3.0"},
+    ):
+        folders.add(make(GOOD, planned, replace(tools, **change)).folder)
+    monkeypatch.setattr("fagen.build.FLAGS", ("-O0",))
+    folders.add(make(GOOD, planned, tools).folder)
+    assert len(folders) == 6
+
+
+@pytest.mark.parametrize("harm", ["library gone", "library cut", "record cut", "record another"])
+def test_a_broken_entry_is_built_again(
+    planned: Plan, tools: Toolchain, counter: Path, harm: str
+) -> None:
+    built = make(GOOD, planned, tools)
+    if harm == "library gone":
+        built.library.unlink()
+    elif harm == "library cut":
+        built.library.write_bytes(built.library.read_bytes()[:-1])
+    elif harm == "record cut":
+        record = built.folder / store.RECORD
+        record.write_text(record.read_text()[:100])
+    else:
+        (built.folder / store.RECORD).write_text("[]")
+    assert [entry.state for entry in cache_entries()] == ["broken"]
+    again = make(GOOD, planned, tools)
+    assert not again.cached and compilations(counter) == 2
+    assert again.library.read_text() == "machine code"
+    assert [entry.state for entry in cache_entries()] == ["finished"]
+
+
+CHILD = """
+import sys
+from pathlib import Path
+sys.path[:0] = [{tests!r}, {root!r}]
+from fagen.build import build
+from fagen.plan import plan
+from fagen.render import Source
+from fagen.schedule import Schedule
+from fagen.toolchain import Toolchain
+from pathlib import PosixPath
+tools = {tools!r}
+source = Source("fwd_x", {log!r}, "", "0" * 64)
+planned = plan(Schedule.from_slug("fwd_fp16_d128_full_m128n128"))
+print(build(source, planned, binding=False, toolchain=tools).cached, flush=True)
+"""
+
+
+def start(tools: Toolchain, log: str) -> subprocess.Popen[str]:
+    here = Path(__file__).parent
+    code = CHILD.format(tests=str(here), root=str(here.parent), tools=tools, log=log)
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_build_leaves_nothing_that_is_taken_for_finished(
+    planned: Plan, tools: Toolchain, counter: Path, cache: Path
+) -> None:
+    slow = tools.nvcc.read_text()
+    child = start(tools, GOOD + "SLOW\n")
+    for _ in range(600):
+        if compilations(counter):
+            break
+        time.sleep(0.05)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert [entry.state for entry in cache_entries()] == ["unfinished"]
+    make_program(tools.nvcc, slow.replace("sleep 60", "true"))
+    assert not make(GOOD + "SLOW\n", planned, tools).cached
+    assert [entry.state for entry in cache_entries()] == ["finished"]
+
+
+def test_two_processes_never_build_the_same_kernel(tools: Toolchain, counter: Path) -> None:
+    make_program(tools.nvcc, tools.nvcc.read_text().replace("sleep 60", "sleep 1"))
+    children = [start(tools, GOOD + "SLOW\n") for _ in range(3)]
+    said = sorted(child.communicate()[0].strip() for child in children)
+    assert said == ["False", "True", "True"] and compilations(counter) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_said_with_the_way_out(
+    planned: Plan, tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / "file"))
+    with pytest.raises(BuildError, match=r"cannot be written(.|\n)*FAGEN_CACHE"):
+        make(GOOD, planned, tools)
+
+
+def test_a_full_disk_is_a_build_error_and_leaves_nothing(
+    planned: Plan, tools: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path, record: object) -> None:
+        raise OSError(28, os.strerror(28), str(folder))
+
+    monkeypatch.setattr(store, "write_record", full)
+    with pytest.raises(BuildError, match="No space left on device"):
+        make(GOOD, planned, tools)
+    assert cache_entries() == ()
+
+
+def test_a_kernel_in_a_cache_that_became_read_only_is_still_found(
+    planned: Plan, tools: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(GOOD, planned, tools)
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise PermissionError(30, os.strerror(30))
+
+    for name in ("utime", "mkdir", "rename", "open"):
+        monkeypatch.setattr(os, name, refuse)
+    assert make(GOOD, planned, tools).cached
+
+
+def test_prune_keeps_the_newest_and_removes_what_failed(planned: Plan, tools: Toolchain) -> None:
+    folders = [make(GOOD, planned, tools, slug).folder for slug in ("fwd_a", "fwd_b", "fwd_c")]
+    for age, folder in zip((3000, 2000, 1000), folders, strict=True):
+        os.utime(folder, (time.time() - age,) * 2)
+    with pytest.raises(BuildError):
+        make("error: no\n", planned, tools)
+    assert [entry.folder for entry in prune(older_than=2500)][1:] == folders[:1]
+    assert [entry.folder for entry in prune(keep=1)] == folders[1:2]
+    assert [entry.folder for entry in cache_entries()] == folders[2:]
+    with store.locked(store.lock_of(folders[2])):  # as a build of it would
+        assert prune(everything=True) == ()
+    assert [entry.folder for entry in prune(everything=True)] == folders[2:]
+    assert list(folders[2].parent.iterdir()) == []
+
+
+# ---- The compiler's report -----------------------------------------------------------------------
+
+
+def test_spills_fail_a_build_unless_the_schedule_tolerates_them(
+    planned: Plan, tools: Toolchain
+) -> None:
+    log = LOG.format(stack=16, stores=12, loads=20, registers=168)
+    with pytest.raises(BuildError, match=r"12 bytes of registers spilled, 20 loaded again"):
+        make(log, planned, tools)
+    report = make(log, replace(planned, max_spill_bytes=20), tools).report
+    assert (report.spill_store_bytes, report.spill_load_bytes, report.stack_bytes) == (12, 20, 16)
+    with pytest.raises(BuildError):  # now in the cache, and judged by the Plan of this call
+        make(log, planned, tools)
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (LOG.format(stack=64, stores=0, loads=0, registers=168), "a stack frame of 64 bytes"),
+        (LOG.format(stack=0, stores=0, loads=0, registers=176), "67,584 at launch"),
+        (GOOD + SERIALISED, r"\(C7511\) Potential Performance Loss"),
+        (GOOD + "ptxas info : (C7517) warpgroup.wait is injected in around line 3\n", "C7517"),
+        ("", "one kernel"),
+    ],
+)
+def test_what_the_plan_did_not_allow_fails_the_build(
+    planned: Plan, tools: Toolchain, log: str, words: str
+) -> None:
+    with pytest.raises(BuildError, match=words):
+        make(log, planned, tools)
+    assert [entry.state for entry in cache_entries()] == ["failed"]
+
+
+def test_a_failed_build_shows_the_compilers_lines_and_a_command_that_repeats_it(
+    planned: Plan, tools: Toolchain, counter: Path
+) -> None:
+    line = "fwd_x.cu(7): error: identifier is undefined"
+    with pytest.raises(BuildError) as caught:
+        make(line + "\n", planned, tools)
+    said = str(caught.value).splitlines()
+    assert f"  {line}" in said
+    command = said[said.index("to repeat it:") + 1]
+    again = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert again.returncode == 2 and line in again.stdout and compilations(counter) == 2
+    assert shlex.split(command)[0] == "cd"
+
+
+def test_without_a_disassembler_the_report_says_what_was_not_checked(
+    planned: Plan, tools: Toolchain
+) -> None:
+    report = make(GOOD, planned, tools).report
+    assert report.machine is None
+    assert "not read, no disassembler is installed: python -m pip install" in str(report)
+
+
+# ---- Real compilers ------------------------------------------------------------------------------
+
+
+class KernelInfo(ctypes.Structure):
+    """What fagen_<slug>_info() points to."""
+
+    _fields_ = (
+        ("struct_bytes", ctypes.c_uint32),
+        ("shared_bytes", ctypes.c_uint32),
+        ("threads", ctypes.c_uint32),
+        ("launch_registers", ctypes.c_uint32),
+        ("producer_registers", ctypes.c_uint32),
+        ("consumer_registers", ctypes.c_uint32),
+        ("slug", ctypes.c_char_p),
+        ("source_hash", ctypes.c_char_p),
+    )
+
+
+def test_the_library_loads_without_a_gpu_and_was_laid_out_as_the_ledger_says(kernel: Any) -> None:
+    plan, source, binary = kernel.plan, kernel.source, kernel.binary
+    info_of = ctypes.CDLL(str(binary.library))[f"fagen_{plan.slug}_info"]
+    info_of.restype = ctypes.POINTER(KernelInfo)
+    info = info_of().contents
+    assert info.struct_bytes == ctypes.sizeof(KernelInfo)
+    assert info.shared_bytes == plan.shared_bytes == plan.shared.total
+    assert (info.threads, info.launch_registers) == (plan.threads, plan.launch_registers)
+    assert info.producer_registers == plan.producer_registers
+    assert info.consumer_registers == plan.consumer_registers
+    assert info.slug.decode() == plan.slug
+    assert info.source_hash.decode() == source.hash == binary.source_hash
+
+
+def test_a_kernel_keeps_its_promises_within_fifteen_cpu_seconds(kernel: Any) -> None:
+    binary = kernel.binary
+    assert broken_promises(binary.report, kernel.plan) == []
+    assert binary.report.registers * kernel.plan.threads <= SM90.registers_per_sm
+    assert binary.report.machine_note == "read with nvdisasm"
+    assert 0 < binary.cpu_seconds <= 15
+
+
+def test_the_library_needs_neither_torch_nor_a_cuda_runtime_and_the_binding_little(
+    built: Callable[[str], Any],
+) -> None:
+    binary = built("fwd_fp16_d128_causal_m128n128").binary
+    assert needed(binary.library) <= {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1"}
+    theirs = needed(binary.binding)
+    assert {"libtorch.so", binary.library.name} <= theirs
+    assert not any(name.startswith(("libpython", "libc10", "libcuda")) for name in theirs)
+
+
+def needed(library: Path) -> set[str]:
+    """The libraries that the loader will look for."""
+    said = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True)
+    return set(re.findall(r"\(NEEDED\).*\[(.*)\]", said.stdout)) - {"ld-linux-x86-64.so.2"}
+
+
+def test_a_kernel_built_before_there_was_a_disassembler_is_read_once_there_is_one(
+    built: Callable[[str], Any], tools: Toolchain, tmp_path: Path
+) -> None:
+    real = built("fwd_fp16_d128_full_m128n128")
+    (tmp_path / "library").write_bytes(real.binary.library.read_bytes())
+    log = LOG.format(stack=0, stores=0, loads=0, registers=168)
+    assert make(log, real.plan, tools).report.machine_note == NO_DISASSEMBLER
+    later = replace(tools, disassembler=find_disassembler())
+    report = make(log, real.plan, later).report
+    assert report.machine == real.binary.report.machine
+    assert make(log, real.plan, tools).report == report  # it was written down
+    narrow = replace(real.plan, consumer_registers=24)
+    with pytest.raises(BuildError, match=r"the consumer uses \d+ registers, it has 24"):
+        make(log, narrow, later)

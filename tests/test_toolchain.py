@@ -1,0 +1,223 @@
+"""Toolchains of every kind of completeness, made of scripts, go in; paths or remedies come out."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fagen import paths, toolchain
+from fagen.errors import ToolchainError
+
+NVCC = """#!/bin/sh
+case "$1" in
+--version) echo "Cuda compilation tools, release {release}, V{release}.88" ;;
+*) echo "#\\$ TOP={root}/bin/.." >&2 ;;
+esac
+"""
+
+
+def make_cuda(root: Path, release: str = "13.0", headers: str = "13000", lib: str = "lib") -> Path:
+    """A CUDA toolkit in the shape of NVIDIA's wheels, with nothing in it but what is looked for."""
+    for folder in ("bin", "include/crt", "nvvm/bin", lib):
+        (root / folder).mkdir(parents=True)
+    make_program(root / "bin/nvcc", NVCC.format(release=release, root=root))
+    for file in (
+        "bin/ptxas",
+        "nvvm/bin/cicc",
+        "include/cuda_runtime.h",
+        "include/crt/host_config.h",
+    ):
+        (root / file).touch()
+    (root / "include/cuda_runtime_api.h").write_text(f"#define CUDART_VERSION  {headers}\n")
+    (root / lib / "libcudart_static.a").touch()
+    return root
+
+
+def make_program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def make_cutlass(root: Path, version: tuple[int, int, int] = (4, 2, 0)) -> Path:
+    names = ("MAJOR", "MINOR", "PATCH")
+    (root / "cutlass").mkdir(parents=True)
+    (root / "cute").mkdir()
+    (root / "cute/tensor.hpp").touch()
+    (root / "cutlass/version.h").write_text(
+        "".join(f"#define CUTLASS_{n} {v}\n" for n, v in zip(names, version, strict=True))
+    )
+    return root
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine with nothing: no programs, no wheels, no variables; returns its folder on PATH."""
+    folder = tmp_path / "path"
+    folder.mkdir()
+    for name in ("CUDA_HOME", "FAGEN_CUTLASS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(paths.sysconfig, "get_path", lambda name: str(folder))
+    monkeypatch.setattr(toolchain, "SYSTEM_CUDA", tmp_path / "no-cuda")
+    monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: None)
+    return folder
+
+
+def test_this_machine_has_a_whole_toolchain() -> None:
+    found = toolchain.find_toolchain()
+    assert found.nvcc.is_file() and (found.cuda_include / "cuda_runtime.h").is_file()
+    assert (found.cutlass / "cute/tensor.hpp").is_file()
+    assert any((folder / "libcudart_static.a").is_file() for folder in found.library_dirs)
+
+
+def test_everything_missing_is_said_at_once_with_the_command_that_mends_it(bare: Path) -> None:
+    with pytest.raises(ToolchainError) as caught:
+        toolchain.find_toolchain()
+    said = str(caught.value)
+    assert 'pip install "cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.0.*"' in said
+    assert "pip install --no-deps nvidia-cutlass==4.2.0.0" in said
+    assert "apt install g++" in said
+    assert "pip install ninja" in said
+    assert len(said.splitlines()) == 4
+
+
+def test_cuda_home_alone_counts_where_it_is_set(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolchain, "SYSTEM_CUDA", make_cuda(tmp_path / "system"))
+    monkeypatch.setenv("CUDA_HOME", str(make_cuda(tmp_path / "own", "13.1", "13010")))
+    assert toolchain.find_nvcc().version == "13.1.88"
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nowhere"))
+    with pytest.raises(ToolchainError, match=r"CUDA_HOME is .*nowhere, where there is no bin/nvcc"):
+        toolchain.find_nvcc()
+
+
+def test_an_old_nvcc_on_path_is_passed_over_for_a_new_one(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = make_cuda(tmp_path / "old", "11.8", "11080")
+    (bare / "nvcc").symlink_to(old / "bin/nvcc")
+    with pytest.raises(
+        ToolchainError, match=r"nvcc 11\.8\.88 at .* is too old, 12\.4 is the oldest"
+    ):
+        toolchain.find_nvcc()
+    monkeypatch.setattr(toolchain, "SYSTEM_CUDA", make_cuda(tmp_path / "new", lib="lib64"))
+    found = toolchain.find_nvcc()
+    assert found.version == "13.0.88"
+    assert found.library_dirs == (tmp_path / "new/lib64",)
+
+
+def test_a_wrapper_on_path_leads_to_the_toolkit_behind_it(bare: Path, tmp_path: Path) -> None:
+    real = make_cuda(tmp_path / "real")
+    make_program(bare / "nvcc", f'#!/bin/sh\nexec {real}/bin/nvcc "$@"\n')
+    found = toolchain.find_nvcc()
+    assert found.nvcc == bare / "nvcc"
+    assert found.include == real / "include"
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("include/cuda_runtime.h", "cudart"),
+        ("lib/libcudart_static.a", "cudart"),
+        ("include/crt/host_config.h", "crt"),
+        ("nvvm/bin/cicc", "nvvm"),
+    ],
+)
+def test_half_a_toolkit_is_refused_by_what_it_lacks(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, words: str
+) -> None:
+    root = make_cuda(tmp_path / "cuda")
+    (root / file).unlink()
+    monkeypatch.setenv("CUDA_HOME", str(root))
+    with pytest.raises(ToolchainError, match=rf"lacks .*{words}.*: python -m pip install"):
+        toolchain.find_nvcc()
+
+
+def test_headers_of_another_release_than_the_compiler_are_refused(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(make_cuda(tmp_path / "cuda", "13.0", "13050")))
+    with pytest.raises(ToolchainError, match=r"13\.0\.88 but its headers are of 13\.5"):
+        toolchain.find_nvcc()
+
+
+def test_cutlass_is_found_in_a_checkout_or_its_include_folder_and_an_old_one_refused(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    include = make_cutlass(tmp_path / "checkout/include", (4, 3, 1))
+    for place in (include, include.parent):
+        monkeypatch.setenv("FAGEN_CUTLASS", str(place))
+        assert toolchain.find_cutlass() == (include, "4.3.1")
+    monkeypatch.setenv("FAGEN_CUTLASS", str(make_cutlass(tmp_path / "old", (3, 5, 0))))
+    with pytest.raises(ToolchainError, match=r"CUTLASS 3\.5\.0 at .* is too old"):
+        toolchain.find_cutlass()
+    monkeypatch.setenv("FAGEN_CUTLASS", str(tmp_path))
+    with pytest.raises(ToolchainError, match="not in FAGEN_CUTLASS"):
+        toolchain.find_cutlass()
+
+
+@pytest.mark.parametrize(
+    ("version", "usable", "target"),
+    [
+        ("2.9.1", False, ""),
+        ("2.10.0+cu128", True, "-DTORCH_TARGET_VERSION=0x020a000000000000"),
+        ("2.11.0", True, "-DTORCH_TARGET_VERSION=0x020b000000000000"),
+        ("2.13.0+cpu", True, "-DTORCH_TARGET_VERSION=0x020b000000000000"),
+        ("3.0.0a0+git1", True, "-DTORCH_TARGET_VERSION=0x020b000000000000"),
+    ],
+)
+def test_the_oldest_stable_abi_that_will_do_is_asked_for(
+    tmp_path: Path, version: str, usable: bool, target: str
+) -> None:
+    header = tmp_path / "include/torch/csrc/stable/library.h"
+    header.parent.mkdir(parents=True)
+    header.touch()
+    torch = toolchain.Torch(version, tmp_path)
+    assert torch.usable is usable
+    if usable:
+        assert torch.target == target
+
+
+def test_torch_is_found_without_being_imported() -> None:
+    code = (
+        "import sys; from fagen.toolchain import find_torch; t = find_torch();"
+        "print(t.version, t.usable, 'torch' in sys.modules)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        cwd=Path(toolchain.__file__).parent.parent,
+    ).stdout.split()  # fmt: skip
+    assert re.fullmatch(r"2\.\d+\..*", said[0]) and said[1:] == ["True", "False"]
+
+
+def test_the_doctor_names_a_remedy_for_all_that_ails_and_never_raises(bare: Path) -> None:
+    findings = {finding.name: finding for finding in toolchain.doctor()}
+    ill = {name for name, finding in findings.items() if not finding.ok}
+    assert ill >= {"nvcc", "g++", "ninja", "CUTLASS", "disassembler", "torch", "GPU"}
+    assert all(findings[name].remedy and findings[name].needed_for for name in ill)
+
+
+@pytest.mark.parametrize(("driver", "fits"), [("580.95.05", True), ("575.57.08", False)])
+def test_the_doctor_compares_the_driver_with_the_runtime_that_is_linked(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, fits: bool
+) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(make_cuda(tmp_path / "cuda")))
+    make_program(
+        bare / "nvidia-smi",
+        "#!/bin/sh\n"
+        f'case "$1" in *driver*) echo {driver};; *name*) echo NVIDIA H200;; *) echo 9.0;; esac\n',
+    )
+    findings = {finding.name: finding for finding in toolchain.doctor()}
+    assert findings["GPU"].ok and findings["GPU"].found == "NVIDIA H200"
+    assert findings["driver"].ok is fits
+    assert fits or "R580" in findings["driver"].remedy
+
+
+def test_nobody_sets_the_macro_that_quadruples_the_time_to_compile() -> None:
+    flags = " ".join((*toolchain.FLAGS, *toolchain.BINDING_FLAGS))
+    assert "EXTENDED_MMA_SHAPES" not in flags and "fast_math" not in flags
