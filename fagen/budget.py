@@ -14,7 +14,7 @@ from typing import Any
 from fagen.arch import SM90
 from fagen.errors import ScheduleError
 from fagen.schedule import Schedule
-from fagen.vocab import DTYPES
+from fagen.vocab import DTYPES, P_HOMES
 
 # The model's two constants, per consumer thread: the running maximum, sum and scale of two rows,
 # and addresses, loop state and barriers.  How far they are off is measured in the machine code.
@@ -104,9 +104,9 @@ def budget(schedule: Schedule) -> Budget:
 
 
 def nearest(schedule: Schedule) -> tuple[dict[str, Any], ...]:
-    """Return the least changes to a schedule that make it fit: sets of keys with new values.
+    """Return the least changes that make a schedule fit: keys with new values, None to leave out.
 
-    As few keys as possible in a set, and for each set of keys the largest values.
+    As few keys as possible at once, and of each the value nearest to the one it has.
     """
     options = _options(schedule)
     for count in range(1, len(options) + 1):
@@ -116,7 +116,7 @@ def nearest(schedule: Schedule) -> tuple[dict[str, Any], ...]:
             if (changes := _first_that_fits(schedule, [options[key] for key in keys]))
         ]
         if found:
-            return tuple(found)
+            return tuple(sorted(found, key=lambda changes: "block_n" not in changes))
     return ()
 
 
@@ -255,19 +255,22 @@ def _register_file(schedule: Schedule) -> Ledger:
 
 
 def _options(schedule: Schedule) -> dict[str, list[dict[str, Any]]]:
-    """Return, by key, the values that ask for less, nearest first."""
-    values = schedule.values()
-    rebuilt = dict.fromkeys(("consumers", "producer_registers", "consumer_registers"))
+    """Return, by key, the values that ask for less, nearest first; None leaves a key out."""
+    values, said = schedule.values(), schedule.settings()
+    registers = {key: None for key in ("producer_registers", "consumer_registers") if key in said}
+    others = [p for p in P_HOMES if p != values["p"]]
     return {
-        "block_n": [{"block_n": n} for n in range(values["block_n"] - 16, 0, -16)],
+        "block_m": [{"block_m": m, **registers} for m in _below(values["block_m"], SM90.wgmma_m)],
+        "block_n": [{"block_n": n} for n in _below(values["block_n"], 16)],
         "stages": [{"stages": n} for n in range(values["stages"] - 1, 1, -1)],
-        "p": [{"p": "shared" if values["p"] == "registers" else "registers"}],
-        "output": [{"output": "v_space"}] if values["output"] == "own" else [],
-        "registers": [dict.fromkeys(("producer_registers", "consumer_registers"))],
-        "block_m": [
-            {"block_m": m, **rebuilt} for m in range(values["block_m"] - SM90.wgmma_m, 0, -64)
-        ],
+        "p": [{"p": p} for p in others],
+        "output": [{"output": "v_space"}] if "output" in said else [],
+        "registers": [registers] if registers else [],
     }
+
+
+def _below(value: int, step: int) -> range:
+    return range(value - step, 0, -step)
 
 
 def _first_that_fits(
@@ -300,13 +303,12 @@ def _solved(ledger: Ledger, formulae: Mapping[str, Any], sizes: Mapping[str, int
 
     symbols = _symbols()
     numbers = {symbols[name]: value for name, value in sizes.items()}
+    block_n = sympy.Dummy("block_n")  # of any sign: what does not fit at all is to be solved too
     total = sympy.Add(*formulae.values())
+    room = ledger.limit - total.subs(symbols["block_n"], block_n)
     # Max(a, b) ≤ x means a ≤ x and b ≤ x: the least root of all is the bound
-    largest = total.atoms(sympy.Max)
-    cases = [total.subs(m, a) for m in largest for a in m.args] or [total]
-    roots = [
-        root for case in cases for root in sympy.solve(case - ledger.limit, symbols["block_n"])
-    ]
+    cases = [room.subs(most, term) for most in room.atoms(sympy.Max) for term in most.args]
+    roots = [root for case in cases or [room] for root in sympy.solve(case, block_n)]
     bound = min(roots, key=lambda root: root.subs(numbers))
     yield ""
     yield f"{ledger.name} = {total} <= {ledger.limit:,} ({ledger.source})".replace("*", "·")

@@ -173,16 +173,21 @@ def _accumulators(columns: int) -> int:
 
 
 def _refusal(schedule: Schedule, cost: Budget) -> str:
-    place = schedule.origin.at("tile", "block_n")
-    lines = [f"{place}: {schedule.slug} does not fit one {SM90.name} multiprocessor"]
+    lines = [
+        f"{schedule.origin.at('tile', 'block_n')}: tile.block_n = {schedule.tile.block_n}: "
+        f"{schedule.slug} does not fit a multiprocessor of {SM90.name}"
+    ]
     for ledger in cost.over():
         lines += ["  " + line for line in str(ledger).splitlines()]
     fits = [_written(changes) for changes in nearest(schedule)]
-    lines.append("  fits with " + ", or ".join(fits) if fits else "  nothing near it fits")
+    lines.append("  fits with " + ", or with ".join(fits) if fits else "  nothing near it fits")
     return "\n".join(lines)
 
 
 def _written(changes: Mapping[str, Any]) -> str:
-    """Return changed keys as a user writes them; a key without a value is one to leave out."""
-    said = [f"{key} = {json.dumps(value)}" for key, value in changes.items() if value is not None]
-    return " and ".join(said) or f"{' and '.join(changes)} left out"
+    """Return changed keys as a user writes them."""
+    said = [
+        f"{key} left out" if value is None else f"{key} = {json.dumps(value)}"
+        for key, value in changes.items()
+    ]
+    return " and ".join(said)

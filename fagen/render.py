@@ -31,11 +31,11 @@ class Source:
 
 def render(plan: Plan) -> Source:
     """Write the kernel and its binding.  Raises ToolchainError where clang-format is missing."""
-    kernel = formatted(_template(KERNEL, plan))
+    kernel = _template(KERNEL, plan)
     digest = token_hash(kernel)
     return Source(
         slug=plan.slug,
-        kernel=kernel.replace(HASH_WORD, digest),
+        kernel=formatted(kernel.replace(HASH_WORD, digest)),
         binding=formatted(_template(BINDING, plan)),
         hash=digest,
     )

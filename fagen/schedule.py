@@ -22,7 +22,7 @@ from fagen.errors import ScheduleError
 from fagen.toml_lines import Origin, read_toml
 from fagen.vocab import CODES, DTYPES, LATER, MASKS, ORDERS, OUTPUTS, P_HOMES, PRODUCERS
 
-MAX_BYTES = 65_536  # of a schedule file; the longest sensible one is a fiftieth of that
+MAX_BYTES = 100_000  # of a schedule file; the longest sensible one is a fiftieth of that
 
 
 @dataclass(frozen=True)
@@ -381,7 +381,7 @@ def _faults(invalid: ValidationError) -> Iterator[tuple[tuple[str, ...], str]]:
         if kind == "extra_forbidden":
             yield path, _unknown(path)
         elif len(path) == 1:
-            keys = ", ".join(key for key in REQUIRED if SECTIONS[key] == path[0])
+            keys = ", ".join(key for key in _keys_of(path[0]) if key in REQUIRED)
             yield path, f"is missing: a table with {keys}" if kind == "missing" else "is no table"
         elif kind == "missing":
             yield path, f"is missing: {_expected(path)}"

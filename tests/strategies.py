@@ -1,0 +1,39 @@
+"""Random schedules that keep the rules, whether or not they fit, for property-based tests."""
+
+from hypothesis import strategies as st
+
+from fagen.schedule import Schedule
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    """Draw a schedule; each optional key is left out about half of the time."""
+    consumers = draw(st.integers(1, 3))
+    producer = draw(st.sampled_from(["warp", "none"]))
+    keys = {
+        "head_dim": draw(st.integers(2, 32)) * 8,
+        "dtype": draw(st.sampled_from(["fp16", "bf16"])),
+        "mask": draw(st.sampled_from(["full", "causal"])),
+        "block_m": 64 * consumers,
+        "block_n": draw(st.integers(1, 16)) * 16,
+    }
+    optional = {
+        "head_dim_v": st.integers(2, 32).map(lambda n: n * 8),
+        "stages": st.integers(2, 8),
+        "output": st.sampled_from(["v_space", "own"]),
+        "producer": st.just(producer),
+        "consumers": st.just(consumers),
+        "inter_warpgroup": st.booleans() if consumers > 1 else st.just(False),
+        "intra_warpgroup": st.booleans(),
+        "p": st.sampled_from(["registers", "shared"]),
+        "rescale_threshold": st.integers(0, 120).map(lambda n: n / 8),
+        "order": st.sampled_from(["persistent", "lpt", "single"]),
+        "cluster": st.just(1),
+        "max_spill_bytes": st.integers(0, 4096),
+    }
+    registers = st.integers(3, 32).map(lambda n: n * 8)
+    keys |= draw(st.fixed_dictionaries({}, optional=optional))
+    if keys.get("producer") != "none":
+        names = ("producer_registers", "consumer_registers")
+        keys |= draw(st.fixed_dictionaries({}, optional=dict.fromkeys(names, registers)))
+    return Schedule.make(**keys)

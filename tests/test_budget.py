@@ -1,0 +1,213 @@
+"""The ledgers against figures that others published or that can be worked out by hand."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+
+from fagen.arch import SM90
+from fagen.budget import budget, explain_lines, nearest
+from fagen.schedule import Schedule
+from tests.strategies import schedules
+
+# FlashAttention-3's tiles for 16-bit inputs with head_dim_v <= 256:
+# head_dim, head_dim_v, block_m, block_n, P from
+TILES = [
+    (64, 64, 192, 192, "shared"),
+    (64, 64, 192, 128, "registers"),
+    (64, 256, 128, 96, "registers"),
+    (96, 96, 192, 144, "shared"),
+    (96, 96, 192, 128, "shared"),
+    (128, 128, 128, 176, "registers"),
+    (128, 128, 128, 128, "registers"),
+    (192, 192, 128, 112, "registers"),
+    (192, 128, 128, 128, "registers"),
+    (192, 192, 128, 96, "registers"),
+    (256, 256, 128, 80, "registers"),
+    (256, 256, 128, 64, "registers"),
+]
+
+
+def schedule(head_dim, head_dim_v, block_m, block_n, p, **more):
+    keys = dict(dtype="fp16", mask="full", head_dim=head_dim, head_dim_v=head_dim_v)
+    return Schedule.make(**keys, block_m=block_m, block_n=block_n, p=p, **more)
+
+
+def amounts(ledger):
+    return {row.name: row.amount for row in ledger.rows}
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_every_tile_of_flash_attention_3_fits(tile):
+    assert not budget(schedule(*tile)).over()
+
+
+@pytest.mark.parametrize(
+    ("tile", "ledgers"),
+    [
+        ((256, 256, 128, 96, "registers"), ["shared memory"]),
+        ((192, 192, 128, 128, "registers"), ["shared memory"]),
+        ((192, 128, 128, 144, "registers"), ["shared memory"]),
+        ((128, 128, 128, 208, "registers"), ["shared memory", "registers"]),
+        ((128, 128, 128, 160, "shared"), ["shared memory"]),
+    ],
+)
+def test_one_step_past_a_known_limit_does_not_fit(tile, ledgers):
+    over = budget(schedule(*tile)).over()
+    assert [ledger.name.split(" of ")[0] for ledger in over] == ledgers
+
+
+@pytest.mark.parametrize(
+    ("tile", "bytes_without_barriers", "accumulators"),
+    [  # columns "smem B" and "S+P+O" of the published table; P in registers only counts there
+        ((64, 64, 192, 192, "shared"), 196_608, (96, None, 32)),
+        ((64, 64, 192, 128, "registers"), 90_112, (64, 32, 32)),
+        ((96, 96, 192, 144, "shared"), 202_752, (72, None, 48)),
+        ((128, 128, 128, 176, "registers"), 212_992, (88, 44, 64)),
+        ((128, 128, 128, 128, "registers"), 163_840, (64, 32, 64)),
+        ((192, 192, 128, 112, "registers"), 221_184, (56, 28, 96)),
+        ((192, 128, 128, 128, "registers"), 212_992, (64, 32, 64)),
+        ((256, 256, 128, 80, "registers"), 229_376, (40, 20, 128)),
+    ],
+)
+def test_sums_are_those_published_for_flash_attention_3(tile, bytes_without_barriers, accumulators):
+    cost = budget(schedule(*tile))
+    shared, registers = amounts(cost.shared), amounts(cost.registers)
+    assert cost.shared.total - shared["barriers"] == bytes_without_barriers
+    assert (registers["s"], registers.get("p"), registers["o"]) == accumulators
+
+
+def test_p_costs_no_registers_where_it_goes_through_shared_memory():
+    in_registers = budget(schedule(128, 128, 128, 128, "registers"))
+    in_shared = budget(schedule(128, 128, 128, 128, "shared"))
+    assert in_registers.registers.total - in_shared.registers.total == 128 // 4
+    assert in_shared.shared.total - in_registers.shared.total == 128 * 128 * 2
+    assert "p" not in amounts(in_shared.registers) and "p" not in amounts(in_registers.shared)
+
+
+def test_output_takes_vs_space_unless_it_owns_some():
+    shared = amounts(budget(schedule(128, 128, 128, 64, "registers")).shared)
+    own = amounts(budget(schedule(128, 128, 128, 64, "registers", output="own")).shared)
+    assert shared["v_or_o"] == own["v"] == 2 * 64 * 128 * 2
+    assert own["o"] == 128 * 128 * 2
+    # V's ring of two blocks of 16 keys is smaller than O: then O's size counts
+    tall = amounts(budget(schedule(128, 128, 128, 16, "registers")).shared)
+    assert tall["v_or_o"] == 128 * 128 * 2
+
+
+def test_each_array_is_rounded_up_to_the_alignment_of_its_tile():
+    shared = amounts(budget(schedule(16, 24, 64, 16, "registers")).shared)
+    assert shared == {
+        "q": 2_048,  # 64 × 16 × 2
+        "k": 1_024,  # 2 × 16 × 16 × 2
+        "v_or_o": 4_096,  # 64 × 32 × 2, since 24 columns are padded to 32
+        "barriers": 1_024,  # 8 × 11
+    }
+
+
+@given(schedules())
+def test_shared_memory_is_the_sum_of_whole_arrays(schedule):
+    values = schedule.values()
+    m, n, stages = values["block_m"], values["block_n"], values["stages"]
+    d, d_v = (-(-values[key] // 16) * 16 for key in ("head_dim", "head_dim_v"))
+    arrays = [m * d * 2, stages * n * d * 2]
+    v, o = stages * n * d_v * 2, m * d_v * 2
+    arrays += [v, o] if values["output"] == "own" else [max(v, o)]
+    arrays += [m * n * 2] if values["p"] == "shared" else []
+    arrays += [8 * (3 + 4 * stages)]
+    assert budget(schedule).shared.total == sum(-(-a // 1024) * 1024 for a in arrays)
+
+
+@given(schedules())
+def test_a_narrower_tile_never_costs_more(schedule):
+    block_n = schedule.tile.block_n
+    if block_n > 16:
+        cost, less = budget(schedule), budget(schedule.but(block_n=block_n - 16))
+        assert less.shared.total < cost.shared.total
+        assert less.registers.total < cost.registers.total
+
+
+@pytest.mark.parametrize(
+    ("block_m", "producer", "threads", "launch", "usable"),
+    [
+        (64, "warp", 256, 255, 240),
+        (128, "warp", 384, 168, 240),
+        (192, "warp", 512, 128, 160),
+        (64, "none", 128, 255, 255),
+        (128, "none", 256, 255, 255),
+        (192, "none", 384, 168, 168),
+    ],
+)
+def test_registers_are_dealt_as_the_hardware_does(block_m, producer, threads, launch, usable):
+    from fagen.plan import plan
+
+    worked = plan(schedule(64, 64, block_m, 64, "registers", producer=producer))
+    assert (worked.threads, worked.launch_registers) == (threads, launch)
+    assert worked.registers.limit == usable
+    assert worked.register_file.fits
+
+
+@pytest.mark.parametrize(
+    ("block_m", "producer", "consumer", "fits"),
+    [
+        (64, 56, 256, True),
+        (128, 24, 240, True),
+        (128, 40, 232, True),
+        (128, 24, 248, False),
+        (128, 32, 240, False),
+        (192, 32, 160, True),
+        (192, 40, 160, False),
+        (192, 24, 168, False),
+    ],
+)
+def test_setmaxnreg_never_asks_for_more_than_the_launch_brought(block_m, producer, consumer, fits):
+    cost = budget(
+        schedule(
+            *(64, 64, block_m, 64, "registers"),
+            producer_registers=producer,
+            consumer_registers=consumer,
+        )
+    )
+    assert cost.register_file.fits is fits
+
+
+def test_256_registers_are_255_to_use():
+    cost = budget(schedule(64, 64, 64, 64, "registers", consumer_registers=256))
+    assert cost.registers.limit == 255
+    assert SM90.source("max_registers_per_thread") in str(cost.registers)
+
+
+@settings(max_examples=50, deadline=None)
+@given(schedules())
+def test_what_is_offered_fits_and_the_next_wider_tile_does_not(schedule):
+    offers = nearest(schedule)
+    if not budget(schedule).over():
+        return
+    assert offers
+    for offer in offers:
+        assert not budget(schedule.but(**offer)).over()
+        if offer.keys() == {"block_n"}:
+            wider = schedule.but(block_n=offer["block_n"] + 16)
+            assert budget(wider).over()
+
+
+@settings(max_examples=20, deadline=None)
+@given(schedules())
+def test_the_solved_limit_is_the_one_that_trying_finds(schedule):
+    solved = [
+        float(match[1])
+        for line in explain_lines(schedule)
+        if (match := re.search(r"block_n <= .* = (-?[\d.]+)$", line))
+    ]
+    assert len(solved) == 2
+    for block_n in range(16, 257, 16):
+        cost = budget(schedule.but(block_n=block_n))
+        for ledger, bound in zip((cost.shared, cost.registers), solved, strict=True):
+            # shared memory is rounded up array by array, which the solved formula leaves out
+            slack = 5 * SM90.smem_tile_alignment if ledger is cost.shared else 0
+            if block_n > bound + 0.05:
+                assert not ledger.fits
+            elif ledger.total + slack <= ledger.limit:
+                assert block_n <= bound + 0.05
+            elif ledger is cost.registers:
+                assert ledger.fits

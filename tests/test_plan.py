@@ -1,0 +1,154 @@
+"""The Plan's numbers, and the words of a refusal."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+
+from fagen.errors import OverBudget, ScheduleError
+from fagen.paths import locate
+from fagen.plan import Plan, explain, plan
+from fagen.schedule import Schedule, parse_schedule, read_schedule
+from tests.strategies import schedules
+
+FIRST = dict(head_dim=128, dtype="fp16", mask="causal", block_m=128, block_n=128)
+FILES = sorted(locate("schedules").glob("*.toml"))
+
+
+def planned(**changes) -> Plan:
+    return plan(Schedule.make(**{**FIRST, **changes}))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_shipped_schedule_fits(path):
+    assert plan(read_schedule(path)).slug == path.stem
+
+
+def test_the_first_schedule_in_numbers():
+    worked = planned()
+    assert worked.shared_bytes == 32_768 + 65_536 + 65_536 + 1_024
+    assert worked.threads == 384
+    assert (worked.s_accumulators, worked.o_accumulators, worked.p_registers) == (64, 64, 32)
+    assert (worked.qk_steps, worked.pv_steps) == (8, 8)
+    assert worked.qk_inputs == (64, 65, 66)
+    assert worked.pv_inputs == (64, 65, 66, 67, 68)
+    assert worked.persistent and worked.longest_first
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "padded", "swizzle", "slabs"),
+    [
+        (16, 16, 32, 1),
+        (24, 32, 64, 1),
+        (64, 64, 128, 1),
+        (72, 80, 32, 5),
+        (80, 80, 32, 5),
+        (96, 96, 64, 3),
+        (128, 128, 128, 2),
+        (192, 192, 128, 3),
+        (248, 256, 128, 4),
+    ],
+)
+def test_the_swizzle_is_the_widest_that_divides_the_padded_row(head_dim, padded, swizzle, slabs):
+    worked = planned(head_dim=head_dim, block_n=64)
+    assert worked.head_dim_padded == worked.head_dim_v_padded == padded
+    assert worked.qk_swizzle.bytes == worked.v_swizzle.bytes == swizzle
+    assert worked.qk_slabs == worked.v_slabs == slabs
+    assert worked.qk_slab * slabs == padded
+
+
+def test_p_through_shared_memory_has_a_swizzle_of_its_own_and_two_operands():
+    worked = planned(p="shared", block_n=48)
+    assert not worked.p_in_registers
+    assert (worked.p_swizzle.bytes, worked.p_slab, worked.p_slabs) == (32, 16, 3)
+    assert worked.pv_inputs == (64, 65)
+
+
+def test_without_a_producer_no_warp_has_registers_of_its_own():
+    worked = planned(producer="none", order="single")
+    assert (worked.threads, worked.producer_registers, worked.consumer_registers) == (256, 0, 0)
+    assert worked.launch_registers == worked.registers.limit == 255
+    assert not worked.persistent and not worked.longest_first
+    assert "setmaxnreg" not in worked.ledger
+
+
+@given(schedules())
+def test_a_plan_exists_only_if_everything_fits(schedule):
+    try:
+        worked = plan(schedule)
+    except OverBudget:
+        return
+    assert worked.shared.fits and worked.registers.fits and worked.register_file.fits
+    assert worked.shared_bytes == sum(row.amount for row in worked.shared.rows) <= 232_448
+    assert worked.s_accumulators + worked.o_accumulators < worked.registers.limit
+    assert worked.qk_slab * worked.qk_slabs == worked.head_dim_padded >= worked.head_dim
+    assert worked.v_slab * worked.v_slabs == worked.head_dim_v_padded >= worked.head_dim_v
+    assert worked.p_slab * worked.p_slabs == worked.block_n
+    launched = worked.threads * -(-worked.launch_registers // 8) * 8
+    assert launched <= 65_536
+
+
+def test_a_plan_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        planned().block_n = 64  # type: ignore[misc]
+
+
+def test_the_ledger_shows_rows_sum_limit_and_source():
+    text = planned().ledger
+    for said in ("q ", "32,768", "v_or_o", "164,864  of 232,448", "227 KiB", "186  of 240"):
+        assert said in text
+
+
+def test_the_explanation_shows_formulae_numbers_and_the_solved_limit():
+    text = explain(planned())
+    assert "with block_m = 128, block_n = 128, d = 128, d_v = 128, stages = 2, e = 2" in text
+    assert "Max(block_m·d_v·e, block_n·d_v·e·stages)" in text
+    assert "so block_n <= (-block_m·d·e - 32·stages + 232424)/(e·stages·(d + d_v)) = 194.9" in text
+    assert "so block_n <= 4·(428 - d_v)/(e + 4) = 200.0" in text
+
+
+def test_a_refusal_has_place_rows_sum_limit_source_and_the_nearest_that_fits():
+    text = """\
+[attention]
+head_dim = 256
+dtype = "bf16"
+mask = "full"
+[tile]
+block_m = 128
+block_n = 176
+"""
+    with pytest.raises(OverBudget) as error:
+        plan(parse_schedule(text, "mine.toml"))
+    lines = str(error.value).splitlines()
+    assert lines[0].startswith("mine.toml:7: tile.block_n = 176: ")
+    assert lines[-1] == "  fits with block_n = 80"
+    said = " ".join(str(error.value).split())
+    for part in ("q 65,536", "k 180,224", "v_or_o 180,224", "barriers 1,024"):
+        assert part in said
+    assert "sum 427,008 > 232,448 (CUDA C++ Programming Guide" in said
+    assert "sum 286 > 240 (consumer_registers = 240)" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "offer"),
+    [
+        ({"head_dim": 256, "block_m": 192}, "fits with block_m = 128 and block_n = 80"),
+        ({"p": "shared", "block_n": 160}, 'block_n = 144, or with block_m = 64, or with p = "reg'),
+        ({"output": "own", "stages": 3}, "block_n = 96, or with block_m = 64, or with stages = 2"),
+        ({"consumer_registers": 248}, "consumer_registers left out"),
+    ],
+)
+def test_a_refusal_offers_the_least_change(changes, offer):
+    with pytest.raises(OverBudget) as error:
+        planned(**changes)
+    assert offer in str(error.value).splitlines()[-1]
+
+
+def test_a_rule_is_never_broken_by_an_offer():
+    with pytest.raises(OverBudget) as error:
+        planned(inter_warpgroup=True, block_n=256)
+    assert "block_m = 64" not in str(error.value)
+
+
+def test_search_can_tell_wrong_from_too_large():
+    assert not issubclass(OverBudget, ScheduleError)

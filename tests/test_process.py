@@ -1,0 +1,68 @@
+"""Other programs: what they said, what they cost, and what happens when they do not end."""
+
+import sys
+import threading
+import time
+
+import pytest
+
+from fagen.errors import ToolchainError
+from fagen.process import run
+
+BURN = "import time\nwhile time.process_time() < 0.3: pass"
+
+
+def test_a_program_says_two_things_and_a_status():
+    code = "import sys; print(sys.stdin.read()); print('no', file=sys.stderr); sys.exit(7)"
+    result = run([sys.executable, "-c", code], input="ü" * 100_000)
+    assert result.returncode == 7
+    assert result.stdout == "ü" * 100_000 + "\n"
+    assert result.stderr == "no\n"
+
+
+def test_nothing_to_read_is_an_end_and_not_a_wait():
+    assert run([sys.executable, "-c", "print(input())"], timeout=30).returncode == 1
+
+
+def test_cpu_seconds_are_those_of_the_program_and_of_what_it_started():
+    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BURN!r}])"
+    assert run([sys.executable, "-c", nested]).cpu_seconds >= 0.3
+
+
+def test_cpu_seconds_are_not_those_of_a_neighbour():
+    costs = {}
+
+    def measure(name, code):
+        costs[name] = run([sys.executable, "-c", code]).cpu_seconds
+
+    busy = threading.Thread(target=measure, args=("busy", BURN))
+    idle = threading.Thread(target=measure, args=("idle", "import time; time.sleep(0.8)"))
+    for thread in (idle, busy):
+        thread.start()
+    for thread in (idle, busy):
+        thread.join()
+    assert costs["busy"] >= 0.3 > costs["idle"]
+
+
+def test_a_program_that_does_not_end_is_ended_with_all_that_it_started(tmp_path):
+    sign = tmp_path / "sign"
+    child = f"import time, pathlib; time.sleep(1.5); pathlib.Path({str(sign)!r}).touch()"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with pytest.raises(ToolchainError, match=r"did not finish in 0\.5 s"):
+        run([sys.executable, "-c", code], timeout=0.5)
+    time.sleep(1.5)
+    assert not sign.exists()
+
+
+def test_what_cannot_be_started_is_named(tmp_path):
+    with pytest.raises(ToolchainError, match="no-such-program: no such program"):
+        run(["no-such-program"])
+    with pytest.raises(ToolchainError, match="no folder"):
+        run([sys.executable], cwd=tmp_path / "missing")
+    with pytest.raises(ToolchainError, match="cannot be started"):
+        run([tmp_path])
+
+
+def test_variables_are_added_to_those_that_are_there():
+    code = "import os; print(os.environ['FAGEN_ONE'], len(os.environ) > 1)"
+    assert run([sys.executable, "-c", code], env={"FAGEN_ONE": "1"}).stdout == "1 True\n"

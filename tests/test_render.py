@@ -1,0 +1,142 @@
+"""What a Plan becomes: text that is the same every time, and a hash that means the code."""
+
+import hashlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from jinja2 import UndefinedError
+
+from fagen import render as module
+from fagen.errors import OverBudget, ToolchainError
+from fagen.paths import locate
+from fagen.plan import plan
+from fagen.process import run
+from fagen.render import HASH_WORD, Source, environment, formatted, render, token_hash
+from fagen.schedule import Schedule, read_schedule
+from tests.strategies import schedules
+
+FILES = sorted(locate("schedules").glob("*.toml"))
+FIRST = "fwd_fp16_d128_causal_m128n128"
+
+
+@pytest.fixture(scope="module")
+def first() -> Source:
+    return render(plan(Schedule.from_slug(FIRST)))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_shipped_schedule_renders(path):
+    source = render(plan(read_schedule(path)))
+    assert source.slug == path.stem
+    assert f"fagen_{path.stem}" in source.kernel and f"fagen_{path.stem}" in source.binding
+
+
+def test_the_kernel_says_its_own_hash_once(first):
+    assert first.kernel.count(f'"{first.hash}"') == 1
+    assert HASH_WORD not in first.kernel + first.binding
+    assert token_hash(first.kernel.replace(first.hash, HASH_WORD)) == first.hash
+
+
+def test_rendering_again_gives_the_same_text(first):
+    code = (
+        "import hashlib; from fagen.schedule import Schedule\n"
+        "from fagen.plan import plan; from fagen.render import render\n"
+        f"source = render(plan(Schedule.from_slug({FIRST!r})))\n"
+        "print(hashlib.sha256((source.kernel + source.binding).encode()).hexdigest())"
+    )
+    elsewhere = run(
+        [sys.executable, "-c", code],
+        cwd=locate("cli.py").parent,
+        env={"PYTHONHASHSEED": "7", "LC_ALL": "C"},
+    )
+    mine = hashlib.sha256((first.kernel + first.binding).encode()).hexdigest()
+    assert elsewhere.stdout.strip() == mine, elsewhere.stderr
+
+
+def test_the_text_is_laid_out_and_stays_so(first):
+    for text in (first.kernel, first.binding):
+        assert formatted(text) == text
+        assert text.endswith("\n") and "\t" not in text
+        assert not re.search(r"[ ]+$", text, re.MULTILINE)
+        assert "\n\n\n" not in text
+
+
+def test_two_schedules_have_two_hashes(first):
+    other = render(plan(Schedule.from_slug(FIRST.replace("fp16", "bf16"))))
+    assert other.hash != first.hash
+
+
+@settings(max_examples=30, deadline=None)
+@given(schedules())
+def test_every_plan_has_words_for_all_its_choices(schedule):
+    try:
+        worked = plan(schedule)
+    except OverBudget:
+        return
+    for name in (module.KERNEL, module.BINDING):
+        text = environment().get_template(name).render(plan=worked)
+        assert "{%" not in text and "{#" not in text
+        assert "None" not in text and "True" not in text and "False" not in text
+
+
+def test_a_name_that_the_plan_lacks_is_an_error():
+    with pytest.raises(UndefinedError, match="blok_n"):
+        environment().from_string("{{ plan.blok_n }}").render(plan=plan(Schedule.from_slug(FIRST)))
+
+
+def test_a_missing_formatter_is_said_with_what_mends_it(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ToolchainError, match="pip install clang-format"):
+        formatted("int x;")
+
+
+# ---- the hash -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("int x = 1;  // why\n", "int  x=1;"),
+        ("int x /* which */ = 1;", "int x =\n\n1;"),
+        ("f(a,b)", "f( a, b )"),
+        ("#define A \\\n  1\nint x;", "#define A 1\n\n\nint x;"),
+        ("a << b", "a<<b"),
+    ],
+)
+def test_layout_and_comments_do_not_change_the_hash(one, other):
+    assert token_hash(one) == token_hash(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("int x = 1;", "int x = 2;"),
+        ("intx;", "int x;"),
+        ("a + +b", "a ++b"),
+        ("a < < b", "a << b"),
+        ('"a  b"', '"a b"'),
+        ('"// a"', '"// b"'),
+        ('R"(// a)"', 'R"(// b)"'),
+        ("'\"' // a", "'\"' a"),
+        ("1'000 // a", "1'000 a"),
+        ("#define A\n(1)", "#define A (1)"),
+        ("0x1p-3", "0x1p - 3"),
+    ],
+)
+def test_everything_else_does(one, other):
+    assert token_hash(one) != token_hash(other)
+
+
+def test_a_comment_in_a_template_leaves_the_hash_and_a_number_changes_it(first):
+    commented = first.kernel.replace(first.hash, HASH_WORD).replace("\n\n", "\n// said\n\n")
+    assert token_hash(commented) == first.hash
+    altered = first.kernel.replace(first.hash, HASH_WORD).replace("kStages = 2", "kStages = 3")
+    assert token_hash(altered) != first.hash
+
+
+def test_templates_are_found_in_a_wheel_and_in_a_checkout():
+    assert (Path(locate("templates")) / module.KERNEL).exists()
+    assert (Path(locate("templates")) / module.BINDING).exists()

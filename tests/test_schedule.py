@@ -1,0 +1,412 @@
+"""A schedule's file, keys and slug: what is read, what is refused, and in which words."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from fagen.errors import ScheduleError
+from fagen.paths import locate
+from fagen.schedule import (
+    DERIVED,
+    REQUIRED,
+    SECTIONS,
+    Schedule,
+    json_schema,
+    parse_schedule,
+    read_schedule,
+)
+from fagen.toml_lines import read_toml
+from fagen.vocab import CODES
+from tests.strategies import schedules
+
+PLAIN = dict(head_dim=128, dtype="fp16", mask="causal", block_m=128, block_n=128)
+
+TEXT = """\
+[attention]
+head_dim = 128
+dtype = "fp16"
+mask = "causal"
+[tile]
+block_m = 128
+block_n = 128
+"""
+
+FILES = sorted(locate("schedules").glob("*.toml"))
+
+
+def refusal(text: str) -> list[str]:
+    with pytest.raises(ScheduleError) as error:
+        parse_schedule(text, "x.toml")
+    return str(error.value).splitlines()
+
+
+# ---- defaults -----------------------------------------------------------------------------------
+
+
+def test_attention_and_tile_are_enough_and_the_rest_follows():
+    schedule = parse_schedule(TEXT)
+    assert schedule.attention.head_dim_v == 128
+    assert schedule.warps.consumers == 2
+    assert (schedule.warps.producer_registers, schedule.warps.consumer_registers) == (24, 240)
+    assert schedule.overlap.inter_warpgroup and schedule.overlap.intra_warpgroup
+    assert schedule.grid.order == "lpt"
+    assert schedule.pipeline.stages == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"block_m": 64}, {"consumers": 1, "consumer_registers": 240, "inter_warpgroup": False}),
+        ({"block_m": 192}, {"consumers": 3, "producer_registers": 32, "consumer_registers": 160}),
+        ({"mask": "full"}, {"order": "persistent"}),
+        (
+            {"producer": "none"},
+            {"producer_registers": 0, "consumer_registers": 0, "inter_warpgroup": False},
+        ),
+        ({"head_dim": 192, "head_dim_v": 128}, {"head_dim": 192, "head_dim_v": 128}),
+    ],
+)
+def test_what_is_left_out_follows_from_what_is_said(changes, expected):
+    values = Schedule.make(**PLAIN).but(**changes).values()
+    assert {key: values[key] for key in expected} == expected
+
+
+def test_saying_a_default_is_the_same_as_leaving_it_out():
+    said = Schedule.make(**PLAIN, stages=2, order="lpt", consumers=2, consumer_registers=240)
+    assert said == Schedule.make(**PLAIN)
+    assert hash(said) == hash(Schedule.make(**PLAIN))
+    assert said == parse_schedule(TEXT, "elsewhere.toml")
+
+
+def test_a_schedule_cannot_be_changed():
+    with pytest.raises(ValidationError):
+        Schedule.make(**PLAIN).tile.block_n = 64
+
+
+# ---- slugs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "slug"),
+    [
+        ({}, "fwd_fp16_d128_causal_m128n128"),
+        ({"dtype": "bf16", "mask": "full"}, "fwd_bf16_d128_full_m128n128"),
+        ({"head_dim": 192, "head_dim_v": 128}, "fwd_fp16_d192v128_causal_m128n128"),
+        ({"block_m": 192}, "fwd_fp16_d128_causal_m192n128"),
+        ({"order": "persistent"}, "fwd_fp16_d128_causal_m128n128_persistent"),
+        ({"producer": "none"}, "fwd_fp16_d128_causal_m128n128_noprod"),
+        ({"stages": 3, "rescale_threshold": 8}, "fwd_fp16_d128_causal_m128n128_s3_t8"),
+        (
+            {"rescale_threshold": 0.125, "p": "shared"},
+            "fwd_fp16_d128_causal_m128n128_pshared_t0p125",
+        ),
+        ({"inter_warpgroup": False, "output": "own"}, "fwd_fp16_d128_causal_m128n128_oown_nointer"),
+    ],
+)
+def test_a_slug_says_what_is_no_default(changes, slug):
+    assert Schedule.make(**PLAIN).but(**changes).slug == slug
+
+
+@given(schedules())
+def test_a_slug_reads_back_to_the_same_schedule(schedule):
+    assert Schedule.from_slug(schedule.slug) == schedule
+    assert f"fagen_{schedule.slug}".isidentifier()
+
+
+@given(schedules(), schedules())
+def test_two_schedules_share_a_slug_only_if_they_are_equal(one, other):
+    assert (one.slug == other.slug) == (one == other)
+
+
+@pytest.mark.parametrize(
+    "slug",
+    [
+        "",
+        "fwd",
+        "fwd_fp16_d128_causal_m128n128_",
+        "fwd_fp16_d128_causal_m128n128_s2",  # a default is not said
+        "fwd_fp16_d128v128_causal_m128n128",  # nor a derived one
+        "fwd_fp16_d128_causal_m128n128_t8_s3",  # another order
+        "fwd_fp16_d128_causal_m128n128_s3_s4",
+        "fwd_fp16_d0128_causal_m128n128",
+        "fwd_fp16_d128_causal_m128n128_s9999999",
+        "fwd_fp16_d128_causal_m128n128_wonder",
+        "fwd_fp16_d127_causal_m128n128",
+        "fwd_e4m3_d128_causal_m128n128",
+        "fwd_fp16_d128_causal_m128n128_t1p5p5",
+        "fwd_fp16_d128_causal_m128n128_t1p3",
+        "fwd_fp16_d" + "1" * 5000 + "_causal_m128n128",
+    ],
+)
+def test_what_no_schedule_is_called_is_refused(slug):
+    with pytest.raises(ScheduleError):
+        Schedule.from_slug(slug)
+
+
+@given(st.from_regex(r"fwd_fp16_d64_full_m64n64(_[a-z]{1,3}[0-9p]{0,3}){0,3}", fullmatch=True))
+def test_a_slug_is_read_or_refused_but_never_misread(slug):
+    try:
+        schedule = Schedule.from_slug(slug)
+    except ScheduleError:
+        return
+    assert schedule.slug == slug
+
+
+def test_every_optional_key_has_a_code():
+    codes = {code.key for code in CODES}
+    assert codes | REQUIRED | {"head_dim_v"} == set(SECTIONS)
+    said = [word for code in CODES for word in (code.words or {None: code.letters}).values()]
+    assert len(set(said)) == len(said)
+
+
+def test_derived_defaults_are_of_keys_that_exist():
+    assert DERIVED.keys() <= SECTIONS.keys() - REQUIRED
+
+
+# ---- refusals -----------------------------------------------------------------------------------
+
+
+def test_all_faults_are_listed_at_once_each_with_its_line():
+    lines = refusal(
+        """\
+#:schema schedule.schema.json
+[attention]
+head_dim = 129
+dtype = "pf16"
+mask = "casual"
+[tile]
+block_m = 128.0
+blok_n = 3
+[pipelines]
+[softmax]
+rescale_threshold = nan
+stages = 2
+[grid]
+cluster = 2
+[overlap]
+intra_warpgroup = 1
+"""
+    )
+    assert [line.split(" ")[0] for line in lines] == [
+        "x.toml:3:",
+        "x.toml:4:",
+        "x.toml:5:",
+        "x.toml:6:",
+        "x.toml:7:",
+        "x.toml:8:",
+        "x.toml:9:",
+        "x.toml:11:",
+        "x.toml:12:",
+        "x.toml:14:",
+        "x.toml:16:",
+    ]
+    said = "\n".join(lines)
+    assert "attention.head_dim = 129 must be a whole number from 16 to 256 in steps of 8" in said
+    assert "the nearest is 128" in said
+    assert 'did you mean "fp16"?' in said
+    assert 'did you mean "causal"?' in said
+    assert "tile.block_n is missing" in said
+    assert "tile.blok_n is not a key of [tile]; did you mean block_n?" in said
+    assert "did you mean pipeline?" in said
+    assert "softmax.stages belongs under [pipeline]" in said
+    assert "comes with a later release" in said
+    assert "must be true or false" in said
+
+
+def test_all_broken_rules_are_listed_at_once():
+    lines = refusal(
+        TEXT
+        + '[warps]\nconsumers = 1\nproducer = "none"\nproducer_registers = 24\n'
+        + "consumer_registers = 240\n[overlap]\ninter_warpgroup = true\n"
+    )
+    assert [line.split(" ")[:2] for line in lines] == [
+        ["x.toml:9:", "warps.consumers"],
+        ["x.toml:11:", "warps.producer_registers"],
+        ["x.toml:12:", "warps.consumer_registers"],
+        ["x.toml:14:", "overlap.inter_warpgroup"],
+    ]
+    assert "use block_m = 64, or consumers = 2" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("dtype", "e4m3", "fp8 comes with a later release"),
+        ("cluster", 2, "comes with a later release"),
+        ("cluster", 4, "must be 1"),
+        ("head_dim", 8, "from 16 to 256"),
+        ("head_dim", 264, "from 16 to 256"),
+        ("head_dim_v", 20, "the nearest is"),
+        ("block_n", 24, "in steps of 16"),
+        ("block_m", 256, "from 64 to 192 in steps of 64"),
+        ("stages", 1, "from 2 to 8"),
+        ("consumer_registers", 236, "in steps of 8"),
+        ("producer_registers", 16, "from 24 to 256"),
+        ("rescale_threshold", 16, "from 0 to 15"),
+        ("rescale_threshold", float("inf"), "from 0 to 15"),
+        ("p", True, '"registers" or "shared"'),
+        ("stages", True, "whole number"),
+        ("max_spill_bytes", -1, "from 0"),
+        ("mask", None, '"full" or "causal"'),
+        ("wonder", 1, "is not a table"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_would_be_right(key, value, reason):
+    with pytest.raises(ScheduleError, match=key) as error:
+        Schedule.make(**{**PLAIN, key: value})
+    assert reason in str(error.value)
+
+
+def test_an_empty_file_says_what_is_needed():
+    assert refusal("") == [
+        "x.toml: attention is missing: a table with head_dim, dtype, mask",
+        "x.toml: tile is missing: a table with block_m, block_n",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[attention]\nhead_dim = 1\nhead_dim = 2\n", "x.toml:3: this is not TOML"),
+        ("[attention]\nhead_dim = \n", "x.toml:2: this is not TOML"),
+        ("[attention", "x.toml:1: this is not TOML"),
+        ("x = " + "9" * 5000, "x.toml: this cannot be read"),
+        ("x = " + "[" * 5000, "x.toml"),
+        ("attention = 3\ntile = []\n", "x.toml:1: attention is no table"),
+        ("[[attention]]\n[[tile]]\n", "x.toml:1: attention is no table"),
+        ("[attention]\nhead_dim = 0x" + "f" * 9000, "a number of 36000 bits"),
+        ("[attention]\nhead_dim = {a = [1]}\n", "x.toml:2: attention.head_dim = a table"),
+        ("[attention]\nhead_dim = 1979-05-27\n", "x.toml:2: attention.head_dim = 1979-05-27"),
+        ("a.b.c.d = 1\n", "a is not a table of a schedule"),
+        ('[attention]\ndtype = "\\u0000\\u001b"\n', r"\x00\x1b"),
+    ],
+)
+def test_hostile_text_is_refused_in_words(text, said):
+    assert said in "\n".join(refusal(text))
+
+
+WORDS = ["[attention]", "[tile]", "[[tile]]", "head_dim", "block_m", " = ", "128", '"fp16"', "\n"]
+WORDS += ["nan", "-inf", "1e999", "true", "{", "}", "[", "]", ",", '"""', "'", "#", "\\", "é", "."]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(WORDS), max_size=40).map("".join) | st.text(max_size=200))
+@example("'''\n'''=1\n\"\"=2")
+@example("x = 1\r\n[a]\r\ny = 2\r\n")
+def test_no_text_is_a_traceback(text):
+    try:
+        parse_schedule(text, "x.toml")
+    except ScheduleError as error:
+        assert all(line.startswith("x.toml") for line in str(error).split("\n"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(content=st.binary(max_size=100))
+def test_no_file_is_a_traceback(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "x.toml"
+    path.write_bytes(content)
+    with pytest.raises(ScheduleError, match=r"x\.toml"):
+        read_schedule(path)
+
+
+def test_what_cannot_be_read_is_refused(tmp_path):
+    for path in (tmp_path, tmp_path / "missing.toml", "\0", "/dev/zero"):
+        with pytest.raises(ScheduleError, match=r"cannot be read|no schedule"):
+            read_schedule(path)
+    (tmp_path / "latin.toml").write_bytes(b"# one\n# caf\xe9\n")
+    with pytest.raises(ScheduleError, match=r"latin\.toml:2: this is not UTF-8"):
+        read_schedule(tmp_path / "latin.toml")
+    (tmp_path / "marked.toml").write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())
+    assert read_schedule(os.fspath(tmp_path / "marked.toml")) == parse_schedule(TEXT)
+
+
+# ---- lines --------------------------------------------------------------------------------------
+
+
+def test_lines_are_those_of_the_keys_whatever_stands_between():
+    _, origin = read_toml(
+        '''\
+# [no]
+a = """
+[no]
+b = 1
+"""          # line 5
+[t] # [x]
+"quoted.key" = '[no]'
+list = [
+  1, # ]
+  { z = 2 },
+]
+d . e = 3
+inline = { one = 1, two = { three = 3 } }
+[t.u]
+x = 'a = "b'
+[["many"]]
+y = "\\"#"
+z = 1''',
+        "x",
+    )
+    assert origin.lines == {
+        ("a",): 2,
+        ("t",): 6,
+        ("t", "quoted.key"): 7,
+        ("t", "list"): 8,
+        ("t", "d", "e"): 12,
+        ("t", "inline"): 13,
+        ("t", "u"): 14,
+        ("t", "u", "x"): 15,
+        ("many",): 16,
+        ("many", "y"): 17,
+        ("many", "z"): 18,
+    }
+    assert origin.at("t", "inline", "two", "three") == "x:13"
+    assert origin.at("t", "nothing") == "x:6"
+    assert origin.at("nowhere") == "x"
+
+
+# ---- what is shipped ----------------------------------------------------------------------------
+
+
+def test_the_files_of_the_first_release_are_there():
+    names = {path.stem for path in FILES}
+    common = {
+        f"fwd_{dtype}_d{tile}"
+        for dtype in ("fp16", "bf16")
+        for mask in ("full", "causal")
+        for tile in (f"64_{mask}_m192n128", f"128_{mask}_m128n128", f"256_{mask}_m128n80")
+    }
+    assert common <= names
+    for head_dim in ("d80", "d96", "d192", "d192v128"):
+        assert any(f"_{head_dim}_" in name for name in names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_is_called_what_its_fields_say(path):
+    assert read_schedule(path).slug == path.stem
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_begins_with_its_schema_and_a_reason(path):
+    schema, reason, *_ = path.read_text().splitlines()
+    assert schema == "#:schema schedule.schema.json"
+    assert reason.startswith("# ") and len(reason) > 40
+
+
+def test_the_schema_file_is_what_the_code_says():
+    written = json.loads(Path(locate("schedules") / "schedule.schema.json").read_text())
+    assert written == json.loads(json.dumps(json_schema())), "run: fagen schema"
+
+
+def test_the_schema_names_every_key_with_a_description():
+    schema = json_schema()
+    tables = {name: schema["$defs"][name.capitalize()] for name in schema["properties"]}
+    keys = {key: rule for table in tables.values() for key, rule in table["properties"].items()}
+    assert keys.keys() == SECTIONS.keys()
+    assert all(rule["description"] for rule in keys.values())
+    assert all("default" not in keys[key] for key in DERIVED)
+    assert {key for table in tables.values() for key in table.get("required", ())} == REQUIRED
