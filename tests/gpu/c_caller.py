@@ -1,0 +1,124 @@
+"""Call a kernel as a C program would: no torch, one plain allocation per tensor, exactly as large.
+
+    python c_caller.py LIBRARY SLUG DTYPE HEAD_DIM HEAD_DIM_V B,SQ,SK,H,HK [B,SQ,SK,H,HK ...]
+
+It is run under compute-sanitizer, for which torch takes too long to start and allocates too
+generously. Speaks to the driver (libcuda) and to the kernel's C interface by ctypes alone, so it
+also holds that interface to what its header says. Exits with 1 if an output is wrong.
+"""
+
+import ctypes
+import math
+import random
+import struct
+import sys
+
+ONE = {"fp16": 0x3C00, "bf16": 0x3F80}
+EIGHTH = {"fp16": 0x3000, "bf16": 0x3E00}  # between the two, bits grow as the numbers do
+NAN = b"\xff\xff"
+
+
+class Args(ctypes.Structure):
+    """struct FagenForwardArgs."""
+
+    _fields_ = (
+        ("struct_bytes", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("q", ctypes.c_uint64),
+        ("k", ctypes.c_uint64),
+        ("v", ctypes.c_uint64),
+        ("out", ctypes.c_uint64),
+        ("lse", ctypes.c_uint64),
+        ("strides", ctypes.c_int64 * 14),
+        ("sizes", ctypes.c_int32 * 5),
+        ("scale", ctypes.c_float),
+    )
+
+
+class Driver:
+    """The first GPU's primary context, as the CUDA runtime inside the kernel's library uses it."""
+
+    def __init__(self) -> None:
+        self._cuda = ctypes.CDLL("libcuda.so.1")
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        self.do("cuInit", 0)
+        self.do("cuDeviceGet", ctypes.byref(device), 0)
+        self.do("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self.do("cuCtxSetCurrent", context)
+
+    def do(self, name: str, *arguments: object) -> None:
+        status = self._cuda[name](*arguments)
+        if status:
+            sys.exit(f"{name}: CUDA error {status}")
+
+    def allocate(self, content: bytes) -> int:
+        """A copy of `content` on the GPU, in an allocation of just that size."""
+        pointer = ctypes.c_uint64()
+        self.do("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(max(len(content), 1)))
+        if content:
+            self.do("cuMemcpyHtoD_v2", pointer, content, ctypes.c_size_t(len(content)))
+        return pointer.value
+
+    def take(self, pointer: int, size: int) -> bytes:
+        """What lies there; the allocation is freed."""
+        content = ctypes.create_string_buffer(size)
+        if size:
+            self.do("cuMemcpyDtoH_v2", content, ctypes.c_uint64(pointer), ctypes.c_size_t(size))
+        self.do("cuMemFree_v2", ctypes.c_uint64(pointer))
+        return content.raw
+
+
+def main() -> None:
+    """Run every shape; stop at the first that is wrong."""
+    library, slug, dtype, head_dim, head_dim_v, *shapes = sys.argv[1:]
+    driver, kernel = Driver(), ctypes.CDLL(library)
+    kernel[f"fagen_{slug}_message"].restype = ctypes.c_char_p
+    for shape in shapes:
+        sizes = [int(number) for number in shape.split(",")]
+        call(driver, kernel, slug, dtype, int(head_dim), int(head_dim_v), *sizes)
+        print(f"{slug} {shape}: as it should be", flush=True)
+
+
+def call(
+    driver: Driver, kernel: ctypes.CDLL, slug: str, dtype: str, d: int, dv: int,
+    batch: int, seqlen_q: int, seqlen_k: int, heads: int, kv_heads: int,
+) -> None:  # fmt: skip
+    """One launch; every output is a mean of values between 1/8 and 1, or 0 where no key is seen."""
+    low, high = EIGHTH[dtype], ONE[dtype]
+    dice = random.Random(shape := str((batch, seqlen_q, seqlen_k, heads, kv_heads)))
+
+    def numbers(count: int) -> bytes:
+        return struct.pack(f"<{count}H", *(dice.randrange(low, high) for _ in range(count)))
+
+    queries, keys = batch * seqlen_q * heads, batch * seqlen_k * kv_heads
+    q, k, v = (driver.allocate(numbers(n)) for n in (queries * d, keys * d, keys * dv))
+    out, lse = driver.allocate(NAN * queries * dv), driver.allocate(NAN * 2 * queries)
+    strides = (
+        *(seqlen_q * heads * d, heads * d, d),
+        *(seqlen_k * kv_heads * d, kv_heads * d, d),
+        *(seqlen_k * kv_heads * dv, kv_heads * dv, dv),
+        *(seqlen_q * heads * dv, heads * dv, dv),
+        *(heads * seqlen_q, seqlen_q),
+    )
+    args = Args(
+        struct_bytes=ctypes.sizeof(Args), q=q, k=k, v=v, out=out, lse=lse,
+        strides=strides, sizes=(batch, heads, kv_heads, seqlen_q, seqlen_k),
+        scale=1 / math.sqrt(d),
+    )  # fmt: skip
+    status = kernel[f"fagen_{slug}"](ctypes.byref(args), None)
+    if status:
+        sys.exit(f"{slug} {shape}: {kernel[f'fagen_{slug}_message'](status).decode()}")
+    driver.do("cuCtxSynchronize")
+    values = struct.unpack(f"<{queries * dv}H", driver.take(out, queries * dv * 2))
+    sums = struct.unpack(f"<{queries}f", driver.take(lse, queries * 4))
+    for pointer in (q, k, v):
+        driver.take(pointer, 0)
+    no_key = [row for row in sums if row == -math.inf]
+    zeros = sum(value in (0, 0x8000) for value in values)
+    beyond = sum(not low <= value <= high and value not in (0, 0x8000) for value in values)
+    if beyond or zeros != len(no_key) * dv or not all(row < 100 for row in sums):
+        sys.exit(f"{slug} {shape}: {beyond} outputs are no mean of the values, {zeros} are zero")
+
+
+if __name__ == "__main__":
+    main()

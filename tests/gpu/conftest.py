@@ -1,0 +1,84 @@
+"""Every committed kernel, built once, on a Hopper GPU; `pytest -m gpu` runs this folder."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+
+from fagen import op
+from fagen.arch import SM90
+from fagen.measure.accuracy import Kernel, poisoned
+from fagen.measure.shapes import Problem, Shape, problem
+from fagen.paths import locate
+from fagen.schedule import read_schedule
+
+BUILDERS = 8  # kernels that are compiled at a time
+SLUGS = sorted(read_schedule(path).slug for path in locate("schedules").glob("*.toml"))
+
+
+class Committed:
+    """One kernel of schedules/: its Plan, its Binary, and the two ways to call it."""
+
+    def __init__(self, built: Any) -> None:
+        self.plan = built.plan
+        self.binary = built.binary
+
+    @property
+    def op(self) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+        """The torch op."""
+        return op.load(self.binary)
+
+    @property
+    def poisoned(self) -> Kernel:
+        """The C function, into outputs full of NaN."""
+        return poisoned(self.binary)
+
+    def problem(self, *sizes: int) -> Problem:
+        """The problem of this kernel at batch, seqlen_q, seqlen_k, heads, kv_heads."""
+        return problem(self.plan, Shape(*sizes))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hopper() -> None:
+    """Skip, with the reason, where there is no GPU that these kernels can run on."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    capability = torch.cuda.get_device_capability()
+    if capability != SM90.capability:
+        pytest.skip(f"compute capability {capability}, these kernels are for {SM90.capability}")
+
+
+@pytest.fixture(scope="session")
+def all_built(request: pytest.FixtureRequest, built: Any) -> Callable[[str], Any]:
+    """`built`, with every kernel that a collected test wants compiled beforehand, in parallel."""
+    wanted = {
+        item.callspec.params["kernel"]
+        for item in request.session.items
+        if hasattr(item, "callspec") and "kernel" in item.callspec.params
+    }
+    with ThreadPoolExecutor(BUILDERS) as pool:
+        list(pool.map(_attempt(built), wanted))
+    return built
+
+
+@pytest.fixture(scope="session", params=SLUGS)
+def kernel(request: pytest.FixtureRequest, hopper: None, all_built: Callable) -> Committed:
+    """Each kernel of schedules/ in turn."""
+    return Committed(all_built(request.param))
+
+
+@pytest.fixture(scope="session")
+def one_kernel(hopper: None, built: Callable) -> Committed:
+    """One kernel, for what does not depend on which."""
+    return Committed(built("fwd_fp16_d128_causal_m128n128"))
+
+
+def _attempt(build: Callable[[str], Any]) -> Callable[[str], None]:
+    def attempt(slug: str) -> None:
+        with suppress(Exception):  # the kernel's own tests raise it again
+            build(slug)
+
+    return attempt

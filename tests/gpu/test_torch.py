@@ -1,0 +1,177 @@
+"""Every committed kernel as a torch op on a GPU: streams, graphs, compilers, devices, refusals."""
+
+import threading
+
+import pytest
+import torch
+
+import fagen
+from fagen.measure.accuracy import shape_error
+from fagen.measure.shapes import inputs, softmax_scale
+
+pytestmark = pytest.mark.gpu
+
+SLEEP = 50_000_000  # GPU clock cycles: some 25 ms, long enough to lose any race
+
+
+def called(kernel, *sizes, seed=0):
+    """Inputs for the op at these sizes, and what the kernel gives for them, synchronised."""
+    case = kernel.problem(*sizes)
+    arguments = (*inputs(case, seed=seed), softmax_scale(case.head_dim))
+    wanted = kernel.poisoned(*arguments)
+    torch.cuda.synchronize()
+    return arguments, wanted
+
+
+def assert_same(found, wanted):
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_op_gives_what_the_c_function_gives(kernel):
+    arguments, wanted = called(kernel, 2, 300, 333, 4, 2)
+    assert_same(kernel.op(*arguments), wanted)
+
+
+def test_the_op_passes_torchs_own_checks(kernel):
+    arguments, _ = called(kernel, 1, 70, 90, 2, 1)
+    torch.library.opcheck(kernel.op, arguments)
+
+
+def test_another_stream_is_waited_for_and_used(kernel):
+    arguments, wanted = called(kernel, 2, 300, 333, 4, 2)
+    late = [torch.zeros_like(tensor) for tensor in arguments[:3]]
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(SLEEP)  # on the default stream the kernel would read zeros now
+        for tensor, values in zip(late, arguments[:3], strict=True):
+            tensor.copy_(values)
+        found = kernel.op(*late, arguments[3])
+        torch.cuda.current_stream().synchronize()
+    assert_same(found, wanted)
+
+
+def test_a_cuda_graph_replays_with_new_numbers(kernel):
+    (q, k, v, scale), _ = called(kernel, 2, 300, 333, 4, 2)
+    kernel.op(q, k, v, scale)  # what is set up once per device is set up before the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = kernel.op(q, k, v, scale)
+    for seed in (1, 2):
+        (q2, k2, v2, _), wanted = called(kernel, 2, 300, 333, 4, 2, seed=seed)
+        for tensor, values in ((q, q2), (k, k2), (v, v2)):
+            tensor.copy_(values)
+        for tensor in found:
+            tensor.fill_(float("nan"))
+        graph.replay()
+        assert_same(found, wanted)
+
+
+def test_a_compiled_function_gives_the_same_bits(kernel):
+    arguments, wanted = called(kernel, 2, 300, 333, 4, 2)
+    torch._dynamo.reset()
+    compiled = torch.compile(kernel.op, fullgraph=True, backend="aot_eager")
+    assert_same(compiled(*arguments), wanted)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_inductor_compiles_the_op_between_other_work(one_kernel, dynamic):
+    kernel_op = one_kernel.op
+
+    def block(q, k, v, scale):
+        out, lse = kernel_op(q * 2, k, v + 1, scale)
+        return out * 3, lse
+
+    torch._dynamo.reset()
+    compiled = torch.compile(block, fullgraph=True, dynamic=dynamic)
+    for sizes in ((2, 300, 333, 4, 2), (1, 128, 200, 4, 4)):
+        arguments, _ = called(one_kernel, *sizes)
+        assert_same(compiled(*arguments), block(*arguments))
+
+
+def test_two_threads_may_call_at_once(one_kernel):
+    arguments, wanted = called(one_kernel, 2, 300, 333, 4, 2)
+    op, found = one_kernel.op, []
+
+    def work():
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(50):
+                result = op(*arguments)
+            torch.cuda.current_stream().synchronize()
+            found.append(result)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    for result in found:
+        assert_same(result, wanted)
+
+
+def test_every_device_computes_the_same_whichever_is_current(kernel):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU only")
+    arguments, wanted = called(kernel, 2, 300, 333, 4, 2)
+    for index in range(1, torch.cuda.device_count()):
+        there = [tensor.to(f"cuda:{index}") for tensor in arguments[:3]]
+        found = kernel.op(*there, arguments[3])  # device 0 is current
+        assert all(tensor.device.index == index for tensor in found)
+        assert_same([tensor.to("cuda:0") for tensor in found], wanted)
+        with torch.cuda.device(index):
+            found = kernel.op(*arguments)  # and here the other way round
+        assert_same(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(0, 5, 7, 2, 2), (2, 0, 7, 2, 2), (2, 5, 0, 2, 2), (0, 0, 0, 2, 1)],
+    ids=["no batch", "no query", "no key", "nothing"],
+)
+def test_empty_tensors_give_zeros_and_minus_infinity_or_nothing(kernel, sizes):
+    case = kernel.problem(*sizes)
+    out, lse = kernel.op(*inputs(case), 1.0)
+    torch.cuda.synchronize()
+    batch, seqlen_q, _, heads, _ = sizes
+    assert out.shape == (batch, seqlen_q, heads, case.head_dim_v)
+    assert lse.shape == (batch, heads, seqlen_q)
+    assert bool((out == 0).all())
+    assert bool((lse == float("-inf")).all())
+
+
+def test_a_gpu_call_that_needs_a_gradient_is_refused(one_kernel):
+    (q, k, v, scale), _ = called(one_kernel, 1, 64, 64, 2, 2)
+    with pytest.raises(ValueError, match="requires a gradient"):
+        one_kernel.op(q.requires_grad_(), k, v, scale)
+    with torch.no_grad():
+        one_kernel.op(q, k, v, scale)
+
+
+def test_wrong_tensors_are_refused_before_the_gpu_sees_them(one_kernel):
+    (q, k, v, scale), wanted = called(one_kernel, 1, 64, 64, 2, 2)
+    wrong = {
+        "k is not on the device of q": (q, k.cpu(), v.cpu(), scale),
+        "v has shape": (q, k, v[..., :-8], scale),
+        "k has batch 2": (q, k.repeat(2, 1, 1, 1), v.repeat(2, 1, 1, 1), scale),
+        "q is not float16": (q.float(), k, v, scale),
+        "q has stride": (q.transpose(1, 3).contiguous().transpose(1, 3), k, v, scale),
+        "scale is": (q, k, v, -1.0),
+    }
+    for said, arguments in wrong.items():
+        with pytest.raises(ValueError, match=said):
+            one_kernel.op(*arguments)
+    misplaced = torch.empty(q.numel() + 1, device="cuda", dtype=q.dtype)[1:].view_as(q)
+    with pytest.raises(ValueError, match="16 bytes"):
+        one_kernel.op(misplaced, k, v, scale)
+    assert_same(one_kernel.op(q, k, v, scale), wanted)
+
+
+def test_attention_picks_a_kernel_for_the_tensors_and_is_right(kernel):
+    case = kernel.problem(2, 200, 300, 4, 2)
+
+    def attention(q, k, v, scale):
+        return fagen.attention(q, k, v, causal=case.causal, scale=scale, return_lse=True)
+
+    error = shape_error(case, attention, *inputs(case))
+    assert error.ok, error
