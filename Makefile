@@ -1,7 +1,7 @@
 # Two commands for a fresh machine: `make demo` and `make test`.
 #
-# Everything goes into .venv, nothing into the system. What a step has done is stamped there, so that
-# it is done once; it is done again when this file or pyproject.toml changes.
+# Everything goes into .venv, nothing into the system. A step that is done is stamped there, and done
+# again only when this file or pyproject.toml changes.
 
 PYTHON   ?= python3
 VENV     ?= .venv
@@ -22,19 +22,20 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check $(if $(CI),--qui
 fail = { printf '%s\n' $(1) >&2; exit 3; }
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint tests format generated gpu-tests clean
+.PHONY: help demo test lint tests format generated docs gpu-tests clean
 
 help:
 	@echo 'make demo       take a schedule all the way: check, render, compile, run'
 	@echo 'make test       everything that CI runs: lint, types, tests; needs no GPU'
 	@echo 'make format     lay the Python out anew'
 	@echo 'make generated  render every schedule into generated/'
+	@echo 'make docs       write what fagen really prints into README.md and docs/'
 	@echo 'make gpu-tests  the tests that need a Hopper GPU'
 	@echo 'make clean      remove .venv and what tools left behind; built kernels stay in the cache'
 	@echo
 	@echo 'PYTHON=python3.12 picks another Python, SCHEDULE=my.toml another schedule for the demo.'
 
-# ---- the environment -------------------------------------------------------------------------------
+# ---- the environment -----------------------------------------------------------------------------
 
 $(VENV)/.made:
 	@command -v $(PYTHON) >/dev/null || $(call fail,'$(PYTHON) is missing: sudo apt-get install python3 python3-venv')
@@ -59,7 +60,7 @@ $(VENV)/.nvcc: $(VENV)/.installed
 	@$(BIN)/fagen doctor
 	@touch $@
 
-# ---- the two commands ------------------------------------------------------------------------------
+# ---- the two commands ----------------------------------------------------------------------------
 
 demo: $(VENV)/.nvcc
 	$(BIN)/fagen check $(SCHEDULE)
@@ -77,7 +78,7 @@ lint: $(VENV)/.installed
 tests: $(VENV)/.nvcc
 	$(BIN)/python -m pytest -n $(WORKERS)
 
-# ---- for who works on fagen ------------------------------------------------------------------------
+# ---- for who works on fagen ----------------------------------------------------------------------
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix
@@ -85,6 +86,9 @@ format: $(VENV)/.installed
 
 generated: $(VENV)/.installed
 	$(BIN)/fagen generate --all
+
+docs: $(VENV)/.installed
+	$(BIN)/python docs/fill.py
 
 gpu-tests: $(VENV)/.nvcc
 	$(BIN)/python -m pytest -m gpu

@@ -6,7 +6,7 @@ python examples/demo.py schedules/fwd_fp16_d128_causal_m128n128.toml
 import sys
 
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.benchmark import Timer
 
 import fagen
@@ -37,7 +37,7 @@ def torchs() -> torch.Tensor:
     """torch's own attention, which wants heads before sequence."""
     query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
     grouped = heads != kv_heads
-    out = F.scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=grouped)
+    out = scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=grouped)
     return out.transpose(1, 2)
 
 

@@ -19,7 +19,7 @@ PACKAGE = Path(fagen.__file__).parent
 ORDER = [
     *("errors", "paths", "process", "arch", "vocab", "toml_lines", "schedule", "budget", "plan"),
     *("render", "emulator", "toolchain", "machine", "build", "op", "dispatch"),
-    *("evidence", "measure"),
+    *("evidence", "measure", "flow", "report"),
 ]
 
 # each foreign package, and the modules through which it comes in
