@@ -130,7 +130,7 @@ def read(slug: str, folder: Path | None = None) -> Evidence | None:
 def write(evidence: Evidence, folder: Path | None = None) -> Path:
     """Write generated/<slug>.json in one step, so that no reader ever sees half of it."""
     path = evidence_path(evidence.slug, folder)
-    text = json.dumps(_encoded(evidence), indent=1, allow_nan=False) + "\n"
+    text = _text(_encoded(evidence))
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{evidence.slug}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -336,6 +336,19 @@ def _encoded(evidence: Evidence) -> dict[str, Any]:
 
     found: dict[str, Any] = short(dataclasses.asdict(evidence))
     return found
+
+
+def _text(data: dict[str, Any]) -> str:
+    """JSON with a line for each field and each shape: short, and a diff says what moved."""
+
+    def said(value: Any) -> str:
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            rows = ",\n  ".join(map(said, value))
+            return f"[\n  {rows}\n ]"
+        return json.dumps(value, allow_nan=False)
+
+    fields = ",\n ".join(f"{json.dumps(key)}: {said(value)}" for key, value in data.items())
+    return f"{{\n {fields}\n}}\n"
 
 
 def _decoded(kind: type, data: Any) -> Any:

@@ -16,7 +16,7 @@ from fagen.plan import Plan
 from fagen.vocab import DTYPES
 
 Say = Callable[[str], None]
-AGREEMENT = 4  # units in the last place that two right kernels may differ by, at the largest output
+AGREEMENT = 8  # units in the last place that two right kernels may differ by, at the largest output
 
 
 def compare(

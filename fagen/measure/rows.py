@@ -209,7 +209,7 @@ def _rounded(row: Row) -> Row:
 
 def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     """A Markdown table padded so that it reads well in a terminal too."""
-    widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
+    widths = [max(2, *(len(line[i]) for line in (head, *body))) for i in range(len(head))]
     rule = ["-" * (width - 1) + ":" for width in widths]
     lines = [
         " | ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))

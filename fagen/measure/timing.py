@@ -45,6 +45,7 @@ class Regime:
 
 SUSTAINED = Regime("sustained", idle=0.0, warm=0.150, timed=0.150, rounds=3)
 BURST = Regime("burst", idle=0.040, warm=0.0, timed=0.006, rounds=5)
+WAKING = 0.010  # seconds
 REGIMES = {regime.name: regime for regime in (SUSTAINED, BURST)}
 
 
@@ -98,18 +99,25 @@ def summary(seconds: Sequence[float], clocks: Sequence[int]) -> Timing:
     )
 
 
-def estimate(call: Call, runs: int = 3) -> float:
-    """Seconds of one call, roughly; the first run, which may compile, is not counted."""
-    start, end = _event(), _event()
+def estimate(call: Call) -> float:
+    """Seconds of one call, roughly; the first run, which may compile, is not counted.
+
+    An idle GPU needs milliseconds to reach its clock, so the runs grow until they last longer.
+    """
     with call.within():
         call.run()
         torch.cuda.synchronize()
-        start.record()
-        for _ in range(runs):
-            call.run()
-        end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3 / runs
+        runs, lasted = 1, 0.0
+        while lasted < WAKING:
+            runs *= 4
+            start, end = _event(), _event()
+            start.record()
+            for _ in range(runs):
+                call.run()
+            end.record()
+            end.synchronize()
+            lasted = float(start.elapsed_time(end)) / 1e3
+    return lasted / runs
 
 
 def _round(call: Call, regime: Regime, each: float, clock: Clock) -> tuple[float, list[int]]:
