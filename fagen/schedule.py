@@ -22,7 +22,7 @@ from fagen.errors import ScheduleError
 from fagen.toml_lines import Origin, read_toml
 from fagen.vocab import CODES, DTYPES, LATER, MASKS, ORDERS, OUTPUTS, P_HOMES, PRODUCERS
 
-MAX_BYTES = 100_000  # of a schedule file; the longest sensible one is a fiftieth of that
+MAX_BYTES = 16_384  # of a schedule file; the longest sensible one is an eighth of that
 
 
 @dataclass(frozen=True)

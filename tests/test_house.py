@@ -172,3 +172,12 @@ def test_every_template_is_used():
         tree = environment().parse((locate("templates") / name).read_text())
         used |= set(filter(None, meta.find_referenced_templates(tree)))
     assert used == set(TEMPLATES)
+
+
+@pytest.mark.parametrize("name", sorted(MODULES.keys() - {"vocab"}))
+def test_no_module_but_vocab_writes_cpp(name):
+    signs = ("#include", "__global__", "__device__", "__half", "template <", "asm volatile")
+    for path in MODULES[name]:
+        for node in ast.walk(TREES[path]):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert not [sign for sign in signs if sign in node.value], f"{path}:{node.lineno}"
