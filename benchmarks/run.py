@@ -32,7 +32,7 @@ from typing import Any
 import plots
 import torch
 
-from fagen.build import build
+from fagen import flow
 from fagen.errors import FagenError
 from fagen.measure.card import Card, hopper
 from fagen.measure.cells import bench, matmul_ceiling
@@ -40,10 +40,6 @@ from fagen.measure.peers import installed
 from fagen.measure.rows import Row, read_rows, table, write_rows
 from fagen.measure.shapes import SEQLENS, standard_shape
 from fagen.measure.timing import REGIMES
-from fagen.paths import locate
-from fagen.plan import plan
-from fagen.render import render
-from fagen.schedule import read_schedule
 from fagen.vocab import DTYPES, MASKS
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -94,9 +90,11 @@ def run(asked: argparse.Namespace) -> int:
             continue
         print(f"[{number}/{len(cells)}, {time.monotonic() - began:.0f} s]", end=" ", flush=True)
         rows += bench(mine, [standard_shape(head_dim, seqlen)], peers=peers, progress=_say)
+        about["seconds"] = round(time.monotonic() - began)
         write_rows(asked.out / f"{stem}.json", rows)
-    about["seconds"] = round(time.monotonic() - began)
-    (asked.out / f"{stem}.run.json").write_text(json.dumps(about, indent=1) + "\n")
+        (asked.out / f"{stem}.run.json").write_text(json.dumps(about, indent=1) + "\n")
+    if not rows:
+        raise FagenError("no committed schedule does any cell that was asked for")
     report(rows, about, asked.out, stem)
     print(f"{about['seconds']} s on the GPU; written to {asked.out / stem}.*")
     return 0
@@ -135,15 +133,15 @@ def build_kernels(wanted: Iterable[tuple[str, int, str]]) -> list[tuple[tuple, t
     Returns ((dtype, head_dim, mask), (plan, binary)) pairs; head_dim_v is head_dim throughout.
     """
     wanted = set(wanted)
-    plans = []
-    for path in sorted(locate("schedules").glob("*.toml")):
-        attention = read_schedule(path).attention
+    chosen = []
+    for schedule in flow.committed():
+        attention = schedule.attention
         key = (attention.dtype, attention.head_dim, attention.mask)
         if key in wanted and attention.head_dim_v == attention.head_dim:
-            plans.append((key, plan(read_schedule(path))))
+            chosen.append((key, schedule))
     with ThreadPoolExecutor(max_workers=8) as pool:
-        binaries = pool.map(lambda pair: build(render(pair[1]), pair[1], binding=True), plans)
-        return [(key, (made, binary)) for (key, made), binary in zip(plans, binaries, strict=True)]
+        made = pool.map(lambda pair: flow.built(pair[1], binding=True), chosen)
+        return [(key, kernel) for (key, _), kernel in zip(chosen, made, strict=True)]
 
 
 def metadata(card: Card) -> dict[str, Any]:
