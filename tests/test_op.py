@@ -182,26 +182,91 @@ def stepped(tensor: Tensor, dimension: int) -> Tensor:
 
 
 WRONG = [
-    Wrong("q_rank", lambda q, k, v: (q[0], k, v), "q has shape (70, 4, 64); this kernel takes (batch, seqlen_q, heads, 64)"),
+    Wrong(
+        "q_rank",
+        lambda q, k, v: (q[0], k, v),
+        "q has shape (70, 4, 64); this kernel takes (batch, seqlen_q, heads, 64)",
+    ),
     Wrong("q_scalar", lambda q, k, v: (q[0, 0, 0, 0], k, v), "q has shape (); this kernel takes"),
-    Wrong("k_columns", lambda q, k, v: (q, k[..., :56], v), "k has shape (2, 100, 2, 56); this kernel takes (batch, seqlen_k, kv_heads, 64)"),
-    Wrong("v_columns", lambda q, k, v: (q, k, k), "v has shape (2, 100, 2, 64); this kernel takes (batch, seqlen_k, kv_heads, 32)"),
-    Wrong("q_dtype", lambda q, k, v: (q.half(), k, v), "q is not bfloat16, which this kernel takes; q.to(torch.bfloat16) converts it"),
+    Wrong(
+        "k_columns",
+        lambda q, k, v: (q, k[..., :56], v),
+        "k has shape (2, 100, 2, 56); this kernel takes (batch, seqlen_k, kv_heads, 64)",
+    ),
+    Wrong(
+        "v_columns",
+        lambda q, k, v: (q, k, k),
+        "v has shape (2, 100, 2, 64); this kernel takes (batch, seqlen_k, kv_heads, 32)",
+    ),
+    Wrong(
+        "q_dtype",
+        lambda q, k, v: (q.half(), k, v),
+        "q is not bfloat16, which this kernel takes; q.to(torch.bfloat16) converts it",
+    ),
     Wrong("v_dtype", lambda q, k, v: (q, k, v.float()), "v is not bfloat16"),
-    Wrong("q_last", lambda q, k, v: (q.transpose(1, 3).contiguous().transpose(1, 3), k, v), "q has stride 280 in its last dimension, which must be 1; q.contiguous()"),
-    Wrong("q_batch_stride", lambda q, k, v: (stepped(q, 0), k, v), "q has stride 17924 in dimension 0, which must be a multiple of 8 elements (16 bytes)"),
+    Wrong(
+        "q_last",
+        lambda q, k, v: (q.transpose(1, 3).contiguous().transpose(1, 3), k, v),
+        "q has stride 280 in its last dimension, which must be 1; q.contiguous()",
+    ),
+    Wrong(
+        "q_batch_stride",
+        lambda q, k, v: (stepped(q, 0), k, v),
+        "q has stride 17924 in dimension 0, which must be a multiple of 8 elements (16 bytes)",
+    ),
     Wrong("k_seq_stride", lambda q, k, v: (q, stepped(k, 1), v), "k has stride 132 in dimension 1"),
     Wrong("v_head_stride", lambda q, k, v: (q, k, stepped(v, 2)), "v has stride 36 in dimension 2"),
-    Wrong("too_long", lambda q, k, v: (q, k[:, :1].expand(-1, (1 << 30) + 1, -1, -1), v[:, :1].expand(-1, (1 << 30) + 1, -1, -1)), "k has shape (2, 1073741825, 2, 64); no size may exceed 1073741824"),
-    Wrong("k_address", lambda q, k, v: (q, shifted(k), v), "k does not begin at a multiple of 16 bytes; k.clone() does", needs_data=True),
+    Wrong(
+        "too_long",
+        lambda q, k, v: (
+            q,
+            k[:, :1].expand(-1, (1 << 30) + 1, -1, -1),
+            v[:, :1].expand(-1, (1 << 30) + 1, -1, -1),
+        ),
+        "k has shape (2, 1073741825, 2, 64); no size may exceed 1073741824",
+    ),
+    Wrong(
+        "k_address",
+        lambda q, k, v: (q, shifted(k), v),
+        "k does not begin at a multiple of 16 bytes; k.clone() does",
+        needs_data=True,
+    ),
     Wrong("k_batch", lambda q, k, v: (q, k[:1], v[:1]), "k has batch 1, but q has 2"),
-    Wrong("v_keys", lambda q, k, v: (q, k, v[:, :9]), "v has shape (2, 9, 2, 32), but k has (2, 100, 2, 64); all but the last size must be equal"),
-    Wrong("v_heads", lambda q, k, v: (q, k, v[:, :, :1]), "v has shape (2, 100, 1, 32), but k has (2, 100, 2, 64)"),
-    Wrong("v_batch", lambda q, k, v: (q, k, v[:1]), "v has shape (1, 100, 2, 32), but k has (2, 100, 2, 64)"),
-    Wrong("heads", lambda q, k, v: (q[:, :, :3], k, v), "q has 3 heads, which is not a multiple of the 2 heads of k"),
-    Wrong("no_kv_heads", lambda q, k, v: (q, k[:, :, :0], v[:, :, :0]), "q has 4 heads, which is not a multiple of the 0 heads of k"),
-    *(Wrong(f"scale_{scale:g}", lambda q, k, v: (q, k, v), f"scale is {scale:g}; it must be finite and above 0", scale=scale) for scale in (0.0, -1.0, math.nan, math.inf, 1e39, 1e-50)),
-]  # fmt: skip
+    Wrong(
+        "v_keys",
+        lambda q, k, v: (q, k, v[:, :9]),
+        "v has shape (2, 9, 2, 32), but k has (2, 100, 2, 64); all but the last size must be equal",
+    ),
+    Wrong(
+        "v_heads",
+        lambda q, k, v: (q, k, v[:, :, :1]),
+        "v has shape (2, 100, 1, 32), but k has (2, 100, 2, 64)",
+    ),
+    Wrong(
+        "v_batch",
+        lambda q, k, v: (q, k, v[:1]),
+        "v has shape (1, 100, 2, 32), but k has (2, 100, 2, 64)",
+    ),
+    Wrong(
+        "heads",
+        lambda q, k, v: (q[:, :, :3], k, v),
+        "q has 3 heads, which is not a multiple of the 2 heads of k",
+    ),
+    Wrong(
+        "no_kv_heads",
+        lambda q, k, v: (q, k[:, :, :0], v[:, :, :0]),
+        "q has 4 heads, which is not a multiple of the 0 heads of k",
+    ),
+    *(
+        Wrong(
+            f"scale_{scale:g}",
+            lambda q, k, v: (q, k, v),
+            f"scale is {scale:g}; it must be finite and above 0",
+            scale=scale,
+        )
+        for scale in (0.0, -1.0, math.nan, math.inf, 1e39, 1e-50)
+    ),
+]
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.name)
@@ -451,7 +516,7 @@ def test_the_c_interface_refuses_what_it_cannot_do(binary: Binary) -> None:
         op.call_kernel(binary, q, k, v, out, lse, 0.1)
     with pytest.raises(ValueError, match="k is not bfloat16"):
         op.call_kernel(binary, q, k.half(), v, out, lse, 0.1)
-    with pytest.raises(ValueError, match=r"out is torch.bfloat16 \(2, 70, 4, 16\)"):
+    with pytest.raises(ValueError, match=r"out is torch\.bfloat16 \(2, 70, 4, 16\)"):
         op.call_kernel(binary, q, k, v, out[..., :16], lse, 0.1)
-    with pytest.raises(ValueError, match="lse is torch.bfloat16"):
+    with pytest.raises(ValueError, match=r"lse is torch\.bfloat16"):
         op.call_kernel(binary, q, k, v, out, lse.bfloat16(), 0.1)

@@ -1,0 +1,283 @@
+"""The emulated schedule against fp64, and against what a schedule may and may not change."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from fagen.emulator import emulate, reference
+from fagen.plan import Plan, plan
+from fagen.schedule import Schedule
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem; `layout` says where the heads lie in memory."""
+
+    dtype: str = "fp16"
+    head_dim: int = 64
+    head_dim_v: int = 64
+    causal: bool = False
+    block_n: int = 32
+    threshold: float = 0.0
+    batch: int = 1
+    seqlen_q: int = 64
+    seqlen_k: int = 64
+    kv_heads: int = 1
+    group: int = 1
+    layout: str = "bshd"
+    scale: float = 0.125
+    spread: float = 1.0  # standard deviation of q and k
+    seed: int = 0
+
+    @property
+    def plan(self) -> Plan:
+        return plan(
+            Schedule.make(
+                dtype=self.dtype,
+                head_dim=self.head_dim,
+                head_dim_v=self.head_dim_v,
+                mask="causal" if self.causal else "full",
+                block_m=64,
+                block_n=self.block_n,
+                rescale_threshold=self.threshold,
+            )
+        )
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def normal(seqlen: int, heads: int, columns: int, spread: float) -> Tensor:
+            shape = (self.batch, seqlen, heads, columns)
+            if self.layout == "bhsd":
+                shape = (self.batch, heads, seqlen, columns)
+            values = torch.randn(shape, generator=generator).mul(spread).to(DTYPES[self.dtype])
+            if self.layout == "bhsd":
+                return values.transpose(1, 2)
+            if self.layout == "wide":  # a slice of something wider
+                return torch.cat([values, torch.full_like(values, math.nan)], -1)[..., :columns]
+            return values
+
+        return (
+            normal(self.seqlen_q, self.kv_heads * self.group, self.head_dim, self.spread),
+            normal(self.seqlen_k, self.kv_heads, self.head_dim, self.spread),
+            normal(self.seqlen_k, self.kv_heads, self.head_dim_v, 1.0),
+        )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    around_a_tile = st.sampled_from([0, 1, 2, 15, 16, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129])
+    lengths = around_a_tile | st.integers(0, 200)
+    return Case(
+        dtype=draw(st.sampled_from(list(DTYPES))),
+        head_dim=draw(st.sampled_from([16, 24, 64, 80])),
+        head_dim_v=draw(st.sampled_from([16, 40, 64])),
+        causal=draw(st.booleans()),
+        block_n=draw(st.sampled_from([16, 32, 48, 128])),
+        threshold=draw(st.sampled_from([0.0, 0.5, 8.0])),
+        batch=draw(st.integers(1, 2)),
+        seqlen_q=draw(lengths),
+        seqlen_k=draw(lengths),
+        kv_heads=draw(st.integers(1, 3)),
+        group=draw(st.integers(1, 3)),
+        layout=draw(st.sampled_from(["bshd", "bhsd", "wide"])),
+        scale=draw(st.sampled_from([0.02, 0.125, 1.0, 30.0])),
+        spread=draw(st.sampled_from([0.01, 1.0, 4.0])),
+        seed=draw(st.integers(0, 1000)),
+    )
+
+
+def textbook(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute out, lse and the weighted |v|, in fp64 and all at once, as a definition would."""
+    q, k, v = (t.double().transpose(1, 2) for t in (q, k, v))
+    k, v = (t.repeat_interleave(case.group, 1) for t in (k, v))
+    scores = q @ k.transpose(2, 3) * case.scale
+    if case.causal:
+        seen = torch.ones(case.seqlen_q, case.seqlen_k, dtype=torch.bool)
+        scores[..., ~seen.tril(case.seqlen_k - case.seqlen_q)] = -math.inf
+    weights = scores.softmax(-1).nan_to_num(0.0)
+    return (weights @ v).transpose(1, 2), scores.logsumexp(-1), (weights @ v.abs()).transpose(1, 2)
+
+
+@settings(max_examples=80, deadline=None)
+@given(cases())
+def test_its_error_is_that_of_the_roundings_it_makes(case: Case) -> None:
+    q, k, v = case.tensors()
+    out, lse = emulate(case.plan, q, k, v, case.scale)
+    exact, exact_lse, magnitude = textbook(case, q, k, v)
+    assert out.dtype == q.dtype and lse.dtype == torch.float32
+    assert out.shape == exact.shape and lse.shape == exact_lse.shape
+
+    # the scores are sums in fp32, which moves every weight by as much as the largest of them
+    largest = (q.double().norm(dim=-1).amax() if q.numel() else 0.0) * (
+        k.double().norm(dim=-1).amax() if k.numel() else 0.0
+    )
+    moved = 4 * 2.0**-24 * float(largest) * case.scale * math.sqrt(case.head_dim) + 2.0**-18
+    unit = torch.finfo(q.dtype).eps / 2
+    # P is rounded, with the smallest of it subnormal in fp16, then the sum; both by half a unit
+    subnormal = 2.0**-25 * case.seqlen_k * float(v.double().abs().amax()) if v.numel() else 0.0
+    bound = (unit + 2 * moved) * magnitude + unit * exact.abs() * (1 + unit) + subnormal + 1e-30
+    assert ((out.double() - exact).abs() <= bound).all()
+
+    seen = exact_lse.isfinite()
+    assert torch.equal(lse == -math.inf, ~seen)
+    assert not out.transpose(1, 2)[~seen].any()
+    assert ((lse - exact_lse).abs()[seen] <= moved + 2.0**-22 * exact_lse.abs()[seen]).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases())
+def test_the_reference_is_the_textbook(case: Case) -> None:
+    q, k, v = case.tensors()
+    out, lse = reference(q, k, v, causal=case.causal, scale=case.scale)
+    exact, exact_lse, _ = textbook(case, q, k, v)
+    torch.testing.assert_close(out, exact, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(lse, exact_lse, rtol=1e-12, atol=1e-12)
+
+
+def test_the_reference_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(causal=True, batch=2, kv_heads=2, group=2, seqlen_q=70, seqlen_k=90)
+    whole = reference(*case.tensors(), causal=True, scale=0.125)
+    monkeypatch.setattr("fagen.emulator._REFERENCE_SCORES", 8 * 90 * 3)
+    for piecewise, at_once in zip(
+        reference(*case.tensors(), causal=True, scale=0.125), whole, strict=True
+    ):
+        torch.testing.assert_close(piecewise, at_once, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_it_is_as_accurate_as_torch_in_the_same_dtype(
+    dtype: str, head_dim: int, causal: bool
+) -> None:
+    """The rule that the kernel itself is held to on a GPU."""
+    case = Case(
+        dtype=dtype,
+        head_dim=head_dim,
+        head_dim_v=head_dim,
+        causal=causal,
+        block_n=64,
+        batch=2,
+        kv_heads=2,
+        group=2,
+        seqlen_q=200,
+        seqlen_k=300,
+        scale=head_dim**-0.5,
+    )
+    q, k, v = case.tensors()
+    out, lse = emulate(case.plan, q, k, v, case.scale)
+    exact, exact_lse = reference(q, k, v, causal=causal, scale=case.scale)
+    mask = torch.ones(200, 300, dtype=torch.bool).tril(100) if causal else None
+    with sdpa_kernel(SDPBackend.MATH):
+        theirs = scaled_dot_product_attention(
+            *(t.transpose(1, 2) for t in (q, k, v)),
+            attn_mask=mask,
+            scale=case.scale,
+            enable_gqa=True,
+        ).transpose(1, 2)
+    largest = exact.abs().amax()
+    last_place = torch.finfo(q.dtype).eps * 2.0 ** math.floor(math.log2(largest))
+    allowed = 2 * (theirs - exact).abs().amax() + last_place
+    assert (out - exact).abs().amax() <= allowed
+    assert (lse - exact_lse).abs().amax() <= 1e-3
+
+
+# ---- what the schedule decides ------------------------------------------------------------------
+
+
+def test_the_last_keys_come_first() -> None:
+    """A block that is met after a row's maximum has few digits left in fp16: here the first one."""
+    q = torch.zeros(1, 1, 1, 16, dtype=torch.float16)
+    q[..., 0] = 1
+    k = torch.zeros(1, 32, 1, 16, dtype=torch.float16)
+    k[:, 16:, :, 0] = 15
+    v = torch.zeros(1, 32, 1, 16, dtype=torch.float16)
+    v[:, :16] = 1024
+    case = Case(head_dim=16, head_dim_v=16, block_n=16)
+    out = emulate(case.plan, q, k, v, 1.0)[0][0, 0, 0, 0].item()
+    exact = 1024 / (1 + math.exp(15))
+    subnormal = 1024 * torch.tensor(math.exp(-15)).half().item() / (1 + math.exp(-15))
+    assert out == torch.tensor(subnormal).half().item()
+    assert out < 0.98 * exact
+
+
+def test_p_is_rounded_for_the_product_but_not_for_the_sum() -> None:
+    """With equal scores but one, p is a single number; only the product may see it rounded."""
+    q = torch.zeros(1, 1, 1, 16, dtype=torch.bfloat16)
+    q[..., 0] = 1
+    k = torch.full((1, 16, 1, 16), 0.3, dtype=torch.bfloat16)
+    k[:, 0] = 1
+    v = torch.ones(1, 16, 1, 16, dtype=torch.bfloat16)
+    v[:, 0] = 0
+    case = Case(dtype="bf16", head_dim=16, head_dim_v=16, block_n=16)
+    out, lse = emulate(case.plan, q, k, v, 1.0)
+    p = math.exp(k[0, 1, 0, 0].item() - 1)
+    rounded = torch.tensor(p).bfloat16().item()
+    assert rounded != p
+    assert out[0, 0, 0, 0].item() == torch.tensor(15 * rounded / (1 + 15 * p)).bfloat16().item()
+    assert lse.item() == pytest.approx(1 + math.log(1 + 15 * p), rel=1e-6)
+
+
+def test_within_the_threshold_a_row_keeps_its_maximum_and_p_grows_past_one() -> None:
+    """p of the second block is 2 to the rise: the same sum, but rounded elsewhere."""
+    q = torch.zeros(1, 2, 1, 16, dtype=torch.float16)
+    q[..., 0] = 1
+    k = torch.zeros(1, 32, 1, 16, dtype=torch.float16)
+    k[:, :16, :, 0] = torch.linspace(0, 3.0, 16).view(1, 16, 1)  # met second, up to 3 above
+    v = torch.randn(1, 32, 1, 16, generator=torch.Generator().manual_seed(0)).half()
+    eager = Case(head_dim=16, head_dim_v=16, block_n=16, threshold=0.0)
+    lazy = Case(head_dim=16, head_dim_v=16, block_n=16, threshold=8.0)
+    a, b = (emulate(case.plan, q, k, v, 1.0) for case in (eager, lazy))
+    torch.testing.assert_close(a[0], b[0], rtol=2e-3, atol=2e-3)
+    assert not torch.equal(a[0], b[0])
+
+    # past the threshold the maximum moves, and both are the same again
+    a, b = (emulate(case.plan, q, k * 4, v, 1.0) for case in (eager, lazy))
+    assert torch.equal(a[0], b[0])
+
+
+def test_the_threshold_is_held_row_by_row() -> None:
+    """One row's rise does not move its neighbour's maximum."""
+    lazy = Case(head_dim=16, head_dim_v=16, block_n=16, threshold=4.0)
+    q, k, v = Case(head_dim=16, head_dim_v=16, seqlen_q=2, seqlen_k=32).tensors()
+    q[:, 1] *= 20
+    both = emulate(lazy.plan, q, k, v, 0.25)
+    for row in range(2):
+        alone = emulate(lazy.plan, q[:, row : row + 1], k, v, 0.25)
+        assert torch.equal(both[0][:, row], alone[0][:, 0])
+        assert torch.equal(both[1][..., row], alone[1][..., 0])
+
+
+def test_rows_that_see_no_key_are_zeros_and_minus_infinity() -> None:
+    case = Case(causal=True, seqlen_q=100, seqlen_k=30)
+    out, lse = emulate(case.plan, *case.tensors(), case.scale)
+    assert not out[:, :70].any() and (lse[..., :70] == -math.inf).all()
+    assert out[:, 70:].any() and lse[..., 70:].isfinite().all()
+
+
+def test_keys_in_blocks_that_no_row_sees_are_not_read() -> None:
+    case = Case(causal=True, seqlen_q=128, seqlen_k=128, block_n=32)
+    q, k, v = case.tensors()
+    clean = emulate(case.plan, q, k, v, case.scale)[0]
+    k[:, 64:], v[:, 64:] = math.nan, math.nan
+    assert torch.equal(emulate(case.plan, q, k, v, case.scale)[0][:, :64], clean[:, :64])
+
+
+def test_a_nan_stays_in_its_row() -> None:
+    case = Case(seqlen_q=70, seqlen_k=50)
+    q, k, v = case.tensors()
+    clean, _ = emulate(case.plan, q, k, v, case.scale)
+    q[0, 3, 0, 5] = math.nan
+    out, lse = emulate(case.plan, q, k, v, case.scale)
+    assert out[0, 3].isnan().all() and lse[0, 0, 3].isnan()
+    assert torch.equal(out[0, 4:], clean[0, 4:]) and torch.equal(out[0, :3], clean[0, :3])
