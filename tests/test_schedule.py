@@ -11,15 +11,8 @@ from pydantic import ValidationError
 
 from fagen.errors import ScheduleError
 from fagen.paths import locate
-from fagen.schedule import (
-    DERIVED,
-    REQUIRED,
-    SECTIONS,
-    Schedule,
-    json_schema,
-    parse_schedule,
-    read_schedule,
-)
+from fagen.schedule import Schedule, json_schema, parse_schedule, read_schedule
+from fagen.schedule.keys import DERIVED, REQUIRED, SECTIONS
 from fagen.toml_lines import read_toml
 from fagen.vocab import CODES
 from tests.strategies import schedules

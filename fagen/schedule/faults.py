@@ -1,0 +1,102 @@
+"""Turn what pydantic found wrong with a schedule into sentences, each with the key's path."""
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+
+from fagen.schedule.keys import REQUIRED, SECTIONS, TABLES
+from fagen.vocab import LATER
+
+
+class BrokenRules(ValueError):  # noqa: N818 - it never leaves this package
+    """Rules that hold between keys, broken: (key path, sentence) each."""
+
+    def __init__(self, faults: list[tuple[tuple[str, str], str]]) -> None:
+        super().__init__()
+        self.faults = faults
+
+
+def faults(invalid: ValidationError) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield (key path, sentence) of everything that pydantic found."""
+    for error in invalid.errors(include_url=False):
+        broken = error.get("ctx", {}).get("error")
+        if isinstance(broken, BrokenRules):
+            yield from broken.faults
+            continue
+        path = tuple(str(step) for step in error["loc"])
+        kind, value = error["type"], error["input"]
+        if kind == "extra_forbidden":
+            yield path, _unknown(path)
+        elif len(path) == 1:
+            keys = ", ".join(key for key in TABLES[path[0]].model_fields if key in REQUIRED)
+            yield path, f"is missing: a table with {keys}" if kind == "missing" else "is no table"
+        elif kind == "missing":
+            yield path, f"is missing: {_expected(path)}"
+        else:
+            yield path, f"= {_shown(value)}{_refused(path, value)}"
+
+
+def _unknown(path: tuple[str, ...]) -> str:
+    name = path[-1]
+    known = list(TABLES if len(path) == 1 else TABLES[path[0]].model_fields)
+    if name in SECTIONS:
+        return f"belongs under [{SECTIONS[name]}]"
+    table = "a table of a schedule" if len(path) == 1 else f"a key of [{path[0]}]"
+    close = get_close_matches(name, known, 1) or get_close_matches(name, SECTIONS, 1)
+    if close:
+        place = f" under [{SECTIONS[close[0]]}]" if close[0] not in known else ""
+        return f"is not {table}; did you mean {close[0]}{place}?"
+    return f"is not {table}: {', '.join(known)}"
+
+
+def _property(path: tuple[str, ...]) -> dict[str, Any]:
+    section, key = path[:2]
+    rule: dict[str, Any] = TABLES[section].model_json_schema()["properties"][key]
+    return rule
+
+
+def _expected(path: tuple[str, ...]) -> str:
+    rule = _property(path)
+    if words := rule.get("enum"):
+        return " or ".join(f'"{word}"' for word in words)
+    if rule["type"] == "boolean":
+        return "true or false"
+    kind = "a whole number" if rule["type"] == "integer" else "a number"
+    least, most, step = rule["minimum"], rule["maximum"], rule.get("multipleOf", 1)
+    if least == most:
+        return f"{least}"
+    steps = f" in steps of {step}" if step != 1 else ""
+    return f"{kind} from {least} to {most}{steps}"
+
+
+def _refused(path: tuple[str, ...], value: Any) -> str:
+    """Say why a value is refused, and which one is near."""
+    if isinstance(value, str | int) and (later := LATER.get((path[-1], value))):
+        return f": {later}; until then {_expected(path)}"
+    rule = _property(path)
+    near = ""
+    if isinstance(value, str) and (
+        close := get_close_matches(value.lower(), rule.get("enum", ()), 1)
+    ):
+        near = f'; did you mean "{close[0]}"?'
+    elif isinstance(value, int | float) and not isinstance(value, bool) and "minimum" in rule:
+        step = rule.get("multipleOf", 1)
+        if rule["minimum"] <= value <= rule["maximum"]:  # false for nan
+            near = f"; the nearest is {round(value / step) * step:g}"
+    return f" must be {_expected(path)}{near}"
+
+
+def _shown(value: Any) -> str:
+    """Return a value as TOML would say it, cut where it is long."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        quoted = '"' + value.encode("unicode_escape").decode() + '"'
+        return quoted if len(quoted) <= 60 else quoted[:56] + '…"'
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"a number of {value.bit_length()} bits"
+    if isinstance(value, dict | list):
+        return "a table" if isinstance(value, dict) else "a list"
+    return str(value)
