@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import chdir
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ def _console(found: re.Match[str]) -> str:
 def _printed(line: str) -> str:
     program, *words = shlex.split(line.removeprefix("$ "))
     assert program == "fagen", f"only fagen is run for a page: {line}"
-    result = CliRunner().invoke(cli.main, words, prog_name="fagen")
+    with chdir(ROOT):
+        result = CliRunner().invoke(cli.main, words, prog_name="fagen")
     return "".join(f"{said.rstrip()}\n" for said in result.output.splitlines())
 
 
