@@ -295,6 +295,10 @@ def explain_lines(schedule: Schedule) -> Iterator[str]:
     p = schedule.softmax.p
     yield from _solved(own.shared, shared_formulae(schedule.pipeline.output, p), sizes)
     yield from _solved(own.registers, register_formulae(p), sizes)
+    yield ""
+    tried = (schedule.but(block_n=n) for n in _below(SM90.wgmma_n_max + 16, 16))
+    widest = next((other.tile.block_n for other in tried if not budget(other).over()), None)
+    yield f"in steps of 16 and with whole arrays, the widest block_n that fits is {widest or 'none'}"
 
 
 def _solved(ledger: Ledger, formulae: Mapping[str, Any], sizes: Mapping[str, int]) -> Iterator[str]:

@@ -105,6 +105,7 @@ def test_the_explanation_shows_formulae_numbers_and_the_solved_limit():
     assert "Max(block_m·d_v·e, block_n·d_v·e·stages)" in text
     assert "so block_n <= (-block_m·d·e - 32·stages + 232424)/(e·stages·(d + d_v)) = 194.9" in text
     assert "so block_n <= 4·(428 - d_v)/(e + 4) = 200.0" in text
+    assert text.endswith("the widest block_n that fits is 192")
 
 
 def test_a_refusal_has_place_rows_sum_limit_source_and_the_nearest_that_fits():
