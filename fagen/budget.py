@@ -298,7 +298,7 @@ def explain_lines(schedule: Schedule) -> Iterator[str]:
     yield ""
     tried = (schedule.but(block_n=n) for n in _below(SM90.wgmma_n_max + 16, 16))
     widest = next((other.tile.block_n for other in tried if not budget(other).over()), None)
-    yield f"in steps of 16 and with whole arrays, the widest block_n that fits is {widest or 'none'}"
+    yield f"in whole arrays and steps of 16, the widest block_n that fits is {widest or 'none'}"
 
 
 def _solved(ledger: Ledger, formulae: Mapping[str, Any], sizes: Mapping[str, int]) -> Iterator[str]:
