@@ -24,7 +24,7 @@ from fagen.toolchain import INSTALL_DISASSEMBLER, Disassembler, MissingError, fi
 
 COMMON, PRODUCER, CONSUMER = "common", "producer", "consumer"
 _ROLES = {"USETMAXREG.DEALLOC": PRODUCER, "USETMAXREG.TRY_ALLOC": CONSUMER}
-_ENDS_A_PATH = {"BRA", "BRX", "JMP", "JMX", "EXIT", "RET", "KILL"}
+_ENDS_A_PATH = {"BRX", "JMP", "JMX", "EXIT", "RET", "KILL"}
 
 _LINE = re.compile(
     r"\s*/\*(?P<offset>[0-9a-f]{4,})\*/\s+(?:(?P<guard>@!?U?P\w+)\s+)?"
@@ -65,6 +65,7 @@ class MachineCode:
     registers: int
     consumer_registers: int | None
     producer_registers: int | None
+    wgmma_from_registers: int  # wgmma whose first operand is not in shared memory
     raised_to: tuple[int, ...]
     lowered_to: tuple[int, ...]
     hash: str
@@ -116,6 +117,9 @@ def read_listing(listing: str, code_hash: str) -> MachineCode:
         registers=_highest(code),
         consumer_registers=_highest(named[CONSUMER]) if CONSUMER in named else None,
         producer_registers=_highest(named[PRODUCER]) if PRODUCER in named else None,
+        wgmma_from_registers=sum(
+            i.base == "HGMMA" and i.operands.split(", ")[1].startswith("R") for i in code
+        ),
         raised_to=_setmaxnreg(code, "USETMAXREG.TRY_ALLOC"),
         lowered_to=_setmaxnreg(code, "USETMAXREG.DEALLOC"),
         hash=code_hash,
@@ -193,7 +197,8 @@ def _roles(code: list[Instruction], labels: dict[str, int]) -> dict[str, set[int
         elif base == "BSYNC":
             targets = [place for barrier, place in meetings if barrier == words[0]]
         unconditional = not instruction.guard and (
-            base in _ENDS_A_PATH - {"BRA"}
+            base in _ENDS_A_PATH
+            or (base == "BSYNC" and targets)
             # a BRA whose first operand is a predicate may also fall through
             or (base == "BRA" and instruction.operands.startswith("`"))
         )

@@ -63,7 +63,7 @@ __all__ = [
     "prune",
 ]
 
-_LAYOUT = 1  # of a folder in the cache; part of every key
+_LAYOUT = 2  # of a folder in the cache; part of every key
 _LOG = "compiler.log"
 _SHOWN_LINES = 60  # of a compiler that failed; the log has them all
 

@@ -13,9 +13,9 @@ from fagen.toolchain import INSTALL_DISASSEMBLER, Disassembler
 
 NO_DISASSEMBLER = f"not read, no disassembler is installed: {INSTALL_DISASSEMBLER}"
 
-# Remarks of ptxas that it made a kernel slower than it was written: wgmma one at a time, setmaxnreg
+# Remarks of ptxas that it made a kernel slower than written: wgmma one at a time, setmaxnreg
 # ignored, waits and fences that the source should have had.
-_SLOWER = re.compile(r"Potential Performance Loss|injected in around line|setmaxnreg.*ignored")
+_SLOWER = re.compile(r"Potential Performance Loss|injected in around line")
 _STACK_ALIGNMENT = 16  # bytes
 
 

@@ -1,0 +1,188 @@
+"""Machine code goes in, real and made up; what its instructions use comes out, role by role."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fagen.errors import BuildError, ToolchainError
+from fagen.machine import machine_code, read_listing
+from fagen.process import run
+from fagen.toolchain import find_nvcc
+
+PTX = """\
+.version 8.0
+.target sm_90a
+.address_size 64
+// {comment}
+.visible .entry {name}(.param .u64 out)
+.maxntid 256
+.minnctapersm 1
+{{
+  .reg .b32 %r<8>;
+  .reg .b64 %rd<4>;
+  .reg .pred %p<2>;
+  ld.param.u64 %rd1, [out];
+  mov.u32 %r1, %tid.x;
+  setp.ge.u32 %p1, %r1, 128;
+  @%p1 bra CONSUMER;
+  setmaxnreg.dec.sync.aligned.u32 24;
+  bar.arrive 1, 256;
+  ret;
+CONSUMER:
+  setmaxnreg.inc.sync.aligned.u32 240;
+  bar.sync 1, 256;
+  mul.wide.u32 %rd2, %r1, 4;
+  add.u64 %rd3, %rd1, %rd2;
+  mul.lo.u32 %r2, %r1, {factor};
+  st.global.u32 [%rd3], %r2;
+  ret;
+}}
+"""
+
+
+def assemble(folder: Path, name: str = "kernel", factor: int = 7, comment: str = "a") -> Path:
+    source = folder / f"{name}.ptx"
+    source.write_text(PTX.format(name=name, factor=factor, comment=comment))
+    cubin = source.with_suffix(".cubin")
+    result = run([find_nvcc().nvcc, "-arch=sm_90a", "-cubin", source, "-o", cubin])
+    assert result.returncode == 0, result.stderr
+    return cubin
+
+
+def test_the_roles_of_a_small_kernel_are_told_apart(tmp_path: Path) -> None:
+    code = machine_code(assemble(tmp_path))
+    assert code.kernel == "kernel"
+    assert (code.lowered_to, code.raised_to) == ((24,), (240,))
+    assert code.count("STG") == 1 and code.count("USETMAXREG") == 2
+    assert code.producer_registers is not None and code.consumer_registers is not None
+    assert 0 < code.producer_registers < code.consumer_registers == code.registers <= 24
+
+
+def test_the_hash_is_of_the_code_and_not_of_names_or_comments(tmp_path: Path) -> None:
+    first = machine_code(assemble(tmp_path))
+    renamed = machine_code(assemble(tmp_path, name="another_name", comment="b"))
+    changed = machine_code(assemble(tmp_path, name="changed", factor=9))
+    assert renamed.hash == first.hash != changed.hash
+    assert replace(renamed, kernel="kernel") == first
+
+
+def test_what_holds_no_kernel_is_refused(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.so"
+    empty.write_bytes(b"nothing")
+    with pytest.raises(BuildError, match="holds 0 cubins"):
+        machine_code(empty)
+    with pytest.raises(ToolchainError, match="cannot read"):
+        machine_code(empty.rename(tmp_path / "empty.cubin"))
+
+
+def listing(*lines: str) -> str:
+    """Text as nvdisasm prints it: labels as they are, of an instruction its registers behind //."""
+    printed = ["//---- .text.kernel ----", "  .x  // | # 0123456789 | PRED"]
+    offset = 0
+    for line in lines:
+        text, _, registers = line.partition("//")
+        if text.strip().endswith(":"):
+            printed.append(f"{text.strip()}     // +....")
+        else:
+            used = ":" * int(registers or 0)
+            printed.append(f"    /*{offset:04x}*/    {text.strip()} ;    // | 9 {used:10} | 1 |")
+            offset += 16
+    return "\n".join(printed)
+
+
+def test_threads_that_meet_again_go_on_where_they_agreed_to() -> None:
+    # both roles end in the common code behind .L_end; the way there is told by BSSY alone
+    code = read_listing(
+        listing(
+            "BSSY B0, `(.L_end) // 2",
+            "@P0 BRA `(.L_consumer) // 2",
+            "USETMAXREG.DEALLOC.CTAPOOL 0x18 // 3",
+            "BSYNC B0 // 3",
+            ".L_consumer:",
+            "USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xf0 // 5",
+            "BSYNC B0 // 8",
+            "NOP // 10",
+            ".L_end:",
+            "EXIT // 4",
+        ),
+        "",
+    )
+    assert (code.producer_registers, code.consumer_registers, code.registers) == (4, 8, 10)
+
+
+def test_a_conditional_branch_goes_both_ways_and_a_plain_one_does_not() -> None:
+    code = read_listing(
+        listing(
+            "USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xf0 // 1",
+            "@!P0 BRA `(.L_more) // 2",
+            "BRA.U UP0, `(.L_more) // 2",
+            "CALL.REL.NOINC `(.L_call) // 3",
+            "BRA `(.L_out) // 3",
+            "NOP // 9",
+            ".L_more:",
+            "NOP // 5",
+            ".L_out:",
+            "@P1 EXIT // 4",
+            "EXIT // 4",
+            ".L_call:",
+            "RET.REL.NODEC R2 `(kernel) // 6",
+            "NOP // 10",
+        ),
+        "",
+    )
+    assert (code.consumer_registers, code.registers) == (6, 10)
+    assert code.producer_registers is None
+
+
+def test_a_branch_that_cannot_be_followed_is_not_passed_over() -> None:
+    with pytest.raises(BuildError, match="a branch to nowhere"):
+        read_listing(listing("BRA `(.L_gone) // 1", "EXIT // 1"), "")
+
+
+# ---- Real kernels --------------------------------------------------------------------------------
+
+
+def test_wgmma_tma_and_setmaxnreg_are_in_the_machine_code_where_the_plan_says_so(
+    kernel: Any,
+) -> None:
+    plan, code = kernel.plan, kernel.binary.report.machine
+    shapes = {opcode.split(".")[1] for opcode in code.opcodes if opcode.startswith("HGMMA")}
+    assert shapes == {f"64x{plan.block_n}x16", f"64x{plan.head_dim_v_padded}x16"}
+    # two GEMMs, each issued step by step at least once
+    assert code.count("HGMMA") >= plan.qk_steps + plan.pv_steps
+    # Q, K and V come, and O goes, in boxes of one slab
+    assert code.count("UTMALDG") >= 2 * plan.qk_slabs + plan.v_slabs
+    assert code.count("UTMASTG") >= plan.v_slabs
+    assert bool(code.count("USETMAXREG")) is plan.producer_warp
+    if plan.producer_warp:
+        assert (code.lowered_to, code.raised_to) == (
+            (plan.producer_registers,),
+            (plan.consumer_registers,),
+        )
+    assert code.count("SYNCS") > 0
+
+
+def test_nothing_goes_through_local_memory_or_past_tma(kernel: Any) -> None:
+    code = kernel.binary.report.machine
+    # no spills; K and V neither through registers nor by cp.async; nothing is accumulated in memory
+    assert code.count("LDL", "STL", "LDGSTS", "LDG", "LD", "ST", "ATOMG", "RED") == 0
+
+
+def test_no_role_uses_a_register_beyond_its_budget(kernel: Any) -> None:
+    plan, code = kernel.plan, kernel.binary.report.machine
+    if plan.producer_warp:
+        assert 0 < code.producer_registers <= plan.producer_registers
+        assert 0 < code.consumer_registers <= plan.consumer_registers
+    else:
+        assert code.consumer_registers is None and code.producer_registers is None
+        assert code.registers <= plan.launch_registers
+
+
+def test_p_reaches_the_second_gemm_the_way_the_schedule_says(kernel: Any) -> None:
+    plan, code = kernel.plan, kernel.binary.report.machine
+    if plan.p_in_registers:  # and Q never does
+        assert plan.pv_steps <= code.wgmma_from_registers <= code.count("HGMMA") - plan.qk_steps
+    else:
+        assert code.wgmma_from_registers == 0
