@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -117,6 +118,23 @@ def test_a_wrapper_on_path_leads_to_the_toolkit_behind_it(bare: Path, tmp_path: 
     found = toolchain.find_nvcc()
     assert found.nvcc == bare / "nvcc"
     assert found.include == real / "include"
+
+
+def test_the_wheels_of_pypi_are_enough_and_the_newest_is_taken(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site-packages/nvidia"
+    make_cuda(site / "cu12", "12.9", "12090")
+    make_cuda(site / "cu13")
+    for tool in ("nvdisasm", "cuobjdump"):
+        (site / "cu13/bin" / tool).touch()
+    spec = SimpleNamespace(submodule_search_locations=[str(site)], origin=None)
+    monkeypatch.setattr(
+        toolchain.importlib.util, "find_spec", lambda name: spec if name == "nvidia" else None
+    )
+    assert toolchain.find_nvcc().include == site / "cu13/include"
+    tools = toolchain.find_disassembler()
+    assert tools is not None and tools.nvdisasm == site / "cu13/bin/nvdisasm"
 
 
 @pytest.mark.parametrize(
