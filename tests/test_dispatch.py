@@ -1,0 +1,364 @@
+"""fagen.attention: which kernel it picks, when it builds, and what it says when it cannot."""
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+import fagen
+from fagen import dispatch
+from fagen.emulator import emulate, reference
+from fagen.errors import DeviceError, FagenError, ScheduleError
+from fagen.paths import locate
+from fagen.plan import plan
+from fagen.schedule import Schedule, read_schedule
+
+THERE = [read_schedule(path) for path in sorted(locate("schedules").glob("*.toml"))]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(dispatch, "_ready", {})
+    monkeypatch.setattr(dispatch, "_kernels", {})
+    dispatch._schedules.cache_clear()
+    yield
+    dispatch._schedules.cache_clear()
+
+
+def qkv(
+    dtype: torch.dtype = torch.float16, head_dim: int = 64, head_dim_v: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return (
+        torch.randn(2, 40, 4, head_dim, generator=generator).to(dtype),
+        torch.randn(2, 90, 2, head_dim, generator=generator).to(dtype),
+        torch.randn(2, 90, 2, head_dim_v or head_dim, generator=generator).to(dtype),
+    )
+
+
+def toml(schedule: Schedule) -> str:
+    keys = schedule.attention
+    return (
+        f'[attention]\nhead_dim = {keys.head_dim}\ndtype = "{keys.dtype}"\nmask = "{keys.mask}"\n'
+        f"[tile]\nblock_m = {schedule.tile.block_m}\nblock_n = {schedule.tile.block_n}\n"
+    )
+
+
+# ---- what it computes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_is_attention(causal: bool) -> None:
+    q, k, v = qkv()
+    exact, exact_lse = reference(q, k, v, causal=causal, scale=1 / 8)
+    out = fagen.attention(q, k, v, causal=causal)
+    torch.testing.assert_close(out.double(), exact, rtol=2e-3, atol=2e-3)
+    again, lse = fagen.attention(q, k, v, causal=causal, scale=1 / 8, return_lse=True)
+    assert torch.equal(out, again)
+    torch.testing.assert_close(lse.double(), exact_lse, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("schedule", THERE, ids=lambda schedule: schedule.slug)
+def test_every_schedule_of_the_folder_serves_its_problem(schedule: Schedule) -> None:
+    problem = dispatch._problem(schedule)
+    slug = fagen.prepare(
+        dtype=problem.dtype,
+        head_dim=problem.head_dim,
+        head_dim_v=problem.head_dim_v,
+        causal=problem.causal,
+        device="cpu",
+    )
+    assert dispatch._problem(Schedule.from_slug(slug)) == problem
+    q, k, v = qkv(problem.dtype, problem.head_dim, problem.head_dim_v)
+    out, lse = fagen.attention(q, k, v, causal=problem.causal, return_lse=True)
+    expected = emulate(plan(Schedule.from_slug(slug)), q, k, v, problem.head_dim**-0.5)
+    assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
+
+
+def test_a_schedule_may_be_a_path_a_slug_or_itself(tmp_path: Path) -> None:
+    schedule = Schedule.from_slug("fwd_fp16_d64_full_m64n16")
+    (tmp_path / "mine.toml").write_text(toml(schedule))
+    q, k, v = qkv()
+    expected = emulate(plan(schedule), q, k, v, 0.125)[0]
+    assert not torch.equal(expected, fagen.attention(q, k, v)), "the tile shows in the roundings"
+    for choice in (schedule, schedule.slug, tmp_path / "mine.toml", str(tmp_path / "mine.toml")):
+        assert torch.equal(fagen.attention(q, k, v, schedule=choice), expected)
+        assert fagen.prepare(dtype="fp16", head_dim=64, schedule=choice) == schedule.slug
+
+
+# ---- which schedule -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A schedules folder that holds exactly these slugs."""
+    monkeypatch.setattr(dispatch, "locate", lambda name: tmp_path)
+
+    def fill(*slugs: str) -> None:
+        for number, slug in enumerate(slugs):
+            (tmp_path / f"{number}.toml").write_text(toml(Schedule.from_slug(slug)))
+        dispatch._schedules.cache_clear()
+
+    return fill
+
+
+def test_of_several_the_preferred_one_is_taken(
+    folder: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = "fwd_fp16_d64_full_m128n112", "fwd_fp16_d64_full_m128n128"
+    folder(second, first)
+    assert fagen.prepare(dtype="fp16", head_dim=64) == first
+    monkeypatch.setattr(dispatch, "PREFERRED", (second,))
+    assert fagen.prepare(dtype="fp16", head_dim=64) == second
+
+
+def test_preferred_schedules_exist() -> None:
+    assert set(dispatch.PREFERRED) <= {schedule.slug for schedule in THERE}
+
+
+def test_the_folder_is_read_once(folder: Callable[..., None], tmp_path: Path) -> None:
+    folder("fwd_fp16_d64_full_m64n64", "fwd_fp16_d64_causal_m64n64")
+    fagen.attention(*qkv())
+    for file in tmp_path.iterdir():
+        file.write_text("no schedule any more")
+    fagen.attention(*qkv(), causal=True)
+
+
+def test_where_no_schedule_fits_there_is_a_list_of_those_that_exist() -> None:
+    with pytest.raises(ScheduleError) as refusal:
+        fagen.attention(*qkv(torch.bfloat16, 40, 24), causal=True)
+    said = str(refusal.value)
+    assert said.startswith("no schedule computes bfloat16, head_dim 40 and 24 (V), causal; in ")
+    assert all(f"\n  {schedule.slug}\n" in said for schedule in THERE)
+    with pytest.raises(ScheduleError, match="no schedule computes float32, head_dim 64, full;"):
+        fagen.attention(*qkv(torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        (
+            "fwd_fp16_d64_causal_m64n64",
+            "computes float16, head_dim 64, causal; the call asks for float16, head_dim 64, full",
+        ),
+        ("fwd_bf16_d64_full_m64n64", "computes bfloat16, head_dim 64, full; the call asks for "),
+        ("fwd_fp16_d64v32_full_m64n64", "computes float16, head_dim 64 and 32 (V), full; "),
+        ("fwd_fp16", "'fwd_fp16' is no slug"),
+        ("nowhere/x.toml", "nowhere/x.toml: cannot be read: No such file or directory"),
+    ],
+)
+def test_a_schedule_for_something_else_is_refused(choice: str, said: str) -> None:
+    with pytest.raises(ScheduleError, match=re.escape(said)):
+        fagen.attention(*qkv(), schedule=choice)
+
+
+def test_prepare_takes_torchs_names_and_ours_and_no_others() -> None:
+    slugs = {
+        fagen.prepare(dtype=dtype, head_dim=64) for dtype in ("fp16", "float16", torch.float16)
+    }
+    assert len(slugs) == 1
+    with pytest.raises(ValueError, match="dtype is 'half'; it must be one of fp16, float16, bf16"):
+        fagen.prepare(dtype="half", head_dim=64)
+
+
+# ---- wrong calls --------------------------------------------------------------------------------
+
+
+def test_wrong_arguments_are_named() -> None:
+    q, k, v = qkv()
+    with pytest.raises(ValueError, match="q has 3 dimensions and v has 4; both must have 4"):
+        fagen.attention(q[0], k, v)
+    with pytest.raises(ValueError, match="k has shape"):
+        fagen.attention(q, k[0], v)
+    with pytest.raises(ValueError, match="k is not float16"):
+        fagen.attention(q, k.bfloat16(), v)
+    with pytest.raises(ValueError, match="scale is -1; it must be finite and above 0"):
+        fagen.attention(q, k, v, scale=-1)
+    with pytest.raises(DeviceError, match="q is on meta; a kernel runs on a Hopper GPU"):
+        fagen.attention(*(t.to("meta") for t in (q, k, v)))
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_a_call_that_needs_a_gradient_is_refused(which: int) -> None:
+    tensors = [*qkv()]
+    tensors[which].requires_grad_()
+    with pytest.raises(ValueError, match="requires a gradient, and there is no backward yet"):
+        fagen.attention(*tensors)
+    with torch.no_grad():
+        assert not fagen.attention(*tensors).requires_grad
+
+
+def test_a_functional_gradient_is_refused() -> None:
+    q, k, v = qkv()
+    with pytest.raises(ValueError, match="requires a gradient"):
+        torch.func.grad(lambda t: fagen.attention(t, k, v).float().sum())(q)
+
+
+# ---- torch.compile and export -------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("choice", [None, "fwd_fp16_d64_causal_m64n48"])
+def test_prepared_it_compiles_into_one_graph(
+    fresh_dynamo: None, dynamic: bool, choice: str | None
+) -> None:
+    def twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out, lse = fagen.attention(q * 2, k, v, causal=True, return_lse=True, schedule=choice)
+        return out + lse.transpose(1, 2)[..., None]
+
+    fagen.prepare(dtype="fp16", head_dim=64, causal=True, schedule=choice)
+    compiled = torch.compile(twice, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    q, k, v = qkv()
+    assert torch.equal(compiled(q, k, v), twice(q, k, v))
+    assert torch.equal(compiled(q[:1, :30], k[:1], v[:1]), twice(q[:1, :30], k[:1], v[:1]))
+
+
+def test_unprepared_it_says_so_to_torch_compile(fresh_dynamo: None) -> None:
+    compiled = torch.compile(fagen.attention, fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match=r"call fagen\.prepare") as refusal:
+        compiled(*qkv())
+    assert "cannot be built while torch.compile traces the call" in str(refusal.value)
+
+
+def test_prepared_it_exports() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out = fagen.attention(q, k, v)
+            assert isinstance(out, Tensor)
+            return out
+
+    fagen.prepare(dtype="fp16", head_dim=64)
+    queries, keys = torch.export.Dim("queries"), torch.export.Dim("keys")
+    exported = torch.export.export(
+        Model(), qkv(), dynamic_shapes=({1: queries}, {1: keys}, {1: keys})
+    )
+    q, k, v = qkv()
+    assert torch.equal(
+        exported.module()(q[:, :7], k[:, :50], v[:, :50]),
+        fagen.attention(q[:, :7], k[:, :50], v[:, :50]),
+    )
+
+
+# ---- building, with a GPU and a compiler pretended ----------------------------------------------
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A machine with a Hopper GPU on which building is counted and takes a moment."""
+    machine = SimpleNamespace(built=[], loaded=[], capability=(9, 0), capturing=False)
+
+    def build(source: object, planned: object, **_: object) -> object:
+        machine.built.append(source.slug)  # type: ignore[attr-defined]
+        torch.randn(300, 300) @ torch.randn(300, 300)
+        return source
+
+    def load(binary: object) -> Callable[..., None]:
+        machine.loaded.append(binary.slug)  # type: ignore[attr-defined]
+        return lambda *_: None
+
+    monkeypatch.setattr(dispatch, "build", build)
+    monkeypatch.setattr(dispatch.op, "load", load)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: machine.capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Sandbox 1000")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: machine.capturing)
+    return machine
+
+
+def key(device: int = 0, causal: bool = False) -> dispatch.Key:
+    return (torch.device("cuda", device), torch.float16, 64, 64, causal, None)
+
+
+def test_many_threads_build_once(pretended: SimpleNamespace) -> None:
+    threads = [Thread(target=dispatch._make_ready, args=(key(),)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(pretended.built) == len(pretended.loaded) == 1
+
+
+def test_a_second_device_builds_nothing(pretended: SimpleNamespace) -> None:
+    assert dispatch._make_ready(key(0)) is dispatch._make_ready(key(1))
+    assert len(pretended.built) == 1
+
+
+def test_while_a_graph_is_captured_an_unbuilt_kernel_is_an_error(
+    pretended: SimpleNamespace,
+) -> None:
+    pretended.capturing = True
+    with pytest.raises(FagenError, match=r"call fagen\.prepare.*while a CUDA graph is captured"):
+        dispatch._make_ready(key())
+    assert pretended.built == []
+    pretended.capturing = False
+    dispatch._make_ready(key())
+    pretended.capturing = True
+    dispatch._make_ready(key(1))  # built already, so any device may use it
+
+
+def test_another_gpu_than_hopper_is_refused_in_words(pretended: SimpleNamespace) -> None:
+    pretended.capability = (10, 0)
+    with pytest.raises(DeviceError, match=r"cuda:0 is a Sandbox 1000 of compute capability 10\.0"):
+        dispatch._make_ready(key())
+    assert pretended.built == []
+
+
+def test_a_build_that_failed_is_tried_again(
+    pretended: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise FagenError("no compiler")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dispatch, "build", fail)
+        with pytest.raises(FagenError, match="no compiler"):
+            dispatch._make_ready(key())
+    dispatch._make_ready(key())
+    assert len(pretended.built) == 1
+
+
+# ---- on a GPU -----------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_it_is_right_captured_compiled_or_called() -> None:
+    q, k, v = (tensor.cuda() for tensor in qkv())
+    slug = fagen.prepare(dtype="fp16", head_dim=64, causal=True)
+    out = fagen.attention(q, k, v, causal=True)
+    exact, _ = reference(q, k, v, causal=True, scale=1 / 8)
+    torch.testing.assert_close(out.double(), exact, rtol=2e-3, atol=2e-3)
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = fagen.attention(q, k, v, causal=True)
+    captured.fill_(math.nan)
+    graph.replay()
+    assert torch.equal(captured, out)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda q, k, v: fagen.attention(q, k, v, causal=True), fullgraph=True, dynamic=True
+    )
+    assert torch.equal(compiled(q, k, v), out)
+    assert torch.equal(fagen.attention(q, k, v, causal=True, schedule=slug), out)
+
+
+@pytest.mark.gpu
+def test_an_unbuilt_kernel_fails_the_capture_and_nothing_else() -> None:
+    q, k, v = (tensor.cuda() for tensor in qkv())
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(FagenError, match="while a CUDA graph is captured"), torch.cuda.graph(graph):
+        fagen.attention(q, k, v)
+    assert fagen.attention(q, k, v).isfinite().all()
