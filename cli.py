@@ -175,7 +175,7 @@ def check(schedule: "Schedule", explain: bool, as_json: bool) -> None:
     \b
     Examples:
       fagen check my.toml
-      fagen check --explain fwd_fp16_d256_full_m128n80
+      fagen check --explain fwd_fp16_d128_full_m128n128_vspace
     """
     from fagen import plan, report
 
@@ -457,7 +457,7 @@ def _say(line: str) -> None:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, indent=2, default=str)
+    return json.dumps(value, indent=2, default=str, ensure_ascii=False)
 
 
 def _answer(as_json: bool, value: Any, lines: Iterable[str]) -> None:

@@ -28,6 +28,7 @@ import cli  # noqa: E402 - it lies beside the package
 from fagen import flow  # noqa: E402
 from fagen.measure.rows import geomeans, read_rows  # noqa: E402
 from fagen.schedule import Schedule, json_schema  # noqa: E402
+from fagen.vocab import CODES, Code  # noqa: E402
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
@@ -99,16 +100,23 @@ def _under(name: str, group: Any) -> list[tuple[str, Any]]:
 
 def _keys() -> Iterator[str]:
     schema = json_schema()
-    yield "| table | key | values | default | |"
-    yield "|---|---|---|---|---|"
+    codes = {code.key: code for code in CODES}
+    yield "| table | key | values | default | in a slug | |"
+    yield "|---|---|---|---|---|---|"
     for table in schema["properties"]:
         section = schema["$defs"][table.capitalize()]
         for key, rule in section["properties"].items():
             default = f"`{_toml(rule['default'])}`" if "default" in rule else "derived"
             if key in section.get("required", ()):
                 default = "required"
+            slug = _code(codes[key]) if key in codes else "always"
             told = rule["description"].replace("|", "\\|")
-            yield f"| `[{table}]` | `{key}` | {_values(rule)} | {default} | {told} |"
+            yield f"| `[{table}]` | `{key}` | {_values(rule)} | {default} | {slug} | {told} |"
+
+
+def _code(code: Code) -> str:
+    words = code.words.values() if code.words else (f"{code.letters}…",)
+    return ", ".join(f"`{word}`" for word in words)
 
 
 def _values(rule: dict[str, Any]) -> str:

@@ -165,7 +165,7 @@ def test_a_refusal_in_json_is_an_object_on_stdout_and_words_on_stderr():
     assert answer.exit_code == told["exit_code"] == 1
     assert told["error"] == "OverBudget"
     assert told["message"] == answer.stderr.rstrip("\n")
-    assert "block_n = 80" in told["message"]
+    assert "fits with block_n = " in told["message"]
 
 
 # ---- generate ------------------------------------------------------------------------------------

@@ -1,0 +1,102 @@
+"""The README and the guide pages: what they show is really printed, what they name is there."""
+
+import re
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import click
+import pytest
+
+import cli
+from fagen import schedule
+from fagen.paths import locate
+
+ROOT = locate("cli.py").parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def load(path: Path):
+    """Import a script by its path."""
+    spec = spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+fill = load(ROOT / "docs" / "fill.py")
+
+
+@pytest.mark.parametrize("page", fill.PAGES, ids=lambda page: page.name)
+def test_a_page_shows_what_is_really_printed(page):
+    text = page.read_text(encoding="utf-8")
+    assert fill.filled(text) == text, "run `make docs`, and read what changed"
+
+
+@pytest.mark.parametrize("page", fill.PAGES, ids=lambda page: page.name)
+def test_a_link_leads_somewhere(page):
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_readme_names_every_command():
+    for name, command in cli.main.commands.items():
+        inner = command.commands if isinstance(command, click.Group) else {"": None}
+        for word in inner:
+            assert f"`fagen {name} {word}".rstrip() in README
+
+
+def test_the_readme_shows_a_kernel_a_schedule_and_two_refusals():
+    assert "constexpr int kBlockN = 128;" in README
+    assert "take_turn();" in README
+    assert 'did you mean "causal"?' in README
+    assert "  fits with block_n = " in README
+
+
+def test_no_figure_of_speed_stands_outside_the_block_that_results_fill():
+    told = re.sub(r"^<!-- results -->.*?^<!-- end -->", "", README, flags=re.M | re.S)
+    assert not re.findall(r"\d[\d.,]* ?(?:TFLOP|times (?:as fast|faster))", told)
+
+
+def test_a_committed_run_gives_figures_and_plots(tmp_path, monkeypatch):
+    from fagen.measure.rows import Row, write_rows
+
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    monkeypatch.setattr(fill, "ROOT", tmp_path)
+    assert list(fill._results()) == ["No run is committed yet."]
+    cell = ("fp16", 128, 128, "full", 4, 4096, 4096, 16, 16)
+    for date, tflops in (("2026-01-31", 500.0), ("2026-02-01", 600.0)):
+        rows = [
+            Row(*cell, "fagen", "slug", "sustained", tflops, 0.01, 1600),
+            Row(*cell, "cudnn", None, "sustained", 500.0, 0.01, 1600),
+        ]
+        write_rows(results / f"some-card-{date}.json", rows)
+    (results / "some-card-2026-02-01-fp16-sustained.svg").touch()
+    text = "\n".join(fill._results())
+    assert "Card some-card, 2026-02-01" in text
+    assert "1.200" in text
+    assert "![fp16 sustained" in text
+
+
+@pytest.mark.parametrize("page", fill.PAGES, ids=lambda page: page.name)
+def test_the_python_on_a_page_runs(page):
+    for block in re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S):
+        exec(compile(block, page.name, "exec"), {})
+
+
+def test_the_demo_runs(monkeypatch, capsys):
+    path = locate("schedules") / "fwd_fp16_d128_causal_m128n128.toml"
+    monkeypatch.setattr(sys, "argv", ["demo.py", str(path)])
+    load(ROOT / "examples" / "demo.py")
+    told = re.search(r"against fp64: (\S+), torch's own (\S+)\n", capsys.readouterr().out)
+    assert told
+    assert float(told[1]) <= 2 * float(told[2]) + 1e-3
+
+
+def test_the_example_with_every_key_has_every_key():
+    written = (ROOT / "examples" / "every_key.toml").read_text(encoding="utf-8")
+    keys = re.findall(r"^(\w+) = ", written, re.M)
+    assert keys == list(schedule.parse_schedule(written).values())
