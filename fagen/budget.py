@@ -264,7 +264,7 @@ def _options(schedule: Schedule) -> dict[str, list[dict[str, Any]]]:
         "block_n": [{"block_n": n} for n in _below(values["block_n"], 16)],
         "stages": [{"stages": n} for n in range(values["stages"] - 1, 1, -1)],
         "p": [{"p": p} for p in others],
-        "output": [{"output": "v_space"}] if "output" in said else [],
+        "output": [{"output": "v_space"}] if values["output"] == "own" else [],
         "registers": [registers] if registers else [],
     }
 

@@ -109,7 +109,7 @@ ORDERS = _table(
     Order("single", persistent=False, longest_first=False),
 )
 
-OUTPUTS = ("v_space", "own")
+OUTPUTS = ("own", "v_space")
 PRODUCERS = ("warp", "none")
 P_HOMES = ("registers", "shared")
 
@@ -139,7 +139,7 @@ class Code:
 # in the order in which a slug says them, each only where the value is not the default
 CODES = (
     Code("stages", "s"),
-    Code("output", words={"v_space": "ovspace", "own": "oown"}),
+    Code("output", words={"own": "own", "v_space": "vspace"}),
     Code("producer", words={"warp": "prodwarp", "none": "noprod"}),
     Code("consumers", "w"),
     Code("producer_registers", "pr"),

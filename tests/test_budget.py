@@ -30,7 +30,8 @@ TILES = [
 
 def schedule(head_dim, head_dim_v, block_m, block_n, p, **more):
     keys = dict(dtype="fp16", mask="full", head_dim=head_dim, head_dim_v=head_dim_v)
-    return Schedule.make(**keys, block_m=block_m, block_n=block_n, p=p, **more)
+    keys |= dict(block_m=block_m, block_n=block_n, p=p, output="v_space")
+    return Schedule.make(**keys | more)
 
 
 def amounts(ledger):

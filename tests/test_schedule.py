@@ -98,7 +98,10 @@ def test_a_schedule_cannot_be_changed():
             {"rescale_threshold": 0.125, "p": "shared"},
             "fwd_fp16_d128_causal_m128n128_pshared_t0p125",
         ),
-        ({"inter_warpgroup": False, "output": "own"}, "fwd_fp16_d128_causal_m128n128_oown_nointer"),
+        (
+            {"inter_warpgroup": False, "output": "v_space"},
+            "fwd_fp16_d128_causal_m128n128_vspace_nointer",
+        ),
     ],
 )
 def test_a_slug_says_what_is_no_default(changes, slug):
@@ -371,7 +374,7 @@ def test_the_files_of_the_first_release_are_there():
         f"fwd_{dtype}_d{tile}"
         for dtype in ("fp16", "bf16")
         for mask in ("full", "causal")
-        for tile in (f"64_{mask}_m192n128", f"128_{mask}_m128n128", f"256_{mask}_m128n80")
+        for tile in (f"64_{mask}_m192n128", f"128_{mask}_m128n128", f"256_{mask}_m128n80_vspace")
     }
     assert common <= names
     for head_dim in ("d80", "d96", "d192", "d192v128"):

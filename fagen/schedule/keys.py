@@ -71,8 +71,8 @@ class Pipeline(Section):
 
     stages: int = Field(default=2, ge=2, le=8, description="depth of the K and V rings")
     output: Annotated[str, _OneOf(OUTPUTS)] = Field(
-        default="v_space",
-        description='"v_space": O leaves through V\'s shared memory; "own": a buffer of its own',
+        default="own",
+        description='"own": O leaves through a buffer of its own; "v_space": through V\'s',
     )
 
 
