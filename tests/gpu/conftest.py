@@ -1,6 +1,6 @@
 """Every committed kernel, built once, on a Hopper GPU; `pytest -m gpu` runs this folder."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -52,16 +52,26 @@ def hopper() -> None:
 
 
 @pytest.fixture(scope="session")
-def all_built(request: pytest.FixtureRequest, built: Any) -> Callable[[str], Any]:
+def built_together(built: Any) -> Callable[[Iterable[str]], Any]:
+    """`built`, after the kernels of some slugs have been compiled in parallel."""
+
+    def build_all(slugs: Iterable[str]) -> Any:
+        with ThreadPoolExecutor(BUILDERS) as pool:
+            list(pool.map(_attempt(built), slugs))
+        return built
+
+    return build_all
+
+
+@pytest.fixture(scope="session")
+def all_built(request: pytest.FixtureRequest, built_together: Any) -> Callable[[str], Any]:
     """`built`, with every kernel that a collected test wants compiled beforehand, in parallel."""
     wanted = {
         item.callspec.params["kernel"]
         for item in request.session.items
         if hasattr(item, "callspec") and "kernel" in item.callspec.params
     }
-    with ThreadPoolExecutor(BUILDERS) as pool:
-        list(pool.map(_attempt(built), wanted))
-    return built
+    return built_together(wanted)
 
 
 @pytest.fixture(scope="session", params=SLUGS)

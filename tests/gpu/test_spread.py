@@ -1,0 +1,73 @@
+"""Kernels that are not committed: every head dim, and every knob of a schedule, on a Hopper GPU."""
+
+from itertools import cycle
+
+import pytest
+
+from fagen.measure.accuracy import poisoned, shape_error
+from fagen.measure.shapes import Shape, inputs, problem
+from fagen.schedule import Schedule
+
+pytestmark = pytest.mark.gpu
+
+KINDS = cycle([("fp16", "full"), ("bf16", "causal"), ("fp16", "causal"), ("bf16", "full")])
+HEAD_DIMS = [
+    f"fwd_{dtype}_d{head_dim}_{mask}_m128n64{'_vspace' if head_dim > 208 else ''}"
+    for head_dim, (dtype, mask) in zip(range(16, 257, 8), KINDS, strict=False)
+]
+UNEVEN = [
+    "fwd_fp16_d64v256_causal_m128n96_nointra",
+    "fwd_bf16_d256v64_full_m128n64",
+    "fwd_fp16_d40v72_causal_m64n48",
+    "fwd_bf16_d16v136_full_m192n80",
+]
+KNOBS = [
+    "fwd_fp16_d128_full_m128n128_noprod",
+    "fwd_fp16_d128_causal_m128n64_noprod",
+    "fwd_fp16_d64_causal_m192n64_s4_noprod_nointra",
+    "fwd_fp16_d64_causal_m192n96_noprod_inter",
+    "fwd_fp16_d64_full_m64n64_s3_vspace_noprod",
+    "fwd_fp16_d128_causal_m128n96_nointer",
+    "fwd_fp16_d128_causal_m128n128_nointra",
+    "fwd_bf16_d64_causal_m192n128_nointra",
+    "fwd_fp16_d128_full_m128n128_nointer_nointra",
+    "fwd_fp16_d128_causal_m128n112_vspace_pshared",
+    "fwd_bf16_d64_full_m192n192_pshared",
+    "fwd_fp16_d64_full_m192n144_nointra_pshared",
+    "fwd_fp16_d96_full_m192n144_vspace_pshared",
+    "fwd_fp16_d64_causal_m192n128_t8",
+    "fwd_bf16_d128_causal_m128n176_vspace",
+    "fwd_fp16_d128_full_m128n16_s8",
+    "fwd_fp16_d64_causal_m64n240",
+    "fwd_fp16_d64_causal_m64n128_single",
+    "fwd_fp16_d128_causal_m128n128_persistent",
+    "fwd_fp16_d128_full_m128n128_lpt",
+    "fwd_fp16_d32_causal_m192n144_s3",
+]
+SHAPES = [  # batch, seqlen_q, seqlen_k, heads, kv_heads
+    (1, 1, 1, 1, 1),
+    (2, 129, 127, 4, 2),
+    (1, 700, 300, 2, 1),
+    (1, 300, 1000, 3, 3),
+    (2, 257, 0, 2, 2),
+    (4, 513, 511, 40, 8),
+]
+
+
+@pytest.fixture(scope="module")
+def all_of_them(hopper, built_together):
+    return built_together([*HEAD_DIMS, *UNEVEN, *KNOBS])
+
+
+@pytest.mark.parametrize("slug", [*HEAD_DIMS, *UNEVEN, *KNOBS])
+def test_any_schedule_that_fits_is_within_bounds(slug, all_of_them):
+    kernel = all_of_them(slug)
+    for sizes in SHAPES:
+        case = problem(kernel.plan, Shape(*sizes))
+        error = shape_error(case, poisoned(kernel.binary), *inputs(case))
+        assert error.ok, error
+
+
+def test_the_slugs_here_are_those_of_their_schedules():
+    for slug in (*HEAD_DIMS, *UNEVEN, *KNOBS):
+        assert Schedule.from_slug(slug).slug == slug
