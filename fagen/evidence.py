@@ -72,6 +72,7 @@ class Evidence:
 
     slug: str
     source_hash: str  # of the tokens: comments and white space do not count
+    host_hash: str  # of the launcher's tokens alone
     flags: tuple[str, ...]
     cutlass: str
     machine_code: str  # hash
@@ -165,12 +166,23 @@ def read_excuses(folder: Path | None = None) -> dict[str, Excuse]:
 
 
 def renew(
-    old: Evidence, *, source_hash: str, cutlass: str, machine_code: str, compiler: str
+    old: Evidence,
+    *,
+    source_hash: str,
+    host_hash: str,
+    cutlass: str,
+    machine_code: str,
+    compiler: str,
 ) -> Evidence:
     """The same evidence for a source whose rebuild gave the same machine code: no GPU needed.
 
-    Raises VerificationError where the machine code is another.
+    Raises VerificationError where the machine code is another, or the launcher, which is not in it.
     """
+    if host_hash != old.host_hash:
+        raise VerificationError(
+            f"{old.slug}: the launcher is not the one that ran on {old.date}: run "
+            f"`fagen verify {old.slug}` on a Hopper GPU"
+        )
     if machine_code != old.machine_code:
         raise VerificationError(
             f"{old.slug}: the rebuild gave other machine code ({machine_code[:12]}, compiler "

@@ -46,6 +46,7 @@ def renewed(of: Plan, binary: Binary) -> Evidence:
     fresh = evidence.renew(
         old,
         source_hash=binary.source_hash,
+        host_hash=binary.host_hash,
         cutlass=binary.made_with["cutlass"],
         machine_code=machine_code(binary.library).hash,
         compiler=binary.made_with["nvcc"],

@@ -15,29 +15,34 @@ from fagen.plan import Plan
 
 HASH_WORD = "FAGEN_SOURCE_HASH"  # the kernel says its own hash where a template says this
 
+HOST_MARK = "---- The host's side"  # the rest of a kernel's file is its launcher
+
 KERNEL = "forward.cu.j2"
 BINDING = "torch_op.cpp.j2"
 
 
 @dataclass(frozen=True)
 class Source:
-    """C++ that needs CUTLASS's headers only; `hash` is of the kernel's tokens (see token_hash)."""
+    """C++ that needs CUTLASS's headers only; hashes are of tokens (see token_hash)."""
 
     slug: str
     kernel: str  # <slug>.cu
     binding: str  # <slug>_torch.cpp
-    hash: str
+    hash: str  # of the kernel
+    host_hash: str  # of what the kernel's file runs on the CPU: no part of the machine code
 
 
 def render(plan: Plan) -> Source:
     """Write the kernel and its binding.  Raises ToolchainError where clang-format is missing."""
     kernel = _template(KERNEL, plan)
     digest = token_hash(kernel)
+    _, _, host = kernel.partition(HOST_MARK)
     return Source(
         slug=plan.slug,
         kernel=formatted(kernel.replace(HASH_WORD, digest)),
         binding=formatted(_template(BINDING, plan)),
         hash=digest,
+        host_hash=token_hash(host),
     )
 
 

@@ -95,7 +95,7 @@ def make_program(path: Path, text: str) -> Path:
 
 
 def source(log: str = GOOD, slug: str = "fwd_x") -> Source:
-    return Source(slug=slug, kernel=log, binding="", hash="0" * 64)
+    return Source(slug=slug, kernel=log, binding="", hash="0" * 64, host_hash="0" * 64)
 
 
 def make(log: str, planned: Plan, tools: Toolchain, slug: str = "fwd_x") -> Binary:
@@ -166,7 +166,7 @@ from fagen.schedule import Schedule
 from fagen.toolchain import Toolchain
 from pathlib import PosixPath
 tools = {tools!r}
-source = Source("fwd_x", {log!r}, "", "0" * 64)
+source = Source("fwd_x", {log!r}, "", "0" * 64, "0" * 64)
 planned = plan(Schedule.from_slug("fwd_fp16_d128_full_m128n128"))
 print(build(source, planned, binding=False, toolchain=tools).cached, flush=True)
 """

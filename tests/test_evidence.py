@@ -22,11 +22,12 @@ from fagen.evidence import (
 from fagen.render import Source
 
 SLUG = "fwd_fp16_d128_full_m128n128"
-SOURCE = Source(slug=SLUG, kernel="int x;\n", binding="", hash="a" * 64)
+SOURCE = Source(slug=SLUG, kernel="int x;\n", binding="", hash="a" * 64, host_hash="e" * 64)
 GOOD = ShapeError(1, 128, 128, 2, 2, 1.234567e-4, 1e-4, 1.1e-3, 3e-7, 1e-3)
 EVIDENCE = Evidence(
     slug=SLUG,
     source_hash=SOURCE.hash,
+    host_hash=SOURCE.host_hash,
     flags=tuple(toolchain.FLAGS),
     cutlass="4.2.0",
     machine_code="b" * 64,
@@ -183,13 +184,14 @@ def test_an_excuse_without_date_or_reason_is_unreadable(folder, text):
 
 
 def test_same_machine_code_renews_evidence_and_other_does_not():
-    renewed = renew(
-        EVIDENCE, source_hash="f", cutlass="4.2.1", machine_code="b" * 64, compiler="13.0.90"
-    )
+    new = dict(source_hash="f", host_hash="e" * 64, cutlass="4.2.1", compiler="13.0.90")
+    renewed = renew(EVIDENCE, **new, machine_code="b" * 64)
     assert (renewed.source_hash, renewed.cutlass, renewed.compiler) == ("f", "4.2.1", "13.0.90")
     assert (renewed.card, renewed.date) == (EVIDENCE.card, EVIDENCE.date)
     with pytest.raises(VerificationError, match="other machine code"):
-        renew(EVIDENCE, source_hash="f", cutlass="4.2.1", machine_code="c", compiler="13.0.88")
+        renew(EVIDENCE, **new, machine_code="c")
+    with pytest.raises(VerificationError, match="launcher"):
+        renew(EVIDENCE, **new | {"host_hash": "0"}, machine_code="b" * 64)
 
 
 def test_the_ratio_to_cudnn_is_none_where_cudnn_could_not():

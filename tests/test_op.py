@@ -101,6 +101,7 @@ def binary(the_plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Binary:
         cached=False,
         cpu_seconds=0.0,
         source_hash=HASH,
+        host_hash=HASH,
         made_with={},
     )
 

@@ -140,3 +140,7 @@ def test_a_comment_in_a_template_leaves_the_hash_and_a_number_changes_it(first):
 def test_templates_are_found_in_a_wheel_and_in_a_checkout():
     assert (Path(locate("templates")) / module.KERNEL).exists()
     assert (Path(locate("templates")) / module.BINDING).exists()
+
+
+def test_the_launcher_has_a_hash_of_its_own(first):
+    assert first.host_hash not in (first.hash, token_hash(""))

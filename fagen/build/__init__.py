@@ -87,6 +87,7 @@ class Binary:
     cached: bool
     cpu_seconds: float
     source_hash: str
+    host_hash: str  # as in Source
     made_with: Mapping[str, str]
 
 
@@ -141,6 +142,7 @@ def build(
         cached=cached,
         cpu_seconds=cost,
         source_hash=source.hash,
+        host_hash=source.host_hash,
         made_with={**record["made_with"], **({"torch": torch.version} if torch else {})},
     )
 

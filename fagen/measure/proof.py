@@ -37,6 +37,7 @@ def verify(
     found = Evidence(
         slug=plan.slug,
         source_hash=binary.source_hash,
+        host_hash=binary.host_hash,
         flags=tuple(toolchain.FLAGS),
         cutlass=binary.made_with["cutlass"],
         machine_code=code,
