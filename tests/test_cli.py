@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cli
-from fagen import evidence, flow
+from fagen import evidence, flow, measure
+from fagen.errors import VerificationError
 from fagen.machine import machine_code
 from fagen.paths import locate
 from fagen.plan import plan
@@ -243,12 +244,67 @@ def test_a_command_without_a_schedule_says_how_to_name_one(command, monkeypatch)
     assert "--all" in answer.stderr
 
 
-def proof(slug: str, source_hash: str, code: str) -> evidence.Evidence:
+@pytest.fixture
+def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if there were one: what would run on it is faked by the test."""
+    monkeypatch.setattr(flow, "need_gpu", lambda: None)
+    monkeypatch.setattr(flow, "built", lambda schedule, **_: (plan(schedule), None))
+
+
+def test_bench_times_the_shapes_beside_the_peers_in_the_regimes_that_were_asked_for(
+    with_gpu, monkeypatch
+):
+    asked = {}
+
+    def timed(kernels, shapes, *, peers, regimes, progress):
+        asked.update(shapes=shapes, peers=peers, regimes=[regime.name for regime in regimes])
+        row = ("fp16", 128, 128, "causal", 1, 8, 8, 2, 2, "fagen", SLUG, "burst", 9.0, 0.1, None)
+        return [measure.Row(*row)]
+
+    monkeypatch.setattr(measure, "bench", timed)
+    monkeypatch.setattr(measure, "installed", lambda name: False)
+    answer = fagen("bench", SLUG)
+    assert answer.exit_code == 0 and "| fagen burst" in answer.output
+    assert asked == {
+        "shapes": [measure.Shape(4, 4096, 4096, 16, 16)],
+        "peers": ["cudnn", "fa2"],
+        "regimes": ["sustained", "burst"],
+    }
+    words = ["--shape", "3,8,2,64,65", "--seqlen", "512", "--flex", "--fa3", "--regime", "burst"]
+    told = json.loads(fagen("bench", SLUG, *words, "--json").output)
+    assert told[0]["tflops"] == 9.0
+    assert asked == {
+        "shapes": [measure.Shape(3, 64, 65, 8, 2), measure.Shape(32, 512, 512, 16, 16)],
+        "peers": ["cudnn", "fa2", "fa3", "flex"],
+        "regimes": ["burst"],
+    }
+
+
+def test_one_wrong_kernel_does_not_keep_the_others_from_being_verified(with_gpu, monkeypatch):
+    seen = []
+
+    def verified(of, binary, *, progress):
+        seen.append(of.slug)
+        if "full" in of.slug:
+            raise VerificationError(f"{of.slug}: 1 of 18 shapes are wrong")
+        return proof(of.slug, "hash", "code")
+
+    monkeypatch.setattr(flow, "verified", verified)
+    slugs = ["fwd_fp16_d64_full_m64n64", SLUG, "fwd_bf16_d64_full_m64n64"]
+    answer = fagen("verify", *slugs)
+    assert seen == slugs
+    assert answer.exit_code == 6
+    assert answer.stderr.count("shapes are wrong") == 2
+    assert "1 shapes on NVIDIA H200, 2026-01-31" in fagen("verify", SLUG).output
+
+
+def proof(slug: str, source_hash: str, code: str, host_hash: str = "") -> evidence.Evidence:
     error = evidence.ShapeError(1, 8, 8, 1, 1, 1e-3, 1e-3, 3e-3, 0.0, 1e-3)
     speed = evidence.Speed("sustained", 4, 4096, 16, 600.0, 0.01, 1700, 500.0)
     return evidence.Evidence(
         slug=slug,
         source_hash=source_hash,
+        host_hash=host_hash,
         flags=FLAGS,
         cutlass="4.2.0",
         machine_code=code,
@@ -266,7 +322,8 @@ def test_evidence_moves_to_a_source_that_gives_the_same_machine_code(generated, 
     binary = built(SLUG).binary
     assert fagen("verify", "--same-code", SLUG).exit_code == 6, "there is none to renew"
 
-    evidence.write(proof(SLUG, "of an older source", machine_code(binary.library).hash))
+    code = machine_code(binary.library).hash
+    evidence.write(proof(SLUG, "of an older source", code, binary.host_hash))
     answer = fagen("verify", "--same-code", SLUG)
     assert answer.exit_code == 0
     assert "sustained: 600 TFLOP/s, 1.20 of cuDNN" in answer.output
@@ -275,8 +332,9 @@ def test_evidence_moves_to_a_source_that_gives_the_same_machine_code(generated, 
     assert renewed.source_hash == binary.source_hash
     assert renewed.date == "2026-01-31", "it ran then, and has not run since"
 
-    evidence.write(dataclasses.replace(renewed, machine_code="of another kernel"))
-    assert fagen("verify", "--same-code", SLUG).exit_code == 6
+    for other in ("machine_code", "host_hash"):
+        evidence.write(dataclasses.replace(renewed, **{other: "of another kernel"}))
+        assert fagen("verify", "--same-code", SLUG).exit_code == 6
 
 
 # ---- list, schema, cache, doctor -----------------------------------------------------------------
