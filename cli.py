@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # a command imports what it runs and no more: torch alone tak
     from fagen.measure import Shape
     from fagen.schedule import Schedule
 
+    Schedules = tuple[Schedule, ...]
+
 Done = TypeVar("Done")
 
 INTERRUPTED = 130  # what a shell says of a program ended by Ctrl-C
@@ -88,9 +90,7 @@ class ScheduleArgument(click.ParamType):  # type: ignore[type-arg]
 
     name = "schedule"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> "Schedule":
+    def convert(self, value: Any, param: Any, ctx: Any) -> "Schedule":
         """Read it; ScheduleError says what is wrong with it."""
         from fagen.schedule import Schedule, parse_schedule, read_schedule
 
@@ -101,9 +101,7 @@ class ScheduleArgument(click.ParamType):  # type: ignore[type-arg]
         own = locate("schedules") / f"{value}.toml"
         return read_schedule(own) if own.exists() else Schedule.from_slug(value)
 
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
         """Offer the committed slugs, and files."""
         slugs = [path.stem for path in sorted(locate("schedules").glob("*.toml"))]
         offered = [CompletionItem(slug) for slug in slugs if slug.startswith(incomplete)]
@@ -115,9 +113,7 @@ class ShapeOption(click.ParamType):  # type: ignore[type-arg]
 
     name = "B,H,Hk,Sq,Sk"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> "Shape":
+    def convert(self, value: Any, param: Any, ctx: Any) -> "Shape":
         """Read them; a usage error where they are not five positive numbers that go together."""
         from fagen.measure import Shape
 
@@ -194,7 +190,7 @@ def check(schedule: "Schedule", explain: bool, as_json: bool) -> None:
 @click.option("--check", "compare", is_flag=True, help="Write nothing; find fault with generated/.")
 @JSON
 def generate(
-    schedules: tuple["Schedule", ...],
+    schedules: "Schedules",
     every: bool,
     output: Path | None,
     binding: bool,
@@ -238,9 +234,7 @@ def generate(
     "--binding/--no-binding", default=None, help="For torch too; else if it is installed."
 )
 @JSON
-def build(
-    schedules: tuple["Schedule", ...], every: bool, binding: bool | None, as_json: bool
-) -> None:
+def build(schedules: "Schedules", every: bool, binding: bool | None, as_json: bool) -> None:
     """Compile kernels, and hold them against their Plans.
 
     A kernel that uses more registers than planned, spills, or makes its wgmmas wait for each other
@@ -264,17 +258,25 @@ def build(
 @SCHEDULES
 @ALL
 @click.option("--same-code", is_flag=True, help="No GPU: renew where the machine code is the same.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Evidence, in this folder.")
 @JSON
-def verify(schedules: tuple["Schedule", ...], every: bool, same_code: bool, as_json: bool) -> None:
+def verify(
+    schedules: "Schedules",
+    every: bool,
+    same_code: bool,
+    output: Path | None,
+    as_json: bool,
+) -> None:
     """Hold kernels against fp64 on a Hopper GPU.
 
     Each kernel runs over shapes that have caught attention kernels out. Its largest error may be
     twice that of torch's own attention, plus one unit in the last place. Its speed is measured
-    beside cuDNN's, and the evidence is written to generated/.
+    beside cuDNN's, and the evidence is written to generated/, or with -o to another folder.
 
     \b
     Examples:
       fagen verify fwd_fp16_d128_causal_m128n128
+      fagen verify my.toml -o evidence/
       fagen verify --all --same-code
     """
     from fagen import flow, report
@@ -283,8 +285,11 @@ def verify(schedules: tuple["Schedule", ...], every: bool, same_code: bool, as_j
         flow.need_gpu()  # before minutes of building
 
     def prove(schedule: "Schedule") -> Any:
+        folder = flow.evidence_folder(schedule, output)
         made = flow.built(schedule, progress=_say)
-        return flow.renewed(*made) if same_code else flow.verified(*made, progress=_say)
+        if same_code:
+            return flow.renewed(*made, folder)
+        return flow.verified(*made, folder, progress=_say)
 
     found = _each("verifying", _chosen(schedules, every), prove)
     _answer(as_json, [asdict(evidence) for evidence in found], map(report.proved, found))
@@ -306,7 +311,7 @@ def verify(schedules: tuple["Schedule", ...], every: bool, same_code: bool, as_j
 @click.option("--regime", type=click.Choice(["sustained", "burst"]), help="This one only.")
 @JSON
 def bench(
-    schedules: tuple["Schedule", ...],
+    schedules: "Schedules",
     every: bool,
     shapes: tuple["Shape", ...],
     seqlens: tuple[int, ...],
@@ -407,11 +412,9 @@ def cache_list(as_json: bool) -> None:
 @cache.command("prune")
 @click.option("--older-than", type=float, metavar="DAYS", help="What was not used for so long.")
 @click.option("--keep", type=click.IntRange(0), metavar="N", help="All but the N last used.")
-@click.option("--all", "everything", is_flag=True, help="Everything.")
+@click.option("--all", "every", is_flag=True, help="Everything.")
 @JSON
-def cache_prune(
-    older_than: float | None, keep: int | None, everything: bool, as_json: bool
-) -> None:
+def cache_prune(older_than: float | None, keep: int | None, every: bool, as_json: bool) -> None:
     """Remove what is broken or failed, and what the options name; what is in use stays.
 
     \b
@@ -422,7 +425,7 @@ def cache_prune(
     from fagen import build, report
 
     seconds = None if older_than is None else older_than * 86_400
-    removed = build.prune(older_than=seconds, keep=keep, everything=everything)
+    removed = build.prune(older_than=seconds, keep=keep, everything=every)
     entries = [report.cached(entry) for entry in removed]
     _answer(as_json, entries, [*report.columns(entries), f"removed: {len(entries)}"])
 
@@ -465,7 +468,7 @@ def _answer(as_json: bool, value: Any, lines: Iterable[str]) -> None:
     click.echo(_json(value) if as_json else "\n".join(lines))
 
 
-def _chosen(schedules: tuple["Schedule", ...], every: bool) -> tuple["Schedule", ...]:
+def _chosen(schedules: "Schedules", every: bool) -> "Schedules":
     """Return the schedules that were named, and with `every` the committed ones."""
     from fagen import flow
 

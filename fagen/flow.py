@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fagen import evidence
 from fagen.build import Binary, build
-from fagen.errors import VerificationError
+from fagen.errors import FagenError, VerificationError
 from fagen.evidence import Evidence
 from fagen.machine import machine_code
 from fagen.paths import locate
@@ -35,12 +35,25 @@ def built(
     return made, build(render(made), made, binding=binding, progress=progress)
 
 
-def renewed(of: Plan, binary: Binary) -> Evidence:
-    """Carry evidence over to a source whose rebuild gave the same machine code, and write it.
+def evidence_folder(schedule: Schedule, asked: Path | None = None) -> Path:
+    """Where the evidence of a schedule goes: `asked`, or generated/ for a committed one.
 
-    Raises VerificationError where there is none to renew, or the machine code is another.
+    Raises FagenError for any other, since generated/ holds nothing that schedules/ does not make.
     """
-    old = evidence.read(of.slug)
+    if asked is None and not (locate("schedules") / f"{schedule.slug}.toml").exists():
+        raise FagenError(
+            f"{schedule.slug} is not in schedules/, so generated/ is no place for its evidence: "
+            "name a folder by -o"
+        )
+    return asked or locate("generated")
+
+
+def renewed(of: Plan, binary: Binary, folder: Path) -> Evidence:
+    """Carry evidence in `folder` over to a source whose rebuild gave the same code.
+
+    Raises VerificationError where there is none to renew, or machine code or launcher are others.
+    """
+    old = evidence.read(of.slug, folder)
     if old is None:
         raise VerificationError(f"{of.slug}: there is no evidence that could be renewed")
     fresh = evidence.renew(
@@ -51,7 +64,7 @@ def renewed(of: Plan, binary: Binary) -> Evidence:
         machine_code=machine_code(binary.library).hash,
         compiler=binary.made_with["nvcc"],
     )
-    evidence.write(fresh)
+    evidence.write(fresh, folder)
     return fresh
 
 
@@ -63,12 +76,13 @@ def need_gpu() -> None:
 
 
 def verified(
-    of: Plan, binary: Binary, *, progress: Callable[[str], None] | None = None
+    of: Plan, binary: Binary, folder: Path, *, progress: Callable[[str], None] | None = None
 ) -> Evidence:
     """Run a kernel on a Hopper GPU, and write what was found; see `measure.verify`."""
     from fagen import measure  # needs torch
 
-    return measure.verify(of, binary, progress=progress)
+    folder.mkdir(parents=True, exist_ok=True)
+    return measure.verify(of, binary, folder=folder, progress=progress)
 
 
 def written(source: Source, folder: Path, *, binding: bool = False) -> list[Path]:

@@ -45,7 +45,12 @@ def commands(group: click.Group = cli.main, *above: str) -> dict[tuple[str, ...]
 @pytest.fixture
 def generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder that stands in for generated/."""
-    monkeypatch.setattr(evidence, "locate", lambda name: tmp_path)
+
+    def located(name: str) -> Path:
+        return tmp_path if name == "generated" else locate(name)
+
+    for module in (evidence, flow):
+        monkeypatch.setattr(module, "locate", located)
     return tmp_path
 
 
@@ -280,10 +285,12 @@ def test_bench_times_the_shapes_beside_the_peers_in_the_regimes_that_were_asked_
     }
 
 
-def test_one_wrong_kernel_does_not_keep_the_others_from_being_verified(with_gpu, monkeypatch):
+def test_one_wrong_kernel_does_not_keep_the_others_from_being_verified(
+    with_gpu, monkeypatch, tmp_path
+):
     seen = []
 
-    def verified(of, binary, *, progress):
+    def verified(of, binary, folder, *, progress):
         seen.append(of.slug)
         if "full" in of.slug:
             raise VerificationError(f"{of.slug}: 1 of 18 shapes are wrong")
@@ -291,11 +298,19 @@ def test_one_wrong_kernel_does_not_keep_the_others_from_being_verified(with_gpu,
 
     monkeypatch.setattr(flow, "verified", verified)
     slugs = ["fwd_fp16_d64_full_m64n64", SLUG, "fwd_bf16_d64_full_m64n64"]
-    answer = fagen("verify", *slugs)
+    answer = fagen("verify", *slugs, "-o", tmp_path)
     assert seen == slugs
     assert answer.exit_code == 6
     assert answer.stderr.count("shapes are wrong") == 2
-    assert "1 shapes on NVIDIA H200, 2026-01-31" in fagen("verify", SLUG).output
+    assert "1 shapes on NVIDIA H200" in fagen("verify", SLUG, "-o", tmp_path).output
+
+
+def test_evidence_of_a_schedule_that_is_not_committed_needs_a_folder_before_the_gpu_works(
+    with_gpu, generated
+):
+    answer = fagen("verify", "fwd_fp16_d64_full_m64n64")
+    assert answer.exit_code == 1
+    assert "name a folder by -o" in answer.stderr
 
 
 def proof(slug: str, source_hash: str, code: str, host_hash: str = "") -> evidence.Evidence:
