@@ -357,7 +357,6 @@ def list_(as_json: bool) -> None:
     \b
     Examples:
       fagen list
-      fagen list --json
     """
     from fagen import report
 
