@@ -1,6 +1,5 @@
 """fagen.attention: which kernel it picks, when it builds, and what it says when it cannot."""
 
-import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -327,38 +326,3 @@ def test_a_build_that_failed_is_tried_again(
             dispatch._make_ready(key())
     dispatch._make_ready(key())
     assert len(pretended.built) == 1
-
-
-# ---- on a GPU -----------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_it_is_right_captured_compiled_or_called() -> None:
-    q, k, v = (tensor.cuda() for tensor in qkv())
-    slug = fagen.prepare(dtype="fp16", head_dim=64, causal=True)
-    out = fagen.attention(q, k, v, causal=True)
-    exact, _ = reference(q, k, v, causal=True, scale=1 / 8)
-    torch.testing.assert_close(out.double(), exact, rtol=2e-3, atol=2e-3)
-
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = fagen.attention(q, k, v, causal=True)
-    captured.fill_(math.nan)
-    graph.replay()
-    assert torch.equal(captured, out)
-
-    torch._dynamo.reset()
-    compiled = torch.compile(
-        lambda q, k, v: fagen.attention(q, k, v, causal=True), fullgraph=True, dynamic=True
-    )
-    assert torch.equal(compiled(q, k, v), out)
-    assert torch.equal(fagen.attention(q, k, v, causal=True, schedule=slug), out)
-
-
-@pytest.mark.gpu
-def test_an_unbuilt_kernel_fails_the_capture_and_nothing_else() -> None:
-    q, k, v = (tensor.cuda() for tensor in qkv())
-    graph = torch.cuda.CUDAGraph()
-    with pytest.raises(FagenError, match="while a CUDA graph is captured"), torch.cuda.graph(graph):
-        fagen.attention(q, k, v)
-    assert fagen.attention(q, k, v).isfinite().all()

@@ -2,7 +2,6 @@
 
 import ctypes
 import math
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fagen import op, process
 from fagen.build import Binary, CompilerReport
-from fagen.emulator import emulate, reference
+from fagen.emulator import emulate
 from fagen.errors import BuildError, DeviceError, FagenError
 from fagen.plan import Plan, plan
 from fagen.render import environment, render
@@ -535,105 +534,13 @@ def compiled(built: Callable[[str], Any]) -> Any:
     return built(COMPILED)
 
 
-def random(
-    plan: Plan, device: str, *, seqlen_q: int = 150, seqlen_k: int = 200
-) -> tuple[Tensor, ...]:
-    generator = torch.Generator().manual_seed(2)
-    shapes = (
-        (2, seqlen_q, 4, plan.head_dim),
-        (2, seqlen_k, 2, plan.head_dim),
-        (2, seqlen_k, 2, plan.head_dim_v),
-    )
-    dtype = getattr(torch, plan.dtype.torch)
-    return tuple(torch.randn(s, generator=generator).to(dtype).to(device) for s in shapes)
-
-
 def test_a_compiled_kernel_loads_and_is_what_was_planned(compiled: Any) -> None:
     attend = op.load(compiled.binary)
-    tensors = random(compiled.plan, "cpu")
+    q = torch.randn(1, 150, 4, 128).half()
+    tensors = q, q[:, :130, :2], q[:, :130, 2:]
     out, lse = attend(*tensors, 0.1)
     expected = emulate(compiled.plan, *tensors, 0.1)
     assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
     info = op.kernel_info(compiled.binary)
     assert (info.slug, info.source_hash) == (COMPILED, compiled.source.hash)
     assert (info.shared_bytes, info.threads) == (compiled.plan.shared_bytes, compiled.plan.threads)
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_wrong_arguments_are_named_in_the_same_words(compiled: Any) -> None:
-    attend = op.load(compiled.binary)
-    q, k, v = random(compiled.plan, "cuda")
-    for arguments, said in (
-        ((q[0], k, v, 0.1), "q has shape (150, 4, 128); this kernel takes"),
-        ((q, k.bfloat16(), v, 0.1), "k is not float16"),
-        ((q, k.cpu(), v, 0.1), "k is not on the device of q; k.to(q.device) moves it there"),
-        ((q, k, v[:, :, :1], 0.1), "v has shape (2, 200, 1, 128), but k has (2, 200, 2, 128)"),
-        ((q[:, :, :3], k, v, 0.1), "q has 3 heads, which is not a multiple of the 2 heads of k"),
-        ((q, shifted(k), v, 0.1), "k does not begin at a multiple of 16 bytes"),
-        ((q, k, v, math.nan), "scale is nan; it must be finite and above 0"),
-    ):
-        with pytest.raises(ValueError, match="^" + re.escape(f"fagen::{COMPILED}: {said}")):
-            attend(*arguments)
-    with pytest.raises(ValueError, match="requires a gradient"):
-        attend(q.clone().requires_grad_(), k, v, 0.1)
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_op_and_c_interface_agree_with_fp64(compiled: Any) -> None:
-    attend = op.load(compiled.binary)
-    for seqlen_q, seqlen_k in ((150, 200), (200, 150), (1, 1), (129, 0), (0, 5)):
-        tensors = random(compiled.plan, "cuda", seqlen_q=seqlen_q, seqlen_k=seqlen_k)
-        out, lse = attend(*tensors, 0.1)
-        exact, exact_lse = reference(*tensors, causal=True, scale=0.1)
-        torch.testing.assert_close(out.double(), exact, rtol=4e-3, atol=4e-3)
-        torch.testing.assert_close(lse.double(), exact_lse, rtol=0, atol=1e-3)
-        own, own_lse = torch.full_like(out, math.nan), torch.full_like(lse, math.nan)
-        op.call_kernel(compiled.binary, *tensors, own, own_lse, 0.1)
-        assert torch.equal(own, out) and torch.equal(own_lse, lse)
-        op.call_kernel(compiled.binary, *tensors, own, None, 0.1)
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_it_runs_on_the_current_stream_and_in_a_graph(compiled: Any) -> None:
-    attend = op.load(compiled.binary)
-    q, k, v = random(compiled.plan, "cuda", seqlen_q=4000, seqlen_k=4000)
-    expected = attend(q * 2, k, v, 0.1)[0]
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        busy = q
-        for _ in range(200):
-            busy = busy + 0.005 * q  # the op must wait for these: they are on its stream
-        out = attend(busy, k, v, 0.1)[0]
-    torch.cuda.current_stream().wait_stream(side)
-    torch.testing.assert_close(out, expected, rtol=3e-2, atol=3e-2)
-
-    graph = torch.cuda.CUDAGraph()
-    doubled = q * 2
-    with torch.cuda.graph(graph):
-        captured = attend(doubled, k, v, 0.1)[0]
-    captured.fill_(math.nan)
-    graph.replay()
-    assert torch.equal(captured, expected)
-
-
-@pytest.mark.gpu
-def test_on_every_gpu_of_the_machine_it_gives_the_same(compiled: Any) -> None:
-    attend = op.load(compiled.binary)
-    expected = attend(*random(compiled.plan, "cuda:0"), 0.1)[0].cpu()
-    for index in range(torch.cuda.device_count()):
-        out = attend(*random(compiled.plan, f"cuda:{index}"), 0.1)[0]  # not the current device
-        assert out.device.index == index
-        assert torch.equal(out.cpu(), expected)
-    assert torch.cuda.current_device() == 0
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_opcheck_and_the_default_compiler_find_nothing(compiled: Any) -> None:
-    attend = op.load(compiled.binary)
-    tensors = random(compiled.plan, "cuda")
-    torch.library.opcheck(attend, (*tensors, 0.1))
-    torch._dynamo.reset()
-    together = torch.compile(lambda q, k, v: attend(q * 2, k, v, 0.1)[0] + 1, fullgraph=True)
-    q, k, v = tensors
-    torch.testing.assert_close(together(q, k, v), attend(q * 2, k, v, 0.1)[0] + 1)
