@@ -270,7 +270,7 @@ def faults(
 
 def _drift(source: Source, folder: Path) -> list[Fault]:
     path = folder / f"{source.slug}.cu"
-    remedy = "run `fagen generate`"
+    remedy = "run `fagen generate --all`"
     if not path.exists():
         return [Fault(source.slug, "missing", f"{path.name} is not in {folder.name}/: {remedy}")]
     if path.read_text(encoding="utf-8") != source.kernel:

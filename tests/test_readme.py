@@ -9,7 +9,7 @@ import click
 import pytest
 
 import cli
-from fagen import schedule
+from fagen import schedule, toolchain
 from fagen.paths import locate
 
 ROOT = locate("cli.py").parent
@@ -100,3 +100,13 @@ def test_the_example_with_every_key_has_every_key():
     written = (ROOT / "examples" / "every_key.toml").read_text(encoding="utf-8")
     keys = re.findall(r"^(\w+) = ", written, re.M)
     assert keys == list(schedule.parse_schedule(written).values())
+
+
+def test_the_makefile_and_the_pages_name_the_versions_that_fagen_asks_for():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "build.md").read_text(encoding="utf-8")
+    asked = (toolchain.INSTALL_NVCC, toolchain.INSTALL_CUTLASS, toolchain.INSTALL_DISASSEMBLER)
+    pins = re.findall(r"[^\s\"]+==[^\s\"]+", " ".join(asked))
+    assert len(pins) == 4
+    for pin in pins:
+        assert pin in makefile and pin in page
