@@ -11,9 +11,7 @@ from fagen.plan import Plan, explain, plan
 from fagen.schedule import Schedule, parse_schedule, read_schedule
 from tests.strategies import schedules
 
-FIRST = dict(
-    head_dim=128, dtype="fp16", mask="causal", block_m=128, block_n=128, output="v_space"
-)
+FIRST = dict(head_dim=128, dtype="fp16", mask="causal", block_m=128, block_n=128, output="v_space")
 FILES = sorted(locate("schedules").glob("*.toml"))
 
 
