@@ -47,6 +47,15 @@ class Arch:
     wgmma_n_step: int = _of(8, f"{_PTX}, wgmma")
     wgmma_n_max: int = _of(256, f"{_PTX}, wgmma")
 
+    # speeds of one multiprocessor, per clock
+    tensor_flops: int = _of(4_096, "measured: wgmma of 16-bit operands; 8-bit ones twice that")
+    exponentials: int = _of(16, "measured: ex2.approx, lanes of the MUFU")
+    smem_bytes: int = _of(128, f"{_GUIDE}: 32 banks of 4 bytes")
+    issued_warps: int = _of(4, f"{_GUIDE}: four schedulers, an instruction each")
+    l2_bytes_per_clock: int = _of(40, "an estimate: what L2 delivers when all ask")
+    clock_hz: float = _of(1.65e9, "measured: between 1.44 and 1.83 GHz under the power limit")
+    launch_seconds: float = _of(3e-6, "measured: from the launch of an empty kernel to its end")
+
     # the tensor memory accelerator
     tma_box_max: int = _of(256, f"{_DRIVER}: elements of a box in one dimension")
     tma_alignment: int = _of(16, f"{_DRIVER}: bytes, of addresses and strides")

@@ -21,6 +21,17 @@ from fagen.vocab import DTYPES, P_HOMES
 SOFTMAX_REGISTERS = 6
 WORKING_REGISTERS = 20
 
+# the names of the ledgers
+SHARED = "shared memory of a thread block"
+REGISTERS = "registers of a consumer thread"
+REGISTER_FILE = "register file of a thread block"
+
+# the keys that a sum depends on
+SUMMED = (
+    *("dtype", "head_dim", "head_dim_v", "block_m", "block_n", "stages", "output", "p"),
+    *("producer", "consumers", "producer_registers", "consumer_registers"),
+)
+
 SYMBOLS = ("block_m", "block_n", "d", "d_v", "stages", "e")  # d, d_v padded; e bytes per element
 
 
@@ -81,26 +92,68 @@ class Budget:
 
 def padded(columns: int, schedule: Schedule) -> int:
     """Return how many columns of shared memory a head dim takes."""
-    pad = DTYPES[schedule.attention.dtype].pad
+    return _padded(columns, schedule.attention.dtype)
+
+
+def padded_head_dims(head_dim: int, head_dim_v: int, dtype: str) -> tuple[int, int]:
+    """Return how many columns of shared memory Q and K take, and V and O."""
+    return _padded(head_dim, dtype), _padded(head_dim_v, dtype)
+
+
+@cache
+def _padded(columns: int, dtype: str) -> int:
+    pad = DTYPES[dtype].pad
     return -(-columns // pad) * pad
 
 
 def threads(schedule: Schedule) -> int:
     """Return threads per block; a producer is a whole warpgroup, since setmaxnreg acts on one."""
-    warpgroups = schedule.warps.consumers + (schedule.warps.producer == "warp")
-    return warpgroups * SM90.warpgroup_threads
+    return _threads(schedule.warps.consumers, schedule.warps.producer)
+
+
+@cache
+def _threads(consumers: int, producer: str) -> int:
+    return (consumers + (producer == "warp")) * SM90.warpgroup_threads
 
 
 def launch_registers(schedule: Schedule) -> int:
     """Return registers per thread at launch: an even share of the file, in whole quanta."""
+    return _launch_registers(threads(schedule))
+
+
+@cache
+def _launch_registers(threads: int) -> int:
     quantum = SM90.register_quantum
-    share = SM90.registers_per_sm // threads(schedule) // quantum * quantum
+    share = SM90.registers_per_sm // threads // quantum * quantum
     return min(SM90.max_registers_per_thread, share)
 
 
 def budget(schedule: Schedule) -> Budget:
     """Return all ledgers of a schedule, whether they fit or not."""
     return Budget(_shared(schedule), _registers(schedule), _register_file(schedule))
+
+
+def sums(values: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
+    """Yield (name, sum, limit) of each ledger that does not fit, and nothing more: for a search.
+
+    `values` are those of a schedule's keys that keep the rules between keys; SUMMED count.
+    """
+    sizes = _sizes(values)
+    shared = _summed(shared_formulae, (values["output"], values["p"]), SM90.smem_tile_alignment)
+    registers = _summed(register_formulae, (values["p"],), 1)
+    launch = _launch_registers(_threads(values["consumers"], values["producer"]))
+    kept = values["producer_registers"] + values["consumers"] * values["consumer_registers"]
+    for name, total, limit in (
+        (SHARED, shared(*sizes.values()), SM90.smem_per_block),
+        (REGISTERS, registers(*sizes.values()), _usable(values["consumer_registers"], launch)),
+        (
+            REGISTER_FILE,
+            SM90.warpgroup_threads * kept,
+            _launched(_threads(values["consumers"], values["producer"])),
+        ),
+    ):
+        if total > limit:
+            yield name, total, limit
 
 
 def nearest(schedule: Schedule) -> tuple[dict[str, Any], ...]:
@@ -172,21 +225,30 @@ def _evaluator(formulae: Callable[..., Mapping[str, Any]], *choices: str) -> Cal
     return function
 
 
-def _sizes(schedule: Schedule) -> dict[str, int]:
+@cache
+def _summed(
+    formulae: Callable[..., Mapping[str, Any]], choices: tuple[str, ...], align: int
+) -> Callable[..., int]:
+    """Return a function of the sizes: the sum of the rows, each rounded up; remembers."""
+    rows = _evaluator(formulae, *choices)
+    return cache(lambda *sizes: sum(-(-int(row) // align) * align for row in rows(*sizes)))
+
+
+def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
     return {
-        "block_m": schedule.tile.block_m,
-        "block_n": schedule.tile.block_n,
-        "d": padded(schedule.attention.head_dim, schedule),
-        "d_v": padded(schedule.attention.head_dim_v, schedule),
-        "stages": schedule.pipeline.stages,
-        "e": DTYPES[schedule.attention.dtype].bytes,
+        "block_m": values["block_m"],
+        "block_n": values["block_n"],
+        "d": _padded(values["head_dim"], values["dtype"]),
+        "d_v": _padded(values["head_dim_v"], values["dtype"]),
+        "stages": values["stages"],
+        "e": DTYPES[values["dtype"]].bytes,
     }
 
 
 def _rows(
     schedule: Schedule, align: int, formulae: Callable[..., Mapping[str, Any]], *choices: str
 ) -> tuple[Row, ...]:
-    amounts = _evaluator(formulae, *choices)(**_sizes(schedule))
+    amounts = _evaluator(formulae, *choices)(**_sizes(schedule.values()))
     return tuple(
         Row(name, -(-int(amount) // align) * align, str(formula).replace("*", "·"))
         for (name, formula), amount in zip(formulae(*choices).items(), amounts, strict=True)
@@ -202,7 +264,7 @@ def _shared(schedule: Schedule) -> Ledger:
         schedule.softmax.p,
     )
     return Ledger(
-        "shared memory of a thread block",
+        SHARED,
         f"bytes, each array rounded up to {SM90.smem_tile_alignment:,}",
         rows,
         SM90.smem_per_block,
@@ -211,8 +273,7 @@ def _shared(schedule: Schedule) -> Ledger:
 
 
 def _registers(schedule: Schedule) -> Ledger:
-    given = schedule.warps.consumer_registers or launch_registers(schedule)
-    usable = min(given, SM90.max_registers_per_thread)
+    usable = _usable(schedule.warps.consumer_registers, launch_registers(schedule))
     source = (
         f"consumer_registers = {schedule.warps.consumer_registers}"
         if schedule.warps.consumer_registers == usable
@@ -221,7 +282,7 @@ def _registers(schedule: Schedule) -> Ledger:
         else f"{SM90.registers_per_sm:,} in {threads(schedule)} threads"
     )
     return Ledger(
-        "registers of a consumer thread",
+        REGISTERS,
         "a model",
         _rows(schedule, 1, register_formulae, schedule.softmax.p),
         usable,
@@ -229,11 +290,13 @@ def _registers(schedule: Schedule) -> Ledger:
     )
 
 
+def _usable(consumer_registers: int, launch_registers: int) -> int:
+    return min(consumer_registers or launch_registers, SM90.max_registers_per_thread)
+
+
 def _register_file(schedule: Schedule) -> Ledger:
     """What setmaxnreg asks for, of what the launch brought; asking for more would wait for ever."""
     warps, group = schedule.warps, SM90.warpgroup_threads
-    quantum = SM90.register_quantum
-    launched = -(-launch_registers(schedule) // quantum) * quantum * threads(schedule)
     rows = (
         Row("producer", group * warps.producer_registers, f"{group}·producer_registers"),
         Row(
@@ -243,12 +306,18 @@ def _register_file(schedule: Schedule) -> Ledger:
         ),
     )
     return Ledger(
-        "register file of a thread block",
+        REGISTER_FILE,
         "registers after setmaxnreg",
         rows,
-        launched,
+        _launched(threads(schedule)),
         f"{threads(schedule)} threads at launch, {SM90.source('registers_per_sm')}",
     )
+
+
+@cache
+def _launched(threads: int) -> int:
+    quantum = SM90.register_quantum
+    return -(-_launch_registers(threads) // quantum) * quantum * threads
 
 
 # ---- the nearest schedule that fits -------------------------------------------------------------
@@ -289,7 +358,7 @@ def _first_that_fits(
 
 def explain_lines(schedule: Schedule) -> Iterator[str]:
     """Yield lines: the formulae, the numbers in them, and the largest block_n they allow."""
-    sizes = _sizes(schedule)
+    sizes = _sizes(schedule.values())
     yield "with " + ", ".join(f"{name} = {value}" for name, value in sizes.items())
     own = budget(schedule)
     p = schedule.softmax.p

@@ -291,19 +291,42 @@ def call_kernel(
     (B, H, Sq) in fp32 is contiguous in its last dimension, or None.  Raises ValueError for a wrong
     argument, DeviceError where there is no Hopper GPU or it refuses.
     """
-    refuse_arguments(plan_of(binary.slug), q, k, v, scale)
-    _refuse_outputs(plan_of(binary.slug), q, out, lse)
+    bind_kernel(binary.slug, binary.library, q, k, v, out, lse, scale)()
+
+
+def bind_kernel(
+    slug: str,
+    path: Path,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    scale: float,
+) -> Callable[[], None]:
+    """Return a function that enqueues the kernel in the library at `path` on these very tensors.
+
+    The tensors must outlive it.  Arguments and errors as of call_kernel, those of the arguments
+    now, those of the GPU at each call.
+    """
+    refuse_arguments(plan_of(slug), q, k, v, scale)
+    _refuse_outputs(plan_of(slug), q, out, lse)
     if q.device.type != "cuda":
-        raise DeviceError(f"{binary.slug}: q is on {q.device}; the kernel runs on a Hopper GPU")
+        raise DeviceError(f"{slug}: q is on {q.device}; the kernel runs on a Hopper GPU")
     args = kernel_args(q, k, v, out, lse, scale)
-    library = _library_at(binary.library)
-    with torch.cuda.device(q.device):
-        stream = ctypes.c_void_p(torch.cuda.current_stream(q.device).cuda_stream)
-        status = library[f"fagen_{binary.slug}"](ctypes.byref(args), stream)
-    if status:
-        message = library[f"fagen_{binary.slug}_message"]
-        message.restype = ctypes.c_char_p
-        raise DeviceError(f"{binary.slug}: {message(status).decode()}")
+    library = _library_at(path)
+    launch, device = library[f"fagen_{slug}"], q.device
+
+    def enqueue() -> None:
+        with torch.cuda.device(device):
+            stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
+            status = launch(ctypes.byref(args), stream)
+        if status:
+            message = library[f"fagen_{slug}_message"]
+            message.restype = ctypes.c_char_p
+            raise DeviceError(f"{slug}: {message(status).decode()}")
+
+    return enqueue
 
 
 def kernel_args(

@@ -72,7 +72,7 @@ def time_calls(
     for order in orders(list(calls), regime.rounds, seed):
         for name in order:
             time.sleep(regime.idle)
-            spent, readings = _round(calls[name], regime, estimates[name], clock)
+            spent, readings = time_round(calls[name], regime, estimates[name], clock)
             seconds[name].append(spent)
             clocks[name] += readings
     return {name: summary(seconds[name], clocks[name]) for name in calls}
@@ -120,7 +120,7 @@ def estimate(call: Call) -> float:
     return lasted / runs
 
 
-def _round(call: Call, regime: Regime, each: float, clock: Clock) -> tuple[float, list[int]]:
+def time_round(call: Call, regime: Regime, each: float, clock: Clock) -> tuple[float, list[int]]:
     """Seconds per call of one round, and the clocks read while the timed calls ran.
 
     Everything is enqueued at once, so that the GPU passes from warm-up to timing without a pause;
