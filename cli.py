@@ -216,9 +216,10 @@ def generate(
     folder = output or (locate("generated") if every else None)
     if compare:
         faults = evidence.faults(sources)
-        _answer(as_json, [asdict(fault) for fault in faults], map(str, faults))
+        told = [str(fault) for fault in faults] or ["generated/ is as schedules/ want it"]
+        _answer(as_json, [asdict(fault) for fault in faults], told)
         if faults:
-            raise VerificationError(f"generated/ has faults: {len(faults)}")
+            raise VerificationError(f"faults in generated/: {len(faults)}")
     elif folder:
         paths = [path for s in sources for path in flow.written(s, folder, binding=binding)]
         _answer(as_json, paths, map(str, paths))
