@@ -154,7 +154,6 @@ def main(debug: bool) -> None:
     \b
     Examples:
       fagen check schedules/fwd_fp16_d128_causal_m128n128.toml
-      fagen build fwd_fp16_d128_causal_m128n128
     """
 
 

@@ -168,9 +168,8 @@ def main(check: bool) -> int:
             stale.append(path.relative_to(ROOT))
             if not check:
                 path.write_text(after, encoding="utf-8")
-    print(
-        *(f"{path}: {'stale, run `make docs`' if check else 'filled'}" for path in stale), sep="\n"
-    )
+    for path in stale:
+        print(f"{path}: {'stale, run `make docs`' if check else 'filled'}")
     return int(check and bool(stale))
 
 
