@@ -18,13 +18,15 @@ _PACKAGE = Path(__file__).resolve().parent
 def locate(name: str) -> Path:
     """Find `templates`, `schedules`, `generated` or `cli.py`.
 
-    In an installed wheel they are inside the package, in a checkout beside it.
+    In an installed wheel they are inside the package, in a checkout beside it; a wheel has no
+    `generated`.
     Raises FagenError where there is neither.
     """
     for home in (_PACKAGE, _PACKAGE.parent):
         if (home / name).exists():
             return home / name
-    raise FagenError(f"{name} is neither in {_PACKAGE} nor beside it: reinstall fagen")
+    way_out = "name a folder with -o" if name == "generated" else "reinstall fagen"
+    raise FagenError(f"{name} is neither in {_PACKAGE} nor beside it: {way_out}")
 
 
 def environment(name: str) -> str | None:

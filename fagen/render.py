@@ -46,6 +46,11 @@ def render(plan: Plan) -> Source:
     )
 
 
+def source_hash(plan: Plan) -> str:
+    """Return the hash that render(plan) would have, in a tenth of its time."""
+    return token_hash(_template(KERNEL, plan))
+
+
 def formatted(text: str) -> str:
     """Return C++ text laid out by clang-format in the style of templates/.clang-format."""
     result = process.run(

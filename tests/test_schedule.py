@@ -374,7 +374,7 @@ def test_the_files_of_the_first_release_are_there():
         f"fwd_{dtype}_d{tile}"
         for dtype in ("fp16", "bf16")
         for mask in ("full", "causal")
-        for tile in (f"64_{mask}_m192n128", f"128_{mask}_m128n128", f"256_{mask}_m128n80_vspace")
+        for tile in (f"64_{mask}_m192n128", f"128_{mask}_m128n128", f"256_{mask}_m128n80_vspace_t8")
     }
     assert common <= names
     for head_dim in ("d80", "d96", "d192", "d192v128"):

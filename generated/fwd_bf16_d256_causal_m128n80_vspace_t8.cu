@@ -1,4 +1,4 @@
-// fwd_fp16_d256_causal_m128n80_vspace: fused attention forward for Hopper (sm_90a). Rendered by
+// fwd_bf16_d256_causal_m128n80_vspace_t8: fused attention forward for Hopper (sm_90a). Rendered by
 // fagen; do not edit.
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
@@ -12,7 +12,7 @@
 
 #include <cuda.h>
 #include <cuda_runtime.h>
-#include <cuda_fp16.h>
+#include <cuda_bf16.h>
 
 #include <algorithm>
 #include <atomic>
@@ -60,17 +60,17 @@ struct FagenKernelInfo {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_fwd_fp16_d256_causal_m128n80_vspace(const struct FagenForwardArgs* args, void* stream);
-const char* fagen_fwd_fp16_d256_causal_m128n80_vspace_message(int status);
-const struct FagenKernelInfo* fagen_fwd_fp16_d256_causal_m128n80_vspace_info(void);
+int fagen_fwd_bf16_d256_causal_m128n80_vspace_t8(const struct FagenForwardArgs* args, void* stream);
+const char* fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_message(int status);
+const struct FagenKernelInfo* fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_info(void);
 
 }  // extern "C"
 
-namespace fagen_fwd_fp16_d256_causal_m128n80_vspace_kernel {
+namespace fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
-using Element = __half;
+using Element = __nv_bfloat16;
 
 constexpr int kHeadDim = 256;
 constexpr int kHeadDimV = 256;
@@ -85,7 +85,8 @@ constexpr int kLaunchRegisters = 168;
 constexpr int kProducerRegisters = 24;
 constexpr int kConsumerRegisters = 240;
 constexpr int kSmemBytes = 230400;
-constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
+constexpr int64_t kL2Share = 26214400;     // bytes of the L2 cache for K and V
+constexpr float kRescaleThreshold = 8.0f;  // log2 units
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
 constexpr int kQkSlab = 64;  // columns
@@ -185,7 +186,7 @@ __device__ constexpr uint64_t column_offset(int k) {
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], uint64_t q, uint64_t k) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 "
+      "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39 }, "
@@ -203,7 +204,7 @@ __device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], uint64_t q, ui
 __device__ __forceinline__ void wgmma_pv(float (&o)[kHeadDimVPadded / 2], const uint32_t* p,
                                          uint64_t v) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 "
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
@@ -433,6 +434,10 @@ struct Softmax {
     for (int r = 0; r < 2; ++r) {
       const float before = max[r];
       max[r] = quad_max(fmaxf(top[r], top[r + 2]));
+      // A slightly stale maximum is as good: the sum is taken relative to the same one.
+      if ((max[r] - before) * scale_log2 <= kRescaleThreshold) {
+        max[r] = before;
+      }
       const float safe = may_be_empty && max[r] == -INFINITY ? 0.f : max[r];
       offset[r] = safe * scale_log2;
       rescale[r] = exp2_approx(before * scale_log2 - offset[r]);
@@ -453,6 +458,9 @@ struct Softmax {
   }
 
   __device__ __forceinline__ void rescale_output(float (&o)[kHeadDimVPadded / 2]) const {
+    if (__all_sync(0xffffffff, rescale[0] == 1.f && rescale[1] == 1.f)) {
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kHeadDimVPadded / 2; ++i) {
       o[i] *= rescale[row_of(i)];
@@ -461,7 +469,7 @@ struct Softmax {
 };
 
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-  const __half2 pair = __floats2half2_rn(low, high);
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
@@ -516,6 +524,7 @@ struct Consumer {
   SharedStorage& shared;
   const int warpgroup;  // 0 … kConsumers - 1
   RingPosition k, v;
+  bool k_ready = false, v_ready = false;  // had the current K and V arrived when last asked?
   uint32_t q_phase = 0;
 
   // Each warp says for itself that it has read a buffer; wgmma completes per warp.
@@ -523,6 +532,32 @@ struct Consumer {
     if (threadIdx.x % 32 == 0) {
       empty.arrive();
     }
+  }
+
+  // An answer from a barrier takes a while even when it is yes. So each buffer is asked for as soon
+  // as the one before it is released, and the answer arrives under the softmax.
+  __device__ __forceinline__ void await_k() {
+    if (!k_ready) {
+      shared.k_full[k.stage].wait(k.phase);
+    }
+  }
+
+  __device__ __forceinline__ void release_k() {
+    release(shared.k_empty[k.stage]);
+    k.advance();
+    k_ready = shared.k_full[k.stage].test_wait(k.phase);
+  }
+
+  __device__ __forceinline__ void await_v() {
+    if (!v_ready) {
+      shared.v_full[v.stage].wait(v.phase);
+    }
+  }
+
+  __device__ __forceinline__ void release_v() {
+    release(shared.v_empty[v.stage]);
+    v.advance();
+    v_ready = shared.v_full[v.stage].test_wait(v.phase);
   }
 
   // The turn at the tensor cores goes round: while one warpgroup multiplies, the others do softmax.
@@ -589,24 +624,22 @@ struct Consumer {
   __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
                                        Probabilities& p, float (&o)[kHeadDimVPadded / 2],
                                        Softmax& softmax) {
-    shared.k_full[k.stage].wait(k.phase);
+    await_k();
     take_turn();
     issue_qk(s);
-    shared.v_full[v.stage].wait(v.phase);
+    await_v();
     issue_pv(o, p);
     pass_turn();
     wgmma_wait<1>();
     pin(s);
-    release(shared.k_empty[k.stage]);
-    k.advance();
+    release_k();
     if (masked) {
       mask_block(s, tile, block);
     }
     softmax.update<masked>(s);
     wgmma_wait<0>();
     pin(o);
-    release(shared.v_empty[v.stage]);
-    v.advance();
+    release_v();
     pin(s);  // P's registers are free only now
     keep(p, s);
     softmax.rescale_output(o);
@@ -620,12 +653,11 @@ struct Consumer {
     int block = tile.blocks - 1;
     shared.q_full.wait(q_phase);
     q_phase ^= 1;
-    shared.k_full[k.stage].wait(k.phase);
+    await_k();
     issue_qk(s);
     wgmma_wait<0>();
     pin(s);
-    release(shared.k_empty[k.stage]);
-    k.advance();
+    release_k();
     mask_block(s, tile, block);
     softmax.update<true>(s);
     keep(p, s);
@@ -637,12 +669,11 @@ struct Consumer {
       step<false>(tile, block, s, p, o, softmax);
     }
     release(shared.q_empty);
-    shared.v_full[v.stage].wait(v.phase);
+    await_v();
     issue_pv(o, p);
     wgmma_wait<0>();
     pin(o);
-    release(shared.v_empty[v.stage]);
-    v.advance();
+    release_v();
   }
 
   // Writes the warpgroup's 64 rows of O and LSE.
@@ -746,13 +777,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-}  // namespace fagen_fwd_fp16_d256_causal_m128n80_vspace_kernel
+}  // namespace fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_fwd_fp16_d256_causal_m128n80_vspace_host {
+namespace fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_host {
 
-using namespace fagen_fwd_fp16_d256_causal_m128n80_vspace_kernel;
+using namespace fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_kernel;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -784,7 +815,7 @@ constexpr const char* kMessages[kStatuses] = {
     "batch, heads and sequence lengths must lie in 0 ... 2^30",
     "heads must be a multiple of kv_heads",
     "scale must be finite and positive",
-    "batch * heads * query tiles must be less than 2^31",
+    "batch * heads * query tiles must be less than 2^30",
     "the current device is not a Hopper GPU (compute capability 9.0)",
     "the CUDA driver is missing, or too old for tensor maps",
     "the CUDA driver refused to describe a tensor for TMA",
@@ -863,7 +894,7 @@ bool describe(CUtensorMap* map, const Tensor& t, int columns, int rows,
                                  bytes(t.batch, t.stride_batch)};
   const cuuint32_t box[4] = {cuuint32_t(columns), cuuint32_t(rows), 1, 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
-  return encode_tiled()(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, const_cast<void*>(t.data), sizes,
+  return encode_tiled()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(t.data), sizes,
                         strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
@@ -963,21 +994,21 @@ Status launch(const FagenForwardArgs* args, cudaStream_t stream) {
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_fwd_fp16_d256_causal_m128n80_vspace_host
+}  // namespace fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_host
 
-extern "C" int fagen_fwd_fp16_d256_causal_m128n80_vspace(const FagenForwardArgs* args,
-                                                         void* stream) {
-  return fagen_fwd_fp16_d256_causal_m128n80_vspace_host::launch(args,
-                                                                static_cast<cudaStream_t>(stream));
+extern "C" int fagen_fwd_bf16_d256_causal_m128n80_vspace_t8(const FagenForwardArgs* args,
+                                                            void* stream) {
+  return fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_host::launch(
+      args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" const char* fagen_fwd_fp16_d256_causal_m128n80_vspace_message(int status) {
-  using namespace fagen_fwd_fp16_d256_causal_m128n80_vspace_host;
+extern "C" const char* fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_message(int status) {
+  using namespace fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_host;
   return status >= 0 && status < kStatuses ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_fwd_fp16_d256_causal_m128n80_vspace_info(void) {
-  using namespace fagen_fwd_fp16_d256_causal_m128n80_vspace_kernel;
+extern "C" const FagenKernelInfo* fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_info(void) {
+  using namespace fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       sizeof(SharedStorage),
@@ -985,7 +1016,7 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d256_causal_m128n80_vspace_info
       kLaunchRegisters,
       kProducerRegisters,
       kConsumerRegisters,
-      "fwd_fp16_d256_causal_m128n80_vspace",
-      "73cb015c5382841520cf398a2eedee63aa050b3e0f9755d42995dc86d3a19b9d"};
+      "fwd_bf16_d256_causal_m128n80_vspace_t8",
+      "a1057fc35ae6453eabd92d939f2a7275d1f0a856a4cd2e447b78691b0edeb66b"};
   return &info;
 }

@@ -1,4 +1,4 @@
-// fwd_bf16_d256_full_m128n80_vspace: fused attention forward for Hopper (sm_90a). Rendered by
+// fwd_bf16_d256_full_m128n80_vspace_t8: fused attention forward for Hopper (sm_90a). Rendered by
 // fagen; do not edit.
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
@@ -60,13 +60,13 @@ struct FagenKernelInfo {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_fwd_bf16_d256_full_m128n80_vspace(const struct FagenForwardArgs* args, void* stream);
-const char* fagen_fwd_bf16_d256_full_m128n80_vspace_message(int status);
-const struct FagenKernelInfo* fagen_fwd_bf16_d256_full_m128n80_vspace_info(void);
+int fagen_fwd_bf16_d256_full_m128n80_vspace_t8(const struct FagenForwardArgs* args, void* stream);
+const char* fagen_fwd_bf16_d256_full_m128n80_vspace_t8_message(int status);
+const struct FagenKernelInfo* fagen_fwd_bf16_d256_full_m128n80_vspace_t8_info(void);
 
 }  // extern "C"
 
-namespace fagen_fwd_bf16_d256_full_m128n80_vspace_kernel {
+namespace fagen_fwd_bf16_d256_full_m128n80_vspace_t8_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
@@ -85,6 +85,7 @@ constexpr int kLaunchRegisters = 168;
 constexpr int kProducerRegisters = 24;
 constexpr int kConsumerRegisters = 240;
 constexpr int kSmemBytes = 230400;
+constexpr float kRescaleThreshold = 8.0f;  // log2 units
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
 constexpr int kQkSlab = 64;  // columns
@@ -411,6 +412,10 @@ struct Softmax {
     for (int r = 0; r < 2; ++r) {
       const float before = max[r];
       max[r] = quad_max(fmaxf(top[r], top[r + 2]));
+      // A slightly stale maximum is as good: the sum is taken relative to the same one.
+      if ((max[r] - before) * scale_log2 <= kRescaleThreshold) {
+        max[r] = before;
+      }
       const float safe = may_be_empty && max[r] == -INFINITY ? 0.f : max[r];
       offset[r] = safe * scale_log2;
       rescale[r] = exp2_approx(before * scale_log2 - offset[r]);
@@ -431,6 +436,9 @@ struct Softmax {
   }
 
   __device__ __forceinline__ void rescale_output(float (&o)[kHeadDimVPadded / 2]) const {
+    if (__all_sync(0xffffffff, rescale[0] == 1.f && rescale[1] == 1.f)) {
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kHeadDimVPadded / 2; ++i) {
       o[i] *= rescale[row_of(i)];
@@ -494,6 +502,7 @@ struct Consumer {
   SharedStorage& shared;
   const int warpgroup;  // 0 … kConsumers - 1
   RingPosition k, v;
+  bool k_ready = false, v_ready = false;  // had the current K and V arrived when last asked?
   uint32_t q_phase = 0;
 
   // Each warp says for itself that it has read a buffer; wgmma completes per warp.
@@ -501,6 +510,32 @@ struct Consumer {
     if (threadIdx.x % 32 == 0) {
       empty.arrive();
     }
+  }
+
+  // An answer from a barrier takes a while even when it is yes. So each buffer is asked for as soon
+  // as the one before it is released, and the answer arrives under the softmax.
+  __device__ __forceinline__ void await_k() {
+    if (!k_ready) {
+      shared.k_full[k.stage].wait(k.phase);
+    }
+  }
+
+  __device__ __forceinline__ void release_k() {
+    release(shared.k_empty[k.stage]);
+    k.advance();
+    k_ready = shared.k_full[k.stage].test_wait(k.phase);
+  }
+
+  __device__ __forceinline__ void await_v() {
+    if (!v_ready) {
+      shared.v_full[v.stage].wait(v.phase);
+    }
+  }
+
+  __device__ __forceinline__ void release_v() {
+    release(shared.v_empty[v.stage]);
+    v.advance();
+    v_ready = shared.v_full[v.stage].test_wait(v.phase);
   }
 
   // The turn at the tensor cores goes round: while one warpgroup multiplies, the others do softmax.
@@ -564,24 +599,22 @@ struct Consumer {
   __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
                                        Probabilities& p, float (&o)[kHeadDimVPadded / 2],
                                        Softmax& softmax) {
-    shared.k_full[k.stage].wait(k.phase);
+    await_k();
     take_turn();
     issue_qk(s);
-    shared.v_full[v.stage].wait(v.phase);
+    await_v();
     issue_pv(o, p);
     pass_turn();
     wgmma_wait<1>();
     pin(s);
-    release(shared.k_empty[k.stage]);
-    k.advance();
+    release_k();
     if (masked) {
       mask_block(s, tile, block);
     }
     softmax.update<masked>(s);
     wgmma_wait<0>();
     pin(o);
-    release(shared.v_empty[v.stage]);
-    v.advance();
+    release_v();
     pin(s);  // P's registers are free only now
     keep(p, s);
     softmax.rescale_output(o);
@@ -595,12 +628,11 @@ struct Consumer {
     int block = tile.blocks - 1;
     shared.q_full.wait(q_phase);
     q_phase ^= 1;
-    shared.k_full[k.stage].wait(k.phase);
+    await_k();
     issue_qk(s);
     wgmma_wait<0>();
     pin(s);
-    release(shared.k_empty[k.stage]);
-    k.advance();
+    release_k();
     mask_block(s, tile, block);
     softmax.update<true>(s);
     keep(p, s);
@@ -609,12 +641,11 @@ struct Consumer {
       step<false>(tile, block, s, p, o, softmax);
     }
     release(shared.q_empty);
-    shared.v_full[v.stage].wait(v.phase);
+    await_v();
     issue_pv(o, p);
     wgmma_wait<0>();
     pin(o);
-    release(shared.v_empty[v.stage]);
-    v.advance();
+    release_v();
   }
 
   // Writes the warpgroup's 64 rows of O and LSE.
@@ -715,13 +746,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-}  // namespace fagen_fwd_bf16_d256_full_m128n80_vspace_kernel
+}  // namespace fagen_fwd_bf16_d256_full_m128n80_vspace_t8_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_fwd_bf16_d256_full_m128n80_vspace_host {
+namespace fagen_fwd_bf16_d256_full_m128n80_vspace_t8_host {
 
-using namespace fagen_fwd_bf16_d256_full_m128n80_vspace_kernel;
+using namespace fagen_fwd_bf16_d256_full_m128n80_vspace_t8_kernel;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -753,7 +784,7 @@ constexpr const char* kMessages[kStatuses] = {
     "batch, heads and sequence lengths must lie in 0 ... 2^30",
     "heads must be a multiple of kv_heads",
     "scale must be finite and positive",
-    "batch * heads * query tiles must be less than 2^31",
+    "batch * heads * query tiles must be less than 2^30",
     "the current device is not a Hopper GPU (compute capability 9.0)",
     "the CUDA driver is missing, or too old for tensor maps",
     "the CUDA driver refused to describe a tensor for TMA",
@@ -918,20 +949,21 @@ Status launch(const FagenForwardArgs* args, cudaStream_t stream) {
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_fwd_bf16_d256_full_m128n80_vspace_host
+}  // namespace fagen_fwd_bf16_d256_full_m128n80_vspace_t8_host
 
-extern "C" int fagen_fwd_bf16_d256_full_m128n80_vspace(const FagenForwardArgs* args, void* stream) {
-  return fagen_fwd_bf16_d256_full_m128n80_vspace_host::launch(args,
-                                                              static_cast<cudaStream_t>(stream));
+extern "C" int fagen_fwd_bf16_d256_full_m128n80_vspace_t8(const FagenForwardArgs* args,
+                                                          void* stream) {
+  return fagen_fwd_bf16_d256_full_m128n80_vspace_t8_host::launch(args,
+                                                                 static_cast<cudaStream_t>(stream));
 }
 
-extern "C" const char* fagen_fwd_bf16_d256_full_m128n80_vspace_message(int status) {
-  using namespace fagen_fwd_bf16_d256_full_m128n80_vspace_host;
+extern "C" const char* fagen_fwd_bf16_d256_full_m128n80_vspace_t8_message(int status) {
+  using namespace fagen_fwd_bf16_d256_full_m128n80_vspace_t8_host;
   return status >= 0 && status < kStatuses ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_fwd_bf16_d256_full_m128n80_vspace_info(void) {
-  using namespace fagen_fwd_bf16_d256_full_m128n80_vspace_kernel;
+extern "C" const FagenKernelInfo* fagen_fwd_bf16_d256_full_m128n80_vspace_t8_info(void) {
+  using namespace fagen_fwd_bf16_d256_full_m128n80_vspace_t8_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       sizeof(SharedStorage),
@@ -939,7 +971,7 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d256_full_m128n80_vspace_info(v
       kLaunchRegisters,
       kProducerRegisters,
       kConsumerRegisters,
-      "fwd_bf16_d256_full_m128n80_vspace",
-      "f5aac24998845e2fa42734e5ca470ac1d1a2a9f283f88f93fda2c5210b1e0e62"};
+      "fwd_bf16_d256_full_m128n80_vspace_t8",
+      "0648a7eff16cdbd42946072308aa815d61ebf8dc260741e4665aa1f812a2cebd"};
   return &info;
 }

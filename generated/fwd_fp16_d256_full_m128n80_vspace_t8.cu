@@ -1,4 +1,4 @@
-// fwd_bf16_d256_causal_m128n80_vspace: fused attention forward for Hopper (sm_90a). Rendered by
+// fwd_fp16_d256_full_m128n80_vspace_t8: fused attention forward for Hopper (sm_90a). Rendered by
 // fagen; do not edit.
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
@@ -12,7 +12,7 @@
 
 #include <cuda.h>
 #include <cuda_runtime.h>
-#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <algorithm>
 #include <atomic>
@@ -60,17 +60,17 @@ struct FagenKernelInfo {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_fwd_bf16_d256_causal_m128n80_vspace(const struct FagenForwardArgs* args, void* stream);
-const char* fagen_fwd_bf16_d256_causal_m128n80_vspace_message(int status);
-const struct FagenKernelInfo* fagen_fwd_bf16_d256_causal_m128n80_vspace_info(void);
+int fagen_fwd_fp16_d256_full_m128n80_vspace_t8(const struct FagenForwardArgs* args, void* stream);
+const char* fagen_fwd_fp16_d256_full_m128n80_vspace_t8_message(int status);
+const struct FagenKernelInfo* fagen_fwd_fp16_d256_full_m128n80_vspace_t8_info(void);
 
 }  // extern "C"
 
-namespace fagen_fwd_bf16_d256_causal_m128n80_vspace_kernel {
+namespace fagen_fwd_fp16_d256_full_m128n80_vspace_t8_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
-using Element = __nv_bfloat16;
+using Element = __half;
 
 constexpr int kHeadDim = 256;
 constexpr int kHeadDimV = 256;
@@ -85,7 +85,7 @@ constexpr int kLaunchRegisters = 168;
 constexpr int kProducerRegisters = 24;
 constexpr int kConsumerRegisters = 240;
 constexpr int kSmemBytes = 230400;
-constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
+constexpr float kRescaleThreshold = 8.0f;  // log2 units
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
 constexpr int kQkSlab = 64;  // columns
@@ -124,11 +124,8 @@ struct Params {
   int64_t lse_stride_batch, lse_stride_head;
   int heads, heads_per_kv_head;
   int seqlen_q, seqlen_k;
-  int m_blocks;       // tiles of one head
-  int slots;          // places for tiles, over all heads and batches
-  int flat_heads;     // heads * batch
-  int section_heads;  // heads whose K and V share the L2 cache
-  int section_slots;
+  int m_blocks;      // tiles of one head
+  int slots;         // places for tiles, over all heads and batches
   float scale_log2;  // scale * log2(e)
 };
 
@@ -185,7 +182,7 @@ __device__ constexpr uint64_t column_offset(int k) {
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], uint64_t q, uint64_t k) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 "
+      "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39 }, "
@@ -203,7 +200,7 @@ __device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], uint64_t q, ui
 __device__ __forceinline__ void wgmma_pv(float (&o)[kHeadDimVPadded / 2], const uint32_t* p,
                                          uint64_t v) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
@@ -242,30 +239,20 @@ __device__ __forceinline__ void wgmma_pv(float (&o)[kHeadDimVPadded / 2], const 
 struct Tile {
   int first_row;
   int head, kv_head, batch;
-  int blocks;    // of kBlockN keys, to be visited from the last to the first; -1: no tile
+  int blocks;    // of kBlockN keys, to be visited from the last to the first
   int unmasked;  // the leading blocks in which every row sees every key
 };
 
 __device__ __forceinline__ Tile tile_at(const Params& params, int index) {
   Tile tile;
-  // The longest tiles of a section go first, so that the short ones fill its end.
-  const int section = index / params.section_slots;
-  const int rank = index - section * params.section_slots;
-  const int heads = min(params.section_heads, params.flat_heads - section * params.section_heads);
-  const int m_block = params.m_blocks - 1 - rank / heads;
-  const int flat_head = section * params.section_heads + rank % heads;
-  if (m_block < 0) {
-    tile.blocks = -1;  // a slot of the last round that no tile fills
-    return tile;
-  }
+  const int flat_head = index / params.m_blocks;  // neighbours share K and V
+  const int m_block = index - flat_head * params.m_blocks;
   tile.first_row = m_block * kBlockM;
   tile.batch = flat_head / params.heads;
   tile.head = flat_head - tile.batch * params.heads;
   tile.kv_head = tile.head / params.heads_per_kv_head;
-  // Aligned to the bottom right: the last query sees the last key.
-  const int visible = tile.first_row + params.seqlen_k - params.seqlen_q + 1;  // to the first row
-  const int keys = max(0, min(params.seqlen_k, visible + kBlockM - 1));
-  tile.unmasked = max(0, min(params.seqlen_k, visible)) / kBlockN;
+  const int keys = params.seqlen_k;
+  tile.unmasked = keys / kBlockN;
   tile.blocks = (keys + kBlockN - 1) / kBlockN;
   return tile;
 }
@@ -273,13 +260,8 @@ __device__ __forceinline__ Tile tile_at(const Params& params, int index) {
 // The tiles of one thread block, by index.
 struct Tiles {
   int index = blockIdx.x;
-  int round = 0;
 
-  // Rounds run to and fro: the block with the longest tile of one gets the shortest of the next.
-  __device__ __forceinline__ void next() {
-    round += 1;
-    index = round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
-  }
+  __device__ __forceinline__ void next() { index += gridDim.x; }
 };
 
 // A place in a ring of kStages buffers. The phase bit flips each time around.
@@ -356,9 +338,6 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage& sha
   Loader loader{params, shared};
   for (Tiles tiles; tiles.index < params.slots; tiles.next()) {
     const Tile tile = tile_at(params, tiles.index);
-    if (tile.blocks < 0) {
-      continue;
-    }
     if (tile.blocks > 0) {
       loader.load_k(tile, tile.blocks - 1);
       loader.load_q(tile);
@@ -433,6 +412,10 @@ struct Softmax {
     for (int r = 0; r < 2; ++r) {
       const float before = max[r];
       max[r] = quad_max(fmaxf(top[r], top[r + 2]));
+      // A slightly stale maximum is as good: the sum is taken relative to the same one.
+      if ((max[r] - before) * scale_log2 <= kRescaleThreshold) {
+        max[r] = before;
+      }
       const float safe = may_be_empty && max[r] == -INFINITY ? 0.f : max[r];
       offset[r] = safe * scale_log2;
       rescale[r] = exp2_approx(before * scale_log2 - offset[r]);
@@ -453,6 +436,9 @@ struct Softmax {
   }
 
   __device__ __forceinline__ void rescale_output(float (&o)[kHeadDimVPadded / 2]) const {
+    if (__all_sync(0xffffffff, rescale[0] == 1.f && rescale[1] == 1.f)) {
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kHeadDimVPadded / 2; ++i) {
       o[i] *= rescale[row_of(i)];
@@ -461,7 +447,7 @@ struct Softmax {
 };
 
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  const __half2 pair = __floats2half2_rn(low, high);
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
@@ -516,6 +502,7 @@ struct Consumer {
   SharedStorage& shared;
   const int warpgroup;  // 0 … kConsumers - 1
   RingPosition k, v;
+  bool k_ready = false, v_ready = false;  // had the current K and V arrived when last asked?
   uint32_t q_phase = 0;
 
   // Each warp says for itself that it has read a buffer; wgmma completes per warp.
@@ -523,6 +510,32 @@ struct Consumer {
     if (threadIdx.x % 32 == 0) {
       empty.arrive();
     }
+  }
+
+  // An answer from a barrier takes a while even when it is yes. So each buffer is asked for as soon
+  // as the one before it is released, and the answer arrives under the softmax.
+  __device__ __forceinline__ void await_k() {
+    if (!k_ready) {
+      shared.k_full[k.stage].wait(k.phase);
+    }
+  }
+
+  __device__ __forceinline__ void release_k() {
+    release(shared.k_empty[k.stage]);
+    k.advance();
+    k_ready = shared.k_full[k.stage].test_wait(k.phase);
+  }
+
+  __device__ __forceinline__ void await_v() {
+    if (!v_ready) {
+      shared.v_full[v.stage].wait(v.phase);
+    }
+  }
+
+  __device__ __forceinline__ void release_v() {
+    release(shared.v_empty[v.stage]);
+    v.advance();
+    v_ready = shared.v_full[v.stage].test_wait(v.phase);
   }
 
   // The turn at the tensor cores goes round: while one warpgroup multiplies, the others do softmax.
@@ -576,10 +589,7 @@ struct Consumer {
   __device__ __forceinline__ void mask_block(float (&s)[kBlockN / 2], const Tile& tile, int block) {
     const int lane = threadIdx.x % 32;
     const int keys = params.seqlen_k - block * kBlockN - lane % 4 * 2;
-    const int row =
-        tile.first_row + warpgroup * kWarpgroupRows + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4;
-    const int diagonal = keys + row - params.seqlen_q + 1;
-    const int visible[2] = {min(keys, diagonal), min(keys, diagonal + 8)};
+    const int visible[2] = {keys, keys};
     mask(s, visible);
   }
 
@@ -589,24 +599,22 @@ struct Consumer {
   __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
                                        Probabilities& p, float (&o)[kHeadDimVPadded / 2],
                                        Softmax& softmax) {
-    shared.k_full[k.stage].wait(k.phase);
+    await_k();
     take_turn();
     issue_qk(s);
-    shared.v_full[v.stage].wait(v.phase);
+    await_v();
     issue_pv(o, p);
     pass_turn();
     wgmma_wait<1>();
     pin(s);
-    release(shared.k_empty[k.stage]);
-    k.advance();
+    release_k();
     if (masked) {
       mask_block(s, tile, block);
     }
     softmax.update<masked>(s);
     wgmma_wait<0>();
     pin(o);
-    release(shared.v_empty[v.stage]);
-    v.advance();
+    release_v();
     pin(s);  // P's registers are free only now
     keep(p, s);
     softmax.rescale_output(o);
@@ -620,29 +628,24 @@ struct Consumer {
     int block = tile.blocks - 1;
     shared.q_full.wait(q_phase);
     q_phase ^= 1;
-    shared.k_full[k.stage].wait(k.phase);
+    await_k();
     issue_qk(s);
     wgmma_wait<0>();
     pin(s);
-    release(shared.k_empty[k.stage]);
-    k.advance();
+    release_k();
     mask_block(s, tile, block);
     softmax.update<true>(s);
     keep(p, s);
     --block;
-    for (; block >= tile.unmasked; --block) {
-      step<true>(tile, block, s, p, o, softmax);
-    }
     for (; block >= 0; --block) {
       step<false>(tile, block, s, p, o, softmax);
     }
     release(shared.q_empty);
-    shared.v_full[v.stage].wait(v.phase);
+    await_v();
     issue_pv(o, p);
     wgmma_wait<0>();
     pin(o);
-    release(shared.v_empty[v.stage]);
-    v.advance();
+    release_v();
   }
 
   // Writes the warpgroup's 64 rows of O and LSE.
@@ -693,9 +696,6 @@ struct Consumer {
     }
     for (Tiles tiles; tiles.index < params.slots; tiles.next()) {
       const Tile tile = tile_at(params, tiles.index);
-      if (tile.blocks < 0) {
-        continue;
-      }
       float o[kHeadDimVPadded / 2] = {};
       Softmax softmax{params.scale_log2};
       if (tile.blocks > 0) {
@@ -746,13 +746,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-}  // namespace fagen_fwd_bf16_d256_causal_m128n80_vspace_kernel
+}  // namespace fagen_fwd_fp16_d256_full_m128n80_vspace_t8_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_fwd_bf16_d256_causal_m128n80_vspace_host {
+namespace fagen_fwd_fp16_d256_full_m128n80_vspace_t8_host {
 
-using namespace fagen_fwd_bf16_d256_causal_m128n80_vspace_kernel;
+using namespace fagen_fwd_fp16_d256_full_m128n80_vspace_t8_kernel;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -784,7 +784,7 @@ constexpr const char* kMessages[kStatuses] = {
     "batch, heads and sequence lengths must lie in 0 ... 2^30",
     "heads must be a multiple of kv_heads",
     "scale must be finite and positive",
-    "batch * heads * query tiles must be less than 2^31",
+    "batch * heads * query tiles must be less than 2^30",
     "the current device is not a Hopper GPU (compute capability 9.0)",
     "the CUDA driver is missing, or too old for tensor maps",
     "the CUDA driver refused to describe a tensor for TMA",
@@ -863,7 +863,7 @@ bool describe(CUtensorMap* map, const Tensor& t, int columns, int rows,
                                  bytes(t.batch, t.stride_batch)};
   const cuuint32_t box[4] = {cuuint32_t(columns), cuuint32_t(rows), 1, 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
-  return encode_tiled()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(t.data), sizes,
+  return encode_tiled()(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, const_cast<void*>(t.data), sizes,
                         strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
@@ -942,42 +942,28 @@ Status launch(const FagenForwardArgs* args, cudaStream_t stream) {
   params.seqlen_k = a.seqlen_k;
   params.m_blocks = m_blocks;
   const int grid = int(std::min<int64_t>(tiles, multiprocessors));
-  // Heads are taken in sections whose K and V fit their share of the L2 cache. A section has an
-  // even number of rounds, nearly full, so that every block gets as many long tiles of it as short
-  // ones.
-  const int64_t flat_heads = int64_t(a.heads) * a.batch;
-  const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
-  const int64_t cached_heads =
-      kL2Share / std::max<int64_t>(1, head_bytes) * params.heads_per_kv_head;
-  const int64_t two_rounds = 2 * grid;
-  const int64_t pairs =
-      std::max<int64_t>(1, std::min(cached_heads, flat_heads) * m_blocks / two_rounds);
-  const int64_t section = std::clamp<int64_t>(pairs * two_rounds / m_blocks, 1, flat_heads);
-  params.flat_heads = int(flat_heads);
-  params.section_heads = int(section);
-  params.section_slots = int(ceil_div(section * m_blocks, two_rounds) * two_rounds);
-  params.slots = int(ceil_div(flat_heads, section) * params.section_slots);
+  params.slots = int(tiles);
   params.scale_log2 = a.scale * 1.44269504089f;
 
   attention_forward<<<grid, kThreads, sizeof(SharedStorage), stream>>>(params);
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_fwd_bf16_d256_causal_m128n80_vspace_host
+}  // namespace fagen_fwd_fp16_d256_full_m128n80_vspace_t8_host
 
-extern "C" int fagen_fwd_bf16_d256_causal_m128n80_vspace(const FagenForwardArgs* args,
-                                                         void* stream) {
-  return fagen_fwd_bf16_d256_causal_m128n80_vspace_host::launch(args,
-                                                                static_cast<cudaStream_t>(stream));
+extern "C" int fagen_fwd_fp16_d256_full_m128n80_vspace_t8(const FagenForwardArgs* args,
+                                                          void* stream) {
+  return fagen_fwd_fp16_d256_full_m128n80_vspace_t8_host::launch(args,
+                                                                 static_cast<cudaStream_t>(stream));
 }
 
-extern "C" const char* fagen_fwd_bf16_d256_causal_m128n80_vspace_message(int status) {
-  using namespace fagen_fwd_bf16_d256_causal_m128n80_vspace_host;
+extern "C" const char* fagen_fwd_fp16_d256_full_m128n80_vspace_t8_message(int status) {
+  using namespace fagen_fwd_fp16_d256_full_m128n80_vspace_t8_host;
   return status >= 0 && status < kStatuses ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_fwd_bf16_d256_causal_m128n80_vspace_info(void) {
-  using namespace fagen_fwd_bf16_d256_causal_m128n80_vspace_kernel;
+extern "C" const FagenKernelInfo* fagen_fwd_fp16_d256_full_m128n80_vspace_t8_info(void) {
+  using namespace fagen_fwd_fp16_d256_full_m128n80_vspace_t8_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       sizeof(SharedStorage),
@@ -985,7 +971,7 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d256_causal_m128n80_vspace_info
       kLaunchRegisters,
       kProducerRegisters,
       kConsumerRegisters,
-      "fwd_bf16_d256_causal_m128n80_vspace",
-      "ae65aa897173786f9d0d1eec2e1573cec0f57cfe44f8be70e4ea64c2b5c6e413"};
+      "fwd_fp16_d256_full_m128n80_vspace_t8",
+      "cea0845eb6103897bedfdb80f0fb6ee65162a95078a761a30a389adb5d325aea"};
   return &info;
 }
