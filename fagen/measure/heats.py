@@ -1,0 +1,200 @@
+"""Built kernels and a problem in, their times side by side out: short rounds with an anchor.
+
+The card's clock and power wander, for all kernels alike within a fraction of a second. So every
+round runs the anchor again and again among the others, and a time means something beside its own.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fagen import op
+from fagen.errors import DeviceError, VerificationError
+from fagen.measure.accuracy import shape_error, unit_in_last_place
+from fagen.measure.card import Card, Clock, hopper
+from fagen.measure.peers import peer
+from fagen.measure.shapes import Problem, Shape, inputs, softmax_scale
+from fagen.measure.timing import Call, Regime, estimate, time_round
+
+# A few calls after one to warm up, without a pause: enough to tell good kernels from bad ones.
+BRIEF = Regime("brief", idle=0.0, warm=0.0, timed=0.002, rounds=1)
+# Long enough for the power limit to take its toll, as in a sustained run.
+LONG = Regime("long", idle=0.0, warm=0.100, timed=0.100, rounds=1)
+HEAT_REGIMES = {regime.name: regime for regime in (BRIEF, LONG)}
+ANCHOR_EVERY = 4
+CUDNN = "cudnn"
+AGREEMENT = 8  # units in the last place, at the largest output, between two right kernels
+QUICK = (  # sizes that go wrong soonest: ragged, grouped heads, several tiles for each block
+    Shape(2, 321, 449, 4, 2),
+    Shape(1, 130, 67, 3, 3),
+    Shape(4, 384, 320, 48, 48),
+)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A built kernel, as much of it as can be sent to another process."""
+
+    slug: str
+    library: Path
+
+
+@dataclass(frozen=True)
+class Lap:
+    """Seconds of one call in one round, and of the anchor beside it; MHz of the SMs, if known."""
+
+    name: str
+    round: int
+    seconds: float
+    anchor_seconds: float
+    sm_clock_mhz: int | None
+
+
+def cards() -> tuple[Card | None, ...]:
+    """Every CUDA device, in order; None for one that is no Hopper GPU."""
+    found: list[Card | None] = []
+    for index in range(torch.cuda.device_count()):
+        with torch.cuda.device(index):
+            try:
+                found.append(hopper())
+            except DeviceError:
+                found.append(None)
+    return tuple(found)
+
+
+def card_id(index: int) -> str:
+    """A name for one GPU that all processes of the machine agree on."""
+    return str(torch.cuda.get_device_properties(index).uuid)
+
+
+def quick_check(case: Problem, kernel: Kernel) -> None:
+    """Hold a kernel against fp64 on small shapes, and against torch on `case` itself.
+
+    Raises VerificationError where it is wrong, DeviceError where it cannot be launched.
+    """
+
+    def run(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        out, lse = _outputs(q, v)
+        out.fill_(torch.nan)
+        lse.fill_(torch.nan)
+        op.bind_kernel(kernel.slug, kernel.library, q, k, v, out, lse, scale)()
+        return out, lse
+
+    for number, shape in enumerate(QUICK):
+        small = Problem(case.dtype, case.head_dim, case.head_dim_v, case.mask, shape)
+        error = shape_error(small, run, *inputs(small, seed=number))
+        if not error.ok:
+            raise VerificationError(
+                f"error {error.error:.2e} at {shape}, {error.allowed:.2e} is allowed; "
+                f"log-sum-exp {error.lse_error:.1e}"
+            )
+    q, k, v = _inputs(case)
+    out, _ = run(q, k, v, softmax_scale(case.head_dim))
+    expected = _expected(case)
+    worst = float((out.float() - expected.float()).abs().max())
+    allowed = AGREEMENT * unit_in_last_place(float(expected.abs().max()), expected.dtype)
+    if not worst <= allowed:
+        raise VerificationError(f"differs from torch by {worst:.2e} at {case.shape}")
+
+
+def heat(
+    case: Problem,
+    kernels: Sequence[Kernel],
+    anchor: Kernel,
+    *,
+    regime: Regime,
+    rounds: Sequence[int],
+) -> tuple[Lap, ...]:
+    """Time kernels, and cuDNN where it can, in interleaved rounds with the anchor.
+
+    `rounds` numbers the rounds, and decides their order. Raises what a kernel's call raises.
+    """
+    q, k, v = _inputs(case)
+    out, lse = _outputs(q, v)
+    scale = softmax_scale(case.head_dim)
+
+    def call(kernel: Kernel) -> Call:
+        launch = op.bind_kernel(kernel.slug, kernel.library, q, k, v, out, lse, scale)
+
+        def run() -> Tensor:
+            launch()
+            return out
+
+        return Call(run)
+
+    calls = {kernel.slug: call(kernel) for kernel in kernels}
+    if cudnn := _cudnn(case):
+        calls[CUDNN] = cudnn
+    beside = call(anchor)
+    each = _anchor_seconds(case, anchor, beside)
+    clock = Clock()
+    laps: list[Lap] = []
+    for number in rounds:
+        laps += _one_round(number, calls, beside, each, regime, clock)
+    return tuple(laps)
+
+
+def _one_round(
+    number: int, calls: Mapping[str, Call], anchor: Call, each: float, regime: Regime, clock: Clock
+) -> list[Lap]:
+    """Every call once, in random order, and the anchor between groups of them.
+
+    Each has the faster of the anchor's times before and after its group: what disturbs a short run
+    makes it slower.
+    """
+    order = random.Random(number).sample(list(calls), len(calls))
+    groups = [order[i : i + ANCHOR_EVERY] for i in range(0, len(order), ANCHOR_EVERY)]
+    laps = []
+    before, _ = time_round(anchor, regime, each, clock)
+    for group in groups:
+        times = {name: time_round(calls[name], regime, each, clock) for name in group}
+        after, _ = time_round(anchor, regime, each, clock)
+        for name, (seconds, readings) in times.items():
+            mhz = readings[len(readings) // 2] if readings else None
+            laps.append(Lap(name, number, seconds, min(before, after), mhz))
+        before = after
+    return laps
+
+
+def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    batch, seqlen_q, heads, _ = q.shape
+    out = q.new_empty(batch, seqlen_q, heads, v.shape[-1])
+    return out, q.new_empty(batch, heads, seqlen_q, dtype=torch.float32)
+
+
+@lru_cache(maxsize=12)
+def _inputs(case: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    return inputs(case)
+
+
+@lru_cache(maxsize=12)
+def _cudnn(case: Problem) -> Call | None:
+    try:
+        return peer(CUDNN).bind(case, *_inputs(case))
+    except DeviceError:
+        return None
+
+
+@lru_cache(maxsize=4)
+def _expected(case: Problem) -> Tensor:
+    """The output of cuDNN, or else of torch's own attention."""
+    try:
+        call: Callable[[], Tensor] = peer(CUDNN).bind(case, *_inputs(case)).once
+    except DeviceError:
+        call = peer("fa2").bind(case, *_inputs(case)).once
+    return call()
+
+
+_known: dict[tuple[Problem, Path], float] = {}
+
+
+def _anchor_seconds(case: Problem, anchor: Kernel, call: Call) -> float:
+    key = (case, anchor.library)
+    if key not in _known:
+        _known[key] = estimate(call)
+    return _known[key]

@@ -1,0 +1,1 @@
+"""Find the fastest schedule for given shapes and a card: a declared space in, schedules out."""

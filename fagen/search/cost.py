@@ -1,0 +1,182 @@
+"""Predict how long a schedule takes at a shape, from what one multiprocessor does per clock.
+
+A step, block_n keys for the block's rows, keeps tensor cores, MUFU, shared memory, issue slots and
+L2 busy for so many clocks each; and one warpgroup alone has a chain of its own, multiply, softmax,
+multiply, which others fill up.  Nothing hides wholly behind the busiest, so they are added as a
+norm: SHARPNESS = 1 would be their sum, infinity their maximum.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import ceil, gcd
+from operator import itemgetter
+from typing import Any
+
+from fagen.arch import SM90
+from fagen.budget import padded_head_dims
+from fagen.vocab import DTYPES, MASKS, ORDERS
+
+# Fitted to kernels timed on an H200; clocks where nothing else is said.
+SHARPNESS = 4.0
+CLOCKS_PER_INSTRUCTION = 2.6  # of one warp that has a scheduler to itself
+INSTRUCTIONS_PER_SCORE = 4.5  # maximum, scaling, exponential, sum, half a conversion
+LONE_WGMMA = 0.88  # of the tensor rate, one warpgroup by itself
+LATENCY = 400.0  # of a step: barriers, the first wgmma, shuffles
+WAIT = 150.0  # for one more wgmma, where the softmax does not run under it
+NO_TURNS = 0.15  # of a warpgroup's chain: what it loses where nobody keeps order
+NO_PRODUCER = 150.0  # of a step: a consumer's own copies
+EPILOGUE = 1_400.0  # of a tile
+SHARED_OUTPUT = 1_300.0  # of a tile: all wait until V is read, and V's copies until O is gone
+NEW_BLOCK = 2_500.0  # of a tile in a thread block of its own: it begins with nothing loaded
+HEAD_START = 0.5  # of a causal grid's mean tile, by which its slowest block ends late
+
+
+@dataclass(frozen=True)
+class Size:
+    """One problem's sizes, and how much it counts in a search."""
+
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    heads: int
+    kv_heads: int
+    weight: float = 1.0
+
+    def __str__(self) -> str:
+        heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
+        return f"B={self.batch} H={heads} Sq={self.seqlen_q} Sk={self.seqlen_k}"
+
+
+@dataclass(frozen=True)
+class Step:
+    """Clocks of one step, by what is busy; `chain` is one warpgroup's own way through it."""
+
+    tensor: float
+    exponentials: float
+    shared: float
+    issue: float
+    l2: float
+    chain: float
+
+    @property
+    def clocks(self) -> float:
+        """Clocks from one step to the next."""
+        parts = self.__dict__.values()
+        return float(sum([part**SHARPNESS for part in parts]) ** (1 / SHARPNESS))
+
+    @property
+    def bound(self) -> str:
+        """What is busiest."""
+        return max(self.parts(), key=self.parts().__getitem__)
+
+    def parts(self) -> dict[str, float]:
+        """The clocks by name."""
+        return dict(self.__dict__)
+
+
+def step(values: Mapping[str, Any]) -> Step:
+    """Return what one step of a schedule costs; `values` are those of all its keys."""
+    return _step(**{key: values[key] for key in ("block_m", "block_n", *_STEP_KEYS)})
+
+
+_STEP_KEYS = (
+    *("dtype", "head_dim", "head_dim_v", "consumers", "producer"),
+    *("inter_warpgroup", "intra_warpgroup", "p", "rescale_threshold"),
+)
+_KEYS = ("block_m", "block_n", "mask", "order", "output", *_STEP_KEYS)  # all that counts
+
+
+def _step(
+    block_m: int,
+    block_n: int,
+    dtype: str,
+    head_dim: int,
+    head_dim_v: int,
+    consumers: int,
+    producer: str,
+    inter_warpgroup: bool,
+    intra_warpgroup: bool,
+    p: str,
+    rescale_threshold: float,
+) -> Step:
+    m, n = block_m, block_n
+    e = DTYPES[dtype].bytes
+    d, d_v = padded_head_dims(head_dim, head_dim_v, dtype)
+    rows = SM90.wgmma_m
+
+    tensor = 2 * m * n * (d + d_v) / (SM90.tensor_flops * 2 / e)
+    read = consumers * (rows * d + n * d + n * d_v) * e  # Q's rows again, all of K and V
+    copied = n * (d + d_v) * e
+    through = 2 * m * n * e if p == "shared" else 0  # P written, and read
+    shared = (read + copied + through) / SM90.smem_bytes
+
+    rescaling = 0.2 if rescale_threshold else 1.0  # of O's registers, multiplied every step
+    per_warp = (
+        n / 2 * INSTRUCTIONS_PER_SCORE  # a thread's scores of two rows
+        + d_v / 2 * rescaling
+        + (n / 8 + 20 if p == "shared" else 0)
+        + 60
+    )
+    warps = consumers * SM90.warpgroup_threads / SM90.warp_threads
+
+    chain = tensor / consumers / LONE_WGMMA + per_warp * CLOCKS_PER_INSTRUCTION + LATENCY
+    chain += 0 if intra_warpgroup else WAIT
+    chain += 0 if producer == "warp" else NO_PRODUCER
+    chain *= 1 if inter_warpgroup or consumers == 1 else 1 + NO_TURNS
+    return Step(
+        tensor=tensor,
+        exponentials=m * n / SM90.exponentials,
+        shared=shared,
+        issue=warps * per_warp / SM90.issued_warps,
+        l2=copied / SM90.l2_bytes_per_clock,
+        chain=chain,
+    )
+
+
+def predictor(sizes: Sequence[Size]) -> Callable[[Mapping[str, Any]], tuple[float, ...]]:
+    """Return a function from a schedule's values to its predicted seconds at each size."""
+
+    @cache
+    def grids(m: int, n: int, mask: str, order: str) -> tuple[tuple[float, float], ...]:
+        return tuple(grid(m, n, mask, order, size) for size in sizes)
+
+    @cache
+    def times(
+        m: int, n: int, mask: str, order: str, output: str, *of_step: Any
+    ) -> tuple[float, ...]:
+        one = _step(m, n, *of_step)
+        tile = one.chain + EPILOGUE + (0 if output == "own" else SHARED_OUTPUT)
+        tile += 0 if ORDERS[order].persistent else NEW_BLOCK
+        clocks, clock, launch = one.clocks, SM90.clock_hz, SM90.launch_seconds
+        return tuple((a * clocks + b * tile) / clock + launch for a, b in grids(m, n, mask, order))
+
+    pick = itemgetter(*_KEYS)
+    return lambda values: times(*pick(values))
+
+
+def seconds(values: Mapping[str, Any], size: Size) -> float:
+    """Return the predicted time of one call."""
+    return predictor([size])(values)[0]
+
+
+def grid(m: int, n: int, mask: str, order: str, size: Size) -> tuple[float, float]:
+    """Return the steps and the tiles of the multiprocessor that ends last."""
+    m_blocks = ceil(size.seqlen_q / m)
+    heads = size.batch * size.heads
+    rounds = ceil(m_blocks * heads / SM90.sm_count)
+    if not MASKS[mask].causal:
+        return rounds * ceil(size.seqlen_k / n), rounds
+    shift = size.seqlen_k - size.seqlen_q
+    lengths = [ceil(max(0, min(size.seqlen_k, (i + 1) * m + shift)) / n) for i in range(m_blocks)]
+    mean = sum(lengths) / m_blocks
+    if ORDERS[order].longest_first:
+        even = mean * m_blocks * heads / SM90.sm_count
+        return even + HEAD_START * mean, rounds
+    if not ORDERS[order].persistent:  # whoever is free takes the next: the last one ends alone
+        even = mean * m_blocks * heads / SM90.sm_count
+        return even + 0.5 * lengths[-1], rounds
+    # a block strides through the tiles, and may meet tiles of the same few lengths only
+    stride = gcd(m_blocks, SM90.sm_count)
+    met = lengths[::-1][::stride]
+    return rounds * sum(met) / len(met), rounds

@@ -1,0 +1,107 @@
+"""Where a search's work is done: this machine's processors and GPUs, as Futures.
+
+A Lab runs two kinds of work, to compile a slug and to time a Heat; what they are is its Work, so
+that a recording can stand in for compiler and GPU.
+"""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fagen.search import tasks
+from fagen.search.crew import Crew
+from fagen.search.tasks import Compiled, Heat, Timed
+
+COMPILE_TIMEOUT = 600.0  # seconds
+HEAT_TIMEOUT = 120.0
+
+
+@dataclass(frozen=True)
+class Work:
+    """The functions that a search sends out; all survive pickling.
+
+    `source_hash` tells of a slug whether what is known of it is about today's source; `cards` gives
+    the numbers of this machine's GPUs, `card` the name and the driver of one.
+    """
+
+    compile: Callable[[str], Compiled]
+    time: Callable[[Heat, int], Timed]
+    source_hash: Callable[[str], str]
+    compiler: Callable[[], str]
+    cards: Callable[[], tuple[int, ...]]
+    card: Callable[[int], tuple[str, str]]
+
+
+REAL = Work(
+    compile=tasks.compile_kernel,
+    time=tasks.time_heat,
+    source_hash=tasks.source_hash,
+    compiler=tasks.compiler,
+    cards=tasks.find_cards,
+    card=tasks.card,
+)
+
+
+class Lab(Protocol):
+    """What a search works with."""
+
+    work: Work
+
+    @property
+    def compile_slots(self) -> int:
+        """How many kernels may be compiled at once."""
+
+    @property
+    def gpus(self) -> tuple[Any, ...]:
+        """The GPUs, each of which times one Heat at a time."""
+
+    @property
+    def card(self) -> tuple[str, str]:
+        """The GPUs' name and driver; all are of one kind."""
+
+    def compile(self, slug: str) -> "Future[Compiled]":
+        """Compile a kernel."""
+
+    def time(self, heat: Heat, gpu: Any) -> "Future[Timed]":
+        """Time kernels on one of the GPUs."""
+
+    def close(self) -> None:
+        """Give everything back at once."""
+
+
+class LocalLab:
+    """This machine: a process for each compilation, and one for each GPU."""
+
+    def __init__(self, work: Work = REAL, *, jobs: int | None = None) -> None:
+        """`jobs` kernels are compiled at once; by default one for each processor.
+
+        Raises DeviceError where there is no Hopper GPU, ToolchainError where there is no compiler.
+        """
+        self.work = work
+        work.compiler()  # raises before anything is started
+        self.compile_slots = jobs or len(os.sched_getaffinity(0))
+        self._compilers = Crew(self.compile_slots, niceness=10)
+        first = Crew(1)
+        self._timers: dict[int, Crew] = {}
+        try:
+            self.gpus: tuple[int, ...] = first.submit(work.cards, timeout=HEAT_TIMEOUT).result()
+            self.card: tuple[str, str] = first.submit(work.card, self.gpus[0]).result()
+        except BaseException:
+            first.close()
+            raise
+        self._timers = {gpu: first if gpu == self.gpus[0] else Crew(1) for gpu in self.gpus}
+
+    def compile(self, slug: str) -> "Future[Compiled]":
+        """Compile a kernel in a process of its own."""
+        return self._compilers.submit(self.work.compile, slug, timeout=COMPILE_TIMEOUT)
+
+    def time(self, heat: Heat, gpu: int) -> "Future[Timed]":
+        """Time kernels in the process of a GPU."""
+        return self._timers[gpu].submit(self.work.time, heat, gpu, timeout=HEAT_TIMEOUT)
+
+    def close(self) -> None:
+        """End all processes."""
+        for crew in (self._compilers, *self._timers.values()):
+            crew.close()

@@ -1,0 +1,157 @@
+"""Rank the kernels of one target: times go in, ratios to the anchor come out, with their noise."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median, median_low
+
+from fagen.search.cost import Size
+from fagen.search.tasks import Time
+
+BRIEF, LONG = "brief", "long"
+PEER = "cudnn"
+SURE = 2.0  # standard errors by which a lead is believed
+_MEDIAN_ERROR = 1.25  # a median's standard error, where a mean's is 1
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The fastest kernel, the one after it, by how much it is ahead, and how well that is known.
+
+    `lead` and `error` are relative: 0.01 is one per cent.
+    """
+
+    slug: str
+    second: str | None
+    lead: float
+    error: float
+
+    @property
+    def sure(self) -> bool:
+        """Whether the lead exceeds the noise."""
+        return self.lead > SURE * self.error
+
+
+class Marks:
+    """Times of one target's kernels on one card, as logarithms of ratios to the anchor."""
+
+    def __init__(self, sizes: Sequence[Size]) -> None:
+        self.sizes = tuple(sizes)
+        self._by_shape = {_shape(size): size for size in sizes}
+        self._logs: dict[tuple[str, str, Size], dict[int, float]] = {}
+        self._seconds: dict[tuple[str, Size], list[float]] = {}
+        self._anchor: dict[Size, list[float]] = {}
+        self._clocks: list[int] = []
+
+    def add(self, time: Time) -> None:
+        """Take a time; one at another size is no concern of this target's ranking."""
+        size = self._by_shape.get(_shape(time.size))
+        if size is None:
+            return
+        rounds = self._logs.setdefault((time.slug, time.regime, size), {})
+        rounds[time.round] = math.log(time.seconds / time.anchor_seconds)
+        self._seconds.setdefault((time.slug, size), []).append(time.seconds)
+        self._anchor.setdefault(size, []).append(time.anchor_seconds)
+        if time.sm_clock_mhz:
+            self._clocks.append(time.sm_clock_mhz)
+
+    def has(self, slug: str, size: Size, regime: str, rounds: Iterable[int]) -> bool:
+        """Whether all these rounds were timed."""
+        return set(rounds) <= self._logs.get((slug, regime, size), {}).keys()
+
+    def rounds(self, slug: str, size: Size, regime: str) -> int:
+        """How many rounds were timed."""
+        return len(self._logs.get((slug, regime, size), {}))
+
+    def slugs(self, regime: str = BRIEF) -> list[str]:
+        """The kernels that were timed at every size, peers left out."""
+        names = {slug for slug, how, _ in self._logs if how == regime and slug != PEER}
+        return sorted(slug for slug in names if self.mark(slug, regime) is not None)
+
+    def at(self, slug: str, size: Size, regime: str | None = None) -> float | None:
+        """A kernel's log ratio to the anchor at one size; long runs count where there are any."""
+        for how in [regime] if regime else [LONG, BRIEF]:
+            if rounds := self._logs.get((slug, how, size)):
+                # what disturbs a brief run makes it slower: of two, the faster one is meant
+                middle = median_low if how == BRIEF else median
+                return float(middle(rounds.values()))
+        return None
+
+    def mark(self, slug: str, regime: str | None = None) -> float | None:
+        """The weighted mean of a kernel's log ratios; None until it was timed at every size."""
+        logs = [self.at(slug, size, regime) for size in self.sizes]
+        total = sum(size.weight for size in self.sizes)
+        known = [log * s.weight for log, s in zip(logs, self.sizes, strict=True) if log is not None]
+        return sum(known) / total if len(known) == len(self.sizes) else None
+
+    def ranked(self, regime: str = BRIEF) -> list[str]:
+        """The kernels that were timed at every size, the fastest first."""
+        return sorted(self.slugs(regime), key=lambda slug: self.mark(slug, regime) or 0.0)
+
+    def ranked_at(self, size: Size, regime: str = BRIEF) -> list[str]:
+        """The kernels that were timed at one size, the fastest first."""
+        there = [slug for slug, how, at in self._logs if (how, at) == (regime, size)]
+        logs = {slug: self.at(slug, size, regime) or 0.0 for slug in there if slug != PEER}
+        return sorted(logs, key=logs.__getitem__)
+
+    def leader(self) -> Lead | None:
+        """The fastest: of those with long runs, if there are any, else of all."""
+        regime = LONG if self.slugs(LONG) else BRIEF
+        order = self.ranked(regime)
+        if not order:
+            return None
+        first, *others = order
+        lead = (self.mark(others[0], regime) or 0.0) - (self.mark(first, regime) or 0.0)
+        rounds = sum(self.rounds(first, size, regime) for size in self.sizes)
+        error = self._error(regime, rounds)
+        return Lead(first, others[0] if others else None, lead if others else math.inf, error)
+
+    def lead_at(self, size: Size) -> Lead | None:
+        """The fastest at one size."""
+        regime = LONG if self.ranked_at(size, LONG) else BRIEF
+        order = self.ranked_at(size, regime)
+        if not order:
+            return None
+        first, *others = order
+        ahead = (self.at(others[0], size, regime) or 0.0) if others else math.inf
+        error = self._error(regime, self.rounds(first, size, regime))
+        second = others[0] if others else None
+        return Lead(first, second, ahead - (self.at(first, size, regime) or 0.0), error)
+
+    def noise(self, regime: str) -> float:
+        """Standard deviation of one round's log ratio, over all that have several rounds."""
+        squares, freedom = 0.0, 0
+        for (_, how, _), rounds in self._logs.items():
+            if how == regime and len(rounds) > 1:
+                mean = sum(rounds.values()) / len(rounds)
+                squares += sum((log - mean) ** 2 for log in rounds.values())
+                freedom += len(rounds) - 1
+        return math.sqrt(squares / freedom) if freedom else 0.01
+
+    def _error(self, regime: str, rounds: int) -> float:
+        """The standard error of the difference of two kernels that have so many rounds each."""
+        return _MEDIAN_ERROR * self.noise(regime) * math.sqrt(2 / max(1, rounds))
+
+    def spread(self, slug: str, size: Size, regime: str) -> float | None:
+        """(slowest - fastest) / median of the rounds, None of fewer than two."""
+        logs = sorted(self._logs.get((slug, regime, size), {}).values())
+        return math.exp(logs[-1]) / math.exp(logs[0]) - 1 if len(logs) > 1 else None
+
+    def seconds(self, slug: str, size: Size) -> float | None:
+        """Seconds of one call, the drift of the clock taken out by the anchor."""
+        log = self.at(slug, size)
+        return None if log is None else math.exp(log) * median(self._anchor[size])
+
+    def over_peer(self, slug: str, regime: str | None = None) -> float | None:
+        """How many times faster than cuDNN, by weighted mean; None where that cannot do it."""
+        ours, theirs = self.mark(slug, regime), self.mark(PEER, regime)
+        return None if ours is None or theirs is None else math.exp(theirs - ours)
+
+    @property
+    def clocks(self) -> tuple[int, int] | None:
+        """The lowest and the highest SM clock seen, in MHz."""
+        return (min(self._clocks), max(self._clocks)) if self._clocks else None
+
+
+def _shape(size: Size) -> tuple[int, ...]:
+    return (size.batch, size.seqlen_q, size.seqlen_k, size.heads, size.kv_heads)

@@ -1,0 +1,128 @@
+"""Search over a recording: a store in, its compile results and times out, without compiler or GPU.
+
+What was not recorded cannot be found, so a replay's space has the recorded points alone.  A round
+that was not recorded is answered by one that was.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from statistics import median_low
+
+from fagen.errors import FagenError
+from fagen.schedule import Schedule
+from fagen.search.choice import Chooser
+from fagen.search.lab import Work
+from fagen.search.space import Survey
+from fagen.search.store import Store
+from fagen.search.tasks import Compiled, Heat, Time, Timed
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a store knows of one card: compile results and times by slug."""
+
+    card: tuple[str, str]
+    compiler: str
+    compiled: dict[str, Compiled]
+    times: dict[tuple[str, str], dict[str, list[Time]]]  # of slug and target, by size
+    wrong: dict[str, str]
+
+    def slugs(self, target: str) -> set[str]:
+        """The kernels of a target that were compiled, and timed if they were good."""
+        timed = {slug for slug, of in self.times if of == target}
+        return {
+            slug
+            for slug, made in self.compiled.items()
+            if f"_{target}_" in slug and (slug in timed or made.outcome != "good")
+        }
+
+
+@cache
+def recording(path: str) -> Recording:
+    """Read a recording.  Raises FagenError where nothing was timed."""
+    with Store(Path(path), read_only=True) as store:
+        cards = store.cards()
+        if not cards:
+            raise FagenError(f"{path}: nothing was timed there")
+        card = cards[0]
+        compiled = {row.made.slug: row.made for _, row in store.compiled()}
+        times: dict[tuple[str, str], dict[str, list[Time]]] = {}
+        for _, row in store.timed():
+            if (row.card, row.driver) == card:
+                of = times.setdefault((row.time.slug, row.target), {})
+                of.setdefault(str(row.time.size), []).append(row.time)
+        wrong = {row.slug: row.said for _, row in store.wrong()}
+    compiler = next((made.compiler for made in compiled.values()), "")
+    return Recording(card, compiler, compiled, times, wrong)
+
+
+def work(path: Path | str, pace: float = 0.0) -> Work:
+    """Return what stands in for compiler and GPU; `pace` seconds for each piece of work."""
+    told = str(Path(path).absolute())
+    return Work(
+        compile=partial(_compile, told, pace),
+        time=partial(_time, told, pace),
+        source_hash=partial(_source_hash, told),
+        compiler=partial(_compiler, told),
+        cards=_cards,
+        card=partial(_card, told),
+    )
+
+
+def only_recorded(path: Path | str, survey: Survey) -> Survey:
+    """Leave a survey the points that were recorded."""
+    known = recording(str(Path(path).absolute())).slugs(str(survey.target))
+    keys_of = Chooser(survey, 1.0).keys
+    recorded = {keys_of(Schedule.from_slug(slug)) for slug in known}
+    return replace(survey, points=tuple(p for p in survey.points if p.keys in recorded))
+
+
+def _compile(path: str, pace: float, slug: str) -> Compiled:
+    time.sleep(pace)
+    made = recording(path).compiled.get(slug)
+    return made or Compiled(slug, f"unknown {slug}", recording(path).compiler, "not recorded")
+
+
+def _time(path: str, pace: float, heat: Heat, gpu: int) -> Timed:
+    time.sleep(pace)
+    recorded = recording(path)
+    times, wrong = [], []
+    for slug in [*(made.slug for made in heat.kernels), "cudnn"]:
+        if slug in recorded.wrong:
+            wrong.append((slug, recorded.wrong[slug]))
+            continue
+        by_size = recorded.times.get((slug, str(heat.target)), {})
+        for size in heat.sizes:
+            known = by_size.get(str(size), [])
+            for number in heat.rounds if known else ():
+                times.append(_answer(known, heat.regime, number))
+    return Timed(*recorded.card, tuple(times), tuple(wrong))
+
+
+def _answer(known: list[Time], regime: str, number: int) -> Time:
+    """The time of that round, else of the middle one of its regime, else of any."""
+    same = [one for one in known if one.regime == regime]
+    exact = next((one for one in same if one.round == number), None)
+    if exact:
+        return exact
+    ratios = {one.seconds / one.anchor_seconds: one for one in same or known}
+    return replace(ratios[median_low(ratios)], regime=regime, round=number)
+
+
+def _source_hash(path: str, slug: str) -> str:
+    made = recording(path).compiled.get(slug)
+    return made.source_hash if made else f"unknown {slug}"
+
+
+def _compiler(path: str) -> str:
+    return recording(path).compiler
+
+
+def _cards() -> tuple[int, ...]:
+    return (0,)
+
+
+def _card(path: str, gpu: int) -> tuple[str, str]:
+    return recording(path).card

@@ -1,0 +1,323 @@
+"""Keep what a search found, in a sqlite file: results go in at once, and never twice.
+
+Several processes of one machine may share a file.  What each is working on it has claimed; a claim
+holds as long as its process lives, which is told by a lock on a file beside the store: the system
+lets go of that, however the process ends.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fagen.errors import FagenError
+from fagen.search.cost import Size
+from fagen.search.space import Target
+from fagen.search.tasks import Compiled, Time
+
+LAYOUT = 1
+_SCHEMA = """
+CREATE TABLE space (name TEXT PRIMARY KEY, text TEXT) WITHOUT ROWID;
+CREATE TABLE survey (target TEXT PRIMARY KEY, found TEXT) WITHOUT ROWID;
+CREATE TABLE anchor (target TEXT, card TEXT, driver TEXT, slug TEXT,
+  PRIMARY KEY (target, card, driver)) WITHOUT ROWID;
+CREATE TABLE kernel (id INTEGER PRIMARY KEY, target TEXT, slug TEXT, source_hash TEXT,
+  UNIQUE (slug, source_hash));
+CREATE TABLE compiled (kernel INTEGER, compiler TEXT, outcome TEXT, note TEXT, registers INTEGER,
+  spill_bytes INTEGER, cpu_seconds REAL, PRIMARY KEY (kernel, compiler));
+CREATE TABLE card (id INTEGER PRIMARY KEY, name TEXT, driver TEXT, UNIQUE (name, driver));
+CREATE TABLE size (id INTEGER PRIMARY KEY, batch INTEGER, seqlen_q INTEGER, seqlen_k INTEGER,
+  heads INTEGER, kv_heads INTEGER, UNIQUE (batch, seqlen_q, seqlen_k, heads, kv_heads));
+CREATE TABLE wrong (kernel INTEGER, card INTEGER, said TEXT, PRIMARY KEY (kernel, card));
+CREATE TABLE timed (kernel INTEGER, card INTEGER, size INTEGER, regime TEXT, round INTEGER,
+  seconds REAL, anchor_seconds REAL, mhz INTEGER,
+  PRIMARY KEY (kernel, card, size, regime, round));
+CREATE TABLE claim (job TEXT PRIMARY KEY, runner TEXT) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True)
+class CompiledRow:
+    """A compile result as it is kept."""
+
+    target: str
+    made: Compiled
+
+
+@dataclass(frozen=True)
+class TimedRow:
+    """A time as it is kept: of which source, on which card and driver."""
+
+    target: str
+    source_hash: str
+    card: str
+    driver: str
+    time: Time
+
+
+@dataclass(frozen=True)
+class WrongRow:
+    """What is wrong with a kernel, on a card and driver."""
+
+    target: str
+    slug: str
+    source_hash: str
+    card: str
+    driver: str
+    said: str
+
+
+class Store:
+    """An open file of results; use it as a context manager, from one thread."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        """Open or create.  Raises FagenError where it is no such file, or of another layout."""
+        self.path = path
+        self._token = secrets.token_hex(8)
+        self._lock: int | None = None
+        if read_only and not path.is_file():
+            raise FagenError(f"{path}: there is no such file")
+        if not read_only and not path.parent.is_dir():
+            raise FagenError(f"{path}: there is no folder {path.parent}")
+        try:
+            self._base = self._open(path, read_only)
+            found = self._one("PRAGMA user_version")
+        except sqlite3.Error as error:
+            raise FagenError(f"{path}: this is no file of search results: {error}") from None
+        if found != LAYOUT:
+            raise FagenError(f"{path}: results of layout {found}, not {LAYOUT}: use a new file")
+        if not read_only:
+            self._lock = os.open(self._runner_file(self._token), os.O_CREAT | os.O_RDWR)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop this process's claims; the last one out leaves one plain file, without a log."""
+        if self._lock is not None:
+            with self._change():
+                self._base.execute("DELETE FROM claim WHERE runner = ?", (self._token,))
+            with suppress(sqlite3.Error):  # another process has it open
+                self._base.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                self._base.execute("PRAGMA journal_mode = DELETE")
+            self._runner_file(self._token).unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = None
+        self._base.close()
+
+    def _open(self, path: Path, read_only: bool) -> sqlite3.Connection:
+        if read_only:
+            # a committed file may lie where nothing can be written, not even sqlite's own lock
+            alone = "" if Path(f"{path}-wal").exists() else "&immutable=1"
+            address = f"{path.absolute().as_uri()}?mode=ro{alone}"
+            return sqlite3.connect(address, uri=True, isolation_level=None)
+        base = sqlite3.connect(path, timeout=60, isolation_level=None)
+        base.execute("PRAGMA journal_mode = WAL")
+        base.execute("PRAGMA synchronous = NORMAL")
+        base.execute("BEGIN IMMEDIATE")
+        if not base.execute("SELECT 1 FROM sqlite_master").fetchone():
+            for statement in filter(str.strip, _SCHEMA.split(";")):
+                base.execute(statement)
+            base.execute(f"PRAGMA user_version = {LAYOUT}")
+        base.execute("COMMIT")
+        return base
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        self._base.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._base.execute("ROLLBACK")
+            raise
+        self._base.execute("COMMIT")
+
+    def _one(self, statement: str, *values: Any) -> Any:
+        row = self._base.execute(statement, values).fetchone()
+        return row[0] if row else None
+
+    # ---- claims
+
+    def claim(self, job: str) -> bool:
+        """Take a job, unless another process that is alive has it."""
+        with self._change():
+            owner = self._one("SELECT runner FROM claim WHERE job = ?", job)
+            if owner not in (None, self._token) and self._alive(owner):
+                return False
+            row = (job, self._token)
+            self._base.execute("INSERT OR REPLACE INTO claim VALUES (?, ?)", row)
+        return True
+
+    def release(self, jobs: Iterable[str]) -> None:
+        """Give jobs up."""
+        with self._change():
+            self._unclaim(jobs)
+
+    def _unclaim(self, jobs: Iterable[str]) -> None:
+        mine = [(job, self._token) for job in jobs]
+        self._base.executemany("DELETE FROM claim WHERE job = ? AND runner = ?", mine)
+
+    def _runner_file(self, token: str) -> Path:
+        return self.path.with_name(f"{self.path.name}-runner-{token}")
+
+    def _alive(self, token: str) -> bool:
+        try:
+            file = os.open(self._runner_file(token), os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(file)
+        self._runner_file(token).unlink(missing_ok=True)
+        return False
+
+    # ---- writing
+
+    def put_space(self, name: str, text: str) -> None:
+        """Keep what was asked for."""
+        with self._change():
+            self._base.execute("INSERT OR REPLACE INTO space VALUES (?, ?)", (name, text))
+
+    def put_survey(self, target: Target, found: Mapping[str, Any]) -> None:
+        """Keep how many points a target has, and why others are none."""
+        row = (str(target), json.dumps(found))
+        with self._change():
+            self._base.execute("INSERT OR REPLACE INTO survey VALUES (?, ?)", row)
+
+    def put_anchor(self, target: Target, card: tuple[str, str], slug: str) -> str:
+        """Keep the anchor of a target on a card and driver, unless there is one; return which."""
+        with self._change():
+            row = (str(target), *card, slug)
+            self._base.execute("INSERT OR IGNORE INTO anchor VALUES (?, ?, ?, ?)", row)
+        return self.anchors()[str(target), *card]
+
+    def put_compiled(self, target: Target, made: Compiled, job: str) -> None:
+        """Keep a compile result, and give its job up."""
+        with self._change():
+            kernel = self._kernel(str(target), made.slug, made.source_hash)
+            self._base.execute(
+                "INSERT OR IGNORE INTO compiled VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(kernel, made.compiler, made.outcome, made.note),
+                    *(made.registers, made.spill_bytes, round(made.cpu_seconds, 2)),
+                ),
+            )
+            self._unclaim([job])
+
+    def put_timed(
+        self,
+        target: Target,
+        card: tuple[str, str],
+        hashes: Mapping[str, str],
+        times: Iterable[Time],
+        wrong: Iterable[tuple[str, str]],
+        jobs: Iterable[str],
+    ) -> None:
+        """Keep a heat's times and give its jobs up; `hashes` are of the sources, by slug."""
+        with self._change():
+            self._base.execute("INSERT OR IGNORE INTO card (name, driver) VALUES (?, ?)", card)
+            on = self._one("SELECT id FROM card WHERE name = ? AND driver = ?", *card)
+            for time in times:
+                row = (
+                    self._kernel(str(target), time.slug, hashes.get(time.slug, "")),
+                    *(on, self._size(time.size), time.regime, time.round),
+                    *(_short(time.seconds), _short(time.anchor_seconds), time.sm_clock_mhz),
+                )
+                self._base.execute(
+                    "INSERT OR IGNORE INTO timed VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row
+                )
+            for slug, said in wrong:
+                kernel = self._kernel(str(target), slug, hashes[slug])
+                told = (kernel, on, said[:500])
+                self._base.execute("INSERT OR IGNORE INTO wrong VALUES (?, ?, ?)", told)
+            self._unclaim(jobs)
+
+    def _kernel(self, target: str, slug: str, source_hash: str) -> int:
+        """The number of a kernel; a peer has no source, and is another one in each target."""
+        slug = slug if source_hash else f"{slug} {target}"
+        self._base.execute(
+            "INSERT OR IGNORE INTO kernel (target, slug, source_hash) VALUES (?, ?, ?)",
+            (target, slug, source_hash),
+        )
+        asked = "SELECT id FROM kernel WHERE slug = ? AND source_hash = ?"
+        return int(self._one(asked, slug, source_hash))
+
+    def _size(self, size: Size) -> int:
+        row = (size.batch, size.seqlen_q, size.seqlen_k, size.heads, size.kv_heads)
+        names = "batch, seqlen_q, seqlen_k, heads, kv_heads"
+        self._base.execute(f"INSERT OR IGNORE INTO size ({names}) VALUES (?, ?, ?, ?, ?)", row)
+        asked = f"SELECT id FROM size WHERE ({names}) = (?, ?, ?, ?, ?)"
+        return int(self._one(asked, *row))
+
+    # ---- reading
+
+    def spaces(self) -> dict[str, str]:
+        """The spaces searched: their texts by name."""
+        return dict(self._base.execute("SELECT name, text FROM space"))
+
+    def surveys(self) -> dict[str, Any]:
+        """What was found in each target's space, by the target's name."""
+        rows = self._base.execute("SELECT target, found FROM survey")
+        return {target: json.loads(found) for target, found in rows}
+
+    def anchors(self) -> dict[tuple[str, str, str], str]:
+        """The anchor of each target on each card and driver."""
+        rows = self._base.execute("SELECT target, card, driver, slug FROM anchor")
+        return {(target, card, driver): slug for target, card, driver, slug in rows}
+
+    def compiled(self, since: int = 0) -> Iterator[tuple[int, CompiledRow]]:
+        """Compile results kept after number `since`, each with its own."""
+        rows = self._base.execute(
+            "SELECT c.rowid, k.target, k.slug, k.source_hash, c.compiler, c.outcome, c.note,"
+            " c.registers, c.spill_bytes, c.cpu_seconds"
+            " FROM compiled c JOIN kernel k ON k.id = c.kernel WHERE c.rowid > ? ORDER BY c.rowid",
+            (since,),
+        )
+        for number, target, *made in rows.fetchall():
+            yield number, CompiledRow(target, Compiled(*made))
+
+    def timed(self, since: int = 0) -> Iterator[tuple[int, TimedRow]]:
+        """Times kept after number `since`, each with its own."""
+        rows = self._base.execute(
+            "SELECT t.rowid, k.target, k.source_hash, c.name, c.driver, k.slug, s.batch,"
+            " s.seqlen_q, s.seqlen_k, s.heads, s.kv_heads, t.regime, t.round, t.seconds,"
+            " t.anchor_seconds, t.mhz FROM timed t JOIN kernel k ON k.id = t.kernel"
+            " JOIN card c ON c.id = t.card JOIN size s ON s.id = t.size"
+            " WHERE t.rowid > ? ORDER BY t.rowid",
+            (since,),
+        )
+        for number, target, source_hash, card, driver, slug, *rest in rows.fetchall():
+            time = Time(slug.partition(" ")[0], Size(*rest[:5]), *rest[5:])
+            yield number, TimedRow(target, source_hash, card, driver, time)
+
+    def wrong(self, since: int = 0) -> Iterator[tuple[int, WrongRow]]:
+        """Kernels found wrong after number `since`, each with its own."""
+        rows = self._base.execute(
+            "SELECT w.rowid, k.target, k.slug, k.source_hash, c.name, c.driver, w.said FROM wrong w"
+            " JOIN kernel k ON k.id = w.kernel JOIN card c ON c.id = w.card"
+            " WHERE w.rowid > ? ORDER BY w.rowid",
+            (since,),
+        )
+        for number, *row in rows.fetchall():
+            yield number, WrongRow(*row)
+
+    def cards(self) -> tuple[tuple[str, str], ...]:
+        """Every card and driver that something was timed on."""
+        return tuple(self._base.execute("SELECT name, driver FROM card ORDER BY id"))
+
+
+def _short(seconds: float) -> float:
+    return float(f"{seconds:.5g}")

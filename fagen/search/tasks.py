@@ -1,0 +1,251 @@
+"""The two kinds of work of a search, as functions that any process can run: compile, and time.
+
+What goes in and out is small and plain, so that it may travel to another machine and back.
+"""
+
+import hashlib
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fagen.build import build
+from fagen.build.store import locked
+from fagen.errors import BuildError, DeviceError, FagenError, VerificationError
+from fagen.paths import cache_folder
+from fagen.plan import plan
+from fagen.render import render
+from fagen.render import source_hash as hash_of_source
+from fagen.schedule import Schedule
+from fagen.search.cost import Size
+from fagen.search.space import Target
+from fagen.toolchain import find_toolchain
+
+GOOD = "good"
+FAILED = "failed"  # whatever was not foreseen
+# what a refused build's message says, and what that is called
+_OUTCOMES = {
+    "spilled": "spills",
+    "local memory": "spills",
+    "Potential Performance Loss": "serialises wgmma",
+    "injected in around line": "serialises wgmma",
+    "stack frame": "uses a stack frame",
+    "registers": "uses too many registers",
+}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What became of a schedule at the compiler: `outcome` is GOOD, or why it is not measured.
+
+    `library` is the kernel's path where it was compiled, `packed` the kernel itself where it has to
+    travel.
+    """
+
+    slug: str
+    source_hash: str
+    compiler: str
+    outcome: str
+    note: str = ""
+    registers: int | None = None  # in use by a consumer thread
+    spill_bytes: int | None = None
+    cpu_seconds: float = 0.0
+    library: str = ""
+    packed: bytes = b""
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Kernels to be timed side by side on one GPU: which, at which sizes, in which rounds.
+
+    With `check`, each is held against the reference first and left out where it is wrong.
+    """
+
+    target: Target
+    sizes: tuple[Size, ...]
+    anchor: Compiled
+    kernels: tuple[Compiled, ...]
+    regime: str
+    rounds: tuple[int, ...]
+    check: bool = False
+
+
+@dataclass(frozen=True)
+class Time:
+    """One round of one kernel, or of a peer by its name; seconds of one call."""
+
+    slug: str
+    size: Size
+    regime: str
+    round: int
+    seconds: float
+    anchor_seconds: float
+    sm_clock_mhz: int | None = None
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What a Heat found: times, and why some kernels have none; on which card and driver."""
+
+    card: str
+    driver: str
+    times: tuple[Time, ...]
+    wrong: tuple[tuple[str, str], ...] = ()  # slug, what is wrong with it
+
+
+# ---- compiling ----------------------------------------------------------------------------------
+
+
+def compile_kernel(slug: str) -> Compiled:
+    """Build a schedule's kernel, or find it in the cache.  Raises ToolchainError alone."""
+    planned = plan(Schedule.from_slug(slug))
+    source = render(planned)
+    try:
+        binary = build(source, planned, binding=False)
+    except BuildError as error:
+        note = _without_places(str(error))
+        found = (name for sign, name in _OUTCOMES.items() if sign in note)
+        return Compiled(slug, source.hash, compiler(), next(found, FAILED), note)
+    report = binary.report
+    return Compiled(
+        slug=slug,
+        source_hash=source.hash,
+        compiler=compiler(),
+        outcome=GOOD,
+        registers=(report.machine.consumer_registers or report.machine.registers)
+        if report.machine
+        else report.registers,
+        spill_bytes=report.spill_store_bytes,
+        cpu_seconds=binary.cpu_seconds,
+        library=str(binary.library),
+    )
+
+
+def source_hash(slug: str) -> str:
+    """The hash of a schedule's source as it is rendered today."""
+    return hash_of_source(plan(Schedule.from_slug(slug)))
+
+
+def compiler() -> str:
+    """The compiler and its version.  Raises ToolchainError where anything to build is missing."""
+    return f"nvcc {find_toolchain().nvcc_version}"
+
+
+def compile_to_send(slug: str) -> Compiled:
+    """As compile_kernel, with the kernel itself in the answer."""
+    made = compile_kernel(slug)
+    if made.outcome != GOOD:
+        return made
+    return replace(made, packed=zlib.compress(Path(made.library).read_bytes(), 1), library="")
+
+
+def _without_places(message: str) -> str:
+    """The compiler's own lines: no folder of this machine is kept."""
+    lines = message.partition("\nto repeat it:")[0].splitlines()[1:]
+    return "\n".join(line.strip() for line in lines)[:500]
+
+
+# ---- timing -------------------------------------------------------------------------------------
+
+
+def time_heat(heat: Heat, device: int = 0) -> Timed:
+    """Time the kernels of a heat on one GPU, which nobody else measures on meanwhile.
+
+    Raises DeviceError where there is no Hopper GPU, or where it no longer answers.
+    """
+    import torch
+
+    from fagen import measure
+    from fagen.measure import heats
+    from fagen.measure.shapes import Problem, Shape
+
+    torch.cuda.set_device(device)
+    card = measure.hopper()
+
+    def case(size: Size) -> Problem:
+        shape = Shape(size.batch, size.seqlen_q, size.seqlen_k, size.heads, size.kv_heads)
+        target = heat.target
+        return Problem(target.dtype, target.head_dim, target.head_dim_v, target.mask, shape)
+
+    def kernel(made: Compiled) -> heats.Kernel:
+        return heats.Kernel(made.slug, _library(made))
+
+    times: list[Time] = []
+    wrong: dict[str, str] = {}
+    with _gpu_to_oneself(heats.card_id(device)):
+        if heat.check:
+            for made in heat.kernels:
+                try:
+                    heats.quick_check(case(heat.sizes[0]), kernel(made))
+                except (VerificationError, DeviceError, ValueError) as error:
+                    wrong[made.slug] = str(error)
+        right = [kernel(made) for made in heat.kernels if made.slug not in wrong]
+        for size in heat.sizes:
+            laps = heats.heat(
+                case(size),
+                right,
+                kernel(heat.anchor),
+                regime=heats.HEAT_REGIMES[heat.regime],
+                rounds=heat.rounds,
+            )
+            times += [
+                Time(
+                    lap.name,
+                    size,
+                    heat.regime,
+                    lap.round,
+                    lap.seconds,
+                    lap.anchor_seconds,
+                    lap.sm_clock_mhz,
+                )
+                for lap in laps
+            ]
+    return Timed(card.name, card.driver, tuple(times), tuple(wrong.items()))
+
+
+def find_cards() -> tuple[int, ...]:
+    """The numbers of the Hopper GPUs of this machine.  Raises DeviceError where there is none."""
+    from fagen import measure
+    from fagen.measure import heats
+
+    found = tuple(index for index, card in enumerate(heats.cards()) if card)
+    if not found:
+        measure.hopper()  # says why
+    return found
+
+
+def card(device: int) -> tuple[str, str]:
+    """The name and the driver of a GPU."""
+    import torch
+
+    from fagen import measure
+
+    torch.cuda.set_device(device)
+    found = measure.hopper()
+    return found.name, found.driver
+
+
+def _library(made: Compiled) -> Path:
+    """Where a kernel lies on this machine; one that travelled is put into the cache."""
+    if not made.packed:
+        if not Path(made.library).is_file():
+            raise FagenError(f"{made.slug}: {made.library} is gone; was the cache pruned?")
+        return Path(made.library)
+    content = zlib.decompress(made.packed)
+    name = hashlib.sha256(content).hexdigest()[:16]
+    path = cache_folder() / "search" / name / f"{made.slug}.so"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as fresh:
+            fresh.write(content)
+        Path(fresh.name).replace(path)
+    return path
+
+
+@contextmanager
+def _gpu_to_oneself(card_id: str) -> Iterator[None]:
+    """Hold a GPU's lock: two searches on one machine take turns."""
+    with locked(cache_folder() / f"gpu-{card_id}.lock", lambda: None):
+        yield

@@ -1,0 +1,96 @@
+"""A recorded search that never was: a space in, a store out, times made up but like real ones."""
+
+import math
+import random
+from pathlib import Path
+
+from fagen.search.space import Space, Survey, parse_space, survey
+from fagen.search.store import Store
+from fagen.search.tasks import GOOD, Compiled, Time
+
+CARD = ("NVIDIA H200", "580.1")
+SPACE = """
+[attention]
+dtype = "fp16"
+head_dim = 128
+mask = ["full", "causal"]
+
+[[shapes]]
+seqlen = 512
+
+[[shapes]]
+seqlen = 2048
+
+[[shapes]]
+seqlen = 16384
+"""
+
+
+def space(text: str = SPACE) -> Space:
+    """Return a small space."""
+    return parse_space(text, "small.toml")
+
+
+def record(path: Path, kernels: int = 120, text: str = SPACE, seed: int = 0) -> Path:
+    """Write a store in which that many kernels of each target were compiled, and most timed.
+
+    A time is the prediction, off by what each key's value always costs, by a kernel's own luck, and
+    by a per cent of noise.
+    """
+    dice = random.Random(seed)
+    declared = space(text)
+    with Store(path) as store:
+        store.put_space(declared.where, declared.text)
+        for target in declared.targets():
+            found = survey(declared, target)
+            costs = {
+                (name, value): dice.gauss(0, 0.03)
+                for point in found.points
+                for name, value in zip(found.names, point.keys, strict=True)
+            }
+            points = dice.sample(found.points, min(kernels, len(found.points)))
+            luck = {point: dice.gauss(0, 0.01) for point in points}
+            anchor = points[0].seconds
+            for point in points:
+                schedule = found.schedule(point)
+                spills = dice.random() < 0.1
+                outcome = "spills" if spills and point is not points[0] else GOOD
+                made = Compiled(
+                    schedule.slug, f"hash of {schedule.slug}", "nvcc 13.0", outcome, "", 180, 0, 7.0
+                )
+                store.put_compiled(target, made, "")
+                if outcome != GOOD:
+                    continue
+                off = luck[point] + sum(
+                    costs[name, value] for name, value in zip(found.names, point.keys, strict=True)
+                )
+                times = [
+                    Time(
+                        schedule.slug,
+                        size,
+                        "brief",
+                        number,
+                        seconds * math.exp(off + dice.gauss(0, 0.005)),
+                        beside,
+                        1700,
+                    )
+                    for size, seconds, beside in zip(
+                        found.sizes, point.seconds, anchor, strict=True
+                    )
+                    for number in (0, 1)
+                ]
+                hashes = {schedule.slug: made.source_hash}
+                store.put_timed(target, CARD, hashes, times, [], [])
+            peers = [
+                Time("cudnn", size, "brief", number, beside * 1.05, beside, 1700)
+                for size, beside in zip(found.sizes, anchor, strict=True)
+                for number in (0, 1)
+            ]
+            store.put_timed(target, CARD, {}, peers, [], [])
+            store.put_anchor(target, CARD, found.schedule(points[0]).slug)
+    return path
+
+
+def recorded(found: Survey) -> int:
+    """Return how many points a survey has."""
+    return len(found.points)
