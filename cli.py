@@ -1,20 +1,27 @@
-"""The command line: words come in, fagen is called, an answer goes out.
+"""The command line: words come in, fagen is called, an answer goes out."""
 
-Every FagenError becomes its message on stderr and its exit code, in one place; with --json it is an
-object on stdout as well.
-"""
-
-import json
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
 from fagen import __version__
+from fagen.console import (
+    ALL,
+    INTERRUPTED,
+    JSON,
+    SCHEDULE,
+    SCHEDULES,
+    Commands,
+    DefaultCommand,
+    ShapeOption,
+    answer,
+    as_text,
+    keep_saying,
+    say,
+)
 from fagen.errors import DeviceError, FagenError, ToolchainError, VerificationError
 from fagen.paths import cache_folder, locate
 
@@ -26,117 +33,7 @@ if TYPE_CHECKING:  # a command imports what it runs and no more: torch alone tak
 
 Done = TypeVar("Done")
 
-INTERRUPTED = 130  # what a shell says of a program ended by Ctrl-C
-INTERNAL = 70  # a fault of fagen's own, as sysexits.h has it
-AS_JSON = "fagen.as_json"  # in click's context: whether --json was given
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-
-
-# ---- the frame -----------------------------------------------------------------------------------
-
-
-class Failure(click.ClickException):
-    """An error on its way out."""
-
-    def __init__(self, context: click.Context, error: Exception, told: str, code: int) -> None:
-        super().__init__(told)
-        self.exit_code = code  # type: ignore[misc]
-        self._record = {"error": type(error).__name__, "exit_code": code, "message": told}
-        self._as_json = context.meta.get(AS_JSON, False)
-
-    def show(self, file: Any = None) -> None:
-        """Print the message as it is: its lines begin with file:line where they can."""
-        if self._as_json:
-            click.echo(_json(self._record))
-        click.echo(self.message, err=True)
-
-
-class Commands(click.Group):
-    """The group in which an exception becomes a message and an exit code."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """List the commands as they are written here: in the order of the flow."""
-        return list(self.commands)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; what it raises leaves as Failure, except what click knows itself."""
-        try:
-            return super().invoke(ctx)
-        except FagenError as error:
-            raise Failure(ctx, error, str(error), error.exit_code) from error
-        except KeyboardInterrupt:
-            click.echo(err=True)  # ends the line with the terminal's ^C
-            ctx.exit(INTERRUPTED)
-        except (BrokenPipeError, click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
-        except OSError as error:
-            raise Failure(ctx, error, str(error), 1) from error
-        except ModuleNotFoundError as error:
-            told = f"{error.name} is not installed: python -m pip install {error.name}"
-            raise Failure(ctx, error, told, ToolchainError.exit_code) from error
-        except Exception as error:
-            if ctx.params["debug"]:
-                raise
-            told = (
-                f"fagen itself is at fault: {type(error).__name__}: {error}\n"
-                "  `fagen --debug` before the command shows where; please report it, with what "
-                "`fagen doctor` says"
-            )
-            raise Failure(ctx, error, told, INTERNAL) from error
-
-
-class ScheduleArgument(click.ParamType):  # type: ignore[type-arg]
-    """A schedule: the path of a TOML file, the slug of any schedule, or - for standard input."""
-
-    name = "schedule"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> "Schedule":
-        """Read it; ScheduleError says what is wrong with it."""
-        from fagen.schedule import Schedule, parse_schedule, read_schedule
-
-        if value == "-":
-            return parse_schedule(sys.stdin.read(), "stdin")
-        if value.endswith(".toml") or "/" in value or Path(value).exists():
-            return read_schedule(value)
-        own = locate("schedules") / f"{value}.toml"
-        return read_schedule(own) if own.exists() else Schedule.from_slug(value)
-
-    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-        """Offer the committed slugs, and files."""
-        slugs = [path.stem for path in sorted(locate("schedules").glob("*.toml"))]
-        offered = [CompletionItem(slug) for slug in slugs if slug.startswith(incomplete)]
-        return offered or [CompletionItem(incomplete, type="file")]
-
-
-class ShapeOption(click.ParamType):  # type: ignore[type-arg]
-    """The sizes of a problem, as five numbers."""
-
-    name = "B,H,Hk,Sq,Sk"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> "Shape":
-        """Read them; a usage error where they are not five positive numbers that go together."""
-        from fagen.measure import Shape
-
-        try:
-            batch, heads, kv_heads, seqlen_q, seqlen_k = map(int, value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not five numbers, as 4,16,16,4096,4096 is", param, ctx)
-        if min(batch, heads, kv_heads, seqlen_q, seqlen_k) < 1 or heads % kv_heads:
-            self.fail(f"{value!r}: all must be positive, and H a multiple of Hk", param, ctx)
-        return Shape(batch, seqlen_q, seqlen_k, heads, kv_heads)
-
-
-def _note_json(context: click.Context, _: click.Parameter, value: bool) -> bool:
-    context.meta[AS_JSON] = value
-    return value
-
-
-SCHEDULE = click.argument("schedule", type=ScheduleArgument())
-SCHEDULES = click.argument("schedules", type=ScheduleArgument(), nargs=-1)
-ALL = click.option("--all", "every", is_flag=True, help="Every schedule in schedules/.")
-JSON = click.option(
-    "--json", "as_json", is_flag=True, is_eager=True, callback=_note_json, help="Print JSON."
-)
 
 
 @click.group(cls=Commands, context_settings=SETTINGS)
@@ -176,7 +73,7 @@ def check(schedule: "Schedule", explain: bool, as_json: bool) -> None:
 
     made = plan.plan(schedule)
     told = plan.explain(made) if explain else made.ledger
-    _answer(as_json, report.plan_record(made), [f"{made.slug} fits", "", told])
+    answer(as_json, report.plan_record(made), [f"{made.slug} fits", "", told])
 
 
 @main.command()
@@ -216,15 +113,15 @@ def generate(
     if compare:
         faults = evidence.faults(sources)
         told = [str(fault) for fault in faults] or ["generated/ is as schedules/ want it"]
-        _answer(as_json, [asdict(fault) for fault in faults], told)
+        answer(as_json, [asdict(fault) for fault in faults], told)
         if faults:
             raise VerificationError(f"faults in generated/: {len(faults)}")
     elif folder:
         paths = [path for s in sources for path in flow.written(s, folder, binding=binding)]
-        _answer(as_json, paths, map(str, paths))
+        answer(as_json, paths, map(str, paths))
     else:
         texts = [s.kernel + s.binding if binding else s.kernel for s in sources]
-        _answer(as_json, [asdict(s) for s in sources], map(str.rstrip, texts))
+        answer(as_json, [asdict(s) for s in sources], map(str.rstrip, texts))
 
 
 @main.command()
@@ -248,10 +145,10 @@ def build(schedules: "Schedules", every: bool, binding: bool | None, as_json: bo
     from fagen import flow, report
 
     def make(schedule: "Schedule") -> Any:
-        return flow.built(schedule, binding=binding, progress=_say)
+        return flow.built(schedule, binding=binding, progress=say)
 
     made = _each("building", _chosen(schedules, every), make)
-    _answer(as_json, [asdict(binary) for _, binary in made], (report.built(*one) for one in made))
+    answer(as_json, [asdict(binary) for _, binary in made], (report.built(*one) for one in made))
 
 
 @main.command()
@@ -286,13 +183,13 @@ def verify(
 
     def prove(schedule: "Schedule") -> Any:
         folder = flow.evidence_folder(schedule, output)
-        made = flow.built(schedule, progress=_say)
+        made = flow.built(schedule, progress=say)
         if same_code:
             return flow.renewed(*made, folder)
-        return flow.verified(*made, folder, progress=_say)
+        return flow.verified(*made, folder, progress=say)
 
     found = _each("verifying", _chosen(schedules, every), prove)
-    _answer(as_json, [asdict(evidence) for evidence in found], map(report.proved, found))
+    answer(as_json, [asdict(evidence) for evidence in found], map(report.proved, found))
 
 
 @main.command()
@@ -335,7 +232,7 @@ def bench(
 
     flow.need_gpu()
     chosen = _chosen(schedules, every)
-    made = _each("building", chosen, lambda schedule: flow.built(schedule, progress=_say))
+    made = _each("building", chosen, lambda schedule: flow.built(schedule, progress=say))
     head_dim = chosen[0].attention.head_dim
     standard = [measure.standard_shape(head_dim, seqlen) for seqlen in seqlens]
     beside_fa3 = measure.installed("fa3") if fa3 is None else fa3
@@ -344,9 +241,125 @@ def bench(
         [*shapes, *standard] or [measure.standard_shape(head_dim)],
         peers=["cudnn", "fa2", *["fa3"] * beside_fa3, *["flex"] * flex],
         regimes=[measure.REGIMES[regime]] if regime else list(measure.REGIMES.values()),
-        progress=_say,
+        progress=say,
     )
-    _answer(as_json, [asdict(row) for row in rows], [measure.table(rows).rstrip()])
+    answer(as_json, [asdict(row) for row in rows], [measure.table(rows).rstrip()])
+
+
+@main.group(cls=DefaultCommand)
+def search() -> None:
+    """Find the fastest schedules of a declared space, on this machine's GPUs.
+
+    `fagen search SPACE…` means `fagen search run SPACE…`.
+
+    \b
+    Examples:
+      fagen search spaces/fwd_fp16_d128.toml --dry-run
+      fagen search spaces/fwd_fp16_d128.toml --minutes 20 --report search.html
+      fagen search report search.sqlite
+    """
+
+
+@search.command("run")
+@click.argument("spaces", type=click.Path(dir_okay=False, path_type=Path), nargs=-1, required=True)
+@click.option("--dry-run", is_flag=True, help="Only say what fits, and what is predicted best.")
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Stop after so long.")
+@click.option(
+    "--store",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("search.sqlite"),
+    show_default=True,
+    help="Where everything is kept; what is there is not done again.",
+)
+@click.option("--jobs", type=click.IntRange(1), help="Compile so many at once.")
+@click.option("--scheduler", metavar="ADDRESS", help="Work on a dask.distributed cluster.")
+@click.option(
+    "--replay",
+    "recorded",
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    help="Search over another store, without compiler and GPU.",
+)
+@click.option(
+    "--write",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write the best schedules and the dispatch table here.",
+)
+@click.option(
+    "--report", "page", type=click.Path(dir_okay=False, path_type=Path), help="Write HTML here."
+)
+@JSON
+def search_run(
+    spaces: tuple[Path, ...],
+    dry_run: bool,
+    minutes: float | None,
+    store: Path,
+    jobs: int | None,
+    scheduler: str | None,
+    recorded: Path | None,
+    folder: Path | None,
+    page: Path | None,
+    as_json: bool,
+) -> None:
+    """Search the SPACES.
+
+    Kernels are compiled in parallel, checked, and timed beside an anchor and cuDNN; most are soon
+    left behind. Ctrl-C shows the best so far, and the same command goes on from there. --write to
+    schedules/ of a checkout, or to ~/.config/fagen, whose table fagen.attention reads first.
+
+    \b
+    Examples:
+      fagen search run my.toml --minutes 5 --store my.sqlite
+      fagen search run my.toml --write ~/.config/fagen
+    """
+    from fagen import search as searching
+
+    declared = [searching.read_space(path) for path in spaces]
+    if dry_run:
+        found = list(searching.surveys(declared))
+        answer(as_json, found, (line for one in found for line in searching.surveyed(one)))
+        return
+    outcome = searching.search(
+        declared,
+        store,
+        minutes=minutes,
+        jobs=jobs,
+        scheduler=scheduler,
+        recorded=recorded,
+        say=keep_saying,
+    )
+    results = searching.found(store)
+    records = [searching.record(result) for result in results]
+    answer(as_json, records, (line for result in results for line in searching.told(result)))
+    if folder:
+        for path in searching.write(results, folder):
+            keep_saying(f"wrote {path}")
+    if page:
+        searching.write_report(store, page)
+    if outcome.interrupted:
+        click.get_current_context().exit(INTERRUPTED)
+
+
+@search.command("report")
+@click.argument("store", type=click.Path(dir_okay=False, exists=True, path_type=Path))
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The HTML file."
+)
+@JSON
+def search_report(store: Path, output: Path | None, as_json: bool) -> None:
+    """Say what STORE knows, and write it as one HTML page beside it.
+
+    \b
+    Examples:
+      fagen search report search.sqlite
+      fagen search report search.sqlite -o found.html --json
+    """
+    from fagen import search as searching
+
+    results = searching.found(store)
+    records = [searching.record(result) for result in results]
+    searching.write_report(store, output or store.with_suffix(".html"))
+    answer(as_json, records, (line for result in results for line in searching.told(result)))
 
 
 @main.command("list")
@@ -361,7 +374,7 @@ def list_(as_json: bool) -> None:
     from fagen import report
 
     listed = _each("looking at", _chosen((), every=True), report.listed)
-    _answer(as_json, listed, report.columns(listed))
+    answer(as_json, listed, report.columns(listed))
 
 
 @main.command()
@@ -377,7 +390,7 @@ def schema() -> None:
     """
     from fagen.schedule import json_schema
 
-    click.echo(_json(json_schema()))
+    click.echo(as_text(json_schema()))
 
 
 @main.group()
@@ -405,7 +418,7 @@ def cache_list(as_json: bool) -> None:
     from fagen import build, report
 
     entries = [report.cached(entry) for entry in build.cache_entries()]
-    _answer(as_json, entries, [str(cache_folder()), *report.columns(entries)])
+    answer(as_json, entries, [str(cache_folder()), *report.columns(entries)])
 
 
 @cache.command("prune")
@@ -426,7 +439,7 @@ def cache_prune(older_than: float | None, keep: int | None, every: bool, as_json
     seconds = None if older_than is None else older_than * 86_400
     removed = build.prune(older_than=seconds, keep=keep, everything=every)
     entries = [report.cached(entry) for entry in removed]
-    _answer(as_json, entries, [*report.columns(entries), f"removed: {len(entries)}"])
+    answer(as_json, entries, [*report.columns(entries), f"removed: {len(entries)}"])
 
 
 @main.command()
@@ -443,28 +456,13 @@ def doctor(as_json: bool) -> None:
     from fagen import report, toolchain
 
     findings = toolchain.doctor()
-    _answer(as_json, [asdict(finding) for finding in findings], map(report.found, findings))
+    answer(as_json, [asdict(finding) for finding in findings], map(report.found, findings))
     missing = [f.name for f in findings if not f.ok and f.needed_for in ("rendering", "building")]
     if missing:
         raise ToolchainError(f"no kernel can be built without {', '.join(missing)}")
 
 
 # ---- what the commands share ---------------------------------------------------------------------
-
-
-def _say(line: str) -> None:
-    """Show progress: on stderr, and only to a person."""
-    if sys.stderr.isatty():
-        click.secho(line, err=True, dim=True)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, indent=2, default=str, ensure_ascii=False)
-
-
-def _answer(as_json: bool, value: Any, lines: Iterable[str]) -> None:
-    """Print the answer: `value` as JSON, or else the lines."""
-    click.echo(_json(value) if as_json else "\n".join(lines))
 
 
 def _chosen(schedules: "Schedules", every: bool) -> "Schedules":
@@ -483,7 +481,7 @@ def _each(
     done: list[Done] = []
     failed: list[FagenError] = []
     for number, schedule in enumerate(schedules, 1):
-        _say(f"{doing} {schedule.slug} ({number} of {len(schedules)})")
+        say(f"{doing} {schedule.slug} ({number} of {len(schedules)})")
         try:
             done.append(work(schedule))
         except (ToolchainError, DeviceError):

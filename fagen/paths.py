@@ -1,6 +1,6 @@
 """Say where things lie: fagen's own files, the cache, programs; nothing else reads the environment.
 
-Variables read: FAGEN_CACHE, XDG_CACHE_HOME, FAGEN_CUTLASS, CUDA_HOME, PATH.
+Variables read: FAGEN_CACHE, XDG_CACHE_HOME, XDG_CONFIG_HOME, FAGEN_CUTLASS, CUDA_HOME, PATH.
 """
 
 import importlib.util
@@ -46,6 +46,13 @@ def cache_folder() -> Path:
     if shared := environment("XDG_CACHE_HOME"):
         return Path(shared).expanduser().absolute() / "fagen"
     return Path.home() / ".cache" / "fagen"
+
+
+def config_folder() -> Path:
+    """Return the folder of a user's own configuration; it may not exist."""
+    if shared := environment("XDG_CONFIG_HOME"):
+        return Path(shared).expanduser().absolute() / "fagen"
+    return Path.home() / ".config" / "fagen"
 
 
 def find_program(name: str) -> Path | None:

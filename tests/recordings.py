@@ -4,6 +4,7 @@ import math
 import random
 from pathlib import Path
 
+from fagen.search.run import summary
 from fagen.search.space import Space, Survey, parse_space, survey
 from fagen.search.store import Store
 from fagen.search.tasks import GOOD, Compiled, Time
@@ -40,9 +41,10 @@ def record(path: Path, kernels: int = 120, text: str = SPACE, seed: int = 0) -> 
     dice = random.Random(seed)
     declared = space(text)
     with Store(path) as store:
-        store.put_space(declared.where, declared.text)
+        store.put_space(declared.name, declared.text)
         for target in declared.targets():
             found = survey(declared, target)
+            store.put_survey(target, summary(found, declared))
             costs = {
                 (name, value): dice.gauss(0, 0.03)
                 for point in found.points

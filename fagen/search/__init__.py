@@ -1,1 +1,87 @@
-"""Find the fastest schedule for given shapes and a card: a declared space in, schedules out."""
+"""Find the fastest schedule for given shapes and a card: a declared space in, schedules out.
+
+`search` does it all; what it found is in a file, which `found` reads.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from fagen.search import replay
+from fagen.search.lab import REAL, Lab, LocalLab
+from fagen.search.report import write_report
+from fagen.search.results import Result, record, results, surveyed, told, write
+from fagen.search.run import Outcome, Search, summary
+from fagen.search.space import Space, Survey, read_space, survey
+from fagen.search.store import Store
+
+__all__ = [
+    "Outcome",
+    "Result",
+    "Space",
+    "found",
+    "read_space",
+    "record",
+    "search",
+    "surveyed",
+    "surveys",
+    "told",
+    "write",
+    "write_report",
+]
+
+
+def search(
+    spaces: Sequence[Space],
+    store: Path,
+    *,
+    minutes: float | None = None,
+    jobs: int | None = None,
+    scheduler: str | None = None,
+    recorded: Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Outcome:
+    """Search spaces, and keep what is found in `store`; what is there already is not done again.
+
+    It ends when every target's leader is known beyond the noise, after `minutes`, or at Ctrl-C.
+    `jobs` kernels are compiled at once, by default one for each processor; `scheduler` is the
+    address of a dask.distributed scheduler whose workers do the work instead; `recorded` is another
+    store, to search over without compiler and GPU.
+
+    Raises DeviceError without a Hopper GPU, ToolchainError without a compiler, FagenError where the
+    store cannot be used.
+    """
+    only: Callable[[Survey], Survey] = lambda survey: survey  # noqa: E731
+    if recorded:
+        only = partial(replay.only_recorded, recorded)
+    with Store(store) as kept, _lab(jobs, scheduler, recorded) as lab:
+        return Search(spaces, lab, kept, minutes=minutes, say=say, only=only).run()
+
+
+def surveys(spaces: Sequence[Space]) -> Iterator[dict[str, object]]:
+    """Yield what each target's space holds, without compiling or timing anything."""
+    for space in spaces:
+        for target in space.targets():
+            yield summary(survey(space, target), space)
+
+
+def found(store: Path) -> tuple[Result, ...]:
+    """Read what a store knows.  Raises FagenError where it is none."""
+    with Store(store, read_only=True) as kept:
+        return results(kept)
+
+
+@contextmanager
+def _lab(jobs: int | None, scheduler: str | None, recorded: Path | None) -> Iterator[Lab]:
+    work = replay.work(recorded) if recorded else REAL
+    if scheduler:
+        from fagen.search.cluster import ClusterLab
+
+        lab: Lab = ClusterLab(scheduler, work)
+    else:
+        lab = LocalLab(work, jobs=jobs)
+    try:
+        yield lab
+    finally:
+        lab.close()

@@ -66,7 +66,7 @@ class Search:
         self._told = 0.0
         self._contests = []
         for space in spaces:
-            store.put_space(space.where, space.text)
+            store.put_space(space.name, space.text)
             for target in space.targets():
                 found = only(survey(space, target))
                 store.put_survey(target, summary(found, space))
@@ -255,7 +255,8 @@ def anchors(found: Survey, effort: Effort) -> list[str]:
 def summary(found: Survey, space: Space) -> dict[str, Any]:
     """What a store keeps of a survey: counts, reasons, the predicted best."""
     return {
-        "space": space.where,
+        "space": space.name,
+        "target": asdict(found.target),
         "total": found.total,
         "fit": len(found.points),
         "refused": [[r.reason, r.points, r.example] for r in found.refusals],

@@ -130,6 +130,11 @@ class Space:
     shapes: tuple[Shape, ...]
     effort: Effort
 
+    @property
+    def name(self) -> str:
+        """What to call it where the folder it lies in is nobody's concern."""
+        return Path(self.where).name
+
     def targets(self) -> tuple[Target, ...]:
         """What is to be computed: every combination of what [attention] says."""
         v = self.values.get("head_dim_v", (None,))

@@ -1,0 +1,145 @@
+"""Read and write dispatch tables: which kernel for which problem, key length and card.
+
+fagen's own table lies in schedules/, a user's in the folder of their configuration; a row of the
+latter goes before one of the former.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from fagen.errors import ScheduleError
+from fagen.paths import config_folder, locate
+from fagen.schedule import Schedule
+from fagen.toml_lines import Origin, read_toml
+from fagen.vocab import DTYPES, MASKS
+
+NAME = "dispatch.toml"
+_KEYS = {"card": str, "dtype": str, "head_dim": int, "mask": str, "slug": str}
+_MAY = {"head_dim_v": int, "from": int, "to": int}
+
+
+@dataclass(frozen=True, order=True)
+class Row:
+    """For keys sequences from `least` to `most` long, on this card, the kernel is `slug`."""
+
+    card: str
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    mask: str
+    least: int
+    most: float  # infinity where there is no end
+    slug: str
+
+    @property
+    def problem(self) -> tuple[str, int, int, str]:
+        """What is computed: dtype, both head dims, mask."""
+        return self.dtype, self.head_dim, self.head_dim_v, self.mask
+
+
+def rows_for(dtype: str, head_dim: int, head_dim_v: int, mask: str, card: str) -> tuple[Row, ...]:
+    """The rows for a problem by rising key length, which leave no length out; () if there are none.
+
+    Rows of this card go before those of another, a user's before fagen's.  Raises ScheduleError
+    where a table is wrong.
+    """
+    problem = dtype, head_dim, head_dim_v, mask
+    for table in (table_at(config_folder() / NAME), table_at(locate("schedules") / NAME)):
+        fitting = [row for row in table if row.problem == problem]
+        here = [row for row in fitting if row.card == card]
+        others = [row for row in fitting if fitting and row.card == fitting[0].card]
+        if chosen := sorted(here or others, key=lambda row: row.least):
+            return tuple(chosen)
+    return ()
+
+
+@cache
+def table_at(path: Path) -> tuple[Row, ...]:
+    """Read a table; one that is not there is empty.  Raises ScheduleError, with the line."""
+    if not path.is_file():
+        return ()
+    tables, origin = read_toml(path.read_text(encoding="utf-8"), str(path))
+    listed = tables.pop("kernel", [])
+    if tables or not isinstance(listed, list):
+        raise ScheduleError(f"{path}: a dispatch table has [[kernel]] tables, and nothing else")
+    rows = tuple(_row(table, number, origin) for number, table in enumerate(listed, 1))
+    for first, second in _neighbours(rows):
+        if second.least != first.most + 1:
+            raise ScheduleError(
+                f"{path}: {first.slug} ends at {first.most:g} keys and {second.slug} begins at "
+                f"{second.least}: every length belongs to one of them"
+            )
+    return rows
+
+
+def _neighbours(rows: Sequence[Row]) -> Iterable[tuple[Row, Row]]:
+    for first, second in pairwise(sorted(rows)):
+        if (first.card, first.problem) == (second.card, second.problem):
+            yield first, second
+
+
+def _row(table: Any, number: int, origin: Origin) -> Row:
+    def wrong(said: str) -> ScheduleError:
+        return ScheduleError(f"{origin.where}: [[kernel]] number {number}: {said}")
+
+    if not isinstance(table, dict):
+        raise wrong("is no table")
+    for key, kind in _KEYS.items():
+        if not isinstance(table.get(key), kind):
+            raise wrong(f"{key} is missing, or not {'a whole number' if kind is int else 'text'}")
+    for key in table.keys() - _KEYS.keys():
+        if key not in _MAY or not isinstance(table[key], int):
+            raise wrong(f"{key} is not one of {', '.join((*_KEYS, *_MAY))}, or no whole number")
+    if table["dtype"] not in DTYPES or table["mask"] not in MASKS:
+        raise wrong(f"there is no {table['dtype']} with {table['mask']}")
+    row = Row(
+        card=table["card"],
+        dtype=table["dtype"],
+        head_dim=table["head_dim"],
+        head_dim_v=int(table.get("head_dim_v", table["head_dim"])),
+        mask=table["mask"],
+        least=table.get("from", 0),
+        most=table.get("to", math.inf),
+        slug=table["slug"],
+    )
+    asked = Schedule.from_slug(row.slug).attention
+    if (asked.dtype, asked.head_dim, asked.head_dim_v, asked.mask) != row.problem:
+        raise wrong(f"{row.slug} computes something else")
+    if not 0 <= row.least <= row.most:
+        raise wrong(f"from {row.least} to {row.most:g} is no range")
+    return row
+
+
+def written(rows: Iterable[Row]) -> str:
+    """Return a table's text."""
+    lines = [
+        "# Which kernel for which problem and number of keys, as measured on a card. Written by",
+        "# `fagen search --write`; a table like this in your configuration folder goes before it.",
+    ]
+    for row in sorted(rows):
+        lines += ["", "[[kernel]]", f"card = {json.dumps(row.card)}"]
+        lines += [f"dtype = {json.dumps(row.dtype)}", f"head_dim = {row.head_dim}"]
+        if row.head_dim_v != row.head_dim:
+            lines.append(f"head_dim_v = {row.head_dim_v}")
+        lines.append(f"mask = {json.dumps(row.mask)}")
+        if row.least:
+            lines.append(f"from = {row.least}")
+        if math.isfinite(row.most):
+            lines.append(f"to = {row.most:.0f}")
+        lines.append(f"slug = {json.dumps(row.slug)}")
+    return "\n".join(lines) + "\n"
+
+
+def update(path: Path, rows: Sequence[Row]) -> None:
+    """Put rows into the table at `path`, in place of those of the same card and problem."""
+    new = {(row.card, row.problem) for row in rows}
+    kept = [row for row in table_at(path) if (row.card, row.problem) not in new]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(written([*kept, *rows]), encoding="utf-8")
+    table_at.cache_clear()

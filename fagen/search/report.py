@@ -1,0 +1,7 @@
+"""x."""
+
+from pathlib import Path
+
+
+def write_report(store: Path, path: Path) -> None:
+    """Write."""

@@ -1,0 +1,249 @@
+"""Say what a store's times mean: leaders, which kernel for which length, schedules to write."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from fagen import dispatch_table
+from fagen.schedule import Schedule
+from fagen.schedule.keys import SECTIONS
+from fagen.search.choice import spearman
+from fagen.search.cost import Size, seconds
+from fagen.search.marks import BRIEF, LONG, Lead, Marks
+from fagen.search.space import Target, mean
+from fagen.search.store import Store
+from fagen.search.tasks import GOOD, Compiled
+
+WORTH = 0.01  # by which a kernel must be faster at one size to be preferred there
+
+
+@dataclass(frozen=True)
+class Result:
+    """All that is known of one target on one card."""
+
+    target: Target
+    card: str
+    driver: str
+    survey: dict[str, Any]  # see run.summary
+    sizes: tuple[Size, ...]
+    marks: Marks
+    compiled: tuple[Compiled, ...]
+    wrong: dict[str, str]
+    anchor: str | None
+
+    @property
+    def lead(self) -> Lead | None:
+        """The fastest kernel of all."""
+        return self.marks.leader()
+
+    @property
+    def correlation(self) -> float | None:
+        """Rank correlation of predicted and measured times; None of fewer than two kernels."""
+        pairs = self.pairs()
+        return spearman([pair[1:] for pair in pairs]) if len(pairs) > 1 else None
+
+    def pairs(self) -> list[tuple[str, float, float]]:
+        """Each timed kernel with its predicted and its measured time: weighted means, seconds."""
+        found = []
+        for slug in self.marks.slugs():
+            measured = [self.marks.seconds(slug, size) for size in self.sizes]
+            known = [one for one in measured if one is not None]
+            found.append((slug, predicted(slug, self.sizes), mean(known, self.sizes)))
+        return found
+
+    def ranges(self) -> list[tuple[int, float, str]]:
+        """Which kernel is to be used from how many keys to how many.
+
+        It is the fastest of all, but where another is faster by more than the noise and than WORTH.
+        """
+        lead = self.lead
+        square = [size for size in self.sizes if size.seqlen_q == size.seqlen_k]
+        if lead is None or not square:
+            return []
+        chosen = [
+            (size.seqlen_k, self._best_at(size, lead.slug))
+            for size in sorted(square, key=lambda size: size.seqlen_k)
+        ]
+        runs = [[*run] for _, run in groupby(chosen, key=lambda one: one[1])]
+        found: list[tuple[int, float, str]] = []
+        least = 0
+        for run, after in zip(runs, [*runs[1:], None], strict=True):
+            most = math.isqrt(run[-1][0] * after[0][0]) if after else math.inf
+            found.append((least, most, run[0][1]))
+            least = 0 if math.isinf(most) else int(most) + 1
+        return found
+
+    def _best_at(self, size: Size, leader: str) -> str:
+        lead = self.marks.lead_at(size)
+        regime = LONG if self.marks.rounds(leader, size, LONG) else BRIEF
+        if lead is None or lead.slug == leader:
+            return leader
+        ours, theirs = (self.marks.at(slug, size, regime) for slug in (leader, lead.slug))
+        if ours is None or theirs is None or ours - theirs < max(WORTH, 2 * lead.error):
+            return leader
+        return lead.slug
+
+    def rows(self) -> list[dispatch_table.Row]:
+        """The rows of a dispatch table that say so."""
+        t = self.target
+        return [
+            dispatch_table.Row(
+                self.card, t.dtype, t.head_dim, t.head_dim_v, t.mask, least, most, slug
+            )
+            for least, most, slug in self.ranges()
+        ]
+
+
+def predicted(slug: str, sizes: Sequence[Size]) -> float:
+    """A schedule's predicted time: the weighted mean over the sizes, in seconds."""
+    values = Schedule.from_slug(slug).values()
+    return mean([seconds(values, size) for size in sizes], sizes)
+
+
+def results(store: Store) -> tuple[Result, ...]:
+    """Read a store: a Result for each target that was surveyed, on each card.
+
+    Where a kernel was rendered anew since, only the last source counts.
+    """
+    latest: dict[str, Compiled] = {}
+    target_of: dict[str, str] = {}
+    for _, row in store.compiled():
+        latest[row.made.slug] = row.made
+        target_of[row.made.slug] = row.target
+    timed = [row for _, row in store.timed()]
+    found = []
+    for name, survey in store.surveys().items():
+        sizes = tuple(Size(**size) for size in survey["sizes"])
+        for card, driver in store.cards() or [("no card", "")]:
+            marks = Marks(sizes)
+            for one in timed:
+                here = (one.target, one.card, one.driver) == (name, card, driver)
+                made = latest.get(one.time.slug)
+                if here and (made is None or made.source_hash == one.source_hash):
+                    marks.add(one.time)
+            wrong = {
+                row.slug: row.said
+                for _, row in store.wrong()
+                if (row.card, row.driver) == (card, driver) and target_of.get(row.slug) == name
+            }
+            found.append(
+                Result(
+                    target=Target(**survey["target"]),
+                    card=card,
+                    driver=driver,
+                    survey=survey,
+                    sizes=sizes,
+                    marks=marks,
+                    compiled=tuple(m for s, m in latest.items() if target_of[s] == name),
+                    wrong=wrong,
+                    anchor=store.anchors().get((name, card, driver)),
+                )
+            )
+    return tuple(sorted(found, key=lambda r: (r.target, r.card)))
+
+
+# ---- writing ------------------------------------------------------------------------------------
+
+
+def write(found: Sequence[Result], folder: Path) -> list[Path]:
+    """Write the best schedules as TOML, and the dispatch table with them; return the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    rows = [row for result in found for row in result.rows()]
+    for result in found:
+        for slug in dict.fromkeys(row.slug for row in result.rows()):
+            path = folder / f"{slug}.toml"
+            if not path.exists():  # what someone wrote about it is kept
+                path.write_text(toml(slug, _why(result, slug)), encoding="utf-8")
+                paths.append(path)
+    table = folder / dispatch_table.NAME
+    dispatch_table.update(table, rows)
+    return [*paths, table]
+
+
+def _why(result: Result, slug: str) -> str:
+    over = result.marks.over_peer(slug)
+    peer = f", {over:.2f} × cuDNN" if over else ""
+    return f"Found by `fagen search` on {result.card}{peer}."
+
+
+def toml(slug: str, why: str) -> str:
+    """Return a schedule's TOML: the keys that say something."""
+    settings = Schedule.from_slug(slug).settings()
+    lines = ["#:schema schedule.schema.json", f"# {why}"]
+    for section in dict.fromkeys(SECTIONS.values()):
+        said = {key: value for key, value in settings.items() if SECTIONS[key] == section}
+        if said:
+            lines += ["", f"[{section}]", *(f"{k} = {json.dumps(v)}" for k, v in said.items())]
+    return "\n".join(lines) + "\n"
+
+
+# ---- telling ------------------------------------------------------------------------------------
+
+
+def told(result: Result) -> Iterator[str]:
+    """Yield lines: how far the search came, the leader, and where another is faster."""
+    good = sum(made.outcome == GOOD for made in result.compiled)
+    marks, lead = result.marks, result.lead
+    yield (
+        f"{result.target} on {result.card}: {result.survey['fit']:,} of "
+        f"{result.survey['total']:,} points fit; {len(result.compiled)} compiled, {good} well, "
+        f"{len(marks.slugs())} timed"
+    )
+    if result.correlation is not None:
+        yield f"  prediction and measurement: rank correlation {result.correlation:.2f}"
+    if lead is None:
+        yield "  nothing was timed at every shape yet"
+        return
+    faster = math.exp(-(marks.mark(lead.slug) or 0.0))
+    over = marks.over_peer(lead.slug)
+    yield f"  {lead.slug}: {faster:.3f} × {result.anchor or 'the anchor'}" + (
+        f", {over:.3f} × cuDNN" if over else ""
+    )
+    if lead.second:
+        sure = "more than the noise" if lead.sure else "within the noise"
+        yield f"  ahead of {lead.second} by {lead.lead:.1%} ± {lead.error:.1%}: {sure}"
+    for least, most, slug in result.ranges():
+        if slug != lead.slug:
+            upto = f"to {most:.0f}" if math.isfinite(most) else "on"
+            yield f"  from {least} keys {upto}: {slug}"
+
+
+def record(result: Result) -> dict[str, Any]:
+    """What is known of a target, for JSON."""
+    marks, lead = result.marks, result.lead
+    return {
+        "target": str(result.target),
+        "card": result.card,
+        "driver": result.driver,
+        "points": result.survey["total"],
+        "fit": result.survey["fit"],
+        "compiled": len(result.compiled),
+        "timed": len(marks.slugs()),
+        "correlation": result.correlation,
+        "anchor": result.anchor,
+        "leader": lead and lead.slug,
+        "lead": lead and lead.second and lead.lead,
+        "lead_error": lead and lead.error,
+        "over_anchor": lead and math.exp(-(marks.mark(lead.slug) or 0.0)),
+        "over_cudnn": lead and marks.over_peer(lead.slug),
+        "ranges": [
+            [least, most if math.isfinite(most) else None, s] for least, most, s in result.ranges()
+        ],
+    }
+
+
+def surveyed(survey: dict[str, Any]) -> Iterator[str]:
+    """Yield lines on a survey: what was refused and why, what remains, the predicted best."""
+    t = survey["target"]
+    yield f"{Target(**t)}: {survey['total']:,} points, {survey['fit']:,} fit"
+    for reason, points, example in survey["refused"]:
+        yield f"  {points:>7,} refused: {reason}"
+        yield f"          such as {example}"
+    yield f"  predicted best, mean over {len(survey['sizes'])} shapes:"
+    for slug, time in survey["predicted"]:
+        yield f"  {time * 1e6:>9.1f} µs  {slug}"
