@@ -72,11 +72,28 @@ def work(path: Path | str, pace: float = 0.0) -> Work:
 
 
 def only_recorded(path: Path | str, survey: Survey) -> Survey:
-    """Leave a survey the points that were recorded."""
-    known = recording(str(Path(path).absolute())).slugs(str(survey.target))
+    """Leave a survey the points that were recorded, at the sizes that were.
+
+    Raises FagenError where there is none of them.
+    """
+    recorded = recording(str(Path(path).absolute()))
+    there = {
+        size
+        for (_, target), by_size in recorded.times.items()
+        if target == str(survey.target)
+        for size in by_size
+    }
+    kept = [at for at, size in enumerate(survey.sizes) if str(size) in there]
     keys_of = Chooser(survey, 1.0).keys
-    recorded = {keys_of(Schedule.from_slug(slug)) for slug in known}
-    return replace(survey, points=tuple(p for p in survey.points if p.keys in recorded))
+    known = {keys_of(Schedule.from_slug(s)) for s in recorded.slugs(str(survey.target))}
+    points = tuple(
+        replace(point, seconds=tuple(point.seconds[at] for at in kept))
+        for point in survey.points
+        if point.keys in known
+    )
+    if not kept or not points:
+        raise FagenError(f"{path}: nothing of {survey.target} was recorded there")
+    return replace(survey, sizes=tuple(survey.sizes[at] for at in kept), points=points)
 
 
 def _compile(path: str, pace: float, slug: str) -> Compiled:

@@ -170,7 +170,10 @@ class Search:
                 f"a GPU is {' with driver '.join(card)}, another "
                 f"{' with driver '.join(self._lab.card)}: search one kind at a time"
             )
-        self._store.put_timed(contest.target, card, hashes, found.times, found.wrong, jobs_of(heat))
+        wrong = {**_untimed(heat, found), **dict(found.wrong)}
+        self._store.put_timed(
+            contest.target, card, hashes, found.times, wrong.items(), jobs_of(heat)
+        )
         if heat.anchor.slug in hashes and found.times:
             kept = self._store.put_anchor(contest.target, card, heat.anchor.slug)
             contest.fix_anchor(kept)
@@ -217,12 +220,25 @@ class Search:
                     break
 
 
+def _untimed(heat: Heat, found: Timed) -> dict[str, str]:
+    """The kernels of which a time is missing: to ask again would not bring it."""
+    there = {(one.slug, one.size, one.round) for one in found.times}
+    return {
+        made.slug: f"no time came back at {size}"
+        for made in heat.kernels
+        for size in heat.sizes
+        for number in heat.rounds
+        if (made.slug, size, number) not in there
+    }
+
+
 def standing(contest: Contest) -> str:
     """One line on how a contest stands."""
     entries = contest.entries.values()
     compiled = sum(entry.made is not None for entry in entries)
     bad = sum(entry.made is not None and not entry.good for entry in entries)
-    stage = f"{STAGES[contest.stage].regime} {contest.stage + 1}/{len(STAGES)}"
+    at = min(contest.stage, len(STAGES) - 1)
+    stage = f"{STAGES[at].regime} {at + 1}/{len(STAGES)}"
     line = (
         f"{contest.target}: {compiled} compiled ({bad} unfit), {contest.timed} timed, "
         f"{contest.left()} left to try, {'done' if contest.done else stage}"

@@ -1,0 +1,112 @@
+"""Timing side by side, without a GPU: what is run, in which order, and what it is held against."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from fagen import emulator
+from fagen.errors import VerificationError
+from fagen.measure import heats, shapes
+from fagen.measure.heats import BRIEF, CUDNN, Kernel
+from fagen.measure.shapes import Problem, Shape
+from fagen.measure.timing import Call
+
+CASE = Problem("fp16", 64, 64, "causal", Shape(1, 64, 64, 2, 2))
+ANCHOR = Kernel("anchor", Path("anchor.so"))
+
+
+class Clock:
+    def mhz(self):
+        return 1_700
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """A device that does nothing but note what it is given; the anchor takes a second longer each.
+
+    `slow` names kernels that give wrong numbers.
+    """
+
+    class Device:
+        ran: list[str]
+        wrong: set[str]
+
+    made = Device()
+    made.ran, made.wrong = [], set()
+    calls = {}
+
+    def bind(slug, library, q, k, v, out, lse, scale):
+        def launch():
+            made.ran.append(slug)
+            exact, exact_lse = emulator.reference(q, k, v, causal=CASE.causal, scale=scale)
+            out.copy_(exact * (2 if slug in made.wrong else 1))
+            lse.copy_(exact_lse)
+
+        return launch
+
+    def time_round(call, regime, each, clock):
+        before = len(made.ran)
+        call.run()
+        calls[id(call)] = made.ran[before] if len(made.ran) > before else CUDNN
+        return float(len(made.ran)), [1_700]
+
+    monkeypatch.setattr(heats.op, "bind_kernel", bind)
+    monkeypatch.setattr(heats, "time_round", time_round)
+    monkeypatch.setattr(heats, "estimate", lambda call: 1e-3)
+    monkeypatch.setattr(heats, "Clock", Clock)
+    monkeypatch.setattr(heats, "inputs", partial(shapes.inputs, device="cpu"))
+
+    def exact(case):
+        q, k, v = heats._inputs(case)
+        scale = shapes.softmax_scale(case.head_dim)
+        return emulator.reference(q, k, v, causal=case.causal, scale=scale)[0].half()
+
+    monkeypatch.setattr(heats, "_expected", exact)
+    monkeypatch.setattr(heats, "_cudnn", lambda case: None)
+    monkeypatch.setattr(heats, "_known", {})
+    heats._inputs.cache_clear()
+    yield made
+    heats._inputs.cache_clear()
+
+
+def kernels(count):
+    return [Kernel(f"k{i}", Path(f"k{i}.so")) for i in range(count)]
+
+
+def test_every_kernel_runs_in_every_round_with_the_anchor_before_and_after_each_group(device):
+    laps = heats.heat(CASE, kernels(6), ANCHOR, regime=BRIEF, rounds=(0, 1))
+    assert sorted((lap.name, lap.round) for lap in laps) == [
+        (f"k{i}", n) for i in range(6) for n in (0, 1)
+    ]
+    assert device.ran.count("anchor") == 2 * 3
+    assert device.ran[0] == device.ran[5] == device.ran[8] == "anchor"
+
+
+def test_the_order_differs_from_round_to_round_and_is_repeatable(device):
+    first = heats.heat(CASE, kernels(8), ANCHOR, regime=BRIEF, rounds=(0, 1))
+    again = heats.heat(CASE, kernels(8), ANCHOR, regime=BRIEF, rounds=(0, 1))
+    names = [lap.name for lap in first]
+    assert names == [lap.name for lap in again]
+    assert names[:8] != names[8:]
+
+
+def test_a_time_stands_beside_the_faster_anchor_next_to_it(device):
+    laps = heats.heat(CASE, kernels(2), ANCHOR, regime=BRIEF, rounds=(0,))
+    assert [lap.anchor_seconds for lap in laps] == [1.0, 1.0]  # the later one took 4
+    assert [lap.sm_clock_mhz for lap in laps] == [1_700, 1_700]
+
+
+def test_cudnn_runs_along_where_it_can(device, monkeypatch):
+    monkeypatch.setattr(heats, "_cudnn", lambda case: Call(lambda: torch.zeros(1)))
+    laps = heats.heat(CASE, kernels(2), ANCHOR, regime=BRIEF, rounds=(0,))
+    assert {lap.name for lap in laps} == {"k0", "k1", CUDNN}
+
+
+def test_a_right_kernel_passes_the_quick_check_and_a_wrong_one_does_not(device):
+    right, wrong = kernels(2)
+    heats.quick_check(CASE, right)
+    device.wrong.add("k1")
+    with pytest.raises(VerificationError, match="error .* is allowed"):
+        heats.quick_check(CASE, wrong)
