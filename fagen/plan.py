@@ -56,6 +56,7 @@ class Plan:
     order: str
     persistent: bool
     longest_first: bool
+    cluster: int  # thread blocks that share K and V
     l2_share_bytes: int  # of the L2 cache, for the K and V that blocks share
     max_spill_bytes: int  # per thread
 
@@ -133,6 +134,7 @@ def plan(schedule: Schedule) -> Plan:
         order=order.name,
         persistent=order.persistent,
         longest_first=order.longest_first,
+        cluster=schedule.grid.cluster,
         l2_share_bytes=SM90.l2_bytes // 2,  # each half holds its own copy of what both halves read
         max_spill_bytes=schedule.build.max_spill_bytes,
         qk_swizzle=qk_swizzle,

@@ -123,7 +123,6 @@ SWIZZLES = (
 # values that are thought of but not there yet, and what a user is told of them
 LATER: Mapping[tuple[str, object], str] = {
     ("dtype", "e4m3"): "fp8 comes with a later release",
-    ("cluster", 2): "sharing K and V by multicast comes with a later release",
 }
 
 

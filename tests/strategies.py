@@ -28,7 +28,6 @@ def schedules(draw: st.DrawFn) -> Schedule:
         "p": st.sampled_from(["registers", "shared"]),
         "rescale_threshold": st.integers(0, 120).map(lambda n: n / 8),
         "order": st.sampled_from(["persistent", "lpt", "single"]),
-        "cluster": st.just(1),
         "max_spill_bytes": st.integers(0, 4096),
     }
     registers = st.integers(3, 32).map(lambda n: n * 8)
@@ -36,4 +35,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     if keys.get("producer") != "none":
         names = ("producer_registers", "consumer_registers")
         keys |= draw(st.fixed_dictionaries({}, optional=dict.fromkeys(names, registers)))
+    pairs = keys["mask"] == "full" and keys.get("producer") != "none"
+    if pairs and keys.get("order", "persistent") == "persistent":
+        keys |= draw(st.fixed_dictionaries({}, optional={"cluster": st.integers(1, 2)}))
     return Schedule.make(**keys)

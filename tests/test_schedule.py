@@ -183,7 +183,7 @@ blok_n = 3
 rescale_threshold = nan
 stages = 2
 [grid]
-cluster = 2
+cluster = 3
 [overlap]
 intra_warpgroup = 1
 """
@@ -210,8 +210,23 @@ intra_warpgroup = 1
     assert "tile.blok_n is not a key of [tile]; did you mean block_n?" in said
     assert "did you mean pipeline?" in said
     assert "softmax.stages belongs under [pipeline]" in said
-    assert "comes with a later release" in said
     assert "must be true or false" in said
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"mask": "causal"}, "must make the same number of steps"),
+        ({"producer": "none"}, '2 needs producer = "warp"'),
+        ({"order": "single"}, '2 needs order = "persistent"'),
+    ],
+)
+def test_a_pair_of_blocks_needs_a_producer_and_equal_steps(more, reason):
+    full = dict(head_dim=64, dtype="fp16", mask="full", block_m=128, block_n=128, cluster=2)
+    assert Schedule.make(**full).slug == "fwd_fp16_d64_full_m128n128_c2"
+    with pytest.raises(ScheduleError, match=reason) as error:
+        Schedule.make(**full | more)
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_all_broken_rules_are_listed_at_once():
@@ -233,8 +248,7 @@ def test_all_broken_rules_are_listed_at_once():
     ("key", "value", "reason"),
     [
         ("dtype", "e4m3", "fp8 comes with a later release"),
-        ("cluster", 2, "comes with a later release"),
-        ("cluster", 4, "must be 1"),
+        ("cluster", 4, "from 1 to 2"),
         ("head_dim", 8, "from 16 to 256"),
         ("head_dim", 264, "from 16 to 256"),
         ("head_dim_v", 20, "the nearest is"),

@@ -121,7 +121,12 @@ class Grid(Section):
     order: Annotated[str, _OneOf(ORDERS)] = _derived(
         "persistent, lpt (longest first) or single; what suits the mask if left out"
     )
-    cluster: int = Field(default=1, ge=1, le=1, description="thread blocks that share K and V")
+    cluster: int = Field(
+        default=1,
+        ge=1,
+        le=2,
+        description="thread blocks that share K and V by multicast; 2 with the full mask only",
+    )
 
 
 class Build(Section):
@@ -154,15 +159,20 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "head_dim_v": lambda keys: keys["head_dim"],
     "consumers": lambda keys: keys["block_m"] // SM90.wgmma_m,
     # three consumers use up the register file exactly; one or two leave it to the limit per thread
-    "producer_registers": lambda keys: _unless_none(keys, 32 if keys["consumers"] > 2 else 24),
-    "consumer_registers": lambda keys: _unless_none(keys, 160 if keys["consumers"] > 2 else 240),
+    "producer_registers": lambda keys: _registers_of(keys)[0],
+    "consumer_registers": lambda keys: _registers_of(keys)[1],
     "inter_warpgroup": lambda keys: keys["consumers"] > 1 and keys["producer"] == "warp",
     "order": lambda keys: MASKS[keys["mask"]].order,
 }
 
 
-def _unless_none(keys: Mapping[str, Any], registers: int) -> int:
-    return registers if keys["producer"] == "warp" else 0
+def _registers_of(keys: Mapping[str, Any]) -> tuple[int, int]:
+    """Registers of a producer's and of a consumer's thread, where a schedule does not say."""
+    if keys["producer"] != "warp":
+        return 0, 0
+    if keys["consumers"] > 2:
+        return 32, 160
+    return (40, 232) if keys["cluster"] > 1 else (24, 240)  # multicast spills with 24
 
 
 def default(key: str, values: Mapping[str, Any]) -> Any:
@@ -185,6 +195,16 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             "inter_warpgroup",
             "true needs two warpgroups that take turns; use block_m = 128, or leave it out",
         )
+    if keys["cluster"] > 1:
+        if MASKS[keys["mask"]].causal:
+            yield (
+                "cluster",
+                "2 needs the full mask: blocks that share K and V must make the same number of "
+                "steps, and a causal mask gives each its own; use cluster = 1",
+            )
+        for key, wanted in (("producer", "warp"), ("order", "persistent")):
+            if keys[key] not in (wanted, default(key, keys)):
+                yield "cluster", f'2 needs {key} = "{wanted}"; use cluster = 1'
     if keys["producer"] == "none":
         for key in ("producer_registers", "consumer_registers"):
             if keys[key]:

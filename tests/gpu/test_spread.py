@@ -43,6 +43,11 @@ KNOBS = [
     "fwd_fp16_d128_causal_m128n128_persistent",
     "fwd_fp16_d128_full_m128n128_lpt",
     "fwd_fp16_d32_causal_m192n144_s3",
+    "fwd_fp16_d128_full_m128n128_c2",
+    "fwd_bf16_d128_full_m128n176_vspace_c2",
+    "fwd_fp16_d256_full_m128n80_vspace_t8_c2",
+    "fwd_fp16_d72_full_m192n48_nointra_c2",
+    "fwd_fp16_d64_full_m64n96_s3_pshared_c2",
 ]
 SHAPES = [  # batch, seqlen_q, seqlen_k, heads, kv_heads
     (1, 1, 1, 1, 1),
