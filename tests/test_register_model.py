@@ -1,0 +1,32 @@
+"""The register model beside the machine code: how far off it is stands in a committed file."""
+
+import json
+from pathlib import Path
+
+from tests.conftest import SPREAD
+
+COMMITTED = Path(__file__).with_name("register_model.json")
+FILLED = 8  # registers: the compiler may spend what it has over
+
+
+def test_the_models_error_is_the_committed_one(built):
+    """On failure, what is printed is what the file should say; look at why before committing it."""
+    fresh = {}
+    for slug in SPREAD:
+        kernel = built(slug)
+        machine = kernel.binary.report.machine
+        used = machine.consumer_registers or machine.registers
+        fresh[slug] = {"model": kernel.plan.registers.total, "used": used}
+    committed = json.loads(COMMITTED.read_text())
+    print(json.dumps(fresh, indent=1))
+    assert fresh.keys() == committed.keys()
+    for slug, figures in fresh.items():
+        assert figures["model"] == committed[slug]["model"], slug
+        assert abs(figures["used"] - committed[slug]["used"]) <= FILLED, slug
+
+
+def test_the_model_is_near_where_registers_are_scarce():
+    """Kernels with registers to spare may use more than they need; those that need most may not."""
+    scarce = [f for f in json.loads(COMMITTED.read_text()).values() if f["model"] >= 176]
+    assert scarce
+    assert all(abs(f["used"] - f["model"]) <= 16 for f in scarce)
