@@ -246,6 +246,14 @@ def bench(
     answer(as_json, [asdict(row) for row in rows], [measure.table(rows).rstrip()])
 
 
+WRITE = click.option(
+    "--write",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write the best schedules and the dispatch table here.",
+)
+
+
 @main.group(cls=DefaultCommand)
 def search() -> None:
     """Find the fastest schedules of a declared space, on this machine's GPUs.
@@ -279,12 +287,7 @@ def search() -> None:
     type=click.Path(dir_okay=False, exists=True, path_type=Path),
     help="Search over another store, without compiler and GPU.",
 )
-@click.option(
-    "--write",
-    "folder",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Write the best schedules and the dispatch table here.",
-)
+@WRITE
 @click.option(
     "--report", "page", type=click.Path(dir_okay=False, path_type=Path), help="Write HTML here."
 )
@@ -328,14 +331,7 @@ def search_run(
         recorded=recorded,
         say=keep_saying,
     )
-    results = searching.found(store)
-    records = [searching.record(result) for result in results]
-    answer(as_json, records, (line for result in results for line in searching.told(result)))
-    if folder:
-        for path in searching.write(results, folder):
-            keep_saying(f"wrote {path}")
-    if page:
-        searching.write_report(store, page)
+    _show_found(store, folder, page, as_json)
     if outcome.interrupted:
         click.get_current_context().exit(INTERRUPTED)
 
@@ -345,21 +341,30 @@ def search_run(
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The HTML file."
 )
+@WRITE
 @JSON
-def search_report(store: Path, output: Path | None, as_json: bool) -> None:
+def search_report(store: Path, output: Path | None, folder: Path | None, as_json: bool) -> None:
     """Say what STORE knows, and write it as one HTML page beside it.
 
     \b
     Examples:
       fagen search report search.sqlite
-      fagen search report search.sqlite -o found.html --json
+      fagen search report search.sqlite -o found.html --write schedules
     """
+    _show_found(store, folder, output or store.with_suffix(".html"), as_json)
+
+
+def _show_found(store: Path, folder: Path | None, page: Path | None, as_json: bool) -> None:
+    """Say what a store knows, and write what was asked for."""
     from fagen import search as searching
 
     results = searching.found(store)
     records = [searching.record(result) for result in results]
-    searching.write_report(store, output or store.with_suffix(".html"))
     answer(as_json, records, (line for result in results for line in searching.told(result)))
+    if page:
+        searching.write_report(store, page)
+    for path in [*([page] if page else []), *(searching.write(results, folder) if folder else [])]:
+        keep_saying(f"wrote {path}")
 
 
 @main.command("list")

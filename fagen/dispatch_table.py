@@ -102,7 +102,7 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
         card=table["card"],
         dtype=table["dtype"],
         head_dim=table["head_dim"],
-        head_dim_v=int(table.get("head_dim_v", table["head_dim"])),
+        head_dim_v=table["head_dim_v"] if "head_dim_v" in table else table["head_dim"],
         mask=table["mask"],
         least=table.get("from", 0),
         most=table.get("to", math.inf),

@@ -180,3 +180,12 @@ def grid(m: int, n: int, mask: str, order: str, size: Size) -> tuple[float, floa
     stride = gcd(m_blocks, SM90.sm_count)
     met = lengths[::-1][::stride]
     return rounds * sum(met) / len(met), rounds
+
+
+def flops(head_dim: int, head_dim_v: int, mask: str, size: Size) -> float:
+    """Return what is multiplied and added, a causal triangle taken as exactly half its square."""
+    sq, sk = size.seqlen_q, size.seqlen_k
+    pairs = float(sq * sk)
+    if MASKS[mask].causal:
+        pairs = sq * sk - sq * sq / 2 if sq <= sk else sk * sk / 2
+    return 2.0 * size.batch * size.heads * (head_dim + head_dim_v) * pairs

@@ -22,11 +22,13 @@ HEAT_TIMEOUT = 120.0
 class Work:
     """The functions that a search sends out; all survive pickling.
 
+    `send` is `compile` with the kernel itself in the answer, for another machine.
     `source_hash` tells of a slug whether what is known of it is about today's source; `cards` gives
     the numbers of this machine's GPUs, `card` the name and the driver of one.
     """
 
     compile: Callable[[str], Compiled]
+    send: Callable[[str], Compiled]
     time: Callable[[Heat, int], Timed]
     source_hash: Callable[[str], str]
     compiler: Callable[[], str]
@@ -36,6 +38,7 @@ class Work:
 
 REAL = Work(
     compile=tasks.compile_kernel,
+    send=tasks.compile_to_send,
     time=tasks.time_heat,
     source_hash=tasks.source_hash,
     compiler=tasks.compiler,

@@ -126,16 +126,19 @@ class Marks:
                 mean = sum(rounds.values()) / len(rounds)
                 squares += sum((log - mean) ** 2 for log in rounds.values())
                 freedom += len(rounds) - 1
-        return math.sqrt(squares / freedom) if freedom else 0.01
+        return max(0.001, math.sqrt(squares / freedom)) if freedom else 0.01
 
     def _error(self, regime: str, rounds: int) -> float:
         """The standard error of the difference of two kernels that have so many rounds each."""
         return _MEDIAN_ERROR * self.noise(regime) * math.sqrt(2 / max(1, rounds))
 
-    def spread(self, slug: str, size: Size, regime: str) -> float | None:
-        """(slowest - fastest) / median of the rounds, None of fewer than two."""
-        logs = sorted(self._logs.get((slug, regime, size), {}).values())
-        return math.exp(logs[-1]) / math.exp(logs[0]) - 1 if len(logs) > 1 else None
+    def spread(self, slug: str, size: Size) -> float | None:
+        """By how much the slowest round is slower than the fastest, None of fewer than two."""
+        for regime in (LONG, BRIEF):
+            logs = sorted(self._logs.get((slug, regime, size), {}).values())
+            if len(logs) > 1:
+                return math.expm1(logs[-1] - logs[0])
+        return None
 
     def seconds(self, slug: str, size: Size) -> float | None:
         """Seconds of one call, the drift of the clock taken out by the anchor."""

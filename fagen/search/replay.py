@@ -63,6 +63,7 @@ def work(path: Path | str, pace: float = 0.0) -> Work:
     told = str(Path(path).absolute())
     return Work(
         compile=partial(_compile, told, pace),
+        send=partial(_compile, told, pace),
         time=partial(_time, told, pace),
         source_hash=partial(_source_hash, told),
         compiler=partial(_compiler, told),

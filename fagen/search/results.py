@@ -143,7 +143,12 @@ def results(store: Store) -> tuple[Result, ...]:
                     anchor=store.anchors().get((name, card, driver)),
                 )
             )
-    return tuple(sorted(found, key=lambda r: (r.target, r.card)))
+    return tuple(sorted(found, key=_place))
+
+
+def _place(result: Result) -> tuple[Any, ...]:
+    t = result.target
+    return t.dtype, t.head_dim, t.head_dim_v, t.mask != "full", t.mask, result.card
 
 
 # ---- writing ------------------------------------------------------------------------------------

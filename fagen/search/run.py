@@ -277,6 +277,7 @@ def summary(found: Survey, space: Space) -> dict[str, Any]:
         "fit": len(found.points),
         "refused": [[r.reason, r.points, r.example] for r in found.refusals],
         "tiles": [[m, n, why] for (m, n), why in sorted(found.reasons.items())],
+        "cells": [[m, n] for m, n in sorted(found.cells)],
         "sizes": [asdict(size) for size in found.sizes],
         "predicted": [
             [found.schedule(point).slug, found.predicted(point)] for point in found.best[:10]

@@ -162,6 +162,7 @@ class Survey:
     refusals: tuple[Refusal, ...]
     points: tuple[Point, ...]
     reasons: Mapping[tuple[int, int], str]  # why a whole block_m × block_n has no point
+    cells: frozenset[tuple[int, int]]  # each block_m × block_n that was looked at
 
     def keys(self, point: Point) -> dict[str, Any]:
         """A point's keys, with what is computed."""
@@ -234,7 +235,8 @@ def survey(space: Space, target: Target) -> Survey:
             counts[reason] = counts.get(reason, 0) + 1
             if reason not in examples:
                 examples[reason] = _example(refused, values, names)
-            cells.setdefault(cell, reason)
+            if cell not in cells or (cells[cell] and reason in _LEDGERS):
+                cells[cell] = reason
     return Survey(
         target=target,
         names=names,
@@ -244,6 +246,7 @@ def survey(space: Space, target: Target) -> Survey:
         refusals=tuple(Refusal(r, counts[r], examples[r]) for r in sorted(counts, key=_rank)),
         points=tuple(points),
         reasons={cell: reason for cell, reason in cells.items() if reason},
+        cells=frozenset(cells),
     )
 
 
