@@ -108,5 +108,5 @@ def test_a_right_kernel_passes_the_quick_check_and_a_wrong_one_does_not(device):
     right, wrong = kernels(2)
     heats.quick_check(CASE, right)
     device.wrong.add("k1")
-    with pytest.raises(VerificationError, match="error .* is allowed"):
+    with pytest.raises(VerificationError, match=r"error .* is allowed"):
         heats.quick_check(CASE, wrong)

@@ -22,7 +22,9 @@ SHARPNESS = 4.0
 CLOCKS_PER_INSTRUCTION = 2.6  # of one warp that has a scheduler to itself
 INSTRUCTIONS_PER_SCORE = 4.5  # maximum, scaling, exponential, sum, half a conversion
 LONE_WGMMA = 0.88  # of the tensor rate, one warpgroup by itself
-LATENCY = 400.0  # of a step: barriers, the first wgmma, shuffles
+LATENCY = 250.0  # of a step: barriers, the first wgmma, shuffles
+VOTE = 140.0  # of a step: whether O needs rescaling, and the branch
+PAIR = 100.0  # of a step: waiting for the other block of a cluster
 WAIT = 150.0  # for one more wgmma, where the softmax does not run under it
 NO_TURNS = 0.15  # of a warpgroup's chain: what it loses where nobody keeps order
 NO_PRODUCER = 150.0  # of a step: a consumer's own copies
@@ -82,7 +84,7 @@ def step(values: Mapping[str, Any]) -> Step:
 
 _STEP_KEYS = (
     *("dtype", "head_dim", "head_dim_v", "consumers", "producer"),
-    *("inter_warpgroup", "intra_warpgroup", "p", "rescale_threshold"),
+    *("inter_warpgroup", "intra_warpgroup", "p", "rescale_threshold", "cluster"),
 )
 _KEYS = ("block_m", "block_n", "mask", "order", "output", *_STEP_KEYS)  # all that counts
 
@@ -99,6 +101,7 @@ def _step(
     intra_warpgroup: bool,
     p: str,
     rescale_threshold: float,
+    cluster: int,
 ) -> Step:
     m, n = block_m, block_n
     e = DTYPES[dtype].bytes
@@ -122,6 +125,8 @@ def _step(
 
     chain = tensor / consumers / LONE_WGMMA + per_warp * CLOCKS_PER_INSTRUCTION + LATENCY
     chain += 0 if intra_warpgroup else WAIT
+    chain += VOTE if rescale_threshold else 0
+    chain += PAIR if cluster > 1 else 0
     chain += 0 if producer == "warp" else NO_PRODUCER
     chain *= 1 if inter_warpgroup or consumers == 1 else 1 + NO_TURNS
     return Step(
@@ -129,7 +134,7 @@ def _step(
         exponentials=m * n / SM90.exponentials,
         shared=shared,
         issue=warps * per_warp / SM90.issued_warps,
-        l2=copied / SM90.l2_bytes_per_clock,
+        l2=copied / cluster / SM90.l2_bytes_per_clock,
         chain=chain,
     )
 

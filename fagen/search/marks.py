@@ -101,10 +101,9 @@ class Marks:
         if not order:
             return None
         first, *others = order
-        lead = (self.mark(others[0], regime) or 0.0) - (self.mark(first, regime) or 0.0)
         rounds = sum(self.rounds(first, size, regime) for size in self.sizes)
-        error = self._error(regime, rounds)
-        return Lead(first, others[0] if others else None, lead if others else math.inf, error)
+        marks = [self.mark(slug, regime) or 0.0 for slug in order[:2]]
+        return self._lead(first, others, marks, self._error(regime, rounds))
 
     def lead_at(self, size: Size) -> Lead | None:
         """The fastest at one size."""
@@ -113,10 +112,16 @@ class Marks:
         if not order:
             return None
         first, *others = order
-        ahead = (self.at(others[0], size, regime) or 0.0) if others else math.inf
-        error = self._error(regime, self.rounds(first, size, regime))
-        second = others[0] if others else None
-        return Lead(first, second, ahead - (self.at(first, size, regime) or 0.0), error)
+        logs = [self.at(slug, size, regime) or 0.0 for slug in order[:2]]
+        return self._lead(
+            first, others, logs, self._error(regime, self.rounds(first, size, regime))
+        )
+
+    @staticmethod
+    def _lead(first: str, others: Sequence[str], logs: Sequence[float], error: float) -> Lead:
+        if not others:
+            return Lead(first, None, math.inf, error)
+        return Lead(first, others[0], logs[1] - logs[0], error)
 
     def noise(self, regime: str) -> float:
         """Standard deviation of one round's log ratio, over all that have several rounds."""

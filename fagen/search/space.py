@@ -33,6 +33,7 @@ DEFAULTS: Mapping[str, tuple[Any, ...]] = {
     "intra_warpgroup": (True, False),
     "p": ("registers", "shared"),
     "rescale_threshold": (0.0, 8.0),
+    "cluster": (1, 2),
     "order": (None, "single"),  # None: left out, so that it is what suits the mask
 }
 ASKED = ("dtype", "head_dim", "head_dim_v", "mask")  # what is computed: not a matter of speed

@@ -1,0 +1,288 @@
+"""A search's memory: what is kept, who has claimed what, and what a sudden end leaves behind."""
+
+import os
+import signal
+import sqlite3
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from fagen import search
+from fagen.errors import FagenError
+from fagen.paths import locate
+from fagen.process import run
+from fagen.search.cost import Size
+from fagen.search.crew import ChildDied, Crew
+from fagen.search.space import Target
+from fagen.search.store import Store
+from fagen.search.tasks import GOOD, Compiled, Time
+from tests.recordings import SPACE, record
+
+TARGET = Target("fp16", 128, 128, "full")
+CARD = ("NVIDIA H200", "580.1")
+SIZE = Size(1, 512, 512, 8, 8)
+ROOT = locate("cli.py").parent
+
+
+def made(slug="fwd_fp16_d128_full_m128n128", source="a"):
+    return Compiled(slug, source, "nvcc 13.0", GOOD, "", 168, 0, 7.25)
+
+
+def timed(slug="fwd_fp16_d128_full_m128n128", number=0, seconds=1e-3):
+    return Time(slug, SIZE, "brief", number, seconds, 1e-3, 1_700)
+
+
+# ---- what is kept --------------------------------------------------------------------------------
+
+
+def test_what_is_put_in_comes_out(tmp_path):
+    with Store(tmp_path / "s.sqlite") as store:
+        store.put_compiled(TARGET, made(), "")
+        store.put_timed(TARGET, CARD, {made().slug: "a"}, [timed()], [], [])
+        store.put_timed(TARGET, CARD, {}, [timed("cudnn")], [], [])
+        (_, compiled), *_ = store.compiled()
+        assert (compiled.target, compiled.made) == (str(TARGET), made())
+        ours, peer = (row for _, row in store.timed())
+        assert (ours.time, ours.source_hash, ours.card, ours.driver) == (timed(), "a", *CARD)
+        assert (peer.time, peer.source_hash, peer.target) == (timed("cudnn"), "", str(TARGET))
+
+
+def test_a_time_is_kept_once_for_each_source_card_driver_shape_and_round(tmp_path):
+    slug = made().slug
+    with Store(tmp_path / "s.sqlite") as store:
+        for source, card, number in [
+            ("a", CARD, 0),
+            ("a", CARD, 0),
+            ("b", CARD, 0),
+            ("a", ("NVIDIA H100", "580.1"), 0),
+            ("a", ("NVIDIA H200", "590.2"), 0),
+            ("a", CARD, 1),
+        ]:
+            again = timed(number=number, seconds=2e-3 if source == "b" else 1e-3)
+            store.put_timed(TARGET, card, {slug: source}, [again], [], [])
+        assert len(list(store.timed())) == 5
+
+
+def test_news_are_what_came_since(tmp_path):
+    with Store(tmp_path / "s.sqlite") as one, Store(tmp_path / "s.sqlite") as other:
+        one.put_compiled(TARGET, made(source="a"), "")
+        seen = max(number for number, _ in other.compiled())
+        one.put_compiled(TARGET, made(source="b"), "")
+        assert [row.made.source_hash for _, row in other.compiled(seen)] == ["b"]
+
+
+def test_the_first_anchor_stays(tmp_path):
+    with Store(tmp_path / "s.sqlite") as store:
+        assert store.put_anchor(TARGET, CARD, "a") == "a"
+        assert store.put_anchor(TARGET, CARD, "b") == "a"
+
+
+def test_a_store_of_another_layout_and_a_file_that_is_none_are_refused(tmp_path):
+    with pytest.raises(FagenError, match="there is no such file"):
+        Store(tmp_path / "none.sqlite", read_only=True)
+    with pytest.raises(FagenError, match="there is no folder"):
+        Store(tmp_path / "none" / "s.sqlite")
+    (tmp_path / "text.sqlite").write_text("this is no database, whatever it is called")
+    with pytest.raises(FagenError, match="this is no file of search results"):
+        Store(tmp_path / "text.sqlite")
+    Store(tmp_path / "old.sqlite").close()
+    base = sqlite3.connect(tmp_path / "old.sqlite")
+    base.execute("PRAGMA user_version = 99")
+    base.close()
+    with pytest.raises(FagenError, match="layout 99"):
+        Store(tmp_path / "old.sqlite")
+
+
+def test_a_closed_store_is_one_file_and_can_be_read_where_nothing_can_be_written(tmp_path):
+    path = tmp_path / "s.sqlite"
+    with Store(path) as store:
+        store.put_compiled(TARGET, made(), "")
+        assert (tmp_path / "s.sqlite-wal").exists()
+    assert [file.name for file in tmp_path.iterdir()] == ["s.sqlite"]
+    with Store(path, read_only=True) as store:
+        assert len(list(store.compiled())) == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["s.sqlite"]
+
+
+# ---- claims --------------------------------------------------------------------------------------
+
+
+def test_a_job_is_claimed_by_one_at_a_time(tmp_path):
+    with Store(tmp_path / "s.sqlite") as one, Store(tmp_path / "s.sqlite") as other:
+        assert one.claim("compile x")
+        assert one.claim("compile x")  # it is still ours
+        assert not other.claim("compile x")
+        one.release(["compile x"])
+        assert other.claim("compile x")
+
+
+def test_a_result_gives_its_claim_up(tmp_path):
+    with Store(tmp_path / "s.sqlite") as one, Store(tmp_path / "s.sqlite") as other:
+        one.claim("compile x")
+        one.put_compiled(TARGET, made(), "compile x")
+        one.claim("time x")
+        one.put_timed(TARGET, CARD, {made().slug: "a"}, [timed()], [], ["time x"])
+        assert other.claim("compile x") and other.claim("time x")
+
+
+def test_claims_end_with_the_process_however_it_ends(tmp_path):
+    path = tmp_path / "s.sqlite"
+    code = (
+        "import os, signal, sys; from pathlib import Path; from fagen.search.store import Store\n"
+        "store = Store(Path(sys.argv[1])); store.claim('compile x')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    result = run([sys.executable, "-c", code, path], cwd=ROOT)
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    with Store(path) as store:
+        assert store.claim("compile x")
+    assert [file.name for file in tmp_path.iterdir()] == ["s.sqlite"]
+
+
+# ---- child processes -----------------------------------------------------------------------------
+
+
+def test_a_child_that_dies_fails_its_own_task_alone():
+    crew = Crew(1)
+    try:
+        with pytest.raises(ChildDied, match="status -9"):
+            crew.submit(_die).result(30)
+        assert crew.submit(os.path.basename, "a/b").result(30) == "b"
+    finally:
+        crew.close()
+
+
+def test_a_child_that_takes_too_long_is_ended():
+    crew = Crew(1)
+    try:
+        began = time.monotonic()
+        with pytest.raises(ChildDied, match="longer than 0.2 s"):
+            crew.submit(time.sleep, 60, timeout=0.2).result(30)
+        assert time.monotonic() - began < 20
+    finally:
+        crew.close()
+
+
+def test_what_a_task_raises_is_raised_here():
+    crew = Crew(1)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            crew.submit(divmod, 1, 0).result(30)
+    finally:
+        crew.close()
+
+
+def _die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# ---- a sudden end, and two at once ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A recording of both masks."""
+    return record(tmp_path_factory.mktemp("recorded") / "recorded.sqlite", kernels=60)
+
+
+PROGRAM = """
+import os, sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from fagen import search
+from fagen.search import replay
+
+def logged(log, work, heat, gpu):
+    with open(log, "a") as file:
+        for made in heat.kernels:
+            for size in heat.sizes:
+                for number in heat.rounds:
+                    print(made.source_hash, size, heat.regime, number, sep=";", file=file)
+    return work(heat, gpu)
+
+if __name__ == "__main__":
+    space, store, recorded, pace, log = sys.argv[1:]
+    Path(store + ".pid").write_text(str(os.getpid()))
+    paced = replay.work(recorded, pace=float(pace))
+    replay.work = lambda recorded: replace(paced, time=partial(logged, log, paced.time))
+    search.search([search.read_space(space)], Path(store), recorded=Path(recorded), jobs=1)
+"""
+
+
+@pytest.fixture
+def program(tmp_path, recorded):
+    """How to start a search of its own over the recording: (store, pace, log) → words."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "space.toml").write_text(SPACE)
+
+    def start(store, pace, log):
+        files = [tmp_path / "program.py", tmp_path / "space.toml", store, recorded]
+        words = [sys.executable, *files, str(pace), log]
+        return run(words, cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
+
+    return start
+
+
+def rows(path):
+    """Return every time of a kernel that a store has, as the log tells them apart."""
+    if not path.exists():
+        return set()
+    with Store(path, read_only=True) as store:
+        return {
+            f"{row.source_hash};{row.time.size};{row.time.regime};{row.time.round}"
+            for _, row in store.timed()
+            if row.source_hash
+        }
+
+
+def test_killed_at_any_moment_a_search_goes_on_and_measures_nothing_again(program, tmp_path):
+    store = tmp_path / "killed.sqlite"
+    kept = set()
+    with ThreadPoolExecutor(1) as pool:
+        for more in (12, 60, 200):
+            log = tmp_path / f"{more}.log"
+            ended = pool.submit(program, store, 0.05, log)
+            while not ended.done() and len(rows(store)) < len(kept) + more:
+                time.sleep(0.05)
+            assert not ended.done(), ended.result()
+            os.kill(int((tmp_path / "killed.sqlite.pid").read_text()), signal.SIGKILL)
+            assert ended.result().returncode == -signal.SIGKILL
+            assert kept < rows(store)
+            assert not kept & set(log.read_text().splitlines())
+            kept = rows(store)
+    calm = program(store, 0, tmp_path / "calm.log")
+    assert calm.returncode == 0, calm.stderr
+    assert kept < rows(store)
+    assert not kept & set((tmp_path / "calm.log").read_text().splitlines())
+    for result in search.found(store):
+        assert result.marks.slugs("long")
+    assert no_claims(store)
+    assert {file.name for file in tmp_path.glob("killed*")} == {
+        "killed.sqlite",
+        "killed.sqlite.pid",
+    }
+
+
+def no_claims(path):
+    base = sqlite3.connect(path)
+    left = base.execute("SELECT count(*) FROM claim").fetchone()
+    base.close()
+    return left == (0,)
+
+
+def test_two_processes_share_a_store_and_neither_does_the_others_work(program, tmp_path):
+    store, logs = tmp_path / "shared.sqlite", [tmp_path / "a.log", tmp_path / "b.log"]
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda log: program(store, 0.05, log), logs))
+    assert [answer.returncode for answer in answers] == [0, 0], answers
+    measured = [line for log in logs for line in log.read_text().splitlines()]
+    assert all(log.exists() for log in logs)
+    assert len(measured) == len(set(measured))
+    assert set(measured) == rows(store)
+    for result in search.found(store):
+        assert result.lead is not None
+        assert result.marks.slugs("long")
+    assert no_claims(store)
