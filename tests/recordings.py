@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 from fagen.search.run import summary
-from fagen.search.space import Space, Survey, parse_space, survey
+from fagen.search.space import Space, parse_space, survey
 from fagen.search.store import Store
 from fagen.search.tasks import GOOD, Compiled, Time
 
@@ -93,6 +93,6 @@ def record(path: Path, kernels: int = 120, text: str = SPACE, seed: int = 0) -> 
     return path
 
 
-def recorded(found: Survey) -> int:
-    """Return how many points a survey has."""
-    return len(found.points)
+def two_cards() -> tuple[int, ...]:
+    """Stand in for a machine with two GPUs."""
+    return (0, 1)

@@ -4,6 +4,7 @@ import json
 import math
 import random
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -25,7 +26,7 @@ from fagen.search.marks import BRIEF, LONG, PEER, Marks
 from fagen.search.space import DEFAULTS, Effort, parse_space, read_space, survey
 from fagen.search.store import Store
 from fagen.search.tasks import GOOD, Compiled, Time
-from tests.recordings import SPACE, record, space
+from tests.recordings import SPACE, record, space, two_cards
 
 SPACES = sorted(locate("cli.py").parent.glob("spaces/*.toml"))
 DATABASES = sorted(locate("cli.py").parent.glob("benchmarks/search/*.sqlite"))
@@ -485,6 +486,21 @@ _work = replay.work
 
 def _slow(path):
     return _work(path, 0.5)
+
+
+def test_on_a_machine_with_two_gpus_both_are_used_and_the_time_falls(
+    recorded, tmp_path, monkeypatch
+):
+    took = {}
+    for gpus in (1, 2):
+        real = _work(recorded, 0.05)
+        paced = replace(real, compile=_work(recorded).compile)
+        several = replace(paced, cards=two_cards) if gpus == 2 else paced
+        monkeypatch.setattr(replay, "work", lambda path, several=several: several)
+        began = time.monotonic()
+        replayed(recorded, tmp_path / f"{gpus}.sqlite", compile_at_most=60)
+        took[gpus] = time.monotonic() - began
+    assert took[2] < 0.75 * took[1], took
 
 
 def test_an_interruption_shows_the_best_so_far(recorded, tmp_path, monkeypatch):

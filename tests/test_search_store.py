@@ -158,7 +158,7 @@ def test_a_child_that_takes_too_long_is_ended():
     crew = Crew(1)
     try:
         began = time.monotonic()
-        with pytest.raises(ChildDied, match="longer than 0.2 s"):
+        with pytest.raises(ChildDied, match="took longer"):
             crew.submit(time.sleep, 60, timeout=0.2).result(30)
         assert time.monotonic() - began < 20
     finally:
@@ -244,7 +244,7 @@ def test_killed_at_any_moment_a_search_goes_on_and_measures_nothing_again(progra
     with ThreadPoolExecutor(1) as pool:
         for more in (12, 60, 200):
             log = tmp_path / f"{more}.log"
-            ended = pool.submit(program, store, 0.05, log)
+            ended = pool.submit(program, store, 0.02, log)
             while not ended.done() and len(rows(store)) < len(kept) + more:
                 time.sleep(0.05)
             assert not ended.done(), ended.result()
@@ -276,7 +276,7 @@ def no_claims(path):
 def test_two_processes_share_a_store_and_neither_does_the_others_work(program, tmp_path):
     store, logs = tmp_path / "shared.sqlite", [tmp_path / "a.log", tmp_path / "b.log"]
     with ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(lambda log: program(store, 0.05, log), logs))
+        answers = list(pool.map(lambda log: program(store, 0.02, log), logs))
     assert [answer.returncode for answer in answers] == [0, 0], answers
     measured = [line for log in logs for line in log.read_text().splitlines()]
     assert all(log.exists() for log in logs)

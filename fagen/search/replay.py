@@ -59,7 +59,10 @@ def recording(path: str) -> Recording:
 
 
 def work(path: Path | str, pace: float = 0.0) -> Work:
-    """Return what stands in for compiler and GPU; `pace` seconds for each piece of work."""
+    """Return what stands in for compiler and GPU.
+
+    It takes `pace` seconds for each kernel that is compiled, and for each in a heat.
+    """
     told = str(Path(path).absolute())
     return Work(
         compile=partial(_compile, told, pace),
@@ -104,7 +107,7 @@ def _compile(path: str, pace: float, slug: str) -> Compiled:
 
 
 def _time(path: str, pace: float, heat: Heat, gpu: int) -> Timed:
-    time.sleep(pace)
+    time.sleep(pace * len(heat.kernels))
     recorded = recording(path)
     times, wrong = [], []
     for slug in [*(made.slug for made in heat.kernels), "cudnn"]:

@@ -1,0 +1,84 @@
+"""Dispatch tables: which kernel for which problem, key length and card."""
+
+import math
+
+import pytest
+
+from fagen import dispatch_table
+from fagen.dispatch_table import Row, rows_for, table_at, update
+from fagen.errors import ScheduleError
+from fagen.paths import locate
+
+SHORT, LONG = "fwd_fp16_d128_full_m128n64", "fwd_fp16_d128_full_m128n128"
+PROBLEM = ("fp16", 128, 128, "full")
+
+
+def rows(card="NVIDIA H200", short=SHORT, long=LONG):
+    return [Row(card, *PROBLEM, 0, 1_023, short), Row(card, *PROBLEM, 1_024, math.inf, long)]
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """fagen's own table and a user's, both empty so far."""
+    (tmp_path / "own").mkdir()
+    monkeypatch.setattr(dispatch_table, "locate", lambda name: tmp_path / "own")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    table_at.cache_clear()
+    yield tmp_path / "own" / "dispatch.toml", tmp_path / "fagen" / "dispatch.toml"
+    table_at.cache_clear()
+
+
+def test_what_is_written_is_read(tmp_path):
+    more = Row("NVIDIA H100", "bf16", 192, 128, "causal", 0, math.inf,
+               "fwd_bf16_d192v128_causal_m128n128_vspace")  # fmt: skip
+    update(tmp_path / "dispatch.toml", [*rows(), more])
+    assert set(table_at(tmp_path / "dispatch.toml")) == {*rows(), more}
+
+
+def test_an_update_replaces_a_problem_on_a_card_and_nothing_else(tmp_path):
+    path = tmp_path / "dispatch.toml"
+    update(path, [*rows(), *rows("NVIDIA H100")])
+    update(path, [Row("NVIDIA H200", *PROBLEM, 0, math.inf, LONG)])
+    kept = table_at(path)
+    assert [row.slug for row in kept if row.card == "NVIDIA H200"] == [LONG]
+    assert len([row for row in kept if row.card == "NVIDIA H100"]) == 2
+
+
+def test_a_users_table_goes_first_then_this_card_then_another(folders):
+    own, users = folders
+    assert rows_for(*PROBLEM, "NVIDIA H200") == ()
+    update(own, rows("NVIDIA H100", long="fwd_fp16_d128_full_m128n96"))
+    assert [row.slug for row in rows_for(*PROBLEM, "NVIDIA H200")][1].endswith("n96")
+    update(own, rows())
+    assert rows_for(*PROBLEM, "NVIDIA H200") == tuple(rows())
+    update(users, rows(long="fwd_fp16_d128_full_m128n160"))
+    assert [row.slug for row in rows_for(*PROBLEM, "NVIDIA H200")][1].endswith("n160")
+    assert rows_for("fp16", 64, 64, "full", "NVIDIA H200") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[kernel]]\n", "card is missing"),
+        ("x = 1\n", "nothing else"),
+        ("[[kernel]\n", ":1: this is not TOML"),
+        (dispatch_table.written(rows()).replace("m128n128", "m128n999"), "block_n"),
+        (dispatch_table.written(rows()).replace("fp16_d128_full_m128n128", "fp16_d64_full_m64n64"),
+         "computes something else"),
+        (dispatch_table.written(rows()).replace("from = 1024", "from = 2000"),
+         "every length belongs to one of them"),
+        (dispatch_table.written(rows()).replace('mask = "full"', 'mask = "half"'), "there is no"),
+        (dispatch_table.written(rows()) + "width = 3\n", "width is not one of"),
+    ],
+)  # fmt: skip
+def test_a_wrong_table_is_refused_with_its_name(text, said, tmp_path):
+    (tmp_path / "dispatch.toml").write_text(text)
+    with pytest.raises(ScheduleError) as refusal:
+        table_at(tmp_path / "dispatch.toml")
+    assert said in str(refusal.value)
+
+
+def test_the_committed_table_names_committed_schedules():
+    table = table_at(locate("schedules") / dispatch_table.NAME)
+    slugs = {path.stem for path in locate("schedules").glob("fwd_*.toml")}
+    assert {row.slug for row in table} <= slugs
