@@ -93,7 +93,7 @@ class ScheduleArgument(click.ParamType):  # type: ignore[type-arg]
 
     def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
         """Offer the committed slugs, and files."""
-        slugs = [path.stem for path in sorted(locate("schedules").glob("*.toml"))]
+        slugs = [path.stem for path in sorted(locate("schedules").glob("fwd_*.toml"))]
         offered = [CompletionItem(slug) for slug in slugs if slug.startswith(incomplete)]
         return offered or [CompletionItem(incomplete, type="file")]
 

@@ -1,9 +1,11 @@
 """attention(q, k, v, …): tensors in, attention out, by the kernel that `schedules/` has for them.
 
+Which one that is, its dispatch table says for each card and number of keys, or a user's own table.
 A kernel is built at its first use, or ahead of time by prepare(…). On CPU tensors its schedule is
 emulated, and nothing is built.
 """
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from torch import Tensor
 from fagen import op
 from fagen.arch import SM90
 from fagen.build import build
+from fagen.dispatch_table import rows_for
 from fagen.errors import DeviceError, FagenError, ScheduleError
 from fagen.paths import locate
 from fagen.plan import plan
@@ -24,6 +27,7 @@ from fagen.schedule import Schedule, read_schedule
 from fagen.vocab import DTYPES, MASKS
 
 Choice = str | Path | Schedule | None  # a file, a slug, or the thing itself
+Kind = tuple[torch.device, torch.dtype, int, int, bool]
 Key = tuple[torch.device, torch.dtype, int, int, bool, Choice]
 
 # Slugs that measurements put before others of the same problem.
@@ -33,6 +37,8 @@ NOT_READY = "the kernel is not ready: call fagen.prepare(…) for this problem a
 
 # What has been readied in this process. A call finds its kernel here or takes the long way once.
 _ready: dict[Key, op.Op] = {}
+# For each kind of call the slugs by the largest number of keys they are for; None: no table has it.
+_ranges: dict[Kind, tuple[tuple[float, str | None], ...]] = {}
 _readying = threading.Lock()
 
 
@@ -55,8 +61,9 @@ def attention(
     Returns out (B, Sq, H, Dv), and with return_lse also the log-sum-exp (B, H, Sq) in fp32, natural
     logarithm: zeros and minus infinity for a row that sees no key.
 
-    The kernel is that of `schedule` (a file's path, a slug or a Schedule), else the one that
-    `schedules/` has for dtype, head dims and mask; its first use builds it. Under torch.compile and
+    The kernel is that of `schedule` (a file's path, a slug or a Schedule), else the one that a
+    dispatch table has for this card, dtype, head dims, mask and number of keys, else the one that
+    `schedules/` has; its first use builds it. Under torch.compile and
     CUDA graph capture it must have been readied by prepare().
 
     Raises ValueError for a wrong argument, also where a gradient would be needed; ScheduleError
@@ -69,6 +76,10 @@ def attention(
             f"q has {q.dim()} dimensions and v has {v.dim()}; both must have 4: "
             "(batch, seqlen, heads, head_dim)"
         )
+    if schedule is None:
+        kind = (q.device, q.dtype, q.shape[3], v.shape[3], causal)
+        ranges = _ranges.get(kind) or _find_ranges(kind)
+        schedule = ranges[0][1] if len(ranges) == 1 else _at(ranges, v.shape[1])
     key = (q.device, q.dtype, q.shape[3], v.shape[3], causal, schedule)
     kernel = _ready.get(key) or _make_ready(key)
     out, lse = kernel(q, k, v, q.shape[3] ** -0.5 if scale is None else scale)
@@ -81,11 +92,15 @@ def prepare(
     head_dim: int,
     head_dim_v: int | None = None,
     causal: bool = False,
+    seqlen: int | None = None,
     schedule: Choice = None,
     device: torch.device | str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> str:
     """Ready the kernel that attention(…) would use for such tensors; return its slug.
+
+    It is the one for `seqlen` keys. If that is left out and the dispatch table has several kernels
+    by their numbers of keys, all are readied, and the slug is that for the most.
 
     dtype is torch's or a schedule's word for it. On `device`, by default the current GPU, the
     kernel is built, loaded and run once on a single key, after which calls can be captured; on a
@@ -95,14 +110,40 @@ def prepare(
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if place.type == "cuda" and place.index is None:
         place = torch.device("cuda", torch.cuda.current_device())
-    head_dim_v = head_dim_v or head_dim
-    key = (place, _torch_dtype(dtype), head_dim, head_dim_v, causal, schedule)
-    kernel = _make_ready(key, progress)
-    if place.type == "cuda":
-        q = torch.zeros(1, 1, 1, head_dim, dtype=key[1], device=place)
-        with torch.no_grad():
-            kernel(q, q, q.new_zeros(1, 1, 1, head_dim_v), 1.0)
-    return _choose(Problem(*key[1:5]), schedule).slug
+    kind = (place, _torch_dtype(dtype), head_dim, head_dim_v or head_dim, causal)
+    choices: list[Choice] = [schedule]
+    if schedule is None:
+        ranges = _ranges.get(kind) or _find_ranges(kind)
+        listed = [slug for _, slug in ranges] if seqlen is None else [_at(ranges, seqlen)]
+        choices = list(dict.fromkeys(listed))
+    for choice in choices:
+        kernel = _make_ready((*kind, choice), progress)
+        if place.type == "cuda":
+            q = torch.zeros(1, 1, 1, head_dim, dtype=kind[1], device=place)
+            with torch.no_grad():
+                kernel(q, q, q.new_zeros(1, 1, 1, kind[3]), 1.0)
+    return _choose(Problem(*kind[1:]), choices[-1]).slug
+
+
+def _at(ranges: tuple[tuple[float, str | None], ...], keys: int) -> str | None:
+    """The slug for so many keys."""
+    for most, slug in ranges:
+        if keys <= most:
+            return slug
+    return ranges[-1][1]
+
+
+def _find_ranges(kind: Kind) -> tuple[tuple[float, str | None], ...]:
+    """Look a kind of call up in the dispatch tables.  Raises ScheduleError where one is wrong."""
+    if torch.compiler.is_compiling():
+        raise FagenError(NOT_READY + "it cannot be built while torch.compile traces the call")
+    device, dtype, head_dim, head_dim_v, causal = kind
+    names = {getattr(torch, row.torch): row.name for row in DTYPES.values()}
+    mask = next(row.name for row in MASKS.values() if row.causal == causal)
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    rows = rows_for(names.get(dtype, ""), head_dim, head_dim_v, mask, card, own=locate("schedules"))
+    _ranges[kind] = tuple((row.most, row.slug) for row in rows) or ((math.inf, None),)
+    return _ranges[kind]
 
 
 def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> op.Op:
@@ -242,4 +283,4 @@ def _rank(schedule: Schedule) -> tuple[int, int, str]:
 
 @cache
 def _schedules() -> tuple[Schedule, ...]:
-    return tuple(read_schedule(path) for path in sorted(locate("schedules").glob("*.toml")))
+    return tuple(read_schedule(path) for path in sorted(locate("schedules").glob("fwd_*.toml")))

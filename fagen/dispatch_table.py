@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fagen.errors import ScheduleError
-from fagen.paths import config_folder, locate
+from fagen.paths import config_folder
 from fagen.schedule import Schedule
 from fagen.toml_lines import Origin, read_toml
 from fagen.vocab import DTYPES, MASKS
@@ -26,7 +26,7 @@ _MAY = {"head_dim_v": int, "from": int, "to": int}
 
 @dataclass(frozen=True, order=True)
 class Row:
-    """For keys sequences from `least` to `most` long, on this card, the kernel is `slug`."""
+    """For key sequences from `least` to `most` long, on this card, the kernel is `slug`."""
 
     card: str
     dtype: str
@@ -43,14 +43,16 @@ class Row:
         return self.dtype, self.head_dim, self.head_dim_v, self.mask
 
 
-def rows_for(dtype: str, head_dim: int, head_dim_v: int, mask: str, card: str) -> tuple[Row, ...]:
+def rows_for(
+    dtype: str, head_dim: int, head_dim_v: int, mask: str, card: str, *, own: Path
+) -> tuple[Row, ...]:
     """The rows for a problem by rising key length, which leave no length out; () if there are none.
 
-    Rows of this card go before those of another, a user's before fagen's.  Raises ScheduleError
-    where a table is wrong.
+    Rows of this card go before those of another, a user's before those of the table in the folder
+    `own`.  Raises ScheduleError where a table is wrong.
     """
     problem = dtype, head_dim, head_dim_v, mask
-    for table in (table_at(config_folder() / NAME), table_at(locate("schedules") / NAME)):
+    for table in (table_at(config_folder() / NAME), table_at(own / NAME)):
         fitting = [row for row in table if row.problem == problem]
         here = [row for row in fitting if row.card == card]
         others = [row for row in fitting if fitting and row.card == fitting[0].card]

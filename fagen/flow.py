@@ -16,7 +16,7 @@ from fagen.schedule import Schedule, read_schedule
 
 def committed() -> tuple[Schedule, ...]:
     """Every schedule in schedules/, by name."""
-    return tuple(map(read_schedule, sorted(locate("schedules").glob("*.toml"))))
+    return tuple(map(read_schedule, sorted(locate("schedules").glob("fwd_*.toml"))))
 
 
 def rendered(schedule: Schedule) -> Source:

@@ -42,10 +42,11 @@ class Built:
 
 @pytest.fixture(scope="session", autouse=True)
 def kernel_cache(pytestconfig: pytest.Config) -> Iterator[Path]:
-    """A test never reads or writes the user's cache; what it builds the next run finds again."""
+    """No test touches the user's cache or configuration; what one builds the next run finds."""
     folder = pytestconfig.rootpath / ".pytest_cache" / "fagen"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FAGEN_CACHE", str(folder))
+        patch.setenv("XDG_CONFIG_HOME", str(folder / "no configuration"))
         prune(older_than=7 * DAY)
         yield folder
 

@@ -22,7 +22,7 @@ from fagen.toolchain import FLAGS
 
 SLUG = "fwd_fp16_d128_causal_m128n128"
 ROOT = locate("cli.py").parent
-COMMITTED = sorted(path.stem for path in locate("schedules").glob("*.toml"))
+COMMITTED = sorted(path.stem for path in locate("schedules").glob("fwd_*.toml"))
 
 
 def fagen(*words: object, input: str | None = None) -> Result:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -11,20 +12,22 @@ import torch
 from torch import Tensor
 
 import fagen
-from fagen import dispatch
+from fagen import dispatch, dispatch_table
+from fagen.dispatch_table import Row
 from fagen.emulator import emulate, reference
 from fagen.errors import DeviceError, FagenError, ScheduleError
 from fagen.paths import locate
 from fagen.plan import plan
 from fagen.schedule import Schedule, read_schedule
 
-THERE = [read_schedule(path) for path in sorted(locate("schedules").glob("*.toml"))]
+THERE = [read_schedule(path) for path in sorted(locate("schedules").glob("fwd_*.toml"))]
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(dispatch, "_ready", {})
     monkeypatch.setattr(dispatch, "_kernels", {})
+    monkeypatch.setattr(dispatch, "_ranges", {})
     dispatch._schedules.cache_clear()
     yield
     dispatch._schedules.cache_clear()
@@ -71,6 +74,7 @@ def test_every_schedule_of_the_folder_serves_its_problem(schedule: Schedule) -> 
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
         causal=problem.causal,
+        seqlen=90,
         device="cpu",
     )
     assert dispatch._problem(Schedule.from_slug(slug)) == problem
@@ -101,7 +105,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
 
     def fill(*slugs: str) -> None:
         for number, slug in enumerate(slugs):
-            (tmp_path / f"{number}.toml").write_text(toml(Schedule.from_slug(slug)))
+            (tmp_path / f"fwd_{number}.toml").write_text(toml(Schedule.from_slug(slug)))
         dispatch._schedules.cache_clear()
 
     return fill
@@ -115,6 +119,38 @@ def test_of_several_the_preferred_one_is_taken(
     assert fagen.prepare(dtype="fp16", head_dim=64) == first
     monkeypatch.setattr(dispatch, "PREFERRED", (second,))
     assert fagen.prepare(dtype="fp16", head_dim=64) == second
+
+
+def test_a_dispatch_table_names_the_kernel_by_the_number_of_keys(
+    folder: Callable[..., None], tmp_path: Path
+) -> None:
+    few, many = "fwd_fp16_d64_full_m64n16", "fwd_fp16_d64_full_m64n64"
+    other = "fwd_fp16_d64_full_m128n128"
+    folder(few, many, other)
+    problem = ("fp16", 64, 64, "full")
+    rows = [Row("NVIDIA H200", *problem, 0, 89, few), Row("NVIDIA H200", *problem, 90, inf, many)]
+    dispatch_table.update(tmp_path / dispatch_table.NAME, rows)
+    assert fagen.prepare(dtype="fp16", head_dim=64) == many
+    assert fagen.prepare(dtype="fp16", head_dim=64, seqlen=89) == few
+    q, k, v = qkv()
+    for keys, slug in ((90, many), (89, few), (1, few)):
+        expected = emulate(plan(Schedule.from_slug(slug)), q, k[:, :keys], v[:, :keys], 0.125)[0]
+        assert torch.equal(fagen.attention(q, k[:, :keys], v[:, :keys]), expected)
+    assert not torch.equal(fagen.attention(q, k, v, schedule=other), fagen.attention(q, k, v))
+
+
+def test_no_call_but_the_first_looks_at_a_disk(
+    folder: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slug = "fwd_fp16_d64_full_m64n16"
+    folder(slug)
+    rows = [Row("NVIDIA H200", "fp16", 64, 64, "full", 0, inf, slug)]
+    dispatch_table.update(tmp_path / dispatch_table.NAME, rows)
+    q, k, v = qkv()
+    first = fagen.attention(q, k, v)
+    monkeypatch.setattr(dispatch, "locate", None)
+    monkeypatch.setattr(dispatch, "rows_for", None)
+    assert torch.equal(fagen.attention(q, k, v), first)
 
 
 def test_preferred_schedules_exist() -> None:

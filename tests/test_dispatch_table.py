@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fagen import dispatch_table
-from fagen.dispatch_table import Row, rows_for, table_at, update
+from fagen.dispatch_table import Row, table_at, update
 from fagen.errors import ScheduleError
 from fagen.paths import locate
 
@@ -21,7 +21,6 @@ def rows(card="NVIDIA H200", short=SHORT, long=LONG):
 def folders(tmp_path, monkeypatch):
     """fagen's own table and a user's, both empty so far."""
     (tmp_path / "own").mkdir()
-    monkeypatch.setattr(dispatch_table, "locate", lambda name: tmp_path / "own")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     table_at.cache_clear()
     yield tmp_path / "own" / "dispatch.toml", tmp_path / "fagen" / "dispatch.toml"
@@ -46,6 +45,10 @@ def test_an_update_replaces_a_problem_on_a_card_and_nothing_else(tmp_path):
 
 def test_a_users_table_goes_first_then_this_card_then_another(folders):
     own, users = folders
+
+    def rows_for(*asked):
+        return dispatch_table.rows_for(*asked, own=own.parent)
+
     assert rows_for(*PROBLEM, "NVIDIA H200") == ()
     update(own, rows("NVIDIA H100", long="fwd_fp16_d128_full_m128n96"))
     assert [row.slug for row in rows_for(*PROBLEM, "NVIDIA H200")][1].endswith("n96")

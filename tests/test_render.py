@@ -18,7 +18,7 @@ from fagen.render import HASH_WORD, Source, environment, formatted, render, toke
 from fagen.schedule import Schedule, read_schedule
 from tests.strategies import schedules
 
-FILES = sorted(locate("schedules").glob("*.toml"))
+FILES = sorted(locate("schedules").glob("fwd_*.toml"))
 FIRST = "fwd_fp16_d128_causal_m128n128"
 
 

@@ -29,7 +29,7 @@ block_m = 128
 block_n = 128
 """
 
-FILES = sorted(locate("schedules").glob("*.toml"))
+FILES = sorted(locate("schedules").glob("fwd_*.toml"))
 
 
 def refusal(text: str) -> list[str]:

@@ -140,7 +140,7 @@ def test_what_a_compiler_says_cannot_break_the_page(store, tmp_path):
 
 
 def chromium() -> Path:
-    """A browser, or a skip that says how to get one; the page's structure is tested all the same."""
+    """A browser, or a skip that says how to get one; its structure is tested anyway."""
     for name in ("chromium", "chromium-browser", "google-chrome"):
         if path := find_program(name):
             return path

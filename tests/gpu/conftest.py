@@ -16,7 +16,7 @@ from fagen.paths import locate
 from fagen.schedule import read_schedule
 
 BUILDERS = 8  # kernels that are compiled at a time
-SLUGS = sorted(read_schedule(path).slug for path in locate("schedules").glob("*.toml"))
+SLUGS = sorted(read_schedule(path).slug for path in locate("schedules").glob("fwd_*.toml"))
 
 
 class Committed:

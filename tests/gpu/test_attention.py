@@ -24,6 +24,7 @@ def qkv():
 def nothing_is_ready(monkeypatch):
     monkeypatch.setattr(dispatch, "_ready", {})
     monkeypatch.setattr(dispatch, "_kernels", {})
+    monkeypatch.setattr(dispatch, "_ranges", {})
 
 
 def test_prepared_it_gives_the_same_called_captured_or_compiled(qkv, nothing_is_ready):
