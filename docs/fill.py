@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import click
 from click.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,7 +91,8 @@ def _commands() -> Iterator[str]:
     yield "| command | |"
     yield "|---|---|"
     for name, command in cli.main.commands.items():
-        for parts in [(name, command)] if name != "cache" else _under(name, command):
+        group = isinstance(command, click.Group)
+        for parts in _under(name, command) if group else [(name, command)]:
             yield f"| `fagen {parts[0]}` | {parts[1].get_short_help_str(200)} |"
 
 

@@ -194,8 +194,8 @@ def shared_formulae(output: str, p: str) -> Mapping[str, Any]:
     rows |= {"v_or_o": sympy.Max(v, o)} if output == "v_space" else {"v": v, "o": o}
     if p == "shared":
         rows["p"] = m * n * e
-    # full and empty for each stage of K and of V and for each warpgroup's rows of Q; O empty
-    rows["barriers"] = SM90.mbarrier_bytes * (4 * stages + 2 * m / SM90.wgmma_m + 1)
+    # full and empty for each stage of K and of V; Q full, Q empty and O empty
+    rows["barriers"] = SM90.mbarrier_bytes * (4 * stages + 3)
     return rows
 
 

@@ -57,6 +57,7 @@ class Plan:
     persistent: bool
     longest_first: bool
     cluster: int  # thread blocks that share K and V
+    q_by_warpgroup: bool  # each fetches its own rows of Q; their barriers fit the same 1,024 bytes
     l2_share_bytes: int  # of the L2 cache, for the K and V that blocks share
     max_spill_bytes: int  # per thread
 
@@ -135,6 +136,7 @@ def plan(schedule: Schedule) -> Plan:
         persistent=order.persistent,
         longest_first=order.longest_first,
         cluster=schedule.grid.cluster,
+        q_by_warpgroup=schedule.grid.cluster > 1,  # measured for pairs; not yet for single blocks
         l2_share_bytes=SM90.l2_bytes // 2,  # each half holds its own copy of what both halves read
         max_spill_bytes=schedule.build.max_spill_bytes,
         qk_swizzle=qk_swizzle,

@@ -18,6 +18,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cute/arch/mma_sm90_desc.hpp>
@@ -106,10 +107,10 @@ struct SharedStorage {
   alignas(1024) Element k[kStages][kBlockN * kHeadDimPadded];
   alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
   alignas(1024) Element o[kBlockM * kHeadDimVPadded];
-  alignas(1024) TransactionBarrier q_full[kConsumers];
+  alignas(1024) TransactionBarrier q_full;
   TransactionBarrier k_full[kStages];
   TransactionBarrier v_full[kStages];
-  Barrier q_empty[kConsumers];
+  Barrier q_empty;
   Barrier k_empty[kStages];
   Barrier v_empty[kStages];
   Barrier o_empty;
@@ -311,14 +312,10 @@ struct Loader {
   }
 
   __device__ __forceinline__ void load_q(const Tile& tile) {
-    // Each warpgroup's rows by themselves, as soon as it has done with the last ones.
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      shared.q_empty[consumer].wait(q_phase ^ 1);
-      copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
-          params.q, shared.q_full[consumer], shared.q + consumer * kWarpgroupRows * kHeadDimPadded,
-          tile.first_row + consumer * kWarpgroupRows, tile.head, tile.batch,
-          cute::TMA::CacheHintSm90::EVICT_FIRST);
-    }
+    shared.q_empty.wait(q_phase ^ 1);
+    copy<kHeadDimPadded, kBlockM, kQkSlab>(params.q, shared.q_full, shared.q, tile.first_row,
+                                           tile.head, tile.batch,
+                                           cute::TMA::CacheHintSm90::EVICT_FIRST);
     q_phase ^= 1;
   }
 
@@ -547,7 +544,7 @@ struct Consumer {
 
   // Issues S = Q Kᵀ for the current K.
   __device__ __forceinline__ void issue_qk(float (&s)[kBlockN / 2]) {
-    const uint64_t q_rows = descriptor(shared.q + warpgroup * kWarpgroupRows * kHeadDimPadded,
+    const uint64_t q_rows = descriptor(shared.q + warpgroup * kWarpgroupRows * kQkSlab,
                                        kQkDescriptor, 16, 8 * kQkSlab * sizeof(Element));
     const uint64_t k_rows =
         descriptor(shared.k[k.stage], kQkDescriptor, 16, 8 * kQkSlab * sizeof(Element));
@@ -556,7 +553,7 @@ struct Consumer {
     wgmma_qk<false>(s, q_rows, k_rows);
 #pragma unroll
     for (int d = kStepK; d < kHeadDimPadded; d += kStepK) {
-      wgmma_qk<true>(s, q_rows + column_offset<kWarpgroupRows, kQkSlab>(d),
+      wgmma_qk<true>(s, q_rows + column_offset<kBlockM, kQkSlab>(d),
                      k_rows + column_offset<kBlockN, kQkSlab>(d));
     }
     wgmma_commit();
@@ -630,7 +627,7 @@ struct Consumer {
     float s[kBlockN / 2];
     Probabilities p;
     int block = tile.blocks - 1;
-    shared.q_full[warpgroup].wait(q_phase);
+    shared.q_full.wait(q_phase);
     q_phase ^= 1;
     await_k();
     issue_qk(s);
@@ -647,7 +644,7 @@ struct Consumer {
     for (; block >= 0; --block) {
       step<false>(tile, block, s, p, o, softmax);
     }
-    release(shared.q_empty[warpgroup]);
+    release(shared.q_empty);
     await_v();
     issue_pv(o, p);
     wgmma_wait<0>();
@@ -733,17 +730,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     cute::prefetch_tma_descriptor(&params.v);
     cute::prefetch_tma_descriptor(&params.out);
     constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
-    constexpr int kReaders = 1;
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      shared.q_full[consumer].init(1);
-      shared.q_empty[consumer].init(kWarpgroup / 32);
-    }
-    shared.o_empty.init(kReaders * kConsumers);
+    shared.q_full.init(1);
+    shared.q_empty.init(kConsumerWarps);
+    shared.o_empty.init(kConsumers);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.k_full[stage].init(1);
       shared.v_full[stage].init(1);
-      shared.k_empty[stage].init(kReaders * kConsumerWarps);
-      shared.v_empty[stage].init(kReaders * kConsumerWarps);
+      shared.k_empty[stage].init(kConsumerWarps);
+      shared.v_empty[stage].init(kConsumerWarps);
     }
     cutlass::arch::fence_barrier_init();
   }
@@ -944,7 +938,7 @@ Status launch(const FagenForwardArgs* args, cudaStream_t stream) {
   }
 
   Params params;
-  if (!describe(&params.q, q, kQkSlab, kWarpgroupRows, CU_TENSOR_MAP_SWIZZLE_128B) ||
+  if (!describe(&params.q, q, kQkSlab, kBlockM, CU_TENSOR_MAP_SWIZZLE_128B) ||
       !describe(&params.k, k, kQkSlab, kBlockN, CU_TENSOR_MAP_SWIZZLE_128B) ||
       !describe(&params.v, v, kVSlab, kBlockN, CU_TENSOR_MAP_SWIZZLE_128B) ||
       !describe(&params.out, out, kVSlab, kWarpgroupRows, CU_TENSOR_MAP_SWIZZLE_128B)) {
@@ -1001,6 +995,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d128_causal_m128n128_info(void)
       kProducerRegisters,
       kConsumerRegisters,
       "fwd_fp16_d128_causal_m128n128",
-      "c70eca175dbc2076706f08b4af962fd0aa8188d1f26b1df53312192b4b9dc092"};
+      "15862ffe8529872f7b89c3adf93ecb18d13268b7dea521066ae31da46969409b"};
   return &info;
 }

@@ -18,6 +18,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cute/arch/mma_sm90_desc.hpp>
@@ -105,10 +106,10 @@ struct SharedStorage {
   alignas(1024) Element k[kStages][kBlockN * kHeadDimPadded];
   alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
   alignas(1024) Element o[kBlockM * kHeadDimVPadded];
-  alignas(1024) TransactionBarrier q_full[kConsumers];
+  alignas(1024) TransactionBarrier q_full;
   TransactionBarrier k_full[kStages];
   TransactionBarrier v_full[kStages];
-  Barrier q_empty[kConsumers];
+  Barrier q_empty;
   Barrier k_empty[kStages];
   Barrier v_empty[kStages];
   Barrier o_empty;
@@ -287,14 +288,10 @@ struct Loader {
   }
 
   __device__ __forceinline__ void load_q(const Tile& tile) {
-    // Each warpgroup's rows by themselves, as soon as it has done with the last ones.
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      shared.q_empty[consumer].wait(q_phase ^ 1);
-      copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
-          params.q, shared.q_full[consumer], shared.q + consumer * kWarpgroupRows * kHeadDimPadded,
-          tile.first_row + consumer * kWarpgroupRows, tile.head, tile.batch,
-          cute::TMA::CacheHintSm90::EVICT_FIRST);
-    }
+    shared.q_empty.wait(q_phase ^ 1);
+    copy<kHeadDimPadded, kBlockM, kQkSlab>(params.q, shared.q_full, shared.q, tile.first_row,
+                                           tile.head, tile.batch,
+                                           cute::TMA::CacheHintSm90::EVICT_FIRST);
     q_phase ^= 1;
   }
 
@@ -520,7 +517,7 @@ struct Consumer {
 
   // Issues S = Q Kᵀ for the current K.
   __device__ __forceinline__ void issue_qk(float (&s)[kBlockN / 2]) {
-    const uint64_t q_rows = descriptor(shared.q + warpgroup * kWarpgroupRows * kHeadDimPadded,
+    const uint64_t q_rows = descriptor(shared.q + warpgroup * kWarpgroupRows * kQkSlab,
                                        kQkDescriptor, 16, 8 * kQkSlab * sizeof(Element));
     const uint64_t k_rows =
         descriptor(shared.k[k.stage], kQkDescriptor, 16, 8 * kQkSlab * sizeof(Element));
@@ -529,7 +526,7 @@ struct Consumer {
     wgmma_qk<false>(s, q_rows, k_rows);
 #pragma unroll
     for (int d = kStepK; d < kHeadDimPadded; d += kStepK) {
-      wgmma_qk<true>(s, q_rows + column_offset<kWarpgroupRows, kQkSlab>(d),
+      wgmma_qk<true>(s, q_rows + column_offset<kBlockM, kQkSlab>(d),
                      k_rows + column_offset<kBlockN, kQkSlab>(d));
     }
     wgmma_commit();
@@ -600,7 +597,7 @@ struct Consumer {
     float s[kBlockN / 2];
     Probabilities p;
     int block = tile.blocks - 1;
-    shared.q_full[warpgroup].wait(q_phase);
+    shared.q_full.wait(q_phase);
     q_phase ^= 1;
     await_k();
     issue_qk(s);
@@ -614,7 +611,7 @@ struct Consumer {
     for (; block >= 0; --block) {
       step<false>(tile, block, s, p, o, softmax);
     }
-    release(shared.q_empty[warpgroup]);
+    release(shared.q_empty);
     await_v();
     issue_pv(o, p);
     wgmma_wait<0>();
@@ -697,17 +694,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     cute::prefetch_tma_descriptor(&params.v);
     cute::prefetch_tma_descriptor(&params.out);
     constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
-    constexpr int kReaders = 1;
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      shared.q_full[consumer].init(1);
-      shared.q_empty[consumer].init(kWarpgroup / 32);
-    }
-    shared.o_empty.init(kReaders * kConsumers);
+    shared.q_full.init(1);
+    shared.q_empty.init(kConsumerWarps);
+    shared.o_empty.init(kConsumers);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.k_full[stage].init(1);
       shared.v_full[stage].init(1);
-      shared.k_empty[stage].init(kReaders * kConsumerWarps);
-      shared.v_empty[stage].init(kReaders * kConsumerWarps);
+      shared.k_empty[stage].init(kConsumerWarps);
+      shared.v_empty[stage].init(kConsumerWarps);
     }
     cutlass::arch::fence_barrier_init();
   }
@@ -908,7 +902,7 @@ Status launch(const FagenForwardArgs* args, cudaStream_t stream) {
   }
 
   Params params;
-  if (!describe(&params.q, q, kQkSlab, kWarpgroupRows, CU_TENSOR_MAP_SWIZZLE_32B) ||
+  if (!describe(&params.q, q, kQkSlab, kBlockM, CU_TENSOR_MAP_SWIZZLE_32B) ||
       !describe(&params.k, k, kQkSlab, kBlockN, CU_TENSOR_MAP_SWIZZLE_32B) ||
       !describe(&params.v, v, kVSlab, kBlockN, CU_TENSOR_MAP_SWIZZLE_32B) ||
       !describe(&params.out, out, kVSlab, kWarpgroupRows, CU_TENSOR_MAP_SWIZZLE_32B)) {
@@ -951,6 +945,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d80_full_m128n128_info(void) {
       kProducerRegisters,
       kConsumerRegisters,
       "fwd_fp16_d80_full_m128n128",
-      "081c5d65926f6c14f040a630ec19a0ad863c6c63e63c9df67aadea52a614388c"};
+      "eba303697cf60720278fc46e4c98e26011a4f792d564f220d4756ec7bb82dca6"};
   return &info;
 }

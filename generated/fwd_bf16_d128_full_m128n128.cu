@@ -1,5 +1,5 @@
-// fwd_bf16_d128_full_m128n128_c2: fused attention forward for Hopper (sm_90a). Rendered by fagen;
-// do not edit.
+// fwd_bf16_d128_full_m128n128: fused attention forward for Hopper (sm_90a). Rendered by fagen; do
+// not edit.
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
 //
@@ -18,6 +18,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cute/arch/mma_sm90_desc.hpp>
@@ -60,13 +61,13 @@ struct FagenKernelInfo {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_fwd_bf16_d128_full_m128n128_c2(const struct FagenForwardArgs* args, void* stream);
-const char* fagen_fwd_bf16_d128_full_m128n128_c2_message(int status);
-const struct FagenKernelInfo* fagen_fwd_bf16_d128_full_m128n128_c2_info(void);
+int fagen_fwd_bf16_d128_full_m128n128(const struct FagenForwardArgs* args, void* stream);
+const char* fagen_fwd_bf16_d128_full_m128n128_message(int status);
+const struct FagenKernelInfo* fagen_fwd_bf16_d128_full_m128n128_info(void);
 
 }  // extern "C"
 
-namespace fagen_fwd_bf16_d128_full_m128n128_c2_kernel {
+namespace fagen_fwd_bf16_d128_full_m128n128_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
@@ -81,10 +82,9 @@ constexpr int kBlockN = 128;
 constexpr int kStages = 2;
 constexpr int kConsumers = 2;  // warpgroups of 64 query rows
 constexpr int kThreads = 384;
-constexpr int kCluster = 2;  // thread blocks that share K and V
 constexpr int kLaunchRegisters = 168;
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
+constexpr int kProducerRegisters = 24;
+constexpr int kConsumerRegisters = 240;
 constexpr int kSmemBytes = 197632;
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
@@ -106,10 +106,10 @@ struct SharedStorage {
   alignas(1024) Element k[kStages][kBlockN * kHeadDimPadded];
   alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
   alignas(1024) Element o[kBlockM * kHeadDimVPadded];
-  alignas(1024) TransactionBarrier q_full[kConsumers];
+  alignas(1024) TransactionBarrier q_full;
   TransactionBarrier k_full[kStages];
   TransactionBarrier v_full[kStages];
-  Barrier q_empty[kConsumers];
+  Barrier q_empty;
   Barrier k_empty[kStages];
   Barrier v_empty[kStages];
   Barrier o_empty;
@@ -235,12 +235,8 @@ struct Tile {
 
 __device__ __forceinline__ Tile tile_at(const Params& params, int index) {
   Tile tile;
-  // Two tiles of one head, one for each block of a pair. Where a head has an odd number, the last
-  // one's partner lies past the end: it makes every step, as the pair must, and TMA clips what it
-  // stores.
-  const int pairs = (params.m_blocks + kCluster - 1) / kCluster;
-  const int flat_head = index / pairs;
-  const int m_block = (index - flat_head * pairs) * kCluster + blockIdx.x % kCluster;
+  const int flat_head = index / params.m_blocks;  // neighbours share K and V
+  const int m_block = index - flat_head * params.m_blocks;
   tile.first_row = m_block * kBlockM;
   tile.batch = flat_head / params.heads;
   tile.head = flat_head - tile.batch * params.heads;
@@ -253,9 +249,9 @@ __device__ __forceinline__ Tile tile_at(const Params& params, int index) {
 
 // The tiles of one thread block, by index.
 struct Tiles {
-  int index = blockIdx.x / kCluster;
+  int index = blockIdx.x;
 
-  __device__ __forceinline__ void next() { index += gridDim.x / kCluster; }
+  __device__ __forceinline__ void next() { index += gridDim.x; }
 };
 
 // A place in a ring of kStages buffers. The phase bit flips each time around.
@@ -296,48 +292,27 @@ struct Loader {
     }
   }
 
-  // Half a tile for both blocks of the pair; the peer sends the other half. Each block's barrier
-  // counts the bytes that arrive in its own shared memory.
-  template <int columns, int rows, int slab>
-  __device__ __forceinline__ void copy_half(const CUtensorMap& map, TransactionBarrier& full,
-                                            Element* tile, int row, int head, int batch,
-                                            cute::TMA::CacheHintSm90 hint) {
-    constexpr uint16_t kBoth = (1 << kCluster) - 1;
-    const int half = blockIdx.x % kCluster * (rows / kCluster);
-    full.arrive_and_expect_tx(rows * columns * sizeof(Element));
-#pragma unroll
-    for (int column = 0; column < columns; column += slab) {
-      cute::SM90_TMA_LOAD_MULTICAST_4D::copy(
-          &map, reinterpret_cast<uint64_t*>(&full), kBoth, static_cast<uint64_t>(hint),
-          tile + column * rows + half * slab, column, row + half, head, batch);
-    }
-  }
-
   __device__ __forceinline__ void load_q(const Tile& tile) {
-    // Each warpgroup's rows by themselves, as soon as it has done with the last ones.
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      shared.q_empty[consumer].wait(q_phase ^ 1);
-      copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
-          params.q, shared.q_full[consumer], shared.q + consumer * kWarpgroupRows * kHeadDimPadded,
-          tile.first_row + consumer * kWarpgroupRows, tile.head, tile.batch,
-          cute::TMA::CacheHintSm90::EVICT_FIRST);
-    }
+    shared.q_empty.wait(q_phase ^ 1);
+    copy<kHeadDimPadded, kBlockM, kQkSlab>(params.q, shared.q_full, shared.q, tile.first_row,
+                                           tile.head, tile.batch,
+                                           cute::TMA::CacheHintSm90::EVICT_FIRST);
     q_phase ^= 1;
   }
 
   __device__ __forceinline__ void load_k(const Tile& tile, int block) {
     shared.k_empty[k.stage].wait(k.phase ^ 1);
-    copy_half<kHeadDimPadded, kBlockN, kQkSlab>(params.k, shared.k_full[k.stage], shared.k[k.stage],
-                                                block * kBlockN, tile.kv_head, tile.batch,
-                                                cute::TMA::CacheHintSm90::EVICT_LAST);
+    copy<kHeadDimPadded, kBlockN, kQkSlab>(params.k, shared.k_full[k.stage], shared.k[k.stage],
+                                           block * kBlockN, tile.kv_head, tile.batch,
+                                           cute::TMA::CacheHintSm90::EVICT_LAST);
     k.advance();
   }
 
   __device__ __forceinline__ void load_v(const Tile& tile, int block) {
     shared.v_empty[v.stage].wait(v.phase ^ 1);
-    copy_half<kHeadDimVPadded, kBlockN, kVSlab>(params.v, shared.v_full[v.stage], shared.v[v.stage],
-                                                block * kBlockN, tile.kv_head, tile.batch,
-                                                cute::TMA::CacheHintSm90::EVICT_LAST);
+    copy<kHeadDimVPadded, kBlockN, kVSlab>(params.v, shared.v_full[v.stage], shared.v[v.stage],
+                                           block * kBlockN, tile.kv_head, tile.batch,
+                                           cute::TMA::CacheHintSm90::EVICT_LAST);
     v.advance();
   }
 };
@@ -513,13 +488,6 @@ struct Consumer {
     }
   }
 
-  // Likewise to every block that fills it.
-  __device__ __forceinline__ void release_to_all(Barrier& empty) {
-    if (threadIdx.x % 32 < kCluster) {
-      empty.arrive(threadIdx.x % 32);
-    }
-  }
-
   // An answer from a barrier takes a while even when it is yes. So each buffer is asked for as soon
   // as the one before it is released, and the answer arrives under the softmax.
   __device__ __forceinline__ void await_k() {
@@ -529,7 +497,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void release_k() {
-    release_to_all(shared.k_empty[k.stage]);
+    release(shared.k_empty[k.stage]);
     k.advance();
     k_ready = shared.k_full[k.stage].test_wait(k.phase);
   }
@@ -541,7 +509,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void release_v() {
-    release_to_all(shared.v_empty[v.stage]);
+    release(shared.v_empty[v.stage]);
     v.advance();
     v_ready = shared.v_full[v.stage].test_wait(v.phase);
   }
@@ -554,7 +522,7 @@ struct Consumer {
 
   // Issues S = Q Kᵀ for the current K.
   __device__ __forceinline__ void issue_qk(float (&s)[kBlockN / 2]) {
-    const uint64_t q_rows = descriptor(shared.q + warpgroup * kWarpgroupRows * kHeadDimPadded,
+    const uint64_t q_rows = descriptor(shared.q + warpgroup * kWarpgroupRows * kQkSlab,
                                        kQkDescriptor, 16, 8 * kQkSlab * sizeof(Element));
     const uint64_t k_rows =
         descriptor(shared.k[k.stage], kQkDescriptor, 16, 8 * kQkSlab * sizeof(Element));
@@ -563,7 +531,7 @@ struct Consumer {
     wgmma_qk<false>(s, q_rows, k_rows);
 #pragma unroll
     for (int d = kStepK; d < kHeadDimPadded; d += kStepK) {
-      wgmma_qk<true>(s, q_rows + column_offset<kWarpgroupRows, kQkSlab>(d),
+      wgmma_qk<true>(s, q_rows + column_offset<kBlockM, kQkSlab>(d),
                      k_rows + column_offset<kBlockN, kQkSlab>(d));
     }
     wgmma_commit();
@@ -634,7 +602,7 @@ struct Consumer {
     float s[kBlockN / 2];
     Probabilities p;
     int block = tile.blocks - 1;
-    shared.q_full[warpgroup].wait(q_phase);
+    shared.q_full.wait(q_phase);
     q_phase ^= 1;
     await_k();
     issue_qk(s);
@@ -648,7 +616,7 @@ struct Consumer {
     for (; block >= 0; --block) {
       step<false>(tile, block, s, p, o, softmax);
     }
-    release(shared.q_empty[warpgroup]);
+    release(shared.q_empty);
     await_v();
     issue_pv(o, p);
     wgmma_wait<0>();
@@ -720,7 +688,7 @@ struct Consumer {
 
 // ---- The kernel ------------------------------------------------------------------------------
 
-__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, 1)
     attention_forward(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) char shared_bytes[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
@@ -731,22 +699,18 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     cute::prefetch_tma_descriptor(&params.v);
     cute::prefetch_tma_descriptor(&params.out);
     constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
-    constexpr int kReaders =
-        kCluster;  // blocks that must have read a buffer before it is filled anew
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      shared.q_full[consumer].init(1);
-      shared.q_empty[consumer].init(kWarpgroup / 32);
-    }
-    shared.o_empty.init(kReaders * kConsumers);
+    shared.q_full.init(1);
+    shared.q_empty.init(kConsumerWarps);
+    shared.o_empty.init(kConsumers);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.k_full[stage].init(1);
       shared.v_full[stage].init(1);
-      shared.k_empty[stage].init(kReaders * kConsumerWarps);
-      shared.v_empty[stage].init(kReaders * kConsumerWarps);
+      shared.k_empty[stage].init(kConsumerWarps);
+      shared.v_empty[stage].init(kConsumerWarps);
     }
     cutlass::arch::fence_barrier_init();
   }
-  cute::cluster_sync();
+  __syncthreads();
 
   const int warpgroup =
       __shfl_sync(0xffffffff, threadIdx.x / kWarpgroup, 0);  // known to be uniform
@@ -760,17 +724,15 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     Consumer consumer{params, shared, warpgroup - 1};
     consumer.run();
   }
-  __syncwarp();
-  cute::cluster_sync();  // the peer may still write here, and arrive at these barriers
 }
 
-}  // namespace fagen_fwd_bf16_d128_full_m128n128_c2_kernel
+}  // namespace fagen_fwd_bf16_d128_full_m128n128_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_fwd_bf16_d128_full_m128n128_c2_host {
+namespace fagen_fwd_bf16_d128_full_m128n128_host {
 
-using namespace fagen_fwd_bf16_d128_full_m128n128_c2_kernel;
+using namespace fagen_fwd_bf16_d128_full_m128n128_kernel;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -945,9 +907,9 @@ Status launch(const FagenForwardArgs* args, cudaStream_t stream) {
   }
 
   Params params;
-  if (!describe(&params.q, q, kQkSlab, kWarpgroupRows, CU_TENSOR_MAP_SWIZZLE_128B) ||
-      !describe(&params.k, k, kQkSlab, kBlockN / kCluster, CU_TENSOR_MAP_SWIZZLE_128B) ||
-      !describe(&params.v, v, kVSlab, kBlockN / kCluster, CU_TENSOR_MAP_SWIZZLE_128B) ||
+  if (!describe(&params.q, q, kQkSlab, kBlockM, CU_TENSOR_MAP_SWIZZLE_128B) ||
+      !describe(&params.k, k, kQkSlab, kBlockN, CU_TENSOR_MAP_SWIZZLE_128B) ||
+      !describe(&params.v, v, kVSlab, kBlockN, CU_TENSOR_MAP_SWIZZLE_128B) ||
       !describe(&params.out, out, kVSlab, kWarpgroupRows, CU_TENSOR_MAP_SWIZZLE_128B)) {
     return kTensorMapRefused;
   }
@@ -959,28 +921,27 @@ Status launch(const FagenForwardArgs* args, cudaStream_t stream) {
   params.seqlen_q = a.seqlen_q;
   params.seqlen_k = a.seqlen_k;
   params.m_blocks = m_blocks;
-  params.slots =
-      int(ceil_div(m_blocks, kCluster) * a.heads * a.batch);  // of one tile for each block
-  const int grid = kCluster * std::min(params.slots, multiprocessors / kCluster);
+  const int grid = int(std::min<int64_t>(tiles, multiprocessors));
+  params.slots = int(tiles);
   params.scale_log2 = a.scale * 1.44269504089f;
 
   attention_forward<<<grid, kThreads, sizeof(SharedStorage), stream>>>(params);
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_fwd_bf16_d128_full_m128n128_c2_host
+}  // namespace fagen_fwd_bf16_d128_full_m128n128_host
 
-extern "C" int fagen_fwd_bf16_d128_full_m128n128_c2(const FagenForwardArgs* args, void* stream) {
-  return fagen_fwd_bf16_d128_full_m128n128_c2_host::launch(args, static_cast<cudaStream_t>(stream));
+extern "C" int fagen_fwd_bf16_d128_full_m128n128(const FagenForwardArgs* args, void* stream) {
+  return fagen_fwd_bf16_d128_full_m128n128_host::launch(args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" const char* fagen_fwd_bf16_d128_full_m128n128_c2_message(int status) {
-  using namespace fagen_fwd_bf16_d128_full_m128n128_c2_host;
+extern "C" const char* fagen_fwd_bf16_d128_full_m128n128_message(int status) {
+  using namespace fagen_fwd_bf16_d128_full_m128n128_host;
   return status >= 0 && status < kStatuses ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_fwd_bf16_d128_full_m128n128_c2_info(void) {
-  using namespace fagen_fwd_bf16_d128_full_m128n128_c2_kernel;
+extern "C" const FagenKernelInfo* fagen_fwd_bf16_d128_full_m128n128_info(void) {
+  using namespace fagen_fwd_bf16_d128_full_m128n128_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       sizeof(SharedStorage),
@@ -988,7 +949,7 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d128_full_m128n128_c2_info(void
       kLaunchRegisters,
       kProducerRegisters,
       kConsumerRegisters,
-      "fwd_bf16_d128_full_m128n128_c2",
-      "8f2b2f7510147373763d04db9fbeac47e6c079b7bc6c93e6e79f6f2dc8f709ee"};
+      "fwd_bf16_d128_full_m128n128",
+      "5231bd29e841e448da298e4a44fbd2238b47c04861e326c122472a9545b47fed"};
   return &info;
 }
