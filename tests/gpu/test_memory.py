@@ -39,6 +39,6 @@ def test_compute_sanitizer_finds_nothing(kernel, tool):
     )
     said = result.stdout + result.stderr
     if "Device not supported" in said:
-        pytest.skip("compute-sanitizer does not support this device or the machine it is lent by")
+        pytest.skip("compute-sanitizer does not support this device or this machine")
     assert result.returncode == 0, said
     assert "ERROR SUMMARY: 0 errors" in said, said
