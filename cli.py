@@ -1,9 +1,8 @@
 """The command line: words come in, fagen is called, an answer goes out."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,10 +18,11 @@ from fagen.console import (
     ShapeOption,
     answer,
     as_text,
+    each,
     keep_saying,
     say,
 )
-from fagen.errors import DeviceError, FagenError, ToolchainError, VerificationError
+from fagen.errors import ToolchainError, VerificationError
 from fagen.paths import cache_folder, locate
 
 if TYPE_CHECKING:  # a command imports what it runs and no more: torch alone takes seconds
@@ -30,8 +30,6 @@ if TYPE_CHECKING:  # a command imports what it runs and no more: torch alone tak
     from fagen.schedule import Schedule
 
     Schedules = tuple[Schedule, ...]
-
-Done = TypeVar("Done")
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -108,7 +106,7 @@ def generate(
     """
     from fagen import evidence, flow
 
-    sources = _each("rendering", _chosen(schedules, every or compare), flow.rendered)
+    sources = each("rendering", _chosen(schedules, every or compare), flow.rendered)
     folder = output or (locate("generated") if every else None)
     if compare:
         faults = evidence.faults(sources)
@@ -147,7 +145,7 @@ def build(schedules: "Schedules", every: bool, binding: bool | None, as_json: bo
     def make(schedule: "Schedule") -> Any:
         return flow.built(schedule, binding=binding, progress=say)
 
-    made = _each("building", _chosen(schedules, every), make)
+    made = each("building", _chosen(schedules, every), make)
     answer(as_json, [asdict(binary) for _, binary in made], (report.built(*one) for one in made))
 
 
@@ -188,7 +186,7 @@ def verify(
             return flow.renewed(*made, folder)
         return flow.verified(*made, folder, progress=say)
 
-    found = _each("verifying", _chosen(schedules, every), prove)
+    found = each("verifying", _chosen(schedules, every), prove)
     answer(as_json, [asdict(evidence) for evidence in found], map(report.proved, found))
 
 
@@ -232,7 +230,7 @@ def bench(
 
     flow.need_gpu()
     chosen = _chosen(schedules, every)
-    made = _each("building", chosen, lambda schedule: flow.built(schedule, progress=say))
+    made = each("building", chosen, lambda schedule: flow.built(schedule, progress=say))
     head_dim = chosen[0].attention.head_dim
     standard = [measure.standard_shape(head_dim, seqlen) for seqlen in seqlens]
     beside_fa3 = measure.installed("fa3") if fa3 is None else fa3
@@ -378,7 +376,7 @@ def list_(as_json: bool) -> None:
     """
     from fagen import report
 
-    listed = _each("looking at", _chosen((), every=True), report.listed)
+    listed = each("looking at", _chosen((), every=True), report.listed)
     answer(as_json, listed, report.columns(listed))
 
 
@@ -477,25 +475,6 @@ def _chosen(schedules: "Schedules", every: bool) -> "Schedules":
     if not schedules and not every:
         raise click.UsageError("name a SCHEDULE, or all of schedules/ by --all")
     return (*schedules, *(flow.committed() if every else ()))
-
-
-def _each(
-    doing: str, schedules: Sequence["Schedule"], work: Callable[["Schedule"], Done]
-) -> list[Done]:
-    """Do the work for all schedules, and only then raise what went wrong with some of them."""
-    done: list[Done] = []
-    failed: list[FagenError] = []
-    for number, schedule in enumerate(schedules, 1):
-        say(f"{doing} {schedule.slug} ({number} of {len(schedules)})")
-        try:
-            done.append(work(schedule))
-        except (ToolchainError, DeviceError):
-            raise  # the next schedule would find the same
-        except FagenError as error:
-            failed.append(error)
-    if failed:
-        raise type(failed[0])("\n\n".join(map(str, failed)))
-    return done
 
 
 if __name__ == "__main__":

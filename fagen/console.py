@@ -6,19 +6,21 @@ object on stdout as well.
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from fagen.errors import FagenError, ToolchainError
+from fagen.errors import DeviceError, FagenError, ToolchainError
 from fagen.paths import locate
 
 if TYPE_CHECKING:  # a command imports what it runs and no more: torch alone takes seconds
     from fagen.measure import Shape
     from fagen.schedule import Schedule
+
+Done = TypeVar("Done")
 
 INTERRUPTED = 130  # what a shell says of a program ended by Ctrl-C
 INTERNAL = 70  # a fault of fagen's own, as sysexits.h has it
@@ -158,3 +160,22 @@ class DefaultCommand(click.Group):
         if args and args[0] not in {*self.commands, *ctx.help_option_names}:
             args = [next(iter(self.commands)), *args]
         return super().parse_args(ctx, args)
+
+
+def each(
+    doing: str, schedules: Sequence["Schedule"], work: Callable[["Schedule"], Done]
+) -> list[Done]:
+    """Do the work for all schedules, and only then raise what went wrong with some of them."""
+    done: list[Done] = []
+    failed: list[FagenError] = []
+    for number, schedule in enumerate(schedules, 1):
+        say(f"{doing} {schedule.slug} ({number} of {len(schedules)})")
+        try:
+            done.append(work(schedule))
+        except (ToolchainError, DeviceError):
+            raise  # the next schedule would find the same
+        except FagenError as error:
+            failed.append(error)
+    if failed:
+        raise type(failed[0])("\n\n".join(map(str, failed)))
+    return done

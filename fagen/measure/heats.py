@@ -67,6 +67,12 @@ def cards() -> tuple[Card | None, ...]:
     return tuple(found)
 
 
+def use_card(index: int) -> Card:
+    """Measure on this CUDA device from now on.  Raises DeviceError where it is no Hopper GPU."""
+    torch.cuda.set_device(index)
+    return hopper()
+
+
 def card_id(index: int) -> str:
     """A name for one GPU that all processes of the machine agree on."""
     return str(torch.cuda.get_device_properties(index).uuid)

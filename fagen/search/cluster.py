@@ -23,12 +23,11 @@ class ClusterLab:
 
     def __init__(self, address: str, work: Work) -> None:
         """Connect.  Raises FagenError where there is no scheduler or no worker of a kind."""
-        import distributed
+        from distributed import Client  # an extra
 
         self.work = work
-        dask: Any = distributed
         try:
-            self._client = dask.Client(address, timeout=CONNECT)
+            self._client = Client(address, timeout=CONNECT)
         except (OSError, ValueError) as error:
             raise FagenError(f"{address}: no dask scheduler answers: {error}") from None
         try:

@@ -155,14 +155,10 @@ def time_heat(heat: Heat, device: int = 0) -> Timed:
 
     Raises DeviceError where there is no Hopper GPU, or where it no longer answers.
     """
-    import torch
-
-    from fagen import measure
     from fagen.measure import heats
     from fagen.measure.shapes import Problem, Shape
 
-    torch.cuda.set_device(device)
-    card = measure.hopper()
+    card = heats.use_card(device)
 
     def case(size: Size) -> Problem:
         shape = Shape(size.batch, size.seqlen_q, size.seqlen_k, size.heads, size.kv_heads)
@@ -218,12 +214,9 @@ def find_cards() -> tuple[int, ...]:
 
 def card(device: int) -> tuple[str, str]:
     """The name and the driver of a GPU."""
-    import torch
+    from fagen.measure import heats
 
-    from fagen import measure
-
-    torch.cuda.set_device(device)
-    found = measure.hopper()
+    found = heats.use_card(device)
     return found.name, found.driver
 
 
