@@ -12,10 +12,11 @@ from typing import Any
 
 from fagen.errors import DeviceError, FagenError
 from fagen.search.crew import ChildDied
-from fagen.search.lab import COMPILE_TIMEOUT, HEAT_TIMEOUT, Work
+from fagen.search.lab import COMPILE_TIMEOUT, Work, timeout_of
 from fagen.search.tasks import Compiled, Heat, Timed
 
 CONNECT = 30.0  # seconds to wait for the scheduler
+QUEUED = 60.0  # seconds more than on one machine: a worker may be starting
 
 
 class ClusterLab:
@@ -76,7 +77,9 @@ class ClusterLab:
 
     def time(self, heat: Heat, gpu: int) -> "Future[Timed]":
         """Time kernels where there is a GPU: each worker sees one, as its first."""
-        return self._submit(self.work.time, heat, 0, resource="GPU", timeout=HEAT_TIMEOUT)
+        return self._submit(
+            self.work.time, heat, 0, resource="GPU", timeout=QUEUED + timeout_of(heat)
+        )
 
     def _submit(
         self, work: Callable[..., Any], *arguments: Any, resource: str, timeout: float

@@ -193,7 +193,7 @@ class Contest:
     def next_heat(self, now: float, claim: Callable[[str], bool]) -> Heat | None:
         """The next kernels to time; None where there are none now.
 
-        `claim` is asked for the job of each kernel, and says whether it is ours.
+        `claim` is asked for the job of each kernel, and says whether it is ours; it may bring news.
         """
         if self.anchor is None:
             self.done = True  # nothing that could be compared with is right
@@ -237,7 +237,9 @@ class Contest:
         for slug in waiting:
             made = self.entries[slug].made
             job = job_of(slug, stage.regime, stage.rounds, sizes)
-            if made and job not in self._busy and claim(job):
+            free = made and job not in self._busy and claim(job)
+            # another process may have timed it since, and given it up
+            if free and made and set(sizes) & set(self._missing(slug)):
                 chosen.append(made)
                 self._busy.add(job)
             if len(chosen) == HEAT:

@@ -32,6 +32,7 @@ class Crew:
         self._idle: SimpleQueue[_Child | None] = SimpleQueue()
         for _ in range(size):
             self._idle.put(None)
+        self._busy: set[_Child] = set()
         self._closed = False
 
     def submit(
@@ -47,19 +48,23 @@ class Crew:
         """End the children at once."""
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
+        for child in list(self._busy):
+            child.kill()  # its thread hears of it, and sees to the rest
         while not self._idle.empty():
-            if child := self._idle.get():
-                child.end()
+            if idle := self._idle.get():
+                idle.end()
 
     def _run(self, work: Callable[..., Any], arguments: Any, timeout: float | None) -> Any:
         child: _Child | None = self._idle.get() or _Child(self._niceness)
         assert child
         well = False
+        self._busy.add(child)
         try:
             done, answer = child.ask((work, arguments), timeout)
             # what was not foreseen may have broken more than the task: a GPU's context, for one
             well = not self._closed and (done or isinstance(answer, FagenError))
         finally:
+            self._busy.discard(child)
             if not well:
                 child.end()
                 child = None
@@ -87,6 +92,9 @@ class _Child:
             self._process.join(5)
             raise ChildDied(f"its process ended with status {self._process.exitcode}") from None
 
+    def kill(self) -> None:
+        self._process.kill()
+
     def end(self) -> None:
         self._process.kill()
         self._process.join()
@@ -105,7 +113,9 @@ def _serve(pipe: Connection, niceness: int) -> None:
         try:
             answer = (True, work(*arguments))
         except Exception as error:
-            answer = (False, error)
+            plain = isinstance(error, FagenError) or type(error).__module__ == "builtins"
+            # another package's exception would have the parent import that package
+            answer = (False, error if plain else RuntimeError(f"{type(error).__name__}: {error}"))
         try:
             pipe.send(answer)
         except (BrokenPipeError, ConnectionResetError):

@@ -15,7 +15,9 @@ from fagen.search.crew import Crew
 from fagen.search.tasks import Compiled, Heat, Timed
 
 COMPILE_TIMEOUT = 600.0  # seconds
-HEAT_TIMEOUT = 120.0
+HEAT_TIMEOUT = 45.0
+LONE_TIMEOUT = 25.0  # of a heat of one kernel, which may be the one that hangs
+START_TIMEOUT = 120.0  # until a GPU answers for the first time
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,11 @@ class Lab(Protocol):
         """Give everything back at once."""
 
 
+def timeout_of(heat: Heat) -> float:
+    """The seconds after which a heat is given up."""
+    return HEAT_TIMEOUT if len(heat.kernels) > 1 else LONE_TIMEOUT
+
+
 class LocalLab:
     """This machine: a process for each compilation, and one for each GPU."""
 
@@ -89,7 +96,7 @@ class LocalLab:
         first = Crew(1)
         self._timers: dict[int, Crew] = {}
         try:
-            self.gpus: tuple[int, ...] = first.submit(work.cards, timeout=HEAT_TIMEOUT).result()
+            self.gpus: tuple[int, ...] = first.submit(work.cards, timeout=START_TIMEOUT).result()
             self.card: tuple[str, str] = first.submit(work.card, self.gpus[0]).result()
         except BaseException:
             first.close()
@@ -102,7 +109,7 @@ class LocalLab:
 
     def time(self, heat: Heat, gpu: int) -> "Future[Timed]":
         """Time kernels in the process of a GPU."""
-        return self._timers[gpu].submit(self.work.time, heat, gpu, timeout=HEAT_TIMEOUT)
+        return self._timers[gpu].submit(self.work.time, heat, gpu, timeout=timeout_of(heat))
 
     def close(self) -> None:
         """End all processes."""

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
 
-from fagen.errors import DeviceError, FagenError, ToolchainError
+from fagen.errors import BuildError, DeviceError, FagenError, ToolchainError
 from fagen.flow import committed
 from fagen.schedule import Schedule
 from fagen.search.contest import STAGES, Contest, jobs_of
@@ -127,9 +127,16 @@ class Search:
         if self._alone:
             return self._alone.pop()
         for contest in self._contests:
-            if heat := contest.next_heat(now, self._store.claim):
+            if heat := contest.next_heat(now, self._claim):
                 return contest, heat
         return None
+
+    def _claim(self, job: str) -> bool:
+        """Take a job; what another process did until then is known when this returns."""
+        taken = self._store.claim(job)
+        if taken:
+            self._news()
+        return taken
 
     # ---- taking in
 
@@ -158,6 +165,8 @@ class Search:
         hashes = {made.slug: made.source_hash for made in heat.kernels}
         try:
             found = future.result()
+        except BuildError:
+            raise  # the kernel is gone: that is no fault of its own
         except Exception as error:
             if len(heat.kernels) > 1:  # which one was it?
                 self._alone += [(contest, one) for one in contest.one_by_one(heat)]

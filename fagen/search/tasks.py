@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fagen.build import build
 from fagen.build.store import locked
-from fagen.errors import BuildError, DeviceError, FagenError, VerificationError
+from fagen.errors import BuildError, DeviceError, VerificationError
 from fagen.paths import cache_folder
 from fagen.plan import plan
 from fagen.render import render
@@ -224,7 +224,7 @@ def _library(made: Compiled) -> Path:
     """Where a kernel lies on this machine; one that travelled is put into the cache."""
     if not made.packed:
         if not Path(made.library).is_file():
-            raise FagenError(f"{made.slug}: {made.library} is gone; was the cache pruned?")
+            raise BuildError(f"{made.slug}: {made.library} is gone; was the cache pruned?")
         return Path(made.library)
     content = zlib.decompress(made.packed)
     name = hashlib.sha256(content).hexdigest()[:16]
