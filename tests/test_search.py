@@ -127,29 +127,17 @@ def test_a_space_that_cannot_be_read_is_named(tmp_path):
 
 # ---- the prediction ------------------------------------------------------------------------------
 
-# TFLOP/s of committed kernels on an H200, sustained, S = 512, 2,048 and 16,384
-MEASURED = {
-    "fwd_fp16_d128_full_m128n128": (449, 557, 611),
-    "fwd_fp16_d128_causal_m128n128": (281, 470, 570),
-    "fwd_fp16_d64_full_m192n128": (346, 453, 513),
-    "fwd_fp16_d64_full_m128n128": (330, 406, 441),
-    "fwd_fp16_d64_causal_m192n128": (206, 361, 483),
-    "fwd_fp16_d256_full_m128n80_vspace": (459, 592, 640),
-    "fwd_fp16_d256_full_m128n64_vspace": (478, 594, 635),
-    "fwd_fp16_d256_causal_m128n80_vspace": (284, 482, 610),
-}
-
-
-def test_a_prediction_is_within_a_fifth_of_what_an_h200_does():
-    for slug, speeds in MEASURED.items():
-        schedule = Schedule.from_slug(slug)
-        asked = schedule.attention
-        for seqlen, speed in zip((512, 2_048, 16_384), speeds, strict=True):
-            heads = 2_048 // asked.head_dim
-            size = cost.Size(16_384 // seqlen, seqlen, seqlen, heads, heads)
-            work = cost.flops(asked.head_dim, asked.head_dim_v, asked.mask, size)
-            predicted = work / cost.seconds(schedule.values(), size) / 1e12
-            assert predicted == pytest.approx(speed, rel=0.2), (slug, seqlen)
+@pytest.mark.parametrize("path", DATABASES, ids=lambda path: path.stem)
+def test_nine_predictions_of_ten_are_within_a_quarter_of_what_was_measured(path):
+    for result in search.found(path):
+        marks = result.marks
+        errors = sorted(
+            abs(math.log(cost.seconds(Schedule.from_slug(slug).values(), size) / measured))
+            for slug in marks.slugs()
+            for size in result.sizes
+            if (measured := marks.seconds(slug, size))
+        )
+        assert errors[len(errors) * 9 // 10] < math.log(1.25), result.target
 
 
 def test_flops_are_counted_as_the_benchmark_counts_them():
@@ -377,12 +365,6 @@ def replayed(recording, store, *, compile_at_most=10_000, **more):
     return search.search([space(text)], store, recorded=recording, jobs=2, **more)
 
 
-def best_of(results, target: str) -> tuple[str, float]:
-    marks = next(r.marks for r in results if str(r.target) == target)
-    slug = marks.ranked()[0]
-    return slug, marks.mark(slug)
-
-
 def timings(path) -> int:
     """How many times of kernels, peers left out, a store has."""
     with Store(path, read_only=True) as store:
@@ -395,7 +377,7 @@ def test_a_replay_finds_the_best_within_a_per_cent_by_a_third_of_the_measurement
 ):
     path = path or recorded
     truth = [result for result in search.found(path) if len(result.marks.slugs()) >= 40]
-    spaces = {}
+    assert truth
     with Store(path, read_only=True) as store:
         spaces = store.spaces()
     for result in truth:
@@ -403,34 +385,18 @@ def test_a_replay_finds_the_best_within_a_per_cent_by_a_third_of_the_measurement
         text = spaces[result.survey["space"]].partition("\n[search]")[0]
         text += f"\n[search]\ncompile = {known // 4}\npatience = 1000\n"
         declared = parse_space(text)
-        only = [target for target in declared.targets() if target == result.target]
-        narrow = type(declared)(
-            declared.where,
-            text,
-            {**declared.values, "mask": (only[0].mask,), "head_dim": (only[0].head_dim,)},
-            declared.shapes,
-            declared.effort,
-        )
+        one = {"mask": (result.target.mask,), "head_dim": (result.target.head_dim,)}
+        narrow = replace(declared, values={**declared.values, **one})
         store = tmp_path / f"{result.target}.sqlite"
         search.search([narrow], store, recorded=path, jobs=2)
         found = search.found(store)
         chosen = found[0].lead.slug
-        best = min(result.marks.mark(slug) for slug in result.marks.slugs())
-        assert result.marks.mark(chosen) <= best + 0.01, f"{result.target}: {chosen}"
-        exhaustive = sum(
-            row.time.slug != PEER and row.target == str(result.target)
-            for row in _timed(path)
-            if row.time.regime == BRIEF and row.time.round <= 1
-        )
-        sizes = len(result.sizes) * 2
-        assert exhaustive >= known * sizes * 0.9
-        screened = len(found[0].marks.slugs()) * sizes
-        assert screened < exhaustive / 3
-
-
-def _timed(path):
-    with Store(path, read_only=True) as store:
-        return [row for _, row in store.timed()]
+        best = min(result.marks.mark(slug, BRIEF) for slug in result.marks.slugs())
+        assert result.marks.mark(chosen, BRIEF) <= best + 0.01, f"{result.target}: {chosen}"
+        # an exhaustive search times every kernel, in as many rounds as decide among the last
+        assert len(found[0].marks.slugs()) < known / 3
+        rounds = sum(len(stage.rounds) for stage in STAGES if stage.regime == BRIEF)
+        assert timings(store) < known * len(result.sizes) * rounds / 3
 
 
 @pytest.mark.parametrize("path", DATABASES, ids=lambda path: path.stem)

@@ -3,7 +3,8 @@
 A step, block_n keys for the block's rows, keeps tensor cores, MUFU, shared memory, issue slots and
 L2 busy for so many clocks each; and one warpgroup alone has a chain of its own, multiply, softmax,
 multiply, which others fill up.  Nothing hides wholly behind the busiest, so they are added as a
-norm: SHARPNESS = 1 would be their sum, infinity their maximum.
+norm: SHARPNESS = 1 would be their sum, infinity their maximum.  Whether warpgroups take turns did
+not matter in what was measured, and is left out.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,21 +18,19 @@ from fagen.arch import SM90
 from fagen.budget import padded_head_dims
 from fagen.vocab import DTYPES, MASKS, ORDERS
 
-# Fitted to kernels timed on an H200; clocks where nothing else is said.
-SHARPNESS = 4.0
-CLOCKS_PER_INSTRUCTION = 2.6  # of one warp that has a scheduler to itself
+# Fitted to the kernels of benchmarks/search/ (NVIDIA H200); clocks where nothing else is said.
+SHARPNESS = 3.8
+CLOCKS_PER_INSTRUCTION = 0.24  # of one warp, beyond what hides under its wgmmas
 INSTRUCTIONS_PER_SCORE = 4.5  # maximum, scaling, exponential, sum, half a conversion
-LONE_WGMMA = 0.88  # of the tensor rate, one warpgroup by itself
-LATENCY = 250.0  # of a step: barriers, the first wgmma, shuffles
-VOTE = 140.0  # of a step: whether O needs rescaling, and the branch
-PAIR = 100.0  # of a step: waiting for the other block of a cluster
-WAIT = 150.0  # for one more wgmma, where the softmax does not run under it
-NO_TURNS = 0.15  # of a warpgroup's chain: what it loses where nobody keeps order
-NO_PRODUCER = 150.0  # of a step: a consumer's own copies
-EPILOGUE = 1_400.0  # of a tile
-SHARED_OUTPUT = 1_300.0  # of a tile: all wait until V is read, and V's copies until O is gone
-NEW_BLOCK = 2_500.0  # of a tile in a thread block of its own: it begins with nothing loaded
-HEAD_START = 0.5  # of a causal grid's mean tile, by which its slowest block ends late
+LATENCY = 666.0  # of a step: barriers, the first wgmma, shuffles, the exponentials' pace
+VOTE = 223.0  # of a step: whether O needs rescaling, and the branch
+PAIR = 278.0  # of a step: waiting for the other block of a cluster
+WAIT = 716.0  # for one more wgmma, where the softmax does not run under it
+NO_PRODUCER = 620.0  # of a step, for all: consumers that copy for themselves wait for each other
+EPILOGUE = 557.0  # of a tile
+SHARED_OUTPUT = 1_695.0  # of a tile: all wait until V is read, and V's copies until O is gone
+NEW_BLOCK = 4_273.0  # of a tile in a thread block of its own: it begins with nothing loaded
+HEAD_START = 0.26  # of a causal grid's mean tile, by which its slowest block ends late
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,10 @@ class Size:
 
 @dataclass(frozen=True)
 class Step:
-    """Clocks of one step, by what is busy; `chain` is one warpgroup's own way through it."""
+    """Clocks of one step, by what is busy.
+
+    `chain` is one warpgroup's own way through it; under `alone` nothing else runs.
+    """
 
     tensor: float
     exponentials: float
@@ -60,12 +62,13 @@ class Step:
     issue: float
     l2: float
     chain: float
+    alone: float = 0.0
 
     @property
     def clocks(self) -> float:
         """Clocks from one step to the next."""
-        parts = self.__dict__.values()
-        return float(sum([part**SHARPNESS for part in parts]) ** (1 / SHARPNESS))
+        beside = [clocks for name, clocks in self.__dict__.items() if name != "alone"]
+        return float(sum([part**SHARPNESS for part in beside]) ** (1 / SHARPNESS)) + self.alone
 
     @property
     def bound(self) -> str:
@@ -84,7 +87,7 @@ def step(values: Mapping[str, Any]) -> Step:
 
 _STEP_KEYS = (
     *("dtype", "head_dim", "head_dim_v", "consumers", "producer"),
-    *("inter_warpgroup", "intra_warpgroup", "p", "rescale_threshold", "cluster"),
+    *("intra_warpgroup", "p", "rescale_threshold", "cluster"),
 )
 _KEYS = ("block_m", "block_n", "mask", "order", "output", *_STEP_KEYS)  # all that counts
 
@@ -97,7 +100,6 @@ def _step(
     head_dim_v: int,
     consumers: int,
     producer: str,
-    inter_warpgroup: bool,
     intra_warpgroup: bool,
     p: str,
     rescale_threshold: float,
@@ -123,12 +125,10 @@ def _step(
     )
     warps = consumers * SM90.warpgroup_threads / SM90.warp_threads
 
-    chain = tensor / consumers / LONE_WGMMA + per_warp * CLOCKS_PER_INSTRUCTION + LATENCY
+    chain = tensor / consumers + per_warp * CLOCKS_PER_INSTRUCTION + LATENCY
     chain += 0 if intra_warpgroup else WAIT
     chain += VOTE if rescale_threshold else 0
     chain += PAIR if cluster > 1 else 0
-    chain += 0 if producer == "warp" else NO_PRODUCER
-    chain *= 1 if inter_warpgroup or consumers == 1 else 1 + NO_TURNS
     return Step(
         tensor=tensor,
         exponentials=m * n / SM90.exponentials,
@@ -136,6 +136,7 @@ def _step(
         issue=warps * per_warp / SM90.issued_warps,
         l2=copied / cluster / SM90.l2_bytes_per_clock,
         chain=chain,
+        alone=0.0 if producer == "warp" else NO_PRODUCER,
     )
 
 
