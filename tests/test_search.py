@@ -127,6 +127,7 @@ def test_a_space_that_cannot_be_read_is_named(tmp_path):
 
 # ---- the prediction ------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("path", DATABASES, ids=lambda path: path.stem)
 def test_nine_predictions_of_ten_are_within_a_quarter_of_what_was_measured(path):
     for result in search.found(path):
