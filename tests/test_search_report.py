@@ -1,5 +1,6 @@
 """The page about a search: what it says, that it needs nothing but itself, and how it looks."""
 
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from fagen import search
 from fagen.paths import find_program
 from fagen.process import run
-from fagen.search.report import page, view
+from fagen.search.report import _round_numbers, page, view
 from tests.recordings import CARD, SPACE, record
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
@@ -176,6 +177,13 @@ def test_in_a_browser_the_page_is_drawn_in_light_and_in_dark(scheme, expected, s
     leader = (27, 106, 201) if scheme == "light" else (94, 166, 245)
     assert colours.get(leader, 0) > 5_000
     assert len(colours) > 100
+
+
+@pytest.mark.parametrize(("low", "high"), [(1e-4, 1e-2), (67e-5, 131e-5), (500e-6, 510e-6)])
+def test_axes_are_marked_at_round_numbers(low, high):
+    marks = _round_numbers(math.log(low), math.log(high / low))
+    assert 3 <= len(marks) <= 9
+    assert all(low <= mark / 1e6 <= high and float(f"{mark:.3g}") == mark for mark in marks)
 
 
 def test_a_narrow_screen_scrolls_the_tables_and_not_the_page(store, tmp_path):

@@ -84,7 +84,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class SizeView:
-    """One shape: the leader's, the anchor's and cuDNN's bars, and who is the fastest there."""
+    """One shape: the leader's, the anchor's and cuDNN's bars, and who is surely faster there."""
 
     name: str
     title: str
@@ -224,7 +224,7 @@ def _tflops(result: Result, slug: str, size: Size) -> float | None:
 def _size(result: Result, size: Size) -> SizeView:
     marks, lead = result.marks, result.lead
     assert lead
-    best = marks.lead_at(size)
+    best = result.best_at(size, lead.slug)
     names = {"leader": lead.slug, "anchor": result.anchor or "", "cudnn": PEER}
     speeds = {
         kind: (slug, speed)
@@ -246,14 +246,13 @@ def _size(result: Result, size: Size) -> SizeView:
                 high=None if high is None else _percent(high, widest),
             )
         )
-    other = best is not None and best.slug != lead.slug
-    ahead = (marks.at(lead.slug, size) or 0.0) - (marks.at(best.slug, size) or 0.0) if best else 0.0
+    ahead = (marks.at(lead.slug, size) or 0.0) - (marks.at(best, size) or 0.0)
     return SizeView(
         name=f"{size.seqlen_k:,}",
         title=str(size),
         bars=tuple(bars),
-        best=best.slug if best and other else "",
-        by=f"{math.expm1(ahead):.1%}" if other else "",
+        best=best if best != lead.slug else "",
+        by=f"{math.expm1(ahead):.1%}",
     )
 
 
@@ -385,15 +384,13 @@ def _plot(result: Result) -> Plot | None:
 
 
 def _round_numbers(start: float, extent: float) -> list[float]:
-    """Microseconds to be marked on a logarithmic axis, some three to seven."""
+    """Microseconds to be marked on a logarithmic axis, some three to nine."""
     low, high = math.exp(start) * 1e6, math.exp(start + extent) * 1e6
-    for steps in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), [n / 10 for n in range(10, 100)]):
-        marks = [
-            step * 10.0**power
-            for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-            for step in steps
-            if low <= step * 10.0**power <= high
-        ]
-        if len(marks) >= 3:
-            return marks[:: max(1, len(marks) // 6)]
-    return marks
+    finest = math.floor(math.log10(min(low, high - low))) - 1
+    powers = range(finest, math.ceil(math.log10(high)) + 1)
+    steps = [step * 10.0**power for power in powers for step in (1, 2, 5)]
+    if high > 5 * low:
+        return [mark for mark in steps if low <= mark <= high]
+    # too little for whole powers: evenly many microseconds apart
+    step = next(step for step in steps if (high - low) / step <= 7)
+    return [step * n for n in range(math.ceil(low / step), math.floor(high / step) + 1)]

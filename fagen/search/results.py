@@ -65,7 +65,7 @@ class Result:
         if lead is None or not square:
             return []
         chosen = [
-            (size.seqlen_k, self._best_at(size, lead.slug))
+            (size.seqlen_k, self.best_at(size, lead.slug))
             for size in sorted(square, key=lambda size: size.seqlen_k)
         ]
         runs = [[*run] for _, run in groupby(chosen, key=lambda one: one[1])]
@@ -77,7 +77,8 @@ class Result:
             least = 0 if math.isinf(most) else int(most) + 1
         return found
 
-    def _best_at(self, size: Size, leader: str) -> str:
+    def best_at(self, size: Size, leader: str) -> str:
+        """The kernel for one size: `leader`, unless another is worth it there."""
         lead = self.marks.lead_at(size)
         regime = LONG if self.marks.rounds(leader, size, LONG) else BRIEF
         if lead is None or lead.slug == leader:
