@@ -159,7 +159,8 @@ def sums(values: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
 def nearest(schedule: Schedule) -> tuple[dict[str, Any], ...]:
     """Return the least changes that make a schedule fit: keys with new values, None to leave out.
 
-    As few keys as possible at once, and of each the value nearest to the one it has.
+    As few keys as possible at once, and of each the value nearest to the one it has. Where a wider
+    block_n fits if O leaves through V's space, that is offered too: it is the kernel to be had.
     """
     options = _options(schedule)
     for count in range(1, len(options) + 1):
@@ -169,6 +170,10 @@ def nearest(schedule: Schedule) -> tuple[dict[str, Any], ...]:
             if (changes := _first_that_fits(schedule, [options[key] for key in keys]))
         ]
         if found:
+            narrowed = max(changes.get("block_n", 0) for changes in found)
+            wider = _first_that_fits(schedule, [options["block_n"], options["output"]])
+            if narrowed and wider and wider["block_n"] > narrowed and count == 1:
+                found += [] if {"output": "v_space"} in found else [wider]
             return tuple(sorted(found, key=lambda changes: "block_n" not in changes))
     return ()
 

@@ -139,6 +139,10 @@ output = "v_space"
         ({"head_dim": 256, "block_m": 192}, "fits with block_m = 128 and block_n = 80"),
         ({"p": "shared", "block_n": 160}, 'block_n = 144, or with block_m = 64, or with p = "reg'),
         ({"output": "own", "stages": 3}, "block_n = 96, or with block_m = 64, or with stages = 2"),
+        (
+            {"output": "own", "head_dim": 256, "block_n": 96},
+            'fits with block_n = 48, or with block_n = 80 and output = "v_space"',
+        ),
         ({"consumer_registers": 248}, "consumer_registers left out"),
     ],
 )
