@@ -172,8 +172,9 @@ def nearest(schedule: Schedule) -> tuple[dict[str, Any], ...]:
         if found:
             narrowed = max(changes.get("block_n", 0) for changes in found)
             wider = _first_that_fits(schedule, [options["block_n"], options["output"]])
-            if narrowed and wider and wider["block_n"] > narrowed and count == 1:
-                found += [] if {"output": "v_space"} in found else [wider]
+            enough = count > 1 or {"output": "v_space"} in found
+            if wider and wider["block_n"] > narrowed > 0 and not enough:
+                found.append(wider)
             return tuple(sorted(found, key=lambda changes: "block_n" not in changes))
     return ()
 
