@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import Counter
 from pathlib import Path
 
 from fagen.search.run import summary
@@ -96,3 +97,34 @@ def record(path: Path, kernels: int = 120, text: str = SPACE, seed: int = 0) -> 
 def two_cards() -> tuple[int, ...]:
     """Stand in for a machine with two GPUs."""
     return (0, 1)
+
+
+class Traffic:
+    """What a lab's GPUs are given to time: runs of kernels by GPU, and how many GPUs at once.
+
+    How long that takes is not asked: on a busy machine it says little.
+    """
+
+    def __init__(self) -> None:
+        self.runs = Counter()
+        self.at_once = 0
+        self._going = []
+
+    def watch(self, monkeypatch, lab: type) -> "Traffic":
+        """Count from now on what labs of this type are asked."""
+        ask = lab.time
+
+        def counted(self_, heat, gpu):
+            answer = ask(self_, heat, gpu)
+            self.runs[gpu] += len(heat.kernels) * len(heat.sizes) * len(heat.rounds)
+            self._going = [one for one in self._going if not one.done()] + [answer]
+            self.at_once = max(self.at_once, len(self._going))
+            return answer
+
+        monkeypatch.setattr(lab, "time", counted)
+        return self
+
+    @property
+    def longest(self) -> int:
+        """The runs of the busiest GPU: what the whole has to wait for."""
+        return max(self.runs.values())

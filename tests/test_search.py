@@ -19,14 +19,14 @@ from fagen.measure.shapes import Problem, Shape
 from fagen.paths import locate
 from fagen.plan import plan
 from fagen.schedule import Schedule
-from fagen.search import cost, replay
+from fagen.search import cost, lab, replay
 from fagen.search.choice import Chooser, spearman
 from fagen.search.contest import STAGES, Contest
 from fagen.search.marks import BRIEF, LONG, PEER, Marks
 from fagen.search.space import DEFAULTS, Effort, parse_space, read_space, survey
 from fagen.search.store import Store
 from fagen.search.tasks import GOOD, Compiled, Time
-from tests.recordings import SPACE, record, space, two_cards
+from tests.recordings import SPACE, Traffic, record, space, two_cards
 
 SPACES = sorted(locate("cli.py").parent.glob("spaces/*.toml"))
 DATABASES = sorted(locate("cli.py").parent.glob("benchmarks/search/*.sqlite"))
@@ -444,7 +444,7 @@ def test_the_time_budget_is_kept(recorded, tmp_path, monkeypatch):
     monkeypatch.setattr(replay, "work", lambda path, pace=0.0: _slow(path))
     began = time.monotonic()
     outcome = replayed(recorded, tmp_path / "found.sqlite", minutes=0.1)
-    assert time.monotonic() - began < 6 + 4
+    assert time.monotonic() - began < 6 + 14  # it asks for hours
     assert outcome.out_of_time and not outcome.interrupted
 
 
@@ -458,16 +458,17 @@ def _slow(path):
 def test_on_a_machine_with_two_gpus_both_are_used_and_the_time_falls(
     recorded, tmp_path, monkeypatch
 ):
-    took = {}
+    traffic = {}
     for gpus in (1, 2):
         real = _work(recorded, 0.05)
         paced = replace(real, compile=_work(recorded).compile)
         several = replace(paced, cards=two_cards) if gpus == 2 else paced
-        monkeypatch.setattr(replay, "work", lambda path, several=several: several)
-        began = time.monotonic()
-        replayed(recorded, tmp_path / f"{gpus}.sqlite", compile_at_most=60)
-        took[gpus] = time.monotonic() - began
-    assert took[2] < 0.75 * took[1], took
+        with monkeypatch.context() as patch:
+            patch.setattr(replay, "work", lambda path, several=several: several)
+            traffic[gpus] = Traffic().watch(patch, lab.LocalLab)
+            replayed(recorded, tmp_path / f"{gpus}.sqlite", compile_at_most=60)
+    assert (traffic[1].at_once, traffic[2].at_once) == (1, 2)
+    assert traffic[2].longest < 0.75 * traffic[1].longest
 
 
 def test_an_interruption_shows_the_best_so_far(recorded, tmp_path, monkeypatch):

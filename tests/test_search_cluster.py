@@ -15,7 +15,7 @@ from fagen.search import replay
 from fagen.search.cluster import ClusterLab
 from fagen.search.run import Search
 from fagen.search.store import Store
-from tests.recordings import CARD, SPACE, record, space
+from tests.recordings import CARD, SPACE, Traffic, record, space
 
 SEARCH = SPACE + "\n[search]\ncompile = 40\n"
 _work = replay.work  # what stands in for compiler and GPU, at any pace
@@ -101,11 +101,16 @@ def test_a_worker_that_is_killed_in_the_middle_costs_nothing_but_time(cluster, r
         assert result.marks.slugs("long")
 
 
-def test_two_gpus_are_both_used_and_halve_the_time(cluster, recorded, tmp_path):
-    one, alone = searched(cluster(4, 1), recorded, tmp_path / "one.sqlite", 0.05)
-    two, together = searched(cluster(4, 2), recorded, tmp_path / "two.sqlite", 0.05)
-    assert together < 0.75 * alone, f"{alone:.1f} s with one, {together:.1f} s with two"
-    assert leaders(one).keys() == leaders(two).keys()
+def test_two_gpus_are_both_used_and_share_the_work(cluster, recorded, tmp_path, monkeypatch):
+    found, traffic = {}, {}
+    for gpus in (1, 2):
+        with monkeypatch.context() as patch:
+            traffic[gpus] = Traffic().watch(patch, ClusterLab)
+            address = cluster(4, gpus)
+            found[gpus], _ = searched(address, recorded, tmp_path / f"{gpus}.sqlite", 0.05)
+    assert (traffic[1].at_once, traffic[2].at_once) == (1, 2)
+    assert traffic[2].longest < 0.75 * traffic[1].longest
+    assert leaders(found[1]).keys() == leaders(found[2]).keys()
 
 
 def test_the_command_works_on_a_cluster(cluster, recorded, tmp_path):
