@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fagen.errors import ScheduleError
-from fagen.paths import config_folder
+from fagen.paths import config_folder, write_whole
 from fagen.schedule import Schedule
 from fagen.toml_lines import Origin, read_toml
 from fagen.vocab import DTYPES, MASKS
@@ -143,5 +143,5 @@ def update(path: Path, rows: Sequence[Row]) -> None:
     new = {(row.card, row.problem) for row in rows}
     kept = [row for row in table_at(path) if (row.card, row.problem) not in new]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(written([*kept, *rows]), encoding="utf-8")
+    write_whole(path, written([*kept, *rows]))
     table_at.cache_clear()

@@ -7,8 +7,6 @@ Needs neither torch nor a GPU.
 import dataclasses
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 
 from fagen import toolchain
 from fagen.errors import ScheduleError, VerificationError
-from fagen.paths import locate
+from fagen.paths import locate, write_whole
 from fagen.render import Source
 from fagen.toml_lines import read_toml
 
@@ -131,16 +129,7 @@ def read(slug: str, folder: Path | None = None) -> Evidence | None:
 def write(evidence: Evidence, folder: Path | None = None) -> Path:
     """Write generated/<slug>.json in one step, so that no reader ever sees half of it."""
     path = evidence_path(evidence.slug, folder)
-    text = _text(_encoded(evidence))
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{evidence.slug}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).chmod(0o644)  # mkstemp makes files for their owner alone
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_whole(path, _text(_encoded(evidence)))
     return path
 
 

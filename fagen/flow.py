@@ -8,7 +8,7 @@ from fagen.build import Binary, build
 from fagen.errors import FagenError, VerificationError
 from fagen.evidence import Evidence
 from fagen.machine import machine_code
-from fagen.paths import locate
+from fagen.paths import locate, write_whole
 from fagen.plan import Plan, plan
 from fagen.render import Source, render
 from fagen.schedule import Schedule, read_schedule
@@ -92,5 +92,5 @@ def written(source: Source, folder: Path, *, binding: bool = False) -> list[Path
         texts[f"{source.slug}_torch.cpp"] = source.binding
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        write_whole(folder / name, text)
     return [folder / name for name in texts]

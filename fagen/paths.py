@@ -1,4 +1,4 @@
-"""Say where things lie: fagen's own files, the cache, programs; nothing else reads the environment.
+"""Say where things lie, and write files whole; nothing else reads the environment.
 
 Variables read: FAGEN_CACHE, XDG_CACHE_HOME, XDG_CONFIG_HOME, FAGEN_CUTLASS, CUDA_HOME, PATH.
 """
@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shutil
 import sysconfig
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,6 +28,27 @@ def locate(name: str) -> Path:
             return home / name
     way_out = "name a folder with -o" if name == "generated" else "reinstall fagen"
     raise FagenError(f"{name} is neither in {_PACKAGE} nor beside it: {way_out}")
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file in one step: whoever is killed, or has no room left, leaves the old one whole.
+
+    Text is written as UTF-8. Raises OSError where the folder is missing or cannot be written.
+    """
+    path = path.resolve()  # a link stays one
+    data = content.encode() if isinstance(content, str) else content
+    if path.exists() and not path.is_file():  # a terminal or a pipe has no whole
+        path.write_bytes(data)
+        return
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(name).chmod(0o644)  # mkstemp makes files for their owner alone
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def environment(name: str) -> str | None:

@@ -40,7 +40,6 @@ class Swizzle:
     """How rows of a shared-memory slab are permuted to keep banks apart."""
 
     bytes: int  # width of a slab
-    descriptor_code: int  # bits 62-63 of a wgmma matrix descriptor
     xor_bits: int
     cute: str  # cute::SM90::GMMA::LayoutType
     tma: str
@@ -115,9 +114,9 @@ P_HOMES = ("registers", "shared")
 
 # widest first: a wider one spreads rows over more banks and needs fewer TMA boxes
 SWIZZLES = (
-    Swizzle(128, descriptor_code=1, xor_bits=3, cute="B128", tma="CU_TENSOR_MAP_SWIZZLE_128B"),
-    Swizzle(64, descriptor_code=2, xor_bits=2, cute="B64", tma="CU_TENSOR_MAP_SWIZZLE_64B"),
-    Swizzle(32, descriptor_code=3, xor_bits=1, cute="B32", tma="CU_TENSOR_MAP_SWIZZLE_32B"),
+    Swizzle(128, xor_bits=3, cute="B128", tma="CU_TENSOR_MAP_SWIZZLE_128B"),
+    Swizzle(64, xor_bits=2, cute="B64", tma="CU_TENSOR_MAP_SWIZZLE_64B"),
+    Swizzle(32, xor_bits=1, cute="B32", tma="CU_TENSOR_MAP_SWIZZLE_32B"),
 )
 
 # values that are thought of but not there yet, and what a user is told of them

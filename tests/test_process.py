@@ -1,12 +1,14 @@
-"""Other programs: what they said, what they cost, and what happens when they do not end."""
+"""Other programs: what they said, what they cost, when they do not end; and files written whole."""
 
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from fagen.errors import ToolchainError
+from fagen.paths import write_whole
 from fagen.process import run
 
 BURN = "import time\nwhile time.process_time() < 0.3: pass"
@@ -66,3 +68,21 @@ def test_what_cannot_be_started_is_named(tmp_path):
 def test_variables_are_added_to_those_that_are_there():
     code = "import os; print(os.environ['FAGEN_ONE'], len(os.environ) > 1)"
     assert run([sys.executable, "-c", code], env={"FAGEN_ONE": "1"}).stdout == "1 True\n"
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    def no_room(*_):
+        raise OSError("no room")
+
+    path = tmp_path / "kept.json"
+    write_whole(path, "old")
+    with monkeypatch.context() as full:
+        full.setattr(Path, "replace", no_room)
+        with pytest.raises(OSError, match="no room"):
+            write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["kept.json"]
+    link = tmp_path / "link.json"
+    link.symlink_to(path)
+    write_whole(link, b"new")
+    assert link.is_symlink() and path.read_text() == "new"

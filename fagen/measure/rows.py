@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from fagen.errors import FagenError
+from fagen.paths import write_whole
 
 # dtype, head dims, mask, seqlen_q, seqlen_k, batch, heads, kv_heads: what two rows must share
 Key = tuple[str, int, int, str, int, int, int, int, int]
@@ -64,7 +65,7 @@ class Row:
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write `rows` as a JSON list, one row a line so that a diff stays readable."""
     lines = ",\n".join(json.dumps(asdict(_rounded(row))) for row in rows)
-    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    write_whole(path, f"[\n{lines}\n]\n")
 
 
 def read_rows(path: Path) -> tuple[Row, ...]:

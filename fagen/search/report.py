@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fagen.paths import write_whole
 from fagen.render import environment
 from fagen.schedule import Schedule
 from fagen.search.cost import Size, flops
@@ -133,7 +134,7 @@ class Report:
 
 def write_report(store: Path, path: Path) -> None:
     """Write the page about `store` to `path`.  Raises FagenError where it is no store."""
-    path.write_text(page(store), encoding="utf-8")
+    write_whole(path, page(store))
 
 
 def page(store: Path) -> str:

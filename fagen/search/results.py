@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fagen import dispatch_table
+from fagen.paths import write_whole
 from fagen.schedule import Schedule
 from fagen.schedule.keys import SECTIONS
 from fagen.search.choice import spearman
@@ -164,7 +165,7 @@ def write(found: Sequence[Result], folder: Path) -> list[Path]:
         for slug in dict.fromkeys(row.slug for row in result.rows()):
             path = folder / f"{slug}.toml"
             if not path.exists():  # what someone wrote about it is kept
-                path.write_text(toml(slug, _why(result, slug)), encoding="utf-8")
+                write_whole(path, toml(slug, _why(result, slug)))
                 paths.append(path)
     table = folder / dispatch_table.NAME
     dispatch_table.update(table, rows)

@@ -4,7 +4,6 @@ What goes in and out is small and plain, so that it may travel to another machin
 """
 
 import hashlib
-import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from pathlib import Path
 from fagen.build import build
 from fagen.build.store import locked
 from fagen.errors import BuildError, DeviceError, VerificationError
-from fagen.paths import cache_folder
+from fagen.paths import cache_folder, write_whole
 from fagen.plan import plan
 from fagen.render import render
 from fagen.render import source_hash as hash_of_source
@@ -231,9 +230,7 @@ def _library(made: Compiled) -> Path:
     path = cache_folder() / "search" / name / f"{made.slug}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as fresh:
-            fresh.write(content)
-        Path(fresh.name).replace(path)
+        write_whole(path, content)
     return path
 
 
