@@ -107,10 +107,8 @@ def prepare(
     CPU, the default where there is no GPU, there is nothing to build. `progress` is called with a
     line before what takes long.  Raises as attention does.
     """
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if place.type == "cuda" and place.index is None:
-        place = torch.device("cuda", torch.cuda.current_device())
-    kind = (place, _torch_dtype(dtype), head_dim, head_dim_v or head_dim, causal)
+    kind = _kind(dtype, head_dim, head_dim_v, causal, device)
+    place = kind[0]
     choices: list[Choice] = [schedule]
     if schedule is None:
         ranges = _ranges.get(kind) or _find_ranges(kind)
@@ -123,6 +121,38 @@ def prepare(
             with torch.no_grad():
                 kernel(q, q, q.new_zeros(1, 1, 1, kind[3]), 1.0)
     return _choose(Problem(*kind[1:]), choices[-1]).slug
+
+
+def picked(
+    *,
+    dtype: torch.dtype | str,
+    head_dim: int,
+    head_dim_v: int | None = None,
+    causal: bool = False,
+    seqlen: int,
+    device: torch.device | str | None = None,
+) -> Schedule:
+    """Return the schedule that attention(…) would take for such tensors and `seqlen` keys.
+
+    Arguments as of prepare(…); nothing is built.  Raises ValueError for an unknown dtype,
+    ScheduleError where no schedule fits.
+    """
+    kind = _kind(dtype, head_dim, head_dim_v, causal, device)
+    return _choose(Problem(*kind[1:]), _at(_ranges.get(kind) or _find_ranges(kind), seqlen))
+
+
+def _kind(
+    dtype: torch.dtype | str,
+    head_dim: int,
+    head_dim_v: int | None,
+    causal: bool,
+    device: torch.device | str | None,
+) -> Kind:
+    """The kind of call that prepare(…) means by these arguments."""
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if place.type == "cuda" and place.index is None:
+        place = torch.device("cuda", torch.cuda.current_device())
+    return place, _torch_dtype(dtype), head_dim, head_dim_v or head_dim, causal
 
 
 def _at(ranges: tuple[tuple[float, str | None], ...], keys: int) -> str | None:

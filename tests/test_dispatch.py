@@ -121,6 +121,17 @@ def test_of_several_the_preferred_one_is_taken(
     assert fagen.prepare(dtype="fp16", head_dim=64) == second
 
 
+def test_what_is_picked_is_the_usual_choice_where_no_table_names_another(
+    folder: Callable[..., None],
+) -> None:
+    plain, odd = "fwd_fp16_d64_full_m128n128", "fwd_fp16_d64_full_m128n128_s3"
+    folder(plain)
+    assert dispatch.picked(dtype="fp16", head_dim=64, seqlen=512).slug == plain
+    assert dispatch._rank(Schedule.from_slug(odd)) > dispatch._rank(Schedule.from_slug(plain))
+    with pytest.raises(ScheduleError, match="head_dim 96"):
+        dispatch.picked(dtype="fp16", head_dim=96, seqlen=512)
+
+
 def test_a_dispatch_table_names_the_kernel_by_the_number_of_keys(
     folder: Callable[..., None], tmp_path: Path
 ) -> None:
@@ -132,6 +143,8 @@ def test_a_dispatch_table_names_the_kernel_by_the_number_of_keys(
     dispatch_table.update(tmp_path / dispatch_table.NAME, rows)
     assert fagen.prepare(dtype="fp16", head_dim=64) == many
     assert fagen.prepare(dtype="fp16", head_dim=64, seqlen=89) == few
+    assert dispatch.picked(dtype="fp16", head_dim=64, seqlen=89, device="cpu").slug == few
+    assert dispatch.picked(dtype=torch.float16, head_dim=64, seqlen=90).slug == many
     q, k, v = qkv()
     for keys, slug in ((90, many), (89, few), (1, few)):
         expected = emulate(plan(Schedule.from_slug(slug)), q, k[:, :keys], v[:, :keys], 0.125)[0]
