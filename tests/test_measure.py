@@ -1,6 +1,7 @@
 """What measuring rests on, without a GPU: FLOPs, shapes, errors, rounds, rows and their table."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,9 +12,9 @@ from fagen.measure import cells
 from fagen.measure.accuracy import rows_with_keys, shape_error, torch_math, unit_in_last_place
 from fagen.measure.card import Clock, hopper
 from fagen.measure.cells import race
-from fagen.measure.peers import PEERS, Implementation, peer
+from fagen.measure.peers import PEERS, Implementation, peer, reason
 from fagen.measure.proof import speeds
-from fagen.measure.rows import Row, geomean, geomeans, ratios, read_rows, table, write_rows
+from fagen.measure.rows import Row, geomean, geomeans, means, ratios, read_rows, table, write_rows
 from fagen.measure.shapes import (
     Problem,
     Shape,
@@ -216,6 +217,34 @@ def test_an_unknown_peer_is_refused_with_those_there_are():
         peer("fa9")
 
 
+HEADINGS = [
+    "Memory efficient kernel not used because: (Triggered internally at /pytorch/sdp.cpp:915.)",
+    "Memory Efficient attention has been runtime disabled. (Triggered internally at /x.h:552.)",
+    "Flash attention kernel not used because: (Triggered internally at /pytorch/sdp.cpp:917.)",
+    "Flash needs a   last stride of 1. (Triggered internally at /pytorch/sdp.h:1.)",
+    "CuDNN attention kernel not used because: (Triggered internally at /pytorch/sdp.cpp:919.)",
+    "head_dim should be no more than 256. (Triggered internally at /pytorch/sdp.h:2.)",
+    "No available kernel. Aborting execution.",
+]
+
+
+def test_of_all_that_torch_says_the_reason_is_the_line_about_the_backend_that_was_asked():
+    assert reason(HEADINGS, "cudnn") == "head_dim should be no more than 256"
+    assert reason(HEADINGS, "flash") == "Flash needs a last stride of 1"
+    assert reason(["out of memory"], "cudnn") == reason(["out of memory"], "") == "out of memory"
+
+
+def test_cudnn_has_no_causal_mask_of_the_bottom_right_and_fa2_has(monkeypatch):
+    monkeypatch.setattr("fagen.measure.peers.sdpa_kernel", lambda backend: nullcontext())
+    case = Problem("fp16", 64, 64, "causal", Shape(2, 33, 70, 4, 4))
+    q, k, v = inputs(case, device="cpu")
+    with pytest.raises(DeviceError, match="top left"):
+        peer("cudnn").bind(case, q, k, v)
+    exact, _ = emulator.reference(q, k, v, causal=True, scale=1 / 8)
+    out = peer("fa2").bind(case, q, k, v).once()
+    torch.testing.assert_close(out.double(), exact, rtol=2e-3, atol=2e-3)
+
+
 # ---- a cell, with the clock replaced
 
 
@@ -246,7 +275,7 @@ def test_a_cell_gives_a_row_for_everybody_who_can_and_says_why_another_cannot(ti
     def refuse(case, q, k, v):
         raise DeviceError("no such head dim")
 
-    said = []
+    said, left_out = [], []
     case = Problem("fp16", 64, 64, "causal", Shape(1, 40, 40, 2, 2))
     rows = race(
         case,
@@ -256,7 +285,9 @@ def test_a_cell_gives_a_row_for_everybody_who_can_and_says_why_another_cannot(ti
             Implementation("fa2", refuse),
         ],
         progress=said.append,
+        left_out=lambda *who: left_out.append(who),
     )
+    assert left_out == [("fa2", "no such head dim")]
     assert [(r.implementation, r.schedule, r.regime) for r in rows] == [
         ("fagen", "slug", "sustained"),
         ("cudnn", None, "sustained"),
@@ -272,6 +303,21 @@ def test_a_kernel_that_computes_something_else_is_not_timed(timed):
     wrong = exact_implementation("fagen", "slug", off=0.1)
     with pytest.raises(VerificationError, match="slug differs from cudnn"):
         race(case, [wrong, exact_implementation("cudnn")], progress=None)
+
+
+def test_what_a_peer_does_with_rows_that_see_no_key_is_its_own_affair(timed):
+    def bind(case, q, k, v):
+        call = exact_implementation("fa2").bind(case, q, k, v)
+        return Call(
+            lambda: torch.cat([torch.full_like(q[:, :20], math.nan), call.run()[:, 20:]], 1)
+        )
+
+    case = Problem("fp16", 64, 64, "causal", Shape(1, 60, 40, 2, 2))
+    fa2, ours = Implementation("fa2", bind), exact_implementation("fagen", "slug")
+    assert len(race(case, [ours, fa2], progress=None)) == 4
+    with pytest.raises(VerificationError):
+        wrong = exact_implementation("fagen", "slug", off=0.1)
+        race(case, [wrong, fa2], progress=None)
 
 
 def test_the_evidence_records_cudnn_of_the_same_regime():
@@ -332,6 +378,18 @@ def test_the_table_shows_each_problem_once_and_the_geomeans_per_head_dim():
     assert [line.split("|")[2].strip() for line in means if "fp16" in line] == ["64", "128", "all"]
     everything = means[-1]
     assert f"{math.sqrt(1.1 * 0.8):.3f}" in everything and "0.80" in everything
+
+
+def test_groups_of_any_kind_have_means_and_those_without_the_yardstick_are_left_out():
+    some = [row("fagen", 550.0), row("cudnn", 500.0)]
+    more = [row("fagen", 300.0, seqlen_q=1), row("fa2", 150.0, seqlen_q=1)]
+    groups = {("some",): some, ("more",): more, ("all",): some + more}
+    cells = [line.split("|")[1:5] for line in means(["group"], groups).splitlines()[4:]]
+    assert [[cell.strip() for cell in line] for line in cells] == [
+        ["some", "1", "1.100", "1.10"],
+        ["all", "1", "1.100", "1.10"],
+    ]
+    assert "2.000" in means(["group"], groups, over="fa2")
 
 
 def test_a_table_of_nothing_says_so_and_one_without_a_yardstick_has_no_ratio():

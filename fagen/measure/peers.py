@@ -6,14 +6,17 @@ where the implementation cannot do the problem or is not installed.
 """
 
 import importlib
+import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 
 from fagen import op
 from fagen.build import Binary
@@ -62,22 +65,42 @@ def installed(name: str) -> bool:
     return True
 
 
-def _sdpa(backend: SDPBackend) -> Bind:
-    def bind(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
-        _refuse_ragged_causal(problem, "torch aligns the causal mask to the top left")
-        # views, as targets are stated for tensors stored (B, S, H, D)
-        query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
-        causal, grouped = problem.causal, problem.shape.heads != problem.shape.kv_heads
+def _cudnn(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
+    if problem.ragged_causal:
+        raise DeviceError("torch aligns cuDNN's causal mask to the top left")
+    return _sdpa(SDPBackend.CUDNN_ATTENTION, problem, q, k, v)
 
-        def run() -> Tensor:
-            out = functional.scaled_dot_product_attention(
-                query, key, value, is_causal=causal, enable_gqa=grouped
-            )
-            return out.transpose(1, 2)
 
-        return _tried(Call(run, lambda: sdpa_kernel(backend)), f"torch's {backend.name}")
+def _fa2(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
+    mask = None
+    if problem.ragged_causal:
+        with warnings.catch_warnings():  # of rows that see no key, which are not compared
+            warnings.simplefilter("ignore")
+            mask = causal_lower_right(problem.shape.seqlen_q, problem.shape.seqlen_k)
+    return _sdpa(SDPBackend.FLASH_ATTENTION, problem, q, k, v, mask)
 
-    return bind
+
+def _sdpa(
+    backend: SDPBackend,
+    problem: Problem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+) -> Call:
+    # views, as targets are stated for tensors stored (B, S, H, D)
+    query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    causal = problem.causal and mask is None
+    grouped = problem.shape.heads != problem.shape.kv_heads
+
+    def run() -> Tensor:
+        out = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=grouped
+        )
+        return out.transpose(1, 2)
+
+    name = backend.name.removesuffix("_ATTENTION").lower()
+    return tried(Call(run, lambda: sdpa_kernel(backend)), f"torch's {backend.name}", name)
 
 
 def _flex(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
@@ -102,7 +125,7 @@ def _flex(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
         out = compiled(query, key, value, block_mask=mask, enable_gqa=grouped)
         return out.transpose(1, 2)
 
-    return _tried(Call(run), "FlexAttention")
+    return tried(Call(run), "FlexAttention")
 
 
 def _fa3(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
@@ -115,31 +138,40 @@ def _fa3(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
         out = flash(q, k, v, causal=causal)
         return out[0] if isinstance(out, tuple) else out
 
-    return _tried(Call(run), "FlashAttention-3")
+    return tried(Call(run), "FlashAttention-3")
 
 
-def _tried(call: Call, who: str) -> Call:
-    """`call` once, so that a refusal comes here and in words, not amid the timing."""
+def tried(call: Call, who: str, name: str = "") -> Call:
+    """`call` once, so that a refusal comes here and in words, not amid the timing.
+
+    Raises DeviceError; `name` is what torch calls the backend where it says why it is not used.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             call.once()
         except Exception as error:  # each implementation refuses in its own class
             said = [str(warning.message) for warning in caught] + [str(error)]
-            reason = " ".join(said[0].split())[:200]
-            raise DeviceError(f"{who} refuses: {reason}") from error
+            raise DeviceError(f"{who} refuses: {reason(said, name)}") from error
     return call
 
 
-def _refuse_ragged_causal(problem: Problem, why: str) -> None:
-    shape = problem.shape
-    if problem.causal and shape.seqlen_q != shape.seqlen_k:
-        raise DeviceError(f"{why}: not comparable at {shape}")
+def reason(said: Sequence[str], name: str) -> str:
+    """What torch says against one backend: the line below its heading, else the first line.
+
+    It goes through all backends, each under "<name> attention kernel not used because:".
+    """
+    lines = [" ".join(re.sub(r"\(Triggered internally.*", "", line).split()) for line in said]
+    heading = f"{name} attention kernel not used"
+    for line, below in pairwise(lines):
+        if name and line.lower().startswith(heading):
+            return below[:200].rstrip(".")
+    return lines[0][:200].rstrip(".")
 
 
 PEERS: dict[str, Bind] = {
-    "cudnn": _sdpa(SDPBackend.CUDNN_ATTENTION),
-    "fa2": _sdpa(SDPBackend.FLASH_ATTENTION),
+    "cudnn": _cudnn,
+    "fa2": _fa2,
     "fa3": _fa3,
     "flex": _flex,
 }

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -64,7 +64,7 @@ class Row:
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write `rows` as a JSON list, one row a line so that a diff stays readable."""
-    lines = ",\n".join(json.dumps(asdict(_rounded(row))) for row in rows)
+    lines = ",\n".join(json.dumps(asdict(rounded(row))) for row in rows)
     write_whole(path, f"[\n{lines}\n]\n")
 
 
@@ -93,7 +93,7 @@ def ratios(
 
     Where one implementation ran a problem with several schedules, its fastest counts.
     """
-    best = _best(rows, regime)
+    best = fastest(rows, regime)
     return {
         problem: times[of].tflops / times[over].tflops
         for problem, times in best.items()
@@ -102,30 +102,36 @@ def ratios(
 
 
 def table(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
-    """The rows as Markdown: a line per problem, a column per implementation, then the geomeans.
+    """The rows as Markdown: problem by problem, then the geomeans."""
+    if not rows:
+        return "nothing was measured\n"
+    return "\n".join(filter(None, (problems(rows, over=over), geomeans(rows, over=over))))
+
+
+def problems(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
+    """Markdown: a line per problem, a column per implementation.
 
     Times are TFLOP/s, sustained with the SM clock in MHz behind `@`; the last columns divide
     fagen by `over`. Regimes that were not run leave no column.
     """
-    if not rows:
-        return "nothing was measured\n"
-    regimes = [name for name in ("sustained", "burst") if any(row.regime == name for row in rows)]
-    best = {regime: _best(rows, regime) for regime in regimes}
+    regimes = regimes_of(rows)
+    best = {regime: fastest(rows, regime) for regime in regimes}
     names = sorted({row.implementation for row in rows}, key=_rank)
-    compared = [regime for regime in regimes if ratios(rows, regime, over=over)]
-    problems = sorted(
+    quotients = {regime: ratios(rows, regime, over=over) for regime in regimes}
+    compared = [regime for regime in regimes if quotients[regime]]
+    solved = sorted(
         {row.problem for row in rows}, key=lambda p: (p[0], p[1], p[2], p[3] != "full", *p[4:])
     )
 
     head = ["dtype", "hd", "mask", "S", "B", "H"]
-    head += [f"{_title(name)} {regime}" for regime in regimes for name in names]
-    head += [f"fagen ÷ {_title(over)} {regime}" for regime in compared]
+    head += [f"{title(name)} {regime}" for regime in regimes for name in names]
+    head += [f"fagen ÷ {title(over)} {regime}" for regime in compared]
     body = []
-    for problem in problems:
+    for problem in solved:
         dtype, head_dim, head_dim_v, mask, seqlen_q, seqlen_k, batch, heads, kv_heads = problem
         line = [
             dtype,
-            str(head_dim) if head_dim == head_dim_v else f"{head_dim}/{head_dim_v}",
+            dims_of(head_dim, head_dim_v),
             mask,
             str(seqlen_q) if seqlen_q == seqlen_k else f"{seqlen_q}/{seqlen_k}",
             str(batch),
@@ -135,49 +141,63 @@ def table(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
             timed = best[regime].get(problem, {})
             line += [_figure(timed[name]) if name in timed else "–" for name in names]
         for regime in compared:
-            ratio = ratios(rows, regime, over=over).get(problem)
+            ratio = quotients[regime].get(problem)
             line.append("–" if ratio is None else f"{ratio:.2f}")
         body.append(line)
-    text = _markdown(head, body)
-    return text + (f"\n{geomeans(rows, over=over)}" if compared else "")
+    return markdown(head, body)
 
 
 def geomeans(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
-    """Markdown: geomean of fagen ÷ `over` per dtype and head dim, and over everything of a dtype.
-
-    The worst single problem stands beside each mean, since a mean hides a bad cell.
-    """
-    regimes = [name for name in ("sustained", "burst") if ratios(rows, name, over=over)]
-    found = {regime: ratios(rows, regime, over=over) for regime in regimes}
-    head = ["dtype", "hd", "cells"]
-    for regime in regimes:
-        head += [f"{regime} geomean", f"{regime} worst"]
-    groups: list[tuple[str, int | None, int | None]] = []
+    """Markdown: geomeans of fagen ÷ `over` per dtype and head dim, and over all of a dtype."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
     for dtype in sorted({row.dtype for row in rows}, reverse=True):
-        dims = {(row.head_dim, row.head_dim_v) for row in rows if row.dtype == dtype}
-        groups += [(dtype, *pair) for pair in sorted(dims)]
-        groups += [(dtype, None, None)] if len(dims) > 1 else []
+        of_dtype = [row for row in rows if row.dtype == dtype]
+        dims = sorted({(row.head_dim, row.head_dim_v) for row in of_dtype})
+        for pair in dims:
+            of_pair = [row for row in of_dtype if (row.head_dim, row.head_dim_v) == pair]
+            groups[dtype, dims_of(*pair)] = of_pair
+        if len(dims) > 1:
+            groups[dtype, "all"] = of_dtype
+    return means(("dtype", "hd"), groups, over=over)
+
+
+def means(
+    head: Sequence[str], groups: Mapping[tuple[str, ...], Sequence[Row]], *, over: str = YARDSTICK
+) -> str:
+    """Markdown: geomean of fagen ÷ `over` for each group of rows, whose key stands below `head`.
+
+    The worst single problem stands beside each mean, since a mean hides a bad cell. A group that
+    `over` ran nothing of is left out; '' where that is all of them.
+    """
+    everything = [row for rows in groups.values() for row in rows]
+    regimes = [name for name in regimes_of(everything) if ratios(everything, name, over=over)]
+    columns = [f"{regime} {what}" for regime in regimes for what in ("geomean", "worst")]
     body = []
-    for dtype, head_dim, head_dim_v in groups:
-        name = f"{head_dim}" if head_dim == head_dim_v else f"{head_dim}/{head_dim_v}"
-        line, cells = [dtype, "all" if head_dim is None else name], 0
+    for names, rows in groups.items():
+        found = [ratios(rows, regime, over=over).values() for regime in regimes]
         figures = []
-        for regime in regimes:
-            values = [
-                ratio
-                for problem, ratio in found[regime].items()
-                if problem[0] == dtype
-                and head_dim in (None, problem[1])
-                and head_dim_v in (None, problem[2])
-            ]
-            cells = max(cells, len(values))
+        for values in found:
             figures += [f"{geomean(values):.3f}", f"{min(values):.2f}"] if values else ["–", "–"]
-        if cells:
-            body.append([*line, str(cells), *figures])
-    return f"fagen ÷ {_title(over)}:\n\n" + _markdown(head, body)
+        if cells := max(map(len, found), default=0):
+            body.append([*names, str(cells), *figures])
+    if not body:
+        return ""
+    return f"fagen ÷ {title(over)}:\n\n" + markdown([*head, "cells", *columns], body)
 
 
-def _best(rows: Sequence[Row], regime: str) -> dict[Key, dict[str, Row]]:
+def dims_of(head_dim: int, head_dim_v: int) -> str:
+    """'128', or '192/128' where V has its own."""
+    return f"{head_dim}" if head_dim == head_dim_v else f"{head_dim}/{head_dim_v}"
+
+
+def regimes_of(rows: Iterable[Row]) -> list[str]:
+    """The regimes that rows were timed in, sustained first."""
+    run = {row.regime for row in rows}
+    return [regime for regime in ("sustained", "burst") if regime in run]
+
+
+def fastest(rows: Iterable[Row], regime: str) -> dict[Key, dict[str, Row]]:
+    """Per problem the row of each implementation, that of its fastest schedule."""
     best: dict[Key, dict[str, Row]] = {}
     for row in rows:
         if row.regime == regime:
@@ -193,7 +213,8 @@ def _rank(name: str) -> tuple[int, str]:
     return (order.index(name) if name in order else len(order), name)
 
 
-def _title(name: str) -> str:
+def title(name: str) -> str:
+    """What an implementation is called in tables."""
     return TITLES.get(name, name)
 
 
@@ -203,12 +224,12 @@ def _figure(row: Row) -> str:
     return f"{row.tflops:.0f}{clock}" if row.tflops >= 10 else f"{row.tflops:.2g}{clock}"
 
 
-def _rounded(row: Row) -> Row:
+def rounded(row: Row) -> Row:
     """Four digits: more than a timing is good for, and a diff stays short."""
     return replace(row, tflops=float(f"{row.tflops:.4g}"), spread=round(row.spread, 4))
 
 
-def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     """A Markdown table padded so that it reads well in a terminal too."""
     widths = [max(2, *(len(line[i]) for line in (head, *body))) for i in range(len(head))]
     rule = ["-" * (width - 1) + ":" for width in widths]

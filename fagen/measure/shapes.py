@@ -45,6 +45,11 @@ class Problem:
         return self.mask == "causal"
 
     @property
+    def ragged_causal(self) -> bool:
+        """Whether it matters to which corner the causal mask is aligned."""
+        return self.causal and self.shape.seqlen_q != self.shape.seqlen_k
+
+    @property
     def flops(self) -> float:
         """Multiplications and additions of both GEMMs over the keys that a row may see."""
         size = self.shape
