@@ -1,0 +1,111 @@
+"""A kernel in, what a call of it costs beside its arithmetic out: host time, launches, memory."""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd import DeviceType
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+
+from fagen import op
+from fagen.build import Binary
+from fagen.dispatch import attention
+from fagen.errors import DeviceError
+from fagen.measure.card import hopper
+from fagen.measure.peers import tried
+from fagen.measure.shapes import Shape, inputs, problem, softmax_scale
+from fagen.measure.timing import Call
+from fagen.plan import Plan
+
+SMALL = Shape(1, 64, 64, 1, 1)  # one tile: the GPU is done before the host asks again
+BATCH = 100  # calls; a stream takes some thousand before the host has to wait for the GPU
+BATCHES = 50
+PROFILED = 10  # calls
+
+
+@dataclass(frozen=True)
+class LaunchCost:
+    """Of one call: the host's time, what it has the GPU do, and the blocks of memory it takes."""
+
+    host_microseconds: float
+    kernels: float
+    memsets: float
+    copies: float
+    allocations: float
+
+
+def launch_costs(plan: Plan, binary: Binary) -> dict[str, LaunchCost]:
+    """The costs of the kernel as a torch op, of fagen.attention, and of cuDNN where it can.
+
+    All compute the same small problem.  Raises DeviceError without a Hopper GPU, or where torch's
+    profiler sees nothing of it.
+    """
+    hopper()
+    case = problem(plan, SMALL)
+    q, k, v = inputs(case)
+    query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    causal, scale = case.causal, softmax_scale(case.head_dim)
+    op.load(binary)
+    kernel = getattr(torch.ops.fagen, plan.slug)
+
+    def cudnn() -> Tensor:
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
+
+    calls = {
+        "torch op": Call(lambda: kernel(q, k, v, scale)[0]),
+        "fagen.attention": Call(lambda: attention(q, k, v, causal=causal)),
+    }
+    with suppress(DeviceError):
+        bare = Call(cudnn, lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION))
+        calls["cuDNN"] = tried(bare, "cuDNN")
+    # the profiler comes last: what it leaves behind slows launches down
+    times = {name: host_microseconds(call) for name, call in calls.items()}
+    return {
+        name: LaunchCost(round(times[name], 2), **launches(call), allocations=allocations(call))
+        for name, call in calls.items()
+    }
+
+
+def host_microseconds(call: Call) -> float:
+    """The time until a call returns, not waiting for the GPU: a median over batches of calls."""
+    with call.within():
+        _batch(call.run)
+        return statistics.median(_batch(call.run) for _ in range(BATCHES))
+
+
+def _batch(run: Callable[[], Tensor]) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter_ns()
+    for _ in range(BATCH):
+        run()
+    return (time.perf_counter_ns() - began) / BATCH / 1e3
+
+
+def launches(call: Call) -> dict[str, float]:
+    """Kernels, memsets and copies of one call, on average over a few under torch's profiler."""
+    with call.within(), profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(PROFILED):
+            call.run()
+        torch.cuda.synchronize()
+    names = [event.name for event in seen.events() if event.device_type == DeviceType.CUDA]
+    if not names:
+        raise DeviceError("torch's profiler sees nothing of what the GPU does")
+    kinds = {"Memset": "memsets", "Memcpy": "copies"}
+    counts = Counter(kinds.get(name.split(" ")[0], "kernels") for name in names)
+    return {kind: counts[kind] / PROFILED for kind in ("kernels", *kinds.values())}
+
+
+def allocations(call: Call) -> float:
+    """Blocks of device memory that one call takes from torch's allocator."""
+    with call.within():
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        for _ in range(PROFILED):
+            call.run()
+        return float(torch.cuda.memory_stats()["allocation.all.allocated"] - before) / PROFILED

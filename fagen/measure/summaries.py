@@ -1,0 +1,76 @@
+"""Benchmark rows in, the small tables that stand below the big one out; needs no GPU."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from fagen.measure.rows import Row, dims_of, fastest, geomean, markdown, ratios, regimes_of, title
+
+
+def share_of_matmul(rows: Sequence[Row], matmul_tflops: Mapping[str, Mapping[str, float]]) -> str:
+    """Markdown: sustained TFLOP/s at the longest full attention, in % of the matrix product's.
+
+    `matmul_tflops[dtype][regime]` is of the same run; '' where there is nothing to compare.
+    """
+    best = fastest(rows, "sustained")
+    square = [key for key in sorted(best) if key[3] == "full" and key[4] == key[5]]
+    longest = max((key[5] for key in square), default=0)
+    names = list(dict.fromkeys(row.implementation for row in rows))
+    body = []
+    for key in square:
+        dtype, head_dim, head_dim_v, _, _, keys, *_ = key
+        ceiling = matmul_tflops.get(dtype, {}).get("sustained")
+        if keys == longest and ceiling:
+            timed = best[key]
+            shares = [f"{timed[n].tflops / ceiling:.0%}" if n in timed else "–" for n in names]
+            body.append(
+                [dtype, dims_of(head_dim, head_dim_v), f"{keys}", f"{ceiling:.0f}", *shares]
+            )
+    head = ["dtype", "hd", "S", "matmul TFLOP/s", *map(title, names)]
+    said = "Sustained, full attention, as a share of the matrix product 8192³ of the same run:\n\n"
+    return said + markdown(head, body) if body else ""
+
+
+def beside_fp16(rows: Sequence[Row]) -> str:
+    """Markdown: fagen's TFLOP/s in bf16 divided by those in fp16; '' where not both were run."""
+    regimes = regimes_of(rows)
+    renamed = [
+        replace(row, dtype="", implementation=row.dtype)
+        for row in rows
+        if row.implementation == "fagen"
+    ]
+    found = {regime: ratios(renamed, regime, of="bf16", over="fp16") for regime in regimes}
+    cells = dict.fromkeys(key for regime in regimes for key in found[regime])
+    if not cells:
+        return ""
+    body = []
+    for key in sorted(cells, key=lambda key: (*key[1:3], key[3] != "full", *key[4:])):
+        _, head_dim, head_dim_v, mask, seqlen_q, seqlen_k, *_ = key
+        lengths = f"{seqlen_q}" if seqlen_q == seqlen_k else f"{seqlen_q}/{seqlen_k}"
+        figures = [
+            f"{found[regime][key]:.3f}" if key in found[regime] else "–" for regime in regimes
+        ]
+        body.append([dims_of(head_dim, head_dim_v), mask, lengths, *figures])
+    means = [f"{geomean(found[regime].values()):.3f}" for regime in regimes]
+    body.append(["all", "", "geomean", *means])
+    return "fagen in bf16 ÷ in fp16:\n\n" + markdown(["hd", "mask", "S", *regimes], body)
+
+
+def picks(rows: Iterable[Row]) -> str:
+    """Markdown: which schedules were timed, and for which numbers of keys."""
+    lengths: dict[str, set[int]] = {}
+    for row in rows:
+        if row.schedule:
+            lengths.setdefault(row.schedule, set()).add(row.seqlen_k)
+    return "".join(
+        f"- `{slug}`: {', '.join(map(str, sorted(of)))} keys\n" for slug, of in lengths.items()
+    )
+
+
+def launch_lines(costs: Mapping[str, Mapping[str, float]]) -> str:
+    """Markdown: what one call costs; `costs` holds the fields of a LaunchCost by who is called."""
+    return "".join(
+        f"- {name}: {cost['host_microseconds']:.1f} µs of the host; kernels {cost['kernels']:g}, "
+        f"memsets {cost['memsets']:g}, copies {cost['copies']:g}, "
+        f"allocations {cost['allocations']:g}\n"
+        for name, cost in costs.items()
+    )
