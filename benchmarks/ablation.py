@@ -1,0 +1,119 @@
+"""Time one schedule with each of its features taken away, as the FlashAttention-3 paper does.
+
+    python benchmarks/ablation.py                     4 kernels and cuDNN, both regimes: ~20 seconds
+    python benchmarks/ablation.py --redraw benchmarks/results/nvidia-h200-2026-11-21-ablation.json
+
+fp16, head dim 128, full mask, S = 16,384, 16 heads. All run in one cell, in a new order each round,
+for more rounds than in the grid, since one cell has to decide. Written to benchmarks/results/ as
+benchmarks/run.py does: <card>-<date>-ablation.json, .run.json and .md.
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+
+from record import Record, build, exit_code, parser, time_all
+
+from fagen.measure.rows import TITLES, Row, markdown, regimes_of
+from fagen.measure.shapes import Problem, standard_shape
+from fagen.measure.timing import BURST, SUSTAINED
+from fagen.schedule import Schedule
+
+WHOLE = Schedule.make(dtype="fp16", head_dim=128, mask="full", block_m=128, block_n=128)
+WITHOUT = {
+    "intra-warpgroup overlap": WHOLE.but(intra_warpgroup=False),
+    "warp specialisation (and ping-pong)": WHOLE.but(producer="none"),
+    "ping-pong": WHOLE.but(inter_warpgroup=False),
+}
+# TFLOP/s on an H100, FlashAttention-3's paper, the ablation of its forward pass
+PAPER = {
+    WHOLE.slug: 661,
+    WITHOUT["intra-warpgroup overlap"].slug: 582,
+    WITHOUT["warp specialisation (and ping-pong)"].slug: 570,
+}
+CASE = Problem("fp16", 128, 128, "full", standard_shape(128, 16_384))
+REGIMES = (dataclasses.replace(SUSTAINED, rounds=9), dataclasses.replace(BURST, rounds=15))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what the arguments ask for; the exit code is that of the `fagen` command."""
+    asked = parser(__doc__).parse_args(argv)
+    return exit_code(lambda: redraw(asked) if asked.redraw else run(asked))
+
+
+def run(asked: argparse.Namespace) -> int:
+    """Build the kernels, time them beside cuDNN, write everything."""
+    record = Record.begun(asked.out, "ablation", REGIMES)
+    schedules = [WHOLE, *WITHOUT.values()]
+    time_all(record, {CASE: schedules}, build(schedules), asked.peer or ["cudnn"], regimes=REGIMES)
+    report(record)
+    return record.finish()
+
+
+def redraw(asked: argparse.Namespace) -> int:
+    """Write the table of a committed run again; needs no GPU."""
+    report(Record.read(asked.redraw))
+    return 0
+
+
+def report(record: Record) -> None:
+    """Write <stem>.md, and print it."""
+    rounds = ", ".join(
+        f"{regime['rounds']} rounds {name}" for name, regime in record.about["regimes"].items()
+    )
+    page = record.write_page(
+        f"{record.made_on}; {CASE}; {rounds}. TFLOP/s, @ the SM clock in MHz, ± half the spread.",
+        table(record.rows),
+        verdicts(record.rows),
+        "The paper's figures were measured on an H100, and are here for orientation.",
+        record.remarks,
+    )
+    print(page)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown: a line per schedule and peer, each also divided by the whole schedule."""
+    regimes = regimes_of(rows)
+    timed = {(row.schedule or row.implementation, row.regime): row for row in rows}
+    names = {WHOLE.slug: "everything"}
+    names |= {schedule.slug: f"without {feature}" for feature, schedule in WITHOUT.items()}
+    names |= {row.implementation: TITLES[row.implementation] for row in rows if not row.schedule}
+    body = []
+    for key, said in names.items():
+        line = [said, f"`{key}`" if key.startswith(WHOLE.slug) else ""]
+        for regime in regimes:
+            row, whole = timed[key, regime], timed[WHOLE.slug, regime]
+            clock = f" @{row.sm_clock_mhz}" if row.sm_clock_mhz else ""
+            line.append(f"{row.tflops:.0f}{clock} ± {row.spread / 2:.1%}")
+            line.append(f"{row.tflops / whole.tflops:.3f}")
+        body.append([*line, f"{PAPER[key]}" if key in PAPER else "–"])
+    head = [
+        "",
+        "schedule",
+        *(f"{regime}{of}" for regime in regimes for of in ("", " ÷ everything")),
+    ]
+    return markdown([*head, "FA3's paper"], body)
+
+
+def verdicts(rows: Sequence[Row]) -> str:
+    """Markdown: what each feature is worth, and whether that earns its place."""
+    regimes = regimes_of(rows)
+    tflops = {(row.schedule, row.regime): row.tflops for row in rows}
+    said = ""
+    for feature, schedule in WITHOUT.items():
+        worth = {
+            regime: tflops[WHOLE.slug, regime] / tflops[schedule.slug, regime] - 1
+            for regime in regimes
+        }
+        figures = ", ".join(f"{gain:+.1%} {regime}" for regime, gain in worth.items())
+        gained = [regime for regime, gain in worth.items() if gain > 0]
+        verdict = "earns its place"
+        if len(gained) < len(regimes):
+            verdict += f" in {' and '.join(gained)} runs only" if gained else " nowhere"
+        said += f"- {feature}: {figures}; {verdict}\n"
+    return said
+
+
+if __name__ == "__main__":
+    sys.exit(main())

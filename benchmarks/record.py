@@ -1,0 +1,223 @@
+"""Problems in; kernels built, everything timed, and the files of a run written: for all scripts."""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fagen import dispatch, flow
+from fagen.build import Binary
+from fagen.errors import FagenError, VerificationError
+from fagen.measure.card import hopper
+from fagen.measure.cells import race
+from fagen.measure.peers import installed, ours, peer
+from fagen.measure.rows import Row, read_rows, rounded, title, write_rows
+from fagen.measure.shapes import Problem
+from fagen.measure.timing import REGIMES, Regime
+from fagen.plan import Plan
+from fagen.schedule import Schedule
+
+Kernels = Mapping[str, tuple[Plan, Binary]]
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+@dataclass
+class Record:
+    """A run: its rows, what holds for all of them, and where both are written."""
+
+    folder: Path
+    stem: str
+    about: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+
+    @classmethod
+    def begun(cls, folder: Path, kind: str = "", regimes: Iterable[Regime] = ()) -> "Record":
+        """Begin a run on this card, now; no host, no user, no path is noted.
+
+        Raises DeviceError without a Hopper GPU.
+        """
+        card = hopper()
+        about = {
+            "card": card.name,
+            "driver": card.driver,
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "cudnn": _dotted(torch.backends.cudnn.version()),
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "regimes": {
+                regime.name: dataclasses.asdict(regime) for regime in regimes or REGIMES.values()
+            },
+            "notes": {},
+        }
+        return cls(folder, "-".join(filter(None, (card.slug, about["date"], kind))), about)
+
+    @classmethod
+    def read(cls, path: Path) -> "Record":
+        """Read a run back from the path of its rows."""
+        about = json.loads(path.with_suffix(".run.json").read_text(encoding="utf-8"))
+        return cls(path.parent, path.stem, about, list(read_rows(path)))
+
+    def note(self, said: str, of: object) -> None:
+        """Remember something that holds for one problem."""
+        self.about["notes"].setdefault(said, []).append(str(of))
+
+    def save(self) -> None:
+        """Write the rows and what holds for them."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_rows(self.folder / f"{self.stem}.json", self.rows)
+        text = json.dumps(self.about, indent=1, ensure_ascii=False) + "\n"
+        (self.folder / f"{self.stem}.run.json").write_text(text, encoding="utf-8")
+
+    @property
+    def made_on(self) -> str:
+        """Card, versions and date, for a heading."""
+        about = self.about
+        return (
+            f"{about['card']}, driver {about['driver']}, CUDA {about['cuda']}, "
+            f"torch {about['torch']}, cuDNN {about['cudnn']}, {about['date']}"
+        )
+
+    @property
+    def remarks(self) -> str:
+        """The notes as Markdown."""
+        notes: Mapping[str, Sequence[str]] = self.about.get("notes", {})
+        return "".join(f"- {said}: {'; '.join(of)}\n" for said, of in notes.items())
+
+    def write_page(self, *parts: str) -> str:
+        """Write <stem>.md out of parts, the empty ones left out; return its text."""
+        page = "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
+        (self.folder / f"{self.stem}.md").write_text(page, encoding="utf-8")
+        return page
+
+    def finish(self) -> int:
+        """Say where everything is; the exit code."""
+        say(f"{self.about['seconds']} s on the GPU; written to {self.folder / self.stem}.*")
+        return VerificationError.exit_code if self.about.get("wrong") else 0
+
+
+# ---- which kernels -------------------------------------------------------------------------------
+
+
+def serving(case: Problem, *, everything: bool = False) -> list[Schedule]:
+    """The schedule that fagen.attention takes for a problem, or all committed ones that do it."""
+    wanted = (case.dtype, case.head_dim, case.head_dim_v, case.mask)
+    there = []
+    for schedule in flow.committed():
+        asked = schedule.attention
+        if (asked.dtype, asked.head_dim, asked.head_dim_v, asked.mask) == wanted:
+            there.append(schedule)
+    if everything or not there:
+        return there
+    return [
+        dispatch.picked(
+            dtype=case.dtype,
+            head_dim=case.head_dim,
+            head_dim_v=case.head_dim_v,
+            causal=case.causal,
+            seqlen=case.shape.seqlen_k,
+        )
+    ]
+
+
+def build(schedules: Iterable[Schedule]) -> Kernels:
+    """The kernels of schedules by slug, several compiled at a time."""
+    wanted = list({schedule.slug: schedule for schedule in schedules}.values())
+    began = time.monotonic()
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        built = list(pool.map(lambda schedule: flow.built(schedule, binding=True), wanted))
+    say(f"{len(built)} kernel(s) built in {time.monotonic() - began:.0f} s")
+    return {plan.slug: (plan, binary) for plan, binary in built}
+
+
+# ---- timing --------------------------------------------------------------------------------------
+
+
+def time_all(
+    record: Record,
+    work: Mapping[Problem, Sequence[Schedule]],
+    kernels: Kernels,
+    peers: Sequence[str],
+    *,
+    regimes: Sequence[Regime] = tuple(REGIMES.values()),
+) -> None:
+    """Time each problem's schedules beside the peers; the record is saved after every one.
+
+    What cannot be timed is noted, and why: a problem without a schedule, a peer that refuses, a
+    kernel whose output is wrong.  Raises FagenError where nothing can.
+    """
+    for case in work:
+        if not work[case]:
+            record.note("no committed schedule", case)
+    others = [peer(name) for name in peers]
+    cells = [case for case in work if work[case]]
+    began = time.monotonic()
+    for number, case in enumerate(cells, 1):
+        mine = [ours(kernels[schedule.slug][1]) for schedule in work[case]]
+        print(f"[{number}/{len(cells)}, {time.monotonic() - began:.0f} s]", end=" ", flush=True)
+
+        def left_out(who: str, why: str, case: Problem = case) -> None:
+            record.note(f"{title(who)} left out ({why})", case)
+
+        try:
+            rows = race(case, [*mine, *others], regimes=regimes, progress=say, left_out=left_out)
+        except VerificationError as error:
+            say(f"  {error}")
+            record.note("wrong, and not timed", error)
+            record.about["wrong"] = True
+        else:
+            record.rows += map(
+                rounded, rows
+            )  # as they are read back: a page drawn anew is the same
+        record.about["seconds"] = round(time.monotonic() - began)
+        record.save()
+    if not record.rows:
+        raise FagenError(f"nothing could be timed:\n{record.remarks}")
+
+
+# ---- the command line ----------------------------------------------------------------------------
+
+
+def parser(said: str | None) -> argparse.ArgumentParser:
+    """What all scripts take."""
+    made = argparse.ArgumentParser(
+        description=said, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--peer", action="append", help="default: cudnn, fa2, and fa3 if installed")
+    made.add_argument("--out", type=Path, default=RESULTS, help="folder to write to")
+    made.add_argument("--redraw", type=Path, metavar="ROWS.json", help="no GPU: write anew")
+    return made
+
+
+def usual_peers() -> list[str]:
+    """Those that come with torch, and FlashAttention-3 where it is installed."""
+    return ["cudnn", "fa2", *(["fa3"] if installed("fa3") else [])]
+
+
+def exit_code(run: Callable[[], int]) -> int:
+    """Run it; an error of fagen's is printed, and gives its exit code."""
+    try:
+        return run()
+    except FagenError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    print(line, flush=True)
+
+
+def _dotted(cudnn: int | None) -> str:
+    """'9.19.0' for 91900, as cuDNN 9 counts."""
+    if cudnn is None:
+        return "none"
+    return f"{cudnn // 10_000}.{cudnn // 100 % 100}.{cudnn % 100}"
