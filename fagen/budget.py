@@ -29,10 +29,11 @@ REGISTER_FILE = "register file of a thread block"
 # the keys that a sum depends on
 SUMMED = (
     *("dtype", "head_dim", "head_dim_v", "block_m", "block_n", "stages", "output", "p"),
-    *("producer", "consumers", "producer_registers", "consumer_registers"),
+    *("producer", "consumers", "producer_registers", "consumer_registers", "q_stages", "sum"),
 )
 
-SYMBOLS = ("block_m", "block_n", "d", "d_v", "stages", "e")  # d, d_v padded; e bytes per element
+# d, d_v padded; e bytes per element
+SYMBOLS = ("block_m", "block_n", "d", "d_v", "stages", "q_stages", "e")
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,9 @@ def sums(values: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
     `values` are those of a schedule's keys that keep the rules between keys; SUMMED count.
     """
     sizes = _sizes(values)
-    shared = _summed(shared_formulae, (values["output"], values["p"]), SM90.smem_tile_alignment)
-    registers = _summed(register_formulae, (values["p"],), 1)
+    choices = values["output"], values["p"], values["sum"]
+    shared = _summed(shared_formulae, choices, SM90.smem_tile_alignment)
+    registers = _summed(register_formulae, choices[1:], 1)
     launch = _launch_registers(_threads(values["consumers"], values["producer"]))
     kept = values["producer_registers"] + values["consumers"] * values["consumer_registers"]
     for name, total, limit in (
@@ -190,30 +192,35 @@ def _symbols() -> dict[str, Any]:
 
 
 @cache
-def shared_formulae(output: str, p: str) -> Mapping[str, Any]:
+def shared_formulae(output: str, p: str, row_sum: str) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment."""
     import sympy
 
-    m, n, d, d_v, stages, e = _symbols().values()
+    m, n, d, d_v, stages, q_stages, e = _symbols().values()
     v, o = stages * n * d_v * e, m * d_v * e
-    rows = {"q": m * d * e, "k": stages * n * d * e}
+    rows = {"q": q_stages * m * d * e, "k": stages * n * d * e}
     rows |= {"v_or_o": sympy.Max(v, o)} if output == "v_space" else {"v": v, "o": o}
     if p == "shared":
         rows["p"] = m * n * e
-    # full and empty for each stage of K and of V; Q full, Q empty and O empty
-    rows["barriers"] = SM90.mbarrier_bytes * (4 * stages + 3)
+    if row_sum == "tensor":
+        rows["ones"] = SM90.wgmma_k_bytes * d_v  # beside V, for one step of the second GEMM
+    # full and empty for each stage of K and of V, and of Q for each warpgroup's rows; O empty
+    readers = m / SM90.wgmma_m
+    barriers = 4 * stages + 2 * q_stages * readers + (1 if output == "v_space" else 0)
+    rows["barriers"] = SM90.mbarrier_bytes * barriers
     return rows
 
 
 @cache
-def register_formulae(p: str) -> Mapping[str, Any]:
+def register_formulae(p: str, row_sum: str) -> Mapping[str, Any]:
     """Return the registers of one consumer thread by what they hold."""
     import sympy
 
-    _, n, _, d_v, _, e = _symbols().values()
+    n, d_v, e = (_symbols()[name] for name in ("block_n", "d_v", "e"))
     # a warpgroup's 64 × n fp32 accumulator lies in 128 threads: n / 2 registers each
     per_thread = sympy.Rational(SM90.wgmma_m, SM90.warpgroup_threads)
-    rows = {"s": n * per_thread, "o": d_v * per_thread}
+    ones = SM90.wgmma_n_step if row_sum == "tensor" else 0
+    rows = {"s": n * per_thread, "o": (d_v + ones) * per_thread}
     if p == "registers":
         rows["p"] = n * per_thread * e / 4
     rows["softmax"] = sympy.Integer(SOFTMAX_REGISTERS)
@@ -247,6 +254,7 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
         "d": _padded(values["head_dim"], values["dtype"]),
         "d_v": _padded(values["head_dim_v"], values["dtype"]),
         "stages": values["stages"],
+        "q_stages": values["q_stages"],
         "e": DTYPES[values["dtype"]].bytes,
     }
 
@@ -261,13 +269,17 @@ def _rows(
     )
 
 
+def _choices(schedule: Schedule) -> tuple[str, str, str]:
+    """What a ledger's rows depend on: those of shared memory on all, of registers not on the first."""
+    return schedule.pipeline.output, schedule.softmax.p, schedule.softmax.sum
+
+
 def _shared(schedule: Schedule) -> Ledger:
     rows = _rows(
         schedule,
         SM90.smem_tile_alignment,
         shared_formulae,
-        schedule.pipeline.output,
-        schedule.softmax.p,
+        *_choices(schedule),
     )
     return Ledger(
         SHARED,
@@ -290,7 +302,7 @@ def _registers(schedule: Schedule) -> Ledger:
     return Ledger(
         REGISTERS,
         "a model",
-        _rows(schedule, 1, register_formulae, schedule.softmax.p),
+        _rows(schedule, 1, register_formulae, *_choices(schedule)[1:]),
         usable,
         source,
     )
@@ -339,6 +351,7 @@ def _options(schedule: Schedule) -> dict[str, list[dict[str, Any]]]:
         "block_n": [{"block_n": n} for n in _below(values["block_n"], 16)],
         "stages": [{"stages": n} for n in range(values["stages"] - 1, 1, -1)],
         "p": [{"p": p} for p in others],
+        "q_stages": [{"q_stages": 1}] if values["q_stages"] > 1 else [],
         "output": [{"output": "v_space"}] if values["output"] == "own" else [],
         "registers": [registers] if registers else [],
     }
@@ -367,9 +380,9 @@ def explain_lines(schedule: Schedule) -> Iterator[str]:
     sizes = _sizes(schedule.values())
     yield "with " + ", ".join(f"{name} = {value}" for name, value in sizes.items())
     own = budget(schedule)
-    p = schedule.softmax.p
-    yield from _solved(own.shared, shared_formulae(schedule.pipeline.output, p), sizes)
-    yield from _solved(own.registers, register_formulae(p), sizes)
+    choices = _choices(schedule)
+    yield from _solved(own.shared, shared_formulae(*choices), sizes)
+    yield from _solved(own.registers, register_formulae(*choices[1:]), sizes)
     yield ""
     tried = (schedule.but(block_n=n) for n in _below(SM90.wgmma_n_max + 16, 16))
     widest = next((other.tile.block_n for other in tried if not budget(other).over()), None)

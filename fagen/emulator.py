@@ -50,8 +50,10 @@ def emulate(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[
             if plan.mask.causal:
                 scores = scores.masked_fill(columns_of[block] > row + reach, -math.inf)
             p, rescale = softmax.step(scores)
-            # only what the tensor core reads is rounded; the row sums saw p before
-            accumulated = accumulated * rescale + p.to(q.dtype).float() @ values[:, :, block]
+            # what the tensor cores read is rounded; row sums that threads add up saw p before
+            rounded = p.to(q.dtype).float()
+            softmax.add(rounded if plan.sum_by_tensor else p, rescale)
+            accumulated = accumulated * rescale + rounded @ values[:, :, block]
 
         inverse, log_sum = softmax.finish()
         tile = (accumulated * inverse).to(q.dtype).view(batch, heads, bottom - top, -1)
@@ -80,8 +82,11 @@ class _OnlineSoftmax:
         rescale = torch.exp2(self.maximum * self.scale_log2 - origin)
         p = torch.exp2(scores * self.scale_log2 - origin)
         self.maximum = highest
-        self.sum = self.sum * rescale + p.sum(-1, keepdim=True)
         return p, rescale
+
+    def add(self, p: Tensor, rescale: Tensor) -> None:
+        """Add a block's probabilities to the rows' sums."""
+        self.sum = self.sum * rescale + p.sum(-1, keepdim=True)
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """Return what to multiply the rows of the output by, and their log-sum-exp."""

@@ -40,6 +40,7 @@ class Plan:
     block_m: int
     block_n: int
     stages: int
+    q_stages: int
 
     consumers: int  # warpgroups
     threads: int
@@ -51,13 +52,13 @@ class Plan:
     inter_warpgroup: bool
     intra_warpgroup: bool
     p_in_registers: bool
-    output_own: bool
+    output: str
+    sum_by_tensor: bool
     rescale_threshold: float  # log2 units
     order: str
     persistent: bool
     longest_first: bool
     cluster: int  # thread blocks that share K and V
-    q_by_warpgroup: bool  # each fetches its own rows of Q; their barriers fit the same 1,024 bytes
     l2_share_bytes: int  # of the L2 cache, for the K and V that blocks share
     max_spill_bytes: int  # per thread
 
@@ -72,6 +73,7 @@ class Plan:
     p_slabs: int
 
     # of one consumer thread and its wgmma instructions
+    o_columns: int  # of the second GEMM's result
     s_accumulators: int
     o_accumulators: int
     p_registers: int
@@ -108,7 +110,9 @@ def plan(schedule: Schedule) -> Plan:
     qk_slab, v_slab, p_slab = (s.bytes // dtype.bytes for s in (qk_swizzle, v_swizzle, p_swizzle))
     p_in_registers = schedule.softmax.p == "registers"
     s_accumulators = _accumulators(block_n)
-    o_accumulators = _accumulators(d_v)
+    sum_by_tensor = schedule.softmax.sum == "tensor"
+    o_columns = d_v + (SM90.wgmma_n_step if sum_by_tensor else 0)
+    o_accumulators = _accumulators(o_columns)
     return Plan(
         schedule=schedule,
         slug=schedule.slug,
@@ -121,6 +125,7 @@ def plan(schedule: Schedule) -> Plan:
         block_m=schedule.tile.block_m,
         block_n=block_n,
         stages=schedule.pipeline.stages,
+        q_stages=schedule.pipeline.q_stages,
         consumers=schedule.warps.consumers,
         threads=threads(schedule),
         producer_warp=schedule.warps.producer == "warp",
@@ -130,13 +135,13 @@ def plan(schedule: Schedule) -> Plan:
         inter_warpgroup=schedule.overlap.inter_warpgroup,
         intra_warpgroup=schedule.overlap.intra_warpgroup,
         p_in_registers=p_in_registers,
-        output_own=schedule.pipeline.output == "own",
+        output=schedule.pipeline.output,
+        sum_by_tensor=sum_by_tensor,
         rescale_threshold=schedule.softmax.rescale_threshold,
         order=order.name,
         persistent=order.persistent,
         longest_first=order.longest_first,
         cluster=schedule.grid.cluster,
-        q_by_warpgroup=schedule.grid.cluster > 1,  # measured for pairs; not yet for single blocks
         l2_share_bytes=SM90.l2_bytes // 2,  # each half holds its own copy of what both halves read
         max_spill_bytes=schedule.build.max_spill_bytes,
         qk_swizzle=qk_swizzle,
@@ -148,6 +153,7 @@ def plan(schedule: Schedule) -> Plan:
         qk_slabs=d // qk_slab,
         v_slabs=d_v // v_slab,
         p_slabs=block_n // p_slab,
+        o_columns=o_columns,
         s_accumulators=s_accumulators,
         o_accumulators=o_accumulators,
         p_registers=s_accumulators * dtype.bytes // 4,

@@ -111,6 +111,7 @@ ORDERS = _table(
 OUTPUTS = ("own", "v_space")
 PRODUCERS = ("warp", "none")
 P_HOMES = ("registers", "shared")
+SUMS = ("threads", "tensor")
 
 # widest first: a wider one spreads rows over more banks and needs fewer TMA boxes
 SWIZZLES = (
@@ -137,6 +138,7 @@ class Code:
 # in the order in which a slug says them, each only where the value is not the default
 CODES = (
     Code("stages", "s"),
+    Code("q_stages", "q"),
     Code("output", words={"own": "own", "v_space": "vspace"}),
     Code("producer", words={"warp": "prodwarp", "none": "noprod"}),
     Code("consumers", "w"),
@@ -145,6 +147,7 @@ CODES = (
     Code("inter_warpgroup", words={True: "inter", False: "nointer"}),
     Code("intra_warpgroup", words={True: "intra", False: "nointra"}),
     Code("p", words={"registers": "pregs", "shared": "pshared"}),
+    Code("sum", words={"threads": "threadsum", "tensor": "tensorsum"}),
     Code("rescale_threshold", "t"),
     Code("order", words={"persistent": "persistent", "lpt": "lpt", "single": "single"}),
     Code("cluster", "c"),

@@ -79,7 +79,8 @@ constexpr int kHeadDimPadded = 64;  // in shared memory, filled up with zeros
 constexpr int kHeadDimVPadded = 64;
 constexpr int kBlockM = 192;
 constexpr int kBlockN = 128;
-constexpr int kStages = 2;
+constexpr int kStages = 2;  // K and V buffers
+constexpr int kQStages = 1;
 constexpr int kConsumers = 3;  // warpgroups of 64 query rows
 constexpr int kThreads = 512;
 constexpr int kLaunchRegisters = 128;
@@ -98,32 +99,58 @@ constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
 constexpr int kStepK = 16;          // the K of every wgmma
 
+constexpr int kOutputColumns = kHeadDimVPadded;
+using Output =
+    float[kOutputColumns / 2];  // a thread's share of a warpgroup's O, as wgmma hands it out
+
 using Barrier = cutlass::arch::ClusterBarrier;
 using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
 
 struct SharedStorage {
-  alignas(1024) Element q[kBlockM * kHeadDimPadded];
+  alignas(1024) Element q[kQStages][kBlockM * kHeadDimPadded];
   alignas(1024) Element k[kStages][kBlockN * kHeadDimPadded];
   alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
   alignas(1024) Element o[kBlockM * kHeadDimVPadded];
-  alignas(1024) TransactionBarrier q_full;
+  alignas(1024) TransactionBarrier q_full[kQStages][kConsumers];
   TransactionBarrier k_full[kStages];
   TransactionBarrier v_full[kStages];
-  Barrier q_empty;
+  Barrier q_empty[kQStages][kConsumers];
   Barrier k_empty[kStages];
   Barrier v_empty[kStages];
-  Barrier o_empty;
 };
 static_assert(sizeof(SharedStorage) <= kSmemBytes, "the layout outgrew the plan's ledger");
+
+// n / value for 0 <= n < 2^31 by a multiplication: tiles are worked out where every thread waits
+// for it. With 2^(bits - 1) < value <= 2^bits, rounding 2^(31 + bits) / value up is exact enough
+// (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994).
+struct Divisor {
+  int value;
+  uint32_t multiplier;  // 0: value is 1
+  int shift;
+
+  __host__ explicit Divisor(int divisor = 1) : value(divisor), multiplier(0), shift(0) {
+    if (divisor > 1) {
+      while ((int64_t(2) << shift) < divisor) {
+        ++shift;
+      }
+      multiplier = uint32_t(((uint64_t(1) << (32 + shift)) + divisor - 1) / divisor);
+    }
+  }
+
+  __device__ __forceinline__ int divide(int n) const {
+    return multiplier ? int(__umulhi(n, multiplier) >> shift) : n;
+  }
+};
 
 struct Params {
   CUtensorMap q, k, v, out;
   float* lse;
   int64_t lse_stride_batch, lse_stride_head;
-  int heads, heads_per_kv_head;
+  Divisor heads, heads_per_kv_head;
   int seqlen_q, seqlen_k;
-  int m_blocks;      // tiles of one head
+  Divisor m_blocks;  // tiles of one head
   int slots;         // places for tiles, over all heads and batches
+  bool some_see_no_key;
   float scale_log2;  // scale * log2(e)
 };
 
@@ -156,29 +183,37 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// A matrix descriptor: where an operand begins and how its 8-row bricks follow each other.
+// A matrix descriptor: where an operand begins and how its 8-row bricks follow each other. It moves
+// by its low word alone: shared memory's addresses, in units of 16 bytes, never carry out of their
+// 14 bits.
+struct Descriptor {
+  uint32_t low, high;
+
+  __device__ __forceinline__ Descriptor operator+(uint32_t offset) const {
+    return {low + offset, high};
+  }
+  __device__ __forceinline__ uint64_t bits() const { return uint64_t(high) << 32 | low; }
+};
+
 // leading_bytes is the step from slab to slab where the slabs lie along M or N; otherwise unused.
-__device__ __forceinline__ uint64_t descriptor(const void* tile,
-                                               cute::SM90::GMMA::LayoutType layout,
-                                               int leading_bytes, int brick_bytes) {
-  cute::GmmaDescriptor d;
-  d.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(tile) >> 4;
-  d.bitfield.leading_byte_offset_ = leading_bytes >> 4;
-  d.bitfield.stride_byte_offset_ = brick_bytes >> 4;
-  d.bitfield.base_offset_ = 0;
-  d.bitfield.layout_type_ = static_cast<uint8_t>(layout);
-  return d;
+__device__ __forceinline__ Descriptor descriptor(const void* tile,
+                                                 cute::SM90::GMMA::LayoutType layout,
+                                                 uint32_t leading_bytes, uint32_t brick_bytes) {
+  const uint32_t start =
+      cute::cast_smem_ptr_to_uint(tile) % (1 << 18);  // in its block, of a cluster too
+  return {start >> 4 | leading_bytes >> 4 << 16, brick_bytes >> 4 | static_cast<uint32_t>(layout)
+                                                                        << 30};
 }
 
 // How far a descriptor moves to reach the k-th column of a tile of `rows` rows.
 template <int rows, int slab>
-__device__ constexpr uint64_t column_offset(int k) {
+__device__ constexpr uint32_t column_offset(int k) {
   return (k / slab * rows * slab + k % slab) * sizeof(Element) >> 4;
 }
 
 // S (64 x kBlockN) = or += Q (64 x 16) Kᵀ (16 x kBlockN), both from shared memory.
 template <bool accumulate>
-__device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], uint64_t q, uint64_t k) {
+__device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], Descriptor q, Descriptor k) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
@@ -196,12 +231,11 @@ __device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], uint64_t q, ui
         "+f"(s[49]), "+f"(s[50]), "+f"(s[51]), "+f"(s[52]), "+f"(s[53]), "+f"(s[54]), "+f"(s[55]),
         "+f"(s[56]), "+f"(s[57]), "+f"(s[58]), "+f"(s[59]), "+f"(s[60]), "+f"(s[61]), "+f"(s[62]),
         "+f"(s[63])
-      : "l"(q), "l"(k), "n"(accumulate ? 1 : 0));
+      : "l"(q.bits()), "l"(k.bits()), "n"(accumulate ? 1 : 0));
 }
 
-// O (64 x kHeadDimVPadded) += P (64 x 16, from registers) V (16 x kHeadDimVPadded).
-__device__ __forceinline__ void wgmma_pv(float (&o)[kHeadDimVPadded / 2], const uint32_t* p,
-                                         uint64_t v) {
+// O (64 x kOutputColumns) += P (64 x 16, from registers) V (16 x kOutputColumns).
+__device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descriptor v) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
@@ -213,7 +247,7 @@ __device__ __forceinline__ void wgmma_pv(float (&o)[kHeadDimVPadded / 2], const 
         "+f"(o[14]), "+f"(o[15]), "+f"(o[16]), "+f"(o[17]), "+f"(o[18]), "+f"(o[19]), "+f"(o[20]),
         "+f"(o[21]), "+f"(o[22]), "+f"(o[23]), "+f"(o[24]), "+f"(o[25]), "+f"(o[26]), "+f"(o[27]),
         "+f"(o[28]), "+f"(o[29]), "+f"(o[30]), "+f"(o[31])
-      : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v));
+      : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v.bits()));
 }
 
 // ---- Tiles -----------------------------------------------------------------------------------
@@ -228,12 +262,12 @@ struct Tile {
 
 __device__ __forceinline__ Tile tile_at(const Params& params, int index) {
   Tile tile;
-  const int flat_head = index / params.m_blocks;  // neighbours share K and V
-  const int m_block = index - flat_head * params.m_blocks;
+  const int flat_head = params.m_blocks.divide(index);  // neighbours share K and V
+  const int m_block = index - flat_head * params.m_blocks.value;
   tile.first_row = m_block * kBlockM;
-  tile.batch = flat_head / params.heads;
-  tile.head = flat_head - tile.batch * params.heads;
-  tile.kv_head = tile.head / params.heads_per_kv_head;
+  tile.batch = params.heads.divide(flat_head);
+  tile.head = flat_head - tile.batch * params.heads.value;
+  tile.kv_head = params.heads_per_kv_head.divide(tile.head);
   const int keys = params.seqlen_k;
   tile.unmasked = keys / kBlockN;
   tile.blocks = (keys + kBlockN - 1) / kBlockN;
@@ -245,16 +279,35 @@ struct Tiles {
   int index = blockIdx.x;
 
   __device__ __forceinline__ void next() { index += gridDim.x; }
+
+  // The index of the next tile that sees a key, or else that sees none; false where there is none
+  // left.
+  template <bool sees_keys = true>
+  __device__ __forceinline__ bool take(const Params& params, int& taken) {
+    if (!sees_keys && !params.some_see_no_key) {
+      return false;
+    }
+    while (index < params.slots) {
+      taken = index;
+      next();
+      const int blocks = tile_at(params, taken).blocks;
+      if (sees_keys ? blocks > 0 : blocks == 0) {
+        return true;
+      }
+    }
+    return false;
+  }
 };
 
-// A place in a ring of kStages buffers. The phase bit flips each time around.
+// A place in a ring of buffers. The phase bit flips each time around.
+template <int stages>
 struct RingPosition {
   int stage = 0;
   uint32_t phase = 0;
 
   __device__ __forceinline__ void advance() {
     stage += 1;
-    if (stage == kStages) {
+    if (stage == stages) {
       stage = 0;
       phase ^= 1;
     }
@@ -267,9 +320,8 @@ struct RingPosition {
 struct Loader {
   const Params& params;
   SharedStorage& shared;
-  RingPosition k, v;
-  uint32_t q_phase = 0;
-  uint32_t o_phase = 0;
+  RingPosition<kQStages> q;
+  RingPosition<kStages> k, v;
 
   // One box per slab: rows past the end of a sequence and columns past the head arrive as zeros.
   template <int columns, int rows, int slab>
@@ -286,11 +338,16 @@ struct Loader {
   }
 
   __device__ __forceinline__ void load_q(const Tile& tile) {
-    shared.q_empty.wait(q_phase ^ 1);
-    copy<kHeadDimPadded, kBlockM, kQkSlab>(params.q, shared.q_full, shared.q, tile.first_row,
-                                           tile.head, tile.batch,
-                                           cute::TMA::CacheHintSm90::EVICT_FIRST);
-    q_phase ^= 1;
+    // Each warpgroup's rows by themselves, as soon as it has done with the last ones.
+    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      shared.q_empty[q.stage][consumer].wait(q.phase ^ 1);
+      copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
+          params.q, shared.q_full[q.stage][consumer],
+          shared.q[q.stage] + consumer * kWarpgroupRows * kHeadDimPadded,
+          tile.first_row + consumer * kWarpgroupRows, tile.head, tile.batch,
+          cute::TMA::CacheHintSm90::EVICT_FIRST);
+    }
+    q.advance();
   }
 
   __device__ __forceinline__ void load_k(const Tile& tile, int block) {
@@ -313,12 +370,11 @@ struct Loader {
 // The producer warp's life. K runs one block ahead of V, because S is wanted before P.
 __device__ __forceinline__ void produce(const Params& params, SharedStorage& shared) {
   Loader loader{params, shared};
-  for (Tiles tiles; tiles.index < params.slots; tiles.next()) {
-    const Tile tile = tile_at(params, tiles.index);
-    if (tile.blocks > 0) {
-      loader.load_k(tile, tile.blocks - 1);
-      loader.load_q(tile);
-    }
+  Tiles tiles;
+  for (int index; tiles.take(params, index);) {
+    const Tile tile = tile_at(params, index);
+    loader.load_k(tile, tile.blocks - 1);
+    loader.load_q(tile);
     for (int block = tile.blocks - 1; block >= 0; --block) {
       if (block > 0) {
         loader.load_k(tile, block - 1);
@@ -342,6 +398,18 @@ __device__ constexpr int column_of(int i) {
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
@@ -407,9 +475,9 @@ struct Softmax {
     sum[1] += odd_sum[1];
   }
 
-  __device__ __forceinline__ void rescale_output(float (&o)[kHeadDimVPadded / 2]) const {
+  __device__ __forceinline__ void rescale_output(Output& o) const {
 #pragma unroll
-    for (int i = 0; i < kHeadDimVPadded / 2; ++i) {
+    for (int i = 0; i < kOutputColumns / 2; ++i) {
       o[i] *= rescale[row_of(i)];
     }
   }
@@ -440,7 +508,7 @@ __device__ __forceinline__ void store_matrices(void* address, uint32_t a, uint32
 
 // Rounds a warp's 16 rows of an accumulator to Element and lays them down as slabs of 64 rows.
 template <int columns, int slab, int swizzle_bits>
-__device__ __forceinline__ void store_accumulator(Element* tile, const float (&x)[columns / 2]) {
+__device__ __forceinline__ void store_accumulator(Element* tile, const float* x) {
   const int lane = threadIdx.x % 32;
   const int row = threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
 #pragma unroll
@@ -470,16 +538,18 @@ struct Consumer {
   const Params& params;
   SharedStorage& shared;
   const int warpgroup;  // 0 … kConsumers - 1
-  RingPosition k, v;
+  RingPosition<kQStages> q;
+  RingPosition<kStages> k, v;
   bool k_ready = false, v_ready = false;  // had the current K and V arrived when last asked?
-  uint32_t q_phase = 0;
 
   // Each warp says for itself that it has read a buffer; wgmma completes per warp.
-  __device__ __forceinline__ void release(Barrier& empty) {
-    if (threadIdx.x % 32 == 0) {
+  __device__ __forceinline__ void release(Barrier& empty, bool read = true) {
+    if (threadIdx.x % 32 == 0 && read) {
       empty.arrive();
     }
   }
+
+  __device__ __forceinline__ void await_q() { shared.q_full[q.stage][warpgroup].wait(q.phase); }
 
   // An answer from a barrier takes a while even when it is yes. So each buffer is asked for as soon
   // as the one before it is released, and the answer arrives under the softmax.
@@ -515,16 +585,17 @@ struct Consumer {
 
   // Issues S = Q Kᵀ for the current K.
   __device__ __forceinline__ void issue_qk(float (&s)[kBlockN / 2]) {
-    const uint64_t q_rows = descriptor(shared.q + warpgroup * kWarpgroupRows * kQkSlab,
-                                       kQkDescriptor, 16, 8 * kQkSlab * sizeof(Element));
-    const uint64_t k_rows =
+    const Descriptor q_rows =
+        descriptor(shared.q[q.stage] + warpgroup * kWarpgroupRows * kHeadDimPadded, kQkDescriptor,
+                   16, 8 * kQkSlab * sizeof(Element));
+    const Descriptor k_rows =
         descriptor(shared.k[k.stage], kQkDescriptor, 16, 8 * kQkSlab * sizeof(Element));
     pin(s);
     wgmma_fence();
     wgmma_qk<false>(s, q_rows, k_rows);
 #pragma unroll
     for (int d = kStepK; d < kHeadDimPadded; d += kStepK) {
-      wgmma_qk<true>(s, q_rows + column_offset<kBlockM, kQkSlab>(d),
+      wgmma_qk<true>(s, q_rows + column_offset<kWarpgroupRows, kQkSlab>(d),
                      k_rows + column_offset<kBlockN, kQkSlab>(d));
     }
     wgmma_commit();
@@ -541,8 +612,8 @@ struct Consumer {
   }
 
   // Issues O += P V for the current V.
-  __device__ __forceinline__ void issue_pv(float (&o)[kHeadDimVPadded / 2], Probabilities& p) {
-    const uint64_t v_rows =
+  __device__ __forceinline__ void issue_pv(Output& o, Probabilities& p) {
+    const Descriptor v_rows =
         descriptor(shared.v[v.stage], kVDescriptor, kBlockN * kVSlab * sizeof(Element),
                    8 * kVSlab * sizeof(Element));
     pin(o);
@@ -558,16 +629,29 @@ struct Consumer {
   __device__ __forceinline__ void mask_block(float (&s)[kBlockN / 2], const Tile& tile, int block) {
     const int lane = threadIdx.x % 32;
     const int keys = params.seqlen_k - block * kBlockN - lane % 4 * 2;
-    const int visible[2] = {keys, keys};
-    mask(s, visible);
+    if (params.seqlen_k - block * kBlockN < kBlockN) {
+      const int visible[2] = {keys, keys};
+      mask(s, visible);
+    }
+  }
+
+  // S of `block` is there: K, and after a tile's last block Q, may make room.
+  __device__ __forceinline__ void finish_qk(float (&s)[kBlockN / 2], int block) {
+    pin(s);
+    release_k();
+    release(shared.q_empty[q.stage][warpgroup], block == 0);
+  }
+
+  __device__ __forceinline__ void finish_pv(Output& o) {
+    pin(o);
+    release_v();
   }
 
   // One block, with two products in flight: this block's S and the O of the block before. The
   // softmax of S runs while the second is still being computed.
   template <bool masked>
   __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
-                                       Probabilities& p, float (&o)[kHeadDimVPadded / 2],
-                                       Softmax& softmax) {
+                                       Probabilities& p, Output& o, Softmax& softmax) {
     await_k();
     take_turn();
     issue_qk(s);
@@ -575,51 +659,93 @@ struct Consumer {
     issue_pv(o, p);
     pass_turn();
     wgmma_wait<1>();
-    pin(s);
-    release_k();
+    finish_qk(s, block);
     if (masked) {
       mask_block(s, tile, block);
     }
     softmax.update<masked>(s);
     wgmma_wait<0>();
-    pin(o);
-    release_v();
+    finish_pv(o);
     pin(s);  // P's registers are free only now
     keep(p, s);
     softmax.rescale_output(o);
   }
 
-  // One tile: O and the softmax's state over all its blocks.
-  __device__ __forceinline__ void attend(const Tile& tile, float (&o)[kHeadDimVPadded / 2],
-                                         Softmax& softmax) {
-    float s[kBlockN / 2];
-    Probabilities p;
-    int block = tile.blocks - 1;
-    shared.q_full.wait(q_phase);
-    q_phase ^= 1;
+  // The first block of a tile, with nothing beside it.
+  __device__ __forceinline__ void begin(const Tile& tile, float (&s)[kBlockN / 2], Probabilities& p,
+                                        Softmax& softmax) {
+    await_q();
     await_k();
     issue_qk(s);
     wgmma_wait<0>();
-    pin(s);
-    release_k();
-    mask_block(s, tile, block);
+    finish_qk(s, tile.blocks - 1);
+    mask_block(s, tile, tile.blocks - 1);
     softmax.update<true>(s);
     keep(p, s);
-    --block;
-    for (; block >= 0; --block) {
-      step<false>(tile, block, s, p, o, softmax);
-    }
-    release(shared.q_empty);
+  }
+
+  // The last O of a tile, with nothing beside it.
+  __device__ __forceinline__ void end(Probabilities& p, Output& o) {
     await_v();
     issue_pv(o, p);
     wgmma_wait<0>();
-    pin(o);
-    release_v();
+    finish_pv(o);
+  }
+
+  // From one tile to the next: the last O of the one, then the first S of the other. The one is
+  // stored while S is being computed.
+  __device__ __forceinline__ void cross(Tile& tile, int next, float (&s)[kBlockN / 2],
+                                        Probabilities& p, Output& o, Softmax& softmax) {
+    await_v();
+    take_turn();
+    issue_pv(o, p);
+    pass_turn();  // the others need not wait for this Q
+    q.advance();
+    await_q();
+    await_k();
+    issue_qk(s);
+    wgmma_wait<1>();
+    finish_pv(o);
+    store(tile, o, softmax);
+    forget(o, softmax);
+    asm volatile("" : "+r"(next));  // to work the tile out only here: registers are scarce above
+    tile = tile_at(params, next);
+    wgmma_wait<0>();
+    finish_qk(s, tile.blocks - 1);
+    mask_block(s, tile, tile.blocks - 1);
+    softmax.update<true>(s);
+    keep(p, s);
+  }
+
+  // All tiles that see a key; of the last one, O and the softmax's state are left to be stored.
+  __device__ __forceinline__ void attend(Tiles& tiles, Tile& tile, Output& o, Softmax& softmax) {
+    float s[kBlockN / 2];
+    Probabilities p;
+    begin(tile, s, p, softmax);
+    for (;;) {
+      int block = tile.blocks - 2;
+      for (; block >= 0; --block) {
+        step<false>(tile, block, s, p, o, softmax);
+      }
+      int next;
+      if (!tiles.take(params, next)) {
+        break;
+      }
+      cross(tile, next, s, p, o, softmax);
+    }
+    end(p, o);
+  }
+
+  __device__ __forceinline__ void forget(Output& o, Softmax& softmax) {
+#pragma unroll
+    for (int i = 0; i < kOutputColumns / 2; ++i) {
+      o[i] = 0.f;
+    }
+    softmax = Softmax{params.scale_log2};
   }
 
   // Writes the warpgroup's 64 rows of O and LSE.
-  __device__ __forceinline__ void store(const Tile& tile, float (&o)[kHeadDimVPadded / 2],
-                                        Softmax& softmax) {
+  __device__ __forceinline__ void store(const Tile& tile, Output& o, Softmax& softmax) {
     const int warp_row = threadIdx.x % kWarpgroup / 32 * 16;
     const int lane = threadIdx.x % 32;
     const int first_row = tile.first_row + warpgroup * kWarpgroupRows;
@@ -628,12 +754,13 @@ struct Consumer {
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(softmax.sum[r]);
       const bool empty = sum == 0.f;  // no key seen
-      inverse[r] = empty ? 0.f : 1.f / sum;
+      inverse[r] = empty ? 0.f : reciprocal_approx(sum);
       const int row = first_row + warp_row + lane / 4 + r * 8;
       if (params.lse && lane % 4 == 0 && row < params.seqlen_q) {
         params
             .lse[tile.batch * params.lse_stride_batch + tile.head * params.lse_stride_head + row] =
-            empty ? -INFINITY : (softmax.max[r] * softmax.scale_log2 + log2f(sum)) * 0.69314718056f;
+            empty ? -INFINITY
+                  : (softmax.max[r] * softmax.scale_log2 + log2_approx(sum)) * 0.69314718056f;
       }
     }
 #pragma unroll
@@ -664,14 +791,20 @@ struct Consumer {
     if (warpgroup == kConsumers - 1) {
       pass_turn();  // warpgroup 0 begins
     }
-    for (Tiles tiles; tiles.index < params.slots; tiles.next()) {
-      const Tile tile = tile_at(params, tiles.index);
-      float o[kHeadDimVPadded / 2] = {};
-      Softmax softmax{params.scale_log2};
-      if (tile.blocks > 0) {
-        attend(tile, o, softmax);
-      }
-      store(tile, o, softmax);
+    Tiles tiles;
+    int index = 0;
+    bool left = tiles.take(params, index);
+    Tile tile = tile_at(params, index);
+    Output o = {};
+    Softmax softmax{params.scale_log2};
+    if (left) {
+      attend(tiles, tile, o, softmax);
+    }
+    // The last tile's O, and those of tiles that see no key.
+    Tiles rest;
+    for (; left || rest.take<false>(params, index); left = false) {
+      store(left ? tile : tile_at(params, index), o, softmax);
+      forget(o, softmax);
     }
     if (threadIdx.x % kWarpgroup == 0) {
       cute::tma_store_wait<0>();  // shared memory must outlive the copies out of it
@@ -691,15 +824,19 @@ __global__ void __launch_bounds__(kThreads, 1)
     cute::prefetch_tma_descriptor(&params.k);
     cute::prefetch_tma_descriptor(&params.v);
     cute::prefetch_tma_descriptor(&params.out);
-    constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
-    shared.q_full.init(1);
-    shared.q_empty.init(kConsumerWarps);
-    shared.o_empty.init(kConsumers);
+    // Who must have read a buffer before it is filled anew.
+    constexpr int kReaders = 1;
+    for (int stage = 0; stage < kQStages; ++stage) {
+      for (int consumer = 0; consumer < kConsumers; ++consumer) {
+        shared.q_full[stage][consumer].init(1);
+        shared.q_empty[stage][consumer].init(kWarpgroup / 32);
+      }
+    }
     for (int stage = 0; stage < kStages; ++stage) {
       shared.k_full[stage].init(1);
       shared.v_full[stage].init(1);
-      shared.k_empty[stage].init(kConsumerWarps);
-      shared.v_empty[stage].init(kConsumerWarps);
+      shared.k_empty[stage].init(kReaders * kConsumers * kWarpgroup / 32);
+      shared.v_empty[stage].init(kReaders * kConsumers * kWarpgroup / 32);
     }
     cutlass::arch::fence_barrier_init();
   }
@@ -900,7 +1037,7 @@ Status launch(const FagenForwardArgs* args, cudaStream_t stream) {
   }
 
   Params params;
-  if (!describe(&params.q, q, kQkSlab, kBlockM, CU_TENSOR_MAP_SWIZZLE_128B) ||
+  if (!describe(&params.q, q, kQkSlab, kWarpgroupRows, CU_TENSOR_MAP_SWIZZLE_128B) ||
       !describe(&params.k, k, kQkSlab, kBlockN, CU_TENSOR_MAP_SWIZZLE_128B) ||
       !describe(&params.v, v, kVSlab, kBlockN, CU_TENSOR_MAP_SWIZZLE_128B) ||
       !describe(&params.out, out, kVSlab, kWarpgroupRows, CU_TENSOR_MAP_SWIZZLE_128B)) {
@@ -909,11 +1046,12 @@ Status launch(const FagenForwardArgs* args, cudaStream_t stream) {
   params.lse = a.lse;
   params.lse_stride_batch = a.lse_stride_batch;
   params.lse_stride_head = a.lse_stride_head;
-  params.heads = a.heads;
-  params.heads_per_kv_head = a.heads / a.kv_heads;
+  params.heads = Divisor(a.heads);
+  params.heads_per_kv_head = Divisor(a.heads / a.kv_heads);
   params.seqlen_q = a.seqlen_q;
   params.seqlen_k = a.seqlen_k;
-  params.m_blocks = m_blocks;
+  params.m_blocks = Divisor(m_blocks);
+  params.some_see_no_key = a.seqlen_k == 0;
   const int grid = int(std::min<int64_t>(tiles, multiprocessors));
   params.slots = int(tiles);
   params.scale_log2 = a.scale * 1.44269504089f;
@@ -943,6 +1081,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d64_full_m192n128_info(void) {
       kProducerRegisters,
       kConsumerRegisters,
       "fwd_bf16_d64_full_m192n128",
-      "428cfbb43439a3ce0a33bd532fdc579132465b38158f74860e7104dfbc536c15"};
+      "8eae9a92b6fdcc6af6a6beb514ab550f9ebff8d6625eccdc5494d80ff0bbd06c"};
   return &info;
 }

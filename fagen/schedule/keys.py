@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import CoreSchema, core_schema
 
 from fagen.arch import SM90
-from fagen.vocab import DTYPES, MASKS, ORDERS, OUTPUTS, P_HOMES, PRODUCERS
+from fagen.vocab import DTYPES, MASKS, ORDERS, OUTPUTS, P_HOMES, PRODUCERS, SUMS, SWIZZLES
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,9 @@ class Pipeline(Section):
     """How loads run ahead of the arithmetic."""
 
     stages: int = Field(default=2, ge=2, le=8, description="depth of the K and V rings")
+    q_stages: int = Field(
+        default=1, ge=1, le=2, description="buffers of Q; with 2 the next tile's is there early"
+    )
     output: Annotated[str, _OneOf(OUTPUTS)] = Field(
         default="own",
         description='"own": O leaves through a buffer of its own; "v_space": through V\'s',
@@ -105,6 +108,11 @@ class Softmax(Section):
 
     p: Annotated[str, _OneOf(P_HOMES)] = Field(
         default="registers", description="from where P reaches the second GEMM"
+    )
+    sum: Annotated[str, _OneOf(SUMS)] = Field(
+        default="threads",
+        description='who adds up the rows of P; "tensor": the second GEMM, by a column of ones '
+        "beside V",
     )
     rescale_threshold: float = Field(
         default=0.0,
@@ -172,7 +180,13 @@ def _registers_of(keys: Mapping[str, Any]) -> tuple[int, int]:
         return 0, 0
     if keys["consumers"] > 2:
         return 32, 160
-    return (40, 232) if keys["cluster"] > 1 else (24, 240)  # multicast spills with 24
+    return 40, 232  # the producer spills with 24
+
+
+def _one_slab(columns: int, dtype: str) -> bool:
+    """Whether so many columns, filled up, are one swizzle wide: ones must be one step from them."""
+    row = DTYPES[dtype]
+    return -(-columns // row.pad) * row.pad * row.bytes in {swizzle.bytes for swizzle in SWIZZLES}
 
 
 def default(key: str, values: Mapping[str, Any]) -> Any:
@@ -205,6 +219,12 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for key, wanted in (("producer", "warp"), ("order", "persistent")):
             if keys[key] not in (wanted, default(key, keys)):
                 yield "cluster", f'2 needs {key} = "{wanted}"; use cluster = 1'
+    if keys["sum"] == "tensor" and not _one_slab(keys["head_dim_v"], keys["dtype"]):
+        yield (
+            "sum",
+            f'"tensor" needs V in one slab of shared memory, as with head_dim_v = 64; it is '
+            f'{keys["head_dim_v"]} here: use sum = "threads"',
+        )
     if keys["producer"] == "none":
         for key in ("producer_registers", "consumer_registers"):
             if keys[key]:

@@ -22,12 +22,14 @@ from fagen.vocab import DTYPES, MASKS, ORDERS
 SHARPNESS = 3.8
 CLOCKS_PER_INSTRUCTION = 0.24  # of one warp, beyond what hides under its wgmmas
 INSTRUCTIONS_PER_SCORE = 4.5  # maximum, scaling, exponential, sum, half a conversion
+SUMS_BY_TENSOR = 1.0  # of those, fewer where the second GEMM adds the rows up
 LATENCY = 666.0  # of a step: barriers, the first wgmma, shuffles, the exponentials' pace
 VOTE = 223.0  # of a step: whether O needs rescaling, and the branch
 PAIR = 278.0  # of a step: waiting for the other block of a cluster
 WAIT = 716.0  # for one more wgmma, where the softmax does not run under it
 NO_PRODUCER = 620.0  # of a step, for all: consumers that copy for themselves wait for each other
 EPILOGUE = 557.0  # of a tile
+ONE_Q = 100.0  # of a tile: its Q is asked for when the tile before has read its own
 SHARED_OUTPUT = 1_695.0  # of a tile: all wait until V is read, and V's copies until O is gone
 NEW_BLOCK = 4_273.0  # of a tile in a thread block of its own: it begins with nothing loaded
 HEAD_START = 0.26  # of a causal grid's mean tile, by which its slowest block ends late
@@ -82,14 +84,22 @@ class Step:
 
 def step(values: Mapping[str, Any]) -> Step:
     """Return what one step of a schedule costs; `values` are those of all its keys."""
-    return _step(**{key: values[key] for key in ("block_m", "block_n", *_STEP_KEYS)})
+    return _step(*(values[key] for key in ("block_m", "block_n", *_STEP_KEYS)))
 
 
 _STEP_KEYS = (
     *("dtype", "head_dim", "head_dim_v", "consumers", "producer"),
-    *("intra_warpgroup", "p", "rescale_threshold", "cluster"),
+    *("intra_warpgroup", "p", "sum", "rescale_threshold", "cluster"),
 )
-_KEYS = ("block_m", "block_n", "mask", "order", "output", *_STEP_KEYS)  # all that counts
+_KEYS = (
+    "block_m",
+    "block_n",
+    "mask",
+    "order",
+    "output",
+    "q_stages",
+    *_STEP_KEYS,
+)  # all that counts
 
 
 def _step(
@@ -102,6 +112,7 @@ def _step(
     producer: str,
     intra_warpgroup: bool,
     p: str,
+    row_sum: str,
     rescale_threshold: float,
     cluster: int,
 ) -> Step:
@@ -110,7 +121,10 @@ def _step(
     d, d_v = padded_head_dims(head_dim, head_dim_v, dtype)
     rows = SM90.wgmma_m
 
-    tensor = 2 * m * n * (d + d_v) / (SM90.tensor_flops * 2 / e)
+    by_tensor = row_sum == "tensor"
+    ones = SM90.wgmma_n_step if by_tensor else 0
+
+    tensor = 2 * m * n * (d + d_v + ones) / (SM90.tensor_flops * 2 / e)
     read = consumers * (rows * d + n * d + n * d_v) * e  # Q's rows again, all of K and V
     copied = n * (d + d_v) * e
     through = 2 * m * n * e if p == "shared" else 0  # P written, and read
@@ -118,7 +132,9 @@ def _step(
 
     rescaling = 0.2 if rescale_threshold else 1.0  # of O's registers, multiplied every step
     per_warp = (
-        n / 2 * INSTRUCTIONS_PER_SCORE  # a thread's scores of two rows
+        n
+        / 2
+        * (INSTRUCTIONS_PER_SCORE - by_tensor * SUMS_BY_TENSOR)  # a thread's scores of two rows
         + d_v / 2 * rescaling
         + (n / 8 + 20 if p == "shared" else 0)
         + 60
@@ -149,10 +165,11 @@ def predictor(sizes: Sequence[Size]) -> Callable[[Mapping[str, Any]], tuple[floa
 
     @cache
     def times(
-        m: int, n: int, mask: str, order: str, output: str, *of_step: Any
+        m: int, n: int, mask: str, order: str, output: str, q_stages: int, *of_step: Any
     ) -> tuple[float, ...]:
         one = _step(m, n, *of_step)
         tile = one.chain + EPILOGUE + (0 if output == "own" else SHARED_OUTPUT)
+        tile += ONE_Q if q_stages == 1 else 0
         tile += 0 if ORDERS[order].persistent else NEW_BLOCK
         clocks, clock, launch = one.clocks, SM90.clock_hz, SM90.launch_seconds
         return tuple((a * clocks + b * tile) / clock + launch for a, b in grids(m, n, mask, order))

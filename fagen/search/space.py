@@ -27,11 +27,13 @@ DEFAULTS: Mapping[str, tuple[Any, ...]] = {
     "block_m": (64, 128, 192),
     "block_n": tuple(range(16, 257, 16)),
     "stages": (2, 3),
+    "q_stages": (1, 2),
     "output": ("own", "v_space"),
     "producer": ("warp", "none"),
     "inter_warpgroup": (True, False),
     "intra_warpgroup": (True, False),
     "p": ("registers", "shared"),
+    "sum": ("threads", "tensor"),
     "rescale_threshold": (0.0, 8.0),
     "cluster": (1, 2),
     "order": (None, "single"),  # None: left out, so that it is what suits the mask
