@@ -4,6 +4,8 @@ from hypothesis import strategies as st
 
 from fagen.schedule import Schedule
 
+ONE_SLAB = (16, 24, 32, 56, 64)  # head dims that fill up to 16, 32 or 64 columns: one swizzle wide
+
 
 @st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
@@ -20,6 +22,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     optional = {
         "head_dim_v": st.integers(2, 32).map(lambda n: n * 8),
         "stages": st.integers(2, 8),
+        "q_stages": st.integers(1, 2),
         "output": st.sampled_from(["v_space", "own"]),
         "producer": st.just(producer),
         "consumers": st.just(consumers),
@@ -32,6 +35,9 @@ def schedules(draw: st.DrawFn) -> Schedule:
     }
     registers = st.integers(3, 32).map(lambda n: n * 8)
     keys |= draw(st.fixed_dictionaries({}, optional=optional))
+    if keys.get("head_dim_v", keys["head_dim"]) in ONE_SLAB:
+        sums = st.sampled_from(["threads", "tensor"])
+        keys |= draw(st.fixed_dictionaries({}, optional={"sum": sums}))
     if keys.get("producer") != "none":
         names = ("producer_registers", "consumer_registers")
         keys |= draw(st.fixed_dictionaries({}, optional=dict.fromkeys(names, registers)))

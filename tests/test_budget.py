@@ -102,23 +102,48 @@ def test_each_array_is_rounded_up_to_the_alignment_of_its_tile():
         "q": 2_048,  # 64 × 16 × 2
         "k": 1_024,  # 2 × 16 × 16 × 2
         "v_or_o": 4_096,  # 64 × 32 × 2, since 24 columns are padded to 32
-        "barriers": 1_024,  # 8 × 11
+        "barriers": 1_024,  # 8 × (4 × 2 stages + 2 for Q + 1 for O)
     }
 
 
+def test_a_second_q_costs_its_buffer_and_its_barriers():
+    one = amounts(budget(schedule(128, 128, 128, 64, "registers")).shared)
+    two = amounts(budget(schedule(128, 128, 128, 64, "registers", q_stages=2)).shared)
+    assert two == one | {"q": 2 * one["q"]}  # eight more barriers go into the same 1,024 bytes
+    formula = budget(schedule(128, 128, 128, 64, "registers", q_stages=2)).shared.rows[-1]
+    assert (formula.name, formula.formula) == ("barriers", "block_m·q_stages/4 + 32·stages + 8")
+    own = budget(schedule(128, 128, 128, 64, "registers", output="own")).shared.rows[-1]
+    assert own.formula == "block_m·q_stages/4 + 32·stages", "O in a buffer of its own needs none"
+
+
+def test_row_sums_by_the_tensor_cores_cost_ones_and_four_registers_of_o():
+    threads = budget(schedule(64, 64, 128, 128, "registers"))
+    tensor = budget(schedule(64, 64, 128, 128, "registers", sum="tensor"))
+    assert amounts(tensor.shared) == amounts(threads.shared) | {"ones": 2_048}  # 16 × 64 × 2
+    assert amounts(threads.registers)["o"] == 64 // 2
+    assert amounts(tensor.registers) == amounts(threads.registers) | {"o": (64 + 8) // 2}
+    # 24 columns of V are filled up to 32, and so are the ones beside them
+    narrow = amounts(budget(schedule(64, 24, 64, 64, "registers", sum="tensor")).shared)
+    assert narrow["ones"] == 16 * 32 * 2
+
+
+@settings(deadline=None)
 @given(schedules())
 def test_shared_memory_is_the_sum_of_whole_arrays(schedule):
     values = schedule.values()
-    m, n, stages = values["block_m"], values["block_n"], values["stages"]
+    m, n, stages, q_stages = (values[key] for key in ("block_m", "block_n", "stages", "q_stages"))
     d, d_v = (-(-values[key] // 16) * 16 for key in ("head_dim", "head_dim_v"))
-    arrays = [m * d * 2, stages * n * d * 2]
+    arrays = [q_stages * m * d * 2, stages * n * d * 2]
     v, o = stages * n * d_v * 2, m * d_v * 2
     arrays += [v, o] if values["output"] == "own" else [max(v, o)]
     arrays += [m * n * 2] if values["p"] == "shared" else []
-    arrays += [8 * (3 + 4 * stages)]
+    arrays += [16 * d_v * 2] if values["sum"] == "tensor" else []
+    barriers = 4 * stages + 2 * q_stages * values["consumers"]  # full and empty
+    arrays += [8 * (barriers + (values["output"] == "v_space"))]
     assert budget(schedule).shared.total == sum(-(-a // 1024) * 1024 for a in arrays)
 
 
+@settings(deadline=None)
 @given(schedules())
 def test_a_narrower_tile_never_costs_more(schedule):
     block_n = schedule.tile.block_n
@@ -131,8 +156,8 @@ def test_a_narrower_tile_never_costs_more(schedule):
 @pytest.mark.parametrize(
     ("block_m", "producer", "threads", "launch", "usable"),
     [
-        (64, "warp", 256, 255, 240),
-        (128, "warp", 384, 168, 240),
+        (64, "warp", 256, 255, 232),
+        (128, "warp", 384, 168, 232),
         (192, "warp", 512, 128, 160),
         (64, "none", 128, 255, 255),
         (128, "none", 256, 255, 255),
@@ -205,7 +230,7 @@ def test_the_solved_limit_is_the_one_that_trying_finds(schedule):
         cost = budget(schedule.but(block_n=block_n))
         for ledger, bound in zip((cost.shared, cost.registers), solved, strict=True):
             # shared memory is rounded up array by array, which the solved formula leaves out
-            slack = 5 * SM90.smem_tile_alignment if ledger is cost.shared else 0
+            slack = len(cost.shared.rows) * SM90.smem_tile_alignment if ledger is cost.shared else 0
             if block_n > bound + 0.05:
                 assert not ledger.fits
             elif ledger.total + slack <= ledger.limit:
