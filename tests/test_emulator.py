@@ -1,7 +1,7 @@
 """The emulated schedule against fp64, and against what a schedule may and may not change."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -28,6 +28,7 @@ class Case:
     causal: bool = False
     block_n: int = 32
     threshold: float = 0.0
+    row_sum: str = "threads"
     batch: int = 1
     seqlen_q: int = 64
     seqlen_k: int = 64
@@ -49,6 +50,7 @@ class Case:
                 block_m=64,
                 block_n=self.block_n,
                 rescale_threshold=self.threshold,
+                sum=self.row_sum,
             )
         )
 
@@ -77,10 +79,12 @@ class Case:
 def cases(draw: st.DrawFn) -> Case:
     around_a_tile = st.sampled_from([0, 1, 2, 15, 16, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129])
     lengths = around_a_tile | st.integers(0, 200)
+    head_dim_v = draw(st.sampled_from([16, 40, 64]))
     return Case(
         dtype=draw(st.sampled_from(list(DTYPES))),
         head_dim=draw(st.sampled_from([16, 24, 64, 80])),
-        head_dim_v=draw(st.sampled_from([16, 40, 64])),
+        head_dim_v=head_dim_v,
+        row_sum=draw(st.sampled_from(["threads", "tensor"])) if head_dim_v != 40 else "threads",
         causal=draw(st.booleans()),
         block_n=draw(st.sampled_from([16, 32, 48, 128])),
         threshold=draw(st.sampled_from([0.0, 0.5, 8.0])),
@@ -124,13 +128,16 @@ def test_its_error_is_that_of_the_roundings_it_makes(case: Case) -> None:
     moved = 4 * 2.0**-24 * float(largest) * case.scale * math.sqrt(case.head_dim) + 2.0**-18
     unit = torch.finfo(q.dtype).eps / 2
     # P is rounded, with the smallest of it subnormal in fp16, then the sum; both by half a unit
-    subnormal = 2.0**-25 * case.seqlen_k * float(v.double().abs().amax()) if v.numel() else 0.0
-    bound = (unit + 2 * moved) * magnitude + unit * exact.abs() * (1 + unit) + subnormal + 1e-30
+    subnormal = 2.0**-25 * case.seqlen_k
+    summed = case.row_sum == "tensor"  # then the rows' sums are those of P as it was rounded
+    lost = (1 + summed) * subnormal * float(v.double().abs().amax()) if v.numel() else 0.0
+    bound = (unit + 2 * moved) * magnitude + unit * exact.abs() * (1 + unit + summed) + lost + 1e-30
     assert ((out.double() - exact).abs() <= bound).all()
 
     seen = exact_lse.isfinite()
     assert torch.equal(lse == -math.inf, ~seen)
     assert not out.transpose(1, 2)[~seen].any()
+    moved += summed * (unit * (1 + unit) + subnormal)
     assert ((lse - exact_lse).abs()[seen] <= moved + 2.0**-22 * exact_lse.abs()[seen]).all()
 
 
@@ -156,15 +163,18 @@ def test_the_reference_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("head_dim", "row_sum"), [(64, "threads"), (64, "tensor"), (128, "threads")]
+)
 def test_it_is_as_accurate_as_torch_in_the_same_dtype(
-    dtype: str, head_dim: int, causal: bool
+    dtype: str, head_dim: int, row_sum: str, causal: bool
 ) -> None:
     """The rule that the kernel itself is held to on a GPU."""
     case = Case(
         dtype=dtype,
         head_dim=head_dim,
         head_dim_v=head_dim,
+        row_sum=row_sum,
         causal=causal,
         block_n=64,
         batch=2,
@@ -211,21 +221,40 @@ def test_the_last_keys_come_first() -> None:
     assert out < 0.98 * exact
 
 
-def test_p_is_rounded_for_the_product_but_not_for_the_sum() -> None:
-    """With equal scores but one, p is a single number; only the product may see it rounded."""
+@pytest.mark.parametrize("row_sum", ["threads", "tensor"])
+def test_p_is_rounded_for_the_product_but_for_the_sum_only_if_that_is_one(row_sum: str) -> None:
+    """With equal scores but one, p is a single number: threads add it up before it is rounded."""
     q = torch.zeros(1, 1, 1, 16, dtype=torch.bfloat16)
     q[..., 0] = 1
     k = torch.full((1, 16, 1, 16), 0.3, dtype=torch.bfloat16)
     k[:, 0] = 1
     v = torch.ones(1, 16, 1, 16, dtype=torch.bfloat16)
     v[:, 0] = 0
-    case = Case(dtype="bf16", head_dim=16, head_dim_v=16, block_n=16)
+    case = Case(dtype="bf16", head_dim=16, head_dim_v=16, block_n=16, row_sum=row_sum)
     out, lse = emulate(case.plan, q, k, v, 1.0)
     p = math.exp(k[0, 1, 0, 0].item() - 1)
     rounded = torch.tensor(p).bfloat16().item()
     assert rounded != p
-    assert out[0, 0, 0, 0].item() == torch.tensor(15 * rounded / (1 + 15 * p)).bfloat16().item()
-    assert lse.item() == pytest.approx(1 + math.log(1 + 15 * p), rel=1e-6)
+    total = 1 + 15 * (rounded if row_sum == "tensor" else p)
+    assert out[0, 0, 0, 0].item() == torch.tensor(15 * rounded / total).bfloat16().item()
+    assert lse.item() == pytest.approx(1 + math.log(total), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_who_adds_the_rows_up_matters_by_the_rounding_of_p_and_no_more(dtype: str) -> None:
+    case = Case(dtype=dtype, seqlen_q=130, seqlen_k=200)
+    other = replace(case, row_sum="tensor")
+    q, k, v = case.tensors()
+    (out, lse), (others, others_lse) = (emulate(c.plan, q, k, v, c.scale) for c in (case, other))
+    unit = torch.finfo(q.dtype).eps / 2
+    assert 0 < (lse - others_lse).abs().amax() <= unit * (1 + unit)
+    step = 3 * unit * out.abs().amax()  # the sum's rounding, and that of either output
+    assert 0 < (out.double() - others.double()).abs().amax() <= step
+    # where every p is 1 there is nothing to round
+    (out, lse), (others, others_lse) = (
+        emulate(c.plan, torch.zeros_like(q), k, v, c.scale) for c in (case, other)
+    )
+    assert torch.equal(out, others) and torch.equal(lse, others_lse)
 
 
 def test_within_the_threshold_a_row_keeps_its_maximum_and_p_grows_past_one() -> None:
