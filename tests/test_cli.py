@@ -211,7 +211,7 @@ def test_build_shows_what_the_compiler_said_beside_the_plan(built):
     answer = fagen("build", SLUG)
     assert answer.exit_code == 0
     assert str(binary.library) in answer.output
-    assert re.search(r"in use +\d+ +240\n", answer.output)
+    assert re.search(r"in use +\d+ +232\n", answer.output)
     assert re.search(r"spilled bytes per thread +0 +0\n", answer.output)
     told = json.loads(fagen("build", "--json", SLUG).output)
     assert told[0]["source_hash"] == binary.source_hash
