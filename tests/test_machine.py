@@ -149,7 +149,7 @@ def test_wgmma_tma_and_setmaxnreg_are_in_the_machine_code_where_the_plan_says_so
 ) -> None:
     plan, code = kernel.plan, kernel.binary.report.machine
     shapes = {opcode.split(".")[1] for opcode in code.opcodes if opcode.startswith("HGMMA")}
-    assert shapes == {f"64x{plan.block_n}x16", f"64x{plan.head_dim_v_padded}x16"}
+    assert shapes == {f"64x{plan.block_n}x16", f"64x{plan.o_columns}x16"}
     # two GEMMs, each issued step by step at least once
     assert code.count("HGMMA") >= plan.qk_steps + plan.pv_steps
     # Q, K and V come, and O goes, in boxes of one slab
