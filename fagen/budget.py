@@ -270,7 +270,7 @@ def _rows(
 
 
 def _choices(schedule: Schedule) -> tuple[str, str, str]:
-    """What a ledger's rows depend on: those of shared memory on all, of registers not on the first."""
+    """What the rows of the ledgers depend on; those of registers do not on the first."""
     return schedule.pipeline.output, schedule.softmax.p, schedule.softmax.sum
 
 

@@ -153,12 +153,12 @@ struct Params {
   int64_t lse_stride_batch, lse_stride_head;
   Divisor heads, heads_per_kv_head;
   int seqlen_q, seqlen_k;
-  int m_blocks;  // tiles of one head
-  int slots;     // places for tiles, over all heads and batches
-  bool some_see_no_key;
+  int m_blocks;          // tiles of one head
+  int slots;             // places for tiles, over all heads and batches
+  bool some_see_no_key;  // tiles, that is
   int sections;
   Divisor section_slots;
-  Divisor section_heads;  // heads of a batch or another whose K and V share the L2 cache
+  Divisor section_heads;  // heads, of whatever batch, whose K and V share the L2 cache
   Divisor last_section_heads;
   float scale_log2;  // scale * log2(e)
 };
@@ -804,8 +804,9 @@ struct Consumer {
       inverse[r] = empty ? 0.f : reciprocal_approx(sum);
       const int row = first_row + warp_row + lane / 4 + r * 8;
       if (params.lse && lane % 4 == 0 && row < params.seqlen_q) {
-        params
-            .lse[tile.batch * params.lse_stride_batch + tile.head * params.lse_stride_head + row] =
+        const int64_t head =
+            tile.batch * params.lse_stride_batch + tile.head * params.lse_stride_head;
+        params.lse[head + row] =
             empty ? -INFINITY
                   : (softmax.max[r] * softmax.scale_log2 + log2_approx(sum)) * 0.69314718056f;
       }
@@ -1142,6 +1143,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d192v128_causal_m128n128_vspace
       kProducerRegisters,
       kConsumerRegisters,
       "fwd_bf16_d192v128_causal_m128n128_vspace",
-      "ee0506af83ef7855ca258b59648dba863a847c131d98fa64dffaa3e7dd52a653"};
+      "7c54fd9f82ffcf00a8758a316c5877b37996109564c2a2c66f193210c4fb9c23"};
   return &info;
 }

@@ -149,12 +149,12 @@ struct Params {
   int64_t lse_stride_batch, lse_stride_head;
   Divisor heads, heads_per_kv_head;
   int seqlen_q, seqlen_k;
-  int m_blocks;  // tiles of one head
-  int slots;     // places for tiles, over all heads and batches
-  bool some_see_no_key;
+  int m_blocks;          // tiles of one head
+  int slots;             // places for tiles, over all heads and batches
+  bool some_see_no_key;  // tiles, that is
   int sections;
   Divisor section_slots;
-  Divisor section_heads;  // heads of a batch or another whose K and V share the L2 cache
+  Divisor section_heads;  // heads, of whatever batch, whose K and V share the L2 cache
   Divisor last_section_heads;
   float scale_log2;  // scale * log2(e)
 };
@@ -790,8 +790,9 @@ struct Consumer {
       inverse[r] = empty ? 0.f : reciprocal_approx(sum);
       const int row = first_row + warp_row + lane / 4 + r * 8;
       if (params.lse && lane % 4 == 0 && row < params.seqlen_q) {
-        params
-            .lse[tile.batch * params.lse_stride_batch + tile.head * params.lse_stride_head + row] =
+        const int64_t head =
+            tile.batch * params.lse_stride_batch + tile.head * params.lse_stride_head;
+        params.lse[head + row] =
             empty ? -INFINITY
                   : (softmax.max[r] * softmax.scale_log2 + log2_approx(sum)) * 0.69314718056f;
       }
@@ -1129,6 +1130,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d128_causal_m128n128_info(void)
       kProducerRegisters,
       kConsumerRegisters,
       "fwd_fp16_d128_causal_m128n128",
-      "b4e2e52c665a0ca4afcabd5491cdf091352040106cff1b19346492a6789f1828"};
+      "536a3bf7c5f314e581e0d1d1626be230e7d65eb503f5ef77f5b3f6f85d856131"};
   return &info;
 }

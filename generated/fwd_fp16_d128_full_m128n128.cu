@@ -148,10 +148,10 @@ struct Params {
   int64_t lse_stride_batch, lse_stride_head;
   Divisor heads, heads_per_kv_head;
   int seqlen_q, seqlen_k;
-  Divisor m_blocks;  // tiles of one head
-  int slots;         // places for tiles, over all heads and batches
-  bool some_see_no_key;
-  float scale_log2;  // scale * log2(e)
+  Divisor m_blocks;      // tiles of one head
+  int slots;             // places for tiles, over all heads and batches
+  bool some_see_no_key;  // tiles, that is
+  float scale_log2;      // scale * log2(e)
 };
 
 // ---- Tensor cores ----------------------------------------------------------------------------
@@ -764,8 +764,9 @@ struct Consumer {
       inverse[r] = empty ? 0.f : reciprocal_approx(sum);
       const int row = first_row + warp_row + lane / 4 + r * 8;
       if (params.lse && lane % 4 == 0 && row < params.seqlen_q) {
-        params
-            .lse[tile.batch * params.lse_stride_batch + tile.head * params.lse_stride_head + row] =
+        const int64_t head =
+            tile.batch * params.lse_stride_batch + tile.head * params.lse_stride_head;
+        params.lse[head + row] =
             empty ? -INFINITY
                   : (softmax.max[r] * softmax.scale_log2 + log2_approx(sum)) * 0.69314718056f;
       }
@@ -1088,6 +1089,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d128_full_m128n128_info(void) {
       kProducerRegisters,
       kConsumerRegisters,
       "fwd_fp16_d128_full_m128n128",
-      "ea6ef7ea148d89ea217984882033808f51f15656f82b1da6bf81414f4a308c83"};
+      "5fc96fbfa60846d97562f914636ae095520513d7a7c75aae3330aafefd8dceea"};
   return &info;
 }

@@ -148,10 +148,10 @@ struct Params {
   int64_t lse_stride_batch, lse_stride_head;
   Divisor heads, heads_per_kv_head;
   int seqlen_q, seqlen_k;
-  Divisor m_blocks;  // tiles of one head
-  int slots;         // places for tiles, over all heads and batches
-  bool some_see_no_key;
-  float scale_log2;  // scale * log2(e)
+  Divisor m_blocks;      // tiles of one head
+  int slots;             // places for tiles, over all heads and batches
+  bool some_see_no_key;  // tiles, that is
+  float scale_log2;      // scale * log2(e)
 };
 
 // ---- Tensor cores ----------------------------------------------------------------------------
@@ -754,8 +754,9 @@ struct Consumer {
       inverse[r] = empty ? 0.f : reciprocal_approx(sum);
       const int row = first_row + warp_row + lane / 4 + r * 8;
       if (params.lse && lane % 4 == 0 && row < params.seqlen_q) {
-        params
-            .lse[tile.batch * params.lse_stride_batch + tile.head * params.lse_stride_head + row] =
+        const int64_t head =
+            tile.batch * params.lse_stride_batch + tile.head * params.lse_stride_head;
+        params.lse[head + row] =
             empty ? -INFINITY
                   : (softmax.max[r] * softmax.scale_log2 + log2_approx(sum)) * 0.69314718056f;
       }
@@ -1077,6 +1078,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d128_full_m128n128_nointer_info
       kProducerRegisters,
       kConsumerRegisters,
       "fwd_fp16_d128_full_m128n128_nointer",
-      "e0659db2ba4507a2623e9d16e44da44e9e781f6b59e3a2c1de0a856615094127"};
+      "8293b5ae4bf9d66a70b334d5d88d0621952a0757a61f77a11da91ad7fa3c424b"};
   return &info;
 }

@@ -147,10 +147,10 @@ struct Params {
   int64_t lse_stride_batch, lse_stride_head;
   Divisor heads, heads_per_kv_head;
   int seqlen_q, seqlen_k;
-  Divisor m_blocks;  // tiles of one head
-  int slots;         // places for tiles, over all heads and batches
-  bool some_see_no_key;
-  float scale_log2;  // scale * log2(e)
+  Divisor m_blocks;      // tiles of one head
+  int slots;             // places for tiles, over all heads and batches
+  bool some_see_no_key;  // tiles, that is
+  float scale_log2;      // scale * log2(e)
 };
 
 // ---- Tensor cores ----------------------------------------------------------------------------
@@ -748,8 +748,9 @@ struct Consumer {
       inverse[r] = empty ? 0.f : reciprocal_approx(sum);
       const int row = first_row + warp_row + lane / 4 + r * 8;
       if (params.lse && lane % 4 == 0 && row < params.seqlen_q) {
-        params
-            .lse[tile.batch * params.lse_stride_batch + tile.head * params.lse_stride_head + row] =
+        const int64_t head =
+            tile.batch * params.lse_stride_batch + tile.head * params.lse_stride_head;
+        params.lse[head + row] =
             empty ? -INFINITY
                   : (softmax.max[r] * softmax.scale_log2 + log2_approx(sum)) * 0.69314718056f;
       }
@@ -1063,6 +1064,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d128_full_m128n128_noprod_info(
       kProducerRegisters,
       kConsumerRegisters,
       "fwd_fp16_d128_full_m128n128_noprod",
-      "dac684399470dae632fa16e754e2ade074a97b240a873b07c1829df967aa1e35"};
+      "e9cab78e1574933f51877c471af5072219c0d636c4ea2e2ee11bab142f19f7cf"};
   return &info;
 }

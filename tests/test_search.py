@@ -132,7 +132,7 @@ def test_a_space_that_cannot_be_read_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("path", DATABASES, ids=lambda path: path.stem)
-def test_nine_predictions_of_ten_are_within_a_quarter_of_what_was_measured(path):
+def test_nine_predictions_of_ten_are_within_three_tenths_of_what_was_measured(path):
     for result in search.found(path):
         marks = result.marks
         errors = sorted(
@@ -141,7 +141,7 @@ def test_nine_predictions_of_ten_are_within_a_quarter_of_what_was_measured(path)
             for size in result.sizes
             if (measured := marks.seconds(slug, size))
         )
-        assert errors[len(errors) * 9 // 10] < math.log(1.25), result.target
+        assert errors[len(errors) * 9 // 10] < math.log(1.3), result.target
 
 
 def test_flops_are_counted_as_the_benchmark_counts_them():

@@ -166,7 +166,7 @@ REQUIRED = frozenset(key for key, field in _FIELDS.items() if field.is_required(
 DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "head_dim_v": lambda keys: keys["head_dim"],
     "consumers": lambda keys: keys["block_m"] // SM90.wgmma_m,
-    # three consumers use up the register file exactly; one or two leave it to the limit per thread
+    # three consumers use up the register file exactly; a producer beside fewer has what it needs
     "producer_registers": lambda keys: _registers_of(keys)[0],
     "consumer_registers": lambda keys: _registers_of(keys)[1],
     "inter_warpgroup": lambda keys: keys["consumers"] > 1 and keys["producer"] == "warp",

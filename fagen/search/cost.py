@@ -3,8 +3,8 @@
 A step, block_n keys for the block's rows, keeps tensor cores, MUFU, shared memory, issue slots and
 L2 busy for so many clocks each; and one warpgroup alone has a chain of its own, multiply, softmax,
 multiply, which others fill up.  Nothing hides wholly behind the busiest, so they are added as a
-norm: SHARPNESS = 1 would be their sum, infinity their maximum.  Whether warpgroups take turns did
-not matter in what was measured, and is left out.
+norm: SHARPNESS = 1 would be their sum, infinity their maximum.  Whether warpgroups take turns and
+whether Q has a second buffer hardly mattered in what was measured, and is left out.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,20 +19,20 @@ from fagen.budget import padded_head_dims
 from fagen.vocab import DTYPES, MASKS, ORDERS
 
 # Fitted to the kernels of benchmarks/search/ (NVIDIA H200); clocks where nothing else is said.
-SHARPNESS = 3.8
-CLOCKS_PER_INSTRUCTION = 0.24  # of one warp, beyond what hides under its wgmmas
+SHARPNESS = 3.7
+CLOCKS_PER_INSTRUCTION = 0.015  # of one warp, beyond what hides under its wgmmas
 INSTRUCTIONS_PER_SCORE = 4.5  # maximum, scaling, exponential, sum, half a conversion
-SUMS_BY_TENSOR = 1.0  # of those, fewer where the second GEMM adds the rows up
-LATENCY = 666.0  # of a step: barriers, the first wgmma, shuffles, the exponentials' pace
-VOTE = 223.0  # of a step: whether O needs rescaling, and the branch
-PAIR = 278.0  # of a step: waiting for the other block of a cluster
-WAIT = 716.0  # for one more wgmma, where the softmax does not run under it
-NO_PRODUCER = 620.0  # of a step, for all: consumers that copy for themselves wait for each other
-EPILOGUE = 557.0  # of a tile
-ONE_Q = 100.0  # of a tile: its Q is asked for when the tile before has read its own
-SHARED_OUTPUT = 1_695.0  # of a tile: all wait until V is read, and V's copies until O is gone
-NEW_BLOCK = 4_273.0  # of a tile in a thread block of its own: it begins with nothing loaded
-HEAD_START = 0.26  # of a causal grid's mean tile, by which its slowest block ends late
+SUMS_BY_TENSOR = 2.0  # fewer of those where the second GEMM adds the rows up
+LATENCY = 590.0  # of a step: barriers, the first wgmma, shuffles, the exponentials' pace
+VOTE = 21.0  # of a step: whether O needs rescaling, and the branch
+PAIR = 141.0  # of a step: waiting for the other block of a cluster
+WAIT = 385.0  # for one more wgmma, where the softmax does not run under it
+NO_PRODUCER = 276.0  # of a step, for all: consumers that copy for themselves wait for each other
+CROSSING = 0.09  # of the chain, between tiles that overlap, beyond their steps
+EPILOGUE = 1_310.0  # of a tile
+SHARED_OUTPUT = 24.0  # of a tile: all wait until V is read, and V's copies until O is gone
+NEW_BLOCK = 2_750.0  # of a tile in a thread block of its own: it begins with nothing loaded
+HEAD_START = 0.85  # of a causal grid's mean tile, by which its slowest block ends late
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class Size:
 class Step:
     """Clocks of one step, by what is busy.
 
-    `chain` is one warpgroup's own way through it; under `alone` nothing else runs.
+    `chain` is one warpgroup's own way through it; under `alone` nothing else runs, and `between`
+    is from one tile to the next.
     """
 
     tensor: float
@@ -64,12 +65,13 @@ class Step:
     issue: float
     l2: float
     chain: float
-    alone: float = 0.0
+    alone: float
+    between: float
 
     @property
     def clocks(self) -> float:
         """Clocks from one step to the next."""
-        beside = [clocks for name, clocks in self.__dict__.items() if name != "alone"]
+        beside = [clocks for name, clocks in self.parts().items() if name != "alone"]
         return float(sum([part**SHARPNESS for part in beside]) ** (1 / SHARPNESS)) + self.alone
 
     @property
@@ -78,8 +80,8 @@ class Step:
         return max(self.parts(), key=self.parts().__getitem__)
 
     def parts(self) -> dict[str, float]:
-        """The clocks by name."""
-        return dict(self.__dict__)
+        """The clocks of a step by name."""
+        return {name: clocks for name, clocks in self.__dict__.items() if name != "between"}
 
 
 def step(values: Mapping[str, Any]) -> Step:
@@ -91,15 +93,7 @@ _STEP_KEYS = (
     *("dtype", "head_dim", "head_dim_v", "consumers", "producer"),
     *("intra_warpgroup", "p", "sum", "rescale_threshold", "cluster"),
 )
-_KEYS = (
-    "block_m",
-    "block_n",
-    "mask",
-    "order",
-    "output",
-    "q_stages",
-    *_STEP_KEYS,
-)  # all that counts
+_KEYS = ("block_m", "block_n", "mask", "order", "output", *_STEP_KEYS)  # all that counts
 
 
 def _step(
@@ -153,6 +147,7 @@ def _step(
         l2=copied / cluster / SM90.l2_bytes_per_clock,
         chain=chain,
         alone=0.0 if producer == "warp" else NO_PRODUCER,
+        between=chain * (CROSSING if producer == "warp" and intra_warpgroup else 1.0),
     )
 
 
@@ -165,11 +160,10 @@ def predictor(sizes: Sequence[Size]) -> Callable[[Mapping[str, Any]], tuple[floa
 
     @cache
     def times(
-        m: int, n: int, mask: str, order: str, output: str, q_stages: int, *of_step: Any
+        m: int, n: int, mask: str, order: str, output: str, *of_step: Any
     ) -> tuple[float, ...]:
         one = _step(m, n, *of_step)
-        tile = one.chain + EPILOGUE + (0 if output == "own" else SHARED_OUTPUT)
-        tile += ONE_Q if q_stages == 1 else 0
+        tile = one.between + EPILOGUE + (0 if output == "own" else SHARED_OUTPUT)
         tile += 0 if ORDERS[order].persistent else NEW_BLOCK
         clocks, clock, launch = one.clocks, SM90.clock_hz, SM90.launch_seconds
         return tuple((a * clocks + b * tile) / clock + launch for a, b in grids(m, n, mask, order))
