@@ -79,6 +79,15 @@ def test_the_first_anchor_stays(tmp_path):
         assert store.put_anchor(TARGET, CARD, "b") == "a"
 
 
+def test_a_store_in_which_nothing_is_yet_says_so(tmp_path):
+    path = tmp_path / "new.sqlite"
+    path.touch()
+    with pytest.raises(FagenError, match="nothing is in this file yet"):
+        Store(path, read_only=True)
+    with Store(path) as store:
+        assert not list(store.timed())
+
+
 def test_a_store_of_another_layout_and_a_file_that_is_none_are_refused(tmp_path):
     with pytest.raises(FagenError, match="there is no such file"):
         Store(tmp_path / "none.sqlite", read_only=True)
@@ -228,14 +237,15 @@ def program(tmp_path, recorded):
 
 def rows(path):
     """Return every time of a kernel that a store has, as the log tells them apart."""
-    if not path.exists():
+    try:
+        with Store(path, read_only=True) as store:
+            return {
+                f"{row.source_hash};{row.time.size};{row.time.regime};{row.time.round}"
+                for _, row in store.timed()
+                if row.source_hash
+            }
+    except FagenError:  # it is not there yet, or nothing is in it yet
         return set()
-    with Store(path, read_only=True) as store:
-        return {
-            f"{row.source_hash};{row.time.size};{row.time.regime};{row.time.round}"
-            for _, row in store.timed()
-            if row.source_hash
-        }
 
 
 def test_killed_at_any_moment_a_search_goes_on_and_measures_nothing_again(program, tmp_path):

@@ -90,6 +90,8 @@ class Store:
             found = self._one("PRAGMA user_version")
         except sqlite3.Error as error:
             raise FagenError(f"{path}: this is no file of search results: {error}") from None
+        if found == 0 and not self._one("SELECT count(*) FROM sqlite_master"):
+            raise FagenError(f"{path}: nothing is in this file yet")
         if found != LAYOUT:
             raise FagenError(f"{path}: results of layout {found}, not {LAYOUT}: use a new file")
         if not read_only:
