@@ -140,7 +140,7 @@ def sums(values: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
     `values` are those of a schedule's keys that keep the rules between keys; SUMMED count.
     """
     sizes = _sizes(values)
-    choices = values["output"], values["p"], values["sum"]
+    choices = _choices(values)
     shared = _summed(shared_formulae, choices, SM90.smem_tile_alignment)
     registers = _summed(register_formulae, choices[1:], 1)
     launch = _launch_registers(_threads(values["consumers"], values["producer"]))
@@ -269,9 +269,9 @@ def _rows(
     )
 
 
-def _choices(schedule: Schedule) -> tuple[str, str, str]:
+def _choices(values: Mapping[str, Any]) -> tuple[str, str, str]:
     """What the rows of the ledgers depend on; those of registers do not on the first."""
-    return schedule.pipeline.output, schedule.softmax.p, schedule.softmax.sum
+    return values["output"], values["p"], values["sum"]
 
 
 def _shared(schedule: Schedule) -> Ledger:
@@ -279,7 +279,7 @@ def _shared(schedule: Schedule) -> Ledger:
         schedule,
         SM90.smem_tile_alignment,
         shared_formulae,
-        *_choices(schedule),
+        *_choices(schedule.values()),
     )
     return Ledger(
         SHARED,
@@ -302,7 +302,7 @@ def _registers(schedule: Schedule) -> Ledger:
     return Ledger(
         REGISTERS,
         "a model",
-        _rows(schedule, 1, register_formulae, *_choices(schedule)[1:]),
+        _rows(schedule, 1, register_formulae, *_choices(schedule.values())[1:]),
         usable,
         source,
     )
@@ -380,7 +380,7 @@ def explain_lines(schedule: Schedule) -> Iterator[str]:
     sizes = _sizes(schedule.values())
     yield "with " + ", ".join(f"{name} = {value}" for name, value in sizes.items())
     own = budget(schedule)
-    choices = _choices(schedule)
+    choices = _choices(schedule.values())
     yield from _solved(own.shared, shared_formulae(*choices), sizes)
     yield from _solved(own.registers, register_formulae(*choices[1:]), sizes)
     yield ""
