@@ -384,9 +384,9 @@ def explain_lines(schedule: Schedule) -> Iterator[str]:
     yield from _solved(own.shared, shared_formulae(*choices), sizes)
     yield from _solved(own.registers, register_formulae(*choices[1:]), sizes)
     yield ""
-    tried = (schedule.but(block_n=n) for n in _below(SM90.wgmma_n_max + 16, 16))
-    widest = next((other.tile.block_n for other in tried if not budget(other).over()), None)
-    yield f"in whole arrays and steps of 16, the widest block_n that fits is {widest or 'none'}"
+    every = [{"block_n": n} for n in _below(SM90.wgmma_n_max + 16, 16)]
+    widest = _first_that_fits(schedule, [every]) or {"block_n": "none"}
+    yield f"in whole arrays and steps of 16, the widest block_n that fits is {widest['block_n']}"
 
 
 def _solved(ledger: Ledger, formulae: Mapping[str, Any], sizes: Mapping[str, int]) -> Iterator[str]:

@@ -59,6 +59,8 @@ class Plan:
     persistent: bool
     longest_first: bool
     cluster: int  # thread blocks that share K and V
+    passes: bool  # consumers let blocks by whose keys their rows do not see
+    idles: bool  # so does one without rows
     l2_share_bytes: int  # of the L2 cache, for the K and V that blocks share
     max_spill_bytes: int  # per thread
 
@@ -142,6 +144,8 @@ def plan(schedule: Schedule) -> Plan:
         persistent=order.persistent,
         longest_first=order.longest_first,
         cluster=schedule.grid.cluster,
+        passes=_passes(schedule),
+        idles=_passes(schedule) and schedule.warps.consumers > 2,  # 192 rows divide no power of 2
         l2_share_bytes=SM90.l2_bytes // 2,  # each half holds its own copy of what both halves read
         max_spill_bytes=schedule.build.max_spill_bytes,
         qk_swizzle=qk_swizzle,
@@ -171,6 +175,23 @@ def plan(schedule: Schedule) -> Plan:
 def explain(plan: Plan) -> str:
     """Return both ledgers with their formulae, the numbers in them, and the solved limits."""
     return "\n".join([plan.ledger, "", *explain_lines(plan.schedule)])
+
+
+def _passes(schedule: Schedule) -> bool:
+    """Whether some rows of a tile, or of a pair of tiles, see less than a block_n of its end.
+
+    Only where they can wait for the others: these need buffers, and V's space, before they go on.
+    """
+    causal = MASKS[schedule.attention.mask].causal
+    if not (causal and schedule.warps.producer == "warp" and schedule.overlap.intra_warpgroup):
+        return False
+    if schedule.grid.cluster > 1:
+        return True  # the rules of a schedule see to it
+    block_m, block_n = schedule.tile.block_m, schedule.tile.block_n
+    passed = -(-(block_m - SM90.wgmma_m) // block_n)
+    in_turns = schedule.overlap.inter_warpgroup and schedule.pipeline.output == "v_space"
+    ends_elsewhere = block_m % block_n > 0 or block_m - SM90.wgmma_m >= block_n
+    return ends_elsewhere and 0 < passed <= (1 if in_turns else schedule.pipeline.stages)
 
 
 def _swizzle(row_bytes: int) -> Swizzle:

@@ -279,6 +279,7 @@ struct Tile {
   int first_row;
   int head, kv_head, batch;
   int blocks;    // of kBlockN keys, to be visited from the last to the first; -1: no tile
+  int passed;    // blocks after those, in which a consumer's rows see no key
   int unmasked;  // the leading blocks in which every row sees every key
 };
 
@@ -413,7 +414,9 @@ struct Loader {
   }
 };
 
-// The producer warp's life. K runs one block ahead of V, because S is wanted before P.
+// The producer warp's life. K runs one block ahead of V, because S is wanted before P; before a
+// tile's first V, which waits for the last tile's O, it runs as far as the blocks go that a shorter
+// tile passes by.
 __device__ __forceinline__ void produce(const Params& params, SharedStorage& shared) {
   Loader loader{params, shared};
   Tiles tiles;
@@ -421,9 +424,11 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage& sha
     const Tile tile = tile_at(params, index);
     loader.load_k(tile, tile.blocks - 1);
     loader.load_q(tile);
+    constexpr int kPassed = (kBlockM + kBlockN - 1) / kBlockN;
+    int asked = tile.blocks - 1;  // the last K asked for
     for (int block = tile.blocks - 1; block >= 0; --block) {
-      if (block > 0) {
-        loader.load_k(tile, block - 1);
+      while (asked > max(0, block - (block == tile.blocks - 1 ? kPassed : 1))) {
+        loader.load_k(tile, --asked);
       }
       if (block == tile.blocks - 1) {
         loader.wait_for_output();
@@ -692,6 +697,35 @@ struct Consumer {
     mask(s, visible);
   }
 
+  // A tile as this warpgroup goes through it. Its own rows may end before those of the tile, and
+  // see nothing of the last blocks; one it takes part in even so.
+  __device__ __forceinline__ Tile own_tile(int index) {
+    Tile tile = tile_at(params, index);
+    const int end = tile.first_row + (warpgroup + 1) * kWarpgroupRows;
+    const int keys = min(params.seqlen_k, end + params.seqlen_k - params.seqlen_q);
+    tile.passed = max(0, tile.blocks - max(1, (keys + kBlockN - 1) / kBlockN));
+    tile.blocks -= tile.passed;
+    tile.unmasked = max(0, keys - kWarpgroupRows + 1) / kBlockN;
+    return tile;
+  }
+
+  // Lets blocks by.
+  __device__ __forceinline__ void pass_k(int blocks) {
+    for (; blocks > 0; --blocks) {
+      await_k();
+      take_turn();  // the others take part in this one
+      pass_turn();
+      release_k();
+    }
+  }
+
+  __device__ __forceinline__ void pass_v(int blocks) {
+    for (; blocks > 0; --blocks) {
+      await_v();
+      release_v();
+    }
+  }
+
   // S of `block` is there: K, and after a tile's last block Q, may make room.
   __device__ __forceinline__ void finish_qk(float (&s)[kBlockN / 2], int block) {
     pin(s);
@@ -732,10 +766,12 @@ struct Consumer {
   __device__ __forceinline__ void begin(const Tile& tile, float (&s)[kBlockN / 2], Probabilities& p,
                                         Softmax& softmax) {
     await_q();
+    pass_k(tile.passed);
     await_k();
     issue_qk(s);
     wgmma_wait<0>();
     finish_qk(s, tile.blocks - 1);
+    pass_v(tile.passed);
     mask_block(s, tile, tile.blocks - 1);
     softmax.update<true>(s);
     keep(p, s);
@@ -759,14 +795,17 @@ struct Consumer {
     pass_turn();  // the others need not wait for this Q
     q.advance();
     await_q();
+    const int passed = own_tile(next).passed;
+    pass_k(passed);
     await_k();
     issue_qk(s);
     wgmma_wait<1>();
     finish_pv(o);
     store(tile, o, softmax);
     forget(o, softmax);
+    pass_v(passed);
     asm volatile("" : "+r"(next));  // to work the tile out only here: registers are scarce above
-    tile = tile_at(params, next);
+    tile = own_tile(next);
     wgmma_wait<0>();
     finish_qk(s, tile.blocks - 1);
     mask_block(s, tile, tile.blocks - 1);
@@ -854,7 +893,7 @@ struct Consumer {
     Tiles tiles;
     int index = 0;
     bool left = tiles.take(params, index);
-    Tile tile = tile_at(params, index);
+    Tile tile = own_tile(index);
     Output o = {};
     Softmax softmax{params.scale_log2};
     if (left) {
@@ -1156,6 +1195,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d256_causal_m128n64_vspace_t8_i
       kProducerRegisters,
       kConsumerRegisters,
       "fwd_fp16_d256_causal_m128n64_vspace_t8",
-      "d5cf3b13cedb21f46ea1f60cc5f937dcd11dc3be72458c50f2888d37d0cc3166"};
+      "14b2500142b0be96c9d0ed398ae77f5324c60b11ab0abc9b32688cd9761128d2"};
   return &info;
 }

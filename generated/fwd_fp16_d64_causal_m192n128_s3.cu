@@ -262,6 +262,7 @@ struct Tile {
   int first_row;
   int head, kv_head, batch;
   int blocks;    // of kBlockN keys, to be visited from the last to the first; -1: no tile
+  int passed;    // blocks after those, in which a consumer's rows see no key
   int unmasked;  // the leading blocks in which every row sees every key
 };
 
@@ -658,6 +659,35 @@ struct Consumer {
     mask(s, visible);
   }
 
+  // A tile as this warpgroup goes through it. Its own rows may end before those of the tile, and
+  // see nothing of the last blocks; one it takes part in even so.
+  __device__ __forceinline__ Tile own_tile(int index) {
+    Tile tile = tile_at(params, index);
+    const int end = tile.first_row + (warpgroup + 1) * kWarpgroupRows;
+    const int keys = min(params.seqlen_k, end + params.seqlen_k - params.seqlen_q);
+    tile.passed = max(0, tile.blocks - max(1, (keys + kBlockN - 1) / kBlockN));
+    tile.blocks -= tile.passed;
+    tile.unmasked = max(0, keys - kWarpgroupRows + 1) / kBlockN;
+    return tile;
+  }
+
+  // Lets blocks by.
+  __device__ __forceinline__ void pass_k(int blocks) {
+    for (; blocks > 0; --blocks) {
+      await_k();
+      take_turn();  // the others take part in this one
+      pass_turn();
+      release_k();
+    }
+  }
+
+  __device__ __forceinline__ void pass_v(int blocks) {
+    for (; blocks > 0; --blocks) {
+      await_v();
+      release_v();
+    }
+  }
+
   // S of `block` is there: K, and after a tile's last block Q, may make room.
   __device__ __forceinline__ void finish_qk(float (&s)[kBlockN / 2], int block) {
     pin(s);
@@ -694,14 +724,27 @@ struct Consumer {
     softmax.rescale_output(o);
   }
 
+  // Where a step would be, for a warpgroup all of whose rows lie past the end of the sequence.
+  __device__ __forceinline__ void idle(int block) {
+    await_k();
+    take_turn();
+    pass_turn();
+    release_k();
+    release(shared.q_empty[q.stage][warpgroup], block == 0);
+    await_v();
+    release_v();
+  }
+
   // The first block of a tile, with nothing beside it.
   __device__ __forceinline__ void begin(const Tile& tile, float (&s)[kBlockN / 2], Probabilities& p,
                                         Softmax& softmax) {
     await_q();
+    pass_k(tile.passed);
     await_k();
     issue_qk(s);
     wgmma_wait<0>();
     finish_qk(s, tile.blocks - 1);
+    pass_v(tile.passed);
     mask_block(s, tile, tile.blocks - 1);
     softmax.update<true>(s);
     keep(p, s);
@@ -725,14 +768,17 @@ struct Consumer {
     pass_turn();  // the others need not wait for this Q
     q.advance();
     await_q();
+    const int passed = own_tile(next).passed;
+    pass_k(passed);
     await_k();
     issue_qk(s);
     wgmma_wait<1>();
     finish_pv(o);
     store(tile, o, softmax);
     forget(o, softmax);
+    pass_v(passed);
     asm volatile("" : "+r"(next));  // to work the tile out only here: registers are scarce above
-    tile = tile_at(params, next);
+    tile = own_tile(next);
     wgmma_wait<0>();
     finish_qk(s, tile.blocks - 1);
     mask_block(s, tile, tile.blocks - 1);
@@ -747,6 +793,11 @@ struct Consumer {
     begin(tile, s, p, softmax);
     for (;;) {
       int block = tile.blocks - 2;
+      if (tile.first_row + warpgroup * kWarpgroupRows >= params.seqlen_q) {
+        for (; block >= 0; --block) {
+          idle(block);
+        }
+      }
       for (; block >= tile.unmasked; --block) {
         step<true>(tile, block, s, p, o, softmax);
       }
@@ -821,7 +872,7 @@ struct Consumer {
     Tiles tiles;
     int index = 0;
     bool left = tiles.take(params, index);
-    Tile tile = tile_at(params, index);
+    Tile tile = own_tile(index);
     Output o = {};
     Softmax softmax{params.scale_log2};
     if (left) {
@@ -1124,6 +1175,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d64_causal_m192n128_s3_info(voi
       kProducerRegisters,
       kConsumerRegisters,
       "fwd_fp16_d64_causal_m192n128_s3",
-      "265f4555ba5ccd13dfee9636c82ec41ba0dd258f2771f86f8a7cfbd2def32a38"};
+      "6f64694b0aaecac3453332ce772b4e6cc83d17870163ad9fe15cb31ae49d0eb2"};
   return &info;
 }

@@ -35,13 +35,16 @@ def schedules(draw: st.DrawFn) -> Schedule:
     }
     registers = st.integers(3, 32).map(lambda n: n * 8)
     keys |= draw(st.fixed_dictionaries({}, optional=optional))
-    if keys.get("head_dim_v", keys["head_dim"]) in ONE_SLAB:
+    if keys.get("head_dim_v", keys["head_dim"]) in ONE_SLAB and keys["dtype"] == "fp16":
         sums = st.sampled_from(["threads", "tensor"])
         keys |= draw(st.fixed_dictionaries({}, optional={"sum": sums}))
     if keys.get("producer") != "none":
         names = ("producer_registers", "consumer_registers")
         keys |= draw(st.fixed_dictionaries({}, optional=dict.fromkeys(names, registers)))
-    pairs = keys["mask"] == "full" and keys.get("producer") != "none"
-    if pairs and keys.get("order", "persistent") == "persistent":
+    full = keys["mask"] == "full"
+    passed = -(-keys["block_m"] // keys["block_n"])  # by a causal pair's shorter tile
+    steps = full or (keys.get("intra_warpgroup", True) and passed <= keys.get("stages", 2))
+    order = "persistent" if full else "lpt"
+    if steps and keys.get("producer") != "none" and keys.get("order", order) == order:
         keys |= draw(st.fixed_dictionaries({}, optional={"cluster": st.integers(1, 2)}))
     return Schedule.make(**keys)

@@ -143,12 +143,17 @@ def test_shared_memory_is_the_sum_of_whole_arrays(schedule):
     assert budget(schedule).shared.total == sum(-(-a // 1024) * 1024 for a in arrays)
 
 
+def _alone(schedule: Schedule) -> Schedule:
+    """The same without a partner: causal pairs, which cost the same, do not take every block_n."""
+    return schedule.but(cluster=1)
+
+
 @settings(deadline=None)
 @given(schedules())
 def test_a_narrower_tile_never_costs_more(schedule):
     block_n = schedule.tile.block_n
     if block_n > 16:
-        cost, less = budget(schedule), budget(schedule.but(block_n=block_n - 16))
+        cost, less = budget(schedule), budget(_alone(schedule).but(block_n=block_n - 16))
         assert less.shared.total < cost.shared.total
         assert less.registers.total < cost.registers.total
 
@@ -206,6 +211,7 @@ def test_256_registers_are_255_to_use():
 @settings(max_examples=50, deadline=None)
 @given(schedules())
 def test_what_is_offered_fits_and_the_next_wider_tile_does_not(schedule):
+    schedule = _alone(schedule)
     offers = nearest(schedule)
     if not budget(schedule).over():
         return
@@ -220,6 +226,7 @@ def test_what_is_offered_fits_and_the_next_wider_tile_does_not(schedule):
 @settings(max_examples=20, deadline=None)
 @given(schedules())
 def test_the_solved_limit_is_the_one_that_trying_finds(schedule):
+    schedule = _alone(schedule)
     solved = [
         float(match[1])
         for line in explain_lines(schedule)

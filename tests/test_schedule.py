@@ -226,12 +226,13 @@ intra_warpgroup = 1
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ({"mask": "causal"}, "must make the same number of steps"),
+        ({"mask": "causal", "block_n": 32}, "a stage for each of the 4 blocks"),
+        ({"mask": "causal", "intra_warpgroup": False}, "needs intra_warpgroup = true"),
         ({"producer": "none"}, '2 needs producer = "warp"'),
         ({"order": "single"}, '2 needs order = "persistent"'),
     ],
 )
-def test_a_pair_of_blocks_needs_a_producer_and_equal_steps(more, reason):
+def test_a_pair_of_blocks_needs_a_producer_and_room_for_unequal_steps(more, reason):
     full = dict(head_dim=64, dtype="fp16", mask="full", block_m=128, block_n=128, cluster=2)
     assert Schedule.make(**full).slug == "fwd_fp16_d64_full_m128n128_c2"
     with pytest.raises(ScheduleError, match=reason) as error:
@@ -239,18 +240,24 @@ def test_a_pair_of_blocks_needs_a_producer_and_equal_steps(more, reason):
     assert len(str(error.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-def test_the_tensor_cores_add_rows_up_where_v_is_one_slab_wide(dtype):
+def test_the_tensor_cores_add_rows_up_where_v_is_one_slab_wide():
     """Ones lie one step from V's columns: 16, 32 or 64 of them, with those that fill them up."""
 
     def fits(columns: int) -> bool:
-        keys = dict(head_dim=128, head_dim_v=columns, dtype=dtype, mask="full", sum="tensor")
+        keys = dict(head_dim=128, head_dim_v=columns, dtype="fp16", mask="full", sum="tensor")
         try:
             return bool(Schedule.make(**keys, block_m=64, block_n=64))
         except ScheduleError:
             return False
 
     assert [columns for columns in range(16, 257, 8) if fits(columns)] == [16, 24, 32, 56, 64]
+
+
+def test_rounded_to_bf16_p_is_not_added_up_by_tensor_cores():
+    keys = dict(head_dim=64, dtype="bf16", mask="full", block_m=128, block_n=128)
+    with pytest.raises(ScheduleError, match="1e-3 is promised") as error:
+        Schedule.make(**keys, sum="tensor")
+    assert 'use sum = "threads"' in str(error.value)
 
 
 def test_where_they_cannot_a_refusal_says_why_and_what_can():

@@ -133,7 +133,7 @@ class Grid(Section):
         default=1,
         ge=1,
         le=2,
-        description="thread blocks that share K and V by multicast; 2 with the full mask only",
+        description="thread blocks that share K and V by multicast",
     )
 
 
@@ -210,20 +210,32 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             "true needs two warpgroups that take turns; use block_m = 128, or leave it out",
         )
     if keys["cluster"] > 1:
-        if MASKS[keys["mask"]].causal:
-            yield (
-                "cluster",
-                "2 needs the full mask: blocks that share K and V must make the same number of "
-                "steps, and a causal mask gives each its own; use cluster = 1",
-            )
-        for key, wanted in (("producer", "warp"), ("order", "persistent")):
+        mask = MASKS[keys["mask"]]
+        for key, wanted in (("producer", "warp"), ("order", mask.order)):
             if keys[key] not in (wanted, default(key, keys)):
                 yield "cluster", f'2 needs {key} = "{wanted}"; use cluster = 1'
+        if mask.causal and not keys["intra_warpgroup"]:
+            yield "cluster", "2 with a causal mask needs intra_warpgroup = true; use cluster = 1"
+        passed = -(-keys["block_m"] // keys["block_n"])
+        if mask.causal and passed > keys["stages"]:
+            # the shorter tile of a pair passes them while the longer one still holds every buffer
+            yield (
+                "cluster",
+                f"2 with a causal mask needs a stage for each of the {passed} blocks that the "
+                f"longer tile of a pair sees beyond the shorter one, and there are "
+                f"{keys['stages']}; use stages = {passed}, or cluster = 1",
+            )
     if keys["sum"] == "tensor" and not _one_slab(keys["head_dim_v"], keys["dtype"]):
         yield (
             "sum",
             f'"tensor" needs V in one slab of shared memory, as with head_dim_v = 64; it is '
             f'{keys["head_dim_v"]} here: use sum = "threads"',
+        )
+    if keys["sum"] == "tensor" and keys["dtype"] == "bf16":
+        yield (
+            "sum",
+            '"tensor" adds P up after it is rounded, which in bf16 puts the log-sum-exp of a row '
+            'that sees two or three keys off by 1.3e-3, and 1e-3 is promised: use sum = "threads"',
         )
     if keys["producer"] == "none":
         for key in ("producer_registers", "consumer_registers"):

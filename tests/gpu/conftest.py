@@ -1,5 +1,6 @@
 """Every committed kernel, built once, on a Hopper GPU; `pytest -m gpu` runs this folder."""
 
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,7 +16,7 @@ from fagen.measure.shapes import Problem, Shape, problem
 from fagen.paths import locate
 from fagen.schedule import read_schedule
 
-BUILDERS = 8  # kernels that are compiled at a time
+BUILDERS = os.cpu_count() or 1  # kernels that are compiled at a time
 SLUGS = sorted(read_schedule(path).slug for path in locate("schedules").glob("fwd_*.toml"))
 
 

@@ -1,11 +1,11 @@
-// fwd_bf16_d64_full_m192n128_q2_tensorsum: fused attention forward for Hopper (sm_90a). Rendered by
-// fagen; do not edit.
+// fwd_bf16_d256_causal_m128n80_vspace_t8_c2: fused attention forward for Hopper (sm_90a). Rendered
+// by fagen; do not edit.
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
 //
-// One thread block computes 192 query rows of one head, 128 keys at a time from the last key to
+// One thread block computes 128 query rows of one head, 80 keys at a time from the last key to
 // the first, with a running maximum and sum per row (online softmax, in base 2).
-// One producer warp copies Q, K and V into shared memory by TMA; 3 consumer warpgroups of 64 rows
+// One producer warp copies Q, K and V into shared memory by TMA; 2 consumer warpgroups of 64 rows
 // each multiply by WGMMA. The consumers take turns at the tensor cores.
 //
 // Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
@@ -61,33 +61,36 @@ struct FagenKernelInfo {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_fwd_bf16_d64_full_m192n128_q2_tensorsum(const struct FagenForwardArgs* args,
-                                                  void* stream);
-const char* fagen_fwd_bf16_d64_full_m192n128_q2_tensorsum_message(int status);
-const struct FagenKernelInfo* fagen_fwd_bf16_d64_full_m192n128_q2_tensorsum_info(void);
+int fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_c2(const struct FagenForwardArgs* args,
+                                                    void* stream);
+const char* fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_c2_message(int status);
+const struct FagenKernelInfo* fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_c2_info(void);
 
 }  // extern "C"
 
-namespace fagen_fwd_bf16_d64_full_m192n128_q2_tensorsum_kernel {
+namespace fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_c2_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
 using Element = __nv_bfloat16;
 
-constexpr int kHeadDim = 64;
-constexpr int kHeadDimV = 64;
-constexpr int kHeadDimPadded = 64;  // in shared memory, filled up with zeros
-constexpr int kHeadDimVPadded = 64;
-constexpr int kBlockM = 192;
-constexpr int kBlockN = 128;
+constexpr int kHeadDim = 256;
+constexpr int kHeadDimV = 256;
+constexpr int kHeadDimPadded = 256;  // in shared memory, filled up with zeros
+constexpr int kHeadDimVPadded = 256;
+constexpr int kBlockM = 128;
+constexpr int kBlockN = 80;
 constexpr int kStages = 2;  // K and V buffers
-constexpr int kQStages = 2;
-constexpr int kConsumers = 3;  // warpgroups of 64 query rows
-constexpr int kThreads = 512;
-constexpr int kLaunchRegisters = 128;
-constexpr int kProducerRegisters = 32;
-constexpr int kConsumerRegisters = 160;
-constexpr int kSmemBytes = 142336;
+constexpr int kQStages = 1;
+constexpr int kConsumers = 2;  // warpgroups of 64 query rows
+constexpr int kThreads = 384;
+constexpr int kCluster = 2;  // thread blocks that share K and V
+constexpr int kLaunchRegisters = 168;
+constexpr int kProducerRegisters = 40;
+constexpr int kConsumerRegisters = 232;
+constexpr int kSmemBytes = 230400;
+constexpr int64_t kL2Share = 26214400;     // bytes of the L2 cache for K and V
+constexpr float kRescaleThreshold = 8.0f;  // log2 units
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
 constexpr int kQkSlab = 64;  // columns
@@ -100,7 +103,7 @@ constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
 constexpr int kStepK = 16;          // the K of every wgmma
 
-constexpr int kOutputColumns = 72;  // V's and, beside them, ones, for the sums of P's rows
+constexpr int kOutputColumns = kHeadDimVPadded;
 using Output =
     float[kOutputColumns / 2];  // a thread's share of a warpgroup's O, as wgmma hands it out
 
@@ -110,15 +113,17 @@ using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
 struct SharedStorage {
   alignas(1024) Element q[kQStages][kBlockM * kHeadDimPadded];
   alignas(1024) Element k[kStages][kBlockN * kHeadDimPadded];
-  alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
-  alignas(1024) Element o[kBlockM * kHeadDimVPadded];
-  alignas(1024) Element ones[kStepK * kVSlab];
+  union {  // O leaves through V's space, once the last V of a tile has been read
+    alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
+    alignas(1024) Element o[kBlockM * kHeadDimVPadded];
+  };
   alignas(1024) TransactionBarrier q_full[kQStages][kConsumers];
   TransactionBarrier k_full[kStages];
   TransactionBarrier v_full[kStages];
   Barrier q_empty[kQStages][kConsumers];
   Barrier k_empty[kStages];
   Barrier v_empty[kStages];
+  Barrier o_empty;
 };
 static_assert(sizeof(SharedStorage) <= kSmemBytes, "the layout outgrew the plan's ledger");
 
@@ -150,10 +155,14 @@ struct Params {
   int64_t lse_stride_batch, lse_stride_head;
   Divisor heads, heads_per_kv_head;
   int seqlen_q, seqlen_k;
-  Divisor m_blocks;      // tiles of one head
+  int m_pairs;           // pairs of tiles of one head
   int slots;             // places for tiles, over all heads and batches
   bool some_see_no_key;  // tiles, that is
-  float scale_log2;      // scale * log2(e)
+  int sections;
+  Divisor section_slots;
+  Divisor section_heads;  // heads, of whatever batch, whose K and V share the L2 cache
+  Divisor last_section_heads;
+  float scale_log2;  // scale * log2(e)
 };
 
 // ---- Tensor cores ----------------------------------------------------------------------------
@@ -207,16 +216,6 @@ __device__ __forceinline__ Descriptor descriptor(const void* tile,
                                                                         << 30};
 }
 
-// V's columns lie in one slab, and ones in another, which serves every step of K: while the first
-// slab's address moves on, the step from there to the second shrinks.
-__device__ __forceinline__ Descriptor descriptor_with_ones(const Element* v, const Element* ones,
-                                                           int n) {
-  const int bytes = n * kVSlab * sizeof(Element);
-  const Descriptor start =
-      descriptor(v, kVDescriptor, (ones - v) * sizeof(Element), 8 * kVSlab * sizeof(Element));
-  return start + ((bytes >> 4) - (bytes >> 4 << 16));
-}
-
 // How far a descriptor moves to reach the k-th column of a tile of `rows` rows.
 template <int rows, int slab>
 __device__ constexpr uint32_t column_offset(int k) {
@@ -227,40 +226,53 @@ __device__ constexpr uint32_t column_offset(int k) {
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], Descriptor q, Descriptor k) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
-      "%64, %65, %66, 1, 1, 0, 0;"
+      "%32, %33, %34, %35, %36, %37, %38, %39 }, "
+      "%40, %41, %42, 1, 1, 0, 0;"
       : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]), "+f"(s[6]),
         "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]), "+f"(s[12]), "+f"(s[13]),
         "+f"(s[14]), "+f"(s[15]), "+f"(s[16]), "+f"(s[17]), "+f"(s[18]), "+f"(s[19]), "+f"(s[20]),
         "+f"(s[21]), "+f"(s[22]), "+f"(s[23]), "+f"(s[24]), "+f"(s[25]), "+f"(s[26]), "+f"(s[27]),
         "+f"(s[28]), "+f"(s[29]), "+f"(s[30]), "+f"(s[31]), "+f"(s[32]), "+f"(s[33]), "+f"(s[34]),
-        "+f"(s[35]), "+f"(s[36]), "+f"(s[37]), "+f"(s[38]), "+f"(s[39]), "+f"(s[40]), "+f"(s[41]),
-        "+f"(s[42]), "+f"(s[43]), "+f"(s[44]), "+f"(s[45]), "+f"(s[46]), "+f"(s[47]), "+f"(s[48]),
-        "+f"(s[49]), "+f"(s[50]), "+f"(s[51]), "+f"(s[52]), "+f"(s[53]), "+f"(s[54]), "+f"(s[55]),
-        "+f"(s[56]), "+f"(s[57]), "+f"(s[58]), "+f"(s[59]), "+f"(s[60]), "+f"(s[61]), "+f"(s[62]),
-        "+f"(s[63])
+        "+f"(s[35]), "+f"(s[36]), "+f"(s[37]), "+f"(s[38]), "+f"(s[39])
       : "l"(q.bits()), "l"(k.bits()), "n"(accumulate ? 1 : 0));
 }
 
 // O (64 x kOutputColumns) += P (64 x 16, from registers) V (16 x kOutputColumns).
 __device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descriptor v) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n72k16.f32.bf16.bf16 "
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35 }, "
-      "{ %36, %37, %38, %39 }, "
-      "%40, 1, 1, 1, 1;"
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127 }, "
+      "{ %128, %129, %130, %131 }, "
+      "%132, 1, 1, 1, 1;"
       : "+f"(o[0]), "+f"(o[1]), "+f"(o[2]), "+f"(o[3]), "+f"(o[4]), "+f"(o[5]), "+f"(o[6]),
         "+f"(o[7]), "+f"(o[8]), "+f"(o[9]), "+f"(o[10]), "+f"(o[11]), "+f"(o[12]), "+f"(o[13]),
         "+f"(o[14]), "+f"(o[15]), "+f"(o[16]), "+f"(o[17]), "+f"(o[18]), "+f"(o[19]), "+f"(o[20]),
         "+f"(o[21]), "+f"(o[22]), "+f"(o[23]), "+f"(o[24]), "+f"(o[25]), "+f"(o[26]), "+f"(o[27]),
         "+f"(o[28]), "+f"(o[29]), "+f"(o[30]), "+f"(o[31]), "+f"(o[32]), "+f"(o[33]), "+f"(o[34]),
-        "+f"(o[35])
+        "+f"(o[35]), "+f"(o[36]), "+f"(o[37]), "+f"(o[38]), "+f"(o[39]), "+f"(o[40]), "+f"(o[41]),
+        "+f"(o[42]), "+f"(o[43]), "+f"(o[44]), "+f"(o[45]), "+f"(o[46]), "+f"(o[47]), "+f"(o[48]),
+        "+f"(o[49]), "+f"(o[50]), "+f"(o[51]), "+f"(o[52]), "+f"(o[53]), "+f"(o[54]), "+f"(o[55]),
+        "+f"(o[56]), "+f"(o[57]), "+f"(o[58]), "+f"(o[59]), "+f"(o[60]), "+f"(o[61]), "+f"(o[62]),
+        "+f"(o[63]), "+f"(o[64]), "+f"(o[65]), "+f"(o[66]), "+f"(o[67]), "+f"(o[68]), "+f"(o[69]),
+        "+f"(o[70]), "+f"(o[71]), "+f"(o[72]), "+f"(o[73]), "+f"(o[74]), "+f"(o[75]), "+f"(o[76]),
+        "+f"(o[77]), "+f"(o[78]), "+f"(o[79]), "+f"(o[80]), "+f"(o[81]), "+f"(o[82]), "+f"(o[83]),
+        "+f"(o[84]), "+f"(o[85]), "+f"(o[86]), "+f"(o[87]), "+f"(o[88]), "+f"(o[89]), "+f"(o[90]),
+        "+f"(o[91]), "+f"(o[92]), "+f"(o[93]), "+f"(o[94]), "+f"(o[95]), "+f"(o[96]), "+f"(o[97]),
+        "+f"(o[98]), "+f"(o[99]), "+f"(o[100]), "+f"(o[101]), "+f"(o[102]), "+f"(o[103]),
+        "+f"(o[104]), "+f"(o[105]), "+f"(o[106]), "+f"(o[107]), "+f"(o[108]), "+f"(o[109]),
+        "+f"(o[110]), "+f"(o[111]), "+f"(o[112]), "+f"(o[113]), "+f"(o[114]), "+f"(o[115]),
+        "+f"(o[116]), "+f"(o[117]), "+f"(o[118]), "+f"(o[119]), "+f"(o[120]), "+f"(o[121]),
+        "+f"(o[122]), "+f"(o[123]), "+f"(o[124]), "+f"(o[125]), "+f"(o[126]), "+f"(o[127])
       : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v.bits()));
 }
 
@@ -270,29 +282,53 @@ __device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descripto
 struct Tile {
   int first_row;
   int head, kv_head, batch;
-  int blocks;    // of kBlockN keys, to be visited from the last to the first
+  int blocks;    // of kBlockN keys, to be visited from the last to the first; -1: no tile
+  int passed;    // blocks after those, in which a consumer's rows see no key
   int unmasked;  // the leading blocks in which every row sees every key
 };
 
 __device__ __forceinline__ Tile tile_at(const Params& params, int index) {
   Tile tile;
-  const int flat_head = params.m_blocks.divide(index);  // neighbours share K and V
-  const int m_block = index - flat_head * params.m_blocks.value;
+  // The longest tiles of a section go first, so that the short ones fill its end.
+  const int section = params.section_slots.divide(index);
+  const int rank = index - section * params.section_slots.value;
+  const Divisor& heads =
+      section + 1 < params.sections ? params.section_heads : params.last_section_heads;
+  const int row = heads.divide(rank);
+  // The longer tile of a pair goes to either block in turn: from round to round rank's parity
+  // changes.
+  const int pair = params.m_pairs - 1 - row;
+  const int m_block = pair * kCluster + (blockIdx.x + rank) % kCluster;
+  const int flat_head = section * params.section_heads.value + rank - row * heads.value;
+  if (m_block < 0) {
+    tile.blocks = -1;  // a slot of the last round that no tile fills
+    return tile;
+  }
   tile.first_row = m_block * kBlockM;
   tile.batch = params.heads.divide(flat_head);
   tile.head = flat_head - tile.batch * params.heads.value;
   tile.kv_head = params.heads_per_kv_head.divide(tile.head);
-  const int keys = params.seqlen_k;
-  tile.unmasked = keys / kBlockN;
+  // Aligned to the bottom right: the last query sees the last key.
+  const int visible = tile.first_row + params.seqlen_k - params.seqlen_q + 1;  // to the first row
+  const int longest =
+      visible + (kCluster - m_block % kCluster) * kBlockM - 1;  // to the last row of the pair
+  const int keys = max(0, min(params.seqlen_k, longest));
+  tile.unmasked = max(0, min(params.seqlen_k, visible)) / kBlockN;
   tile.blocks = (keys + kBlockN - 1) / kBlockN;
   return tile;
 }
 
 // The tiles of one thread block, by index.
 struct Tiles {
-  int index = blockIdx.x;
+  int index = blockIdx.x / kCluster;
+  int round = 0;
 
-  __device__ __forceinline__ void next() { index += gridDim.x; }
+  // Rounds run to and fro: the block with the longest tile of one gets the shortest of the next.
+  __device__ __forceinline__ void next() {
+    round += 1;
+    const int clusters = gridDim.x / kCluster, cluster = blockIdx.x / kCluster;
+    index = round * clusters + (round % 2 == 0 ? cluster : clusters - 1 - cluster);
+  }
 
   // The index of the next tile that sees a key, or else that sees none; false where there is none
   // left.
@@ -336,6 +372,7 @@ struct Loader {
   SharedStorage& shared;
   RingPosition<kQStages> q;
   RingPosition<kStages> k, v;
+  uint32_t o_phase = 0;
 
   // One box per slab: rows past the end of a sequence and columns past the head arrive as zeros.
   template <int columns, int rows, int slab>
@@ -348,6 +385,23 @@ struct Loader {
       cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
                                    static_cast<uint64_t>(hint), tile + column * rows, column, row,
                                    head, batch);
+    }
+  }
+
+  // Half a tile for both blocks of the pair; the peer sends the other half. Each block's barrier
+  // counts the bytes that arrive in its own shared memory.
+  template <int columns, int rows, int slab>
+  __device__ __forceinline__ void copy_half(const CUtensorMap& map, TransactionBarrier& full,
+                                            Element* tile, int row, int head, int batch,
+                                            cute::TMA::CacheHintSm90 hint) {
+    constexpr uint16_t kBoth = (1 << kCluster) - 1;
+    const int half = blockIdx.x % kCluster * (rows / kCluster);
+    full.arrive_and_expect_tx(rows * columns * sizeof(Element));
+#pragma unroll
+    for (int column = 0; column < columns; column += slab) {
+      cute::SM90_TMA_LOAD_MULTICAST_4D::copy(
+          &map, reinterpret_cast<uint64_t*>(&full), kBoth, static_cast<uint64_t>(hint),
+          tile + column * rows + half * slab, column, row + half, head, batch);
     }
   }
 
@@ -366,22 +420,30 @@ struct Loader {
 
   __device__ __forceinline__ void load_k(const Tile& tile, int block) {
     shared.k_empty[k.stage].wait(k.phase ^ 1);
-    copy<kHeadDimPadded, kBlockN, kQkSlab>(params.k, shared.k_full[k.stage], shared.k[k.stage],
-                                           block * kBlockN, tile.kv_head, tile.batch,
-                                           cute::TMA::CacheHintSm90::EVICT_LAST);
+    copy_half<kHeadDimPadded, kBlockN, kQkSlab>(params.k, shared.k_full[k.stage], shared.k[k.stage],
+                                                block * kBlockN, tile.kv_head, tile.batch,
+                                                cute::TMA::CacheHintSm90::EVICT_LAST);
     k.advance();
   }
 
   __device__ __forceinline__ void load_v(const Tile& tile, int block) {
     shared.v_empty[v.stage].wait(v.phase ^ 1);
-    copy<kHeadDimVPadded, kBlockN, kVSlab>(params.v, shared.v_full[v.stage], shared.v[v.stage],
-                                           block * kBlockN, tile.kv_head, tile.batch,
-                                           cute::TMA::CacheHintSm90::EVICT_LAST);
+    copy_half<kHeadDimVPadded, kBlockN, kVSlab>(params.v, shared.v_full[v.stage], shared.v[v.stage],
+                                                block * kBlockN, tile.kv_head, tile.batch,
+                                                cute::TMA::CacheHintSm90::EVICT_LAST);
     v.advance();
+  }
+
+  // Until the previous tile's O has left V's space, in both blocks.
+  __device__ __forceinline__ void wait_for_output() {
+    shared.o_empty.wait(o_phase ^ 1);
+    o_phase ^= 1;
   }
 };
 
-// The producer warp's life. K runs one block ahead of V, because S is wanted before P.
+// The producer warp's life. K runs one block ahead of V, because S is wanted before P; before a
+// tile's first V, which waits for the last tile's O, it runs as far as the blocks go that a shorter
+// tile passes by.
 __device__ __forceinline__ void produce(const Params& params, SharedStorage& shared) {
   Loader loader{params, shared};
   Tiles tiles;
@@ -389,9 +451,14 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage& sha
     const Tile tile = tile_at(params, index);
     loader.load_k(tile, tile.blocks - 1);
     loader.load_q(tile);
+    constexpr int kPassed = (kBlockM + kBlockN - 1) / kBlockN;
+    int asked = tile.blocks - 1;  // the last K asked for
     for (int block = tile.blocks - 1; block >= 0; --block) {
-      if (block > 0) {
-        loader.load_k(tile, block - 1);
+      while (asked > max(0, block - (block == tile.blocks - 1 ? kPassed : 1))) {
+        loader.load_k(tile, --asked);
+      }
+      if (block == tile.blocks - 1) {
+        loader.wait_for_output();
       }
       loader.load_v(tile, block);
     }
@@ -451,6 +518,7 @@ __device__ __forceinline__ void mask(float (&s)[kBlockN / 2], const int (&visibl
 struct Softmax {
   float scale_log2;
   float max[2] = {-INFINITY, -INFINITY};  // of the scores before scaling
+  float sum[2] = {0.f, 0.f};              // this thread's share
   float rescale[2] = {1.f, 1.f};          // what the next block's maximum makes of O
 
   // Turns a block of scores into probabilities relative to the running maximum.
@@ -469,17 +537,33 @@ struct Softmax {
     for (int r = 0; r < 2; ++r) {
       const float before = max[r];
       max[r] = quad_max(fmaxf(top[r], top[r + 2]));
+      // A slightly stale maximum is as good: the sum is taken relative to the same one.
+      if ((max[r] - before) * scale_log2 <= kRescaleThreshold) {
+        max[r] = before;
+      }
       const float safe = may_be_empty && max[r] == -INFINITY ? 0.f : max[r];
       offset[r] = safe * scale_log2;
       rescale[r] = exp2_approx(before * scale_log2 - offset[r]);
+      sum[r] *= rescale[r];
     }
+    float odd_sum[2] = {0.f, 0.f};
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i) {
       s[i] = exp2_approx(s[i] * scale_log2 - offset[row_of(i)]);
+      if (i % 2 == 0) {
+        sum[row_of(i)] += s[i];
+      } else {
+        odd_sum[row_of(i)] += s[i];
+      }
     }
+    sum[0] += odd_sum[0];
+    sum[1] += odd_sum[1];
   }
 
   __device__ __forceinline__ void rescale_output(Output& o) const {
+    if (__all_sync(0xffffffff, rescale[0] == 1.f && rescale[1] == 1.f)) {
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kOutputColumns / 2; ++i) {
       o[i] *= rescale[row_of(i)];
@@ -553,6 +637,13 @@ struct Consumer {
     }
   }
 
+  // Likewise to every block that fills it.
+  __device__ __forceinline__ void release_to_all(Barrier& empty) {
+    if (threadIdx.x % 32 < kCluster) {
+      empty.arrive(threadIdx.x % 32);
+    }
+  }
+
   __device__ __forceinline__ void await_q() { shared.q_full[q.stage][warpgroup].wait(q.phase); }
 
   // An answer from a barrier takes a while even when it is yes. So each buffer is asked for as soon
@@ -564,7 +655,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void release_k() {
-    release(shared.k_empty[k.stage]);
+    release_to_all(shared.k_empty[k.stage]);
     k.advance();
     k_ready = shared.k_full[k.stage].test_wait(k.phase);
   }
@@ -576,7 +667,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void release_v() {
-    release(shared.v_empty[v.stage]);
+    release_to_all(shared.v_empty[v.stage]);
     v.advance();
     v_ready = shared.v_full[v.stage].test_wait(v.phase);
   }
@@ -617,12 +708,15 @@ struct Consumer {
 
   // Issues O += P V for the current V.
   __device__ __forceinline__ void issue_pv(Output& o, Probabilities& p) {
+    const Descriptor v_rows =
+        descriptor(shared.v[v.stage], kVDescriptor, kBlockN * kVSlab * sizeof(Element),
+                   8 * kVSlab * sizeof(Element));
     pin(o);
     pin(p);
     wgmma_fence();
 #pragma unroll
     for (int n = 0; n < kBlockN; n += kStepK) {
-      wgmma_pv(o, p + n / 4, descriptor_with_ones(shared.v[v.stage], shared.ones, n));
+      wgmma_pv(o, p + n / 4, v_rows + (n * kVSlab * sizeof(Element) >> 4));
     }
     wgmma_commit();
   }
@@ -630,9 +724,36 @@ struct Consumer {
   __device__ __forceinline__ void mask_block(float (&s)[kBlockN / 2], const Tile& tile, int block) {
     const int lane = threadIdx.x % 32;
     const int keys = params.seqlen_k - block * kBlockN - lane % 4 * 2;
-    if (params.seqlen_k - block * kBlockN < kBlockN) {
-      const int visible[2] = {keys, keys};
-      mask(s, visible);
+    const int row =
+        tile.first_row + warpgroup * kWarpgroupRows + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4;
+    const int diagonal = keys + row - params.seqlen_q + 1;
+    const int visible[2] = {min(keys, diagonal), min(keys, diagonal + 8)};
+    mask(s, visible);
+  }
+
+  // A tile as this warpgroup goes through it. Its own rows may end before those of the pair, and
+  // see nothing of the last blocks; one it takes part in even so.
+  __device__ __forceinline__ Tile own_tile(int index) {
+    Tile tile = tile_at(params, index);
+    const int end = tile.first_row + kBlockM;
+    const int keys = min(params.seqlen_k, end + params.seqlen_k - params.seqlen_q);
+    tile.passed = max(0, tile.blocks - max(1, (keys + kBlockN - 1) / kBlockN));
+    tile.blocks -= tile.passed;
+    return tile;
+  }
+
+  // Lets blocks by.
+  __device__ __forceinline__ void pass_k(int blocks) {
+    for (; blocks > 0; --blocks) {
+      await_k();
+      release_k();
+    }
+  }
+
+  __device__ __forceinline__ void pass_v(int blocks) {
+    for (; blocks > 0; --blocks) {
+      await_v();
+      release_v();
     }
   }
 
@@ -676,10 +797,12 @@ struct Consumer {
   __device__ __forceinline__ void begin(const Tile& tile, float (&s)[kBlockN / 2], Probabilities& p,
                                         Softmax& softmax) {
     await_q();
+    pass_k(tile.passed);
     await_k();
     issue_qk(s);
     wgmma_wait<0>();
     finish_qk(s, tile.blocks - 1);
+    pass_v(tile.passed);
     mask_block(s, tile, tile.blocks - 1);
     softmax.update<true>(s);
     keep(p, s);
@@ -703,14 +826,17 @@ struct Consumer {
     pass_turn();  // the others need not wait for this Q
     q.advance();
     await_q();
+    const int passed = own_tile(next).passed;
+    pass_k(passed);
     await_k();
     issue_qk(s);
     wgmma_wait<1>();
     finish_pv(o);
     store(tile, o, softmax);
     forget(o, softmax);
+    pass_v(passed);
     asm volatile("" : "+r"(next));  // to work the tile out only here: registers are scarce above
-    tile = tile_at(params, next);
+    tile = own_tile(next);
     wgmma_wait<0>();
     finish_qk(s, tile.blocks - 1);
     mask_block(s, tile, tile.blocks - 1);
@@ -725,6 +851,9 @@ struct Consumer {
     begin(tile, s, p, softmax);
     for (;;) {
       int block = tile.blocks - 2;
+      for (; block >= tile.unmasked; --block) {
+        step<true>(tile, block, s, p, o, softmax);
+      }
       for (; block >= 0; --block) {
         step<false>(tile, block, s, p, o, softmax);
       }
@@ -753,7 +882,7 @@ struct Consumer {
     float inverse[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float sum = o[kHeadDimVPadded / 2 + r * 2];
+      const float sum = quad_sum(softmax.sum[r]);
       const bool empty = sum == 0.f;  // no key seen
       inverse[r] = empty ? 0.f : reciprocal_approx(sum);
       const int row = first_row + warp_row + lane / 4 + r * 8;
@@ -772,10 +901,7 @@ struct Consumer {
 
     Element* rows = shared.o + warpgroup * kWarpgroupRows * kHeadDimVPadded;
     const bool leader = threadIdx.x % kWarpgroup == 0;
-    if (leader) {
-      cute::tma_store_wait<0>();  // the previous tile's O has left
-    }
-    barrier_sync(kStore + warpgroup, kWarpgroup);
+    barrier_sync(kAllConsumers, kConsumers * kWarpgroup);  // nobody reads V any more
     store_accumulator<kHeadDimVPadded, kVSlab, kVSwizzleBits>(rows, o);
     cutlass::arch::fence_view_async_shared();
     barrier_sync(kStore + warpgroup, kWarpgroup);
@@ -786,6 +912,10 @@ struct Consumer {
                                       first_row, tile.head, tile.batch);
       }
       cute::tma_store_arrive();
+      cute::tma_store_wait<0>();
+      for (int block = 0; block < kCluster; ++block) {
+        shared.o_empty.arrive(block);
+      }
     }
   }
 
@@ -796,7 +926,7 @@ struct Consumer {
     Tiles tiles;
     int index = 0;
     bool left = tiles.take(params, index);
-    Tile tile = tile_at(params, index);
+    Tile tile = own_tile(index);
     Output o = {};
     Softmax softmax{params.scale_log2};
     if (left) {
@@ -808,15 +938,12 @@ struct Consumer {
       store(left ? tile : tile_at(params, index), o, softmax);
       forget(o, softmax);
     }
-    if (threadIdx.x % kWarpgroup == 0) {
-      cute::tma_store_wait<0>();  // shared memory must outlive the copies out of it
-    }
   }
 };
 
 // ---- The kernel ------------------------------------------------------------------------------
 
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     attention_forward(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) char shared_bytes[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
@@ -826,8 +953,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     cute::prefetch_tma_descriptor(&params.k);
     cute::prefetch_tma_descriptor(&params.v);
     cute::prefetch_tma_descriptor(&params.out);
-    // Who must have read a buffer before it is filled anew.
-    constexpr int kReaders = 1;
+    // Who must have read a buffer before it is filled anew: both blocks of the pair.
+    constexpr int kReaders = kCluster;
     for (int stage = 0; stage < kQStages; ++stage) {
       for (int consumer = 0; consumer < kConsumers; ++consumer) {
         shared.q_full[stage][consumer].init(1);
@@ -840,13 +967,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       shared.k_empty[stage].init(kReaders * kConsumers * kWarpgroup / 32);
       shared.v_empty[stage].init(kReaders * kConsumers * kWarpgroup / 32);
     }
+    shared.o_empty.init(kReaders * kConsumers);
     cutlass::arch::fence_barrier_init();
   }
-  for (int i = threadIdx.x; i < kStepK * kVSlab; i += kThreads) {
-    shared.ones[i] = Element(1.f);
-  }
-  cutlass::arch::fence_view_async_shared();
-  __syncthreads();
+  cute::cluster_sync();
 
   const int warpgroup =
       __shfl_sync(0xffffffff, threadIdx.x / kWarpgroup, 0);  // known to be uniform
@@ -860,15 +984,17 @@ __global__ void __launch_bounds__(kThreads, 1)
     Consumer consumer{params, shared, warpgroup - 1};
     consumer.run();
   }
+  __syncwarp();
+  cute::cluster_sync();  // the peer may still write here, and arrive at these barriers
 }
 
-}  // namespace fagen_fwd_bf16_d64_full_m192n128_q2_tensorsum_kernel
+}  // namespace fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_c2_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_fwd_bf16_d64_full_m192n128_q2_tensorsum_host {
+namespace fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_c2_host {
 
-using namespace fagen_fwd_bf16_d64_full_m192n128_q2_tensorsum_kernel;
+using namespace fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_c2_kernel;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -1044,8 +1170,8 @@ Status launch(const FagenForwardArgs* args, cudaStream_t stream) {
 
   Params params;
   if (!describe(&params.q, q, kQkSlab, kWarpgroupRows, CU_TENSOR_MAP_SWIZZLE_128B) ||
-      !describe(&params.k, k, kQkSlab, kBlockN, CU_TENSOR_MAP_SWIZZLE_128B) ||
-      !describe(&params.v, v, kVSlab, kBlockN, CU_TENSOR_MAP_SWIZZLE_128B) ||
+      !describe(&params.k, k, kQkSlab, kBlockN / kCluster, CU_TENSOR_MAP_SWIZZLE_128B) ||
+      !describe(&params.v, v, kVSlab, kBlockN / kCluster, CU_TENSOR_MAP_SWIZZLE_128B) ||
       !describe(&params.out, out, kVSlab, kWarpgroupRows, CU_TENSOR_MAP_SWIZZLE_128B)) {
     return kTensorMapRefused;
   }
@@ -1056,31 +1182,49 @@ Status launch(const FagenForwardArgs* args, cudaStream_t stream) {
   params.heads_per_kv_head = Divisor(a.heads / a.kv_heads);
   params.seqlen_q = a.seqlen_q;
   params.seqlen_k = a.seqlen_k;
-  params.m_blocks = Divisor(m_blocks);
-  params.some_see_no_key = a.seqlen_k == 0;
-  const int grid = int(std::min<int64_t>(tiles, multiprocessors));
-  params.slots = int(tiles);
+  params.m_pairs = int(ceil_div(m_blocks, kCluster));
+  params.some_see_no_key = a.seqlen_k == 0 || a.seqlen_q > a.seqlen_k;
+  const int rows = params.m_pairs;  // of slots, for each head
+  const int rounds_of =
+      int(std::min<int64_t>(int64_t(rows) * a.heads * a.batch, multiprocessors / kCluster));
+  const int grid = kCluster * rounds_of;
+  // Heads are taken in sections whose K and V fit their share of the L2 cache. A section has an
+  // even number of rounds, nearly full, so that every block gets as many long tiles of it as short
+  // ones.
+  const int64_t flat_heads = int64_t(a.heads) * a.batch;
+  const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
+  const int64_t cached_heads =
+      kL2Share / std::max<int64_t>(1, head_bytes) * params.heads_per_kv_head.value;
+  const int64_t two_rounds = 2 * rounds_of;
+  const int64_t pairs =
+      std::max<int64_t>(1, std::min(cached_heads, flat_heads) * rows / two_rounds);
+  const int64_t section = std::clamp<int64_t>(pairs * two_rounds / rows, 1, flat_heads);
+  params.sections = int(ceil_div(flat_heads, section));
+  params.section_heads = Divisor(int(section));
+  params.last_section_heads = Divisor(int(flat_heads - (params.sections - 1) * section));
+  params.section_slots = Divisor(int(ceil_div(section * rows, two_rounds) * two_rounds));
+  params.slots = params.sections * params.section_slots.value;
   params.scale_log2 = a.scale * 1.44269504089f;
 
   attention_forward<<<grid, kThreads, sizeof(SharedStorage), stream>>>(params);
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_fwd_bf16_d64_full_m192n128_q2_tensorsum_host
+}  // namespace fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_c2_host
 
-extern "C" int fagen_fwd_bf16_d64_full_m192n128_q2_tensorsum(const FagenForwardArgs* args,
-                                                             void* stream) {
-  return fagen_fwd_bf16_d64_full_m192n128_q2_tensorsum_host::launch(
+extern "C" int fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_c2(const FagenForwardArgs* args,
+                                                               void* stream) {
+  return fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_c2_host::launch(
       args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" const char* fagen_fwd_bf16_d64_full_m192n128_q2_tensorsum_message(int status) {
-  using namespace fagen_fwd_bf16_d64_full_m192n128_q2_tensorsum_host;
+extern "C" const char* fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_c2_message(int status) {
+  using namespace fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_c2_host;
   return status >= 0 && status < kStatuses ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_fwd_bf16_d64_full_m192n128_q2_tensorsum_info(void) {
-  using namespace fagen_fwd_bf16_d64_full_m192n128_q2_tensorsum_kernel;
+extern "C" const FagenKernelInfo* fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_c2_info(void) {
+  using namespace fagen_fwd_bf16_d256_causal_m128n80_vspace_t8_c2_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       sizeof(SharedStorage),
@@ -1088,7 +1232,7 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d64_full_m192n128_q2_tensorsum_
       kLaunchRegisters,
       kProducerRegisters,
       kConsumerRegisters,
-      "fwd_bf16_d64_full_m192n128_q2_tensorsum",
-      "635bef77763932e5f3d1320da8e6b5d71b97fee769267798cebabe7b50a787f1"};
+      "fwd_bf16_d256_causal_m128n80_vspace_t8_c2",
+      "0b279e0ca79273999c3f0d458c7941274094e2299ae1b113ff38d8f3f6f59235"};
   return &info;
 }
