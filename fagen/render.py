@@ -12,12 +12,14 @@ from fagen import process
 from fagen.errors import ToolchainError
 from fagen.paths import find_packaged, locate
 from fagen.plan import Plan
+from fagen.quantize import QuantizePlan
 
 HASH_WORD = "FAGEN_SOURCE_HASH"  # the kernel says its own hash where a template says this
 
 HOST_MARK = "---- The host's side"  # the rest of a kernel's file is its launcher
 
 KERNEL = "forward.cu.j2"
+QUANTIZER = "quantize.cu.j2"
 BINDING = "torch_op.cpp.j2"
 
 
@@ -27,28 +29,36 @@ class Source:
 
     slug: str
     kernel: str  # <slug>.cu
-    binding: str  # <slug>_torch.cpp
+    binding: str  # <slug>_torch.cpp; empty where there is none
     hash: str  # of the kernel
     host_hash: str  # of what the kernel's file runs on the CPU: no part of the machine code
 
 
 def render(plan: Plan) -> Source:
     """Write the kernel and its binding.  Raises ToolchainError where clang-format is missing."""
-    kernel = _template(KERNEL, plan)
-    digest = token_hash(kernel)
-    _, _, host = kernel.partition(HOST_MARK)
-    return Source(
-        slug=plan.slug,
-        kernel=formatted(kernel.replace(HASH_WORD, digest)),
-        binding=formatted(_template(BINDING, plan)),
-        hash=digest,
-        host_hash=token_hash(host),
-    )
+    return _source(plan.slug, _template(KERNEL, plan), _template(BINDING, plan))
+
+
+def render_quantizer(plan: QuantizePlan) -> Source:
+    """Write a quantiser's kernels; it has no binding yet.  Raises ToolchainError likewise."""
+    return _source(plan.slug, _template(QUANTIZER, plan), "")
 
 
 def source_hash(plan: Plan) -> str:
     """Return the hash that render(plan) would have, in a tenth of its time."""
     return token_hash(_template(KERNEL, plan))
+
+
+def _source(slug: str, kernel: str, binding: str) -> Source:
+    digest = token_hash(kernel)
+    _, _, host = kernel.partition(HOST_MARK)
+    return Source(
+        slug=slug,
+        kernel=formatted(kernel.replace(HASH_WORD, digest)),
+        binding=formatted(binding) if binding else "",
+        hash=digest,
+        host_hash=token_hash(host),
+    )
 
 
 def formatted(text: str) -> str:
@@ -83,7 +93,7 @@ def environment() -> Environment:
     )
 
 
-def _template(name: str, plan: Plan) -> str:
+def _template(name: str, plan: Plan | QuantizePlan) -> str:
     return environment().get_template(name).render(plan=plan)
 
 

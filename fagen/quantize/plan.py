@@ -1,0 +1,101 @@
+"""Turn a quantiser's schedule into its Plan: every number that its templates print."""
+
+from dataclasses import dataclass
+
+from fagen.arch import SM90
+from fagen.quantize.schedule import QuantizeSchedule
+from fagen.vocab import DTYPES, Dtype
+
+E4M3_MAX = 448.0  # the largest finite number of the format
+
+WARP_ROWS = 16  # of one mma instruction, and of V's groups of keys
+CHUNK_COLUMNS = 32  # four lanes share a row, with 16 bytes each
+ROTATED_BY_MMA = 16  # columns; what is left of a Hadamard matrix is additions inside a thread
+SCALES_AT_ONCE = 2_048  # partial maxima that are wanted at least, where there are so many rows
+
+_TALL = 4  # chunks of two rows that a lane has registers for; of wider rows it holds one at a time
+
+# The order of 16 keys in which the second GEMM reads V: what a thread has of S after the first is
+# what it needs of P for the second if V's keys are taken in this order.
+KEY_ORDER = (0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15)
+
+
+@dataclass(frozen=True)
+class QuantizePlan:
+    """A quantiser, worked out.  Every schedule of one fits."""
+
+    schedule: QuantizeSchedule
+    slug: str
+    dtype: Dtype
+
+    head_dim: int
+    rotate: bool
+    hadamard: int  # columns that are rotated together
+    norm: float  # what makes that rotation orthonormal; 1 without one
+
+    scales: str
+    by_block: bool
+    by_tensor: bool
+    scale_rows: int  # 0 where scales are not by block
+    largest: float  # of e4m3
+
+    columns: bool  # transposed, in the order of KEY_ORDER
+    rows: int  # per thread block
+    warps: int
+    threads: int
+    blocks: int  # that a multiprocessor should hold at least
+
+    chunks: int  # of 32 columns
+    ragged: bool  # the last chunk is half empty
+    parts: int  # in which a warp goes through its rows
+    height: int  # rows that a lane holds at a time
+    scales_at_once: int
+    shared_bytes: int
+
+
+def plan_quantizer(schedule: QuantizeSchedule) -> QuantizePlan:
+    """Work a quantiser out."""
+    keys = schedule.quantize
+    chunks = -(-keys.head_dim // CHUNK_COLUMNS)
+    parts = 1 if chunks <= _TALL else 2
+    hadamard = keys.head_dim & -keys.head_dim  # the largest power of two that divides it
+    warps = keys.rows // WARP_ROWS
+    threads = warps * SM90.warp_threads
+    by_block = keys.scales == "block"
+    columns = keys.layout == "columns"
+    return QuantizePlan(
+        schedule=schedule,
+        slug=schedule.slug,
+        dtype=DTYPES[keys.dtype],
+        head_dim=keys.head_dim,
+        rotate=keys.rotate,
+        hadamard=hadamard,
+        norm=hadamard**-0.5 if keys.rotate else 1.0,
+        scales=keys.scales,
+        by_block=by_block,
+        by_tensor=keys.scales == "tensor",
+        scale_rows=keys.scale_rows or 0,
+        largest=E4M3_MAX,
+        columns=columns,
+        rows=keys.rows,
+        warps=warps,
+        threads=threads,
+        blocks=_blocks(threads, chunks * 2 // parts, parts),
+        chunks=chunks,
+        ragged=keys.head_dim % CHUNK_COLUMNS > 0,
+        parts=parts,
+        height=2 // parts,
+        scales_at_once=SCALES_AT_ONCE,
+        # tile and tops, each as aligned as it is in the kernel
+        shared_bytes=(keys.rows * chunks * CHUNK_COLUMNS if columns else 0) + 4 * warps,
+    )
+
+
+def _blocks(threads: int, pieces: int, parts: int) -> int:
+    """Thread blocks beside each other: while some wait for memory, others compute and store.
+
+    A lane has 8 values of each of its pieces of a row, in the place of 4 registers of input, and
+    some 16 registers for addresses, signs and what it packs; in parts, more than one is under way.
+    """
+    registers = 8 * pieces + (64 if parts > 1 else 16)
+    return max(1, SM90.registers_per_sm // (registers * threads))
