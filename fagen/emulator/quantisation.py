@@ -13,9 +13,7 @@ from fagen.arch import SM90
 
 E4M3 = torch.float8_e4m3fn
 
-# Nothing is divided by zero, and a block of zeros does not count as a large one: V's descales are
-# part of the exponents of a softmax (docs/fp8.md), so this must be small, yet in fp32's range.
-LEAST_MAXIMUM = 2.0**-40
+LEAST_MAXIMUM = 2.0**-60  # nothing is divided by zero, and what V's descales do stays in fp32
 
 # The keys of each 16 as V's columns hold them: what a thread has of two neighbouring 8 × 8 bricks
 # of S is then, in its order, what the second product reads of P.
