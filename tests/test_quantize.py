@@ -1,5 +1,6 @@
 """The quantiser: its keys and names, what it computes, and the kernel's own text, run on a CPU."""
 
+import ctypes
 import math
 import re
 import shutil
@@ -10,7 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from fagen import emulator
+from fagen.arch import SM90
 from fagen.errors import ScheduleError
+from fagen.paths import locate
 from fagen.process import run
 from fagen.quantize import (
     QuantizePlan,
@@ -25,6 +29,7 @@ from fagen.quantize.reference import (
     quantize,
     random_signs,
     rotated,
+    sign_words,
     unrotated,
 )
 from fagen.render import HASH_WORD, HOST_MARK, formatted, render_quantizer, token_hash
@@ -48,6 +53,7 @@ SPREAD = (
     "quant_fp16_d48_rot_tensor_vcols_r32",
     "quant_fp16_d192_rot_block128_vcols",
     "quant_bf16_d240_rot_block32",
+    "quant_fp16_d256_rot_block64_vcols_r64",
 )
 
 
@@ -71,6 +77,11 @@ def normal(plan: QuantizePlan, batch: int, seqlen: int, heads: int) -> Tensor:
 @pytest.mark.parametrize("slug", SPREAD)
 def test_a_slug_reads_back(slug):
     assert QuantizeSchedule.from_slug(slug).slug == slug
+
+
+@pytest.mark.parametrize("path", sorted(locate("schedules").glob("quant_*.toml")), ids=str)
+def test_a_committed_quantiser_is_called_by_its_slug(path):
+    assert read_quantizer(path).slug == path.stem
 
 
 def test_a_file_says_what_its_slug_says():
@@ -105,7 +116,12 @@ def test_what_does_not_go_together_is_refused(keys, said):
 
 @pytest.mark.parametrize(
     "slug",
-    ["quant_fp16", "fwd_fp16_d128_full_m128n128", "quant_fp16_d128_head_r128", "quant_fp16_d8_head"],
+    [
+        "quant_fp16",
+        "fwd_fp16_d128_full_m128n128",
+        "quant_fp16_d128_head_r128",
+        "quant_fp16_d8_head",
+    ],
 )
 def test_what_is_no_slug_is_refused(slug):
     with pytest.raises(ScheduleError):
@@ -162,11 +178,28 @@ def test_descales_are_the_maxima_over_448_of_what_shares_them(scales, rotate):
     assert torch.all(error <= torch.maximum(y / 16, got.descale.amax() / 1024) * 1.01)
 
 
+@pytest.mark.parametrize("scales", ["tensor", "head", "block64"])
+def test_the_emulator_of_attention_is_given_the_same(scales):
+    plan = made(f"quant_bf16_d96_rot_{scales}_vcols")
+    x = normal(plan, 2, 150, 3)
+    signs = emulator.random_signs(96)
+    got = quantize(plan, x, sign_words(signs.tolist()))
+    turned = emulator.rotate(x, signs)
+    assert torch.allclose(turned, rotated(plan, x, sign_words(signs.tolist())), rtol=1e-5)
+    other = emulator.quantise(turned, plan.scales, plan.scale_rows)
+    assert torch.allclose(got.descale, other.descale, rtol=1e-6)
+    values = emulator.by_columns(other.values.view(torch.uint8))
+    assert (values != got.values.view(torch.uint8)).float().mean() < 1e-3
+    assert tuple(emulator.KEY_ORDER) == KEY_ORDER
+
+
 def test_a_given_descale_is_used_and_what_is_too_large_saturates():
     plan = made("quant_fp16_d64_head")
     x = normal(plan, 1, 40, 2)
     got = quantize(plan, x, descale=torch.tensor(1 / 448))
-    assert torch.equal(got.values.float(), (x.float() * 448).clamp(-448, 448).to(torch.float8_e4m3fn).float())
+    assert torch.equal(
+        got.values.float(), (x.float() * 448).clamp(-448, 448).to(torch.float8_e4m3fn).float()
+    )
 
 
 def test_zeros_have_a_scale_and_stay_zeros():
@@ -215,11 +248,11 @@ using namespace fagen_{slug}_kernel;
 int main(int count, char** words) {{
   const int batch = atoi(words[1]), seqlen = atoi(words[2]), heads = atoi(words[3]);
   const bool given = atoi(words[4]);
-  const int padded = (seqlen + 15) / 16 * 16, blocks = atoi(words[5]), maxima = atoi(words[6]);
+  const int padded = (seqlen + 15) / 16 * 16, blocks = atoi(words[5]);
   std::vector<char> space(sizeof(Element) * batch * seqlen * heads * {head_dim} + 16);
   std::vector<uint8_t> out(size_t(batch) * padded * heads * {head_dim} + 64, 0xee);
   std::vector<float> descale(batch * heads * blocks, -1), top(batch * heads, -1);
-  std::vector<float> workspace(4096 + batch * heads, -1);
+  std::vector<float> workspace(batch * heads * ((seqlen + 31) / 32), -1);
   char* in = space.data() + (16 - uintptr_t(space.data()) % 16) % 16;
   uint8_t* to = out.data() + (16 - uintptr_t(out.data()) % 16) % 16;
   fread(in, 1, space.size() - 16, stdin);
@@ -241,7 +274,8 @@ int main(int count, char** words) {{
   params.descale_stride_block = 1;
   params.seqlen = seqlen;
   {signs}
-  const simt::Index grid = {{unsigned(heads), unsigned(seqlen + kRows - 1) / kRows, unsigned(batch)}};
+  const unsigned rows = (seqlen + kRows - 1) / kRows;
+  const simt::Index grid = {{unsigned(heads), rows, unsigned(batch)}};
   {launches}
   fwrite(to, 1, size_t(batch) * ({columns} ? padded : seqlen) * heads * {head_dim}, stdout);
   fwrite(descale.data(), 4, descale.size(), stdout);
@@ -257,8 +291,8 @@ BY_BLOCK = """
 WHOLE = """
   params.maxima = workspace.data();
   if (!given) {
-    simt::launch({grid.x, unsigned(maxima), grid.z}, kThreads, [&] { find_maxima(params); });
-    simt::launch({SETTLED}, kThreads, [&] { settle(params, COUNT); });
+    simt::launch(grid, kThreads, [&] { find_maxima(params); });
+    simt::launch({SETTLED}, kSettlers, [&] { settle(params, COUNT); });
   }
   simt::launch(grid, kThreads, [&] { quantize(params); });
 """
@@ -276,19 +310,17 @@ class Ran:
     top: Tensor
 
 
-def run_on_cpu(
-    plan: QuantizePlan, x: Tensor, folder: Path, descale: Tensor | None = None, maxima: int = 2
-) -> Ran:
+def run_on_cpu(plan: QuantizePlan, x: Tensor, folder: Path, descale: Tensor | None = None) -> Ran:
     """Compile the rendered kernels with g++, each asm as what the PTX manual says, and run them."""
     text = render_quantizer(plan).kernel.partition("// " + HOST_MARK)[0]
 
     def meaning(match: re.Match[str]) -> str:
-        return next(said for word, said in ASM.items() if word in match[0])
+        return next((said for word, said in ASM.items() if word in match[0]), "")
 
-    text = re.sub(r"asm(?: volatile)?\(\n?\s*\".*?\);\n", meaning, text, flags=re.DOTALL)
+    text = re.sub(r"asm(?: volatile)?\(\n?\s*\".*?\);(?=\s)", meaning, text, flags=re.DOTALL)
     assert "asm" not in text
     text = text[text.index("namespace fagen_") :]
-    whole = WHOLE.replace("COUNT", "maxima * heads * batch" if plan.by_tensor else "maxima")
+    whole = WHOLE.replace("COUNT", "rows * heads * batch" if plan.by_tensor else "rows")
     settled = "1, 1, 1" if plan.by_tensor else "unsigned(heads), unsigned(batch), 1"
     program = HARNESS.format(
         kernel=text,
@@ -316,7 +348,7 @@ def run_on_cpu(
     if descale is not None:
         raw += descale.expand(batch, heads, 1).contiguous().numpy().tobytes()
     (folder / "in").write_bytes(raw)
-    words = " ".join(map(str, (batch, seqlen, heads, given, blocks, maxima)))
+    words = " ".join(map(str, (batch, seqlen, heads, given, blocks)))
     done = run(["sh", "-c", f"./run {words} < in > out"], cwd=folder)
     assert done.returncode == 0, done.stderr
     out = (folder / "out").read_bytes()
@@ -336,7 +368,7 @@ def run_on_cpu(
 @pytest.mark.parametrize("slug", SPREAD)
 def test_the_kernels_own_text_computes_what_the_reference_does(slug, tmp_path):
     plan = made(slug)
-    x = normal(plan, 2, 203, 3)
+    x = normal(plan, 2, 203, 2)
     got = run_on_cpu(plan, x, tmp_path)
     expected = quantize(plan, x, SIGNS)
     if plan.by_tensor:
@@ -375,14 +407,82 @@ def test_its_text_is_laid_out_complete_and_says_its_hash_once(slug):
     assert f"int fagen_{slug}(" in source.kernel
 
 
-@pytest.mark.parametrize("slug", SPREAD[:8])
+class Args(ctypes.Structure):
+    """FagenQuantizeArgs."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint32) for name in ("struct_bytes", "given")),
+        *((name, ctypes.c_void_p) for name in ("input", "out", "descale", "top", "workspace")),
+        *(
+            (f"{tensor}_stride_{dim}", ctypes.c_int64)
+            for tensor, dims in (
+                ("in", ("batch", "seq", "head")),
+                ("out", ("batch", "head", "row")),
+                ("descale", ("batch", "head", "block")),
+                ("top", ("batch", "head")),
+            )
+            for dim in dims
+        ),
+        ("signs", ctypes.c_uint32 * 8),
+        *((name, ctypes.c_int32) for name in ("batch", "heads", "seqlen", "reserved")),
+    )
+
+
+@pytest.fixture(scope="module", params=["quant_fp16_d64_head", "quant_fp16_d64_block64_vcols"])
+def library(request, tmp_path_factory) -> tuple[QuantizePlan, ctypes.CDLL]:
+    plan = made(request.param)
+    folder = tmp_path_factory.mktemp("quantizer")
+    (folder / "kernel.cu").write_text(render_quantizer(plan).kernel)
+    done = run([find_nvcc().nvcc, *FLAGS, "-shared", "kernel.cu", "-o", "kernel.so"], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return plan, ctypes.CDLL(str(folder / "kernel.so"))
+
+
+def test_its_launcher_refuses_what_it_cannot_do(library):
+    plan, kernel = library
+    launch, message = kernel[f"fagen_{plan.slug}"], kernel[f"fagen_{plan.slug}_message"]
+    message.restype = ctypes.c_char_p
+
+    def said(**changes: int) -> str:
+        args = Args(struct_bytes=ctypes.sizeof(Args), batch=1, heads=2, seqlen=48)
+        args.input = args.out = args.descale = args.workspace = 4096
+        args.in_stride_seq, args.in_stride_head = 128, 64
+        args.out_stride_head, args.out_stride_row = 64 * 48, 48
+        for key, value in changes.items():
+            setattr(args, key, value)
+        return message(launch(ctypes.byref(args), None)).decode()
+
+    assert said(struct_bytes=8).startswith("struct_bytes")
+    assert "must not be null" in said(input=0)
+    assert "must not be null" in said(descale=0)
+    assert "aligned to 16" in said(out=4104)
+    for key in ("in_stride_seq", "in_stride_head"):
+        assert "multiples of 16 bytes" in said(**{key: 4})
+    assert "multiples of 16 bytes" in said(out_stride_row=40)
+    assert "multiples of 16 bytes" in said(in_stride_head=-64)
+    for key in ("batch", "heads", "seqlen"):
+        assert "must lie in" in said(**{key: -1})
+        assert said(**{key: 0}) == "launched"  # nothing to do
+    assert "must lie in" in said(seqlen=65535 * 32 + 1)
+    if plan.by_block:
+        assert "cannot be given" in said(given=1)
+    else:
+        assert "workspace" in said(workspace=0)
+    assert "Hopper" in said() or torch.cuda.is_available()
+    assert launch(None, None) == 1
+    assert message(99) == b"unknown status"
+
+
+@pytest.mark.parametrize("slug", (*SPREAD[:8], "quant_bf16_d256_rot_block32_vcols_r32"))
 def test_it_compiles_without_a_spill_or_a_warning(slug, tmp_path):
     plan = made(slug)
     (tmp_path / "kernel.cu").write_text(render_quantizer(plan).kernel)
-    done = run([find_nvcc().nvcc, *FLAGS, "-cubin", "kernel.cu", "-o", "kernel.cubin"], cwd=tmp_path)
+    done = run(
+        [find_nvcc().nvcc, *FLAGS, "-cubin", "kernel.cu", "-o", "kernel.cubin"], cwd=tmp_path
+    )
     log = done.stdout + done.stderr
     assert done.returncode == 0, log
     assert "warning" not in log
     assert set(re.findall(r"(\d+) bytes (?:stack|spill)", log)) == {"0"}
     registers = max(map(int, re.findall(r"Used (\d+) registers", log)))
-    assert registers * plan.threads * plan.blocks <= 65_536
+    assert registers * plan.threads * plan.blocks <= SM90.registers_per_sm

@@ -6,14 +6,19 @@ from fagen.arch import SM90
 from fagen.quantize.schedule import QuantizeSchedule
 from fagen.vocab import DTYPES, Dtype
 
-E4M3_MAX = 448.0  # the largest finite number of the format
-
 WARP_ROWS = 16  # of one mma instruction, and of V's groups of keys
 CHUNK_COLUMNS = 32  # four lanes share a row, with 16 bytes each
 ROTATED_BY_MMA = 16  # columns; what is left of a Hadamard matrix is additions inside a thread
-SCALES_AT_ONCE = 2_048  # partial maxima that are wanted at least, where there are so many rows
 
-_TALL = 4  # chunks of two rows that a lane has registers for; of wider rows it holds one at a time
+# what a maximum is taken for at least, so that rows of zeros have a scale too: small, since V's
+# scales enter the exponents of a softmax, yet well inside fp32
+LEAST_MAXIMUM = 2.0**-40
+
+_TALL = 4  # chunks of two rows that a lane has registers for; of wider rows it holds one at a time,
+_SMALL = 64  # unless so few rows make a thread block that three still fit beside each other
+_LEAST_REGISTERS = (
+    56  # more thread blocks than these allow are not needed to fill the memory's queues
+)
 
 # The order of 16 keys in which the second GEMM reads V: what a thread has of S after the first is
 # what it needs of P for the second if V's keys are taken in this order.
@@ -38,6 +43,7 @@ class QuantizePlan:
     by_tensor: bool
     scale_rows: int  # 0 where scales are not by block
     largest: float  # of e4m3
+    least: float  # that a maximum is taken for
 
     columns: bool  # transposed, in the order of KEY_ORDER
     rows: int  # per thread block
@@ -49,7 +55,7 @@ class QuantizePlan:
     ragged: bool  # the last chunk is half empty
     parts: int  # in which a warp goes through its rows
     height: int  # rows that a lane holds at a time
-    scales_at_once: int
+    settlers: int  # threads that make one descale of many maxima
     shared_bytes: int
 
 
@@ -57,11 +63,13 @@ def plan_quantizer(schedule: QuantizeSchedule) -> QuantizePlan:
     """Work a quantiser out."""
     keys = schedule.quantize
     chunks = -(-keys.head_dim // CHUNK_COLUMNS)
-    parts = 1 if chunks <= _TALL else 2
+    small = keys.scales == "block" and keys.rows <= _SMALL
+    parts = 1 if chunks <= _TALL or small else 2
     hadamard = keys.head_dim & -keys.head_dim  # the largest power of two that divides it
     warps = keys.rows // WARP_ROWS
     threads = warps * SM90.warp_threads
     by_block = keys.scales == "block"
+    registers = _registers(8 * chunks * 2 // parts, parts)
     columns = keys.layout == "columns"
     return QuantizePlan(
         schedule=schedule,
@@ -75,27 +83,34 @@ def plan_quantizer(schedule: QuantizeSchedule) -> QuantizePlan:
         by_block=by_block,
         by_tensor=keys.scales == "tensor",
         scale_rows=keys.scale_rows or 0,
-        largest=E4M3_MAX,
+        largest=SM90.e4m3_max,
+        least=LEAST_MAXIMUM,
         columns=columns,
         rows=keys.rows,
         warps=warps,
         threads=threads,
-        blocks=_blocks(threads, chunks * 2 // parts, parts),
+        blocks=_warps_together(registers) // warps,
         chunks=chunks,
         ragged=keys.head_dim % CHUNK_COLUMNS > 0,
         parts=parts,
         height=2 // parts,
-        scales_at_once=SCALES_AT_ONCE,
+        settlers=SM90.max_threads_per_block if keys.scales == "tensor" else 256,
         # tile and tops, each as aligned as it is in the kernel
         shared_bytes=(keys.rows * chunks * CHUNK_COLUMNS if columns else 0) + 4 * warps,
     )
 
 
-def _blocks(threads: int, pieces: int, parts: int) -> int:
-    """Thread blocks beside each other: while some wait for memory, others compute and store.
+def _registers(values: int, parts: int) -> int:
+    """What a thread is given: the more thread blocks a multiprocessor holds, the more is loaded
+    while others compute and store.
 
-    A lane has 8 values of each of its pieces of a row, in the place of 4 registers of input, and
-    some 16 registers for addresses, signs and what it packs; in parts, more than one is under way.
+    A lane has its values in the place of half as many registers of input, and some 16 for
+    addresses, signs and what it packs; in parts, more than one of these is under way.
     """
-    registers = 8 * pieces + (64 if parts > 1 else 16)
-    return max(1, SM90.registers_per_sm // (registers * threads))
+    return max(values + (64 if parts > 1 else 16), _LEAST_REGISTERS)
+
+
+def _warps_together(registers: int) -> int:
+    """How many warps a multiprocessor holds: each of its schedulers has registers of its own."""
+    share = SM90.registers_per_sm // SM90.issued_warps
+    return share // (registers * SM90.warp_threads) * SM90.issued_warps

@@ -14,7 +14,6 @@ from torch import Tensor
 from fagen.quantize.plan import KEY_ORDER, QuantizePlan
 
 SIGN_WORDS = 8  # of 32 signs each: enough for 256 columns
-_LEAST = 2.0**-60  # what a maximum is at least: rows of zeros have a scale too
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,14 @@ def random_signs(seed: int) -> tuple[int, ...]:
     """Return signs for the rotation: bit c % 32 of word c / 32 negates column c."""
     bits = random.Random(seed)
     return tuple(bits.getrandbits(32) for _ in range(SIGN_WORDS))
+
+
+def sign_words(signs: Sequence[float]) -> tuple[int, ...]:
+    """Return signs, a number for each column of which only the sign counts, as such words."""
+    words = [0] * SIGN_WORDS
+    for column, sign in enumerate(signs):
+        words[column // 32] |= (sign < 0) << column % 32
+    return tuple(words)
 
 
 def rotated(plan: QuantizePlan, x: Tensor, signs: Sequence[int]) -> Tensor:
@@ -74,7 +81,7 @@ def quantize(
         maxima = filled.abs().reshape(batch, heads, blocks, rows * head_dim).amax(-1)
         if plan.by_tensor:
             maxima = maxima.amax().expand_as(maxima)
-        descale = maxima.clamp_min(_LEAST) * (norm / plan.largest)
+        descale = (maxima * norm).clamp_min(plan.least) / plan.largest
     descale = descale.float().expand(batch, heads, blocks).contiguous()
     scale = (norm / descale).repeat_interleave(rows, -1)[..., :seqlen, None]
     values = (y * scale).clamp(-plan.largest, plan.largest).to(torch.float8_e4m3fn)
@@ -85,10 +92,7 @@ def quantize(
 def dequantized(plan: QuantizePlan, quantized: Quantized, seqlen: int) -> Tensor:
     """Return what the e4m3 values stand for, (B, S, H, D) in fp32, still rotated."""
     values = quantized.values.float()
-    if plan.columns:
-        values = _from_columns(values, seqlen)
-    else:
-        values = values.permute(0, 2, 1, 3)
+    values = _from_columns(values, seqlen) if plan.columns else values.permute(0, 2, 1, 3)
     rows = plan.scale_rows or max(seqlen, 1)
     factors = quantized.descale.repeat_interleave(rows, -1)[..., :seqlen, None]
     return (values * factors).permute(0, 2, 1, 3)

@@ -1,13 +1,13 @@
 """Turn what a user writes of a quantiser (TOML, keys, a slug) into a schedule, or into its faults.
 
-    [quantize]
-    dtype = "fp16"        # of what comes in: fp16 | bf16
-    head_dim = 128        # a multiple of 16
-    rotate = true         # by random signs and a Hadamard matrix: outliers are spread out
-    scales = "block"      # one for a "tensor", a "head", or a "block" of scale_rows rows
-    scale_rows = 128
-    layout = "rows"       # as they came | "columns": transposed, as the second GEMM wants V
-    rows = 128            # per thread block
+[quantize]
+dtype = "fp16"        # of what comes in: fp16 | bf16
+head_dim = 128        # a multiple of 16
+rotate = true         # by random signs and a Hadamard matrix: outliers are spread out
+scales = "block"      # one for a "tensor", a "head", or a "block" of scale_rows rows
+scale_rows = 128
+layout = "rows"       # as they came | "columns": transposed, as the second GEMM wants V
+rows = 128            # per thread block
 """
 
 import json
