@@ -23,6 +23,7 @@ from fagen.measure.peers import installed, ours, peer
 from fagen.measure.rows import Row, read_rows, rounded, title, write_rows
 from fagen.measure.shapes import Problem
 from fagen.measure.timing import REGIMES, Regime
+from fagen.paths import write_whole
 from fagen.plan import Plan
 from fagen.schedule import Schedule
 
@@ -75,7 +76,7 @@ class Record:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_rows(self.folder / f"{self.stem}.json", self.rows)
         text = json.dumps(self.about, indent=1, ensure_ascii=False) + "\n"
-        (self.folder / f"{self.stem}.run.json").write_text(text, encoding="utf-8")
+        write_whole(self.folder / f"{self.stem}.run.json", text)
 
     @property
     def made_on(self) -> str:
@@ -95,7 +96,7 @@ class Record:
     def write_page(self, *parts: str) -> str:
         """Write <stem>.md out of parts, the empty ones left out; return its text."""
         page = "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
-        (self.folder / f"{self.stem}.md").write_text(page, encoding="utf-8")
+        write_whole(self.folder / f"{self.stem}.md", page)
         return page
 
     def finish(self) -> int:
@@ -174,9 +175,8 @@ def time_all(
             record.note("wrong, and not timed", error)
             record.about["wrong"] = True
         else:
-            record.rows += map(
-                rounded, rows
-            )  # as they are read back: a page drawn anew is the same
+            # as they are read back: a page drawn anew is the same
+            record.rows += map(rounded, rows)
         record.about["seconds"] = round(time.monotonic() - began)
         record.save()
     if not record.rows:
