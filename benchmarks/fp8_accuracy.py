@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fagen import emulator
 from fagen.plan import Plan, plan
+from fagen.quantizer.reference import by_columns, random_signs, rotate, rounded
 from fagen.schedule import Schedule
 
 OUTLIERS = 0.001  # of all entries
@@ -75,11 +76,11 @@ def fp8(worked: Plan, *, rotated: bool, hopper_sums: bool = False) -> Callable[.
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scale = q.shape[-1] ** -0.5
         if rotated:
-            signs = emulator.random_signs(q.shape[-1])
-            q, k = emulator.rotate(q, signs), emulator.rotate(k, signs)
-        made = [emulator.quantise(x, scales, scale_rows) for x in (q, k, v)]
+            signs = random_signs(q.shape[-1])
+            q, k = rotate(q, signs), rotate(k, signs)
+        made = [rounded(x, scales, scale_rows) for x in (q, k, v)]
         q, k, v = (x.values for x in made)
-        v = v if worked.v_rows else emulator.by_columns(v)
+        v = v if worked.v_rows else by_columns(v)
         descales = [x.descale for x in made]
         return emulator.emulate_fp8(worked, q, k, v, scale, *descales, hopper_sums=hopper_sums)[0]
 

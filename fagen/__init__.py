@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "attention": "dispatch",
     "prepare": "dispatch",
+    "quantize": "quantize_op",
     "Schedule": "schedule",
     "read_schedule": "schedule",
     "parse_schedule": "schedule",

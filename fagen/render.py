@@ -12,7 +12,7 @@ from fagen import process
 from fagen.errors import ToolchainError
 from fagen.paths import find_packaged, locate
 from fagen.plan import Plan
-from fagen.quantize import QuantizePlan
+from fagen.quantizer import QuantizePlan
 
 HASH_WORD = "FAGEN_SOURCE_HASH"  # the kernel says its own hash where a template says this
 

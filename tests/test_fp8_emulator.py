@@ -6,20 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from fagen.emulator import (
-    KEY_ORDER,
-    Quantised,
-    by_columns,
-    by_rows,
-    emulate_fp8,
-    quantise,
-    random_signs,
-    reference,
-    rotate,
-    to_e4m3,
-)
+from fagen.emulator import emulate_fp8, reference
 from fagen.emulator.fp8 import multiply_add
 from fagen.plan import Plan, plan
+from fagen.quantizer.plan import KEY_ORDER
+from fagen.quantizer.reference import (
+    Quantized,
+    by_columns,
+    by_rows,
+    random_signs,
+    rotate,
+    rounded,
+    to_e4m3,
+)
 from fagen.schedule import Schedule
 
 SHAPES = [  # batch, queries, keys, heads, KV heads
@@ -39,7 +38,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def made(of: Plan, shape: tuple[int, ...] = SHAPES[0], seed: int = 0) -> list[Quantised]:
+def made(of: Plan, shape: tuple[int, ...] = SHAPES[0], seed: int = 0) -> list[Quantized]:
     """Q, K and V as a Plan's scales want them, heads and rows of very different sizes."""
     batch, seqlen_q, seqlen_k, heads, kv_heads = shape
     sizes = ((seqlen_q, heads, of.head_dim), (seqlen_k, kv_heads, of.head_dim))
@@ -47,17 +46,17 @@ def made(of: Plan, shape: tuple[int, ...] = SHAPES[0], seed: int = 0) -> list[Qu
     for at, (length, count, columns) in enumerate((*sizes, (seqlen_k, kv_heads, of.head_dim_v))):
         x = normal(batch, length, count, columns, seed=seed + at)
         x = x * (1 + torch.arange(length) // 32 % 3)[:, None, None]
-        found.append(quantise(x, of.schedule.fp8.scales, of.scale_rows))
+        found.append(rounded(x, of.schedule.fp8.scales, of.scale_rows))
     return found
 
 
-def attend(of: Plan, q: Quantised, k: Quantised, v: Quantised, scale: float = 0.125, **more):
+def attend(of: Plan, q: Quantized, k: Quantized, v: Quantized, scale: float = 0.125, **more):
     values = v.values if of.v_rows else by_columns(v.values)
     descales = q.descale, k.descale, v.descale
     return emulate_fp8(of, q.values, k.values, values, scale, *descales, **more)
 
 
-def exact(of: Plan, q: Quantised, k: Quantised, v: Quantised, scale: float = 0.125):
+def exact(of: Plan, q: Quantized, k: Quantized, v: Quantized, scale: float = 0.125):
     real = (x.real(of.scale_rows) for x in (q, k, v))
     return reference(*real, causal=of.mask.causal, scale=scale)
 
@@ -83,7 +82,7 @@ def test_with_a_scale_per_block_only_the_rounding_of_p_is_lost(shape, mask, rows
     held_against_fp64(of, made(of, shape))
 
 
-def held_against_fp64(of: Plan, tensors: list[Quantised]) -> None:
+def held_against_fp64(of: Plan, tensors: list[Quantized]) -> None:
     out, lse = attend(of, *tensors)
     expected, expected_lse = exact(of, *tensors)
     # row sums are of p before it was rounded
@@ -98,7 +97,7 @@ def held_against_fp64(of: Plan, tensors: list[Quantised]) -> None:
 def test_equal_scores_make_a_mean_without_error():
     of = planned()
     q, k, v = made(of, (1, 64, 128, 1, 1))
-    q = Quantised(torch.zeros_like(q.values), q.descale)
+    q = Quantized(torch.zeros_like(q.values), q.descale)
     out, lse = attend(of, q, k, v)
     mean = v.real(0).mean(1, keepdim=True)
     torch.testing.assert_close(out.float(), mean.expand_as(out), rtol=1e-3, atol=1e-4)
@@ -108,8 +107,8 @@ def test_equal_scores_make_a_mean_without_error():
 def test_descales_of_blocks_that_are_all_one_number_are_a_heads():
     one, other = planned(), planned(scales="block", scale_rows=32)
     tensors = made(one, (1, 96, 150, 2, 1))
-    ones = [Quantised(x.values, torch.ones(1, 1, 1)) for x in tensors]
-    blocks = [Quantised(x.values, torch.ones(1, 1, -(-x.values.shape[1] // 32))) for x in tensors]
+    ones = [Quantized(x.values, torch.ones(1, 1, 1)) for x in tensors]
+    blocks = [Quantized(x.values, torch.ones(1, 1, -(-x.values.shape[1] // 32))) for x in tensors]
     for a, b in zip(attend(one, *ones, 0.002), attend(other, *blocks, 0.002), strict=True):
         assert torch.equal(a, b)
 
@@ -120,7 +119,7 @@ def test_a_block_of_v_that_is_much_smaller_does_not_lose_its_weight():
     q, k, v = (x.real(32) for x in made(of, (1, 64, 64, 1, 1)))
     for size in (0.0, 1e-6, 1e4):
         v[:, :32] = v[:, :32].sign() * size
-        tensors = [quantise(x, "block", 32) for x in (q, k, v)]
+        tensors = [rounded(x, "block", 32) for x in (q, k, v)]
         out, lse = attend(of, *tensors)
         expected, expected_lse = exact(of, *tensors)
         torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-4, atol=1e-4)
@@ -135,7 +134,7 @@ def test_a_row_with_one_key_that_matters_is_that_keys_v(scales):
     q, k, v = torch.zeros(1, 4, 1, 64), torch.zeros(1, 128, 1, 64), normal(1, 128, 1, 64)
     v[:, 32:64] *= 0.7
     q[..., 0], k[:, 40, :, 0] = 30, 30
-    tensors = [quantise(x, scales, rows) for x in (q, k, v)]
+    tensors = [rounded(x, scales, rows) for x in (q, k, v)]
     out, _ = attend(of, *tensors, 1.0)
     expected = tensors[2].real(rows)[:, 40:41].expand_as(out)
     torch.testing.assert_close(out.float(), expected, rtol=1e-3, atol=1e-5)
@@ -149,7 +148,7 @@ def test_p_stays_in_the_range_of_e4m3_whatever_the_threshold():
     q = torch.zeros(1, 1, 1, 16)
     q[..., 0] = 1
     ones = torch.ones(1, 1, 1)
-    tensors = [Quantised(to_e4m3(x), ones) for x in (q, k, torch.ones(1, 128, 1, 16))]
+    tensors = [Quantized(to_e4m3(x), ones) for x in (q, k, torch.ones(1, 128, 1, 16))]
     p = 2 ** (of.p_offset + float(tensors[1].values.float().amax()) / math.log(2))
     assert 400 < p < 448
     out, _ = attend(of, *tensors, 1.0)
@@ -201,8 +200,8 @@ def test_hoppers_sums_lose_more_the_longer_they_are_and_promoting_helps():
     off = {}
     for keys in (256, 2048):
         q, k, v = made(plain, (1, 4, keys, 1, 1))
-        q = Quantised(torch.zeros_like(q.values), q.descale)
-        v = Quantised(to_e4m3(v.values.float().abs()), v.descale)
+        q = Quantized(torch.zeros_like(q.values), q.descale)
+        v = Quantized(to_e4m3(v.values.float().abs()), v.descale)
         mean = v.real(0).mean(1, keepdim=True)
         off[keys] = [
             float((attend(of, q, k, v, hopper_sums=True)[0] / mean - 1).abs().amax())
@@ -230,7 +229,7 @@ def test_rounding_is_to_the_nearest_then_to_even_and_stops_at_448():
 def test_the_largest_magnitude_of_what_shares_a_scale_becomes_448(scales, rows, blocks):
     x = normal(2, 100, 3, 48)
     x[0, 0, 0, 0] = -40
-    found = quantise(x, scales, rows)
+    found = rounded(x, scales, rows)
     assert found.descale.shape == (2, 3, blocks) and found.descale.dtype == torch.float32
     assert found.values[0, 0, 0, 0].float() == -448
     assert found.descale[0, 0, 0] == 40 / 448
@@ -244,13 +243,13 @@ def test_the_largest_magnitude_of_what_shares_a_scale_becomes_448(scales, rows, 
 
 def test_a_tensors_scale_is_every_heads():
     x = normal(2, 50, 3, 16) * torch.tensor([1.0, 5.0, 0.1])[:, None]
-    found = quantise(x, "tensor")
+    found = rounded(x, "tensor")
     assert found.descale.shape == (2, 3, 1)
     assert (found.descale == x.abs().amax() / 448).all()
 
 
 def test_zeros_have_a_small_descale_and_stay_zeros():
-    found = quantise(torch.zeros(1, 40, 1, 16), "block", 32)
+    found = rounded(torch.zeros(1, 40, 1, 16), "block", 32)
     assert not found.values.float().any()
     assert (found.descale > 0).all() and (found.descale < 1e-12).all()
 

@@ -18,21 +18,21 @@ PACKAGE = Path(fagen.__file__).parent
 # from the ground up: a module imports only what stands before it
 ORDER = [
     *("errors", "paths", "process", "arch", "vocab", "toml_lines", "schedule"),
-    *("dispatch_table", "budget", "plan", "quantize"),
-    *("render", "emulator", "toolchain", "machine", "build", "op", "dispatch"),
+    *("dispatch_table", "budget", "plan", "quantizer"),
+    *("render", "emulator", "toolchain", "machine", "build", "op", "quantize_op", "dispatch"),
     *("evidence", "measure", "flow", "search", "report", "console"),
 ]
 
 # each foreign package, and the modules through which it comes in
 DOORS = {
     "tomllib": {"toml_lines"},
-    "pydantic": {"schedule", "quantize", "search"},
+    "pydantic": {"schedule", "quantizer", "search"},
     "pydantic_core": {"schedule"},
     "sympy": {"budget"},
     "jinja2": {"render"},
     "subprocess": {"process"},
     "click": {"cli", "console"},
-    "torch": {"quantize", "emulator", "op", "dispatch", "measure"},
+    "torch": {"quantizer", "emulator", "op", "quantize_op", "dispatch", "measure"},
     "distributed": {"search"},
     "triton": {"measure"},
     "pynvml": {"measure"},

@@ -4,39 +4,37 @@ import ctypes
 import math
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from fagen import emulator
 from fagen.arch import SM90
 from fagen.errors import ScheduleError
 from fagen.paths import locate
 from fagen.process import run
-from fagen.quantize import (
+from fagen.quantizer import (
     QuantizePlan,
     QuantizeSchedule,
     parse_quantizer,
     plan_quantizer,
     read_quantizer,
 )
-from fagen.quantize.plan import KEY_ORDER
-from fagen.quantize.reference import (
-    dequantized,
+from fagen.quantizer.plan import KEY_ORDER
+from fagen.quantizer.reference import (
+    Quantized,
+    by_rows,
     quantize,
     random_signs,
-    rotated,
+    rotate,
     sign_words,
-    unrotated,
 )
 from fagen.render import HASH_WORD, HOST_MARK, formatted, render_quantizer, token_hash
 from fagen.toolchain import FLAGS, find_gxx, find_nvcc
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-SIGNS = random_signs(7)
+SEED = 7
 
 SPREAD = (
     "quant_fp16_d128_rot_block128",
@@ -59,6 +57,15 @@ SPREAD = (
 
 def made(slug: str) -> QuantizePlan:
     return plan_quantizer(QuantizeSchedule.from_slug(slug))
+
+
+def rotated(plan: QuantizePlan, x: Tensor) -> Tensor:
+    return rotate(x, random_signs(plan.head_dim, SEED)) if plan.rotate else x.float()
+
+
+def dequantized(plan: QuantizePlan, made: Quantized, seqlen: int) -> Tensor:
+    values = by_rows(made.values, seqlen) if plan.columns else made.values
+    return Quantized(values, made.descale).real(plan.scale_rows)
 
 
 def normal(plan: QuantizePlan, batch: int, seqlen: int, heads: int) -> Tensor:
@@ -145,9 +152,8 @@ def test_a_missing_file_or_table_is_said():
 @pytest.mark.parametrize("head_dim", range(16, 257, 16))
 def test_the_rotation_is_orthonormal_and_block_diagonal(head_dim):
     plan = made(f"quant_fp16_d{head_dim}_rot_head")
-    matrix = rotated(plan, torch.eye(head_dim), SIGNS)
+    matrix = rotated(plan, torch.eye(head_dim))
     assert torch.allclose(matrix @ matrix.T, torch.eye(head_dim), atol=1e-6)
-    assert torch.allclose(unrotated(plan, matrix, SIGNS), torch.eye(head_dim), atol=1e-6)
     assert head_dim % plan.hadamard == 0 and plan.hadamard.bit_count() == 1
     block = torch.arange(head_dim) // plan.hadamard
     inside = block[:, None] == block
@@ -158,7 +164,7 @@ def test_the_rotation_is_orthonormal_and_block_diagonal(head_dim):
 def test_a_rotation_of_both_leaves_their_product():
     plan = made("quant_fp16_d96_rot_head")
     q, k = torch.randn(5, 96), torch.randn(7, 96)
-    both = rotated(plan, q, SIGNS) @ rotated(plan, k, SIGNS).T
+    both = rotated(plan, q) @ rotated(plan, k).T
     assert torch.allclose(both, q @ k.T, atol=1e-4)
 
 
@@ -167,34 +173,18 @@ def test_a_rotation_of_both_leaves_their_product():
 def test_descales_are_the_maxima_over_448_of_what_shares_them(scales, rotate):
     plan = made(f"quant_fp16_d64{rotate}_{scales}")
     x = normal(plan, 2, 200, 3)
-    got = quantize(plan, x, SIGNS)
-    y = rotated(plan, x, SIGNS).permute(0, 2, 1, 3).abs()
+    got = quantize(plan, x, SEED)
+    y = rotated(plan, x).permute(0, 2, 1, 3).abs()
     if plan.by_tensor:
         expected = y.amax().expand(2, 3, 1)
     else:
         rows = plan.scale_rows or 200
         expected = torch.stack([part.amax((-1, -2)) for part in y.split(rows, 2)], -1)
     assert torch.allclose(got.descale, expected / 448, rtol=1e-6)
-    assert torch.equal(got.top, got.descale.amax(-1))
     assert got.values.float().abs().amax() == 448
-    error = (dequantized(plan, got, 200) - rotated(plan, x, SIGNS)).abs().permute(0, 2, 1, 3)
+    error = (dequantized(plan, got, 200) - rotated(plan, x)).abs().permute(0, 2, 1, 3)
     # half a step of three bits, or of the smallest numbers
     assert torch.all(error <= torch.maximum(y / 16, got.descale.amax() / 1024) * 1.01)
-
-
-@pytest.mark.parametrize("scales", ["tensor", "head", "block64"])
-def test_the_emulator_of_attention_is_given_the_same(scales):
-    plan = made(f"quant_bf16_d96_rot_{scales}_vcols")
-    x = normal(plan, 2, 150, 3)
-    signs = emulator.random_signs(96)
-    got = quantize(plan, x, sign_words(signs.tolist()))
-    turned = emulator.rotate(x, signs)
-    assert torch.allclose(turned, rotated(plan, x, sign_words(signs.tolist())), rtol=1e-5)
-    other = emulator.quantise(turned, plan.scales, plan.scale_rows)
-    assert torch.allclose(got.descale, other.descale, rtol=1e-6)
-    values = emulator.by_columns(other.values.view(torch.uint8))
-    assert (values != got.values.view(torch.uint8)).float().mean() < 1e-3
-    assert tuple(emulator.KEY_ORDER) == KEY_ORDER
 
 
 def test_a_given_descale_is_used_and_what_is_too_large_saturates():
@@ -208,8 +198,8 @@ def test_a_given_descale_is_used_and_what_is_too_large_saturates():
 
 def test_zeros_have_a_scale_and_stay_zeros():
     plan = made("quant_bf16_d64_rot_block32")
-    got = quantize(plan, torch.zeros(1, 33, 1, 64, dtype=torch.bfloat16), SIGNS)
-    assert torch.all(got.values.view(torch.uint8) == 0)
+    got = quantize(plan, torch.zeros(1, 33, 1, 64, dtype=torch.bfloat16), SEED)
+    assert torch.all(got.values.float() == 0)
     assert torch.all(got.descale > 0) and torch.all(torch.isfinite(1 / got.descale))
 
 
@@ -258,7 +248,7 @@ int main(int count, char** words) {{
   const int padded = (seqlen + 15) / 16 * 16, blocks = atoi(words[5]);
   std::vector<char> space(sizeof(Element) * batch * seqlen * heads * {head_dim} + 16);
   std::vector<uint8_t> out(size_t(batch) * padded * heads * {head_dim} + 64, 0xee);
-  std::vector<float> descale(batch * heads * blocks, -1), top(batch * heads, -1);
+  std::vector<float> descale(batch * heads * blocks, -1);
   std::vector<float> workspace(batch * heads * ((seqlen + 31) / 32), -1);
   char* in = space.data() + (16 - uintptr_t(space.data()) % 16) % 16;
   uint8_t* to = out.data() + (16 - uintptr_t(out.data()) % 16) % 16;
@@ -286,14 +276,10 @@ int main(int count, char** words) {{
   {launches}
   fwrite(to, 1, size_t(batch) * ({columns} ? padded : seqlen) * heads * {head_dim}, stdout);
   fwrite(descale.data(), 4, descale.size(), stdout);
-  fwrite(top.data(), 4, top.size(), stdout);
 }}
 """
 BY_BLOCK = """
   simt::launch(grid, kThreads, [&] { quantize(params); });
-  simt::launch({unsigned(heads), unsigned(batch), 1}, 32, [&] {
-    find_tops(descale.data(), heads * blocks, blocks, 1, blocks, top.data(), heads, 1);
-  });
 """
 WHOLE = """
   params.maxima = workspace.data();
@@ -310,14 +296,9 @@ ASM = {
 }
 
 
-@dataclass(frozen=True)
-class Ran:
-    values: Tensor
-    descale: Tensor
-    top: Tensor
-
-
-def run_on_cpu(plan: QuantizePlan, x: Tensor, folder: Path, descale: Tensor | None = None) -> Ran:
+def run_on_cpu(
+    plan: QuantizePlan, x: Tensor, folder: Path, descale: Tensor | None = None
+) -> Quantized:
     """Compile the rendered kernels with g++, each asm as what the PTX manual says, and run them."""
     text = render_quantizer(plan).kernel.partition("// " + HOST_MARK)[0]
 
@@ -335,7 +316,7 @@ def run_on_cpu(plan: QuantizePlan, x: Tensor, folder: Path, descale: Tensor | No
         head_dim=plan.head_dim,
         columns=int(plan.columns),
         by_tensor=int(plan.by_tensor),
-        signs="".join(f"params.signs[{i}] = {SIGNS[i]}u;" for i in range(plan.chunks))
+        signs="".join(f"params.signs[{i}] = {sign_words(SEED)[i]}u;" for i in range(plan.chunks))
         if plan.rotate
         else "",
         launches=BY_BLOCK if plan.by_block else whole.replace("SETTLED", settled),
@@ -364,11 +345,9 @@ def run_on_cpu(plan: QuantizePlan, x: Tensor, folder: Path, descale: Tensor | No
         shape = (batch, heads, head_dim, -(-seqlen // 16) * 16)
     size = math.prod(shape)
     scales = torch.frombuffer(bytearray(out[size:]), dtype=torch.float32)
-    tops = batch * heads
-    return Ran(
+    return Quantized(
         torch.frombuffer(bytearray(out[:size]), dtype=torch.uint8).view(shape),
-        scales[:-tops].view(batch, heads, blocks),
-        scales[-tops:].view(batch, heads),
+        scales.view(batch, heads, blocks),
     )
 
 
@@ -377,13 +356,11 @@ def test_the_kernels_own_text_computes_what_the_reference_does(slug, tmp_path):
     plan = made(slug)
     x = normal(plan, 2, 203, 2)
     got = run_on_cpu(plan, x, tmp_path)
-    expected = quantize(plan, x, SIGNS)
+    expected = quantize(plan, x, SEED)
     if plan.by_tensor:
         assert torch.allclose(got.descale[0, 0], expected.descale[0, 0], rtol=1e-6)
     else:
         assert torch.allclose(got.descale, expected.descale, rtol=1e-6)
-    if plan.by_block:
-        assert torch.equal(got.top, got.descale.amax(-1))
     # sums that were rounded in another order may fall on the other side of a tie
     bits = expected.values.view(torch.uint8)
     different = got.values != bits
@@ -419,14 +396,13 @@ class Args(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_uint32) for name in ("struct_bytes", "given")),
-        *((name, ctypes.c_void_p) for name in ("input", "out", "descale", "top", "workspace")),
+        *((name, ctypes.c_void_p) for name in ("input", "out", "descale", "workspace")),
         *(
             (f"{tensor}_stride_{dim}", ctypes.c_int64)
             for tensor, dims in (
                 ("in", ("batch", "seq", "head")),
                 ("out", ("batch", "head", "row")),
                 ("descale", ("batch", "head", "block")),
-                ("top", ("batch", "head")),
             )
             for dim in dims
         ),

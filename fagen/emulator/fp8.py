@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fagen.arch import SM90
-from fagen.emulator.quantisation import by_rows, rows_of, to_e4m3
 from fagen.plan import Plan
+from fagen.quantizer.reference import by_rows, rows_of, to_e4m3
 
 LN2 = math.log(2)
 _TERMS = 1 << 22  # products held at a time where the accumulator is Hopper's

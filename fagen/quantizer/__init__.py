@@ -1,11 +1,11 @@
 """Turn fp16 or bf16 tensors into e4m3 ones with scales: its own schedule and Plan.
 
 The same flow as attention's: a schedule goes in, a Plan comes out, templates/quantize.cu.j2 makes
-C++ of it. `fagen.quantize.reference` says in torch what the kernel computes.
+C++ of it. `fagen.quantizer.reference` says in torch what the kernel computes.
 """
 
-from fagen.quantize.plan import QuantizePlan, plan_quantizer
-from fagen.quantize.schedule import QuantizeSchedule, parse_quantizer, read_quantizer
+from fagen.quantizer.plan import QuantizePlan, plan_quantizer
+from fagen.quantizer.schedule import QuantizeSchedule, parse_quantizer, read_quantizer
 
 __all__ = [
     "QuantizePlan",

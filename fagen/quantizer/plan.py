@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fagen.arch import SM90
-from fagen.quantize.schedule import QuantizeSchedule
+from fagen.quantizer.schedule import QuantizeSchedule
 from fagen.vocab import DTYPES, Dtype
 
 WARP_ROWS = 16  # of one mma instruction, and of V's groups of keys

@@ -1,0 +1,258 @@
+"""quantize(x, …): fp16 or bf16 in, e4m3 with descales out, by the quantiser that this takes.
+
+On CPU tensors `torch.ops.fagen.quantized` computes what its kernel would, and nothing is built.
+"""
+
+import math
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fagen.errors import DeviceError, ScheduleError
+from fagen.quantizer import QuantizePlan, QuantizeSchedule, plan_quantizer, reference
+from fagen.quantizer.plan import KEY_ORDER
+from fagen.quantizer.reference import E4M3, Quantized
+from fagen.quantizer.schedule import TABLE
+from fagen.vocab import DTYPES
+
+ALIGNMENT = 16  # bytes, of base pointers and strides: a lane loads as many at a time
+MAX_BATCH = 65_535  # thread blocks in two of a grid's directions,
+MAX_SEQLEN = 65_535 * 32  # in one of them of 32 rows or more
+MAX_HEADS = 1 << 30
+
+Op = Callable[[Tensor, int, Tensor | None], tuple[Tensor, Tensor]]
+Key = tuple[torch.device, torch.dtype, int, bool, str, int, str]
+
+# What has been readied in this process. A call finds its kernel here or takes the long way once.
+_ready: dict[Key, Op] = {}
+_readying = threading.Lock()
+
+
+def quantize(
+    x: Tensor,
+    *,
+    rotate: bool = False,
+    scales: str = "block",
+    scale_rows: int = 128,
+    layout: str = "rows",
+    descale: Tensor | float | None = None,
+    seed: int = 0,
+) -> Quantized:
+    """Turn x (B, S, H, D) in fp16 or bf16 into e4m3 values and the descales that belong to them.
+
+    A number of x is its value times its descale. D is a multiple of 16 up to 256; any strides that
+    are multiples of 16 bytes will do, with the last dimension contiguous.
+
+    With `rotate`, rows are multiplied by random signs, those of `seed`, and by a Hadamard matrix:
+    outliers are spread over their row, and Q and K that are rotated by the same seed have the
+    products that they had.
+
+    values: (B, S, H, D); or with layout="columns" (B, H, D, S rounded up to 16), which is what
+    kernels read V fastest in: each 16 keys in the order of P, and zeros past S.
+
+    descale, fp32: (B, H, blocks of scale_rows rows) with scales="block", (B, H) with "head", one
+    number with "tensor". Those of a head or a tensor may be given, as a tensor or a number, which
+    saves reading x twice; values beyond 448 descales then become 448.
+
+    Raises ValueError for a wrong argument, also where a gradient would be needed; DeviceError where
+    the GPU is no Hopper; ToolchainError and BuildError where the kernel cannot be built.
+    """
+    if x.dim() != 4:
+        raise ValueError(
+            f"x has {x.dim()} dimensions; it must have 4: (batch, seqlen, heads, head_dim)"
+        )
+    key = (x.device, x.dtype, x.shape[3], rotate, scales, scale_rows, layout)
+    kernel = _ready.get(key) or _make_ready(key)
+    if descale is None:
+        return Quantized(*kernel(x, seed, None))
+    given = _given(descale, x, scales)
+    return Quantized(kernel(x, seed, given)[0], given)
+
+
+def _given(descale: Tensor | float, x: Tensor, scales: str) -> Tensor:
+    """A descale that was given, as the op takes it; what cannot be one is left to the op."""
+    if not isinstance(descale, Tensor):
+        if not 0 < descale < math.inf:
+            raise ValueError(f"descale is {descale:g}; it must be finite and above 0")
+        descale = torch.full((), descale, dtype=torch.float32, device=x.device)
+    if scales == "head" and descale.dim() == 0:
+        return descale.expand(x.shape[0], x.shape[2])
+    return descale
+
+
+def _make_ready(key: Key) -> Op:
+    """The long way to a kernel: choose, build, load.  Raises as quantize does."""
+    device, dtype, head_dim, rotate, scales, scale_rows, layout = key
+    with _readying:
+        if key in _ready:
+            return _ready[key]
+        if device.type not in ("cpu", "cuda"):
+            raise DeviceError(
+                f"x is on {device}; a kernel runs on a Hopper GPU, or on a CPU emulated"
+            )
+        names = {getattr(torch, row.torch): row.name for row in DTYPES.values()}
+        schedule = _schedule(
+            dtype=names.get(dtype, str(dtype).removeprefix("torch.")),
+            head_dim=head_dim,
+            rotate=rotate,
+            scales=scales,
+            layout=layout,
+            **({"scale_rows": scale_rows} if scales == "block" else {}),
+        )
+        if device.type != "cpu":
+            raise DeviceError(f"{schedule.slug}: not on a GPU yet")
+        _ready[key] = _emulation(schedule.slug)
+        return _ready[key]
+
+
+def _schedule(**keys: Any) -> QuantizeSchedule:
+    """The schedule that a call's arguments amount to; ValueError where there is none."""
+    try:
+        return QuantizeSchedule.make(**keys)
+    except ScheduleError as error:
+        said = [line.rpartition(f"{TABLE}.")[2] for line in str(error).splitlines()]
+        raise ValueError(f"fagen.quantize: {'; '.join(said)}") from None
+
+
+@cache
+def plan_of(slug: str) -> QuantizePlan:
+    """Return the Plan that a quantiser's slug stands for."""
+    return plan_quantizer(QuantizeSchedule.from_slug(slug))
+
+
+# ---- the emulated op ----------------------------------------------------------------------------
+
+
+def _emulated(x: Tensor, seed: int, descale: Tensor | None, slug: str) -> tuple[Tensor, Tensor]:
+    of = plan_of(slug)
+    refuse_arguments(of, x, descale)
+    with torch.no_grad():
+        spread = descale
+        if descale is not None:
+            spread = descale.reshape((1, 1, 1) if descale.dim() == 0 else (*descale.shape, 1))
+        values, found = reference.quantize(of, x, seed, spread)
+    if descale is not None:
+        return values, x.new_empty(0, dtype=torch.float32)
+    if of.by_block:
+        return values, found
+    return values, found.amax() if of.by_tensor else found[..., 0].contiguous()
+
+
+def _outputs(of: QuantizePlan, x: Tensor, descale: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return outputs without numbers, or refuse: what torch asks while it traces."""
+    refuse_arguments(of, x, descale, have_data=False)
+    batch, seqlen, heads, head_dim = x.shape
+    step = len(KEY_ORDER)
+    padded = (seqlen + step - 1) // step * step
+    shape = (batch, heads, head_dim, padded) if of.columns else (batch, seqlen, heads, head_dim)
+    scales: tuple[Any, ...] = (0,)
+    if descale is None:
+        scales = () if of.by_tensor else (batch, heads)
+        scales += ((seqlen + of.scale_rows - 1) // of.scale_rows,) if of.by_block else ()
+    return x.new_empty(shape, dtype=E4M3), x.new_empty(scales, dtype=torch.float32)
+
+
+def _fake_emulated(
+    x: Tensor, seed: int, descale: Tensor | None, slug: str
+) -> tuple[Tensor, Tensor]:
+    return _outputs(plan_of(slug), x, descale)
+
+
+@cache
+def _emulation(slug: str) -> Op:
+    def emulated(x: Tensor, seed: int, descale: Tensor | None) -> tuple[Tensor, Tensor]:
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise ValueError(
+                f"fagen::{slug}: x requires a gradient, which rounding to e4m3 has not; call it "
+                "under torch.no_grad()"
+            )
+        return torch.ops.fagen.quantized(x, seed, descale, slug)  # type: ignore[no-any-return]
+
+    return emulated
+
+
+_ops = torch.library.Library("fagen", "FRAGMENT")
+_ops.define(
+    "quantized(Tensor x, int seed, Tensor? descale, str slug) -> (Tensor values, Tensor descale)"
+)
+_ops.impl("quantized", _emulated, "CPU")
+torch.library.register_fake("fagen::quantized", _fake_emulated, lib=_ops)
+
+
+# ---- arguments ----------------------------------------------------------------------------------
+
+
+def refuse_arguments(
+    of: QuantizePlan, x: Tensor, descale: Tensor | None, *, have_data: bool = True
+) -> None:
+    """Raise ValueError where the kernel cannot take these tensors, in the words of its binding.
+
+    Without data, as in tracing, addresses are not looked at and sizes may be symbols.
+    """
+
+    def hold(condition: Any, said: Callable[[], str]) -> None:
+        # torch._check_value: a symbolic condition becomes a guard or an assertion of the graph
+        torch._check_value(condition, lambda: f"fagen::{of.slug}: {said()}")
+
+    dtype, step = of.dtype.torch, ALIGNMENT // of.dtype.bytes
+    hold(
+        x.dim() == 4 and x.shape[3] == of.head_dim,
+        lambda: f"x has shape {_shape(x)}; this kernel takes (batch, seqlen, heads, {of.head_dim})",
+    )
+    hold(
+        x.dtype == getattr(torch, dtype),
+        lambda: f"x is not {dtype}, which this kernel takes; x.to(torch.{dtype}) converts it",
+    )
+    for size, most in zip(x.shape, (MAX_BATCH, MAX_SEQLEN, MAX_HEADS), strict=False):
+        hold(
+            not isinstance(size, int) or size <= most,
+            lambda: (
+                f"x has shape {_shape(x)}; no more than {MAX_BATCH} batches, {MAX_SEQLEN} rows "
+                f"and {MAX_HEADS} heads will do"
+            ),
+        )
+    strides = x.stride()
+    hold(
+        strides[3] == 1,
+        lambda: (
+            f"x has stride {strides[3]} in its last dimension, which must be 1; x.contiguous() "
+            "makes it so"
+        ),
+    )
+    for i in range(3):
+        hold(
+            (x.shape[i] <= 1) | (strides[i] % step == 0),
+            lambda i=i: (  # type: ignore[misc]
+                f"x has stride {strides[i]} in dimension {i}, which must be a multiple of {step} "
+                f"elements ({ALIGNMENT} bytes); x.contiguous() makes it so"
+            ),
+        )
+    if have_data:
+        hold(
+            x.numel() == 0 or x.data_ptr() % ALIGNMENT == 0,
+            lambda: f"x does not begin at a multiple of {ALIGNMENT} bytes; x.clone() does",
+        )
+    if descale is None:
+        return
+    hold(not of.by_block, lambda: "descales of blocks are found, they cannot be given")
+    shape = () if of.by_tensor else (x.shape[0], x.shape[2])
+    hold(
+        tuple(descale.shape) == shape,
+        lambda: f"descale has shape {_shape(descale)}; it must be ({', '.join(map(str, shape))})",
+    )
+    hold(
+        descale.dtype == torch.float32,
+        lambda: "descale is not float32; descale.float() converts it",
+    )
+    hold(
+        descale.device == x.device,
+        lambda: "descale is not on the device of x; descale.to(x.device) moves it there",
+    )
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"({', '.join(map(str, tensor.shape))})"
