@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fagen.arch import SM90
 from fagen.budget import (
@@ -27,6 +27,9 @@ class Plan:
 
     Sizes are in elements, registers per thread, slabs in columns; padded is in shared memory.
     """
+
+    kernels: ClassVar[int] = 1  # that its source has
+    blocks: ClassVar[int] = 1  # that a multiprocessor should hold at least
 
     schedule: Schedule
     slug: str

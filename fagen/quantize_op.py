@@ -12,23 +12,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fagen.errors import DeviceError, ScheduleError
+from fagen import op
+from fagen.arch import SM90
+from fagen.build import Binary, build
+from fagen.errors import DeviceError, FagenError, ScheduleError
+from fagen.op.arguments import ALIGNMENT, shape_of
 from fagen.quantizer import QuantizePlan, QuantizeSchedule, plan_quantizer, reference
 from fagen.quantizer.plan import KEY_ORDER
 from fagen.quantizer.reference import E4M3, Quantized
 from fagen.quantizer.schedule import TABLE
+from fagen.render import render
 from fagen.vocab import DTYPES
 
-ALIGNMENT = 16  # bytes, of base pointers and strides: a lane loads as many at a time
 MAX_BATCH = 65_535  # thread blocks in two of a grid's directions,
 MAX_SEQLEN = 65_535 * 32  # in one of them of 32 rows or more
 MAX_HEADS = 1 << 30
 
-Op = Callable[[Tensor, int, Tensor | None], tuple[Tensor, Tensor]]
 Key = tuple[torch.device, torch.dtype, int, bool, str, int, str]
 
+NOT_READY = (
+    "the quantiser is not ready: call fagen.quantize(…) once, with such arguments and on this "
+    "device; "
+)
+
 # What has been readied in this process. A call finds its kernel here or takes the long way once.
-_ready: dict[Key, Op] = {}
+_ready: dict[Key, op.Op] = {}
 _readying = threading.Lock()
 
 
@@ -84,9 +92,36 @@ def _given(descale: Tensor | float, x: Tensor, scales: str) -> Tensor:
     return descale
 
 
-def _make_ready(key: Key) -> Op:
+def prepare_quantizer(
+    *,
+    dtype: torch.dtype,
+    head_dim: int,
+    rotate: bool = False,
+    scales: str = "block",
+    scale_rows: int = 128,
+    layout: str = "rows",
+    device: torch.device,
+    progress: Callable[[str], None] | None = None,
+) -> str:
+    """Ready the kernel that quantize(…) would use for such tensors; return its slug.
+
+    On a GPU it is built, loaded and run once, after which calls can be captured; on a CPU there is
+    nothing to build. `progress` is called with a line before what takes long. Raises as quantize
+    does.
+    """
+    key = (device, dtype, head_dim, rotate, scales, scale_rows, layout)
+    kernel = _make_ready(key, progress)
+    if device.type == "cuda":
+        with torch.no_grad():
+            kernel(torch.zeros(1, 1, 1, head_dim, dtype=dtype, device=device), 0, None)
+    return _schedule(key).slug
+
+
+def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> op.Op:
     """The long way to a kernel: choose, build, load.  Raises as quantize does."""
-    device, dtype, head_dim, rotate, scales, scale_rows, layout = key
+    if torch.compiler.is_compiling():
+        raise FagenError(NOT_READY + "it cannot be built while torch.compile traces the call")
+    device = key[0]
     with _readying:
         if key in _ready:
             return _ready[key]
@@ -94,25 +129,49 @@ def _make_ready(key: Key) -> Op:
             raise DeviceError(
                 f"x is on {device}; a kernel runs on a Hopper GPU, or on a CPU emulated"
             )
-        names = {getattr(torch, row.torch): row.name for row in DTYPES.values()}
-        schedule = _schedule(
+        schedule = _schedule(key)
+        if device.type == "cpu":
+            kernel = _emulation(schedule.slug)
+        else:
+            _refuse_other_than_hopper(device)
+            kernel = _built(schedule, progress)
+        _ready[key] = kernel
+        return kernel
+
+
+def _built(schedule: QuantizeSchedule, progress: Callable[[str], None] | None) -> op.Op:
+    if torch.cuda.is_current_stream_capturing():
+        raise FagenError(
+            NOT_READY + f"{schedule.slug} cannot be built while a CUDA graph is captured"
+        )
+    planned = plan_quantizer(schedule)
+    return load(build(render(planned), planned, binding=True, progress=progress))
+
+
+def _refuse_other_than_hopper(device: torch.device) -> None:
+    found = torch.cuda.get_device_capability(device)
+    if found != SM90.capability:
+        raise DeviceError(
+            f"{device} is a {torch.cuda.get_device_name(device)} of compute capability "
+            f"{found[0]}.{found[1]}, and kernels are machine code for Hopper (9.0); tensors on the "
+            "CPU are quantised by torch"
+        )
+
+
+def _schedule(key: Key) -> QuantizeSchedule:
+    """The schedule that a call's arguments amount to; ValueError where there is none."""
+    _, dtype, head_dim, rotate, scales, scale_rows, layout = key
+    names = {getattr(torch, row.torch): row.name for row in DTYPES.values()}
+    keys: dict[str, Any] = {"scale_rows": scale_rows} if scales == "block" else {}
+    try:
+        return QuantizeSchedule.make(
             dtype=names.get(dtype, str(dtype).removeprefix("torch.")),
             head_dim=head_dim,
             rotate=rotate,
             scales=scales,
             layout=layout,
-            **({"scale_rows": scale_rows} if scales == "block" else {}),
+            **keys,
         )
-        if device.type != "cpu":
-            raise DeviceError(f"{schedule.slug}: not on a GPU yet")
-        _ready[key] = _emulation(schedule.slug)
-        return _ready[key]
-
-
-def _schedule(**keys: Any) -> QuantizeSchedule:
-    """The schedule that a call's arguments amount to; ValueError where there is none."""
-    try:
-        return QuantizeSchedule.make(**keys)
     except ScheduleError as error:
         said = [line.rpartition(f"{TABLE}.")[2] for line in str(error).splitlines()]
         raise ValueError(f"fagen.quantize: {'; '.join(said)}") from None
@@ -122,6 +181,25 @@ def _schedule(**keys: Any) -> QuantizeSchedule:
 def plan_of(slug: str) -> QuantizePlan:
     """Return the Plan that a quantiser's slug stands for."""
     return plan_quantizer(QuantizeSchedule.from_slug(slug))
+
+
+# ---- the ops ------------------------------------------------------------------------------------
+
+
+def load(binary: Binary) -> op.Op:
+    """Register `binary` as torch.ops.fagen.<slug>(x, seed=0, descale=None) and return the op.
+
+    x (B, S, H, D) on one device, the last dimension contiguous, base pointer and other strides
+    multiples of 16 bytes. Returns (values, descale), shaped as quantize(…) says; where a descale is
+    given, an empty tensor in its place, since no output may be an input. On CPU tensors it is
+    computed by torch. The op raises ValueError that names a wrong argument, also where a gradient
+    would be needed.  Raises as fagen.op.load does.
+    """
+
+    def outputs(x: Tensor, seed: int = 0, descale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return _outputs(plan_of(binary.slug), x, descale)
+
+    return op.load(binary, outputs)
 
 
 # ---- the emulated op ----------------------------------------------------------------------------
@@ -163,12 +241,13 @@ def _fake_emulated(
 
 
 @cache
-def _emulation(slug: str) -> Op:
+def _emulation(slug: str) -> op.Op:
     def emulated(x: Tensor, seed: int, descale: Tensor | None) -> tuple[Tensor, Tensor]:
-        if torch.is_grad_enabled() and x.requires_grad:
+        needed = x.requires_grad or (descale is not None and descale.requires_grad)
+        if needed and torch.is_grad_enabled():
             raise ValueError(
-                f"fagen::{slug}: x requires a gradient, which rounding to e4m3 has not; call it "
-                "under torch.no_grad()"
+                f"fagen::{slug}: x or descale requires a gradient, which rounding to e4m3 has not; "
+                "call it under torch.no_grad()"
             )
         return torch.ops.fagen.quantized(x, seed, descale, slug)  # type: ignore[no-any-return]
 
@@ -201,7 +280,9 @@ def refuse_arguments(
     dtype, step = of.dtype.torch, ALIGNMENT // of.dtype.bytes
     hold(
         x.dim() == 4 and x.shape[3] == of.head_dim,
-        lambda: f"x has shape {_shape(x)}; this kernel takes (batch, seqlen, heads, {of.head_dim})",
+        lambda: (
+            f"x has shape {shape_of(x)}; this kernel takes (batch, seqlen, heads, {of.head_dim})"
+        ),
     )
     hold(
         x.dtype == getattr(torch, dtype),
@@ -211,7 +292,7 @@ def refuse_arguments(
         hold(
             not isinstance(size, int) or size <= most,
             lambda: (
-                f"x has shape {_shape(x)}; no more than {MAX_BATCH} batches, {MAX_SEQLEN} rows "
+                f"x has shape {shape_of(x)}; no more than {MAX_BATCH} batches, {MAX_SEQLEN} rows "
                 f"and {MAX_HEADS} heads will do"
             ),
         )
@@ -242,7 +323,7 @@ def refuse_arguments(
     shape = () if of.by_tensor else (x.shape[0], x.shape[2])
     hold(
         tuple(descale.shape) == shape,
-        lambda: f"descale has shape {_shape(descale)}; it must be ({', '.join(map(str, shape))})",
+        lambda: f"descale has shape {shape_of(descale)}; it must be ({', '.join(map(str, shape))})",
     )
     hold(
         descale.dtype == torch.float32,
@@ -252,7 +333,3 @@ def refuse_arguments(
         descale.device == x.device,
         lambda: "descale is not on the device of x; descale.to(x.device) moves it there",
     )
-
-
-def _shape(tensor: Tensor) -> str:
-    return f"({', '.join(map(str, tensor.shape))})"

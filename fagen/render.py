@@ -21,6 +21,7 @@ HOST_MARK = "---- The host's side"  # the rest of a kernel's file is its launche
 KERNEL = "forward.cu.j2"
 QUANTIZER = "quantize.cu.j2"
 BINDING = "torch_op.cpp.j2"
+QUANTIZER_BINDING = "quantize_op.cpp.j2"
 
 
 @dataclass(frozen=True)
@@ -29,36 +30,30 @@ class Source:
 
     slug: str
     kernel: str  # <slug>.cu
-    binding: str  # <slug>_torch.cpp; empty where there is none
+    binding: str  # <slug>_torch.cpp
     hash: str  # of the kernel
     host_hash: str  # of what the kernel's file runs on the CPU: no part of the machine code
 
 
-def render(plan: Plan) -> Source:
+def render(plan: Plan | QuantizePlan) -> Source:
     """Write the kernel and its binding.  Raises ToolchainError where clang-format is missing."""
-    return _source(plan.slug, _template(KERNEL, plan), _template(BINDING, plan))
-
-
-def render_quantizer(plan: QuantizePlan) -> Source:
-    """Write a quantiser's kernels; it has no binding yet.  Raises ToolchainError likewise."""
-    return _source(plan.slug, _template(QUANTIZER, plan), "")
+    quantizes = isinstance(plan, QuantizePlan)
+    kernel = _template(QUANTIZER if quantizes else KERNEL, plan)
+    binding = _template(QUANTIZER_BINDING if quantizes else BINDING, plan)
+    digest = token_hash(kernel)
+    _, _, host = kernel.partition(HOST_MARK)
+    return Source(
+        slug=plan.slug,
+        kernel=formatted(kernel.replace(HASH_WORD, digest)),
+        binding=formatted(binding),
+        hash=digest,
+        host_hash=token_hash(host),
+    )
 
 
 def source_hash(plan: Plan) -> str:
     """Return the hash that render(plan) would have, in a tenth of its time."""
     return token_hash(_template(KERNEL, plan))
-
-
-def _source(slug: str, kernel: str, binding: str) -> Source:
-    digest = token_hash(kernel)
-    _, _, host = kernel.partition(HOST_MARK)
-    return Source(
-        slug=slug,
-        kernel=formatted(kernel.replace(HASH_WORD, digest)),
-        binding=formatted(binding) if binding else "",
-        hash=digest,
-        host_hash=token_hash(host),
-    )
 
 
 def formatted(text: str) -> str:

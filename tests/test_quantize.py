@@ -30,7 +30,7 @@ from fagen.quantizer.reference import (
     rotate,
     sign_words,
 )
-from fagen.render import HASH_WORD, HOST_MARK, formatted, render_quantizer, token_hash
+from fagen.render import HASH_WORD, HOST_MARK, formatted, render, token_hash
 from fagen.toolchain import FLAGS, find_gxx, find_nvcc
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -300,7 +300,7 @@ def run_on_cpu(
     plan: QuantizePlan, x: Tensor, folder: Path, descale: Tensor | None = None
 ) -> Quantized:
     """Compile the rendered kernels with g++, each asm as what the PTX manual says, and run them."""
-    text = render_quantizer(plan).kernel.partition("// " + HOST_MARK)[0]
+    text = render(plan).kernel.partition("// " + HOST_MARK)[0]
 
     def meaning(match: re.Match[str]) -> str:
         return next((said for word, said in ASM.items() if word in match[0]), "")
@@ -383,7 +383,7 @@ def test_the_kernels_own_text_takes_a_given_descale(slug, tmp_path):
 
 @pytest.mark.parametrize("slug", SPREAD)
 def test_its_text_is_laid_out_complete_and_says_its_hash_once(slug):
-    source = render_quantizer(made(slug))
+    source = render(made(slug))
     assert formatted(source.kernel) == source.kernel
     assert source.kernel.count(f'"{source.hash}"') == 1 and HASH_WORD not in source.kernel
     assert token_hash(source.kernel.replace(source.hash, HASH_WORD)) == source.hash
@@ -415,7 +415,7 @@ class Args(ctypes.Structure):
 def library(request, tmp_path_factory) -> tuple[QuantizePlan, ctypes.CDLL]:
     plan = made(request.param)
     folder = tmp_path_factory.mktemp("quantizer")
-    (folder / "kernel.cu").write_text(render_quantizer(plan).kernel)
+    (folder / "kernel.cu").write_text(render(plan).kernel)
     done = run([find_nvcc().nvcc, *FLAGS, "-shared", "kernel.cu", "-o", "kernel.so"], cwd=folder)
     assert done.returncode == 0, done.stderr
     return plan, ctypes.CDLL(str(folder / "kernel.so"))
@@ -459,7 +459,7 @@ def test_its_launcher_refuses_what_it_cannot_do(library):
 @pytest.mark.parametrize("slug", (*SPREAD[:8], "quant_bf16_d256_rot_block32_vcols_r32"))
 def test_it_compiles_without_a_spill_or_a_warning(slug, tmp_path):
     plan = made(slug)
-    (tmp_path / "kernel.cu").write_text(render_quantizer(plan).kernel)
+    (tmp_path / "kernel.cu").write_text(render(plan).kernel)
     done = run(
         [find_nvcc().nvcc, *FLAGS, "-cubin", "kernel.cu", "-o", "kernel.cubin"], cwd=tmp_path
     )

@@ -5,6 +5,8 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +51,7 @@ _loading = threading.Lock()
 _loaded: dict[str, tuple[str, Op]] = {}  # slug → hash of its source, op
 
 
-def load(binary: Binary) -> Op:
+def load(binary: Binary, outputs: Op | None = None) -> Op:
     """Register `binary` as torch.ops.fagen.<slug>(q, k, v, scale) -> (out, lse) and return the op.
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), all on one device, the last dimension
@@ -63,6 +65,9 @@ def load(binary: Binary) -> Op:
     q, k and v are to be multiplied by, (B, H or Hk, blocks) in fp32, B and H also 1. None is 1
     where scales are not by block. A schedule with V by columns takes v (B, Hk, Dv, Sk to 16).
 
+    `outputs` makes tensors without numbers of the op's arguments where it is another kind of op:
+    see fagen.quantize_op.
+
     Raises FagenError where this process has another source under the slug, BuildError where there
     is no binding or it does not load.
     """
@@ -75,12 +80,12 @@ def load(binary: Binary) -> Op:
                     "or op.call_kernel, which registers nothing"
                 )
             return known[1]
-        op = _register(binary)
+        op = _register(binary, outputs or partial(_outputs_of, binary.slug))
         _loaded[binary.slug] = binary.source_hash, op
         return op
 
 
-def _register(binary: Binary) -> Op:
+def _register(binary: Binary, outputs: Op) -> Op:
     if binary.binding is None:
         raise BuildError(
             f"{binary.slug} was built without its torch binding: build it again where torch is "
@@ -98,18 +103,9 @@ def _register(binary: Binary) -> Op:
         )
     tell = library_at(binary.binding)[f"fagen_{binary.slug}_refused"]
 
-    def fake(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        q_descale: Tensor | None = None,
-        k_descale: Tensor | None = None,
-        v_descale: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        descales = q_descale, k_descale, v_descale
+    def fake(*arguments: Any) -> tuple[Tensor, Tensor]:
         try:
-            return _outputs(plan_of(binary.slug), q, k, v, scale, *descales)
+            return outputs(*arguments)
         except ValueError as refusal:
             tell(str(refusal).encode())  # the op calls this through C, which loses exceptions
             raise
@@ -117,6 +113,19 @@ def _register(binary: Binary) -> Op:
     for name in (binary.slug, f"{binary.slug}_no_grad"):
         torch.library.register_fake(f"fagen::{name}", fake, lib=_ops)
     return getattr(torch.ops.fagen, binary.slug).default  # type: ignore[no-any-return]
+
+
+def _outputs_of(
+    slug: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    return _outputs(plan_of(slug), q, k, v, scale, q_descale, k_descale, v_descale)
 
 
 def _outputs(

@@ -1,6 +1,7 @@
 """Turn a quantiser's schedule into its Plan: every number that its templates print."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fagen.arch import SM90
 from fagen.quantizer.schedule import QuantizeSchedule
@@ -29,6 +30,8 @@ KEY_ORDER = (0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15)
 class QuantizePlan:
     """A quantiser, worked out.  Every schedule of one fits."""
 
+    max_spill_bytes: ClassVar[int] = 0  # per thread
+
     schedule: QuantizeSchedule
     slug: str
     dtype: Dtype
@@ -50,6 +53,8 @@ class QuantizePlan:
     warps: int
     threads: int
     blocks: int  # that a multiprocessor should hold at least
+    registers: int  # per thread, that so many blocks leave it
+    kernels: int  # that its source has
 
     chunks: int  # of 32 columns
     ragged: bool  # the last chunk is half empty
@@ -57,6 +62,45 @@ class QuantizePlan:
     height: int  # rows that a lane holds at a time
     settlers: int  # threads that make one descale of many maxima
     shared_bytes: int
+
+    @property
+    def reads(self) -> str:
+        """How often the input is read, in words."""
+        return "once" if self.by_block else "once where descales are given, else twice"
+
+    @property
+    def reasons(self) -> str:
+        """Why so many blocks, to be printed below the ledger."""
+        values = self.height * self.chunks * 8
+        share = SM90.registers_per_sm // SM90.issued_warps
+        wanted = _registers(values, self.parts)
+        return (
+            f"values that a lane holds    {self.height} rows x {self.chunks} chunks x 8 = "
+            f"{values}\n"
+            f"registers for them and all  {wanted}\n"
+            f"warps that then fit         {share:,} / ({wanted} x {SM90.warp_threads}), rounded "
+            f"down, x {SM90.issued_warps} schedulers = {_warps_together(wanted)}\n"
+            f"so many thread blocks       {_warps_together(wanted)} / {self.warps} warps, rounded "
+            f"down = {self.blocks}"
+        )
+
+    @property
+    def ledger(self) -> str:
+        """What a multiprocessor holds of it, to be printed."""
+        held = self.threads * self.blocks
+        rows = [
+            ("rows of a head per thread block", f"{self.rows}"),
+            ("threads per thread block", f"{self.threads}"),
+            ("thread blocks per multiprocessor", f"{self.blocks}"),
+            (
+                "registers per thread",
+                f"{self.registers}, {held * self.registers:,} of {SM90.registers_per_sm:,} in all",
+            ),
+            ("bytes of shared memory per block", f"{self.shared_bytes:,}"),
+            ("kernels", f"{self.kernels}"),
+            ("the input is read", self.reads),
+        ]
+        return "\n".join(f"{name:<34}{said}" for name, said in rows)
 
 
 def plan_quantizer(schedule: QuantizeSchedule) -> QuantizePlan:
@@ -69,7 +113,7 @@ def plan_quantizer(schedule: QuantizeSchedule) -> QuantizePlan:
     warps = keys.rows // WARP_ROWS
     threads = warps * SM90.warp_threads
     by_block = keys.scales == "block"
-    registers = _registers(8 * chunks * 2 // parts, parts)
+    blocks = _warps_together(_registers(8 * chunks * (2 // parts), parts)) // warps
     columns = keys.layout == "columns"
     return QuantizePlan(
         schedule=schedule,
@@ -89,7 +133,9 @@ def plan_quantizer(schedule: QuantizeSchedule) -> QuantizePlan:
         rows=keys.rows,
         warps=warps,
         threads=threads,
-        blocks=_warps_together(registers) // warps,
+        blocks=blocks,
+        registers=_share(threads * blocks),
+        kernels=1 if by_block else 3,
         chunks=chunks,
         ragged=keys.head_dim % CHUNK_COLUMNS > 0,
         parts=parts,
@@ -108,6 +154,13 @@ def _registers(values: int, parts: int) -> int:
     addresses, signs and what it packs; in parts, more than one of these is under way.
     """
     return max(values + (64 if parts > 1 else 16), _LEAST_REGISTERS)
+
+
+def _share(threads: int) -> int:
+    """How many registers each of so many threads may have at most."""
+    quantum = SM90.register_quantum
+    share = SM90.registers_per_sm // threads // quantum * quantum
+    return min(share, SM90.max_registers_per_thread)
 
 
 def _warps_together(registers: int) -> int:

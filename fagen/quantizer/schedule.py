@@ -24,6 +24,7 @@ from fagen.schedule.keys import Section
 from fagen.toml_lines import Origin, read_toml
 
 TABLE = "quantize"
+SLUG_START = "quant_"
 MAX_BYTES = 16_384  # of a schedule file, as of attention's
 
 _SLUG = re.compile(
@@ -123,12 +124,16 @@ class QuantizeSchedule(Section):
         """Where it was written, for messages."""
         return self._origin
 
+    def values(self) -> dict[str, Any]:
+        """Return every key with its value."""
+        return dict(self.quantize.__dict__)
+
     @property
     def slug(self) -> str:
         """The name of this schedule, its file, kernel, C function, cache entry and op."""
         keys = self.quantize
         words = [
-            f"quant_{keys.dtype}_d{keys.head_dim}",
+            f"{SLUG_START}{keys.dtype}_d{keys.head_dim}",
             *(["rot"] if keys.rotate else []),
             f"{keys.scales}{keys.scale_rows or ''}",
             *(["vcols"] if keys.layout == "columns" else []),
