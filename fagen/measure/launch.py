@@ -19,6 +19,7 @@ from fagen.build import Binary
 from fagen.dispatch import attention
 from fagen.errors import DeviceError
 from fagen.measure.card import hopper
+from fagen.measure.fp8 import arguments
 from fagen.measure.peers import tried
 from fagen.measure.shapes import Shape, inputs, problem, softmax_scale
 from fagen.measure.timing import Call
@@ -54,14 +55,15 @@ def launch_costs(plan: Plan, binary: Binary) -> dict[str, LaunchCost]:
     causal, scale = case.causal, softmax_scale(case.head_dim)
     op.load(binary)
     kernel = getattr(torch.ops.fagen, plan.slug)
+    given = arguments(plan, q, k, v)
+    qkv, descales = given[:3], given[3:]
 
     def cudnn() -> Tensor:
         return functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
 
-    calls = {
-        "torch op": Call(lambda: kernel(q, k, v, scale)[0]),
-        "fagen.attention": Call(lambda: attention(q, k, v, causal=causal)),
-    }
+    calls = {"torch op": Call(lambda: kernel(*qkv, scale, *descales)[0])}
+    if not plan.fp8:
+        calls["fagen.attention"] = Call(lambda: attention(q, k, v, causal=causal))
     with suppress(DeviceError):
         bare = Call(cudnn, lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION))
         calls["cuDNN"] = tried(bare, "cuDNN")

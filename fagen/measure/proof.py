@@ -64,7 +64,7 @@ def speeds(rows: tuple[Row, ...]) -> tuple[Speed, ...]:
     """Per regime, fagen's TFLOP/s and cuDNN's beside it (None where cuDNN refused)."""
     found = []
     for row in rows:
-        if row.implementation != "fagen":
+        if row.schedule is None:
             continue
         beside = [
             other.tflops
