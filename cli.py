@@ -232,8 +232,8 @@ def bench(
     """
     from fagen import flow, measure
 
-    flow.need_gpu()
     chosen = _attention(_chosen(schedules, every), every)
+    flow.need_gpu()
     made = each("building", chosen, lambda schedule: flow.built(schedule, progress=say))
     head_dim = chosen[0].attention.head_dim
     standard = [measure.standard_shape(head_dim, seqlen) for seqlen in seqlens]

@@ -3,6 +3,7 @@
 On CPU tensors `torch.ops.fagen.quantized` computes what its kernel would, and nothing is built.
 """
 
+import ctypes
 import math
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from fagen.arch import SM90
 from fagen.build import Binary, build
 from fagen.errors import DeviceError, FagenError, ScheduleError
 from fagen.op.arguments import ALIGNMENT, shape_of
+from fagen.op.c_interface import library_at
 from fagen.quantizer import QuantizePlan, QuantizeSchedule, plan_quantizer, reference
 from fagen.quantizer.plan import KEY_ORDER
 from fagen.quantizer.reference import E4M3, Quantized
@@ -223,14 +225,18 @@ def _emulated(x: Tensor, seed: int, descale: Tensor | None, slug: str) -> tuple[
 def _outputs(of: QuantizePlan, x: Tensor, descale: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return outputs without numbers, or refuse: what torch asks while it traces."""
     refuse_arguments(of, x, descale, have_data=False)
+    values, found = outputs_for(of, x)
+    return values, found if descale is None else x.new_empty(0, dtype=torch.float32)
+
+
+def outputs_for(of: QuantizePlan, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the values and descales, without numbers, that a kernel makes of x."""
     batch, seqlen, heads, head_dim = x.shape
     step = len(KEY_ORDER)
     padded = (seqlen + step - 1) // step * step
     shape = (batch, heads, head_dim, padded) if of.columns else (batch, seqlen, heads, head_dim)
-    scales: tuple[Any, ...] = (0,)
-    if descale is None:
-        scales = () if of.by_tensor else (batch, heads)
-        scales += ((seqlen + of.scale_rows - 1) // of.scale_rows,) if of.by_block else ()
+    scales: tuple[Any, ...] = () if of.by_tensor else (batch, heads)
+    scales += ((seqlen + of.scale_rows - 1) // of.scale_rows,) if of.by_block else ()
     return x.new_empty(shape, dtype=E4M3), x.new_empty(scales, dtype=torch.float32)
 
 
@@ -333,3 +339,96 @@ def refuse_arguments(
         descale.device == x.device,
         lambda: "descale is not on the device of x; descale.to(x.device) moves it there",
     )
+
+
+# ---- the C interface ----------------------------------------------------------------------------
+
+
+class QuantizeArgs(ctypes.Structure):
+    """FagenQuantizeArgs of the C interface."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint32) for name in ("struct_bytes", "given")),
+        *((name, ctypes.c_void_p) for name in ("input", "out", "descale", "workspace")),
+        *(
+            (f"{tensor}_stride_{dimension}", ctypes.c_int64)
+            for tensor, dimensions in (
+                ("in", ("batch", "seq", "head")),
+                ("out", ("batch", "head", "row")),
+                ("descale", ("batch", "head", "block")),
+            )
+            for dimension in dimensions
+        ),
+        ("signs", ctypes.c_uint32 * reference.SIGN_WORDS),
+        *((name, ctypes.c_int32) for name in ("batch", "heads", "seqlen", "reserved")),
+    )
+
+
+def bind_quantizer(
+    binary: Binary,
+    x: Tensor,
+    values: Tensor,
+    descale: Tensor,
+    *,
+    seed: int = 0,
+    given: Tensor | None = None,
+) -> Callable[[], None]:
+    """Return a function that enqueues the kernel on these very tensors, registering nothing.
+
+    `values` and `descale` are as outputs_for(…) makes them. The tensors must outlive it. Raises
+    ValueError for a wrong argument, DeviceError where x is on no GPU; so does the function where
+    the GPU refuses.
+    """
+    of = plan_of(binary.slug)
+    refuse_arguments(of, x, given)
+    if x.device.type != "cuda":
+        raise DeviceError(f"{of.slug}: x is on {x.device}; the kernel runs on a Hopper GPU")
+    workspace = None
+    if not of.by_block and given is None:
+        numbers = x.shape[0] * x.shape[2] * -(-x.shape[1] // of.rows)
+        workspace = x.new_empty(numbers, dtype=torch.float32)
+    used = descale if given is None else given
+    args = quantizer_args(of, x, values, used, workspace, seed)
+    library = library_at(binary.library)
+    launch, device = library[f"fagen_{of.slug}"], x.device
+
+    def enqueue(_held: Any = (workspace, used)) -> None:
+        with torch.cuda.device(device):
+            stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
+            status = launch(ctypes.byref(args), stream)
+        if status:
+            message = library[f"fagen_{of.slug}_message"]
+            message.restype = ctypes.c_char_p
+            raise DeviceError(f"{of.slug}: {message(status).decode()}")
+
+    return enqueue
+
+
+def quantizer_args(
+    of: QuantizePlan,
+    x: Tensor,
+    values: Tensor,
+    descale: Tensor,
+    workspace: Tensor | None,
+    seed: int,
+) -> QuantizeArgs:
+    """Describe one call to the C interface; without a workspace descales are given, or of blocks.
+
+    The tensors must outlive it.
+    """
+    args = QuantizeArgs(struct_bytes=ctypes.sizeof(QuantizeArgs))
+    args.given = not of.by_block and workspace is None
+    args.input, args.out, args.descale = x.data_ptr(), values.data_ptr(), descale.data_ptr()
+    args.workspace = workspace.data_ptr() if workspace is not None else None
+    args.batch, args.seqlen, args.heads, _ = x.shape
+    out_order = ("batch", "head", "row") if of.columns else ("batch", "row", "head")
+    for tensor, name, order in (
+        (x, "in", ("batch", "seq", "head")),
+        (values, "out", out_order),
+        (descale, "descale", ("batch", "head", "block")),
+    ):
+        for dimension, stride in zip(order, tensor.stride(), strict=False):
+            setattr(args, f"{name}_stride_{dimension}", stride)
+    if of.rotate:
+        args.signs = (ctypes.c_uint32 * reference.SIGN_WORDS)(*reference.sign_words(seed))
+    return args

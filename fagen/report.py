@@ -116,8 +116,8 @@ def listed(schedule: AnySchedule) -> dict[str, Any]:
     """A committed schedule and what is known of its kernel."""
     known, fast = _known(schedule)
     if isinstance(schedule, QuantizeSchedule):
-        dtype, head_dim = schedule.quantize.dtype, f"{schedule.quantize.head_dim}"
-        mask, tile = "", f"{schedule.quantize.rows} rows"
+        keys = schedule.quantize
+        dtype, head_dim, mask, tile = f"{keys.dtype}", f"{keys.head_dim}", "", f"{keys.rows} rows"
     else:
         attention = schedule.attention
         own_v = "" if attention.head_dim_v == attention.head_dim else f"/{attention.head_dim_v}"

@@ -192,7 +192,7 @@ def test_generate_prints_the_kernel_and_writes_it_with_its_binding(tmp_path):
 
 def test_generate_finds_what_is_missing_edited_or_nobodys(generated, monkeypatch):
     mine = Schedule.from_slug(SLUG)
-    monkeypatch.setattr(flow, "committed", lambda: (mine,))
+    monkeypatch.setattr(flow, "all_committed", lambda: (mine,))
     assert fagen("generate", "--check").exit_code == 6
     flow.written(flow.rendered(mine), generated)
     (generated / "left_over.cu").touch()
