@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sys
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,15 @@ from fagen.measure import cells, peers
 from fagen.measure.card import Card
 from fagen.measure.launch import LaunchCost
 from fagen.measure.peers import Implementation
-from fagen.measure.rows import Row, geomean, ratios, read_rows, write_rows
+from fagen.measure.rows import (
+    PREARRANGED,
+    QUANTISE,
+    Row,
+    geomean,
+    ratios,
+    read_rows,
+    write_rows,
+)
 from fagen.measure.timing import Call, Timing
 from fagen.paths import locate
 from fagen.plan import plan
@@ -279,6 +288,69 @@ def test_where_nothing_can_be_timed_nothing_is_written(run, gpu, tmp_path, monke
     assert run.main(["--head-dim", "24", "--out", str(tmp_path)]) == 1
     assert "no committed schedule: fp16 hd24 full" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+# ---- e4m3
+
+
+@pytest.fixture
+def fp8(gpu, monkeypatch):
+    """Two e4m3 schedules, one for each way that V may lie in memory; what a call was given."""
+    rows, columns = "fwd_e4m3_d64_full_m128n64_vrows", "fwd_e4m3_d64_full_m128n64"
+    monkeypatch.setattr(flow, "committed", lambda: tuple(map(Schedule.from_slug, (rows, columns))))
+    record = sys.modules["record"]
+    plain = record.ours
+
+    def ours(binary):
+        made = plain(binary)
+        return made if binary.slug == rows else replace(made, name=PREARRANGED)
+
+    def quantise(case, q, k, v):
+        return Call(lambda: None)
+
+    monkeypatch.setattr(record, "ours", ours)
+    monkeypatch.setitem(peers.PEERS, QUANTISE, quantise)
+    monkeypatch.setattr(record, "installed", lambda name: False)
+    return rows, columns
+
+
+def test_in_e4m3_both_ways_of_v_stand_beside_cudnn_in_fp16_and_quantising_is_a_column(
+    run, gpu, fp8, tmp_path, monkeypatch
+):
+    pretend(run, monkeypatch)
+    corner = ["--dtype", "e4m3", "--head-dim", "64", "--mask", "full", "--out", str(tmp_path)]
+    assert run.main(corner) == 0
+    (path,) = tmp_path.glob("nvidia-h200-????-??-??.json")
+    rows = read_rows(path)
+    assert list(json.loads(path.read_text())[0]) == FIELDS
+    assert {row.dtype for row in rows} == {"e4m3"}
+    found = {(row.implementation, row.schedule) for row in rows}
+    assert found == {
+        ("fagen", fp8[0]),
+        (PREARRANGED, fp8[1]),
+        ("cudnn", None),
+        (QUANTISE, None),
+    }
+    page = path.with_suffix(".md").read_text()
+    for said in (
+        "In e4m3 cuDNN is in fp16",
+        "quantising Q, K, V sustained, µs",
+        "fagen ÷ cuDNN",
+        "fagen, V prearranged ÷ cuDNN",
+        "What quantising Q, K and V adds",
+    ):
+        assert said in page
+    plot = (tmp_path / f"{path.stem}-e4m3-sustained.svg").read_text()
+    assert "V prearranged" in plot and "quantising" not in plot
+    assert run.main(["--redraw", str(path)]) == 0
+    assert path.with_suffix(".md").read_text() == page
+
+
+def test_the_usual_peers_of_e4m3_are_others(run, monkeypatch):
+    record = sys.modules["record"]
+    monkeypatch.setattr(record, "installed", lambda name: name == "cudnn-e4m3")
+    assert record.usual_peers("e4m3") == ["cudnn", "cudnn-e4m3", QUANTISE]
+    assert record.usual_peers("bf16") == record.usual_peers() == ["cudnn", "fa2"]
 
 
 # ---- beyond the grid, and the ablation

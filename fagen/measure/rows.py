@@ -13,6 +13,7 @@ from fagen.paths import write_whole
 Key = tuple[str, int, int, str, int, int, int, int, int]
 YARDSTICK = "cudnn"  # in fp16 where the problem is e4m3
 PREARRANGED = "fagen-prearranged"  # in e4m3, of a V that lies transposed in memory
+OURS = ("fagen", PREARRANGED)
 QUANTISE = "quantise"  # no attention: what an e4m3 kernel's inputs cost
 TITLES = {
     "fagen": "fagen",
