@@ -219,7 +219,10 @@ def _emulated(x: Tensor, seed: int, descale: Tensor | None, slug: str) -> tuple[
         return values, x.new_empty(0, dtype=torch.float32)
     if of.by_block:
         return values, found
-    return values, found.amax() if of.by_tensor else found[..., 0].contiguous()
+    if not of.by_tensor:
+        return values, found[..., 0].contiguous()
+    least = found.new_full((1,), of.least / of.largest)  # of a tensor without a number
+    return values, torch.cat((found.flatten(), least)).amax()
 
 
 def _outputs(of: QuantizePlan, x: Tensor, descale: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -361,7 +361,7 @@ def test_evidence_moves_to_a_source_that_gives_the_same_machine_code(generated, 
 
 def test_list_knows_every_committed_schedule_and_the_state_of_its_evidence(generated, monkeypatch):
     mine = [Schedule.from_slug(slug) for slug in (SLUG, COMMITTED[0])]
-    monkeypatch.setattr(flow, "committed", lambda: tuple(mine))
+    monkeypatch.setattr(flow, "all_committed", lambda: tuple(mine))
     evidence.write(proof(SLUG, flow.rendered(mine[0]).hash, "code"))
     told = json.loads(fagen("list", "--json").output)
     assert [row["schedule"] for row in told] == [SLUG, COMMITTED[0]]
