@@ -60,7 +60,8 @@ def read_log(log: str, kernels: int = 1) -> CompilerReport:
     used = re.findall(r"Used (\d+) registers", log)
     if len(compiled) != kernels or len(used) != kernels:
         raise BuildError(
-            f"ptxas was to report on kernels: {kernels}, not on {compiled}:\n{log.strip()}"
+            f"ptxas was to report on {'one kernel' if kernels == 1 else f'{kernels} kernels'}, "
+            f"not on {compiled}:\n{log.strip()}"
         )
 
     def largest(pattern: str) -> int:
