@@ -45,6 +45,12 @@ class Row:
     v_layout: str = ""  # in e4m3: "rows" or "columns"
     scale_rows: int = 0  # that share a scale in e4m3; 0 where a head or the tensor has one
 
+    @classmethod
+    def of(cls, card: str, slug: str, least: int, most: float) -> "Row":
+        """The row that gives a kernel what it computes.  Raises ScheduleError for no slug."""
+        dtype, head_dim, head_dim_v, mask, layout, rows = _problem_of(slug)
+        return cls(card, dtype, head_dim, head_dim_v, mask, least, most, slug, layout, rows)
+
     @property
     def problem(self) -> Problem:
         """What is computed: dtype, both head dims, mask, layout of V, rows that share a scale."""
@@ -136,17 +142,22 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
         v_layout=table.get("v_layout", ""),
         scale_rows=table.get("scale_rows", 0),
     )
-    schedule = Schedule.from_slug(row.slug)
-    asked, fp8 = schedule.attention, schedule.fp8
-    computed = asked.dtype, asked.head_dim, asked.head_dim_v, asked.mask
-    if (*computed, fp8.v_layout, fp8.scale_rows) != row.problem:
-        said = "something else"
-        if computed == row.problem[:4]:
-            said = f'with v_layout = "{fp8.v_layout}" and scale_rows = {fp8.scale_rows}'
-        raise wrong(f"{row.slug} computes {said}")
+    computed = _problem_of(row.slug)
+    if computed != row.problem:
+        said = "computes something else"
+        if computed[:4] == row.problem[:4]:
+            said = f'is for v_layout = "{computed[4]}" and scale_rows = {computed[5]}'
+        raise wrong(f"{row.slug} {said}")
     if not 0 <= row.least <= row.most:
         raise wrong(f"from {row.least} to {row.most:g} is no range")
     return row
+
+
+def _problem_of(slug: str) -> Problem:
+    schedule = Schedule.from_slug(slug)
+    asked, fp8 = schedule.attention, schedule.fp8
+    sizes = asked.dtype, asked.head_dim, asked.head_dim_v, asked.mask
+    return *sizes, fp8.v_layout, fp8.scale_rows
 
 
 def written(rows: Iterable[Row]) -> str:

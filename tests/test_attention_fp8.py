@@ -224,6 +224,33 @@ def test_a_schedule_of_the_folder_goes_before_the_usual_one(folder: Path) -> Non
     assert torch.equal(out, expected("fwd_e4m3_d64_full_m64n96_ofp16", tensors, how))
 
 
+@pytest.mark.parametrize(
+    "schedule",
+    [one for one in dispatch._schedules() if one.attention.dtype == "e4m3"],
+    ids=lambda schedule: schedule.slug,
+)
+def test_every_e4m3_schedule_of_the_folder_serves_its_problem(schedule: Schedule) -> None:
+    keys, fp8 = schedule.attention, schedule.fp8
+    sizes = {"head_dim": keys.head_dim, "head_dim_v": keys.head_dim_v}
+    tensors, how = quantised(fp8.scale_rows, fp8.v_layout, **sizes)
+    causal = keys.mask == "causal"
+    slug = dispatch.picked(
+        dtype="e4m3",
+        **sizes,
+        causal=causal,
+        seqlen=200,
+        v_layout=fp8.v_layout,
+        scale_rows=fp8.scale_rows,
+        device="cpu",
+    ).slug
+    assert dispatch._problem(Schedule.from_slug(slug)) == dispatch._problem(
+        schedule.but(out_dtype="bf16")
+    )
+    assert torch.equal(
+        fagen.attention(*tensors, causal=causal, **how), expected(slug, tensors, how)
+    )
+
+
 WIDTHS = [*range(16, 257, 16)]
 
 
