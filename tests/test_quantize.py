@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from fagen import flow
 from fagen.arch import SM90
 from fagen.errors import ScheduleError
 from fagen.paths import locate
 from fagen.process import run
+from fagen.quantize_op import QuantizeArgs
 from fagen.quantizer import (
     QuantizePlan,
     QuantizeSchedule,
@@ -31,7 +33,7 @@ from fagen.quantizer.reference import (
     sign_words,
 )
 from fagen.render import HASH_WORD, HOST_MARK, formatted, render, token_hash
-from fagen.toolchain import FLAGS, find_gxx, find_nvcc
+from fagen.toolchain import find_gxx, find_nvcc
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 SEED = 7
@@ -391,34 +393,10 @@ def test_its_text_is_laid_out_complete_and_says_its_hash_once(slug):
     assert f"int fagen_{slug}(" in source.kernel
 
 
-class Args(ctypes.Structure):
-    """FagenQuantizeArgs."""
-
-    _fields_ = (
-        *((name, ctypes.c_uint32) for name in ("struct_bytes", "given")),
-        *((name, ctypes.c_void_p) for name in ("input", "out", "descale", "workspace")),
-        *(
-            (f"{tensor}_stride_{dim}", ctypes.c_int64)
-            for tensor, dims in (
-                ("in", ("batch", "seq", "head")),
-                ("out", ("batch", "head", "row")),
-                ("descale", ("batch", "head", "block")),
-            )
-            for dim in dims
-        ),
-        ("signs", ctypes.c_uint32 * 8),
-        *((name, ctypes.c_int32) for name in ("batch", "heads", "seqlen", "reserved")),
-    )
-
-
 @pytest.fixture(scope="module", params=["quant_fp16_d64_head", "quant_fp16_d64_block64_vcols"])
-def library(request, tmp_path_factory) -> tuple[QuantizePlan, ctypes.CDLL]:
-    plan = made(request.param)
-    folder = tmp_path_factory.mktemp("quantizer")
-    (folder / "kernel.cu").write_text(render(plan).kernel)
-    done = run([find_nvcc().nvcc, *FLAGS, "-shared", "kernel.cu", "-o", "kernel.so"], cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return plan, ctypes.CDLL(str(folder / "kernel.so"))
+def library(request) -> tuple[QuantizePlan, ctypes.CDLL]:
+    plan, binary = flow.built(QuantizeSchedule.from_slug(request.param), binding=False)
+    return plan, ctypes.CDLL(str(binary.library))
 
 
 def test_its_launcher_refuses_what_it_cannot_do(library):
@@ -427,7 +405,7 @@ def test_its_launcher_refuses_what_it_cannot_do(library):
     message.restype = ctypes.c_char_p
 
     def said(**changes: int) -> str:
-        args = Args(struct_bytes=ctypes.sizeof(Args), batch=1, heads=2, seqlen=48)
+        args = QuantizeArgs(struct_bytes=ctypes.sizeof(QuantizeArgs), batch=1, heads=2, seqlen=48)
         args.input = args.out = args.descale = args.workspace = 4096
         args.in_stride_seq, args.in_stride_head = 128, 64
         args.out_stride_head, args.out_stride_row = 64 * 48, 48
@@ -457,15 +435,9 @@ def test_its_launcher_refuses_what_it_cannot_do(library):
 
 
 @pytest.mark.parametrize("slug", (*SPREAD[:8], "quant_bf16_d256_rot_block32_vcols_r32"))
-def test_it_compiles_without_a_spill_or_a_warning(slug, tmp_path):
-    plan = made(slug)
-    (tmp_path / "kernel.cu").write_text(render(plan).kernel)
-    done = run(
-        [find_nvcc().nvcc, *FLAGS, "-cubin", "kernel.cu", "-o", "kernel.cubin"], cwd=tmp_path
-    )
-    log = done.stdout + done.stderr
-    assert done.returncode == 0, log
-    assert "warning" not in log
-    assert set(re.findall(r"(\d+) bytes (?:stack|spill)", log)) == {"0"}
-    registers = max(map(int, re.findall(r"Used (\d+) registers", log)))
-    assert registers * plan.threads * plan.blocks <= SM90.registers_per_sm
+def test_it_compiles_without_a_spill_or_a_warning(slug):
+    plan, binary = flow.built(QuantizeSchedule.from_slug(slug), binding=False)
+    assert "warning" not in (binary.folder / "compiler.log").read_text()
+    assert binary.report.stack_bytes == binary.report.spill_store_bytes == 0
+    assert 0 < binary.report.registers <= plan.registers
+    assert plan.registers * plan.threads * plan.blocks <= SM90.registers_per_sm
