@@ -2,7 +2,7 @@
 
 The rule: the root mean square of out - fp64 may be 1.15 times that of the emulated schedule on the
 same bytes and descales, and no row's more than twice that of its worst row; the log-sum-exp is
-within 1e-2, since Hopper adds products of e4m3 up in some 14 bits; a row that sees no key gives
+within 5e-3, since Hopper adds products of e4m3 up in some 14 bits; a row that sees no key gives
 exactly 0 and minus infinity. fp64 is of what the bytes stand for, so that nothing which a kernel
 cannot help is counted.
 """
@@ -24,7 +24,7 @@ from fagen.quantizer.reference import by_columns, random_signs, rotate, rounded,
 
 BEYOND_EMULATION = 1.15
 ROW_BEYOND_EMULATION = 2.0
-LSE_TOLERANCE = 1e-2
+LSE_TOLERANCE = 5e-3
 # Of the output's size, below which no error is looked at: where a row sees a few keys, one P that
 # is rounded to its other neighbour is much beside what little error there is.
 FLOOR = 2.0**-7

@@ -40,7 +40,7 @@ TILES = [
     "fwd_e4m3_d64_causal_m192n128_sblock_sr64",
     "fwd_e4m3_d128_causal_m128n128_vrows",
     "fwd_e4m3_d128_full_m128n224",
-    "fwd_e4m3_d128_causal_m128n224_vrows_sblock_sr32",
+    "fwd_e4m3_d128_causal_m128n192_vrows_sblock_sr64",
     "fwd_e4m3_d192_causal_m128n128_vspace",
     "fwd_e4m3_d256_full_m128n96",
     "fwd_e4m3_d256_causal_m128n96_sblock_sr32",

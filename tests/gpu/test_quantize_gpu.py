@@ -1,4 +1,4 @@
-"""Quantisers on a Hopper GPU: their numbers beside their reference's, their speed beside a copy's."""
+"""Quantisers on a Hopper GPU: numbers beside their reference's, speed beside a copy's."""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
