@@ -26,7 +26,8 @@ from fagen.measure.timing import REGIMES, Regime
 from fagen.paths import write_whole
 from fagen.plan import Plan
 from fagen.schedule import Schedule
-from fagen.vocab import DTYPES
+from fagen.usual import usual_scale_rows
+from fagen.vocab import DTYPES, V_LAYOUTS
 
 Kernels = Mapping[str, tuple[Plan, Binary]]
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -112,7 +113,8 @@ class Record:
 def serving(case: Problem, *, everything: bool = False) -> list[Schedule]:
     """The schedule that fagen.attention takes for a problem, or all committed ones that do it.
 
-    In e4m3 it is always all of them: which can be taken depends on how the inputs were quantised.
+    In e4m3 it takes one for each way that the inputs may have been quantised: V by rows and by
+    columns, a scale of a head and of a block of rows.
     """
     wanted = (case.dtype, case.head_dim, case.head_dim_v, case.mask)
     there = []
@@ -120,8 +122,13 @@ def serving(case: Problem, *, everything: bool = False) -> list[Schedule]:
         asked = schedule.attention
         if (asked.dtype, asked.head_dim, asked.head_dim_v, asked.mask) == wanted:
             there.append(schedule)
-    if everything or not there or DTYPES[case.dtype].fp8:
+    fp8 = DTYPES[case.dtype].fp8
+    if everything or not (there or fp8):
         return there
+    ways: list[dict[str, Any]] = [{}]
+    if fp8:
+        blocks = (0, usual_scale_rows(case.head_dim, case.head_dim_v))
+        ways = [dict(v_layout=v, scale_rows=rows) for v in V_LAYOUTS for rows in blocks]
     return [
         dispatch.picked(
             dtype=case.dtype,
@@ -129,7 +136,9 @@ def serving(case: Problem, *, everything: bool = False) -> list[Schedule]:
             head_dim_v=case.head_dim_v,
             causal=case.causal,
             seqlen=case.shape.seqlen_k,
+            **way,
         )
+        for way in ways
     ]
 
 

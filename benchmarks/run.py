@@ -11,10 +11,13 @@ A cell is a dtype, head dim, mask and sequence length, with 16,384 tokens and hi
 all implementations of a cell run in this process on the same inputs, in a new order each round.
 fagen's kernel is the one that fagen.attention takes for so many keys on this card; with
 --all-schedules every committed one that does the cell is timed, and tables and plots show the
-fastest. So it is always in e4m3, where there are two of fagen's: `fagen` takes V as it is stored
-and transposes it in the kernel; `fagen-prearranged` takes a V that was written transposed, and what
-that costs more than to quantise it by rows is in its time. Neither holds the rest of quantisation:
-that of Q, K and V is a column of its own. cuDNN, which all is divided by, computes in fp16.
+fastest.
+
+In e4m3 there are two of fagen's: `fagen` takes V as it is stored and transposes it in the kernel;
+`fagen-prearranged` takes a V that was written transposed, and what that costs more than to quantise
+it by rows is in its time. Each is timed with a scale per head and with one per block of rows, what
+the latter costs is said, and tables show the faster. None holds the rest of quantisation: that of
+Q, K and V is a column of its own. cuDNN, which all is divided by, computes in fp16.
 
 Written to benchmarks/results/, after every cell, so that a run cut short keeps what it has:
   <card>-<date>.json       a list of rows, whose fields are those of fagen.measure.rows.Row
@@ -41,6 +44,7 @@ from fagen.measure.rows import PREARRANGED, QUANTISE, YARDSTICK, geomeans, table
 from fagen.measure.shapes import SEQLENS, Problem, standard_shape
 from fagen.measure.summaries import (
     beside_fp16,
+    by_scales,
     launch_lines,
     picks,
     share_of_matmul,
@@ -129,6 +133,7 @@ def report(record: Record) -> None:
         products,
         *(geomeans(rows, over=over, of=of) for of, over in FURTHER),
         with_quantising(rows),
+        by_scales(rows),
         share_of_matmul(rows, ceilings),
         beside_fp16(rows),
         calls,

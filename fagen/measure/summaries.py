@@ -15,6 +15,7 @@ from fagen.measure.rows import (
     regimes_of,
     title,
 )
+from fagen.vocab import DTYPES
 
 
 def share_of_matmul(rows: Sequence[Row], matmul_tflops: Mapping[str, Mapping[str, float]]) -> str:
@@ -91,6 +92,29 @@ def with_quantising(rows: Sequence[Row]) -> str:
     head = ["regime", "dtype", "hd", "mask", "S", "kernel", "µs", "quantising, µs"]
     said = "What quantising Q, K and V adds, where it is done for this one call:\n\n"
     return said + markdown([*head, "both, TFLOP/s"], body)
+
+
+def by_scales(rows: Sequence[Row]) -> str:
+    """Markdown: what scales by block of rows cost beside one per head; '' where not both were run.
+
+    Geomeans of TFLOP/s, over the problems that a kernel of each kind ran.
+    """
+    regimes = regimes_of(rows)
+    body = []
+    for name in OURS:
+        renamed = [
+            replace(row, implementation="block" if "_sblock" in row.schedule else "head")
+            for row in rows
+            if row.implementation == name and row.schedule and DTYPES[row.dtype].fp8
+        ]
+        found = [ratios(renamed, regime, of="block", over="head").values() for regime in regimes]
+        if any(found):
+            means = [f"{geomean(values):.3f}" if values else "–" for values in found]
+            body.append([title(name), str(max(map(len, found))), *means])
+    if not body:
+        return ""
+    said = "TFLOP/s with scales by block of rows ÷ with one per head, geomeans:\n\n"
+    return said + markdown(["kernel", "cells", *regimes], body)
 
 
 def picks(rows: Iterable[Row]) -> str:
