@@ -181,7 +181,7 @@ def _agree(case: Problem, calls: dict[str, Call], who: dict[str, Implementation]
     judges = [
         label
         for label, implementation in who.items()
-        if implementation.attends and not implementation.schedule
+        if implementation.judges and not implementation.schedule
     ]
     if not judges:
         return

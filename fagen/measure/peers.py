@@ -34,6 +34,7 @@ from fagen.quantize_op import quantize
 from fagen.quantizer.reference import E4M3, rounded
 from fagen.usual import usual_scale_rows
 
+CUDNN_E4M3 = "cudnn-e4m3"
 Bind = Callable[[Problem, Tensor, Tensor, Tensor], Call]
 
 
@@ -41,8 +42,8 @@ Bind = Callable[[Problem, Tensor, Tensor, Tensor], Call]
 class Implementation:
     """A name for the rows, and how to call it; `schedule` is the slug of a fagen kernel.
 
-    What `charged` calls take beyond the `credited` ones is added to its time. One that does not
-    `attend` computes something else than attention, and is compared with nobody.
+    What a `charged` call takes beyond the `credited` one is added to its time. One that does not
+    judge computes something else than attention, or scales its output: none is compared with it.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Implementation:
     schedule: str | None = None
     charged: Bind | None = None
     credited: Bind | None = None
-    attends: bool = True
+    judges: bool = True
 
     @property
     def label(self) -> str:
@@ -97,7 +98,7 @@ def peer(name: str) -> Implementation:
     """One of PEERS by name; DeviceError, with what there is, for any other."""
     if name not in PEERS:
         raise DeviceError(f"no implementation is called {name!r}; there are {', '.join(PEERS)}")
-    return Implementation(name, PEERS[name], attends=name != QUANTISE)
+    return Implementation(name, PEERS[name], judges=name not in (QUANTISE, CUDNN_E4M3))
 
 
 def installed(name: str) -> bool:
@@ -189,7 +190,7 @@ def _fa3(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
 
 def _cudnn_e4m3(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
     """cuDNN's own e4m3, a scale per tensor, output in e4m3: through its frontend."""
-    if not installed("cudnn-e4m3"):
+    if not installed(CUDNN_E4M3):
         raise DeviceError("cudnn (nvidia-cudnn-frontend) is not installed")
     if problem.ragged_causal:
         raise DeviceError("its causal mask is aligned to the top left")
@@ -201,7 +202,7 @@ def _cudnn_e4m3(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
     def described(x: Tensor, kind: Any) -> Any:
         return graph.tensor(dim=list(x.shape), stride=list(x.stride()), data_type=kind)
 
-    # scores of 448 / 256 or less: P lies in [0, 1], and takes all of e4m3's range but its top
+    # P lies in [0, 1]: this takes it to the top of e4m3's range, as fagen's p_offset does
     p_scale = torch.full((1, 1, 1, 1), 256.0, device=q.device)
     one = torch.ones(1, 1, 1, 1, device=q.device)
     inputs = {name: x.values.transpose(1, 2) for name, x in zip("qkv", made, strict=True)}
@@ -294,7 +295,7 @@ PEERS: dict[str, Bind] = {
     "fa2": _fa2,
     "fa3": _fa3,
     "flex": _flex,
-    "cudnn-e4m3": _cudnn_e4m3,
+    CUDNN_E4M3: _cudnn_e4m3,
     QUANTISE: _quantise_all,
 }
-_PACKAGES = {"fa3": "flash_attn_interface", "cudnn-e4m3": "cudnn"}
+_PACKAGES = {"fa3": "flash_attn_interface", CUDNN_E4M3: "cudnn"}
