@@ -44,15 +44,17 @@ from fagen.usual import usual_scale_rows, usual_schedule
 from fagen.vocab import DTYPES, MASKS, OUT_DTYPES, SCALE_ROWS, V_LAYOUTS
 
 Choice = str | Path | Schedule | None  # a file, a slug, or the thing itself
-# device, and the fields of a Problem
-Kind = tuple[torch.device, torch.dtype, int, int, bool, torch.dtype | None, str | None, int | None]
-Key = tuple[*Kind, Choice]
+# device and the fields of a Problem, of which the last three are for e4m3 alone
+Kind = (
+    tuple[torch.device, torch.dtype, int, int, bool]
+    | tuple[torch.device, torch.dtype, int, int, bool, torch.dtype | None, str, int | None]
+)
+Key = tuple[Kind, Choice]
 
 # Slugs that measurements put before others of the same problem.
 PREFERRED: tuple[str, ...] = ()
 
 NOT_READY = "the kernel is not ready: call fagen.prepare(…) for this problem and device first; "
-_NONE = (None,) * 6  # of what goes with e4m3 alone
 
 # What has been readied in this process. A call finds its kernel here or takes the long way once.
 _ready: dict[Key, op.Op] = {}
@@ -108,8 +110,10 @@ def attention(
             f"q has {q.dim()} dimensions and v has {v.dim()}; both must have 4: "
             "(batch, seqlen, heads, head_dim)"
         )
+    dtype, head_dim = q.dtype, q.shape[3]
+    descales: tuple[Tensor, ...] = ()
     kind: Kind
-    if q.dtype == E4M3:
+    if dtype == E4M3:
         given = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
         descales = tuple(descale_of(name, descale) for name, descale in given.items())
         v_layout = v_layout or "rows"
@@ -118,14 +122,14 @@ def attention(
             out_dtype = out_dtype or torch.bfloat16
             scale_rows = told_scale_rows(q, k, descales) if scale_rows is None else scale_rows
         width = v.shape[2 if v_layout == "columns" else 3]
-        kind = (q.device, E4M3, q.shape[3], width, causal, out_dtype, v_layout, scale_rows)
+        kind = (q.device, dtype, head_dim, width, causal, out_dtype, v_layout, scale_rows)
+    elif (
+        (q_descale is None and k_descale is None and v_descale is None)
+        and (v_layout is None and scale_rows is None and out_dtype is None)
+    ):  # fmt: skip
+        kind = (q.device, dtype, head_dim, v.shape[3], causal)
     else:
-        descales = ()
-        if k.dtype == E4M3 or v.dtype == E4M3:
-            raise ValueError(f"k or v is in e4m3, but q is {name_of(q.dtype)}: fagen.quantize(q)")
-        if (q_descale, k_descale, v_descale, v_layout, scale_rows, out_dtype) != _NONE:
-            raise ValueError(f"{ONLY_FP8}; q is {name_of(q.dtype)}")
-        kind = (q.device, q.dtype, q.shape[3], v.shape[3], causal, None, None, None)
+        raise ValueError(f"{ONLY_FP8}; q is {name_of(dtype)}")
     if schedule is None:
         ranges = _ranges.get(kind) or _find_ranges(kind)
         schedule = (
@@ -133,9 +137,9 @@ def attention(
             if len(ranges) == 1
             else _at(ranges, (k if v_layout == "columns" else v).shape[1])
         )
-    key = (*kind, schedule)
+    key = (kind, schedule)
     kernel = _ready.get(key) or _make_ready(key)
-    out, lse = kernel(q, k, v, q.shape[3] ** -0.5 if scale is None else scale, *descales)
+    out, lse = kernel(q, k, v, head_dim**-0.5 if scale is None else scale, *descales)
     return (out, lse) if return_lse else out
 
 
@@ -220,15 +224,14 @@ def prepare(
     """
     fp8 = out_dtype, v_layout, scale_rows
     kind = _kind(dtype, head_dim, head_dim_v, causal, device, fp8, bool(schedule))
-    place = kind[0]
     choices: list[Choice] = [schedule]
     if schedule is None:
         ranges = _ranges.get(kind) or _find_ranges(kind)
         listed = [slug for _, slug in ranges] if seqlen is None else [_at(ranges, seqlen)]
         choices = list(dict.fromkeys(listed))
     for choice in choices:
-        kernel = _make_ready((*kind, choice), progress)
-        if place.type == "cuda":
+        kernel = _make_ready((kind, choice), progress)
+        if kind[0].type == "cuda":
             _run_once(kernel, kind)
     return _choose(Problem(*kind[1:]), choices[-1]).slug
 
@@ -269,23 +272,24 @@ def _kind(
     if place.type == "cuda" and place.index is None:
         place = torch.device("cuda", torch.cuda.current_device())
     found, (out, v_layout, scale_rows) = dtype_of(dtype), fp8
+    head_dim_v = head_dim_v or head_dim
+    if found != E4M3:
+        if fp8 != (None, None, None):
+            raise ValueError(f"{ONLY_FP8}; dtype is {name_of(found)}")
+        return place, found, head_dim, head_dim_v, causal
+    v_layout = v_layout or "rows"
+    refuse_word("v_layout", v_layout, V_LAYOUTS)
     out_dtype = dtype_of(out) if out else None
-    if found == E4M3:
-        v_layout = v_layout or "rows"
-        refuse_word("v_layout", v_layout, V_LAYOUTS)
-        if not chosen:
-            out_dtype, scale_rows = out_dtype or torch.bfloat16, scale_rows or 0
-    elif (out_dtype, v_layout, scale_rows) != (None, None, None):
-        raise ValueError(f"{ONLY_FP8}; dtype is {name_of(found)}")
-    sizes = head_dim, head_dim_v or head_dim
-    return place, found, *sizes, causal, out_dtype, v_layout, scale_rows
+    if not chosen:
+        out_dtype, scale_rows = out_dtype or torch.bfloat16, scale_rows or 0
+    return place, found, head_dim, head_dim_v, causal, out_dtype, v_layout, scale_rows
 
 
 def _run_once(kernel: op.Op, kind: Kind) -> None:
     """Run a kernel on a single key, so that whatever it has to do once is done."""
-    device, dtype, head_dim, head_dim_v, _, _, v_layout, _ = kind
+    device, dtype, head_dim, head_dim_v, _, *fp8 = kind
     q = torch.zeros(1, 1, 1, head_dim, dtype=dtype, device=device)
-    shape = (1, 1, head_dim_v, KEYS) if v_layout == "columns" else (1, 1, 1, head_dim_v)
+    shape = (1, 1, head_dim_v, KEYS) if "columns" in fp8 else (1, 1, 1, head_dim_v)
     descales = [torch.ones(1, 1, 1, device=device)] * 3 if dtype == E4M3 else []
     with torch.no_grad():
         kernel(q, q, torch.zeros(shape, dtype=dtype, device=device), 1.0, *descales)
@@ -303,22 +307,16 @@ def _find_ranges(kind: Kind) -> tuple[tuple[float, str | None], ...]:
     """Look a kind of call up in the dispatch tables.  Raises ScheduleError where one is wrong."""
     if torch.compiler.is_compiling():
         raise FagenError(NOT_READY + "it cannot be built while torch.compile traces the call")
-    device, dtype, head_dim, head_dim_v, causal, out_dtype, v_layout, scale_rows = kind
+    device, problem = kind[0], Problem(*kind[1:])
     names = {getattr(torch, row.torch): row.name for row in DTYPES.values()}
-    mask = next(row.name for row in MASKS.values() if row.causal == causal)
+    mask = next(row.name for row in MASKS.values() if row.causal == problem.causal)
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    rows = rows_for(
-        names.get(dtype, ""),
-        head_dim,
-        head_dim_v,
-        mask,
-        card,
-        own=locate("schedules"),
-        v_layout=v_layout or "",
-        scale_rows=scale_rows or 0,
-    )
-    found = [(row.most, _writing(Schedule.from_slug(row.slug), out_dtype).slug) for row in rows]
-    _ranges[kind] = tuple(found) or ((math.inf, None),)
+    asked = names.get(problem.dtype, ""), problem.head_dim, problem.head_dim_v, mask, card
+    fp8 = dict[str, Any](v_layout=problem.v_layout or "", scale_rows=problem.scale_rows or 0)
+    rows = rows_for(*asked, own=locate("schedules"), **fp8)
+    slugs = [_writing(Schedule.from_slug(row.slug), problem.out_dtype).slug for row in rows]
+    found = tuple((row.most, slug) for row, slug in zip(rows, slugs, strict=True))
+    _ranges[kind] = found or ((math.inf, None),)
     return _ranges[kind]
 
 
@@ -326,7 +324,7 @@ def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> op.O
     """The long way to a kernel: choose, build, load.  Raises as attention does."""
     if torch.compiler.is_compiling():
         raise FagenError(NOT_READY + "it cannot be built while torch.compile traces the call")
-    device, *problem, choice = key
+    (device, *problem), choice = key
     with _readying:
         if key in _ready:
             return _ready[key]

@@ -330,7 +330,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def key(device: int = 0, causal: bool = False) -> dispatch.Key:
-    return (torch.device("cuda", device), torch.float16, 64, 64, causal, None, None, None, None)
+    return (torch.device("cuda", device), torch.float16, 64, 64, causal), None
 
 
 def test_many_threads_build_once(pretended: SimpleNamespace) -> None:

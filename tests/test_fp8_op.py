@@ -17,6 +17,7 @@ from fagen.errors import DeviceError
 from fagen.plan import Plan, plan
 from fagen.quantizer.reference import E4M3, Quantized, by_columns, by_rows, rounded
 from fagen.schedule import Schedule
+from tests.conftest import Built
 from tests.stubs import stub_binary, stub_library
 
 # no schedule of the package has these slugs, so no other test loads a kernel of that name
@@ -485,3 +486,19 @@ def test_the_c_interface_refuses_what_it_cannot_do(columns: Made) -> None:
         op.call_kernel(columns.binary, q, k, v, out, lse, scale)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"out is torch\.float16 .*must be torch\.bfloat16"):
         op.call_kernel(columns.binary, q, k, v, out.half(), lse, scale, *descales)  # type: ignore[arg-type]
+
+
+# ---- a kernel that was really compiled ----------------------------------------------------------
+
+COMPILED = "fwd_e4m3_d128_full_m128n128_sblock"  # what attention_fp8 takes where no table says more
+
+
+def test_a_compiled_kernel_loads_and_is_what_was_planned(built: Callable[[str], Built]) -> None:
+    compiled = built(COMPILED)
+    attend, given = op.load(compiled.binary), arguments(compiled.plan)
+    expected = emulate_fp8(compiled.plan, *given)
+    for found, wanted in zip(attend(*given), expected, strict=True):
+        assert torch.equal(found, wanted)
+    info = op.kernel_info(compiled.binary)
+    assert (info.slug, info.source_hash) == (COMPILED, compiled.source.hash)
+    assert (info.shared_bytes, info.threads) == (compiled.plan.shared_bytes, compiled.plan.threads)
