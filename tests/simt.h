@@ -194,6 +194,7 @@ T __ldg(const T* from) { return *from; }
 template <typename T>
 T __ldcs(const T* from) { return *from; }
 
+inline float __fmul_rn(float a, float b) { return a * b; }
 inline uint32_t __float_as_uint(float x) { return reinterpret_cast<const uint32_t&>(x); }
 inline float __uint_as_float(uint32_t x) { return reinterpret_cast<const float&>(x); }
 

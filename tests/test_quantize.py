@@ -27,6 +27,7 @@ from fagen.quantizer.plan import KEY_ORDER
 from fagen.quantizer.reference import (
     Quantized,
     by_rows,
+    embedded,
     quantize,
     random_signs,
     rotate,
@@ -54,6 +55,10 @@ SPREAD = (
     "quant_fp16_d192_rot_block128_vcols",
     "quant_bf16_d240_rot_block32",
     "quant_fp16_d256_rot_block64_vcols_r64",
+    "quant_fp16_d128_halves_rot_block128",
+    "quant_bf16_d64_pairs_head_vcols",
+    "quant_fp16_d80_pairs_rot_block32_r32",
+    "quant_bf16_d256_halves_tensor",
 )
 
 
@@ -68,6 +73,15 @@ def rotated(plan: QuantizePlan, x: Tensor) -> Tensor:
 def dequantized(plan: QuantizePlan, made: Quantized, seqlen: int) -> Tensor:
     values = by_rows(made.values, seqlen) if plan.columns else made.values
     return Quantized(values, made.descale).real(plan.scale_rows)
+
+
+def rotary(plan: QuantizePlan, batch: int, seqlen: int) -> tuple[Tensor, Tensor] | None:
+    """Cosines and sines of angles that are others in every batch, row and pair of columns."""
+    if not plan.rotary:
+        return None
+    angles = torch.arange(float(batch * seqlen * plan.angles)).view(batch, seqlen, -1) * 0.37
+    dtype = DTYPES[plan.dtype.name]
+    return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def normal(plan: QuantizePlan, batch: int, seqlen: int, heads: int) -> Tensor:
@@ -120,11 +134,13 @@ def test_all_faults_are_said_at_once_each_with_its_line(tmp_path):
         (dict(scales="block", rows=64), "multiple of scale_rows = 128"),
         (dict(scales="row"), '"tensor" or "head" or "block"'),
         (dict(rows=48), "32 or 64 or 128"),
+        (dict(rotary="halves", head_dim=96), 'needs a head_dim of 64, 128, … .* rotary = "pairs"'),
+        (dict(rotary="both"), '"none" or "halves" or "pairs"'),
     ],
 )
 def test_what_does_not_go_together_is_refused(keys, said):
     with pytest.raises(ScheduleError, match=said):
-        QuantizeSchedule.make(dtype="fp16", head_dim=128, **keys)
+        QuantizeSchedule.make(**dict(dtype="fp16", head_dim=128) | keys)
 
 
 @pytest.mark.parametrize(
@@ -187,6 +203,22 @@ def test_descales_are_the_maxima_over_448_of_what_shares_them(scales, rotate):
     error = (dequantized(plan, got, 200) - rotated(plan, x)).abs().permute(0, 2, 1, 3)
     # half a step of three bits, or of the smallest numbers
     assert torch.all(error <= torch.maximum(y / 16, got.descale.amax() / 1024) * 1.01)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_an_embedding_turns_pairs_and_leaves_products_to_distances(pairs):
+    """Rows of Q and K are embedded by their places: only the distance of two enters a product."""
+    places = torch.arange(40.0)[:, None] * 0.9 ** torch.arange(32.0)
+    cos, sin = places.cos(), places.sin()
+    q, k = (torch.randn(64, generator=torch.Generator().manual_seed(s)) for s in (1, 2))
+    rows = [x.expand(1, 40, 1, 64) for x in (q, k)]
+    one, other = (embedded(x, cos, sin, pairs=pairs)[0, :, 0] for x in rows)
+    products = one @ other.T
+    assert torch.allclose(products[:30, 5:35].diag(), products[0, 5].expand(30), atol=1e-4)
+    assert torch.allclose(one.norm(dim=-1), q.norm().expand(40))
+    first = one.unflatten(-1, (32, 2) if pairs else (2, 32)).unbind(-1 if pairs else -2)[0]
+    assert torch.allclose(first[0], q[::2] if pairs else q[:32])
+    assert not torch.allclose(first[1], first[0], atol=0.1)
 
 
 def test_a_given_descale_is_used_and_what_is_too_large_saturates():
@@ -255,6 +287,11 @@ int main(int count, char** words) {{
   char* in = space.data() + (16 - uintptr_t(space.data()) % 16) % 16;
   uint8_t* to = out.data() + (16 - uintptr_t(out.data()) % 16) % 16;
   fread(in, 1, space.size() - 16, stdin);
+  std::vector<char> angles(sizeof(Element) * batch * seqlen * {head_dim} + 16);
+  char* cos = angles.data() + (16 - uintptr_t(angles.data()) % 16) % 16;
+  if ({rotary}) {{
+    fread(cos, 1, angles.size() - 16, stdin);
+  }}
   if (given) {{
     fread(descale.data(), 4, descale.size(), stdin);
   }}
@@ -273,6 +310,7 @@ int main(int count, char** words) {{
   params.descale_stride_block = 1;
   params.seqlen = seqlen;
   {signs}
+  {angles}
   const unsigned rows = (seqlen + kRows - 1) / kRows;
   const simt::Index grid = {{unsigned(heads), rows, unsigned(batch)}};
   {launches}
@@ -290,6 +328,12 @@ WHOLE = """
     simt::launch({SETTLED}, kSettlers, [&] { settle(params, COUNT); });
   }
   simt::launch(grid, kThreads, [&] { quantize(params); });
+"""
+ANGLES = """
+  params.cos = reinterpret_cast<const Element*>(cos);
+  params.sin = params.cos + batch * seqlen * {half};
+  params.cos_stride_seq = params.sin_stride_seq = {half};
+  params.cos_stride_batch = params.sin_stride_batch = seqlen * {half};
 """
 ASM = {
     "mma.sync": "simt::mma<Element>(d, a0, a1, a2, a3, b0, b1);",
@@ -321,6 +365,8 @@ def run_on_cpu(
         signs="".join(f"params.signs[{i}] = {sign_words(SEED)[i]}u;" for i in range(plan.chunks))
         if plan.rotate
         else "",
+        rotary=int(plan.rotary),
+        angles=ANGLES.format(half=plan.angles) if plan.rotary else "",
         launches=BY_BLOCK if plan.by_block else whole.replace("SETTLED", settled),
     )
     (folder / "run.cpp").write_text(program)
@@ -335,6 +381,8 @@ def run_on_cpu(
     blocks = -(-seqlen // plan.scale_rows) if plan.by_block else 1
     given = int(descale is not None)
     raw = x.contiguous().view(torch.uint8).numpy().tobytes()
+    for angles in rotary(plan, batch, seqlen) or ():
+        raw += angles.view(torch.uint8).numpy().tobytes()
     if descale is not None:
         raw += descale.expand(batch, heads, 1).contiguous().numpy().tobytes()
     (folder / "in").write_bytes(raw)
@@ -358,7 +406,7 @@ def test_the_kernels_own_text_computes_what_the_reference_does(slug, tmp_path):
     plan = made(slug)
     x = normal(plan, 2, 203, 2)
     got = run_on_cpu(plan, x, tmp_path)
-    expected = quantize(plan, x, SEED)
+    expected = quantize(plan, x, SEED, rotary=rotary(plan, 2, 203))
     if plan.by_tensor:
         assert torch.allclose(got.descale[0, 0], expected.descale[0, 0], rtol=1e-6)
     else:

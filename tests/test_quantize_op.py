@@ -3,6 +3,7 @@
 import ctypes
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,17 @@ from fagen.errors import DeviceError
 from fagen.op.c_interface import library_at
 from fagen.quantizer import QuantizePlan, QuantizeSchedule, plan_quantizer
 from fagen.quantizer.plan import LEAST_MAXIMUM
-from fagen.quantizer.reference import Quantized, quantize, sign_words
+from fagen.quantizer.reference import Quantized, embedded, quantize, sign_words
 from fagen.render import environment
 from fagen.toolchain import BINDING_FLAGS, BINDING_LINK_FLAGS, find_gxx, find_torch
 
-SLUGS = ("quant_fp16_d64_rot_head", "quant_bf16_d48_tensor_vcols", "quant_fp16_d80_rot_block64")
+SLUGS = (
+    "quant_fp16_d64_rot_head",
+    "quant_bf16_d48_tensor_vcols",
+    "quant_fp16_d80_rot_block64",
+    "quant_bf16_d128_halves_rot_block128",
+    "quant_fp16_d32_pairs_head",
+)
 SEED = 11
 
 
@@ -188,6 +195,43 @@ def test_any_strides_of_16_bytes_will_do():
     assert same(fagen.quantize(by_heads).values, fagen.quantize(x).values)
 
 
+@pytest.mark.parametrize("pairs", [False, True])
+def test_an_embedding_comes_before_all_else(pairs):
+    x = normal(2, 40, 3, 64)
+    places = torch.arange(40.0)[:, None] * 0.9 ** torch.arange(32.0)
+    cos, sin = places.cos().half(), places.sin().half()
+    expected = fagen.quantize(embedded(x, cos, sin, pairs=pairs), rotate=True)
+    for rotary in ((cos, sin), (cos.expand(2, -1, -1), sin.expand(2, -1, -1))):
+        made = fagen.quantize(x, rotate=True, rotary=rotary, rotary_pairs=pairs)
+        assert same(made.values, expected.values)
+        assert torch.equal(made.descale, expected.descale)
+    assert not same(fagen.quantize(x, rotate=True).values, expected.values)
+
+
+@pytest.mark.parametrize(
+    ("shape", "change", "said"),
+    [
+        ((40, 32), lambda t: t.float(), r"cos is not float16, as x is; cos\.to\(x\.dtype\)"),
+        ((39, 32), lambda t: t, r"cos has shape \(2, 39, 32\); it must be \(2, 40, 32\)"),
+        ((1, 40, 32), lambda t: t, r"cos has shape \(1, 40, 32\); it must be \(2, 40, 32\)"),
+        ((40, 33), lambda t: t[:, :32], r"cos has stride 33 in dimension 1; cos\.contiguous\(\)"),
+        ((40, 64), lambda t: t[:, ::2], r"cos has stride 2 in dimension 2"),
+        ((41, 33), lambda t: t.flatten()[1:1281].view(40, 32), r"cos does not begin at a multiple"),
+    ],
+)
+def test_wrong_cosines_are_named(shape, change, said):
+    cos = change(torch.ones(shape, dtype=torch.float16))
+    with pytest.raises(ValueError, match=said):
+        fagen.quantize(normal(2, 40, 3, 64), rotary=(cos, cos))
+
+
+def test_columns_half_a_row_apart_need_rows_of_64():
+    cos = torch.ones(40, 48, dtype=torch.float16)
+    with pytest.raises(ValueError, match=r'rotary = "halves" needs a head_dim of 64, 128, …'):
+        fagen.quantize(normal(2, 40, 3, 96), rotary=(cos, cos))
+    fagen.quantize(normal(2, 40, 3, 96), rotary=(cos, cos), rotary_pairs=True)
+
+
 @pytest.fixture
 def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
@@ -246,30 +290,51 @@ def fitting(of: QuantizePlan, batch: int = 2, seqlen: int = 70, heads: int = 3) 
     return normal(batch, seqlen, heads, of.head_dim, dtype=getattr(torch, of.dtype.torch))
 
 
+def angles_for(of: QuantizePlan, x: Tensor) -> dict[str, Tensor]:
+    """Cosines and sines, where the op takes them, of a cache that is longer."""
+    if not of.rotary:
+        return {}
+    places = torch.arange(x.shape[1] + 3.0)[:, None] * 0.8 ** torch.arange(float(of.angles))
+    return {
+        name: table.to(x.dtype)[3:].expand(x.shape[0], -1, -1)
+        for name, table in (("cos", places.cos()), ("sin", places.sin()))
+    }
+
+
+def expected_of(of: QuantizePlan, x: Tensor, descale: Tensor | None = None) -> Quantized:
+    angles = angles_for(of, x)
+    rotary = (angles["cos"], angles["sin"]) if angles else None
+    return quantize(of, x, SEED, descale, rotary)
+
+
 def given_for(of: QuantizePlan) -> Tensor:
     return torch.tensor(0.02) if of.by_tensor else torch.full((2, 3), 0.02)
 
 
 def test_on_cpu_tensors_the_op_is_the_reference(kernel, of):
     x = fitting(of)
-    values, descale = kernel(x, SEED)
-    expected = quantize(of, x, SEED)
+    angles = angles_for(of, x)
+    values, descale = kernel(x, SEED, **angles)
+    expected = expected_of(of, x)
     assert same(values, expected.values)
     assert torch.equal(descale.flatten(), expected.descale.flatten()[: descale.numel()])
     if not of.by_block:
-        values, nothing = kernel(x, SEED, given_for(of))
-        assert same(values, quantize(of, x, SEED, torch.tensor(0.02)).values)
+        values, nothing = kernel(x, SEED, given_for(of), **angles)
+        assert same(values, expected_of(of, x, torch.tensor(0.02)).values)
         assert nothing.shape == (0,)
 
 
 def test_opcheck_finds_nothing(kernel, of):
     for arguments in ((fitting(of), SEED), (fitting(of, 1, 1, 1),), (fitting(of, 2, 0, 3),)):
-        torch.library.opcheck(kernel, arguments)
+        torch.library.opcheck(kernel, arguments, angles_for(of, arguments[0]))
     turned = fitting(of).transpose(1, 2).contiguous().transpose(1, 2)
-    torch.library.opcheck(kernel, (turned, -1))
-    torch.library.opcheck(torch.ops.fagen.quantized.default, (fitting(of), SEED, None, of.slug))
+    angles = angles_for(of, turned)
+    torch.library.opcheck(kernel, (turned, -1), angles)
+    reference = torch.ops.fagen.quantized.default
+    rotary = (angles.get("cos"), angles.get("sin"))
+    torch.library.opcheck(reference, (turned, SEED, None, *rotary, of.slug))
     if not of.by_block:
-        torch.library.opcheck(kernel, (fitting(of), SEED, given_for(of)))
+        torch.library.opcheck(kernel, (turned, SEED, given_for(of)), angles)
 
 
 def test_the_binding_refuses_in_the_same_words_as_python(kernel, of):
@@ -277,6 +342,7 @@ def test_the_binding_refuses_in_the_same_words_as_python(kernel, of):
     wider = torch.zeros(2, 70, 3, of.head_dim + 1, dtype=x.dtype)[..., : of.head_dim]
     crooked = torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
     tall = torch.zeros(1, 1, 1, of.head_dim, dtype=x.dtype).expand(1, 65_535 * 32 + 1, 1, -1)
+    angles = angles_for(of, x)
     wrong: list[tuple[Tensor, Tensor | None]] = [
         (x[0], None),
         (x[..., :16], None),
@@ -293,8 +359,8 @@ def test_the_binding_refuses_in_the_same_words_as_python(kernel, of):
     for tensor, given in wrong:
         said = []
         for call in (
-            lambda t, d: kernel(t, SEED, d),
-            lambda t, d: quantize_op.refuse_arguments(of, t, d),
+            lambda t, d: kernel(t, SEED, d, **angles),
+            lambda t, d: quantize_op.refuse_arguments(of, t, d, **angles),
         ):
             with pytest.raises(ValueError) as refusal:
                 call(tensor, given)
@@ -305,21 +371,24 @@ def test_the_binding_refuses_in_the_same_words_as_python(kernel, of):
 
 def test_a_gradient_is_refused_and_needs_none_without_grad_mode(kernel, of):
     x = fitting(of).requires_grad_()
-    with pytest.raises(ValueError, match="x or descale requires a gradient"):
-        kernel(x, SEED)
+    angles = angles_for(of, x)
+    with pytest.raises(ValueError, match=r"^fagen::.*: x.* or .* requires a gradient"):
+        kernel(x, SEED, **angles)
     with torch.no_grad():
-        assert same(kernel(x, SEED)[0], kernel(x.detach(), SEED)[0])
+        assert same(kernel(x, SEED, **angles)[0], kernel(x.detach(), SEED, **angles)[0])
 
 
 def test_its_fake_says_what_comes_out_and_refuses_too(kernel, of):
-    real = kernel(fitting(of), SEED)
+    angles = angles_for(of, fitting(of))
+    real = kernel(fitting(of), SEED, **angles)
     with FakeTensorMode() as mode:
-        made = kernel(mode.from_tensor(fitting(of)), SEED)
+        angles = {name: mode.from_tensor(tensor) for name, tensor in angles.items()}
+        made = kernel(mode.from_tensor(fitting(of)), SEED, **angles)
         for fake, tensor in zip(made, real, strict=True):
             assert (fake.shape, fake.dtype) == (tensor.shape, tensor.dtype)
             assert fake.stride() == tensor.stride()
         with pytest.raises(ValueError, match="this kernel takes"):
-            kernel(mode.from_tensor(fitting(of)[..., :16]), SEED)
+            kernel(mode.from_tensor(fitting(of)[..., :16]), SEED, **angles)
 
 
 def test_its_kernels_keep_what_their_plan_promises(binary, of):
@@ -349,13 +418,13 @@ extern "C" int args_bytes(void) { return sizeof(FagenQuantizeArgs); }
 PROBE = """
 #include "%(slug)s_torch.cpp"
 namespace {
-void note(const Tensor& x, int64_t seed, const Tensor& values, const Tensor& descale, const Descale& workspace) {
-  const FagenQuantizeArgs args = describe(x, %(seed)svalues, descale%(workspace)s);
+void note(const Tensor& x, int64_t seed, const Tensor& values, const Tensor& descale, const Descale& workspace%(parameters)s) {
+  const FagenQuantizeArgs args = describe(x, %(seed)svalues, descale%(workspace)s%(rotary)s);
   fagen_%(slug)s(&args, nullptr);
 }
 }  // namespace
 STABLE_TORCH_LIBRARY_FRAGMENT(fagen_test, m) {
-  m.def("note_%(slug)s(Tensor x, int seed, Tensor values, Tensor descale, Tensor? workspace) -> ()");
+  m.def("note_%(slug)s(Tensor x, int seed, Tensor values, Tensor descale, Tensor? workspace%(schema)s) -> ()");
 }
 STABLE_TORCH_LIBRARY_IMPL(fagen_test, CPU, m) { m.impl("note_%(slug)s", TORCH_BOX(&note)); }
 """  # noqa: E501
@@ -365,6 +434,8 @@ OF_STUBS = (
     "quant_fp16_d112_rot_head",
     "quant_bf16_d16_tensor_vcols",
     "quant_bf16_d160_block32_vcols",
+    "quant_fp16_d192_halves_rot_tensor",
+    "quant_bf16_d48_pairs_block64",
 )
 
 
@@ -380,6 +451,9 @@ def stub(
         "abi": environment().get_template("quantize/abi.h.j2").render(plan=of),
         "seed": "seed, " if of.rotate else "",
         "workspace": "" if of.by_block else ", workspace",
+        "rotary": ", cos, sin" * of.rotary,
+        "parameters": ", const Tensor& cos, const Tensor& sin" * of.rotary,
+        "schema": ", Tensor cos, Tensor sin" * of.rotary,
     }
     (folder / "stub.cpp").write_text(STUB % names)
     (folder / f"{of.slug}_torch.cpp").write_text(flow.rendered(of.schedule).binding)
@@ -404,24 +478,52 @@ def stub(
     return of, getattr(torch.ops.fagen_test, f"note_{of.slug}").default, library
 
 
+def test_wrong_cosines_are_refused_in_the_same_words_as_python(kernel, of):
+    x = fitting(of)
+    if not of.rotary:
+        with pytest.raises((TypeError, RuntimeError)):
+            kernel(x, SEED, cos=x, sin=x)
+        return
+    cos = angles_for(of, x)["cos"]
+    wider = torch.ones(2, 70, of.angles + 1, dtype=x.dtype)[..., : of.angles]
+    crooked = torch.ones(cos.numel() + 1, dtype=x.dtype)[1:].view(cos.shape)
+    for wrong in (cos[:1], cos[:, :5], cos.float(), wider, crooked):
+        for name in ("cos", "sin"):
+            angles = {"cos": cos, "sin": cos} | {name: wrong}
+            said = []
+            for call in (partial(kernel, x, SEED), partial(quantize_op.refuse_arguments, of, x)):
+                with pytest.raises(ValueError) as refusal:
+                    call(**angles)
+                said.append(str(refusal.value))
+            assert said[0] == said[1] and f": {name} " in said[0]
+    with pytest.raises(ValueError, match="cos is missing"):
+        quantize_op.refuse_arguments(of, x)
+
+
 @pytest.mark.parametrize("given", [False, True])
 def test_binding_and_python_tell_the_kernel_the_same(stub, given):
     of, note, library = stub
-    assert library.args_bytes() == ctypes.sizeof(quantize_op.QuantizeArgs)
+    kind = quantize_op.RotaryQuantizeArgs if of.rotary else quantize_op.QuantizeArgs
+    assert library.args_bytes() == ctypes.sizeof(kind)
     if given and of.by_block:
         with pytest.raises(ValueError, match="cannot be given"):
-            quantize_op.refuse_arguments(of, fitting(of), torch.ones(2, 3))
+            given_all = angles_for(of, fitting(of))
+            quantize_op.refuse_arguments(of, fitting(of), torch.ones(2, 3), **given_all)
         return
     x = fitting(of).transpose(1, 2).contiguous().transpose(1, 2)
     values, descale = quantize_op.outputs_for(of, x)
     workspace = None if of.by_block or given else torch.empty(6)
-    note(x, -SEED, values, descale, workspace)
-    noted = quantize_op.QuantizeArgs.from_address(library.noted_call())
-    expected = quantize_op.quantizer_args(of, x, values, descale, workspace, -SEED)
+    rotary = tuple(angles_for(of, x).values())
+    note(x, -SEED, values, descale, workspace, *rotary)
+    noted = kind.from_address(library.noted_call())
+    expected = quantize_op.quantizer_args(
+        of, x, values, descale, workspace, -SEED, rotary if of.rotary else None
+    )
     assert bytes(noted) == bytes(expected)
     assert bool(noted.given) == given
     assert (noted.batch, noted.seqlen, noted.heads) == (2, 70, 3)
     assert any(noted.signs) == of.rotate
+    assert not of.rotary or (noted.cos_stride_batch, noted.sin_stride_seq) == (0, of.angles)
 
 
 def test_signs_are_splitmix64s_numbers():
@@ -431,20 +533,24 @@ def test_signs_are_splitmix64s_numbers():
     assert sign_words(-1) == sign_words(2**64 - 1) != sign_words(1)
 
 
-def test_the_python_struct_has_the_fields_of_the_c_one():
-    text = environment().get_template("quantize/abi.h.j2").render(plan=planned(SLUGS[0]))
+@pytest.mark.parametrize("slug", SLUGS)
+def test_the_python_struct_has_the_fields_of_the_c_one(slug):
+    of = planned(slug)
+    text = environment().get_template("quantize/abi.h.j2").render(plan=of)
     struct = text.partition("struct FagenQuantizeArgs {")[2].partition("};")[0]
     struct = re.sub(r"//.*", "", struct)
     named = re.findall(r"(\w+)(?:\[8\])?\s*[,;]", struct)
     fields = [name for name, _ in quantize_op.QuantizeArgs._fields_]
+    fields += [name for name, _ in quantize_op.RotaryQuantizeArgs._fields_] * of.rotary
     assert ["in" if name == "input" else name for name in fields] == named
 
 
 def test_a_call_of_the_c_function_needs_a_gpu_and_right_arguments(binary, of):
     x = fitting(of)
     values, descale = quantize_op.outputs_for(of, x)
+    rotary = tuple(angles_for(of, x).values())
     with pytest.raises(DeviceError, match="x is on cpu"):
-        quantize_op.bind_quantizer(binary, x, values, descale)
+        quantize_op.bind_quantizer(binary, x, values, descale, rotary=rotary or None)
     with pytest.raises(ValueError, match="this kernel takes"):
         quantize_op.bind_quantizer(binary, x[0], values, descale)
     ask = library_at(binary.library)[f"fagen_{of.slug}_message"]

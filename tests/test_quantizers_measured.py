@@ -12,6 +12,7 @@ from fagen.measure.quantizers import (
     SEED,
     SIZES,
     Size,
+    angles,
     check_quantizer,
     numbers,
     places,
@@ -20,7 +21,12 @@ from fagen.measure.quantizers import (
 from fagen.quantizer import QuantizePlan, QuantizeSchedule, plan_quantizer
 from fagen.quantizer.reference import E4M3, quantize
 
-SLUGS = ("quant_fp16_d64_rot_head", "quant_bf16_d48_tensor_vcols", "quant_fp16_d80_rot_block64")
+SLUGS = (
+    "quant_fp16_d64_rot_head",
+    "quant_bf16_d48_tensor_vcols",
+    "quant_fp16_d80_rot_block64",
+    "quant_bf16_d32_pairs_rot_block64",
+)
 
 
 @pytest.fixture(params=SLUGS)
@@ -33,7 +39,7 @@ def right(of: QuantizePlan) -> Callable[[Tensor, Tensor, Tensor, Tensor | None],
 
     def kernel(x: Tensor, values: Tensor, descale: Tensor, given: Tensor | None) -> None:
         spread = None if given is None else given.reshape(-1)[:1]
-        made = quantize(of, x, SEED, spread)
+        made = quantize(of, x, SEED, spread, angles(of, x))
         values.copy_(made.values)
         if given is None:
             descale.copy_(made.descale[0, 0, 0] if of.by_tensor else made.descale.view_as(descale))

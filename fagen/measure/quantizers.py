@@ -100,7 +100,10 @@ def kernel_of(binary: Binary) -> Kernel:
     """The kernel through its C interface, on the current stream."""
 
     def kernel(x: Tensor, values: Tensor, descale: Tensor, given: Tensor | None) -> None:
-        quantize_op.bind_quantizer(binary, x, values, descale, seed=SEED, given=given)()
+        rotary = angles(quantize_op.plan_of(binary.slug), x)
+        quantize_op.bind_quantizer(
+            binary, x, values, descale, seed=SEED, given=given, rotary=rotary
+        )()
 
     return kernel
 
@@ -145,6 +148,16 @@ def numbers(plan: QuantizePlan, size: Size, seed: int) -> Tensor:
     return x[..., plan.head_dim : 2 * plan.head_dim] if size.packed else x
 
 
+def angles(plan: QuantizePlan, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Cosines and sines, if the Plan has them: of its own for every row, for all batches alike."""
+    if not plan.rotary:
+        return None
+    places = torch.arange(x.shape[1], device=x.device, dtype=torch.float32)[:, None]
+    turns = places * 0.9 ** torch.arange(plan.angles, device=x.device)
+    cos, sin = (t.to(x.dtype).expand(x.shape[0], -1, -1) for t in (turns.cos(), turns.sin()))
+    return cos, sin
+
+
 def rounding_error(plan: QuantizePlan, kernel: Kernel, x: Tensor, *, given: bool) -> RoundingError:
     """How the kernel's output for x (B, S, H, D) differs from the reference's."""
     batch, seqlen, heads, _ = x.shape
@@ -154,7 +167,7 @@ def rounding_error(plan: QuantizePlan, kernel: Kernel, x: Tensor, *, given: bool
     fixed = torch.full_like(descale, GIVEN) if given else None
     kernel(x, values, descale, fixed)
     spread = None if fixed is None else fixed.reshape(-1)[:1]
-    expected = quantize(plan, x, SEED, spread)
+    expected = quantize(plan, x, SEED, spread, angles(plan, x))
     ours, right = places(values), places(expected.values)
     off = (ours - right).abs()
     unwritten = (values.view(torch.uint8) & _NOT_A_NUMBER) == _NOT_A_NUMBER
@@ -187,7 +200,9 @@ def bandwidth(plan: QuantizePlan, binary: Binary, given: bool) -> Bandwidth:
     x = torch.randn(batch, seqlen, heads, plan.head_dim, device="cuda").to(dtype)
     values, descale = quantize_op.outputs_for(plan, x)
     fixed = torch.full_like(descale, GIVEN) if given else None
-    launch = quantize_op.bind_quantizer(binary, x, values, descale, seed=SEED, given=fixed)
+    launch = quantize_op.bind_quantizer(
+        binary, x, values, descale, seed=SEED, given=fixed, rotary=angles(plan, x)
+    )
     moved = x.numel() * (plan.dtype.bytes + 1)  # each is read and written as a byte
     source = torch.empty(moved // 2, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)

@@ -103,9 +103,9 @@ def _register(binary: Binary, outputs: Op) -> Op:
         )
     tell = library_at(binary.binding)[f"fagen_{binary.slug}_refused"]
 
-    def fake(*arguments: Any) -> tuple[Tensor, Tensor]:
+    def fake(*arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:
         try:
-            return outputs(*arguments)
+            return outputs(*arguments, **named)
         except ValueError as refusal:
             tell(str(refusal).encode())  # the op calls this through C, which loses exceptions
             raise

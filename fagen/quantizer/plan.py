@@ -17,6 +17,7 @@ LEAST_MAXIMUM = 2.0**-40
 
 _TALL = 4  # chunks of two rows that a lane has registers for; of wider rows it holds one at a time,
 _SMALL = 64  # unless so few rows make a thread block that three still fit beside each other
+_EMBEDDING = 24  # registers that cosines, sines and their products take in wide rows
 _LEAST_REGISTERS = (
     56  # more thread blocks than these allow are not needed to fill the memory's queues
 )
@@ -37,6 +38,9 @@ class QuantizePlan:
     dtype: Dtype
 
     head_dim: int
+    rotary: bool
+    pairs: bool  # of neighbouring columns; else of columns half a row apart
+    angles: int  # of a row
     rotate: bool
     hadamard: int  # columns that are rotated together
     norm: float  # what makes that rotation orthonormal; 1 without one
@@ -73,7 +77,7 @@ class QuantizePlan:
         """Why so many blocks, to be printed below the ledger."""
         values = self.height * self.chunks * 8
         share = SM90.registers_per_sm // SM90.issued_warps
-        wanted = _registers(values, self.parts)
+        wanted = _registers(values, self.parts, self.rotary)
         return (
             f"values that a lane holds    {self.height} rows x {self.chunks} chunks x 8 = "
             f"{values}\n"
@@ -113,13 +117,17 @@ def plan_quantizer(schedule: QuantizeSchedule) -> QuantizePlan:
     warps = keys.rows // WARP_ROWS
     threads = warps * SM90.warp_threads
     by_block = keys.scales == "block"
-    blocks = _warps_together(_registers(8 * chunks * (2 // parts), parts)) // warps
+    wanted = _registers(8 * chunks * (2 // parts), parts, keys.rotary != "none")
+    blocks = _warps_together(wanted) // warps
     columns = keys.layout == "columns"
     return QuantizePlan(
         schedule=schedule,
         slug=schedule.slug,
         dtype=DTYPES[keys.dtype],
         head_dim=keys.head_dim,
+        rotary=keys.rotary != "none",
+        pairs=keys.rotary == "pairs",
+        angles=keys.head_dim // 2,
         rotate=keys.rotate,
         hadamard=hadamard,
         norm=hadamard**-0.5 if keys.rotate else 1.0,
@@ -146,14 +154,16 @@ def plan_quantizer(schedule: QuantizeSchedule) -> QuantizePlan:
     )
 
 
-def _registers(values: int, parts: int) -> int:
+def _registers(values: int, parts: int, rotary: bool) -> int:
     """What a thread is given: the more thread blocks a multiprocessor holds, the more is loaded
     while others compute and store.
 
     A lane has its values in the place of half as many registers of input, and some 16 for
-    addresses, signs and what it packs; in parts, more than one of these is under way.
+    addresses, signs and what it packs; in parts, more than one of these is under way. Where wide
+    rows are embedded, cosines and sines are too.
     """
-    return max(values + (64 if parts > 1 else 16), _LEAST_REGISTERS)
+    extra = _EMBEDDING if rotary and parts > 1 else 0
+    return max(values + (64 if parts > 1 else 16) + extra, _LEAST_REGISTERS)
 
 
 def _share(threads: int) -> int:

@@ -36,14 +36,19 @@ class Quantized(NamedTuple):
 
 
 def quantize(
-    plan: QuantizePlan, x: Tensor, seed: int = 0, descale: Tensor | None = None
+    plan: QuantizePlan,
+    x: Tensor,
+    seed: int = 0,
+    descale: Tensor | None = None,
+    rotary: tuple[Tensor, Tensor] | None = None,
 ) -> Quantized:
     """Quantise x (B, S, H, D) as the Plan's kernel does.
 
     `seed` is of the rotation's signs. `descale` gives the scales, (B, H, 1) or what spreads to it,
-    where they are not by block.
+    where they are not by block. `rotary` are cosines and sines, (B, S, D / 2) or what spreads to
+    it, if the Plan has them.
     """
-    y = x.float()
+    y = x.float() if rotary is None else embedded(x, *rotary, pairs=plan.pairs).float()
     if plan.rotate:
         y = _hadamard(y * random_signs(plan.head_dim, seed).to(x.device), plan.hadamard)
     made = rounded(y, plan.scales, plan.scale_rows, norm=plan.norm, descale=descale)
@@ -91,6 +96,18 @@ def rows_of(descale: Tensor, scale_rows: int, length: int) -> Tensor:
 def to_e4m3(x: Tensor) -> Tensor:
     """Round as cvt.rn.satfinite does: to the nearest, ties to even, never beyond 448."""
     return x.clamp(-SM90.e4m3_max, SM90.e4m3_max).to(E4M3)
+
+
+def embedded(x: Tensor, cos: Tensor, sin: Tensor, *, pairs: bool) -> Tensor:
+    """Apply a rotary embedding to x (B, S, H, D), in fp32 and rounded to what x is.
+
+    Of `pairs` of neighbouring columns, or of columns half a row apart.
+    """
+    shape = (-1, 2) if pairs else (2, -1)
+    a, b = x.float().unflatten(-1, shape).unbind(-1 if pairs else -2)
+    cos, sin = cos.float().unsqueeze(-2), sin.float().unsqueeze(-2)
+    turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1 if pairs else -2)
+    return turned.flatten(-2).to(x.dtype)
 
 
 # ---- rotation -----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 [quantize]
 dtype = "fp16"        # of what comes in: fp16 | bf16
 head_dim = 128        # a multiple of 16
+rotary = "none"       # rotary embedding before all else: "halves" | "pairs" of columns
 rotate = true         # by random signs and a Hadamard matrix: outliers are spread out
 scales = "block"      # one for a "tensor", a "head", or a "block" of scale_rows rows
 scale_rows = 128
@@ -25,10 +26,12 @@ from fagen.toml_lines import Origin, read_toml
 
 TABLE = "quantize"
 SLUG_START = "quant_"
+HALVES_STEP = 64  # columns: two of the chunks of 32 that lanes share
 MAX_BYTES = 16_384  # of a schedule file, as of attention's
 
 _SLUG = re.compile(
-    r"quant_(?P<dtype>[a-z0-9]+)_d(?P<head_dim>\d{1,4})(?P<rotate>_rot)?"
+    r"quant_(?P<dtype>[a-z0-9]+)_d(?P<head_dim>\d{1,4})"
+    r"(?:_(?P<rotary>halves|pairs))?(?P<rotate>_rot)?"
     r"_(?P<scales>tensor|head|block(?P<scale_rows>\d{1,4}))"
     r"(?P<columns>_vcols)?(?:_r(?P<rows>\d{1,4}))?"
 )
@@ -39,6 +42,11 @@ class Quantize(Section):
 
     dtype: Literal["fp16", "bf16"] = Field(description="of what comes in")
     head_dim: int = Field(ge=16, le=256, multiple_of=16, description="columns")
+    rotary: Literal["none", "halves", "pairs"] = Field(
+        default="none",
+        description="rotary embedding before all else, of columns half a row apart or of "
+        "neighbours",
+    )
     rotate: bool = Field(
         default=False,
         description="random signs and a Hadamard matrix, block-diagonal where head_dim is no "
@@ -89,6 +97,15 @@ class QuantizeSchedule(Section):
                     f"block finds the maxima of its own rows; use rows = {keys.scale_rows}",
                 )
             )
+        if keys.rotary == "halves" and keys.head_dim % HALVES_STEP:
+            broken.append(
+                (
+                    (TABLE, "rotary"),
+                    f'= "halves" needs a head_dim of {HALVES_STEP}, {2 * HALVES_STEP}, … where one '
+                    f"thread has both columns of a pair, not {keys.head_dim}; "
+                    'rotary = "pairs" takes any',
+                )
+            )
         if broken:
             raise BrokenRules(broken)
         return self
@@ -109,6 +126,7 @@ class QuantizeSchedule(Section):
         keys: dict[str, Any] = {
             "dtype": read["dtype"],
             "head_dim": int(read["head_dim"]),
+            "rotary": read["rotary"] or "none",
             "rotate": bool(read["rotate"]),
             "scales": read["scales"].rstrip("0123456789"),
             "layout": "columns" if read["columns"] else "rows",
@@ -134,6 +152,7 @@ class QuantizeSchedule(Section):
         keys = self.quantize
         words = [
             f"{SLUG_START}{keys.dtype}_d{keys.head_dim}",
+            *([keys.rotary] if keys.rotary != "none" else []),
             *(["rot"] if keys.rotate else []),
             f"{keys.scales}{keys.scale_rows or ''}",
             *(["vcols"] if keys.layout == "columns" else []),
