@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fagen
 from fagen import flow, op, process, quantize_op
 from fagen.build import Binary
-from fagen.errors import DeviceError
+from fagen.errors import DeviceError, FagenError
 from fagen.op.c_interface import library_at
 from fagen.quantizer import QuantizePlan, QuantizeSchedule, plan_quantizer
 from fagen.quantizer.plan import LEAST_MAXIMUM
@@ -401,6 +401,29 @@ def test_its_kernels_keep_what_their_plan_promises(binary, of):
     assert machine.count("LDL", "STL") == 0
     assert machine.consumer_registers is None
     assert machine.count("HMMA") > 0 or not of.rotate
+
+
+def test_on_a_hopper_gpu_a_call_builds_loads_and_keeps_the_kernel(binary, of, monkeypatch):
+    """All but the launch: the device is said to be a GPU, the tensors are on the CPU."""
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(quantize_op, "_ready", {})
+    keys = of.schedule.quantize
+    asked = (
+        *(torch.device("cuda", 0), getattr(torch, of.dtype.torch), keys.head_dim, keys.rotate),
+        *(keys.scales, keys.scale_rows or 128, keys.layout, keys.rotary),
+    )
+    kernel = quantize_op._make_ready(asked)
+    assert kernel is quantize_op.load(binary) is quantize_op._make_ready(asked)
+    assert kernel.name() == f"fagen::{of.slug}"
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: True)
+    assert quantize_op._make_ready(asked) is kernel
+    with pytest.raises(FagenError, match="cannot be built while a CUDA graph is captured"):
+        quantize_op._make_ready((torch.device("cuda", 1), *asked[1:]))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA A100")
+    with pytest.raises(DeviceError, match=r"cuda:2 is a NVIDIA A100 of compute capability 8\.0"):
+        quantize_op._make_ready((torch.device("cuda", 2), *asked[1:]))
 
 
 # ---- what the kernel is told --------------------------------------------------------------------
