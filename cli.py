@@ -27,9 +27,10 @@ from fagen.paths import cache_folder, locate
 
 if TYPE_CHECKING:  # a command imports what it runs and no more: torch alone takes seconds
     from fagen.measure import Shape
+    from fagen.quantizer import AnySchedule
     from fagen.schedule import Schedule
 
-    Schedules = tuple[Schedule, ...]
+    Schedules = tuple[AnySchedule, ...]
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -39,6 +40,8 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 @click.option("--debug", is_flag=True, help="Show a traceback where fagen itself is at fault.")
 def main(debug: bool) -> None:
     """Generate fused attention kernels for Hopper GPUs from small schedules.
+
+    Kernels that quantise tensors for attention come out of the same commands.
 
     A SCHEDULE is the path of a TOML file, the slug of any schedule, or - for standard input.
 
@@ -59,7 +62,7 @@ def main(debug: bool) -> None:
 @SCHEDULE
 @click.option("--explain", is_flag=True, help="Print the formulae and the limits they lead to.")
 @JSON
-def check(schedule: "Schedule", explain: bool, as_json: bool) -> None:
+def check(schedule: "AnySchedule", explain: bool, as_json: bool) -> None:
     """Say whether SCHEDULE fits, and print its ledgers.
 
     \b
@@ -67,10 +70,10 @@ def check(schedule: "Schedule", explain: bool, as_json: bool) -> None:
       fagen check my.toml
       fagen check --explain fwd_fp16_d128_full_m128n128_vspace
     """
-    from fagen import plan, report
+    from fagen import flow, report
 
-    made = plan.plan(schedule)
-    told = plan.explain(made) if explain else made.ledger
+    made = flow.planned(schedule)
+    told = report.explained(made) if explain else made.ledger
     answer(as_json, report.plan_record(made), [f"{made.slug} fits", "", told])
 
 
@@ -142,7 +145,7 @@ def build(schedules: "Schedules", every: bool, binding: bool | None, as_json: bo
     """
     from fagen import flow, report
 
-    def make(schedule: "Schedule") -> Any:
+    def make(schedule: "AnySchedule") -> Any:
         return flow.built(schedule, binding=binding, progress=say)
 
     made = each("building", _chosen(schedules, every), make)
@@ -166,7 +169,8 @@ def verify(
 
     Each kernel runs over shapes that have caught attention kernels out. Its largest error may be
     twice that of torch's own attention, plus one unit in the last place. Its speed is measured
-    beside cuDNN's, and the evidence is written to generated/, or with -o to another folder.
+    beside cuDNN's, and the evidence is written to generated/, or with -o to another folder. A
+    quantiser is held against its reference, and timed beside a copy of the same bytes.
 
     \b
     Examples:
@@ -179,7 +183,7 @@ def verify(
     if not same_code:
         flow.need_gpu()  # before minutes of building
 
-    def prove(schedule: "Schedule") -> Any:
+    def prove(schedule: "AnySchedule") -> Any:
         folder = flow.evidence_folder(schedule, output)
         made = flow.built(schedule, progress=say)
         if same_code:
@@ -228,8 +232,8 @@ def bench(
     """
     from fagen import flow, measure
 
+    chosen = _attention(_chosen(schedules, every), every)
     flow.need_gpu()
-    chosen = _chosen(schedules, every)
     made = each("building", chosen, lambda schedule: flow.built(schedule, progress=say))
     head_dim = chosen[0].attention.head_dim
     standard = [measure.standard_shape(head_dim, seqlen) for seqlen in seqlens]
@@ -474,7 +478,17 @@ def _chosen(schedules: "Schedules", every: bool) -> "Schedules":
 
     if not schedules and not every:
         raise click.UsageError("name a SCHEDULE, or all of schedules/ by --all")
-    return (*schedules, *(flow.committed() if every else ()))
+    return (*schedules, *(flow.all_committed() if every else ()))
+
+
+def _attention(schedules: "Schedules", every: bool) -> "list[Schedule]":
+    """Return the schedules of attention; a quantiser is there because of `every`, or in error."""
+    from fagen.schedule import Schedule
+
+    attention = [schedule for schedule in schedules if isinstance(schedule, Schedule)]
+    if not every and len(attention) < len(schedules):
+        raise click.UsageError("a quantiser has no peers: `fagen verify` times it beside a copy")
+    return attention
 
 
 if __name__ == "__main__":

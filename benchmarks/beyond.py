@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from record import Record, build, exit_code, parser, serving, time_all, usual_peers
+from record import Record, build, exit_code, parser, serving, time_all
 
 from fagen.measure.rows import YARDSTICK, Key, means, problems
 from fagen.measure.shapes import HIDDEN, TOKENS, Problem, Shape
@@ -91,7 +91,7 @@ def run(asked: argparse.Namespace) -> int:
         case: serving(case) for name in asked.group or list(named) for case in named[name].cells
     }
     kernels = build(schedule for found in work.values() for schedule in found)
-    time_all(record, work, kernels, asked.peer or usual_peers())
+    time_all(record, work, kernels, asked.peer)
     report(record)
     return record.finish()
 

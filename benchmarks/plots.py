@@ -12,11 +12,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from fagen.measure.rows import TITLES, Row
+from fagen.measure.rows import OURS, PREARRANGED, QUANTISE, TITLES, Row
 
 INK, QUIET, FAINT = "#1f2328", "#6e7781", "#e6e9ed"
 ACCENT = "#d1495b"
-PEERS = {"cudnn": "#3d7a5a", "fa3": "#30638e", "fa2": "#8aa9c4", "flex": "#c9a14a"}
+PEERS = {
+    "cudnn": "#3d7a5a",
+    "fa3": "#30638e",
+    "fa2": "#8aa9c4",
+    "flex": "#c9a14a",
+    "cudnn-e4m3": "#7fb069",
+    PREARRANGED: "#e8963a",
+}
 STYLE = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -40,7 +47,11 @@ def plot(
     written = []
     with mpl.rc_context(STYLE):
         for dtype, regime in sorted({(row.dtype, row.regime) for row in rows}):
-            some = [row for row in rows if (row.dtype, row.regime) == (dtype, regime)]
+            some = [
+                row
+                for row in rows
+                if (row.dtype, row.regime) == (dtype, regime) and row.implementation != QUANTISE
+            ]
             figure = _figure(some, ceilings.get(dtype, {}).get(regime))
             title = f"Attention forward, {dtype}, {regime}"
             width, height = figure.get_size_inches()
@@ -108,17 +119,17 @@ def _panel(panel: Axes, rows: Sequence[Row], seqlens: Sequence[int], ceiling: fl
         panel.axhline(
             ceiling, color=QUIET, linewidth=1, linestyle=(0, (4, 3)), label="matmul 8192³"
         )
-    for name in sorted({row.implementation for row in rows}, key=lambda n: n == "fagen"):
+    for name in sorted({row.implementation for row in rows}, key=lambda n: n in OURS):
         best: dict[int, float] = {}
         for row in rows:
             if row.implementation == name:
                 best[row.seqlen_q] = max(best.get(row.seqlen_q, 0.0), row.tflops)
-        ours = name == "fagen"
+        ours = name in OURS
         panel.plot(
             sorted(best),
             [best[seqlen] for seqlen in sorted(best)],
             label=TITLES.get(name, name),
-            color=ACCENT if ours else PEERS.get(name, QUIET),
+            color=ACCENT if name == "fagen" else PEERS.get(name, QUIET),
             linewidth=2.4 if ours else 1.5,
             marker="o",
             markersize=5 if ours else 3.5,

@@ -20,12 +20,14 @@ from fagen.errors import FagenError, VerificationError
 from fagen.measure.card import hopper
 from fagen.measure.cells import race
 from fagen.measure.peers import installed, ours, peer
-from fagen.measure.rows import Row, read_rows, rounded, title, write_rows
+from fagen.measure.rows import QUANTISE, Row, read_rows, rounded, title, write_rows
 from fagen.measure.shapes import Problem
 from fagen.measure.timing import REGIMES, Regime
 from fagen.paths import write_whole
 from fagen.plan import Plan
 from fagen.schedule import Schedule
+from fagen.usual import usual_scale_rows
+from fagen.vocab import DTYPES, V_LAYOUTS
 
 Kernels = Mapping[str, tuple[Plan, Binary]]
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -109,15 +111,24 @@ class Record:
 
 
 def serving(case: Problem, *, everything: bool = False) -> list[Schedule]:
-    """The schedule that fagen.attention takes for a problem, or all committed ones that do it."""
+    """The schedule that fagen.attention takes for a problem, or all committed ones that do it.
+
+    In e4m3 it takes one for each way that the inputs may have been quantised: V by rows and by
+    columns, a scale of a head and of a block of rows.
+    """
     wanted = (case.dtype, case.head_dim, case.head_dim_v, case.mask)
     there = []
     for schedule in flow.committed():
         asked = schedule.attention
         if (asked.dtype, asked.head_dim, asked.head_dim_v, asked.mask) == wanted:
             there.append(schedule)
-    if everything or not there:
+    fp8 = DTYPES[case.dtype].fp8
+    if everything or not (there or fp8):
         return there
+    ways: list[dict[str, Any]] = [{}]
+    if fp8:
+        blocks = (0, usual_scale_rows(case.head_dim, case.head_dim_v))
+        ways = [dict(v_layout=v, scale_rows=rows) for v in V_LAYOUTS for rows in blocks]
     return [
         dispatch.picked(
             dtype=case.dtype,
@@ -125,7 +136,9 @@ def serving(case: Problem, *, everything: bool = False) -> list[Schedule]:
             head_dim_v=case.head_dim_v,
             causal=case.causal,
             seqlen=case.shape.seqlen_k,
+            **way,
         )
+        for way in ways
     ]
 
 
@@ -146,11 +159,13 @@ def time_all(
     record: Record,
     work: Mapping[Problem, Sequence[Schedule]],
     kernels: Kernels,
-    peers: Sequence[str],
+    peers: Sequence[str] | None = None,
     *,
     regimes: Sequence[Regime] = tuple(REGIMES.values()),
 ) -> None:
-    """Time each problem's schedules beside the peers; the record is saved after every one.
+    """Time each problem's schedules beside peers, if not these then the usual ones of its dtype.
+
+    The record is saved after every problem.
 
     What cannot be timed is noted, and why: a problem without a schedule, a peer that refuses, a
     kernel whose output is wrong.  Raises FagenError where nothing can.
@@ -158,11 +173,11 @@ def time_all(
     for case in work:
         if not work[case]:
             record.note("no committed schedule", case)
-    others = [peer(name) for name in peers]
     cells = [case for case in work if work[case]]
     began = time.monotonic()
     for number, case in enumerate(cells, 1):
         mine = [ours(kernels[schedule.slug][1]) for schedule in work[case]]
+        others = [peer(name) for name in peers or usual_peers(case.dtype)]
         print(f"[{number}/{len(cells)}, {time.monotonic() - began:.0f} s]", end=" ", flush=True)
 
         def left_out(who: str, why: str, case: Problem = case) -> None:
@@ -191,14 +206,24 @@ def parser(said: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=said, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--peer", action="append", help="default: cudnn, fa2, and fa3 if installed")
+    made.add_argument(
+        "--peer",
+        action="append",
+        help="default: cudnn, fa2, and fa3 if installed; for e4m3 cudnn in fp16, cudnn-e4m3 if "
+        "installed, and quantise",
+    )
     made.add_argument("--out", type=Path, default=RESULTS, help="folder to write to")
     made.add_argument("--redraw", type=Path, metavar="ROWS.json", help="no GPU: write anew")
     return made
 
 
-def usual_peers() -> list[str]:
-    """Those that come with torch, and FlashAttention-3 where it is installed."""
+def usual_peers(dtype: str = "fp16") -> list[str]:
+    """Those that come with torch, and others where they are installed.
+
+    Of e4m3 there is cuDNN in fp16, which ratios are to, and what quantising costs.
+    """
+    if DTYPES[dtype].fp8:
+        return ["cudnn", *(["cudnn-e4m3"] if installed("cudnn-e4m3") else []), QUANTISE]
     return ["cudnn", "fa2", *(["fa3"] if installed("fa3") else [])]
 
 

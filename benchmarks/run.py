@@ -2,6 +2,7 @@
 
     python benchmarks/run.py                             24 fp16 cells, both regimes: ~2 GPU minutes
     python benchmarks/run.py --dtype fp16 --dtype bf16   both dtypes
+    python benchmarks/run.py --dtype e4m3                all of e4m3 beside cuDNN in fp16
     python benchmarks/run.py --peer cudnn --peer flex    other peers
     python benchmarks/run.py --head-dim 128 --seqlen 4096 --out /tmp/x    a corner of the grid
     python benchmarks/run.py --redraw benchmarks/results/nvidia-h200-2026-11-21.json   no GPU
@@ -11,6 +12,12 @@ all implementations of a cell run in this process on the same inputs, in a new o
 fagen's kernel is the one that fagen.attention takes for so many keys on this card; with
 --all-schedules every committed one that does the cell is timed, and tables and plots show the
 fastest.
+
+In e4m3 there are two of fagen's: `fagen` takes V as it is stored and transposes it in the kernel;
+`fagen-prearranged` takes a V that was written transposed, and what that costs more than to quantise
+it by rows is in its time. Each is timed with a scale per head and with one per block of rows, what
+the latter costs is said, and tables show the faster. None holds the rest of quantisation: that of
+Q, K and V is a column of its own. cuDNN, which all is divided by, computes in fp16.
 
 Written to benchmarks/results/, after every cell, so that a run cut short keeps what it has:
   <card>-<date>.json       a list of rows, whose fields are those of fagen.measure.rows.Row
@@ -28,18 +35,30 @@ import sys
 from collections.abc import Sequence
 
 import plots
-from record import Record, build, exit_code, parser, say, serving, time_all, usual_peers
+from record import Record, build, exit_code, parser, say, serving, time_all
 
 from fagen.build import Binary
 from fagen.measure.cells import matmul_ceiling
 from fagen.measure.launch import SMALL, launch_costs
-from fagen.measure.rows import table
+from fagen.measure.rows import PREARRANGED, QUANTISE, YARDSTICK, geomeans, table
 from fagen.measure.shapes import SEQLENS, Problem, standard_shape
-from fagen.measure.summaries import beside_fp16, launch_lines, picks, share_of_matmul
+from fagen.measure.summaries import (
+    beside_fp16,
+    by_scales,
+    launch_lines,
+    picks,
+    share_of_matmul,
+    with_quantising,
+)
 from fagen.plan import Plan
 from fagen.vocab import DTYPES, MASKS
 
 HEAD_DIMS = (64, 128, 256)
+FURTHER = ((PREARRANGED, YARDSTICK), ("fagen", "cudnn-e4m3"), (PREARRANGED, "cudnn-e4m3"))
+FP8_SAID = (
+    " In e4m3 cuDNN is in fp16; the time of a prearranged V holds what it costs beyond plain "
+    "quantisation, and what all of that costs is a column of its own."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +79,7 @@ def run(asked: argparse.Namespace) -> int:
         for dtype in asked.dtype
     }
     say(f"matmul 8192^3, TFLOP/s: {record.about['matmul_tflops']}")
-    time_all(record, work, kernels, asked.peer or usual_peers())
+    time_all(record, work, kernels, asked.peer)
     if small:
         time_launch(record, *kernels[small[0].slug])
     report(record)
@@ -108,9 +127,13 @@ def report(record: Record) -> None:
     )
     calls = f"One call, {SMALL}:\n\n{launch_lines(about['launch'])}" if "launch" in about else ""
     record.write_page(
-        f"{subtitle}. TFLOP/s, @ the SM clock in MHz; every call allocates its outputs.",
+        f"{subtitle}. TFLOP/s, @ the SM clock in MHz; every call allocates its outputs."
+        + (FP8_SAID if any(row.implementation == QUANTISE for row in rows) else ""),
         table(rows),
         products,
+        *(geomeans(rows, over=over, of=of) for of, over in FURTHER),
+        with_quantising(rows),
+        by_scales(rows),
         share_of_matmul(rows, ceilings),
         beside_fp16(rows),
         calls,

@@ -10,7 +10,9 @@ __version__ = "0.1.0"
 # public name → module that defines it; none of these names is also a module's name
 _HOMES = {
     "attention": "dispatch",
+    "attention_fp8": "dispatch",
     "prepare": "dispatch",
+    "quantize": "quantize_op",
     "Schedule": "schedule",
     "read_schedule": "schedule",
     "parse_schedule": "schedule",

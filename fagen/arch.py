@@ -47,6 +47,12 @@ class Arch:
     wgmma_n_step: int = _of(8, f"{_PTX}, wgmma")
     wgmma_n_max: int = _of(256, f"{_PTX}, wgmma")
 
+    # 8-bit operands
+    e4m3_max: float = _of(448.0, f"{_PTX}, cvt.rn.satfinite.e4m3x2: the largest finite number")
+    fp8_accumulator_bits: int = _of(
+        13, "DeepSeek-V3 report (14 bits kept) and PyTorch's study of FP22: fraction of a term"
+    )
+
     # speeds of one multiprocessor, per clock
     tensor_flops: int = _of(4_096, "measured: wgmma of 16-bit operands; 8-bit ones twice that")
     exponentials: int = _of(16, "measured: ex2.approx, lanes of the MUFU")

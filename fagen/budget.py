@@ -21,6 +21,9 @@ from fagen.vocab import DTYPES, P_HOMES
 SOFTMAX_REGISTERS = 6
 WORKING_REGISTERS = 20
 
+# of an element of O
+OUT_BYTES = 2
+
 # the names of the ledgers
 SHARED = "shared memory of a thread block"
 REGISTERS = "registers of a consumer thread"
@@ -30,6 +33,7 @@ REGISTER_FILE = "register file of a thread block"
 SUMMED = (
     *("dtype", "head_dim", "head_dim_v", "block_m", "block_n", "stages", "output", "p"),
     *("producer", "consumers", "producer_registers", "consumer_registers", "q_stages", "sum"),
+    *("v_layout", "promote"),
 )
 
 # d, d_v padded; e bytes per element
@@ -140,9 +144,8 @@ def sums(values: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
     `values` are those of a schedule's keys that keep the rules between keys; SUMMED count.
     """
     sizes = _sizes(values)
-    choices = _choices(values)
-    shared = _summed(shared_formulae, choices, SM90.smem_tile_alignment)
-    registers = _summed(register_formulae, choices[1:], 1)
+    shared = _summed(shared_formulae, _shared_choices(values), SM90.smem_tile_alignment)
+    registers = _summed(register_formulae, _register_choices(values), 1)
     launch = _launch_registers(_threads(values["consumers"], values["producer"]))
     kept = values["producer_registers"] + values["consumers"] * values["consumer_registers"]
     for name, total, limit in (
@@ -192,27 +195,37 @@ def _symbols() -> dict[str, Any]:
 
 
 @cache
-def shared_formulae(output: str, p: str, row_sum: str) -> Mapping[str, Any]:
-    """Return each array in shared memory with its bytes, before rounding up to the alignment."""
+def shared_formulae(output: str, p: str, row_sum: str, v_layout: str) -> Mapping[str, Any]:
+    """Return each array in shared memory with its bytes, before rounding up to the alignment.
+
+    `v_layout` is said of fp8 alone, where O's elements are wider than the others.
+    """
     import sympy
 
     m, n, d, d_v, stages, q_stages, e = _symbols().values()
-    v, o = stages * n * d_v * e, m * d_v * e
+    v, o = stages * n * d_v * e, m * d_v * (OUT_BYTES if v_layout else e)
     rows = {"q": q_stages * m * d * e, "k": stages * n * d * e}
     rows |= {"v_or_o": sympy.Max(v, o)} if output == "v_space" else {"v": v, "o": o}
+    if v_layout == "rows":
+        rows["vt"] = v  # the same, transposed
     if p == "shared":
         rows["p"] = m * n * e
     if row_sum == "tensor":
         rows["ones"] = SM90.wgmma_k_bytes * d_v  # beside V, for one step of the second GEMM
-    # full and empty for each stage of K and of V, and of Q for each warpgroup's rows; O empty
+    # full and empty for each stage of K and of V (and of V transposed), and of Q for each
+    # warpgroup's rows; O empty
     readers = m / SM90.wgmma_m
-    barriers = 4 * stages + 2 * q_stages * readers + (1 if output == "v_space" else 0)
+    barriers = (
+        (6 if v_layout == "rows" else 4) * stages
+        + 2 * q_stages * readers
+        + (1 if output == "v_space" else 0)
+    )
     rows["barriers"] = SM90.mbarrier_bytes * barriers
     return rows
 
 
 @cache
-def register_formulae(p: str, row_sum: str) -> Mapping[str, Any]:
+def register_formulae(p: str, row_sum: str, promoted: bool) -> Mapping[str, Any]:
     """Return the registers of one consumer thread by what they hold."""
     import sympy
 
@@ -221,6 +234,8 @@ def register_formulae(p: str, row_sum: str) -> Mapping[str, Any]:
     per_thread = sympy.Rational(SM90.wgmma_m, SM90.warpgroup_threads)
     ones = SM90.wgmma_n_step if row_sum == "tensor" else 0
     rows = {"s": n * per_thread, "o": (d_v + ones) * per_thread}
+    if promoted:
+        rows["o_fp32"] = d_v * per_thread
     if p == "registers":
         rows["p"] = n * per_thread * e / 4
     rows["softmax"] = sympy.Integer(SOFTMAX_REGISTERS)
@@ -229,7 +244,9 @@ def register_formulae(p: str, row_sum: str) -> Mapping[str, Any]:
 
 
 @cache
-def _evaluator(formulae: Callable[..., Mapping[str, Any]], *choices: str) -> Callable[..., Any]:
+def _evaluator(
+    formulae: Callable[..., Mapping[str, Any]], *choices: str | bool
+) -> Callable[..., Any]:
     import sympy
 
     function: Callable[..., Any] = sympy.lambdify(
@@ -240,7 +257,7 @@ def _evaluator(formulae: Callable[..., Mapping[str, Any]], *choices: str) -> Cal
 
 @cache
 def _summed(
-    formulae: Callable[..., Mapping[str, Any]], choices: tuple[str, ...], align: int
+    formulae: Callable[..., Mapping[str, Any]], choices: tuple[str | bool, ...], align: int
 ) -> Callable[..., int]:
     """Return a function of the sizes: the sum of the rows, each rounded up; remembers."""
     rows = _evaluator(formulae, *choices)
@@ -260,7 +277,10 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _rows(
-    schedule: Schedule, align: int, formulae: Callable[..., Mapping[str, Any]], *choices: str
+    schedule: Schedule,
+    align: int,
+    formulae: Callable[..., Mapping[str, Any]],
+    *choices: str | bool,
 ) -> tuple[Row, ...]:
     amounts = _evaluator(formulae, *choices)(**_sizes(schedule.values()))
     return tuple(
@@ -269,9 +289,12 @@ def _rows(
     )
 
 
-def _choices(values: Mapping[str, Any]) -> tuple[str, str, str]:
-    """What the rows of the ledgers depend on; those of registers do not on the first."""
-    return values["output"], values["p"], values["sum"]
+def _shared_choices(values: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    return values["output"], values["p"], values["sum"], values["v_layout"]
+
+
+def _register_choices(values: Mapping[str, Any]) -> tuple[str, str, bool]:
+    return values["p"], values["sum"], values["promote"] > 0
 
 
 def _shared(schedule: Schedule) -> Ledger:
@@ -279,7 +302,7 @@ def _shared(schedule: Schedule) -> Ledger:
         schedule,
         SM90.smem_tile_alignment,
         shared_formulae,
-        *_choices(schedule.values()),
+        *_shared_choices(schedule.values()),
     )
     return Ledger(
         SHARED,
@@ -302,7 +325,7 @@ def _registers(schedule: Schedule) -> Ledger:
     return Ledger(
         REGISTERS,
         "a model",
-        _rows(schedule, 1, register_formulae, *_choices(schedule.values())[1:]),
+        _rows(schedule, 1, register_formulae, *_register_choices(schedule.values())),
         usable,
         source,
     )
@@ -353,6 +376,7 @@ def _options(schedule: Schedule) -> dict[str, list[dict[str, Any]]]:
         "p": [{"p": p} for p in others],
         "q_stages": [{"q_stages": 1}] if values["q_stages"] > 1 else [],
         "output": [{"output": "v_space"}] if values["output"] == "own" else [],
+        "promote": [{"promote": 0}] if values["promote"] else [],
         "registers": [registers] if registers else [],
     }
 
@@ -380,13 +404,16 @@ def explain_lines(schedule: Schedule) -> Iterator[str]:
     sizes = _sizes(schedule.values())
     yield "with " + ", ".join(f"{name} = {value}" for name, value in sizes.items())
     own = budget(schedule)
-    choices = _choices(schedule.values())
-    yield from _solved(own.shared, shared_formulae(*choices), sizes)
-    yield from _solved(own.registers, register_formulae(*choices[1:]), sizes)
+    values = schedule.values()
+    yield from _solved(own.shared, shared_formulae(*_shared_choices(values)), sizes)
+    yield from _solved(own.registers, register_formulae(*_register_choices(values)), sizes)
     yield ""
-    every = [{"block_n": n} for n in _below(SM90.wgmma_n_max + 16, 16)]
+    step = values["scale_rows"] or DTYPES[values["dtype"]].wgmma_k
+    every = [{"block_n": n} for n in _below(SM90.wgmma_n_max + step, step)]
     widest = _first_that_fits(schedule, [every]) or {"block_n": "none"}
-    yield f"in whole arrays and steps of 16, the widest block_n that fits is {widest['block_n']}"
+    yield (
+        f"in whole arrays and steps of {step}, the widest block_n that fits is {widest['block_n']}"
+    )
 
 
 def _solved(ledger: Ledger, formulae: Mapping[str, Any], sizes: Mapping[str, int]) -> Iterator[str]:

@@ -18,9 +18,10 @@ from fagen.paths import locate
 
 if TYPE_CHECKING:  # a command imports what it runs and no more: torch alone takes seconds
     from fagen.measure import Shape
-    from fagen.schedule import Schedule
+    from fagen.quantizer import AnySchedule
 
 Done = TypeVar("Done")
+Chosen = TypeVar("Chosen", bound="AnySchedule")
 
 INTERRUPTED = 130  # what a shell says of a program ended by Ctrl-C
 INTERNAL = 70  # a fault of fagen's own, as sysexits.h has it
@@ -82,20 +83,20 @@ class ScheduleArgument(click.ParamType):  # type: ignore[type-arg]
 
     name = "schedule"
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> "Schedule":
+    def convert(self, value: Any, param: Any, ctx: Any) -> "AnySchedule":
         """Read it; ScheduleError says what is wrong with it."""
-        from fagen.schedule import Schedule, parse_schedule, read_schedule
+        from fagen.quantizer import from_any_slug, parse_any, read_any
 
         if value == "-":
-            return parse_schedule(sys.stdin.read(), "stdin")
+            return parse_any(sys.stdin.read(), "stdin")
         if value.endswith(".toml") or "/" in value or Path(value).exists():
-            return read_schedule(value)
+            return read_any(value)
         own = locate("schedules") / f"{value}.toml"
-        return read_schedule(own) if own.exists() else Schedule.from_slug(value)
+        return read_any(own) if own.exists() else from_any_slug(value)
 
     def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
         """Offer the committed slugs, and files."""
-        slugs = [path.stem for path in sorted(locate("schedules").glob("fwd_*.toml"))]
+        slugs = [path.stem for path in sorted(locate("schedules").glob("*_*.toml"))]
         offered = [CompletionItem(slug) for slug in slugs if slug.startswith(incomplete)]
         return offered or [CompletionItem(incomplete, type="file")]
 
@@ -162,9 +163,7 @@ class DefaultCommand(click.Group):
         return super().parse_args(ctx, args)
 
 
-def each(
-    doing: str, schedules: Sequence["Schedule"], work: Callable[["Schedule"], Done]
-) -> list[Done]:
+def each(doing: str, schedules: Sequence[Chosen], work: Callable[[Chosen], Done]) -> list[Done]:
     """Do the work for all schedules, and only then raise what went wrong with some of them."""
     done: list[Done] = []
     failed: list[FagenError] = []

@@ -2,33 +2,54 @@
 
 Which one that is, its dispatch table says for each card and number of keys, or a user's own table.
 A kernel is built at its first use, or ahead of time by prepare(…). On CPU tensors its schedule is
-emulated, and nothing is built.
+emulated, and nothing is built. attention_fp8(q, k, v, …) quantises first.
 """
 
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fagen import op
 from fagen.arch import SM90
+from fagen.arguments import (
+    E4M3,
+    ONLY_FP8,
+    descale_of,
+    dtype_of,
+    name_of,
+    needs_gradient,
+    refuse_head_dims,
+    refuse_other_layout,
+    refuse_unquantisable,
+    refuse_word,
+    told_scale_rows,
+)
 from fagen.build import build
 from fagen.dispatch_table import rows_for
 from fagen.errors import DeviceError, FagenError, ScheduleError
+from fagen.op.arguments import KEYS
 from fagen.paths import locate
 from fagen.plan import plan
+from fagen.quantize_op import quantize
 from fagen.render import render
 from fagen.schedule import Schedule, read_schedule
-from fagen.vocab import DTYPES, MASKS
+from fagen.usual import usual_scale_rows, usual_schedule
+from fagen.vocab import DTYPES, MASKS, OUT_DTYPES, SCALE_ROWS, V_LAYOUTS
 
 Choice = str | Path | Schedule | None  # a file, a slug, or the thing itself
-Kind = tuple[torch.device, torch.dtype, int, int, bool]
-Key = tuple[torch.device, torch.dtype, int, int, bool, Choice]
+# device and the fields of a Problem, of which the last three are for e4m3 alone
+Kind = (
+    tuple[torch.device, torch.dtype, int, int, bool]
+    | tuple[torch.device, torch.dtype, int, int, bool, torch.dtype | None, str, int | None]
+)
+Key = tuple[Kind, Choice]
 
 # Slugs that measurements put before others of the same problem.
 PREFERRED: tuple[str, ...] = ()
@@ -51,6 +72,12 @@ def attention(
     scale: float | None = None,
     return_lse: bool = False,
     schedule: Choice = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    v_layout: str | None = None,
+    scale_rows: int | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute softmax(scale · q kᵀ) v, with a causal mask aligned to the bottom right if asked.
 
@@ -58,13 +85,20 @@ def attention(
     the CPU, where the schedule is emulated; H a multiple of Hk. Any strides that are multiples of
     16 bytes will do, with the last dimension contiguous. scale is 1/√D if left out.
 
+    Or q, k and v in e4m3, as `quantize` makes them, each with its descales: what its numbers are to
+    be multiplied by, in fp32, one for all (no dimensions), one for each head (B, H) or for each
+    block of a head's rows (B, H, blocks); 1 for B or H where all share theirs. How many rows make a
+    block is told from the numbers of blocks, or by `scale_rows`, with 0 for none. v_layout is
+    "rows", which is meant if it is left out, for v as above, or "columns" for v (B, Hk, Dv, Sk to
+    16). out_dtype is bf16 if left out, or fp16. These arguments are for e4m3 alone.
+
     Returns out (B, Sq, H, Dv), and with return_lse also the log-sum-exp (B, H, Sq) in fp32, natural
     logarithm: zeros and minus infinity for a row that sees no key.
 
     The kernel is that of `schedule` (a file's path, a slug or a Schedule), else the one that a
     dispatch table has for this card, dtype, head dims, mask and number of keys, else the one that
-    `schedules/` has; its first use builds it. Under torch.compile and
-    CUDA graph capture it must have been readied by prepare().
+    `schedules/` has, else, in e4m3, one of usual tiles that fits; its first use builds it. Under
+    torch.compile and CUDA graph capture it must have been readied by prepare().
 
     Raises ValueError for a wrong argument, also where a gradient would be needed; ScheduleError
     where no schedule fits, with the list of what exists; DeviceError where the GPU is no Hopper;
@@ -76,14 +110,91 @@ def attention(
             f"q has {q.dim()} dimensions and v has {v.dim()}; both must have 4: "
             "(batch, seqlen, heads, head_dim)"
         )
+    dtype, head_dim = q.dtype, q.shape[3]
+    descales: tuple[Tensor, ...] = ()
+    kind: Kind
+    if dtype == E4M3:
+        given = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+        descales = tuple(descale_of(name, descale) for name, descale in given.items())
+        v_layout = v_layout or "rows"
+        refuse_other_layout(k, v, v_layout)
+        if schedule is None:
+            out_dtype = out_dtype or torch.bfloat16
+            scale_rows = told_scale_rows(q, k, descales) if scale_rows is None else scale_rows
+        width = v.shape[2 if v_layout == "columns" else 3]
+        kind = (q.device, dtype, head_dim, width, causal, out_dtype, v_layout, scale_rows)
+    elif (
+        (q_descale is None and k_descale is None and v_descale is None)
+        and (v_layout is None and scale_rows is None and out_dtype is None)
+    ):  # fmt: skip
+        kind = (q.device, dtype, head_dim, v.shape[3], causal)
+    else:
+        raise ValueError(f"{ONLY_FP8}; q is {name_of(dtype)}")
     if schedule is None:
-        kind = (q.device, q.dtype, q.shape[3], v.shape[3], causal)
         ranges = _ranges.get(kind) or _find_ranges(kind)
-        schedule = ranges[0][1] if len(ranges) == 1 else _at(ranges, v.shape[1])
-    key = (q.device, q.dtype, q.shape[3], v.shape[3], causal, schedule)
+        schedule = (
+            ranges[0][1]
+            if len(ranges) == 1
+            else _at(ranges, (k if v_layout == "columns" else v).shape[1])
+        )
+    key = (kind, schedule)
     kernel = _ready.get(key) or _make_ready(key)
-    out, lse = kernel(q, k, v, q.shape[3] ** -0.5 if scale is None else scale)
+    out, lse = kernel(q, k, v, head_dim**-0.5 if scale is None else scale, *descales)
     return (out, lse) if return_lse else out
+
+
+def attention_fp8(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    return_lse: bool = False,
+    schedule: Choice = None,
+    rotate: bool = True,
+    scales: str = "block",
+    scale_rows: int | None = None,
+    v_layout: str = "columns",
+    seed: int = 0,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute what attention(…) does, in e4m3: quantise q, k and v, then call an e4m3 kernel.
+
+    q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in fp16 or bf16, D and Dv multiples of 16;
+    out is in their dtype. With `rotate`, q and k are multiplied by the random signs of `seed` and a
+    Hadamard matrix, which leaves their products as they are and spreads outliers. A scale is of a
+    "tensor", a "head" or a "block" of `scale_rows` rows: 128, or 64 where a head dim is beyond 224.
+    V is written by columns, unless v_layout is "rows".
+
+    Under torch.compile and CUDA graph capture an earlier call with such tensors must have readied
+    its kernels; prepare(…) readies that of attention alone.  Other arguments, what is returned and
+    what is raised are as of attention(…).
+    """
+    refuse_unquantisable(q, k, v, scales, v_layout)
+    by_block = scales == "block"
+    if by_block and scale_rows is None:
+        scale_rows = usual_scale_rows(q.shape[3], v.shape[3])
+    elif scale_rows is not None and not by_block:
+        raise ValueError(f'scale_rows goes with scales = "block"; scales is {scales!r}')
+    how: dict[str, Any] = {"scales": scales} | ({"scale_rows": scale_rows} if by_block else {})
+    q8, q_descale = quantize(q, rotate=rotate, seed=seed, **how)
+    k8, k_descale = quantize(k, rotate=rotate, seed=seed, **how)
+    v8, v_descale = quantize(v, layout=v_layout, **how)
+    return attention(
+        q8,
+        k8,
+        v8,
+        causal=causal,
+        scale=scale,
+        return_lse=return_lse,
+        schedule=schedule,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        v_layout=v_layout,
+        scale_rows=scale_rows or 0,
+        out_dtype=q.dtype,
+    )
 
 
 def prepare(
@@ -95,6 +206,9 @@ def prepare(
     seqlen: int | None = None,
     schedule: Choice = None,
     device: torch.device | str | None = None,
+    v_layout: str | None = None,
+    scale_rows: int | None = None,
+    out_dtype: torch.dtype | str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> str:
     """Ready the kernel that attention(…) would use for such tensors; return its slug.
@@ -104,22 +218,21 @@ def prepare(
 
     dtype is torch's or a schedule's word for it. On `device`, by default the current GPU, the
     kernel is built, loaded and run once on a single key, after which calls can be captured; on a
-    CPU, the default where there is no GPU, there is nothing to build. `progress` is called with a
+    CPU, the default where there is no GPU, there is nothing to build. In e4m3, v_layout and
+    out_dtype are as of attention(…), and scale_rows is 0 if left out. `progress` is called with a
     line before what takes long.  Raises as attention does.
     """
-    kind = _kind(dtype, head_dim, head_dim_v, causal, device)
-    place = kind[0]
+    fp8 = out_dtype, v_layout, scale_rows
+    kind = _kind(dtype, head_dim, head_dim_v, causal, device, fp8, bool(schedule))
     choices: list[Choice] = [schedule]
     if schedule is None:
         ranges = _ranges.get(kind) or _find_ranges(kind)
         listed = [slug for _, slug in ranges] if seqlen is None else [_at(ranges, seqlen)]
         choices = list(dict.fromkeys(listed))
     for choice in choices:
-        kernel = _make_ready((*kind, choice), progress)
-        if place.type == "cuda":
-            q = torch.zeros(1, 1, 1, head_dim, dtype=kind[1], device=place)
-            with torch.no_grad():
-                kernel(q, q, q.new_zeros(1, 1, 1, kind[3]), 1.0)
+        kernel = _make_ready((kind, choice), progress)
+        if kind[0].type == "cuda":
+            _run_once(kernel, kind)
     return _choose(Problem(*kind[1:]), choices[-1]).slug
 
 
@@ -131,13 +244,17 @@ def picked(
     causal: bool = False,
     seqlen: int,
     device: torch.device | str | None = None,
+    v_layout: str | None = None,
+    scale_rows: int | None = None,
+    out_dtype: torch.dtype | str | None = None,
 ) -> Schedule:
     """Return the schedule that attention(…) would take for such tensors and `seqlen` keys.
 
     Arguments as of prepare(…); nothing is built.  Raises ValueError for an unknown dtype,
     ScheduleError where no schedule fits.
     """
-    kind = _kind(dtype, head_dim, head_dim_v, causal, device)
+    fp8 = out_dtype, v_layout, scale_rows
+    kind = _kind(dtype, head_dim, head_dim_v, causal, device, fp8)
     return _choose(Problem(*kind[1:]), _at(_ranges.get(kind) or _find_ranges(kind), seqlen))
 
 
@@ -147,12 +264,35 @@ def _kind(
     head_dim_v: int | None,
     causal: bool,
     device: torch.device | str | None,
+    fp8: tuple[torch.dtype | str | None, str | None, int | None],
+    chosen: bool = False,
 ) -> Kind:
-    """The kind of call that prepare(…) means by these arguments."""
+    """The kind of call that prepare(…) means by these arguments; a chosen schedule says more."""
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if place.type == "cuda" and place.index is None:
         place = torch.device("cuda", torch.cuda.current_device())
-    return place, _torch_dtype(dtype), head_dim, head_dim_v or head_dim, causal
+    found, (out, v_layout, scale_rows) = dtype_of(dtype), fp8
+    head_dim_v = head_dim_v or head_dim
+    if found != E4M3:
+        if fp8 != (None, None, None):
+            raise ValueError(f"{ONLY_FP8}; dtype is {name_of(found)}")
+        return place, found, head_dim, head_dim_v, causal
+    v_layout = v_layout or "rows"
+    refuse_word("v_layout", v_layout, V_LAYOUTS)
+    out_dtype = dtype_of(out) if out else None
+    if not chosen:
+        out_dtype, scale_rows = out_dtype or torch.bfloat16, scale_rows or 0
+    return place, found, head_dim, head_dim_v, causal, out_dtype, v_layout, scale_rows
+
+
+def _run_once(kernel: op.Op, kind: Kind) -> None:
+    """Run a kernel on a single key, so that whatever it has to do once is done."""
+    device, dtype, head_dim, head_dim_v, _, *fp8 = kind
+    q = torch.zeros(1, 1, 1, head_dim, dtype=dtype, device=device)
+    shape = (1, 1, head_dim_v, KEYS) if "columns" in fp8 else (1, 1, 1, head_dim_v)
+    descales = [torch.ones(1, 1, 1, device=device)] * 3 if dtype == E4M3 else []
+    with torch.no_grad():
+        kernel(q, q, torch.zeros(shape, dtype=dtype, device=device), 1.0, *descales)
 
 
 def _at(ranges: tuple[tuple[float, str | None], ...], keys: int) -> str | None:
@@ -167,12 +307,16 @@ def _find_ranges(kind: Kind) -> tuple[tuple[float, str | None], ...]:
     """Look a kind of call up in the dispatch tables.  Raises ScheduleError where one is wrong."""
     if torch.compiler.is_compiling():
         raise FagenError(NOT_READY + "it cannot be built while torch.compile traces the call")
-    device, dtype, head_dim, head_dim_v, causal = kind
+    device, problem = kind[0], Problem(*kind[1:])
     names = {getattr(torch, row.torch): row.name for row in DTYPES.values()}
-    mask = next(row.name for row in MASKS.values() if row.causal == causal)
+    mask = next(row.name for row in MASKS.values() if row.causal == problem.causal)
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    rows = rows_for(names.get(dtype, ""), head_dim, head_dim_v, mask, card, own=locate("schedules"))
-    _ranges[kind] = tuple((row.most, row.slug) for row in rows) or ((math.inf, None),)
+    asked = names.get(problem.dtype, ""), problem.head_dim, problem.head_dim_v, mask, card
+    fp8 = dict[str, Any](v_layout=problem.v_layout or "", scale_rows=problem.scale_rows or 0)
+    rows = rows_for(*asked, own=locate("schedules"), **fp8)
+    slugs = [_writing(Schedule.from_slug(row.slug), problem.out_dtype).slug for row in rows]
+    found = tuple((row.most, slug) for row, slug in zip(rows, slugs, strict=True))
+    _ranges[kind] = found or ((math.inf, None),)
     return _ranges[kind]
 
 
@@ -180,7 +324,7 @@ def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> op.O
     """The long way to a kernel: choose, build, load.  Raises as attention does."""
     if torch.compiler.is_compiling():
         raise FagenError(NOT_READY + "it cannot be built while torch.compile traces the call")
-    device, dtype, head_dim, head_dim_v, causal, choice = key
+    (device, *problem), choice = key
     with _readying:
         if key in _ready:
             return _ready[key]
@@ -188,7 +332,7 @@ def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> op.O
             raise DeviceError(
                 f"q is on {device}; a kernel runs on a Hopper GPU, or on a CPU emulated"
             )
-        chosen = _choose(Problem(dtype, head_dim, head_dim_v, causal), choice)
+        chosen = _choose(Problem(*problem), choice)
         if device.type == "cpu":
             kernel = _emulation(chosen.slug)
         else:
@@ -213,13 +357,19 @@ def _built(schedule: Schedule, progress: Callable[[str], None] | None) -> op.Op:
 
 @cache
 def _emulation(slug: str) -> op.Op:
-    def emulated(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    fp8 = op.plan_of(slug).fp8
+    emulate = torch.ops.fagen.emulated_fp8 if fp8 else torch.ops.fagen.emulated
+    named = "q, k, v or a descale" if fp8 else "q, k or v"
+
+    def emulated(
+        q: Tensor, k: Tensor, v: Tensor, scale: float, *descales: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if torch.is_grad_enabled() and needs_gradient(q, k, v, *descales):
             raise ValueError(
-                f"fagen::{slug}: q, k or v requires a gradient, and there is no backward yet; "
+                f"fagen::{slug}: {named} requires a gradient, and there is no backward yet; "
                 "call it under torch.no_grad()"
             )
-        return torch.ops.fagen.emulated(q, k, v, scale, slug)  # type: ignore[no-any-return]
+        return emulate(q, k, v, scale, *descales, slug)  # type: ignore[no-any-return]
 
     return emulated
 
@@ -245,39 +395,63 @@ class Problem:
     head_dim: int
     head_dim_v: int
     causal: bool
+    # in e4m3; None leaves it to a schedule that the caller has chosen
+    out_dtype: torch.dtype | None = None
+    v_layout: str | None = None
+    scale_rows: int | None = None  # that share a scale; 0 where a head or the tensor has one
 
     def __str__(self) -> str:
         columns = f"{self.head_dim}"
         if self.head_dim_v != self.head_dim:
             columns += f" and {self.head_dim_v} (V)"
         mask = "causal" if self.causal else "full"
-        return f"{str(self.dtype).removeprefix('torch.')}, head_dim {columns}, {mask}"
+        said = [name_of(self.dtype), f"head_dim {columns}", mask]
+        if self.v_layout:
+            said.append(f"V by {self.v_layout}")
+        if self.scale_rows is not None:
+            blocks = f"block of {self.scale_rows} rows" if self.scale_rows else "head or tensor"
+            said.append(f"scales by {blocks}")
+        if self.out_dtype:
+            said.append(f"out in {name_of(self.out_dtype)}")
+        return ", ".join(said)
 
 
 def _problem(schedule: Schedule) -> Problem:
-    asked = schedule.attention
-    return Problem(
-        getattr(torch, DTYPES[asked.dtype].torch),
-        asked.head_dim,
-        asked.head_dim_v,
-        MASKS[asked.mask].causal,
+    asked, dtype = schedule.attention, DTYPES[schedule.attention.dtype]
+    problem = Problem(
+        getattr(torch, dtype.torch), asked.head_dim, asked.head_dim_v, MASKS[asked.mask].causal
+    )
+    if not dtype.fp8:
+        return problem
+    return replace(
+        problem,
+        out_dtype=getattr(torch, DTYPES[asked.out_dtype].torch),
+        v_layout=schedule.fp8.v_layout,
+        scale_rows=schedule.fp8.scale_rows,
     )
 
 
-def _torch_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    names = {name: row.torch for row in DTYPES.values() for name in (row.name, row.torch)}
-    if dtype not in names:
-        raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(names)}")
-    return getattr(torch, names[dtype])
+def _solves(schedule: Schedule, problem: Problem) -> bool:
+    """Whether it computes that; what the problem leaves open it may say."""
+    found = _problem(schedule)
+    left = {key: value for key, value in vars(found).items() if getattr(problem, key) is None}
+    return replace(problem, **left) == found
+
+
+def _writing(schedule: Schedule, out_dtype: torch.dtype | None) -> Schedule:
+    """The schedule, with O in this dtype where it is of e4m3: nothing else depends on it."""
+    if out_dtype is None or not DTYPES[schedule.attention.dtype].fp8:
+        return schedule
+    words = {dtype_of(word): word for word in OUT_DTYPES}
+    refuse_word("out_dtype", out_dtype, words)
+    return schedule.but(out_dtype=words[out_dtype])
 
 
 def _choose(problem: Problem, choice: Choice) -> Schedule:
     if choice is None:
         return _best(problem)
     schedule = _read(choice)
-    if _problem(schedule) != problem:
+    if not _solves(schedule, problem):
         raise ScheduleError(
             f"{schedule.slug} computes {_problem(schedule)}; the call asks for {problem}"
         )
@@ -294,14 +468,22 @@ def _read(choice: str | Path | Schedule) -> Schedule:
 
 def _best(problem: Problem) -> Schedule:
     there = _schedules()
-    fitting = [schedule for schedule in there if _problem(schedule) == problem]
+    open_out = replace(problem, out_dtype=None)
+    fitting = [schedule for schedule in there if _solves(schedule, open_out)]
+    if not fitting and problem.dtype == E4M3:
+        refuse_head_dims(problem.head_dim, problem.head_dim_v)
+        rows, layout = problem.scale_rows or 0, problem.v_layout or V_LAYOUTS[0]
+        refuse_word("scale_rows", rows, (0, *SCALE_ROWS))
+        mask = next(row.name for row in MASKS.values() if row.causal == problem.causal)
+        usual = usual_schedule(problem.head_dim, problem.head_dim_v, mask, layout, rows)
+        return _writing(usual, problem.out_dtype)
     if not fitting:
         raise ScheduleError(
             f"no schedule computes {problem}; in {locate('schedules')} there are:\n"
             + "\n".join(f"  {schedule.slug}" for schedule in there)
             + "\nwrite one for it and pass schedule=<its path>"
         )
-    return min(fitting, key=_rank)
+    return _writing(min(fitting, key=_rank), problem.out_dtype)
 
 
 def _rank(schedule: Schedule) -> tuple[int, int, str]:

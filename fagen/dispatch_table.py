@@ -21,12 +21,18 @@ from fagen.vocab import DTYPES, MASKS
 
 NAME = "dispatch.toml"
 _KEYS = {"card": str, "dtype": str, "head_dim": int, "mask": str, "slug": str}
-_MAY = {"head_dim_v": int, "from": int, "to": int}
+_MAY = {"head_dim_v": int, "v_layout": str, "scale_rows": int, "from": int, "to": int}
+
+
+Problem = tuple[str, int, int, str, str, int]
 
 
 @dataclass(frozen=True, order=True)
 class Row:
-    """For key sequences from `least` to `most` long, on this card, the kernel is `slug`."""
+    """For key sequences from `least` to `most` long, on this card, the kernel is `slug`.
+
+    One kernel of e4m3 stands for its like with O in another type: O's has no part in its speed.
+    """
 
     card: str
     dtype: str
@@ -36,22 +42,39 @@ class Row:
     least: int
     most: float  # infinity where there is no end
     slug: str
+    v_layout: str = ""  # in e4m3: "rows" or "columns"
+    scale_rows: int = 0  # that share a scale in e4m3; 0 where a head or the tensor has one
+
+    @classmethod
+    def of(cls, card: str, slug: str, least: int, most: float) -> "Row":
+        """The row that gives a kernel what it computes.  Raises ScheduleError for no slug."""
+        dtype, head_dim, head_dim_v, mask, layout, rows = _problem_of(slug)
+        return cls(card, dtype, head_dim, head_dim_v, mask, least, most, slug, layout, rows)
 
     @property
-    def problem(self) -> tuple[str, int, int, str]:
-        """What is computed: dtype, both head dims, mask."""
-        return self.dtype, self.head_dim, self.head_dim_v, self.mask
+    def problem(self) -> Problem:
+        """What is computed: dtype, both head dims, mask, layout of V, rows that share a scale."""
+        sizes = self.dtype, self.head_dim, self.head_dim_v, self.mask
+        return *sizes, self.v_layout, self.scale_rows
 
 
 def rows_for(
-    dtype: str, head_dim: int, head_dim_v: int, mask: str, card: str, *, own: Path
+    dtype: str,
+    head_dim: int,
+    head_dim_v: int,
+    mask: str,
+    card: str,
+    *,
+    own: Path,
+    v_layout: str = "",
+    scale_rows: int = 0,
 ) -> tuple[Row, ...]:
     """The rows for a problem by rising key length, which leave no length out; () if there are none.
 
     Rows of this card go before those of another, a user's before those of the table in the folder
     `own`.  Raises ScheduleError where a table is wrong.
     """
-    problem = dtype, head_dim, head_dim_v, mask
+    problem = dtype, head_dim, head_dim_v, mask, v_layout, scale_rows
     for table in (table_at(config_folder() / NAME), table_at(own / NAME)):
         fitting = [row for row in table if row.problem == problem]
         here = [row for row in fitting if row.card == card]
@@ -81,9 +104,14 @@ def table_at(path: Path) -> tuple[Row, ...]:
 
 
 def _neighbours(rows: Sequence[Row]) -> Iterable[tuple[Row, Row]]:
-    for first, second in pairwise(sorted(rows)):
+    for first, second in pairwise(sorted(rows, key=_place)):
         if (first.card, first.problem) == (second.card, second.problem):
             yield first, second
+
+
+def _place(row: Row) -> tuple[str, Problem, int]:
+    """Where a row stands in its table: beside those of its problem, by rising key length."""
+    return row.card, row.problem, row.least
 
 
 def _row(table: Any, number: int, origin: Origin) -> Row:
@@ -96,8 +124,10 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
         if not isinstance(table.get(key), kind):
             raise wrong(f"{key} is missing, or not {'a whole number' if kind is int else 'text'}")
     for key in table.keys() - _KEYS.keys():
-        if key not in _MAY or not isinstance(table[key], int):
-            raise wrong(f"{key} is not one of {', '.join((*_KEYS, *_MAY))}, or no whole number")
+        if key not in _MAY:
+            raise wrong(f"{key} is not one of {', '.join((*_KEYS, *_MAY))}")
+        if not isinstance(table[key], _MAY[key]):
+            raise wrong(f"{key} is not {'a whole number' if _MAY[key] is int else 'text'}")
     if table["dtype"] not in DTYPES or table["mask"] not in MASKS:
         raise wrong(f"there is no {table['dtype']} with {table['mask']}")
     row = Row(
@@ -109,13 +139,25 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
         least=table.get("from", 0),
         most=table.get("to", math.inf),
         slug=table["slug"],
+        v_layout=table.get("v_layout", ""),
+        scale_rows=table.get("scale_rows", 0),
     )
-    asked = Schedule.from_slug(row.slug).attention
-    if (asked.dtype, asked.head_dim, asked.head_dim_v, asked.mask) != row.problem:
-        raise wrong(f"{row.slug} computes something else")
+    computed = _problem_of(row.slug)
+    if computed != row.problem:
+        said = "computes something else"
+        if computed[:4] == row.problem[:4]:
+            said = f'is for v_layout = "{computed[4]}" and scale_rows = {computed[5]}'
+        raise wrong(f"{row.slug} {said}")
     if not 0 <= row.least <= row.most:
         raise wrong(f"from {row.least} to {row.most:g} is no range")
     return row
+
+
+def _problem_of(slug: str) -> Problem:
+    schedule = Schedule.from_slug(slug)
+    asked, fp8 = schedule.attention, schedule.fp8
+    sizes = asked.dtype, asked.head_dim, asked.head_dim_v, asked.mask
+    return *sizes, fp8.v_layout, fp8.scale_rows
 
 
 def written(rows: Iterable[Row]) -> str:
@@ -124,12 +166,16 @@ def written(rows: Iterable[Row]) -> str:
         "# Which kernel for which problem and number of keys, as measured on a card. Written by",
         "# `fagen search --write`; a table like this in your configuration folder goes before it.",
     ]
-    for row in sorted(rows):
+    for row in sorted(rows, key=_place):
         lines += ["", "[[kernel]]", f"card = {json.dumps(row.card)}"]
         lines += [f"dtype = {json.dumps(row.dtype)}", f"head_dim = {row.head_dim}"]
         if row.head_dim_v != row.head_dim:
             lines.append(f"head_dim_v = {row.head_dim_v}")
         lines.append(f"mask = {json.dumps(row.mask)}")
+        if row.v_layout:
+            lines.append(f"v_layout = {json.dumps(row.v_layout)}")
+        if row.scale_rows:
+            lines.append(f"scale_rows = {row.scale_rows}")
         if row.least:
             lines.append(f"from = {row.least}")
         if math.isfinite(row.most):

@@ -15,6 +15,7 @@ from typing import Any
 from fagen import toolchain
 from fagen.errors import ScheduleError, VerificationError
 from fagen.paths import locate, write_whole
+from fagen.quantizer.schedule import SLUG_START
 from fagen.render import Source
 from fagen.toml_lines import read_toml
 
@@ -24,6 +25,9 @@ UNVERIFIED = "unverified.toml"
 @dataclass(frozen=True)
 class ShapeError:
     """The largest errors at one shape against fp64: ours, torch's, and what ours may be.
+
+    Of an e4m3 kernel errors of the output are root mean squares, and in torch's place stands the
+    emulated schedule on the same bytes, of whose error ours may be 1.15 times.
 
     An error that is not a number means that the kernel left or computed something that is not.
     """
@@ -65,6 +69,50 @@ class Speed:
 
 
 @dataclass(frozen=True)
+class RoundingError:
+    """How a quantiser's output at one shape differs from its reference's, of the same input.
+
+    The kernel adds up in another order, so a value may fall on the other side of a tie.
+    """
+
+    batch: int
+    seqlen: int
+    heads: int
+    given: bool  # whether descales were
+    neighbours: float  # the share of values that are a step of e4m3 beside the reference's
+    allowed: float  # of them
+    wrong: int  # values further away, or left unwritten
+    descale_error: float  # the largest, relative
+    descale_allowed: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether all is within bounds; what is not a number never is."""
+        return (
+            self.wrong == 0
+            and self.neighbours <= self.allowed
+            and self.descale_error <= self.descale_allowed
+        )
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """How fast a quantiser reads and writes at one shape, and a copy of as many bytes."""
+
+    batch: int
+    seqlen: int
+    heads: int
+    given: bool  # whether descales were; else a whole tensor's or head's are found first
+    gb_per_s: float  # of bytes that must be moved: a second read is not one of them
+    copy_gb_per_s: float
+
+    @property
+    def ratio(self) -> float:
+        """Kernel over copy."""
+        return self.gb_per_s / self.copy_gb_per_s
+
+
+@dataclass(frozen=True)
 class Evidence:
     """That one source, compiled one way, gave these errors and speeds on one card; UTC day."""
 
@@ -79,8 +127,8 @@ class Evidence:
     driver: str
     torch: str
     date: str
-    errors: tuple[ShapeError, ...]
-    speeds: tuple[Speed, ...]
+    errors: tuple[ShapeError, ...] | tuple[RoundingError, ...]
+    speeds: tuple[Speed, ...] | tuple[Bandwidth, ...]
 
 
 @dataclass(frozen=True)
@@ -320,7 +368,11 @@ def _orphans(
     return found
 
 
-_PARTS: dict[str, type] = {"errors": ShapeError, "speeds": Speed}
+# attention's, and a quantiser's, whose slug says that it is one
+_PARTS: dict[bool, dict[str, type]] = {
+    False: {"errors": ShapeError, "speeds": Speed},
+    True: {"errors": RoundingError, "speeds": Bandwidth},
+}
 
 
 def _encoded(evidence: Evidence) -> dict[str, Any]:
@@ -359,9 +411,10 @@ def _decoded(kind: type, data: Any) -> Any:
         odd = sorted(set(data) ^ names) if isinstance(data, dict) else [type(data).__name__]
         raise ValueError(f"{kind.__name__} has missing or unknown fields: {', '.join(odd)}")
     values = dict(data)
+    parts = _PARTS[str(data.get("slug")).startswith(SLUG_START)]
     for name, value in data.items():
-        if name in _PARTS:
-            values[name] = tuple(_decoded(_PARTS[name], part) for part in value)
+        if name in parts:
+            values[name] = tuple(_decoded(parts[name], part) for part in value)
         elif isinstance(value, list):
             values[name] = tuple(value)
     return kind(**values)

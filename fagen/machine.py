@@ -52,8 +52,9 @@ class Instruction:
 
 @dataclass(frozen=True)
 class MachineCode:
-    """What the instructions of one kernel use. Register figures are counts: 1 + the highest index.
+    """What the instructions of a kernel use, or of all kernels of one library.
 
+    Register figures are counts, 1 + the highest index, and the largest of any kernel.
     `consumer_registers` and `producer_registers` are None where no setmaxnreg tells the roles
     apart. `raised_to` and `lowered_to` are the operands of setmaxnreg. `hash` is the sha256 of the
     code and its constants and of nothing else: neither names, nor lines, nor the host's code.
@@ -75,10 +76,12 @@ class MachineCode:
         return sum(n for opcode, n in self.opcodes.items() if opcode.partition(".")[0] in bases)
 
 
-def machine_code(binary: Path, tools: Disassembler | None = None) -> MachineCode:
-    """Read the one kernel in a shared library, object file or cubin.
+def machine_code(
+    binary: Path, tools: Disassembler | None = None, *, kernels: int = 1
+) -> MachineCode:
+    """Read the kernels in a shared library, object file or cubin.
 
-    Raises ToolchainError where a tool cannot read it, BuildError where it holds no kernel, or two.
+    Raises ToolchainError where a tool cannot read it, BuildError where there are not that many.
     """
     tools = tools or find_disassembler()
     if tools is None:
@@ -88,7 +91,7 @@ def machine_code(binary: Path, tools: Disassembler | None = None) -> MachineCode
         listing = run([tools.nvdisasm, "-c", "-lrm", "narrow", cubin])
         if listing.returncode:
             raise ToolchainError(f"{tools.nvdisasm} cannot read {cubin}: {listing.stderr.strip()}")
-        return read_listing(listing.stdout, hash_code(cubin.read_bytes()))
+        return read_listing(listing.stdout, hash_code(cubin.read_bytes()), kernels)
 
 
 def _extract(library: Path, tools: Disassembler, folder: Path) -> Path:
@@ -101,17 +104,19 @@ def _extract(library: Path, tools: Disassembler, folder: Path) -> Path:
     return cubins[0]
 
 
-def read_listing(listing: str, code_hash: str) -> MachineCode:
-    """Turn nvdisasm's listing of one kernel into a MachineCode."""
-    kernels = dict(_functions(listing))
-    if len(kernels) != 1:
-        raise BuildError(f"one kernel was expected in the machine code, not {sorted(kernels)}")
-    ((kernel, (code, labels)),) = kernels.items()
-    roles = _roles(code, labels)
-    named = {role: [code[at] for at in places] for role, places in roles.items()}
+def read_listing(listing: str, code_hash: str, kernels: int = 1) -> MachineCode:
+    """Turn nvdisasm's listing of so many kernels into a MachineCode."""
+    found = dict(_functions(listing))
+    if len(found) != kernels:
+        raise BuildError(f"kernels expected in the machine code: {kernels}, not {sorted(found)}")
+    code = [instruction for instructions, _ in found.values() for instruction in instructions]
+    named: dict[str, list[Instruction]] = {}
+    for instructions, labels in found.values():
+        for role, places in _roles(instructions, labels).items():
+            named.setdefault(role, []).extend(instructions[at] for at in places)
     opcodes = Counter(instruction.opcode for instruction in code)
     return MachineCode(
-        kernel=kernel,
+        kernel=" ".join(found),
         instructions=len(code),
         opcodes=dict(sorted(opcodes.items())),
         registers=_highest(code),

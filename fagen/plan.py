@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fagen.arch import SM90
 from fagen.budget import (
@@ -28,9 +28,13 @@ class Plan:
     Sizes are in elements, registers per thread, slabs in columns; padded is in shared memory.
     """
 
+    kernels: ClassVar[int] = 1  # that its source has
+    blocks: ClassVar[int] = 1  # that a multiprocessor should hold at least
+
     schedule: Schedule
     slug: str
-    dtype: Dtype
+    dtype: Dtype  # of Q, K and V
+    out_dtype: Dtype  # of O
     mask: Mask
 
     head_dim: int
@@ -55,6 +59,14 @@ class Plan:
     output: str
     sum_by_tensor: bool
     rescale_threshold: float  # log2 units
+    # e4m3 only; elsewhere false and zero
+    fp8: bool
+    v_rows: bool  # V comes in rows, and is transposed here
+    scales_by_block: bool  # else a number for each (batch, KV head), or by strides of 0 for all
+    scale_rows: int  # of a block of scales; 0 where there is none
+    p_offset: float  # log2 units
+    promote: int  # blocks after which sums move to a second accumulator; 0: never
+
     order: str
     persistent: bool
     longest_first: bool
@@ -67,12 +79,18 @@ class Plan:
     qk_swizzle: Swizzle
     v_swizzle: Swizzle
     p_swizzle: Swizzle
+    vt_swizzle: Swizzle  # V transposed: rows of block_n keys, for fp8
+    o_swizzle: Swizzle  # V's, but in fp8
     qk_slab: int
     v_slab: int
     p_slab: int
+    vt_slab: int
+    o_slab: int
     qk_slabs: int
     v_slabs: int
     p_slabs: int
+    vt_slabs: int
+    o_slabs: int
 
     # of one consumer thread and its wgmma instructions
     o_columns: int  # of the second GEMM's result
@@ -104,12 +122,15 @@ def plan(schedule: Schedule) -> Plan:
     if cost.over():
         raise OverBudget(_refusal(schedule, cost))
     dtype = DTYPES[schedule.attention.dtype]
+    out_dtype = DTYPES[schedule.attention.out_dtype]
     order = ORDERS[schedule.grid.order]
     d = padded(schedule.attention.head_dim, schedule)
     d_v = padded(schedule.attention.head_dim_v, schedule)
     block_n = schedule.tile.block_n
     qk_swizzle, v_swizzle, p_swizzle = (_swizzle(n * dtype.bytes) for n in (d, d_v, block_n))
     qk_slab, v_slab, p_slab = (s.bytes // dtype.bytes for s in (qk_swizzle, v_swizzle, p_swizzle))
+    o_swizzle = _swizzle(d_v * out_dtype.bytes)
+    o_slab = o_swizzle.bytes // out_dtype.bytes
     p_in_registers = schedule.softmax.p == "registers"
     s_accumulators = _accumulators(block_n)
     sum_by_tensor = schedule.softmax.sum == "tensor"
@@ -119,6 +140,7 @@ def plan(schedule: Schedule) -> Plan:
         schedule=schedule,
         slug=schedule.slug,
         dtype=dtype,
+        out_dtype=out_dtype,
         mask=MASKS[schedule.attention.mask],
         head_dim=schedule.attention.head_dim,
         head_dim_v=schedule.attention.head_dim_v,
@@ -140,6 +162,12 @@ def plan(schedule: Schedule) -> Plan:
         output=schedule.pipeline.output,
         sum_by_tensor=sum_by_tensor,
         rescale_threshold=schedule.softmax.rescale_threshold,
+        fp8=dtype.fp8,
+        v_rows=schedule.fp8.v_layout == "rows",
+        scales_by_block=schedule.fp8.scales == "block",
+        scale_rows=schedule.fp8.scale_rows,
+        p_offset=schedule.fp8.p_offset,
+        promote=schedule.fp8.promote,
         order=order.name,
         persistent=order.persistent,
         longest_first=order.longest_first,
@@ -151,12 +179,18 @@ def plan(schedule: Schedule) -> Plan:
         qk_swizzle=qk_swizzle,
         v_swizzle=v_swizzle,
         p_swizzle=p_swizzle,
+        vt_swizzle=p_swizzle,  # a row of either is block_n elements
+        o_swizzle=o_swizzle,
         qk_slab=qk_slab,
         v_slab=v_slab,
         p_slab=p_slab,
+        vt_slab=p_slab,
+        o_slab=o_slab,
         qk_slabs=d // qk_slab,
         v_slabs=d_v // v_slab,
         p_slabs=block_n // p_slab,
+        vt_slabs=block_n // p_slab,
+        o_slabs=d_v // o_slab,
         o_columns=o_columns,
         s_accumulators=s_accumulators,
         o_accumulators=o_accumulators,
@@ -185,6 +219,8 @@ def _passes(schedule: Schedule) -> bool:
     causal = MASKS[schedule.attention.mask].causal
     if not (causal and schedule.warps.producer == "warp" and schedule.overlap.intra_warpgroup):
         return False
+    if DTYPES[schedule.attention.dtype].fp8:
+        return False  # scales are looked up a block ahead: that would have to pass blocks too
     if schedule.grid.cluster > 1:
         return True  # the rules of a schedule see to it
     block_m, block_n = schedule.tile.block_m, schedule.tile.block_n

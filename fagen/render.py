@@ -12,13 +12,16 @@ from fagen import process
 from fagen.errors import ToolchainError
 from fagen.paths import find_packaged, locate
 from fagen.plan import Plan
+from fagen.quantizer import QuantizePlan
 
 HASH_WORD = "FAGEN_SOURCE_HASH"  # the kernel says its own hash where a template says this
 
 HOST_MARK = "---- The host's side"  # the rest of a kernel's file is its launcher
 
 KERNEL = "forward.cu.j2"
+QUANTIZER = "quantize.cu.j2"
 BINDING = "torch_op.cpp.j2"
+QUANTIZER_BINDING = "quantize_op.cpp.j2"
 
 
 @dataclass(frozen=True)
@@ -32,15 +35,17 @@ class Source:
     host_hash: str  # of what the kernel's file runs on the CPU: no part of the machine code
 
 
-def render(plan: Plan) -> Source:
+def render(plan: Plan | QuantizePlan) -> Source:
     """Write the kernel and its binding.  Raises ToolchainError where clang-format is missing."""
-    kernel = _template(KERNEL, plan)
+    quantizes = isinstance(plan, QuantizePlan)
+    kernel = _template(QUANTIZER if quantizes else KERNEL, plan)
+    binding = _template(QUANTIZER_BINDING if quantizes else BINDING, plan)
     digest = token_hash(kernel)
     _, _, host = kernel.partition(HOST_MARK)
     return Source(
         slug=plan.slug,
         kernel=formatted(kernel.replace(HASH_WORD, digest)),
-        binding=formatted(_template(BINDING, plan)),
+        binding=formatted(binding),
         hash=digest,
         host_hash=token_hash(host),
     )
@@ -83,7 +88,7 @@ def environment() -> Environment:
     )
 
 
-def _template(name: str, plan: Plan) -> str:
+def _template(name: str, plan: Plan | QuantizePlan) -> str:
     return environment().get_template(name).render(plan=plan)
 
 

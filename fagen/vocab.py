@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 @dataclass(frozen=True)
 class Dtype:
-    """An element type of Q, K, V and O, under each name that it goes by."""
+    """An element type of Q, K and V, or of O, under each name that it goes by."""
 
     name: str
     bytes: int
@@ -24,6 +24,12 @@ class Dtype:
     stable: str  # torch's stable ABI ScalarType
     wgmma_k: int  # columns that one wgmma instruction multiplies
     pad: int  # head dims grow to a multiple of this in shared memory
+    out: str  # O's, where a schedule does not say
+
+    @property
+    def fp8(self) -> bool:
+        """Whether an element is a byte, with a scale beside the tensor."""
+        return self.bytes == 1
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,7 @@ DTYPES = _table(
         stable="Half",
         wgmma_k=16,
         pad=16,
+        out="fp16",
     ),
     Dtype(
         "bf16",
@@ -94,8 +101,26 @@ DTYPES = _table(
         stable="BFloat16",
         wgmma_k=16,
         pad=16,
+        out="bf16",
+    ),
+    Dtype(
+        "e4m3",
+        bytes=1,
+        cpp="__nv_fp8_e4m3",
+        cpp2="__nv_fp8x2_e4m3",
+        header="cuda_fp8.h",
+        ptx="e4m3",
+        tma="CU_TENSOR_MAP_DATA_TYPE_UINT8",
+        pack="",  # four to a register: a template's own
+        torch="float8_e4m3fn",
+        stable="Float8_e4m3fn",
+        wgmma_k=32,
+        pad=32,
+        out="bf16",
     ),
 )
+
+OUT_DTYPES = tuple(row.name for row in DTYPES.values() if not row.fp8)
 
 MASKS = _table(
     Mask("full", causal=False, order="persistent"),
@@ -112,6 +137,9 @@ OUTPUTS = ("own", "v_space")
 PRODUCERS = ("warp", "none")
 P_HOMES = ("registers", "shared")
 SUMS = ("threads", "tensor")
+V_LAYOUTS = ("columns", "rows")
+SCALES = ("head", "tensor", "block")
+SCALE_ROWS = (32, 64, 128)
 
 # widest first: a wider one spreads rows over more banks and needs fewer TMA boxes
 SWIZZLES = (
@@ -119,11 +147,6 @@ SWIZZLES = (
     Swizzle(64, xor_bits=2, cute="B64", tma="CU_TENSOR_MAP_SWIZZLE_64B"),
     Swizzle(32, xor_bits=1, cute="B32", tma="CU_TENSOR_MAP_SWIZZLE_32B"),
 )
-
-# values that are thought of but not there yet, and what a user is told of them
-LATER: Mapping[tuple[str, object], str] = {
-    ("dtype", "e4m3"): "fp8 comes with a later release",
-}
 
 
 @dataclass(frozen=True)
@@ -137,6 +160,7 @@ class Code:
 
 # in the order in which a slug says them, each only where the value is not the default
 CODES = (
+    Code("out_dtype", words={"bf16": "obf16", "fp16": "ofp16"}),
     Code("stages", "s"),
     Code("q_stages", "q"),
     Code("output", words={"own": "own", "v_space": "vspace"}),
@@ -149,6 +173,11 @@ CODES = (
     Code("p", words={"registers": "pregs", "shared": "pshared"}),
     Code("sum", words={"threads": "threadsum", "tensor": "tensorsum"}),
     Code("rescale_threshold", "t"),
+    Code("v_layout", words={"rows": "vrows", "columns": "vcols"}),
+    Code("scales", words={"tensor": "stensor", "head": "shead", "block": "sblock"}),
+    Code("scale_rows", "sr"),
+    Code("p_offset", "po"),
+    Code("promote", "pm"),
     Code("order", words={"persistent": "persistent", "lpt": "lpt", "single": "single"}),
     Code("cluster", "c"),
     Code("max_spill_bytes", "spill"),

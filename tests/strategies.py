@@ -48,3 +48,37 @@ def schedules(draw: st.DrawFn) -> Schedule:
     if steps and keys.get("producer") != "none" and keys.get("order", order) == order:
         keys |= draw(st.fixed_dictionaries({}, optional={"cluster": st.integers(1, 2)}))
     return Schedule.make(**keys)
+
+
+@st.composite
+def fp8_schedules(draw: st.DrawFn) -> Schedule:
+    """Draw a schedule of e4m3; each optional key is left out about half of the time."""
+    scales = draw(st.sampled_from([None, "tensor", "head", "block"]))
+    rows = draw(st.sampled_from([32, 64])) if scales == "block" else 32
+    consumers = draw(st.integers(1, 3))
+    threshold = draw(st.integers(0, 70)) / 8
+    keys = {
+        "head_dim": draw(st.integers(1, 16)) * 16,
+        "dtype": "e4m3",
+        "mask": draw(st.sampled_from(["full", "causal"])),
+        "block_m": 64 * consumers,
+        "block_n": draw(st.integers(1, 256 // rows)) * rows,
+        "rescale_threshold": threshold,
+    }
+    if scales:
+        keys |= {"scales": scales}
+    if scales == "block":
+        keys |= {"scale_rows": rows}
+    optional = {
+        "head_dim_v": st.integers(1, 16).map(lambda n: n * 16),
+        "out_dtype": st.sampled_from(["bf16", "fp16"]),
+        "v_layout": st.sampled_from(["rows", "columns"]),
+        "p_offset": st.integers(0, min(64, int(8.75 * 8 - threshold * 8))).map(lambda n: n / 8),
+        "promote": st.integers(0, 64),
+        "stages": st.integers(2, 8),
+        "q_stages": st.integers(1, 2),
+        "output": st.sampled_from(["v_space", "own"]),
+        "intra_warpgroup": st.booleans(),
+        "order": st.sampled_from(["persistent", "lpt", "single"]),
+    }
+    return Schedule.make(**keys | draw(st.fixed_dictionaries({}, optional=optional)))

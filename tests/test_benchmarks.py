@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sys
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,15 @@ from fagen.measure import cells, peers
 from fagen.measure.card import Card
 from fagen.measure.launch import LaunchCost
 from fagen.measure.peers import Implementation
-from fagen.measure.rows import Row, geomean, ratios, read_rows, write_rows
+from fagen.measure.rows import (
+    PREARRANGED,
+    QUANTISE,
+    Row,
+    geomean,
+    ratios,
+    read_rows,
+    write_rows,
+)
 from fagen.measure.timing import Call, Timing
 from fagen.paths import locate
 from fagen.plan import plan
@@ -281,6 +290,64 @@ def test_where_nothing_can_be_timed_nothing_is_written(run, gpu, tmp_path, monke
     assert not list(tmp_path.iterdir())
 
 
+# ---- e4m3
+
+
+@pytest.fixture
+def fp8(gpu, monkeypatch):
+    """Kernels of e4m3 under the name that goes with how V lies in memory."""
+    record = sys.modules["record"]
+    plain = record.ours
+
+    def ours(binary):
+        made = plain(binary)
+        return made if "_vrows" in binary.slug else replace(made, name=PREARRANGED)
+
+    def quantise(case, q, k, v):
+        return Call(lambda: None)
+
+    monkeypatch.setattr(record, "ours", ours)
+    monkeypatch.setitem(peers.PEERS, QUANTISE, quantise)
+    monkeypatch.setattr(record, "installed", lambda name: False)
+
+
+def test_in_e4m3_both_ways_of_v_stand_beside_cudnn_in_fp16_and_quantising_is_a_column(
+    run, gpu, fp8, tmp_path, monkeypatch
+):
+    pretend(run, monkeypatch)
+    corner = ["--dtype", "e4m3", "--head-dim", "64", "--mask", "full", "--out", str(tmp_path)]
+    assert run.main(corner) == 0
+    (path,) = tmp_path.glob("nvidia-h200-????-??-??.json")
+    rows = read_rows(path)
+    assert list(json.loads(path.read_text())[0]) == FIELDS
+    assert {row.dtype for row in rows} == {"e4m3"}
+    found = {(row.implementation, row.schedule is not None) for row in rows}
+    assert found == {("fagen", True), (PREARRANGED, True), ("cudnn", False), (QUANTISE, False)}
+    kinds = {("_vrows" in slug, "_sblock" in slug) for slug in gpu.built}
+    assert len(kinds) == 4, "both ways of V, both kinds of scales"
+    page = path.with_suffix(".md").read_text()
+    for said in (
+        "In e4m3 cuDNN is in fp16",
+        "quantising Q, K, V sustained, µs",
+        "fagen ÷ cuDNN",
+        "fagen, V prearranged ÷ cuDNN",
+        "What quantising Q, K and V adds",
+        "scales by block of rows ÷ with one per head",
+    ):
+        assert said in page
+    plot = (tmp_path / f"{path.stem}-e4m3-sustained.svg").read_text()
+    assert "V prearranged" in plot and "quantising" not in plot
+    assert run.main(["--redraw", str(path)]) == 0
+    assert path.with_suffix(".md").read_text() == page
+
+
+def test_the_usual_peers_of_e4m3_are_others(run, monkeypatch):
+    record = sys.modules["record"]
+    monkeypatch.setattr(record, "installed", lambda name: name == "cudnn-e4m3")
+    assert record.usual_peers("e4m3") == ["cudnn", "cudnn-e4m3", QUANTISE]
+    assert record.usual_peers("bf16") == record.usual_peers() == ["cudnn", "fa2"]
+
+
 # ---- beyond the grid, and the ablation
 
 
@@ -375,3 +442,87 @@ def test_committed_results_are_rows_of_the_promised_fields_beside_what_they_were
         assert all(row.tflops > 0 for row in rows)
         for regime in ("sustained", "burst"):
             assert geomean(ratios(rows, regime).values()) > 0
+
+
+# ---- the accuracy of e4m3
+
+
+@pytest.fixture
+def accuracy(script, gpu, monkeypatch):
+    """benchmarks/fp8_accuracy.py, whose kernels are 1 % less exact than they are emulated."""
+    module = script("fp8_accuracy")
+    tensors, error = module.tensors, module.error
+
+    def on_cpu(asked, seed, keys):
+        return tensors(SimpleNamespace(**{**vars(asked), "device": "cpu"}), seed, keys)
+
+    def run(part, binary):
+        assert binary.slug == part.of.slug
+        attend = module.emulated(replace(part, hopper_sums=False))
+        attend.real = True
+        return attend
+
+    def built(schedules):
+        made = [flow.built(schedule, binding=True) for schedule in schedules]
+        return {of.slug: (of, binary) for of, binary in made}
+
+    monkeypatch.setattr(module, "tensors", on_cpu)
+    monkeypatch.setattr(module, "run", run)
+    monkeypatch.setattr(module, "build", built)
+    monkeypatch.setattr(
+        module,
+        "error",
+        lambda attend, *rest: error(attend, *rest) * (1.01 if hasattr(attend, "real") else 1),
+    )
+    return module
+
+
+SMALL = ["--queries", "16", "--heads", "1", "--seeds", "1", "--keys", "256", "--longest", "1024"]
+
+
+def test_real_kernels_stand_beside_their_emulation_in_every_line(
+    accuracy, gpu, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(accuracy, "LENGTHS", (128, 256))
+    assert accuracy.main(["--device", "cuda", *SMALL, "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("nvidia-h200-*-fp8-accuracy.json")
+    lines = json.loads(path.read_text())
+    assert len(lines) == 6 + 2 * 5
+    assert len(set(gpu.built)) == len(gpu.built) == 3 + 4, "fp16, two kinds of scales, promotions"
+    with_kernels = [line for line in lines if line["kernel"]]
+    assert len(with_kernels) == 5 + 2 * 4
+    short = [line for line in with_kernels if not line["long"]]
+    for line in short:
+        assert line["kernel"] == pytest.approx(1.01 * line["emulated"])
+    page = path.with_suffix(".md").read_text()
+    for said in ("kernel ÷ emulated", "1.010", "the goal, below", "promoted every 64 keys, kernel"):
+        assert said in page
+    about = json.loads(path.with_suffix(".run.json").read_text())
+    assert about["card"] == "NVIDIA H200" and "256 keys" in about["asked"]["parts"]
+    path.with_suffix(".md").unlink()
+    assert accuracy.main(["--redraw", str(path)]) == 0
+    assert path.with_suffix(".md").read_text() == page
+
+
+def test_emulated_alone_it_is_a_table_on_a_cpu(accuracy, tmp_path, capsys):
+    out = tmp_path / "found.json"
+    assert accuracy.main([*SMALL, "--out", str(out)]) == 0
+    found = json.loads(out.read_text())["rmse"]
+    assert len(found) == 6
+    printed = capsys.readouterr().out
+    assert "kernel" not in printed.splitlines()[0]
+    assert f"| {accuracy.COMPLETE} | {found[f'256 keys, {accuracy.COMPLETE}']:.2e} |" in printed
+
+
+def test_what_quantisers_give_is_spread_to_batch_heads_and_blocks(accuracy):
+    x = torch.randn(2, 70, 4, 32).half()
+    common = dict(dtype="e4m3", head_dim=32, mask="full", block_m=128, block_n=128)
+    for scales, rows in (("tensor", "columns"), ("head", "rows"), ("block", "columns")):
+        of = plan(Schedule.make(**common, scales=scales, v_layout=rows))
+        given = accuracy.quantised(of, x, x, x, True)
+        expected = accuracy.operands(of, x, x, x, rotated=True)
+        for one, other in zip(given, expected, strict=True):
+            assert one.shape == other.shape or (one.dim(), one.numel()) == (3, 1)
+            torch.testing.assert_close(
+                one.float().expand(other.shape), other.float(), rtol=0.13, atol=1e-3
+            )

@@ -20,6 +20,7 @@ from fagen.build import Binary, broken_promises, build, cache_entries, prune, st
 from fagen.build.report import NO_DISASSEMBLER
 from fagen.errors import BuildError
 from fagen.plan import Plan, plan
+from fagen.quantizer import QuantizeSchedule, plan_quantizer
 from fagen.render import Source
 from fagen.schedule import Schedule
 from fagen.toolchain import Toolchain, find_disassembler, find_ninja
@@ -282,6 +283,23 @@ def test_what_the_plan_did_not_allow_fails_the_build(
     with pytest.raises(BuildError, match=words):
         make(log, planned, tools)
     assert [entry.state for entry in cache_entries()] == ["failed"]
+
+
+def test_a_quantiser_of_three_kernels_is_judged_by_the_worst_of_them(tools: Toolchain) -> None:
+    of = plan_quantizer(QuantizeSchedule.from_slug("quant_fp16_d128_head"))
+    logs = [
+        LOG.format(stack=0, stores=0, loads=0, registers=registers) for registers in (40, 80, 32)
+    ]
+    binary = build(source("".join(logs), "quant_x"), of, binding=False, toolchain=tools)
+    assert binary.report.registers == 80
+    for last, words in (
+        (LOG.format(stack=0, stores=0, loads=0, registers=88), "88 registers x 768 threads"),
+        (LOG.format(stack=8, stores=8, loads=4, registers=32), r"the schedule allows 0$"),
+        ("", "was to report on 3 kernels"),
+    ):
+        log = "".join(logs[:2]) + last
+        with pytest.raises(BuildError, match=re.compile(words, re.M)):
+            build(source(log, "quant_x"), of, binding=False, toolchain=tools)
 
 
 def test_a_failed_build_shows_the_compilers_lines_and_a_command_that_repeats_it(

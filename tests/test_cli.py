@@ -18,11 +18,14 @@ from fagen.machine import machine_code
 from fagen.paths import locate
 from fagen.plan import plan
 from fagen.process import run
+from fagen.quantizer import read_any
 from fagen.schedule import Schedule
 from fagen.toolchain import FLAGS
 
 SLUG = "fwd_fp16_d128_causal_m128n128"
 ROOT = locate("cli.py").parent
+QUANTIZER = "quant_fp16_d128_rot_head"
+QUANTIZERS = sorted(path.stem for path in locate("schedules").glob("quant_*.toml"))
 COMMITTED = sorted(path.stem for path in locate("schedules").glob("fwd_*.toml"))
 
 
@@ -63,6 +66,59 @@ def without_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+# ---- quantisers ----------------------------------------------------------------------------------
+
+
+def test_a_quantiser_goes_through_the_same_commands(tmp_path):
+    path = locate("schedules") / f"{QUANTIZER}.toml"
+    answers = [fagen("check", path), fagen("check", QUANTIZER)]
+    answers.append(fagen("check", "-", input=path.read_text()))
+    assert {answer.output for answer in answers} == {answers[0].output}
+    assert answers[0].output.startswith(f"{QUANTIZER} fits\n")
+    assert answers[0].output in fagen("check", "--explain", QUANTIZER).output
+    told = json.loads(fagen("check", "--json", QUANTIZER).output)
+    assert told["keys"]["rotate"] is True and told["kernels"] == 3
+    assert fagen("generate", QUANTIZER).output == flow.rendered(read_any(path)).kernel
+    answer = fagen("generate", QUANTIZER, SLUG, "-o", tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [f"{SLUG}.cu", f"{QUANTIZER}.cu"]
+    answer = fagen("build", "--no-binding", QUANTIZER)
+    assert answer.exit_code == 0
+    assert re.search(r"registers per thread +\d+ +80\n", answer.output)
+    assert fagen("check", "quant_fp16_d100_head").exit_code == 1
+    path = tmp_path / "mine.toml"
+    path.write_text("[quantize]\ndtype = 3\n")
+    assert fagen("check", path).stderr.startswith(f"{path}:1: quantize.head_dim is missing")
+
+
+def test_a_quantiser_is_listed_and_not_timed_beside_cudnn(without_gpu, monkeypatch):
+    rows = {row["schedule"]: row for row in json.loads(fagen("list", "--json").output)}
+    assert {slug for slug in rows if slug.startswith("quant_")} == set(QUANTIZERS)
+    assert rows[QUANTIZER]["tile"] == "128 rows"
+    answer = fagen("bench", QUANTIZER)
+    assert answer.exit_code == 2 and "fagen verify" in answer.stderr
+    assert fagen("verify", QUANTIZER).exit_code == 5
+    monkeypatch.setattr(flow, "need_gpu", lambda: None)
+    timed = []
+    monkeypatch.setattr(flow, "built", lambda schedule, **_: timed.append(schedule.slug))
+    monkeypatch.setattr(measure, "bench", lambda *_, **__: [])
+    fagen("bench", "--all")
+    assert timed == COMMITTED
+
+
+def test_what_a_quantisers_verification_found_is_said(with_gpu, monkeypatch, tmp_path):
+    error = evidence.RoundingError(1, 128, 2, False, 2e-5, 1e-3, 0, 1e-7, 1e-5)
+    found = dataclasses.replace(
+        proof(QUANTIZER, "hash", "code"),
+        errors=(error,),
+        speeds=(evidence.Bandwidth(4, 16_384, 16, True, 3_600.0, 4_000.0),),
+    )
+    monkeypatch.setattr(flow, "built", lambda schedule, **_: (flow.planned(schedule), None))
+    monkeypatch.setattr(measure, "verify_quantizer", lambda *_, **__: found)
+    said = fagen("verify", QUANTIZER, "-o", tmp_path).output
+    assert "2.0e-05 of the values round to the reference's neighbour" in said
+    assert "descales given: 3600 GB/s, 0.90 of a copy's" in said
 
 
 # ---- help ----------------------------------------------------------------------------------------
@@ -192,7 +248,7 @@ def test_generate_prints_the_kernel_and_writes_it_with_its_binding(tmp_path):
 
 def test_generate_finds_what_is_missing_edited_or_nobodys(generated, monkeypatch):
     mine = Schedule.from_slug(SLUG)
-    monkeypatch.setattr(flow, "committed", lambda: (mine,))
+    monkeypatch.setattr(flow, "all_committed", lambda: (mine,))
     assert fagen("generate", "--check").exit_code == 6
     flow.written(flow.rendered(mine), generated)
     (generated / "left_over.cu").touch()
@@ -361,7 +417,7 @@ def test_evidence_moves_to_a_source_that_gives_the_same_machine_code(generated, 
 
 def test_list_knows_every_committed_schedule_and_the_state_of_its_evidence(generated, monkeypatch):
     mine = [Schedule.from_slug(slug) for slug in (SLUG, COMMITTED[0])]
-    monkeypatch.setattr(flow, "committed", lambda: tuple(mine))
+    monkeypatch.setattr(flow, "all_committed", lambda: tuple(mine))
     evidence.write(proof(SLUG, flow.rendered(mine[0]).hash, "code"))
     told = json.loads(fagen("list", "--json").output)
     assert [row["schedule"] for row in told] == [SLUG, COMMITTED[0]]
@@ -373,6 +429,7 @@ def test_list_knows_every_committed_schedule_and_the_state_of_its_evidence(gener
 
 def test_committed_schedules_are_those_of_the_folder():
     assert [schedule.slug for schedule in flow.committed()] == COMMITTED
+    assert [schedule.slug for schedule in flow.all_committed()] == [*COMMITTED, *QUANTIZERS]
 
 
 def test_the_printed_schema_is_the_one_beside_the_schedules():

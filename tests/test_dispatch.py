@@ -66,7 +66,11 @@ def test_attention_is_attention(causal: bool) -> None:
     torch.testing.assert_close(lse.double(), exact_lse, rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("schedule", THERE, ids=lambda schedule: schedule.slug)
+@pytest.mark.parametrize(
+    "schedule",
+    [schedule for schedule in THERE if schedule.attention.dtype != "e4m3"],
+    ids=lambda schedule: schedule.slug,
+)
 def test_every_schedule_of_the_folder_serves_its_problem(schedule: Schedule) -> None:
     problem = dispatch._problem(schedule)
     slug = fagen.prepare(
@@ -326,7 +330,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def key(device: int = 0, causal: bool = False) -> dispatch.Key:
-    return (torch.device("cuda", device), torch.float16, 64, 64, causal, None)
+    return (torch.device("cuda", device), torch.float16, 64, 64, causal), None
 
 
 def test_many_threads_build_once(pretended: SimpleNamespace) -> None:

@@ -59,6 +59,39 @@ def test_a_users_table_goes_first_then_this_card_then_another(folders):
     assert rows_for("fp16", 64, 64, "full", "NVIDIA H200") == ()
 
 
+FP8 = [
+    Row("NVIDIA H200", "e4m3", 64, 64, "full", 0, 999, "fwd_e4m3_d64_full_m64n32", "columns"),
+    Row("NVIDIA H200", "e4m3", 64, 64, "full", 1_000, math.inf, "fwd_e4m3_d64_full_m64n64",
+        "columns"),
+    Row("NVIDIA H200", "e4m3", 64, 64, "full", 0, math.inf, "fwd_e4m3_d64_full_m64n64_vrows",
+        "rows"),
+    Row("NVIDIA H200", "e4m3", 64, 64, "full", 0, math.inf, "fwd_e4m3_d64_full_m64n64_sblock_sr32",
+        "columns", 32),
+]  # fmt: skip
+
+
+def test_e4m3_kernels_are_told_apart_by_the_layout_of_v_and_their_scales(folders):
+    own, _ = folders
+    update(own, FP8)
+    assert set(table_at(own)) == set(FP8)
+
+    def slugs(**more):
+        asked = ("e4m3", 64, 64, "full", "NVIDIA H200")
+        return [row.slug for row in dispatch_table.rows_for(*asked, own=own.parent, **more)]
+
+    assert slugs(v_layout="columns") == [FP8[0].slug, FP8[1].slug]
+    assert slugs(v_layout="rows") == [FP8[2].slug]
+    assert slugs(v_layout="columns", scale_rows=32) == [FP8[3].slug]
+    assert slugs(v_layout="columns", scale_rows=64) == slugs() == []
+    update(own, [Row.of("NVIDIA H200", FP8[1].slug, 0, math.inf)])  # in place of both for columns
+    assert set(table_at(own)) == {*FP8[2:], Row.of("NVIDIA H200", FP8[1].slug, 0, math.inf)}
+
+
+def test_a_kernel_says_what_its_row_is_of():
+    for row in (*FP8, *rows()):
+        assert Row.of(row.card, row.slug, row.least, row.most) == row
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -72,6 +105,13 @@ def test_a_users_table_goes_first_then_this_card_then_another(folders):
          "every length belongs to one of them"),
         (dispatch_table.written(rows()).replace('mask = "full"', 'mask = "half"'), "there is no"),
         (dispatch_table.written(rows()) + "width = 3\n", "width is not one of"),
+        (dispatch_table.written(rows()) + "scale_rows = 32.0\n", "scale_rows is not a whole"),
+        (dispatch_table.written(FP8).replace('v_layout = "rows"\n', ""),
+         'fwd_e4m3_d64_full_m64n64_vrows is for v_layout = "rows" and scale_rows = 0'),
+        (dispatch_table.written(FP8).replace("scale_rows = 32", "scale_rows = 64"),
+         'is for v_layout = "columns" and scale_rows = 32'),
+        (dispatch_table.written(FP8).replace("to = 999", "to = 99"),
+         "fwd_e4m3_d64_full_m64n32 ends at 99 keys and fwd_e4m3_d64_full_m64n64 begins at 1000"),
     ],
 )  # fmt: skip
 def test_a_wrong_table_is_refused_with_its_name(text, said, tmp_path):

@@ -8,7 +8,9 @@ import pytest
 from fagen import toolchain
 from fagen.errors import VerificationError
 from fagen.evidence import (
+    Bandwidth,
     Evidence,
+    RoundingError,
     ShapeError,
     Speed,
     evidence_path,
@@ -58,6 +60,28 @@ def test_evidence_reads_back_as_it_was_written_to_four_digits(folder):
     assert found.errors[0].error == 1.235e-4
     rounded = dataclasses.replace(GOOD, error=1.235e-4)
     assert found == dataclasses.replace(EVIDENCE, errors=(rounded,))
+
+
+def test_evidence_of_a_quantiser_reads_back_and_is_held_to_its_own_bounds(tmp_path):
+    slug = "quant_fp16_d128_rot_head"
+    fine = RoundingError(1, 128, 2, False, 1e-4, 1e-3, 0, 1e-7, 1e-5)
+    made = dataclasses.replace(
+        EVIDENCE,
+        slug=slug,
+        errors=(fine,),
+        speeds=(Bandwidth(4, 16_384, 16, True, 3_600.0, 4_000.0),),
+    )
+    write(made, tmp_path)
+    assert read(slug, tmp_path) == made
+    assert made.speeds[0].ratio == 0.9
+    (tmp_path / f"{slug}.cu").write_text(SOURCE.kernel)
+    source = dataclasses.replace(SOURCE, slug=slug)
+    assert not faults([source], tmp_path)
+    for off in (dict(neighbours=2e-3), dict(wrong=1), dict(descale_error=1e-4)):
+        assert fine.ok and not dataclasses.replace(fine, **off).ok
+    assert not dataclasses.replace(fine, neighbours=float("nan")).ok
+    write(dataclasses.replace(made, errors=(dataclasses.replace(fine, wrong=1),)), tmp_path)
+    assert [fault.kind for fault in faults([source], tmp_path)] == ["failed"]
 
 
 def test_writing_leaves_no_second_file_and_replaces_the_old(folder):

@@ -112,6 +112,18 @@ def test_threads_that_meet_again_go_on_where_they_agreed_to() -> None:
     assert (code.producer_registers, code.consumer_registers, code.registers) == (4, 8, 10)
 
 
+def test_of_several_kernels_the_figures_are_the_sums_and_the_largest() -> None:
+    parts = [listing("LDL R1 // 3", "EXIT // 2"), listing("NOP // 7", "NOP // 1", "EXIT // 1")]
+    both = f"{parts[0]}\n{parts[1].replace('.text.kernel', '.text.other')}"
+    code = read_listing(both, "hash", 2)
+    assert (code.kernel, code.instructions, code.registers) == ("kernel other", 5, 7)
+    assert code.opcodes == {"EXIT": 2, "LDL": 1, "NOP": 2}
+    assert code.consumer_registers is None and code.hash == "hash"
+    for expected in (1, 3):
+        with pytest.raises(BuildError, match=rf"{expected}, not \['kernel', 'other'\]"):
+            read_listing(both, "hash", expected)
+
+
 def test_a_conditional_branch_goes_both_ways_and_a_plain_one_does_not() -> None:
     code = read_listing(
         listing(

@@ -14,53 +14,16 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fagen import op, process
-from fagen.build import Binary, CompilerReport
+from fagen import op
+from fagen.build import Binary
 from fagen.emulator import emulate
 from fagen.errors import BuildError, DeviceError, FagenError
 from fagen.plan import Plan, plan
-from fagen.render import environment, render
 from fagen.schedule import Schedule
-from fagen.toolchain import BINDING_FLAGS, BINDING_LINK_FLAGS, find_torch
+from tests.stubs import HASH, stub_binary, stub_library
 
 # no schedule of the package has these slugs, so no other test loads a kernel of that name
 SLUG = "fwd_bf16_d64v32_causal_m64n48"
-HASH = "0123456789abcdef"
-
-# What stands in for a compiled kernel, and a way to its arguments that needs no GPU.
-STUB = """
-#include <cstddef>
-#include <cstdint>
-%(abi)s
-static FagenForwardArgs noted;
-extern "C" int fagen_%(slug)s(const FagenForwardArgs* args, void*) { noted = *args; return 0; }
-extern "C" const char* fagen_%(slug)s_message(int) { return "a stub"; }
-extern "C" const FagenKernelInfo* fagen_%(slug)s_info(void) {
-  static const FagenKernelInfo info = {
-      sizeof(FagenKernelInfo), 1, 2, 3, 4, 5, "%(slug)s", "%(hash)s"};
-  return &info;
-}
-extern "C" const void* noted_call(void) { return &noted; }
-extern "C" int args_bytes(void) { return sizeof(FagenForwardArgs); }
-extern "C" int scale_offset(void) { return offsetof(FagenForwardArgs, scale); }
-extern "C" int out_stride_seq_offset(void) { return offsetof(FagenForwardArgs, out_stride_seq); }
-"""
-
-# The binding's own `describe`, on whatever device the tensors are.
-PROBE = """
-#include "%(binding)s"
-namespace {
-void note(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
-          double scale) {
-  const FagenForwardArgs args = describe(q, k, v, out, lse, scale);
-  fagen_%(slug)s(&args, nullptr);
-}
-}  // namespace
-STABLE_TORCH_LIBRARY_FRAGMENT(fagen_test, m) {
-  m.def("note(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, float scale) -> ()");
-}
-STABLE_TORCH_LIBRARY_IMPL(fagen_test, CPU, m) { m.impl("note", TORCH_BOX(&note)); }
-"""
 
 
 @pytest.fixture(scope="module")
@@ -70,39 +33,7 @@ def the_plan() -> Plan:
 
 @pytest.fixture(scope="module")
 def binary(the_plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Binary:
-    torch_found = find_torch()
-    assert torch_found is not None
-    folder = tmp_path_factory.mktemp("binary")
-    source = render(the_plan)
-    abi = environment().get_template("abi.h.j2").render(plan=the_plan)
-    names = {"slug": SLUG, "hash": HASH, "abi": abi, "binding": f"{SLUG}_torch.cpp"}
-    (folder / "stub.cpp").write_text(STUB % names)
-    (folder / f"{SLUG}_torch.cpp").write_text(source.binding)
-    (folder / "probe.cpp").write_text(PROBE % names)
-    (folder / "binding").mkdir()
-    include = ["-isystem", torch_found.include, torch_found.target]
-    link = [f"-L{folder}", f"-l:{SLUG}.so", f"-L{torch_found.library_dir}", *BINDING_LINK_FLAGS]
-    for command in (
-        ["g++", "-std=c++17", "-fPIC", "-shared", "stub.cpp", "-o", f"{SLUG}.so"],
-        [
-            *("g++", *BINDING_FLAGS, "-Wall", "-Wextra", "-Werror", *include, "probe.cpp"),
-            *(*link, "-o", f"binding/{SLUG}_torch.so"),
-        ],
-    ):
-        result = process.run(command, cwd=folder)
-        assert result.returncode == 0, result.stderr
-    return Binary(
-        slug=SLUG,
-        folder=folder,
-        library=folder / f"{SLUG}.so",
-        binding=folder / "binding" / f"{SLUG}_torch.so",
-        report=CompilerReport(168, 0, 0, 0, 0, ()),
-        cached=False,
-        cpu_seconds=0.0,
-        source_hash=HASH,
-        host_hash=HASH,
-        made_with={},
-    )
+    return stub_binary(the_plan, tmp_path_factory.mktemp("binary"))
 
 
 @pytest.fixture(scope="module")
@@ -481,19 +412,18 @@ def test_a_binding_that_is_no_library_says_so(binary: Binary, tmp_path: Path) ->
 # ---- the C interface ----------------------------------------------------------------------------
 
 
-def test_the_binding_and_ctypes_tell_the_kernel_the_same(attend: op.Op, binary: Binary) -> None:
-    stub = ctypes.CDLL(str(binary.library))
-    stub.noted_call.restype = ctypes.c_void_p
+def test_the_binding_and_ctypes_tell_the_kernel_the_same(
+    attend: op.Op, binary: Binary, the_plan: Plan
+) -> None:
+    stub = stub_library(binary)
     assert stub.args_bytes() == ctypes.sizeof(op.KernelArgs)
-    assert stub.scale_offset() == op.KernelArgs.scale.offset
-    assert stub.out_stride_seq_offset() == op.KernelArgs.out_stride_seq.offset
 
     packed = torch.randn(2, 70, 12, 64).bfloat16()
     q, k, v = packed[:, :, :4], packed[:, :50, 4:6], packed[:, :50, 8:10, :32]
     out, lse = torch.empty(2, 70, 4, 32, dtype=torch.bfloat16), torch.empty(2, 4, 70)
-    torch.ops.fagen_test.note(q, k, v, out, lse, 0.125)
+    getattr(torch.ops.fagen_test, f"note_{SLUG}")(q, k, v, out, lse, 0.125)
     noted = op.KernelArgs.from_address(stub.noted_call())
-    own = op.kernel_args(q, k, v, out, lse, 0.125)
+    own = op.kernel_args(the_plan, q, k, v, out, lse, 0.125)
     fields = [name for name, *_ in op.KernelArgs._fields_]
     assert {name: getattr(noted, name) for name in fields} == {
         name: getattr(own, name) for name in fields

@@ -96,10 +96,16 @@ def test_the_demo_runs(monkeypatch, capsys):
     assert float(told[1]) <= 2 * float(told[2]) + 1e-3
 
 
-def test_the_example_with_every_key_has_every_key():
-    written = (ROOT / "examples" / "every_key.toml").read_text(encoding="utf-8")
-    keys = re.findall(r"^(\w+) = ", written, re.M)
-    assert keys == list(schedule.parse_schedule(written).values())
+def test_the_examples_with_every_key_have_every_key():
+    """What is of fp8 alone has an example of its own."""
+    plain, fp8 = (
+        (ROOT / "examples" / name).read_text(encoding="utf-8")
+        for name in ("every_key.toml", "fp8.toml")
+    )
+    keys, more = (re.findall(r"^(\w+) = ", written, re.M) for written in (plain, fp8))
+    own = list(schedule.parse_schedule(fp8).fp8.model_dump())
+    assert more[-len(own) :] == own
+    assert keys == [key for key in schedule.parse_schedule(plain).values() if key not in own]
 
 
 def test_the_makefile_and_the_pages_name_the_versions_that_fagen_asks_for():

@@ -143,7 +143,12 @@ def test_two_schedules_share_a_slug_only_if_they_are_equal(one, other):
         "fwd_fp16_d128_causal_m128n128_s9999999",
         "fwd_fp16_d128_causal_m128n128_wonder",
         "fwd_fp16_d127_causal_m128n128",
-        "fwd_e4m3_d128_causal_m128n128",
+        "fwd_e5m2_d128_causal_m128n128",
+        "fwd_e4m3_d128_causal_m128n128_vcols",  # a derived default
+        "fwd_e4m3_d128_causal_m128n128_obf16",
+        "fwd_e4m3_d128_causal_m128n128_po8",
+        "fwd_e4m3_d128_causal_m128n128_sr64",  # only of blocks
+        "fwd_fp16_d128_causal_m128n128_vrows",  # only of e4m3
         "fwd_fp16_d128_causal_m128n128_t1p5p5",
         "fwd_fp16_d128_causal_m128n128_t1p3",
         "fwd_fp16_d" + "1" * 5000 + "_causal_m128n128",
@@ -285,7 +290,10 @@ def test_all_broken_rules_are_listed_at_once():
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("dtype", "e4m3", "fp8 comes with a later release"),
+        ("scale_rows", 96, "32 or 64 or 128"),
+        ("scale_rows", "64", "did you mean 64?"),
+        ("p_offset", 8.125, "from 0 to 8"),
+        ("promote", 65, "from 0 to 64"),
         ("cluster", 4, "from 1 to 2"),
         ("head_dim", 8, "from 16 to 256"),
         ("head_dim", 264, "from 16 to 256"),

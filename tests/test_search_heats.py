@@ -1,5 +1,6 @@
 """Timing side by side, without a GPU: what is run, in which order, and what it is held against."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +13,12 @@ from fagen.measure import heats, shapes
 from fagen.measure.heats import BRIEF, CUDNN, Kernel
 from fagen.measure.shapes import Problem, Shape
 from fagen.measure.timing import Call
+from fagen.plan import plan
+from fagen.schedule import Schedule
 
 CASE = Problem("fp16", 64, 64, "causal", Shape(1, 64, 64, 2, 2))
 ANCHOR = Kernel("anchor", Path("anchor.so"))
+PLAN = plan(Schedule.from_slug("fwd_fp16_d64_causal_m128n128"))
 
 
 class Clock:
@@ -53,6 +57,7 @@ def device(monkeypatch):
         return float(len(made.ran)), [1_700]
 
     monkeypatch.setattr(heats.op, "bind_kernel", bind)
+    monkeypatch.setattr(heats.op, "plan_of", lambda slug: replace(PLAN, slug=slug))
     monkeypatch.setattr(heats, "time_round", time_round)
     monkeypatch.setattr(heats, "estimate", lambda call: 1e-3)
     monkeypatch.setattr(heats, "Clock", Clock)

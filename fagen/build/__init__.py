@@ -39,6 +39,7 @@ from fagen.build.store import (
 from fagen.errors import BuildError
 from fagen.plan import Plan
 from fagen.process import run
+from fagen.quantizer import QuantizePlan
 from fagen.render import Source
 from fagen.toolchain import (
     BINDING_FLAGS,
@@ -93,7 +94,7 @@ class Binary:
 
 def build(
     source: Source,
-    plan: Plan,
+    plan: Plan | QuantizePlan,
     *,
     binding: bool | None = None,
     progress: Callable[[str], None] | None = None,
@@ -117,7 +118,7 @@ def build(
         lock=lock_of(folder),
         waiting=lambda: say(f"{source.slug}: waiting for another build of it"),
     )
-    report = _read_machine_code_later(folder, record, source.slug, tools)
+    report = _read_machine_code_later(folder, record, source.slug, plan.kernels, tools)
     if faults := broken_promises(report, plan):
         raise BuildError(_refusal(faults, folder, _kernel_commands(source.slug, tools)[0]))
     cost = record["cpu_seconds"]
@@ -165,7 +166,7 @@ def _make_kernel(
     making: Path,
     folder: Path,
     source: Source,
-    plan: Plan,
+    plan: Plan | QuantizePlan,
     tools: Toolchain,
     say: Callable[[str], None],
 ) -> Record:
@@ -179,7 +180,10 @@ def _make_kernel(
         [(f"{source.slug}.o", commands[0]), (f"{source.slug}.so", commands[1])],
     )
     report = with_machine_code(
-        read_log((making / _LOG).read_text()), making / f"{source.slug}.so", tools.disassembler
+        read_log((making / _LOG).read_text(), plan.kernels),
+        making / f"{source.slug}.so",
+        tools.disassembler,
+        plan.kernels,
     )
     if faults := broken_promises(report, plan):
         raise BuildError(_refusal(faults, failed_folder(folder), commands[0]))
@@ -228,13 +232,13 @@ def _kernel_commands(slug: str, tools: Toolchain) -> tuple[Command, Command]:
 
 
 def _read_machine_code_later(
-    folder: Path, record: Record, slug: str, tools: Toolchain
+    folder: Path, record: Record, slug: str, kernels: int, tools: Toolchain
 ) -> CompilerReport:
     """A kernel built before a disassembler was installed: read its machine code now."""
     report = report_from_json(record["report"])
     if report.machine_note != NO_DISASSEMBLER or tools.disassembler is None:
         return report
-    report = with_machine_code(report, folder / f"{slug}.so", tools.disassembler)
+    report = with_machine_code(report, folder / f"{slug}.so", tools.disassembler, kernels)
     with writing(folder), locked(lock_of(folder), lambda: None):
         write_record(folder, {**record, "report": report_to_json(report)})
     return report

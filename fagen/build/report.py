@@ -9,6 +9,7 @@ from fagen.arch import SM90
 from fagen.errors import BuildError, ToolchainError
 from fagen.machine import MachineCode, machine_code
 from fagen.plan import Plan
+from fagen.quantizer import QuantizePlan
 from fagen.toolchain import INSTALL_DISASSEMBLER, Disassembler
 
 NO_DISASSEMBLER = f"not read, no disassembler is installed: {INSTALL_DISASSEMBLER}"
@@ -21,9 +22,10 @@ _STACK_ALIGNMENT = 16  # bytes
 
 @dataclass(frozen=True)
 class CompilerReport:
-    """What ptxas and the machine code say of one kernel; bytes and registers are per thread.
+    """What ptxas and the machine code say of a kernel; bytes and registers are per thread.
 
-    `registers` is the number at launch. `machine` is None where the machine code was not read, and
+    Where a library has several kernels, each figure is the largest of any. `registers` is the
+    number at launch. `machine` is None where the machine code was not read, and
     `machine_note` says with what it was read, or why it was not.
     """
 
@@ -52,18 +54,21 @@ class CompilerReport:
         return "\n".join((*lines, *self.remarks))
 
 
-def read_log(log: str) -> CompilerReport:
-    """Read what `ptxas -v` printed. Raises BuildError where that is not about one kernel."""
-    kernels = re.findall(r"Compiling entry function '([^']+)'", log)
-    used = re.search(r"Used (\d+) registers", log)
-    if len(kernels) != 1 or used is None:
-        raise BuildError(f"ptxas was to report on one kernel, not on {kernels}:\n{log.strip()}")
+def read_log(log: str, kernels: int = 1) -> CompilerReport:
+    """Read what `ptxas -v` printed. Raises BuildError where that is not about so many kernels."""
+    compiled = re.findall(r"Compiling entry function '([^']+)'", log)
+    used = re.findall(r"Used (\d+) registers", log)
+    if len(compiled) != kernels or len(used) != kernels:
+        raise BuildError(
+            f"ptxas was to report on {'one kernel' if kernels == 1 else f'{kernels} kernels'}, "
+            f"not on {compiled}:\n{log.strip()}"
+        )
 
     def largest(pattern: str) -> int:
         return max(map(int, re.findall(pattern, log)), default=0)
 
     return CompilerReport(
-        registers=int(used[1]),
+        registers=max(map(int, used)),
         barriers=largest(r"used (\d+) barriers"),
         stack_bytes=largest(r"(\d+) bytes stack frame"),
         spill_store_bytes=largest(r"(\d+) bytes spill stores"),
@@ -73,35 +78,35 @@ def read_log(log: str) -> CompilerReport:
 
 
 def with_machine_code(
-    report: CompilerReport, library: Path, tools: Disassembler | None
+    report: CompilerReport, library: Path, tools: Disassembler | None, kernels: int = 1
 ) -> CompilerReport:
     """Add what the machine code says, or why it was not read."""
     if tools is None:
         return report
     try:
-        machine = machine_code(library, tools)
+        machine = machine_code(library, tools, kernels=kernels)
     except ToolchainError as error:  # a disassembler older than the compiler, for one
         return replace(report, machine_note=f"not read, {error}")
     return replace(report, machine=machine, machine_note=f"read with {tools.nvdisasm.name}")
 
 
-def broken_promises(report: CompilerReport, plan: Plan) -> list[str]:
+def broken_promises(report: CompilerReport, plan: Plan | QuantizePlan) -> list[str]:
     """Hold a report against its Plan: every promise that the compiler did not keep, in words."""
     allowed = plan.max_spill_bytes
-    file = report.registers * plan.threads
+    threads = plan.threads * plan.blocks  # that a multiprocessor is to hold
+    file = report.registers * threads
     spilled = max(report.spill_store_bytes, report.spill_load_bytes)
     frame = -(-report.spill_store_bytes // _STACK_ALIGNMENT) * _STACK_ALIGNMENT
     faults = []
     if file > SM90.registers_per_sm:
         faults.append(
-            f"{report.registers} registers x {plan.threads} threads = {file:,} at launch, "
+            f"{report.registers} registers x {threads} threads = {file:,} at launch, "
             f"an SM has {SM90.registers_per_sm:,}"
         )
     if spilled > allowed:
         faults.append(
             f"{report.spill_store_bytes} bytes of registers spilled, {report.spill_load_bytes} "
-            f"loaded again; the schedule allows {allowed}: a narrower block_n needs fewer "
-            f"registers, max_spill_bytes = {spilled} under [build] tolerates it"
+            f"loaded again; the schedule allows {allowed}{_way_out(plan, spilled)}"
         )
     if report.stack_bytes > frame:
         faults.append(f"a stack frame of {report.stack_bytes} bytes, {frame} of them for spills")
@@ -111,12 +116,22 @@ def broken_promises(report: CompilerReport, plan: Plan) -> list[str]:
     return faults
 
 
-def _machine_faults(machine: MachineCode, plan: Plan) -> list[str]:
+def _way_out(plan: Plan | QuantizePlan, spilled: int) -> str:
+    """What a schedule may do against spills; nothing that a quantiser's says bears on them."""
+    if isinstance(plan, QuantizePlan):
+        return ""
+    return (
+        ": a narrower block_n needs fewer registers, "
+        f"max_spill_bytes = {spilled} under [build] tolerates it"
+    )
+
+
+def _machine_faults(machine: MachineCode, plan: Plan | QuantizePlan) -> list[str]:
     faults = []
     local = machine.count("LDL", "STL")
     if local and not plan.max_spill_bytes:
         faults.append(f"{local} instructions load from or store to local memory")
-    if not plan.producer_warp:
+    if isinstance(plan, QuantizePlan) or not plan.producer_warp:
         if machine.raised_to or machine.lowered_to:
             faults.append("setmaxnreg in a kernel without a producer warp")
         return faults

@@ -3,11 +3,12 @@
 The rule: max |out - fp64| may be twice that of torch's MATH backend in the same dtype plus one unit
 in the last place at the largest output; the log-sum-exp is within 1e-3; a row that sees no key
 gives exactly 0 and minus infinity. Every output is filled with NaN beforehand, so that a value
-that the kernel forgot to write shows up.
+that the kernel forgot to write shows up. A kernel of e4m3 is held to the rule of `fp8`.
 """
 
 import math
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,11 +20,13 @@ from fagen.build import Binary
 from fagen.errors import VerificationError
 from fagen.evidence import ShapeError
 from fagen.measure.card import hopper
+from fagen.measure.fp8 import fp8_error, outputs, poisoned8
 from fagen.measure.shapes import (
     Problem,
     Shape,
     inputs,
     problem,
+    rows_with_keys,
     softmax_scale,
     verification_shapes,
 )
@@ -46,12 +49,10 @@ def check(
     Hopper GPU.
     """
     hopper()
-    kernel = poisoned(binary)
     errors = []
     for number, shape in enumerate(verification_shapes(plan) if shapes is None else shapes):
         case = problem(plan, shape)
-        q, k, v = inputs(case, seed=number)
-        errors.append(shape_error(case, kernel, q, k, v))
+        errors.append(kernel_error(plan, binary.library, case, *inputs(case, seed=number)))
         if progress:
             progress(_line(errors[-1]))
     wrong = [error for error in errors if not error.ok]
@@ -63,14 +64,24 @@ def check(
     return tuple(errors)
 
 
-def poisoned(binary: Binary) -> Kernel:
-    """The kernel through its C interface, on the current stream, into outputs full of NaN."""
+def kernel_error(
+    plan: Plan, library: Path, case: Problem, q: Tensor, k: Tensor, v: Tensor
+) -> ShapeError:
+    """The errors of a built kernel on 16-bit tensors, by the rule for its dtype."""
+    if plan.fp8:
+        return fp8_error(plan, case, poisoned8(plan.slug, library), q, k, v)
+    return shape_error(case, _poisoned(plan, library), q, k, v)
 
+
+def poisoned(binary: Binary) -> Kernel:
+    """The 16-bit kernel through its C interface, into outputs full of NaN."""
+    return _poisoned(op.plan_of(binary.slug), binary.library)
+
+
+def _poisoned(plan: Plan, library: Path) -> Kernel:
     def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        batch, seqlen_q, heads, _ = q.shape
-        out = q.new_full((batch, seqlen_q, heads, v.shape[-1]), math.nan)
-        lse = q.new_full((batch, heads, seqlen_q), math.nan, dtype=torch.float32)
-        op.call_kernel(binary, q, k, v, out, lse, scale)
+        out, lse = outputs(plan, q)
+        op.bind_kernel(plan.slug, library, q, k, v, out, lse, scale)()
         return out, lse
 
     return kernel
@@ -106,13 +117,6 @@ def shape_error(
         lse_error=_worst(lse[..., seen:].double() - exact_lse[..., seen:]),
         lse_allowed=LSE_TOLERANCE,
     )
-
-
-def rows_with_keys(shape: Shape, causal: bool) -> int:
-    """The first query row that sees a key: Sq where none does."""
-    if shape.seqlen_k == 0:
-        return shape.seqlen_q
-    return max(0, shape.seqlen_q - shape.seqlen_k) if causal else 0
 
 
 def torch_math(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Tensor:

@@ -1,22 +1,34 @@
 """Implementations and a problem in, benchmark rows out: the two regimes on the same inputs."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from fagen.build import Binary
 from fagen.errors import DeviceError, VerificationError
-from fagen.measure.accuracy import rows_with_keys, unit_in_last_place
+from fagen.measure.accuracy import unit_in_last_place
 from fagen.measure.card import Clock, hopper
-from fagen.measure.peers import Implementation, ours, peer
+from fagen.measure.fp8 import rms
+from fagen.measure.peers import Implementation, ours, peer, tried
 from fagen.measure.rows import Row
-from fagen.measure.shapes import Problem, Shape, inputs, problem, standard_shape
+from fagen.measure.shapes import (
+    Problem,
+    Shape,
+    inputs,
+    problem,
+    rows_with_keys,
+    standard_shape,
+)
 from fagen.measure.timing import BURST, REGIMES, SUSTAINED, Call, Regime, Timing, time_calls
 from fagen.plan import Plan
 from fagen.vocab import DTYPES
 
 Say = Callable[[str], None]
+CHARGED, CREDITED = "charged", "credited"
 AGREEMENT = 8  # units in the last place that two right kernels may differ by, at the largest output
+FP8_AGREEMENT = 0.1  # of the output's size, root mean squares: e4m3 of N(0, 1) is off by 0.05
 
 
 def compare(
@@ -88,32 +100,73 @@ def race(
     calls: dict[str, Call] = {}
     who: dict[str, Implementation] = {}
     for implementation in implementations:
-        label = implementation.schedule or implementation.name
+        label = implementation.label
         try:
-            calls[label] = implementation.bind(case, q, k, v)
-            who[label] = implementation
+            beside = _charges(implementation, case, q, k, v)
         except DeviceError as refusal:
-            if implementation.schedule:
-                raise
-            say(f"  {label:12} left out: {refusal}")
-            if left_out:
-                left_out(label, str(refusal))
+            why = f"what it is charged with cannot be timed: {refusal}"
+        else:
+            try:
+                calls[label] = implementation.bind(case, q, k, v)
+            except DeviceError as refusal:
+                if implementation.schedule:
+                    raise
+                why = str(refusal)
+            else:
+                who[label] = implementation
+                calls |= beside
+                continue
+        say(f"  {label:12} left out: {why}")
+        if left_out:
+            left_out(label, why)
     _agree(case, calls, who)
     rows = []
     clock = Clock()
     for regime in regimes:
-        for label, timing in time_calls(calls, regime, clock=clock, seed=seed).items():
-            rows.append(_row(case, who[label], regime, timing))
+        timings = time_calls(calls, regime, clock=clock, seed=seed)
+        for label, implementation in who.items():
+            rows.append(_row(case, implementation, regime, _with_charges(label, timings)))
             say(_line(rows[-1]))
     return tuple(rows)
+
+
+def _charges(
+    implementation: Implementation, case: Problem, q: Tensor, k: Tensor, v: Tensor
+) -> dict[str, Call]:
+    """The calls that are charged and credited to an implementation, each tried once."""
+    binds = {CHARGED: implementation.charged, CREDITED: implementation.credited}
+    return {
+        f"{implementation.label} {sign}": tried(bind(case, q, k, v), "fagen.quantize")
+        for sign, bind in binds.items()
+        if bind
+    }
+
+
+def _with_charges(label: str, timings: Mapping[str, Timing]) -> Timing:
+    """An implementation's time, and what it is charged with beyond what it is credited."""
+    timing, charged = timings[label], timings.get(f"{label} {CHARGED}")
+    if charged is None:
+        return timing
+    credited = timings.get(f"{label} {CREDITED}")
+    more = charged.seconds - (credited.seconds if credited else 0.0)
+    return replace(timing, seconds=timing.seconds + max(0.0, more))
 
 
 def matmul_ceiling(dtype: str, size: int = 8_192) -> dict[str, float]:
     """TFLOP/s of torch's matrix product of two random size x size matrices, per regime."""
     hopper()
-    kind = getattr(torch, DTYPES[dtype].torch)
-    a, b = (torch.randn(size, size, device="cuda", dtype=kind) for _ in range(2))
-    calls = {"matmul": Call(lambda: a @ b)}
+    given = DTYPES[dtype]
+    kind = getattr(torch, given.torch)
+    made = torch.float16 if given.fp8 else kind
+    a, b = (torch.randn(size, size, device="cuda", dtype=made).to(kind) for _ in range(2))
+    one = torch.ones((), device="cuda")
+
+    def product() -> Tensor:
+        if given.fp8:
+            return torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        return a @ b
+
+    calls = {"matmul": Call(product)}
     return {
         name: 2.0 * size**3 / time_calls(calls, regime)["matmul"].seconds / 1e12
         for name, regime in REGIMES.items()
@@ -125,16 +178,25 @@ def _agree(case: Problem, calls: dict[str, Call], who: dict[str, Implementation]
 
     Not in rows that see no key, where each has its own custom.
     """
-    judges = [label for label, implementation in who.items() if not implementation.schedule]
+    judges = [
+        label
+        for label, implementation in who.items()
+        if implementation.judges and not implementation.schedule
+    ]
     if not judges:
         return
+    fp8 = DTYPES[case.dtype].fp8
     seen = slice(rows_with_keys(case.shape, case.causal), None)
     judge = calls[judges[0]].once()[:, seen]
-    allowed = AGREEMENT * unit_in_last_place(float(judge.abs().max()), judge.dtype)
+    if fp8:
+        allowed = FP8_AGREEMENT * rms(judge)
+    else:
+        allowed = AGREEMENT * unit_in_last_place(float(judge.abs().max()), judge.dtype)
     for label, implementation in who.items():
         if not implementation.schedule:
             continue
-        worst = float((calls[label].once()[:, seen].float() - judge.float()).abs().max())
+        difference = calls[label].once()[:, seen].float() - judge.float()
+        worst = rms(difference) if fp8 else float(difference.abs().max())
         if not worst <= allowed:
             raise VerificationError(
                 f"{label} differs from {judges[0]} by {worst:.3g} at {case}, where {allowed:.3g} "

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from fagen import op
 from fagen.errors import DeviceError, VerificationError
-from fagen.measure.accuracy import shape_error, unit_in_last_place
+from fagen.measure.accuracy import kernel_error, unit_in_last_place
 from fagen.measure.card import Card, Clock, hopper
+from fagen.measure.cells import FP8_AGREEMENT
+from fagen.measure.fp8 import arguments, outputs, rms
 from fagen.measure.peers import peer
 from fagen.measure.shapes import Problem, Shape, inputs, softmax_scale
 from fagen.measure.timing import Call, Regime, estimate, time_round
@@ -84,26 +86,26 @@ def quick_check(case: Problem, kernel: Kernel) -> None:
     Raises VerificationError where it is wrong, DeviceError where it cannot be launched.
     """
 
-    def run(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        out, lse = _outputs(q, v)
-        out.fill_(torch.nan)
-        lse.fill_(torch.nan)
-        op.bind_kernel(kernel.slug, kernel.library, q, k, v, out, lse, scale)()
-        return out, lse
-
+    of = op.plan_of(kernel.slug)
     for number, shape in enumerate(QUICK):
         small = Problem(case.dtype, case.head_dim, case.head_dim_v, case.mask, shape)
-        error = shape_error(small, run, *inputs(small, seed=number))
+        error = kernel_error(of, kernel.library, small, *inputs(small, seed=number))
         if not error.ok:
             raise VerificationError(
                 f"error {error.error:.2e} at {shape}, {error.allowed:.2e} is allowed; "
                 f"log-sum-exp {error.lse_error:.1e}"
             )
-    q, k, v = _inputs(case)
-    out, _ = run(q, k, v, softmax_scale(case.head_dim))
+    q, k, v, *descales = arguments(of, *_inputs(case))
+    out, lse = outputs(of, q)
+    scale = softmax_scale(case.head_dim)
+    op.bind_kernel(kernel.slug, kernel.library, q, k, v, out, lse, scale, *descales)()
     expected = _expected(case)
-    worst = float((out.float() - expected.float()).abs().max())
-    allowed = AGREEMENT * unit_in_last_place(float(expected.abs().max()), expected.dtype)
+    difference = out.float() - expected.float()
+    if of.fp8:
+        worst, allowed = rms(difference), FP8_AGREEMENT * rms(expected)
+    else:
+        worst = float(difference.abs().max())
+        allowed = AGREEMENT * unit_in_last_place(float(expected.abs().max()), expected.dtype)
     if not worst <= allowed:
         raise VerificationError(f"differs from torch by {worst:.2e} at {case.shape}")
 
@@ -120,12 +122,17 @@ def heat(
 
     `rounds` numbers the rounds, and decides their order. Raises what a kernel's call raises.
     """
-    q, k, v = _inputs(case)
-    out, lse = _outputs(q, v)
     scale = softmax_scale(case.head_dim)
+    made: dict[tuple[object, ...], tuple[Tensor, ...]] = {}  # kernels of one kind share theirs
 
     def call(kernel: Kernel) -> Call:
-        launch = op.bind_kernel(kernel.slug, kernel.library, q, k, v, out, lse, scale)
+        of = op.plan_of(kernel.slug)
+        kind = (of.fp8, of.v_rows, of.schedule.fp8.scales, of.scale_rows, of.out_dtype.name)
+        if kind not in made:
+            given = arguments(of, *_inputs(case))
+            made[kind] = (*given, *outputs(of, given[0]))
+        q, k, v, *descales, out, lse = made[kind]
+        launch = op.bind_kernel(kernel.slug, kernel.library, q, k, v, out, lse, scale, *descales)
 
         def run() -> Tensor:
             launch()
@@ -165,12 +172,6 @@ def _one_round(
             laps.append(Lap(name, number, seconds, min(before, after), mhz))
         before = after
     return laps
-
-
-def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    batch, seqlen_q, heads, _ = q.shape
-    out = q.new_empty(batch, seqlen_q, heads, v.shape[-1])
-    return out, q.new_empty(batch, heads, seqlen_q, dtype=torch.float32)
 
 
 @lru_cache(maxsize=12)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from fagen.build import Binary
 from fagen.dispatch import attention
 from fagen.errors import DeviceError
 from fagen.measure.card import hopper
+from fagen.measure.fp8 import arguments
 from fagen.measure.peers import tried
 from fagen.measure.shapes import Shape, inputs, problem, softmax_scale
 from fagen.measure.timing import Call
@@ -54,14 +56,21 @@ def launch_costs(plan: Plan, binary: Binary) -> dict[str, LaunchCost]:
     causal, scale = case.causal, softmax_scale(case.head_dim)
     op.load(binary)
     kernel = getattr(torch.ops.fagen, plan.slug)
+    given = arguments(plan, q, k, v)
+    qkv, descales = given[:3], given[3:]
 
     def cudnn() -> Tensor:
         return functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
 
-    calls = {
-        "torch op": Call(lambda: kernel(q, k, v, scale)[0]),
-        "fagen.attention": Call(lambda: attention(q, k, v, causal=causal)),
-    }
+    calls = {"torch op": Call(lambda: kernel(*qkv, scale, *descales)[0])}
+    keys: dict[str, Any] = {}
+    if plan.fp8:
+        layout = plan.schedule.fp8.v_layout
+        keys = dict(v_layout=layout, scale_rows=plan.scale_rows if plan.scales_by_block else 0)
+        names = ("q_descale", "k_descale", "v_descale")
+        keys |= dict(zip(names, descales, strict=True))
+        keys["out_dtype"] = getattr(torch, plan.out_dtype.torch)
+    calls["fagen.attention"] = Call(lambda: attention(*qkv, causal=causal, **keys))
     with suppress(DeviceError):
         bare = Call(cudnn, lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION))
         calls["cuDNN"] = tried(bare, "cuDNN")

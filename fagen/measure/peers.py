@@ -3,6 +3,9 @@
 `bind(problem, q, k, v)` takes q, k, v stored (B, S, H, D) and returns a Call that computes
 attention, allocates its output and returns it as (B, Sq, H, Dv). It raises DeviceError, in words,
 where the implementation cannot do the problem or is not installed.
+
+A problem of e4m3 comes in fp16, and peers compute it in that, but for cudnn-e4m3; what is in e4m3
+quantises before the clock runs. What that costs is an implementation of its own, `quantise`.
 """
 
 import importlib
@@ -11,6 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,45 +25,88 @@ from torch.nn.attention.bias import causal_lower_right
 from fagen import op
 from fagen.build import Binary
 from fagen.errors import DeviceError
+from fagen.measure.fp8 import arguments
+from fagen.measure.rows import PREARRANGED, QUANTISE
 from fagen.measure.shapes import Problem, softmax_scale
 from fagen.measure.timing import Call
+from fagen.plan import Plan
+from fagen.quantize_op import quantize
+from fagen.quantizer.reference import E4M3, rounded
+from fagen.usual import usual_scale_rows
 
+CUDNN_E4M3 = "cudnn-e4m3"
 Bind = Callable[[Problem, Tensor, Tensor, Tensor], Call]
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """A name for the rows, and how to call it; `schedule` is the slug of a fagen kernel."""
+    """A name for the rows, and how to call it; `schedule` is the slug of a fagen kernel.
+
+    What a `charged` call takes beyond the `credited` one is added to its time. One that does not
+    judge computes something else than attention, or scales its output: none is compared with it.
+    """
 
     name: str
     bind: Bind
     schedule: str | None = None
+    charged: Bind | None = None
+    credited: Bind | None = None
+    judges: bool = True
+
+    @property
+    def label(self) -> str:
+        """What tells it from all others of a cell."""
+        return self.schedule or self.name
 
 
 def ours(binary: Binary) -> Implementation:
-    """The kernel in `binary`, called as its torch op."""
+    """The kernel in `binary`, called as its torch op.
+
+    One that wants V by columns is another implementation, and charged with what it costs to
+    quantise V that way instead of by rows.
+    """
     kernel = op.load(binary)
+    of = op.plan_of(binary.slug)
 
     def bind(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
         scale = softmax_scale(problem.head_dim)
-        return Call(lambda: kernel(q, k, v, scale)[0])
+        given = arguments(of, q, k, v)
+        qkv, descales = given[:3], given[3:]
+        return Call(lambda: kernel(*qkv, scale, *descales)[0])
 
-    return Implementation("fagen", bind, binary.slug)
+    if not of.fp8 or of.v_rows:
+        return Implementation("fagen", bind, binary.slug)
+    columns, rows = (_quantised_v(of, layout) for layout in ("columns", "rows"))
+    return Implementation(PREARRANGED, bind, binary.slug, charged=columns, credited=rows)
+
+
+def _quantised_v(of: Plan, layout: str) -> Bind:
+    def bind(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
+        keys = dict(scales=of.schedule.fp8.scales, layout=layout)
+        return Call(lambda: _quantise(v, of.scale_rows, **keys))
+
+    return bind
+
+
+def _quantise(x: Tensor, scale_rows: int, **keys: Any) -> Tensor:
+    if keys["scales"] == "block":
+        keys["scale_rows"] = scale_rows
+    return quantize(x, **keys).values
 
 
 def peer(name: str) -> Implementation:
     """One of PEERS by name; DeviceError, with what there is, for any other."""
     if name not in PEERS:
         raise DeviceError(f"no implementation is called {name!r}; there are {', '.join(PEERS)}")
-    return Implementation(name, PEERS[name])
+    return Implementation(name, PEERS[name], judges=name not in (QUANTISE, CUDNN_E4M3))
 
 
 def installed(name: str) -> bool:
-    """Whether a peer can be called here at all: all come with torch but fa3."""
-    if name != "fa3":
+    """Whether a peer can be called here at all: most come with torch."""
+    if name not in _PACKAGES:
         return name in PEERS
     try:
-        importlib.import_module("flash_attn_interface")
+        importlib.import_module(_PACKAGES[name])
     except Exception:  # an extension built for another torch fails in ways of its own
         return False
     return True
@@ -141,6 +188,80 @@ def _fa3(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
     return tried(Call(run), "FlashAttention-3")
 
 
+def _cudnn_e4m3(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
+    """cuDNN's own e4m3, a scale per tensor, output in e4m3: through its frontend."""
+    if not installed(CUDNN_E4M3):
+        raise DeviceError("cudnn (nvidia-cudnn-frontend) is not installed")
+    if problem.ragged_causal:
+        raise DeviceError("its causal mask is aligned to the top left")
+    cudnn = importlib.import_module("cudnn")
+    made = [rounded(x, "tensor") for x in (q, k, v)]
+    e4m3, fp32 = cudnn.data_type.FP8_E4M3, cudnn.data_type.FLOAT
+    graph = cudnn.pygraph(io_data_type=e4m3, intermediate_data_type=fp32, compute_data_type=fp32)
+
+    def described(x: Tensor, kind: Any) -> Any:
+        return graph.tensor(dim=list(x.shape), stride=list(x.stride()), data_type=kind)
+
+    # P lies in [0, 1]: this takes it to the top of e4m3's range, as fagen's p_offset does
+    p_scale = torch.full((1, 1, 1, 1), 256.0, device=q.device)
+    one = torch.ones(1, 1, 1, 1, device=q.device)
+    inputs = {name: x.values.transpose(1, 2) for name, x in zip("qkv", made, strict=True)}
+    factors = {
+        f"descale_{name}": x.descale[0, 0].view(1, 1, 1, 1).contiguous()
+        for name, x in zip("qkv", made, strict=True)
+    }
+    # the output has V's size: its scale is V's
+    factors |= {"descale_s": 1 / p_scale, "scale_s": p_scale, "scale_o": 1 / factors["descale_v"]}
+    known = {name: described(x, e4m3) for name, x in inputs.items()}
+    known |= {name: described(x, fp32) for name, x in factors.items()}
+    out, _, amax_s, amax_o = graph.sdpa_fp8(
+        **known,
+        is_inference=True,
+        attn_scale=softmax_scale(problem.head_dim),
+        use_causal_mask=problem.causal,
+    )
+    size = problem.shape
+    sizes = (size.batch, size.seqlen_q, size.heads, problem.head_dim_v)
+    strides = torch.empty(sizes, device="meta").transpose(1, 2).stride()
+    out.set_output(True).set_dim([sizes[0], sizes[2], sizes[1], sizes[3]])
+    out.set_stride(list(strides)).set_data_type(e4m3)
+    for largest in (amax_s, amax_o):
+        largest.set_output(True).set_dim([1, 1, 1, 1]).set_stride([1, 1, 1, 1])
+        largest.set_data_type(fp32)
+    try:
+        graph.validate()
+        graph.build_operation_graph()
+        graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+        graph.check_support()
+        graph.build_plans()
+    except Exception as error:  # each step refuses in a class of its own
+        raise DeviceError(f"cuDNN refuses e4m3: {reason([str(error)], '')}") from error
+    workspace = torch.empty(graph.get_workspace_size(), device=q.device, dtype=torch.uint8)
+    tensors = {known[name]: x for name, x in (inputs | factors).items()}
+    tensors |= {amax_s: one.clone(), amax_o: one.clone()}
+    handle = cudnn.create_handle()
+    cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream().cuda_stream)
+
+    def run() -> Tensor:
+        result = torch.empty(sizes, device=q.device, dtype=E4M3)
+        graph.execute({**tensors, out: result.transpose(1, 2)}, workspace, handle=handle)
+        return result
+
+    return tried(Call(run), "cuDNN")
+
+
+def _quantise_all(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
+    """What it costs to quantise Q, K and V: Q and K rotated, V by rows, a scale per block."""
+    rows = usual_scale_rows(problem.head_dim, problem.head_dim_v)
+
+    def run() -> Tensor:
+        for x in (q, k):
+            quantize(x, rotate=True, scale_rows=rows)
+        return quantize(v, scale_rows=rows).values
+
+    return tried(Call(run), "fagen.quantize")
+
+
 def tried(call: Call, who: str, name: str = "") -> Call:
     """`call` once, so that a refusal comes here and in words, not amid the timing.
 
@@ -174,4 +295,7 @@ PEERS: dict[str, Bind] = {
     "fa2": _fa2,
     "fa3": _fa3,
     "flex": _flex,
+    CUDNN_E4M3: _cudnn_e4m3,
+    QUANTISE: _quantise_all,
 }
+_PACKAGES = {"fa3": "flash_attn_interface", CUDNN_E4M3: "cudnn"}

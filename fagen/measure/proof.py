@@ -13,7 +13,7 @@ from fagen.evidence import Evidence, Speed
 from fagen.measure.accuracy import check
 from fagen.measure.card import hopper
 from fagen.measure.cells import compare
-from fagen.measure.rows import Row
+from fagen.measure.rows import OURS, Row
 from fagen.measure.shapes import standard_shape
 from fagen.plan import Plan
 
@@ -64,7 +64,7 @@ def speeds(rows: tuple[Row, ...]) -> tuple[Speed, ...]:
     """Per regime, fagen's TFLOP/s and cuDNN's beside it (None where cuDNN refused)."""
     found = []
     for row in rows:
-        if row.implementation != "fagen":
+        if row.implementation not in OURS:
             continue
         beside = [
             other.tflops

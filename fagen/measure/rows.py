@@ -11,13 +11,19 @@ from fagen.paths import write_whole
 
 # dtype, head dims, mask, seqlen_q, seqlen_k, batch, heads, kv_heads: what two rows must share
 Key = tuple[str, int, int, str, int, int, int, int, int]
-YARDSTICK = "cudnn"
+YARDSTICK = "cudnn"  # in fp16 where the problem is e4m3
+PREARRANGED = "fagen-prearranged"  # in e4m3, of a V that lies transposed in memory
+OURS = ("fagen", PREARRANGED)
+QUANTISE = "quantise"  # no attention: what an e4m3 kernel's inputs cost
 TITLES = {
     "fagen": "fagen",
+    PREARRANGED: "fagen, V prearranged",
     "cudnn": "cuDNN",
     "fa2": "FA2",
     "fa3": "FA3",
     "flex": "FlexAttention",
+    "cudnn-e4m3": "cuDNN e4m3",
+    QUANTISE: "quantising Q, K, V",
 }
 
 
@@ -60,6 +66,22 @@ class Row:
             self.heads,
             self.kv_heads,
         )
+
+    @property
+    def microseconds(self) -> float:
+        """Of one call."""
+        both_dims = self.head_dim + self.head_dim_v
+        seen = pairs(self.seqlen_q, self.seqlen_k, self.mask == "causal")
+        return 2.0 * self.batch * self.heads * both_dims * seen / self.tflops / 1e6
+
+
+def pairs(seqlen_q: int, seqlen_k: int, causal: bool) -> float:
+    """Query-key pairs of one head, the causal triangle taken as exactly half its square."""
+    if not causal:
+        return float(seqlen_q * seqlen_k)
+    if seqlen_q <= seqlen_k:
+        return seqlen_q * seqlen_k - seqlen_q * seqlen_q / 2
+    return seqlen_k * seqlen_k / 2
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
@@ -112,11 +134,12 @@ def problems(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
     """Markdown: a line per problem, a column per implementation.
 
     Times are TFLOP/s, sustained with the SM clock in MHz behind `@`; the last columns divide
-    fagen by `over`. Regimes that were not run leave no column.
+    fagen by `over`, and say what quantising takes. Regimes that were not run leave no column.
     """
     regimes = regimes_of(rows)
     best = {regime: fastest(rows, regime) for regime in regimes}
-    names = sorted({row.implementation for row in rows}, key=_rank)
+    names = sorted({row.implementation for row in rows} - {QUANTISE}, key=_rank)
+    quantised = [r for r in regimes if any(QUANTISE in timed for timed in best[r].values())]
     quotients = {regime: ratios(rows, regime, over=over) for regime in regimes}
     compared = [regime for regime in regimes if quotients[regime]]
     solved = sorted(
@@ -126,6 +149,7 @@ def problems(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
     head = ["dtype", "hd", "mask", "S", "B", "H"]
     head += [f"{title(name)} {regime}" for regime in regimes for name in names]
     head += [f"fagen ÷ {title(over)} {regime}" for regime in compared]
+    head += [f"{title(QUANTISE)} {regime}, µs" for regime in quantised]
     body = []
     for problem in solved:
         dtype, head_dim, head_dim_v, mask, seqlen_q, seqlen_k, batch, heads, kv_heads = problem
@@ -143,12 +167,15 @@ def problems(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
         for regime in compared:
             ratio = quotients[regime].get(problem)
             line.append("–" if ratio is None else f"{ratio:.2f}")
+        for regime in quantised:
+            row = best[regime].get(problem, {}).get(QUANTISE)
+            line.append(f"{row.microseconds:.1f}" if row else "–")
         body.append(line)
     return markdown(head, body)
 
 
-def geomeans(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
-    """Markdown: geomeans of fagen ÷ `over` per dtype and head dim, and over all of a dtype."""
+def geomeans(rows: Sequence[Row], *, over: str = YARDSTICK, of: str = "fagen") -> str:
+    """Markdown: geomeans of `of` ÷ `over` per dtype and head dim, and over all of a dtype."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     for dtype in sorted({row.dtype for row in rows}, reverse=True):
         of_dtype = [row for row in rows if row.dtype == dtype]
@@ -158,23 +185,29 @@ def geomeans(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
             groups[dtype, dims_of(*pair)] = of_pair
         if len(dims) > 1:
             groups[dtype, "all"] = of_dtype
-    return means(("dtype", "hd"), groups, over=over)
+    return means(("dtype", "hd"), groups, over=over, of=of)
 
 
 def means(
-    head: Sequence[str], groups: Mapping[tuple[str, ...], Sequence[Row]], *, over: str = YARDSTICK
+    head: Sequence[str],
+    groups: Mapping[tuple[str, ...], Sequence[Row]],
+    *,
+    over: str = YARDSTICK,
+    of: str = "fagen",
 ) -> str:
-    """Markdown: geomean of fagen ÷ `over` for each group of rows, whose key stands below `head`.
+    """Markdown: geomean of `of` ÷ `over` for each group of rows, whose key stands below `head`.
 
     The worst single problem stands beside each mean, since a mean hides a bad cell. A group that
     `over` ran nothing of is left out; '' where that is all of them.
     """
     everything = [row for rows in groups.values() for row in rows]
-    regimes = [name for name in regimes_of(everything) if ratios(everything, name, over=over)]
+    regimes = [
+        name for name in regimes_of(everything) if ratios(everything, name, over=over, of=of)
+    ]
     columns = [f"{regime} {what}" for regime in regimes for what in ("geomean", "worst")]
     body = []
     for names, rows in groups.items():
-        found = [ratios(rows, regime, over=over).values() for regime in regimes]
+        found = [ratios(rows, regime, over=over, of=of).values() for regime in regimes]
         figures = []
         for values in found:
             figures += [f"{geomean(values):.3f}", f"{min(values):.2f}"] if values else ["–", "–"]
@@ -182,7 +215,7 @@ def means(
             body.append([*names, str(cells), *figures])
     if not body:
         return ""
-    return f"fagen ÷ {title(over)}:\n\n" + markdown([*head, "cells", *columns], body)
+    return f"{title(of)} ÷ {title(over)}:\n\n" + markdown([*head, "cells", *columns], body)
 
 
 def dims_of(head_dim: int, head_dim_v: int) -> str:

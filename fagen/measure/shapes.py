@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fagen.measure.rows import pairs
 from fagen.plan import Plan
 from fagen.vocab import DTYPES
 
@@ -33,7 +34,7 @@ class Shape:
 class Problem:
     """One attention to compute: what the schedule fixes, and the sizes."""
 
-    dtype: str  # "fp16" | "bf16"
+    dtype: str  # "fp16" | "bf16" | "e4m3"
     head_dim: int
     head_dim_v: int
     mask: str  # "full" | "causal"
@@ -67,10 +68,14 @@ def visible(shape: Shape, causal: bool) -> float:
 
     With Sq != Sk the mask is aligned to the bottom right: a trapezoid, or a triangle of side Sk.
     """
-    sq, sk = shape.seqlen_q, shape.seqlen_k
-    if not causal:
-        return float(sq * sk)
-    return sq * sk - sq * sq / 2 if sq <= sk else sk * sk / 2
+    return pairs(shape.seqlen_q, shape.seqlen_k, causal)
+
+
+def rows_with_keys(shape: Shape, causal: bool) -> int:
+    """The first query row that sees a key: Sq where none does."""
+    if shape.seqlen_k == 0:
+        return shape.seqlen_q
+    return max(0, shape.seqlen_q - shape.seqlen_k) if causal else 0
 
 
 def problem(plan: Plan, shape: Shape) -> Problem:
@@ -118,9 +123,13 @@ def verification_shapes(plan: Plan) -> tuple[Shape, ...]:
 def inputs(
     case: Problem, *, device: torch.device | str = "cuda", seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv): N(0, 1), contiguous, repeatable."""
+    """q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv): N(0, 1), contiguous, repeatable.
+
+    For e4m3 in fp16: what is quantised, and what others compute the same problem with.
+    """
     size = case.shape
-    dtype = getattr(torch, DTYPES[case.dtype].torch)
+    given = DTYPES[case.dtype]
+    dtype = torch.float16 if given.fp8 else getattr(torch, given.torch)
     generator = torch.Generator(device=device).manual_seed(seed)
 
     def normal(seqlen: int, heads: int, dim: int) -> Tensor:

@@ -3,7 +3,19 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fagen.measure.rows import Row, dims_of, fastest, geomean, markdown, ratios, regimes_of, title
+from fagen.measure.rows import (
+    OURS,
+    QUANTISE,
+    Row,
+    dims_of,
+    fastest,
+    geomean,
+    markdown,
+    ratios,
+    regimes_of,
+    title,
+)
+from fagen.vocab import DTYPES
 
 
 def share_of_matmul(rows: Sequence[Row], matmul_tflops: Mapping[str, Mapping[str, float]]) -> str:
@@ -14,7 +26,7 @@ def share_of_matmul(rows: Sequence[Row], matmul_tflops: Mapping[str, Mapping[str
     best = fastest(rows, "sustained")
     square = [key for key in sorted(best) if key[3] == "full" and key[4] == key[5]]
     longest = max((key[5] for key in square), default=0)
-    names = list(dict.fromkeys(row.implementation for row in rows))
+    names = [name for name in dict.fromkeys(row.implementation for row in rows) if name != QUANTISE]
     body = []
     for key in square:
         dtype, head_dim, head_dim_v, _, _, keys, *_ = key
@@ -53,6 +65,56 @@ def beside_fp16(rows: Sequence[Row]) -> str:
     means = [f"{geomean(found[regime].values()):.3f}" for regime in regimes]
     body.append(["all", "", "geomean", *means])
     return "fagen in bf16 ÷ in fp16:\n\n" + markdown(["hd", "mask", "S", *regimes], body)
+
+
+def with_quantising(rows: Sequence[Row]) -> str:
+    """Markdown: µs of fagen's e4m3 kernels and of quantising for them, and what both together are
+    in TFLOP/s; '' where nothing was quantised.
+    """
+    body = []
+    for regime in regimes_of(rows):
+        best = fastest(rows, regime)
+        for key in sorted(best, key=lambda key: (*key[:3], key[3] != "full", *key[4:])):
+            timed = best[key]
+            if QUANTISE not in timed:
+                continue
+            dtype, head_dim, head_dim_v, mask, seqlen_q, *_ = key
+            cost = timed[QUANTISE].microseconds
+            for name in OURS:
+                if name in timed:
+                    alone = timed[name]
+                    whole = alone.tflops * alone.microseconds / (alone.microseconds + cost)
+                    figures = (f"{alone.microseconds:.1f}", f"{cost:.1f}", f"{whole:.0f}")
+                    dims = dims_of(head_dim, head_dim_v)
+                    body.append([regime, dtype, dims, mask, f"{seqlen_q}", title(name), *figures])
+    if not body:
+        return ""
+    head = ["regime", "dtype", "hd", "mask", "S", "kernel", "µs", "quantising, µs"]
+    said = "What quantising Q, K and V adds, where it is done for this one call:\n\n"
+    return said + markdown([*head, "both, TFLOP/s"], body)
+
+
+def by_scales(rows: Sequence[Row]) -> str:
+    """Markdown: what scales by block of rows cost beside one per head; '' where not both were run.
+
+    Geomeans of TFLOP/s, over the problems that a kernel of each kind ran.
+    """
+    regimes = regimes_of(rows)
+    body = []
+    for name in OURS:
+        renamed = [
+            replace(row, implementation="block" if "_sblock" in row.schedule else "head")
+            for row in rows
+            if row.implementation == name and row.schedule and DTYPES[row.dtype].fp8
+        ]
+        found = [ratios(renamed, regime, of="block", over="head").values() for regime in regimes]
+        if any(found):
+            means = [f"{geomean(values):.3f}" if values else "–" for values in found]
+            body.append([title(name), str(max(map(len, found))), *means])
+    if not body:
+        return ""
+    said = "TFLOP/s with scales by block of rows ÷ with one per head, geomeans:\n\n"
+    return said + markdown(["kernel", "cells", *regimes], body)
 
 
 def picks(rows: Iterable[Row]) -> str:

@@ -13,6 +13,7 @@ from fagen.schedule.keys import (
     SECTIONS,
     Attention,
     Build,
+    Fp8,
     Grid,
     Overlap,
     Pipeline,
@@ -41,6 +42,7 @@ class Schedule(Section):
     warps: Warps = Warps()
     overlap: Overlap = Overlap()
     softmax: Softmax = Softmax()
+    fp8: Fp8 = Fp8()
     grid: Grid = Grid()
     build: Build = Build()
 

@@ -1,5 +1,6 @@
 """Turn what pydantic found wrong with a schedule into sentences, each with the key's path."""
 
+import json
 from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from fagen.schedule.keys import REQUIRED, SECTIONS, TABLES
-from fagen.vocab import LATER
 
 
 class BrokenRules(ValueError):  # noqa: N818 - it never leaves this package
@@ -60,7 +60,7 @@ def _property(path: tuple[str, ...]) -> dict[str, Any]:
 def _expected(path: tuple[str, ...]) -> str:
     rule = _property(path)
     if words := rule.get("enum"):
-        return " or ".join(f'"{word}"' for word in words)
+        return " or ".join(map(json.dumps, words))
     if rule["type"] == "boolean":
         return "true or false"
     kind = "a whole number" if rule["type"] == "integer" else "a number"
@@ -73,19 +73,21 @@ def _expected(path: tuple[str, ...]) -> str:
 
 def _refused(path: tuple[str, ...], value: Any) -> str:
     """Say why a value is refused, and which one is near."""
-    if isinstance(value, str | int) and (later := LATER.get((path[-1], value))):
-        return f": {later}; until then {_expected(path)}"
     rule = _property(path)
     near = ""
     if isinstance(value, str) and (
-        close := get_close_matches(value.lower(), rule.get("enum", ()), 1)
+        close := get_close_matches(value.lower(), map(str, rule.get("enum", ())), 1)
     ):
-        near = f'; did you mean "{close[0]}"?'
+        near = f"; did you mean {_word(close[0], rule)}?"
     elif isinstance(value, int | float) and not isinstance(value, bool) and "minimum" in rule:
         step = rule.get("multipleOf", 1)
         if rule["minimum"] <= value <= rule["maximum"]:  # false for nan
             near = f"; the nearest is {round(value / step) * step:g}"
     return f" must be {_expected(path)}{near}"
+
+
+def _word(text: str, rule: dict[str, Any]) -> str:
+    return next(json.dumps(word) for word in rule["enum"] if str(word) == text)
 
 
 def _shown(value: Any) -> str:

@@ -1,5 +1,6 @@
 """Declare every key of a schedule: its section, its values, its default, the rules between keys."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -8,14 +9,27 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import CoreSchema, core_schema
 
 from fagen.arch import SM90
-from fagen.vocab import DTYPES, MASKS, ORDERS, OUTPUTS, P_HOMES, PRODUCERS, SUMS, SWIZZLES
+from fagen.vocab import (
+    DTYPES,
+    MASKS,
+    ORDERS,
+    OUT_DTYPES,
+    OUTPUTS,
+    P_HOMES,
+    PRODUCERS,
+    SCALE_ROWS,
+    SCALES,
+    SUMS,
+    SWIZZLES,
+    V_LAYOUTS,
+)
 
 
 @dataclass(frozen=True)
 class _OneOf:
-    """The words that a key may have: those of a vocabulary table."""
+    """The words or numbers that a key may have: those of a vocabulary table."""
 
-    words: Iterable[str]
+    words: Iterable[str | int]
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
         return core_schema.literal_schema(list(self.words))
@@ -50,7 +64,12 @@ class Attention(Section):
 
     head_dim: int = Field(description="columns of Q and K", **_HEAD_DIM)
     head_dim_v: int = _derived("columns of V and O; head_dim if left out", **_HEAD_DIM)
-    dtype: Annotated[str, _OneOf(DTYPES)] = Field(description="of Q, K, V and O")
+    dtype: Annotated[str, _OneOf(DTYPES)] = Field(
+        description="of Q, K and V; with e4m3 each has scales, and [fp8] says more"
+    )
+    out_dtype: Annotated[str, _OneOf(OUT_DTYPES)] = _derived(
+        "of O; if left out that of Q, K and V, and bf16 where these are e4m3"
+    )
     mask: Annotated[str, _OneOf(MASKS)] = Field(description="which keys a query sees")
 
 
@@ -123,6 +142,34 @@ class Softmax(Section):
     )
 
 
+class Fp8(Section):
+    """What is only to be said of e4m3: its scales, its V, the range of P and its sums."""
+
+    v_layout: Annotated[str, _OneOf(V_LAYOUTS)] = _derived(
+        '"columns": V comes transposed and in the order of P, as fagen.quantize writes it; '
+        '"rows": as it is, and the producer transposes it; columns if left out'
+    )
+    scales: Annotated[str, _OneOf(SCALES)] = _derived(
+        "what shares a scale: a tensor, a head of a batch, or a block of its rows; head if left out"
+    )
+    scale_rows: Annotated[int, _OneOf(SCALE_ROWS)] = _derived(
+        'rows that share a scale, with scales = "block"; 128 if left out'
+    )
+    p_offset: float = _derived(
+        "log2 units; P is computed 2 to this power larger; if left out 8 less rescale_threshold",
+        ge=0,
+        le=8,
+        multiple_of=0.125,
+    )
+    promote: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="blocks of keys after which sums of PV move to an fp32 accumulator of their "
+        "own, since the tensor cores keep 14 bits; 0: never",
+    )
+
+
 class Grid(Section):
     """How thread blocks take tiles."""
 
@@ -154,6 +201,7 @@ TABLES: Mapping[str, type[Section]] = {
     "warps": Warps,
     "overlap": Overlap,
     "softmax": Softmax,
+    "fp8": Fp8,
     "grid": Grid,
     "build": Build,
 }
@@ -171,7 +219,17 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "consumer_registers": lambda keys: _registers_of(keys)[1],
     "inter_warpgroup": lambda keys: keys["consumers"] > 1 and keys["producer"] == "warp",
     "order": lambda keys: MASKS[keys["mask"]].order,
+    "out_dtype": lambda keys: DTYPES[keys["dtype"]].out,
+    # nothing at all where Q, K and V are no e4m3
+    "v_layout": lambda keys: V_LAYOUTS[0] if _fp8(keys) else "",
+    "scales": lambda keys: SCALES[0] if _fp8(keys) else "",
+    "scale_rows": lambda keys: SCALE_ROWS[-1] if keys["scales"] == "block" else 0,
+    "p_offset": lambda keys: max(0.0, 8 - keys["rescale_threshold"]) if _fp8(keys) else 0.0,
 }
+
+
+def _fp8(keys: Mapping[str, Any]) -> bool:
+    return DTYPES[keys["dtype"]].fp8
 
 
 def _registers_of(keys: Mapping[str, Any]) -> tuple[int, int]:
@@ -245,3 +303,75 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                     'has no meaning with producer = "none": no warp gives registers away; '
                     "leave it out",
                 )
+    yield from _rules_of_fp8(keys) if _fp8(keys) else _rules_of_16_bits(keys)
+
+
+def _rules_of_16_bits(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    dtype = keys["dtype"]
+    if keys["out_dtype"] != dtype:
+        yield (
+            "out_dtype",
+            f'"{keys["out_dtype"]}" does not go with dtype = "{dtype}": O is of the type of Q, K '
+            'and V where that has 16 bits; leave it out, or use dtype = "e4m3"',
+        )
+    for key in Fp8.model_fields:
+        if keys[key]:
+            yield key, f'has no meaning with dtype = "{dtype}"; leave it out, or use dtype = "e4m3"'
+
+
+def _rules_of_fp8(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key in (
+        ("head_dim", "head_dim_v") if keys["head_dim_v"] != keys["head_dim"] else ("head_dim",)
+    ):
+        if keys[key] % SM90.tma_alignment:
+            yield (
+                key,
+                f"{keys[key]} must be a multiple of {SM90.tma_alignment} in e4m3: a row is copied "
+                f"in pieces of {SM90.tma_alignment} bytes",
+            )
+    step = DTYPES[keys["dtype"]].wgmma_k
+    if keys["block_n"] % step:
+        yield (
+            "block_n",
+            f"{keys['block_n']} must be a multiple of {step} in e4m3: a wgmma multiplies {step} "
+            "of its columns at once",
+        )
+    for key, only in (("p", "registers"), ("sum", "threads"), ("producer", "warp"), ("cluster", 1)):
+        if keys[key] != only:
+            yield key, f"must be {_toml(only)} in e4m3; {_toml(keys[key])} is for 16-bit kernels"
+    if keys["scales"] != "block":
+        if keys["scale_rows"]:
+            yield "scale_rows", 'has no meaning but with scales = "block"; leave it out'
+    else:
+        for key in ("block_m", "block_n"):
+            if keys[key] % keys["scale_rows"]:
+                fits = [rows for rows in SCALE_ROWS if keys[key] % rows == 0]
+                yield (
+                    "scale_rows",
+                    f"{keys['scale_rows']} does not divide {key} = {keys[key]}: a tile holds whole "
+                    f"blocks of scales; use scale_rows = {fits[-1] if fits else SCALE_ROWS[0]}",
+                )
+    yield from _range_of_p(keys["p_offset"], keys["rescale_threshold"])
+
+
+def _range_of_p(offset: float, threshold: float) -> Iterator[tuple[str, str]]:
+    """P is at most 2 to the sum of both, and what e4m3 cannot hold it would cut off."""
+    most = math.log2(SM90.e4m3_max)
+    if offset + threshold <= most:
+        return
+    key, fits = ("p_offset", most - threshold) if offset else ("rescale_threshold", most)
+    near = (
+        f"use p_offset = {math.floor(fits * 8) / 8:g}, or leave it out"
+        if offset and fits >= 0
+        else f"use rescale_threshold = {math.floor(most):g} at most"
+    )
+    yield (
+        key,
+        f"lets P grow to 2 to the power of {offset:g} + {threshold:g} = {offset + threshold:g} > "
+        f"{most:.3f}, the log2 of {SM90.e4m3_max:g}, beyond which e4m3 cuts it off (p_offset + "
+        f"rescale_threshold); {near}",
+    )
+
+
+def _toml(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -91,11 +91,8 @@ class Result:
 
     def rows(self) -> list[dispatch_table.Row]:
         """The rows of a dispatch table that say so."""
-        t = self.target
         return [
-            dispatch_table.Row(
-                self.card, t.dtype, t.head_dim, t.head_dim_v, t.mask, least, most, slug
-            )
+            dispatch_table.Row.of(self.card, slug, least, most)
             for least, most, slug in self.ranges()
         ]
 

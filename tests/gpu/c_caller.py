@@ -2,6 +2,9 @@
 
     python c_caller.py LIBRARY SLUG DTYPE HEAD_DIM HEAD_DIM_V B,SQ,SK,H,HK [B,SQ,SK,H,HK ...]
 
+DTYPE is fp16 or bf16, or, as in e4m3-bf16-rows-32, e4m3 with the dtype of the output, how V lies
+(rows or columns) and how many rows share a scale (0: all).
+
 It is run under compute-sanitizer, for which torch takes too long to start and allocates too
 generously. Speaks to the driver (libcuda) and to the kernel's C interface by ctypes alone, so it
 also holds that interface to what its header says. Exits with 1 if an output is wrong.
@@ -13,9 +16,17 @@ import random
 import struct
 import sys
 
-ONE = {"fp16": 0x3C00, "bf16": 0x3F80}
-EIGHTH = {"fp16": 0x3000, "bf16": 0x3E00}  # between the two, bits grow as the numbers do
+ONE = {"fp16": 0x3C00, "bf16": 0x3F80, "e4m3": 0x38}
+EIGHTH = {"fp16": 0x3000, "bf16": 0x3E00, "e4m3": 0x20}  # between them bits grow as numbers do
+# e4m3's P is rounded before it weighs V, and not before it is added up: a mean may be 1/16 off
+BEYOND = {"fp16": (0x2F80, 0x3C40), "bf16": (0x3DF0, 0x3F88)}
 NAN = b"\xff\xff"
+KEYS = 16  # that V's columns are filled up to
+
+
+# of a last group of 16 places, those that hold one of its first n keys, as masks
+ORDER = (0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15)
+FIRST_PLACES = [[0xFF * (key < n) for key in ORDER] for n in range(KEYS)]
 
 
 class Args(ctypes.Structure):
@@ -33,6 +44,12 @@ class Args(ctypes.Structure):
         ("sizes", ctypes.c_int32 * 5),
         ("scale", ctypes.c_float),
     )
+
+
+class Fp8Args(Args):
+    """The same of an e4m3 kernel."""
+
+    _fields_ = (("descales", ctypes.c_uint64 * 3), ("descale_strides", ctypes.c_int64 * 9))
 
 
 class Driver:
@@ -84,35 +101,65 @@ def call(
     batch: int, seqlen_q: int, seqlen_k: int, heads: int, kv_heads: int,
 ) -> None:  # fmt: skip
     """One launch; every output is a mean of values between 1/8 and 1, or 0 where no key is seen."""
+    fp8 = dtype.startswith("e4m3")
+    dtype, out_dtype, v_layout, scale_rows = dtype.split("-") if fp8 else (dtype, dtype, "rows", 0)
     low, high = EIGHTH[dtype], ONE[dtype]
     dice = random.Random(shape := str((batch, seqlen_q, seqlen_k, heads, kv_heads)))
 
     def numbers(count: int) -> bytes:
-        return struct.pack(f"<{count}H", *(dice.randrange(low, high) for _ in range(count)))
+        return struct.pack(
+            f"<{count}{'B' if fp8 else 'H'}", *(dice.randrange(low, high) for _ in range(count))
+        )
 
     queries, keys = batch * seqlen_q * heads, batch * seqlen_k * kv_heads
-    q, k, v = (driver.allocate(numbers(n)) for n in (queries * d, keys * d, keys * dv))
+    q, k = (driver.allocate(numbers(n * d)) for n in (queries, keys))
+    v_strides = (seqlen_k * kv_heads * dv, kv_heads * dv, dv)
+    if v_layout == "columns":
+        # a place of the last group holds zero where its key is past the end
+        whole = seqlen_k // KEYS * KEYS
+        filled = -(-seqlen_k // KEYS) * KEYS
+        tail = bytes(FIRST_PLACES[seqlen_k - whole]) if filled > whole else b""
+        rows = (
+            numbers(whole) + bytes(a & b for a, b in zip(numbers(len(tail)), tail, strict=True))
+            for _ in range(batch * kv_heads * dv)
+        )
+        v = driver.allocate(b"".join(rows))
+        v_strides = (kv_heads * dv * filled, filled, dv * filled)  # batch, row, head
+    else:
+        v = driver.allocate(numbers(keys * dv))
     out, lse = driver.allocate(NAN * queries * dv), driver.allocate(NAN * 2 * queries)
     strides = (
         *(seqlen_q * heads * d, heads * d, d),
         *(seqlen_k * kv_heads * d, kv_heads * d, d),
-        *(seqlen_k * kv_heads * dv, kv_heads * dv, dv),
+        *v_strides,
         *(seqlen_q * heads * dv, heads * dv, dv),
         *(heads * seqlen_q, seqlen_q),
     )
-    args = Args(
-        struct_bytes=ctypes.sizeof(Args), q=q, k=k, v=v, out=out, lse=lse,
+    args = (Fp8Args if fp8 else Args)(
+        q=q, k=k, v=v, out=out, lse=lse,
         strides=strides, sizes=(batch, heads, kv_heads, seqlen_q, seqlen_k),
         scale=1 / math.sqrt(d),
     )  # fmt: skip
+    args.struct_bytes = ctypes.sizeof(args)
+    descales = []
+    if fp8:
+        for i, (number, seqlen) in enumerate(
+            ((heads, seqlen_q), (kv_heads, seqlen_k), (kv_heads, seqlen_k))
+        ):
+            blocks = -(-seqlen // int(scale_rows)) if int(scale_rows) else 1
+            ones = struct.pack("<f", 1.0) * (batch * number * blocks)
+            descales.append(driver.allocate(ones))
+            args.descales[i] = descales[i]
+            args.descale_strides[3 * i : 3 * i + 3] = (number * blocks, blocks, 1)
     status = kernel[f"fagen_{slug}"](ctypes.byref(args), None)
     if status:
         sys.exit(f"{slug} {shape}: {kernel[f'fagen_{slug}_message'](status).decode()}")
     driver.do("cuCtxSynchronize")
     values = struct.unpack(f"<{queries * dv}H", driver.take(out, queries * dv * 2))
     sums = struct.unpack(f"<{queries}f", driver.take(lse, queries * 4))
-    for pointer in (q, k, v):
+    for pointer in (q, k, v, *descales):
         driver.take(pointer, 0)
+    low, high = BEYOND[out_dtype] if fp8 else (low, high)
     no_key = [row for row in sums if row == -math.inf]
     zeros = sum(value in (0, 0x8000) for value in values)
     beyond = sum(not low <= value <= high and value not in (0, 0x8000) for value in values)

@@ -13,11 +13,13 @@ from fagen import op
 from fagen.arch import SM90
 from fagen.measure.accuracy import Kernel, poisoned
 from fagen.measure.shapes import Problem, Shape, problem
+from fagen.op.arguments import plan_of
 from fagen.paths import locate
 from fagen.schedule import read_schedule
 
 BUILDERS = os.cpu_count() or 1  # kernels that are compiled at a time
-SLUGS = sorted(read_schedule(path).slug for path in locate("schedules").glob("fwd_*.toml"))
+COMMITTED = sorted(read_schedule(path).slug for path in locate("schedules").glob("fwd_*.toml"))
+SLUGS = [slug for slug in COMMITTED if not plan_of(slug).fp8]
 
 
 class Committed:
@@ -68,16 +70,24 @@ def built_together(built: Any) -> Callable[[Iterable[str]], Any]:
 def all_built(request: pytest.FixtureRequest, built_together: Any) -> Callable[[str], Any]:
     """`built`, with every kernel that a collected test wants compiled beforehand, in parallel."""
     wanted = {
-        item.callspec.params["kernel"]
+        item.callspec.params[name]
         for item in request.session.items
-        if hasattr(item, "callspec") and "kernel" in item.callspec.params
+        if hasattr(item, "callspec")
+        for name in ("kernel", "any_kernel")
+        if name in item.callspec.params
     }
     return built_together(wanted)
 
 
 @pytest.fixture(scope="session", params=SLUGS)
 def kernel(request: pytest.FixtureRequest, hopper: None, all_built: Callable) -> Committed:
-    """Each kernel of schedules/ in turn."""
+    """Each kernel of schedules/ in turn that takes q, k and v in 16 bits."""
+    return Committed(all_built(request.param))
+
+
+@pytest.fixture(scope="session", params=COMMITTED)
+def any_kernel(request: pytest.FixtureRequest, hopper: None, all_built: Callable) -> Committed:
+    """Each kernel of schedules/ in turn, whatever it takes."""
     return Committed(all_built(request.param))
 
 

@@ -1,4 +1,4 @@
-"""fagen.attention on a GPU: captured, compiled, and what it refuses while a graph is captured."""
+"""fagen.attention on a GPU: captured, compiled, in e4m3, and refused while a graph is captured."""
 
 import math
 
@@ -56,3 +56,41 @@ def test_an_unbuilt_kernel_fails_the_capture_and_nothing_else(qkv, nothing_is_re
     ):
         fagen.attention(*qkv)
     assert fagen.attention(*qkv).isfinite().all()
+
+
+# ---- e4m3
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("v_layout", ["rows", "columns"])
+@pytest.mark.parametrize("scales", ["tensor", "head", "block"])
+def test_in_e4m3_it_gives_what_it_gives_on_a_cpu(qkv, causal, v_layout, scales):
+    given = dict(causal=causal, v_layout=v_layout, scales=scales, return_lse=True)
+    out, lse = fagen.attention_fp8(*qkv, **given)
+    exact, exact_lse = reference(*qkv, causal=causal, scale=1 / 8)
+    emulated, _ = fagen.attention_fp8(*(x.cpu() for x in qkv), **given)
+    theirs = (emulated.cuda().double() - exact).square().mean().sqrt()
+    ours = (out.double() - exact).square().mean().sqrt()
+    assert out.dtype == torch.float16
+    assert float(ours) < 1.15 * float(theirs)
+    torch.testing.assert_close(lse.double(), exact_lse, rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+def test_in_e4m3_any_head_dim_has_a_kernel_without_a_schedule_of_its_own(head_dim):
+    generator = torch.Generator().manual_seed(1)
+    shape = (1, 200, 4, head_dim)
+    qkv = [torch.randn(shape, generator=generator).bfloat16().cuda() for _ in range(3)]
+    out = fagen.attention_fp8(*qkv)
+    exact, _ = reference(*qkv, causal=False, scale=head_dim**-0.5)
+    assert float((out - exact).square().mean().sqrt()) < 0.1 * float(exact.square().mean().sqrt())
+
+
+def test_in_e4m3_it_is_captured_with_its_quantisers(qkv):
+    fagen.attention_fp8(*qkv, causal=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = fagen.attention_fp8(*qkv, causal=True)
+    captured.fill_(math.nan)
+    graph.replay()
+    assert torch.equal(captured, fagen.attention_fp8(*qkv, causal=True))

@@ -1,7 +1,4 @@
-"""A Plan and tensors in, what its kernel computes out: its tiles, order and roundings, in torch.
-
-Beside it the reference in fp64 that both are measured against. Everything works on any device.
-"""
+"""A Plan and 16-bit tensors in, what its kernel computes out: its tiles, order and roundings."""
 
 import math
 
@@ -9,8 +6,6 @@ import torch
 from torch import Tensor
 
 from fagen.plan import Plan
-
-_REFERENCE_SCORES = 1 << 24  # fp64 scores held at a time: 128 MiB
 
 
 def emulate(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -92,38 +87,3 @@ class _OnlineSoftmax:
         """Return what to multiply the rows of the output by, and their log-sum-exp."""
         inverse = torch.where(self.sum == 0, 0.0, 1 / self.sum)
         return inverse, self.maximum * self.scale + torch.log(self.sum)
-
-
-def reference(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Compute attention in fp64, the mask aligned to the bottom right.
-
-    q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in any dtype. Returns out (B, Sq, H, Dv)
-    and the log-sum-exp (B, H, Sq), both fp64: zeros and minus infinity where a row sees no key.
-    """
-    batch, seqlen_q, heads, _ = q.shape
-    seqlen_k, kv_heads = k.shape[1], k.shape[2]
-    out = q.new_zeros(batch, seqlen_q, heads, v.shape[-1], dtype=torch.float64)
-    lse = q.new_full((batch, heads, seqlen_q), -math.inf, dtype=torch.float64)
-    if out.numel() == 0 or seqlen_k == 0:
-        return out, lse
-
-    group = heads // kv_heads
-    keys = k.permute(0, 2, 3, 1).double()
-    values = v.permute(0, 2, 1, 3).double()
-    column = torch.arange(seqlen_k, device=q.device)
-    height = max(1, _REFERENCE_SCORES // (batch * heads * seqlen_k))
-    for top in range(0, seqlen_q, height):
-        bottom = min(top + height, seqlen_q)
-        queries = q[:, top:bottom].permute(0, 2, 1, 3).double()
-        scores = queries.reshape(batch, kv_heads, group * (bottom - top), -1) @ keys * scale
-        if causal:
-            row = torch.arange(top, bottom, device=q.device).repeat(group)[:, None]
-            scores = scores.masked_fill(column > row + (seqlen_k - seqlen_q), -math.inf)
-        log_sum = scores.logsumexp(-1, keepdim=True)
-        weights = torch.exp(scores - log_sum.masked_fill(log_sum == -math.inf, 0.0))
-        rows = (weights @ values).view(batch, heads, bottom - top, -1)
-        out[:, top:bottom] = rows.permute(0, 2, 1, 3)
-        lse[:, :, top:bottom] = log_sum.view(batch, heads, bottom - top)
-    return out, lse

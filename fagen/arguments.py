@@ -1,0 +1,164 @@
+"""What callers of attention(…) give, in; what it means, or a refusal in words, out.
+
+Nothing here looks at data, so a call can be traced.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from fagen.arch import SM90
+from fagen.vocab import DTYPES, SCALE_ROWS, SCALES, V_LAYOUTS
+
+E4M3 = torch.float8_e4m3fn
+ONLY_FP8 = (
+    "descales, v_layout, scale_rows and out_dtype go with e4m3 tensors, which fagen.quantize makes "
+    "(and fagen.attention_fp8 for one call)"
+)
+
+# ---- to be told ---------------------------------------------------------------------------------
+
+
+def descale_of(name: str, descale: Tensor | None) -> Tensor:
+    """A tensor's descales as a kernel takes them: batch, heads, blocks."""
+    if descale is None:
+        raise ValueError(
+            f"{name} is missing: a number of an e4m3 tensor is its value times its descale. "
+            "fagen.quantize makes both; torch.ones((), device=q.device) says that values are meant "
+            "as they are"
+        )
+    sizes = descale.dim()
+    if sizes == 3:
+        return descale
+    if sizes == 2:
+        return descale[:, :, None]
+    if sizes == 0:
+        return descale[None, None, None]
+    raise ValueError(
+        f"{name} has shape {tuple(descale.shape)}; it must be one number (), (batch, heads) or "
+        "(batch, heads, blocks)"
+    )
+
+
+def told_scale_rows(q: Tensor, k: Tensor, descales: tuple[Tensor, ...]) -> int:
+    """How many rows share a scale, told from how many blocks there are; 0: all of a head."""
+    blocks = [descale.shape[2] for descale in descales]
+    if blocks[0] == 1 and blocks[1] == 1 and blocks[2] == 1:
+        return 0
+    lengths = q.shape[1], k.shape[1], k.shape[1]
+    for rows in SCALE_ROWS:
+        needed = [(length + rows - 1) // rows for length in lengths]
+        if needed[0] == blocks[0] and needed[1] == blocks[1] and needed[2] == blocks[2]:
+            return rows
+    listed = ", ".join(map(str, SCALE_ROWS))
+    raise ValueError(
+        f"q_descale, k_descale and v_descale have {blocks[0]}, {blocks[1]} and {blocks[2]} blocks "
+        f"for {lengths[0]} queries and {lengths[1]} keys; all must have one, or one for each block "
+        f"of {listed} rows, as many in all three; fagen.quantize(…, scale_rows=128) makes them"
+    )
+
+
+def dtype_of(dtype: torch.dtype | str) -> torch.dtype:
+    """Return torch's dtype, of torch's name for it or ours."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    names = {name: row.torch for row in DTYPES.values() for name in (row.name, row.torch)}
+    if dtype not in names:
+        raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(names)}")
+    return getattr(torch, names[dtype])
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return torch's word for a dtype."""
+    return str(dtype).removeprefix("torch.")
+
+
+def needs_gradient(*tensors: Tensor) -> bool:
+    """Whether any of them does, wherever torch is asked for gradients."""
+    return any(tensor.requires_grad for tensor in tensors)
+
+
+# ---- to be refused ------------------------------------------------------------------------------
+
+
+def refuse_other_layout(k: Tensor, v: Tensor, v_layout: str) -> None:
+    """Refuse V in the other layout by its name, before its sizes are taken for something else."""
+    refuse_word("v_layout", v_layout, V_LAYOUTS)
+    if k.dim() != 4:
+        raise ValueError(
+            f"k has {k.dim()} dimensions; it must have 4: (batch, seqlen, heads, head_dim)"
+        )
+    _, keys, heads, _ = k.shape
+    if v_layout == "rows" and v.shape[1] != keys and v.shape[1] == heads and v.shape[3] >= keys:
+        raise ValueError(
+            f"v has shape {tuple(v.shape)}, which is V by columns of {heads} heads: pass "
+            'v_layout="columns"'
+        )
+    if v_layout == "columns" and v.shape[1] != heads and (v.shape[1], v.shape[2]) == (keys, heads):
+        raise ValueError(
+            f'v has shape {tuple(v.shape)}, which is V by rows of {keys} keys: pass v_layout="rows"'
+            ', or make it by fagen.quantize(v, layout="columns")'
+        )
+
+
+def refuse_unquantisable(q: Tensor, k: Tensor, v: Tensor, scales: str, v_layout: str) -> None:
+    """Refuse what attention_fp8 cannot quantise, in words of the caller's own arguments."""
+    refuse_word("scales", scales, SCALES)
+    refuse_word("v_layout", v_layout, V_LAYOUTS)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise ValueError(
+                f"{name} has {tensor.dim()} dimensions; it must have 4: "
+                "(batch, seqlen, heads, head_dim)"
+            )
+        if tensor.dtype == E4M3:
+            raise ValueError(
+                f"{name} is in e4m3 already: fagen.attention takes it with its descale; "
+                "attention_fp8 takes float16 or bfloat16"
+            )
+        if tensor.dtype not in (torch.float16, torch.bfloat16):
+            raise ValueError(
+                f"{name} is {name_of(tensor.dtype)}; attention_fp8 takes float16 or bfloat16: "
+                f"{name}.bfloat16() converts it"
+            )
+        if tensor.dtype != q.dtype:
+            raise ValueError(
+                f"{name} is {name_of(tensor.dtype)}, but q is {name_of(q.dtype)}; "
+                f"{name}.to(q.dtype) converts it"
+            )
+        if tensor.device != q.device:
+            raise ValueError(
+                f"{name} is not on the device of q; {name}.to(q.device) moves it there"
+            )
+    refuse_head_dims(q.shape[3], v.shape[3])
+    if torch.is_grad_enabled() and needs_gradient(q, k, v):
+        raise ValueError(
+            "attention_fp8: q, k or v requires a gradient, and there is no backward yet; call it "
+            "under torch.no_grad()"
+        )
+
+
+def refuse_head_dims(head_dim: int, head_dim_v: int) -> None:
+    """Refuse what no kernel of e4m3 takes, with what to fill it up to."""
+    step, most = SM90.tma_alignment, SM90.wgmma_n_max
+    for names, columns, after in (
+        ("q and k", head_dim, f"pass scale = {head_dim} ** -0.5"),
+        ("v", head_dim_v, "drop as many columns of out"),
+    ):
+        if 0 < columns <= most and columns % step == 0:
+            continue
+        said = f"{names} have head_dim {columns}" if "and" in names else f"v has head_dim {columns}"
+        said += f"; in e4m3 it must be a multiple of {step} up to {most}"
+        if 0 < columns <= most:
+            more = -(-columns // step) * step
+            said += f": before quantising fill it up with zeros to {more}, and {after}"
+        raise ValueError(said)
+
+
+def refuse_word(key: str, word: object, words: Iterable[object]) -> None:
+    """Refuse a word that is none of these."""
+    words = tuple(words)
+    if word not in words:
+        listed = ", ".join(map(repr, words))
+        raise ValueError(f"{key} is {word!r}; it must be one of {listed}")

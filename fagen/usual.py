@@ -1,0 +1,67 @@
+"""A problem in e4m3 in, a schedule of usual tiles out, where no measurement says better."""
+
+from functools import cache
+from itertools import product
+
+from fagen.errors import OverBudget, ScheduleError
+from fagen.plan import plan
+from fagen.schedule import Schedule
+from fagen.vocab import DTYPES, SCALE_ROWS
+
+FP8 = next(row.name for row in DTYPES.values() if row.fp8)
+BLOCK_M = 128  # two warpgroups: three leave a thread too few registers at wide head dims
+BLOCK_N = (128, 96, 64, 32)
+OUTPUTS = ("own", "v_space")  # with a buffer of its own O is not in the way of the next V
+WIDE = 224  # columns; beyond, registers hold the scores of 96 keys at most
+
+
+@cache
+def usual_schedule(
+    head_dim: int, head_dim_v: int, mask: str, v_layout: str, scale_rows: int
+) -> Schedule:
+    """Return the schedule with the most keys per step that fits; scale_rows is 0 for no blocks.
+
+    Raises ScheduleError where none fits, with the scale_rows that would.
+    """
+    if found := _first(head_dim, head_dim_v, mask, v_layout, scale_rows):
+        return found
+    fewer = [
+        rows
+        for rows in SCALE_ROWS
+        if rows < scale_rows and _first(head_dim, head_dim_v, mask, v_layout, rows)
+    ]
+    raise ScheduleError(
+        f"no usual tile with scales by block of {scale_rows} rows fits a multiprocessor at head "
+        f"dims {head_dim} and {head_dim_v}: a tile holds whole blocks"
+        + (f"; use scale_rows = {max(fewer)}" if fewer else "")
+    )
+
+
+def usual_scale_rows(head_dim: int, head_dim_v: int) -> int:
+    """Return how many rows share a scale where nobody says, so that some tile holds a block."""
+    return max(SCALE_ROWS) if max(head_dim, head_dim_v) <= WIDE else max(SCALE_ROWS) // 2
+
+
+def _first(
+    head_dim: int, head_dim_v: int, mask: str, v_layout: str, scale_rows: int
+) -> Schedule | None:
+    for block_n, output in product(BLOCK_N, OUTPUTS):
+        if scale_rows and block_n % scale_rows:
+            continue
+        schedule = Schedule.make(
+            head_dim=head_dim,
+            head_dim_v=head_dim_v,
+            dtype=FP8,
+            mask=mask,
+            block_m=BLOCK_M,
+            block_n=block_n,
+            output=output,
+            v_layout=v_layout,
+            **({"scales": "block", "scale_rows": scale_rows} if scale_rows else {}),
+        )
+        try:
+            plan(schedule)
+        except OverBudget:
+            continue
+        return schedule
+    return None

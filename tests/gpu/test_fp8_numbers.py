@@ -1,0 +1,362 @@
+"""What e4m3 kernels compute, against fp64 and beside their emulation: dims, tiles, scales, V."""
+
+import math
+from itertools import cycle
+
+import pytest
+import torch
+
+from fagen import emulator, op
+from fagen.measure.fp8 import fp8_error, operands, outputs, poisoned8, rms
+from fagen.measure.shapes import Shape, inputs, problem, softmax_scale, verification_shapes
+from fagen.plan import plan
+from fagen.quantizer.reference import by_columns
+from fagen.schedule import Schedule
+
+pytestmark = pytest.mark.gpu
+
+KINDS = cycle(
+    [
+        ("full", ""),
+        ("causal", "_vrows_sblock_sr64"),
+        ("causal", "_sblock_sr32"),
+        ("full", "_ofp16_vrows"),
+        ("causal", "_stensor"),
+        ("full", "_vrows"),
+    ]
+)
+HEAD_DIMS = [
+    f"fwd_e4m3_d{head_dim}_{mask}_m128n64{kind}"
+    for head_dim, (mask, kind) in zip(range(16, 257, 16), KINDS, strict=False)
+]
+UNEVEN = [
+    "fwd_e4m3_d64v128_causal_m128n96_vrows",
+    "fwd_e4m3_d192v128_full_m128n128_vspace_sblock",
+    "fwd_e4m3_d80v48_causal_m64n32_sblock_sr32",
+    "fwd_e4m3_d16v144_full_m192n64_vrows",
+]
+TILES = [
+    "fwd_e4m3_d64_full_m192n128",
+    "fwd_e4m3_d64_causal_m192n128_sblock_sr64",
+    "fwd_e4m3_d128_causal_m128n128_vrows",
+    "fwd_e4m3_d128_full_m128n224",
+    "fwd_e4m3_d128_causal_m128n192_vrows_sblock_sr64",
+    "fwd_e4m3_d192_causal_m128n128_vspace",
+    "fwd_e4m3_d256_full_m128n96",
+    "fwd_e4m3_d256_causal_m128n96_sblock_sr32",
+    "fwd_e4m3_d256_full_m128n64_vrows",
+    "fwd_e4m3_d256_causal_m128n64_vspace_vrows_sblock_sr64",
+]
+KNOBS = [
+    "fwd_e4m3_d128_full_m128n64_pm1",
+    "fwd_e4m3_d128_causal_m128n64_vrows_sblock_sr64_pm4",
+    "fwd_e4m3_d128_causal_m128n128_nointra",
+    "fwd_e4m3_d128_full_m128n128_nointer_vrows",
+    "fwd_e4m3_d128_full_m128n128_nointer_nointra_vrows_sblock",
+    "fwd_e4m3_d128_causal_m128n128_t4",
+    "fwd_e4m3_d128_full_m128n128_t4_vrows_sblock",
+    "fwd_e4m3_d64_full_m128n128_po4p75",
+    "fwd_e4m3_d64_causal_m128n128_s3_q2_vrows",
+    "fwd_e4m3_d64_full_m128n128_sblock_single",
+    "fwd_e4m3_d64_causal_m64n64_s4_vrows_persistent",
+]
+SLUGS = [*HEAD_DIMS, *UNEVEN, *TILES, *KNOBS]
+SHAPES = [  # batch, seqlen_q, seqlen_k, heads, kv_heads
+    (1, 1, 1, 1, 1),
+    (1, 5, 15, 2, 2),
+    (1, 17, 17, 2, 1),
+    (2, 129, 127, 4, 2),
+    (1, 127, 129, 2, 1),
+    (1, 700, 300, 2, 1),
+    (1, 300, 1000, 3, 3),
+    (2, 257, 0, 2, 2),
+    (4, 513, 511, 40, 8),
+]
+# one of each kind, for what does not depend on the tile
+FEW = [
+    "fwd_e4m3_d128_causal_m128n128_vrows",
+    "fwd_e4m3_d256_causal_m128n96_sblock_sr32",
+    "fwd_e4m3_d64_full_m192n128",
+    "fwd_e4m3_d80v48_causal_m64n32_sblock_sr32",
+    "fwd_e4m3_d128_full_m128n128_t4_vrows_sblock",
+    "fwd_e4m3_d256_full_m128n64_vrows",
+]
+PAIRS = [  # V by columns, and by rows
+    ("fwd_e4m3_d128_causal_m128n128", "fwd_e4m3_d128_causal_m128n128_vrows"),
+    ("fwd_e4m3_d128_full_m128n224", "fwd_e4m3_d128_full_m128n224_vrows"),
+    ("fwd_e4m3_d256_full_m128n64", "fwd_e4m3_d256_full_m128n64_vrows"),
+    (
+        "fwd_e4m3_d64_causal_m192n128_sblock_sr64",
+        "fwd_e4m3_d64_causal_m192n128_vrows_sblock_sr64",
+    ),
+]
+PROMOTED = ("fwd_e4m3_d128_full_m128n64_pm1", "fwd_e4m3_d128_full_m128n64")
+ALL = list(dict.fromkeys([*SLUGS, *FEW, *sum(PAIRS, ()), *PROMOTED]))
+
+
+@pytest.fixture(scope="module")
+def all_of_them(hopper, built_together):
+    return built_together(ALL)
+
+
+@pytest.fixture(params=FEW)
+def few(request, all_of_them):
+    return all_of_them(request.param)
+
+
+def kernel_of(built):
+    return poisoned8(built.plan.slug, built.binary.library)
+
+
+def made(built, *sizes, seed=0):
+    """What the kernel takes at these sizes, and the scale."""
+    case = problem(built.plan, Shape(*sizes))
+    given = operands(built.plan, *inputs(case, seed=seed))
+    return given, softmax_scale(case.head_dim)
+
+
+def other_descales(of, case, seed):
+    """Descales of the Plan's kind at random; those of V by block differ most."""
+    size = case.shape
+    dice = torch.Generator("cuda").manual_seed(seed)
+
+    def descale(heads, seqlen, powers):
+        blocks = -(-seqlen // of.scale_rows) if of.scales_by_block else 1
+        shape = (size.batch, heads, blocks)
+        whole = of.schedule.fp8.scales == "tensor"
+        found = torch.rand((1, 1, 1) if whole else shape, generator=dice, device="cuda")
+        # what was quantised lies within 4 or so, which is 448 in bytes
+        return (torch.exp2((2 * found - 1) * powers) / 110).expand(shape).contiguous()
+
+    return (
+        descale(size.heads, size.seqlen_q, 0.5),
+        descale(size.kv_heads, size.seqlen_k, 0.5),
+        descale(size.kv_heads, size.seqlen_k, 3.0),
+    )
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_any_schedule_is_as_exact_as_its_emulation(slug, all_of_them):
+    built = all_of_them(slug)
+    wrong = []
+    for seed, sizes in enumerate(SHAPES):
+        case = problem(built.plan, Shape(*sizes))
+        qkv = inputs(case, seed=seed)
+        for descales in (None, other_descales(built.plan, case, seed)):
+            error = fp8_error(built.plan, case, kernel_of(built), *qkv, descales=descales)
+            if not error.ok:
+                wrong.append(("found" if descales is None else "random", error))
+    assert not wrong
+
+
+def test_every_verification_shape_is_within_bounds(few):
+    for seed, shape in enumerate(verification_shapes(few.plan)):
+        case = problem(few.plan, shape)
+        error = fp8_error(few.plan, case, kernel_of(few), *inputs(case, seed=seed))
+        assert error.ok, error
+
+
+@pytest.mark.parametrize("factor", [1e-2, 4.0], ids=["flat", "sharp"])
+def test_any_scale_is_applied(few, factor):
+    case = problem(few.plan, Shape(1, 257, 300, 2, 2))
+    scale = factor * softmax_scale(case.head_dim)
+    error = fp8_error(few.plan, case, kernel_of(few), *inputs(case), scale)
+    assert error.ok, error
+
+
+@pytest.mark.parametrize("direction", [1, -1], ids=["rising", "falling"])
+def test_scores_that_grow_along_the_keys_keep_the_running_maximum_right(few, direction):
+    case = problem(few.plan, Shape(1, 400, 700, 2, 2))
+    q, k, v = inputs(case)
+    ramp = torch.linspace(*(0.1, 3.0)[::direction], 700, device="cuda")
+    k = (k.float() * ramp[:, None, None]).to(k.dtype)
+    error = fp8_error(few.plan, case, kernel_of(few), q, k, v)
+    assert error.ok, error
+
+
+@pytest.mark.parametrize(("columns", "rows"), PAIRS)
+@pytest.mark.parametrize("sizes", [(2, 129, 127, 4, 2), (1, 700, 1500, 8, 2), (4, 513, 511, 40, 8)])
+def test_v_transposed_in_the_kernel_gives_the_bits_of_a_v_that_came_so(
+    columns, rows, sizes, all_of_them
+):
+    one, other = all_of_them(columns), all_of_them(rows)
+    given, scale = made(other, *sizes)
+    out, lse = kernel_of(other)(given, scale)
+    same, same_lse = kernel_of(one)(given._replace(v=by_columns(given.v)), scale)
+    assert torch.equal(out, same)
+    assert torch.equal(lse, same_lse)
+
+
+def test_promotion_helps_where_sums_are_long(all_of_them):
+    errors = []
+    for slug in PROMOTED:
+        built = all_of_them(slug)
+        case = problem(built.plan, Shape(1, 128, 65_536, 1, 1))
+        q, k, v = inputs(case)
+        given = operands(built.plan, q, k, v + 1)  # sums that grow, not a walk around zero
+        scale = softmax_scale(case.head_dim)
+        out, _ = kernel_of(built)(given, scale)
+        emulated, _ = emulator.emulate_fp8(built.plan, *given[:3], scale, *given[3:])
+        errors.append(rms(out.double() - emulated.double()))
+    assert errors[0] < errors[1]
+
+
+# ---- numbers that are known
+
+
+def test_equal_keys_average_the_values_that_a_row_sees(few):
+    given, _ = made(few, 1, 200, 200, 1, 1)
+    ones = [torch.ones_like(descale) for descale in given[3:]]
+    v = torch.ones(1, 200, 1, few.plan.head_dim_v, device="cuda").to(given.v.dtype)
+    v = v if few.plan.v_rows else by_columns(v)
+    given = given._replace(k=torch.zeros_like(given.k), v=v)
+    out, lse = kernel_of(few)(type(given)(*given[:3], *ones), 1.0)
+    assert bool((out == 1).all())
+    causal = few.plan.mask.causal
+    seen = torch.arange(1, 201) if causal else torch.full((200,), 200)
+    assert torch.allclose(lse[0, 0], torch.log(seen.float()).cuda(), atol=1e-4)
+
+
+def test_scores_beyond_what_exp_can_hold_stay_finite(few):
+    given, _ = made(few, 1, 130, 260, 2, 2)
+    given = given._replace(q_descale=given.q_descale * 30, k_descale=given.k_descale * 30)
+    out, lse = kernel_of(few)(given, 1.0)
+    assert bool(torch.isfinite(out).all())
+    assert bool(torch.isfinite(lse).all())
+    assert float(lse.abs().max()) > 1_000
+
+
+def test_bytes_of_448_at_full_weight_do_not_overflow(few):
+    """P at the top of its range meets V at the top of its own, in every key."""
+    given, scale = made(few, 1, 130, 515, 2, 2)
+    v = torch.full((1, 515, 2, few.plan.head_dim_v), 448.0, device="cuda").to(given.v.dtype)
+    ones = torch.ones_like(given.v_descale)
+    v = v if few.plan.v_rows else by_columns(v)
+    out, _ = kernel_of(few)(given._replace(v=v, v_descale=ones), scale)
+    assert bool(((out[0].float() - 448).abs() < 0.05 * 448).all())
+
+
+# ---- repeating, and what lies around
+
+
+def test_twenty_runs_are_bit_identical(few):
+    given, scale = made(few, 4, 500, 700, 40, 8)
+    first, first_lse = kernel_of(few)(given, scale)
+    for _ in range(19):
+        out, lse = kernel_of(few)(given, scale)
+        assert torch.equal(out, first)
+        assert torch.equal(lse, first_lse)
+
+
+def test_a_batch_gives_what_its_sequences_give_alone(few):
+    given, scale = made(few, 3, 300, 300, 4, 2)
+    out, lse = kernel_of(few)(given, scale)
+    for i in range(3):
+        alone, alone_lse = kernel_of(few)(type(given)(*(x[i : i + 1] for x in given)), scale)
+        assert torch.equal(out[i : i + 1], alone)
+        assert torch.equal(lse[i : i + 1], alone_lse)
+
+
+def scattered(x):
+    """The same numbers with every dimension but the last in another place, NaN between them."""
+    sizes = (x.shape[2] + 1, x.shape[0] + 2, x.shape[1] + 3, x.shape[3] + 16)
+    around = torch.full(sizes, math.nan, device="cuda").to(x.dtype)
+    inner = around[: x.shape[2], 1 : x.shape[0] + 1, 2 : x.shape[1] + 2, : x.shape[3]]
+    inner = inner.permute(1, 2, 0, 3)
+    inner.view(torch.uint8).copy_(x.view(torch.uint8))
+    return inner
+
+
+def test_any_strides_are_read_right(few):
+    given, scale = made(few, 2, 193, 193, 6, 2)
+    out, lse = kernel_of(few)(given, scale)
+    moved = given._replace(**{name: scattered(getattr(given, name)) for name in "qkv"})
+    same, same_lse = kernel_of(few)(moved, scale)
+    assert torch.equal(out, same)
+    assert torch.equal(lse, same_lse)
+
+
+def test_descales_that_are_shared_are_never_stepped_along(few):
+    given, scale = made(few, 2, 300, 300, 4, 2)
+    shared = [x[:1, :1] for x in given[3:]]
+    wide = [x.expand(d.shape) for x, d in zip(shared, given[3:], strict=True)]
+    copies = [x.contiguous() for x in wide]
+    found = [
+        kernel_of(few)(type(given)(*given[:3], *descales), scale)
+        for descales in (shared, wide, copies)
+    ]
+    for out, lse in found[1:]:
+        assert torch.equal(out, found[0][0])
+        assert torch.equal(lse, found[0][1])
+
+
+def test_without_a_log_sum_exp_the_output_is_the_same(few):
+    given, scale = made(few, 1, 150, 150, 2, 2)
+    plain, _ = kernel_of(few)(given, scale)
+    out, _ = outputs(few.plan, given.q)
+    op.call_kernel(few.binary, *given[:3], out, None, scale, *given[3:])
+    assert torch.equal(out, plain)
+
+
+def test_without_descales_bytes_are_numbers(few):
+    if few.plan.scales_by_block:
+        pytest.skip("descales by block are never left out")
+    given, scale = made(few, 1, 150, 150, 2, 2)
+    ones = [torch.ones_like(x) for x in given[3:]]
+    scale /= 10_000
+    plain, plain_lse = kernel_of(few)(type(given)(*given[:3], *ones), scale)
+    out, lse = outputs(few.plan, given.q)
+    op.call_kernel(few.binary, *given[:3], out, lse, scale)
+    assert torch.equal(out, plain)
+    assert torch.equal(lse, plain_lse)
+
+
+def test_the_output_is_written_to_any_strides_and_nowhere_else(few):
+    given, scale = made(few, 2, few.plan.block_m + 3, 77, 3, 3)
+    plain, plain_lse = kernel_of(few)(given, scale)
+    batch, seqlen, heads, columns = plain.shape
+    guard = 12_345.0
+    sizes = (heads + 2, batch + 2, seqlen + 2, columns + 16)
+    around = torch.full(sizes, guard, device="cuda", dtype=plain.dtype)
+    guard = float(around[0, 0, 0, 0])
+    out = around[1:-1, 1:-1, 1:-1, 8:-8].permute(1, 2, 0, 3)
+    lse_around = torch.full((batch, heads + 2, seqlen + 8), guard, device="cuda")
+    lse = lse_around[:, 1:-1, 4:-4]
+    op.call_kernel(few.binary, *given[:3], out, lse, scale, *given[3:])
+    assert torch.equal(out, plain)
+    assert torch.equal(lse, plain_lse)
+    out.fill_(guard)
+    lse.fill_(guard)
+    assert bool((around == guard).all()), "the kernel wrote beside the output"
+    assert bool((lse_around == guard).all()), "the kernel wrote beside the log-sum-exp"
+
+
+# ---- the op
+
+
+def test_the_op_gives_what_the_c_function_gives_and_can_be_captured(few):
+    given, scale = made(few, 2, 300, 333, 4, 2)
+    wanted = kernel_of(few)(given, scale)
+    kernel = op.load(few.binary)
+    graph = torch.cuda.CUDAGraph()
+    found = kernel(*given[:3], scale, *given[3:])
+    with torch.cuda.graph(graph):
+        captured = kernel(*given[:3], scale, *given[3:])
+    graph.replay()
+    torch.cuda.synchronize()
+    for one, other, right in zip(found, captured, wanted, strict=True):
+        assert torch.equal(one, right)
+        assert torch.equal(other, right)
+
+
+def test_the_op_passes_torchs_own_checks(few):
+    given, scale = made(few, 1, 70, 90, 2, 1)
+    torch.library.opcheck(op.load(few.binary), (*given[:3], scale, *given[3:]))
+
+
+def test_the_slugs_here_are_those_of_their_schedules_and_fit():
+    for slug in ALL:
+        assert plan(Schedule.from_slug(slug)).slug == slug

@@ -1,0 +1,147 @@
+"""Quantisers on a Hopper GPU: numbers beside their reference's, speed beside a copy's."""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import cycle
+
+import pytest
+import torch
+
+from fagen import flow
+from fagen.measure import quantizers
+from fagen.measure.fp8 import Operands, rms
+from fagen.measure.quantizers import SIZES, bandwidth, check_quantizer, kernel_of
+from fagen.measure.shapes import HIDDEN
+from fagen.paths import locate
+from fagen.quantize_op import quantize
+from fagen.quantizer import QuantizeSchedule, reference
+from tests.gpu.conftest import BUILDERS
+
+pytestmark = pytest.mark.gpu
+
+KINDS = cycle(["_rot_block128", "_head", "_rot_block32_vcols", "_rot_tensor", "_block64_vcols"])
+HEAD_DIMS = [
+    f"quant_{dtype}_d{head_dim}{kind}"
+    for head_dim, dtype, kind in zip(
+        range(16, 257, 16), cycle(["fp16", "bf16"]), KINDS, strict=False
+    )
+]
+KINDS_OF_128 = [  # each of which a kernel of e4m3 may want
+    f"quant_fp16_d128{rotated}_{scales}{layout}"
+    for rotated in ("", "_rot")
+    for scales in ("tensor", "head", "block32", "block64", "block128")
+    for layout in ("", "_vcols")
+]
+TILES = ["quant_bf16_d64_rot_block32_r32", "quant_fp16_d256_block64_vcols_r64"]
+COMMITTED = sorted(path.stem for path in locate("schedules").glob("quant_*.toml"))
+SLUGS = list(dict.fromkeys([*COMMITTED, *HEAD_DIMS, *KINDS_OF_128, *TILES]))
+# what is worth its bandwidth: all that is committed, and what a call quantises with by default
+FAST = list(
+    dict.fromkeys(
+        [
+            *COMMITTED,
+            *(f"quant_fp16_d{d}_rot_block128" for d in (64, 128, 256)),
+            *(f"quant_bf16_d{d}_block128_vcols" for d in (64, 128, 256)),
+            "quant_fp16_d128_rot_tensor",
+        ]
+    )
+)
+OF_A_COPY = 0.80
+
+
+@pytest.fixture(scope="module")
+def quantiser(hopper, kernel_cache):
+    """Plan and Binary by slug, all compiled in parallel beforehand."""
+
+    @cache
+    def build(slug):
+        return flow.built(QuantizeSchedule.from_slug(slug), binding=True)
+
+    def attempt(slug):
+        try:
+            build(slug)
+        except Exception as error:  # its own tests raise it again
+            return error
+
+    with ThreadPoolExecutor(BUILDERS) as pool:
+        list(pool.map(attempt, dict.fromkeys([*SLUGS, *FAST])))
+    return build
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_values_and_descales_are_the_references(slug, quantiser):
+    of, binary = quantiser(slug)
+    errors = check_quantizer(of, kernel_of(binary), SIZES, device="cuda")
+    if not of.rotate:  # then nothing is added up, and every bit is the reference's
+        assert {error.neighbours for error in errors} == {0.0}
+        assert max(error.descale_error for error in errors) < 1e-6
+
+
+@pytest.mark.parametrize("slug", FAST)
+def test_it_is_nearly_as_fast_as_a_copy_of_as_many_bytes(slug, quantiser):
+    of, binary = quantiser(slug)
+    for given in quantizers._ways(of):
+        found = bandwidth(of, binary, given)
+        # a scale of a head or a tensor that is not given is found first: read, read and write
+        twice = not (given or of.by_block)
+        reads = of.dtype.bytes * (2 if twice else 1)
+        ratio = found.ratio * (reads + 1) / (of.dtype.bytes + 1)
+        assert ratio >= OF_A_COPY, f"{ratio:.2f} of a copy; {found}"
+
+
+def test_twenty_runs_are_bit_identical(quantiser):
+    x = torch.randn(2, 1003, 8, 128, device="cuda").half()
+    for keys in (
+        dict(rotate=True, scales="tensor"),
+        dict(scales="head", layout="columns"),
+        dict(rotate=True, scales="block"),
+    ):
+        first = quantize(x, **keys)
+        for _ in range(19):
+            again = quantize(x, **keys)
+            assert torch.equal(again.values.view(torch.uint8), first.values.view(torch.uint8))
+            assert torch.equal(again.descale, first.descale)
+
+
+@pytest.mark.parametrize("scales", ["tensor", "head", "block"])
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+def test_the_call_gives_what_it_gives_on_a_cpu(scales, layout, quantiser):
+    x = torch.randn(2, 515, 4, 128).half()
+    given = dict(scales=scales, layout=layout)
+    here, there = quantize(x, **given), quantize(x.cuda(), **given)
+    assert torch.equal(here.values.view(torch.uint8), there.values.cpu().view(torch.uint8))
+    torch.testing.assert_close(there.descale.cpu(), here.descale, rtol=1e-6, atol=0)
+
+
+def test_a_call_can_be_captured(quantiser):
+    x = torch.randn(1, 300, 2, 128, device="cuda").half()
+    for scales in ("tensor", "block"):
+        quantize(x, rotate=True, scales=scales)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = quantize(x, rotate=True, scales=scales)
+        x.copy_(torch.randn_like(x) * 3)
+        graph.replay()
+        wanted = quantize(x, rotate=True, scales=scales)
+        assert torch.equal(found.values.view(torch.uint8), wanted.values.view(torch.uint8))
+        assert torch.equal(found.descale, wanted.descale)
+
+
+def test_what_is_quantised_is_what_a_kernel_takes(quantiser):
+    """Rotated by one seed, Q and K have the products that they had; V's columns are its rows."""
+    q, k, v = (torch.randn(1, 256, HIDDEN // 128, 128, device="cuda").half() for _ in range(3))
+    made = [quantize(q, rotate=True), quantize(k, rotate=True), quantize(v, layout="columns")]
+    given = Operands(*(x.values for x in made), *(x.descale for x in made))
+    rows = reference.Quantized(reference.by_rows(given.v, 256), given.v_descale)
+    real = [x.real(128) for x in (*made[:2], rows)]
+    assert rms(real[2] - v.float()) < 0.03 * rms(v)
+    products, wanted = (
+        torch.einsum("bshd,bthd->bhst", one.float(), other.float())
+        for one, other in ((real[0], real[1]), (q, k))
+    )
+    assert rms(products - wanted) < 0.05 * rms(wanted)
+
+
+def test_the_slugs_here_are_those_of_their_schedules():
+    for slug in (*SLUGS, *FAST):
+        assert QuantizeSchedule.from_slug(slug).slug == slug

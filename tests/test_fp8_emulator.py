@@ -1,0 +1,289 @@
+"""The emulated e4m3 kernel against fp64 over what its bytes stand for, and how bytes are made."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fagen.emulator import emulate_fp8, reference
+from fagen.emulator.fp8 import multiply_add
+from fagen.plan import Plan, plan
+from fagen.quantizer.plan import KEY_ORDER
+from fagen.quantizer.reference import (
+    Quantized,
+    by_columns,
+    by_rows,
+    random_signs,
+    rotate,
+    rounded,
+    to_e4m3,
+)
+from fagen.schedule import Schedule
+
+SHAPES = [  # batch, queries, keys, heads, KV heads
+    (1, 64, 64, 1, 1),
+    (2, 130, 200, 4, 2),
+    (1, 1, 300, 2, 1),
+    (1, 97, 33, 2, 2),
+]
+
+
+def planned(**changes) -> Plan:
+    keys = dict(head_dim=64, dtype="e4m3", mask="full", block_m=64, block_n=64)
+    return plan(Schedule.make(**keys | dict(out_dtype="fp16") | changes))
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def made(of: Plan, shape: tuple[int, ...] = SHAPES[0], seed: int = 0) -> list[Quantized]:
+    """Q, K and V as a Plan's scales want them, heads and rows of very different sizes."""
+    batch, seqlen_q, seqlen_k, heads, kv_heads = shape
+    sizes = ((seqlen_q, heads, of.head_dim), (seqlen_k, kv_heads, of.head_dim))
+    found = []
+    for at, (length, count, columns) in enumerate((*sizes, (seqlen_k, kv_heads, of.head_dim_v))):
+        x = normal(batch, length, count, columns, seed=seed + at)
+        x = x * (1 + torch.arange(length) // 32 % 3)[:, None, None]
+        found.append(rounded(x, of.schedule.fp8.scales, of.scale_rows))
+    return found
+
+
+def attend(of: Plan, q: Quantized, k: Quantized, v: Quantized, scale: float = 0.125, **more):
+    values = v.values if of.v_rows else by_columns(v.values)
+    descales = q.descale, k.descale, v.descale
+    return emulate_fp8(of, q.values, k.values, values, scale, *descales, **more)
+
+
+def exact(of: Plan, q: Quantized, k: Quantized, v: Quantized, scale: float = 0.125):
+    real = (x.real(of.scale_rows) for x in (q, k, v))
+    return reference(*real, causal=of.mask.causal, scale=scale)
+
+
+# ---- the kernel ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("scales", [dict(scales="tensor"), dict(scales="head")], ids=str)
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+def test_with_a_scale_per_head_only_the_rounding_of_p_is_lost(shape, mask, scales, layout):
+    of = planned(mask=mask, v_layout=layout, **scales)
+    held_against_fp64(of, made(of, shape))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("rows", [32, 64])
+@pytest.mark.parametrize("threshold", [0.0, 4.0])
+def test_with_a_scale_per_block_only_the_rounding_of_p_is_lost(shape, mask, rows, threshold):
+    of = planned(mask=mask, scales="block", scale_rows=rows, rescale_threshold=threshold)
+    held_against_fp64(of, made(of, shape))
+
+
+def held_against_fp64(of: Plan, tensors: list[Quantized]) -> None:
+    out, lse = attend(of, *tensors)
+    expected, expected_lse = exact(of, *tensors)
+    # row sums are of p before it was rounded
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=2e-5)
+    # an element of P is off by a sixteenth of itself at most, and by less than the least step
+    largest = tensors[2].real(of.scale_rows).abs().amax()
+    assert (out - expected).abs().amax() <= (2**-4 + 2**-9) * largest
+    assert (out - expected).square().mean().sqrt() <= 0.03 * expected.square().mean().sqrt()
+    assert out.dtype == torch.float16
+
+
+def test_equal_scores_make_a_mean_without_error():
+    of = planned()
+    q, k, v = made(of, (1, 64, 128, 1, 1))
+    q = Quantized(torch.zeros_like(q.values), q.descale)
+    out, lse = attend(of, q, k, v)
+    mean = v.real(0).mean(1, keepdim=True)
+    torch.testing.assert_close(out.float(), mean.expand_as(out), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(lse, torch.full_like(lse, math.log(128)))
+
+
+def test_descales_of_blocks_that_are_all_one_number_are_a_heads():
+    one, other = planned(), planned(scales="block", scale_rows=32)
+    tensors = made(one, (1, 96, 150, 2, 1))
+    ones = [Quantized(x.values, torch.ones(1, 1, 1)) for x in tensors]
+    blocks = [Quantized(x.values, torch.ones(1, 1, -(-x.values.shape[1] // 32))) for x in tensors]
+    for a, b in zip(attend(one, *ones, 0.002), attend(other, *blocks, 0.002), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_block_of_v_that_is_much_smaller_does_not_lose_its_weight():
+    """Its probabilities shrink with its descale, yet count in the row's sum as they are."""
+    of = planned(scales="block", scale_rows=32)
+    q, k, v = (x.real(32) for x in made(of, (1, 64, 64, 1, 1)))
+    for size in (0.0, 1e-6, 1e4):
+        v[:, :32] = v[:, :32].sign() * size
+        tensors = [rounded(x, "block", 32) for x in (q, k, v)]
+        out, lse = attend(of, *tensors)
+        expected, expected_lse = exact(of, *tensors)
+        torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-4, atol=1e-4)
+        assert (out - expected).abs().amax() <= 0.07 * v.abs().amax()
+
+
+@pytest.mark.parametrize("scales", ["head", "block"])
+def test_a_row_with_one_key_that_matters_is_that_keys_v(scales):
+    """Its p is a power of two and not rounded, whatever V's scale in that block is."""
+    rows = 32 if scales == "block" else 0
+    of = planned(scales=scales, **(dict(scale_rows=32) if rows else {}))
+    q, k, v = torch.zeros(1, 4, 1, 64), torch.zeros(1, 128, 1, 64), normal(1, 128, 1, 64)
+    v[:, 32:64] *= 0.7
+    q[..., 0], k[:, 40, :, 0] = 30, 30
+    tensors = [rounded(x, scales, rows) for x in (q, k, v)]
+    out, _ = attend(of, *tensors, 1.0)
+    expected = tensors[2].real(rows)[:, 40:41].expand_as(out)
+    torch.testing.assert_close(out.float(), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_p_stays_in_the_range_of_e4m3_whatever_the_threshold():
+    """A maximum that lags behind by as much as it may: P is 2 to the 8.75, and not cut off."""
+    of = planned(head_dim=16, rescale_threshold=4.0, p_offset=4.75)
+    k = torch.zeros(1, 128, 1, 16)
+    k[:, :64, :, 0] = 4 * math.log(2)  # met second
+    q = torch.zeros(1, 1, 1, 16)
+    q[..., 0] = 1
+    ones = torch.ones(1, 1, 1)
+    tensors = [Quantized(to_e4m3(x), ones) for x in (q, k, torch.ones(1, 128, 1, 16))]
+    p = 2 ** (of.p_offset + float(tensors[1].values.float().amax()) / math.log(2))
+    assert 400 < p < 448
+    out, _ = attend(of, *tensors, 1.0)
+    rounded = to_e4m3(torch.tensor([p, 2**4.75])).float()
+    expected = float(rounded.sum() / (p + 2**4.75))
+    assert out[0, 0, 0, 0].item() == pytest.approx(expected, rel=1e-3)
+
+
+def test_rows_that_see_no_key_are_zeros_and_minus_infinity():
+    of = planned(mask="causal", scales="block", scale_rows=64)
+    out, lse = attend(of, *made(of, (1, 100, 30, 1, 1)))
+    assert not out[:, :70].any() and (lse[..., :70] == -math.inf).all()
+    assert out[:, 70:].any() and lse[..., 70:].isfinite().all()
+
+
+def test_without_keys_or_queries_there_is_nothing_to_compute():
+    of = planned()
+    for queries, keys in ((0, 5), (5, 0)):
+        q = to_e4m3(torch.zeros(1, queries, 1, 64))
+        k = to_e4m3(torch.zeros(1, keys, 1, 64))
+        ones = torch.ones(1, 1, 1)
+        out, lse = emulate_fp8(of, q, k, by_columns(k), 1.0, ones, ones, ones)
+        assert out.shape == (1, queries, 1, 64) and not out.any()
+        assert (lse == -math.inf).all()
+
+
+# ---- Hopper's sums ------------------------------------------------------------------------------
+
+
+def test_products_below_the_fourteenth_bit_of_the_largest_term_are_cut_off():
+    a, b = torch.zeros(1, 32), torch.zeros(32, 1)
+    a[0, :2] = 1
+    for term, added in ((1.0, 2.0), (0.75, 0.0), (1.5, 2.0), (-0.75, 0.0), (-1.0, -2.0)):
+        b[:2] = term
+        assert multiply_add(a, b, torch.tensor([[2.0**13]])).item() == 2**13 + min(added, 2)
+    assert multiply_add(a, b, torch.zeros(1, 1)).item() == -2.0
+    assert multiply_add(a * 0, b, torch.zeros(1, 1)).item() == 0.0
+
+
+def test_a_sum_of_small_whole_numbers_is_exact():
+    a = torch.randint(-8, 9, (5, 32), generator=torch.Generator().manual_seed(0)).float()
+    b = torch.randint(-8, 9, (32, 7), generator=torch.Generator().manual_seed(1)).float()
+    assert torch.equal(multiply_add(a, b, torch.ones(5, 7)), a @ b + 1)
+
+
+def test_hoppers_sums_lose_more_the_longer_they_are_and_promoting_helps():
+    """Every p is 256, and V's values have one sign, so that a sum grows beyond its terms."""
+    plain, promoted = planned(head_dim=16), planned(head_dim=16, promote=1)
+    off = {}
+    for keys in (256, 2048):
+        q, k, v = made(plain, (1, 4, keys, 1, 1))
+        q = Quantized(torch.zeros_like(q.values), q.descale)
+        v = Quantized(to_e4m3(v.values.float().abs()), v.descale)
+        mean = v.real(0).mean(1, keepdim=True)
+        off[keys] = [
+            float((attend(of, q, k, v, hopper_sums=True)[0] / mean - 1).abs().amax())
+            for of in (plain, promoted)
+        ]
+        torch.testing.assert_close(  # in fp32 it matters little where one adds up
+            attend(promoted, q, k, v)[0], attend(plain, q, k, v)[0], rtol=1e-3, atol=1e-4
+        )
+    assert off[2048][0] > 4 * off[256][0] > 0
+    assert off[2048][1] < off[2048][0] / 20
+    assert off[2048][1] < 0.01
+
+
+# ---- how bytes are made -------------------------------------------------------------------------
+
+
+def test_rounding_is_to_the_nearest_then_to_even_and_stops_at_448():
+    x = torch.tensor([17.0, 19.0, 18.9, 447.0, 449.0, 1e9, -1e9, 2.0**-10, 3 * 2.0**-10, math.nan])
+    rounded = to_e4m3(x).float()
+    assert rounded[:-1].tolist() == [16, 20, 18, 448, 448, 448, -448, 0, 2**-8]
+    assert rounded[-1].isnan()
+
+
+@pytest.mark.parametrize(("scales", "rows", "blocks"), [("head", 0, 1), ("block", 32, 4)])
+def test_the_largest_magnitude_of_what_shares_a_scale_becomes_448(scales, rows, blocks):
+    x = normal(2, 100, 3, 48)
+    x[0, 0, 0, 0] = -40
+    found = rounded(x, scales, rows)
+    assert found.descale.shape == (2, 3, blocks) and found.descale.dtype == torch.float32
+    assert found.values[0, 0, 0, 0].float() == -448
+    assert found.descale[0, 0, 0] == 40 / 448
+    spans = range(0, 100, rows or 100)
+    for at, top in enumerate(spans):
+        largest = x[:, top : top + (rows or 100)].abs().amax((1, 3))
+        torch.testing.assert_close(found.descale[..., at], largest / 448)
+    off = (found.real(rows) - x).abs()
+    assert (off <= x.abs() * 2**-4 * 1.0001 + found.descale.amax() * 2**-10).all()
+
+
+def test_a_tensors_scale_is_every_heads():
+    x = normal(2, 50, 3, 16) * torch.tensor([1.0, 5.0, 0.1])[:, None]
+    found = rounded(x, "tensor")
+    assert found.descale.shape == (2, 3, 1)
+    assert (found.descale == x.abs().amax() / 448).all()
+
+
+def test_zeros_have_a_small_descale_and_stay_zeros():
+    found = rounded(torch.zeros(1, 40, 1, 16), "block", 32)
+    assert not found.values.float().any()
+    assert (found.descale > 0).all() and (found.descale < 1e-12).all()
+
+
+def test_v_by_columns_has_the_keys_of_each_sixteen_in_the_order_of_p():
+    v = torch.arange(35.0).view(1, 35, 1, 1).expand(1, 35, 2, 3)
+    columns = by_columns(v)
+    assert columns.shape == (1, 2, 3, 48)
+    assert columns[0, 1, 2, :16].tolist() == list(KEY_ORDER)
+    assert columns[0, 0, 0, 16:32].tolist() == [16 + key for key in KEY_ORDER]
+    assert columns[0, 0, 0, 32:].tolist() == [32, 33, *[0] * 2, 34, *[0] * 11]
+    assert torch.equal(by_rows(columns, 35), v)
+
+
+def test_the_order_is_that_in_which_a_thread_has_two_bricks_of_s():
+    """Thread q of four has columns 2q and 2q + 1 of each 8; it reads bytes 4q to 4q + 3 of P."""
+    for q in range(4):
+        assert KEY_ORDER[4 * q : 4 * q + 4] == (2 * q, 2 * q + 1, 8 + 2 * q, 9 + 2 * q)
+
+
+@pytest.mark.parametrize(("head_dim", "width"), [(64, 64), (128, 128), (80, 16), (96, 32)])
+def test_a_rotation_keeps_products_and_spreads_an_outlier_over_its_block(head_dim, width):
+    signs = random_signs(head_dim)
+    assert set(signs.tolist()) == {-1.0, 1.0}
+    q, k = normal(3, 5, head_dim), normal(3, 7, head_dim, seed=1)
+    turned = rotate(q, signs) @ rotate(k, signs).mT
+    torch.testing.assert_close(turned, q @ k.mT, rtol=1e-4, atol=1e-4)
+    outlier = torch.zeros(head_dim)
+    outlier[3] = 8
+    spread = rotate(outlier, signs)
+    torch.testing.assert_close(spread[:width].abs(), torch.full((width,), 8 * width**-0.5))
+    assert not spread[width:].any()
+
+
+def test_a_rotation_by_no_signs_is_the_matrix_that_sylvester_wrote_down():
+    found = rotate(torch.eye(4), torch.ones(4)) * 2
+    assert found.tolist() == [[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]

@@ -1,0 +1,253 @@
+"""Schedules of e4m3: their keys, rules and ledgers, and the numbers of their Plans."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+
+from fagen.arch import SM90
+from fagen.budget import budget, explain_lines, nearest
+from fagen.errors import OverBudget, ScheduleError
+from fagen.plan import Plan, plan
+from fagen.schedule import Schedule, parse_schedule
+from tests.strategies import fp8_schedules
+
+FIRST = dict(head_dim=128, dtype="e4m3", mask="full", block_m=128, block_n=128)
+SIXTEEN = FIRST | dict(dtype="fp16")
+
+TEXT = """\
+[attention]
+head_dim = 128
+dtype = "e4m3"
+mask = "full"
+[tile]
+block_m = 128
+block_n = 128
+"""
+
+
+def planned(**changes) -> Plan:
+    return plan(Schedule.make(**FIRST | changes))
+
+
+def refusal(keys: dict) -> list[str]:
+    with pytest.raises(ScheduleError) as error:
+        Schedule.make(**keys)
+    return str(error.value).splitlines()
+
+
+# ---- keys ---------------------------------------------------------------------------------------
+
+
+def test_what_is_left_out_follows_from_the_dtype():
+    values = parse_schedule(TEXT).values()
+    keys = ("out_dtype", "v_layout", "scales", "scale_rows", "p_offset", "promote")
+    assert [values[key] for key in keys] == ["bf16", "columns", "head", 0, 8.0, 0]
+    sixteen = Schedule.make(**SIXTEEN).values()
+    assert [sixteen[key] for key in keys] == ["fp16", "", "", 0, 0.0, 0]
+    assert Schedule.make(**FIRST, scales="block").fp8.scale_rows == 128
+
+
+@pytest.mark.parametrize(("threshold", "offset"), [(0, 8), (4, 4), (7.875, 0.125), (8.75, 0)])
+def test_the_offset_is_what_the_threshold_leaves_of_eight(threshold, offset):
+    assert Schedule.make(**FIRST, rescale_threshold=threshold).fp8.p_offset == offset
+
+
+@pytest.mark.parametrize(
+    ("changes", "slug"),
+    [
+        ({}, "fwd_e4m3_d128_full_m128n128"),
+        ({"out_dtype": "fp16", "v_layout": "rows"}, "fwd_e4m3_d128_full_m128n128_ofp16_vrows"),
+        ({"scales": "block"}, "fwd_e4m3_d128_full_m128n128_sblock"),
+        (
+            {"scales": "block", "scale_rows": 64, "promote": 4, "block_n": 64},
+            "fwd_e4m3_d128_full_m128n64_sblock_sr64_pm4",
+        ),
+        (
+            {"scales": "tensor", "rescale_threshold": 4, "p_offset": 4.75},
+            "fwd_e4m3_d128_full_m128n128_t4_stensor_po4p75",
+        ),
+        ({"rescale_threshold": 4, "p_offset": 4}, "fwd_e4m3_d128_full_m128n128_t4"),
+    ],
+)
+def test_a_slug_says_what_is_no_default(changes, slug):
+    assert Schedule.make(**FIRST | changes).slug == slug
+
+
+@given(fp8_schedules())
+def test_a_slug_reads_back_to_the_same_schedule(schedule):
+    assert Schedule.from_slug(schedule.slug) == schedule
+
+
+@given(fp8_schedules(), fp8_schedules())
+def test_two_schedules_share_a_slug_only_if_they_are_equal(one, other):
+    assert (one.slug == other.slug) == (one == other)
+
+
+# ---- rules --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("v_layout", "columns"),
+        ("v_layout", "rows"),
+        ("scales", "head"),
+        ("scale_rows", 128),
+        ("p_offset", 1.0),
+        ("promote", 4),
+    ],
+)
+def test_the_table_fp8_is_of_e4m3_only(key, value):
+    (line,) = refusal(SIXTEEN | {key: value})
+    assert f"fp8.{key} has no meaning with dtype" in line and 'use dtype = "e4m3"' in line
+
+
+def test_o_of_another_type_is_of_e4m3_only():
+    (line,) = refusal(SIXTEEN | {"out_dtype": "bf16"})
+    assert 'attention.out_dtype "bf16" does not go with dtype = "fp16"' in line
+    assert Schedule.make(**SIXTEEN, out_dtype="fp16") == Schedule.make(**SIXTEEN)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "said"),
+    [
+        ({"head_dim": 72}, "head_dim", "multiple of 16"),
+        ({"head_dim_v": 24}, "head_dim_v", "pieces of 16 bytes"),
+        ({"block_n": 48}, "block_n", "multiple of 32"),
+        ({"p": "shared"}, "p", 'must be "registers"'),
+        ({"head_dim": 64, "sum": "tensor"}, "sum", 'must be "threads"'),
+        ({"producer": "none"}, "producer", 'must be "warp"'),
+        ({"cluster": 2}, "cluster", "must be 1"),
+        ({"scale_rows": 64}, "scale_rows", 'with scales = "block"'),
+        ({"scales": "block", "block_n": 192}, "scale_rows", "use scale_rows = 64"),
+        ({"scales": "block", "block_m": 192}, "scale_rows", "does not divide block_m = 192"),
+    ],
+)
+def test_what_e4m3_does_not_allow_is_refused_by_its_key(changes, key, said):
+    (line,) = refusal(FIRST | changes)
+    assert f".{key} " in line and said in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "sum", "near"),
+    [
+        ({"p_offset": 8.0, "rescale_threshold": 4.0}, "8 + 4 = 12", "p_offset = 4.75"),
+        ({"p_offset": 8.0, "rescale_threshold": 0.875}, "8 + 0.875 = 8.875", "p_offset = 7.875"),
+        ({"rescale_threshold": 9.0}, "0 + 9 = 9", "rescale_threshold = 8"),
+        ({"rescale_threshold": 9.0, "p_offset": 1.0}, "1 + 9 = 10", "rescale_threshold = 8"),
+    ],
+)
+def test_p_that_e4m3_would_cut_off_is_refused_with_the_sum(changes, sum, near):
+    (line,) = refusal(FIRST | changes)
+    assert sum in line and "8.807, the log2 of 448" in line and near in line
+
+
+@given(fp8_schedules())
+def test_p_has_its_place_in_every_schedule(schedule):
+    most = schedule.fp8.p_offset + schedule.softmax.rescale_threshold
+    assert most <= math.log2(SM90.e4m3_max)
+
+
+# ---- ledgers ------------------------------------------------------------------------------------
+
+
+def test_the_first_schedule_in_numbers():
+    worked = planned()
+    assert worked.shared_bytes == 16_384 + 32_768 + 32_768 + 32_768 + 1_024
+    assert (worked.s_accumulators, worked.o_accumulators, worked.p_registers) == (64, 64, 16)
+    assert (worked.qk_steps, worked.pv_steps) == (4, 4)
+    assert worked.pv_inputs == (64, 65, 66, 67, 68)
+    assert (worked.dtype.name, worked.out_dtype.name) == ("e4m3", "bf16")
+    assert worked.fp8 and not worked.v_rows and not worked.scales_by_block
+    assert (worked.qk_slab, worked.qk_slabs) == (128, 1)
+    assert (worked.o_slab, worked.o_slabs) == (64, 2)
+    assert (worked.vt_slab, worked.vt_slabs) == (128, 1)
+
+
+@pytest.mark.parametrize(
+    ("block_n", "swizzle", "slabs"), [(96, 32, 3), (128, 128, 1), (160, 32, 5), (192, 64, 3)]
+)
+def test_v_transposed_has_rows_of_block_n_bytes(block_n, swizzle, slabs):
+    worked = planned(block_n=block_n, head_dim=64)
+    assert (worked.vt_swizzle.bytes, worked.vt_slabs) == (swizzle, slabs)
+    assert worked.vt_slab * worked.vt_slabs == block_n
+
+
+def test_a_head_dim_is_filled_up_to_32():
+    worked = planned(head_dim=80, head_dim_v=48)
+    assert (worked.head_dim_padded, worked.head_dim_v_padded) == (96, 64)
+    assert (worked.qk_swizzle.bytes, worked.o_swizzle.bytes) == (32, 128)
+
+
+def test_v_that_is_transposed_in_the_kernel_lies_there_twice():
+    plain, rows = (budget(Schedule.make(**FIRST, v_layout=v)) for v in ("columns", "rows"))
+    found = {row.name: row.amount for row in rows.shared.rows}
+    assert found["vt"] == found["v"] == 32_768
+    assert rows.shared.total - plain.shared.total == 32_768
+    (barriers,) = (row.formula for row in rows.shared.rows if row.name == "barriers")
+    assert barriers == "block_m·q_stages/4 + 48·stages"
+
+
+def test_o_in_vs_space_has_elements_of_two_bytes():
+    shared = budget(Schedule.make(**FIRST, output="v_space", stages=2)).shared
+    found = {row.name: row.amount for row in shared.rows}
+    assert found["v_or_o"] == max(2 * 128 * 128, 128 * 128 * 2)
+    wide = budget(Schedule.make(**FIRST | dict(block_n=64), output="v_space")).shared
+    assert {row.name: row.amount for row in wide.rows}["v_or_o"] == 128 * 128 * 2
+
+
+def test_promoted_sums_are_a_second_o_in_the_registers():
+    schedule = Schedule.make(**FIRST | dict(head_dim=64), promote=4)
+    found = {row.name: row.amount for row in budget(schedule).registers.rows}
+    assert (found["o"], found["o_fp32"]) == (32, 32)
+    with pytest.raises(OverBudget, match=r"o_fp32 +64"):
+        planned(promote=4)
+    changes = nearest(Schedule.make(**FIRST, promote=4))
+    assert {"promote": 0} in changes and {"block_n": 96} in changes
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "block_m", "block_n", "layout", "bytes_without_barriers"),
+    [  # column "smem B" of the published table of FlashAttention-3's fp8 tiles
+        (64, 192, 160, "rows", 77_824),
+        (96, 192, 128, "rows", 104_448),
+        (128, 128, 224, "rows", 188_416),
+        (192, 128, 160, "rows", 208_896),
+        (256, 128, 128, "rows", 229_376),
+    ],
+)
+def test_sums_are_those_published_for_flash_attention_3(
+    head_dim, block_m, block_n, layout, bytes_without_barriers
+):
+    keys = FIRST | dict(head_dim=head_dim, block_m=block_m, block_n=block_n, output="v_space")
+    shared = budget(Schedule.make(**keys, v_layout=layout)).shared
+    found = {row.name: row.amount for row in shared.rows}
+    assert shared.total - found["barriers"] == bytes_without_barriers
+
+
+def test_the_explanation_steps_as_the_schedule_does():
+    assert list(explain_lines(Schedule.make(**FIRST)))[-1] == (
+        "in whole arrays and steps of 32, the widest block_n that fits is 224"
+    )
+    blocks = Schedule.make(**FIRST, scales="block", scale_rows=64)
+    assert list(explain_lines(blocks))[-1] == (
+        "in whole arrays and steps of 64, the widest block_n that fits is 192"
+    )
+
+
+@settings(deadline=None)
+@given(fp8_schedules())
+def test_a_plan_exists_only_if_everything_fits(schedule):
+    try:
+        worked = plan(schedule)
+    except OverBudget:
+        return
+    assert worked.shared_bytes <= SM90.smem_per_block
+    assert worked.p_registers * 4 == worked.s_accumulators
+    assert worked.qk_slab * worked.qk_slabs == worked.head_dim_padded >= worked.head_dim
+    assert worked.v_slab * worked.v_slabs == worked.head_dim_v_padded >= worked.head_dim_v
+    assert worked.o_slab * worked.o_slabs == worked.head_dim_v_padded
+    assert worked.vt_slab * worked.vt_slabs == worked.block_n == 32 * worked.pv_steps
+    if worked.scales_by_block:
+        assert worked.block_m % worked.scale_rows == worked.block_n % worked.scale_rows == 0

@@ -1,0 +1,274 @@
+"""How an e4m3 kernel is judged and timed, without a GPU: the emulator stands in for the kernel."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fagen import emulator
+from fagen.errors import DeviceError, VerificationError
+from fagen.measure import cells, peers, shapes
+from fagen.measure.cells import race
+from fagen.measure.fp8 import arguments, fp8_error, operands, outputs, real, rms
+from fagen.measure.peers import Implementation, ours
+from fagen.measure.rows import (
+    PREARRANGED,
+    QUANTISE,
+    Row,
+    geomeans,
+    problems,
+)
+from fagen.measure.shapes import Problem, Shape, inputs, problem, visible
+from fagen.measure.timing import SUSTAINED, Call, Timing
+from fagen.plan import plan
+from fagen.schedule import Schedule
+
+SHAPE = Shape(2, 70, 90, 4, 2)
+SLUGS = (
+    "fwd_e4m3_d64_full_m128n64",
+    "fwd_e4m3_d64_causal_m128n64_vrows",
+    "fwd_e4m3_d64_causal_m128n64_sblock_sr32",
+    "fwd_e4m3_d64_full_m128n64_ofp16_vrows_stensor",
+)
+
+
+def worked(slug):
+    return plan(Schedule.from_slug(slug))
+
+
+def emulated(of, spoil=lambda out, lse: None):
+    def kernel(given, scale):
+        qkv, descales = given[:3], given[3:]
+        out, lse = emulator.emulate_fp8(of, *qkv, scale, *descales)
+        spoil(out, lse)
+        return out, lse
+
+    return kernel
+
+
+def judged(slug, spoil=lambda out, lse: None, shape=SHAPE, **given):
+    of = worked(slug)
+    case = problem(of, shape)
+    return fp8_error(of, case, emulated(of, spoil), *inputs(case, device="cpu"), **given)
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_what_a_kernel_takes_stands_for_what_it_was_made_of(slug):
+    of = worked(slug)
+    qkv = inputs(problem(of, SHAPE), device="cpu")
+    assert all(x.dtype == torch.float16 for x in qkv)
+    given = operands(of, *qkv)
+    assert all(x.dtype == torch.float8_e4m3fn for x in given[:3])
+    blocks = 3 if of.scales_by_block else 1
+    assert given.q_descale.shape == (2, 4, blocks)
+    assert given.v_descale.shape == (2, 2, blocks)
+    if not of.v_rows:
+        assert given.v.shape == (2, 2, 64, 96)
+        given = given._replace(v=emulator.fp8.by_rows(given.v, 90))
+    for x, made in zip(qkv, real(of, given), strict=True):
+        assert rms(made - x.float()) < 0.03 * rms(x)
+
+
+def test_rotated_q_and_k_have_the_products_that_they_had():
+    of = worked(SLUGS[1])
+    q, k, v = inputs(problem(of, SHAPE), device="cpu")
+    plain, rotated = (real(of, operands(of, q, k, v, rotated=r)) for r in (False, True))
+    assert rms(plain[0] - rotated[0]) > 0.5
+    products = [torch.einsum("bshd,btgd->bst", q[:, :, :2], k) for q, k, _ in (plain, rotated)]
+    assert rms(products[0] - products[1]) < 0.08 * rms(products[0])
+    assert torch.equal(plain[2], rotated[2])
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        SHAPE,
+        Shape(1, 90, 33, 2, 1),
+        Shape(1, 1, 1, 1, 1),
+        Shape(1, 9, 0, 2, 2),
+        Shape(1, 0, 9, 2, 2),
+    ],
+    ids=str,
+)
+def test_the_emulated_schedule_is_as_exact_as_itself(slug, shape):
+    error = judged(slug, shape=shape)
+    assert error.ok, error
+    assert error.error == error.torch_error
+    assert error.lse_error < 1e-3
+
+
+def test_given_descales_make_other_numbers_of_the_same_bytes():
+    of = worked(SLUGS[2])
+    case = problem(of, SHAPE)
+    qkv = inputs(case, device="cpu")
+    found = operands(of, *qkv)[3:]
+    other = tuple(x * 2.0 ** torch.arange(x.shape[-1]) for x in found)
+    seen = []
+
+    def kernel(given, scale):
+        seen.append(given)
+        return emulated(of)(given, scale)
+
+    assert fp8_error(of, case, kernel, *qkv, descales=other).ok
+    assert torch.equal(seen[0].v_descale, other[2])
+
+
+def double_a_row(out, lse):
+    out[1, 40, 2] *= 2
+
+
+def miss_a_row(out, lse):
+    out[0, 3, 1] = math.nan
+
+
+def shift_the_sums(out, lse):
+    lse += 0.05
+
+
+def scale_all(out, lse):
+    out *= 1.05
+
+
+@pytest.mark.parametrize("spoil", [double_a_row, miss_a_row, shift_the_sums, scale_all])
+def test_a_wrong_kernel_is_found_out(spoil):
+    assert not judged(SLUGS[0], spoil).ok
+
+
+def test_masked_rows_that_are_not_zero_are_found_out():
+    def spoil(out, lse):
+        out[0, 0] = 1e-3
+
+    assert math.isnan(judged(SLUGS[1], spoil, shape=Shape(1, 90, 33, 2, 1)).error)
+
+
+def test_outputs_are_poisoned_and_in_the_dtype_that_the_plan_says():
+    for slug, dtype in ((SLUGS[0], torch.bfloat16), (SLUGS[3], torch.float16)):
+        of = worked(slug)
+        q, k, v = inputs(problem(of, SHAPE), device="cpu")
+        out, lse = outputs(of, operands(of, q, k, v).q)
+        assert (out.dtype, out.shape) == (dtype, (2, 70, 4, 64))
+        assert bool(out.isnan().all() and lse.isnan().all())
+    fp16 = worked("fwd_fp16_d64_full_m128n64")
+    assert arguments(fp16, q, k, v) == (q, k, v)
+
+
+# ---- timing
+
+
+@pytest.fixture
+def clocks(monkeypatch):
+    """Made-up seconds by label; kernels and quantisers are emulated."""
+    seconds = {}
+
+    def time_calls(calls, regime, *, clock, seed):
+        return {label: Timing(seconds.get(label, 1e-3), 0.01, 1500) for label in calls}
+
+    def load(binary):
+        of = worked(binary.slug)
+
+        def kernel(q, k, v, scale, *descales):
+            return emulator.emulate_fp8(of, q, k, v, scale, *descales)
+
+        return kernel
+
+    monkeypatch.setattr(cells, "time_calls", time_calls)
+    monkeypatch.setattr(cells, "inputs", lambda case, seed: inputs(case, device="cpu", seed=seed))
+    monkeypatch.setattr(peers.op, "load", load)
+    return seconds
+
+
+def exact(case, q, k, v):
+    out, _ = emulator.reference(q, k, v, causal=case.causal, scale=shapes.softmax_scale(64))
+    return Call(lambda: out.half())
+
+
+JUDGE = Implementation("cudnn", exact)
+CASE = Problem("e4m3", 64, 64, "full", Shape(1, 64, 64, 2, 2))
+
+
+def kernel_of(slug):
+    return ours(SimpleNamespace(slug=slug))
+
+
+def test_prearranged_v_is_charged_with_what_it_costs_beyond_plain_quantisation(clocks):
+    rows, columns = "fwd_e4m3_d64_full_m128n64_vrows", "fwd_e4m3_d64_full_m128n64"
+    clocks |= {
+        rows: 1.2e-3,
+        columns: 1e-3,
+        f"{columns} charged": 5e-4,
+        f"{columns} credited": 3e-4,
+    }
+    timed = race(CASE, [kernel_of(rows), kernel_of(columns), JUDGE], regimes=[SUSTAINED])
+    found = {row.implementation: row.microseconds for row in timed}
+    assert found == pytest.approx({"fagen": 1200, PREARRANGED: 1200, "cudnn": 1000})
+    clocks[f"{columns} charged"] = 1e-4  # noise is no credit
+    timed = race(CASE, [kernel_of(columns), JUDGE], regimes=[SUSTAINED])
+    assert timed[0].microseconds == pytest.approx(1000)
+
+
+def test_what_cannot_be_charged_is_left_out_and_said(clocks, monkeypatch):
+    def refuse(x, **keys):
+        raise DeviceError("no quantiser")
+
+    monkeypatch.setattr(peers, "quantize", refuse)
+    said = []
+    race(
+        CASE,
+        [kernel_of("fwd_e4m3_d64_full_m128n64"), JUDGE],
+        regimes=[SUSTAINED],
+        left_out=lambda who, why: said.append((who, why)),
+    )
+    ((who, why),) = said
+    assert who == "fwd_e4m3_d64_full_m128n64"
+    assert "charged with cannot be timed" in why and "no quantiser" in why
+
+
+def test_a_wrong_kernel_is_not_timed(clocks, monkeypatch):
+    right = kernel_of("fwd_e4m3_d64_full_m128n64_vrows")
+
+    def bind(case, q, k, v):
+        call = right.bind(case, q, k, v)
+        return Call(lambda: call.run() * 1.2)
+
+    wrong = Implementation("fagen", bind, right.schedule)
+    with pytest.raises(VerificationError, match="differs from cudnn"):
+        race(CASE, [wrong, JUDGE], regimes=[SUSTAINED])
+
+
+def test_quantising_is_timed_and_judges_nobody(clocks):
+    quantise = peers.peer(QUANTISE)
+    case = Problem("e4m3", 64, 64, "full", Shape(1, 64, 64, 2, 2))
+    timed = race(
+        case, [quantise, kernel_of("fwd_e4m3_d64_full_m128n64_vrows")], regimes=[SUSTAINED]
+    )
+    assert [row.implementation for row in timed] == [QUANTISE, "fagen"]
+
+
+def test_cudnns_own_e4m3_is_an_optional_peer(clocks):
+    if peers.installed("cudnn-e4m3"):
+        pytest.skip("it is installed")
+    with pytest.raises(DeviceError, match="not installed"):
+        peers.peer("cudnn-e4m3").bind(CASE, None, None, None)
+
+
+def test_quantising_is_a_column_of_microseconds_and_prearranged_has_its_means():
+    common = ("e4m3", 128, 128, "causal", 4, 4096, 4096, 16, 16)
+    figures = {"fagen": 800.0, PREARRANGED: 900.0, "cudnn": 500.0, QUANTISE: 10_000.0}
+    rows = [
+        Row(*common, name, None, regime, tflops, 0.01, 1500)
+        for name, tflops in figures.items()
+        for regime in ("sustained", "burst")
+    ]
+    flops = 4 * 4 * 16 * 128 * visible(Shape(4, 4096, 4096, 16, 16), True)
+    assert rows[-1].microseconds == pytest.approx(flops / 1e10)
+    head, _, line = problems(rows).splitlines()
+    assert "quantising Q, K, V sustained, µs" in head
+    assert "TFLOP/s" not in line and f"{flops / 1e10:.1f}" in line
+    assert "10000" not in line and " 1.60 " in line
+    means = geomeans(rows, of=PREARRANGED)
+    assert means.startswith("fagen, V prearranged ÷ cuDNN") and "1.800" in means

@@ -1,0 +1,112 @@
+"""How a quantiser is held against its reference: with the reference in its place, and faults."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from fagen import measure
+from fagen.errors import DeviceError, VerificationError
+from fagen.measure.quantizers import (
+    SEED,
+    SIZES,
+    Size,
+    angles,
+    check_quantizer,
+    numbers,
+    places,
+    rounding_error,
+)
+from fagen.quantizer import QuantizePlan, QuantizeSchedule, plan_quantizer
+from fagen.quantizer.reference import E4M3, quantize
+
+SLUGS = (
+    "quant_fp16_d64_rot_head",
+    "quant_bf16_d48_tensor_vcols",
+    "quant_fp16_d80_rot_block64",
+    "quant_bf16_d32_pairs_rot_block64",
+)
+
+
+@pytest.fixture(params=SLUGS)
+def of(request: pytest.FixtureRequest) -> QuantizePlan:
+    return plan_quantizer(QuantizeSchedule.from_slug(request.param))
+
+
+def right(of: QuantizePlan) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], None]:
+    """What writes the reference's values, as a kernel would."""
+
+    def kernel(x: Tensor, values: Tensor, descale: Tensor, given: Tensor | None) -> None:
+        spread = None if given is None else given.reshape(-1)[:1]
+        made = quantize(of, x, SEED, spread, angles(of, x))
+        values.copy_(made.values)
+        if given is None:
+            descale.copy_(made.descale[0, 0, 0] if of.by_tensor else made.descale.view_as(descale))
+
+    return kernel
+
+
+def test_what_is_the_reference_itself_has_no_error_at_any_size(of):
+    said: list[str] = []
+    small = [size for size in SIZES if size.batch * size.seqlen * size.heads < 5000]
+    errors = check_quantizer(of, right(of), small, device="cpu", progress=said.append)
+    assert len(errors) == len(said) == len(small) * (1 if of.by_block else 2)
+    for error in errors:
+        assert error.ok and error.neighbours == error.wrong == error.descale_error == 0
+    assert all(line.endswith("  ok") for line in said)
+
+
+FAULTS: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "a value that was not written": lambda values, descale: (
+        values.view(torch.uint8).flatten()[-1:].fill_(0x7F)
+    ),
+    "a wrong sign": lambda values, descale: values.view(torch.uint8).bitwise_xor_(0x80),
+    "values two steps away": lambda values, descale: values.view(torch.uint8).add_(2),
+    "too many neighbours": lambda values, descale: values.view(torch.uint8).bitwise_xor_(1),
+    "a descale that was not written": lambda values, descale: descale.view(-1)[-1:].fill_(
+        torch.nan
+    ),
+    "a descale that is off": lambda values, descale: descale.mul_(1.0001),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found(of, fault):
+    def kernel(x: Tensor, values: Tensor, descale: Tensor, given: Tensor | None) -> None:
+        right(of)(x, values, descale, given)
+        FAULTS[fault](values, descale)
+
+    with pytest.raises(VerificationError, match="shapes are wrong"):
+        check_quantizer(of, kernel, [Size(2, 70, 3)], device="cpu")
+
+
+def test_a_given_descale_is_no_output(of):
+    def kernel(x: Tensor, values: Tensor, descale: Tensor, given: Tensor | None) -> None:
+        right(of)(x, values, descale, given)
+        descale.fill_(torch.nan)
+
+    x = numbers(of, Size(2, 70, 3), seed=0)
+    if not of.by_block:
+        assert rounding_error(of, kernel, x, given=True).ok
+    assert not rounding_error(of, kernel, x, given=False).ok
+
+
+def test_places_count_numbers_in_their_order():
+    every = torch.arange(256).to(torch.uint8)
+    finite = every[(every & 0x7F) != 0x7F].view(E4M3)
+    by_value = finite[finite.float().argsort()]
+    assert torch.equal(places(by_value).diff().clamp(0, 1), by_value.float().diff().sign().int())
+    assert places(torch.tensor([448.0, -448.0, -0.0]).to(E4M3)).tolist() == [126, -126, 0]
+
+
+def test_packed_numbers_are_a_slice_with_strides_of_its_own(of):
+    x = numbers(of, Size(1, 129, 2, packed=True), seed=1)
+    assert x.shape == (1, 129, 2, of.head_dim) and not x.is_contiguous()
+    assert x.stride(2) == 3 * of.head_dim
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said without a GPU")
+def test_without_a_hopper_gpu_nothing_is_verified(of, tmp_path):
+    with pytest.raises(DeviceError, match="Hopper"):
+        measure.verify_quantizer(of, None, folder=tmp_path)
