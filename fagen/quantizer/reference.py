@@ -31,7 +31,7 @@ class Quantized(NamedTuple):
     descale: Tensor
 
     def real(self, scale_rows: int) -> Tensor:
-        """Return the numbers (B, S, H, D) in fp32 that values by rows stand for; 0 where one block."""
+        """Return the numbers (B, S, H, D), fp32, that values by rows are; 0 where one block."""
         descale = self.descale[(..., *(None,) * (3 - self.descale.dim()))]
         length = self.values.shape[1]
         return self.values.float() * rows_of(descale, scale_rows, length).transpose(1, 2)
