@@ -482,7 +482,14 @@ def test_its_launcher_refuses_what_it_cannot_do(library):
     assert message(99) == b"unknown status"
 
 
-@pytest.mark.parametrize("slug", (*SPREAD[:8], "quant_bf16_d256_rot_block32_vcols_r32"))
+WIDE = (  # of these registers are scarcest
+    "quant_bf16_d256_rot_block32_vcols_r32",
+    "quant_bf16_d192_halves_rot_block64",
+    "quant_bf16_d256_pairs_rot_head",
+)
+
+
+@pytest.mark.parametrize("slug", (*SPREAD[:8], *WIDE))
 def test_it_compiles_without_a_spill_or_a_warning(slug):
     plan, binary = flow.built(QuantizeSchedule.from_slug(slug), binding=False)
     assert "warning" not in (binary.folder / "compiler.log").read_text()

@@ -96,11 +96,13 @@ def test_descales_have_the_shape_of_what_shares_them(keys, shape):
     )
 
 
-def test_what_it_returns_stands_for_what_came_in():
-    x = normal(1, 300, 2, 128)
-    made = fagen.quantize(x)
+@pytest.mark.parametrize("scales", ["tensor", "head", "block"])
+def test_what_it_returns_stands_for_what_came_in(scales):
+    x = normal(2, 300, 3, 128) * torch.tensor([1, 2, 4])[:, None]
+    made = fagen.quantize(x, scales=scales)
     assert isinstance(made, Quantized)
     assert torch.allclose(made.real(128), x.float(), rtol=2**-4, atol=0.01)
+    assert not torch.allclose(made.values.float(), x.float(), atol=1)
 
 
 def test_q_and_k_that_are_rotated_alike_keep_their_products():

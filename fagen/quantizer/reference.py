@@ -23,16 +23,18 @@ class Quantized(NamedTuple):
     """An e4m3 tensor and what its values are to be multiplied by, in fp32.
 
     values: (B, S, H, D), or by columns (B, H, D, S rounded up to 16), each 16 keys in KEY_ORDER.
-    descale: (B, H, blocks), one block where scales are not by block.
+    descale: (B, H, blocks), one block where scales are not by block; of fagen.quantize then (B, H),
+    or one number.
     """
 
     values: Tensor
     descale: Tensor
 
     def real(self, scale_rows: int) -> Tensor:
-        """Return the values (B, S, H, D) in fp32 that this stands for; 0 where one block."""
+        """Return the numbers (B, S, H, D), fp32, that values by rows are; 0 where one block."""
+        descale = self.descale[(..., *(None,) * (3 - self.descale.dim()))]
         length = self.values.shape[1]
-        return self.values.float() * rows_of(self.descale, scale_rows, length).transpose(1, 2)
+        return self.values.float() * rows_of(descale, scale_rows, length).transpose(1, 2)
 
 
 def quantize(
