@@ -82,7 +82,9 @@ def rounded(
         largest = largest.unflatten(-1, (blocks, -1)).amax(-1) if blocks else largest
         if scales == "tensor" and largest.numel():
             largest = largest.amax().expand(batch, heads, 1)
-        descale = (largest * factor).clamp_min(LEAST_MAXIMUM) / SM90.e4m3_max
+        # on a GPU torch multiplies by the inverse of a number that it is to divide by
+        e4m3_max = torch.tensor(SM90.e4m3_max, dtype=torch.float32, device=x.device)
+        descale = (largest * factor).clamp_min(LEAST_MAXIMUM) / e4m3_max
     descale = descale.float().expand(batch, heads, blocks).contiguous()
     scale = rows_of(factor / descale, scale_rows, length)
     return Quantized(to_e4m3(x * scale.transpose(1, 2)), descale)
