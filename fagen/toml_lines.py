@@ -4,11 +4,14 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fagen.errors import ScheduleError
 
 KeyPath = tuple[str, ...]
+
+MAX_BYTES = 16_384  # of a schedule file; the longest sensible one is an eighth of that
 
 _TOKEN = re.compile(
     r"""
@@ -45,6 +48,23 @@ class Origin:
         """Return `file:line` of a key; a key that is nowhere near any line has the file alone."""
         line = self.line(path)
         return f"{self.where}:{line}" if line else self.where
+
+
+def read_text(path: Path | str) -> str:
+    """Return the text of a schedule's file.  Raises ScheduleError where it can be none."""
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ScheduleError(f"{path}: cannot be read: {reason}") from None
+    if len(content) > MAX_BYTES:
+        raise ScheduleError(f"{path}: longer than {MAX_BYTES:,} bytes; this is no schedule")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ScheduleError(f"{path}:{line}: this is not UTF-8 text") from None
 
 
 def read_toml(text: str, where: str) -> tuple[dict[str, Any], Origin]:

@@ -9,9 +9,9 @@ import torch
 from fagen import evidence, toolchain
 from fagen.build import Binary
 from fagen.errors import ToolchainError
-from fagen.evidence import Evidence, Speed
+from fagen.evidence import Bandwidth, Evidence, RoundingError, ShapeError, Speed
 from fagen.measure.accuracy import check
-from fagen.measure.card import hopper
+from fagen.measure.card import Card, hopper
 from fagen.measure.cells import compare
 from fagen.measure.rows import OURS, Row
 from fagen.measure.shapes import standard_shape
@@ -34,8 +34,20 @@ def verify(
     code = machine_code(binary)  # before the GPU works in vain
     errors = check(plan, binary, progress=progress)
     rows = compare(plan, binary, standard_shape(plan.head_dim), progress=progress)
+    return recorded(binary, card, code, errors, speeds(rows), folder)
+
+
+def recorded(
+    binary: Binary,
+    card: Card,
+    code: str,
+    errors: tuple[ShapeError, ...] | tuple[RoundingError, ...],
+    speeds: tuple[Speed, ...] | tuple[Bandwidth, ...],
+    folder: Path | None,
+) -> Evidence:
+    """Write down what was measured today of a kernel with this machine code."""
     found = Evidence(
-        slug=plan.slug,
+        slug=binary.slug,
         source_hash=binary.source_hash,
         host_hash=binary.host_hash,
         flags=tuple(toolchain.FLAGS),
@@ -47,7 +59,7 @@ def verify(
         torch=torch.__version__,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         errors=errors,
-        speeds=speeds(rows),
+        speeds=speeds,
     )
     evidence.write(found, folder)
     return found

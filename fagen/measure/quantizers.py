@@ -5,7 +5,6 @@ since sums inside a rotation are added up in another order; descales agree to 1e
 filled with what is no number beforehand, so that a value that was not written shows up.
 """
 
-import datetime
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +12,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fagen import evidence, quantize_op, toolchain
+from fagen import quantize_op
 from fagen.build import Binary
 from fagen.errors import VerificationError
 from fagen.evidence import Bandwidth, Evidence, RoundingError
 from fagen.measure.card import hopper
-from fagen.measure.proof import machine_code
+from fagen.measure.proof import machine_code, recorded
 from fagen.measure.shapes import HIDDEN
 from fagen.measure.timing import SUSTAINED, Call, time_calls
 from fagen.quantizer import QuantizePlan
@@ -77,23 +76,8 @@ def verify_quantizer(
     card = hopper()
     code = machine_code(binary)  # before the GPU works in vain
     errors = check_quantizer(plan, kernel_of(binary), SIZES, device="cuda", progress=progress)
-    found = Evidence(
-        slug=plan.slug,
-        source_hash=binary.source_hash,
-        host_hash=binary.host_hash,
-        flags=tuple(toolchain.FLAGS),
-        cutlass=binary.made_with["cutlass"],
-        machine_code=code,
-        compiler=binary.made_with["nvcc"],
-        card=card.name,
-        driver=card.driver,
-        torch=torch.__version__,
-        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        errors=errors,
-        speeds=tuple(bandwidth(plan, binary, given) for given in _ways(plan)),
-    )
-    evidence.write(found, folder)
-    return found
+    speeds = tuple(bandwidth(plan, binary, given) for given in _ways(plan))
+    return recorded(binary, card, code, errors, speeds, folder)
 
 
 def kernel_of(binary: Binary) -> Kernel:

@@ -3,28 +3,16 @@
 from pathlib import Path
 
 from fagen.errors import ScheduleError
-from fagen.quantizer.schedule import (
-    MAX_BYTES,
-    SLUG_START,
-    TABLE,
-    QuantizeSchedule,
-    parse_quantizer,
-    read_quantizer,
-)
-from fagen.schedule import Schedule, parse_schedule, read_schedule
-from fagen.toml_lines import read_toml
+from fagen.quantizer.schedule import SLUG_START, TABLE, QuantizeSchedule, parse_quantizer
+from fagen.schedule import Schedule, parse_schedule
+from fagen.toml_lines import read_text, read_toml
 
 AnySchedule = Schedule | QuantizeSchedule
 
 
 def read_any(path: Path | str) -> AnySchedule:
     """Read a file.  Raises ScheduleError with all faults, each with file and line."""
-    try:
-        with Path(path).open("rb") as file:
-            text = file.read(MAX_BYTES).decode("utf-8-sig", errors="ignore")
-    except (OSError, ValueError):
-        text = ""  # who reads it in earnest says why it cannot be
-    return read_quantizer(path) if _quantizes(text) else read_schedule(path)
+    return parse_any(read_text(path), str(path))
 
 
 def parse_any(text: str, where: str = "schedule") -> AnySchedule:

@@ -20,14 +20,13 @@ from typing import Any, Literal, Self
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from fagen.errors import ScheduleError
-from fagen.schedule.faults import BrokenRules
+from fagen.schedule.faults import BrokenRules, Fault, refusal
 from fagen.schedule.keys import Section
-from fagen.toml_lines import Origin, read_toml
+from fagen.toml_lines import Origin, read_text, read_toml
 
 TABLE = "quantize"
 SLUG_START = "quant_"
 HALVES_STEP = 64  # columns: two of the chunks of 32 that lanes share
-MAX_BYTES = 16_384  # of a schedule file, as of attention's
 
 _SLUG = re.compile(
     r"quant_(?P<dtype>[a-z0-9]+)_d(?P<head_dim>\d{1,4})"
@@ -166,16 +165,7 @@ class QuantizeSchedule(Section):
 
 def read_quantizer(path: Path | str) -> QuantizeSchedule:
     """Read a quantiser's file.  Raises ScheduleError with all faults, each with file and line."""
-    try:
-        with Path(path).open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        text = content.decode("utf-8-sig")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ScheduleError(f"{path}: cannot be read: {reason}") from None
-    if len(content) > MAX_BYTES:
-        raise ScheduleError(f"{path}: longer than {MAX_BYTES:,} bytes; this is no schedule")
-    return parse_quantizer(text, str(path))
+    return parse_quantizer(read_text(path), str(path))
 
 
 def parse_quantizer(text: str, where: str = "schedule") -> QuantizeSchedule:
@@ -187,15 +177,12 @@ def _validated(tables: dict[str, Any], origin: Origin) -> QuantizeSchedule:
     try:
         schedule = QuantizeSchedule.model_validate(tables)
     except ValidationError as invalid:
-        found = sorted(dict.fromkeys(_faults(invalid)), key=lambda fault: origin.line(fault[0]))
-        raise ScheduleError(
-            "\n".join(f"{origin.at(*path)}: {'.'.join(path)} {said}" for path, said in found)
-        ) from None
+        raise refusal(_faults(invalid), origin) from None
     schedule._origin = origin
     return schedule
 
 
-def _faults(invalid: ValidationError) -> Iterator[tuple[tuple[str, ...], str]]:
+def _faults(invalid: ValidationError) -> Iterator[Fault]:
     """Yield (key path, sentence) of everything that pydantic found."""
     keys = Quantize.model_fields
     for error in invalid.errors(include_url=False):

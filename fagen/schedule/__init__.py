@@ -6,7 +6,7 @@ from typing import Any, Self
 from pydantic import PrivateAttr, ValidationError, model_validator
 
 from fagen.errors import ScheduleError
-from fagen.schedule.faults import BrokenRules, faults
+from fagen.schedule.faults import BrokenRules, faults, refusal
 from fagen.schedule.keys import (
     DERIVED,
     REQUIRED,
@@ -25,9 +25,7 @@ from fagen.schedule.keys import (
     rules,
 )
 from fagen.schedule.slug import read_slug, write_slug
-from fagen.toml_lines import Origin, read_toml
-
-MAX_BYTES = 16_384  # of a schedule file; the longest sensible one is an eighth of that
+from fagen.toml_lines import Origin, read_text, read_toml
 
 
 class Schedule(Section):
@@ -123,20 +121,7 @@ class Schedule(Section):
 
 def read_schedule(path: Path | str) -> Schedule:
     """Read a schedule's file.  Raises ScheduleError with all faults, each with file and line."""
-    try:
-        with Path(path).open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ScheduleError(f"{path}: cannot be read: {reason}") from None
-    if len(content) > MAX_BYTES:
-        raise ScheduleError(f"{path}: longer than {MAX_BYTES:,} bytes; this is no schedule")
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ScheduleError(f"{path}:{line}: this is not UTF-8 text") from None
-    return parse_schedule(text, str(path))
+    return parse_schedule(read_text(path), str(path))
 
 
 def parse_schedule(text: str, where: str = "schedule") -> Schedule:
@@ -148,10 +133,7 @@ def _validated(tables: dict[str, Any], origin: Origin) -> Schedule:
     try:
         schedule = Schedule.model_validate(tables)
     except ValidationError as invalid:
-        found = sorted(dict.fromkeys(faults(invalid)), key=lambda fault: origin.line(fault[0]))
-        raise ScheduleError(
-            "\n".join(f"{origin.at(*path)}: {'.'.join(path)} {said}" for path, said in found)
-        ) from None
+        raise refusal(faults(invalid), origin) from None
     schedule._origin = origin
     return schedule
 

@@ -1,13 +1,15 @@
 """Turn what pydantic found wrong with a schedule into sentences, each with the key's path."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
 
+from fagen.errors import ScheduleError
 from fagen.schedule.keys import REQUIRED, SECTIONS, TABLES
+from fagen.toml_lines import Origin
 
 
 class BrokenRules(ValueError):  # noqa: N818 - it never leaves this package
@@ -18,7 +20,18 @@ class BrokenRules(ValueError):  # noqa: N818 - it never leaves this package
         self.faults = faults
 
 
-def faults(invalid: ValidationError) -> Iterator[tuple[tuple[str, ...], str]]:
+Fault = tuple[tuple[str, ...], str]  # a key's path, a sentence
+
+
+def refusal(found: Iterable[Fault], origin: Origin) -> ScheduleError:
+    """Return the error that says all faults, in the order in which they were written."""
+    ordered = sorted(dict.fromkeys(found), key=lambda fault: origin.line(fault[0]))
+    return ScheduleError(
+        "\n".join(f"{origin.at(*path)}: {'.'.join(path)} {said}" for path, said in ordered)
+    )
+
+
+def faults(invalid: ValidationError) -> Iterator[Fault]:
     """Yield (key path, sentence) of everything that pydantic found."""
     for error in invalid.errors(include_url=False):
         broken = error.get("ctx", {}).get("error")

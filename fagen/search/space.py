@@ -16,11 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from fagen.budget import REGISTER_FILE, REGISTERS, SHARED, SUMMED, sums
 from fagen.errors import ScheduleError
-from fagen.schedule import MAX_BYTES, Schedule
+from fagen.schedule import Schedule
 from fagen.schedule.faults import faults
 from fagen.schedule.keys import DERIVED, REQUIRED, SECTIONS, TABLES, default, rules
 from fagen.search.cost import Size, predictor
-from fagen.toml_lines import Origin, read_toml
+from fagen.toml_lines import MAX_BYTES, Origin, read_toml
 
 # What a search tries where its space says nothing.  A key that is not here keeps its default.
 DEFAULTS: Mapping[str, tuple[Any, ...]] = {
