@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from fagen.budget import REGISTER_FILE, REGISTERS, SHARED, SUMMED, sums
 from fagen.errors import ScheduleError
 from fagen.schedule import Schedule
-from fagen.schedule.faults import faults
+from fagen.schedule.faults import Fault, faults, refusal
 from fagen.schedule.keys import DERIVED, REQUIRED, SECTIONS, TABLES, default, rules
 from fagen.search.cost import Size, predictor
 from fagen.toml_lines import MAX_BYTES, Origin, read_toml
@@ -293,7 +293,7 @@ def parse_space(text: str, where: str = "space") -> Space:
     """Read a space from TOML text; `where` names it in messages.  Raises ScheduleError."""
     tables, origin = read_toml(text, where)
     own = {name: tables.pop(name) for name in ("shapes", "search") if name in tables}
-    found: list[tuple[tuple[str, ...], str]] = []
+    found: list[Fault] = []
     try:
         file = _File.model_validate(own)
     except ValidationError as invalid:
@@ -316,7 +316,7 @@ def parse_space(text: str, where: str = "space") -> Space:
     for key in sorted({"dtype", "head_dim", "mask"} - values.keys()):
         found.append((("attention", key), "is missing: a value or a list"))
     if found:
-        raise ScheduleError(_told(found, origin))
+        raise refusal(found, origin)
     return Space(where, text, values, tuple(file.shapes), file.search)
 
 
@@ -347,8 +347,3 @@ def _faults(tables: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
         create_model("Part", __base__=_Strict, **fields).model_validate(tables)
     except ValidationError as invalid:
         yield from faults(invalid)
-
-
-def _told(found: list[tuple[tuple[str, ...], str]], origin: Origin) -> str:
-    unique = sorted(dict.fromkeys(found), key=lambda fault: origin.line(fault[0]))
-    return "\n".join(f"{origin.at(*path)}: {'.'.join(path)} {said}" for path, said in unique)
