@@ -20,7 +20,7 @@ from fagen.schedule import Schedule
 from fagen.schedule.faults import Fault, faults, refusal
 from fagen.schedule.keys import DERIVED, REQUIRED, SECTIONS, TABLES, default, rules
 from fagen.search.cost import Size, predictor
-from fagen.toml_lines import MAX_BYTES, Origin, read_toml
+from fagen.toml_lines import MAX_BYTES, read_toml
 
 # What a search tries where its space says nothing.  A key that is not here keeps its default.
 DEFAULTS: Mapping[str, tuple[Any, ...]] = {
@@ -340,7 +340,7 @@ def _required(section: str) -> dict[str, Any]:
     return {key: any_schedule[key] for key in TABLES[section].model_fields if key in any_schedule}
 
 
-def _faults(tables: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+def _faults(tables: dict[str, Any]) -> Iterator[Fault]:
     """Judge one table as a schedule's would be."""
     fields: dict[str, Any] = {name: (TABLES[name], ...) for name in tables if name in TABLES}
     try:
