@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from fagen import op
-from fagen.arch import SM90
 from fagen.arguments import (
     E4M3,
     ONLY_FP8,
@@ -27,6 +26,7 @@ from fagen.arguments import (
     needs_gradient,
     refuse_head_dims,
     refuse_other_layout,
+    refuse_other_than_hopper,
     refuse_unquantisable,
     refuse_word,
     told_scale_rows,
@@ -336,7 +336,7 @@ def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> op.O
         if device.type == "cpu":
             kernel = _emulation(chosen.slug)
         else:
-            _refuse_other_than_hopper(device)
+            refuse_other_than_hopper(device, on_cpu="have their schedule emulated")
             kernel = _built(chosen, progress)
         _ready[key] = kernel
         return kernel
@@ -372,16 +372,6 @@ def _emulation(slug: str) -> op.Op:
         return emulate(q, k, v, scale, *descales, slug)  # type: ignore[no-any-return]
 
     return emulated
-
-
-def _refuse_other_than_hopper(device: torch.device) -> None:
-    found = torch.cuda.get_device_capability(device)
-    if found != SM90.capability:
-        raise DeviceError(
-            f"{device} is a {torch.cuda.get_device_name(device)} of compute capability "
-            f"{found[0]}.{found[1]}, and kernels are machine code for Hopper (9.0); tensors on the "
-            "CPU have their schedule emulated"
-        )
 
 
 # ---- which schedule -----------------------------------------------------------------------------

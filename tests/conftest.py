@@ -70,6 +70,18 @@ def kernel(request: pytest.FixtureRequest, built: Callable[[str], Built]) -> Bui
     return built(request.param)
 
 
+@pytest.fixture
+def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """fagen.attention as in a new process: it has found and readied no kernel."""
+    from fagen import dispatch  # torch, which takes seconds
+
+    for found in ("_ready", "_kernels", "_ranges"):
+        monkeypatch.setattr(dispatch, found, {})
+    dispatch._schedules.cache_clear()
+    yield
+    dispatch._schedules.cache_clear()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the tests that need a GPU out, unless `-m` names them."""
     if "gpu" in config.getoption("markexpr"):

@@ -23,14 +23,7 @@ from fagen.usual import usual_scale_rows, usual_schedule
 E4M3 = torch.float8_e4m3fn
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(dispatch, "_ready", {})
-    monkeypatch.setattr(dispatch, "_kernels", {})
-    monkeypatch.setattr(dispatch, "_ranges", {})
-    dispatch._schedules.cache_clear()
-    yield
-    dispatch._schedules.cache_clear()
+pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 
 
 @pytest.fixture

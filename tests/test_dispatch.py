@@ -23,14 +23,7 @@ from fagen.schedule import Schedule, read_schedule
 THERE = [read_schedule(path) for path in sorted(locate("schedules").glob("fwd_*.toml"))]
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(dispatch, "_ready", {})
-    monkeypatch.setattr(dispatch, "_kernels", {})
-    monkeypatch.setattr(dispatch, "_ranges", {})
-    dispatch._schedules.cache_clear()
-    yield
-    dispatch._schedules.cache_clear()
+pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 
 
 def qkv(

@@ -185,23 +185,26 @@ def _agree(case: Problem, calls: dict[str, Call], who: dict[str, Implementation]
     ]
     if not judges:
         return
-    fp8 = DTYPES[case.dtype].fp8
     seen = slice(rows_with_keys(case.shape, case.causal), None)
     judge = calls[judges[0]].once()[:, seen]
-    if fp8:
-        allowed = FP8_AGREEMENT * rms(judge)
-    else:
-        allowed = AGREEMENT * unit_in_last_place(float(judge.abs().max()), judge.dtype)
     for label, implementation in who.items():
         if not implementation.schedule:
             continue
-        difference = calls[label].once()[:, seen].float() - judge.float()
-        worst = rms(difference) if fp8 else float(difference.abs().max())
+        worst, allowed = disagreement(case, calls[label].once()[:, seen], judge)
         if not worst <= allowed:
             raise VerificationError(
                 f"{label} differs from {judges[0]} by {worst:.3g} at {case}, where {allowed:.3g} "
                 f"may be: not timed; `fagen verify {label}` shows which shapes are wrong"
             )
+
+
+def disagreement(case: Problem, out: Tensor, judge: Tensor) -> tuple[float, float]:
+    """By how much an output differs from another implementation's, and by how much it may."""
+    difference = out.float() - judge.float()
+    if DTYPES[case.dtype].fp8:
+        return rms(difference), FP8_AGREEMENT * rms(judge)
+    allowed = AGREEMENT * unit_in_last_place(float(judge.abs().max()), judge.dtype)
+    return float(difference.abs().max()), allowed
 
 
 def _row(case: Problem, who: Implementation, regime: Regime, timing: Timing) -> Row:

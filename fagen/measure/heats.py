@@ -15,10 +15,10 @@ from torch import Tensor
 
 from fagen import op
 from fagen.errors import DeviceError, VerificationError
-from fagen.measure.accuracy import kernel_error, unit_in_last_place
+from fagen.measure.accuracy import kernel_error
 from fagen.measure.card import Card, Clock, hopper
-from fagen.measure.cells import FP8_AGREEMENT
-from fagen.measure.fp8 import arguments, outputs, rms
+from fagen.measure.cells import disagreement
+from fagen.measure.fp8 import arguments, outputs
 from fagen.measure.peers import peer
 from fagen.measure.shapes import Problem, Shape, inputs, softmax_scale
 from fagen.measure.timing import Call, Regime, estimate, time_round
@@ -30,7 +30,6 @@ LONG = Regime("long", idle=0.0, warm=0.100, timed=0.100, rounds=1)
 HEAT_REGIMES = {regime.name: regime for regime in (BRIEF, LONG)}
 ANCHOR_EVERY = 4
 CUDNN = "cudnn"
-AGREEMENT = 8  # units in the last place, at the largest output, between two right kernels
 QUICK = (  # sizes that go wrong soonest: ragged, grouped heads, several tiles for each block
     Shape(2, 321, 449, 4, 2),
     Shape(1, 130, 67, 3, 3),
@@ -99,13 +98,7 @@ def quick_check(case: Problem, kernel: Kernel) -> None:
     out, lse = outputs(of, q)
     scale = softmax_scale(case.head_dim)
     op.bind_kernel(kernel.slug, kernel.library, q, k, v, out, lse, scale, *descales)()
-    expected = _expected(case)
-    difference = out.float() - expected.float()
-    if of.fp8:
-        worst, allowed = rms(difference), FP8_AGREEMENT * rms(expected)
-    else:
-        worst = float(difference.abs().max())
-        allowed = AGREEMENT * unit_in_last_place(float(expected.abs().max()), expected.dtype)
+    worst, allowed = disagreement(case, out, _expected(case))
     if not worst <= allowed:
         raise VerificationError(f"differs from torch by {worst:.2e} at {case.shape}")
 

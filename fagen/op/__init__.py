@@ -80,7 +80,7 @@ def load(binary: Binary, outputs: Op | None = None) -> Op:
                     "or op.call_kernel, which registers nothing"
                 )
             return known[1]
-        op = _register(binary, outputs or partial(_outputs_of, binary.slug))
+        op = _register(binary, outputs or partial(_outputs, binary.slug))
         _loaded[binary.slug] = binary.source_hash, op
         return op
 
@@ -115,7 +115,7 @@ def _register(binary: Binary, outputs: Op) -> Op:
     return getattr(torch.ops.fagen, binary.slug).default  # type: ignore[no-any-return]
 
 
-def _outputs_of(
+def _outputs(
     slug: str,
     q: Tensor,
     k: Tensor,
@@ -125,14 +125,9 @@ def _outputs_of(
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    return _outputs(plan_of(slug), q, k, v, scale, q_descale, k_descale, v_descale)
-
-
-def _outputs(
-    of: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, *descales: Tensor | None
-) -> tuple[Tensor, Tensor]:
     """Return outputs without numbers, or refuse: what torch asks while it traces."""
-    refuse_arguments(of, q, k, v, scale, *descales, have_data=False)
+    of = plan_of(slug)
+    refuse_arguments(of, q, k, v, scale, q_descale, k_descale, v_descale, have_data=False)
     batch, seqlen_q, heads, _ = q.shape
     out = q.new_empty(
         batch, seqlen_q, heads, of.head_dim_v, dtype=getattr(torch, of.out_dtype.torch)
@@ -166,5 +161,5 @@ for _name, _descales in (
     )
     _ops.impl(_name, lambda *said: _emulate(plan_of(said[-1]), *said[:-1]), "CPU")
     torch.library.register_fake(
-        f"fagen::{_name}", lambda *said: _outputs(plan_of(said[-1]), *said[:-1]), lib=_ops
+        f"fagen::{_name}", lambda *said: _outputs(said[-1], *said[:-1]), lib=_ops
     )

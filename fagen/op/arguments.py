@@ -10,17 +10,59 @@ import torch
 from torch import Tensor
 
 from fagen.plan import Plan, plan
+from fagen.quantizer.plan import KEY_ORDER
 from fagen.schedule import Schedule
 
 MAX_SIZE = 1 << 30  # of any dimension
 ALIGNMENT = 16  # bytes, of base pointers and strides: what TMA asks for
-KEYS = 16  # to a multiple of which V by columns is filled up
+KEYS = len(KEY_ORDER)  # to a multiple of which V by columns is filled up
+
+Hold = Callable[[Any, Callable[[], str]], None]  # a condition; what is said where it is not met
 
 
 @cache
 def plan_of(slug: str) -> Plan:
     """Return the Plan that a slug stands for."""
     return plan(Schedule.from_slug(slug))
+
+
+def holding(slug: str) -> Hold:
+    """Return what raises ValueError, in words that begin with the op, unless a condition holds."""
+
+    def hold(condition: Any, said: Callable[[], str]) -> None:
+        # torch._check_value: a symbolic condition becomes a guard or an assertion of the graph
+        torch._check_value(condition, lambda: f"fagen::{slug}: {said()}")
+
+    return hold
+
+
+def refuse_strides(hold: Hold, name: str, tensor: Tensor, step: int) -> None:
+    """Refuse strides of 4 dimensions that TMA cannot follow: `step` elements are its alignment."""
+    strides = tensor.stride()
+    hold(
+        strides[3] == 1,
+        lambda: (
+            f"{name} has stride {strides[3]} in its last dimension, which must be 1; "
+            f"{name}.contiguous() makes it so"
+        ),
+    )
+    for i in range(3):
+        hold(
+            # without keys, V by columns has strides that mean nothing
+            (tensor.shape[i] <= 1) | (tensor.shape[3] == 0) | (strides[i] % step == 0),
+            lambda i=i: (  # type: ignore[misc]
+                f"{name} has stride {strides[i]} in dimension {i}, which must be a multiple of "
+                f"{step} elements ({ALIGNMENT} bytes); {name}.contiguous() makes it so"
+            ),
+        )
+
+
+def refuse_address(hold: Hold, name: str, tensor: Tensor) -> None:
+    """Refuse a tensor with data that begins where TMA cannot."""
+    hold(
+        tensor.numel() == 0 or tensor.data_ptr() % ALIGNMENT == 0,
+        lambda: f"{name} does not begin at a multiple of {ALIGNMENT} bytes; {name}.clone() does",
+    )
 
 
 def refuse_arguments(
@@ -41,13 +83,10 @@ def refuse_arguments(
     """
     v_columns = of.fp8 and not of.v_rows
 
-    def hold(condition: Any, said: Callable[[], str]) -> None:
-        # torch._check_value: a symbolic condition becomes a guard or an assertion of the graph
-        torch._check_value(condition, lambda: f"fagen::{of.slug}: {said()}")
+    hold = holding(of.slug)
 
     def alone(name: str, tensor: Tensor, dimensions: str, columns: int, at: int = 3) -> None:
         dtype = of.dtype.torch
-        step = ALIGNMENT // of.dtype.bytes
         hold(
             tensor.dim() == 4 and tensor.shape[at] == columns,
             lambda: f"{name} has shape {shape_of(tensor)}; this kernel takes ({dimensions})",
@@ -69,30 +108,9 @@ def refuse_arguments(
                 not isinstance(size, int) or size <= MAX_SIZE,
                 lambda: f"{name} has shape {shape_of(tensor)}; no size may exceed {MAX_SIZE}",
             )
-        strides = tensor.stride()
-        hold(
-            strides[3] == 1,
-            lambda: (
-                f"{name} has stride {strides[3]} in its last dimension, which must be 1; "
-                f"{name}.contiguous() makes it so"
-            ),
-        )
-        for i in range(3):
-            hold(
-                # without keys, V by columns has strides that mean nothing
-                (tensor.shape[i] <= 1) | (tensor.shape[3] == 0) | (strides[i] % step == 0),
-                lambda i=i: (  # type: ignore[misc]
-                    f"{name} has stride {strides[i]} in dimension {i}, which must be a multiple of "
-                    f"{step} elements ({ALIGNMENT} bytes); {name}.contiguous() makes it so"
-                ),
-            )
+        refuse_strides(hold, name, tensor, ALIGNMENT // of.dtype.bytes)
         if have_data:
-            hold(
-                tensor.numel() == 0 or tensor.data_ptr() % ALIGNMENT == 0,
-                lambda: (
-                    f"{name} does not begin at a multiple of {ALIGNMENT} bytes; {name}.clone() does"
-                ),
-            )
+            refuse_address(hold, name, tensor)
 
     def beside(name: str, tensor: Tensor) -> None:
         hold(

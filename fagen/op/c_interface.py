@@ -128,9 +128,19 @@ def bind_kernel(
     _refuse_outputs(of, q, out, lse)
     if q.device.type != "cuda":
         raise DeviceError(f"{slug}: q is on {q.device}; the kernel runs on a Hopper GPU")
-    args = kernel_args(of, q, k, v, out, lse, scale, *descales)
+    return enqueuer(slug, path, kernel_args(of, q, k, v, out, lse, scale, *descales), q.device)
+
+
+def enqueuer(
+    slug: str, path: Path, args: ctypes.Structure, device: torch.device
+) -> Callable[[], None]:
+    """Return a function that calls the C function in the library at `path` with these arguments.
+
+    It enqueues on the current stream of `device`; DeviceError, in the kernel's words, where that
+    fails.
+    """
     library = library_at(path)
-    launch, device = library[f"fagen_{slug}"], q.device
+    launch = library[f"fagen_{slug}"]
 
     def enqueue() -> None:
         with torch.cuda.device(device):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fagen import op
-from fagen.arch import SM90
+from fagen.arguments import refuse_other_than_hopper
 from fagen.build import Binary, build
 from fagen.errors import DeviceError, FagenError, ScheduleError
 from fagen.quantize_op.arguments import (
@@ -173,7 +173,7 @@ def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> op.O
         if device.type == "cpu":
             kernel = emulation(schedule.slug)
         else:
-            _refuse_other_than_hopper(device)
+            refuse_other_than_hopper(device, on_cpu="are quantised by torch")
             kernel = _built(schedule, progress)
         _ready[key] = kernel
         return kernel
@@ -186,16 +186,6 @@ def _built(schedule: QuantizeSchedule, progress: Callable[[str], None] | None) -
         )
     planned = plan_quantizer(schedule)
     return load(build(render(planned), planned, binding=True, progress=progress))
-
-
-def _refuse_other_than_hopper(device: torch.device) -> None:
-    found = torch.cuda.get_device_capability(device)
-    if found != SM90.capability:
-        raise DeviceError(
-            f"{device} is a {torch.cuda.get_device_name(device)} of compute capability "
-            f"{found[0]}.{found[1]}, and kernels are machine code for Hopper (9.0); tensors on the "
-            "CPU are quantised by torch"
-        )
 
 
 def _schedule(key: Key) -> QuantizeSchedule:

@@ -1,13 +1,19 @@
 """A quantiser's Plan and tensors in, a refusal or outputs to be filled out."""
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fagen.op.arguments import ALIGNMENT, shape_of
+from fagen.op.arguments import (
+    ALIGNMENT,
+    Hold,
+    holding,
+    refuse_address,
+    refuse_strides,
+    shape_of,
+)
 from fagen.quantizer import QuantizePlan, QuantizeSchedule, plan_quantizer
 from fagen.quantizer.plan import KEY_ORDER
 from fagen.quantizer.reference import E4M3
@@ -63,11 +69,7 @@ def refuse_arguments(
     Without data, as in tracing, addresses are not looked at and sizes may be symbols.
     """
 
-    def hold(condition: Any, said: Callable[[], str]) -> None:
-        # torch._check_value: a symbolic condition becomes a guard or an assertion of the graph
-        torch._check_value(condition, lambda: f"fagen::{of.slug}: {said()}")
-
-    dtype, step = of.dtype.torch, ALIGNMENT // of.dtype.bytes
+    hold, dtype = holding(of.slug), of.dtype.torch
     hold(
         x.dim() == 4 and x.shape[3] == of.head_dim,
         lambda: (
@@ -86,27 +88,9 @@ def refuse_arguments(
                 f"and {MAX_HEADS} heads will do"
             ),
         )
-    strides = x.stride()
-    hold(
-        strides[3] == 1,
-        lambda: (
-            f"x has stride {strides[3]} in its last dimension, which must be 1; x.contiguous() "
-            "makes it so"
-        ),
-    )
-    for i in range(3):
-        hold(
-            (x.shape[i] <= 1) | (strides[i] % step == 0),
-            lambda i=i: (  # type: ignore[misc]
-                f"x has stride {strides[i]} in dimension {i}, which must be a multiple of {step} "
-                f"elements ({ALIGNMENT} bytes); x.contiguous() makes it so"
-            ),
-        )
+    refuse_strides(hold, "x", x, ALIGNMENT // of.dtype.bytes)
     if have_data:
-        hold(
-            x.numel() == 0 or x.data_ptr() % ALIGNMENT == 0,
-            lambda: f"x does not begin at a multiple of {ALIGNMENT} bytes; x.clone() does",
-        )
+        refuse_address(hold, "x", x)
     for name, tensor in (("cos", cos), ("sin", sin)):
         hold(
             (tensor is not None) == of.rotary,
@@ -140,7 +124,7 @@ def _refuse_angles(
     name: str,
     tensor: Tensor,
     x: Tensor,
-    hold: Callable[[Any, Callable[[], str]], None],
+    hold: Hold,
     *,
     have_data: bool,
 ) -> None:
@@ -167,9 +151,4 @@ def _refuse_angles(
             ),
         )
     if have_data:
-        hold(
-            tensor.numel() == 0 or tensor.data_ptr() % ALIGNMENT == 0,
-            lambda: (
-                f"{name} does not begin at a multiple of {ALIGNMENT} bytes; {name}.clone() does"
-            ),
-        )
+        refuse_address(hold, name, tensor)

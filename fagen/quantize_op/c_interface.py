@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fagen.build import Binary
 from fagen.errors import DeviceError
-from fagen.op.c_interface import library_at
+from fagen.op.c_interface import enqueuer
 from fagen.quantize_op.arguments import Rotary, plan_of, refuse_arguments
 from fagen.quantizer import QuantizePlan
 from fagen.quantizer.reference import SIGN_WORDS, sign_words
@@ -75,19 +75,12 @@ def bind_quantizer(
         workspace = x.new_empty(numbers, dtype=torch.float32)
     used = descale if given is None else given
     args = quantizer_args(of, x, values, used, workspace, seed, rotary)
-    library = library_at(binary.library)
-    launch, device = library[f"fagen_{of.slug}"], x.device
+    enqueue = enqueuer(of.slug, binary.library, args, x.device)
 
-    def enqueue(_held: Any = (workspace, used, rotary)) -> None:
-        with torch.cuda.device(device):
-            stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
-            status = launch(ctypes.byref(args), stream)
-        if status:
-            message = library[f"fagen_{of.slug}_message"]
-            message.restype = ctypes.c_char_p
-            raise DeviceError(f"{of.slug}: {message(status).decode()}")
+    def run(_held: Any = (workspace, used, rotary)) -> None:
+        enqueue()
 
-    return enqueue
+    return run
 
 
 def quantizer_args(

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import fagen
-from fagen import dispatch
 from fagen.emulator import reference
 from fagen.errors import FagenError
 
@@ -18,13 +17,6 @@ def qkv():
     generator = torch.Generator().manual_seed(0)
     shapes = ((2, 40, 4, 64), (2, 90, 2, 64), (2, 90, 2, 64))
     return [torch.randn(shape, generator=generator).half().cuda() for shape in shapes]
-
-
-@pytest.fixture
-def nothing_is_ready(monkeypatch):
-    monkeypatch.setattr(dispatch, "_ready", {})
-    monkeypatch.setattr(dispatch, "_kernels", {})
-    monkeypatch.setattr(dispatch, "_ranges", {})
 
 
 def test_prepared_it_gives_the_same_called_captured_or_compiled(qkv, nothing_is_ready):
