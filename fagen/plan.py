@@ -20,6 +20,10 @@ from fagen.errors import OverBudget
 from fagen.schedule import Schedule
 from fagen.vocab import DTYPES, MASKS, ORDERS, SWIZZLES, Dtype, Mask, Swizzle
 
+# What a lane's share of a row's P may add up to, relative to a stale maximum, in 16 bits. fp16 ends
+# at 65,504, and sums of fp32 lose nothing by it.
+_MOST_SUM = 4096.0
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -58,6 +62,8 @@ class Plan:
     p_in_registers: bool
     output: str
     sum_by_tensor: bool
+    late: bool  # a block's maximum is found only where sums get too large without
+    most_sum: float  # how large that is
     rescale_threshold: float  # log2 units
     # e4m3 only; elsewhere false and zero
     fp8: bool
@@ -161,6 +167,8 @@ def plan(schedule: Schedule) -> Plan:
         p_in_registers=p_in_registers,
         output=schedule.pipeline.output,
         sum_by_tensor=sum_by_tensor,
+        late=schedule.softmax.maximum == "late",
+        most_sum=SM90.e4m3_max if dtype.fp8 else _MOST_SUM,
         rescale_threshold=schedule.softmax.rescale_threshold,
         fp8=dtype.fp8,
         v_rows=schedule.fp8.v_layout == "rows",
@@ -173,7 +181,7 @@ def plan(schedule: Schedule) -> Plan:
         longest_first=order.longest_first,
         cluster=schedule.grid.cluster,
         passes=_passes(schedule),
-        idles=_passes(schedule) and schedule.warps.consumers > 2,  # 192 rows divide no power of 2
+        idles=_passes(schedule) and schedule.warps.consumers == 3,  # 192 rows divide no power of 2
         l2_share_bytes=SM90.l2_bytes // 2,  # each half holds its own copy of what both halves read
         max_spill_bytes=schedule.build.max_spill_bytes,
         qk_swizzle=qk_swizzle,
@@ -219,8 +227,6 @@ def _passes(schedule: Schedule) -> bool:
     causal = MASKS[schedule.attention.mask].causal
     if not (causal and schedule.warps.producer == "warp" and schedule.overlap.intra_warpgroup):
         return False
-    if DTYPES[schedule.attention.dtype].fp8:
-        return False  # scales are looked up a block ahead: that would have to pass blocks too
     if schedule.grid.cluster > 1:
         return True  # the rules of a schedule see to it
     block_m, block_n = schedule.tile.block_m, schedule.tile.block_n

@@ -1,5 +1,6 @@
 """Say what was planned, built or proved: a value in, text for a person or a dict for JSON out."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -91,7 +92,7 @@ def proved(of: Evidence) -> str:
     roundings = [error for error in of.errors if isinstance(error, RoundingError)]
     errors = [error for error in of.errors if isinstance(error, ShapeError)]
     if errors:
-        worst = max(errors, key=lambda error: error.error / error.allowed)
+        worst = max(errors, key=lambda error: error.error / (error.allowed or math.inf))
         lines.append(
             f"  nearest to its bound: error {worst.error:.2e} of {worst.allowed:.2e} allowed, "
             f"torch's own {worst.torch_error:.2e}"

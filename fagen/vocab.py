@@ -137,6 +137,7 @@ OUTPUTS = ("own", "v_space")
 PRODUCERS = ("warp", "none")
 P_HOMES = ("registers", "shared")
 SUMS = ("threads", "tensor")
+MAXIMA = ("late", "each")
 V_LAYOUTS = ("columns", "rows")
 SCALES = ("head", "tensor", "block")
 SCALE_ROWS = (32, 64, 128)
@@ -172,6 +173,7 @@ CODES = (
     Code("intra_warpgroup", words={True: "intra", False: "nointra"}),
     Code("p", words={"registers": "pregs", "shared": "pshared"}),
     Code("sum", words={"threads": "threadsum", "tensor": "tensorsum"}),
+    Code("maximum", words={"late": "latemax", "each": "eachmax"}),
     Code("rescale_threshold", "t"),
     Code("v_layout", words={"rows": "vrows", "columns": "vcols"}),
     Code("scales", words={"tensor": "stensor", "head": "shead", "block": "sblock"}),

@@ -88,6 +88,8 @@ constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 constexpr int kSmemBytes = 173056;
 constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
+constexpr float kMostSum =
+    4096.0f;  // of a lane's probabilities in a row and block, before a maximum is sought
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
 constexpr int kQkSlab = 32;  // columns
@@ -465,27 +467,39 @@ struct Softmax {
   float sum[2] = {0.f, 0.f};              // this thread's share
   float rescale[2] = {1.f, 1.f};          // what the next block's maximum makes of O
 
-  // Turns a block of scores into probabilities relative to the running maximum.
-  // may_be_empty: a row may not have seen any key yet, so that its maximum is still -inf.
+  // Brings the running maxima up to a block of scores, and the sums with them. Returns whether O
+  // has to follow. may_be_empty: a row may not have seen any key yet, so that its maximum is still
+  // -inf.
   template <bool may_be_empty>
-  __device__ __forceinline__ void update(float (&s)[kBlockN / 2]) {
+  __device__ __forceinline__ bool settle(const float (&s)[kBlockN / 2]) {
     // Two chains a row: one alone would wait for its own latency.
-    float top[4] = {max[0], max[1], s[4], s[6]};
+    float chains[4] = {max[0], max[1], s[4], s[6]};
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; i += 2) {
       const int chain = row_of(i) + i / 4 % 2 * 2;
-      top[chain] = fmaxf(top[chain], fmaxf(s[i], s[i + 1]));
+      chains[chain] = fmaxf(chains[chain], fmaxf(s[i], s[i + 1]));
     }
-    float offset[2];
+    const float top[2] = {fmaxf(chains[0], chains[2]), fmaxf(chains[1], chains[3])};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float before = max[r];
-      max[r] = quad_max(fmaxf(top[r], top[r + 2]));
-      const float safe = may_be_empty && max[r] == -INFINITY ? 0.f : max[r];
-      offset[r] = safe * scale_log2;
-      rescale[r] = exp2_approx(before * scale_log2 - offset[r]);
+      max[r] = quad_max(top[r]);
+      rescale[r] = exp2_approx(before * scale_log2 - reference<may_be_empty>(r));
       sum[r] *= rescale[r];
     }
+    return true;
+  }
+
+  // What a row's exponents are relative to.
+  template <bool may_be_empty>
+  __device__ __forceinline__ float reference(int r) const {
+    return (may_be_empty && max[r] == -INFINITY ? 0.f : max[r]) * scale_log2;
+  }
+
+  // Turns a block of scores into probabilities relative to the running maximum.
+  template <bool may_be_empty>
+  __device__ __forceinline__ void exponentials(float (&s)[kBlockN / 2]) {
+    const float offset[2] = {reference<may_be_empty>(0), reference<may_be_empty>(1)};
     float odd_sum[2] = {0.f, 0.f};
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i) {
@@ -500,7 +514,28 @@ struct Softmax {
     sum[1] += odd_sum[1];
   }
 
-  __device__ __forceinline__ void rescale_output(Output& o) const {
+  // The same into p, but relative to the maximum so far; part is what is to be added to the sums.
+  // Says whether that is small enough in every lane of the warp: only then is every element. A row
+  // that has seen no key makes it infinite or NaN.
+  __device__ __forceinline__ bool guess(const float (&s)[kBlockN / 2], float (&p)[kBlockN / 2],
+                                        float (&part)[2]) {
+    const float offset[2] = {max[0] * scale_log2, max[1] * scale_log2};
+    float chains[4];
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      p[i] = exp2_approx(fmaf(s[i], scale_log2, -offset[row_of(i)]));
+      const int chain = row_of(i) + i % 2 * 2;
+      chains[chain] = i < 4 ? p[i] : chains[chain] + p[i];
+    }
+    part[0] = chains[0] + chains[2];
+    part[1] = chains[1] + chains[3];
+    return __all_sync(0xffffffff, part[0] <= kMostSum && part[1] <= kMostSum);
+  }
+
+  __device__ __forceinline__ void rescale_output(Output& o, bool raised) const {
+    if (!raised) {
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kOutputColumns / 2; ++i) {
       o[i] *= rescale[row_of(i)];
@@ -673,6 +708,24 @@ struct Consumer {
     release_v();
   }
 
+  // S becomes P, relative to the maximum so far. Where that lets P grow too large, which is rare, S
+  // is still there, and so can the block's own maximum be found after all.
+  __device__ __forceinline__ void soften(float (&s)[kBlockN / 2], Probabilities& p, Output& o,
+                                         Softmax& softmax) {
+    float guessed[kBlockN / 2], part[2];
+    const bool fits = softmax.guess(s, guessed, part);
+    keep(p, guessed);
+    if (!fits) {
+      part[0] = part[1] = 0.f;
+      softmax.settle<true>(s);
+      softmax.exponentials<true>(s);
+      keep(p, s);
+    }
+    softmax.sum[0] += part[0];
+    softmax.sum[1] += part[1];
+    softmax.rescale_output(o, !fits);
+  }
+
   // One block, with two products in flight: this block's S and the O of the block before. The
   // softmax of S runs while the second is still being computed.
   template <bool masked>
@@ -689,12 +742,10 @@ struct Consumer {
     if (masked) {
       mask_block(s, tile, block);
     }
-    softmax.update<masked>(s);
     wgmma_wait<0>();
     finish_pv(o);
     pin(s);  // P's registers are free only now
-    keep(p, s);
-    softmax.rescale_output(o);
+    soften(s, p, o, softmax);
   }
 
   // The first block of a tile, with nothing beside it.
@@ -706,7 +757,8 @@ struct Consumer {
     wgmma_wait<0>();
     finish_qk(s, tile.blocks - 1);
     mask_block(s, tile, tile.blocks - 1);
-    softmax.update<true>(s);
+    softmax.settle<true>(s);
+    softmax.exponentials<true>(s);
     keep(p, s);
   }
 
@@ -739,7 +791,8 @@ struct Consumer {
     wgmma_wait<0>();
     finish_qk(s, tile.blocks - 1);
     mask_block(s, tile, tile.blocks - 1);
-    softmax.update<true>(s);
+    softmax.settle<true>(s);
+    softmax.exponentials<true>(s);
     keep(p, s);
   }
 
@@ -1127,6 +1180,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d96_causal_m128n128_q2_info(voi
       kProducerRegisters,
       kConsumerRegisters,
       "fwd_bf16_d96_causal_m128n128_q2",
-      "7f631c739bd9a06d45796bf1463088edb9f349b5a2f1415379d1ea323ba42c1d"};
+      "e0b4866f9233d9e762b694425490228ca3fc02eea6156d674b673a10ccb5dde1"};
   return &info;
 }

@@ -101,8 +101,10 @@ constexpr int kLaunchRegisters = 168;
 constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 constexpr int kSmemBytes = 148480;
+constexpr float kMostSum =
+    448.0f;  // of a lane's probabilities in a row and block, before a maximum is sought
 constexpr float kPOffset =
-    8.0f;                   // log2 units: P is kept this much larger, to use more of e4m3's range
+    4.0f;                   // log2 units: P is kept this much larger, to use more of e4m3's range
 constexpr int kGroups = 1;  // of keys with a scale of their own, in a block
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
@@ -492,16 +494,17 @@ struct Softmax {
   float sum[2] = {0.f, 0.f};              // this thread's share, 2^kPOffset too large as P is
   float rescale[2] = {1.f, 1.f};          // what the next block's maximum makes of O
 
-  // Turns a block of scores into probabilities relative to the running maximum, times 2^kPOffset.
-  // may_be_empty: a row may not have seen any key yet, so that its maximum is still -inf.
+  static constexpr int kShare =
+      kBlockN / 2 / kGroups;  // a thread's scores of keys that share a scale
+
+  // Brings the running maxima up to a block of scores, and the sums with them. Returns whether O
+  // has to follow. may_be_empty: a row may not have seen any key yet, so that its maximum is still
+  // -inf.
   template <bool may_be_empty>
-  __device__ __forceinline__ void update(float (&s)[kBlockN / 2]) {
-    constexpr int kShare = kBlockN / 2 / kGroups;  // a thread's scores of keys that share a scale
-    float factor[kGroups];                         // makes them exponents
+  __device__ __forceinline__ bool settle(const float (&s)[kBlockN / 2]) {
     float top[2] = {max[0], max[1]};
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      factor[g] = scales.scores;
       // Two chains a row: one alone would wait for its own latency.
       const float* x = s + g * kShare;
       float chains[4] = {x[0], x[2], x[4], x[6]};
@@ -510,26 +513,38 @@ struct Softmax {
         const int chain = row_of(i) + i / 4 % 2 * 2;
         chains[chain] = fmaxf(chains[chain], fmaxf(x[i], x[i + 1]));
       }
-      top[0] = fmaxf(top[0], fmaxf(chains[0], chains[2]) * factor[g]);
-      top[1] = fmaxf(top[1], fmaxf(chains[1], chains[3]) * factor[g]);
+      top[0] = fmaxf(top[0], fmaxf(chains[0], chains[2]) * scales.scores);
+      top[1] = fmaxf(top[1], fmaxf(chains[1], chains[3]) * scales.scores);
     }
-    float offset[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float before = max[r];
       max[r] = quad_max(top[r]);
-      const float safe = may_be_empty && max[r] == -INFINITY ? 0.f : max[r];
-      offset[r] = kPOffset - safe;
-      rescale[r] = exp2_approx(before - safe);
+      rescale[r] = exp2_approx(before - reference<may_be_empty>(r));
       sum[r] *= rescale[r];
     }
+    return true;
+  }
+
+  // What a row's exponents are relative to.
+  template <bool may_be_empty>
+  __device__ __forceinline__ float reference(int r) const {
+    return may_be_empty && max[r] == -INFINITY ? 0.f : max[r];
+  }
+
+  // Turns a block of scores into probabilities relative to the running maximum, times 2^kPOffset.
+  template <bool may_be_empty>
+  __device__ __forceinline__ void exponentials(float (&s)[kBlockN / 2]) {
+    const float offset[2] = {kPOffset - reference<may_be_empty>(0),
+                             kPOffset - reference<may_be_empty>(1)};
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       float* x = s + g * kShare;
+      const float factor = scales.scores;
       const float (&group_offset)[2] = offset;
 #pragma unroll
       for (int i = 0; i < kShare; ++i) {
-        x[i] = exp2_approx(x[i] * factor[g] + group_offset[row_of(i)]);
+        x[i] = exp2_approx(fmaf(x[i], factor, group_offset[row_of(i)]));
       }
       float chains[4] = {x[0], x[2], x[1], x[3]};
 #pragma unroll
@@ -541,7 +556,40 @@ struct Softmax {
     }
   }
 
-  __device__ __forceinline__ void rescale_output(Output& o) const {
+  // The same into p, but relative to the maximum so far; part is what is to be added to the sums.
+  // Says whether that is small enough in every lane of the warp: only then is every element. A row
+  // that has seen no key makes it infinite or NaN.
+  __device__ __forceinline__ bool guess(const float (&s)[kBlockN / 2], float (&p)[kBlockN / 2],
+                                        float (&part)[2]) {
+    part[0] = part[1] = 0.f;
+    bool fits = true;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const float* x = s + g * kShare;
+      float* y = p + g * kShare;
+      const float factor = scales.scores;
+      const float offset[2] = {kPOffset - max[0], kPOffset - max[1]};
+      float chains[4];
+#pragma unroll
+      for (int i = 0; i < kShare; ++i) {
+        y[i] = exp2_approx(fmaf(x[i], factor, offset[row_of(i)]));
+        const int chain = row_of(i) + i % 2 * 2;
+        chains[chain] = i < 4 ? y[i] : chains[chain] + y[i];
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        fits = fits && chains[i] <= kMostSum;
+      }
+      part[0] += chains[0] + chains[2];
+      part[1] += chains[1] + chains[3];
+    }
+    return __all_sync(0xffffffff, fits);
+  }
+
+  __device__ __forceinline__ void rescale_output(Output& o, bool raised) const {
+    if (!raised) {
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kOutputColumns / 2; ++i) {
       o[i] *= rescale[row_of(i)];
@@ -810,6 +858,24 @@ struct Consumer {
     release_v();
   }
 
+  // S becomes P, relative to the maximum so far. Where that lets P grow too large, which is rare, S
+  // is still there, and so can the block's own maximum be found after all.
+  __device__ __forceinline__ void soften(float (&s)[kBlockN / 2], Probabilities& p, Output& o,
+                                         Softmax& softmax) {
+    float guessed[kBlockN / 2], part[2];
+    const bool fits = softmax.guess(s, guessed, part);
+    keep(p, guessed);
+    if (!fits) {
+      part[0] = part[1] = 0.f;
+      softmax.settle<true>(s);
+      softmax.exponentials<true>(s);
+      keep(p, s);
+    }
+    softmax.sum[0] += part[0];
+    softmax.sum[1] += part[1];
+    softmax.rescale_output(o, !fits);
+  }
+
   // One block, with two products in flight: this block's S and the O of the block before. The
   // softmax of S runs while the second is still being computed.
   template <bool masked>
@@ -826,18 +892,10 @@ struct Consumer {
     if (masked) {
       mask_block(s, tile, block);
     }
-    softmax.update<masked>(s);
-    // No product needs the exponentials yet, so the compiler would wait for the second one first,
-    // and they would no longer run beside it. Past a branch that they decide it moves no wait; this
-    // one is never taken.
-    if (__any_sync(0xffffffff, softmax.sum[0] + softmax.sum[1] < 0.f)) {
-      __trap();
-    }
     wgmma_wait<0>();
     finish_pv(o);
     pin(s);  // P's registers are free only now
-    keep(p, s);
-    softmax.rescale_output(o);
+    soften(s, p, o, softmax);
   }
 
   // The first block of a tile, with nothing beside it.
@@ -849,7 +907,8 @@ struct Consumer {
     wgmma_wait<0>();
     finish_qk(s, tile.blocks - 1);
     mask_block(s, tile, tile.blocks - 1);
-    softmax.update<true>(s);
+    softmax.settle<true>(s);
+    softmax.exponentials<true>(s);
     keep(p, s);
   }
 
@@ -885,7 +944,8 @@ struct Consumer {
     wgmma_wait<0>();
     finish_qk(s, tile.blocks - 1);
     mask_block(s, tile, tile.blocks - 1);
-    softmax.update<true>(s);
+    softmax.settle<true>(s);
+    softmax.exponentials<true>(s);
     keep(p, s);
   }
 
@@ -1281,6 +1341,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_full_m128n128_vrows_info(v
       kProducerRegisters,
       kConsumerRegisters,
       "fwd_e4m3_d128_full_m128n128_vrows",
-      "83466ac4e90b9c73efa0f9c643a64c0b88b69ce886e439e7b3ef0b9593f8cfaa"};
+      "22f16ed8b9fbc92856128aa4de6ba4fe955acbadcf5441559f042fedd7c333dd"};
   return &info;
 }

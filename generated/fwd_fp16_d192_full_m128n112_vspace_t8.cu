@@ -465,31 +465,48 @@ struct Softmax {
   float sum[2] = {0.f, 0.f};              // this thread's share
   float rescale[2] = {1.f, 1.f};          // what the next block's maximum makes of O
 
-  // Turns a block of scores into probabilities relative to the running maximum.
-  // may_be_empty: a row may not have seen any key yet, so that its maximum is still -inf.
+  // Brings the running maxima up to a block of scores, and the sums with them. Returns whether O
+  // has to follow. may_be_empty: a row may not have seen any key yet, so that its maximum is still
+  // -inf.
   template <bool may_be_empty>
-  __device__ __forceinline__ void update(float (&s)[kBlockN / 2]) {
+  __device__ __forceinline__ bool settle(const float (&s)[kBlockN / 2]) {
     // Two chains a row: one alone would wait for its own latency.
-    float top[4] = {max[0], max[1], s[4], s[6]};
+    float chains[4] = {max[0], max[1], s[4], s[6]};
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; i += 2) {
       const int chain = row_of(i) + i / 4 % 2 * 2;
-      top[chain] = fmaxf(top[chain], fmaxf(s[i], s[i + 1]));
+      chains[chain] = fmaxf(chains[chain], fmaxf(s[i], s[i + 1]));
     }
-    float offset[2];
+    const float top[2] = {fmaxf(chains[0], chains[2]), fmaxf(chains[1], chains[3])};
+    // A slightly stale maximum is as good: the sum is taken relative to the same one. Mostly no
+    // lane of a warp has more to say, and then lanes need not compare, nor anything be multiplied.
+    if (__all_sync(0xffffffff, (top[0] - max[0]) * scale_log2 <= kRescaleThreshold &&
+                                   (top[1] - max[1]) * scale_log2 <= kRescaleThreshold)) {
+      return false;
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float before = max[r];
-      max[r] = quad_max(fmaxf(top[r], top[r + 2]));
-      // A slightly stale maximum is as good: the sum is taken relative to the same one.
+      max[r] = quad_max(top[r]);
       if ((max[r] - before) * scale_log2 <= kRescaleThreshold) {
         max[r] = before;
       }
-      const float safe = may_be_empty && max[r] == -INFINITY ? 0.f : max[r];
-      offset[r] = safe * scale_log2;
-      rescale[r] = exp2_approx(before * scale_log2 - offset[r]);
+      rescale[r] = exp2_approx(before * scale_log2 - reference<may_be_empty>(r));
       sum[r] *= rescale[r];
     }
+    return true;
+  }
+
+  // What a row's exponents are relative to.
+  template <bool may_be_empty>
+  __device__ __forceinline__ float reference(int r) const {
+    return (may_be_empty && max[r] == -INFINITY ? 0.f : max[r]) * scale_log2;
+  }
+
+  // Turns a block of scores into probabilities relative to the running maximum.
+  template <bool may_be_empty>
+  __device__ __forceinline__ void exponentials(float (&s)[kBlockN / 2]) {
+    const float offset[2] = {reference<may_be_empty>(0), reference<may_be_empty>(1)};
     float odd_sum[2] = {0.f, 0.f};
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i) {
@@ -504,8 +521,8 @@ struct Softmax {
     sum[1] += odd_sum[1];
   }
 
-  __device__ __forceinline__ void rescale_output(Output& o) const {
-    if (__all_sync(0xffffffff, rescale[0] == 1.f && rescale[1] == 1.f)) {
+  __device__ __forceinline__ void rescale_output(Output& o, bool raised) const {
+    if (!raised) {
       return;
     }
 #pragma unroll
@@ -695,12 +712,13 @@ struct Consumer {
     if (masked) {
       mask_block(s, tile, block);
     }
-    softmax.update<masked>(s);
+    const bool raised = softmax.settle<masked>(s);
     wgmma_wait<0>();
     finish_pv(o);
     pin(s);  // P's registers are free only now
+    softmax.exponentials<masked>(s);
     keep(p, s);
-    softmax.rescale_output(o);
+    softmax.rescale_output(o, raised);
   }
 
   // The first block of a tile, with nothing beside it.
@@ -712,7 +730,8 @@ struct Consumer {
     wgmma_wait<0>();
     finish_qk(s, tile.blocks - 1);
     mask_block(s, tile, tile.blocks - 1);
-    softmax.update<true>(s);
+    softmax.settle<true>(s);
+    softmax.exponentials<true>(s);
     keep(p, s);
   }
 
@@ -745,7 +764,8 @@ struct Consumer {
     wgmma_wait<0>();
     finish_qk(s, tile.blocks - 1);
     mask_block(s, tile, tile.blocks - 1);
-    softmax.update<true>(s);
+    softmax.settle<true>(s);
+    softmax.exponentials<true>(s);
     keep(p, s);
   }
 
@@ -1113,6 +1133,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d192_full_m128n112_vspace_t8_in
       kProducerRegisters,
       kConsumerRegisters,
       "fwd_fp16_d192_full_m128n112_vspace_t8",
-      "7cb53669440f987caf98d29506eb2950b142aac5ac360a4f7a0574af128db1c4"};
+      "28305d3465b83d923f25521edcc9dbc75af5d465296c4b6749d4e49716c1901a"};
   return &info;
 }

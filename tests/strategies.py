@@ -3,6 +3,8 @@
 from hypothesis import strategies as st
 
 from fagen.schedule import Schedule
+from fagen.schedule.keys import most_p_offset
+from fagen.vocab import MAXIMA
 
 ONE_SLAB = (16, 24, 32, 56, 64)  # head dims that fill up to 16, 32 or 64 columns: one swizzle wide
 
@@ -10,7 +12,7 @@ ONE_SLAB = (16, 24, 32, 56, 64)  # head dims that fill up to 16, 32 or 64 column
 @st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
     """Draw a schedule; each optional key is left out about half of the time."""
-    consumers = draw(st.integers(1, 3))
+    consumers = draw(st.integers(1, 4))
     producer = draw(st.sampled_from(["warp", "none"]))
     keys = {
         "head_dim": draw(st.integers(2, 32)) * 8,
@@ -38,6 +40,9 @@ def schedules(draw: st.DrawFn) -> Schedule:
     if keys.get("head_dim_v", keys["head_dim"]) in ONE_SLAB and keys["dtype"] == "fp16":
         sums = st.sampled_from(["threads", "tensor"])
         keys |= draw(st.fixed_dictionaries({}, optional={"sum": sums}))
+    stale = keys.get("rescale_threshold", 0) > 0 or keys.get("sum") == "tensor"
+    maxima = st.sampled_from(["each"] if stale else MAXIMA)
+    keys |= draw(st.fixed_dictionaries({}, optional={"maximum": maxima}))
     if keys.get("producer") != "none":
         names = ("producer_registers", "consumer_registers")
         keys |= draw(st.fixed_dictionaries({}, optional=dict.fromkeys(names, registers)))
@@ -55,14 +60,18 @@ def fp8_schedules(draw: st.DrawFn) -> Schedule:
     """Draw a schedule of e4m3; each optional key is left out about half of the time."""
     scales = draw(st.sampled_from([None, "tensor", "head", "block"]))
     rows = draw(st.sampled_from([32, 64])) if scales == "block" else 32
-    consumers = draw(st.integers(1, 3))
-    threshold = draw(st.integers(0, 70)) / 8
+    consumers = draw(st.integers(1, 4))
+    block_n = draw(st.integers(1, 256 // rows)) * rows
+    maximum = draw(st.sampled_from(MAXIMA))
+    threshold = draw(st.integers(0, 70)) / 8 if maximum == "each" else 0.0
+    most = 8.75 - threshold if maximum == "each" else most_p_offset(block_n)
     keys = {
         "head_dim": draw(st.integers(1, 16)) * 16,
         "dtype": "e4m3",
         "mask": draw(st.sampled_from(["full", "causal"])),
         "block_m": 64 * consumers,
-        "block_n": draw(st.integers(1, 256 // rows)) * rows,
+        "block_n": block_n,
+        "maximum": maximum,
         "rescale_threshold": threshold,
     }
     if scales:
@@ -73,7 +82,7 @@ def fp8_schedules(draw: st.DrawFn) -> Schedule:
         "head_dim_v": st.integers(1, 16).map(lambda n: n * 16),
         "out_dtype": st.sampled_from(["bf16", "fp16"]),
         "v_layout": st.sampled_from(["rows", "columns"]),
-        "p_offset": st.integers(0, min(64, int(8.75 * 8 - threshold * 8))).map(lambda n: n / 8),
+        "p_offset": st.integers(0, min(64, int(8 * most))).map(lambda n: n / 8),
         "promote": st.integers(0, 64),
         "stages": st.integers(2, 8),
         "q_stages": st.integers(1, 2),

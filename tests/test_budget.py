@@ -164,9 +164,11 @@ def test_a_narrower_tile_never_costs_more(schedule):
         (64, "warp", 256, 255, 232),
         (128, "warp", 384, 168, 232),
         (192, "warp", 512, 128, 160),
+        (256, "warp", 640, 96, 112),
         (64, "none", 128, 255, 255),
         (128, "none", 256, 255, 255),
         (192, "none", 384, 168, 168),
+        (256, "none", 512, 128, 128),
     ],
 )
 def test_registers_are_dealt_as_the_hardware_does(block_m, producer, threads, launch, usable):
@@ -189,6 +191,9 @@ def test_registers_are_dealt_as_the_hardware_does(block_m, producer, threads, la
         (192, 32, 160, True),
         (192, 40, 160, False),
         (192, 24, 168, False),
+        (256, 32, 112, True),
+        (256, 40, 112, False),
+        (256, 24, 120, False),
     ],
 )
 def test_setmaxnreg_never_asks_for_more_than_the_launch_brought(block_m, producer, consumer, fits):

@@ -281,11 +281,11 @@ def test_unprepared_it_says_so_to_torch_compile(fresh_dynamo: None) -> None:
 def test_prepared_it_exports() -> None:
     class Model(torch.nn.Module):
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out = fagen.attention(q, k, v)
+            out = fagen.attention(q, k, v, causal=True)  # one kernel for all lengths
             assert isinstance(out, Tensor)
             return out
 
-    fagen.prepare(dtype="fp16", head_dim=64)
+    fagen.prepare(dtype="fp16", head_dim=64, causal=True)
     queries, keys = torch.export.Dim("queries"), torch.export.Dim("keys")
     exported = torch.export.export(
         Model(), qkv(), dynamic_shapes=({1: queries}, {1: keys}, {1: keys})
@@ -293,7 +293,7 @@ def test_prepared_it_exports() -> None:
     q, k, v = qkv()
     assert torch.equal(
         exported.module()(q[:, :7], k[:, :50], v[:, :50]),
-        fagen.attention(q[:, :7], k[:, :50], v[:, :50]),
+        fagen.attention(q[:, :7], k[:, :50], v[:, :50], causal=True),
     )
 
 

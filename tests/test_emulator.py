@@ -27,6 +27,7 @@ class Case:
     head_dim_v: int = 64
     causal: bool = False
     block_n: int = 32
+    maximum: str | None = None  # left out
     threshold: float = 0.0
     row_sum: str = "threads"
     batch: int = 1
@@ -51,7 +52,7 @@ class Case:
                 block_n=self.block_n,
                 rescale_threshold=self.threshold,
                 sum=self.row_sum,
-            )
+            ).but(maximum=self.maximum)
         )
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,7 +82,8 @@ def cases(draw: st.DrawFn) -> Case:
     lengths = around_a_tile | st.integers(0, 200)
     head_dim_v = draw(st.sampled_from([16, 40, 64]))
     dtype = draw(st.sampled_from(list(DTYPES)))
-    by_tensor = dtype == "fp16" and head_dim_v != 40
+    late = draw(st.booleans())
+    by_tensor = dtype == "fp16" and head_dim_v != 40 and not late
     return Case(
         dtype=dtype,
         head_dim=draw(st.sampled_from([16, 24, 64, 80])),
@@ -89,7 +91,8 @@ def cases(draw: st.DrawFn) -> Case:
         row_sum=draw(st.sampled_from(["threads", "tensor"])) if by_tensor else "threads",
         causal=draw(st.booleans()),
         block_n=draw(st.sampled_from([16, 32, 48, 128])),
-        threshold=draw(st.sampled_from([0.0, 0.5, 8.0])),
+        maximum="late" if late else "each",
+        threshold=0.0 if late else draw(st.sampled_from([0.0, 0.5, 8.0])),
         batch=draw(st.integers(1, 2)),
         seqlen_q=draw(lengths),
         seqlen_k=draw(lengths),
@@ -118,6 +121,10 @@ def textbook(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tenso
 @given(cases())
 def test_its_error_is_that_of_the_roundings_it_makes(case: Case) -> None:
     q, k, v = case.tensors()
+    held_against_fp64(case, q, k, v)
+
+
+def held_against_fp64(case: Case, q: Tensor, k: Tensor, v: Tensor) -> None:
     out, lse = emulate(case.plan, q, k, v, case.scale)
     exact, exact_lse, magnitude = textbook(case, q, k, v)
     assert out.dtype == q.dtype and lse.dtype == torch.float32
@@ -246,7 +253,7 @@ def test_p_is_rounded_for_the_product_but_for_the_sum_only_if_that_is_one(row_su
 
 
 def test_who_adds_the_rows_up_matters_by_the_rounding_of_p_and_no_more() -> None:
-    case = Case(dtype="fp16", seqlen_q=130, seqlen_k=200)
+    case = Case(dtype="fp16", maximum="each", seqlen_q=130, seqlen_k=200)
     other = replace(case, row_sum="tensor")
     q, k, v = case.tensors()
     (out, lse), (others, others_lse) = (emulate(c.plan, q, k, v, c.scale) for c in (case, other))
@@ -268,7 +275,7 @@ def test_within_the_threshold_a_row_keeps_its_maximum_and_p_grows_past_one() -> 
     k = torch.zeros(1, 32, 1, 16, dtype=torch.float16)
     k[:, :16, :, 0] = torch.linspace(0, 3.0, 16).view(1, 16, 1)  # met second, up to 3 above
     v = torch.randn(1, 32, 1, 16, generator=torch.Generator().manual_seed(0)).half()
-    eager = Case(head_dim=16, head_dim_v=16, block_n=16, threshold=0.0)
+    eager = Case(head_dim=16, head_dim_v=16, block_n=16, maximum="each")
     lazy = Case(head_dim=16, head_dim_v=16, block_n=16, threshold=8.0)
     a, b = (emulate(case.plan, q, k, v, 1.0) for case in (eager, lazy))
     torch.testing.assert_close(a[0], b[0], rtol=2e-3, atol=2e-3)
@@ -282,7 +289,7 @@ def test_within_the_threshold_a_row_keeps_its_maximum_and_p_grows_past_one() -> 
 def test_the_threshold_is_held_row_by_row() -> None:
     """One row's rise does not move its neighbour's maximum."""
     lazy = Case(head_dim=16, head_dim_v=16, block_n=16, threshold=4.0)
-    eager = Case(head_dim=16, head_dim_v=16, block_n=16)
+    eager = Case(head_dim=16, head_dim_v=16, block_n=16, maximum="each")
     q, k, v = Case(head_dim=16, head_dim_v=16, seqlen_q=2, seqlen_k=32).tensors()
     k[:, :16] = 1.5 * k[:, 16:]  # every row's maximum rises by half in its second block
     calm = emulate(lazy.plan, q, k, v, 0.25)
@@ -292,6 +299,95 @@ def test_the_threshold_is_held_row_by_row() -> None:
     assert torch.equal(lively[0][:, 0], calm[0][:, 0])
     assert not torch.equal(lively[0][:, 0], moved[0][:, 0]), "the first row rises by less than 4"
     assert torch.equal(lively[0][:, 1], moved[0][:, 1]), "the second by more"
+
+
+# ---- a maximum that is raised late --------------------------------------------------------------
+
+
+SLOPES = (1.0, -1.0, 0.0, 2.0**-4, 2.0**-8)  # of rows, in turn: so a warp has some of each
+
+
+def steep(case: Case, *levels: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Noise upon scores that have a level, in log2 units, in each block: by a row's slope."""
+    q, k, v = replace(case, spread=0.1).tensors()
+    unit = case.scale * math.log2(math.e)
+    of_key = torch.tensor(levels).repeat_interleave(case.block_n)[: case.seqlen_k]
+    q[..., 0] = torch.tensor(SLOPES)[torch.arange(case.seqlen_q) % len(SLOPES)][:, None]
+    k[..., 0] = (of_key / unit).to(k.dtype)[:, None]
+    return q, k, v
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [(150, 150), (200, 140), (1, 97)], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "levels",
+    [(900, 400, -300, 600, 100), (-800, -500, 600, -400, 300), (14, 11, 0, 5, -3)],
+    ids=str,
+)
+def test_a_late_maximum_follows_scores_that_rise_and_fall_by_hundreds(
+    levels: tuple[float, ...], causal: bool, sizes: tuple[int, int], dtype: str
+) -> None:
+    """By more than exp2 holds: a block's guess is infinite in some rows, and zero in others."""
+    rows, keys = sizes
+    for kv_heads, group in ((1, 1), (2, 3)):
+        case = Case(
+            *(dtype, 64, 40),
+            causal=causal,
+            seqlen_q=rows,
+            seqlen_k=keys,
+            kv_heads=kv_heads,
+            group=group,
+        )
+        assert case.plan.late
+        held_against_fp64(case, *steep(case, *levels))
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        (-600, -300, -40, 0),  # each row's maximum is in its first block, the last of its keys
+        (600, 300, 60, 0),  # or a block outgrows the one before in every row
+        (0, 0, 0, 0),
+    ],
+    ids=["falling", "rising", "equal"],
+)
+def test_late_and_each_are_the_same_where_both_raise_or_neither(levels: tuple[float, ...]) -> None:
+    late = Case(seqlen_q=70, seqlen_k=128, group=2)
+    assert late.plan.late
+    q, k, v = steep(late, *levels)
+    q[..., 0] = 1
+    q[..., 1:], k[..., 1:] = 0, 0
+    each = replace(late, maximum="each")
+    found, wanted = (emulate(case.plan, q, k, v, late.scale) for case in (late, each))
+    assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
+
+
+def test_what_does_not_outgrow_its_maximum_keeps_it_as_within_a_threshold() -> None:
+    late = Case(batch=2, seqlen_q=130, seqlen_k=200, kv_heads=2, group=2)
+    q, k, v = late.tensors()
+    found, kept, moved = (
+        emulate(case.plan, q, k, v, late.scale)
+        for case in (late, replace(late, threshold=10.0), replace(late, maximum="each"))
+    )
+    assert torch.equal(found[0], kept[0]) and torch.equal(found[1], kept[1])
+    assert not torch.equal(found[0], moved[0])
+
+
+def test_one_rows_rise_raises_its_warp_and_no_other() -> None:
+    late = Case(head_dim=16, head_dim_v=16, block_n=16)
+    q, k, v = Case(head_dim=16, head_dim_v=16, seqlen_q=40, seqlen_k=32).tensors()
+    k[:, :16] = 1.5 * k[:, 16:]  # every row's maximum rises in its second block
+    calm = emulate(late.plan, q, k, v, 0.25)[0]
+    q[:, 20] *= 100
+    lively, moved = (
+        emulate(case.plan, q, k, v, 0.25)[0] for case in (late, replace(late, maximum="each"))
+    )
+    warp = slice(16, 32)
+    assert torch.equal(lively[:, warp], moved[:, warp])
+    for others in (slice(16), slice(32, 40)):
+        assert torch.equal(lively[:, others], calm[:, others])
+        assert not torch.equal(lively[:, others], moved[:, others])
 
 
 def test_rows_that_see_no_key_are_zeros_and_minus_infinity() -> None:
@@ -310,10 +406,14 @@ def test_keys_in_blocks_that_no_row_sees_are_not_read() -> None:
 
 
 def test_a_nan_stays_in_its_row() -> None:
-    case = Case(seqlen_q=70, seqlen_k=50)
-    q, k, v = case.tensors()
-    clean, _ = emulate(case.plan, q, k, v, case.scale)
+    """Late, it raises its warp's maxima, and P is rounded as if they were sought in each block."""
+    late = Case(seqlen_q=70, seqlen_k=50)
+    each = replace(late, maximum="each")
+    q, k, v = late.tensors()
+    clean, moved = (emulate(case.plan, q, k, v, late.scale)[0] for case in (late, each))
     q[0, 3, 0, 5] = math.nan
-    out, lse = emulate(case.plan, q, k, v, case.scale)
-    assert out[0, 3].isnan().all() and lse[0, 0, 3].isnan()
-    assert torch.equal(out[0, 4:], clean[0, 4:]) and torch.equal(out[0, :3], clean[0, :3])
+    for case, others in ((late, clean), (each, moved)):
+        out, lse = emulate(case.plan, q, k, v, case.scale)
+        assert out[0, 3].isnan().all() and lse[0, 0, 3].isnan()
+        assert torch.equal(out[0, :3], moved[0, :3]) and torch.equal(out[0, 4:16], moved[0, 4:16])
+        assert torch.equal(out[0, 16:], others[0, 16:])

@@ -157,6 +157,76 @@ def test_p_stays_in_the_range_of_e4m3_whatever_the_threshold():
     assert out[0, 0, 0, 0].item() == pytest.approx(expected, rel=1e-3)
 
 
+# ---- a maximum that is raised late --------------------------------------------------------------
+
+
+SLOPES = (1.0, -1.0, 0.0, 2.0**-4, 2.0**-6)  # of rows, in turn: so a warp has some of each
+
+
+def steep(of: Plan, shape: tuple[int, ...], levels: tuple[float, ...]) -> list[Quantized]:
+    """Little noise upon scores that have a level, in log2 units, in each block, by rows' slopes."""
+    _, seqlen_q, seqlen_k, _, _ = shape
+    q, k, v = (x.real(of.scale_rows) for x in made(of, shape))
+    of_key = torch.tensor(levels).repeat_interleave(of.block_n)[:seqlen_k]
+    q, k = q / 16, k / 16
+    q[..., 0] = torch.tensor(SLOPES)[torch.arange(seqlen_q) % len(SLOPES)][:, None]
+    k[..., 0] = of_key[:, None] * math.log(2) / 0.125
+    return [rounded(x, of.schedule.fp8.scales, of.scale_rows) for x in (q, k, v)]
+
+
+@pytest.mark.parametrize("shape", [(1, 130, 250, 4, 2), (2, 200, 140, 2, 1)], ids=str)
+@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("more", [{}, dict(scales="block", scale_rows=32)], ids=str)
+@pytest.mark.parametrize(
+    "levels", [(400, 150, -300, 100), (-600, 300, -200, 100), (12, 9, 4, 0)], ids=str
+)
+def test_a_late_maximum_follows_scores_that_rise_and_fall_by_hundreds(levels, more, mask, shape):
+    """By more than exp2 holds: a block's guess is infinite in some rows, and zero in others."""
+    of = planned(mask=mask, **more)
+    assert of.late
+    tensors = steep(of, shape, levels)
+    out, lse = attend(of, *tensors)
+    expected, expected_lse = exact(of, *tensors)
+    seen = expected_lse.isfinite()
+    assert torch.equal(lse == -math.inf, ~seen)
+    # scores are sums in fp32, as inexact as they are large
+    torch.testing.assert_close(lse.double()[seen], expected_lse[seen], rtol=1e-5, atol=1e-3)
+    largest = tensors[2].real(of.scale_rows).abs().amax()
+    assert (out - expected).abs().amax() <= (2**-4 + 2**-9) * largest
+    assert (out - expected).square().mean().sqrt() <= 0.03 * expected.square().mean().sqrt()
+
+
+@pytest.mark.parametrize("levels", [(-600, -300, -40, 0), (600, 300, 60, 0), (0, 0, 0, 0)], ids=str)
+@pytest.mark.parametrize("more", [{}, dict(scales="block", scale_rows=64)], ids=str)
+def test_late_and_each_are_the_same_where_both_raise_or_neither(levels, more):
+    """Each row's maximum is in its first block, or each block outgrows the last, or none does."""
+    late = planned(p_offset=4, **more)
+    tensors = [x.real(late.scale_rows) for x in made(late, (1, 70, 256, 2, 1))]
+    tensors[0][..., 0], tensors[0][..., 1:] = 1, 0
+    tensors[1][..., 0] = torch.tensor(levels).repeat_interleave(64)[:, None] * 8 * math.log(2)
+    tensors[2] = tensors[2].sign()  # so that blocks of V share a scale, and P has but one weight
+    tensors = [rounded(x, late.schedule.fp8.scales, late.scale_rows) for x in tensors]
+    found = attend(late, *tensors)
+    wanted = attend(planned(maximum="each", p_offset=4, **more), *tensors)
+    assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
+
+
+def test_one_rows_rise_raises_its_warp_and_no_other():
+    late, each = planned(), planned(maximum="each", p_offset=4)
+    q, k, v = (x.real(0) for x in made(late, (1, 40, 128, 1, 1)))
+    q[..., 0], q[:, 20, :, 0] = 1, 64
+    k[:, :64, :, 0], k[:, 64:, :, 0] = 8, 0  # every row's maximum rises in its second block
+    q, k, v = (rounded(x, "head") for x in (q, k, v))
+    without = q.values.view(torch.uint8).index_fill(1, torch.tensor(20), 0).view(q.values.dtype)
+    calm = attend(late, Quantized(without, q.descale), k, v)[0]
+    lively, moved = (attend(of, q, k, v)[0] for of in (late, each))
+    warp = slice(16, 32)
+    assert torch.equal(lively[:, warp], moved[:, warp])
+    for others in (slice(16), slice(32, 40)):
+        assert torch.equal(lively[:, others], calm[:, others])
+        assert not torch.equal(lively[:, others], moved[:, others])
+
+
 def test_rows_that_see_no_key_are_zeros_and_minus_infinity():
     of = planned(mask="causal", scales="block", scale_rows=64)
     out, lse = attend(of, *made(of, (1, 100, 30, 1, 1)))

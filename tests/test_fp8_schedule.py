@@ -42,7 +42,7 @@ def refusal(keys: dict) -> list[str]:
 def test_what_is_left_out_follows_from_the_dtype():
     values = parse_schedule(TEXT).values()
     keys = ("out_dtype", "v_layout", "scales", "scale_rows", "p_offset", "promote")
-    assert [values[key] for key in keys] == ["bf16", "columns", "head", 0, 8.0, 0]
+    assert [values[key] for key in keys] == ["bf16", "columns", "head", 0, 4.0, 0]
     sixteen = Schedule.make(**SIXTEEN).values()
     assert [sixteen[key] for key in keys] == ["fp16", "", "", 0, 0.0, 0]
     assert Schedule.make(**FIRST, scales="block").fp8.scale_rows == 128
@@ -50,7 +50,15 @@ def test_what_is_left_out_follows_from_the_dtype():
 
 @pytest.mark.parametrize(("threshold", "offset"), [(0, 8), (4, 4), (7.875, 0.125), (8.75, 0)])
 def test_the_offset_is_what_the_threshold_leaves_of_eight(threshold, offset):
-    assert Schedule.make(**FIRST, rescale_threshold=threshold).fp8.p_offset == offset
+    schedule = Schedule.make(**FIRST, maximum="each", rescale_threshold=threshold)
+    assert schedule.fp8.p_offset == offset
+
+
+@pytest.mark.parametrize(("block_n", "offset"), [(32, 4), (128, 4), (224, 3.875), (256, 3.75)])
+def test_with_a_late_maximum_the_offset_leaves_room_for_a_lanes_sum(block_n, offset):
+    schedule = Schedule.make(**FIRST | dict(head_dim=64, block_n=block_n))
+    assert (schedule.softmax.maximum, schedule.fp8.p_offset) == ("late", offset)
+    assert block_n / 8 * 2**offset <= SM90.e4m3_max
 
 
 @pytest.mark.parametrize(
@@ -68,10 +76,17 @@ def test_the_offset_is_what_the_threshold_leaves_of_eight(threshold, offset):
             "fwd_e4m3_d128_full_m128n128_t4_stensor_po4p75",
         ),
         ({"rescale_threshold": 4, "p_offset": 4}, "fwd_e4m3_d128_full_m128n128_t4"),
+        ({"maximum": "late", "p_offset": 4}, "fwd_e4m3_d128_full_m128n128"),
+        ({"p_offset": 4.75}, "fwd_e4m3_d128_full_m128n128_po4p75"),
+        ({"maximum": "each", "p_offset": 8}, "fwd_e4m3_d128_full_m128n128_eachmax"),
+        ({"maximum": "each", "p_offset": 4}, "fwd_e4m3_d128_full_m128n128_eachmax_po4"),
+        ({"block_m": 256, "block_n": 256, "p_offset": 3.75}, "fwd_e4m3_d128_full_m256n256"),
     ],
 )
 def test_a_slug_says_what_is_no_default(changes, slug):
-    assert Schedule.make(**FIRST | changes).slug == slug
+    schedule = Schedule.make(**FIRST | changes)
+    assert schedule.slug == slug
+    assert Schedule.from_slug(slug) == schedule
 
 
 @given(fp8_schedules())
@@ -143,9 +158,34 @@ def test_p_that_e4m3_would_cut_off_is_refused_with_the_sum(changes, sum, near):
     assert sum in line and "8.807, the log2 of 448" in line and near in line
 
 
+@pytest.mark.parametrize(
+    ("block_n", "offset", "sum", "near"),
+    [
+        (128, 4.875, "128 / 8 equal elements of P 2 to the power of 4.875 + 4.000", 4.75),
+        (128, 8.0, "128 / 8 equal elements of P 2 to the power of 8 + 4.000", 4.75),
+        (224, 4.125, "224 / 8 equal elements of P 2 to the power of 4.125 + 4.807", 3.875),
+        (256, 4.0, "256 / 8 equal elements of P 2 to the power of 4 + 5.000", 3.75),
+    ],
+)
+def test_p_whose_equal_elements_are_too_large_for_a_late_maximum_is_refused(
+    block_n, offset, sum, near
+):
+    keys = FIRST | dict(head_dim=64, block_n=block_n)
+    (line,) = refusal(keys | dict(p_offset=offset))
+    assert line == (
+        f"schedule: fp8.p_offset makes the sum of {sum} > 8.807, the log2 of 448, so that every "
+        'block\'s maximum would be found (maximum = "late"); use p_offset = '
+        f"{near}, or leave it out"
+    )
+    assert Schedule.make(**keys, p_offset=near).softmax.maximum == "late"
+    assert Schedule.make(**keys, p_offset=offset, maximum="each").fp8.p_offset == offset
+
+
 @given(fp8_schedules())
 def test_p_has_its_place_in_every_schedule(schedule):
     most = schedule.fp8.p_offset + schedule.softmax.rescale_threshold
+    if schedule.softmax.maximum == "late":
+        most += math.log2(schedule.tile.block_n / 8)
     assert most <= math.log2(SM90.e4m3_max)
 
 
@@ -163,6 +203,17 @@ def test_the_first_schedule_in_numbers():
     assert (worked.qk_slab, worked.qk_slabs) == (128, 1)
     assert (worked.o_slab, worked.o_slabs) == (64, 2)
     assert (worked.vt_slab, worked.vt_slabs) == (128, 1)
+
+
+def test_a_late_maximum_lets_p_grow_to_what_e4m3_holds():
+    worked = planned()
+    assert worked.late and worked.most_sum == SM90.e4m3_max == 448
+    assert not planned(maximum="each").late and not planned(rescale_threshold=4.0).late
+
+
+def test_causal_consumers_let_blocks_by_in_e4m3_too():
+    masks = ("causal", "full")
+    assert [planned(mask=mask, block_m=192, head_dim=64).passes for mask in masks] == [True, False]
 
 
 @pytest.mark.parametrize(

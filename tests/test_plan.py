@@ -77,6 +77,28 @@ def test_row_sums_by_the_tensor_cores_are_eight_columns_of_the_second_product():
     assert (tensor.qk_inputs, tensor.pv_steps) == (threads.qk_inputs, threads.pv_steps)
 
 
+def test_a_maximum_is_late_where_the_schedule_says_so_up_to_what_16_bits_hold():
+    assert [planned(maximum=maximum).late for maximum in ("late", "each")] == [True, False]
+    assert not planned(rescale_threshold=8).late
+    assert {planned(dtype=dtype).most_sum for dtype in ("fp16", "bf16")} == {4096}
+
+
+@pytest.mark.parametrize(
+    ("changes", "passes", "idles"),
+    [
+        ({}, False, False),  # both warpgroups' rows end in the same block of keys
+        ({"block_n": 96}, True, False),
+        ({"block_m": 192}, True, True),
+        ({"block_m": 256, "block_n": 64, "stages": 3}, True, False),
+        ({"block_m": 192, "mask": "full"}, False, False),
+        ({"block_m": 192, "intra_warpgroup": False}, False, False),
+    ],
+)
+def test_of_consumers_that_let_blocks_by_three_idle_where_they_have_no_rows(changes, passes, idles):
+    worked = planned(**{**dict(head_dim=64, output="own"), **changes})
+    assert (worked.passes, worked.idles) == (passes, idles)
+
+
 def test_q_has_as_many_buffers_as_the_schedule_says():
     one, two = planned(), planned(q_stages=2)
     assert (one.q_stages, two.q_stages) == (1, 2)

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from fagen.plan import plan
+from fagen.schedule import Schedule
 from tests.conftest import SPREAD
 
 COMMITTED = Path(__file__).with_name("register_model.json")
@@ -26,7 +28,9 @@ def test_the_models_error_is_the_committed_one(built):
 
 
 def test_the_model_is_near_where_registers_are_scarce():
-    """Kernels with registers to spare may use more than they need; those that need most may not."""
-    scarce = [f for f in json.loads(COMMITTED.read_text()).values() if f["model"] >= 176]
-    assert scarce
+    """Kernels use what they have to spare: late ones hold a block of P before they round it."""
+    committed = json.loads(COMMITTED.read_text())
+    room = {slug: plan(Schedule.from_slug(slug)).consumer_registers for slug in committed}
+    scarce = [f for slug, f in committed.items() if 0 < room[slug] <= f["model"] + 24]
+    assert len(scarce) >= 2
     assert all(abs(f["used"] - f["model"]) <= 16 for f in scarce)

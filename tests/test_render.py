@@ -82,6 +82,36 @@ def test_every_plan_has_words_for_all_its_choices(schedule):
         assert "None" not in text and "True" not in text and "False" not in text
 
 
+@pytest.mark.parametrize(
+    ("slug", "late"),
+    [
+        ("fwd_fp16_d128_causal_m128n128", True),
+        ("fwd_fp16_d128_causal_m128n128_eachmax", False),
+        ("fwd_fp16_d128_causal_m128n128_t8", False),
+        ("fwd_fp16_d64_full_m192n128_tensorsum", False),
+        ("fwd_bf16_d64_full_m128n128_noprod_nointra", True),
+        ("fwd_e4m3_d128_causal_m128n128_sblock", True),
+        ("fwd_e4m3_d128_full_m128n128_nointra", True),
+        ("fwd_e4m3_d128_full_m128n128_eachmax", False),
+        ("fwd_e4m3_d128_full_m128n128_t4_vrows_sblock", False),
+    ],
+)
+def test_a_kernel_guesses_only_where_its_maxima_are_late(slug, late):
+    kernel = render(plan(Schedule.from_slug(slug))).kernel
+    for word in ("guess", "soften", "kMostSum"):
+        assert bool(re.search(rf"\b{word}\b", kernel)) == late
+    # the steps of a loop have a maximum before their exponentials, or after soften's
+    step = kernel[kernel.index("void step(") :].partition("\n  }")[0]
+    assert ("softmax.settle<" in step) != late and ("soften(s, p, o, softmax)" in step) == late
+    assert "update<" not in kernel and "__trap" not in step
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("fp16", "4096.0f"), ("e4m3", "448.0f")])
+def test_a_late_kernel_says_how_large_a_sum_may_be(dtype, most):
+    kernel = render(plan(Schedule.from_slug(f"fwd_{dtype}_d64_full_m64n64"))).kernel
+    assert f"constexpr float kMostSum = {most};" in " ".join(kernel.split())
+
+
 def test_a_name_that_the_plan_lacks_is_an_error():
     with pytest.raises(UndefinedError, match="blok_n"):
         environment().from_string("{{ plan.blok_n }}").render(plan=plan(Schedule.from_slug(FIRST)))

@@ -50,7 +50,7 @@ def test_attention_and_tile_are_enough_and_the_rest_follows():
     assert schedule.overlap.inter_warpgroup and schedule.overlap.intra_warpgroup
     assert schedule.grid.order == "lpt"
     assert (schedule.pipeline.stages, schedule.pipeline.q_stages) == (2, 1)
-    assert schedule.softmax.sum == "threads"
+    assert (schedule.softmax.sum, schedule.softmax.maximum) == ("threads", "late")
 
 
 @pytest.mark.parametrize(
@@ -58,12 +58,15 @@ def test_attention_and_tile_are_enough_and_the_rest_follows():
     [
         ({"block_m": 64}, {"consumers": 1, "consumer_registers": 232, "inter_warpgroup": False}),
         ({"block_m": 192}, {"consumers": 3, "producer_registers": 32, "consumer_registers": 160}),
+        ({"block_m": 256}, {"consumers": 4, "producer_registers": 32, "consumer_registers": 112}),
         ({"mask": "full"}, {"order": "persistent"}),
         (
             {"producer": "none"},
             {"producer_registers": 0, "consumer_registers": 0, "inter_warpgroup": False},
         ),
         ({"head_dim": 192, "head_dim_v": 128}, {"head_dim": 192, "head_dim_v": 128}),
+        ({"rescale_threshold": 0.125}, {"maximum": "each"}),
+        ({"head_dim": 64, "sum": "tensor"}, {"maximum": "each"}),
     ],
 )
 def test_what_is_left_out_follows_from_what_is_said(changes, expected):
@@ -100,6 +103,13 @@ def test_a_schedule_cannot_be_changed():
             {"head_dim": 64, "stages": 3, "q_stages": 2, "sum": "tensor", "rescale_threshold": 8},
             "fwd_fp16_d64_causal_m128n128_s3_q2_tensorsum_t8",
         ),
+        ({"maximum": "late", "block_m": 256}, "fwd_fp16_d128_causal_m256n128"),
+        ({"maximum": "each"}, "fwd_fp16_d128_causal_m128n128_eachmax"),
+        ({"maximum": "each", "rescale_threshold": 8}, "fwd_fp16_d128_causal_m128n128_t8"),
+        (
+            {"maximum": "each", "head_dim": 64, "sum": "tensor"},
+            "fwd_fp16_d64_causal_m128n128_tensorsum",
+        ),
         (
             {"rescale_threshold": 0.125, "p": "shared"},
             "fwd_fp16_d128_causal_m128n128_pshared_t0p125",
@@ -111,7 +121,9 @@ def test_a_schedule_cannot_be_changed():
     ],
 )
 def test_a_slug_says_what_is_no_default(changes, slug):
-    assert Schedule.make(**PLAIN).but(**changes).slug == slug
+    schedule = Schedule.make(**PLAIN).but(**changes)
+    assert schedule.slug == slug
+    assert Schedule.from_slug(slug) == schedule
 
 
 @given(schedules())
@@ -139,6 +151,10 @@ def test_two_schedules_share_a_slug_only_if_they_are_equal(one, other):
         "fwd_fp16_d128_causal_m128n128_q3",
         "fwd_fp16_d64_causal_m128n128_threadsum",
         "fwd_fp16_d128_causal_m128n128_tensorsum",  # V is wider than one slab
+        "fwd_fp16_d128_causal_m128n128_latemax",  # the default
+        "fwd_fp16_d128_causal_m128n128_eachmax_t8",  # what follows from t8
+        "fwd_fp16_d128_causal_m128n128_latemax_t8",  # and what does not go with it
+        "fwd_fp16_d64_causal_m128n128_tensorsum_eachmax",
         "fwd_fp16_d0128_causal_m128n128",
         "fwd_fp16_d128_causal_m128n128_s9999999",
         "fwd_fp16_d128_causal_m128n128_wonder",
@@ -245,6 +261,24 @@ def test_a_pair_of_blocks_needs_a_producer_and_room_for_unequal_steps(more, reas
     assert len(str(error.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rescale_threshold": 8}, "rescale_threshold = 8.0"),
+        ({"sum": "tensor"}, 'sum = "tensor"'),
+    ],
+)
+def test_a_late_maximum_needs_sums_by_threads_that_no_threshold_has_let_grow(changes, said):
+    keys = PLAIN | dict(head_dim=64, maximum="late") | changes
+    with pytest.raises(ScheduleError) as error:
+        Schedule.make(**keys)
+    assert str(error.value) == (
+        f'schedule: softmax.maximum "late" does not go with {said}: what tells that a maximum has '
+        "to be raised are the sums, which threads add up; leave either out"
+    )
+    assert Schedule.make(**keys | dict(maximum="each")).softmax.maximum == "each"
+
+
 def test_the_tensor_cores_add_rows_up_where_v_is_one_slab_wide():
     """Ones lie one step from V's columns: 16, 32 or 64 of them, with those that fill them up."""
 
@@ -299,7 +333,7 @@ def test_all_broken_rules_are_listed_at_once():
         ("head_dim", 264, "from 16 to 256"),
         ("head_dim_v", 20, "the nearest is"),
         ("block_n", 24, "in steps of 16"),
-        ("block_m", 256, "from 64 to 192 in steps of 64"),
+        ("block_m", 320, "from 64 to 256 in steps of 64"),
         ("stages", 1, "from 2 to 8"),
         ("q_stages", 3, "from 1 to 2"),
         ("sum", "tensors", 'did you mean "tensor"?'),

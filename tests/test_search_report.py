@@ -85,10 +85,10 @@ def test_the_page_tells_the_whole_story(store, tree):
 
 def test_the_heat_map_has_every_tile_and_one_best(store):
     for target in view(search.found(store)).targets:
-        assert [row.block_m for row in target.heat] == [64, 128, 192]
+        assert [row.block_m for row in target.heat] == [64, 128, 192, 256]
         assert target.block_ns == tuple(range(16, 257, 16))
         cells = [cell for row in target.heat for cell in row.cells]
-        assert len(cells) == 3 * 16
+        assert len(cells) == 4 * 16
         best = [cell for cell in cells if cell.kind == "best"]
         assert [cell.text for cell in best] == ["100"]
         assert all(0 <= cell.heat <= 1 for cell in cells if cell.heat is not None)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fagen.arch import SM90
+from fagen.emulator.tiles import outgrown
 from fagen.plan import Plan
 from fagen.quantizer.reference import by_rows, rows_of, to_e4m3
 
@@ -78,7 +79,11 @@ def emulate_fp8(
                 exponents = exponents.masked_fill(columns_of[block] > row + reach, -math.inf)
 
             highest = torch.maximum(maximum, exponents.amax(-1, keepdim=True))
-            keep = highest - maximum <= plan.rescale_threshold
+            if plan.late:
+                guess = torch.exp2(exponents - (maximum - plan.p_offset))
+                keep = ~outgrown(guess, plan, bottom - top)
+            else:
+                keep = highest - maximum <= plan.rescale_threshold
             highest = torch.where(keep, maximum, highest)
             # a row that has seen nothing yet: any finite number does, minus infinity gives NaN
             origin = highest.masked_fill(highest == -math.inf, 0.0)

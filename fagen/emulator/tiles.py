@@ -7,6 +7,8 @@ from torch import Tensor
 
 from fagen.plan import Plan
 
+_WARP_ROWS = 16  # of a warpgroup's 64
+
 
 def emulate(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Compute attention as the Plan's kernel does.
@@ -36,7 +38,7 @@ def emulate(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[
         queries = queries.reshape(batch, kv_heads, group * (bottom - top), -1)
         row = rows_of[top:bottom].repeat(group)[:, None]
 
-        softmax = _OnlineSoftmax(queries, scale, plan.rescale_threshold)
+        softmax = _OnlineSoftmax(queries, scale, plan, bottom - top)
         accumulated = queries.new_zeros(*queries.shape[:-1], v.shape[-1])
         end = min(seqlen_k, bottom + reach) if plan.mask.causal else seqlen_k
         for left in reversed(range(0, max(end, 0), plan.block_n)):
@@ -57,20 +59,45 @@ def emulate(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[
     return out, lse
 
 
+def outgrown(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
+    """Tell whose maximum a late kernel raises after a guess at p (…, rows, columns) of a block.
+
+    p is relative to the maximum so far, so infinite or NaN in a row that has seen nothing. The rows
+    of a tile come head by head; the result is (…, rows, 1). A lane adds up the columns that lie 8
+    apart, in 16 bits two such columns, in e4m3 those of one scale; and what one lane of a warp
+    finds too large raises all of its 16 rows.
+    """
+    columns = plan.scale_rows if plan.scales_by_block else plan.block_n
+    lanes = 8 if plan.fp8 else 4
+    filled = torch.nn.functional.pad(p, (0, plan.block_n - p.shape[-1]))
+    sums = filled.unflatten(-1, (-1, columns // 8, lanes, 8 // lanes)).sum((-1, -3))
+    large = ~(sums <= plan.most_sum).all(-1).all(-1)  # NaN is too large as well
+    heads = large.unflatten(-1, (-1, rows_of_a_head))
+    warps = torch.nn.functional.pad(heads, (0, -rows_of_a_head % _WARP_ROWS))
+    raised = warps.unflatten(-1, (-1, _WARP_ROWS)).any(-1, keepdim=True)
+    raised = raised.expand(*raised.shape[:-1], _WARP_ROWS).flatten(-2)[..., :rows_of_a_head]
+    return raised.flatten(-2).unsqueeze(-1)
+
+
 class _OnlineSoftmax:
     """The maximum and sum of rows of scores (..., rows, columns) that arrive block by block."""
 
-    def __init__(self, rows: Tensor, scale: float, threshold: float) -> None:
+    def __init__(self, rows: Tensor, scale: float, plan: Plan, rows_of_a_head: int) -> None:
         self.scale = scale
         self.scale_log2 = scale * math.log2(math.e)  # exp2 is the instruction that there is
-        self.threshold = threshold
+        self.plan = plan
+        self.rows_of_a_head = rows_of_a_head
         self.maximum = rows.new_full((*rows.shape[:-1], 1), -math.inf)
         self.sum = torch.zeros_like(self.maximum)
 
     def step(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Take one block: its probabilities, and the factor for all that was added up before."""
         highest = torch.maximum(self.maximum, scores.amax(-1, keepdim=True))
-        keep = (highest - self.maximum) * self.scale_log2 <= self.threshold
+        if self.plan.late:
+            guess = torch.exp2((scores - self.maximum) * self.scale_log2)
+            keep = ~outgrown(guess, self.plan, self.rows_of_a_head)
+        else:
+            keep = (highest - self.maximum) * self.scale_log2 <= self.plan.rescale_threshold
         highest = torch.where(keep, self.maximum, highest)
         # a row that has seen nothing yet: any finite number does, and minus infinity gives NaN
         origin = highest.masked_fill(highest == -math.inf, 0.0) * self.scale_log2

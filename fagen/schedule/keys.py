@@ -12,6 +12,7 @@ from fagen.arch import SM90
 from fagen.vocab import (
     DTYPES,
     MASKS,
+    MAXIMA,
     ORDERS,
     OUT_DTYPES,
     OUTPUTS,
@@ -78,7 +79,7 @@ class Tile(Section):
 
     block_m: int = Field(
         ge=SM90.wgmma_m,
-        le=3 * SM90.wgmma_m,
+        le=4 * SM90.wgmma_m,
         multiple_of=SM90.wgmma_m,
         description="query rows per thread block",
     )
@@ -105,7 +106,7 @@ class Warps(Section):
         default="warp",
         description='"warp": a specialised TMA producer; "none": consumers load for themselves',
     )
-    consumers: int = _derived("consumer warpgroups; block_m / 64 if left out", ge=1, le=3)
+    consumers: int = _derived("consumer warpgroups; block_m / 64 if left out", ge=1, le=4)
     producer_registers: int = _registers("setmaxnreg of the producer; derived if left out")
     consumer_registers: int = _registers("setmaxnreg of the consumers; derived if left out")
 
@@ -133,12 +134,18 @@ class Softmax(Section):
         description='who adds up the rows of P; "tensor": the second GEMM, by a column of ones '
         "beside V",
     )
+    maximum: Annotated[str, _OneOf(MAXIMA)] = _derived(
+        '"each": a row\'s maximum is found in each block, before the exponentials; "late": these '
+        "are relative to the maximum so far, and a block's own is found only where that makes a "
+        "sum too large; late if left out, each with a rescale_threshold or sums by the tensor cores"
+    )
     rescale_threshold: float = Field(
         default=0.0,
         ge=0,
         le=15,  # P grows to 2 to this power; one more would leave fp16's range
         multiple_of=0.125,
-        description="log2 units; > 0 keeps a row's old maximum while it is close enough",
+        description="log2 units; > 0 keeps a row's old maximum while it is close enough, with "
+        'maximum = "each"',
     )
 
 
@@ -156,7 +163,8 @@ class Fp8(Section):
         'rows that share a scale, with scales = "block"; 128 if left out'
     )
     p_offset: float = _derived(
-        "log2 units; P is computed 2 to this power larger; if left out 8 less rescale_threshold",
+        "log2 units; P is computed 2 to this power larger; if left out 4, less with wide blocks, "
+        'or with maximum = "each" 8 less rescale_threshold',
         ge=0,
         le=8,
         multiple_of=0.125,
@@ -214,17 +222,18 @@ REQUIRED = frozenset(key for key, field in _FIELDS.items() if field.is_required(
 DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "head_dim_v": lambda keys: keys["head_dim"],
     "consumers": lambda keys: keys["block_m"] // SM90.wgmma_m,
-    # three consumers use up the register file exactly; a producer beside fewer has what it needs
+    # three consumers or four use up the register file; a producer beside fewer has what it needs
     "producer_registers": lambda keys: _registers_of(keys)[0],
     "consumer_registers": lambda keys: _registers_of(keys)[1],
     "inter_warpgroup": lambda keys: keys["consumers"] > 1 and keys["producer"] == "warp",
     "order": lambda keys: MASKS[keys["mask"]].order,
+    "maximum": lambda keys: MAXIMA[keys["rescale_threshold"] > 0 or keys["sum"] == "tensor"],
     "out_dtype": lambda keys: DTYPES[keys["dtype"]].out,
     # nothing at all where Q, K and V are no e4m3
     "v_layout": lambda keys: V_LAYOUTS[0] if _fp8(keys) else "",
     "scales": lambda keys: SCALES[0] if _fp8(keys) else "",
     "scale_rows": lambda keys: SCALE_ROWS[-1] if keys["scales"] == "block" else 0,
-    "p_offset": lambda keys: max(0.0, 8 - keys["rescale_threshold"]) if _fp8(keys) else 0.0,
+    "p_offset": lambda keys: _p_offset(keys) if _fp8(keys) else 0.0,
 }
 
 
@@ -237,8 +246,23 @@ def _registers_of(keys: Mapping[str, Any]) -> tuple[int, int]:
     if keys["producer"] != "warp":
         return 0, 0
     if keys["consumers"] > 2:
-        return 32, 160
+        return 32, {3: 160, 4: 112}[keys["consumers"]]
     return 40, 232  # the producer spills with 24
+
+
+def _p_offset(keys: Mapping[str, Any]) -> float:
+    """The offset of P in e4m3 where a schedule does not say."""
+    if keys["maximum"] == "each":
+        return max(0.0, 8 - float(keys["rescale_threshold"]))
+    return min(4.0, math.floor(8 * most_p_offset(keys["block_n"])) / 8)
+
+
+def most_p_offset(block_n: int) -> float:
+    """With a late maximum: a lane adds up block_n / 8 of P, and so many equal ones have to fit.
+
+    A thousandth is for their rounding.
+    """
+    return math.log2(SM90.e4m3_max) - math.log2(block_n / 8) - 2**-10
 
 
 def _one_slab(columns: int, dtype: str) -> bool:
@@ -295,6 +319,14 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             '"tensor" adds P up after it is rounded, which in bf16 puts the log-sum-exp of a row '
             'that sees two or three keys off by 1.3e-3, and 1e-3 is promised: use sum = "threads"',
         )
+    if keys["maximum"] == "late":
+        for key, only in (("rescale_threshold", 0.0), ("sum", "threads")):
+            if keys[key] != only:
+                yield (
+                    "maximum",
+                    f'"late" does not go with {key} = {_toml(keys[key])}: what tells that a '
+                    "maximum has to be raised are the sums, which threads add up; leave either out",
+                )
     if keys["producer"] == "none":
         for key in ("producer_registers", "consumer_registers"):
             if keys[key]:
@@ -351,7 +383,18 @@ def _rules_of_fp8(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                     f"{keys['scale_rows']} does not divide {key} = {keys[key]}: a tile holds whole "
                     f"blocks of scales; use scale_rows = {fits[-1] if fits else SCALE_ROWS[0]}",
                 )
-    yield from _range_of_p(keys["p_offset"], keys["rescale_threshold"])
+    if keys["maximum"] == "each":
+        yield from _range_of_p(keys["p_offset"], keys["rescale_threshold"])
+    elif keys["p_offset"] > most_p_offset(keys["block_n"]):
+        most = most_p_offset(keys["block_n"])
+        yield (
+            "p_offset",
+            f"makes the sum of {keys['block_n']} / 8 equal elements of P 2 to the power of "
+            f"{keys['p_offset']:g} + {math.log2(keys['block_n'] / 8):.3f} > "
+            f"{math.log2(SM90.e4m3_max):.3f}, the log2 of {SM90.e4m3_max:g}, so that every block's "
+            f'maximum would be found (maximum = "late"); use p_offset = '
+            f"{max(0, math.floor(most * 8) / 8):g}, or leave it out",
+        )
 
 
 def _range_of_p(offset: float, threshold: float) -> Iterator[tuple[str, str]]:

@@ -20,11 +20,12 @@ from fagen.vocab import DTYPES, MASKS, ORDERS
 
 # Fitted to the kernels of benchmarks/search/ (NVIDIA H200); clocks where nothing else is said.
 SHARPNESS = 3.7
-CLOCKS_PER_INSTRUCTION = 0.015  # of one warp, beyond what hides under its wgmmas
-INSTRUCTIONS_PER_SCORE = 4.5  # maximum, scaling, exponential, sum, half a conversion
+CLOCKS_PER_INSTRUCTION = 0.3  # of one warp, beyond what hides under its wgmmas
+INSTRUCTIONS_PER_SCORE = 3.5  # scaling, exponential, sum, half a conversion
+MAXIMUM = 1.0  # one more of those, where a maximum is found in each block
 SUMS_BY_TENSOR = 2.0  # fewer of those where the second GEMM adds the rows up
-LATENCY = 590.0  # of a step: barriers, the first wgmma, shuffles, the exponentials' pace
-VOTE = 21.0  # of a step: whether O needs rescaling, and the branch
+LATENCY = 430.0  # of a step: barriers, the first wgmma, shuffles, the exponentials' pace
+SOUGHT = 160.0  # of a step, where it is: before the exponentials, and lanes compare
 PAIR = 141.0  # of a step: waiting for the other block of a cluster
 WAIT = 385.0  # for one more wgmma, where the softmax does not run under it
 NO_PRODUCER = 276.0  # of a step, for all: consumers that copy for themselves wait for each other
@@ -32,6 +33,13 @@ CROSSING = 0.09  # of the chain, between tiles that overlap, beyond their steps
 EPILOGUE = 1_310.0  # of a tile
 SHARED_OUTPUT = 24.0  # of a tile: all wait until V is read, and V's copies until O is gone
 NEW_BLOCK = 2_750.0  # of a tile in a thread block of its own: it begins with nothing loaded
+FETCH = 700.0
+CLASH = 0.1
+TURNS = 300.0
+OUTPUT = 2.0
+MASKED = 5.0
+SPARED = 0.5
+CONVERSION = 0.0
 HEAD_START = 0.85  # of a causal grid's mean tile, by which its slowest block ends late
 
 
@@ -64,6 +72,7 @@ class Step:
     shared: float
     issue: float
     l2: float
+    ring: float
     chain: float
     alone: float
     between: float
@@ -91,7 +100,7 @@ def step(values: Mapping[str, Any]) -> Step:
 
 _STEP_KEYS = (
     *("dtype", "head_dim", "head_dim_v", "consumers", "producer"),
-    *("intra_warpgroup", "p", "sum", "rescale_threshold", "cluster"),
+    *("intra_warpgroup", "p", "sum", "maximum", "rescale_threshold", "cluster", "stages", "inter_warpgroup"),
 )
 _KEYS = ("block_m", "block_n", "mask", "order", "output", *_STEP_KEYS)  # all that counts
 
@@ -107,8 +116,11 @@ def _step(
     intra_warpgroup: bool,
     p: str,
     row_sum: str,
+    maximum: str,
     rescale_threshold: float,
     cluster: int,
+    stages: int,
+    inter_warpgroup: bool,
 ) -> Step:
     m, n = block_m, block_n
     e = DTYPES[dtype].bytes
@@ -124,11 +136,13 @@ def _step(
     through = 2 * m * n * e if p == "shared" else 0  # P written, and read
     shared = (read + copied + through) / SM90.smem_bytes
 
-    rescaling = 0.2 if rescale_threshold else 1.0  # of O's registers, multiplied every step
+    sought = maximum == "each"
+    rescaling = 1.0 if sought and not rescale_threshold else 0.0  # of O's registers, in every step
     per_warp = (
         n
         / 2
-        * (INSTRUCTIONS_PER_SCORE - by_tensor * SUMS_BY_TENSOR)  # a thread's scores of two rows
+        # a thread's scores of two rows
+        * (INSTRUCTIONS_PER_SCORE + sought * MAXIMUM + (e == 1) * CONVERSION - by_tensor * SUMS_BY_TENSOR)
         + d_v / 2 * rescaling
         + (n / 8 + 20 if p == "shared" else 0)
         + 60
@@ -137,14 +151,17 @@ def _step(
 
     chain = tensor / consumers + per_warp * CLOCKS_PER_INSTRUCTION + LATENCY
     chain += 0 if intra_warpgroup else WAIT
-    chain += VOTE if rescale_threshold else 0
+    chain += SOUGHT if sought and not rescale_threshold else 0
     chain += PAIR if cluster > 1 else 0
+    exponentials = m * n / SM90.exponentials
+    chain += 0 if inter_warpgroup or consumers < 2 else CLASH * min(tensor, exponentials)
     return Step(
         tensor=tensor,
-        exponentials=m * n / SM90.exponentials,
+        exponentials=exponentials,
         shared=shared,
         issue=warps * per_warp / SM90.issued_warps,
         l2=copied / cluster / SM90.l2_bytes_per_clock,
+        ring=FETCH / (stages - 1),
         chain=chain,
         alone=0.0 if producer == "warp" else NO_PRODUCER,
         between=chain * (CROSSING if producer == "warp" and intra_warpgroup else 1.0),
@@ -155,18 +172,26 @@ def predictor(sizes: Sequence[Size]) -> Callable[[Mapping[str, Any]], tuple[floa
     """Return a function from a schedule's values to its predicted seconds at each size."""
 
     @cache
-    def grids(m: int, n: int, mask: str, order: str) -> tuple[tuple[float, float], ...]:
-        return tuple(grid(m, n, mask, order, size) for size in sizes)
+    def grids(
+        m: int, n: int, mask: str, order: str, cluster: int, stages: int
+    ) -> tuple[tuple[float, float], ...]:
+        return tuple(grid(m, n, mask, order, size, cluster, stages) for size in sizes)
 
     @cache
     def times(
         m: int, n: int, mask: str, order: str, output: str, *of_step: Any
     ) -> tuple[float, ...]:
         one = _step(m, n, *of_step)
-        tile = one.between + EPILOGUE + (0 if output == "own" else SHARED_OUTPUT)
+        d_v, cluster, stages, inter = of_step[2], of_step[-3], of_step[-2], of_step[-1]
+        tile = one.between + EPILOGUE + OUTPUT * d_v + (0 if output == "own" else SHARED_OUTPUT)
         tile += 0 if ORDERS[order].persistent else NEW_BLOCK
+        if MASKS[mask].causal:
+            tile += (64 + n) * MASKED + (TURNS if inter else 0)
         clocks, clock, launch = one.clocks, SM90.clock_hz, SM90.launch_seconds
-        return tuple((a * clocks + b * tile) / clock + launch for a, b in grids(m, n, mask, order))
+        return tuple(
+            (a * clocks + b * tile) / clock + launch
+            for a, b in grids(m, n, mask, order, cluster, stages)
+        )
 
     pick = itemgetter(*_KEYS)
     return lambda values: times(*pick(values))
@@ -177,15 +202,22 @@ def seconds(values: Mapping[str, Any], size: Size) -> float:
     return predictor([size])(values)[0]
 
 
-def grid(m: int, n: int, mask: str, order: str, size: Size) -> tuple[float, float]:
+def grid(
+    m: int, n: int, mask: str, order: str, size: Size, cluster: int = 1, stages: int = 2
+) -> tuple[float, float]:
     """Return the steps and the tiles of the multiprocessor that ends last."""
-    m_blocks = ceil(size.seqlen_q / m)
+    m_blocks = ceil(ceil(size.seqlen_q / m) / cluster) * cluster
     heads = size.batch * size.heads
     rounds = ceil(m_blocks * heads / SM90.sm_count)
     if not MASKS[mask].causal:
         return rounds * ceil(size.seqlen_k / n), rounds
     shift = size.seqlen_k - size.seqlen_q
-    lengths = [ceil(max(0, min(size.seqlen_k, (i + 1) * m + shift)) / n) for i in range(m_blocks)]
+    together = m * cluster
+    passed = min((together - SM90.wgmma_m) / n, stages - 1) * SPARED
+    lengths = [
+        max(0.0, ceil(max(0, min(size.seqlen_k, (i // cluster + 1) * together + shift)) / n) - passed)
+        for i in range(m_blocks)
+    ]
     mean = sum(lengths) / m_blocks
     if ORDERS[order].longest_first:
         even = mean * m_blocks * heads / SM90.sm_count

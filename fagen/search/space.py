@@ -24,7 +24,7 @@ from fagen.toml_lines import MAX_BYTES, read_toml
 
 # What a search tries where its space says nothing.  A key that is not here keeps its default.
 DEFAULTS: Mapping[str, tuple[Any, ...]] = {
-    "block_m": (64, 128, 192),
+    "block_m": (64, 128, 192, 256),
     "block_n": tuple(range(16, 257, 16)),
     "stages": (2, 3),
     "q_stages": (1, 2),
@@ -33,8 +33,6 @@ DEFAULTS: Mapping[str, tuple[Any, ...]] = {
     "inter_warpgroup": (True, False),
     "intra_warpgroup": (True, False),
     "p": ("registers", "shared"),
-    "sum": ("threads", "tensor"),
-    "rescale_threshold": (0.0, 8.0),
     "cluster": (1, 2),
     "order": (None, "single"),  # None: left out, so that it is what suits the mask
 }

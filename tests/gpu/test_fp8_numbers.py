@@ -12,6 +12,7 @@ from fagen.measure.shapes import Shape, inputs, problem, softmax_scale, verifica
 from fagen.plan import plan
 from fagen.quantizer.reference import by_columns
 from fagen.schedule import Schedule
+from tests.gpu.steep import levels, slopes
 
 pytestmark = pytest.mark.gpu
 
@@ -56,6 +57,10 @@ KNOBS = [
     "fwd_e4m3_d128_causal_m128n128_t4",
     "fwd_e4m3_d128_full_m128n128_t4_vrows_sblock",
     "fwd_e4m3_d64_full_m128n128_po4p75",
+    "fwd_e4m3_d128_full_m128n128_eachmax",
+    "fwd_e4m3_d128_causal_m128n128_eachmax_vrows_sblock",
+    "fwd_e4m3_d64_full_m256n64",
+    "fwd_e4m3_d64_causal_m256n64_s3_sblock_sr64",
     "fwd_e4m3_d64_causal_m128n128_s3_q2_vrows",
     "fwd_e4m3_d64_full_m128n128_sblock_single",
     "fwd_e4m3_d64_causal_m64n64_s4_vrows_persistent",
@@ -174,6 +179,22 @@ def test_scores_that_grow_along_the_keys_keep_the_running_maximum_right(few, dir
     ramp = torch.linspace(*(0.1, 3.0)[::direction], 700, device="cuda")
     k = (k.float() * ramp[:, None, None]).to(k.dtype)
     error = fp8_error(few.plan, case, kernel_of(few), q, k, v)
+    assert error.ok, error
+
+
+@pytest.mark.parametrize("sizes", [(300, 700), (700, 300)], ids=["fewer rows", "more rows"])
+@pytest.mark.parametrize("factor", [1, 8, 64])
+def test_maxima_that_grow_beyond_what_exp2_holds_are_raised_in_time(few, factor, sizes):
+    """Twice by up to 2.5, 20 and 160 log2 units, not in all rows of a warp; some see a key late.
+
+    A score is one product, of bytes: what tensor cores lose in a sum would be much in its exponent.
+    """
+    case = problem(few.plan, Shape(1, *sizes, 4, 2))
+    scale = softmax_scale(case.head_dim)
+    q, k, v = inputs(case)
+    k[..., 0] = k[..., 0] / factor + levels(sizes[1])[:, None] / scale
+    q[..., 0], q[..., 1:] = slopes(sizes[0])[:, None], 0
+    error = fp8_error(few.plan, case, kernel_of(few), q, k, v, factor * scale)
     assert error.ok, error
 
 

@@ -12,6 +12,7 @@ from fagen import op
 from fagen.measure.accuracy import check, shape_error
 from fagen.measure.shapes import inputs, softmax_scale
 from tests.gpu.layouts import LAYOUTS
+from tests.gpu.steep import levels, slopes
 
 pytestmark = pytest.mark.gpu
 
@@ -66,6 +67,18 @@ def test_scores_that_grow_along_the_keys_keep_the_running_maximum_right(kernel, 
     q, k, v = inputs(case)
     ramp = torch.linspace(*(0.1, 3.0)[::direction], 700, device="cuda")
     k = (k.float() * ramp[:, None, None]).to(k.dtype)
+    error = shape_error(case, kernel.poisoned, q, k, v)
+    assert error.ok, error
+
+
+@pytest.mark.parametrize("sizes", [(300, 700), (700, 300)], ids=["fewer rows", "more rows"])
+@pytest.mark.parametrize("factor", [1, 8, 64])
+def test_maxima_that_grow_beyond_what_exp2_holds_are_raised_in_time(kernel, factor, sizes):
+    """Twice by up to 2.5, 20 and 160 log2 units, not in all rows of a warp; some see a key late."""
+    case = kernel.problem(1, *sizes, 4, 2)
+    q, k, v = inputs(case)
+    q[..., 0] = factor * slopes(sizes[0])[:, None]
+    k[..., 0] = levels(sizes[1])[:, None] / softmax_scale(case.head_dim)
     error = shape_error(case, kernel.poisoned, q, k, v)
     assert error.ok, error
 

@@ -1,0 +1,105 @@
+"""Whose maximum a late kernel raises: the emulators' tensors against a warp's lanes, one by one."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fagen.emulator.tiles import outgrown
+from fagen.plan import Plan, plan
+from fagen.schedule import Schedule
+
+PLANS = {
+    "fp16": dict(dtype="fp16", block_n=48),
+    "e4m3": dict(dtype="e4m3", block_n=64),
+    "e4m3, scales by block": dict(dtype="e4m3", block_n=96, scales="block", scale_rows=32),
+}
+
+
+def planned(name: str) -> Plan:
+    return plan(Schedule.make(head_dim=64, mask="full", block_m=64, **PLANS[name]))
+
+
+def lanes_of(of: Plan, columns: int) -> list[list[int]]:
+    """The columns that are added up together: in each 8 those of a lane, in e4m3 one by one."""
+    width = 1 if of.fp8 else 2
+    share = of.scale_rows if of.scales_by_block else of.block_n
+    return [
+        [c for c in range(left, min(left + share, columns)) if c % 8 // width == lane]
+        for left in range(0, of.block_n, share)
+        for lane in range(8 // width)
+    ]
+
+
+def by_hand(p: Tensor, of: Plan, rows_of_a_head: int) -> list[bool]:
+    """p is (rows, columns) of a tile, head by head."""
+    lanes = lanes_of(of, p.shape[1])
+    raised = []
+    for top in range(0, len(p), rows_of_a_head):
+        head = p[top : top + rows_of_a_head].tolist()
+        for first in range(0, rows_of_a_head, 16):
+            warp = head[first : first + 16]
+            fit = all(sum(row[c] for c in lane) <= of.most_sum for row in warp for lane in lanes)
+            raised += [not fit] * len(warp)
+    return raised
+
+
+@pytest.mark.parametrize("columns", [48, 41, 5])
+@pytest.mark.parametrize("rows", [64, 37, 16, 3], ids="{} rows of a head".format)
+@pytest.mark.parametrize("name", PLANS)
+def test_a_warp_is_raised_as_its_lanes_find_it(name: str, rows: int, columns: int) -> None:
+    """Two batches, two heads of K and V, three of Q to each; a block may end before its columns."""
+    of = planned(name)
+    dice = torch.Generator().manual_seed(columns)
+    longest = max(len(lane) for lane in lanes_of(of, columns))
+    # whole numbers, whose sums are exact; those of the fullest lanes are around the limit
+    p = torch.randint(0, 9, (2, 2, 3 * rows, columns), generator=dice).float()
+    p *= of.most_sum // (4 * longest)
+    p[torch.rand(2, 2, 3 * rows, generator=dice) < 0.9] /= 2  # most rows stay well below it
+    found = outgrown(p, of, rows)
+    assert found.shape == (2, 2, 3 * rows, 1)
+    expected = [by_hand(tile, of, rows) for tile in p.flatten(0, 1)]
+    assert found.view(4, -1).tolist() == expected
+    assert {True, False} == {raised for tile in expected for raised in tile}
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_row_that_has_seen_no_key_raises_its_warp_and_no_other(name: str, wrong: float) -> None:
+    """Its maximum is minus infinity: then p is infinite, or NaN where the key is hidden as well."""
+    of = planned(name)
+    for row in (0, 15, 16, 35, 36, 39):
+        p = torch.zeros(1, 1, 2 * 20, 30)  # two heads of a warp and a quarter
+        p[0, 0, row, 29] = wrong
+        warp = next(rows for rows in ((0, 16), (16, 20), (20, 36), (36, 40)) if row < rows[1])
+        expected = [warp[0] <= other < warp[1] for other in range(40)]
+        assert outgrown(p, of, 20).flatten().tolist() == expected
+        assert by_hand(p[0, 0], of, 20) == expected
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_sum_may_be_the_limit_and_no_more(name: str) -> None:
+    of = planned(name)
+    for lane in lanes_of(of, of.block_n):
+        p = torch.zeros(1, 1, 16, of.block_n)
+        p[..., 3, lane[0]] = of.most_sum - 1
+        p[..., 3, lane[-1]] += 1
+        assert not outgrown(p, of, 16).any()
+        p[..., 3, lane[-1]] += 1
+        assert outgrown(p, of, 16).all()
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_what_different_lanes_find_is_not_added_up(name: str) -> None:
+    """A row may be as many times the limit as it has lanes, of each scale's keys."""
+    of = planned(name)
+    p = torch.zeros(1, 1, 16, of.block_n)
+    p[..., [lane[0] for lane in lanes_of(of, of.block_n)]] = of.most_sum
+    assert not outgrown(p, of, 16).any()
+
+
+def test_hidden_keys_add_nothing_in_rows_that_have_seen_others() -> None:
+    for name in PLANS:
+        guess = torch.exp2(torch.full((1, 1, 16, 32), -math.inf) - 5.0)
+        assert not outgrown(guess, planned(name), 16).any()
