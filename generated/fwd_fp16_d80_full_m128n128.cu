@@ -703,7 +703,7 @@ struct Consumer {
   }
 
   // One block, with two products in flight: this block's S and the O of the block before. The
-  // softmax of S runs while the second is still being computed.
+  // softmax of S comes after both; beside it run the other warpgroups' products.
   template <bool masked>
   __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
                                        Probabilities& p, Output& o, Softmax& softmax) {

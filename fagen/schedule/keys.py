@@ -119,7 +119,7 @@ class Overlap(Section):
         "true if left out, where there are a producer warp and two consumers or more"
     )
     intra_warpgroup: bool = Field(
-        default=True, description="the next QKᵀ issued before this block's softmax"
+        default=True, description="a block's QKᵀ is issued with the PV of the block before"
     )
 
 
