@@ -233,7 +233,12 @@ def _passes(schedule: Schedule) -> bool:
     passed = -(-(block_m - SM90.wgmma_m) // block_n)
     in_turns = schedule.overlap.inter_warpgroup and schedule.pipeline.output == "v_space"
     ends_elsewhere = block_m % block_n > 0 or block_m - SM90.wgmma_m >= block_n
-    return ends_elsewhere and 0 < passed <= (1 if in_turns else schedule.pipeline.stages)
+    if not ends_elsewhere or not 0 < passed <= (1 if in_turns else schedule.pipeline.stages):
+        return False
+    # K is asked for that far before the first V, which waits for the last tile's O; but the first K
+    # alone makes room before there is a V
+    asked_ahead = -(-block_m // block_n)
+    return schedule.pipeline.output != "v_space" or asked_ahead <= schedule.pipeline.stages
 
 
 def _swizzle(row_bytes: int) -> Swizzle:

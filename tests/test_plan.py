@@ -207,3 +207,18 @@ def test_a_rule_is_never_broken_by_an_offer():
 
 def test_search_can_tell_wrong_from_too_large():
     assert not issubclass(OverBudget, ScheduleError)
+
+
+@pytest.mark.parametrize(
+    ("slug", "passes"),
+    [
+        ("fwd_fp16_d256_causal_m128n64_vspace_nointer", True),  # asks for 2 blocks of K ahead
+        ("fwd_fp16_d256_causal_m128n48_vspace_nointer", False),  # for 3, and has room for 2
+        ("fwd_fp16_d256_causal_m128n48_s3_vspace_nointer", True),
+        ("fwd_fp16_d128_causal_m192n64_vspace_nointer", False),
+        ("fwd_fp16_d128_causal_m192n64_s3_vspace_nointer", True),
+        ("fwd_fp16_d128_causal_m192n64", True),  # O needs no V to be gone
+    ],
+)
+def test_blocks_are_let_by_only_where_k_can_be_asked_for_before_o_has_left_vs_space(slug, passes):
+    assert plan(Schedule.from_slug(slug)).passes is passes

@@ -1,10 +1,11 @@
 """Predict how long a schedule takes at a shape, from what one multiprocessor does per clock.
 
 A step, block_n keys for the block's rows, keeps tensor cores, MUFU, shared memory, issue slots and
-L2 busy for so many clocks each; and one warpgroup alone has a chain of its own, multiply, softmax,
-multiply, which others fill up.  Nothing hides wholly behind the busiest, so they are added as a
-norm: SHARPNESS = 1 would be their sum, infinity their maximum.  Whether warpgroups take turns and
-whether Q has a second buffer hardly mattered in what was measured, and is left out.
+L2 busy for so many clocks each; one warpgroup alone has a chain of its own, multiply, softmax,
+multiply, which others fill up; and K and V come no faster than their buffers come free.  Nothing
+hides wholly behind the busiest, so they are added as a norm: SHARPNESS = 1 would be their sum,
+infinity their maximum.  Whether Q has a second buffer hardly mattered in what was measured, and is
+left out.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,28 +20,18 @@ from fagen.budget import padded_head_dims
 from fagen.vocab import DTYPES, MASKS, ORDERS
 
 # Fitted to the kernels of benchmarks/search/ (NVIDIA H200); clocks where nothing else is said.
-SHARPNESS = 3.7
-CLOCKS_PER_INSTRUCTION = 0.3  # of one warp, beyond what hides under its wgmmas
-INSTRUCTIONS_PER_SCORE = 3.5  # scaling, exponential, sum, half a conversion
-MAXIMUM = 1.0  # one more of those, where a maximum is found in each block
-SUMS_BY_TENSOR = 2.0  # fewer of those where the second GEMM adds the rows up
-LATENCY = 430.0  # of a step: barriers, the first wgmma, shuffles, the exponentials' pace
-SOUGHT = 160.0  # of a step, where it is: before the exponentials, and lanes compare
-PAIR = 141.0  # of a step: waiting for the other block of a cluster
-WAIT = 385.0  # for one more wgmma, where the softmax does not run under it
-NO_PRODUCER = 276.0  # of a step, for all: consumers that copy for themselves wait for each other
-CROSSING = 0.09  # of the chain, between tiles that overlap, beyond their steps
-EPILOGUE = 1_310.0  # of a tile
-SHARED_OUTPUT = 24.0  # of a tile: all wait until V is read, and V's copies until O is gone
-NEW_BLOCK = 2_750.0  # of a tile in a thread block of its own: it begins with nothing loaded
-FETCH = 700.0
-CLASH = 0.1
-TURNS = 300.0
-OUTPUT = 2.0
-MASKED = 5.0
-SPARED = 0.5
-CONVERSION = 0.0
-HEAD_START = 0.85  # of a causal grid's mean tile, by which its slowest block ends late
+SHARPNESS = 5.0
+INSTRUCTIONS_PER_SCORE = 6.8  # scaling, exponential, sum, conversion, and what goes with them
+MAXIMUM = 2.0  # more of those, where one is found in each block (from an earlier search of such)
+FETCH = 810.0  # from a buffer of K or V that is free to one that is full again
+WAIT = 560.0  # for one more wgmma, where the softmax does not run under it
+CLASH = 1.8e-4  # of the chain, for each clock on tensor cores and each on MUFU, without turns
+NO_PRODUCER = 180.0  # of a step, for all: consumers that copy for themselves wait for each other
+EPILOGUE = 3_480.0  # of a tile: its first loads, its first step alone, its output
+TURNS = 600.0  # of a causal tile: warpgroups take turns also where one has no key to see
+SHARED_OUTPUT = 1_220.0  # of a tile: V's copies wait until O is gone
+NEW_BLOCK = 3_290.0  # of a tile in a thread block of its own: it begins with nothing loaded
+HEAD_START = 0.67  # of a causal grid's mean tile, by which its slowest block ends late
 
 
 @dataclass(frozen=True)
@@ -63,8 +54,8 @@ class Size:
 class Step:
     """Clocks of one step, by what is busy.
 
-    `chain` is one warpgroup's own way through it; under `alone` nothing else runs, and `between`
-    is from one tile to the next.
+    `ring` is how soon its buffers are full again, `chain` one warpgroup's own way through it; under
+    `alone` nothing else runs, and `between` is from one tile to the next.
     """
 
     tensor: float
@@ -95,19 +86,23 @@ class Step:
 
 def step(values: Mapping[str, Any]) -> Step:
     """Return what one step of a schedule costs; `values` are those of all its keys."""
-    return _step(*(values[key] for key in ("block_m", "block_n", *_STEP_KEYS)))
+    return _step(*(values[key] for key in _STEP_KEYS))
 
 
 _STEP_KEYS = (
-    *("dtype", "head_dim", "head_dim_v", "consumers", "producer"),
-    *("intra_warpgroup", "p", "sum", "maximum", "rescale_threshold", "cluster", "stages", "inter_warpgroup"),
+    *("block_m", "block_n", "cluster", "inter_warpgroup", "stages", "dtype", "head_dim"),
+    *("head_dim_v", "consumers", "producer", "intra_warpgroup", "p", "sum", "maximum"),
+    "rescale_threshold",
 )
-_KEYS = ("block_m", "block_n", "mask", "order", "output", *_STEP_KEYS)  # all that counts
+_KEYS = ("mask", "order", "output", *_STEP_KEYS)  # all that counts
 
 
 def _step(
     block_m: int,
     block_n: int,
+    cluster: int,
+    inter_warpgroup: bool,
+    stages: int,
     dtype: str,
     head_dim: int,
     head_dim_v: int,
@@ -118,17 +113,13 @@ def _step(
     row_sum: str,
     maximum: str,
     rescale_threshold: float,
-    cluster: int,
-    stages: int,
-    inter_warpgroup: bool,
 ) -> Step:
     m, n = block_m, block_n
     e = DTYPES[dtype].bytes
     d, d_v = padded_head_dims(head_dim, head_dim_v, dtype)
     rows = SM90.wgmma_m
 
-    by_tensor = row_sum == "tensor"
-    ones = SM90.wgmma_n_step if by_tensor else 0
+    ones = SM90.wgmma_n_step if row_sum == "tensor" else 0
 
     tensor = 2 * m * n * (d + d_v + ones) / (SM90.tensor_flops * 2 / e)
     read = consumers * (rows * d + n * d + n * d_v) * e  # Q's rows again, all of K and V
@@ -139,22 +130,19 @@ def _step(
     sought = maximum == "each"
     rescaling = 1.0 if sought and not rescale_threshold else 0.0  # of O's registers, in every step
     per_warp = (
-        n
-        / 2
-        # a thread's scores of two rows
-        * (INSTRUCTIONS_PER_SCORE + sought * MAXIMUM + (e == 1) * CONVERSION - by_tensor * SUMS_BY_TENSOR)
+        n / 2 * (INSTRUCTIONS_PER_SCORE + sought * MAXIMUM)  # a thread's scores of two rows
         + d_v / 2 * rescaling
         + (n / 8 + 20 if p == "shared" else 0)
         + 60
     )
     warps = consumers * SM90.warpgroup_threads / SM90.warp_threads
 
-    chain = tensor / consumers + per_warp * CLOCKS_PER_INSTRUCTION + LATENCY
-    chain += 0 if intra_warpgroup else WAIT
-    chain += SOUGHT if sought and not rescale_threshold else 0
-    chain += PAIR if cluster > 1 else 0
     exponentials = m * n / SM90.exponentials
-    chain += 0 if inter_warpgroup or consumers < 2 else CLASH * min(tensor, exponentials)
+    overlapped = producer == "warp" and intra_warpgroup  # the next tile begins under this one's end
+
+    chain = tensor / consumers + per_warp
+    chain += 0 if intra_warpgroup else WAIT
+    chain += 0 if inter_warpgroup or consumers == 1 else CLASH * tensor * exponentials
     return Step(
         tensor=tensor,
         exponentials=exponentials,
@@ -164,33 +152,29 @@ def _step(
         ring=FETCH / (stages - 1),
         chain=chain,
         alone=0.0 if producer == "warp" else NO_PRODUCER,
-        between=chain * (CROSSING if producer == "warp" and intra_warpgroup else 1.0),
+        between=0.0 if overlapped else chain,
     )
 
 
 def predictor(sizes: Sequence[Size]) -> Callable[[Mapping[str, Any]], tuple[float, ...]]:
     """Return a function from a schedule's values to its predicted seconds at each size."""
+    cached_step = cache(_step)
 
     @cache
     def grids(
-        m: int, n: int, mask: str, order: str, cluster: int, stages: int
+        m: int, n: int, mask: str, order: str, cluster: int
     ) -> tuple[tuple[float, float], ...]:
-        return tuple(grid(m, n, mask, order, size, cluster, stages) for size in sizes)
+        return tuple(grid(m, n, mask, order, size, cluster) for size in sizes)
 
     @cache
-    def times(
-        m: int, n: int, mask: str, order: str, output: str, *of_step: Any
-    ) -> tuple[float, ...]:
-        one = _step(m, n, *of_step)
-        d_v, cluster, stages, inter = of_step[2], of_step[-3], of_step[-2], of_step[-1]
-        tile = one.between + EPILOGUE + OUTPUT * d_v + (0 if output == "own" else SHARED_OUTPUT)
+    def times(mask: str, order: str, output: str, *of_step: Any) -> tuple[float, ...]:
+        one, (m, n, cluster, inter_warpgroup) = cached_step(*of_step), of_step[:4]
+        tile = one.between + EPILOGUE + (0 if output == "own" else SHARED_OUTPUT)
         tile += 0 if ORDERS[order].persistent else NEW_BLOCK
-        if MASKS[mask].causal:
-            tile += (64 + n) * MASKED + (TURNS if inter else 0)
+        tile += TURNS if inter_warpgroup and MASKS[mask].causal else 0
         clocks, clock, launch = one.clocks, SM90.clock_hz, SM90.launch_seconds
         return tuple(
-            (a * clocks + b * tile) / clock + launch
-            for a, b in grids(m, n, mask, order, cluster, stages)
+            (a * clocks + b * tile) / clock + launch for a, b in grids(m, n, mask, order, cluster)
         )
 
     pick = itemgetter(*_KEYS)
@@ -203,21 +187,21 @@ def seconds(values: Mapping[str, Any], size: Size) -> float:
 
 
 def grid(
-    m: int, n: int, mask: str, order: str, size: Size, cluster: int = 1, stages: int = 2
+    m: int, n: int, mask: str, order: str, size: Size, cluster: int = 1
 ) -> tuple[float, float]:
-    """Return the steps and the tiles of the multiprocessor that ends last."""
-    m_blocks = ceil(ceil(size.seqlen_q / m) / cluster) * cluster
+    """Return the steps and the tiles of the multiprocessor that ends last.
+
+    The blocks of a cluster have neighbouring tiles, and as many steps as the longest of those.
+    """
+    rows = m * cluster
+    m_blocks = ceil(size.seqlen_q / rows) * cluster
     heads = size.batch * size.heads
     rounds = ceil(m_blocks * heads / SM90.sm_count)
     if not MASKS[mask].causal:
         return rounds * ceil(size.seqlen_k / n), rounds
     shift = size.seqlen_k - size.seqlen_q
-    together = m * cluster
-    passed = min((together - SM90.wgmma_m) / n, stages - 1) * SPARED
-    lengths = [
-        max(0.0, ceil(max(0, min(size.seqlen_k, (i // cluster + 1) * together + shift)) / n) - passed)
-        for i in range(m_blocks)
-    ]
+    ends = [(i // cluster + 1) * rows + shift for i in range(m_blocks)]
+    lengths = [ceil(max(0, min(size.seqlen_k, end)) / n) for end in ends]
     mean = sum(lengths) / m_blocks
     if ORDERS[order].longest_first:
         even = mean * m_blocks * heads / SM90.sm_count
