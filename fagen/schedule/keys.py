@@ -227,7 +227,9 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "consumer_registers": lambda keys: _registers_of(keys)[1],
     "inter_warpgroup": lambda keys: keys["consumers"] > 1 and keys["producer"] == "warp",
     "order": lambda keys: MASKS[keys["mask"]].order,
-    "maximum": lambda keys: MAXIMA[keys["rescale_threshold"] > 0 or keys["sum"] == "tensor"],
+    "maximum": lambda keys: (
+        "each" if keys["rescale_threshold"] > 0 or keys["sum"] == "tensor" else "late"
+    ),
     "out_dtype": lambda keys: DTYPES[keys["dtype"]].out,
     # nothing at all where Q, K and V are no e4m3
     "v_layout": lambda keys: V_LAYOUTS[0] if _fp8(keys) else "",
@@ -385,8 +387,7 @@ def _rules_of_fp8(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 )
     if keys["maximum"] == "each":
         yield from _range_of_p(keys["p_offset"], keys["rescale_threshold"])
-    elif keys["p_offset"] > most_p_offset(keys["block_n"]):
-        most = most_p_offset(keys["block_n"])
+    elif keys["p_offset"] > (most := most_p_offset(keys["block_n"])):
         yield (
             "p_offset",
             f"makes the sum of {keys['block_n']} / 8 equal elements of P 2 to the power of "

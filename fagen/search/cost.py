@@ -89,7 +89,7 @@ def step(values: Mapping[str, Any]) -> Step:
     return _step(*(values[key] for key in _STEP_KEYS))
 
 
-_STEP_KEYS = (
+_STEP_KEYS = (  # the first four also say how tiles follow each other
     *("block_m", "block_n", "cluster", "inter_warpgroup", "stages", "dtype", "head_dim"),
     *("head_dim_v", "consumers", "producer", "intra_warpgroup", "p", "sum", "maximum"),
     "rescale_threshold",
