@@ -1,14 +1,13 @@
 """attention(q, k, v, …): tensors in, attention out, by the kernel that `schedules/` has for them.
 
-Which one that is, its dispatch table says for each card and number of keys, or a user's own table.
+Which one that is, its dispatch table says for each card and size, or a user's own table.
 A kernel is built at its first use, or ahead of time by prepare(…). On CPU tensors its schedule is
 emulated, and nothing is built. attention_fp8(q, k, v, …) quantises first.
 """
 
-import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,11 +36,12 @@ from fagen.errors import DeviceError, FagenError, ScheduleError
 from fagen.op.arguments import KEYS
 from fagen.paths import locate
 from fagen.plan import plan
+from fagen.problem import Problem, problem_of, solves, writing
 from fagen.quantize_op import quantize
 from fagen.render import render
 from fagen.schedule import Schedule, read_schedule
-from fagen.usual import usual_scale_rows, usual_schedule
-from fagen.vocab import DTYPES, MASKS, OUT_DTYPES, SCALE_ROWS, V_LAYOUTS
+from fagen.usual import usual_schedule
+from fagen.vocab import DTYPES, MASKS, SCALE_ROWS, USUAL_SCALE_ROWS, V_LAYOUTS
 
 Choice = str | Path | Schedule | None  # a file, a slug, or the thing itself
 # device and the fields of a Problem, of which the last three are for e4m3 alone
@@ -50,6 +50,10 @@ Kind = (
     | tuple[torch.device, torch.dtype, int, int, bool, torch.dtype | None, str, int | None]
 )
 Key = tuple[Kind, Choice]
+Upto = tuple[tuple[float, str], ...]  # rising sizes, each with the slug for at most so much
+# the slug for all calls of a kind, None where no table has one; or those for few elements of q, and
+# those by the number of keys for the other calls
+Served = tuple[str | None, tuple[Upto, Upto] | None]
 
 # Slugs that measurements put before others of the same problem.
 PREFERRED: tuple[str, ...] = ()
@@ -58,8 +62,8 @@ NOT_READY = "the kernel is not ready: call fagen.prepare(…) for this problem a
 
 # What has been readied in this process. A call finds its kernel here or takes the long way once.
 _ready: dict[Key, op.Op] = {}
-# For each kind of call the slugs by the largest number of keys they are for; None: no table has it.
-_ranges: dict[Kind, tuple[tuple[float, str | None], ...]] = {}
+# What dispatch tables say of each kind of call that was looked up.
+_ranges: dict[Kind, Served] = {}
 _readying = threading.Lock()
 
 
@@ -96,9 +100,10 @@ def attention(
     logarithm: zeros and minus infinity for a row that sees no key.
 
     The kernel is that of `schedule` (a file's path, a slug or a Schedule), else the one that a
-    dispatch table has for this card, dtype, head dims, mask and number of keys, else the one that
-    `schedules/` has, else, in e4m3, one of usual tiles that fits; its first use builds it. Under
-    torch.compile and CUDA graph capture it must have been readied by prepare().
+    dispatch table has for this card, dtype, head dims, mask and numbers of query rows and of keys,
+    else the one that `schedules/` has, else, in e4m3, one of usual tiles that fits; its first use
+    builds it. Under torch.compile and CUDA graph capture it must have been readied by prepare().
+    Traced with sizes left open, a call counts as one of many query rows.
 
     Raises ValueError for a wrong argument, also where a gradient would be needed; ScheduleError
     where no schedule fits, with the list of what exists; DeviceError where the GPU is no Hopper;
@@ -131,12 +136,11 @@ def attention(
     else:
         raise ValueError(f"{ONLY_FP8}; q is {name_of(dtype)}")
     if schedule is None:
-        ranges = _ranges.get(kind) or _find_ranges(kind)
-        schedule = (
-            ranges[0][1]
-            if len(ranges) == 1
-            else _at(ranges, (k if v_layout == "columns" else v).shape[1])
-        )
+        schedule, sizes = _ranges.get(kind) or _find_ranges(kind)
+        if sizes is not None:
+            few, ranges = sizes
+            if not few or not (schedule := _few(few, q.numel())):
+                schedule = _at(ranges, (k if v_layout == "columns" else v).shape[1])
     key = (kind, schedule)
     kernel = _ready.get(key) or _make_ready(key)
     out, lse = kernel(q, k, v, head_dim**-0.5 if scale is None else scale, *descales)
@@ -163,7 +167,7 @@ def attention_fp8(
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in fp16 or bf16, D and Dv multiples of 16;
     out is in their dtype. With `rotate`, q and k are multiplied by the random signs of `seed` and a
     Hadamard matrix, which leaves their products as they are and spreads outliers. A scale is of a
-    "tensor", a "head" or a "block" of `scale_rows` rows: 128, or 64 where a head dim is beyond 224.
+    "tensor", a "head" or a "block" of `scale_rows` rows, 64 if left out.
     V is written by columns, unless v_layout is "rows".
 
     Under torch.compile and CUDA graph capture an earlier call with such tensors must have readied
@@ -173,7 +177,7 @@ def attention_fp8(
     refuse_unquantisable(q, k, v, scales, v_layout)
     by_block = scales == "block"
     if by_block and scale_rows is None:
-        scale_rows = usual_scale_rows(q.shape[3], v.shape[3])
+        scale_rows = USUAL_SCALE_ROWS
     elif scale_rows is not None and not by_block:
         raise ValueError(f'scale_rows goes with scales = "block"; scales is {scales!r}')
     how: dict[str, Any] = {"scales": scales} | ({"scale_rows": scale_rows} if by_block else {})
@@ -204,6 +208,7 @@ def prepare(
     head_dim_v: int | None = None,
     causal: bool = False,
     seqlen: int | None = None,
+    rows: int | None = None,
     schedule: Choice = None,
     device: torch.device | str | None = None,
     v_layout: str | None = None,
@@ -213,8 +218,10 @@ def prepare(
 ) -> str:
     """Ready the kernel that attention(…) would use for such tensors; return its slug.
 
-    It is the one for `seqlen` keys. If that is left out and the dispatch table has several kernels
-    by their numbers of keys, all are readied, and the slug is that for the most.
+    It is the one for `seqlen` keys and `rows` query rows in all: batch · heads · seqlen_q. Where
+    the dispatch table has several kernels by a size that is left out, all of them are readied, also
+    those for few rows, and the slug is that for the most. A call that torch.compile or torch.export
+    traces with sizes left open counts as one of many rows: leave `rows` out for it.
 
     dtype is torch's or a schedule's word for it. On `device`, by default the current GPU, the
     kernel is built, loaded and run once on a single key, after which calls can be captured; on a
@@ -226,10 +233,8 @@ def prepare(
     kind = _kind(dtype, head_dim, head_dim_v, causal, device, fp8, bool(schedule))
     choices: list[Choice] = [schedule]
     if schedule is None:
-        ranges = _ranges.get(kind) or _find_ranges(kind)
-        listed = [slug for _, slug in ranges] if seqlen is None else [_at(ranges, seqlen)]
-        choices = list(dict.fromkeys(listed))
-    for choice in choices:
+        choices = [*_slugs(kind, seqlen, rows)]
+    for choice in dict.fromkeys(choices):
         kernel = _make_ready((kind, choice), progress)
         if kind[0].type == "cuda":
             _run_once(kernel, kind)
@@ -243,6 +248,7 @@ def picked(
     head_dim_v: int | None = None,
     causal: bool = False,
     seqlen: int,
+    rows: int | None = None,
     device: torch.device | str | None = None,
     v_layout: str | None = None,
     scale_rows: int | None = None,
@@ -250,12 +256,12 @@ def picked(
 ) -> Schedule:
     """Return the schedule that attention(…) would take for such tensors and `seqlen` keys.
 
-    Arguments as of prepare(…); nothing is built.  Raises ValueError for an unknown dtype,
-    ScheduleError where no schedule fits.
+    Arguments as of prepare(…), and `rows` are many if left out; nothing is built.  Raises
+    ValueError for an unknown dtype, ScheduleError where no schedule fits.
     """
     fp8 = out_dtype, v_layout, scale_rows
     kind = _kind(dtype, head_dim, head_dim_v, causal, device, fp8)
-    return _choose(Problem(*kind[1:]), _at(_ranges.get(kind) or _find_ranges(kind), seqlen))
+    return _choose(Problem(*kind[1:]), _slugs(kind, seqlen, rows)[-1])
 
 
 def _kind(
@@ -295,7 +301,24 @@ def _run_once(kernel: op.Op, kind: Kind) -> None:
         kernel(q, q, torch.zeros(shape, dtype=dtype, device=device), 1.0, *descales)
 
 
-def _at(ranges: tuple[tuple[float, str | None], ...], keys: int) -> str | None:
+def _slugs(kind: Kind, keys: int | None, rows: int | None) -> list[str | None]:
+    """The slugs for so many keys and query rows, where None is any number; the last for the most.
+
+    Raises ScheduleError where a dispatch table is wrong.
+    """
+    slug, sizes = _ranges.get(kind) or _find_ranges(kind)
+    if sizes is None:
+        return [slug]
+    few, ranges = sizes
+    if rows is not None:
+        if slug := _few(few, rows * kind[2]):
+            return [slug]
+        few = ()
+    by_keys = [slug for _, slug in ranges] if keys is None else [_at(ranges, keys)]
+    return [*(slug for _, slug in few), *by_keys]
+
+
+def _at(ranges: Upto, keys: int) -> str:
     """The slug for so many keys."""
     for most, slug in ranges:
         if keys <= most:
@@ -303,7 +326,24 @@ def _at(ranges: tuple[tuple[float, str | None], ...], keys: int) -> str | None:
     return ranges[-1][1]
 
 
-def _find_ranges(kind: Kind) -> tuple[tuple[float, str | None], ...]:
+def _few(few: Upto, elements: int | torch.SymInt) -> str | None:
+    """The slug for so few elements of q; None where they are many, or traced may become many."""
+    for most, slug in few:
+        fits = elements <= most
+        # With sizes left open it is neither True nor False, and `if fits` would settle them.
+        if fits is True or (fits is not False and _surely(fits)):
+            return slug
+    return None
+
+
+def _surely(fits: Any) -> bool:
+    """Whether a comparison holds for all that traced sizes may be; this adds no guard."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # sympy: half a second
+
+    return statically_known_true(fits)  # type: ignore[no-any-return]
+
+
+def _find_ranges(kind: Kind) -> Served:
     """Look a kind of call up in the dispatch tables.  Raises ScheduleError where one is wrong."""
     if torch.compiler.is_compiling():
         raise FagenError(NOT_READY + "it cannot be built while torch.compile traces the call")
@@ -314,9 +354,12 @@ def _find_ranges(kind: Kind) -> tuple[tuple[float, str | None], ...]:
     asked = names.get(problem.dtype, ""), problem.head_dim, problem.head_dim_v, mask, card
     fp8 = dict[str, Any](v_layout=problem.v_layout or "", scale_rows=problem.scale_rows or 0)
     rows = rows_for(*asked, own=locate("schedules"), **fp8)
-    slugs = [_writing(Schedule.from_slug(row.slug), problem.out_dtype).slug for row in rows]
-    found = tuple((row.most, slug) for row, slug in zip(rows, slugs, strict=True))
-    _ranges[kind] = found or ((math.inf, None),)
+    slugs = [writing(Schedule.from_slug(row.slug), problem.out_dtype).slug for row in rows]
+    found = [*zip(rows, slugs, strict=True)]
+    few = tuple((int(row.rows) * problem.head_dim, slug) for row, slug in found if row.few)
+    ranges = tuple((row.most, slug) for row, slug in found if not row.few)
+    alone = slugs[0] if slugs else None
+    _ranges[kind] = (None, (few, ranges)) if len(slugs) > 1 else (alone, None)
     return _ranges[kind]
 
 
@@ -377,73 +420,13 @@ def _emulation(slug: str) -> op.Op:
 # ---- which schedule -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What is to be computed, apart from sizes that any kernel takes."""
-
-    dtype: torch.dtype
-    head_dim: int
-    head_dim_v: int
-    causal: bool
-    # in e4m3; None leaves it to a schedule that the caller has chosen
-    out_dtype: torch.dtype | None = None
-    v_layout: str | None = None
-    scale_rows: int | None = None  # that share a scale; 0 where a head or the tensor has one
-
-    def __str__(self) -> str:
-        columns = f"{self.head_dim}"
-        if self.head_dim_v != self.head_dim:
-            columns += f" and {self.head_dim_v} (V)"
-        mask = "causal" if self.causal else "full"
-        said = [name_of(self.dtype), f"head_dim {columns}", mask]
-        if self.v_layout:
-            said.append(f"V by {self.v_layout}")
-        if self.scale_rows is not None:
-            blocks = f"block of {self.scale_rows} rows" if self.scale_rows else "head or tensor"
-            said.append(f"scales by {blocks}")
-        if self.out_dtype:
-            said.append(f"out in {name_of(self.out_dtype)}")
-        return ", ".join(said)
-
-
-def _problem(schedule: Schedule) -> Problem:
-    asked, dtype = schedule.attention, DTYPES[schedule.attention.dtype]
-    problem = Problem(
-        getattr(torch, dtype.torch), asked.head_dim, asked.head_dim_v, MASKS[asked.mask].causal
-    )
-    if not dtype.fp8:
-        return problem
-    return replace(
-        problem,
-        out_dtype=getattr(torch, DTYPES[asked.out_dtype].torch),
-        v_layout=schedule.fp8.v_layout,
-        scale_rows=schedule.fp8.scale_rows,
-    )
-
-
-def _solves(schedule: Schedule, problem: Problem) -> bool:
-    """Whether it computes that; what the problem leaves open it may say."""
-    found = _problem(schedule)
-    left = {key: value for key, value in vars(found).items() if getattr(problem, key) is None}
-    return replace(problem, **left) == found
-
-
-def _writing(schedule: Schedule, out_dtype: torch.dtype | None) -> Schedule:
-    """The schedule, with O in this dtype where it is of e4m3: nothing else depends on it."""
-    if out_dtype is None or not DTYPES[schedule.attention.dtype].fp8:
-        return schedule
-    words = {dtype_of(word): word for word in OUT_DTYPES}
-    refuse_word("out_dtype", out_dtype, words)
-    return schedule.but(out_dtype=words[out_dtype])
-
-
 def _choose(problem: Problem, choice: Choice) -> Schedule:
     if choice is None:
         return _best(problem)
     schedule = _read(choice)
-    if not _solves(schedule, problem):
+    if not solves(schedule, problem):
         raise ScheduleError(
-            f"{schedule.slug} computes {_problem(schedule)}; the call asks for {problem}"
+            f"{schedule.slug} computes {problem_of(schedule)}; the call asks for {problem}"
         )
     return schedule
 
@@ -459,21 +442,21 @@ def _read(choice: str | Path | Schedule) -> Schedule:
 def _best(problem: Problem) -> Schedule:
     there = _schedules()
     open_out = replace(problem, out_dtype=None)
-    fitting = [schedule for schedule in there if _solves(schedule, open_out)]
+    fitting = [schedule for schedule in there if solves(schedule, open_out)]
     if not fitting and problem.dtype == E4M3:
         refuse_head_dims(problem.head_dim, problem.head_dim_v)
         rows, layout = problem.scale_rows or 0, problem.v_layout or V_LAYOUTS[0]
         refuse_word("scale_rows", rows, (0, *SCALE_ROWS))
         mask = next(row.name for row in MASKS.values() if row.causal == problem.causal)
         usual = usual_schedule(problem.head_dim, problem.head_dim_v, mask, layout, rows)
-        return _writing(usual, problem.out_dtype)
+        return writing(usual, problem.out_dtype)
     if not fitting:
         raise ScheduleError(
             f"no schedule computes {problem}; in {locate('schedules')} there are:\n"
             + "\n".join(f"  {schedule.slug}" for schedule in there)
             + "\nwrite one for it and pass schedule=<its path>"
         )
-    return _writing(min(fitting, key=_rank), problem.out_dtype)
+    return writing(min(fitting, key=_rank), problem.out_dtype)
 
 
 def _rank(schedule: Schedule) -> tuple[int, int, str]:

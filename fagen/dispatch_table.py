@@ -1,4 +1,4 @@
-"""Read and write dispatch tables: which kernel for which problem, key length and card.
+"""Read and write dispatch tables: which kernel for which problem, size and card.
 
 fagen's own table lies in schedules/, a user's in the folder of their configuration; a row of the
 latter goes before one of the former.
@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from fagen.vocab import DTYPES, MASKS
 
 NAME = "dispatch.toml"
 _KEYS = {"card": str, "dtype": str, "head_dim": int, "mask": str, "slug": str}
-_MAY = {"head_dim_v": int, "v_layout": str, "scale_rows": int, "from": int, "to": int}
+_SIZES = {"from": int, "to": int, "rows_to": int}  # of calls: by keys, or by query rows
+_MAY = {"head_dim_v": int, "v_layout": str, "scale_rows": int, **_SIZES}
 
 
 Problem = tuple[str, int, int, str, str, int]
@@ -31,6 +32,8 @@ Problem = tuple[str, int, int, str, str, int]
 class Row:
     """For key sequences from `least` to `most` long, on this card, the kernel is `slug`.
 
+    Or, with a number of `rows`, for calls with at most so many query rows in all (batch · heads ·
+    seqlen_q), whatever the number of keys: large tiles of few rows leave multiprocessors idle.
     One kernel of e4m3 stands for its like with O in another type: O's has no part in its speed.
     """
 
@@ -44,12 +47,27 @@ class Row:
     slug: str
     v_layout: str = ""  # in e4m3: "rows" or "columns"
     scale_rows: int = 0  # that share a scale in e4m3; 0 where a head or the tensor has one
+    rows: float = math.inf  # of queries at most; infinity where only keys count
 
     @classmethod
-    def of(cls, card: str, slug: str, least: int, most: float) -> "Row":
+    def of(
+        cls,
+        card: str,
+        slug: str,
+        least: int = 0,
+        most: float = math.inf,
+        *,
+        rows: float = math.inf,
+    ) -> "Row":
         """The row that gives a kernel what it computes.  Raises ScheduleError for no slug."""
-        dtype, head_dim, head_dim_v, mask, layout, rows = _problem_of(slug)
-        return cls(card, dtype, head_dim, head_dim_v, mask, least, most, slug, layout, rows)
+        dtype, head_dim, head_dim_v, mask, layout, scale_rows = _problem_of(slug)
+        sizes = head_dim, head_dim_v, mask, least, most
+        return cls(card, dtype, *sizes, slug, layout, scale_rows, rows)
+
+    @property
+    def few(self) -> bool:
+        """Whether it is for few query rows, and so not for a range of keys."""
+        return math.isfinite(self.rows)
 
     @property
     def problem(self) -> Problem:
@@ -69,8 +87,9 @@ def rows_for(
     v_layout: str = "",
     scale_rows: int = 0,
 ) -> tuple[Row, ...]:
-    """The rows for a problem by rising key length, which leave no length out; () if there are none.
+    """The rows for a problem, which leave no call out; () if there are none.
 
+    Those for few query rows, the fewest first, go before the others by rising key length.
     Rows of this card go before those of another, a user's before those of the table in the folder
     `own`.  Raises ScheduleError where a table is wrong.
     """
@@ -79,7 +98,7 @@ def rows_for(
         fitting = [row for row in table if row.problem == problem]
         here = [row for row in fitting if row.card == card]
         others = [row for row in fitting if fitting and row.card == fitting[0].card]
-        if chosen := sorted(here or others, key=lambda row: row.least):
+        if chosen := sorted(here or others, key=_place):
             return tuple(chosen)
     return ()
 
@@ -94,24 +113,36 @@ def table_at(path: Path) -> tuple[Row, ...]:
     if tables or not isinstance(listed, list):
         raise ScheduleError(f"{path}: a dispatch table has [[kernel]] tables, and nothing else")
     rows = tuple(_row(table, number, origin) for number, table in enumerate(listed, 1))
-    for first, second in _neighbours(rows):
-        if second.least != first.most + 1:
-            raise ScheduleError(
-                f"{path}: {first.slug} ends at {first.most:g} keys and {second.slug} begins at "
-                f"{second.least}: every length belongs to one of them"
-            )
+    _refuse_unclear(path, rows)
     return rows
 
 
-def _neighbours(rows: Sequence[Row]) -> Iterable[tuple[Row, Row]]:
-    for first, second in pairwise(sorted(rows, key=_place)):
-        if (first.card, first.problem) == (second.card, second.problem):
-            yield first, second
+def _refuse_unclear(path: Path, rows: Iterable[Row]) -> None:
+    """Refuse a table by which a call belongs to two rows, or to none."""
+    for _, group in groupby(sorted(rows, key=_place), key=lambda row: (row.card, row.problem)):
+        ordered = [*group]
+        for first, second in pairwise(ordered):
+            if first.few and first.rows == second.rows:
+                raise ScheduleError(
+                    f"{path}: {first.slug} and {second.slug} are both for at most "
+                    f"{first.rows:.0f} query rows: a call belongs to one of them; leave one out, "
+                    "or give it another rows_to"
+                )
+            if not first.few and second.least != first.most + 1:
+                raise ScheduleError(
+                    f"{path}: {first.slug} ends at {first.most:g} keys and {second.slug} begins at "
+                    f"{second.least}: every length belongs to one of them"
+                )
+        if (last := ordered[-1]).few:
+            raise ScheduleError(
+                f"{path}: {last.slug} is for at most {last.rows:.0f} query rows, and no row is for "
+                f"more: every call belongs to one; add a row of {last.card} without rows_to"
+            )
 
 
-def _place(row: Row) -> tuple[str, Problem, int]:
-    """Where a row stands in its table: beside those of its problem, by rising key length."""
-    return row.card, row.problem, row.least
+def _place(row: Row) -> tuple[str, Problem, float, int]:
+    """Where a row stands in its table: beside those of its problem, by rising sizes."""
+    return row.card, row.problem, row.rows, row.least
 
 
 def _row(table: Any, number: int, origin: Origin) -> Row:
@@ -126,8 +157,16 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
     for key in table.keys() - _KEYS.keys():
         if key not in _MAY:
             raise wrong(f"{key} is not one of {', '.join((*_KEYS, *_MAY))}")
-        if not isinstance(table[key], _MAY[key]):
+        if type(table[key]) is not _MAY[key]:  # true and false are no numbers
             raise wrong(f"{key} is not {'a whole number' if _MAY[key] is int else 'text'}")
+    if "rows_to" in table:
+        if table["rows_to"] < 1:
+            raise wrong(f"rows_to is {table['rows_to']}; it must be 1 or more query rows in all")
+        if by_keys := " and ".join(key for key in ("from", "to") if key in table):
+            raise wrong(
+                f"rows_to goes without {by_keys}: such a row serves calls with few query rows "
+                f"whatever their number of keys; leave out {by_keys}, or rows_to"
+            )
     if table["dtype"] not in DTYPES or table["mask"] not in MASKS:
         raise wrong(f"there is no {table['dtype']} with {table['mask']}")
     row = Row(
@@ -141,6 +180,7 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
         slug=table["slug"],
         v_layout=table.get("v_layout", ""),
         scale_rows=table.get("scale_rows", 0),
+        rows=table.get("rows_to", math.inf),
     )
     computed = _problem_of(row.slug)
     if computed != row.problem:
@@ -163,8 +203,8 @@ def _problem_of(slug: str) -> Problem:
 def written(rows: Iterable[Row]) -> str:
     """Return a table's text."""
     lines = [
-        "# Which kernel for which problem and number of keys, as measured on a card. Written by",
-        "# `fagen search --write`; a table like this in your configuration folder goes before it.",
+        "# Which kernel for which problem and size, as measured on a card. `fagen search --write`",
+        "# writes the rows by keys; a table like this in your configuration folder goes before it.",
     ]
     for row in sorted(rows, key=_place):
         lines += ["", "[[kernel]]", f"card = {json.dumps(row.card)}"]
@@ -176,6 +216,8 @@ def written(rows: Iterable[Row]) -> str:
             lines.append(f"v_layout = {json.dumps(row.v_layout)}")
         if row.scale_rows:
             lines.append(f"scale_rows = {row.scale_rows}")
+        if row.few:
+            lines.append(f"rows_to = {row.rows:.0f}")
         if row.least:
             lines.append(f"from = {row.least}")
         if math.isfinite(row.most):
@@ -185,9 +227,14 @@ def written(rows: Iterable[Row]) -> str:
 
 
 def update(path: Path, rows: Sequence[Row]) -> None:
-    """Put rows into the table at `path`, in place of those of the same card and problem."""
-    new = {(row.card, row.problem) for row in rows}
-    kept = [row for row in table_at(path) if (row.card, row.problem) not in new]
+    """Put rows into the table at `path`, in place of those of the same card and problem.
+
+    Rows by keys replace no rows for few query rows, nor these those.  Raises ScheduleError where a
+    call would then belong to two rows, or to none; the table is left as it was.
+    """
+    new = {(row.card, row.problem, row.few) for row in rows}
+    kept = [row for row in table_at(path) if (row.card, row.problem, row.few) not in new]
+    _refuse_unclear(path, [*kept, *rows])
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, written([*kept, *rows]))
     table_at.cache_clear()

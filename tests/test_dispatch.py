@@ -18,6 +18,7 @@ from fagen.emulator import emulate, reference
 from fagen.errors import DeviceError, FagenError, ScheduleError
 from fagen.paths import locate
 from fagen.plan import plan
+from fagen.problem import problem_of
 from fagen.schedule import Schedule, read_schedule
 
 THERE = [read_schedule(path) for path in sorted(locate("schedules").glob("fwd_*.toml"))]
@@ -35,6 +36,9 @@ def qkv(
         torch.randn(2, 90, 2, head_dim, generator=generator).to(dtype),
         torch.randn(2, 90, 2, head_dim_v or head_dim, generator=generator).to(dtype),
     )
+
+
+ROWS = 2 * 40 * 4  # query rows of qkv()
 
 
 def toml(schedule: Schedule) -> str:
@@ -65,16 +69,17 @@ def test_attention_is_attention(causal: bool) -> None:
     ids=lambda schedule: schedule.slug,
 )
 def test_every_schedule_of_the_folder_serves_its_problem(schedule: Schedule) -> None:
-    problem = dispatch._problem(schedule)
+    problem = problem_of(schedule)
     slug = fagen.prepare(
         dtype=problem.dtype,
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
         causal=problem.causal,
         seqlen=90,
+        rows=ROWS,
         device="cpu",
     )
-    assert dispatch._problem(Schedule.from_slug(slug)) == problem
+    assert problem_of(Schedule.from_slug(slug)) == problem
     q, k, v = qkv(problem.dtype, problem.head_dim, problem.head_dim_v)
     out, lse = fagen.attention(q, k, v, causal=problem.causal, return_lse=True)
     expected = emulate(plan(Schedule.from_slug(slug)), q, k, v, problem.head_dim**-0.5)
@@ -147,6 +152,80 @@ def test_a_dispatch_table_names_the_kernel_by_the_number_of_keys(
         expected = emulate(plan(Schedule.from_slug(slug)), q, k[:, :keys], v[:, :keys], 0.125)[0]
         assert torch.equal(fagen.attention(q, k[:, :keys], v[:, :keys]), expected)
     assert not torch.equal(fagen.attention(q, k, v, schedule=other), fagen.attention(q, k, v))
+
+
+FEW, FEWER, MANY = (f"fwd_fp16_d64_full_m64n{block_n}" for block_n in (16, 32, 64))
+LONG = "fwd_fp16_d64_full_m64n96"  # for many keys
+
+
+def computed(slug: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return emulate(plan(Schedule.from_slug(slug)), q, k, v, 0.125)[0]
+
+
+@pytest.fixture
+def by_rows(folder: Callable[..., None], tmp_path: Path) -> None:
+    """A table for calls with the rows of qkv(), with fewer, and by keys with more."""
+    folder("fwd_fp16_d64_full_m128n128", "fwd_fp16_d64_causal_m128n128")
+    rows = [
+        Row.of("NVIDIA H200", FEW, rows=ROWS),
+        Row.of("NVIDIA H200", FEWER, rows=100),
+        Row.of("NVIDIA H200", MANY, 0, 9_999),
+        Row.of("NVIDIA H200", LONG, 10_000),
+    ]
+    dispatch_table.update(tmp_path / dispatch_table.NAME, rows)
+
+
+def ready() -> set[object]:
+    return {choice for _, choice in dispatch._ready}
+
+
+def test_few_query_rows_have_their_own_kernel_whatever_the_keys(
+    by_rows: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_surely", None)  # which a call of known sizes has no need of
+    q, k, v = qkv()
+    more = torch.cat([q, q[:, :1]], 1)
+    for queries, slug in ((q, FEW), (q[:, :13], FEW), (q[:, :12], FEWER), (more, MANY)):
+        for keys in (90, 40):
+            given = queries, k[:, :keys], v[:, :keys]
+            assert torch.equal(fagen.attention(*given), computed(slug, *given)), slug
+    # batch, heads and queries count alike
+    grouped = q[:1, :2].repeat(1, 1, 20, 1), k[:1], v[:1]
+    assert torch.equal(fagen.attention(*grouped), computed(FEW, *grouped))
+    assert ready() == {FEW, FEWER, MANY}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "slug", "readied"),
+    [
+        ({}, LONG, {FEW, FEWER, MANY, LONG}),
+        (dict(seqlen=90), MANY, {FEW, FEWER, MANY}),
+        (dict(seqlen=90, rows=ROWS), FEW, {FEW}),
+        (dict(seqlen=10_000, rows=100), FEWER, {FEWER}),
+        (dict(seqlen=90, rows=ROWS + 1), MANY, {MANY}),
+        (dict(rows=0), FEWER, {FEWER}),
+        (dict(rows=ROWS + 1), LONG, {MANY, LONG}),
+    ],
+)
+def test_prepare_readies_every_kernel_that_the_sizes_leave_open(
+    by_rows: None, sizes: dict[str, int], slug: str, readied: set[str]
+) -> None:
+    assert fagen.prepare(dtype="fp16", head_dim=64, device="cpu", **sizes) == slug  # type: ignore[arg-type]
+    assert ready() == readied
+    sizes = {"seqlen": 10_000} | sizes
+    assert dispatch.picked(dtype="fp16", head_dim=64, device="cpu", **sizes).slug == slug  # type: ignore[arg-type]
+
+
+def test_the_slug_is_that_for_the_most_keys_also_where_fewer_share_it(
+    folder: Callable[..., None], tmp_path: Path
+) -> None:
+    rows = [
+        Row.of("NVIDIA H200", slug, *keys)
+        for slug, *keys in ((MANY, 0, 89), (FEW, 90, 999), (MANY, 1_000))
+    ]
+    dispatch_table.update(tmp_path / dispatch_table.NAME, rows)
+    assert fagen.prepare(dtype="fp16", head_dim=64, device="cpu") == MANY
+    assert ready() == {FEW, MANY}
 
 
 def test_no_call_but_the_first_looks_at_a_disk(
@@ -260,15 +339,16 @@ def fresh_dynamo() -> Iterator[None]:
 def test_prepared_it_compiles_into_one_graph(
     fresh_dynamo: None, dynamic: bool, choice: str | None
 ) -> None:
-    def twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out, lse = fagen.attention(q * 2, k, v, causal=True, return_lse=True, schedule=choice)
+    def twice(q: Tensor, k: Tensor, v: Tensor, schedule: str | None = choice) -> Tensor:
+        out, lse = fagen.attention(q * 2, k, v, causal=True, return_lse=True, schedule=schedule)
         return out + lse.transpose(1, 2)[..., None]
 
-    fagen.prepare(dtype="fp16", head_dim=64, causal=True, schedule=choice)
+    most = fagen.prepare(dtype="fp16", head_dim=64, causal=True, schedule=choice)
     compiled = torch.compile(twice, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    taken = most if dynamic else choice  # with sizes left open, rows count as many
     q, k, v = qkv()
-    assert torch.equal(compiled(q, k, v), twice(q, k, v))
-    assert torch.equal(compiled(q[:1, :30], k[:1], v[:1]), twice(q[:1, :30], k[:1], v[:1]))
+    for given in ((q, k, v), (q[:1, :30], k[:1], v[:1])):
+        assert torch.equal(compiled(*given), twice(*given, schedule=taken))
 
 
 def test_unprepared_it_says_so_to_torch_compile(fresh_dynamo: None) -> None:
@@ -295,6 +375,79 @@ def test_prepared_it_exports() -> None:
         exported.module()(q[:, :7], k[:, :50], v[:, :50]),
         fagen.attention(q[:, :7], k[:, :50], v[:, :50], causal=True),
     )
+
+
+class Attention(torch.nn.Module):
+    """fagen.attention, as torch.export wants it."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = fagen.attention(q, k, v)
+        assert isinstance(out, Tensor)
+        return out
+
+
+@pytest.fixture
+def one_range(folder: Callable[..., None], tmp_path: Path) -> None:
+    """A table for calls with the rows of qkv(), and one kernel for all the others; both ready."""
+    rows = [Row.of("NVIDIA H200", FEW, rows=ROWS), Row.of("NVIDIA H200", MANY)]
+    dispatch_table.update(tmp_path / dispatch_table.NAME, rows)
+    fagen.prepare(dtype="fp16", head_dim=64)
+
+
+def test_compiled_for_fixed_sizes_few_rows_have_their_own_kernel(
+    fresh_dynamo: None, one_range: None
+) -> None:
+    compiled = torch.compile(fagen.attention, fullgraph=True, dynamic=False, backend="aot_eager")
+    q, k, v = qkv()
+    assert torch.equal(compiled(q, k, v), computed(FEW, q, k, v))
+    q = torch.cat([q, q], 1)
+    assert torch.equal(compiled(q, k, v), computed(MANY, q, k, v))
+
+
+def test_compiled_for_open_sizes_rows_are_many_and_none_leads_to_another_graph(
+    fresh_dynamo: None, one_range: None
+) -> None:
+    compiled = torch.compile(fagen.attention, fullgraph=True, dynamic=True, backend="aot_eager")
+    q, k, v = qkv()
+    assert torch.equal(compiled(q, k, v), computed(MANY, q, k, v))
+    many = q.repeat(2, 5, 2, 1), k.repeat(2, 1, 2, 1), v.repeat(2, 1, 2, 1)
+    few = q[:, :3].contiguous(), k, v
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for given in (many, few):
+            assert torch.equal(compiled(*given), computed(MANY, *given))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("most", "slug"),
+    [pytest.param(None, MANY, id="any batch"), pytest.param(2, FEW, id="a batch of two at most")],
+)
+def test_exported_rows_are_few_where_no_batch_makes_them_many(
+    fresh_dynamo: None, one_range: None, strict: bool, most: int | None, slug: str
+) -> None:
+    batch = torch.export.Dim("batch", max=most)
+    q, k, v = qkv()
+    exported = torch.export.export(
+        Attention(), (q, k, v), dynamic_shapes=({0: batch},) * 3, strict=strict
+    ).module()
+    for given in ((q, k, v), (q[:1], k[:1], v[:1])):
+        assert torch.equal(exported(*given), computed(slug, *given))
+    if most is None:
+        many = q.repeat(4, 1, 1, 1), k.repeat(4, 1, 1, 1), v.repeat(4, 1, 1, 1)
+        assert torch.equal(exported(*many), computed(MANY, *many))
+
+
+@pytest.mark.parametrize("dim", [1, 2], ids=["queries", "heads"])
+def test_exported_with_queries_or_heads_left_open_rows_are_many(
+    fresh_dynamo: None, one_range: None, dim: int
+) -> None:
+    q, k, v = qkv()
+    k, v = k[:, :, :1], v[:, :, :1]
+    exported = torch.export.export(
+        Attention(), (q, k, v), dynamic_shapes=({dim: torch.export.Dim("any")}, None, None)
+    ).module()
+    for given in (q, q.repeat_interleave(3, dim)):
+        assert torch.equal(exported(given, k, v), computed(MANY, given, k, v))
 
 
 # ---- building, with a GPU and a compiler pretended ----------------------------------------------

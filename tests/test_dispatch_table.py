@@ -43,6 +43,56 @@ def test_an_update_replaces_a_problem_on_a_card_and_nothing_else(tmp_path):
     assert len([row for row in kept if row.card == "NVIDIA H100"]) == 2
 
 
+def few(n=16_384, card="NVIDIA H200", slug="fwd_fp16_d128_full_m128n96"):
+    return Row.of(card, slug, rows=n)
+
+
+def test_rows_for_few_queries_go_first_the_fewest_before_all(folders):
+    own, _ = folders
+    update(own, [*rows(), few(), few(8_192), *rows("NVIDIA H100")])
+    found = dispatch_table.rows_for(*PROBLEM, "NVIDIA H200", own=own.parent)
+    assert found == (few(8_192), few(), *rows())
+    assert table_at(own) == (*rows("NVIDIA H100"), *found)
+    assert [row.few for row in found] == [True, True, False, False]
+    assert own.read_text().count("\nrows_to = 8192\nslug = ") == 1
+    alike = FP8[0].card, FP8[0].slug
+    update(own, [*FP8, Row.of(*alike, rows=1)])
+    asked = "e4m3", 64, 64, "full", "NVIDIA H200"
+    found = dispatch_table.rows_for(*asked, own=own.parent, v_layout="columns")
+    assert found == (Row.of(*alike, rows=1), *FP8[:2])
+
+
+def test_a_search_leaves_rows_for_few_queries_as_they_are(tmp_path):
+    path = tmp_path / "dispatch.toml"
+    update(path, [*rows(), few(), few(8_192)])
+    update(path, [Row.of("NVIDIA H200", LONG)])  # by keys alone, as a search writes them
+    assert set(table_at(path)) == {Row.of("NVIDIA H200", LONG), few(), few(8_192)}
+    update(path, [few(1_024, slug=SHORT)])
+    assert set(table_at(path)) == {Row.of("NVIDIA H200", LONG), few(1_024, slug=SHORT)}
+    update(path, [*rows("NVIDIA H100"), few(card="NVIDIA H100")])
+    update(path, [*rows(), few()])
+    assert set(table_at(path)) == {
+        *rows(), few(), *rows("NVIDIA H100"), few(card="NVIDIA H100")
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        ([few(card="NVIDIA H100")], "no row is for more"),
+        ([few(), few(slug=SHORT)], "are both for at most 16384 query rows"),
+        ([Row.of("NVIDIA H200", LONG, 0, 99)] * 2, "every length belongs to one of them"),
+    ],
+)
+def test_an_update_that_would_spoil_a_table_leaves_it_as_it_is(tmp_path, new, said):
+    path = tmp_path / "dispatch.toml"
+    update(path, rows())
+    before = path.read_text()
+    with pytest.raises(ScheduleError, match=said):
+        update(path, new)
+    assert path.read_text() == before
+
+
 def test_a_users_table_goes_first_then_this_card_then_another(folders):
     own, users = folders
 
@@ -90,6 +140,9 @@ def test_e4m3_kernels_are_told_apart_by_the_layout_of_v_and_their_scales(folders
 def test_a_kernel_says_what_its_row_is_of():
     for row in (*FP8, *rows()):
         assert Row.of(row.card, row.slug, row.least, row.most) == row
+    assert few() == Row(
+        "NVIDIA H200", *PROBLEM, 0, math.inf, "fwd_fp16_d128_full_m128n96", rows=16_384
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,6 +165,21 @@ def test_a_kernel_says_what_its_row_is_of():
          'is for v_layout = "columns" and scale_rows = 32'),
         (dispatch_table.written(FP8).replace("to = 999", "to = 99"),
          "fwd_e4m3_d64_full_m64n32 ends at 99 keys and fwd_e4m3_d64_full_m64n64 begins at 1000"),
+        (dispatch_table.written([few(), *rows()]).replace("= 16384", "= 16384\nfrom = 5"),
+         "[[kernel]] number 1: rows_to goes without from: such a row serves calls with few query "
+         "rows whatever their number of keys; leave out from, or rows_to"),
+        (dispatch_table.written(rows()).replace("from =", "rows_to = 1\nto = 2\nfrom ="),
+         "number 2: rows_to goes without from and to: such a row"),
+        (dispatch_table.written(rows()) + "rows_to = 0\n",
+         "number 2: rows_to is 0; it must be 1 or more query rows in all"),
+        (dispatch_table.written(rows()) + "rows_to = 16384.0\n", "rows_to is not a whole number"),
+        (dispatch_table.written(rows()) + "rows_to = true\n", "rows_to is not a whole number"),
+        (dispatch_table.written([few(), few(slug=SHORT), *rows()]),
+         "fwd_fp16_d128_full_m128n96 and fwd_fp16_d128_full_m128n64 are both for at most 16384 "
+         "query rows"),
+        (dispatch_table.written([*rows(), few(8_192, "NVIDIA H100"), few(card="NVIDIA H100")]),
+         "fwd_fp16_d128_full_m128n96 is for at most 16384 query rows, and no row is for more: "
+         "every call belongs to one; add a row of NVIDIA H100 without rows_to"),
     ],
 )  # fmt: skip
 def test_a_wrong_table_is_refused_with_its_name(text, said, tmp_path):

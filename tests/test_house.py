@@ -18,7 +18,7 @@ PACKAGE = Path(fagen.__file__).parent
 # from the ground up: a module imports only what stands before it
 ORDER = [
     *("errors", "paths", "process", "arch", "vocab", "toml_lines", "schedule"),
-    *("dispatch_table", "budget", "plan", "usual", "arguments", "quantizer"),
+    *("dispatch_table", "budget", "plan", "usual", "arguments", "problem", "quantizer"),
     *("render", "emulator", "toolchain", "machine", "build", "op", "quantize_op", "dispatch"),
     *("evidence", "measure", "flow", "search", "report", "console"),
 ]
@@ -32,7 +32,10 @@ DOORS = {
     "jinja2": {"render"},
     "subprocess": {"process"},
     "click": {"cli", "console"},
-    "torch": {"quantizer", "emulator", "op", "arguments", "quantize_op", "dispatch", "measure"},
+    "torch": {
+        *("arguments", "problem", "quantizer", "emulator", "op", "quantize_op", "dispatch"),
+        "measure",
+    },
     "distributed": {"search"},
     "triton": {"measure"},
     "pynvml": {"measure"},
