@@ -4,7 +4,8 @@ Needs cuobjdump (to take the cubin out of a library) and nvdisasm. What is relie
 
 * nvdisasm prints one instruction per line behind its offset, labels on lines of their own, and with
   `--life-range-mode narrow` a table with one column per register. The table says what nvdisasm
-  itself knows of operand widths, so an HGMMA that names R24 counts all its accumulators.
+  itself knows of operand widths, so an HGMMA that names R24 counts all its accumulators. Of a
+  kernel of 255 registers, which is all there are, it refuses to draw the table.
 * USETMAXREG is what setmaxnreg becomes: DEALLOC in the producer, TRY_ALLOC in the consumers. All
   code that can run after one of them belongs to that role; code both can reach belongs to both.
 """
@@ -18,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fagen.arch import SM90
 from fagen.errors import BuildError, ToolchainError
 from fagen.process import run
 from fagen.toolchain import INSTALL_DISASSEMBLER, Disassembler, MissingError, find_disassembler
@@ -88,10 +90,12 @@ def machine_code(
         raise MissingError("nvdisasm or cuobjdump is missing", INSTALL_DISASSEMBLER)
     with tempfile.TemporaryDirectory(prefix="fagen-") as folder:
         cubin = binary if binary.suffix == ".cubin" else _extract(binary, tools, Path(folder))
-        listing = run([tools.nvdisasm, "-c", "-lrm", "narrow", cubin])
+        listing, untold = run([tools.nvdisasm, "-c", "-lrm", "narrow", cubin]), None
+        if "Invalid register count" in listing.stderr:
+            listing, untold = run([tools.nvdisasm, "-c", cubin]), SM90.max_registers_per_thread
         if listing.returncode:
             raise ToolchainError(f"{tools.nvdisasm} cannot read {cubin}: {listing.stderr.strip()}")
-        return read_listing(listing.stdout, hash_code(cubin.read_bytes()), kernels)
+        return read_listing(listing.stdout, hash_code(cubin.read_bytes()), kernels, untold)
 
 
 def _extract(library: Path, tools: Disassembler, folder: Path) -> Path:
@@ -104,9 +108,14 @@ def _extract(library: Path, tools: Disassembler, folder: Path) -> Path:
     return cubins[0]
 
 
-def read_listing(listing: str, code_hash: str, kernels: int = 1) -> MachineCode:
-    """Turn nvdisasm's listing of so many kernels into a MachineCode."""
-    found = dict(_functions(listing))
+def read_listing(
+    listing: str, code_hash: str, kernels: int = 1, untold: int | None = None
+) -> MachineCode:
+    """Turn nvdisasm's listing of so many kernels into a MachineCode.
+
+    `untold` is how many registers all instructions have where the listing has no table of them.
+    """
+    found = dict(_functions(listing, untold))
     if len(found) != kernels:
         raise BuildError(f"kernels expected in the machine code: {kernels}, not {sorted(found)}")
     code = [instruction for instructions, _ in found.values() for instruction in instructions]
@@ -141,7 +150,9 @@ def _setmaxnreg(code: Iterable[Instruction], kind: str) -> tuple[int, ...]:
     return tuple(sorted({int(operand, 0) for operand in found}))
 
 
-def _functions(listing: str) -> Iterator[tuple[str, tuple[list[Instruction], dict[str, int]]]]:
+def _functions(
+    listing: str, untold: int | None
+) -> Iterator[tuple[str, tuple[list[Instruction], dict[str, int]]]]:
     """Each code section: its name, its instructions, and which instruction each label stands at."""
     for section in re.split(r"^//-+ \.text\.", listing, flags=re.MULTILINE)[1:]:
         name = section.split(maxsplit=1)[0]
@@ -162,12 +173,12 @@ def _functions(listing: str) -> Iterator[tuple[str, tuple[list[Instruction], dic
                         match["guard"] or "",
                         match["opcode"],
                         match["operands"].strip(),
-                        len(used),
+                        len(used) if untold is None else untold,
                     )
                 )
             elif match := _LABEL.match(text.strip()):
                 labels[match["label"]] = len(code)
-        if code and not first_column:
+        if code and not first_column and untold is None:
             raise BuildError(f"nvdisasm printed no register table for {name}")
         if code:
             yield name, (code, labels)

@@ -1,5 +1,6 @@
 """Machine code goes in, real and made up; what its instructions use comes out, role by role."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,14 @@ def listing(*lines: str) -> str:
             printed.append(f"    /*{offset:04x}*/    {text.strip()} ;    // | 9 {used:10} | 1 |")
             offset += 16
     return "\n".join(printed)
+
+
+def test_of_all_registers_there_is_no_table_and_all_count() -> None:
+    drawn = listing("LDG.E R4, desc[UR4][R2.64] // 6", "EXIT // 6")
+    bare = re.sub(r"//[ -]*\|.*", "", drawn)
+    assert read_listing(bare, "", untold=255) == replace(read_listing(drawn, ""), registers=255)
+    with pytest.raises(BuildError, match="no register table"):
+        read_listing(bare, "")
 
 
 def test_threads_that_meet_again_go_on_where_they_agreed_to() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from fagen import evidence, toolchain
 from fagen.build import Binary
-from fagen.errors import ToolchainError
+from fagen.errors import BuildError
 from fagen.evidence import Bandwidth, Evidence, RoundingError, ShapeError, Speed
 from fagen.measure.accuracy import check
 from fagen.measure.card import Card, hopper
@@ -28,7 +28,8 @@ def verify(
     """Check the kernel over the verification shapes, time it beside cuDNN, write the evidence.
 
     The evidence goes to <slug>.json in `folder` (default: generated/). Raises VerificationError if
-    a shape is wrong (then nothing is written), DeviceError without a Hopper GPU.
+    a shape is wrong (then nothing is written), BuildError if the machine code cannot be read,
+    DeviceError without a Hopper GPU.
     """
     card = hopper()
     code = machine_code(binary)  # before the GPU works in vain
@@ -66,9 +67,9 @@ def recorded(
 
 
 def machine_code(binary: Binary) -> str:
-    """The hash of a built kernel's machine code; ToolchainError where it could not be read."""
+    """The hash of a built kernel's machine code; BuildError where it could not be read."""
     if binary.report.machine is None:
-        raise ToolchainError(f"{binary.slug}: machine code {binary.report.machine_note}")
+        raise BuildError(f"{binary.slug}: machine code {binary.report.machine_note}")
     return binary.report.machine.hash
 
 
