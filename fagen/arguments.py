@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fagen.arch import SM90
 from fagen.errors import DeviceError
-from fagen.vocab import DTYPES, SCALE_ROWS, SCALES, V_LAYOUTS
+from fagen.vocab import DTYPES, SCALE_ROWS, SCALES, USUAL_SCALE_ROWS, V_LAYOUTS
 
 E4M3 = torch.float8_e4m3fn
 ONLY_FP8 = (
@@ -56,7 +56,8 @@ def told_scale_rows(q: Tensor, k: Tensor, descales: tuple[Tensor, ...]) -> int:
     raise ValueError(
         f"q_descale, k_descale and v_descale have {blocks[0]}, {blocks[1]} and {blocks[2]} blocks "
         f"for {lengths[0]} queries and {lengths[1]} keys; all must have one, or one for each block "
-        f"of {listed} rows, as many in all three; fagen.quantize(…, scale_rows=128) makes them"
+        f"of {listed} rows, as many in all three; fagen.quantize(…, "
+        f"scale_rows={USUAL_SCALE_ROWS}) makes them"
     )
 
 

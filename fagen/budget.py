@@ -23,6 +23,8 @@ WORKING_REGISTERS = 20
 
 # of an element of O
 OUT_BYTES = 2
+# of a group of keys with scales of its own: K's, V's logarithm and V's inverse, in one load
+KEY_SCALES_BYTES = 16
 
 # the names of the ledgers
 SHARED = "shared memory of a thread block"
@@ -33,7 +35,7 @@ REGISTER_FILE = "register file of a thread block"
 SUMMED = (
     *("dtype", "head_dim", "head_dim_v", "block_m", "block_n", "stages", "output", "p"),
     *("producer", "consumers", "producer_registers", "consumer_registers", "q_stages", "sum"),
-    *("v_layout", "promote"),
+    *("v_layout", "promote", "scale_rows"),
 )
 
 # d, d_v padded; e bytes per element
@@ -195,10 +197,13 @@ def _symbols() -> dict[str, Any]:
 
 
 @cache
-def shared_formulae(output: str, p: str, row_sum: str, v_layout: str) -> Mapping[str, Any]:
+def shared_formulae(
+    output: str, p: str, row_sum: str, v_layout: str, scale_rows: int
+) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment.
 
-    `v_layout` is said of fp8 alone, where O's elements are wider than the others.
+    `v_layout` is said of fp8 alone, where O's elements are wider than the others, and
+    `scale_rows` where blocks have scales; else it is 0.
     """
     import sympy
 
@@ -210,6 +215,8 @@ def shared_formulae(output: str, p: str, row_sum: str, v_layout: str) -> Mapping
         rows["vt"] = v  # the same, transposed
     if p == "shared":
         rows["p"] = m * n * e
+    if scale_rows:
+        rows["scales"] = KEY_SCALES_BYTES * stages * n / scale_rows
     if row_sum == "tensor":
         rows["ones"] = SM90.wgmma_k_bytes * d_v  # beside V, for one step of the second GEMM
     # full and empty for each stage of K and of V (and of V transposed), and of Q for each
@@ -245,7 +252,7 @@ def register_formulae(p: str, row_sum: str, promoted: bool) -> Mapping[str, Any]
 
 @cache
 def _evaluator(
-    formulae: Callable[..., Mapping[str, Any]], *choices: str | bool
+    formulae: Callable[..., Mapping[str, Any]], *choices: str | int
 ) -> Callable[..., Any]:
     import sympy
 
@@ -257,7 +264,7 @@ def _evaluator(
 
 @cache
 def _summed(
-    formulae: Callable[..., Mapping[str, Any]], choices: tuple[str | bool, ...], align: int
+    formulae: Callable[..., Mapping[str, Any]], choices: tuple[str | int, ...], align: int
 ) -> Callable[..., int]:
     """Return a function of the sizes: the sum of the rows, each rounded up; remembers."""
     rows = _evaluator(formulae, *choices)
@@ -280,7 +287,7 @@ def _rows(
     schedule: Schedule,
     align: int,
     formulae: Callable[..., Mapping[str, Any]],
-    *choices: str | bool,
+    *choices: str | int,
 ) -> tuple[Row, ...]:
     amounts = _evaluator(formulae, *choices)(**_sizes(schedule.values()))
     return tuple(
@@ -289,8 +296,10 @@ def _rows(
     )
 
 
-def _shared_choices(values: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    return values["output"], values["p"], values["sum"], values["v_layout"]
+def _shared_choices(values: Mapping[str, Any]) -> tuple[str, str, str, str, int]:
+    names = ("output", "p", "sum", "v_layout", "scale_rows")
+    output, p, row_sum, v_layout, scale_rows = (values[name] for name in names)
+    return output, p, row_sum, v_layout, scale_rows
 
 
 def _register_choices(values: Mapping[str, Any]) -> tuple[str, str, bool]:

@@ -12,7 +12,6 @@ FP8 = next(row.name for row in DTYPES.values() if row.fp8)
 BLOCK_M = 128  # two warpgroups: three leave a thread too few registers at wide head dims
 BLOCK_N = (128, 96, 64, 32)
 OUTPUTS = ("own", "v_space")  # with a buffer of its own O is not in the way of the next V
-WIDE = 224  # columns; beyond, registers hold the scores of 96 keys at most
 
 
 @cache
@@ -35,11 +34,6 @@ def usual_schedule(
         f"dims {head_dim} and {head_dim_v}: a tile holds whole blocks"
         + (f"; use scale_rows = {max(fewer)}" if fewer else "")
     )
-
-
-def usual_scale_rows(head_dim: int, head_dim_v: int) -> int:
-    """Return how many rows share a scale where nobody says, so that some tile holds a block."""
-    return max(SCALE_ROWS) if max(head_dim, head_dim_v) <= WIDE else max(SCALE_ROWS) // 2
 
 
 def _first(

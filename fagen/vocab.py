@@ -141,6 +141,7 @@ MAXIMA = ("late", "each")
 V_LAYOUTS = ("columns", "rows")
 SCALES = ("head", "tensor", "block")
 SCALE_ROWS = (32, 64, 128)
+USUAL_SCALE_ROWS = 64  # where a call does not say: more tiles hold 64 keys than 128
 
 # widest first: a wider one spreads rows over more banks and needs fewer TMA boxes
 SWIZZLES = (

@@ -32,7 +32,7 @@ from fagen.measure.timing import Call
 from fagen.plan import Plan
 from fagen.quantize_op import quantize
 from fagen.quantizer.reference import E4M3, rounded
-from fagen.usual import usual_scale_rows
+from fagen.vocab import USUAL_SCALE_ROWS
 
 CUDNN_E4M3 = "cudnn-e4m3"
 Bind = Callable[[Problem, Tensor, Tensor, Tensor], Call]
@@ -252,12 +252,11 @@ def _cudnn_e4m3(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
 
 def _quantise_all(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
     """What it costs to quantise Q, K and V: Q and K rotated, V by rows, a scale per block."""
-    rows = usual_scale_rows(problem.head_dim, problem.head_dim_v)
 
     def run() -> Tensor:
         for x in (q, k):
-            quantize(x, rotate=True, scale_rows=rows)
-        return quantize(v, scale_rows=rows).values
+            quantize(x, rotate=True, scale_rows=USUAL_SCALE_ROWS)
+        return quantize(v, scale_rows=USUAL_SCALE_ROWS).values
 
     return tried(Call(run), "fagen.quantize")
 

@@ -33,7 +33,7 @@ from fagen.quantizer import QuantizeSchedule, plan_quantizer
 from fagen.quantizer.reference import Quantized
 from fagen.quantizer.schedule import TABLE
 from fagen.render import render
-from fagen.vocab import DTYPES
+from fagen.vocab import DTYPES, USUAL_SCALE_ROWS
 
 __all__ = [
     "Quantized",
@@ -66,7 +66,7 @@ def quantize(
     *,
     rotate: bool = False,
     scales: str = "block",
-    scale_rows: int = 128,
+    scale_rows: int = USUAL_SCALE_ROWS,
     layout: str = "rows",
     descale: Tensor | float | None = None,
     seed: int = 0,
@@ -135,7 +135,7 @@ def prepare_quantizer(
     head_dim: int,
     rotate: bool = False,
     scales: str = "block",
-    scale_rows: int = 128,
+    scale_rows: int = USUAL_SCALE_ROWS,
     layout: str = "rows",
     rotary: str = "none",
     device: torch.device,

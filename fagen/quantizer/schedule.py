@@ -120,7 +120,7 @@ class QuantizeSchedule(Section):
         read = _SLUG.fullmatch(slug)
         if not read:
             raise ScheduleError(
-                f"{slug!r} is no quantiser's slug; one looks like quant_fp16_d128_rot_block128"
+                f"{slug!r} is no quantiser's slug; one looks like quant_fp16_d128_rot_block64"
             )
         keys: dict[str, Any] = {
             "dtype": read["dtype"],

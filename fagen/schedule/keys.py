@@ -163,8 +163,8 @@ class Fp8(Section):
         'rows that share a scale, with scales = "block"; 128 if left out'
     )
     p_offset: float = _derived(
-        "log2 units; P is computed 2 to this power larger; if left out 4, less with wide blocks, "
-        'or with maximum = "each" 8 less rescale_threshold',
+        "log2 units; P is computed 2 to this power larger; if left out 4, less with wide blocks, 2 "
+        'with a causal mask, or with maximum = "each" 8 less rescale_threshold',
         ge=0,
         le=8,
         multiple_of=0.125,
@@ -256,7 +256,10 @@ def _p_offset(keys: Mapping[str, Any]) -> float:
     """The offset of P in e4m3 where a schedule does not say."""
     if keys["maximum"] == "each":
         return max(0.0, 8 - float(keys["rescale_threshold"]))
-    return min(4.0, math.floor(8 * most_p_offset(keys["block_n"])) / 8)
+    # A diagonal block shows its first rows a key or two, whose maximum is soon outgrown: room for
+    # that is worth more than the last bits of small numbers.
+    wanted = 2.0 if MASKS[keys["mask"]].causal else 4.0
+    return min(wanted, math.floor(8 * most_p_offset(keys["block_n"])) / 8)
 
 
 def most_p_offset(block_n: int) -> float:
