@@ -323,76 +323,6 @@ struct RingPosition {
   }
 };
 
-// ---- Loading ---------------------------------------------------------------------------------
-
-// Copies tiles from global to shared memory. Used by a single thread.
-struct Loader {
-  const Params& params;
-  SharedStorage& shared;
-  RingPosition<kQStages> q;
-  RingPosition<kStages> k, v;
-
-  // One box per slab: rows past the end of a sequence and columns past the head arrive as zeros.
-  template <int columns, int rows, int slab>
-  __device__ __forceinline__ void copy(const CUtensorMap& map, TransactionBarrier& full,
-                                       Element* tile, int row, int head, int batch,
-                                       cute::TMA::CacheHintSm90 hint) {
-    full.arrive_and_expect_tx(rows * columns * sizeof(Element));
-#pragma unroll
-    for (int column = 0; column < columns; column += slab) {
-      cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
-                                   static_cast<uint64_t>(hint), tile + column * rows, column, row,
-                                   head, batch);
-    }
-  }
-
-  __device__ __forceinline__ void load_q(const Tile& tile) {
-    // Each warpgroup's rows by themselves, as soon as it has done with the last ones.
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      shared.q_empty[q.stage][consumer].wait(q.phase ^ 1);
-      copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
-          params.q, shared.q_full[q.stage][consumer],
-          shared.q[q.stage] + consumer * kWarpgroupRows * kHeadDimPadded,
-          tile.first_row + consumer * kWarpgroupRows, tile.head, tile.batch,
-          cute::TMA::CacheHintSm90::EVICT_FIRST);
-    }
-    q.advance();
-  }
-
-  __device__ __forceinline__ void load_k(const Tile& tile, int block) {
-    shared.k_empty[k.stage].wait(k.phase ^ 1);
-    copy<kHeadDimPadded, kBlockN, kQkSlab>(params.k, shared.k_full[k.stage], shared.k[k.stage],
-                                           block * kBlockN, tile.kv_head, tile.batch,
-                                           cute::TMA::CacheHintSm90::EVICT_LAST);
-    k.advance();
-  }
-
-  __device__ __forceinline__ void load_v(const Tile& tile, int block) {
-    shared.v_empty[v.stage].wait(v.phase ^ 1);
-    copy<kHeadDimVPadded, kBlockN, kVSlab>(params.v, shared.v_full[v.stage], shared.v[v.stage],
-                                           block * kBlockN, tile.kv_head, tile.batch,
-                                           cute::TMA::CacheHintSm90::EVICT_LAST);
-    v.advance();
-  }
-};
-
-// The producer warp's life. K runs one block ahead of V, because S is wanted before P.
-__device__ __forceinline__ void produce(const Params& params, SharedStorage& shared) {
-  Loader loader{params, shared};
-  Tiles tiles;
-  for (int index; tiles.take(params, index);) {
-    const Tile tile = tile_at(params, index);
-    loader.load_k(tile, tile.blocks - 1);
-    loader.load_q(tile);
-    for (int block = tile.blocks - 1; block >= 0; --block) {
-      if (block > 0) {
-        loader.load_k(tile, block - 1);
-      }
-      loader.load_v(tile, block);
-    }
-  }
-}
-
 // ---- Softmax ---------------------------------------------------------------------------------
 
 // In a 64-row accumulator a thread holds two rows, eight apart: element i belongs to row i / 2 % 2
@@ -478,30 +408,13 @@ struct Softmax {
     return (may_be_empty && max[r] == -INFINITY ? 0.f : max[r]) * scale_log2;
   }
 
-  // Turns a block of scores into probabilities relative to the running maximum.
+  // Turns a block of scores into probabilities relative to the running maximum; part is what is to
+  // be added to the sums. Says whether that is so small that no element of this thread is too large
+  // for bf16. That of a row that has seen no key is infinite or NaN, unless it may_be_empty.
   template <bool may_be_empty>
-  __device__ __forceinline__ void exponentials(float (&s)[kBlockN / 2]) {
+  __device__ __forceinline__ bool exponentials(const float (&s)[kBlockN / 2],
+                                               float (&p)[kBlockN / 2], float (&part)[2]) const {
     const float offset[2] = {reference<may_be_empty>(0), reference<may_be_empty>(1)};
-    float odd_sum[2] = {0.f, 0.f};
-#pragma unroll
-    for (int i = 0; i < kBlockN / 2; ++i) {
-      s[i] = exp2_approx(s[i] * scale_log2 - offset[row_of(i)]);
-      if (i % 2 == 0) {
-        sum[row_of(i)] += s[i];
-      } else {
-        odd_sum[row_of(i)] += s[i];
-      }
-    }
-    sum[0] += odd_sum[0];
-    sum[1] += odd_sum[1];
-  }
-
-  // The same into p, but relative to the maximum so far; part is what is to be added to the sums.
-  // Says whether that is small enough in every lane of the warp: only then is every element. A row
-  // that has seen no key makes it infinite or NaN.
-  __device__ __forceinline__ bool guess(const float (&s)[kBlockN / 2], float (&p)[kBlockN / 2],
-                                        float (&part)[2]) {
-    const float offset[2] = {max[0] * scale_log2, max[1] * scale_log2};
     float chains[4];
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i) {
@@ -511,7 +424,16 @@ struct Softmax {
     }
     part[0] = chains[0] + chains[2];
     part[1] = chains[1] + chains[3];
-    return __all_sync(0xffffffff, part[0] <= kMostSum && part[1] <= kMostSum);
+    return part[0] <= kMostSum && part[1] <= kMostSum;
+  }
+
+  // The same in place, and into the sums.
+  template <bool may_be_empty>
+  __device__ __forceinline__ void exponentials(float (&s)[kBlockN / 2]) {
+    float part[2];
+    exponentials<may_be_empty>(s, s, part);
+    sum[0] += part[0];
+    sum[1] += part[1];
   }
 
   __device__ __forceinline__ void rescale_output(Output& o, bool raised) const {
@@ -559,6 +481,76 @@ __device__ __forceinline__ void store_accumulator(Element* tile, const float* x)
     const float* y = x + column / 2;
     store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane / 16 * 8),
                    pack(y[0], y[1]), pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
+  }
+}
+
+// ---- Loading ---------------------------------------------------------------------------------
+
+// Copies tiles from global to shared memory. Used by a single thread.
+struct Loader {
+  const Params& params;
+  SharedStorage& shared;
+  RingPosition<kQStages> q;
+  RingPosition<kStages> k, v;
+
+  // One box per slab: rows past the end of a sequence and columns past the head arrive as zeros.
+  template <int columns, int rows, int slab>
+  __device__ __forceinline__ void copy(const CUtensorMap& map, TransactionBarrier& full,
+                                       Element* tile, int row, int head, int batch,
+                                       cute::TMA::CacheHintSm90 hint) {
+    full.arrive_and_expect_tx(rows * columns * sizeof(Element));
+#pragma unroll
+    for (int column = 0; column < columns; column += slab) {
+      cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
+                                   static_cast<uint64_t>(hint), tile + column * rows, column, row,
+                                   head, batch);
+    }
+  }
+
+  __device__ __forceinline__ void load_q(const Tile& tile) {
+    // Each warpgroup's rows by themselves, as soon as it has done with the last ones.
+    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      shared.q_empty[q.stage][consumer].wait(q.phase ^ 1);
+      copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
+          params.q, shared.q_full[q.stage][consumer],
+          shared.q[q.stage] + consumer * kWarpgroupRows * kHeadDimPadded,
+          tile.first_row + consumer * kWarpgroupRows, tile.head, tile.batch,
+          cute::TMA::CacheHintSm90::EVICT_FIRST);
+    }
+    q.advance();
+  }
+
+  __device__ __forceinline__ void load_k(const Tile& tile, int block) {
+    shared.k_empty[k.stage].wait(k.phase ^ 1);
+    copy<kHeadDimPadded, kBlockN, kQkSlab>(params.k, shared.k_full[k.stage], shared.k[k.stage],
+                                           block * kBlockN, tile.kv_head, tile.batch,
+                                           cute::TMA::CacheHintSm90::EVICT_LAST);
+    k.advance();
+  }
+
+  __device__ __forceinline__ void load_v(const Tile& tile, int block) {
+    shared.v_empty[v.stage].wait(v.phase ^ 1);
+    copy<kHeadDimVPadded, kBlockN, kVSlab>(params.v, shared.v_full[v.stage], shared.v[v.stage],
+                                           block * kBlockN, tile.kv_head, tile.batch,
+                                           cute::TMA::CacheHintSm90::EVICT_LAST);
+    v.advance();
+  }
+};
+
+// The producer warp's life. K runs one block ahead of V, because S is wanted before P.
+__device__ __forceinline__ void produce(const Params& params, SharedStorage& shared) {
+  Loader loader{params, shared};
+  Tiles tiles;
+  for (int index; tiles.take(params, index);) {
+    const Tile tile = tile_at(params, index);
+    loader.load_k(tile, tile.blocks - 1);
+    loader.load_q(tile);
+    for (int block = tile.blocks - 1; block >= 0; --block) {
+      if (block > 0) {
+        loader.load_k(tile, block - 1);
+      }
+      loader.load_v(tile, block);
+    }
   }
 }
 
@@ -694,10 +686,10 @@ struct Consumer {
   __device__ __forceinline__ void soften(float (&s)[kBlockN / 2], Probabilities& p, Output& o,
                                          Softmax& softmax) {
     float guessed[kBlockN / 2], part[2];
-    const bool fits = softmax.guess(s, guessed, part);
+    const bool fits = __all_sync(0xffffffff, softmax.exponentials<false>(s, guessed, part));
     keep(p, guessed);
     if (!fits) {
-      part[0] = part[1] = 0.f;
+      part[0] = part[1] = 0.f;  // it has gone into the sums
       softmax.settle<true>(s);
       softmax.exponentials<true>(s);
       keep(p, s);
@@ -1142,6 +1134,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d128_full_m128n128_info(void) {
       kProducerRegisters,
       kConsumerRegisters,
       "fwd_bf16_d128_full_m128n128",
-      "b41d609bfd0440469f2c2d86d8c3983b9790ce9e171b9606cc4fe62596f2a908"};
+      "572ccd7ac7dbd6db666b0bf7689c8dedda3c2b987b0ea24d57c5539596124507"};
   return &info;
 }

@@ -105,7 +105,7 @@ constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
 constexpr float kMostSum =
     448.0f;  // of a lane's probabilities in a row and block, before a maximum is sought
 constexpr float kPOffset =
-    4.0f;                   // log2 units: P is kept this much larger, to use more of e4m3's range
+    2.0f;                   // log2 units: P is kept this much larger, to use more of e4m3's range
 constexpr int kGroups = 1;  // of keys with a scale of their own, in a block
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
@@ -120,9 +120,9 @@ constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B128;
 constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B128;
 
 constexpr int kWarpgroup = 128;
-constexpr int kWarpgroupRows = 64;                 // the M of every wgmma
-constexpr int kStepK = 32;                         // the K of every wgmma
-constexpr int kTransposers = kWarpgroup / 32 - 1;  // warps: the producer's but that which loads
+constexpr int kWarpgroupRows = 64;  // the M of every wgmma
+constexpr int kStepK = 32;          // the K of every wgmma
+constexpr int kTransposers = 3;     // warps: the producer's but that which loads
 
 constexpr int kOutputColumns = kHeadDimVPadded;
 using Output =
@@ -382,77 +382,6 @@ struct RingPosition {
   }
 };
 
-// ---- Loading ---------------------------------------------------------------------------------
-
-// Copies tiles from global to shared memory. Used by a single thread.
-struct Loader {
-  const Params& params;
-  SharedStorage& shared;
-  RingPosition<kQStages> q;
-  RingPosition<kStages> k, v;
-
-  // One box per slab: rows past the end of a sequence and columns past the head arrive as zeros.
-  template <int columns, int rows, int slab>
-  __device__ __forceinline__ void copy(const CUtensorMap& map, TransactionBarrier& full,
-                                       Element* tile, int row, int head, int batch,
-                                       cute::TMA::CacheHintSm90 hint) {
-    full.arrive_and_expect_tx(rows * columns * sizeof(Element));
-#pragma unroll
-    for (int column = 0; column < columns; column += slab) {
-      cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
-                                   static_cast<uint64_t>(hint), tile + column * rows, column, row,
-                                   head, batch);
-    }
-  }
-
-  __device__ __forceinline__ void load_q(const Tile& tile) {
-    // Each warpgroup's rows by themselves, as soon as it has done with the last ones.
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      shared.q_empty[q.stage][consumer].wait(q.phase ^ 1);
-      copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
-          params.q, shared.q_full[q.stage][consumer],
-          shared.q[q.stage] + consumer * kWarpgroupRows * kHeadDimPadded,
-          tile.first_row + consumer * kWarpgroupRows, tile.head, tile.batch,
-          cute::TMA::CacheHintSm90::EVICT_FIRST);
-    }
-    q.advance();
-  }
-
-  __device__ __forceinline__ void load_k(const Tile& tile, int block) {
-    shared.k_empty[k.stage].wait(k.phase ^ 1);
-    copy<kHeadDimPadded, kBlockN, kQkSlab>(params.k, shared.k_full[k.stage], shared.k[k.stage],
-                                           block * kBlockN, tile.kv_head, tile.batch,
-                                           cute::TMA::CacheHintSm90::EVICT_LAST);
-    k.advance();
-  }
-
-  // For the transposers, who fill V itself.
-  __device__ __forceinline__ void load_v(const Tile& tile, int block) {
-    shared.v_rows_empty[v.stage].wait(v.phase ^ 1);
-    copy<kHeadDimVPadded, kBlockN, kVRowsSlab>(
-        params.v, shared.v_rows_full[v.stage], shared.v_rows[v.stage], block * kBlockN,
-        tile.kv_head, tile.batch, cute::TMA::CacheHintSm90::EVICT_LAST);
-    v.advance();
-  }
-};
-
-// The producer warp's life. K runs one block ahead of V, because S is wanted before P.
-__device__ __forceinline__ void produce(const Params& params, SharedStorage& shared) {
-  Loader loader{params, shared};
-  Tiles tiles;
-  for (int index; tiles.take(params, index);) {
-    const Tile tile = tile_at(params, index);
-    loader.load_k(tile, tile.blocks - 1);
-    loader.load_q(tile);
-    for (int block = tile.blocks - 1; block >= 0; --block) {
-      if (block > 0) {
-        loader.load_k(tile, block - 1);
-      }
-      loader.load_v(tile, block);
-    }
-  }
-}
-
 // ---- Softmax ---------------------------------------------------------------------------------
 
 // In a 64-row accumulator a thread holds two rows, eight apart: element i belongs to row i / 2 % 2
@@ -554,58 +483,46 @@ struct Softmax {
     return may_be_empty && max[r] == -INFINITY ? 0.f : max[r];
   }
 
-  // Turns a block of scores into probabilities relative to the running maximum, times 2^kPOffset.
+  // Turns a block of scores into probabilities relative to the running maximum, times 2^kPOffset;
+  // part is what is to be added to the sums. Says whether the sums are so small that no element of
+  // this thread is too large for e4m3. Those of a row that has seen no key are infinite or NaN,
+  // unless it may_be_empty.
   template <bool may_be_empty>
-  __device__ __forceinline__ void exponentials(float (&s)[kBlockN / 2]) {
+  __device__ __forceinline__ bool exponentials(const float (&s)[kBlockN / 2],
+                                               float (&p)[kBlockN / 2], float (&part)[2]) const {
     const float offset[2] = {kPOffset - reference<may_be_empty>(0),
                              kPOffset - reference<may_be_empty>(1)};
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      float* x = s + g * kShare;
-      const float factor = scales.scores;
-      const float (&group_offset)[2] = offset;
-#pragma unroll
-      for (int i = 0; i < kShare; ++i) {
-        x[i] = exp2_approx(fmaf(x[i], factor, group_offset[row_of(i)]));
-      }
-      float chains[4] = {x[0], x[2], x[1], x[3]};
-#pragma unroll
-      for (int i = 4; i < kShare; ++i) {
-        chains[row_of(i) + i % 2 * 2] += x[i];
-      }
-      sum[0] += chains[0] + chains[2];
-      sum[1] += chains[1] + chains[3];
-    }
-  }
-
-  // The same into p, but relative to the maximum so far; part is what is to be added to the sums.
-  // Says whether that is small enough in every lane of the warp: only then is every element. A row
-  // that has seen no key makes it infinite or NaN.
-  __device__ __forceinline__ bool guess(const float (&s)[kBlockN / 2], float (&p)[kBlockN / 2],
-                                        float (&part)[2]) {
-    part[0] = part[1] = 0.f;
     bool fits = true;
+    part[0] = part[1] = 0.f;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       const float* x = s + g * kShare;
       float* y = p + g * kShare;
       const float factor = scales.scores;
-      const float offset[2] = {kPOffset - max[0], kPOffset - max[1]};
+      const float (&group_offset)[2] = offset;
       float chains[4];
 #pragma unroll
       for (int i = 0; i < kShare; ++i) {
-        y[i] = exp2_approx(fmaf(x[i], factor, offset[row_of(i)]));
+        y[i] = exp2_approx(fmaf(x[i], factor, group_offset[row_of(i)]));
         const int chain = row_of(i) + i % 2 * 2;
         chains[chain] = i < 4 ? y[i] : chains[chain] + y[i];
       }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        fits = fits && chains[i] <= kMostSum;
+      for (const float sum : chains) {
+        fits = fits && sum <= kMostSum;
       }
       part[0] += chains[0] + chains[2];
       part[1] += chains[1] + chains[3];
     }
-    return __all_sync(0xffffffff, fits);
+    return fits;
+  }
+
+  // The same in place, and into the sums.
+  template <bool may_be_empty>
+  __device__ __forceinline__ void exponentials(float (&s)[kBlockN / 2]) {
+    float part[2];
+    exponentials<may_be_empty>(s, s, part);
+    sum[0] += part[0];
+    sum[1] += part[1];
   }
 
   __device__ __forceinline__ void rescale_output(Output& o, bool raised) const {
@@ -668,6 +585,77 @@ __device__ __forceinline__ void store_accumulator(OutElement* tile, const float*
   }
 }
 
+// ---- Loading ---------------------------------------------------------------------------------
+
+// Copies tiles from global to shared memory. Used by a single thread.
+struct Loader {
+  const Params& params;
+  SharedStorage& shared;
+  RingPosition<kQStages> q;
+  RingPosition<kStages> k, v;
+
+  // One box per slab: rows past the end of a sequence and columns past the head arrive as zeros.
+  template <int columns, int rows, int slab>
+  __device__ __forceinline__ void copy(const CUtensorMap& map, TransactionBarrier& full,
+                                       Element* tile, int row, int head, int batch,
+                                       cute::TMA::CacheHintSm90 hint) {
+    full.arrive_and_expect_tx(rows * columns * sizeof(Element));
+#pragma unroll
+    for (int column = 0; column < columns; column += slab) {
+      cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
+                                   static_cast<uint64_t>(hint), tile + column * rows, column, row,
+                                   head, batch);
+    }
+  }
+
+  __device__ __forceinline__ void load_q(const Tile& tile) {
+    // Each warpgroup's rows by themselves, as soon as it has done with the last ones.
+    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      shared.q_empty[q.stage][consumer].wait(q.phase ^ 1);
+      copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
+          params.q, shared.q_full[q.stage][consumer],
+          shared.q[q.stage] + consumer * kWarpgroupRows * kHeadDimPadded,
+          tile.first_row + consumer * kWarpgroupRows, tile.head, tile.batch,
+          cute::TMA::CacheHintSm90::EVICT_FIRST);
+    }
+    q.advance();
+  }
+
+  __device__ __forceinline__ void load_k(const Tile& tile, int block) {
+    shared.k_empty[k.stage].wait(k.phase ^ 1);
+    copy<kHeadDimPadded, kBlockN, kQkSlab>(params.k, shared.k_full[k.stage], shared.k[k.stage],
+                                           block * kBlockN, tile.kv_head, tile.batch,
+                                           cute::TMA::CacheHintSm90::EVICT_LAST);
+    k.advance();
+  }
+
+  // For the transposers, who fill V itself.
+  __device__ __forceinline__ void load_v(const Tile& tile, int block) {
+    shared.v_rows_empty[v.stage].wait(v.phase ^ 1);
+    copy<kHeadDimVPadded, kBlockN, kVRowsSlab>(
+        params.v, shared.v_rows_full[v.stage], shared.v_rows[v.stage], block * kBlockN,
+        tile.kv_head, tile.batch, cute::TMA::CacheHintSm90::EVICT_LAST);
+    v.advance();
+  }
+};
+
+// The producer warp's life. K runs one block ahead of V, because S is wanted before P.
+__device__ __forceinline__ void produce(const Params& params, SharedStorage& shared) {
+  Loader loader{params, shared};
+  Tiles tiles;
+  for (int index; tiles.take(params, index);) {
+    const Tile tile = tile_at(params, index);
+    loader.load_k(tile, tile.blocks - 1);
+    loader.load_q(tile);
+    for (int block = tile.blocks - 1; block >= 0; --block) {
+      if (block > 0) {
+        loader.load_k(tile, block - 1);
+      }
+      loader.load_v(tile, block);
+    }
+  }
+}
+
 // ---- Transposing V ---------------------------------------------------------------------------
 
 // The wgmma of 8-bit operands reads V along its keys, and in the order in which P's registers hold
@@ -720,7 +708,8 @@ __device__ __forceinline__ void transpose(const Element* rows, Element* columns,
 
 // The life of the other warps of the producer's warpgroup.
 __device__ __forceinline__ void transpose_all(const Params& params, SharedStorage& shared) {
-  const int transposer = __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - 1;
+  const int transposer =
+      __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - (kWarpgroup / 32 - kTransposers);
   RingPosition<kStages> v;
   Tiles tiles;
   for (int index; tiles.take(params, index);) {
@@ -886,10 +875,10 @@ struct Consumer {
   __device__ __forceinline__ void soften(float (&s)[kBlockN / 2], Probabilities& p, Output& o,
                                          Softmax& softmax) {
     float guessed[kBlockN / 2], part[2];
-    const bool fits = softmax.guess(s, guessed, part);
+    const bool fits = __all_sync(0xffffffff, softmax.exponentials<false>(s, guessed, part));
     keep(p, guessed);
     if (!fits) {
-      part[0] = part[1] = 0.f;
+      part[0] = part[1] = 0.f;  // it has gone into the sums
       softmax.settle<true>(s);
       softmax.exponentials<true>(s);
       keep(p, s);
@@ -1108,7 +1097,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     if (threadIdx.x == 0) {
       produce(params, shared);
-    } else if (threadIdx.x >= 32) {
+    } else if (threadIdx.x >= kWarpgroup - 32 * kTransposers) {
       transpose_all(params, shared);
     }
   } else {
@@ -1383,6 +1372,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m128n128_vrows_info
       kProducerRegisters,
       kConsumerRegisters,
       "fwd_e4m3_d128_causal_m128n128_vrows",
-      "3341ce66f37b63078291b555ab7562b8a9d4740c66dc7e5f9e0a6e71f4d959f7"};
+      "ea41537f4916140f3596ff3847c9a09a49ccc59a409ea27fa9bdf4581e0155d3"};
   return &info;
 }

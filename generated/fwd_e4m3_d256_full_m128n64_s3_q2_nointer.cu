@@ -363,83 +363,6 @@ struct RingPosition {
   }
 };
 
-// ---- Loading ---------------------------------------------------------------------------------
-
-// Copies tiles from global to shared memory. Used by a single thread.
-struct Loader {
-  const Params& params;
-  SharedStorage& shared;
-  RingPosition<kQStages> q;
-  RingPosition<kStages> k, v;
-
-  // One box per slab: rows past the end of a sequence and columns past the head arrive as zeros.
-  template <int columns, int rows, int slab>
-  __device__ __forceinline__ void copy(const CUtensorMap& map, TransactionBarrier& full,
-                                       Element* tile, int row, int head, int batch,
-                                       cute::TMA::CacheHintSm90 hint) {
-    full.arrive_and_expect_tx(rows * columns * sizeof(Element));
-#pragma unroll
-    for (int column = 0; column < columns; column += slab) {
-      cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
-                                   static_cast<uint64_t>(hint), tile + column * rows, column, row,
-                                   head, batch);
-    }
-  }
-
-  __device__ __forceinline__ void load_q(const Tile& tile) {
-    // Each warpgroup's rows by themselves, as soon as it has done with the last ones.
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      shared.q_empty[q.stage][consumer].wait(q.phase ^ 1);
-      copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
-          params.q, shared.q_full[q.stage][consumer],
-          shared.q[q.stage] + consumer * kWarpgroupRows * kHeadDimPadded,
-          tile.first_row + consumer * kWarpgroupRows, tile.head, tile.batch,
-          cute::TMA::CacheHintSm90::EVICT_FIRST);
-    }
-    q.advance();
-  }
-
-  __device__ __forceinline__ void load_k(const Tile& tile, int block) {
-    shared.k_empty[k.stage].wait(k.phase ^ 1);
-    copy<kHeadDimPadded, kBlockN, kQkSlab>(params.k, shared.k_full[k.stage], shared.k[k.stage],
-                                           block * kBlockN, tile.kv_head, tile.batch,
-                                           cute::TMA::CacheHintSm90::EVICT_LAST);
-    k.advance();
-  }
-
-  // V lies transposed: its rows are columns of keys.
-  __device__ __forceinline__ void load_v(const Tile& tile, int block) {
-    shared.v_empty[v.stage].wait(v.phase ^ 1);
-    TransactionBarrier& full = shared.v_full[v.stage];
-    full.arrive_and_expect_tx(kHeadDimVPadded * kBlockN * sizeof(Element));
-#pragma unroll
-    for (int key = 0; key < kBlockN; key += kVSlab) {
-      cute::SM90_TMA_LOAD_4D::copy(&params.v, reinterpret_cast<uint64_t*>(&full),
-                                   static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
-                                   shared.v[v.stage] + key * kHeadDimVPadded, block * kBlockN + key,
-                                   0, tile.kv_head, tile.batch);
-    }
-    v.advance();
-  }
-};
-
-// The producer warp's life. K runs one block ahead of V, because S is wanted before P.
-__device__ __forceinline__ void produce(const Params& params, SharedStorage& shared) {
-  Loader loader{params, shared};
-  Tiles tiles;
-  for (int index; tiles.take(params, index);) {
-    const Tile tile = tile_at(params, index);
-    loader.load_k(tile, tile.blocks - 1);
-    loader.load_q(tile);
-    for (int block = tile.blocks - 1; block >= 0; --block) {
-      if (block > 0) {
-        loader.load_k(tile, block - 1);
-      }
-      loader.load_v(tile, block);
-    }
-  }
-}
-
 // ---- Softmax ---------------------------------------------------------------------------------
 
 // In a 64-row accumulator a thread holds two rows, eight apart: element i belongs to row i / 2 % 2
@@ -541,58 +464,46 @@ struct Softmax {
     return may_be_empty && max[r] == -INFINITY ? 0.f : max[r];
   }
 
-  // Turns a block of scores into probabilities relative to the running maximum, times 2^kPOffset.
+  // Turns a block of scores into probabilities relative to the running maximum, times 2^kPOffset;
+  // part is what is to be added to the sums. Says whether the sums are so small that no element of
+  // this thread is too large for e4m3. Those of a row that has seen no key are infinite or NaN,
+  // unless it may_be_empty.
   template <bool may_be_empty>
-  __device__ __forceinline__ void exponentials(float (&s)[kBlockN / 2]) {
+  __device__ __forceinline__ bool exponentials(const float (&s)[kBlockN / 2],
+                                               float (&p)[kBlockN / 2], float (&part)[2]) const {
     const float offset[2] = {kPOffset - reference<may_be_empty>(0),
                              kPOffset - reference<may_be_empty>(1)};
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      float* x = s + g * kShare;
-      const float factor = scales.scores;
-      const float (&group_offset)[2] = offset;
-#pragma unroll
-      for (int i = 0; i < kShare; ++i) {
-        x[i] = exp2_approx(fmaf(x[i], factor, group_offset[row_of(i)]));
-      }
-      float chains[4] = {x[0], x[2], x[1], x[3]};
-#pragma unroll
-      for (int i = 4; i < kShare; ++i) {
-        chains[row_of(i) + i % 2 * 2] += x[i];
-      }
-      sum[0] += chains[0] + chains[2];
-      sum[1] += chains[1] + chains[3];
-    }
-  }
-
-  // The same into p, but relative to the maximum so far; part is what is to be added to the sums.
-  // Says whether that is small enough in every lane of the warp: only then is every element. A row
-  // that has seen no key makes it infinite or NaN.
-  __device__ __forceinline__ bool guess(const float (&s)[kBlockN / 2], float (&p)[kBlockN / 2],
-                                        float (&part)[2]) {
-    part[0] = part[1] = 0.f;
     bool fits = true;
+    part[0] = part[1] = 0.f;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       const float* x = s + g * kShare;
       float* y = p + g * kShare;
       const float factor = scales.scores;
-      const float offset[2] = {kPOffset - max[0], kPOffset - max[1]};
+      const float (&group_offset)[2] = offset;
       float chains[4];
 #pragma unroll
       for (int i = 0; i < kShare; ++i) {
-        y[i] = exp2_approx(fmaf(x[i], factor, offset[row_of(i)]));
+        y[i] = exp2_approx(fmaf(x[i], factor, group_offset[row_of(i)]));
         const int chain = row_of(i) + i % 2 * 2;
         chains[chain] = i < 4 ? y[i] : chains[chain] + y[i];
       }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        fits = fits && chains[i] <= kMostSum;
+      for (const float sum : chains) {
+        fits = fits && sum <= kMostSum;
       }
       part[0] += chains[0] + chains[2];
       part[1] += chains[1] + chains[3];
     }
-    return __all_sync(0xffffffff, fits);
+    return fits;
+  }
+
+  // The same in place, and into the sums.
+  template <bool may_be_empty>
+  __device__ __forceinline__ void exponentials(float (&s)[kBlockN / 2]) {
+    float part[2];
+    exponentials<may_be_empty>(s, s, part);
+    sum[0] += part[0];
+    sum[1] += part[1];
   }
 
   __device__ __forceinline__ void rescale_output(Output& o, bool raised) const {
@@ -652,6 +563,83 @@ __device__ __forceinline__ void store_accumulator(OutElement* tile, const float*
     const float* y = x + column / 2;
     store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane / 16 * 8),
                    pack(y[0], y[1]), pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
+  }
+}
+
+// ---- Loading ---------------------------------------------------------------------------------
+
+// Copies tiles from global to shared memory. Used by a single thread.
+struct Loader {
+  const Params& params;
+  SharedStorage& shared;
+  RingPosition<kQStages> q;
+  RingPosition<kStages> k, v;
+
+  // One box per slab: rows past the end of a sequence and columns past the head arrive as zeros.
+  template <int columns, int rows, int slab>
+  __device__ __forceinline__ void copy(const CUtensorMap& map, TransactionBarrier& full,
+                                       Element* tile, int row, int head, int batch,
+                                       cute::TMA::CacheHintSm90 hint) {
+    full.arrive_and_expect_tx(rows * columns * sizeof(Element));
+#pragma unroll
+    for (int column = 0; column < columns; column += slab) {
+      cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
+                                   static_cast<uint64_t>(hint), tile + column * rows, column, row,
+                                   head, batch);
+    }
+  }
+
+  __device__ __forceinline__ void load_q(const Tile& tile) {
+    // Each warpgroup's rows by themselves, as soon as it has done with the last ones.
+    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      shared.q_empty[q.stage][consumer].wait(q.phase ^ 1);
+      copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
+          params.q, shared.q_full[q.stage][consumer],
+          shared.q[q.stage] + consumer * kWarpgroupRows * kHeadDimPadded,
+          tile.first_row + consumer * kWarpgroupRows, tile.head, tile.batch,
+          cute::TMA::CacheHintSm90::EVICT_FIRST);
+    }
+    q.advance();
+  }
+
+  __device__ __forceinline__ void load_k(const Tile& tile, int block) {
+    shared.k_empty[k.stage].wait(k.phase ^ 1);
+    copy<kHeadDimPadded, kBlockN, kQkSlab>(params.k, shared.k_full[k.stage], shared.k[k.stage],
+                                           block * kBlockN, tile.kv_head, tile.batch,
+                                           cute::TMA::CacheHintSm90::EVICT_LAST);
+    k.advance();
+  }
+
+  // V lies transposed: its rows are columns of keys.
+  __device__ __forceinline__ void load_v(const Tile& tile, int block) {
+    shared.v_empty[v.stage].wait(v.phase ^ 1);
+    TransactionBarrier& full = shared.v_full[v.stage];
+    full.arrive_and_expect_tx(kHeadDimVPadded * kBlockN * sizeof(Element));
+#pragma unroll
+    for (int key = 0; key < kBlockN; key += kVSlab) {
+      cute::SM90_TMA_LOAD_4D::copy(&params.v, reinterpret_cast<uint64_t*>(&full),
+                                   static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
+                                   shared.v[v.stage] + key * kHeadDimVPadded, block * kBlockN + key,
+                                   0, tile.kv_head, tile.batch);
+    }
+    v.advance();
+  }
+};
+
+// The producer warp's life. K runs one block ahead of V, because S is wanted before P.
+__device__ __forceinline__ void produce(const Params& params, SharedStorage& shared) {
+  Loader loader{params, shared};
+  Tiles tiles;
+  for (int index; tiles.take(params, index);) {
+    const Tile tile = tile_at(params, index);
+    loader.load_k(tile, tile.blocks - 1);
+    loader.load_q(tile);
+    for (int block = tile.blocks - 1; block >= 0; --block) {
+      if (block > 0) {
+        loader.load_k(tile, block - 1);
+      }
+      loader.load_v(tile, block);
+    }
   }
 }
 
@@ -793,10 +781,10 @@ struct Consumer {
   __device__ __forceinline__ void soften(float (&s)[kBlockN / 2], Probabilities& p, Output& o,
                                          Softmax& softmax) {
     float guessed[kBlockN / 2], part[2];
-    const bool fits = softmax.guess(s, guessed, part);
+    const bool fits = __all_sync(0xffffffff, softmax.exponentials<false>(s, guessed, part));
     keep(p, guessed);
     if (!fits) {
-      part[0] = part[1] = 0.f;
+      part[0] = part[1] = 0.f;  // it has gone into the sums
       softmax.settle<true>(s);
       softmax.exponentials<true>(s);
       keep(p, s);
@@ -1268,6 +1256,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_full_m128n64_s3_q2_nointer
       kProducerRegisters,
       kConsumerRegisters,
       "fwd_e4m3_d256_full_m128n64_s3_q2_nointer",
-      "6dc73181b153c98dce74f654628a5b413583f1d99845fa2882250406d4e01207"};
+      "0113957db9cb9e093937d895ff05db9dcf2311efbe972d89ce0e0d95a9f04832"};
   return &info;
 }

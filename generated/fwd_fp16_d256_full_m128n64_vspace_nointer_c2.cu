@@ -337,6 +337,167 @@ struct RingPosition {
   }
 };
 
+// ---- Softmax ---------------------------------------------------------------------------------
+
+// In a 64-row accumulator a thread holds two rows, eight apart: element i belongs to row i / 2 % 2
+// and to column i / 4 * 8 + i % 2, counted from 2 * (lane % 4). Four lanes share a row.
+__device__ constexpr int row_of(int i) {
+  return i / 2 % 2;
+}
+__device__ constexpr int column_of(int i) {
+  return i / 4 * 8 + i % 2;
+}
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffff, x, 1);
+  return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+// Hides the keys that a row may not see. visible[r]: how many keys of this block row r sees, less
+// the thread's first column.
+__device__ __forceinline__ void mask(float (&s)[kBlockN / 2], const int (&visible)[2]) {
+#pragma unroll
+  for (int i = 0; i < kBlockN / 2; ++i) {
+    if (column_of(i) >= visible[row_of(i)]) {
+      s[i] = -INFINITY;
+    }
+  }
+}
+
+struct Softmax {
+  float scale_log2;
+  float max[2] = {-INFINITY, -INFINITY};  // of the scores before scaling
+  float sum[2] = {0.f, 0.f};              // this thread's share
+  float rescale[2] = {1.f, 1.f};          // what the next block's maximum makes of O
+
+  // Brings the running maxima up to a block of scores, and the sums with them. Returns whether O
+  // has to follow. may_be_empty: a row may not have seen any key yet, so that its maximum is still
+  // -inf.
+  template <bool may_be_empty>
+  __device__ __forceinline__ bool settle(const float (&s)[kBlockN / 2]) {
+    // Two chains a row: one alone would wait for its own latency.
+    float chains[4] = {max[0], max[1], s[4], s[6]};
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; i += 2) {
+      const int chain = row_of(i) + i / 4 % 2 * 2;
+      chains[chain] = fmaxf(chains[chain], fmaxf(s[i], s[i + 1]));
+    }
+    const float top[2] = {fmaxf(chains[0], chains[2]), fmaxf(chains[1], chains[3])};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float before = max[r];
+      max[r] = quad_max(top[r]);
+      rescale[r] = exp2_approx(before * scale_log2 - reference<may_be_empty>(r));
+      sum[r] *= rescale[r];
+    }
+    return true;
+  }
+
+  // What a row's exponents are relative to.
+  template <bool may_be_empty>
+  __device__ __forceinline__ float reference(int r) const {
+    return (may_be_empty && max[r] == -INFINITY ? 0.f : max[r]) * scale_log2;
+  }
+
+  // Turns a block of scores into probabilities relative to the running maximum; part is what is to
+  // be added to the sums. Says whether that is so small that no element of this thread is too large
+  // for fp16. That of a row that has seen no key is infinite or NaN, unless it may_be_empty.
+  template <bool may_be_empty>
+  __device__ __forceinline__ bool exponentials(const float (&s)[kBlockN / 2],
+                                               float (&p)[kBlockN / 2], float (&part)[2]) const {
+    const float offset[2] = {reference<may_be_empty>(0), reference<may_be_empty>(1)};
+    float chains[4];
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      p[i] = exp2_approx(fmaf(s[i], scale_log2, -offset[row_of(i)]));
+      const int chain = row_of(i) + i % 2 * 2;
+      chains[chain] = i < 4 ? p[i] : chains[chain] + p[i];
+    }
+    part[0] = chains[0] + chains[2];
+    part[1] = chains[1] + chains[3];
+    return part[0] <= kMostSum && part[1] <= kMostSum;
+  }
+
+  // The same in place, and into the sums.
+  template <bool may_be_empty>
+  __device__ __forceinline__ void exponentials(float (&s)[kBlockN / 2]) {
+    float part[2];
+    exponentials<may_be_empty>(s, s, part);
+    sum[0] += part[0];
+    sum[1] += part[1];
+  }
+
+  __device__ __forceinline__ void rescale_output(Output& o, bool raised) const {
+    if (!raised) {
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kOutputColumns / 2; ++i) {
+      o[i] *= rescale[row_of(i)];
+    }
+  }
+};
+
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+// Byte offset of an element inside a slab, as TMA and wgmma swizzle it: bits 4… take bits 7… by
+// xor.
+template <int slab, int swizzle_bits>
+__device__ __forceinline__ int swizzled(int row, int column) {
+  const int offset = (row * slab + column) * sizeof(Element);
+  return offset ^ (offset >> 3 & ((1 << swizzle_bits) - 1) << 4);
+}
+
+// Stores four 8x8 matrices of 16-bit elements, a 16x16 block of an accumulator, at `address`, which
+// each lane gives for row lane % 16 and column lane / 16 * 8.
+__device__ __forceinline__ void store_matrices(void* address, uint32_t a, uint32_t b, uint32_t c,
+                                               uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(
+                   cute::cast_smem_ptr_to_uint(address)),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+// Rounds a warp's 16 rows of an accumulator to Element and lays them down as slabs of 64 rows.
+template <int columns, int slab, int swizzle_bits>
+__device__ __forceinline__ void store_accumulator(Element* tile, const float* x) {
+  const int lane = threadIdx.x % 32;
+  const int row = threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
+#pragma unroll
+  for (int column = 0; column < columns; column += 16) {
+    char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
+    const float* y = x + column / 2;
+    store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane / 16 * 8),
+                   pack(y[0], y[1]), pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
+  }
+}
+
 // ---- Loading ---------------------------------------------------------------------------------
 
 // Copies tiles from global to shared memory. Used by a single thread.
@@ -431,175 +592,6 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage& sha
       }
       loader.load_v(tile, block);
     }
-  }
-}
-
-// ---- Softmax ---------------------------------------------------------------------------------
-
-// In a 64-row accumulator a thread holds two rows, eight apart: element i belongs to row i / 2 % 2
-// and to column i / 4 * 8 + i % 2, counted from 2 * (lane % 4). Four lanes share a row.
-__device__ constexpr int row_of(int i) {
-  return i / 2 % 2;
-}
-__device__ constexpr int column_of(int i) {
-  return i / 4 * 8 + i % 2;
-}
-
-__device__ __forceinline__ float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ float log2_approx(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ float reciprocal_approx(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
-}
-
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffff, x, 1);
-  return x + __shfl_xor_sync(0xffffffff, x, 2);
-}
-
-// Hides the keys that a row may not see. visible[r]: how many keys of this block row r sees, less
-// the thread's first column.
-__device__ __forceinline__ void mask(float (&s)[kBlockN / 2], const int (&visible)[2]) {
-#pragma unroll
-  for (int i = 0; i < kBlockN / 2; ++i) {
-    if (column_of(i) >= visible[row_of(i)]) {
-      s[i] = -INFINITY;
-    }
-  }
-}
-
-struct Softmax {
-  float scale_log2;
-  float max[2] = {-INFINITY, -INFINITY};  // of the scores before scaling
-  float sum[2] = {0.f, 0.f};              // this thread's share
-  float rescale[2] = {1.f, 1.f};          // what the next block's maximum makes of O
-
-  // Brings the running maxima up to a block of scores, and the sums with them. Returns whether O
-  // has to follow. may_be_empty: a row may not have seen any key yet, so that its maximum is still
-  // -inf.
-  template <bool may_be_empty>
-  __device__ __forceinline__ bool settle(const float (&s)[kBlockN / 2]) {
-    // Two chains a row: one alone would wait for its own latency.
-    float chains[4] = {max[0], max[1], s[4], s[6]};
-#pragma unroll
-    for (int i = 0; i < kBlockN / 2; i += 2) {
-      const int chain = row_of(i) + i / 4 % 2 * 2;
-      chains[chain] = fmaxf(chains[chain], fmaxf(s[i], s[i + 1]));
-    }
-    const float top[2] = {fmaxf(chains[0], chains[2]), fmaxf(chains[1], chains[3])};
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float before = max[r];
-      max[r] = quad_max(top[r]);
-      rescale[r] = exp2_approx(before * scale_log2 - reference<may_be_empty>(r));
-      sum[r] *= rescale[r];
-    }
-    return true;
-  }
-
-  // What a row's exponents are relative to.
-  template <bool may_be_empty>
-  __device__ __forceinline__ float reference(int r) const {
-    return (may_be_empty && max[r] == -INFINITY ? 0.f : max[r]) * scale_log2;
-  }
-
-  // Turns a block of scores into probabilities relative to the running maximum.
-  template <bool may_be_empty>
-  __device__ __forceinline__ void exponentials(float (&s)[kBlockN / 2]) {
-    const float offset[2] = {reference<may_be_empty>(0), reference<may_be_empty>(1)};
-    float odd_sum[2] = {0.f, 0.f};
-#pragma unroll
-    for (int i = 0; i < kBlockN / 2; ++i) {
-      s[i] = exp2_approx(s[i] * scale_log2 - offset[row_of(i)]);
-      if (i % 2 == 0) {
-        sum[row_of(i)] += s[i];
-      } else {
-        odd_sum[row_of(i)] += s[i];
-      }
-    }
-    sum[0] += odd_sum[0];
-    sum[1] += odd_sum[1];
-  }
-
-  // The same into p, but relative to the maximum so far; part is what is to be added to the sums.
-  // Says whether that is small enough in every lane of the warp: only then is every element. A row
-  // that has seen no key makes it infinite or NaN.
-  __device__ __forceinline__ bool guess(const float (&s)[kBlockN / 2], float (&p)[kBlockN / 2],
-                                        float (&part)[2]) {
-    const float offset[2] = {max[0] * scale_log2, max[1] * scale_log2};
-    float chains[4];
-#pragma unroll
-    for (int i = 0; i < kBlockN / 2; ++i) {
-      p[i] = exp2_approx(fmaf(s[i], scale_log2, -offset[row_of(i)]));
-      const int chain = row_of(i) + i % 2 * 2;
-      chains[chain] = i < 4 ? p[i] : chains[chain] + p[i];
-    }
-    part[0] = chains[0] + chains[2];
-    part[1] = chains[1] + chains[3];
-    return __all_sync(0xffffffff, part[0] <= kMostSum && part[1] <= kMostSum);
-  }
-
-  __device__ __forceinline__ void rescale_output(Output& o, bool raised) const {
-    if (!raised) {
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < kOutputColumns / 2; ++i) {
-      o[i] *= rescale[row_of(i)];
-    }
-  }
-};
-
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
-
-// Byte offset of an element inside a slab, as TMA and wgmma swizzle it: bits 4… take bits 7… by
-// xor.
-template <int slab, int swizzle_bits>
-__device__ __forceinline__ int swizzled(int row, int column) {
-  const int offset = (row * slab + column) * sizeof(Element);
-  return offset ^ (offset >> 3 & ((1 << swizzle_bits) - 1) << 4);
-}
-
-// Stores four 8x8 matrices of 16-bit elements, a 16x16 block of an accumulator, at `address`, which
-// each lane gives for row lane % 16 and column lane / 16 * 8.
-__device__ __forceinline__ void store_matrices(void* address, uint32_t a, uint32_t b, uint32_t c,
-                                               uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(
-                   cute::cast_smem_ptr_to_uint(address)),
-               "r"(a), "r"(b), "r"(c), "r"(d)
-               : "memory");
-}
-
-// Rounds a warp's 16 rows of an accumulator to Element and lays them down as slabs of 64 rows.
-template <int columns, int slab, int swizzle_bits>
-__device__ __forceinline__ void store_accumulator(Element* tile, const float* x) {
-  const int lane = threadIdx.x % 32;
-  const int row = threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
-#pragma unroll
-  for (int column = 0; column < columns; column += 16) {
-    char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
-    const float* y = x + column / 2;
-    store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane / 16 * 8),
-                   pack(y[0], y[1]), pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
   }
 }
 
@@ -736,10 +728,10 @@ struct Consumer {
   __device__ __forceinline__ void soften(float (&s)[kBlockN / 2], Probabilities& p, Output& o,
                                          Softmax& softmax) {
     float guessed[kBlockN / 2], part[2];
-    const bool fits = softmax.guess(s, guessed, part);
+    const bool fits = __all_sync(0xffffffff, softmax.exponentials<false>(s, guessed, part));
     keep(p, guessed);
     if (!fits) {
-      part[0] = part[1] = 0.f;
+      part[0] = part[1] = 0.f;  // it has gone into the sums
       softmax.settle<true>(s);
       softmax.exponentials<true>(s);
       keep(p, s);
@@ -1180,6 +1172,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d256_full_m128n64_vspace_nointe
       kProducerRegisters,
       kConsumerRegisters,
       "fwd_fp16_d256_full_m128n64_vspace_nointer_c2",
-      "4aa96f41212c9c8ece26e2866d010f8f5d21bc33cc0979d2853b58a6c0d0cdaf"};
+      "cf8d52634acd3bd95cd268981727c4569a737626215bae90bfd8a9707c7570fb"};
   return &info;
 }
