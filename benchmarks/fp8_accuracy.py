@@ -40,6 +40,7 @@ from fagen.paths import write_whole
 from fagen.plan import Plan, plan
 from fagen.quantize_op import quantize
 from fagen.schedule import Schedule
+from fagen.vocab import USUAL_SCALE_ROWS
 
 OUTLIERS = 0.001  # of all entries
 OUTLIER_DEVIATION = 10.0
@@ -104,7 +105,7 @@ def planned(asked: argparse.Namespace, **keys: object) -> Plan:
 def parts(asked: argparse.Namespace) -> list[Part]:
     """What each part of fp8 is worth."""
     common = dict(dtype="e4m3", out_dtype="fp16")
-    by_block = planned(asked, **common, scales="block")
+    by_block = planned(asked, **common, scales="block", scale_rows=USUAL_SCALE_ROWS)
     by_tensor = planned(asked, **common, scales="tensor")
     hopper = asked.hopper_sums
     return [

@@ -26,8 +26,7 @@ from fagen.measure.timing import REGIMES, Regime
 from fagen.paths import write_whole
 from fagen.plan import Plan
 from fagen.schedule import Schedule
-from fagen.usual import usual_scale_rows
-from fagen.vocab import DTYPES, V_LAYOUTS
+from fagen.vocab import DTYPES, USUAL_SCALE_ROWS, V_LAYOUTS
 
 Kernels = Mapping[str, tuple[Plan, Binary]]
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -127,7 +126,7 @@ def serving(case: Problem, *, everything: bool = False) -> list[Schedule]:
         return there
     ways: list[dict[str, Any]] = [{}]
     if fp8:
-        blocks = (0, usual_scale_rows(case.head_dim, case.head_dim_v))
+        blocks = (0, USUAL_SCALE_ROWS)
         ways = [dict(v_layout=v, scale_rows=rows) for v in V_LAYOUTS for rows in blocks]
     return [
         dispatch.picked(
@@ -136,6 +135,7 @@ def serving(case: Problem, *, everything: bool = False) -> list[Schedule]:
             head_dim_v=case.head_dim_v,
             causal=case.causal,
             seqlen=case.shape.seqlen_k,
+            rows=case.shape.batch * case.shape.heads * case.shape.seqlen_q,
             **way,
         )
         for way in ways

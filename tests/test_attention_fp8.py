@@ -16,9 +16,11 @@ from fagen.dispatch_table import Row
 from fagen.emulator import emulate_fp8, reference
 from fagen.errors import FagenError, ScheduleError
 from fagen.plan import plan
+from fagen.problem import problem_of
 from fagen.quantizer.reference import by_columns, rounded
 from fagen.schedule import Schedule
-from fagen.usual import usual_scale_rows, usual_schedule
+from fagen.usual import usual_schedule
+from fagen.vocab import USUAL_SCALE_ROWS
 
 E4M3 = torch.float8_e4m3fn
 
@@ -205,6 +207,18 @@ def test_a_dispatch_table_tells_e4m3_kernels_apart_by_layout_scales_and_keys(fol
     assert fagen.prepare(dtype="e4m3", head_dim=64, **other) == f"{many}_ofp16"  # type: ignore[arg-type]
 
 
+def test_e4m3_calls_of_few_query_rows_have_their_own_kernel(folder: Path) -> None:
+    few, many = "fwd_e4m3_d64_full_m64n32", "fwd_e4m3_d64_full_m64n64"
+    rows = 2 * 4 * 70
+    table = [Row.of("NVIDIA H200", few, rows=rows), row(many, 0, inf)]
+    dispatch_table.update(folder / dispatch_table.NAME, table)
+    for slug, queries in ((few, 70), (many, 71)):
+        tensors, how = quantised(0, "columns", queries=queries)
+        assert torch.equal(fagen.attention(*tensors, **how), expected(slug, tensors, how)), slug
+        of = dict(dtype="e4m3", head_dim=64, v_layout="columns", out_dtype="fp16", device="cpu")
+        assert fagen.prepare(**of, rows=2 * 4 * queries) == f"{slug}_ofp16"  # type: ignore[arg-type]
+
+
 def test_a_schedule_of_the_folder_goes_before_the_usual_one(folder: Path) -> None:
     (folder / "fwd_mine.toml").write_text(
         '[attention]\nhead_dim = 64\ndtype = "e4m3"\nmask = "full"\n'
@@ -236,9 +250,7 @@ def test_every_e4m3_schedule_of_the_folder_serves_its_problem(schedule: Schedule
         scale_rows=fp8.scale_rows,
         device="cpu",
     ).slug
-    assert dispatch._problem(Schedule.from_slug(slug)) == dispatch._problem(
-        schedule.but(out_dtype="bf16")
-    )
+    assert problem_of(Schedule.from_slug(slug)) == problem_of(schedule.but(out_dtype="bf16"))
     assert torch.equal(
         fagen.attention(*tensors, causal=causal, **how), expected(slug, tensors, how)
     )
@@ -262,8 +274,8 @@ def test_there_is_a_usual_tile_for_every_head_dim(scale_rows: int) -> None:
 
 
 def test_the_usual_scale_rows_have_a_tile_for_every_two_head_dims() -> None:
+    rows = USUAL_SCALE_ROWS
     for width, width_v in ((w, v) for w in (*WIDTHS[::3], 224, 256) for v in (16, 128, 224, 256)):
-        rows = usual_scale_rows(width, width_v)
         for layout in ("rows", "columns"):
             assert usual_schedule(width, width_v, "causal", layout, rows).fp8.scale_rows == rows
 
@@ -493,12 +505,17 @@ def test_no_queries_and_no_keys_are_no_trouble() -> None:
         assert torch.equal(out, torch.zeros(2, 70, 4, 64).half())  # type: ignore[arg-type]
 
 
-def test_wide_heads_have_blocks_of_64() -> None:
-    q, k, v = qkv(head_dim=256, queries=10)
+@pytest.mark.parametrize("head_dim", [16, 128, 256])
+def test_a_block_has_64_rows_where_nobody_says(head_dim: int) -> None:
+    q, k, v = qkv(head_dim=head_dim, queries=10)
     own = fagen.attention_fp8(q, k, v)
     assert torch.equal(own, fagen.attention_fp8(q, k, v, scale_rows=64))  # type: ignore[arg-type]
+    assert not torch.equal(own, fagen.attention_fp8(q, k, v, scale_rows=32))  # type: ignore[arg-type]
+
+
+def test_wide_heads_have_no_tile_for_blocks_of_128() -> None:
     with pytest.raises(ScheduleError, match=r"at head dims 256 and 256.*use scale_rows = 64"):
-        fagen.attention_fp8(q, k, v, scale_rows=128)
+        fagen.attention_fp8(*qkv(head_dim=256, queries=10), scale_rows=128)
 
 
 def test_a_schedule_may_be_chosen() -> None:

@@ -490,15 +490,21 @@ def test_the_c_interface_refuses_what_it_cannot_do(columns: Made) -> None:
 
 # ---- a kernel that was really compiled ----------------------------------------------------------
 
-COMPILED = "fwd_e4m3_d128_full_m128n128_sblock"  # what attention_fp8 takes where no table says more
+COMPILED = (
+    "fwd_e4m3_d128_full_m192n64_s3_sblock_sr64",  # what attention_fp8 takes
+    "fwd_e4m3_d128_causal_m128n128_vrows_sblock_sr64",  # all four warps of the producer have work
+)
 
 
-def test_a_compiled_kernel_loads_and_is_what_was_planned(built: Callable[[str], Built]) -> None:
-    compiled = built(COMPILED)
+@pytest.mark.parametrize("slug", COMPILED)
+def test_a_compiled_kernel_loads_and_is_what_was_planned(
+    built: Callable[[str], Built], slug: str
+) -> None:
+    compiled = built(slug)
     attend, given = op.load(compiled.binary), arguments(compiled.plan)
     expected = emulate_fp8(compiled.plan, *given)
     for found, wanted in zip(attend(*given), expected, strict=True):
         assert torch.equal(found, wanted)
     info = op.kernel_info(compiled.binary)
-    assert (info.slug, info.source_hash) == (COMPILED, compiled.source.hash)
+    assert (info.slug, info.source_hash) == (slug, compiled.source.hash)
     assert (info.shared_bytes, info.threads) == (compiled.plan.shared_bytes, compiled.plan.threads)

@@ -48,15 +48,22 @@ def test_what_is_left_out_follows_from_the_dtype():
     assert Schedule.make(**FIRST, scales="block").fp8.scale_rows == 128
 
 
+@pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize(("threshold", "offset"), [(0, 8), (4, 4), (7.875, 0.125), (8.75, 0)])
-def test_the_offset_is_what_the_threshold_leaves_of_eight(threshold, offset):
-    schedule = Schedule.make(**FIRST, maximum="each", rescale_threshold=threshold)
-    assert schedule.fp8.p_offset == offset
+def test_the_offset_is_what_the_threshold_leaves_of_eight(threshold, offset, mask):
+    keys = FIRST | dict(mask=mask, maximum="each", rescale_threshold=threshold)
+    assert Schedule.make(**keys).fp8.p_offset == offset
 
 
-@pytest.mark.parametrize(("block_n", "offset"), [(32, 4), (128, 4), (224, 3.875), (256, 3.75)])
-def test_with_a_late_maximum_the_offset_leaves_room_for_a_lanes_sum(block_n, offset):
-    schedule = Schedule.make(**FIRST | dict(head_dim=64, block_n=block_n))
+@pytest.mark.parametrize(
+    ("mask", "block_n", "offset"),
+    [
+        *(("full", 32, 4), ("full", 128, 4), ("full", 224, 3.875), ("full", 256, 3.75)),
+        *(("causal", 32, 2), ("causal", 128, 2), ("causal", 224, 2), ("causal", 256, 2)),
+    ],
+)
+def test_with_a_late_maximum_the_offset_leaves_room_for_a_lanes_sum(mask, block_n, offset):
+    schedule = Schedule.make(**FIRST | dict(mask=mask, head_dim=64, block_n=block_n))
     assert (schedule.softmax.maximum, schedule.fp8.p_offset) == ("late", offset)
     assert block_n / 8 * 2**offset <= SM90.e4m3_max
 
@@ -78,6 +85,9 @@ def test_with_a_late_maximum_the_offset_leaves_room_for_a_lanes_sum(block_n, off
         ({"rescale_threshold": 4, "p_offset": 4}, "fwd_e4m3_d128_full_m128n128_t4"),
         ({"maximum": "late", "p_offset": 4}, "fwd_e4m3_d128_full_m128n128"),
         ({"p_offset": 4.75}, "fwd_e4m3_d128_full_m128n128_po4p75"),
+        ({"p_offset": 2}, "fwd_e4m3_d128_full_m128n128_po2"),
+        ({"mask": "causal", "p_offset": 2}, "fwd_e4m3_d128_causal_m128n128"),
+        ({"mask": "causal", "p_offset": 4}, "fwd_e4m3_d128_causal_m128n128_po4"),
         ({"maximum": "each", "p_offset": 8}, "fwd_e4m3_d128_full_m128n128_eachmax"),
         ({"maximum": "each", "p_offset": 4}, "fwd_e4m3_d128_full_m128n128_eachmax_po4"),
         ({"block_m": 256, "block_n": 256, "p_offset": 3.75}, "fwd_e4m3_d128_full_m256n256"),
@@ -238,6 +248,32 @@ def test_v_that_is_transposed_in_the_kernel_lies_there_twice():
     assert rows.shared.total - plain.shared.total == 32_768
     (barriers,) = (row.formula for row in rows.shared.rows if row.name == "barriers")
     assert barriers == "block_m·q_stages/4 + 48·stages"
+
+
+def test_each_block_of_keys_with_scales_of_its_own_costs_sixteen_bytes_a_stage():
+    plain = budget(Schedule.make(**FIRST)).shared
+    blocks = budget(Schedule.make(**FIRST, scales="block", scale_rows=64)).shared
+    assert blocks.total - plain.total == SM90.smem_tile_alignment  # 16 · 2 · 128 / 64, rounded up
+    assert "scales" not in {row.name for row in plain.rows}
+    (scales,) = (row for row in blocks.rows if row.name == "scales")
+    assert (scales.amount, scales.formula) == (1_024, "block_n·stages/4")
+
+
+@settings(deadline=None)
+@given(fp8_schedules())
+def test_shared_memory_is_the_sum_of_whole_arrays(schedule):
+    values = schedule.values()
+    m, n, stages, q_stages = (values[key] for key in ("block_m", "block_n", "stages", "q_stages"))
+    d, d_v = (-(-values[key] // 32) * 32 for key in ("head_dim", "head_dim_v"))
+    rows, space = values["v_layout"] == "rows", values["output"] == "v_space"
+    v, o = stages * n * d_v, m * d_v * 2
+    arrays = [q_stages * m * d, stages * n * d, *([max(v, o)] if space else [v, o])]
+    arrays += [v] if rows else []
+    arrays += [stages * n // values["scale_rows"] * 16] if values["scale_rows"] else []
+    barriers = (6 if rows else 4) * stages + 2 * q_stages * values["consumers"] + space
+    assert budget(schedule).shared.total == sum(
+        -(-a // 1024) * 1024 for a in [*arrays, 8 * barriers]
+    )
 
 
 def test_o_in_vs_space_has_elements_of_two_bytes():

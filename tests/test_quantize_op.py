@@ -22,6 +22,7 @@ from fagen.quantizer.plan import LEAST_MAXIMUM
 from fagen.quantizer.reference import Quantized, embedded, quantize, sign_words
 from fagen.render import environment
 from fagen.toolchain import BINDING_FLAGS, BINDING_LINK_FLAGS, find_gxx, find_torch
+from fagen.vocab import USUAL_SCALE_ROWS
 
 SLUGS = (
     "quant_fp16_d64_rot_head",
@@ -68,7 +69,7 @@ def test_on_the_cpu_it_is_what_the_reference_computes(dtype, head_dim, keys):
     schedule = QuantizeSchedule.make(
         dtype="fp16" if dtype == torch.float16 else "bf16",
         head_dim=head_dim,
-        **dict(scales="block") | keys,
+        **({} if "scales" in keys else {"scales": "block", "scale_rows": USUAL_SCALE_ROWS}) | keys,
     )
     expected = quantize(plan_quantizer(schedule), x, seed)
     assert same(got.values, expected.values)
@@ -78,7 +79,8 @@ def test_on_the_cpu_it_is_what_the_reference_computes(dtype, head_dim, keys):
 @pytest.mark.parametrize(
     ("keys", "shape"),
     [
-        (dict(), (2, 3, 2)),
+        (dict(), (2, 3, 4)),  # blocks of 64 rows
+        (dict(scale_rows=128), (2, 3, 2)),
         (dict(scale_rows=32), (2, 3, 7)),
         (dict(scales="head"), (2, 3)),
         (dict(scales="head", scale_rows=32), (2, 3)),
@@ -101,7 +103,7 @@ def test_what_it_returns_stands_for_what_came_in(scales):
     x = normal(2, 300, 3, 128) * torch.tensor([1, 2, 4])[:, None]
     made = fagen.quantize(x, scales=scales)
     assert isinstance(made, Quantized)
-    assert torch.allclose(made.real(128), x.float(), rtol=2**-4, atol=0.01)
+    assert torch.allclose(made.real(USUAL_SCALE_ROWS), x.float(), rtol=2**-4, atol=0.01)
     assert not torch.allclose(made.values.float(), x.float(), atol=1)
 
 
@@ -111,7 +113,7 @@ def test_q_and_k_that_are_rotated_alike_keep_their_products():
 
     def product(seed: int) -> Tensor:
         turned = [fagen.quantize(x, rotate=True, seed=s) for x, s in ((q, 5), (k, seed))]
-        one, other = (x.real(128)[0, :, 0] for x in turned)
+        one, other = (x.real(USUAL_SCALE_ROWS)[0, :, 0] for x in turned)
         return (one @ other.T).flatten()
 
     assert torch.corrcoef(torch.stack((product(5), exact)))[0, 1] > 0.99
@@ -264,7 +266,7 @@ def test_uncalled_it_says_so_to_torch_compile(fresh_dynamo):
 
 def test_a_quantiser_is_prepared_by_its_slug():
     keys = dict(dtype=torch.bfloat16, head_dim=176, device=torch.device("cpu"))
-    assert quantize_op.prepare_quantizer(**keys) == "quant_bf16_d176_block128"
+    assert quantize_op.prepare_quantizer(**keys) == "quant_bf16_d176_block64"
     slug = quantize_op.prepare_quantizer(**keys, rotate=True, scales="head", layout="columns")
     assert slug == "quant_bf16_d176_rot_head_vcols"
 

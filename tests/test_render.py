@@ -98,8 +98,13 @@ def test_every_plan_has_words_for_all_its_choices(schedule):
 )
 def test_a_kernel_guesses_only_where_its_maxima_are_late(slug, late):
     kernel = render(plan(Schedule.from_slug(slug))).kernel
-    for word in ("guess", "soften", "kMostSum"):
-        assert bool(re.search(rf"\b{word}\b", kernel)) == late
+    for word in ("guessed", "soften", "kMostSum", "exponentials<false>"):
+        assert (word in kernel) == late
+    # P is guessed and made by one function, which says whether it fits where that is asked
+    kinds = re.findall(r"(\w+) exponentials\(const float", kernel)
+    assert kinds == ([] if "tensorsum" in slug else ["bool" if late else "void"])
+    assert len(re.findall(r"void exponentials\(float", kernel)) == 1  # in place
+    assert "guess(" not in kernel
     # the steps of a loop have a maximum before their exponentials, or after soften's
     step = kernel[kernel.index("void step(") :].partition("\n  }")[0]
     assert ("softmax.settle<" in step) != late and ("soften(s, p, o, softmax)" in step) == late
@@ -110,6 +115,29 @@ def test_a_kernel_guesses_only_where_its_maxima_are_late(slug, late):
 def test_a_late_kernel_says_how_large_a_sum_may_be(dtype, most):
     kernel = render(plan(Schedule.from_slug(f"fwd_{dtype}_d64_full_m64n64"))).kernel
     assert f"constexpr float kMostSum = {most};" in " ".join(kernel.split())
+
+
+@pytest.mark.parametrize("layout", ["", "_vrows"])
+@pytest.mark.parametrize("scales", ["", "_sblock_sr64"])
+def test_what_the_other_warps_of_the_producer_do_follows_from_v_and_its_scales(layout, scales):
+    slug = f"fwd_e4m3_d128_causal_m128n128{layout}{scales}"
+    text = " ".join(render(plan(Schedule.from_slug(slug))).kernel.split())
+    # a thread lays the scales of a block beside its K, which has arrived when both have
+    for word in ("scale_all(params, shared);", "KeyScales", "key_scales", "read_scales();"):
+        assert (word in text) == bool(scales), word
+    assert f"shared.k_full[stage].init({2 if scales else 1});" in text
+    # warps of the producer's warpgroup: one loads, one has the scales, and the rest transpose
+    transposers = 4 - 1 - bool(scales) if layout else 0
+    said = re.findall(r"constexpr int kTransposers = (\d);", text)
+    assert said == ([str(transposers)] if layout else [])
+    assert ("transpose_all(params, shared);" in text) == bool(layout)
+
+
+def test_loading_comes_after_what_it_needs_of_the_softmax():
+    text = render(plan(Schedule.from_slug("fwd_e4m3_d128_full_m128n128_sblock"))).kernel
+    parts = re.findall(r"^// ---- ([\w' ]+) -", text, re.M)
+    assert parts.index("Softmax") < parts.index("Loading") < parts.index("Multiplying")
+    assert text.index(" log2_approx(") < text.index(" scale_all(")
 
 
 def test_a_name_that_the_plan_lacks_is_an_error():

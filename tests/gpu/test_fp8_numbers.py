@@ -91,8 +91,8 @@ PAIRS = [  # V by columns, and by rows
     ("fwd_e4m3_d128_full_m128n224", "fwd_e4m3_d128_full_m128n224_vrows"),
     ("fwd_e4m3_d256_full_m128n64", "fwd_e4m3_d256_full_m128n64_vrows"),
     (
-        "fwd_e4m3_d64_causal_m192n128_sblock_sr64",
-        "fwd_e4m3_d64_causal_m192n128_vrows_sblock_sr64",
+        "fwd_e4m3_d64_causal_m128n128_sblock_sr64",
+        "fwd_e4m3_d64_causal_m128n128_vrows_sblock_sr64",
     ),
 ]
 PROMOTED = ("fwd_e4m3_d128_full_m128n64_pm1", "fwd_e4m3_d128_full_m128n64")
@@ -176,9 +176,11 @@ def test_any_scale_is_applied(few, factor):
 def test_scores_that_grow_along_the_keys_keep_the_running_maximum_right(few, direction):
     case = problem(few.plan, Shape(1, 400, 700, 2, 2))
     q, k, v = inputs(case)
-    ramp = torch.linspace(*(0.1, 3.0)[::direction], 700, device="cuda")
+    ramp = torch.linspace(*(1 / 30, 1.0)[::direction], 700, device="cuda")
     k = (k.float() * ramp[:, None, None]).to(k.dtype)
-    error = fp8_error(few.plan, case, kernel_of(few), q, k, v)
+    # The largest scores are thrice the usual, and so is what tensor cores lose of them.
+    scale = 3 * softmax_scale(case.head_dim)
+    error = fp8_error(few.plan, case, kernel_of(few), q, k, v, scale)
     assert error.ok, error
 
 
@@ -375,7 +377,14 @@ def test_the_op_gives_what_the_c_function_gives_and_can_be_captured(few):
 
 def test_the_op_passes_torchs_own_checks(few):
     given, scale = made(few, 1, 70, 90, 2, 1)
-    torch.library.opcheck(op.load(few.binary), (*given[:3], scale, *given[3:]))
+    before = [x.clone() for x in given]
+    # All but "test_schema", which compares inputs before and after by a product that torch has not
+    # for e4m3 on CUDA: that they are left alone is looked at here.
+    checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    attend = op.load(few.binary)
+    torch.library.opcheck(attend, (*given[:3], scale, *given[3:]), test_utils=checks)
+    for x, was in zip(given, before, strict=True):
+        assert torch.equal(x.view(torch.uint8), was.view(torch.uint8))
 
 
 def test_the_slugs_here_are_those_of_their_schedules_and_fit():
