@@ -163,8 +163,8 @@ class Fp8(Section):
         'rows that share a scale, with scales = "block"; 128 if left out'
     )
     p_offset: float = _derived(
-        "log2 units; P is computed 2 to this power larger; if left out 4, less with wide blocks, 2 "
-        'with a causal mask, or with maximum = "each" 8 less rescale_threshold',
+        "log2 units; P is computed 2 to this power larger; if left out 4, 3 with wide blocks, 2 "
+        'with a causal mask, or with maximum = "each" 8 less rescale_threshold, in whole',
         ge=0,
         le=8,
         multiple_of=0.125,
@@ -253,13 +253,16 @@ def _registers_of(keys: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _p_offset(keys: Mapping[str, Any]) -> float:
-    """The offset of P in e4m3 where a schedule does not say."""
+    """The offset of P in e4m3 where a schedule does not say.
+
+    A whole number: e4m3 then holds the largest P of a row exactly.
+    """
     if keys["maximum"] == "each":
-        return max(0.0, 8 - float(keys["rescale_threshold"]))
+        return max(0.0, math.floor(8 - keys["rescale_threshold"]))
     # A diagonal block shows its first rows a key or two, whose maximum is soon outgrown: room for
     # that is worth more than the last bits of small numbers.
     wanted = 2.0 if MASKS[keys["mask"]].causal else 4.0
-    return min(wanted, math.floor(8 * most_p_offset(keys["block_n"])) / 8)
+    return min(wanted, math.floor(most_p_offset(keys["block_n"])))
 
 
 def most_p_offset(block_n: int) -> float:
@@ -397,7 +400,7 @@ def _rules_of_fp8(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f"{keys['p_offset']:g} + {math.log2(keys['block_n'] / 8):.3f} > "
             f"{math.log2(SM90.e4m3_max):.3f}, the log2 of {SM90.e4m3_max:g}, so that every block's "
             f'maximum would be found (maximum = "late"); use p_offset = '
-            f"{max(0, math.floor(most * 8) / 8):g}, or leave it out",
+            f"{max(0, math.floor(most))}, or leave it out",
         )
 
 
@@ -408,7 +411,7 @@ def _range_of_p(offset: float, threshold: float) -> Iterator[tuple[str, str]]:
         return
     key, fits = ("p_offset", most - threshold) if offset else ("rescale_threshold", most)
     near = (
-        f"use p_offset = {math.floor(fits * 8) / 8:g}, or leave it out"
+        f"use p_offset = {math.floor(fits)}, or leave it out"
         if offset and fits >= 0
         else f"use rescale_threshold = {math.floor(most):g} at most"
     )
