@@ -498,10 +498,10 @@ def test_real_kernels_stand_beside_their_emulation_in_every_line(
     assert accuracy.main(["--device", "cuda", *SMALL, "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.glob("nvidia-h200-*-fp8-accuracy.json")
     lines = json.loads(path.read_text())
-    assert len(lines) == 6 + 2 * 5
-    assert len(set(gpu.built)) == len(gpu.built) == 3 + 4, "fp16, two kinds of scales, promotions"
+    assert len(lines) == 7 + 2 * 5
+    assert len(set(gpu.built)) == len(gpu.built) == 4 + 4, "fp16, scales, maxima, promotions"
     with_kernels = [line for line in lines if line["kernel"]]
-    assert len(with_kernels) == 5 + 2 * 4
+    assert len(with_kernels) == 6 + 2 * 4
     short = [line for line in with_kernels if not line["long"]]
     for line in short:
         assert line["kernel"] == pytest.approx(1.01 * line["emulated"])
@@ -519,7 +519,7 @@ def test_emulated_alone_it_is_a_table_on_a_cpu(accuracy, tmp_path, capsys):
     out = tmp_path / "found.json"
     assert accuracy.main([*SMALL, "--out", str(out)]) == 0
     found = json.loads(out.read_text())["rmse"]
-    assert len(found) == 6
+    assert len(found) == 7
     printed = capsys.readouterr().out
     assert "kernel" not in printed.splitlines()[0]
     assert f"| {accuracy.COMPLETE} | {found[f'256 keys, {accuracy.COMPLETE}']:.2e} |" in printed

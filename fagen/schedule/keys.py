@@ -258,7 +258,7 @@ def _p_offset(keys: Mapping[str, Any]) -> float:
     A whole number: e4m3 then holds the largest P of a row exactly.
     """
     if keys["maximum"] == "each":
-        return max(0.0, math.floor(8 - keys["rescale_threshold"]))
+        return float(max(0, math.floor(8 - keys["rescale_threshold"])))
     # A diagonal block shows its first rows a key or two, whose maximum is soon outgrown: room for
     # that is worth more than the last bits of small numbers.
     wanted = 2.0 if MASKS[keys["mask"]].causal else 4.0
