@@ -58,12 +58,15 @@ Served = tuple[str | None, tuple[Upto, Upto] | None]
 # Slugs that measurements put before others of the same problem.
 PREFERRED: tuple[str, ...] = ()
 
-NOT_READY = "the kernel is not ready: call fagen.prepare(…) for this problem and device first; "
+NOT_READY = (
+    "the kernel is not ready: call fagen.prepare(…) for this problem and device first, without "
+    "rows if sizes are left open; "
+)
 
 # What has been readied in this process. A call finds its kernel here or takes the long way once.
 _ready: dict[Key, op.Op] = {}
 # What dispatch tables say of each kind of call that was looked up.
-_ranges: dict[Kind, Served] = {}
+_served: dict[Kind, Served] = {}
 _readying = threading.Lock()
 
 
@@ -136,11 +139,11 @@ def attention(
     else:
         raise ValueError(f"{ONLY_FP8}; q is {name_of(dtype)}")
     if schedule is None:
-        schedule, sizes = _ranges.get(kind) or _find_ranges(kind)
+        schedule, sizes = _served.get(kind) or _look_up(kind)
         if sizes is not None:
             few, ranges = sizes
-            if not few or not (schedule := _few(few, q.numel())):
-                schedule = _at(ranges, (k if v_layout == "columns" else v).shape[1])
+            keys = (k if v_layout == "columns" else v).shape[1]
+            schedule = (few and _few(few, q.numel())) or _at(ranges, keys)
     key = (kind, schedule)
     kernel = _ready.get(key) or _make_ready(key)
     out, lse = kernel(q, k, v, head_dim**-0.5 if scale is None else scale, *descales)
@@ -171,8 +174,8 @@ def attention_fp8(
     V is written by columns, unless v_layout is "rows".
 
     Under torch.compile and CUDA graph capture an earlier call with such tensors must have readied
-    its kernels; prepare(…) readies that of attention alone.  Other arguments, what is returned and
-    what is raised are as of attention(…).
+    its kernels; prepare(…) readies those of attention alone, and where sizes are traced open it is
+    needed too.  Other arguments, what is returned and what is raised are as of attention(…).
     """
     refuse_unquantisable(q, k, v, scales, v_layout)
     by_block = scales == "block"
@@ -306,7 +309,7 @@ def _slugs(kind: Kind, keys: int | None, rows: int | None) -> list[str | None]:
 
     Raises ScheduleError where a dispatch table is wrong.
     """
-    slug, sizes = _ranges.get(kind) or _find_ranges(kind)
+    slug, sizes = _served.get(kind) or _look_up(kind)
     if sizes is None:
         return [slug]
     few, ranges = sizes
@@ -343,7 +346,7 @@ def _surely(fits: Any) -> bool:
     return statically_known_true(fits)  # type: ignore[no-any-return]
 
 
-def _find_ranges(kind: Kind) -> Served:
+def _look_up(kind: Kind) -> Served:
     """Look a kind of call up in the dispatch tables.  Raises ScheduleError where one is wrong."""
     if torch.compiler.is_compiling():
         raise FagenError(NOT_READY + "it cannot be built while torch.compile traces the call")
@@ -359,8 +362,8 @@ def _find_ranges(kind: Kind) -> Served:
     few = tuple((int(row.rows) * problem.head_dim, slug) for row, slug in found if row.few)
     ranges = tuple((row.most, slug) for row, slug in found if not row.few)
     alone = slugs[0] if slugs else None
-    _ranges[kind] = (None, (few, ranges)) if len(slugs) > 1 else (alone, None)
-    return _ranges[kind]
+    _served[kind] = (None, (few, ranges)) if len(slugs) > 1 else (alone, None)
+    return _served[kind]
 
 
 def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> op.Op:

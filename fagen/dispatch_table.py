@@ -21,11 +21,10 @@ from fagen.vocab import DTYPES, MASKS
 
 NAME = "dispatch.toml"
 _KEYS = {"card": str, "dtype": str, "head_dim": int, "mask": str, "slug": str}
-_SIZES = {"from": int, "to": int, "rows_to": int}  # of calls: by keys, or by query rows
-_MAY = {"head_dim_v": int, "v_layout": str, "scale_rows": int, **_SIZES}
+_MAY = {"head_dim_v": int, "v_layout": str, "scale_rows": int}
+_MAY |= {"from": int, "to": int, "rows_to": int}  # sizes of calls: by keys, or by query rows
 
-
-Problem = tuple[str, int, int, str, str, int]
+Asked = tuple[str, int, int, str, str, int]  # what is computed; see Row.problem
 
 
 @dataclass(frozen=True, order=True)
@@ -70,7 +69,7 @@ class Row:
         return math.isfinite(self.rows)
 
     @property
-    def problem(self) -> Problem:
+    def problem(self) -> Asked:
         """What is computed: dtype, both head dims, mask, layout of V, rows that share a scale."""
         sizes = self.dtype, self.head_dim, self.head_dim_v, self.mask
         return *sizes, self.v_layout, self.scale_rows
@@ -89,18 +88,24 @@ def rows_for(
 ) -> tuple[Row, ...]:
     """The rows for a problem, which leave no call out; () if there are none.
 
-    Those for few query rows, the fewest first, go before the others by rising key length.
-    Rows of this card go before those of another, a user's before those of the table in the folder
-    `own`.  Raises ScheduleError where a table is wrong.
+    Those for few query rows, the fewest first, go before the others by rising key length. Both are
+    of this card before another, and of a user's table before that in the folder `own`, each kind by
+    itself: who has measured by keys alone keeps what is known of few rows.  Raises ScheduleError
+    where a table is wrong.
     """
     problem = dtype, head_dim, head_dim_v, mask, v_layout, scale_rows
+    few: list[Row] = []
+    by_keys: list[Row] = []
     for table in (table_at(config_folder() / NAME), table_at(own / NAME)):
         fitting = [row for row in table if row.problem == problem]
-        here = [row for row in fitting if row.card == card]
-        others = [row for row in fitting if fitting and row.card == fitting[0].card]
-        if chosen := sorted(here or others, key=_place):
-            return tuple(chosen)
-    return ()
+        cards = {row.card: None for row in fitting}
+        chosen = sorted(
+            (row for row in fitting if row.card == (card if card in cards else next(iter(cards)))),
+            key=_place,
+        )
+        few = few or [row for row in chosen if row.few]
+        by_keys = by_keys or [row for row in chosen if not row.few]
+    return (*few, *by_keys)
 
 
 @cache
@@ -118,7 +123,7 @@ def table_at(path: Path) -> tuple[Row, ...]:
 
 
 def _refuse_unclear(path: Path, rows: Iterable[Row]) -> None:
-    """Refuse a table by which a call belongs to two rows, or to none."""
+    """Refuse a table by which a call belongs to two rows, or falls between them."""
     for _, group in groupby(sorted(rows, key=_place), key=lambda row: (row.card, row.problem)):
         ordered = [*group]
         for first, second in pairwise(ordered):
@@ -140,7 +145,7 @@ def _refuse_unclear(path: Path, rows: Iterable[Row]) -> None:
             )
 
 
-def _place(row: Row) -> tuple[str, Problem, float, int]:
+def _place(row: Row) -> tuple[str, Asked, float, int]:
     """Where a row stands in its table: beside those of its problem, by rising sizes."""
     return row.card, row.problem, row.rows, row.least
 
@@ -152,12 +157,12 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
     if not isinstance(table, dict):
         raise wrong("is no table")
     for key, kind in _KEYS.items():
-        if not isinstance(table.get(key), kind):
+        if type(table.get(key)) is not kind:  # true and false are no numbers
             raise wrong(f"{key} is missing, or not {'a whole number' if kind is int else 'text'}")
     for key in table.keys() - _KEYS.keys():
         if key not in _MAY:
             raise wrong(f"{key} is not one of {', '.join((*_KEYS, *_MAY))}")
-        if type(table[key]) is not _MAY[key]:  # true and false are no numbers
+        if type(table[key]) is not _MAY[key]:
             raise wrong(f"{key} is not {'a whole number' if _MAY[key] is int else 'text'}")
     if "rows_to" in table:
         if table["rows_to"] < 1:
@@ -193,7 +198,7 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
     return row
 
 
-def _problem_of(slug: str) -> Problem:
+def _problem_of(slug: str) -> Asked:
     schedule = Schedule.from_slug(slug)
     asked, fp8 = schedule.attention, schedule.fp8
     sizes = asked.dtype, asked.head_dim, asked.head_dim_v, asked.mask

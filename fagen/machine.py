@@ -58,8 +58,9 @@ class MachineCode:
 
     Register figures are counts, 1 + the highest index, and the largest of any kernel.
     `consumer_registers` and `producer_registers` are None where no setmaxnreg tells the roles
-    apart. `raised_to` and `lowered_to` are the operands of setmaxnreg. `hash` is the sha256 of the
-    code and its constants and of nothing else: neither names, nor lines, nor the host's code.
+    apart, or nvdisasm no registers. `raised_to` and `lowered_to` are the operands of setmaxnreg.
+    `hash` is the sha256 of the code and its constants and of nothing else: neither names, nor
+    lines, nor the host's code.
     """
 
     kernel: str
@@ -113,7 +114,8 @@ def read_listing(
 ) -> MachineCode:
     """Turn nvdisasm's listing of so many kernels into a MachineCode.
 
-    `untold` is how many registers all instructions have where the listing has no table of them.
+    `untold` is how many registers there are in all where the listing has no table of them; what
+    each role has of them is not known then.
     """
     found = dict(_functions(listing, untold))
     if len(found) != kernels:
@@ -129,8 +131,8 @@ def read_listing(
         instructions=len(code),
         opcodes=dict(sorted(opcodes.items())),
         registers=_highest(code),
-        consumer_registers=_highest(named[CONSUMER]) if CONSUMER in named else None,
-        producer_registers=_highest(named[PRODUCER]) if PRODUCER in named else None,
+        consumer_registers=_highest(named[CONSUMER]) if CONSUMER in named and not untold else None,
+        producer_registers=_highest(named[PRODUCER]) if PRODUCER in named and not untold else None,
         wgmma_from_registers=sum(
             i.base == "HGMMA" and i.operands.split(", ")[1].startswith("R") for i in code
         ),

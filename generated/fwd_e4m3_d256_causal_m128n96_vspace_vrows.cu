@@ -8,8 +8,8 @@
 // One producer warp copies Q, K and V into shared memory by TMA; 2 consumer warpgroups of 64 rows
 // each multiply by WGMMA. The consumers take turns at the tensor cores.
 //
-// Q, K and V are in e4m3, with scales; so is P. The second product wants V transposed, which the
-// other warps of the producer's warpgroup do.
+// Q, K and V are in e4m3, with scales; so is P. The second product wants V transposed, which other
+// warps of the producer's warpgroup do.
 //
 // Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
 
@@ -724,7 +724,7 @@ __device__ __forceinline__ void transpose(const Element* rows, Element* columns,
   }
 }
 
-// The life of the other warps of the producer's warpgroup.
+// The life of the warps of the producer's warpgroup that have no other work.
 __device__ __forceinline__ void transpose_all(const Params& params, SharedStorage& shared) {
   const int transposer =
       __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - (kWarpgroup / 32 - kTransposers);

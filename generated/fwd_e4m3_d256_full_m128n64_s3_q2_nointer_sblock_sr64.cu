@@ -9,7 +9,7 @@
 // each multiply by WGMMA.
 //
 // Q, K and V are in e4m3, with scales; so is P. The second product wants V transposed, which it
-// already is in memory.
+// already is in memory. Another one lays down the scales of blocks.
 //
 // Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
 

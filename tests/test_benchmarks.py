@@ -109,7 +109,7 @@ def gpu(script, monkeypatch):
         monkeypatch.setitem(peers.PEERS, name, bind(name))
     monkeypatch.setattr(cells, "inputs", lambda case, seed: (None, None, None))
     monkeypatch.setattr(cells, "time_calls", time_calls)
-    monkeypatch.setattr(dispatch, "_ranges", {})
+    monkeypatch.setattr(dispatch, "_served", {})
     return fake
 
 

@@ -10,7 +10,7 @@ import pytest
 from fagen.errors import BuildError, ToolchainError
 from fagen.machine import machine_code, read_listing
 from fagen.process import run
-from fagen.toolchain import find_nvcc
+from fagen.toolchain import find_disassembler, find_nvcc
 
 PTX = """\
 .version 8.0
@@ -99,6 +99,33 @@ def test_of_all_registers_there_is_no_table_and_all_count() -> None:
     assert read_listing(bare, "", untold=255) == replace(read_listing(drawn, ""), registers=255)
     with pytest.raises(BuildError, match="no register table"):
         read_listing(bare, "")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "read"), [("Invalid register count : '255'", True), ("out of order", False)]
+)
+def test_where_nvdisasm_draws_no_table_roles_have_no_registers_of_their_own(
+    refusal: str, read: bool, tmp_path: Path
+) -> None:
+    cubin, tools = assemble(tmp_path), find_disassembler()
+    assert tools is not None
+    fussy = tmp_path / "nvdisasm"
+    fussy.write_text(
+        f'#!/bin/sh\ncase "$*" in *-lrm*) echo "nvdisasm fatal   : {refusal}" >&2; exit 255;; '
+        f'esac\nexec "{tools.nvdisasm}" "$@"\n'
+    )
+    fussy.chmod(0o755)
+    if not read:
+        with pytest.raises(ToolchainError, match=r"cannot read .*: nvdisasm fatal"):
+            machine_code(cubin, replace(tools, nvdisasm=fussy))
+        return
+    known = machine_code(cubin, tools)
+    code = machine_code(cubin, replace(tools, nvdisasm=fussy))
+    assert known.producer_registers and known.consumer_registers
+    assert (code.registers, code.producer_registers, code.consumer_registers) == (255, None, None)
+    assert (code.hash, code.raised_to, code.lowered_to) == (known.hash, (240,), (24,))
+    # what fills a kernel's end up is listed only without the table
+    assert {**code.opcodes, "NOP": 0, "BRA": 0} == {**known.opcodes, "NOP": 0, "BRA": 0}
 
 
 def test_threads_that_meet_again_go_on_where_they_agreed_to() -> None:

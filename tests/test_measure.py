@@ -2,18 +2,20 @@
 
 import math
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fagen import emulator
-from fagen.errors import DeviceError, FagenError, VerificationError
+from fagen.build.report import NO_DISASSEMBLER, CompilerReport
+from fagen.errors import BuildError, DeviceError, FagenError, ToolchainError, VerificationError
 from fagen.measure import cells
 from fagen.measure.accuracy import rows_with_keys, shape_error, torch_math, unit_in_last_place
 from fagen.measure.card import Clock, hopper
 from fagen.measure.cells import race
 from fagen.measure.peers import PEERS, Implementation, peer, reason
-from fagen.measure.proof import speeds
+from fagen.measure.proof import machine_code, speeds
 from fagen.measure.rows import Row, geomean, geomeans, means, ratios, read_rows, table, write_rows
 from fagen.measure.shapes import (
     Problem,
@@ -395,3 +397,13 @@ def test_groups_of_any_kind_have_means_and_those_without_the_yardstick_are_left_
 def test_a_table_of_nothing_says_so_and_one_without_a_yardstick_has_no_ratio():
     assert "nothing" in table([])
     assert "÷" not in table([row("fagen")])
+
+
+@pytest.mark.parametrize(
+    ("note", "error"),
+    [(NO_DISASSEMBLER, ToolchainError), ("not read, it is odd", BuildError)],
+)
+def test_evidence_is_of_machine_code_that_can_be_read(note, error):
+    unread = CompilerReport(168, 1, 0, 0, 0, (), machine_note=note)
+    with pytest.raises(error, match="a kernel: machine code not read"):
+        machine_code(SimpleNamespace(slug="a kernel", report=unread))

@@ -111,6 +111,21 @@ def test_a_kernel_guesses_only_where_its_maxima_are_late(slug, late):
     assert "update<" not in kernel and "__trap" not in step
 
 
+@pytest.mark.parametrize(
+    "slug",
+    [
+        "fwd_e4m3_d128_full_m128n224",
+        "fwd_e4m3_d64_causal_m128n256",
+        "fwd_e4m3_d128_full_m128n128_eachmax",
+        "fwd_e4m3_d128_full_m128n128_t4",
+        "fwd_fp16_d128_full_m128n128_t8",
+    ],
+)
+def test_numbers_are_what_cpp_reads_as_floats(slug):
+    kernel = render(plan(Schedule.from_slug(slug))).kernel
+    assert not re.search(r"(?<![.\w])\d+f\b", kernel)
+
+
 @pytest.mark.parametrize(("dtype", "most"), [("fp16", "4096.0f"), ("e4m3", "448.0f")])
 def test_a_late_kernel_says_how_large_a_sum_may_be(dtype, most):
     kernel = render(plan(Schedule.from_slug(f"fwd_{dtype}_d64_full_m64n64"))).kernel

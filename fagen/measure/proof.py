@@ -8,7 +8,8 @@ import torch
 
 from fagen import evidence, toolchain
 from fagen.build import Binary
-from fagen.errors import BuildError
+from fagen.build.report import NO_DISASSEMBLER
+from fagen.errors import BuildError, ToolchainError
 from fagen.evidence import Bandwidth, Evidence, RoundingError, ShapeError, Speed
 from fagen.measure.accuracy import check
 from fagen.measure.card import Card, hopper
@@ -67,9 +68,14 @@ def recorded(
 
 
 def machine_code(binary: Binary) -> str:
-    """The hash of a built kernel's machine code; BuildError where it could not be read."""
+    """The hash of a built kernel's machine code.
+
+    Raises ToolchainError without a disassembler, BuildError where this kernel could not be read.
+    """
     if binary.report.machine is None:
-        raise BuildError(f"{binary.slug}: machine code {binary.report.machine_note}")
+        missing = binary.report.machine_note == NO_DISASSEMBLER
+        error = ToolchainError if missing else BuildError
+        raise error(f"{binary.slug}: machine code {binary.report.machine_note}")
     return binary.report.machine.hash
 
 

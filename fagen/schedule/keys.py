@@ -262,7 +262,7 @@ def _p_offset(keys: Mapping[str, Any]) -> float:
     # A diagonal block shows its first rows a key or two, whose maximum is soon outgrown: room for
     # that is worth more than the last bits of small numbers.
     wanted = 2.0 if MASKS[keys["mask"]].causal else 4.0
-    return min(wanted, math.floor(most_p_offset(keys["block_n"])))
+    return min(wanted, float(math.floor(most_p_offset(keys["block_n"]))))
 
 
 def most_p_offset(block_n: int) -> float:

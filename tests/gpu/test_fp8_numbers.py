@@ -94,6 +94,10 @@ PAIRS = [  # V by columns, and by rows
         "fwd_e4m3_d64_causal_m128n128_sblock_sr64",
         "fwd_e4m3_d64_causal_m128n128_vrows_sblock_sr64",
     ),
+    (
+        "fwd_e4m3_d128_full_m192n64_s3_sblock_sr64",
+        "fwd_e4m3_d128_full_m192n64_s3_vrows_sblock_sr64",
+    ),
 ]
 PROMOTED = ("fwd_e4m3_d128_full_m128n64_pm1", "fwd_e4m3_d128_full_m128n64")
 ALL = list(dict.fromkeys([*SLUGS, *FEW, *sum(PAIRS, ()), *PROMOTED]))
@@ -178,7 +182,8 @@ def test_scores_that_grow_along_the_keys_keep_the_running_maximum_right(few, dir
     q, k, v = inputs(case)
     ramp = torch.linspace(*(1 / 30, 1.0)[::direction], 700, device="cuda")
     k = (k.float() * ramp[:, None, None]).to(k.dtype)
-    # The largest scores are thrice the usual, and so is what tensor cores lose of them.
+    # The largest scores are thrice the usual, and so is what tensor cores lose of them: with their
+    # sums emulated the log-sum-exp is off by up to 5.2e-3 at head dim 256.
     scale = 3 * softmax_scale(case.head_dim)
     error = fp8_error(few.plan, case, kernel_of(few), q, k, v, scale)
     assert error.ok, error
