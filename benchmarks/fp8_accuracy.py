@@ -106,8 +106,8 @@ def planned(asked: argparse.Namespace, **keys: object) -> Plan:
 def parts(asked: argparse.Namespace) -> list[Part]:
     """What each part of fp8 is worth."""
     common = dict(dtype="e4m3", out_dtype="fp16")
-    by_block = planned(asked, **common, scales="block", scale_rows=USUAL_SCALE_ROWS)
-    each = planned(asked, **common, scales="block", scale_rows=USUAL_SCALE_ROWS, maximum="each")
+    blocks = common | dict(scales="block", scale_rows=USUAL_SCALE_ROWS)
+    by_block = planned(asked, **blocks)
     by_tensor = planned(asked, **common, scales="tensor")
     hopper = asked.hopper_sums
     return [
@@ -115,7 +115,7 @@ def parts(asked: argparse.Namespace) -> list[Part]:
         Part("fp16, fagen", planned(asked, dtype="fp16", output="v_space")),
         Part(BASELINE, by_tensor, False, hopper),
         Part(COMPLETE, by_block, True, hopper),
-        Part(EACH, each, True, hopper),
+        Part(EACH, planned(asked, **blocks, maximum="each"), True, hopper),
         Part("fp8, without scales per block", by_tensor, True, hopper),
         Part("fp8, without rotation", by_block, False, hopper),
     ]

@@ -297,9 +297,7 @@ def _rows(
 
 
 def _shared_choices(values: Mapping[str, Any]) -> tuple[str, str, str, str, int]:
-    names = ("output", "p", "sum", "v_layout", "scale_rows")
-    output, p, row_sum, v_layout, scale_rows = (values[name] for name in names)
-    return output, p, row_sum, v_layout, scale_rows
+    return values["output"], values["p"], values["sum"], values["v_layout"], values["scale_rows"]
 
 
 def _register_choices(values: Mapping[str, Any]) -> tuple[str, str, bool]:

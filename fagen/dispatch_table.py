@@ -98,11 +98,9 @@ def rows_for(
     by_keys: list[Row] = []
     for table in (table_at(config_folder() / NAME), table_at(own / NAME)):
         fitting = [row for row in table if row.problem == problem]
-        cards = {row.card: None for row in fitting}
-        chosen = sorted(
-            (row for row in fitting if row.card == (card if card in cards else next(iter(cards)))),
-            key=_place,
-        )
+        here = [row for row in fitting if row.card == card]
+        others = [row for row in fitting if row.card == fitting[0].card]
+        chosen = sorted(here or others, key=_place)
         few = few or [row for row in chosen if row.few]
         by_keys = by_keys or [row for row in chosen if not row.few]
     return (*few, *by_keys)

@@ -117,7 +117,7 @@ def read_listing(
     `untold` is how many registers there are in all where the listing has no table of them; what
     each role has of them is not known then.
     """
-    found = dict(_functions(listing, untold))
+    found = dict(_functions(listing, drawn=untold is None))
     if len(found) != kernels:
         raise BuildError(f"kernels expected in the machine code: {kernels}, not {sorted(found)}")
     code = [instruction for instructions, _ in found.values() for instruction in instructions]
@@ -126,13 +126,17 @@ def read_listing(
         for role, places in _roles(instructions, labels).items():
             named.setdefault(role, []).extend(instructions[at] for at in places)
     opcodes = Counter(instruction.opcode for instruction in code)
+
+    def used(role: str) -> int | None:
+        return _highest(named[role]) if role in named and untold is None else None
+
     return MachineCode(
         kernel=" ".join(found),
         instructions=len(code),
         opcodes=dict(sorted(opcodes.items())),
-        registers=_highest(code),
-        consumer_registers=_highest(named[CONSUMER]) if CONSUMER in named and not untold else None,
-        producer_registers=_highest(named[PRODUCER]) if PRODUCER in named and not untold else None,
+        registers=untold or _highest(code),
+        consumer_registers=used(CONSUMER),
+        producer_registers=used(PRODUCER),
         wgmma_from_registers=sum(
             i.base == "HGMMA" and i.operands.split(", ")[1].startswith("R") for i in code
         ),
@@ -153,9 +157,12 @@ def _setmaxnreg(code: Iterable[Instruction], kind: str) -> tuple[int, ...]:
 
 
 def _functions(
-    listing: str, untold: int | None
+    listing: str, *, drawn: bool
 ) -> Iterator[tuple[str, tuple[list[Instruction], dict[str, int]]]]:
-    """Each code section: its name, its instructions, and which instruction each label stands at."""
+    """Each code section: its name, its instructions, and which instruction each label stands at.
+
+    Whether there is a table of registers is said by `drawn`; without, no instruction has any.
+    """
     for section in re.split(r"^//-+ \.text\.", listing, flags=re.MULTILINE)[1:]:
         name = section.split(maxsplit=1)[0]
         code: list[Instruction] = []
@@ -175,12 +182,12 @@ def _functions(
                         match["guard"] or "",
                         match["opcode"],
                         match["operands"].strip(),
-                        len(used) if untold is None else untold,
+                        len(used),
                     )
                 )
             elif match := _LABEL.match(text.strip()):
                 labels[match["label"]] = len(code)
-        if code and not first_column and untold is None:
+        if code and drawn and not first_column:
             raise BuildError(f"nvdisasm printed no register table for {name}")
         if code:
             yield name, (code, labels)

@@ -4,11 +4,12 @@ import re
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fagen.arch import SM90
 from fagen.budget import budget, explain_lines, nearest
 from fagen.schedule import Schedule
-from tests.strategies import schedules
+from tests.strategies import fp8_schedules, schedules
 
 # FlashAttention-3's tiles for 16-bit inputs with head_dim_v <= 256:
 # head_dim, head_dim_v, block_m, block_n, P from
@@ -127,20 +128,26 @@ def test_row_sums_by_the_tensor_cores_cost_ones_and_four_registers_of_o():
     assert narrow["ones"] == 16 * 32 * 2
 
 
+@pytest.mark.parametrize("kind", [schedules(), fp8_schedules()], ids=["16 bits", "e4m3"])
 @settings(deadline=None)
-@given(schedules())
-def test_shared_memory_is_the_sum_of_whole_arrays(schedule):
+@given(data=st.data())
+def test_shared_memory_is_the_sum_of_whole_arrays(kind, data):
+    schedule = data.draw(kind)
     values = schedule.values()
     m, n, stages, q_stages = (values[key] for key in ("block_m", "block_n", "stages", "q_stages"))
-    d, d_v = (-(-values[key] // 16) * 16 for key in ("head_dim", "head_dim_v"))
-    arrays = [q_stages * m * d * 2, stages * n * d * 2]
-    v, o = stages * n * d_v * 2, m * d_v * 2
-    arrays += [v, o] if values["output"] == "own" else [max(v, o)]
+    e, pad = (1, 32) if values["dtype"] == "e4m3" else (2, 16)
+    d, d_v = (-(-values[key] // pad) * pad for key in ("head_dim", "head_dim_v"))
+    rows, space = values["v_layout"] == "rows", values["output"] == "v_space"
+    v, o = stages * n * d_v * e, m * d_v * 2
+    arrays = [q_stages * m * d * e, stages * n * d * e, *([max(v, o)] if space else [v, o])]
+    arrays += [v] if rows else []
     arrays += [m * n * 2] if values["p"] == "shared" else []
+    arrays += [stages * n // values["scale_rows"] * 16] if values["scale_rows"] else []
     arrays += [16 * d_v * 2] if values["sum"] == "tensor" else []
-    barriers = 4 * stages + 2 * q_stages * values["consumers"]  # full and empty
-    arrays += [8 * (barriers + (values["output"] == "v_space"))]
-    assert budget(schedule).shared.total == sum(-(-a // 1024) * 1024 for a in arrays)
+    barriers = (6 if rows else 4) * stages + 2 * q_stages * values["consumers"] + space
+    assert budget(schedule).shared.total == sum(
+        -(-a // 1024) * 1024 for a in [*arrays, 8 * barriers]
+    )
 
 
 def _alone(schedule: Schedule) -> Schedule:

@@ -32,7 +32,6 @@ from fagen.measure.timing import Call
 from fagen.plan import Plan
 from fagen.quantize_op import quantize
 from fagen.quantizer.reference import E4M3, rounded
-from fagen.vocab import USUAL_SCALE_ROWS
 
 CUDNN_E4M3 = "cudnn-e4m3"
 Bind = Callable[[Problem, Tensor, Tensor, Tensor], Call]
@@ -255,8 +254,8 @@ def _quantise_all(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
 
     def run() -> Tensor:
         for x in (q, k):
-            quantize(x, rotate=True, scale_rows=USUAL_SCALE_ROWS)
-        return quantize(v, scale_rows=USUAL_SCALE_ROWS).values
+            quantize(x, rotate=True)
+        return quantize(v).values
 
     return tried(Call(run), "fagen.quantize")
 
