@@ -14,7 +14,8 @@ from typing import Any
 from fagen.arch import SM90
 from fagen.errors import ScheduleError
 from fagen.schedule import Schedule
-from fagen.vocab import DTYPES, P_HOMES
+from fagen.schedule.keys import output_slabs
+from fagen.vocab import DTYPES, OUTPUTS, P_HOMES
 
 # The model's two constants, per consumer thread: the running maximum, sum and scale of two rows,
 # and addresses, loop state and barriers.  How far they are off is measured in the machine code.
@@ -209,8 +210,9 @@ def shared_formulae(
 
     m, n, d, d_v, stages, q_stages, e = _symbols().values()
     v, o = stages * n * d_v * e, m * d_v * (OUT_BYTES if v_layout else e)
+    parts = 2 if output == "halves" else 1
     rows = {"q": q_stages * m * d * e, "k": stages * n * d * e}
-    rows |= {"v_or_o": sympy.Max(v, o)} if output == "v_space" else {"v": v, "o": o}
+    rows |= {"v_or_o": sympy.Max(v, o)} if output == "v_space" else {"v": v, "o": o / parts}
     if v_layout == "rows":
         rows["vt"] = v  # the same, transposed
     if p == "shared":
@@ -382,10 +384,17 @@ def _options(schedule: Schedule) -> dict[str, list[dict[str, Any]]]:
         "stages": [{"stages": n} for n in range(values["stages"] - 1, 1, -1)],
         "p": [{"p": p} for p in others],
         "q_stages": [{"q_stages": 1}] if values["q_stages"] > 1 else [],
-        "output": [{"output": "v_space"}] if values["output"] == "own" else [],
+        "output": [{"output": output} for output in _thriftier(values)],
         "promote": [{"promote": 0}] if values["promote"] else [],
         "registers": [registers] if registers else [],
     }
+
+
+def _thriftier(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return where O may leave through less shared memory."""
+    outputs = OUTPUTS[OUTPUTS.index(values["output"]) + 1 :]
+    halves = output_slabs(values["head_dim_v"], values["dtype"]) % 2 == 0
+    return tuple(output for output in outputs if output != "halves" or halves)
 
 
 def _below(value: int, step: int) -> range:

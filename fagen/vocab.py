@@ -133,7 +133,7 @@ ORDERS = _table(
     Order("single", persistent=False, longest_first=False),
 )
 
-OUTPUTS = ("own", "v_space")
+OUTPUTS = ("own", "halves", "v_space")
 PRODUCERS = ("warp", "none")
 P_HOMES = ("registers", "shared")
 SUMS = ("threads", "tensor")
@@ -165,7 +165,7 @@ CODES = (
     Code("out_dtype", words={"bf16": "obf16", "fp16": "ofp16"}),
     Code("stages", "s"),
     Code("q_stages", "q"),
-    Code("output", words={"own": "own", "v_space": "vspace"}),
+    Code("output", words={"own": "own", "halves": "halves", "v_space": "vspace"}),
     Code("producer", words={"warp": "prodwarp", "none": "noprod"}),
     Code("consumers", "w"),
     Code("producer_registers", "pr"),

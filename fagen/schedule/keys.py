@@ -95,7 +95,8 @@ class Pipeline(Section):
     )
     output: Annotated[str, _OneOf(OUTPUTS)] = Field(
         default="own",
-        description='"own": O leaves through a buffer of its own; "v_space": through V\'s',
+        description='"own": O leaves through a buffer of its own; "halves": through one of half '
+        'its size, one half after the other; "v_space": through V\'s',
     )
 
 
@@ -279,6 +280,13 @@ def _one_slab(columns: int, dtype: str) -> bool:
     return -(-columns // row.pad) * row.pad * row.bytes in {swizzle.bytes for swizzle in SWIZZLES}
 
 
+def output_slabs(columns: int, dtype: str) -> int:
+    """Return in how many slabs, each as wide as its swizzle, so many columns of O are laid down."""
+    row = DTYPES[dtype]
+    width = -(-columns // row.pad) * row.pad * DTYPES[row.out].bytes
+    return width // next(swizzle.bytes for swizzle in SWIZZLES if width % swizzle.bytes == 0)
+
+
 def default(key: str, values: Mapping[str, Any]) -> Any:
     """Return what a key is where it is left out and the others have these values."""
     return DERIVED[key](values) if key in DERIVED else _FIELDS[key].default
@@ -315,6 +323,15 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 f"longer tile of a pair sees beyond the shorter one, and there are "
                 f"{keys['stages']}; use stages = {passed}, or cluster = 1",
             )
+    if (
+        keys["output"] == "halves"
+        and (slabs := output_slabs(keys["head_dim_v"], keys["dtype"])) % 2
+    ):
+        yield (
+            "output",
+            f'"halves" needs O in an even number of slabs of shared memory, as with head_dim_v = '
+            f'128 or 256; it has {slabs} here: use output = "own" or "v_space"',
+        )
     if keys["sum"] == "tensor" and not _one_slab(keys["head_dim_v"], keys["dtype"]):
         yield (
             "sum",
