@@ -25,7 +25,6 @@ def schedules(draw: st.DrawFn) -> Schedule:
         "head_dim_v": st.integers(2, 32).map(lambda n: n * 8),
         "stages": st.integers(2, 8),
         "q_stages": st.integers(1, 2),
-        "output": st.sampled_from(["v_space", "own"]),
         "producer": st.just(producer),
         "consumers": st.just(consumers),
         "inter_warpgroup": st.booleans() if consumers > 1 else st.just(False),
@@ -37,6 +36,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     }
     registers = st.integers(3, 32).map(lambda n: n * 8)
     keys |= draw(st.fixed_dictionaries({}, optional=optional))
+    keys |= draw(outputs(keys))
     if keys.get("head_dim_v", keys["head_dim"]) in ONE_SLAB and keys["dtype"] == "fp16":
         sums = st.sampled_from(["threads", "tensor"])
         keys |= draw(st.fixed_dictionaries({}, optional={"sum": sums}))
@@ -86,8 +86,16 @@ def fp8_schedules(draw: st.DrawFn) -> Schedule:
         "promote": st.integers(0, 64),
         "stages": st.integers(2, 8),
         "q_stages": st.integers(1, 2),
-        "output": st.sampled_from(["v_space", "own"]),
         "intra_warpgroup": st.booleans(),
         "order": st.sampled_from(["persistent", "lpt", "single"]),
     }
-    return Schedule.make(**keys | draw(st.fixed_dictionaries({}, optional=optional)))
+    keys |= draw(st.fixed_dictionaries({}, optional=optional))
+    return Schedule.make(**keys | draw(outputs(keys)))
+
+
+def outputs(keys):
+    """Ways out for O, in halves only where columns fill up to 128 or 256: two slabs or four."""
+    pad = 32 if keys["dtype"] == "e4m3" else 16
+    columns = -(-keys.get("head_dim_v", keys["head_dim"]) // pad) * pad
+    possible = ["v_space", "own", *(["halves"] if columns in (128, 256) else [])]
+    return st.fixed_dictionaries({}, optional={"output": st.sampled_from(possible)})

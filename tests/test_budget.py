@@ -139,7 +139,8 @@ def test_shared_memory_is_the_sum_of_whole_arrays(kind, data):
     d, d_v = (-(-values[key] // pad) * pad for key in ("head_dim", "head_dim_v"))
     rows, space = values["v_layout"] == "rows", values["output"] == "v_space"
     v, o = stages * n * d_v * e, m * d_v * 2
-    arrays = [q_stages * m * d * e, stages * n * d * e, *([max(v, o)] if space else [v, o])]
+    leaving = {"own": [v, o], "halves": [v, o // 2], "v_space": [max(v, o)]}[values["output"]]
+    arrays = [q_stages * m * d * e, stages * n * d * e, *leaving]
     arrays += [v] if rows else []
     arrays += [m * n * 2] if values["p"] == "shared" else []
     arrays += [stages * n // values["scale_rows"] * 16] if values["scale_rows"] else []

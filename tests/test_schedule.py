@@ -118,6 +118,10 @@ def test_a_schedule_cannot_be_changed():
             {"inter_warpgroup": False, "output": "v_space"},
             "fwd_fp16_d128_causal_m128n128_vspace_nointer",
         ),
+        (
+            {"head_dim": 256, "block_n": 64, "output": "halves"},
+            "fwd_fp16_d256_causal_m128n64_halves",
+        ),
     ],
 )
 def test_a_slug_says_what_is_no_default(changes, slug):
@@ -297,6 +301,17 @@ def test_rounded_to_bf16_p_is_not_added_up_by_tensor_cores():
     with pytest.raises(ScheduleError, match="1e-3 is promised") as error:
         Schedule.make(**keys, sum="tensor")
     assert 'use sum = "threads"' in str(error.value)
+
+
+@pytest.mark.parametrize(("head_dim_v", "slabs"), [(64, 1), (96, 3), (192, 3), (240, 15)])
+def test_o_that_has_no_halves_is_refused(head_dim_v, slabs):
+    with pytest.raises(ScheduleError) as error:
+        Schedule.make(**PLAIN, head_dim_v=head_dim_v, output="halves")
+    assert str(error.value) == (
+        'schedule: pipeline.output "halves" needs O in an even number of slabs of shared memory, '
+        f"as with head_dim_v = 128 or 256; it has {slabs} here: use output = "
+        '"own" or "v_space"'
+    )
 
 
 def test_where_they_cannot_a_refusal_says_why_and_what_can():

@@ -60,6 +60,7 @@ KNOBS = [
     "fwd_e4m3_d128_full_m128n128_eachmax",
     "fwd_e4m3_d128_causal_m128n128_eachmax_vrows_sblock",
     "fwd_e4m3_d64_full_m256n64",
+    "fwd_e4m3_d256_causal_m128n96_halves_vrows",
     "fwd_e4m3_d64_causal_m256n64_s3_sblock_sr64",
     "fwd_e4m3_d64_causal_m128n128_s3_q2_vrows",
     "fwd_e4m3_d64_full_m128n128_sblock_single",

@@ -22,6 +22,9 @@ UNEVEN = [
     "fwd_bf16_d16v136_full_m192n80",
 ]
 KNOBS = [
+    "fwd_fp16_d256_causal_m128n64_halves_nointer",
+    "fwd_bf16_d256_full_m128n64_halves",
+    "fwd_fp16_d64v128_causal_m64n64_halves_noprod",
     "fwd_fp16_d128_full_m128n128_noprod",
     "fwd_fp16_d128_causal_m128n64_noprod",
     "fwd_fp16_d64_causal_m192n64_s4_noprod_nointra",
