@@ -14,8 +14,8 @@ from typing import Any
 from fagen.arch import SM90
 from fagen.errors import ScheduleError
 from fagen.schedule import Schedule
-from fagen.schedule.keys import output_slabs
-from fagen.vocab import DTYPES, OUTPUTS, P_HOMES
+from fagen.schedule.keys import possible_outputs
+from fagen.vocab import DTYPES, P_HOMES
 
 # The model's two constants, per consumer thread: the running maximum, sum and scale of two rows,
 # and addresses, loop state and barriers.  How far they are off is measured in the machine code.
@@ -378,23 +378,18 @@ def _options(schedule: Schedule) -> dict[str, list[dict[str, Any]]]:
     values, said = schedule.values(), schedule.settings()
     registers = {key: None for key in ("producer_registers", "consumer_registers") if key in said}
     others = [p for p in P_HOMES if p != values["p"]]
+    outputs = possible_outputs(values["head_dim_v"], values["dtype"])
+    thriftier = outputs[outputs.index(values["output"]) + 1 :]
     return {
         "block_m": [{"block_m": m, **registers} for m in _below(values["block_m"], SM90.wgmma_m)],
         "block_n": [{"block_n": n} for n in _below(values["block_n"], 16)],
         "stages": [{"stages": n} for n in range(values["stages"] - 1, 1, -1)],
         "p": [{"p": p} for p in others],
         "q_stages": [{"q_stages": 1}] if values["q_stages"] > 1 else [],
-        "output": [{"output": output} for output in _thriftier(values)],
+        "output": [{"output": output} for output in thriftier],
         "promote": [{"promote": 0}] if values["promote"] else [],
         "registers": [registers] if registers else [],
     }
-
-
-def _thriftier(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return where O may leave through less shared memory."""
-    outputs = OUTPUTS[OUTPUTS.index(values["output"]) + 1 :]
-    halves = output_slabs(values["head_dim_v"], values["dtype"]) % 2 == 0
-    return tuple(output for output in outputs if output != "halves" or halves)
 
 
 def _below(value: int, step: int) -> range:

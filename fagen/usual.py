@@ -6,12 +6,12 @@ from itertools import product
 from fagen.errors import OverBudget, ScheduleError
 from fagen.plan import plan
 from fagen.schedule import Schedule
+from fagen.schedule.keys import possible_outputs
 from fagen.vocab import DTYPES, SCALE_ROWS
 
 FP8 = next(row.name for row in DTYPES.values() if row.fp8)
 BLOCK_M = 128  # two warpgroups: three leave a thread too few registers at wide head dims
 BLOCK_N = (128, 96, 64, 32)
-OUTPUTS = ("own", "v_space")  # with a buffer of its own O is not in the way of the next V
 
 
 @cache
@@ -39,7 +39,8 @@ def usual_schedule(
 def _first(
     head_dim: int, head_dim_v: int, mask: str, v_layout: str, scale_rows: int
 ) -> Schedule | None:
-    for block_n, output in product(BLOCK_N, OUTPUTS):
+    # With a buffer of its own O is not in the way of the next V.
+    for block_n, output in product(BLOCK_N, possible_outputs(head_dim_v, FP8)):
         if scale_rows and block_n % scale_rows:
             continue
         schedule = Schedule.make(

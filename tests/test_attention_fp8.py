@@ -273,6 +273,19 @@ def test_there_is_a_usual_tile_for_every_head_dim(scale_rows: int) -> None:
             assert found.tile.block_n >= 64
 
 
+@pytest.mark.parametrize(
+    ("width", "slug"),
+    [
+        (192, "m128n128_vrows"),
+        (224, "m128n128_vspace_vrows"),  # 7 slabs of O are no two halves
+        (256, "m128n96_halves_vrows"),
+    ],
+)
+def test_where_o_has_no_room_it_leaves_in_halves_if_it_can(width: int, slug: str) -> None:
+    found = usual_schedule(width, width, "full", "rows", 0)
+    assert found.slug == f"fwd_e4m3_d{width}_full_{slug}"
+
+
 def test_the_usual_scale_rows_have_a_tile_for_every_two_head_dims() -> None:
     rows = USUAL_SCALE_ROWS
     for width, width_v in ((w, v) for w in (*WIDTHS[::3], 224, 256) for v in (16, 128, 224, 256)):

@@ -187,6 +187,10 @@ output = "v_space"
             'fits with block_n = 48, or with block_n = 80 and output = "v_space"',
         ),
         (
+            {"output": "own", "head_dim": 256, "block_n": 64},
+            'fits with block_n = 48, or with block_m = 64, or with output = "halves"',
+        ),
+        (
             {"stages": 3, "q_stages": 2},
             "block_n = 96, or with block_m = 64, or with stages = 2, or with q_stages = 1",
         ),

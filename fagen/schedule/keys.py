@@ -287,6 +287,12 @@ def output_slabs(columns: int, dtype: str) -> int:
     return width // next(swizzle.bytes for swizzle in SWIZZLES if width % swizzle.bytes == 0)
 
 
+def possible_outputs(columns: int, dtype: str) -> tuple[str, ...]:
+    """Return how so many columns of O may leave, by falling shared memory."""
+    halves = output_slabs(columns, dtype) % 2 == 0
+    return tuple(output for output in OUTPUTS if output != "halves" or halves)
+
+
 def default(key: str, values: Mapping[str, Any]) -> Any:
     """Return what a key is where it is left out and the others have these values."""
     return DERIVED[key](values) if key in DERIVED else _FIELDS[key].default

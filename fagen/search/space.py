@@ -21,6 +21,7 @@ from fagen.schedule.faults import Fault, faults, refusal
 from fagen.schedule.keys import DERIVED, REQUIRED, SECTIONS, TABLES, default, rules
 from fagen.search.cost import Size, predictor
 from fagen.toml_lines import MAX_BYTES, read_toml
+from fagen.vocab import OUTPUTS
 
 # What a search tries where its space says nothing.  A key that is not here keeps its default.
 DEFAULTS: Mapping[str, tuple[Any, ...]] = {
@@ -28,7 +29,7 @@ DEFAULTS: Mapping[str, tuple[Any, ...]] = {
     "block_n": tuple(range(16, 257, 16)),
     "stages": (2, 3),
     "q_stages": (1, 2),
-    "output": ("own", "v_space"),
+    "output": OUTPUTS,
     "producer": ("warp", "none"),
     "inter_warpgroup": (True, False),
     "intra_warpgroup": (True, False),
