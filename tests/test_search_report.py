@@ -6,6 +6,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fagen import search
 from fagen.paths import find_program
@@ -184,6 +186,11 @@ def test_axes_are_marked_at_round_numbers(low, high):
     marks = _round_numbers(math.log(low), math.log(high / low))
     assert 3 <= len(marks) <= 9
     assert all(low <= mark / 1e6 <= high and float(f"{mark:.3g}") == mark for mark in marks)
+
+
+@given(st.floats(-5, -1), st.floats(0.1, math.log(300)))
+def test_no_axis_is_marked_too_little_or_too_much(power, extent):
+    assert 3 <= len(_round_numbers(power * math.log(10), extent)) <= 9
 
 
 def test_a_narrow_screen_scrolls_the_tables_and_not_the_page(store, tmp_path):

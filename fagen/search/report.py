@@ -390,8 +390,8 @@ def _round_numbers(start: float, extent: float) -> list[float]:
     finest = math.floor(math.log10(min(low, high - low))) - 1
     powers = range(finest, math.ceil(math.log10(high)) + 1)
     steps = [step * 10.0**power for power in powers for step in (1, 2, 5)]
-    if high > 5 * low:
-        return [mark for mark in steps if low <= mark <= high]
-    # too little for whole powers: evenly many microseconds apart
-    step = next(step for step in steps if (high - low) / step <= 7)
+    if len(marks := [mark for mark in steps if low <= mark <= high]) >= 3:
+        return marks
+    # too little for 1, 2 and 5: evenly many microseconds apart
+    step = next(step for step in steps if (high - low) / step <= 8)
     return [step * n for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
