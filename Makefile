@@ -7,6 +7,7 @@ PYTHON   ?= python3
 VENV     ?= .venv
 SCHEDULE ?= schedules/fwd_fp16_d128_causal_m128n128.toml
 WORKERS  ?= auto
+SAMPLE   ?= 1
 
 # whichever build of torch pip offers: with CUDA or without
 TORCH   := torch==2.13.0
@@ -30,7 +31,7 @@ help:
 	@echo 'make format     lay the Python out anew'
 	@echo 'make generated  render every schedule into generated/'
 	@echo 'make docs       write what fagen really prints into README.md and docs/'
-	@echo 'make gpu-tests  the tests that need a Hopper GPU'
+	@echo 'make gpu-tests  the tests that need a Hopper GPU; SAMPLE=16: a few minutes of them'
 	@echo 'make clean      remove .venv and what tools left behind; built kernels stay in the cache'
 	@echo
 	@echo 'PYTHON=python3.12 picks another Python, SCHEDULE=my.toml another schedule for the demo.'
@@ -91,7 +92,7 @@ docs: $(VENV)/.installed
 	$(BIN)/python docs/fill.py
 
 gpu-tests: $(VENV)/.nvcc
-	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m pytest -m gpu --sample $(SAMPLE)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist *.egg-info

@@ -1,5 +1,6 @@
 """Shared by all tests: a cache of built kernels that outlives a run, and kernels by their slugs."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -82,11 +83,22 @@ def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dispatch._schedules.cache_clear()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    said = "of a test with many cases run every N-th: a quick look, where all take an hour"
+    parser.addoption("--sample", type=int, default=1, metavar="N", help=said)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the tests that need a GPU out, unless `-m` names them."""
-    if "gpu" in config.getoption("markexpr"):
-        return
-    here = [item for item in items if item.get_closest_marker("gpu") is None]
-    if len(here) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in here])
+    """Leave the tests that need a GPU out, unless `-m` names them, and cases beyond a sample."""
+    wanted = "gpu" in config.getoption("markexpr")
+    seen: Counter[str] = Counter()
+    here, left = [], []
+    for item in items:
+        test = item.nodeid.split("[")[0]
+        chosen = seen[test] % config.getoption("sample") == 0
+        seen[test] += 1
+        keep = chosen and (wanted or item.get_closest_marker("gpu") is None)
+        (here if keep else left).append(item)
+    if left:
+        config.hook.pytest_deselected(items=left)
         items[:] = here
