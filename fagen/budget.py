@@ -110,8 +110,7 @@ def padded_head_dims(head_dim: int, head_dim_v: int, dtype: str) -> tuple[int, i
 
 @cache
 def _padded(columns: int, dtype: str) -> int:
-    pad = DTYPES[dtype].pad
-    return -(-columns // pad) * pad
+    return DTYPES[dtype].filled_up(columns)
 
 
 def threads(schedule: Schedule) -> int:

@@ -18,7 +18,7 @@ from fagen.budget import (
 )
 from fagen.errors import OverBudget
 from fagen.schedule import Schedule
-from fagen.vocab import DTYPES, MASKS, ORDERS, SWIZZLES, Dtype, Mask, Swizzle
+from fagen.vocab import DTYPES, MASKS, ORDERS, Dtype, Mask, Swizzle, swizzle_of
 
 # What a lane's share of a row's P may add up to, relative to a stale maximum, in 16 bits. fp16 ends
 # at 65,504, and sums of fp32 lose nothing by it.
@@ -133,9 +133,9 @@ def plan(schedule: Schedule) -> Plan:
     d = padded(schedule.attention.head_dim, schedule)
     d_v = padded(schedule.attention.head_dim_v, schedule)
     block_n = schedule.tile.block_n
-    qk_swizzle, v_swizzle, p_swizzle = (_swizzle(n * dtype.bytes) for n in (d, d_v, block_n))
+    qk_swizzle, v_swizzle, p_swizzle = (swizzle_of(n * dtype.bytes) for n in (d, d_v, block_n))
     qk_slab, v_slab, p_slab = (s.bytes // dtype.bytes for s in (qk_swizzle, v_swizzle, p_swizzle))
-    o_swizzle = _swizzle(d_v * out_dtype.bytes)
+    o_swizzle = swizzle_of(d_v * out_dtype.bytes)
     o_slab = o_swizzle.bytes // out_dtype.bytes
     p_in_registers = schedule.softmax.p == "registers"
     s_accumulators = _accumulators(block_n)
@@ -239,10 +239,6 @@ def _passes(schedule: Schedule) -> bool:
     # alone makes room before there is a V
     asked_ahead = -(-block_m // block_n)
     return schedule.pipeline.output != "v_space" or asked_ahead <= schedule.pipeline.stages
-
-
-def _swizzle(row_bytes: int) -> Swizzle:
-    return next(swizzle for swizzle in SWIZZLES if row_bytes % swizzle.bytes == 0)
 
 
 def _accumulators(columns: int) -> int:

@@ -31,6 +31,10 @@ class Dtype:
         """Whether an element is a byte, with a scale beside the tensor."""
         return self.bytes == 1
 
+    def filled_up(self, columns: int) -> int:
+        """Return how many columns of shared memory so many take."""
+        return -(-columns // self.pad) * self.pad
+
 
 @dataclass(frozen=True)
 class Mask:
@@ -149,6 +153,11 @@ SWIZZLES = (
     Swizzle(64, xor_bits=2, cute="B64", tma="CU_TENSOR_MAP_SWIZZLE_64B"),
     Swizzle(32, xor_bits=1, cute="B32", tma="CU_TENSOR_MAP_SWIZZLE_32B"),
 )
+
+
+def swizzle_of(row_bytes: int) -> Swizzle:
+    """Return the widest swizzle whose slabs make up rows of so many bytes, a multiple of 32."""
+    return next(swizzle for swizzle in SWIZZLES if row_bytes % swizzle.bytes == 0)
 
 
 @dataclass(frozen=True)

@@ -90,12 +90,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the tests that need a GPU out, unless `-m` names them, and cases beyond a sample."""
-    wanted = "gpu" in config.getoption("markexpr")
+    wanted, every = "gpu" in config.getoption("markexpr"), config.getoption("sample")
     seen: Counter[str] = Counter()
     here, left = [], []
     for item in items:
         test = item.nodeid.split("[")[0]
-        chosen = seen[test] % config.getoption("sample") == 0
+        chosen = seen[test] % every == 0
         seen[test] += 1
         keep = chosen and (wanted or item.get_closest_marker("gpu") is None)
         (here if keep else left).append(item)

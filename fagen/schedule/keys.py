@@ -21,8 +21,8 @@ from fagen.vocab import (
     SCALE_ROWS,
     SCALES,
     SUMS,
-    SWIZZLES,
     V_LAYOUTS,
+    swizzle_of,
 )
 
 
@@ -276,15 +276,14 @@ def most_p_offset(block_n: int) -> float:
 
 def _one_slab(columns: int, dtype: str) -> bool:
     """Whether so many columns, filled up, are one swizzle wide: ones must be one step from them."""
-    row = DTYPES[dtype]
-    return -(-columns // row.pad) * row.pad * row.bytes in {swizzle.bytes for swizzle in SWIZZLES}
+    width = DTYPES[dtype].filled_up(columns) * DTYPES[dtype].bytes
+    return width == swizzle_of(width).bytes
 
 
 def output_slabs(columns: int, dtype: str) -> int:
     """Return in how many slabs, each as wide as its swizzle, so many columns of O are laid down."""
-    row = DTYPES[dtype]
-    width = -(-columns // row.pad) * row.pad * DTYPES[row.out].bytes
-    return width // next(swizzle.bytes for swizzle in SWIZZLES if width % swizzle.bytes == 0)
+    width = DTYPES[dtype].filled_up(columns) * DTYPES[DTYPES[dtype].out].bytes
+    return width // swizzle_of(width).bytes
 
 
 def possible_outputs(columns: int, dtype: str) -> tuple[str, ...]:
