@@ -65,6 +65,7 @@ NOT_READY = (
 
 # What has been readied in this process. A call finds its kernel here or takes the long way once.
 _ready: dict[Key, op.Op] = {}
+_ready_alone: dict[Key, op.Alone] = {}  # the same without the log-sum-exp
 # What dispatch tables say of each kind of call that was looked up.
 _served: dict[Kind, Served] = {}
 _readying = threading.Lock()
@@ -146,8 +147,9 @@ def attention(
             schedule = (few and _few(few, q.numel())) or _at(ranges, keys)
     key = (kind, schedule)
     kernel = _ready.get(key) or _make_ready(key)
-    out, lse = kernel(q, k, v, head_dim**-0.5 if scale is None else scale, *descales)
-    return (out, lse) if return_lse else out
+    if not return_lse:
+        return _ready_alone[key](q, k, v, head_dim**-0.5 if scale is None else scale, *descales)
+    return kernel(q, k, v, head_dim**-0.5 if scale is None else scale, *descales)
 
 
 def attention_fp8(
@@ -384,7 +386,8 @@ def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> op.O
         else:
             refuse_other_than_hopper(device, on_cpu="have their schedule emulated")
             kernel = _built(chosen, progress)
-        _ready[key] = kernel
+        _ready_alone[key] = op.alone(kernel)
+        _ready[key] = kernel  # last: who finds this finds the other
         return kernel
 
 

@@ -76,7 +76,7 @@ def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """fagen.attention as in a new process: it has found and readied no kernel."""
     from fagen import dispatch  # torch, which takes seconds
 
-    for found in ("_ready", "_kernels", "_served"):
+    for found in ("_ready", "_ready_alone", "_kernels", "_served"):
         monkeypatch.setattr(dispatch, found, {})
     dispatch._schedules.cache_clear()
     yield

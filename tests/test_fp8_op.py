@@ -108,6 +108,7 @@ def test_on_cpu_tensors_the_op_is_the_emulated_schedule(made: Made) -> None:
     out, lse = made.attend(*given)
     expected, expected_lse = emulate_fp8(made.plan, *given)
     assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
+    assert torch.equal(op.alone(made.attend)(*given), expected)
     dtype = getattr(torch, made.plan.out_dtype.torch)
     assert out.shape == (2, 70, 4, 32) and out.is_contiguous() and out.dtype == dtype
     assert lse.shape == (2, 4, 70) and lse.is_contiguous() and lse.dtype == torch.float32
@@ -123,14 +124,14 @@ def test_what_it_computes_is_attention_of_what_the_bytes_stand_for(made: Made) -
     assert error < 0.03  # P's rounding to three bits of mantissa
 
 
-def test_the_two_ops_have_the_signatures_that_their_bindings_call(made: Made) -> None:
+def test_the_ops_have_the_signatures_that_their_bindings_call(made: Made) -> None:
     descales = ", Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None"
-    for name in (made.plan.slug, f"{made.plan.slug}_no_grad"):
-        schema = str(getattr(torch.ops.fagen, name).default._schema)
-        assert schema == (
-            f"fagen::{name}(Tensor q, Tensor k, Tensor v, float scale{descales})"
-            " -> (Tensor out, Tensor lse)"
-        )
+    for end, outputs in (("", "(Tensor out, Tensor lse)"), ("_without_lse", "Tensor out")):
+        for name in (f"{made.plan.slug}{end}", f"{made.plan.slug}{end}_no_grad"):
+            schema = str(getattr(torch.ops.fagen, name).default._schema)
+            assert schema == (
+                f"fagen::{name}(Tensor q, Tensor k, Tensor v, float scale{descales}) -> {outputs}"
+            )
 
 
 def test_without_descales_a_number_is_its_byte(rows: Made) -> None:
@@ -404,6 +405,7 @@ def test_opcheck_finds_nothing(made: Made) -> None:
     for shape in ((2, 70, 100), (1, 0, 5), (2, 3, 0), (1, 1, 1)):
         given = arguments(made.plan, *shape)
         torch.library.opcheck(made.attend, tuple(given))
+        torch.library.opcheck(op.alone(made.attend), tuple(given))
         torch.library.opcheck(torch.ops.fagen.emulated_fp8.default, (*given, made.plan.slug))
 
 

@@ -41,6 +41,11 @@ def attend(binary: Binary) -> op.Op:
     return op.load(binary)
 
 
+@pytest.fixture(scope="module")
+def alone(attend: op.Op) -> op.Alone:
+    return op.alone(attend)
+
+
 def qkv(
     batch: int = 2, seqlen_q: int = 70, seqlen_k: int = 100, heads: int = 4, kv_heads: int = 2
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -80,12 +85,25 @@ def test_every_grad_mode_gives_the_same_and_nothing_to_differentiate(
     assert torch.equal(out, attend(*qkv(), 0.1)[0])
 
 
-def test_torch_knows_the_kernels_by_their_keys(attend: op.Op) -> None:
-    for name in (SLUG, f"{SLUG}_no_grad"):
+def test_torch_knows_the_kernels_by_their_keys(attend: op.Op, alone: op.Alone) -> None:
+    for name in (SLUG, f"{SLUG}_without_lse"):
         for key in ("CPU", "CUDA"):
-            assert torch._C._dispatch_has_kernel_for_dispatch_key(f"fagen::{name}", key)
-    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"fagen::{SLUG}", "Autograd")
+            for below in ("", "_no_grad"):
+                assert torch._C._dispatch_has_kernel_for_dispatch_key(f"fagen::{name}{below}", key)
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"fagen::{name}", "Autograd")
     assert attend is getattr(torch.ops.fagen, SLUG).default
+    assert alone is getattr(torch.ops.fagen, f"{SLUG}_without_lse").default
+
+
+def test_without_a_log_sum_exp_out_is_the_same(attend: op.Op, alone: op.Alone) -> None:
+    for arguments in (qkv(), qkv(1, 0, 5), qkv(2, 3, 0)):
+        out = alone(*arguments, 0.1)
+        assert torch.equal(out, attend(*arguments, 0.1)[0])
+        assert out.is_contiguous() and not out.requires_grad
+
+
+def test_what_is_no_kernel_gives_its_first_output_alone() -> None:
+    assert op.alone(lambda *given: (given[2], given[3]))(0, 1, 2, 3) == 2  # type: ignore[arg-type, return-value, comparison-overlap]
 
 
 # ---- refusals -----------------------------------------------------------------------------------
@@ -204,7 +222,7 @@ WRONG = [
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.name)
 def test_a_wrong_argument_is_named_in_the_same_words_everywhere(
-    attend: op.Op, wrong: Wrong
+    attend: op.Op, alone: op.Alone, wrong: Wrong
 ) -> None:
     said = []
     arguments = wrong.change(*qkv())
@@ -212,6 +230,7 @@ def test_a_wrong_argument_is_named_in_the_same_words_everywhere(
     for call in (
         lambda: attend(*arguments, wrong.scale),  # C++, through Autograd
         lambda: below(*arguments, wrong.scale),  # C++
+        lambda: alone(*arguments, wrong.scale),
         lambda: torch.ops.fagen.emulated(*arguments, wrong.scale, SLUG),  # Python
     ):
         with pytest.raises(ValueError) as refusal:
@@ -223,9 +242,10 @@ def test_a_wrong_argument_is_named_in_the_same_words_everywhere(
             with pytest.raises(ValueError) as refusal:
                 below(*pretended, wrong.scale)
             said.append(str(refusal.value))
-            with pytest.raises(ValueError) as refusal:
-                attend(*pretended, wrong.scale)
-            said.append(str(refusal.value))
+            for call in (attend, alone):
+                with pytest.raises(ValueError) as refusal:
+                    call(*pretended, wrong.scale)
+                said.append(str(refusal.value))
     assert set(said) == {said[0]}
     assert said[0].startswith(f"fagen::{SLUG}: {wrong.said}")
 
@@ -254,16 +274,20 @@ def test_what_the_contract_allows_is_not_refused(attend: op.Op) -> None:
 
 
 @pytest.mark.parametrize("which", range(3))
-def test_a_call_that_needs_a_gradient_is_refused(attend: op.Op, which: int) -> None:
+def test_a_call_that_needs_a_gradient_is_refused(
+    attend: op.Op, alone: op.Alone, which: int
+) -> None:
     leaf = [*qkv()]
     leaf[which].requires_grad_()
     inner = [*qkv()]
     inner[which] = leaf[which] * 1
     for arguments in (leaf, inner):
-        with pytest.raises(ValueError, match=f"{SLUG}: q, k or v requires a gradient, and there "):
-            attend(*arguments, 0.1)
+        for call in (attend, alone):
+            with pytest.raises(ValueError, match=f"{SLUG}: q, k or v requires a gradient, and th"):
+                call(*arguments, 0.1)
         with torch.no_grad():
             assert not attend(*arguments, 0.1)[0].requires_grad
+            assert not alone(*arguments, 0.1).requires_grad
     attend(*(t.detach() for t in inner), 0.1)
 
 
@@ -271,6 +295,8 @@ def test_a_functional_gradient_is_refused_too(attend: op.Op) -> None:
     q, k, v = qkv()
     with pytest.raises(ValueError, match="requires a gradient"):
         torch.func.grad(lambda t: attend(t, k, v, 0.1)[0].float().sum())(q)
+    with pytest.raises(ValueError, match="requires a gradient"):
+        torch.func.grad(lambda t: op.alone(attend)(t, k, v, 0.1).float().sum())(q)
     # one that does not go through the op is none of its business
     torch.func.grad(lambda t: (t * attend(q, k, v, 0.1)[0].float().sum()).sum())(torch.ones(3))
 
@@ -280,6 +306,8 @@ def test_a_fake_tensor_that_needs_a_gradient_is_refused_as_well(attend: op.Op) -
         q, k, v = (mode.from_tensor(t) for t in qkv())
         with pytest.raises(ValueError, match="requires a gradient"):
             attend(q.requires_grad_(), k, v, 0.1)
+        with pytest.raises(ValueError, match="requires a gradient"):
+            op.alone(attend)(q, k, v, 0.1)
 
 
 # ---- torch's machinery --------------------------------------------------------------------------
@@ -288,6 +316,7 @@ def test_a_fake_tensor_that_needs_a_gradient_is_refused_as_well(attend: op.Op) -
 def test_opcheck_finds_nothing(attend: op.Op) -> None:
     for arguments in (qkv(), qkv(1, 0, 5), qkv(2, 3, 0), qkv(1, 1, 1, 1, 1)):
         torch.library.opcheck(attend, (*arguments, 0.1))
+        torch.library.opcheck(op.alone(attend), (*arguments, 0.1))
     q, k, v = qkv()
     torch.library.opcheck(attend, (q.transpose(1, 2).contiguous().transpose(1, 2), k, v, 0.1))
     torch.library.opcheck(torch.ops.fagen.emulated.default, (q, k, v, 0.1, SLUG))
@@ -327,7 +356,7 @@ def graphs_of_aot() -> Iterator[tuple[Callable[..., object], list[torch.fx.Graph
     torch._dynamo.reset()
 
 
-def test_functionalised_with_symbolic_shapes_it_is_one_call(attend: op.Op) -> None:
+def test_functionalised_with_symbolic_shapes_it_is_one_call(attend: op.Op, alone: op.Alone) -> None:
     with graphs_of_aot() as (backend, seen):
         compiled = torch.compile(
             lambda q, k, v: attend(q, k, v, 0.1), fullgraph=True, dynamic=True, backend=backend
@@ -336,6 +365,13 @@ def test_functionalised_with_symbolic_shapes_it_is_one_call(attend: op.Op) -> No
         assert torch.equal(compiled(q, k, v)[0], attend(q, k, v, 0.1)[0])
     calls = [str(node.target) for node in seen[0].graph.nodes if "fagen" in str(node.target)]
     assert calls == [f"fagen.{SLUG}_no_grad.default"]
+    with graphs_of_aot() as (backend, seen):
+        compiled = torch.compile(
+            lambda q, k, v: alone(q, k, v, 0.1), fullgraph=True, dynamic=True, backend=backend
+        )
+        assert torch.equal(compiled(q, k, v), alone(q, k, v, 0.1))
+    calls = [str(node.target) for node in seen[0].graph.nodes if "fagen" in str(node.target)]
+    assert calls == [f"fagen.{SLUG}_without_lse_no_grad.default"]
 
 
 def test_a_gradient_is_refused_when_compiled(attend: op.Op) -> None:

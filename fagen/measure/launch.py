@@ -44,7 +44,7 @@ class LaunchCost:
 
 
 def launch_costs(plan: Plan, binary: Binary) -> dict[str, LaunchCost]:
-    """The costs of the kernel as a torch op, of fagen.attention, and of cuDNN where it can.
+    """The costs of the kernel's two torch ops, of fagen.attention, and of cuDNN where it can.
 
     All compute the same small problem.  Raises DeviceError without a Hopper GPU, or where torch's
     profiler sees nothing of it.
@@ -54,7 +54,7 @@ def launch_costs(plan: Plan, binary: Binary) -> dict[str, LaunchCost]:
     q, k, v = inputs(case)
     query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
     causal, scale = case.causal, softmax_scale(case.head_dim)
-    op.load(binary)
+    alone = op.alone(op.load(binary))
     kernel = getattr(torch.ops.fagen, plan.slug)
     given = arguments(plan, q, k, v)
     qkv, descales = given[:3], given[3:]
@@ -62,7 +62,10 @@ def launch_costs(plan: Plan, binary: Binary) -> dict[str, LaunchCost]:
     def cudnn() -> Tensor:
         return functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
 
-    calls = {"torch op": Call(lambda: kernel(*qkv, scale, *descales)[0])}
+    calls = {
+        "torch op": Call(lambda: kernel(*qkv, scale, *descales)[0]),
+        "torch op without lse": Call(lambda: alone(*qkv, scale, *descales)),
+    }
     keys: dict[str, Any] = {}
     if plan.fp8:
         layout = plan.schedule.fp8.v_layout

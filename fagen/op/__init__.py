@@ -4,7 +4,7 @@
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -31,8 +31,10 @@ from fagen.plan import Plan
 __all__ = [
     "Fp8KernelArgs",
     "KernelArgs",
+    "Alone",
     "KernelInfo",
     "Op",
+    "alone",
     "bind_kernel",
     "call_kernel",
     "kernel_args",
@@ -43,12 +45,15 @@ __all__ = [
 ]
 
 Op = Callable[..., tuple[Tensor, Tensor]]  # of q, k, v, scale, and in e4m3 their descales
+Alone = Callable[..., Tensor]  # the same without the log-sum-exp
 
 
 # ---- the torch op -------------------------------------------------------------------------------
 
+WITHOUT_LSE = "_without_lse"  # an op's name ends so
 _loading = threading.Lock()
 _loaded: dict[str, tuple[str, Op]] = {}  # slug → hash of its source, op
+_alone: dict[Op, Alone] = {}
 
 
 def load(binary: Binary, outputs: Op | None = None) -> Op:
@@ -65,6 +70,8 @@ def load(binary: Binary, outputs: Op | None = None) -> Op:
     q, k and v are to be multiplied by, (B, H or Hk, blocks) in fp32, B and H also 1. None is 1
     where scales are not by block. A schedule with V by columns takes v (B, Hk, Dv, Sk to 16).
 
+    Beside it there is fagen.<slug>_without_lse(…) -> out, for `alone`.
+
     `outputs` makes tensors without numbers of the op's arguments where it is another kind of op:
     see fagen.quantize_op.
 
@@ -80,12 +87,28 @@ def load(binary: Binary, outputs: Op | None = None) -> Op:
                     "or op.call_kernel, which registers nothing"
                 )
             return known[1]
-        op = _register(binary, outputs or partial(_outputs, binary.slug))
+        op = _register(binary, _fakes(binary.slug) if outputs is None else {"": outputs})
+        if outputs is None:
+            _alone[op] = getattr(torch.ops.fagen, f"{binary.slug}{WITHOUT_LSE}").default
         _loaded[binary.slug] = binary.source_hash, op
         return op
 
 
-def _register(binary: Binary, outputs: Op) -> Op:
+def alone(attend: Op) -> Alone:
+    """Return what gives out only: of a loaded kernel an op that takes less of the host's time."""
+
+    def first(*given: Any) -> Tensor:
+        return attend(*given)[0]
+
+    return _alone.get(attend, first)
+
+
+def _fakes(slug: str) -> dict[str, Callable[..., Any]]:
+    """What makes outputs without numbers, by the end of an op's name."""
+    return {"": partial(_outputs, slug), WITHOUT_LSE: lambda *q, **k: _outputs(slug, *q, **k)[0]}
+
+
+def _register(binary: Binary, fakes: Mapping[str, Callable[..., Any]]) -> Op:
     if binary.binding is None:
         raise BuildError(
             f"{binary.slug} was built without its torch binding: build it again where torch is "
@@ -103,15 +126,16 @@ def _register(binary: Binary, outputs: Op) -> Op:
         )
     tell = library_at(binary.binding)[f"fagen_{binary.slug}_refused"]
 
-    def fake(*arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:
+    def telling(outputs: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         try:
             return outputs(*arguments, **named)
         except ValueError as refusal:
             tell(str(refusal).encode())  # the op calls this through C, which loses exceptions
             raise
 
-    for name in (binary.slug, f"{binary.slug}_no_grad"):
-        torch.library.register_fake(f"fagen::{name}", fake, lib=_ops)
+    for end, outputs in fakes.items():
+        for name in (f"{binary.slug}{end}", f"{binary.slug}{end}_no_grad"):
+            torch.library.register_fake(f"fagen::{name}", partial(telling, outputs), lib=_ops)
     return getattr(torch.ops.fagen, binary.slug).default  # type: ignore[no-any-return]
 
 
