@@ -24,6 +24,7 @@ WORKING_REGISTERS = 20
 
 # of an element of O
 OUT_BYTES = 2
+FP32_BYTES = 4
 # of a group of keys with scales of its own: K's, V's logarithm and V's inverse, in one load
 KEY_SCALES_BYTES = 16
 
@@ -36,7 +37,7 @@ REGISTER_FILE = "register file of a thread block"
 SUMMED = (
     *("dtype", "head_dim", "head_dim_v", "block_m", "block_n", "stages", "output", "p"),
     *("producer", "consumers", "producer_registers", "consumer_registers", "q_stages", "sum"),
-    *("v_layout", "promote", "scale_rows"),
+    *("v_layout", "promote", "totals", "scale_rows"),
 )
 
 # d, d_v padded; e bytes per element
@@ -198,12 +199,12 @@ def _symbols() -> dict[str, Any]:
 
 @cache
 def shared_formulae(
-    output: str, p: str, row_sum: str, v_layout: str, scale_rows: int
+    output: str, p: str, row_sum: str, v_layout: str, scale_rows: int, totals: str
 ) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment.
 
-    `v_layout` is said of fp8 alone, where O's elements are wider than the others, and
-    `scale_rows` where blocks have scales; else it is 0.
+    `v_layout` is said of fp8 alone, where O's elements are wider than the others, `scale_rows`
+    where blocks have scales, else it is 0, and `totals` where sums are promoted.
     """
     import sympy
 
@@ -218,6 +219,8 @@ def shared_formulae(
         rows["p"] = m * n * e
     if scale_rows:
         rows["scales"] = KEY_SCALES_BYTES * stages * n / scale_rows
+    if totals == "shared":
+        rows["totals"] = FP32_BYTES * m * d_v
     if row_sum == "tensor":
         rows["ones"] = SM90.wgmma_k_bytes * d_v  # beside V, for one step of the second GEMM
     # full and empty for each stage of K and of V (and of V transposed), and of Q for each
@@ -297,12 +300,13 @@ def _rows(
     )
 
 
-def _shared_choices(values: Mapping[str, Any]) -> tuple[str, str, str, str, int]:
-    return values["output"], values["p"], values["sum"], values["v_layout"], values["scale_rows"]
+def _shared_choices(values: Mapping[str, Any]) -> tuple[str, str, str, str, int, str]:
+    output, p, row_sum, v_layout = (values[key] for key in ("output", "p", "sum", "v_layout"))
+    return output, p, row_sum, v_layout, values["scale_rows"], values["totals"]
 
 
 def _register_choices(values: Mapping[str, Any]) -> tuple[str, str, bool]:
-    return values["p"], values["sum"], values["promote"] > 0
+    return values["p"], values["sum"], values["totals"] == "registers"
 
 
 def _shared(schedule: Schedule) -> Ledger:
@@ -376,6 +380,7 @@ def _options(schedule: Schedule) -> dict[str, list[dict[str, Any]]]:
     """Return, by key, the values that ask for less, nearest first; None leaves a key out."""
     values, said = schedule.values(), schedule.settings()
     registers = {key: None for key in ("producer_registers", "consumer_registers") if key in said}
+    totals = {"totals": None} if "totals" in said else {}
     others = [p for p in P_HOMES if p != values["p"]]
     outputs = possible_outputs(values["head_dim_v"], values["dtype"])
     thriftier = outputs[outputs.index(values["output"]) + 1 :]
@@ -386,7 +391,8 @@ def _options(schedule: Schedule) -> dict[str, list[dict[str, Any]]]:
         "p": [{"p": p} for p in others],
         "q_stages": [{"q_stages": 1}] if values["q_stages"] > 1 else [],
         "output": [{"output": output} for output in thriftier],
-        "promote": [{"promote": 0}] if values["promote"] else [],
+        "promote": [{"promote": 0, **totals}] if values["promote"] else [],
+        "totals": [{"totals": "shared"}] if values["totals"] == "registers" else [],
         "registers": [registers] if registers else [],
     }
 

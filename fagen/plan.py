@@ -72,6 +72,7 @@ class Plan:
     scale_rows: int  # of a block of scales; 0 where there is none
     p_offset: float  # log2 units
     promote: int  # blocks after which sums move to a second accumulator; 0: never
+    totals_shared: bool  # which is in shared memory
 
     order: str
     persistent: bool
@@ -176,6 +177,7 @@ def plan(schedule: Schedule) -> Plan:
         scale_rows=schedule.fp8.scale_rows,
         p_offset=schedule.fp8.p_offset,
         promote=schedule.fp8.promote,
+        totals_shared=schedule.fp8.totals == "shared",
         order=order.name,
         persistent=order.persistent,
         longest_first=order.longest_first,

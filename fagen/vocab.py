@@ -145,6 +145,7 @@ MAXIMA = ("late", "each")
 V_LAYOUTS = ("columns", "rows")
 SCALES = ("head", "tensor", "block")
 SCALE_ROWS = (32, 64, 128)
+TOTALS = ("registers", "shared")
 USUAL_SCALE_ROWS = 64  # where a call does not say: more tiles hold 64 keys than 128
 
 # widest first: a wider one spreads rows over more banks and needs fewer TMA boxes
@@ -190,6 +191,7 @@ CODES = (
     Code("scale_rows", "sr"),
     Code("p_offset", "po"),
     Code("promote", "pm"),
+    Code("totals", words={"registers": "regtotals", "shared": "smemtotals"}),
     Code("order", words={"persistent": "persistent", "lpt": "lpt", "single": "single"}),
     Code("cluster", "c"),
     Code("max_spill_bytes", "spill"),

@@ -90,6 +90,9 @@ def fp8_schedules(draw: st.DrawFn) -> Schedule:
         "order": st.sampled_from(["persistent", "lpt", "single"]),
     }
     keys |= draw(st.fixed_dictionaries({}, optional=optional))
+    if keys.get("promote"):
+        homes = st.sampled_from(["registers", "shared"])
+        keys |= draw(st.fixed_dictionaries({}, optional={"totals": homes}))
     return Schedule.make(**keys | draw(outputs(keys)))
 
 

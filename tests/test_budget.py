@@ -145,6 +145,7 @@ def test_shared_memory_is_the_sum_of_whole_arrays(kind, data):
     arrays += [m * n * 2] if values["p"] == "shared" else []
     arrays += [stages * n // values["scale_rows"] * 16] if values["scale_rows"] else []
     arrays += [16 * d_v * 2] if values["sum"] == "tensor" else []
+    arrays += [m * d_v * 4] if values["totals"] == "shared" else []
     barriers = (6 if rows else 4) * stages + 2 * q_stages * values["consumers"] + space
     assert budget(schedule).shared.total == sum(
         -(-a // 1024) * 1024 for a in [*arrays, 8 * barriers]

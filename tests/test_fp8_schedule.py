@@ -41,11 +41,12 @@ def refusal(keys: dict) -> list[str]:
 
 def test_what_is_left_out_follows_from_the_dtype():
     values = parse_schedule(TEXT).values()
-    keys = ("out_dtype", "v_layout", "scales", "scale_rows", "p_offset", "promote")
-    assert [values[key] for key in keys] == ["bf16", "columns", "head", 0, 4.0, 0]
+    keys = ("out_dtype", "v_layout", "scales", "scale_rows", "p_offset", "promote", "totals")
+    assert [values[key] for key in keys] == ["bf16", "columns", "head", 0, 4.0, 0, ""]
     sixteen = Schedule.make(**SIXTEEN).values()
-    assert [sixteen[key] for key in keys] == ["fp16", "", "", 0, 0.0, 0]
+    assert [sixteen[key] for key in keys] == ["fp16", "", "", 0, 0.0, 0, ""]
     assert Schedule.make(**FIRST, scales="block").fp8.scale_rows == 128
+    assert Schedule.make(**FIRST, promote=4).fp8.totals == "registers"
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
@@ -80,6 +81,8 @@ def test_with_a_late_maximum_the_offset_leaves_room_for_a_lanes_sum(mask, block_
             {"scales": "block", "scale_rows": 64, "promote": 4, "block_n": 64},
             "fwd_e4m3_d128_full_m128n64_sblock_sr64_pm4",
         ),
+        ({"promote": 16, "totals": "shared"}, "fwd_e4m3_d128_full_m128n128_pm16_smemtotals"),
+        ({"promote": 16, "totals": "registers"}, "fwd_e4m3_d128_full_m128n128_pm16"),
         (
             {"scales": "tensor", "rescale_threshold": 4, "p_offset": 4.75},
             "fwd_e4m3_d128_full_m128n128_t4_stensor_po4p75",
@@ -123,6 +126,7 @@ def test_two_schedules_share_a_slug_only_if_they_are_equal(one, other):
         ("scale_rows", 128),
         ("p_offset", 1.0),
         ("promote", 4),
+        ("totals", "shared"),
     ],
 )
 def test_the_table_fp8_is_of_e4m3_only(key, value):
@@ -276,7 +280,26 @@ def test_promoted_sums_are_a_second_o_in_the_registers():
     with pytest.raises(OverBudget, match=r"o_fp32 +64"):
         planned(promote=4)
     changes = nearest(Schedule.make(**FIRST, promote=4))
-    assert {"promote": 0} in changes and {"block_n": 96} in changes
+    for change in ({"promote": 0}, {"block_n": 96}, {"totals": "shared"}):
+        assert change in changes
+
+
+def test_or_they_are_in_shared_memory():
+    plain, promoted = (
+        budget(Schedule.make(**FIRST, **keys)) for keys in ({}, dict(promote=4, totals="shared"))
+    )
+    assert promoted.registers.total == plain.registers.total
+    found = {row.name: (row.amount, row.formula) for row in promoted.shared.rows}
+    assert found["totals"] == (128 * 128 * 4, "4·block_m·d_v")
+    assert promoted.shared.total == plain.shared.total + 65_536
+    wide = FIRST | dict(head_dim=256, block_n=64, promote=4, totals="shared")
+    assert {"promote": 0, "totals": None} in nearest(Schedule.make(**wide))
+
+
+@pytest.mark.parametrize("value", ["registers", "shared"])
+def test_without_promotion_there_are_no_totals(value):
+    (line,) = refusal(FIRST | {"totals": value})
+    assert "fp8.totals has no meaning but with promote; leave it out" in line
 
 
 @pytest.mark.parametrize(

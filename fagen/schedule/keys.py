@@ -21,6 +21,7 @@ from fagen.vocab import (
     SCALE_ROWS,
     SCALES,
     SUMS,
+    TOTALS,
     V_LAYOUTS,
     swizzle_of,
 )
@@ -177,6 +178,10 @@ class Fp8(Section):
         description="blocks of keys after which sums of PV move to an fp32 accumulator of their "
         "own, since the tensor cores keep 14 bits; 0: never",
     )
+    totals: Annotated[str, _OneOf(TOTALS)] = _derived(
+        "where that accumulator is, with promote: in registers, or in shared memory, which leaves "
+        "the tile its registers; registers if left out"
+    )
 
 
 class Grid(Section):
@@ -237,6 +242,7 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "scales": lambda keys: SCALES[0] if _fp8(keys) else "",
     "scale_rows": lambda keys: SCALE_ROWS[-1] if keys["scales"] == "block" else 0,
     "p_offset": lambda keys: _p_offset(keys) if _fp8(keys) else 0.0,
+    "totals": lambda keys: TOTALS[0] if keys["promote"] and _fp8(keys) else "",
 }
 
 
@@ -413,6 +419,8 @@ def _rules_of_fp8(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                     f"{keys['scale_rows']} does not divide {key} = {keys[key]}: a tile holds whole "
                     f"blocks of scales; use scale_rows = {fits[-1] if fits else SCALE_ROWS[0]}",
                 )
+    if keys["totals"] and not keys["promote"]:
+        yield "totals", "has no meaning but with promote; leave it out"
     if keys["maximum"] == "each":
         yield from _range_of_p(keys["p_offset"], keys["rescale_threshold"])
     elif keys["p_offset"] > (most := most_p_offset(keys["block_n"])):

@@ -50,6 +50,8 @@ TILES = [
 ]
 KNOBS = [
     "fwd_e4m3_d128_full_m128n64_pm1",
+    "fwd_e4m3_d128_full_m192n64_s3_pm1_smemtotals",
+    "fwd_e4m3_d64_causal_m256n64_s3_nointer_sblock_sr64_pm4_smemtotals",
     "fwd_e4m3_d128_causal_m128n64_vrows_sblock_sr64_pm4",
     "fwd_e4m3_d128_causal_m128n128_nointra",
     "fwd_e4m3_d128_full_m128n128_nointer_vrows",
