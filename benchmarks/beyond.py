@@ -2,7 +2,7 @@
 
     python benchmarks/beyond.py                              34 fp16 cells, both regimes: ~2 minutes
     python benchmarks/beyond.py --group few-tiles --out /tmp/x    some groups only
-    python benchmarks/beyond.py --redraw benchmarks/results/nvidia-h200-2026-11-21-beyond.json
+    python benchmarks/beyond.py --redraw benchmarks/results/nvidia-h200-2026-11-22-beyond.json
 
 Written to benchmarks/results/ as benchmarks/run.py does: <card>-<date>-beyond.json, .run.json and
 .md, a table and geomeans for each group. fagen's kernel is the one that fagen.attention takes. A

@@ -706,7 +706,7 @@ __device__ __forceinline__ void transpose(const Element* rows, Element* columns,
   }
 }
 
-// The life of the warps of the producer's warpgroup that have no other work.
+// The life of the warps of the producer's warpgroup that do not load.
 __device__ __forceinline__ void transpose_all(const Params& params, SharedStorage& shared) {
   const int transposer =
       __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - (kWarpgroup / 32 - kTransposers);

@@ -481,8 +481,8 @@ struct Softmax {
       for (const float sum : chains) {
         fits = fits && sum <= kMostSum;
       }
-      part[0] =
-          fmaf(chains[0] + chains[2], keys.inverse_v, part[0]);  // the sum is without V's scales
+      // the sum is without V's scales
+      part[0] = fmaf(chains[0] + chains[2], keys.inverse_v, part[0]);
       part[1] = fmaf(chains[1] + chains[3], keys.inverse_v, part[1]);
     }
     return fits;
@@ -634,31 +634,44 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage& sha
   }
 }
 
-// The life of the warp, or rather of its one thread, that lays the scales of a block beside its K.
-__device__ __forceinline__ void scale_all(const Params& params, SharedStorage& shared) {
+// Lays the scales of a block beside its K. Used by a whole warp: its lanes fetch the scales of as
+// many blocks at once, and each lays down its own when their turn comes.
+struct ScaleLayer {
+  static constexpr int kBlocks = 32 / kGroups;  // at once
+
+  const Params& params;
+  SharedStorage& shared;
   RingPosition<kStages> k;
+  float k_scale, v_scale;
+
+  // Of a tile's next block, from the last to the first.
+  __device__ __forceinline__ void lay(const Tile& tile, int block) {
+    const int lane = threadIdx.x % 32;
+    const int first_lane = block % kBlocks * kGroups;  // of those whose scales come next
+    if (block == tile.blocks - 1 || block % kBlocks == kBlocks - 1) {
+      const int group = min(block * kGroups + lane - first_lane,
+                            (params.seqlen_k - 1) / kScaleRows);  // there may be no more keys
+      k_scale = __ldg(params.k_scale.at(tile.batch, tile.kv_head) + group);
+      v_scale = __ldg(params.v_scale.at(tile.batch, tile.kv_head) + group);
+    }
+    shared.k_empty[k.stage].wait(k.phase ^ 1);
+    if (lane >= first_lane && lane < first_lane + kGroups) {
+      shared.scales[k.stage][lane - first_lane] = {k_scale, log2_approx(v_scale),
+                                                   reciprocal_approx(v_scale)};
+      shared.k_full[k.stage].arrive();
+    }
+    k.advance();
+  }
+};
+
+// The life of the warp that has no other work.
+__device__ __forceinline__ void scale_all(const Params& params, SharedStorage& shared) {
+  ScaleLayer layer{params, shared};
   Tiles tiles;
   for (int index; tiles.take(params, index);) {
     const Tile tile = tile_at(params, index);
-    const float* k_scales = params.k_scale.at(tile.batch, tile.kv_head);
-    const float* v_scales = params.v_scale.at(tile.batch, tile.kv_head);
-#pragma unroll 1  // registers are scarce
     for (int block = tile.blocks - 1; block >= 0; --block) {
-      BlockScales scales;
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        const int group = min(block * kGroups + g,
-                              (params.seqlen_k - 1) / kScaleRows);  // there may be no more keys
-        const float v = __ldg(v_scales + group);
-        scales[g] = {__ldg(k_scales + group), log2_approx(v), reciprocal_approx(v)};
-      }
-      shared.k_empty[k.stage].wait(k.phase ^ 1);
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        shared.scales[k.stage][g] = scales[g];
-      }
-      shared.k_full[k.stage].arrive();
-      k.advance();
+      layer.lay(tile, block);
     }
   }
 }
@@ -780,7 +793,8 @@ struct Consumer {
     return {params.scale_log2 * __ldg(params.q_scale.at(tile.batch, tile.head) + group)};
   }
 
-  // The current K's scales, before it makes room for another.
+  // The current K's scales, before it makes room for another. Earlier the next product would wait
+  // for them.
   __device__ __forceinline__ void read_scales() {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
@@ -801,6 +815,7 @@ struct Consumer {
   // S of `block` is there: K, and after a tile's last block Q, may make room.
   __device__ __forceinline__ void finish_qk(float (&s)[kBlockN / 2], int block) {
     pin(s);
+    read_scales();
     release_k();
     release(shared.q_empty[q.stage][warpgroup], block == 0);
   }
@@ -840,7 +855,6 @@ struct Consumer {
     await_v();
     issue_pv(o, p);
     pass_turn();
-    read_scales();
     wgmma_wait<1>();
     finish_qk(s, block);
     if (masked) {
@@ -858,7 +872,6 @@ struct Consumer {
     await_q();
     await_k();
     issue_qk(s);
-    read_scales();
     wgmma_wait<0>();
     finish_qk(s, tile.blocks - 1);
     mask_block(s, tile, tile.blocks - 1);
@@ -890,7 +903,6 @@ struct Consumer {
     await_q();
     await_k();
     issue_qk(s);
-    read_scales();
     wgmma_wait<1>();
     finish_pv(o);
     store(tile, o, softmax);
@@ -1021,7 +1033,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     }
     for (int stage = 0; stage < kStages; ++stage) {
-      shared.k_full[stage].init(2);
+      shared.k_full[stage].init(1 + kGroups);
       shared.v_full[stage].init(1);
       shared.k_empty[stage].init(kReaders * kConsumers * kWarpgroup / 32);
       shared.v_empty[stage].init(kReaders * kConsumers * kWarpgroup / 32);
@@ -1036,7 +1048,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     if (threadIdx.x == 0) {
       produce(params, shared);
-    } else if (threadIdx.x == 32) {
+    } else if (threadIdx.x / 32 == 1) {
       scale_all(params, shared);
     }
   } else {
@@ -1308,6 +1320,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d64_full_m256n64_s3_sblock_sr64
       kProducerRegisters,
       kConsumerRegisters,
       "fwd_e4m3_d64_full_m256n64_s3_sblock_sr64",
-      "f3606d7ab2e2421b15003bebf2f8b6c8453d84b276c0418ad8a1d0631873b859"};
+      "5eec0cf15ed928ab819a70f24ffb6ec4caf0368cd4d40b471923cfd657b3fe11"};
   return &info;
 }

@@ -13,6 +13,7 @@ from fagen.schedule import Schedule
 PLANS = {
     "fp16": dict(dtype="fp16", block_n=48),
     "e4m3": dict(dtype="e4m3", block_n=64),
+    "e4m3, a scale": dict(dtype="e4m3", block_n=64, scales="block", scale_rows=64),
     "e4m3, scales by block": dict(dtype="e4m3", block_n=96, scales="block", scale_rows=32),
 }
 
@@ -22,9 +23,9 @@ def planned(name: str) -> Plan:
 
 
 def lanes_of(of: Plan, columns: int) -> list[list[int]]:
-    """The columns that are added up together: in each 8 those of a lane, in e4m3 one by one."""
-    width = 1 if of.fp8 else 2
+    """The columns that are added up together: in each 8 a lane's two, or one under one scale."""
     share = of.scale_rows if of.scales_by_block else of.block_n
+    width = 1 if of.fp8 and share == of.block_n else 2
     return [
         [c for c in range(left, min(left + share, columns)) if c % 8 // width == lane]
         for left in range(0, of.block_n, share)

@@ -137,15 +137,26 @@ def test_a_late_kernel_says_how_large_a_sum_may_be(dtype, most):
 def test_what_the_other_warps_of_the_producer_do_follows_from_v_and_its_scales(layout, scales):
     slug = f"fwd_e4m3_d128_causal_m128n128{layout}{scales}"
     text = " ".join(render(plan(Schedule.from_slug(slug))).kernel.split())
-    # a thread lays the scales of a block beside its K, which has arrived when both have
-    for word in ("scale_all(params, shared);", "KeyScales", "key_scales", "read_scales();"):
+    # a warp lays the scales of a block beside its K, which has arrived when both have
+    for word in ("ScaleLayer", "KeyScales", "key_scales", "read_scales();"):
         assert (word in text) == bool(scales), word
-    assert f"shared.k_full[stage].init({2 if scales else 1});" in text
-    # warps of the producer's warpgroup: one loads, one has the scales, and the rest transpose
-    transposers = 4 - 1 - bool(scales) if layout else 0
+    assert f"shared.k_full[stage].init({'1 + kGroups' if scales else 1});" in text
+    # of the producer's warps one loads; one lays scales, and transposes as well where two others do
+    assert ("scale_all(params, shared);" in text) == bool(scales and not layout)
+    transposers = 3 if layout else 0
     said = re.findall(r"constexpr int kTransposers = (\d);", text)
     assert said == ([str(transposers)] if layout else [])
     assert ("transpose_all(params, shared);" in text) == bool(layout)
+
+
+@pytest.mark.parametrize(("head_dim", "first"), [(64, False), (128, False), (192, True)])
+def test_a_long_product_hides_the_reading_of_scales_and_a_short_one_comes_before(head_dim, first):
+    slug = f"fwd_e4m3_d{head_dim}_full_m128n64_sblock_sr64"
+    text = render(plan(Schedule.from_slug(slug))).kernel
+    step = text[text.index("void step(") :]
+    assert ("read_scales();" in step[: step.index("issue_qk(s);")]) == first
+    finish = text[text.index("void finish_qk(") :]
+    assert ("read_scales();" in finish[: finish.index("release_k();")]) != first
 
 
 def test_loading_comes_after_what_it_needs_of_the_softmax():

@@ -19,6 +19,7 @@ from fagen.vocab import CODES
 from tests.strategies import schedules
 
 PLAIN = dict(head_dim=128, dtype="fp16", mask="causal", block_m=128, block_n=128)
+ROWS_BY_BLOCK = {"dtype": "e4m3", "v_layout": "rows", "scales": "block", "scale_rows": 64}
 
 TEXT = """\
 [attention]
@@ -59,6 +60,10 @@ def test_attention_and_tile_are_enough_and_the_rest_follows():
         ({"block_m": 64}, {"consumers": 1, "consumer_registers": 232, "inter_warpgroup": False}),
         ({"block_m": 192}, {"consumers": 3, "producer_registers": 32, "consumer_registers": 160}),
         ({"block_m": 256}, {"consumers": 4, "producer_registers": 32, "consumer_registers": 112}),
+        (ROWS_BY_BLOCK, {"producer_registers": 56, "consumer_registers": 224}),
+        (ROWS_BY_BLOCK | {"block_m": 64}, {"producer_registers": 56, "consumer_registers": 224}),
+        (ROWS_BY_BLOCK | {"block_m": 192}, {"producer_registers": 56, "consumer_registers": 152}),
+        (ROWS_BY_BLOCK | {"block_m": 256}, {"producer_registers": 64, "consumer_registers": 104}),
         ({"mask": "full"}, {"order": "persistent"}),
         (
             {"producer": "none"},

@@ -63,12 +63,12 @@ def outgrown(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
     """Tell whose maximum a late kernel raises after a guess at p (…, rows, columns) of a block.
 
     p is relative to the maximum so far, so infinite or NaN in a row that has seen nothing. The rows
-    of a tile come head by head; the result is (…, rows, 1). A lane adds up the columns that lie 8
-    apart, in 16 bits two such columns, in e4m3 those of one scale; and what one lane of a warp
-    finds too large raises all of its 16 rows.
+    of a tile come head by head; the result is (…, rows, 1). A lane adds up two columns of each 8,
+    in e4m3 either of them by itself, or both where several scales share a block, each scale's by
+    itself; and what one lane of a warp finds too large raises all of its 16 rows.
     """
     columns = plan.scale_rows if plan.scales_by_block else plan.block_n
-    lanes = 8 if plan.fp8 else 4
+    lanes = 4 * plan.sums_compared
     filled = torch.nn.functional.pad(p, (0, plan.block_n - p.shape[-1]))
     sums = filled.unflatten(-1, (-1, columns // 8, lanes, 8 // lanes)).sum((-1, -3))
     large = ~(sums <= plan.most_sum).all(-1).all(-1)  # NaN is too large as well

@@ -228,9 +228,6 @@ REQUIRED = frozenset(key for key, field in _FIELDS.items() if field.is_required(
 DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "head_dim_v": lambda keys: keys["head_dim"],
     "consumers": lambda keys: keys["block_m"] // SM90.wgmma_m,
-    # three consumers or four use up the register file; a producer beside fewer has what it needs
-    "producer_registers": lambda keys: _registers_of(keys)[0],
-    "consumer_registers": lambda keys: _registers_of(keys)[1],
     "inter_warpgroup": lambda keys: keys["consumers"] > 1 and keys["producer"] == "warp",
     "order": lambda keys: MASKS[keys["mask"]].order,
     "maximum": lambda keys: (
@@ -243,6 +240,9 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "scale_rows": lambda keys: SCALE_ROWS[-1] if keys["scales"] == "block" else 0,
     "p_offset": lambda keys: _p_offset(keys) if _fp8(keys) else 0.0,
     "totals": lambda keys: TOTALS[0] if keys["promote"] and _fp8(keys) else "",
+    # three consumers or four use up the register file; a producer beside fewer has what it needs
+    "producer_registers": lambda keys: _registers_of(keys)[0],
+    "consumer_registers": lambda keys: _registers_of(keys)[1],
 }
 
 
@@ -254,9 +254,11 @@ def _registers_of(keys: Mapping[str, Any]) -> tuple[int, int]:
     """Registers of a producer's and of a consumer's thread, where a schedule does not say."""
     if keys["producer"] != "warp":
         return 0, 0
-    if keys["consumers"] > 2:
-        return 32, {3: 160, 4: 112}[keys["consumers"]]
-    return 40, 232  # the producer spills with 24
+    # with 24 the producer spills
+    producer, consumer = {3: (32, 160), 4: (32, 112)}.get(keys["consumers"], (40, 232))
+    if keys["v_layout"] == "rows" and keys["scales"] == "block":  # it has both to do
+        return producer + 8 * max(2, keys["consumers"]), consumer - 8
+    return producer, consumer
 
 
 def _p_offset(keys: Mapping[str, Any]) -> float:

@@ -1,5 +1,5 @@
-// fwd_e4m3_d128_causal_m128n128_sblock_sr64: fused attention forward for Hopper (sm_90a). Rendered
-// by fagen; do not edit.
+// fwd_e4m3_d128_causal_m128n128_vrows_sblock_sr64: fused attention forward for Hopper (sm_90a).
+// Rendered by fagen; do not edit.
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
 //
@@ -8,8 +8,8 @@
 // One producer warp copies Q, K and V into shared memory by TMA; 2 consumer warpgroups of 64 rows
 // each multiply by WGMMA. The consumers take turns at the tensor cores.
 //
-// Q, K and V are in e4m3, with scales; so is P. The second product wants V transposed, which it
-// already is in memory. Another one lays down the scales of blocks.
+// Q, K and V are in e4m3, with scales; so is P. The second product wants V transposed, which other
+// warps of the producer's warpgroup do. Another one lays down the scales of blocks.
 //
 // Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
 
@@ -40,14 +40,12 @@ struct FagenForwardArgs {
   uint32_t reserved;      // 0
   const void* q;          // (batch, seqlen_q, heads, head_dim)
   const void* k;          // (batch, seqlen_k, kv_heads, head_dim)
-  const void*
-      v;  // (batch, kv_heads, head_dim_v, seqlen_k up to a multiple of 16): transposed; see below
-  void* out;   // (batch, seqlen_q, heads, head_dim_v)
-  float* lse;  // (batch, heads, seqlen_q), natural logarithm; null if not wanted
+  const void* v;          // (batch, seqlen_k, kv_heads, head_dim_v)
+  void* out;              // (batch, seqlen_q, heads, head_dim_v)
+  float* lse;             // (batch, heads, seqlen_q), natural logarithm; null if not wanted
   int64_t q_stride_batch, q_stride_seq, q_stride_head;
   int64_t k_stride_batch, k_stride_seq, k_stride_head;
-  int64_t v_stride_batch, v_stride_seq,
-      v_stride_head;  // _seq: from a row of the transposed V to the next
+  int64_t v_stride_batch, v_stride_seq, v_stride_head;
   int64_t out_stride_batch, out_stride_seq, out_stride_head;
   int64_t lse_stride_batch, lse_stride_head;
   int32_t batch, heads, kv_heads, seqlen_q, seqlen_k;
@@ -60,8 +58,6 @@ struct FagenForwardArgs {
   int64_t q_descale_stride_batch, q_descale_stride_head, q_descale_stride_block;
   int64_t k_descale_stride_batch, k_descale_stride_head, k_descale_stride_block;
   int64_t v_descale_stride_batch, v_descale_stride_head, v_descale_stride_block;
-  // The transposed v: of each 16 keys, place i of a row holds key (0, 1, 8, 9, 2, 3, 10, 11, 4, 5,
-  // 12, 13, 6, 7, 14, 15)[i]; places past seqlen_k hold 0.
 };
 
 struct FagenKernelInfo {
@@ -77,14 +73,14 @@ struct FagenKernelInfo {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_fwd_e4m3_d128_causal_m128n128_sblock_sr64(const struct FagenForwardArgs* args,
-                                                    void* stream);
-const char* fagen_fwd_e4m3_d128_causal_m128n128_sblock_sr64_message(int status);
-const struct FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m128n128_sblock_sr64_info(void);
+int fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_sr64(const struct FagenForwardArgs* args,
+                                                          void* stream);
+const char* fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_sr64_message(int status);
+const struct FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_sr64_info(void);
 
 }  // extern "C"
 
-namespace fagen_fwd_e4m3_d128_causal_m128n128_sblock_sr64_kernel {
+namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_sr64_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
@@ -102,9 +98,9 @@ constexpr int kQStages = 1;
 constexpr int kConsumers = 2;  // warpgroups of 64 query rows
 constexpr int kThreads = 384;
 constexpr int kLaunchRegisters = 168;
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
-constexpr int kSmemBytes = 116736;
+constexpr int kProducerRegisters = 56;
+constexpr int kConsumerRegisters = 224;
+constexpr int kSmemBytes = 149504;
 constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
 constexpr float kMostSum =
     448.0f;  // of a lane's probabilities in a row and block, before a maximum is sought
@@ -118,12 +114,16 @@ constexpr int kQkSlab = 128;  // columns
 constexpr int kVSlab = 128;   // of keys: V lies transposed
 constexpr int kOSlab = 64;
 constexpr int kOSwizzleBits = 3;
+constexpr int kVSwizzleBits = 3;
+constexpr int kVRowsSlab = 128;  // of V as it arrives
+constexpr int kVRowsSwizzleBits = 3;
 constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B128;
 constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B128;
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
 constexpr int kStepK = 32;          // the K of every wgmma
+constexpr int kTransposers = 3;     // warps: the producer's but that which loads
 
 constexpr int kOutputColumns = kHeadDimVPadded;
 using Output =
@@ -142,12 +142,16 @@ using BlockScales = KeyScales[kGroups];
 struct SharedStorage {
   alignas(1024) Element q[kQStages][kBlockM * kHeadDimPadded];
   alignas(1024) Element k[kStages][kBlockN * kHeadDimPadded];
+  alignas(
+      1024) Element v_rows[kStages][kBlockN * kHeadDimVPadded];  // as they arrive; v is transposed
   alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
   alignas(1024) OutElement o[kBlockM * kHeadDimVPadded];
   alignas(1024) BlockScales scales[kStages];
   alignas(1024) TransactionBarrier q_full[kQStages][kConsumers];
   TransactionBarrier k_full[kStages];
   TransactionBarrier v_full[kStages];
+  TransactionBarrier v_rows_full[kStages];
+  Barrier v_rows_empty[kStages];
   Barrier q_empty[kQStages][kConsumers];
   Barrier k_empty[kStages];
   Barrier v_empty[kStages];
@@ -507,19 +511,19 @@ struct Softmax {
       const KeyScales& keys = block[g];
       const float factor = scales.scores * keys.k;
       const float group_offset[2] = {offset[0] + keys.log2_v, offset[1] + keys.log2_v};
-      float chains[4];
+      float chains[2];  // one a row: beside other groups' they are enough
 #pragma unroll
       for (int i = 0; i < kShare; ++i) {
         y[i] = exp2_approx(fmaf(x[i], factor, group_offset[row_of(i)]));
-        const int chain = row_of(i) + i % 2 * 2;
-        chains[chain] = i < 4 ? y[i] : chains[chain] + y[i];
+        float& chain = chains[row_of(i)];
+        chain = i % 2 == 0 && i < 4 ? y[i] : chain + y[i];
       }
       for (const float sum : chains) {
         fits = fits && sum <= kMostSum;
       }
-      part[0] =
-          fmaf(chains[0] + chains[2], keys.inverse_v, part[0]);  // the sum is without V's scales
-      part[1] = fmaf(chains[1] + chains[3], keys.inverse_v, part[1]);
+      // the sum is without V's scales
+      part[0] = fmaf(chains[0], keys.inverse_v, part[0]);
+      part[1] = fmaf(chains[1], keys.inverse_v, part[1]);
     }
     return fits;
   }
@@ -637,18 +641,12 @@ struct Loader {
     k.advance();
   }
 
-  // V lies transposed: its rows are columns of keys.
+  // For the transposers, who fill V itself.
   __device__ __forceinline__ void load_v(const Tile& tile, int block) {
-    shared.v_empty[v.stage].wait(v.phase ^ 1);
-    TransactionBarrier& full = shared.v_full[v.stage];
-    full.arrive_and_expect_tx(kHeadDimVPadded * kBlockN * sizeof(Element));
-#pragma unroll
-    for (int key = 0; key < kBlockN; key += kVSlab) {
-      cute::SM90_TMA_LOAD_4D::copy(&params.v, reinterpret_cast<uint64_t*>(&full),
-                                   static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
-                                   shared.v[v.stage] + key * kHeadDimVPadded, block * kBlockN + key,
-                                   0, tile.kv_head, tile.batch);
-    }
+    shared.v_rows_empty[v.stage].wait(v.phase ^ 1);
+    copy<kHeadDimVPadded, kBlockN, kVRowsSlab>(
+        params.v, shared.v_rows_full[v.stage], shared.v_rows[v.stage], block * kBlockN,
+        tile.kv_head, tile.batch, cute::TMA::CacheHintSm90::EVICT_LAST);
     v.advance();
   }
 };
@@ -670,31 +668,116 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage& sha
   }
 }
 
-// The life of the warp, or rather of its one thread, that lays the scales of a block beside its K.
-__device__ __forceinline__ void scale_all(const Params& params, SharedStorage& shared) {
+// Lays the scales of a block beside its K. Used by a whole warp: its lanes fetch the scales of as
+// many blocks at once, and each lays down its own when their turn comes.
+struct ScaleLayer {
+  static constexpr int kBlocks = 32 / kGroups;  // at once
+
+  const Params& params;
+  SharedStorage& shared;
   RingPosition<kStages> k;
+  float k_scale, v_scale;
+
+  // Of a tile's next block, from the last to the first.
+  __device__ __forceinline__ void lay(const Tile& tile, int block) {
+    const int lane = threadIdx.x % 32;
+    const int first_lane = block % kBlocks * kGroups;  // of those whose scales come next
+    if (block == tile.blocks - 1 || block % kBlocks == kBlocks - 1) {
+      const int group = min(block * kGroups + lane - first_lane,
+                            (params.seqlen_k - 1) / kScaleRows);  // there may be no more keys
+      k_scale = __ldg(params.k_scale.at(tile.batch, tile.kv_head) + group);
+      v_scale = __ldg(params.v_scale.at(tile.batch, tile.kv_head) + group);
+    }
+    shared.k_empty[k.stage].wait(k.phase ^ 1);
+    if (lane >= first_lane && lane < first_lane + kGroups) {
+      shared.scales[k.stage][lane - first_lane] = {k_scale, log2_approx(v_scale),
+                                                   reciprocal_approx(v_scale)};
+      shared.k_full[k.stage].arrive();
+    }
+    k.advance();
+  }
+};
+
+// ---- Transposing V ---------------------------------------------------------------------------
+
+// The wgmma of 8-bit operands reads V along its keys, and in the order in which P's registers hold
+// them.
+
+// Loads four 8x8 matrices of 16-bit elements, transposed; each lane gives the address of one row.
+__device__ __forceinline__ void load_transposed(const void* address, uint32_t (&x)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(cute::cast_smem_ptr_to_uint(address))
+               : "memory");
+}
+
+// By what bits 4… of a byte's place in a slab differ for its row, as TMA and wgmma swizzle it.
+template <int swizzle_bits>
+__device__ __forceinline__ uint32_t flip(uint32_t row_offset) {
+  return (row_offset >> 3) & (((1 << swizzle_bits) - 1) << 4);
+}
+
+// Transposes a block, 32 keys by 16 columns at a time. To ldmatrix two columns are one 16-bit
+// element: a lane gets keys 2q, 2q + 1, and from the next matrix 8 + 2q, 9 + 2q, of a pair of
+// columns, where q is lane % 4. That is P's order already. What is left is to part the pair.
+__device__ __forceinline__ void transpose(const Element* rows, Element* columns, int transposer) {
+  uint32_t
+      lane;  // asked for anew, lest all that follows from it take up registers from block to block
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  const uint32_t source = lane * kVRowsSlab;  // a lane gives ldmatrix the address of its key
+  const uint32_t source_flip = flip<kVRowsSwizzleBits>(source);
+  // stmatrix writes eight rows at once, which must lie in different banks. Even columns alone would
+  // not: so the lanes of the upper four pairs part them the other way round.
+  const uint32_t even = lane < 16 ? 0x6420 : 0x7531;
+  const uint32_t pair = lane % 8;  // whose address, in matrix lane / 8, this lane gives to stmatrix
+  const uint32_t target = (2 * pair + (lane / 8 % 2 ^ pair / 4)) * kVSlab;
+  const uint32_t key = lane / 16 * 16 ^ flip<kVSwizzleBits>(target);
+
+  for (uint32_t column = transposer * 16; column < kHeadDimVPadded; column += kTransposers * 16) {
+    const Element* from = rows + column / kVRowsSlab * (kBlockN * kVRowsSlab) + source +
+                          (column % kVRowsSlab ^ source_flip);
+    Element* to = columns + column * kVSlab + target;
+#pragma unroll
+    for (int n = 0; n < kBlockN; n += 32) {
+      uint32_t x[4];
+      load_transposed(from + n * kVRowsSlab, x);
+      store_matrices(to + n / kVSlab * (kHeadDimVPadded * kVSlab) + (n % kVSlab ^ key),
+                     __byte_perm(x[0], x[1], even), __byte_perm(x[0], x[1], even ^ 0x1111),
+                     __byte_perm(x[2], x[3], even), __byte_perm(x[2], x[3], even ^ 0x1111));
+    }
+  }
+}
+
+// The life of the warps of the producer's warpgroup that do not load.
+// The last, which has no more columns than any other, lays scales as well.
+__device__ __forceinline__ void transpose_all(const Params& params, SharedStorage& shared) {
+  const int transposer =
+      __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - (kWarpgroup / 32 - kTransposers);
+  RingPosition<kStages> v;
+  ScaleLayer layer{params, shared};
+  constexpr int kLead = 1;  // blocks that K runs ahead of V
   Tiles tiles;
   for (int index; tiles.take(params, index);) {
     const Tile tile = tile_at(params, index);
-    const float* k_scales = params.k_scale.at(tile.batch, tile.kv_head);
-    const float* v_scales = params.v_scale.at(tile.batch, tile.kv_head);
-#pragma unroll 1  // registers are scarce
-    for (int block = tile.blocks - 1; block >= 0; --block) {
-      BlockScales scales;
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        const int group = min(block * kGroups + g,
-                              (params.seqlen_k - 1) / kScaleRows);  // there may be no more keys
-        const float v = __ldg(v_scales + group);
-        scales[g] = {__ldg(k_scales + group), log2_approx(v), reciprocal_approx(v)};
+    for (int block = tile.blocks - 1 + kLead; block >= 0; --block) {
+      if (block >= kLead && transposer == kTransposers - 1) {
+        layer.lay(tile, block - kLead);
       }
-      shared.k_empty[k.stage].wait(k.phase ^ 1);
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        shared.scales[k.stage][g] = scales[g];
+      if (block >= tile.blocks) {
+        continue;
       }
-      shared.k_full[k.stage].arrive();
-      k.advance();
+      shared.v_rows_full[v.stage].wait(v.phase);
+      shared.v_empty[v.stage].wait(v.phase ^ 1);
+      transpose(shared.v_rows[v.stage], shared.v[v.stage], transposer);
+      // Both for what wgmma is to read and for what TMA is to overwrite; each warp speaks for
+      // itself.
+      cutlass::arch::fence_view_async_shared();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) {
+        shared.v_full[v.stage].arrive();
+        shared.v_rows_empty[v.stage].arrive();
+      }
+      v.advance();
     }
   }
 }
@@ -816,7 +899,8 @@ struct Consumer {
     return {params.scale_log2 * __ldg(params.q_scale.at(tile.batch, tile.head) + group)};
   }
 
-  // The current K's scales, before it makes room for another.
+  // The current K's scales, before it makes room for another. Earlier the next product would wait
+  // for them.
   __device__ __forceinline__ void read_scales() {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
@@ -838,6 +922,7 @@ struct Consumer {
   // S of `block` is there: K, and after a tile's last block Q, may make room.
   __device__ __forceinline__ void finish_qk(float (&s)[kBlockN / 2], int block) {
     pin(s);
+    read_scales();
     release_k();
     release(shared.q_empty[q.stage][warpgroup], block == 0);
   }
@@ -877,7 +962,6 @@ struct Consumer {
     await_v();
     issue_pv(o, p);
     pass_turn();
-    read_scales();
     wgmma_wait<1>();
     finish_qk(s, block);
     if (masked) {
@@ -895,7 +979,6 @@ struct Consumer {
     await_q();
     await_k();
     issue_qk(s);
-    read_scales();
     wgmma_wait<0>();
     finish_qk(s, tile.blocks - 1);
     mask_block(s, tile, tile.blocks - 1);
@@ -927,7 +1010,6 @@ struct Consumer {
     await_q();
     await_k();
     issue_qk(s);
-    read_scales();
     wgmma_wait<1>();
     finish_pv(o);
     store(tile, o, softmax);
@@ -1061,10 +1143,12 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     }
     for (int stage = 0; stage < kStages; ++stage) {
-      shared.k_full[stage].init(2);
-      shared.v_full[stage].init(1);
+      shared.k_full[stage].init(1 + kGroups);
+      shared.v_full[stage].init(kTransposers);
       shared.k_empty[stage].init(kReaders * kConsumers * kWarpgroup / 32);
       shared.v_empty[stage].init(kReaders * kConsumers * kWarpgroup / 32);
+      shared.v_rows_full[stage].init(1);
+      shared.v_rows_empty[stage].init(kTransposers);
     }
     cutlass::arch::fence_barrier_init();
   }
@@ -1076,8 +1160,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     if (threadIdx.x == 0) {
       produce(params, shared);
-    } else if (threadIdx.x == 32) {
-      scale_all(params, shared);
+    } else if (threadIdx.x >= kWarpgroup - 32 * kTransposers) {
+      transpose_all(params, shared);
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
@@ -1086,13 +1170,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-}  // namespace fagen_fwd_e4m3_d128_causal_m128n128_sblock_sr64_kernel
+}  // namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_sr64_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_fwd_e4m3_d128_causal_m128n128_sblock_sr64_host {
+namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_sr64_host {
 
-using namespace fagen_fwd_e4m3_d128_causal_m128n128_sblock_sr64_kernel;
+using namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_sr64_kernel;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -1255,15 +1339,8 @@ Status launch(const FagenForwardArgs* args, cudaStream_t stream) {
                    sizeof(OutElement)};
   Tensor k{a.k,     kHeadDim,       a.seqlen_k,      a.kv_heads,
            a.batch, a.k_stride_seq, a.k_stride_head, a.k_stride_batch};
-  // Transposed: its rows are columns of keys, as many as fill groups of 16.
-  Tensor v{a.v,
-           int(ceil_div(a.seqlen_k, 16)) * 16,
-           kHeadDimV,
-           a.kv_heads,
-           a.batch,
-           a.v_stride_seq,
-           a.v_stride_head,
-           a.v_stride_batch};
+  Tensor v{a.v,     kHeadDimV,      a.seqlen_k,      a.kv_heads,
+           a.batch, a.v_stride_seq, a.v_stride_head, a.v_stride_batch};
   if (a.seqlen_k == 0) {
     k = q;  // never read, but a tensor map cannot be empty
     v = q;
@@ -1304,7 +1381,7 @@ Status launch(const FagenForwardArgs* args, cudaStream_t stream) {
   }
   if (!describe(&params.q, q, kQkSlab, kWarpgroupRows, CU_TENSOR_MAP_SWIZZLE_128B) ||
       !describe(&params.k, k, kQkSlab, kBlockN, CU_TENSOR_MAP_SWIZZLE_128B) ||
-      !describe(&params.v, v, kVSlab, kHeadDimVPadded, CU_TENSOR_MAP_SWIZZLE_128B) ||
+      !describe(&params.v, v, kVRowsSlab, kBlockN, CU_TENSOR_MAP_SWIZZLE_128B) ||
       !describe(&params.out, out, kOSlab, kWarpgroupRows, CU_TENSOR_MAP_SWIZZLE_128B)) {
     return kTensorMapRefused;
   }
@@ -1340,21 +1417,21 @@ Status launch(const FagenForwardArgs* args, cudaStream_t stream) {
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_fwd_e4m3_d128_causal_m128n128_sblock_sr64_host
+}  // namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_sr64_host
 
-extern "C" int fagen_fwd_e4m3_d128_causal_m128n128_sblock_sr64(const FagenForwardArgs* args,
-                                                               void* stream) {
-  return fagen_fwd_e4m3_d128_causal_m128n128_sblock_sr64_host::launch(
+extern "C" int fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_sr64(const FagenForwardArgs* args,
+                                                                     void* stream) {
+  return fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_sr64_host::launch(
       args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" const char* fagen_fwd_e4m3_d128_causal_m128n128_sblock_sr64_message(int status) {
-  using namespace fagen_fwd_e4m3_d128_causal_m128n128_sblock_sr64_host;
+extern "C" const char* fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_sr64_message(int status) {
+  using namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_sr64_host;
   return status >= 0 && status < kStatuses ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m128n128_sblock_sr64_info(void) {
-  using namespace fagen_fwd_e4m3_d128_causal_m128n128_sblock_sr64_kernel;
+extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_sr64_info(void) {
+  using namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_sr64_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       sizeof(SharedStorage),
@@ -1362,7 +1439,7 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m128n128_sblock_sr6
       kLaunchRegisters,
       kProducerRegisters,
       kConsumerRegisters,
-      "fwd_e4m3_d128_causal_m128n128_sblock_sr64",
-      "b0ed3d612e37959a12912b3ab272c8828414d666a87a9100b9f9812a6d1bb691"};
+      "fwd_e4m3_d128_causal_m128n128_vrows_sblock_sr64",
+      "62ce92df4065ceeb1941198f35ca9513ccb070fc8c5593624d6491b58ca06d07"};
   return &info;
 }
