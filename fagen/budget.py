@@ -4,6 +4,7 @@ The formulae are sympy's; lambdify makes plain functions of them.  Shared memory
 are a model.  Importing this module does not import sympy, which takes half a second.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -199,12 +200,12 @@ def _symbols() -> dict[str, Any]:
 
 @cache
 def shared_formulae(
-    output: str, p: str, row_sum: str, v_layout: str, scale_rows: int, totals: str
+    output: str, p: str, row_sum: str, v_layout: str, group_keys: int, totals: str
 ) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment.
 
-    `v_layout` is said of fp8 alone, where O's elements are wider than the others, `scale_rows`
-    where blocks have scales, else it is 0, and `totals` where sums are promoted.
+    `v_layout` is said of fp8 alone, where O's elements are wider than the others, `group_keys`,
+    which share a scale, where blocks have some, else it is 0, and `totals` where sums are promoted.
     """
     import sympy
 
@@ -217,8 +218,8 @@ def shared_formulae(
         rows["vt"] = v  # the same, transposed
     if p == "shared":
         rows["p"] = m * n * e
-    if scale_rows:
-        rows["scales"] = KEY_SCALES_BYTES * stages * n / scale_rows
+    if group_keys:
+        rows["scales"] = KEY_SCALES_BYTES * stages * n / group_keys
     if totals == "shared":
         rows["totals"] = FP32_BYTES * m * d_v
     if row_sum == "tensor":
@@ -302,7 +303,8 @@ def _rows(
 
 def _shared_choices(values: Mapping[str, Any]) -> tuple[str, str, str, str, int, str]:
     output, p, row_sum, v_layout = (values[key] for key in ("output", "p", "sum", "v_layout"))
-    return output, p, row_sum, v_layout, values["scale_rows"], values["totals"]
+    group_keys = math.gcd(values["block_n"], values["scale_rows"]) if values["scale_rows"] else 0
+    return output, p, row_sum, v_layout, group_keys, values["totals"]
 
 
 def _register_choices(values: Mapping[str, Any]) -> tuple[str, str, bool]:
@@ -424,7 +426,7 @@ def explain_lines(schedule: Schedule) -> Iterator[str]:
     yield from _solved(own.shared, shared_formulae(*_shared_choices(values)), sizes)
     yield from _solved(own.registers, register_formulae(*_register_choices(values)), sizes)
     yield ""
-    step = values["scale_rows"] or DTYPES[values["dtype"]].wgmma_k
+    step = DTYPES[values["dtype"]].wgmma_k
     every = [{"block_n": n} for n in _below(SM90.wgmma_n_max + step, step)]
     widest = _first_that_fits(schedule, [every]) or {"block_n": "none"}
     yield (

@@ -1,6 +1,7 @@
 """Turn a Schedule into a Plan: every number that a template prints, for a schedule that fits."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -71,6 +72,7 @@ class Plan:
     v_rows: bool  # V comes in rows, and is transposed here
     scales_by_block: bool  # else a number for each (batch, KV head), or by strides of 0 for all
     scale_rows: int  # of a block of scales; 0 where there is none
+    group_keys: int  # of a step, that lie in one such block
     scales_first: bool  # consumers read them before Q·Kᵀ, which is long, and not after it
     p_offset: float  # log2 units
     promote: int  # blocks after which sums move to a second accumulator; 0: never
@@ -143,7 +145,7 @@ def plan(schedule: Schedule) -> Plan:
     p_in_registers = schedule.softmax.p == "registers"
     s_accumulators = _accumulators(block_n)
     sum_by_tensor = schedule.softmax.sum == "tensor"
-    one_group = schedule.fp8.scale_rows in (0, block_n)  # of keys that share a scale, in a step
+    group_keys = math.gcd(block_n, schedule.fp8.scale_rows)  # block_n where there are no blocks
     o_columns = d_v + (SM90.wgmma_n_step if sum_by_tensor else 0)
     o_accumulators = _accumulators(o_columns)
     return Plan(
@@ -173,12 +175,13 @@ def plan(schedule: Schedule) -> Plan:
         sum_by_tensor=sum_by_tensor,
         late=schedule.softmax.maximum == "late",
         most_sum=SM90.e4m3_max if dtype.fp8 else _MOST_SUM,
-        sums_compared=2 if dtype.fp8 and one_group else 1,
+        sums_compared=2 if dtype.fp8 and group_keys == block_n else 1,
         rescale_threshold=schedule.softmax.rescale_threshold,
         fp8=dtype.fp8,
         v_rows=schedule.fp8.v_layout == "rows",
         scales_by_block=schedule.fp8.scales == "block",
         scale_rows=schedule.fp8.scale_rows,
+        group_keys=group_keys,
         scales_first=schedule.fp8.scales == "block" and schedule.attention.head_dim > 128,
         p_offset=schedule.fp8.p_offset,
         promote=schedule.fp8.promote,

@@ -7,7 +7,7 @@ from fagen.errors import OverBudget, ScheduleError
 from fagen.plan import plan
 from fagen.schedule import Schedule
 from fagen.schedule.keys import possible_outputs
-from fagen.vocab import DTYPES, SCALE_ROWS
+from fagen.vocab import DTYPES
 
 FP8 = next(row.name for row in DTYPES.values() if row.fp8)
 BLOCK_M = 128  # two warpgroups: three leave a thread too few registers at wide head dims
@@ -20,29 +20,10 @@ def usual_schedule(
 ) -> Schedule:
     """Return the schedule with the most keys per step that fits; scale_rows is 0 for no blocks.
 
-    Raises ScheduleError where none fits, with the scale_rows that would.
+    Raises ScheduleError where none fits.
     """
-    if found := _first(head_dim, head_dim_v, mask, v_layout, scale_rows):
-        return found
-    fewer = [
-        rows
-        for rows in SCALE_ROWS
-        if rows < scale_rows and _first(head_dim, head_dim_v, mask, v_layout, rows)
-    ]
-    raise ScheduleError(
-        f"no usual tile with scales by block of {scale_rows} rows fits a multiprocessor at head "
-        f"dims {head_dim} and {head_dim_v}: a tile holds whole blocks"
-        + (f"; use scale_rows = {max(fewer)}" if fewer else "")
-    )
-
-
-def _first(
-    head_dim: int, head_dim_v: int, mask: str, v_layout: str, scale_rows: int
-) -> Schedule | None:
     # With a buffer of its own O is not in the way of the next V.
     for block_n, output in product(BLOCK_N, possible_outputs(head_dim_v, FP8)):
-        if scale_rows and block_n % scale_rows:
-            continue
         schedule = Schedule.make(
             head_dim=head_dim,
             head_dim_v=head_dim_v,
@@ -59,4 +40,6 @@ def _first(
         except OverBudget:
             continue
         return schedule
-    return None
+    raise ScheduleError(
+        f"no usual tile fits a multiprocessor at head dims {head_dim} and {head_dim_v}"
+    )

@@ -146,7 +146,7 @@ V_LAYOUTS = ("columns", "rows")
 SCALES = ("head", "tensor", "block")
 SCALE_ROWS = (32, 64, 128)
 TOTALS = ("registers", "shared")
-USUAL_SCALE_ROWS = 64  # where a call does not say: more tiles hold 64 keys than 128
+USUAL_SCALE_ROWS = 64  # where a call does not say: the fastest tiles hold whole blocks of them
 
 # widest first: a wider one spreads rows over more banks and needs fewer TMA boxes
 SWIZZLES = (

@@ -265,10 +265,6 @@ WIDTHS = [*range(16, 257, 16)]
 def test_there_is_a_usual_tile_for_every_head_dim(scale_rows: int) -> None:
     for width in WIDTHS:
         for layout in ("rows", "columns"):
-            if width > 224 and scale_rows == 128:
-                with pytest.raises(ScheduleError, match="use scale_rows = 64"):
-                    usual_schedule(width, width, "full", layout, scale_rows)
-                continue
             found = usual_schedule(width, width, "full", layout, scale_rows)
             assert (found.attention.head_dim, found.fp8.v_layout) == (width, layout)
             assert found.fp8.scale_rows == scale_rows
@@ -528,9 +524,16 @@ def test_a_block_has_64_rows_where_nobody_says(head_dim: int) -> None:
     assert not torch.equal(own, fagen.attention_fp8(q, k, v, scale_rows=32))  # type: ignore[arg-type]
 
 
-def test_wide_heads_have_no_tile_for_blocks_of_128() -> None:
-    with pytest.raises(ScheduleError, match=r"at head dims 256 and 256.*use scale_rows = 64"):
-        fagen.attention_fp8(*qkv(head_dim=256, queries=10), scale_rows=128)
+@pytest.mark.parametrize("scale_rows", [32, 64, 128])
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+def test_a_step_need_not_hold_whole_blocks(layout: str, scale_rows: int) -> None:
+    tensors, how = quantised(scale_rows, layout, head_dim=256, queries=10, keys=300)
+    for tile in ("m64n32", "m64n64", "m64n96_halves"):  # a scale of several steps, or half of one
+        slug = f"fwd_e4m3_d256_full_{tile}{'_vrows' if layout == 'rows' else ''}_sblock"
+        slug += "" if scale_rows == 128 else f"_sr{scale_rows}"
+        out = fagen.attention(*tensors, **how, scale_rows=scale_rows, schedule=slug)
+        exact = fagen.attention(*tensors, **how, scale_rows=scale_rows)
+        torch.testing.assert_close(out, exact, rtol=0.03, atol=0.03)
 
 
 def test_a_schedule_may_be_chosen() -> None:

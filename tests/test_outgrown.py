@@ -14,7 +14,9 @@ PLANS = {
     "fp16": dict(dtype="fp16", block_n=48),
     "e4m3": dict(dtype="e4m3", block_n=64),
     "e4m3, a scale": dict(dtype="e4m3", block_n=64, scales="block", scale_rows=64),
+    "e4m3, part of a scale": dict(dtype="e4m3", block_n=64, scales="block", scale_rows=128),
     "e4m3, scales by block": dict(dtype="e4m3", block_n=96, scales="block", scale_rows=32),
+    "e4m3, scales and halves": dict(dtype="e4m3", block_n=96, scales="block", scale_rows=64),
 }
 
 
@@ -24,7 +26,7 @@ def planned(name: str) -> Plan:
 
 def lanes_of(of: Plan, columns: int) -> list[list[int]]:
     """The columns that are added up together: in each 8 a lane's two, or one under one scale."""
-    share = of.scale_rows if of.scales_by_block else of.block_n
+    share = math.gcd(of.block_n, of.scale_rows)
     width = 1 if of.fp8 and share == of.block_n else 2
     return [
         [c for c in range(left, min(left + share, columns)) if c % 8 // width == lane]

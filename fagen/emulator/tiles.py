@@ -67,10 +67,9 @@ def outgrown(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
     in e4m3 either of them by itself, or both where several scales share a block, each scale's by
     itself; and what one lane of a warp finds too large raises all of its 16 rows.
     """
-    columns = plan.scale_rows if plan.scales_by_block else plan.block_n
     lanes = 4 * plan.sums_compared
     filled = torch.nn.functional.pad(p, (0, plan.block_n - p.shape[-1]))
-    sums = filled.unflatten(-1, (-1, columns // 8, lanes, 8 // lanes)).sum((-1, -3))
+    sums = filled.unflatten(-1, (-1, plan.group_keys // 8, lanes, 8 // lanes)).sum((-1, -3))
     large = ~(sums <= plan.most_sum).all(-1).all(-1)  # NaN is too large as well
     heads = large.unflatten(-1, (-1, rows_of_a_head))
     warps = torch.nn.functional.pad(heads, (0, -rows_of_a_head % _WARP_ROWS))

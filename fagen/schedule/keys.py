@@ -409,18 +409,8 @@ def _rules_of_fp8(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, only in (("p", "registers"), ("sum", "threads"), ("producer", "warp"), ("cluster", 1)):
         if keys[key] != only:
             yield key, f"must be {_toml(only)} in e4m3; {_toml(keys[key])} is for 16-bit kernels"
-    if keys["scales"] != "block":
-        if keys["scale_rows"]:
-            yield "scale_rows", 'has no meaning but with scales = "block"; leave it out'
-    else:
-        for key in ("block_m", "block_n"):
-            if keys[key] % keys["scale_rows"]:
-                fits = [rows for rows in SCALE_ROWS if keys[key] % rows == 0]
-                yield (
-                    "scale_rows",
-                    f"{keys['scale_rows']} does not divide {key} = {keys[key]}: a tile holds whole "
-                    f"blocks of scales; use scale_rows = {fits[-1] if fits else SCALE_ROWS[0]}",
-                )
+    if keys["scale_rows"] and keys["scales"] != "block":
+        yield "scale_rows", 'has no meaning but with scales = "block"; leave it out'
     if keys["totals"] and not keys["promote"]:
         yield "totals", "has no meaning but with promote; leave it out"
     if keys["maximum"] == "each":

@@ -48,6 +48,9 @@ TILES = [
     "fwd_e4m3_d256_full_m128n64_vrows",
     "fwd_e4m3_d256_causal_m128n64_vspace_vrows_sblock_sr64",
     "fwd_e4m3_d64_causal_m192n64_s3_vspace_nointer_vrows_sblock_sr64",
+    "fwd_e4m3_d128_full_m128n96_sblock",
+    "fwd_e4m3_d128_causal_m128n64_vrows_sblock",
+    "fwd_e4m3_d192_causal_m64n96_sblock_sr64",
     "fwd_e4m3_d64_causal_m256n64_s4_vspace_nointer_vrows_sblock_sr32",
 ]
 KNOBS = [
