@@ -100,6 +100,14 @@ class Budget:
         )
 
 
+def keys_of_a_scale(block_n: int, scale_rows: int) -> int:
+    """Return how many keys of a step share a scale; all of them where scale_rows is 0.
+
+    A step need not hold whole blocks of scales, nor a block whole steps: it is what divides both.
+    """
+    return math.gcd(block_n, scale_rows)
+
+
 def padded(columns: int, schedule: Schedule) -> int:
     """Return how many columns of shared memory a head dim takes."""
     return _padded(columns, schedule.attention.dtype)
@@ -303,8 +311,9 @@ def _rows(
 
 def _shared_choices(values: Mapping[str, Any]) -> tuple[str, str, str, str, int, str]:
     output, p, row_sum, v_layout = (values[key] for key in ("output", "p", "sum", "v_layout"))
-    group_keys = math.gcd(values["block_n"], values["scale_rows"]) if values["scale_rows"] else 0
-    return output, p, row_sum, v_layout, group_keys, values["totals"]
+    group_keys = keys_of_a_scale(values["block_n"], values["scale_rows"])
+    by_block = values["scale_rows"] > 0
+    return output, p, row_sum, v_layout, group_keys if by_block else 0, values["totals"]
 
 
 def _register_choices(values: Mapping[str, Any]) -> tuple[str, str, bool]:

@@ -1,7 +1,6 @@
 """Turn a Schedule into a Plan: every number that a template prints, for a schedule that fits."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,6 +11,7 @@ from fagen.budget import (
     Ledger,
     budget,
     explain_lines,
+    keys_of_a_scale,
     launch_registers,
     nearest,
     padded,
@@ -145,7 +145,7 @@ def plan(schedule: Schedule) -> Plan:
     p_in_registers = schedule.softmax.p == "registers"
     s_accumulators = _accumulators(block_n)
     sum_by_tensor = schedule.softmax.sum == "tensor"
-    group_keys = math.gcd(block_n, schedule.fp8.scale_rows)  # block_n where there are no blocks
+    group_keys = keys_of_a_scale(block_n, schedule.fp8.scale_rows)
     o_columns = d_v + (SM90.wgmma_n_step if sum_by_tensor else 0)
     o_accumulators = _accumulators(o_columns)
     return Plan(
