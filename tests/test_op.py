@@ -291,32 +291,34 @@ def test_a_call_that_needs_a_gradient_is_refused(
     attend(*(t.detach() for t in inner), 0.1)
 
 
-def test_a_functional_gradient_is_refused_too(attend: op.Op) -> None:
+def test_a_functional_gradient_is_refused_too(attend: op.Op, alone: op.Alone) -> None:
     q, k, v = qkv()
     with pytest.raises(ValueError, match="requires a gradient"):
         torch.func.grad(lambda t: attend(t, k, v, 0.1)[0].float().sum())(q)
     with pytest.raises(ValueError, match="requires a gradient"):
-        torch.func.grad(lambda t: op.alone(attend)(t, k, v, 0.1).float().sum())(q)
+        torch.func.grad(lambda t: alone(t, k, v, 0.1).float().sum())(q)
     # one that does not go through the op is none of its business
     torch.func.grad(lambda t: (t * attend(q, k, v, 0.1)[0].float().sum()).sum())(torch.ones(3))
 
 
-def test_a_fake_tensor_that_needs_a_gradient_is_refused_as_well(attend: op.Op) -> None:
+def test_a_fake_tensor_that_needs_a_gradient_is_refused_as_well(
+    attend: op.Op, alone: op.Alone
+) -> None:
     with FakeTensorMode() as mode:
         q, k, v = (mode.from_tensor(t) for t in qkv())
         with pytest.raises(ValueError, match="requires a gradient"):
             attend(q.requires_grad_(), k, v, 0.1)
         with pytest.raises(ValueError, match="requires a gradient"):
-            op.alone(attend)(q, k, v, 0.1)
+            alone(q, k, v, 0.1)
 
 
 # ---- torch's machinery --------------------------------------------------------------------------
 
 
-def test_opcheck_finds_nothing(attend: op.Op) -> None:
+def test_opcheck_finds_nothing(attend: op.Op, alone: op.Alone) -> None:
     for arguments in (qkv(), qkv(1, 0, 5), qkv(2, 3, 0), qkv(1, 1, 1, 1, 1)):
         torch.library.opcheck(attend, (*arguments, 0.1))
-        torch.library.opcheck(op.alone(attend), (*arguments, 0.1))
+        torch.library.opcheck(alone, (*arguments, 0.1))
     q, k, v = qkv()
     torch.library.opcheck(attend, (q.transpose(1, 2).contiguous().transpose(1, 2), k, v, 0.1))
     torch.library.opcheck(torch.ops.fagen.emulated.default, (q, k, v, 0.1, SLUG))
