@@ -5,7 +5,7 @@
 
 PYTHON   ?= python3
 VENV     ?= .venv
-SCHEDULE ?= schedules/fwd_fp16_d128_causal_m128n128.toml
+SCHEDULE ?= schedules/forward/fwd_fp16_d128_causal_m128n128.toml
 WORKERS  ?= auto
 SAMPLE   ?= 1
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fagen import __version__
+from fagen import __version__, registry
 from fagen.console import (
     ALL,
     INTERRUPTED,
@@ -23,14 +23,13 @@ from fagen.console import (
     say,
 )
 from fagen.errors import ToolchainError, VerificationError
-from fagen.paths import cache_folder, locate
+from fagen.paths import cache_folder
 
 if TYPE_CHECKING:  # a command imports what it runs and no more: torch alone takes seconds
     from fagen.measure import Shape
-    from fagen.quantizer import AnySchedule
     from fagen.schedule import Schedule
 
-    Schedules = tuple[AnySchedule, ...]
+    Schedules = tuple[Schedule, ...]
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -62,7 +61,7 @@ def main(debug: bool) -> None:
 @SCHEDULE
 @click.option("--explain", is_flag=True, help="Print the formulae and the limits they lead to.")
 @JSON
-def check(schedule: "AnySchedule", explain: bool, as_json: bool) -> None:
+def check(schedule: "Schedule", explain: bool, as_json: bool) -> None:
     """Say whether SCHEDULE fits, and print its ledgers.
 
     \b
@@ -70,11 +69,9 @@ def check(schedule: "AnySchedule", explain: bool, as_json: bool) -> None:
       fagen check my.toml
       fagen check --explain fwd_fp16_d128_full_m128n128_vspace
     """
-    from fagen import flow, report
-
-    made = flow.planned(schedule)
-    told = report.explained(made) if explain else made.ledger
-    answer(as_json, report.plan_record(made), [f"{made.slug} fits", "", told])
+    plan = registry.plan(schedule)
+    told = plan.explained() if explain else plan.ledger
+    answer(as_json, plan.record(), [f"{plan.slug} fits", "", told])
 
 
 @main.command()
@@ -110,15 +107,14 @@ def generate(
     from fagen import evidence, flow
 
     sources = each("rendering", _chosen(schedules, every or compare), flow.rendered)
-    folder = output or (locate("generated") if every else None)
     if compare:
         faults = evidence.faults(sources)
         told = [str(fault) for fault in faults] or ["generated/ is as schedules/ want it"]
         answer(as_json, [asdict(fault) for fault in faults], told)
         if faults:
             raise VerificationError(f"faults in generated/: {len(faults)}")
-    elif folder:
-        paths = [path for s in sources for path in flow.written(s, folder, binding=binding)]
+    elif output or every:
+        paths = [path for s in sources for path in flow.written(s, output, binding=binding)]
         answer(as_json, paths, map(str, paths))
     else:
         texts = [s.kernel + s.binding if binding else s.kernel for s in sources]
@@ -145,7 +141,7 @@ def build(schedules: "Schedules", every: bool, binding: bool | None, as_json: bo
     """
     from fagen import flow, report
 
-    def make(schedule: "AnySchedule") -> Any:
+    def make(schedule: "Schedule") -> Any:
         return flow.built(schedule, binding=binding, progress=say)
 
     made = each("building", _chosen(schedules, every), make)
@@ -183,7 +179,7 @@ def verify(
     if not same_code:
         flow.need_gpu()  # before minutes of building
 
-    def prove(schedule: "AnySchedule") -> Any:
+    def prove(schedule: "Schedule") -> Any:
         folder = flow.evidence_folder(schedule, output)
         made = flow.built(schedule, progress=say)
         if same_code:
@@ -232,10 +228,10 @@ def bench(
     """
     from fagen import flow, measure
 
-    chosen = _attention(_chosen(schedules, every), every)
+    chosen = _raced(_chosen(schedules, every), every)
     flow.need_gpu()
-    made = each("building", chosen, lambda schedule: flow.built(schedule, progress=say))
-    head_dim = chosen[0].attention.head_dim
+    made: list[Any] = each("building", chosen, lambda one: flow.built(one, progress=say))
+    head_dim = chosen[0].values()["head_dim"]
     standard = [measure.standard_shape(head_dim, seqlen) for seqlen in seqlens]
     beside_fa3 = measure.installed("fa3") if fa3 is None else fa3
     rows = measure.bench(
@@ -385,7 +381,15 @@ def list_(as_json: bool) -> None:
 
 
 @main.command()
-def schema() -> None:
+@click.option(
+    "--kind",
+    "name",
+    type=click.Choice(list(registry.ENTRIES)),
+    default=registry.DEFAULT,
+    show_default=True,
+    help="Of schedules of this kind.",
+)
+def schema(name: str) -> None:
     """Print the JSON Schema of a schedule.
 
     With it an editor completes and checks what is typed.
@@ -395,9 +399,7 @@ def schema() -> None:
       fagen schema > schedule.schema.json
       echo '#:schema schedule.schema.json' > my.toml
     """
-    from fagen.schedule import json_schema
-
-    click.echo(as_text(json_schema()))
+    click.echo(as_text(registry.kind(name).schedule.json_schema()))
 
 
 @main.group()
@@ -481,14 +483,12 @@ def _chosen(schedules: "Schedules", every: bool) -> "Schedules":
     return (*schedules, *(flow.all_committed() if every else ()))
 
 
-def _attention(schedules: "Schedules", every: bool) -> "list[Schedule]":
-    """Return the schedules of attention; a quantiser is there because of `every`, or in error."""
-    from fagen.schedule import Schedule
-
-    attention = [schedule for schedule in schedules if isinstance(schedule, Schedule)]
-    if not every and len(attention) < len(schedules):
-        raise click.UsageError("a quantiser has no peers: `fagen verify` times it beside a copy")
-    return attention
+def _raced(schedules: "Schedules", every: bool) -> "Schedules":
+    """Return the schedules whose kernels have peers; others are there because of `every` alone."""
+    raced = tuple(s for s in schedules if registry.kind(s.kind).space)
+    if not every and len(raced) < len(schedules):
+        raise click.UsageError("only attention has peers; `fagen verify` times others by a copy")
+    return raced
 
 
 if __name__ == "__main__":

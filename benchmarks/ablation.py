@@ -15,10 +15,10 @@ from collections.abc import Sequence
 
 from record import Record, build, exit_code, parser, time_all
 
+from fagen.kinds.forward.keys import Schedule
 from fagen.measure.rows import TITLES, Row, markdown, regimes_of
 from fagen.measure.shapes import Problem, standard_shape
 from fagen.measure.timing import BURST, SUSTAINED
-from fagen.schedule import Schedule
 
 WHOLE = Schedule.make(dtype="fp16", head_dim=128, mask="full", block_m=128, block_n=128)
 WITHOUT = {

@@ -33,13 +33,14 @@ import torch
 from record import RESULTS, Record, build, exit_code, say
 from torch import Tensor
 
-from fagen import emulator, op
 from fagen.build import Binary
+from fagen.kinds.forward import emulate as emulator
+from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import Plan, plan
 from fagen.measure.fp8 import Operands, operands
 from fagen.paths import write_whole
-from fagen.plan import Plan, plan
-from fagen.quantize_op import quantize
-from fagen.schedule import Schedule
+from fagen.runtime import op
+from fagen.runtime.quantize import quantize
 from fagen.vocab import USUAL_SCALE_ROWS
 
 OUTLIERS = 0.001  # of all entries

@@ -17,6 +17,8 @@ import torch
 from fagen import dispatch, flow
 from fagen.build import Binary
 from fagen.errors import FagenError, VerificationError
+from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import Plan
 from fagen.measure.card import hopper
 from fagen.measure.cells import race
 from fagen.measure.peers import installed, ours, peer
@@ -24,8 +26,6 @@ from fagen.measure.rows import QUANTISE, Row, read_rows, rounded, title, write_r
 from fagen.measure.shapes import Problem
 from fagen.measure.timing import REGIMES, Regime
 from fagen.paths import write_whole
-from fagen.plan import Plan
-from fagen.schedule import Schedule
 from fagen.vocab import DTYPES, USUAL_SCALE_ROWS, V_LAYOUTS
 
 Kernels = Mapping[str, tuple[Plan, Binary]]

@@ -38,6 +38,7 @@ import plots
 from record import Record, build, exit_code, parser, say, serving, time_all
 
 from fagen.build import Binary
+from fagen.kinds.forward.plan import Plan
 from fagen.measure.cells import matmul_ceiling
 from fagen.measure.launch import SMALL, launch_costs
 from fagen.measure.rows import PREARRANGED, QUANTISE, YARDSTICK, geomeans, table
@@ -50,7 +51,6 @@ from fagen.measure.summaries import (
     share_of_matmul,
     with_quantising,
 )
-from fagen.plan import Plan
 from fagen.vocab import DTYPES, MASKS
 
 HEAD_DIMS = (64, 128, 256)

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.benchmark import Timer
 
 import fagen
-from fagen.emulator import reference
+from fagen.kinds.forward.reference import reference
 
 schedule = fagen.read_schedule(sys.argv[1])
 asked = schedule.attention

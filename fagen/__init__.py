@@ -7,16 +7,16 @@ from importlib import import_module
 
 __version__ = "0.1.0"
 
-# public name → module that defines it; none of these names is also a module's name
+# public name → module that defines it, with the name there if it is another
 _HOMES = {
-    "attention": "dispatch",
-    "attention_fp8": "dispatch",
-    "prepare": "dispatch",
-    "quantize": "quantize_op",
-    "Schedule": "schedule",
-    "read_schedule": "schedule",
-    "parse_schedule": "schedule",
-    "Plan": "plan",
+    "attention": "runtime.attention",
+    "attention_fp8": "runtime.attention",
+    "prepare": "runtime.attention",
+    "quantize": "runtime.quantize",
+    "Schedule": "kinds.forward.keys",
+    "read_schedule": "registry:read",
+    "parse_schedule": "registry:parse",
+    "Plan": "kinds.forward.plan",
     "Source": "render",
     "Binary": "build",
     "FagenError": "errors",
@@ -34,7 +34,8 @@ __all__ = ["__version__", *_HOMES]
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'fagen' has no attribute {name!r}")
-    return getattr(import_module(f"fagen.{_HOMES[name]}"), name)
+    module, _, attribute = _HOMES[name].partition(":")
+    return getattr(import_module(f"fagen.{module}"), attribute or name)
 
 
 def __dir__() -> list[str]:

@@ -18,10 +18,10 @@ from fagen.paths import locate
 
 if TYPE_CHECKING:  # a command imports what it runs and no more: torch alone takes seconds
     from fagen.measure import Shape
-    from fagen.quantizer import AnySchedule
+    from fagen.schedule import Schedule
 
 Done = TypeVar("Done")
-Chosen = TypeVar("Chosen", bound="AnySchedule")
+Chosen = TypeVar("Chosen", bound="Schedule")
 
 INTERRUPTED = 130  # what a shell says of a program ended by Ctrl-C
 INTERNAL = 70  # a fault of fagen's own, as sysexits.h has it
@@ -83,20 +83,20 @@ class ScheduleArgument(click.ParamType):  # type: ignore[type-arg]
 
     name = "schedule"
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> "AnySchedule":
+    def convert(self, value: Any, param: Any, ctx: Any) -> "Schedule":
         """Read it; ScheduleError says what is wrong with it."""
-        from fagen.quantizer import from_any_slug, parse_any, read_any
+        from fagen import registry
 
         if value == "-":
-            return parse_any(sys.stdin.read(), "stdin")
+            return registry.parse(sys.stdin.read(), "stdin")
         if value.endswith(".toml") or "/" in value or Path(value).exists():
-            return read_any(value)
-        own = locate("schedules") / f"{value}.toml"
-        return read_any(own) if own.exists() else from_any_slug(value)
+            return registry.read(value)
+        own = registry.committed_file(value)
+        return registry.read(own) if own.exists() else registry.from_slug(value)
 
     def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
         """Offer the committed slugs, and files."""
-        slugs = [path.stem for path in sorted(locate("schedules").glob("*_*.toml"))]
+        slugs = [path.stem for path in sorted(locate("schedules").glob("*/*.toml"))]
         offered = [CompletionItem(slug) for slug in slugs if slug.startswith(incomplete)]
         return offered or [CompletionItem(incomplete, type="file")]
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fagen.arguments import dtype_of, name_of, refuse_word
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
+from fagen.runtime.arguments import dtype_of, name_of, refuse_word
 from fagen.vocab import DTYPES, MASKS, OUT_DTYPES
 
 

@@ -124,7 +124,33 @@ DTYPES = _table(
     ),
 )
 
+# of numbers beside the tensors of attention: log-sum-exps, descales, partial sums
+FP32 = Dtype(
+    "fp32",
+    bytes=4,
+    cpp="float",
+    cpp2="float2",
+    header="cuda_runtime.h",
+    ptx="f32",
+    tma="CU_TENSOR_MAP_DATA_TYPE_FLOAT32",
+    pack="make_float2",
+    torch="float32",
+    stable="Float",
+    wgmma_k=0,
+    pad=0,
+    out="fp32",
+)
+
 OUT_DTYPES = tuple(row.name for row in DTYPES.values() if not row.fp8)
+
+# The order of 16 keys in which the PV GEMM reads V in e4m3: what a thread has of S after QKᵀ is
+# what it needs of P, if V's keys are taken in this order.
+KEY_ORDER = (0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15)
+
+# What the maximum of numbers that share a scale in e4m3 is taken for at least, so that rows of
+# zeros have a scale too: small, since V's scales enter the exponents of a softmax, yet well inside
+# fp32.
+LEAST_MAXIMUM = 2.0**-40
 
 MASKS = _table(
     Mask("full", causal=False, order="persistent"),
@@ -145,6 +171,7 @@ MAXIMA = ("late", "each")
 V_LAYOUTS = ("columns", "rows")
 SCALES = ("head", "tensor", "block")
 SCALE_ROWS = (32, 64, 128)
+ROTARIES = ("none", "halves", "pairs")
 TOTALS = ("registers", "shared")
 USUAL_SCALE_ROWS = 64  # where a call does not say: the fastest tiles hold whole blocks of them
 
@@ -159,40 +186,3 @@ SWIZZLES = (
 def swizzle_of(row_bytes: int) -> Swizzle:
     """Return the widest swizzle whose slabs make up rows of so many bytes, a multiple of 32."""
     return next(swizzle for swizzle in SWIZZLES if row_bytes % swizzle.bytes == 0)
-
-
-@dataclass(frozen=True)
-class Code:
-    """How a slug says one key: a word per value, or letters before a number."""
-
-    key: str
-    letters: str = ""
-    words: Mapping[object, str] | None = None
-
-
-# in the order in which a slug says them, each only where the value is not the default
-CODES = (
-    Code("out_dtype", words={"bf16": "obf16", "fp16": "ofp16"}),
-    Code("stages", "s"),
-    Code("q_stages", "q"),
-    Code("output", words={"own": "own", "halves": "halves", "v_space": "vspace"}),
-    Code("producer", words={"warp": "prodwarp", "none": "noprod"}),
-    Code("consumers", "w"),
-    Code("producer_registers", "pr"),
-    Code("consumer_registers", "cr"),
-    Code("inter_warpgroup", words={True: "inter", False: "nointer"}),
-    Code("intra_warpgroup", words={True: "intra", False: "nointra"}),
-    Code("p", words={"registers": "pregs", "shared": "pshared"}),
-    Code("sum", words={"threads": "threadsum", "tensor": "tensorsum"}),
-    Code("maximum", words={"late": "latemax", "each": "eachmax"}),
-    Code("rescale_threshold", "t"),
-    Code("v_layout", words={"rows": "vrows", "columns": "vcols"}),
-    Code("scales", words={"tensor": "stensor", "head": "shead", "block": "sblock"}),
-    Code("scale_rows", "sr"),
-    Code("p_offset", "po"),
-    Code("promote", "pm"),
-    Code("totals", words={"registers": "regtotals", "shared": "smemtotals"}),
-    Code("order", words={"persistent": "persistent", "lpt": "lpt", "single": "single"}),
-    Code("cluster", "c"),
-    Code("max_spill_bytes", "spill"),
-)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fagen.build import Binary, build, prune
-from fagen.plan import Plan, plan
+from fagen.kinds.forward.plan import Plan, plan
 from fagen.render import Source, render
 from fagen.schedule import Schedule
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fagen import process
 from fagen.build import Binary, CompilerReport
-from fagen.plan import Plan
+from fagen.kinds.forward.plan import Plan
 from fagen.render import environment, render
 from fagen.toolchain import BINDING_FLAGS, BINDING_LINK_FLAGS, find_torch
 

@@ -12,14 +12,14 @@ from torch import Tensor
 
 import fagen
 from fagen import dispatch, dispatch_table
-from fagen.dispatch_table import Row
+from fagen.dispatch.tables import Row
 from fagen.emulator import emulate_fp8, reference
 from fagen.errors import FagenError, ScheduleError
-from fagen.plan import plan
+from fagen.kinds.forward.plan import plan
 from fagen.problem import problem_of
-from fagen.quantizer.reference import by_columns, rounded
+from fagen.e4m3 import by_columns, rounded
 from fagen.schedule import Schedule
-from fagen.usual import usual_schedule
+from fagen.dispatch.defaults import usual_schedule
 from fagen.vocab import USUAL_SCALE_ROWS
 
 E4M3 = torch.float8_e4m3fn

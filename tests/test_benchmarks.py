@@ -29,7 +29,7 @@ from fagen.measure.rows import (
 )
 from fagen.measure.timing import Call, Timing
 from fagen.paths import locate
-from fagen.plan import plan
+from fagen.kinds.forward.plan import plan
 from fagen.schedule import Schedule
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"

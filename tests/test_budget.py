@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fagen.arch import SM90
-from fagen.budget import budget, explain_lines, nearest
+from fagen.kinds.forward.formulae import budget, explain_lines, nearest
 from fagen.schedule import Schedule
 from tests.strategies import fp8_schedules, schedules
 
@@ -183,7 +183,7 @@ def test_a_narrower_tile_never_costs_more(schedule):
     ],
 )
 def test_registers_are_dealt_as_the_hardware_does(block_m, producer, threads, launch, usable):
-    from fagen.plan import plan
+    from fagen.kinds.forward.plan import plan
 
     worked = plan(schedule(64, 64, block_m, 64, "registers", producer=producer))
     assert (worked.threads, worked.launch_registers) == (threads, launch)

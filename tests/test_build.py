@@ -19,7 +19,7 @@ from fagen.arch import SM90
 from fagen.build import Binary, broken_promises, build, cache_entries, prune, store
 from fagen.build.report import NO_DISASSEMBLER
 from fagen.errors import BuildError
-from fagen.plan import Plan, plan
+from fagen.kinds.forward.plan import Plan, plan
 from fagen.quantizer import QuantizeSchedule, plan_quantizer
 from fagen.render import Source
 from fagen.schedule import Schedule
@@ -161,7 +161,7 @@ import sys
 from pathlib import Path
 sys.path[:0] = [{tests!r}, {root!r}]
 from fagen.build import build
-from fagen.plan import plan
+from fagen.kinds.forward.plan import plan
 from fagen.render import Source
 from fagen.schedule import Schedule
 from fagen.toolchain import Toolchain

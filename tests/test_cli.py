@@ -16,7 +16,7 @@ from fagen.console import DefaultCommand
 from fagen.errors import VerificationError
 from fagen.machine import machine_code
 from fagen.paths import locate
-from fagen.plan import plan
+from fagen.kinds.forward.plan import plan
 from fagen.process import run
 from fagen.quantizer import read_any
 from fagen.schedule import Schedule

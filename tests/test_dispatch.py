@@ -13,13 +13,14 @@ from torch import Tensor
 
 import fagen
 from fagen import dispatch, dispatch_table
-from fagen.dispatch_table import Row
+from fagen.dispatch.tables import Row
 from fagen.emulator import emulate, reference
 from fagen.errors import DeviceError, FagenError, ScheduleError
 from fagen.paths import locate
-from fagen.plan import plan
+from fagen.kinds.forward.plan import plan
 from fagen.problem import problem_of
-from fagen.schedule import Schedule, read_schedule
+from fagen.kinds.forward.keys import Schedule
+from fagen.registry import read as read_schedule
 
 THERE = [read_schedule(path) for path in sorted(locate("schedules").glob("fwd_*.toml"))]
 

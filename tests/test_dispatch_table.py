@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from fagen import dispatch_table
-from fagen.dispatch_table import Row, table_at, update
+from fagen.dispatch import tables as dispatch_table
+from fagen.dispatch.tables import Row, table_at, update
 from fagen.errors import ScheduleError
 from fagen.paths import locate
 

@@ -2,7 +2,7 @@
 
 import re
 
-from fagen.plan import plan
+from fagen.kinds.forward.plan import plan
 from fagen.process import run
 from fagen.render import render
 from fagen.schedule import Schedule

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from fagen.emulator import emulate, reference
-from fagen.plan import Plan, plan
+from fagen.kinds.forward.plan import Plan, plan
 from fagen.schedule import Schedule
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}

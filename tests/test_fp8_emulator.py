@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from fagen.emulator import emulate_fp8, reference
-from fagen.emulator.fp8 import multiply_add
-from fagen.plan import Plan, plan
-from fagen.quantizer.plan import KEY_ORDER
-from fagen.quantizer.reference import (
+from fagen.kinds.forward.emulate.fp8 import multiply_add
+from fagen.kinds.forward.plan import Plan, plan
+from fagen.vocab import KEY_ORDER
+from fagen.e4m3 import (
     Quantized,
     by_columns,
     by_rows,

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fagen import op
+from fagen.runtime import op
 from fagen.build import Binary
 from fagen.emulator import emulate_fp8, reference
 from fagen.errors import DeviceError
-from fagen.plan import Plan, plan
-from fagen.quantizer.reference import E4M3, Quantized, by_columns, by_rows, rounded
+from fagen.kinds.forward.plan import Plan, plan
+from fagen.e4m3 import E4M3, Quantized, by_columns, by_rows, rounded
 from fagen.schedule import Schedule
 from tests.conftest import Built
 from tests.stubs import stub_binary, stub_library

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 
 from fagen.arch import SM90
-from fagen.budget import budget, explain_lines, nearest
+from fagen.kinds.forward.formulae import budget, explain_lines, nearest
 from fagen.errors import OverBudget, ScheduleError
-from fagen.plan import Plan, plan
-from fagen.schedule import Schedule, parse_schedule
+from fagen.kinds.forward.plan import Plan, plan
+from fagen.kinds.forward.keys import Schedule
+from fagen.registry import parse as parse_schedule
 from tests.strategies import fp8_schedules
 
 FIRST = dict(head_dim=128, dtype="e4m3", mask="full", block_m=128, block_n=128)

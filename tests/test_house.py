@@ -124,7 +124,7 @@ def test_importing_fagen_brings_in_nothing():
 def test_a_schedule_becomes_source_without_torch():
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from fagen.schedule import Schedule; from fagen.plan import plan\n"
+        "from fagen.schedule import Schedule; from fagen.kinds.forward.plan import plan\n"
         "from fagen.render import render\n"
         "print(render(plan(Schedule.from_slug('fwd_fp16_d64_full_m64n64'))).hash)"
     )

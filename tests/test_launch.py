@@ -11,7 +11,7 @@ from fagen.measure import launch
 from fagen.measure.launch import BATCH, BATCHES, PROFILED, SMALL, LaunchCost, launch_costs
 from fagen.measure.shapes import inputs
 from fagen.measure.timing import Call
-from fagen.plan import plan
+from fagen.kinds.forward.plan import plan
 from fagen.schedule import Schedule
 
 SLUG = "fwd_fp16_d64_full_m192n128"

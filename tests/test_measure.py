@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fagen import emulator
+from fagen.kinds.forward import emulate as emulator
 from fagen.build.report import NO_DISASSEMBLER, CompilerReport
 from fagen.errors import BuildError, DeviceError, FagenError, ToolchainError, VerificationError
 from fagen.measure import cells
@@ -28,7 +28,7 @@ from fagen.measure.shapes import (
     visible,
 )
 from fagen.measure.timing import BURST, SUSTAINED, Call, Timing, orders, repeats, summary
-from fagen.plan import plan
+from fagen.kinds.forward.plan import plan
 from fagen.schedule import parse_schedule
 
 

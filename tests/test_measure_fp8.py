@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fagen import emulator
+from fagen.kinds.forward import emulate as emulator
 from fagen.errors import DeviceError, VerificationError
 from fagen.measure import cells, peers, shapes
 from fagen.measure.cells import race
@@ -21,7 +21,7 @@ from fagen.measure.rows import (
 )
 from fagen.measure.shapes import Problem, Shape, inputs, problem, visible
 from fagen.measure.timing import SUSTAINED, Call, Timing
-from fagen.plan import plan
+from fagen.kinds.forward.plan import plan
 from fagen.schedule import Schedule
 
 SHAPE = Shape(2, 70, 90, 4, 2)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fagen import op
+from fagen.runtime import op
 from fagen.build import Binary
 from fagen.emulator import emulate
 from fagen.errors import BuildError, DeviceError, FagenError
-from fagen.plan import Plan, plan
+from fagen.kinds.forward.plan import Plan, plan
 from fagen.schedule import Schedule
 from tests.stubs import HASH, stub_binary, stub_library
 

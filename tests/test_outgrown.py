@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fagen.emulator.tiles import outgrown
-from fagen.plan import Plan, plan
+from fagen.kinds.forward.emulate.tiles import outgrown
+from fagen.kinds.forward.plan import Plan, plan
 from fagen.schedule import Schedule
 
 PLANS = {

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 
 from fagen.errors import OverBudget, ScheduleError
 from fagen.paths import locate
-from fagen.plan import Plan, explain, plan
-from fagen.schedule import Schedule, parse_schedule, read_schedule
+from fagen.kinds.forward.plan import Plan, explain, plan
+from fagen.kinds.forward.keys import Schedule
+from fagen.registry import parse as parse_schedule, read_schedule
 from tests.strategies import schedules
 
 FIRST = dict(head_dim=128, dtype="fp16", mask="causal", block_m=128, block_n=128, output="v_space")

@@ -15,7 +15,7 @@ from fagen.arch import SM90
 from fagen.errors import ScheduleError
 from fagen.paths import locate
 from fagen.process import run
-from fagen.quantize_op import QuantizeArgs
+from fagen.runtime.quantize import QuantizeArgs
 from fagen.quantizer import (
     QuantizePlan,
     QuantizeSchedule,
@@ -23,8 +23,8 @@ from fagen.quantizer import (
     plan_quantizer,
     read_quantizer,
 )
-from fagen.quantizer.plan import KEY_ORDER
-from fagen.quantizer.reference import (
+from fagen.vocab import KEY_ORDER
+from fagen.e4m3 import (
     Quantized,
     by_rows,
     embedded,

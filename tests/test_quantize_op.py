@@ -16,10 +16,10 @@ import fagen
 from fagen import flow, op, process, quantize_op
 from fagen.build import Binary
 from fagen.errors import DeviceError, FagenError
-from fagen.op.c_interface import library_at
+from fagen.runtime.c_interface import library_at
 from fagen.quantizer import QuantizePlan, QuantizeSchedule, plan_quantizer
-from fagen.quantizer.plan import LEAST_MAXIMUM
-from fagen.quantizer.reference import Quantized, embedded, quantize, sign_words
+from fagen.kinds.quantize.plan import LEAST_MAXIMUM
+from fagen.e4m3 import Quantized, embedded, quantize, sign_words
 from fagen.render import environment
 from fagen.toolchain import BINDING_FLAGS, BINDING_LINK_FLAGS, find_gxx, find_torch
 from fagen.vocab import USUAL_SCALE_ROWS

@@ -19,7 +19,8 @@ from fagen.measure.quantizers import (
     rounding_error,
 )
 from fagen.quantizer import QuantizePlan, QuantizeSchedule, plan_quantizer
-from fagen.quantizer.reference import E4M3, quantize
+from fagen.e4m3 import E4M3
+from fagen.kinds.quantize.reference import quantize
 
 SLUGS = (
     "quant_fp16_d64_rot_head",

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from fagen.plan import plan
+from fagen.kinds.forward.plan import plan
 from fagen.schedule import Schedule
 from tests.conftest import SPREAD
 

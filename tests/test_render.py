@@ -12,10 +12,11 @@ from jinja2 import UndefinedError
 from fagen import render as module
 from fagen.errors import OverBudget, ToolchainError
 from fagen.paths import locate
-from fagen.plan import plan
+from fagen.kinds.forward.plan import plan
 from fagen.process import run
 from fagen.render import HASH_WORD, Source, environment, formatted, render, token_hash
-from fagen.schedule import Schedule, read_schedule
+from fagen.kinds.forward.keys import Schedule
+from fagen.registry import read as read_schedule
 from tests.strategies import schedules
 
 FILES = sorted(locate("schedules").glob("fwd_*.toml"))
@@ -43,7 +44,7 @@ def test_the_kernel_says_its_own_hash_once(first):
 def test_rendering_again_gives_the_same_text(first):
     code = (
         "import hashlib; from fagen.schedule import Schedule\n"
-        "from fagen.plan import plan; from fagen.render import render\n"
+        "from fagen.kinds.forward.plan import plan; from fagen.render import render\n"
         f"source = render(plan(Schedule.from_slug({FIRST!r})))\n"
         "print(hashlib.sha256((source.kernel + source.binding).encode()).hexdigest())"
     )

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cli
-from fagen import dispatch_table, search
+from fagen.dispatch import tables as dispatch_table, search
 from fagen.errors import FagenError, OverBudget, ScheduleError
 from fagen.measure.shapes import Problem, Shape
 from fagen.paths import locate
-from fagen.plan import plan
+from fagen.kinds.forward.plan import plan
 from fagen.schedule import Schedule
 from fagen.search import cost, lab, replay
 from fagen.search.choice import Chooser, spearman

@@ -37,9 +37,8 @@ from fagen.build.store import (
     writing,
 )
 from fagen.errors import BuildError
-from fagen.plan import Plan
+from fagen.kind import Plan
 from fagen.process import run
-from fagen.quantizer import QuantizePlan
 from fagen.render import Source
 from fagen.toolchain import (
     BINDING_FLAGS,
@@ -94,7 +93,7 @@ class Binary:
 
 def build(
     source: Source,
-    plan: Plan | QuantizePlan,
+    plan: Plan,
     *,
     binding: bool | None = None,
     progress: Callable[[str], None] | None = None,
@@ -118,7 +117,9 @@ def build(
         lock=lock_of(folder),
         waiting=lambda: say(f"{source.slug}: waiting for another build of it"),
     )
-    report = _read_machine_code_later(folder, record, source.slug, plan.kernels, tools)
+    report = _read_machine_code_later(
+        folder, record, source.slug, len(plan.launches.kernels), tools
+    )
     if faults := broken_promises(report, plan):
         raise BuildError(_refusal(faults, folder, _kernel_commands(source.slug, tools)[0]))
     cost = record["cpu_seconds"]
@@ -166,7 +167,7 @@ def _make_kernel(
     making: Path,
     folder: Path,
     source: Source,
-    plan: Plan | QuantizePlan,
+    plan: Plan,
     tools: Toolchain,
     say: Callable[[str], None],
 ) -> Record:
@@ -180,10 +181,10 @@ def _make_kernel(
         [(f"{source.slug}.o", commands[0]), (f"{source.slug}.so", commands[1])],
     )
     report = with_machine_code(
-        read_log((making / _LOG).read_text(), plan.kernels),
+        read_log((making / _LOG).read_text(), len(plan.launches.kernels)),
         making / f"{source.slug}.so",
         tools.disassembler,
-        plan.kernels,
+        len(plan.launches.kernels),
     )
     if faults := broken_promises(report, plan):
         raise BuildError(_refusal(faults, failed_folder(folder), commands[0]))

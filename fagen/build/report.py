@@ -7,9 +7,8 @@ from typing import Any
 
 from fagen.arch import SM90
 from fagen.errors import BuildError, ToolchainError
+from fagen.kind import Plan
 from fagen.machine import MachineCode, machine_code
-from fagen.plan import Plan
-from fagen.quantizer import QuantizePlan
 from fagen.toolchain import INSTALL_DISASSEMBLER, Disassembler
 
 NO_DISASSEMBLER = f"not read, no disassembler is installed: {INSTALL_DISASSEMBLER}"
@@ -90,7 +89,7 @@ def with_machine_code(
     return replace(report, machine=machine, machine_note=f"read with {tools.nvdisasm.name}")
 
 
-def broken_promises(report: CompilerReport, plan: Plan | QuantizePlan) -> list[str]:
+def broken_promises(report: CompilerReport, plan: Plan) -> list[str]:
     """Hold a report against its Plan: every promise that the compiler did not keep, in words."""
     allowed = plan.max_spill_bytes
     threads = plan.threads * plan.blocks  # that a multiprocessor is to hold
@@ -106,7 +105,7 @@ def broken_promises(report: CompilerReport, plan: Plan | QuantizePlan) -> list[s
     if spilled > allowed:
         faults.append(
             f"{report.spill_store_bytes} bytes of registers spilled, {report.spill_load_bytes} "
-            f"loaded again; the schedule allows {allowed}{_way_out(plan, spilled)}"
+            f"loaded again; the schedule allows {allowed}{_remedy(plan, spilled)}"
         )
     if report.stack_bytes > frame:
         faults.append(f"a stack frame of {report.stack_bytes} bytes, {frame} of them for spills")
@@ -116,33 +115,31 @@ def broken_promises(report: CompilerReport, plan: Plan | QuantizePlan) -> list[s
     return faults
 
 
-def _way_out(plan: Plan | QuantizePlan, spilled: int) -> str:
-    """What a schedule may do against spills; nothing that a quantiser's says bears on them."""
-    if isinstance(plan, QuantizePlan):
-        return ""
-    return (
-        ": a narrower block_n needs fewer registers, "
-        f"max_spill_bytes = {spilled} under [build] tolerates it"
-    )
+def _remedy(plan: Plan, spilled: int) -> str:
+    """What a schedule may do against spills, if any of its keys bears on them."""
+    return f": {plan.spill_remedy.format(spilled=spilled)}" if plan.spill_remedy else ""
 
 
-def _machine_faults(machine: MachineCode, plan: Plan | QuantizePlan) -> list[str]:
+def _machine_faults(machine: MachineCode, plan: Plan) -> list[str]:
     faults = []
     local = machine.count("LDL", "STL")
     if local and not plan.max_spill_bytes:
         faults.append(f"{local} instructions load from or store to local memory")
-    if isinstance(plan, QuantizePlan) or not plan.producer_warp:
+    if not plan.roles:
         if machine.raised_to or machine.lowered_to:
             faults.append("setmaxnreg in a kernel without a producer warp")
         return faults
-    for role, used, budget, set_to in (
-        ("consumer", machine.consumer_registers, plan.consumer_registers, machine.raised_to),
-        ("producer", machine.producer_registers, plan.producer_registers, machine.lowered_to),
-    ):
-        if set_to != (budget,):
-            faults.append(f"the {role} sets its registers to {set_to}, planned are {budget}")
-        if used is not None and used > budget:
-            faults.append(f"the {role} uses {used} registers, it has {budget}")
+    set_to = {"consumer": machine.raised_to, "producer": machine.lowered_to}
+    used_by = {"consumer": machine.consumer_registers, "producer": machine.producer_registers}
+    for role in plan.roles:
+        if set_to[role.name] != (role.registers,):
+            faults.append(
+                f"the {role.name} sets its registers to {set_to[role.name]}, planned are "
+                f"{role.registers}"
+            )
+        used = used_by[role.name]
+        if used is not None and used > role.registers:
+            faults.append(f"the {role.name} uses {used} registers, it has {role.registers}")
     return faults
 
 

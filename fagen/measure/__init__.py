@@ -5,7 +5,6 @@ from fagen.measure.card import hopper
 from fagen.measure.cells import bench, compare
 from fagen.measure.peers import PEERS, installed
 from fagen.measure.proof import verify
-from fagen.measure.quantizers import verify_quantizer
 from fagen.measure.rows import Row, table, write_rows
 from fagen.measure.shapes import Shape, standard_shape
 from fagen.measure.timing import BURST, REGIMES, SUSTAINED
@@ -25,6 +24,5 @@ __all__ = [
     "standard_shape",
     "table",
     "verify",
-    "verify_quantizer",
     "write_rows",
 ]

@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fagen import emulator, op
 from fagen.build import Binary
 from fagen.errors import VerificationError
 from fagen.evidence import ShapeError
+from fagen.kinds.forward import emulate as emulator
+from fagen.kinds.forward.plan import Plan
 from fagen.measure.card import hopper
 from fagen.measure.fp8 import fp8_error, outputs, poisoned8
 from fagen.measure.shapes import (
@@ -30,7 +31,7 @@ from fagen.measure.shapes import (
     softmax_scale,
     verification_shapes,
 )
-from fagen.plan import Plan
+from fagen.runtime import op
 
 LSE_TOLERANCE = 1e-3
 Kernel = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fagen.build import Binary
 from fagen.errors import DeviceError, VerificationError
+from fagen.kinds.forward.plan import Plan
 from fagen.measure.accuracy import unit_in_last_place
 from fagen.measure.card import Clock, hopper
 from fagen.measure.fp8 import rms
@@ -22,7 +23,6 @@ from fagen.measure.shapes import (
     standard_shape,
 )
 from fagen.measure.timing import BURST, REGIMES, SUSTAINED, Call, Regime, Timing, time_calls
-from fagen.plan import Plan
 from fagen.vocab import DTYPES
 
 Say = Callable[[str], None]

@@ -16,11 +16,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fagen import emulator, op
+from fagen.e4m3 import by_columns, random_signs, rotate, rounded, rows_of
 from fagen.evidence import ShapeError
+from fagen.kinds.forward import emulate as emulator
+from fagen.kinds.forward.plan import Plan
 from fagen.measure.shapes import Problem, rows_with_keys, softmax_scale
-from fagen.plan import Plan
-from fagen.quantizer.reference import by_columns, random_signs, rotate, rounded, rows_of
+from fagen.runtime import op
 
 BEYOND_EMULATION = 1.15
 ROW_BEYOND_EMULATION = 2.0

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fagen import op
 from fagen.errors import DeviceError, VerificationError
 from fagen.measure.accuracy import kernel_error
 from fagen.measure.card import Card, Clock, hopper
@@ -22,6 +21,7 @@ from fagen.measure.fp8 import arguments, outputs
 from fagen.measure.peers import peer
 from fagen.measure.shapes import Problem, Shape, inputs, softmax_scale
 from fagen.measure.timing import Call, Regime, estimate, time_round
+from fagen.runtime import op
 
 # A few calls after one to warm up, without a pause: enough to tell good kernels from bad ones.
 BRIEF = Regime("brief", idle=0.0, warm=0.0, timed=0.002, rounds=1)

@@ -15,16 +15,16 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
-from fagen import op
 from fagen.build import Binary
-from fagen.dispatch import attention
 from fagen.errors import DeviceError
+from fagen.kinds.forward.plan import Plan
 from fagen.measure.card import hopper
 from fagen.measure.fp8 import arguments
 from fagen.measure.peers import tried
 from fagen.measure.shapes import Shape, inputs, problem, softmax_scale
 from fagen.measure.timing import Call
-from fagen.plan import Plan
+from fagen.runtime import op
+from fagen.runtime.attention import attention
 
 SMALL = Shape(1, 64, 64, 1, 1)  # one tile: the GPU is done before the host asks again
 BATCH = 100  # calls; a stream takes some thousand before the host has to wait for the GPU

@@ -22,16 +22,16 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from fagen import op
 from fagen.build import Binary
+from fagen.e4m3 import E4M3, rounded
 from fagen.errors import DeviceError
+from fagen.kinds.forward.plan import Plan
 from fagen.measure.fp8 import arguments
 from fagen.measure.rows import PREARRANGED, QUANTISE
 from fagen.measure.shapes import Problem, softmax_scale
 from fagen.measure.timing import Call
-from fagen.plan import Plan
-from fagen.quantize_op import quantize
-from fagen.quantizer.reference import E4M3, rounded
+from fagen.runtime import op
+from fagen.runtime.quantize import quantize
 
 CUDNN_E4M3 = "cudnn-e4m3"
 Bind = Callable[[Problem, Tensor, Tensor, Tensor], Call]

@@ -1,8 +1,13 @@
-"""A Plan and its Binary in, the Evidence that it ran right on a Hopper GPU out, and on disk."""
+"""A Plan and its Binary in, the Evidence that it ran right on a Hopper GPU out, and on disk.
+
+What is right and how fast, the Plan's kind says: its Proof.
+"""
 
 import datetime
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -10,13 +15,25 @@ from fagen import evidence, toolchain
 from fagen.build import Binary
 from fagen.build.report import NO_DISASSEMBLER
 from fagen.errors import BuildError, ToolchainError
-from fagen.evidence import Bandwidth, Evidence, RoundingError, ShapeError, Speed
-from fagen.measure.accuracy import check
-from fagen.measure.card import Card, hopper
-from fagen.measure.cells import compare
-from fagen.measure.rows import OURS, Row
-from fagen.measure.shapes import standard_shape
-from fagen.plan import Plan
+from fagen.evidence import Evidence
+from fagen.kind import Plan, load
+from fagen.measure.card import hopper
+from fagen.registry import kind
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How a kind's kernels are proved.
+
+    `errors` runs a kernel over the shapes that have caught such kernels out, and returns a record
+    for each; it raises VerificationError if any is wrong. `speeds` times it. Both pass a line for
+    each shape to their last argument.
+    """
+
+    errors: Callable[[Any, Binary, Say | None], tuple[Any, ...]]
+    speeds: Callable[[Any, Binary, Say | None], tuple[Any, ...]]
 
 
 def verify(
@@ -24,30 +41,17 @@ def verify(
     binary: Binary,
     *,
     folder: Path | None = None,
-    progress: Callable[[str], None] | None = print,
+    progress: Say | None = print,
 ) -> Evidence:
-    """Check the kernel over the verification shapes, time it beside cuDNN, write the evidence.
+    """Run the kernel as its kind's Proof says, and write the evidence.
 
-    The evidence goes to <slug>.json in `folder` (default: generated/). Raises VerificationError if
-    a shape is wrong (then nothing is written), BuildError if the machine code cannot be read,
+    It goes to <slug>.json in `folder` (default: its place in generated/). Raises VerificationError
+    if a shape is wrong (then nothing is written), BuildError if the machine code cannot be read,
     DeviceError without a Hopper GPU.
     """
     card = hopper()
     code = machine_code(binary)  # before the GPU works in vain
-    errors = check(plan, binary, progress=progress)
-    rows = compare(plan, binary, standard_shape(plan.head_dim), progress=progress)
-    return recorded(binary, card, code, errors, speeds(rows), folder)
-
-
-def recorded(
-    binary: Binary,
-    card: Card,
-    code: str,
-    errors: tuple[ShapeError, ...] | tuple[RoundingError, ...],
-    speeds: tuple[Speed, ...] | tuple[Bandwidth, ...],
-    folder: Path | None,
-) -> Evidence:
-    """Write down what was measured today of a kernel with this machine code."""
+    proof: Proof = load(kind(plan.kind).proof)
     found = Evidence(
         slug=binary.slug,
         source_hash=binary.source_hash,
@@ -60,8 +64,8 @@ def recorded(
         driver=card.driver,
         torch=torch.__version__,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        errors=errors,
-        speeds=speeds,
+        errors=proof.errors(plan, binary, progress),
+        speeds=proof.speeds(plan, binary, progress),
     )
     evidence.write(found, folder)
     return found
@@ -77,29 +81,3 @@ def machine_code(binary: Binary) -> str:
         error = ToolchainError if missing else BuildError
         raise error(f"{binary.slug}: machine code {binary.report.machine_note}")
     return binary.report.machine.hash
-
-
-def speeds(rows: tuple[Row, ...]) -> tuple[Speed, ...]:
-    """Per regime, fagen's TFLOP/s and cuDNN's beside it (None where cuDNN refused)."""
-    found = []
-    for row in rows:
-        if row.implementation not in OURS:
-            continue
-        beside = [
-            other.tflops
-            for other in rows
-            if other.implementation == "cudnn" and other.regime == row.regime
-        ]
-        found.append(
-            Speed(
-                regime=row.regime,
-                batch=row.batch,
-                seqlen=row.seqlen_q,
-                heads=row.heads,
-                tflops=row.tflops,
-                spread=row.spread,
-                sm_clock_mhz=row.sm_clock_mhz,
-                cudnn_tflops=beside[0] if beside else None,
-            )
-        )
-    return tuple(found)

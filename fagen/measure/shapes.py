@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fagen.kinds.forward.plan import Plan
 from fagen.measure.rows import pairs
-from fagen.plan import Plan
 from fagen.vocab import DTYPES
 
 TOKENS = 16_384  # batch x seqlen of every benchmark problem

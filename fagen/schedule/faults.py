@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fagen.errors import ScheduleError
-from fagen.schedule.keys import REQUIRED, SECTIONS, TABLES
+from fagen.schedule.section import Keys
 from fagen.toml_lines import Origin
 
 
@@ -31,8 +31,8 @@ def refusal(found: Iterable[Fault], origin: Origin) -> ScheduleError:
     )
 
 
-def faults(invalid: ValidationError) -> Iterator[Fault]:
-    """Yield (key path, sentence) of everything that pydantic found."""
+def faults(invalid: ValidationError, keys: Keys) -> Iterator[Fault]:
+    """Yield (key path, sentence) of everything that pydantic found in a schedule of these keys."""
     for error in invalid.errors(include_url=False):
         broken = error.get("ctx", {}).get("error")
         if isinstance(broken, BrokenRules):
@@ -41,37 +41,38 @@ def faults(invalid: ValidationError) -> Iterator[Fault]:
         path = tuple(str(step) for step in error["loc"])
         kind, value = error["type"], error["input"]
         if kind == "extra_forbidden":
-            yield path, _unknown(path)
+            yield path, _unknown(path, keys)
         elif len(path) == 1:
-            keys = ", ".join(key for key in TABLES[path[0]].model_fields if key in REQUIRED)
-            yield path, f"is missing: a table with {keys}" if kind == "missing" else "is no table"
+            needed = [key for key in keys.tables[path[0]].model_fields if key in keys.required]
+            said = f"is missing: a table with {', '.join(needed)}"
+            yield path, said if kind == "missing" else "is no table"
         elif kind == "missing":
-            yield path, f"is missing: {_expected(path)}"
+            yield path, f"is missing: {_expected(path, keys)}"
         else:
-            yield path, f"= {_shown(value)}{_refused(path, value)}"
+            yield path, f"= {_shown(value)}{_refused(path, value, keys)}"
 
 
-def _unknown(path: tuple[str, ...]) -> str:
-    name = path[-1]
-    known = list(TABLES if len(path) == 1 else TABLES[path[0]].model_fields)
-    if name in SECTIONS:
-        return f"belongs under [{SECTIONS[name]}]"
-    table = "a table of a schedule" if len(path) == 1 else f"a key of [{path[0]}]"
-    close = get_close_matches(name, known, 1) or get_close_matches(name, SECTIONS, 1)
+def _unknown(path: tuple[str, ...], keys: Keys) -> str:
+    name, sections = path[-1], keys.sections
+    known = list(keys.tables if len(path) == 1 else keys.tables[path[0]].model_fields)
+    if name in sections:
+        return f"belongs under [{sections[name]}]"
+    table = "a table of this kind of schedule" if len(path) == 1 else f"a key of [{path[0]}]"
+    close = get_close_matches(name, known, 1) or get_close_matches(name, sections, 1)
     if close:
-        place = f" under [{SECTIONS[close[0]]}]" if close[0] not in known else ""
+        place = f" under [{sections[close[0]]}]" if close[0] not in known else ""
         return f"is not {table}; did you mean {close[0]}{place}?"
     return f"is not {table}: {', '.join(known)}"
 
 
-def _property(path: tuple[str, ...]) -> dict[str, Any]:
+def _property(path: tuple[str, ...], keys: Keys) -> dict[str, Any]:
     section, key = path[:2]
-    rule: dict[str, Any] = TABLES[section].model_json_schema()["properties"][key]
+    rule: dict[str, Any] = keys.tables[section].model_json_schema()["properties"][key]
     return rule
 
 
-def _expected(path: tuple[str, ...]) -> str:
-    rule = _property(path)
+def _expected(path: tuple[str, ...], keys: Keys) -> str:
+    rule = _property(path, keys)
     if words := rule.get("enum"):
         return " or ".join(map(json.dumps, words))
     if rule["type"] == "boolean":
@@ -84,11 +85,13 @@ def _expected(path: tuple[str, ...]) -> str:
     return f"{kind} from {least} to {most}{steps}"
 
 
-def _refused(path: tuple[str, ...], value: Any) -> str:
+def _refused(path: tuple[str, ...], value: Any, keys: Keys) -> str:
     """Say why a value is refused, and which one is near."""
-    rule = _property(path)
+    rule = _property(path, keys)
     near = ""
-    if isinstance(value, str) and (
+    if isinstance(value, str) and (path[-1], value) in keys.renamed:
+        near = f"; {_shown(value)} is called {_shown(keys.renamed[path[-1], value])} now"
+    elif isinstance(value, str) and (
         close := get_close_matches(value.lower(), map(str, rule.get("enum", ())), 1)
     ):
         near = f"; did you mean {_word(close[0], rule)}?"
@@ -96,7 +99,7 @@ def _refused(path: tuple[str, ...], value: Any) -> str:
         step = rule.get("multipleOf", 1)
         if rule["minimum"] <= value <= rule["maximum"]:  # false for nan
             near = f"; the nearest is {round(value / step) * step:g}"
-    return f" must be {_expected(path)}{near}"
+    return f" must be {_expected(path, keys)}{near}"
 
 
 def _word(text: str, rule: dict[str, Any]) -> str:

@@ -2,61 +2,96 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from fagen.errors import ScheduleError
-from fagen.vocab import CODES, Code
-
-_SLUG = re.compile(
-    r"fwd_(?P<dtype>[a-z0-9]+)_d(?P<head_dim>\d{1,4})(?:v(?P<head_dim_v>\d{1,4}))?"
-    r"_(?P<mask>[a-z]+)_m(?P<block_m>\d{1,4})n(?P<block_n>\d{1,4})(?P<rest>(?:_[a-z0-9]+)*)"
-)
 
 
-def write_slug(keys: Mapping[str, Any]) -> str:
-    """Return the slug of the keys that say something (see Schedule.settings)."""
-    own_v = f"v{keys['head_dim_v']}" if "head_dim_v" in keys else ""
-    said = [
-        f"fwd_{keys['dtype']}_d{keys['head_dim']}{own_v}_{keys['mask']}"
-        f"_m{keys['block_m']}n{keys['block_n']}"
-    ]
-    return "_".join(said + [_written(code, keys[code.key]) for code in CODES if code.key in keys])
+@dataclass(frozen=True)
+class Code:
+    """How a slug says one key: a word per value, or letters before a number."""
+
+    key: str
+    letters: str = ""
+    words: Mapping[object, str] | None = None
+
+    def write(self, value: Any) -> str:
+        """Return the word of a slug that says this value."""
+        if self.words:
+            return self.words[value]
+        return f"{self.letters}{value:g}".replace(".", "p")
+
+    def read(self, word: str) -> Any:
+        """Return the value that a word of a slug gives the key, or None where it gives none."""
+        if self.words:
+            return next((value for value, said in self.words.items() if said == word), None)
+        value = number(word.removeprefix(self.letters)) if word.startswith(self.letters) else word
+        return None if isinstance(value, str) else value
 
 
-def read_slug(slug: str) -> dict[str, Any]:
-    """Return the keys that a slug says; whether they are a schedule's is for that to judge.
+@dataclass(frozen=True)
+class SlugForm:
+    """What slugs of one kind look like: a head that is always there, then codes.
 
-    Raises ScheduleError where it is made of other words.
+    `head` names keys in braces; what is in brackets is there only where its key says something,
+    as in "fwd_{dtype}_d{head_dim}[v{head_dim_v}]". `codes` follow in this order, each only where
+    its key is not at its default.
     """
-    read = _SLUG.fullmatch(slug)
-    if not read:
-        raise ScheduleError(f"{slug!r} is no slug; one looks like fwd_fp16_d128_causal_m128n128")
-    said = {name: _number(text) for name, text in read.groupdict().items() if text is not None}
-    for word in said.pop("rest").split("_")[1:]:
-        for code in CODES:
-            if (value := _read(code, word)) is not None:
-                said[code.key] = value
-                break
-        else:
-            raise ScheduleError(f"{slug!r} is no slug: {word!r} in it means nothing")
-    return said
+
+    head: str
+    codes: tuple[Code, ...]
+    example: str
+
+    @property
+    def prefix(self) -> str:
+        """How every slug of the kind begins."""
+        return self.head.partition("{")[0]
+
+    def write(self, keys: Mapping[str, Any]) -> str:
+        """Return the slug of the keys that say something (see Schedule.settings)."""
+
+        def optional(part: re.Match[str]) -> str:
+            return part[1] if all(key in keys for key in _NAME.findall(part[1])) else ""
+
+        head = _OPTIONAL.sub(optional, self.head).format_map(keys)
+        return "_".join([head, *(c.write(keys[c.key]) for c in self.codes if c.key in keys)])
+
+    def read(self, slug: str) -> dict[str, Any]:
+        """Return the keys that a slug says; whether they are a schedule's is for that to judge.
+
+        Raises ScheduleError where it is made of other words.
+        """
+        found = self._pattern.fullmatch(slug)
+        if not found:
+            raise ScheduleError(f"{slug!r} is no slug; one looks like {self.example}")
+        said = {name: number(text) for name, text in found.groupdict().items() if text is not None}
+        for word in said.pop("rest").split("_")[1:]:
+            for code in self.codes:
+                if (value := code.read(word)) is not None:
+                    said[code.key] = value
+                    break
+            else:
+                raise ScheduleError(f"{slug!r} is no slug: {word!r} in it means nothing")
+        return said
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        def group(part: re.Match[str]) -> str:
+            # behind letters stands a number, d{head_dim}; behind _ a word, _{mask}
+            return f"(?P<{part[2]}>{'[a-z0-9]+' if part[1] == '_' else 'NUMBER'})"
+
+        text = _OPTIONAL.sub(r"(?:\1)?", self.head)
+        text = re.sub(r"(?<=(.))\{(\w+)\}", group, text).replace("NUMBER", r"\d{1,4}")
+        return re.compile(text + r"(?P<rest>(?:_[a-z0-9]+)*)")
 
 
-def _written(code: Code, value: Any) -> str:
-    if code.words:
-        return code.words[value]
-    return f"{code.letters}{value:g}".replace(".", "p")
+_NAME = re.compile(r"\{(\w+)\}")
+_OPTIONAL = re.compile(r"\[([^\]]*)\]")
 
 
-def _read(code: Code, word: str) -> Any:
-    """Return the value that a word of a slug gives a code's key, or None where it gives none."""
-    if code.words:
-        return next((value for value, said in code.words.items() if said == word), None)
-    value = _number(word.removeprefix(code.letters)) if word.startswith(code.letters) else word
-    return None if isinstance(value, str) else value
-
-
-def _number(text: str) -> Any:
+def number(text: str) -> Any:
     """Return a number where `text` is one (3p5 is 3.5), else the text."""
     if re.fullmatch(r"\d{1,6}", text):
         return int(text)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 from fagen.search.space import Point, Survey
 
 TRUSTED = 0.6  # rank correlation from which a prediction may leave points out

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 from fagen.search.choice import Chooser
 from fagen.search.cost import Size
 from fagen.search.marks import BRIEF, LONG, Marks

@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any
 
 from fagen.arch import SM90
-from fagen.budget import padded_head_dims
+from fagen.kinds.forward.formulae import padded_head_dims
 from fagen.vocab import DTYPES, MASKS, ORDERS
 
 # Fitted to the kernels of benchmarks/search/ (NVIDIA H200); clocks where nothing else is said.

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median_low
 
 from fagen.errors import FagenError
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 from fagen.search.choice import Chooser
 from fagen.search.lab import Work
 from fagen.search.space import Survey

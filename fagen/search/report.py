@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fagen.kinds.forward.keys import Schedule
 from fagen.paths import write_whole
 from fagen.render import environment
-from fagen.schedule import Schedule
 from fagen.search.cost import Size, flops
 from fagen.search.marks import PEER
 from fagen.search.results import Result, results

@@ -8,10 +8,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from fagen import dispatch_table
+from fagen.dispatch import tables as dispatch_table
+from fagen.kinds.forward.keys import Schedule
 from fagen.paths import write_whole
-from fagen.schedule import Schedule
-from fagen.schedule.keys import SECTIONS
 from fagen.search.choice import spearman
 from fagen.search.cost import Size, seconds
 from fagen.search.marks import BRIEF, LONG, Lead, Marks
@@ -178,9 +177,10 @@ def _why(result: Result, slug: str) -> str:
 def toml(slug: str, why: str) -> str:
     """Return a schedule's TOML: the keys that say something."""
     settings = Schedule.from_slug(slug).settings()
+    sections = Schedule.keys.sections
     lines = ["#:schema schedule.schema.json", f"# {why}"]
-    for section in dict.fromkeys(SECTIONS.values()):
-        said = {key: value for key, value in settings.items() if SECTIONS[key] == section}
+    for section in dict.fromkeys(sections.values()):
+        said = {key: value for key, value in settings.items() if sections[key] == section}
         if said:
             lines += ["", f"[{section}]", *(f"{k} = {json.dumps(v)}" for k, v in said.items())]
     return "\n".join(lines) + "\n"

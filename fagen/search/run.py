@@ -14,7 +14,7 @@ from typing import Any
 
 from fagen.errors import BuildError, DeviceError, FagenError, ToolchainError
 from fagen.flow import committed
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 from fagen.search.contest import STAGES, Contest, jobs_of
 from fagen.search.lab import Lab
 from fagen.search.space import Effort, Space, Survey, Target, survey
@@ -270,7 +270,8 @@ def anchors(found: Survey, effort: Effort) -> list[str]:
     """The kernels to measure others by, first choice first."""
     slugs = [effort.anchor] if effort.anchor else []
     slugs += sorted(
-        (s.slug for s in committed() if Target.of(s) == found.target), key=lambda slug: len(slug)
+        (s.slug for s in committed("forward") if Target.of(s) == found.target),
+        key=lambda slug: len(slug),
     )
     slugs += [found.schedule(point).slug for point in found.best[:3]]
     fitting = (slug for slug in slugs if Target.of(Schedule.from_slug(slug)) == found.target)

@@ -14,11 +14,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from fagen.budget import REGISTER_FILE, REGISTERS, SHARED, SUMMED, sums
 from fagen.errors import ScheduleError
-from fagen.schedule import Schedule
+from fagen.kinds.forward.formulae import REGISTER_FILE, REGISTERS, SHARED, SUMMED, sums
+from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.rules import DERIVED, rules
+from fagen.schedule import Schedule as AnySchedule
 from fagen.schedule.faults import Fault, faults, refusal
-from fagen.schedule.keys import DERIVED, REQUIRED, SECTIONS, TABLES, default, rules
 from fagen.search.cost import Size, predictor
 from fagen.toml_lines import MAX_BYTES, read_toml
 from fagen.vocab import OUTPUTS
@@ -40,6 +41,8 @@ DEFAULTS: Mapping[str, tuple[Any, ...]] = {
 ASKED = ("dtype", "head_dim", "head_dim_v", "mask")  # what is computed: not a matter of speed
 TOKENS, HIDDEN = 16_384, 2_048  # of the standard shapes
 SEQLENS = (512, 1_024, 2_048, 4_096, 8_192, 16_384)
+TABLES, SECTIONS = Schedule.keys.tables, Schedule.keys.sections
+REQUIRED, default = Schedule.keys.required, Schedule.keys.default
 _LEDGERS = (SHARED, REGISTERS, REGISTER_FILE)
 
 
@@ -57,7 +60,7 @@ class Target:
         return f"{self.dtype}_d{self.head_dim}{v}_{self.mask}"
 
     @classmethod
-    def of(cls, schedule: Schedule) -> "Target":
+    def of(cls, schedule: AnySchedule) -> "Target":
         """What a schedule computes."""
         values = schedule.values()
         return cls(*(values[key] for key in ASKED))
@@ -345,4 +348,4 @@ def _faults(tables: dict[str, Any]) -> Iterator[Fault]:
     try:
         create_model("Part", __base__=_Strict, **fields).model_validate(tables)
     except ValidationError as invalid:
-        yield from faults(invalid)
+        yield from faults(invalid, Schedule.keys)

@@ -13,11 +13,11 @@ from pathlib import Path
 from fagen.build import build
 from fagen.build.store import locked
 from fagen.errors import BuildError, DeviceError, VerificationError
+from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import plan
 from fagen.paths import cache_folder, write_whole
-from fagen.plan import plan
 from fagen.render import render
 from fagen.render import source_hash as hash_of_source
-from fagen.schedule import Schedule
 from fagen.search.cost import Size
 from fagen.search.space import Target
 from fagen.toolchain import find_toolchain

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from fagen import op
+from fagen.runtime import op
 from fagen.arch import SM90
 from fagen.measure.accuracy import Kernel, poisoned
 from fagen.measure.shapes import Problem, Shape, problem
-from fagen.op.arguments import plan_of
+from fagen.runtime.checks import plan_of
 from fagen.paths import locate
 from fagen.schedule import read_schedule
 

@@ -6,11 +6,12 @@ from itertools import cycle
 import pytest
 import torch
 
-from fagen import emulator, op
+from fagen.kinds.forward import emulate as emulator
+from fagen.runtime import op
 from fagen.measure.fp8 import fp8_error, operands, outputs, poisoned8, rms
 from fagen.measure.shapes import Shape, inputs, problem, softmax_scale, verification_shapes
-from fagen.plan import plan
-from fagen.quantizer.reference import by_columns
+from fagen.kinds.forward.plan import plan
+from fagen.e4m3 import by_columns
 from fagen.schedule import Schedule
 from tests.gpu.steep import levels, slopes
 

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from fagen import op
+from fagen.runtime import op
 from fagen.measure.accuracy import check, shape_error
 from fagen.measure.shapes import inputs, softmax_scale
 from tests.gpu.layouts import LAYOUTS

@@ -13,7 +13,7 @@ from fagen.measure.fp8 import Operands, rms
 from fagen.measure.quantizers import SIZES, bandwidth, check_quantizer, kernel_of
 from fagen.measure.shapes import HIDDEN
 from fagen.paths import locate
-from fagen.quantize_op import quantize
+from fagen.runtime.quantize import quantize
 from fagen.quantizer import QuantizeSchedule, reference
 from fagen.vocab import USUAL_SCALE_ROWS
 from tests.gpu.conftest import BUILDERS

@@ -1,0 +1,37 @@
+"""Evidence: that this very source ran on a GPU, right and how fast.
+
+`<slug>.json` beside the kernel goes in and out; `faults` checks generated/ against a fresh
+rendering. Needs neither torch nor a GPU.
+"""
+
+from fagen.evidence.audit import Fault, faults, renew, staleness
+from fagen.evidence.store import (
+    UNVERIFIED,
+    Evidence,
+    Excuse,
+    evidence_path,
+    home,
+    read,
+    read_excuses,
+    write,
+)
+from fagen.records import Bandwidth, RoundingError, ShapeError, Speed
+
+__all__ = [
+    "UNVERIFIED",
+    "Bandwidth",
+    "Evidence",
+    "Excuse",
+    "Fault",
+    "RoundingError",
+    "ShapeError",
+    "Speed",
+    "evidence_path",
+    "faults",
+    "home",
+    "read",
+    "read_excuses",
+    "renew",
+    "staleness",
+    "write",
+]

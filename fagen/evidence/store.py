@@ -1,0 +1,152 @@
+"""Evidence that one source ran, right and how fast: read and written beside its kernel."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fagen.errors import ScheduleError, VerificationError
+from fagen.paths import locate, write_whole
+from fagen.registry import from_slug, kind_of_slug
+from fagen.toml_lines import read_toml
+
+UNVERIFIED = "unverified.toml"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """That one source, compiled one way, gave these errors and speeds on one card; UTC day."""
+
+    slug: str
+    source_hash: str  # of the tokens: comments and white space do not count
+    host_hash: str  # of the launcher's tokens alone
+    flags: tuple[str, ...]
+    cutlass: str
+    machine_code: str  # hash
+    compiler: str
+    card: str
+    driver: str
+    torch: str
+    date: str
+    errors: tuple[Any, ...]  # records of the kind's
+    speeds: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Excuse:
+    """Why a committed kernel's evidence could not be renewed at once, and since when."""
+
+    date: str
+    reason: str
+
+
+def home(slug: str, folder: Path | None = None) -> Path:
+    """Where a kernel and its evidence lie: generated/<kind>/<dtype>_d<head dim>/, or `folder`.
+
+    A folder that a user named is flat.
+    """
+    if folder is not None:
+        return folder
+    schedule = from_slug(slug)
+    values = schedule.values()
+    return locate("generated") / schedule.kind / f"{values['dtype']}_d{values['head_dim']}"
+
+
+def evidence_path(slug: str, folder: Path | None = None) -> Path:
+    """Where the evidence of `slug` lies."""
+    return home(slug, folder) / f"{slug}.json"
+
+
+def read(slug: str, folder: Path | None = None) -> Evidence | None:
+    """The evidence of `slug`; None if there is none, VerificationError if it cannot be read."""
+    path = evidence_path(slug, folder)
+    if not path.exists():
+        return None
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        kind = kind_of_slug(slug)
+        found: Evidence = _decoded(Evidence, data, {"errors": kind.errors, "speeds": kind.speeds})
+    except (ValueError, TypeError) as error:
+        raise VerificationError(
+            f"{path.name}: not evidence that this fagen can read: {error}; "
+            f"`fagen verify` writes it anew"
+        ) from error
+    if found.slug != slug:
+        raise VerificationError(f"{path.name}: is the evidence of {found.slug}, not of {slug}")
+    return found
+
+
+def write(evidence: Evidence, folder: Path | None = None) -> Path:
+    """Write generated/<slug>.json in one step, so that no reader ever sees half of it."""
+    path = evidence_path(evidence.slug, folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, _text(_encoded(evidence)))
+    return path
+
+
+def read_excuses(folder: Path | None = None) -> dict[str, Excuse]:
+    """What generated/unverified.toml says, by slug; empty where there is no such file.
+
+    The file holds a table per kernel: `[slug]`, `date = "2026-01-31"`, `reason = "..."`. Raises
+    VerificationError where an entry lacks either.
+    """
+    path = (folder or locate("generated")) / UNVERIFIED
+    if not path.exists():
+        return {}
+    try:
+        tables, origin = read_toml(path.read_text(encoding="utf-8"), path.name)
+    except ScheduleError as error:
+        raise VerificationError(str(error)) from error
+    excuses = {}
+    for slug, entry in tables.items():
+        if not isinstance(entry, dict) or set(entry) != {"date", "reason"}:
+            raise VerificationError(f"{origin.at(slug)}: [{slug}] needs a date and a reason alone")
+        excuses[slug] = Excuse(str(entry["date"]), str(entry["reason"]))
+    return excuses
+
+
+def _encoded(evidence: Evidence) -> dict[str, Any]:
+    """A dict for JSON: measured numbers to four digits, more than any of them is good for."""
+
+    def short(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: short(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [short(item) for item in value]
+        if isinstance(value, float) and math.isfinite(value):
+            return float(f"{value:.4g}")
+        return value
+
+    found: dict[str, Any] = short(dataclasses.asdict(evidence))
+    return found
+
+
+def _text(data: dict[str, Any]) -> str:
+    """JSON with a line for each field and each shape: short, and a diff says what moved."""
+
+    def said(value: Any) -> str:
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            rows = ",\n  ".join(map(said, value))
+            return f"[\n  {rows}\n ]"
+        return json.dumps(value, allow_nan=False)
+
+    fields = ",\n ".join(f"{json.dumps(key)}: {said(value)}" for key, value in data.items())
+    return f"{{\n {fields}\n}}\n"
+
+
+def _decoded(record: type, data: Any, parts: Mapping[str, type] | None = None) -> Any:
+    """A dataclass from a dict with exactly its fields; ValueError for anything else."""
+    names = {field.name for field in dataclasses.fields(record)}
+    if not isinstance(data, dict) or set(data) != names:
+        odd = sorted(set(data) ^ names) if isinstance(data, dict) else [type(data).__name__]
+        raise ValueError(f"{record.__name__} has missing or unknown fields: {', '.join(odd)}")
+    values = dict(data)
+    for name, value in data.items():
+        if parts and name in parts:
+            values[name] = tuple(_decoded(parts[name], part) for part in value)
+        elif isinstance(value, list):
+            values[name] = tuple(value)
+    return record(**values)

@@ -1,0 +1,114 @@
+"""What a kind of kernel is: the protocol between a package of fagen/kinds/ and the rest of fagen.
+
+A kind declares its schedules, turns one into a Plan, and names its templates. What needs torch or
+a GPU it names as a string, "module:attribute", which is imported where it is needed and not before.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, ClassVar, Protocol
+
+from fagen.launch import Launches
+from fagen.schedule import Schedule
+from fagen.signature import Signature
+
+
+@dataclass(frozen=True)
+class Role:
+    """Warps of a kernel that set their own number of registers by setmaxnreg."""
+
+    name: str  # "consumer" | "producer"
+    registers: int  # per thread
+
+
+class Plan(Protocol):
+    """A schedule that fits, worked out: what every kind's Plan can be asked.
+
+    Sizes that only the kind's own templates read are its own matter.
+    """
+
+    kind: ClassVar[str]
+
+    @property
+    def schedule(self) -> Any:
+        """The schedule that it is of."""
+
+    @property
+    def slug(self) -> str:
+        """The schedule's."""
+
+    @property
+    def threads(self) -> int:
+        """Of a thread block."""
+
+    @property
+    def blocks(self) -> int:
+        """Thread blocks that a multiprocessor should hold at least."""
+
+    @property
+    def launch_registers(self) -> int:
+        """Per thread at launch, at most."""
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Who sets registers of their own; none where no warp is specialised."""
+
+    @property
+    def modelled_registers(self) -> int:
+        """What a model says that the widest role takes per thread; 0 without one."""
+
+    @property
+    def max_spill_bytes(self) -> int:
+        """Per thread."""
+
+    @property
+    def spill_remedy(self) -> str:
+        """What a schedule may change against {spilled} bytes of spills; "" for nothing."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a thread block."""
+
+    @property
+    def launches(self) -> Launches:
+        """The kernels that a call launches, in order, and the workspace that they need."""
+
+    @property
+    def signature(self) -> Signature:
+        """What a call takes and gives."""
+
+    @property
+    def ledger(self) -> str:
+        """What it takes of a multiprocessor, to be printed."""
+
+    def explained(self) -> str:
+        """Return the ledger with its formulae and the limits that they lead to."""
+
+    def record(self) -> Mapping[str, Any]:
+        """Return keys and ledgers, for JSON."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A family of kernels; its kernels come out of the template `<name>.cu.j2`.
+
+    emulate, proof, space: "module:attribute". `emulate(plan, *arguments)` computes on a CPU what
+    the kernel does, arguments as of its op; `proof` is a fagen.measure.proof.Proof; `space`, what a
+    search tries and predicts, is "" where nothing is searched.
+    """
+
+    name: str
+    schedule: type[Schedule]
+    plan: Callable[[Any], Plan]
+    errors: type  # a record of fagen.evidence
+    speeds: type  # another
+    emulate: str
+    proof: str
+    space: str = ""
+
+
+def load(name: str) -> Any:
+    """Import what a kind names as "module:attribute"."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)

@@ -1,0 +1,17 @@
+"""Attention's forward pass: softmax(scale · Q Kᵀ) V and the log-sum-exp of each row."""
+
+from fagen.kind import Kind
+from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import plan
+from fagen.records import ShapeError, Speed
+
+KIND = Kind(
+    name="forward",
+    schedule=Schedule,
+    plan=plan,
+    errors=ShapeError,
+    speeds=Speed,
+    emulate="fagen.kinds.forward.emulate:compute",
+    proof="fagen.kinds.forward.proof:PROOF",
+    space="fagen.kinds.forward.space:SPACE",
+)

@@ -1,0 +1,162 @@
+"""A Plan of e4m3, bytes and descales in, what its kernel computes out: docs/fp8.md in torch.
+
+Sums of products are fp32's, or, where asked for, those of Hopper's tensor cores.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fagen.arch import SM90
+from fagen.e4m3 import by_rows, rows_of, to_e4m3
+from fagen.kinds.forward.emulate.tiles import outgrown
+from fagen.kinds.forward.plan import Plan
+
+LN2 = math.log(2)
+_TERMS = 1 << 22  # products held at a time where the accumulator is Hopper's
+
+
+def emulate_fp8(
+    plan: Plan,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    q_descale: Tensor,
+    k_descale: Tensor,
+    v_descale: Tensor,
+    *,
+    hopper_sums: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Compute attention as the Plan's kernel does.
+
+    q (B, Sq, H, D), k (B, Sk, Hk, D) and v in e4m3, v (B, Sk, Hk, Dv) or, where the Plan has V by
+    columns, (B, Hk, Dv, Sk to 16) as `by_columns` makes it; H a multiple of Hk. Descales (B, H or
+    Hk, blocks) in fp32, positive; a size of 1 serves for all. Returns out (B, Sq, H, Dv) in the
+    Plan's out_dtype and the log-sum-exp of each row, (B, H, Sq) in fp32: zeros and minus infinity
+    where a row sees no key. With `hopper_sums` both products are summed up as Hopper does it
+    (`multiply_add`), which takes a hundred times as long.
+    """
+    batch, seqlen_q, heads, _ = q.shape
+    seqlen_k, kv_heads = k.shape[1], k.shape[2]
+    group = heads // kv_heads  # query heads that share one head of K and V
+    values = (v if plan.v_rows else by_rows(v, seqlen_k)).permute(0, 2, 1, 3).float()
+    out = q.new_zeros(
+        batch, seqlen_q, heads, values.shape[-1], dtype=getattr(torch, plan.out_dtype.torch)
+    )
+    lse = q.new_full((batch, heads, seqlen_q), -math.inf, dtype=torch.float32)
+    if out.numel() == 0 or seqlen_k == 0:
+        return out, lse
+
+    keys = k.permute(0, 2, 3, 1).float()  # (B, Hk, D, Sk)
+    v_descale = v_descale.expand(batch, kv_heads, -1)
+    columns_of = torch.arange(seqlen_k, device=q.device)
+    reach = seqlen_k - seqlen_q  # row i sees the keys up to i + reach
+    # what a key's scores are multiplied by, and what its probability is weighted with
+    k_factor = scale * math.log2(math.e) * _by_key(k_descale, plan, batch, kv_heads, seqlen_k)
+    weight = _by_key(v_descale, plan, batch, kv_heads, seqlen_k)
+    weight = weight if plan.scales_by_block else torch.ones_like(weight)
+    q_factor = rows_of(q_descale.expand(batch, heads, -1), plan.scale_rows, seqlen_q)
+
+    for top in range(0, seqlen_q, plan.block_m):
+        bottom = min(top + plan.block_m, seqlen_q)
+        shape = (batch, kv_heads, group * (bottom - top), -1)
+        queries = q[:, top:bottom].permute(0, 2, 1, 3).float().reshape(shape)
+        factor = q_factor[:, :, top:bottom].reshape(shape)
+        row = torch.arange(top, bottom, device=q.device).repeat(group)[:, None]
+        end = min(seqlen_k, bottom + reach) if plan.mask.causal else seqlen_k
+
+        maximum = factor.new_full(factor.shape, -math.inf)
+        row_sum = torch.zeros_like(maximum)
+        partial = queries.new_zeros(*queries.shape[:-1], values.shape[-1])
+        total = torch.zeros_like(partial)
+        for step, left in enumerate(reversed(range(0, max(end, 0), plan.block_n)), 1):
+            block = slice(left, min(left + plan.block_n, seqlen_k))
+            scores = _product(queries, keys[..., block], None, hopper_sums)
+            exponents = scores * (factor * k_factor[..., block]) + weight[..., block].log2()
+            if plan.mask.causal:
+                exponents = exponents.masked_fill(columns_of[block] > row + reach, -math.inf)
+
+            highest = torch.maximum(maximum, exponents.amax(-1, keepdim=True))
+            if plan.late:
+                guess = torch.exp2(exponents - (maximum - plan.p_offset))
+                keep = ~outgrown(guess, plan, bottom - top)
+            else:
+                keep = highest - maximum <= plan.rescale_threshold
+            highest = torch.where(keep, maximum, highest)
+            # a row that has seen nothing yet: any finite number does, minus infinity gives NaN
+            origin = highest.masked_fill(highest == -math.inf, 0.0)
+            rescale = torch.exp2(maximum - origin)
+            maximum = highest
+
+            p = torch.exp2(exponents - (origin - plan.p_offset))
+            row_sum = row_sum * rescale + (p / weight[..., block]).sum(-1, keepdim=True)
+            partial, total = partial * rescale, total * rescale
+            rounded = to_e4m3(p).float()
+            partial = _product(rounded, values[:, :, block], partial, hopper_sums)
+            if plan.promote and step % plan.promote == 0:
+                total, partial = total + partial, torch.zeros_like(partial)
+
+        inverse = torch.where(row_sum == 0, 0.0, 1 / row_sum)
+        if not plan.scales_by_block:
+            inverse = inverse * v_descale[..., None]
+        tile = ((total + partial) * inverse).view(batch, heads, bottom - top, -1)
+        out[:, top:bottom] = tile.permute(0, 2, 1, 3).to(out.dtype)
+        log_sum = (maximum - plan.p_offset) * LN2 + torch.log(row_sum)
+        lse[:, :, top:bottom] = log_sum.view(batch, heads, bottom - top)
+    return out, lse
+
+
+def _by_key(descale: Tensor, plan: Plan, batch: int, heads: int, length: int) -> Tensor:
+    """Return a descale for each key: (B, Hk, 1, length)."""
+    return rows_of(descale.expand(batch, heads, -1), plan.scale_rows, length).transpose(-1, -2)
+
+
+# ---- sums of products ---------------------------------------------------------------------------
+
+
+def _product(a: Tensor, b: Tensor, onto: Tensor | None, hopper_sums: bool) -> Tensor:
+    """Return a (…, m, k) times b (…, k, n), added onto what is there."""
+    if not hopper_sums:
+        product = a @ b
+        return product if onto is None else onto + product
+    shape = (*a.shape[:-1], b.shape[-1])
+    step = SM90.wgmma_k_bytes  # an element is a byte
+    missing = -a.shape[-1] % step
+    a = torch.nn.functional.pad(a, (0, missing)).flatten(0, -3)
+    b = torch.nn.functional.pad(b, (0, 0, 0, missing)).flatten(0, -3)
+    result = a.new_zeros(shape).flatten(0, -3) if onto is None else onto.flatten(0, -3).clone()
+    height = max(1, _TERMS // (step * b.shape[-1]))
+    for head in range(len(a)):
+        for top in range(0, a.shape[1], height):
+            rows = slice(top, top + height)
+            for left in range(0, a.shape[-1], step):
+                these = slice(left, left + step)
+                result[head, rows] = multiply_add(
+                    a[head, rows, these], b[head, these], result[head, rows]
+                )
+    return result.view(shape)
+
+
+def multiply_add(a: Tensor, b: Tensor, onto: Tensor) -> Tensor:
+    """Return onto (m, n) + a (m, 32) times b (32, n) as one wgmma of Hopper's adds it up.
+
+    The model: the 32 products and what they are added onto are aligned to the largest exponent
+    among them, cut off towards zero below 13 bits of fraction (14 bits with the leading one), and
+    added; the sum is cut off to 13 bits of fraction again. That an fp8 accumulator has 13 and that
+    the 14 highest bits of aligned products count was found by the DeepSeek-V3 report (its section
+    on accumulation in tensor cores) and in PyTorch's study of FP22 accumulators; in which order
+    products enter, and which way a negative term is cut off, is not published.
+    """
+    terms = torch.cat([a[:, :, None] * b, onto[:, None]], 1)
+    largest = terms.abs().amax(1, keepdim=True)
+    return _cut(_cut(terms, largest).sum(1), None)
+
+
+def _cut(x: Tensor, largest: Tensor | None) -> Tensor:
+    """Cut x off below the last bit of an accumulator that can just hold `largest`, or x itself."""
+    of = x.abs() if largest is None else largest
+    _, exponent = torch.frexp(of)  # of = a fraction in [1/2, 1) · 2 ^ exponent
+    unit = torch.exp2((exponent - 1 - SM90.fp8_accumulator_bits).float())
+    return (x / unit).trunc() * unit

@@ -1,0 +1,115 @@
+"""A Plan and 16-bit tensors in, what its kernel computes out: its tiles, order and roundings."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fagen.kinds.forward.plan import Plan
+
+_WARP_ROWS = 16  # of a warpgroup's 64
+
+
+def emulate(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Compute attention as the Plan's kernel does.
+
+    q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in the Plan's dtype, with any strides, H a
+    multiple of Hk; scale finite and positive. Returns out (B, Sq, H, Dv) in that dtype and the
+    log-sum-exp of each row, (B, H, Sq) in fp32: zeros and minus infinity where a row sees no key.
+    What is wrong with the arguments is `op.refuse_arguments`'s to say.
+    """
+    batch, seqlen_q, heads, _ = q.shape
+    seqlen_k, kv_heads = k.shape[1], k.shape[2]
+    out = q.new_zeros(batch, seqlen_q, heads, v.shape[-1])
+    lse = q.new_full((batch, heads, seqlen_q), -math.inf, dtype=torch.float32)
+    if out.numel() == 0 or seqlen_k == 0:
+        return out, lse
+
+    group = heads // kv_heads  # query heads that share one head of K and V
+    keys = k.permute(0, 2, 3, 1).float()  # (B, Hk, D, Sk)
+    values = v.permute(0, 2, 1, 3).float()  # (B, Hk, Sk, Dv)
+    rows_of = torch.arange(seqlen_q, device=q.device)
+    columns_of = torch.arange(seqlen_k, device=q.device)
+    reach = seqlen_k - seqlen_q  # row i sees the keys up to i + reach
+
+    for top in range(0, seqlen_q, plan.block_m):
+        bottom = min(top + plan.block_m, seqlen_q)
+        queries = q[:, top:bottom].permute(0, 2, 1, 3).float()  # (B, H, rows, D)
+        queries = queries.reshape(batch, kv_heads, group * (bottom - top), -1)
+        row = rows_of[top:bottom].repeat(group)[:, None]
+
+        softmax = _OnlineSoftmax(queries, scale, plan, bottom - top)
+        accumulated = queries.new_zeros(*queries.shape[:-1], v.shape[-1])
+        end = min(seqlen_k, bottom + reach) if plan.mask.causal else seqlen_k
+        for left in reversed(range(0, max(end, 0), plan.block_n)):
+            block = slice(left, min(left + plan.block_n, seqlen_k))
+            scores = queries @ keys[..., block]
+            if plan.mask.causal:
+                scores = scores.masked_fill(columns_of[block] > row + reach, -math.inf)
+            p, rescale = softmax.step(scores)
+            # what the tensor cores read is rounded; row sums that threads add up saw p before
+            rounded = p.to(q.dtype).float()
+            softmax.add(rounded if plan.sum_by_tensor else p, rescale)
+            accumulated = accumulated * rescale + rounded @ values[:, :, block]
+
+        inverse, log_sum = softmax.finish()
+        tile = (accumulated * inverse).to(q.dtype).view(batch, heads, bottom - top, -1)
+        out[:, top:bottom] = tile.permute(0, 2, 1, 3)
+        lse[:, :, top:bottom] = log_sum.view(batch, heads, bottom - top)
+    return out, lse
+
+
+def outgrown(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
+    """Tell whose maximum a late kernel raises after a guess at p (…, rows, columns) of a block.
+
+    p is relative to the maximum so far, so infinite or NaN in a row that has seen nothing. The rows
+    of a tile come head by head; the result is (…, rows, 1). A lane adds up two columns of each 8,
+    in e4m3 either of them by itself, or both where several scales share a block, each scale's by
+    itself; and what one lane of a warp finds too large raises all of its 16 rows.
+    """
+    lanes = 4 * plan.sums_compared
+    filled = torch.nn.functional.pad(p, (0, plan.block_n - p.shape[-1]))
+    sums = filled.unflatten(-1, (-1, plan.group_keys // 8, lanes, 8 // lanes)).sum((-1, -3))
+    large = ~(sums <= plan.most_sum).all(-1).all(-1)  # NaN is too large as well
+    heads = large.unflatten(-1, (-1, rows_of_a_head))
+    warps = torch.nn.functional.pad(heads, (0, -rows_of_a_head % _WARP_ROWS))
+    raised = warps.unflatten(-1, (-1, _WARP_ROWS)).any(-1, keepdim=True)
+    raised = raised.expand(*raised.shape[:-1], _WARP_ROWS).flatten(-2)[..., :rows_of_a_head]
+    return raised.flatten(-2).unsqueeze(-1)
+
+
+class _OnlineSoftmax:
+    """The maximum and sum of rows of scores (..., rows, columns) that arrive block by block."""
+
+    def __init__(self, rows: Tensor, scale: float, plan: Plan, rows_of_a_head: int) -> None:
+        self.scale = scale
+        self.scale_log2 = scale * math.log2(math.e)  # exp2 is the instruction that there is
+        self.plan = plan
+        self.rows_of_a_head = rows_of_a_head
+        self.maximum = rows.new_full((*rows.shape[:-1], 1), -math.inf)
+        self.sum = torch.zeros_like(self.maximum)
+
+    def step(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Take one block: its probabilities, and the factor for all that was added up before."""
+        highest = torch.maximum(self.maximum, scores.amax(-1, keepdim=True))
+        if self.plan.late:
+            guess = torch.exp2((scores - self.maximum) * self.scale_log2)
+            keep = ~outgrown(guess, self.plan, self.rows_of_a_head)
+        else:
+            keep = (highest - self.maximum) * self.scale_log2 <= self.plan.rescale_threshold
+        highest = torch.where(keep, self.maximum, highest)
+        # a row that has seen nothing yet: any finite number does, and minus infinity gives NaN
+        origin = highest.masked_fill(highest == -math.inf, 0.0) * self.scale_log2
+        rescale = torch.exp2(self.maximum * self.scale_log2 - origin)
+        p = torch.exp2(scores * self.scale_log2 - origin)
+        self.maximum = highest
+        return p, rescale
+
+    def add(self, p: Tensor, rescale: Tensor) -> None:
+        """Add a block's probabilities to the rows' sums."""
+        self.sum = self.sum * rescale + p.sum(-1, keepdim=True)
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        """Return what to multiply the rows of the output by, and their log-sum-exp."""
+        inverse = torch.where(self.sum == 0, 0.0, 1 / self.sum)
+        return inverse, self.maximum * self.scale + torch.log(self.sum)

@@ -1,0 +1,328 @@
+"""Turn a Schedule into a Plan: every number that a template prints, for a schedule that fits."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from fagen.arch import SM90
+from fagen.errors import OverBudget
+from fagen.kind import Role
+from fagen.kinds.forward.formulae import (
+    Budget,
+    budget,
+    explain_lines,
+    keys_of_a_scale,
+    launch_registers,
+    nearest,
+    padded,
+    threads,
+)
+from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.signature import signature
+from fagen.launch import Grid, Launch, Launches, Product
+from fagen.ledger import Ledger
+from fagen.signature import Extent, Signature
+from fagen.vocab import DTYPES, MASKS, ORDERS, Dtype, Mask, Swizzle, swizzle_of
+
+# What a lane's share of a row's P may add up to, relative to a stale maximum, in 16 bits. fp16 ends
+# at 65,504, and sums of fp32 lose nothing by it.
+_MOST_SUM = 4096.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A schedule that fits, worked out.  There is no Plan that does not fit.
+
+    Sizes are in elements, registers per thread, slabs in columns; padded is in shared memory.
+    """
+
+    kind: ClassVar[str] = "forward"
+    blocks: ClassVar[int] = 1  # that a multiprocessor should hold at least
+
+    schedule: Schedule
+    slug: str
+    dtype: Dtype  # of Q, K and V
+    out_dtype: Dtype  # of O
+    mask: Mask
+
+    head_dim: int
+    head_dim_v: int
+    head_dim_padded: int
+    head_dim_v_padded: int
+    block_m: int
+    block_n: int
+    stages: int
+    q_stages: int
+
+    consumers: int  # warpgroups
+    threads: int
+    producer_warp: bool
+    producer_registers: int  # 0 where no warp is specialised
+    consumer_registers: int  # 0 where no warp is specialised
+    launch_registers: int
+
+    inter_warpgroup: bool
+    intra_warpgroup: bool
+    p_in_registers: bool
+    output: str
+    sum_by_tensor: bool
+    late: bool  # a block's maximum is found only where sums get too large without
+    most_sum: float  # how large that is
+    sums_compared: int  # to it, of a lane's for a row: one, or of every other column
+    rescale_threshold: float  # log2 units
+    # e4m3 only; elsewhere false and zero
+    fp8: bool
+    v_rows: bool  # V comes in rows, and is transposed here
+    scales_by_block: bool  # else a number for each (batch, KV head), or by strides of 0 for all
+    scale_rows: int  # of a block of scales; 0 where there is none
+    group_keys: int  # of a step, that lie in one such block
+    scales_first: bool  # consumers read them before Q·Kᵀ, which is long, and not after it
+    p_offset: float  # log2 units
+    promote: int  # blocks after which sums move to a second accumulator; 0: never
+    totals_shared: bool  # which is in shared memory
+
+    order: str
+    persistent: bool
+    longest_first: bool
+    cluster: int  # thread blocks that share K and V
+    passes: bool  # consumers let blocks by whose keys their rows do not see
+    idles: bool  # so does one without rows
+    l2_share_bytes: int  # of the L2 cache, for the K and V that blocks share
+    max_spill_bytes: int  # per thread
+
+    qk_swizzle: Swizzle
+    v_swizzle: Swizzle
+    p_swizzle: Swizzle
+    vt_swizzle: Swizzle  # V transposed: rows of block_n keys, for fp8
+    o_swizzle: Swizzle  # V's, but in fp8
+    qk_slab: int
+    v_slab: int
+    p_slab: int
+    vt_slab: int
+    o_slab: int
+    qk_slabs: int
+    v_slabs: int
+    p_slabs: int
+    vt_slabs: int
+    o_slabs: int
+
+    # of one consumer thread and its wgmma instructions
+    o_columns: int  # of the second GEMM's result
+    s_accumulators: int
+    o_accumulators: int
+    p_registers: int
+    qk_steps: int
+    pv_steps: int
+    qk_inputs: tuple[int, ...]  # numbers of the asm operands that follow S: Q, K, whether to add
+    pv_inputs: tuple[int, ...]  # those that follow O: P (four registers or a descriptor) and V
+
+    shared: Ledger
+    registers: Ledger
+    register_file: Ledger
+    shared_bytes: int
+
+    @property
+    def ledger(self) -> str:
+        """The ledgers, to be printed."""
+        ledgers = [self.shared, self.registers]
+        if self.producer_warp:
+            ledgers.append(self.register_file)
+        return "\n\n".join(str(ledger) for ledger in ledgers)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Whose registers setmaxnreg sets."""
+        if not self.producer_warp:
+            return ()
+        return (
+            Role("consumer", self.consumer_registers),
+            Role("producer", self.producer_registers),
+        )
+
+    @property
+    def modelled_registers(self) -> int:
+        """Of a consumer thread, by the ledger."""
+        return self.registers.total
+
+    @property
+    def spill_remedy(self) -> str:
+        """What a schedule may change against spills; {spilled} is how many bytes there are."""
+        return (
+            "a narrower block_n needs fewer registers, "
+            "max_spill_bytes = {spilled} under [build] tolerates it"
+        )
+
+    @cached_property
+    def signature(self) -> Signature:
+        """What a call takes and gives."""
+        return signature(self)
+
+    @property
+    def launches(self) -> Launches:
+        """One kernel, whose thread blocks take tiles of block_m rows of a head each."""
+        rows = Extent("seqlen_q", per=self.block_m * self.cluster, times=self.cluster)
+        tiles = Product((rows, Extent("heads"), Extent("batch")))
+        grid = Grid(tiles, resident=self.persistent, cluster=self.cluster)
+        kernel = Launch("attention_forward", grid, self.threads, self.shared_bytes)
+        return Launches((kernel,))
+
+    def explained(self) -> str:
+        """Return the ledgers with their formulae, the numbers in them, and the solved limits."""
+        return "\n".join([self.ledger, "", *explain_lines(self.schedule)])
+
+    def record(self) -> dict[str, Any]:
+        """Return keys and ledgers, for JSON."""
+        ledgers = {"shared": self.shared, "registers": self.registers}
+        return {
+            "schedule": self.slug,
+            "keys": self.schedule.values(),
+            "threads": self.threads,
+            **{name: {**asdict(one), "total": one.total} for name, one in ledgers.items()},
+        }
+
+
+def plan(schedule: Schedule) -> Plan:
+    """Work a schedule out.  Raises OverBudget, with every sum that does not fit and what would."""
+    cost = budget(schedule)
+    if cost.over():
+        raise OverBudget(_refusal(schedule, cost))
+    dtype = DTYPES[schedule.attention.dtype]
+    out_dtype = DTYPES[schedule.attention.out_dtype]
+    order = ORDERS[schedule.grid.order]
+    d = padded(schedule.attention.head_dim, schedule)
+    d_v = padded(schedule.attention.head_dim_v, schedule)
+    block_n = schedule.tile.block_n
+    qk_swizzle, v_swizzle, p_swizzle = (swizzle_of(n * dtype.bytes) for n in (d, d_v, block_n))
+    qk_slab, v_slab, p_slab = (s.bytes // dtype.bytes for s in (qk_swizzle, v_swizzle, p_swizzle))
+    o_swizzle = swizzle_of(d_v * out_dtype.bytes)
+    o_slab = o_swizzle.bytes // out_dtype.bytes
+    p_in_registers = schedule.softmax.p == "registers"
+    s_accumulators = _accumulators(block_n)
+    sum_by_tensor = schedule.softmax.sum == "tensor"
+    group_keys = keys_of_a_scale(block_n, schedule.fp8.scale_rows)
+    o_columns = d_v + (SM90.wgmma_n_step if sum_by_tensor else 0)
+    o_accumulators = _accumulators(o_columns)
+    return Plan(
+        schedule=schedule,
+        slug=schedule.slug,
+        dtype=dtype,
+        out_dtype=out_dtype,
+        mask=MASKS[schedule.attention.mask],
+        head_dim=schedule.attention.head_dim,
+        head_dim_v=schedule.attention.head_dim_v,
+        head_dim_padded=d,
+        head_dim_v_padded=d_v,
+        block_m=schedule.tile.block_m,
+        block_n=block_n,
+        stages=schedule.pipeline.stages,
+        q_stages=schedule.pipeline.q_stages,
+        consumers=schedule.warps.consumers,
+        threads=threads(schedule),
+        producer_warp=schedule.warps.producer == "warp",
+        producer_registers=schedule.warps.producer_registers,
+        consumer_registers=schedule.warps.consumer_registers,
+        launch_registers=launch_registers(schedule),
+        inter_warpgroup=schedule.overlap.inter_warpgroup,
+        intra_warpgroup=schedule.overlap.intra_warpgroup,
+        p_in_registers=p_in_registers,
+        output=schedule.pipeline.output,
+        sum_by_tensor=sum_by_tensor,
+        late=schedule.softmax.maximum == "late",
+        most_sum=SM90.e4m3_max if dtype.fp8 else _MOST_SUM,
+        sums_compared=2 if dtype.fp8 and group_keys == block_n else 1,
+        rescale_threshold=schedule.softmax.rescale_threshold,
+        fp8=dtype.fp8,
+        v_rows=schedule.fp8.v_layout == "rows",
+        scales_by_block=schedule.fp8.scales == "block",
+        scale_rows=schedule.fp8.scale_rows,
+        group_keys=group_keys,
+        scales_first=schedule.fp8.scales == "block" and schedule.attention.head_dim > 128,
+        p_offset=schedule.fp8.p_offset,
+        promote=schedule.fp8.promote,
+        totals_shared=schedule.fp8.totals == "shared",
+        order=order.name,
+        persistent=order.persistent,
+        longest_first=order.longest_first,
+        cluster=schedule.grid.cluster,
+        passes=_passes(schedule),
+        idles=_passes(schedule) and schedule.warps.consumers == 3,  # 192 rows divide no power of 2
+        l2_share_bytes=SM90.l2_bytes // 2,  # each half holds its own copy of what both halves read
+        max_spill_bytes=schedule.build.max_spill_bytes,
+        qk_swizzle=qk_swizzle,
+        v_swizzle=v_swizzle,
+        p_swizzle=p_swizzle,
+        vt_swizzle=p_swizzle,  # a row of either is block_n elements
+        o_swizzle=o_swizzle,
+        qk_slab=qk_slab,
+        v_slab=v_slab,
+        p_slab=p_slab,
+        vt_slab=p_slab,
+        o_slab=o_slab,
+        qk_slabs=d // qk_slab,
+        v_slabs=d_v // v_slab,
+        p_slabs=block_n // p_slab,
+        vt_slabs=block_n // p_slab,
+        o_slabs=d_v // o_slab,
+        o_columns=o_columns,
+        s_accumulators=s_accumulators,
+        o_accumulators=o_accumulators,
+        p_registers=s_accumulators * dtype.bytes // 4,
+        qk_steps=d // dtype.wgmma_k,
+        pv_steps=block_n // dtype.wgmma_k,
+        qk_inputs=tuple(range(s_accumulators, s_accumulators + 3)),
+        pv_inputs=tuple(range(o_accumulators, o_accumulators + (5 if p_in_registers else 2))),
+        shared=cost.shared,
+        registers=cost.registers,
+        register_file=cost.register_file,
+        shared_bytes=cost.shared.total,
+    )
+
+
+def _passes(schedule: Schedule) -> bool:
+    """Whether some rows of a tile, or of a pair of tiles, see less than a block_n of its end.
+
+    Only where they can wait for the others: these need buffers, and V's space, before they go on.
+    """
+    causal = MASKS[schedule.attention.mask].causal
+    if not (causal and schedule.warps.producer == "warp" and schedule.overlap.intra_warpgroup):
+        return False
+    if schedule.grid.cluster > 1:
+        return True  # the rules of a schedule see to it
+    block_m, block_n = schedule.tile.block_m, schedule.tile.block_n
+    passed = -(-(block_m - SM90.wgmma_m) // block_n)
+    in_turns = schedule.overlap.inter_warpgroup and schedule.pipeline.output == "v_space"
+    ends_elsewhere = block_m % block_n > 0 or block_m - SM90.wgmma_m >= block_n
+    if not ends_elsewhere or not 0 < passed <= (1 if in_turns else schedule.pipeline.stages):
+        return False
+    # K is asked for that far before the first V, which waits for the last tile's O; but the first K
+    # alone makes room before there is a V
+    asked_ahead = -(-block_m // block_n)
+    return schedule.pipeline.output != "v_space" or asked_ahead <= schedule.pipeline.stages
+
+
+def _accumulators(columns: int) -> int:
+    """Return a thread's fp32 registers of one warpgroup's 64 × columns."""
+    return columns * SM90.wgmma_m // SM90.warpgroup_threads
+
+
+def _refusal(schedule: Schedule, cost: Budget) -> str:
+    lines = [
+        f"{schedule.origin.at('tile', 'block_n')}: tile.block_n = {schedule.tile.block_n}: "
+        f"{schedule.slug} does not fit a multiprocessor of {SM90.name}"
+    ]
+    for ledger in cost.over():
+        lines += ["  " + line for line in str(ledger).splitlines()]
+    fits = [_written(changes) for changes in nearest(schedule)]
+    lines.append("  fits with " + ", or with ".join(fits) if fits else "  nothing near it fits")
+    return "\n".join(lines)
+
+
+def _written(changes: Mapping[str, Any]) -> str:
+    """Return changed keys as a user writes them."""
+    said = [
+        f"{key} left out" if value is None else f"{key} = {json.dumps(value)}"
+        for key, value in changes.items()
+    ]
+    return " and ".join(said)

@@ -1,0 +1,51 @@
+"""How attention's kernels are proved: errors against fp64, and speed beside cuDNN's."""
+
+from collections.abc import Callable
+
+from fagen.build import Binary
+from fagen.kinds.forward.plan import Plan
+from fagen.measure.accuracy import check
+from fagen.measure.cells import compare
+from fagen.measure.proof import Proof
+from fagen.measure.rows import OURS, Row
+from fagen.measure.shapes import standard_shape
+from fagen.records import ShapeError, Speed
+
+Say = Callable[[str], None]
+
+
+def _errors(plan: Plan, binary: Binary, progress: Say | None) -> tuple[ShapeError, ...]:
+    return check(plan, binary, progress=progress)
+
+
+def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Speed, ...]:
+    return speeds(compare(plan, binary, standard_shape(plan.head_dim), progress=progress))
+
+
+def speeds(rows: tuple[Row, ...]) -> tuple[Speed, ...]:
+    """Per regime, fagen's TFLOP/s and cuDNN's beside it (None where cuDNN refused)."""
+    found = []
+    for row in rows:
+        if row.implementation not in OURS:
+            continue
+        beside = [
+            other.tflops
+            for other in rows
+            if other.implementation == "cudnn" and other.regime == row.regime
+        ]
+        found.append(
+            Speed(
+                regime=row.regime,
+                batch=row.batch,
+                seqlen=row.seqlen_q,
+                heads=row.heads,
+                tflops=row.tflops,
+                spread=row.spread,
+                sm_clock_mhz=row.sm_clock_mhz,
+                cudnn_tflops=beside[0] if beside else None,
+            )
+        )
+    return tuple(found)
+
+
+PROOF = Proof(_errors, _speeds)

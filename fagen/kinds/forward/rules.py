@@ -1,0 +1,276 @@
+"""What follows from the keys of attention: derived defaults, slugs, and the rules between keys."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from fagen.arch import SM90
+from fagen.schedule import Code, SlugForm
+from fagen.vocab import (
+    DTYPES,
+    MASKS,
+    OUTPUTS,
+    SCALE_ROWS,
+    SCALES,
+    TOTALS,
+    V_LAYOUTS,
+    swizzle_of,
+)
+
+# in the order in which a slug says them, each only where the value is not the default
+_CODES = (
+    Code("out_dtype", words={"bf16": "obf16", "fp16": "ofp16"}),
+    Code("stages", "s"),
+    Code("q_stages", "q"),
+    Code("output", words={"own": "own", "halves": "halves", "v_space": "vspace"}),
+    Code("producer", words={"warp": "prodwarp", "none": "noprod"}),
+    Code("consumers", "w"),
+    Code("producer_registers", "pr"),
+    Code("consumer_registers", "cr"),
+    Code("inter_warpgroup", words={True: "inter", False: "nointer"}),
+    Code("intra_warpgroup", words={True: "intra", False: "nointra"}),
+    Code("p", words={"registers": "pregs", "shared": "pshared"}),
+    Code("sum", words={"threads": "threadsum", "tensor": "tensorsum"}),
+    Code("maximum", words={"late": "latemax", "each": "eachmax"}),
+    Code("rescale_threshold", "t"),
+    Code("v_layout", words={"rows": "vrows", "columns": "vcols"}),
+    Code("scales", words={"tensor": "stensor", "head": "shead", "block": "sblock"}),
+    Code("scale_rows", "sr"),
+    Code("p_offset", "po"),
+    Code("promote", "pm"),
+    Code("totals", words={"registers": "regtotals", "shared": "smemtotals"}),
+    Code("order", words={"persistent": "persistent", "lpt": "lpt", "single": "single"}),
+    Code("cluster", "c"),
+    Code("max_spill_bytes", "spill"),
+)
+
+SLUG = SlugForm(
+    head="fwd_{dtype}_d{head_dim}[v{head_dim_v}]_{mask}_m{block_m}n{block_n}",
+    codes=_CODES,
+    example="fwd_fp16_d128_causal_m128n128",
+)
+
+_FP8_KEYS = ("v_layout", "scales", "scale_rows", "p_offset", "promote", "totals")
+
+# Keys whose default follows from others, in an order that works.  A slug leaves such a key out
+# where it has that value, and still reads back: what it follows from is in the slug.
+DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "head_dim_v": lambda keys: keys["head_dim"],
+    "consumers": lambda keys: keys["block_m"] // SM90.wgmma_m,
+    "inter_warpgroup": lambda keys: keys["consumers"] > 1 and keys["producer"] == "warp",
+    "order": lambda keys: MASKS[keys["mask"]].order,
+    "maximum": lambda keys: (
+        "each" if keys["rescale_threshold"] > 0 or keys["sum"] == "tensor" else "late"
+    ),
+    "out_dtype": lambda keys: DTYPES[keys["dtype"]].out,
+    # nothing at all where Q, K and V are no e4m3
+    "v_layout": lambda keys: V_LAYOUTS[0] if _fp8(keys) else "",
+    "scales": lambda keys: SCALES[0] if _fp8(keys) else "",
+    "scale_rows": lambda keys: SCALE_ROWS[-1] if keys["scales"] == "block" else 0,
+    "p_offset": lambda keys: _p_offset(keys) if _fp8(keys) else 0.0,
+    "totals": lambda keys: TOTALS[0] if keys["promote"] and _fp8(keys) else "",
+    # three consumers or four use up the register file; a producer beside fewer has what it needs
+    "producer_registers": lambda keys: _registers_of(keys)[0],
+    "consumer_registers": lambda keys: _registers_of(keys)[1],
+}
+
+
+def _fp8(keys: Mapping[str, Any]) -> bool:
+    return DTYPES[keys["dtype"]].fp8
+
+
+def _registers_of(keys: Mapping[str, Any]) -> tuple[int, int]:
+    """Registers of a producer's and of a consumer's thread, where a schedule does not say."""
+    if keys["producer"] != "warp":
+        return 0, 0
+    # with 24 the producer spills
+    producer, consumer = {3: (32, 160), 4: (32, 112)}.get(keys["consumers"], (40, 232))
+    if keys["v_layout"] == "rows" and keys["scales"] == "block":  # it has both to do
+        return producer + 8 * max(2, keys["consumers"]), consumer - 8
+    return producer, consumer
+
+
+def _p_offset(keys: Mapping[str, Any]) -> float:
+    """The offset of P in e4m3 where a schedule does not say.
+
+    A whole number: e4m3 then holds the largest P of a row exactly.
+    """
+    if keys["maximum"] == "each":
+        return float(max(0, math.floor(8 - keys["rescale_threshold"])))
+    # A diagonal block shows its first rows a key or two, whose maximum is soon outgrown: room for
+    # that is worth more than the last bits of small numbers.
+    wanted = 2.0 if MASKS[keys["mask"]].causal else 4.0
+    return min(wanted, float(math.floor(most_p_offset(keys["block_n"]))))
+
+
+def most_p_offset(block_n: int) -> float:
+    """With a late maximum: a lane adds up block_n / 8 of P, and so many equal ones have to fit.
+
+    A thousandth is for their rounding.
+    """
+    return math.log2(SM90.e4m3_max) - math.log2(block_n / 8) - 2**-10
+
+
+def _one_slab(columns: int, dtype: str) -> bool:
+    """Whether so many columns, filled up, are one swizzle wide: ones must be one step from them."""
+    width = DTYPES[dtype].filled_up(columns) * DTYPES[dtype].bytes
+    return width == swizzle_of(width).bytes
+
+
+def output_slabs(columns: int, dtype: str) -> int:
+    """Return in how many slabs, each as wide as its swizzle, so many columns of O are laid down."""
+    width = DTYPES[dtype].filled_up(columns) * DTYPES[DTYPES[dtype].out].bytes
+    return width // swizzle_of(width).bytes
+
+
+def possible_outputs(columns: int, dtype: str) -> tuple[str, ...]:
+    """Return how so many columns of O may leave, by falling shared memory."""
+    halves = output_slabs(columns, dtype) % 2 == 0
+    return tuple(output for output in OUTPUTS if output != "halves" or halves)
+
+
+# ---- rules --------------------------------------------------------------------------------------
+
+
+def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (key, sentence) for each rule between keys that is broken."""
+    rows = SM90.wgmma_m * keys["consumers"]
+    if keys["block_m"] != rows:
+        yield (
+            "consumers",
+            f"{keys['consumers']} does not go with block_m = {keys['block_m']}: a warpgroup takes "
+            f"{SM90.wgmma_m} rows; use block_m = {rows}, or consumers = "
+            f"{keys['block_m'] // SM90.wgmma_m}",
+        )
+    if keys["inter_warpgroup"] and keys["consumers"] < 2:
+        yield (
+            "inter_warpgroup",
+            "true needs two warpgroups that take turns; use block_m = 128, or leave it out",
+        )
+    if keys["cluster"] > 1:
+        mask = MASKS[keys["mask"]]
+        for key, wanted in (("producer", "warp"), ("order", mask.order)):
+            if keys[key] != wanted:
+                yield "cluster", f'2 needs {key} = "{wanted}"; use cluster = 1'
+        if mask.causal and not keys["intra_warpgroup"]:
+            yield "cluster", "2 with a causal mask needs intra_warpgroup = true; use cluster = 1"
+        passed = -(-keys["block_m"] // keys["block_n"])
+        if mask.causal and passed > keys["stages"]:
+            # the shorter tile of a pair passes them while the longer one still holds every buffer
+            yield (
+                "cluster",
+                f"2 with a causal mask needs a stage for each of the {passed} blocks that the "
+                f"longer tile of a pair sees beyond the shorter one, and there are "
+                f"{keys['stages']}; use stages = {passed}, or cluster = 1",
+            )
+    if (
+        keys["output"] == "halves"
+        and (slabs := output_slabs(keys["head_dim_v"], keys["dtype"])) % 2
+    ):
+        yield (
+            "output",
+            f'"halves" needs O in an even number of slabs of shared memory, as with head_dim_v = '
+            f'128 or 256; it has {slabs} here: use output = "own" or "v_space"',
+        )
+    if keys["sum"] == "tensor" and not _one_slab(keys["head_dim_v"], keys["dtype"]):
+        yield (
+            "sum",
+            f'"tensor" needs V in one slab of shared memory, as with head_dim_v = 64; it is '
+            f'{keys["head_dim_v"]} here: use sum = "threads"',
+        )
+    if keys["sum"] == "tensor" and keys["dtype"] == "bf16":
+        yield (
+            "sum",
+            '"tensor" adds P up after it is rounded, which in bf16 puts the log-sum-exp of a row '
+            'that sees two or three keys off by 1.3e-3, and 1e-3 is promised: use sum = "threads"',
+        )
+    if keys["maximum"] == "late":
+        for key, only in (("rescale_threshold", 0.0), ("sum", "threads")):
+            if keys[key] != only:
+                yield (
+                    "maximum",
+                    f'"late" does not go with {key} = {_toml(keys[key])}: what tells that a '
+                    "maximum has to be raised are the sums, which threads add up; leave either out",
+                )
+    if keys["producer"] == "none":
+        for key in ("producer_registers", "consumer_registers"):
+            if keys[key]:
+                yield (
+                    key,
+                    'has no meaning with producer = "none": no warp gives registers away; '
+                    "leave it out",
+                )
+    yield from _rules_of_fp8(keys) if _fp8(keys) else _rules_of_16_bits(keys)
+
+
+def _rules_of_16_bits(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    dtype = keys["dtype"]
+    if keys["out_dtype"] != dtype:
+        yield (
+            "out_dtype",
+            f'"{keys["out_dtype"]}" does not go with dtype = "{dtype}": O is of the type of Q, K '
+            'and V where that has 16 bits; leave it out, or use dtype = "e4m3"',
+        )
+    for key in _FP8_KEYS:
+        if keys[key]:
+            yield key, f'has no meaning with dtype = "{dtype}"; leave it out, or use dtype = "e4m3"'
+
+
+def _rules_of_fp8(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key in (
+        ("head_dim", "head_dim_v") if keys["head_dim_v"] != keys["head_dim"] else ("head_dim",)
+    ):
+        if keys[key] % SM90.tma_alignment:
+            yield (
+                key,
+                f"{keys[key]} must be a multiple of {SM90.tma_alignment} in e4m3: a row is copied "
+                f"in pieces of {SM90.tma_alignment} bytes",
+            )
+    step = DTYPES[keys["dtype"]].wgmma_k
+    if keys["block_n"] % step:
+        yield (
+            "block_n",
+            f"{keys['block_n']} must be a multiple of {step} in e4m3: a wgmma multiplies {step} "
+            "of its columns at once",
+        )
+    for key, only in (("p", "registers"), ("sum", "threads"), ("producer", "warp"), ("cluster", 1)):
+        if keys[key] != only:
+            yield key, f"must be {_toml(only)} in e4m3; {_toml(keys[key])} is for 16-bit kernels"
+    if keys["scale_rows"] and keys["scales"] != "block":
+        yield "scale_rows", 'has no meaning but with scales = "block"; leave it out'
+    if keys["totals"] and not keys["promote"]:
+        yield "totals", "has no meaning but with promote; leave it out"
+    if keys["maximum"] == "each":
+        yield from _range_of_p(keys["p_offset"], keys["rescale_threshold"])
+    elif keys["p_offset"] > (most := most_p_offset(keys["block_n"])):
+        yield (
+            "p_offset",
+            f"makes the sum of {keys['block_n']} / 8 equal elements of P 2 to the power of "
+            f"{keys['p_offset']:g} + {math.log2(keys['block_n'] / 8):.3f} > "
+            f"{math.log2(SM90.e4m3_max):.3f}, the log2 of {SM90.e4m3_max:g}, so that every block's "
+            f'maximum would be found (maximum = "late"); use p_offset = '
+            f"{max(0, math.floor(most))}, or leave it out",
+        )
+
+
+def _range_of_p(offset: float, threshold: float) -> Iterator[tuple[str, str]]:
+    """P is at most 2 to the sum of both, and what e4m3 cannot hold it would cut off."""
+    most = math.log2(SM90.e4m3_max)
+    if offset + threshold <= most:
+        return
+    key, fits = ("p_offset", most - threshold) if offset else ("rescale_threshold", most)
+    near = (
+        f"use p_offset = {math.floor(fits)}, or leave it out"
+        if offset and fits >= 0
+        else f"use rescale_threshold = {math.floor(most):g} at most"
+    )
+    yield (
+        key,
+        f"lets P grow to 2 to the power of {offset:g} + {threshold:g} = {offset + threshold:g} > "
+        f"{most:.3f}, the log2 of {SM90.e4m3_max:g}, beyond which e4m3 cuts it off (p_offset + "
+        f"rescale_threshold); {near}",
+    )
+
+
+def _toml(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,0 +1,105 @@
+"""What a call of attention takes and gives, for one Plan."""
+
+from typing import TYPE_CHECKING
+
+from fagen.signature import MAX_SIZE, Dim, Extent, Multiple, Scalar, Signature, Size, Tensor
+from fagen.vocab import FP32, KEY_ORDER
+
+if TYPE_CHECKING:
+    from fagen.kinds.forward.plan import Plan
+
+_BATCH = Dim(Extent("batch"), "batch")
+_KEYS = len(KEY_ORDER)  # V by columns is filled up to whole groups of them
+
+
+def signature(plan: "Plan") -> Signature:
+    """Return the signature of the Plan's kernel.
+
+    q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), or transposed (B, Hk, Dv, Sk to 16), out
+    (B, Sq, H, Dv), lse (B, H, Sq) in fp32; descales (B, H or Hk, blocks) in fp32 where Q, K and V
+    have scales.
+    """
+    conversion = "fagen.quantize({name}) makes it so, with its descale" if plan.fp8 else ""
+
+    def given(name: str, seqlen: str, heads: str, columns: int, note: str) -> Tensor:
+        dims = _rows(seqlen, heads, columns)
+        return Tensor(name, dims, plan.dtype, note, conversion=conversion)
+
+    v = given("v", "seqlen_k", "kv_heads", plan.head_dim_v, "")
+    if plan.fp8 and not plan.v_rows:
+        # of each 16 keys, place i of a row holds key KEY_ORDER[i]; places past seqlen_k hold 0
+        order = " ".join(map(str, KEY_ORDER))
+        v = Tensor(
+            "v",
+            (
+                _BATCH,
+                Dim(Extent("kv_heads"), "head"),
+                Dim(Extent(number=plan.head_dim_v), "seq"),
+                Dim(Extent("seqlen_k", per=_KEYS, times=_KEYS)),
+            ),
+            plan.dtype,
+            f"transposed: each 16 keys in the order {order}, zeros past seqlen_k",
+            conversion=conversion,
+        )
+    rows = plan.scale_rows
+    return Signature(
+        kind=plan.kind,
+        version=2,
+        sizes=tuple(map(Size, ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k"))),
+        tensors=(
+            given("q", "seqlen_q", "heads", plan.head_dim, ""),
+            given("k", "seqlen_k", "kv_heads", plan.head_dim, ""),
+            v,
+            _descale("q", "seqlen_q", "heads", plan.fp8, rows),
+            _descale("k", "seqlen_k", "kv_heads", plan.fp8, rows),
+            _descale("v", "seqlen_k", "kv_heads", plan.fp8, rows),
+            Tensor(
+                "out",
+                _rows("seqlen_q", "heads", plan.head_dim_v),
+                plan.out_dtype,
+                "zeros in a row that sees no key",
+                access="out",
+            ),
+            Tensor(
+                "lse",
+                (_BATCH, Dim(Extent("heads"), "head"), Dim(Extent("seqlen_q"))),
+                FP32,
+                "log-sum-exp, natural logarithm; minus infinity in a row that sees no key",
+                access="out",
+                aligned=False,
+                omittable=True,
+            ),
+        ),
+        scalars=(Scalar("scale", "float", "of q kᵀ before the softmax", positive=True),),
+        order=("q", "k", "v", "scale", "q_descale", "k_descale", "v_descale"),
+        rules=(Multiple("heads", "kv_heads"),),
+    )
+
+
+def _rows(seqlen: str, heads: str, columns: int) -> tuple[Dim, ...]:
+    return (
+        _BATCH,
+        Dim(Extent(seqlen), "seq"),
+        Dim(Extent(heads), "head"),
+        Dim(Extent(number=columns)),
+    )
+
+
+def _descale(of: str, seqlen: str, heads: str, present: bool, scale_rows: int) -> Tensor:
+    """What the numbers of a tensor are to be multiplied by: one for each block of rows, or one."""
+    blocks = Extent(seqlen, per=scale_rows) if scale_rows else Extent(number=1)
+    return Tensor(
+        f"{of}_descale",
+        (
+            Dim(Extent("batch"), "batch", broadcast=True),
+            Dim(Extent(heads), "head", broadcast=True),
+            Dim(blocks),
+        ),
+        FP32,
+        f"what {of} is to be multiplied by, finite and above 0{'' if scale_rows else '; null: 1'}",
+        present=present,
+        optional=not scale_rows,
+        missing=f"this kernel has scales by block of {scale_rows} rows" if scale_rows else "",
+        aligned=False,
+        max_stride=MAX_SIZE,
+    )

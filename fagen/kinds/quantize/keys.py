@@ -1,0 +1,71 @@
+"""Declare every key of a quantiser's schedule: what comes in, its rotation, its scales, its layout.
+
+[quantize]
+dtype = "fp16"        # of what comes in: fp16 | bf16
+head_dim = 128        # a multiple of 16
+rotary = "none"       # rotary embedding before all else: "halves" | "pairs" of columns
+rotate = true         # by random signs and a Hadamard matrix: outliers are spread out
+scales = "block"      # one for a "tensor", a "head", or a "block" of scale_rows rows
+scale_rows = 64
+layout = "rows"       # row-major, as the input | "columns": transposed, as the PV GEMM reads V
+rows = 128            # per thread block
+"""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from fagen.kinds.quantize.rules import DERIVED, SLUG, rules
+from fagen.schedule import Keys, OneOf, Section, derived
+from fagen.schedule import Schedule as AnySchedule
+from fagen.vocab import OUT_DTYPES, ROTARIES, SCALE_ROWS, SCALES, V_LAYOUTS
+
+
+class Quantize(Section):
+    """What is quantised and how a thread block takes it."""
+
+    dtype: Annotated[str, OneOf(OUT_DTYPES)] = Field(description="of what comes in")
+    head_dim: int = Field(ge=16, le=256, multiple_of=16, description="columns")
+    rotary: Annotated[str, OneOf(ROTARIES)] = Field(
+        default="none",
+        description="rotary embedding before all else, of columns half a row apart or of "
+        "neighbours",
+    )
+    rotate: bool = Field(
+        default=False,
+        description="random signs and a Hadamard matrix, block-diagonal where head_dim is no "
+        "power of two",
+    )
+    scales: Annotated[str, OneOf(SCALES)] = Field(
+        default="block", description="how much shares a scale; a block is scale_rows rows of a head"
+    )
+    scale_rows: Annotated[int, OneOf(SCALE_ROWS)] = derived(
+        'rows that share a scale, with scales = "block"; 64 if left out'
+    )
+    layout: Annotated[str, OneOf(V_LAYOUTS)] = Field(
+        default="rows",
+        description='"rows": as they came; "columns": transposed and in P\'s order, for V',
+    )
+    rows: Annotated[int, OneOf(SCALE_ROWS)] = Field(default=128, description="per thread block")
+
+
+class Schedule(AnySchedule):
+    """What a quantiser does; every key has its value."""
+
+    kind: ClassVar[str] = "quantize"
+
+    quantize: Quantize
+
+    keys: ClassVar[Keys] = Keys(
+        tables={"quantize": Quantize}, derived=DERIVED, rules=rules, slug=SLUG, renamed={}
+    )
+
+    def columns(self) -> dict[str, str]:
+        """Return what a list of schedules shows of this one."""
+        keys = self.quantize
+        return {
+            "dtype": keys.dtype,
+            "head_dim": f"{keys.head_dim}",
+            "mask": "",
+            "tile": f"{keys.rows} rows",
+        }

@@ -1,0 +1,218 @@
+"""A built quantiser in, its Evidence out: how it differs from its reference, and how fast it is.
+
+The rule: a value may be the neighbour of what the reference rounds to, in one of a thousand cases,
+since sums inside a rotation are added up in another order; descales agree to 1e-5. Outputs are
+filled with what is no number beforehand, so that a value that was not written shows up.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fagen.build import Binary
+from fagen.e4m3 import E4M3
+from fagen.errors import VerificationError
+from fagen.kinds.quantize.plan import Plan
+from fagen.kinds.quantize.reference import quantize
+from fagen.measure.proof import Proof
+from fagen.measure.shapes import HIDDEN
+from fagen.measure.timing import SUSTAINED, Call, time_calls
+from fagen.records import Bandwidth, RoundingError
+from fagen.runtime import quantize as quantize_op
+
+NEIGHBOURS = 1e-3  # of the values
+DESCALES = 1e-5  # relative
+SEED = 5  # of the rotation
+GIVEN = 0.02  # a descale, with which some values are too large
+
+_NOT_A_NUMBER = 0x7F  # a byte of e4m3
+_SIGN = 0x80
+
+Say = Callable[[str], None]
+# x, values, descale, the descale that is given: enqueues the kernel
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a quantiser takes at run time; x is a slice of something wider where it is packed."""
+
+    batch: int
+    seqlen: int
+    heads: int
+    packed: bool = False
+
+    def __str__(self) -> str:
+        return f"B={self.batch} S={self.seqlen} H={self.heads}{' packed' * self.packed}"
+
+
+SIZES = (  # one row, whole blocks and broken ones, many thread blocks, strides of other tensors
+    Size(1, 1, 1),
+    Size(1, 128, 2),
+    Size(2, 127, 3),
+    Size(1, 129, 2, packed=True),
+    Size(3, 203, 5),
+    Size(2, 515, 6, packed=True),
+    Size(4, 384, 40),
+    Size(1, 4097, 4),
+    Size(2, 16, 1024),
+)
+
+
+def kernel_of(binary: Binary) -> Kernel:
+    """The kernel through its C interface, on the current stream."""
+
+    def kernel(x: Tensor, values: Tensor, descale: Tensor, given: Tensor | None) -> None:
+        rotary = angles(quantize_op.plan_of(binary.slug), x)
+        quantize_op.bind_quantizer(
+            binary, x, values, descale, seed=SEED, given=given, rotary=rotary
+        )()
+
+    return kernel
+
+
+def check_quantizer(
+    plan: Plan,
+    kernel: Kernel,
+    sizes: Iterable[Size],
+    *,
+    device: str,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[RoundingError, ...]:
+    """Run the kernel over `sizes`; a line for each.
+
+    Raises VerificationError after the last of them if any broke the rule.
+    """
+    errors = []
+    for number, size in enumerate(sizes):
+        x = numbers(plan, size, seed=number).to(device)
+        for given in _ways(plan):
+            errors.append(rounding_error(plan, kernel, x, given=given))
+            if progress:
+                progress(_line(errors[-1]))
+    wrong = [error for error in errors if not error.ok]
+    if wrong:
+        raise VerificationError(
+            f"{plan.slug}: {len(wrong)} of {len(errors)} shapes are wrong\n"
+            + "\n".join(map(_line, wrong))
+        )
+    return tuple(errors)
+
+
+def numbers(plan: Plan, size: Size, seed: int) -> Tensor:
+    """N(0, 1), one of a thousand ten times as large, and heads of very different sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    columns = plan.head_dim * (3 if size.packed else 1)
+    shape = (size.batch, size.seqlen, size.heads, columns)
+    x = torch.randn(shape, generator=generator)
+    x *= 1 + 9 * (torch.rand(shape, generator=generator) < 0.001)
+    x *= 1 + torch.arange(size.heads)[:, None] % 5
+    x = x.to(getattr(torch, plan.dtype.torch))
+    return x[..., plan.head_dim : 2 * plan.head_dim] if size.packed else x
+
+
+def angles(plan: Plan, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Cosines and sines, if the Plan has them: of its own for every row, for all batches alike."""
+    if not plan.rotary:
+        return None
+    places = torch.arange(x.shape[1], device=x.device, dtype=torch.float32)[:, None]
+    turns = places * 0.9 ** torch.arange(plan.angles, device=x.device)
+    cos, sin = (t.to(x.dtype).expand(x.shape[0], -1, -1) for t in (turns.cos(), turns.sin()))
+    return cos, sin
+
+
+def rounding_error(plan: Plan, kernel: Kernel, x: Tensor, *, given: bool) -> RoundingError:
+    """How the kernel's output for x (B, S, H, D) differs from the reference's."""
+    batch, seqlen, heads, _ = x.shape
+    values, descale = quantize_op.outputs_for(plan, x)
+    values.view(torch.uint8).fill_(_NOT_A_NUMBER)
+    descale.fill_(torch.nan)
+    fixed = torch.full_like(descale, GIVEN) if given else None
+    kernel(x, values, descale, fixed)
+    spread = None if fixed is None else fixed.reshape(-1)[:1]
+    expected = quantize(plan, x, SEED, spread, angles(plan, x))
+    ours, right = places(values), places(expected.values)
+    off = (ours - right).abs()
+    unwritten = (values.view(torch.uint8) & _NOT_A_NUMBER) == _NOT_A_NUMBER
+    found = descale if fixed is None else fixed
+    ratio = found.reshape(-1) / _as_found(plan, expected.descale).reshape(-1)
+    return RoundingError(
+        batch=batch,
+        seqlen=seqlen,
+        heads=heads,
+        given=given,
+        neighbours=float((off == 1).double().mean()),
+        allowed=NEIGHBOURS,
+        wrong=int(((off > 1) | unwritten).sum()),
+        descale_error=float((ratio - 1).abs().max()),
+        descale_allowed=DESCALES,
+    )
+
+
+def places(values: Tensor) -> Tensor:
+    """Return each e4m3 number's place among all in their order, 0 for both zeros."""
+    assert values.dtype == E4M3
+    bits = values.view(torch.uint8).int()
+    return torch.where(bits >= _SIGN, _SIGN - bits, bits)
+
+
+def bandwidth(plan: Plan, binary: Binary, given: bool) -> Bandwidth:
+    """Time the kernel and a copy of as many bytes, in turn, at a size far beyond the L2 cache."""
+    batch, seqlen, heads = 4, 16_384, HIDDEN // plan.head_dim
+    dtype = getattr(torch, plan.dtype.torch)
+    x = torch.randn(batch, seqlen, heads, plan.head_dim, device="cuda").to(dtype)
+    values, descale = quantize_op.outputs_for(plan, x)
+    fixed = torch.full_like(descale, GIVEN) if given else None
+    launch = quantize_op.bind_quantizer(
+        binary, x, values, descale, seed=SEED, given=fixed, rotary=angles(plan, x)
+    )
+    moved = x.numel() * (plan.dtype.bytes + 1)  # each is read and written as a byte
+    source = torch.empty(moved // 2, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+
+    def run() -> Tensor:
+        launch()
+        return values
+
+    calls = {"kernel": Call(run), "copy": Call(lambda: target.copy_(source))}
+    times = time_calls(calls, SUSTAINED)
+    return Bandwidth(
+        batch=batch,
+        seqlen=seqlen,
+        heads=heads,
+        given=given,
+        gb_per_s=moved / times["kernel"].seconds / 1e9,
+        copy_gb_per_s=moved / times["copy"].seconds / 1e9,
+    )
+
+
+def _ways(plan: Plan) -> tuple[bool, ...]:
+    """Whether descales are given: those of blocks never are."""
+    return (False,) if plan.by_block else (False, True)
+
+
+def _as_found(plan: Plan, descale: Tensor) -> Tensor:
+    """The reference's descales, (B, H, blocks), in as many numbers as the kernel has."""
+    return descale[:1, :1, 0] if plan.by_tensor else descale
+
+
+def _line(error: RoundingError) -> str:
+    size = Size(error.batch, error.seqlen, error.heads)
+    verdict = "ok" if error.ok else "WRONG"
+    return (
+        f"  {size!s:24} {'given' if error.given else 'found'}  neighbours {error.neighbours:.1e}  "
+        f"wrong {error.wrong}  descales {error.descale_error:.1e}  {verdict}"
+    )
+
+
+def _errors(plan: Plan, binary: Binary, progress: Say | None) -> tuple[RoundingError, ...]:
+    return check_quantizer(plan, kernel_of(binary), SIZES, device="cuda", progress=progress)
+
+
+def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Bandwidth, ...]:
+    return tuple(bandwidth(plan, binary, given) for given in _ways(plan))
+
+
+PROOF = Proof(_errors, _speeds)

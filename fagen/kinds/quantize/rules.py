@@ -1,0 +1,49 @@
+"""What follows from a quantiser's keys: derived defaults, slugs, and the rules between keys."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from fagen.schedule import Code, SlugForm
+
+HALVES_STEP = 64  # columns: two of the chunks of 32 that lanes share
+
+SLUG = SlugForm(
+    head="quant_{dtype}_d{head_dim}",
+    codes=(
+        Code("rotary", words={"none": "norotary", "halves": "halves", "pairs": "pairs"}),
+        Code("rotate", words={True: "rot", False: "norot"}),
+        Code("scales", words={"tensor": "stensor", "head": "shead", "block": "sblock"}),
+        Code("scale_rows", "sr"),
+        Code("layout", words={"columns": "vcols", "rows": "vrows"}),
+        Code("rows", "r"),
+    ),
+    example="quant_fp16_d128_rot",
+)
+
+DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "scale_rows": lambda keys: 64 if keys["scales"] == "block" else 0,
+}
+
+
+def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (key, sentence) for each rule between keys that is broken."""
+    by_block = keys["scales"] == "block"
+    if keys["scale_rows"] and not by_block:
+        yield (
+            "scale_rows",
+            f'has no meaning with scales = "{keys["scales"]}"; leave it out, or use '
+            'scales = "block"',
+        )
+    if by_block and keys["rows"] % keys["scale_rows"]:
+        yield (
+            "rows",
+            f"= {keys['rows']} must be a multiple of scale_rows = {keys['scale_rows']}: a thread "
+            f"block finds the maxima of its own rows; use rows = {keys['scale_rows']}",
+        )
+    if keys["rotary"] == "halves" and keys["head_dim"] % HALVES_STEP:
+        yield (
+            "rotary",
+            f'= "halves" needs a head_dim of {HALVES_STEP}, {2 * HALVES_STEP}, … where one '
+            f"thread has both columns of a pair, not {keys['head_dim']}; "
+            'rotary = "pairs" takes any',
+        )

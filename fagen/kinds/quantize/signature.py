@@ -1,0 +1,93 @@
+"""What a call of a quantiser takes and gives, for one Plan."""
+
+from typing import TYPE_CHECKING
+
+from fagen.signature import Dim, Extent, Scalar, Signature, Size, Tensor
+from fagen.vocab import DTYPES, FP32, KEY_ORDER
+
+if TYPE_CHECKING:
+    from fagen.kinds.quantize.plan import Plan
+
+# what a grid has in its second and third direction, tiles of 32 rows or more and batches
+MAX_BATCH = 65_535
+MAX_SEQLEN = 65_535 * 32
+SIGN_WORDS = 8  # of 32 signs each: enough for 256 columns
+
+_BATCH = Dim(Extent("batch"), "batch")
+_SEQLEN = Dim(Extent("seqlen"), "seq")
+_HEADS = Dim(Extent("heads"), "head")
+_KEYS = len(KEY_ORDER)  # V by columns is filled up to whole groups of them
+
+
+def signature(plan: "Plan") -> Signature:
+    """Return the signature of the Plan's kernel.
+
+    x (B, S, H, D), cos and sin (B, S, D / 2) in x's dtype where there is a rotary embedding,
+    values in e4m3 (B, S, H, D) or transposed (B, H, D, S to 16), descale in fp32: (B, H, blocks)
+    of blocks of rows, (B, H) of heads, or one number.
+    """
+    columns = Dim(Extent(number=plan.head_dim))
+    values = (_BATCH, _SEQLEN, _HEADS, columns)
+    if plan.columns:
+        keys = Dim(Extent("seqlen", per=_KEYS, times=_KEYS))
+        values = (_BATCH, _HEADS, Dim(columns.extent, "seq"), keys)
+
+    def angles(name: str) -> Tensor:
+        dims = (_BATCH, _SEQLEN, Dim(Extent(number=plan.angles)))
+        pairs = "neighbouring columns" if plan.pairs else "columns half a row apart"
+        note = f"{'cosines' if name == 'cos' else 'sines'} of the rotary embedding of {pairs}"
+        return Tensor(name, dims, plan.dtype, note, present=plan.rotary)
+
+    return Signature(
+        kind=plan.kind,
+        version=2,
+        sizes=(Size("batch", MAX_BATCH), Size("heads"), Size("seqlen", MAX_SEQLEN)),
+        tensors=(
+            Tensor("x", (_BATCH, _SEQLEN, _HEADS, columns), plan.dtype, ""),
+            angles("cos"),
+            angles("sin"),
+            Tensor(
+                "values",
+                values,
+                DTYPES["e4m3"],
+                "x is values * descale" + ("; transposed, keys in the order of P" * plan.columns),
+                access="out",
+            ),
+            Tensor(
+                "descale",
+                _descales(plan),
+                FP32,
+                "what values are to be multiplied by",
+                access="made",
+                refused="descales of blocks are found, they cannot be given"
+                if plan.by_block
+                else "",
+                aligned=False,
+                all_strides=("batch", "head"),
+                if_empty=None if plan.by_block else plan.least / plan.largest,
+            ),
+        ),
+        scalars=(
+            Scalar(
+                "seed",
+                "int",
+                "of the signs by which columns are negated before rows are rotated"
+                if plan.rotate
+                else "not read: nothing is rotated",
+                default=0,
+                field="signs",
+                words=SIGN_WORDS,
+            ),
+        ),
+        order=("x", "seed", "descale", "cos", "sin"),
+        keyword_from="cos",
+        no_gradient="rounding to e4m3 has none",
+    )
+
+
+def _descales(plan: "Plan") -> tuple[Dim, ...]:
+    if plan.by_tensor:
+        return ()
+    if not plan.by_block:
+        return (_BATCH, _HEADS)
+    return (_BATCH, _HEADS, Dim(Extent("seqlen", per=plan.scale_rows)))

@@ -1,0 +1,72 @@
+"""What a call launches: kernels in order, their grids, the workspace, and what may overlap."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fagen.signature import Extent
+
+
+@dataclass(frozen=True)
+class Product:
+    """A number of things: extents multiplied, each a formula of the call's sizes."""
+
+    factors: tuple[Extent, ...] = ()
+
+    def at(self, sizes: Mapping[str, Any]) -> Any:
+        """Return how many that are."""
+        return math.prod(factor.at(sizes) for factor in self.factors)
+
+    def __str__(self) -> str:
+        return " · ".join(map(str, self.factors)) or "1"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Thread blocks of a launch in three directions.
+
+    With `resident` there are no more in x than multiprocessors, and each takes many tiles of x;
+    a `cluster` is so many neighbours in x.
+    """
+
+    x: Product
+    y: Product = Product()
+    z: Product = Product()
+    resident: bool = False
+    cluster: int = 1
+
+    def __str__(self) -> str:
+        x = f"min({self.x}, multiprocessors)" if self.resident else f"{self.x}"
+        if self.cluster > 1:
+            x += f", in clusters of {self.cluster}"
+        return f"({x}, {self.y}, {self.z})"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel of a call."""
+
+    kernel: str  # the function's name in the source
+    grid: Grid
+    threads: int
+    shared_bytes: int = 0
+    unless: str = ""  # the argument that makes it needless where it is given
+    overlaps: bool = False  # it may start under the end of the launch before it
+
+
+@dataclass(frozen=True)
+class Launches:
+    """The kernels of a call in order, and the workspace that the caller brings, in bytes.
+
+    The workspace is needless where the argument `unless` is given.
+    """
+
+    kernels: tuple[Launch, ...]
+    workspace: Product = Product((Extent(number=0),))
+    unless: str = ""
+
+    @property
+    def needs_workspace(self) -> bool:
+        """Whether any call needs one."""
+        return all(factor.name or factor.number for factor in self.workspace.factors)

@@ -1,0 +1,134 @@
+"""What a GPU found of a kernel at one shape: the errors and speeds by which it is judged.
+
+Each kind names one record of errors and one of speeds.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ShapeError:
+    """The largest errors at one shape against fp64: ours, torch's, and what ours may be.
+
+    Of an e4m3 kernel errors of the output are root mean squares, and in torch's place stands the
+    emulated schedule on the same bytes, of whose error ours may be 1.15 times.
+
+    An error that is not a number means that the kernel left or computed something that is not.
+    """
+
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    heads: int
+    kv_heads: int
+    error: float  # max |out - fp64|
+    torch_error: float  # the same of torch's MATH backend in the same dtype
+    allowed: float  # 2 x torch_error + one unit in the last place at max |fp64|
+    lse_error: float  # max |lse - fp64|, in natural-log units
+    lse_allowed: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether both errors are within bounds; what is not a number never is."""
+        return self.error <= self.allowed and self.lse_error <= self.lse_allowed
+
+    @staticmethod
+    def told(errors: Sequence["ShapeError"]) -> str:
+        """Say which shape came nearest to its bound."""
+        worst = max(errors, key=lambda error: error.error / (error.allowed or math.inf))
+        return (
+            f"nearest to its bound: error {worst.error:.2e} of {worst.allowed:.2e} allowed, "
+            f"torch's own {worst.torch_error:.2e}"
+        )
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One regime at the standard shape: TFLOP/s of the kernel, and of cuDNN in the same run."""
+
+    regime: str
+    batch: int
+    seqlen: int
+    heads: int
+    tflops: float
+    spread: float
+    sm_clock_mhz: int | None
+    cudnn_tflops: float | None  # None where cuDNN cannot do these dims
+
+    @property
+    def ratio(self) -> float | None:
+        """Kernel over cuDNN."""
+        return self.tflops / self.cudnn_tflops if self.cudnn_tflops else None
+
+    @property
+    def figure(self) -> str:
+        """What a list of kernels shows: TFLOP/s of long runs."""
+        return f"{self.tflops:.0f}" if self.regime == "sustained" else ""
+
+    def __str__(self) -> str:
+        ratio = f", {self.ratio:.2f} of cuDNN" if self.ratio else ""
+        return f"{self.regime}: {self.tflops:.0f} TFLOP/s{ratio}"
+
+
+@dataclass(frozen=True)
+class RoundingError:
+    """How a quantiser's output at one shape differs from its reference's, of the same input.
+
+    The kernel adds up in another order, so a value may fall on the other side of a tie.
+    """
+
+    batch: int
+    seqlen: int
+    heads: int
+    given: bool  # whether descales were
+    neighbours: float  # the share of values that are a step of e4m3 beside the reference's
+    allowed: float  # of them
+    wrong: int  # values further away, or left unwritten
+    descale_error: float  # the largest, relative
+    descale_allowed: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether all is within bounds; what is not a number never is."""
+        return (
+            self.wrong == 0
+            and self.neighbours <= self.allowed
+            and self.descale_error <= self.descale_allowed
+        )
+
+    @staticmethod
+    def told(errors: Sequence["RoundingError"]) -> str:
+        """Say at which shape most values fell on the other side of a tie."""
+        most = max(errors, key=lambda error: error.neighbours)
+        return (
+            f"at most {most.neighbours:.1e} of the values round to the reference's neighbour, "
+            f"{most.allowed:.0e} allowed"
+        )
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """How fast a quantiser reads and writes at one shape, and a copy of as many bytes."""
+
+    batch: int
+    seqlen: int
+    heads: int
+    given: bool  # whether descales were; else a whole tensor's or head's are found first
+    gb_per_s: float  # of bytes that must be moved: a second read is not one of them
+    copy_gb_per_s: float
+
+    @property
+    def ratio(self) -> float:
+        """Kernel over copy."""
+        return self.gb_per_s / self.copy_gb_per_s
+
+    @property
+    def figure(self) -> str:
+        """What a list of kernels shows: nothing, since these are no TFLOP/s."""
+        return ""
+
+    def __str__(self) -> str:
+        descales = "descales given" if self.given else "descales found"
+        return f"{descales}: {self.gb_per_s:.0f} GB/s, {self.ratio:.2f} of a copy's"

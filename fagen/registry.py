@@ -1,0 +1,105 @@
+"""The kinds of kernels by name, and which kind a schedule is of; a kind is imported when asked for.
+
+Adding a kind is one line here.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fagen.errors import ScheduleError
+from fagen.paths import locate
+from fagen.toml_lines import Origin, read_text, read_toml
+
+if TYPE_CHECKING:  # pydantic takes a moment
+    from fagen.kind import Kind, Plan
+    from fagen.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a kind is, how its slugs begin, and the table that only its schedules have."""
+
+    name: str
+    module: str
+    prefix: str
+    table: str
+
+
+ENTRIES = {
+    entry.name: entry
+    for entry in (
+        Entry("forward", "fagen.kinds.forward", "fwd_", "attention"),
+        Entry("quantize", "fagen.kinds.quantize", "quant_", "quantize"),
+    )
+}
+DEFAULT = "forward"  # where a schedule neither says its kind nor has a kind's own table
+
+
+@cache
+def kind(name: str) -> "Kind":
+    """Return a kind by name.  Raises ScheduleError, with all names, where there is none."""
+    if name not in ENTRIES:
+        raise ScheduleError(f"there is no kind {name!r}; there are {', '.join(ENTRIES)}")
+    found: Kind = import_module(ENTRIES[name].module).KIND
+    return found
+
+
+def kind_of_slug(slug: str) -> "Kind":
+    """Return the kind whose slugs begin so.  Raises ScheduleError where none does."""
+    for entry in ENTRIES.values():
+        if slug.startswith(entry.prefix):
+            return kind(entry.name)
+    starts = ", ".join(entry.prefix for entry in ENTRIES.values())
+    raise ScheduleError(f"{slug!r} is no slug; one begins with {starts}")
+
+
+# ---- schedules ----------------------------------------------------------------------------------
+
+
+def read(path: Path | str) -> "Schedule":
+    """Read a schedule's file.  Raises ScheduleError with all faults, each with file and line."""
+    return parse(read_text(path), str(path))
+
+
+def parse(text: str, where: str = "schedule") -> "Schedule":
+    """Read a schedule from TOML text; `where` names it in messages.  Raises ScheduleError."""
+    tables, origin = read_toml(text, where)
+    return kind(_named(tables, origin)).schedule.checked(tables, origin)
+
+
+def from_slug(slug: str) -> "Schedule":
+    """Read a slug back.  Raises ScheduleError where it is not exactly some schedule's slug."""
+    return kind_of_slug(slug).schedule.from_slug(slug)
+
+
+def plan(schedule: "Schedule") -> "Plan":
+    """Work a schedule out.  Raises OverBudget, with every sum that does not fit and what would."""
+    return kind(schedule.kind).plan(schedule)
+
+
+def schedules(name: str) -> tuple[Path, ...]:
+    """Return the files of the committed schedules of a kind, by name."""
+    return tuple(sorted((locate("schedules") / name).glob("*.toml")))
+
+
+def committed_file(slug: str) -> Path:
+    """Return where the schedule with this slug lies if it is committed."""
+    for entry in ENTRIES.values():
+        if slug.startswith(entry.prefix):
+            return locate("schedules") / entry.name / f"{slug}.toml"
+    return locate("schedules") / f"{slug}.toml"
+
+
+def _named(tables: dict[str, Any], origin: Origin) -> str:
+    """Take the kind out of a schedule's tables, or tell it from the table that only it has."""
+    if "kind" not in tables:
+        own = (entry.name for entry in ENTRIES.values() if entry.table in tables)
+        return next(own, DEFAULT)
+    name = tables.pop("kind")
+    if name not in ENTRIES:
+        listed = " or ".join(f'"{known}"' for known in ENTRIES)
+        raise ScheduleError(f"{origin.at('kind')}: kind = {name!r} must be {listed}")
+    return str(name)

@@ -1,0 +1,121 @@
+"""Turn a Plan into Source: the kernel's C++ and the torch binding's, out of templates."""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from fagen import process
+from fagen.errors import ToolchainError
+from fagen.kind import Plan
+from fagen.paths import find_packaged, locate
+
+HASH_WORD = "FAGEN_SOURCE_HASH"  # the kernel says its own hash where a template says this
+
+BINDINGS = {"forward": "torch_op.cpp.j2", "quantize": "quantize_op.cpp.j2"}
+
+HOST_MARK = "---- The host's side"  # the rest of a kernel's file is its launcher
+
+
+@dataclass(frozen=True)
+class Source:
+    """C++ that needs CUTLASS's headers only; hashes are of tokens (see token_hash)."""
+
+    slug: str
+    kernel: str  # <slug>.cu
+    binding: str  # <slug>_torch.cpp
+    hash: str  # of the kernel
+    host_hash: str  # of what the kernel's file runs on the CPU: no part of the machine code
+
+
+def render(plan: Plan) -> Source:
+    """Write the kernel and its binding.  Raises ToolchainError where clang-format is missing."""
+    kernel, binding = kernel_text(plan), _template(BINDINGS[plan.kind], plan)
+    digest = token_hash(kernel)
+    _, _, host = kernel.partition(HOST_MARK)
+    return Source(
+        slug=plan.slug,
+        kernel=formatted(kernel.replace(HASH_WORD, digest)),
+        binding=formatted(binding),
+        hash=digest,
+        host_hash=token_hash(host),
+    )
+
+
+def kernel_text(plan: Plan) -> str:
+    """Return a kernel's text as its template has it, not laid out and without its hash."""
+    return _template(f"{plan.kind}.cu.j2", plan)
+
+
+def source_hash(plan: Plan) -> str:
+    """Return the hash that render(plan) would have, in a tenth of its time."""
+    return token_hash(kernel_text(plan))
+
+
+def formatted(text: str) -> str:
+    """Return C++ text laid out by clang-format in the style of templates/.clang-format."""
+    result = process.run(
+        [
+            find_packaged("clang_format", "data/bin/clang-format"),
+            f"--style=file:{locate('templates') / '.clang-format'}",
+            "--assume-filename=kernel.cpp",
+        ],
+        input=text,
+    )
+    if result.returncode:
+        raise ToolchainError(f"clang-format failed: {result.stderr.strip()}")
+    return result.stdout
+
+
+def token_hash(text: str) -> str:
+    """Return the sha256 of C++ text's tokens: comments and layout do not change it."""
+    return hashlib.sha256("\0".join(_tokens(text)).encode()).hexdigest()
+
+
+@cache
+def environment() -> Environment:
+    """Return the templates' environment; a name that is not in the Plan is an error."""
+    return Environment(
+        loader=FileSystemLoader(locate("templates")),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def _template(name: str, plan: Plan) -> str:
+    return environment().get_template(name).render(plan=plan)
+
+
+_TOKEN = re.compile(
+    r"""
+      (?P<skip>   //[^\n]* | /\*.*?\*/ | \\\n | [^\S\n]+ )
+    | (?P<line>   \n )
+    | R"(?P<mark>[^(]*)\(.*?\)(?P=mark)"
+    | "(?: \\. | [^"\\\n] )*" | '(?: \\. | [^'\\\n] )*'
+    | \.?\d(?: [eEpP][+-] | '\w | [\w.] )*
+    | \w+
+    | <<=|>>=|<=>|\.\.\.|->\*|::|->|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||\#\#|[-+*/%&|^]=
+    | .
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def _tokens(text: str) -> Iterator[str]:
+    """Yield C++ tokens; the end of a preprocessor line is one of them, since it means something."""
+    directive = False
+    fresh = True  # nothing but white space since the line began
+    for match in _TOKEN.finditer(text):
+        if match["line"]:
+            if directive:
+                yield "\n"
+            directive, fresh = False, True
+        elif not match["skip"]:
+            directive = directive or (fresh and match[0] == "#")
+            fresh = False
+            yield match[0]

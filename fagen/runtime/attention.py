@@ -1,0 +1,483 @@
+"""attention(q, k, v, …): tensors in, attention out, by the kernel that `schedules/` has for them.
+
+Which one that is, its dispatch table says for each card and size, or a user's own table.
+A kernel is built at its first use, or ahead of time by prepare(…). On CPU tensors its schedule is
+emulated, and nothing is built. attention_fp8(q, k, v, …) quantises first.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fagen.build import build
+from fagen.dispatch.defaults import usual_schedule
+from fagen.dispatch.tables import rows_for
+from fagen.errors import DeviceError, FagenError, ScheduleError
+from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import plan
+from fagen.paths import locate
+from fagen.problem import Problem, problem_of, solves, writing
+from fagen.registry import schedules as schedule_files
+from fagen.render import render
+from fagen.runtime import op
+from fagen.runtime.arguments import (
+    E4M3,
+    ONLY_FP8,
+    descale_of,
+    dtype_of,
+    name_of,
+    needs_gradient,
+    refuse_head_dims,
+    refuse_other_layout,
+    refuse_other_than_hopper,
+    refuse_unquantisable,
+    refuse_word,
+    told_scale_rows,
+)
+from fagen.runtime.checks import KEYS
+from fagen.runtime.quantize import quantize
+from fagen.toml_lines import read_text, read_toml
+from fagen.vocab import DTYPES, MASKS, SCALE_ROWS, USUAL_SCALE_ROWS, V_LAYOUTS
+
+Choice = str | Path | Schedule | None  # a file, a slug, or the thing itself
+# device and the fields of a Problem, of which the last three are for e4m3 alone
+Kind = (
+    tuple[torch.device, torch.dtype, int, int, bool]
+    | tuple[torch.device, torch.dtype, int, int, bool, torch.dtype | None, str, int | None]
+)
+Key = tuple[Kind, Choice]
+Upto = tuple[tuple[float, str], ...]  # rising sizes, each with the slug for at most so much
+# the slug for all calls of a kind, None where no table has one; or those for few elements of q, and
+# those by the number of keys for the other calls
+Served = tuple[str | None, tuple[Upto, Upto] | None]
+
+# Slugs that measurements put before others of the same problem.
+PREFERRED: tuple[str, ...] = ()
+
+NOT_READY = (
+    "the kernel is not ready: call fagen.prepare(…) for this problem and device first, without "
+    "rows if sizes are left open; "
+)
+
+# What has been readied in this process. A call finds its kernel here or takes the long way once.
+_ready: dict[Key, op.Op] = {}
+_ready_alone: dict[Key, op.Alone] = {}  # the same without the log-sum-exp
+# What dispatch tables say of each kind of call that was looked up.
+_served: dict[Kind, Served] = {}
+_readying = threading.Lock()
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    return_lse: bool = False,
+    schedule: Choice = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    v_layout: str | None = None,
+    scale_rows: int | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute softmax(scale · q kᵀ) v, with a causal mask aligned to the bottom right if asked.
+
+    q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in fp16 or bf16 on one Hopper GPU, or on
+    the CPU, where the schedule is emulated; H a multiple of Hk. Any strides that are multiples of
+    16 bytes will do, with the last dimension contiguous. scale is 1/√D if left out.
+
+    Or q, k and v in e4m3, as `quantize` makes them, each with its descales: what its numbers are to
+    be multiplied by, in fp32, one for all (no dimensions), one for each head (B, H) or for each
+    block of a head's rows (B, H, blocks); 1 for B or H where all share theirs. How many rows make a
+    block is told from the numbers of blocks, or by `scale_rows`, with 0 for none. v_layout is
+    "rows", which is meant if it is left out, for v as above, or "columns" for v (B, Hk, Dv, Sk to
+    16). out_dtype is bf16 if left out, or fp16. These arguments are for e4m3 alone.
+
+    Returns out (B, Sq, H, Dv), and with return_lse also the log-sum-exp (B, H, Sq) in fp32, natural
+    logarithm: zeros and minus infinity for a row that sees no key.
+
+    The kernel is that of `schedule` (a file's path, a slug or a Schedule), else the one that a
+    dispatch table has for this card, dtype, head dims, mask and numbers of query rows and of keys,
+    else the one that `schedules/` has, else, in e4m3, one of usual tiles that fits; its first use
+    builds it. Under torch.compile and CUDA graph capture it must have been readied by prepare().
+    Traced with sizes left open, a call counts as one of many query rows.
+
+    Raises ValueError for a wrong argument, also where a gradient would be needed; ScheduleError
+    where no schedule fits, with the list of what exists; DeviceError where the GPU is no Hopper;
+    ToolchainError and BuildError where the kernel cannot be built; FagenError where it is not ready
+    and cannot be built now.
+    """
+    if q.dim() != 4 or v.dim() != 4:
+        raise ValueError(
+            f"q has {q.dim()} dimensions and v has {v.dim()}; both must have 4: "
+            "(batch, seqlen, heads, head_dim)"
+        )
+    dtype, head_dim = q.dtype, q.shape[3]
+    descales: tuple[Tensor, ...] = ()
+    kind: Kind
+    if dtype == E4M3:
+        given = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+        descales = tuple(descale_of(name, descale) for name, descale in given.items())
+        v_layout = v_layout or "rows"
+        refuse_other_layout(k, v, v_layout)
+        if schedule is None:
+            out_dtype = out_dtype or torch.bfloat16
+            scale_rows = told_scale_rows(q, k, descales) if scale_rows is None else scale_rows
+        width = v.shape[2 if v_layout == "columns" else 3]
+        kind = (q.device, dtype, head_dim, width, causal, out_dtype, v_layout, scale_rows)
+    elif (
+        (q_descale is None and k_descale is None and v_descale is None)
+        and (v_layout is None and scale_rows is None and out_dtype is None)
+    ):  # fmt: skip
+        kind = (q.device, dtype, head_dim, v.shape[3], causal)
+    else:
+        raise ValueError(f"{ONLY_FP8}; q is {name_of(dtype)}")
+    if schedule is None:
+        schedule, sizes = _served.get(kind) or _look_up(kind)
+        if sizes is not None:
+            few, ranges = sizes
+            keys = (k if v_layout == "columns" else v).shape[1]
+            schedule = (few and _few(few, q.numel())) or _at(ranges, keys)
+    key = (kind, schedule)
+    kernel = _ready.get(key) or _make_ready(key)
+    if not return_lse:
+        return _ready_alone[key](q, k, v, head_dim**-0.5 if scale is None else scale, *descales)
+    return kernel(q, k, v, head_dim**-0.5 if scale is None else scale, *descales)
+
+
+def attention_fp8(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    return_lse: bool = False,
+    schedule: Choice = None,
+    rotate: bool = True,
+    scales: str = "block",
+    scale_rows: int | None = None,
+    v_layout: str = "columns",
+    seed: int = 0,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute what attention(…) does, in e4m3: quantise q, k and v, then call an e4m3 kernel.
+
+    q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in fp16 or bf16, D and Dv multiples of 16;
+    out is in their dtype. With `rotate`, q and k are multiplied by the random signs of `seed` and a
+    Hadamard matrix, which leaves their products as they are and spreads outliers. A scale is of a
+    "tensor", a "head" or a "block" of `scale_rows` rows, 64 if left out.
+    V is written by columns, unless v_layout is "rows".
+
+    Under torch.compile and CUDA graph capture an earlier call with such tensors must have readied
+    its kernels; prepare(…) readies those of attention alone, and where sizes are traced open it is
+    needed too.  Other arguments, what is returned and what is raised are as of attention(…).
+    """
+    refuse_unquantisable(q, k, v, scales, v_layout)
+    by_block = scales == "block"
+    if by_block and scale_rows is None:
+        scale_rows = USUAL_SCALE_ROWS
+    elif scale_rows is not None and not by_block:
+        raise ValueError(f'scale_rows goes with scales = "block"; scales is {scales!r}')
+    how: dict[str, Any] = {"scales": scales} | ({"scale_rows": scale_rows} if by_block else {})
+    q8, q_descale = quantize(q, rotate=rotate, seed=seed, **how)
+    k8, k_descale = quantize(k, rotate=rotate, seed=seed, **how)
+    v8, v_descale = quantize(v, layout=v_layout, **how)
+    return attention(
+        q8,
+        k8,
+        v8,
+        causal=causal,
+        scale=scale,
+        return_lse=return_lse,
+        schedule=schedule,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        v_layout=v_layout,
+        scale_rows=scale_rows or 0,
+        out_dtype=q.dtype,
+    )
+
+
+def prepare(
+    *,
+    dtype: torch.dtype | str,
+    head_dim: int,
+    head_dim_v: int | None = None,
+    causal: bool = False,
+    seqlen: int | None = None,
+    rows: int | None = None,
+    schedule: Choice = None,
+    device: torch.device | str | None = None,
+    v_layout: str | None = None,
+    scale_rows: int | None = None,
+    out_dtype: torch.dtype | str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> str:
+    """Ready the kernel that attention(…) would use for such tensors; return its slug.
+
+    It is the one for `seqlen` keys and `rows` query rows in all: batch · heads · seqlen_q. Where
+    the dispatch table has several kernels by a size that is left out, all of them are readied, also
+    those for few rows, and the slug is that for the most. A call that torch.compile or torch.export
+    traces with sizes left open counts as one of many rows: leave `rows` out for it.
+
+    dtype is torch's or a schedule's word for it. On `device`, by default the current GPU, the
+    kernel is built, loaded and run once on a single key, after which calls can be captured; on a
+    CPU, the default where there is no GPU, there is nothing to build. In e4m3, v_layout and
+    out_dtype are as of attention(…), and scale_rows is 0 if left out. `progress` is called with a
+    line before what takes long.  Raises as attention does.
+    """
+    fp8 = out_dtype, v_layout, scale_rows
+    kind = _kind(dtype, head_dim, head_dim_v, causal, device, fp8, bool(schedule))
+    choices: list[Choice] = [schedule]
+    if schedule is None:
+        choices = [*_slugs(kind, seqlen, rows)]
+    for choice in dict.fromkeys(choices):
+        kernel = _make_ready((kind, choice), progress)
+        if kind[0].type == "cuda":
+            _run_once(kernel, kind)
+    return _choose(Problem(*kind[1:]), choices[-1]).slug
+
+
+def picked(
+    *,
+    dtype: torch.dtype | str,
+    head_dim: int,
+    head_dim_v: int | None = None,
+    causal: bool = False,
+    seqlen: int,
+    rows: int | None = None,
+    device: torch.device | str | None = None,
+    v_layout: str | None = None,
+    scale_rows: int | None = None,
+    out_dtype: torch.dtype | str | None = None,
+) -> Schedule:
+    """Return the schedule that attention(…) would take for such tensors and `seqlen` keys.
+
+    Arguments as of prepare(…), and `rows` are many if left out; nothing is built.  Raises
+    ValueError for an unknown dtype, ScheduleError where no schedule fits.
+    """
+    fp8 = out_dtype, v_layout, scale_rows
+    kind = _kind(dtype, head_dim, head_dim_v, causal, device, fp8)
+    return _choose(Problem(*kind[1:]), _slugs(kind, seqlen, rows)[-1])
+
+
+def _kind(
+    dtype: torch.dtype | str,
+    head_dim: int,
+    head_dim_v: int | None,
+    causal: bool,
+    device: torch.device | str | None,
+    fp8: tuple[torch.dtype | str | None, str | None, int | None],
+    chosen: bool = False,
+) -> Kind:
+    """The kind of call that prepare(…) means by these arguments; a chosen schedule says more."""
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if place.type == "cuda" and place.index is None:
+        place = torch.device("cuda", torch.cuda.current_device())
+    found, (out, v_layout, scale_rows) = dtype_of(dtype), fp8
+    head_dim_v = head_dim_v or head_dim
+    if found != E4M3:
+        if fp8 != (None, None, None):
+            raise ValueError(f"{ONLY_FP8}; dtype is {name_of(found)}")
+        return place, found, head_dim, head_dim_v, causal
+    v_layout = v_layout or "rows"
+    refuse_word("v_layout", v_layout, V_LAYOUTS)
+    out_dtype = dtype_of(out) if out else None
+    if not chosen:
+        out_dtype, scale_rows = out_dtype or torch.bfloat16, scale_rows or 0
+    return place, found, head_dim, head_dim_v, causal, out_dtype, v_layout, scale_rows
+
+
+def _run_once(kernel: op.Op, kind: Kind) -> None:
+    """Run a kernel on a single key, so that whatever it has to do once is done."""
+    device, dtype, head_dim, head_dim_v, _, *fp8 = kind
+    q = torch.zeros(1, 1, 1, head_dim, dtype=dtype, device=device)
+    shape = (1, 1, head_dim_v, KEYS) if "columns" in fp8 else (1, 1, 1, head_dim_v)
+    descales = [torch.ones(1, 1, 1, device=device)] * 3 if dtype == E4M3 else []
+    with torch.no_grad():
+        kernel(q, q, torch.zeros(shape, dtype=dtype, device=device), 1.0, *descales)
+
+
+def _slugs(kind: Kind, keys: int | None, rows: int | None) -> list[str | None]:
+    """The slugs for so many keys and query rows, where None is any number; the last for the most.
+
+    Raises ScheduleError where a dispatch table is wrong.
+    """
+    slug, sizes = _served.get(kind) or _look_up(kind)
+    if sizes is None:
+        return [slug]
+    few, ranges = sizes
+    if rows is not None:
+        if slug := _few(few, rows * kind[2]):
+            return [slug]
+        few = ()
+    by_keys = [slug for _, slug in ranges] if keys is None else [_at(ranges, keys)]
+    return [*(slug for _, slug in few), *by_keys]
+
+
+def _at(ranges: Upto, keys: int) -> str:
+    """The slug for so many keys."""
+    for most, slug in ranges:
+        if keys <= most:
+            return slug
+    return ranges[-1][1]
+
+
+def _few(few: Upto, elements: int | torch.SymInt) -> str | None:
+    """The slug for so few elements of q; None where they are many, or traced may become many."""
+    for most, slug in few:
+        fits = elements <= most
+        # With sizes left open it is neither True nor False, and `if fits` would settle them.
+        if fits is True or (fits is not False and _surely(fits)):
+            return slug
+    return None
+
+
+def _surely(fits: Any) -> bool:
+    """Whether a comparison holds for all that traced sizes may be; this adds no guard."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # sympy: half a second
+
+    return statically_known_true(fits)  # type: ignore[no-any-return]
+
+
+def _look_up(kind: Kind) -> Served:
+    """Look a kind of call up in the dispatch tables.  Raises ScheduleError where one is wrong."""
+    if torch.compiler.is_compiling():
+        raise FagenError(NOT_READY + "it cannot be built while torch.compile traces the call")
+    device, problem = kind[0], Problem(*kind[1:])
+    names = {getattr(torch, row.torch): row.name for row in DTYPES.values()}
+    mask = next(row.name for row in MASKS.values() if row.causal == problem.causal)
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    asked = names.get(problem.dtype, ""), problem.head_dim, problem.head_dim_v, mask, card
+    fp8 = dict[str, Any](v_layout=problem.v_layout or "", scale_rows=problem.scale_rows or 0)
+    rows = rows_for(*asked, own=locate("schedules"), **fp8)
+    slugs = [writing(Schedule.from_slug(row.slug), problem.out_dtype).slug for row in rows]
+    found = [*zip(rows, slugs, strict=True)]
+    few = tuple((int(row.rows) * problem.head_dim, slug) for row, slug in found if row.few)
+    ranges = tuple((row.most, slug) for row, slug in found if not row.few)
+    alone = slugs[0] if slugs else None
+    _served[kind] = (None, (few, ranges)) if len(slugs) > 1 else (alone, None)
+    return _served[kind]
+
+
+def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> op.Op:
+    """The long way to a kernel: choose, build, load.  Raises as attention does."""
+    if torch.compiler.is_compiling():
+        raise FagenError(NOT_READY + "it cannot be built while torch.compile traces the call")
+    (device, *problem), choice = key
+    with _readying:
+        if key in _ready:
+            return _ready[key]
+        if device.type not in ("cpu", "cuda"):
+            raise DeviceError(
+                f"q is on {device}; a kernel runs on a Hopper GPU, or on a CPU emulated"
+            )
+        chosen = _choose(Problem(*problem), choice)
+        if device.type == "cpu":
+            kernel = _emulation(chosen.slug)
+        else:
+            refuse_other_than_hopper(device, on_cpu="have their schedule emulated")
+            kernel = _built(chosen, progress)
+        _ready_alone[key] = op.alone(kernel)
+        _ready[key] = kernel  # last: who finds this finds the other
+        return kernel
+
+
+_kernels: dict[str, op.Op] = {}
+
+
+def _built(schedule: Schedule, progress: Callable[[str], None] | None) -> op.Op:
+    slug = schedule.slug
+    if slug not in _kernels:
+        if torch.cuda.is_current_stream_capturing():
+            raise FagenError(NOT_READY + f"{slug} cannot be built while a CUDA graph is captured")
+        planned = plan(schedule)
+        _kernels[slug] = op.load(build(render(planned), planned, binding=True, progress=progress))
+    return _kernels[slug]
+
+
+@cache
+def _emulation(slug: str) -> op.Op:
+    fp8 = op.plan_of(slug).fp8
+    emulate = torch.ops.fagen.emulated_fp8 if fp8 else torch.ops.fagen.emulated
+    named = "q, k, v or a descale" if fp8 else "q, k or v"
+
+    def emulated(
+        q: Tensor, k: Tensor, v: Tensor, scale: float, *descales: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if torch.is_grad_enabled() and needs_gradient(q, k, v, *descales):
+            raise ValueError(
+                f"fagen::{slug}: {named} requires a gradient, and there is no backward yet; "
+                "call it under torch.no_grad()"
+            )
+        return emulate(q, k, v, scale, *descales, slug)  # type: ignore[no-any-return]
+
+    return emulated
+
+
+# ---- which schedule -----------------------------------------------------------------------------
+
+
+def _choose(problem: Problem, choice: Choice) -> Schedule:
+    if choice is None:
+        return _best(problem)
+    schedule = _read(choice)
+    if not solves(schedule, problem):
+        raise ScheduleError(
+            f"{schedule.slug} computes {problem_of(schedule)}; the call asks for {problem}"
+        )
+    return schedule
+
+
+def _read(choice: str | Path | Schedule) -> Schedule:
+    if isinstance(choice, Schedule):
+        return choice
+    if isinstance(choice, str) and not choice.endswith(".toml"):
+        return Schedule.from_slug(choice)
+    return _read_file(Path(choice))
+
+
+def _best(problem: Problem) -> Schedule:
+    there = _schedules()
+    open_out = replace(problem, out_dtype=None)
+    fitting = [schedule for schedule in there if solves(schedule, open_out)]
+    if not fitting and problem.dtype == E4M3:
+        refuse_head_dims(problem.head_dim, problem.head_dim_v)
+        rows, layout = problem.scale_rows or 0, problem.v_layout or V_LAYOUTS[0]
+        refuse_word("scale_rows", rows, (0, *SCALE_ROWS))
+        mask = next(row.name for row in MASKS.values() if row.causal == problem.causal)
+        usual = usual_schedule(problem.head_dim, problem.head_dim_v, mask, layout, rows)
+        return writing(usual, problem.out_dtype)
+    if not fitting:
+        raise ScheduleError(
+            f"no schedule computes {problem}; in {locate('schedules')} there are:\n"
+            + "\n".join(f"  {schedule.slug}" for schedule in there)
+            + "\nwrite one for it and pass schedule=<its path>"
+        )
+    return writing(min(fitting, key=_rank), problem.out_dtype)
+
+
+def _rank(schedule: Schedule) -> tuple[int, int, str]:
+    """Those that PREFERRED names, then the one with the fewest keys away from their defaults."""
+    slug = schedule.slug
+    place = PREFERRED.index(slug) if slug in PREFERRED else len(PREFERRED)
+    return place, len(schedule.settings()), slug
+
+
+def _read_file(path: Path) -> Schedule:
+    return Schedule.checked(*read_toml(read_text(path), str(path)))
+
+
+@cache
+def _schedules() -> tuple[Schedule, ...]:
+    return tuple(map(_read_file, schedule_files("forward")))

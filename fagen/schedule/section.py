@@ -1,0 +1,68 @@
+"""Declare the tables of a schedule: strict sections, words of a vocabulary, derived defaults."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
+
+from fagen.schedule.slug import SlugForm
+
+
+class Section(BaseModel):
+    """A table of a schedule: strict, frozen, and without keys of a user's own making."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The words or numbers that a key may have: those of a vocabulary table."""
+
+    words: Iterable[str | int]
+
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
+        return core_schema.literal_schema(list(self.words))
+
+
+def derived(description: str, **limits: Any) -> Any:
+    """Declare a key whose default other keys decide (Keys.derived); its own is never seen."""
+    return Field(default=None, description=description, **limits)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """All keys of one kind of schedule: their tables, derived defaults, rules and slug.
+
+    `derived` gives the default of a key from the values of others, in an order that works: a
+    frozen structural rule over keys that the slug holds. `rules` yields (key, sentence) for each
+    rule between keys that is broken. `renamed` maps (key, old word) to the word of today.
+    """
+
+    tables: Mapping[str, type[Section]]
+    derived: Mapping[str, Callable[[Mapping[str, Any]], Any]]
+    rules: Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]]
+    slug: SlugForm
+    renamed: Mapping[tuple[str, object], str]
+
+    @cached_property
+    def sections(self) -> Mapping[str, str]:
+        """The table of each key."""
+        return {key: name for name, table in self.tables.items() for key in table.model_fields}
+
+    @cached_property
+    def fields(self) -> Mapping[str, FieldInfo]:
+        """The declaration of each key."""
+        return {key: self.tables[name].model_fields[key] for key, name in self.sections.items()}
+
+    @cached_property
+    def required(self) -> frozenset[str]:
+        """The keys that every schedule says."""
+        return frozenset(key for key, field in self.fields.items() if field.is_required())
+
+    def default(self, key: str, values: Mapping[str, Any]) -> Any:
+        """Return what a key is where it is left out and the others have these values."""
+        return self.derived[key](values) if key in self.derived else self.fields[key].default

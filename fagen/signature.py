@@ -1,0 +1,246 @@
+"""What a call of a kernel takes and gives, declared once.
+
+From a Signature come the C struct and its ctypes twin, the checks in Python and in C++ with the
+same words, the torch binding with its schema, the fake kernels, and the table in the docs.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fagen.vocab import Dtype
+
+MAX_SIZE = 1 << 30  # of any dimension, where a signature says no less
+ALIGNMENT = 16  # bytes, of base pointers and strides that TMA follows
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How long a dimension is: `number`, or a named size in blocks of `per`, times `times`.
+
+    ⌈name / per⌉ · times: Extent("seqlen") is the size itself, Extent("seqlen", per=64) its blocks
+    of 64, Extent("seqlen", per=16, times=16) the size rounded up to a multiple of 16.
+    """
+
+    name: str = ""
+    number: int = 1
+    per: int = 1
+    times: int = 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is a named size as it is, which a tensor can tell."""
+        return bool(self.name) and self.per == self.times == 1
+
+    def at(self, sizes: Mapping[str, Any]) -> Any:
+        """Return how much that is; sizes may be torch's symbols."""
+        if not self.name:
+            return self.number
+        return (sizes[self.name] + self.per - 1) // self.per * self.times
+
+    def __str__(self) -> str:
+        if not self.name:
+            return f"{self.number}"
+        if self.plain:
+            return self.name
+        if self.per == self.times:
+            return f"{self.name} up to a multiple of {self.per}"
+        return f"blocks of {self.per} in {self.name}"
+
+
+@dataclass(frozen=True)
+class Dim:
+    """One dimension of a tensor, and the word for its stride in the C struct.
+
+    One without a word is contiguous: its stride is 1. With `broadcast` a size of 1 serves for all,
+    and its stride is passed as 0.
+    """
+
+    extent: Extent
+    stride: str = ""
+    broadcast: bool = False
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a call.
+
+    access: "in"; "out", which the binding allocates; or "made", which is taken if it is given, and
+    else an output. A tensor that is not `present` is in the struct, null, and in no op.
+    """
+
+    name: str
+    dims: tuple[Dim, ...]
+    dtype: Dtype
+    note: str  # what it holds, for the header and the docs
+    access: str = "in"
+    present: bool = True
+    optional: bool = False  # an input that may be None
+    group: str = ""  # optional tensors of one group are given together or not at all
+    refused: str = ""  # why it cannot be given, though ops of its kind have it
+    missing: str = ""  # why it must be given, though the op's schema lets it be left out
+    aligned: bool = True  # base pointer and strides are multiples of ALIGNMENT bytes
+    max_stride: int = 0  # in elements; 0: any
+    conversion: str = ""  # how to come to the dtype; "" for {name}.to(dtype)
+    omittable: bool = False  # an output that the op `<slug>_without_<name>` does not make
+    if_empty: float | None = None  # what an output holds where there is nothing to compute
+    all_strides: tuple[str, ...] = ()  # where other kernels of the kind have more than its dims
+
+    @property
+    def given(self) -> bool:
+        """Whether it is an argument of the op."""
+        return self.present and self.access != "out"
+
+    @property
+    def returned(self) -> bool:
+        """Whether the op returns it."""
+        return self.present and self.access != "in"
+
+    @property
+    def made(self) -> bool:
+        """Whether it is an output unless it is given."""
+        return self.access == "made"
+
+    @property
+    def may_be_none(self) -> bool:
+        """Whether the op's schema lets it be left out."""
+        return self.optional or self.made or bool(self.missing)
+
+    @cached_property
+    def strides(self) -> tuple[str, ...]:
+        """The words for its strides, in the order of the C struct: the same for any layout."""
+        return self.all_strides or tuple(sorted(dim.stride for dim in self.dims if dim.stride))
+
+    @property
+    def shape(self) -> str:
+        """Its dimensions in words."""
+        said = [f"{dim.extent}{' or 1' if dim.broadcast else ''}" for dim in self.dims]
+        return f"({', '.join(said)})"
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number of a call; `words` > 0: random words that the binding draws from a seed.
+
+    The words are SplitMix64's numbers, the lower half of each first, as uint32.
+    """
+
+    name: str
+    type: str  # "float" | "int"
+    note: str
+    default: float | int | None = None
+    field: str = ""  # in the C struct; name if left out
+    words: int = 0
+    positive: bool = False  # and finite, as a float32
+    present: bool = True
+
+    @property
+    def in_struct(self) -> str:
+        """Its name in the C struct."""
+        return self.field or self.name
+
+
+@dataclass(frozen=True)
+class Size:
+    """A named size, and the most that it may be."""
+
+    name: str
+    most: int = MAX_SIZE
+
+
+@dataclass(frozen=True)
+class Multiple:
+    """A rule across arguments: size `of` is a multiple of size `by` (none of none)."""
+
+    of: str
+    by: str
+
+
+@dataclass(frozen=True)
+class Signature:
+    """All of a call.
+
+    `sizes` are told by the first input that has one as it is; the first input's device is that of
+    all. `order` names inputs and scalars as the op takes them; those after `keyword_from` by name.
+    """
+
+    kind: str
+    version: int  # of the struct: rises with every change of it
+    sizes: tuple[Size, ...]
+    tensors: tuple[Tensor, ...]
+    scalars: tuple[Scalar, ...]
+    order: tuple[str, ...]
+    rules: tuple[Multiple, ...] = ()
+    keyword_from: str = ""
+    no_gradient: str = "there is no backward yet"
+
+    @property
+    def struct(self) -> str:
+        """The name of the C struct."""
+        return f"Fagen{self.kind.capitalize()}Args"
+
+    @property
+    def guard(self) -> str:
+        """The macro that says that the struct is there, in this version."""
+        return f"FAGEN_{self.kind.upper()}_ARGS"
+
+    @property
+    def leader(self) -> Tensor:
+        """The input whose device is that of all."""
+        return self.inputs[0]
+
+    @cached_property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors that the op takes, in the order in which they are declared."""
+        return tuple(tensor for tensor in self.tensors if tensor.given)
+
+    @cached_property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """The tensors that the op returns."""
+        return tuple(tensor for tensor in self.tensors if tensor.returned)
+
+    @cached_property
+    def omittable(self) -> tuple[Tensor, ...]:
+        """The output that a variant of the op leaves out, if there is one: the last."""
+        return tuple(tensor for tensor in self.outputs if tensor.omittable)
+
+    @cached_property
+    def numbers(self) -> tuple[Scalar, ...]:
+        """The scalars that the op takes."""
+        return tuple(scalar for scalar in self.scalars if scalar.present)
+
+    @cached_property
+    def arguments(self) -> tuple[Tensor | Scalar, ...]:
+        """What the op takes, in its order."""
+        by_name: dict[str, Tensor | Scalar] = {tensor.name: tensor for tensor in self.inputs}
+        by_name |= {scalar.name: scalar for scalar in self.numbers}
+        return tuple(by_name[name] for name in self.order if name in by_name)
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a tensor by name."""
+        return next(tensor for tensor in self.tensors if tensor.name == name)
+
+    @property
+    def asked(self) -> str:
+        """The op's arguments as torch's schema language has them."""
+        return ", ".join(self._asked())
+
+    def _asked(self) -> Iterator[str]:
+        for argument in self.arguments:
+            if argument.name == self.keyword_from:
+                yield "*"
+            if isinstance(argument, Tensor):
+                none = argument.may_be_none
+                yield f"Tensor{'?' if none else ''} {argument.name}{'=None' if none else ''}"
+            else:
+                default = "" if argument.default is None else f"={argument.default}"
+                yield f"{argument.type} {argument.name}{default}"
+
+    def returns(self, *, omitted: bool = False) -> str:
+        """Return the op's results as torch's schema language has them."""
+        names = [tensor.name for tensor in self.outputs if not (omitted and tensor.omittable)]
+        # a result may not have the name of an argument
+        given = {tensor.name for tensor in self.inputs}
+        said = [f"Tensor {'found_' if name in given else ''}{name}" for name in names]
+        return said[0] if len(said) == 1 else f"({', '.join(said)})"
