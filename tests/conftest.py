@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,6 +13,9 @@ from fagen.build import Binary, build, prune
 from fagen.plan import Plan, plan
 from fagen.render import Source, render
 from fagen.schedule import Schedule
+
+if TYPE_CHECKING:
+    from tests.stubs import StubOp
 
 DAY = 86_400  # seconds
 
@@ -63,6 +67,14 @@ def built(kernel_cache: Path) -> Callable[[str], Built]:
         return Built(planned, source, build(source, planned, binding=True))
 
     return build_slug
+
+
+@pytest.fixture(scope="session")
+def stub_op(tmp_path_factory: pytest.TempPathFactory) -> "Callable[[str], StubOp]":
+    """The op of a slug over a stub, compiled and loaded once for all tests that ask for it."""
+    from tests.stubs import load_stub  # torch, which takes seconds
+
+    return cache(lambda slug: load_stub(slug, tmp_path_factory.mktemp("binary")))
 
 
 @pytest.fixture(scope="session", params=SPREAD)
