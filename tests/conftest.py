@@ -84,6 +84,25 @@ def kernel(request: pytest.FixtureRequest, built: Callable[[str], Built]) -> Bui
 
 
 @pytest.fixture
+def schedules_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with nothing in it, in which fagen.attention looks for schedules and tables."""
+    from fagen import dispatch  # torch, which takes seconds
+
+    monkeypatch.setattr(dispatch, "locate", lambda name: tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """torch.compile as in a new process: it has traced nothing."""
+    import torch._dynamo  # which takes seconds
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """fagen.attention as in a new process: it has found and readied no kernel."""
     from fagen import dispatch  # torch, which takes seconds
