@@ -179,7 +179,7 @@ def test_it_compiles_into_one_graph(made: StubOp, dynamic: bool) -> None:
 # ---- the C interface ----------------------------------------------------------------------------
 
 
-def test_the_binding_and_ctypes_tell_the_kernel_the_same(made: StubOp) -> None:
+def test_the_binding_and_ctypes_pass_the_kernel_the_same_arguments(made: StubOp) -> None:
     of, stub = made.plan, stub_library(made.binary)
     assert stub.args_bytes() == ctypes.sizeof(op.Fp8KernelArgs) == 184 + 3 * 8 + 9 * 8
     given = arguments(of)

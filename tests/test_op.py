@@ -271,7 +271,7 @@ def test_a_binding_that_is_no_library_says_so(binary: Binary, tmp_path: Path) ->
 # ---- the C interface ----------------------------------------------------------------------------
 
 
-def test_the_binding_and_ctypes_tell_the_kernel_the_same(
+def test_the_binding_and_ctypes_pass_the_kernel_the_same_arguments(
     attend: op.Op, binary: Binary, the_plan: Plan
 ) -> None:
     stub = stub_library(binary)
