@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -81,6 +82,25 @@ def stub_op(tmp_path_factory: pytest.TempPathFactory) -> "Callable[[str], StubOp
 def kernel(request: pytest.FixtureRequest, built: Callable[[str], Built]) -> Built:
     """A kernel of each kind in turn."""
     return built(request.param)
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Load a script of benchmarks/ as a module."""
+    from tests.benchmark_helpers import scripts  # torch, which takes seconds
+
+    with scripts(monkeypatch) as load:
+        yield load
+
+
+@pytest.fixture
+def made_up_gpu(
+    script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> SimpleNamespace:
+    """A GPU, a compiler and clocks that are made up; what a test may still change of them."""
+    from tests.benchmark_helpers import pretend_gpu  # torch, which takes seconds
+
+    return pretend_gpu(script, monkeypatch)
 
 
 @pytest.fixture
