@@ -135,7 +135,7 @@ def test_build_shows_what_the_compiler_said_beside_the_plan(built):
     assert told[0]["source_hash"] == binary.source_hash
 
 
-def test_without_a_compiler_the_command_that_mends_it_is_named(without_nvcc):
+def test_without_a_compiler_the_command_that_fixes_it_is_named(without_nvcc):
     answer = fagen("build", SLUG, "fwd_fp16_d64_full_m64n64")
     assert answer.exit_code == 3
     assert answer.stderr.count("CUDA_HOME") == 1, "said once, not for every schedule"
@@ -309,7 +309,7 @@ def test_the_cache_is_listed_and_emptied(tmp_path, monkeypatch):
     assert fagen("cache", "list").output == f"{tmp_path}\n"
 
 
-def test_doctor_names_what_is_missing_and_what_mends_it(without_nvcc):
+def test_doctor_names_what_is_missing_and_how_to_fix_it(without_nvcc):
     answer = fagen("doctor", "--json")
     assert answer.exit_code == 3
     findings = {f["name"]: f for f in json.loads(answer.stdout.partition("]\n")[0] + "]")}

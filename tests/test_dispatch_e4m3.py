@@ -27,7 +27,7 @@ def test_a_dispatch_table_tells_e4m3_kernels_apart_by_layout_scales_and_keys(
 ) -> None:
     few, many = "fwd_e4m3_d64_full_m64n32", "fwd_e4m3_d64_full_m64n64"
     rows, blocks = "fwd_e4m3_d64_full_m64n96_vrows", "fwd_e4m3_d64_full_m64n96_sblock_sr32"
-    # 199 keys are 208 places of V by columns: it is keys that count
+    # 199 keys are 208 places of transposed V: it is keys that count
     table = [
         row(few, 0, 199),
         row(many, 200, inf),

@@ -91,7 +91,7 @@ def test_a_pair_of_blocks_needs_a_producer_and_room_for_unequal_steps(more, reas
         ({"sum": "tensor"}, 'sum = "tensor"'),
     ],
 )
-def test_a_late_maximum_needs_sums_by_threads_that_no_threshold_has_let_grow(changes, said):
+def test_a_lazy_row_max_needs_sums_by_threads_that_no_threshold_has_let_grow(changes, said):
     keys = PLAIN | dict(head_dim=64, maximum="late") | changes
     with pytest.raises(ScheduleError) as error:
         Schedule.make(**keys)

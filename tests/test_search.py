@@ -199,7 +199,7 @@ def test_an_interruption_shows_the_best_so_far(recorded, tmp_path, monkeypatch):
     assert "× cuDNN" in answer.output
 
 
-def test_progress_tells_what_is_left_the_leader_and_the_time(recorded, tmp_path, monkeypatch):
+def test_progress_shows_what_is_left_the_leader_and_the_time(recorded, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "TELL", 0.0)
     lines = []
     replayed(recorded, tmp_path / "found.sqlite", compile_at_most=20, minutes=1, say=lines.append)
@@ -243,7 +243,7 @@ def test_ranges_leave_no_length_out(recorded):
 # ---- the command ---------------------------------------------------------------------------------
 
 
-def test_a_dry_run_tells_the_refusals_what_remains_and_the_predicted_best(tmp_path):
+def test_a_dry_run_lists_the_refusals_what_remains_and_the_predicted_best(tmp_path):
     path = tmp_path / "space.toml"
     path.write_text(SPACE)
     answer = fagen("search", path, "--dry-run")

@@ -86,7 +86,7 @@ def test_a_space_says_values_lists_and_ranges_and_defaults_do_for_the_rest():
     }
 
 
-def test_all_faults_of_a_space_are_told_at_once_with_their_lines():
+def test_all_faults_of_a_space_are_listed_at_once_with_their_lines():
     text = (
         '[attention]\ndtype = "fp61"\nhead_dim = [64, 12]\n[tile]\nblock_n = [16, 300]\n'
         "[tail]\n[search]\nshare = -1.0\n"
