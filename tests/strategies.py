@@ -1,9 +1,9 @@
 """Random schedules that keep the rules, whether or not they fit, for property-based tests."""
 
+from fagen.schedule.keys import most_p_offset
 from hypothesis import strategies as st
 
-from fagen.schedule import Schedule
-from fagen.schedule.keys import most_p_offset
+from fagen.kinds.forward.keys import Schedule
 from fagen.vocab import MAXIMA
 
 ONE_SLAB = (16, 24, 32, 56, 64)  # head dims that fill up to 16, 32 or 64 columns: one swizzle wide

@@ -4,11 +4,11 @@ import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 
-from fagen.runtime import op, process
 from fagen.build import Binary, CompilerReport
+from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import Plan, plan
 from fagen.render import environment, render
-from fagen.schedule import Schedule
+from fagen.runtime import op, process
 from fagen.toolchain import BINDING_FLAGS, BINDING_LINK_FLAGS, find_torch
 
 HASH = "0123456789abcdef"

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fagen.kinds.forward import emulate as emulator
 from fagen.build.report import NO_DISASSEMBLER, CompilerReport
 from fagen.errors import BuildError, DeviceError, FagenError, ToolchainError, VerificationError
+from fagen.kinds.forward import emulate as emulator
+from fagen.kinds.forward.plan import plan
 from fagen.measure import cells
 from fagen.measure.accuracy import rows_with_keys, shape_error, torch_math, unit_in_last_place
 from fagen.measure.card import Clock, hopper
@@ -28,8 +29,7 @@ from fagen.measure.shapes import (
     visible,
 )
 from fagen.measure.timing import BURST, SUSTAINED, Call, Timing, orders, repeats, summary
-from fagen.kinds.forward.plan import plan
-from fagen.schedule import parse_schedule
+from fagen.registry import parse as parse_schedule
 
 
 def made(mask="full", dtype="fp16", head_dim=64, head_dim_v=64):

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fagen.kinds.forward import emulate as emulator
 from fagen.errors import DeviceError, VerificationError
+from fagen.kinds.forward import emulate as emulator
+from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import plan
 from fagen.measure import cells, peers, shapes
 from fagen.measure.cells import race
 from fagen.measure.fp8 import arguments, fp8_error, operands, outputs, real, rms
@@ -21,8 +23,6 @@ from fagen.measure.rows import (
 )
 from fagen.measure.shapes import Problem, Shape, inputs, problem, visible
 from fagen.measure.timing import SUSTAINED, Call, Timing
-from fagen.kinds.forward.plan import plan
-from fagen.schedule import Schedule
 
 SHAPE = Shape(2, 70, 90, 4, 2)
 SLUGS = (

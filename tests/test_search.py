@@ -9,9 +9,10 @@ from itertools import pairwise
 
 import pytest
 
-from fagen.dispatch import tables as dispatch_table, search
+from fagen.dispatch import search
+from fagen.dispatch import tables as dispatch_table
 from fagen.errors import FagenError
-from fagen.schedule import read_schedule
+from fagen.registry import read as read_schedule
 from fagen.search import lab, replay, run
 from fagen.search.contest import STAGES
 from fagen.search.marks import BRIEF, PEER

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from fagen import search
+from fagen.kinds.forward.keys import Schedule
 from fagen.measure.shapes import Problem, Shape
-from fagen.schedule import Schedule
 from fagen.search import cost
 from tests.recordings import DATABASES
 

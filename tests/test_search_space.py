@@ -5,14 +5,14 @@ import math
 import time
 
 import pytest
+from fagen.schedule.keys import SECTIONS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fagen.errors import OverBudget, ScheduleError
-from fagen.paths import locate
+from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
-from fagen.schedule import Schedule
-from fagen.schedule.keys import SECTIONS
+from fagen.paths import locate
 from fagen.search.space import DEFAULTS, parse_space, read_space, survey
 from tests.recordings import SPACE, space
 
