@@ -1,6 +1,6 @@
 """What is computed and how large, in words of vocab: one Problem, one Sizes, FLOPs and bytes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 from fagen.errors import ScheduleError
@@ -43,6 +43,12 @@ class Problem:
         """Whether a kernel of `found` computes this; what is left open here it may say."""
         left = {key: value for key, value in vars(found).items() if getattr(self, key) is None}
         return replace(self, **left) == found
+
+    @property
+    def head_dims(self) -> str:
+        """'128', or '192/128' where V has its own."""
+        d, d_v = self.head_dim, self.head_dim_v
+        return f"{d}" if d == d_v else f"{d}/{d_v}"
 
     @property
     def name(self) -> str:
@@ -93,9 +99,18 @@ class Sizes:
         """Whether there are as many queries as keys."""
         return self.seqlen_q == self.seqlen_k
 
+    @property
+    def all_heads(self) -> str:
+        """'16', or '32/8' where K and V have fewer."""
+        return f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
+
+    @property
+    def lengths(self) -> str:
+        """'4096', or '100/300' of queries and keys where they differ."""
+        return f"{self.seqlen_q}" if self.square else f"{self.seqlen_q}/{self.seqlen_k}"
+
     def __str__(self) -> str:
-        heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
-        return f"B={self.batch} H={heads} Sq={self.seqlen_q} Sk={self.seqlen_k}"
+        return f"B={self.batch} H={self.all_heads} Sq={self.seqlen_q} Sk={self.seqlen_k}"
 
 
 def standard_sizes(head_dim: int, seqlen: int = 4_096) -> Sizes:
@@ -118,16 +133,10 @@ class Cell:
 
     def __str__(self) -> str:
         asked = self.problem
-        dims = head_dims(asked.head_dim, asked.head_dim_v)
-        return f"{asked.dtype} hd{dims} {asked.mask} {self.sizes}"
+        return f"{asked.dtype} hd{asked.head_dims} {asked.mask} {self.sizes}"
 
 
-def head_dims(head_dim: int, head_dim_v: int) -> str:
-    """'128', or '192/128' where V has its own."""
-    return f"{head_dim}" if head_dim == head_dim_v else f"{head_dim}/{head_dim_v}"
-
-
-def in_order(cells: Sequence[Cell]) -> list[Cell]:
+def in_order(cells: Iterable[Cell]) -> list[Cell]:
     """Return cells as tables list them: by problem, masks as in vocab, then by rising lengths."""
     masks = list(MASKS)
 

@@ -16,7 +16,7 @@ from fagen.measure.heats import BRIEF, CUDNN, Kernel
 from fagen.measure.shapes import Problem, Shape
 from fagen.measure.timing import Call
 
-CASE = Problem("fp16", 64, 64, "causal", Shape(1, 64, 64, 2, 2))
+CASE = Problem("fp16", 64, 64, "causal", Sizes(1, 2, 2, 64, 64))
 ANCHOR = Kernel("anchor", Path("anchor.so"))
 PLAN = plan(Schedule.from_slug("fwd_fp16_d64_causal_m128n128"))
 
