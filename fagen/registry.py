@@ -99,7 +99,7 @@ def named(tables: dict[str, Any], origin: Origin) -> str:
         own = (entry.name for entry in ENTRIES.values() if entry.table in tables)
         return next(own, DEFAULT)
     name = tables.pop("kind")
-    if name not in ENTRIES:
+    if not isinstance(name, str) or name not in ENTRIES:
         listed = " or ".join(f'"{known}"' for known in ENTRIES)
         raise ScheduleError(f"{origin.at('kind')}: kind = {name!r} must be {listed}")
-    return str(name)
+    return name
