@@ -98,6 +98,11 @@ class Tensor:
         return self.present and self.access != "in"
 
     @property
+    def result(self) -> str:
+        """Its name among the results: none may have the name of an argument."""
+        return f"found_{self.name}" if self.made else self.name
+
+    @property
     def made(self) -> bool:
         """Whether it is an output unless it is given."""
         return self.access == "made"
@@ -111,6 +116,22 @@ class Tensor:
     def strides(self) -> tuple[str, ...]:
         """The words for its strides, in the order of the C struct: the same for any layout."""
         return self.all_strides or tuple(sorted(dim.stride for dim in self.dims if dim.stride))
+
+    @property
+    def rank(self) -> int:
+        """How many dimensions it has."""
+        return len(self.dims)
+
+    @property
+    def step(self) -> int:
+        """What strides are multiples of, in elements."""
+        return ALIGNMENT // self.dtype.bytes if self.aligned else 1
+
+    @property
+    def remedy(self) -> str:
+        """How to come to its dtype, in words."""
+        said = self.conversion or "{name}.to(torch.{dtype}) converts it"
+        return said.format(name=self.name, dtype=self.dtype.torch)
 
     @property
     def shape(self) -> str:
@@ -185,6 +206,17 @@ class Signature:
         """The macro that says that the struct is there, in this version."""
         return f"FAGEN_{self.kind.upper()}_ARGS"
 
+    @cached_property
+    def most(self) -> Mapping[str, int]:
+        """The most that each named size may be."""
+        return {size.name: size.most for size in self.sizes}
+
+    @cached_property
+    def groups(self) -> Mapping[str, tuple[Tensor, ...]]:
+        """The tensors that are given together or not at all, by the name of their group."""
+        named = dict.fromkeys(tensor.group for tensor in self.inputs if tensor.group)
+        return {g: tuple(t for t in self.inputs if t.group == g) for g in named}
+
     @property
     def leader(self) -> Tensor:
         """The input whose device is that of all."""
@@ -237,10 +269,22 @@ class Signature:
                 default = "" if argument.default is None else f"={argument.default}"
                 yield f"{argument.type} {argument.name}{default}"
 
-    def returns(self, *, omitted: bool = False) -> str:
-        """Return the op's results as torch's schema language has them."""
-        names = [tensor.name for tensor in self.outputs if not (omitted and tensor.omittable)]
-        # a result may not have the name of an argument
-        given = {tensor.name for tensor in self.inputs}
-        said = [f"Tensor {'found_' if name in given else ''}{name}" for name in names]
+    @property
+    def returns(self) -> str:
+        """The op's results as torch's schema language has them."""
+        return self._returns(self.outputs)
+
+    @property
+    def returns_kept(self) -> str:
+        """Those of the variant that leaves one out."""
+        return self._returns(self.kept)
+
+    @cached_property
+    def kept(self) -> tuple[Tensor, ...]:
+        """The outputs of the variant that leaves one out."""
+        return tuple(tensor for tensor in self.outputs if not tensor.omittable)
+
+    @staticmethod
+    def _returns(kept: tuple[Tensor, ...]) -> str:
+        said = [f"Tensor {tensor.result}" for tensor in kept]
         return said[0] if len(said) == 1 else f"({', '.join(said)})"

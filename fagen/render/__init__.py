@@ -15,7 +15,7 @@ from fagen.paths import find_packaged, locate
 
 HASH_WORD = "FAGEN_SOURCE_HASH"  # the kernel says its own hash where a template says this
 
-BINDINGS = {"forward": "torch_op.cpp.j2", "quantize": "quantize_op.cpp.j2"}
+BINDING = "binding.cpp.j2"
 
 HOST_MARK = "---- The host's side"  # the rest of a kernel's file is its launcher
 
@@ -33,7 +33,7 @@ class Source:
 
 def render(plan: Plan) -> Source:
     """Write the kernel and its binding.  Raises ToolchainError where clang-format is missing."""
-    kernel, binding = kernel_text(plan), _template(BINDINGS[plan.kind], plan)
+    kernel, binding = kernel_text(plan), _template(BINDING, plan)
     digest = token_hash(kernel)
     _, _, host = kernel.partition(HOST_MARK)
     return Source(
