@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,6 +14,9 @@ from fagen.build import Binary, build, prune
 from fagen.kinds.forward.plan import Plan, plan
 from fagen.render import Source, render
 from fagen.schedule import Schedule
+
+if TYPE_CHECKING:
+    from tests.stubs import StubOp
 
 DAY = 86_400  # seconds
 
@@ -65,10 +70,56 @@ def built(kernel_cache: Path) -> Callable[[str], Built]:
     return build_slug
 
 
+@pytest.fixture(scope="session")
+def stub_op(tmp_path_factory: pytest.TempPathFactory) -> "Callable[[str], StubOp]":
+    """The op of a slug over a stub, compiled and loaded once for all tests that ask for it."""
+    from tests.stubs import load_stub  # torch, which takes seconds
+
+    return cache(lambda slug: load_stub(slug, tmp_path_factory.mktemp("binary")))
+
+
 @pytest.fixture(scope="session", params=SPREAD)
 def kernel(request: pytest.FixtureRequest, built: Callable[[str], Built]) -> Built:
     """A kernel of each kind in turn."""
     return built(request.param)
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Load a script of benchmarks/ as a module."""
+    from tests.benchmark_helpers import scripts  # torch, which takes seconds
+
+    with scripts(monkeypatch) as load:
+        yield load
+
+
+@pytest.fixture
+def made_up_gpu(
+    script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> SimpleNamespace:
+    """A GPU, a compiler and clocks that are made up; what a test may still change of them."""
+    from tests.benchmark_helpers import pretend_gpu  # torch, which takes seconds
+
+    return pretend_gpu(script, monkeypatch)
+
+
+@pytest.fixture
+def schedules_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with nothing in it, in which fagen.attention looks for schedules and tables."""
+    from fagen import dispatch  # torch, which takes seconds
+
+    monkeypatch.setattr(dispatch, "locate", lambda name: tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """torch.compile as in a new process: it has traced nothing."""
+    import torch._dynamo  # which takes seconds
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -1,12 +1,14 @@
 """Real bindings over C functions that stand in for kernels and only note how they were called."""
 
 import ctypes
+from dataclasses import dataclass
 from pathlib import Path
 
-from fagen import process
+from fagen import op, process
 from fagen.build import Binary, CompilerReport
-from fagen.kinds.forward.plan import Plan
+from fagen.plan import Plan, plan
 from fagen.render import environment, render
+from fagen.schedule import Schedule
 from fagen.toolchain import BINDING_FLAGS, BINDING_LINK_FLAGS, find_torch
 
 HASH = "0123456789abcdef"
@@ -46,6 +48,26 @@ STABLE_TORCH_LIBRARY_IMPL(fagen_test, CPU, m) { m.impl("note_%(slug)s", TORCH_BO
 """
 
 DESCALES = ("q_descale", "k_descale", "v_descale")
+
+
+@dataclass(frozen=True)
+class StubOp:
+    """An op over a stub, with its Plan and its files."""
+
+    plan: Plan
+    binary: Binary
+    attend: op.Op
+
+    @property
+    def alone(self) -> op.Alone:
+        """The op without LSE."""
+        return op.alone(self.attend)
+
+
+def load_stub(slug: str, folder: Path) -> StubOp:
+    planned = plan(Schedule.from_slug(slug))
+    binary = stub_binary(planned, folder)
+    return StubOp(planned, binary, op.load(binary))
 
 
 def stub_binary(planned: Plan, folder: Path) -> Binary:

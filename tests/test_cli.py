@@ -1,40 +1,21 @@
-"""The command line: what it prints, on which stream, and with which exit code it ends."""
+"""The command line: its help, its refusals, its streams and its exit codes."""
 
-import dataclasses
 import json
 import re
 import sys
-from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 import cli
-from fagen import evidence, flow, measure
+from fagen import flow
 from fagen.console import DefaultCommand
-from fagen.errors import VerificationError
-from fagen.machine import machine_code
 from fagen.paths import locate
 from fagen.kinds.forward.plan import plan
 from fagen.process import run
-from fagen.quantizer import read_any
 from fagen.schedule import Schedule
-from fagen.toolchain import FLAGS
-
-SLUG = "fwd_fp16_d128_causal_m128n128"
-ROOT = locate("cli.py").parent
-QUANTIZER = "quant_fp16_d128_rot_head"
-QUANTIZERS = sorted(path.stem for path in locate("schedules").glob("quant_*.toml"))
-COMMITTED = sorted(path.stem for path in locate("schedules").glob("fwd_*.toml"))
-
-
-def fagen(*words: object, input: str | None = None) -> Result:
-    """Run a command; a traceback fails the test."""
-    result = CliRunner().invoke(cli.main, [str(w) for w in words], input=input, prog_name="fagen")
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    assert "Traceback" not in result.output
-    return result
+from tests.cli_helpers import COMMITTED, ROOT, SLUG, fagen
 
 
 def commands(group: click.Group = cli.main, *above: str) -> dict[tuple[str, ...], click.Command]:
@@ -44,81 +25,6 @@ def commands(group: click.Group = cli.main, *above: str) -> dict[tuple[str, ...]
         if isinstance(command, click.Group):
             found |= commands(command, *above, name)
     return found
-
-
-@pytest.fixture
-def generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder that stands in for generated/."""
-
-    def located(name: str) -> Path:
-        return tmp_path if name == "generated" else locate(name)
-
-    for module in (evidence, flow):
-        monkeypatch.setattr(module, "locate", located)
-    return tmp_path
-
-
-@pytest.fixture
-def without_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-
-
-@pytest.fixture
-def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-
-
-# ---- quantisers ----------------------------------------------------------------------------------
-
-
-def test_a_quantiser_goes_through_the_same_commands(tmp_path):
-    path = locate("schedules") / f"{QUANTIZER}.toml"
-    answers = [fagen("check", path), fagen("check", QUANTIZER)]
-    answers.append(fagen("check", "-", input=path.read_text()))
-    assert {answer.output for answer in answers} == {answers[0].output}
-    assert answers[0].output.startswith(f"{QUANTIZER} fits\n")
-    assert answers[0].output in fagen("check", "--explain", QUANTIZER).output
-    told = json.loads(fagen("check", "--json", QUANTIZER).output)
-    assert told["keys"]["rotate"] is True and told["kernels"] == 3
-    assert fagen("generate", QUANTIZER).output == flow.rendered(read_any(path)).kernel
-    answer = fagen("generate", QUANTIZER, SLUG, "-o", tmp_path)
-    assert sorted(file.name for file in tmp_path.iterdir()) == [f"{SLUG}.cu", f"{QUANTIZER}.cu"]
-    answer = fagen("build", "--no-binding", QUANTIZER)
-    assert answer.exit_code == 0
-    assert re.search(r"registers per thread +\d+ +80\n", answer.output)
-    assert fagen("check", "quant_fp16_d100_head").exit_code == 1
-    path = tmp_path / "mine.toml"
-    path.write_text("[quantize]\ndtype = 3\n")
-    assert fagen("check", path).stderr.startswith(f"{path}:1: quantize.head_dim is missing")
-
-
-def test_a_quantiser_is_listed_and_not_timed_beside_cudnn(without_gpu, monkeypatch):
-    rows = {row["schedule"]: row for row in json.loads(fagen("list", "--json").output)}
-    assert {slug for slug in rows if slug.startswith("quant_")} == set(QUANTIZERS)
-    assert rows[QUANTIZER]["tile"] == "128 rows"
-    answer = fagen("bench", QUANTIZER)
-    assert answer.exit_code == 2 and "fagen verify" in answer.stderr
-    assert fagen("verify", QUANTIZER).exit_code == 5
-    monkeypatch.setattr(flow, "need_gpu", lambda: None)
-    timed = []
-    monkeypatch.setattr(flow, "built", lambda schedule, **_: timed.append(schedule.slug))
-    monkeypatch.setattr(measure, "bench", lambda *_, **__: [])
-    fagen("bench", "--all")
-    assert timed == COMMITTED
-
-
-def test_what_a_quantisers_verification_found_is_said(with_gpu, monkeypatch, tmp_path):
-    error = evidence.RoundingError(1, 128, 2, False, 2e-5, 1e-3, 0, 1e-7, 1e-5)
-    found = dataclasses.replace(
-        proof(QUANTIZER, "hash", "code"),
-        errors=(error,),
-        speeds=(evidence.Bandwidth(4, 16_384, 16, True, 3_600.0, 4_000.0),),
-    )
-    monkeypatch.setattr(flow, "built", lambda schedule, **_: (flow.planned(schedule), None))
-    monkeypatch.setattr(measure, "verify_quantizer", lambda *_, **__: found)
-    said = fagen("verify", QUANTIZER, "-o", tmp_path).output
-    assert "2.0e-05 of the values round to the reference's neighbour" in said
-    assert "descales given: 3600 GB/s, 0.90 of a copy's" in said
 
 
 # ---- help ----------------------------------------------------------------------------------------
@@ -232,227 +138,6 @@ def test_a_refusal_in_json_is_an_object_on_stdout_and_words_on_stderr():
     assert told["error"] == "OverBudget"
     assert told["message"] == answer.stderr.rstrip("\n")
     assert "fits with block_n = " in told["message"]
-
-
-# ---- generate ------------------------------------------------------------------------------------
-
-
-def test_generate_prints_the_kernel_and_writes_it_with_its_binding(tmp_path):
-    source = flow.rendered(Schedule.from_slug(SLUG))
-    assert fagen("generate", SLUG).output == source.kernel
-    answer = fagen("generate", SLUG, "--binding", "-o", tmp_path / "new")
-    paths = [Path(line) for line in answer.output.splitlines()]
-    assert [path.name for path in paths] == [f"{SLUG}.cu", f"{SLUG}_torch.cpp"]
-    assert [path.read_text() for path in paths] == [source.kernel, source.binding]
-
-
-def test_generate_finds_what_is_missing_edited_or_nobodys(generated, monkeypatch):
-    mine = Schedule.from_slug(SLUG)
-    monkeypatch.setattr(flow, "all_committed", lambda: (mine,))
-    assert fagen("generate", "--check").exit_code == 6
-    flow.written(flow.rendered(mine), generated)
-    (generated / "left_over.cu").touch()
-    told = json.loads(fagen("generate", "--check", "--json").stdout.partition("]\n")[0] + "]")
-    assert {(fault["slug"], fault["kind"]) for fault in told} == {
-        (SLUG, "missing"),  # its evidence
-        ("left_over.cu", "orphan"),
-    }
-
-
-# ---- build, verify, bench ------------------------------------------------------------------------
-
-
-def test_build_shows_what_the_compiler_said_beside_the_plan(built):
-    binary = built(SLUG).binary
-    answer = fagen("build", SLUG)
-    assert answer.exit_code == 0
-    assert str(binary.library) in answer.output
-    assert re.search(r"in use +\d+ +232\n", answer.output)
-    assert re.search(r"spilled bytes per thread +0 +0\n", answer.output)
-    told = json.loads(fagen("build", "--json", SLUG).output)
-    assert told[0]["source_hash"] == binary.source_hash
-
-
-def test_without_a_compiler_the_command_that_mends_it_is_named(without_nvcc):
-    answer = fagen("build", SLUG, "fwd_fp16_d64_full_m64n64")
-    assert answer.exit_code == 3
-    assert answer.stderr.count("CUDA_HOME") == 1, "said once, not for every schedule"
-
-
-def test_a_cache_that_cannot_be_written_is_a_failed_build(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / "file"))
-    assert fagen("build", "--no-binding", SLUG).exit_code == 4
-
-
-@pytest.mark.parametrize("command", ["verify", "bench"])
-def test_without_a_hopper_gpu_nothing_is_built_for_it(command, without_gpu, without_nvcc):
-    answer = fagen(command, SLUG)
-    assert answer.exit_code == 5
-    assert "Hopper" in answer.stderr
-
-
-@pytest.mark.parametrize(
-    "shape", ["", "1,2,3", "1,4,3,5,5", "a,b,c,d,e", "0,1,1,1,1", "1,1,1,1,1,1"]
-)
-def test_a_shape_that_is_none_is_a_usage_error(shape):
-    answer = fagen("bench", SLUG, "--shape", shape)
-    assert answer.exit_code == 2
-    assert "--shape" in answer.stderr
-
-
-@pytest.mark.parametrize("command", ["generate", "build", "verify", "bench"])
-def test_a_command_without_a_schedule_says_how_to_name_one(command, monkeypatch):
-    monkeypatch.setattr(flow, "need_gpu", lambda: None)
-    answer = fagen(command)
-    assert answer.exit_code == 2
-    assert "--all" in answer.stderr
-
-
-@pytest.fixture
-def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if there were one: what would run on it is faked by the test."""
-    monkeypatch.setattr(flow, "need_gpu", lambda: None)
-    monkeypatch.setattr(flow, "built", lambda schedule, **_: (plan(schedule), None))
-
-
-def test_bench_times_the_shapes_beside_the_peers_in_the_regimes_that_were_asked_for(
-    with_gpu, monkeypatch
-):
-    asked = {}
-
-    def timed(kernels, shapes, *, peers, regimes, progress):
-        asked.update(shapes=shapes, peers=peers, regimes=[regime.name for regime in regimes])
-        row = ("fp16", 128, 128, "causal", 1, 8, 8, 2, 2, "fagen", SLUG, "burst", 9.0, 0.1, None)
-        return [measure.Row(*row)]
-
-    monkeypatch.setattr(measure, "bench", timed)
-    monkeypatch.setattr(measure, "installed", lambda name: False)
-    answer = fagen("bench", SLUG)
-    assert answer.exit_code == 0 and "| fagen burst" in answer.output
-    assert asked == {
-        "shapes": [measure.Shape(4, 4096, 4096, 16, 16)],
-        "peers": ["cudnn", "fa2"],
-        "regimes": ["sustained", "burst"],
-    }
-    words = ["--shape", "3,8,2,64,65", "--seqlen", "512", "--flex", "--fa3", "--regime", "burst"]
-    told = json.loads(fagen("bench", SLUG, *words, "--json").output)
-    assert told[0]["tflops"] == 9.0
-    assert asked == {
-        "shapes": [measure.Shape(3, 64, 65, 8, 2), measure.Shape(32, 512, 512, 16, 16)],
-        "peers": ["cudnn", "fa2", "fa3", "flex"],
-        "regimes": ["burst"],
-    }
-
-
-def test_one_wrong_kernel_does_not_keep_the_others_from_being_verified(
-    with_gpu, monkeypatch, tmp_path
-):
-    seen = []
-
-    def verified(of, binary, folder, *, progress):
-        seen.append(of.slug)
-        if "full" in of.slug:
-            raise VerificationError(f"{of.slug}: 1 of 18 shapes are wrong")
-        return proof(of.slug, "hash", "code")
-
-    monkeypatch.setattr(flow, "verified", verified)
-    slugs = ["fwd_fp16_d64_full_m64n64", SLUG, "fwd_bf16_d64_full_m64n64"]
-    answer = fagen("verify", *slugs, "-o", tmp_path)
-    assert seen == slugs
-    assert answer.exit_code == 6
-    assert answer.stderr.count("shapes are wrong") == 2
-    assert "1 shapes on NVIDIA H200" in fagen("verify", SLUG, "-o", tmp_path).output
-
-
-def test_evidence_of_a_schedule_that_is_not_committed_needs_a_folder_before_the_gpu_works(
-    with_gpu, generated
-):
-    answer = fagen("verify", "fwd_fp16_d64_full_m64n64")
-    assert answer.exit_code == 1
-    assert "name a folder by -o" in answer.stderr
-
-
-def proof(slug: str, source_hash: str, code: str, host_hash: str = "") -> evidence.Evidence:
-    error = evidence.ShapeError(1, 8, 8, 1, 1, 1e-3, 1e-3, 3e-3, 0.0, 1e-3)
-    speed = evidence.Speed("sustained", 4, 4096, 16, 600.0, 0.01, 1700, 500.0)
-    return evidence.Evidence(
-        slug=slug,
-        source_hash=source_hash,
-        host_hash=host_hash,
-        flags=FLAGS,
-        cutlass="4.2.0",
-        machine_code=code,
-        compiler="13.0.88",
-        card="NVIDIA H200",
-        driver="580.1",
-        torch="2.13.0",
-        date="2026-01-31",
-        errors=(error,),
-        speeds=(speed,),
-    )
-
-
-def test_evidence_moves_to_a_source_that_gives_the_same_machine_code(generated, built):
-    binary = built(SLUG).binary
-    assert fagen("verify", "--same-code", SLUG).exit_code == 6, "there is none to renew"
-
-    code = machine_code(binary.library).hash
-    evidence.write(proof(SLUG, "of an older source", code, binary.host_hash))
-    answer = fagen("verify", "--same-code", SLUG)
-    assert answer.exit_code == 0
-    assert "sustained: 600 TFLOP/s, 1.20 of cuDNN" in answer.output
-    renewed = evidence.read(SLUG)
-    assert renewed is not None
-    assert renewed.source_hash == binary.source_hash
-    assert renewed.date == "2026-01-31", "it ran then, and has not run since"
-
-    for other in ("machine_code", "host_hash"):
-        evidence.write(dataclasses.replace(renewed, **{other: "of another kernel"}))
-        assert fagen("verify", "--same-code", SLUG).exit_code == 6
-
-
-# ---- list, schema, cache, doctor -----------------------------------------------------------------
-
-
-def test_list_knows_every_committed_schedule_and_the_state_of_its_evidence(generated, monkeypatch):
-    mine = [Schedule.from_slug(slug) for slug in (SLUG, COMMITTED[0])]
-    monkeypatch.setattr(flow, "all_committed", lambda: tuple(mine))
-    evidence.write(proof(SLUG, flow.rendered(mine[0]).hash, "code"))
-    told = json.loads(fagen("list", "--json").output)
-    assert [row["schedule"] for row in told] == [SLUG, COMMITTED[0]]
-    assert [row["evidence"] for row in told] == ["NVIDIA H200, 2026-01-31", "none"]
-    assert told[0]["TFLOP/s"] == "600"
-    evidence.write(proof(SLUG, "of an older source", "code"))
-    assert "stale, NVIDIA H200" in fagen("list").output
-
-
-def test_committed_schedules_are_those_of_the_folder():
-    assert [schedule.slug for schedule in flow.committed()] == COMMITTED
-    assert [schedule.slug for schedule in flow.all_committed()] == [*COMMITTED, *QUANTIZERS]
-
-
-def test_the_printed_schema_is_the_one_beside_the_schedules():
-    printed = json.loads(fagen("schema").output)
-    assert printed == json.loads((locate("schedules") / "schedule.schema.json").read_text())
-
-
-def test_the_cache_is_listed_and_emptied(tmp_path, monkeypatch):
-    monkeypatch.setenv("FAGEN_CACHE", str(tmp_path))
-    assert json.loads(fagen("cache", "list", "--json").output) == []
-    (tmp_path / "kernels" / "fwd_broken-0").mkdir(parents=True)
-    assert json.loads(fagen("cache", "list", "--json").output)[0]["state"] == "broken"
-    assert str(tmp_path) in fagen("cache", "list").output
-    assert fagen("cache", "prune").output.endswith("removed: 1\n")
-    assert fagen("cache", "list").output == f"{tmp_path}\n"
-
-
-def test_doctor_names_what_is_missing_and_what_mends_it(without_nvcc):
-    answer = fagen("doctor", "--json")
-    assert answer.exit_code == 3
-    findings = {f["name"]: f for f in json.loads(answer.stdout.partition("]\n")[0] + "]")}
-    assert not findings["nvcc"]["ok"] and findings["nvcc"]["remedy"]
-    assert findings["g++"]["ok"]
 
 
 # ---- streams and ends ----------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def test_evidence_reads_back_as_it_was_written_to_four_digits(folder):
     assert found == dataclasses.replace(EVIDENCE, errors=(rounded,))
 
 
-def test_evidence_of_a_quantiser_reads_back_and_is_held_to_its_own_bounds(tmp_path):
+def test_evidence_of_a_quantiser_reads_back_and_is_checked_against_its_own_bounds(tmp_path):
     slug = "quant_fp16_d128_rot_head"
     fine = RoundingError(1, 128, 2, False, 1e-4, 1e-3, 0, 1e-7, 1e-5)
     made = dataclasses.replace(
@@ -145,7 +145,7 @@ def test_evidence_of_anything_else_is_stale(folder, change):
     assert f"fagen verify {SLUG}" in str(told[0])
 
 
-def test_other_machine_code_of_another_compiler_is_not_held_against_a_kernel(folder):
+def test_other_machine_code_of_another_compiler_is_no_fault_of_a_kernel(folder):
     assert staleness(EVIDENCE, SOURCE, machine_code="e", compiler="13.2.10") == []
     assert staleness(EVIDENCE, SOURCE, machine_code="e", compiler="13.0.88") != []
 
@@ -201,7 +201,9 @@ def test_an_excuse_that_is_not_needed_or_for_nothing_is_a_fault(folder):
     assert kinds(folder) == ["unneeded", "orphan"]
 
 
-@pytest.mark.parametrize("text", ["x", "[a]\nreason = 'x'\n", "a = 1\n"])
+@pytest.mark.parametrize(
+    "text", ["x", "[a]\nreason = 'x'\n", "[a]\ndate = 2026-11-21\n", "a = 1\n"]
+)
 def test_an_excuse_without_date_or_reason_is_unreadable(folder, text):
     (folder / "unverified.toml").write_text(text)
     assert "unreadable" in kinds(folder)

@@ -66,7 +66,7 @@ def test_the_offset_is_what_the_threshold_leaves_of_eight_in_whole(threshold, of
         *(("causal", 32, 2), ("causal", 128, 2), ("causal", 224, 2), ("causal", 256, 2)),
     ],
 )
-def test_with_a_late_maximum_the_offset_leaves_room_for_a_lanes_sum(mask, block_n, offset):
+def test_with_a_lazy_row_max_the_offset_leaves_room_for_a_lanes_sum(mask, block_n, offset):
     schedule = Schedule.make(**FIRST | dict(mask=mask, head_dim=64, block_n=block_n))
     assert (schedule.softmax.maximum, schedule.fp8.p_offset) == ("late", offset)
     assert block_n / 8 * 2**offset <= SM90.e4m3_max
@@ -182,7 +182,7 @@ def test_p_that_e4m3_would_cut_off_is_refused_with_the_sum(changes, sum, near):
         (256, 4.0, "256 / 8 equal elements of P 2 to the power of 4 + 5.000", 3),
     ],
 )
-def test_p_whose_equal_elements_are_too_large_for_a_late_maximum_is_refused(
+def test_p_whose_equal_elements_are_too_large_for_a_lazy_row_max_is_refused(
     block_n, offset, sum, near
 ):
     keys = FIRST | dict(head_dim=64, block_n=block_n)
@@ -220,13 +220,13 @@ def test_the_first_schedule_in_numbers():
     assert (worked.vt_slab, worked.vt_slabs) == (128, 1)
 
 
-def test_a_late_maximum_lets_p_grow_to_what_e4m3_holds():
+def test_a_lazy_row_max_lets_p_grow_to_what_e4m3_holds():
     worked = planned()
     assert worked.late and worked.most_sum == SM90.e4m3_max == 448
     assert not planned(maximum="each").late and not planned(rescale_threshold=4.0).late
 
 
-def test_causal_consumers_let_blocks_by_in_e4m3_too():
+def test_causal_consumers_skip_fully_masked_blocks_in_e4m3_too():
     masks = ("causal", "full")
     assert [planned(mask=mask, block_m=192, head_dim=64).passes for mask in masks] == [True, False]
 

@@ -195,7 +195,7 @@ def kernel_of(slug):
     return ours(SimpleNamespace(slug=slug))
 
 
-def test_prearranged_v_is_charged_with_what_it_costs_beyond_plain_quantisation(clocks):
+def test_transposed_v_is_charged_with_what_it_costs_beyond_plain_quantisation(clocks):
     rows, columns = "fwd_e4m3_d64_full_m128n64_vrows", "fwd_e4m3_d64_full_m128n64"
     clocks |= {
         rows: 1.2e-3,
@@ -256,7 +256,7 @@ def test_cudnns_own_e4m3_is_an_optional_peer(clocks):
         peers.peer("cudnn-e4m3").bind(CASE, None, None, None)
 
 
-def test_quantising_is_a_column_of_microseconds_and_prearranged_has_its_means():
+def test_quantising_is_a_column_of_microseconds_and_transposed_v_has_its_means():
     common = ("e4m3", 128, 128, "causal", 4, 4096, 4096, 16, 16)
     figures = {"fagen": 800.0, PREARRANGED: 900.0, "cudnn": 500.0, QUANTISE: 10_000.0}
     rows = [

@@ -1,10 +1,8 @@
 """The op, with its real binding and a C function in the kernel's place that only notes its call."""
 
 import ctypes
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -18,47 +16,43 @@ from fagen.runtime import op
 from fagen.build import Binary
 from fagen.emulator import emulate
 from fagen.errors import BuildError, DeviceError, FagenError
+<<<<<<< HEAD
 from fagen.kinds.forward.plan import Plan, plan
 from fagen.schedule import Schedule
 from tests.stubs import HASH, stub_binary, stub_library
 
 # no schedule of the package has these slugs, so no other test loads a kernel of that name
 SLUG = "fwd_bf16_d64v32_causal_m64n48"
+=======
+from fagen.kinds.forward.plan import Plan
+from tests.op_helpers import SLUG, qkv
+from tests.stubs import HASH, StubOp, stub_library
+>>>>>>> tests
 
 
 @pytest.fixture(scope="module")
-def the_plan() -> Plan:
-    return plan(Schedule.from_slug(SLUG))
+def stub(stub_op: Callable[[str], StubOp]) -> StubOp:
+    return stub_op(SLUG)
 
 
 @pytest.fixture(scope="module")
-def binary(the_plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Binary:
-    return stub_binary(the_plan, tmp_path_factory.mktemp("binary"))
+def the_plan(stub: StubOp) -> Plan:
+    return stub.plan
 
 
 @pytest.fixture(scope="module")
-def attend(binary: Binary) -> op.Op:
-    return op.load(binary)
+def binary(stub: StubOp) -> Binary:
+    return stub.binary
 
 
 @pytest.fixture(scope="module")
-def alone(attend: op.Op) -> op.Alone:
-    return op.alone(attend)
+def attend(stub: StubOp) -> op.Op:
+    return stub.attend
 
 
-def qkv(
-    batch: int = 2, seqlen_q: int = 70, seqlen_k: int = 100, heads: int = 4, kv_heads: int = 2
-) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).bfloat16()
-
-    return (
-        normal(batch, seqlen_q, heads, 64),
-        normal(batch, seqlen_k, kv_heads, 64),
-        normal(batch, seqlen_k, kv_heads, 32),
-    )
+@pytest.fixture(scope="module")
+def alone(stub: StubOp) -> op.Alone:
+    return stub.alone
 
 
 # ---- what it computes ---------------------------------------------------------------------------
@@ -107,170 +101,6 @@ def test_what_is_no_kernel_gives_its_first_output_alone() -> None:
 
 
 # ---- refusals -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Wrong:
-    """A call that must be refused, made from a good one, and what must be said of it."""
-
-    name: str
-    change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-    said: str
-    scale: float = 0.1
-    needs_data: bool = False
-
-
-def shifted(tensor: Tensor) -> Tensor:
-    room = tensor.new_zeros(tensor.numel() + 8)
-    return room[1 : 1 + tensor.numel()].view(tensor.shape)
-
-
-def stepped(tensor: Tensor, dimension: int) -> Tensor:
-    strides = list(tensor.stride())
-    strides[dimension] += 4
-    room = tensor.new_zeros(tensor.numel() * 2)
-    return room.as_strided(tensor.shape, strides)
-
-
-WRONG = [
-    Wrong(
-        "q_rank",
-        lambda q, k, v: (q[0], k, v),
-        "q has shape (70, 4, 64); this kernel takes (batch, seqlen_q, heads, 64)",
-    ),
-    Wrong("q_scalar", lambda q, k, v: (q[0, 0, 0, 0], k, v), "q has shape (); this kernel takes"),
-    Wrong(
-        "k_columns",
-        lambda q, k, v: (q, k[..., :56], v),
-        "k has shape (2, 100, 2, 56); this kernel takes (batch, seqlen_k, kv_heads, 64)",
-    ),
-    Wrong(
-        "v_columns",
-        lambda q, k, v: (q, k, k),
-        "v has shape (2, 100, 2, 64); this kernel takes (batch, seqlen_k, kv_heads, 32)",
-    ),
-    Wrong(
-        "q_dtype",
-        lambda q, k, v: (q.half(), k, v),
-        "q is not bfloat16, which this kernel takes; q.to(torch.bfloat16) converts it",
-    ),
-    Wrong("v_dtype", lambda q, k, v: (q, k, v.float()), "v is not bfloat16"),
-    Wrong(
-        "q_last",
-        lambda q, k, v: (q.transpose(1, 3).contiguous().transpose(1, 3), k, v),
-        "q has stride 280 in its last dimension, which must be 1; q.contiguous()",
-    ),
-    Wrong(
-        "q_batch_stride",
-        lambda q, k, v: (stepped(q, 0), k, v),
-        "q has stride 17924 in dimension 0, which must be a multiple of 8 elements (16 bytes)",
-    ),
-    Wrong("k_seq_stride", lambda q, k, v: (q, stepped(k, 1), v), "k has stride 132 in dimension 1"),
-    Wrong("v_head_stride", lambda q, k, v: (q, k, stepped(v, 2)), "v has stride 36 in dimension 2"),
-    Wrong(
-        "too_long",
-        lambda q, k, v: (
-            q,
-            k[:, :1].expand(-1, (1 << 30) + 1, -1, -1),
-            v[:, :1].expand(-1, (1 << 30) + 1, -1, -1),
-        ),
-        "k has shape (2, 1073741825, 2, 64); no size may exceed 1073741824",
-    ),
-    Wrong(
-        "k_address",
-        lambda q, k, v: (q, shifted(k), v),
-        "k does not begin at a multiple of 16 bytes; k.clone() does",
-        needs_data=True,
-    ),
-    Wrong("k_batch", lambda q, k, v: (q, k[:1], v[:1]), "k has batch 1, but q has 2"),
-    Wrong(
-        "v_keys",
-        lambda q, k, v: (q, k, v[:, :9]),
-        "v has shape (2, 9, 2, 32), but k has (2, 100, 2, 64); all but the last size must be equal",
-    ),
-    Wrong(
-        "v_heads",
-        lambda q, k, v: (q, k, v[:, :, :1]),
-        "v has shape (2, 100, 1, 32), but k has (2, 100, 2, 64)",
-    ),
-    Wrong(
-        "v_batch",
-        lambda q, k, v: (q, k, v[:1]),
-        "v has shape (1, 100, 2, 32), but k has (2, 100, 2, 64)",
-    ),
-    Wrong(
-        "heads",
-        lambda q, k, v: (q[:, :, :3], k, v),
-        "q has 3 heads, which is not a multiple of the 2 heads of k",
-    ),
-    Wrong(
-        "no_kv_heads",
-        lambda q, k, v: (q, k[:, :, :0], v[:, :, :0]),
-        "q has 4 heads, which is not a multiple of the 0 heads of k",
-    ),
-    *(
-        Wrong(
-            f"scale_{scale:g}",
-            lambda q, k, v: (q, k, v),
-            f"scale is {scale:g}; it must be finite and above 0",
-            scale=scale,
-        )
-        for scale in (0.0, -1.0, math.nan, math.inf, 1e39, 1e-50)
-    ),
-]
-
-
-@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.name)
-def test_a_wrong_argument_is_named_in_the_same_words_everywhere(
-    attend: op.Op, alone: op.Alone, wrong: Wrong
-) -> None:
-    said = []
-    arguments = wrong.change(*qkv())
-    below = getattr(torch.ops.fagen, f"{SLUG}_no_grad").default
-    for call in (
-        lambda: attend(*arguments, wrong.scale),  # C++, through Autograd
-        lambda: below(*arguments, wrong.scale),  # C++
-        lambda: alone(*arguments, wrong.scale),
-        lambda: torch.ops.fagen.emulated(*arguments, wrong.scale, SLUG),  # Python
-    ):
-        with pytest.raises(ValueError) as refusal:
-            call()
-        said.append(str(refusal.value))
-    if not wrong.needs_data:
-        with FakeTensorMode() as mode:
-            pretended = [mode.from_tensor(tensor) for tensor in arguments]
-            with pytest.raises(ValueError) as refusal:
-                below(*pretended, wrong.scale)
-            said.append(str(refusal.value))
-            for call in (attend, alone):
-                with pytest.raises(ValueError) as refusal:
-                    call(*pretended, wrong.scale)
-                said.append(str(refusal.value))
-    assert set(said) == {said[0]}
-    assert said[0].startswith(f"fagen::{SLUG}: {wrong.said}")
-
-
-def test_tensors_on_two_devices_are_refused(the_plan: Plan) -> None:
-    with FakeTensorMode():
-        q, k, v = (t.to("cpu") for t in (torch.empty(t.shape, dtype=t.dtype) for t in qkv()))
-        elsewhere = torch.empty(v.shape, dtype=v.dtype, device="meta")
-        with pytest.raises(ValueError, match=r"v is not on the device of q; v\.to\(q\.device\)"):
-            op.refuse_arguments(the_plan, q, k, elsewhere, 0.1, have_data=False)
-
-
-def test_what_the_contract_allows_is_not_refused(attend: op.Op) -> None:
-    q, k, v = qkv()
-    expected = attend(q, k, v, 0.1)[0]
-    packed = torch.randn(2, 70, 12, 64).bfloat16()  # slices of one buffer
-    attend(packed[:, :, :4], packed[:, :, 4:8], packed[:, :, 8:, :32], 0.1)
-    bhsd = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)]
-    assert torch.equal(attend(*bhsd, 0.1)[0], expected)
-    attend(q, k[:, :, :1].expand(-1, -1, 2, -1), v, 0.1)  # stride 0
-    one = torch.zeros(1000, dtype=torch.bfloat16).as_strided((1, 1, 1, 64), (3, 5, 7, 1))
-    attend(one, one, one[..., :32], 0.1)  # strides of single elements mean nothing
-    empty = shifted(torch.zeros(8, dtype=torch.bfloat16))[:0].view(2, 0, 4, 64)
-    assert attend(empty, k, v, 0.1)[0].shape == (2, 0, 4, 32)  # nor does the address of nothing
-    assert attend(q[:, :, :0], k[:, :, :0], v[:, :, :0], 0.1)[1].shape == (2, 0, 70)
 
 
 @pytest.mark.parametrize("which", range(3))
@@ -450,7 +280,7 @@ def test_a_binding_that_is_no_library_says_so(binary: Binary, tmp_path: Path) ->
 # ---- the C interface ----------------------------------------------------------------------------
 
 
-def test_the_binding_and_ctypes_tell_the_kernel_the_same(
+def test_the_binding_and_ctypes_pass_the_kernel_the_same_arguments(
     attend: op.Op, binary: Binary, the_plan: Plan
 ) -> None:
     stub = stub_library(binary)
@@ -493,6 +323,7 @@ def test_the_c_interface_refuses_what_it_cannot_do(binary: Binary) -> None:
 
 
 # ---- a kernel that was really compiled ----------------------------------------------------------
+
 
 COMPILED = "fwd_fp16_d128_causal_m128n128"  # one of the spread that the build's tests compile
 

@@ -1,4 +1,4 @@
-"""Whose maximum a late kernel raises: the emulators' tensors against a warp's lanes, one by one."""
+"""Whose row max lazy rescaling raises: the emulators' tensors beside a warp's lanes, one by one."""
 
 import math
 

@@ -65,7 +65,7 @@ def test_p_through_shared_memory_has_a_swizzle_of_its_own_and_two_operands():
     assert worked.pv_inputs == (64, 65)
 
 
-def test_row_sums_by_the_tensor_cores_are_eight_columns_of_the_second_product():
+def test_row_sums_by_the_tensor_cores_are_eight_columns_of_the_pv_gemm():
     threads = planned(head_dim=64)
     assert not threads.sum_by_tensor
     assert (threads.o_columns, threads.o_accumulators) == (64, 32)
@@ -78,7 +78,7 @@ def test_row_sums_by_the_tensor_cores_are_eight_columns_of_the_second_product():
     assert (tensor.qk_inputs, tensor.pv_steps) == (threads.qk_inputs, threads.pv_steps)
 
 
-def test_a_maximum_is_late_where_the_schedule_says_so_up_to_what_16_bits_hold():
+def test_a_row_max_is_lazy_where_the_schedule_says_so_up_to_what_16_bits_hold():
     assert [planned(maximum=maximum).late for maximum in ("late", "each")] == [True, False]
     assert not planned(rescale_threshold=8).late
     assert {planned(dtype=dtype).most_sum for dtype in ("fp16", "bf16")} == {4096}
@@ -95,7 +95,9 @@ def test_a_maximum_is_late_where_the_schedule_says_so_up_to_what_16_bits_hold():
         ({"block_m": 192, "intra_warpgroup": False}, False, False),
     ],
 )
-def test_of_consumers_that_let_blocks_by_three_idle_where_they_have_no_rows(changes, passes, idles):
+def test_of_consumers_that_skip_masked_blocks_three_skip_steps_where_they_have_no_rows(
+    changes, passes, idles
+):
     worked = planned(**{**dict(head_dim=64, output="own"), **changes})
     assert (worked.passes, worked.idles) == (passes, idles)
 
@@ -217,13 +219,15 @@ def test_search_can_tell_wrong_from_too_large():
 @pytest.mark.parametrize(
     ("slug", "passes"),
     [
-        ("fwd_fp16_d256_causal_m128n64_vspace_nointer", True),  # asks for 2 blocks of K ahead
-        ("fwd_fp16_d256_causal_m128n48_vspace_nointer", False),  # for 3, and has room for 2
+        ("fwd_fp16_d256_causal_m128n64_vspace_nointer", True),  # 2 blocks of K are prefetched
+        ("fwd_fp16_d256_causal_m128n48_vspace_nointer", False),  # 3, and there is room for 2
         ("fwd_fp16_d256_causal_m128n48_s3_vspace_nointer", True),
         ("fwd_fp16_d128_causal_m192n64_vspace_nointer", False),
         ("fwd_fp16_d128_causal_m192n64_s3_vspace_nointer", True),
         ("fwd_fp16_d128_causal_m192n64", True),  # O needs no V to be gone
     ],
 )
-def test_blocks_are_let_by_only_where_k_can_be_asked_for_before_o_has_left_vs_space(slug, passes):
+def test_masked_blocks_are_skipped_only_where_k_can_be_prefetched_before_o_has_left_vs_space(
+    slug, passes
+):
     assert plan(Schedule.from_slug(slug)).passes is passes

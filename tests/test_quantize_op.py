@@ -1,8 +1,7 @@
-"""fagen.quantize and the op of a quantiser: the real kernel and binding, on CPU tensors."""
+"""The op of a quantiser, with its real kernel and binding, on CPU tensors."""
 
 import ctypes
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,264 +11,22 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import fagen
 from fagen import flow, op, process, quantize_op
 from fagen.build import Binary
 from fagen.errors import DeviceError, FagenError
+<<<<<<< HEAD
 from fagen.runtime.c_interface import library_at
 from fagen.quantizer import QuantizePlan, QuantizeSchedule, plan_quantizer
 from fagen.kinds.quantize.plan import LEAST_MAXIMUM
 from fagen.e4m3 import Quantized, embedded, quantize, sign_words
+=======
+from fagen.runtime.c_interface import library_at
+from fagen.quantizer import QuantizePlan, QuantizeSchedule
+from fagen.e4m3 import Quantized, quantize, sign_words
+>>>>>>> tests
 from fagen.render import environment
 from fagen.toolchain import BINDING_FLAGS, BINDING_LINK_FLAGS, find_gxx, find_torch
-from fagen.vocab import USUAL_SCALE_ROWS
-
-SLUGS = (
-    "quant_fp16_d64_rot_head",
-    "quant_bf16_d48_tensor_vcols",
-    "quant_fp16_d80_rot_block64",
-    "quant_bf16_d128_halves_rot_block128",
-    "quant_fp16_d32_pairs_head",
-)
-SEED = 11
-
-
-def planned(slug: str) -> QuantizePlan:
-    return plan_quantizer(QuantizeSchedule.from_slug(slug))
-
-
-def normal(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(dtype)
-
-
-def same(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
-
-
-# ---- the function -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("head_dim", [16, 80, 256])
-@pytest.mark.parametrize(
-    "keys",
-    [
-        dict(),
-        dict(rotate=True, seed=3),
-        dict(scales="head", layout="columns"),
-        dict(scales="tensor", rotate=True),
-        dict(scale_rows=32, layout="columns", rotate=True),
-    ],
-)
-def test_on_the_cpu_it_is_what_the_reference_computes(dtype, head_dim, keys):
-    x = normal(2, 70, 3, head_dim, dtype=dtype)
-    got = fagen.quantize(x, **keys)
-    keys = dict(keys)
-    seed = keys.pop("seed", 0)
-    schedule = QuantizeSchedule.make(
-        dtype="fp16" if dtype == torch.float16 else "bf16",
-        head_dim=head_dim,
-        **({} if "scales" in keys else {"scales": "block", "scale_rows": USUAL_SCALE_ROWS}) | keys,
-    )
-    expected = quantize(plan_quantizer(schedule), x, seed)
-    assert same(got.values, expected.values)
-    assert torch.equal(got.descale.flatten(), expected.descale.flatten()[: got.descale.numel()])
-
-
-@pytest.mark.parametrize(
-    ("keys", "shape"),
-    [
-        (dict(), (2, 3, 4)),  # blocks of 64 rows
-        (dict(scale_rows=128), (2, 3, 2)),
-        (dict(scale_rows=32), (2, 3, 7)),
-        (dict(scales="head"), (2, 3)),
-        (dict(scales="head", scale_rows=32), (2, 3)),
-        (dict(scales="tensor"), ()),
-    ],
-)
-def test_descales_have_the_shape_of_what_shares_them(keys, shape):
-    made = fagen.quantize(normal(2, 200, 3, 64), **keys)
-    assert made.descale.shape == shape and made.descale.dtype == torch.float32
-    assert made.values.shape == (2, 200, 3, 64) and made.values.dtype == torch.float8_e4m3fn
-    assert made.values.is_contiguous() and made.descale.is_contiguous()
-    assert fagen.quantize(normal(2, 200, 3, 64), layout="columns", **keys).values.shape == (
-        *(2, 3, 64),
-        208,
-    )
-
-
-@pytest.mark.parametrize("scales", ["tensor", "head", "block"])
-def test_what_it_returns_stands_for_what_came_in(scales):
-    x = normal(2, 300, 3, 128) * torch.tensor([1, 2, 4])[:, None]
-    made = fagen.quantize(x, scales=scales)
-    assert isinstance(made, Quantized)
-    assert torch.allclose(made.real(USUAL_SCALE_ROWS), x.float(), rtol=2**-4, atol=0.01)
-    assert not torch.allclose(made.values.float(), x.float(), atol=1)
-
-
-def test_q_and_k_that_are_rotated_alike_keep_their_products():
-    q, k = normal(1, 8, 1, 96), normal(1, 9, 1, 96) + 1
-    exact = (q[0, :, 0].float() @ k[0, :, 0].float().T).flatten()
-
-    def product(seed: int) -> Tensor:
-        turned = [fagen.quantize(x, rotate=True, seed=s) for x, s in ((q, 5), (k, seed))]
-        one, other = (x.real(USUAL_SCALE_ROWS)[0, :, 0] for x in turned)
-        return (one @ other.T).flatten()
-
-    assert torch.corrcoef(torch.stack((product(5), exact)))[0, 1] > 0.99
-    assert torch.corrcoef(torch.stack((product(6), exact)))[0, 1] < 0.9
-
-
-@pytest.mark.parametrize(
-    ("scales", "given", "shape"),
-    [
-        ("tensor", 0.01, ()),
-        ("head", 0.01, (2, 3)),
-        ("tensor", torch.tensor(0.01), ()),
-        ("head", torch.full((2, 3), 0.01), (2, 3)),
-        ("head", torch.tensor(0.01), (2, 3)),
-    ],
-)
-def test_a_given_descale_is_used_and_comes_back(scales, given, shape):
-    x = normal(2, 40, 3, 64)
-    x[0, 0] = 100
-    made = fagen.quantize(x, scales=scales, descale=given)
-    assert torch.equal(made.descale, torch.full(shape, 0.01))
-    assert torch.all(made.values[0, 0].float() == 448)
-    assert torch.allclose(made.values[1:].float() * 0.01, x[1:].float(), rtol=2**-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("scales", ["tensor", "head", "block"])
-@pytest.mark.parametrize("shape", [(0, 5, 2, 64), (2, 0, 3, 64), (2, 5, 0, 64)])
-def test_of_nothing_it_makes_nothing_and_a_descale_that_is_a_number(scales, shape):
-    made = fagen.quantize(torch.zeros(shape, dtype=torch.float16), scales=scales)
-    assert made.values.shape == shape
-    assert torch.all(made.descale == LEAST_MAXIMUM / 448)
-
-
-@pytest.mark.parametrize(
-    ("x", "keys", "said"),
-    [
-        (normal(3, 2, 64), {}, r"x has 3 dimensions; it must have 4"),
-        (normal(1, 3, 2, 64).float(), {}, r'dtype = "float32" must be "fp16" or "bf16"'),
-        (normal(1, 3, 2, 72), {}, r"head_dim = 72 must be a whole number from 16 to 256 in steps"),
-        (normal(1, 3, 2, 272), {}, r"head_dim = 272 must be"),
-        (normal(1, 3, 2, 64), dict(scales="row"), r'scales = "row" must be "tensor" or "head"'),
-        (normal(1, 3, 2, 64), dict(scale_rows=48), r"scale_rows = 48 must be 32 or 64 or 128"),
-        (normal(1, 3, 2, 64), dict(layout="vcols"), r'layout = "vcols" must be "rows" or "col'),
-        (normal(1, 3, 2, 65)[..., :64], {}, r"x has stride 130 in dimension 1, which must be a mu"),
-        (normal(1, 3, 2, 128)[..., ::2], {}, r"x has stride 2 in its last dimension"),
-        (normal(401)[1:385].view(1, 3, 2, 64), {}, r"x does not begin at a multiple of 16 bytes"),
-        (normal(1, 3, 2, 64), dict(descale=0.1), r"descales of blocks are found, they cannot be"),
-        (
-            normal(1, 3, 2, 64),
-            dict(scales="head", descale=torch.ones(2, 1)),
-            r"descale has shape \(2, 1\); it must be \(1, 2\)",
-        ),
-        (
-            normal(1, 3, 2, 64),
-            dict(scales="tensor", descale=torch.ones(1)),
-            r"descale has shape \(1\); it must be \(\)",
-        ),
-        (
-            normal(1, 3, 2, 64),
-            dict(scales="tensor", descale=torch.tensor(1, dtype=torch.float64)),
-            r"descale is not float32; descale\.float\(\) converts it",
-        ),
-        (normal(1, 3, 2, 64), dict(scales="tensor", descale=0.0), r"descale is 0; it must be fin"),
-        (normal(1, 3, 2, 64), dict(scales="tensor", descale=torch.inf), r"descale is inf"),
-        (normal(1, 3, 2, 64).requires_grad_(), {}, r"requires a gradient"),
-    ],
-)
-def test_a_wrong_argument_is_named(x, keys, said):
-    with pytest.raises(ValueError, match=said):
-        fagen.quantize(x, **keys)
-
-
-def test_a_device_that_has_no_kernels_is_named():
-    with pytest.raises(DeviceError, match="x is on meta"):
-        fagen.quantize(torch.empty(1, 3, 2, 64, dtype=torch.float16, device="meta"))
-
-
-def test_any_strides_of_16_bytes_will_do():
-    packed = normal(2, 70, 3, 192)
-    x = packed[..., 64:128]
-    assert same(fagen.quantize(x).values, fagen.quantize(x.contiguous()).values)
-    by_heads = x.transpose(1, 2).contiguous().transpose(1, 2)
-    assert same(fagen.quantize(by_heads).values, fagen.quantize(x).values)
-
-
-@pytest.mark.parametrize("pairs", [False, True])
-def test_an_embedding_comes_before_all_else(pairs):
-    x = normal(2, 40, 3, 64)
-    places = torch.arange(40.0)[:, None] * 0.9 ** torch.arange(32.0)
-    cos, sin = places.cos().half(), places.sin().half()
-    expected = fagen.quantize(embedded(x, cos, sin, pairs=pairs), rotate=True)
-    for rotary in ((cos, sin), (cos.expand(2, -1, -1), sin.expand(2, -1, -1))):
-        made = fagen.quantize(x, rotate=True, rotary=rotary, rotary_pairs=pairs)
-        assert same(made.values, expected.values)
-        assert torch.equal(made.descale, expected.descale)
-    assert not same(fagen.quantize(x, rotate=True).values, expected.values)
-
-
-@pytest.mark.parametrize(
-    ("shape", "change", "said"),
-    [
-        ((40, 32), lambda t: t.float(), r"cos is not float16, as x is; cos\.to\(x\.dtype\)"),
-        ((39, 32), lambda t: t, r"cos has shape \(2, 39, 32\); it must be \(2, 40, 32\)"),
-        ((1, 40, 32), lambda t: t, r"cos has shape \(1, 40, 32\); it must be \(2, 40, 32\)"),
-        ((40, 33), lambda t: t[:, :32], r"cos has stride 33 in dimension 1; cos\.contiguous\(\)"),
-        ((40, 64), lambda t: t[:, ::2], r"cos has stride 2 in dimension 2"),
-        ((41, 33), lambda t: t.flatten()[1:1281].view(40, 32), r"cos does not begin at a multiple"),
-    ],
-)
-def test_wrong_cosines_are_named(shape, change, said):
-    cos = change(torch.ones(shape, dtype=torch.float16))
-    with pytest.raises(ValueError, match=said):
-        fagen.quantize(normal(2, 40, 3, 64), rotary=(cos, cos))
-
-
-def test_columns_half_a_row_apart_need_rows_of_64():
-    cos = torch.ones(40, 48, dtype=torch.float16)
-    with pytest.raises(ValueError, match=r'rotary = "halves" needs a head_dim of 64, 128, …'):
-        fagen.quantize(normal(2, 40, 3, 96), rotary=(cos, cos))
-    fagen.quantize(normal(2, 40, 3, 96), rotary=(cos, cos), rotary_pairs=True)
-
-
-@pytest.fixture
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_once_called_it_compiles_into_one_graph(fresh_dynamo, dynamic):
-    def twice(x: Tensor) -> tuple[Tensor, Tensor]:
-        made = fagen.quantize(x * 2, rotate=True, layout="columns")
-        return made.values.float() + 1, made.descale * 2
-
-    x = normal(3, 70, 5, 64)
-    expected = twice(x)
-    compiled = torch.compile(twice, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    for one, other in zip(compiled(x), expected, strict=True):
-        assert torch.equal(one, other)
-    assert torch.equal(compiled(x[:2, :33])[0], twice(x[:2, :33])[0])
-
-
-def test_uncalled_it_says_so_to_torch_compile(fresh_dynamo):
-    compiled = torch.compile(fagen.quantize, fullgraph=True, backend="eager")
-    with pytest.raises(Exception, match=r"call fagen\.quantize") as refusal:
-        compiled(normal(1, 2, 3, 208))
-    assert "cannot be built while torch.compile traces the call" in str(refusal.value)
-
-
-def test_a_quantiser_is_prepared_by_its_slug():
-    keys = dict(dtype=torch.bfloat16, head_dim=176, device=torch.device("cpu"))
-    assert quantize_op.prepare_quantizer(**keys) == "quant_bf16_d176_block64"
-    slug = quantize_op.prepare_quantizer(**keys, rotate=True, scales="head", layout="columns")
-    assert slug == "quant_bf16_d176_rot_head_vcols"
-
+from tests.quantize_helpers import SEED, SLUGS, normal, planned, same
 
 # ---- the op -------------------------------------------------------------------------------------
 
@@ -430,7 +187,8 @@ def test_on_a_hopper_gpu_a_call_builds_loads_and_keeps_the_kernel(binary, of, mo
         quantize_op._make_ready((torch.device("cuda", 2), *asked[1:]))
 
 
-# ---- what the kernel is told --------------------------------------------------------------------
+# ---- what the kernel is passed ------------------------------------------------------------------
+
 
 # What stands in for a compiled kernel, and a way to its arguments that needs no GPU.
 STUB = """
@@ -455,6 +213,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fagen_test, m) {
 }
 STABLE_TORCH_LIBRARY_IMPL(fagen_test, CPU, m) { m.impl("note_%(slug)s", TORCH_BOX(&note)); }
 """  # noqa: E501
+
 
 # the stub's ops have names of their own, so that the real ones can be loaded beside them
 OF_STUBS = (
@@ -528,7 +287,7 @@ def test_wrong_cosines_are_refused_in_the_same_words_as_python(kernel, of):
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_binding_and_python_tell_the_kernel_the_same(stub, given):
+def test_binding_and_python_pass_the_kernel_the_same_arguments(stub, given):
     of, note, library = stub
     kind = quantize_op.RotaryQuantizeArgs if of.rotary else quantize_op.QuantizeArgs
     assert library.args_bytes() == ctypes.sizeof(kind)
@@ -560,16 +319,37 @@ def test_signs_are_splitmix64s_numbers():
     assert sign_words(-1) == sign_words(2**64 - 1) != sign_words(1)
 
 
+OFFSETS = """
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+%(abi)s
+int main() {
+  %(prints)s
+  std::printf("%%zu", sizeof(FagenQuantizeArgs));
+}
+"""
+
+
 @pytest.mark.parametrize("slug", SLUGS)
-def test_the_python_struct_has_the_fields_of_the_c_one(slug):
+def test_every_field_of_the_python_struct_lies_where_the_compiler_puts_it(slug, tmp_path):
     of = planned(slug)
-    text = environment().get_template("quantize/abi.h.j2").render(plan=of)
-    struct = text.partition("struct FagenQuantizeArgs {")[2].partition("};")[0]
-    struct = re.sub(r"//.*", "", struct)
-    named = re.findall(r"(\w+)(?:\[8\])?\s*[,;]", struct)
-    fields = [name for name, _ in quantize_op.QuantizeArgs._fields_]
-    fields += [name for name, _ in quantize_op.RotaryQuantizeArgs._fields_] * of.rotary
-    assert ["in" if name == "input" else name for name in fields] == named
+    kind = quantize_op.RotaryQuantizeArgs if of.rotary else quantize_op.QuantizeArgs
+    bases = (one for one in reversed(kind.__mro__) if "_fields_" in vars(one))
+    fields = [name for one in bases for name, _ in one._fields_]
+    said = ("in" if field == "input" else field for field in fields)
+    place = "offsetof(FagenQuantizeArgs, {0}), sizeof(FagenQuantizeArgs::{0})"
+    printed = [f'std::printf("%zu %zu\\n", {place.format(name)});' for name in said]
+    abi = environment().get_template("quantize/abi.h.j2").render(plan=of)
+    program = OFFSETS % {"abi": abi, "prints": "\n  ".join(printed)}
+    (tmp_path / "offsets.cpp").write_text(program)
+    gxx, _ = find_gxx()
+    made = process.run([gxx, "-std=c++17", "offsets.cpp", "-o", "offsets"], cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    *found, size = process.run([tmp_path / "offsets"]).stdout.splitlines()
+    places = [getattr(kind, field) for field in fields]
+    assert found == [f"{place.offset} {place.size}" for place in places]
+    assert int(size) == ctypes.sizeof(kind) == sum(place.size for place in places)
 
 
 def test_a_call_of_the_c_function_needs_a_gpu_and_right_arguments(binary, of):

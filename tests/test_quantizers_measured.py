@@ -1,4 +1,4 @@
-"""How a quantiser is held against its reference: with the reference in its place, and faults."""
+"""How a quantiser is compared with its reference: with the reference in its place, and faults."""
 
 from collections.abc import Callable
 

@@ -48,9 +48,10 @@ def test_the_readme_names_every_command():
             assert f"`fagen {name} {word}".rstrip() in README
 
 
-def test_the_readme_shows_a_kernel_a_schedule_and_two_refusals():
-    assert "constexpr int kBlockN = 128;" in README
-    assert "take_turn();" in README
+def test_the_readme_shows_a_schedule_its_kernel_and_two_refusals():
+    (path,) = re.findall(r"^<!-- file: (schedules/\S+) -->\n+```toml$", README, re.M)
+    (kernel,) = re.findall(r"^<!-- kernel: (\S+) -->\n+```cpp$", README, re.M)
+    assert schedule.read_schedule(ROOT / path).slug == kernel
     assert 'did you mean "causal"?' in README
     assert "  fits with block_n = " in README
 

@@ -28,7 +28,7 @@ def test_the_models_error_is_the_committed_one(built):
 
 
 def test_the_model_is_near_where_registers_are_scarce():
-    """Kernels use what they have to spare: late ones hold a block of P before they round it."""
+    """Kernels use what they have to spare: lazy ones hold a block of P before they round it."""
     committed = json.loads(COMMITTED.read_text())
     assert all(f["used"] >= f["model"] - 16 for f in committed.values())
     room = {slug: plan(Schedule.from_slug(slug)).consumer_registers for slug in committed}

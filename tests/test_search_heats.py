@@ -1,4 +1,4 @@
-"""Timing side by side, without a GPU: what is run, in which order, and what it is held against."""
+"""Timing side by side, without a GPU: what is run, in which order, and beside what."""
 
 from dataclasses import replace
 from functools import partial

@@ -48,7 +48,7 @@ def test_without_full_sustained_rows_there_are_no_shares(rows):
     assert share_of_matmul([row()], {}) == ""
 
 
-def test_bf16_is_held_against_fp16_cell_by_cell():
+def test_bf16_is_compared_with_fp16_cell_by_cell():
     rows = [
         row(tflops=500.0), row(tflops=505.0, dtype="bf16"),
         row(tflops=600.0, regime="burst"), row(tflops=600.0, regime="burst", dtype="bf16"),

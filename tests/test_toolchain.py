@@ -75,7 +75,7 @@ def test_this_machine_has_a_whole_toolchain() -> None:
     assert any((folder / "libcudart_static.a").is_file() for folder in found.library_dirs)
 
 
-def test_everything_missing_is_said_at_once_with_the_command_that_mends_it(bare: Path) -> None:
+def test_everything_missing_is_named_at_once_with_the_command_that_fixes_it(bare: Path) -> None:
     with pytest.raises(ToolchainError) as caught:
         toolchain.find_toolchain()
     said = str(caught.value)

@@ -95,7 +95,7 @@ FEW = [
     "fwd_e4m3_d128_full_m128n128_t4_vrows_sblock",
     "fwd_e4m3_d256_full_m128n64_vrows",
 ]
-PAIRS = [  # V by columns, and by rows
+PAIRS = [  # transposed V, and row-major V
     ("fwd_e4m3_d128_causal_m128n128", "fwd_e4m3_d128_causal_m128n128_vrows"),
     ("fwd_e4m3_d128_full_m128n224", "fwd_e4m3_d128_full_m128n224_vrows"),
     ("fwd_e4m3_d256_full_m128n64", "fwd_e4m3_d256_full_m128n64_vrows"),

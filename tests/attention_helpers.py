@@ -1,0 +1,73 @@
+"""Calls of fagen.attention, in 16 bits and in e4m3, and what a schedule computes of them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fagen import dispatch
+from fagen.emulator import emulate, emulate_fp8
+from fagen.kinds.forward.plan import plan
+from fagen.e4m3 import by_columns, rounded
+from fagen.schedule import Schedule
+from tests.tensors import normal
+
+# a table may name each for other sizes; they differ in the tile alone
+FEW, FEWER, MANY = (f"fwd_fp16_d64_full_m64n{block_n}" for block_n in (16, 32, 64))
+LONG = "fwd_fp16_d64_full_m64n96"  # for many keys
+QUERY_ROWS = 2 * 70 * 4  # of qkv()
+
+
+def qkv(
+    dtype: torch.dtype = torch.float16,
+    head_dim: int = 64,
+    head_dim_v: int | None = None,
+    queries: int = 70,
+    keys: int = 200,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        normal(2, queries, 4, head_dim, dtype=dtype),
+        normal(2, keys, 2, head_dim, seed=1, dtype=dtype),
+        normal(2, keys, 2, head_dim_v or head_dim, seed=2, dtype=dtype),
+    )
+
+
+def computed(slug: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """What the schedule of a slug computes of 16-bit tensors."""
+    return emulate(plan(Schedule.from_slug(slug)), q, k, v, q.shape[3] ** -0.5)[0]
+
+
+def quantised(
+    scale_rows: int = 0, layout: str = "rows", **sizes: int
+) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
+    """Q, K and V in e4m3, and what else a call of fagen.attention takes of them."""
+    made = [rounded(x, "block" if scale_rows else "head", scale_rows) for x in qkv(**sizes)]  # type: ignore[arg-type]
+    q, k, v = (one.values for one in made)
+    how: dict[str, Any] = dict(zip(("q_descale", "k_descale", "v_descale"), made, strict=True))
+    how = {name: one.descale for name, one in how.items()} | {"v_layout": layout}
+    return (q, k, by_columns(v) if layout == "columns" else v), how
+
+
+def computed_fp8(slug: str, tensors: tuple[Tensor, ...], how: dict[str, Any]) -> Tensor:
+    """What the schedule of a slug computes of quantised()."""
+    q, k, v = tensors
+    descales = how["q_descale"], how["k_descale"], how["v_descale"]
+    return emulate_fp8(plan(Schedule.from_slug(slug)), q, k, v, q.shape[3] ** -0.5, *descales)[0]
+
+
+def write_toml(path: Path, slug: str) -> None:
+    """Write a schedule of problem and tile alone."""
+    schedule = Schedule.from_slug(slug)
+    keys = schedule.attention
+    path.write_text(
+        f'[attention]\nhead_dim = {keys.head_dim}\ndtype = "{keys.dtype}"\nmask = "{keys.mask}"\n'
+        f"[tile]\nblock_m = {schedule.tile.block_m}\nblock_n = {schedule.tile.block_n}\n"
+    )
+
+
+def fill(folder: Path, *slugs: str) -> None:
+    """Have a schedules folder hold these schedules."""
+    for number, slug in enumerate(slugs):
+        write_toml(folder / f"fwd_{number}.toml", slug)
+    dispatch._schedules.cache_clear()

@@ -1,0 +1,18 @@
+"""The command line as a test calls it, and what the tests of its commands name."""
+
+from click.testing import CliRunner, Result
+
+import cli
+from fagen.paths import locate
+
+SLUG = "fwd_fp16_d128_causal_m128n128"
+ROOT = locate("cli.py").parent
+COMMITTED = sorted(path.stem for path in locate("schedules").glob("fwd_*.toml"))
+
+
+def fagen(*words: object, input: str | None = None) -> Result:
+    """Run a command; a traceback fails the test."""
+    result = CliRunner().invoke(cli.main, [str(w) for w in words], input=input, prog_name="fagen")
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "Traceback" not in result.output
+    return result

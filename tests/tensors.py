@@ -1,0 +1,8 @@
+"""Tensors that tests are made of: the same numbers each time."""
+
+import torch
+from torch import Tensor
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)

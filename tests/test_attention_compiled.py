@@ -1,0 +1,174 @@
+"""fagen.attention under torch.compile and torch.export: one graph, of kernels that are ready."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fagen
+from fagen.dispatch import tables as dispatch_table
+from fagen.dispatch.tables import Row
+from tests.attention_helpers import FEW, MANY, QUERY_ROWS, computed, qkv, quantised
+
+pytestmark = pytest.mark.usefixtures("nothing_is_ready")
+
+
+# ---- 16 bits ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("choice", [None, "fwd_fp16_d64_causal_m64n48"])
+def test_prepared_it_compiles_into_one_graph(
+    fresh_dynamo: None, dynamic: bool, choice: str | None
+) -> None:
+    def twice(q: Tensor, k: Tensor, v: Tensor, schedule: str | None = choice) -> Tensor:
+        out, lse = fagen.attention(q * 2, k, v, causal=True, return_lse=True, schedule=schedule)
+        return out + lse.transpose(1, 2)[..., None]
+
+    most = fagen.prepare(dtype="fp16", head_dim=64, causal=True, schedule=choice)
+    compiled = torch.compile(twice, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    taken = most if dynamic else choice  # with sizes left open, rows count as many
+    q, k, v = qkv()
+    for given in ((q, k, v), (q[:1, :30], k[:1], v[:1])):
+        assert torch.equal(compiled(*given), twice(*given, schedule=taken))
+
+
+def test_unprepared_it_says_so_to_torch_compile(fresh_dynamo: None) -> None:
+    compiled = torch.compile(fagen.attention, fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match=r"call fagen\.prepare") as refusal:
+        compiled(*qkv())
+    assert "cannot be built while torch.compile traces the call" in str(refusal.value)
+
+
+def test_prepared_it_exports() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out = fagen.attention(q, k, v, causal=True)  # one kernel for all lengths
+            assert isinstance(out, Tensor)
+            return out
+
+    fagen.prepare(dtype="fp16", head_dim=64, causal=True)
+    queries, keys = torch.export.Dim("queries"), torch.export.Dim("keys")
+    exported = torch.export.export(
+        Model(), qkv(), dynamic_shapes=({1: queries}, {1: keys}, {1: keys})
+    )
+    q, k, v = qkv()
+    assert torch.equal(
+        exported.module()(q[:, :7], k[:, :50], v[:, :50]),
+        fagen.attention(q[:, :7], k[:, :50], v[:, :50], causal=True),
+    )
+
+
+class Attention(torch.nn.Module):
+    """fagen.attention, as torch.export wants it."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = fagen.attention(q, k, v)
+        assert isinstance(out, Tensor)
+        return out
+
+
+@pytest.fixture
+def one_range(schedules_folder: Path) -> None:
+    """A table for calls with the rows of qkv(), and one kernel for all the others; both ready."""
+    rows = [Row.of("NVIDIA H200", FEW, rows=QUERY_ROWS), Row.of("NVIDIA H200", MANY)]
+    dispatch_table.update(schedules_folder / dispatch_table.NAME, rows)
+    fagen.prepare(dtype="fp16", head_dim=64)
+
+
+def test_compiled_for_fixed_sizes_few_rows_have_their_own_kernel(
+    fresh_dynamo: None, one_range: None
+) -> None:
+    compiled = torch.compile(fagen.attention, fullgraph=True, dynamic=False, backend="aot_eager")
+    q, k, v = qkv()
+    assert torch.equal(compiled(q, k, v), computed(FEW, q, k, v))
+    q = torch.cat([q, q], 1)
+    assert torch.equal(compiled(q, k, v), computed(MANY, q, k, v))
+
+
+def test_compiled_for_open_sizes_rows_are_many_and_none_leads_to_another_graph(
+    fresh_dynamo: None, one_range: None
+) -> None:
+    compiled = torch.compile(fagen.attention, fullgraph=True, dynamic=True, backend="aot_eager")
+    q, k, v = qkv()
+    assert torch.equal(compiled(q, k, v), computed(MANY, q, k, v))
+    many = q.repeat(2, 5, 2, 1), k.repeat(2, 1, 2, 1), v.repeat(2, 1, 2, 1)
+    few = q[:, :3].contiguous(), k, v
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for given in (many, few):
+            assert torch.equal(compiled(*given), computed(MANY, *given))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("most", "slug"),
+    [pytest.param(None, MANY, id="any batch"), pytest.param(2, FEW, id="a batch of two at most")],
+)
+def test_exported_rows_are_few_where_no_batch_makes_them_many(
+    fresh_dynamo: None, one_range: None, strict: bool, most: int | None, slug: str
+) -> None:
+    batch = torch.export.Dim("batch", max=most)
+    q, k, v = qkv()
+    exported = torch.export.export(
+        Attention(), (q, k, v), dynamic_shapes=({0: batch},) * 3, strict=strict
+    ).module()
+    for given in ((q, k, v), (q[:1], k[:1], v[:1])):
+        assert torch.equal(exported(*given), computed(slug, *given))
+    if most is None:
+        many = q.repeat(4, 1, 1, 1), k.repeat(4, 1, 1, 1), v.repeat(4, 1, 1, 1)
+        assert torch.equal(exported(*many), computed(MANY, *many))
+
+
+@pytest.mark.parametrize("dim", [1, 2], ids=["queries", "heads"])
+def test_exported_with_queries_or_heads_left_open_rows_are_many(
+    fresh_dynamo: None, one_range: None, dim: int
+) -> None:
+    q, k, v = qkv()
+    k, v = k[:, :, :1], v[:, :, :1]
+    exported = torch.export.export(
+        Attention(), (q, k, v), dynamic_shapes=({dim: torch.export.Dim("any")}, None, None)
+    ).module()
+    for given in (q, q.repeat_interleave(3, dim)):
+        assert torch.equal(exported(given, k, v), computed(MANY, given, k, v))
+
+
+# ---- e4m3 ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("scale_rows", [0, 64])
+def test_prepared_it_compiles_into_one_graph_in_e4m3_too(dynamic: bool, scale_rows: int) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor, how: dict[str, Any]) -> Tensor:
+        out, lse = fagen.attention(q, k, v, return_lse=True, **how)
+        return out + lse.transpose(1, 2)[..., None]
+
+    fagen.prepare(dtype="e4m3", head_dim=64, v_layout="columns", scale_rows=scale_rows)
+    compiled = torch.compile(attend, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for queries, keys in ((90, 300), (150, 500)):
+        tensors, how = quantised(scale_rows, "columns", queries=queries, keys=keys)
+        assert torch.equal(compiled(*tensors, how), attend(*tensors, how))
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_called_once_attention_fp8_compiles_into_one_graph(dynamic: bool) -> None:
+    def twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return fagen.attention_fp8(q * 2, k, v, causal=True) + 1  # type: ignore[operator]
+
+    fagen.attention_fp8(*qkv(), causal=True)
+    compiled = torch.compile(twice, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for queries, keys in ((90, 300), (150, 500)):
+        tensors = qkv(queries=queries, keys=keys)
+        assert torch.equal(compiled(*tensors), twice(*tensors))
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_unprepared_it_says_so_to_torch_compile_in_e4m3_too() -> None:
+    compiled = torch.compile(fagen.attention, fullgraph=True, backend="eager")
+    tensors, how = quantised()
+    with pytest.raises(Exception, match=r"call fagen\.prepare") as refusal:
+        compiled(*tensors, **how)
+    assert "cannot be built while torch.compile traces the call" in str(refusal.value)

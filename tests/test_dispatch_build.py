@@ -1,0 +1,101 @@
+"""When fagen.attention builds a kernel, with a GPU and a compiler pretended."""
+
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fagen import dispatch
+from fagen.errors import DeviceError, FagenError
+
+pytestmark = pytest.mark.usefixtures("nothing_is_ready")
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A machine with a Hopper GPU on which building is counted and takes a moment."""
+    machine = SimpleNamespace(built=[], loaded=[], capability=(9, 0), capturing=False)
+
+    def build(source: object, planned: object, **_: object) -> object:
+        machine.built.append(source.slug)  # type: ignore[attr-defined]
+        torch.randn(300, 300) @ torch.randn(300, 300)
+        return source
+
+    def load(binary: object) -> Callable[..., None]:
+        machine.loaded.append(binary.slug)  # type: ignore[attr-defined]
+        return lambda *_: None
+
+    monkeypatch.setattr(dispatch, "build", build)
+    monkeypatch.setattr(dispatch.op, "load", load)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: machine.capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Sandbox 1000")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: machine.capturing)
+    return machine
+
+
+def key(device: int = 0, causal: bool = False) -> dispatch.Key:
+    return (torch.device("cuda", device), torch.float16, 64, 64, causal), None
+
+
+def test_many_threads_build_once(pretended: SimpleNamespace) -> None:
+    threads = [Thread(target=dispatch._make_ready, args=(key(),)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(pretended.built) == len(pretended.loaded) == 1
+
+
+def test_a_second_device_builds_nothing(pretended: SimpleNamespace) -> None:
+    assert dispatch._make_ready(key(0)) is dispatch._make_ready(key(1))
+    assert len(pretended.built) == 1
+
+
+def test_while_a_graph_is_captured_an_unbuilt_kernel_is_an_error(
+    pretended: SimpleNamespace,
+) -> None:
+    pretended.capturing = True
+    with pytest.raises(FagenError, match=r"call fagen\.prepare.*while a CUDA graph is captured"):
+        dispatch._make_ready(key())
+    assert pretended.built == []
+    pretended.capturing = False
+    dispatch._make_ready(key())
+    pretended.capturing = True
+    dispatch._make_ready(key(1))  # built already, so any device may use it
+
+
+def test_another_gpu_than_hopper_is_refused_in_words(pretended: SimpleNamespace) -> None:
+    pretended.capability = (10, 0)
+    with pytest.raises(DeviceError, match=r"cuda:0 is a Sandbox 1000 of compute capability 10\.0"):
+        dispatch._make_ready(key())
+    assert pretended.built == []
+
+
+def test_a_build_that_failed_is_tried_again(
+    pretended: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise FagenError("no compiler")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dispatch, "build", fail)
+        with pytest.raises(FagenError, match="no compiler"):
+            dispatch._make_ready(key())
+    dispatch._make_ready(key())
+    assert len(pretended.built) == 1
+
+
+def test_a_kernel_of_e4m3_is_built_for_its_layout_and_scales(
+    schedules_folder: Path, pretended: SimpleNamespace
+) -> None:
+    kind: dispatch.Kind
+    device, e4m3 = torch.device("cuda", 0), torch.float8_e4m3fn
+    kind = (device, e4m3, 64, 64, False, torch.float16, "columns", 64)
+    dispatch._make_ready((kind, None))
+    assert pretended.built == ["fwd_e4m3_d64_full_m128n128_ofp16_sblock_sr64"]
+    pretended.capturing = True
+    with pytest.raises(FagenError, match="cannot be built while a CUDA graph is captured"):
+        dispatch._make_ready(((*kind[:-1], 32), None))  # type: ignore[arg-type]

@@ -1,0 +1,251 @@
+"""The kernel of a quantiser: its own text, run on a CPU, and what its compilers make of it."""
+
+import ctypes
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fagen import flow
+from fagen.arch import SM90
+from fagen.process import run
+from fagen.runtime.quantize import QuantizeArgs
+from fagen.quantizer import QuantizePlan, QuantizeSchedule
+from fagen.e4m3 import Quantized, quantize, sign_words
+from fagen.render import HASH_WORD, HOST_MARK, formatted, render, token_hash
+from fagen.toolchain import find_gxx, find_nvcc
+from tests.quantize_helpers import SEED, SPREAD, planned, rotary, uneven
+
+# ---- the kernel's text, on a CPU ----------------------------------------------------------------
+
+
+HARNESS = """
+#include "simt.h"
+{kernel}
+using namespace fagen_{slug}_kernel;
+
+// heads first, then rows, then batches: as the host launches them
+int main(int count, char** words) {{
+  const int batch = atoi(words[1]), seqlen = atoi(words[2]), heads = atoi(words[3]);
+  const bool given = atoi(words[4]);
+  const int padded = (seqlen + 15) / 16 * 16, blocks = atoi(words[5]);
+  std::vector<char> space(sizeof(Element) * batch * seqlen * heads * {head_dim} + 16);
+  std::vector<uint8_t> out(size_t(batch) * padded * heads * {head_dim} + 64, 0xee);
+  std::vector<float> descale(batch * heads * blocks, -1);
+  std::vector<float> workspace(batch * heads * ((seqlen + 31) / 32), -1);
+  char* in = space.data() + (16 - uintptr_t(space.data()) % 16) % 16;
+  uint8_t* to = out.data() + (16 - uintptr_t(out.data()) % 16) % 16;
+  fread(in, 1, space.size() - 16, stdin);
+  std::vector<char> angles(sizeof(Element) * batch * seqlen * {head_dim} + 16);
+  char* cos = angles.data() + (16 - uintptr_t(angles.data()) % 16) % 16;
+  if ({rotary}) {{
+    fread(cos, 1, angles.size() - 16, stdin);
+  }}
+  if (given) {{
+    fread(descale.data(), 4, descale.size(), stdin);
+  }}
+  Params params = {{}};
+  params.in = reinterpret_cast<const Element*>(in);
+  params.out = to;
+  params.descale = descale.data();
+  params.in_stride_head = {head_dim};
+  params.in_stride_seq = heads * {head_dim};
+  params.in_stride_batch = int64_t(seqlen) * heads * {head_dim};
+  params.out_stride_row = {columns} ? padded : heads * {head_dim};
+  params.out_stride_head = {columns} ? padded * {head_dim} : {head_dim};
+  params.out_stride_batch = int64_t({columns} ? padded : seqlen) * heads * {head_dim};
+  params.descale_stride_batch = {by_tensor} ? 0 : heads * blocks;
+  params.descale_stride_head = {by_tensor} ? 0 : blocks;
+  params.descale_stride_block = 1;
+  params.seqlen = seqlen;
+  {signs}
+  {angles}
+  const unsigned rows = (seqlen + kRows - 1) / kRows;
+  const simt::Index grid = {{unsigned(heads), rows, unsigned(batch)}};
+  {launches}
+  fwrite(to, 1, size_t(batch) * ({columns} ? padded : seqlen) * heads * {head_dim}, stdout);
+  fwrite(descale.data(), 4, descale.size(), stdout);
+}}
+"""
+BY_BLOCK = """
+  simt::launch(grid, kThreads, [&] { quantize(params); });
+"""
+WHOLE = """
+  params.maxima = workspace.data();
+  if (!given) {
+    simt::launch(grid, kThreads, [&] { find_maxima(params); });
+    simt::launch({SETTLED}, kSettlers, [&] { settle(params, COUNT); });
+  }
+  simt::launch(grid, kThreads, [&] { quantize(params); });
+"""
+ANGLES = """
+  params.cos = reinterpret_cast<const Element*>(cos);
+  params.sin = params.cos + batch * seqlen * {half};
+  params.cos_stride_seq = params.sin_stride_seq = {half};
+  params.cos_stride_batch = params.sin_stride_batch = seqlen * {half};
+"""
+ASM = {
+    "mma.sync": "simt::mma<Element>(d, a0, a1, a2, a3, b0, b1);",
+    "cvt.rn": "packed = simt::pack(a, b, c, d);",
+    "stmatrix": "simt::stmatrix(at, pairs);",
+}
+
+
+def run_on_cpu(
+    plan: QuantizePlan, x: Tensor, folder: Path, descale: Tensor | None = None
+) -> Quantized:
+    """Compile the rendered kernels with g++, each asm as what the PTX manual says, and run them."""
+    text = render(plan).kernel.partition("// " + HOST_MARK)[0]
+
+    def meaning(match: re.Match[str]) -> str:
+        return next((said for word, said in ASM.items() if word in match[0]), "")
+
+    text = re.sub(r"asm(?: volatile)?\(\n?\s*\".*?\);(?=\s)", meaning, text, flags=re.DOTALL)
+    assert "asm" not in text
+    text = text[text.index("namespace fagen_") :]
+    whole = WHOLE.replace("COUNT", "rows * heads * batch" if plan.by_tensor else "rows")
+    settled = "1, 1, 1" if plan.by_tensor else "unsigned(heads), unsigned(batch), 1"
+    program = HARNESS.format(
+        kernel=text,
+        slug=plan.slug,
+        head_dim=plan.head_dim,
+        columns=int(plan.columns),
+        by_tensor=int(plan.by_tensor),
+        signs="".join(f"params.signs[{i}] = {sign_words(SEED)[i]}u;" for i in range(plan.chunks))
+        if plan.rotate
+        else "",
+        rotary=int(plan.rotary),
+        angles=ANGLES.format(half=plan.angles) if plan.rotary else "",
+        launches=BY_BLOCK if plan.by_block else whole.replace("SETTLED", settled),
+    )
+    (folder / "run.cpp").write_text(program)
+    shutil.copy(Path(__file__).parent / "simt.h", folder)
+    gxx, _ = find_gxx()
+    made = run(
+        [gxx, "-std=c++17", "-O1", "-w", "-I", find_nvcc().include, "run.cpp", "-o", "run"],
+        cwd=folder,
+    )
+    assert made.returncode == 0, made.stderr[:4000]
+    batch, seqlen, heads, head_dim = x.shape
+    blocks = -(-seqlen // plan.scale_rows) if plan.by_block else 1
+    given = int(descale is not None)
+    raw = x.contiguous().view(torch.uint8).numpy().tobytes()
+    for angles in rotary(plan, batch, seqlen) or ():
+        raw += angles.view(torch.uint8).numpy().tobytes()
+    if descale is not None:
+        raw += descale.expand(batch, heads, 1).contiguous().numpy().tobytes()
+    (folder / "in").write_bytes(raw)
+    words = " ".join(map(str, (batch, seqlen, heads, given, blocks)))
+    done = run(["sh", "-c", f"./run {words} < in > out"], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    out = (folder / "out").read_bytes()
+    shape = (batch, seqlen, heads, head_dim)
+    if plan.columns:
+        shape = (batch, heads, head_dim, -(-seqlen // 16) * 16)
+    size = math.prod(shape)
+    scales = torch.frombuffer(bytearray(out[size:]), dtype=torch.float32)
+    return Quantized(
+        torch.frombuffer(bytearray(out[:size]), dtype=torch.uint8).view(shape),
+        scales.view(batch, heads, blocks),
+    )
+
+
+@pytest.mark.parametrize("slug", SPREAD)
+def test_the_kernels_own_text_computes_what_the_reference_does(slug, tmp_path):
+    plan = planned(slug)
+    x = uneven(plan, 2, 203, 2)
+    got = run_on_cpu(plan, x, tmp_path)
+    expected = quantize(plan, x, SEED, rotary=rotary(plan, 2, 203))
+    if plan.by_tensor:
+        assert torch.allclose(got.descale[0, 0], expected.descale[0, 0], rtol=1e-6)
+    else:
+        assert torch.allclose(got.descale, expected.descale, rtol=1e-6)
+    # sums that were rounded in another order may fall on the other side of a tie
+    bits = expected.values.view(torch.uint8)
+    different = got.values != bits
+    assert different.float().mean() < 1e-3
+    near = (got.values.int() - bits.int()).abs() <= 1
+    assert torch.all(near | (bits.int() % 128 < 2))  # a zero may have either sign
+
+
+@pytest.mark.parametrize("slug", ["quant_fp16_d64_head_vcols_r64", "quant_fp16_d64_tensor_r32"])
+def test_the_kernels_own_text_takes_a_given_descale(slug, tmp_path):
+    plan = planned(slug)
+    x = uneven(plan, 1, 50, 2)
+    descale = torch.tensor(0.01)
+    got = run_on_cpu(plan, x, tmp_path, descale=descale)
+    assert torch.equal(got.values, quantize(plan, x, descale=descale).values.view(torch.uint8))
+
+
+# ---- its text and its compiler ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slug", SPREAD)
+def test_its_text_is_laid_out_complete_and_says_its_hash_once(slug):
+    source = render(planned(slug))
+    assert formatted(source.kernel) == source.kernel
+    assert source.kernel.count(f'"{source.hash}"') == 1 and HASH_WORD not in source.kernel
+    assert token_hash(source.kernel.replace(source.hash, HASH_WORD)) == source.hash
+    assert not re.search(r"\b(None|True|False)\b|{%|{{ ", source.kernel)
+    assert f"int fagen_{slug}(" in source.kernel
+
+
+@pytest.fixture(scope="module", params=["quant_fp16_d64_head", "quant_fp16_d64_block64_vcols"])
+def library(request) -> tuple[QuantizePlan, ctypes.CDLL]:
+    plan, binary = flow.built(QuantizeSchedule.from_slug(request.param), binding=False)
+    return plan, ctypes.CDLL(str(binary.library))
+
+
+def test_its_launcher_refuses_what_it_cannot_do(library):
+    plan, kernel = library
+    launch, message = kernel[f"fagen_{plan.slug}"], kernel[f"fagen_{plan.slug}_message"]
+    message.restype = ctypes.c_char_p
+
+    def said(**changes: int) -> str:
+        args = QuantizeArgs(struct_bytes=ctypes.sizeof(QuantizeArgs), batch=1, heads=2, seqlen=48)
+        args.input = args.out = args.descale = args.workspace = 4096
+        args.in_stride_seq, args.in_stride_head = 128, 64
+        args.out_stride_head, args.out_stride_row = 64 * 48, 48
+        for key, value in changes.items():
+            setattr(args, key, value)
+        return message(launch(ctypes.byref(args), None)).decode()
+
+    assert said(struct_bytes=8).startswith("struct_bytes")
+    assert "must not be null" in said(input=0)
+    assert "must not be null" in said(descale=0)
+    assert "aligned to 16" in said(out=4104)
+    for key in ("in_stride_seq", "in_stride_head"):
+        assert "multiples of 16 bytes" in said(**{key: 4})
+    assert "multiples of 16 bytes" in said(out_stride_row=40)
+    assert "multiples of 16 bytes" in said(in_stride_head=-64)
+    for key in ("batch", "heads", "seqlen"):
+        assert "must lie in" in said(**{key: -1})
+        assert said(**{key: 0}) == "launched"  # nothing to do
+    assert "must lie in" in said(seqlen=65535 * 32 + 1)
+    if plan.by_block:
+        assert "cannot be given" in said(given=1)
+    else:
+        assert "workspace" in said(workspace=0)
+    assert "Hopper" in said() or torch.cuda.is_available()
+    assert launch(None, None) == 1
+    assert message(99) == b"unknown status"
+
+
+WIDE = (  # of these registers are scarcest
+    "quant_bf16_d256_rot_block32_vcols_r32",
+    "quant_bf16_d192_halves_rot_block64",
+    "quant_bf16_d256_pairs_rot_head",
+)
+
+
+@pytest.mark.parametrize("slug", (*SPREAD[:8], *WIDE))
+def test_it_compiles_without_a_spill_or_a_warning(slug):
+    plan, binary = flow.built(QuantizeSchedule.from_slug(slug), binding=False)
+    assert "warning" not in (binary.folder / "compiler.log").read_text()
+    assert binary.report.stack_bytes == binary.report.spill_store_bytes == 0
+    assert 0 < binary.report.registers <= plan.registers
+    assert plan.registers * plan.threads * plan.blocks <= SM90.registers_per_sm

@@ -1,0 +1,296 @@
+"""What is no schedule is refused: every fault at once, each with its line."""
+
+import os
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fagen.errors import ScheduleError
+from fagen.kinds.forward.keys import Schedule
+from fagen.registry import parse as parse_schedule, read_schedule
+from fagen.toml_lines import read_toml
+from tests.schedule_helpers import PLAIN, TEXT
+
+
+def refusal(text: str) -> list[str]:
+    with pytest.raises(ScheduleError) as error:
+        parse_schedule(text, "x.toml")
+    return str(error.value).splitlines()
+
+
+# ---- refusals -----------------------------------------------------------------------------------
+
+
+def test_all_faults_are_listed_at_once_each_with_its_line():
+    lines = refusal(
+        """\
+#:schema schedule.schema.json
+[attention]
+head_dim = 129
+dtype = "pf16"
+mask = "casual"
+[tile]
+block_m = 128.0
+blok_n = 3
+[pipelines]
+[softmax]
+rescale_threshold = nan
+stages = 2
+[grid]
+cluster = 3
+[overlap]
+intra_warpgroup = 1
+"""
+    )
+    assert [line.split(" ")[0] for line in lines] == [
+        "x.toml:3:",
+        "x.toml:4:",
+        "x.toml:5:",
+        "x.toml:6:",
+        "x.toml:7:",
+        "x.toml:8:",
+        "x.toml:9:",
+        "x.toml:11:",
+        "x.toml:12:",
+        "x.toml:14:",
+        "x.toml:16:",
+    ]
+    said = "\n".join(lines)
+    assert "attention.head_dim = 129 must be a whole number from 16 to 256 in steps of 8" in said
+    assert "the nearest is 128" in said
+    assert 'did you mean "fp16"?' in said
+    assert 'did you mean "causal"?' in said
+    assert "tile.block_n is missing" in said
+    assert "tile.blok_n is not a key of [tile]; did you mean block_n?" in said
+    assert "did you mean pipeline?" in said
+    assert "softmax.stages belongs under [pipeline]" in said
+    assert "must be true or false" in said
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"mask": "causal", "block_n": 32}, "a stage for each of the 4 blocks"),
+        ({"mask": "causal", "intra_warpgroup": False}, "needs intra_warpgroup = true"),
+        ({"producer": "none"}, '2 needs producer = "warp"'),
+        ({"order": "single"}, '2 needs order = "persistent"'),
+    ],
+)
+def test_a_pair_of_blocks_needs_a_producer_and_room_for_unequal_steps(more, reason):
+    full = dict(head_dim=64, dtype="fp16", mask="full", block_m=128, block_n=128, cluster=2)
+    assert Schedule.make(**full).slug == "fwd_fp16_d64_full_m128n128_c2"
+    with pytest.raises(ScheduleError, match=reason) as error:
+        Schedule.make(**full | more)
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rescale_threshold": 8}, "rescale_threshold = 8.0"),
+        ({"sum": "tensor"}, 'sum = "tensor"'),
+    ],
+)
+def test_a_lazy_row_max_needs_sums_by_threads_that_no_threshold_has_let_grow(changes, said):
+    keys = PLAIN | dict(head_dim=64, maximum="late") | changes
+    with pytest.raises(ScheduleError) as error:
+        Schedule.make(**keys)
+    assert str(error.value) == (
+        f'schedule: softmax.maximum "late" does not go with {said}: what tells that a maximum has '
+        "to be raised are the sums, which threads add up; leave either out"
+    )
+    assert Schedule.make(**keys | dict(maximum="each")).softmax.maximum == "each"
+
+
+def test_the_tensor_cores_add_rows_up_where_v_is_one_slab_wide():
+    """Ones lie one step from V's columns: 16, 32 or 64 of them, with those that fill them up."""
+
+    def fits(columns: int) -> bool:
+        keys = dict(head_dim=128, head_dim_v=columns, dtype="fp16", mask="full", sum="tensor")
+        try:
+            return bool(Schedule.make(**keys, block_m=64, block_n=64))
+        except ScheduleError:
+            return False
+
+    assert [columns for columns in range(16, 257, 8) if fits(columns)] == [16, 24, 32, 56, 64]
+
+
+def test_rounded_to_bf16_p_is_not_added_up_by_tensor_cores():
+    keys = dict(head_dim=64, dtype="bf16", mask="full", block_m=128, block_n=128)
+    with pytest.raises(ScheduleError, match="1e-3 is promised") as error:
+        Schedule.make(**keys, sum="tensor")
+    assert 'use sum = "threads"' in str(error.value)
+
+
+@pytest.mark.parametrize(("head_dim_v", "slabs"), [(64, 1), (96, 3), (192, 3), (240, 15)])
+def test_o_that_has_no_halves_is_refused(head_dim_v, slabs):
+    with pytest.raises(ScheduleError) as error:
+        Schedule.make(**PLAIN, head_dim_v=head_dim_v, output="halves")
+    assert str(error.value) == (
+        'schedule: pipeline.output "halves" needs O in an even number of slabs of shared memory, '
+        f"as with head_dim_v = 128 or 256; it has {slabs} here: use output = "
+        '"own" or "v_space"'
+    )
+
+
+def test_where_they_cannot_a_refusal_says_why_and_what_can():
+    assert refusal(TEXT + '[softmax]\nsum = "tensor"\n') == [
+        'x.toml:9: softmax.sum "tensor" needs V in one slab of shared memory, as with '
+        'head_dim_v = 64; it is 128 here: use sum = "threads"'
+    ]
+
+
+def test_all_broken_rules_are_listed_at_once():
+    lines = refusal(
+        TEXT
+        + '[warps]\nconsumers = 1\nproducer = "none"\nproducer_registers = 24\n'
+        + "consumer_registers = 240\n[overlap]\ninter_warpgroup = true\n"
+    )
+    assert [line.split(" ")[:2] for line in lines] == [
+        ["x.toml:9:", "warps.consumers"],
+        ["x.toml:11:", "warps.producer_registers"],
+        ["x.toml:12:", "warps.consumer_registers"],
+        ["x.toml:14:", "overlap.inter_warpgroup"],
+    ]
+    assert "use block_m = 64, or consumers = 2" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("scale_rows", 96, "32 or 64 or 128"),
+        ("scale_rows", "64", "did you mean 64?"),
+        ("p_offset", 8.125, "from 0 to 8"),
+        ("promote", 65, "from 0 to 64"),
+        ("cluster", 4, "from 1 to 2"),
+        ("head_dim", 8, "from 16 to 256"),
+        ("head_dim", 264, "from 16 to 256"),
+        ("head_dim_v", 20, "the nearest is"),
+        ("block_n", 24, "in steps of 16"),
+        ("block_m", 320, "from 64 to 256 in steps of 64"),
+        ("stages", 1, "from 2 to 8"),
+        ("q_stages", 3, "from 1 to 2"),
+        ("sum", "tensors", 'did you mean "tensor"?'),
+        ("consumer_registers", 236, "in steps of 8"),
+        ("producer_registers", 16, "from 24 to 256"),
+        ("rescale_threshold", 16, "from 0 to 15"),
+        ("rescale_threshold", float("inf"), "from 0 to 15"),
+        ("p", True, '"registers" or "shared"'),
+        ("stages", True, "whole number"),
+        ("max_spill_bytes", -1, "from 0"),
+        ("mask", None, '"full" or "causal"'),
+        ("wonder", 1, "is not a table"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_would_be_right(key, value, reason):
+    with pytest.raises(ScheduleError, match=key) as error:
+        Schedule.make(**{**PLAIN, key: value})
+    assert reason in str(error.value)
+
+
+def test_an_empty_file_says_what_is_needed():
+    assert refusal("") == [
+        "x.toml: attention is missing: a table with head_dim, dtype, mask",
+        "x.toml: tile is missing: a table with block_m, block_n",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[attention]\nhead_dim = 1\nhead_dim = 2\n", "x.toml:3: this is not TOML"),
+        ("[attention]\nhead_dim = \n", "x.toml:2: this is not TOML"),
+        ("[attention", "x.toml:1: this is not TOML"),
+        ("x = " + "9" * 5000, "x.toml: this cannot be read"),
+        ("x = " + "[" * 5000, "x.toml"),
+        ("attention = 3\ntile = []\n", "x.toml:1: attention is no table"),
+        ("[[attention]]\n[[tile]]\n", "x.toml:1: attention is no table"),
+        ("[attention]\nhead_dim = 0x" + "f" * 9000, "a number of 36000 bits"),
+        ("[attention]\nhead_dim = {a = [1]}\n", "x.toml:2: attention.head_dim = a table"),
+        ("[attention]\nhead_dim = 1979-05-27\n", "x.toml:2: attention.head_dim = 1979-05-27"),
+        ("a.b.c.d = 1\n", "a is not a table of a schedule"),
+        ('[attention]\ndtype = "\\u0000\\u001b"\n', r"\x00\x1b"),
+    ],
+)
+def test_hostile_text_is_refused_in_words(text, said):
+    assert said in "\n".join(refusal(text))
+
+
+WORDS = ["[attention]", "[tile]", "[[tile]]", "head_dim", "block_m", " = ", "128", '"fp16"', "\n"]
+WORDS += ["nan", "-inf", "1e999", "true", "{", "}", "[", "]", ",", '"""', "'", "#", "\\", "é", "."]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(WORDS), max_size=40).map("".join) | st.text(max_size=200))
+@example("'''\n'''=1\n\"\"=2")
+@example("x = 1\r\n[a]\r\ny = 2\r\n")
+def test_no_text_is_a_traceback(text):
+    try:
+        parse_schedule(text, "x.toml")
+    except ScheduleError as error:
+        assert all(line.startswith("x.toml") for line in str(error).split("\n"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(content=st.binary(max_size=100))
+def test_no_file_is_a_traceback(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "x.toml"
+    path.write_bytes(content)
+    with pytest.raises(ScheduleError, match=r"x\.toml"):
+        read_schedule(path)
+
+
+def test_what_cannot_be_read_is_refused(tmp_path):
+    for path in (tmp_path, tmp_path / "missing.toml", "\0", "/dev/zero"):
+        with pytest.raises(ScheduleError, match=r"cannot be read|no schedule"):
+            read_schedule(path)
+    (tmp_path / "latin.toml").write_bytes(b"# one\n# caf\xe9\n")
+    with pytest.raises(ScheduleError, match=r"latin\.toml:2: this is not UTF-8"):
+        read_schedule(tmp_path / "latin.toml")
+    (tmp_path / "marked.toml").write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())
+    assert read_schedule(os.fspath(tmp_path / "marked.toml")) == parse_schedule(TEXT)
+
+
+# ---- lines --------------------------------------------------------------------------------------
+
+
+def test_lines_are_those_of_the_keys_whatever_stands_between():
+    _, origin = read_toml(
+        '''\
+# [no]
+a = """
+[no]
+b = 1
+"""          # line 5
+[t] # [x]
+"quoted.key" = '[no]'
+list = [
+  1, # ]
+  { z = 2 },
+]
+d . e = 3
+inline = { one = 1, two = { three = 3 } }
+[t.u]
+x = 'a = "b'
+[["many"]]
+y = "\\"#"
+z = 1''',
+        "x",
+    )
+    assert origin.lines == {
+        ("a",): 2,
+        ("t",): 6,
+        ("t", "quoted.key"): 7,
+        ("t", "list"): 8,
+        ("t", "d", "e"): 12,
+        ("t", "inline"): 13,
+        ("t", "u"): 14,
+        ("t", "u", "x"): 15,
+        ("many",): 16,
+        ("many", "y"): 17,
+        ("many", "z"): 18,
+    }
+    assert origin.at("t", "inline", "two", "three") == "x:13"
+    assert origin.at("t", "nothing") == "x:6"
+    assert origin.at("nowhere") == "x"

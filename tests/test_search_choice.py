@@ -1,0 +1,210 @@
+"""What a search tries next: chooser, marks and contest, without compiler and GPU."""
+
+import math
+import random
+from collections import Counter
+
+import pytest
+
+from fagen.schedule import Schedule
+from fagen.search import cost
+from fagen.search.choice import Chooser, spearman
+from fagen.search.contest import STAGES, Contest
+from fagen.search.marks import BRIEF, LONG, PEER, Marks
+from fagen.search.space import Effort, survey
+from fagen.search.tasks import GOOD, Compiled, Time
+from tests.recordings import SPACE, space
+
+# ---- what is tried next --------------------------------------------------------------------------
+
+
+def test_rank_correlation_is_spearmans():
+    rising = [(float(i), float(i**3)) for i in range(20)]
+    assert spearman(rising) == pytest.approx(1)
+    assert spearman([(a, -b) for a, b in rising]) == pytest.approx(-1)
+    assert spearman([(1, 1), (2, 3), (3, 2), (4, 4)]) == pytest.approx(0.8)
+    assert spearman([(1, 1), (1, 2), (1, 3)]) == 0
+
+
+def test_a_chooser_gives_each_point_once():
+    text = SPACE + "\n[tile]\nblock_m = 128\nblock_n = [64, 128]\n"
+    found = survey(space(text), space(text).targets()[0])
+    chooser = Chooser(found, 100.0)
+    slugs = []
+    while schedule := chooser.next():
+        slugs.append(schedule.slug)
+    assert len(slugs) == len(set(slugs)) == len(found.points)
+
+
+def test_a_chooser_learns_what_the_prediction_does_not_know():
+    found = survey(space(), space().targets()[0])
+    untold = Chooser(found, 2.0)
+    foretold = [untold.next().tile.block_m for _ in range(60)]
+    liked = Counter(foretold).most_common(1)[0][0]  # what the prediction puts first is slow
+
+    def truth(schedule: Schedule) -> float:
+        slow = 1.5 if schedule.tile.block_m == liked else 1.0
+        return slow * cost.predictor(found.sizes)(schedule.values())[-1]
+
+    chooser = Chooser(found, 2.0)
+    chosen = []
+    for _ in range(60):
+        chosen.append(chooser.next())
+        chooser.tell(chosen[-1], truth(chosen[-1]))
+    heights = [schedule.tile.block_m for schedule in chosen]
+    assert heights[0] == foretold[0], "as long as nothing is known, the prediction decides"
+    assert heights.count(liked) < foretold.count(liked) / 2
+    assert heights[-12:].count(liked) <= 4  # now and then the tile tried least
+
+
+def test_a_prediction_that_does_not_correlate_leaves_nothing_out():
+    found = survey(space(), space().targets()[0])
+    chooser = Chooser(found, 1.05)
+    dice = random.Random(0)
+    pruned = sum(found.predicted(p) <= 1.05 * found.predicted(found.best[0]) for p in found.points)
+    given = 0
+    while given < pruned + 20:
+        schedule = chooser.next()
+        assert schedule is not None
+        given += 1
+        chooser.tell(schedule, dice.random() + 1)
+    assert chooser.correlation < 0.6
+
+
+# ---- marks ---------------------------------------------------------------------------------------
+
+
+SIZES = (cost.Size(32, 512, 512, 16, 16), cost.Size(1, 16_384, 16_384, 16, 16, weight=3.0))
+
+
+def marked(*times: tuple[str, int, str, int, float]) -> Marks:
+    marks = Marks(SIZES)
+    for slug, size, regime, number, ratio in times:
+        marks.add(Time(slug, SIZES[size], regime, number, 1e-3 * ratio, 1e-3, 1_600 + number))
+    return marks
+
+
+def test_a_mark_is_the_weighted_mean_of_the_ratios_to_the_anchor():
+    marks = marked(("a", 0, BRIEF, 0, 2.0), ("a", 1, BRIEF, 0, 0.5))
+    assert math.exp(marks.mark("a")) == pytest.approx(2.0**0.25 * 0.5**0.75)
+    assert marks.mark("b") is None
+    assert marked(("a", 0, BRIEF, 0, 2.0)).mark("a") is None  # not at every size
+
+
+def test_a_disturbed_brief_run_does_not_count():
+    marks = marked(*(("a", size, BRIEF, n, r) for size in (0, 1) for n, r in ((0, 1.0), (1, 3.0))))
+    assert marks.mark("a") == 0
+
+
+def test_long_runs_decide_where_there_are_any():
+    both = [(slug, size, BRIEF, 0, r) for slug, r in (("a", 0.9), ("b", 1.0)) for size in (0, 1)]
+    assert marked(*both).leader().slug == "a"
+    long = [(slug, size, LONG, n, r) for slug, r in (("a", 1.0), ("b", 0.9)) for size in (0, 1)
+            for n in (0, 1)]  # fmt: skip
+    lead = marked(*both, *long).leader()
+    assert (lead.slug, lead.second) == ("b", "a")
+    assert lead.sure
+
+
+def test_a_lead_within_the_noise_is_not_sure():
+    dice = random.Random(1)
+    times = [
+        (slug, size, LONG, n, r * math.exp(dice.gauss(0, 0.02)))
+        for slug, r in (("a", 0.999), ("b", 1.0))
+        for size in (0, 1)
+        for n in range(3)
+    ]
+    lead = marked(*times).leader()
+    assert not lead.sure
+    assert lead.error > 0.005
+
+
+def test_the_peer_is_no_kernel():
+    marks = marked(*((slug, size, BRIEF, 0, r) for slug, r in (("a", 0.8), (PEER, 1.0))
+                     for size in (0, 1)))  # fmt: skip
+    assert marks.slugs() == ["a"]
+    assert marks.over_peer("a") == pytest.approx(1.25)
+    assert marks.clocks == (1_600, 1_600)
+
+
+# ---- a contest -----------------------------------------------------------------------------------
+
+
+def contest(compile_at_most: int = 40) -> Contest:
+    found = survey(space(), space().targets()[0])
+    effort = Effort(compile=compile_at_most)
+    return Contest(found, effort, [found.schedule(found.best[0]).slug])
+
+
+def play(it: Contest, speed=lambda slug: 1.0, bad=(), wrong=()) -> list:
+    """Compile and time whatever a contest asks for; return its heats."""
+    heats = []
+    for _ in range(10_000):
+        if it.done:
+            return heats
+        while slug := it.next_compile(0.0):
+            it.compiling(slug)
+            outcome = "spills" if slug in bad else GOOD
+            it.add_compiled(Compiled(slug, slug, "nvcc", outcome, library="x"), ready=True)
+        if heat := it.next_heat(0.0, lambda job: True):
+            heats.append(heat)
+            it.heat_over(heat)
+            for made in heat.kernels:
+                if made.slug in wrong:
+                    it.add_wrong(made.slug, "is wrong")
+                    continue
+                for size in heat.sizes:
+                    for n in heat.rounds:
+                        it.add_time(Time(made.slug, size, heat.regime, n, speed(made.slug), 1.0))
+    raise AssertionError("it never ends")
+
+
+def test_a_contest_halves_its_field_and_ends_with_long_runs_of_a_few():
+    dice = random.Random(3)
+    speeds: dict[str, float] = {}
+    it = contest()
+    heats = play(it, lambda slug: speeds.setdefault(slug, math.exp(dice.gauss(0, 0.1))))
+    last = {stage: set() for stage in {(s.regime, s.rounds) for s in STAGES}}
+    for heat in heats:
+        last[heat.regime, heat.rounds] |= {made.slug for made in heat.kernels}
+    sizes = [len(last[s.regime, s.rounds]) for s in STAGES]
+    assert sizes[0] == 40
+    assert 8 <= sizes[1] <= 20 > sizes[2] >= 4 >= sizes[3] >= 2
+    assert it.marks.leader().slug == min(speeds, key=speeds.get)
+
+
+def test_a_contest_checks_every_kernel_before_it_counts_and_the_anchor_first():
+    it = contest(12)
+    heats = play(it)
+    assert heats[0].check
+    assert [made.slug for made in heats[0].kernels] == [it.anchor]
+    checked = {made.slug for heat in heats if heat.check for made in heat.kernels}
+    assert {made.slug for heat in heats for made in heat.kernels} == checked
+
+
+def test_a_kernel_that_spills_is_not_timed_and_one_that_is_wrong_not_again():
+    spills, wrong = set(), set()
+    probe = contest(12)
+    play(probe)
+    slugs = sorted(set(probe.entries) - {probe.anchor})
+    spills, wrong = set(slugs[:3]), set(slugs[3:5])
+    it = contest(12)
+    heats = play(it, bad=spills, wrong=wrong)
+    timed = [made.slug for heat in heats for made in heat.kernels]
+    assert not spills & set(timed)
+    assert all(timed.count(slug) <= 1 for slug in wrong)
+    assert it.marks.leader().slug not in spills | wrong
+
+
+def test_without_a_right_anchor_a_contest_ends():
+    it = contest(12)
+    assert play(it, wrong={it.anchor}) and it.done
+
+
+def test_once_the_lead_is_sure_no_more_rounds_are_run():
+    speeds: dict[str, float] = {}
+    it = contest(20)
+    heats = play(it, lambda slug: speeds.setdefault(slug, 1.0 + 0.1 * len(speeds)))
+    assert {heat.rounds for heat in heats if heat.regime == LONG} == {(0, 1)}
+    even = play(contest(20))
+    assert {heat.rounds for heat in even if heat.regime == LONG} == {(0, 1), (2,), (3,)}

@@ -1,0 +1,105 @@
+"""The space of a search: its file, its points, and each refusal with its reason."""
+
+import json
+import math
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fagen.errors import OverBudget, ScheduleError
+from fagen.paths import locate
+from fagen.kinds.forward.plan import plan
+from fagen.schedule import Schedule
+from fagen.schedule.keys import SECTIONS
+from fagen.search.space import DEFAULTS, parse_space, read_space, survey
+from tests.recordings import SPACE, space
+
+SPACES = sorted(locate("cli.py").parent.glob("spaces/*.toml"))
+
+
+@pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
+def test_a_committed_space_is_one(path):
+    declared = read_space(path)
+    for target in declared.targets():
+        assert survey(declared, target).points
+
+
+def test_a_hundred_thousand_points_take_less_than_two_seconds():
+    declared = parse_space('[attention]\ndtype = "fp16"\nhead_dim = [64, 128]\nmask = "full"\n')
+    survey(space(), space().targets()[0])  # sympy is imported once
+    took = []
+    while len(took) < 3 and min(took, default=9) >= 2:  # a busy machine slows even CPU-seconds
+        began = time.process_time()
+        total = sum(survey(declared, target).total for target in declared.targets())
+        took.append((time.process_time() - began) / total * 100_000)
+    assert min(took) < 2.0, f"seconds for 100,000 points: {took}"
+
+
+@given(keys=st.fixed_dictionaries({key: st.sampled_from(DEFAULTS[key]) for key in DEFAULTS}))
+@settings(max_examples=150, deadline=None)
+def test_a_point_is_refused_exactly_where_its_schedule_or_its_plan_is(keys):
+    said = {key: value for key, value in keys.items() if value is not None}
+    lines = ["[attention]", 'dtype = "fp16"', "head_dim = 96", 'mask = "full"']
+    tables = {}
+    for key, value in said.items():
+        tables.setdefault(SECTIONS[key], []).append(f"{key} = {json.dumps(value)}")
+    for table, rows in tables.items():
+        lines += [f"[{table}]", *rows]
+    declared = parse_space("\n".join(lines))
+    found = survey(declared, declared.targets()[0])
+    points = {found.schedule(point).slug for point in found.points}
+    try:
+        schedule = Schedule.make(dtype="fp16", head_dim=96, mask="full", **said)
+        plan(schedule)
+    except (ScheduleError, OverBudget):
+        assert not any(Schedule.from_slug(slug).but() == said for slug in points)
+        assert found.refusals
+    else:
+        assert schedule.slug in points
+
+
+def test_every_point_is_counted_once_and_each_reason_has_an_example():
+    found = survey(space(), space().targets()[0])
+    assert found.total == math.prod(len(values) for values in DEFAULTS.values())
+    assert found.total == len(found.points) + sum(r.points for r in found.refusals)
+    reasons = {refusal.reason: refusal.example for refusal in found.refusals}
+    assert "232,448" in reasons["shared memory of a thread block"]
+    assert "block_m = 64" in reasons["rule of inter_warpgroup"]
+
+
+def test_a_space_says_values_lists_and_ranges_and_defaults_do_for_the_rest():
+    declared = parse_space(
+        SPACE + "\n[tile]\nblock_m = 128\nblock_n = { from = 64, to = 128, step = 32 }\n"
+        '[softmax]\np = ["registers"]\n'
+    )
+    assert declared.values["block_m"] == (128,)
+    assert declared.values["block_n"] == (64, 96, 128)
+    assert declared.values["p"] == ("registers",)
+    assert declared.values["stages"] == DEFAULTS["stages"]
+    full, causal = declared.targets()
+    assert (full.mask, causal.mask) == ("full", "causal")
+    assert [size.seqlen_k for size in declared.sizes(full)] == [512, 2048, 16384]
+    assert {(size.batch * size.seqlen_q, size.heads) for size in declared.sizes(full)} == {
+        (16_384, 16)
+    }
+
+
+def test_all_faults_of_a_space_are_listed_at_once_with_their_lines():
+    text = (
+        '[attention]\ndtype = "fp61"\nhead_dim = [64, 12]\n[tile]\nblock_n = [16, 300]\n'
+        "[tail]\n[search]\nshare = -1.0\n"
+    )
+    with pytest.raises(ScheduleError) as refusal:
+        parse_space(text, "x.toml")
+    lines = str(refusal.value).splitlines()
+    assert [line.partition(" ")[0] for line in lines] == [
+        f"x.toml:{number}:" for number in (1, 2, 3, 5, 6, 8)
+    ]
+    assert 'did you mean "fp16"?' in lines[1]
+
+
+def test_a_space_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(ScheduleError, match=r"nowhere\.toml: cannot be read"):
+        read_space(tmp_path / "nowhere.toml")
