@@ -58,6 +58,7 @@ class Plan:
     consumer_registers: int  # 0 where no warp is specialised
     launch_registers: int
 
+    masked_steps: bool  # blocks after a tile's last one may be seen in part
     inter_warpgroup: bool
     intra_warpgroup: bool
     p_in_registers: bool
@@ -134,6 +135,7 @@ def plan(schedule: Schedule) -> Plan:
         raise OverBudget(_refusal(schedule, cost))
     dtype = DTYPES[schedule.attention.dtype]
     out_dtype = DTYPES[schedule.attention.out_dtype]
+    mask = MASKS[schedule.attention.mask]
     order = ORDERS[schedule.grid.order]
     d = padded(schedule.attention.head_dim, schedule)
     d_v = padded(schedule.attention.head_dim_v, schedule)
@@ -153,7 +155,7 @@ def plan(schedule: Schedule) -> Plan:
         slug=schedule.slug,
         dtype=dtype,
         out_dtype=out_dtype,
-        mask=MASKS[schedule.attention.mask],
+        mask=mask,
         head_dim=schedule.attention.head_dim,
         head_dim_v=schedule.attention.head_dim_v,
         head_dim_padded=d,
@@ -168,6 +170,7 @@ def plan(schedule: Schedule) -> Plan:
         producer_registers=schedule.warps.producer_registers,
         consumer_registers=schedule.warps.consumer_registers,
         launch_registers=launch_registers(schedule),
+        masked_steps=mask.last_by_row or not schedule.overlap.intra_warpgroup,
         inter_warpgroup=schedule.overlap.inter_warpgroup,
         intra_warpgroup=schedule.overlap.intra_warpgroup,
         p_in_registers=p_in_registers,
@@ -234,8 +237,8 @@ def _passes(schedule: Schedule) -> bool:
 
     Only where they can wait for the others: these need buffers, and V's space, before they go on.
     """
-    causal = MASKS[schedule.attention.mask].causal
-    if not (causal and schedule.warps.producer == "warp" and schedule.overlap.intra_warpgroup):
+    by_row = MASKS[schedule.attention.mask].last_by_row
+    if not (by_row and schedule.warps.producer == "warp" and schedule.overlap.intra_warpgroup):
         return False
     if schedule.grid.cluster > 1:
         return True  # the rules of a schedule see to it
