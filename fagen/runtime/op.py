@@ -166,16 +166,12 @@ def emulated(slug: str) -> Op:
 def emulation(slug: str) -> Op:
     """Return what is called as the op of this slug on CPU tensors; ValueError for a gradient."""
     run, signature = emulated(slug), plan_of(slug).signature
-    names = ", ".join(tensor.name for tensor in signature.inputs)
 
     def emulation(*given: Any, **named: Any) -> Any:
         if torch.is_grad_enabled():
             tensors = [one for one in (*given, *named.values()) if isinstance(one, Tensor)]
             if any(tensor.requires_grad for tensor in tensors):
-                raise ValueError(
-                    f"fagen::{slug}: {names}: one requires a gradient, and "
-                    f"{signature.no_gradient}; call it under torch.no_grad()"
-                )
+                raise ValueError(f"fagen::{slug}: {signature.gradient_refused}")
         return run(*given, **named)
 
     return emulation
