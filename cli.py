@@ -50,7 +50,7 @@ def main(debug: bool) -> None:
 
     \b
     Examples:
-      fagen check schedules/fwd_fp16_d128_causal_m128n128.toml
+      fagen check schedules/forward/fwd_fp16_d128_causal_m128n128.toml
     """
 
 

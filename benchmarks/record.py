@@ -26,7 +26,7 @@ from fagen.measure.rows import QUANTISE, Row, read_rows, rounded, title, write_r
 from fagen.measure.shapes import Problem
 from fagen.measure.timing import REGIMES, Regime
 from fagen.paths import write_whole
-from fagen.vocab import DTYPES, USUAL_SCALE_ROWS, V_LAYOUTS
+from fagen.vocab import DTYPES, SCALE_ROWS_DEFAULT, V_LAYOUTS
 
 Kernels = Mapping[str, tuple[Plan, Binary]]
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -126,7 +126,7 @@ def serving(case: Problem, *, everything: bool = False) -> list[Schedule]:
         return there
     ways: list[dict[str, Any]] = [{}]
     if fp8:
-        blocks = (0, USUAL_SCALE_ROWS)
+        blocks = (0, SCALE_ROWS_DEFAULT)
         ways = [dict(v_layout=v, scale_rows=rows) for v in V_LAYOUTS for rows in blocks]
     return [
         dispatch.picked(

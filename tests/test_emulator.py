@@ -91,7 +91,7 @@ def cases(draw: st.DrawFn) -> Case:
         row_sum=draw(st.sampled_from(["threads", "tensor"])) if by_tensor else "threads",
         causal=draw(st.booleans()),
         block_n=draw(st.sampled_from([16, 32, 48, 128])),
-        maximum="late" if late else "each",
+        maximum="lazy" if late else "each",
         threshold=0.0 if late else draw(st.sampled_from([0.0, 0.5, 8.0])),
         batch=draw(st.integers(1, 2)),
         seqlen_q=draw(lengths),

@@ -37,7 +37,7 @@ from fagen.runtime.arguments import (
 from fagen.runtime.quantize import quantize
 from fagen.runtime.ready import ready, run_once
 from fagen.toml_lines import read_text, read_toml
-from fagen.vocab import DTYPES, MASKS, SCALE_ROWS, USUAL_SCALE_ROWS, V_LAYOUTS
+from fagen.vocab import DTYPES, MASKS, SCALE_ROWS, SCALE_ROWS_DEFAULT, V_LAYOUTS
 
 Choice = str | Path | Schedule | None  # a file, a slug, or the thing itself
 # device and the fields of a Problem, of which the last three are for e4m3 alone
@@ -177,7 +177,7 @@ def attention_fp8(
     refuse_unquantisable(q, k, v, scales, v_layout)
     by_block = scales == "block"
     if by_block and scale_rows is None:
-        scale_rows = USUAL_SCALE_ROWS
+        scale_rows = SCALE_ROWS_DEFAULT
     elif scale_rows is not None and not by_block:
         raise ValueError(f'scale_rows goes with scales = "block"; scales is {scales!r}')
     how: dict[str, Any] = {"scales": scales} | ({"scale_rows": scale_rows} if by_block else {})

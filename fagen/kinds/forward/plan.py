@@ -246,7 +246,7 @@ def plan(schedule: Schedule) -> Plan:
         p_in_registers=p_in_registers,
         output=schedule.pipeline.output,
         sum_by_tensor=sum_by_tensor,
-        late=schedule.softmax.maximum == "late",
+        late=schedule.softmax.maximum == "lazy",
         most_sum=SM90.e4m3_max if dtype.fp8 else _MOST_SUM,
         sums_compared=2 if dtype.fp8 and group_keys == block_n else 1,
         rescale_threshold=schedule.softmax.rescale_threshold,
