@@ -221,8 +221,8 @@ def test_the_first_schedule_in_numbers():
 
 def test_a_late_maximum_lets_p_grow_to_what_e4m3_holds():
     worked = planned()
-    assert worked.late and worked.most_sum == SM90.e4m3_max == 448
-    assert not planned(maximum="each").late and not planned(rescale_threshold=4.0).late
+    assert worked.lazy_max and worked.most_sum == SM90.e4m3_max == 448
+    assert not planned(maximum="each").lazy_max and not planned(rescale_threshold=4.0).lazy_max
 
 
 def test_causal_consumers_let_blocks_by_in_e4m3_too():

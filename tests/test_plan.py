@@ -9,6 +9,7 @@ from fagen.errors import OverBudget, ScheduleError
 from fagen.paths import locate
 from fagen.plan import Plan, explain, plan
 from fagen.schedule import Schedule, parse_schedule, read_schedule
+from fagen.vocab import MAXIMA
 from tests.strategies import schedules
 
 FIRST = dict(head_dim=128, dtype="fp16", mask="causal", block_m=128, block_n=128, output="v_space")
@@ -78,8 +79,8 @@ def test_row_sums_by_the_tensor_cores_are_eight_columns_of_the_second_product():
 
 
 def test_a_maximum_is_late_where_the_schedule_says_so_up_to_what_16_bits_hold():
-    assert [planned(maximum=maximum).late for maximum in ("late", "each")] == [True, False]
-    assert not planned(rescale_threshold=8).late
+    assert [planned(maximum=maximum).lazy_max for maximum in MAXIMA] == [True, False]
+    assert not planned(rescale_threshold=8).lazy_max
     assert {planned(dtype=dtype).most_sum for dtype in ("fp16", "bf16")} == {4096}
 
 
