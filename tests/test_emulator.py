@@ -339,7 +339,7 @@ def test_a_late_maximum_follows_scores_that_rise_and_fall_by_hundreds(
             kv_heads=kv_heads,
             group=group,
         )
-        assert case.plan.late
+        assert case.plan.lazy_max
         held_against_fp64(case, *steep(case, *levels))
 
 
@@ -354,7 +354,7 @@ def test_a_late_maximum_follows_scores_that_rise_and_fall_by_hundreds(
 )
 def test_late_and_each_are_the_same_where_both_raise_or_neither(levels: tuple[float, ...]) -> None:
     late = Case(seqlen_q=70, seqlen_k=128, group=2)
-    assert late.plan.late
+    assert late.plan.lazy_max
     q, k, v = steep(late, *levels)
     q[..., 0] = 1
     q[..., 1:], k[..., 1:] = 0, 0

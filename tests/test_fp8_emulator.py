@@ -184,7 +184,7 @@ def steep(of: Plan, shape: tuple[int, ...], levels: tuple[float, ...]) -> list[Q
 def test_a_late_maximum_follows_scores_that_rise_and_fall_by_hundreds(levels, more, mask, shape):
     """By more than exp2 holds: a block's guess is infinite in some rows, and zero in others."""
     of = planned(mask=mask, **more)
-    assert of.late
+    assert of.lazy_max
     tensors = steep(of, shape, levels)
     out, lse = attend(of, *tensors)
     expected, expected_lse = exact(of, *tensors)

@@ -220,8 +220,8 @@ def test_the_first_schedule_in_numbers():
 
 def test_a_lazy_row_max_lets_p_grow_to_what_e4m3_holds():
     worked = planned()
-    assert worked.late and worked.most_sum == SM90.e4m3_max == 448
-    assert not planned(maximum="each").late
+    assert worked.lazy_max and worked.most_sum == SM90.e4m3_max == 448
+    assert not planned(maximum="each").lazy_max
 
 
 def test_causal_consumers_skip_fully_masked_blocks_in_e4m3_too():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fagen.arch import SM90
-from fagen.vocab import DTYPES, SCALE_ROWS, SCALES, SCALE_ROWS_DEFAULT, V_LAYOUTS
+from fagen.vocab import DTYPES, SCALE_ROWS, SCALE_ROWS_DEFAULT, SCALES, V_LAYOUTS
 
 E4M3 = torch.float8_e4m3fn
 ONLY_FP8 = (
