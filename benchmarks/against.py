@@ -10,30 +10,3 @@ A repeat goes through all cells. What is printed is the speed of the new one ove
 cell's median over the repeats and worst repeat, geomeans for each dtype and head dim; all of it is
 written to benchmarks/results/<card>-<date>-against.json. The exit code is 6 where outputs differ.
 """
-
-import argparse
-import ctypes
-import dataclasses
-import random
-import statistics
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-
-import torch
-from record import RESULTS, Record, exit_code, parser, say
-from torch import Tensor
-
-from fagen import flow, process
-from fagen.errors import BuildError, FagenError
-from fagen.kinds.forward.fp8 import operands
-from fagen.kinds.forward.plan import Plan
-from fagen.measure.rows import geomean
-from fagen.measure.shapes import SEQLENS, inputs, softmax_scale
-from fagen.paths import cache_folder, write_whole
-from fagen.problem import Cell, Problem, standard_sizes
-from fagen.registry import from_slug, plan
-from fagen.runtime.attention import picked
-from fagen.toolchain import FLAGS, LINK_FLAGS, find_toolchain
-from fagen.vocab import MASKS

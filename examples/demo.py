@@ -50,7 +50,7 @@ where = torch.cuda.get_device_name() if hopper else "a CPU; no Hopper GPU here, 
 print(f"{schedule.slug} on {where}")
 print(f"{batch} x {seqlen} tokens, {heads} heads of {asked.head_dim}, {kv_heads} of K and V")
 
-exact, _ = reference(q, k, v, causal=causal, scale=scale)
+exact, _ = reference(q, k, v, mask=asked.mask, scale=scale)
 print(f"largest error against fp64: {error(ours()):.1e}, torch's own {error(torchs()):.1e}")
 
 if hopper:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fagen.build import Binary, build, prune
+from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import Plan, plan
 from fagen.render import Source, render
-from fagen.kinds.forward.keys import Schedule
 
 if TYPE_CHECKING:
     from tests.stubs import StubOp
@@ -106,9 +106,9 @@ def made_up_gpu(
 @pytest.fixture
 def schedules_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with nothing in it, in which fagen.attention looks for schedules and tables."""
-    from fagen import dispatch  # torch, which takes seconds
-
-    monkeypatch.setattr(dispatch, "locate", lambda name: tmp_path)
+    for module in ("registry", "dispatch.choice"):
+        monkeypatch.setattr(f"fagen.{module}.locate", lambda name: tmp_path)
+    (tmp_path / "forward").mkdir()
     return tmp_path
 
 
@@ -125,13 +125,14 @@ def fresh_dynamo() -> Iterator[None]:
 @pytest.fixture
 def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """fagen.attention as in a new process: it has found and readied no kernel."""
-    from fagen import dispatch  # torch, which takes seconds
+    from fagen.dispatch import choice
+    from fagen.runtime import attention as dispatch  # torch, which takes seconds
 
     for found in ("_ready", "_ready_alone", "_kernels", "_served"):
         monkeypatch.setattr(dispatch, found, {})
-    dispatch._schedules.cache_clear()
+    choice.committed.cache_clear()
     yield
-    dispatch._schedules.cache_clear()
+    choice.committed.cache_clear()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import fagen
-from fagen.emulator import reference
 from fagen.errors import ScheduleError
+from fagen.kinds.forward.emulate import reference
 from tests.attention_helpers import qkv, quantised
 from tests.tensors import normal
 

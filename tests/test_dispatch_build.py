@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fagen import dispatch
 from fagen.errors import DeviceError, FagenError
+from fagen.runtime import attention as dispatch
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 

@@ -6,10 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fagen.emulator import emulate_fp8, reference
-from fagen.kinds.forward.emulate.fp8 import multiply_add
-from fagen.kinds.forward.plan import Plan, plan
-from fagen.vocab import KEY_ORDER
 from fagen.e4m3 import (
     Quantized,
     by_columns,
@@ -19,7 +15,11 @@ from fagen.e4m3 import (
     rounded,
     to_e4m3,
 )
+from fagen.kinds.forward.emulate import emulate_fp8, reference
+from fagen.kinds.forward.emulate.fp8 import multiply_add
 from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import Plan, plan
+from fagen.vocab import KEY_ORDER
 
 SHAPES = [  # batch, queries, keys, heads, KV heads
     (1, 64, 64, 1, 1),

@@ -34,7 +34,8 @@ def test_on_the_cpu_it_is_what_the_reference_computes(dtype, head_dim, keys):
     schedule = QuantizeSchedule.make(
         dtype="fp16" if dtype == torch.float16 else "bf16",
         head_dim=head_dim,
-        **({} if "scales" in keys else {"scales": "block", "scale_rows": SCALE_ROWS_DEFAULT}) | keys,
+        **({} if "scales" in keys else {"scales": "block", "scale_rows": SCALE_ROWS_DEFAULT})
+        | keys,
     )
     expected = quantize(plan_quantizer(schedule), x, seed)
     assert same(got.values, expected.values)

@@ -88,8 +88,12 @@ def test_a_schedule_cannot_be_changed():
         ),
         (
             {
-                "head_dim": 64, "stages": 3, "q_stages": 2, "sum": "tensor",
-                "maximum": "each", "rescale_threshold": 8,
+                "head_dim": 64,
+                "stages": 3,
+                "q_stages": 2,
+                "sum": "tensor",
+                "maximum": "each",
+                "rescale_threshold": 8,
             },
             "fwd_fp16_d64_causal_m128n128_s3_q2_tensorsum_eachmax_t8",
         ),

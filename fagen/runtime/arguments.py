@@ -75,6 +75,12 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def word_of(dtype: torch.dtype) -> str:
+    """Return a schedule's word for a dtype; where there is none, torch's."""
+    name = name_of(dtype)
+    return next((row.name for row in DTYPES.values() if row.torch == name), name)
+
+
 def needs_gradient(*tensors: Tensor) -> bool:
     """Whether any of them does, wherever torch is asked for gradients."""
     return any(tensor.requires_grad for tensor in tensors)

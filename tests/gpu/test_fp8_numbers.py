@@ -6,13 +6,13 @@ from itertools import cycle
 import pytest
 import torch
 
+from fagen.e4m3 import by_columns
 from fagen.kinds.forward import emulate as emulator
-from fagen.runtime import op
+from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import plan
 from fagen.measure.fp8 import fp8_error, operands, outputs, poisoned8, rms
 from fagen.measure.shapes import Shape, inputs, problem, softmax_scale, verification_shapes
-from fagen.kinds.forward.plan import plan
-from fagen.e4m3 import by_columns
-from fagen.kinds.forward.keys import Schedule
+from fagen.runtime import op
 from tests.gpu.steep import levels, slopes
 
 pytestmark = pytest.mark.gpu
@@ -179,7 +179,7 @@ def test_every_verification_shape_is_within_bounds(few):
 
 @pytest.mark.parametrize("factor", [1e-2, 4.0], ids=["flat", "sharp"])
 def test_any_scale_is_applied(few, factor):
-    case = problem(few.plan, Shape(1, 257, 300, 2, 2))
+    case = problem(few.plan, Sizes(1, 2, 2, 257, 300))
     scale = factor * softmax_scale(case.head_dim)
     error = fp8_error(few.plan, case, kernel_of(few), *inputs(case), scale)
     assert error.ok, error
@@ -187,7 +187,7 @@ def test_any_scale_is_applied(few, factor):
 
 @pytest.mark.parametrize("direction", [1, -1], ids=["rising", "falling"])
 def test_scores_that_grow_along_the_keys_keep_the_running_maximum_right(few, direction):
-    case = problem(few.plan, Shape(1, 400, 700, 2, 2))
+    case = problem(few.plan, Sizes(1, 2, 2, 400, 700))
     q, k, v = inputs(case)
     ramp = torch.linspace(*(1 / 30, 1.0)[::direction], 700, device="cuda")
     k = (k.float() * ramp[:, None, None]).to(k.dtype)
@@ -231,7 +231,7 @@ def test_promotion_helps_where_sums_are_long(all_of_them):
     errors = []
     for slug in PROMOTED:
         built = all_of_them(slug)
-        case = problem(built.plan, Shape(1, 128, 65_536, 1, 1))
+        case = problem(built.plan, Sizes(1, 1, 1, 128, 65_536))
         q, k, v = inputs(case)
         given = operands(built.plan, q, k, v + 1)  # sums that grow, not a walk around zero
         scale = softmax_scale(case.head_dim)

@@ -6,15 +6,15 @@ from itertools import cycle
 
 import pytest
 import torch
+from fagen.measure.quantizers import SIZES, bandwidth, check_quantizer, kernel_of
+from fagen.quantizer import QuantizeSchedule, reference
 
 from fagen import flow
 from fagen.measure import quantizers
 from fagen.measure.fp8 import Operands, rms
-from fagen.measure.quantizers import SIZES, bandwidth, check_quantizer, kernel_of
 from fagen.measure.shapes import HIDDEN
 from fagen.paths import locate
 from fagen.runtime.quantize import quantize
-from fagen.quantizer import QuantizeSchedule, reference
 from fagen.vocab import SCALE_ROWS_DEFAULT
 from tests.gpu.conftest import BUILDERS
 

@@ -4,9 +4,9 @@ from itertools import cycle
 
 import pytest
 
+from fagen.kinds.forward.keys import Schedule
 from fagen.measure.accuracy import poisoned, shape_error
 from fagen.measure.shapes import Shape, inputs, problem
-from fagen.kinds.forward.keys import Schedule
 
 pytestmark = pytest.mark.gpu
 

@@ -1,4 +1,4 @@
-"""Predict how long a schedule takes at a shape, from what one multiprocessor does per clock.
+"""Predict how long a schedule takes at some sizes, from what one multiprocessor does per clock.
 
 A step, block_n keys for the block's rows, keeps tensor cores, MUFU, shared memory, issue slots and
 L2 busy for so many clocks each; one warpgroup alone has a chain of its own, multiply, softmax,
@@ -17,6 +17,7 @@ from typing import Any
 
 from fagen.arch import SM90
 from fagen.kinds.forward.formulae import padded_head_dims
+from fagen.problem import Sizes
 from fagen.vocab import DTYPES, MASKS, ORDERS
 
 # Fitted to the kernels of benchmarks/search/ (NVIDIA H200); clocks where nothing else is said.
@@ -32,22 +33,6 @@ TURNS = 600.0  # of a causal tile: warpgroups take turns also where one has no k
 SHARED_OUTPUT = 1_220.0  # of a tile: V's copies wait until O is gone
 NEW_BLOCK = 3_290.0  # of a tile in a thread block of its own: it begins with nothing loaded
 HEAD_START = 0.67  # of a causal grid's mean tile, by which its slowest block ends late
-
-
-@dataclass(frozen=True)
-class Size:
-    """One problem's sizes, and how much it counts in a search."""
-
-    batch: int
-    seqlen_q: int
-    seqlen_k: int
-    heads: int
-    kv_heads: int
-    weight: float = 1.0
-
-    def __str__(self) -> str:
-        heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
-        return f"B={self.batch} H={heads} Sq={self.seqlen_q} Sk={self.seqlen_k}"
 
 
 @dataclass(frozen=True)
@@ -156,22 +141,22 @@ def _step(
     )
 
 
-def predictor(sizes: Sequence[Size]) -> Callable[[Mapping[str, Any]], tuple[float, ...]]:
-    """Return a function from a schedule's values to its predicted seconds at each size."""
+def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[float, ...]]:
+    """Return a function from a schedule's values to its predicted seconds at each of the sizes."""
     cached_step = cache(_step)
 
     @cache
     def grids(
         m: int, n: int, mask: str, order: str, cluster: int
     ) -> tuple[tuple[float, float], ...]:
-        return tuple(grid(m, n, mask, order, size, cluster) for size in sizes)
+        return tuple(grid(m, n, mask, order, one, cluster) for one in sizes)
 
     @cache
     def times(mask: str, order: str, output: str, *of_step: Any) -> tuple[float, ...]:
         one, (m, n, cluster, inter_warpgroup) = cached_step(*of_step), of_step[:4]
         tile = one.between + EPILOGUE + (0 if output == "own" else SHARED_OUTPUT)
         tile += 0 if ORDERS[order].persistent else NEW_BLOCK
-        tile += TURNS if inter_warpgroup and MASKS[mask].causal else 0
+        tile += TURNS if inter_warpgroup and MASKS[mask].by_row else 0
         clocks, clock, launch = one.clocks, SM90.clock_hz, SM90.launch_seconds
         return tuple(
             (a * clocks + b * tile) / clock + launch for a, b in grids(m, n, mask, order, cluster)
@@ -181,27 +166,27 @@ def predictor(sizes: Sequence[Size]) -> Callable[[Mapping[str, Any]], tuple[floa
     return lambda values: times(*pick(values))
 
 
-def seconds(values: Mapping[str, Any], size: Size) -> float:
+def seconds(values: Mapping[str, Any], sizes: Sizes) -> float:
     """Return the predicted time of one call."""
-    return predictor([size])(values)[0]
+    return predictor([sizes])(values)[0]
 
 
 def grid(
-    m: int, n: int, mask: str, order: str, size: Size, cluster: int = 1
+    m: int, n: int, mask: str, order: str, sizes: Sizes, cluster: int = 1
 ) -> tuple[float, float]:
     """Return the steps and the tiles of the multiprocessor that ends last.
 
     The blocks of a cluster have neighbouring tiles, and as many steps as the longest of those.
     """
     rows = m * cluster
-    m_blocks = ceil(size.seqlen_q / rows) * cluster
-    heads = size.batch * size.heads
+    groups = ceil(sizes.seqlen_q / rows)
+    m_blocks = groups * cluster
+    heads = sizes.batch * sizes.heads
     rounds = ceil(m_blocks * heads / SM90.sm_count)
-    if not MASKS[mask].causal:
-        return rounds * ceil(size.seqlen_k / n), rounds
-    shift = size.seqlen_k - size.seqlen_q
-    ends = [(i // cluster + 1) * rows + shift for i in range(m_blocks)]
-    lengths = [ceil(max(0, min(size.seqlen_k, end)) / n) for end in ends]
+    if not MASKS[mask].by_row:
+        return rounds * ceil(sizes.seqlen_k / n), rounds
+    of_groups = [_steps(n, mask, top * rows, (top + 1) * rows, sizes) for top in range(groups)]
+    lengths = [length for length in of_groups for _ in range(cluster)]
     mean = sum(lengths) / m_blocks
     if ORDERS[order].longest_first:
         even = mean * m_blocks * heads / SM90.sm_count
@@ -215,10 +200,9 @@ def grid(
     return rounds * sum(met) / len(met), rounds
 
 
-def flops(head_dim: int, head_dim_v: int, mask: str, size: Size) -> float:
-    """Return what is multiplied and added, a causal triangle taken as exactly half its square."""
-    sq, sk = size.seqlen_q, size.seqlen_k
-    pairs = float(sq * sk)
-    if MASKS[mask].causal:
-        pairs = sq * sk - sq * sq / 2 if sq <= sk else sk * sk / 2
-    return 2.0 * size.batch * size.heads * (head_dim + head_dim_v) * pairs
+def _steps(n: int, mask: str, top: int, bottom: int, sizes: Sizes) -> int:
+    """Return in how many blocks of n keys the keys lie that any row from top to bottom sees."""
+    first, _ = MASKS[mask].keys(top, sizes.seqlen_q, sizes.seqlen_k)
+    _, last = MASKS[mask].keys(bottom - 1, sizes.seqlen_q, sizes.seqlen_k)
+    first, last = max(0, first), min(sizes.seqlen_k, last)
+    return ceil(last / n) - first // n if first < last else 0
