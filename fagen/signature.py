@@ -42,11 +42,8 @@ class Extent:
     def __str__(self) -> str:
         if not self.name:
             return f"{self.number}"
-        if self.plain:
-            return self.name
-        if self.per == self.times:
-            return f"{self.name} up to a multiple of {self.per}"
-        return f"blocks of {self.per} in {self.name}"
+        blocks = self.name if self.per == 1 else f"ceil({self.name} / {self.per})"
+        return blocks if self.times == 1 else f"{blocks} · {self.times}"
 
 
 @dataclass(frozen=True)
@@ -155,6 +152,11 @@ class Scalar:
     words: int = 0
     positive: bool = False  # and finite, as a float32
     present: bool = True
+
+    @property
+    def demand(self) -> str:
+        """What one that is `positive` must be, in words."""
+        return "finite and above 0 as a float32" if self.type == "float" else "above 0"
 
     @property
     def in_struct(self) -> str:
