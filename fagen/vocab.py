@@ -195,7 +195,8 @@ ROTARIES = ("none", "halves", "pairs")
 TOTALS = ("registers", "shared")
 LAYOUTS = ("dense", "packed")
 BLOCK_THREADS = (64, 128, 256)
-UNROLLS = (2, 4, 8, 16)
+RING_STAGES = (2, 4, 8, 16)
+LANE_LOADS = (1, 2, 4)
 USUAL_SCALE_ROWS = 64  # where a call does not say: the fastest tiles hold whole blocks of them
 
 # widest first: a wider one spreads rows over more banks and needs fewer TMA boxes

@@ -6,7 +6,8 @@ head_dim = 128        # columns of V, a multiple of 8
 out_dtype = "bf16"    # as dtype if left out
 layout = "dense"      # or "packed": rows of all sequences one after the other
 threads = 128         # of a thread block, at most: it takes whole rows
-unroll = 8            # splits whose loads are under way together
+loads = 2             # of 16 bytes, that a lane makes of a row
+stages = 8            # splits whose loads are under way
 """
 
 from typing import Annotated, ClassVar
@@ -16,7 +17,7 @@ from pydantic import Field
 from fagen.kinds.combine.rules import DERIVED, SLUG, rules
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
-from fagen.vocab import BLOCK_THREADS, LAYOUTS, PARTIALS, UNROLLS
+from fagen.vocab import BLOCK_THREADS, LANE_LOADS, LAYOUTS, PARTIALS, RING_STAGES
 
 
 class Combine(Section):
@@ -33,8 +34,11 @@ class Combine(Section):
     threads: Annotated[int, OneOf(BLOCK_THREADS)] = Field(
         default=128, description="of a thread block, at most: it takes whole rows"
     )
-    unroll: Annotated[int, OneOf(UNROLLS)] = Field(
-        default=8, description="splits whose loads are under way together"
+    loads: Annotated[int, OneOf(LANE_LOADS)] = Field(
+        default=2, description="of 16 bytes, that a lane makes of a row, at most"
+    )
+    stages: Annotated[int, OneOf(RING_STAGES)] = Field(
+        default=8, description="splits whose loads are under way"
     )
 
 
@@ -56,5 +60,5 @@ class Schedule(AnySchedule):
             "dtype": keys.dtype,
             "head_dim": f"{keys.head_dim}",
             "mask": "",
-            "tile": f"{keys.unroll} splits",
+            "tile": f"{keys.stages} stages",
         }

@@ -1,33 +1,35 @@
 """Turn a schedule of combining into its Plan: every number that its templates print."""
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
 from fagen.arch import SM90
+from fagen.errors import OverBudget
 from fagen.kind import Role
 from fagen.kinds.combine import fold
 from fagen.kinds.combine.keys import Schedule
-from fagen.kinds.combine.rules import LOAD_BYTES, lanes
+from fagen.kinds.combine.rules import LOAD_BYTES, lanes, row_loads
 from fagen.kinds.combine.signature import signature
 from fagen.launch import Grid, Launch, Launches, Product
+from fagen.ledger import Ledger, Row, first_that_fits
 from fagen.signature import Extent, Signature
-from fagen.vocab import PARTIALS, Dtype
+from fagen.vocab import BLOCK_THREADS, PARTIALS, RING_STAGES, Dtype
 
-_WORDS = LOAD_BYTES // 4  # registers that a load fills
-_OTHERS = 32  # registers for addresses, steps, weights and what is counted
+_OTHERS = 32  # registers for addresses, steps, a weight and what is counted
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Combining, worked out.  Every schedule of it fits."""
+    """Combining, worked out: it fits."""
 
     kind: ClassVar[str] = "combine"
     max_spill_bytes: ClassVar[int] = 0  # per thread
     roles: ClassVar[tuple[Role, ...]] = ()  # no warp is specialised
     modelled_registers: ClassVar[int] = 0
-    spill_remedy: ClassVar[str] = "fewer splits under way, a smaller unroll, take fewer"
-    shared_bytes: ClassVar[int] = 0
+    spill_remedy: ClassVar[str] = "fewer loads of a lane need fewer"
 
     schedule: Schedule
     slug: str
@@ -39,16 +41,18 @@ class Plan:
     vector: int  # elements of a load
     out_words: int  # registers that they take as output
     lanes: int  # that share a row
-    ragged: bool  # some of them are idle
+    loads: int  # of a row, that each of them makes
+    ragged: bool  # some of these are beyond its end
     rows: int  # per thread block
     one_row: bool  # a warp has lanes of one row only
     threads: int
     blocks: int  # that a multiprocessor should hold at least
     launch_registers: int  # per thread, that so many blocks leave it
 
-    unroll: int  # splits whose loads are under way together
+    stages: int  # splits whose loads are under way
     weighing: int  # neighbouring lanes that share the work of weighing them
     held: int  # weights that each of these works out
+    shared: Ledger
 
     log2_e: float = fold.LOG2_E
     ln_2: float = fold.LN_2
@@ -57,6 +61,11 @@ class Plan:
     sqrt_half_bits: int = fold.SQRT_HALF_BITS
     exp2: tuple[float, ...] = fold.EXP2
     log: tuple[float, ...] = fold.LOG
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a thread block."""
+        return self.shared.total
 
     @property
     def headers(self) -> tuple[str, ...]:
@@ -77,7 +86,7 @@ class Plan:
     @property
     def bytes_in_flight(self) -> int:
         """Of partial outputs, that a multiprocessor's loads may have under way."""
-        return self.threads * self.blocks * self.unroll * LOAD_BYTES
+        return self.blocks * self.shared_bytes
 
     @property
     def row_bytes(self) -> tuple[int, int]:
@@ -86,12 +95,6 @@ class Plan:
         partial = self.head_dim * self.dtype.bytes + fp32
         return partial, self.head_dim * self.out_dtype.bytes + fp32
 
-    @property
-    def bytes_moved(self) -> str:
-        """The bytes that a call must move, as a formula of its sizes."""
-        partial, whole = self.row_bytes
-        return f"{self._rows} · (splits · {partial:,} + {whole:,})"
-
     def moved(self, rows: int, splits: int) -> int:
         """Return the bytes that a call must move."""
         partial, whole = self.row_bytes
@@ -99,23 +102,25 @@ class Plan:
 
     @property
     def reasons(self) -> str:
-        """Why so many blocks, to be printed below the ledger."""
+        """Why so many blocks, and what a call moves, to be printed below the ledger."""
         share = SM90.registers_per_sm // SM90.issued_warps
-        wanted = _registers(self.unroll, self.vector)
-        warps = self.threads // SM90.warp_threads
+        sums, warps = self.vector * self.loads, self.threads // SM90.warp_threads
+        wanted = _registers(sums, self.held)
+        together = _warps_together(wanted)
         partial, whole = self.row_bytes
+        block_bytes = self.shared_bytes + SM90.smem_reserved
         return (
-            f"registers for loads         {self.unroll} splits x {_WORDS} = "
-            f"{self.unroll * _WORDS}\n"
-            f"registers for them and all  + {self.vector} sums + {_OTHERS} others = {wanted}\n"
-            f"warps that then fit         {share:,} / ({wanted} x {SM90.warp_threads}), rounded "
-            f"down, x {SM90.issued_warps} schedulers = {_warps_together(wanted)}\n"
-            f"so many thread blocks       {_warps_together(wanted)} / {warps} warps, rounded "
-            f"down = {self.blocks}\n"
-            f"bytes moved                 {self.bytes_moved}\n"
-            f"  of a split                {self.head_dim} x {self.dtype.bytes} + 4 of its LSE = "
+            f"registers per thread      {sums} sums + {wanted - sums} others = {wanted}\n"
+            f"warps that then fit       {share:,} / ({wanted} x {SM90.warp_threads}), rounded "
+            f"down, x {SM90.issued_warps} schedulers = {together}\n"
+            f"so many thread blocks     {together} / {warps} warps, rounded down = "
+            f"{together // warps}\n"
+            f"and by shared memory      {SM90.smem_per_sm:,} / {block_bytes:,}, rounded down = "
+            f"{SM90.smem_per_sm // block_bytes}\n"
+            f"bytes that a call moves   {self._rows} · (splits · {partial:,} + {whole:,})\n"
+            f"  of a split              {self.head_dim} x {self.dtype.bytes} + 4 of its LSE = "
             f"{partial:,}\n"
-            f"  of the output             {self.head_dim} x {self.out_dtype.bytes} + 4 of its LSE "
+            f"  of the output           {self.head_dim} x {self.out_dtype.bytes} + 4 of its LSE "
             f"= {whole:,}"
         )
 
@@ -124,7 +129,7 @@ class Plan:
         """What a multiprocessor holds of it, to be printed."""
         held = self.threads * self.blocks
         rows = [
-            ("lanes per row", f"{self.lanes}"),
+            ("lanes per row", f"{self.lanes}, {self.loads} loads of {LOAD_BYTES} bytes each"),
             ("rows per thread block", f"{self.rows}"),
             ("threads per thread block", f"{self.threads}"),
             ("thread blocks per multiprocessor", f"{self.blocks}"),
@@ -134,9 +139,9 @@ class Plan:
                 f"{SM90.registers_per_sm:,} in all",
             ),
             ("bytes under way per multiprocessor", f"{self.bytes_in_flight:,}"),
-            ("thread blocks", f"{self.launches.kernels[0].grid.x}"),
+            ("thread blocks of a call", f"{self.launches.kernels[0].grid.x}"),
         ]
-        return "\n".join(f"{name:<36}{said}" for name, said in rows)
+        return "\n".join([*(f"{name:<36}{said}" for name, said in rows), "", str(self.shared)])
 
     @cached_property
     def signature(self) -> Signature:
@@ -152,7 +157,7 @@ class Plan:
     def launches(self) -> Launches:
         """One kernel; it waits for the end of the launch before it, which may make the partials."""
         grid = Grid(Product(self._rows.factors, per=self.rows))
-        return Launches((Launch("combine", grid, self.threads, overlaps=True),))
+        return Launches((Launch("combine", grid, self.threads, self.shared_bytes, overlaps=True),))
 
     def explained(self) -> str:
         """Return the ledger, why so many thread blocks share a multiprocessor, and the bytes."""
@@ -166,22 +171,28 @@ class Plan:
             "threads": self.threads,
             "blocks": self.blocks,
             "registers": self.launch_registers,
+            "shared_bytes": self.shared_bytes,
             "bytes_in_flight": self.bytes_in_flight,
-            "bytes_moved": self.bytes_moved,
+            "row_bytes": self.row_bytes,
         }
 
 
 def plan(schedule: Schedule) -> Plan:
-    """Work out how partial outputs are combined."""
+    """Work a schedule out.  Raises OverBudget, with the sum that does not fit and what would."""
     keys = schedule.combine
     dtype, out_dtype = PARTIALS[keys.dtype], PARTIALS[keys.out_dtype]
+    ring = _ring(schedule)
+    if not ring.fits:
+        raise OverBudget("\n".join(_refusal(schedule, ring)))
     vector = LOAD_BYTES // dtype.bytes
-    shared = lanes(keys.dtype, keys.head_dim)
+    shared = lanes(keys.dtype, keys.head_dim, keys.loads)
+    loads = -(-row_loads(keys.dtype, keys.head_dim) // shared)
     rows = keys.threads // shared
     threads = rows * shared
-    weighing = min(shared, keys.unroll)
-    wanted = _registers(keys.unroll, vector)
-    blocks = _warps_together(wanted) // (threads // SM90.warp_threads)
+    weighing = min(shared, keys.stages)
+    held = keys.stages // weighing
+    by_registers = _warps_together(_registers(vector * loads, held)) * SM90.warp_threads // threads
+    blocks = min(by_registers, SM90.smem_per_sm // (ring.total + SM90.smem_reserved))
     return Plan(
         schedule=schedule,
         slug=schedule.slug,
@@ -192,21 +203,52 @@ def plan(schedule: Schedule) -> Plan:
         vector=vector,
         out_words=vector * out_dtype.bytes // 4,
         lanes=shared,
-        ragged=shared * vector > keys.head_dim,
+        loads=loads,
+        ragged=shared * loads * vector > keys.head_dim,
         rows=rows,
         one_row=shared >= SM90.warp_threads,
         threads=threads,
         blocks=blocks,
         launch_registers=_share(threads * blocks),
-        unroll=keys.unroll,
+        stages=keys.stages,
         weighing=weighing,
-        held=keys.unroll // weighing,
+        held=held,
+        shared=ring,
     )
 
 
-def _registers(unroll: int, vector: int) -> int:
-    """What a thread is given: the splits under way, its sums, and all else."""
-    return unroll * _WORDS + vector + _OTHERS
+def _ring(schedule: Schedule) -> Ledger:
+    """What the loads that are under way take of shared memory."""
+    keys = schedule.combine
+    shared = lanes(keys.dtype, keys.head_dim, keys.loads)
+    loads = -(-row_loads(keys.dtype, keys.head_dim) // shared)
+    threads = keys.threads // shared * shared
+    row = Row("ring", keys.stages * loads * threads * LOAD_BYTES, "16·loads·stages·threads")
+    source = SM90.source("smem_static")
+    return Ledger("shared memory", "bytes", (row,), SM90.smem_static, source)
+
+
+def _refusal(schedule: Schedule, ring: Ledger) -> Iterator[str]:
+    """Say what does not fit, and which schedule near it does."""
+    keys = schedule.combine
+    stages = [{"stages": n} for n in reversed(RING_STAGES) if n < keys.stages]
+    threads = [{"threads": n} for n in reversed(BLOCK_THREADS) if 128 <= n < keys.threads]
+    yield (
+        f"{schedule.origin.at('combine', 'stages')}: combine.stages = {keys.stages}: "
+        f"{schedule.slug} does not fit a multiprocessor of {SM90.name}"
+    )
+    yield from ("  " + line for line in str(ring).splitlines())
+    found = (
+        first_that_fits(options, lambda changes: _ring(schedule.but(**changes)).fits)
+        for options in ([stages], [threads])
+    )
+    said = [f"{key} = {json.dumps(n)}" for one in found if one for key, n in one.items()]
+    yield f"  fits with {', or with '.join(said)}"
+
+
+def _registers(sums: int, held: int) -> int:
+    """What a thread is given: its sums, its weights, and all else."""
+    return sums + held - 1 + _OTHERS
 
 
 def _share(threads: int) -> int:
