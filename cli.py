@@ -27,7 +27,7 @@ from fagen.paths import cache_folder
 
 if TYPE_CHECKING:  # a command imports what it runs and no more: torch alone takes seconds
     from fagen.measure import Shape
-    from fagen.schedule import Schedule
+    from fagen.kinds.forward.keys import Schedule
 
     Schedules = tuple[Schedule, ...]
 

@@ -258,6 +258,13 @@ class Signature:
         return next(tensor for tensor in self.tensors if tensor.name == name)
 
     @property
+    def gradient_refused(self) -> str:
+        """Why a call is refused where one of its tensors requires a gradient."""
+        *some, last = [tensor.name for tensor in self.inputs]
+        names = f"{', '.join(some)} or {last}" if some else last
+        return f"{names} requires a gradient, and {self.no_gradient}; call it under torch.no_grad()"
+
+    @property
     def asked(self) -> str:
         """The op's arguments as torch's schema language has them."""
         return ", ".join(self._asked())

@@ -3,9 +3,9 @@
 The tables here are all that a new word needs outside a template.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,40 @@ class Dtype:
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys a query may see."""
+    """Which keys a query may see: an interval, whose ends rise by at most a key from row to row.
+
+    `first` and `last` (exclusive) are its ends as C++ in `row`, `seqlen_q` and `seqlen_k`, not yet
+    cut off at 0 and seqlen_k; empty where every row sees the first key, or the last one. `keys`
+    says the same in Python, of ints and of tensors. Only a row whose interval lies outside
+    0 … seqlen_k may see no key.
+    """
 
     name: str
-    causal: bool  # keys past the query's own place, aligned at the bottom right, are hidden
     order: str  # the grid order that suits it, where a schedule names none
+    keys: Callable[[Any, int, int], tuple[Any, Any]]
+    pairs: Callable[[int, int], float]  # of a query and a key, as FLOPs are counted
+    first: str = ""
+    last: str = ""
+
+    @property
+    def first_by_row(self) -> bool:
+        """Whether the first key depends on the row."""
+        return bool(self.first)
+
+    @property
+    def last_by_row(self) -> bool:
+        """Whether the last key depends on the row."""
+        return bool(self.last)
+
+    @property
+    def by_row(self) -> bool:
+        """Whether rows differ in what they see."""
+        return self.first_by_row or self.last_by_row
+
+    @property
+    def causal(self) -> bool:
+        """Whether this is the mask that public calls know as causal."""
+        return self.name == "causal"
 
 
 @dataclass(frozen=True)
@@ -172,9 +201,28 @@ KEY_ORDER = (0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15)
 # fp32.
 LEAST_MAXIMUM = 2.0**-40
 
+
+def _causal_pairs(seqlen_q: int, seqlen_k: int) -> float:
+    """A triangle counts as half its square, diagonal included, as everybody counts it."""
+    if seqlen_q <= seqlen_k:
+        return seqlen_q * seqlen_k - seqlen_q * seqlen_q / 2
+    return seqlen_k * seqlen_k / 2
+
+
 MASKS = _table(
-    Mask("full", causal=False, order="persistent"),
-    Mask("causal", causal=True, order="lpt"),
+    Mask(
+        "full",
+        order="persistent",
+        keys=lambda row, seqlen_q, seqlen_k: (0, seqlen_k),
+        pairs=lambda seqlen_q, seqlen_k: float(seqlen_q * seqlen_k),
+    ),
+    Mask(
+        "causal",  # aligned to the bottom right: the last query sees the last key
+        order="lpt",
+        last="row + seqlen_k - seqlen_q + 1",
+        keys=lambda row, seqlen_q, seqlen_k: (0, row + seqlen_k - seqlen_q + 1),
+        pairs=_causal_pairs,
+    ),
 )
 
 ORDERS = _table(

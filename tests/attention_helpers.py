@@ -10,7 +10,7 @@ from fagen import dispatch
 from fagen.emulator import emulate, emulate_fp8
 from fagen.kinds.forward.plan import plan
 from fagen.e4m3 import by_columns, rounded
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 from tests.tensors import normal
 
 # a table may name each for other sizes; they differ in the tile alone

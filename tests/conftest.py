@@ -13,7 +13,7 @@ import pytest
 from fagen.build import Binary, build, prune
 from fagen.kinds.forward.plan import Plan, plan
 from fagen.render import Source, render
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 
 if TYPE_CHECKING:
     from tests.stubs import StubOp

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 from fagen.schedule.keys import most_p_offset
 from fagen.vocab import MAXIMA
 

@@ -4,11 +4,12 @@ import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 
-from fagen import op, process
+from fagen import process
+from fagen.runtime import op
 from fagen.build import Binary, CompilerReport
-from fagen.plan import Plan, plan
+from fagen.kinds.forward.plan import Plan, plan
 from fagen.render import environment, render
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 from fagen.toolchain import BINDING_FLAGS, BINDING_LINK_FLAGS, find_torch
 
 HASH = "0123456789abcdef"

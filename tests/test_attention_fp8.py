@@ -8,23 +8,10 @@ import pytest
 import torch
 
 import fagen
-<<<<<<< HEAD
-from fagen import dispatch, dispatch_table
-from fagen.dispatch.tables import Row
-from fagen.emulator import emulate_fp8, reference
-from fagen.errors import FagenError, ScheduleError
-from fagen.kinds.forward.plan import plan
-from fagen.problem import problem_of
-from fagen.e4m3 import by_columns, rounded
-from fagen.schedule import Schedule
-from fagen.dispatch.defaults import usual_schedule
-from fagen.vocab import USUAL_SCALE_ROWS
-=======
 from fagen.emulator import reference
 from fagen.errors import ScheduleError
 from tests.attention_helpers import qkv, quantised
 from tests.tensors import normal
->>>>>>> tests
 
 E4M3 = torch.float8_e4m3fn
 

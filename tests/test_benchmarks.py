@@ -13,25 +13,9 @@ from fagen import dispatch, dispatch_table, flow
 from fagen.errors import DeviceError
 from fagen.measure import peers
 from fagen.measure.launch import LaunchCost
-<<<<<<< HEAD
-from fagen.measure.peers import Implementation
-from fagen.measure.rows import (
-    PREARRANGED,
-    QUANTISE,
-    Row,
-    geomean,
-    ratios,
-    read_rows,
-    write_rows,
-)
-from fagen.measure.timing import Call, Timing
-from fagen.paths import locate
-from fagen.kinds.forward.plan import plan
-=======
 from fagen.measure.rows import PREARRANGED, QUANTISE, Row, geomean, ratios, read_rows, write_rows
 from fagen.measure.timing import Call
->>>>>>> tests
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 from tests.benchmark_helpers import FIELDS, RESULTS
 
 ABOUT = {

@@ -9,7 +9,7 @@ import torch
 
 from fagen import flow
 from fagen.kinds.forward.plan import plan
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 from tests.benchmark_helpers import RESULTS
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fagen.arch import SM90
 from fagen.kinds.forward.formulae import budget, explain_lines, nearest
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 from tests.strategies import fp8_schedules, schedules
 
 # FlashAttention-3's tiles for 16-bit inputs with head_dim_v <= 256:

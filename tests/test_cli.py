@@ -14,7 +14,7 @@ from fagen.console import DefaultCommand
 from fagen.paths import locate
 from fagen.kinds.forward.plan import plan
 from fagen.process import run
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 from tests.cli_helpers import COMMITTED, ROOT, SLUG, fagen
 
 

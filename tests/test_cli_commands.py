@@ -13,7 +13,7 @@ from fagen.machine import machine_code
 from fagen.paths import locate
 from fagen.kinds.forward.plan import plan
 from fagen.quantizer import read_any
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 from fagen.toolchain import FLAGS
 from tests.cli_helpers import COMMITTED, SLUG, fagen
 

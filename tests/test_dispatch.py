@@ -8,26 +8,12 @@ import torch
 
 import fagen
 from fagen import dispatch, dispatch_table
-<<<<<<< HEAD
-from fagen.dispatch.tables import Row
-from fagen.emulator import emulate, reference
-from fagen.errors import DeviceError, FagenError, ScheduleError
-from fagen.paths import locate
-from fagen.kinds.forward.plan import plan
-from fagen.problem import problem_of
-from fagen.kinds.forward.keys import Schedule
-from fagen.registry import read as read_schedule
-
-THERE = [read_schedule(path) for path in sorted(locate("schedules").glob("fwd_*.toml"))]
-
-=======
 from fagen.dispatch.tables import Row
 from fagen.emulator import emulate
 from fagen.errors import ScheduleError
 from fagen.kinds.forward.plan import plan
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 from tests.attention_helpers import FEW, FEWER, LONG, MANY, QUERY_ROWS, computed, fill, qkv
->>>>>>> tests
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 

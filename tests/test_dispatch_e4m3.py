@@ -10,7 +10,7 @@ import fagen
 from fagen import dispatch, dispatch_table
 from fagen.dispatch.tables import Row
 from fagen.problem import problem_of
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 from fagen.dispatch.defaults import usual_schedule
 from fagen.vocab import USUAL_SCALE_ROWS
 from tests.attention_helpers import computed_fp8, quantised

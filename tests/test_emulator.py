@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from fagen.emulator import emulate, reference
 from fagen.kinds.forward.plan import Plan, plan
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

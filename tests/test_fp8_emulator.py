@@ -19,7 +19,7 @@ from fagen.e4m3 import (
     rounded,
     to_e4m3,
 )
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 
 SHAPES = [  # batch, queries, keys, heads, KV heads
     (1, 64, 64, 1, 1),

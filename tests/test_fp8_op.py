@@ -10,20 +10,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-<<<<<<< HEAD
-from fagen.runtime import op
-from fagen.build import Binary
-from fagen.emulator import emulate_fp8, reference
-from fagen.errors import DeviceError
-from fagen.kinds.forward.plan import Plan, plan
-from fagen.e4m3 import E4M3, Quantized, by_columns, by_rows, rounded
-from fagen.schedule import Schedule
-=======
 from fagen.runtime import op
 from fagen.emulator import emulate_fp8, reference
 from fagen.errors import DeviceError
 from fagen.e4m3 import E4M3
->>>>>>> tests
 from tests.conftest import Built
 from tests.op_helpers import COLUMNS, ROWS, arguments, quantised
 from tests.stubs import StubOp, stub_library

@@ -217,7 +217,7 @@ def test_the_first_schedule_in_numbers():
     assert worked.fp8 and not worked.v_rows and not worked.scales_by_block
     assert (worked.qk_slab, worked.qk_slabs) == (128, 1)
     assert (worked.o_slab, worked.o_slabs) == (64, 2)
-    assert (worked.vt_slab, worked.vt_slabs) == (128, 1)
+    assert (worked.v_slab, worked.v_slabs) == (128, 1)
 
 
 def test_a_lazy_row_max_lets_p_grow_to_what_e4m3_holds():
@@ -236,8 +236,8 @@ def test_causal_consumers_skip_fully_masked_blocks_in_e4m3_too():
 )
 def test_v_transposed_has_rows_of_block_n_bytes(block_n, swizzle, slabs):
     worked = planned(block_n=block_n, head_dim=64)
-    assert (worked.vt_swizzle.bytes, worked.vt_slabs) == (swizzle, slabs)
-    assert worked.vt_slab * worked.vt_slabs == block_n
+    assert (worked.v_swizzle.bytes, worked.v_slabs) == (swizzle, slabs)
+    assert worked.v_slab * worked.v_slabs == block_n
 
 
 def test_a_head_dim_is_filled_up_to_32():
@@ -340,9 +340,9 @@ def test_a_plan_exists_only_if_everything_fits(schedule):
     assert worked.shared_bytes <= SM90.smem_per_block
     assert worked.p_registers * 4 == worked.s_accumulators
     assert worked.qk_slab * worked.qk_slabs == worked.head_dim_padded >= worked.head_dim
-    assert worked.v_slab * worked.v_slabs == worked.head_dim_v_padded >= worked.head_dim_v
+    assert worked.head_dim_v_padded % worked.v_rows_slab == 0
     assert worked.o_slab * worked.o_slabs == worked.head_dim_v_padded
-    assert worked.vt_slab * worked.vt_slabs == worked.block_n == 32 * worked.pv_steps
+    assert worked.v_slab * worked.v_slabs == worked.block_n == 32 * worked.pv_steps
     if worked.scales_by_block:
         assert worked.block_n % worked.group_keys == worked.scale_rows % worked.group_keys == 0
         assert worked.group_keys >= 32  # whole steps of the second GEMM

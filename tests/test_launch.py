@@ -12,7 +12,7 @@ from fagen.measure.launch import BATCH, BATCHES, PROFILED, SMALL, LaunchCost, la
 from fagen.measure.shapes import inputs
 from fagen.measure.timing import Call
 from fagen.kinds.forward.plan import plan
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 
 SLUG = "fwd_fp16_d64_full_m192n128"
 

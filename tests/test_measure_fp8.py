@@ -22,7 +22,7 @@ from fagen.measure.rows import (
 from fagen.measure.shapes import Problem, Shape, inputs, problem, visible
 from fagen.measure.timing import SUSTAINED, Call, Timing
 from fagen.kinds.forward.plan import plan
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 
 SHAPE = Shape(2, 70, 90, 4, 2)
 SLUGS = (

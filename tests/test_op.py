@@ -16,18 +16,9 @@ from fagen.runtime import op
 from fagen.build import Binary
 from fagen.emulator import emulate
 from fagen.errors import BuildError, DeviceError, FagenError
-<<<<<<< HEAD
-from fagen.kinds.forward.plan import Plan, plan
-from fagen.schedule import Schedule
-from tests.stubs import HASH, stub_binary, stub_library
-
-# no schedule of the package has these slugs, so no other test loads a kernel of that name
-SLUG = "fwd_bf16_d64v32_causal_m64n48"
-=======
 from fagen.kinds.forward.plan import Plan
 from tests.op_helpers import SLUG, qkv
 from tests.stubs import HASH, StubOp, stub_library
->>>>>>> tests
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fagen.kinds.forward.emulate.tiles import outgrown
 from fagen.kinds.forward.plan import Plan, plan
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 
 PLANS = {
     "fp16": dict(dtype="fp16", block_n=48),

@@ -4,91 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-<<<<<<< HEAD
-from fagen import flow
-from fagen.arch import SM90
-from fagen.errors import ScheduleError
-from fagen.paths import locate
-from fagen.process import run
-from fagen.runtime.quantize import QuantizeArgs
-from fagen.quantizer import (
-    QuantizePlan,
-    QuantizeSchedule,
-    parse_quantizer,
-    plan_quantizer,
-    read_quantizer,
-)
-from fagen.vocab import KEY_ORDER
-from fagen.e4m3 import (
-    Quantized,
-    by_rows,
-    embedded,
-    quantize,
-    random_signs,
-    rotate,
-    sign_words,
-)
-from fagen.render import HASH_WORD, HOST_MARK, formatted, render, token_hash
-from fagen.toolchain import find_gxx, find_nvcc
-
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-SEED = 7
-
-SPREAD = (
-    "quant_fp16_d128_rot_block128",
-    "quant_bf16_d128_block128_vcols",
-    "quant_fp16_d128_rot_head",
-    "quant_fp16_d64_rot_tensor",
-    "quant_bf16_d256_rot_block64",
-    "quant_fp16_d256_block128_vcols",
-    "quant_bf16_d256_rot_head_vcols",
-    "quant_fp16_d96_rot_block32_r32",
-    "quant_fp16_d80_rot_block64_vcols_r64",
-    "quant_bf16_d144_rot_head",
-    "quant_fp16_d16_block32_vcols_r32",
-    "quant_fp16_d48_rot_tensor_vcols_r32",
-    "quant_fp16_d192_rot_block128_vcols",
-    "quant_bf16_d240_rot_block32",
-    "quant_fp16_d256_rot_block64_vcols_r64",
-    "quant_fp16_d128_halves_rot_block128",
-    "quant_bf16_d64_pairs_head_vcols",
-    "quant_fp16_d80_pairs_rot_block32_r32",
-    "quant_bf16_d256_halves_tensor",
-)
-
-
-def made(slug: str) -> QuantizePlan:
-    return plan_quantizer(QuantizeSchedule.from_slug(slug))
-
-
-def rotated(plan: QuantizePlan, x: Tensor) -> Tensor:
-    return rotate(x, random_signs(plan.head_dim, SEED)) if plan.rotate else x.float()
-
-
-def dequantized(plan: QuantizePlan, made: Quantized, seqlen: int) -> Tensor:
-    values = by_rows(made.values, seqlen) if plan.columns else made.values
-    return Quantized(values, made.descale).real(plan.scale_rows)
-
-
-def rotary(plan: QuantizePlan, batch: int, seqlen: int) -> tuple[Tensor, Tensor] | None:
-    """Cosines and sines of angles that are others in every batch, row and pair of columns."""
-    if not plan.rotary:
-        return None
-    angles = torch.arange(float(batch * seqlen * plan.angles)).view(batch, seqlen, -1) * 0.37
-    dtype = DTYPES[plan.dtype.name]
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def normal(plan: QuantizePlan, batch: int, seqlen: int, heads: int) -> Tensor:
-    """N(0, 1) with some entries of N(0, 100), and a scale of its own for each head."""
-    generator = torch.Generator().manual_seed(3)
-    shape = (batch, seqlen, heads, plan.head_dim)
-    x = torch.randn(shape, generator=generator)
-    x += (
-        torch.randn(shape, generator=generator)
-        * 10
-        * (torch.rand(shape, generator=generator) < 0.001)
-=======
 import fagen
 from fagen.runtime import quantize as quantize_op
 from fagen.errors import DeviceError
@@ -120,7 +35,6 @@ def test_on_the_cpu_it_is_what_the_reference_computes(dtype, head_dim, keys):
         dtype="fp16" if dtype == torch.float16 else "bf16",
         head_dim=head_dim,
         **({} if "scales" in keys else {"scales": "block", "scale_rows": USUAL_SCALE_ROWS}) | keys,
->>>>>>> tests
     )
     expected = quantize(plan_quantizer(schedule), x, seed)
     assert same(got.values, expected.values)

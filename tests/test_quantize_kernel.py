@@ -49,18 +49,17 @@ int main(int count, char** words) {{
     fread(descale.data(), 4, descale.size(), stdin);
   }}
   Params params = {{}};
-  params.in = reinterpret_cast<const Element*>(in);
-  params.out = to;
+  params.x = reinterpret_cast<const Element*>(in);
+  params.values = to;
   params.descale = descale.data();
-  params.in_stride_head = {head_dim};
-  params.in_stride_seq = heads * {head_dim};
-  params.in_stride_batch = int64_t(seqlen) * heads * {head_dim};
-  params.out_stride_row = {columns} ? padded : heads * {head_dim};
-  params.out_stride_head = {columns} ? padded * {head_dim} : {head_dim};
-  params.out_stride_batch = int64_t({columns} ? padded : seqlen) * heads * {head_dim};
+  params.x_stride_head = {head_dim};
+  params.x_stride_seq = heads * {head_dim};
+  params.x_stride_batch = int64_t(seqlen) * heads * {head_dim};
+  params.values_stride_row = {columns} ? padded : heads * {head_dim};
+  params.values_stride_head = {columns} ? padded * {head_dim} : {head_dim};
+  params.values_stride_batch = int64_t({columns} ? padded : seqlen) * heads * {head_dim};
   params.descale_stride_batch = {by_tensor} ? 0 : heads * blocks;
   params.descale_stride_head = {by_tensor} ? 0 : blocks;
-  params.descale_stride_block = 1;
   params.seqlen = seqlen;
   {signs}
   {angles}
@@ -76,9 +75,10 @@ BY_BLOCK = """
 """
 WHOLE = """
   params.maxima = workspace.data();
+  params.maxima_of_one = COUNT;
   if (!given) {
     simt::launch(grid, kThreads, [&] { find_maxima(params); });
-    simt::launch({SETTLED}, kSettlers, [&] { settle(params, COUNT); });
+    simt::launch({SETTLED}, kReduceThreads, [&] { reduce_maxima(params); });
   }
   simt::launch(grid, kThreads, [&] { quantize(params); });
 """

@@ -14,16 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fagen import flow, op, process, quantize_op
 from fagen.build import Binary
 from fagen.errors import DeviceError, FagenError
-<<<<<<< HEAD
-from fagen.runtime.c_interface import library_at
-from fagen.quantizer import QuantizePlan, QuantizeSchedule, plan_quantizer
-from fagen.kinds.quantize.plan import LEAST_MAXIMUM
-from fagen.e4m3 import Quantized, embedded, quantize, sign_words
-=======
 from fagen.runtime.c_interface import library_at
 from fagen.quantizer import QuantizePlan, QuantizeSchedule
 from fagen.e4m3 import Quantized, quantize, sign_words
->>>>>>> tests
 from fagen.render import environment
 from fagen.toolchain import BINDING_FLAGS, BINDING_LINK_FLAGS, find_gxx, find_torch
 from tests.quantize_helpers import SEED, SLUGS, normal, planned, same

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from fagen import dispatch_table, search
+from fagen.dispatch import tables as dispatch_table, search
 from fagen.errors import FagenError
 from fagen.schedule import read_schedule
 from fagen.search import lab, replay, run

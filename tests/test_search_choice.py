@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 from fagen.search import cost
 from fagen.search.choice import Chooser, spearman
 from fagen.search.contest import STAGES, Contest

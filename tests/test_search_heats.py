@@ -14,7 +14,7 @@ from fagen.measure.heats import BRIEF, CUDNN, Kernel
 from fagen.measure.shapes import Problem, Shape
 from fagen.measure.timing import Call
 from fagen.kinds.forward.plan import plan
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 
 CASE = Problem("fp16", 64, 64, "causal", Shape(1, 64, 64, 2, 2))
 ANCHOR = Kernel("anchor", Path("anchor.so"))

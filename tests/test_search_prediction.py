@@ -6,7 +6,7 @@ import pytest
 
 from fagen import search
 from fagen.measure.shapes import Problem, Shape
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 from fagen.search import cost
 from tests.recordings import DATABASES
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fagen.errors import OverBudget, ScheduleError
 from fagen.paths import locate
 from fagen.kinds.forward.plan import plan
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 from fagen.schedule.keys import SECTIONS
 from fagen.search.space import DEFAULTS, parse_space, read_space, survey
 from tests.recordings import SPACE, space

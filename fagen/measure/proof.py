@@ -16,7 +16,7 @@ from fagen.build import Binary
 from fagen.build.report import NO_DISASSEMBLER
 from fagen.errors import BuildError, ToolchainError
 from fagen.evidence import Evidence
-from fagen.kind import Plan, load
+from fagen.kind import Plan, load_named
 from fagen.measure.card import hopper
 from fagen.registry import kind
 
@@ -51,7 +51,7 @@ def verify(
     """
     card = hopper()
     code = machine_code(binary)  # before the GPU works in vain
-    proof: Proof = load(kind(plan.kind).proof)
+    proof: Proof = load_named(kind(plan.kind).proof)
     found = Evidence(
         slug=binary.slug,
         source_hash=binary.source_hash,

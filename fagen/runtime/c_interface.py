@@ -52,10 +52,10 @@ def bind(plan: Plan, library: Path, **given: Any) -> Callable[[], None]:
     """Return a function that enqueues the kernel in `library` on these very tensors.
 
     All inputs by the names of the Plan's signature, outputs by theirs as results; these may have
-    any strides that inputs may have, and an omittable one may be left out. The function enqueues on the current
-    stream of the leading input's device, and keeps the tensors and the workspace. Raises ValueError
-    for a wrong argument, DeviceError where the tensors are on no GPU; so does the function where
-    the GPU refuses.
+    any strides that inputs may have, and an omittable one may be left out. The function enqueues on
+    the current stream of the leading input's device, and keeps the tensors and the workspace.
+    Raises ValueError for a wrong argument, DeviceError where the tensors are on no GPU; so does the
+    function where the GPU refuses.
     """
     signature = plan.signature
     sizes = checked(plan, given)

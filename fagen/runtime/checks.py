@@ -107,9 +107,7 @@ def _check(
             hold((right | (size == 1)) if dim.broadcast else right, wrong_shape)
     hold(
         tensor.dtype == getattr(torch, expected.dtype.torch),
-        lambda: (
-            f"{name} is not {expected.dtype.torch}, which this kernel takes; {expected.remedy}"
-        ),
+        lambda: f"{name} is not {expected.dtype.torch}, which this kernel takes; {expected.remedy}",
     )
     most = signature.most
     for size, dim in zip(shape, expected.dims, strict=True):
@@ -199,7 +197,9 @@ def _check_rule(hold: Hold, rule: Multiple, sizes: Sizes) -> None:
 
 
 def _check_scalar(hold: Hold, scalar: Scalar, value: Any) -> None:
-    if scalar.positive and isinstance(value, float | int):  # a symbol is checked when it has a value
+    if scalar.positive and isinstance(
+        value, float | int
+    ):  # a symbol is checked when it has a value
         as_float32 = ctypes.c_float(value).value
         hold(
             math.isfinite(as_float32) and as_float32 > 0,

@@ -12,7 +12,7 @@ from fagen.measure.fp8 import fp8_error, operands, outputs, poisoned8, rms
 from fagen.measure.shapes import Shape, inputs, problem, softmax_scale, verification_shapes
 from fagen.kinds.forward.plan import plan
 from fagen.e4m3 import by_columns
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 from tests.gpu.steep import levels, slopes
 
 pytestmark = pytest.mark.gpu

@@ -6,7 +6,7 @@ import pytest
 
 from fagen.measure.accuracy import poisoned, shape_error
 from fagen.measure.shapes import Shape, inputs, problem
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 
 pytestmark = pytest.mark.gpu
 

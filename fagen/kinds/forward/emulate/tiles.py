@@ -1,6 +1,7 @@
 """A Plan and 16-bit tensors in, what its kernel computes out: its tiles, order and roundings."""
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -29,8 +30,6 @@ def emulate(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[
     keys = k.permute(0, 2, 3, 1).float()  # (B, Hk, D, Sk)
     values = v.permute(0, 2, 1, 3).float()  # (B, Hk, Sk, Dv)
     rows_of = torch.arange(seqlen_q, device=q.device)
-    columns_of = torch.arange(seqlen_k, device=q.device)
-    reach = seqlen_k - seqlen_q  # row i sees the keys up to i + reach
 
     for top in range(0, seqlen_q, plan.block_m):
         bottom = min(top + plan.block_m, seqlen_q)
@@ -40,12 +39,9 @@ def emulate(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[
 
         softmax = _OnlineSoftmax(queries, scale, plan, bottom - top)
         accumulated = queries.new_zeros(*queries.shape[:-1], v.shape[-1])
-        end = min(seqlen_k, bottom + reach) if plan.mask.causal else seqlen_k
-        for left in reversed(range(0, max(end, 0), plan.block_n)):
-            block = slice(left, min(left + plan.block_n, seqlen_k))
+        for block in blocks_of(plan, top, bottom, seqlen_q, seqlen_k):
             scores = queries @ keys[..., block]
-            if plan.mask.causal:
-                scores = scores.masked_fill(columns_of[block] > row + reach, -math.inf)
+            scores = scores.masked_fill(hidden(plan, row, block, seqlen_q, seqlen_k), -math.inf)
             p, rescale = softmax.step(scores)
             # what the tensor cores read is rounded; row sums that threads add up saw p before
             rounded = p.to(q.dtype).float()
@@ -57,6 +53,21 @@ def emulate(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[
         out[:, top:bottom] = tile.permute(0, 2, 1, 3)
         lse[:, :, top:bottom] = log_sum.view(batch, heads, bottom - top)
     return out, lse
+
+
+def blocks_of(plan: Plan, top: int, bottom: int, seqlen_q: int, seqlen_k: int) -> Iterator[slice]:
+    """Yield the blocks of keys that the rows top … bottom - 1 see, the last one first."""
+    first = max(0, plan.mask.keys(top, seqlen_q, seqlen_k)[0]) // plan.block_n * plan.block_n
+    last = min(seqlen_k, plan.mask.keys(bottom - 1, seqlen_q, seqlen_k)[1])
+    for left in reversed(range(first, last, plan.block_n)):
+        yield slice(left, min(left + plan.block_n, seqlen_k))
+
+
+def hidden(plan: Plan, row: Tensor, block: slice, seqlen_q: int, seqlen_k: int) -> Tensor:
+    """Tell which keys of a block (columns) the rows (rows, 1) do not see."""
+    first, last = plan.mask.keys(row, seqlen_q, seqlen_k)
+    key = torch.arange(block.start, block.stop, device=row.device)
+    return (key < first) | (key >= last)
 
 
 def outgrown(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
