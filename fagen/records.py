@@ -136,7 +136,7 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class MergeError:
-    """The largest errors of combined outputs at one shape against fp64, over the row's bound.
+    """The largest errors of combined outputs at one shape against fp64, and against the emulation.
 
     An error that is not a number means that the kernel left or computed something that is not.
     """
@@ -145,23 +145,29 @@ class MergeError:
     seqlen: int
     heads: int
     splits: int
+    lses: str  # how they are spread
     error: float  # max |out - fp64| / max |a row's partial outputs|
-    allowed: float  # of fp32 roundings, two in each step of the fold, and of the output's own
-    lse_error: float  # max |lse - fp64|, in natural-log units
+    allowed: float  # of so many fp32 roundings, and of the output's own
+    lse_error: float  # max |lse - fp64| / max(1, |fp64|)
     lse_allowed: float
+    differing: int  # numbers that are not the emulation's, to the bit: none may
 
     @property
     def ok(self) -> bool:
-        """Whether both errors are within bounds; what is not a number never is."""
-        return self.error <= self.allowed and self.lse_error <= self.lse_allowed
+        """Whether all is within bounds; what is not a number never is."""
+        return (
+            self.error <= self.allowed
+            and self.lse_error <= self.lse_allowed
+            and self.differing == 0
+        )
 
     @staticmethod
     def told(errors: Sequence["MergeError"]) -> str:
         """Say which shape came nearest to its bound."""
         worst = max(errors, key=lambda error: error.error / error.allowed)
         return (
-            f"nearest to its bound: error {worst.error:.1e} of the largest partial output, "
-            f"{worst.allowed:.1e} allowed, of {worst.splits} splits"
+            f"the emulation's bits; nearest to its bound: error {worst.error:.1e} of the largest "
+            f"partial output, {worst.allowed:.1e} allowed, of {worst.splits} splits"
         )
 
 

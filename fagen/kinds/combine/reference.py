@@ -29,7 +29,9 @@ def combine(
     return out, lse.transpose(-1, -2)
 
 
-def counting(rows: Tensor, num_splits: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+def counting(
+    rows: Tensor, num_splits: Tensor | None = None, cu_seqlens: Tensor | None = None
+) -> Tensor:
     """Return LSEs (splits, …, Sq, H), minus infinity where a split does not count."""
     if num_splits is None or cu_seqlens is None:
         return rows
