@@ -34,6 +34,7 @@ ENTRIES = {
     for entry in (
         Entry("forward", "fagen.kinds.forward", "fwd_", "attention"),
         Entry("quantize", "fagen.kinds.quantize", "quant_", "quantize"),
+        Entry("combine", "fagen.kinds.combine", "comb_", "combine"),
     )
 }
 DEFAULT = "forward"  # where a schedule neither says its kind nor has a kind's own table

@@ -72,7 +72,7 @@ def kernel_error(
 
 def poisoned(binary: Binary) -> Kernel:
     """The 16-bit kernel through its C interface, into outputs full of NaN."""
-    return _poisoned(plan_of(binary.slug), binary.library)
+    return _poisoned(plan_of(binary.slug), binary.library)  # type: ignore[arg-type]
 
 
 def _poisoned(plan: Plan, library: Path) -> Kernel:
