@@ -22,7 +22,7 @@ static uint32_t __umulhi(uint32_t a, uint32_t b) {{ return uint64_t(a) * b >> 32
 {divisor}
 int main() {{
   for (int d, n; std::scanf("%d %d", &d, &n) == 2;) {{
-    const Divisor by(d);
+    const FastDivisor by(d);
     std::printf("%u %d %d\\n", by.multiplier, by.shift, by.divide(n));
   }}
 }}
@@ -30,7 +30,7 @@ int main() {{
 
 
 def constants(divisor: int) -> tuple[int, int]:
-    """Multiplier and shift, as Divisor's constructor works them out."""
+    """Multiplier and shift, as FastDivisor's constructor works them out."""
     if divisor == 1:
         return 0, 0
     shift = 0
@@ -70,7 +70,7 @@ def test_the_multiplier_is_as_near_as_the_theorem_asks_so_that_it_holds_between_
 
 def test_the_kernels_own_code_gives_the_same(tmp_path):
     kernel = render(plan(Schedule.from_slug("fwd_fp16_d64_causal_m64n64"))).kernel
-    divisor = re.search(r"^struct Divisor \{.*?^\};", kernel, re.M | re.S)
+    divisor = re.search(r"^struct FastDivisor \{.*?^\};", kernel, re.M | re.S)
     assert divisor
     (tmp_path / "divisor.cpp").write_text(PROGRAM.format(divisor=divisor[0]))
     made = run([find_gxx()[0], "-std=c++17", "divisor.cpp", "-o", "divisor"], cwd=tmp_path)

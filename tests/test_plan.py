@@ -81,11 +81,11 @@ def test_row_sums_by_the_tensor_cores_are_eight_columns_of_the_second_product():
 def test_a_maximum_is_late_where_the_schedule_says_so_up_to_what_16_bits_hold():
     assert [planned(maximum=maximum).lazy_max for maximum in MAXIMA] == [True, False]
     assert not planned(rescale_threshold=8).lazy_max
-    assert {planned(dtype=dtype).most_sum for dtype in ("fp16", "bf16")} == {4096}
+    assert {planned(dtype=dtype).max_partial_sum for dtype in ("fp16", "bf16")} == {4096}
 
 
 @pytest.mark.parametrize(
-    ("changes", "passes", "idles"),
+    ("changes", "skips_blocks", "skips_steps"),
     [
         ({}, False, False),  # both warpgroups' rows end in the same block of keys
         ({"block_n": 96}, True, False),
@@ -95,9 +95,11 @@ def test_a_maximum_is_late_where_the_schedule_says_so_up_to_what_16_bits_hold():
         ({"block_m": 192, "intra_warpgroup": False}, False, False),
     ],
 )
-def test_of_consumers_that_let_blocks_by_three_idle_where_they_have_no_rows(changes, passes, idles):
+def test_of_consumers_that_let_blocks_by_three_idle_where_they_have_no_rows(
+    changes, skips_blocks, skips_steps
+):
     worked = planned(**{**dict(head_dim=64, output="own"), **changes})
-    assert (worked.passes, worked.idles) == (passes, idles)
+    assert (worked.skips_masked_blocks, worked.skips_steps) == (skips_blocks, skips_steps)
 
 
 def test_q_has_as_many_buffers_as_the_schedule_says():
@@ -215,7 +217,7 @@ def test_search_can_tell_wrong_from_too_large():
 
 
 @pytest.mark.parametrize(
-    ("slug", "passes"),
+    ("slug", "skips"),
     [
         ("fwd_fp16_d256_causal_m128n64_vspace_nointer", True),  # asks for 2 blocks of K ahead
         ("fwd_fp16_d256_causal_m128n48_vspace_nointer", False),  # for 3, and has room for 2
@@ -225,5 +227,5 @@ def test_search_can_tell_wrong_from_too_large():
         ("fwd_fp16_d128_causal_m192n64", True),  # O needs no V to be gone
     ],
 )
-def test_blocks_are_let_by_only_where_k_can_be_asked_for_before_o_has_left_vs_space(slug, passes):
-    assert plan(Schedule.from_slug(slug)).passes is passes
+def test_blocks_are_let_by_only_where_k_can_be_asked_for_before_o_has_left_vs_space(slug, skips):
+    assert plan(Schedule.from_slug(slug)).skips_masked_blocks is skips
