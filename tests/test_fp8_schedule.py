@@ -220,13 +220,16 @@ def test_the_first_schedule_in_numbers():
 
 def test_a_lazy_row_max_lets_p_grow_to_what_e4m3_holds():
     worked = planned()
-    assert worked.lazy_max and worked.most_sum == SM90.e4m3_max == 448
+    assert worked.lazy_max and worked.max_partial_sum == SM90.e4m3_max == 448
     assert not planned(maximum="each").lazy_max
 
 
 def test_causal_consumers_skip_fully_masked_blocks_in_e4m3_too():
     masks = ("causal", "full")
-    assert [planned(mask=mask, block_m=192, head_dim=64).passes for mask in masks] == [True, False]
+    assert [planned(mask=mask, block_m=192, head_dim=64).skips_masked_blocks for mask in masks] == [
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(

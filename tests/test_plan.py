@@ -81,11 +81,11 @@ def test_row_sums_by_the_tensor_cores_are_eight_columns_of_the_pv_gemm():
 
 def test_a_row_max_is_lazy_where_the_schedule_says_so_up_to_what_16_bits_hold():
     assert [planned(maximum=maximum).lazy_max for maximum in ("lazy", "each")] == [True, False]
-    assert {planned(dtype=dtype).most_sum for dtype in ("fp16", "bf16")} == {4096}
+    assert {planned(dtype=dtype).max_partial_sum for dtype in ("fp16", "bf16")} == {4096}
 
 
 @pytest.mark.parametrize(
-    ("changes", "passes", "idles"),
+    ("changes", "skips_blocks", "skips_steps"),
     [
         ({}, False, False),  # both warpgroups' rows end in the same block of keys
         ({"block_n": 96}, True, False),
@@ -99,7 +99,7 @@ def test_of_consumers_that_skip_masked_blocks_three_skip_steps_where_they_have_n
     changes, passes, idles
 ):
     worked = planned(**{**dict(head_dim=64, output="own"), **changes})
-    assert (worked.passes, worked.idles) == (passes, idles)
+    assert (worked.skips_masked_blocks, worked.skips_steps) == (skips_blocks, skips_steps)
 
 
 def test_q_has_as_many_buffers_as_the_schedule_says():
@@ -217,7 +217,7 @@ def test_search_can_tell_wrong_from_too_large():
 
 
 @pytest.mark.parametrize(
-    ("slug", "passes"),
+    ("slug", "skips"),
     [
         ("fwd_fp16_d256_causal_m128n64_vspace_nointer", True),  # 2 blocks of K are prefetched
         ("fwd_fp16_d256_causal_m128n48_vspace_nointer", False),  # 3, and there is room for 2
@@ -230,4 +230,4 @@ def test_search_can_tell_wrong_from_too_large():
 def test_masked_blocks_are_skipped_only_where_k_can_be_prefetched_before_o_has_left_vs_space(
     slug, passes
 ):
-    assert plan(Schedule.from_slug(slug)).passes is passes
+    assert plan(Schedule.from_slug(slug)).skips_masked_blocks is passes

@@ -82,7 +82,7 @@ def outgrown(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
     lanes = 4 * plan.sums_compared
     filled = torch.nn.functional.pad(p, (0, plan.block_n - p.shape[-1]))
     sums = filled.unflatten(-1, (-1, plan.group_keys // 8, lanes, 8 // lanes)).sum((-1, -3))
-    large = ~(sums <= plan.most_sum).all(-1).all(-1)  # NaN is too large as well
+    large = ~(sums <= plan.max_partial_sum).all(-1).all(-1)  # NaN is too large as well
     heads = large.unflatten(-1, (-1, rows_of_a_head))
     warps = torch.nn.functional.pad(heads, (0, -rows_of_a_head % _WARP_ROWS))
     raised = warps.unflatten(-1, (-1, _WARP_ROWS)).any(-1, keepdim=True)
