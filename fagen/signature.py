@@ -44,13 +44,9 @@ class Extent:
     def __str__(self) -> str:
         if not self.name:
             return f"{self.number}"
-        if self.plain:
-            return self.name
-        if self.plus:
-            return f"{Extent(self.name, per=self.per, times=self.times)} + {self.plus}"
-        if self.per == self.times:
-            return f"{self.name} up to a multiple of {self.per}"
-        return f"blocks of {self.per} in {self.name}"
+        blocks = self.name if self.per == 1 else f"ceil({self.name} / {self.per})"
+        said = blocks if self.times == 1 else f"{blocks} · {self.times}"
+        return f"{said} + {self.plus}" if self.plus else said
 
 
 @dataclass(frozen=True)
@@ -159,6 +155,11 @@ class Scalar:
     words: int = 0
     positive: bool = False  # and finite, as a float32
     present: bool = True
+
+    @property
+    def demand(self) -> str:
+        """What one that is `positive` must be, in words."""
+        return "finite and above 0 as a float32" if self.type == "float" else "above 0"
 
     @property
     def in_struct(self) -> str:

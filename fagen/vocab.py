@@ -235,17 +235,17 @@ OUTPUTS = ("own", "halves", "v_space")
 PRODUCERS = ("warp", "none")
 P_HOMES = ("registers", "shared")
 SUMS = ("threads", "tensor")
-MAXIMA = ("late", "each")
+MAXIMA = ("lazy", "each")
 V_LAYOUTS = ("columns", "rows")
 SCALES = ("head", "tensor", "block")
 SCALE_ROWS = (32, 64, 128)
+SCALE_ROWS_DEFAULT = 64  # of a schedule and of a call
 ROTARIES = ("none", "halves", "pairs")
 TOTALS = ("registers", "shared")
 LAYOUTS = ("dense", "packed")
 BLOCK_THREADS = (64, 128, 256)
 RING_STAGES = (2, 4, 8, 16)
 LANE_LOADS = (1, 2, 4)
-USUAL_SCALE_ROWS = 64  # where a call does not say: the fastest tiles hold whole blocks of them
 
 # widest first: a wider one spreads rows over more banks and needs fewer TMA boxes
 SWIZZLES = (

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fagen.kinds.forward.emulate.tiles import outgrown
-from fagen.kinds.forward.plan import Plan, plan
 from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import Plan, plan
 
 PLANS = {
     "fp16": dict(dtype="fp16", block_n=48),

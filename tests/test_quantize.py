@@ -10,7 +10,7 @@ from fagen.errors import DeviceError
 from fagen.quantizer import QuantizeSchedule, plan_quantizer
 from fagen.kinds.quantize.plan import LEAST_MAXIMUM
 from fagen.e4m3 import Quantized, embedded, quantize
-from fagen.vocab import USUAL_SCALE_ROWS
+from fagen.vocab import SCALE_ROWS_DEFAULT
 from tests.quantize_helpers import normal, same
 
 
@@ -34,7 +34,8 @@ def test_on_the_cpu_it_is_what_the_reference_computes(dtype, head_dim, keys):
     schedule = QuantizeSchedule.make(
         dtype="fp16" if dtype == torch.float16 else "bf16",
         head_dim=head_dim,
-        **({} if "scales" in keys else {"scales": "block", "scale_rows": USUAL_SCALE_ROWS}) | keys,
+        **({} if "scales" in keys else {"scales": "block", "scale_rows": SCALE_ROWS_DEFAULT})
+        | keys,
     )
     expected = quantize(plan_quantizer(schedule), x, seed)
     assert same(got.values, expected.values)
@@ -68,7 +69,7 @@ def test_what_it_returns_stands_for_what_came_in(scales):
     x = normal(2, 300, 3, 128) * torch.tensor([1, 2, 4])[:, None]
     made = fagen.quantize(x, scales=scales)
     assert isinstance(made, Quantized)
-    assert torch.allclose(made.real(USUAL_SCALE_ROWS), x.float(), rtol=2**-4, atol=0.01)
+    assert torch.allclose(made.real(SCALE_ROWS_DEFAULT), x.float(), rtol=2**-4, atol=0.01)
     assert not torch.allclose(made.values.float(), x.float(), atol=1)
 
 
@@ -78,7 +79,7 @@ def test_q_and_k_that_are_rotated_alike_keep_their_products():
 
     def product(seed: int) -> Tensor:
         turned = [fagen.quantize(x, rotate=True, seed=s) for x, s in ((q, 5), (k, seed))]
-        one, other = (x.real(USUAL_SCALE_ROWS)[0, :, 0] for x in turned)
+        one, other = (x.real(SCALE_ROWS_DEFAULT)[0, :, 0] for x in turned)
         return (one @ other.T).flatten()
 
     assert torch.corrcoef(torch.stack((product(5), exact)))[0, 1] > 0.99

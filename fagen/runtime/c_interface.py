@@ -13,7 +13,7 @@ from fagen.build import Binary
 from fagen.e4m3 import sign_words
 from fagen.errors import BuildError, DeviceError
 from fagen.kind import Plan
-from fagen.runtime.checks import Sizes, check_outputs, checked
+from fagen.runtime.checks import Sizes, check_outputs, checked, refuse_unknown
 from fagen.signature import Signature
 
 _SCALARS: Mapping[str, Any] = {"float": ctypes.c_float, "int": ctypes.c_int64}
@@ -58,6 +58,7 @@ def bind(plan: Plan, library: Path, **given: Any) -> Callable[[], None]:
     function where the GPU refuses.
     """
     signature = plan.signature
+    refuse_unknown(plan, given)
     sizes = checked(plan, given)
     check_outputs(plan, given, sizes)
     device = given[signature.leader.name].device

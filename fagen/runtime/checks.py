@@ -29,7 +29,7 @@ def checked(plan: Plan, given: Mapping[str, Any], *, have_data: bool = True) -> 
     signature = plan.signature
     hold = _holding(plan.slug)
     sizes: Sizes = {}
-    leader = given[signature.leader.name]
+    leader = given.get(signature.leader.name)
     for expected in signature.inputs:
         tensor = given.get(expected.name)
         if tensor is None:
@@ -48,12 +48,29 @@ def checked(plan: Plan, given: Mapping[str, Any], *, have_data: bool = True) -> 
 
 
 def check_outputs(plan: Plan, given: Mapping[str, Any], sizes: Sizes) -> None:
-    """Check tensors that a call is to write, as `checked` checks what it reads."""
+    """Check tensors that a call is to write, as `checked` checks what it reads.
+
+    One that is omittable may be missing, and one that is made where it is given.
+    """
     hold, leader = _holding(plan.slug), given[plan.signature.leader.name]
     for expected in plan.signature.outputs:
         tensor = given.get(expected.result)
         if tensor is not None:
             _check(hold, plan.signature, expected, tensor, leader, sizes, have_data=True)
+        elif not (expected.made and given.get(expected.name) is not None):
+            hold(expected.omittable, lambda e=expected: f"{e.result} is missing")  # type: ignore[misc]
+
+
+def refuse_unknown(plan: Plan, given: Mapping[str, Any]) -> None:
+    """Raise ValueError where a name is none of an argument or a result."""
+    signature = plan.signature
+    names = [one.name for one in signature.arguments]
+    names += [tensor.result for tensor in signature.outputs]
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise ValueError(
+            f"fagen::{plan.slug}: it takes no {', '.join(unknown)}; it takes {', '.join(names)}"
+        )
 
 
 def allocated(plan: Plan, given: Mapping[str, Any], sizes: Sizes) -> tuple[Tensor, ...]:
@@ -88,7 +105,7 @@ def _check(
     signature: Signature,
     expected: Expected,
     tensor: Tensor,
-    leader: Tensor,
+    leader: Any,
     sizes: Sizes,
     *,
     have_data: bool,
@@ -102,9 +119,11 @@ def _check(
 
     hold(len(shape) == len(expected.dims), wrong_shape)
     for size, dim in zip(shape, expected.dims, strict=True):
-        if dim.extent.name in known or not dim.extent.name:
-            right = size == dim.extent.at(known)
-            hold((right | (size == 1)) if dim.broadcast else right, wrong_shape)
+        if dim.extent.plain:
+            sizes.setdefault(dim.extent.name, size)
+    for size, dim in zip(shape, expected.dims, strict=True):
+        right = size == dim.extent.at(sizes)
+        hold((right | (size == 1)) if dim.broadcast else right, wrong_shape)
     hold(
         tensor.dtype == getattr(torch, expected.dtype.torch),
         lambda: f"{name} is not {expected.dtype.torch}, which this kernel takes; {expected.remedy}",
@@ -112,7 +131,6 @@ def _check(
     most = signature.most
     for size, dim in zip(shape, expected.dims, strict=True):
         if dim.extent.plain and dim.extent.name not in known:
-            sizes[dim.extent.name] = size
             hold(
                 # a bound on a symbol would be one more demand on whoever exports
                 not isinstance(size, int) or size <= most[dim.extent.name],
@@ -148,7 +166,8 @@ def _wanted(expected: Expected, known: Sizes) -> str:
 def _check_strides(hold: Hold, expected: Expected, tensor: Tensor) -> None:
     name, strides = expected.name, tensor.stride()
     step = expected.step
-    for i, dim in enumerate(expected.dims):
+    # the contiguous ones first: of a transposed tensor the others say less
+    for i, dim in sorted(enumerate(expected.dims), key=lambda numbered: bool(numbered[1].stride)):
         # the stride of a dimension of one element is never stepped along, nor any of no elements
         unused = (tensor.shape[i] <= 1) | (tensor.numel() == 0)
         if not dim.stride:
@@ -197,11 +216,12 @@ def _check_rule(hold: Hold, rule: Multiple, sizes: Sizes) -> None:
 
 
 def _check_scalar(hold: Hold, scalar: Scalar, value: Any) -> None:
-    if scalar.positive and isinstance(
-        value, float | int
-    ):  # a symbol is checked when it has a value
+    hold(value is not None, lambda: f"{scalar.name} is missing")
+    # a symbol is checked when it has a value
+    if scalar.positive and isinstance(value, float | int):
         as_float32 = ctypes.c_float(value).value
+        said = f"{value:g}" if scalar.type == "float" else f"{value}"
         hold(
             math.isfinite(as_float32) and as_float32 > 0,
-            lambda: f"{scalar.name} is {value:g}; it must be finite and above 0 as a float32",
+            lambda: f"{scalar.name} is {said}; it must be {scalar.demand}",
         )

@@ -69,7 +69,8 @@ class Plan:
     p_in_registers: bool
     output: str
     sum_by_tensor: bool
-    late: bool  # a block's maximum is found only where sums get too large without
+    lazy_max: bool  # a block's maximum is found only where sums get too large without
+    sum_chains: int  # of a lane's sums for a row, of a block or of a scale's keys in it
     most_sum: float  # how large that is
     sums_compared: int  # to it, of a lane's for a row: one, or of every other column
     rescale_threshold: float  # log2 units
@@ -81,7 +82,6 @@ class Plan:
     v_rows: bool  # and comes row-major, to be transposed by the producer
     transposers: int  # warps that do so; elsewhere none
     descales: bool  # Q, K and V come with factors
-    exponents_scaled: bool  # row maxima are of exponents of 2; else of scores, as Q·Kᵀ makes them
     # where there are descales; elsewhere false and zero
     scales_by_block: bool  # else a number for each (batch, KV head), or by strides of 0 for all
     scale_rows: int  # of a block of scales; 0 where there is none
@@ -246,7 +246,8 @@ def plan(schedule: Schedule) -> Plan:
         p_in_registers=p_in_registers,
         output=schedule.pipeline.output,
         sum_by_tensor=sum_by_tensor,
-        late=schedule.softmax.maximum == "late",
+        lazy_max=schedule.softmax.maximum == "lazy",
+        sum_chains=2 if group_keys == block_n else 1,  # one would wait for its own latency
         most_sum=SM90.e4m3_max if dtype.fp8 else _MOST_SUM,
         sums_compared=2 if dtype.fp8 and group_keys == block_n else 1,
         rescale_threshold=schedule.softmax.rescale_threshold,
@@ -257,7 +258,6 @@ def plan(schedule: Schedule) -> Plan:
         v_rows=v_rows,
         transposers=3 if v_rows else 0,  # all warps of the producer but the one that loads
         descales=dtype.fp8,
-        exponents_scaled=dtype.fp8,
         scales_by_block=schedule.fp8.scales == "block",
         scale_rows=schedule.fp8.scale_rows,
         group_keys=group_keys,
