@@ -68,9 +68,9 @@ def exp_below(difference: Tensor) -> Tensor:
 
 def log_above(number: Tensor) -> Tensor:
     """Return ln(number) of numbers that are 1 at least."""
-    bits = number.view(torch.int32)
-    exponent = bits - fold.SQRT_HALF_BITS >> _FRACTION_BITS
-    t = (bits - (exponent << _FRACTION_BITS)).view(torch.float32) - 1
+    exponent = number.view(torch.int32) - fold.SQRT_HALF_BITS >> _FRACTION_BITS
+    scale = (_BIAS - exponent << _FRACTION_BITS).view(torch.float32)
+    t = number * scale - 1
     q = torch.full_like(t, fold.LOG[-1])
     for term in fold.LOG[-2::-1]:
         q = q * t + term

@@ -33,8 +33,8 @@ exp(-a), a >= 0:
 
 ln(s), s >= 1:
 
-    e = (bits(s) - SQRT_HALF_BITS) >> 23;  z = float(bits(s) - (e << 23))     z in √½ … √2
-    t = z - 1
+    e = (bits(s) - SQRT_HALF_BITS) >> 23                 s · 2^-e in √½ … √2
+    t = s · 2^-e - 1                                     both exact
     q = LOG[-1];  q = q · t + c for the other c of LOG, backwards
     e · LN_2 + (t + (t · t) · q)
 

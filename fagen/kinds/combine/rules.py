@@ -50,5 +50,5 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield (
             "threads",
             f'= {keys["threads"]} must hold a whole row: {head_dim} columns in "{dtype}" are '
-            f"{needed} lanes with {loads} loads each; use threads = 128",
+            f"{needed} lanes with loads = {loads}; use threads = 128",
         )
