@@ -16,7 +16,6 @@ from fagen.measure.card import Card
 from fagen.measure.peers import Implementation, ragged_causal
 from fagen.measure.timing import Call, Timing
 from fagen.paths import locate
-from fagen.runtime import attention as dispatch
 
 BENCHMARKS = locate("cli.py").parent / "benchmarks"
 RESULTS = BENCHMARKS / "results"
@@ -84,5 +83,4 @@ def pretend_gpu(script, monkeypatch):
         monkeypatch.setitem(peers.PEERS, name, bind(name))
     monkeypatch.setattr(cells, "inputs", lambda case, seed: (None, None, None))
     monkeypatch.setattr(cells, "time_calls", time_calls)
-    monkeypatch.setattr(dispatch, "_served", {})
     return fake
