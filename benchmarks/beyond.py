@@ -89,9 +89,8 @@ def run(asked: argparse.Namespace) -> int:
     """Build the kernels, time every cell, write everything."""
     record = Record.begun(asked.out, "beyond" if asked.dtype == "fp16" else f"beyond-{asked.dtype}")
     named = groups(asked.dtype)
-    work = {
-        cell: serving(cell) for name in asked.group or list(named) for cell in named[name].cells
-    }
+    cells = [cell for name in asked.group or list(named) for cell in named[name].cells]
+    work = {cell: serving(cell, record.about["card"]) for cell in cells}
     kernels = build(schedule for found in work.values() for schedule in found)
     time_all(record, work, kernels, asked.peer)
     report(record)

@@ -16,16 +16,16 @@ import torch
 
 from fagen import flow
 from fagen.build import Binary
+from fagen.dispatch.choice import pick
 from fagen.errors import FagenError, VerificationError
 from fagen.kind import Plan
 from fagen.measure.card import hopper
 from fagen.measure.cells import race
-from fagen.measure.peers import installed, is_causal, ours, peer
+from fagen.measure.peers import installed, ours, peer
 from fagen.measure.rows import QUANTISE, Row, read_rows, rounded, title, write_rows
 from fagen.measure.timing import REGIMES, Regime
 from fagen.paths import write_whole
 from fagen.problem import Cell, solves
-from fagen.runtime import attention
 from fagen.schedule import Schedule
 from fagen.vocab import DTYPES, SCALE_ROWS_DEFAULT, V_LAYOUTS
 
@@ -110,8 +110,8 @@ class Record:
 # ---- which kernels -------------------------------------------------------------------------------
 
 
-def serving(cell: Cell, *, everything: bool = False) -> list[Schedule]:
-    """The schedule that fagen.attention takes for a cell, or all committed ones that do it.
+def serving(cell: Cell, card: str, *, everything: bool = False) -> list[Schedule]:
+    """The schedule that fagen.attention takes for a cell on a card, or all committed that do it.
 
     In e4m3 it takes one for each way that the inputs may have been quantised: V by rows and by
     columns, a scale of a head and of a block of rows.
@@ -121,22 +121,12 @@ def serving(cell: Cell, *, everything: bool = False) -> list[Schedule]:
     fp8 = DTYPES[problem.dtype].fp8
     if everything or not (there or fp8):
         return there
-    ways: list[dict[str, Any]] = [{}]
+    ways: list[dict[str, Any]] = [dict(v_layout="", scale_rows=0)]
     if fp8:
         blocks = (0, SCALE_ROWS_DEFAULT)
         ways = [dict(v_layout=v, scale_rows=rows) for v in V_LAYOUTS for rows in blocks]
-    return [
-        attention.picked(
-            dtype=problem.dtype,
-            head_dim=problem.head_dim,
-            head_dim_v=problem.head_dim_v,
-            causal=is_causal(cell),
-            seqlen=sizes.seqlen_k,
-            rows=sizes.batch * sizes.heads * sizes.seqlen_q,
-            **way,
-        )
-        for way in ways
-    ]
+    asked = dataclasses.replace(problem, out_dtype=DTYPES[problem.dtype].out)
+    return [pick(dataclasses.replace(asked, **way), sizes, card) for way in ways]
 
 
 def build(schedules: Iterable[Schedule]) -> Kernels:

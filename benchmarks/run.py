@@ -72,8 +72,9 @@ def run(asked: argparse.Namespace) -> int:
     """Build the kernels, time every cell, write everything."""
     record = Record.begun(asked.out)
     grid = cells(asked)
-    work = {cell: serving(cell, everything=asked.all_schedules) for cell in grid}
-    small = serving(dataclasses.replace(grid[0], sizes=SMALL))
+    card = record.about["card"]
+    work = {cell: serving(cell, card, everything=asked.all_schedules) for cell in grid}
+    small = serving(dataclasses.replace(grid[0], sizes=SMALL), card)
     kernels = build([*small, *(schedule for found in work.values() for schedule in found)])
     record.about["matmul_tflops"] = {
         dtype: {name: round(tflops, 1) for name, tflops in matmul_ceiling(dtype).items()}

@@ -13,10 +13,9 @@ from fagen.errors import DeviceError
 from fagen.kinds.forward.plan import plan
 from fagen.measure import cells, peers
 from fagen.measure.card import Card
-from fagen.measure.peers import Implementation
+from fagen.measure.peers import Implementation, ragged_causal
 from fagen.measure.timing import Call, Timing
 from fagen.paths import locate
-from fagen.runtime import attention as dispatch
 
 BENCHMARKS = locate("cli.py").parent / "benchmarks"
 RESULTS = BENCHMARKS / "results"
@@ -61,9 +60,9 @@ def pretend_gpu(script, monkeypatch):
 
     def bind(name, off=0.0):
         def call(case, q, k, v):
-            if name == "cudnn" and case.ragged_causal:
+            if name == "cudnn" and ragged_causal(case):
                 raise DeviceError("aligned to the top left")
-            return Call(lambda: torch.full((1, case.shape.seqlen_q, 1, 1), off))
+            return Call(lambda: torch.full((1, case.sizes.seqlen_q, 1, 1), off))
 
         return call
 
@@ -84,5 +83,4 @@ def pretend_gpu(script, monkeypatch):
         monkeypatch.setitem(peers.PEERS, name, bind(name))
     monkeypatch.setattr(cells, "inputs", lambda case, seed: (None, None, None))
     monkeypatch.setattr(cells, "time_calls", time_calls)
-    monkeypatch.setattr(dispatch, "_served", {})
     return fake

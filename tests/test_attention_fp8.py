@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 )
 def test_quantised_attention_is_attention(dtype: torch.dtype, how: dict[str, Any]) -> None:
     q, k, v = qkv(dtype, 64, 32)
-    exact, exact_lse = reference(q, k, v, causal=True, scale=0.2)
+    exact, exact_lse = reference(q, k, v, mask="causal", scale=0.2)
     out, lse = fagen.attention_fp8(q, k, v, causal=True, scale=0.2, return_lse=True, **how)
     assert out.dtype == dtype and out.shape == (2, 70, 4, 32) and lse.shape == (2, 4, 70)
     # three bits of mantissa each of Q, K, V and P
@@ -75,7 +75,7 @@ def test_rotation_spreads_outliers() -> None:
     for x, seed in ((q, 5), (k, 6)):
         x += 10 * normal(*x.shape, seed=seed) * (normal(*x.shape, seed=seed + 9) > 2.6)
     q, k, v = (x.half() for x in (q, k, v))
-    exact = reference(q, k, v, causal=False, scale=0.125)[0]
+    exact = reference(q, k, v, mask="full", scale=0.125)[0]
 
     def error(rotate: bool) -> float:
         out = fagen.attention_fp8(q, k, v, rotate=rotate)

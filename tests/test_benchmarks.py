@@ -4,12 +4,12 @@ import json
 import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from math import inf
 
 import pytest
 import torch
 
-from fagen import flow
+from fagen import registry
+from fagen.dispatch import choice
 from fagen.dispatch import tables as dispatch_table
 from fagen.errors import DeviceError
 from fagen.kinds.forward.keys import Schedule
@@ -17,7 +17,6 @@ from fagen.measure import peers
 from fagen.measure.launch import LaunchCost
 from fagen.measure.rows import PREARRANGED, QUANTISE, Row, geomean, ratios, read_rows, write_rows
 from fagen.measure.timing import Call
-from fagen.runtime import attention as dispatch
 from tests.benchmark_helpers import FIELDS, RESULTS
 
 ABOUT = {
@@ -46,20 +45,18 @@ def schedules(tmp_path, monkeypatch):
     """A schedules folder with a dispatch table: a slug up to 2,048 keys, another above."""
     few, many = "fwd_fp16_d64_full_m128n112", "fwd_fp16_d64_full_m128n128"
     folder = tmp_path / "schedules"
-    folder.mkdir()
+    (folder / "forward").mkdir(parents=True)
     for slug in (few, many):
         keys = Schedule.from_slug(slug)
-        (folder / f"{slug}.toml").write_text(
+        (folder / "forward" / f"{slug}.toml").write_text(
             f'[attention]\nhead_dim = 64\ndtype = "fp16"\nmask = "full"\n'
             f"[tile]\nblock_m = 128\nblock_n = {keys.tile.block_n}\n"
         )
-    problem = ("fp16", 64, 64, "full")
-    rows = [(0, 2048, few), (2049, inf, many)]
+    rows = [(few, 0, 2048), (many, 2049)]
     dispatch_table.update(
-        folder / dispatch_table.NAME,
-        [dispatch_table.Row("NVIDIA H200", *problem, *row) for row in rows],
+        folder / dispatch_table.NAME, [dispatch_table.Row.of("NVIDIA H200", *row) for row in rows]
     )
-    for module in (dispatch, flow):
+    for module in (registry, choice):
         monkeypatch.setattr(module, "locate", lambda name: folder)
     choice.committed.cache_clear()
     yield few, many

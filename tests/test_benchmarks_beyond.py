@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from fagen import flow
+from fagen.measure.peers import is_causal, ragged_causal
 from fagen.measure.rows import Row, read_rows
 from fagen.paths import locate
 from fagen.runtime import attention as dispatch
@@ -16,26 +17,26 @@ def test_beyond_the_grid_every_cell_is_another_and_as_issued(script):
     found = script("beyond").groups("fp16")
     every = [case for group in found.values() for case in group.cells]
     assert len(every) == len(set(every)) == 34
-    heads = {case.head_dim: case.shape.heads for case in found["head-dims"].cells}
+    heads = {case.problem.head_dim: case.sizes.heads for case in found["head-dims"].cells}
     assert heads == {96: 21, 192: 11}
-    assert {case.shape.seqlen_k for case in found["odd"].cells} == {1000, 3001}
-    assert {case.shape.batch * case.shape.heads for case in found["few-tiles"].cells} == {4}
-    assert {(c.shape.heads, c.shape.kv_heads) for c in found["grouped"].cells} == {(32, 8), (64, 8)}
-    assert all(case.ragged_causal for case in found["uneven-causal"].cells)
-    assert not any(case.causal for case in found["uneven"].cells)
+    assert {case.sizes.seqlen_k for case in found["odd"].cells} == {1000, 3001}
+    assert {case.sizes.batch * case.sizes.heads for case in found["few-tiles"].cells} == {4}
+    assert {(c.sizes.heads, c.sizes.kv_heads) for c in found["grouped"].cells} == {(32, 8), (64, 8)}
+    assert all(ragged_causal(case) for case in found["uneven-causal"].cells)
+    assert not any(is_causal(case) for case in found["uneven"].cells)
 
 
 def test_beyond_the_grid_each_group_has_its_table_and_what_was_left_out_its_reason(
     script, made_up_gpu, tmp_path, monkeypatch
 ):
     beyond = script("beyond")
-    there = [one for one in flow.committed() if one.attention.head_dim in (64, 128, 256)]
-    monkeypatch.setattr(flow, "committed", lambda: tuple(there))
+    there = [one for one in flow.committed("forward") if one.attention.head_dim in (64, 128, 256)]
+    monkeypatch.setattr(flow, "committed", lambda kind: tuple(there))
     assert beyond.main(["--out", str(tmp_path)]) == 0
     (path,) = tmp_path.glob("nvidia-h200-*-beyond.json")
     rows = read_rows(path)
     assert list(json.loads(path.read_text())[0]) == FIELDS
-    assert len({row.problem for row in rows}) == 34 - 8
+    assert len({row.cell for row in rows}) == 34 - 8
     page = path.with_suffix(".md").read_text()
     assert (
         page.count("no committed schedule: fp16 hd96 full B=8 H=21 Sq=2048 Sk=2048; fp16 hd96") == 1
@@ -92,7 +93,8 @@ def test_the_schedules_of_the_ablation_are_committed_and_never_the_usual_choice(
 ):
     ablation = script("ablation")
     for schedule in (ablation.WHOLE, *ablation.WITHOUT.values()):
-        shutil.copy(locate("schedules") / f"{schedule.slug}.toml", schedules_folder)
+        path = locate("schedules") / "forward" / f"{schedule.slug}.toml"
+        shutil.copy(path, schedules_folder / "forward")
     keys = ablation.WHOLE.attention
     picked = dispatch.picked(dtype=keys.dtype, head_dim=keys.head_dim, seqlen=16_384)
     assert picked.slug == ablation.WHOLE.slug

@@ -12,6 +12,7 @@ from fagen.errors import VerificationError
 from fagen.machine import machine_code
 from fagen.paths import locate
 from fagen.kinds.forward.plan import plan
+from fagen.problem import Sizes
 from fagen.quantizer import read_any
 from fagen.kinds.forward.keys import Schedule
 from fagen.toolchain import FLAGS

@@ -154,7 +154,7 @@ def held_against_fp64(case: Case, q: Tensor, k: Tensor, v: Tensor) -> None:
 @given(cases())
 def test_the_reference_is_the_textbook(case: Case) -> None:
     q, k, v = case.tensors()
-    out, lse = reference(q, k, v, causal=case.causal, scale=case.scale)
+    out, lse = reference(q, k, v, mask="causal" if case.causal else "full", scale=case.scale)
     exact, exact_lse, _ = textbook(case, q, k, v)
     torch.testing.assert_close(out, exact, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(lse, exact_lse, rtol=1e-12, atol=1e-12)
@@ -162,10 +162,10 @@ def test_the_reference_is_the_textbook(case: Case) -> None:
 
 def test_the_reference_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(causal=True, batch=2, kv_heads=2, group=2, seqlen_q=70, seqlen_k=90)
-    whole = reference(*case.tensors(), causal=True, scale=0.125)
-    monkeypatch.setattr("fagen.emulator.exact._REFERENCE_SCORES", 8 * 90 * 3)
+    whole = reference(*case.tensors(), mask="causal", scale=0.125)
+    monkeypatch.setattr("fagen.kinds.forward.reference._REFERENCE_SCORES", 8 * 90 * 3)
     for piecewise, at_once in zip(
-        reference(*case.tensors(), causal=True, scale=0.125), whole, strict=True
+        reference(*case.tensors(), mask="causal", scale=0.125), whole, strict=True
     ):
         torch.testing.assert_close(piecewise, at_once, rtol=1e-12, atol=1e-12)
 
@@ -198,7 +198,7 @@ def test_it_is_as_accurate_as_torch_in_the_same_dtype(
     )
     q, k, v = case.tensors()
     out, lse = emulate(case.plan, q, k, v, case.scale)
-    exact, exact_lse = reference(q, k, v, causal=causal, scale=case.scale)
+    exact, exact_lse = reference(q, k, v, mask="causal" if causal else "full", scale=case.scale)
     mask = torch.ones(200, 300, dtype=torch.bool).tril(100) if causal else None
     with sdpa_kernel(SDPBackend.MATH):
         theirs = scaled_dot_product_attention(

@@ -58,7 +58,7 @@ def attend(of: Plan, q: Quantized, k: Quantized, v: Quantized, scale: float = 0.
 
 def exact(of: Plan, q: Quantized, k: Quantized, v: Quantized, scale: float = 0.125):
     real = (x.real(of.scale_rows) for x in (q, k, v))
-    return reference(*real, causal=of.mask.causal, scale=scale)
+    return reference(*real, mask=of.mask.name, scale=scale)
 
 
 # ---- the kernel ---------------------------------------------------------------------------------

@@ -10,26 +10,22 @@ import torch
 from fagen.build.report import NO_DISASSEMBLER, CompilerReport
 from fagen.errors import BuildError, DeviceError, FagenError, ToolchainError, VerificationError
 from fagen.kinds.forward import emulate as emulator
+from fagen.kinds.forward.accuracy import shape_error, torch_math
 from fagen.kinds.forward.plan import plan
+from fagen.kinds.forward.proof import speeds
+from fagen.kinds.forward.shapes import verification_sizes
 from fagen.measure import cells
-from fagen.measure.accuracy import rows_with_keys, shape_error, torch_math, unit_in_last_place
 from fagen.measure.card import Clock, hopper
 from fagen.measure.cells import race
+from fagen.measure.inputs import cell_of, inputs, rows_with_keys, softmax_scale
+from fagen.measure.numerics import unit_in_last_place
 from fagen.measure.peers import PEERS, Implementation, peer, reason
-from fagen.measure.proof import machine_code, speeds
+from fagen.measure.proof import machine_code
 from fagen.measure.rows import Row, geomean, geomeans, means, ratios, read_rows, table, write_rows
-from fagen.measure.shapes import (
-    Problem,
-    Shape,
-    inputs,
-    problem,
-    softmax_scale,
-    standard_shape,
-    verification_shapes,
-    visible,
-)
 from fagen.measure.timing import BURST, SUSTAINED, Call, Timing, orders, repeats, summary
+from fagen.problem import Cell, Problem, Sizes
 from fagen.registry import parse as parse_schedule
+from fagen.vocab import MASKS, Mask
 
 
 def made(mask="full", dtype="fp16", head_dim=64, head_dim_v=64):
@@ -52,35 +48,20 @@ def row(implementation="fagen", tflops=500.0, regime="sustained", **given):
     return Row(**{**base, **given})
 
 
-# ---- FLOPs and shapes
+# ---- FLOPs and sizes
 
 
 def test_flops_are_those_of_the_targets():
-    case = Problem("fp16", 128, 128, "full", Sizes(4, 16, 16, 4096, 4096))
-    assert case.flops == 4 * 4 * 16 * 4096**2 * 128
-    causal = Problem("fp16", 128, 128, "causal", case.shape)
-    assert causal.flops == case.flops / 2
-    narrow = Problem("fp16", 192, 128, "full", case.shape)
-    assert narrow.flops == 4 * 4 * 16 * 4096**2 * 160
-
-
-@pytest.mark.parametrize(("sq", "sk"), [(400, 400), (100, 700), (700, 100)])
-def test_visible_pairs_agree_with_counting_but_for_the_diagonal(sq, sk):
-    counted = sum(max(0, min(sk, i + sk - sq + 1)) for i in range(sq))
-    assert visible(Sizes(1, 1, 1, sq, sk), True) == pytest.approx(counted - min(sq, sk) / 2)
-
-
-def test_every_standard_shape_has_16384_tokens_and_hidden_size_2048():
-    for head_dim in (64, 128, 256):
-        for seqlen in (512, 16_384):
-            shape = standard_shape(head_dim, seqlen)
-            assert shape.batch * shape.seqlen_q == 16_384
-            assert shape.heads * head_dim == 2048
+    sizes = Sizes(4, 16, 16, 4096, 4096)
+    full = Cell(Problem("fp16", 128, 128, "full"), sizes)
+    assert full.flops == 4 * 4 * 16 * 4096**2 * 128
+    assert Cell(Problem("fp16", 128, 128, "causal"), sizes).flops == full.flops / 2
+    assert Cell(Problem("fp16", 192, 128, "full"), sizes).flops == 4 * 4 * 16 * 4096**2 * 160
 
 
 def test_verification_shapes_surround_the_tile_and_hold_the_known_traps():
     schedule = made()
-    shapes = verification_shapes(schedule)
+    shapes = verification_sizes(schedule)
     queries, keys = {s.seqlen_q for s in shapes}, {s.seqlen_k for s in shapes}
     assert {0, 1, 127, 128, 129} <= queries
     assert {0, 1, 63, 64, 65} <= keys
@@ -94,7 +75,7 @@ def test_verification_shapes_surround_the_tile_and_hold_the_known_traps():
 
 
 def test_inputs_are_repeatable_and_of_the_shapes_that_the_op_takes():
-    case = Problem("bf16", 64, 32, "full", Sizes(2, 4, 2, 5, 7))
+    case = Cell(Problem("bf16", 64, 32, "full"), Sizes(2, 4, 2, 5, 7))
     q, k, v = inputs(case, device="cpu", seed=3)
     assert (q.shape, k.shape, v.shape) == ((2, 5, 4, 64), (2, 7, 2, 64), (2, 7, 2, 32))
     assert q.dtype == torch.bfloat16
@@ -113,22 +94,35 @@ def test_the_unit_in_the_last_place_is_the_gap_to_the_next_number():
     assert 0 < unit_in_last_place(0.0, torch.float16) < 1e-6
 
 
+def rows_of(mask, seqlen_q, seqlen_k):
+    cell = Cell(Problem("fp16", 64, 64, mask), Sizes(1, 1, 1, seqlen_q, seqlen_k))
+    return rows_with_keys(cell).tolist()
+
+
 def test_rows_with_keys_are_those_whose_last_key_is_not_before_the_first():
-    assert rows_with_keys(Sizes(1, 1, 1, 5, 5), True) == 0
-    assert rows_with_keys(Sizes(1, 1, 1, 7, 5), True) == 2
-    assert rows_with_keys(Sizes(1, 1, 1, 7, 5), False) == 0
-    assert rows_with_keys(Sizes(1, 1, 1, 7, 0), False) == 7
+    assert rows_of("causal", 5, 5) == [True] * 5
+    assert rows_of("causal", 7, 5) == [False] * 2 + [True] * 5
+    assert rows_of("full", 7, 5) == [True] * 7
+    assert rows_of("full", 7, 0) == rows_of("causal", 7, 0) == [False] * 7
+    assert rows_of("causal", 0, 7) == []
+
+
+def test_rows_with_keys_of_another_mask_may_lie_anywhere(monkeypatch):
+    ahead = Mask("ahead", "lpt", lambda row, _, keys: (row + 2, keys), lambda q, k: 0.0, "row + 2")
+    monkeypatch.setitem(MASKS, "ahead", ahead)
+    assert rows_of("ahead", 7, 5) == [True] * 3 + [False] * 4
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
-@pytest.mark.parametrize("shape", [Sizes(2, 4, 2, 37, 51), Sizes(1, 2, 2, 51, 37)], ids=str)
-def test_torchs_own_attention_agrees_with_fp64_on_rows_that_see_a_key(mask, shape):
-    case = Problem("fp16", 64, 64, mask, shape)
+@pytest.mark.parametrize("sizes", [Sizes(2, 4, 2, 37, 51), Sizes(1, 2, 2, 51, 37)], ids=str)
+def test_torchs_own_attention_agrees_with_fp64_on_rows_that_see_a_key(mask, sizes):
+    case = Cell(Problem("fp16", 64, 64, mask), sizes)
     q, k, v = inputs(case, device="cpu")
-    exact, _ = emulator.reference(q, k, v, causal=case.causal, scale=0.125)
-    ours = torch_math(q, k, v, causal=case.causal, scale=0.125)
-    seen = rows_with_keys(shape, case.causal)
-    assert (ours - exact)[:, seen:].abs().max() < 2e-3
+    exact, _ = emulator.reference(q, k, v, mask=mask, scale=0.125)
+    ours = torch_math(q, k, v, mask=mask, scale=0.125)
+    seen = rows_with_keys(case)
+    assert seen.sum() >= 37
+    assert (ours - exact)[:, seen].abs().max() < 2e-3
 
 
 TRAPS = [
@@ -142,10 +136,10 @@ TRAPS = [
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("mask", ["full", "causal"])
-@pytest.mark.parametrize("shape", TRAPS, ids=str)
-def test_the_emulated_schedule_is_within_the_bounds_a_kernel_is_held_to(dtype, mask, shape):
+@pytest.mark.parametrize("sizes", TRAPS, ids=str)
+def test_the_emulated_schedule_is_within_the_bounds_a_kernel_is_held_to(dtype, mask, sizes):
     schedule = made(mask, dtype)
-    case = problem(schedule, shape)
+    case = cell_of(schedule, sizes)
     error = shape_error(
         case,
         lambda q, k, v, scale: emulator.emulate(schedule, q, k, v, scale),
@@ -168,7 +162,7 @@ def test_the_emulated_schedule_is_within_the_bounds_a_kernel_is_held_to(dtype, m
 )
 def test_every_wrong_output_is_noticed(what, spoil):
     schedule = made("causal")
-    case = problem(schedule, Sizes(1, 2, 2, 90, 33))
+    case = cell_of(schedule, Sizes(1, 2, 2, 90, 33))
 
     def kernel(q, k, v, scale):
         out, lse = emulator.emulate(schedule, q, k, v, scale)
@@ -238,11 +232,11 @@ def test_of_all_that_torch_says_the_reason_is_the_line_about_the_backend_that_wa
 
 def test_cudnn_has_no_causal_mask_of_the_bottom_right_and_fa2_has(monkeypatch):
     monkeypatch.setattr("fagen.measure.peers.sdpa_kernel", lambda backend: nullcontext())
-    case = Problem("fp16", 64, 64, "causal", Sizes(2, 4, 4, 33, 70))
+    case = Cell(Problem("fp16", 64, 64, "causal"), Sizes(2, 4, 4, 33, 70))
     q, k, v = inputs(case, device="cpu")
     with pytest.raises(DeviceError, match="top left"):
         peer("cudnn").bind(case, q, k, v)
-    exact, _ = emulator.reference(q, k, v, causal=True, scale=1 / 8)
+    exact, _ = emulator.reference(q, k, v, mask="causal", scale=1 / 8)
     out = peer("fa2").bind(case, q, k, v).once()
     torch.testing.assert_close(out.double(), exact, rtol=2e-3, atol=2e-3)
 
@@ -265,10 +259,8 @@ def timed(monkeypatch):
 
 def exact_implementation(name, schedule=None, off=0.0):
     def bind(case, q, k, v):
-        scale = softmax_scale(case.head_dim)
-        return Call(
-            lambda: emulator.reference(q, k, v, causal=case.causal, scale=scale)[0].half() + off
-        )
+        mask, scale = case.problem.mask, softmax_scale(case.problem.head_dim)
+        return Call(lambda: emulator.reference(q, k, v, mask=mask, scale=scale)[0].half() + off)
 
     return Implementation(name, bind, schedule)
 
@@ -278,7 +270,7 @@ def test_a_cell_gives_a_row_for_everybody_who_can_and_says_why_another_cannot(ti
         raise DeviceError("no such head dim")
 
     said, left_out = [], []
-    case = Problem("fp16", 64, 64, "causal", Sizes(1, 2, 2, 40, 40))
+    case = Cell(Problem("fp16", 64, 64, "causal"), Sizes(1, 2, 2, 40, 40))
     rows = race(
         case,
         [
@@ -301,7 +293,7 @@ def test_a_cell_gives_a_row_for_everybody_who_can_and_says_why_another_cannot(ti
 
 
 def test_a_kernel_that_computes_something_else_is_not_timed(timed):
-    case = Problem("fp16", 64, 64, "full", Sizes(1, 2, 2, 40, 40))
+    case = Cell(Problem("fp16", 64, 64, "full"), Sizes(1, 2, 2, 40, 40))
     wrong = exact_implementation("fagen", "slug", off=0.1)
     with pytest.raises(VerificationError, match="slug differs from cudnn"):
         race(case, [wrong, exact_implementation("cudnn")], progress=None)
@@ -314,7 +306,7 @@ def test_what_a_peer_does_with_rows_that_see_no_key_is_its_own_affair(timed):
             lambda: torch.cat([torch.full_like(q[:, :20], math.nan), call.run()[:, 20:]], 1)
         )
 
-    case = Problem("fp16", 64, 64, "causal", Sizes(1, 2, 2, 60, 40))
+    case = Cell(Problem("fp16", 64, 64, "causal"), Sizes(1, 2, 2, 60, 40))
     fa2, ours = Implementation("fa2", bind), exact_implementation("fagen", "slug")
     assert len(race(case, [ours, fa2], progress=None)) == 4
     with pytest.raises(VerificationError):

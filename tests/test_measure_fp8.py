@@ -8,11 +8,14 @@ import torch
 
 from fagen.errors import DeviceError, VerificationError
 from fagen.kinds.forward import emulate as emulator
+from fagen.kinds.forward.fp8_accuracy import fp8_error
 from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.operands import alike, arguments, operands, outputs, real
 from fagen.kinds.forward.plan import plan
-from fagen.measure import cells, peers, shapes
+from fagen.measure import cells, peers
 from fagen.measure.cells import race
-from fagen.measure.fp8 import arguments, fp8_error, operands, outputs, real, rms
+from fagen.measure.inputs import cell_of, inputs, softmax_scale
+from fagen.measure.numerics import rms
 from fagen.measure.peers import Implementation, ours
 from fagen.measure.rows import (
     PREARRANGED,
@@ -21,10 +24,10 @@ from fagen.measure.rows import (
     geomeans,
     problems,
 )
-from fagen.measure.shapes import Problem, Shape, inputs, problem, visible
 from fagen.measure.timing import SUSTAINED, Call, Timing
+from fagen.problem import Cell, Problem, Sizes, flops
 
-SHAPE = Sizes(2, 4, 2, 70, 90)
+SIZES = Sizes(2, 4, 2, 70, 90)
 SLUGS = (
     "fwd_e4m3_d64_full_m128n64",
     "fwd_e4m3_d64_causal_m128n64_vrows",
@@ -47,9 +50,9 @@ def emulated(of, spoil=lambda out, lse: None):
     return kernel
 
 
-def judged(slug, spoil=lambda out, lse: None, shape=SHAPE, **given):
+def judged(slug, spoil=lambda out, lse: None, sizes=SIZES, **given):
     of = worked(slug)
-    case = problem(of, shape)
+    case = cell_of(of, sizes)
     return fp8_error(of, case, emulated(of, spoil), *inputs(case, device="cpu"), **given)
 
 
@@ -59,7 +62,7 @@ def judged(slug, spoil=lambda out, lse: None, shape=SHAPE, **given):
 @pytest.mark.parametrize("slug", SLUGS)
 def test_what_a_kernel_takes_stands_for_what_it_was_made_of(slug):
     of = worked(slug)
-    qkv = inputs(problem(of, SHAPE), device="cpu")
+    qkv = inputs(cell_of(of, SIZES), device="cpu")
     assert all(x.dtype == torch.float16 for x in qkv)
     given = operands(of, *qkv)
     assert all(x.dtype == torch.float8_e4m3fn for x in given[:3])
@@ -75,7 +78,7 @@ def test_what_a_kernel_takes_stands_for_what_it_was_made_of(slug):
 
 def test_rotated_q_and_k_have_the_products_that_they_had():
     of = worked(SLUGS[1])
-    q, k, v = inputs(problem(of, SHAPE), device="cpu")
+    q, k, v = inputs(cell_of(of, SIZES), device="cpu")
     plain, rotated = (real(of, operands(of, q, k, v, rotated=r)) for r in (False, True))
     assert rms(plain[0] - rotated[0]) > 0.5
     products = [torch.einsum("bshd,btgd->bst", q[:, :, :2], k) for q, k, _ in (plain, rotated)]
@@ -85,9 +88,9 @@ def test_rotated_q_and_k_have_the_products_that_they_had():
 
 @pytest.mark.parametrize("slug", SLUGS)
 @pytest.mark.parametrize(
-    "shape",
+    "sizes",
     [
-        SHAPE,
+        SIZES,
         Sizes(1, 2, 1, 90, 33),
         Sizes(1, 1, 1, 1, 1),
         Sizes(1, 2, 2, 9, 0),
@@ -95,8 +98,8 @@ def test_rotated_q_and_k_have_the_products_that_they_had():
     ],
     ids=str,
 )
-def test_the_emulated_schedule_is_as_exact_as_itself(slug, shape):
-    error = judged(slug, shape=shape)
+def test_the_emulated_schedule_is_as_exact_as_itself(slug, sizes):
+    error = judged(slug, sizes=sizes)
     assert error.ok, error
     assert error.error == error.torch_error
     assert error.lse_error < 1e-3
@@ -104,7 +107,7 @@ def test_the_emulated_schedule_is_as_exact_as_itself(slug, shape):
 
 def test_given_descales_make_other_numbers_of_the_same_bytes():
     of = worked(SLUGS[2])
-    case = problem(of, SHAPE)
+    case = cell_of(of, SIZES)
     qkv = inputs(case, device="cpu")
     found = operands(of, *qkv)[3:]
     other = tuple(x * 2.0 ** torch.arange(x.shape[-1]) for x in found)
@@ -143,18 +146,32 @@ def test_masked_rows_that_are_not_zero_are_found_out():
     def spoil(out, lse):
         out[0, 0] = 1e-3
 
-    assert math.isnan(judged(SLUGS[1], spoil, shape=Sizes(1, 2, 1, 90, 33)).error)
+    assert math.isnan(judged(SLUGS[1], spoil, sizes=Sizes(1, 2, 1, 90, 33)).error)
 
 
 def test_outputs_are_poisoned_and_in_the_dtype_that_the_plan_says():
     for slug, dtype in ((SLUGS[0], torch.bfloat16), (SLUGS[3], torch.float16)):
         of = worked(slug)
-        q, k, v = inputs(problem(of, SHAPE), device="cpu")
+        q, k, v = inputs(cell_of(of, SIZES), device="cpu")
         out, lse = outputs(of, operands(of, q, k, v).q)
         assert (out.dtype, out.shape) == (dtype, (2, 70, 4, 64))
         assert bool(out.isnan().all() and lse.isnan().all())
     fp16 = worked("fwd_fp16_d64_full_m128n64")
-    assert arguments(fp16, q, k, v) == (q, k, v)
+    assert arguments(fp16, q, k, v) == (q, k, v, 1 / 8)
+    of = worked(SLUGS[0])
+    *qkv, scale, q_descale, k_descale, v_descale = arguments(of, q, k, v)
+    expected = operands(of, q, k, v)
+    assert scale == 1 / 8
+    for one, other in zip([*qkv, q_descale, k_descale, v_descale], expected, strict=True):
+        assert torch.equal(one.float(), other.float())
+
+
+def test_kernels_share_arguments_only_where_they_take_the_same():
+    like = [alike(worked(slug)) for slug in SLUGS]
+    assert len(set(like)) == len(SLUGS)
+    assert alike(worked("fwd_e4m3_d64_full_m64n32")) == like[0]
+    assert alike(worked("fwd_e4m3_d64_full_m64n32_stensor")) != like[0]
+    assert alike(worked("fwd_e4m3_d64_full_m64n32_ofp16")) != like[0]
 
 
 # ---- timing
@@ -183,12 +200,12 @@ def clocks(monkeypatch):
 
 
 def exact(case, q, k, v):
-    out, _ = emulator.reference(q, k, v, causal=case.causal, scale=shapes.softmax_scale(64))
+    out, _ = emulator.reference(q, k, v, mask=case.problem.mask, scale=softmax_scale(64))
     return Call(lambda: out.half())
 
 
 JUDGE = Implementation("cudnn", exact)
-CASE = Problem("e4m3", 64, 64, "full", Sizes(1, 2, 2, 64, 64))
+CASE = Cell(Problem("e4m3", 64, 64, "full"), Sizes(1, 2, 2, 64, 64))
 
 
 def kernel_of(slug):
@@ -242,7 +259,7 @@ def test_a_wrong_kernel_is_not_timed(clocks, monkeypatch):
 
 def test_quantising_is_timed_and_judges_nobody(clocks):
     quantise = peers.peer(QUANTISE)
-    case = Problem("e4m3", 64, 64, "full", Sizes(1, 2, 2, 64, 64))
+    case = Cell(Problem("e4m3", 64, 64, "full"), Sizes(1, 2, 2, 64, 64))
     timed = race(
         case, [quantise, kernel_of("fwd_e4m3_d64_full_m128n64_vrows")], regimes=[SUSTAINED]
     )
@@ -264,11 +281,11 @@ def test_quantising_is_a_column_of_microseconds_and_transposed_v_has_its_means()
         for name, tflops in figures.items()
         for regime in ("sustained", "burst")
     ]
-    flops = 4 * 4 * 16 * 128 * visible(Sizes(4, 16, 16, 4096, 4096), True)
-    assert rows[-1].microseconds == pytest.approx(flops / 1e10)
+    counted = flops(Problem("e4m3", 128, 128, "causal"), Sizes(4, 16, 16, 4096, 4096))
+    assert rows[-1].microseconds == pytest.approx(counted / 1e10)
     head, _, line = problems(rows).splitlines()
     assert "quantising Q, K, V sustained, µs" in head
-    assert "TFLOP/s" not in line and f"{flops / 1e10:.1f}" in line
+    assert "TFLOP/s" not in line and f"{counted / 1e10:.1f}" in line
     assert "10000" not in line and " 1.60 " in line
     means = geomeans(rows, of=PREARRANGED)
     assert means.startswith("fagen, V prearranged ÷ cuDNN") and "1.800" in means

@@ -2,9 +2,11 @@
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from fagen.dispatch import choice
 from fagen.dispatch.tables import NAME, Row, update
 from fagen.errors import ScheduleError
 from fagen.kinds.forward.keys import Attention, Schedule
+from fagen.paths import locate
 from fagen.problem import (
     Cell,
     Problem,
@@ -23,7 +26,9 @@ from fagen.problem import (
     solves,
     standard_sizes,
 )
+from fagen.process import run
 from fagen.registry import from_slug
+from fagen.runtime import attention
 from fagen.vocab import MASKS
 from tests.attention_helpers import computed, fill, qkv
 
@@ -162,6 +167,42 @@ def test_moved_bytes_are_those_of_the_tensors(problem: Problem, bytes_of_o: int)
     out = (sizes.batch, sizes.seqlen_q, sizes.heads, problem.head_dim_v, bytes_of_o)
     lse = (sizes.batch, sizes.heads, sizes.seqlen_q, 4)
     assert moved_bytes(problem, sizes) == sum(map(math.prod, (q, k, v, out, lse)))
+
+
+# ---- without torch ------------------------------------------------------------------------------
+
+
+def test_a_schedule_is_picked_and_a_space_surveyed_without_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from fagen.dispatch.choice import pick\n"
+        "from fagen.problem import Problem, flops, standard_sizes\n"
+        "from fagen.search.space import parse_space, survey\n"
+        "problem = Problem('fp16', 128, 128, 'causal', 'fp16', '', 0)\n"
+        "print(pick(problem, standard_sizes(128), 'NVIDIA H200').slug)\n"
+        'tables = \'[attention]\\ndtype = "fp16"\\nhead_dim = 64\\nmask = "full"\\n\'\n'
+        "space = parse_space(tables + '[tile]\\nblock_m = 128\\nblock_n = 128\\n')\n"
+        "print(len(survey(space, space.targets()[0]).points) > 0)\n"
+    )
+    result = run([sys.executable, "-c", code], cwd=locate("cli.py").parent)
+    slug, fits = result.stdout.split()
+    assert slug.startswith("fwd_fp16_d128_causal_") and fits == "True", result.stderr
+
+
+def test_what_is_picked_is_what_attention_takes() -> None:
+    for causal, seqlen, layout in itertools.product(
+        (False, True), (200, 8_000), ("rows", "columns")
+    ):
+        mask = "causal" if causal else "full"
+        sizes = Sizes(2, 4, 2, 100, seqlen)
+        how: dict[str, Any] = dict(
+            causal=causal, head_dim=64, seqlen=seqlen, rows=800, device="cpu"
+        )
+        asked = Problem("e4m3", 64, 64, mask, "bf16", layout, 64)
+        taken = attention.picked(dtype="e4m3", v_layout=layout, scale_rows=64, **how)
+        assert choice.pick(asked, sizes, "") == taken
+        asked = Problem("fp16", 64, 64, mask, "fp16", "", 0)
+        assert choice.pick(asked, sizes, "") == attention.picked(dtype="fp16", **how)
 
 
 # ---- another mask -------------------------------------------------------------------------------

@@ -9,14 +9,16 @@ import torch
 
 from fagen.errors import VerificationError
 from fagen.kinds.forward import emulate as emulator
+from fagen.kinds.forward import operands
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
-from fagen.measure import heats, shapes
+from fagen.measure import heats
+from fagen.measure import inputs as measure_inputs
 from fagen.measure.heats import BRIEF, CUDNN, Kernel
-from fagen.measure.shapes import Problem, Shape
 from fagen.measure.timing import Call
+from fagen.problem import Cell, Problem, Sizes
 
-CASE = Problem("fp16", 64, 64, "causal", Sizes(1, 2, 2, 64, 64))
+CASE = Cell(Problem("fp16", 64, 64, "causal"), Sizes(1, 2, 2, 64, 64))
 ANCHOR = Kernel("anchor", Path("anchor.so"))
 PLAN = plan(Schedule.from_slug("fwd_fp16_d64_causal_m128n128"))
 
@@ -44,7 +46,7 @@ def device(monkeypatch):
     def bind(slug, library, q, k, v, out, lse, scale):
         def launch():
             made.ran.append(slug)
-            exact, exact_lse = emulator.reference(q, k, v, causal=CASE.causal, scale=scale)
+            exact, exact_lse = emulator.reference(q, k, v, mask="causal", scale=scale)
             out.copy_(exact * (2 if slug in made.wrong else 1))
             lse.copy_(exact_lse)
 
@@ -56,17 +58,17 @@ def device(monkeypatch):
         calls[id(call)] = made.ran[before] if len(made.ran) > before else CUDNN
         return float(len(made.ran)), [1_700]
 
-    monkeypatch.setattr(heats.op, "bind_kernel", bind)
-    monkeypatch.setattr(heats.op, "plan_of", lambda slug: replace(PLAN, slug=slug))
+    monkeypatch.setattr(operands.op, "bind_kernel", bind)
+    monkeypatch.setattr(heats, "plan_of", lambda slug: replace(PLAN, slug=slug))
     monkeypatch.setattr(heats, "time_round", time_round)
     monkeypatch.setattr(heats, "estimate", lambda call: 1e-3)
     monkeypatch.setattr(heats, "Clock", Clock)
-    monkeypatch.setattr(heats, "inputs", partial(shapes.inputs, device="cpu"))
+    monkeypatch.setattr(heats, "inputs", partial(measure_inputs.inputs, device="cpu"))
 
     def exact(case):
         q, k, v = heats._inputs(case)
-        scale = shapes.softmax_scale(case.head_dim)
-        return emulator.reference(q, k, v, causal=case.causal, scale=scale)[0].half()
+        scale = measure_inputs.softmax_scale(case.problem.head_dim)
+        return emulator.reference(q, k, v, mask=case.problem.mask, scale=scale)[0].half()
 
     monkeypatch.setattr(heats, "_expected", exact)
     monkeypatch.setattr(heats, "_cudnn", lambda case: None)

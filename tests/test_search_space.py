@@ -13,6 +13,7 @@ from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.space import SPACE as FORWARD
 from fagen.paths import locate
+from fagen.problem import Problem
 from fagen.search.space import parse_space, read_space, survey
 from tests.recordings import SPACE, space
 
@@ -100,6 +101,27 @@ def test_all_faults_of_a_space_are_listed_at_once_with_their_lines():
         f"x.toml:{number}:" for number in (1, 2, 3, 5, 6, 8)
     ]
     assert 'did you mean "fp16"?' in lines[1]
+
+
+def test_a_space_of_a_kind_that_is_not_searched_is_refused():
+    with pytest.raises(ScheduleError, match="schedules of the kind quantize are not searched"):
+        parse_space('[quantize]\ndtype = "fp16"\nhead_dim = 64\n')
+    for kind in ("forward", "quantize"):
+        said = SPACE.replace("[attention]", f'kind = "{kind}"\n[attention]')
+        if kind == "forward":
+            assert parse_space(said).targets() == parse_space(SPACE).targets()
+        else:
+            with pytest.raises(ScheduleError, match="are not searched"):
+                parse_space(said)
+
+
+def test_a_target_leaves_to_a_search_what_is_not_asked_for():
+    text = (
+        '[attention]\ndtype = "fp16"\nhead_dim = [64, 128]\nhead_dim_v = [32, 64]\nmask = "full"\n'
+    )
+    assert parse_space(text).targets() == tuple(
+        Problem("fp16", d, d_v, "full") for d in (64, 128) for d_v in (32, 64)
+    )
 
 
 def test_a_space_that_cannot_be_read_is_named(tmp_path):

@@ -14,7 +14,7 @@ from fagen.dispatch.defaults import usual_schedule
 from fagen.dispatch.tables import rows_for
 from fagen.errors import ScheduleError
 from fagen.paths import locate
-from fagen.problem import Problem, solves
+from fagen.problem import Problem, Sizes, solves
 from fagen.registry import from_slug, read, schedules
 from fagen.schedule import Schedule
 from fagen.vocab import DTYPES, V_LAYOUTS
@@ -35,6 +35,15 @@ class Served(NamedTuple):
     always: str | None
     few: Upto
     by_keys: Upto
+
+
+def pick(problem: Problem, sizes: Sizes, card: str) -> Schedule:
+    """The schedule that serves a problem at these sizes on a card, "" for none in particular.
+
+    Raises ScheduleError where there is none, or where a dispatch table is wrong.
+    """
+    elements = sizes.batch * sizes.heads * sizes.seqlen_q * problem.head_dim
+    return choose(problem, slugs_for(serving(problem, card), sizes.seqlen_k, elements)[-1])
 
 
 def serving(problem: Problem, card: str) -> Served:

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from fagen.arch import SM90
-from fagen.measure.accuracy import Kernel, poisoned
-from fagen.measure.shapes import Problem, Shape, problem
+from fagen.kinds.forward.accuracy import Kernel, poisoned
+from fagen.kinds.forward.operands import has_descales
+from fagen.measure.inputs import cell_of
 from fagen.paths import locate
+from fagen.problem import Cell, Sizes
 from fagen.registry import read as read_schedule
 from fagen.runtime import op
 from fagen.runtime.checks import plan_of
@@ -21,7 +23,7 @@ BUILDERS = os.cpu_count() or 1  # kernels that are compiled at a time
 COMMITTED = sorted(
     read_schedule(path).slug for path in (locate("schedules") / "forward").glob("*.toml")
 )
-SLUGS = [slug for slug in COMMITTED if not plan_of(slug).fp8]
+SLUGS = [slug for slug in COMMITTED if not has_descales(plan_of(slug))]
 
 
 class Committed:
@@ -41,9 +43,9 @@ class Committed:
         """The C function, into outputs full of NaN."""
         return poisoned(self.binary)
 
-    def problem(self, *sizes: int) -> Problem:
-        """The problem of this kernel at batch, seqlen_q, seqlen_k, heads, kv_heads."""
-        return problem(self.plan, Shape(*sizes))
+    def cell(self, batch: int, seqlen_q: int, seqlen_k: int, heads: int, kv_heads: int) -> Cell:
+        """The problem of this kernel at these sizes."""
+        return cell_of(self.plan, Sizes(batch, heads, kv_heads, seqlen_q, seqlen_k))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,86 +7,86 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fagen.measure.shapes import Problem
+from fagen.problem import Cell
 from fagen.vocab import DTYPES
 
 QKV = tuple[Tensor, Tensor, Tensor]
 STEP = 8  # elements in 16 bytes of a 16-bit dtype
 
 
-def _normal(case: Problem, *sizes: int) -> Tensor:
-    return torch.randn(sizes, device="cuda", dtype=getattr(torch, DTYPES[case.dtype].torch))
+def _normal(case: Cell, *sizes: int) -> Tensor:
+    return torch.randn(sizes, device="cuda", dtype=getattr(torch, DTYPES[case.problem.dtype].torch))
 
 
-def _each(case: Problem, make: Callable[[int, int, int], Tensor]) -> QKV:
+def _each(case: Cell, make: Callable[[int, int, int], Tensor]) -> QKV:
     """`make(seqlen, heads, columns)` for q, k and v."""
-    size = case.shape
+    size = case.sizes
     return (
-        make(size.seqlen_q, size.heads, case.head_dim),
-        make(size.seqlen_k, size.kv_heads, case.head_dim),
-        make(size.seqlen_k, size.kv_heads, case.head_dim_v),
+        make(size.seqlen_q, size.heads, case.problem.head_dim),
+        make(size.seqlen_k, size.kv_heads, case.problem.head_dim),
+        make(size.seqlen_k, size.kv_heads, case.problem.head_dim_v),
     )
 
 
-def heads_first(case: Problem) -> QKV:
+def heads_first(case: Cell) -> QKV:
     """Stored (B, H, S, D)."""
-    return _each(case, lambda s, h, d: _normal(case, case.shape.batch, h, s, d).transpose(1, 2))
+    return _each(case, lambda s, h, d: _normal(case, case.sizes.batch, h, s, d).transpose(1, 2))
 
 
-def sequence_first(case: Problem) -> QKV:
+def sequence_first(case: Cell) -> QKV:
     """Stored (S, B, H, D)."""
-    return _each(case, lambda s, h, d: _normal(case, s, case.shape.batch, h, d).transpose(0, 1))
+    return _each(case, lambda s, h, d: _normal(case, s, case.sizes.batch, h, d).transpose(0, 1))
 
 
-def packed(case: Problem) -> QKV:
+def packed(case: Cell) -> QKV:
     """Slices of one projection, (B, S, H D + Hk D + Hk Dv); needs Sq == Sk."""
-    size, d, dv = case.shape, case.head_dim, case.head_dim_v
+    size, d, dv = case.sizes, case.problem.head_dim, case.problem.head_dim_v
     widths = [size.heads * d, size.kv_heads * d, size.kv_heads * dv]
     whole = _normal(case, size.batch, size.seqlen_q, sum(widths))
     q, k, v = whole.split(widths, dim=-1)
     return q.unflatten(-1, (-1, d)), k.unflatten(-1, (-1, d)), v.unflatten(-1, (-1, dv))
 
 
-def expanded_heads(case: Problem) -> QKV:
+def expanded_heads(case: Cell) -> QKV:
     """One head of K and V shown as many: stride 0 over heads."""
-    size = case.shape
+    size = case.sizes
     q, _, _ = _each(case, lambda s, h, d: _normal(case, size.batch, s, h, d))
-    k = _normal(case, size.batch, size.seqlen_k, 1, case.head_dim)
-    v = _normal(case, size.batch, size.seqlen_k, 1, case.head_dim_v)
+    k = _normal(case, size.batch, size.seqlen_k, 1, case.problem.head_dim)
+    v = _normal(case, size.batch, size.seqlen_k, 1, case.problem.head_dim_v)
     return q, k.expand(-1, -1, size.kv_heads, -1), v.expand(-1, -1, size.kv_heads, -1)
 
 
-def expanded_batch(case: Problem) -> QKV:
+def expanded_batch(case: Cell) -> QKV:
     """One sequence of K and V under every query batch: stride 0 over the batch."""
-    size = case.shape
+    size = case.sizes
     q, _, _ = _each(case, lambda s, h, d: _normal(case, size.batch, s, h, d))
-    k = _normal(case, 1, size.seqlen_k, size.kv_heads, case.head_dim)
-    v = _normal(case, 1, size.seqlen_k, size.kv_heads, case.head_dim_v)
+    k = _normal(case, 1, size.seqlen_k, size.kv_heads, case.problem.head_dim)
+    v = _normal(case, 1, size.seqlen_k, size.kv_heads, case.problem.head_dim_v)
     return q, k.expand(size.batch, -1, -1, -1), v.expand(size.batch, -1, -1, -1)
 
 
-def every_second(case: Problem) -> QKV:
+def every_second(case: Cell) -> QKV:
     """Every second position of a longer sequence."""
-    return _each(case, lambda s, h, d: _normal(case, case.shape.batch, 2 * s, h, d)[:, ::2])
+    return _each(case, lambda s, h, d: _normal(case, case.sizes.batch, 2 * s, h, d)[:, ::2])
 
 
-def wide_rows(case: Problem) -> QKV:
+def wide_rows(case: Cell) -> QKV:
     """The first columns of wider rows, so that reading on past a row reads numbers."""
-    return _each(case, lambda s, h, d: _normal(case, case.shape.batch, s, h, d + STEP)[..., :d])
+    return _each(case, lambda s, h, d: _normal(case, case.sizes.batch, s, h, d + STEP)[..., :d])
 
 
-def anyhow(seed: int) -> Callable[[Problem], QKV]:
+def anyhow(seed: int) -> Callable[[Cell], QKV]:
     """Stored in a random order of dimensions, with random gaps full of NaN, at a random offset."""
 
-    def make(case: Problem) -> QKV:
+    def make(case: Cell) -> QKV:
         dice = random.Random(seed)
-        return _each(case, lambda s, h, d: _scattered(case, dice, (case.shape.batch, s, h, d)))
+        return _each(case, lambda s, h, d: _scattered(case, dice, (case.sizes.batch, s, h, d)))
 
     make.__name__ = f"anyhow_{seed}"
     return make
 
 
-def _scattered(case: Problem, dice: random.Random, sizes: tuple[int, ...]) -> Tensor:
+def _scattered(case: Cell, dice: random.Random, sizes: tuple[int, ...]) -> Tensor:
     strides = [0, 0, 0, 1]
     reach = sizes[3] + STEP * dice.randrange(3)  # elements that one row takes up
     for dim in dice.sample(range(3), 3):

@@ -8,10 +8,14 @@ import torch
 
 from fagen.e4m3 import by_columns
 from fagen.kinds.forward import emulate as emulator
+from fagen.kinds.forward.fp8_accuracy import fp8_error, poisoned8
 from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.operands import operands, outputs
 from fagen.kinds.forward.plan import plan
-from fagen.measure.fp8 import fp8_error, operands, outputs, poisoned8, rms
-from fagen.measure.shapes import Shape, inputs, problem, softmax_scale, verification_shapes
+from fagen.kinds.forward.shapes import verification_sizes
+from fagen.measure.inputs import cell_of, inputs, softmax_scale
+from fagen.measure.numerics import rms
+from fagen.problem import Sizes
 from fagen.runtime import op
 from tests.gpu.steep import levels, slopes
 
@@ -123,19 +127,23 @@ def few(request, all_of_them):
 
 
 def kernel_of(built):
-    return poisoned8(built.plan.slug, built.binary.library)
+    return poisoned8(built.plan, built.binary.library)
+
+
+def cell(built, batch, seqlen_q, seqlen_k, heads, kv_heads):
+    return cell_of(built.plan, Sizes(batch, heads, kv_heads, seqlen_q, seqlen_k))
 
 
 def made(built, *sizes, seed=0):
     """What the kernel takes at these sizes, and the scale."""
-    case = problem(built.plan, Shape(*sizes))
+    case = cell(built, *sizes)
     given = operands(built.plan, *inputs(case, seed=seed))
-    return given, softmax_scale(case.head_dim)
+    return given, softmax_scale(case.problem.head_dim)
 
 
 def other_descales(of, case, seed):
     """Descales of the Plan's kind at random; those of V by block differ most."""
-    size = case.shape
+    size = case.sizes
     dice = torch.Generator("cuda").manual_seed(seed)
 
     def descale(heads, seqlen, powers):
@@ -161,7 +169,7 @@ def test_any_schedule_is_as_exact_as_its_emulation(slug, all_of_them):
     built = all_of_them(slug)
     wrong = []
     for seed, sizes in enumerate(SHAPES):
-        case = problem(built.plan, Shape(*sizes))
+        case = cell(built, *sizes)
         qkv = inputs(case, seed=seed)
         for descales in (None, other_descales(built.plan, case, seed)):
             error = fp8_error(built.plan, case, kernel_of(built), *qkv, descales=descales)
@@ -171,29 +179,29 @@ def test_any_schedule_is_as_exact_as_its_emulation(slug, all_of_them):
 
 
 def test_every_verification_shape_is_within_bounds(few):
-    for seed, shape in enumerate(verification_shapes(few.plan)):
-        case = problem(few.plan, shape)
+    for seed, sizes in enumerate(verification_sizes(few.plan)):
+        case = cell_of(few.plan, sizes)
         error = fp8_error(few.plan, case, kernel_of(few), *inputs(case, seed=seed))
         assert error.ok, error
 
 
 @pytest.mark.parametrize("factor", [1e-2, 4.0], ids=["flat", "sharp"])
 def test_any_scale_is_applied(few, factor):
-    case = problem(few.plan, Sizes(1, 2, 2, 257, 300))
-    scale = factor * softmax_scale(case.head_dim)
+    case = cell_of(few.plan, Sizes(1, 2, 2, 257, 300))
+    scale = factor * softmax_scale(case.problem.head_dim)
     error = fp8_error(few.plan, case, kernel_of(few), *inputs(case), scale)
     assert error.ok, error
 
 
 @pytest.mark.parametrize("direction", [1, -1], ids=["rising", "falling"])
 def test_scores_that_grow_along_the_keys_keep_the_running_maximum_right(few, direction):
-    case = problem(few.plan, Sizes(1, 2, 2, 400, 700))
+    case = cell_of(few.plan, Sizes(1, 2, 2, 400, 700))
     q, k, v = inputs(case)
     ramp = torch.linspace(*(1 / 30, 1.0)[::direction], 700, device="cuda")
     k = (k.float() * ramp[:, None, None]).to(k.dtype)
     # The largest scores are thrice the usual, and so is what tensor cores lose of them: with their
     # sums emulated the log-sum-exp is off by up to 5.2e-3 at head dim 256.
-    scale = 3 * softmax_scale(case.head_dim)
+    scale = 3 * softmax_scale(case.problem.head_dim)
     error = fp8_error(few.plan, case, kernel_of(few), q, k, v, scale)
     assert error.ok, error
 
@@ -205,8 +213,8 @@ def test_maxima_that_grow_beyond_what_exp2_holds_are_raised_in_time(few, factor,
 
     A score is one product, of bytes: what tensor cores lose in a sum would be much in its exponent.
     """
-    case = problem(few.plan, Shape(1, *sizes, 4, 2))
-    scale = softmax_scale(case.head_dim)
+    case = cell(few, 1, *sizes, 4, 2)
+    scale = softmax_scale(case.problem.head_dim)
     q, k, v = inputs(case)
     k[..., 0] = k[..., 0] / factor + levels(sizes[1])[:, None] / scale
     q[..., 0], q[..., 1:] = slopes(sizes[0])[:, None], 0
@@ -231,10 +239,10 @@ def test_promotion_helps_where_sums_are_long(all_of_them):
     errors = []
     for slug in PROMOTED:
         built = all_of_them(slug)
-        case = problem(built.plan, Sizes(1, 1, 1, 128, 65_536))
+        case = cell_of(built.plan, Sizes(1, 1, 1, 128, 65_536))
         q, k, v = inputs(case)
         given = operands(built.plan, q, k, v + 1)  # sums that grow, not a walk around zero
-        scale = softmax_scale(case.head_dim)
+        scale = softmax_scale(case.problem.head_dim)
         out, _ = kernel_of(built)(given, scale)
         emulated, _ = emulator.emulate_fp8(built.plan, *given[:3], scale, *given[3:])
         errors.append(rms(out.double() - emulated.double()))

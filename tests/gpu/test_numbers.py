@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from fagen.measure.accuracy import check, shape_error
-from fagen.measure.shapes import inputs, softmax_scale
+from fagen.kinds.forward.accuracy import check, shape_error
+from fagen.measure.inputs import inputs, softmax_scale
 from fagen.runtime import op
 from tests.gpu.layouts import LAYOUTS
 from tests.gpu.steep import levels, slopes
@@ -23,7 +23,7 @@ def test_every_verification_shape_is_within_bounds(any_kernel):
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
 def test_any_layout_is_read_right(kernel, layout):
-    case = kernel.problem(2, 193, 193, 6, 2)
+    case = kernel.cell(2, 193, 193, 6, 2)
     q, k, v = layout(case)
     error = shape_error(case, kernel.poisoned, q, k, v)
     assert error.ok, error
@@ -31,9 +31,9 @@ def test_any_layout_is_read_right(kernel, layout):
 
 def test_the_output_is_written_to_any_strides_and_nowhere_else(kernel):
     plan = kernel.plan
-    case = kernel.problem(2, plan.block_m + 3, 77, 3, 3)
+    case = kernel.cell(2, plan.block_m + 3, 77, 3, 3)
     q, k, v = inputs(case)
-    scale = softmax_scale(case.head_dim)
+    scale = softmax_scale(case.problem.head_dim)
     plain, plain_lse = kernel.poisoned(q, k, v, scale)
     batch, seqlen, heads, columns = plain.shape
     guard = 12_345.0
@@ -52,9 +52,9 @@ def test_the_output_is_written_to_any_strides_and_nowhere_else(kernel):
 
 
 def test_without_a_log_sum_exp_the_output_is_the_same(kernel):
-    case = kernel.problem(1, 150, 150, 2, 2)
+    case = kernel.cell(1, 150, 150, 2, 2)
     q, k, v = inputs(case)
-    scale = softmax_scale(case.head_dim)
+    scale = softmax_scale(case.problem.head_dim)
     plain, _ = kernel.poisoned(q, k, v, scale)
     out = torch.full_like(plain, math.nan)
     op.call_kernel(kernel.binary, q, k, v, out, None, scale)
@@ -63,7 +63,7 @@ def test_without_a_log_sum_exp_the_output_is_the_same(kernel):
 
 @pytest.mark.parametrize("direction", [1, -1], ids=["rising", "falling"])
 def test_scores_that_grow_along_the_keys_keep_the_running_maximum_right(kernel, direction):
-    case = kernel.problem(1, 400, 700, 2, 2)
+    case = kernel.cell(1, 400, 700, 2, 2)
     q, k, v = inputs(case)
     ramp = torch.linspace(*(0.1, 3.0)[::direction], 700, device="cuda")
     k = (k.float() * ramp[:, None, None]).to(k.dtype)
@@ -75,32 +75,36 @@ def test_scores_that_grow_along_the_keys_keep_the_running_maximum_right(kernel, 
 @pytest.mark.parametrize("factor", [1, 8, 64])
 def test_maxima_that_grow_beyond_what_exp2_holds_are_raised_in_time(kernel, factor, sizes):
     """Twice by up to 2.5, 20 and 160 log2 units, not in all rows of a warp; some see a key late."""
-    case = kernel.problem(1, *sizes, 4, 2)
+    case = kernel.cell(1, *sizes, 4, 2)
     q, k, v = inputs(case)
     q[..., 0] = factor * slopes(sizes[0])[:, None]
-    k[..., 0] = levels(sizes[1])[:, None] / softmax_scale(case.head_dim)
+    k[..., 0] = levels(sizes[1])[:, None] / softmax_scale(case.problem.head_dim)
     error = shape_error(case, kernel.poisoned, q, k, v)
     assert error.ok, error
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0], ids=["flat", "sharp"])
 def test_any_scale_is_applied(kernel, scale):
-    case = kernel.problem(1, 257, 300, 2, 2)
+    case = kernel.cell(1, 257, 300, 2, 2)
     error = shape_error(case, kernel.poisoned, *inputs(case), scale=scale)
     assert error.ok, error
 
 
 def test_equal_keys_average_the_values_that_a_row_sees(kernel):
-    case = kernel.problem(1, 200, 200, 1, 1)
+    case = kernel.cell(1, 200, 200, 1, 1)
     q, k, v = inputs(case)
     out, lse = kernel.poisoned(q, torch.zeros_like(k), torch.ones_like(v), 1.0)
     assert bool((out == 1).all())
-    seen = torch.arange(1, 201, device="cuda") if case.causal else torch.full((200,), 200)
+    seen = (
+        torch.arange(1, 201, device="cuda")
+        if case.problem.mask == "causal"
+        else torch.full((200,), 200)
+    )
     assert torch.allclose(lse[0, 0], torch.log(seen.float()).cuda(), atol=1e-5)
 
 
 def test_scores_beyond_what_exp_can_hold_stay_finite(kernel):
-    case = kernel.problem(1, 130, 260, 2, 2)
+    case = kernel.cell(1, 130, 260, 2, 2)
     q, k, v = inputs(case)
     out, lse = kernel.poisoned(q * 30, k * 30, v, 1.0)
     assert bool(torch.isfinite(out).all())
@@ -109,9 +113,9 @@ def test_scores_beyond_what_exp_can_hold_stay_finite(kernel):
 
 
 def test_twenty_runs_are_bit_identical(kernel):
-    case = kernel.problem(4, 500, 500, 40, 8)
+    case = kernel.cell(4, 500, 500, 40, 8)
     q, k, v = inputs(case)
-    scale = softmax_scale(case.head_dim)
+    scale = softmax_scale(case.problem.head_dim)
     first, first_lse = kernel.poisoned(q, k, v, scale)
     for _ in range(19):
         out, lse = kernel.poisoned(q, k, v, scale)
@@ -120,9 +124,9 @@ def test_twenty_runs_are_bit_identical(kernel):
 
 
 def test_a_batch_gives_what_its_sequences_give_alone(kernel):
-    case = kernel.problem(3, 300, 300, 4, 2)
+    case = kernel.cell(3, 300, 300, 4, 2)
     q, k, v = inputs(case)
-    scale = softmax_scale(case.head_dim)
+    scale = softmax_scale(case.problem.head_dim)
     out, lse = kernel.poisoned(q, k, v, scale)
     for i in range(3):
         alone, alone_lse = kernel.poisoned(q[i : i + 1], k[i : i + 1], v[i : i + 1], scale)

@@ -6,14 +6,16 @@ from itertools import cycle
 
 import pytest
 import torch
-from fagen.measure.quantizers import SIZES, bandwidth, check_quantizer, kernel_of
-from fagen.quantizer import QuantizeSchedule, reference
 
 from fagen import flow
-from fagen.measure import quantizers
-from fagen.measure.fp8 import Operands, rms
-from fagen.measure.shapes import HIDDEN
+from fagen.kinds.forward.operands import Operands
+from fagen.kinds.quantize import proof as quantizers
+from fagen.kinds.quantize import reference
+from fagen.kinds.quantize.keys import Schedule as QuantizeSchedule
+from fagen.kinds.quantize.proof import SIZES, bandwidth, check_quantizer, kernel_of
+from fagen.measure.numerics import rms
 from fagen.paths import locate
+from fagen.problem import HIDDEN
 from fagen.runtime.quantize import quantize
 from fagen.vocab import SCALE_ROWS_DEFAULT
 from tests.gpu.conftest import BUILDERS

@@ -4,9 +4,10 @@ from itertools import cycle
 
 import pytest
 
+from fagen.kinds.forward.accuracy import poisoned, shape_error
 from fagen.kinds.forward.keys import Schedule
-from fagen.measure.accuracy import poisoned, shape_error
-from fagen.measure.shapes import Shape, inputs, problem
+from fagen.measure.inputs import cell_of, inputs
+from fagen.problem import Sizes
 
 pytestmark = pytest.mark.gpu
 
@@ -68,14 +69,14 @@ KNOBS = [
     "fwd_fp16_d128v64_full_m128n112_q2_vspace_pshared_tensorsum_eachmax",
     "fwd_fp16_d64_full_m128n80_q2_tensorsum_eachmax_c2",
 ]
-SHAPES = [  # batch, seqlen_q, seqlen_k, heads, kv_heads
-    (1, 1, 1, 1, 1),
-    (2, 129, 127, 4, 2),
-    (1, 700, 300, 2, 1),
-    (1, 300, 1000, 3, 3),
-    (2, 257, 0, 2, 2),
-    (4, 513, 511, 40, 8),
-]
+SIZES = (
+    Sizes(1, 1, 1, 1, 1),
+    Sizes(2, 4, 2, 129, 127),
+    Sizes(1, 2, 1, 700, 300),
+    Sizes(1, 3, 3, 300, 1000),
+    Sizes(2, 2, 2, 257, 0),
+    Sizes(4, 40, 8, 513, 511),
+)
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +91,8 @@ def chosen(hopper, built_together, request):
 @pytest.mark.parametrize("slug", [*HEAD_DIMS, *UNEVEN, *KNOBS])
 def test_any_schedule_that_fits_is_within_bounds(slug, chosen):
     kernel = chosen(slug)
-    for sizes in SHAPES:
-        case = problem(kernel.plan, Shape(*sizes))
+    for sizes in SIZES:
+        case = cell_of(kernel.plan, sizes)
         error = shape_error(case, poisoned(kernel.binary), *inputs(case))
         assert error.ok, error
 

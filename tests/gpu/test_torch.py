@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import fagen
-from fagen.measure.accuracy import shape_error
-from fagen.measure.shapes import inputs, softmax_scale
+from fagen.kinds.forward.accuracy import shape_error
+from fagen.measure.inputs import inputs, softmax_scale
 
 pytestmark = pytest.mark.gpu
 
@@ -16,8 +16,8 @@ SLEEP = 50_000_000  # GPU clock cycles: some 25 ms, long enough to lose any race
 
 def called(kernel, *sizes, seed=0):
     """Inputs for the op at these sizes, and what the kernel gives for them, synchronised."""
-    case = kernel.problem(*sizes)
-    arguments = (*inputs(case, seed=seed), softmax_scale(case.head_dim))
+    case = kernel.cell(*sizes)
+    arguments = (*inputs(case, seed=seed), softmax_scale(case.problem.head_dim))
     wanted = kernel.poisoned(*arguments)
     torch.cuda.synchronize()
     return arguments, wanted
@@ -130,11 +130,11 @@ def test_every_device_computes_the_same_whichever_is_current(kernel):
     ids=["no batch", "no query", "no key", "nothing"],
 )
 def test_empty_tensors_give_zeros_and_minus_infinity_or_nothing(kernel, sizes):
-    case = kernel.problem(*sizes)
+    case = kernel.cell(*sizes)
     out, lse = kernel.op(*inputs(case), 1.0)
     torch.cuda.synchronize()
     batch, seqlen_q, _, heads, _ = sizes
-    assert out.shape == (batch, seqlen_q, heads, case.head_dim_v)
+    assert out.shape == (batch, seqlen_q, heads, case.problem.head_dim_v)
     assert lse.shape == (batch, heads, seqlen_q)
     assert bool((out == 0).all())
     assert bool((lse == float("-inf")).all())
@@ -168,10 +168,12 @@ def test_wrong_tensors_are_refused_before_the_gpu_sees_them(one_kernel):
 
 
 def test_attention_picks_a_kernel_for_the_tensors_and_is_right(kernel):
-    case = kernel.problem(2, 200, 300, 4, 2)
+    case = kernel.cell(2, 200, 300, 4, 2)
+
+    causal = case.problem.mask == "causal"
 
     def attention(q, k, v, scale):
-        return fagen.attention(q, k, v, causal=case.causal, scale=scale, return_lse=True)
+        return fagen.attention(q, k, v, causal=causal, scale=scale, return_lse=True)
 
     error = shape_error(case, attention, *inputs(case))
     assert error.ok, error
