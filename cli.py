@@ -26,8 +26,8 @@ from fagen.errors import ToolchainError, VerificationError
 from fagen.paths import cache_folder
 
 if TYPE_CHECKING:  # a command imports what it runs and no more: torch alone takes seconds
-    from fagen.measure import Shape
-    from fagen.kinds.forward.keys import Schedule
+    from fagen.problem import Sizes
+    from fagen.schedule import Schedule
 
     Schedules = tuple[Schedule, ...]
 
@@ -50,7 +50,7 @@ def main(debug: bool) -> None:
 
     \b
     Examples:
-      fagen check schedules/fwd_fp16_d128_causal_m128n128.toml
+      fagen check schedules/forward/fwd_fp16_d128_causal_m128n128.toml
     """
 
 
@@ -208,7 +208,7 @@ def verify(
 def bench(
     schedules: "Schedules",
     every: bool,
-    shapes: tuple["Shape", ...],
+    shapes: tuple["Sizes", ...],
     seqlens: tuple[int, ...],
     flex: bool,
     fa3: bool | None,
@@ -227,16 +227,17 @@ def bench(
       fagen bench my.toml other.toml --shape 4,16,2,4096,4096 --flex
     """
     from fagen import flow, measure
+    from fagen.problem import standard_sizes
 
     chosen = _raced(_chosen(schedules, every), every)
     flow.need_gpu()
     made: list[Any] = each("building", chosen, lambda one: flow.built(one, progress=say))
     head_dim = chosen[0].values()["head_dim"]
-    standard = [measure.standard_shape(head_dim, seqlen) for seqlen in seqlens]
+    standard = [standard_sizes(head_dim, seqlen) for seqlen in seqlens]
     beside_fa3 = measure.installed("fa3") if fa3 is None else fa3
     rows = measure.bench(
         made,
-        [*shapes, *standard] or [measure.standard_shape(head_dim)],
+        [*shapes, *standard] or [standard_sizes(head_dim)],
         peers=["cudnn", "fa2", *["fa3"] * beside_fa3, *["flex"] * flex],
         regimes=[measure.REGIMES[regime]] if regime else list(measure.REGIMES.values()),
         progress=say,

@@ -17,8 +17,8 @@ from record import Record, build, exit_code, parser, time_all
 
 from fagen.kinds.forward.keys import Schedule
 from fagen.measure.rows import TITLES, Row, markdown, regimes_of
-from fagen.measure.shapes import Problem, standard_shape
 from fagen.measure.timing import BURST, SUSTAINED
+from fagen.problem import Cell, Problem, standard_sizes
 
 WHOLE = Schedule.make(dtype="fp16", head_dim=128, mask="full", block_m=128, block_n=128)
 WITHOUT = {
@@ -33,7 +33,7 @@ PAPER = {
     WITHOUT["intra-warpgroup overlap"].slug: 582,
     WITHOUT["warp specialisation (and ping-pong)"].slug: 570,
 }
-CASE = Problem("fp16", 128, 128, "full", standard_shape(128, 16_384))
+CELL = Cell(Problem("fp16", 128, 128, "full"), standard_sizes(128, 16_384))
 REGIMES = (dataclasses.replace(SUSTAINED, rounds=9), dataclasses.replace(BURST, rounds=15))
 
 
@@ -47,7 +47,7 @@ def run(asked: argparse.Namespace) -> int:
     """Build the kernels, time them beside cuDNN, write everything."""
     record = Record.begun(asked.out, "ablation", REGIMES)
     schedules = [WHOLE, *WITHOUT.values()]
-    time_all(record, {CASE: schedules}, build(schedules), asked.peer or ["cudnn"], regimes=REGIMES)
+    time_all(record, {CELL: schedules}, build(schedules), asked.peer or ["cudnn"], regimes=REGIMES)
     report(record)
     return record.finish()
 
@@ -64,7 +64,7 @@ def report(record: Record) -> None:
         f"{regime['rounds']} rounds {name}" for name, regime in record.about["regimes"].items()
     )
     page = record.write_page(
-        f"{record.made_on}; {CASE}; {rounds}. TFLOP/s, @ the SM clock in MHz, ± half the spread.",
+        f"{record.made_on}; {CELL}; {rounds}. TFLOP/s, @ the SM clock in MHz, ± half the spread.",
         table(record.rows),
         verdicts(record.rows),
         "The paper's figures were measured on an H100, and are here for orientation.",

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from record import Record, build, exit_code, parser, serving, time_all
 
-from fagen.measure.rows import YARDSTICK, Key, means, problems
-from fagen.measure.shapes import HIDDEN, TOKENS, Problem, Shape
+from fagen.measure.rows import YARDSTICK, means, problems
 from fagen.measure.summaries import picks
+from fagen.problem import HIDDEN, TOKENS, Cell, Problem, Sizes
 from fagen.vocab import DTYPES, MASKS
 
 
@@ -28,7 +28,7 @@ class Group:
     """Cells that belong together, and the peer to hold them against."""
 
     said: str
-    cells: tuple[Problem, ...]
+    cells: tuple[Cell, ...]
     over: str = YARDSTICK
 
 
@@ -36,17 +36,19 @@ def groups(dtype: str) -> dict[str, Group]:
     """Everything beyond the grid, by name."""
 
     def cells(
-        dims: Iterable[int], sizes: Iterable[Shape | int], masks: Iterable[str] = MASKS
-    ) -> tuple[Problem, ...]:
+        dims: Iterable[int], sizes: Iterable[Sizes | int], masks: Iterable[str] = MASKS
+    ) -> tuple[Cell, ...]:
         return tuple(
-            Problem(dtype, dim, dim, mask, usual(dim, size) if isinstance(size, int) else size)
+            Cell(
+                Problem(dtype, dim, dim, mask), usual(dim, size) if isinstance(size, int) else size
+            )
             for dim in dims
             for mask in masks
             for size in sizes
         )
 
     usual_dims = (64, 128, 256)
-    uneven = [Shape(16, *lengths, 16, 16) for lengths in ((1_024, 8_192), (8_192, 1_024))]
+    uneven = [Sizes(16, 16, 16, *lengths) for lengths in ((1_024, 8_192), (8_192, 1_024))]
     return {
         "head-dims": Group(
             "Head dims 96 and 192, 21 and 11 heads, next to a hidden size of 2048",
@@ -54,11 +56,11 @@ def groups(dtype: str) -> dict[str, Group]:
         ),
         "grouped": Group(
             "Grouped heads: 32 of Q on 8 of K and V, and 64 on 8",
-            cells((128,), [Shape(4, 4_096, 4_096, heads, 8) for heads in (32, 64)]),
+            cells((128,), [Sizes(4, heads, 8, 4_096, 4_096) for heads in (32, 64)]),
         ),
         "odd": Group("Lengths that no tile divides", cells(usual_dims, [1_000, 3_001])),
         "few-tiles": Group(
-            "Few tiles: one batch of four heads", cells(usual_dims, [Shape(1, 4_096, 4_096, 4, 4)])
+            "Few tiles: one batch of four heads", cells(usual_dims, [Sizes(1, 4, 4, 4_096, 4_096)])
         ),
         "uneven": Group(
             "Other lengths of Q than of K and V, full", cells((128,), uneven, ["full"])
@@ -71,10 +73,10 @@ def groups(dtype: str) -> dict[str, Group]:
     }
 
 
-def usual(head_dim: int, seqlen: int) -> Shape:
+def usual(head_dim: int, seqlen: int) -> Sizes:
     """16,384 tokens and hidden size 2048, as near as whole batches and heads come."""
     heads = round(HIDDEN / head_dim)
-    return Shape(round(TOKENS / seqlen), seqlen, seqlen, heads, heads)
+    return Sizes(round(TOKENS / seqlen), heads, heads, seqlen, seqlen)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,7 +90,7 @@ def run(asked: argparse.Namespace) -> int:
     record = Record.begun(asked.out, "beyond" if asked.dtype == "fp16" else f"beyond-{asked.dtype}")
     named = groups(asked.dtype)
     work = {
-        case: serving(case) for name in asked.group or list(named) for case in named[name].cells
+        cell: serving(cell) for name in asked.group or list(named) for cell in named[name].cells
     }
     kernels = build(schedule for found in work.values() for schedule in found)
     time_all(record, work, kernels, asked.peer)
@@ -105,14 +107,14 @@ def redraw(asked: argparse.Namespace) -> int:
 def report(record: Record) -> None:
     """Write <stem>.md, and print it."""
     belongs = {
-        key_of(case): name
+        cell: name
         for dtype in {row.dtype for row in record.rows}
         for name, group in groups(dtype).items()
-        for case in group.cells
+        for cell in group.cells
     }
     sorted_in = {name: [] for name in belongs.values()}
     for row in record.rows:
-        sorted_in[belongs[row.problem]].append(row)
+        sorted_in[belongs[row.cell]].append(row)
     named = groups(record.rows[0].dtype)
     found = {(name,): rows for name, rows in sorted_in.items() if rows}
     every = {**found, ("all",): record.rows}
@@ -129,13 +131,6 @@ def report(record: Record) -> None:
         record.remarks,
     )
     print(page)
-
-
-def key_of(case: Problem) -> Key:
-    """What its rows have as their problem."""
-    size = case.shape
-    sizes = (size.seqlen_q, size.seqlen_k, size.batch, size.heads, size.kv_heads)
-    return (case.dtype, case.head_dim, case.head_dim_v, case.mask, *sizes)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

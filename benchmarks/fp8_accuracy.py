@@ -36,12 +36,12 @@ from torch import Tensor
 from fagen.build import Binary
 from fagen.kinds.forward import emulate as emulator
 from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.operands import Operands, has_descales, operands
 from fagen.kinds.forward.plan import Plan, plan
-from fagen.measure.fp8 import Operands, operands
 from fagen.paths import write_whole
 from fagen.runtime import op
 from fagen.runtime.quantize import quantize
-from fagen.vocab import USUAL_SCALE_ROWS
+from fagen.vocab import SCALE_ROWS_DEFAULT
 
 OUTLIERS = 0.001  # of all entries
 OUTLIER_DEVIATION = 10.0
@@ -107,7 +107,7 @@ def planned(asked: argparse.Namespace, **keys: object) -> Plan:
 def parts(asked: argparse.Namespace) -> list[Part]:
     """What each part of fp8 is worth."""
     common = dict(dtype="e4m3", out_dtype="fp16")
-    blocks = common | dict(scales="block", scale_rows=USUAL_SCALE_ROWS)
+    blocks = common | dict(scales="block", scale_rows=SCALE_ROWS_DEFAULT)
     by_block = planned(asked, **blocks)
     by_tensor = planned(asked, **common, scales="tensor")
     hopper = asked.hopper_sums
@@ -159,7 +159,7 @@ def emulated(part: Part) -> Attend:
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scale = q.shape[-1] ** -0.5
-        if not of.fp8:
+        if not has_descales(of):
             return emulator.emulate(of, q, k, v, scale)[0]
         given = operands(of, q, k, v, rotated=part.rotated)
         sums = dict(hopper_sums=part.hopper_sums)
@@ -174,7 +174,7 @@ def run(part: Part, binary: Binary) -> Attend:
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scale = q.shape[-1] ** -0.5
-        if not of.fp8:
+        if not has_descales(of):
             return kernel(q, k, v, scale)[0]
         given = quantised(of, q, k, v, part.rotated)
         return kernel(*given[:3], scale, *given[3:])[0]
@@ -206,7 +206,7 @@ def error(attend: Attend, asked: argparse.Namespace, keys: int) -> float:
     squares = []
     for seed in range(asked.seeds):
         q, k, v = tensors(asked, seed, keys)
-        exact, _ = emulator.reference(q, k, v, causal=False, scale=q.shape[-1] ** -0.5)
+        exact, _ = emulator.reference(q, k, v, mask="full", scale=q.shape[-1] ** -0.5)
         squares.append((attend(q, k, v).double() - exact).square().mean())
     return float(torch.stack(squares).mean().sqrt())
 

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from fagen.measure.rows import OURS, PREARRANGED, QUANTISE, TITLES, Row
+from fagen.vocab import MASKS
 
 INK, QUIET, FAINT = "#1f2328", "#6e7781", "#e6e9ed"
 ACCENT = "#d1495b"
@@ -66,7 +67,7 @@ def plot(
 
 def _figure(rows: Sequence[Row], ceiling: float | None) -> Figure:
     dims = sorted({(row.head_dim, row.head_dim_v) for row in rows})
-    masks = [mask for mask in ("full", "causal") if any(row.mask == mask for row in rows)]
+    masks = [mask for mask in MASKS if any(row.mask == mask for row in rows)]
     seqlens = sorted({row.seqlen_q for row in rows})
     highest = max([row.tflops for row in rows] + ([ceiling] if ceiling else []))
     # in inches, since the heading and the legend keep their size however many panels there are

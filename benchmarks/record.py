@@ -1,4 +1,4 @@
-"""Problems in; kernels built, everything timed, and the files of a run written: for all scripts."""
+"""Cells in; kernels built, everything timed, and the files of a run written: for all scripts."""
 
 import argparse
 import dataclasses
@@ -14,19 +14,20 @@ from typing import Any
 
 import torch
 
-from fagen import dispatch, flow
+from fagen import flow
 from fagen.build import Binary
 from fagen.errors import FagenError, VerificationError
-from fagen.kinds.forward.keys import Schedule
-from fagen.kinds.forward.plan import Plan
+from fagen.kind import Plan
 from fagen.measure.card import hopper
 from fagen.measure.cells import race
-from fagen.measure.peers import installed, ours, peer
+from fagen.measure.peers import installed, is_causal, ours, peer
 from fagen.measure.rows import QUANTISE, Row, read_rows, rounded, title, write_rows
-from fagen.measure.shapes import Problem
 from fagen.measure.timing import REGIMES, Regime
 from fagen.paths import write_whole
-from fagen.vocab import DTYPES, USUAL_SCALE_ROWS, V_LAYOUTS
+from fagen.problem import Cell, solves
+from fagen.runtime import attention
+from fagen.schedule import Schedule
+from fagen.vocab import DTYPES, SCALE_ROWS_DEFAULT, V_LAYOUTS
 
 Kernels = Mapping[str, tuple[Plan, Binary]]
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -69,7 +70,7 @@ class Record:
         return cls(path.parent, path.stem, about, list(read_rows(path)))
 
     def note(self, said: str, of: object) -> None:
-        """Remember something that holds for one problem."""
+        """Remember something that holds for one cell."""
         self.about["notes"].setdefault(said, []).append(str(of))
 
     def save(self) -> None:
@@ -109,33 +110,29 @@ class Record:
 # ---- which kernels -------------------------------------------------------------------------------
 
 
-def serving(case: Problem, *, everything: bool = False) -> list[Schedule]:
-    """The schedule that fagen.attention takes for a problem, or all committed ones that do it.
+def serving(cell: Cell, *, everything: bool = False) -> list[Schedule]:
+    """The schedule that fagen.attention takes for a cell, or all committed ones that do it.
 
     In e4m3 it takes one for each way that the inputs may have been quantised: V by rows and by
     columns, a scale of a head and of a block of rows.
     """
-    wanted = (case.dtype, case.head_dim, case.head_dim_v, case.mask)
-    there = []
-    for schedule in flow.committed():
-        asked = schedule.attention
-        if (asked.dtype, asked.head_dim, asked.head_dim_v, asked.mask) == wanted:
-            there.append(schedule)
-    fp8 = DTYPES[case.dtype].fp8
+    problem, sizes = cell.problem, cell.sizes
+    there = [schedule for schedule in flow.committed("forward") if solves(schedule, problem)]
+    fp8 = DTYPES[problem.dtype].fp8
     if everything or not (there or fp8):
         return there
     ways: list[dict[str, Any]] = [{}]
     if fp8:
-        blocks = (0, USUAL_SCALE_ROWS)
+        blocks = (0, SCALE_ROWS_DEFAULT)
         ways = [dict(v_layout=v, scale_rows=rows) for v in V_LAYOUTS for rows in blocks]
     return [
-        dispatch.picked(
-            dtype=case.dtype,
-            head_dim=case.head_dim,
-            head_dim_v=case.head_dim_v,
-            causal=case.causal,
-            seqlen=case.shape.seqlen_k,
-            rows=case.shape.batch * case.shape.heads * case.shape.seqlen_q,
+        attention.picked(
+            dtype=problem.dtype,
+            head_dim=problem.head_dim,
+            head_dim_v=problem.head_dim_v,
+            causal=is_causal(cell),
+            seqlen=sizes.seqlen_k,
+            rows=sizes.batch * sizes.heads * sizes.seqlen_q,
             **way,
         )
         for way in ways
@@ -157,34 +154,34 @@ def build(schedules: Iterable[Schedule]) -> Kernels:
 
 def time_all(
     record: Record,
-    work: Mapping[Problem, Sequence[Schedule]],
+    work: Mapping[Cell, Sequence[Schedule]],
     kernels: Kernels,
     peers: Sequence[str] | None = None,
     *,
     regimes: Sequence[Regime] = tuple(REGIMES.values()),
 ) -> None:
-    """Time each problem's schedules beside peers, if not these then the usual ones of its dtype.
+    """Time each cell's schedules beside peers, if not these then the usual ones of its dtype.
 
-    The record is saved after every problem.
+    The record is saved after every cell.
 
-    What cannot be timed is noted, and why: a problem without a schedule, a peer that refuses, a
+    What cannot be timed is noted, and why: a cell without a schedule, a peer that refuses, a
     kernel whose output is wrong.  Raises FagenError where nothing can.
     """
-    for case in work:
-        if not work[case]:
-            record.note("no committed schedule", case)
-    cells = [case for case in work if work[case]]
+    for cell in work:
+        if not work[cell]:
+            record.note("no committed schedule", cell)
+    cells = [cell for cell in work if work[cell]]
     began = time.monotonic()
-    for number, case in enumerate(cells, 1):
-        mine = [ours(kernels[schedule.slug][1]) for schedule in work[case]]
-        others = [peer(name) for name in peers or usual_peers(case.dtype)]
+    for number, cell in enumerate(cells, 1):
+        mine = [ours(kernels[schedule.slug][1]) for schedule in work[cell]]
+        others = [peer(name) for name in peers or usual_peers(cell.problem.dtype)]
         print(f"[{number}/{len(cells)}, {time.monotonic() - began:.0f} s]", end=" ", flush=True)
 
-        def left_out(who: str, why: str, case: Problem = case) -> None:
-            record.note(f"{title(who)} left out ({why})", case)
+        def left_out(who: str, why: str, cell: Cell = cell) -> None:
+            record.note(f"{title(who)} left out ({why})", cell)
 
         try:
-            rows = race(case, [*mine, *others], regimes=regimes, progress=say, left_out=left_out)
+            rows = race(cell, [*mine, *others], regimes=regimes, progress=say, left_out=left_out)
         except VerificationError as error:
             say(f"  {error}")
             record.note("wrong, and not timed", error)

@@ -38,11 +38,11 @@ import plots
 from record import Record, build, exit_code, parser, say, serving, time_all
 
 from fagen.build import Binary
-from fagen.kinds.forward.plan import Plan
+from fagen.kind import Plan
 from fagen.measure.cells import matmul_ceiling
+from fagen.measure.inputs import SEQLENS
 from fagen.measure.launch import SMALL, launch_costs
 from fagen.measure.rows import PREARRANGED, QUANTISE, YARDSTICK, geomeans, table
-from fagen.measure.shapes import SEQLENS, Problem, standard_shape
 from fagen.measure.summaries import (
     beside_fp16,
     by_scales,
@@ -51,6 +51,7 @@ from fagen.measure.summaries import (
     share_of_matmul,
     with_quantising,
 )
+from fagen.problem import Cell, Problem, standard_sizes
 from fagen.vocab import DTYPES, MASKS
 
 HEAD_DIMS = (64, 128, 256)
@@ -71,8 +72,8 @@ def run(asked: argparse.Namespace) -> int:
     """Build the kernels, time every cell, write everything."""
     record = Record.begun(asked.out)
     grid = cells(asked)
-    work = {case: serving(case, everything=asked.all_schedules) for case in grid}
-    small = serving(dataclasses.replace(grid[0], shape=SMALL))
+    work = {cell: serving(cell, everything=asked.all_schedules) for cell in grid}
+    small = serving(dataclasses.replace(grid[0], sizes=SMALL))
     kernels = build([*small, *(schedule for found in work.values() for schedule in found)])
     record.about["matmul_tflops"] = {
         dtype: {name: round(tflops, 1) for name, tflops in matmul_ceiling(dtype).items()}
@@ -86,10 +87,10 @@ def run(asked: argparse.Namespace) -> int:
     return record.finish()
 
 
-def cells(asked: argparse.Namespace) -> list[Problem]:
+def cells(asked: argparse.Namespace) -> list[Cell]:
     """The part of the grid that is asked for."""
     return [
-        Problem(dtype, head_dim, head_dim, mask, standard_shape(head_dim, seqlen))
+        Cell(Problem(dtype, head_dim, head_dim, mask), standard_sizes(head_dim, seqlen))
         for dtype in asked.dtype
         for head_dim in asked.head_dim
         for mask in asked.mask

@@ -1,6 +1,6 @@
 """Attention by one schedule, on real tensors: its error against fp64, and on a GPU its time.
 
-python examples/demo.py schedules/fwd_fp16_d128_causal_m128n128.toml
+python examples/demo.py schedules/forward/fwd_fp16_d128_causal_m128n128.toml
 """
 
 import sys
@@ -50,7 +50,7 @@ where = torch.cuda.get_device_name() if hopper else "a CPU; no Hopper GPU here, 
 print(f"{schedule.slug} on {where}")
 print(f"{batch} x {seqlen} tokens, {heads} heads of {asked.head_dim}, {kv_heads} of K and V")
 
-exact, _ = reference(q, k, v, causal=causal, scale=scale)
+exact, _ = reference(q, k, v, mask=asked.mask, scale=scale)
 print(f"largest error against fp64: {error(ours()):.1e}, torch's own {error(torchs()):.1e}")
 
 if hopper:

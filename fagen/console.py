@@ -17,7 +17,7 @@ from fagen.errors import DeviceError, FagenError, ToolchainError
 from fagen.paths import locate
 
 if TYPE_CHECKING:  # a command imports what it runs and no more: torch alone takes seconds
-    from fagen.measure import Shape
+    from fagen.problem import Sizes
     from fagen.schedule import Schedule
 
 Done = TypeVar("Done")
@@ -106,9 +106,9 @@ class ShapeOption(click.ParamType):  # type: ignore[type-arg]
 
     name = "B,H,Hk,Sq,Sk"
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> "Shape":
+    def convert(self, value: Any, param: Any, ctx: Any) -> "Sizes":
         """Read them; a usage error where they are not five positive numbers that go together."""
-        from fagen.measure import Shape
+        from fagen.problem import Sizes
 
         try:
             batch, heads, kv_heads, seqlen_q, seqlen_k = map(int, value.split(","))
@@ -116,7 +116,7 @@ class ShapeOption(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is not five numbers, as 4,16,16,4096,4096 is", param, ctx)
         if min(batch, heads, kv_heads, seqlen_q, seqlen_k) < 1 or heads % kv_heads:
             self.fail(f"{value!r}: all must be positive, and H a multiple of Hk", param, ctx)
-        return Shape(batch, seqlen_q, seqlen_k, heads, kv_heads)
+        return Sizes(batch, heads, kv_heads, seqlen_q, seqlen_k)
 
 
 def _note_json(context: click.Context, _: click.Parameter, value: bool) -> bool:

@@ -1,73 +1,175 @@
-"""A call's dtypes, head dims, mask and layouts in; whether a schedule computes that out."""
+"""What is computed and how large, in words of vocab: one Problem, one Sizes, FLOPs and bytes."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 
-import torch
+from fagen.errors import ScheduleError
+from fagen.schedule import Schedule
+from fagen.vocab import DTYPES, FP32, MASKS
 
-from fagen.kinds.forward.keys import Schedule
-from fagen.runtime.arguments import dtype_of, name_of, refuse_word
-from fagen.vocab import DTYPES, MASKS, OUT_DTYPES
+TOKENS, HIDDEN = 16_384, 2_048  # of the standard sizes: batch · seqlen, heads · head_dim
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Problem:
-    """What is to be computed, apart from sizes that any kernel takes."""
+    """What attention is computed, apart from sizes that any kernel takes.
 
-    dtype: torch.dtype
+    dtypes, mask and layout are words of vocab. Where something does not apply it is "" or 0; what
+    is None is left open: any kernel of the others will do.
+    """
+
+    dtype: str  # of Q, K and V
     head_dim: int
     head_dim_v: int
-    causal: bool
-    # in e4m3; None leaves it to a schedule that the caller has chosen
-    out_dtype: torch.dtype | None = None
-    v_layout: str | None = None
+    mask: str
+    out_dtype: str | None = None
+    v_layout: str | None = None  # in memory, where the dtype has several
     scale_rows: int | None = None  # that share a scale; 0 where a head or the tensor has one
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> "Problem":
+        """What a schedule computes.  Raises ScheduleError where that is no attention."""
+        values = schedule.values()
+        names = [field.name for field in fields(cls)]
+        if missing := [name for name in names if name not in values]:
+            raise ScheduleError(f"{schedule.slug} computes no attention: it has no {missing[0]}")
+        return cls(**{name: values[name] for name in names})
+
+    def opened(self) -> "Problem":
+        """Return it with all left open in which kernels of one benchmark cell may differ."""
+        return replace(self, out_dtype=None, v_layout=None, scale_rows=None)
+
+    def answered_by(self, found: "Problem") -> bool:
+        """Whether a kernel of `found` computes this; what is left open here it may say."""
+        left = {key: value for key, value in vars(found).items() if getattr(self, key) is None}
+        return replace(self, **left) == found
+
+    @property
+    def head_dims(self) -> str:
+        """'128', or '192/128' where V has its own."""
+        d, d_v = self.head_dim, self.head_dim_v
+        return f"{d}" if d == d_v else f"{d}/{d_v}"
+
+    @property
+    def name(self) -> str:
+        """As slugs say it: dtype, head dims and mask."""
+        v = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
+        return f"{self.dtype}_d{self.head_dim}{v}_{self.mask}"
 
     def __str__(self) -> str:
         columns = f"{self.head_dim}"
         if self.head_dim_v != self.head_dim:
             columns += f" and {self.head_dim_v} (V)"
-        mask = "causal" if self.causal else "full"
-        said = [name_of(self.dtype), f"head_dim {columns}", mask]
+        said = [_torchs(self.dtype), f"head_dim {columns}", self.mask]
         if self.v_layout:
             said.append(f"V by {self.v_layout}")
-        if self.scale_rows is not None:
+        if self.scale_rows is not None and self.dtype in DTYPES and DTYPES[self.dtype].fp8:
             blocks = f"block of {self.scale_rows} rows" if self.scale_rows else "head or tensor"
             said.append(f"scales by {blocks}")
-        if self.out_dtype:
-            said.append(f"out in {name_of(self.out_dtype)}")
+        if self.out_dtype and self.out_dtype != self.dtype:
+            said.append(f"out in {_torchs(self.out_dtype)}")
         return ", ".join(said)
 
 
-def problem_of(schedule: Schedule) -> Problem:
-    """Return what a schedule computes."""
-    asked, dtype = schedule.attention, DTYPES[schedule.attention.dtype]
-    problem = Problem(
-        getattr(torch, dtype.torch), asked.head_dim, asked.head_dim_v, MASKS[asked.mask].causal
-    )
-    if not dtype.fp8:
-        return problem
-    return replace(
-        problem,
-        out_dtype=getattr(torch, DTYPES[asked.out_dtype].torch),
-        v_layout=schedule.fp8.v_layout,
-        scale_rows=schedule.fp8.scale_rows,
-    )
+def _torchs(dtype: str) -> str:
+    """torch's word for a dtype; one that fagen has none for is torch's already."""
+    return DTYPES[dtype].torch if dtype in DTYPES else dtype
 
 
 def solves(schedule: Schedule, problem: Problem) -> bool:
     """Whether a schedule computes that; what the problem leaves open it may say."""
-    found = problem_of(schedule)
-    left = {key: value for key, value in vars(found).items() if getattr(problem, key) is None}
-    return replace(problem, **left) == found
+    return problem.answered_by(Problem.of(schedule))
 
 
-def writing(schedule: Schedule, out_dtype: torch.dtype | None) -> Schedule:
-    """Return the schedule, with O in this dtype where it is of e4m3: nothing else depends on it.
+# ---- how large ----------------------------------------------------------------------------------
 
-    Raises ValueError for a dtype that no kernel writes.
+
+@dataclass(frozen=True, order=True)
+class Sizes:
+    """The sizes that a kernel takes at run time; `heads` is a multiple of `kv_heads`."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    seqlen_q: int
+    seqlen_k: int
+
+    @property
+    def square(self) -> bool:
+        """Whether there are as many queries as keys."""
+        return self.seqlen_q == self.seqlen_k
+
+    @property
+    def all_heads(self) -> str:
+        """'16', or '32/8' where K and V have fewer."""
+        return f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
+
+    @property
+    def lengths(self) -> str:
+        """'4096', or '100/300' of queries and keys where they differ."""
+        return f"{self.seqlen_q}" if self.square else f"{self.seqlen_q}/{self.seqlen_k}"
+
+    def __str__(self) -> str:
+        return f"B={self.batch} H={self.all_heads} Sq={self.seqlen_q} Sk={self.seqlen_k}"
+
+
+def standard_sizes(head_dim: int, seqlen: int = 4_096) -> Sizes:
+    """Benchmark sizes: 16,384 tokens in all and hidden size 2048, in whole batches and heads."""
+    heads = max(1, HIDDEN // head_dim)
+    return Sizes(max(1, TOKENS // seqlen), heads, heads, seqlen, seqlen)
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """One attention to compute and to time: a problem at sizes."""
+
+    problem: Problem
+    sizes: Sizes
+
+    @property
+    def flops(self) -> float:
+        """What is multiplied and added; see `flops`."""
+        return flops(self.problem, self.sizes)
+
+    def __str__(self) -> str:
+        asked = self.problem
+        return f"{asked.dtype} hd{asked.head_dims} {asked.mask} {self.sizes}"
+
+
+def in_order(cells: Iterable[Cell]) -> list[Cell]:
+    """Return cells as tables list them: by problem, masks as in vocab, then by rising lengths."""
+    masks = list(MASKS)
+
+    def place(cell: Cell) -> tuple[object, ...]:
+        asked, sizes = cell.problem, cell.sizes
+        mask = masks.index(asked.mask) if asked.mask in masks else len(masks)
+        lengths = sizes.seqlen_q, sizes.seqlen_k, sizes.batch, sizes.heads, sizes.kv_heads
+        return asked.dtype, asked.head_dim, asked.head_dim_v, mask, asked.mask, lengths
+
+    return sorted(cells, key=place)
+
+
+# ---- what it costs ------------------------------------------------------------------------------
+
+
+def flops(problem: Problem, sizes: Sizes) -> float:
+    """Multiplications and additions of both GEMMs over the keys that a row may see.
+
+    A causal triangle counts as exactly half its square, as everybody counts it.
     """
-    if out_dtype is None or not DTYPES[schedule.attention.dtype].fp8:
-        return schedule
-    words = {dtype_of(word): word for word in OUT_DTYPES}
-    refuse_word("out_dtype", out_dtype, words)
-    return schedule.but(out_dtype=words[out_dtype])
+    pairs = MASKS[problem.mask].pairs(sizes.seqlen_q, sizes.seqlen_k)
+    return 2.0 * sizes.batch * sizes.heads * (problem.head_dim + problem.head_dim_v) * pairs
+
+
+def moved_bytes(problem: Problem, sizes: Sizes) -> int:
+    """The least that is read and written: Q, K and V once, O and its log-sum-exps once.
+
+    Descales, some bytes for a block of rows, are not counted.
+    """
+    dtype = DTYPES[problem.dtype]
+    out = DTYPES[problem.out_dtype or dtype.out]
+    queries = sizes.batch * sizes.heads * sizes.seqlen_q
+    keys = sizes.batch * sizes.kv_heads * sizes.seqlen_k
+    read = queries * problem.head_dim + keys * (problem.head_dim + problem.head_dim_v)
+    written = problem.head_dim_v * out.bytes + FP32.bytes  # of a row
+    return read * dtype.bytes + queries * written

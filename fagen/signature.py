@@ -19,31 +19,34 @@ ALIGNMENT = 16  # bytes, of base pointers and strides that TMA follows
 class Extent:
     """How long a dimension is: `number`, or a named size in blocks of `per`, times `times`.
 
-    ⌈name / per⌉ · times: Extent("seqlen") is the size itself, Extent("seqlen", per=64) its blocks
-    of 64, Extent("seqlen", per=16, times=16) the size rounded up to a multiple of 16.
+    ⌈name / per⌉ · times + plus: Extent("seqlen") is the size itself, Extent("seqlen", per=64) its
+    blocks of 64, Extent("seqlen", per=16, times=16) the size rounded up to a multiple of 16,
+    Extent("batch", plus=1) where each sequence begins and the last one ends.
     """
 
     name: str = ""
     number: int = 1
     per: int = 1
     times: int = 1
+    plus: int = 0
 
     @property
     def plain(self) -> bool:
         """Whether it is a named size as it is, which a tensor can tell."""
-        return bool(self.name) and self.per == self.times == 1
+        return bool(self.name) and self.per == self.times == 1 and not self.plus
 
     def at(self, sizes: Mapping[str, Any]) -> Any:
         """Return how much that is; sizes may be torch's symbols."""
         if not self.name:
             return self.number
-        return (sizes[self.name] + self.per - 1) // self.per * self.times
+        return (sizes[self.name] + self.per - 1) // self.per * self.times + self.plus
 
     def __str__(self) -> str:
         if not self.name:
             return f"{self.number}"
         blocks = self.name if self.per == 1 else f"ceil({self.name} / {self.per})"
-        return blocks if self.times == 1 else f"{blocks} · {self.times}"
+        said = blocks if self.times == 1 else f"{blocks} · {self.times}"
+        return f"{said} + {self.plus}" if self.plus else said
 
 
 @dataclass(frozen=True)

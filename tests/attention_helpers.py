@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fagen import dispatch
-from fagen.emulator import emulate, emulate_fp8
-from fagen.kinds.forward.plan import plan
+from fagen.dispatch import choice
 from fagen.e4m3 import by_columns, rounded
+from fagen.kinds.forward.emulate import emulate, emulate_fp8
 from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import plan
 from tests.tensors import normal
 
 # a table may name each for other sizes; they differ in the tile alone
@@ -69,5 +69,5 @@ def write_toml(path: Path, slug: str) -> None:
 def fill(folder: Path, *slugs: str) -> None:
     """Have a schedules folder hold these schedules."""
     for number, slug in enumerate(slugs):
-        write_toml(folder / f"fwd_{number}.toml", slug)
-    dispatch._schedules.cache_clear()
+        write_toml(folder / "forward" / f"{number}.toml", slug)
+    choice.committed.cache_clear()

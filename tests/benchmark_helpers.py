@@ -8,14 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fagen import dispatch, flow
+from fagen import flow
 from fagen.errors import DeviceError
+from fagen.kinds.forward.plan import plan
 from fagen.measure import cells, peers
 from fagen.measure.card import Card
 from fagen.measure.peers import Implementation
 from fagen.measure.timing import Call, Timing
 from fagen.paths import locate
-from fagen.kinds.forward.plan import plan
+from fagen.runtime import attention as dispatch
 
 BENCHMARKS = locate("cli.py").parent / "benchmarks"
 RESULTS = BENCHMARKS / "results"

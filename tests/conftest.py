@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fagen.build import Binary, build, prune
+from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import Plan, plan
 from fagen.render import Source, render
-from fagen.kinds.forward.keys import Schedule
 
 if TYPE_CHECKING:
     from tests.stubs import StubOp
@@ -25,14 +25,14 @@ DAY = 86_400  # seconds
 SPREAD = (
     "fwd_fp16_d128_causal_m128n128",
     "fwd_fp16_d128_full_m128n128_c2",
-    "fwd_fp16_d64_causal_m192n128_q2_tensorsum",
+    "fwd_fp16_d64_causal_m192n128_q2_tensorsum_eachmax",
     "fwd_fp16_d256_full_m128n80_vspace",
     "fwd_fp16_d80_full_m128n128",
     "fwd_bf16_d192v128_causal_m128n128_vspace_eachmax",
     "fwd_bf16_d72_causal_m192n96_pshared",
     "fwd_bf16_d128_full_m128n64_noprod",
     "fwd_bf16_d128_causal_m128n96_s3_q2_vspace",
-    "fwd_fp16_d64_full_m128n160_nointer_t8",
+    "fwd_fp16_d64_full_m128n160_nointer_eachmax_t8",
     "fwd_fp16_d96_causal_m128n80_nointra_single",
 )
 
@@ -106,9 +106,9 @@ def made_up_gpu(
 @pytest.fixture
 def schedules_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with nothing in it, in which fagen.attention looks for schedules and tables."""
-    from fagen import dispatch  # torch, which takes seconds
-
-    monkeypatch.setattr(dispatch, "locate", lambda name: tmp_path)
+    for module in ("registry", "dispatch.choice"):
+        monkeypatch.setattr(f"fagen.{module}.locate", lambda name: tmp_path)
+    (tmp_path / "forward").mkdir()
     return tmp_path
 
 
@@ -125,13 +125,14 @@ def fresh_dynamo() -> Iterator[None]:
 @pytest.fixture
 def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """fagen.attention as in a new process: it has found and readied no kernel."""
-    from fagen import dispatch  # torch, which takes seconds
+    from fagen.dispatch import choice
+    from fagen.runtime import attention as dispatch  # torch, which takes seconds
 
     for found in ("_ready", "_ready_alone", "_kernels", "_served"):
         monkeypatch.setattr(dispatch, found, {})
-    dispatch._schedules.cache_clear()
+    choice.committed.cache_clear()
     yield
-    dispatch._schedules.cache_clear()
+    choice.committed.cache_clear()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

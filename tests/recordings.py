@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fagen.paths import locate
 from fagen.search.run import summary
-from fagen.search.space import Space, parse_space, survey
+from fagen.search.space import Declared, parse_space, survey
 from fagen.search.store import Store
 from fagen.search.tasks import GOOD, Compiled, Time
 
@@ -30,7 +30,7 @@ seqlen = 16384
 """
 
 
-def space(text: str = SPACE) -> Space:
+def space(text: str = SPACE) -> Declared:
     """Return a small space."""
     return parse_space(text, "small.toml")
 

@@ -7,19 +7,20 @@ import pytest
 import torch
 
 import fagen
-from fagen.emulator import emulate, reference
 from fagen.errors import DeviceError, ScheduleError
-from fagen.paths import locate
-from fagen.kinds.forward.plan import plan
-from fagen.problem import problem_of
+from fagen.kinds.forward.emulate import emulate, reference
 from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import plan
+from fagen.paths import locate
+from fagen.problem import Problem
 from fagen.registry import read as read_schedule
+from fagen.runtime.arguments import dtype_of
 from tests.attention_helpers import QUERY_ROWS, qkv, write_toml
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 
 
-THERE = [read_schedule(path) for path in sorted(locate("schedules").glob("fwd_*.toml"))]
+THERE = [read_schedule(path) for path in sorted((locate("schedules") / "forward").glob("*.toml"))]
 
 
 # ---- what it computes ---------------------------------------------------------------------------
@@ -42,19 +43,20 @@ def test_attention_is_attention(causal: bool) -> None:
     ids=lambda schedule: schedule.slug,
 )
 def test_every_schedule_of_the_folder_serves_its_problem(schedule: Schedule) -> None:
-    problem = problem_of(schedule)
+    problem = Problem.of(schedule)
+    causal = problem.mask == "causal"
     slug = fagen.prepare(
         dtype=problem.dtype,
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
-        causal=problem.causal,
+        causal=causal,
         seqlen=200,
         rows=QUERY_ROWS,
         device="cpu",
     )
-    assert problem_of(Schedule.from_slug(slug)) == problem
-    q, k, v = qkv(problem.dtype, problem.head_dim, problem.head_dim_v)
-    out, lse = fagen.attention(q, k, v, causal=problem.causal, return_lse=True)
+    assert Problem.of(Schedule.from_slug(slug)) == problem
+    q, k, v = qkv(dtype_of(problem.dtype), problem.head_dim, problem.head_dim_v)
+    out, lse = fagen.attention(q, k, v, causal=causal, return_lse=True)
     expected = emulate(plan(Schedule.from_slug(slug)), q, k, v, problem.head_dim**-0.5)
     assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import fagen
-from fagen import dispatch
-from fagen.emulator import reference
-from fagen.errors import ScheduleError
-from fagen.e4m3 import by_columns
 from fagen.dispatch.defaults import usual_schedule
+from fagen.e4m3 import by_columns
+from fagen.errors import ScheduleError
+from fagen.kinds.forward.emulate import reference
+from fagen.problem import Problem
+from fagen.runtime import attention as dispatch
 from tests.attention_helpers import computed_fp8, qkv, quantised
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
@@ -37,7 +38,8 @@ def test_e4m3_tensors_run_the_kernel_of_their_layout_and_scales(
         v_layout=layout,
         scale_rows=scale_rows,
     ).slug
-    assert slug == usual_schedule(64, 64, "causal" if causal else "full", layout, scale_rows).slug
+    mask = "causal" if causal else "full"
+    assert slug == usual_schedule(Problem("e4m3", 64, 64, mask, None, layout, scale_rows)).slug
     out, lse = fagen.attention(*tensors, causal=causal, return_lse=True, **how)
     assert torch.equal(out, computed_fp8(slug, tensors, how))
     assert out.dtype == torch.bfloat16 and lse.shape == (2, 4, 70)
@@ -62,7 +64,7 @@ def test_scale_rows_may_be_inferred_or_given_and_give_the_same(schedules_folder:
         tensors, how = quantised(rows)
         inferred = fagen.attention(*tensors, **how)
         assert torch.equal(inferred, fagen.attention(*tensors, **how, scale_rows=rows))
-        usual = usual_schedule(64, 64, "full", "rows", rows)
+        usual = usual_schedule(Problem("e4m3", 64, 64, "full", None, "rows", rows))
         assert torch.equal(inferred, fagen.attention(*tensors, **how, schedule=usual))
 
 
@@ -73,7 +75,7 @@ def test_a_single_block_is_a_heads_scale_unless_scale_rows_says_otherwise(
     by_head = fagen.attention(*tensors, **how)
     by_block = fagen.attention(*tensors, **how, scale_rows=128)
     for out, rows in ((by_head, 0), (by_block, 128)):
-        usual = usual_schedule(64, 64, "full", "rows", rows)
+        usual = usual_schedule(Problem("e4m3", 64, 64, "full", None, "rows", rows))
         assert torch.equal(out, computed_fp8(usual.slug, tensors, how))
     torch.testing.assert_close(by_head, by_block, rtol=0.03, atol=0.03)
 
@@ -95,7 +97,7 @@ def test_prepare_says_which_kernel_it_will_be(schedules_folder: Path) -> None:
     assert slug() == "fwd_e4m3_d128_full_m128n128_vrows"
     assert slug(v_layout="columns", causal=True) == "fwd_e4m3_d128_causal_m128n128"
     assert slug(v_layout="columns", scale_rows=64, out_dtype="fp16", head_dim_v=64) == (
-        "fwd_e4m3_d128v64_full_m128n128_ofp16_sblock_sr64"
+        "fwd_e4m3_d128v64_full_m128n128_ofp16_sblock"
     )
     assert slug(schedule="fwd_e4m3_d128_full_m64n64_vrows_sblock_sr32") == (
         "fwd_e4m3_d128_full_m64n64_vrows_sblock_sr32"

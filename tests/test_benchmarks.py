@@ -9,13 +9,15 @@ from math import inf
 import pytest
 import torch
 
-from fagen import dispatch, dispatch_table, flow
+from fagen import flow
+from fagen.dispatch import tables as dispatch_table
 from fagen.errors import DeviceError
+from fagen.kinds.forward.keys import Schedule
 from fagen.measure import peers
 from fagen.measure.launch import LaunchCost
 from fagen.measure.rows import PREARRANGED, QUANTISE, Row, geomean, ratios, read_rows, write_rows
 from fagen.measure.timing import Call
-from fagen.kinds.forward.keys import Schedule
+from fagen.runtime import attention as dispatch
 from tests.benchmark_helpers import FIELDS, RESULTS
 
 ABOUT = {
@@ -59,9 +61,9 @@ def schedules(tmp_path, monkeypatch):
     )
     for module in (dispatch, flow):
         monkeypatch.setattr(module, "locate", lambda name: folder)
-    dispatch._schedules.cache_clear()
+    choice.committed.cache_clear()
     yield few, many
-    dispatch._schedules.cache_clear()
+    choice.committed.cache_clear()
 
 
 def sample() -> list[Row]:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fagen import flow
-from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import plan
 from tests.benchmark_helpers import RESULTS
 
 

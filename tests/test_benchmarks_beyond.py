@@ -5,9 +5,10 @@ import shutil
 
 import pytest
 
-from fagen import dispatch, flow
+from fagen import flow
 from fagen.measure.rows import Row, read_rows
 from fagen.paths import locate
+from fagen.runtime import attention as dispatch
 from tests.benchmark_helpers import FIELDS
 
 

@@ -193,7 +193,7 @@ def test_bench_times_the_shapes_beside_the_peers_in_the_regimes_that_were_asked_
     answer = fagen("bench", SLUG)
     assert answer.exit_code == 0 and "| fagen burst" in answer.output
     assert asked == {
-        "shapes": [measure.Shape(4, 4096, 4096, 16, 16)],
+        "shapes": [Sizes(4, 16, 16, 4096, 4096)],
         "peers": ["cudnn", "fa2"],
         "regimes": ["sustained", "burst"],
     }
@@ -201,7 +201,7 @@ def test_bench_times_the_shapes_beside_the_peers_in_the_regimes_that_were_asked_
     told = json.loads(fagen("bench", SLUG, *words, "--json").output)
     assert told[0]["tflops"] == 9.0
     assert asked == {
-        "shapes": [measure.Shape(3, 64, 65, 8, 2), measure.Shape(32, 512, 512, 16, 16)],
+        "shapes": [Sizes(3, 8, 2, 64, 65), Sizes(32, 16, 16, 512, 512)],
         "peers": ["cudnn", "fa2", "fa3", "flex"],
         "regimes": ["burst"],
     }

@@ -1,31 +1,22 @@
 """Which kernel fagen.attention picks: by dispatch tables, and where there is none."""
 
-from math import inf
 from pathlib import Path
 
 import pytest
 import torch
 
 import fagen
-from fagen import dispatch, dispatch_table
+from fagen.dispatch import choice
+from fagen.dispatch import tables as dispatch_table
 from fagen.dispatch.tables import Row
-from fagen.emulator import emulate
 from fagen.errors import ScheduleError
-from fagen.kinds.forward.plan import plan
+from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import plan
+from fagen.runtime import attention as dispatch
 from tests.attention_helpers import FEW, FEWER, LONG, MANY, QUERY_ROWS, computed, fill, qkv
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
-
-
-def test_of_several_the_preferred_one_is_taken(
-    schedules_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = "fwd_fp16_d64_full_m128n112", "fwd_fp16_d64_full_m128n128"
-    fill(schedules_folder, second, first)
-    assert fagen.prepare(dtype="fp16", head_dim=64) == first
-    monkeypatch.setattr(dispatch, "PREFERRED", (second,))
-    assert fagen.prepare(dtype="fp16", head_dim=64) == second
 
 
 def test_what_is_picked_is_the_usual_choice_where_no_table_names_another(
@@ -33,9 +24,9 @@ def test_what_is_picked_is_the_usual_choice_where_no_table_names_another(
 ) -> None:
     plain = "fwd_fp16_d64_full_m128n128"
     fill(schedules_folder, plain)
-    odd = (schedules_folder / "fwd_0.toml").read_text() + "[pipeline]\nstages = 3\n"
-    (schedules_folder / "fwd_.toml").write_text(odd)  # the first of the two by name
-    assert len(dispatch._schedules()) == 2
+    odd = (schedules_folder / "forward" / "0.toml").read_text() + "[pipeline]\nstages = 3\n"
+    (schedules_folder / "forward" / ".toml").write_text(odd)  # the first of the two by name
+    assert len(choice.committed()) == 2
     assert dispatch.picked(dtype="fp16", head_dim=64, seqlen=512).slug == plain
     assert fagen.prepare(dtype="fp16", head_dim=64) == plain
     with pytest.raises(ScheduleError, match="head_dim 96"):
@@ -46,8 +37,7 @@ def test_a_dispatch_table_names_the_kernel_by_the_number_of_keys(schedules_folde
     few, many = "fwd_fp16_d64_full_m64n16", "fwd_fp16_d64_full_m64n64"
     other = "fwd_fp16_d64_full_m128n128"
     fill(schedules_folder, few, many, other)
-    problem = ("fp16", 64, 64, "full")
-    rows = [Row("NVIDIA H200", *problem, 0, 89, few), Row("NVIDIA H200", *problem, 90, inf, many)]
+    rows = [Row.of("NVIDIA H200", few, 0, 89), Row.of("NVIDIA H200", many, 90)]
     dispatch_table.update(schedules_folder / dispatch_table.NAME, rows)
     assert fagen.prepare(dtype="fp16", head_dim=64) == many
     assert fagen.prepare(dtype="fp16", head_dim=64, seqlen=89) == few
@@ -131,18 +121,18 @@ def test_no_call_but_the_first_looks_at_a_disk(
 ) -> None:
     slug = "fwd_fp16_d64_full_m64n16"
     fill(schedules_folder, slug)
-    rows = [Row("NVIDIA H200", "fp16", 64, 64, "full", 0, inf, slug)]
+    rows = [Row.of("NVIDIA H200", slug)]
     dispatch_table.update(schedules_folder / dispatch_table.NAME, rows)
     q, k, v = qkv()
     first = fagen.attention(q, k, v)
-    monkeypatch.setattr(dispatch, "locate", None)
-    monkeypatch.setattr(dispatch, "rows_for", None)
+    for name in ("serving", "choose", "_problem"):
+        monkeypatch.setattr(dispatch, name, None)
     assert torch.equal(fagen.attention(q, k, v), first)
 
 
 def test_the_folder_is_read_once(schedules_folder: Path) -> None:
     fill(schedules_folder, "fwd_fp16_d64_full_m64n64", "fwd_fp16_d64_causal_m64n64")
     fagen.attention(*qkv())
-    for file in schedules_folder.iterdir():
+    for file in schedules_folder.rglob("*.toml"):
         file.write_text("no schedule any more")
     fagen.attention(*qkv(), causal=True)

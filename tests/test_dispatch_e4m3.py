@@ -7,19 +7,26 @@ import pytest
 import torch
 
 import fagen
-from fagen import dispatch, dispatch_table
-from fagen.dispatch.tables import Row
-from fagen.problem import problem_of
-from fagen.kinds.forward.keys import Schedule
+from fagen.dispatch import choice
+from fagen.dispatch import tables as dispatch_table
 from fagen.dispatch.defaults import usual_schedule
-from fagen.vocab import USUAL_SCALE_ROWS
+from fagen.dispatch.tables import Row
+from fagen.kinds.forward.keys import Schedule
+from fagen.problem import Problem
+from fagen.runtime import attention as dispatch
+from fagen.vocab import SCALE_ROWS_DEFAULT
 from tests.attention_helpers import computed_fp8, quantised
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 
 
 def row(slug: str, least: int, most: float, layout: str = "columns", scale_rows: int = 0) -> Row:
-    return Row("NVIDIA H200", "e4m3", 64, 64, "full", least, most, slug, layout, scale_rows)
+    problem = Problem("e4m3", 64, 64, "full", None, layout, scale_rows)
+    return Row("NVIDIA H200", problem, least, most, slug)
+
+
+def usual(width: int, width_v: int, mask: str, layout: str, scale_rows: int) -> Schedule:
+    return usual_schedule(Problem("e4m3", width, width_v, mask, None, layout, scale_rows))
 
 
 def test_a_dispatch_table_tells_e4m3_kernels_apart_by_layout_scales_and_keys(
@@ -63,7 +70,7 @@ def test_e4m3_calls_of_few_query_rows_have_their_own_kernel(schedules_folder: Pa
 
 
 def test_a_schedule_of_the_folder_goes_before_the_usual_one(schedules_folder: Path) -> None:
-    (schedules_folder / "fwd_mine.toml").write_text(
+    (schedules_folder / "forward" / "mine.toml").write_text(
         '[attention]\nhead_dim = 64\ndtype = "e4m3"\nmask = "full"\n'
         "[tile]\nblock_m = 64\nblock_n = 96\n"
     )
@@ -76,7 +83,7 @@ def test_a_schedule_of_the_folder_goes_before_the_usual_one(schedules_folder: Pa
 
 @pytest.mark.parametrize(
     "schedule",
-    [one for one in dispatch._schedules() if one.attention.dtype == "e4m3"],
+    [one for one in choice.committed() if one.attention.dtype == "e4m3"],
     ids=lambda schedule: schedule.slug,
 )
 def test_every_e4m3_schedule_of_the_folder_serves_its_problem(schedule: Schedule) -> None:
@@ -94,7 +101,7 @@ def test_every_e4m3_schedule_of_the_folder_serves_its_problem(schedule: Schedule
         scale_rows=fp8.scale_rows,
         device="cpu",
     ).slug
-    assert problem_of(Schedule.from_slug(slug)) == problem_of(schedule.but(out_dtype="bf16"))
+    assert Problem.of(Schedule.from_slug(slug)) == Problem.of(schedule.but(out_dtype="bf16"))
     assert torch.equal(
         fagen.attention(*tensors, causal=causal, **how), computed_fp8(slug, tensors, how)
     )
@@ -107,7 +114,7 @@ WIDTHS = [*range(16, 257, 16)]
 def test_there_is_a_usual_tile_for_every_head_dim(scale_rows: int) -> None:
     for width in WIDTHS:
         for layout in ("rows", "columns"):
-            found = usual_schedule(width, width, "full", layout, scale_rows)
+            found = usual(width, width, "full", layout, scale_rows)
             assert (found.attention.head_dim, found.fp8.v_layout) == (width, layout)
             assert found.fp8.scale_rows == scale_rows
             assert found.tile.block_n >= 64
@@ -122,12 +129,12 @@ def test_there_is_a_usual_tile_for_every_head_dim(scale_rows: int) -> None:
     ],
 )
 def test_where_o_has_no_room_it_is_stored_in_halves_if_it_can(width: int, slug: str) -> None:
-    found = usual_schedule(width, width, "full", "rows", 0)
+    found = usual(width, width, "full", "rows", 0)
     assert found.slug == f"fwd_e4m3_d{width}_full_{slug}"
 
 
 def test_the_usual_scale_rows_have_a_tile_for_every_two_head_dims() -> None:
-    rows = USUAL_SCALE_ROWS
+    rows = SCALE_ROWS_DEFAULT
     for width, width_v in ((w, v) for w in (*WIDTHS[::3], 224, 256) for v in (16, 128, 224, 256)):
         for layout in ("rows", "columns"):
-            assert usual_schedule(width, width_v, "causal", layout, rows).fp8.scale_rows == rows
+            assert usual(width, width_v, "causal", layout, rows).fp8.scale_rows == rows

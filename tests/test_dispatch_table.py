@@ -1,6 +1,7 @@
 """Dispatch tables: which kernel for which problem, key length and card."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -8,13 +9,15 @@ from fagen.dispatch import tables as dispatch_table
 from fagen.dispatch.tables import Row, table_at, update
 from fagen.errors import ScheduleError
 from fagen.paths import locate
+from fagen.problem import Problem
 
 SHORT, LONG = "fwd_fp16_d128_full_m128n64", "fwd_fp16_d128_full_m128n128"
-PROBLEM = ("fp16", 128, 128, "full")
+PROBLEM = Problem("fp16", 128, 128, "full", "fp16", "", 0)
 
 
 def rows(card="NVIDIA H200", short=SHORT, long=LONG):
-    return [Row(card, *PROBLEM, 0, 1_023, short), Row(card, *PROBLEM, 1_024, math.inf, long)]
+    asked = replace(PROBLEM, out_dtype=None)
+    return [Row(card, asked, 0, 1_023, short), Row(card, asked, 1_024, math.inf, long)]
 
 
 @pytest.fixture
@@ -28,8 +31,7 @@ def folders(tmp_path, monkeypatch):
 
 
 def test_what_is_written_is_read(tmp_path):
-    more = Row("NVIDIA H100", "bf16", 192, 128, "causal", 0, math.inf,
-               "fwd_bf16_d192v128_causal_m128n128_vspace")  # fmt: skip
+    more = Row.of("NVIDIA H100", "fwd_bf16_d192v128_causal_m128n128_vspace")
     update(tmp_path / "dispatch.toml", [*rows(), more])
     assert set(table_at(tmp_path / "dispatch.toml")) == {*rows(), more}
 
@@ -37,7 +39,7 @@ def test_what_is_written_is_read(tmp_path):
 def test_an_update_replaces_a_problem_on_a_card_and_nothing_else(tmp_path):
     path = tmp_path / "dispatch.toml"
     update(path, [*rows(), *rows("NVIDIA H100")])
-    update(path, [Row("NVIDIA H200", *PROBLEM, 0, math.inf, LONG)])
+    update(path, [Row.of("NVIDIA H200", LONG)])
     kept = table_at(path)
     assert [row.slug for row in kept if row.card == "NVIDIA H200"] == [LONG]
     assert len([row for row in kept if row.card == "NVIDIA H100"]) == 2
@@ -50,15 +52,14 @@ def few(n=16_384, card="NVIDIA H200", slug="fwd_fp16_d128_full_m128n96"):
 def test_rows_for_few_queries_go_first_the_fewest_before_all(folders):
     own, _ = folders
     update(own, [*rows(), few(), few(8_192), *rows("NVIDIA H100")])
-    found = dispatch_table.rows_for(*PROBLEM, "NVIDIA H200", own=own.parent)
+    found = dispatch_table.rows_for(PROBLEM, "NVIDIA H200", own=own.parent)
     assert found == (few(8_192), few(), *rows())
     assert table_at(own) == (*rows("NVIDIA H100"), *found)
     assert [row.few for row in found] == [True, True, False, False]
     assert own.read_text().count("\nrows_to = 8192\nslug = ") == 1
     alike = FP8[0].card, FP8[0].slug
     update(own, [*FP8, Row.of(*alike, rows=1)])
-    asked = "e4m3", 64, 64, "full", "NVIDIA H200"
-    found = dispatch_table.rows_for(*asked, own=own.parent, v_layout="columns")
+    found = dispatch_table.rows_for(e4m3("columns"), "NVIDIA H200", own=own.parent)
     assert found == (Row.of(*alike, rows=1), *FP8[:2])
 
 
@@ -99,29 +100,35 @@ def test_a_users_table_goes_first_then_this_card_then_another(folders):
     def rows_for(*asked):
         return dispatch_table.rows_for(*asked, own=own.parent)
 
-    assert rows_for(*PROBLEM, "NVIDIA H200") == ()
+    assert rows_for(PROBLEM, "NVIDIA H200") == ()
     update(own, rows("NVIDIA H100", long="fwd_fp16_d128_full_m128n96"))
-    assert [row.slug for row in rows_for(*PROBLEM, "NVIDIA H200")][1].endswith("n96")
+    assert [row.slug for row in rows_for(PROBLEM, "NVIDIA H200")][1].endswith("n96")
     update(own, rows())
-    assert rows_for(*PROBLEM, "NVIDIA H200") == tuple(rows())
+    assert rows_for(PROBLEM, "NVIDIA H200") == tuple(rows())
     update(own, [few()])
     users_rows = rows(long="fwd_fp16_d128_full_m128n160")
     update(users, users_rows)  # who says nothing of few rows keeps what is known of them
-    assert rows_for(*PROBLEM, "NVIDIA H200") == (few(), *users_rows)
+    assert rows_for(PROBLEM, "NVIDIA H200") == (few(), *users_rows)
     update(users, [few(64)])
-    assert rows_for(*PROBLEM, "NVIDIA H200") == (few(64), *users_rows)
-    assert rows_for("fp16", 64, 64, "full", "NVIDIA H200") == ()
+    assert rows_for(PROBLEM, "NVIDIA H200") == (few(64), *users_rows)
+    assert rows_for(replace(PROBLEM, head_dim=64, head_dim_v=64), "NVIDIA H200") == ()
+
+
+def e4m3(v_layout="", scale_rows=0):
+    """What a call asks for, O in either type."""
+    return Problem("e4m3", 64, 64, "full", "bf16", v_layout, scale_rows)
+
+
+def of_e4m3(slug, least=0, most=math.inf, **told):
+    return Row("NVIDIA H200", replace(e4m3(**told), out_dtype=None), least, most, slug)
 
 
 FP8 = [
-    Row("NVIDIA H200", "e4m3", 64, 64, "full", 0, 999, "fwd_e4m3_d64_full_m64n32", "columns"),
-    Row("NVIDIA H200", "e4m3", 64, 64, "full", 1_000, math.inf, "fwd_e4m3_d64_full_m64n64",
-        "columns"),
-    Row("NVIDIA H200", "e4m3", 64, 64, "full", 0, math.inf, "fwd_e4m3_d64_full_m64n64_vrows",
-        "rows"),
-    Row("NVIDIA H200", "e4m3", 64, 64, "full", 0, math.inf, "fwd_e4m3_d64_full_m64n64_sblock_sr32",
-        "columns", 32),
-]  # fmt: skip
+    of_e4m3("fwd_e4m3_d64_full_m64n32", 0, 999, v_layout="columns"),
+    of_e4m3("fwd_e4m3_d64_full_m64n64", 1_000, v_layout="columns"),
+    of_e4m3("fwd_e4m3_d64_full_m64n64_vrows", v_layout="rows"),
+    of_e4m3("fwd_e4m3_d64_full_m64n64_sblock_sr32", v_layout="columns", scale_rows=32),
+]
 
 
 def test_e4m3_kernels_are_told_apart_by_the_layout_of_v_and_their_scales(folders):
@@ -130,8 +137,11 @@ def test_e4m3_kernels_are_told_apart_by_the_layout_of_v_and_their_scales(folders
     assert set(table_at(own)) == set(FP8)
 
     def slugs(**more):
-        asked = ("e4m3", 64, 64, "full", "NVIDIA H200")
-        return [row.slug for row in dispatch_table.rows_for(*asked, own=own.parent, **more)]
+        found = dispatch_table.rows_for(e4m3(**more), "NVIDIA H200", own=own.parent)
+        assert found == dispatch_table.rows_for(
+            replace(e4m3(**more), out_dtype="fp16"), "NVIDIA H200", own=own.parent
+        )
+        return [row.slug for row in found]
 
     assert slugs(v_layout="columns") == [FP8[0].slug, FP8[1].slug]
     assert slugs(v_layout="rows") == [FP8[2].slug]
@@ -144,9 +154,8 @@ def test_e4m3_kernels_are_told_apart_by_the_layout_of_v_and_their_scales(folders
 def test_a_kernel_says_what_its_row_is_of():
     for row in (*FP8, *rows()):
         assert Row.of(row.card, row.slug, row.least, row.most) == row
-    assert few() == Row(
-        "NVIDIA H200", *PROBLEM, 0, math.inf, "fwd_fp16_d128_full_m128n96", rows=16_384
-    )
+    slug, problem = "fwd_fp16_d128_full_m128n96", replace(PROBLEM, out_dtype=None)
+    assert few() == Row("NVIDIA H200", problem, 0, math.inf, slug, rows=16_384)
 
 
 @pytest.mark.parametrize(
@@ -199,5 +208,5 @@ def test_a_wrong_table_is_refused_with_its_name(text, said, tmp_path):
 
 def test_the_committed_table_names_committed_schedules():
     table = table_at(locate("schedules") / dispatch_table.NAME)
-    slugs = {path.stem for path in locate("schedules").glob("fwd_*.toml")}
+    slugs = {path.stem for path in (locate("schedules") / "forward").glob("*.toml")}
     assert {row.slug for row in table} <= slugs

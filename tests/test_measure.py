@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fagen.kinds.forward import emulate as emulator
 from fagen.build.report import NO_DISASSEMBLER, CompilerReport
 from fagen.errors import BuildError, DeviceError, FagenError, ToolchainError, VerificationError
+from fagen.kinds.forward import emulate as emulator
+from fagen.kinds.forward.plan import plan
 from fagen.measure import cells
 from fagen.measure.accuracy import rows_with_keys, shape_error, torch_math, unit_in_last_place
 from fagen.measure.card import Clock, hopper
@@ -28,8 +29,7 @@ from fagen.measure.shapes import (
     visible,
 )
 from fagen.measure.timing import BURST, SUSTAINED, Call, Timing, orders, repeats, summary
-from fagen.kinds.forward.plan import plan
-from fagen.schedule import parse_schedule
+from fagen.registry import parse as parse_schedule
 
 
 def made(mask="full", dtype="fp16", head_dim=64, head_dim_v=64):
@@ -56,7 +56,7 @@ def row(implementation="fagen", tflops=500.0, regime="sustained", **given):
 
 
 def test_flops_are_those_of_the_targets():
-    case = Problem("fp16", 128, 128, "full", Shape(4, 4096, 4096, 16, 16))
+    case = Problem("fp16", 128, 128, "full", Sizes(4, 16, 16, 4096, 4096))
     assert case.flops == 4 * 4 * 16 * 4096**2 * 128
     causal = Problem("fp16", 128, 128, "causal", case.shape)
     assert causal.flops == case.flops / 2
@@ -67,7 +67,7 @@ def test_flops_are_those_of_the_targets():
 @pytest.mark.parametrize(("sq", "sk"), [(400, 400), (100, 700), (700, 100)])
 def test_visible_pairs_agree_with_counting_but_for_the_diagonal(sq, sk):
     counted = sum(max(0, min(sk, i + sk - sq + 1)) for i in range(sq))
-    assert visible(Shape(1, sq, sk, 1, 1), True) == pytest.approx(counted - min(sq, sk) / 2)
+    assert visible(Sizes(1, 1, 1, sq, sk), True) == pytest.approx(counted - min(sq, sk) / 2)
 
 
 def test_every_standard_shape_has_16384_tokens_and_hidden_size_2048():
@@ -94,7 +94,7 @@ def test_verification_shapes_surround_the_tile_and_hold_the_known_traps():
 
 
 def test_inputs_are_repeatable_and_of_the_shapes_that_the_op_takes():
-    case = Problem("bf16", 64, 32, "full", Shape(2, 5, 7, 4, 2))
+    case = Problem("bf16", 64, 32, "full", Sizes(2, 4, 2, 5, 7))
     q, k, v = inputs(case, device="cpu", seed=3)
     assert (q.shape, k.shape, v.shape) == ((2, 5, 4, 64), (2, 7, 2, 64), (2, 7, 2, 32))
     assert q.dtype == torch.bfloat16
@@ -114,14 +114,14 @@ def test_the_unit_in_the_last_place_is_the_gap_to_the_next_number():
 
 
 def test_rows_with_keys_are_those_whose_last_key_is_not_before_the_first():
-    assert rows_with_keys(Shape(1, 5, 5, 1, 1), True) == 0
-    assert rows_with_keys(Shape(1, 7, 5, 1, 1), True) == 2
-    assert rows_with_keys(Shape(1, 7, 5, 1, 1), False) == 0
-    assert rows_with_keys(Shape(1, 7, 0, 1, 1), False) == 7
+    assert rows_with_keys(Sizes(1, 1, 1, 5, 5), True) == 0
+    assert rows_with_keys(Sizes(1, 1, 1, 7, 5), True) == 2
+    assert rows_with_keys(Sizes(1, 1, 1, 7, 5), False) == 0
+    assert rows_with_keys(Sizes(1, 1, 1, 7, 0), False) == 7
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
-@pytest.mark.parametrize("shape", [Shape(2, 37, 51, 4, 2), Shape(1, 51, 37, 2, 2)], ids=str)
+@pytest.mark.parametrize("shape", [Sizes(2, 4, 2, 37, 51), Sizes(1, 2, 2, 51, 37)], ids=str)
 def test_torchs_own_attention_agrees_with_fp64_on_rows_that_see_a_key(mask, shape):
     case = Problem("fp16", 64, 64, mask, shape)
     q, k, v = inputs(case, device="cpu")
@@ -132,11 +132,11 @@ def test_torchs_own_attention_agrees_with_fp64_on_rows_that_see_a_key(mask, shap
 
 
 TRAPS = [
-    Shape(1, 1, 1, 1, 1),
-    Shape(2, 33, 70, 4, 2),
-    Shape(2, 90, 33, 2, 1),
-    Shape(2, 9, 0, 2, 2),
-    Shape(2, 0, 9, 2, 2),
+    Sizes(1, 1, 1, 1, 1),
+    Sizes(2, 4, 2, 33, 70),
+    Sizes(2, 2, 1, 90, 33),
+    Sizes(2, 2, 2, 9, 0),
+    Sizes(2, 2, 2, 0, 9),
 ]
 
 
@@ -168,7 +168,7 @@ def test_the_emulated_schedule_is_within_the_bounds_a_kernel_is_held_to(dtype, m
 )
 def test_every_wrong_output_is_noticed(what, spoil):
     schedule = made("causal")
-    case = problem(schedule, Shape(1, 90, 33, 2, 2))
+    case = problem(schedule, Sizes(1, 2, 2, 90, 33))
 
     def kernel(q, k, v, scale):
         out, lse = emulator.emulate(schedule, q, k, v, scale)
@@ -238,7 +238,7 @@ def test_of_all_that_torch_says_the_reason_is_the_line_about_the_backend_that_wa
 
 def test_cudnn_has_no_causal_mask_of_the_bottom_right_and_fa2_has(monkeypatch):
     monkeypatch.setattr("fagen.measure.peers.sdpa_kernel", lambda backend: nullcontext())
-    case = Problem("fp16", 64, 64, "causal", Shape(2, 33, 70, 4, 4))
+    case = Problem("fp16", 64, 64, "causal", Sizes(2, 4, 4, 33, 70))
     q, k, v = inputs(case, device="cpu")
     with pytest.raises(DeviceError, match="top left"):
         peer("cudnn").bind(case, q, k, v)
@@ -278,7 +278,7 @@ def test_a_cell_gives_a_row_for_everybody_who_can_and_says_why_another_cannot(ti
         raise DeviceError("no such head dim")
 
     said, left_out = [], []
-    case = Problem("fp16", 64, 64, "causal", Shape(1, 40, 40, 2, 2))
+    case = Problem("fp16", 64, 64, "causal", Sizes(1, 2, 2, 40, 40))
     rows = race(
         case,
         [
@@ -301,7 +301,7 @@ def test_a_cell_gives_a_row_for_everybody_who_can_and_says_why_another_cannot(ti
 
 
 def test_a_kernel_that_computes_something_else_is_not_timed(timed):
-    case = Problem("fp16", 64, 64, "full", Shape(1, 40, 40, 2, 2))
+    case = Problem("fp16", 64, 64, "full", Sizes(1, 2, 2, 40, 40))
     wrong = exact_implementation("fagen", "slug", off=0.1)
     with pytest.raises(VerificationError, match="slug differs from cudnn"):
         race(case, [wrong, exact_implementation("cudnn")], progress=None)
@@ -314,7 +314,7 @@ def test_what_a_peer_does_with_rows_that_see_no_key_is_its_own_affair(timed):
             lambda: torch.cat([torch.full_like(q[:, :20], math.nan), call.run()[:, 20:]], 1)
         )
 
-    case = Problem("fp16", 64, 64, "causal", Shape(1, 60, 40, 2, 2))
+    case = Problem("fp16", 64, 64, "causal", Sizes(1, 2, 2, 60, 40))
     fa2, ours = Implementation("fa2", bind), exact_implementation("fagen", "slug")
     assert len(race(case, [ours, fa2], progress=None)) == 4
     with pytest.raises(VerificationError):

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fagen.kinds.forward import emulate as emulator
 from fagen.errors import DeviceError, VerificationError
+from fagen.kinds.forward import emulate as emulator
+from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import plan
 from fagen.measure import cells, peers, shapes
 from fagen.measure.cells import race
 from fagen.measure.fp8 import arguments, fp8_error, operands, outputs, real, rms
@@ -21,10 +23,8 @@ from fagen.measure.rows import (
 )
 from fagen.measure.shapes import Problem, Shape, inputs, problem, visible
 from fagen.measure.timing import SUSTAINED, Call, Timing
-from fagen.kinds.forward.plan import plan
-from fagen.kinds.forward.keys import Schedule
 
-SHAPE = Shape(2, 70, 90, 4, 2)
+SHAPE = Sizes(2, 4, 2, 70, 90)
 SLUGS = (
     "fwd_e4m3_d64_full_m128n64",
     "fwd_e4m3_d64_causal_m128n64_vrows",
@@ -88,10 +88,10 @@ def test_rotated_q_and_k_have_the_products_that_they_had():
     "shape",
     [
         SHAPE,
-        Shape(1, 90, 33, 2, 1),
-        Shape(1, 1, 1, 1, 1),
-        Shape(1, 9, 0, 2, 2),
-        Shape(1, 0, 9, 2, 2),
+        Sizes(1, 2, 1, 90, 33),
+        Sizes(1, 1, 1, 1, 1),
+        Sizes(1, 2, 2, 9, 0),
+        Sizes(1, 2, 2, 0, 9),
     ],
     ids=str,
 )
@@ -143,7 +143,7 @@ def test_masked_rows_that_are_not_zero_are_found_out():
     def spoil(out, lse):
         out[0, 0] = 1e-3
 
-    assert math.isnan(judged(SLUGS[1], spoil, shape=Shape(1, 90, 33, 2, 1)).error)
+    assert math.isnan(judged(SLUGS[1], spoil, shape=Sizes(1, 2, 1, 90, 33)).error)
 
 
 def test_outputs_are_poisoned_and_in_the_dtype_that_the_plan_says():
@@ -188,7 +188,7 @@ def exact(case, q, k, v):
 
 
 JUDGE = Implementation("cudnn", exact)
-CASE = Problem("e4m3", 64, 64, "full", Shape(1, 64, 64, 2, 2))
+CASE = Problem("e4m3", 64, 64, "full", Sizes(1, 2, 2, 64, 64))
 
 
 def kernel_of(slug):
@@ -242,7 +242,7 @@ def test_a_wrong_kernel_is_not_timed(clocks, monkeypatch):
 
 def test_quantising_is_timed_and_judges_nobody(clocks):
     quantise = peers.peer(QUANTISE)
-    case = Problem("e4m3", 64, 64, "full", Shape(1, 64, 64, 2, 2))
+    case = Problem("e4m3", 64, 64, "full", Sizes(1, 2, 2, 64, 64))
     timed = race(
         case, [quantise, kernel_of("fwd_e4m3_d64_full_m128n64_vrows")], regimes=[SUSTAINED]
     )
@@ -264,7 +264,7 @@ def test_quantising_is_a_column_of_microseconds_and_transposed_v_has_its_means()
         for name, tflops in figures.items()
         for regime in ("sustained", "burst")
     ]
-    flops = 4 * 4 * 16 * 128 * visible(Shape(4, 4096, 4096, 16, 16), True)
+    flops = 4 * 4 * 16 * 128 * visible(Sizes(4, 16, 16, 4096, 4096), True)
     assert rows[-1].microseconds == pytest.approx(flops / 1e10)
     head, _, line = problems(rows).splitlines()
     assert "quantising Q, K, V sustained, µs" in head

@@ -84,35 +84,6 @@ def test_every_plan_has_words_for_all_its_choices(schedule):
 
 
 @pytest.mark.parametrize(
-    ("slug", "late"),
-    [
-        ("fwd_fp16_d128_causal_m128n128", True),
-        ("fwd_fp16_d128_causal_m128n128_eachmax", False),
-        ("fwd_fp16_d128_causal_m128n128_t8", False),
-        ("fwd_fp16_d64_full_m192n128_tensorsum", False),
-        ("fwd_bf16_d64_full_m128n128_noprod_nointra", True),
-        ("fwd_e4m3_d128_causal_m128n128_sblock", True),
-        ("fwd_e4m3_d128_full_m128n128_nointra", True),
-        ("fwd_e4m3_d128_full_m128n128_eachmax", False),
-        ("fwd_e4m3_d128_full_m128n128_t4_vrows_sblock", False),
-    ],
-)
-def test_a_kernel_guesses_only_where_its_maxima_are_late(slug, late):
-    kernel = render(plan(Schedule.from_slug(slug))).kernel
-    for word in ("guessed", "soften", "kMostSum", "exponentials<false>"):
-        assert (word in kernel) == late
-    # P is guessed and made by one function, which says whether it fits where that is asked
-    kinds = re.findall(r"(\w+) exponentials\(const float", kernel)
-    assert kinds == ([] if "tensorsum" in slug else ["bool" if late else "void"])
-    assert len(re.findall(r"void exponentials\(float", kernel)) == 1  # in place
-    assert "guess(" not in kernel
-    # the steps of a loop have a maximum before their exponentials, or after soften's
-    step = kernel[kernel.index("void step(") :].partition("\n  }")[0]
-    assert ("softmax.settle<" in step) != late and ("soften(s, p, o, softmax)" in step) == late
-    assert "update<" not in kernel and "__trap" not in step
-
-
-@pytest.mark.parametrize(
     "slug",
     [
         "fwd_e4m3_d128_full_m128n224",
@@ -125,46 +96,6 @@ def test_a_kernel_guesses_only_where_its_maxima_are_late(slug, late):
 def test_numbers_are_what_cpp_reads_as_floats(slug):
     kernel = render(plan(Schedule.from_slug(slug))).kernel
     assert not re.search(r"(?<![.\w])\d+f\b", kernel)
-
-
-@pytest.mark.parametrize(("dtype", "most"), [("fp16", "4096.0f"), ("e4m3", "448.0f")])
-def test_a_late_kernel_says_how_large_a_sum_may_be(dtype, most):
-    kernel = render(plan(Schedule.from_slug(f"fwd_{dtype}_d64_full_m64n64"))).kernel
-    assert f"constexpr float kMostSum = {most};" in " ".join(kernel.split())
-
-
-@pytest.mark.parametrize("layout", ["", "_vrows"])
-@pytest.mark.parametrize("scales", ["", "_sblock_sr64"])
-def test_what_the_other_warps_of_the_producer_do_follows_from_v_and_its_scales(layout, scales):
-    slug = f"fwd_e4m3_d128_causal_m128n128{layout}{scales}"
-    text = " ".join(render(plan(Schedule.from_slug(slug))).kernel.split())
-    # a warp lays the scales of a block beside its K, which has arrived when both have
-    for word in ("ScaleLayer", "KeyScales", "key_scales", "read_scales();"):
-        assert (word in text) == bool(scales), word
-    assert f"shared.k_full[stage].init({'1 + kGroups' if scales else 1});" in text
-    # of the producer's warps one loads; one lays scales, and transposes as well where two others do
-    assert ("scale_all(params, shared);" in text) == bool(scales and not layout)
-    transposers = 3 if layout else 0
-    said = re.findall(r"constexpr int kTransposers = (\d);", text)
-    assert said == ([str(transposers)] if layout else [])
-    assert ("transpose_all(params, shared);" in text) == bool(layout)
-
-
-@pytest.mark.parametrize(("head_dim", "first"), [(64, False), (128, False), (192, True)])
-def test_a_long_product_hides_the_reading_of_scales_and_a_short_one_comes_before(head_dim, first):
-    slug = f"fwd_e4m3_d{head_dim}_full_m128n64_sblock_sr64"
-    text = render(plan(Schedule.from_slug(slug))).kernel
-    step = text[text.index("void step(") :]
-    assert ("read_scales();" in step[: step.index("issue_qk(s);")]) == first
-    finish = text[text.index("void finish_qk(") :]
-    assert ("read_scales();" in finish[: finish.index("release_k();")]) != first
-
-
-def test_loading_comes_after_what_it_needs_of_the_softmax():
-    text = render(plan(Schedule.from_slug("fwd_e4m3_d128_full_m128n128_sblock"))).kernel
-    parts = re.findall(r"^// ---- ([\w' ]+) -", text, re.M)
-    assert parts.index("Softmax") < parts.index("Loading") < parts.index("Multiplying")
-    assert text.index(" log2_approx(") < text.index(" scale_all(")
 
 
 def test_a_name_that_the_plan_lacks_is_an_error():

@@ -9,9 +9,11 @@ from itertools import pairwise
 
 import pytest
 
-from fagen.dispatch import tables as dispatch_table, search
+from fagen import search
+from fagen.dispatch import tables as dispatch_table
 from fagen.errors import FagenError
-from fagen.schedule import read_schedule
+from fagen.problem import Problem
+from fagen.registry import read as read_schedule
 from fagen.search import lab, replay, run
 from fagen.search.contest import STAGES
 from fagen.search.marks import BRIEF, PEER
@@ -85,7 +87,7 @@ def losses(path, folder, monkeypatch) -> dict[str, float]:
         declared = parse_space(text)
         one = {"mask": (result.target.mask,), "head_dim": (result.target.head_dim,)}
         narrow = replace(declared, values={**declared.values, **one})
-        store = folder / f"{result.target}.sqlite"
+        store = folder / f"{result.target.name}.sqlite"
         search.search([narrow], store, recorded=path)
         found = search.found(store)
         # an exhaustive search times every kernel, in as many rounds as decide among the last
@@ -93,7 +95,7 @@ def losses(path, folder, monkeypatch) -> dict[str, float]:
         rounds = sum(len(stage.rounds) for stage in STAGES if stage.regime == BRIEF)
         assert timings(store) < known * len(result.sizes) * rounds / 3
         best = min(result.marks.mark(slug, BRIEF) for slug in result.marks.slugs())
-        lost[str(result.target)] = result.marks.mark(found[0].lead.slug, BRIEF) - best
+        lost[result.target.name] = result.marks.mark(found[0].lead.slug, BRIEF) - best
     return lost
 
 
@@ -220,12 +222,12 @@ def test_the_best_are_written_as_toml_and_the_dispatch_table_names_them(recorded
     paths = search.write(results, tmp_path / "schedules")
     rows = dispatch_table.table_at(tmp_path / "schedules" / "dispatch.toml")
     assert {path.name for path in paths} == {"dispatch.toml", *(f"{r.slug}.toml" for r in rows)}
-    assert {row.problem[:4] for row in rows} == {
-        ("fp16", 128, 128, "full"),
-        ("fp16", 128, 128, "causal"),
+    assert {row.problem.opened() for row in rows} == {
+        Problem("fp16", 128, 128, mask) for mask in ("full", "causal")
     }
     for row in rows:
-        assert read_schedule(tmp_path / "schedules" / f"{row.slug}.toml").slug == row.slug
+        path = tmp_path / "schedules" / "forward" / f"{row.slug}.toml"
+        assert read_schedule(path).slug == row.slug
         assert row.card == "NVIDIA H200"
     again = search.write(results, tmp_path / "schedules")
     assert [path.name for path in again] == ["dispatch.toml"]

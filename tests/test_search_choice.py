@@ -6,8 +6,9 @@ from collections import Counter
 
 import pytest
 
+from fagen.kinds.forward import cost
 from fagen.kinds.forward.keys import Schedule
-from fagen.search import cost
+from fagen.problem import Sizes
 from fagen.search.choice import Chooser, spearman
 from fagen.search.contest import STAGES, Contest
 from fagen.search.marks import BRIEF, LONG, PEER, Marks
@@ -74,11 +75,12 @@ def test_a_prediction_that_does_not_correlate_leaves_nothing_out():
 # ---- marks ---------------------------------------------------------------------------------------
 
 
-SIZES = (cost.Size(32, 512, 512, 16, 16), cost.Size(1, 16_384, 16_384, 16, 16, weight=3.0))
+SIZES = (Sizes(32, 16, 16, 512, 512), Sizes(1, 16, 16, 16_384, 16_384))
+WEIGHTS = (1.0, 3.0)
 
 
 def marked(*times: tuple[str, int, str, int, float]) -> Marks:
-    marks = Marks(SIZES)
+    marks = Marks(SIZES, WEIGHTS)
     for slug, size, regime, number, ratio in times:
         marks.add(Time(slug, SIZES[size], regime, number, 1e-3 * ratio, 1e-3, 1_600 + number))
     return marks

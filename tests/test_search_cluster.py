@@ -79,7 +79,7 @@ def searched(address, recorded, store, pace, meanwhile=lambda lab: None):
 
 
 def leaders(results):
-    return {str(result.target): result.lead.slug for result in results}
+    return {result.target.name: result.lead.slug for result in results}
 
 
 def test_a_worker_that_is_killed_in_the_middle_costs_nothing_but_time(cluster, recorded, tmp_path):

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from fagen.kinds.forward import emulate as emulator
 from fagen.errors import VerificationError
+from fagen.kinds.forward import emulate as emulator
+from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import plan
 from fagen.measure import heats, shapes
 from fagen.measure.heats import BRIEF, CUDNN, Kernel
 from fagen.measure.shapes import Problem, Shape
 from fagen.measure.timing import Call
-from fagen.kinds.forward.plan import plan
-from fagen.kinds.forward.keys import Schedule
 
-CASE = Problem("fp16", 64, 64, "causal", Shape(1, 64, 64, 2, 2))
+CASE = Problem("fp16", 64, 64, "causal", Sizes(1, 2, 2, 64, 64))
 ANCHOR = Kernel("anchor", Path("anchor.so"))
 PLAN = plan(Schedule.from_slug("fwd_fp16_d64_causal_m128n128"))
 

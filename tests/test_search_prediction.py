@@ -5,9 +5,9 @@ import math
 import pytest
 
 from fagen import search
-from fagen.measure.shapes import Problem, Shape
+from fagen.kinds.forward import cost
 from fagen.kinds.forward.keys import Schedule
-from fagen.search import cost
+from fagen.problem import Sizes
 from tests.recordings import DATABASES
 
 # ---- the prediction ------------------------------------------------------------------------------
@@ -28,22 +28,15 @@ def test_nine_predictions_of_ten_are_within_three_tenths_of_what_was_measured(pa
         assert errors[len(errors) * 9 // 10] < math.log(1.3), result.target
 
 
-def test_flops_are_counted_as_the_benchmark_counts_them():
-    for mask in ("full", "causal"):
-        for sq, sk in ((512, 512), (128, 512), (512, 128)):
-            ours = cost.flops(128, 64, mask, cost.Size(2, sq, sk, 8, 4))
-            assert ours == Problem("fp16", 128, 64, mask, Shape(2, sq, sk, 8, 4)).flops
-
-
 def test_a_causal_grid_in_strides_waits_for_its_longest_tiles_and_lpt_does_not():
-    size = cost.Size(32, 512, 512, 16, 16)
+    size = Sizes(32, 16, 16, 512, 512)
     strided, _ = cost.grid(128, 128, "causal", "persistent", size)
     dealt, _ = cost.grid(128, 128, "causal", "lpt", size)
     assert strided > 1.3 * dealt  # 132 is a multiple of 4 tiles: some blocks get long ones only
 
 
 def test_a_pair_of_causal_blocks_goes_as_far_as_the_longer_of_its_tiles():
-    size = cost.Size(33, 512, 512, 16, 16)
+    size = Sizes(33, 16, 16, 512, 512)
     alone, tiles = cost.grid(128, 128, "causal", "lpt", size)  # 1, 2, 3, 4 steps
     paired, as_many = cost.grid(128, 128, "causal", "lpt", size, cluster=2)  # 2, 2, 4, 4
     assert tiles == as_many
@@ -66,7 +59,7 @@ def test_a_step_names_what_is_busiest():
 @pytest.mark.parametrize("path", DATABASES, ids=lambda path: path.stem)
 def test_the_prediction_correlates_with_what_was_measured(path):
     correlations = {
-        str(result.target): result.correlation
+        result.target.name: result.correlation
         for result in search.found(path)
         if len(result.marks.slugs()) >= 24
     }

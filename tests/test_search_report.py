@@ -125,11 +125,11 @@ def test_a_store_in_which_nothing_was_timed_has_a_page_too(tmp_path):
 
 
 def test_what_a_compiler_says_cannot_break_the_page(store, tmp_path):
-    from fagen.search.space import Target
+    from fagen.problem import Problem
     from fagen.search.store import Store
     from fagen.search.tasks import Compiled
 
-    slug, target = "fwd_fp16_d128_full_m64n32", Target("fp16", 128, 128, "full")
+    slug, target = "fwd_fp16_d128_full_m64n32", Problem("fp16", 128, 128, "full")
     broken = tmp_path / "broken.sqlite"
     broken.write_bytes(store.read_bytes())
     with Store(broken) as kept:

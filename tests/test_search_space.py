@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fagen.errors import OverBudget, ScheduleError
-from fagen.paths import locate
-from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.keys import Schedule
-from fagen.schedule.keys import SECTIONS
-from fagen.search.space import DEFAULTS, parse_space, read_space, survey
+from fagen.kinds.forward.plan import plan
+from fagen.kinds.forward.space import SPACE as FORWARD
+from fagen.paths import locate
+from fagen.search.space import parse_space, read_space, survey
 from tests.recordings import SPACE, space
 
 SPACES = sorted(locate("cli.py").parent.glob("spaces/*.toml"))
@@ -37,14 +37,16 @@ def test_a_hundred_thousand_points_take_less_than_two_seconds():
     assert min(took) < 2.0, f"seconds for 100,000 points: {took}"
 
 
-@given(keys=st.fixed_dictionaries({key: st.sampled_from(DEFAULTS[key]) for key in DEFAULTS}))
+@given(
+    keys=st.fixed_dictionaries({key: st.sampled_from(FORWARD.tried[key]) for key in FORWARD.tried})
+)
 @settings(max_examples=150, deadline=None)
 def test_a_point_is_refused_exactly_where_its_schedule_or_its_plan_is(keys):
     said = {key: value for key, value in keys.items() if value is not None}
     lines = ["[attention]", 'dtype = "fp16"', "head_dim = 96", 'mask = "full"']
     tables = {}
     for key, value in said.items():
-        tables.setdefault(SECTIONS[key], []).append(f"{key} = {json.dumps(value)}")
+        tables.setdefault(Schedule.keys.sections[key], []).append(f"{key} = {json.dumps(value)}")
     for table, rows in tables.items():
         lines += [f"[{table}]", *rows]
     declared = parse_space("\n".join(lines))
@@ -62,7 +64,7 @@ def test_a_point_is_refused_exactly_where_its_schedule_or_its_plan_is(keys):
 
 def test_every_point_is_counted_once_and_each_reason_has_an_example():
     found = survey(space(), space().targets()[0])
-    assert found.total == math.prod(len(values) for values in DEFAULTS.values())
+    assert found.total == math.prod(len(values) for values in FORWARD.tried.values())
     assert found.total == len(found.points) + sum(r.points for r in found.refusals)
     reasons = {refusal.reason: refusal.example for refusal in found.refusals}
     assert "232,448" in reasons["shared memory of a thread block"]
@@ -77,7 +79,7 @@ def test_a_space_says_values_lists_and_ranges_and_defaults_do_for_the_rest():
     assert declared.values["block_m"] == (128,)
     assert declared.values["block_n"] == (64, 96, 128)
     assert declared.values["p"] == ("registers",)
-    assert declared.values["stages"] == DEFAULTS["stages"]
+    assert declared.values["stages"] == FORWARD.tried["stages"]
     full, causal = declared.targets()
     assert (full.mask, causal.mask) == ("full", "causal")
     assert [size.seqlen_k for size in declared.sizes(full)] == [512, 2048, 16384]

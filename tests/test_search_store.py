@@ -12,17 +12,16 @@ import pytest
 from fagen import search
 from fagen.errors import FagenError
 from fagen.paths import locate
+from fagen.problem import Problem, Sizes
 from fagen.process import run
-from fagen.search.cost import Size
 from fagen.search.crew import ChildDied, Crew
-from fagen.search.space import Target
 from fagen.search.store import Store
 from fagen.search.tasks import GOOD, Compiled, Time
 from tests.recordings import SPACE, record
 
-TARGET = Target("fp16", 128, 128, "full")
+TARGET = Problem("fp16", 128, 128, "full")
 CARD = ("NVIDIA H200", "580.1")
-SIZE = Size(1, 512, 512, 8, 8)
+SIZE = Sizes(1, 8, 8, 512, 512)
 ROOT = locate("cli.py").parent
 
 
@@ -43,10 +42,10 @@ def test_what_is_put_in_comes_out(tmp_path):
         store.put_timed(TARGET, CARD, {made().slug: "a"}, [timed()], [], [])
         store.put_timed(TARGET, CARD, {}, [timed("cudnn")], [], [])
         (_, compiled), *_ = store.compiled()
-        assert (compiled.target, compiled.made) == (str(TARGET), made())
+        assert (compiled.target, compiled.made) == (TARGET.name, made())
         ours, peer = (row for _, row in store.timed())
         assert (ours.time, ours.source_hash, ours.card, ours.driver) == (timed(), "a", *CARD)
-        assert (peer.time, peer.source_hash, peer.target) == (timed("cudnn"), "", str(TARGET))
+        assert (peer.time, peer.source_hash, peer.target) == (timed("cudnn"), "", TARGET.name)
 
 
 def test_a_time_is_kept_once_for_each_source_card_driver_shape_and_round(tmp_path):

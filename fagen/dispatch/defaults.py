@@ -7,33 +7,30 @@ from fagen.errors import OverBudget, ScheduleError
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.rules import possible_outputs
-from fagen.vocab import DTYPES
+from fagen.problem import Problem
 
-FP8 = next(row.name for row in DTYPES.values() if row.fp8)
 BLOCK_M = 128  # two warpgroups: three leave a thread too few registers at wide head dims
 BLOCK_N = (128, 96, 64, 32)
 
 
 @cache
-def usual_schedule(
-    head_dim: int, head_dim_v: int, mask: str, v_layout: str, scale_rows: int
-) -> Schedule:
-    """Return the schedule with the most keys per step that fits; scale_rows is 0 for no blocks.
+def usual_schedule(problem: Problem) -> Schedule:
+    """Return the schedule with the most keys per step that fits; O is in the dtype's usual type.
 
     Raises ScheduleError where none fits.
     """
     # With a buffer of its own O is not in the way of the next V.
-    for block_n, output in product(BLOCK_N, possible_outputs(head_dim_v, FP8)):
+    for block_n, output in product(BLOCK_N, possible_outputs(problem.head_dim_v, problem.dtype)):
         schedule = Schedule.make(
-            head_dim=head_dim,
-            head_dim_v=head_dim_v,
-            dtype=FP8,
-            mask=mask,
+            head_dim=problem.head_dim,
+            head_dim_v=problem.head_dim_v,
+            dtype=problem.dtype,
+            mask=problem.mask,
             block_m=BLOCK_M,
             block_n=block_n,
             output=output,
-            v_layout=v_layout,
-            **({"scales": "block", "scale_rows": scale_rows} if scale_rows else {}),
+            v_layout=problem.v_layout,
+            **({"scales": "block", "scale_rows": problem.scale_rows} if problem.scale_rows else {}),
         )
         try:
             plan(schedule)
@@ -41,5 +38,6 @@ def usual_schedule(
             continue
         return schedule
     raise ScheduleError(
-        f"no usual tile fits a multiprocessor at head dims {head_dim} and {head_dim_v}"
+        "no usual tile fits a multiprocessor at head dims "
+        f"{problem.head_dim} and {problem.head_dim_v}"
     )

@@ -7,15 +7,16 @@ latter goes before one of the former.
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 from fagen.errors import ScheduleError
-from fagen.kinds.forward.keys import Schedule
 from fagen.paths import config_folder, write_whole
+from fagen.problem import Problem
+from fagen.registry import from_slug
 from fagen.toml_lines import Origin, read_toml
 from fagen.vocab import DTYPES, MASKS
 
@@ -24,8 +25,6 @@ _KEYS = {"card": str, "dtype": str, "head_dim": int, "mask": str, "slug": str}
 _MAY = {"head_dim_v": int, "v_layout": str, "scale_rows": int}
 _MAY |= {"from": int, "to": int, "rows_to": int}  # sizes of calls: by keys, or by query rows
 
-Asked = tuple[str, int, int, str, str, int]  # what is computed; see Row.problem
-
 
 @dataclass(frozen=True, order=True)
 class Row:
@@ -33,19 +32,15 @@ class Row:
 
     Or, with a number of `rows`, for calls with at most so many query rows in all (batch · heads ·
     seqlen_q), whatever the number of keys: large tiles of few rows leave multiprocessors idle.
-    One kernel of e4m3 stands for its like with O in another type: O's has no part in its speed.
+    One kernel of e4m3 stands for its like with O in another type: O's has no part in its speed, and
+    its problem leaves it open.
     """
 
     card: str
-    dtype: str
-    head_dim: int
-    head_dim_v: int
-    mask: str
+    problem: Problem
     least: int
     most: float  # infinity where there is no end
     slug: str
-    v_layout: str = ""  # in e4m3: "rows" or "columns"
-    scale_rows: int = 0  # that share a scale in e4m3; 0 where a head or the tensor has one
     rows: float = math.inf  # of queries at most; infinity where only keys count
 
     @classmethod
@@ -59,33 +54,15 @@ class Row:
         rows: float = math.inf,
     ) -> "Row":
         """The row that gives a kernel what it computes.  Raises ScheduleError for no slug."""
-        dtype, head_dim, head_dim_v, mask, layout, scale_rows = _problem_of(slug)
-        sizes = head_dim, head_dim_v, mask, least, most
-        return cls(card, dtype, *sizes, slug, layout, scale_rows, rows)
+        return cls(card, _problem_of(slug), least, most, slug, rows)
 
     @property
     def few(self) -> bool:
         """Whether it is for few query rows, and so not for a range of keys."""
         return math.isfinite(self.rows)
 
-    @property
-    def problem(self) -> Asked:
-        """What is computed: dtype, both head dims, mask, layout of V, rows that share a scale."""
-        sizes = self.dtype, self.head_dim, self.head_dim_v, self.mask
-        return *sizes, self.v_layout, self.scale_rows
 
-
-def rows_for(
-    dtype: str,
-    head_dim: int,
-    head_dim_v: int,
-    mask: str,
-    card: str,
-    *,
-    own: Path,
-    v_layout: str = "",
-    scale_rows: int = 0,
-) -> tuple[Row, ...]:
+def rows_for(problem: Problem, card: str, *, own: Path) -> tuple[Row, ...]:
     """The rows for a problem, which leave no call out; () if there are none.
 
     Those for few query rows, the fewest first, go before the others by rising key length. Both are
@@ -93,11 +70,11 @@ def rows_for(
     itself: who has measured by keys alone keeps what is known of few rows.  Raises ScheduleError
     where a table is wrong.
     """
-    problem = dtype, head_dim, head_dim_v, mask, v_layout, scale_rows
+    asked = replace(problem, out_dtype=None)
     few: list[Row] = []
     by_keys: list[Row] = []
     for table in (table_at(config_folder() / NAME), table_at(own / NAME)):
-        fitting = [row for row in table if row.problem == problem]
+        fitting = [row for row in table if row.problem == asked]
         here = [row for row in fitting if row.card == card]
         others = [row for row in fitting if row.card == fitting[0].card]
         chosen = sorted(here or others, key=_place)
@@ -143,7 +120,7 @@ def _refuse_unclear(path: Path, rows: Iterable[Row]) -> None:
             )
 
 
-def _place(row: Row) -> tuple[str, Asked, float, int]:
+def _place(row: Row) -> tuple[str, Problem, float, int]:
     """Where a row stands in its table: beside those of its problem, by rising sizes."""
     return row.card, row.problem, row.rows, row.least
 
@@ -174,33 +151,33 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
         raise wrong(f"there is no {table['dtype']} with {table['mask']}")
     row = Row(
         card=table["card"],
-        dtype=table["dtype"],
-        head_dim=table["head_dim"],
-        head_dim_v=table["head_dim_v"] if "head_dim_v" in table else table["head_dim"],
-        mask=table["mask"],
+        problem=Problem(
+            dtype=table["dtype"],
+            head_dim=table["head_dim"],
+            head_dim_v=table["head_dim_v"] if "head_dim_v" in table else table["head_dim"],
+            mask=table["mask"],
+            v_layout=table.get("v_layout", ""),
+            scale_rows=table.get("scale_rows", 0),
+        ),
         least=table.get("from", 0),
         most=table.get("to", math.inf),
         slug=table["slug"],
-        v_layout=table.get("v_layout", ""),
-        scale_rows=table.get("scale_rows", 0),
         rows=table.get("rows_to", math.inf),
     )
     computed = _problem_of(row.slug)
     if computed != row.problem:
         said = "computes something else"
-        if computed[:4] == row.problem[:4]:
-            said = f'is for v_layout = "{computed[4]}" and scale_rows = {computed[5]}'
+        if computed.opened() == row.problem.opened():
+            said = f'is for v_layout = "{computed.v_layout}" and scale_rows = {computed.scale_rows}'
         raise wrong(f"{row.slug} {said}")
     if not 0 <= row.least <= row.most:
         raise wrong(f"from {row.least} to {row.most:g} is no range")
     return row
 
 
-def _problem_of(slug: str) -> Asked:
-    schedule = Schedule.from_slug(slug)
-    asked, fp8 = schedule.attention, schedule.fp8
-    sizes = asked.dtype, asked.head_dim, asked.head_dim_v, asked.mask
-    return *sizes, fp8.v_layout, fp8.scale_rows
+def _problem_of(slug: str) -> Problem:
+    """What a slug's schedule computes, the type of O left open."""
+    return replace(Problem.of(from_slug(slug)), out_dtype=None)
 
 
 def written(rows: Iterable[Row]) -> str:
@@ -210,15 +187,16 @@ def written(rows: Iterable[Row]) -> str:
         "# writes the rows by keys; a table like this in your configuration folder goes before it.",
     ]
     for row in sorted(rows, key=_place):
+        asked = row.problem
         lines += ["", "[[kernel]]", f"card = {json.dumps(row.card)}"]
-        lines += [f"dtype = {json.dumps(row.dtype)}", f"head_dim = {row.head_dim}"]
-        if row.head_dim_v != row.head_dim:
-            lines.append(f"head_dim_v = {row.head_dim_v}")
-        lines.append(f"mask = {json.dumps(row.mask)}")
-        if row.v_layout:
-            lines.append(f"v_layout = {json.dumps(row.v_layout)}")
-        if row.scale_rows:
-            lines.append(f"scale_rows = {row.scale_rows}")
+        lines += [f"dtype = {json.dumps(asked.dtype)}", f"head_dim = {asked.head_dim}"]
+        if asked.head_dim_v != asked.head_dim:
+            lines.append(f"head_dim_v = {asked.head_dim_v}")
+        lines.append(f"mask = {json.dumps(asked.mask)}")
+        if asked.v_layout:
+            lines.append(f"v_layout = {json.dumps(asked.v_layout)}")
+        if asked.scale_rows:
+            lines.append(f"scale_rows = {asked.scale_rows}")
         if row.few:
             lines.append(f"rows_to = {row.rows:.0f}")
         if row.least:

@@ -1,12 +1,10 @@
 """Kernels in, errors against fp64 and times beside their peers out: what needs a Hopper GPU."""
 
-from fagen.measure.accuracy import check
 from fagen.measure.card import hopper
 from fagen.measure.cells import bench, compare
 from fagen.measure.peers import PEERS, installed
 from fagen.measure.proof import verify
 from fagen.measure.rows import Row, table, write_rows
-from fagen.measure.shapes import Shape, standard_shape
 from fagen.measure.timing import BURST, REGIMES, SUSTAINED
 
 __all__ = [
@@ -15,13 +13,10 @@ __all__ = [
     "REGIMES",
     "SUSTAINED",
     "Row",
-    "Shape",
     "bench",
-    "check",
     "compare",
     "hopper",
     "installed",
-    "standard_shape",
     "table",
     "verify",
     "write_rows",

@@ -1,4 +1,4 @@
-"""Implementations and a problem in, benchmark rows out: the two regimes on the same inputs."""
+"""Implementations and a cell in, benchmark rows out: the two regimes on the same inputs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -8,46 +8,37 @@ from torch import Tensor
 
 from fagen.build import Binary
 from fagen.errors import DeviceError, VerificationError
-from fagen.kinds.forward.plan import Plan
-from fagen.measure.accuracy import unit_in_last_place
+from fagen.kind import Plan
 from fagen.measure.card import Clock, hopper
-from fagen.measure.fp8 import rms
+from fagen.measure.inputs import cell_of, inputs, rows_with_keys
+from fagen.measure.numerics import disagreement
 from fagen.measure.peers import Implementation, ours, peer, tried
 from fagen.measure.rows import Row
-from fagen.measure.shapes import (
-    Problem,
-    Shape,
-    inputs,
-    problem,
-    rows_with_keys,
-    standard_shape,
-)
 from fagen.measure.timing import BURST, REGIMES, SUSTAINED, Call, Regime, Timing, time_calls
+from fagen.problem import Cell, Problem, Sizes, standard_sizes
 from fagen.vocab import DTYPES
 
 Say = Callable[[str], None]
 CHARGED, CREDITED = "charged", "credited"
-AGREEMENT = 8  # units in the last place that two right kernels may differ by, at the largest output
-FP8_AGREEMENT = 0.1  # of the output's size, root mean squares: e4m3 of N(0, 1) is off by 0.05
 
 
 def compare(
     plan: Plan,
     binary: Binary,
-    shape: Shape | None = None,
+    sizes: Sizes | None = None,
     *,
     peers: Sequence[str] = ("cudnn",),
     regimes: Sequence[Regime] = (SUSTAINED, BURST),
     progress: Say | None = print,
 ) -> tuple[Row, ...]:
-    """Time one kernel beside `peers` at `shape` (default: the standard shape, 16,384 tokens).
+    """Time one kernel beside `peers` at `sizes` (default: the standard ones, 16,384 tokens).
 
-    Returns rows of fagen and of every peer that can do the problem; why another cannot is said
+    Returns rows of fagen and of every peer that can do the cell; why another cannot is said
     through `progress`. Raises DeviceError without a Hopper GPU.
     """
     return bench(
         [(plan, binary)],
-        [shape or standard_shape(plan.head_dim)],
+        [sizes or standard_sizes(Problem.of(plan.schedule).head_dim)],
         peers=peers,
         regimes=regimes,
         progress=progress,
@@ -56,32 +47,32 @@ def compare(
 
 def bench(
     kernels: Sequence[tuple[Plan, Binary]],
-    shapes: Iterable[Shape],
+    sizes: Iterable[Sizes],
     *,
     peers: Sequence[str] = ("cudnn", "fa2"),
     regimes: Sequence[Regime] = (SUSTAINED, BURST),
     progress: Say | None = print,
 ) -> tuple[Row, ...]:
-    """Time `kernels` and `peers` at every shape; kernels of one problem run in one cell.
+    """Time `kernels` and `peers` at all sizes; kernels of one problem run in one cell.
 
-    Kernels that differ in dtype, head dims or mask are different problems. Returns the rows, cell
-    by cell, and passes a line for each to `progress`. Raises DeviceError for an unknown peer or
-    without a Hopper GPU, VerificationError where a kernel's output disagrees with a peer's.
+    Kernels that differ in dtype, head dims or mask are of different problems. Returns the rows,
+    cell by cell, and passes a line for each to `progress`. Raises DeviceError for an unknown peer
+    or without a Hopper GPU, VerificationError where a kernel's output disagrees with a peer's.
     """
     hopper()
     others = [peer(name) for name in peers]
     rows: list[Row] = []
-    for shape in shapes:
-        cells: dict[Problem, list[Implementation]] = {}
+    for one in sizes:
+        cells: dict[Cell, list[Implementation]] = {}
         for plan, binary in kernels:
-            cells.setdefault(problem(plan, shape), []).append(ours(binary))
-        for case, mine in cells.items():
-            rows += race(case, [*mine, *others], regimes=regimes, progress=progress)
+            cells.setdefault(cell_of(plan, one), []).append(ours(binary))
+        for cell, mine in cells.items():
+            rows += race(cell, [*mine, *others], regimes=regimes, progress=progress)
     return tuple(rows)
 
 
 def race(
-    case: Problem,
+    cell: Cell,
     implementations: Sequence[Implementation],
     *,
     regimes: Sequence[Regime] = (SUSTAINED, BURST),
@@ -95,19 +86,19 @@ def race(
     of each, with its reason.
     """
     say = progress or (lambda line: None)
-    say(str(case))
-    q, k, v = inputs(case, seed=seed)
+    say(str(cell))
+    q, k, v = inputs(cell, seed=seed)
     calls: dict[str, Call] = {}
     who: dict[str, Implementation] = {}
     for implementation in implementations:
         label = implementation.label
         try:
-            beside = _charges(implementation, case, q, k, v)
+            beside = _charges(implementation, cell, q, k, v)
         except DeviceError as refusal:
             why = f"what it is charged with cannot be timed: {refusal}"
         else:
             try:
-                calls[label] = implementation.bind(case, q, k, v)
+                calls[label] = implementation.bind(cell, q, k, v)
             except DeviceError as refusal:
                 if implementation.schedule:
                     raise
@@ -119,24 +110,24 @@ def race(
         say(f"  {label:12} left out: {why}")
         if left_out:
             left_out(label, why)
-    _agree(case, calls, who)
+    _agree(cell, calls, who)
     rows = []
     clock = Clock()
     for regime in regimes:
         timings = time_calls(calls, regime, clock=clock, seed=seed)
         for label, implementation in who.items():
-            rows.append(_row(case, implementation, regime, _with_charges(label, timings)))
+            rows.append(_row(cell, implementation, regime, _with_charges(label, timings)))
             say(_line(rows[-1]))
     return tuple(rows)
 
 
 def _charges(
-    implementation: Implementation, case: Problem, q: Tensor, k: Tensor, v: Tensor
+    implementation: Implementation, cell: Cell, q: Tensor, k: Tensor, v: Tensor
 ) -> dict[str, Call]:
     """The calls that are charged and credited to an implementation, each tried once."""
     binds = {CHARGED: implementation.charged, CREDITED: implementation.credited}
     return {
-        f"{implementation.label} {sign}": tried(bind(case, q, k, v), "fagen.quantize")
+        f"{implementation.label} {sign}": tried(bind(cell, q, k, v), "fagen.quantize")
         for sign, bind in binds.items()
         if bind
     }
@@ -173,7 +164,7 @@ def matmul_ceiling(dtype: str, size: int = 8_192) -> dict[str, float]:
     }
 
 
-def _agree(case: Problem, calls: dict[str, Call], who: dict[str, Implementation]) -> None:
+def _agree(cell: Cell, calls: dict[str, Call], who: dict[str, Implementation]) -> None:
     """A kernel that computes something else must not be timed: compare with the first peer.
 
     Not in rows that see no key, where each has its own custom.
@@ -185,44 +176,31 @@ def _agree(case: Problem, calls: dict[str, Call], who: dict[str, Implementation]
     ]
     if not judges:
         return
-    seen = slice(rows_with_keys(case.shape, case.causal), None)
+    seen = rows_with_keys(cell)
     judge = calls[judges[0]].once()[:, seen]
     for label, implementation in who.items():
         if not implementation.schedule:
             continue
-        worst, allowed = disagreement(case, calls[label].once()[:, seen], judge)
+        worst, allowed = disagreement(cell, calls[label].once()[:, seen], judge)
         if not worst <= allowed:
             raise VerificationError(
-                f"{label} differs from {judges[0]} by {worst:.3g} at {case}, where {allowed:.3g} "
+                f"{label} differs from {judges[0]} by {worst:.3g} at {cell}, where {allowed:.3g} "
                 f"may be: not timed; `fagen verify {label}` shows which shapes are wrong"
             )
 
 
-def disagreement(case: Problem, out: Tensor, judge: Tensor) -> tuple[float, float]:
-    """By how much an output differs from another implementation's, and by how much it may."""
-    difference = out.float() - judge.float()
-    if DTYPES[case.dtype].fp8:
-        return rms(difference), FP8_AGREEMENT * rms(judge)
-    allowed = AGREEMENT * unit_in_last_place(float(judge.abs().max()), judge.dtype)
-    return float(difference.abs().max()), allowed
-
-
-def _row(case: Problem, who: Implementation, regime: Regime, timing: Timing) -> Row:
-    size = case.shape
+def _row(cell: Cell, who: Implementation, regime: Regime, timing: Timing) -> Row:
+    problem = cell.problem
     return Row(
-        dtype=case.dtype,
-        head_dim=case.head_dim,
-        head_dim_v=case.head_dim_v,
-        mask=case.mask,
-        batch=size.batch,
-        seqlen_q=size.seqlen_q,
-        seqlen_k=size.seqlen_k,
-        heads=size.heads,
-        kv_heads=size.kv_heads,
+        dtype=problem.dtype,
+        head_dim=problem.head_dim,
+        head_dim_v=problem.head_dim_v,
+        mask=problem.mask,
+        **vars(cell.sizes),
         implementation=who.name,
         schedule=who.schedule,
         regime=regime.name,
-        tflops=case.flops / timing.seconds / 1e12,
+        tflops=cell.flops / timing.seconds / 1e12,
         spread=timing.spread,
         sm_clock_mhz=timing.sm_clock_mhz,
     )

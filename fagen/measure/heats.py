@@ -1,27 +1,28 @@
-"""Built kernels and a problem in, their times side by side out: short rounds with an anchor.
+"""Built kernels and a cell in, their times side by side out: short rounds with an anchor.
 
 The card's clock and power wander, for all kernels alike within a fraction of a second. So every
 round runs the anchor again and again among the others, and a time means something beside its own.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fagen.errors import DeviceError, VerificationError
-from fagen.measure.accuracy import kernel_error
 from fagen.measure.card import Card, Clock, hopper
-from fagen.measure.cells import disagreement
-from fagen.measure.fp8 import arguments, outputs
+from fagen.measure.inputs import inputs
+from fagen.measure.numerics import disagreement
 from fagen.measure.peers import peer
-from fagen.measure.shapes import Problem, Shape, inputs, softmax_scale
+from fagen.measure.proof import trial_of
 from fagen.measure.timing import Call, Regime, estimate, time_round
-from fagen.runtime import op
+from fagen.problem import Cell, Sizes
+from fagen.registry import plan_of
 
 # A few calls after one to warm up, without a pause: enough to tell good kernels from bad ones.
 BRIEF = Regime("brief", idle=0.0, warm=0.0, timed=0.002, rounds=1)
@@ -31,9 +32,9 @@ HEAT_REGIMES = {regime.name: regime for regime in (BRIEF, LONG)}
 ANCHOR_EVERY = 4
 CUDNN = "cudnn"
 QUICK = (  # sizes that go wrong soonest: ragged, grouped heads, several tiles for each block
-    Shape(2, 321, 449, 4, 2),
-    Shape(1, 130, 67, 3, 3),
-    Shape(4, 384, 320, 48, 48),
+    Sizes(2, 4, 2, 321, 449),
+    Sizes(1, 3, 3, 130, 67),
+    Sizes(4, 48, 48, 384, 320),
 )
 
 
@@ -79,32 +80,31 @@ def card_id(index: int) -> str:
     return str(torch.cuda.get_device_properties(index).uuid)
 
 
-def quick_check(case: Problem, kernel: Kernel) -> None:
-    """Hold a kernel against fp64 on small shapes, and against torch on `case` itself.
+def quick_check(cell: Cell, kernel: Kernel) -> None:
+    """Check a kernel against fp64 at small sizes, and against torch in `cell` itself.
 
     Raises VerificationError where it is wrong, DeviceError where it cannot be launched.
     """
-
-    of = op.plan_of(kernel.slug)
-    for number, shape in enumerate(QUICK):
-        small = Problem(case.dtype, case.head_dim, case.head_dim_v, case.mask, shape)
-        error = kernel_error(of, kernel.library, small, *inputs(small, seed=number))
+    of = plan_of(kernel.slug)
+    trial = trial_of(of)
+    for number, sizes in enumerate(QUICK):
+        small = Cell(cell.problem, sizes)
+        error = trial.error(of, kernel.library, small, *inputs(small, seed=number))
         if not error.ok:
             raise VerificationError(
-                f"error {error.error:.2e} at {shape}, {error.allowed:.2e} is allowed; "
+                f"error {error.error:.2e} at {sizes}, {error.allowed:.2e} is allowed; "
                 f"log-sum-exp {error.lse_error:.1e}"
             )
-    q, k, v, *descales = arguments(of, *_inputs(case))
-    out, lse = outputs(of, q)
-    scale = softmax_scale(case.head_dim)
-    op.bind_kernel(kernel.slug, kernel.library, q, k, v, out, lse, scale, *descales)()
-    worst, allowed = disagreement(case, out, _expected(case))
+    given = trial.arguments(of, *_inputs(cell))
+    outputs = trial.outputs(of, given)
+    trial.launch(of, kernel.library, given, outputs)()
+    worst, allowed = disagreement(cell, outputs[0], _expected(cell))
     if not worst <= allowed:
-        raise VerificationError(f"differs from torch by {worst:.2e} at {case.shape}")
+        raise VerificationError(f"differs from torch by {worst:.2e} at {cell.sizes}")
 
 
 def heat(
-    case: Problem,
+    cell: Cell,
     kernels: Sequence[Kernel],
     anchor: Kernel,
     *,
@@ -115,17 +115,17 @@ def heat(
 
     `rounds` numbers the rounds, and decides their order. Raises what a kernel's call raises.
     """
-    scale = softmax_scale(case.head_dim)
-    made: dict[tuple[object, ...], tuple[Tensor, ...]] = {}  # kernels of one kind share theirs
+    made: dict[Hashable, tuple[tuple[Any, ...], tuple[Tensor, ...]]] = {}  # alike ones share theirs
 
     def call(kernel: Kernel) -> Call:
-        of = op.plan_of(kernel.slug)
-        kind = (of.fp8, of.v_rows, of.schedule.fp8.scales, of.scale_rows, of.out_dtype.name)
-        if kind not in made:
-            given = arguments(of, *_inputs(case))
-            made[kind] = (*given, *outputs(of, given[0]))
-        q, k, v, *descales, out, lse = made[kind]
-        launch = op.bind_kernel(kernel.slug, kernel.library, q, k, v, out, lse, scale, *descales)
+        of = plan_of(kernel.slug)
+        trial = trial_of(of)
+        like = of.kind, trial.alike(of)
+        if like not in made:
+            given = trial.arguments(of, *_inputs(cell))
+            made[like] = given, trial.outputs(of, given)
+        launch = trial.launch(of, kernel.library, *made[like])
+        out = made[like][1][0]
 
         def run() -> Tensor:
             launch()
@@ -134,10 +134,10 @@ def heat(
         return Call(run)
 
     calls = {kernel.slug: call(kernel) for kernel in kernels}
-    if cudnn := _cudnn(case):
+    if cudnn := _cudnn(cell):
         calls[CUDNN] = cudnn
     beside = call(anchor)
-    each = _anchor_seconds(case, anchor, beside)
+    each = _anchor_seconds(cell, anchor, beside)
     clock = Clock()
     laps: list[Lap] = []
     for number in rounds:
@@ -168,33 +168,33 @@ def _one_round(
 
 
 @lru_cache(maxsize=12)
-def _inputs(case: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    return inputs(case)
+def _inputs(cell: Cell) -> tuple[Tensor, Tensor, Tensor]:
+    return inputs(cell)
 
 
 @lru_cache(maxsize=12)
-def _cudnn(case: Problem) -> Call | None:
+def _cudnn(cell: Cell) -> Call | None:
     try:
-        return peer(CUDNN).bind(case, *_inputs(case))
+        return peer(CUDNN).bind(cell, *_inputs(cell))
     except DeviceError:
         return None
 
 
 @lru_cache(maxsize=4)
-def _expected(case: Problem) -> Tensor:
+def _expected(cell: Cell) -> Tensor:
     """The output of cuDNN, or else of torch's own attention."""
     try:
-        call: Callable[[], Tensor] = peer(CUDNN).bind(case, *_inputs(case)).once
+        call: Callable[[], Tensor] = peer(CUDNN).bind(cell, *_inputs(cell)).once
     except DeviceError:
-        call = peer("fa2").bind(case, *_inputs(case)).once
+        call = peer("fa2").bind(cell, *_inputs(cell)).once
     return call()
 
 
-_known: dict[tuple[Problem, Path], float] = {}
+_known: dict[tuple[Cell, Path], float] = {}
 
 
-def _anchor_seconds(case: Problem, anchor: Kernel, call: Call) -> float:
-    key = (case, anchor.library)
+def _anchor_seconds(cell: Cell, anchor: Kernel, call: Call) -> float:
+    key = (cell, anchor.library)
     if key not in _known:
         _known[key] = estimate(call)
     return _known[key]

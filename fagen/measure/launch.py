@@ -17,16 +17,18 @@ from torch.profiler import ProfilerActivity, profile
 
 from fagen.build import Binary
 from fagen.errors import DeviceError
-from fagen.kinds.forward.plan import Plan
+from fagen.kind import Plan
 from fagen.measure.card import hopper
-from fagen.measure.fp8 import arguments
-from fagen.measure.peers import tried
-from fagen.measure.shapes import Shape, inputs, problem, softmax_scale
+from fagen.measure.inputs import cell_of, inputs
+from fagen.measure.peers import is_causal, tried
+from fagen.measure.proof import trial_of
 from fagen.measure.timing import Call
+from fagen.problem import Problem, Sizes
 from fagen.runtime import op
+from fagen.runtime.arguments import dtype_of
 from fagen.runtime.attention import attention
 
-SMALL = Shape(1, 64, 64, 1, 1)  # one tile: the GPU is done before the host asks again
+SMALL = Sizes(1, 1, 1, 64, 64)  # one tile: the GPU is done before the host asks again
 BATCH = 100  # calls; a stream takes some thousand before the host has to wait for the GPU
 BATCHES = 50
 PROFILED = 10  # calls
@@ -50,29 +52,28 @@ def launch_costs(plan: Plan, binary: Binary) -> dict[str, LaunchCost]:
     profiler sees nothing of it.
     """
     hopper()
-    case = problem(plan, SMALL)
-    q, k, v = inputs(case)
+    cell = cell_of(plan, SMALL)
+    q, k, v = inputs(cell)
     query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    causal, scale = case.causal, softmax_scale(case.head_dim)
+    causal = is_causal(cell)
     alone = op.alone(op.load(binary))
     kernel = getattr(torch.ops.fagen, plan.slug)
-    given = arguments(plan, q, k, v)
-    qkv, descales = given[:3], given[3:]
+    given = trial_of(plan).arguments(plan, q, k, v)
+    qkv, descales = given[:3], given[4:]
 
     def cudnn() -> Tensor:
         return functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
 
     calls = {
-        "torch op": Call(lambda: kernel(*qkv, scale, *descales)[0]),
-        "torch op without lse": Call(lambda: alone(*qkv, scale, *descales)),
+        "torch op": Call(lambda: kernel(*given)[0]),
+        "torch op without lse": Call(lambda: alone(*given)),
     }
     keys: dict[str, Any] = {}
-    if plan.fp8:
-        layout = plan.schedule.fp8.v_layout
-        keys = dict(v_layout=layout, scale_rows=plan.scale_rows if plan.scales_by_block else 0)
-        names = ("q_descale", "k_descale", "v_descale")
-        keys |= dict(zip(names, descales, strict=True))
-        keys["out_dtype"] = getattr(torch, plan.out_dtype.torch)
+    if descales:
+        asked = Problem.of(plan.schedule)
+        keys = dict(v_layout=asked.v_layout, scale_rows=asked.scale_rows)
+        keys |= dict(zip(("q_descale", "k_descale", "v_descale"), descales, strict=True))
+        keys["out_dtype"] = dtype_of(asked.out_dtype or "")
     calls["fagen.attention"] = Call(lambda: attention(*qkv, causal=causal, **keys))
     with suppress(DeviceError):
         bare = Call(cudnn, lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION))

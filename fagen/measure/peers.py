@@ -1,8 +1,8 @@
 """Every implementation of attention that fagen is timed beside, as a function that binds inputs.
 
-`bind(problem, q, k, v)` takes q, k, v stored (B, S, H, D) and returns a Call that computes
+`bind(cell, q, k, v)` takes q, k, v stored (B, S, H, D) and returns a Call that computes
 attention, allocates its output and returns it as (B, Sq, H, Dv). It raises DeviceError, in words,
-where the implementation cannot do the problem or is not installed.
+where the implementation cannot do the cell or is not installed.
 
 A problem of e4m3 comes in fp16, and peers compute it in that, but for cudnn-e4m3; what is in e4m3
 quantises before the clock runs. What that costs is an implementation of its own, `quantise`.
@@ -25,16 +25,19 @@ from torch.nn.attention.bias import causal_lower_right
 from fagen.build import Binary
 from fagen.e4m3 import E4M3, rounded
 from fagen.errors import DeviceError
-from fagen.kinds.forward.plan import Plan
-from fagen.measure.fp8 import arguments
+from fagen.kind import Plan
+from fagen.measure.inputs import softmax_scale
+from fagen.measure.proof import trial_of
 from fagen.measure.rows import PREARRANGED, QUANTISE
-from fagen.measure.shapes import Problem, softmax_scale
 from fagen.measure.timing import Call
+from fagen.problem import Cell, Problem
+from fagen.registry import plan_of
 from fagen.runtime import op
 from fagen.runtime.quantize import quantize
+from fagen.vocab import MASKS
 
 CUDNN_E4M3 = "cudnn-e4m3"
-Bind = Callable[[Problem, Tensor, Tensor, Tensor], Call]
+Bind = Callable[[Cell, Tensor, Tensor, Tensor], Call]
 
 
 @dataclass(frozen=True)
@@ -65,32 +68,26 @@ def ours(binary: Binary) -> Implementation:
     quantise V that way instead of by rows.
     """
     kernel = op.load(binary)
-    of = op.plan_of(binary.slug)
+    of = plan_of(binary.slug)
 
-    def bind(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
-        scale = softmax_scale(problem.head_dim)
-        given = arguments(of, q, k, v)
-        qkv, descales = given[:3], given[3:]
-        return Call(lambda: kernel(*qkv, scale, *descales)[0])
+    def bind(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
+        given = trial_of(of).arguments(of, q, k, v)
+        return Call(lambda: kernel(*given)[0])
 
-    if not of.fp8 or of.v_rows:
+    if Problem.of(of.schedule).v_layout != "columns":
         return Implementation("fagen", bind, binary.slug)
     columns, rows = (_quantised_v(of, layout) for layout in ("columns", "rows"))
     return Implementation(PREARRANGED, bind, binary.slug, charged=columns, credited=rows)
 
 
 def _quantised_v(of: Plan, layout: str) -> Bind:
-    def bind(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
-        keys = dict(scales=of.schedule.fp8.scales, layout=layout)
-        return Call(lambda: _quantise(v, of.scale_rows, **keys))
+    said = of.schedule.values()
+    keys = {key: said[key] for key in ("scales", "scale_rows") if said[key]}
+
+    def bind(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
+        return Call(lambda: quantize(v, layout=layout, **keys).values)
 
     return bind
-
-
-def _quantise(x: Tensor, scale_rows: int, **keys: Any) -> Tensor:
-    if keys["scales"] == "block":
-        keys["scale_rows"] = scale_rows
-    return quantize(x, **keys).values
 
 
 def peer(name: str) -> Implementation:
@@ -111,24 +108,39 @@ def installed(name: str) -> bool:
     return True
 
 
-def _cudnn(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
-    if problem.ragged_causal:
+def is_causal(cell: Cell) -> bool:
+    """Whether a cell's mask is what peers call causal, or none at all.
+
+    Raises DeviceError where it is another, which they do not have.
+    """
+    if cell.problem.mask not in ("full", "causal"):
+        raise DeviceError(f"it has no mask like {cell.problem.mask}")
+    return cell.problem.mask == "causal"
+
+
+def ragged_causal(cell: Cell) -> bool:
+    """Whether it matters to which corner a causal mask is aligned.  Raises as is_causal does."""
+    return is_causal(cell) and not cell.sizes.square
+
+
+def _cudnn(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
+    if ragged_causal(cell):
         raise DeviceError("torch aligns cuDNN's causal mask to the top left")
-    return _sdpa(SDPBackend.CUDNN_ATTENTION, problem, q, k, v)
+    return _sdpa(SDPBackend.CUDNN_ATTENTION, cell, q, k, v)
 
 
-def _fa2(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
+def _fa2(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
     mask = None
-    if problem.ragged_causal:
+    if ragged_causal(cell):
         with warnings.catch_warnings():  # of rows that see no key, which are not compared
             warnings.simplefilter("ignore")
-            mask = causal_lower_right(problem.shape.seqlen_q, problem.shape.seqlen_k)
-    return _sdpa(SDPBackend.FLASH_ATTENTION, problem, q, k, v, mask)
+            mask = causal_lower_right(cell.sizes.seqlen_q, cell.sizes.seqlen_k)
+    return _sdpa(SDPBackend.FLASH_ATTENTION, cell, q, k, v, mask)
 
 
 def _sdpa(
     backend: SDPBackend,
-    problem: Problem,
+    cell: Cell,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -136,8 +148,8 @@ def _sdpa(
 ) -> Call:
     # views, as targets are stated for tensors stored (B, S, H, D)
     query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    causal = problem.causal and mask is None
-    grouped = problem.shape.heads != problem.shape.kv_heads
+    causal = is_causal(cell) and mask is None
+    grouped = cell.sizes.heads != cell.sizes.kv_heads
 
     def run() -> Tensor:
         out = functional.scaled_dot_product_attention(
@@ -149,23 +161,22 @@ def _sdpa(
     return tried(Call(run, lambda: sdpa_kernel(backend)), f"torch's {backend.name}", name)
 
 
-def _flex(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
+def _flex(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
     flex = importlib.import_module("torch.nn.attention.flex_attention")
-    shape = problem.shape
+    lengths = cell.sizes.seqlen_q, cell.sizes.seqlen_k
+    row = MASKS[cell.problem.mask]
     mask = None
-    if problem.causal:
-        shift = shape.seqlen_k - shape.seqlen_q
+    if row.by_row:
 
         def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return i + shift >= j
+            first, last = row.keys(i, *lengths)
+            return (j >= first) & (j < last)
 
-        mask = flex.create_block_mask(
-            visible, None, None, shape.seqlen_q, shape.seqlen_k, device=q.device
-        )
-    torch._dynamo.reset()  # one graph per problem: else the eighth one falls back to eager
+        mask = flex.create_block_mask(visible, None, None, *lengths, device=q.device)
+    torch._dynamo.reset()  # one graph per cell: else the eighth one falls back to eager
     compiled = torch.compile(flex.flex_attention, dynamic=False)
     query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    grouped = shape.heads != shape.kv_heads
+    grouped = cell.sizes.heads != cell.sizes.kv_heads
 
     def run() -> Tensor:
         out = compiled(query, key, value, block_mask=mask, enable_gqa=grouped)
@@ -174,11 +185,11 @@ def _flex(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
     return tried(Call(run), "FlexAttention")
 
 
-def _fa3(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
+def _fa3(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
     if not installed("fa3"):
         raise DeviceError("flash_attn_interface (FlashAttention-3) is not installed")
     flash = importlib.import_module("flash_attn_interface").flash_attn_func
-    causal = problem.causal
+    causal = is_causal(cell)
 
     def run() -> Tensor:
         out = flash(q, k, v, causal=causal)
@@ -187,11 +198,11 @@ def _fa3(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
     return tried(Call(run), "FlashAttention-3")
 
 
-def _cudnn_e4m3(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
+def _cudnn_e4m3(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
     """cuDNN's own e4m3, a scale per tensor, output in e4m3: through its frontend."""
     if not installed(CUDNN_E4M3):
         raise DeviceError("cudnn (nvidia-cudnn-frontend) is not installed")
-    if problem.ragged_causal:
+    if ragged_causal(cell):
         raise DeviceError("its causal mask is aligned to the top left")
     cudnn = importlib.import_module("cudnn")
     made = [rounded(x, "tensor") for x in (q, k, v)]
@@ -216,11 +227,11 @@ def _cudnn_e4m3(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
     out, _, amax_s, amax_o = graph.sdpa_fp8(
         **known,
         is_inference=True,
-        attn_scale=softmax_scale(problem.head_dim),
-        use_causal_mask=problem.causal,
+        attn_scale=softmax_scale(cell.problem.head_dim),
+        use_causal_mask=is_causal(cell),
     )
-    size = problem.shape
-    sizes = (size.batch, size.seqlen_q, size.heads, problem.head_dim_v)
+    size = cell.sizes
+    sizes = (size.batch, size.seqlen_q, size.heads, cell.problem.head_dim_v)
     strides = torch.empty(sizes, device="meta").transpose(1, 2).stride()
     out.set_output(True).set_dim([sizes[0], sizes[2], sizes[1], sizes[3]])
     out.set_stride(list(strides)).set_data_type(e4m3)
@@ -249,7 +260,7 @@ def _cudnn_e4m3(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
     return tried(Call(run), "cuDNN")
 
 
-def _quantise_all(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
+def _quantise_all(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
     """What it costs to quantise Q, K and V: Q and K rotated, V by rows, a scale per block."""
 
     def run() -> Tensor:

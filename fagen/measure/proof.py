@@ -4,12 +4,13 @@ What is right and how fast, the Plan's kind says: its Proof.
 """
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fagen import evidence, toolchain
 from fagen.build import Binary
@@ -18,9 +19,27 @@ from fagen.errors import BuildError, ToolchainError
 from fagen.evidence import Evidence
 from fagen.kind import Plan, load_named
 from fagen.measure.card import hopper
+from fagen.problem import Cell
 from fagen.registry import kind
 
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How a kind's kernels are called on the 16-bit inputs of a cell, beside others.
+
+    `arguments(plan, q, k, v)` is what its op takes, in the op's order; `outputs(plan, arguments)`
+    is where it may write, full of NaN, the output that is compared first; `launch(plan, library,
+    arguments, outputs)` binds both to the kernel's C function. Plans that are `alike` share all of
+    these. `error(plan, library, cell, q, k, v)` runs a kernel, and returns a record of its errors.
+    """
+
+    arguments: Callable[[Any, Tensor, Tensor, Tensor], tuple[Any, ...]]
+    outputs: Callable[[Any, tuple[Any, ...]], tuple[Tensor, ...]]
+    launch: Callable[[Any, Path, tuple[Any, ...], Any], Callable[[], None]]
+    alike: Callable[[Any], Hashable]
+    error: Callable[[Any, Path, Cell, Tensor, Tensor, Tensor], Any]
 
 
 @dataclass(frozen=True)
@@ -29,11 +48,19 @@ class Proof:
 
     `errors` runs a kernel over the shapes that have caught such kernels out, and returns a record
     for each; it raises VerificationError if any is wrong. `speeds` times it. Both pass a line for
-    each shape to their last argument.
+    each shape to their last argument. `trial` is None where nothing is timed beside peers.
     """
 
     errors: Callable[[Any, Binary, Say | None], tuple[Any, ...]]
     speeds: Callable[[Any, Binary, Say | None], tuple[Any, ...]]
+    trial: Trial | None = None
+
+
+def trial_of(plan: Plan) -> Trial:
+    """How the kernels of a Plan's kind are called beside others."""
+    proof: Proof = load_named(kind(plan.kind).proof)
+    assert proof.trial, f"nothing is timed beside kernels of the kind {plan.kind}"
+    return proof.trial
 
 
 def verify(

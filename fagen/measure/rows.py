@@ -8,9 +8,8 @@ from pathlib import Path
 
 from fagen.errors import FagenError
 from fagen.paths import write_whole
+from fagen.problem import Cell, Problem, Sizes, in_order
 
-# dtype, head dims, mask, seqlen_q, seqlen_k, batch, heads, kv_heads: what two rows must share
-Key = tuple[str, int, int, str, int, int, int, int, int]
 YARDSTICK = "cudnn"  # in fp16 where the problem is e4m3
 PREARRANGED = "fagen-prearranged"  # in e4m3, of a V that lies transposed in memory
 OURS = ("fagen", PREARRANGED)
@@ -29,7 +28,7 @@ TITLES = {
 
 @dataclass(frozen=True, order=True)
 class Row:
-    """One implementation timed on one problem in one regime.
+    """One implementation timed in one cell and regime.
 
     `tflops` is the median over the rounds, `spread` is (max - min) / median of the rounds' times,
     `sm_clock_mhz` the median SM clock while it ran (None where NVML could not say), and `schedule`
@@ -53,35 +52,17 @@ class Row:
     sm_clock_mhz: int | None
 
     @property
-    def problem(self) -> Key:
-        """What was computed."""
-        return (
-            self.dtype,
-            self.head_dim,
-            self.head_dim_v,
-            self.mask,
-            self.seqlen_q,
-            self.seqlen_k,
-            self.batch,
-            self.heads,
-            self.kv_heads,
+    def cell(self) -> Cell:
+        """What was computed: what two rows that are compared share."""
+        return Cell(
+            Problem(self.dtype, self.head_dim, self.head_dim_v, self.mask),
+            Sizes(self.batch, self.heads, self.kv_heads, self.seqlen_q, self.seqlen_k),
         )
 
     @property
     def microseconds(self) -> float:
         """Of one call."""
-        both_dims = self.head_dim + self.head_dim_v
-        seen = pairs(self.seqlen_q, self.seqlen_k, self.mask == "causal")
-        return 2.0 * self.batch * self.heads * both_dims * seen / self.tflops / 1e6
-
-
-def pairs(seqlen_q: int, seqlen_k: int, causal: bool) -> float:
-    """Query-key pairs of one head, the causal triangle taken as exactly half its square."""
-    if not causal:
-        return float(seqlen_q * seqlen_k)
-    if seqlen_q <= seqlen_k:
-        return seqlen_q * seqlen_k - seqlen_q * seqlen_q / 2
-    return seqlen_k * seqlen_k / 2
+        return self.cell.flops / self.tflops / 1e6
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
@@ -110,15 +91,15 @@ def geomean(values: Iterable[float]) -> float:
 
 def ratios(
     rows: Sequence[Row], regime: str, *, over: str = YARDSTICK, of: str = "fagen"
-) -> dict[Key, float]:
-    """TFLOP/s of `of` divided by those of `over`, per problem that both ran in `regime`.
+) -> dict[Cell, float]:
+    """TFLOP/s of `of` divided by those of `over`, per cell that both ran in `regime`.
 
-    Where one implementation ran a problem with several schedules, its fastest counts.
+    Where one implementation ran a cell with several schedules, its fastest counts.
     """
     best = fastest(rows, regime)
     return {
-        problem: times[of].tflops / times[over].tflops
-        for problem, times in best.items()
+        cell: times[of].tflops / times[over].tflops
+        for cell, times in best.items()
         if of in times and over in times
     }
 
@@ -131,7 +112,7 @@ def table(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
 
 
 def problems(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
-    """Markdown: a line per problem, a column per implementation.
+    """Markdown: a line per cell, a column per implementation.
 
     Times are TFLOP/s, sustained with the SM clock in MHz behind `@`; the last columns divide
     fagen by `over`, and say what quantising takes. Regimes that were not run leave no column.
@@ -142,33 +123,30 @@ def problems(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
     quantised = [r for r in regimes if any(QUANTISE in timed for timed in best[r].values())]
     quotients = {regime: ratios(rows, regime, over=over) for regime in regimes}
     compared = [regime for regime in regimes if quotients[regime]]
-    solved = sorted(
-        {row.problem for row in rows}, key=lambda p: (p[0], p[1], p[2], p[3] != "full", *p[4:])
-    )
 
     head = ["dtype", "hd", "mask", "S", "B", "H"]
     head += [f"{title(name)} {regime}" for regime in regimes for name in names]
     head += [f"fagen ÷ {title(over)} {regime}" for regime in compared]
     head += [f"{title(QUANTISE)} {regime}, µs" for regime in quantised]
     body = []
-    for problem in solved:
-        dtype, head_dim, head_dim_v, mask, seqlen_q, seqlen_k, batch, heads, kv_heads = problem
+    for cell in in_order({row.cell for row in rows}):
+        asked, sizes = cell.problem, cell.sizes
         line = [
-            dtype,
-            dims_of(head_dim, head_dim_v),
-            mask,
-            str(seqlen_q) if seqlen_q == seqlen_k else f"{seqlen_q}/{seqlen_k}",
-            str(batch),
-            str(heads) if heads == kv_heads else f"{heads}/{kv_heads}",
+            asked.dtype,
+            asked.head_dims,
+            asked.mask,
+            sizes.lengths,
+            str(sizes.batch),
+            sizes.all_heads,
         ]
         for regime in regimes:
-            timed = best[regime].get(problem, {})
+            timed = best[regime].get(cell, {})
             line += [_figure(timed[name]) if name in timed else "–" for name in names]
         for regime in compared:
-            ratio = quotients[regime].get(problem)
+            ratio = quotients[regime].get(cell)
             line.append("–" if ratio is None else f"{ratio:.2f}")
         for regime in quantised:
-            row = best[regime].get(problem, {}).get(QUANTISE)
+            row = best[regime].get(cell, {}).get(QUANTISE)
             line.append(f"{row.microseconds:.1f}" if row else "–")
         body.append(line)
     return markdown(head, body)
@@ -182,7 +160,7 @@ def geomeans(rows: Sequence[Row], *, over: str = YARDSTICK, of: str = "fagen") -
         dims = sorted({(row.head_dim, row.head_dim_v) for row in of_dtype})
         for pair in dims:
             of_pair = [row for row in of_dtype if (row.head_dim, row.head_dim_v) == pair]
-            groups[dtype, dims_of(*pair)] = of_pair
+            groups[dtype, of_pair[0].cell.problem.head_dims] = of_pair
         if len(dims) > 1:
             groups[dtype, "all"] = of_dtype
     return means(("dtype", "hd"), groups, over=over, of=of)
@@ -218,23 +196,18 @@ def means(
     return f"{title(of)} ÷ {title(over)}:\n\n" + markdown([*head, "cells", *columns], body)
 
 
-def dims_of(head_dim: int, head_dim_v: int) -> str:
-    """'128', or '192/128' where V has its own."""
-    return f"{head_dim}" if head_dim == head_dim_v else f"{head_dim}/{head_dim_v}"
-
-
 def regimes_of(rows: Iterable[Row]) -> list[str]:
     """The regimes that rows were timed in, sustained first."""
     run = {row.regime for row in rows}
     return [regime for regime in ("sustained", "burst") if regime in run]
 
 
-def fastest(rows: Iterable[Row], regime: str) -> dict[Key, dict[str, Row]]:
-    """Per problem the row of each implementation, that of its fastest schedule."""
-    best: dict[Key, dict[str, Row]] = {}
+def fastest(rows: Iterable[Row], regime: str) -> dict[Cell, dict[str, Row]]:
+    """Per cell the row of each implementation, that of its fastest schedule."""
+    best: dict[Cell, dict[str, Row]] = {}
     for row in rows:
         if row.regime == regime:
-            timed = best.setdefault(row.problem, {})
+            timed = best.setdefault(row.cell, {})
             rival = timed.get(row.implementation)
             if rival is None or row.tflops > rival.tflops:
                 timed[row.implementation] = row

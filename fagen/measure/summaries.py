@@ -7,7 +7,6 @@ from fagen.measure.rows import (
     OURS,
     QUANTISE,
     Row,
-    dims_of,
     fastest,
     geomean,
     markdown,
@@ -15,6 +14,7 @@ from fagen.measure.rows import (
     regimes_of,
     title,
 )
+from fagen.problem import in_order
 from fagen.vocab import DTYPES
 
 
@@ -24,19 +24,17 @@ def share_of_matmul(rows: Sequence[Row], matmul_tflops: Mapping[str, Mapping[str
     `matmul_tflops[dtype][regime]` is of the same run; '' where there is nothing to compare.
     """
     best = fastest(rows, "sustained")
-    square = [key for key in sorted(best) if key[3] == "full" and key[4] == key[5]]
-    longest = max((key[5] for key in square), default=0)
+    square = [cell for cell in in_order(best) if cell.problem.mask == "full" and cell.sizes.square]
+    longest = max((cell.sizes.seqlen_k for cell in square), default=0)
     names = [name for name in dict.fromkeys(row.implementation for row in rows) if name != QUANTISE]
     body = []
-    for key in square:
-        dtype, head_dim, head_dim_v, _, _, keys, *_ = key
+    for cell in square:
+        dtype, keys = cell.problem.dtype, cell.sizes.seqlen_k
         ceiling = matmul_tflops.get(dtype, {}).get("sustained")
         if keys == longest and ceiling:
-            timed = best[key]
+            timed = best[cell]
             shares = [f"{timed[n].tflops / ceiling:.0%}" if n in timed else "–" for n in names]
-            body.append(
-                [dtype, dims_of(head_dim, head_dim_v), f"{keys}", f"{ceiling:.0f}", *shares]
-            )
+            body.append([dtype, cell.problem.head_dims, f"{keys}", f"{ceiling:.0f}", *shares])
     head = ["dtype", "hd", "S", "matmul TFLOP/s", *map(title, names)]
     said = "Sustained, full attention, as a share of the matrix product 8192³ of the same run:\n\n"
     return said + markdown(head, body) if body else ""
@@ -51,17 +49,15 @@ def beside_fp16(rows: Sequence[Row]) -> str:
         if row.implementation == "fagen"
     ]
     found = {regime: ratios(renamed, regime, of="bf16", over="fp16") for regime in regimes}
-    cells = dict.fromkeys(key for regime in regimes for key in found[regime])
+    cells = in_order({cell for regime in regimes for cell in found[regime]})
     if not cells:
         return ""
     body = []
-    for key in sorted(cells, key=lambda key: (*key[1:3], key[3] != "full", *key[4:])):
-        _, head_dim, head_dim_v, mask, seqlen_q, seqlen_k, *_ = key
-        lengths = f"{seqlen_q}" if seqlen_q == seqlen_k else f"{seqlen_q}/{seqlen_k}"
+    for cell in cells:
         figures = [
-            f"{found[regime][key]:.3f}" if key in found[regime] else "–" for regime in regimes
+            f"{found[regime][cell]:.3f}" if cell in found[regime] else "–" for regime in regimes
         ]
-        body.append([dims_of(head_dim, head_dim_v), mask, lengths, *figures])
+        body.append([cell.problem.head_dims, cell.problem.mask, cell.sizes.lengths, *figures])
     means = [f"{geomean(found[regime].values()):.3f}" for regime in regimes]
     body.append(["all", "", "geomean", *means])
     return "fagen in bf16 ÷ in fp16:\n\n" + markdown(["hd", "mask", "S", *regimes], body)
@@ -74,19 +70,19 @@ def with_quantising(rows: Sequence[Row]) -> str:
     body = []
     for regime in regimes_of(rows):
         best = fastest(rows, regime)
-        for key in sorted(best, key=lambda key: (*key[:3], key[3] != "full", *key[4:])):
-            timed = best[key]
+        for cell in in_order(best):
+            timed = best[cell]
             if QUANTISE not in timed:
                 continue
-            dtype, head_dim, head_dim_v, mask, seqlen_q, *_ = key
+            asked, seqlen = cell.problem, f"{cell.sizes.seqlen_q}"
             cost = timed[QUANTISE].microseconds
             for name in OURS:
                 if name in timed:
                     alone = timed[name]
                     whole = alone.tflops * alone.microseconds / (alone.microseconds + cost)
                     figures = (f"{alone.microseconds:.1f}", f"{cost:.1f}", f"{whole:.0f}")
-                    dims = dims_of(head_dim, head_dim_v)
-                    body.append([regime, dtype, dims, mask, f"{seqlen_q}", title(name), *figures])
+                    what = (asked.dtype, cell.problem.head_dims, asked.mask, seqlen)
+                    body.append([regime, *what, title(name), *figures])
     if not body:
         return ""
     head = ["regime", "dtype", "hd", "mask", "S", "kernel", "µs", "quantising, µs"]

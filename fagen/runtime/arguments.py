@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fagen.arch import SM90
-from fagen.vocab import DTYPES, SCALE_ROWS, SCALES, USUAL_SCALE_ROWS, V_LAYOUTS
+from fagen.vocab import DTYPES, SCALE_ROWS, SCALE_ROWS_DEFAULT, SCALES, V_LAYOUTS
 
 E4M3 = torch.float8_e4m3fn
 ONLY_FP8 = (
@@ -56,7 +56,7 @@ def told_scale_rows(q: Tensor, k: Tensor, descales: tuple[Tensor, ...]) -> int:
         f"q_descale, k_descale and v_descale have {blocks[0]}, {blocks[1]} and {blocks[2]} blocks "
         f"for {lengths[0]} queries and {lengths[1]} keys; all must have one, or one for each block "
         f"of {listed} rows, as many in all three; fagen.quantize(…, "
-        f"scale_rows={USUAL_SCALE_ROWS}) makes them"
+        f"scale_rows={SCALE_ROWS_DEFAULT}) makes them"
     )
 
 
@@ -73,6 +73,12 @@ def dtype_of(dtype: torch.dtype | str) -> torch.dtype:
 def name_of(dtype: torch.dtype) -> str:
     """Return torch's word for a dtype."""
     return str(dtype).removeprefix("torch.")
+
+
+def word_of(dtype: torch.dtype) -> str:
+    """Return a schedule's word for a dtype; where there is none, torch's."""
+    name = name_of(dtype)
+    return next((row.name for row in DTYPES.values() if row.torch == name), name)
 
 
 def needs_gradient(*tensors: Tensor) -> bool:

@@ -6,21 +6,14 @@ emulated, and nothing is built. attention_fp8(q, k, v, …) quantises first.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fagen.dispatch.defaults import usual_schedule
-from fagen.dispatch.tables import rows_for
-from fagen.errors import FagenError, ScheduleError
-from fagen.kinds.forward.keys import Schedule
-from fagen.paths import locate
-from fagen.problem import Problem, problem_of, solves, writing
-from fagen.registry import schedules as schedule_files
+from fagen.dispatch.choice import Choice, Served, choose, for_few, for_keys, serving, slugs_for
+from fagen.errors import FagenError
+from fagen.problem import Problem
 from fagen.runtime import op
 from fagen.runtime.arguments import (
     E4M3,
@@ -33,26 +26,20 @@ from fagen.runtime.arguments import (
     refuse_unquantisable,
     refuse_word,
     told_scale_rows,
+    word_of,
 )
 from fagen.runtime.quantize import quantize
 from fagen.runtime.ready import ready, run_once
-from fagen.toml_lines import read_text, read_toml
-from fagen.vocab import DTYPES, MASKS, SCALE_ROWS, USUAL_SCALE_ROWS, V_LAYOUTS
+from fagen.schedule import Schedule
+from fagen.vocab import OUT_DTYPES, SCALE_ROWS, SCALE_ROWS_DEFAULT, V_LAYOUTS
 
-Choice = str | Path | Schedule | None  # a file, a slug, or the thing itself
-# device and the fields of a Problem, of which the last three are for e4m3 alone
+# What tells one kind of call from another, as small as a lookup in each call wants it: the device,
+# dtype, both head dims and `causal`, and in e4m3 the type of O, V's layout and scale_rows.
 Kind = (
     tuple[torch.device, torch.dtype, int, int, bool]
     | tuple[torch.device, torch.dtype, int, int, bool, torch.dtype | None, str, int | None]
 )
 Key = tuple[Kind, Choice]
-Upto = tuple[tuple[float, str], ...]  # rising sizes, each with the slug for at most so much
-# the slug for all calls of a kind, None where no table has one; or those for few elements of q, and
-# those by the number of keys for the other calls
-Served = tuple[str | None, tuple[Upto, Upto] | None]
-
-# Slugs that measurements put before others of the same problem.
-PREFERRED: tuple[str, ...] = ()
 
 NOT_READY = (
     "the kernel is not ready: call fagen.prepare(…) for this problem and device first, without "
@@ -135,11 +122,10 @@ def attention(
     else:
         raise ValueError(f"{ONLY_FP8}; q is {name_of(dtype)}")
     if schedule is None:
-        schedule, sizes = _served.get(kind) or _look_up(kind)
-        if sizes is not None:
-            few, ranges = sizes
+        schedule, few, by_keys = _served.get(kind) or _look_up(kind)
+        if by_keys:
             keys = (k if v_layout == "columns" else v).shape[1]
-            schedule = (few and _few(few, q.numel())) or _at(ranges, keys)
+            schedule = (few and for_few(few, q.numel(), _surely)) or for_keys(by_keys, keys)
     key = (kind, schedule)
     kernel = _ready.get(key) or _make_ready(key)
     if not return_lse:
@@ -177,7 +163,7 @@ def attention_fp8(
     refuse_unquantisable(q, k, v, scales, v_layout)
     by_block = scales == "block"
     if by_block and scale_rows is None:
-        scale_rows = USUAL_SCALE_ROWS
+        scale_rows = SCALE_ROWS_DEFAULT
     elif scale_rows is not None and not by_block:
         raise ValueError(f'scale_rows goes with scales = "block"; scales is {scales!r}')
     how: dict[str, Any] = {"scales": scales} | ({"scale_rows": scale_rows} if by_block else {})
@@ -237,8 +223,8 @@ def prepare(
     for choice in dict.fromkeys(choices):
         kernel = _make_ready((kind, choice), progress)
         if kind[0].type == "cuda":
-            run_once(kernel, _choose(Problem(*kind[1:]), choice).slug, kind[0])
-    return _choose(Problem(*kind[1:]), choices[-1]).slug
+            run_once(kernel, choose(_problem(kind), choice).slug, kind[0])
+    return choose(_problem(kind), choices[-1]).slug
 
 
 def picked(
@@ -261,7 +247,7 @@ def picked(
     """
     fp8 = out_dtype, v_layout, scale_rows
     kind = _kind(dtype, head_dim, head_dim_v, causal, device, fp8)
-    return _choose(Problem(*kind[1:]), _slugs(kind, seqlen, rows)[-1])
+    return choose(_problem(kind), _slugs(kind, seqlen, rows)[-1])
 
 
 def _kind(
@@ -291,39 +277,24 @@ def _kind(
     return place, found, head_dim, head_dim_v, causal, out_dtype, v_layout, scale_rows
 
 
+def _problem(kind: Kind) -> Problem:
+    """What is computed in such a call, in words."""
+    _, dtype, head_dim, head_dim_v, causal = kind[:5]
+    word, mask = word_of(dtype), "causal" if causal else "full"
+    if len(kind) == 5:
+        return Problem(word, head_dim, head_dim_v, mask, word, "", 0)
+    out_dtype, v_layout, scale_rows = kind[5:]
+    out = word_of(out_dtype) if out_dtype else None
+    return Problem(word, head_dim, head_dim_v, mask, out, v_layout, scale_rows)
+
+
 def _slugs(kind: Kind, keys: int | None, rows: int | None) -> list[str | None]:
     """The slugs for so many keys and query rows, where None is any number; the last for the most.
 
     Raises ScheduleError where a dispatch table is wrong.
     """
-    slug, sizes = _served.get(kind) or _look_up(kind)
-    if sizes is None:
-        return [slug]
-    few, ranges = sizes
-    if rows is not None:
-        if slug := _few(few, rows * kind[2]):
-            return [slug]
-        few = ()
-    by_keys = [slug for _, slug in ranges] if keys is None else [_at(ranges, keys)]
-    return [*(slug for _, slug in few), *by_keys]
-
-
-def _at(ranges: Upto, keys: int) -> str:
-    """The slug for so many keys."""
-    for most, slug in ranges:
-        if keys <= most:
-            return slug
-    return ranges[-1][1]
-
-
-def _few(few: Upto, elements: int | torch.SymInt) -> str | None:
-    """The slug for so few elements of q; None where they are many, or traced may become many."""
-    for most, slug in few:
-        fits = elements <= most
-        # With sizes left open it is neither True nor False, and `if fits` would settle them.
-        if fits is True or (fits is not False and _surely(fits)):
-            return slug
-    return None
+    elements = None if rows is None else rows * kind[2]
+    return slugs_for(_served.get(kind) or _look_up(kind), keys, elements)
 
 
 def _surely(fits: Any) -> bool:
@@ -337,19 +308,14 @@ def _look_up(kind: Kind) -> Served:
     """Look a kind of call up in the dispatch tables.  Raises ScheduleError where one is wrong."""
     if torch.compiler.is_compiling():
         raise FagenError(NOT_READY + "it cannot be built while torch.compile traces the call")
-    device, problem = kind[0], Problem(*kind[1:])
-    names = {getattr(torch, row.torch): row.name for row in DTYPES.values()}
-    mask = next(row.name for row in MASKS.values() if row.causal == problem.causal)
+    device, _, head_dim, head_dim_v = kind[:4]
+    if len(kind) > 5:
+        out_dtype, _, scale_rows = kind[5:]
+        refuse_head_dims(head_dim, head_dim_v)
+        refuse_word("scale_rows", scale_rows, (0, *SCALE_ROWS))
+        refuse_word("out_dtype", out_dtype, map(dtype_of, OUT_DTYPES))
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    asked = names.get(problem.dtype, ""), problem.head_dim, problem.head_dim_v, mask, card
-    fp8 = dict[str, Any](v_layout=problem.v_layout or "", scale_rows=problem.scale_rows or 0)
-    rows = rows_for(*asked, own=locate("schedules"), **fp8)
-    slugs = [writing(Schedule.from_slug(row.slug), problem.out_dtype).slug for row in rows]
-    found = [*zip(rows, slugs, strict=True)]
-    few = tuple((int(row.rows) * problem.head_dim, slug) for row, slug in found if row.few)
-    ranges = tuple((row.most, slug) for row, slug in found if not row.few)
-    alone = slugs[0] if slugs else None
-    _served[kind] = (None, (few, ranges)) if len(slugs) > 1 else (alone, None)
+    _served[kind] = serving(_problem(kind), card)
     return _served[kind]
 
 
@@ -357,67 +323,9 @@ def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> op.O
     """The long way to a kernel: choose, build, load.  Raises as attention does."""
     if torch.compiler.is_compiling():
         raise FagenError(NOT_READY + "it cannot be built while torch.compile traces the call")
-    (device, *problem), choice = key
-    chosen = _choose(Problem(*problem), choice)
-    kernel = ready(chosen, device, not_ready=NOT_READY, progress=progress)
+    kind, choice = key
+    chosen = choose(_problem(kind), choice)
+    kernel = ready(chosen, kind[0], not_ready=NOT_READY, progress=progress)
     _ready_alone[key] = op.alone(kernel)
     _ready[key] = kernel  # last: who finds this finds the other
     return kernel
-
-
-# ---- which schedule -----------------------------------------------------------------------------
-
-
-def _choose(problem: Problem, choice: Choice) -> Schedule:
-    if choice is None:
-        return _best(problem)
-    schedule = _read(choice)
-    if not solves(schedule, problem):
-        raise ScheduleError(
-            f"{schedule.slug} computes {problem_of(schedule)}; the call asks for {problem}"
-        )
-    return schedule
-
-
-def _read(choice: str | Path | Schedule) -> Schedule:
-    if isinstance(choice, Schedule):
-        return choice
-    if isinstance(choice, str) and not choice.endswith(".toml"):
-        return Schedule.from_slug(choice)
-    return _read_file(Path(choice))
-
-
-def _best(problem: Problem) -> Schedule:
-    there = _schedules()
-    open_out = replace(problem, out_dtype=None)
-    fitting = [schedule for schedule in there if solves(schedule, open_out)]
-    if not fitting and problem.dtype == E4M3:
-        refuse_head_dims(problem.head_dim, problem.head_dim_v)
-        rows, layout = problem.scale_rows or 0, problem.v_layout or V_LAYOUTS[0]
-        refuse_word("scale_rows", rows, (0, *SCALE_ROWS))
-        mask = next(row.name for row in MASKS.values() if row.causal == problem.causal)
-        usual = usual_schedule(problem.head_dim, problem.head_dim_v, mask, layout, rows)
-        return writing(usual, problem.out_dtype)
-    if not fitting:
-        raise ScheduleError(
-            f"no schedule computes {problem}; in {locate('schedules')} there are:\n"
-            + "\n".join(f"  {schedule.slug}" for schedule in there)
-            + "\nwrite one for it and pass schedule=<its path>"
-        )
-    return writing(min(fitting, key=_rank), problem.out_dtype)
-
-
-def _rank(schedule: Schedule) -> tuple[int, int, str]:
-    """Those that PREFERRED names, then the one with the fewest keys away from their defaults."""
-    slug = schedule.slug
-    place = PREFERRED.index(slug) if slug in PREFERRED else len(PREFERRED)
-    return place, len(schedule.settings()), slug
-
-
-def _read_file(path: Path) -> Schedule:
-    return Schedule.checked(*read_toml(read_text(path), str(path)))
-
-
-@cache
-def _schedules() -> tuple[Schedule, ...]:
-    return tuple(map(_read_file, schedule_files("forward")))

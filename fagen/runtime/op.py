@@ -14,7 +14,7 @@ from torch import Tensor
 from fagen.build import Binary
 from fagen.errors import BuildError, FagenError
 from fagen.kind import Plan, load_named
-from fagen.registry import from_slug, kind, plan
+from fagen.registry import kind, plan_of
 from fagen.runtime.c_interface import info_of, library_at
 from fagen.runtime.checks import allocated, checked
 
@@ -24,12 +24,6 @@ _loading = threading.Lock()
 _loaded: dict[str, tuple[str, Op]] = {}  # slug → hash of its source, op
 _alone: dict[Op, Op] = {}
 _ops = torch.library.Library("fagen", "FRAGMENT")
-
-
-@cache
-def plan_of(slug: str) -> Plan:
-    """Return the Plan that a slug stands for.  Raises ScheduleError where it is none."""
-    return plan(from_slug(slug))
 
 
 def load(binary: Binary) -> Op:

@@ -12,7 +12,7 @@ from fagen.errors import ScheduleError
 from fagen.kinds.quantize.keys import Schedule
 from fagen.runtime.op import Op
 from fagen.runtime.ready import ready, refuse_tracing, run_once
-from fagen.vocab import DTYPES, USUAL_SCALE_ROWS
+from fagen.vocab import DTYPES, SCALE_ROWS_DEFAULT
 
 Rotary = tuple[Tensor, Tensor]  # cosines and sines
 Key = tuple[torch.device, torch.dtype, int, bool, str, int, str, str]
@@ -31,7 +31,7 @@ def quantize(
     *,
     rotate: bool = False,
     scales: str = "block",
-    scale_rows: int = USUAL_SCALE_ROWS,
+    scale_rows: int = SCALE_ROWS_DEFAULT,
     layout: str = "rows",
     descale: Tensor | float | None = None,
     seed: int = 0,
@@ -100,7 +100,7 @@ def prepare_quantizer(
     head_dim: int,
     rotate: bool = False,
     scales: str = "block",
-    scale_rows: int = USUAL_SCALE_ROWS,
+    scale_rows: int = SCALE_ROWS_DEFAULT,
     layout: str = "rows",
     rotary: str = "none",
     device: torch.device,

@@ -9,9 +9,9 @@ import torch
 from fagen.arch import SM90
 from fagen.build import build
 from fagen.errors import DeviceError, FagenError
-from fagen.registry import plan
+from fagen.registry import plan, plan_of
 from fagen.render import render
-from fagen.runtime.op import Op, emulation, load, plan_of
+from fagen.runtime.op import Op, emulation, load
 from fagen.schedule import Schedule
 
 Say = Callable[[str], None]

@@ -13,10 +13,11 @@ from fagen.search.lab import REAL, Lab, LocalLab
 from fagen.search.report import write_report
 from fagen.search.results import Result, record, results, surveyed, told, write
 from fagen.search.run import Outcome, Search, summary
-from fagen.search.space import Space, Survey, read_space, survey
+from fagen.search.space import Declared, Space, Survey, read_space, survey
 from fagen.search.store import Store
 
 __all__ = [
+    "Declared",
     "Outcome",
     "Result",
     "Space",
@@ -33,7 +34,7 @@ __all__ = [
 
 
 def search(
-    spaces: Sequence[Space],
+    spaces: Sequence[Declared],
     store: Path,
     *,
     minutes: float | None = None,
@@ -59,7 +60,7 @@ def search(
         return Search(spaces, lab, kept, minutes=minutes, say=say, only=only).run()
 
 
-def surveys(spaces: Sequence[Space]) -> Iterator[dict[str, object]]:
+def surveys(spaces: Sequence[Declared]) -> Iterator[dict[str, object]]:
     """Yield what each target's space holds, without compiling or timing anything."""
     for space in spaces:
         for target in space.targets():

@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fagen.kinds.forward.keys import Schedule
-from fagen.search.space import Point, Survey
+from fagen.schedule import Schedule
+from fagen.search.space import Point, Survey, space_of
 
 TRUSTED = 0.6  # rank correlation from which a prediction may leave points out
 ENOUGH = 24  # timed points from which that correlation is believed
@@ -28,7 +28,7 @@ class Chooser:
     def __init__(self, survey: Survey, prune: float) -> None:
         self.survey = survey
         self._prune = prune
-        self._cell_at = [survey.names.index(name) for name in ("block_m", "block_n")]
+        self._cell_at = [survey.names.index(name) for name in space_of(survey.kind).tile]
         self._logs = {p.keys: math.log(survey.predicted(p)) for p in survey.points}
         self._found: dict[Cell, float | None] = {}  # keys → log(seconds); None: spoilt
         self._given: set[Cell] = set()

@@ -9,11 +9,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fagen.kinds.forward.keys import Schedule
+from fagen.problem import Problem, Sizes
+from fagen.registry import from_slug
+from fagen.schedule import Schedule
 from fagen.search.choice import Chooser
-from fagen.search.cost import Size
 from fagen.search.marks import BRIEF, LONG, Marks
-from fagen.search.space import Effort, Survey, Target
+from fagen.search.space import Effort, Survey
 from fagen.search.tasks import GOOD, Compiled, Heat, Time
 
 HEAT = 8  # kernels side by side
@@ -58,7 +59,7 @@ class Entry:
         return bool(self.made and self.made.outcome == GOOD and not self.wrong)
 
 
-def job_of(slug: str, regime: str, rounds: Sequence[int], sizes: Sequence[Size]) -> str:
+def job_of(slug: str, regime: str, rounds: Sequence[int], sizes: Sequence[Sizes]) -> str:
     """The name under which a kernel's part of a heat is claimed."""
     return f"time {slug} {regime} {rounds[0]} {sizes[0] if len(sizes) == 1 else 'all'}"
 
@@ -73,15 +74,15 @@ class Contest:
 
     def __init__(self, survey: Survey, effort: Effort, anchors: list[str]) -> None:
         self.survey, self.effort = survey, effort
-        self.target: Target = survey.target
-        self.marks = Marks(survey.sizes)
+        self.target: Problem = survey.target
+        self.marks = Marks(survey.sizes, survey.weights)
         self.chooser = Chooser(survey, effort.prune)
         self.entries: dict[str, Entry] = {}
         self.stage = SCREEN
         self.until = math.inf  # no more points are chosen from then on
         self.done = False
         self._anchors = anchors
-        self._field: dict[Size, list[str]] = {}
+        self._field: dict[Sizes, list[str]] = {}
         self._busy: set[str] = set()
         self._compiling: set[str] = set()
         self._elsewhere: dict[str, float] = {}  # compiled by others; when to look again
@@ -121,7 +122,7 @@ class Contest:
 
     def _entry(self, slug: str) -> Entry:
         if slug not in self.entries:
-            entry = self.entries[slug] = Entry(slug, Schedule.from_slug(slug))
+            entry = self.entries[slug] = Entry(slug, from_slug(slug))
             self.chooser.known(entry.schedule)
         return self.entries[slug]
 
@@ -229,7 +230,7 @@ class Contest:
         self,
         anchor: Compiled,
         waiting: list[str],
-        sizes: tuple[Size, ...],
+        sizes: tuple[Sizes, ...],
         claim: Callable[[str], bool],
     ) -> Heat | None:
         stage = STAGES[self.stage]
@@ -259,16 +260,16 @@ class Contest:
         """Note that a heat has come back, well or not."""
         self._busy.difference_update(jobs_of(heat))
 
-    def _missing(self, slug: str) -> list[Size]:
+    def _missing(self, slug: str) -> list[Sizes]:
         """The sizes at which this stage has no times of a kernel yet."""
         stage = STAGES[self.stage]
         here = [size for size in self.survey.sizes if self._runs(slug, size)]
         return [s for s in here if not self.marks.has(slug, s, stage.regime, stage.rounds)]
 
-    def _runs(self, slug: str, size: Size) -> bool:
+    def _runs(self, slug: str, size: Sizes) -> bool:
         return self.stage == SCREEN or slug in self._field.get(size, ())
 
-    def _waiting(self, sizes: tuple[Size, ...]) -> list[str]:
+    def _waiting(self, sizes: tuple[Sizes, ...]) -> list[str]:
         """The kernels at hand that lack times at these sizes."""
         return [
             slug

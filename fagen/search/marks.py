@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median, median_low
 
-from fagen.search.cost import Size
+from fagen.problem import Sizes
 from fagen.search.tasks import Time
 
 BRIEF, LONG = "brief", "long"
@@ -35,18 +35,19 @@ class Lead:
 class Marks:
     """Times of one target's kernels on one card, as logarithms of ratios to the anchor."""
 
-    def __init__(self, sizes: Sequence[Size]) -> None:
+    def __init__(self, sizes: Sequence[Sizes], weights: Sequence[float]) -> None:
         self.sizes = tuple(sizes)
-        self._by_shape = {_shape(size): size for size in sizes}
-        self._logs: dict[tuple[str, str, Size], dict[int, float]] = {}
-        self._seconds: dict[tuple[str, Size], list[float]] = {}
-        self._anchor: dict[Size, list[float]] = {}
+        self.weights = tuple(weights)
+        self._known = frozenset(sizes)
+        self._logs: dict[tuple[str, str, Sizes], dict[int, float]] = {}
+        self._seconds: dict[tuple[str, Sizes], list[float]] = {}
+        self._anchor: dict[Sizes, list[float]] = {}
         self._clocks: list[int] = []
 
     def add(self, time: Time) -> None:
         """Take a time; one at another size is no concern of this target's ranking."""
-        size = self._by_shape.get(_shape(time.size))
-        if size is None:
+        size = time.size
+        if size not in self._known:
             return
         rounds = self._logs.setdefault((time.slug, time.regime, size), {})
         rounds[time.round] = math.log(time.seconds / time.anchor_seconds)
@@ -55,11 +56,11 @@ class Marks:
         if time.sm_clock_mhz:
             self._clocks.append(time.sm_clock_mhz)
 
-    def has(self, slug: str, size: Size, regime: str, rounds: Iterable[int]) -> bool:
+    def has(self, slug: str, size: Sizes, regime: str, rounds: Iterable[int]) -> bool:
         """Whether all these rounds were timed."""
         return set(rounds) <= self._logs.get((slug, regime, size), {}).keys()
 
-    def rounds(self, slug: str, size: Size, regime: str) -> int:
+    def rounds(self, slug: str, size: Sizes, regime: str) -> int:
         """How many rounds were timed."""
         return len(self._logs.get((slug, regime, size), {}))
 
@@ -68,7 +69,7 @@ class Marks:
         names = {slug for slug, how, _ in self._logs if how == regime and slug != PEER}
         return sorted(slug for slug in names if self.mark(slug, regime) is not None)
 
-    def at(self, slug: str, size: Size, regime: str | None = None) -> float | None:
+    def at(self, slug: str, size: Sizes, regime: str | None = None) -> float | None:
         """A kernel's log ratio to the anchor at one size; long runs count where there are any."""
         for how in [regime] if regime else [LONG, BRIEF]:
             if rounds := self._logs.get((slug, how, size)):
@@ -80,15 +81,14 @@ class Marks:
     def mark(self, slug: str, regime: str | None = None) -> float | None:
         """The weighted mean of a kernel's log ratios; None until it was timed at every size."""
         logs = [self.at(slug, size, regime) for size in self.sizes]
-        total = sum(size.weight for size in self.sizes)
-        known = [log * s.weight for log, s in zip(logs, self.sizes, strict=True) if log is not None]
-        return sum(known) / total if len(known) == len(self.sizes) else None
+        known = [log * w for log, w in zip(logs, self.weights, strict=True) if log is not None]
+        return sum(known) / sum(self.weights) if len(known) == len(self.sizes) else None
 
     def ranked(self, regime: str = BRIEF) -> list[str]:
         """The kernels that were timed at every size, the fastest first."""
         return sorted(self.slugs(regime), key=lambda slug: self.mark(slug, regime) or 0.0)
 
-    def ranked_at(self, size: Size, regime: str = BRIEF) -> list[str]:
+    def ranked_at(self, size: Sizes, regime: str = BRIEF) -> list[str]:
         """The kernels that were timed at one size, the fastest first."""
         there = [slug for slug, how, at in self._logs if (how, at) == (regime, size)]
         logs = {slug: self.at(slug, size, regime) or 0.0 for slug in there if slug != PEER}
@@ -105,7 +105,7 @@ class Marks:
         marks = [self.mark(slug, regime) or 0.0 for slug in order[:2]]
         return self._lead(first, others, marks, self._error(regime, rounds))
 
-    def lead_at(self, size: Size) -> Lead | None:
+    def lead_at(self, size: Sizes) -> Lead | None:
         """The fastest at one size."""
         regime = LONG if self.ranked_at(size, LONG) else BRIEF
         order = self.ranked_at(size, regime)
@@ -137,7 +137,7 @@ class Marks:
         """The standard error of the difference of two kernels that have so many rounds each."""
         return _MEDIAN_ERROR * self.noise(regime) * math.sqrt(2 / max(1, rounds))
 
-    def spread(self, slug: str, size: Size) -> float | None:
+    def spread(self, slug: str, size: Sizes) -> float | None:
         """By how much the slowest round is slower than the fastest, None of fewer than two."""
         for regime in (LONG, BRIEF):
             logs = sorted(self._logs.get((slug, regime, size), {}).values())
@@ -145,7 +145,7 @@ class Marks:
                 return math.expm1(logs[-1] - logs[0])
         return None
 
-    def seconds(self, slug: str, size: Size) -> float | None:
+    def seconds(self, slug: str, size: Sizes) -> float | None:
         """Seconds of one call, the drift of the clock taken out by the anchor."""
         log = self.at(slug, size)
         return None if log is None else math.exp(log) * median(self._anchor[size])
@@ -159,7 +159,3 @@ class Marks:
     def clocks(self) -> tuple[int, int] | None:
         """The lowest and the highest SM clock seen, in MHz."""
         return (min(self._clocks), max(self._clocks)) if self._clocks else None
-
-
-def _shape(size: Size) -> tuple[int, ...]:
-    return (size.batch, size.seqlen_q, size.seqlen_k, size.heads, size.kv_heads)

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median_low
 
 from fagen.errors import FagenError
-from fagen.kinds.forward.keys import Schedule
+from fagen.registry import from_slug
 from fagen.search.choice import Chooser
 from fagen.search.lab import Work
 from fagen.search.space import Survey
@@ -84,20 +84,22 @@ def only_recorded(path: Path | str, survey: Survey) -> Survey:
     there = {
         size
         for (_, target), by_size in recorded.times.items()
-        if target == str(survey.target)
+        if target == survey.target.name
         for size in by_size
     }
     kept = [at for at, size in enumerate(survey.sizes) if str(size) in there]
     keys_of = Chooser(survey, 1.0).keys
-    known = {keys_of(Schedule.from_slug(s)) for s in recorded.slugs(str(survey.target))}
+    known = {keys_of(from_slug(s)) for s in recorded.slugs(survey.target.name)}
     points = tuple(
         replace(point, seconds=tuple(point.seconds[at] for at in kept))
         for point in survey.points
         if point.keys in known
     )
     if not kept or not points:
-        raise FagenError(f"{path}: nothing of {survey.target} was recorded there")
-    return replace(survey, sizes=tuple(survey.sizes[at] for at in kept), points=points)
+        raise FagenError(f"{path}: nothing of {survey.target.name} was recorded there")
+    sizes = tuple(survey.sizes[at] for at in kept)
+    weights = tuple(survey.weights[at] for at in kept)
+    return replace(survey, sizes=sizes, weights=weights, points=points)
 
 
 def _compile(path: str, pace: float, slug: str) -> Compiled:
@@ -114,7 +116,7 @@ def _time(path: str, pace: float, heat: Heat, gpu: int) -> Timed:
         if slug in recorded.wrong:
             wrong.append((slug, recorded.wrong[slug]))
             continue
-        by_size = recorded.times.get((slug, str(heat.target)), {})
+        by_size = recorded.times.get((slug, heat.target.name), {})
         for size in heat.sizes:
             known = by_size.get(str(size), [])
             for number in heat.rounds if known else ():

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fagen.kinds.forward.keys import Schedule
 from fagen.paths import write_whole
+from fagen.problem import Sizes, flops
+from fagen.registry import from_slug
 from fagen.render import environment
-from fagen.search.cost import Size, flops
 from fagen.search.marks import PEER
 from fagen.search.results import Result, results
+from fagen.search.space import space_of
 from fagen.search.store import Store
 from fagen.search.tasks import GOOD
 
@@ -160,7 +161,7 @@ def _target(result: Result) -> TargetView:
     v = "" if t.head_dim == t.head_dim_v else f" and {t.head_dim_v} (V)"
     r = result.correlation
     return TargetView(
-        name=str(t),
+        name=t.name,
         title=f"{t.dtype}, head dim {t.head_dim}{v}, {t.mask}",
         anchor=result.anchor or "none yet",
         leader=lead.slug if lead else "",
@@ -214,15 +215,12 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
 # ---- speeds -------------------------------------------------------------------------------------
 
 
-def _tflops(result: Result, slug: str, size: Size) -> float | None:
-    t = result.target
+def _tflops(result: Result, slug: str, size: Sizes) -> float | None:
     seconds = result.marks.seconds(slug, size)
-    if seconds is None:
-        return None
-    return flops(t.head_dim, t.head_dim_v, t.mask, size) / seconds / 1e12
+    return None if seconds is None else flops(result.target, size) / seconds / 1e12
 
 
-def _size(result: Result, size: Size) -> SizeView:
+def _size(result: Result, size: Sizes) -> SizeView:
     marks, lead = result.marks, result.lead
     assert lead
     best = result.best_at(size, lead.slug)
@@ -297,12 +295,13 @@ def _outcomes(result: Result) -> Iterator[Line]:
 def _heat(result: Result) -> tuple[tuple[int, ...], tuple[HeatRow, ...]]:
     """Each tile's fastest kernel beside the fastest of all."""
     marks = result.marks
+    height, width = space_of(result.kind).tile
     refused = {(m, n): why for m, n, why in result.survey["tiles"]}
     best: dict[tuple[int, int], tuple[float, str]] = {}
     tried: dict[tuple[int, int], Counter[str]] = {}
     for made in result.compiled:
-        tile = Schedule.from_slug(made.slug).tile
-        at = (tile.block_m, tile.block_n)
+        values = from_slug(made.slug).values()
+        at = (values[height], values[width])
         tried.setdefault(at, Counter())[made.outcome] += 1
         mark = marks.mark(made.slug)
         if mark is not None:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from fagen.dispatch import tables as dispatch_table
-from fagen.kinds.forward.keys import Schedule
 from fagen.paths import write_whole
+from fagen.problem import Problem, Sizes
+from fagen.registry import DEFAULT, from_slug
+from fagen.schedule import Schedule
 from fagen.search.choice import spearman
-from fagen.search.cost import Size, seconds
 from fagen.search.marks import BRIEF, LONG, Lead, Marks
-from fagen.search.space import Target, mean
+from fagen.search.space import mean, space_of
 from fagen.search.store import Store
 from fagen.search.tasks import GOOD, Compiled
 
@@ -25,15 +26,20 @@ WORTH = 0.01  # by which a kernel must be faster at one size to be preferred the
 class Result:
     """All that is known of one target on one card."""
 
-    target: Target
+    target: Problem
     card: str
     driver: str
     survey: dict[str, Any]  # see run.summary
-    sizes: tuple[Size, ...]
+    sizes: tuple[Sizes, ...]
     marks: Marks
     compiled: tuple[Compiled, ...]
     wrong: dict[str, str]
     anchor: str | None
+
+    @property
+    def kind(self) -> str:
+        """Of the schedules; a store may be older than the second kind."""
+        return str(self.survey.get("kind", DEFAULT))
 
     @property
     def lead(self) -> Lead | None:
@@ -48,11 +54,13 @@ class Result:
 
     def pairs(self) -> list[tuple[str, float, float]]:
         """Each timed kernel with its predicted and its measured time: weighted means, seconds."""
-        found = []
+        found, weights = [], self.marks.weights
+        predict = space_of(self.kind).predictor(self.sizes)
         for slug in self.marks.slugs():
             measured = [self.marks.seconds(slug, size) for size in self.sizes]
             known = [one for one in measured if one is not None]
-            found.append((slug, predicted(slug, self.sizes), mean(known, self.sizes)))
+            predicted = mean(predict(from_slug(slug).values()), weights)
+            found.append((slug, predicted, mean(known, weights)))
         return found
 
     def ranges(self) -> list[tuple[int, float, str]]:
@@ -61,7 +69,7 @@ class Result:
         It is the fastest of all, but where another is faster by more than the noise and than WORTH.
         """
         lead = self.lead
-        square = [size for size in self.sizes if size.seqlen_q == size.seqlen_k]
+        square = [size for size in self.sizes if size.square]
         if lead is None or not square:
             return []
         chosen = [
@@ -77,7 +85,7 @@ class Result:
             least = 0 if math.isinf(most) else int(most) + 1
         return found
 
-    def best_at(self, size: Size, leader: str) -> str:
+    def best_at(self, size: Sizes, leader: str) -> str:
         """The kernel for one size: `leader`, unless another is worth it there."""
         lead = self.marks.lead_at(size)
         regime = LONG if self.marks.rounds(leader, size, LONG) else BRIEF
@@ -96,12 +104,6 @@ class Result:
         ]
 
 
-def predicted(slug: str, sizes: Sequence[Size]) -> float:
-    """A schedule's predicted time: the weighted mean over the sizes, in seconds."""
-    values = Schedule.from_slug(slug).values()
-    return mean([seconds(values, size) for size in sizes], sizes)
-
-
 def results(store: Store) -> tuple[Result, ...]:
     """Read a store: a Result for each target that was surveyed, on each card.
 
@@ -115,9 +117,11 @@ def results(store: Store) -> tuple[Result, ...]:
     timed = [row for _, row in store.timed()]
     found = []
     for name, survey in store.surveys().items():
-        sizes = tuple(Size(**size) for size in survey["sizes"])
+        counts = [dict(size) for size in survey["sizes"]]
+        weights = tuple(size.pop("weight") for size in counts)
+        sizes = tuple(Sizes(**size) for size in counts)
         for card, driver in store.cards() or [("no card", "")]:
-            marks = Marks(sizes)
+            marks = Marks(sizes, weights)
             for one in timed:
                 here = (one.target, one.card, one.driver) == (name, card, driver)
                 made = latest.get(one.time.slug)
@@ -130,7 +134,7 @@ def results(store: Store) -> tuple[Result, ...]:
             }
             found.append(
                 Result(
-                    target=Target(**survey["target"]),
+                    target=Problem(**survey["target"]),
                     card=card,
                     driver=driver,
                     survey=survey,
@@ -159,9 +163,11 @@ def write(found: Sequence[Result], folder: Path) -> list[Path]:
     rows = [row for result in found for row in result.rows()]
     for result in found:
         for slug in dict.fromkeys(row.slug for row in result.rows()):
-            path = folder / f"{slug}.toml"
+            schedule = from_slug(slug)
+            path = folder / schedule.kind / f"{slug}.toml"
             if not path.exists():  # what someone wrote about it is kept
-                write_whole(path, toml(slug, _why(result, slug)))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, toml(schedule, _why(result, slug)))
                 paths.append(path)
     table = folder / dispatch_table.NAME
     dispatch_table.update(table, rows)
@@ -174,10 +180,9 @@ def _why(result: Result, slug: str) -> str:
     return f"Found by `fagen search` on {result.card}{peer}."
 
 
-def toml(slug: str, why: str) -> str:
+def toml(schedule: Schedule, why: str) -> str:
     """Return a schedule's TOML: the keys that say something."""
-    settings = Schedule.from_slug(slug).settings()
-    sections = Schedule.keys.sections
+    settings, sections = schedule.settings(), schedule.keys.sections
     lines = ["#:schema schedule.schema.json", f"# {why}"]
     for section in dict.fromkeys(sections.values()):
         said = {key: value for key, value in settings.items() if sections[key] == section}
@@ -194,7 +199,7 @@ def told(result: Result) -> Iterator[str]:
     good = sum(made.outcome == GOOD for made in result.compiled)
     marks, lead = result.marks, result.lead
     yield (
-        f"{result.target} on {result.card}: {result.survey['fit']:,} of "
+        f"{result.target.name} on {result.card}: {result.survey['fit']:,} of "
         f"{result.survey['total']:,} points fit; {len(result.compiled)} compiled, {good} well, "
         f"{len(marks.slugs())} timed"
     )
@@ -221,7 +226,7 @@ def record(result: Result) -> dict[str, Any]:
     """What is known of a target, for JSON."""
     marks, lead = result.marks, result.lead
     return {
-        "target": str(result.target),
+        "target": result.target.name,
         "card": result.card,
         "driver": result.driver,
         "points": result.survey["total"],
@@ -244,7 +249,7 @@ def record(result: Result) -> dict[str, Any]:
 def surveyed(survey: dict[str, Any]) -> Iterator[str]:
     """Yield lines on a survey: what was refused and why, what remains, the predicted best."""
     t = survey["target"]
-    yield f"{Target(**t)}: {survey['total']:,} points, {survey['fit']:,} fit"
+    yield f"{Problem(**t).name}: {survey['total']:,} points, {survey['fit']:,} fit"
     for reason, points, example in survey["refused"]:
         yield f"  {points:>7,} refused: {reason}"
         yield f"          such as {example}"

@@ -13,11 +13,11 @@ from itertools import accumulate
 from typing import Any
 
 from fagen.errors import BuildError, DeviceError, FagenError, ToolchainError
-from fagen.flow import committed
-from fagen.kinds.forward.keys import Schedule
+from fagen.problem import solves
+from fagen.registry import from_slug, read, schedules
 from fagen.search.contest import STAGES, Contest, jobs_of
 from fagen.search.lab import Lab
-from fagen.search.space import Effort, Space, Survey, Target, survey
+from fagen.search.space import Declared, Effort, Survey, space_of, survey
 from fagen.search.store import Store
 from fagen.search.tasks import FAILED, Compiled, Heat, Timed
 
@@ -46,7 +46,7 @@ class Search:
 
     def __init__(
         self,
-        spaces: Sequence[Space],
+        spaces: Sequence[Declared],
         lab: Lab,
         store: Store,
         *,
@@ -83,7 +83,7 @@ class Search:
         try:
             self._news()
             for contest in self._contests:
-                if known := self._store.anchors().get((str(contest.target), *self._lab.card)):
+                if known := self._store.anchors().get((contest.target.name, *self._lab.card)):
                     contest.fix_anchor(known)
             while not all(contest.done for contest in self._contests):
                 if time.monotonic() > self._deadline:
@@ -189,7 +189,7 @@ class Search:
 
     def _news(self) -> None:
         """Take in what the store has that was not seen yet: ours, and others'."""
-        by_target = {str(contest.target): contest for contest in self._contests}
+        by_target = {contest.target.name: contest for contest in self._contests}
         for number, row in self._store.compiled(self._seen[0]):
             self._seen[0] = number
             contest, made = by_target.get(row.target), row.made
@@ -249,7 +249,7 @@ def standing(contest: Contest) -> str:
     at = min(contest.stage, len(STAGES) - 1)
     stage = f"{STAGES[at].regime} {at + 1}/{len(STAGES)}"
     line = (
-        f"{contest.target}: {compiled} compiled ({bad} unfit), {contest.timed} timed, "
+        f"{contest.target.name}: {compiled} compiled ({bad} unfit), {contest.timed} timed, "
         f"{contest.left()} left to try, {'done' if contest.done else stage}"
     )
     if lead := contest.marks.leader():
@@ -270,25 +270,28 @@ def anchors(found: Survey, effort: Effort) -> list[str]:
     """The kernels to measure others by, first choice first."""
     slugs = [effort.anchor] if effort.anchor else []
     slugs += sorted(
-        (s.slug for s in committed("forward") if Target.of(s) == found.target),
-        key=lambda slug: len(slug),
+        (s.slug for s in map(read, schedules(found.kind)) if solves(s, found.target)), key=len
     )
     slugs += [found.schedule(point).slug for point in found.best[:3]]
-    fitting = (slug for slug in slugs if Target.of(Schedule.from_slug(slug)) == found.target)
+    fitting = (slug for slug in slugs if solves(from_slug(slug), found.target))
     return list(dict.fromkeys(fitting))
 
 
-def summary(found: Survey, space: Space) -> dict[str, Any]:
+def summary(found: Survey, declared: Declared) -> dict[str, Any]:
     """What a store keeps of a survey: counts, reasons, the predicted best."""
     return {
-        "space": space.name,
-        "target": asdict(found.target),
+        "space": declared.name,
+        "kind": found.kind,
+        "target": {key: getattr(found.target, key) for key in space_of(found.kind).asked},
         "total": found.total,
         "fit": len(found.points),
         "refused": [[r.reason, r.points, r.example] for r in found.refusals],
         "tiles": [[m, n, why] for (m, n), why in sorted(found.reasons.items())],
         "cells": [[m, n] for m, n in sorted(found.cells)],
-        "sizes": [asdict(size) for size in found.sizes],
+        "sizes": [
+            {**asdict(size), "weight": weight}
+            for size, weight in zip(found.sizes, found.weights, strict=True)
+        ],
         "predicted": [
             [found.schedule(point).slug, found.predicted(point)] for point in found.best[:10]
         ],

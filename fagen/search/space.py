@@ -1,69 +1,71 @@
 """Turn a space's TOML into points that fit, with predictions, and into reasons for the rest.
 
 A space says for any key of a schedule a value, a list, or a range { from, to, step }; the tables
-are those of a schedule.  What it leaves out has the values of DEFAULTS, or its own default.
+are those of a schedule.  What it leaves out has the values that its kind tries, or its own default.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from fagen import registry
 from fagen.errors import ScheduleError
-from fagen.kinds.forward.formulae import REGISTER_FILE, REGISTERS, SHARED, SUMMED, sums
-from fagen.kinds.forward.keys import Schedule
-from fagen.kinds.forward.rules import DERIVED, rules
-from fagen.schedule import Schedule as AnySchedule
+from fagen.kind import load_named
+from fagen.problem import HIDDEN, TOKENS, Problem, Sizes
+from fagen.schedule import Keys, Schedule
 from fagen.schedule.faults import Fault, faults, refusal
-from fagen.search.cost import Size, predictor
 from fagen.toml_lines import MAX_BYTES, read_toml
-from fagen.vocab import OUTPUTS
 
-# What a search tries where its space says nothing.  A key that is not here keeps its default.
-DEFAULTS: Mapping[str, tuple[Any, ...]] = {
-    "block_m": (64, 128, 192, 256),
-    "block_n": tuple(range(16, 257, 16)),
-    "stages": (2, 3),
-    "q_stages": (1, 2),
-    "output": OUTPUTS,
-    "producer": ("warp", "none"),
-    "inter_warpgroup": (True, False),
-    "intra_warpgroup": (True, False),
-    "p": ("registers", "shared"),
-    "cluster": (1, 2),
-    "order": (None, "single"),  # None: left out, so that it is what suits the mask
-}
-ASKED = ("dtype", "head_dim", "head_dim_v", "mask")  # what is computed: not a matter of speed
-TOKENS, HIDDEN = 16_384, 2_048  # of the standard shapes
 SEQLENS = (512, 1_024, 2_048, 4_096, 8_192, 16_384)
-TABLES, SECTIONS = Schedule.keys.tables, Schedule.keys.sections
-REQUIRED, default = Schedule.keys.required, Schedule.keys.default
-_LEDGERS = (SHARED, REGISTERS, REGISTER_FILE)
 
 
-@dataclass(frozen=True, order=True)
-class Target:
-    """What is to be computed fast."""
+class Space(Protocol):
+    """What a kind says for a search of its schedules; its `space` names such a thing."""
 
-    dtype: str
-    head_dim: int
-    head_dim_v: int
-    mask: str
+    @property
+    def tried(self) -> Mapping[str, tuple[Any, ...]]:
+        """The values of keys that a file leaves out; None leaves the key at its default."""
 
-    def __str__(self) -> str:
-        v = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
-        return f"{self.dtype}_d{self.head_dim}{v}_{self.mask}"
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The keys that say what is computed, fields of a Problem: no matter of speed."""
 
-    @classmethod
-    def of(cls, schedule: AnySchedule) -> "Target":
-        """What a schedule computes."""
-        values = schedule.values()
-        return cls(*(values[key] for key in ASKED))
+    @property
+    def tile(self) -> tuple[str, str]:
+        """The keys of a tile's height and width."""
+
+    @property
+    def example(self) -> Mapping[str, Any]:
+        """Values of the required keys, beside which one key can be judged."""
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        """The keys that the sums depend on."""
+
+    @property
+    def budgets(self) -> tuple[str, ...]:
+        """The names of the sums."""
+
+    def sums(self, values: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
+        """Yield (name, sum, limit) of each that does not fit, of a schedule's values."""
+
+    def predictor(self, sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[float, ...]]:
+        """Return a function from a schedule's values to its predicted seconds at each size."""
+
+
+@cache
+def space_of(kind: str) -> Space:
+    """What a kind says for a search.  Raises ScheduleError where it is not searched."""
+    if not (name := registry.kind(kind).space):
+        raise ScheduleError(f"schedules of the kind {kind} are not searched")
+    found: Space = load_named(name)
+    return found
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class _Strict(BaseModel):
 
 
 class Shape(_Strict):
-    """A problem's sizes in a space file; what is left out makes it a standard one."""
+    """Sizes in a space file, and how much they count; what is left out makes them standard ones."""
 
     seqlen: int = Field(ge=1, le=1 << 20)
     seqlen_k: int | None = Field(default=None, ge=1, le=1 << 20)
@@ -97,16 +99,15 @@ class Shape(_Strict):
     kv_heads: int | None = Field(default=None, ge=1)
     weight: float = Field(default=1.0, gt=0)
 
-    def size(self, head_dim: int) -> Size:
+    def sizes(self, head_dim: int) -> Sizes:
         """Fill in what was left out: 16,384 tokens in all, a hidden size of 2048."""
         heads = self.heads or max(1, HIDDEN // head_dim)
-        return Size(
+        return Sizes(
             batch=self.batch or max(1, TOKENS // self.seqlen),
-            seqlen_q=self.seqlen,
-            seqlen_k=self.seqlen_k or self.seqlen,
             heads=heads,
             kv_heads=self.kv_heads or heads,
-            weight=self.weight,
+            seqlen_q=self.seqlen,
+            seqlen_k=self.seqlen_k or self.seqlen,
         )
 
 
@@ -126,11 +127,12 @@ class _File(_Strict):
 
 
 @dataclass(frozen=True)
-class Space:
+class Declared:
     """A declared search: what is computed, at which shapes, and what is tried."""
 
     where: str
     text: str
+    kind: str
     values: Mapping[str, tuple[Any, ...]]  # of the keys that are said, and of those tried
     shapes: tuple[Shape, ...]
     effort: Effort
@@ -140,44 +142,48 @@ class Space:
         """What to call it where the folder it lies in is nobody's concern."""
         return Path(self.where).name
 
-    def targets(self) -> tuple[Target, ...]:
-        """What is to be computed: every combination of what [attention] says."""
-        v = self.values.get("head_dim_v", (None,))
-        return tuple(
-            Target(dtype, d, d_v or d, mask)
-            for dtype, d, d_v, mask in product(
-                self.values["dtype"], self.values["head_dim"], v, self.values["mask"]
-            )
-        )
+    def targets(self) -> tuple[Problem, ...]:
+        """What is to be computed fast: every combination of the keys that say it."""
+        asked, derived = space_of(self.kind).asked, _keys_of(self.kind).derived
+        found = []
+        for combination in product(*(self.values.get(key, (None,)) for key in asked)):
+            keys = dict(zip(asked, combination, strict=True))
+            for key in asked:
+                if keys[key] is None and key in derived:
+                    keys[key] = derived[key](keys)
+            found.append(Problem(**keys))
+        return tuple(found)
 
-    def sizes(self, target: Target) -> tuple[Size, ...]:
-        """The shapes at which a target is timed."""
-        return tuple(shape.size(target.head_dim) for shape in self.shapes)
+    def sizes(self, target: Problem) -> tuple[Sizes, ...]:
+        """The sizes at which a target is timed."""
+        return tuple(shape.sizes(target.head_dim) for shape in self.shapes)
 
 
 @dataclass(frozen=True)
 class Survey:
     """All points of one target: those that fit, and why the others do not."""
 
-    target: Target
+    kind: str
+    target: Problem
     names: tuple[str, ...]  # of the keys that are tried
     left_out: frozenset[str]  # those of them that a point may leave at their default
-    sizes: tuple[Size, ...]
+    sizes: tuple[Sizes, ...]
+    weights: tuple[float, ...]  # of the sizes
     total: int
     refusals: tuple[Refusal, ...]
     points: tuple[Point, ...]
-    reasons: Mapping[tuple[int, int], str]  # why a whole block_m × block_n has no point
-    cells: frozenset[tuple[int, int]]  # each block_m × block_n that was looked at
+    reasons: Mapping[tuple[int, int], str]  # why a whole tile has no point
+    cells: frozenset[tuple[int, int]]  # each tile that was looked at
 
     def keys(self, point: Point) -> dict[str, Any]:
         """A point's keys, with what is computed."""
-        asked = {key: getattr(self.target, key) for key in ASKED}
+        asked = {key: getattr(self.target, key) for key in space_of(self.kind).asked}
         return {**asked, **dict(zip(self.names, point.keys, strict=True))}
 
     def schedule(self, point: Point) -> Schedule:
         """The schedule that a point is."""
         said = {key: value for key, value in self.keys(point).items() if value is not None}
-        return Schedule.make(**said)
+        return registry.kind(self.kind).schedule.make(**said)
 
     @cached_property
     def best(self) -> tuple[Point, ...]:
@@ -186,31 +192,37 @@ class Survey:
 
     def predicted(self, point: Point) -> float:
         """The weighted geometric mean of a point's predicted times, in seconds."""
-        return mean(point.seconds, self.sizes)
+        return mean(point.seconds, self.weights)
 
 
-def mean(values: Sequence[float], sizes: Sequence[Size]) -> float:
-    """The geometric mean of a figure of each size, by the sizes' weights."""
+def mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """The weighted geometric mean of a figure of each size."""
     total, product = 0.0, 1.0
-    for value, size in zip(values, sizes, strict=True):
-        total += size.weight
-        product *= value**size.weight
+    for value, weight in zip(values, weights, strict=True):
+        total += weight
+        product *= value**weight
     return float(product ** (1 / total))
+
+
+def _keys_of(kind: str) -> Keys:
+    return registry.kind(kind).schedule.keys
 
 
 # ---- enumerating --------------------------------------------------------------------------------
 
 
-def survey(space: Space, target: Target) -> Survey:
+def survey(declared: Declared, target: Problem) -> Survey:
     """Look at every point of a target."""
-    tried = {key: space.values[key] for key in space.values if key not in ASKED}
-    names, sizes = tuple(tried), space.sizes(target)
-    base, predict = _base(target), predictor(sizes)
-    said = {*ASKED, *(name for name in names if None not in tried[name])}
-    derived = [(key, derive) for key, derive in DERIVED.items() if key not in said]
-    m_at, n_at = names.index("block_m"), names.index("block_n")
+    space, keys = space_of(declared.kind), _keys_of(declared.kind)
+    tried = {key: said for key, said in declared.values.items() if key not in space.asked}
+    names, sizes = tuple(tried), declared.sizes(target)
+    base, predict = _base(target, space, keys), space.predictor(sizes)
+    said = {*space.asked, *(name for name in names if None not in tried[name])}
+    derived = [(key, derive) for key, derive in keys.derived.items() if key not in said]
+    m_at, n_at = map(names.index, space.tile)
 
-    sized_by = itemgetter(*SUMMED)
+    sized_by = itemgetter(*space.summed)
+    rules, sums = keys.rules, space.sums
     over: dict[tuple[Any, ...], tuple[str, int, int] | None] = {}
     counts: dict[str, int] = {}
     examples: dict[str, str] = {}
@@ -239,48 +251,56 @@ def survey(space: Space, target: Target) -> Survey:
             reason = refused[0]
             counts[reason] = counts.get(reason, 0) + 1
             if reason not in examples:
-                examples[reason] = _example(refused, values, names)
-            if cell not in cells or (cells[cell] and reason in _LEDGERS):
+                examples[reason] = _example(refused, values, names, space, keys)
+            if cell not in cells or (cells[cell] and reason in space.budgets):
                 cells[cell] = reason
+    reasons = sorted(counts, key=lambda reason: (reason in space.budgets, reason))
     return Survey(
+        kind=declared.kind,
         target=target,
         names=names,
         left_out=frozenset(name for name in names if None in tried[name]),
         sizes=sizes,
+        weights=tuple(shape.weight for shape in declared.shapes),
         total=total,
-        refusals=tuple(Refusal(r, counts[r], examples[r]) for r in sorted(counts, key=_rank)),
+        refusals=tuple(Refusal(r, counts[r], examples[r]) for r in reasons),
         points=tuple(points),
         reasons={cell: reason for cell, reason in cells.items() if reason},
         cells=frozenset(cells),
     )
 
 
-def _rank(reason: str) -> tuple[bool, str]:
-    return reason in _LEDGERS, reason
-
-
-def _base(target: Target) -> dict[str, Any]:
+def _base(target: Problem, space: Space, keys: Keys) -> dict[str, Any]:
     """Every key's value before the space has its say; what is derived comes later."""
-    values: dict[str, Any] = {key: getattr(target, key) for key in ASKED}
-    for key in SECTIONS:
-        if key not in values and key not in REQUIRED and key not in DERIVED:
-            values[key] = default(key, values)
+    values: dict[str, Any] = {key: getattr(target, key) for key in space.asked}
+    for key in keys.sections:
+        if key not in values and key not in keys.required and key not in keys.derived:
+            values[key] = keys.default(key, values)
     return values
 
 
-def _example(refused: tuple[str, Any, Any], values: Mapping[str, Any], names: Sequence[str]) -> str:
+def _example(
+    refused: tuple[str, Any, Any],
+    values: Mapping[str, Any],
+    names: Sequence[str],
+    space: Space,
+    keys: Keys,
+) -> str:
     """Say which point is refused, by its keys that are not at their default, and why."""
     reason, what, limit = refused
-    said = f"{what:,} > {limit:,}" if reason in _LEDGERS else f"{what} {limit}"
-    keys = {name: values[name] for name in names}
-    told = [f"{k} = {v}" for k, v in keys.items() if k in REQUIRED or v != default(k, values)]
+    said = f"{what:,} > {limit:,}" if reason in space.budgets else f"{what} {limit}"
+    told = [
+        f"{name} = {values[name]}"
+        for name in names
+        if name in keys.required or values[name] != keys.default(name, values)
+    ]
     return f"{', '.join(told)}: {said}"
 
 
 # ---- reading ------------------------------------------------------------------------------------
 
 
-def read_space(path: Path | str) -> Space:
+def read_space(path: Path | str) -> Declared:
     """Read a space's file.  Raises ScheduleError with all faults, each with file and line."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -291,9 +311,11 @@ def read_space(path: Path | str) -> Space:
     return parse_space(text, str(path))
 
 
-def parse_space(text: str, where: str = "space") -> Space:
+def parse_space(text: str, where: str = "space") -> Declared:
     """Read a space from TOML text; `where` names it in messages.  Raises ScheduleError."""
     tables, origin = read_toml(text, where)
+    kind = registry.named(tables, origin)
+    space, keys = space_of(kind), _keys_of(kind)
     own = {name: tables.pop(name) for name in ("shapes", "search") if name in tables}
     found: list[Fault] = []
     try:
@@ -303,10 +325,10 @@ def parse_space(text: str, where: str = "space") -> Space:
         for error in invalid.errors(include_url=False):
             path = tuple(str(part) for part in error["loc"])
             found.append((path, f"{error['msg'][0].lower()}{error['msg'][1:]}"))
-    values = dict(DEFAULTS)
+    values = dict(space.tried)
     for section, table in tables.items():
-        if not isinstance(table, dict) or section not in TABLES:
-            found += _faults({section: table})
+        if not isinstance(table, dict) or section not in keys.tables:
+            found += _faults({section: table}, keys)
             continue
         for key, said in table.items():
             listed = _listed(said)
@@ -314,12 +336,13 @@ def parse_space(text: str, where: str = "space") -> Space:
             if not listed:
                 found.append(((section, key), "says no value"))
             for value in listed:
-                found += _faults({section: {**_required(section), key: value}})
-    for key in sorted({"dtype", "head_dim", "mask"} - values.keys()):
-        found.append((("attention", key), "is missing: a value or a list"))
+                beside = {k: v for k, v in space.example.items() if keys.sections[k] == section}
+                found += _faults({section: {**beside, key: value}}, keys)
+    for key in sorted(keys.required.intersection(space.asked) - values.keys()):
+        found.append(((keys.sections[key], key), "is missing: a value or a list"))
     if found:
         raise refusal(found, origin)
-    return Space(where, text, values, tuple(file.shapes), file.search)
+    return Declared(where, text, kind, values, tuple(file.shapes), file.search)
 
 
 def _listed(said: Any) -> list[Any]:
@@ -336,16 +359,12 @@ def _listed(said: Any) -> list[Any]:
     return [said]
 
 
-def _required(section: str) -> dict[str, Any]:
-    """Values for a table's other keys, with which one key's can be judged."""
-    any_schedule = {"head_dim": 64, "dtype": "fp16", "mask": "full", "block_m": 64, "block_n": 64}
-    return {key: any_schedule[key] for key in TABLES[section].model_fields if key in any_schedule}
-
-
-def _faults(tables: dict[str, Any]) -> Iterator[Fault]:
+def _faults(tables: dict[str, Any], keys: Keys) -> Iterator[Fault]:
     """Judge one table as a schedule's would be."""
-    fields: dict[str, Any] = {name: (TABLES[name], ...) for name in tables if name in TABLES}
+    fields: dict[str, Any] = {
+        name: (keys.tables[name], ...) for name in tables if name in keys.tables
+    }
     try:
         create_model("Part", __base__=_Strict, **fields).model_validate(tables)
     except ValidationError as invalid:
-        yield from faults(invalid, Schedule.keys)
+        yield from faults(invalid, keys)

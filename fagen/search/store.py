@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fagen.errors import FagenError
-from fagen.search.cost import Size
-from fagen.search.space import Target
+from fagen.problem import Problem, Sizes
 from fagen.search.tasks import Compiled, Time
 
 LAYOUT = 1
@@ -193,23 +192,23 @@ class Store:
         with self._change():
             self._base.execute("INSERT OR REPLACE INTO space VALUES (?, ?)", (name, text))
 
-    def put_survey(self, target: Target, found: Mapping[str, Any]) -> None:
+    def put_survey(self, target: Problem, found: Mapping[str, Any]) -> None:
         """Keep how many points a target has, and why others are none."""
-        row = (str(target), json.dumps(found))
+        row = (target.name, json.dumps(found))
         with self._change():
             self._base.execute("INSERT OR REPLACE INTO survey VALUES (?, ?)", row)
 
-    def put_anchor(self, target: Target, card: tuple[str, str], slug: str) -> str:
+    def put_anchor(self, target: Problem, card: tuple[str, str], slug: str) -> str:
         """Keep the anchor of a target on a card and driver, unless there is one; return which."""
         with self._change():
-            row = (str(target), *card, slug)
+            row = (target.name, *card, slug)
             self._base.execute("INSERT OR IGNORE INTO anchor VALUES (?, ?, ?, ?)", row)
-        return self.anchors()[str(target), *card]
+        return self.anchors()[target.name, *card]
 
-    def put_compiled(self, target: Target, made: Compiled, job: str) -> None:
+    def put_compiled(self, target: Problem, made: Compiled, job: str) -> None:
         """Keep a compile result, and give its job up."""
         with self._change():
-            kernel = self._kernel(str(target), made.slug, made.source_hash)
+            kernel = self._kernel(target.name, made.slug, made.source_hash)
             self._base.execute(
                 "INSERT OR IGNORE INTO compiled VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (
@@ -221,7 +220,7 @@ class Store:
 
     def put_timed(
         self,
-        target: Target,
+        target: Problem,
         card: tuple[str, str],
         hashes: Mapping[str, str],
         times: Iterable[Time],
@@ -234,7 +233,7 @@ class Store:
             on = self._one("SELECT id FROM card WHERE name = ? AND driver = ?", *card)
             for time in times:
                 row = (
-                    self._kernel(str(target), time.slug, hashes.get(time.slug, "")),
+                    self._kernel(target.name, time.slug, hashes.get(time.slug, "")),
                     *(on, self._size(time.size), time.regime, time.round),
                     *(_short(time.seconds), _short(time.anchor_seconds), time.sm_clock_mhz),
                 )
@@ -242,7 +241,7 @@ class Store:
                     "INSERT OR IGNORE INTO timed VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row
                 )
             for slug, said in wrong:
-                kernel = self._kernel(str(target), slug, hashes[slug])
+                kernel = self._kernel(target.name, slug, hashes[slug])
                 told = (kernel, on, said[:500])
                 self._base.execute("INSERT OR IGNORE INTO wrong VALUES (?, ?, ?)", told)
             self._unclaim(jobs)
@@ -257,7 +256,7 @@ class Store:
         asked = "SELECT id FROM kernel WHERE slug = ? AND source_hash = ?"
         return int(self._one(asked, slug, source_hash))
 
-    def _size(self, size: Size) -> int:
+    def _size(self, size: Sizes) -> int:
         row = (size.batch, size.seqlen_q, size.seqlen_k, size.heads, size.kv_heads)
         names = "batch, seqlen_q, seqlen_k, heads, kv_heads"
         self._base.execute(f"INSERT OR IGNORE INTO size ({names}) VALUES (?, ?, ?, ?, ?)", row)
@@ -295,14 +294,14 @@ class Store:
         """Times kept after number `since`, each with its own."""
         rows = self._base.execute(
             "SELECT t.rowid, k.target, k.source_hash, c.name, c.driver, k.slug, s.batch,"
-            " s.seqlen_q, s.seqlen_k, s.heads, s.kv_heads, t.regime, t.round, t.seconds,"
+            " s.heads, s.kv_heads, s.seqlen_q, s.seqlen_k, t.regime, t.round, t.seconds,"
             " t.anchor_seconds, t.mhz FROM timed t JOIN kernel k ON k.id = t.kernel"
             " JOIN card c ON c.id = t.card JOIN size s ON s.id = t.size"
             " WHERE t.rowid > ? ORDER BY t.rowid",
             (since,),
         )
         for number, target, source_hash, card, driver, slug, *rest in rows.fetchall():
-            time = Time(slug.partition(" ")[0], Size(*rest[:5]), *rest[5:])
+            time = Time(slug.partition(" ")[0], Sizes(*rest[:5]), *rest[5:])
             yield number, TimedRow(target, source_hash, card, driver, time)
 
     def wrong(self, since: int = 0) -> Iterator[tuple[int, WrongRow]]:

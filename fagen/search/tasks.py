@@ -13,13 +13,11 @@ from pathlib import Path
 from fagen.build import build
 from fagen.build.store import locked
 from fagen.errors import BuildError, DeviceError, VerificationError
-from fagen.kinds.forward.keys import Schedule
-from fagen.kinds.forward.plan import plan
 from fagen.paths import cache_folder, write_whole
+from fagen.problem import Cell, Problem, Sizes
+from fagen.registry import from_slug, plan
 from fagen.render import render
 from fagen.render import source_hash as hash_of_source
-from fagen.search.cost import Size
-from fagen.search.space import Target
 from fagen.toolchain import find_toolchain
 
 GOOD = "good"
@@ -62,8 +60,8 @@ class Heat:
     With `check`, each is held against the reference first and left out where it is wrong.
     """
 
-    target: Target
-    sizes: tuple[Size, ...]
+    target: Problem
+    sizes: tuple[Sizes, ...]
     anchor: Compiled
     kernels: tuple[Compiled, ...]
     regime: str
@@ -76,7 +74,7 @@ class Time:
     """One round of one kernel, or of a peer by its name; seconds of one call."""
 
     slug: str
-    size: Size
+    size: Sizes
     regime: str
     round: int
     seconds: float
@@ -99,7 +97,7 @@ class Timed:
 
 def compile_kernel(slug: str) -> Compiled:
     """Build a schedule's kernel, or find it in the cache.  Raises ToolchainError alone."""
-    planned = plan(Schedule.from_slug(slug))
+    planned = plan(from_slug(slug))
     source = render(planned)
     try:
         binary = build(source, planned, binding=False)
@@ -124,7 +122,7 @@ def compile_kernel(slug: str) -> Compiled:
 
 def source_hash(slug: str) -> str:
     """The hash of a schedule's source as it is rendered today."""
-    return hash_of_source(plan(Schedule.from_slug(slug)))
+    return hash_of_source(plan(from_slug(slug)))
 
 
 def compiler() -> str:
@@ -155,14 +153,8 @@ def time_heat(heat: Heat, device: int = 0) -> Timed:
     Raises DeviceError where there is no Hopper GPU, or where it no longer answers.
     """
     from fagen.measure import heats
-    from fagen.measure.shapes import Problem, Shape
 
     card = heats.use_card(device)
-
-    def case(size: Size) -> Problem:
-        shape = Shape(size.batch, size.seqlen_q, size.seqlen_k, size.heads, size.kv_heads)
-        target = heat.target
-        return Problem(target.dtype, target.head_dim, target.head_dim_v, target.mask, shape)
 
     def kernel(made: Compiled) -> heats.Kernel:
         return heats.Kernel(made.slug, _library(made))
@@ -173,13 +165,13 @@ def time_heat(heat: Heat, device: int = 0) -> Timed:
         if heat.check:
             for made in heat.kernels:
                 try:
-                    heats.quick_check(case(heat.sizes[0]), kernel(made))
+                    heats.quick_check(Cell(heat.target, heat.sizes[0]), kernel(made))
                 except (VerificationError, DeviceError, ValueError) as error:
                     wrong[made.slug] = str(error)
         right = [kernel(made) for made in heat.kernels if made.slug not in wrong]
         for size in heat.sizes:
             laps = heats.heat(
-                case(size),
+                Cell(heat.target, size),
                 right,
                 kernel(heat.anchor),
                 regime=heats.HEAT_REGIMES[heat.regime],

@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from fagen.runtime import op
 from fagen.arch import SM90
 from fagen.measure.accuracy import Kernel, poisoned
 from fagen.measure.shapes import Problem, Shape, problem
-from fagen.runtime.checks import plan_of
 from fagen.paths import locate
-from fagen.schedule import read_schedule
+from fagen.registry import read as read_schedule
+from fagen.runtime import op
+from fagen.runtime.checks import plan_of
 
 BUILDERS = os.cpu_count() or 1  # kernels that are compiled at a time
-COMMITTED = sorted(read_schedule(path).slug for path in locate("schedules").glob("fwd_*.toml"))
+COMMITTED = sorted(
+    read_schedule(path).slug for path in (locate("schedules") / "forward").glob("*.toml")
+)
 SLUGS = [slug for slug in COMMITTED if not plan_of(slug).fp8]
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import fagen
-from fagen.emulator import reference
 from fagen.errors import FagenError
+from fagen.kinds.forward.emulate import reference
 
 pytestmark = pytest.mark.gpu
 

@@ -6,13 +6,13 @@ from itertools import cycle
 import pytest
 import torch
 
+from fagen.e4m3 import by_columns
 from fagen.kinds.forward import emulate as emulator
-from fagen.runtime import op
+from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import plan
 from fagen.measure.fp8 import fp8_error, operands, outputs, poisoned8, rms
 from fagen.measure.shapes import Shape, inputs, problem, softmax_scale, verification_shapes
-from fagen.kinds.forward.plan import plan
-from fagen.e4m3 import by_columns
-from fagen.kinds.forward.keys import Schedule
+from fagen.runtime import op
 from tests.gpu.steep import levels, slopes
 
 pytestmark = pytest.mark.gpu
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 KINDS = cycle(
     [
         ("full", ""),
-        ("causal", "_vrows_sblock_sr64"),
+        ("causal", "_vrows_sblock"),
         ("causal", "_sblock_sr32"),
         ("full", "_ofp16_vrows"),
         ("causal", "_stensor"),
@@ -33,45 +33,45 @@ HEAD_DIMS = [
 ]
 UNEVEN = [
     "fwd_e4m3_d64v128_causal_m128n96_vrows",
-    "fwd_e4m3_d192v128_full_m128n128_vspace_sblock",
+    "fwd_e4m3_d192v128_full_m128n128_vspace_sblock_sr128",
     "fwd_e4m3_d80v48_causal_m64n32_sblock_sr32",
     "fwd_e4m3_d16v144_full_m192n64_vrows",
 ]
 TILES = [
     "fwd_e4m3_d64_full_m192n128",
-    "fwd_e4m3_d64_causal_m192n128_sblock_sr64",
+    "fwd_e4m3_d64_causal_m192n128_sblock",
     "fwd_e4m3_d128_causal_m128n128_vrows",
     "fwd_e4m3_d128_full_m128n224",
-    "fwd_e4m3_d128_causal_m128n192_vrows_sblock_sr64",
+    "fwd_e4m3_d128_causal_m128n192_vrows_sblock",
     "fwd_e4m3_d192_causal_m128n128_vspace",
     "fwd_e4m3_d256_full_m128n96",
     "fwd_e4m3_d256_causal_m128n96_sblock_sr32",
     "fwd_e4m3_d256_full_m128n64_vrows",
-    "fwd_e4m3_d256_causal_m128n64_vspace_vrows_sblock_sr64",
-    "fwd_e4m3_d64_causal_m192n64_s3_vspace_nointer_vrows_sblock_sr64",
-    "fwd_e4m3_d128_full_m128n96_sblock",
-    "fwd_e4m3_d128_causal_m128n64_vrows_sblock",
-    "fwd_e4m3_d192_causal_m64n96_sblock_sr64",
+    "fwd_e4m3_d256_causal_m128n64_vspace_vrows_sblock",
+    "fwd_e4m3_d64_causal_m192n64_s3_vspace_nointer_vrows_sblock",
+    "fwd_e4m3_d128_full_m128n96_sblock_sr128",
+    "fwd_e4m3_d128_causal_m128n64_vrows_sblock_sr128",
+    "fwd_e4m3_d192_causal_m64n96_sblock",
     "fwd_e4m3_d64_causal_m256n64_s4_vspace_nointer_vrows_sblock_sr32",
 ]
 KNOBS = [
     "fwd_e4m3_d128_full_m128n64_pm1",
     "fwd_e4m3_d128_full_m192n64_s3_pm1_smemtotals",
-    "fwd_e4m3_d64_causal_m256n64_s3_nointer_sblock_sr64_pm4_smemtotals",
-    "fwd_e4m3_d128_causal_m128n64_vrows_sblock_sr64_pm4",
+    "fwd_e4m3_d64_causal_m256n64_s3_nointer_sblock_pm4_smemtotals",
+    "fwd_e4m3_d128_causal_m128n64_vrows_sblock_pm4",
     "fwd_e4m3_d128_causal_m128n128_nointra",
     "fwd_e4m3_d128_full_m128n128_nointer_vrows",
-    "fwd_e4m3_d128_full_m128n128_nointer_nointra_vrows_sblock",
-    "fwd_e4m3_d128_causal_m128n128_t4",
-    "fwd_e4m3_d128_full_m128n128_t4_vrows_sblock",
+    "fwd_e4m3_d128_full_m128n128_nointer_nointra_vrows_sblock_sr128",
+    "fwd_e4m3_d128_causal_m128n128_eachmax_t4",
+    "fwd_e4m3_d128_full_m128n128_eachmax_t4_vrows_sblock_sr128",
     "fwd_e4m3_d64_full_m128n128_po4p75",
     "fwd_e4m3_d128_full_m128n128_eachmax",
-    "fwd_e4m3_d128_causal_m128n128_eachmax_vrows_sblock",
+    "fwd_e4m3_d128_causal_m128n128_eachmax_vrows_sblock_sr128",
     "fwd_e4m3_d64_full_m256n64",
     "fwd_e4m3_d256_causal_m128n96_halves_vrows",
-    "fwd_e4m3_d64_causal_m256n64_s3_sblock_sr64",
+    "fwd_e4m3_d64_causal_m256n64_s3_sblock",
     "fwd_e4m3_d64_causal_m128n128_s3_q2_vrows",
-    "fwd_e4m3_d64_full_m128n128_sblock_single",
+    "fwd_e4m3_d64_full_m128n128_sblock_sr128_single",
     "fwd_e4m3_d64_causal_m64n64_s4_vrows_persistent",
 ]
 SLUGS = [*HEAD_DIMS, *UNEVEN, *TILES, *KNOBS]
@@ -92,7 +92,7 @@ FEW = [
     "fwd_e4m3_d256_causal_m128n96_sblock_sr32",
     "fwd_e4m3_d64_full_m192n128",
     "fwd_e4m3_d80v48_causal_m64n32_sblock_sr32",
-    "fwd_e4m3_d128_full_m128n128_t4_vrows_sblock",
+    "fwd_e4m3_d128_full_m128n128_eachmax_t4_vrows_sblock_sr128",
     "fwd_e4m3_d256_full_m128n64_vrows",
 ]
 PAIRS = [  # transposed V, and row-major V
@@ -100,12 +100,12 @@ PAIRS = [  # transposed V, and row-major V
     ("fwd_e4m3_d128_full_m128n224", "fwd_e4m3_d128_full_m128n224_vrows"),
     ("fwd_e4m3_d256_full_m128n64", "fwd_e4m3_d256_full_m128n64_vrows"),
     (
-        "fwd_e4m3_d64_causal_m128n128_sblock_sr64",
-        "fwd_e4m3_d64_causal_m128n128_vrows_sblock_sr64",
+        "fwd_e4m3_d64_causal_m128n128_sblock",
+        "fwd_e4m3_d64_causal_m128n128_vrows_sblock",
     ),
     (
-        "fwd_e4m3_d128_full_m192n64_s3_sblock_sr64",
-        "fwd_e4m3_d128_full_m192n64_s3_vrows_sblock_sr64",
+        "fwd_e4m3_d128_full_m192n64_s3_sblock",
+        "fwd_e4m3_d128_full_m192n64_s3_vrows_sblock",
     ),
 ]
 PROMOTED = ("fwd_e4m3_d128_full_m128n64_pm1", "fwd_e4m3_d128_full_m128n64")
@@ -179,7 +179,7 @@ def test_every_verification_shape_is_within_bounds(few):
 
 @pytest.mark.parametrize("factor", [1e-2, 4.0], ids=["flat", "sharp"])
 def test_any_scale_is_applied(few, factor):
-    case = problem(few.plan, Shape(1, 257, 300, 2, 2))
+    case = problem(few.plan, Sizes(1, 2, 2, 257, 300))
     scale = factor * softmax_scale(case.head_dim)
     error = fp8_error(few.plan, case, kernel_of(few), *inputs(case), scale)
     assert error.ok, error
@@ -187,7 +187,7 @@ def test_any_scale_is_applied(few, factor):
 
 @pytest.mark.parametrize("direction", [1, -1], ids=["rising", "falling"])
 def test_scores_that_grow_along_the_keys_keep_the_running_maximum_right(few, direction):
-    case = problem(few.plan, Shape(1, 400, 700, 2, 2))
+    case = problem(few.plan, Sizes(1, 2, 2, 400, 700))
     q, k, v = inputs(case)
     ramp = torch.linspace(*(1 / 30, 1.0)[::direction], 700, device="cuda")
     k = (k.float() * ramp[:, None, None]).to(k.dtype)
@@ -231,7 +231,7 @@ def test_promotion_helps_where_sums_are_long(all_of_them):
     errors = []
     for slug in PROMOTED:
         built = all_of_them(slug)
-        case = problem(built.plan, Shape(1, 128, 65_536, 1, 1))
+        case = problem(built.plan, Sizes(1, 1, 1, 128, 65_536))
         q, k, v = inputs(case)
         given = operands(built.plan, q, k, v + 1)  # sums that grow, not a walk around zero
         scale = softmax_scale(case.head_dim)

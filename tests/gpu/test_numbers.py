@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
-from fagen.runtime import op
 from fagen.measure.accuracy import check, shape_error
 from fagen.measure.shapes import inputs, softmax_scale
+from fagen.runtime import op
 from tests.gpu.layouts import LAYOUTS
 from tests.gpu.steep import levels, slopes
 

@@ -4,9 +4,9 @@ from itertools import cycle
 
 import pytest
 
+from fagen.kinds.forward.keys import Schedule
 from fagen.measure.accuracy import poisoned, shape_error
 from fagen.measure.shapes import Shape, inputs, problem
-from fagen.kinds.forward.keys import Schedule
 
 pytestmark = pytest.mark.gpu
 
@@ -38,7 +38,7 @@ KNOBS = [
     "fwd_bf16_d64_full_m192n192_pshared_eachmax",
     "fwd_fp16_d64_full_m192n144_nointra_pshared_eachmax",
     "fwd_fp16_d96_full_m192n144_vspace_pshared",
-    "fwd_fp16_d64_causal_m192n128_t8",
+    "fwd_fp16_d64_causal_m192n128_eachmax_t8",
     "fwd_bf16_d128_causal_m128n176_vspace",
     "fwd_fp16_d128_full_m128n16_s8",
     "fwd_fp16_d64_causal_m64n224",
@@ -48,25 +48,25 @@ KNOBS = [
     "fwd_fp16_d32_causal_m192n144_s3",
     "fwd_fp16_d128_full_m128n128_c2",
     "fwd_bf16_d128_full_m128n176_vspace_c2",
-    "fwd_fp16_d256_full_m128n80_vspace_t8_c2",
+    "fwd_fp16_d256_full_m128n80_vspace_eachmax_t8_c2",
     "fwd_fp16_d72_full_m192n48_nointra_c2",
     "fwd_fp16_d64_full_m64n96_s3_pshared_c2",
     "fwd_fp16_d128_causal_m128n128_q2_c2",
-    "fwd_fp16_d256_causal_m128n64_vspace_t8_c2",
+    "fwd_fp16_d256_causal_m128n64_vspace_eachmax_t8_c2",
     "fwd_fp16_d64_causal_m128n48_s3_c2",
     "fwd_fp16_d64_causal_m128n48_s3_vspace_c2",
     "fwd_bf16_d64_causal_m64n96_s3_pshared_c2",
     "fwd_fp16_d32_causal_m128n32_s4_c2",
     "fwd_fp16_d128_causal_m128n128_q2",
-    "fwd_fp16_d64_full_m128n96_q2_nointra_tensorsum_c2",
-    "fwd_fp16_d32_full_m192n96_vspace_pshared_tensorsum",
-    "fwd_fp16_d128v16_causal_m64n128_q2_noprod_tensorsum",
-    "fwd_fp16_d64_causal_m192n128_q2_tensorsum",
-    "fwd_fp16_d64_full_m64n96_s3_tensorsum_single",
-    "fwd_fp16_d32_full_m128n64_q2_noprod_tensorsum",
-    "fwd_fp16_d80v16_causal_m128n64_nointra_tensorsum_t8",
-    "fwd_fp16_d128v64_full_m128n112_q2_vspace_pshared_tensorsum",
-    "fwd_fp16_d64_full_m128n80_q2_tensorsum_c2",
+    "fwd_fp16_d64_full_m128n96_q2_nointra_tensorsum_eachmax_c2",
+    "fwd_fp16_d32_full_m192n96_vspace_pshared_tensorsum_eachmax",
+    "fwd_fp16_d128v16_causal_m64n128_q2_noprod_tensorsum_eachmax",
+    "fwd_fp16_d64_causal_m192n128_q2_tensorsum_eachmax",
+    "fwd_fp16_d64_full_m64n96_s3_tensorsum_eachmax_single",
+    "fwd_fp16_d32_full_m128n64_q2_noprod_tensorsum_eachmax",
+    "fwd_fp16_d80v16_causal_m128n64_nointra_tensorsum_eachmax_t8",
+    "fwd_fp16_d128v64_full_m128n112_q2_vspace_pshared_tensorsum_eachmax",
+    "fwd_fp16_d64_full_m128n80_q2_tensorsum_eachmax_c2",
 ]
 SHAPES = [  # batch, seqlen_q, seqlen_k, heads, kv_heads
     (1, 1, 1, 1, 1),

@@ -28,7 +28,7 @@ from fagen.vocab import DTYPES, MASKS, ORDERS, Dtype, Mask, Swizzle, swizzle_of
 
 # What a lane's share of a row's P may add up to, relative to a stale maximum, in 16 bits. fp16 ends
 # at 65,504, and sums of fp32 lose nothing by it.
-_MOST_SUM = 4096.0
+_MAX_PARTIAL_SUM = 4096.0
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,9 @@ class Plan:
     p_in_registers: bool
     output: str
     sum_by_tensor: bool
-    late: bool  # a block's maximum is found only where sums get too large without
-    most_sum: float  # how large that is
+    lazy_max: bool  # a block's maximum is found only where sums get too large without
+    sum_chains: int  # of a lane's sums for a row, of a block or of a scale's keys in it
+    max_partial_sum: float  # how large that is
     sums_compared: int  # to it, of a lane's for a row: one, or of every other column
     rescale_threshold: float  # log2 units
     # what follows from the element type
@@ -81,12 +82,13 @@ class Plan:
     v_rows: bool  # and comes row-major, to be transposed by the producer
     transposers: int  # warps that do so; elsewhere none
     descales: bool  # Q, K and V come with factors
-    exponents_scaled: bool  # row maxima are of exponents of 2; else of scores, as Q·Kᵀ makes them
     # where there are descales; elsewhere false and zero
     scales_by_block: bool  # else a number for each (batch, KV head), or by strides of 0 for all
     scale_rows: int  # of a block of scales; 0 where there is none
     group_keys: int  # of a step, that lie in one such block
-    scales_first: bool  # consumers read them before Q·Kᵀ, which is long, and not after it
+    scales_before_qk: (
+        bool  # consumers read them before S = QKᵀ, a long GEMM there, and not after it
+    )
     p_offset: float  # log2 units
     promote: int  # blocks after which sums move to a second accumulator; 0: never
     totals_shared: bool  # which is in shared memory
@@ -95,8 +97,8 @@ class Plan:
     persistent: bool
     longest_first: bool
     cluster: int  # thread blocks that share K and V
-    passes: bool  # consumers let blocks by whose keys their rows do not see
-    idles: bool  # so does one without rows
+    skips_masked_blocks: bool  # consumers skip blocks whose keys their rows do not see
+    skips_steps: bool  # a consumer without rows skips all but the first
     l2_share_bytes: int  # of the L2 cache, for the K and V that blocks share
     max_spill_bytes: int  # per thread
 
@@ -246,8 +248,9 @@ def plan(schedule: Schedule) -> Plan:
         p_in_registers=p_in_registers,
         output=schedule.pipeline.output,
         sum_by_tensor=sum_by_tensor,
-        late=schedule.softmax.maximum == "late",
-        most_sum=SM90.e4m3_max if dtype.fp8 else _MOST_SUM,
+        lazy_max=schedule.softmax.maximum == "lazy",
+        sum_chains=2 if group_keys == block_n else 1,  # one would wait for its own latency
+        max_partial_sum=SM90.e4m3_max if dtype.fp8 else _MAX_PARTIAL_SUM,
         sums_compared=2 if dtype.fp8 and group_keys == block_n else 1,
         rescale_threshold=schedule.softmax.rescale_threshold,
         fp8=dtype.fp8,
@@ -257,11 +260,10 @@ def plan(schedule: Schedule) -> Plan:
         v_rows=v_rows,
         transposers=3 if v_rows else 0,  # all warps of the producer but the one that loads
         descales=dtype.fp8,
-        exponents_scaled=dtype.fp8,
         scales_by_block=schedule.fp8.scales == "block",
         scale_rows=schedule.fp8.scale_rows,
         group_keys=group_keys,
-        scales_first=schedule.fp8.scales == "block" and schedule.attention.head_dim > 128,
+        scales_before_qk=schedule.fp8.scales == "block" and schedule.attention.head_dim > 128,
         p_offset=schedule.fp8.p_offset,
         promote=schedule.fp8.promote,
         totals_shared=schedule.fp8.totals == "shared",
@@ -269,8 +271,9 @@ def plan(schedule: Schedule) -> Plan:
         persistent=order.persistent,
         longest_first=order.longest_first,
         cluster=schedule.grid.cluster,
-        passes=_passes(schedule),
-        idles=_passes(schedule) and schedule.warps.consumers == 3,  # 192 rows divide no power of 2
+        skips_masked_blocks=_skips_masked_blocks(schedule),
+        skips_steps=_skips_masked_blocks(schedule)
+        and schedule.warps.consumers == 3,  # 192 rows divide no power of 2
         l2_share_bytes=SM90.l2_bytes // 2,  # each half holds its own copy of what both halves read
         max_spill_bytes=schedule.build.max_spill_bytes,
         qk_swizzle=qk_swizzle,
@@ -302,7 +305,7 @@ def plan(schedule: Schedule) -> Plan:
     )
 
 
-def _passes(schedule: Schedule) -> bool:
+def _skips_masked_blocks(schedule: Schedule) -> bool:
     """Whether some rows of a tile, or of a pair of tiles, see less than a block_n of its end.
 
     Only where they can wait for the others: these need buffers, and V's space, before they go on.

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 
 from fagen.build import Binary
+from fagen.kinds.forward.accuracy import check, kernel_error
+from fagen.kinds.forward.operands import alike, arguments, launch, outputs
 from fagen.kinds.forward.plan import Plan
-from fagen.measure.accuracy import check
 from fagen.measure.cells import compare
-from fagen.measure.proof import Proof
+from fagen.measure.proof import Proof, Trial
 from fagen.measure.rows import OURS, Row
-from fagen.measure.shapes import standard_shape
+from fagen.problem import standard_sizes
 from fagen.records import ShapeError, Speed
 
 Say = Callable[[str], None]
@@ -19,7 +20,7 @@ def _errors(plan: Plan, binary: Binary, progress: Say | None) -> tuple[ShapeErro
 
 
 def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Speed, ...]:
-    return speeds(compare(plan, binary, standard_shape(plan.head_dim), progress=progress))
+    return speeds(compare(plan, binary, standard_sizes(plan.head_dim), progress=progress))
 
 
 def speeds(rows: tuple[Row, ...]) -> tuple[Speed, ...]:
@@ -48,4 +49,11 @@ def speeds(rows: tuple[Row, ...]) -> tuple[Speed, ...]:
     return tuple(found)
 
 
-PROOF = Proof(_errors, _speeds)
+TRIAL = Trial(
+    arguments=arguments,
+    outputs=lambda of, given: outputs(of, given[0]),
+    launch=launch,
+    alike=alike,
+    error=kernel_error,
+)
+PROOF = Proof(_errors, _speeds, TRIAL)

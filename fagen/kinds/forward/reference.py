@@ -5,13 +5,13 @@ import math
 import torch
 from torch import Tensor
 
+from fagen.vocab import MASKS
+
 _REFERENCE_SCORES = 1 << 24  # fp64 scores held at a time: 128 MiB
 
 
-def reference(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Compute attention in fp64, the mask aligned to the bottom right.
+def reference(q: Tensor, k: Tensor, v: Tensor, *, mask: str, scale: float) -> tuple[Tensor, Tensor]:
+    """Compute attention in fp64, with a mask of vocab's.
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in any dtype. Returns out (B, Sq, H, Dv)
     and the log-sum-exp (B, H, Sq), both fp64: zeros and minus infinity where a row sees no key.
@@ -26,18 +26,28 @@ def reference(
     group = heads // kv_heads
     keys = k.permute(0, 2, 3, 1).double()
     values = v.permute(0, 2, 1, 3).double()
-    column = torch.arange(seqlen_k, device=q.device)
     height = max(1, _REFERENCE_SCORES // (batch * heads * seqlen_k))
     for top in range(0, seqlen_q, height):
         bottom = min(top + height, seqlen_q)
         queries = q[:, top:bottom].permute(0, 2, 1, 3).double()
         scores = queries.reshape(batch, kv_heads, group * (bottom - top), -1) @ keys * scale
-        if causal:
-            row = torch.arange(top, bottom, device=q.device).repeat(group)[:, None]
-            scores = scores.masked_fill(column > row + (seqlen_k - seqlen_q), -math.inf)
+        rows = torch.arange(top, bottom, device=q.device).repeat(group)
+        seen = visible(mask, rows, seqlen_q, seqlen_k)
+        if seen is not None:
+            scores = scores.masked_fill(~seen, -math.inf)
         log_sum = scores.logsumexp(-1, keepdim=True)
         weights = torch.exp(scores - log_sum.masked_fill(log_sum == -math.inf, 0.0))
-        rows = (weights @ values).view(batch, heads, bottom - top, -1)
-        out[:, top:bottom] = rows.permute(0, 2, 1, 3)
+        tile = (weights @ values).view(batch, heads, bottom - top, -1)
+        out[:, top:bottom] = tile.permute(0, 2, 1, 3)
         lse[:, :, top:bottom] = log_sum.view(batch, heads, bottom - top)
     return out, lse
+
+
+def visible(mask: str, rows: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor | None:
+    """Which keys these query rows see, (rows, Sk) of bool; None where they see all."""
+    if not MASKS[mask].by_row:
+        return None
+    first, last = MASKS[mask].keys(rows[:, None], seqlen_q, seqlen_k)
+    key = torch.arange(seqlen_k, device=rows.device)
+    seen: Tensor = (key >= first) & (key < last)
+    return seen

@@ -18,8 +18,8 @@ from fagen.errors import VerificationError
 from fagen.kinds.quantize.plan import Plan
 from fagen.kinds.quantize.reference import quantize
 from fagen.measure.proof import Proof
-from fagen.measure.shapes import HIDDEN
 from fagen.measure.timing import SUSTAINED, Call, time_calls
+from fagen.problem import HIDDEN
 from fagen.records import Bandwidth, RoundingError
 from fagen.runtime.c_interface import bind, call
 from fagen.runtime.checks import allocated, checked

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from fagen.arch import SM90
 from fagen.e4m3 import by_rows, rows_of, to_e4m3
-from fagen.kinds.forward.emulate.tiles import blocks_of, hidden, outgrown
+from fagen.kinds.forward.emulate.tiles import LN2, blocks_of, hidden, outgrown
 from fagen.kinds.forward.plan import Plan
 
-LN2 = math.log(2)
 _TERMS = 1 << 22  # products held at a time where the accumulator is Hopper's
 
 
@@ -75,7 +74,7 @@ def emulate_fp8(
             exponents = exponents.masked_fill(unseen, -math.inf)
 
             highest = torch.maximum(maximum, exponents.amax(-1, keepdim=True))
-            if plan.late:
+            if plan.lazy_max:
                 guess = torch.exp2(exponents - (maximum - plan.p_offset))
                 keep = ~outgrown(guess, plan, bottom - top)
             else:

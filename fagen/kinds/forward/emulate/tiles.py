@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fagen.kinds.forward.plan import Plan
 
+LN2 = math.log(2)
 _WARP_ROWS = 16  # of a warpgroup's 64
 
 
@@ -81,7 +82,7 @@ def outgrown(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
     lanes = 4 * plan.sums_compared
     filled = torch.nn.functional.pad(p, (0, plan.block_n - p.shape[-1]))
     sums = filled.unflatten(-1, (-1, plan.group_keys // 8, lanes, 8 // lanes)).sum((-1, -3))
-    large = ~(sums <= plan.most_sum).all(-1).all(-1)  # NaN is too large as well
+    large = ~(sums <= plan.max_partial_sum).all(-1).all(-1)  # NaN is too large as well
     heads = large.unflatten(-1, (-1, rows_of_a_head))
     warps = torch.nn.functional.pad(heads, (0, -rows_of_a_head % _WARP_ROWS))
     raised = warps.unflatten(-1, (-1, _WARP_ROWS)).any(-1, keepdim=True)
@@ -90,10 +91,12 @@ def outgrown(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
 
 
 class _OnlineSoftmax:
-    """The maximum and sum of rows of scores (..., rows, columns) that arrive block by block."""
+    """The maximum and sum of rows of scores (..., rows, columns) that arrive block by block.
+
+    Maxima are those of exponents of 2, to which scores are scaled.
+    """
 
     def __init__(self, rows: Tensor, scale: float, plan: Plan, rows_of_a_head: int) -> None:
-        self.scale = scale
         self.scale_log2 = scale * math.log2(math.e)  # exp2 is the instruction that there is
         self.plan = plan
         self.rows_of_a_head = rows_of_a_head
@@ -102,17 +105,18 @@ class _OnlineSoftmax:
 
     def step(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Take one block: its probabilities, and the factor for all that was added up before."""
-        highest = torch.maximum(self.maximum, scores.amax(-1, keepdim=True))
-        if self.plan.late:
-            guess = torch.exp2((scores - self.maximum) * self.scale_log2)
+        exponents = scores * self.scale_log2
+        highest = torch.maximum(self.maximum, exponents.amax(-1, keepdim=True))
+        if self.plan.lazy_max:
+            guess = torch.exp2(exponents - self.maximum)
             keep = ~outgrown(guess, self.plan, self.rows_of_a_head)
         else:
-            keep = (highest - self.maximum) * self.scale_log2 <= self.plan.rescale_threshold
+            keep = highest - self.maximum <= self.plan.rescale_threshold
         highest = torch.where(keep, self.maximum, highest)
         # a row that has seen nothing yet: any finite number does, and minus infinity gives NaN
-        origin = highest.masked_fill(highest == -math.inf, 0.0) * self.scale_log2
-        rescale = torch.exp2(self.maximum * self.scale_log2 - origin)
-        p = torch.exp2(scores * self.scale_log2 - origin)
+        origin = highest.masked_fill(highest == -math.inf, 0.0)
+        rescale = torch.exp2(self.maximum - origin)
+        p = torch.exp2(exponents - origin)
         self.maximum = highest
         return p, rescale
 
@@ -123,4 +127,4 @@ class _OnlineSoftmax:
     def finish(self) -> tuple[Tensor, Tensor]:
         """Return what to multiply the rows of the output by, and their log-sum-exp."""
         inverse = torch.where(self.sum == 0, 0.0, 1 / self.sum)
-        return inverse, self.maximum * self.scale + torch.log(self.sum)
+        return inverse, self.maximum * LN2 + torch.log(self.sum)

@@ -1,0 +1,142 @@
+"""Which schedule serves a problem at given sizes on a card: what tables say, what is committed.
+
+A dispatch table goes first, by query rows and by keys; then the plainest committed schedule that
+computes the problem; then a default one.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fagen.dispatch.defaults import usual_schedule
+from fagen.dispatch.tables import rows_for
+from fagen.errors import ScheduleError
+from fagen.paths import locate
+from fagen.problem import Problem, solves
+from fagen.registry import from_slug, read, schedules
+from fagen.schedule import Schedule
+from fagen.vocab import DTYPES, V_LAYOUTS
+
+KIND = "forward"  # of the schedules that compute a problem
+
+Choice = str | Path | Schedule | None  # a file, a slug, or the thing itself
+Upto = tuple[tuple[float, str], ...]  # rising sizes, each with the slug for at most so much
+
+
+class Served(NamedTuple):
+    """The slugs that tables have for a problem on a card.
+
+    `always` is for every call, None where no table has any. Or `few` are for calls whose q has few
+    elements, and `by_keys` for the others.
+    """
+
+    always: str | None
+    few: Upto
+    by_keys: Upto
+
+
+def serving(problem: Problem, card: str) -> Served:
+    """What dispatch tables have for a problem.  Raises ScheduleError where one is wrong."""
+    rows = rows_for(problem, card, own=locate("schedules"))
+    slugs = [writing(from_slug(row.slug), problem.out_dtype).slug for row in rows]
+    if len(slugs) < 2:
+        return Served(slugs[0] if slugs else None, (), ())
+    found = [*zip(rows, slugs, strict=True)]
+    few = tuple((int(row.rows) * problem.head_dim, slug) for row, slug in found if row.few)
+    return Served(None, few, tuple((row.most, slug) for row, slug in found if not row.few))
+
+
+def slugs_for(served: Served, keys: int | None, elements: int | None) -> list[str | None]:
+    """The slugs for so many keys and elements of q, where None is any number.
+
+    The last is that for the most; None where no table has one.
+    """
+    if not served.by_keys:
+        return [served.always]
+    few = served.few
+    if elements is not None:
+        if slug := for_few(few, elements):
+            return [slug]
+        few = ()
+    ranges = served.by_keys
+    by_keys = [slug for _, slug in ranges] if keys is None else [for_keys(ranges, keys)]
+    return [*(slug for _, slug in few), *by_keys]
+
+
+def for_keys(ranges: Upto, keys: int) -> str:
+    """The slug for so many keys."""
+    for most, slug in ranges:
+        if keys <= most:
+            return slug
+    return ranges[-1][1]
+
+
+def for_few(few: Upto, elements: Any, surely: Callable[[Any], bool] = bool) -> str | None:
+    """The slug for so few elements of q; None where they are many.
+
+    A comparison of a traced size is neither True nor False; `surely` tells whether it always holds.
+    """
+    for most, slug in few:
+        fits = elements <= most
+        # `if fits` would settle a size that is left open
+        if fits is True or (fits is not False and surely(fits)):
+            return slug
+    return None
+
+
+def choose(problem: Problem, choice: Choice = None) -> Schedule:
+    """The schedule that a caller has chosen, or else the usual one of a problem.
+
+    Raises ScheduleError where it computes something else, or where there is none.
+    """
+    if choice is None:
+        return _usual(problem)
+    schedule = _read(choice)
+    if not solves(schedule, problem):
+        raise ScheduleError(
+            f"{schedule.slug} computes {Problem.of(schedule)}; the call asks for {problem}"
+        )
+    return schedule
+
+
+def writing(schedule: Schedule, out_dtype: str | None) -> Schedule:
+    """Return the schedule with O in this dtype: a table has one kernel for all of them."""
+    if out_dtype in (None, schedule.values()["out_dtype"]):
+        return schedule
+    return schedule.but(out_dtype=out_dtype)
+
+
+def _read(choice: str | Path | Schedule) -> Schedule:
+    if isinstance(choice, str) and not choice.endswith(".toml"):
+        return from_slug(choice)
+    return read(choice) if isinstance(choice, str | Path) else choice
+
+
+def _usual(problem: Problem) -> Schedule:
+    there = committed()
+    any_out = replace(problem, out_dtype=None)
+    fitting = [schedule for schedule in there if solves(schedule, any_out)]
+    if fitting:
+        return writing(min(fitting, key=_rank), problem.out_dtype)
+    if problem.dtype in DTYPES and DTYPES[problem.dtype].fp8:
+        layout, rows = problem.v_layout or V_LAYOUTS[0], problem.scale_rows or 0
+        asked = replace(any_out, v_layout=layout, scale_rows=rows)
+        return writing(usual_schedule(asked), problem.out_dtype)
+    raise ScheduleError(
+        f"no schedule computes {problem}; in {locate('schedules') / KIND} there are:\n"
+        + "\n".join(f"  {schedule.slug}" for schedule in there)
+        + "\nwrite one for it and pass schedule=<its path>"
+    )
+
+
+def _rank(schedule: Schedule) -> tuple[int, str]:
+    """The one with the fewest keys away from their defaults goes first."""
+    return len(schedule.settings()), schedule.slug
+
+
+@cache
+def committed() -> tuple[Schedule, ...]:
+    """The committed schedules that compute a problem, read once."""
+    return tuple(map(read, schedules(KIND)))

@@ -1,0 +1,208 @@
+"""Predict how long a schedule takes at some sizes, from what one multiprocessor does per clock.
+
+A step, block_n keys for the block's rows, keeps tensor cores, MUFU, shared memory, issue slots and
+L2 busy for so many clocks each; one warpgroup alone has a chain of its own, multiply, softmax,
+multiply, which others fill up; and K and V come no faster than their buffers come free.  Nothing
+hides wholly behind the busiest, so they are added as a norm: SHARPNESS = 1 would be their sum,
+infinity their maximum.  Whether Q has a second buffer hardly mattered in what was measured, and is
+left out.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import ceil, gcd
+from operator import itemgetter
+from typing import Any
+
+from fagen.arch import SM90
+from fagen.kinds.forward.formulae import padded_head_dims
+from fagen.problem import Sizes
+from fagen.vocab import DTYPES, MASKS, ORDERS
+
+# Fitted to the kernels of benchmarks/search/ (NVIDIA H200); clocks where nothing else is said.
+SHARPNESS = 5.0
+INSTRUCTIONS_PER_SCORE = 6.8  # scaling, exponential, sum, conversion, and what goes with them
+MAXIMUM = 2.0  # more of those, where one is found in each block (from an earlier search of such)
+FETCH = 810.0  # from a buffer of K or V that is free to one that is full again
+WAIT = 560.0  # for one more wgmma, where the softmax does not run under it
+CLASH = 1.8e-4  # of the chain, for each clock on tensor cores and each on MUFU, without turns
+NO_PRODUCER = 180.0  # of a step, for all: consumers that copy for themselves wait for each other
+EPILOGUE = 3_480.0  # of a tile: its first loads, its first step alone, its output
+TURNS = 600.0  # of a causal tile: warpgroups take turns also where one has no key to see
+SHARED_OUTPUT = 1_220.0  # of a tile: V's copies wait until O is gone
+NEW_BLOCK = 3_290.0  # of a tile in a thread block of its own: it begins with nothing loaded
+HEAD_START = 0.67  # of a causal grid's mean tile, by which its slowest block ends late
+
+
+@dataclass(frozen=True)
+class Step:
+    """Clocks of one step, by what is busy.
+
+    `ring` is how soon its buffers are full again, `chain` one warpgroup's own way through it; under
+    `alone` nothing else runs, and `between` is from one tile to the next.
+    """
+
+    tensor: float
+    exponentials: float
+    shared: float
+    issue: float
+    l2: float
+    ring: float
+    chain: float
+    alone: float
+    between: float
+
+    @property
+    def clocks(self) -> float:
+        """Clocks from one step to the next."""
+        beside = [clocks for name, clocks in self.parts().items() if name != "alone"]
+        return float(sum([part**SHARPNESS for part in beside]) ** (1 / SHARPNESS)) + self.alone
+
+    @property
+    def bound(self) -> str:
+        """What is busiest."""
+        return max(self.parts(), key=self.parts().__getitem__)
+
+    def parts(self) -> dict[str, float]:
+        """The clocks of a step by name."""
+        return {name: clocks for name, clocks in self.__dict__.items() if name != "between"}
+
+
+def step(values: Mapping[str, Any]) -> Step:
+    """Return what one step of a schedule costs; `values` are those of all its keys."""
+    return _step(*(values[key] for key in _STEP_KEYS))
+
+
+_STEP_KEYS = (  # the first four also say how tiles follow each other
+    *("block_m", "block_n", "cluster", "inter_warpgroup", "stages", "dtype", "head_dim"),
+    *("head_dim_v", "consumers", "producer", "intra_warpgroup", "p", "sum", "maximum"),
+    "rescale_threshold",
+)
+_KEYS = ("mask", "order", "output", *_STEP_KEYS)  # all that counts
+
+
+def _step(
+    block_m: int,
+    block_n: int,
+    cluster: int,
+    inter_warpgroup: bool,
+    stages: int,
+    dtype: str,
+    head_dim: int,
+    head_dim_v: int,
+    consumers: int,
+    producer: str,
+    intra_warpgroup: bool,
+    p: str,
+    row_sum: str,
+    maximum: str,
+    rescale_threshold: float,
+) -> Step:
+    m, n = block_m, block_n
+    e = DTYPES[dtype].bytes
+    d, d_v = padded_head_dims(head_dim, head_dim_v, dtype)
+    rows = SM90.wgmma_m
+
+    ones = SM90.wgmma_n_step if row_sum == "tensor" else 0
+
+    tensor = 2 * m * n * (d + d_v + ones) / (SM90.tensor_flops * 2 / e)
+    read = consumers * (rows * d + n * d + n * d_v) * e  # Q's rows again, all of K and V
+    copied = n * (d + d_v) * e
+    through = 2 * m * n * e if p == "shared" else 0  # P written, and read
+    shared = (read + copied + through) / SM90.smem_bytes
+
+    sought = maximum == "each"
+    rescaling = 1.0 if sought and not rescale_threshold else 0.0  # of O's registers, in every step
+    per_warp = (
+        n / 2 * (INSTRUCTIONS_PER_SCORE + sought * MAXIMUM)  # a thread's scores of two rows
+        + d_v / 2 * rescaling
+        + (n / 8 + 20 if p == "shared" else 0)
+        + 60
+    )
+    warps = consumers * SM90.warpgroup_threads / SM90.warp_threads
+
+    exponentials = m * n / SM90.exponentials
+    overlapped = producer == "warp" and intra_warpgroup  # the next tile begins under this one's end
+
+    chain = tensor / consumers + per_warp
+    chain += 0 if intra_warpgroup else WAIT
+    chain += 0 if inter_warpgroup or consumers == 1 else CLASH * tensor * exponentials
+    return Step(
+        tensor=tensor,
+        exponentials=exponentials,
+        shared=shared,
+        issue=warps * per_warp / SM90.issued_warps,
+        l2=copied / cluster / SM90.l2_bytes_per_clock,
+        ring=FETCH / (stages - 1),
+        chain=chain,
+        alone=0.0 if producer == "warp" else NO_PRODUCER,
+        between=0.0 if overlapped else chain,
+    )
+
+
+def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[float, ...]]:
+    """Return a function from a schedule's values to its predicted seconds at each of the sizes."""
+    cached_step = cache(_step)
+
+    @cache
+    def grids(
+        m: int, n: int, mask: str, order: str, cluster: int
+    ) -> tuple[tuple[float, float], ...]:
+        return tuple(grid(m, n, mask, order, one, cluster) for one in sizes)
+
+    @cache
+    def times(mask: str, order: str, output: str, *of_step: Any) -> tuple[float, ...]:
+        one, (m, n, cluster, inter_warpgroup) = cached_step(*of_step), of_step[:4]
+        tile = one.between + EPILOGUE + (0 if output == "own" else SHARED_OUTPUT)
+        tile += 0 if ORDERS[order].persistent else NEW_BLOCK
+        tile += TURNS if inter_warpgroup and MASKS[mask].by_row else 0
+        clocks, clock, launch = one.clocks, SM90.clock_hz, SM90.launch_seconds
+        return tuple(
+            (a * clocks + b * tile) / clock + launch for a, b in grids(m, n, mask, order, cluster)
+        )
+
+    pick = itemgetter(*_KEYS)
+    return lambda values: times(*pick(values))
+
+
+def seconds(values: Mapping[str, Any], sizes: Sizes) -> float:
+    """Return the predicted time of one call."""
+    return predictor([sizes])(values)[0]
+
+
+def grid(
+    m: int, n: int, mask: str, order: str, sizes: Sizes, cluster: int = 1
+) -> tuple[float, float]:
+    """Return the steps and the tiles of the multiprocessor that ends last.
+
+    The blocks of a cluster have neighbouring tiles, and as many steps as the longest of those.
+    """
+    rows = m * cluster
+    groups = ceil(sizes.seqlen_q / rows)
+    m_blocks = groups * cluster
+    heads = sizes.batch * sizes.heads
+    rounds = ceil(m_blocks * heads / SM90.sm_count)
+    if not MASKS[mask].by_row:
+        return rounds * ceil(sizes.seqlen_k / n), rounds
+    of_groups = [_steps(n, mask, top * rows, (top + 1) * rows, sizes) for top in range(groups)]
+    lengths = [length for length in of_groups for _ in range(cluster)]
+    mean = sum(lengths) / m_blocks
+    if ORDERS[order].longest_first:
+        even = mean * m_blocks * heads / SM90.sm_count
+        return even + HEAD_START * mean, rounds
+    if not ORDERS[order].persistent:  # whoever is free takes the next: the last one ends alone
+        even = mean * m_blocks * heads / SM90.sm_count
+        return even + 0.5 * lengths[-1], rounds
+    # a block strides through the tiles, and may meet tiles of the same few lengths only
+    stride = gcd(m_blocks, SM90.sm_count)
+    met = lengths[::-1][::stride]
+    return rounds * sum(met) / len(met), rounds
+
+
+def _steps(n: int, mask: str, top: int, bottom: int, sizes: Sizes) -> int:
+    """Return in how many blocks of n keys the keys lie that any row from top to bottom sees."""
+    first, _ = MASKS[mask].keys(top, sizes.seqlen_q, sizes.seqlen_k)
+    _, last = MASKS[mask].keys(bottom - 1, sizes.seqlen_q, sizes.seqlen_k)
+    first, last = max(0, first), min(sizes.seqlen_k, last)
+    return ceil(last / n) - first // n if first < last else 0

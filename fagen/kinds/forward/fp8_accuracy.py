@@ -1,0 +1,102 @@
+"""An e4m3 kernel's error on 16-bit tensors that are quantised for it, beside its emulation's.
+
+The rule: the root mean square of out - fp64 may be 1.15 times that of the emulated schedule on the
+same bytes and descales, and no row's more than twice that of its worst row; the log-sum-exp is
+within 5e-3, since Hopper adds products of e4m3 up in some 14 bits; a row that sees no key gives
+exactly 0 and minus infinity. fp64 is of what the bytes stand for, so that nothing which a kernel
+cannot help is counted.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import Tensor
+
+from fagen.e4m3 import by_columns
+from fagen.kinds.forward.emulate import emulate_fp8
+from fagen.kinds.forward.operands import Operands, launch, operands, outputs, real
+from fagen.kinds.forward.plan import Plan
+from fagen.kinds.forward.reference import reference
+from fagen.measure.inputs import rows_with_keys, softmax_scale
+from fagen.measure.numerics import largest, rms
+from fagen.problem import Cell
+from fagen.records import ShapeError
+
+BEYOND_EMULATION = 1.15
+ROW_BEYOND_EMULATION = 2.0
+LSE_TOLERANCE = 5e-3
+# Of the output's size, below which no error is looked at: where a row sees a few keys, one P that
+# is rounded to its other neighbour is much beside what little error there is.
+FLOOR = 2.0**-7
+
+
+Kernel8 = Callable[[Operands, float], tuple[Tensor, Tensor]]
+
+
+def fp8_error(
+    of: Plan,
+    cell: Cell,
+    kernel: Kernel8,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None = None,
+    *,
+    descales: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> ShapeError:
+    """The errors of `kernel` on 16-bit tensors that are quantised for it.
+
+    `descales` replaces those that were found, which makes other numbers of the same bytes. `error`
+    is the root mean square over all, or, where one row breaks the rule for rows, over that one; it
+    is NaN where an output was not a number, or a masked row not exactly 0 and minus infinity.
+    """
+    usual_scale = softmax_scale(cell.problem.head_dim)
+    scale = usual_scale if scale is None else scale
+    # rows of V whatever the kernel takes: what they stand for is read off them
+    given = operands(_by_rows(of), q, k, v)
+    given = given._replace(**dict(zip(given._fields[3:], descales or given[3:], strict=True)))
+    laid_out = given if of.v_rows else given._replace(v=by_columns(given.v))
+    out, lse = kernel(laid_out, scale)
+    emulated, _ = emulate_fp8(_by_rows(of), given.q, given.k, given.v, scale, *given[3:])
+    exact, exact_lse = reference(*real(of, given), mask=cell.problem.mask, scale=scale)
+    seen = rows_with_keys(cell).to(q.device)
+    ours, theirs, true = (x[:, seen].double() for x in (out, emulated, exact))
+    masked_right = bool((out[:, ~seen] == 0).all() and (lse[..., ~seen] == -math.inf).all())
+    error = rms(ours - true) if masked_right else math.nan
+    beside, floor = rms(theirs - true), FLOOR * rms(true)
+    allowed = BEYOND_EMULATION * max(beside, floor)
+    worst = _worst_row(ours - true)
+    if worst > max(ROW_BEYOND_EMULATION * max(_worst_row(theirs - true), floor), allowed):
+        error = max(error, worst)  # NaN, where it is that, stays
+    return ShapeError(
+        **vars(cell.sizes),
+        error=error,
+        torch_error=beside,
+        allowed=allowed,
+        lse_error=largest(lse[..., seen].double() - exact_lse[..., seen]),
+        # sums of products are as inexact as they are large
+        lse_allowed=LSE_TOLERANCE * max(1.0, scale / usual_scale),
+    )
+
+
+def poisoned8(of: Plan, library: Path) -> Kernel8:
+    """The kernel through its C interface, on the current stream, into outputs full of NaN."""
+
+    def kernel(given: Operands, scale: float) -> tuple[Tensor, Tensor]:
+        into = outputs(of, given.q)
+        launch(of, library, (*given[:3], scale, *given[3:]), into)()
+        return into
+
+    return kernel
+
+
+def _worst_row(difference: Tensor) -> float:
+    """The root mean square of the worst row of one head."""
+    return largest(difference.square().mean(-1).sqrt())
+
+
+def _by_rows(of: Plan) -> Plan:
+    """The same kernel with V as rows: it computes the same."""
+    return of if of.v_rows else dataclasses.replace(of, v_rows=True)

@@ -1,0 +1,42 @@
+"""What a search of attention's schedules tries, sums up against a multiprocessor, and predicts."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from fagen.kinds.forward.cost import predictor
+from fagen.kinds.forward.formulae import REGISTER_FILE, REGISTERS, SHARED, SUMMED, sums
+from fagen.vocab import OUTPUTS
+
+
+class Forward:
+    """What fagen.search.space.Space asks for."""
+
+    tried: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "block_m": (64, 128, 192, 256),
+        "block_n": tuple(range(16, 257, 16)),
+        "stages": (2, 3),
+        "q_stages": (1, 2),
+        "output": OUTPUTS,
+        "producer": ("warp", "none"),
+        "inter_warpgroup": (True, False),
+        "intra_warpgroup": (True, False),
+        "p": ("registers", "shared"),
+        "cluster": (1, 2),
+        "order": (None, "single"),  # None: left out, so that it is what suits the mask
+    }
+    asked = ("dtype", "head_dim", "head_dim_v", "mask")
+    tile = ("block_m", "block_n")
+    example: ClassVar[Mapping[str, Any]] = {
+        "head_dim": 64,
+        "dtype": "fp16",
+        "mask": "full",
+        "block_m": 64,
+        "block_n": 64,
+    }
+    summed = SUMMED
+    budgets = (SHARED, REGISTERS, REGISTER_FILE)
+    sums = staticmethod(sums)
+    predictor = staticmethod(predictor)
+
+
+SPACE = Forward()

@@ -1,0 +1,54 @@
+"""A cell in, its tensors out: what every implementation is given, and which rows see a key."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fagen.kind import Plan
+from fagen.problem import Cell, Problem, Sizes
+from fagen.vocab import DTYPES, MASKS
+
+SEQLENS = (512, 2_048, 4_096, 16_384)  # of the benchmark's grid
+
+
+def cell_of(plan: Plan, sizes: Sizes) -> Cell:
+    """The cell in which a Plan's kernel is timed at these sizes, beside others of its problem."""
+    return Cell(Problem.of(plan.schedule).opened(), sizes)
+
+
+def inputs(
+    cell: Cell, *, device: torch.device | str = "cuda", seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv): N(0, 1), contiguous, repeatable.
+
+    For e4m3 in fp16: what is quantised, and what others compute the same problem with.
+    """
+    problem, sizes = cell.problem, cell.sizes
+    given = DTYPES[problem.dtype]
+    dtype = torch.float16 if given.fp8 else getattr(torch, given.torch)
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(seqlen: int, heads: int, dim: int) -> Tensor:
+        wanted = (sizes.batch, seqlen, heads, dim)
+        return torch.randn(wanted, generator=generator, device=device, dtype=dtype)
+
+    return (
+        normal(sizes.seqlen_q, sizes.heads, problem.head_dim),
+        normal(sizes.seqlen_k, sizes.kv_heads, problem.head_dim),
+        normal(sizes.seqlen_k, sizes.kv_heads, problem.head_dim_v),
+    )
+
+
+def softmax_scale(head_dim: int) -> float:
+    """The customary scale of q k^T."""
+    return 1.0 / math.sqrt(head_dim)
+
+
+def rows_with_keys(cell: Cell) -> Tensor:
+    """Which query rows see a key: (Sq,) of bool, on the CPU."""
+    seqlen_q, seqlen_k = cell.sizes.seqlen_q, cell.sizes.seqlen_k
+    row = torch.arange(seqlen_q)
+    first, last = MASKS[cell.problem.mask].keys(row, seqlen_q, seqlen_k)
+    least = torch.as_tensor(first).clamp(min=0)
+    return (torch.as_tensor(last).clamp(max=seqlen_k) > least).expand(seqlen_q)

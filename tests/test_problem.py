@@ -1,0 +1,207 @@
+"""One Problem and one Sizes: what they say, FLOPs by counting, and a new mask found by dispatch."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import fagen
+from fagen.dispatch import choice
+from fagen.dispatch.tables import NAME, Row, update
+from fagen.errors import ScheduleError
+from fagen.kinds.forward.keys import Attention, Schedule
+from fagen.problem import (
+    Cell,
+    Problem,
+    Sizes,
+    flops,
+    in_order,
+    moved_bytes,
+    solves,
+    standard_sizes,
+)
+from fagen.registry import from_slug
+from fagen.vocab import MASKS
+from tests.attention_helpers import computed, fill, qkv
+
+# ---- what is computed ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("slug", "problem", "said"),
+    [
+        (
+            "fwd_fp16_d64_causal_m64n64",
+            Problem("fp16", 64, 64, "causal", "fp16", "", 0),
+            "float16, head_dim 64, causal",
+        ),
+        (
+            "fwd_bf16_d192v128_full_m64n64",
+            Problem("bf16", 192, 128, "full", "bf16", "", 0),
+            "bfloat16, head_dim 192 and 128 (V), full",
+        ),
+        (
+            "fwd_e4m3_d64_full_m64n64_ofp16_vrows_sblock_sr32",
+            Problem("e4m3", 64, 64, "full", "fp16", "rows", 32),
+            "float8_e4m3fn, head_dim 64, full, V by rows, scales by block of 32 rows, "
+            "out in float16",
+        ),
+        (
+            "fwd_e4m3_d64_full_m64n64_stensor",
+            Problem("e4m3", 64, 64, "full", "bf16", "columns", 0),
+            "float8_e4m3fn, head_dim 64, full, V by columns, scales by head or tensor, "
+            "out in bfloat16",
+        ),
+    ],
+)
+def test_a_schedule_says_what_it_computes(slug: str, problem: Problem, said: str) -> None:
+    schedule = from_slug(slug)
+    assert Problem.of(schedule) == problem
+    assert str(problem) == said
+    assert slug.startswith(f"fwd_{problem.name}_")
+    assert solves(schedule, problem) and solves(schedule, problem.opened())
+    wrong = {"dtype": "none", "head_dim": 8, "head_dim_v": 8, "mask": "none"}
+    wrong |= {"out_dtype": "none", "v_layout": "none", "scale_rows": 1}
+    for key, value in wrong.items():
+        assert not solves(schedule, replace(problem, **{key: value})), key
+
+
+def test_a_schedule_that_computes_no_attention_is_refused_in_words() -> None:
+    with pytest.raises(ScheduleError, match="quant_fp16_d128_rot computes no attention"):
+        Problem.of(from_slug("quant_fp16_d128_rot"))
+    with pytest.raises(ScheduleError, match="computes no attention"):
+        choice.choose(Problem("fp16", 64, 64, "full"), "quant_fp16_d128_rot")
+
+
+def test_what_is_left_open_is_not_said_and_a_foreign_dtype_keeps_torchs_word() -> None:
+    assert str(Problem("e4m3", 64, 64, "full")) == "float8_e4m3fn, head_dim 64, full"
+    assert str(Problem("float32", 64, 64, "full")) == "float32, head_dim 64, full"
+
+
+def test_cells_say_problem_and_sizes_and_have_an_order() -> None:
+    grouped = Sizes(2, 8, 2, 100, 300)
+    assert str(Cell(Problem("bf16", 192, 128, "causal"), grouped)) == (
+        "bf16 hd192/128 causal B=2 H=8/2 Sq=100 Sk=300"
+    )
+    made = [
+        Cell(Problem(dtype, head_dim, head_dim, mask), standard_sizes(head_dim, seqlen))
+        for dtype in ("bf16", "fp16")
+        for head_dim in (64, 128)
+        for mask in MASKS
+        for seqlen in (512, 4_096)
+    ]
+    assert in_order(made[::-1]) == made
+
+
+def test_the_standard_sizes_have_16384_tokens_and_hidden_size_2048() -> None:
+    for head_dim in (64, 128, 256):
+        for seqlen in (512, 16_384):
+            sizes = standard_sizes(head_dim, seqlen)
+            assert sizes.batch * sizes.seqlen_q == 16_384
+            assert sizes.heads * head_dim == 2048 and sizes.square
+
+
+# ---- what it costs ------------------------------------------------------------------------------
+
+LENGTHS = [(1, 1), (5, 5), (3, 9), (9, 3), (4, 0), (0, 4), (1, 7)]
+
+
+def counted(problem: Problem, sizes: Sizes) -> tuple[int, int]:
+    """Multiplications and additions of both GEMMs one by one, and the pairs on the diagonal."""
+    keys, whole, diagonal = MASKS[problem.mask].keys, 0, 0
+    for _, _, row in itertools.product(*map(range, (sizes.batch, sizes.heads, sizes.seqlen_q))):
+        first, last = keys(row, sizes.seqlen_q, sizes.seqlen_k)
+        for key in range(sizes.seqlen_k):
+            if first <= key < last:
+                whole += 2 * problem.head_dim + 2 * problem.head_dim_v
+                diagonal += key == last - 1
+    return whole, diagonal
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("head_dims", [(64, 64), (192, 128)], ids=str)
+def test_flops_of_full_attention_are_those_that_are_counted(
+    head_dims: tuple[int, int], lengths: tuple[int, int]
+) -> None:
+    problem, sizes = Problem("fp16", *head_dims, "full"), Sizes(2, 4, 2, *lengths)
+    whole, _ = counted(problem, sizes)
+    assert flops(problem, sizes) == Cell(problem, sizes).flops == whole
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("head_dims", [(64, 64), (192, 128)], ids=str)
+def test_flops_of_causal_attention_are_those_but_for_half_the_diagonal(
+    head_dims: tuple[int, int], lengths: tuple[int, int]
+) -> None:
+    problem, sizes = Problem("fp16", *head_dims, "causal"), Sizes(2, 4, 2, *lengths)
+    whole, diagonal = counted(problem, sizes)
+    assert flops(problem, sizes) == whole - diagonal * sum(head_dims)
+    if lengths[0] == lengths[1]:
+        assert flops(problem, sizes) == flops(replace(problem, mask="full"), sizes) / 2
+
+
+@pytest.mark.parametrize(
+    ("problem", "bytes_of_o"),
+    [
+        (Problem("fp16", 64, 64, "full"), 2),
+        (Problem("bf16", 192, 128, "causal", "bf16", "", 0), 2),
+        (Problem("e4m3", 128, 128, "full"), 2),
+        (Problem("e4m3", 128, 64, "full", "fp16", "rows", 64), 2),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_moved_bytes_are_those_of_the_tensors(problem: Problem, bytes_of_o: int) -> None:
+    sizes = Sizes(3, 8, 2, 100, 300)
+    element = 1 if problem.dtype == "e4m3" else 2
+    q = (sizes.batch, sizes.seqlen_q, sizes.heads, problem.head_dim, element)
+    k = (sizes.batch, sizes.seqlen_k, sizes.kv_heads, problem.head_dim, element)
+    v = (sizes.batch, sizes.seqlen_k, sizes.kv_heads, problem.head_dim_v, element)
+    out = (sizes.batch, sizes.seqlen_q, sizes.heads, problem.head_dim_v, bytes_of_o)
+    lse = (sizes.batch, sizes.heads, sizes.seqlen_q, 4)
+    assert moved_bytes(problem, sizes) == sum(map(math.prod, (q, k, v, out, lse)))
+
+
+# ---- another mask -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def band(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Another mask with the row of the causal one, as a schedule may say it."""
+    rebuild: list[Callable[..., object]] = [Attention.model_rebuild, Schedule.model_rebuild]
+    with monkeypatch.context() as patch:
+        patch.setitem(MASKS, "band", replace(MASKS["causal"], name="band"))  # type: ignore[arg-type]
+        for model in rebuild:
+            model(force=True)
+        yield "band"
+    for model in rebuild:
+        model(force=True)
+
+
+def test_a_mask_that_hides_the_same_keys_as_another_has_its_own_kernels(
+    band: str, schedules_folder: Path, nothing_is_ready: None
+) -> None:
+    """A mask is told by its name: no property that two of them share decides."""
+    slugs = {mask: f"fwd_fp16_d64_{mask}_m64n64" for mask in (band, "causal")}
+    fill(schedules_folder, *slugs.values())
+    for mask, slug in slugs.items():
+        asked = Problem("fp16", 64, 64, mask, "fp16", "", 0)
+        assert choice.choose(asked).slug == slug
+    tables = {mask: [f"fwd_fp16_d64_{mask}_m64n{n}" for n in (16, 32)] for mask in slugs}
+    rows = [
+        Row.of("NVIDIA H200", slug, *keys)
+        for pair in tables.values()
+        for slug, keys in zip(pair, ((0, 99), (100,)), strict=True)
+    ]
+    update(schedules_folder / NAME, rows)
+    for mask, (few, many) in tables.items():
+        asked = Problem("fp16", 64, 64, mask, "fp16", "", 0)
+        assert choice.serving(asked, "NVIDIA H200") == (None, (), ((99, few), (math.inf, many)))
+    q, k, v = qkv(keys=64)
+    slug = tables["causal"][0]
+    assert fagen.prepare(dtype="fp16", head_dim=64, causal=True, seqlen=64, device="cpu") == slug
+    assert (fagen.attention(q, k, v, causal=True) == computed(slug, q, k, v)).all()
+    with pytest.raises(ScheduleError, match=r"computes float16, head_dim 64, band; the call asks"):
+        fagen.attention(q, k, v, causal=True, schedule=slugs[band])
