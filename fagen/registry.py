@@ -69,7 +69,7 @@ def read(path: Path | str) -> "Schedule":
 def parse(text: str, where: str = "schedule") -> "Schedule":
     """Read a schedule from TOML text; `where` names it in messages.  Raises ScheduleError."""
     tables, origin = read_toml(text, where)
-    return kind(_named(tables, origin)).schedule.checked(tables, origin)
+    return kind(named(tables, origin)).schedule.checked(tables, origin)
 
 
 def from_slug(slug: str) -> "Schedule":
@@ -93,7 +93,7 @@ def committed_file(slug: str) -> Path:
     return locate("schedules") / next(own, DEFAULT) / f"{slug}.toml"
 
 
-def _named(tables: dict[str, Any], origin: Origin) -> str:
+def named(tables: dict[str, Any], origin: Origin) -> str:
     """Take the kind out of a schedule's tables, or tell it from the table that only it has."""
     if KIND not in tables:
         own = (entry.name for entry in ENTRIES.values() if entry.table in tables)
