@@ -12,7 +12,7 @@ import cli
 from fagen import flow, registry
 from fagen.console import DefaultCommand
 from fagen.process import run
-from tests.cli_helpers import ALL, COMMITTED, QUANTIZER, ROOT, SLUG, fagen
+from tests.cli_helpers import ALL, QUANTIZER, ROOT, SLUG, fagen
 
 
 def commands(group: click.Group = cli.main, *above: str) -> dict[tuple[str, ...], click.Command]:

@@ -58,7 +58,6 @@ KNOWN_KINDS |= {
 }
 # Who knows a kind and should not: it is to move into the kind, or to ask it.  Only to be shortened.
 TO_MOVE = {
-    "cli.py",
     *("problem.py", "dispatch/tables.py"),
     *("measure/accuracy.py", "measure/cells.py", "measure/fp8.py", "measure/launch.py"),
     *("measure/peers.py", "measure/shapes.py"),
