@@ -116,11 +116,11 @@ def test_a_space_of_a_kind_that_is_not_searched_is_refused():
 
 
 def test_a_target_leaves_to_a_search_what_is_not_asked_for():
-    text = (
-        '[attention]\ndtype = "fp16"\nhead_dim = [64, 128]\nhead_dim_v = [32, 64]\nmask = "full"\n'
-    )
-    assert parse_space(text).targets() == tuple(
-        Problem("fp16", d, d_v, "full") for d in (64, 128) for d_v in (32, 64)
+    text = '[attention]\ndtype = "fp16"\nhead_dim = [64, 128]\nmask = "full"\n'
+    widths = (64, 128)
+    assert parse_space(text).targets() == tuple(Problem("fp16", d, d, "full") for d in widths)
+    assert parse_space(f"{text}head_dim_v = [32, 64]\n").targets() == tuple(
+        Problem("fp16", d, d_v, "full") for d in widths for d_v in (32, 64)
     )
 
 
