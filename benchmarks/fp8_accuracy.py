@@ -41,7 +41,7 @@ from fagen.kinds.forward.plan import Plan, plan
 from fagen.paths import write_whole
 from fagen.runtime import op
 from fagen.runtime.quantize import quantize
-from fagen.vocab import USUAL_SCALE_ROWS
+from fagen.vocab import SCALE_ROWS_DEFAULT
 
 OUTLIERS = 0.001  # of all entries
 OUTLIER_DEVIATION = 10.0
@@ -107,7 +107,7 @@ def planned(asked: argparse.Namespace, **keys: object) -> Plan:
 def parts(asked: argparse.Namespace) -> list[Part]:
     """What each part of fp8 is worth."""
     common = dict(dtype="e4m3", out_dtype="fp16")
-    blocks = common | dict(scales="block", scale_rows=USUAL_SCALE_ROWS)
+    blocks = common | dict(scales="block", scale_rows=SCALE_ROWS_DEFAULT)
     by_block = planned(asked, **blocks)
     by_tensor = planned(asked, **common, scales="tensor")
     hopper = asked.hopper_sums

@@ -27,7 +27,7 @@ from fagen.measure.timing import REGIMES, Regime
 from fagen.paths import write_whole
 from fagen.problem import Cell, solves
 from fagen.schedule import Schedule
-from fagen.vocab import DTYPES, USUAL_SCALE_ROWS, V_LAYOUTS
+from fagen.vocab import DTYPES, SCALE_ROWS_DEFAULT, V_LAYOUTS
 
 Kernels = Mapping[str, tuple[Plan, Binary]]
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -123,7 +123,7 @@ def serving(cell: Cell, card: str, *, everything: bool = False) -> list[Schedule
         return there
     ways: list[dict[str, Any]] = [dict(v_layout="", scale_rows=0)]
     if fp8:
-        blocks = (0, USUAL_SCALE_ROWS)
+        blocks = (0, SCALE_ROWS_DEFAULT)
         ways = [dict(v_layout=v, scale_rows=rows) for v in V_LAYOUTS for rows in blocks]
     asked = dataclasses.replace(problem, out_dtype=DTYPES[problem.dtype].out)
     return [pick(dataclasses.replace(asked, **way), sizes, card) for way in ways]

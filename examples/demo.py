@@ -1,6 +1,6 @@
 """Attention by one schedule, on real tensors: its error against fp64, and on a GPU its time.
 
-python examples/demo.py schedules/fwd_fp16_d128_causal_m128n128.toml
+python examples/demo.py schedules/forward/fwd_fp16_d128_causal_m128n128.toml
 """
 
 import sys

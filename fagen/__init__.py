@@ -13,6 +13,7 @@ _HOMES = {
     "attention_fp8": "runtime.attention",
     "prepare": "runtime.attention",
     "quantize": "runtime.quantize",
+    "combine": "runtime.combine",
     "Schedule": "kinds.forward.keys",
     "read_schedule": "registry:read",
     "parse_schedule": "registry:parse",

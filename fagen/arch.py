@@ -21,6 +21,9 @@ class Arch:
 
     # bytes of shared memory
     smem_per_block: int = _of(232_448, f"{_GUIDE}: 227 KiB per block, opted in")
+    smem_static: int = _of(49_152, f"{_GUIDE}: 48 KiB per block, not opted in")
+    smem_per_sm: int = _of(233_472, f"{_GUIDE}: 228 KiB")
+    smem_reserved: int = _of(1_024, f"{_GUIDE}: of each block, for the system")
     smem_tile_alignment: int = _of(1_024, f"{_PTX}, wgmma: a 128-byte swizzle repeats in 1,024")
     mbarrier_bytes: int = _of(8, f"{_PTX}, mbarrier")
 

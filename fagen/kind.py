@@ -108,7 +108,7 @@ class Kind:
     space: str = ""
 
 
-def load(name: str) -> Any:
+def load_named(name: str) -> Any:
     """Import what a kind names as "module:attribute"."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)

@@ -10,16 +10,21 @@ from fagen.signature import Extent
 
 @dataclass(frozen=True)
 class Product:
-    """A number of things: extents multiplied, each a formula of the call's sizes."""
+    """A number of things: extents multiplied, each a formula of the call's sizes, or its blocks.
+
+    ⌈factors / per⌉: with `per` above 1 it is the number of blocks of so many things.
+    """
 
     factors: tuple[Extent, ...] = ()
+    per: int = 1
 
     def at(self, sizes: Mapping[str, Any]) -> Any:
         """Return how many that are."""
-        return math.prod(factor.at(sizes) for factor in self.factors)
+        return (math.prod(factor.at(sizes) for factor in self.factors) + self.per - 1) // self.per
 
     def __str__(self) -> str:
-        return " · ".join(map(str, self.factors)) or "1"
+        things = " · ".join(map(str, self.factors)) or "1"
+        return f"ceil({things} / {self.per})" if self.per > 1 else things
 
 
 @dataclass(frozen=True)

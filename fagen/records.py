@@ -132,3 +132,74 @@ class Bandwidth:
     def __str__(self) -> str:
         descales = "descales given" if self.given else "descales found"
         return f"{descales}: {self.gb_per_s:.0f} GB/s, {self.ratio:.2f} of a copy's"
+
+
+@dataclass(frozen=True)
+class MergeError:
+    """The largest errors of combined outputs at one shape against fp64, and against the emulation.
+
+    An error that is not a number means that the kernel left or computed something that is not.
+    """
+
+    batch: int
+    seqlen: int
+    heads: int
+    splits: int
+    lses: str  # how they are spread
+    error: float  # max |out - fp64| / max |a row's partial outputs|
+    allowed: float  # of so many fp32 roundings, and of the output's own
+    lse_error: float  # max |lse - fp64| / max(1, |fp64|)
+    lse_allowed: float
+    differing: int  # numbers that are not the emulation's, to the bit: none may
+
+    @property
+    def ok(self) -> bool:
+        """Whether all is within bounds; what is not a number never is."""
+        return (
+            self.error <= self.allowed
+            and self.lse_error <= self.lse_allowed
+            and self.differing == 0
+        )
+
+    @staticmethod
+    def told(errors: Sequence["MergeError"]) -> str:
+        """Say which shape came nearest to its bound."""
+        worst = max(errors, key=lambda error: error.error / error.allowed)
+        return (
+            f"the emulation's bits; nearest to its bound: error {worst.error:.1e} of the largest "
+            f"partial output, {worst.allowed:.1e} allowed, of {worst.splits} splits"
+        )
+
+
+@dataclass(frozen=True)
+class MergeBandwidth:
+    """How fast partial outputs are combined at one shape, beside a copy of as many bytes."""
+
+    batch: int
+    seqlen: int
+    heads: int
+    splits: int
+    megabytes: float  # moved: partial outputs and LSEs read, outputs and LSEs written
+    microseconds: float
+    copy_microseconds: float
+
+    @property
+    def gb_per_s(self) -> float:
+        """Of bytes that must be moved."""
+        return self.megabytes * 1e3 / self.microseconds
+
+    @property
+    def ratio(self) -> float:
+        """Kernel's bandwidth over the copy's."""
+        return self.copy_microseconds / self.microseconds
+
+    @property
+    def figure(self) -> str:
+        """What a list of kernels shows: nothing, since these are no TFLOP/s."""
+        return ""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.splits} splits, {self.megabytes:.1f} MB: {self.microseconds:.1f} us, "
+            f"{self.gb_per_s:.0f} GB/s, {self.ratio:.2f} of a copy's"
+        )

@@ -4,6 +4,7 @@ Adding a kind is one line here.
 """
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fagen.errors import ScheduleError
 from fagen.paths import locate
-from fagen.toml_lines import Origin, read_text, read_toml
+from fagen.toml_lines import Origin, read_text, read_toml, shown
 
 if TYPE_CHECKING:  # pydantic takes a moment
     from fagen.kind import Kind, Plan
@@ -33,9 +34,11 @@ ENTRIES = {
     for entry in (
         Entry("forward", "fagen.kinds.forward", "fwd_", "attention"),
         Entry("quantize", "fagen.kinds.quantize", "quant_", "quantize"),
+        Entry("combine", "fagen.kinds.combine", "comb_", "combine"),
     )
 }
 DEFAULT = "forward"  # where a schedule neither says its kind nor has a kind's own table
+KIND = "kind"  # the key that says it, above all tables
 
 
 @cache
@@ -80,6 +83,12 @@ def plan(schedule: "Schedule") -> "Plan":
     return kind(schedule.kind).plan(schedule)
 
 
+@cache
+def plan_of(slug: str) -> "Plan":
+    """Return the Plan that a slug stands for.  Raises ScheduleError where it is none."""
+    return plan(from_slug(slug))
+
+
 def schedules(name: str) -> tuple[Path, ...]:
     """Return the files of the committed schedules of a kind, by name."""
     return tuple(sorted((locate("schedules") / name).glob("*.toml")))
@@ -87,19 +96,20 @@ def schedules(name: str) -> tuple[Path, ...]:
 
 def committed_file(slug: str) -> Path:
     """Return where the schedule with this slug lies if it is committed."""
-    for entry in ENTRIES.values():
-        if slug.startswith(entry.prefix):
-            return locate("schedules") / entry.name / f"{slug}.toml"
-    return locate("schedules") / f"{slug}.toml"
+    own = (entry.name for entry in ENTRIES.values() if slug.startswith(entry.prefix))
+    return locate("schedules") / next(own, DEFAULT) / f"{slug}.toml"
 
 
 def named(tables: dict[str, Any], origin: Origin) -> str:
     """Take the kind out of a schedule's tables, or tell it from the table that only it has."""
-    if "kind" not in tables:
+    if KIND not in tables:
         own = (entry.name for entry in ENTRIES.values() if entry.table in tables)
         return next(own, DEFAULT)
-    name = tables.pop("kind")
-    if not isinstance(name, str) or name not in ENTRIES:
-        listed = " or ".join(f'"{known}"' for known in ENTRIES)
-        raise ScheduleError(f"{origin.at('kind')}: kind = {name!r} must be {listed}")
-    return name
+    name = tables.pop(KIND)
+    if isinstance(name, str) and name in ENTRIES:
+        return name
+    near = get_close_matches(name, ENTRIES, 1) if isinstance(name, str) else []
+    raise ScheduleError(
+        f"{origin.at(KIND)}: {KIND} = {shown(name)} must be {' or '.join(map(shown, ENTRIES))}"
+        + (f"; did you mean {shown(near[0])}?" if near else "")
+    )

@@ -19,34 +19,34 @@ ALIGNMENT = 16  # bytes, of base pointers and strides that TMA follows
 class Extent:
     """How long a dimension is: `number`, or a named size in blocks of `per`, times `times`.
 
-    ⌈name / per⌉ · times: Extent("seqlen") is the size itself, Extent("seqlen", per=64) its blocks
-    of 64, Extent("seqlen", per=16, times=16) the size rounded up to a multiple of 16.
+    ⌈name / per⌉ · times + plus: Extent("seqlen") is the size itself, Extent("seqlen", per=64) its
+    blocks of 64, Extent("seqlen", per=16, times=16) the size rounded up to a multiple of 16,
+    Extent("batch", plus=1) where each sequence begins and the last one ends.
     """
 
     name: str = ""
     number: int = 1
     per: int = 1
     times: int = 1
+    plus: int = 0
 
     @property
     def plain(self) -> bool:
         """Whether it is a named size as it is, which a tensor can tell."""
-        return bool(self.name) and self.per == self.times == 1
+        return bool(self.name) and self.per == self.times == 1 and not self.plus
 
     def at(self, sizes: Mapping[str, Any]) -> Any:
         """Return how much that is; sizes may be torch's symbols."""
         if not self.name:
             return self.number
-        return (sizes[self.name] + self.per - 1) // self.per * self.times
+        return (sizes[self.name] + self.per - 1) // self.per * self.times + self.plus
 
     def __str__(self) -> str:
         if not self.name:
             return f"{self.number}"
-        if self.plain:
-            return self.name
-        if self.per == self.times:
-            return f"{self.name} up to a multiple of {self.per}"
-        return f"blocks of {self.per} in {self.name}"
+        blocks = self.name if self.per == 1 else f"ceil({self.name} / {self.per})"
+        said = blocks if self.times == 1 else f"{blocks} · {self.times}"
+        return f"{said} + {self.plus}" if self.plus else said
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,11 @@ class Tensor:
         return self.present and self.access != "in"
 
     @property
+    def result(self) -> str:
+        """Its name among the results: none may have the name of an argument."""
+        return f"found_{self.name}" if self.made else self.name
+
+    @property
     def made(self) -> bool:
         """Whether it is an output unless it is given."""
         return self.access == "made"
@@ -111,6 +116,22 @@ class Tensor:
     def strides(self) -> tuple[str, ...]:
         """The words for its strides, in the order of the C struct: the same for any layout."""
         return self.all_strides or tuple(sorted(dim.stride for dim in self.dims if dim.stride))
+
+    @property
+    def rank(self) -> int:
+        """How many dimensions it has."""
+        return len(self.dims)
+
+    @property
+    def step(self) -> int:
+        """What strides are multiples of, in elements."""
+        return ALIGNMENT // self.dtype.bytes if self.aligned else 1
+
+    @property
+    def remedy(self) -> str:
+        """How to come to its dtype, in words."""
+        said = self.conversion or "{name}.to(torch.{dtype}) converts it"
+        return said.format(name=self.name, dtype=self.dtype.torch)
 
     @property
     def shape(self) -> str:
@@ -134,6 +155,11 @@ class Scalar:
     words: int = 0
     positive: bool = False  # and finite, as a float32
     present: bool = True
+
+    @property
+    def demand(self) -> str:
+        """What one that is `positive` must be, in words."""
+        return "finite and above 0 as a float32" if self.type == "float" else "above 0"
 
     @property
     def in_struct(self) -> str:
@@ -185,6 +211,23 @@ class Signature:
         """The macro that says that the struct is there, in this version."""
         return f"FAGEN_{self.kind.upper()}_ARGS"
 
+    @cached_property
+    def most(self) -> Mapping[str, int]:
+        """The most that each named size may be."""
+        return {size.name: size.most for size in self.sizes}
+
+    @cached_property
+    def sizes_by_most(self) -> Mapping[int, tuple[Size, ...]]:
+        """The named sizes by the most that they may be."""
+        limits = dict.fromkeys(size.most for size in self.sizes)
+        return {most: tuple(size for size in self.sizes if size.most == most) for most in limits}
+
+    @cached_property
+    def groups(self) -> Mapping[str, tuple[Tensor, ...]]:
+        """The tensors that are given together or not at all, by the name of their group."""
+        named = dict.fromkeys(tensor.group for tensor in self.inputs if tensor.group)
+        return {g: tuple(t for t in self.inputs if t.group == g) for g in named}
+
     @property
     def leader(self) -> Tensor:
         """The input whose device is that of all."""
@@ -222,6 +265,13 @@ class Signature:
         return next(tensor for tensor in self.tensors if tensor.name == name)
 
     @property
+    def gradient_refused(self) -> str:
+        """Why a call is refused where one of its tensors requires a gradient."""
+        *some, last = [tensor.name for tensor in self.inputs]
+        names = f"{', '.join(some)} or {last}" if some else last
+        return f"{names} requires a gradient, and {self.no_gradient}; call it under torch.no_grad()"
+
+    @property
     def asked(self) -> str:
         """The op's arguments as torch's schema language has them."""
         return ", ".join(self._asked())
@@ -237,10 +287,22 @@ class Signature:
                 default = "" if argument.default is None else f"={argument.default}"
                 yield f"{argument.type} {argument.name}{default}"
 
-    def returns(self, *, omitted: bool = False) -> str:
-        """Return the op's results as torch's schema language has them."""
-        names = [tensor.name for tensor in self.outputs if not (omitted and tensor.omittable)]
-        # a result may not have the name of an argument
-        given = {tensor.name for tensor in self.inputs}
-        said = [f"Tensor {'found_' if name in given else ''}{name}" for name in names]
+    @property
+    def returns(self) -> str:
+        """The op's results as torch's schema language has them."""
+        return self._returns(self.outputs)
+
+    @property
+    def returns_kept(self) -> str:
+        """Those of the variant that leaves one out."""
+        return self._returns(self.kept)
+
+    @cached_property
+    def kept(self) -> tuple[Tensor, ...]:
+        """The outputs of the variant that leaves one out."""
+        return tuple(tensor for tensor in self.outputs if not tensor.omittable)
+
+    @staticmethod
+    def _returns(kept: tuple[Tensor, ...]) -> str:
+        said = [f"Tensor {tensor.result}" for tensor in kept]
         return said[0] if len(said) == 1 else f"({', '.join(said)})"

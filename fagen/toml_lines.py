@@ -40,9 +40,14 @@ class Origin:
     lines: Mapping[KeyPath, int] = field(default_factory=dict, compare=False)
 
     def line(self, path: KeyPath) -> int:
-        """Return the line of a key, or of the nearest table around it; 0 where none is known."""
+        """Return the line of a key, or of the first key in it, or of the nearest table around it.
+
+        0 where none is known.
+        """
+        within = [known for known in self.lines if known[: len(path)] == path]
         around = (path[:length] for length in range(len(path), 0, -1))
-        return next((self.lines[near] for near in around if near in self.lines), 0)
+        near = (path, *within, *around)
+        return next((self.lines[known] for known in near if known in self.lines), 0)
 
     def at(self, *path: str) -> str:
         """Return `file:line` of a key; a key that is nowhere near any line has the file alone."""
@@ -81,6 +86,20 @@ def read_toml(text: str, where: str) -> tuple[dict[str, Any], Origin]:
     except (ValueError, RecursionError) as error:  # a number or a nesting beyond what Python reads
         raise ScheduleError(f"{where}: this cannot be read as TOML: {error}") from None
     return tables, Origin(where, dict(_key_lines(text)))
+
+
+def shown(value: Any) -> str:
+    """Return a value as TOML would say it, escaped, and cut where it is long."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        quoted = '"' + value.encode("unicode_escape").decode() + '"'
+        return quoted if len(quoted) <= 60 else quoted[:56] + '…"'
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"a number of {value.bit_length()} bits"
+    if isinstance(value, dict | list):
+        return "a table" if isinstance(value, dict) else "a list"
+    return str(value)
 
 
 def _key_lines(text: str) -> Iterator[tuple[KeyPath, int]]:

@@ -170,6 +170,26 @@ FP32 = Dtype(
     out="fp32",
 )
 
+# of lengths and offsets beside them
+INT32 = Dtype(
+    "int32",
+    bytes=4,
+    cpp="int32_t",
+    cpp2="int2",
+    header="cstdint",
+    ptx="s32",
+    tma="CU_TENSOR_MAP_DATA_TYPE_INT32",
+    pack="",
+    torch="int32",
+    stable="Int",
+    wgmma_k=0,
+    pad=0,
+    out="int32",
+)
+
+# of partial outputs, and of what they are combined to
+PARTIALS = _table(FP32, DTYPES["fp16"], DTYPES["bf16"])
+
 OUT_DTYPES = tuple(row.name for row in DTYPES.values() if not row.fp8)
 
 # The order of 16 keys in which the PV GEMM reads V in e4m3: what a thread has of S after QKᵀ is
@@ -215,13 +235,17 @@ OUTPUTS = ("own", "halves", "v_space")
 PRODUCERS = ("warp", "none")
 P_HOMES = ("registers", "shared")
 SUMS = ("threads", "tensor")
-MAXIMA = ("late", "each")
+MAXIMA = ("lazy", "each")
 V_LAYOUTS = ("columns", "rows")
 SCALES = ("head", "tensor", "block")
 SCALE_ROWS = (32, 64, 128)
+SCALE_ROWS_DEFAULT = 64  # of a schedule and of a call
 ROTARIES = ("none", "halves", "pairs")
 TOTALS = ("registers", "shared")
-USUAL_SCALE_ROWS = 64  # where a call does not say: the fastest tiles hold whole blocks of them
+LAYOUTS = ("dense", "packed")
+BLOCK_THREADS = (64, 128, 256)
+RING_STAGES = (2, 4, 8, 16)
+LANE_LOADS = (1, 2, 4)
 
 # widest first: a wider one spreads rows over more banks and needs fewer TMA boxes
 SWIZZLES = (

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fagen.kinds.forward.plan import Plan
 from fagen.e4m3 import Quantized, by_columns, rounded
+from fagen.kinds.forward.plan import Plan
 from tests.tensors import normal
 
 # no schedule of the package has these slugs, so no other test loads a kernel of that name

@@ -1,10 +1,11 @@
-"""Random schedules that keep the rules, whether or not they fit, for property-based tests."""
+"""Random schedules of each kind that keep the rules, whether they fit or not: for properties."""
 
-from fagen.schedule.keys import most_p_offset
 from hypothesis import strategies as st
 
 from fagen.kinds.forward.keys import Schedule
-from fagen.vocab import MAXIMA
+from fagen.kinds.forward.rules import most_p_offset
+from fagen.kinds.quantize.keys import Schedule as Quantizer
+from fagen.vocab import MAXIMA, SCALE_ROWS, SCALE_ROWS_DEFAULT
 
 ONE_SLAB = (16, 24, 32, 56, 64)  # head dims that fill up to 16, 32 or 64 columns: one swizzle wide
 
@@ -40,9 +41,10 @@ def schedules(draw: st.DrawFn) -> Schedule:
     if keys.get("head_dim_v", keys["head_dim"]) in ONE_SLAB and keys["dtype"] == "fp16":
         sums = st.sampled_from(["threads", "tensor"])
         keys |= draw(st.fixed_dictionaries({}, optional={"sum": sums}))
-    stale = keys.get("rescale_threshold", 0) > 0 or keys.get("sum") == "tensor"
-    maxima = st.sampled_from(["each"] if stale else MAXIMA)
-    keys |= draw(st.fixed_dictionaries({}, optional={"maximum": maxima}))
+    if keys.get("rescale_threshold", 0) > 0 or keys.get("sum") == "tensor":
+        keys["maximum"] = "each"
+    else:
+        keys |= draw(st.fixed_dictionaries({}, optional={"maximum": st.sampled_from(MAXIMA)}))
     if keys.get("producer") != "none":
         names = ("producer_registers", "consumer_registers")
         keys |= draw(st.fixed_dictionaries({}, optional=dict.fromkeys(names, registers)))
@@ -59,7 +61,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
 def fp8_schedules(draw: st.DrawFn) -> Schedule:
     """Draw a schedule of e4m3; each optional key is left out about half of the time."""
     scales = draw(st.sampled_from([None, "tensor", "head", "block"]))
-    rows = draw(st.sampled_from([32, 64, 128])) if scales == "block" else 0
+    rows = draw(st.sampled_from([None, *SCALE_ROWS])) if scales == "block" else None
     consumers = draw(st.integers(1, 4))
     block_n = draw(st.integers(1, 8)) * 32
     maximum = draw(st.sampled_from(MAXIMA))
@@ -76,7 +78,7 @@ def fp8_schedules(draw: st.DrawFn) -> Schedule:
     }
     if scales:
         keys |= {"scales": scales}
-    if scales == "block":
+    if rows:
         keys |= {"scale_rows": rows}
     optional = {
         "head_dim_v": st.integers(1, 16).map(lambda n: n * 16),
@@ -102,3 +104,32 @@ def outputs(keys):
     columns = -(-keys.get("head_dim_v", keys["head_dim"]) // pad) * pad
     possible = ["v_space", "own", *(["halves"] if columns in (128, 256) else [])]
     return st.fixed_dictionaries({}, optional={"output": st.sampled_from(possible)})
+
+
+@st.composite
+def quantizers(draw: st.DrawFn) -> Quantizer:
+    """Draw a schedule of a quantiser; each optional key is left out about half of the time."""
+    keys = {
+        "head_dim": draw(st.integers(1, 16)) * 16,
+        "dtype": draw(st.sampled_from(["fp16", "bf16"])),
+    }
+    optional = {
+        "rotary": st.sampled_from(
+            ["none", "pairs", *(["halves"] if keys["head_dim"] % 64 == 0 else [])]
+        ),
+        "rotate": st.booleans(),
+        "scales": st.sampled_from(["head", "tensor", "block"]),
+        "layout": st.sampled_from(["rows", "columns"]),
+        "rows": st.sampled_from(SCALE_ROWS),
+    }
+    keys |= draw(st.fixed_dictionaries({}, optional=optional))
+    if keys.get("scales", "block") == "block":
+        rows = keys.get("rows", 128)
+        fitting = {"scale_rows": st.sampled_from([n for n in SCALE_ROWS if n <= rows])}
+        needed = rows < SCALE_ROWS_DEFAULT
+        keys |= draw(
+            st.fixed_dictionaries(
+                *((fitting,) if needed else ({},)), optional={} if needed else fitting
+            )
+        )
+    return Quantizer.make(**keys)

@@ -1,71 +1,110 @@
-"""Real bindings over C functions that stand in for kernels and only note how they were called."""
+"""Real bindings over C functions that stand in for kernels: they check and note their calls.
 
-import ctypes
-from dataclasses import dataclass
-from pathlib import Path
-
-from fagen.build import Binary, CompilerReport
-from fagen.kinds.forward.keys import Schedule
-from fagen.kinds.forward.plan import Plan, plan
-from fagen.render import environment, render
-from fagen.runtime import op, process
-from fagen.toolchain import BINDING_FLAGS, BINDING_LINK_FLAGS, find_torch
-
-HASH = "0123456789abcdef"
-
-# What stands in for a compiled kernel, and a way to its arguments that needs no GPU.
-STUB = """
-#include <cstddef>
-#include <cstdint>
-%(abi)s
-static FagenForwardArgs noted;
-extern "C" int fagen_%(slug)s(const FagenForwardArgs* args, void*) { noted = *args; return 0; }
-extern "C" const char* fagen_%(slug)s_message(int) { return "a stub"; }
-extern "C" const FagenKernelInfo* fagen_%(slug)s_info(void) {
-  static const FagenKernelInfo info = {
-      sizeof(FagenKernelInfo), 1, 2, 3, 4, 5, "%(slug)s", "%(hash)s"};
-  return &info;
-}
-extern "C" const void* noted_call(void) { return &noted; }
-extern "C" int args_bytes(void) { return sizeof(FagenForwardArgs); }
+For a Plan of any kind: what a stub has in common with a kernel, the struct, the checks, the size of
+the workspace and the message of each status, is rendered from the kernel's own templates.
 """
 
-# The binding's own `describe`, on whatever device the tensors are.
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fagen import process
+from fagen.build import Binary, CompilerReport
+from fagen.kind import Plan
+from fagen.render import BINDING, HASH_WORD, environment
+from fagen.runtime import op
+from fagen.runtime.c_interface import struct_of
+from fagen.toolchain import BINDING_FLAGS, BINDING_LINK_FLAGS, find_gxx, find_torch
+
+HASH = "0123456789abcdef"
+WARNINGS = ("-Wall", "-Wextra", "-Werror")
+
+# What stands in for a compiled kernel: all of its host's side but the launch.
+STUB = """
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <initializer_list>
+{% include "abi.h.j2" %}
+using cudaStream_t = void*;
+namespace fagen_{{ plan.slug }}_kernel {
+constexpr int kSharedBytes = {{ plan.shared_bytes }}, kThreads = {{ plan.threads }};
+}
+namespace fagen_{{ plan.slug }}_host {
+{% include "common/arguments.j2" %}
+static {{ plan.signature.struct }} noted;
+Status launch(const {{ plan.signature.struct }}& args, cudaStream_t) {
+  noted = args;
+  return kOk;
+}
+{% include "common/entry.j2" %}
+extern "C" const void* noted_call(void) { return &fagen_{{ plan.slug }}_host::noted; }
+extern "C" int args_bytes(void) { return sizeof({{ plan.signature.struct }}); }
+"""
+
+# The binding's own `check` and `describe`, on whatever device the tensors are. Outputs come first:
+# among the op's arguments some have defaults.
 PROBE = """
-#include "%(binding)s"
+{% from "binding/names.j2" import names, parameters %}
+{% set signature = plan.signature %}
+#include "{{ plan.slug }}_torch.cpp"
+#include <vector>
 namespace {
-void note(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
-          double scale%(parameters)s) {
-  const FagenForwardArgs args = describe(q, k, v, out, lse, scale%(arguments)s);
-  fagen_%(slug)s(&args, nullptr);
+void note({% for tensor in signature.outputs %}const {{ "MaybeTensor" if tensor.omittable or tensor.made else "Tensor" }}& {{ tensor.result }}, {% endfor %}{{ parameters(signature) }}) {
+  {{ signature.struct }} args = describe(check({{ names(signature) }}), {{ names(signature) }}{% for tensor in signature.outputs %}, {{ tensor.result }}{% endfor %});
+  std::vector<std::max_align_t> workspace(fagen_{{ plan.slug }}_workspace(&args) / sizeof(std::max_align_t) + 1);
+  args.workspace = workspace.data();
+  args.workspace_bytes = fagen_{{ plan.slug }}_workspace(&args);
+  if (const int status = fagen_{{ plan.slug }}(&args, nullptr)) {
+    fail<std::runtime_error>(fagen_{{ plan.slug }}_message(status));
+  }
 }
 }  // namespace
 STABLE_TORCH_LIBRARY_FRAGMENT(fagen_test, m) {
-  m.def("note_%(slug)s(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, float scale"
-        "%(schema)s) -> ()");
+  m.def("note_{{ plan.slug }}({% for tensor in signature.outputs %}Tensor{{ "?" if tensor.omittable or tensor.made }} {{ tensor.result }}, {% endfor %}{{ signature.asked }}) -> ()");
 }
-STABLE_TORCH_LIBRARY_IMPL(fagen_test, CPU, m) { m.impl("note_%(slug)s", TORCH_BOX(&note)); }
-"""
-
-DESCALES = ("q_descale", "k_descale", "v_descale")
+STABLE_TORCH_LIBRARY_IMPL(fagen_test, CPU, m) { m.impl("note_{{ plan.slug }}", TORCH_BOX(&note)); }
+"""  # noqa: E501
 
 
 @dataclass(frozen=True)
 class StubOp:
     """An op over a stub, with its Plan and its files."""
 
-    plan: Plan
+    plan: Any
     binary: Binary
-    attend: op.Op
+    op: op.Op
 
     @property
-    def alone(self) -> op.Alone:
-        """The op without LSE."""
-        return op.alone(self.attend)
+    def slug(self) -> str:
+        """The Plan's."""
+        return self.binary.slug
+
+    @property
+    def alone(self) -> op.Op:
+        """The op that leaves an output out."""
+        return op.alone(self.op)
+
+    @property
+    def below(self) -> op.Op:
+        """The op as it is called below Autograd."""
+        return getattr(torch.ops.fagen, f"{self.slug}_no_grad").default  # type: ignore[no-any-return]
+
+    def noted(self, **named: Any) -> Any:
+        """What the C function is passed for inputs, scalars and outputs by their names: a copy."""
+        getattr(torch.ops.fagen_test, f"note_{self.slug}").default(**named)
+        library = stub_library(self.binary)
+        struct = struct_of(self.plan.signature)
+        assert library.args_bytes() == ctypes.sizeof(struct)
+        return struct.from_buffer_copy(struct.from_address(library.noted_call()))
 
 
 def load_stub(slug: str, folder: Path) -> StubOp:
-    planned = plan(Schedule.from_slug(slug))
+    planned = op.plan_of(slug)
     binary = stub_binary(planned, folder)
     return StubOp(planned, binary, op.load(binary))
 
@@ -75,35 +114,21 @@ def stub_binary(planned: Plan, folder: Path) -> Binary:
     torch_found = find_torch()
     assert torch_found is not None
     slug = planned.slug
-    descales = DESCALES if planned.fp8 else ()
-    names = {
-        "slug": slug,
-        "hash": HASH,
-        "abi": environment().get_template("abi.h.j2").render(plan=planned),
-        "binding": f"{slug}_torch.cpp",
-        "parameters": "".join(f", const Descale& {name}" for name in descales),
-        "arguments": "".join(f", {name}" for name in descales),
-        "schema": "".join(f", Tensor? {name}" for name in descales),
-    }
-    (folder / "stub.cpp").write_text(STUB % names)
-    (folder / f"{slug}_torch.cpp").write_text(render(planned).binding)
-    (folder / "probe.cpp").write_text(PROBE % names)
     (folder / "binding").mkdir()
+    (folder / f"{slug}_torch.cpp").write_text(rendered(planned, template(BINDING)))
+    (folder / "probe.cpp").write_text(rendered(planned, PROBE))
     include = ["-isystem", torch_found.include, torch_found.target]
     link = [f"-L{folder}", f"-l:{slug}.so", f"-L{torch_found.library_dir}", *BINDING_LINK_FLAGS]
-    for command in (
-        ["g++", "-std=c++17", "-fPIC", "-shared", "stub.cpp", "-o", f"{slug}.so"],
-        [
-            *("g++", *BINDING_FLAGS, "-Wall", "-Wextra", "-Werror", *include, "probe.cpp"),
-            *(*link, "-o", f"binding/{slug}_torch.so"),
-        ],
-    ):
-        result = process.run(command, cwd=folder)
-        assert result.returncode == 0, result.stderr
+    library = stub_of(planned, folder)
+    compile_cpp(
+        *(*BINDING_FLAGS, *WARNINGS, *include, "probe.cpp"),
+        *(*link, "-o", f"binding/{slug}_torch.so"),
+        folder=folder,
+    )
     return Binary(
         slug=slug,
         folder=folder,
-        library=folder / f"{slug}.so",
+        library=library,
         binding=folder / "binding" / f"{slug}_torch.so",
         report=CompilerReport(168, 0, 0, 0, 0, ()),
         cached=False,
@@ -114,8 +139,45 @@ def stub_binary(planned: Plan, folder: Path) -> Binary:
     )
 
 
+def stub_of(planned: Plan, folder: Path) -> Path:
+    """Compile what stands in for a Plan's kernel; it needs no torch."""
+    library = f"{planned.slug}.so"
+    (folder / "stub.cpp").write_text(rendered(planned, STUB))
+    flags = (*WARNINGS, "-std=c++17", "-fPIC", "-shared")
+    compile_cpp(*flags, "stub.cpp", "-o", library, folder=folder)
+    return folder / library
+
+
 def stub_library(binary: Binary) -> ctypes.CDLL:
     """The stub itself, to be asked what it was called with."""
     stub = ctypes.CDLL(str(binary.library))
     stub.noted_call.restype = ctypes.c_void_p
     return stub
+
+
+def fields_of(args: ctypes.Structure) -> dict[str, Any]:
+    """A struct's fields by name, but for the workspace, which every call has its own of."""
+    found: Mapping[str, Any] = {name: getattr(args, name) for name, _ in args._fields_}  # type: ignore[misc]
+    return {
+        name: tuple(value) if isinstance(value, ctypes.Array) else value
+        for name, value in found.items()
+        if not name.startswith("workspace")
+    }
+
+
+def rendered(planned: Plan, text: str) -> str:
+    """A template's text, rendered for a Plan."""
+    whole = environment().from_string(text).render(plan=planned)
+    return whole.replace(HASH_WORD, HASH)
+
+
+def template(name: str) -> str:
+    """The text of a template that only includes another."""
+    return f'{{% include "{name}" %}}'
+
+
+def compile_cpp(*arguments: str | Path, folder: Path) -> None:
+    """Run g++ in a folder; what it says is what fails."""
+    gxx, _ = find_gxx()
+    result = process.run([gxx, *arguments], cwd=folder)
+    assert result.returncode == 0, result.stderr[:8000]

@@ -97,7 +97,7 @@ def test_prepare_says_which_kernel_it_will_be(schedules_folder: Path) -> None:
     assert slug() == "fwd_e4m3_d128_full_m128n128_vrows"
     assert slug(v_layout="columns", causal=True) == "fwd_e4m3_d128_causal_m128n128"
     assert slug(v_layout="columns", scale_rows=64, out_dtype="fp16", head_dim_v=64) == (
-        "fwd_e4m3_d128v64_full_m128n128_ofp16_sblock_sr64"
+        "fwd_e4m3_d128v64_full_m128n128_ofp16_sblock"
     )
     assert slug(schedule="fwd_e4m3_d128_full_m64n64_vrows_sblock_sr32") == (
         "fwd_e4m3_d128_full_m64n64_vrows_sblock_sr32"

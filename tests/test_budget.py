@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fagen.arch import SM90
 from fagen.kinds.forward.formulae import budget, explain_lines, nearest
-from fagen.schedule import Schedule
+from fagen.kinds.forward.keys import Schedule
 from tests.strategies import fp8_schedules, schedules
 
 # FlashAttention-3's tiles for 16-bit inputs with head_dim_v <= 256:
@@ -120,12 +120,14 @@ def test_a_second_q_costs_its_buffer_and_its_barriers():
 
 def test_row_sums_by_the_tensor_cores_cost_ones_and_four_registers_of_o():
     threads = budget(schedule(64, 64, 128, 128, "registers"))
-    tensor = budget(schedule(64, 64, 128, 128, "registers", sum="tensor"))
+    tensor = budget(schedule(64, 64, 128, 128, "registers", sum="tensor", maximum="each"))
     assert amounts(tensor.shared) == amounts(threads.shared) | {"ones": 2_048}  # 16 × 64 × 2
     assert amounts(threads.registers)["o"] == 64 // 2
     assert amounts(tensor.registers) == amounts(threads.registers) | {"o": (64 + 8) // 2}
     # 24 columns of V are filled up to 32, and so are the ones beside them
-    narrow = amounts(budget(schedule(64, 24, 64, 64, "registers", sum="tensor")).shared)
+    narrow = amounts(
+        budget(schedule(64, 24, 64, 64, "registers", sum="tensor", maximum="each")).shared
+    )
     assert narrow["ones"] == 16 * 32 * 2
 
 

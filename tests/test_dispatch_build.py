@@ -95,7 +95,7 @@ def test_a_kernel_of_e4m3_is_built_for_its_layout_and_scales(
     device, e4m3 = torch.device("cuda", 0), torch.float8_e4m3fn
     kind = (device, e4m3, 64, 64, False, torch.float16, "columns", 64)
     dispatch._make_ready((kind, None))
-    assert pretended.built == ["fwd_e4m3_d64_full_m128n128_ofp16_sblock_sr64"]
+    assert pretended.built == ["fwd_e4m3_d64_full_m128n128_ofp16_sblock"]
     pretended.capturing = True
     with pytest.raises(FagenError, match="cannot be built while a CUDA graph is captured"):
         dispatch._make_ready(((*kind[:-1], 32), None))  # type: ignore[arg-type]

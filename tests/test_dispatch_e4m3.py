@@ -14,7 +14,7 @@ from fagen.dispatch.tables import Row
 from fagen.kinds.forward.keys import Schedule
 from fagen.problem import Problem
 from fagen.runtime import attention as dispatch
-from fagen.vocab import USUAL_SCALE_ROWS
+from fagen.vocab import SCALE_ROWS_DEFAULT
 from tests.attention_helpers import computed_fp8, quantised
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
@@ -134,7 +134,7 @@ def test_where_o_has_no_room_it_is_stored_in_halves_if_it_can(width: int, slug: 
 
 
 def test_the_usual_scale_rows_have_a_tile_for_every_two_head_dims() -> None:
-    rows = USUAL_SCALE_ROWS
+    rows = SCALE_ROWS_DEFAULT
     for width, width_v in ((w, v) for w in (*WIDTHS[::3], 224, 256) for v in (16, 128, 224, 256)):
         for layout in ("rows", "columns"):
             assert usual(width, width_v, "causal", layout, rows).fp8.scale_rows == rows

@@ -91,7 +91,7 @@ def cases(draw: st.DrawFn) -> Case:
         row_sum=draw(st.sampled_from(["threads", "tensor"])) if by_tensor else "threads",
         causal=draw(st.booleans()),
         block_n=draw(st.sampled_from([16, 32, 48, 128])),
-        maximum="late" if late else "each",
+        maximum="lazy" if late else "each",
         threshold=0.0 if late else draw(st.sampled_from([0.0, 0.5, 8.0])),
         batch=draw(st.integers(1, 2)),
         seqlen_q=draw(lengths),
@@ -339,7 +339,7 @@ def test_a_late_maximum_follows_scores_that_rise_and_fall_by_hundreds(
             kv_heads=kv_heads,
             group=group,
         )
-        assert case.plan.late
+        assert case.plan.lazy_max
         held_against_fp64(case, *steep(case, *levels))
 
 
@@ -354,7 +354,7 @@ def test_a_late_maximum_follows_scores_that_rise_and_fall_by_hundreds(
 )
 def test_late_and_each_are_the_same_where_both_raise_or_neither(levels: tuple[float, ...]) -> None:
     late = Case(seqlen_q=70, seqlen_k=128, group=2)
-    assert late.plan.late
+    assert late.plan.lazy_max
     q, k, v = steep(late, *levels)
     q[..., 0] = 1
     q[..., 1:], k[..., 1:] = 0, 0

@@ -78,7 +78,8 @@ def test_with_a_scale_per_head_only_the_rounding_of_p_is_lost(shape, mask, scale
 @pytest.mark.parametrize("rows", [32, 64])
 @pytest.mark.parametrize("threshold", [0.0, 4.0])
 def test_with_a_scale_per_block_only_the_rounding_of_p_is_lost(shape, mask, rows, threshold):
-    of = planned(mask=mask, scales="block", scale_rows=rows, rescale_threshold=threshold)
+    maximum = dict(maximum="each", rescale_threshold=threshold) if threshold else {}
+    of = planned(mask=mask, scales="block", scale_rows=rows, **maximum)
     held_against_fp64(of, made(of, shape))
 
 
@@ -142,7 +143,7 @@ def test_a_row_with_one_key_that_matters_is_that_keys_v(scales):
 
 def test_p_stays_in_the_range_of_e4m3_whatever_the_threshold():
     """A maximum that lags behind by as much as it may: P is 2 to the 8.75, and not cut off."""
-    of = planned(head_dim=16, rescale_threshold=4.0, p_offset=4.75)
+    of = planned(head_dim=16, maximum="each", rescale_threshold=4.0, p_offset=4.75)
     k = torch.zeros(1, 128, 1, 16)
     k[:, :64, :, 0] = 4 * math.log(2)  # met second
     q = torch.zeros(1, 1, 1, 16)
@@ -183,7 +184,7 @@ def steep(of: Plan, shape: tuple[int, ...], levels: tuple[float, ...]) -> list[Q
 def test_a_late_maximum_follows_scores_that_rise_and_fall_by_hundreds(levels, more, mask, shape):
     """By more than exp2 holds: a block's guess is infinite in some rows, and zero in others."""
     of = planned(mask=mask, **more)
-    assert of.late
+    assert of.lazy_max
     tensors = steep(of, shape, levels)
     out, lse = attend(of, *tensors)
     expected, expected_lse = exact(of, *tensors)

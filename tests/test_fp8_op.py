@@ -1,22 +1,25 @@
 """The op of an e4m3 kernel: its real binding, its descales, both layouts of V."""
 
-import ctypes
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fagen.runtime import op
-from fagen.emulator import emulate_fp8, reference
-from fagen.errors import DeviceError
 from fagen.e4m3 import E4M3
+from fagen.errors import DeviceError
+from fagen.kinds.forward.emulate import emulate_fp8
+from fagen.kinds.forward.reference import reference
+from fagen.runtime import c_interface, op
+from fagen.runtime.c_interface import kernel_info, struct_of
+from fagen.runtime.checks import allocated, checked
 from tests.conftest import Built
-from tests.op_helpers import COLUMNS, ROWS, arguments, quantised
-from tests.stubs import StubOp, stub_library
+from tests.op_helpers import COLUMNS, ROWS, SLUG, arguments, quantised
+from tests.stubs import StubOp, fields_of
 from tests.tensors import normal
 
 
@@ -40,7 +43,7 @@ def rows(stub_op: Callable[[str], StubOp]) -> StubOp:
 
 def test_on_cpu_tensors_the_op_is_the_emulated_schedule(made: StubOp) -> None:
     given = arguments(made.plan)
-    out, lse = made.attend(*given)
+    out, lse = made.op(*given)
     expected, expected_lse = emulate_fp8(made.plan, *given)
     assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
     assert torch.equal(made.alone(*given), expected)
@@ -51,7 +54,7 @@ def test_on_cpu_tensors_the_op_is_the_emulated_schedule(made: StubOp) -> None:
 
 def test_what_it_computes_is_attention_of_what_the_bytes_stand_for(made: StubOp) -> None:
     of = made.plan
-    out, lse = made.attend(*arguments(of))
+    out, lse = made.op(*arguments(of))
     real = (x.real(of.scale_rows) for x in quantised(of, 2, 70, 100))
     exact, exact_lse = reference(*real, mask=of.mask.name, scale=0.1)
     torch.testing.assert_close(lse.double(), exact_lse, rtol=0, atol=1e-4)
@@ -72,10 +75,10 @@ def test_the_ops_have_the_signatures_that_their_bindings_call(made: StubOp) -> N
 def test_without_descales_a_number_is_its_byte(rows: StubOp) -> None:
     given = arguments(rows.plan)
     one = torch.ones(1, 1, 1)
-    without = rows.attend(given.q, given.k, given.v, 0.1)[0]
-    assert torch.equal(without, rows.attend(given.q, given.k, given.v, 0.1, one, one, one)[0])
-    assert torch.equal(without, rows.attend(given.q, given.k, given.v, 0.1, None, one)[0])
-    named = rows.attend(given.q, given.k, given.v, 0.1, v_descale=one * 2)[0]
+    without = rows.op(given.q, given.k, given.v, 0.1)[0]
+    assert torch.equal(without, rows.op(given.q, given.k, given.v, 0.1, one, one, one)[0])
+    assert torch.equal(without, rows.op(given.q, given.k, given.v, 0.1, None, one)[0])
+    named = rows.op(given.q, given.k, given.v, 0.1, v_descale=one * 2)[0]
     torch.testing.assert_close(named, without * 2)
 
 
@@ -86,15 +89,15 @@ def test_a_descale_for_all_is_one_for_each(made: StubOp) -> None:
         assert descale is not None
         small.append(descale[:1, :1])
         spread.append(descale[:1, :1].expand(descale.shape).contiguous())
-    expected = made.attend(given.q, given.k, given.v, 0.1, *spread)[0]
-    assert torch.equal(made.attend(given.q, given.k, given.v, 0.1, *small)[0], expected)
+    expected = made.op(given.q, given.k, given.v, 0.1, *spread)[0]
+    assert torch.equal(made.op(given.q, given.k, given.v, 0.1, *small)[0], expected)
     strided = [descale[:1, :1].expand(descale.shape) for descale in spread]  # strides of 0
-    assert torch.equal(made.attend(given.q, given.k, given.v, 0.1, *strided)[0], expected)
+    assert torch.equal(made.op(given.q, given.k, given.v, 0.1, *strided)[0], expected)
 
 
 def test_no_queries_and_no_keys_are_no_trouble(made: StubOp) -> None:
-    assert made.attend(*arguments(made.plan, seqlen_q=0))[0].shape == (2, 0, 4, 32)
-    out, lse = made.attend(*arguments(made.plan, seqlen_k=0))
+    assert made.op(*arguments(made.plan, seqlen_q=0))[0].shape == (2, 0, 4, 32)
+    out, lse = made.op(*arguments(made.plan, seqlen_k=0))
     assert (out == 0).all() and (lse == -math.inf).all()
 
 
@@ -103,28 +106,28 @@ def test_no_queries_and_no_keys_are_no_trouble(made: StubOp) -> None:
 
 def test_a_descale_on_another_device_is_refused(rows: StubOp) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
-        given = arguments(rows.plan)
-        elsewhere = torch.empty(2, 2, 1, device="meta")
+        given = dict(vars(arguments(rows.plan)), v_descale=torch.empty(2, 2, 1, device="meta"))
         with pytest.raises(ValueError, match=r"v_descale is not on the device of q; v_descale\.to"):
-            op.refuse_arguments(
-                rows.plan, given.q, given.k, given.v, 0.1, None, None, elsewhere, have_data=False
-            )
+            checked(rows.plan, given, have_data=False)
 
 
-def test_a_16_bit_kernel_takes_no_descales() -> None:
-    q, one = normal(1, 8, 1, 64).half(), torch.ones(1, 1, 1)
-    with pytest.raises(ValueError, match="descales go with e4m3; this kernel takes float16"):
-        torch.ops.fagen.emulated_fp8(q, q, q, 0.1, one, None, None, "fwd_fp16_d64_full_m64n64")
+def test_a_16_bit_kernel_takes_no_descales(stub_op: Callable[[str], StubOp]) -> None:
+    q, one = normal(1, 8, 1, 64).bfloat16(), torch.ones(1, 1, 1)
+    given = (q, q, q[..., :32], 0.1)
+    for call in (stub_op(SLUG).op, op.emulated(SLUG)):
+        call(*given)
+        with pytest.raises(RuntimeError, match="expected at most 4 argument"):
+            call(*given, q_descale=one)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "q_descale", "k_descale", "v_descale"])
 def test_a_call_that_needs_a_gradient_is_refused(made: StubOp, name: str) -> None:
     given = arguments(made.plan)
     getattr(given, name).requires_grad_()
-    with pytest.raises(ValueError, match=r"q, k, v or a descale requires a gradient, and there is"):
-        made.attend(*given)
+    with pytest.raises(ValueError, match=r"q, k, v, q_descale, k_descale or v_descale requires a"):
+        made.op(*given)
     with torch.no_grad():
-        assert not made.attend(*given)[0].requires_grad
+        assert not made.op(*given)[0].requires_grad
 
 
 # ---- torch's machinery --------------------------------------------------------------------------
@@ -145,15 +148,15 @@ def comparable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_opcheck_finds_nothing(made: StubOp) -> None:
     for shape in ((2, 70, 100), (1, 0, 5), (2, 3, 0), (1, 1, 1)):
         given = arguments(made.plan, *shape)
-        torch.library.opcheck(made.attend, tuple(given))
+        torch.library.opcheck(made.op, tuple(given))
         torch.library.opcheck(made.alone, tuple(given))
-        torch.library.opcheck(torch.ops.fagen.emulated_fp8.default, (*given, made.plan.slug))
+        torch.library.opcheck(op.emulated(made.slug), tuple(given))
 
 
 @pytest.mark.usefixtures("comparable")
 def test_opcheck_finds_nothing_without_descales(rows: StubOp) -> None:
     given = arguments(rows.plan)
-    torch.library.opcheck(rows.attend, (given.q, given.k, given.v, 0.1))
+    torch.library.opcheck(rows.op, (given.q, given.k, given.v, 0.1))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -166,7 +169,7 @@ def test_it_compiles_into_one_graph(made: StubOp, dynamic: bool) -> None:
         return graph.forward
 
     def more(*given: object) -> Tensor:
-        return made.attend(*given)[0] + 1
+        return made.op(*given)[0] + 1
 
     compiled = torch.compile(more, fullgraph=True, dynamic=dynamic, backend=backend)
     for shape in ((5, 70, 210), (6, 150, 250), (6, 150, 250)):  # equal sizes would share a symbol
@@ -179,31 +182,27 @@ def test_it_compiles_into_one_graph(made: StubOp, dynamic: bool) -> None:
 # ---- the C interface ----------------------------------------------------------------------------
 
 
-def test_the_binding_and_ctypes_pass_the_kernel_the_same_arguments(made: StubOp) -> None:
-    of, stub = made.plan, stub_library(made.binary)
-    assert stub.args_bytes() == ctypes.sizeof(op.Fp8KernelArgs) == 184 + 3 * 8 + 9 * 8
+def test_the_binding_and_ctypes_pass_the_kernel_the_same_arguments(
+    made: StubOp, stub_op: Callable[[str], StubOp]
+) -> None:
+    of = made.plan
+    # kernels of one kind are called by one struct
+    assert struct_of(of.signature)._fields_ == struct_of(stub_op(SLUG).plan.signature)._fields_
     given = arguments(of)
-    out = torch.empty(2, 70, 4, 32, dtype=getattr(torch, of.out_dtype.torch))
-    lse = torch.empty(2, 4, 70)
     assert given.q_descale is not None and given.k_descale is not None
     shared = replace(given, q_descale=given.q_descale[:, :1], k_descale=given.k_descale[:1])
     for case in (given, shared):
-        q, k, v, scale, *descales = case
-        note = getattr(torch.ops.fagen_test, f"note_{of.slug}")
-        note(q, k, v, out, lse, scale, *descales)
-        noted = op.Fp8KernelArgs.from_address(stub.noted_call())
-        own = op.kernel_args(of, q, k, v, out, lse, scale, *descales)  # type: ignore[arg-type]
-        names = [name for name, *_ in (*op.KernelArgs._fields_, *op.Fp8KernelArgs._fields_)]
-        assert {name: getattr(noted, name) for name in names} == {
-            name: getattr(own, name) for name in names
-        }
-        assert noted.struct_bytes == ctypes.sizeof(op.Fp8KernelArgs)
-        assert noted.v_descale == case.v_descale.data_ptr()  # type: ignore[union-attr]
-    # of the second case: q's shared by heads, k's by batches
+        named = dict(vars(case))
+        sizes = checked(of, named)
+        out, lse = allocated(of, named, sizes)
+        named |= dict(out=out, lse=lse)
+        noted = made.noted(**named)
+        assert fields_of(noted) == fields_of(c_interface.arguments(of, named, sizes))
+        assert noted.v_descale == named["v_descale"].data_ptr()
+    # of the second case: q's shared by heads, k's by batches; blocks are contiguous
     blocks = (3, 4) if of.scales_by_block else (1, 1)
     assert (noted.q_descale_stride_batch, noted.q_descale_stride_head) == (4 * blocks[0], 0)
     assert (noted.k_descale_stride_batch, noted.k_descale_stride_head) == (0, blocks[1])
-    assert noted.v_descale_stride_block == (1 if of.scales_by_block else 0)
     # a row of the transposed V is one of its columns; keys and heads have changed places
     strides = (noted.v_stride_batch, noted.v_stride_seq, noted.v_stride_head)
     assert strides == ((6400, 64, 32) if of.v_rows else (7168, 112, 3584))
@@ -211,32 +210,36 @@ def test_the_binding_and_ctypes_pass_the_kernel_the_same_arguments(made: StubOp)
 
 
 def test_descales_that_are_not_given_are_null(rows: StubOp) -> None:
-    q, k, v, scale, *_ = arguments(rows.plan)
-    out, lse = torch.empty(2, 70, 4, 32).half(), torch.empty(2, 4, 70)
-    getattr(torch.ops.fagen_test, f"note_{ROWS}")(q, k, v, out, lse, scale, None, None, None)
-    noted = op.Fp8KernelArgs.from_address(stub_library(rows.binary).noted_call())
-    own = op.kernel_args(rows.plan, q, k, v, out, lse, scale)  # type: ignore[arg-type]
-    for args in (noted, own):
-        assert (args.q_descale, args.k_descale, args.v_descale) == (None, None, None)
+    given = arguments(rows.plan)
+    named: dict[str, Any] = dict(q=given.q, k=given.k, v=given.v, scale=given.scale)
+    sizes = checked(rows.plan, named)
+    out, lse = allocated(rows.plan, named, sizes)
+    named |= dict(out=out, lse=lse)
+    noted = rows.noted(**named, q_descale=None, k_descale=None, v_descale=None)
+    assert fields_of(noted) == fields_of(c_interface.arguments(rows.plan, named, sizes))
+    assert (noted.q_descale, noted.k_descale, noted.v_descale) == (None, None, None)
 
 
 def test_the_c_interface_refuses_what_it_cannot_do(columns: StubOp) -> None:
-    q, k, v, scale, *descales = arguments(columns.plan)
+    named = dict(vars(arguments(columns.plan)))
     out, lse = torch.empty(2, 70, 4, 32, dtype=torch.bfloat16), torch.empty(2, 4, 70)
+    named |= dict(out=out, lse=lse)
     with pytest.raises(DeviceError, match="q is on cpu; the kernel runs on a Hopper GPU"):
-        op.call_kernel(columns.binary, q, k, v, out, lse, scale, *descales)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="q_descale is missing"):
-        op.call_kernel(columns.binary, q, k, v, out, lse, scale)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"out is torch\.float16 .*must be torch\.bfloat16"):
-        op.call_kernel(columns.binary, q, k, v, out.half(), lse, scale, *descales)  # type: ignore[arg-type]
+        c_interface.bind(columns.plan, columns.binary.library, **named)
+    for change, said in (
+        (dict(q_descale=None), "q_descale is missing; this kernel has scales by block of 32 rows"),
+        (dict(out=out.half()), "out is not bfloat16"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            c_interface.bind(columns.plan, columns.binary.library, **named | change)
 
 
 # ---- a kernel that was really compiled ----------------------------------------------------------
 
 
 COMPILED = (
-    "fwd_e4m3_d128_full_m192n64_s3_sblock_sr64",  # transposed V, three stages
-    "fwd_e4m3_d128_causal_m128n128_vrows_sblock_sr64",  # all four warps of the producer have work
+    "fwd_e4m3_d128_full_m192n64_s3_sblock",  # transposed V, three stages
+    "fwd_e4m3_d128_causal_m128n128_vrows_sblock",  # all four warps of the producer have work
 )
 
 
@@ -249,6 +252,6 @@ def test_a_compiled_kernel_loads_and_is_what_was_planned(
     expected = emulate_fp8(compiled.plan, *given)
     for found, wanted in zip(attend(*given), expected, strict=True):
         assert torch.equal(found, wanted)
-    info = op.kernel_info(compiled.binary)
+    info = kernel_info(compiled.binary)
     assert (info.slug, info.source_hash) == (slug, compiled.source.hash)
     assert (info.shared_bytes, info.threads) == (compiled.plan.shared_bytes, compiled.plan.threads)

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fagen.e4m3 import by_columns, by_rows
+from fagen.runtime import op
+from fagen.runtime.checks import checked
 from tests.op_helpers import COLUMNS, ROWS, Arguments, arguments, refusal
 from tests.stubs import StubOp
 
@@ -29,6 +31,7 @@ def strided(tensor: Tensor, *strides: int) -> Tensor:
     return room.as_strided(tensor.shape, strides)
 
 
+BY_COLUMNS = "(batch = 2, kv_heads = 2, 32, ceil(seqlen_k / 16) · 16 = 112)"
 WRONG = [
     Wrong(
         "q_dtype",
@@ -41,7 +44,7 @@ WRONG = [
         "q_columns",
         COLUMNS,
         lambda a: dict(q=a.q[..., :48]),
-        "q has shape (2, 70, 4, 48); this kernel takes (batch, seqlen_q, heads, 64)",
+        "q has shape (2, 70, 4, 48); it must be (batch, seqlen_q, heads, 64)",
     ),
     Wrong(
         "k_stride",
@@ -60,44 +63,43 @@ WRONG = [
         "v_by_rows",
         COLUMNS,
         lambda a: dict(v=by_rows(a.v, 100).contiguous()),
-        "v has shape (2, 100, 2, 32); this kernel takes (batch, kv_heads, 32, keys)",
+        "v has shape (2, 100, 2, 32); it must be " + BY_COLUMNS,
     ),
     Wrong(
         "v_rank",
         COLUMNS,
         lambda a: dict(v=a.v[0]),
-        "v has shape (2, 32, 112); this kernel takes (batch, kv_heads, 32, keys)",
+        "v has shape (2, 32, 112); it must be " + BY_COLUMNS,
     ),
     Wrong(
         "v_wide",
         COLUMNS,
         lambda a: dict(v=torch.cat([a.v, a.v], 2)),
-        "v has shape (2, 2, 64, 112); this kernel takes (batch, kv_heads, 32, keys)",
+        "v has shape (2, 2, 64, 112); it must be " + BY_COLUMNS,
     ),
     Wrong(
         "v_not_filled_up",
         COLUMNS,
         lambda a: dict(v=strided(a.v[..., :100], 7168, 3584, 112, 1)),
-        "v has shape (2, 2, 32, 100), but k has (2, 100, 2, 64); by columns v must be "
-        "(2, 2, 32, 112): its keys are filled up to a multiple of 16",
+        "v has shape (2, 2, 32, 100); it must be " + BY_COLUMNS,
     ),
     Wrong(
         "v_too_long",
         COLUMNS,
         lambda a: dict(v=torch.cat([a.v, a.v[..., :16]], 3)),
-        "v has shape (2, 2, 32, 128), but k has (2, 100, 2, 64); by columns v must be ",
+        "v has shape (2, 2, 32, 128); it must be " + BY_COLUMNS,
     ),
     Wrong(
         "v_heads",
         COLUMNS,
         lambda a: dict(v=a.v[:, :1]),
-        "v has shape (2, 1, 32, 112), but k has (2, 100, 2, 64); by columns v must be ",
+        "v has shape (2, 1, 32, 112); it must be " + BY_COLUMNS,
     ),
     Wrong(
         "v_batch",
         COLUMNS,
         lambda a: dict(v=a.v[:1]),
-        "v has shape (1, 2, 32, 112), but k has (2, 100, 2, 64); by columns v must be ",
+        "v has shape (1, 2, 32, 112); it must be " + BY_COLUMNS,
     ),
     Wrong(
         "v_row_stride",
@@ -109,13 +111,13 @@ WRONG = [
         "v_of_columns_for_rows",
         ROWS,
         lambda a: dict(v=by_columns(a.v)),
-        "v has shape (2, 2, 32, 112); this kernel takes (batch, seqlen_k, kv_heads, 32)",
+        "v has shape (2, 2, 32, 112); it must be (batch = 2, seqlen_k = 100, kv_heads = 2, 32)",
     ),
     Wrong(
         "v_keys",
         ROWS,
         lambda a: dict(v=a.v[:, :9]),
-        "v has shape (2, 9, 2, 32), but k has (2, 100, 2, 64); all but the last size must be equal",
+        "v has shape (2, 9, 2, 32); it must be (batch = 2, seqlen_k = 100, kv_heads = 2, 32)",
     ),
     *(
         Wrong(
@@ -130,50 +132,51 @@ WRONG = [
         "descale_of_one_block",
         COLUMNS,
         lambda a: dict(k_descale=a.k_descale[..., :1]),  # type: ignore[index]
-        "k_descale has shape (2, 2, 1); it must be (2 or 1, 2 or 1, 4): batch, heads, blocks of "
-        "32 rows",
+        "k_descale has shape (2, 2, 1); it must be (batch = 2 or 1, kv_heads = 2 or 1, "
+        "ceil(seqlen_k / 32) = 4)",
     ),
     Wrong(
         "descale_blocks",
         COLUMNS,
         lambda a: dict(q_descale=torch.ones(2, 4, 2)),
-        "q_descale has shape (2, 4, 2); it must be (2 or 1, 4 or 1, 3): batch, heads, blocks of ",
+        "q_descale has shape (2, 4, 2); it must be (batch = 2 or 1, heads = 4 or 1, "
+        "ceil(seqlen_q / 32) = 3)",
     ),
     Wrong(
         "descale_of_blocks_for_a_head",
         ROWS,
         lambda a: dict(v_descale=torch.ones(2, 2, 4)),
-        "v_descale has shape (2, 2, 4); it must be (2 or 1, 2 or 1, 1): batch, heads, one block",
+        "v_descale has shape (2, 2, 4); it must be (batch = 2 or 1, kv_heads = 2 or 1, 1)",
     ),
     Wrong(
         "descale_rank",
         ROWS,
         lambda a: dict(v_descale=torch.ones(2, 2)),
-        "v_descale has shape (2, 2); it must be (2 or 1, 2 or 1, 1)",
+        "v_descale has shape (2, 2); it must be (batch = 2 or 1, kv_heads = 2 or 1, 1)",
     ),
     Wrong(
         "descale_batch",
         ROWS,
         lambda a: dict(k_descale=torch.ones(3, 2, 1)),
-        "k_descale has shape (3, 2, 1); it must be (2 or 1, 2 or 1, 1)",
+        "k_descale has shape (3, 2, 1); it must be (batch = 2 or 1, kv_heads = 2 or 1, 1)",
     ),
     Wrong(
         "descale_of_kv_heads_for_q",
         ROWS,
         lambda a: dict(q_descale=torch.ones(2, 2, 1)),
-        "q_descale has shape (2, 2, 1); it must be (2 or 1, 4 or 1, 1)",
+        "q_descale has shape (2, 2, 1); it must be (batch = 2 or 1, heads = 4 or 1, 1)",
     ),
     Wrong(
         "descale_dtype",
         ROWS,
         lambda a: dict(q_descale=torch.ones(2, 4, 1).double()),
-        "q_descale is not float32; q_descale.float() converts it",
+        "q_descale is not float32, which this kernel takes; q_descale.to(torch.float32) converts",
     ),
     Wrong(
         "descale_stride",
         COLUMNS,
         lambda a: dict(v_descale=strided(a.v_descale, 16, 8, 2)),  # type: ignore[arg-type]
-        "v_descale has stride 2 from block to block, which must be 1; v_descale.contiguous() makes",
+        "v_descale has stride 2 in dimension 2, which must be 1; v_descale.contiguous() makes it",
     ),
     Wrong("scale", ROWS, lambda a: dict(scale=0.0), "scale is 0; it must be finite and above 0"),
 ]
@@ -186,16 +189,18 @@ def test_a_wrong_argument_is_named_in_the_same_words_everywhere(
     of = stub_op(wrong.slug)
     given = arguments(of.plan)
     given = replace(given, **wrong.change(given))  # type: ignore[arg-type]
-    below = getattr(torch.ops.fagen, f"{wrong.slug}_no_grad").default
     calls = [
-        lambda: of.attend(*given),  # C++, through Autograd
-        lambda: below(*given),  # C++
-        lambda: torch.ops.fagen.emulated_fp8(*given, wrong.slug),  # Python
+        lambda: of.op(*given),  # C++, through Autograd
+        lambda: of.below(*given),  # C++
+        lambda: of.alone(*given),
+        lambda: op.emulated(wrong.slug)(*given),  # Python
+        lambda: checked(of.plan, vars(given)),
     ]
     said = [refusal(call) for call in calls]
     if not wrong.needs_data:
         with FakeTensorMode() as mode:
             pretended = [mode.from_tensor(x) if isinstance(x, Tensor) else x for x in given]
-            said += [refusal(lambda: below(*pretended)), refusal(lambda: of.attend(*pretended))]
+            given = Arguments(*pretended)  # which the calls read anew
+            said += [refusal(call) for call in calls[:4]]
     assert set(said) == {said[0]}
     assert said[0].startswith(f"fagen::{wrong.slug}: {wrong.said}")

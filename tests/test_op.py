@@ -1,6 +1,5 @@
 """The op, with its real binding and a C function in the kernel's place that only notes its call."""
 
-import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,13 +11,15 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fagen.runtime import op
 from fagen.build import Binary
-from fagen.emulator import emulate
 from fagen.errors import BuildError, DeviceError, FagenError
+from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.plan import Plan
+from fagen.runtime import c_interface, op
+from fagen.runtime.c_interface import KernelInfo, kernel_info
+from fagen.runtime.checks import allocated, checked
 from tests.op_helpers import SLUG, qkv
-from tests.stubs import HASH, StubOp, stub_library
+from tests.stubs import HASH, StubOp, fields_of
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +39,11 @@ def binary(stub: StubOp) -> Binary:
 
 @pytest.fixture(scope="module")
 def attend(stub: StubOp) -> op.Op:
-    return stub.attend
+    return stub.op
 
 
 @pytest.fixture(scope="module")
-def alone(stub: StubOp) -> op.Alone:
+def alone(stub: StubOp) -> op.Op:
     return stub.alone
 
 
@@ -70,7 +71,7 @@ def test_every_grad_mode_gives_the_same_and_nothing_to_differentiate(
     assert torch.equal(out, attend(*qkv(), 0.1)[0])
 
 
-def test_torch_knows_the_kernels_by_their_keys(attend: op.Op, alone: op.Alone) -> None:
+def test_torch_knows_the_kernels_by_their_keys(attend: op.Op, alone: op.Op) -> None:
     for name in (SLUG, f"{SLUG}_without_lse"):
         for key in ("CPU", "CUDA"):
             for below in ("", "_no_grad"):
@@ -80,7 +81,7 @@ def test_torch_knows_the_kernels_by_their_keys(attend: op.Op, alone: op.Alone) -
     assert alone is getattr(torch.ops.fagen, f"{SLUG}_without_lse").default
 
 
-def test_without_a_log_sum_exp_out_is_the_same(attend: op.Op, alone: op.Alone) -> None:
+def test_without_a_log_sum_exp_out_is_the_same(attend: op.Op, alone: op.Op) -> None:
     for arguments in (qkv(), qkv(1, 0, 5), qkv(2, 3, 0)):
         out = alone(*arguments, 0.1)
         assert torch.equal(out, attend(*arguments, 0.1)[0])
@@ -88,16 +89,14 @@ def test_without_a_log_sum_exp_out_is_the_same(attend: op.Op, alone: op.Alone) -
 
 
 def test_what_is_no_kernel_gives_its_first_output_alone() -> None:
-    assert op.alone(lambda *given: (given[2], given[3]))(0, 1, 2, 3) == 2  # type: ignore[arg-type, return-value, comparison-overlap]
+    assert op.alone(lambda *given: (given[2], given[3]))(0, 1, 2, 3) == 2
 
 
 # ---- refusals -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("which", range(3))
-def test_a_call_that_needs_a_gradient_is_refused(
-    attend: op.Op, alone: op.Alone, which: int
-) -> None:
+def test_a_call_that_needs_a_gradient_is_refused(attend: op.Op, alone: op.Op, which: int) -> None:
     leaf = [*qkv()]
     leaf[which].requires_grad_()
     inner = [*qkv()]
@@ -112,7 +111,7 @@ def test_a_call_that_needs_a_gradient_is_refused(
     attend(*(t.detach() for t in inner), 0.1)
 
 
-def test_a_functional_gradient_is_refused_too(attend: op.Op, alone: op.Alone) -> None:
+def test_a_functional_gradient_is_refused_too(attend: op.Op, alone: op.Op) -> None:
     q, k, v = qkv()
     with pytest.raises(ValueError, match="requires a gradient"):
         torch.func.grad(lambda t: attend(t, k, v, 0.1)[0].float().sum())(q)
@@ -123,7 +122,7 @@ def test_a_functional_gradient_is_refused_too(attend: op.Op, alone: op.Alone) ->
 
 
 def test_a_fake_tensor_that_needs_a_gradient_is_refused_as_well(
-    attend: op.Op, alone: op.Alone
+    attend: op.Op, alone: op.Op
 ) -> None:
     with FakeTensorMode() as mode:
         q, k, v = (mode.from_tensor(t) for t in qkv())
@@ -136,13 +135,13 @@ def test_a_fake_tensor_that_needs_a_gradient_is_refused_as_well(
 # ---- torch's machinery --------------------------------------------------------------------------
 
 
-def test_opcheck_finds_nothing(attend: op.Op, alone: op.Alone) -> None:
+def test_opcheck_finds_nothing(attend: op.Op, alone: op.Op) -> None:
     for arguments in (qkv(), qkv(1, 0, 5), qkv(2, 3, 0), qkv(1, 1, 1, 1, 1)):
         torch.library.opcheck(attend, (*arguments, 0.1))
         torch.library.opcheck(alone, (*arguments, 0.1))
     q, k, v = qkv()
     torch.library.opcheck(attend, (q.transpose(1, 2).contiguous().transpose(1, 2), k, v, 0.1))
-    torch.library.opcheck(torch.ops.fagen.emulated.default, (q, k, v, 0.1, SLUG))
+    torch.library.opcheck(op.emulated(SLUG), (q, k, v, 0.1))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -179,7 +178,7 @@ def graphs_of_aot() -> Iterator[tuple[Callable[..., object], list[torch.fx.Graph
     torch._dynamo.reset()
 
 
-def test_functionalised_with_symbolic_shapes_it_is_one_call(attend: op.Op, alone: op.Alone) -> None:
+def test_functionalised_with_symbolic_shapes_it_is_one_call(attend: op.Op, alone: op.Op) -> None:
     with graphs_of_aot() as (backend, seen):
         compiled = torch.compile(
             lambda q, k, v: attend(q, k, v, 0.1), fullgraph=True, dynamic=True, backend=backend
@@ -217,7 +216,7 @@ def test_a_wrong_argument_is_named_when_compiled(attend: op.Op) -> None:
         q, k, v = qkv()
         with pytest.raises(Exception, match="k is not bfloat16"):
             compiled(q, k.half(), v)
-        with pytest.raises(Exception, match="heads, which is not a multiple of"):
+        with pytest.raises(Exception, match=r"heads = \w+ must be a multiple of kv_heads = \w+"):
             compiled(q[:, :, :3], k, v)
 
 
@@ -271,46 +270,66 @@ def test_a_binding_that_is_no_library_says_so(binary: Binary, tmp_path: Path) ->
 # ---- the C interface ----------------------------------------------------------------------------
 
 
-def test_the_binding_and_ctypes_pass_the_kernel_the_same_arguments(
-    attend: op.Op, binary: Binary, the_plan: Plan
-) -> None:
-    stub = stub_library(binary)
-    assert stub.args_bytes() == ctypes.sizeof(op.KernelArgs)
-
+def test_the_binding_and_ctypes_pass_the_kernel_the_same_arguments(stub: StubOp) -> None:
     packed = torch.randn(2, 70, 12, 64).bfloat16()
     q, k, v = packed[:, :, :4], packed[:, :50, 4:6], packed[:, :50, 8:10, :32]
-    out, lse = torch.empty(2, 70, 4, 32, dtype=torch.bfloat16), torch.empty(2, 4, 70)
-    getattr(torch.ops.fagen_test, f"note_{SLUG}")(q, k, v, out, lse, 0.125)
-    noted = op.KernelArgs.from_address(stub.noted_call())
-    own = op.kernel_args(the_plan, q, k, v, out, lse, 0.125)
-    fields = [name for name, *_ in op.KernelArgs._fields_]
-    assert {name: getattr(noted, name) for name in fields} == {
-        name: getattr(own, name) for name in fields
-    }
-    assert (noted.q, noted.lse, noted.struct_bytes) == (q.data_ptr(), lse.data_ptr(), 184)
+    named: dict[str, Any] = dict(q=q, k=k, v=v, scale=0.125)
+    sizes = checked(stub.plan, named)
+    out, lse = allocated(stub.plan, named, sizes)
+    named |= dict(out=out, lse=lse)
+    noted = stub.noted(**named)
+    assert fields_of(noted) == fields_of(c_interface.arguments(stub.plan, named, sizes))
+    assert (noted.q, noted.lse) == (q.data_ptr(), lse.data_ptr())
     assert (noted.q_stride_batch, noted.q_stride_seq, noted.q_stride_head) == (53760, 768, 64)
     assert (noted.out_stride_batch, noted.out_stride_seq, noted.out_stride_head) == (8960, 128, 32)
     assert (noted.lse_stride_batch, noted.lse_stride_head) == (280, 70)
-    sizes = (noted.batch, noted.heads, noted.kv_heads, noted.seqlen_q, noted.seqlen_k)
-    assert sizes == (2, 4, 2, 70, 50)
-    assert noted.scale == 0.125
+    found = (noted.batch, noted.heads, noted.kv_heads, noted.seqlen_q, noted.seqlen_k)
+    assert found == (2, 4, 2, 70, 50) and noted.scale == 0.125
+    # what kernels of e4m3 take besides is there, and null
+    assert (noted.q_descale, noted.k_descale, noted.v_descale) == (None, None, None)
 
 
-def test_a_kernel_says_what_it_is(binary: Binary) -> None:
-    assert op.kernel_info(binary) == op.KernelInfo(1, 2, 3, 4, 5, SLUG, HASH)
+def test_without_a_log_sum_exp_its_pointer_is_null(stub: StubOp) -> None:
+    q, k, v = qkv()
+    named: dict[str, Any] = dict(q=q, k=k, v=v, scale=0.125)
+    sizes = checked(stub.plan, named)
+    out, _ = allocated(stub.plan, named, sizes)
+    noted = stub.noted(**named, out=out, lse=None)
+    assert fields_of(noted) == fields_of(
+        c_interface.arguments(stub.plan, {**named, "out": out}, sizes)
+    )
+    assert noted.lse is None and noted.out == out.data_ptr()
 
 
-def test_the_c_interface_refuses_what_it_cannot_do(binary: Binary) -> None:
+def test_a_kernel_says_what_it_is(binary: Binary, the_plan: Plan) -> None:
+    assert kernel_info(binary) == KernelInfo(
+        the_plan.shared_bytes, the_plan.threads, the_plan.launch_registers, SLUG, HASH
+    )
+
+
+def test_the_c_interface_refuses_what_it_cannot_do(the_plan: Plan, binary: Binary) -> None:
     q, k, v = qkv()
     out, lse = torch.empty(2, 70, 4, 32, dtype=torch.bfloat16), torch.empty(2, 4, 70)
-    with pytest.raises(DeviceError, match="q is on cpu; the kernel runs on a Hopper GPU"):
-        op.call_kernel(binary, q, k, v, out, lse, 0.1)
-    with pytest.raises(ValueError, match="k is not bfloat16"):
-        op.call_kernel(binary, q, k.half(), v, out, lse, 0.1)
-    with pytest.raises(ValueError, match=r"out is torch\.bfloat16 \(2, 70, 4, 16\)"):
-        op.call_kernel(binary, q, k, v, out[..., :16], lse, 0.1)
-    with pytest.raises(ValueError, match=r"lse is torch\.bfloat16"):
-        op.call_kernel(binary, q, k, v, out, lse.bfloat16(), 0.1)
+    right: dict[str, Any] = dict(q=q, k=k, v=v, scale=0.1, out=out, lse=lse)
+    for do in (c_interface.bind, c_interface.call):
+        with pytest.raises(DeviceError, match="q is on cpu; the kernel runs on a Hopper GPU"):
+            do(the_plan, binary.library, **right)
+    wrong: dict[str, dict[str, Any]] = {
+        "k is not bfloat16, which this kernel takes": dict(k=k.half()),
+        r"out has shape \(2, 70, 4, 16\); it must be \(batch = 2, seqlen_q = 70, heads = 4, 32\)": (
+            dict(out=out[..., :16])
+        ),
+        "out is not bfloat16": dict(out=out.half()),
+        "out is not on the device of q": dict(out=out.to("meta")),
+        "lse is not float32": dict(lse=lse.bfloat16()),
+        "out is missing": dict(out=None),
+        "q is missing": dict(q=None),
+        "scale is missing": dict(scale=None),
+        "it takes no lsee; it takes q, k, v, scale, out, lse": dict(lsee=lse),
+    }
+    for said, change in wrong.items():
+        with pytest.raises(ValueError, match=f"^fagen::{SLUG}: {said}"):
+            c_interface.bind(the_plan, binary.library, **right | change)
 
 
 # ---- a kernel that was really compiled ----------------------------------------------------------
@@ -331,6 +350,6 @@ def test_a_compiled_kernel_loads_and_is_what_was_planned(compiled: Any) -> None:
     out, lse = attend(*tensors, 0.1)
     expected = emulate(compiled.plan, *tensors, 0.1)
     assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
-    info = op.kernel_info(compiled.binary)
+    info = kernel_info(compiled.binary)
     assert (info.slug, info.source_hash) == (COMPILED, compiled.source.hash)
     assert (info.shared_bytes, info.threads) == (compiled.plan.shared_bytes, compiled.plan.threads)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fagen.runtime import op
+from fagen.runtime.checks import checked
 from tests.op_helpers import SLUG, qkv, refusal
 from tests.stubs import StubOp
 
@@ -41,18 +42,18 @@ WRONG = [
     Wrong(
         "q_rank",
         lambda q, k, v: (q[0], k, v),
-        "q has shape (70, 4, 64); this kernel takes (batch, seqlen_q, heads, 64)",
+        "q has shape (70, 4, 64); it must be (batch, seqlen_q, heads, 64)",
     ),
-    Wrong("q_scalar", lambda q, k, v: (q[0, 0, 0, 0], k, v), "q has shape (); this kernel takes"),
+    Wrong("q_scalar", lambda q, k, v: (q[0, 0, 0, 0], k, v), "q has shape (); it must be ("),
     Wrong(
         "k_columns",
         lambda q, k, v: (q, k[..., :56], v),
-        "k has shape (2, 100, 2, 56); this kernel takes (batch, seqlen_k, kv_heads, 64)",
+        "k has shape (2, 100, 2, 56); it must be (batch = 2, seqlen_k, kv_heads, 64)",
     ),
     Wrong(
         "v_columns",
         lambda q, k, v: (q, k, k),
-        "v has shape (2, 100, 2, 64); this kernel takes (batch, seqlen_k, kv_heads, 32)",
+        "v has shape (2, 100, 2, 64); it must be (batch = 2, seqlen_k = 100, kv_heads = 2, 32)",
     ),
     Wrong(
         "q_dtype",
@@ -63,7 +64,7 @@ WRONG = [
     Wrong(
         "q_last",
         lambda q, k, v: (q.transpose(1, 3).contiguous().transpose(1, 3), k, v),
-        "q has stride 280 in its last dimension, which must be 1; q.contiguous()",
+        "q has stride 280 in dimension 3, which must be 1; q.contiguous() makes it so",
     ),
     Wrong(
         "q_batch_stride",
@@ -79,7 +80,7 @@ WRONG = [
             k[:, :1].expand(-1, (1 << 30) + 1, -1, -1),
             v[:, :1].expand(-1, (1 << 30) + 1, -1, -1),
         ),
-        "k has shape (2, 1073741825, 2, 64); no size may exceed 1073741824",
+        "k has seqlen_k = 1073741825; it may be 1073741824 at most",
     ),
     Wrong(
         "k_address",
@@ -87,41 +88,46 @@ WRONG = [
         "k does not begin at a multiple of 16 bytes; k.clone() does",
         needs_data=True,
     ),
-    Wrong("k_batch", lambda q, k, v: (q, k[:1], v[:1]), "k has batch 1, but q has 2"),
+    Wrong(
+        "k_batch",
+        lambda q, k, v: (q, k[:1], v[:1]),
+        "k has shape (1, 100, 2, 64); it must be (batch = 2, seqlen_k, kv_heads, 64)",
+    ),
     Wrong(
         "v_keys",
         lambda q, k, v: (q, k, v[:, :9]),
-        "v has shape (2, 9, 2, 32), but k has (2, 100, 2, 64); all but the last size must be equal",
+        "v has shape (2, 9, 2, 32); it must be (batch = 2, seqlen_k = 100, kv_heads = 2, 32)",
     ),
     Wrong(
         "v_heads",
         lambda q, k, v: (q, k, v[:, :, :1]),
-        "v has shape (2, 100, 1, 32), but k has (2, 100, 2, 64)",
+        "v has shape (2, 100, 1, 32); it must be (batch = 2, seqlen_k = 100, kv_heads = 2, 32)",
     ),
     Wrong(
         "v_batch",
         lambda q, k, v: (q, k, v[:1]),
-        "v has shape (1, 100, 2, 32), but k has (2, 100, 2, 64)",
+        "v has shape (1, 100, 2, 32); it must be (batch = 2, seqlen_k = 100, kv_heads = 2, 32)",
     ),
     Wrong(
         "heads",
         lambda q, k, v: (q[:, :, :3], k, v),
-        "q has 3 heads, which is not a multiple of the 2 heads of k",
+        "heads = 3 must be a multiple of kv_heads = 2",
     ),
     Wrong(
         "no_kv_heads",
         lambda q, k, v: (q, k[:, :, :0], v[:, :, :0]),
-        "q has 4 heads, which is not a multiple of the 0 heads of k",
+        "heads = 4 must be a multiple of kv_heads = 0",
     ),
     *(
         Wrong(
             f"scale_{scale:g}",
             lambda q, k, v: (q, k, v),
-            f"scale is {scale:g}; it must be finite and above 0",
+            f"scale is {scale:g}; it must be finite and above 0 as a float32",
             scale=scale,
         )
         for scale in (0.0, -1.0, math.nan, math.inf, 1e39, 1e-50)
     ),
+    Wrong("scale_nan_with_a_sign", lambda q, k, v: (q, k, v), "scale is nan; it", -math.nan),
 ]
 
 
@@ -130,18 +136,18 @@ def test_a_wrong_argument_is_named_in_the_same_words_everywhere(
     stub_op: Callable[[str], StubOp], wrong: Wrong
 ) -> None:
     of, arguments = stub_op(SLUG), wrong.change(*qkv())
-    below = getattr(torch.ops.fagen, f"{SLUG}_no_grad").default
     calls = [
-        lambda: of.attend(*arguments, wrong.scale),  # C++, through Autograd
-        lambda: below(*arguments, wrong.scale),  # C++
+        lambda: of.op(*arguments, wrong.scale),  # C++, through Autograd
+        lambda: of.below(*arguments, wrong.scale),  # C++
         lambda: of.alone(*arguments, wrong.scale),
-        lambda: torch.ops.fagen.emulated(*arguments, wrong.scale, SLUG),  # Python
+        lambda: op.emulated(SLUG)(*arguments, wrong.scale),  # Python
+        lambda: checked(of.plan, dict(zip("qkv", arguments, strict=True), scale=wrong.scale)),
     ]
     said = [refusal(call) for call in calls]
     if not wrong.needs_data:
         with FakeTensorMode() as mode:
             arguments = [mode.from_tensor(x) for x in arguments]  # which the calls read anew
-            said += [refusal(call) for call in calls[:3]]
+            said += [refusal(call) for call in calls[:4]]
     assert set(said) == {said[0]}
     assert said[0].startswith(f"fagen::{SLUG}: {wrong.said}")
 
@@ -150,12 +156,13 @@ def test_tensors_on_two_devices_are_refused(stub_op: Callable[[str], StubOp]) ->
     with FakeTensorMode():
         q, k, v = (t.to("cpu") for t in (torch.empty(t.shape, dtype=t.dtype) for t in qkv()))
         elsewhere = torch.empty(v.shape, dtype=v.dtype, device="meta")
+        given = dict(q=q, k=k, v=elsewhere, scale=0.1)
         with pytest.raises(ValueError, match=r"v is not on the device of q; v\.to\(q\.device\)"):
-            op.refuse_arguments(stub_op(SLUG).plan, q, k, elsewhere, 0.1, have_data=False)
+            checked(stub_op(SLUG).plan, given, have_data=False)
 
 
 def test_what_the_contract_allows_is_not_refused(stub_op: Callable[[str], StubOp]) -> None:
-    attend, (q, k, v) = stub_op(SLUG).attend, qkv()
+    attend, (q, k, v) = stub_op(SLUG).op, qkv()
     expected = attend(q, k, v, 0.1)[0]
     packed = torch.randn(2, 70, 12, 64).bfloat16()  # slices of one buffer
     attend(packed[:, :, :4], packed[:, :, 4:8], packed[:, :, 8:, :32], 0.1)

@@ -43,7 +43,9 @@ def by_hand(p: Tensor, of: Plan, rows_of_a_head: int) -> list[bool]:
         head = p[top : top + rows_of_a_head].tolist()
         for first in range(0, rows_of_a_head, 16):
             warp = head[first : first + 16]
-            fit = all(sum(row[c] for c in lane) <= of.most_sum for row in warp for lane in lanes)
+            fit = all(
+                sum(row[c] for c in lane) <= of.max_partial_sum for row in warp for lane in lanes
+            )
             raised += [not fit] * len(warp)
     return raised
 
@@ -58,7 +60,7 @@ def test_a_warp_is_raised_as_its_lanes_find_it(name: str, rows: int, columns: in
     longest = max(len(lane) for lane in lanes_of(of, columns))
     # whole numbers, whose sums are exact; those of the fullest lanes are around the limit
     p = torch.randint(0, 9, (2, 2, 3 * rows, columns), generator=dice).float()
-    p *= of.most_sum // (4 * longest)
+    p *= of.max_partial_sum // (4 * longest)
     p[torch.rand(2, 2, 3 * rows, generator=dice) < 0.9] /= 2  # most rows stay well below it
     found = outgrown(p, of, rows)
     assert found.shape == (2, 2, 3 * rows, 1)
@@ -86,7 +88,7 @@ def test_a_sum_may_be_the_limit_and_no_more(name: str) -> None:
     of = planned(name)
     for lane in lanes_of(of, of.block_n):
         p = torch.zeros(1, 1, 16, of.block_n)
-        p[..., 3, lane[0]] = of.most_sum - 1
+        p[..., 3, lane[0]] = of.max_partial_sum - 1
         p[..., 3, lane[-1]] += 1
         assert not outgrown(p, of, 16).any()
         p[..., 3, lane[-1]] += 1
@@ -98,7 +100,7 @@ def test_what_different_lanes_find_is_not_added_up(name: str) -> None:
     """A row may be as many times the limit as it has lanes, of each scale's keys."""
     of = planned(name)
     p = torch.zeros(1, 1, 16, of.block_n)
-    p[..., [lane[0] for lane in lanes_of(of, of.block_n)]] = of.most_sum
+    p[..., [lane[0] for lane in lanes_of(of, of.block_n)]] = of.max_partial_sum
     assert not outgrown(p, of, 16).any()
 
 

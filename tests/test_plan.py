@@ -5,15 +5,15 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 
+from fagen import registry
 from fagen.errors import OverBudget, ScheduleError
-from fagen.paths import locate
-from fagen.kinds.forward.plan import Plan, explain, plan
 from fagen.kinds.forward.keys import Schedule
-from fagen.registry import parse as parse_schedule, read_schedule
+from fagen.kinds.forward.plan import Plan, plan
+from tests.schedule_helpers import KINDS
 from tests.strategies import schedules
 
 FIRST = dict(head_dim=128, dtype="fp16", mask="causal", block_m=128, block_n=128, output="v_space")
-FILES = sorted(locate("schedules").glob("fwd_*.toml"))
+FILES = [path for kind in KINDS for path in registry.schedules(kind)]
 
 
 def planned(**changes) -> Plan:
@@ -22,7 +22,8 @@ def planned(**changes) -> Plan:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_shipped_schedule_fits(path):
-    assert plan(read_schedule(path)).slug == path.stem
+    worked = registry.plan(registry.read(path))
+    assert (worked.slug, worked.kind) == (path.stem, path.parent.name)
 
 
 def test_the_first_schedule_in_numbers():
@@ -70,22 +71,21 @@ def test_row_sums_by_the_tensor_cores_are_eight_columns_of_the_pv_gemm():
     assert not threads.sum_by_tensor
     assert (threads.o_columns, threads.o_accumulators) == (64, 32)
     assert threads.pv_inputs == (32, 33, 34, 35, 36)
-    tensor = planned(head_dim=64, sum="tensor")
+    tensor = planned(head_dim=64, sum="tensor", maximum="each")
     assert tensor.sum_by_tensor and tensor.head_dim_v_padded == 64
     assert (tensor.o_columns, tensor.o_accumulators) == (72, 36)
     assert tensor.pv_inputs == (36, 37, 38, 39, 40)
-    assert planned(head_dim=64, sum="tensor", p="shared").pv_inputs == (36, 37)
+    assert planned(head_dim=64, sum="tensor", maximum="each", p="shared").pv_inputs == (36, 37)
     assert (tensor.qk_inputs, tensor.pv_steps) == (threads.qk_inputs, threads.pv_steps)
 
 
 def test_a_row_max_is_lazy_where_the_schedule_says_so_up_to_what_16_bits_hold():
-    assert [planned(maximum=maximum).late for maximum in ("late", "each")] == [True, False]
-    assert not planned(rescale_threshold=8).late
-    assert {planned(dtype=dtype).most_sum for dtype in ("fp16", "bf16")} == {4096}
+    assert [planned(maximum=maximum).lazy_max for maximum in ("lazy", "each")] == [True, False]
+    assert {planned(dtype=dtype).max_partial_sum for dtype in ("fp16", "bf16")} == {4096}
 
 
 @pytest.mark.parametrize(
-    ("changes", "passes", "idles"),
+    ("changes", "skips_blocks", "skips_steps"),
     [
         ({}, False, False),  # both warpgroups' rows end in the same block of keys
         ({"block_n": 96}, True, False),
@@ -96,10 +96,10 @@ def test_a_row_max_is_lazy_where_the_schedule_says_so_up_to_what_16_bits_hold():
     ],
 )
 def test_of_consumers_that_skip_masked_blocks_three_skip_steps_where_they_have_no_rows(
-    changes, passes, idles
+    changes, skips_blocks, skips_steps
 ):
     worked = planned(**{**dict(head_dim=64, output="own"), **changes})
-    assert (worked.passes, worked.idles) == (passes, idles)
+    assert (worked.skips_masked_blocks, worked.skips_steps) == (skips_blocks, skips_steps)
 
 
 def test_q_has_as_many_buffers_as_the_schedule_says():
@@ -145,7 +145,7 @@ def test_the_ledger_shows_rows_sum_limit_and_source():
 
 
 def test_the_explanation_shows_formulae_numbers_and_the_solved_limit():
-    text = explain(planned())
+    text = planned().explained()
     sizes = "block_m = 128, block_n = 128, d = 128, d_v = 128, stages = 2, q_stages = 1, e = 2"
     assert f"with {sizes}" in text
     assert "Max(block_m·d_v·e, block_n·d_v·e·stages)" in text
@@ -168,7 +168,7 @@ block_n = 176
 output = "v_space"
 """
     with pytest.raises(OverBudget) as error:
-        plan(parse_schedule(text, "mine.toml"))
+        plan(registry.parse(text, "mine.toml"))
     lines = str(error.value).splitlines()
     assert lines[0].startswith("mine.toml:7: tile.block_n = 176: ")
     assert lines[-1] == "  fits with block_n = 80"
@@ -217,7 +217,7 @@ def test_search_can_tell_wrong_from_too_large():
 
 
 @pytest.mark.parametrize(
-    ("slug", "passes"),
+    ("slug", "skips"),
     [
         ("fwd_fp16_d256_causal_m128n64_vspace_nointer", True),  # 2 blocks of K are prefetched
         ("fwd_fp16_d256_causal_m128n48_vspace_nointer", False),  # 3, and there is room for 2
@@ -230,4 +230,4 @@ def test_search_can_tell_wrong_from_too_large():
 def test_masked_blocks_are_skipped_only_where_k_can_be_prefetched_before_o_has_left_vs_space(
     slug, passes
 ):
-    assert plan(Schedule.from_slug(slug)).passes is passes
+    assert plan(Schedule.from_slug(slug)).skips_masked_blocks is passes

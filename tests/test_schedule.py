@@ -2,37 +2,36 @@
 
 import json
 from itertools import product
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from fagen import registry
 from fagen.errors import ScheduleError
+from fagen.kinds.forward.keys import Schedule
 from fagen.paths import locate
-from fagen.schedule import Schedule, json_schema, parse_schedule, read_schedule
-from fagen.schedule.keys import DERIVED, REQUIRED, SECTIONS
-from fagen.vocab import CODES
-from tests.schedule_helpers import PLAIN, TEXT
-from tests.strategies import schedules
+from tests.schedule_helpers import KINDS, PLAIN, TEXT
+from tests.strategies import fp8_schedules, quantizers, schedules
 
 ROWS_BY_BLOCK = {"dtype": "e4m3", "v_layout": "rows", "scales": "block", "scale_rows": 64}
-FILES = sorted(locate("schedules").glob("fwd_*.toml"))
+FILES = [path for kind in KINDS for path in registry.schedules(kind)]
+EVERY = schedules() | fp8_schedules() | quantizers()
 
 
 # ---- defaults -----------------------------------------------------------------------------------
 
 
 def test_attention_and_tile_are_enough_and_the_rest_follows():
-    schedule = parse_schedule(TEXT)
+    schedule = registry.parse(TEXT)
     assert schedule.attention.head_dim_v == 128
     assert schedule.warps.consumers == 2
     assert (schedule.warps.producer_registers, schedule.warps.consumer_registers) == (40, 232)
     assert schedule.overlap.inter_warpgroup and schedule.overlap.intra_warpgroup
     assert schedule.grid.order == "lpt"
     assert (schedule.pipeline.stages, schedule.pipeline.q_stages) == (2, 1)
-    assert (schedule.softmax.sum, schedule.softmax.maximum) == ("threads", "late")
+    assert (schedule.softmax.sum, schedule.softmax.maximum) == ("threads", "lazy")
 
 
 @pytest.mark.parametrize(
@@ -51,8 +50,7 @@ def test_attention_and_tile_are_enough_and_the_rest_follows():
             {"producer_registers": 0, "consumer_registers": 0, "inter_warpgroup": False},
         ),
         ({"head_dim": 192, "head_dim_v": 128}, {"head_dim": 192, "head_dim_v": 128}),
-        ({"rescale_threshold": 0.125}, {"maximum": "each"}),
-        ({"head_dim": 64, "sum": "tensor"}, {"maximum": "each"}),
+        ({"dtype": "e4m3", "scales": "block"}, {"scale_rows": 64}),
     ],
 )
 def test_what_is_left_out_follows_from_what_is_said(changes, expected):
@@ -64,7 +62,7 @@ def test_saying_a_default_is_the_same_as_leaving_it_out():
     said = Schedule.make(**PLAIN, stages=2, order="lpt", consumers=2, consumer_registers=232)
     assert said == Schedule.make(**PLAIN)
     assert hash(said) == hash(Schedule.make(**PLAIN))
-    assert said == parse_schedule(TEXT, "elsewhere.toml")
+    assert said == registry.parse(TEXT, "elsewhere.toml")
 
 
 def test_a_schedule_cannot_be_changed():
@@ -84,21 +82,26 @@ def test_a_schedule_cannot_be_changed():
         ({"block_m": 192}, "fwd_fp16_d128_causal_m192n128"),
         ({"order": "persistent"}, "fwd_fp16_d128_causal_m128n128_persistent"),
         ({"producer": "none"}, "fwd_fp16_d128_causal_m128n128_noprod"),
-        ({"stages": 3, "rescale_threshold": 8}, "fwd_fp16_d128_causal_m128n128_s3_t8"),
         (
-            {"head_dim": 64, "stages": 3, "q_stages": 2, "sum": "tensor", "rescale_threshold": 8},
-            "fwd_fp16_d64_causal_m128n128_s3_q2_tensorsum_t8",
+            {"stages": 3, "rescale_threshold": 8, "maximum": "each"},
+            "fwd_fp16_d128_causal_m128n128_s3_eachmax_t8",
         ),
-        ({"maximum": "late", "block_m": 256}, "fwd_fp16_d128_causal_m256n128"),
+        (
+            {
+                "head_dim": 64,
+                "stages": 3,
+                "q_stages": 2,
+                "sum": "tensor",
+                "maximum": "each",
+                "rescale_threshold": 8,
+            },
+            "fwd_fp16_d64_causal_m128n128_s3_q2_tensorsum_eachmax_t8",
+        ),
+        ({"maximum": "lazy", "block_m": 256}, "fwd_fp16_d128_causal_m256n128"),
         ({"maximum": "each"}, "fwd_fp16_d128_causal_m128n128_eachmax"),
-        ({"maximum": "each", "rescale_threshold": 8}, "fwd_fp16_d128_causal_m128n128_t8"),
         (
-            {"maximum": "each", "head_dim": 64, "sum": "tensor"},
-            "fwd_fp16_d64_causal_m128n128_tensorsum",
-        ),
-        (
-            {"rescale_threshold": 0.125, "p": "shared"},
-            "fwd_fp16_d128_causal_m128n128_pshared_t0p125",
+            {"maximum": "each", "rescale_threshold": 0.125, "p": "shared"},
+            "fwd_fp16_d128_causal_m128n128_pshared_eachmax_t0p125",
         ),
         (
             {"inter_warpgroup": False, "output": "v_space"},
@@ -116,15 +119,30 @@ def test_a_slug_says_what_is_no_default(changes, slug):
     assert Schedule.from_slug(slug) == schedule
 
 
-@given(schedules())
+@given(EVERY)
 def test_a_slug_reads_back_to_the_same_schedule(schedule):
-    assert Schedule.from_slug(schedule.slug) == schedule
+    assert registry.from_slug(schedule.slug) == schedule
     assert f"fagen_{schedule.slug}".isidentifier()
 
 
-@given(schedules(), schedules())
+@given(EVERY, EVERY)
 def test_two_schedules_share_a_slug_only_if_they_are_equal(one, other):
     assert (one.slug == other.slug) == (one == other)
+
+
+@given(EVERY)
+def test_a_default_follows_from_keys_that_the_slug_says_and_from_nothing_else(schedule):
+    """Each is worked out of what has no derived default, and of defaults before it."""
+    keys, values = schedule.keys, schedule.values()
+    known = {key: value for key, value in values.items() if key not in keys.derived}
+    for key, derive in keys.derived.items():
+        default = derive(known)  # KeyError if it looked at anything else
+        assert (key in schedule.settings()) == (default != values[key])
+        known[key] = values[key]
+    coded = {code.key for code in keys.slug.codes}
+    in_head = {key for key in values if f"{{{key}}}" in keys.slug.head}
+    assert coded | in_head == values.keys()
+    assert not coded & in_head
 
 
 @pytest.mark.parametrize(
@@ -135,16 +153,18 @@ def test_two_schedules_share_a_slug_only_if_they_are_equal(one, other):
         "fwd_fp16_d128_causal_m128n128_",
         "fwd_fp16_d128_causal_m128n128_s2",  # a default is not said
         "fwd_fp16_d128v128_causal_m128n128",  # nor a derived one
-        "fwd_fp16_d128_causal_m128n128_t8_s3",  # another order
+        "fwd_fp16_d128_causal_m128n128_eachmax_s3",  # another order
         "fwd_fp16_d128_causal_m128n128_s3_s4",
         "fwd_fp16_d128_causal_m128n128_q1",
         "fwd_fp16_d128_causal_m128n128_q3",
         "fwd_fp16_d64_causal_m128n128_threadsum",
         "fwd_fp16_d128_causal_m128n128_tensorsum",  # V is wider than one slab
-        "fwd_fp16_d128_causal_m128n128_latemax",  # the default
-        "fwd_fp16_d128_causal_m128n128_eachmax_t8",  # what follows from t8
-        "fwd_fp16_d128_causal_m128n128_latemax_t8",  # and what does not go with it
-        "fwd_fp16_d64_causal_m128n128_tensorsum_eachmax",
+        "fwd_fp16_d128_causal_m128n128_lazymax",  # the default
+        "fwd_fp16_d128_causal_m128n128_latemax",  # as it was called
+        "fwd_fp16_d128_causal_m128n128_t8",  # which does not go with the default
+        "fwd_fp16_d128_causal_m128n128_lazymax_t8",
+        "fwd_fp16_d64_causal_m128n128_tensorsum",
+        "fwd_e4m3_d128_full_m128n128_sblock_sr64",  # a derived default
         "fwd_fp16_d0128_causal_m128n128",
         "fwd_fp16_d128_causal_m128n128_s9999999",
         "fwd_fp16_d128_causal_m128n128_wonder",
@@ -155,14 +175,16 @@ def test_two_schedules_share_a_slug_only_if_they_are_equal(one, other):
         "fwd_e4m3_d128_causal_m128n128_po8",
         "fwd_e4m3_d128_causal_m128n128_sr64",  # only of blocks
         "fwd_fp16_d128_causal_m128n128_vrows",  # only of e4m3
-        "fwd_fp16_d128_causal_m128n128_t1p5p5",
-        "fwd_fp16_d128_causal_m128n128_t1p3",
+        "fwd_fp16_d128_causal_m128n128_eachmax_t1p5p5",
+        "fwd_fp16_d128_causal_m128n128_eachmax_t1p3",
         "fwd_fp16_d" + "1" * 5000 + "_causal_m128n128",
+        "quant_fp16_d128_sblock",
+        "bwd_fp16_d128_causal_m128n128",
     ],
 )
 def test_what_no_schedule_is_called_is_refused(slug):
     with pytest.raises(ScheduleError):
-        Schedule.from_slug(slug)
+        registry.from_slug(slug)
 
 
 @given(st.from_regex(r"fwd_fp16_d64_full_m64n64(_[a-z]{1,3}[0-9p]{0,3}){0,3}", fullmatch=True))
@@ -174,15 +196,33 @@ def test_a_slug_is_read_or_refused_but_never_misread(slug):
     assert schedule.slug == slug
 
 
-def test_every_optional_key_has_a_code():
-    codes = {code.key for code in CODES}
-    assert codes | REQUIRED | {"head_dim_v"} == set(SECTIONS)
-    said = [word for code in CODES for word in (code.words or {None: code.letters}).values()]
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_value_of_a_key_has_a_word_of_its_own(kind):
+    keys = registry.kind(kind).schedule.keys
+    said = [w for code in keys.slug.codes for w in (code.words or {None: code.letters}).values()]
     assert len(set(said)) == len(said)
+    for code in keys.slug.codes:
+        rule = keys.tables[keys.sections[code.key]].model_json_schema()["properties"][code.key]
+        words = rule.get("enum", [False, True] if rule["type"] == "boolean" else None)
+        if code.words:
+            assert set(code.words) == set(words), code.key
 
 
-def test_derived_defaults_are_of_keys_that_exist():
-    assert DERIVED.keys() <= SECTIONS.keys() - REQUIRED
+@pytest.mark.parametrize("kind", KINDS)
+def test_derived_defaults_are_of_keys_that_exist(kind):
+    keys = registry.kind(kind).schedule.keys
+    assert keys.derived.keys() <= keys.sections.keys() - keys.required
+
+
+def test_a_constant_default_is_one_whatever_else_a_schedule_says():
+    """What measurements may move stands in schedules, not in defaults."""
+    for keys in (dict(head_dim=64), dict(mask="full", block_m=256), dict(dtype="e4m3")):
+        assert Schedule.make(**PLAIN | keys).softmax.maximum == "lazy"
+    for rows in (128, 192, 256):
+        e4m3 = PLAIN | dict(dtype="e4m3", block_m=rows, block_n=64, scales="block", promote=4)
+        made = Schedule.make(**e4m3).fp8
+        assert (made.scale_rows, made.totals) == (64, "registers")
+    assert registry.from_slug("quant_bf16_d64").values()["scale_rows"] == 64
 
 
 # ---- what is shipped ----------------------------------------------------------------------------
@@ -190,7 +230,7 @@ def test_derived_defaults_are_of_keys_that_exist():
 
 def test_every_problem_of_the_first_release_has_a_file():
     """Whichever tile is the fastest there: a search may have found another since."""
-    computed = [read_schedule(path).attention for path in FILES]
+    computed = [registry.read(path).attention for path in registry.schedules("forward")]
     problems = {(a.dtype, a.head_dim, a.mask) for a in computed if a.head_dim == a.head_dim_v}
     assert set(product(("fp16", "bf16"), (64, 128, 256), ("full", "causal"))) <= problems
     head_dims = {(a.head_dim, a.head_dim_v) for a in computed}
@@ -199,7 +239,9 @@ def test_every_problem_of_the_first_release_has_a_file():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_file_is_called_what_its_fields_say(path):
-    assert read_schedule(path).slug == path.stem
+    schedule = registry.read(path)
+    assert schedule.slug == path.stem
+    assert (path, schedule.kind) == (registry.committed_file(path.stem), path.parent.name)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -209,16 +251,21 @@ def test_a_file_begins_with_its_schema_and_a_reason(path):
     assert reason.startswith("# ") and len(reason) > 40
 
 
-def test_the_schema_file_is_what_the_code_says():
-    written = json.loads(Path(locate("schedules") / "schedule.schema.json").read_text())
-    assert written == json.loads(json.dumps(json_schema())), "run: fagen schema"
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_schema_file_is_what_the_code_says(kind):
+    written = json.loads((locate("schedules") / kind / "schedule.schema.json").read_text())
+    said = json.loads(json.dumps(registry.kind(kind).schedule.json_schema()))
+    assert written == said, f"run: fagen schema --kind {kind}"
 
 
-def test_the_schema_names_every_key_with_a_description():
-    schema = json_schema()
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_schema_names_every_key_with_a_description(kind):
+    schema, keys = registry.kind(kind).schedule.json_schema(), registry.kind(kind).schedule.keys
+    assert schema["properties"].pop("kind")["const"] == kind
     tables = {name: schema["$defs"][name.capitalize()] for name in schema["properties"]}
-    keys = {key: rule for table in tables.values() for key, rule in table["properties"].items()}
-    assert keys.keys() == SECTIONS.keys()
-    assert all(rule["description"] for rule in keys.values())
-    assert all("default" not in keys[key] for key in DERIVED)
-    assert {key for table in tables.values() for key in table.get("required", ())} == REQUIRED
+    rules = {key: rule for table in tables.values() for key, rule in table["properties"].items()}
+    assert rules.keys() == keys.sections.keys()
+    assert all(rule["description"] for rule in rules.values())
+    assert all("default" not in rules[key] for key in keys.derived)
+    required = {key for table in tables.values() for key in table.get("required", ())}
+    assert required == keys.required

@@ -6,17 +6,65 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fagen import registry
 from fagen.errors import ScheduleError
 from fagen.kinds.forward.keys import Schedule
-from fagen.registry import parse as parse_schedule, read_schedule
 from fagen.toml_lines import read_toml
-from tests.schedule_helpers import PLAIN, TEXT
+from tests.schedule_helpers import KINDS, PLAIN, TEXT
+
+QUANTISER = '[quantize]\ndtype = "fp16"\nhead_dim = 128\n'
 
 
 def refusal(text: str) -> list[str]:
     with pytest.raises(ScheduleError) as error:
-        parse_schedule(text, "x.toml")
+        registry.parse(text, "x.toml")
     return str(error.value).splitlines()
+
+
+# ---- kinds --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "text"), [("forward", TEXT), ("quantize", QUANTISER)])
+def test_a_file_says_its_kind_or_its_tables_do(kind, text):
+    silent, said = registry.parse(text), registry.parse(f'kind = "{kind}"\n{text}')
+    assert silent == said and silent.kind == said.kind == kind
+    assert registry.plan(said).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "near"),
+    [
+        ('kind = "backward"', '"backward"', ""),
+        ('kind = "quantise"', '"quantise"', '; did you mean "quantize"?'),
+        ('"kind" = "x\\u0007"', r'"x\x07"', ""),
+        ("kind = 3", "3", ""),
+        ("kind = nan", "nan", ""),
+        ("kind = []", "a list", ""),
+        ("kind = {a = 1}", "a table", ""),
+        ("[kind]", "a table", ""),
+        ("[[kind]]", "a list", ""),
+        ("kind.forward = 1", "a table", ""),
+    ],
+)
+def test_an_unknown_kind_is_refused_with_its_line_and_the_list(text, value, near):
+    listed = " or ".join(f'"{kind}"' for kind in KINDS)
+    assert refusal(f"# one\n{text}\n") == [f"x.toml:2: kind = {value} must be {listed}{near}"]
+
+
+def test_a_table_of_another_kind_is_refused_by_the_tables_of_this_one():
+    (line,) = refusal(f'kind = "quantize"\n{QUANTISER}{TEXT}'.replace("[tile]", "[attention.x]"))
+    assert line == "x.toml:5: attention is not a table of this kind of schedule: quantize"
+    assert refusal('kind = "quantize"\n')[0].startswith("x.toml: quantize is missing: a table with")
+    assert "[quantize]" not in "\n".join(refusal('kind = "forward"\n'))
+
+
+def test_a_kind_or_slug_that_nobody_has_is_refused_with_those_that_there_are():
+    with pytest.raises(ScheduleError, match=f"there are {', '.join(KINDS)}"):
+        registry.kind("backward")
+    for slug in ("bwd_fp16_d64", "", "fwd", "\x1b[2J"):
+        with pytest.raises(ScheduleError, match="begins with fwd_, quant_") as error:
+            registry.kind_of_slug(slug)
+        assert str(error.value).isprintable()
 
 
 # ---- refusals -----------------------------------------------------------------------------------
@@ -85,22 +133,27 @@ def test_a_pair_of_blocks_needs_a_producer_and_room_for_unequal_steps(more, reas
     assert len(str(error.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"rescale_threshold": 8}, "rescale_threshold = 8.0"),
-        ({"sum": "tensor"}, 'sum = "tensor"'),
-    ],
-)
-def test_a_lazy_row_max_needs_sums_by_threads_that_no_threshold_has_let_grow(changes, said):
-    keys = PLAIN | dict(head_dim=64, maximum="late") | changes
-    with pytest.raises(ScheduleError) as error:
-        Schedule.make(**keys)
-    assert str(error.value) == (
-        f'schedule: softmax.maximum "late" does not go with {said}: what tells that a maximum has '
-        "to be raised are the sums, which threads add up; leave either out"
+@pytest.mark.parametrize("maximum", ["", 'maximum = "lazy"\n'])
+def test_a_lazy_row_max_needs_sums_by_threads_that_no_threshold_has_let_grow(maximum):
+    said = f'[softmax]\nsum = "tensor"\n{maximum}rescale_threshold = 8.0\n'
+    text = TEXT.replace("= 128", "= 64") + said
+    reason = (
+        'does not go with maximum = "lazy", the default, by which a row max is raised where sums '
+        'that threads add up grow too large; use maximum = "each", or leave'
     )
-    assert Schedule.make(**keys | dict(maximum="each")).softmax.maximum == "each"
+    assert refusal(text) == [
+        f'x.toml:9: softmax.sum = "tensor" {reason} sum out',
+        f"x.toml:{11 if maximum else 10}: softmax.rescale_threshold = 8.0 {reason} "
+        "rescale_threshold out",
+    ]
+    each = text.replace(maximum, "") + 'maximum = "each"\n'
+    assert registry.parse(each).softmax.rescale_threshold == 8
+
+
+def test_a_word_that_was_renamed_is_refused_with_the_one_of_today():
+    assert refusal(TEXT + '[softmax]\nmaximum = "late"\n') == [
+        'x.toml:9: softmax.maximum = "late" must be "lazy" or "each"; "late" is called "lazy" now'
+    ]
 
 
 def test_the_tensor_cores_add_rows_up_where_v_is_one_slab_wide():
@@ -109,7 +162,7 @@ def test_the_tensor_cores_add_rows_up_where_v_is_one_slab_wide():
     def fits(columns: int) -> bool:
         keys = dict(head_dim=128, head_dim_v=columns, dtype="fp16", mask="full", sum="tensor")
         try:
-            return bool(Schedule.make(**keys, block_m=64, block_n=64))
+            return bool(Schedule.make(**keys, maximum="each", block_m=64, block_n=64))
         except ScheduleError:
             return False
 
@@ -119,7 +172,7 @@ def test_the_tensor_cores_add_rows_up_where_v_is_one_slab_wide():
 def test_rounded_to_bf16_p_is_not_added_up_by_tensor_cores():
     keys = dict(head_dim=64, dtype="bf16", mask="full", block_m=128, block_n=128)
     with pytest.raises(ScheduleError, match="1e-3 is promised") as error:
-        Schedule.make(**keys, sum="tensor")
+        Schedule.make(**keys, sum="tensor", maximum="each")
     assert 'use sum = "threads"' in str(error.value)
 
 
@@ -135,7 +188,7 @@ def test_o_that_has_no_halves_is_refused(head_dim_v, slabs):
 
 
 def test_where_they_cannot_a_refusal_says_why_and_what_can():
-    assert refusal(TEXT + '[softmax]\nsum = "tensor"\n') == [
+    assert refusal(TEXT + '[softmax]\nsum = "tensor"\nmaximum = "each"\n') == [
         'x.toml:9: softmax.sum "tensor" needs V in one slab of shared memory, as with '
         'head_dim_v = 64; it is 128 here: use sum = "threads"'
     ]
@@ -209,7 +262,7 @@ def test_an_empty_file_says_what_is_needed():
         ("[attention]\nhead_dim = 0x" + "f" * 9000, "a number of 36000 bits"),
         ("[attention]\nhead_dim = {a = [1]}\n", "x.toml:2: attention.head_dim = a table"),
         ("[attention]\nhead_dim = 1979-05-27\n", "x.toml:2: attention.head_dim = 1979-05-27"),
-        ("a.b.c.d = 1\n", "a is not a table of a schedule"),
+        ("a.b.c.d = 1\n", "a is not a table of this kind of schedule"),
         ('[attention]\ndtype = "\\u0000\\u001b"\n', r"\x00\x1b"),
     ],
 )
@@ -227,7 +280,7 @@ WORDS += ["nan", "-inf", "1e999", "true", "{", "}", "[", "]", ",", '"""', "'", "
 @example("x = 1\r\n[a]\r\ny = 2\r\n")
 def test_no_text_is_a_traceback(text):
     try:
-        parse_schedule(text, "x.toml")
+        registry.parse(text, "x.toml")
     except ScheduleError as error:
         assert all(line.startswith("x.toml") for line in str(error).split("\n"))
 
@@ -238,18 +291,18 @@ def test_no_file_is_a_traceback(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "x.toml"
     path.write_bytes(content)
     with pytest.raises(ScheduleError, match=r"x\.toml"):
-        read_schedule(path)
+        registry.read(path)
 
 
 def test_what_cannot_be_read_is_refused(tmp_path):
     for path in (tmp_path, tmp_path / "missing.toml", "\0", "/dev/zero"):
         with pytest.raises(ScheduleError, match=r"cannot be read|no schedule"):
-            read_schedule(path)
+            registry.read(path)
     (tmp_path / "latin.toml").write_bytes(b"# one\n# caf\xe9\n")
     with pytest.raises(ScheduleError, match=r"latin\.toml:2: this is not UTF-8"):
-        read_schedule(tmp_path / "latin.toml")
+        registry.read(tmp_path / "latin.toml")
     (tmp_path / "marked.toml").write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())
-    assert read_schedule(os.fspath(tmp_path / "marked.toml")) == parse_schedule(TEXT)
+    assert registry.read(os.fspath(tmp_path / "marked.toml")) == registry.parse(TEXT)
 
 
 # ---- lines --------------------------------------------------------------------------------------
@@ -294,3 +347,6 @@ z = 1''',
     assert origin.at("t", "inline", "two", "three") == "x:13"
     assert origin.at("t", "nothing") == "x:6"
     assert origin.at("nowhere") == "x"
+    dotted = read_toml("# no\na.b.c = 1\n[x.y]\n[x]\nz.u = 1\n", "x")[1]
+    places = [("a",), ("a", "b"), ("x",), ("x", "z"), ("x", "y", "v")]
+    assert [dotted.line(path) for path in places] == [2, 2, 4, 5, 3]

@@ -19,9 +19,10 @@ from fagen.measure.card import Card, Clock, hopper
 from fagen.measure.inputs import inputs
 from fagen.measure.numerics import disagreement
 from fagen.measure.peers import peer
-from fagen.measure.proof import plan_of, trial_of
+from fagen.measure.proof import trial_of
 from fagen.measure.timing import Call, Regime, estimate, time_round
 from fagen.problem import Cell, Sizes
+from fagen.registry import plan_of
 
 # A few calls after one to warm up, without a pause: enough to tell good kernels from bad ones.
 BRIEF = Regime("brief", idle=0.0, warm=0.0, timed=0.002, rounds=1)

@@ -27,10 +27,11 @@ from fagen.e4m3 import E4M3, rounded
 from fagen.errors import DeviceError
 from fagen.kind import Plan
 from fagen.measure.inputs import softmax_scale
-from fagen.measure.proof import plan_of, trial_of
+from fagen.measure.proof import trial_of
 from fagen.measure.rows import PREARRANGED, QUANTISE
 from fagen.measure.timing import Call
 from fagen.problem import Cell, Problem
+from fagen.registry import plan_of
 from fagen.runtime import op
 from fagen.runtime.quantize import quantize
 from fagen.vocab import MASKS

@@ -6,7 +6,6 @@ What is right and how fast, the Plan's kind says: its Proof.
 import datetime
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ from fagen.build import Binary
 from fagen.build.report import NO_DISASSEMBLER
 from fagen.errors import BuildError, ToolchainError
 from fagen.evidence import Evidence
-from fagen.kind import Plan, load
+from fagen.kind import Plan, load_named
 from fagen.measure.card import hopper
 from fagen.problem import Cell
-from fagen.registry import from_slug, kind
-from fagen.registry import plan as planned
+from fagen.registry import kind
 
 Say = Callable[[str], None]
 
@@ -58,15 +56,9 @@ class Proof:
     trial: Trial | None = None
 
 
-@cache
-def plan_of(slug: str) -> Plan:
-    """The Plan of a slug's kernel."""
-    return planned(from_slug(slug))
-
-
 def trial_of(plan: Plan) -> Trial:
     """How the kernels of a Plan's kind are called beside others."""
-    proof: Proof = load(kind(plan.kind).proof)
+    proof: Proof = load_named(kind(plan.kind).proof)
     assert proof.trial, f"nothing is timed beside kernels of the kind {plan.kind}"
     return proof.trial
 
@@ -86,7 +78,7 @@ def verify(
     """
     card = hopper()
     code = machine_code(binary)  # before the GPU works in vain
-    proof: Proof = load(kind(plan.kind).proof)
+    proof: Proof = load_named(kind(plan.kind).proof)
     found = Evidence(
         slug=binary.slug,
         source_hash=binary.source_hash,

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fagen.arch import SM90
-from fagen.errors import DeviceError
-from fagen.vocab import DTYPES, SCALE_ROWS, SCALES, USUAL_SCALE_ROWS, V_LAYOUTS
+from fagen.vocab import DTYPES, SCALE_ROWS, SCALE_ROWS_DEFAULT, SCALES, V_LAYOUTS
 
 E4M3 = torch.float8_e4m3fn
 ONLY_FP8 = (
@@ -57,7 +56,7 @@ def told_scale_rows(q: Tensor, k: Tensor, descales: tuple[Tensor, ...]) -> int:
         f"q_descale, k_descale and v_descale have {blocks[0]}, {blocks[1]} and {blocks[2]} blocks "
         f"for {lengths[0]} queries and {lengths[1]} keys; all must have one, or one for each block "
         f"of {listed} rows, as many in all three; fagen.quantize(…, "
-        f"scale_rows={USUAL_SCALE_ROWS}) makes them"
+        f"scale_rows={SCALE_ROWS_DEFAULT}) makes them"
     )
 
 
@@ -162,17 +161,6 @@ def refuse_head_dims(head_dim: int, head_dim_v: int) -> None:
             more = -(-columns // step) * step
             said += f": before quantising fill it up with zeros to {more}, and {after}"
         raise ValueError(said)
-
-
-def refuse_other_than_hopper(device: torch.device, *, on_cpu: str) -> None:
-    """Raise DeviceError for a GPU that no kernel runs on; tensors on the CPU `on_cpu`."""
-    found = torch.cuda.get_device_capability(device)
-    if found != SM90.capability:
-        raise DeviceError(
-            f"{device} is a {torch.cuda.get_device_name(device)} of compute capability "
-            f"{found[0]}.{found[1]}, and kernels are machine code for Hopper (9.0); tensors on the "
-            f"CPU {on_cpu}"
-        )
 
 
 def refuse_word(key: str, word: object, words: Iterable[object]) -> None:

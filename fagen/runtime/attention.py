@@ -5,20 +5,15 @@ A kernel is built at its first use, or ahead of time by prepare(…). On CPU ten
 emulated, and nothing is built. attention_fp8(q, k, v, …) quantises first.
 """
 
-import threading
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fagen.build import build
 from fagen.dispatch.choice import Choice, Served, choose, for_few, for_keys, serving, slugs_for
-from fagen.errors import DeviceError, FagenError
+from fagen.errors import FagenError
 from fagen.problem import Problem
-from fagen.registry import plan
-from fagen.render import render
 from fagen.runtime import op
 from fagen.runtime.arguments import (
     E4M3,
@@ -26,19 +21,17 @@ from fagen.runtime.arguments import (
     descale_of,
     dtype_of,
     name_of,
-    needs_gradient,
     refuse_head_dims,
     refuse_other_layout,
-    refuse_other_than_hopper,
     refuse_unquantisable,
     refuse_word,
     told_scale_rows,
     word_of,
 )
-from fagen.runtime.checks import KEYS
 from fagen.runtime.quantize import quantize
+from fagen.runtime.ready import ready, run_once
 from fagen.schedule import Schedule
-from fagen.vocab import OUT_DTYPES, SCALE_ROWS, USUAL_SCALE_ROWS, V_LAYOUTS
+from fagen.vocab import OUT_DTYPES, SCALE_ROWS, SCALE_ROWS_DEFAULT, V_LAYOUTS
 
 # What tells one kind of call from another, as small as a lookup in each call wants it: the device,
 # dtype, both head dims and `causal`, and in e4m3 the type of O, V's layout and scale_rows.
@@ -55,10 +48,9 @@ NOT_READY = (
 
 # What has been readied in this process. A call finds its kernel here or takes the long way once.
 _ready: dict[Key, op.Op] = {}
-_ready_alone: dict[Key, op.Alone] = {}  # the same without the log-sum-exp
+_ready_alone: dict[Key, op.Op] = {}  # the same without the log-sum-exp
 # What dispatch tables say of each kind of call that was looked up.
 _served: dict[Kind, Served] = {}
-_readying = threading.Lock()
 
 
 def attention(
@@ -171,7 +163,7 @@ def attention_fp8(
     refuse_unquantisable(q, k, v, scales, v_layout)
     by_block = scales == "block"
     if by_block and scale_rows is None:
-        scale_rows = USUAL_SCALE_ROWS
+        scale_rows = SCALE_ROWS_DEFAULT
     elif scale_rows is not None and not by_block:
         raise ValueError(f'scale_rows goes with scales = "block"; scales is {scales!r}')
     how: dict[str, Any] = {"scales": scales} | ({"scale_rows": scale_rows} if by_block else {})
@@ -231,7 +223,7 @@ def prepare(
     for choice in dict.fromkeys(choices):
         kernel = _make_ready((kind, choice), progress)
         if kind[0].type == "cuda":
-            _run_once(kernel, kind)
+            run_once(kernel, choose(_problem(kind), choice).slug, kind[0])
     return choose(_problem(kind), choices[-1]).slug
 
 
@@ -285,16 +277,6 @@ def _kind(
     return place, found, head_dim, head_dim_v, causal, out_dtype, v_layout, scale_rows
 
 
-def _run_once(kernel: op.Op, kind: Kind) -> None:
-    """Run a kernel on a single key, so that whatever it has to do once is done."""
-    device, dtype, head_dim, head_dim_v, _, *fp8 = kind
-    q = torch.zeros(1, 1, 1, head_dim, dtype=dtype, device=device)
-    shape = (1, 1, head_dim_v, KEYS) if "columns" in fp8 else (1, 1, 1, head_dim_v)
-    descales = [torch.ones(1, 1, 1, device=device)] * 3 if dtype == E4M3 else []
-    with torch.no_grad():
-        kernel(q, q, torch.zeros(shape, dtype=dtype, device=device), 1.0, *descales)
-
-
 def _problem(kind: Kind) -> Problem:
     """What is computed in such a call, in words."""
     _, dtype, head_dim, head_dim_v, causal = kind[:5]
@@ -342,52 +324,8 @@ def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> op.O
     if torch.compiler.is_compiling():
         raise FagenError(NOT_READY + "it cannot be built while torch.compile traces the call")
     kind, choice = key
-    device = kind[0]
-    with _readying:
-        if key in _ready:
-            return _ready[key]
-        if device.type not in ("cpu", "cuda"):
-            raise DeviceError(
-                f"q is on {device}; a kernel runs on a Hopper GPU, or on a CPU emulated"
-            )
-        chosen = choose(_problem(kind), choice)
-        if device.type == "cpu":
-            kernel = _emulation(chosen.slug)
-        else:
-            refuse_other_than_hopper(device, on_cpu="have their schedule emulated")
-            kernel = _built(chosen, progress)
-        _ready_alone[key] = op.alone(kernel)
-        _ready[key] = kernel  # last: who finds this finds the other
-        return kernel
-
-
-_kernels: dict[str, op.Op] = {}
-
-
-def _built(schedule: Schedule, progress: Callable[[str], None] | None) -> op.Op:
-    slug = schedule.slug
-    if slug not in _kernels:
-        if torch.cuda.is_current_stream_capturing():
-            raise FagenError(NOT_READY + f"{slug} cannot be built while a CUDA graph is captured")
-        planned = plan(schedule)
-        _kernels[slug] = op.load(build(render(planned), planned, binding=True, progress=progress))
-    return _kernels[slug]
-
-
-@cache
-def _emulation(slug: str) -> op.Op:
-    fp8 = op.plan_of(slug).fp8
-    emulate = torch.ops.fagen.emulated_fp8 if fp8 else torch.ops.fagen.emulated
-    named = "q, k, v or a descale" if fp8 else "q, k or v"
-
-    def emulated(
-        q: Tensor, k: Tensor, v: Tensor, scale: float, *descales: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        if torch.is_grad_enabled() and needs_gradient(q, k, v, *descales):
-            raise ValueError(
-                f"fagen::{slug}: {named} requires a gradient, and there is no backward yet; "
-                "call it under torch.no_grad()"
-            )
-        return emulate(q, k, v, scale, *descales, slug)  # type: ignore[no-any-return]
-
-    return emulated
+    chosen = choose(_problem(kind), choice)
+    kernel = ready(chosen, kind[0], not_ready=NOT_READY, progress=progress)
+    _ready_alone[key] = op.alone(kernel)
+    _ready[key] = kernel  # last: who finds this finds the other
+    return kernel

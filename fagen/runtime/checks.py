@@ -1,32 +1,96 @@
-"""A Plan and tensors in, a ValueError out where its kernel cannot take them."""
+"""A Signature and the arguments of a call in, the call's named sizes out, or a ValueError in words.
+
+The torch binding makes the same checks in C++, with the same words: templates/binding/checks.j2.
+Without data, as in tracing, addresses are not looked at and sizes may be symbols.
+"""
 
 import ctypes
 import math
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fagen.kinds.forward.keys import Schedule
-from fagen.kinds.forward.plan import Plan, plan
-from fagen.vocab import KEY_ORDER
+from fagen.kind import Plan
+from fagen.signature import ALIGNMENT, Multiple, Scalar, Signature
+from fagen.signature import Tensor as Expected
 
-MAX_SIZE = 1 << 30  # of any dimension
-ALIGNMENT = 16  # bytes, of base pointers and strides: what TMA asks for
-KEYS = len(KEY_ORDER)  # to a multiple of which V by columns is filled up
-
+Sizes = dict[str, Any]
 Hold = Callable[[Any, Callable[[], str]], None]  # a condition; what is said where it is not met
 
 
-@cache
-def plan_of(slug: str) -> Plan:
-    """Return the Plan that a slug stands for."""
-    return plan(Schedule.from_slug(slug))
+def checked(plan: Plan, given: Mapping[str, Any], *, have_data: bool = True) -> Sizes:
+    """Return the named sizes of a call of the Plan's kernel.
+
+    `given` are the op's arguments by name, what may be left out None or missing. Raises ValueError
+    that names the argument, in words that begin with the op.
+    """
+    signature = plan.signature
+    hold = _holding(plan.slug)
+    sizes: Sizes = {}
+    leader = given.get(signature.leader.name)
+    for expected in signature.inputs:
+        tensor = given.get(expected.name)
+        if tensor is None:
+            needed = expected.missing or not expected.may_be_none
+            why = f"; {expected.missing}" if expected.missing else ""
+            hold(not needed, lambda e=expected, why=why: f"{e.name} is missing{why}")  # type: ignore[misc]
+            continue
+        hold(not expected.refused, lambda e=expected: f"{e.name}: {e.refused}")  # type: ignore[misc]
+        _check(hold, signature, expected, tensor, leader, sizes, have_data=have_data)
+    _check_groups(hold, signature, given)
+    for rule in signature.rules:
+        _check_rule(hold, rule, sizes)
+    for scalar in signature.numbers:
+        _check_scalar(hold, scalar, given.get(scalar.name, scalar.default))
+    return sizes
 
 
-def holding(slug: str) -> Hold:
+def check_outputs(plan: Plan, given: Mapping[str, Any], sizes: Sizes) -> None:
+    """Check tensors that a call is to write, as `checked` checks what it reads.
+
+    One that is omittable may be missing, and one that is made where it is given.
+    """
+    hold, leader = _holding(plan.slug), given[plan.signature.leader.name]
+    for expected in plan.signature.outputs:
+        tensor = given.get(expected.result)
+        if tensor is not None:
+            _check(hold, plan.signature, expected, tensor, leader, sizes, have_data=True)
+        elif not (expected.made and given.get(expected.name) is not None):
+            hold(expected.omittable, lambda e=expected: f"{e.result} is missing")  # type: ignore[misc]
+
+
+def refuse_unknown(plan: Plan, given: Mapping[str, Any]) -> None:
+    """Raise ValueError where a name is none of an argument or a result."""
+    signature = plan.signature
+    names = [one.name for one in signature.arguments]
+    names += [tensor.result for tensor in signature.outputs]
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise ValueError(
+            f"fagen::{plan.slug}: it takes no {', '.join(unknown)}; it takes {', '.join(names)}"
+        )
+
+
+def allocated(plan: Plan, given: Mapping[str, Any], sizes: Sizes) -> tuple[Tensor, ...]:
+    """Return the outputs of a call, without numbers; one that was given is empty instead."""
+    leader: Tensor = given[plan.signature.leader.name]
+    made = []
+    for expected in plan.signature.outputs:
+        shape = tuple(dim.extent.at(sizes) for dim in expected.dims)
+        if expected.made and given.get(expected.name) is not None:
+            shape = (0,)
+        made.append(leader.new_empty(shape, dtype=getattr(torch, expected.dtype.torch)))
+    return tuple(made)
+
+
+def shape_of(tensor: Tensor) -> str:
+    """Return a tensor's shape, to be printed."""
+    return f"({', '.join(map(str, tensor.shape))})"
+
+
+def _holding(slug: str) -> Hold:
     """Return what raises ValueError, in words that begin with the op, unless a condition holds."""
 
     def hold(condition: Any, said: Callable[[], str]) -> None:
@@ -36,182 +100,128 @@ def holding(slug: str) -> Hold:
     return hold
 
 
-def refuse_strides(hold: Hold, name: str, tensor: Tensor, step: int) -> None:
-    """Refuse strides of 4 dimensions that TMA cannot follow: `step` elements are its alignment."""
-    strides = tensor.stride()
-    hold(
-        strides[3] == 1,
-        lambda: (
-            f"{name} has stride {strides[3]} in its last dimension, which must be 1; "
-            f"{name}.contiguous() makes it so"
-        ),
-    )
-    for i in range(3):
-        hold(
-            # without keys, V by columns has strides that mean nothing
-            (tensor.shape[i] <= 1) | (tensor.shape[3] == 0) | (strides[i] % step == 0),
-            lambda i=i: (  # type: ignore[misc]
-                f"{name} has stride {strides[i]} in dimension {i}, which must be a multiple of "
-                f"{step} elements ({ALIGNMENT} bytes); {name}.contiguous() makes it so"
-            ),
-        )
-
-
-def refuse_address(hold: Hold, name: str, tensor: Tensor) -> None:
-    """Refuse a tensor with data that begins where TMA cannot."""
-    hold(
-        tensor.numel() == 0 or tensor.data_ptr() % ALIGNMENT == 0,
-        lambda: f"{name} does not begin at a multiple of {ALIGNMENT} bytes; {name}.clone() does",
-    )
-
-
-def refuse_arguments(
-    of: Plan,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
+def _check(
+    hold: Hold,
+    signature: Signature,
+    expected: Expected,
+    tensor: Tensor,
+    leader: Any,
+    sizes: Sizes,
     *,
-    have_data: bool = True,
+    have_data: bool,
 ) -> None:
-    """Raise ValueError where the kernel cannot take these tensors, in the words of its binding.
+    """Check one tensor; the sizes that it is the first to have are added to `sizes`."""
+    name, shape = expected.name, tensor.shape
+    known = dict(sizes)
 
-    Without data, as in tracing, addresses are not looked at and sizes may be symbols.
-    """
-    v_columns = of.fp8 and not of.v_rows
+    def wrong_shape() -> str:
+        return f"{name} has shape {shape_of(tensor)}; it must be {_wanted(expected, known)}"
 
-    hold = holding(of.slug)
-
-    def alone(name: str, tensor: Tensor, dimensions: str, columns: int, at: int = 3) -> None:
-        dtype = of.dtype.torch
-        hold(
-            tensor.dim() == 4 and tensor.shape[at] == columns,
-            lambda: f"{name} has shape {shape_of(tensor)}; this kernel takes ({dimensions})",
-        )
-        hold(
-            tensor.dtype == getattr(torch, dtype),
-            lambda: (
-                f"{name} is not {dtype}, which this kernel takes; "
-                + (
-                    f"fagen.quantize({name}) makes it so, with its descale"
-                    if of.fp8
-                    else f"{name}.to(torch.{dtype}) converts it"
-                )
-            ),
-        )
-        for size in tensor.shape:
+    hold(len(shape) == len(expected.dims), wrong_shape)
+    for size, dim in zip(shape, expected.dims, strict=True):
+        if dim.extent.plain:
+            sizes.setdefault(dim.extent.name, size)
+    for size, dim in zip(shape, expected.dims, strict=True):
+        right = size == dim.extent.at(sizes)
+        hold((right | (size == 1)) if dim.broadcast else right, wrong_shape)
+    hold(
+        tensor.dtype == getattr(torch, expected.dtype.torch),
+        lambda: f"{name} is not {expected.dtype.torch}, which this kernel takes; {expected.remedy}",
+    )
+    most = signature.most
+    for size, dim in zip(shape, expected.dims, strict=True):
+        if dim.extent.plain and dim.extent.name not in known:
             hold(
                 # a bound on a symbol would be one more demand on whoever exports
-                not isinstance(size, int) or size <= MAX_SIZE,
-                lambda: f"{name} has shape {shape_of(tensor)}; no size may exceed {MAX_SIZE}",
-            )
-        refuse_strides(hold, name, tensor, ALIGNMENT // of.dtype.bytes)
-        if have_data:
-            refuse_address(hold, name, tensor)
-
-    def beside(name: str, tensor: Tensor) -> None:
-        hold(
-            tensor.device == q.device,
-            lambda: f"{name} is not on the device of q; {name}.to(q.device) moves it there",
-        )
-
-    def scales(name: str, descale: Tensor | None, heads: int, rows: int) -> None:
-        if descale is None:
-            hold(
-                not of.scales_by_block,
-                lambda: (
-                    f"{name} is missing; this kernel has scales by block of {of.scale_rows} rows"
+                not isinstance(size, int) or size <= most[dim.extent.name],
+                lambda d=dim, s=size: (  # type: ignore[misc]
+                    f"{name} has {d.extent.name} = {s}; it may be {most[d.extent.name]} at most"
                 ),
             )
-            return
-        sizes, batch = descale.shape, q.shape[0]
-        blocks = -(-rows // of.scale_rows) if of.scales_by_block else 1
-        kind = f"blocks of {of.scale_rows} rows" if of.scales_by_block else "one block"
+    _check_strides(hold, expected, tensor)
+    if have_data and expected.aligned:
         hold(
-            len(sizes) == 3
-            and ((sizes[0] == batch) | (sizes[0] == 1))
-            and ((sizes[1] == heads) | (sizes[1] == 1))
-            and sizes[2] == blocks,
+            tensor.numel() == 0 or tensor.data_ptr() % ALIGNMENT == 0,
             lambda: (
-                f"{name} has shape {shape_of(descale)}; it must be ({batch} or 1, {heads} or 1, "
-                f"{blocks}): batch, heads, {kind}"
+                f"{name} does not begin at a multiple of {ALIGNMENT} bytes; {name}.clone() does"
             ),
         )
-        hold(
-            descale.dtype == torch.float32,
-            lambda: f"{name} is not float32; {name}.float() converts it",
-        )
-        beside(name, descale)
-        for i in range(2):
-            hold(
-                (sizes[i] <= 1) | (descale.stride(i) <= MAX_SIZE),
-                lambda i=i: (  # type: ignore[misc]
-                    f"{name} has stride {descale.stride(i)} in dimension {i}, which must not "
-                    f"exceed {MAX_SIZE}; {name}.contiguous() helps"
-                ),
-            )
-        hold(
-            (sizes[2] <= 1) | (descale.stride(2) == 1),
-            lambda: (
-                f"{name} has stride {descale.stride(2)} from block to block, which must be 1; "
-                f"{name}.contiguous() makes it so"
-            ),
-        )
-
-    alone("q", q, f"batch, seqlen_q, heads, {of.head_dim}", of.head_dim)
-    alone("k", k, f"batch, seqlen_k, kv_heads, {of.head_dim}", of.head_dim)
-    if v_columns:
-        alone("v", v, f"batch, kv_heads, {of.head_dim_v}, keys", of.head_dim_v, at=2)
-    else:
-        alone("v", v, f"batch, seqlen_k, kv_heads, {of.head_dim_v}", of.head_dim_v)
-    beside("k", k)
-    beside("v", v)
-    hold(k.shape[0] == q.shape[0], lambda: f"k has batch {k.shape[0]}, but q has {q.shape[0]}")
-    if v_columns:
-        keys = -(-k.shape[1] // KEYS) * KEYS
-        for i, size in ((0, k.shape[0]), (1, k.shape[2]), (3, keys)):
-            hold(
-                v.shape[i] == size,
-                lambda: (
-                    f"v has shape {shape_of(v)}, but k has {shape_of(k)}; by columns v must be "
-                    f"({k.shape[0]}, {k.shape[2]}, {of.head_dim_v}, {keys}): its keys are filled "
-                    f"up to a multiple of {KEYS}"
-                ),
-            )
-    else:
-        for i in range(3):
-            hold(
-                v.shape[i] == k.shape[i],
-                lambda: (
-                    f"v has shape {shape_of(v)}, but k has {shape_of(k)}; "
-                    "all but the last size must be equal"
-                ),
-            )
-    heads, kv_heads = q.shape[2], k.shape[2]
+    first = signature.leader.name
     hold(
-        heads == 0 if kv_heads == 0 else heads % kv_heads == 0,
-        lambda: f"q has {heads} heads, which is not a multiple of the {kv_heads} heads of k",
+        tensor.device == leader.device,
+        lambda: f"{name} is not on the device of {first}; {name}.to({first}.device) moves it there",
     )
-    if isinstance(scale, float | int):  # a symbol is looked at when it has a value
-        scale32 = ctypes.c_float(scale).value
+
+
+def _wanted(expected: Expected, known: Sizes) -> str:
+    """Return a tensor's dimensions in words, with the sizes that earlier tensors have."""
+    said = []
+    for dim in expected.dims:
+        extent = dim.extent
+        value = f" = {extent.at(known)}" if extent.name and extent.name in known else ""
+        said.append(f"{extent}{value}{' or 1' if dim.broadcast else ''}")
+    return f"({', '.join(said)})"
+
+
+def _check_strides(hold: Hold, expected: Expected, tensor: Tensor) -> None:
+    name, strides = expected.name, tensor.stride()
+    step = expected.step
+    # the contiguous ones first: of a transposed tensor the others say less
+    for i, dim in sorted(enumerate(expected.dims), key=lambda numbered: bool(numbered[1].stride)):
+        # the stride of a dimension of one element is never stepped along, nor any of no elements
+        unused = (tensor.shape[i] <= 1) | (tensor.numel() == 0)
+        if not dim.stride:
+            hold(
+                unused | (strides[i] == 1),
+                lambda i=i: (  # type: ignore[misc]
+                    f"{name} has stride {strides[i]} in dimension {i}, which must be 1; "
+                    f"{name}.contiguous() makes it so"
+                ),
+            )
+        elif step > 1:
+            hold(
+                unused | (strides[i] % step == 0),
+                lambda i=i: (  # type: ignore[misc]
+                    f"{name} has stride {strides[i]} in dimension {i}, which must be a multiple of "
+                    f"{step} elements ({ALIGNMENT} bytes); {name}.contiguous() makes it so"
+                ),
+            )
+        if expected.max_stride and dim.stride:
+            hold(
+                unused | (strides[i] <= expected.max_stride),
+                lambda i=i: (  # type: ignore[misc]
+                    f"{name} has stride {strides[i]} in dimension {i}, which must not exceed "
+                    f"{expected.max_stride}; {name}.contiguous() makes it so"
+                ),
+            )
+
+
+def _check_groups(hold: Hold, signature: Signature, given: Mapping[str, Any]) -> None:
+    """Tensors of one group are given together."""
+    for tensors in signature.groups.values():
+        names = [tensor.name for tensor in tensors]
+        there = [name for name in names if given.get(name) is not None]
         hold(
-            math.isfinite(scale32) and scale32 > 0,
-            lambda: f"scale is {scale:g}; it must be finite and above 0 as a float32",
-        )
-    if of.fp8:
-        scales("q_descale", q_descale, heads, q.shape[1])
-        scales("k_descale", k_descale, kv_heads, k.shape[1])
-        scales("v_descale", v_descale, kv_heads, k.shape[1])
-    else:
-        hold(
-            q_descale is None and k_descale is None and v_descale is None,
-            lambda: f"descales go with e4m3; this kernel takes {of.dtype.torch}",
+            len(there) in (0, len(names)),
+            lambda n=names, t=there: f"{' and '.join(n)} go together; only {', '.join(t)} is given",  # type: ignore[misc]
         )
 
 
-def shape_of(tensor: Tensor) -> str:
-    """Return a tensor's shape, to be printed."""
-    return f"({', '.join(map(str, tensor.shape))})"
+def _check_rule(hold: Hold, rule: Multiple, sizes: Sizes) -> None:
+    of, by = sizes[rule.of], sizes[rule.by]
+    hold(
+        of == 0 if by == 0 else of % by == 0,
+        lambda: f"{rule.of} = {of} must be a multiple of {rule.by} = {by}",
+    )
+
+
+def _check_scalar(hold: Hold, scalar: Scalar, value: Any) -> None:
+    hold(value is not None, lambda: f"{scalar.name} is missing")
+    # a symbol is checked when it has a value
+    if scalar.positive and isinstance(value, float | int):
+        as_float32 = ctypes.c_float(value).value
+        said = f"{value:g}" if scalar.type == "float" else f"{value}"
+        hold(
+            math.isfinite(as_float32) and as_float32 > 0,
+            lambda: f"{scalar.name} is {said}; it must be {scalar.demand}",
+        )

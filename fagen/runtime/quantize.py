@@ -1,54 +1,20 @@
-"""quantize(x, …): fp16 or bf16 in, e4m3 with descales out, by the quantiser that this takes.
-
-On CPU tensors `torch.ops.fagen.quantized` computes what its kernel would, and nothing is built.
-"""
+"""quantize(x, …): fp16 or bf16 in, e4m3 with descales out, by the quantiser that this takes."""
 
 import math
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fagen.build import Binary, build
 from fagen.e4m3 import Quantized
-from fagen.errors import DeviceError, FagenError, ScheduleError
+from fagen.errors import ScheduleError
 from fagen.kinds.quantize.keys import Schedule
-from fagen.kinds.quantize.plan import plan
-from fagen.render import render
-from fagen.runtime import op
-from fagen.runtime.arguments import refuse_other_than_hopper
-from fagen.runtime.quantize_c import (
-    QuantizeArgs,
-    RotaryQuantizeArgs,
-    bind_quantizer,
-    quantizer_args,
-)
-from fagen.runtime.quantize_checks import (
-    Rotary,
-    outputs_for,
-    plan_of,
-    refuse_arguments,
-    traced_outputs,
-)
-from fagen.runtime.quantize_emulated import emulation
-from fagen.vocab import DTYPES, USUAL_SCALE_ROWS
+from fagen.runtime.op import Op
+from fagen.runtime.ready import ready, refuse_tracing, run_once
+from fagen.vocab import DTYPES, SCALE_ROWS_DEFAULT
 
-__all__ = [
-    "Quantized",
-    "QuantizeArgs",
-    "RotaryQuantizeArgs",
-    "bind_quantizer",
-    "load",
-    "outputs_for",
-    "plan_of",
-    "prepare_quantizer",
-    "quantize",
-    "quantizer_args",
-    "refuse_arguments",
-]
-
+Rotary = tuple[Tensor, Tensor]  # cosines and sines
 Key = tuple[torch.device, torch.dtype, int, bool, str, int, str, str]
 
 NOT_READY = (
@@ -57,8 +23,7 @@ NOT_READY = (
 )
 
 # What has been readied in this process. A call finds its kernel here or takes the long way once.
-_ready: dict[Key, op.Op] = {}
-_readying = threading.Lock()
+_ready: dict[Key, Op] = {}
 
 
 def quantize(
@@ -66,7 +31,7 @@ def quantize(
     *,
     rotate: bool = False,
     scales: str = "block",
-    scale_rows: int = USUAL_SCALE_ROWS,
+    scale_rows: int = SCALE_ROWS_DEFAULT,
     layout: str = "rows",
     descale: Tensor | float | None = None,
     seed: int = 0,
@@ -135,7 +100,7 @@ def prepare_quantizer(
     head_dim: int,
     rotate: bool = False,
     scales: str = "block",
-    scale_rows: int = USUAL_SCALE_ROWS,
+    scale_rows: int = SCALE_ROWS_DEFAULT,
     layout: str = "rows",
     rotary: str = "none",
     device: torch.device,
@@ -148,44 +113,17 @@ def prepare_quantizer(
     does. `rotary` is "halves" or "pairs" where calls will have one.
     """
     key = (device, dtype, head_dim, rotate, scales, scale_rows, layout, rotary)
-    kernel = _make_ready(key, progress)
+    kernel, slug = _make_ready(key, progress), _schedule(key).slug
     if device.type == "cuda":
-        x = torch.zeros(1, 1, 1, head_dim, dtype=dtype, device=device)
-        angles = x[0, ..., : head_dim // 2]
-        with torch.no_grad():
-            kernel(x, 0, None, **({} if rotary == "none" else {"cos": angles, "sin": angles}))
-    return _schedule(key).slug
+        run_once(kernel, slug, device)
+    return slug
 
 
-def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> op.Op:
+def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> Op:
     """The long way to a kernel: choose, build, load.  Raises as quantize does."""
-    if torch.compiler.is_compiling():
-        raise FagenError(NOT_READY + "it cannot be built while torch.compile traces the call")
-    device = key[0]
-    with _readying:
-        if key in _ready:
-            return _ready[key]
-        if device.type not in ("cpu", "cuda"):
-            raise DeviceError(
-                f"x is on {device}; a kernel runs on a Hopper GPU, or on a CPU emulated"
-            )
-        schedule = _schedule(key)
-        if device.type == "cpu":
-            kernel = emulation(schedule.slug)
-        else:
-            refuse_other_than_hopper(device, on_cpu="are quantised by torch")
-            kernel = _built(schedule, progress)
-        _ready[key] = kernel
-        return kernel
-
-
-def _built(schedule: Schedule, progress: Callable[[str], None] | None) -> op.Op:
-    if torch.cuda.is_current_stream_capturing():
-        raise FagenError(
-            NOT_READY + f"{schedule.slug} cannot be built while a CUDA graph is captured"
-        )
-    planned = plan(schedule)
-    return load(build(render(planned), planned, binding=True, progress=progress))
+    refuse_tracing(NOT_READY)
+    _ready[key] = ready(_schedule(key), key[0], not_ready=NOT_READY, progress=progress)
+    return _ready[key]
 
 
 def _schedule(key: Key) -> Schedule:
@@ -206,32 +144,3 @@ def _schedule(key: Key) -> Schedule:
     except ScheduleError as error:
         said = [line.rpartition("quantize.")[2] for line in str(error).splitlines()]
         raise ValueError(f"fagen.quantize: {'; '.join(said)}") from None
-
-
-# ---- the ops ------------------------------------------------------------------------------------
-
-
-def load(binary: Binary) -> op.Op:
-    """Register `binary` as torch.ops.fagen.<slug>(x, seed=0, descale=None) and return the op.
-
-    x (B, S, H, D) on one device, the last dimension contiguous, base pointer and other strides
-    multiples of 16 bytes. Of a schedule with a rotary embedding the op also takes cos and sin, by
-    name, (B, S, D / 2) each in x's dtype. Returns (values, descale), shaped as quantize(…) says;
-    where a descale is given, an empty tensor in its place, since no output may be an input. On CPU
-    tensors it is computed by torch. The op raises ValueError that names a wrong argument, also
-    where a gradient would be needed.  Raises as fagen.op.load does.
-    """
-
-    def outputs(
-        x: Tensor,
-        seed: int = 0,
-        descale: Tensor | None = None,
-        cos: Tensor | None = None,
-        sin: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        return traced_outputs(plan_of(binary.slug), x, descale, cos, sin)
-
-    return op.load(binary, outputs)
-
-
-# ---- the emulated op ----------------------------------------------------------------------------

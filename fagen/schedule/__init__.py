@@ -77,6 +77,8 @@ class Schedule(Section):
     def json_schema(cls) -> dict[str, Any]:
         """Return the JSON Schema of this kind, for editors that read a `#:schema` line."""
         schema = cls.model_json_schema()
+        said = {"const": cls.kind, "description": "what kind of kernel; its tables say it too"}
+        schema["properties"] = {"kind": said, **schema["properties"]}
         for table in (schema, *schema["$defs"].values()):
             for key, rule in table["properties"].items():
                 rule.pop("title", None)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from fagen.errors import ScheduleError
 from fagen.schedule.section import Keys
-from fagen.toml_lines import Origin
+from fagen.toml_lines import Origin, shown
 
 
 class BrokenRules(ValueError):  # noqa: N818 - it never leaves this package
@@ -49,7 +49,7 @@ def faults(invalid: ValidationError, keys: Keys) -> Iterator[Fault]:
         elif kind == "missing":
             yield path, f"is missing: {_expected(path, keys)}"
         else:
-            yield path, f"= {_shown(value)}{_refused(path, value, keys)}"
+            yield path, f"= {shown(value)}{_refused(path, value, keys)}"
 
 
 def _unknown(path: tuple[str, ...], keys: Keys) -> str:
@@ -90,7 +90,7 @@ def _refused(path: tuple[str, ...], value: Any, keys: Keys) -> str:
     rule = _property(path, keys)
     near = ""
     if isinstance(value, str) and (path[-1], value) in keys.renamed:
-        near = f"; {_shown(value)} is called {_shown(keys.renamed[path[-1], value])} now"
+        near = f"; {shown(value)} is called {shown(keys.renamed[path[-1], value])} now"
     elif isinstance(value, str) and (
         close := get_close_matches(value.lower(), map(str, rule.get("enum", ())), 1)
     ):
@@ -104,17 +104,3 @@ def _refused(path: tuple[str, ...], value: Any, keys: Keys) -> str:
 
 def _word(text: str, rule: dict[str, Any]) -> str:
     return next(json.dumps(word) for word in rule["enum"] if str(word) == text)
-
-
-def _shown(value: Any) -> str:
-    """Return a value as TOML would say it, cut where it is long."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        quoted = '"' + value.encode("unicode_escape").decode() + '"'
-        return quoted if len(quoted) <= 60 else quoted[:56] + '…"'
-    if isinstance(value, int) and value.bit_length() > 64:
-        return f"a number of {value.bit_length()} bits"
-    if isinstance(value, dict | list):
-        return "a table" if isinstance(value, dict) else "a list"
-    return str(value)

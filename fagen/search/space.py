@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from fagen import registry
 from fagen.errors import ScheduleError
-from fagen.kind import load
+from fagen.kind import load_named
 from fagen.problem import HIDDEN, TOKENS, Problem, Sizes
 from fagen.schedule import Keys, Schedule
 from fagen.schedule.faults import Fault, faults, refusal
@@ -64,7 +64,7 @@ def space_of(kind: str) -> Space:
     """What a kind says for a search.  Raises ScheduleError where it is not searched."""
     if not (name := registry.kind(kind).space):
         raise ScheduleError(f"schedules of the kind {kind} are not searched")
-    found: Space = load(name)
+    found: Space = load_named(name)
     return found
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.gpu
 KINDS = cycle(
     [
         ("full", ""),
-        ("causal", "_vrows_sblock_sr64"),
+        ("causal", "_vrows_sblock"),
         ("causal", "_sblock_sr32"),
         ("full", "_ofp16_vrows"),
         ("causal", "_stensor"),
@@ -37,45 +37,45 @@ HEAD_DIMS = [
 ]
 UNEVEN = [
     "fwd_e4m3_d64v128_causal_m128n96_vrows",
-    "fwd_e4m3_d192v128_full_m128n128_vspace_sblock",
+    "fwd_e4m3_d192v128_full_m128n128_vspace_sblock_sr128",
     "fwd_e4m3_d80v48_causal_m64n32_sblock_sr32",
     "fwd_e4m3_d16v144_full_m192n64_vrows",
 ]
 TILES = [
     "fwd_e4m3_d64_full_m192n128",
-    "fwd_e4m3_d64_causal_m192n128_sblock_sr64",
+    "fwd_e4m3_d64_causal_m192n128_sblock",
     "fwd_e4m3_d128_causal_m128n128_vrows",
     "fwd_e4m3_d128_full_m128n224",
-    "fwd_e4m3_d128_causal_m128n192_vrows_sblock_sr64",
+    "fwd_e4m3_d128_causal_m128n192_vrows_sblock",
     "fwd_e4m3_d192_causal_m128n128_vspace",
     "fwd_e4m3_d256_full_m128n96",
     "fwd_e4m3_d256_causal_m128n96_sblock_sr32",
     "fwd_e4m3_d256_full_m128n64_vrows",
-    "fwd_e4m3_d256_causal_m128n64_vspace_vrows_sblock_sr64",
-    "fwd_e4m3_d64_causal_m192n64_s3_vspace_nointer_vrows_sblock_sr64",
-    "fwd_e4m3_d128_full_m128n96_sblock",
-    "fwd_e4m3_d128_causal_m128n64_vrows_sblock",
-    "fwd_e4m3_d192_causal_m64n96_sblock_sr64",
+    "fwd_e4m3_d256_causal_m128n64_vspace_vrows_sblock",
+    "fwd_e4m3_d64_causal_m192n64_s3_vspace_nointer_vrows_sblock",
+    "fwd_e4m3_d128_full_m128n96_sblock_sr128",
+    "fwd_e4m3_d128_causal_m128n64_vrows_sblock_sr128",
+    "fwd_e4m3_d192_causal_m64n96_sblock",
     "fwd_e4m3_d64_causal_m256n64_s4_vspace_nointer_vrows_sblock_sr32",
 ]
 KNOBS = [
     "fwd_e4m3_d128_full_m128n64_pm1",
     "fwd_e4m3_d128_full_m192n64_s3_pm1_smemtotals",
-    "fwd_e4m3_d64_causal_m256n64_s3_nointer_sblock_sr64_pm4_smemtotals",
-    "fwd_e4m3_d128_causal_m128n64_vrows_sblock_sr64_pm4",
+    "fwd_e4m3_d64_causal_m256n64_s3_nointer_sblock_pm4_smemtotals",
+    "fwd_e4m3_d128_causal_m128n64_vrows_sblock_pm4",
     "fwd_e4m3_d128_causal_m128n128_nointra",
     "fwd_e4m3_d128_full_m128n128_nointer_vrows",
-    "fwd_e4m3_d128_full_m128n128_nointer_nointra_vrows_sblock",
-    "fwd_e4m3_d128_causal_m128n128_t4",
-    "fwd_e4m3_d128_full_m128n128_t4_vrows_sblock",
+    "fwd_e4m3_d128_full_m128n128_nointer_nointra_vrows_sblock_sr128",
+    "fwd_e4m3_d128_causal_m128n128_eachmax_t4",
+    "fwd_e4m3_d128_full_m128n128_eachmax_t4_vrows_sblock_sr128",
     "fwd_e4m3_d64_full_m128n128_po4p75",
     "fwd_e4m3_d128_full_m128n128_eachmax",
-    "fwd_e4m3_d128_causal_m128n128_eachmax_vrows_sblock",
+    "fwd_e4m3_d128_causal_m128n128_eachmax_vrows_sblock_sr128",
     "fwd_e4m3_d64_full_m256n64",
     "fwd_e4m3_d256_causal_m128n96_halves_vrows",
-    "fwd_e4m3_d64_causal_m256n64_s3_sblock_sr64",
+    "fwd_e4m3_d64_causal_m256n64_s3_sblock",
     "fwd_e4m3_d64_causal_m128n128_s3_q2_vrows",
-    "fwd_e4m3_d64_full_m128n128_sblock_single",
+    "fwd_e4m3_d64_full_m128n128_sblock_sr128_single",
     "fwd_e4m3_d64_causal_m64n64_s4_vrows_persistent",
 ]
 SLUGS = [*HEAD_DIMS, *UNEVEN, *TILES, *KNOBS]
@@ -96,7 +96,7 @@ FEW = [
     "fwd_e4m3_d256_causal_m128n96_sblock_sr32",
     "fwd_e4m3_d64_full_m192n128",
     "fwd_e4m3_d80v48_causal_m64n32_sblock_sr32",
-    "fwd_e4m3_d128_full_m128n128_t4_vrows_sblock",
+    "fwd_e4m3_d128_full_m128n128_eachmax_t4_vrows_sblock_sr128",
     "fwd_e4m3_d256_full_m128n64_vrows",
 ]
 PAIRS = [  # transposed V, and row-major V
@@ -104,12 +104,12 @@ PAIRS = [  # transposed V, and row-major V
     ("fwd_e4m3_d128_full_m128n224", "fwd_e4m3_d128_full_m128n224_vrows"),
     ("fwd_e4m3_d256_full_m128n64", "fwd_e4m3_d256_full_m128n64_vrows"),
     (
-        "fwd_e4m3_d64_causal_m128n128_sblock_sr64",
-        "fwd_e4m3_d64_causal_m128n128_vrows_sblock_sr64",
+        "fwd_e4m3_d64_causal_m128n128_sblock",
+        "fwd_e4m3_d64_causal_m128n128_vrows_sblock",
     ),
     (
-        "fwd_e4m3_d128_full_m192n64_s3_sblock_sr64",
-        "fwd_e4m3_d128_full_m192n64_s3_vrows_sblock_sr64",
+        "fwd_e4m3_d128_full_m192n64_s3_sblock",
+        "fwd_e4m3_d128_full_m192n64_s3_vrows_sblock",
     ),
 ]
 PROMOTED = ("fwd_e4m3_d128_full_m128n64_pm1", "fwd_e4m3_d128_full_m128n64")

@@ -10,13 +10,14 @@ import torch
 from fagen import flow
 from fagen.kinds.forward.operands import Operands
 from fagen.kinds.quantize import proof as quantizers
+from fagen.kinds.quantize import reference
+from fagen.kinds.quantize.keys import Schedule as QuantizeSchedule
 from fagen.kinds.quantize.proof import SIZES, bandwidth, check_quantizer, kernel_of
 from fagen.measure.numerics import rms
 from fagen.paths import locate
 from fagen.problem import HIDDEN
 from fagen.runtime.quantize import quantize
-from fagen.quantizer import QuantizeSchedule, reference
-from fagen.vocab import USUAL_SCALE_ROWS
+from fagen.vocab import SCALE_ROWS_DEFAULT
 from tests.gpu.conftest import BUILDERS
 
 pytestmark = pytest.mark.gpu
@@ -42,8 +43,8 @@ FAST = list(
     dict.fromkeys(
         [
             *COMMITTED,
-            *(f"quant_fp16_d{d}_rot_block{USUAL_SCALE_ROWS}" for d in (64, 128, 256)),
-            *(f"quant_bf16_d{d}_block{USUAL_SCALE_ROWS}_vcols" for d in (64, 128, 256)),
+            *(f"quant_fp16_d{d}_rot_block{SCALE_ROWS_DEFAULT}" for d in (64, 128, 256)),
+            *(f"quant_bf16_d{d}_block{SCALE_ROWS_DEFAULT}_vcols" for d in (64, 128, 256)),
             "quant_fp16_d128_rot_tensor",
         ]
     )
@@ -135,7 +136,7 @@ def test_what_is_quantised_is_what_a_kernel_takes(quantiser):
     made = [quantize(q, rotate=True), quantize(k, rotate=True), quantize(v, layout="columns")]
     given = Operands(*(x.values for x in made), *(x.descale for x in made))
     rows = reference.Quantized(reference.by_rows(given.v, 256), given.v_descale)
-    real = [x.real(USUAL_SCALE_ROWS) for x in (*made[:2], rows)]
+    real = [x.real(SCALE_ROWS_DEFAULT) for x in (*made[:2], rows)]
     assert rms(real[2] - v.float()) < 0.03 * rms(v)
     products, wanted = (
         torch.einsum("bshd,bthd->bhst", one.float(), other.float())

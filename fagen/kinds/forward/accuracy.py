@@ -27,7 +27,7 @@ from fagen.measure.inputs import cell_of, inputs, rows_with_keys, softmax_scale
 from fagen.measure.numerics import largest, unit_in_last_place
 from fagen.problem import Cell, Sizes
 from fagen.records import ShapeError
-from fagen.runtime import op
+from fagen.registry import plan_of
 
 LSE_TOLERANCE = 1e-3
 Kernel = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
@@ -72,7 +72,7 @@ def kernel_error(
 
 def poisoned(binary: Binary) -> Kernel:
     """The 16-bit kernel through its C interface, into outputs full of NaN."""
-    return _poisoned(op.plan_of(binary.slug), binary.library)
+    return _poisoned(plan_of(binary.slug), binary.library)  # type: ignore[arg-type]
 
 
 def _poisoned(plan: Plan, library: Path) -> Kernel:

@@ -18,6 +18,7 @@ from fagen.vocab import (
     P_HOMES,
     PRODUCERS,
     SCALE_ROWS,
+    SCALE_ROWS_DEFAULT,
     SCALES,
     SUMS,
     TOTALS,
@@ -106,24 +107,25 @@ class Softmax(Section):
     """How scores become probabilities."""
 
     p: Annotated[str, OneOf(P_HOMES)] = Field(
-        default="registers", description="from where P reaches the second GEMM"
+        default="registers", description="from where P reaches the PV GEMM"
     )
     sum: Annotated[str, OneOf(SUMS)] = Field(
         default="threads",
-        description='who adds up the rows of P; "tensor": the second GEMM, by a column of ones '
-        "beside V",
+        description='who adds up the rows of P; "tensor": the PV GEMM, by a column of ones beside '
+        'V; needs maximum = "each"',
     )
-    maximum: Annotated[str, OneOf(MAXIMA)] = derived(
-        '"each": a row\'s maximum is found in each block, before the exponentials; "late": these '
-        "are relative to the maximum so far, and a block's own is found only where that makes a "
-        "sum too large; late if left out, each with a rescale_threshold or sums by the tensor cores"
+    maximum: Annotated[str, OneOf(MAXIMA)] = Field(
+        default="lazy",
+        description='"lazy": exponentials are relative to the row max so far, and a block\'s own '
+        'is found only where that makes a sum too large; "each": it is found in each block, '
+        "before the exponentials",
     )
     rescale_threshold: float = Field(
         default=0.0,
         ge=0,
         le=15,  # P grows to 2 to this power; one more would leave fp16's range
         multiple_of=0.125,
-        description="log2 units; > 0 keeps a row's old maximum while it is close enough, with "
+        description="log2 units; > 0 keeps the old row max while it is close enough; needs "
         'maximum = "each"',
     )
 
@@ -139,7 +141,7 @@ class Fp8(Section):
         "what shares a scale: a tensor, a head of a batch, or a block of its rows; head if left out"
     )
     scale_rows: Annotated[int, OneOf(SCALE_ROWS)] = derived(
-        'rows that share a scale, with scales = "block"; 128 if left out'
+        f'rows that share a scale, with scales = "block"; {SCALE_ROWS_DEFAULT} if left out'
     )
     p_offset: float = derived(
         "log2 units; P is computed 2 to this power larger; if left out 4, 3 with wide blocks, 2 "
@@ -213,7 +215,7 @@ class Schedule(AnySchedule):
         derived=DERIVED,
         rules=rules,
         slug=SLUG,
-        renamed={},
+        renamed={("maximum", "late"): "lazy"},
     )
 
     def columns(self) -> dict[str, str]:

@@ -15,7 +15,7 @@ from fagen.e4m3 import by_columns, random_signs, rotate, rounded, rows_of
 from fagen.kinds.forward.plan import Plan
 from fagen.measure.inputs import softmax_scale
 from fagen.problem import Problem
-from fagen.runtime import op
+from fagen.runtime.c_interface import bind
 
 
 class Operands(NamedTuple):
@@ -82,8 +82,9 @@ def launch(
     of: Plan, library: Path, given: tuple[Any, ...], into: tuple[Tensor, Tensor]
 ) -> Callable[[], None]:
     """The kernel through its C interface, on the current stream: arguments as of `arguments`."""
-    q, k, v, scale, *descales = given
-    return op.bind_kernel(of.slug, library, q, k, v, *into, scale, *descales)
+    named = dict(zip((one.name for one in of.signature.arguments), given, strict=True))
+    out, lse = into
+    return bind(of, library, **named, out=out, lse=lse)
 
 
 def alike(of: Plan) -> Hashable:

@@ -28,7 +28,7 @@ from fagen.vocab import DTYPES, MASKS, ORDERS, Dtype, Mask, Swizzle, swizzle_of
 
 # What a lane's share of a row's P may add up to, relative to a stale maximum, in 16 bits. fp16 ends
 # at 65,504, and sums of fp32 lose nothing by it.
-_MOST_SUM = 4096.0
+_MAX_PARTIAL_SUM = 4096.0
 
 
 @dataclass(frozen=True)
@@ -63,22 +63,32 @@ class Plan:
     consumer_registers: int  # 0 where no warp is specialised
     launch_registers: int
 
+    masked_steps: bool  # blocks after a tile's last one may be seen in part
     inter_warpgroup: bool
     intra_warpgroup: bool
     p_in_registers: bool
     output: str
     sum_by_tensor: bool
-    late: bool  # a block's maximum is found only where sums get too large without
-    most_sum: float  # how large that is
+    lazy_max: bool  # a block's maximum is found only where sums get too large without
+    sum_chains: int  # of a lane's sums for a row, of a block or of a scale's keys in it
+    max_partial_sum: float  # how large that is
     sums_compared: int  # to it, of a lane's for a row: one, or of every other column
     rescale_threshold: float  # log2 units
-    # e4m3 only; elsewhere false and zero
+    # what follows from the element type
     fp8: bool
-    v_rows: bool  # V comes in rows, and is transposed here
+    p_bytes: int  # of an element of P
+    wgmma_mn_major: bool  # wgmma reads operands along M or N too, and is told which way
+    v_transposed: bool  # else V has to lie along its keys in shared memory
+    v_rows: bool  # and comes row-major, to be transposed by the producer
+    transposers: int  # warps that do so; elsewhere none
+    descales: bool  # Q, K and V come with factors
+    # where there are descales; elsewhere false and zero
     scales_by_block: bool  # else a number for each (batch, KV head), or by strides of 0 for all
     scale_rows: int  # of a block of scales; 0 where there is none
     group_keys: int  # of a step, that lie in one such block
-    scales_first: bool  # consumers read them before Q·Kᵀ, which is long, and not after it
+    scales_before_qk: (
+        bool  # consumers read them before S = QKᵀ, a long GEMM there, and not after it
+    )
     p_offset: float  # log2 units
     promote: int  # blocks after which sums move to a second accumulator; 0: never
     totals_shared: bool  # which is in shared memory
@@ -87,25 +97,24 @@ class Plan:
     persistent: bool
     longest_first: bool
     cluster: int  # thread blocks that share K and V
-    passes: bool  # consumers let blocks by whose keys their rows do not see
-    idles: bool  # so does one without rows
+    skips_masked_blocks: bool  # consumers skip blocks whose keys their rows do not see
+    skips_steps: bool  # a consumer without rows skips all but the first
     l2_share_bytes: int  # of the L2 cache, for the K and V that blocks share
     max_spill_bytes: int  # per thread
 
     qk_swizzle: Swizzle
-    v_swizzle: Swizzle
+    v_swizzle: Swizzle  # as wgmma reads it
+    v_rows_swizzle: Swizzle  # row-major: as it comes, where it is transposed
     p_swizzle: Swizzle
-    vt_swizzle: Swizzle  # V transposed: rows of block_n keys, for fp8
-    o_swizzle: Swizzle  # V's, but in fp8
+    o_swizzle: Swizzle
     qk_slab: int
     v_slab: int
+    v_rows_slab: int
     p_slab: int
-    vt_slab: int
     o_slab: int
     qk_slabs: int
     v_slabs: int
     p_slabs: int
-    vt_slabs: int
     o_slabs: int
 
     # of one consumer thread and its wgmma instructions
@@ -190,17 +199,26 @@ def plan(schedule: Schedule) -> Plan:
         raise OverBudget(_refusal(schedule, cost))
     dtype = DTYPES[schedule.attention.dtype]
     out_dtype = DTYPES[schedule.attention.out_dtype]
+    mask = MASKS[schedule.attention.mask]
     order = ORDERS[schedule.grid.order]
     d = padded(schedule.attention.head_dim, schedule)
     d_v = padded(schedule.attention.head_dim_v, schedule)
     block_n = schedule.tile.block_n
-    qk_swizzle, v_swizzle, p_swizzle = (swizzle_of(n * dtype.bytes) for n in (d, d_v, block_n))
-    qk_slab, v_slab, p_slab = (s.bytes // dtype.bytes for s in (qk_swizzle, v_swizzle, p_swizzle))
+    v_transposed = dtype.fp8
+    v_width = block_n if v_transposed else d_v
+    qk_swizzle, v_swizzle, v_rows_swizzle, p_swizzle = (
+        swizzle_of(columns * dtype.bytes) for columns in (d, v_width, d_v, block_n)
+    )
+    qk_slab, v_slab, v_rows_slab, p_slab = (
+        swizzle.bytes // dtype.bytes
+        for swizzle in (qk_swizzle, v_swizzle, v_rows_swizzle, p_swizzle)
+    )
     o_swizzle = swizzle_of(d_v * out_dtype.bytes)
     o_slab = o_swizzle.bytes // out_dtype.bytes
     p_in_registers = schedule.softmax.p == "registers"
     s_accumulators = _accumulators(block_n)
     sum_by_tensor = schedule.softmax.sum == "tensor"
+    v_rows = schedule.fp8.v_layout == "rows"
     group_keys = keys_of_a_scale(block_n, schedule.fp8.scale_rows)
     o_columns = d_v + (SM90.wgmma_n_step if sum_by_tensor else 0)
     o_accumulators = _accumulators(o_columns)
@@ -209,7 +227,7 @@ def plan(schedule: Schedule) -> Plan:
         slug=schedule.slug,
         dtype=dtype,
         out_dtype=out_dtype,
-        mask=MASKS[schedule.attention.mask],
+        mask=mask,
         head_dim=schedule.attention.head_dim,
         head_dim_v=schedule.attention.head_dim_v,
         head_dim_padded=d,
@@ -224,21 +242,28 @@ def plan(schedule: Schedule) -> Plan:
         producer_registers=schedule.warps.producer_registers,
         consumer_registers=schedule.warps.consumer_registers,
         launch_registers=launch_registers(schedule),
+        masked_steps=mask.last_by_row or not schedule.overlap.intra_warpgroup,
         inter_warpgroup=schedule.overlap.inter_warpgroup,
         intra_warpgroup=schedule.overlap.intra_warpgroup,
         p_in_registers=p_in_registers,
         output=schedule.pipeline.output,
         sum_by_tensor=sum_by_tensor,
-        late=schedule.softmax.maximum == "late",
-        most_sum=SM90.e4m3_max if dtype.fp8 else _MOST_SUM,
+        lazy_max=schedule.softmax.maximum == "lazy",
+        sum_chains=2 if group_keys == block_n else 1,  # one would wait for its own latency
+        max_partial_sum=SM90.e4m3_max if dtype.fp8 else _MAX_PARTIAL_SUM,
         sums_compared=2 if dtype.fp8 and group_keys == block_n else 1,
         rescale_threshold=schedule.softmax.rescale_threshold,
         fp8=dtype.fp8,
-        v_rows=schedule.fp8.v_layout == "rows",
+        p_bytes=dtype.bytes,
+        wgmma_mn_major=not dtype.fp8,
+        v_transposed=v_transposed,
+        v_rows=v_rows,
+        transposers=3 if v_rows else 0,  # all warps of the producer but the one that loads
+        descales=dtype.fp8,
         scales_by_block=schedule.fp8.scales == "block",
         scale_rows=schedule.fp8.scale_rows,
         group_keys=group_keys,
-        scales_first=schedule.fp8.scales == "block" and schedule.attention.head_dim > 128,
+        scales_before_qk=schedule.fp8.scales == "block" and schedule.attention.head_dim > 128,
         p_offset=schedule.fp8.p_offset,
         promote=schedule.fp8.promote,
         totals_shared=schedule.fp8.totals == "shared",
@@ -246,24 +271,24 @@ def plan(schedule: Schedule) -> Plan:
         persistent=order.persistent,
         longest_first=order.longest_first,
         cluster=schedule.grid.cluster,
-        passes=_passes(schedule),
-        idles=_passes(schedule) and schedule.warps.consumers == 3,  # 192 rows divide no power of 2
+        skips_masked_blocks=_skips_masked_blocks(schedule),
+        skips_steps=_skips_masked_blocks(schedule)
+        and schedule.warps.consumers == 3,  # 192 rows divide no power of 2
         l2_share_bytes=SM90.l2_bytes // 2,  # each half holds its own copy of what both halves read
         max_spill_bytes=schedule.build.max_spill_bytes,
         qk_swizzle=qk_swizzle,
         v_swizzle=v_swizzle,
+        v_rows_swizzle=v_rows_swizzle,
         p_swizzle=p_swizzle,
-        vt_swizzle=p_swizzle,  # a row of either is block_n elements
         o_swizzle=o_swizzle,
         qk_slab=qk_slab,
         v_slab=v_slab,
+        v_rows_slab=v_rows_slab,
         p_slab=p_slab,
-        vt_slab=p_slab,
         o_slab=o_slab,
         qk_slabs=d // qk_slab,
-        v_slabs=d_v // v_slab,
+        v_slabs=v_width // v_slab,
         p_slabs=block_n // p_slab,
-        vt_slabs=block_n // p_slab,
         o_slabs=d_v // o_slab,
         o_columns=o_columns,
         s_accumulators=s_accumulators,
@@ -280,13 +305,13 @@ def plan(schedule: Schedule) -> Plan:
     )
 
 
-def _passes(schedule: Schedule) -> bool:
+def _skips_masked_blocks(schedule: Schedule) -> bool:
     """Whether some rows of a tile, or of a pair of tiles, see less than a block_n of its end.
 
     Only where they can wait for the others: these need buffers, and V's space, before they go on.
     """
-    causal = MASKS[schedule.attention.mask].causal
-    if not (causal and schedule.warps.producer == "warp" and schedule.overlap.intra_warpgroup):
+    by_row = MASKS[schedule.attention.mask].last_by_row
+    if not (by_row and schedule.warps.producer == "warp" and schedule.overlap.intra_warpgroup):
         return False
     if schedule.grid.cluster > 1:
         return True  # the rules of a schedule see to it

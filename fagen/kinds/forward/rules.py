@@ -10,7 +10,7 @@ from fagen.vocab import (
     DTYPES,
     MASKS,
     OUTPUTS,
-    SCALE_ROWS,
+    SCALE_ROWS_DEFAULT,
     SCALES,
     TOTALS,
     V_LAYOUTS,
@@ -31,7 +31,7 @@ _CODES = (
     Code("intra_warpgroup", words={True: "intra", False: "nointra"}),
     Code("p", words={"registers": "pregs", "shared": "pshared"}),
     Code("sum", words={"threads": "threadsum", "tensor": "tensorsum"}),
-    Code("maximum", words={"late": "latemax", "each": "eachmax"}),
+    Code("maximum", words={"lazy": "lazymax", "each": "eachmax"}),
     Code("rescale_threshold", "t"),
     Code("v_layout", words={"rows": "vrows", "columns": "vcols"}),
     Code("scales", words={"tensor": "stensor", "head": "shead", "block": "sblock"}),
@@ -52,24 +52,33 @@ SLUG = SlugForm(
 
 _FP8_KEYS = ("v_layout", "scales", "scale_rows", "p_offset", "promote", "totals")
 
-# Keys whose default follows from others, in an order that works.  A slug leaves such a key out
-# where it has that value, and still reads back: what it follows from is in the slug.
+# Keys whose default follows from others, in an order that works.  Each is a structural rule over
+# keys that stand before it here or follow from none: all of these are in the slug, so one that
+# leaves a default out still reads back.  None is a measurement, and none changes once released:
+# what was measured stands in schedules and in the dispatch table.
 DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    # V is as wide as K (head_dim)
     "head_dim_v": lambda keys: keys["head_dim"],
+    # a warpgroup takes the rows of one wgmma (block_m)
     "consumers": lambda keys: keys["block_m"] // SM90.wgmma_m,
+    # wherever there are two that can take turns (consumers, producer)
     "inter_warpgroup": lambda keys: keys["consumers"] > 1 and keys["producer"] == "warp",
+    # longest tiles first where they differ in length (mask)
     "order": lambda keys: MASKS[keys["mask"]].order,
-    "maximum": lambda keys: (
-        "each" if keys["rescale_threshold"] > 0 or keys["sum"] == "tensor" else "late"
-    ),
+    # that of Q, K and V where O can have it (dtype)
     "out_dtype": lambda keys: DTYPES[keys["dtype"]].out,
-    # nothing at all where Q, K and V are no e4m3
+    # a constant in e4m3; nothing where Q, K and V have no scales (dtype)
     "v_layout": lambda keys: V_LAYOUTS[0] if _fp8(keys) else "",
     "scales": lambda keys: SCALES[0] if _fp8(keys) else "",
-    "scale_rows": lambda keys: SCALE_ROWS[-1] if keys["scales"] == "block" else 0,
+    # a constant where a block of rows shares a scale (scales)
+    "scale_rows": lambda keys: SCALE_ROWS_DEFAULT if keys["scales"] == "block" else 0,
+    # the largest that leaves P in range, less for masks by row (dtype, maximum, rescale_threshold,
+    # mask, block_n)
     "p_offset": lambda keys: _p_offset(keys) if _fp8(keys) else 0.0,
+    # a constant where sums are promoted (dtype, promote)
     "totals": lambda keys: TOTALS[0] if keys["promote"] and _fp8(keys) else "",
     # three consumers or four use up the register file; a producer beside fewer has what it needs
+    # (producer, consumers, v_layout, scales)
     "producer_registers": lambda keys: _registers_of(keys)[0],
     "consumer_registers": lambda keys: _registers_of(keys)[1],
 }
@@ -104,7 +113,7 @@ def _p_offset(keys: Mapping[str, Any]) -> float:
 
 
 def most_p_offset(block_n: int) -> float:
-    """With a late maximum: a lane adds up block_n / 8 of P, and so many equal ones have to fit.
+    """With a lazy row max: a lane adds up block_n / 8 of P, and so many equal ones have to fit.
 
     A thousandth is for their rounding.
     """
@@ -185,13 +194,14 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             '"tensor" adds P up after it is rounded, which in bf16 puts the log-sum-exp of a row '
             'that sees two or three keys off by 1.3e-3, and 1e-3 is promised: use sum = "threads"',
         )
-    if keys["maximum"] == "late":
+    if keys["maximum"] == "lazy":
         for key, only in (("rescale_threshold", 0.0), ("sum", "threads")):
             if keys[key] != only:
                 yield (
-                    "maximum",
-                    f'"late" does not go with {key} = {_toml(keys[key])}: what tells that a '
-                    "maximum has to be raised are the sums, which threads add up; leave either out",
+                    key,
+                    f'= {_toml(keys[key])} does not go with maximum = "lazy", the default, by '
+                    "which a row max is raised where sums that threads add up grow too large; use "
+                    f'maximum = "each", or leave {key} out',
                 )
     if keys["producer"] == "none":
         for key in ("producer_registers", "consumer_registers"):
@@ -249,7 +259,7 @@ def _rules_of_fp8(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f"makes the sum of {keys['block_n']} / 8 equal elements of P 2 to the power of "
             f"{keys['p_offset']:g} + {math.log2(keys['block_n'] / 8):.3f} > "
             f"{math.log2(SM90.e4m3_max):.3f}, the log2 of {SM90.e4m3_max:g}, so that every block's "
-            f'maximum would be found (maximum = "late"); use p_offset = '
+            f'row max would be found (maximum = "lazy"); use p_offset = '
             f"{max(0, math.floor(most))}, or leave it out",
         )
 

@@ -18,7 +18,7 @@ from pydantic import Field
 from fagen.kinds.quantize.rules import DERIVED, SLUG, rules
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
-from fagen.vocab import OUT_DTYPES, ROTARIES, SCALE_ROWS, SCALES, V_LAYOUTS
+from fagen.vocab import OUT_DTYPES, ROTARIES, SCALE_ROWS, SCALE_ROWS_DEFAULT, SCALES, V_LAYOUTS
 
 
 class Quantize(Section):
@@ -40,7 +40,7 @@ class Quantize(Section):
         default="block", description="how much shares a scale; a block is scale_rows rows of a head"
     )
     scale_rows: Annotated[int, OneOf(SCALE_ROWS)] = derived(
-        'rows that share a scale, with scales = "block"; 64 if left out'
+        f'rows that share a scale, with scales = "block"; {SCALE_ROWS_DEFAULT} if left out'
     )
     layout: Annotated[str, OneOf(V_LAYOUTS)] = Field(
         default="rows",

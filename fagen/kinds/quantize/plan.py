@@ -64,7 +64,7 @@ class Plan:
     ragged: bool  # the last chunk is half empty
     parts: int  # in which a warp goes through its rows
     height: int  # rows that a lane holds at a time
-    settlers: int  # threads that make one descale of many maxima
+    reduce_threads: int  # threads that make one descale of many maxima
     shared_bytes: int
 
     @property
@@ -123,7 +123,7 @@ class Plan:
             return Launches((main,))
         one = Grid(Product()) if self.by_tensor else Grid(heads, batch)
         maxima = Launch("find_maxima", grid, self.threads, unless="descale")
-        descales = Launch("settle", one, self.settlers, unless="descale")
+        descales = Launch("reduce_maxima", one, self.reduce_threads, unless="descale")
         fp32 = Extent(number=4)
         workspace = Product((Extent("batch"), Extent("heads"), tiles, fp32))
         return Launches((maxima, descales, main), workspace, unless="descale")
@@ -186,7 +186,7 @@ def plan(schedule: Schedule) -> Plan:
         ragged=keys.head_dim % CHUNK_COLUMNS > 0,
         parts=parts,
         height=2 // parts,
-        settlers=SM90.max_threads_per_block if keys.scales == "tensor" else 256,
+        reduce_threads=SM90.max_threads_per_block if keys.scales == "tensor" else 256,
         # tile and tops, each as aligned as it is in the kernel
         shared_bytes=(keys.rows * chunks * CHUNK_COLUMNS if columns else 0) + 4 * warps,
     )

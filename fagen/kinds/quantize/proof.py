@@ -7,6 +7,7 @@ filled with what is no number beforehand, so that a value that was not written s
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ from fagen.measure.proof import Proof
 from fagen.measure.timing import SUSTAINED, Call, time_calls
 from fagen.problem import HIDDEN
 from fagen.records import Bandwidth, RoundingError
-from fagen.runtime import quantize as quantize_op
+from fagen.runtime.c_interface import bind, call
+from fagen.runtime.checks import allocated, checked
 
 NEIGHBOURS = 1e-3  # of the values
 DESCALES = 1e-5  # relative
@@ -61,16 +63,22 @@ SIZES = (  # one row, whole blocks and broken ones, many thread blocks, strides 
 )
 
 
-def kernel_of(binary: Binary) -> Kernel:
+def kernel_of(plan: Plan, binary: Binary) -> Kernel:
     """The kernel through its C interface, on the current stream."""
 
     def kernel(x: Tensor, values: Tensor, descale: Tensor, given: Tensor | None) -> None:
-        rotary = angles(quantize_op.plan_of(binary.slug), x)
-        quantize_op.bind_quantizer(
-            binary, x, values, descale, seed=SEED, given=given, rotary=rotary
-        )()
+        call(plan, binary.library, **arguments(plan, x, values, descale, given))
 
     return kernel
+
+
+def arguments(
+    plan: Plan, x: Tensor, values: Tensor, descale: Tensor, given: Tensor | None
+) -> dict[str, Any]:
+    """Return what a call takes by name; cosines and sines are added where the Plan has them."""
+    rotary = angles(plan, x)
+    named = {} if rotary is None else dict(zip(("cos", "sin"), rotary, strict=True))
+    return dict(x=x, seed=SEED, values=values, found_descale=descale, descale=given, **named)
 
 
 def check_quantizer(
@@ -126,7 +134,7 @@ def angles(plan: Plan, x: Tensor) -> tuple[Tensor, Tensor] | None:
 def rounding_error(plan: Plan, kernel: Kernel, x: Tensor, *, given: bool) -> RoundingError:
     """How the kernel's output for x (B, S, H, D) differs from the reference's."""
     batch, seqlen, heads, _ = x.shape
-    values, descale = quantize_op.outputs_for(plan, x)
+    values, descale = outputs_for(plan, x)
     values.view(torch.uint8).fill_(_NOT_A_NUMBER)
     descale.fill_(torch.nan)
     fixed = torch.full_like(descale, GIVEN) if given else None
@@ -151,6 +159,13 @@ def rounding_error(plan: Plan, kernel: Kernel, x: Tensor, *, given: bool) -> Rou
     )
 
 
+def outputs_for(plan: Plan, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return values and descales, without numbers, that the kernel makes of x."""
+    named = {"x": x} | dict(zip(("cos", "sin"), angles(plan, x) or (), strict=False))
+    values, descale = allocated(plan, named, checked(plan, named, have_data=False))
+    return values, descale
+
+
 def places(values: Tensor) -> Tensor:
     """Return each e4m3 number's place among all in their order, 0 for both zeros."""
     assert values.dtype == E4M3
@@ -163,11 +178,9 @@ def bandwidth(plan: Plan, binary: Binary, given: bool) -> Bandwidth:
     batch, seqlen, heads = 4, 16_384, HIDDEN // plan.head_dim
     dtype = getattr(torch, plan.dtype.torch)
     x = torch.randn(batch, seqlen, heads, plan.head_dim, device="cuda").to(dtype)
-    values, descale = quantize_op.outputs_for(plan, x)
+    values, descale = outputs_for(plan, x)
     fixed = torch.full_like(descale, GIVEN) if given else None
-    launch = quantize_op.bind_quantizer(
-        binary, x, values, descale, seed=SEED, given=fixed, rotary=angles(plan, x)
-    )
+    launch = bind(plan, binary.library, **arguments(plan, x, values, descale, fixed))
     moved = x.numel() * (plan.dtype.bytes + 1)  # each is read and written as a byte
     source = torch.empty(moved // 2, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
@@ -208,7 +221,7 @@ def _line(error: RoundingError) -> str:
 
 
 def _errors(plan: Plan, binary: Binary, progress: Say | None) -> tuple[RoundingError, ...]:
-    return check_quantizer(plan, kernel_of(binary), SIZES, device="cuda", progress=progress)
+    return check_quantizer(plan, kernel_of(plan, binary), SIZES, device="cuda", progress=progress)
 
 
 def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Bandwidth, ...]:

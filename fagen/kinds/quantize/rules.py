@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fagen.schedule import Code, SlugForm
+from fagen.vocab import SCALE_ROWS_DEFAULT
 
 HALVES_STEP = 64  # columns: two of the chunks of 32 that lanes share
 
@@ -20,8 +21,10 @@ SLUG = SlugForm(
     example="quant_fp16_d128_rot",
 )
 
+# keys whose default is a structural rule over others, which the slug says
 DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
-    "scale_rows": lambda keys: 64 if keys["scales"] == "block" else 0,
+    # a constant where a block of rows shares a scale (scales)
+    "scale_rows": lambda keys: SCALE_ROWS_DEFAULT if keys["scales"] == "block" else 0,
 }
 
 

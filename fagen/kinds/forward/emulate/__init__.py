@@ -1,10 +1,30 @@
 """A Plan and tensors in, what its kernel computes out: its tiles, order and roundings, in torch.
 
-Beside it the reference in fp64 that both are measured against. Everything works on any device.
+Works on any device.
 """
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from fagen.kinds.forward.emulate.fp8 import emulate_fp8
 from fagen.kinds.forward.emulate.tiles import emulate
-from fagen.kinds.forward.reference import reference
 
-__all__ = ["emulate", "emulate_fp8", "reference"]
+if TYPE_CHECKING:
+    from fagen.kinds.forward.plan import Plan
+
+__all__ = ["compute", "emulate", "emulate_fp8"]
+
+
+def compute(
+    plan: "Plan", q: Tensor, k: Tensor, v: Tensor, scale: float, **descales: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return out and lse; arguments as of the kernel's op, a descale that is None is 1."""
+    if not descales:
+        return emulate(plan, q, k, v, scale)
+    one = torch.ones(1, 1, 1, device=q.device)
+    given = (descales[f"{name}_descale"] for name in ("q", "k", "v"))
+    return emulate_fp8(
+        plan, q, k, v, scale, *(one if descale is None else descale for descale in given)
+    )

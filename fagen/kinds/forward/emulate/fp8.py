@@ -10,10 +10,9 @@ from torch import Tensor
 
 from fagen.arch import SM90
 from fagen.e4m3 import by_rows, rows_of, to_e4m3
-from fagen.kinds.forward.emulate.tiles import outgrown
+from fagen.kinds.forward.emulate.tiles import LN2, blocks_of, hidden, outgrown
 from fagen.kinds.forward.plan import Plan
 
-LN2 = math.log(2)
 _TERMS = 1 << 22  # products held at a time where the accumulator is Hopper's
 
 
@@ -51,8 +50,6 @@ def emulate_fp8(
 
     keys = k.permute(0, 2, 3, 1).float()  # (B, Hk, D, Sk)
     v_descale = v_descale.expand(batch, kv_heads, -1)
-    columns_of = torch.arange(seqlen_k, device=q.device)
-    reach = seqlen_k - seqlen_q  # row i sees the keys up to i + reach
     # what a key's scores are multiplied by, and what its probability is weighted with
     k_factor = scale * math.log2(math.e) * _by_key(k_descale, plan, batch, kv_heads, seqlen_k)
     weight = _by_key(v_descale, plan, batch, kv_heads, seqlen_k)
@@ -65,21 +62,19 @@ def emulate_fp8(
         queries = q[:, top:bottom].permute(0, 2, 1, 3).float().reshape(shape)
         factor = q_factor[:, :, top:bottom].reshape(shape)
         row = torch.arange(top, bottom, device=q.device).repeat(group)[:, None]
-        end = min(seqlen_k, bottom + reach) if plan.mask.causal else seqlen_k
 
         maximum = factor.new_full(factor.shape, -math.inf)
         row_sum = torch.zeros_like(maximum)
         partial = queries.new_zeros(*queries.shape[:-1], values.shape[-1])
         total = torch.zeros_like(partial)
-        for step, left in enumerate(reversed(range(0, max(end, 0), plan.block_n)), 1):
-            block = slice(left, min(left + plan.block_n, seqlen_k))
+        for step, block in enumerate(blocks_of(plan, top, bottom, seqlen_q, seqlen_k), 1):
             scores = _product(queries, keys[..., block], None, hopper_sums)
             exponents = scores * (factor * k_factor[..., block]) + weight[..., block].log2()
-            if plan.mask.causal:
-                exponents = exponents.masked_fill(columns_of[block] > row + reach, -math.inf)
+            unseen = hidden(plan, row, block, seqlen_q, seqlen_k)
+            exponents = exponents.masked_fill(unseen, -math.inf)
 
             highest = torch.maximum(maximum, exponents.amax(-1, keepdim=True))
-            if plan.late:
+            if plan.lazy_max:
                 guess = torch.exp2(exponents - (maximum - plan.p_offset))
                 keep = ~outgrown(guess, plan, bottom - top)
             else:

@@ -1,12 +1,14 @@
 """A Plan and 16-bit tensors in, what its kernel computes out: its tiles, order and roundings."""
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from fagen.kinds.forward.plan import Plan
 
+LN2 = math.log(2)
 _WARP_ROWS = 16  # of a warpgroup's 64
 
 
@@ -29,8 +31,6 @@ def emulate(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[
     keys = k.permute(0, 2, 3, 1).float()  # (B, Hk, D, Sk)
     values = v.permute(0, 2, 1, 3).float()  # (B, Hk, Sk, Dv)
     rows_of = torch.arange(seqlen_q, device=q.device)
-    columns_of = torch.arange(seqlen_k, device=q.device)
-    reach = seqlen_k - seqlen_q  # row i sees the keys up to i + reach
 
     for top in range(0, seqlen_q, plan.block_m):
         bottom = min(top + plan.block_m, seqlen_q)
@@ -40,12 +40,9 @@ def emulate(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[
 
         softmax = _OnlineSoftmax(queries, scale, plan, bottom - top)
         accumulated = queries.new_zeros(*queries.shape[:-1], v.shape[-1])
-        end = min(seqlen_k, bottom + reach) if plan.mask.causal else seqlen_k
-        for left in reversed(range(0, max(end, 0), plan.block_n)):
-            block = slice(left, min(left + plan.block_n, seqlen_k))
+        for block in blocks_of(plan, top, bottom, seqlen_q, seqlen_k):
             scores = queries @ keys[..., block]
-            if plan.mask.causal:
-                scores = scores.masked_fill(columns_of[block] > row + reach, -math.inf)
+            scores = scores.masked_fill(hidden(plan, row, block, seqlen_q, seqlen_k), -math.inf)
             p, rescale = softmax.step(scores)
             # what the tensor cores read is rounded; row sums that threads add up saw p before
             rounded = p.to(q.dtype).float()
@@ -59,6 +56,21 @@ def emulate(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[
     return out, lse
 
 
+def blocks_of(plan: Plan, top: int, bottom: int, seqlen_q: int, seqlen_k: int) -> Iterator[slice]:
+    """Yield the blocks of keys that the rows top … bottom - 1 see, the last one first."""
+    first = max(0, plan.mask.keys(top, seqlen_q, seqlen_k)[0]) // plan.block_n * plan.block_n
+    last = min(seqlen_k, plan.mask.keys(bottom - 1, seqlen_q, seqlen_k)[1])
+    for left in reversed(range(first, last, plan.block_n)):
+        yield slice(left, min(left + plan.block_n, seqlen_k))
+
+
+def hidden(plan: Plan, row: Tensor, block: slice, seqlen_q: int, seqlen_k: int) -> Tensor:
+    """Tell which keys of a block (columns) the rows (rows, 1) do not see."""
+    first, last = plan.mask.keys(row, seqlen_q, seqlen_k)
+    key = torch.arange(block.start, block.stop, device=row.device)
+    return (key < first) | (key >= last)
+
+
 def outgrown(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
     """Tell whose maximum a late kernel raises after a guess at p (…, rows, columns) of a block.
 
@@ -70,7 +82,7 @@ def outgrown(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
     lanes = 4 * plan.sums_compared
     filled = torch.nn.functional.pad(p, (0, plan.block_n - p.shape[-1]))
     sums = filled.unflatten(-1, (-1, plan.group_keys // 8, lanes, 8 // lanes)).sum((-1, -3))
-    large = ~(sums <= plan.most_sum).all(-1).all(-1)  # NaN is too large as well
+    large = ~(sums <= plan.max_partial_sum).all(-1).all(-1)  # NaN is too large as well
     heads = large.unflatten(-1, (-1, rows_of_a_head))
     warps = torch.nn.functional.pad(heads, (0, -rows_of_a_head % _WARP_ROWS))
     raised = warps.unflatten(-1, (-1, _WARP_ROWS)).any(-1, keepdim=True)
@@ -79,10 +91,12 @@ def outgrown(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
 
 
 class _OnlineSoftmax:
-    """The maximum and sum of rows of scores (..., rows, columns) that arrive block by block."""
+    """The maximum and sum of rows of scores (..., rows, columns) that arrive block by block.
+
+    Maxima are those of exponents of 2, to which scores are scaled.
+    """
 
     def __init__(self, rows: Tensor, scale: float, plan: Plan, rows_of_a_head: int) -> None:
-        self.scale = scale
         self.scale_log2 = scale * math.log2(math.e)  # exp2 is the instruction that there is
         self.plan = plan
         self.rows_of_a_head = rows_of_a_head
@@ -91,17 +105,18 @@ class _OnlineSoftmax:
 
     def step(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Take one block: its probabilities, and the factor for all that was added up before."""
-        highest = torch.maximum(self.maximum, scores.amax(-1, keepdim=True))
-        if self.plan.late:
-            guess = torch.exp2((scores - self.maximum) * self.scale_log2)
+        exponents = scores * self.scale_log2
+        highest = torch.maximum(self.maximum, exponents.amax(-1, keepdim=True))
+        if self.plan.lazy_max:
+            guess = torch.exp2(exponents - self.maximum)
             keep = ~outgrown(guess, self.plan, self.rows_of_a_head)
         else:
-            keep = (highest - self.maximum) * self.scale_log2 <= self.plan.rescale_threshold
+            keep = highest - self.maximum <= self.plan.rescale_threshold
         highest = torch.where(keep, self.maximum, highest)
         # a row that has seen nothing yet: any finite number does, and minus infinity gives NaN
-        origin = highest.masked_fill(highest == -math.inf, 0.0) * self.scale_log2
-        rescale = torch.exp2(self.maximum * self.scale_log2 - origin)
-        p = torch.exp2(scores * self.scale_log2 - origin)
+        origin = highest.masked_fill(highest == -math.inf, 0.0)
+        rescale = torch.exp2(self.maximum - origin)
+        p = torch.exp2(exponents - origin)
         self.maximum = highest
         return p, rescale
 
@@ -112,4 +127,4 @@ class _OnlineSoftmax:
     def finish(self) -> tuple[Tensor, Tensor]:
         """Return what to multiply the rows of the output by, and their log-sum-exp."""
         inverse = torch.where(self.sum == 0, 0.0, 1 / self.sum)
-        return inverse, self.maximum * self.scale + torch.log(self.sum)
+        return inverse, self.maximum * LN2 + torch.log(self.sum)

@@ -1,0 +1,64 @@
+"""Declare every key of a schedule of combining: the partial outputs, the output, the thread block.
+
+[combine]
+dtype = "fp32"        # of the partial outputs: fp32 | fp16 | bf16
+head_dim = 128        # columns of V, a multiple of 8
+out_dtype = "bf16"    # as dtype if left out
+layout = "dense"      # or "packed": rows of all sequences one after the other
+threads = 128         # of a thread block, at most: it takes whole rows
+loads = 2             # of 16 bytes, that a lane makes of a row
+stages = 8            # splits whose loads are under way
+"""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from fagen.kinds.combine.rules import DERIVED, SLUG, rules
+from fagen.schedule import Keys, OneOf, Section, derived
+from fagen.schedule import Schedule as AnySchedule
+from fagen.vocab import BLOCK_THREADS, LANE_LOADS, LAYOUTS, PARTIALS, RING_STAGES
+
+
+class Combine(Section):
+    """What is combined and how a thread block takes it."""
+
+    dtype: Annotated[str, OneOf(PARTIALS)] = Field(description="of the partial outputs")
+    head_dim: int = Field(ge=8, le=512, multiple_of=8, description="columns of V")
+    out_dtype: Annotated[str, OneOf(PARTIALS)] = derived("of the output; as dtype if left out")
+    layout: Annotated[str, OneOf(LAYOUTS)] = Field(
+        default="dense",
+        description='"dense": (batch, seqlen) rows; "packed": rows of all sequences one after the '
+        "other, each sequence with its own number of splits",
+    )
+    threads: Annotated[int, OneOf(BLOCK_THREADS)] = Field(
+        default=128, description="of a thread block, at most: it takes whole rows"
+    )
+    loads: Annotated[int, OneOf(LANE_LOADS)] = Field(
+        default=2, description="of 16 bytes, that a lane makes of a row, at most"
+    )
+    stages: Annotated[int, OneOf(RING_STAGES)] = Field(
+        default=8, description="splits whose loads are under way"
+    )
+
+
+class Schedule(AnySchedule):
+    """What is combined; every key has its value."""
+
+    kind: ClassVar[str] = "combine"
+
+    combine: Combine
+
+    keys: ClassVar[Keys] = Keys(
+        tables={"combine": Combine}, derived=DERIVED, rules=rules, slug=SLUG, renamed={}
+    )
+
+    def columns(self) -> dict[str, str]:
+        """Return what a list of schedules shows of this one."""
+        keys = self.combine
+        return {
+            "dtype": keys.dtype,
+            "head_dim": f"{keys.head_dim}",
+            "mask": "",
+            "tile": f"{keys.stages} stages",
+        }

@@ -1,0 +1,269 @@
+"""Turn a schedule of combining into its Plan: every number that its templates print."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from fagen.arch import SM90
+from fagen.errors import OverBudget
+from fagen.kind import Role
+from fagen.kinds.combine import fold
+from fagen.kinds.combine.keys import Schedule
+from fagen.kinds.combine.rules import LOAD_BYTES, lanes, row_loads
+from fagen.kinds.combine.signature import signature
+from fagen.launch import Grid, Launch, Launches, Product
+from fagen.ledger import Ledger, Row, first_that_fits
+from fagen.signature import Extent, Signature
+from fagen.vocab import BLOCK_THREADS, PARTIALS, RING_STAGES, Dtype
+
+_OTHERS = 32  # registers for addresses, steps, a weight and what is counted
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Combining, worked out: it fits."""
+
+    kind: ClassVar[str] = "combine"
+    max_spill_bytes: ClassVar[int] = 0  # per thread
+    roles: ClassVar[tuple[Role, ...]] = ()  # no warp is specialised
+    modelled_registers: ClassVar[int] = 0
+    spill_remedy: ClassVar[str] = "fewer loads of a lane need fewer"
+
+    schedule: Schedule
+    slug: str
+    dtype: Dtype  # of the partial outputs
+    out_dtype: Dtype
+
+    head_dim: int
+    packed: bool
+    vector: int  # elements of a load
+    out_words: int  # registers that they take as output
+    lanes: int  # that share a row
+    loads: int  # of a row, that each of them makes
+    ragged: bool  # some of these are beyond its end
+    rows: int  # per thread block
+    one_row: bool  # a warp has lanes of one row only
+    threads: int
+    blocks: int  # that a multiprocessor should hold at least
+    launch_registers: int  # per thread, that so many blocks leave it
+
+    stages: int  # splits whose loads are under way
+    weighing: int  # neighbouring lanes that share the work of weighing them
+    held: int  # weights that each of these works out
+    shared: Ledger
+
+    log2_e: float = fold.LOG2_E
+    ln_2: float = fold.LN_2
+    rounder: float = fold.ROUND
+    least_exponent: float = fold.LEAST_EXPONENT
+    sqrt_half_bits: int = fold.SQRT_HALF_BITS
+    exp2: tuple[float, ...] = fold.EXP2
+    log: tuple[float, ...] = fold.LOG
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a thread block."""
+        return self.shared.total
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        """What declares the element types."""
+        found = dict.fromkeys((self.dtype.header, self.out_dtype.header))
+        return tuple(name for name in found if name != PARTIALS["fp32"].header)
+
+    @property
+    def converted(self) -> bool:
+        """Whether a partial output is widened to fp32."""
+        return self.dtype.bytes < PARTIALS["fp32"].bytes
+
+    @property
+    def rounded(self) -> bool:
+        """Whether the output is narrower than fp32."""
+        return self.out_dtype.bytes < PARTIALS["fp32"].bytes
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Of partial outputs, that a multiprocessor's loads may have under way."""
+        return self.blocks * self.shared_bytes
+
+    @property
+    def row_bytes(self) -> tuple[int, int]:
+        """What a row moves: of each split, and besides."""
+        fp32 = PARTIALS["fp32"].bytes
+        partial = self.head_dim * self.dtype.bytes + fp32
+        return partial, self.head_dim * self.out_dtype.bytes + fp32
+
+    def moved(self, rows: int, splits: int) -> int:
+        """Return the bytes that a call must move."""
+        partial, whole = self.row_bytes
+        return rows * (splits * partial + whole)
+
+    @property
+    def reasons(self) -> str:
+        """Why so many blocks, and what a call moves, to be printed below the ledger."""
+        share = SM90.registers_per_sm // SM90.issued_warps
+        sums, warps = self.vector * self.loads, self.threads // SM90.warp_threads
+        wanted = _registers(sums, self.held)
+        together = _warps_together(wanted)
+        partial, whole = self.row_bytes
+        block_bytes = self.shared_bytes + SM90.smem_reserved
+        return (
+            f"registers per thread      {sums} sums + {wanted - sums} others = {wanted}\n"
+            f"warps that then fit       {share:,} / ({wanted} x {SM90.warp_threads}), rounded "
+            f"down, x {SM90.issued_warps} schedulers = {together}\n"
+            f"so many thread blocks     {together} / {warps} warps, rounded down = "
+            f"{together // warps}\n"
+            f"and by shared memory      {SM90.smem_per_sm:,} / {block_bytes:,}, rounded down = "
+            f"{SM90.smem_per_sm // block_bytes}\n"
+            f"bytes that a call moves   {self._rows} · (splits · {partial:,} + {whole:,})\n"
+            f"  of a split              {self.head_dim} x {self.dtype.bytes} + 4 of its LSE = "
+            f"{partial:,}\n"
+            f"  of the output           {self.head_dim} x {self.out_dtype.bytes} + 4 of its LSE "
+            f"= {whole:,}"
+        )
+
+    @property
+    def ledger(self) -> str:
+        """What a multiprocessor holds of it, to be printed."""
+        held = self.threads * self.blocks
+        rows = [
+            ("lanes per row", f"{self.lanes}, {self.loads} loads of {LOAD_BYTES} bytes each"),
+            ("rows per thread block", f"{self.rows}"),
+            ("threads per thread block", f"{self.threads}"),
+            ("thread blocks per multiprocessor", f"{self.blocks}"),
+            (
+                "registers per thread",
+                f"{self.launch_registers}, {held * self.launch_registers:,} of "
+                f"{SM90.registers_per_sm:,} in all",
+            ),
+            ("bytes under way per multiprocessor", f"{self.bytes_in_flight:,}"),
+            ("thread blocks of a call", f"{self.launches.kernels[0].grid.x}"),
+        ]
+        return "\n".join([*(f"{name:<36}{said}" for name, said in rows), "", str(self.shared)])
+
+    @cached_property
+    def signature(self) -> Signature:
+        """What a call takes and gives."""
+        return signature(self)
+
+    @property
+    def _rows(self) -> Product:
+        batch = () if self.packed else (Extent("batch"),)
+        return Product((*batch, Extent("seqlen"), Extent("heads")))
+
+    @property
+    def launches(self) -> Launches:
+        """One kernel; it waits for the end of the launch before it, which may make the partials."""
+        grid = Grid(Product(self._rows.factors, per=self.rows))
+        return Launches((Launch("combine", grid, self.threads, self.shared_bytes, overlaps=True),))
+
+    def explained(self) -> str:
+        """Return the ledger, why so many thread blocks share a multiprocessor, and the bytes."""
+        return f"{self.ledger}\n\n{self.reasons}"
+
+    def record(self) -> dict[str, Any]:
+        """Return keys and ledger, for JSON."""
+        return {
+            "schedule": self.slug,
+            "keys": self.schedule.values(),
+            "threads": self.threads,
+            "blocks": self.blocks,
+            "registers": self.launch_registers,
+            "shared_bytes": self.shared_bytes,
+            "bytes_in_flight": self.bytes_in_flight,
+            "row_bytes": self.row_bytes,
+        }
+
+
+def plan(schedule: Schedule) -> Plan:
+    """Work a schedule out.  Raises OverBudget, with the sum that does not fit and what would."""
+    keys = schedule.combine
+    dtype, out_dtype = PARTIALS[keys.dtype], PARTIALS[keys.out_dtype]
+    ring = _ring(schedule)
+    if not ring.fits:
+        raise OverBudget("\n".join(_refusal(schedule, ring)))
+    vector = LOAD_BYTES // dtype.bytes
+    shared = lanes(keys.dtype, keys.head_dim, keys.loads)
+    loads = -(-row_loads(keys.dtype, keys.head_dim) // shared)
+    rows = keys.threads // shared
+    threads = rows * shared
+    weighing = min(shared, keys.stages)
+    held = keys.stages // weighing
+    by_registers = _warps_together(_registers(vector * loads, held)) * SM90.warp_threads // threads
+    blocks = min(by_registers, SM90.smem_per_sm // (ring.total + SM90.smem_reserved))
+    return Plan(
+        schedule=schedule,
+        slug=schedule.slug,
+        dtype=dtype,
+        out_dtype=out_dtype,
+        head_dim=keys.head_dim,
+        packed=keys.layout == "packed",
+        vector=vector,
+        out_words=vector * out_dtype.bytes // 4,
+        lanes=shared,
+        loads=loads,
+        ragged=shared * loads * vector > keys.head_dim,
+        rows=rows,
+        one_row=shared >= SM90.warp_threads,
+        threads=threads,
+        blocks=blocks,
+        launch_registers=_share(threads * blocks),
+        stages=keys.stages,
+        weighing=weighing,
+        held=held,
+        shared=ring,
+    )
+
+
+def _ring(schedule: Schedule) -> Ledger:
+    """What the loads that are under way take of shared memory."""
+    keys = schedule.combine
+    shared = lanes(keys.dtype, keys.head_dim, keys.loads)
+    loads = -(-row_loads(keys.dtype, keys.head_dim) // shared)
+    threads = keys.threads // shared * shared
+    row = Row("ring", keys.stages * loads * threads * LOAD_BYTES, "16·loads·stages·threads")
+    source = SM90.source("smem_static")
+    return Ledger("shared memory", "bytes", (row,), SM90.smem_static, source)
+
+
+def _refusal(schedule: Schedule, ring: Ledger) -> Iterator[str]:
+    """Say what does not fit, and which schedule near it does."""
+    keys = schedule.combine
+    stages = [{"stages": n} for n in reversed(RING_STAGES) if n < keys.stages]
+    threads = [{"threads": n} for n in reversed(BLOCK_THREADS) if 128 <= n < keys.threads]
+    yield (
+        f"{schedule.origin.at('combine', 'stages')}: combine.stages = {keys.stages}: "
+        f"{schedule.slug} does not fit a multiprocessor of {SM90.name}"
+    )
+    yield from ("  " + line for line in str(ring).splitlines())
+    found = (
+        first_that_fits(options, lambda changes: _ring(schedule.but(**changes)).fits)
+        for options in ([stages], [threads])
+    )
+    said = [f"{key} = {json.dumps(n)}" for one in found if one for key, n in one.items()]
+    yield f"  fits with {', or with '.join(said)}"
+
+
+def _registers(sums: int, held: int) -> int:
+    """What a thread is given: its sums, its weights, and all else."""
+    return sums + held - 1 + _OTHERS
+
+
+def _share(threads: int) -> int:
+    """How many registers each of so many threads may have at most."""
+    quantum = SM90.register_quantum
+    share = SM90.registers_per_sm // threads // quantum * quantum
+    return min(share, SM90.max_registers_per_thread)
+
+
+def _warps_together(registers: int) -> int:
+    """How many warps a multiprocessor holds: each of its schedulers has registers of its own.
+
+    Registers are given out in eights.
+    """
+    quantum = SM90.register_quantum
+    given = -(-registers // quantum) * quantum
+    share = SM90.registers_per_sm // SM90.issued_warps
+    return share // (given * SM90.warp_threads) * SM90.issued_warps

@@ -1,0 +1,284 @@
+"""A built kernel of combining in, its Evidence out: its errors, its bits, and how fast it is.
+
+The rule: against fp64 an error may be some roundings of fp32 for each split, of the largest partial
+output that counts in the row, and the output's own; against the emulation not a bit may differ.
+Outputs are filled with what is no number beforehand, and so are partial outputs that do not count.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fagen.build import Binary
+from fagen.errors import VerificationError
+from fagen.kinds.combine.emulate import compute
+from fagen.kinds.combine.plan import Plan
+from fagen.kinds.combine.reference import combine, counting
+from fagen.measure.proof import Proof
+from fagen.measure.timing import SUSTAINED, Call, time_calls
+from fagen.records import MergeBandwidth, MergeError
+from fagen.runtime.c_interface import bind, call
+from fagen.runtime.checks import allocated, checked
+
+ROUNDING = 2.0**-24  # of fp32, relative
+MEGABYTES = (64, 512)  # that a call moves, of 2 splits and of 8
+SPLITS = (2, 8)
+HEADS = 32
+SMALL_SPLITS = 16  # of one token
+REPEATS = 20  # calls in a graph: the host is slower than a small one
+
+Say = Callable[[str], None]
+Kernel = Callable[[dict[str, Tensor]], None]  # inputs and outputs by name: enqueues the kernel
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is combined: sizes, how the LSEs are spread, and whether tensors are slices of others.
+
+    lses: "normal"; "same"; "rising", from split to split; "wide", ±1e4; "none" where no split saw
+    a key; "some" where half of them, and some rows altogether, saw none. Of packed rows `batch`
+    sequences have 0 … splits of them, and some rows belong to none.
+    """
+
+    splits: int
+    batch: int
+    seqlen: int
+    heads: int
+    lses: str = "normal"
+    sliced: bool = False
+
+    def __str__(self) -> str:
+        return (
+            f"splits={self.splits} B={self.batch} S={self.seqlen} H={self.heads} "
+            f"{self.lses}{' sliced' * self.sliced}"
+        )
+
+
+CASES = (
+    Case(1, 1, 1, 1),
+    Case(1, 2, 9, 3, "wide", sliced=True),
+    Case(2, 3, 5, 7, sliced=True),
+    Case(2, 1, 33, 4, "none"),
+    Case(3, 2, 17, 5, "some", sliced=True),
+    Case(7, 2, 3, 11, "wide"),
+    Case(8, 33, 1, 32, "same"),
+    Case(9, 5, 7, 3, "rising", sliced=True),
+    Case(16, 4, 1, 32, "some"),
+    Case(17, 40, 2, 8),
+    Case(255, 2, 3, 5, "some"),
+    Case(256, 3, 2, 4, "rising"),
+    Case(256, 1, 5, 2, "wide", sliced=True),
+    Case(4, 20, 67, 6, "some"),
+)
+
+
+def kernel_of(plan: Plan, binary: Binary) -> Kernel:
+    """The kernel through its C interface, on the current stream."""
+    return lambda given: call(plan, binary.library, **given)
+
+
+def check_combining(
+    plan: Plan,
+    kernel: Kernel,
+    cases: Iterable[Case] = CASES,
+    *,
+    device: str,
+    progress: Say | None = None,
+) -> tuple[MergeError, ...]:
+    """Run the kernel over `cases`; a line for each.
+
+    Raises VerificationError after the last of them if any broke the rule.
+    """
+    errors = []
+    for number, case in enumerate(cases):
+        errors.append(merge_error(plan, kernel, case, inputs(plan, case, number), device))
+        if progress:
+            progress(_line(errors[-1]))
+    wrong = [error for error in errors if not error.ok]
+    if wrong:
+        raise VerificationError(
+            f"{plan.slug}: {len(wrong)} of {len(errors)} cases are wrong\n"
+            + "\n".join(map(_line, wrong))
+        )
+    return tuple(errors)
+
+
+def inputs(plan: Plan, case: Case, seed: int) -> dict[str, Tensor]:
+    """Return what a call takes, by name, on the CPU."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = () if plan.packed else (case.batch,)
+    length = case.batch * case.seqlen + 3 if plan.packed else case.seqlen
+    wide = 2 if case.sliced else 1
+    shape = (case.splits, *batch, length, case.heads, wide * plan.head_dim)
+    outs = torch.randn(shape, generator=generator)
+    outs *= 1 + 9 * (torch.rand(shape, generator=generator) < 0.01)
+    outs = outs.to(getattr(torch, plan.dtype.torch))[..., -plan.head_dim :]
+    lses = _lses(case, (case.splits, *batch, wide * case.heads, length), generator)
+    lses = lses[..., -case.heads :, :]
+    packing = _packing(case, generator) if plan.packed else {}
+    counted = counting(lses.transpose(-1, -2), **packing) != -math.inf
+    outs.masked_fill_(~counted[..., None], math.nan)
+    if plan.packed:  # nor is the LSE of a split looked at that a sequence does not have
+        lses.masked_fill_(~counted.transpose(-1, -2) & (lses != -math.inf), math.nan)
+    return dict(outs=outs, lses=lses, **packing)
+
+
+def _lses(case: Case, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    normal = torch.randn(shape, generator=generator)
+    if case.lses == "same":
+        return torch.full(shape, 3.25)
+    if case.lses == "none":
+        return torch.full(shape, -math.inf)
+    if case.lses == "wide":
+        return normal * 1e4
+    if case.lses == "rising":
+        steps = torch.arange(case.splits).reshape(-1, *(1,) * (len(shape) - 1))
+        return normal + 0.5 * steps
+    if case.lses == "some":
+        empty = torch.rand(shape, generator=generator) < 0.5
+        empty |= torch.rand(shape[1:], generator=generator) < 0.1
+        return normal.masked_fill(empty, -math.inf)
+    return normal
+
+
+def _packing(case: Case, generator: torch.Generator) -> dict[str, Tensor]:
+    """Split rows into sequences, some empty, and give each some splits; three rows are over."""
+    rows = case.batch * case.seqlen
+    ends = torch.randint(0, rows + 1, (case.batch - 1,), generator=generator).sort().values
+    cu_seqlens = torch.cat((torch.tensor([0]), ends, torch.tensor([rows]))).int()
+    num_splits = torch.randint(0, case.splits + 1, (case.batch,), generator=generator).int()
+    return dict(num_splits=num_splits, cu_seqlens=cu_seqlens)
+
+
+def merge_error(
+    plan: Plan, kernel: Kernel, case: Case, given: dict[str, Tensor], device: str
+) -> MergeError:
+    """How the kernel's output differs from fp64, and from the emulation."""
+    moved = {name: _moved(tensor, device) for name, tensor in given.items()}
+    made = [tensor.fill_(math.nan) for tensor in allocated(plan, moved, checked(plan, moved))]
+    kernel({**moved, "out": made[0], "lse": made[1]})
+    out, lse = (tensor.cpu() for tensor in made)
+    right, right_lse = combine(**given)
+    emulated, emulated_lse = compute(plan, **given)
+    packing = {name: given[name] for name in given.keys() - {"outs", "lses"}}
+    counted = counting(given["lses"].transpose(-1, -2), **packing) != -math.inf
+    largest = given["outs"].double().masked_fill(~counted[..., None], 0).abs().amax((0, -1))
+    error = (out.double() - right).abs().amax(-1) / largest.clamp_min(2.0**-60)
+    # where no split counts both are minus infinity; their difference is no number
+    off = (lse.double() - right_lse).masked_fill((lse == right_lse) & right_lse.isinf(), 0)
+    largest_lse = right_lse.abs().nan_to_num(posinf=1).clamp_min(1)
+    rounding = torch.finfo(out.dtype).eps / 2 if plan.rounded else 0.0
+    allowed = (4 * case.splits + 16) * ROUNDING  # steps: a product, a sum and a weight each
+    return MergeError(
+        batch=case.batch,
+        seqlen=case.seqlen,
+        heads=case.heads,
+        splits=case.splits,
+        lses=case.lses,
+        error=float(error.max()),
+        allowed=allowed + rounding,
+        lse_error=float((off.abs() / largest_lse).max()),
+        lse_allowed=allowed,
+        differing=int((out != emulated).sum() + (lse != emulated_lse).sum()),
+    )
+
+
+def _moved(tensor: Tensor, device: str) -> Tensor:
+    """The tensor elsewhere, with the strides that it has."""
+    if tensor.device.type == device:
+        return tensor
+    size = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    held = torch.empty(size, dtype=tensor.dtype, device=device)
+    return held.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+
+
+def _line(error: MergeError) -> str:
+    case = Case(error.splits, error.batch, error.seqlen, error.heads, error.lses)
+    return (
+        f"  {case!s:40} error {error.error:.1e} of {error.allowed:.1e}  lse {error.lse_error:.1e} "
+        f"of {error.lse_allowed:.1e}  differing {error.differing}  "
+        f"{'ok' if error.ok else 'WRONG'}"
+    )
+
+
+# ---- speed --------------------------------------------------------------------------------------
+
+
+def bandwidth(plan: Plan, binary: Binary, splits: int, rows: int) -> MergeBandwidth:
+    """Time the kernel and a copy of as many bytes, in turn; rows are tokens of HEADS heads."""
+    tokens = max(1, rows // HEADS)
+    case = Case(splits, tokens, 1, HEADS)
+    moved = plan.moved(tokens * HEADS, splits)
+    dtype = getattr(torch, plan.dtype.torch)
+    batch = (tokens,) if plan.packed else (tokens, 1)
+    numbers = (HEADS, tokens) if plan.packed else (tokens, HEADS, 1)
+    given = dict(
+        outs=torch.randn((splits, *batch, HEADS, plan.head_dim), device="cuda").to(dtype),
+        lses=torch.randn((splits, *numbers), device="cuda"),
+    )
+    if plan.packed:
+        count = torch.int32
+        given["num_splits"] = torch.full((tokens,), splits, dtype=count, device="cuda")
+        given["cu_seqlens"] = torch.arange(tokens + 1, dtype=count, device="cuda")
+    out, lse = allocated(plan, given, checked(plan, given))
+    launch = bind(plan, binary.library, **given, out=out, lse=lse)
+    source = torch.empty(moved // 2, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+
+    def copy() -> None:
+        target.copy_(source)
+
+    calls = {"kernel": _repeated(launch, out), "copy": _repeated(copy, target)}
+    times = {name: timing.seconds for name, timing in time_calls(calls, SUSTAINED).items()}
+    return MergeBandwidth(
+        batch=case.batch,
+        seqlen=case.seqlen,
+        heads=case.heads,
+        splits=splits,
+        megabytes=moved / 1e6,
+        microseconds=times["kernel"] / REPEATS * 1e6,
+        copy_microseconds=times["copy"] / REPEATS * 1e6,
+    )
+
+
+def _repeated(run: Callable[[], None], output: Tensor) -> Call:
+    """REPEATS runs as one CUDA graph."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(REPEATS):
+            run()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return output
+
+    return Call(replay)
+
+
+def _sizes(plan: Plan) -> Iterator[tuple[int, int]]:
+    """Splits and rows of what is timed."""
+    yield SMALL_SPLITS, HEADS
+    for megabytes in MEGABYTES:
+        for splits in SPLITS:
+            yield splits, megabytes * 2**20 // plan.moved(1, splits)
+
+
+def _errors(plan: Plan, binary: Binary, progress: Say | None) -> tuple[MergeError, ...]:
+    return check_combining(plan, kernel_of(plan, binary), device="cuda", progress=progress)
+
+
+def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[MergeBandwidth, ...]:
+    timed = []
+    for splits, rows in _sizes(plan):
+        timed.append(bandwidth(plan, binary, splits, rows))
+        if progress:
+            progress(f"  {timed[-1]}")
+    return tuple(timed)
+
+
+PROOF = Proof(_errors, _speeds)

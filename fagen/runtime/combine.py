@@ -1,0 +1,107 @@
+"""combine(outs, lses, …): partial outputs of several splits of the keys in, one output out."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fagen.errors import ScheduleError
+from fagen.kinds.combine.keys import Schedule
+from fagen.runtime.op import Op
+from fagen.runtime.ready import ready, refuse_tracing
+from fagen.vocab import PARTIALS
+
+Key = tuple[torch.device, torch.dtype, int, torch.dtype, str]
+
+NOT_READY = (
+    "the kernel is not ready: call fagen.combine(…) once, with such arguments and on this device; "
+)
+
+# What has been readied in this process. A call finds its kernel here or takes the long way once.
+_ready: dict[Key, Op] = {}
+
+
+def combine(
+    outs: Tensor,
+    lses: Tensor,
+    *,
+    out_dtype: torch.dtype | None = None,
+    num_splits: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Combine what attention gave for several splits of the keys to what it gives for all.
+
+    outs: (splits, B, Sq, H, Dv) in fp32, fp16 or bf16, each split normalised by its own sum; Dv a
+    multiple of 8 up to 512. lses: (splits, B, H, Sq) in fp32, their log-sum-exps in natural
+    logarithm. Any strides that are multiples of 16 bytes will do for outs, any for lses, with the
+    last dimension of each contiguous.
+
+    Without B, rows of several sequences are packed one after the other: outs (splits, total, H,
+    Dv), lses (splits, H, total). num_splits (B,) and cu_seqlens (B + 1,), int32, then say how many
+    splits each sequence has and where it begins and ends; what lies beyond a sequence's splits is
+    not read, and may hold anything. They go together; without them all rows have all splits.
+
+    Returns (out, lse): (B, Sq, H, Dv) or (total, H, Dv) in `out_dtype`, which is outs' if left out,
+    and (B, H, Sq) or (H, total) in fp32:
+
+        lse = log sum over splits of exp(lses)
+        out = sum over splits of outs · exp(lses - lse)
+
+    folded in fp32 in the order of the splits, each operation rounded by itself (docs/combine.md):
+    the bits of a row depend on its own splits and their order alone. A split with an LSE of minus
+    infinity saw no key: its output is not used, and may hold anything. Where no split saw any, out
+    is 0 and lse minus infinity.
+
+    Raises ValueError for a wrong argument, also where a gradient would be needed; DeviceError where
+    the GPU is no Hopper; ToolchainError and BuildError where the kernel cannot be built.
+    """
+    if outs.dim() not in (4, 5):
+        raise ValueError(
+            f"outs has {outs.dim()} dimensions; it must have 5: (splits, batch, seqlen, heads, "
+            "head_dim), or packed 4: (splits, total, heads, head_dim)"
+        )
+    if (num_splits is None) != (cu_seqlens is None):
+        given = "cu_seqlens" if num_splits is None else "num_splits"
+        raise ValueError(f"num_splits and cu_seqlens go together; only {given} is given")
+    packed = num_splits is not None
+    if packed and outs.dim() != 4:
+        raise ValueError(
+            f"outs has {outs.dim()} dimensions; with num_splits and cu_seqlens rows are packed, 4: "
+            "(splits, total, heads, head_dim)"
+        )
+    if lses.dim() != outs.dim() - 1:
+        names = "(splits, heads, total)" if outs.dim() == 4 else "(splits, batch, heads, seqlen)"
+        raise ValueError(f"lses has {lses.dim()} dimensions; beside such outs it must be {names}")
+    layout = "packed" if packed else "dense"
+    key = (outs.device, outs.dtype, outs.shape[-1], out_dtype or outs.dtype, layout)
+    kernel = _ready.get(key) or _make_ready(key)
+    if packed:
+        out, lse = kernel(outs, lses, num_splits, cu_seqlens)
+    elif outs.dim() == 5:
+        out, lse = kernel(outs, lses)
+    else:
+        out, lse = (made[0] for made in kernel(outs[:, None], lses[:, None]))
+    return out, lse
+
+
+def _make_ready(key: Key) -> Op:
+    """The long way to a kernel: choose, build, load.  Raises as combine does."""
+    refuse_tracing(NOT_READY)
+    _ready[key] = ready(_schedule(key), key[0], not_ready=NOT_READY)
+    return _ready[key]
+
+
+def _schedule(key: Key) -> Schedule:
+    """The schedule that a call's arguments amount to; ValueError where there is none."""
+    _, dtype, head_dim, out_dtype, layout = key
+    names = {getattr(torch, row.torch): row.name for row in PARTIALS.values()}
+
+    def named(dtype: torch.dtype) -> str:
+        return names.get(dtype, str(dtype).removeprefix("torch."))
+
+    keys: dict[str, Any] = dict(dtype=named(dtype), out_dtype=named(out_dtype), layout=layout)
+    try:
+        return Schedule.make(head_dim=head_dim, **keys)
+    except ScheduleError as error:
+        said = [line.rpartition("combine.")[2] for line in str(error).splitlines()]
+        raise ValueError(f"fagen.combine: {'; '.join(said)}") from None

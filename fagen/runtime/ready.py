@@ -1,0 +1,83 @@
+"""A schedule and a device in, a kernel that can be called out: built, loaded, remembered."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fagen.arch import SM90
+from fagen.build import build
+from fagen.errors import DeviceError, FagenError
+from fagen.registry import plan, plan_of
+from fagen.render import render
+from fagen.runtime.op import Op, emulation, load
+from fagen.schedule import Schedule
+
+Say = Callable[[str], None]
+
+_ready: dict[tuple[str, torch.device], Op] = {}
+_readying = threading.Lock()
+
+
+def ready(
+    schedule: Schedule, device: torch.device, *, not_ready: str, progress: Say | None = None
+) -> Op:
+    """Return the op of a schedule's kernel on this device: emulated on a CPU.
+
+    On a GPU the kernel is built and loaded at its first use, after which it is remembered;
+    `progress` is called with a line before what takes long. Raises FagenError, in words that begin
+    with `not_ready`, where torch.compile traces or a CUDA graph is captured and it is not ready;
+    DeviceError where the device is no Hopper GPU; ToolchainError and BuildError where it cannot be
+    built.
+    """
+    refuse_tracing(not_ready)
+    if device.type == "cpu":
+        return emulation(schedule.slug)
+    if device.type != "cuda":
+        raise DeviceError(
+            f"tensors are on {device}; a kernel runs on a Hopper GPU, or on a CPU emulated"
+        )
+    refuse_other_than_hopper(device)
+    with _readying:
+        slug = schedule.slug
+        if (slug, device) not in _ready:  # on each device a first call has work to do
+            if torch.cuda.is_current_stream_capturing():
+                raise FagenError(
+                    not_ready + f"{slug} cannot be built while a CUDA graph is captured"
+                )
+            planned = plan(schedule)
+            binary = build(render(planned), planned, binding=True, progress=progress)
+            _ready[slug, device] = load(binary)
+        return _ready[slug, device]
+
+
+def run_once(op: Op, slug: str, device: torch.device) -> None:
+    """Run a kernel with all sizes 1, so that whatever it has to do once is done."""
+    signature = plan_of(slug).signature
+    sizes = dict.fromkeys((size.name for size in signature.sizes), 1)
+    given: dict[str, Any] = {scalar.name: 1 for scalar in signature.numbers}
+    for tensor in signature.inputs:
+        if not tensor.may_be_none or tensor.missing:
+            shape = [dim.extent.at(sizes) for dim in tensor.dims]
+            dtype = getattr(torch, tensor.dtype.torch)
+            given[tensor.name] = torch.zeros(shape, device=device).to(dtype)
+    with torch.no_grad():
+        op(**given)
+
+
+def refuse_tracing(not_ready: str) -> None:
+    """Raise FagenError where torch.compile traces: nothing can be looked up or built then."""
+    if torch.compiler.is_compiling():
+        raise FagenError(not_ready + "it cannot be built while torch.compile traces the call")
+
+
+def refuse_other_than_hopper(device: torch.device) -> None:
+    """Raise DeviceError for a GPU that no kernel runs on."""
+    found = torch.cuda.get_device_capability(device)
+    if found != SM90.capability:
+        raise DeviceError(
+            f"{device} is a {torch.cuda.get_device_name(device)} of compute capability "
+            f"{found[0]}.{found[1]}, and kernels are machine code for Hopper (9.0); tensors on the "
+            "CPU are computed by an emulation of the same schedule"
+        )

@@ -1,0 +1,103 @@
+"""Combining on a Hopper GPU: its numbers, its bits, its bandwidth, and what overlaps with it."""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import pytest
+import torch
+
+import fagen
+from fagen import flow, registry
+from fagen.kinds.combine.proof import HEADS, bandwidth, check_combining, kernel_of
+from tests.combine_helpers import SPREAD
+from tests.gpu.conftest import BUILDERS
+from tests.tensors import normal
+
+pytestmark = pytest.mark.gpu
+
+COMMITTED = [path.stem for path in registry.schedules("combine")]
+SLUGS = list(dict.fromkeys([*COMMITTED, *SPREAD]))
+OF_A_COPY = 0.85
+MEGABYTES = (64, 512)
+
+
+@pytest.fixture(scope="module")
+def built(hopper):
+    """Plan and Binary by slug, all compiled in parallel beforehand."""
+
+    @cache
+    def build(slug):
+        return flow.built(registry.from_slug(slug), binding=True)
+
+    with ThreadPoolExecutor(BUILDERS) as builders:
+        list(builders.map(build, SLUGS))
+    return build
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_it_is_near_fp64_and_has_the_emulations_bits(built, slug):
+    plan, binary = built(slug)
+    check_combining(plan, kernel_of(plan, binary), device="cuda", progress=print)
+
+
+@pytest.mark.parametrize("megabytes", MEGABYTES)
+@pytest.mark.parametrize("splits", [2, 3, 8, 32])
+@pytest.mark.parametrize("slug", COMMITTED)
+def test_it_is_nearly_as_fast_as_a_copy(built, slug, splits, megabytes):
+    plan, binary = built(slug)
+    found = bandwidth(plan, binary, splits, megabytes * 2**20 // plan.moved(1, splits))
+    print(slug, found)
+    assert found.ratio >= OF_A_COPY
+
+
+@pytest.mark.parametrize("splits", [1, 2, 16, 64])
+def test_a_small_one_is_quick(built, splits):
+    plan, binary = built("comb_fp32_d128_obf16")
+    found = bandwidth(plan, binary, splits, HEADS)
+    print(found)
+    assert found.microseconds < 6
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_call_and_its_emulation_have_the_same_bits(built, packed):
+    outs, lses = normal(5, 6, 8, 128), normal(5, 8, 6, seed=1)
+    more = {}
+    if packed:
+        counts, ends = torch.tensor([5, 0, 3]), torch.tensor([0, 2, 3, 6])
+        more = dict(num_splits=counts.int(), cu_seqlens=ends.int())
+    right = fagen.combine(outs, lses, out_dtype=torch.bfloat16, **more)
+    on_gpu = {name: tensor.cuda() for name, tensor in more.items()}
+    found = fagen.combine(outs.cuda(), lses.cuda(), out_dtype=torch.bfloat16, **on_gpu)
+    for one, other in zip(found, right, strict=True):
+        assert torch.equal(one.cpu(), other)
+
+
+def test_what_the_launch_before_it_writes_is_seen(built):
+    built("comb_fp32_d128_obf16")
+    outs = torch.full((4, 64, 8, 32, 128), math.nan, device="cuda")
+    lses = torch.full((4, 64, 32, 8), math.nan, device="cuda")
+    source, source_lses = torch.randn_like(outs), torch.randn_like(lses)
+    right = fagen.combine(source, source_lses, out_dtype=torch.bfloat16)
+    for _ in range(20):
+        outs.fill_(math.nan)
+        lses.copy_(source_lses)
+        outs.copy_(source)
+        found = fagen.combine(outs, lses, out_dtype=torch.bfloat16)
+        for one, other in zip(found, right, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_a_graph_replays_it_on_other_numbers(built):
+    outs, lses = torch.randn(4, 3, 5, 8, 128, device="cuda"), torch.randn(4, 3, 8, 5, device="cuda")
+    fagen.combine(outs, lses)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs.mul_(1)
+        found = fagen.combine(outs, lses)
+    outs.normal_()
+    lses.normal_()
+    graph.replay()
+    right = fagen.combine(outs, lses)
+    for one, other in zip(found, right, strict=True):
+        assert torch.equal(one, other)

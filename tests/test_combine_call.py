@@ -1,0 +1,120 @@
+"""fagen.combine on CPU tensors: what it takes and gives, and how it refuses what it cannot do."""
+
+import math
+
+import pytest
+import torch
+
+import fagen
+from fagen.kinds.combine.reference import combine
+from tests.tensors import normal
+
+OUTS, LSES = normal(3, 2, 5, 4, 32), normal(3, 2, 4, 5, seed=1)
+COUNTS = torch.tensor([1, 3], dtype=torch.int32)
+ENDS = torch.tensor([0, 2, 5], dtype=torch.int32)
+
+
+def test_it_combines_what_attention_gave_for_parts_of_the_keys():
+    q, k, v = (normal(2, n, 4, 64, seed=n, dtype=torch.float16) for n in (7, 90, 90 + 1))
+    v = v[:, :90]
+    whole = torch.nn.functional.scaled_dot_product_attention(
+        *(t.transpose(1, 2).double() for t in (q, k, v))
+    ).transpose(1, 2)
+    parts = [fagen.attention(q, k[:, s], v[:, s], return_lse=True) for s in _thirds(90)]
+    out, lse = fagen.combine(*(torch.stack(made) for made in zip(*parts, strict=True)))
+    assert out.dtype == torch.float16 and out.shape == q.shape
+    assert (out.double() - whole).abs().max() < 2e-3
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) / 8
+    assert torch.allclose(lse.double(), scores.logsumexp(-1), atol=1e-3)
+
+
+def _thirds(length: int) -> list[slice]:
+    return [slice(first, first + length // 3) for first in range(0, length, length // 3)]
+
+
+@pytest.mark.parametrize("out_dtype", [None, torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_dtypes_go_with_each_other(dtype, out_dtype):
+    out, lse = fagen.combine(OUTS.to(dtype), LSES, out_dtype=out_dtype)
+    assert out.dtype == (out_dtype or dtype) and lse.dtype == torch.float32
+    right, right_lse = combine(OUTS.to(dtype), LSES)
+    assert torch.allclose(out.double(), right, atol=4 * torch.finfo(out.dtype).eps)
+    assert torch.allclose(lse.double(), right_lse, atol=1e-6)
+
+
+def test_rows_without_a_batch_are_one_of_it():
+    out, lse = fagen.combine(OUTS[:, 0], LSES[:, 0])
+    whole, whole_lse = fagen.combine(OUTS, LSES)
+    assert torch.equal(out, whole[0]) and torch.equal(lse, whole_lse[0])
+
+
+def test_packed_sequences_have_splits_of_their_own():
+    outs, lses = OUTS[:, 0].clone(), LSES[:, 0].clone()
+    outs[1:, :2] = math.nan
+    lses[1:, :, :2] = math.nan
+    out, lse = fagen.combine(outs, lses, num_splits=COUNTS, cu_seqlens=ENDS)
+    assert torch.equal(out[:2], outs[0, :2]) and torch.equal(lse[:, :2], lses[0, :, :2])
+    right, _ = combine(outs[:, 2:], lses[:, :, 2:])
+    assert torch.allclose(out[2:].double(), right, atol=1e-6)
+
+
+def test_strides_are_free():
+    outs = normal(3, 5, 2, 4, 64).transpose(1, 2)[..., 32:]
+    lses = normal(2, 3, 4, 5, seed=1).transpose(0, 1)
+    for one, other in zip(
+        fagen.combine(outs, lses), fagen.combine(outs.contiguous(), lses.contiguous()), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 5, 4, 32), (3, 0, 5, 4, 32), (3, 2, 0, 4, 32)])
+def test_nothing_combines_to_nothing(shape):
+    splits, batch, seqlen, heads, _ = shape
+    out, lse = fagen.combine(torch.empty(shape), torch.empty(splits, batch, heads, seqlen))
+    assert torch.equal(out, torch.zeros(shape[1:]))
+    assert torch.equal(lse, torch.full((batch, heads, seqlen), -math.inf))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (dict(outs=OUTS[0, 0]), "outs has 3 dimensions"),
+        (dict(outs=OUTS[:, 0]), r"lses has 4 dimensions; .*\(splits, heads, total\)"),
+        (dict(lses=LSES[..., :4]), "lses has shape"),
+        (dict(lses=LSES.double()), "lses is not float32"),
+        (dict(outs=OUTS.double()), 'dtype = "float64" must be'),
+        (dict(outs=OUTS[..., :20]), "head_dim = 20 must be"),
+        (dict(outs=OUTS.repeat(1, 1, 1, 1, 17)), "head_dim = 544 must be"),
+        (dict(out_dtype=torch.int8), 'out_dtype = "int8" must be'),
+        (dict(num_splits=COUNTS), "go together; only num_splits"),
+        (dict(cu_seqlens=ENDS), "go together; only cu_seqlens"),
+        (dict(num_splits=COUNTS, cu_seqlens=ENDS), "outs has 5 dimensions; with num_splits"),
+        (dict(outs=OUTS.transpose(-1, -2)[..., :8, :].transpose(-1, -2)), "multiple of 4"),
+    ],
+)
+def test_a_wrong_argument_is_named(changes, said):
+    if said == "multiple of 4":
+        odd = torch.empty(3, 2, 5, 4, 33)[..., :32]
+        changes = dict(outs=odd)
+    given = {"outs": OUTS, "lses": LSES, **changes}
+    with pytest.raises(ValueError, match=said):
+        fagen.combine(given.pop("outs"), given.pop("lses"), **given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (dict(num_splits=COUNTS.long()), "num_splits is not int32"),
+        (dict(cu_seqlens=ENDS[:2]), r"cu_seqlens has shape .*\(batch \+ 1 = 3\)"),
+        (dict(cu_seqlens=ENDS.float()), "cu_seqlens is not int32"),
+    ],
+)
+def test_a_wrong_packing_is_named(changes, said):
+    packing = {"num_splits": COUNTS, "cu_seqlens": ENDS, **changes}
+    with pytest.raises(ValueError, match=said):
+        fagen.combine(OUTS[:, 0], LSES[:, 0], **packing)
+
+
+def test_a_gradient_is_refused():
+    with pytest.raises(ValueError, match="gradient"):
+        fagen.combine(OUTS.clone().requires_grad_(), LSES)

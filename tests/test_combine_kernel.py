@@ -1,0 +1,225 @@
+"""The kernel of combining: its own text, run on a CPU, and what its compiler makes of it."""
+
+import ctypes
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fagen import flow, registry
+from fagen.arch import SM90
+from fagen.kinds.combine.plan import Plan
+from fagen.kinds.combine.proof import Case, check_combining
+from fagen.process import run
+from fagen.render import HASH_WORD, HOST_MARK, formatted, render, token_hash
+from fagen.runtime.c_interface import struct_of
+from fagen.toolchain import find_gxx, find_nvcc
+from tests.combine_helpers import SPREAD, planned
+
+# ---- the kernel's text, on a CPU ----------------------------------------------------------------
+
+HARNESS = """
+#include "combine_simt.h"
+{kernel}
+using namespace fagen_{slug}_kernel;
+
+template <typename T>
+std::vector<T> read(size_t count) {{
+  std::vector<T> data(count + 1);
+  if (fread(data.data(), sizeof(T), count, stdin) != count) {{
+    exit(2);
+  }}
+  return data;
+}}
+
+int main(int, char** words) {{
+  const int splits = atoi(words[1]), batch = atoi(words[2]), seqlen = atoi(words[3]);
+  const int heads = atoi(words[4]), columns = {head_dim};
+  const int sequences = {packed} ? 1 : batch;  // packed rows are those of one
+  const int rows = sequences * seqlen * heads;
+  const auto outs = read<Element>(size_t(splits) * rows * columns);
+  const auto lses = read<float>(size_t(splits) * rows);
+  std::vector<Output> out(size_t(rows) * columns + 16);
+  std::vector<float> lse(rows);
+  Params params = {{}};
+  params.outs = outs.data();
+  params.lses = lses.data();
+  params.out = out.data();
+  params.lse = lse.data();
+  params.outs_stride_split = int64_t(rows) * columns;
+  params.outs_stride_seq = params.out_stride_seq = heads * columns;
+  params.outs_stride_head = params.out_stride_head = columns;
+  params.lses_stride_split = rows;
+  params.lses_stride_head = params.lse_stride_head = seqlen;
+  params.heads = FastDivisor(heads);
+  params.splits = splits;
+  params.rows = rows;
+  {layout}
+  const unsigned blocks = (rows + kRows - 1) / kRows;
+  simt::launch({{blocks, 1, 1}}, kThreads, [&] {{ combine(params); }});
+  fwrite(out.data(), sizeof(Output), size_t(rows) * columns, stdout);
+  fwrite(lse.data(), 4, lse.size(), stdout);
+}}
+"""
+DENSE = """
+  params.seqlen = FastDivisor(seqlen);
+  params.outs_stride_batch = params.out_stride_batch = int64_t(seqlen) * heads * columns;
+  params.lses_stride_batch = params.lse_stride_batch = seqlen * heads;
+"""
+PACKED = """
+  const auto num_splits = read<int32_t>(batch), cu_seqlens = read<int32_t>(batch + 1);
+  params.num_splits = num_splits.data();
+  params.cu_seqlens = cu_seqlens.data();
+  params.batch = batch;
+"""
+ASM = {
+    "cp.async.cg": "simt::copy_async(slot, from);",
+    "commit_group": "simt::close_group();",
+    "wait_group": "simt::wait_group(kStages - 1);",
+    "griddepcontrol": "",
+}
+CASES = (
+    Case(1, 2, 3, 5),
+    Case(2, 3, 5, 2, "some"),
+    Case(7, 2, 3, 3, "wide"),
+    Case(9, 2, 1, 3, "rising"),
+    Case(16, 40, 1, 2, "some"),
+    Case(33, 1, 3, 2),
+    Case(2, 1, 7, 2, "none"),
+)
+
+
+def compiled(plan: Plan, folder: Path) -> Path:
+    """Compile the rendered kernel with g++, each asm as what the PTX manual says."""
+    text = render(plan).kernel.partition("// " + HOST_MARK)[0]
+
+    def meaning(match: re.Match[str]) -> str:
+        return next(said for word, said in ASM.items() if word in match[0])
+
+    text = re.sub(r"asm volatile\(\n?\s*\".*?\);(?=\s)", meaning, text, flags=re.DOTALL)
+    assert "asm" not in text
+    program = HARNESS.format(
+        kernel=text[text.index("namespace fagen_") :],
+        slug=plan.slug,
+        head_dim=plan.head_dim,
+        packed=int(plan.packed),
+        layout=PACKED if plan.packed else DENSE,
+    )
+    (folder / "run.cpp").write_text(program)
+    for header in ("simt.h", "combine_simt.h"):
+        shutil.copy(Path(__file__).parent / header, folder)
+    gxx, _ = find_gxx()
+    flags = ("-std=c++17", "-O1", "-ffp-contract=off", "-w", "-I", find_nvcc().include)
+    made = run([gxx, *flags, "run.cpp", "-o", "run"], cwd=folder)
+    assert made.returncode == 0, made.stderr[:4000]
+    return folder / "run"
+
+
+def run_on_cpu(plan: Plan, program: Path, given: dict[str, Tensor]) -> None:
+    """Run what `compiled` made on contiguous copies of the inputs, into the outputs."""
+    names = ("outs", "lses", "num_splits", "cu_seqlens")
+    raw = [given[name].contiguous().view(torch.uint8) for name in names if name in given]
+    (program.parent / "in").write_bytes(b"".join(part.numpy().tobytes() for part in raw))
+    out, lse = given["out"], given["lse"]
+    batch = len(given["num_splits"]) if plan.packed else out.shape[0]
+    words = " ".join(map(str, (len(given["outs"]), batch, *out.shape[-3:-1])))
+    done = run(["sh", "-c", f"./run {words} < in > out"], cwd=program.parent)
+    assert done.returncode == 0, done.stderr
+    raw_out = bytearray((program.parent / "out").read_bytes())
+    size = math.prod(out.shape) * out.element_size()
+    out.copy_(torch.frombuffer(raw_out[:size], dtype=out.dtype).view(out.shape))
+    lse.copy_(torch.frombuffer(raw_out[size:], dtype=torch.float32).view(lse.shape))
+
+
+@pytest.mark.parametrize("slug", SPREAD)
+def test_the_kernels_own_text_has_the_emulations_bits(slug, tmp_path):
+    plan = planned(slug)
+    program = compiled(plan, tmp_path)
+
+    def kernel(given: dict[str, Tensor]) -> None:
+        run_on_cpu(plan, program, given)
+
+    errors = check_combining(plan, kernel, CASES, device="cpu")
+    assert all(error.differing == 0 for error in errors)
+
+
+# ---- its text and its compiler ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slug", SPREAD)
+def test_its_text_is_laid_out_complete_and_says_its_hash_once(slug):
+    source = render(planned(slug))
+    assert formatted(source.kernel) == source.kernel
+    assert source.kernel.count(f'"{source.hash}"') == 1 and HASH_WORD not in source.kernel
+    assert token_hash(source.kernel.replace(source.hash, HASH_WORD)) == source.hash
+    assert not re.search(r"\b(None|True|False)\b|{%|{{ ", source.kernel)
+    assert f"int fagen_{slug}(" in source.kernel
+
+
+def test_what_comes_from_another_launch_is_read_past_the_read_only_cache():
+    text = render(planned("comb_fp32_d128_obf16_packed")).kernel
+    kernel = text[text.index("combine(const __grid_constant__") :]
+    assert "__ldg" not in text and "ld.global.nc" not in text
+    reads = (kernel.index(word) for word in ("find_sequence(", "load_lses(0)", "load_split(stage)"))
+    assert kernel.index("griddepcontrol.wait") < min(reads)
+
+
+@pytest.fixture(scope="module", params=["comb_fp16_d64", "comb_fp32_d128_obf16_packed"])
+def library(request) -> tuple[Plan, ctypes.CDLL]:
+    plan, binary = flow.built(registry.from_slug(request.param), binding=False)
+    return plan, ctypes.CDLL(str(binary.library))
+
+
+def test_its_launcher_refuses_what_it_cannot_do(library):
+    plan, kernel = library
+    launch, message = kernel[f"fagen_{plan.slug}"], kernel[f"fagen_{plan.slug}_message"]
+    message.restype = ctypes.c_char_p
+    struct = struct_of(plan.signature)
+
+    def said(**changes: int) -> str:
+        args = struct(struct_bytes=ctypes.sizeof(struct), version=plan.signature.version)
+        args.splits, args.batch, args.seqlen, args.heads = 4, 3, 5, 2
+        for tensor in plan.signature.tensors:
+            if tensor.present:
+                setattr(args, tensor.name, 4096)
+            for word in tensor.strides:
+                setattr(args, f"{tensor.name}_stride_{word}", 256)
+        for key, value in changes.items():
+            setattr(args, key, value)
+        return message(launch(ctypes.byref(args), None)).decode()
+
+    assert said(struct_bytes=8).startswith("struct_bytes")
+    assert said(version=99).startswith("struct_bytes or version")
+    for name in ("outs", "lses", "out", "lse"):
+        assert "null" in said(**{name: 0})
+    for name in ("outs", "out"):
+        assert "16 bytes" in said(**{name: 4104})
+        assert "multiples of 16 bytes" in said(**{f"{name}_stride_head": 1})
+    assert "16 bytes" not in said(lses=4100, lse=4100, lses_stride_head=5)
+    assert "multiples of 16 bytes" in said(outs_stride_split=-256)
+    for size in ("splits", "batch", "seqlen", "heads"):
+        assert "out of range" in said(**{size: -1})
+    assert said(heads=0) == said(seqlen=0) == "launched"  # nothing to do
+    assert "too many" in said(seqlen=1 << 20, heads=1 << 20)
+    assert "Hopper" in said() or torch.cuda.is_available()
+    assert kernel[f"fagen_{plan.slug}_workspace"](ctypes.byref(struct())) == 0
+
+
+TIGHT = (  # registers are scarcest
+    "comb_bf16_d512_packed_l4_s4",
+    "comb_fp16_d8_packed_t64_s16",
+    "comb_fp16_d128_t64_l4_s2",
+)
+
+
+@pytest.mark.parametrize("slug", (*SPREAD[:6], *TIGHT))
+def test_it_compiles_without_a_spill_or_a_warning(slug):
+    plan, binary = flow.built(registry.from_slug(slug), binding=False)
+    assert "warning" not in (binary.folder / "compiler.log").read_text()
+    assert binary.report.stack_bytes == binary.report.spill_store_bytes == 0
+    assert 0 < binary.report.registers <= plan.launch_registers
+    assert plan.launch_registers * plan.threads * plan.blocks <= SM90.registers_per_sm

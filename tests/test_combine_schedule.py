@@ -1,0 +1,122 @@
+"""A schedule of combining: its keys and slug, what is refused, and what its Plan works out."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fagen import registry
+from fagen.arch import SM90
+from fagen.errors import OverBudget, ScheduleError
+from fagen.kinds.combine.keys import Schedule
+from fagen.kinds.combine.rules import LOAD_BYTES, lanes
+from fagen.render import kernel_text
+from fagen.vocab import BLOCK_THREADS, LANE_LOADS, LAYOUTS, PARTIALS, RING_STAGES
+from tests.combine_helpers import SPREAD, planned
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    """Draw a schedule that keeps the rules, whether or not it fits."""
+    dtype = draw(st.sampled_from(sorted(PARTIALS)))
+    head_dim = draw(st.integers(1, 64)) * 8
+    loads = draw(st.sampled_from(LANE_LOADS))
+    needed = lanes(dtype, head_dim, loads)
+    return Schedule.make(
+        dtype=dtype,
+        head_dim=head_dim,
+        out_dtype=draw(st.sampled_from(sorted(PARTIALS))),
+        layout=draw(st.sampled_from(LAYOUTS)),
+        threads=draw(st.sampled_from([n for n in BLOCK_THREADS if n >= needed])),
+        loads=loads,
+        stages=draw(st.sampled_from(RING_STAGES)),
+    )
+
+
+@pytest.mark.parametrize("slug", SPREAD)
+def test_a_slug_reads_back(slug):
+    assert Schedule.from_slug(slug).slug == slug
+
+
+@pytest.mark.parametrize("path", registry.schedules("combine"), ids=lambda path: path.stem)
+def test_a_committed_schedule_is_called_by_its_slug_and_fits(path):
+    schedule = registry.read(path)
+    assert schedule.slug == path.stem
+    assert registry.plan(schedule).kind == "combine"
+
+
+def test_out_dtype_is_dtype_where_it_is_left_out():
+    left_out = Schedule.make(dtype="bf16", head_dim=64)
+    assert left_out.combine.out_dtype == "bf16"
+    assert left_out == Schedule.make(dtype="bf16", head_dim=64, out_dtype="bf16")
+    assert left_out.slug == "comb_bf16_d64"
+
+
+def test_all_faults_are_said_at_once_each_with_its_line():
+    text = '[combine]\ndtype = "e4m3"\nhead_dim = 100\nlayout = "ragged"\nstages = 3\nunroll = 4\n'
+    with pytest.raises(ScheduleError) as refused:
+        registry.parse(text, "mine.toml")
+    said = str(refused.value).splitlines()
+    starts = [f"mine.toml:{line}: combine.{key}" for line, key in _numbered(text)]
+    assert [line.startswith(start) for line, start in zip(said, starts, strict=True)] == [True] * 5
+
+
+def _numbered(text: str) -> list[tuple[int, str]]:
+    lines = enumerate(text.splitlines(), 1)
+    return [(number, line.split()[0]) for number, line in lines if "=" in line]
+
+
+def test_a_thread_block_holds_a_whole_row():
+    with pytest.raises(ScheduleError, match=r"threads = 64 must hold .* 128 lanes"):
+        Schedule.make(dtype="fp32", head_dim=512, loads=1, threads=64)
+    assert planned("comb_fp32_d512_t64").rows == 1
+
+
+def test_a_ring_that_does_not_fit_is_refused_with_what_fits():
+    schedule = Schedule.make(dtype="fp32", head_dim=128, threads=256, loads=4, stages=16)
+    with pytest.raises(OverBudget, match="262,144") as refused:
+        registry.plan(schedule)
+    assert "does not fit" in str(refused.value)
+    assert "fits with stages = 2" in str(refused.value)
+    assert registry.plan(schedule.but(stages=2)).shared_bytes <= SM90.smem_static
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(schedules())
+def test_a_plan_fits_and_its_text_renders(schedule):
+    try:
+        plan = registry.plan(schedule)
+    except OverBudget:
+        return
+    assert plan.rows * plan.lanes == plan.threads <= schedule.combine.threads
+    assert plan.lanes * plan.loads * LOAD_BYTES >= plan.head_dim * plan.dtype.bytes
+    assert plan.blocks >= 1
+    assert plan.threads * plan.blocks * plan.launch_registers <= SM90.registers_per_sm
+    assert (plan.shared_bytes + SM90.smem_reserved) * plan.blocks <= SM90.smem_per_sm
+    assert plan.slug in kernel_text(plan)
+    assert Schedule.from_slug(plan.slug) == schedule
+
+
+@pytest.mark.parametrize("slug", SPREAD)
+def test_enough_bytes_are_under_way_to_cover_the_memorys_latency(slug):
+    # 4.8 TB/s for a microsecond, of which a multiprocessor has its share
+    needed = 4.8e12 * 1e-6 / SM90.sm_count
+    plan = planned(slug)
+    assert plan.bytes_in_flight >= needed or plan.stages < 4
+
+
+def test_the_ledger_and_the_record_say_what_is_moved():
+    plan = planned("comb_fp32_d128_obf16")
+    assert plan.moved(rows=10, splits=4) == 10 * (4 * (128 * 4 + 4) + 128 * 2 + 4)
+    assert "batch · seqlen · heads · (splits · 516 + 260)" in plan.explained()
+    grid = plan.launches.kernels[0].grid.x
+    assert grid.at(dict(batch=3, seqlen=5, heads=7)) == -(-105 // plan.rows)
+    assert plan.launches.kernels[0].overlaps and not plan.launches.needs_workspace
+    assert plan.record()["row_bytes"] == (516, 260)
+
+
+def test_a_struct_is_the_same_for_dense_and_packed_rows():
+    dense, packed = (planned(slug).signature for slug in SPREAD[:2])
+    assert [tensor.name for tensor in dense.tensors] == [tensor.name for tensor in packed.tensors]
+    assert [t.strides for t in dense.tensors] == [t.strides for t in packed.tensors]
+    assert dense.sizes == packed.sizes
+    assert [tensor.name for tensor in dense.inputs] == ["outs", "lses"]
