@@ -56,16 +56,8 @@ KNOWN_KINDS |= {
     "runtime/attention.py": {"forward"},
     "dispatch/defaults.py": {"forward"},  # the schedule of a call that no table serves
 }
-# Who knows a kind and should not: it is to move into the kind, or to ask it.  Only to be shortened.
-TO_MOVE = {
-    *("problem.py", "dispatch/tables.py"),
-    *("measure/accuracy.py", "measure/cells.py", "measure/fp8.py", "measure/launch.py"),
-    *("measure/peers.py", "measure/shapes.py"),
-    *("search/choice.py", "search/contest.py", "search/cost.py", "search/replay.py"),
-    *("search/report.py", "search/results.py", "search/run.py", "search/space.py"),
-    "search/tasks.py",
-}
-TO_COME = {"fagen.kinds.forward.space"}  # named by a kind, and not there yet
+TO_MOVE: set[str] = set()
+TO_COME: set[str] = set()
 
 # what each number is of is said in arch.py, and only there; powers of two are of many things
 HARDWARE = {SM90.registers_per_sm} | {
