@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fagen.quantizer import QuantizeSchedule, plan_quantizer
 
 from fagen.arch import SM90
 from fagen.build import Binary, broken_promises, build, cache_entries, prune, store
 from fagen.build.report import NO_DISASSEMBLER
 from fagen.errors import BuildError
-from fagen.kinds.forward.plan import Plan, plan
-from fagen.quantizer import QuantizeSchedule, plan_quantizer
-from fagen.render import Source
 from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import Plan, plan
+from fagen.render import Source
 from fagen.toolchain import Toolchain, find_disassembler, find_ninja
 
 LOG = """\
