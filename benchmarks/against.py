@@ -110,7 +110,11 @@ def compile_before(text: str) -> Path:
 
 
 def call_before(
-    library: Path, cell: Cell, given: tuple[Any, ...], into: tuple[torch.Tensor, torch.Tensor]
+    library: Path,
+    cell: Cell,
+    given: tuple[Any, ...],
+    into: tuple[torch.Tensor, torch.Tensor],
+    stream: int,
 ) -> Callable[[], None]:
     """The kernel behind the adapter, on these tensors; V (B, Hk, Dv, Sk to 16) where transposed."""
     q, k, v, scale, *descales = given
@@ -131,7 +135,7 @@ def call_before(
             sizes.batch, sizes.heads, sizes.kv_heads, sizes.seqlen_q, sizes.seqlen_k
         ),
         ctypes.c_float(scale),
-        ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
+        ctypes.c_void_p(stream),
     )
     function = ctypes.CDLL(str(library)).call
 
@@ -166,9 +170,10 @@ def time_pair(pair: Pair, plan: Any, library: Path, before: Path, repeat: int) -
     given = arguments(plan, *inputs(pair.cell))
     mine, theirs = outputs(plan, given[0]), outputs(plan, given[0])
     laid_out = dataclasses.replace(pair.cell, problem=Problem.of(plan.schedule))
+    stream = torch.cuda.current_stream().cuda_stream
     calls = {
         "new": launch(plan, library, given, mine),
-        "old": call_before(before, laid_out, given, theirs),
+        "old": call_before(before, laid_out, given, theirs, stream),
     }
     for run in calls.values():
         run()

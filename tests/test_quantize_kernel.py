@@ -218,28 +218,27 @@ def test_its_launcher_refuses_what_it_cannot_do(library):
         return message(launch(ctypes.byref(args), None)).decode()
 
     for key in ("struct_bytes", "version"):
-        assert said(**{key: 8}).startswith("struct_bytes or version does not match: the caller was")
+        assert said(**{key: 8}) == ("struct_bytes or version is that of another FagenQuantizeArgs")
     for key in ("x", "values", "descale"):
         assert said(**{key: 0}) == "a tensor that is needed is null"
     for key in ("x", "values"):
-        assert said(**{key: 4104}) == "tensors must begin at multiples of 16 bytes"
+        assert said(**{key: 4104}) == "a tensor does not begin at a multiple of 16 bytes"
+    bad_stride = "a stride is negative, too large, or no multiple of 16 bytes"
     for key in ("x_stride_seq", "x_stride_head"):
-        assert "multiples of 16 bytes" in said(**{key: 4})
-    assert "multiples of 16 bytes" in said(values_stride_seq=40)
-    assert "multiples of 16 bytes" in said(x_stride_head=-64)
-    assert "numbers beside them at most 2^30" in said(descale_stride_head=(1 << 30) + 1)
+        assert said(**{key: 4}) == bad_stride
+    assert said(values_stride_seq=40) == bad_stride
+    assert said(x_stride_head=-64) == bad_stride
+    assert said(descale_stride_head=(1 << 30) + 1) == bad_stride
     for key in ("batch", "heads", "seqlen"):
-        assert "a size is out of range" in said(**{key: -1})
+        assert said(**{key: -1}) == "a size is negative or too large"
         assert said(**{key: 0}) == "launched"  # nothing to do
-    assert "seqlen 0 ... 2097120" in said(seqlen=65535 * 32 + 1)
-    assert "batch 0 ... 65535" in said(batch=65536)
+    for most in (dict(seqlen=65535 * 32 + 1), dict(batch=65536), dict(heads=(1 << 30) + 1)):
+        assert said(**most) == "a size is negative or too large"
     if plan.by_block:
-        assert (
-            said(descale_given=1) == "descale: descales of blocks are found, they cannot be given"
-        )
+        assert said(descale_given=1) == "descales of blocks are found, they cannot be given"
     else:
         for change in (dict(workspace=0), dict(workspace_bytes=7)):
-            assert said(**change) == "the workspace is null or smaller than the call needs"
+            assert said(**change) == "the workspace is null or too small"
             assert "workspace" not in said(**change, descale_given=1)
     assert "Hopper" in said() or torch.cuda.is_available()
     assert "null" in message(launch(None, None)).decode()
