@@ -6,7 +6,7 @@ Filled in, wherever they stand in a page:
     <!-- file: PATH -->   the block below is that file
     <!-- kernel: SLUG --> the block below is that kernel's source, from its first line to its last
     <!-- commands -->     … <!-- end -->   a table of the commands
-    <!-- keys -->         … <!-- end -->   a table of a schedule's keys
+    <!-- keys: KIND -->   … <!-- end -->   a table of the keys of a kind's schedules
     <!-- results -->      … <!-- end -->   the newest committed benchmark
 """
 
@@ -15,7 +15,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import chdir
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import cli  # noqa: E402 - it lies beside the package
-from fagen import flow  # noqa: E402
+from fagen import flow, registry  # noqa: E402
 from fagen.measure.rows import geomeans, read_rows  # noqa: E402
-from fagen.schedule import Schedule, json_schema  # noqa: E402
-from fagen.vocab import CODES, Code  # noqa: E402
+from fagen.schedule import Code  # noqa: E402
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
@@ -40,8 +39,10 @@ def filled(page: str) -> str:
     block = r"(?P<head>^<!-- {}: (?P<name>\S+) -->\n+```\w+\n)(?P<body>.*?)^```$"
     page = re.sub(block.format("file"), _file, page, flags=re.M | re.S)
     page = re.sub(block.format("kernel"), _kernel, page, flags=re.M | re.S)
-    for name, make in {"commands": _commands, "keys": _keys, "results": _results}.items():
-        page = _between(page, name, make)
+    page = _between(page, "commands", _commands)
+    page = _between(page, "results", _results)
+    for kind in registry.ENTRIES:
+        page = _between(page, f"keys: {kind}", partial(_keys, kind))
     return page
 
 
@@ -77,7 +78,7 @@ def _kernel(found: re.Match[str]) -> str:
 
 @cache
 def _source(slug: str) -> str:
-    return flow.rendered(Schedule.from_slug(slug)).kernel
+    return flow.rendered(registry.from_slug(slug)).kernel
 
 
 def _between(page: str, name: str, make: Callable[[], Iterator[str]]) -> str:
@@ -100,20 +101,24 @@ def _under(name: str, group: Any) -> list[tuple[str, Any]]:
     return [(f"{name} {inner}", command) for inner, command in group.commands.items()]
 
 
-def _keys() -> Iterator[str]:
-    schema = json_schema()
-    codes = {code.key: code for code in CODES}
-    yield "| table | key | values | default | in a slug | |"
-    yield "|---|---|---|---|---|---|"
-    for table in schema["properties"]:
-        section = schema["$defs"][table.capitalize()]
-        for key, rule in section["properties"].items():
+def _keys(kind: str) -> Iterator[str]:
+    """Tell each key of a kind's schedules; the table is named where there are several."""
+    keys = registry.kind(kind).schedule.keys
+    codes = {code.key: code for code in keys.slug.codes}
+    schema = registry.kind(kind).schedule.json_schema()
+    several = len(keys.tables) > 1
+    yield f"{'| table ' * several}| key | values | default | in a slug | |"
+    yield f"{'|---' * several}|---|---|---|---|---|"
+    for table, section in keys.tables.items():
+        rules = schema["$defs"][section.__name__]["properties"]
+        for key, rule in rules.items():
             default = f"`{_toml(rule['default'])}`" if "default" in rule else "derived"
-            if key in section.get("required", ()):
+            if key in keys.required:
                 default = "required"
             slug = _code(codes[key]) if key in codes else "always"
             told = rule["description"].replace("|", "\\|")
-            yield f"| `[{table}]` | `{key}` | {_values(rule)} | {default} | {slug} | {told} |"
+            head = f"| `[{table}]` " * several
+            yield f"{head}| `{key}` | {_values(rule)} | {default} | {slug} | {told} |"
 
 
 def _code(code: Code) -> str:

@@ -66,7 +66,8 @@ def renewed(
     slug has lost its schedule: the kernel was renamed, and so is its evidence. Raises
     VerificationError where there is none to renew, or machine code or launcher are others.
     """
-    code = machine_code(binary.library, kernels=len(of.launches.kernels)).hash
+    kernels = len(of.launches.kernels)
+    code = (binary.report.machine or machine_code(binary.library, kernels=kernels)).hash
     old = evidence.read(of.slug, folder)
     if old is None:
         renames = (e for e in evidence.outlived(folder, of.slug) if e.machine_code == code)

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fagen import registry
 from fagen.build import Binary, build, prune
-from fagen.kinds.forward.keys import Schedule
-from fagen.kinds.forward.plan import Plan, plan
 from fagen.render import Source, render
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ SPREAD = (
 class Built:
     """A kernel with all that came before it."""
 
-    plan: Plan
+    plan: Any
     source: Source
     binary: Binary
 
@@ -63,7 +62,7 @@ def built(kernel_cache: Path) -> Callable[[str], Built]:
 
     @cache
     def build_slug(slug: str) -> Built:
-        planned = plan(Schedule.from_slug(slug))
+        planned = registry.plan(registry.from_slug(slug))
         source = render(planned)
         return Built(planned, source, build(source, planned, binding=True))
 

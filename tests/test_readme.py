@@ -9,7 +9,7 @@ import click
 import pytest
 
 import cli
-from fagen import schedule, toolchain
+from fagen import registry, toolchain
 from fagen.paths import locate
 
 ROOT = locate("cli.py").parent
@@ -51,7 +51,7 @@ def test_the_readme_names_every_command():
 def test_the_readme_shows_a_schedule_its_kernel_and_two_refusals():
     (path,) = re.findall(r"^<!-- file: (schedules/\S+) -->\n+```toml$", README, re.M)
     (kernel,) = re.findall(r"^<!-- kernel: (\S+) -->\n+```cpp$", README, re.M)
-    assert schedule.read_schedule(ROOT / path).slug == kernel
+    assert registry.read(ROOT / path).slug == kernel
     assert 'did you mean "causal"?' in README
     assert "  fits with block_n = " in README
 
@@ -89,7 +89,7 @@ def test_the_python_on_a_page_runs(page):
 
 
 def test_the_demo_runs(monkeypatch, capsys):
-    path = locate("schedules") / "fwd_fp16_d128_causal_m128n128.toml"
+    path = locate("schedules") / "forward" / "fwd_fp16_d128_causal_m128n128.toml"
     monkeypatch.setattr(sys, "argv", ["demo.py", str(path)])
     load(ROOT / "examples" / "demo.py")
     told = re.search(r"against fp64: (\S+), torch's own (\S+)\n", capsys.readouterr().out)
@@ -104,9 +104,9 @@ def test_the_examples_with_every_key_have_every_key():
         for name in ("every_key.toml", "fp8.toml")
     )
     keys, more = (re.findall(r"^(\w+) = ", written, re.M) for written in (plain, fp8))
-    own = list(schedule.parse_schedule(fp8).fp8.model_dump())
+    own = list(registry.parse(fp8).fp8.model_dump())
     assert more[-len(own) :] == own
-    assert keys == [key for key in schedule.parse_schedule(plain).values() if key not in own]
+    assert keys == [key for key in registry.parse(plain).values() if key not in own]
 
 
 def test_the_makefile_and_the_pages_name_the_versions_that_fagen_asks_for():

@@ -70,12 +70,12 @@ class Pipeline(Section):
 
     stages: int = Field(default=2, ge=2, le=8, description="depth of the K and V rings")
     q_stages: int = Field(
-        default=1, ge=1, le=2, description="buffers of Q; with 2 the next tile's is there early"
+        default=1, ge=1, le=2, description="buffers of Q; with 2 the next tile's is loaded early"
     )
     output: Annotated[str, OneOf(OUTPUTS)] = Field(
         default="own",
-        description='"own": O leaves through a buffer of its own; "halves": through one of half '
-        'its size, one half after the other; "v_space": through V\'s',
+        description='through which shared memory O is stored: "own", a buffer of its own; "halves", '
+        'one of half its size, one half after the other; "v_space", that of V',
     )
 
 
@@ -116,9 +116,9 @@ class Softmax(Section):
     )
     maximum: Annotated[str, OneOf(MAXIMA)] = Field(
         default="lazy",
-        description='"lazy": exponentials are relative to the row max so far, and a block\'s own '
-        'is found only where that makes a sum too large; "each": it is found in each block, '
-        "before the exponentials",
+        description='"lazy": exponentials are relative to the row max so far, which is raised only '
+        'where that makes a sum too large; "each": the row max is updated in each block, before '
+        "the exponentials",
     )
     rescale_threshold: float = Field(
         default=0.0,
@@ -131,11 +131,11 @@ class Softmax(Section):
 
 
 class Fp8(Section):
-    """What is only to be said of e4m3: its scales, its V, the range of P and its sums."""
+    """Keys of e4m3 alone: its scales, the layout of V, the range of P and its sums."""
 
     v_layout: Annotated[str, OneOf(V_LAYOUTS)] = derived(
-        '"columns": V comes transposed and in the order of P, as fagen.quantize writes it; '
-        '"rows": as it is, and the producer transposes it; columns if left out'
+        '"columns": V is transposed, in the key order of P, as fagen.quantize writes it; '
+        '"rows": row-major, and the producer transposes it; columns if left out'
     )
     scales: Annotated[str, OneOf(SCALES)] = derived(
         "what shares a scale: a tensor, a head of a batch, or a block of its rows; head if left out"
@@ -154,8 +154,8 @@ class Fp8(Section):
         default=0,
         ge=0,
         le=64,
-        description="blocks of keys after which sums of PV move to an fp32 accumulator of their "
-        "own, since the tensor cores keep 14 bits; 0: never",
+        description="blocks of keys after which sums of PV are added to an fp32 accumulator of "
+        "their own, since the tensor cores keep 14 bits; 0: never",
     )
     totals: Annotated[str, OneOf(TOTALS)] = derived(
         "where that accumulator is, with promote: in registers, or in shared memory, which leaves "

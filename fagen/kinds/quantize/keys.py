@@ -1,11 +1,11 @@
-"""Declare every key of a quantiser's schedule: what comes in, its rotation, its scales, its layout.
+"""Declare every key of a quantiser's schedule: the input, its rotation, its scales, its layout.
 
 [quantize]
-dtype = "fp16"        # of what comes in: fp16 | bf16
+dtype = "fp16"        # of the input: fp16 | bf16
 head_dim = 128        # a multiple of 16
 rotary = "none"       # rotary embedding before all else: "halves" | "pairs" of columns
 rotate = true         # by random signs and a Hadamard matrix: outliers are spread out
-scales = "block"      # one for a "tensor", a "head", or a "block" of scale_rows rows
+scales = "block"      # one per "tensor", "head", or "block" of scale_rows rows
 scale_rows = 64
 layout = "rows"       # row-major, as the input | "columns": transposed, as the PV GEMM reads V
 rows = 128            # per thread block
@@ -24,7 +24,7 @@ from fagen.vocab import OUT_DTYPES, ROTARIES, SCALE_ROWS, SCALE_ROWS_DEFAULT, SC
 class Quantize(Section):
     """What is quantised and how a thread block takes it."""
 
-    dtype: Annotated[str, OneOf(OUT_DTYPES)] = Field(description="of what comes in")
+    dtype: Annotated[str, OneOf(OUT_DTYPES)] = Field(description="of the input")
     head_dim: int = Field(ge=16, le=256, multiple_of=16, description="columns")
     rotary: Annotated[str, OneOf(ROTARIES)] = Field(
         default="none",
@@ -37,14 +37,15 @@ class Quantize(Section):
         "power of two",
     )
     scales: Annotated[str, OneOf(SCALES)] = Field(
-        default="block", description="how much shares a scale; a block is scale_rows rows of a head"
+        default="block", description="what shares a scale; a block is scale_rows rows of a head"
     )
     scale_rows: Annotated[int, OneOf(SCALE_ROWS)] = derived(
         f'rows that share a scale, with scales = "block"; {SCALE_ROWS_DEFAULT} if left out'
     )
     layout: Annotated[str, OneOf(V_LAYOUTS)] = Field(
         default="rows",
-        description='"rows": as they came; "columns": transposed and in P\'s order, for V',
+        description='"rows": row-major, as the input; "columns": transposed and in the key order '
+        "of P, for V",
     )
     rows: Annotated[int, OneOf(SCALE_ROWS)] = Field(default=128, description="per thread block")
 
