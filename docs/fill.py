@@ -6,7 +6,7 @@ Filled in, wherever they stand in a page:
     <!-- file: PATH -->   the block below is that file
     <!-- kernel: SLUG --> the block below is that kernel's source, from its first line to its last
     <!-- commands -->     … <!-- end -->   a table of the commands
-    <!-- keys -->         … <!-- end -->   a table of a schedule's keys
+    <!-- keys: KIND -->   … <!-- end -->   a table of the keys of a kind's schedules
     <!-- results -->      … <!-- end -->   the newest committed benchmark
 """
 
@@ -15,7 +15,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import chdir
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import cli  # noqa: E402 - it lies beside the package
-from fagen import flow  # noqa: E402
+from fagen import flow, registry  # noqa: E402
 from fagen.measure.rows import geomeans, read_rows  # noqa: E402
-from fagen.schedule import Schedule, json_schema  # noqa: E402
-from fagen.vocab import CODES, Code  # noqa: E402
+from fagen.schedule import Code  # noqa: E402
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
@@ -40,8 +39,10 @@ def filled(page: str) -> str:
     block = r"(?P<head>^<!-- {}: (?P<name>\S+) -->\n+```\w+\n)(?P<body>.*?)^```$"
     page = re.sub(block.format("file"), _file, page, flags=re.M | re.S)
     page = re.sub(block.format("kernel"), _kernel, page, flags=re.M | re.S)
-    for name, make in {"commands": _commands, "keys": _keys, "results": _results}.items():
+    for name, make in {"commands": _commands, "results": _results}.items():
         page = _between(page, name, make)
+    for kind in registry.ENTRIES:
+        page = _between(page, f"keys: {kind}", partial(_keys, kind))
     return page
 
 
@@ -69,15 +70,18 @@ def _kernel(found: re.Match[str]) -> str:
     excerpts = []
     for part in found["body"].split("\n// …\n"):
         first, last = part.strip("\n").splitlines()[0], part.strip("\n").splitlines()[-1]
-        begin = lines.index(first)
-        end = lines.index(last, begin + 1)
+        try:
+            begin = lines.index(first)
+            end = lines.index(last, begin + 1)
+        except ValueError as error:
+            raise ValueError(f"{found['name']}: {error}; choose another part of it") from error
         excerpts.append("\n".join(lines[begin : end + 1]))
     return found["head"] + "\n// …\n".join(excerpts) + "\n```"
 
 
 @cache
 def _source(slug: str) -> str:
-    return flow.rendered(Schedule.from_slug(slug)).kernel
+    return flow.rendered(registry.from_slug(slug)).kernel
 
 
 def _between(page: str, name: str, make: Callable[[], Iterator[str]]) -> str:
@@ -100,12 +104,13 @@ def _under(name: str, group: Any) -> list[tuple[str, Any]]:
     return [(f"{name} {inner}", command) for inner, command in group.commands.items()]
 
 
-def _keys() -> Iterator[str]:
-    schema = json_schema()
-    codes = {code.key: code for code in CODES}
+def _keys(kind: str) -> Iterator[str]:
+    of = registry.kind(kind).schedule
+    schema = of.json_schema()
+    codes = {code.key: code for code in of.keys.slug.codes}
     yield "| table | key | values | default | in a slug | |"
     yield "|---|---|---|---|---|---|"
-    for table in schema["properties"]:
+    for table in of.keys.tables:
         section = schema["$defs"][table.capitalize()]
         for key, rule in section["properties"].items():
             default = f"`{_toml(rule['default'])}`" if "default" in rule else "derived"
