@@ -25,7 +25,7 @@ from fagen.vocab import DTYPES, MASKS
 
 @dataclass(frozen=True)
 class Group:
-    """Cells that belong together, and the peer to hold them against."""
+    """Cells that belong together, and the peer to compare them with."""
 
     said: str
     cells: tuple[Cell, ...]

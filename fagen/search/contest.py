@@ -212,7 +212,7 @@ class Contest:
         return None
 
     def _checked(self, entry: Entry) -> bool:
-        """Whether the kernel has been held against the reference: it has times."""
+        """Whether the kernel has been checked against the reference: it has times."""
         return any(self.marks.rounds(entry.slug, s, BRIEF) for s in self.survey.sizes)
 
     def _stage_heat(self, anchor: Compiled, claim: Callable[[str], bool]) -> Heat | None:

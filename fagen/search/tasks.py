@@ -57,7 +57,7 @@ class Compiled:
 class Heat:
     """Kernels to be timed side by side on one GPU: which, at which sizes, in which rounds.
 
-    With `check`, each is held against the reference first and left out where it is wrong.
+    With `check`, each is checked against the reference first and left out where it is wrong.
     """
 
     target: Problem
