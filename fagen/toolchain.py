@@ -269,7 +269,7 @@ def doctor() -> tuple[Finding, ...]:
         _finding("ninja", lambda: _at(*find_ninja()), "building"),
         _finding("CUTLASS", lambda: _at(*find_cutlass()), "building"),
         _finding("cache folder", _cache, "building"),
-        _finding("disassembler", _disassembler, "holding machine code against the Plan"),
+        _finding("disassembler", _disassembler, "checking machine code against the Plan"),
         _finding("torch", lambda: _at(_torch().folder, _torch().version), "calling from torch"),
         _finding("driver", _driver, "running on a GPU"),
         _finding("GPU", _gpu, "running on a GPU"),

@@ -23,14 +23,14 @@ from fagen.vocab import DTYPES, MASKS, ORDERS
 # Fitted to the kernels of benchmarks/search/ (NVIDIA H200); clocks where nothing else is said.
 SHARPNESS = 5.0
 INSTRUCTIONS_PER_SCORE = 6.8  # scaling, exponential, sum, conversion, and what goes with them
-MAXIMUM = 2.0  # more of those, where one is found in each block (from an earlier search of such)
+MAXIMUM = 2.0  # more of those, with a row max in each block (from an earlier search of such)
 FETCH = 810.0  # from a buffer of K or V that is free to one that is full again
 WAIT = 560.0  # for one more wgmma, where the softmax does not run under it
-CLASH = 1.8e-4  # of the chain, for each clock on tensor cores and each on MUFU, without turns
+CLASH = 1.8e-4  # of the chain, for each clock on tensor cores and each on MUFU, without ping-pong
 NO_PRODUCER = 180.0  # of a step, for all: consumers that copy for themselves wait for each other
 EPILOGUE = 3_480.0  # of a tile: its first loads, its first step alone, its output
 TURNS = 600.0  # of a causal tile: the scheduler barriers of skipped blocks too
-SHARED_OUTPUT = 1_220.0  # of a tile: V's copies wait until O is gone
+SHARED_OUTPUT = 1_220.0  # of a tile: V's copies wait until O is stored
 NEW_BLOCK = 3_290.0  # of a tile in a thread block of its own: it begins with nothing loaded
 HEAD_START = 0.67  # of a causal grid's mean tile, by which its slowest block ends late
 
