@@ -169,8 +169,8 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             # the shorter tile of a pair passes them while the longer one still holds every buffer
             yield (
                 "cluster",
-                f"2 with a {mask.name} mask needs a stage for each of the {skipped} blocks that the "
-                f"longer tile of a pair sees beyond the shorter one, and there are "
+                f"2 with a {mask.name} mask needs a stage for each of the {skipped} blocks that "
+                f"the longer tile of a pair sees beyond the shorter one, and there are "
                 f"{keys['stages']}; use stages = {skipped}, or cluster = 1",
             )
     if (
