@@ -34,6 +34,7 @@ STUB = """
 using cudaStream_t = void*;
 namespace fagen_{{ plan.slug }}_kernel {
 constexpr int kSharedBytes = {{ plan.shared_bytes }}, kThreads = {{ plan.threads }};
+constexpr int kLaunchRegisters = {{ plan.launch_registers }};
 }
 namespace fagen_{{ plan.slug }}_host {
 {% include "common/arguments.j2" %}
