@@ -169,6 +169,8 @@ def verify(
     beside cuDNN's, and the evidence is written to generated/, or with -o to another folder. A
     quantiser is compared with its reference, and timed beside a copy of the same bytes.
 
+    --same-code also takes over what ran under another name, if no schedule has that name any more.
+
     \b
     Examples:
       fagen verify fwd_fp16_d128_causal_m128n128
@@ -181,11 +183,11 @@ def verify(
         flow.need_gpu()  # before minutes of building
 
     def prove(schedule: "Schedule") -> Any:
-        folder = flow.evidence_folder(schedule, output)
-        made = flow.built(schedule, progress=say)
+        flow.need_place(schedule, output)
+        made = flow.built(schedule, binding=False if same_code else None, progress=say)
         if same_code:
-            return flow.renewed(*made, folder)
-        return flow.verified(*made, folder, progress=say)
+            return flow.renewed(*made, output, progress=keep_saying)
+        return flow.verified(*made, output, progress=say)
 
     found = each("verifying", _chosen(schedules, every), prove)
     answer(as_json, [asdict(evidence) for evidence in found], map(report.proved, found))

@@ -41,36 +41,58 @@ def built(
     return planned, build(render(planned), planned, binding=binding, progress=progress)
 
 
-def evidence_folder(schedule: Schedule, asked: Path | None = None) -> Path:
-    """Where the evidence of a schedule goes: `asked`, or its place in generated/ if committed.
+def need_place(schedule: Schedule, folder: Path | None) -> None:
+    """Raise FagenError where there is no place for evidence: no folder, and none in generated/.
 
-    Raises FagenError for any other, since generated/ holds nothing that schedules/ does not make.
+    generated/ holds nothing that schedules/ does not make.
     """
-    if asked is None and not committed_file(schedule.slug).exists():
+    if folder is None and not committed_file(schedule.slug).exists():
         raise FagenError(
             f"{schedule.slug} is not in schedules/, so generated/ is no place for its evidence: "
             "name a folder by -o"
         )
-    return evidence.home(schedule.slug, asked)
 
 
-def renewed(of: Plan, binary: Binary, folder: Path) -> Evidence:
-    """Carry evidence in `folder` over to a source whose rebuild gave the same code.
+def renewed(
+    of: Plan,
+    binary: Binary,
+    folder: Path | None = None,
+    *,
+    progress: Callable[[str], None] | None = None,
+) -> Evidence:
+    """Carry evidence over to a source whose rebuild gave the same code, in `folder` or generated/.
 
-    Raises VerificationError where there is none to renew, or machine code or launcher are others.
+    Where there is none of this slug, that of a kernel with the same machine code is taken whose own
+    slug has lost its schedule: the kernel was renamed, and so is its evidence. Raises
+    VerificationError where there is none to renew, or machine code or launcher are others.
     """
+    kernels = len(of.launches.kernels)
+    code = (binary.report.machine or machine_code(binary.library, kernels=kernels)).hash
     old = evidence.read(of.slug, folder)
     if old is None:
-        raise VerificationError(f"{of.slug}: there is no evidence that could be renewed")
+        renames = (e for e in evidence.outlived(folder, of.slug) if e.machine_code == code)
+        # several were the same code: the launcher decides, then the day
+        old = max(renames, key=lambda e: (e.host_hash == binary.host_hash, e.date), default=None)
+    if old is None:
+        raise VerificationError(
+            f"{of.slug}: there is no evidence that could be renewed, nor any of the same machine "
+            "code under a name that has no schedule any more"
+        )
     fresh = evidence.renew(
         old,
+        slug=of.slug,
         source_hash=binary.source_hash,
         host_hash=binary.host_hash,
         cutlass=binary.made_with["cutlass"],
-        machine_code=machine_code(binary.library, kernels=len(of.launches.kernels)).hash,
+        machine_code=code,
         compiler=binary.made_with["nvcc"],
     )
     evidence.write(fresh, folder)
+    if old.slug != of.slug:
+        before = evidence.home(of.slug, folder) / f"{old.slug}.json"
+        before.unlink()
+        if progress:
+            progress(f"{of.slug}: took over {before.name}, which is gone")
     return fresh
 
 
@@ -84,14 +106,15 @@ def need_gpu() -> None:
 def verified(
     of: Plan,
     binary: Binary,
-    folder: Path,
+    folder: Path | None = None,
     *,
     progress: Callable[[str], None] | None = None,
 ) -> Evidence:
     """Run a kernel on a Hopper GPU, and write what was found; see `measure.verify`."""
     from fagen import measure  # needs torch
 
-    folder.mkdir(parents=True, exist_ok=True)
+    # a folder that cannot be made is known before the GPU works in vain
+    evidence.home(of.slug, folder).mkdir(parents=True, exist_ok=True)
     return measure.verify(of, binary, folder=folder, progress=progress)
 
 

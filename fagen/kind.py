@@ -94,8 +94,8 @@ class Kind:
     """A family of kernels; its kernels come out of the template `<name>.cu.j2`.
 
     emulate, proof, space: "module:attribute". `emulate(plan, *arguments)` computes on a CPU what
-    the kernel does, arguments as of its op; `proof` is a fagen.measure.proof.Proof; `space`, what a
-    search tries and predicts, is "" where nothing is searched.
+    the kernel does, arguments as of its op; `proof` is a fagen.measure.proof.Proof; `space`, a
+    fagen.search.space.Space, is "" where nothing is searched.
     """
 
     name: str

@@ -132,8 +132,8 @@ class Cell:
         return flops(self.problem, self.sizes)
 
     def __str__(self) -> str:
-        asked = self.problem
-        return f"{asked.dtype} hd{asked.head_dims} {asked.mask} {self.sizes}"
+        problem = self.problem
+        return f"{problem.dtype} hd{problem.head_dims} {problem.mask} {self.sizes}"
 
 
 def in_order(cells: Iterable[Cell]) -> list[Cell]:
@@ -141,10 +141,10 @@ def in_order(cells: Iterable[Cell]) -> list[Cell]:
     masks = list(MASKS)
 
     def place(cell: Cell) -> tuple[object, ...]:
-        asked, sizes = cell.problem, cell.sizes
-        mask = masks.index(asked.mask) if asked.mask in masks else len(masks)
+        problem, sizes = cell.problem, cell.sizes
+        mask = masks.index(problem.mask) if problem.mask in masks else len(masks)
         lengths = sizes.seqlen_q, sizes.seqlen_k, sizes.batch, sizes.heads, sizes.kv_heads
-        return asked.dtype, asked.head_dim, asked.head_dim_v, mask, asked.mask, lengths
+        return problem.dtype, problem.head_dim, problem.head_dim_v, mask, problem.mask, lengths
 
     return sorted(cells, key=place)
 

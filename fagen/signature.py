@@ -217,6 +217,12 @@ class Signature:
         return {size.name: size.most for size in self.sizes}
 
     @cached_property
+    def sizes_by_most(self) -> Mapping[int, tuple[Size, ...]]:
+        """The named sizes by the most that they may be."""
+        limits = dict.fromkeys(size.most for size in self.sizes)
+        return {most: tuple(size for size in self.sizes if size.most == most) for most in limits}
+
+    @cached_property
     def groups(self) -> Mapping[str, tuple[Tensor, ...]]:
         """The tensors that are given together or not at all, by the name of their group."""
         named = dict.fromkeys(tensor.group for tensor in self.inputs if tensor.group)

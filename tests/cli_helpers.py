@@ -4,10 +4,16 @@ from click.testing import CliRunner, Result
 
 import cli
 from fagen.paths import locate
+from fagen.registry import ENTRIES
 
 SLUG = "fwd_fp16_d128_causal_m128n128"
+QUANTIZER = "quant_fp16_d128_rot_shead"
 ROOT = locate("cli.py").parent
-COMMITTED = sorted(path.stem for path in locate("schedules").glob("fwd_*.toml"))
+COMMITTED = {  # slugs of the committed schedules, by kind
+    kind: sorted(path.stem for path in (locate("schedules") / kind).glob("*.toml"))
+    for kind in ENTRIES
+}
+ALL = [slug for slugs in COMMITTED.values() for slug in slugs]
 
 
 def fagen(*words: object, input: str | None = None) -> Result:

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fagen import registry
 from fagen.build import Binary, build, prune
-from fagen.kinds.forward.keys import Schedule
-from fagen.kinds.forward.plan import Plan, plan
 from fagen.render import Source, render
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ SPREAD = (
 class Built:
     """A kernel with all that came before it."""
 
-    plan: Plan
+    plan: Any
     source: Source
     binary: Binary
 
@@ -63,7 +62,7 @@ def built(kernel_cache: Path) -> Callable[[str], Built]:
 
     @cache
     def build_slug(slug: str) -> Built:
-        planned = plan(Schedule.from_slug(slug))
+        planned = registry.plan(registry.from_slug(slug))
         source = render(planned)
         return Built(planned, source, build(source, planned, binding=True))
 
@@ -127,9 +126,11 @@ def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """fagen.attention as in a new process: it has found and readied no kernel."""
     from fagen.dispatch import choice
     from fagen.runtime import attention as dispatch  # torch, which takes seconds
+    from fagen.runtime import ready
 
-    for found in ("_ready", "_ready_alone", "_kernels", "_served"):
+    for found in ("_ready", "_ready_alone", "_served"):
         monkeypatch.setattr(dispatch, found, {})
+    monkeypatch.setattr(ready, "_ready", {})
     choice.committed.cache_clear()
     yield
     choice.committed.cache_clear()

@@ -5,47 +5,50 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fagen.quantizer import QuantizePlan, QuantizeSchedule, plan_quantizer
+from fagen import registry
+from fagen.kinds.quantize.plan import Plan
 from tests import tensors
 
 # every kind of quantiser: dtypes, head dims, scales, layouts of V, rotations, rotary embeddings
 SPREAD = (
-    "quant_fp16_d128_rot_block128",
-    "quant_bf16_d128_block128_vcols",
-    "quant_fp16_d128_rot_head",
-    "quant_fp16_d64_rot_tensor",
-    "quant_bf16_d256_rot_block64",
-    "quant_fp16_d256_block128_vcols",
-    "quant_bf16_d256_rot_head_vcols",
-    "quant_fp16_d96_rot_block32_r32",
-    "quant_fp16_d80_rot_block64_vcols_r64",
-    "quant_bf16_d144_rot_head",
-    "quant_fp16_d16_block32_vcols_r32",
-    "quant_fp16_d48_rot_tensor_vcols_r32",
-    "quant_fp16_d192_rot_block128_vcols",
-    "quant_bf16_d240_rot_block32",
-    "quant_fp16_d256_rot_block64_vcols_r64",
-    "quant_fp16_d128_halves_rot_block128",
-    "quant_bf16_d64_pairs_head_vcols",
-    "quant_fp16_d80_pairs_rot_block32_r32",
-    "quant_bf16_d256_halves_tensor",
+    "quant_fp16_d128_rot_sr128",
+    "quant_bf16_d128_sr128_vcols",
+    "quant_fp16_d128_rot_shead",
+    "quant_fp16_d64_rot_stensor",
+    "quant_bf16_d256_rot",
+    "quant_fp16_d256_sr128_vcols",
+    "quant_bf16_d256_rot_shead_vcols",
+    "quant_fp16_d96_rot_sr32_r32",
+    "quant_fp16_d80_rot_vcols_r64",
+    "quant_bf16_d144_rot_shead",
+    "quant_fp16_d16_sr32_vcols_r32",
+    "quant_fp16_d48_rot_stensor_vcols_r32",
+    "quant_fp16_d192_rot_sr128_vcols",
+    "quant_bf16_d240_rot_sr32",
+    "quant_fp16_d256_rot_vcols_r64",
+    "quant_fp16_d128_halves_rot_sr128",
+    "quant_bf16_d64_pairs_shead_vcols",
+    "quant_fp16_d80_pairs_rot_sr32_r32",
+    "quant_bf16_d256_halves_stensor",
 )
 
 # fewer, for what takes longer
 SLUGS = (
-    "quant_fp16_d64_rot_head",
-    "quant_bf16_d48_tensor_vcols",
-    "quant_fp16_d80_rot_block64",
-    "quant_bf16_d128_halves_rot_block128",
-    "quant_fp16_d32_pairs_head",
+    "quant_fp16_d64_rot_shead",
+    "quant_bf16_d48_stensor_vcols",
+    "quant_fp16_d80_rot",
+    "quant_bf16_d128_halves_rot_sr128",
+    "quant_fp16_d32_pairs_shead",
 )
 
 SEED = 11
 normal = partial(tensors.normal, seed=2, dtype=torch.float16)
 
 
-def planned(slug: str) -> QuantizePlan:
-    return plan_quantizer(QuantizeSchedule.from_slug(slug))
+def planned(slug: str) -> Plan:
+    found = registry.plan(registry.from_slug(slug))
+    assert isinstance(found, Plan)
+    return found
 
 
 def same(one: Tensor, other: Tensor) -> bool:
@@ -53,7 +56,7 @@ def same(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
-def uneven(plan: QuantizePlan, batch: int, seqlen: int, heads: int) -> Tensor:
+def uneven(plan: Plan, batch: int, seqlen: int, heads: int) -> Tensor:
     """N(0, 1) with some entries of N(0, 100), and a scale of its own for each head."""
     generator = torch.Generator().manual_seed(3)
     shape = (batch, seqlen, heads, plan.head_dim)
@@ -64,7 +67,7 @@ def uneven(plan: QuantizePlan, batch: int, seqlen: int, heads: int) -> Tensor:
     return x.to(getattr(torch, plan.dtype.torch))
 
 
-def rotary(plan: QuantizePlan, batch: int, seqlen: int) -> tuple[Tensor, Tensor] | None:
+def rotary(plan: Plan, batch: int, seqlen: int) -> tuple[Tensor, Tensor] | None:
     """Cosines and sines of angles that are others in every batch, row and pair of columns."""
     if not plan.rotary:
         return None

@@ -1,6 +1,5 @@
 """Random schedules of each kind that keep the rules, whether they fit or not: for properties."""
 
-from fagen.schedule.keys import most_p_offset
 from hypothesis import strategies as st
 
 from fagen.kinds.forward.keys import Schedule

@@ -15,6 +15,7 @@ import torch
 from fagen import process
 from fagen.build import Binary, CompilerReport
 from fagen.kind import Plan
+from fagen.registry import plan_of
 from fagen.render import BINDING, HASH_WORD, environment
 from fagen.runtime import op
 from fagen.runtime.c_interface import struct_of
@@ -33,6 +34,7 @@ STUB = """
 using cudaStream_t = void*;
 namespace fagen_{{ plan.slug }}_kernel {
 constexpr int kSharedBytes = {{ plan.shared_bytes }}, kThreads = {{ plan.threads }};
+constexpr int kLaunchRegisters = {{ plan.launch_registers }};
 }
 namespace fagen_{{ plan.slug }}_host {
 {% include "common/arguments.j2" %}
@@ -104,7 +106,7 @@ class StubOp:
 
 
 def load_stub(slug: str, folder: Path) -> StubOp:
-    planned = op.plan_of(slug)
+    planned = plan_of(slug)
     binary = stub_binary(planned, folder)
     return StubOp(planned, binary, op.load(binary))
 

@@ -9,13 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 import cli
-from fagen import flow
+from fagen import flow, registry
 from fagen.console import DefaultCommand
-from fagen.paths import locate
-from fagen.kinds.forward.plan import plan
 from fagen.process import run
-from fagen.kinds.forward.keys import Schedule
-from tests.cli_helpers import COMMITTED, ROOT, SLUG, fagen
+from tests.cli_helpers import ALL, QUANTIZER, ROOT, SLUG, fagen
 
 
 def commands(group: click.Group = cli.main, *above: str) -> dict[tuple[str, ...], click.Command]:
@@ -75,24 +72,27 @@ def test_cli_py_and_the_module_are_the_same_program():
 # ---- check ---------------------------------------------------------------------------------------
 
 
-def test_a_path_a_slug_and_standard_input_name_the_same_schedule():
-    path = locate("schedules") / f"{SLUG}.toml"
-    by_path, by_slug = fagen("check", path), fagen("check", SLUG)
+@pytest.mark.parametrize("slug", [SLUG, QUANTIZER])
+def test_a_path_a_slug_and_standard_input_name_the_same_schedule(slug):
+    path = registry.committed_file(slug)
+    by_path, by_slug = fagen("check", path), fagen("check", slug)
     by_input = fagen("check", "-", input=path.read_text())
     assert by_path.exit_code == 0
     assert by_path.output == by_slug.output == by_input.output
-    assert by_path.output.startswith(f"{SLUG} fits\n")
-    assert plan(Schedule.from_slug(SLUG)).ledger in by_path.output
+    assert by_path.output.startswith(f"{slug} fits\n")
+    assert registry.plan(registry.from_slug(slug)).ledger in by_path.output
 
 
 def test_a_slug_needs_no_file():
     slug = "fwd_bf16_d72_full_m64n48"
-    assert slug not in COMMITTED
+    assert slug not in ALL
     assert fagen("check", slug).output.startswith(f"{slug} fits")
 
 
 def test_check_explains_itself():
     assert "so block_n <= " in fagen("check", "--explain", SLUG).output
+    plain, explained = fagen("check", QUANTIZER), fagen("check", "--explain", QUANTIZER)
+    assert plain.output in explained.output and len(explained.output) > len(plain.output)
 
 
 def test_check_in_json_has_the_ledgers_with_their_sums():
@@ -111,6 +111,10 @@ WRONG = {
     "a NUL": b'[attention]\ndtype = "\\u0000"\n',
     "a deep list": b"a = " + b"[" * 900 + b"]" * 900,
     "huge": b"# " + b"x" * 100_000,
+    "an unknown kind": b'kind = "backward"\n',
+    "a kind that is a list": b"kind = []\n",
+    "a kind that is a table": b"[kind]\nforward = true\n",
+    "another kind's table": b'kind = "quantize"\n[attention]\nhead_dim = 64\n',
 }
 
 
@@ -124,7 +128,13 @@ def test_a_malformed_schedule_is_refused_on_stderr_with_its_name_and_exit_code_1
     assert answer.stderr.startswith(f"{path}:")
 
 
-@pytest.mark.parametrize("word", ["nowhere.toml", "schedules", ".", "", "fwd", "a\0b.toml", "/"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("nowhere.toml", "schedules", ".", "", "fwd", "a\0b.toml", "/"),
+        *("quant_", "dispatch", "fwd_\0", "fwd_" + "x" * 5_000, "\x1b[2J"),
+    ],
+)
 def test_what_is_no_schedule_at_all_is_refused_too(word):
     answer = fagen("check", word)
     assert answer.exit_code == 1

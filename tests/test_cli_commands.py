@@ -7,19 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fagen import evidence, flow, measure
+from fagen import evidence, flow, measure, registry
 from fagen.errors import VerificationError
 from fagen.machine import machine_code
 from fagen.paths import locate
-from fagen.kinds.forward.plan import plan
 from fagen.problem import Sizes
-from fagen.quantizer import read_any
-from fagen.kinds.forward.keys import Schedule
 from fagen.toolchain import FLAGS
-from tests.cli_helpers import COMMITTED, SLUG, fagen
-
-QUANTIZER = "quant_fp16_d128_rot_head"
-QUANTIZERS = sorted(path.stem for path in locate("schedules").glob("quant_*.toml"))
+from tests.cli_helpers import ALL, COMMITTED, QUANTIZER, SLUG, fagen
 
 
 @pytest.fixture
@@ -29,8 +23,8 @@ def generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def located(name: str) -> Path:
         return tmp_path if name == "generated" else locate(name)
 
-    for module in (evidence, flow):
-        monkeypatch.setattr(module, "locate", located)
+    for module in ("audit", "store"):
+        monkeypatch.setattr(f"fagen.evidence.{module}.locate", located)
     return tmp_path
 
 
@@ -48,21 +42,18 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_quantiser_goes_through_the_same_commands(tmp_path):
-    path = locate("schedules") / f"{QUANTIZER}.toml"
-    answers = [fagen("check", path), fagen("check", QUANTIZER)]
-    answers.append(fagen("check", "-", input=path.read_text()))
-    assert {answer.output for answer in answers} == {answers[0].output}
-    assert answers[0].output.startswith(f"{QUANTIZER} fits\n")
-    assert answers[0].output in fagen("check", "--explain", QUANTIZER).output
     told = json.loads(fagen("check", "--json", QUANTIZER).output)
     assert told["keys"]["rotate"] is True and told["kernels"] == 3
-    assert fagen("generate", QUANTIZER).output == flow.rendered(read_any(path)).kernel
+    schedule = registry.from_slug(QUANTIZER)
+    assert fagen("generate", QUANTIZER).output == flow.rendered(schedule).kernel
     answer = fagen("generate", QUANTIZER, SLUG, "-o", tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == [f"{SLUG}.cu", f"{QUANTIZER}.cu"]
     answer = fagen("build", "--no-binding", QUANTIZER)
     assert answer.exit_code == 0
-    assert re.search(r"registers per thread +\d+ +80\n", answer.output)
-    assert fagen("check", "quant_fp16_d100_head").exit_code == 1
+    most = registry.plan(schedule).launch_registers
+    for row in ("registers per thread at launch", "in use"):
+        assert re.search(rf"^ +{row} +\d+ +{most}$", answer.output, re.M)
+    assert fagen("check", "quant_fp16_d100").exit_code == 1
     path = tmp_path / "mine.toml"
     path.write_text("[quantize]\ndtype = 3\n")
     assert fagen("check", path).stderr.startswith(f"{path}:1: quantize.head_dim is missing")
@@ -70,7 +61,7 @@ def test_a_quantiser_goes_through_the_same_commands(tmp_path):
 
 def test_a_quantiser_is_listed_and_not_timed_beside_cudnn(without_gpu, monkeypatch):
     rows = {row["schedule"]: row for row in json.loads(fagen("list", "--json").output)}
-    assert {slug for slug in rows if slug.startswith("quant_")} == set(QUANTIZERS)
+    assert {slug for slug in rows if slug.startswith("quant_")} == set(COMMITTED["quantize"])
     assert rows[QUANTIZER]["tile"] == "128 rows"
     answer = fagen("bench", QUANTIZER)
     assert answer.exit_code == 2 and "fagen verify" in answer.stderr
@@ -80,7 +71,7 @@ def test_a_quantiser_is_listed_and_not_timed_beside_cudnn(without_gpu, monkeypat
     monkeypatch.setattr(flow, "built", lambda schedule, **_: timed.append(schedule.slug))
     monkeypatch.setattr(measure, "bench", lambda *_, **__: [])
     fagen("bench", "--all")
-    assert timed == COMMITTED
+    assert timed == COMMITTED["forward"]
 
 
 def test_what_a_quantisers_verification_found_is_said(with_gpu, monkeypatch, tmp_path):
@@ -90,8 +81,7 @@ def test_what_a_quantisers_verification_found_is_said(with_gpu, monkeypatch, tmp
         errors=(error,),
         speeds=(evidence.Bandwidth(4, 16_384, 16, True, 3_600.0, 4_000.0),),
     )
-    monkeypatch.setattr(flow, "built", lambda schedule, **_: (flow.planned(schedule), None))
-    monkeypatch.setattr(measure, "verify_quantizer", lambda *_, **__: found)
+    monkeypatch.setattr(measure, "verify", lambda *_, **__: found)
     said = fagen("verify", QUANTIZER, "-o", tmp_path).output
     assert "2.0e-05 of the values round to the reference's neighbour" in said
     assert "descales given: 3600 GB/s, 0.90 of a copy's" in said
@@ -101,7 +91,7 @@ def test_what_a_quantisers_verification_found_is_said(with_gpu, monkeypatch, tmp
 
 
 def test_generate_prints_the_kernel_and_writes_it_with_its_binding(tmp_path):
-    source = flow.rendered(Schedule.from_slug(SLUG))
+    source = flow.rendered(registry.from_slug(SLUG))
     assert fagen("generate", SLUG).output == source.kernel
     answer = fagen("generate", SLUG, "--binding", "-o", tmp_path / "new")
     paths = [Path(line) for line in answer.output.splitlines()]
@@ -110,10 +100,10 @@ def test_generate_prints_the_kernel_and_writes_it_with_its_binding(tmp_path):
 
 
 def test_generate_finds_what_is_missing_edited_or_nobodys(generated, monkeypatch):
-    mine = Schedule.from_slug(SLUG)
+    mine = registry.from_slug(SLUG)
     monkeypatch.setattr(flow, "all_committed", lambda: (mine,))
     assert fagen("generate", "--check").exit_code == 6
-    flow.written(flow.rendered(mine), generated)
+    assert fagen("generate", "--all").output == f"{home(generated)}.cu\n"
     (generated / "left_over.cu").touch()
     told = json.loads(fagen("generate", "--check", "--json").stdout.partition("]\n")[0] + "]")
     assert {(fault["slug"], fault["kind"]) for fault in told} == {
@@ -176,7 +166,7 @@ def test_a_command_without_a_schedule_says_how_to_name_one(command, monkeypatch)
 def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were one: what would run on it is faked by the test."""
     monkeypatch.setattr(flow, "need_gpu", lambda: None)
-    monkeypatch.setattr(flow, "built", lambda schedule, **_: (plan(schedule), None))
+    monkeypatch.setattr(flow, "built", lambda schedule, **_: (registry.plan(schedule), None))
 
 
 def test_bench_times_the_shapes_beside_the_peers_in_the_regimes_that_were_asked_for(
@@ -236,6 +226,11 @@ def test_evidence_of_a_schedule_that_is_not_committed_needs_a_folder_before_the_
     assert "name a folder by -o" in answer.stderr
 
 
+def home(generated: Path, slug: str = SLUG) -> Path:
+    """Where the files of a kernel lie in generated/, without their ends."""
+    return generated / "forward" / "fp16_d128" / slug
+
+
 def proof(slug: str, source_hash: str, code: str, host_hash: str = "") -> evidence.Evidence:
     error = evidence.ShapeError(1, 8, 8, 1, 1, 1e-3, 1e-3, 3e-3, 0.0, 1e-3)
     speed = evidence.Speed("sustained", 4, 4096, 16, 600.0, 0.01, 1700, 500.0)
@@ -275,15 +270,64 @@ def test_evidence_moves_to_a_source_that_gives_the_same_machine_code(generated, 
         assert fagen("verify", "--same-code", SLUG).exit_code == 6
 
 
+BEFORE = "fwd_fp16_d128_causal_m128n128_s2"  # a name that no schedule has
+
+
+@pytest.mark.parametrize("to", ["generated/", "a folder"])
+def test_evidence_of_a_kernel_that_was_renamed_moves_to_its_new_name(generated, built, to):
+    binary = built(SLUG).binary
+    code = machine_code(binary.library).hash
+    folder = None if to == "generated/" else generated / "mine"
+    words = ["--same-code", SLUG, *(["-o", folder] if folder else [])]
+    place = folder or home(generated).parent
+    lost = proof(BEFORE, "of an older source", code, binary.host_hash)
+
+    def put(*others: evidence.Evidence) -> None:
+        for path in place.glob("*"):
+            path.unlink()
+        for one in others:
+            evidence.write(one, place)
+
+    put(lost)
+    answer = fagen("verify", *words)
+    assert answer.exit_code == 0
+    assert f"{SLUG}: took over {BEFORE}.json" in answer.stderr
+    assert [path.name for path in place.iterdir()] == [f"{SLUG}.json"]
+    assert evidence.read(SLUG, folder) == dataclasses.replace(
+        lost, slug=SLUG, source_hash=binary.source_hash, cutlass=binary.made_with["cutlass"]
+    )
+
+    put(lost, dataclasses.replace(proof(SLUG, "of an older source", "other"), date="2026-01-01"))
+    assert fagen("verify", *words).exit_code == 6, "it has evidence of its own, of other code"
+    for off in (dict(machine_code="other"), dict(host_hash="other")):
+        put(dataclasses.replace(lost, **off))
+        assert fagen("verify", *words).exit_code == 6
+        assert [path.stem for path in place.iterdir()] == [BEFORE], "which stays where it was"
+    put(lost, dataclasses.replace(lost, slug=f"{BEFORE}_q1", host_hash="other", date="2026-12-31"))
+    assert fagen("verify", *words).exit_code == 0, "one of them had this launcher"
+
+
+def test_evidence_that_has_its_schedule_is_not_taken_for_another_kernel(generated, built):
+    binary = built(SLUG).binary
+    code = machine_code(binary.library).hash
+    for other in COMMITTED["forward"]:
+        if other.startswith("fwd_fp16_d128_") and other != SLUG:
+            evidence.write(proof(other, "hash", code, binary.host_hash))
+    answer = fagen("verify", "--same-code", SLUG)
+    assert answer.exit_code == 6
+    assert "nor any of the same machine code" in answer.stderr
+
+
 # ---- list, schema, cache, doctor -----------------------------------------------------------------
 
 
 def test_list_knows_every_committed_schedule_and_the_state_of_its_evidence(generated, monkeypatch):
-    mine = [Schedule.from_slug(slug) for slug in (SLUG, COMMITTED[0])]
+    slugs = [SLUG, COMMITTED["forward"][0]]
+    mine = [registry.from_slug(slug) for slug in slugs]
     monkeypatch.setattr(flow, "all_committed", lambda: tuple(mine))
     evidence.write(proof(SLUG, flow.rendered(mine[0]).hash, "code"))
     told = json.loads(fagen("list", "--json").output)
-    assert [row["schedule"] for row in told] == [SLUG, COMMITTED[0]]
+    assert [row["schedule"] for row in told] == slugs
     assert [row["evidence"] for row in told] == ["NVIDIA H200, 2026-01-31", "none"]
     assert told[0]["TFLOP/s"] == "600"
     evidence.write(proof(SLUG, "of an older source", "code"))
@@ -291,13 +335,18 @@ def test_list_knows_every_committed_schedule_and_the_state_of_its_evidence(gener
 
 
 def test_committed_schedules_are_those_of_the_folder():
-    assert [schedule.slug for schedule in flow.committed()] == COMMITTED
-    assert [schedule.slug for schedule in flow.all_committed()] == [*COMMITTED, *QUANTIZERS]
+    for kind, slugs in COMMITTED.items():
+        assert [schedule.slug for schedule in flow.committed(kind)] == slugs
+    assert [schedule.slug for schedule in flow.all_committed()] == ALL
 
 
-def test_the_printed_schema_is_the_one_beside_the_schedules():
-    printed = json.loads(fagen("schema").output)
-    assert printed == json.loads((locate("schedules") / "schedule.schema.json").read_text())
+def test_the_printed_schema_is_the_one_beside_the_schedules_of_its_kind():
+    for kind in registry.ENTRIES:
+        beside = locate("schedules") / kind / "schedule.schema.json"
+        assert fagen("schema", "--kind", kind).output == beside.read_text()
+    assert fagen("schema").output == fagen("schema", "--kind", "forward").output
+    answer = fagen("schema", "--kind", "backward")
+    assert answer.exit_code == 2 and "'forward', 'quantize'" in answer.stderr
 
 
 def test_the_cache_is_listed_and_emptied(tmp_path, monkeypatch):

@@ -2,10 +2,10 @@
 
 import re
 
+from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
 from fagen.process import run
 from fagen.render import render
-from fagen.kinds.forward.keys import Schedule
 from fagen.toolchain import find_gxx
 
 NUMERATORS = 1 << 31  # n is below

@@ -15,13 +15,15 @@ from fagen.evidence import (
     Speed,
     evidence_path,
     faults,
+    outlived,
     read,
     read_excuses,
     renew,
     staleness,
     write,
 )
-from fagen.render import Source
+from fagen.registry import from_slug, plan
+from fagen.render import Source, render
 
 SLUG = "fwd_fp16_d128_full_m128n128"
 SOURCE = Source(slug=SLUG, kernel="int x;\n", binding="", hash="a" * 64, host_hash="e" * 64)
@@ -63,7 +65,7 @@ def test_evidence_reads_back_as_it_was_written_to_four_digits(folder):
 
 
 def test_evidence_of_a_quantiser_reads_back_and_is_checked_against_its_own_bounds(tmp_path):
-    slug = "quant_fp16_d128_rot_head"
+    slug = "quant_fp16_d128_rot_shead"
     fine = RoundingError(1, 128, 2, False, 1e-4, 1e-3, 0, 1e-7, 1e-5)
     made = dataclasses.replace(
         EVIDENCE,
@@ -161,7 +163,10 @@ def test_evidence_that_shows_a_wrong_shape_is_no_evidence(folder):
 def test_a_file_that_no_schedule_makes_is_an_orphan(folder):
     (folder / "fwd_fp16_d64_full_m64n64.cu").write_text("")
     (folder / "notes.txt").write_text("")
-    assert kinds(folder) == ["orphan", "orphan"]
+    (folder / "fwd_fp16_d64_full_m64n64.json").write_text("")
+    assert kinds(folder) == ["orphan"] * 3
+    said = {fault.slug: "--same-code" in str(fault) for fault in faults([SOURCE], folder)}
+    assert [slug for slug, carried in said.items() if carried] == ["fwd_fp16_d64_full_m64n64.json"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"slug": 1}'])
@@ -178,9 +183,10 @@ def test_an_unknown_field_makes_evidence_unreadable_and_is_named(folder):
 
 
 def test_evidence_of_another_kernel_is_refused(folder):
-    (folder / "other.json").write_text(evidence_path(SLUG, folder).read_text())
-    with pytest.raises(VerificationError, match="not of other"):
-        read("other", folder)
+    other = SLUG.replace("fp16", "bf16")
+    evidence_path(other, folder).write_text(evidence_path(SLUG, folder).read_text())
+    with pytest.raises(VerificationError, match=f"not of {other}"):
+        read(other, folder)
 
 
 def test_an_excused_kernel_may_lack_evidence_but_not_be_edited(folder):
@@ -210,7 +216,7 @@ def test_an_excuse_without_date_or_reason_is_unreadable(folder, text):
 
 
 def test_same_machine_code_renews_evidence_and_other_does_not():
-    new = dict(source_hash="f", host_hash="e" * 64, cutlass="4.2.1", compiler="13.0.90")
+    new = dict(slug=SLUG, source_hash="f", host_hash="e" * 64, cutlass="4.2.1", compiler="13.0.90")
     renewed = renew(EVIDENCE, **new, machine_code="b" * 64)
     assert (renewed.source_hash, renewed.cutlass, renewed.compiler) == ("f", "4.2.1", "13.0.90")
     assert (renewed.card, renewed.date) == (EVIDENCE.card, EVIDENCE.date)
@@ -218,6 +224,42 @@ def test_same_machine_code_renews_evidence_and_other_does_not():
         renew(EVIDENCE, **new, machine_code="c")
     with pytest.raises(VerificationError, match="launcher"):
         renew(EVIDENCE, **new | {"host_hash": "0"}, machine_code="b" * 64)
+
+
+def test_evidence_of_a_kernel_that_was_renamed_is_the_same_under_its_new_name():
+    new = dict(source_hash="f", host_hash="e" * 64, cutlass="4.2.0", compiler="13.0.88")
+    named = renew(EVIDENCE, slug="fwd_new", **new, machine_code="b" * 64)
+    assert named == dataclasses.replace(EVIDENCE, slug="fwd_new", source_hash="f")
+    with pytest.raises(VerificationError, match=f"^fwd_new: .* as {SLUG}: run .* fwd_new"):
+        renew(EVIDENCE, slug="fwd_new", **new | {"host_hash": "0"}, machine_code="b" * 64)
+
+
+OUTLIVED = "fwd_e4m3_d128_full_m128n128_sblock_sr64"  # as it was called under other defaults
+
+
+def test_evidence_has_outlived_its_schedule_where_no_schedule_has_its_slug(tmp_path, monkeypatch):
+    """In a user's folder no schedule at all, in generated/ none that is committed."""
+    other = "fwd_fp16_d128_full_m256n16"
+    for slug in (SLUG, other, OUTLIVED):
+        write(dataclasses.replace(EVIDENCE, slug=slug), tmp_path)
+    (tmp_path / "fwd_unreadable.json").write_text("{}")
+    (tmp_path / "notes.json").write_text("[]")
+    assert [found.slug for found in outlived(tmp_path, SLUG)] == [OUTLIVED]
+    monkeypatch.setattr("fagen.evidence.store.locate", lambda name: tmp_path)
+    home = tmp_path / "forward" / "fp16_d128"
+    home.mkdir(parents=True)
+    for slug in (SLUG, other, OUTLIVED):
+        (tmp_path / f"{slug}.json").rename(home / f"{slug}.json")
+    assert [found.slug for found in outlived(None, SLUG)] == [OUTLIVED, other]
+
+
+def test_a_launcher_is_hashed_without_the_name_of_its_kernel():
+    of = plan(from_slug(SLUG))
+    source, renamed = render(of), render(dataclasses.replace(of, slug="fwd_another_name"))
+    assert source.hash != renamed.hash
+    assert source.host_hash == renamed.host_hash
+    bf16 = plan(from_slug(SLUG.replace("fp16", "bf16")))  # whose tensor maps are of another type
+    assert render(dataclasses.replace(bf16, slug=SLUG)).host_hash != source.host_hash
 
 
 def test_the_ratio_to_cudnn_is_none_where_cudnn_could_not():

@@ -4,15 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fagen.measure.shapes import inputs
 from torch.autograd import DeviceType
 
 from fagen.errors import DeviceError
+from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import plan
 from fagen.measure import launch
 from fagen.measure.launch import BATCH, BATCHES, PROFILED, SMALL, LaunchCost, launch_costs
-from fagen.measure.shapes import inputs
 from fagen.measure.timing import Call
-from fagen.kinds.forward.plan import plan
-from fagen.kinds.forward.keys import Schedule
 
 SLUG = "fwd_fp16_d64_full_m192n128"
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from fagen.emulator import emulate
+from fagen.plan import Plan, plan
 from torch import Tensor
 
 from fagen.build import build
-from fagen.emulator import emulate
-from fagen.plan import Plan, plan
 from fagen.process import run
 from fagen.render import render
 from fagen.schedule import Schedule

@@ -96,7 +96,7 @@ def test_a_row_max_is_lazy_where_the_schedule_says_so_up_to_what_16_bits_hold():
     ],
 )
 def test_of_consumers_that_skip_masked_blocks_three_skip_steps_where_they_have_no_rows(
-    changes, passes, idles
+    changes, skips_blocks, skips_steps
 ):
     worked = planned(**{**dict(head_dim=64, output="own"), **changes})
     assert (worked.skips_masked_blocks, worked.skips_steps) == (skips_blocks, skips_steps)

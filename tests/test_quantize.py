@@ -5,13 +5,16 @@ import torch
 from torch import Tensor
 
 import fagen
-from fagen.runtime import quantize as quantize_op
+from fagen.e4m3 import Quantized
 from fagen.errors import DeviceError
-from fagen.quantizer import QuantizeSchedule, plan_quantizer
-from fagen.kinds.quantize.plan import LEAST_MAXIMUM
-from fagen.e4m3 import Quantized, embedded, quantize
-from fagen.vocab import SCALE_ROWS_DEFAULT
+from fagen.kinds.quantize.keys import Schedule
+from fagen.kinds.quantize.plan import plan
+from fagen.kinds.quantize.reference import embedded, quantize
+from fagen.runtime.quantize import prepare_quantizer
+from fagen.vocab import LEAST_MAXIMUM
 from tests.quantize_helpers import normal, same
+
+ROWS = 64  # that share a scale where a call does not say
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -31,13 +34,9 @@ def test_on_the_cpu_it_is_what_the_reference_computes(dtype, head_dim, keys):
     got = fagen.quantize(x, **keys)
     keys = dict(keys)
     seed = keys.pop("seed", 0)
-    schedule = QuantizeSchedule.make(
-        dtype="fp16" if dtype == torch.float16 else "bf16",
-        head_dim=head_dim,
-        **({} if "scales" in keys else {"scales": "block", "scale_rows": SCALE_ROWS_DEFAULT})
-        | keys,
-    )
-    expected = quantize(plan_quantizer(schedule), x, seed)
+    name = "fp16" if dtype == torch.float16 else "bf16"
+    schedule = Schedule.make(dtype=name, head_dim=head_dim, **keys)
+    expected = quantize(plan(schedule), x, seed)
     assert same(got.values, expected.values)
     assert torch.equal(got.descale.flatten(), expected.descale.flatten()[: got.descale.numel()])
 
@@ -69,7 +68,7 @@ def test_what_it_returns_stands_for_what_came_in(scales):
     x = normal(2, 300, 3, 128) * torch.tensor([1, 2, 4])[:, None]
     made = fagen.quantize(x, scales=scales)
     assert isinstance(made, Quantized)
-    assert torch.allclose(made.real(SCALE_ROWS_DEFAULT), x.float(), rtol=2**-4, atol=0.01)
+    assert torch.allclose(made.real(ROWS), x.float(), rtol=2**-4, atol=0.01)
     assert not torch.allclose(made.values.float(), x.float(), atol=1)
 
 
@@ -79,7 +78,7 @@ def test_q_and_k_that_are_rotated_alike_keep_their_products():
 
     def product(seed: int) -> Tensor:
         turned = [fagen.quantize(x, rotate=True, seed=s) for x, s in ((q, 5), (k, seed))]
-        one, other = (x.real(SCALE_ROWS_DEFAULT)[0, :, 0] for x in turned)
+        one, other = (x.real(ROWS)[0, :, 0] for x in turned)
         return (one @ other.T).flatten()
 
     assert torch.corrcoef(torch.stack((product(5), exact)))[0, 1] > 0.99
@@ -120,17 +119,21 @@ def test_of_nothing_it_makes_nothing_and_a_descale_that_is_a_number(scales, shap
         (normal(1, 3, 2, 64).float(), {}, r'dtype = "float32" must be "fp16" or "bf16"'),
         (normal(1, 3, 2, 72), {}, r"head_dim = 72 must be a whole number from 16 to 256 in steps"),
         (normal(1, 3, 2, 272), {}, r"head_dim = 272 must be"),
-        (normal(1, 3, 2, 64), dict(scales="row"), r'scales = "row" must be "tensor" or "head"'),
+        (
+            normal(1, 3, 2, 64),
+            dict(scales="row"),
+            r'scales = "row" must be "head" or "tensor" or "block"',
+        ),
         (normal(1, 3, 2, 64), dict(scale_rows=48), r"scale_rows = 48 must be 32 or 64 or 128"),
-        (normal(1, 3, 2, 64), dict(layout="vcols"), r'layout = "vcols" must be "rows" or "col'),
+        (normal(1, 3, 2, 64), dict(layout="vcols"), r'layout = "vcols" must be "columns" or "r'),
         (normal(1, 3, 2, 65)[..., :64], {}, r"x has stride 130 in dimension 1, which must be a mu"),
-        (normal(1, 3, 2, 128)[..., ::2], {}, r"x has stride 2 in its last dimension"),
+        (normal(1, 3, 2, 128)[..., ::2], {}, r"x has stride 2 in dimension 3, which must be 1"),
         (normal(401)[1:385].view(1, 3, 2, 64), {}, r"x does not begin at a multiple of 16 bytes"),
         (normal(1, 3, 2, 64), dict(descale=0.1), r"descales of blocks are found, they cannot be"),
         (
             normal(1, 3, 2, 64),
             dict(scales="head", descale=torch.ones(2, 1)),
-            r"descale has shape \(2, 1\); it must be \(1, 2\)",
+            r"descale has shape \(2, 1\); it must be \(batch = 1, heads = 2\)",
         ),
         (
             normal(1, 3, 2, 64),
@@ -140,7 +143,7 @@ def test_of_nothing_it_makes_nothing_and_a_descale_that_is_a_number(scales, shap
         (
             normal(1, 3, 2, 64),
             dict(scales="tensor", descale=torch.tensor(1, dtype=torch.float64)),
-            r"descale is not float32; descale\.float\(\) converts it",
+            r"descale is not float32, which this kernel takes; descale\.to\(torch\.float32\) conv",
         ),
         (normal(1, 3, 2, 64), dict(scales="tensor", descale=0.0), r"descale is 0; it must be fin"),
         (normal(1, 3, 2, 64), dict(scales="tensor", descale=torch.inf), r"descale is inf"),
@@ -153,7 +156,7 @@ def test_a_wrong_argument_is_named(x, keys, said):
 
 
 def test_a_device_that_has_no_kernels_is_named():
-    with pytest.raises(DeviceError, match="x is on meta"):
+    with pytest.raises(DeviceError, match="tensors are on meta; a kernel runs on a Hopper GPU"):
         fagen.quantize(torch.empty(1, 3, 2, 64, dtype=torch.float16, device="meta"))
 
 
@@ -181,10 +184,26 @@ def test_an_embedding_comes_before_all_else(pairs):
 @pytest.mark.parametrize(
     ("shape", "change", "said"),
     [
-        ((40, 32), lambda t: t.float(), r"cos is not float16, as x is; cos\.to\(x\.dtype\)"),
-        ((39, 32), lambda t: t, r"cos has shape \(2, 39, 32\); it must be \(2, 40, 32\)"),
-        ((1, 40, 32), lambda t: t, r"cos has shape \(1, 40, 32\); it must be \(2, 40, 32\)"),
-        ((40, 33), lambda t: t[:, :32], r"cos has stride 33 in dimension 1; cos\.contiguous\(\)"),
+        (
+            (40, 32),
+            lambda t: t.float(),
+            r"cos is not float16, which this kernel takes; cos\.to\(torch\.float16\)",
+        ),
+        (
+            (39, 32),
+            lambda t: t,
+            r"cos has shape \(2, 39, 32\); it must be \(batch = 2, seqlen = 40, 32\)",
+        ),
+        (
+            (1, 40, 32),
+            lambda t: t,
+            r"cos has shape \(1, 40, 32\); it must be \(batch = 2, seqlen = 40, 32\)",
+        ),
+        (
+            (40, 33),
+            lambda t: t[:, :32],
+            r"cos has stride 33 in dimension 1, which must be a multiple of 8 elements",
+        ),
         ((40, 64), lambda t: t[:, ::2], r"cos has stride 2 in dimension 2"),
         ((41, 33), lambda t: t.flatten()[1:1281].view(40, 32), r"cos does not begin at a multiple"),
     ],
@@ -225,6 +244,6 @@ def test_uncalled_it_says_so_to_torch_compile(fresh_dynamo):
 
 def test_a_quantiser_is_prepared_by_its_slug():
     keys = dict(dtype=torch.bfloat16, head_dim=176, device=torch.device("cpu"))
-    assert quantize_op.prepare_quantizer(**keys) == "quant_bf16_d176_block64"
-    slug = quantize_op.prepare_quantizer(**keys, rotate=True, scales="head", layout="columns")
-    assert slug == "quant_bf16_d176_rot_head_vcols"
+    assert prepare_quantizer(**keys) == "quant_bf16_d176"
+    slug = prepare_quantizer(**keys, rotate=True, scales="head", layout="columns")
+    assert slug == "quant_bf16_d176_rot_shead_vcols"

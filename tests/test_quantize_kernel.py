@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fagen import flow
+from fagen import flow, registry
 from fagen.arch import SM90
+from fagen.e4m3 import Quantized, sign_words
+from fagen.kinds.quantize.plan import Plan
+from fagen.kinds.quantize.reference import quantize
 from fagen.process import run
-from fagen.runtime.quantize import QuantizeArgs
-from fagen.quantizer import QuantizePlan, QuantizeSchedule
-from fagen.e4m3 import Quantized, quantize, sign_words
 from fagen.render import HASH_WORD, HOST_MARK, formatted, render, token_hash
+from fagen.runtime.c_interface import struct_of
 from fagen.toolchain import find_gxx, find_nvcc
 from tests.quantize_helpers import SEED, SPREAD, planned, rotary, uneven
 
@@ -95,9 +96,7 @@ ASM = {
 }
 
 
-def run_on_cpu(
-    plan: QuantizePlan, x: Tensor, folder: Path, descale: Tensor | None = None
-) -> Quantized:
+def run_on_cpu(plan: Plan, x: Tensor, folder: Path, descale: Tensor | None = None) -> Quantized:
     """Compile the rendered kernels with g++, each asm as what the PTX manual says, and run them."""
     text = render(plan).kernel.partition("// " + HOST_MARK)[0]
 
@@ -172,7 +171,7 @@ def test_the_kernels_own_text_computes_what_the_reference_does(slug, tmp_path):
     assert torch.all(near | (bits.int() % 128 < 2))  # a zero may have either sign
 
 
-@pytest.mark.parametrize("slug", ["quant_fp16_d64_head_vcols_r64", "quant_fp16_d64_tensor_r32"])
+@pytest.mark.parametrize("slug", ["quant_fp16_d64_shead_vcols_r64", "quant_fp16_d64_stensor_r32"])
 def test_the_kernels_own_text_takes_a_given_descale(slug, tmp_path):
     plan = planned(slug)
     x = uneven(plan, 1, 50, 2)
@@ -194,9 +193,9 @@ def test_its_text_is_laid_out_complete_and_says_its_hash_once(slug):
     assert f"int fagen_{slug}(" in source.kernel
 
 
-@pytest.fixture(scope="module", params=["quant_fp16_d64_head", "quant_fp16_d64_block64_vcols"])
-def library(request) -> tuple[QuantizePlan, ctypes.CDLL]:
-    plan, binary = flow.built(QuantizeSchedule.from_slug(request.param), binding=False)
+@pytest.fixture(scope="module", params=["quant_fp16_d64_shead", "quant_fp16_d64_vcols"])
+def library(request) -> tuple[Plan, ctypes.CDLL]:
+    plan, binary = flow.built(registry.from_slug(request.param), binding=False)
     return plan, ctypes.CDLL(str(binary.library))
 
 
@@ -206,46 +205,57 @@ def test_its_launcher_refuses_what_it_cannot_do(library):
     message.restype = ctypes.c_char_p
 
     def said(**changes: int) -> str:
-        args = QuantizeArgs(struct_bytes=ctypes.sizeof(QuantizeArgs), batch=1, heads=2, seqlen=48)
-        args.input = args.out = args.descale = args.workspace = 4096
-        args.in_stride_seq, args.in_stride_head = 128, 64
-        args.out_stride_head, args.out_stride_row = 64 * 48, 48
+        args = struct_of(plan.signature)(batch=1, heads=2, seqlen=48)
+        args.struct_bytes, args.version = ctypes.sizeof(args), plan.signature.version
+        args.x = args.values = args.descale = args.workspace = 4096
+        args.workspace_bytes = 1 << 20
+        args.x_stride_batch, args.x_stride_seq, args.x_stride_head = 6144, 128, 64
+        args.values_stride_batch = 6144
+        args.values_stride_head, args.values_stride_seq = 64 * 48, 48
+        args.descale_stride_batch, args.descale_stride_head = 2, 1
         for key, value in changes.items():
             setattr(args, key, value)
         return message(launch(ctypes.byref(args), None)).decode()
 
-    assert said(struct_bytes=8).startswith("struct_bytes")
-    assert "must not be null" in said(input=0)
-    assert "must not be null" in said(descale=0)
-    assert "aligned to 16" in said(out=4104)
-    for key in ("in_stride_seq", "in_stride_head"):
-        assert "multiples of 16 bytes" in said(**{key: 4})
-    assert "multiples of 16 bytes" in said(out_stride_row=40)
-    assert "multiples of 16 bytes" in said(in_stride_head=-64)
+    for key in ("struct_bytes", "version"):
+        assert said(**{key: 8}) == ("struct_bytes or version is that of another FagenQuantizeArgs")
+    for key in ("x", "values", "descale"):
+        assert said(**{key: 0}) == "a tensor that is needed is null"
+    for key in ("x", "values"):
+        assert said(**{key: 4104}) == "a tensor does not begin at a multiple of 16 bytes"
+    bad_stride = "a stride is negative, too large, or no multiple of 16 bytes"
+    for key in ("x_stride_seq", "x_stride_head"):
+        assert said(**{key: 4}) == bad_stride
+    assert said(values_stride_seq=40) == bad_stride
+    assert said(x_stride_head=-64) == bad_stride
+    assert said(descale_stride_head=(1 << 30) + 1) == bad_stride
     for key in ("batch", "heads", "seqlen"):
-        assert "must lie in" in said(**{key: -1})
+        assert said(**{key: -1}) == "a size is negative or too large"
         assert said(**{key: 0}) == "launched"  # nothing to do
-    assert "must lie in" in said(seqlen=65535 * 32 + 1)
+    for most in (dict(seqlen=65535 * 32 + 1), dict(batch=65536), dict(heads=(1 << 30) + 1)):
+        assert said(**most) == "a size is negative or too large"
     if plan.by_block:
-        assert "cannot be given" in said(given=1)
+        assert said(descale_given=1) == "descales of blocks are found, they cannot be given"
     else:
-        assert "workspace" in said(workspace=0)
+        for change in (dict(workspace=0), dict(workspace_bytes=7)):
+            assert said(**change) == "the workspace is null or too small"
+            assert "workspace" not in said(**change, descale_given=1)
     assert "Hopper" in said() or torch.cuda.is_available()
-    assert launch(None, None) == 1
+    assert "null" in message(launch(None, None)).decode()
     assert message(99) == b"unknown status"
 
 
 WIDE = (  # of these registers are scarcest
-    "quant_bf16_d256_rot_block32_vcols_r32",
-    "quant_bf16_d192_halves_rot_block64",
-    "quant_bf16_d256_pairs_rot_head",
+    "quant_bf16_d256_rot_sr32_vcols_r32",
+    "quant_bf16_d192_halves_rot",
+    "quant_bf16_d256_pairs_rot_shead",
 )
 
 
 @pytest.mark.parametrize("slug", (*SPREAD[:8], *WIDE))
 def test_it_compiles_without_a_spill_or_a_warning(slug):
-    plan, binary = flow.built(QuantizeSchedule.from_slug(slug), binding=False)
+    plan, binary = flow.built(registry.from_slug(slug), binding=False)
     assert "warning" not in (binary.folder / "compiler.log").read_text()
     assert binary.report.stack_bytes == binary.report.spill_store_bytes == 0
-    assert 0 < binary.report.registers <= plan.registers
-    assert plan.registers * plan.threads * plan.blocks <= SM90.registers_per_sm
+    assert 0 < binary.report.registers <= plan.launch_registers
+    assert plan.launch_registers * plan.threads * plan.blocks <= SM90.registers_per_sm

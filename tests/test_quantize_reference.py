@@ -4,24 +4,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from fagen.quantizer import QuantizePlan
+from fagen.e4m3 import Quantized, by_rows, random_signs, rotate
+from fagen.kinds.quantize.plan import Plan
+from fagen.kinds.quantize.reference import embedded, quantize
 from fagen.vocab import KEY_ORDER
-from fagen.e4m3 import Quantized, by_rows, embedded, quantize, random_signs, rotate
 from tests.quantize_helpers import SEED, planned, uneven
 
 
-def rotated(plan: QuantizePlan, x: Tensor) -> Tensor:
+def rotated(plan: Plan, x: Tensor) -> Tensor:
     return rotate(x, random_signs(plan.head_dim, SEED)) if plan.rotate else x.float()
 
 
-def dequantized(plan: QuantizePlan, made: Quantized, seqlen: int) -> Tensor:
+def dequantized(plan: Plan, made: Quantized, seqlen: int) -> Tensor:
     values = by_rows(made.values, seqlen) if plan.columns else made.values
     return Quantized(values, made.descale).real(plan.scale_rows)
 
 
 @pytest.mark.parametrize("head_dim", range(16, 257, 16))
 def test_the_rotation_is_orthonormal_and_block_diagonal(head_dim):
-    plan = planned(f"quant_fp16_d{head_dim}_rot_head")
+    plan = planned(f"quant_fp16_d{head_dim}_rot_shead")
     matrix = rotated(plan, torch.eye(head_dim))
     assert torch.allclose(matrix @ matrix.T, torch.eye(head_dim), atol=1e-6)
     assert head_dim % plan.hadamard == 0 and plan.hadamard.bit_count() == 1
@@ -32,16 +33,16 @@ def test_the_rotation_is_orthonormal_and_block_diagonal(head_dim):
 
 
 def test_a_rotation_of_both_leaves_their_product():
-    plan = planned("quant_fp16_d96_rot_head")
+    plan = planned("quant_fp16_d96_rot_shead")
     q, k = torch.randn(5, 96), torch.randn(7, 96)
     both = rotated(plan, q) @ rotated(plan, k).T
     assert torch.allclose(both, q @ k.T, atol=1e-4)
 
 
-@pytest.mark.parametrize("scales", ["tensor", "head", "block32", "block64", "block128"])
+@pytest.mark.parametrize("scales", ["_stensor", "_shead", "_sr32", "", "_sr128"])
 @pytest.mark.parametrize("rotate", ["", "_rot"])
 def test_descales_are_the_maxima_over_448_of_what_shares_them(scales, rotate):
-    plan = planned(f"quant_fp16_d64{rotate}_{scales}")
+    plan = planned(f"quant_fp16_d64{rotate}{scales}")
     x = uneven(plan, 2, 200, 3)
     got = quantize(plan, x, SEED)
     y = rotated(plan, x).permute(0, 2, 1, 3).abs()
@@ -74,7 +75,7 @@ def test_an_embedding_turns_pairs_and_leaves_products_to_distances(pairs):
 
 
 def test_a_given_descale_is_used_and_what_is_too_large_saturates():
-    plan = planned("quant_fp16_d64_head")
+    plan = planned("quant_fp16_d64_shead")
     x = uneven(plan, 1, 40, 2)
     got = quantize(plan, x, descale=torch.tensor(1 / 448))
     assert torch.equal(
@@ -83,14 +84,14 @@ def test_a_given_descale_is_used_and_what_is_too_large_saturates():
 
 
 def test_zeros_have_a_scale_and_stay_zeros():
-    plan = planned("quant_bf16_d64_rot_block32")
+    plan = planned("quant_bf16_d64_rot_sr32")
     got = quantize(plan, torch.zeros(1, 33, 1, 64, dtype=torch.bfloat16), SEED)
     assert torch.all(got.values.float() == 0)
     assert torch.all(got.descale > 0) and torch.all(torch.isfinite(1 / got.descale))
 
 
 def test_columns_are_in_the_order_of_p_and_filled_up_with_zeros():
-    plan = planned("quant_fp16_d16_head_vcols")
+    plan = planned("quant_fp16_d16_shead_vcols")
     x = torch.arange(1, 38.0)[None, :, None, None].expand(1, 37, 1, 16).half()
     got = quantize(plan, x, descale=torch.tensor(1.0)).values.float()
     assert got.shape == (1, 1, 16, 48)
@@ -108,7 +109,7 @@ def test_the_order_of_keys_is_that_in_which_a_thread_holds_them():
 
 
 def test_what_is_huge_costs_its_own_block_alone():
-    x = uneven(planned("quant_bf16_d64_head"), 1, 256, 1)
+    x = uneven(planned("quant_bf16_d64_shead"), 1, 256, 1)
     x[0, 5, 0, 3] = 1e9
 
     def error(slug: str) -> Tensor:
@@ -116,5 +117,5 @@ def test_what_is_huge_costs_its_own_block_alone():
         got = dequantized(plan, quantize(plan, x), 256)
         return (got - x.float())[0, 128:].square().mean() / x[0, 128:].float().square().mean()
 
-    assert error("quant_bf16_d64_block128") < 1e-3
-    assert error("quant_bf16_d64_head") == 1  # all the rest is zero
+    assert error("quant_bf16_d64_sr128") < 1e-3
+    assert error("quant_bf16_d64_shead") == 1  # all the rest is zero

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from fagen import measure
+from fagen.e4m3 import E4M3
 from fagen.errors import DeviceError, VerificationError
-from fagen.measure.quantizers import (
+from fagen.kinds.quantize.plan import Plan
+from fagen.kinds.quantize.proof import (
     SEED,
     SIZES,
     Size,
@@ -18,24 +20,23 @@ from fagen.measure.quantizers import (
     places,
     rounding_error,
 )
-from fagen.quantizer import QuantizePlan, QuantizeSchedule, plan_quantizer
-from fagen.e4m3 import E4M3
 from fagen.kinds.quantize.reference import quantize
+from tests.quantize_helpers import planned
 
 SLUGS = (
-    "quant_fp16_d64_rot_head",
-    "quant_bf16_d48_tensor_vcols",
-    "quant_fp16_d80_rot_block64",
-    "quant_bf16_d32_pairs_rot_block64",
+    "quant_fp16_d64_rot_shead",
+    "quant_bf16_d48_stensor_vcols",
+    "quant_fp16_d80_rot",
+    "quant_bf16_d32_pairs_rot",
 )
 
 
 @pytest.fixture(params=SLUGS)
-def of(request: pytest.FixtureRequest) -> QuantizePlan:
-    return plan_quantizer(QuantizeSchedule.from_slug(request.param))
+def of(request: pytest.FixtureRequest) -> Plan:
+    return planned(request.param)
 
 
-def right(of: QuantizePlan) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], None]:
+def right(of: Plan) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], None]:
     """What writes the reference's values, as a kernel would."""
 
     def kernel(x: Tensor, values: Tensor, descale: Tensor, given: Tensor | None) -> None:
@@ -110,4 +111,4 @@ def test_packed_numbers_are_a_slice_with_strides_of_its_own(of):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said without a GPU")
 def test_without_a_hopper_gpu_nothing_is_verified(of, tmp_path):
     with pytest.raises(DeviceError, match="Hopper"):
-        measure.verify_quantizer(of, None, folder=tmp_path)
+        measure.verify(of, None, folder=tmp_path)

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import plan
 from tests.conftest import SPREAD
 
 COMMITTED = Path(__file__).with_name("register_model.json")

@@ -38,9 +38,7 @@ def test_a_hundred_thousand_points_take_less_than_two_seconds():
     assert min(took) < 2.0, f"seconds for 100,000 points: {took}"
 
 
-@given(
-    keys=st.fixed_dictionaries({key: st.sampled_from(FORWARD.tried[key]) for key in FORWARD.tried})
-)
+@given(keys=st.fixed_dictionaries({k: st.sampled_from(v) for k, v in FORWARD.defaults.items()}))
 @settings(max_examples=150, deadline=None)
 def test_a_point_is_refused_exactly_where_its_schedule_or_its_plan_is(keys):
     said = {key: value for key, value in keys.items() if value is not None}
@@ -65,7 +63,7 @@ def test_a_point_is_refused_exactly_where_its_schedule_or_its_plan_is(keys):
 
 def test_every_point_is_counted_once_and_each_reason_has_an_example():
     found = survey(space(), space().targets()[0])
-    assert found.total == math.prod(len(values) for values in FORWARD.tried.values())
+    assert found.total == math.prod(len(values) for values in FORWARD.defaults.values())
     assert found.total == len(found.points) + sum(r.points for r in found.refusals)
     reasons = {refusal.reason: refusal.example for refusal in found.refusals}
     assert "232,448" in reasons["shared memory of a thread block"]
@@ -80,7 +78,7 @@ def test_a_space_says_values_lists_and_ranges_and_defaults_do_for_the_rest():
     assert declared.values["block_m"] == (128,)
     assert declared.values["block_n"] == (64, 96, 128)
     assert declared.values["p"] == ("registers",)
-    assert declared.values["stages"] == FORWARD.tried["stages"]
+    assert declared.values["stages"] == FORWARD.defaults["stages"]
     full, causal = declared.targets()
     assert (full.mask, causal.mask) == ("full", "causal")
     assert [size.seqlen_k for size in declared.sizes(full)] == [512, 2048, 16384]
@@ -115,12 +113,18 @@ def test_a_space_of_a_kind_that_is_not_searched_is_refused():
                 parse_space(said)
 
 
+def test_a_kind_that_is_none_is_refused_in_words():
+    for said in ("[1]", "3", '"sideways"'):
+        with pytest.raises(ScheduleError, match='must be "forward" or "quantize"'):
+            parse_space(f"kind = {said}\n{SPACE}")
+
+
 def test_a_target_leaves_to_a_search_what_is_not_asked_for():
-    text = (
-        '[attention]\ndtype = "fp16"\nhead_dim = [64, 128]\nhead_dim_v = [32, 64]\nmask = "full"\n'
-    )
-    assert parse_space(text).targets() == tuple(
-        Problem("fp16", d, d_v, "full") for d in (64, 128) for d_v in (32, 64)
+    text = '[attention]\ndtype = "fp16"\nhead_dim = [64, 128]\nmask = "full"\n'
+    widths = (64, 128)
+    assert parse_space(text).targets() == tuple(Problem("fp16", d, d, "full") for d in widths)
+    assert parse_space(f"{text}head_dim_v = [32, 64]\n").targets() == tuple(
+        Problem("fp16", d, d_v, "full") for d in widths for d_v in (32, 64)
     )
 
 

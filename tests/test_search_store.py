@@ -15,9 +15,11 @@ from fagen.paths import locate
 from fagen.problem import Problem, Sizes
 from fagen.process import run
 from fagen.search.crew import ChildDied, Crew
+from fagen.search.run import summary
+from fagen.search.space import survey
 from fagen.search.store import Store
 from fagen.search.tasks import GOOD, Compiled, Time
-from tests.recordings import SPACE, record
+from tests.recordings import SPACE, record, space
 
 TARGET = Problem("fp16", 128, 128, "full")
 CARD = ("NVIDIA H200", "580.1")
@@ -112,6 +114,16 @@ def test_a_closed_store_is_one_file_and_can_be_read_where_nothing_can_be_written
     with Store(path, read_only=True) as store:
         assert len(list(store.compiled())) == 1
     assert [file.name for file in tmp_path.iterdir()] == ["s.sqlite"]
+
+
+def test_weights_are_kept_beside_the_sizes(tmp_path):
+    declared = space(SPACE.replace("seqlen = 2048", "seqlen = 2048\nweight = 3.0"))
+    target = declared.targets()[0]
+    with Store(tmp_path / "s.sqlite") as store:
+        store.put_survey(target, summary(survey(declared, target), declared))
+    (found,) = search.found(tmp_path / "s.sqlite")
+    assert (found.target, found.kind, found.sizes) == (target, "forward", declared.sizes(target))
+    assert found.marks.weights == (1.0, 3.0, 1.0)
 
 
 # ---- claims --------------------------------------------------------------------------------------

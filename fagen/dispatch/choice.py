@@ -131,8 +131,8 @@ def _usual(problem: Problem) -> Schedule:
         return writing(min(fitting, key=_rank), problem.out_dtype)
     if problem.dtype in DTYPES and DTYPES[problem.dtype].fp8:
         layout, rows = problem.v_layout or V_LAYOUTS[0], problem.scale_rows or 0
-        asked = replace(any_out, v_layout=layout, scale_rows=rows)
-        return writing(usual_schedule(asked), problem.out_dtype)
+        settled = replace(any_out, v_layout=layout, scale_rows=rows)
+        return writing(usual_schedule(settled), problem.out_dtype)
     raise ScheduleError(
         f"no schedule computes {problem}; in {locate('schedules') / KIND} there are:\n"
         + "\n".join(f"  {schedule.slug}" for schedule in there)

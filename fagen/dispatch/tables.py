@@ -70,11 +70,11 @@ def rows_for(problem: Problem, card: str, *, own: Path) -> tuple[Row, ...]:
     itself: who has measured by keys alone keeps what is known of few rows.  Raises ScheduleError
     where a table is wrong.
     """
-    asked = replace(problem, out_dtype=None)
+    any_out = replace(problem, out_dtype=None)
     few: list[Row] = []
     by_keys: list[Row] = []
     for table in (table_at(config_folder() / NAME), table_at(own / NAME)):
-        fitting = [row for row in table if row.problem == asked]
+        fitting = [row for row in table if row.problem == any_out]
         here = [row for row in fitting if row.card == card]
         others = [row for row in fitting if row.card == fitting[0].card]
         chosen = sorted(here or others, key=_place)
@@ -187,16 +187,16 @@ def written(rows: Iterable[Row]) -> str:
         "# writes the rows by keys; a table like this in your configuration folder goes before it.",
     ]
     for row in sorted(rows, key=_place):
-        asked = row.problem
+        problem = row.problem
         lines += ["", "[[kernel]]", f"card = {json.dumps(row.card)}"]
-        lines += [f"dtype = {json.dumps(asked.dtype)}", f"head_dim = {asked.head_dim}"]
-        if asked.head_dim_v != asked.head_dim:
-            lines.append(f"head_dim_v = {asked.head_dim_v}")
-        lines.append(f"mask = {json.dumps(asked.mask)}")
-        if asked.v_layout:
-            lines.append(f"v_layout = {json.dumps(asked.v_layout)}")
-        if asked.scale_rows:
-            lines.append(f"scale_rows = {asked.scale_rows}")
+        lines += [f"dtype = {json.dumps(problem.dtype)}", f"head_dim = {problem.head_dim}"]
+        if problem.head_dim_v != problem.head_dim:
+            lines.append(f"head_dim_v = {problem.head_dim_v}")
+        lines.append(f"mask = {json.dumps(problem.mask)}")
+        if problem.v_layout:
+            lines.append(f"v_layout = {json.dumps(problem.v_layout)}")
+        if problem.scale_rows:
+            lines.append(f"scale_rows = {problem.scale_rows}")
         if row.few:
             lines.append(f"rows_to = {row.rows:.0f}")
         if row.least:

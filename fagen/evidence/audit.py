@@ -11,6 +11,8 @@ from fagen.evidence.store import UNVERIFIED, Evidence, Excuse, home, read, read_
 from fagen.paths import locate
 from fagen.render import Source
 
+_TAKEN_OVER = ", or give its kernel's new name to `fagen verify --same-code`, which takes it over"
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -27,6 +29,7 @@ class Fault:
 def renew(
     old: Evidence,
     *,
+    slug: str,
     source_hash: str,
     host_hash: str,
     cutlass: str,
@@ -35,21 +38,24 @@ def renew(
 ) -> Evidence:
     """The same evidence for a source whose rebuild gave the same machine code: no GPU needed.
 
+    `slug` may be another than that of `old`, whose kernel was then renamed.
     Raises VerificationError where the machine code is another, or the launcher, which is not in it.
     """
+    ran = f"ran on {old.date}" + (f" as {old.slug}" if slug != old.slug else "")
     if host_hash != old.host_hash:
         raise VerificationError(
-            f"{old.slug}: the launcher is not the one that ran on {old.date}: run "
-            f"`fagen verify {old.slug}` on a Hopper GPU"
+            f"{slug}: the launcher is not the one that {ran}: run `fagen verify {slug}` on a "
+            "Hopper GPU"
         )
     if machine_code != old.machine_code:
         raise VerificationError(
-            f"{old.slug}: the rebuild gave other machine code ({machine_code[:12]}, compiler "
-            f"{compiler}) than ran on {old.date} ({old.machine_code[:12]}, compiler "
-            f"{old.compiler}): run `fagen verify {old.slug}` on a Hopper GPU"
+            f"{slug}: the rebuild gave other machine code ({machine_code[:12]}, compiler "
+            f"{compiler}) than {ran} ({old.machine_code[:12]}, compiler {old.compiler}): run "
+            f"`fagen verify {slug}` on a Hopper GPU"
         )
     return dataclasses.replace(
         old,
+        slug=slug,
         source_hash=source_hash,
         flags=tuple(toolchain.FLAGS),
         cutlass=cutlass,
@@ -181,7 +187,12 @@ def _orphans(
     belongs = {home(slug, folder) / f"{slug}{end}" for slug in known for end in (".cu", ".json")}
     belongs.add(root / UNVERIFIED)
     found = [
-        Fault(path.relative_to(root).as_posix(), "orphan", "no schedule makes this file: delete it")
+        Fault(
+            path.relative_to(root).as_posix(),
+            "orphan",
+            "no schedule makes this file: delete it"
+            + (_TAKEN_OVER if path.suffix == ".json" else ""),
+        )
         for path in sorted(root.rglob("*"))
         if path.is_file() and path not in belongs
     ]

@@ -3,14 +3,15 @@
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fagen.errors import ScheduleError, VerificationError
+from fagen.errors import FagenError, ScheduleError, VerificationError
 from fagen.paths import locate, write_whole
-from fagen.registry import from_slug, kind_of_slug
+from fagen.registry import committed_file, from_slug, kind_of_slug
 from fagen.toml_lines import read_toml
 
 UNVERIFIED = "unverified.toml"
@@ -22,7 +23,7 @@ class Evidence:
 
     slug: str
     source_hash: str  # of the tokens: comments and white space do not count
-    host_hash: str  # of the launcher's tokens alone
+    host_hash: str  # of the launcher's tokens alone, without the slug
     flags: tuple[str, ...]
     cutlass: str
     machine_code: str  # hash
@@ -63,8 +64,33 @@ def evidence_path(slug: str, folder: Path | None = None) -> Path:
 def read(slug: str, folder: Path | None = None) -> Evidence | None:
     """The evidence of `slug`; None if there is none, VerificationError if it cannot be read."""
     path = evidence_path(slug, folder)
-    if not path.exists():
-        return None
+    return _read_file(path) if path.exists() else None
+
+
+def outlived(folder: Path | None, like: str) -> Iterator[Evidence]:
+    """Yield the evidence that lies where that of the slug `like` would and has lost its schedule.
+
+    In generated/ such a slug is no committed schedule's; in a user's folder it is no schedule's at
+    all, as after a change of defaults. What cannot be read is left out.
+    """
+    for path in sorted(home(like, folder).glob("*.json")):
+        with suppress(FagenError):
+            if not _is_of_a_schedule(path.stem, committed=folder is None):
+                yield _read_file(path)
+
+
+def _is_of_a_schedule(slug: str, *, committed: bool) -> bool:
+    """Whether there is a schedule with this slug: a committed one, or any."""
+    if committed:
+        return committed_file(slug).exists()
+    try:
+        return bool(from_slug(slug))
+    except ScheduleError:
+        return False
+
+
+def _read_file(path: Path) -> Evidence:
+    slug = path.stem
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         kind = kind_of_slug(slug)

@@ -70,10 +70,10 @@ def launch_costs(plan: Plan, binary: Binary) -> dict[str, LaunchCost]:
     }
     keys: dict[str, Any] = {}
     if descales:
-        asked = Problem.of(plan.schedule)
-        keys = dict(v_layout=asked.v_layout, scale_rows=asked.scale_rows)
+        problem = Problem.of(plan.schedule)
+        keys = dict(v_layout=problem.v_layout, scale_rows=problem.scale_rows)
         keys |= dict(zip(("q_descale", "k_descale", "v_descale"), descales, strict=True))
-        keys["out_dtype"] = dtype_of(asked.out_dtype or "")
+        keys["out_dtype"] = dtype_of(problem.out_dtype or "")
     calls["fagen.attention"] = Call(lambda: attention(*qkv, causal=causal, **keys))
     with suppress(DeviceError):
         bare = Call(cudnn, lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION))

@@ -81,8 +81,8 @@ def ours(binary: Binary) -> Implementation:
 
 
 def _quantised_v(of: Plan, layout: str) -> Bind:
-    said = of.schedule.values()
-    keys = {key: said[key] for key in ("scales", "scale_rows") if said[key]}
+    values = of.schedule.values()
+    keys = {key: values[key] for key in ("scales", "scale_rows") if values[key]}
 
     def bind(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
         return Call(lambda: quantize(v, layout=layout, **keys).values)

@@ -130,11 +130,11 @@ def problems(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
     head += [f"{title(QUANTISE)} {regime}, µs" for regime in quantised]
     body = []
     for cell in in_order({row.cell for row in rows}):
-        asked, sizes = cell.problem, cell.sizes
+        problem, sizes = cell.problem, cell.sizes
         line = [
-            asked.dtype,
-            asked.head_dims,
-            asked.mask,
+            problem.dtype,
+            problem.head_dims,
+            problem.mask,
             sizes.lengths,
             str(sizes.batch),
             sizes.all_heads,

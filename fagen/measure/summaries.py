@@ -74,14 +74,14 @@ def with_quantising(rows: Sequence[Row]) -> str:
             timed = best[cell]
             if QUANTISE not in timed:
                 continue
-            asked, seqlen = cell.problem, f"{cell.sizes.seqlen_q}"
+            problem, seqlen = cell.problem, f"{cell.sizes.seqlen_q}"
             cost = timed[QUANTISE].microseconds
             for name in OURS:
                 if name in timed:
                     alone = timed[name]
                     whole = alone.tflops * alone.microseconds / (alone.microseconds + cost)
                     figures = (f"{alone.microseconds:.1f}", f"{cost:.1f}", f"{whole:.0f}")
-                    what = (asked.dtype, cell.problem.head_dims, asked.mask, seqlen)
+                    what = (problem.dtype, problem.head_dims, problem.mask, seqlen)
                     body.append([regime, *what, title(name), *figures])
     if not body:
         return ""

@@ -14,6 +14,7 @@ from fagen.kind import Plan
 from fagen.paths import find_packaged, locate
 
 HASH_WORD = "FAGEN_SOURCE_HASH"  # the kernel says its own hash where a template says this
+SLUG_WORD = "FAGEN_SLUG"  # stands for the slug where a launcher is hashed
 
 BINDING = "binding.cpp.j2"
 
@@ -22,13 +23,19 @@ HOST_MARK = "---- The host's side"  # the rest of a kernel's file is its launche
 
 @dataclass(frozen=True)
 class Source:
-    """C++ that needs CUTLASS's headers only; hashes are of tokens (see token_hash)."""
+    """C++ that needs CUTLASS's headers only; hashes are of tokens (see token_hash).
+
+    `hash` is of the whole kernel's file, its names included. `host_hash` is of what that file runs
+    on the CPU, which is no part of the machine code, with the slug taken out: machine code has no
+    names, so of a kernel that was only renamed neither changes. (The slug was in it at first. When
+    it was taken out every launcher had changed as well, and no evidence was lost by that.)
+    """
 
     slug: str
     kernel: str  # <slug>.cu
     binding: str  # <slug>_torch.cpp
-    hash: str  # of the kernel
-    host_hash: str  # of what the kernel's file runs on the CPU: no part of the machine code
+    hash: str
+    host_hash: str
 
 
 def render(plan: Plan) -> Source:
@@ -36,6 +43,7 @@ def render(plan: Plan) -> Source:
     kernel, binding = kernel_text(plan), _template(BINDING, plan)
     digest = token_hash(kernel)
     _, _, host = kernel.partition(HOST_MARK)
+    host = host.replace(plan.slug, SLUG_WORD)
     return Source(
         slug=plan.slug,
         kernel=formatted(kernel.replace(HASH_WORD, digest)),

@@ -16,7 +16,7 @@ from fagen.schedule import Schedule
 
 Say = Callable[[str], None]
 
-_ready: dict[str, Op] = {}
+_ready: dict[tuple[str, torch.device], Op] = {}
 _readying = threading.Lock()
 
 
@@ -41,15 +41,15 @@ def ready(
     refuse_other_than_hopper(device)
     with _readying:
         slug = schedule.slug
-        if slug not in _ready:
+        if (slug, device) not in _ready:  # on each device a first call has work to do
             if torch.cuda.is_current_stream_capturing():
                 raise FagenError(
                     not_ready + f"{slug} cannot be built while a CUDA graph is captured"
                 )
             planned = plan(schedule)
             binary = build(render(planned), planned, binding=True, progress=progress)
-            _ready[slug] = load(binary)
-        return _ready[slug]
+            _ready[slug, device] = load(binary)
+        return _ready[slug, device]
 
 
 def run_once(op: Op, slug: str, device: torch.device) -> None:

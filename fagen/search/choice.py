@@ -28,7 +28,7 @@ class Chooser:
     def __init__(self, survey: Survey, prune: float) -> None:
         self.survey = survey
         self._prune = prune
-        self._cell_at = [survey.names.index(name) for name in space_of(survey.kind).tile]
+        self._cell_at = [survey.names.index(name) for name in space_of(survey.kind).tile_keys]
         self._logs = {p.keys: math.log(survey.predicted(p)) for p in survey.points}
         self._found: dict[Cell, float | None] = {}  # keys → log(seconds); None: spoilt
         self._given: set[Cell] = set()

@@ -295,7 +295,7 @@ def _outcomes(result: Result) -> Iterator[Line]:
 def _heat(result: Result) -> tuple[tuple[int, ...], tuple[HeatRow, ...]]:
     """Each tile's fastest kernel beside the fastest of all."""
     marks = result.marks
-    height, width = space_of(result.kind).tile
+    height, width = space_of(result.kind).tile_keys
     refused = {(m, n): why for m, n, why in result.survey["tiles"]}
     best: dict[tuple[int, int], tuple[float, str]] = {}
     tried: dict[tuple[int, int], Counter[str]] = {}

@@ -282,7 +282,7 @@ def summary(found: Survey, declared: Declared) -> dict[str, Any]:
     return {
         "space": declared.name,
         "kind": found.kind,
-        "target": {key: getattr(found.target, key) for key in space_of(found.kind).asked},
+        "target": {key: getattr(found.target, key) for key in space_of(found.kind).problem_keys},
         "total": found.total,
         "fit": len(found.points),
         "refused": [[r.reason, r.points, r.example] for r in found.refusals],

@@ -29,15 +29,15 @@ class Space(Protocol):
     """What a kind says for a search of its schedules; its `space` names such a thing."""
 
     @property
-    def tried(self) -> Mapping[str, tuple[Any, ...]]:
-        """The values of keys that a file leaves out; None leaves the key at its default."""
+    def defaults(self) -> Mapping[str, tuple[Any, ...]]:
+        """What is tried of keys that a file leaves out; None leaves the key at its own default."""
 
     @property
-    def asked(self) -> tuple[str, ...]:
+    def problem_keys(self) -> tuple[str, ...]:
         """The keys that say what is computed, fields of a Problem: no matter of speed."""
 
     @property
-    def tile(self) -> tuple[str, str]:
+    def tile_keys(self) -> tuple[str, str]:
         """The keys of a tile's height and width."""
 
     @property
@@ -45,7 +45,7 @@ class Space(Protocol):
         """Values of the required keys, beside which one key can be judged."""
 
     @property
-    def summed(self) -> tuple[str, ...]:
+    def summed_keys(self) -> tuple[str, ...]:
         """The keys that the sums depend on."""
 
     @property
@@ -144,11 +144,11 @@ class Declared:
 
     def targets(self) -> tuple[Problem, ...]:
         """What is to be computed fast: every combination of the keys that say it."""
-        asked, derived = space_of(self.kind).asked, _keys_of(self.kind).derived
+        names, derived = space_of(self.kind).problem_keys, _keys_of(self.kind).derived
         found = []
-        for combination in product(*(self.values.get(key, (None,)) for key in asked)):
-            keys = dict(zip(asked, combination, strict=True))
-            for key in asked:
+        for combination in product(*(self.values.get(key, (None,)) for key in names)):
+            keys = dict(zip(names, combination, strict=True))
+            for key in names:
                 if keys[key] is None and key in derived:
                     keys[key] = derived[key](keys)
             found.append(Problem(**keys))
@@ -177,8 +177,8 @@ class Survey:
 
     def keys(self, point: Point) -> dict[str, Any]:
         """A point's keys, with what is computed."""
-        asked = {key: getattr(self.target, key) for key in space_of(self.kind).asked}
-        return {**asked, **dict(zip(self.names, point.keys, strict=True))}
+        problem = {key: getattr(self.target, key) for key in space_of(self.kind).problem_keys}
+        return {**problem, **dict(zip(self.names, point.keys, strict=True))}
 
     def schedule(self, point: Point) -> Schedule:
         """The schedule that a point is."""
@@ -214,14 +214,14 @@ def _keys_of(kind: str) -> Keys:
 def survey(declared: Declared, target: Problem) -> Survey:
     """Look at every point of a target."""
     space, keys = space_of(declared.kind), _keys_of(declared.kind)
-    tried = {key: said for key, said in declared.values.items() if key not in space.asked}
+    tried = {key: said for key, said in declared.values.items() if key not in space.problem_keys}
     names, sizes = tuple(tried), declared.sizes(target)
     base, predict = _base(target, space, keys), space.predictor(sizes)
-    said = {*space.asked, *(name for name in names if None not in tried[name])}
+    said = {*space.problem_keys, *(name for name in names if None not in tried[name])}
     derived = [(key, derive) for key, derive in keys.derived.items() if key not in said]
-    m_at, n_at = map(names.index, space.tile)
+    m_at, n_at = map(names.index, space.tile_keys)
 
-    sized_by = itemgetter(*space.summed)
+    sized_by = itemgetter(*space.summed_keys)
     rules, sums = keys.rules, space.sums
     over: dict[tuple[Any, ...], tuple[str, int, int] | None] = {}
     counts: dict[str, int] = {}
@@ -272,7 +272,7 @@ def survey(declared: Declared, target: Problem) -> Survey:
 
 def _base(target: Problem, space: Space, keys: Keys) -> dict[str, Any]:
     """Every key's value before the space has its say; what is derived comes later."""
-    values: dict[str, Any] = {key: getattr(target, key) for key in space.asked}
+    values: dict[str, Any] = {key: getattr(target, key) for key in space.problem_keys}
     for key in keys.sections:
         if key not in values and key not in keys.required and key not in keys.derived:
             values[key] = keys.default(key, values)
@@ -325,7 +325,7 @@ def parse_space(text: str, where: str = "space") -> Declared:
         for error in invalid.errors(include_url=False):
             path = tuple(str(part) for part in error["loc"])
             found.append((path, f"{error['msg'][0].lower()}{error['msg'][1:]}"))
-    values = dict(space.tried)
+    values = dict(space.defaults)
     for section, table in tables.items():
         if not isinstance(table, dict) or section not in keys.tables:
             found += _faults({section: table}, keys)
@@ -338,7 +338,7 @@ def parse_space(text: str, where: str = "space") -> Declared:
             for value in listed:
                 beside = {k: v for k, v in space.example.items() if keys.sections[k] == section}
                 found += _faults({section: {**beside, key: value}}, keys)
-    for key in sorted(keys.required.intersection(space.asked) - values.keys()):
+    for key in sorted(keys.required.intersection(space.problem_keys) - values.keys()):
         found.append(((keys.sections[key], key), "is missing: a value or a list"))
     if found:
         raise refusal(found, origin)

@@ -108,7 +108,7 @@ def _p_offset(keys: Mapping[str, Any]) -> float:
         return float(max(0, math.floor(8 - keys["rescale_threshold"])))
     # A diagonal block shows its first rows a key or two, whose maximum is soon outgrown: room for
     # that is worth more than the last bits of small numbers.
-    wanted = 2.0 if MASKS[keys["mask"]].causal else 4.0
+    wanted = 2.0 if MASKS[keys["mask"]].by_row else 4.0
     return min(wanted, float(math.floor(most_p_offset(keys["block_n"]))))
 
 
@@ -161,15 +161,16 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for key, wanted in (("producer", "warp"), ("order", mask.order)):
             if keys[key] != wanted:
                 yield "cluster", f'2 needs {key} = "{wanted}"; use cluster = 1'
-        if mask.causal and not keys["intra_warpgroup"]:
-            yield "cluster", "2 with a causal mask needs intra_warpgroup = true; use cluster = 1"
+        if mask.by_row and not keys["intra_warpgroup"]:
+            said = f"2 with a {mask.name} mask needs intra_warpgroup = true; use cluster = 1"
+            yield "cluster", said
         skipped = -(-keys["block_m"] // keys["block_n"])
-        if mask.causal and skipped > keys["stages"]:
-            # the shorter tile of a pair skips them while the longer one still holds every buffer
+        if mask.by_row and skipped > keys["stages"]:
+            # the shorter tile of a pair passes them while the longer one still holds every buffer
             yield (
                 "cluster",
-                f"2 with a causal mask needs a stage for each of the {skipped} blocks that the "
-                f"longer tile of a pair sees beyond the shorter one, and there are "
+                f"2 with a {mask.name} mask needs a stage for each of the {skipped} blocks that "
+                f"the longer tile of a pair sees beyond the shorter one, and there are "
                 f"{keys['stages']}; use stages = {skipped}, or cluster = 1",
             )
     if (

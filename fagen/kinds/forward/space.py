@@ -11,7 +11,7 @@ from fagen.vocab import OUTPUTS
 class Forward:
     """What fagen.search.space.Space asks for."""
 
-    tried: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    defaults: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "block_m": (64, 128, 192, 256),
         "block_n": tuple(range(16, 257, 16)),
         "stages": (2, 3),
@@ -24,8 +24,8 @@ class Forward:
         "cluster": (1, 2),
         "order": (None, "single"),  # None: left out, so that it is what suits the mask
     }
-    asked = ("dtype", "head_dim", "head_dim_v", "mask")
-    tile = ("block_m", "block_n")
+    problem_keys = ("dtype", "head_dim", "head_dim_v", "mask")
+    tile_keys = ("block_m", "block_n")
     example: ClassVar[Mapping[str, Any]] = {
         "head_dim": 64,
         "dtype": "fp16",
@@ -33,7 +33,7 @@ class Forward:
         "block_m": 64,
         "block_n": 64,
     }
-    summed = SUMMED
+    summed_keys = SUMMED
     budgets = (SHARED, REGISTERS, REGISTER_FILE)
     sums = staticmethod(sums)
     predictor = staticmethod(predictor)
