@@ -38,6 +38,7 @@ from fagen.kinds.forward import emulate as emulator
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.operands import Operands, has_descales, operands
 from fagen.kinds.forward.plan import Plan, plan
+from fagen.kinds.forward.reference import reference
 from fagen.paths import write_whole
 from fagen.runtime import op
 from fagen.runtime.quantize import quantize
@@ -206,7 +207,7 @@ def error(attend: Attend, asked: argparse.Namespace, keys: int) -> float:
     squares = []
     for seed in range(asked.seeds):
         q, k, v = tensors(asked, seed, keys)
-        exact, _ = emulator.reference(q, k, v, mask="full", scale=q.shape[-1] ** -0.5)
+        exact, _ = reference(q, k, v, mask="full", scale=q.shape[-1] ** -0.5)
         squares.append((attend(q, k, v).double() - exact).square().mean())
     return float(torch.stack(squares).mean().sqrt())
 

@@ -126,9 +126,11 @@ def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """fagen.attention as in a new process: it has found and readied no kernel."""
     from fagen.dispatch import choice
     from fagen.runtime import attention as dispatch  # torch, which takes seconds
+    from fagen.runtime import ready
 
-    for found in ("_ready", "_ready_alone", "_kernels", "_served"):
+    for found in ("_ready", "_ready_alone", "_served"):
         monkeypatch.setattr(dispatch, found, {})
+    monkeypatch.setattr(ready, "_ready", {})
     choice.committed.cache_clear()
     yield
     choice.committed.cache_clear()

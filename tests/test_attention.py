@@ -8,9 +8,10 @@ import torch
 
 import fagen
 from fagen.errors import DeviceError, ScheduleError
-from fagen.kinds.forward.emulate import emulate, reference
+from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
+from fagen.kinds.forward.reference import reference
 from fagen.paths import locate
 from fagen.problem import Problem
 from fagen.registry import read as read_schedule
@@ -125,7 +126,7 @@ def test_wrong_arguments_are_named() -> None:
         fagen.attention(q, k.bfloat16(), v)
     with pytest.raises(ValueError, match="scale is -1; it must be finite and above 0"):
         fagen.attention(q, k, v, scale=-1)
-    with pytest.raises(DeviceError, match="q is on meta; a kernel runs on a Hopper GPU"):
+    with pytest.raises(DeviceError, match="tensors are on meta; a kernel runs on a Hopper GPU"):
         fagen.attention(*(t.to("meta") for t in (q, k, v)))
 
 

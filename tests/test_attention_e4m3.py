@@ -12,9 +12,10 @@ import fagen
 from fagen.dispatch.defaults import usual_schedule
 from fagen.e4m3 import by_columns
 from fagen.errors import ScheduleError
-from fagen.kinds.forward.emulate import reference
+from fagen.kinds.forward.reference import reference
 from fagen.problem import Problem
 from fagen.runtime import attention as dispatch
+from fagen.runtime.ready import run_once
 from tests.attention_helpers import computed_fp8, qkv, quantised
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
@@ -113,15 +114,17 @@ def test_prepare_says_which_kernel_it_will_be(schedules_folder: Path) -> None:
 def test_the_single_key_that_prepare_runs_is_one_that_the_kernel_takes(
     layout: str, scale_rows: int
 ) -> None:
-    fp8 = None, layout, scale_rows
-    kind = dispatch._kind("e4m3", 64, 32, True, "cpu", fp8)
-    seen = []
-    kernel = dispatch._make_ready((kind, None))
-    dispatch._run_once(lambda *given: seen.append(kernel(*given)), kind)  # type: ignore[arg-type, return-value]
-    assert seen[0][0].shape == (1, 1, 1, 32)
-    kind = dispatch._kind("fp16", 64, 32, True, "cpu", (None, None, None))
-    kernel = dispatch._make_ready((kind, "fwd_fp16_d64v32_causal_m64n64"))
-    dispatch._run_once(kernel, kind)
+    seen: list[Any] = []
+
+    def run(kind: dispatch.Kind, choice: str | None = None) -> None:
+        kernel = dispatch._make_ready((kind, choice))
+        slug = dispatch.choose(dispatch._problem(kind), choice).slug
+        run_once(lambda **given: seen.append(kernel(**given)), slug, kind[0])
+
+    run(dispatch._kind("e4m3", 64, 32, True, "cpu", (None, layout, scale_rows)))
+    fp16 = dispatch._kind("fp16", 64, 32, True, "cpu", (None, None, None))
+    run(fp16, "fwd_fp16_d64v32_causal_m64n64")
+    assert [out.shape for out, _ in seen] == [(1, 1, 1, 32)] * 2
 
 
 # ---- wrong calls --------------------------------------------------------------------------------
@@ -141,14 +144,14 @@ WRONG: list[tuple[str, Callable[..., object], str]] = [
     (
         "descale_heads",
         lambda q, k, v, how: fagen.attention(q, k, v, **how | {"v_descale": torch.ones(2, 4)}),
-        "v_descale has shape (2, 4, 1); it must be (2 or 1, 2 or 1, 1): batch, heads, one block",
+        "v_descale has shape (2, 4, 1); it must be (batch = 2 or 1, kv_heads = 2 or 1, 1)",
     ),
     (
         "descale_dtype",
         lambda q, k, v, how: fagen.attention(
             q, k, v, **how | {"v_descale": torch.ones(2, 2).half()}
         ),
-        "v_descale is not float32; v_descale.float() converts it",
+        "v_descale is not float32, which this kernel takes; v_descale.to(torch.float32) converts",
     ),
     (
         "unequal_blocks",
@@ -164,7 +167,7 @@ WRONG: list[tuple[str, Callable[..., object], str]] = [
     (
         "scale_rows_not_the_descales",
         lambda q, k, v, how: fagen.attention(q, k, v, **how, scale_rows=64),
-        "q_descale has shape (2, 4, 1); it must be (2 or 1, 4 or 1, 2): batch, heads, blocks of 64",
+        "q_descale has shape (2, 4, 1); it must be (batch = 2 or 1, heads = 4 or 1, ceil(seqlen_q",
     ),
     (
         "k_of_16_bits",
@@ -194,12 +197,12 @@ WRONG: list[tuple[str, Callable[..., object], str]] = [
     (
         "columns_not_said",
         lambda q, k, v, how: fagen.attention(q, k, by_columns(v), **how),
-        'v has shape (2, 2, 64, 208), which is V by columns of 2 heads: pass v_layout="columns"',
+        'v has shape (2, 2, 64, 208), which is transposed V of 2 heads: pass v_layout="columns"',
     ),
     (
         "columns_said_of_rows",
         lambda q, k, v, how: fagen.attention(q, k, v, **how | {"v_layout": "columns"}),
-        'v has shape (2, 200, 2, 64), which is V by rows of 200 keys: pass v_layout="rows", or ',
+        'v has shape (2, 200, 2, 64), which is row-major V of 200 keys: pass v_layout="rows", or ',
     ),
     (
         "layout",
@@ -248,9 +251,9 @@ def test_a_wrong_argument_is_named(_: str, call: Callable[..., object], said: st
     [
         (
             "fwd_e4m3_d64_full_m64n64",
-            "fwd_e4m3_d64_full_m64n64 computes float8_e4m3fn, head_dim 64, full, V by columns, "
+            "fwd_e4m3_d64_full_m64n64 computes float8_e4m3fn, head_dim 64, full, V transposed, "
             "scales by head or tensor, out in bfloat16; the call asks for float8_e4m3fn, head_dim "
-            "64, full, V by rows",
+            "64, full, V row-major",
         ),
         ("fwd_fp16_d64_full_m64n64", "computes float16, head_dim 64, full; the call asks for "),
         ("fwd_e4m3_d64_full_m64n64_ofp16_vrows", "out in float16; the call asks for "),
@@ -266,7 +269,7 @@ def test_a_schedule_for_something_else_is_refused(choice: str, said: str) -> Non
 def test_a_call_that_needs_a_gradient_is_refused(name: str) -> None:
     (q, k, v), how = quantised()
     {"q": q, "v": v, **how}[name].requires_grad_()
-    with pytest.raises(ValueError, match="q, k, v or a descale requires a gradient, and there is"):
+    with pytest.raises(ValueError, match="v_descale requires a gradient, and there is"):
         fagen.attention(q, k, v, **how)
     with torch.no_grad():
         assert not fagen.attention(q, k, v, **how).requires_grad  # type: ignore[union-attr]

@@ -9,7 +9,7 @@ import torch
 
 import fagen
 from fagen.errors import ScheduleError
-from fagen.kinds.forward.emulate import reference
+from fagen.kinds.forward.reference import reference
 from tests.attention_helpers import qkv, quantised
 from tests.tensors import normal
 
@@ -152,12 +152,12 @@ WRONG_FP8: list[tuple[str, Callable[..., object], str]] = [
     (
         "k_head_dim",
         lambda q, k, v: fagen.attention_fp8(q, k[..., :32], v),
-        "k has shape (2, 200, 2, 32); this kernel takes (batch, seqlen_k, kv_heads, 64)",
+        "k has shape (2, 200, 2, 32); it must be (batch = 2, seqlen_k, kv_heads, 64)",
     ),
     (
         "v_keys",
         lambda q, k, v: fagen.attention_fp8(q, k, v[:, :100]),
-        "v has shape (2, 2, 64, 112), but k has (2, 200, 2, 64); by columns v must be ",
+        "v has shape (2, 2, 64, 112); it must be (batch = 2, kv_heads = 2, 64, ceil(seqlen_k / 16)",
     ),
     (
         "scales",

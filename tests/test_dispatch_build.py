@@ -10,6 +10,7 @@ import torch
 
 from fagen.errors import DeviceError, FagenError
 from fagen.runtime import attention as dispatch
+from fagen.runtime import ready
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 
@@ -28,8 +29,8 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         machine.loaded.append(binary.slug)  # type: ignore[attr-defined]
         return lambda *_: None
 
-    monkeypatch.setattr(dispatch, "build", build)
-    monkeypatch.setattr(dispatch.op, "load", load)
+    monkeypatch.setattr(ready, "build", build)
+    monkeypatch.setattr(ready, "load", load)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: machine.capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Sandbox 1000")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: machine.capturing)
@@ -49,9 +50,14 @@ def test_many_threads_build_once(pretended: SimpleNamespace) -> None:
     assert len(pretended.built) == len(pretended.loaded) == 1
 
 
-def test_a_second_device_builds_nothing(pretended: SimpleNamespace) -> None:
-    assert dispatch._make_ready(key(0)) is dispatch._make_ready(key(1))
-    assert len(pretended.built) == 1
+def test_a_device_on_which_it_is_ready_builds_nothing(pretended: SimpleNamespace) -> None:
+    slug = dispatch.choose(dispatch._problem(key()[0])).slug
+    first = dispatch._make_ready(key(0))
+    chosen = key()[0], slug  # the same kernel by its name
+    assert dispatch._make_ready(chosen) is first
+    assert pretended.built == pretended.loaded == [slug]
+    dispatch._make_ready(key(1))  # the cache has it by now
+    assert pretended.built == pretended.loaded == [slug] * 2
 
 
 def test_while_a_graph_is_captured_an_unbuilt_kernel_is_an_error(
@@ -64,7 +70,10 @@ def test_while_a_graph_is_captured_an_unbuilt_kernel_is_an_error(
     pretended.capturing = False
     dispatch._make_ready(key())
     pretended.capturing = True
-    dispatch._make_ready(key(1))  # built already, so any device may use it
+    slug = dispatch.choose(dispatch._problem(key()[0])).slug
+    dispatch._make_ready((key()[0], slug))  # ready on this device, however it is asked for
+    with pytest.raises(FagenError, match="while a CUDA graph is captured"):
+        dispatch._make_ready(key(1))  # on another its first call has work to do
 
 
 def test_another_gpu_than_hopper_is_refused_in_words(pretended: SimpleNamespace) -> None:
@@ -81,7 +90,7 @@ def test_a_build_that_failed_is_tried_again(
         raise FagenError("no compiler")
 
     with monkeypatch.context() as patch:
-        patch.setattr(dispatch, "build", fail)
+        patch.setattr(ready, "build", fail)
         with pytest.raises(FagenError, match="no compiler"):
             dispatch._make_ready(key())
     dispatch._make_ready(key())

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from fagen.kinds.forward.emulate import emulate, reference
+from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import Plan, plan
+from fagen.kinds.forward.reference import reference
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

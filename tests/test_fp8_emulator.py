@@ -15,10 +15,11 @@ from fagen.e4m3 import (
     rounded,
     to_e4m3,
 )
-from fagen.kinds.forward.emulate import emulate_fp8, reference
+from fagen.kinds.forward.emulate import emulate_fp8
 from fagen.kinds.forward.emulate.fp8 import multiply_add
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import Plan, plan
+from fagen.kinds.forward.reference import reference
 from fagen.vocab import KEY_ORDER
 
 SHAPES = [  # batch, queries, keys, heads, KV heads

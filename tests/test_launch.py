@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fagen.measure.shapes import inputs
 from torch.autograd import DeviceType
 
 from fagen.errors import DeviceError
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
 from fagen.measure import launch
+from fagen.measure.inputs import inputs
 from fagen.measure.launch import BATCH, BATCHES, PROFILED, SMALL, LaunchCost, launch_costs
 from fagen.measure.timing import Call
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from fagen.emulator import emulate
-from fagen.plan import Plan, plan
 from torch import Tensor
 
 from fagen.build import build
+from fagen.kinds.forward.emulate import emulate
+from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import Plan, plan
 from fagen.process import run
 from fagen.render import render
-from fagen.schedule import Schedule
 from fagen.toolchain import find_gxx
 from fagen.vocab import MASKS, Mask
 
@@ -203,9 +203,10 @@ def test_a_row_of_the_table_is_all_that_a_schedule_needs() -> None:
         "row = vocab.Mask('window', order='lpt', first='row + seqlen_k - seqlen_q - 9', pairs=None,"
         " last='row + seqlen_k - seqlen_q + 1', keys=None)\n"
         "vocab.MASKS[row.name] = row\n"
-        "from fagen.schedule import Schedule; from fagen.plan import plan\n"
+        "from fagen import registry\n"
         "from fagen.render import render\n"
-        "print(render(plan(Schedule.from_slug('fwd_bf16_d64_window_m64n64'))).kernel)"
+        "slug = 'fwd_bf16_d64_window_m64n64'\n"
+        "print(render(registry.plan(registry.from_slug(slug))).kernel)"
     )
     result = run([sys.executable, "-c", code], cwd=Path(__file__).parents[1])
     assert "row + seqlen_k - seqlen_q - 9" in result.stdout, result.stderr

@@ -13,6 +13,7 @@ from fagen.kinds.forward import emulate as emulator
 from fagen.kinds.forward.accuracy import shape_error, torch_math
 from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.proof import speeds
+from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.shapes import verification_sizes
 from fagen.measure import cells
 from fagen.measure.card import Clock, hopper
@@ -118,7 +119,7 @@ def test_rows_with_keys_of_another_mask_may_lie_anywhere(monkeypatch):
 def test_torchs_own_attention_agrees_with_fp64_on_rows_that_see_a_key(mask, sizes):
     case = Cell(Problem("fp16", 64, 64, mask), sizes)
     q, k, v = inputs(case, device="cpu")
-    exact, _ = emulator.reference(q, k, v, mask=mask, scale=0.125)
+    exact, _ = reference(q, k, v, mask=mask, scale=0.125)
     ours = torch_math(q, k, v, mask=mask, scale=0.125)
     seen = rows_with_keys(case)
     assert seen.sum() >= 37
@@ -236,7 +237,7 @@ def test_cudnn_has_no_causal_mask_of_the_bottom_right_and_fa2_has(monkeypatch):
     q, k, v = inputs(case, device="cpu")
     with pytest.raises(DeviceError, match="top left"):
         peer("cudnn").bind(case, q, k, v)
-    exact, _ = emulator.reference(q, k, v, mask="causal", scale=1 / 8)
+    exact, _ = reference(q, k, v, mask="causal", scale=1 / 8)
     out = peer("fa2").bind(case, q, k, v).once()
     torch.testing.assert_close(out.double(), exact, rtol=2e-3, atol=2e-3)
 
@@ -260,7 +261,7 @@ def timed(monkeypatch):
 def exact_implementation(name, schedule=None, off=0.0):
     def bind(case, q, k, v):
         mask, scale = case.problem.mask, softmax_scale(case.problem.head_dim)
-        return Call(lambda: emulator.reference(q, k, v, mask=mask, scale=scale)[0].half() + off)
+        return Call(lambda: reference(q, k, v, mask=mask, scale=scale)[0].half() + off)
 
     return Implementation(name, bind, schedule)
 

@@ -2,13 +2,17 @@
 
 import re
 import sys
+from contextlib import suppress
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
+from inspect import ismodule
 from pathlib import Path
 
 import click
 import pytest
 
 import cli
+import fagen
 from fagen import registry, toolchain
 from fagen.paths import locate
 
@@ -89,7 +93,7 @@ def test_the_python_on_a_page_runs(page):
 
 
 def test_the_demo_runs(monkeypatch, capsys):
-    path = locate("schedules") / "forward" / "fwd_fp16_d128_causal_m128n128.toml"
+    path = registry.committed_file("fwd_fp16_d128_causal_m128n128")
     monkeypatch.setattr(sys, "argv", ["demo.py", str(path)])
     load(ROOT / "examples" / "demo.py")
     told = re.search(r"against fp64: (\S+), torch's own (\S+)\n", capsys.readouterr().out)
@@ -107,6 +111,33 @@ def test_the_examples_with_every_key_have_every_key():
     own = list(registry.parse(fp8).fp8.model_dump())
     assert more[-len(own) :] == own
     assert keys == [key for key in registry.parse(plain).values() if key not in own]
+
+
+def test_an_example_names_a_schema_that_is_there():
+    named = {
+        path.parent / schema
+        for path in (ROOT / "examples").glob("*.toml")
+        for schema in re.findall(r"^#:schema (\S+)$", path.read_text(encoding="utf-8"), re.M)
+    }
+    assert named and all(path.exists() for path in named)
+
+
+NAMED = [*fill.PAGES, ROOT / "Makefile", ROOT / "cli.py", ROOT / "examples" / "demo.py"]
+
+
+@pytest.mark.parametrize("page", NAMED, ids=lambda page: page.name)
+def test_files_and_names_that_a_page_speaks_of_are_there(page):
+    text = page.read_text(encoding="utf-8")
+    folders = "schedules|spaces|examples|templates|docs|benchmarks"
+    for path in re.findall(rf"(?<![\w/.\-~])(?:{folders})/[\w/.-]*\w", text):
+        assert "KIND" in path or (ROOT / path).exists(), path
+    for name in re.findall(r"(?<![\w.])fagen\.([a-z]\w*(?:\.\w+)*)", text):
+        if not name.endswith(("toml", "git")):
+            found = fagen
+            for step in name.split("."):
+                with suppress(ModuleNotFoundError):
+                    import_module(f"{found.__name__}.{step}") if ismodule(found) else None
+                found = getattr(found, step)
 
 
 def test_the_makefile_and_the_pages_name_the_versions_that_fagen_asks_for():

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from fagen.errors import VerificationError
-from fagen.kinds.forward import emulate as emulator
 from fagen.kinds.forward import operands
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
+from fagen.kinds.forward.reference import reference
 from fagen.measure import heats
 from fagen.measure import inputs as measure_inputs
 from fagen.measure.heats import BRIEF, CUDNN, Kernel
@@ -43,11 +43,13 @@ def device(monkeypatch):
     made.ran, made.wrong = [], set()
     calls = {}
 
-    def bind(slug, library, q, k, v, out, lse, scale):
+    def bind(of, library, *, q, k, v, scale, out, lse):
+        assert library == Path(f"{of.slug}.so")
+
         def launch():
-            made.ran.append(slug)
-            exact, exact_lse = emulator.reference(q, k, v, mask="causal", scale=scale)
-            out.copy_(exact * (2 if slug in made.wrong else 1))
+            made.ran.append(of.slug)
+            exact, exact_lse = reference(q, k, v, mask="causal", scale=scale)
+            out.copy_(exact * (2 if of.slug in made.wrong else 1))
             lse.copy_(exact_lse)
 
         return launch
@@ -58,7 +60,7 @@ def device(monkeypatch):
         calls[id(call)] = made.ran[before] if len(made.ran) > before else CUDNN
         return float(len(made.ran)), [1_700]
 
-    monkeypatch.setattr(operands.op, "bind_kernel", bind)
+    monkeypatch.setattr(operands, "bind", bind)
     monkeypatch.setattr(heats, "plan_of", lambda slug: replace(PLAN, slug=slug))
     monkeypatch.setattr(heats, "time_round", time_round)
     monkeypatch.setattr(heats, "estimate", lambda call: 1e-3)
@@ -68,7 +70,7 @@ def device(monkeypatch):
     def exact(case):
         q, k, v = heats._inputs(case)
         scale = measure_inputs.softmax_scale(case.problem.head_dim)
-        return emulator.reference(q, k, v, mask=case.problem.mask, scale=scale)[0].half()
+        return reference(q, k, v, mask=case.problem.mask, scale=scale)[0].half()
 
     monkeypatch.setattr(heats, "_expected", exact)
     monkeypatch.setattr(heats, "_cudnn", lambda case: None)

@@ -15,9 +15,9 @@ from fagen.kinds.forward.operands import has_descales
 from fagen.measure.inputs import cell_of
 from fagen.paths import locate
 from fagen.problem import Cell, Sizes
+from fagen.registry import plan_of
 from fagen.registry import read as read_schedule
 from fagen.runtime import op
-from fagen.runtime.checks import plan_of
 
 BUILDERS = os.cpu_count() or 1  # kernels that are compiled at a time
 COMMITTED = sorted(

@@ -7,7 +7,7 @@ import torch
 
 import fagen
 from fagen.errors import FagenError
-from fagen.kinds.forward.emulate import reference
+from fagen.kinds.forward.reference import reference
 
 pytestmark = pytest.mark.gpu
 

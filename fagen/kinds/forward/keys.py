@@ -74,8 +74,8 @@ class Pipeline(Section):
     )
     output: Annotated[str, OneOf(OUTPUTS)] = Field(
         default="own",
-        description='through which shared memory O is stored: "own", a buffer of its own; "halves", '
-        'one of half its size, one half after the other; "v_space", that of V',
+        description='through which shared memory O is stored: "own", a buffer of its own; '
+        '"halves", one of half its size, one half after the other; "v_space", that of V',
     )
 
 
