@@ -83,8 +83,8 @@ def cases(draw: st.DrawFn) -> Case:
     lengths = around_a_tile | st.integers(0, 200)
     head_dim_v = draw(st.sampled_from([16, 40, 64]))
     dtype = draw(st.sampled_from(list(DTYPES)))
-    late = draw(st.booleans())
-    by_tensor = dtype == "fp16" and head_dim_v != 40 and not late
+    lazy = draw(st.booleans())
+    by_tensor = dtype == "fp16" and head_dim_v != 40 and not lazy
     return Case(
         dtype=dtype,
         head_dim=draw(st.sampled_from([16, 24, 64, 80])),
@@ -92,8 +92,8 @@ def cases(draw: st.DrawFn) -> Case:
         row_sum=draw(st.sampled_from(["threads", "tensor"])) if by_tensor else "threads",
         causal=draw(st.booleans()),
         block_n=draw(st.sampled_from([16, 32, 48, 128])),
-        maximum="lazy" if late else "each",
-        threshold=0.0 if late else draw(st.sampled_from([0.0, 0.5, 8.0])),
+        maximum="lazy" if lazy else "each",
+        threshold=0.0 if lazy else draw(st.sampled_from([0.0, 0.5, 8.0])),
         batch=draw(st.integers(1, 2)),
         seqlen_q=draw(lengths),
         seqlen_k=draw(lengths),
@@ -182,7 +182,7 @@ def test_the_reference_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) ->
 def test_it_is_as_accurate_as_torch_in_the_same_dtype(
     dtype: str, head_dim: int, row_sum: str, causal: bool
 ) -> None:
-    """The rule that the kernel itself is held to on a GPU."""
+    """The rule for the kernel itself on a GPU."""
     case = Case(
         dtype=dtype,
         head_dim=head_dim,
@@ -235,7 +235,7 @@ def test_the_last_keys_come_first() -> None:
 
 
 @pytest.mark.parametrize("row_sum", ["threads", "tensor"])
-def test_p_is_rounded_for_the_product_but_for_the_sum_only_if_that_is_one(row_sum: str) -> None:
+def test_p_is_rounded_for_the_pv_gemm_and_for_a_sum_that_is_part_of_it_only(row_sum: str) -> None:
     """With equal scores but one, p is a single number: threads add it up before it is rounded."""
     q = torch.zeros(1, 1, 1, 16, dtype=torch.float16)
     q[..., 0] = 1
@@ -302,7 +302,7 @@ def test_the_threshold_is_held_row_by_row() -> None:
     assert torch.equal(lively[0][:, 1], moved[0][:, 1]), "the second by more"
 
 
-# ---- a maximum that is raised late --------------------------------------------------------------
+# ---- the lazy row max ---------------------------------------------------------------------------
 
 
 SLOPES = (1.0, -1.0, 0.0, 2.0**-4, 2.0**-8)  # of rows, in turn: so a warp has some of each
@@ -326,7 +326,7 @@ def steep(case: Case, *levels: float) -> tuple[Tensor, Tensor, Tensor]:
     [(900, 400, -300, 600, 100), (-800, -500, 600, -400, 300), (14, 11, 0, 5, -3)],
     ids=str,
 )
-def test_a_late_maximum_follows_scores_that_rise_and_fall_by_hundreds(
+def test_a_lazy_row_max_follows_scores_that_rise_and_fall_by_hundreds(
     levels: tuple[float, ...], causal: bool, sizes: tuple[int, int], dtype: str
 ) -> None:
     """By more than exp2 holds: a block's guess is infinite in some rows, and zero in others."""
@@ -353,36 +353,36 @@ def test_a_late_maximum_follows_scores_that_rise_and_fall_by_hundreds(
     ],
     ids=["falling", "rising", "equal"],
 )
-def test_late_and_each_are_the_same_where_both_raise_or_neither(levels: tuple[float, ...]) -> None:
-    late = Case(seqlen_q=70, seqlen_k=128, group=2)
-    assert late.plan.lazy_max
-    q, k, v = steep(late, *levels)
+def test_lazy_and_each_are_the_same_where_both_raise_or_neither(levels: tuple[float, ...]) -> None:
+    lazy = Case(seqlen_q=70, seqlen_k=128, group=2)
+    assert lazy.plan.lazy_max
+    q, k, v = steep(lazy, *levels)
     q[..., 0] = 1
     q[..., 1:], k[..., 1:] = 0, 0
-    each = replace(late, maximum="each")
-    found, wanted = (emulate(case.plan, q, k, v, late.scale) for case in (late, each))
+    each = replace(lazy, maximum="each")
+    found, wanted = (emulate(case.plan, q, k, v, lazy.scale) for case in (lazy, each))
     assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
 
 
 def test_what_does_not_outgrow_its_maximum_keeps_it_as_within_a_threshold() -> None:
-    late = Case(batch=2, seqlen_q=130, seqlen_k=200, kv_heads=2, group=2)
-    q, k, v = late.tensors()
+    lazy = Case(batch=2, seqlen_q=130, seqlen_k=200, kv_heads=2, group=2)
+    q, k, v = lazy.tensors()
     found, kept, moved = (
-        emulate(case.plan, q, k, v, late.scale)
-        for case in (late, replace(late, threshold=10.0), replace(late, maximum="each"))
+        emulate(case.plan, q, k, v, lazy.scale)
+        for case in (lazy, replace(lazy, threshold=10.0), replace(lazy, maximum="each"))
     )
     assert torch.equal(found[0], kept[0]) and torch.equal(found[1], kept[1])
     assert not torch.equal(found[0], moved[0])
 
 
 def test_one_rows_rise_raises_its_warp_and_no_other() -> None:
-    late = Case(head_dim=16, head_dim_v=16, block_n=16)
+    lazy = Case(head_dim=16, head_dim_v=16, block_n=16)
     q, k, v = Case(head_dim=16, head_dim_v=16, seqlen_q=40, seqlen_k=32).tensors()
     k[:, :16] = 1.5 * k[:, 16:]  # every row's maximum rises in its second block
-    calm = emulate(late.plan, q, k, v, 0.25)[0]
+    calm = emulate(lazy.plan, q, k, v, 0.25)[0]
     q[:, 20] *= 100
     lively, moved = (
-        emulate(case.plan, q, k, v, 0.25)[0] for case in (late, replace(late, maximum="each"))
+        emulate(case.plan, q, k, v, 0.25)[0] for case in (lazy, replace(lazy, maximum="each"))
     )
     warp = slice(16, 32)
     assert torch.equal(lively[:, warp], moved[:, warp])
@@ -407,13 +407,13 @@ def test_keys_in_blocks_that_no_row_sees_are_not_read() -> None:
 
 
 def test_a_nan_stays_in_its_row() -> None:
-    """Late, it raises its warp's maxima, and P is rounded as if they were sought in each block."""
-    late = Case(seqlen_q=70, seqlen_k=50)
-    each = replace(late, maximum="each")
-    q, k, v = late.tensors()
-    clean, moved = (emulate(case.plan, q, k, v, late.scale)[0] for case in (late, each))
+    """A lazy row max is raised by it in a whole warp; P is rounded as if each block did that."""
+    lazy = Case(seqlen_q=70, seqlen_k=50)
+    each = replace(lazy, maximum="each")
+    q, k, v = lazy.tensors()
+    clean, moved = (emulate(case.plan, q, k, v, lazy.scale)[0] for case in (lazy, each))
     q[0, 3, 0, 5] = math.nan
-    for case, others in ((late, clean), (each, moved)):
+    for case, others in ((lazy, clean), (each, moved)):
         out, lse = emulate(case.plan, q, k, v, case.scale)
         assert out[0, 3].isnan().all() and lse[0, 0, 3].isnan()
         assert torch.equal(out[0, :3], moved[0, :3]) and torch.equal(out[0, 4:16], moved[0, 4:16])

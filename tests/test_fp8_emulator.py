@@ -143,7 +143,7 @@ def test_a_row_with_one_key_that_matters_is_that_keys_v(scales):
 
 
 def test_p_stays_in_the_range_of_e4m3_whatever_the_threshold():
-    """A maximum that lags behind by as much as it may: P is 2 to the 8.75, and not cut off."""
+    """A row max as stale as it may be: P is 2 to the 8.75, and not cut off."""
     of = planned(head_dim=16, maximum="each", rescale_threshold=4.0, p_offset=4.75)
     k = torch.zeros(1, 128, 1, 16)
     k[:, :64, :, 0] = 4 * math.log(2)  # met second
@@ -159,7 +159,7 @@ def test_p_stays_in_the_range_of_e4m3_whatever_the_threshold():
     assert out[0, 0, 0, 0].item() == pytest.approx(expected, rel=1e-3)
 
 
-# ---- a maximum that is raised late --------------------------------------------------------------
+# ---- the lazy row max ---------------------------------------------------------------------------
 
 
 SLOPES = (1.0, -1.0, 0.0, 2.0**-4, 2.0**-6)  # of rows, in turn: so a warp has some of each
@@ -182,7 +182,7 @@ def steep(of: Plan, shape: tuple[int, ...], levels: tuple[float, ...]) -> list[Q
 @pytest.mark.parametrize(
     "levels", [(400, 150, -300, 100), (-600, 300, -200, 100), (12, 9, 4, 0)], ids=str
 )
-def test_a_late_maximum_follows_scores_that_rise_and_fall_by_hundreds(levels, more, mask, shape):
+def test_a_lazy_row_max_follows_scores_that_rise_and_fall_by_hundreds(levels, more, mask, shape):
     """By more than exp2 holds: a block's guess is infinite in some rows, and zero in others."""
     of = planned(mask=mask, **more)
     assert of.lazy_max
@@ -200,28 +200,28 @@ def test_a_late_maximum_follows_scores_that_rise_and_fall_by_hundreds(levels, mo
 
 @pytest.mark.parametrize("levels", [(-600, -300, -40, 0), (600, 300, 60, 0), (0, 0, 0, 0)], ids=str)
 @pytest.mark.parametrize("more", [{}, dict(scales="block", scale_rows=64)], ids=str)
-def test_late_and_each_are_the_same_where_both_raise_or_neither(levels, more):
+def test_lazy_and_each_are_the_same_where_both_raise_or_neither(levels, more):
     """Each row's maximum is in its first block, or each block outgrows the last, or none does."""
-    late = planned(p_offset=4, **more)
-    tensors = [x.real(late.scale_rows) for x in made(late, (1, 70, 256, 2, 1))]
+    lazy = planned(p_offset=4, **more)
+    tensors = [x.real(lazy.scale_rows) for x in made(lazy, (1, 70, 256, 2, 1))]
     tensors[0][..., 0], tensors[0][..., 1:] = 1, 0
     tensors[1][..., 0] = torch.tensor(levels).repeat_interleave(64)[:, None] * 8 * math.log(2)
     tensors[2] = tensors[2].sign()  # so that blocks of V share a scale, and P has but one weight
-    tensors = [rounded(x, late.schedule.fp8.scales, late.scale_rows) for x in tensors]
-    found = attend(late, *tensors)
+    tensors = [rounded(x, lazy.schedule.fp8.scales, lazy.scale_rows) for x in tensors]
+    found = attend(lazy, *tensors)
     wanted = attend(planned(maximum="each", p_offset=4, **more), *tensors)
     assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
 
 
 def test_one_rows_rise_raises_its_warp_and_no_other():
-    late, each = planned(), planned(maximum="each", p_offset=4)
-    q, k, v = (x.real(0) for x in made(late, (1, 40, 128, 1, 1)))
+    lazy, each = planned(), planned(maximum="each", p_offset=4)
+    q, k, v = (x.real(0) for x in made(lazy, (1, 40, 128, 1, 1)))
     q[..., 0], q[:, 20, :, 0] = 1, 64
     k[:, :64, :, 0], k[:, 64:, :, 0] = 8, 0  # every row's maximum rises in its second block
     q, k, v = (rounded(x, "head") for x in (q, k, v))
     without = q.values.view(torch.uint8).index_fill(1, torch.tensor(20), 0).view(q.values.dtype)
-    calm = attend(late, Quantized(without, q.descale), k, v)[0]
-    lively, moved = (attend(of, q, k, v)[0] for of in (late, each))
+    calm = attend(lazy, Quantized(without, q.descale), k, v)[0]
+    lively, moved = (attend(of, q, k, v)[0] for of in (lazy, each))
     warp = slice(16, 32)
     assert torch.equal(lively[:, warp], moved[:, warp])
     for others in (slice(16), slice(32, 40)):
@@ -326,7 +326,7 @@ def test_zeros_have_a_small_descale_and_stay_zeros():
     assert (found.descale > 0).all() and (found.descale < 1e-12).all()
 
 
-def test_v_by_columns_has_the_keys_of_each_sixteen_in_the_order_of_p():
+def test_transposed_v_has_the_keys_of_each_sixteen_in_the_order_of_p():
     v = torch.arange(35.0).view(1, 35, 1, 1).expand(1, 35, 2, 3)
     columns = by_columns(v)
     assert columns.shape == (1, 2, 3, 48)
@@ -336,7 +336,7 @@ def test_v_by_columns_has_the_keys_of_each_sixteen_in_the_order_of_p():
     assert torch.equal(by_rows(columns, 35), v)
 
 
-def test_the_order_is_that_in_which_a_thread_has_two_bricks_of_s():
+def test_the_order_is_that_in_which_a_thread_has_two_core_matrices_of_s():
     """Thread q of four has columns 2q and 2q + 1 of each 8; it reads bytes 4q to 4q + 3 of P."""
     for q in range(4):
         assert KEY_ORDER[4 * q : 4 * q + 4] == (2 * q, 2 * q + 1, 8 + 2 * q, 9 + 2 * q)

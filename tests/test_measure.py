@@ -138,7 +138,7 @@ TRAPS = [
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize("sizes", TRAPS, ids=str)
-def test_the_emulated_schedule_is_within_the_bounds_a_kernel_is_held_to(dtype, mask, sizes):
+def test_the_emulated_schedule_is_within_the_bounds_of_a_kernel(dtype, mask, sizes):
     schedule = made(mask, dtype)
     case = cell_of(schedule, sizes)
     error = shape_error(

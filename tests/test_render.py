@@ -128,7 +128,7 @@ def test_a_name_that_the_plan_lacks_is_an_error():
         )
 
 
-def test_a_missing_formatter_is_said_with_what_mends_it(monkeypatch):
+def test_a_missing_formatter_is_said_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ToolchainError, match="pip install clang-format"):
         formatted("int x;")
