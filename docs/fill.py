@@ -7,6 +7,7 @@ Filled in, wherever they stand in a page:
     <!-- kernel: SLUG --> the block below is that kernel's source, from its first line to its last
     <!-- commands -->     … <!-- end -->   a table of the commands
     <!-- keys: KIND -->   … <!-- end -->   a table of the keys of a kind's schedules
+    <!-- signature: SLUG --> … <!-- end -->   the ops of that kernel, and what they take and return
     <!-- results -->      … <!-- end -->   the newest committed benchmark
 """
 
@@ -29,6 +30,7 @@ import cli  # noqa: E402 - it lies beside the package
 from fagen import flow, registry  # noqa: E402
 from fagen.measure.rows import geomeans, read_rows  # noqa: E402
 from fagen.schedule import Code  # noqa: E402
+from fagen.signature import Scalar, Signature, Tensor  # noqa: E402
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
@@ -43,6 +45,9 @@ def filled(page: str) -> str:
     page = _between(page, "results", _results)
     for kind in registry.ENTRIES:
         page = _between(page, f"keys: {kind}", partial(_keys, kind))
+    for slug in re.findall(r"^<!-- signature: (\S+) -->$", page, re.M):
+        signature = registry.plan_of(slug).signature
+        page = _between(page, f"signature: {slug}", partial(signature_table, signature))
     return page
 
 
@@ -141,6 +146,59 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def signature_table(signature: Signature) -> Iterator[str]:
+    """Tell what the ops of a kernel take and return, its rules and its largest sizes."""
+    ops = {"": signature.returns}
+    ops |= {f"_without_{tensor.name}": signature.returns_kept for tensor in signature.omittable}
+    yield "```"
+    for end, returns in ops.items():
+        yield f"torch.ops.fagen.<slug>{end}({signature.asked}) -> {returns}"
+    yield "```"
+    yield ""
+    yield "| | shape | dtype | |"
+    yield "|---|---|---|---|"
+    for one in signature.arguments:
+        shape, dtype = ("", one.type) if isinstance(one, Scalar) else (one.shape, one.dtype.torch)
+        yield f"| `{one.name}` | {shape} | {dtype} | {'; '.join(_taken(one, signature))} |"
+    for tensor in signature.outputs:
+        name = f"→ `{tensor.result}`"
+        yield f"| {name} | {tensor.shape} | {tensor.dtype.torch} | {'; '.join(_made(tensor))} |"
+    yield ""
+    told = [f"`{rule.of}` is a multiple of `{rule.by}`" for rule in signature.rules]
+    for most, sizes in signature.sizes_by_most.items():
+        told.append(f"{', '.join(f'`{size.name}`' for size in sizes)}: at most {most:,}")
+    yield "; ".join(told) + "."
+
+
+def _taken(argument: Tensor | Scalar, signature: Signature) -> Iterator[str]:
+    """Tell of an argument what its shape and dtype do not."""
+    if argument.note:
+        yield argument.note
+    if isinstance(argument, Scalar):
+        if argument.positive:
+            yield argument.demand
+        return
+    if argument.refused:
+        yield f"cannot be given: {argument.refused}"
+    elif argument.made:
+        yield "found and returned where it is not given"
+    elif argument.missing:
+        yield f"must be given: {argument.missing}"
+    if argument.group:
+        others = (one.name for one in signature.groups[argument.group] if one is not argument)
+        yield f"goes with {', '.join(f'`{name}`' for name in others)}"
+
+
+def _made(tensor: Tensor) -> Iterator[str]:
+    """Tell the same of a result."""
+    if tensor.note:
+        yield tensor.note
+    if tensor.made:
+        yield f"empty where `{tensor.name}` is given"
+    if tensor.omittable:
+        yield f"not of `<slug>_without_{tensor.name}`"
 
 
 def _results() -> Iterator[str]:

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from fagen.arch import SM90
+from fagen.signature import random_words
 from fagen.vocab import KEY_ORDER, LEAST_MAXIMUM
 
 E4M3 = torch.float8_e4m3fn
 SIGN_WORDS = 8  # of 32 signs each: enough for 256 columns
-
-_MASK = (1 << 64) - 1
 
 
 class Quantized(NamedTuple):
@@ -90,15 +89,7 @@ def sign_words(seed: int) -> tuple[int, ...]:
 
     They are SplitMix64's numbers, lower half first: a few lines in any language.
     """
-    words = []
-    state = seed & _MASK
-    for _ in range(SIGN_WORDS // 2):
-        state = (state + 0x9E3779B97F4A7C15) & _MASK
-        mixed = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
-        mixed ^= mixed >> 31
-        words += [mixed & 0xFFFF_FFFF, mixed >> 32]
-    return tuple(words)
+    return random_words(seed, SIGN_WORDS)
 
 
 def random_signs(head_dim: int, seed: int = 0) -> Tensor:

@@ -14,6 +14,8 @@ from fagen.vocab import Dtype
 MAX_SIZE = 1 << 30  # of any dimension, where a signature says no less
 ALIGNMENT = 16  # bytes, of base pointers and strides that TMA follows
 
+_MASK = (1 << 64) - 1
+
 
 @dataclass(frozen=True)
 class Extent:
@@ -167,6 +169,19 @@ class Scalar:
         return self.field or self.name
 
 
+def random_words(seed: int, words: int) -> tuple[int, ...]:
+    """Return the words of a scalar that has some, as the torch binding draws them."""
+    drawn: list[int] = []
+    state = seed & _MASK
+    while len(drawn) < words:
+        state = (state + 0x9E3779B97F4A7C15) & _MASK
+        mixed = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
+        mixed ^= mixed >> 31
+        drawn += [mixed & 0xFFFF_FFFF, mixed >> 32]
+    return tuple(drawn[:words])
+
+
 @dataclass(frozen=True)
 class Size:
     """A named size, and the most that it may be."""
@@ -188,7 +203,8 @@ class Signature:
     """All of a call.
 
     `sizes` are told by the first input that has one as it is; the first input's device is that of
-    all. `order` names inputs and scalars as the op takes them; those after `keyword_from` by name.
+    all. `order` names inputs and scalars as the op takes them, what it leaves out comes after them
+    as it is declared; from `keyword_from` on they are given by name.
     """
 
     kind: str
@@ -256,9 +272,10 @@ class Signature:
     @cached_property
     def arguments(self) -> tuple[Tensor | Scalar, ...]:
         """What the op takes, in its order."""
-        by_name: dict[str, Tensor | Scalar] = {tensor.name: tensor for tensor in self.inputs}
-        by_name |= {scalar.name: scalar for scalar in self.numbers}
-        return tuple(by_name[name] for name in self.order if name in by_name)
+        declared: dict[str, Tensor | Scalar] = {tensor.name: tensor for tensor in self.inputs}
+        declared |= {scalar.name: scalar for scalar in self.numbers}
+        names = dict.fromkeys((*self.order, *declared))
+        return tuple(declared[name] for name in names if name in declared)
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor by name."""

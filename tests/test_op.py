@@ -1,5 +1,6 @@
 """The op, with its real binding and a C function in the kernel's place that only notes its call."""
 
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,8 @@ from fagen.kinds.forward.plan import Plan
 from fagen.runtime import c_interface, op
 from fagen.runtime.c_interface import KernelInfo, kernel_info
 from fagen.runtime.checks import allocated, checked
-from tests.op_helpers import SLUG, qkv
+from tests.gpu import c_caller
+from tests.op_helpers import COLUMNS, ROWS, SLUG, qkv
 from tests.stubs import HASH, StubOp, fields_of
 
 
@@ -330,6 +332,56 @@ def test_the_c_interface_refuses_what_it_cannot_do(the_plan: Plan, binary: Binar
     for said, change in wrong.items():
         with pytest.raises(ValueError, match=f"^fagen::{SLUG}: {said}"):
             c_interface.bind(the_plan, binary.library, **right | change)
+
+
+class FakeDriver:
+    """The part of a GPU's driver that a C program needs, in the memory of the CPU."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, Tensor] = {}
+
+    def allocate(self, content: bytes) -> int:
+        memory = torch.frombuffer(bytearray(content or b"0"), dtype=torch.uint8).clone()
+        self.held[memory.data_ptr()] = memory
+        return memory.data_ptr()
+
+    def take(self, pointer: int, size: int) -> bytes:
+        return self.held[pointer].numpy().tobytes()[:size]
+
+    def do(self, name: str, *arguments: object) -> None:
+        assert name == "cuCtxSynchronize"
+
+
+@pytest.mark.parametrize(
+    ("slug", "dtype"),
+    [(SLUG, "bf16"), (COLUMNS, "e4m3-bf16-columns-32"), (ROWS, "e4m3-fp16-rows-0")],
+)
+def test_the_c_program_of_the_gpu_tests_passes_what_the_binding_does(
+    stub_op: Callable[[str], StubOp], slug: str, dtype: str
+) -> None:
+    one = stub_op(slug)
+    library = ctypes.CDLL(str(one.binary.library))
+    library[f"fagen_{slug}_message"].restype = ctypes.c_char_p
+    with pytest.raises(SystemExit, match="outputs are no mean"):  # the stub writes none
+        c_caller.call(FakeDriver(), library, slug, dtype, 64, 32, 2, 70, 100, 4, 2)
+    library.noted_call.restype = ctypes.c_void_p
+    struct = c_interface.struct_of(one.plan.signature)
+    noted = fields_of(struct.from_buffer_copy(struct.from_address(library.noted_call())))
+    sizes = dict(batch=2, heads=4, kv_heads=2, seqlen_q=70, seqlen_k=100)
+    named: dict[str, Any] = {
+        tensor.name: torch.ones([dim.extent.at(sizes) for dim in tensor.dims]).to(
+            getattr(torch, tensor.dtype.torch)
+        )
+        for tensor in one.plan.signature.tensors
+        if tensor.present
+    }
+    named["scale"] = 64**-0.5
+    own = fields_of(c_interface.arguments(one.plan, named, checked(one.plan, named)))
+    pointers = {tensor.name for tensor in one.plan.signature.tensors}
+    for name, value in own.items():
+        assert (
+            (noted[name] is None) == (value is None) if name in pointers else noted[name] == value
+        )
 
 
 # ---- a kernel that was really compiled ----------------------------------------------------------

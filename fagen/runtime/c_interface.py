@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from fagen.build import Binary
-from fagen.e4m3 import sign_words
 from fagen.errors import BuildError, DeviceError
 from fagen.kind import Plan
 from fagen.runtime.checks import Sizes, check_outputs, checked, refuse_unknown
-from fagen.signature import Signature
+from fagen.signature import Signature, random_words
 
 _SCALARS: Mapping[str, Any] = {"float": ctypes.c_float, "int": ctypes.c_int64}
 
@@ -122,8 +121,7 @@ def arguments(plan: Plan, given: Mapping[str, Any], sizes: Sizes) -> ctypes.Stru
     for scalar in signature.numbers:
         value = given.get(scalar.name, scalar.default)
         if scalar.words:
-            words = sign_words(value)[: scalar.words]
-            value = (ctypes.c_uint32 * scalar.words)(*words)
+            value = (ctypes.c_uint32 * scalar.words)(*random_words(value, scalar.words))
         setattr(args, scalar.in_struct, value)
     return args
 

@@ -30,26 +30,29 @@ FIRST_PLACES = [[0xFF * (key < n) for key in ORDER] for n in range(KEYS)]
 
 
 class Args(ctypes.Structure):
-    """struct FagenForwardArgs."""
+    """struct FagenForwardArgs; strides of each tensor by batch, head, row or column of V."""
 
     _fields_ = (
         ("struct_bytes", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("version", ctypes.c_uint32),
+        ("workspace", ctypes.c_uint64),
+        ("workspace_bytes", ctypes.c_int64),
         ("q", ctypes.c_uint64),
         ("k", ctypes.c_uint64),
         ("v", ctypes.c_uint64),
+        ("descales", ctypes.c_uint64 * 3),
         ("out", ctypes.c_uint64),
         ("lse", ctypes.c_uint64),
-        ("strides", ctypes.c_int64 * 14),
+        ("qkv_strides", ctypes.c_int64 * 9),
+        ("descale_strides", ctypes.c_int64 * 6),
+        ("out_strides", ctypes.c_int64 * 3),
+        ("lse_strides", ctypes.c_int64 * 2),
         ("sizes", ctypes.c_int32 * 5),
         ("scale", ctypes.c_float),
     )
 
 
-class Fp8Args(Args):
-    """The same of an e4m3 kernel."""
-
-    _fields_ = (("descales", ctypes.c_uint64 * 3), ("descale_strides", ctypes.c_int64 * 9))
+VERSION = 2  # FAGEN_FORWARD_ARGS
 
 
 class Driver:
@@ -113,7 +116,7 @@ def call(
 
     queries, keys = batch * seqlen_q * heads, batch * seqlen_k * kv_heads
     q, k = (driver.allocate(numbers(n * d)) for n in (queries, keys))
-    v_strides = (seqlen_k * kv_heads * dv, kv_heads * dv, dv)
+    v_strides = (seqlen_k * kv_heads * dv, dv, kv_heads * dv)
     if v_layout == "columns":
         # a place of the last group holds zero where its key is past the end
         whole = seqlen_k // KEYS * KEYS
@@ -124,20 +127,20 @@ def call(
             for _ in range(batch * kv_heads * dv)
         )
         v = driver.allocate(b"".join(rows))
-        v_strides = (kv_heads * dv * filled, filled, dv * filled)  # batch, row, head
+        v_strides = (kv_heads * dv * filled, dv * filled, filled)
     else:
         v = driver.allocate(numbers(keys * dv))
     out, lse = driver.allocate(NAN * queries * dv), driver.allocate(NAN * 2 * queries)
-    strides = (
-        *(seqlen_q * heads * d, heads * d, d),
-        *(seqlen_k * kv_heads * d, kv_heads * d, d),
-        *v_strides,
-        *(seqlen_q * heads * dv, heads * dv, dv),
-        *(heads * seqlen_q, seqlen_q),
-    )
-    args = (Fp8Args if fp8 else Args)(
-        q=q, k=k, v=v, out=out, lse=lse,
-        strides=strides, sizes=(batch, heads, kv_heads, seqlen_q, seqlen_k),
+    args = Args(
+        version=VERSION, q=q, k=k, v=v, out=out, lse=lse,
+        qkv_strides=(
+            *(seqlen_q * heads * d, d, heads * d),
+            *(seqlen_k * kv_heads * d, d, kv_heads * d),
+            *v_strides,
+        ),
+        out_strides=(seqlen_q * heads * dv, dv, heads * dv),
+        lse_strides=(heads * seqlen_q, seqlen_q),
+        sizes=(batch, heads, kv_heads, seqlen_q, seqlen_k),
         scale=1 / math.sqrt(d),
     )  # fmt: skip
     args.struct_bytes = ctypes.sizeof(args)
@@ -150,7 +153,10 @@ def call(
             ones = struct.pack("<f", 1.0) * (batch * number * blocks)
             descales.append(driver.allocate(ones))
             args.descales[i] = descales[i]
-            args.descale_strides[3 * i : 3 * i + 3] = (number * blocks, blocks, 1)
+            args.descale_strides[2 * i : 2 * i + 2] = (number * blocks, blocks)
+    kernel[f"fagen_{slug}_workspace"].restype = ctypes.c_int64
+    if kernel[f"fagen_{slug}_workspace"](ctypes.byref(args)):
+        sys.exit(f"{slug} {shape}: attention needs no workspace")
     status = kernel[f"fagen_{slug}"](ctypes.byref(args), None)
     if status:
         sys.exit(f"{slug} {shape}: {kernel[f'fagen_{slug}_message'](status).decode()}")

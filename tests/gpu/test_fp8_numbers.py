@@ -10,7 +10,7 @@ from fagen.e4m3 import by_columns
 from fagen.kinds.forward import emulate as emulator
 from fagen.kinds.forward.fp8_accuracy import fp8_error, poisoned8
 from fagen.kinds.forward.keys import Schedule
-from fagen.kinds.forward.operands import operands, outputs
+from fagen.kinds.forward.operands import launch, operands, outputs
 from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.shapes import verification_sizes
 from fagen.measure.inputs import cell_of, inputs, softmax_scale
@@ -342,7 +342,7 @@ def test_without_a_log_sum_exp_the_output_is_the_same(few):
     given, scale = made(few, 1, 150, 150, 2, 2)
     plain, _ = kernel_of(few)(given, scale)
     out, _ = outputs(few.plan, given.q)
-    op.call_kernel(few.binary, *given[:3], out, None, scale, *given[3:])
+    launch(few.plan, few.binary.library, (*given[:3], scale, *given[3:]), (out, None))()
     assert torch.equal(out, plain)
 
 
@@ -354,7 +354,8 @@ def test_without_descales_bytes_are_numbers(few):
     scale /= 10_000
     plain, plain_lse = kernel_of(few)(type(given)(*given[:3], *ones), scale)
     out, lse = outputs(few.plan, given.q)
-    op.call_kernel(few.binary, *given[:3], out, lse, scale)
+    bytes_alone = (*given[:3], scale, None, None, None)
+    launch(few.plan, few.binary.library, bytes_alone, (out, lse))()
     assert torch.equal(out, plain)
     assert torch.equal(lse, plain_lse)
 
@@ -370,7 +371,7 @@ def test_the_output_is_written_to_any_strides_and_nowhere_else(few):
     out = around[1:-1, 1:-1, 1:-1, 8:-8].permute(1, 2, 0, 3)
     lse_around = torch.full((batch, heads + 2, seqlen + 8), guard, device="cuda")
     lse = lse_around[:, 1:-1, 4:-4]
-    op.call_kernel(few.binary, *given[:3], out, lse, scale, *given[3:])
+    launch(few.plan, few.binary.library, (*given[:3], scale, *given[3:]), (out, lse))()
     assert torch.equal(out, plain)
     assert torch.equal(lse, plain_lse)
     out.fill_(guard)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fagen.kinds.forward.accuracy import check, shape_error
+from fagen.kinds.forward.operands import launch
 from fagen.measure.inputs import inputs, softmax_scale
-from fagen.runtime import op
 from tests.gpu.layouts import LAYOUTS
 from tests.gpu.steep import levels, slopes
 
@@ -42,7 +42,7 @@ def test_the_output_is_written_to_any_strides_and_nowhere_else(kernel):
     out = around[1:-1, 1:-1, 1:-1, 8:-8].permute(1, 2, 0, 3)
     lse_around = torch.full((batch, heads + 2, seqlen + 8), guard, device="cuda")
     lse = lse_around[:, 1:-1, 4:-4]
-    op.call_kernel(kernel.binary, q, k, v, out, lse, scale)
+    launch(plan, kernel.binary.library, (q, k, v, scale), (out, lse))()
     assert torch.equal(out, plain)
     assert torch.equal(lse, plain_lse)
     out.fill_(guard)
@@ -57,7 +57,7 @@ def test_without_a_log_sum_exp_the_output_is_the_same(kernel):
     scale = softmax_scale(case.problem.head_dim)
     plain, _ = kernel.poisoned(q, k, v, scale)
     out = torch.full_like(plain, math.nan)
-    op.call_kernel(kernel.binary, q, k, v, out, None, scale)
+    launch(kernel.plan, kernel.binary.library, (q, k, v, scale), (out, None))()
     assert torch.equal(out, plain)
 
 

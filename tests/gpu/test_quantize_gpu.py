@@ -8,21 +8,21 @@ import pytest
 import torch
 
 from fagen import flow
+from fagen.e4m3 import Quantized, by_rows
 from fagen.kinds.forward.operands import Operands
 from fagen.kinds.quantize import proof as quantizers
-from fagen.kinds.quantize import reference
 from fagen.kinds.quantize.keys import Schedule as QuantizeSchedule
 from fagen.kinds.quantize.proof import SIZES, bandwidth, check_quantizer, kernel_of
 from fagen.measure.numerics import rms
-from fagen.paths import locate
 from fagen.problem import HIDDEN
+from fagen.registry import schedules
 from fagen.runtime.quantize import quantize
 from fagen.vocab import SCALE_ROWS_DEFAULT
 from tests.gpu.conftest import BUILDERS
 
 pytestmark = pytest.mark.gpu
 
-KINDS = cycle(["_rot_block128", "_head", "_rot_block32_vcols", "_rot_tensor", "_block64_vcols"])
+KINDS = cycle(["_rot_sr128", "_shead", "_rot_sr32_vcols", "_rot_stensor", "_vcols"])
 HEAD_DIMS = [
     f"quant_{dtype}_d{head_dim}{kind}"
     for head_dim, dtype, kind in zip(
@@ -30,22 +30,22 @@ HEAD_DIMS = [
     )
 ]
 KINDS_OF_128 = [  # each of which a kernel of e4m3 may want
-    f"quant_fp16_d128{rotated}_{scales}{layout}"
+    f"quant_fp16_d128{rotated}{scales}{layout}"
     for rotated in ("", "_rot")
-    for scales in ("tensor", "head", "block32", "block64", "block128")
+    for scales in ("_stensor", "_shead", "_sr32", "", "_sr128")
     for layout in ("", "_vcols")
 ]
-TILES = ["quant_bf16_d64_rot_block32_r32", "quant_fp16_d256_block64_vcols_r64"]
-COMMITTED = sorted(path.stem for path in locate("schedules").glob("quant_*.toml"))
+TILES = ["quant_bf16_d64_rot_sr32_r32", "quant_fp16_d256_vcols_r64"]
+COMMITTED = [path.stem for path in schedules("quantize")]
 SLUGS = list(dict.fromkeys([*COMMITTED, *HEAD_DIMS, *KINDS_OF_128, *TILES]))
 # what is worth its bandwidth: all that is committed, and what a call quantises with by default
 FAST = list(
     dict.fromkeys(
         [
             *COMMITTED,
-            *(f"quant_fp16_d{d}_rot_block{SCALE_ROWS_DEFAULT}" for d in (64, 128, 256)),
-            *(f"quant_bf16_d{d}_block{SCALE_ROWS_DEFAULT}_vcols" for d in (64, 128, 256)),
-            "quant_fp16_d128_rot_tensor",
+            *(f"quant_fp16_d{d}_rot" for d in (64, 128, 256)),
+            *(f"quant_bf16_d{d}_vcols" for d in (64, 128, 256)),
+            "quant_fp16_d128_rot_stensor",
         ]
     )
 )
@@ -74,7 +74,7 @@ def quantiser(hopper, kernel_cache):
 @pytest.mark.parametrize("slug", SLUGS)
 def test_values_and_descales_are_the_references(slug, quantiser):
     of, binary = quantiser(slug)
-    errors = check_quantizer(of, kernel_of(binary), SIZES, device="cuda")
+    errors = check_quantizer(of, kernel_of(of, binary), SIZES, device="cuda")
     if not of.rotate:  # then nothing is added up, and every bit is the reference's
         assert {error.neighbours for error in errors} == {0.0}
         assert max(error.descale_error for error in errors) < 1e-6
@@ -135,7 +135,7 @@ def test_what_is_quantised_is_what_a_kernel_takes(quantiser):
     q, k, v = (torch.randn(1, 256, HIDDEN // 128, 128, device="cuda").half() for _ in range(3))
     made = [quantize(q, rotate=True), quantize(k, rotate=True), quantize(v, layout="columns")]
     given = Operands(*(x.values for x in made), *(x.descale for x in made))
-    rows = reference.Quantized(reference.by_rows(given.v, 256), given.v_descale)
+    rows = Quantized(by_rows(given.v, 256), given.v_descale)
     real = [x.real(SCALE_ROWS_DEFAULT) for x in (*made[:2], rows)]
     assert rms(real[2] - v.float()) < 0.03 * rms(v)
     products, wanted = (

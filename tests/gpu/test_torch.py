@@ -150,10 +150,11 @@ def test_a_gpu_call_that_needs_a_gradient_is_refused(one_kernel):
 
 def test_wrong_tensors_are_refused_before_the_gpu_sees_them(one_kernel):
     (q, k, v, scale), wanted = called(one_kernel, 1, 64, 64, 2, 2)
+    twice = k.repeat(2, 1, 1, 1), v.repeat(2, 1, 1, 1)
     wrong = {
         "k is not on the device of q": (q, k.cpu(), v.cpu(), scale),
         "v has shape": (q, k, v[..., :-8], scale),
-        "k has batch 2": (q, k.repeat(2, 1, 1, 1), v.repeat(2, 1, 1, 1), scale),
+        r"k has shape \(2, 64, 2, \d+\); it must be \(batch = 1": (q, *twice, scale),
         "q is not float16": (q.float(), k, v, scale),
         "q has stride": (q.transpose(1, 3).contiguous().transpose(1, 3), k, v, scale),
         "scale is": (q, k, v, -1.0),

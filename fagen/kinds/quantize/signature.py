@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fagen.signature import Dim, Extent, Scalar, Signature, Size, Tensor
+from fagen.signature import MAX_SIZE, Dim, Extent, Scalar, Signature, Size, Tensor
 from fagen.vocab import DTYPES, FP32, KEY_ORDER
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def signature(plan: "Plan") -> Signature:
                 if plan.by_block
                 else "",
                 aligned=False,
+                max_stride=MAX_SIZE,
                 all_strides=("batch", "head"),
                 if_empty=None if plan.by_block else plan.least / plan.largest,
             ),
