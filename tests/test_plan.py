@@ -228,6 +228,6 @@ def test_search_can_tell_wrong_from_too_large():
     ],
 )
 def test_masked_blocks_are_skipped_only_where_k_can_be_prefetched_before_o_has_left_vs_space(
-    slug, passes
+    slug, skips
 ):
-    assert plan(Schedule.from_slug(slug)).skips_masked_blocks is passes
+    assert plan(Schedule.from_slug(slug)).skips_masked_blocks is skips
