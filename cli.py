@@ -40,7 +40,8 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 def main(debug: bool) -> None:
     """Generate fused attention kernels for Hopper GPUs from small schedules.
 
-    Kernels that quantise tensors for attention come out of the same commands.
+    Kernels that quantise tensors for attention, and kernels that combine partial outputs, come out
+    of the same commands.
 
     A SCHEDULE is the path of a TOML file, the slug of any schedule, or - for standard input.
 
@@ -129,9 +130,9 @@ def generate(
 )
 @JSON
 def build(schedules: "Schedules", every: bool, binding: bool | None, as_json: bool) -> None:
-    """Compile kernels, and hold them against their Plans.
+    """Compile kernels, and check them against their Plans.
 
-    A kernel that uses more registers than planned, spills, or makes its wgmmas wait for each other
+    A kernel that uses more registers than planned, spills, or whose wgmmas the compiler serialised
     is refused. What was built is kept, and found again in the cache: see `fagen cache`.
 
     \b
@@ -161,12 +162,12 @@ def verify(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Hold kernels against fp64 on a Hopper GPU.
+    """Check kernels against fp64 on a Hopper GPU.
 
     Each kernel runs over shapes that have caught attention kernels out. Its largest error may be
     twice that of torch's own attention, plus one unit in the last place. Its speed is measured
     beside cuDNN's, and the evidence is written to generated/, or with -o to another folder. A
-    quantiser is held against its reference, and timed beside a copy of the same bytes.
+    quantiser is compared with its reference, and timed beside a copy of the same bytes.
 
     --same-code also takes over what ran under another name, if no schedule has that name any more.
 
@@ -390,7 +391,7 @@ def list_(as_json: bool) -> None:
     type=click.Choice(list(registry.ENTRIES)),
     default=registry.DEFAULT,
     show_default=True,
-    help="Of schedules of this kind.",
+    help="The kind of kernel.",
 )
 def schema(name: str) -> None:
     """Print the JSON Schema of a schedule.
@@ -401,6 +402,7 @@ def schema(name: str) -> None:
     Examples:
       fagen schema > schedule.schema.json
       echo '#:schema schedule.schema.json' > my.toml
+      fagen schema --kind quantize
     """
     click.echo(as_text(registry.kind(name).schedule.json_schema()))
 
@@ -457,7 +459,7 @@ def cache_prune(older_than: float | None, keep: int | None, every: bool, as_json
 @main.command()
 @JSON
 def doctor(as_json: bool) -> None:
-    """Say what is installed, and what mends the rest.
+    """Say what is installed, and how to install the rest.
 
     Exits with 3 where no kernel can be built. A disassembler, torch and a GPU may be missing.
 

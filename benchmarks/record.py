@@ -113,8 +113,8 @@ class Record:
 def serving(cell: Cell, card: str, *, everything: bool = False) -> list[Schedule]:
     """The schedule that fagen.attention takes for a cell on a card, or all committed that do it.
 
-    In e4m3 it takes one for each way that the inputs may have been quantised: V by rows and by
-    columns, a scale of a head and of a block of rows.
+    In e4m3 it takes one for each way that the inputs may have been quantised: V row-major and
+    transposed, a scale of a head and of a block of rows.
     """
     problem, sizes = cell.problem, cell.sizes
     there = [schedule for schedule in flow.committed("forward") if solves(schedule, problem)]

@@ -13,9 +13,9 @@ fagen's kernel is the one that fagen.attention takes for so many keys on this ca
 --all-schedules every committed one that does the cell is timed, and tables and plots show the
 fastest.
 
-In e4m3 there are two of fagen's: `fagen` takes V as it is stored and transposes it in the kernel;
-`fagen-prearranged` takes a V that was written transposed, and what that costs more than to quantise
-it by rows is in its time. Each is timed with a scale per head and with one per block of rows, what
+In e4m3 there are two of fagen's: `fagen` takes row-major V and transposes it in the kernel;
+`fagen-prearranged` takes transposed V, and what that costs more than to quantise it row-major is in
+its time. Each is timed with a scale per head and with one per block of rows, what
 the latter costs is said, and tables show the faster. None holds the rest of quantisation: that of
 Q, K and V is a column of its own. cuDNN, which all is divided by, computes in fp16.
 
@@ -57,7 +57,7 @@ from fagen.vocab import DTYPES, MASKS
 HEAD_DIMS = (64, 128, 256)
 FURTHER = ((PREARRANGED, YARDSTICK), ("fagen", "cudnn-e4m3"), (PREARRANGED, "cudnn-e4m3"))
 FP8_SAID = (
-    " In e4m3 cuDNN is in fp16; the time of a prearranged V holds what it costs beyond plain "
+    " In e4m3 cuDNN is in fp16; the time of a transposed V includes what it costs beyond plain "
     "quantisation, and what all of that costs is a column of its own."
 )
 

@@ -21,7 +21,7 @@ _MASK = (1 << 64) - 1
 class Quantized(NamedTuple):
     """An e4m3 tensor and what its values are to be multiplied by, in fp32.
 
-    values: (B, S, H, D), or by columns (B, H, D, S rounded up to 16), each 16 keys in KEY_ORDER.
+    values: (B, S, H, D), or transposed (B, H, D, S rounded up to 16), each 16 keys in KEY_ORDER.
     descale: (B, H, blocks), one block where scales are not by block; of fagen.quantize then (B, H),
     or one number.
     """
@@ -30,7 +30,7 @@ class Quantized(NamedTuple):
     descale: Tensor
 
     def real(self, scale_rows: int) -> Tensor:
-        """Return the numbers (B, S, H, D), fp32, that values by rows are; 0 where one block."""
+        """Return the numbers (B, S, H, D), fp32, that row-major values are; 0 where one block."""
         descale = self.descale[(..., *(None,) * (3 - self.descale.dim()))]
         length = self.values.shape[1]
         return self.values.float() * rows_of(descale, scale_rows, length).transpose(1, 2)
@@ -44,7 +44,7 @@ def rounded(
     norm: float = 1.0,
     descale: Tensor | None = None,
 ) -> Quantized:
-    """Round x (B, S, H, D) times `norm` to e4m3 by rows.
+    """Round x (B, S, H, D) times `norm` to e4m3, row-major.
 
     The `tensor`, a `head` or a `block` of rows shares a scale, if `descale` does not give them.
     Descales of a tensor are as many as those of its heads, and equal.
@@ -130,13 +130,13 @@ def hadamard(x: Tensor, width: int) -> Tensor:
     return x
 
 
-# ---- V by columns -------------------------------------------------------------------------------
+# ---- transposed V -------------------------------------------------------------------------------
 
 
 def by_columns(v: Tensor) -> Tensor:
     """Turn V's rows (B, S, H, D) into columns (B, H, D, S to 16) with keys in KEY_ORDER.
 
-    What S was filled up with is zero.
+    What pads S is zero.
     """
     batch, length, heads, columns = v.shape
     groups = -(-length // len(KEY_ORDER))

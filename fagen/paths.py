@@ -88,7 +88,7 @@ def find_program(name: str) -> Path | None:
 def find_packaged(package: str, relative: str) -> Path:
     """Find a file that a Python package ships, without importing the package.
 
-    Raises ToolchainError, with the command that mends it, where it is not there.
+    Raises ToolchainError, with the command that installs it, where it is not there.
     """
     spec = importlib.util.find_spec(package)
     for folder in (spec and spec.submodule_search_locations) or ():

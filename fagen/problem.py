@@ -62,7 +62,7 @@ class Problem:
             columns += f" and {self.head_dim_v} (V)"
         said = [_torchs(self.dtype), f"head_dim {columns}", self.mask]
         if self.v_layout:
-            said.append(f"V by {self.v_layout}")
+            said.append("V row-major" if self.v_layout == "rows" else "V transposed")
         if self.scale_rows is not None and self.dtype in DTYPES and DTYPES[self.dtype].fp8:
             blocks = f"block of {self.scale_rows} rows" if self.scale_rows else "head or tensor"
             said.append(f"scales by {blocks}")
@@ -77,7 +77,7 @@ def _torchs(dtype: str) -> str:
 
 
 def solves(schedule: Schedule, problem: Problem) -> bool:
-    """Whether a schedule computes that; what the problem leaves open it may say."""
+    """Whether a schedule computes that; what the problem leaves open may be anything."""
     return problem.answered_by(Problem.of(schedule))
 
 

@@ -1,4 +1,4 @@
-"""The kinds of kernels by name, and which kind a schedule is of; a kind is imported when asked for.
+"""The kinds of kernels by name, and which kind a schedule is of; each is imported when needed.
 
 Adding a kind is one line here.
 """

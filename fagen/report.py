@@ -104,7 +104,7 @@ def columns(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def found(finding: Finding) -> str:
-    """What `doctor` found, and what mends it."""
+    """What `doctor` found, and how to install what is missing."""
     if finding.ok:
         return f"ok       {finding.name:<13}{finding.found}"
     return (

@@ -1,7 +1,7 @@
 """Find what a build needs: nothing goes in but the machine, out come paths, versions and flags.
 
 The only place that knows compiler flags. What is missing or too old is said in words, all of it at
-once, with the command that mends it.
+once, with the command that installs it.
 """
 
 import importlib.metadata
@@ -46,7 +46,7 @@ NVCC_SINCE = (12, 4)
 GXX_SINCE = (9,)
 CUTLASS_SINCE = (4, 0)
 TORCH_SINCE = (2, 10)  # the first release whose stable ABI has all that the binding calls
-STABLE_ABI = (2, 11)  # the release whose stable ABI is asked for: later ones load it too
+STABLE_ABI = (2, 11)  # the release whose stable ABI the binding uses: later ones load it too
 # The oldest driver that runs a program with a static runtime of that CUDA release (its notes).
 DRIVER_SINCE = {12: (525,), 13: (580,)}
 
@@ -63,7 +63,7 @@ EMULATION = "none is needed to build; on CPU tensors a kernel is emulated"
 
 
 class MissingError(ToolchainError):
-    """Something is missing or will not do, and there is a way to mend it."""
+    """Something is missing or will not do, and there is a way to fix it."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(f"{what}: {remedy}")
@@ -138,7 +138,7 @@ class Torch:
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of `fagen doctor`: what was looked for, what there is, what mends it, for what."""
+    """One line of `fagen doctor`: what was looked for, what there is, how to fix it, for what."""
 
     name: str
     ok: bool
@@ -269,7 +269,7 @@ def doctor() -> tuple[Finding, ...]:
         _finding("ninja", lambda: _at(*find_ninja()), "building"),
         _finding("CUTLASS", lambda: _at(*find_cutlass()), "building"),
         _finding("cache folder", _cache, "building"),
-        _finding("disassembler", _disassembler, "holding machine code against the Plan"),
+        _finding("disassembler", _disassembler, "checking machine code against the Plan"),
         _finding("torch", lambda: _at(_torch().folder, _torch().version), "calling from torch"),
         _finding("driver", _driver, "running on a GPU"),
         _finding("GPU", _gpu, "running on a GPU"),

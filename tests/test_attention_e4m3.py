@@ -197,12 +197,12 @@ WRONG: list[tuple[str, Callable[..., object], str]] = [
     (
         "columns_not_said",
         lambda q, k, v, how: fagen.attention(q, k, by_columns(v), **how),
-        'v has shape (2, 2, 64, 208), which is V by columns of 2 heads: pass v_layout="columns"',
+        'v has shape (2, 2, 64, 208), which is transposed V of 2 heads: pass v_layout="columns"',
     ),
     (
         "columns_said_of_rows",
         lambda q, k, v, how: fagen.attention(q, k, v, **how | {"v_layout": "columns"}),
-        'v has shape (2, 200, 2, 64), which is V by rows of 200 keys: pass v_layout="rows", or ',
+        'v has shape (2, 200, 2, 64), which is row-major V of 200 keys: pass v_layout="rows", or ',
     ),
     (
         "layout",
@@ -251,9 +251,9 @@ def test_a_wrong_argument_is_named(_: str, call: Callable[..., object], said: st
     [
         (
             "fwd_e4m3_d64_full_m64n64",
-            "fwd_e4m3_d64_full_m64n64 computes float8_e4m3fn, head_dim 64, full, V by columns, "
+            "fwd_e4m3_d64_full_m64n64 computes float8_e4m3fn, head_dim 64, full, V transposed, "
             "scales by head or tensor, out in bfloat16; the call asks for float8_e4m3fn, head_dim "
-            "64, full, V by rows",
+            "64, full, V row-major",
         ),
         ("fwd_fp16_d64_full_m64n64", "computes float16, head_dim 64, full; the call asks for "),
         ("fwd_e4m3_d64_full_m64n64_ofp16_vrows", "out in float16; the call asks for "),
@@ -269,9 +269,7 @@ def test_a_schedule_for_something_else_is_refused(choice: str, said: str) -> Non
 def test_a_call_that_needs_a_gradient_is_refused(name: str) -> None:
     (q, k, v), how = quantised()
     {"q": q, "v": v, **how}[name].requires_grad_()
-    with pytest.raises(
-        ValueError, match="v_descale requires a gradient, and there is"
-    ):
+    with pytest.raises(ValueError, match="v_descale requires a gradient, and there is"):
         fagen.attention(q, k, v, **how)
     with torch.no_grad():
         assert not fagen.attention(q, k, v, **how).requires_grad  # type: ignore[union-attr]

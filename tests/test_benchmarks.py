@@ -247,13 +247,13 @@ def test_in_e4m3_both_ways_of_v_stand_beside_cudnn_in_fp16_and_quantising_is_a_c
         "In e4m3 cuDNN is in fp16",
         "quantising Q, K, V sustained, µs",
         "fagen ÷ cuDNN",
-        "fagen, V prearranged ÷ cuDNN",
+        "fagen, V transposed ÷ cuDNN",
         "What quantising Q, K and V adds",
         "scales by block of rows ÷ with one per head",
     ):
         assert said in page
     plot = (tmp_path / f"{path.stem}-e4m3-sustained.svg").read_text()
-    assert "V prearranged" in plot and "quantising" not in plot
+    assert "V transposed" in plot and "quantising" not in plot
     assert run.main(["--redraw", str(path)]) == 0
     assert path.with_suffix(".md").read_text() == page
 

@@ -147,20 +147,30 @@ def test_a_sequence_has_the_bits_that_it_has_alone():
     given = inputs(PACKED, case, seed=4)
     out, lse = compute(PACKED, **given)
     starts = given["cu_seqlens"].tolist()
-    for count, first, end in zip(given["num_splits"], starts, starts[1:], strict=False):
+    counts = given["num_splits"].clamp(0, case.splits)
+    for count, first, end in zip(counts, starts, starts[1:], strict=False):
         alone = given["outs"][:count, None, first:end], given["lses"][:count, None, :, first:end]
         own, own_lse = compute(DENSE, *alone)
         assert torch.equal(out[first:end], own[0])
         assert torch.equal(lse[:, first:end], own_lse[0])
 
 
-def test_rows_behind_the_last_sequence_have_no_split():
+def test_rows_before_the_first_sequence_and_behind_the_last_have_no_split():
     outs, lses = partials(2)
     counts = torch.tensor([2], dtype=torch.int32)
-    ends = torch.tensor([0, 3], dtype=torch.int32)
-    out, lse = compute(PACKED, outs[:, 0], lses[:, 0], counts, ends)
-    assert torch.all(out[3:] == 0) and torch.all(lse[:, 3:] == -math.inf)
-    right, right_lse = combine(outs[:, 0, :3], lses[:, 0, :, :3])
-    assert torch.allclose(out[:3].double(), right) and torch.allclose(
-        lse[:, :3].double(), right_lse
-    )
+    starts = torch.tensor([1, 4], dtype=torch.int32)
+    out, lse = compute(PACKED, outs[:, 0], lses[:, 0], counts, starts)
+    assert torch.all(out[[0, 4]] == 0) and torch.all(lse[:, [0, 4]] == -math.inf)
+    right, right_lse = combine(outs[:, 0, 1:4], lses[:, 0, :, 1:4])
+    assert torch.allclose(out[1:4].double(), right)
+    assert torch.allclose(lse[:, 1:4].double(), right_lse)
+
+
+@pytest.mark.parametrize(("count", "meant"), [(-7, 0), (0, 0), (1, 1), (2, 2), (3, 2), (999, 2)])
+def test_a_number_of_splits_that_there_are_not_means_none_or_all(count, meant):
+    outs, lses = partials(2)
+    packing = (torch.tensor([count], dtype=torch.int32), torch.tensor([0, 5], dtype=torch.int32))
+    found = compute(PACKED, outs[:, 0], lses[:, 0], *packing)
+    right = compute(DENSE, outs[:meant, :1], lses[:meant, :1])
+    for one, other in zip(found, right, strict=True):
+        assert torch.equal(one, other[0])

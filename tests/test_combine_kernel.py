@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fagen import flow, registry
 from fagen.arch import SM90
+from fagen.kinds.combine.emulate import compute
 from fagen.kinds.combine.plan import Plan
 from fagen.kinds.combine.proof import Case, check_combining
 from fagen.process import run
@@ -75,6 +76,7 @@ PACKED = """
   params.num_splits = num_splits.data();
   params.cu_seqlens = cu_seqlens.data();
   params.batch = batch;
+  params.sequences_per_row = float(batch) / seqlen;
 """
 ASM = {
     "cp.async.cg": "simt::copy_async(slot, from);",
@@ -102,6 +104,7 @@ def compiled(plan: Plan, folder: Path) -> Path:
 
     text = re.sub(r"asm volatile\(\n?\s*\".*?\);(?=\s)", meaning, text, flags=re.DOTALL)
     assert "asm" not in text
+    text = re.sub(r"extern __shared__ .* ring\[\];", "static Stage ring[kStages];", text)
     program = HARNESS.format(
         kernel=text[text.index("namespace fagen_") :],
         slug=plan.slug,
@@ -147,6 +150,56 @@ def test_the_kernels_own_text_has_the_emulations_bits(slug, tmp_path):
     assert all(error.differing == 0 for error in errors)
 
 
+@pytest.mark.parametrize("slug", ["comb_fp32_d8_packed_s4", "comb_fp32_d128_obf16_packed"])
+def test_a_row_finds_its_sequence_wherever_it_lies(slug, tmp_path):
+    plan = planned(slug)
+    program = compiled(plan, tmp_path)
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(batch: int, rows: int) -> Tensor:
+        return torch.randint(0, rows + 1, (batch + 1,), generator=generator).sort().values
+
+    def padded(batch: int, starts: Tensor) -> Tensor:
+        return torch.cat((starts, starts[-1:].expand(batch + 1 - len(starts))))
+
+    packings = (
+        (torch.arange(101), 100),  # a row each
+        (torch.arange(1200), 1199),
+        (torch.arange(41) * 3 + 2, 130),  # rows over at both ends
+        *((drawn(batch, 90), 97) for batch in (0, 1, 2, 30, 31, 32, 33, 64, 1023, 1025, 2500)),
+        (torch.cat((torch.zeros(2000), torch.arange(50))), 49),  # the first ones are empty
+        (padded(1100, torch.arange(50)), 60),  # the last ones are
+        (padded(500, torch.tensor([0, 7, 7, 8, 60])), 70),
+        (torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1000]), 1000),
+        (torch.full((70,), 5), 9),
+        (torch.arange(70) + 1000, 9),  # all of them behind the rows
+        (torch.arange(70).flip(0), 64),  # no packing at all: anything, but an end
+    )
+    for starts, rows in packings:
+        batch = len(starts) - 1
+        counts = torch.randint(-1, 5, (batch,), generator=generator).int()
+        given = dict(
+            outs=torch.randn(3, rows, 1, plan.head_dim, generator=generator),
+            lses=torch.randn(3, 1, rows, generator=generator),
+            num_splits=counts,
+            cu_seqlens=starts.int(),
+        )
+        right = compute(plan, **given)
+        out, lse = (torch.full_like(tensor, math.nan) for tensor in right)
+        run_on_cpu(plan, program, {**given, "out": out, "lse": lse})
+        if starts.equal(starts.sort().values):
+            assert torch.equal(out, right[0]) and torch.equal(lse, right[1])
+
+
+def test_no_splits_at_all_are_zeros_and_minus_infinity(tmp_path):
+    plan = planned("comb_fp32_d128_obf16")
+    given = dict(outs=torch.empty(0, 2, 3, 5, 128), lses=torch.empty(0, 2, 5, 3))
+    out = torch.full((2, 3, 5, 128), math.nan, dtype=torch.bfloat16)
+    lse = torch.full((2, 5, 3), math.nan)
+    run_on_cpu(plan, compiled(plan, tmp_path), {**given, "out": out, "lse": lse})
+    assert torch.all(out == 0) and torch.all(lse == -math.inf)
+
+
 # ---- its text and its compiler ------------------------------------------------------------------
 
 
@@ -164,7 +217,7 @@ def test_what_comes_from_another_launch_is_read_past_the_read_only_cache():
     text = render(planned("comb_fp32_d128_obf16_packed")).kernel
     kernel = text[text.index("combine(const __grid_constant__") :]
     assert "__ldg" not in text and "ld.global.nc" not in text
-    reads = (kernel.index(word) for word in ("find_sequence(", "load_lses(0)", "load_split(stage)"))
+    reads = (kernel.index(word) for word in ("find_splits(", "load_lses(0)", "load_split(stage)"))
     assert kernel.index("griddepcontrol.wait") < min(reads)
 
 
@@ -205,6 +258,7 @@ def test_its_launcher_refuses_what_it_cannot_do(library):
         assert "out of range" in said(**{size: -1})
     assert said(heads=0) == said(seqlen=0) == "launched"  # nothing to do
     assert "too many" in said(seqlen=1 << 20, heads=1 << 20)
+    assert "too many" in said(batch=1 << 30, seqlen=1, heads=1)
     assert "Hopper" in said() or torch.cuda.is_available()
     assert kernel[f"fagen_{plan.slug}_workspace"](ctypes.byref(struct())) == 0
 

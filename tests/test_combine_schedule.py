@@ -89,9 +89,9 @@ def test_a_plan_fits_and_its_text_renders(schedule):
         return
     assert plan.rows * plan.lanes == plan.threads <= schedule.combine.threads
     assert plan.lanes * plan.loads * LOAD_BYTES >= plan.head_dim * plan.dtype.bytes
-    assert plan.blocks >= 1
+    assert 1 <= plan.full_blocks <= plan.blocks
     assert plan.threads * plan.blocks * plan.launch_registers <= SM90.registers_per_sm
-    assert (plan.shared_bytes + SM90.smem_reserved) * plan.blocks <= SM90.smem_per_sm
+    assert (plan.shared_bytes + SM90.smem_reserved) * plan.full_blocks <= SM90.smem_per_sm
     assert plan.slug in kernel_text(plan)
     assert Schedule.from_slug(plan.slug) == schedule
 

@@ -51,13 +51,13 @@ from tests.attention_helpers import computed, fill, qkv
         (
             "fwd_e4m3_d64_full_m64n64_ofp16_vrows_sblock_sr32",
             Problem("e4m3", 64, 64, "full", "fp16", "rows", 32),
-            "float8_e4m3fn, head_dim 64, full, V by rows, scales by block of 32 rows, "
+            "float8_e4m3fn, head_dim 64, full, V row-major, scales by block of 32 rows, "
             "out in float16",
         ),
         (
             "fwd_e4m3_d64_full_m64n64_stensor",
             Problem("e4m3", 64, 64, "full", "bf16", "columns", 0),
-            "float8_e4m3fn, head_dim 64, full, V by columns, scales by head or tensor, "
+            "float8_e4m3fn, head_dim 64, full, V transposed, scales by head or tensor, "
             "out in bfloat16",
         ),
     ],

@@ -99,7 +99,7 @@ def build(
     progress: Callable[[str], None] | None = None,
     toolchain: Toolchain | None = None,
 ) -> Binary:
-    """Build a kernel, or find it in the cache, and hold the compiler's report against its Plan.
+    """Build a kernel, or find it in the cache, and check the compiler's report against its Plan.
 
     `binding` says whether to build the torch binding too; None means where torch is installed.
     `progress` is called with a line at each step that takes long.

@@ -90,7 +90,7 @@ def with_machine_code(
 
 
 def broken_promises(report: CompilerReport, plan: Plan) -> list[str]:
-    """Hold a report against its Plan: every promise that the compiler did not keep, in words."""
+    """Compare a report with its Plan: each limit that the compiler broke, in words."""
     allowed = plan.max_spill_bytes
     threads = plan.threads * plan.blocks  # that a multiprocessor is to hold
     file = report.registers * threads

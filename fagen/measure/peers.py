@@ -64,8 +64,8 @@ class Implementation:
 def ours(binary: Binary) -> Implementation:
     """The kernel in `binary`, called as its torch op.
 
-    One that wants V by columns is another implementation, and charged with what it costs to
-    quantise V that way instead of by rows.
+    One that takes transposed V is another implementation, and charged with what it costs to
+    quantise V that way instead of row-major.
     """
     kernel = op.load(binary)
     of = plan_of(binary.slug)
@@ -261,7 +261,7 @@ def _cudnn_e4m3(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
 
 
 def _quantise_all(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
-    """What it costs to quantise Q, K and V: Q and K rotated, V by rows, a scale per block."""
+    """What it costs to quantise Q, K and V: Q and K rotated, V row-major, a scale per block."""
 
     def run() -> Tensor:
         for x in (q, k):

@@ -99,12 +99,13 @@ def refuse_other_layout(k: Tensor, v: Tensor, v_layout: str) -> None:
     _, keys, heads, _ = k.shape
     if v_layout == "rows" and v.shape[1] != keys and v.shape[1] == heads and v.shape[3] >= keys:
         raise ValueError(
-            f"v has shape {tuple(v.shape)}, which is V by columns of {heads} heads: pass "
+            f"v has shape {tuple(v.shape)}, which is transposed V of {heads} heads: pass "
             'v_layout="columns"'
         )
     if v_layout == "columns" and v.shape[1] != heads and (v.shape[1], v.shape[2]) == (keys, heads):
         raise ValueError(
-            f'v has shape {tuple(v.shape)}, which is V by rows of {keys} keys: pass v_layout="rows"'
+            f"v has shape {tuple(v.shape)}, which is row-major V of {keys} keys: pass "
+            'v_layout="rows"'
             ', or make it by fagen.quantize(v, layout="columns")'
         )
 

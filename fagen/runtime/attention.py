@@ -154,7 +154,7 @@ def attention_fp8(
     out is in their dtype. With `rotate`, q and k are multiplied by the random signs of `seed` and a
     Hadamard matrix, which leaves their products as they are and spreads outliers. A scale is of a
     "tensor", a "head" or a "block" of `scale_rows` rows, 64 if left out.
-    V is written by columns, unless v_layout is "rows".
+    V is written transposed, unless v_layout is "rows".
 
     Under torch.compile and CUDA graph capture an earlier call with such tensors must have readied
     its kernels; prepare(…) readies those of attention alone, and where sizes are traced open it is

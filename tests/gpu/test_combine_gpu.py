@@ -42,7 +42,7 @@ def test_it_is_near_fp64_and_has_the_emulations_bits(built, slug):
 
 
 @pytest.mark.parametrize("megabytes", MEGABYTES)
-@pytest.mark.parametrize("splits", [2, 3, 8, 32])
+@pytest.mark.parametrize("splits", [1, 2, 3, 8, 32])
 @pytest.mark.parametrize("slug", COMMITTED)
 def test_it_is_nearly_as_fast_as_a_copy(built, slug, splits, megabytes):
     plan, binary = built(slug)
@@ -51,9 +51,19 @@ def test_it_is_nearly_as_fast_as_a_copy(built, slug, splits, megabytes):
     assert found.ratio >= OF_A_COPY
 
 
+@pytest.mark.parametrize("splits", [1, 2, 8])
+def test_packed_sequences_may_have_any_lengths(built, splits):
+    plan, binary = built("comb_fp32_d128_obf16_packed")
+    rows = 64 * 2**20 // plan.moved(1, splits)
+    found = bandwidth(plan, binary, splits, rows, uneven=True)
+    print(found)
+    assert found.ratio >= OF_A_COPY
+
+
+@pytest.mark.parametrize("slug", ["comb_fp32_d128_obf16", "comb_fp32_d128_obf16_packed"])
 @pytest.mark.parametrize("splits", [1, 2, 16, 64])
-def test_a_small_one_is_quick(built, splits):
-    plan, binary = built("comb_fp32_d128_obf16")
+def test_a_small_one_is_quick(built, slug, splits):
+    plan, binary = built(slug)
     found = bandwidth(plan, binary, splits, HEADS)
     print(found)
     assert found.microseconds < 6
@@ -85,6 +95,28 @@ def test_what_the_launch_before_it_writes_is_seen(built):
         outs.copy_(source)
         found = fagen.combine(outs, lses, out_dtype=torch.bfloat16)
         for one, other in zip(found, right, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_what_the_launch_before_it_writes_of_sequences_is_seen(built):
+    built("comb_fp32_d128_obf16_packed")
+    outs, lses = torch.randn(4, 640, 8, 128, device="cuda"), torch.randn(4, 8, 640, device="cuda")
+    kinds = [
+        dict(
+            num_splits=torch.randint(0, 5, (64,), dtype=torch.int32, device="cuda"),
+            cu_seqlens=torch.randint(0, 641, (65,), dtype=torch.int32, device="cuda").sort().values,
+        )
+        for _ in range(2)
+    ]
+    packing = {name: tensor.clone() for name, tensor in kinds[0].items()}
+    rights = [fagen.combine(outs, lses, **kind) for kind in kinds]
+    found = []
+    for turn in range(20):
+        for name, tensor in packing.items():
+            tensor.copy_(kinds[turn % 2][name])
+        found.append(fagen.combine(outs, lses, **packing))
+    for turn, pair in enumerate(found):
+        for one, other in zip(pair, rights[turn % 2], strict=True):
             assert torch.equal(one, other)
 
 

@@ -26,7 +26,7 @@ def compute(
 ) -> tuple[Tensor, Tensor]:
     """Combine outs (splits, …, Sq, H, Dv) and lses (splits, …, H, Sq) as the Plan's kernel does.
 
-    A row of packed sequences that lies behind the last one has no split.
+    A packed row before the first sequence or behind the last has no split.
     """
     rows = counting(lses.transpose(-1, -2), num_splits, cu_seqlens)  # (splits, …, Sq, H)
     total = outs.new_zeros(outs.shape[1:], dtype=torch.float32)

@@ -18,7 +18,7 @@ from fagen.ledger import Ledger, Row, first_that_fits
 from fagen.signature import Extent, Signature
 from fagen.vocab import BLOCK_THREADS, PARTIALS, RING_STAGES, Dtype
 
-_OTHERS = 32  # registers for addresses, steps, a weight and what is counted
+_OTHERS = 32  # registers for addresses, steps, an LSE, a weight and what is counted
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Plan:
     rows: int  # per thread block
     one_row: bool  # a warp has lanes of one row only
     threads: int
-    blocks: int  # that a multiprocessor should hold at least
+    blocks: int  # that a multiprocessor's registers should suffice for
     launch_registers: int  # per thread, that so many blocks leave it
 
     stages: int  # splits whose loads are under way
@@ -84,9 +84,15 @@ class Plan:
         return self.out_dtype.bytes < PARTIALS["fp32"].bytes
 
     @property
+    def full_blocks(self) -> int:
+        """Thread blocks that a multiprocessor holds where each has all of its ring."""
+        block_bytes = self.shared_bytes + SM90.smem_reserved
+        return min(self.blocks, SM90.smem_per_sm // block_bytes)
+
+    @property
     def bytes_in_flight(self) -> int:
         """Of partial outputs, that a multiprocessor's loads may have under way."""
-        return self.blocks * self.shared_bytes
+        return self.full_blocks * self.shared_bytes
 
     @property
     def row_bytes(self) -> tuple[int, int]:
@@ -116,7 +122,7 @@ class Plan:
             f"so many thread blocks     {together} / {warps} warps, rounded down = "
             f"{together // warps}\n"
             f"and by shared memory      {SM90.smem_per_sm:,} / {block_bytes:,}, rounded down = "
-            f"{SM90.smem_per_sm // block_bytes}\n"
+            f"{SM90.smem_per_sm // block_bytes}, from {self.stages} splits on\n"
             f"bytes that a call moves   {self._rows} · (splits · {partial:,} + {whole:,})\n"
             f"  of a split              {self.head_dim} x {self.dtype.bytes} + 4 of its LSE = "
             f"{partial:,}\n"
@@ -132,7 +138,10 @@ class Plan:
             ("lanes per row", f"{self.lanes}, {self.loads} loads of {LOAD_BYTES} bytes each"),
             ("rows per thread block", f"{self.rows}"),
             ("threads per thread block", f"{self.threads}"),
-            ("thread blocks per multiprocessor", f"{self.blocks}"),
+            (
+                "thread blocks per multiprocessor",
+                f"{self.blocks}, from {self.stages} splits on {self.full_blocks}",
+            ),
             (
                 "registers per thread",
                 f"{self.launch_registers}, {held * self.launch_registers:,} of "
@@ -191,8 +200,8 @@ def plan(schedule: Schedule) -> Plan:
     threads = rows * shared
     weighing = min(shared, keys.stages)
     held = keys.stages // weighing
-    by_registers = _warps_together(_registers(vector * loads, held)) * SM90.warp_threads // threads
-    blocks = min(by_registers, SM90.smem_per_sm // (ring.total + SM90.smem_reserved))
+    together = _warps_together(_registers(vector * loads, held))
+    blocks = together * SM90.warp_threads // threads
     return Plan(
         schedule=schedule,
         slug=schedule.slug,
@@ -247,8 +256,8 @@ def _refusal(schedule: Schedule, ring: Ledger) -> Iterator[str]:
 
 
 def _registers(sums: int, held: int) -> int:
-    """What a thread is given: its sums, its weights, and all else."""
-    return sums + held - 1 + _OTHERS
+    """What a thread is given: its sums, its LSEs and weights, and all else."""
+    return sums + 2 * (held - 1) + _OTHERS
 
 
 def _share(threads: int) -> int:

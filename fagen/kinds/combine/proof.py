@@ -8,6 +8,7 @@ Outputs are filled with what is no number beforehand, and so are partial outputs
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,17 +19,19 @@ from fagen.kinds.combine.emulate import compute
 from fagen.kinds.combine.plan import Plan
 from fagen.kinds.combine.reference import combine, counting
 from fagen.measure.proof import Proof
-from fagen.measure.timing import SUSTAINED, Call, time_calls
+from fagen.measure.timing import Call, Regime, time_calls
 from fagen.records import MergeBandwidth, MergeError
 from fagen.runtime.c_interface import bind, call
 from fagen.runtime.checks import allocated, checked
 
 ROUNDING = 2.0**-24  # of fp32, relative
-MEGABYTES = (64, 512)  # that a call moves, of 2 splits and of 8
-SPLITS = (2, 8)
+LOOSE = 3  # packed rows before the first sequence, and behind the last
 HEADS = 32
 SMALL_SPLITS = 16  # of one token
+SIZES = ((1, 64), (2, 64), (8, 64), (8, 512))  # splits, and megabytes that a call moves
 REPEATS = 20  # calls in a graph: the host is slower than a small one
+# what memory limits draws too little power for the clock to fall: short runs do
+BRIEF = Regime("brief", idle=0.0, warm=0.005, timed=0.020, rounds=3)
 
 Say = Callable[[str], None]
 Kernel = Callable[[dict[str, Tensor]], None]  # inputs and outputs by name: enqueues the kernel
@@ -40,7 +43,8 @@ class Case:
 
     lses: "normal"; "same"; "rising", from split to split; "wide", ±1e4; "none" where no split saw
     a key; "some" where half of them, and some rows altogether, saw none. Of packed rows `batch`
-    sequences have 0 … splits of them, and some rows belong to none.
+    sequences of any lengths have 0 … splits of them, or a number that means none or all; some rows
+    belong to no sequence.
     """
 
     splits: int
@@ -72,6 +76,7 @@ CASES = (
     Case(256, 3, 2, 4, "rising"),
     Case(256, 1, 5, 2, "wide", sliced=True),
     Case(4, 20, 67, 6, "some"),
+    Case(2, 3000, 1, 3, "some", sliced=True),
 )
 
 
@@ -94,7 +99,7 @@ def check_combining(
     """
     errors = []
     for number, case in enumerate(cases):
-        errors.append(merge_error(plan, kernel, case, inputs(plan, case, number), device))
+        errors.append(merge_error(plan, kernel, case, inputs(plan, case, number, device)))
         if progress:
             progress(_line(errors[-1]))
     wrong = [error for error in errors if not error.ok]
@@ -106,15 +111,15 @@ def check_combining(
     return tuple(errors)
 
 
-def inputs(plan: Plan, case: Case, seed: int) -> dict[str, Tensor]:
-    """Return what a call takes, by name, on the CPU."""
-    generator = torch.Generator().manual_seed(seed)
+def inputs(plan: Plan, case: Case, seed: int, device: str = "cpu") -> dict[str, Tensor]:
+    """Return what a call takes, by name."""
+    generator = torch.Generator(device).manual_seed(seed)
     batch = () if plan.packed else (case.batch,)
-    length = case.batch * case.seqlen + 3 if plan.packed else case.seqlen
+    length = case.batch * case.seqlen + 2 * LOOSE if plan.packed else case.seqlen
     wide = 2 if case.sliced else 1
     shape = (case.splits, *batch, length, case.heads, wide * plan.head_dim)
-    outs = torch.randn(shape, generator=generator)
-    outs *= 1 + 9 * (torch.rand(shape, generator=generator) < 0.01)
+    outs = torch.randn(shape, generator=generator, device=device)
+    outs *= 1 + 9 * (torch.rand(shape, generator=generator, device=device) < 0.01)
     outs = outs.to(getattr(torch, plan.dtype.torch))[..., -plan.head_dim :]
     lses = _lses(case, (case.splits, *batch, wide * case.heads, length), generator)
     lses = lses[..., -case.heads :, :]
@@ -127,40 +132,38 @@ def inputs(plan: Plan, case: Case, seed: int) -> dict[str, Tensor]:
 
 
 def _lses(case: Case, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    normal = torch.randn(shape, generator=generator)
+    device = generator.device
+    normal = torch.randn(shape, generator=generator, device=device)
     if case.lses == "same":
-        return torch.full(shape, 3.25)
+        return torch.full_like(normal, 3.25)
     if case.lses == "none":
-        return torch.full(shape, -math.inf)
+        return torch.full_like(normal, -math.inf)
     if case.lses == "wide":
         return normal * 1e4
     if case.lses == "rising":
-        steps = torch.arange(case.splits).reshape(-1, *(1,) * (len(shape) - 1))
+        steps = torch.arange(case.splits, device=device).reshape(-1, *(1,) * (len(shape) - 1))
         return normal + 0.5 * steps
     if case.lses == "some":
-        empty = torch.rand(shape, generator=generator) < 0.5
-        empty |= torch.rand(shape[1:], generator=generator) < 0.1
+        empty = torch.rand(shape, generator=generator, device=device) < 0.5
+        empty |= torch.rand(shape[1:], generator=generator, device=device) < 0.1
         return normal.masked_fill(empty, -math.inf)
     return normal
 
 
 def _packing(case: Case, generator: torch.Generator) -> dict[str, Tensor]:
-    """Split rows into sequences, some empty, and give each some splits; three rows are over."""
+    """Split rows into sequences, some empty, each with some splits; at both ends rows are over."""
+    draw = partial(torch.randint, generator=generator, device=generator.device, dtype=torch.int32)
     rows = case.batch * case.seqlen
-    ends = torch.randint(0, rows + 1, (case.batch - 1,), generator=generator).sort().values
-    cu_seqlens = torch.cat((torch.tensor([0]), ends, torch.tensor([rows]))).int()
-    num_splits = torch.randint(0, case.splits + 1, (case.batch,), generator=generator).int()
-    return dict(num_splits=num_splits, cu_seqlens=cu_seqlens)
+    cu_seqlens = draw(0, rows + 1, (case.batch + 1,)).sort().values
+    cu_seqlens[0], cu_seqlens[-1] = 0, rows
+    num_splits = draw(-1, case.splits + 2, (case.batch,))
+    return dict(num_splits=num_splits, cu_seqlens=cu_seqlens + LOOSE)
 
 
-def merge_error(
-    plan: Plan, kernel: Kernel, case: Case, given: dict[str, Tensor], device: str
-) -> MergeError:
-    """How the kernel's output differs from fp64, and from the emulation."""
-    moved = {name: _moved(tensor, device) for name, tensor in given.items()}
-    made = [tensor.fill_(math.nan) for tensor in allocated(plan, moved, checked(plan, moved))]
-    kernel({**moved, "out": made[0], "lse": made[1]})
-    out, lse = (tensor.cpu() for tensor in made)
+def merge_error(plan: Plan, kernel: Kernel, case: Case, given: dict[str, Tensor]) -> MergeError:
+    """How the kernel's output differs from fp64, and from the emulation, both on its device."""
+    out, lse = (tensor.fill_(math.nan) for tensor in allocated(plan, given, checked(plan, given)))
+    kernel({**given, "out": out, "lse": lse})
     right, right_lse = combine(**given)
     emulated, emulated_lse = compute(plan, **given)
     packing = {name: given[name] for name in given.keys() - {"outs", "lses"}}
@@ -186,15 +189,6 @@ def merge_error(
     )
 
 
-def _moved(tensor: Tensor, device: str) -> Tensor:
-    """The tensor elsewhere, with the strides that it has."""
-    if tensor.device.type == device:
-        return tensor
-    size = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    held = torch.empty(size, dtype=tensor.dtype, device=device)
-    return held.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
-
-
 def _line(error: MergeError) -> str:
     case = Case(error.splits, error.batch, error.seqlen, error.heads, error.lses)
     return (
@@ -207,8 +201,13 @@ def _line(error: MergeError) -> str:
 # ---- speed --------------------------------------------------------------------------------------
 
 
-def bandwidth(plan: Plan, binary: Binary, splits: int, rows: int) -> MergeBandwidth:
-    """Time the kernel and a copy of as many bytes, in turn; rows are tokens of HEADS heads."""
+def bandwidth(
+    plan: Plan, binary: Binary, splits: int, rows: int, *, uneven: bool = False
+) -> MergeBandwidth:
+    """Time the kernel and a copy of as many bytes, in turn; rows are tokens of HEADS heads.
+
+    Packed tokens are a sequence each, as in decoding; if `uneven` these have any lengths instead.
+    """
     tokens = max(1, rows // HEADS)
     case = Case(splits, tokens, 1, HEADS)
     moved = plan.moved(tokens * HEADS, splits)
@@ -222,7 +221,10 @@ def bandwidth(plan: Plan, binary: Binary, splits: int, rows: int) -> MergeBandwi
     if plan.packed:
         count = torch.int32
         given["num_splits"] = torch.full((tokens,), splits, dtype=count, device="cuda")
-        given["cu_seqlens"] = torch.arange(tokens + 1, dtype=count, device="cuda")
+        starts = torch.arange(tokens + 1, dtype=count, device="cuda")
+        if uneven:
+            starts[1:-1] = torch.randint_like(starts[1:-1], tokens + 1).sort().values
+        given["cu_seqlens"] = starts
     out, lse = allocated(plan, given, checked(plan, given))
     launch = bind(plan, binary.library, **given, out=out, lse=lse)
     source = torch.empty(moved // 2, dtype=torch.uint8, device="cuda")
@@ -232,7 +234,7 @@ def bandwidth(plan: Plan, binary: Binary, splits: int, rows: int) -> MergeBandwi
         target.copy_(source)
 
     calls = {"kernel": _repeated(launch, out), "copy": _repeated(copy, target)}
-    times = {name: timing.seconds for name, timing in time_calls(calls, SUSTAINED).items()}
+    times = {name: timing.seconds for name, timing in time_calls(calls, BRIEF).items()}
     return MergeBandwidth(
         batch=case.batch,
         seqlen=case.seqlen,
@@ -263,9 +265,8 @@ def _repeated(run: Callable[[], None], output: Tensor) -> Call:
 def _sizes(plan: Plan) -> Iterator[tuple[int, int]]:
     """Splits and rows of what is timed."""
     yield SMALL_SPLITS, HEADS
-    for megabytes in MEGABYTES:
-        for splits in SPLITS:
-            yield splits, megabytes * 2**20 // plan.moved(1, splits)
+    for splits, megabytes in SIZES:
+        yield splits, megabytes * 2**20 // plan.moved(1, splits)
 
 
 def _errors(plan: Plan, binary: Binary, progress: Say | None) -> tuple[MergeError, ...]:

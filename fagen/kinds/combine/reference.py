@@ -17,8 +17,9 @@ def combine(
 ) -> tuple[Tensor, Tensor]:
     """Combine outs (splits, …, Sq, H, Dv) and lses (splits, …, H, Sq); both come out in fp64.
 
-    With num_splits and cu_seqlens a packed sequence has so many splits, and a row behind the last
-    sequence none. Where no split counts, the output is 0 and the LSE minus infinity.
+    With num_splits and cu_seqlens a packed sequence has so many splits; a row before the first
+    sequence or behind the last has none. Where no split counts, the output is 0 and the LSE minus
+    infinity.
     """
     rows = counting(lses.double().transpose(-1, -2), num_splits, cu_seqlens)
     lse = rows.logsumexp(0)
@@ -43,5 +44,6 @@ def counting(
 def split_counts(num_splits: Tensor, cu_seqlens: Tensor, rows: int) -> Tensor:
     """Return how many splits each of so many rows of packed sequences has."""
     row = torch.arange(rows, device=cu_seqlens.device)
-    sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), row, right=True)
-    return torch.cat((num_splits, num_splits.new_zeros(1)))[sequence]
+    started = torch.searchsorted(cu_seqlens.contiguous(), row, right=True)
+    none = num_splits.new_zeros(1)
+    return torch.cat((none, num_splits, none))[started]

@@ -3,7 +3,7 @@
 The rule: max |out - fp64| may be twice that of torch's MATH backend in the same dtype plus one unit
 in the last place at the largest output; the log-sum-exp is within 1e-3; a row that sees no key
 gives exactly 0 and minus infinity. Every output is filled with NaN beforehand, so that a value
-that the kernel forgot to write shows up. A kernel of e4m3 is held to the rule of `fp8_accuracy`.
+that the kernel forgot to write shows up. The rule for e4m3 is that of `fp8_accuracy`.
 """
 
 import math

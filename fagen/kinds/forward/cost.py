@@ -2,7 +2,7 @@
 
 A step, block_n keys for the block's rows, keeps tensor cores, MUFU, shared memory, issue slots and
 L2 busy for so many clocks each; one warpgroup alone has a chain of its own, multiply, softmax,
-multiply, which others fill up; and K and V come no faster than their buffers come free.  Nothing
+multiply, which others fill; and K and V come no faster than their buffers come free.  Nothing
 hides wholly behind the busiest, so they are added as a norm: SHARPNESS = 1 would be their sum,
 infinity their maximum.  Whether Q has a second buffer hardly mattered in what was measured, and is
 left out.
@@ -23,14 +23,14 @@ from fagen.vocab import DTYPES, MASKS, ORDERS
 # Fitted to the kernels of benchmarks/search/ (NVIDIA H200); clocks where nothing else is said.
 SHARPNESS = 5.0
 INSTRUCTIONS_PER_SCORE = 6.8  # scaling, exponential, sum, conversion, and what goes with them
-MAXIMUM = 2.0  # more of those, where one is found in each block (from an earlier search of such)
+MAXIMUM = 2.0  # more of those, with a row max in each block (from an earlier search of such)
 FETCH = 810.0  # from a buffer of K or V that is free to one that is full again
 WAIT = 560.0  # for one more wgmma, where the softmax does not run under it
-CLASH = 1.8e-4  # of the chain, for each clock on tensor cores and each on MUFU, without turns
+CLASH = 1.8e-4  # of the chain, for each clock on tensor cores and each on MUFU, without ping-pong
 NO_PRODUCER = 180.0  # of a step, for all: consumers that copy for themselves wait for each other
 EPILOGUE = 3_480.0  # of a tile: its first loads, its first step alone, its output
-TURNS = 600.0  # of a causal tile: warpgroups take turns also where one has no key to see
-SHARED_OUTPUT = 1_220.0  # of a tile: V's copies wait until O is gone
+TURNS = 600.0  # of a causal tile: the scheduler barriers of skipped blocks too
+SHARED_OUTPUT = 1_220.0  # of a tile: V's copies wait until O is stored
 NEW_BLOCK = 3_290.0  # of a tile in a thread block of its own: it begins with nothing loaded
 HEAD_START = 0.67  # of a causal grid's mean tile, by which its slowest block ends late
 
@@ -112,10 +112,10 @@ def _step(
     through = 2 * m * n * e if p == "shared" else 0  # P written, and read
     shared = (read + copied + through) / SM90.smem_bytes
 
-    sought = maximum == "each"
-    rescaling = 1.0 if sought and not rescale_threshold else 0.0  # of O's registers, in every step
+    each = maximum == "each"
+    rescaling = 1.0 if each and not rescale_threshold else 0.0  # of O's registers, in every step
     per_warp = (
-        n / 2 * (INSTRUCTIONS_PER_SCORE + sought * MAXIMUM)  # a thread's scores of two rows
+        n / 2 * (INSTRUCTIONS_PER_SCORE + each * MAXIMUM)  # a thread's scores of two rows
         + d_v / 2 * rescaling
         + (n / 8 + 20 if p == "shared" else 0)
         + 60

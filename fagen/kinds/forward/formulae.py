@@ -135,7 +135,7 @@ def nearest(schedule: Schedule) -> tuple[dict[str, Any], ...]:
     """Return the least changes that make a schedule fit: keys with new values, None to leave out.
 
     As few keys as possible at once, and of each the value nearest to the one it has. Where a wider
-    block_n fits if O leaves through V's space, that is offered too: it is the kernel to be had.
+    block_n fits if O is stored through V's space, that is offered too: it is the kernel to be had.
     """
     options = _options(schedule)
     for count in range(1, len(options) + 1):
@@ -182,7 +182,7 @@ def shared_formulae(
     if totals == "shared":
         rows["totals"] = FP32_BYTES * m * d_v
     if row_sum == "tensor":
-        rows["ones"] = SM90.wgmma_k_bytes * d_v  # beside V, for one step of the second GEMM
+        rows["ones"] = SM90.wgmma_k_bytes * d_v  # beside V, for one step of the PV GEMM
     # full and empty for each stage of K and of V (and of V transposed), and of Q for each
     # warpgroup's rows; O empty
     readers = m / SM90.wgmma_m

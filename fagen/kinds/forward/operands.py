@@ -49,7 +49,7 @@ def operands(of: Plan, q: Tensor, k: Tensor, v: Tensor, *, rotated: bool = False
 
 
 def real(of: Plan, given: Operands) -> tuple[Tensor, Tensor, Tensor]:
-    """What bytes and descales stand for, in fp32; V's bytes by rows."""
+    """What bytes and descales stand for, in fp32; V's bytes row-major."""
     pairs = zip(given[:3], given[3:], strict=True)
     q, k, v = (
         x.float() * rows_of(descale, of.scale_rows, x.shape[1]).transpose(1, 2)

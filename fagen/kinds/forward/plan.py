@@ -69,7 +69,7 @@ class Plan:
     p_in_registers: bool
     output: str
     sum_by_tensor: bool
-    lazy_max: bool  # a block's maximum is found only where sums get too large without
+    lazy_max: bool  # the row max is raised only where sums get too large without
     sum_chains: int  # of a lane's sums for a row, of a block or of a scale's keys in it
     max_partial_sum: float  # how large that is
     sums_compared: int  # to it, of a lane's for a row: one, or of every other column
@@ -77,7 +77,7 @@ class Plan:
     # what follows from the element type
     fp8: bool
     p_bytes: int  # of an element of P
-    wgmma_mn_major: bool  # wgmma reads operands along M or N too, and is told which way
+    wgmma_mn_major: bool  # wgmma reads operands along M or N too, as its descriptor says
     v_transposed: bool  # else V has to lie along its keys in shared memory
     v_rows: bool  # and comes row-major, to be transposed by the producer
     transposers: int  # warps that do so; elsewhere none
@@ -104,7 +104,7 @@ class Plan:
 
     qk_swizzle: Swizzle
     v_swizzle: Swizzle  # as wgmma reads it
-    v_rows_swizzle: Swizzle  # row-major: as it comes, where it is transposed
+    v_rows_swizzle: Swizzle  # row-major, where the producer transposes it
     p_swizzle: Swizzle
     o_swizzle: Swizzle
     qk_slab: int
@@ -118,7 +118,7 @@ class Plan:
     o_slabs: int
 
     # of one consumer thread and its wgmma instructions
-    o_columns: int  # of the second GEMM's result
+    o_columns: int  # of the PV GEMM's result
     s_accumulators: int
     o_accumulators: int
     p_registers: int
@@ -316,15 +316,15 @@ def _skips_masked_blocks(schedule: Schedule) -> bool:
     if schedule.grid.cluster > 1:
         return True  # the rules of a schedule see to it
     block_m, block_n = schedule.tile.block_m, schedule.tile.block_n
-    passed = -(-(block_m - SM90.wgmma_m) // block_n)
+    skipped = -(-(block_m - SM90.wgmma_m) // block_n)
     in_turns = schedule.overlap.inter_warpgroup and schedule.pipeline.output == "v_space"
     ends_elsewhere = block_m % block_n > 0 or block_m - SM90.wgmma_m >= block_n
-    if not ends_elsewhere or not 0 < passed <= (1 if in_turns else schedule.pipeline.stages):
+    if not ends_elsewhere or not 0 < skipped <= (1 if in_turns else schedule.pipeline.stages):
         return False
-    # K is asked for that far before the first V, which waits for the last tile's O; but the first K
-    # alone makes room before there is a V
-    asked_ahead = -(-block_m // block_n)
-    return schedule.pipeline.output != "v_space" or asked_ahead <= schedule.pipeline.stages
+    # K is loaded that far ahead of the first V, which waits for the last tile's O; but the first K
+    # alone frees a buffer before there is a V
+    ahead = -(-block_m // block_n)
+    return schedule.pipeline.output != "v_space" or ahead <= schedule.pipeline.stages
 
 
 def _accumulators(columns: int) -> int:

@@ -61,7 +61,7 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "head_dim_v": lambda keys: keys["head_dim"],
     # a warpgroup takes the rows of one wgmma (block_m)
     "consumers": lambda keys: keys["block_m"] // SM90.wgmma_m,
-    # wherever there are two that can take turns (consumers, producer)
+    # wherever two warpgroups can take turns at the tensor cores (consumers, producer)
     "inter_warpgroup": lambda keys: keys["consumers"] > 1 and keys["producer"] == "warp",
     # longest tiles first where they differ in length (mask)
     "order": lambda keys: MASKS[keys["mask"]].order,
@@ -121,19 +121,19 @@ def most_p_offset(block_n: int) -> float:
 
 
 def _one_slab(columns: int, dtype: str) -> bool:
-    """Whether so many columns, filled up, are one swizzle wide: ones must be one step from them."""
+    """Whether so many columns, padded, are one swizzle wide: ones must be one step from them."""
     width = DTYPES[dtype].filled_up(columns) * DTYPES[dtype].bytes
     return width == swizzle_of(width).bytes
 
 
 def output_slabs(columns: int, dtype: str) -> int:
-    """Return in how many slabs, each as wide as its swizzle, so many columns of O are laid down."""
+    """Return in how many slabs, each as wide as its swizzle, so many columns of O are stored."""
     width = DTYPES[dtype].filled_up(columns) * DTYPES[DTYPES[dtype].out].bytes
     return width // swizzle_of(width).bytes
 
 
 def possible_outputs(columns: int, dtype: str) -> tuple[str, ...]:
-    """Return how so many columns of O may leave, by falling shared memory."""
+    """Return how so many columns of O may be stored, by falling shared memory."""
     halves = output_slabs(columns, dtype) % 2 == 0
     return tuple(output for output in OUTPUTS if output != "halves" or halves)
 
@@ -164,14 +164,14 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if mask.by_row and not keys["intra_warpgroup"]:
             said = f"2 with a {mask.name} mask needs intra_warpgroup = true; use cluster = 1"
             yield "cluster", said
-        passed = -(-keys["block_m"] // keys["block_n"])
-        if mask.by_row and passed > keys["stages"]:
+        skipped = -(-keys["block_m"] // keys["block_n"])
+        if mask.by_row and skipped > keys["stages"]:
             # the shorter tile of a pair passes them while the longer one still holds every buffer
             yield (
                 "cluster",
-                f"2 with a {mask.name} mask needs a stage for each of the {passed} blocks that the "
-                f"longer tile of a pair sees beyond the shorter one, and there are "
-                f"{keys['stages']}; use stages = {passed}, or cluster = 1",
+                f"2 with a {mask.name} mask needs a stage for each of the {skipped} blocks that "
+                f"the longer tile of a pair sees beyond the shorter one, and there are "
+                f"{keys['stages']}; use stages = {skipped}, or cluster = 1",
             )
     if (
         keys["output"] == "halves"
@@ -208,7 +208,7 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             if keys[key]:
                 yield (
                     key,
-                    'has no meaning with producer = "none": no warp gives registers away; '
+                    'has no meaning with producer = "none": no warp releases registers; '
                     "leave it out",
                 )
     yield from _rules_of_fp8(keys) if _fp8(keys) else _rules_of_16_bits(keys)

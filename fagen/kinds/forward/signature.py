@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from fagen.kinds.forward.plan import Plan
 
 _BATCH = Dim(Extent("batch"), "batch")
-_KEYS = len(KEY_ORDER)  # V by columns is filled up to whole groups of them
+_KEYS = len(KEY_ORDER)  # transposed V is padded to whole groups of them
 
 
 def signature(plan: "Plan") -> Signature:

@@ -16,7 +16,7 @@ SIGN_WORDS = 8  # of 32 signs each: enough for 256 columns
 _BATCH = Dim(Extent("batch"), "batch")
 _SEQLEN = Dim(Extent("seqlen"), "seq")
 _HEADS = Dim(Extent("heads"), "head")
-_KEYS = len(KEY_ORDER)  # V by columns is filled up to whole groups of them
+_KEYS = len(KEY_ORDER)  # transposed V is padded to whole groups of them
 
 
 def signature(plan: "Plan") -> Signature:

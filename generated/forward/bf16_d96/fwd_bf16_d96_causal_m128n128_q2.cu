@@ -3,10 +3,10 @@
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
 //
-// One thread block computes 128 query rows of one head, 128 keys at a time from the last key to
-// the first, with a running maximum and sum per row (online softmax, in base 2).
-// One producer warp copies Q, K and V into shared memory by TMA; 2 consumer warpgroups of 64 rows
-// each multiply by WGMMA. The consumers take turns at the tensor cores.
+// One thread block computes a tile of 128 query rows of one head, 128 keys at a time from the last
+// to the first, by online softmax in base 2. One producer warp copies Q, K and V into shared memory
+// by TMA; 2 consumer warpgroups of 64 rows each multiply by WGMMA, in ping-pong: they take turns at
+// the tensor cores.
 //
 // Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
 
@@ -18,6 +18,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <type_traits>
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -27,41 +28,70 @@
 
 // ---- The C interface -------------------------------------------------------------------------
 
+#ifndef FAGEN_FORWARD_ARGS
+#define FAGEN_FORWARD_ARGS 2
+
 extern "C" {
 
-// One call of the kernel. Strides are in elements; the last dimension of every tensor is
-// contiguous.
+// One call of a kernel of kind forward: the same struct for all of them. Strides are in elements; a
+// dimension without one is contiguous.
 struct FagenForwardArgs {
-  uint32_t struct_bytes;  // sizeof(FagenForwardArgs), so that old callers are recognised
-  uint32_t reserved;      // 0
-  const void* q;          // (batch, seqlen_q, heads, head_dim)
-  const void* k;          // (batch, seqlen_k, kv_heads, head_dim)
-  const void* v;          // (batch, seqlen_k, kv_heads, head_dim_v)
-  void* out;              // (batch, seqlen_q, heads, head_dim_v)
-  float* lse;             // (batch, heads, seqlen_q), natural logarithm; null if not wanted
-  int64_t q_stride_batch, q_stride_seq, q_stride_head;
-  int64_t k_stride_batch, k_stride_seq, k_stride_head;
-  int64_t v_stride_batch, v_stride_seq, v_stride_head;
-  int64_t out_stride_batch, out_stride_seq, out_stride_head;
+  uint32_t struct_bytes;    // sizeof(FagenForwardArgs)
+  uint32_t version;         // 2: callers built for another are recognised
+  void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
+  int64_t workspace_bytes;  // how large it is
+  const void* q;            // bf16 (batch, seqlen_q, heads, 96)
+  const void* k;            // bf16 (batch, seqlen_k, kv_heads, 96)
+  const void* v;            // bf16 (batch, seqlen_k, kv_heads, 96)
+  const void* q_descale;    // null: of other kernels
+  const void* k_descale;    // null: of other kernels
+  const void* v_descale;    // null: of other kernels
+  void* out;                // bf16 (batch, seqlen_q, heads, 96): zeros in a row that sees no key
+  void* lse;  // fp32 (batch, heads, seqlen_q): log-sum-exp, natural logarithm; minus infinity in a
+              // row that sees no key; null if not wanted
+  int64_t q_stride_batch, q_stride_head, q_stride_seq;
+  int64_t k_stride_batch, k_stride_head, k_stride_seq;
+  int64_t v_stride_batch, v_stride_head, v_stride_seq;
+  int64_t q_descale_stride_batch, q_descale_stride_head;
+  int64_t k_descale_stride_batch, k_descale_stride_head;
+  int64_t v_descale_stride_batch, v_descale_stride_head;
+  int64_t out_stride_batch, out_stride_head, out_stride_seq;
   int64_t lse_stride_batch, lse_stride_head;
   int32_t batch, heads, kv_heads, seqlen_q, seqlen_k;
   float scale;  // of q kᵀ before the softmax; finite and positive
 };
 
+}  // extern "C"
+
+#elif FAGEN_FORWARD_ARGS != 2
+#error "kernels of kind forward of two versions of fagen in one translation unit"
+#endif
+
+#ifndef FAGEN_KERNEL_INFO
+#define FAGEN_KERNEL_INFO 2
+
+extern "C" {
+
+// What a kernel says of itself.
 struct FagenKernelInfo {
   uint32_t struct_bytes;
-  uint32_t shared_bytes;  // sizeof(SharedStorage)
-  uint32_t threads;
+  uint32_t shared_bytes;  // of a thread block
+  uint32_t threads;       // of a thread block
   uint32_t launch_registers;
-  uint32_t producer_registers;  // 0 where no warp is specialised
-  uint32_t consumer_registers;  // 0 where no warp is specialised
   const char* slug;
   const char* source_hash;
 };
 
+}  // extern "C"
+#endif
+
+extern "C" {
+
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
 int fagen_fwd_bf16_d96_causal_m128n128_q2(const struct FagenForwardArgs* args, void* stream);
+// How many bytes of workspace a call of these sizes needs.
+int64_t fagen_fwd_bf16_d96_causal_m128n128_q2_workspace(const struct FagenForwardArgs* args);
 const char* fagen_fwd_bf16_d96_causal_m128n128_q2_message(int status);
 const struct FagenKernelInfo* fagen_fwd_bf16_d96_causal_m128n128_q2_info(void);
 
@@ -72,10 +102,11 @@ namespace fagen_fwd_bf16_d96_causal_m128n128_q2_kernel {
 // ---- The schedule ----------------------------------------------------------------------------
 
 using Element = __nv_bfloat16;
+using OutElement = __nv_bfloat16;
 
 constexpr int kHeadDim = 96;
 constexpr int kHeadDimV = 96;
-constexpr int kHeadDimPadded = 96;  // in shared memory, filled up with zeros
+constexpr int kHeadDimPadded = 96;  // in shared memory, padded with zeros
 constexpr int kHeadDimVPadded = 96;
 constexpr int kBlockM = 128;
 constexpr int kBlockN = 128;
@@ -86,15 +117,14 @@ constexpr int kThreads = 384;
 constexpr int kLaunchRegisters = 168;
 constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
-constexpr int kSmemBytes = 173056;
-constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
-constexpr float kMostSum =
-    4096.0f;  // of a lane's probabilities in a row and block, before a maximum is sought
+constexpr int64_t kL2Share = 26214400;     // bytes of the L2 cache for K and V
+constexpr float kMaxPartialSum = 4096.0f;  // of a lane's P; more updates the maximum
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
 constexpr int kQkSlab = 32;  // columns
 constexpr int kVSlab = 32;
-constexpr int kVSwizzleBits = 2;
+constexpr int kOSlab = 32;
+constexpr int kOSwizzleBits = 2;
 constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B64;
 constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B64;
 
@@ -103,8 +133,7 @@ constexpr int kWarpgroupRows = 64;  // the M of every wgmma
 constexpr int kStepK = 16;          // the K of every wgmma
 
 constexpr int kOutputColumns = kHeadDimVPadded;
-using Output =
-    float[kOutputColumns / 2];  // a thread's share of a warpgroup's O, as wgmma hands it out
+using Output = float[kOutputColumns / 2];  // a thread's part of a warpgroup's O
 
 using Barrier = cutlass::arch::ClusterBarrier;
 using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
@@ -113,7 +142,7 @@ struct SharedStorage {
   alignas(1024) Element q[kQStages][kBlockM * kHeadDimPadded];
   alignas(1024) Element k[kStages][kBlockN * kHeadDimPadded];
   alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
-  alignas(1024) Element o[kBlockM * kHeadDimVPadded];
+  alignas(1024) OutElement o[kBlockM * kHeadDimVPadded];
   alignas(1024) TransactionBarrier q_full[kQStages][kConsumers];
   TransactionBarrier k_full[kStages];
   TransactionBarrier v_full[kStages];
@@ -121,17 +150,23 @@ struct SharedStorage {
   Barrier k_empty[kStages];
   Barrier v_empty[kStages];
 };
-static_assert(sizeof(SharedStorage) <= kSmemBytes, "the layout outgrew the plan's ledger");
+constexpr int kSharedBytes = sizeof(SharedStorage);
+static_assert(kSharedBytes <= 173056, "the layout outgrew the plan's ledger");
 
-// n / value for 0 <= n < 2^31 by a multiplication: tiles are worked out where every thread waits
-// for it. With 2^(bits - 1) < value <= 2^bits, rounding 2^(31 + bits) / value up is exact enough
-// (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994).
-struct Divisor {
+template <class Integer>
+__host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
+  return (a + b - 1) / b;
+}
+
+// n / value for 0 <= n < 2^31 by a multiplication: every thread waits for its coordinates.
+// With 2^(bits - 1) < value <= 2^bits, rounding 2^(31 + bits) / value up is exact enough (Granlund
+// and Montgomery, "Division by Invariant Integers using Multiplication", 1994).
+struct FastDivisor {
   int value;
   uint32_t multiplier;  // 0: value is 1
   int shift;
 
-  __host__ explicit Divisor(int divisor = 1) : value(divisor), multiplier(0), shift(0) {
+  __host__ explicit FastDivisor(int divisor = 1) : value(divisor), multiplier(0), shift(0) {
     if (divisor > 1) {
       while ((int64_t(2) << shift) < divisor) {
         ++shift;
@@ -149,24 +184,24 @@ struct Params {
   CUtensorMap q, k, v, out;
   float* lse;
   int64_t lse_stride_batch, lse_stride_head;
-  Divisor heads, heads_per_kv_head;
+  FastDivisor heads, heads_per_kv_head;
   int seqlen_q, seqlen_k;
   int m_blocks;          // tiles of one head
-  int slots;             // places for tiles, over all heads and batches
-  bool some_see_no_key;  // tiles, that is
+  int slots;             // of tiles, over all heads and batches; some may be unused
+  bool has_empty_tiles;  // whose rows see no key
   int sections;
-  Divisor section_slots;
-  Divisor section_heads;  // heads, of whatever batch, whose K and V share the L2 cache
-  Divisor last_section_heads;
+  FastDivisor section_slots;
+  FastDivisor section_heads;  // heads of any batch whose K and V share the L2 cache
+  FastDivisor last_section_heads;
   float scale_log2;  // scale * log2(e)
 };
 
 // ---- Tensor cores ----------------------------------------------------------------------------
 
-// wgmma runs beside the threads that issue it. The compiler must neither move other uses of the
-// operand registers into that time nor merge them, which an empty asm statement on each tells it.
+// wgmma is asynchronous: an empty asm statement on each operand register keeps the compiler from
+// moving other uses of it past this point.
 template <class T, int n>
-__device__ __forceinline__ void pin(T (&registers)[n]) {
+__device__ __forceinline__ void fence_operand(T (&registers)[n]) {
 #pragma unroll
   for (int i = 0; i < n; ++i) {
     if constexpr (sizeof(T) == sizeof(float) && !std::is_integral_v<T>) {
@@ -190,9 +225,8 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// A matrix descriptor: where an operand begins and how its 8-row bricks follow each other. It moves
-// by its low word alone: shared memory's addresses, in units of 16 bytes, never carry out of their
-// 14 bits.
+// A matrix descriptor: an operand's address and the offsets between its core matrices. Addresses in
+// units of 16 bytes never carry out of their 14 bits, so that only the low word changes.
 struct Descriptor {
   uint32_t low, high;
 
@@ -202,17 +236,18 @@ struct Descriptor {
   __device__ __forceinline__ uint64_t bits() const { return uint64_t(high) << 32 | low; }
 };
 
-// leading_bytes is the step from slab to slab where the slabs lie along M or N; otherwise unused.
-__device__ __forceinline__ Descriptor descriptor(const void* tile,
+// leading_byte_offset: from slab to slab, for slabs along M or N; otherwise unused.
+template <int slab>
+__device__ __forceinline__ Descriptor descriptor(const Element* tile,
                                                  cute::SM90::GMMA::LayoutType layout,
-                                                 uint32_t leading_bytes, uint32_t brick_bytes) {
-  const uint32_t start =
-      cute::cast_smem_ptr_to_uint(tile) % (1 << 18);  // in its block, of a cluster too
-  return {start >> 4 | leading_bytes >> 4 << 16, brick_bytes >> 4 | static_cast<uint32_t>(layout)
-                                                                        << 30};
+                                                 uint32_t leading_byte_offset = 16) {
+  constexpr uint32_t stride_byte_offset = 8 * slab * sizeof(Element);
+  const uint32_t start = cute::cast_smem_ptr_to_uint(tile) % (1 << 18);  // in its own block
+  return {start >> 4 | leading_byte_offset >> 4 << 16, stride_byte_offset >> 4 | uint32_t(layout)
+                                                                                     << 30};
 }
 
-// How far a descriptor moves to reach the k-th column of a tile of `rows` rows.
+// From a descriptor to that of the k-th column of a tile of `rows` rows.
 template <int rows, int slab>
 __device__ constexpr uint32_t column_offset(int k) {
   return (k / slab * rows * slab + k % slab) * sizeof(Element) >> 4;
@@ -262,37 +297,55 @@ __device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descripto
 
 // ---- Tiles -----------------------------------------------------------------------------------
 
+// The keys first … last - 1 that a row sees; none where last <= first. Both ends rise from row to
+// row.
+struct Keys {
+  int first, last;
+};
+
+__host__ __device__ __forceinline__ Keys seen_by(const Params& params, int row) {
+  const int seqlen_q = params.seqlen_q, seqlen_k = params.seqlen_k;
+  return {0, min(seqlen_k, row + seqlen_k - seqlen_q + 1)};
+}
+
+// Blocks first … last - 1 of kBlockN keys, visited from the last to the first.
+// Of first … full_last - 1 every row sees all keys.
+struct Blocks {
+  int first, full_last, last;
+};
+
+// What the rows first_row … last_row see.
+__device__ __forceinline__ Blocks blocks_of(const Params& params, int first_row, int last_row) {
+  const Keys top = seen_by(params, first_row), bottom = seen_by(params, last_row);
+  return {0, max(0, top.last) / kBlockN, ceil_div(max(0, bottom.last), kBlockN)};
+}
+
 // kBlockM query rows of one head, and the keys they see.
 struct Tile {
-  int first_row;
-  int head, kv_head, batch;
-  int blocks;    // of kBlockN keys, to be visited from the last to the first; -1: no tile
-  int unmasked;  // the leading blocks in which every row sees every key
+  int first_row, head, kv_head, batch;
+  Blocks blocks;  // last < first: no tile
 };
 
 __device__ __forceinline__ Tile tile_at(const Params& params, int index) {
   Tile tile;
-  // The longest tiles of a section go first, so that the short ones fill its end.
+  // Longest tiles of a section first, so that short ones fill its end.
   const int section = params.section_slots.divide(index);
   const int rank = index - section * params.section_slots.value;
-  const Divisor& heads =
+  const FastDivisor& heads =
       section + 1 < params.sections ? params.section_heads : params.last_section_heads;
   const int row = heads.divide(rank);
   const int m_block = params.m_blocks - 1 - row;
   const int flat_head = section * params.section_heads.value + rank - row * heads.value;
   if (m_block < 0) {
-    tile.blocks = -1;  // a slot of the last round that no tile fills
+    tile.blocks.first = 0;  // a slot of the last round that no tile fills
+    tile.blocks.last = -1;
     return tile;
   }
   tile.first_row = m_block * kBlockM;
   tile.batch = params.heads.divide(flat_head);
   tile.head = flat_head - tile.batch * params.heads.value;
   tile.kv_head = params.heads_per_kv_head.divide(tile.head);
-  // Aligned to the bottom right: the last query sees the last key.
-  const int visible = tile.first_row + params.seqlen_k - params.seqlen_q + 1;  // to the first row
-  const int keys = max(0, min(params.seqlen_k, visible + kBlockM - 1));
-  tile.unmasked = max(0, min(params.seqlen_k, visible)) / kBlockN;
-  tile.blocks = (keys + kBlockN - 1) / kBlockN;
+  tile.blocks = blocks_of(params, tile.first_row, tile.first_row + kBlockM - 1);
   return tile;
 }
 
@@ -301,24 +354,23 @@ struct Tiles {
   int index = blockIdx.x;
   int round = 0;
 
-  // Rounds run to and fro: the block with the longest tile of one gets the shortest of the next.
-  __device__ __forceinline__ void next() {
+  // Serpentine order: the block with the longest tile of one round gets the shortest of the next.
+  __device__ __forceinline__ void advance() {
     round += 1;
     index = round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
   }
 
-  // The index of the next tile that sees a key, or else that sees none; false where there is none
-  // left.
+  // The next tile that sees a key, or else that sees none; false at the end.
   template <bool sees_keys = true>
-  __device__ __forceinline__ bool take(const Params& params, int& taken) {
-    if (!sees_keys && !params.some_see_no_key) {
+  __device__ __forceinline__ bool next(const Params& params, Tile& tile) {
+    if (!sees_keys && !params.has_empty_tiles) {
       return false;
     }
     while (index < params.slots) {
-      taken = index;
-      next();
-      const int blocks = tile_at(params, taken).blocks;
-      if (sees_keys ? blocks > 0 : blocks == 0) {
+      tile = tile_at(params, index);
+      advance();
+      if (sees_keys ? tile.blocks.last > tile.blocks.first
+                    : tile.blocks.last == tile.blocks.first) {
         return true;
       }
     }
@@ -326,7 +378,7 @@ struct Tiles {
   }
 };
 
-// A place in a ring of buffers. The phase bit flips each time around.
+// A stage of a ring of buffers, and the phase of its barriers, which flips each time around.
 template <int stages>
 struct RingPosition {
   int stage = 0;
@@ -343,8 +395,19 @@ struct RingPosition {
 
 // ---- Softmax ---------------------------------------------------------------------------------
 
-// In a 64-row accumulator a thread holds two rows, eight apart: element i belongs to row i / 2 % 2
-// and to column i / 4 * 8 + i % 2, counted from 2 * (lane % 4). Four lanes share a row.
+// A warp has 16 of an accumulator's 64 rows, from warp_row() on.
+__device__ __forceinline__ int lane() {
+  return threadIdx.x % 32;
+}
+__device__ __forceinline__ int warp_row() {
+  return threadIdx.x % kWarpgroup / 32 * 16;
+}
+
+// A thread has two of them, thread_row() and eight below: element i is in row i / 2 % 2 and in
+// column i / 4 * 8 + i % 2, counted from 2 * (lane % 4). Four lanes share a row.
+__device__ __forceinline__ int thread_row() {
+  return warp_row() + lane() / 4;
+}
 __device__ constexpr int row_of(int i) {
   return i / 2 % 2;
 }
@@ -380,76 +443,64 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// Hides the keys that a row may not see. visible[r]: how many keys of this block row r sees, less
-// the thread's first column.
-__device__ __forceinline__ void mask(float (&s)[kBlockN / 2], const int (&visible)[2]) {
-#pragma unroll
-  for (int i = 0; i < kBlockN / 2; ++i) {
-    if (column_of(i) >= visible[row_of(i)]) {
-      s[i] = -INFINITY;
-    }
-  }
-}
-
 struct Softmax {
-  float scale_log2;
-  float max[2] = {-INFINITY, -INFINITY};  // of the scores before scaling
-  float sum[2] = {0.f, 0.f};              // this thread's share
-  float rescale[2] = {1.f, 1.f};          // what the next block's maximum makes of O
+  float scale = 0.f;                      // from scores to exponents of 2: scale * log2(e)
+  float max[2] = {-INFINITY, -INFINITY};  // of the exponents
+  float sum[2] = {0.f, 0.f};              // this thread's part
+  float rescale[2] = {1.f, 1.f};          // of O, from the last maximum to this one
 
-  // Brings the running maxima up to a block of scores, and the sums with them. Returns whether O
-  // has to follow. may_be_empty: a row may not have seen any key yet, so that its maximum is still
-  // -inf.
+  // Updates the row maxima by a block of scores, and rescales the sums.
+  // may_be_empty: a row may have seen no key yet; its maximum is -inf then.
   template <bool may_be_empty>
-  __device__ __forceinline__ bool settle(const float (&s)[kBlockN / 2]) {
-    // Two chains a row: one alone would wait for its own latency.
-    float chains[4] = {max[0], max[1], s[4], s[6]};
+  __device__ __forceinline__ void update_row_max(const float (&s)[kBlockN / 2]) {
+    // Two chains a row, to hide latency.
+    float chains[4] = {s[0], s[2], s[4], s[6]};
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; i += 2) {
       const int chain = row_of(i) + i / 4 % 2 * 2;
       chains[chain] = fmaxf(chains[chain], fmaxf(s[i], s[i + 1]));
     }
-    const float top[2] = {fmaxf(chains[0], chains[2]), fmaxf(chains[1], chains[3])};
+    const float top[2] = {fmaxf(max[0], fmaxf(chains[0], chains[2]) * scale),
+                          fmaxf(max[1], fmaxf(chains[1], chains[3]) * scale)};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float before = max[r];
       max[r] = quad_max(top[r]);
-      rescale[r] = exp2_approx(before * scale_log2 - reference<may_be_empty>(r));
+      rescale[r] = exp2_approx(before - reference<may_be_empty>(r));
       sum[r] *= rescale[r];
     }
-    return true;
   }
 
   // What a row's exponents are relative to.
   template <bool may_be_empty>
   __device__ __forceinline__ float reference(int r) const {
-    return (may_be_empty && max[r] == -INFINITY ? 0.f : max[r]) * scale_log2;
+    return may_be_empty && max[r] == -INFINITY ? 0.f : max[r];
   }
 
-  // Turns a block of scores into probabilities relative to the running maximum; part is what is to
-  // be added to the sums. Says whether that is so small that no element of this thread is too large
-  // for bf16. That of a row that has seen no key is infinite or NaN, unless it may_be_empty.
+  // P of a block of scores, relative to the row maxima; part: its row sums.
+  // Returns whether this thread's P fits bf16, which small sums prove. Without may_be_empty, those
+  // of a row that has seen no key are infinite or NaN.
   template <bool may_be_empty>
-  __device__ __forceinline__ bool exponentials(const float (&s)[kBlockN / 2],
+  __device__ __forceinline__ bool exponentiate(const float (&s)[kBlockN / 2],
                                                float (&p)[kBlockN / 2], float (&part)[2]) const {
-    const float offset[2] = {reference<may_be_empty>(0), reference<may_be_empty>(1)};
+    const float offset[2] = {-reference<may_be_empty>(0), -reference<may_be_empty>(1)};
     float chains[4];
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i) {
-      p[i] = exp2_approx(fmaf(s[i], scale_log2, -offset[row_of(i)]));
+      p[i] = exp2_approx(fmaf(s[i], scale, offset[row_of(i)]));
       const int chain = row_of(i) + i % 2 * 2;
       chains[chain] = i < 4 ? p[i] : chains[chain] + p[i];
     }
     part[0] = chains[0] + chains[2];
     part[1] = chains[1] + chains[3];
-    return part[0] <= kMostSum && part[1] <= kMostSum;
+    return part[0] <= kMaxPartialSum && part[1] <= kMaxPartialSum;
   }
 
-  // The same in place, and into the sums.
+  // In place, and added to the sums.
   template <bool may_be_empty>
-  __device__ __forceinline__ void exponentials(float (&s)[kBlockN / 2]) {
+  __device__ __forceinline__ void exponentiate(float (&s)[kBlockN / 2]) {
     float part[2];
-    exponentials<may_be_empty>(s, s, part);
+    exponentiate<may_be_empty>(s, s, part);
     sum[0] += part[0];
     sum[1] += part[1];
   }
@@ -470,11 +521,11 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
-// Byte offset of an element inside a slab, as TMA and wgmma swizzle it: bits 4… take bits 7… by
-// xor.
+// Byte offset of an element in a slab, swizzled as TMA and wgmma do: bits 4… are xored with bits
+// 7….
 template <int slab, int swizzle_bits>
 __device__ __forceinline__ int swizzled(int row, int column) {
-  const int offset = (row * slab + column) * sizeof(Element);
+  const int offset = (row * slab + column) * sizeof(OutElement);
   return offset ^ (offset >> 3 & ((1 << swizzle_bits) - 1) << 4);
 }
 
@@ -488,16 +539,15 @@ __device__ __forceinline__ void store_matrices(void* address, uint32_t a, uint32
                : "memory");
 }
 
-// Rounds a warp's 16 rows of an accumulator to Element and lays them down as slabs of 64 rows.
+// Rounds a warp's 16 rows of an accumulator to OutElement and writes them to slabs of 64 rows.
 template <int columns, int slab, int swizzle_bits>
-__device__ __forceinline__ void store_accumulator(Element* tile, const float* x) {
-  const int lane = threadIdx.x % 32;
-  const int row = threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
+__device__ __forceinline__ void store_accumulator(OutElement* tile, const float* x) {
+  const int row = warp_row() + lane() % 16;
 #pragma unroll
   for (int column = 0; column < columns; column += 16) {
     char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
     const float* y = x + column / 2;
-    store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane / 16 * 8),
+    store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane() / 16 * 8),
                    pack(y[0], y[1]), pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
   }
 }
@@ -511,7 +561,7 @@ struct Loader {
   RingPosition<kQStages> q;
   RingPosition<kStages> k, v;
 
-  // One box per slab: rows past the end of a sequence and columns past the head arrive as zeros.
+  // One box per slab; rows past the sequence and columns past the head dim are filled with zeros.
   template <int columns, int rows, int slab>
   __device__ __forceinline__ void copy(const CUtensorMap& map, TransactionBarrier& full,
                                        Element* tile, int row, int head, int batch,
@@ -526,7 +576,7 @@ struct Loader {
   }
 
   __device__ __forceinline__ void load_q(const Tile& tile) {
-    // Each warpgroup's rows by themselves, as soon as it has done with the last ones.
+    // Each warpgroup's rows as soon as it has read its last ones.
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       shared.q_empty[q.stage][consumer].wait(q.phase ^ 1);
       copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
@@ -555,16 +605,15 @@ struct Loader {
   }
 };
 
-// The producer warp's life. K runs one block ahead of V, because S is wanted before P.
+// The producer warp. K is one block ahead of V, because S is computed before P.
 __device__ __forceinline__ void produce(const Params& params, SharedStorage& shared) {
   Loader loader{params, shared};
   Tiles tiles;
-  for (int index; tiles.take(params, index);) {
-    const Tile tile = tile_at(params, index);
-    loader.load_k(tile, tile.blocks - 1);
+  for (Tile tile; tiles.next(params, tile);) {
+    loader.load_k(tile, tile.blocks.last - 1);
     loader.load_q(tile);
-    for (int block = tile.blocks - 1; block >= 0; --block) {
-      if (block > 0) {
+    for (int block = tile.blocks.last - 1; block >= tile.blocks.first; --block) {
+      if (block > tile.blocks.first) {
         loader.load_k(tile, block - 1);
       }
       loader.load_v(tile, block);
@@ -575,7 +624,7 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage& sha
 // ---- Multiplying -----------------------------------------------------------------------------
 
 // Hardware barriers, by number; 0 is __syncthreads.
-enum NamedBarrier { kTurn = 1, kStore = kTurn + kConsumers, kAllConsumers = kStore + kConsumers };
+enum NamedBarrier { kStore = 1, kScheduler = kStore + kConsumers };
 
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -592,20 +641,24 @@ struct Consumer {
   const int warpgroup;  // 0 … kConsumers - 1
   RingPosition<kQStages> q;
   RingPosition<kStages> k, v;
-  bool k_ready = false, v_ready = false;  // had the current K and V arrived when last asked?
+  bool k_ready = false, v_ready = false;  // try_wait results of the current K and V
 
-  // Each warp says for itself that it has read a buffer; wgmma completes per warp.
+  __device__ __forceinline__ int first_row(const Tile& tile) {
+    return tile.first_row + warpgroup * kWarpgroupRows;
+  }
+
+  // One arrival per warp, since wgmma completes per warp.
   __device__ __forceinline__ void release(Barrier& empty, bool read = true) {
-    if (threadIdx.x % 32 == 0 && read) {
+    if (lane() == 0 && read) {
       empty.arrive();
     }
   }
 
-  __device__ __forceinline__ void await_q() { shared.q_full[q.stage][warpgroup].wait(q.phase); }
+  __device__ __forceinline__ void wait_q() { shared.q_full[q.stage][warpgroup].wait(q.phase); }
 
-  // An answer from a barrier takes a while even when it is yes. So each buffer is asked for as soon
-  // as the one before it is released, and the answer arrives under the softmax.
-  __device__ __forceinline__ void await_k() {
+  // Even a successful wait has latency. So a try_wait for the next buffer is issued when one is
+  // released, and its result arrives under the softmax.
+  __device__ __forceinline__ void wait_k() {
     if (!k_ready) {
       shared.k_full[k.stage].wait(k.phase);
     }
@@ -617,7 +670,7 @@ struct Consumer {
     k_ready = shared.k_full[k.stage].test_wait(k.phase);
   }
 
-  __device__ __forceinline__ void await_v() {
+  __device__ __forceinline__ void wait_v() {
     if (!v_ready) {
       shared.v_full[v.stage].wait(v.phase);
     }
@@ -629,20 +682,20 @@ struct Consumer {
     v_ready = shared.v_full[v.stage].test_wait(v.phase);
   }
 
-  // The turn at the tensor cores goes round: while one warpgroup multiplies, the others do softmax.
-  __device__ __forceinline__ void take_turn() { barrier_sync(kTurn + warpgroup, 2 * kWarpgroup); }
-  __device__ __forceinline__ void pass_turn() {
-    barrier_arrive(kTurn + (warpgroup + 1 == kConsumers ? 0 : warpgroup + 1), 2 * kWarpgroup);
+  // Ping-pong: while one warpgroup has the tensor cores, the others do softmax.
+  __device__ __forceinline__ void scheduler_barrier_wait() {
+    barrier_sync(kScheduler + warpgroup, 2 * kWarpgroup);
+  }
+  __device__ __forceinline__ void scheduler_barrier_arrive() {
+    barrier_arrive(kScheduler + (warpgroup + 1 == kConsumers ? 0 : warpgroup + 1), 2 * kWarpgroup);
   }
 
-  // Issues S = Q Kᵀ for the current K.
+  // Issues S = QKᵀ.
   __device__ __forceinline__ void issue_qk(float (&s)[kBlockN / 2]) {
-    const Descriptor q_rows =
-        descriptor(shared.q[q.stage] + warpgroup * kWarpgroupRows * kHeadDimPadded, kQkDescriptor,
-                   16, 8 * kQkSlab * sizeof(Element));
-    const Descriptor k_rows =
-        descriptor(shared.k[k.stage], kQkDescriptor, 16, 8 * kQkSlab * sizeof(Element));
-    pin(s);
+    const Descriptor q_rows = descriptor<kQkSlab>(
+        shared.q[q.stage] + warpgroup * kWarpgroupRows * kHeadDimPadded, kQkDescriptor);
+    const Descriptor k_rows = descriptor<kQkSlab>(shared.k[k.stage], kQkDescriptor);
+    fence_operand(s);
     wgmma_fence();
     wgmma_qk<false>(s, q_rows, k_rows);
 #pragma unroll
@@ -653,164 +706,166 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // Probabilities in the second product's operand layout, which is the accumulator's own.
-  using Probabilities = uint32_t[kBlockN / 4];
+  // P as the register operand of the PV GEMM, whose layout is the accumulator's.
+  using Probabilities = uint32_t[kBlockN * sizeof(Element) / 8];
 
-  __device__ __forceinline__ void keep(Probabilities& p, const float (&s)[kBlockN / 2]) {
+  __device__ __forceinline__ void pack_p(Probabilities& p, const float (&s)[kBlockN / 2]) {
 #pragma unroll
     for (int i = 0; i < kBlockN / 4; ++i) {
       p[i] = pack(s[2 * i], s[2 * i + 1]);
     }
   }
 
-  // Issues O += P V for the current V.
+  // Issues O += PV.
   __device__ __forceinline__ void issue_pv(Output& o, Probabilities& p) {
     const Descriptor v_rows =
-        descriptor(shared.v[v.stage], kVDescriptor, kBlockN * kVSlab * sizeof(Element),
-                   8 * kVSlab * sizeof(Element));
-    pin(o);
-    pin(p);
+        descriptor<kVSlab>(shared.v[v.stage], kVDescriptor, kBlockN * kVSlab * sizeof(Element));
+    fence_operand(o);
+    fence_operand(p);
     wgmma_fence();
 #pragma unroll
     for (int n = 0; n < kBlockN; n += kStepK) {
-      wgmma_pv(o, p + n / 4, v_rows + (n * kVSlab * sizeof(Element) >> 4));
+      wgmma_pv(o, p + n * sizeof(Element) / 8, v_rows + (n * kVSlab * sizeof(Element) >> 4));
     }
     wgmma_commit();
   }
 
+  // Masks the keys of a block that this thread's two rows do not see.
   __device__ __forceinline__ void mask_block(float (&s)[kBlockN / 2], const Tile& tile, int block) {
-    const int lane = threadIdx.x % 32;
-    const int keys = params.seqlen_k - block * kBlockN - lane % 4 * 2;
-    const int row =
-        tile.first_row + warpgroup * kWarpgroupRows + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4;
-    const int diagonal = keys + row - params.seqlen_q + 1;
-    const int visible[2] = {min(keys, diagonal), min(keys, diagonal + 8)};
-    mask(s, visible);
+    const int row = first_row(tile) + thread_row(), first_key = block * kBlockN + lane() % 4 * 2;
+    const Keys seen[2] = {seen_by(params, row), seen_by(params, row + 8)};
+    const int last[2] = {seen[0].last - first_key, seen[1].last - first_key};
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      if (column_of(i) >= last[row_of(i)]) {
+        s[i] = -INFINITY;
+      }
+    }
   }
 
-  // S of `block` is there: K, and after a tile's last block Q, may make room.
-  __device__ __forceinline__ void finish_qk(float (&s)[kBlockN / 2], int block) {
-    pin(s);
+  // S is complete: K is released, and Q after the tile's final block.
+  __device__ __forceinline__ void finish_qk(float (&s)[kBlockN / 2], bool final_block) {
+    fence_operand(s);
     release_k();
-    release(shared.q_empty[q.stage][warpgroup], block == 0);
+    release(shared.q_empty[q.stage][warpgroup], final_block);
   }
 
   __device__ __forceinline__ void finish_pv(Output& o) {
-    pin(o);
+    fence_operand(o);
     release_v();
   }
 
-  // S becomes P, relative to the maximum so far. Where that lets P grow too large, which is rare, S
-  // is still there, and so can the block's own maximum be found after all.
-  __device__ __forceinline__ void soften(float (&s)[kBlockN / 2], Probabilities& p, Output& o,
-                                         Softmax& softmax) {
+  // P relative to the maximum so far. Where that makes P too large, which is rare, S is still
+  // there, and the maximum is updated after all.
+  __device__ __forceinline__ void lazy_softmax(float (&s)[kBlockN / 2], Probabilities& p, Output& o,
+                                               Softmax& softmax) {
     float guessed[kBlockN / 2], part[2];
-    const bool fits = __all_sync(0xffffffff, softmax.exponentials<false>(s, guessed, part));
-    keep(p, guessed);
+    const bool fits = __all_sync(0xffffffff, softmax.exponentiate<false>(s, guessed, part));
+    pack_p(p, guessed);
     if (!fits) {
-      part[0] = part[1] = 0.f;  // it has gone into the sums
-      softmax.settle<true>(s);
-      softmax.exponentials<true>(s);
-      keep(p, s);
+      part[0] = part[1] = 0.f;  // added to the sums already
+      softmax.update_row_max<true>(s);
+      softmax.exponentiate<true>(s);
+      pack_p(p, s);
     }
     softmax.sum[0] += part[0];
     softmax.sum[1] += part[1];
     softmax.rescale_output(o, !fits);
   }
 
-  // One block, with two products in flight: this block's S and the O of the block before. The
-  // softmax of S comes after both; beside it run the other warpgroups' products.
+  // One block, with two GEMMs in flight: S of this block and PV of the block before. Its softmax
+  // runs under the GEMMs of other warpgroups.
   template <bool masked>
   __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
                                        Probabilities& p, Output& o, Softmax& softmax) {
-    await_k();
-    take_turn();
+    wait_k();
+    scheduler_barrier_wait();
     issue_qk(s);
-    await_v();
+    wait_v();
     issue_pv(o, p);
-    pass_turn();
+    scheduler_barrier_arrive();
     wgmma_wait<1>();
-    finish_qk(s, block);
+    finish_qk(s, block == tile.blocks.first);
     if (masked) {
       mask_block(s, tile, block);
     }
     wgmma_wait<0>();
     finish_pv(o);
-    pin(s);  // P's registers are free only now
-    soften(s, p, o, softmax);
+    fence_operand(s);  // P's registers are free only now
+    lazy_softmax(s, p, o, softmax);
   }
 
-  // The first block of a tile, with nothing beside it.
-  __device__ __forceinline__ void begin(const Tile& tile, float (&s)[kBlockN / 2], Probabilities& p,
-                                        Softmax& softmax) {
-    await_q();
-    await_k();
+  // P of a tile's first block.
+  __device__ __forceinline__ void first_softmax(const Tile& tile, float (&s)[kBlockN / 2],
+                                                Probabilities& p, Softmax& softmax) {
+    finish_qk(s, tile.blocks.last - 1 == tile.blocks.first);
+    mask_block(s, tile, tile.blocks.last - 1);
+    softmax.update_row_max<true>(s);
+    softmax.exponentiate<true>(s);
+    pack_p(p, s);
+  }
+
+  // The first block of a tile, with nothing else in flight.
+  __device__ __forceinline__ void first_block(const Tile& tile, float (&s)[kBlockN / 2],
+                                              Probabilities& p, Softmax& softmax) {
+    wait_q();
+    wait_k();
     issue_qk(s);
     wgmma_wait<0>();
-    finish_qk(s, tile.blocks - 1);
-    mask_block(s, tile, tile.blocks - 1);
-    softmax.settle<true>(s);
-    softmax.exponentials<true>(s);
-    keep(p, s);
+    first_softmax(tile, s, p, softmax);
   }
 
-  // The last O of a tile, with nothing beside it.
-  __device__ __forceinline__ void end(Probabilities& p, Output& o) {
-    await_v();
+  // The last PV of a tile, with nothing else in flight.
+  __device__ __forceinline__ void last_pv(Probabilities& p, Output& o) {
+    wait_v();
     issue_pv(o, p);
     wgmma_wait<0>();
     finish_pv(o);
   }
 
-  // From one tile to the next: the last O of the one, then the first S of the other. The one is
-  // stored while S is being computed.
-  __device__ __forceinline__ void cross(Tile& tile, int next, float (&s)[kBlockN / 2],
-                                        Probabilities& p, Output& o, Softmax& softmax) {
-    await_v();
-    take_turn();
+  // The last PV of a tile, then the first S of the next, under which O is stored.
+  __device__ __forceinline__ void next_tile(Tile& tile, const Tile& next, float (&s)[kBlockN / 2],
+                                            Probabilities& p, Output& o, Softmax& softmax) {
+    wait_v();
+    scheduler_barrier_wait();
     issue_pv(o, p);
-    pass_turn();  // the others need not wait for this Q
+    scheduler_barrier_arrive();  // before the wait for Q
     q.advance();
-    await_q();
-    await_k();
+    wait_q();
+    wait_k();
     issue_qk(s);
     wgmma_wait<1>();
     finish_pv(o);
     store(tile, o, softmax);
-    forget(o, softmax);
-    asm volatile("" : "+r"(next));  // to work the tile out only here: registers are scarce above
-    tile = tile_at(params, next);
+    reset(o, softmax);
+    tile = next;
     wgmma_wait<0>();
-    finish_qk(s, tile.blocks - 1);
-    mask_block(s, tile, tile.blocks - 1);
-    softmax.settle<true>(s);
-    softmax.exponentials<true>(s);
-    keep(p, s);
+    first_softmax(tile, s, p, softmax);
   }
 
-  // All tiles that see a key; of the last one, O and the softmax's state are left to be stored.
-  __device__ __forceinline__ void attend(Tiles& tiles, Tile& tile, Output& o, Softmax& softmax) {
+  // All tiles that see a key; of the last one, O is yet to be stored.
+  __device__ __forceinline__ void mainloop(Tiles& tiles, Tile& tile, Output& o, Softmax& softmax) {
     float s[kBlockN / 2];
     Probabilities p;
-    begin(tile, s, p, softmax);
+    first_block(tile, s, p, softmax);
     for (;;) {
-      int block = tile.blocks - 2;
-      for (; block >= tile.unmasked; --block) {
+      int block = tile.blocks.last - 2;
+      for (; block >= tile.blocks.full_last; --block) {
         step<true>(tile, block, s, p, o, softmax);
       }
-      for (; block >= 0; --block) {
+      for (; block >= tile.blocks.first; --block) {
         step<false>(tile, block, s, p, o, softmax);
       }
-      int next;
-      if (!tiles.take(params, next)) {
+      Tile next;
+      if (!tiles.next(params, next)) {
         break;
       }
-      cross(tile, next, s, p, o, softmax);
+      next_tile(tile, next, s, p, o, softmax);
     }
-    end(p, o);
+    last_pv(p, o);
   }
 
-  __device__ __forceinline__ void forget(Output& o, Softmax& softmax) {
+  __device__ __forceinline__ void reset(Output& o, Softmax& softmax) {
 #pragma unroll
     for (int i = 0; i < kOutputColumns / 2; ++i) {
       o[i] = 0.f;
@@ -820,22 +875,18 @@ struct Consumer {
 
   // Writes the warpgroup's 64 rows of O and LSE.
   __device__ __forceinline__ void store(const Tile& tile, Output& o, Softmax& softmax) {
-    const int warp_row = threadIdx.x % kWarpgroup / 32 * 16;
-    const int lane = threadIdx.x % 32;
-    const int first_row = tile.first_row + warpgroup * kWarpgroupRows;
     float inverse[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(softmax.sum[r]);
       const bool empty = sum == 0.f;  // no key seen
       inverse[r] = empty ? 0.f : reciprocal_approx(sum);
-      const int row = first_row + warp_row + lane / 4 + r * 8;
-      if (params.lse && lane % 4 == 0 && row < params.seqlen_q) {
+      const int row = first_row(tile) + thread_row() + r * 8;
+      if (params.lse && lane() % 4 == 0 && row < params.seqlen_q) {
         const int64_t head =
             tile.batch * params.lse_stride_batch + tile.head * params.lse_stride_head;
         params.lse[head + row] =
-            empty ? -INFINITY
-                  : (softmax.max[r] * softmax.scale_log2 + log2_approx(sum)) * 0.69314718056f;
+            empty ? -INFINITY : (softmax.max[r] + log2_approx(sum)) * 0.69314718056f;
       }
     }
 #pragma unroll
@@ -843,20 +894,20 @@ struct Consumer {
       o[i] *= inverse[row_of(i)];
     }
 
-    Element* rows = shared.o + warpgroup * kWarpgroupRows * kHeadDimVPadded;
+    OutElement* rows = shared.o + warpgroup * kWarpgroupRows * kHeadDimVPadded;
     const bool leader = threadIdx.x % kWarpgroup == 0;
     if (leader) {
-      cute::tma_store_wait<0>();  // the previous tile's O has left
+      cute::tma_store_wait<0>();  // the previous tile's O has been read
     }
     barrier_sync(kStore + warpgroup, kWarpgroup);
-    store_accumulator<kHeadDimVPadded, kVSlab, kVSwizzleBits>(rows, o);
+    store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(rows, o);
     cutlass::arch::fence_view_async_shared();
     barrier_sync(kStore + warpgroup, kWarpgroup);
     if (leader) {
 #pragma unroll
-      for (int column = 0; column < kHeadDimVPadded; column += kVSlab) {
+      for (int column = 0; column < kHeadDimVPadded; column += kOSlab) {
         cute::SM90_TMA_STORE_4D::copy(&params.out, rows + column * kWarpgroupRows, column,
-                                      first_row, tile.head, tile.batch);
+                                      first_row(tile), tile.head, tile.batch);
       }
       cute::tma_store_arrive();
     }
@@ -864,25 +915,25 @@ struct Consumer {
 
   __device__ __forceinline__ void run() {
     if (warpgroup == kConsumers - 1) {
-      pass_turn();  // warpgroup 0 begins
+      scheduler_barrier_arrive();  // warpgroup 0 is first
     }
-    Tiles tiles;
-    int index = 0;
-    bool left = tiles.take(params, index);
-    Tile tile = tile_at(params, index);
+    Tiles tiles, rest;
+    Tile tile;
     Output o = {};
     Softmax softmax{params.scale_log2};
-    if (left) {
-      attend(tiles, tile, o, softmax);
+    bool has_tile = tiles.next(params, tile);
+    if (has_tile) {
+      mainloop(tiles, tile, o, softmax);
     }
-    // The last tile's O, and those of tiles that see no key.
-    Tiles rest;
-    for (; left || rest.take<false>(params, index); left = false) {
-      store(left ? tile : tile_at(params, index), o, softmax);
-      forget(o, softmax);
+    // O of the last tile, and of those that see no key.
+    has_tile = has_tile || rest.next<false>(params, tile);
+    while (has_tile) {
+      store(tile, o, softmax);
+      reset(o, softmax);
+      has_tile = rest.next<false>(params, tile);
     }
     if (threadIdx.x % kWarpgroup == 0) {
-      cute::tma_store_wait<0>();  // shared memory must outlive the copies out of it
+      cute::tma_store_wait<0>();  // shared memory must outlive the copies from it
     }
   }
 };
@@ -899,8 +950,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     cute::prefetch_tma_descriptor(&params.k);
     cute::prefetch_tma_descriptor(&params.v);
     cute::prefetch_tma_descriptor(&params.out);
-    // Who must have read a buffer before it is filled anew.
-    constexpr int kReaders = 1;
     for (int stage = 0; stage < kQStages; ++stage) {
       for (int consumer = 0; consumer < kConsumers; ++consumer) {
         shared.q_full[stage][consumer].init(1);
@@ -910,8 +959,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int stage = 0; stage < kStages; ++stage) {
       shared.k_full[stage].init(1);
       shared.v_full[stage].init(1);
-      shared.k_empty[stage].init(kReaders * kConsumers * kWarpgroup / 32);
-      shared.v_empty[stage].init(kReaders * kConsumers * kWarpgroup / 32);
+      shared.k_empty[stage].init(kConsumers * kWarpgroup / 32);
+      shared.v_empty[stage].init(kConsumers * kWarpgroup / 32);
     }
     cutlass::arch::fence_barrier_init();
   }
@@ -939,46 +988,109 @@ namespace fagen_fwd_bf16_d96_causal_m128n128_q2_host {
 
 using namespace fagen_fwd_bf16_d96_causal_m128n128_q2_kernel;
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
+// What a call ends with: the number of its message. Checks come in this order.
 enum Status {
   kOk,
   kWrongStruct,
-  kNullPointer,
-  kMisalignedPointer,
-  kMisalignedStride,
   kBadSize,
-  kBadHeads,
-  kBadScale,
+  kBadRatio,
+  kBadScalar,
+  kRefused,
+  kNullPointer,
+  kMisaligned,
+  kBadStride,
+  kSmallWorkspace,
   kTooManyTiles,
   kNotHopper,
   kNoDriver,
   kTensorMapRefused,
-  kLaunchFailed,
-  kStatuses
+  kLaunchFailed
 };
 
-constexpr const char* kMessages[kStatuses] = {
+constexpr const char* kMessages[] = {
     "launched",
-    "struct_bytes does not match: the caller was built for another version of FagenForwardArgs",
-    "q, k, v and out must not be null",
-    "q, k, v and out must be aligned to 16 bytes",
-    "the strides of q, k, v and out must be non-negative multiples of 16 bytes",
-    "batch, heads and sequence lengths must lie in 0 ... 2^30",
+    "struct_bytes or version is that of another FagenForwardArgs",
+    "a size is negative or too large",
     "heads must be a multiple of kv_heads",
     "scale must be finite and positive",
-    "batch * heads * query tiles must be less than 2^30",
+    "a tensor that cannot be given",
+    "a tensor that is needed is null",
+    "a tensor does not begin at a multiple of 16 bytes",
+    "a stride is negative, too large, or no multiple of 16 bytes",
+    "the workspace is null or too small",
+    "there are 2^30 tiles or more",
     "the current device is not a Hopper GPU (compute capability 9.0)",
     "the CUDA driver is missing, or too old for tensor maps",
     "the CUDA driver refused to describe a tensor for TMA",
     "the kernel could not be launched",
 };
 
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
+// TMA, or accesses of 16 bytes, follow an aligned one.
+Status check(const void* data, int element_bytes, bool aligned,
+             std::initializer_list<int64_t> sizes_and_strides) {
+  bool empty = false, strides_fit = true;
+  for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
+    const int64_t size = d[0], stride = d[1],
+                  most = int64_t(1) << (aligned ? 38 : 30);  // TMA's end below 2^40 bytes
+    empty |= size == 0;
+    strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
+                                 (!aligned || stride * element_bytes % 16 == 0));
+  }
+  if (!data || empty) {
+    return empty ? kOk : kNullPointer;
+  }
+  const bool misaligned = aligned && reinterpret_cast<uintptr_t>(data) % 16 != 0;
+  return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
+}
+
+int64_t workspace_bytes(const FagenForwardArgs&) {
+  return 0;
+}
+
+Status check(const FagenForwardArgs& a) {
+  if (a.struct_bytes != sizeof(a) || a.version != FAGEN_FORWARD_ARGS) {
+    return kWrongStruct;
+  }
+  for (const int size : {a.batch, a.heads, a.kv_heads, a.seqlen_q, a.seqlen_k}) {
+    if (size < 0 || size > 1073741824) {
+      return kBadSize;
+    }
+  }
+  if (a.kv_heads == 0 ? a.heads != 0 : a.heads % a.kv_heads != 0) {
+    return kBadRatio;
+  }
+  if (!(a.scale > 0) || !std::isfinite(a.scale)) {
+    return kBadScalar;
+  }
+  for (const Status status :
+       {check(a.q, 2, true,
+              {a.batch, a.q_stride_batch, a.seqlen_q, a.q_stride_seq, a.heads, a.q_stride_head}),
+        check(a.k, 2, true,
+              {a.batch, a.k_stride_batch, a.seqlen_k, a.k_stride_seq, a.kv_heads, a.k_stride_head}),
+        check(a.v, 2, true,
+              {a.batch, a.v_stride_batch, a.seqlen_k, a.v_stride_seq, a.kv_heads, a.v_stride_head}),
+        check(a.out, 2, true,
+              {a.batch, a.out_stride_batch, a.seqlen_q, a.out_stride_seq, a.heads,
+               a.out_stride_head}),
+        !a.lse ? kOk
+               : check(a.lse, 4, false,
+                       {a.batch, a.lse_stride_batch, a.heads, a.lse_stride_head, a.seqlen_q, 0})}) {
+    if (status) {
+      return status;
+    }
+  }
+  const int64_t needed = workspace_bytes(a);
+  return needed > (a.workspace ? a.workspace_bytes : 0) ? kSmallWorkspace : kOk;
+}
+
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
-// The driver's function, found at run time so that the library loads where there is no driver.
+// Found at run time, so that the library loads where there is no driver.
 EncodeTiled encode_tiled() {
   static const EncodeTiled found = [] {
     void* function = nullptr;
@@ -992,8 +1104,7 @@ EncodeTiled encode_tiled() {
   return found;
 }
 
-// Multiprocessors of the current device, with the kernel made ready for it once; 0 if it is no
-// Hopper GPU.
+// SMs of the current device, once the kernel is configured for it; 0 if it is no Hopper GPU.
 int prepare_device() {
   constexpr int kDevices = 64;
   static std::atomic<int> known[kDevices];
@@ -1019,83 +1130,60 @@ int prepare_device() {
   return multiprocessors;
 }
 
-// A tensor of (batch, seqlen, heads, columns) elements, as the caller laid it out.
+// A tensor as the caller laid it out, and the boxes of one head and batch that TMA copies.
 struct Tensor {
   const void* data;
-  int columns, seqlen, heads, batch;
-  int64_t stride_seq, stride_head, stride_batch;
+  int64_t sizes[4];    // columns, rows, heads, batch
+  int64_t strides[3];  // of all but the columns
+  int box[2];          // columns, rows
+  CUtensorMapSwizzle swizzle;
+  CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  int64_t element_bytes = sizeof(Element);
 };
 
-bool strides_fit(const Tensor& t) {
-  // TMA wants multiples of 16 bytes below 2^40. A dimension of one element is never stepped along.
-  const auto fits = [](int64_t size, int64_t stride) {
-    const int64_t bytes = stride * int64_t(sizeof(Element));
-    return size <= 1 || (stride >= 0 && stride < (int64_t(1) << 38) && bytes % 16 == 0);
-  };
-  return fits(t.seqlen, t.stride_seq) && fits(t.heads, t.stride_head) &&
-         fits(t.batch, t.stride_batch);
-}
-
-// Boxes of one slab: `columns` wide, `rows` high, of one head and batch.
-bool describe(CUtensorMap* map, const Tensor& t, int columns, int rows,
-              CUtensorMapSwizzle swizzle) {
-  const auto bytes = [](int64_t size, int64_t stride) {
-    return cuuint64_t(size <= 1 ? 16 : stride * int64_t(sizeof(Element)));
-  };
-  const cuuint64_t sizes[4] = {cuuint64_t(t.columns), cuuint64_t(t.seqlen), cuuint64_t(t.heads),
-                               cuuint64_t(t.batch)};
-  const cuuint64_t strides[3] = {bytes(t.seqlen, t.stride_seq), bytes(t.heads, t.stride_head),
-                                 bytes(t.batch, t.stride_batch)};
-  const cuuint32_t box[4] = {cuuint32_t(columns), cuuint32_t(rows), 1, 1};
+bool describe(CUtensorMap* map, const Tensor& t) {
+  cuuint64_t sizes[4], strides[3];
+  std::copy_n(t.sizes, 4, sizes);
+  for (int i = 0; i < 3; ++i) {
+    strides[i] = t.sizes[i + 1] <= 1 ? 16 : t.strides[i] * t.element_bytes;
+  }
+  const cuuint32_t box[4] = {cuuint32_t(t.box[0]), cuuint32_t(t.box[1]), 1, 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
-  return encode_tiled()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(t.data), sizes,
-                        strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+  return encode_tiled()(map, t.type, 4, const_cast<void*>(t.data), sizes, strides, box, steps,
+                        CU_TENSOR_MAP_INTERLEAVE_NONE, t.swizzle,
                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-Status launch(const FagenForwardArgs* args, cudaStream_t stream) {
-  if (!args || args->struct_bytes != sizeof(FagenForwardArgs)) {
-    return kWrongStruct;
-  }
-  const FagenForwardArgs& a = *args;
-  for (const int size : {a.batch, a.heads, a.kv_heads, a.seqlen_q, a.seqlen_k}) {
-    if (size < 0 || size > 1 << 30) {
-      return kBadSize;
-    }
-  }
-  if (!(a.scale > 0) || !std::isfinite(a.scale)) {
-    return kBadScale;
-  }
+Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   if (a.batch == 0 || a.heads == 0 || a.seqlen_q == 0) {
     return kOk;
   }
-  if (a.kv_heads == 0 || a.heads % a.kv_heads != 0) {
-    return kBadHeads;
-  }
 
-  const Tensor q{a.q,     kHeadDim,       a.seqlen_q,      a.heads,
-                 a.batch, a.q_stride_seq, a.q_stride_head, a.q_stride_batch};
-  const Tensor out{a.out,   kHeadDimV,        a.seqlen_q,        a.heads,
-                   a.batch, a.out_stride_seq, a.out_stride_head, a.out_stride_batch};
-  Tensor k{a.k,     kHeadDim,       a.seqlen_k,      a.kv_heads,
-           a.batch, a.k_stride_seq, a.k_stride_head, a.k_stride_batch};
-  Tensor v{a.v,     kHeadDimV,      a.seqlen_k,      a.kv_heads,
-           a.batch, a.v_stride_seq, a.v_stride_head, a.v_stride_batch};
+  const Tensor q{.data = a.q,
+                 .sizes = {kHeadDim, a.seqlen_q, a.heads, a.batch},
+                 .strides = {a.q_stride_seq, a.q_stride_head, a.q_stride_batch},
+                 .box = {kQkSlab, kWarpgroupRows},
+                 .swizzle = CU_TENSOR_MAP_SWIZZLE_64B};
+  Tensor k{.data = a.k,
+           .sizes = {kHeadDim, a.seqlen_k, a.kv_heads, a.batch},
+           .strides = {a.k_stride_seq, a.k_stride_head, a.k_stride_batch},
+           .box = {kQkSlab, kBlockN},
+           .swizzle = CU_TENSOR_MAP_SWIZZLE_64B};
+  Tensor v{.data = a.v,
+           .sizes = {kHeadDimV, a.seqlen_k, a.kv_heads, a.batch},
+           .strides = {a.v_stride_seq, a.v_stride_head, a.v_stride_batch},
+           .box = {kVSlab, kBlockN},
+           .swizzle = CU_TENSOR_MAP_SWIZZLE_64B};
+  const Tensor out{.data = a.out,
+                   .sizes = {kHeadDimV, a.seqlen_q, a.heads, a.batch},
+                   .strides = {a.out_stride_seq, a.out_stride_head, a.out_stride_batch},
+                   .box = {kOSlab, kWarpgroupRows},
+                   .swizzle = CU_TENSOR_MAP_SWIZZLE_64B,
+                   .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                   .element_bytes = sizeof(OutElement)};
   if (a.seqlen_k == 0) {
-    k = q;  // never read, but a tensor map cannot be empty
-    v = out;
-  }
-  for (const Tensor& t : {q, k, v, out}) {
-    if (!t.data) {
-      return kNullPointer;
-    }
-    if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0) {
-      return kMisalignedPointer;
-    }
-    if (!strides_fit(t)) {
-      return kMisalignedStride;
-    }
+    k = v = q;  // never read, but a tensor map cannot be empty
   }
 
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM));
@@ -1112,25 +1200,22 @@ Status launch(const FagenForwardArgs* args, cudaStream_t stream) {
   }
 
   Params params;
-  if (!describe(&params.q, q, kQkSlab, kWarpgroupRows, CU_TENSOR_MAP_SWIZZLE_64B) ||
-      !describe(&params.k, k, kQkSlab, kBlockN, CU_TENSOR_MAP_SWIZZLE_64B) ||
-      !describe(&params.v, v, kVSlab, kBlockN, CU_TENSOR_MAP_SWIZZLE_64B) ||
-      !describe(&params.out, out, kVSlab, kWarpgroupRows, CU_TENSOR_MAP_SWIZZLE_64B)) {
+  if (!describe(&params.q, q) || !describe(&params.k, k) || !describe(&params.v, v) ||
+      !describe(&params.out, out)) {
     return kTensorMapRefused;
   }
-  params.lse = a.lse;
+  params.lse = static_cast<float*>(a.lse);
   params.lse_stride_batch = a.lse_stride_batch;
   params.lse_stride_head = a.lse_stride_head;
-  params.heads = Divisor(a.heads);
-  params.heads_per_kv_head = Divisor(a.heads / a.kv_heads);
+  params.heads = FastDivisor(a.heads);
+  params.heads_per_kv_head = FastDivisor(a.heads / a.kv_heads);
   params.seqlen_q = a.seqlen_q;
   params.seqlen_k = a.seqlen_k;
   params.m_blocks = m_blocks;
-  params.some_see_no_key = a.seqlen_k == 0 || a.seqlen_q > a.seqlen_k;
+  params.has_empty_tiles = seen_by(params, 0).last <= 0;
   const int grid = int(std::min<int64_t>(tiles, multiprocessors));
-  // Heads are taken in sections whose K and V fit their share of the L2 cache. A section has an
-  // even number of rounds, nearly full, so that every block gets as many long tiles of it as short
-  // ones.
+  // Sections of heads whose K and V fit their share of the L2 cache. A section has an even number
+  // of rounds, nearly full, so that every block gets as many long tiles as short ones.
   const int64_t flat_heads = int64_t(a.heads) * a.batch;
   const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
   const int64_t cached_heads =
@@ -1140,9 +1225,9 @@ Status launch(const FagenForwardArgs* args, cudaStream_t stream) {
       std::max<int64_t>(1, std::min(cached_heads, flat_heads) * m_blocks / two_rounds);
   const int64_t section = std::clamp<int64_t>(pairs * two_rounds / m_blocks, 1, flat_heads);
   params.sections = int(ceil_div(flat_heads, section));
-  params.section_heads = Divisor(int(section));
-  params.last_section_heads = Divisor(int(flat_heads - (params.sections - 1) * section));
-  params.section_slots = Divisor(int(ceil_div(section * m_blocks, two_rounds) * two_rounds));
+  params.section_heads = FastDivisor(int(section));
+  params.last_section_heads = FastDivisor(int(flat_heads - (params.sections - 1) * section));
+  params.section_slots = FastDivisor(int(ceil_div(section * m_blocks, two_rounds) * two_rounds));
   params.slots = params.sections * params.section_slots.value;
   params.scale_log2 = a.scale * 1.44269504089f;
 
@@ -1153,25 +1238,28 @@ Status launch(const FagenForwardArgs* args, cudaStream_t stream) {
 }  // namespace fagen_fwd_bf16_d96_causal_m128n128_q2_host
 
 extern "C" int fagen_fwd_bf16_d96_causal_m128n128_q2(const FagenForwardArgs* args, void* stream) {
-  return fagen_fwd_bf16_d96_causal_m128n128_q2_host::launch(args,
-                                                            static_cast<cudaStream_t>(stream));
+  using namespace fagen_fwd_bf16_d96_causal_m128n128_q2_host;
+  const Status status = args ? check(*args) : kNullPointer;
+  return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
+}
+
+extern "C" int64_t fagen_fwd_bf16_d96_causal_m128n128_q2_workspace(const FagenForwardArgs* args) {
+  return fagen_fwd_bf16_d96_causal_m128n128_q2_host::workspace_bytes(*args);
 }
 
 extern "C" const char* fagen_fwd_bf16_d96_causal_m128n128_q2_message(int status) {
   using namespace fagen_fwd_bf16_d96_causal_m128n128_q2_host;
-  return status >= 0 && status < kStatuses ? kMessages[status] : "unknown status";
+  return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
 }
 
 extern "C" const FagenKernelInfo* fagen_fwd_bf16_d96_causal_m128n128_q2_info(void) {
   using namespace fagen_fwd_bf16_d96_causal_m128n128_q2_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
-      sizeof(SharedStorage),
+      kSharedBytes,
       kThreads,
       kLaunchRegisters,
-      kProducerRegisters,
-      kConsumerRegisters,
       "fwd_bf16_d96_causal_m128n128_q2",
-      "74fab62b8b8135103ebcd1f799767a7100b34790dc2506ee1b30edde7b09f842"};
+      "aebeb2f6818a15dc416a6656d56839bdd40b0c069de3a5a5e2b68732c4b76294"};
   return &info;
 }

@@ -3,13 +3,12 @@
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
 //
-// One thread block computes 192 query rows of one head, 64 keys at a time from the last key to
-// the first, with a running maximum and sum per row (online softmax, in base 2).
-// One producer warp copies Q, K and V into shared memory by TMA; 3 consumer warpgroups of 64 rows
-// each multiply by WGMMA.
+// One thread block computes a tile of 192 query rows of one head, 64 keys at a time from the last
+// to the first, by online softmax in base 2. One producer warp copies Q, K and V into shared memory
+// by TMA; 3 consumer warpgroups of 64 rows each multiply by WGMMA.
 //
-// Q, K and V are in e4m3, with scales; so is P. The second product wants V transposed, which other
-// warps of the producer's warpgroup do. Another one lays down the scales of blocks.
+// Q, K, V and P are in e4m3, with scales. The PV GEMM needs V transposed: other warps of
+// the producer's warpgroup do that. One warp writes the scales of blocks to shared memory.
 //
 // Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
 
@@ -22,6 +21,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <type_traits>
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -31,53 +31,78 @@
 
 // ---- The C interface -------------------------------------------------------------------------
 
+#ifndef FAGEN_FORWARD_ARGS
+#define FAGEN_FORWARD_ARGS 2
+
 extern "C" {
 
-// One call of the kernel. Strides are in elements; the last dimension of every tensor is
-// contiguous.
+// One call of a kernel of kind forward: the same struct for all of them. Strides are in elements; a
+// dimension without one is contiguous.
 struct FagenForwardArgs {
-  uint32_t struct_bytes;  // sizeof(FagenForwardArgs), so that old callers are recognised
-  uint32_t reserved;      // 0
-  const void* q;          // (batch, seqlen_q, heads, head_dim)
-  const void* k;          // (batch, seqlen_k, kv_heads, head_dim)
-  const void* v;          // (batch, seqlen_k, kv_heads, head_dim_v)
-  void* out;              // (batch, seqlen_q, heads, head_dim_v)
-  float* lse;             // (batch, heads, seqlen_q), natural logarithm; null if not wanted
-  int64_t q_stride_batch, q_stride_seq, q_stride_head;
-  int64_t k_stride_batch, k_stride_seq, k_stride_head;
-  int64_t v_stride_batch, v_stride_seq, v_stride_head;
-  int64_t out_stride_batch, out_stride_seq, out_stride_head;
+  uint32_t struct_bytes;    // sizeof(FagenForwardArgs)
+  uint32_t version;         // 2: callers built for another are recognised
+  void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
+  int64_t workspace_bytes;  // how large it is
+  const void* q;            // e4m3 (batch, seqlen_q, heads, 128)
+  const void* k;            // e4m3 (batch, seqlen_k, kv_heads, 128)
+  const void* v;            // e4m3 (batch, seqlen_k, kv_heads, 128)
+  const void* q_descale;    // fp32 (batch or 1, heads or 1, ceil(seqlen_q / 64)): what q is to be
+                            // multiplied by, finite and above 0
+  const void* k_descale;  // fp32 (batch or 1, kv_heads or 1, ceil(seqlen_k / 64)): what k is to be
+                          // multiplied by, finite and above 0
+  const void* v_descale;  // fp32 (batch or 1, kv_heads or 1, ceil(seqlen_k / 64)): what v is to be
+                          // multiplied by, finite and above 0
+  void* out;              // bf16 (batch, seqlen_q, heads, 128): zeros in a row that sees no key
+  void* lse;  // fp32 (batch, heads, seqlen_q): log-sum-exp, natural logarithm; minus infinity in a
+              // row that sees no key; null if not wanted
+  int64_t q_stride_batch, q_stride_head, q_stride_seq;
+  int64_t k_stride_batch, k_stride_head, k_stride_seq;
+  int64_t v_stride_batch, v_stride_head, v_stride_seq;
+  int64_t q_descale_stride_batch, q_descale_stride_head;
+  int64_t k_descale_stride_batch, k_descale_stride_head;
+  int64_t v_descale_stride_batch, v_descale_stride_head;
+  int64_t out_stride_batch, out_stride_head, out_stride_seq;
   int64_t lse_stride_batch, lse_stride_head;
   int32_t batch, heads, kv_heads, seqlen_q, seqlen_k;
   float scale;  // of q kᵀ before the softmax; finite and positive
-  // What an element of q, k and v is to be multiplied by; all finite and above 0. Strides in
-  // elements, 0 where all share one number, and 1 from block to block.
-  const float* q_descale;  // (batch, heads, blocks of 64 queries)
-  const float* k_descale;  // (batch, kv_heads, blocks of 64 keys)
-  const float* v_descale;  // (batch, kv_heads, blocks of 64 keys)
-  int64_t q_descale_stride_batch, q_descale_stride_head, q_descale_stride_block;
-  int64_t k_descale_stride_batch, k_descale_stride_head, k_descale_stride_block;
-  int64_t v_descale_stride_batch, v_descale_stride_head, v_descale_stride_block;
 };
 
+}  // extern "C"
+
+#elif FAGEN_FORWARD_ARGS != 2
+#error "kernels of kind forward of two versions of fagen in one translation unit"
+#endif
+
+#ifndef FAGEN_KERNEL_INFO
+#define FAGEN_KERNEL_INFO 2
+
+extern "C" {
+
+// What a kernel says of itself.
 struct FagenKernelInfo {
   uint32_t struct_bytes;
-  uint32_t shared_bytes;  // sizeof(SharedStorage)
-  uint32_t threads;
+  uint32_t shared_bytes;  // of a thread block
+  uint32_t threads;       // of a thread block
   uint32_t launch_registers;
-  uint32_t producer_registers;  // 0 where no warp is specialised
-  uint32_t consumer_registers;  // 0 where no warp is specialised
   const char* slug;
   const char* source_hash;
 };
+
+}  // extern "C"
+#endif
+
+extern "C" {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
 int fagen_fwd_e4m3_d128_causal_m192n64_s4_q2_nointer_vrows_sblock(
     const struct FagenForwardArgs* args, void* stream);
+// How many bytes of workspace a call of these sizes needs.
+int64_t fagen_fwd_e4m3_d128_causal_m192n64_s4_q2_nointer_vrows_sblock_workspace(
+    const struct FagenForwardArgs* args);
 const char* fagen_fwd_e4m3_d128_causal_m192n64_s4_q2_nointer_vrows_sblock_message(int status);
-const struct FagenKernelInfo*
-fagen_fwd_e4m3_d128_causal_m192n64_s4_q2_nointer_vrows_sblock_info(void);
+const struct FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m192n64_s4_q2_nointer_vrows_sblock_info(
+    void);
 
 }  // extern "C"
 
@@ -90,7 +115,7 @@ using OutElement = __nv_bfloat16;
 
 constexpr int kHeadDim = 128;
 constexpr int kHeadDimV = 128;
-constexpr int kHeadDimPadded = 128;  // in shared memory, filled up with zeros
+constexpr int kHeadDimPadded = 128;  // in shared memory, padded with zeros
 constexpr int kHeadDimVPadded = 128;
 constexpr int kBlockM = 192;
 constexpr int kBlockN = 64;
@@ -101,40 +126,36 @@ constexpr int kThreads = 512;
 constexpr int kLaunchRegisters = 128;
 constexpr int kProducerRegisters = 56;
 constexpr int kConsumerRegisters = 152;
-constexpr int kSmemBytes = 198656;
-constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
-constexpr float kMostSum =
-    448.0f;  // of a lane's probabilities in a row and block, before a maximum is sought
+constexpr int64_t kL2Share = 26214400;    // bytes of the L2 cache for K and V
+constexpr float kMaxPartialSum = 448.0f;  // of a lane's P; more updates the maximum
 constexpr float kPOffset =
-    2.0f;  // log2 units: P is kept this much larger, to use more of e4m3's range
+    2.0f;                       // log2 units: P is kept this much larger, to use more of its range
 constexpr int kScaleRows = 64;  // rows of Q, or keys, that share a scale
 constexpr int kGroups = kBlockN / kScaleRows;
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
 constexpr int kQkSlab = 128;  // columns
 constexpr int kVSlab = 64;    // of keys: V lies transposed
-constexpr int kOSlab = 64;
-constexpr int kOSwizzleBits = 3;
 constexpr int kVSwizzleBits = 2;
 constexpr int kVRowsSlab = 128;  // of V as it arrives
 constexpr int kVRowsSwizzleBits = 3;
+constexpr int kOSlab = 64;
+constexpr int kOSwizzleBits = 3;
 constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B128;
 constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B64;
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
 constexpr int kStepK = 32;          // the K of every wgmma
-constexpr int kTransposers = 3;     // warps: the producer's but that which loads
+constexpr int kTransposers = 3;     // warps of the producer's warpgroup
 
 constexpr int kOutputColumns = kHeadDimVPadded;
-using Output =
-    float[kOutputColumns / 2];  // a thread's share of a warpgroup's O, as wgmma hands it out
+using Output = float[kOutputColumns / 2];  // a thread's part of a warpgroup's O
 
 using Barrier = cutlass::arch::ClusterBarrier;
 using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
 
-// What turns products with the keys of a group into exponents, and P's sums back: V's scales are
-// part of P.
+// Of keys that share a scale. V's descales are multiplied into P, and divided out of its row sums.
 struct alignas(16) KeyScales {
   float k, log2_v, inverse_v;
 };
@@ -143,8 +164,7 @@ using BlockScales = KeyScales[kGroups];
 struct SharedStorage {
   alignas(1024) Element q[kQStages][kBlockM * kHeadDimPadded];
   alignas(1024) Element k[kStages][kBlockN * kHeadDimPadded];
-  alignas(
-      1024) Element v_rows[kStages][kBlockN * kHeadDimVPadded];  // as they arrive; v is transposed
+  alignas(1024) Element v_rows[kStages][kBlockN * kHeadDimVPadded];  // row-major, as they arrive
   alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
   alignas(1024) OutElement o[kBlockM * kHeadDimVPadded];
   alignas(1024) BlockScales scales[kStages];
@@ -157,17 +177,23 @@ struct SharedStorage {
   Barrier k_empty[kStages];
   Barrier v_empty[kStages];
 };
-static_assert(sizeof(SharedStorage) <= kSmemBytes, "the layout outgrew the plan's ledger");
+constexpr int kSharedBytes = sizeof(SharedStorage);
+static_assert(kSharedBytes <= 198656, "the layout outgrew the plan's ledger");
 
-// n / value for 0 <= n < 2^31 by a multiplication: tiles are worked out where every thread waits
-// for it. With 2^(bits - 1) < value <= 2^bits, rounding 2^(31 + bits) / value up is exact enough
-// (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994).
-struct Divisor {
+template <class Integer>
+__host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
+  return (a + b - 1) / b;
+}
+
+// n / value for 0 <= n < 2^31 by a multiplication: every thread waits for its coordinates.
+// With 2^(bits - 1) < value <= 2^bits, rounding 2^(31 + bits) / value up is exact enough (Granlund
+// and Montgomery, "Division by Invariant Integers using Multiplication", 1994).
+struct FastDivisor {
   int value;
   uint32_t multiplier;  // 0: value is 1
   int shift;
 
-  __host__ explicit Divisor(int divisor = 1) : value(divisor), multiplier(0), shift(0) {
+  __host__ explicit FastDivisor(int divisor = 1) : value(divisor), multiplier(0), shift(0) {
     if (divisor > 1) {
       while ((int64_t(2) << shift) < divisor) {
         ++shift;
@@ -181,7 +207,7 @@ struct Divisor {
   }
 };
 
-// Scales in global memory: of each batch and head, one after the other for each kScaleRows rows.
+// Descales in global memory, by batch and head, one for each kScaleRows rows.
 struct ScaleTensor {
   const float* data;
   int64_t stride_batch, stride_head;
@@ -196,24 +222,24 @@ struct Params {
   float* lse;
   int64_t lse_stride_batch, lse_stride_head;
   ScaleTensor q_scale, k_scale, v_scale;
-  Divisor heads, heads_per_kv_head;
+  FastDivisor heads, heads_per_kv_head;
   int seqlen_q, seqlen_k;
   int m_blocks;          // tiles of one head
-  int slots;             // places for tiles, over all heads and batches
-  bool some_see_no_key;  // tiles, that is
+  int slots;             // of tiles, over all heads and batches; some may be unused
+  bool has_empty_tiles;  // whose rows see no key
   int sections;
-  Divisor section_slots;
-  Divisor section_heads;  // heads, of whatever batch, whose K and V share the L2 cache
-  Divisor last_section_heads;
+  FastDivisor section_slots;
+  FastDivisor section_heads;  // heads of any batch whose K and V share the L2 cache
+  FastDivisor last_section_heads;
   float scale_log2;  // scale * log2(e)
 };
 
 // ---- Tensor cores ----------------------------------------------------------------------------
 
-// wgmma runs beside the threads that issue it. The compiler must neither move other uses of the
-// operand registers into that time nor merge them, which an empty asm statement on each tells it.
+// wgmma is asynchronous: an empty asm statement on each operand register keeps the compiler from
+// moving other uses of it past this point.
 template <class T, int n>
-__device__ __forceinline__ void pin(T (&registers)[n]) {
+__device__ __forceinline__ void fence_operand(T (&registers)[n]) {
 #pragma unroll
   for (int i = 0; i < n; ++i) {
     if constexpr (sizeof(T) == sizeof(float) && !std::is_integral_v<T>) {
@@ -237,9 +263,8 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// A matrix descriptor: where an operand begins and how its 8-row bricks follow each other. It moves
-// by its low word alone: shared memory's addresses, in units of 16 bytes, never carry out of their
-// 14 bits.
+// A matrix descriptor: an operand's address and the offsets between its core matrices. Addresses in
+// units of 16 bytes never carry out of their 14 bits, so that only the low word changes.
 struct Descriptor {
   uint32_t low, high;
 
@@ -249,17 +274,18 @@ struct Descriptor {
   __device__ __forceinline__ uint64_t bits() const { return uint64_t(high) << 32 | low; }
 };
 
-// leading_bytes is the step from slab to slab where the slabs lie along M or N; otherwise unused.
-__device__ __forceinline__ Descriptor descriptor(const void* tile,
+// leading_byte_offset: from slab to slab, for slabs along M or N; otherwise unused.
+template <int slab>
+__device__ __forceinline__ Descriptor descriptor(const Element* tile,
                                                  cute::SM90::GMMA::LayoutType layout,
-                                                 uint32_t leading_bytes, uint32_t brick_bytes) {
-  const uint32_t start =
-      cute::cast_smem_ptr_to_uint(tile) % (1 << 18);  // in its block, of a cluster too
-  return {start >> 4 | leading_bytes >> 4 << 16, brick_bytes >> 4 | static_cast<uint32_t>(layout)
-                                                                        << 30};
+                                                 uint32_t leading_byte_offset = 16) {
+  constexpr uint32_t stride_byte_offset = 8 * slab * sizeof(Element);
+  const uint32_t start = cute::cast_smem_ptr_to_uint(tile) % (1 << 18);  // in its own block
+  return {start >> 4 | leading_byte_offset >> 4 << 16, stride_byte_offset >> 4 | uint32_t(layout)
+                                                                                     << 30};
 }
 
-// How far a descriptor moves to reach the k-th column of a tile of `rows` rows.
+// From a descriptor to that of the k-th column of a tile of `rows` rows.
 template <int rows, int slab>
 __device__ constexpr uint32_t column_offset(int k) {
   return (k / slab * rows * slab + k % slab) * sizeof(Element) >> 4;
@@ -306,38 +332,56 @@ __device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descripto
 
 // ---- Tiles -----------------------------------------------------------------------------------
 
+// The keys first … last - 1 that a row sees; none where last <= first. Both ends rise from row to
+// row.
+struct Keys {
+  int first, last;
+};
+
+__host__ __device__ __forceinline__ Keys seen_by(const Params& params, int row) {
+  const int seqlen_q = params.seqlen_q, seqlen_k = params.seqlen_k;
+  return {0, min(seqlen_k, row + seqlen_k - seqlen_q + 1)};
+}
+
+// Blocks first … last - 1 of kBlockN keys, visited from the last to the first.
+// Of first … full_last - 1 every row sees all keys.
+struct Blocks {
+  int first, full_last, last;
+};
+
+// What the rows first_row … last_row see.
+__device__ __forceinline__ Blocks blocks_of(const Params& params, int first_row, int last_row) {
+  const Keys top = seen_by(params, first_row), bottom = seen_by(params, last_row);
+  return {0, max(0, top.last) / kBlockN, ceil_div(max(0, bottom.last), kBlockN)};
+}
+
 // kBlockM query rows of one head, and the keys they see.
 struct Tile {
-  int first_row;
-  int head, kv_head, batch;
-  int blocks;    // of kBlockN keys, to be visited from the last to the first; -1: no tile
-  int passed;    // blocks after those, in which a consumer's rows see no key
-  int unmasked;  // the leading blocks in which every row sees every key
+  int first_row, head, kv_head, batch;
+  Blocks blocks;  // last < first: no tile
+  int skipped;    // fully masked blocks after those
 };
 
 __device__ __forceinline__ Tile tile_at(const Params& params, int index) {
   Tile tile;
-  // The longest tiles of a section go first, so that the short ones fill its end.
+  // Longest tiles of a section first, so that short ones fill its end.
   const int section = params.section_slots.divide(index);
   const int rank = index - section * params.section_slots.value;
-  const Divisor& heads =
+  const FastDivisor& heads =
       section + 1 < params.sections ? params.section_heads : params.last_section_heads;
   const int row = heads.divide(rank);
   const int m_block = params.m_blocks - 1 - row;
   const int flat_head = section * params.section_heads.value + rank - row * heads.value;
   if (m_block < 0) {
-    tile.blocks = -1;  // a slot of the last round that no tile fills
+    tile.blocks.first = 0;  // a slot of the last round that no tile fills
+    tile.blocks.last = -1;
     return tile;
   }
   tile.first_row = m_block * kBlockM;
   tile.batch = params.heads.divide(flat_head);
   tile.head = flat_head - tile.batch * params.heads.value;
   tile.kv_head = params.heads_per_kv_head.divide(tile.head);
-  // Aligned to the bottom right: the last query sees the last key.
-  const int visible = tile.first_row + params.seqlen_k - params.seqlen_q + 1;  // to the first row
-  const int keys = max(0, min(params.seqlen_k, visible + kBlockM - 1));
-  tile.unmasked = max(0, min(params.seqlen_k, visible)) / kBlockN;
-  tile.blocks = (keys + kBlockN - 1) / kBlockN;
+  tile.blocks = blocks_of(params, tile.first_row, tile.first_row + kBlockM - 1);
   return tile;
 }
 
@@ -346,24 +390,23 @@ struct Tiles {
   int index = blockIdx.x;
   int round = 0;
 
-  // Rounds run to and fro: the block with the longest tile of one gets the shortest of the next.
-  __device__ __forceinline__ void next() {
+  // Serpentine order: the block with the longest tile of one round gets the shortest of the next.
+  __device__ __forceinline__ void advance() {
     round += 1;
     index = round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
   }
 
-  // The index of the next tile that sees a key, or else that sees none; false where there is none
-  // left.
+  // The next tile that sees a key, or else that sees none; false at the end.
   template <bool sees_keys = true>
-  __device__ __forceinline__ bool take(const Params& params, int& taken) {
-    if (!sees_keys && !params.some_see_no_key) {
+  __device__ __forceinline__ bool next(const Params& params, Tile& tile) {
+    if (!sees_keys && !params.has_empty_tiles) {
       return false;
     }
     while (index < params.slots) {
-      taken = index;
-      next();
-      const int blocks = tile_at(params, taken).blocks;
-      if (sees_keys ? blocks > 0 : blocks == 0) {
+      tile = tile_at(params, index);
+      advance();
+      if (sees_keys ? tile.blocks.last > tile.blocks.first
+                    : tile.blocks.last == tile.blocks.first) {
         return true;
       }
     }
@@ -371,7 +414,7 @@ struct Tiles {
   }
 };
 
-// A place in a ring of buffers. The phase bit flips each time around.
+// A stage of a ring of buffers, and the phase of its barriers, which flips each time around.
 template <int stages>
 struct RingPosition {
   int stage = 0;
@@ -388,8 +431,19 @@ struct RingPosition {
 
 // ---- Softmax ---------------------------------------------------------------------------------
 
-// In a 64-row accumulator a thread holds two rows, eight apart: element i belongs to row i / 2 % 2
-// and to column i / 4 * 8 + i % 2, counted from 2 * (lane % 4). Four lanes share a row.
+// A warp has 16 of an accumulator's 64 rows, from warp_row() on.
+__device__ __forceinline__ int lane() {
+  return threadIdx.x % 32;
+}
+__device__ __forceinline__ int warp_row() {
+  return threadIdx.x % kWarpgroup / 32 * 16;
+}
+
+// A thread has two of them, thread_row() and eight below: element i is in row i / 2 % 2 and in
+// column i / 4 * 8 + i % 2, counted from 2 * (lane % 4). Four lanes share a row.
+__device__ __forceinline__ int thread_row() {
+  return warp_row() + lane() / 4;
+}
 __device__ constexpr int row_of(int i) {
   return i / 2 % 2;
 }
@@ -425,49 +479,32 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// Hides the keys that a row may not see. visible[r]: how many keys of this block row r sees, less
-// the thread's first column.
-__device__ __forceinline__ void mask(float (&s)[kBlockN / 2], const int (&visible)[2]) {
-#pragma unroll
-  for (int i = 0; i < kBlockN / 2; ++i) {
-    if (column_of(i) >= visible[row_of(i)]) {
-      s[i] = -INFINITY;
-    }
-  }
-}
-
-// What turns the scores of a tile's rows into exponents of 2, but for K's scales.
-struct Scales {
-  float scores = 0.f;  // scale * log2(e) * that of this warp's rows of Q
-};
-
 struct Softmax {
-  Scales scales;
+  float scale = 0.f;                      // from scores to exponents of 2: scale * log2(e) * Q's
   float max[2] = {-INFINITY, -INFINITY};  // of the exponents
-  float sum[2] = {0.f, 0.f};              // this thread's share, 2^kPOffset too large as P is
-  float rescale[2] = {1.f, 1.f};          // what the next block's maximum makes of O
+  float sum[2] = {0.f, 0.f};              // this thread's part, times 2^kPOffset like P
+  float rescale[2] = {1.f, 1.f};          // of O, from the last maximum to this one
 
-  static constexpr int kShare =
-      kBlockN / 2 / kGroups;  // a thread's scores of keys that share a scale
+  static constexpr int kShare = kBlockN / 2 / kGroups;  // a thread's scores under one scale
 
-  // Brings the running maxima up to a block of scores, and the sums with them. Returns whether O
-  // has to follow. V's scales are part of the exponents. So blocks of V add up as they are, and P
-  // is no smaller than without. may_be_empty: a row may not have seen any key yet, so that its
-  // maximum is still -inf.
+  // Updates the row maxima by a block of scores, and rescales the sums.
+  // V's descales are part of the exponents: they are multiplied into P without making it smaller.
+  // may_be_empty: a row may have seen no key yet; its maximum is -inf then.
   template <bool may_be_empty>
-  __device__ __forceinline__ bool settle(const float (&s)[kBlockN / 2], const BlockScales& block) {
+  __device__ __forceinline__ void update_row_max(const float (&s)[kBlockN / 2],
+                                                 const BlockScales& block) {
     float top[2] = {max[0], max[1]};
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      // Two chains a row: one alone would wait for its own latency.
       const float* x = s + g * kShare;
+      // Two chains a row, to hide latency.
       float chains[4] = {x[0], x[2], x[4], x[6]};
 #pragma unroll
       for (int i = 0; i < kShare; i += 2) {
         const int chain = row_of(i) + i / 4 % 2 * 2;
         chains[chain] = fmaxf(chains[chain], fmaxf(x[i], x[i + 1]));
       }
-      const float factor = scales.scores * block[g].k;
+      const float factor = scale * block[g].k;
       top[0] = fmaxf(top[0], fmaxf(chains[0], chains[2]) * factor + block[g].log2_v);
       top[1] = fmaxf(top[1], fmaxf(chains[1], chains[3]) * factor + block[g].log2_v);
     }
@@ -478,7 +515,6 @@ struct Softmax {
       rescale[r] = exp2_approx(before - reference<may_be_empty>(r));
       sum[r] *= rescale[r];
     }
-    return true;
   }
 
   // What a row's exponents are relative to.
@@ -487,12 +523,11 @@ struct Softmax {
     return may_be_empty && max[r] == -INFINITY ? 0.f : max[r];
   }
 
-  // Turns a block of scores into probabilities relative to the running maximum, times 2^kPOffset;
-  // part is what is to be added to the sums. Says whether the sums are so small that no element of
-  // this thread is too large for e4m3. Those of a row that has seen no key are infinite or NaN,
-  // unless it may_be_empty.
+  // P of a block of scores, relative to the row maxima, times 2^kPOffset; part: its row sums.
+  // Returns whether this thread's P fits e4m3, which small sums prove. Without may_be_empty, those
+  // of a row that has seen no key are infinite or NaN.
   template <bool may_be_empty>
-  __device__ __forceinline__ bool exponentials(const float (&s)[kBlockN / 2],
+  __device__ __forceinline__ bool exponentiate(const float (&s)[kBlockN / 2],
                                                float (&p)[kBlockN / 2], float (&part)[2],
                                                const BlockScales& block) const {
     const float offset[2] = {kPOffset - reference<may_be_empty>(0),
@@ -504,7 +539,7 @@ struct Softmax {
       const float* x = s + g * kShare;
       float* y = p + g * kShare;
       const KeyScales& keys = block[g];
-      const float factor = scales.scores * keys.k;
+      const float factor = scale * keys.k;
       const float group_offset[2] = {offset[0] + keys.log2_v, offset[1] + keys.log2_v};
       float chains[4];
 #pragma unroll
@@ -514,20 +549,20 @@ struct Softmax {
         chains[chain] = i < 4 ? y[i] : chains[chain] + y[i];
       }
       for (const float sum : chains) {
-        fits = fits && sum <= kMostSum;
+        fits = fits && sum <= kMaxPartialSum;
       }
-      // the sum is without V's scales
+      // row sums are without V's descales
       part[0] = fmaf(chains[0] + chains[2], keys.inverse_v, part[0]);
       part[1] = fmaf(chains[1] + chains[3], keys.inverse_v, part[1]);
     }
     return fits;
   }
 
-  // The same in place, and into the sums.
+  // In place, and added to the sums.
   template <bool may_be_empty>
-  __device__ __forceinline__ void exponentials(float (&s)[kBlockN / 2], const BlockScales& block) {
+  __device__ __forceinline__ void exponentiate(float (&s)[kBlockN / 2], const BlockScales& block) {
     float part[2];
-    exponentials<may_be_empty>(s, s, part, block);
+    exponentiate<may_be_empty>(s, s, part, block);
     sum[0] += part[0];
     sum[1] += part[1];
   }
@@ -548,7 +583,7 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
-// Four numbers of e4m3, the first in the lowest byte; what is too large becomes the largest.
+// Four numbers of e4m3, saturated, the first in the lowest byte.
 __device__ __forceinline__ uint32_t pack(float a, float b, float c, float d) {
   uint32_t quad;
   asm("{ .reg .b16 low, high;\n"
@@ -560,8 +595,8 @@ __device__ __forceinline__ uint32_t pack(float a, float b, float c, float d) {
   return quad;
 }
 
-// Byte offset of an element inside a slab, as TMA and wgmma swizzle it: bits 4… take bits 7… by
-// xor.
+// Byte offset of an element in a slab, swizzled as TMA and wgmma do: bits 4… are xored with bits
+// 7….
 template <int slab, int swizzle_bits>
 __device__ __forceinline__ int swizzled(int row, int column) {
   const int offset = (row * slab + column) * sizeof(OutElement);
@@ -578,16 +613,15 @@ __device__ __forceinline__ void store_matrices(void* address, uint32_t a, uint32
                : "memory");
 }
 
-// Rounds a warp's 16 rows of an accumulator to OutElement and lays them down as slabs of 64 rows.
+// Rounds a warp's 16 rows of an accumulator to OutElement and writes them to slabs of 64 rows.
 template <int columns, int slab, int swizzle_bits>
 __device__ __forceinline__ void store_accumulator(OutElement* tile, const float* x) {
-  const int lane = threadIdx.x % 32;
-  const int row = threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
+  const int row = warp_row() + lane() % 16;
 #pragma unroll
   for (int column = 0; column < columns; column += 16) {
     char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
     const float* y = x + column / 2;
-    store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane / 16 * 8),
+    store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane() / 16 * 8),
                    pack(y[0], y[1]), pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
   }
 }
@@ -601,7 +635,7 @@ struct Loader {
   RingPosition<kQStages> q;
   RingPosition<kStages> k, v;
 
-  // One box per slab: rows past the end of a sequence and columns past the head arrive as zeros.
+  // One box per slab; rows past the sequence and columns past the head dim are filled with zeros.
   template <int columns, int rows, int slab>
   __device__ __forceinline__ void copy(const CUtensorMap& map, TransactionBarrier& full,
                                        Element* tile, int row, int head, int batch,
@@ -616,7 +650,7 @@ struct Loader {
   }
 
   __device__ __forceinline__ void load_q(const Tile& tile) {
-    // Each warpgroup's rows by themselves, as soon as it has done with the last ones.
+    // Each warpgroup's rows as soon as it has read its last ones.
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       shared.q_empty[q.stage][consumer].wait(q.phase ^ 1);
       copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
@@ -636,7 +670,7 @@ struct Loader {
     k.advance();
   }
 
-  // For the transposers, who fill V itself.
+  // Row-major, for the transposers.
   __device__ __forceinline__ void load_v(const Tile& tile, int block) {
     shared.v_rows_empty[v.stage].wait(v.phase ^ 1);
     copy<kHeadDimVPadded, kBlockN, kVRowsSlab>(
@@ -646,16 +680,15 @@ struct Loader {
   }
 };
 
-// The producer warp's life. K runs one block ahead of V, because S is wanted before P.
+// The producer warp. K is one block ahead of V, because S is computed before P.
 __device__ __forceinline__ void produce(const Params& params, SharedStorage& shared) {
   Loader loader{params, shared};
   Tiles tiles;
-  for (int index; tiles.take(params, index);) {
-    const Tile tile = tile_at(params, index);
-    loader.load_k(tile, tile.blocks - 1);
+  for (Tile tile; tiles.next(params, tile);) {
+    loader.load_k(tile, tile.blocks.last - 1);
     loader.load_q(tile);
-    for (int block = tile.blocks - 1; block >= 0; --block) {
-      if (block > 0) {
+    for (int block = tile.blocks.last - 1; block >= tile.blocks.first; --block) {
+      if (block > tile.blocks.first) {
         loader.load_k(tile, block - 1);
       }
       loader.load_v(tile, block);
@@ -663,30 +696,29 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage& sha
   }
 }
 
-// Lays the scales of a block beside its K. Used by a whole warp: its lanes fetch the scales of as
-// many blocks at once, and each lays down its own when their turn comes.
-struct ScaleLayer {
-  static constexpr int kBlocks = 32 / kGroups;  // at once
+// Writes the descales of a block to shared memory. Used by a whole warp: its lanes read those of
+// kBlocks blocks at once, and each writes its own when that block comes.
+struct ScaleProducer {
+  static constexpr int kBlocks = 32 / kGroups;
 
   const Params& params;
   SharedStorage& shared;
   RingPosition<kStages> k;
   float k_scale, v_scale;
 
-  // Of a tile's next block, from the last to the first.
-  __device__ __forceinline__ void lay(const Tile& tile, int block) {
-    const int lane = threadIdx.x % 32;
-    const int first_lane = block % kBlocks * kGroups;  // of those whose scales come next
-    if (block == tile.blocks - 1 || block % kBlocks == kBlocks - 1) {
-      const int group = min(block * kGroups + lane - first_lane,
-                            (params.seqlen_k - 1) / kScaleRows);  // there may be no more keys
+  // Blocks come in the order of the tile, from the last to the first.
+  __device__ __forceinline__ void write(const Tile& tile, int block) {
+    const int first_lane = block % kBlocks * kGroups;  // of those with this block's descales
+    if (block == tile.blocks.last - 1 || block % kBlocks == kBlocks - 1) {
+      const int group = min(block * kGroups + lane() - first_lane,
+                            (params.seqlen_k - 1) / kScaleRows);  // keys may end before
       k_scale = __ldg(params.k_scale.at(tile.batch, tile.kv_head) + group);
       v_scale = __ldg(params.v_scale.at(tile.batch, tile.kv_head) + group);
     }
     shared.k_empty[k.stage].wait(k.phase ^ 1);
-    if (lane >= first_lane && lane < first_lane + kGroups) {
-      shared.scales[k.stage][lane - first_lane] = {k_scale, log2_approx(v_scale),
-                                                   reciprocal_approx(v_scale)};
+    if (lane() >= first_lane && lane() < first_lane + kGroups) {
+      shared.scales[k.stage][lane() - first_lane] = {k_scale, log2_approx(v_scale),
+                                                     reciprocal_approx(v_scale)};
       shared.k_full[k.stage].arrive();
     }
     k.advance();
@@ -695,8 +727,8 @@ struct ScaleLayer {
 
 // ---- Transposing V ---------------------------------------------------------------------------
 
-// The wgmma of 8-bit operands reads V along its keys, and in the order in which P's registers hold
-// them.
+// wgmma reads 8-bit V along its keys only, and here in the order of keys in which P lies in
+// registers.
 
 // Loads four 8x8 matrices of 16-bit elements, transposed; each lane gives the address of one row.
 __device__ __forceinline__ void load_transposed(const void* address, uint32_t (&x)[4]) {
@@ -706,7 +738,7 @@ __device__ __forceinline__ void load_transposed(const void* address, uint32_t (&
                : "memory");
 }
 
-// By what bits 4… of a byte's place in a slab differ for its row, as TMA and wgmma swizzle it.
+// What bits 4… of a byte's offset in a slab are xored with, by the offset of its row.
 template <int swizzle_bits>
 __device__ __forceinline__ uint32_t flip(uint32_t row_offset) {
   return (row_offset >> 3) & (((1 << swizzle_bits) - 1) << 4);
@@ -714,14 +746,13 @@ __device__ __forceinline__ uint32_t flip(uint32_t row_offset) {
 
 // Transposes a block, 32 keys by 16 columns at a time. To ldmatrix two columns are one 16-bit
 // element: a lane gets keys 2q, 2q + 1, and from the next matrix 8 + 2q, 9 + 2q, of a pair of
-// columns, where q is lane % 4. That is P's order already. What is left is to part the pair.
+// columns, where q is lane % 4. That is P's order already. What remains is to part the pair.
 __device__ __forceinline__ void transpose(const Element* rows, Element* columns, int transposer) {
-  uint32_t
-      lane;  // asked for anew, lest all that follows from it take up registers from block to block
+  uint32_t lane;  // read anew, lest what follows from it stay in registers
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   const uint32_t source = lane * kVRowsSlab;  // a lane gives ldmatrix the address of its key
   const uint32_t source_flip = flip<kVRowsSwizzleBits>(source);
-  // stmatrix writes eight rows at once, which must lie in different banks. Even columns alone would
+  // stmatrix writes eight rows at once, which must be in different banks, as even columns alone are
   // not: so the lanes of the upper four pairs part them the other way round.
   const uint32_t even = lane < 16 ? 0x6420 : 0x7531;
   const uint32_t pair = lane % 8;  // whose address, in matrix lane / 8, this lane gives to stmatrix
@@ -743,32 +774,30 @@ __device__ __forceinline__ void transpose(const Element* rows, Element* columns,
   }
 }
 
-// The life of the warps of the producer's warpgroup that do not load.
-// The last, which has no more columns than any other, lays scales as well.
-__device__ __forceinline__ void transpose_all(const Params& params, SharedStorage& shared) {
+// The warps of the producer's warpgroup that do not load.
+// The last one, which has no more columns than any other, writes scales as well.
+__device__ __forceinline__ void produce_transposed_v(const Params& params, SharedStorage& shared) {
   const int transposer =
       __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - (kWarpgroup / 32 - kTransposers);
   RingPosition<kStages> v;
-  ScaleLayer layer{params, shared};
-  constexpr int kLead = 1;  // blocks that K runs ahead of V
+  ScaleProducer scales{params, shared};
+  constexpr int kLead = 1;  // blocks that K is ahead of V
   Tiles tiles;
-  for (int index; tiles.take(params, index);) {
-    const Tile tile = tile_at(params, index);
-    for (int block = tile.blocks - 1 + kLead; block >= 0; --block) {
-      if (block >= kLead && transposer == kTransposers - 1) {
-        layer.lay(tile, block - kLead);
+  for (Tile tile; tiles.next(params, tile);) {
+    for (int block = tile.blocks.last - 1 + kLead; block >= tile.blocks.first; --block) {
+      if (block - kLead >= tile.blocks.first && transposer == kTransposers - 1) {
+        scales.write(tile, block - kLead);
       }
-      if (block >= tile.blocks) {
+      if (block >= tile.blocks.last) {
         continue;
       }
       shared.v_rows_full[v.stage].wait(v.phase);
       shared.v_empty[v.stage].wait(v.phase ^ 1);
       transpose(shared.v_rows[v.stage], shared.v[v.stage], transposer);
-      // Both for what wgmma is to read and for what TMA is to overwrite; each warp speaks for
-      // itself.
+      // For what wgmma reads and for what TMA overwrites.
       cutlass::arch::fence_view_async_shared();
       __syncwarp();
-      if (threadIdx.x % 32 == 0) {
+      if (lane() == 0) {
         shared.v_full[v.stage].arrive();
         shared.v_rows_empty[v.stage].arrive();
       }
@@ -780,14 +809,10 @@ __device__ __forceinline__ void transpose_all(const Params& params, SharedStorag
 // ---- Multiplying -----------------------------------------------------------------------------
 
 // Hardware barriers, by number; 0 is __syncthreads.
-enum NamedBarrier { kTurn = 1, kStore = kTurn + kConsumers, kAllConsumers = kStore + kConsumers };
+enum NamedBarrier { kStore = 1 };
 
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // One warpgroup: 64 rows of each tile.
@@ -797,21 +822,25 @@ struct Consumer {
   const int warpgroup;  // 0 … kConsumers - 1
   RingPosition<kQStages> q;
   RingPosition<kStages> k, v;
-  bool k_ready = false, v_ready = false;  // had the current K and V arrived when last asked?
-  BlockScales key_scales;                 // the scales of the block whose scores come next
+  bool k_ready = false, v_ready = false;  // try_wait results of the current K and V
+  BlockScales key_scales;                 // of the block whose scores come next
 
-  // Each warp says for itself that it has read a buffer; wgmma completes per warp.
+  __device__ __forceinline__ int first_row(const Tile& tile) {
+    return tile.first_row + warpgroup * kWarpgroupRows;
+  }
+
+  // One arrival per warp, since wgmma completes per warp.
   __device__ __forceinline__ void release(Barrier& empty, bool read = true) {
-    if (threadIdx.x % 32 == 0 && read) {
+    if (lane() == 0 && read) {
       empty.arrive();
     }
   }
 
-  __device__ __forceinline__ void await_q() { shared.q_full[q.stage][warpgroup].wait(q.phase); }
+  __device__ __forceinline__ void wait_q() { shared.q_full[q.stage][warpgroup].wait(q.phase); }
 
-  // An answer from a barrier takes a while even when it is yes. So each buffer is asked for as soon
-  // as the one before it is released, and the answer arrives under the softmax.
-  __device__ __forceinline__ void await_k() {
+  // Even a successful wait has latency. So a try_wait for the next buffer is issued when one is
+  // released, and its result arrives under the softmax.
+  __device__ __forceinline__ void wait_k() {
     if (!k_ready) {
       shared.k_full[k.stage].wait(k.phase);
     }
@@ -823,7 +852,7 @@ struct Consumer {
     k_ready = shared.k_full[k.stage].test_wait(k.phase);
   }
 
-  __device__ __forceinline__ void await_v() {
+  __device__ __forceinline__ void wait_v() {
     if (!v_ready) {
       shared.v_full[v.stage].wait(v.phase);
     }
@@ -835,14 +864,12 @@ struct Consumer {
     v_ready = shared.v_full[v.stage].test_wait(v.phase);
   }
 
-  // Issues S = Q Kᵀ for the current K.
+  // Issues S = QKᵀ.
   __device__ __forceinline__ void issue_qk(float (&s)[kBlockN / 2]) {
-    const Descriptor q_rows =
-        descriptor(shared.q[q.stage] + warpgroup * kWarpgroupRows * kHeadDimPadded, kQkDescriptor,
-                   16, 8 * kQkSlab * sizeof(Element));
-    const Descriptor k_rows =
-        descriptor(shared.k[k.stage], kQkDescriptor, 16, 8 * kQkSlab * sizeof(Element));
-    pin(s);
+    const Descriptor q_rows = descriptor<kQkSlab>(
+        shared.q[q.stage] + warpgroup * kWarpgroupRows * kHeadDimPadded, kQkDescriptor);
+    const Descriptor k_rows = descriptor<kQkSlab>(shared.k[k.stage], kQkDescriptor);
+    fence_operand(s);
     wgmma_fence();
     wgmma_qk<false>(s, q_rows, k_rows);
 #pragma unroll
@@ -853,12 +880,12 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // Probabilities in the second product's operand layout. There a thread holds four neighbours in a
-  // row where the accumulator gives it two and, eight columns on, two more. It keeps these: the
-  // keys of P come in another order then, and V's in the same.
-  using Probabilities = uint32_t[kBlockN / 8];
+  // P as the register operand of the PV GEMM. There a thread has four neighbouring columns of a
+  // row, where in the accumulator it has two and, eight columns on, two more. These are taken as
+  // they are: V's keys lie in that order.
+  using Probabilities = uint32_t[kBlockN * sizeof(Element) / 8];
 
-  __device__ __forceinline__ void keep(Probabilities& p, const float (&s)[kBlockN / 2]) {
+  __device__ __forceinline__ void pack_p(Probabilities& p, const float (&s)[kBlockN / 2]) {
 #pragma unroll
     for (int i = 0; i < kBlockN / 8; ++i) {
       const float* x = s + i / 2 * 8 + i % 2 * 2;
@@ -866,238 +893,232 @@ struct Consumer {
     }
   }
 
-  // Issues O += P V for the current V.
+  // Issues O += PV.
   __device__ __forceinline__ void issue_pv(Output& o, Probabilities& p) {
-    const Descriptor v_columns =
-        descriptor(shared.v[v.stage], kVDescriptor, 16, 8 * kVSlab * sizeof(Element));
-    pin(o);
-    pin(p);
+    const Descriptor v_columns = descriptor<kVSlab>(shared.v[v.stage], kVDescriptor);
+    fence_operand(o);
+    fence_operand(p);
     wgmma_fence();
 #pragma unroll
     for (int n = 0; n < kBlockN; n += kStepK) {
-      wgmma_pv(o, p + n / 8, v_columns + column_offset<kHeadDimVPadded, kVSlab>(n));
+      wgmma_pv(o, p + n * sizeof(Element) / 8,
+               v_columns + column_offset<kHeadDimVPadded, kVSlab>(n));
     }
     wgmma_commit();
   }
 
-  // The first row of this warp, whose 16 rows share a scale.
-  __device__ __forceinline__ Scales scales_of(const Tile& tile) {
-    const int row =
-        tile.first_row + warpgroup * kWarpgroupRows + threadIdx.x % kWarpgroup / 32 * 16;
-    const int group = min(row, params.seqlen_q - 1) / kScaleRows;
+  // A warp's 16 rows share a scale.
+  __device__ __forceinline__ Softmax softmax_of(const Tile& tile) {
+    const int group = min(first_row(tile) + warp_row(), params.seqlen_q - 1) / kScaleRows;
     return {params.scale_log2 * __ldg(params.q_scale.at(tile.batch, tile.head) + group)};
   }
 
-  // The current K's scales, before it makes room for another. Earlier the next product would wait
-  // for them.
+  // The current K's scales, before it is released; not earlier, since the next GEMM would wait for
+  // them.
   __device__ __forceinline__ void read_scales() {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       key_scales[g] = shared.scales[k.stage][g];
     }
-    __syncwarp();  // one lane speaks for all
+    __syncwarp();  // one lane arrives for all
   }
 
+  // Masks the keys of a block that this thread's two rows do not see.
   __device__ __forceinline__ void mask_block(float (&s)[kBlockN / 2], const Tile& tile, int block) {
-    const int lane = threadIdx.x % 32;
-    const int keys = params.seqlen_k - block * kBlockN - lane % 4 * 2;
-    const int row =
-        tile.first_row + warpgroup * kWarpgroupRows + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4;
-    const int diagonal = keys + row - params.seqlen_q + 1;
-    const int visible[2] = {min(keys, diagonal), min(keys, diagonal + 8)};
-    mask(s, visible);
+    const int row = first_row(tile) + thread_row(), first_key = block * kBlockN + lane() % 4 * 2;
+    const Keys seen[2] = {seen_by(params, row), seen_by(params, row + 8)};
+    const int last[2] = {seen[0].last - first_key, seen[1].last - first_key};
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      if (column_of(i) >= last[row_of(i)]) {
+        s[i] = -INFINITY;
+      }
+    }
   }
 
-  // A tile as this warpgroup goes through it. Its own rows may end before those of the tile, and
-  // see nothing of the last blocks; one it takes part in even so.
-  __device__ __forceinline__ Tile own_tile(int index) {
-    Tile tile = tile_at(params, index);
-    const int end = tile.first_row + (warpgroup + 1) * kWarpgroupRows;
-    const int keys = min(params.seqlen_k, end + params.seqlen_k - params.seqlen_q);
-    tile.passed = max(0, tile.blocks - max(1, (keys + kBlockN - 1) / kBlockN));
-    tile.blocks -= tile.passed;
-    tile.unmasked = max(0, keys - kWarpgroupRows + 1) / kBlockN;
+  // A tile without the last blocks that are fully masked for this warpgroup's rows; one block is
+  // left even so.
+  __device__ __forceinline__ Tile warpgroup_tile(Tile tile) {
+    const Blocks own = blocks_of(params, first_row(tile), first_row(tile) + kWarpgroupRows - 1);
+    const int last = max(tile.blocks.first + 1, own.last);
+    tile.skipped = tile.blocks.last - last;
+    tile.blocks.last = last;
+    tile.blocks.full_last = own.full_last;
     return tile;
   }
 
-  // Lets blocks by.
-  __device__ __forceinline__ void pass_k(int blocks) {
+  // Skips fully masked blocks.
+  __device__ __forceinline__ void skip_k(int blocks) {
     for (; blocks > 0; --blocks) {
-      await_k();
+      wait_k();
       release_k();
     }
   }
 
-  __device__ __forceinline__ void pass_v(int blocks) {
+  __device__ __forceinline__ void skip_v(int blocks) {
     for (; blocks > 0; --blocks) {
-      await_v();
+      wait_v();
       release_v();
     }
   }
 
-  // S of `block` is there: K, and after a tile's last block Q, may make room.
-  __device__ __forceinline__ void finish_qk(float (&s)[kBlockN / 2], int block) {
-    pin(s);
+  // S is complete: K is released, and Q after the tile's final block.
+  __device__ __forceinline__ void finish_qk(float (&s)[kBlockN / 2], bool final_block) {
+    fence_operand(s);
     read_scales();
     release_k();
-    release(shared.q_empty[q.stage][warpgroup], block == 0);
+    release(shared.q_empty[q.stage][warpgroup], final_block);
   }
 
   __device__ __forceinline__ void finish_pv(Output& o) {
-    pin(o);
+    fence_operand(o);
     release_v();
   }
 
-  // S becomes P, relative to the maximum so far. Where that lets P grow too large, which is rare, S
-  // is still there, and so can the block's own maximum be found after all.
-  __device__ __forceinline__ void soften(float (&s)[kBlockN / 2], Probabilities& p, Output& o,
-                                         Softmax& softmax) {
+  // P relative to the maximum so far. Where that makes P too large, which is rare, S is still
+  // there, and the maximum is updated after all.
+  __device__ __forceinline__ void lazy_softmax(float (&s)[kBlockN / 2], Probabilities& p, Output& o,
+                                               Softmax& softmax) {
     float guessed[kBlockN / 2], part[2];
     const bool fits =
-        __all_sync(0xffffffff, softmax.exponentials<false>(s, guessed, part, key_scales));
-    keep(p, guessed);
+        __all_sync(0xffffffff, softmax.exponentiate<false>(s, guessed, part, key_scales));
+    pack_p(p, guessed);
     if (!fits) {
-      part[0] = part[1] = 0.f;  // it has gone into the sums
-      softmax.settle<true>(s, key_scales);
-      softmax.exponentials<true>(s, key_scales);
-      keep(p, s);
+      part[0] = part[1] = 0.f;  // added to the sums already
+      softmax.update_row_max<true>(s, key_scales);
+      softmax.exponentiate<true>(s, key_scales);
+      pack_p(p, s);
     }
     softmax.sum[0] += part[0];
     softmax.sum[1] += part[1];
     softmax.rescale_output(o, !fits);
   }
 
-  // One block, with two products in flight: this block's S and the O of the block before. The
-  // softmax of S comes after both; beside it run the other warpgroups' products.
+  // One block, with two GEMMs in flight: S of this block and PV of the block before. Its softmax
+  // runs under the GEMMs of other warpgroups.
   template <bool masked>
   __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
                                        Probabilities& p, Output& o, Softmax& softmax) {
-    await_k();
+    wait_k();
     issue_qk(s);
-    await_v();
+    wait_v();
     issue_pv(o, p);
     wgmma_wait<1>();
-    finish_qk(s, block);
+    finish_qk(s, block == tile.blocks.first);
     if (masked) {
       mask_block(s, tile, block);
     }
     wgmma_wait<0>();
     finish_pv(o);
-    pin(s);  // P's registers are free only now
-    soften(s, p, o, softmax);
+    fence_operand(s);  // P's registers are free only now
+    lazy_softmax(s, p, o, softmax);
   }
 
-  // Where a step would be, for a warpgroup all of whose rows lie past the end of the sequence.
-  __device__ __forceinline__ void idle(int block) {
-    await_k();
+  // In place of a step, for a warpgroup whose rows are all past the end of the sequence.
+  __device__ __forceinline__ void skip_step(bool final_block) {
+    wait_k();
     release_k();
-    release(shared.q_empty[q.stage][warpgroup], block == 0);
-    await_v();
+    release(shared.q_empty[q.stage][warpgroup], final_block);
+    wait_v();
     release_v();
   }
 
-  // The first block of a tile, with nothing beside it.
-  __device__ __forceinline__ void begin(const Tile& tile, float (&s)[kBlockN / 2], Probabilities& p,
-                                        Softmax& softmax) {
-    await_q();
-    pass_k(tile.passed);
-    await_k();
-    issue_qk(s);
-    wgmma_wait<0>();
-    finish_qk(s, tile.blocks - 1);
-    pass_v(tile.passed);
-    mask_block(s, tile, tile.blocks - 1);
-    softmax.settle<true>(s, key_scales);
-    softmax.exponentials<true>(s, key_scales);
-    keep(p, s);
+  // P of a tile's first block.
+  __device__ __forceinline__ void first_softmax(const Tile& tile, float (&s)[kBlockN / 2],
+                                                Probabilities& p, Softmax& softmax) {
+    finish_qk(s, tile.blocks.last - 1 == tile.blocks.first);
+    skip_v(tile.skipped);
+    mask_block(s, tile, tile.blocks.last - 1);
+    softmax.update_row_max<true>(s, key_scales);
+    softmax.exponentiate<true>(s, key_scales);
+    pack_p(p, s);
   }
 
-  // The last O of a tile, with nothing beside it.
-  __device__ __forceinline__ void end(Probabilities& p, Output& o) {
-    await_v();
+  // The first block of a tile, with nothing else in flight.
+  __device__ __forceinline__ void first_block(const Tile& tile, float (&s)[kBlockN / 2],
+                                              Probabilities& p, Softmax& softmax) {
+    wait_q();
+    skip_k(tile.skipped);
+    wait_k();
+    issue_qk(s);
+    wgmma_wait<0>();
+    first_softmax(tile, s, p, softmax);
+  }
+
+  // The last PV of a tile, with nothing else in flight.
+  __device__ __forceinline__ void last_pv(Probabilities& p, Output& o) {
+    wait_v();
     issue_pv(o, p);
     wgmma_wait<0>();
     finish_pv(o);
   }
 
-  // From one tile to the next: the last O of the one, then the first S of the other. The one is
-  // stored while S is being computed.
-  __device__ __forceinline__ void cross(Tile& tile, int next, float (&s)[kBlockN / 2],
-                                        Probabilities& p, Output& o, Softmax& softmax) {
-    // The next tile's scales are asked for here, where S's registers are free, and arrive in time.
-    const Tile coming = own_tile(next);
-    const Scales scales = scales_of(coming);
-    await_v();
+  // The last PV of a tile, then the first S of the next, under which O is stored.
+  __device__ __forceinline__ void next_tile(Tile& tile, const Tile& next, float (&s)[kBlockN / 2],
+                                            Probabilities& p, Output& o, Softmax& softmax) {
+    wait_v();
     issue_pv(o, p);
+    const Softmax fresh = softmax_of(next);
     q.advance();
-    await_q();
-    const int passed = coming.passed;
-    pass_k(passed);
-    await_k();
+    wait_q();
+    skip_k(next.skipped);
+    wait_k();
     issue_qk(s);
     wgmma_wait<1>();
     finish_pv(o);
     store(tile, o, softmax);
-    forget(o, softmax, scales);
-    pass_v(passed);
-    asm volatile("" : "+r"(next));  // to work the tile out only here: registers are scarce above
-    tile = own_tile(next);
+    reset(o, softmax, fresh);
+    tile = next;
     wgmma_wait<0>();
-    finish_qk(s, tile.blocks - 1);
-    mask_block(s, tile, tile.blocks - 1);
-    softmax.settle<true>(s, key_scales);
-    softmax.exponentials<true>(s, key_scales);
-    keep(p, s);
+    first_softmax(tile, s, p, softmax);
   }
 
-  // All tiles that see a key; of the last one, O and the softmax's state are left to be stored.
-  __device__ __forceinline__ void attend(Tiles& tiles, Tile& tile, Output& o, Softmax& softmax) {
+  // All tiles that see a key; of the last one, O is yet to be stored.
+  __device__ __forceinline__ void mainloop(Tiles& tiles, Tile& tile, Output& o, Softmax& softmax) {
     float s[kBlockN / 2];
     Probabilities p;
-    begin(tile, s, p, softmax);
+    tile = warpgroup_tile(tile);
+    first_block(tile, s, p, softmax);
     for (;;) {
-      int block = tile.blocks - 2;
-      if (tile.first_row + warpgroup * kWarpgroupRows >= params.seqlen_q) {
-        for (; block >= 0; --block) {
-          idle(block);
+      int block = tile.blocks.last - 2;
+      if (first_row(tile) >= params.seqlen_q) {
+        for (; block >= tile.blocks.first; --block) {
+          skip_step(block == tile.blocks.first);
         }
       }
-      for (; block >= tile.unmasked; --block) {
+      for (; block >= tile.blocks.full_last; --block) {
         step<true>(tile, block, s, p, o, softmax);
       }
-      for (; block >= 0; --block) {
+      for (; block >= tile.blocks.first; --block) {
         step<false>(tile, block, s, p, o, softmax);
       }
-      int next;
-      if (!tiles.take(params, next)) {
+      Tile next;
+      if (!tiles.next(params, next)) {
         break;
       }
-      cross(tile, next, s, p, o, softmax);
+      next_tile(tile, warpgroup_tile(next), s, p, o, softmax);
     }
-    end(p, o);
+    last_pv(p, o);
   }
 
-  __device__ __forceinline__ void forget(Output& o, Softmax& softmax, const Scales& scales) {
+  __device__ __forceinline__ void reset(Output& o, Softmax& softmax, const Softmax& fresh) {
 #pragma unroll
     for (int i = 0; i < kOutputColumns / 2; ++i) {
       o[i] = 0.f;
     }
-    softmax = Softmax{scales};
+    softmax = fresh;
   }
 
   // Writes the warpgroup's 64 rows of O and LSE.
   __device__ __forceinline__ void store(const Tile& tile, Output& o, Softmax& softmax) {
-    const int warp_row = threadIdx.x % kWarpgroup / 32 * 16;
-    const int lane = threadIdx.x % 32;
-    const int first_row = tile.first_row + warpgroup * kWarpgroupRows;
     float inverse[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(softmax.sum[r]);
       const bool empty = sum == 0.f;  // no key seen
       inverse[r] = empty ? 0.f : reciprocal_approx(sum);
-      const int row = first_row + warp_row + lane / 4 + r * 8;
-      if (params.lse && lane % 4 == 0 && row < params.seqlen_q) {
+      const int row = first_row(tile) + thread_row() + r * 8;
+      if (params.lse && lane() % 4 == 0 && row < params.seqlen_q) {
         const int64_t head =
             tile.batch * params.lse_stride_batch + tile.head * params.lse_stride_head;
         params.lse[head + row] =
@@ -1112,7 +1133,7 @@ struct Consumer {
     OutElement* rows = shared.o + warpgroup * kWarpgroupRows * kHeadDimVPadded;
     const bool leader = threadIdx.x % kWarpgroup == 0;
     if (leader) {
-      cute::tma_store_wait<0>();  // the previous tile's O has left
+      cute::tma_store_wait<0>();  // the previous tile's O has been read
     }
     barrier_sync(kStore + warpgroup, kWarpgroup);
     store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(rows, o);
@@ -1122,30 +1143,31 @@ struct Consumer {
 #pragma unroll
       for (int column = 0; column < kHeadDimVPadded; column += kOSlab) {
         cute::SM90_TMA_STORE_4D::copy(&params.out, rows + column * kWarpgroupRows, column,
-                                      first_row, tile.head, tile.batch);
+                                      first_row(tile), tile.head, tile.batch);
       }
       cute::tma_store_arrive();
     }
   }
 
   __device__ __forceinline__ void run() {
-    Tiles tiles;
-    int index = 0;
-    bool left = tiles.take(params, index);
-    Tile tile = own_tile(index);
+    Tiles tiles, rest;
+    Tile tile;
     Output o = {};
-    Softmax softmax{left ? scales_of(tile) : Scales{}};
-    if (left) {
-      attend(tiles, tile, o, softmax);
+    Softmax softmax;
+    bool has_tile = tiles.next(params, tile);
+    if (has_tile) {
+      softmax = softmax_of(tile);
+      mainloop(tiles, tile, o, softmax);
     }
-    // The last tile's O, and those of tiles that see no key.
-    Tiles rest;
-    for (; left || rest.take<false>(params, index); left = false) {
-      store(left ? tile : tile_at(params, index), o, softmax);
-      forget(o, softmax, {});
+    // O of the last tile, and of those that see no key.
+    has_tile = has_tile || rest.next<false>(params, tile);
+    while (has_tile) {
+      store(tile, o, softmax);
+      reset(o, softmax, {});
+      has_tile = rest.next<false>(params, tile);
     }
     if (threadIdx.x % kWarpgroup == 0) {
-      cute::tma_store_wait<0>();  // shared memory must outlive the copies out of it
+      cute::tma_store_wait<0>();  // shared memory must outlive the copies from it
     }
   }
 };
@@ -1162,8 +1184,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     cute::prefetch_tma_descriptor(&params.k);
     cute::prefetch_tma_descriptor(&params.v);
     cute::prefetch_tma_descriptor(&params.out);
-    // Who must have read a buffer before it is filled anew.
-    constexpr int kReaders = 1;
     for (int stage = 0; stage < kQStages; ++stage) {
       for (int consumer = 0; consumer < kConsumers; ++consumer) {
         shared.q_full[stage][consumer].init(1);
@@ -1173,8 +1193,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int stage = 0; stage < kStages; ++stage) {
       shared.k_full[stage].init(1 + kGroups);
       shared.v_full[stage].init(kTransposers);
-      shared.k_empty[stage].init(kReaders * kConsumers * kWarpgroup / 32);
-      shared.v_empty[stage].init(kReaders * kConsumers * kWarpgroup / 32);
+      shared.k_empty[stage].init(kConsumers * kWarpgroup / 32);
+      shared.v_empty[stage].init(kConsumers * kWarpgroup / 32);
       shared.v_rows_full[stage].init(1);
       shared.v_rows_empty[stage].init(kTransposers);
     }
@@ -1189,7 +1209,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) {
       produce(params, shared);
     } else if (threadIdx.x >= kWarpgroup - 32 * kTransposers) {
-      transpose_all(params, shared);
+      produce_transposed_v(params, shared);
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
@@ -1206,48 +1226,118 @@ namespace fagen_fwd_e4m3_d128_causal_m192n64_s4_q2_nointer_vrows_sblock_host {
 
 using namespace fagen_fwd_e4m3_d128_causal_m192n64_s4_q2_nointer_vrows_sblock_kernel;
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
+// What a call ends with: the number of its message. Checks come in this order.
 enum Status {
   kOk,
   kWrongStruct,
-  kNullPointer,
-  kMisalignedPointer,
-  kMisalignedStride,
   kBadSize,
-  kBadHeads,
-  kBadScale,
-  kBadDescale,
+  kBadRatio,
+  kBadScalar,
+  kRefused,
+  kNullPointer,
+  kMisaligned,
+  kBadStride,
+  kSmallWorkspace,
   kTooManyTiles,
   kNotHopper,
   kNoDriver,
   kTensorMapRefused,
-  kLaunchFailed,
-  kStatuses
+  kLaunchFailed
 };
 
-constexpr const char* kMessages[kStatuses] = {
+constexpr const char* kMessages[] = {
     "launched",
-    "struct_bytes does not match: the caller was built for another version of FagenForwardArgs",
-    "q, k, v and out must not be null",
-    "q, k, v and out must be aligned to 16 bytes",
-    "the strides of q, k, v and out must be non-negative multiples of 16 bytes",
-    "batch, heads and sequence lengths must lie in 0 ... 2^30",
+    "struct_bytes or version is that of another FagenForwardArgs",
+    "a size is negative or too large",
     "heads must be a multiple of kv_heads",
     "scale must be finite and positive",
-    "the descales must not be null, nor have other strides than 1 from block to block and 0 ... 2^30 elsewhere",
-    "batch * heads * query tiles must be less than 2^30",
+    "a tensor that cannot be given",
+    "a tensor that is needed is null",
+    "a tensor does not begin at a multiple of 16 bytes",
+    "a stride is negative, too large, or no multiple of 16 bytes",
+    "the workspace is null or too small",
+    "there are 2^30 tiles or more",
     "the current device is not a Hopper GPU (compute capability 9.0)",
     "the CUDA driver is missing, or too old for tensor maps",
     "the CUDA driver refused to describe a tensor for TMA",
     "the kernel could not be launched",
 };
 
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
+// TMA, or accesses of 16 bytes, follow an aligned one.
+Status check(const void* data, int element_bytes, bool aligned,
+             std::initializer_list<int64_t> sizes_and_strides) {
+  bool empty = false, strides_fit = true;
+  for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
+    const int64_t size = d[0], stride = d[1],
+                  most = int64_t(1) << (aligned ? 38 : 30);  // TMA's end below 2^40 bytes
+    empty |= size == 0;
+    strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
+                                 (!aligned || stride * element_bytes % 16 == 0));
+  }
+  if (!data || empty) {
+    return empty ? kOk : kNullPointer;
+  }
+  const bool misaligned = aligned && reinterpret_cast<uintptr_t>(data) % 16 != 0;
+  return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
+}
+
+int64_t workspace_bytes(const FagenForwardArgs&) {
+  return 0;
+}
+
+Status check(const FagenForwardArgs& a) {
+  if (a.struct_bytes != sizeof(a) || a.version != FAGEN_FORWARD_ARGS) {
+    return kWrongStruct;
+  }
+  for (const int size : {a.batch, a.heads, a.kv_heads, a.seqlen_q, a.seqlen_k}) {
+    if (size < 0 || size > 1073741824) {
+      return kBadSize;
+    }
+  }
+  if (a.kv_heads == 0 ? a.heads != 0 : a.heads % a.kv_heads != 0) {
+    return kBadRatio;
+  }
+  if (!(a.scale > 0) || !std::isfinite(a.scale)) {
+    return kBadScalar;
+  }
+  for (const Status status :
+       {check(a.q, 1, true,
+              {a.batch, a.q_stride_batch, a.seqlen_q, a.q_stride_seq, a.heads, a.q_stride_head}),
+        check(a.k, 1, true,
+              {a.batch, a.k_stride_batch, a.seqlen_k, a.k_stride_seq, a.kv_heads, a.k_stride_head}),
+        check(a.v, 1, true,
+              {a.batch, a.v_stride_batch, a.seqlen_k, a.v_stride_seq, a.kv_heads, a.v_stride_head}),
+        check(a.q_descale, 4, false,
+              {a.batch, a.q_descale_stride_batch, a.heads, a.q_descale_stride_head,
+               ceil_div(a.seqlen_q, 64), 0}),
+        check(a.k_descale, 4, false,
+              {a.batch, a.k_descale_stride_batch, a.kv_heads, a.k_descale_stride_head,
+               ceil_div(a.seqlen_k, 64), 0}),
+        check(a.v_descale, 4, false,
+              {a.batch, a.v_descale_stride_batch, a.kv_heads, a.v_descale_stride_head,
+               ceil_div(a.seqlen_k, 64), 0}),
+        check(a.out, 2, true,
+              {a.batch, a.out_stride_batch, a.seqlen_q, a.out_stride_seq, a.heads,
+               a.out_stride_head}),
+        !a.lse ? kOk
+               : check(a.lse, 4, false,
+                       {a.batch, a.lse_stride_batch, a.heads, a.lse_stride_head, a.seqlen_q, 0})}) {
+    if (status) {
+      return status;
+    }
+  }
+  const int64_t needed = workspace_bytes(a);
+  return needed > (a.workspace ? a.workspace_bytes : 0) ? kSmallWorkspace : kOk;
+}
+
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
-// The driver's function, found at run time so that the library loads where there is no driver.
+// Found at run time, so that the library loads where there is no driver.
 EncodeTiled encode_tiled() {
   static const EncodeTiled found = [] {
     void* function = nullptr;
@@ -1261,8 +1351,7 @@ EncodeTiled encode_tiled() {
   return found;
 }
 
-// Multiprocessors of the current device, with the kernel made ready for it once; 0 if it is no
-// Hopper GPU.
+// SMs of the current device, once the kernel is configured for it; 0 if it is no Hopper GPU.
 int prepare_device() {
   constexpr int kDevices = 64;
   static std::atomic<int> known[kDevices];
@@ -1288,101 +1377,60 @@ int prepare_device() {
   return multiprocessors;
 }
 
-// A tensor of (batch, seqlen, heads, columns) elements, as the caller laid it out.
+// A tensor as the caller laid it out, and the boxes of one head and batch that TMA copies.
 struct Tensor {
   const void* data;
-  int columns, seqlen, heads, batch;
-  int64_t stride_seq, stride_head, stride_batch;
+  int64_t sizes[4];    // columns, rows, heads, batch
+  int64_t strides[3];  // of all but the columns
+  int box[2];          // columns, rows
+  CUtensorMapSwizzle swizzle;
+  CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_UINT8;
   int64_t element_bytes = sizeof(Element);
 };
 
-bool strides_fit(const Tensor& t) {
-  // TMA wants multiples of 16 bytes below 2^40. A dimension of one element is never stepped along.
-  const auto fits = [&t](int64_t size, int64_t stride) {
-    const int64_t bytes = stride * t.element_bytes;
-    return size <= 1 || (stride >= 0 && stride < (int64_t(1) << 38) && bytes % 16 == 0);
-  };
-  return fits(t.seqlen, t.stride_seq) && fits(t.heads, t.stride_head) &&
-         fits(t.batch, t.stride_batch);
-}
-
-// Boxes of one slab: `columns` wide, `rows` high, of one head and batch.
-bool describe(CUtensorMap* map, const Tensor& t, int columns, int rows,
-              CUtensorMapSwizzle swizzle) {
-  const auto bytes = [&t](int64_t size, int64_t stride) {
-    return cuuint64_t(size <= 1 ? 16 : stride * t.element_bytes);
-  };
-  const cuuint64_t sizes[4] = {cuuint64_t(t.columns), cuuint64_t(t.seqlen), cuuint64_t(t.heads),
-                               cuuint64_t(t.batch)};
-  const cuuint64_t strides[3] = {bytes(t.seqlen, t.stride_seq), bytes(t.heads, t.stride_head),
-                                 bytes(t.batch, t.stride_batch)};
-  const cuuint32_t box[4] = {cuuint32_t(columns), cuuint32_t(rows), 1, 1};
+bool describe(CUtensorMap* map, const Tensor& t) {
+  cuuint64_t sizes[4], strides[3];
+  std::copy_n(t.sizes, 4, sizes);
+  for (int i = 0; i < 3; ++i) {
+    strides[i] = t.sizes[i + 1] <= 1 ? 16 : t.strides[i] * t.element_bytes;
+  }
+  const cuuint32_t box[4] = {cuuint32_t(t.box[0]), cuuint32_t(t.box[1]), 1, 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
-  const CUtensorMapDataType type =
-      t.element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  return encode_tiled()(map, type, 4, const_cast<void*>(t.data), sizes, strides, box, steps,
-                        CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+  return encode_tiled()(map, t.type, 4, const_cast<void*>(t.data), sizes, strides, box, steps,
+                        CU_TENSOR_MAP_INTERLEAVE_NONE, t.swizzle,
+                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// False where a kernel could not reach the scales.
-bool point(ScaleTensor* scales, const float* data, int64_t stride_batch, int64_t stride_head,
-           int64_t stride_block, int rows) {
-  *scales = {data, stride_batch, stride_head};
-  const auto fits = [](int64_t stride) { return stride >= 0 && stride <= int64_t(1) << 30; };
-  return fits(stride_batch) && fits(stride_head) && (data || rows == 0) &&
-         (stride_block == 1 || rows <= kScaleRows);
-}
-
-Status launch(const FagenForwardArgs* args, cudaStream_t stream) {
-  if (!args || args->struct_bytes != sizeof(FagenForwardArgs)) {
-    return kWrongStruct;
-  }
-  const FagenForwardArgs& a = *args;
-  for (const int size : {a.batch, a.heads, a.kv_heads, a.seqlen_q, a.seqlen_k}) {
-    if (size < 0 || size > 1 << 30) {
-      return kBadSize;
-    }
-  }
-  if (!(a.scale > 0) || !std::isfinite(a.scale)) {
-    return kBadScale;
-  }
+Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   if (a.batch == 0 || a.heads == 0 || a.seqlen_q == 0) {
     return kOk;
   }
-  if (a.kv_heads == 0 || a.heads % a.kv_heads != 0) {
-    return kBadHeads;
-  }
 
-  const Tensor q{a.q,     kHeadDim,       a.seqlen_q,      a.heads,
-                 a.batch, a.q_stride_seq, a.q_stride_head, a.q_stride_batch};
-  const Tensor out{a.out,
-                   kHeadDimV,
-                   a.seqlen_q,
-                   a.heads,
-                   a.batch,
-                   a.out_stride_seq,
-                   a.out_stride_head,
-                   a.out_stride_batch,
-                   sizeof(OutElement)};
-  Tensor k{a.k,     kHeadDim,       a.seqlen_k,      a.kv_heads,
-           a.batch, a.k_stride_seq, a.k_stride_head, a.k_stride_batch};
-  Tensor v{a.v,     kHeadDimV,      a.seqlen_k,      a.kv_heads,
-           a.batch, a.v_stride_seq, a.v_stride_head, a.v_stride_batch};
+  const Tensor q{.data = a.q,
+                 .sizes = {kHeadDim, a.seqlen_q, a.heads, a.batch},
+                 .strides = {a.q_stride_seq, a.q_stride_head, a.q_stride_batch},
+                 .box = {kQkSlab, kWarpgroupRows},
+                 .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};
+  Tensor k{.data = a.k,
+           .sizes = {kHeadDim, a.seqlen_k, a.kv_heads, a.batch},
+           .strides = {a.k_stride_seq, a.k_stride_head, a.k_stride_batch},
+           .box = {kQkSlab, kBlockN},
+           .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};
+  Tensor v{.data = a.v,
+           .sizes = {kHeadDimV, a.seqlen_k, a.kv_heads, a.batch},
+           .strides = {a.v_stride_seq, a.v_stride_head, a.v_stride_batch},
+           .box = {kVRowsSlab, kBlockN},
+           .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};
+  const Tensor out{.data = a.out,
+                   .sizes = {kHeadDimV, a.seqlen_q, a.heads, a.batch},
+                   .strides = {a.out_stride_seq, a.out_stride_head, a.out_stride_batch},
+                   .box = {kOSlab, kWarpgroupRows},
+                   .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
+                   .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                   .element_bytes = sizeof(OutElement)};
   if (a.seqlen_k == 0) {
-    k = q;  // never read, but a tensor map cannot be empty
-    v = q;
-  }
-  for (const Tensor& t : {q, k, v, out}) {
-    if (!t.data) {
-      return kNullPointer;
-    }
-    if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0) {
-      return kMisalignedPointer;
-    }
-    if (!strides_fit(t)) {
-      return kMisalignedStride;
-    }
+    k = v = q;  // never read, but a tensor map cannot be empty
   }
 
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM));
@@ -1399,33 +1447,28 @@ Status launch(const FagenForwardArgs* args, cudaStream_t stream) {
   }
 
   Params params;
-  if (!point(&params.q_scale, a.q_descale, a.q_descale_stride_batch, a.q_descale_stride_head,
-             a.q_descale_stride_block, a.seqlen_q) ||
-      !point(&params.k_scale, a.k_descale, a.k_descale_stride_batch, a.k_descale_stride_head,
-             a.k_descale_stride_block, a.seqlen_k) ||
-      !point(&params.v_scale, a.v_descale, a.v_descale_stride_batch, a.v_descale_stride_head,
-             a.v_descale_stride_block, a.seqlen_k)) {
-    return kBadDescale;
-  }
-  if (!describe(&params.q, q, kQkSlab, kWarpgroupRows, CU_TENSOR_MAP_SWIZZLE_128B) ||
-      !describe(&params.k, k, kQkSlab, kBlockN, CU_TENSOR_MAP_SWIZZLE_128B) ||
-      !describe(&params.v, v, kVRowsSlab, kBlockN, CU_TENSOR_MAP_SWIZZLE_128B) ||
-      !describe(&params.out, out, kOSlab, kWarpgroupRows, CU_TENSOR_MAP_SWIZZLE_128B)) {
+  params.q_scale = {static_cast<const float*>(a.q_descale), a.q_descale_stride_batch,
+                    a.q_descale_stride_head};
+  params.k_scale = {static_cast<const float*>(a.k_descale), a.k_descale_stride_batch,
+                    a.k_descale_stride_head};
+  params.v_scale = {static_cast<const float*>(a.v_descale), a.v_descale_stride_batch,
+                    a.v_descale_stride_head};
+  if (!describe(&params.q, q) || !describe(&params.k, k) || !describe(&params.v, v) ||
+      !describe(&params.out, out)) {
     return kTensorMapRefused;
   }
-  params.lse = a.lse;
+  params.lse = static_cast<float*>(a.lse);
   params.lse_stride_batch = a.lse_stride_batch;
   params.lse_stride_head = a.lse_stride_head;
-  params.heads = Divisor(a.heads);
-  params.heads_per_kv_head = Divisor(a.heads / a.kv_heads);
+  params.heads = FastDivisor(a.heads);
+  params.heads_per_kv_head = FastDivisor(a.heads / a.kv_heads);
   params.seqlen_q = a.seqlen_q;
   params.seqlen_k = a.seqlen_k;
   params.m_blocks = m_blocks;
-  params.some_see_no_key = a.seqlen_k == 0 || a.seqlen_q > a.seqlen_k;
+  params.has_empty_tiles = seen_by(params, 0).last <= 0;
   const int grid = int(std::min<int64_t>(tiles, multiprocessors));
-  // Heads are taken in sections whose K and V fit their share of the L2 cache. A section has an
-  // even number of rounds, nearly full, so that every block gets as many long tiles of it as short
-  // ones.
+  // Sections of heads whose K and V fit their share of the L2 cache. A section has an even number
+  // of rounds, nearly full, so that every block gets as many long tiles as short ones.
   const int64_t flat_heads = int64_t(a.heads) * a.batch;
   const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
   const int64_t cached_heads =
@@ -1435,9 +1478,9 @@ Status launch(const FagenForwardArgs* args, cudaStream_t stream) {
       std::max<int64_t>(1, std::min(cached_heads, flat_heads) * m_blocks / two_rounds);
   const int64_t section = std::clamp<int64_t>(pairs * two_rounds / m_blocks, 1, flat_heads);
   params.sections = int(ceil_div(flat_heads, section));
-  params.section_heads = Divisor(int(section));
-  params.last_section_heads = Divisor(int(flat_heads - (params.sections - 1) * section));
-  params.section_slots = Divisor(int(ceil_div(section * m_blocks, two_rounds) * two_rounds));
+  params.section_heads = FastDivisor(int(section));
+  params.last_section_heads = FastDivisor(int(flat_heads - (params.sections - 1) * section));
+  params.section_slots = FastDivisor(int(ceil_div(section * m_blocks, two_rounds) * two_rounds));
   params.slots = params.sections * params.section_slots.value;
   params.scale_log2 = a.scale * 1.44269504089f;
 
@@ -1449,14 +1492,20 @@ Status launch(const FagenForwardArgs* args, cudaStream_t stream) {
 
 extern "C" int fagen_fwd_e4m3_d128_causal_m192n64_s4_q2_nointer_vrows_sblock(
     const FagenForwardArgs* args, void* stream) {
-  return fagen_fwd_e4m3_d128_causal_m192n64_s4_q2_nointer_vrows_sblock_host::launch(
-      args, static_cast<cudaStream_t>(stream));
+  using namespace fagen_fwd_e4m3_d128_causal_m192n64_s4_q2_nointer_vrows_sblock_host;
+  const Status status = args ? check(*args) : kNullPointer;
+  return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
+}
+
+extern "C" int64_t fagen_fwd_e4m3_d128_causal_m192n64_s4_q2_nointer_vrows_sblock_workspace(
+    const FagenForwardArgs* args) {
+  return fagen_fwd_e4m3_d128_causal_m192n64_s4_q2_nointer_vrows_sblock_host::workspace_bytes(*args);
 }
 
 extern "C" const char* fagen_fwd_e4m3_d128_causal_m192n64_s4_q2_nointer_vrows_sblock_message(
     int status) {
   using namespace fagen_fwd_e4m3_d128_causal_m192n64_s4_q2_nointer_vrows_sblock_host;
-  return status >= 0 && status < kStatuses ? kMessages[status] : "unknown status";
+  return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
 }
 
 extern "C" const FagenKernelInfo*
@@ -1464,12 +1513,10 @@ fagen_fwd_e4m3_d128_causal_m192n64_s4_q2_nointer_vrows_sblock_info(void) {
   using namespace fagen_fwd_e4m3_d128_causal_m192n64_s4_q2_nointer_vrows_sblock_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
-      sizeof(SharedStorage),
+      kSharedBytes,
       kThreads,
       kLaunchRegisters,
-      kProducerRegisters,
-      kConsumerRegisters,
       "fwd_e4m3_d128_causal_m192n64_s4_q2_nointer_vrows_sblock",
-      "2d41a5c7a8d4636b6edab59c7590f6ba9fa26aff10af1c17d4c4fe7b2adc6bba"};
+      "7cb0919fc71e567f74bae8daac49140bd09e3381603dfb095a18fdd88619afd1"};
   return &info;
 }

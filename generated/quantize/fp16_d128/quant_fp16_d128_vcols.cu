@@ -1,12 +1,10 @@
-// quant_fp16_d128_block64_vcols: quantisation to e4m3 for Hopper (sm_90a). Rendered by fagen; do
-// not edit.
+// quant_fp16_d128_vcols: quantisation to e4m3 for Hopper (sm_90a). Rendered by fagen; do not edit.
 //
 //   out = e4m3(in / descale),   descale = max |in| / 448
 //
 // A maximum is over 64 rows of a head, found while they are in registers: memory is read once.
-// What comes out is transposed: rows of keys, in each 16 in the order 0 1 8 9 2 3 10 11 4 5 12 13 6
-// 7 14 15 in which the second GEMM takes P from registers, filled up with zeros to a multiple
-// of 16.
+// The output is transposed: rows of keys, padded with zeros to a multiple of 16, and each 16 in the
+// order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15 in which the PV GEMM takes P from registers.
 //
 // Needs the CUDA toolkit alone, and -gencode=arch=compute_90a,code=sm_90a.
 
@@ -14,49 +12,77 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <initializer_list>
 
 // ---- The C interface -------------------------------------------------------------------------
 
+#ifndef FAGEN_QUANTIZE_ARGS
+#define FAGEN_QUANTIZE_ARGS 2
+
 extern "C" {
 
-// One call of the kernel. Strides are in elements; the last dimension of every tensor is
-// contiguous.
+// One call of a kernel of kind quantize: the same struct for all of them. Strides are in elements;
+// a dimension without one is contiguous.
 struct FagenQuantizeArgs {
-  uint32_t struct_bytes;  // sizeof(FagenQuantizeArgs), so that old callers are recognised
-  uint32_t given;         // 1: descale is there and is used; 0: it is found and written
-  const void* in;         // (batch, seqlen, heads, head_dim)
-  void* out;              // e4m3, (batch, heads, head_dim, seqlen rounded up to 16)
-  float* descale;         // (batch, heads, blocks of 64 rows): in is out * descale
-  float* workspace;       // not read here
-  int64_t in_stride_batch, in_stride_seq, in_stride_head;
-  int64_t out_stride_batch, out_stride_head, out_stride_row;  // a row is a column of what came in
-  int64_t descale_stride_batch, descale_stride_head, descale_stride_block;
-  uint32_t signs[8];  // not read here
+  uint32_t struct_bytes;    // sizeof(FagenQuantizeArgs)
+  uint32_t version;         // 2: callers built for another are recognised
+  void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
+  int64_t workspace_bytes;  // how large it is
+  const void* x;            // fp16 (batch, seqlen, heads, 128)
+  const void* cos;          // null: of other kernels
+  const void* sin;          // null: of other kernels
+  void* values;   // e4m3 (batch, heads, 128, ceil(seqlen / 16) · 16): x is values * descale;
+                  // transposed, keys in the order of P
+  void* descale;  // fp32 (batch, heads, ceil(seqlen / 64)): what values are to be multiplied by
+  int64_t x_stride_batch, x_stride_head, x_stride_seq;
+  int64_t cos_stride_batch, cos_stride_seq;
+  int64_t sin_stride_batch, sin_stride_seq;
+  int64_t values_stride_batch, values_stride_head, values_stride_seq;
+  int64_t descale_stride_batch, descale_stride_head;
   int32_t batch, heads, seqlen;
-  int32_t reserved;  // 0
+  uint32_t descale_given;  // 1: descale is read; 0: it is found and written
+  uint32_t signs[8];       // random bits not read: nothing is rotated
 };
 
-struct FagenQuantizeInfo {
+}  // extern "C"
+
+#elif FAGEN_QUANTIZE_ARGS != 2
+#error "kernels of kind quantize of two versions of fagen in one translation unit"
+#endif
+
+#ifndef FAGEN_KERNEL_INFO
+#define FAGEN_KERNEL_INFO 2
+
+extern "C" {
+
+// What a kernel says of itself.
+struct FagenKernelInfo {
   uint32_t struct_bytes;
-  uint32_t shared_bytes;
-  uint32_t threads;
-  uint32_t rows;        // per thread block
-  uint32_t scale_rows;  // 0 where scales are not by block
-  uint32_t workspace;   // whether there is one: batch * heads * ceil(seqlen / rows) floats
+  uint32_t shared_bytes;  // of a thread block
+  uint32_t threads;       // of a thread block
+  uint32_t launch_registers;
   const char* slug;
   const char* source_hash;
 };
 
+}  // extern "C"
+#endif
+
+extern "C" {
+
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_quant_fp16_d128_block64_vcols(const struct FagenQuantizeArgs* args, void* stream);
-const char* fagen_quant_fp16_d128_block64_vcols_message(int status);
-const struct FagenQuantizeInfo* fagen_quant_fp16_d128_block64_vcols_info(void);
+int fagen_quant_fp16_d128_vcols(const struct FagenQuantizeArgs* args, void* stream);
+// How many bytes of workspace a call of these sizes needs.
+int64_t fagen_quant_fp16_d128_vcols_workspace(const struct FagenQuantizeArgs* args);
+const char* fagen_quant_fp16_d128_vcols_message(int status);
+const struct FagenKernelInfo* fagen_quant_fp16_d128_vcols_info(void);
 
 }  // extern "C"
 
-namespace fagen_quant_fp16_d128_block64_vcols_kernel {
+namespace fagen_quant_fp16_d128_vcols_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
@@ -67,6 +93,8 @@ constexpr int kRows = 128;  // per thread block
 constexpr int kWarpRows = 16;
 constexpr int kWarps = kRows / kWarpRows;
 constexpr int kThreads = 256;
+constexpr int kSharedBytes = 16416;
+constexpr int kLaunchRegisters = 80;
 constexpr int kBlocks = 3;      // that a multiprocessor should hold at least
 constexpr int kScaleRows = 64;  // that share a scale
 
@@ -84,16 +112,16 @@ using Raw = uint32_t[kHeight][kChunks][4];
 using Values = float[kHeight][kChunks][8];
 
 struct Params {
-  const Element* in;
-  uint8_t* out;
+  const Element* x;
+  uint8_t* values;
   float* descale;
-  int64_t in_stride_batch, in_stride_seq, in_stride_head;
-  int64_t out_stride_batch, out_stride_head, out_stride_row;
-  int64_t descale_stride_batch, descale_stride_head, descale_stride_block;
+  int64_t x_stride_batch, x_stride_seq, x_stride_head;
+  int64_t values_stride_batch, values_stride_head, values_stride_row;
+  int64_t descale_stride_batch, descale_stride_head;  // blocks are contiguous
   int seqlen;
 };
 
-// ---- What comes in ---------------------------------------------------------------------------
+// ---- Input -----------------------------------------------------------------------------------
 
 __device__ __forceinline__ int lane_id() {
   return threadIdx.x % 32;
@@ -119,7 +147,7 @@ __device__ __forceinline__ void load(const Params& params, const Element* in, in
 #pragma unroll
   for (int h = 0; h < kHeight; ++h) {
     const int row = first + row_of(part + h);
-    const Element* from = in + row * params.in_stride_seq;
+    const Element* from = in + row * params.x_stride_seq;
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
       uint4 got = make_uint4(0, 0, 0, 0);
@@ -179,7 +207,7 @@ __device__ __forceinline__ float warp_maximum(float top) {
   return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(top)));
 }
 
-// ---- What goes out ---------------------------------------------------------------------------
+// ---- Output ----------------------------------------------------------------------------------
 
 // Four values in a register, the first in its lowest byte; what is too large becomes 448.
 __device__ __forceinline__ uint32_t pack(float a, float b, float c, float d) {
@@ -217,7 +245,7 @@ __device__ __forceinline__ int tile_offset(int column, int group) {
 }
 
 // Puts a warp's 16 keys there. A pair of keys is the 16-bit element that stmatrix transposes; lanes
-// hold them in the order in which P wants them.
+// hold them in the key order of P.
 __device__ __forceinline__ void transpose(uint8_t* tile, const Packed (&packed)[2]) {
   const int group = threadIdx.x / 32;
   const int matrix = lane_id() / 8;
@@ -248,7 +276,7 @@ __device__ __forceinline__ void store(const Params& params, uint8_t* out, int fi
     const int group = index % kWarps;
     const int key = first + 16 * group;
     if (key < params.seqlen) {
-      *reinterpret_cast<uint4*>(out + column * params.out_stride_row + key) =
+      *reinterpret_cast<uint4*>(out + column * params.values_stride_row + key) =
           *reinterpret_cast<const uint4*>(tile + tile_offset(column, group));
     }
   }
@@ -264,8 +292,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int batch = blockIdx.z;
   const int warp = threadIdx.x / 32;
   const int first = block * kRows + warp * kWarpRows;
-  const Element* in = params.in + batch * params.in_stride_batch + head * params.in_stride_head;
-  uint8_t* out = params.out + batch * params.out_stride_batch + head * params.out_stride_head;
+  const Element* in = params.x + batch * params.x_stride_batch + head * params.x_stride_head;
+  uint8_t* out =
+      params.values + batch * params.values_stride_batch + head * params.values_stride_head;
   float* const descales =
       params.descale + batch * params.descale_stride_batch + head * params.descale_stride_head;
 
@@ -283,7 +312,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const float descale = fmaxf(top * kNorm, kLeast) / kLargest;
   const int index = block * (kRows / kScaleRows) + mine;
   if (lane_id() == 0 && warp % kSharing == 0 && index * kScaleRows < params.seqlen) {
-    descales[index * params.descale_stride_block] = descale;
+    descales[index] = descale;
   }
   const float scale = kNorm / descale;
 
@@ -301,41 +330,115 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   store(params, out, block * kRows, tile);
 }
 
-}  // namespace fagen_quant_fp16_d128_block64_vcols_kernel
+}  // namespace fagen_quant_fp16_d128_vcols_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_quant_fp16_d128_block64_vcols_host {
+namespace fagen_quant_fp16_d128_vcols_host {
 
-using namespace fagen_quant_fp16_d128_block64_vcols_kernel;
+using namespace fagen_quant_fp16_d128_vcols_kernel;
 
+// What a call ends with: the number of its message. Checks come in this order.
 enum Status {
   kOk,
   kWrongStruct,
-  kNullPointer,
-  kMisalignedPointer,
-  kMisalignedStride,
   kBadSize,
-  kGiven,
+  kBadRatio,
+  kBadScalar,
+  kRefused,
+  kNullPointer,
+  kMisaligned,
+  kBadStride,
+  kSmallWorkspace,
+  kTooManyTiles,
   kNotHopper,
-  kLaunchFailed,
-  kStatuses
+  kNoDriver,
+  kTensorMapRefused,
+  kLaunchFailed
 };
 
-constexpr const char* kMessages[kStatuses] = {
+constexpr const char* kMessages[] = {
     "launched",
-    "struct_bytes does not match: the caller was built for another version of FagenQuantizeArgs",
-    "in, out and descale must not be null",
-    "in and out must be aligned to 16 bytes",
-    "the strides of in and out must be non-negative multiples of 16 bytes",
-    "seqlen must lie in 0 ... 2097120, heads in 0 ... 2^30, batch in 0 ... 65535",
+    "struct_bytes or version is that of another FagenQuantizeArgs",
+    "a size is negative or too large",
+    "sizes do not go together",
+    "a number must be finite and positive",
     "descales of blocks are found, they cannot be given",
+    "a tensor that is needed is null",
+    "a tensor does not begin at a multiple of 16 bytes",
+    "a stride is negative, too large, or no multiple of 16 bytes",
+    "the workspace is null or too small",
+    "there are 2^30 tiles or more",
     "the current device is not a Hopper GPU (compute capability 9.0)",
+    "the CUDA driver is missing, or too old for tensor maps",
+    "the CUDA driver refused to describe a tensor for TMA",
     "the kernel could not be launched",
 };
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
+}
+
+// A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
+// TMA, or accesses of 16 bytes, follow an aligned one.
+Status check(const void* data, int element_bytes, bool aligned,
+             std::initializer_list<int64_t> sizes_and_strides) {
+  bool empty = false, strides_fit = true;
+  for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
+    const int64_t size = d[0], stride = d[1],
+                  most = int64_t(1) << (aligned ? 38 : 30);  // TMA's end below 2^40 bytes
+    empty |= size == 0;
+    strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
+                                 (!aligned || stride * element_bytes % 16 == 0));
+  }
+  if (!data || empty) {
+    return empty ? kOk : kNullPointer;
+  }
+  const bool misaligned = aligned && reinterpret_cast<uintptr_t>(data) % 16 != 0;
+  return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
+}
+
+int64_t workspace_bytes(const FagenQuantizeArgs&) {
+  return 0;
+}
+
+Status check(const FagenQuantizeArgs& a) {
+  if (a.struct_bytes != sizeof(a) || a.version != FAGEN_QUANTIZE_ARGS) {
+    return kWrongStruct;
+  }
+  for (const int size : {a.batch}) {
+    if (size < 0 || size > 65535) {
+      return kBadSize;
+    }
+  }
+  for (const int size : {a.heads}) {
+    if (size < 0 || size > 1073741824) {
+      return kBadSize;
+    }
+  }
+  for (const int size : {a.seqlen}) {
+    if (size < 0 || size > 2097120) {
+      return kBadSize;
+    }
+  }
+  if (a.descale_given) {
+    return kRefused;
+  }
+  for (const Status status :
+       {check(a.x, 2, true,
+              {a.batch, a.x_stride_batch, a.seqlen, a.x_stride_seq, a.heads, a.x_stride_head}),
+        check(a.values, 1, true,
+              {a.batch, a.values_stride_batch, a.heads, a.values_stride_head, 128,
+               a.values_stride_seq, ceil_div(a.seqlen, 16) * 16, 0}),
+        check(a.descale, 4, false,
+              {a.batch, a.descale_stride_batch, a.heads, a.descale_stride_head,
+               ceil_div(a.seqlen, 64), 0})}) {
+    if (status) {
+      return status;
+    }
+  }
+  const int64_t needed = workspace_bytes(a);
+  return needed > (a.workspace ? a.workspace_bytes : 0) ? kSmallWorkspace : kOk;
 }
 
 bool is_hopper() {
@@ -346,84 +449,58 @@ bool is_hopper() {
          major == 9 && minor == 0;
 }
 
-Status launch(const FagenQuantizeArgs* args, cudaStream_t stream) {
-  if (!args || args->struct_bytes != sizeof(FagenQuantizeArgs)) {
-    return kWrongStruct;
-  }
-  const FagenQuantizeArgs& a = *args;
-  // a grid has 65535 blocks in two of its directions, which are of 32 rows or more in one of them
-  const auto within = [](int size, int most) { return size >= 0 && size <= most; };
-  if (!within(a.batch, 65535) || !within(a.heads, 1 << 30) || !within(a.seqlen, 65535 * 32)) {
-    return kBadSize;
-  }
-  if (a.given) {
-    return kGiven;
-  }
+Status launch(const FagenQuantizeArgs& a, cudaStream_t stream) {
   if (a.batch == 0 || a.heads == 0 || a.seqlen == 0) {
     return kOk;
-  }
-  if (!a.in || !a.out || !a.descale) {
-    return kNullPointer;
-  }
-  if (reinterpret_cast<uintptr_t>(a.in) % 16 != 0 || reinterpret_cast<uintptr_t>(a.out) % 16 != 0) {
-    return kMisalignedPointer;
-  }
-  // A dimension of one element is never stepped along.
-  const auto fits = [](int size, int64_t stride, int64_t bytes) {
-    return size <= 1 || (stride >= 0 && stride * bytes % 16 == 0);
-  };
-  const int64_t wide = sizeof(Element);
-  const int out_rows = kHeadDim;
-  if (!fits(a.batch, a.in_stride_batch, wide) || !fits(a.heads, a.in_stride_head, wide) ||
-      !fits(a.seqlen, a.in_stride_seq, wide) || !fits(a.batch, a.out_stride_batch, 1) ||
-      !fits(a.heads, a.out_stride_head, 1) || !fits(out_rows, a.out_stride_row, 1)) {
-    return kMisalignedStride;
   }
   if (!is_hopper()) {
     return kNotHopper;
   }
 
   Params params;
-  params.in = static_cast<const Element*>(a.in);
-  params.out = static_cast<uint8_t*>(a.out);
-  params.descale = a.descale;
-  params.in_stride_batch = a.in_stride_batch;
-  params.in_stride_seq = a.in_stride_seq;
-  params.in_stride_head = a.in_stride_head;
-  params.out_stride_batch = a.out_stride_batch;
-  params.out_stride_head = a.out_stride_head;
-  params.out_stride_row = a.out_stride_row;
+  params.x = static_cast<const Element*>(a.x);
+  params.values = static_cast<uint8_t*>(a.values);
+  params.descale = static_cast<float*>(a.descale);
+  params.x_stride_batch = a.x_stride_batch;
+  params.x_stride_seq = a.x_stride_seq;
+  params.x_stride_head = a.x_stride_head;
+  params.values_stride_batch = a.values_stride_batch;
+  params.values_stride_head = a.values_stride_head;
+  params.values_stride_row = a.values_stride_seq;
   params.descale_stride_batch = a.descale_stride_batch;
   params.descale_stride_head = a.descale_stride_head;
-  params.descale_stride_block = a.descale_stride_block;
   params.seqlen = a.seqlen;
 
-  const dim3 grid(a.heads, unsigned(ceil_div(a.seqlen, kRows)), a.batch);
-  quantize<<<grid, kThreads, 0, stream>>>(params);
+  quantize<<<dim3(int64_t(a.heads), int64_t(ceil_div(a.seqlen, 128)), int64_t(a.batch)), 256, 0,
+             stream>>>(params);
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_quant_fp16_d128_block64_vcols_host
+}  // namespace fagen_quant_fp16_d128_vcols_host
 
-extern "C" int fagen_quant_fp16_d128_block64_vcols(const FagenQuantizeArgs* args, void* stream) {
-  return fagen_quant_fp16_d128_block64_vcols_host::launch(args, static_cast<cudaStream_t>(stream));
+extern "C" int fagen_quant_fp16_d128_vcols(const FagenQuantizeArgs* args, void* stream) {
+  using namespace fagen_quant_fp16_d128_vcols_host;
+  const Status status = args ? check(*args) : kNullPointer;
+  return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" const char* fagen_quant_fp16_d128_block64_vcols_message(int status) {
-  using namespace fagen_quant_fp16_d128_block64_vcols_host;
-  return status >= 0 && status < kStatuses ? kMessages[status] : "unknown status";
+extern "C" int64_t fagen_quant_fp16_d128_vcols_workspace(const FagenQuantizeArgs* args) {
+  return fagen_quant_fp16_d128_vcols_host::workspace_bytes(*args);
 }
 
-extern "C" const FagenQuantizeInfo* fagen_quant_fp16_d128_block64_vcols_info(void) {
-  using namespace fagen_quant_fp16_d128_block64_vcols_kernel;
-  static const FagenQuantizeInfo info = {
-      sizeof(FagenQuantizeInfo),
-      16416,
+extern "C" const char* fagen_quant_fp16_d128_vcols_message(int status) {
+  using namespace fagen_quant_fp16_d128_vcols_host;
+  return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
+}
+
+extern "C" const FagenKernelInfo* fagen_quant_fp16_d128_vcols_info(void) {
+  using namespace fagen_quant_fp16_d128_vcols_kernel;
+  static const FagenKernelInfo info = {
+      sizeof(FagenKernelInfo),
+      kSharedBytes,
       kThreads,
-      kRows,
-      64,
-      0,
-      "quant_fp16_d128_block64_vcols",
-      "a7c00bd69d289530297e730bb699b42d6a2e4b44bcc1b86808e8d827eec1e8a9"};
+      kLaunchRegisters,
+      "quant_fp16_d128_vcols",
+      "70c23dada7702dee25055e72578d5dfcdcdd7921b3f25f934c1c2f0b250815a9"};
   return &info;
 }

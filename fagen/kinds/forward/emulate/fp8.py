@@ -1,6 +1,6 @@
 """A Plan of e4m3, bytes and descales in, what its kernel computes out: docs/fp8.md in torch.
 
-Sums of products are fp32's, or, where asked for, those of Hopper's tensor cores.
+Sums of products are fp32's, or, with `hopper_sums`, those of Hopper's tensor cores.
 """
 
 import math

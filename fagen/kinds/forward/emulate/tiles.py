@@ -72,7 +72,7 @@ def hidden(plan: Plan, row: Tensor, block: slice, seqlen_q: int, seqlen_k: int) 
 
 
 def outgrown(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
-    """Tell whose maximum a late kernel raises after a guess at p (…, rows, columns) of a block.
+    """Tell whose lazy row max is raised after a guess at p (…, rows, columns) of a block.
 
     p is relative to the maximum so far, so infinite or NaN in a row that has seen nothing. The rows
     of a tile come head by head; the result is (…, rows, 1). A lane adds up two columns of each 8,
