@@ -53,7 +53,7 @@ class Commands(click.Group):
         return list(self.commands)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the words; what click refuses of them is an object too where --json is among them."""
+        """Read the words; with --json among them, a refusal of click is an object too."""
         ctx.meta[AS_JSON] = "--json" in args
         try:
             return super().parse_args(ctx, args)
