@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check $(if $(CI),--qui
 fail = { printf '%s\n' $(1) >&2; exit 3; }
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint tests format generated docs gpu-tests clean
+.PHONY: help demo test test-long lint tests format generated docs gpu-tests clean
 
 help:
 	@echo 'make demo       take a schedule all the way: check, render, compile, run'
@@ -31,6 +31,7 @@ help:
 	@echo 'make format     lay the Python out anew'
 	@echo 'make generated  render every schedule into generated/'
 	@echo 'make docs       write what fagen really prints into README.md and docs/'
+	@echo 'make test-long  the tests that CI has no time for: more kernels, more cases'
 	@echo 'make gpu-tests  the tests that need a Hopper GPU; SAMPLE=16: a few minutes of them'
 	@echo 'make clean      remove .venv and what tools left behind; built kernels stay in the cache'
 	@echo
@@ -90,6 +91,9 @@ generated: $(VENV)/.installed
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/fill.py
+
+test-long: $(VENV)/.nvcc
+	$(BIN)/python -m pytest -n $(WORKERS) -m long
 
 gpu-tests: $(VENV)/.nvcc
 	$(BIN)/python -m pytest -m gpu --sample $(SAMPLE)

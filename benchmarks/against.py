@@ -84,7 +84,7 @@ def kernels_before(where: str) -> dict[str, str]:
 
 def compile_before(text: str) -> Path:
     """Build a kernel of before with the adapter that calls it; return the library."""
-    function = re.search(r"int (fagen_\w+)\(const struct FagenForwardArgs", text)
+    function = re.search(r"int (fagen_\w+)\(\s*const struct FagenForwardArgs", text)
     if function is None:
         raise FagenError("this is no kernel of attention's forward pass")
     folder = cache_folder() / "against" / hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 
 from fagen.errors import DeviceError, FagenError, ToolchainError
 from fagen.paths import locate
+from fagen.toml_lines import text_of
 
 if TYPE_CHECKING:  # a command imports what it runs and no more: torch alone takes seconds
     from fagen.problem import Sizes
@@ -51,10 +52,20 @@ class Commands(click.Group):
         """List the commands as they are written here: in the order of the flow."""
         return list(self.commands)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the words; with --json among them, a refusal of click is an object too."""
+        ctx.meta[AS_JSON] = "--json" in args
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            raise _misused(ctx, error) from error
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; what it raises leaves as Failure, except what click knows itself."""
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            raise _misused(ctx, error) from error
         except FagenError as error:
             raise Failure(ctx, error, str(error), error.exit_code) from error
         except KeyboardInterrupt:
@@ -78,6 +89,13 @@ class Commands(click.Group):
             raise Failure(ctx, error, told, INTERNAL) from error
 
 
+def _misused(context: click.Context, error: click.UsageError) -> click.ClickException:
+    """Return how an error of usage leaves: as click shows it, unless JSON is wanted."""
+    if not context.meta.get(AS_JSON):
+        return error
+    return Failure(context, error, error.format_message(), error.exit_code)
+
+
 class ScheduleArgument(click.ParamType):  # type: ignore[type-arg]
     """A schedule: the path of a TOML file, the slug of any schedule, or - for standard input."""
 
@@ -88,7 +106,7 @@ class ScheduleArgument(click.ParamType):  # type: ignore[type-arg]
         from fagen import registry
 
         if value == "-":
-            return registry.parse(sys.stdin.read(), "stdin")
+            return registry.parse(text_of(sys.stdin.buffer, "stdin"), "stdin")
         if value.endswith(".toml") or "/" in value or Path(value).exists():
             return registry.read(value)
         own = registry.committed_file(value)

@@ -101,7 +101,7 @@ class Kind:
     name: str
     schedule: type[Schedule]
     plan: Callable[[Any], Plan]
-    errors: type  # a record of fagen.evidence
+    errors: type  # a record of fagen.records
     speeds: type  # another
     emulate: str
     proof: str

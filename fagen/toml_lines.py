@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fagen.errors import ScheduleError
 
@@ -51,30 +51,37 @@ class Origin:
 
     def at(self, *path: str) -> str:
         """Return `file:line` of a key; a key that is nowhere near any line has the file alone."""
-        line = self.line(path)
-        return f"{self.where}:{line}" if line else self.where
+        line, where = self.line(path), printable(self.where)
+        return f"{where}:{line}" if line else where
 
 
 def read_text(path: Path | str) -> str:
     """Return the text of a schedule's file.  Raises ScheduleError where it can be none."""
     try:
         with Path(path).open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+            return text_of(file, str(path))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ScheduleError(f"{path}: cannot be read: {reason}") from None
+        raise ScheduleError(f"{printable(str(path))}: cannot be read: {reason}") from None
+
+
+def text_of(file: BinaryIO, where: str) -> str:
+    """Return the text of an open file.  Raises ScheduleError where it can be no schedule's."""
+    content = file.read(MAX_BYTES + 1)
+    where = printable(where)
     if len(content) > MAX_BYTES:
-        raise ScheduleError(f"{path}: longer than {MAX_BYTES:,} bytes; this is no schedule")
+        raise ScheduleError(f"{where}: longer than {MAX_BYTES:,} bytes; this is no schedule")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise ScheduleError(f"{path}:{line}: this is not UTF-8 text") from None
+        raise ScheduleError(f"{where}:{line}: this is not UTF-8 text") from None
 
 
 def read_toml(text: str, where: str) -> tuple[dict[str, Any], Origin]:
     """Read TOML and note its lines.  Raises ScheduleError, with the line, where it is no TOML."""
     text = text.replace("\r\n", "\n")
+    named = printable(where)
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -82,10 +89,15 @@ def read_toml(text: str, where: str) -> tuple[dict[str, Any], Origin]:
         found = _LOCATION.search(message)
         line = int(found[1]) if found and found[1] else text.count("\n") + 1
         said = _LOCATION.sub("", message)
-        raise ScheduleError(f"{where}:{line}: this is not TOML: {said}") from None
+        raise ScheduleError(f"{named}:{line}: this is not TOML: {said}") from None
     except (ValueError, RecursionError) as error:  # a number or a nesting beyond what Python reads
-        raise ScheduleError(f"{where}: this cannot be read as TOML: {error}") from None
+        raise ScheduleError(f"{named}: this cannot be read as TOML: {error}") from None
     return tables, Origin(where, dict(_key_lines(text)))
+
+
+def printable(text: str) -> str:
+    """Return text from outside as it is, or escaped where a terminal might obey it."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 def shown(value: Any) -> str:

@@ -190,7 +190,10 @@ INT32 = Dtype(
 # of partial outputs, and of what they are combined to
 PARTIALS = _table(FP32, DTYPES["fp16"], DTYPES["bf16"])
 
-OUT_DTYPES = tuple(row.name for row in DTYPES.values() if not row.fp8)
+SIXTEEN_BITS = _table(*(row for row in DTYPES.values() if not row.fp8))
+
+# of attention's O
+OUT_DTYPES = _table(*SIXTEEN_BITS.values())
 
 # The order of 16 keys in which the PV GEMM reads V in e4m3: what a thread has of S after QKᵀ is
 # what it needs of P, if V's keys are taken in this order.

@@ -16,7 +16,7 @@ COMMITTED = {  # slugs of the committed schedules, by kind
 ALL = [slug for slugs in COMMITTED.values() for slug in slugs]
 
 
-def fagen(*words: object, input: str | None = None) -> Result:
+def fagen(*words: object, input: str | bytes | None = None) -> Result:
     """Run a command; a traceback fails the test."""
     result = CliRunner().invoke(cli.main, [str(w) for w in words], input=input, prog_name="fagen")
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception

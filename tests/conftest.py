@@ -142,15 +142,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the tests that need a GPU out, unless `-m` names them, and cases beyond a sample."""
-    wanted, every = "gpu" in config.getoption("markexpr"), config.getoption("sample")
+    """Leave out what needs a GPU or is long, unless `-m` names it, and cases beyond a sample."""
+    asked, every = config.getoption("markexpr"), config.getoption("sample")
+    apart = [mark for mark in ("gpu", "long") if mark not in asked]
     seen: Counter[str] = Counter()
     here, left = [], []
     for item in items:
         test = item.nodeid.split("[")[0]
         chosen = seen[test] % every == 0
         seen[test] += 1
-        keep = chosen and (wanted or item.get_closest_marker("gpu") is None)
+        keep = chosen and not any(map(item.get_closest_marker, apart))
         (here if keep else left).append(item)
     if left:
         config.hook.pytest_deselected(items=left)

@@ -395,7 +395,7 @@ def needed(library: Path) -> set[str]:
 def test_a_kernel_built_before_there_was_a_disassembler_is_read_once_there_is_one(
     built: Callable[[str], Any], tools: Toolchain, tmp_path: Path
 ) -> None:
-    real = built("fwd_fp16_d128_full_m128n128")
+    real = built("fwd_fp16_d128_causal_m128n128")  # as other tests do
     (tmp_path / "library").write_bytes(real.binary.library.read_bytes())
     log = LOG.format(stack=0, stores=0, loads=0, registers=168)
     assert make(log, real.plan, tools).report.machine_note == NO_DISASSEMBLER

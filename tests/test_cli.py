@@ -150,6 +150,49 @@ def test_a_refusal_in_json_is_an_object_on_stdout_and_words_on_stderr():
     assert "fits with block_n = " in told["message"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "check --json",
+        f"check --jsn --json {SLUG}",
+        "--nonsense check --json",
+        "frobnicate --json",
+        f"bench --json --shape 1,2 {SLUG}",
+        "cache prune --json --keep many",
+        "generate --json",
+        "search run --json",
+        "schema --kind backward --json",
+    ],
+)
+def test_a_usage_error_in_json_is_an_object_too(words):
+    answer = fagen(*words.split())
+    told = json.loads(answer.stdout)
+    assert answer.exit_code == told["exit_code"] == 2
+    assert told["message"] == answer.stderr.rstrip("\n") != ""
+    plain = fagen(*words.replace("--json", "").split())
+    assert plain.exit_code == 2 and plain.stdout == ""
+    assert "Usage: " in plain.stderr
+
+
+def test_what_comes_in_by_standard_input_is_refused_as_a_file_is():
+    for content in (b"\xff\xfe", b"# " + b"x" * 100_000, b"[attention"):
+        answer = fagen("check", "-", input=content)
+        assert answer.exit_code == 1
+        assert answer.stderr.startswith("stdin:")
+
+
+def test_text_from_outside_is_escaped_where_a_terminal_would_obey_it(tmp_path):
+    path = tmp_path / "a\x1b[31m.toml"
+    path.write_text(
+        '"a\\u001b[31m\\nb" = "\\u0007"\n[attention]\n"x\\u0000" = 1\nhead_dim = "\\u009b"\n'
+    )
+    said = [fagen("check", path), fagen("check", "-", input=path.read_bytes())]
+    said += [fagen("check", tmp_path / "b\x07.toml"), fagen("check", "fwd_\x1b[2J")]
+    for answer in said:
+        assert answer.exit_code == 1
+        assert all(line.isprintable() for line in answer.stderr.splitlines())
+
+
 # ---- streams and ends ----------------------------------------------------------------------------
 
 

@@ -251,9 +251,9 @@ def test_its_launcher_refuses_what_it_cannot_do(library):
         assert "null" in said(**{name: 0})
     for name in ("outs", "out"):
         assert "16 bytes" in said(**{name: 4104})
-        assert "multiples of 16 bytes" in said(**{f"{name}_stride_head": 1})
+        assert "multiple of 16 bytes" in said(**{f"{name}_stride_head": 1})
     assert "16 bytes" not in said(lses=4100, lse=4100, lses_stride_head=5)
-    assert "multiples of 16 bytes" in said(outs_stride_split=-256)
+    assert "multiple of 16 bytes" in said(outs_stride_split=-256)
     for size in ("splits", "batch", "seqlen", "heads"):
         assert "out of range" in said(**{size: -1})
     assert said(heads=0) == said(seqlen=0) == "launched"  # nothing to do

@@ -4,6 +4,8 @@ import dataclasses
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fagen import toolchain
 from fagen.errors import VerificationError
@@ -22,6 +24,7 @@ from fagen.evidence import (
     staleness,
     write,
 )
+from fagen.evidence.store import _encoded
 from fagen.registry import from_slug, plan
 from fagen.render import Source, render
 
@@ -173,6 +176,28 @@ def test_a_file_that_no_schedule_makes_is_an_orphan(folder):
 def test_a_file_that_is_no_evidence_is_said_to_be_unreadable(folder, text):
     evidence_path(SLUG, folder).write_text(text)
     assert kinds(folder) == ["unreadable"]
+
+
+JUNK = st.sampled_from([None, True, -1, 0.5, "x", [], ["x"], [1], {}, {"a": 1}, [{}], 1e999])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(sorted(_encoded(EVIDENCE))), JUNK), max_size=3))
+def test_no_evidence_is_a_traceback(tmp_path_factory, changes):
+    """Nor one inside a record of errors or speeds."""
+    folder = tmp_path_factory.mktemp("generated")
+    (folder / f"{SLUG}.cu").write_text(SOURCE.kernel)
+    data = json.loads(json.dumps(_encoded(EVIDENCE)))
+    for field, value in changes:
+        data[field] = value
+    evidence_path(SLUG, folder).write_text(json.dumps(data))
+    assert {fault.kind for fault in faults([SOURCE], folder)} <= {"unreadable", "stale", "failed"}
+    for part in ("errors", "speeds"):
+        data = json.loads(json.dumps(_encoded(EVIDENCE)))
+        for number, (_, value) in enumerate(changes):
+            data[part][0][sorted(data[part][0])[number]] = value
+        evidence_path(SLUG, folder).write_text(json.dumps(data))
+        assert {fault.kind for fault in faults([SOURCE], folder)} <= {"unreadable", "failed"}
 
 
 def test_an_unknown_field_makes_evidence_unreadable_and_is_named(folder):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 from fagen.errors import FagenError, ScheduleError, VerificationError
 from fagen.paths import locate, write_whole
@@ -170,9 +170,24 @@ def _decoded(record: type, data: Any, parts: Mapping[str, type] | None = None) -
         odd = sorted(set(data) ^ names) if isinstance(data, dict) else [type(data).__name__]
         raise ValueError(f"{record.__name__} has missing or unknown fields: {', '.join(odd)}")
     values = dict(data)
-    for name, value in data.items():
-        if parts and name in parts:
-            values[name] = tuple(_decoded(parts[name], part) for part in value)
-        elif isinstance(value, list):
-            values[name] = tuple(value)
+    for name, wanted in get_type_hints(record).items():
+        value = data[name]
+        if get_origin(wanted) is tuple:
+            kind = (parts or {}).get(name)
+            if not isinstance(value, list) or not (kind or all(map(_is_text, value))):
+                raise ValueError(f"{name} is {json.dumps(value)[:40]}")
+            values[name] = tuple(_decoded(kind, part) if kind else part for part in value)
+        elif not _is(value, wanted):
+            raise ValueError(f"{name} is {json.dumps(value)[:40]}")
     return record(**values)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is(value: Any, wanted: Any) -> bool:
+    """Whether a value out of JSON is of a field's type."""
+    if wanted is float:
+        wanted = int | float
+    return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from fagen.errors import ScheduleError
 from fagen.schedule.section import Keys
-from fagen.toml_lines import Origin, shown
+from fagen.toml_lines import Origin, printable, shown
 
 
 class BrokenRules(ValueError):  # noqa: N818 - it never leaves this package
@@ -27,7 +27,9 @@ def refusal(found: Iterable[Fault], origin: Origin) -> ScheduleError:
     """Return the error that says all faults, in the order in which they were written."""
     ordered = sorted(dict.fromkeys(found), key=lambda fault: origin.line(fault[0]))
     return ScheduleError(
-        "\n".join(f"{origin.at(*path)}: {'.'.join(path)} {said}" for path, said in ordered)
+        "\n".join(
+            f"{origin.at(*path)}: {'.'.join(map(printable, path))} {said}" for path, said in ordered
+        )
     )
 
 

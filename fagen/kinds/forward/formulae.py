@@ -12,15 +12,13 @@ from fagen.errors import ScheduleError
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.rules import possible_outputs
 from fagen.ledger import Ledger, Row, first_that_fits, rows, solved, summed, symbols
-from fagen.vocab import DTYPES, P_HOMES
+from fagen.vocab import DTYPES, OUT_DTYPES, P_HOMES
 
 # The model's two constants, per consumer thread: the running maximum, sum and scale of two rows,
 # and addresses, loop state and barriers.  How far they are off is measured in the machine code.
 SOFTMAX_REGISTERS = 6
 WORKING_REGISTERS = 20
 
-# of an element of O
-OUT_BYTES = 2
 FP32_BYTES = 4
 # of a group of keys with scales of its own: K's, V's logarithm and V's inverse, in one load
 KEY_SCALES_BYTES = 16
@@ -34,7 +32,7 @@ REGISTER_FILE = "register file of a thread block"
 SUMMED = (
     *("dtype", "head_dim", "head_dim_v", "block_m", "block_n", "stages", "output", "p"),
     *("producer", "consumers", "producer_registers", "consumer_registers", "q_stages", "sum"),
-    *("v_layout", "promote", "totals", "scale_rows"),
+    *("v_layout", "promote", "totals", "scale_rows", "out_dtype"),
 )
 
 # d, d_v padded; e bytes per element
@@ -159,17 +157,23 @@ def nearest(schedule: Schedule) -> tuple[dict[str, Any], ...]:
 
 @cache
 def shared_formulae(
-    output: str, p: str, row_sum: str, v_layout: str, group_keys: int, totals: str
+    output: str,
+    p: str,
+    row_sum: str,
+    v_layout: str,
+    group_keys: int,
+    totals: str,
+    out_bytes: int,
 ) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment.
 
-    `v_layout` is said of fp8 alone, where O's elements are wider than the others, `group_keys`,
+    `out_bytes` are those of an element of O, 0 where it has as many as the others; `group_keys`,
     which share a scale, where blocks have some, else it is 0, and `totals` where sums are promoted.
     """
     import sympy
 
     m, n, d, d_v, stages, q_stages, e = symbols(SYMBOLS).values()
-    v, o = stages * n * d_v * e, m * d_v * (OUT_BYTES if v_layout else e)
+    v, o = stages * n * d_v * e, m * d_v * (out_bytes or e)
     parts = 2 if output == "halves" else 1
     rows = {"q": q_stages * m * d * e, "k": stages * n * d * e}
     rows |= {"v_or_o": sympy.Max(v, o)} if output == "v_space" else {"v": v, "o": o / parts}
@@ -226,11 +230,15 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _shared_choices(values: Mapping[str, Any]) -> tuple[str, str, str, str, int, str]:
+def _shared_choices(values: Mapping[str, Any]) -> tuple[str, str, str, str, int, str, int]:
     output, p, row_sum, v_layout = (values[key] for key in ("output", "p", "sum", "v_layout"))
     group_keys = keys_of_a_scale(values["block_n"], values["scale_rows"])
     by_block = values["scale_rows"] > 0
-    return output, p, row_sum, v_layout, group_keys if by_block else 0, values["totals"]
+    out_bytes = OUT_DTYPES[values["out_dtype"]].bytes
+    as_others = out_bytes == DTYPES[values["dtype"]].bytes
+    of_scales = group_keys if by_block else 0
+    of_out = 0 if as_others else out_bytes
+    return output, p, row_sum, v_layout, of_scales, values["totals"], of_out
 
 
 def _register_choices(values: Mapping[str, Any]) -> tuple[str, str, bool]:
@@ -306,7 +314,7 @@ def _options(schedule: Schedule) -> dict[str, list[dict[str, Any]]]:
     registers = {key: None for key in ("producer_registers", "consumer_registers") if key in said}
     totals = {"totals": None} if "totals" in said else {}
     others = [p for p in P_HOMES if p != values["p"]]
-    outputs = possible_outputs(values["head_dim_v"], values["dtype"])
+    outputs = possible_outputs(values["head_dim_v"], values["dtype"], values["out_dtype"])
     thriftier = outputs[outputs.index(values["output"]) + 1 :]
     return {
         "block_m": [{"block_m": m, **registers} for m in _below(values["block_m"], SM90.wgmma_m)],

@@ -24,7 +24,7 @@ from fagen.kinds.forward.signature import signature
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.ledger import Ledger
 from fagen.signature import Extent, Signature
-from fagen.vocab import DTYPES, MASKS, ORDERS, Dtype, Mask, Swizzle, swizzle_of
+from fagen.vocab import DTYPES, MASKS, ORDERS, OUT_DTYPES, Dtype, Mask, Swizzle, swizzle_of
 
 # What a lane's share of a row's P may add up to, relative to a stale maximum, in 16 bits. fp16 ends
 # at 65,504, and sums of fp32 lose nothing by it.
@@ -198,7 +198,7 @@ def plan(schedule: Schedule) -> Plan:
     if cost.over():
         raise OverBudget(_refusal(schedule, cost))
     dtype = DTYPES[schedule.attention.dtype]
-    out_dtype = DTYPES[schedule.attention.out_dtype]
+    out_dtype = OUT_DTYPES[schedule.attention.out_dtype]
     mask = MASKS[schedule.attention.mask]
     order = ORDERS[schedule.grid.order]
     d = padded(schedule.attention.head_dim, schedule)

@@ -9,6 +9,7 @@ from fagen.schedule import Code, SlugForm
 from fagen.vocab import (
     DTYPES,
     MASKS,
+    OUT_DTYPES,
     OUTPUTS,
     SCALE_ROWS_DEFAULT,
     SCALES,
@@ -19,7 +20,7 @@ from fagen.vocab import (
 
 # in the order in which a slug says them, each only where the value is not the default
 _CODES = (
-    Code("out_dtype", words={"bf16": "obf16", "fp16": "ofp16"}),
+    Code("out_dtype", words={name: f"o{name}" for name in OUT_DTYPES}),
     Code("stages", "s"),
     Code("q_stages", "q"),
     Code("output", words={"own": "own", "halves": "halves", "v_space": "vspace"}),
@@ -126,15 +127,18 @@ def _one_slab(columns: int, dtype: str) -> bool:
     return width == swizzle_of(width).bytes
 
 
-def output_slabs(columns: int, dtype: str) -> int:
+def output_slabs(columns: int, dtype: str, out_dtype: str) -> int:
     """Return in how many slabs, each as wide as its swizzle, so many columns of O are stored."""
-    width = DTYPES[dtype].filled_up(columns) * DTYPES[DTYPES[dtype].out].bytes
+    width = DTYPES[dtype].filled_up(columns) * OUT_DTYPES[out_dtype].bytes
     return width // swizzle_of(width).bytes
 
 
-def possible_outputs(columns: int, dtype: str) -> tuple[str, ...]:
-    """Return how so many columns of O may be stored, by falling shared memory."""
-    halves = output_slabs(columns, dtype) % 2 == 0
+def possible_outputs(columns: int, dtype: str, out_dtype: str = "") -> tuple[str, ...]:
+    """Return how so many columns of O may be stored, by falling shared memory.
+
+    O is of the type that goes with Q's where none is named.
+    """
+    halves = output_slabs(columns, dtype, out_dtype or DTYPES[dtype].out) % 2 == 0
     return tuple(output for output in OUTPUTS if output != "halves" or halves)
 
 
@@ -175,7 +179,7 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             )
     if (
         keys["output"] == "halves"
-        and (slabs := output_slabs(keys["head_dim_v"], keys["dtype"])) % 2
+        and (slabs := output_slabs(keys["head_dim_v"], keys["dtype"], keys["out_dtype"])) % 2
     ):
         yield (
             "output",

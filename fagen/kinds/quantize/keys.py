@@ -18,13 +18,20 @@ from pydantic import Field
 from fagen.kinds.quantize.rules import DERIVED, SLUG, rules
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
-from fagen.vocab import OUT_DTYPES, ROTARIES, SCALE_ROWS, SCALE_ROWS_DEFAULT, SCALES, V_LAYOUTS
+from fagen.vocab import (
+    ROTARIES,
+    SCALE_ROWS,
+    SCALE_ROWS_DEFAULT,
+    SCALES,
+    SIXTEEN_BITS,
+    V_LAYOUTS,
+)
 
 
 class Quantize(Section):
     """What is quantised and how a thread block takes it."""
 
-    dtype: Annotated[str, OneOf(OUT_DTYPES)] = Field(description="of the input")
+    dtype: Annotated[str, OneOf(SIXTEEN_BITS)] = Field(description="of the input")
     head_dim: int = Field(ge=16, le=256, multiple_of=16, description="columns")
     rotary: Annotated[str, OneOf(ROTARIES)] = Field(
         default="none",

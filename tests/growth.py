@@ -1,0 +1,467 @@
+"""What one touches to make fagen grow: sample changes to a copy of the tree, and what they give.
+
+    python tests/growth.py
+
+prints a table: for each kind of change the files that are touched by hand (tests, examples and
+pages aside), and how many there may be. Each sample is a few edits, after which code runs in the
+changed copy: it must plan, render and emulate what was added. With --build its kernel is compiled
+as well.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TREE = ("cli.py", "fagen", "templates", "schedules")
+LOADED = ("torch", "pydantic", "sympy", "jinja2", "click")  # once, for all samples
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change of one file: `old`, which is there once, becomes `new`; a new file has no `old`."""
+
+    path: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A change, how many files it may touch, and code that shows that it works.
+
+    `added` is a folder beside this file: what lies in it is put into the tree and is not counted,
+    as a kind's own package and templates.
+    """
+
+    name: str
+    most: int
+    edits: tuple[Edit, ...]
+    shows: str
+    builds: str  # the slug of a kernel that it makes
+    added: str = ""
+
+    @property
+    def touched(self) -> list[str]:
+        """The files that are touched by hand."""
+        return list(dict.fromkeys(edit.path for edit in self.edits))
+
+
+# what the code of every sample begins with
+BEGIN = """
+import math
+import torch
+from fagen import registry
+from fagen.kind import load_named
+from fagen.render import render
+
+def made(slug):
+    plan = registry.plan(registry.from_slug(slug))
+    return plan, render(plan)
+
+def emulated(plan, *given, **named):
+    return load_named(registry.kind(plan.kind).emulate)(plan, *given, **named)
+
+def dense(q, k, v, hidden=None):
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) * 0.125
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -math.inf)
+    return (scores.softmax(-1) @ v.double().transpose(1, 2)).transpose(1, 2)
+
+def tensors(dtype, head_dim, queries=70, keys=90):
+    dice = torch.Generator().manual_seed(0)
+    shape = lambda n: (1, n, 2, head_dim)
+    return [torch.randn(shape(n), generator=dice).to(dtype) for n in (queries, keys, keys)]
+"""
+
+TILE = Sample(
+    name="a tile, a head dim",
+    most=1,
+    builds="fwd_bf16_d40_full_m64n48",
+    edits=(
+        Edit(
+            "schedules/forward/fwd_bf16_d40_full_m64n48.toml",
+            "",
+            """\
+#:schema schedule.schema.json
+# A head dim and a tile that no other schedule has.
+
+[attention]
+head_dim = 40
+dtype = "bf16"
+mask = "full"
+
+[tile]
+block_m = 64
+block_n = 48
+""",
+        ),
+    ),
+    shows="""
+from fagen import flow
+slug = "fwd_bf16_d40_full_m64n48"
+assert slug in [schedule.slug for schedule in flow.committed("forward")]
+plan, source = made(slug)
+q, k, v = tensors(torch.bfloat16, 40)
+out, _ = emulated(plan, q, k, v, 0.125)
+torch.testing.assert_close(out.double(), dense(q, k, v), rtol=2e-2, atol=2e-2)
+""",
+)
+
+KNOB = Sample(
+    name="a key of a schedule",
+    most=3,
+    builds="fwd_fp16_d64_full_m64n64_l2p128",
+    edits=(
+        Edit(
+            "fagen/kinds/forward/keys.py",
+            """    q_stages: int = Field(""",
+            """    l2_promotion: int = Field(
+        default=256, ge=128, le=256, multiple_of=128, description="bytes that TMA fetches into L2"
+    )
+    q_stages: int = Field(""",
+        ),
+        Edit(
+            "fagen/kinds/forward/rules.py",
+            """    Code("q_stages", "q"),\n""",
+            """    Code("l2_promotion", "l2p"),\n    Code("q_stages", "q"),\n""",
+        ),
+        Edit(
+            "templates/forward/host.j2",
+            "CU_TENSOR_MAP_L2_PROMOTION_L2_256B",
+            "CU_TENSOR_MAP_L2_PROMOTION_L2_{{ plan.schedule.pipeline.l2_promotion }}B",
+        ),
+    ),
+    shows="""
+_, before = made("fwd_fp16_d64_full_m64n64")
+assert "CU_TENSOR_MAP_L2_PROMOTION_L2_256B" in before.kernel
+schedule = registry.from_slug("fwd_fp16_d64_full_m64n64").but(l2_promotion=128)
+assert schedule.slug == "fwd_fp16_d64_full_m64n64_l2p128"
+plan, source = made(schedule.slug)
+assert "CU_TENSOR_MAP_L2_PROMOTION_L2_128B" in source.kernel and source.hash != before.hash
+assert "l2_promotion" in str(registry.kind("forward").schedule.json_schema())
+try:
+    registry.parse("[attention]\\n[pipeline]\\nl2_promotion = 200\\n")
+except Exception as error:
+    assert "schedule:3: pipeline.l2_promotion = 200 must be" in str(error), error
+""",
+)
+
+MASK = Sample(
+    name="a mask",
+    most=3,
+    builds="fwd_fp16_d64_window_m64n32",
+    edits=(
+        Edit(
+            "fagen/vocab.py",
+            """        pairs=_causal_pairs,
+    ),
+)
+""",
+            """        pairs=_causal_pairs,
+    ),
+    Mask(
+        "window",
+        order="lpt",
+        first="row + seqlen_k - seqlen_q - 29",
+        last="row + seqlen_k - seqlen_q + 1",
+        keys=lambda row, q, k: (row + k - q - 29, row + k - q + 1),
+        pairs=lambda q, k: 30.0 * q,
+    ),
+)
+""",
+        ),
+        Edit(
+            "schedules/forward/fwd_fp16_d64_window_m64n32.toml",
+            "",
+            """\
+#:schema schedule.schema.json
+# Thirty keys of each row: few blocks of them, so short ones.
+
+[attention]
+head_dim = 64
+dtype = "fp16"
+mask = "window"
+
+[tile]
+block_m = 64
+block_n = 32
+""",
+        ),
+    ),
+    shows="""
+plan, source = made(registry.committed_file("fwd_fp16_d64_window_m64n32").stem)
+assert "row + seqlen_k - seqlen_q - 29" in " ".join(source.kernel.split()).replace("params.", "")
+q, k, v = tensors(torch.float16, 64)
+row, key = torch.arange(70)[:, None] + 20, torch.arange(90)
+out, _ = emulated(plan, q, k, v, 0.125)
+exact = dense(q, k, v, (key < row - 29) | (key > row))
+torch.testing.assert_close(out.double(), exact, rtol=2e-3, atol=2e-3)
+from fagen.kinds.forward.reference import reference
+wanted, _ = reference(q, k, v, mask=plan.mask.name, scale=0.125)
+torch.testing.assert_close(wanted, exact, rtol=1e-9, atol=1e-9)
+""",
+)
+
+OUTPUT = Sample(
+    name="a type of the output",
+    most=2,
+    builds="fwd_e4m3_d64_full_m64n64_ofp32",
+    edits=(
+        Edit(
+            "fagen/vocab.py",
+            "OUT_DTYPES = _table(*SIXTEEN_BITS.values())",
+            "OUT_DTYPES = _table(*SIXTEEN_BITS.values(), FP32)",
+        ),
+        Edit(
+            "templates/forward/softmax.j2",
+            """
+__device__ __forceinline__ uint32_t pack(float low, float high) {""",
+            """
+{% if plan.out_dtype.bytes == 4 %}
+template <int slab, int swizzle_bits>
+__device__ __forceinline__ int swizzled(int row, int column) {
+  const int offset = (row * slab + column) * sizeof(OutElement);
+  return offset ^ (offset >> 3 & ((1 << swizzle_bits) - 1) << 4);
+}
+
+// Writes a warp's 16 rows of an accumulator to slabs of 64 rows, as they are.
+template <int columns, int slab, int swizzle_bits>
+__device__ __forceinline__ void store_accumulator(OutElement* tile, const float* x) {
+#pragma unroll
+  for (int i = 0; i < columns / 2; i += 2) {
+    const int row = warp_row() + lane() / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane() % 4 * 2;
+    char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
+    const int offset = swizzled<slab, swizzle_bits>(row, column % slab);
+    *reinterpret_cast<float2*>(base + offset) = {x[i], x[i + 1]};
+  }
+}
+{% else %}
+__device__ __forceinline__ uint32_t pack(float low, float high) {""",
+        ),
+        Edit(
+            "templates/forward/softmax.j2",
+            """{% if plan.p_bytes == 1 %}
+
+// Four numbers of e4m3""",
+            """{% endif %}
+{% if plan.p_bytes == 1 %}
+
+// Four numbers of e4m3""",
+        ),
+        Edit(
+            "templates/forward/softmax.j2",
+            """
+// Byte offset of an element in a slab""",
+            """
+{% if plan.out_dtype.bytes == 2 %}
+// Byte offset of an element in a slab""",
+        ),
+        Edit(
+            "templates/forward/softmax.j2",
+            """                   pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
+  }
+}
+""",
+            """                   pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
+  }
+}
+{% endif %}
+""",
+        ),
+    ),
+    shows="""
+schedule = registry.from_slug("fwd_e4m3_d64_full_m64n64").but(out_dtype="fp32")
+assert schedule.slug == "fwd_e4m3_d64_full_m64n64_ofp32"
+plan, source = made(schedule.slug)
+bf16, _ = made("fwd_e4m3_d64_full_m64n64")
+amount = lambda plan: {row.name: row.amount for row in plan.shared.rows}
+assert amount(plan)["o"] == 2 * amount(bf16)["o"] == 64 * 64 * 4
+assert "using OutElement = float;" in source.kernel and "stmatrix" not in source.kernel
+assert source.binding.count("aoti_torch_dtype_float32(), device)") == 2  # out and lse
+from fagen.e4m3 import by_columns
+q, k, v = (x.to(torch.float8_e4m3fn) for x in tensors(torch.float32, 64, keys=96))
+descales = dict.fromkeys(("q_descale", "k_descale", "v_descale"))
+out, _ = emulated(plan, q, k, by_columns(v), 0.125, **descales)
+assert out.dtype == torch.float32
+torch.testing.assert_close(out.double(), dense(q, k, v), rtol=0.03, atol=0.03)
+""",
+)
+
+ARGUMENT = Sample(
+    name="an argument of a call",
+    most=3,  # with the emulation, which does what the kernel does
+    builds="fwd_fp16_d64_full_m64n64",
+    edits=(
+        Edit(
+            "fagen/kinds/forward/signature.py",
+            """        scalars=(Scalar(""",
+            """        scalars=(
+            Scalar("temperature", "float", "divides it", default=1.0, positive=True),
+            Scalar(""",
+        ),
+        Edit(
+            "fagen/kinds/forward/signature.py",
+            """"v", "scale", """,
+            """"v", "scale", "temperature", """,
+        ),
+        Edit("templates/forward/host.j2", "a.scale * 1.44", "a.scale / a.temperature * 1.44"),
+        Edit(
+            "fagen/kinds/forward/emulate/__init__.py",
+            """scale: float, **descales: Tensor | None
+) -> tuple[Tensor, Tensor]:""",
+            """scale: float, temperature: float = 1.0, **descales: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    scale /= temperature""",
+        ),
+    ),
+    shows="""
+from fagen.runtime.c_interface import struct_of
+from fagen.runtime.op import emulated as op_of
+plan, source = made("fwd_fp16_d64_full_m64n64")
+assert "float temperature=1.0" in plan.signature.asked and plan.signature.asked in source.binding
+assert "temperature" in dict(struct_of(plan.signature)._fields_)
+for text in (source.kernel, source.binding):
+    assert "float temperature" in text
+assert "temperature, scale must be finite and positive" in source.kernel
+op = op_of(plan.slug)
+q, k, v = tensors(torch.float16, 64)
+for made_so in (op(q, k, v, 0.25, 2.0), op(q, k, v, 0.125)):
+    torch.testing.assert_close(made_so[0].double(), dense(q, k, v), rtol=2e-3, atol=2e-3)
+try:
+    op(q, k, v, 0.125, -1.0)
+except ValueError as error:
+    assert "temperature" in str(error)
+else:
+    raise AssertionError("a negative temperature is taken")
+""",
+)
+
+LIMIT = Sample(
+    name="a limit of the hardware",
+    most=1,
+    builds="fwd_fp16_d64_full_m64n64",
+    edits=(
+        Edit(
+            "fagen/arch.py",
+            """_of(232_448, f"{_GUIDE}: 227 KiB per block, opted in")""",
+            """_of(101_376, "another card: 99 KiB per block, opted in")""",
+        ),
+    ),
+    shows="""
+from fagen.errors import OverBudget
+made("fwd_fp16_d64_full_m64n64")
+try:
+    made("fwd_fp16_d128_causal_m128n128")
+except OverBudget as error:
+    assert "> 101,376 (another card: 99 KiB per block, opted in)" in str(error), error
+    assert "fits with " in str(error)
+else:
+    raise AssertionError("it does not fit")
+""",
+)
+
+KIND = Sample(
+    name="a kind",
+    most=1,
+    builds="scale_bf16_d64_t64",
+    edits=(
+        Edit(
+            "fagen/registry.py",
+            """        Entry("quantize",""",
+            """        Entry("scale", "fagen.kinds.scale", "scale_", "scale"),
+        Entry("quantize",""",
+        ),
+    ),
+    added="growth_kind",
+    shows="""
+from fagen import evidence, flow
+from fagen.runtime.op import emulated as op_of
+(schedule,) = flow.committed("scale")
+assert schedule in flow.all_committed()
+assert schedule.slug == "scale_bf16_d64_t64" == registry.committed_file(schedule.slug).stem
+text = registry.committed_file(schedule.slug).read_text()
+assert registry.parse('kind = "scale"\\n' + text) == schedule
+plan, source = made(schedule.slug)
+assert "struct FagenScaleArgs {" in source.kernel and plan.signature.asked in source.binding
+assert evidence.home(schedule.slug).parts[-2:] == ("scale", "bf16_d64")
+x = torch.randn(2, 3, 64).bfloat16()
+for out in (emulated(plan, x, 0.5), op_of(plan.slug)(x, 0.5)):
+    assert torch.equal(out, x * 0.5)
+from click.testing import CliRunner
+import cli
+for words in ("check SLUG", "generate --binding SLUG", "schema --kind scale"):
+    answer = CliRunner().invoke(cli.main, words.replace("SLUG", schedule.slug).split())
+    assert answer.exit_code == 0 and "scale" in answer.output, answer.output
+""",
+)
+
+SAMPLES = (TILE, KNOB, MASK, OUTPUT, ARGUMENT, KIND, LIMIT)
+
+
+def grown(sample: Sample, folder: Path) -> Path:
+    """Copy the tree into a folder and change it."""
+    for name in TREE:
+        source, target = ROOT / name, folder / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target)
+    (folder / "generated").mkdir()
+    if sample.added:
+        shutil.copytree(Path(__file__).parent / sample.added, folder, dirs_exist_ok=True)
+    for edit in sample.edits:
+        path = folder / edit.path
+        if not edit.old:
+            assert not path.exists(), f"{edit.path} is there already"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(edit.new, encoding="utf-8")
+            continue
+        text = path.read_text(encoding="utf-8")
+        assert text.count(edit.old) == 1, f"{edit.path}: {edit.old!r} is not there once"
+        path.write_text(text.replace(edit.old, edit.new), encoding="utf-8")
+    return folder
+
+
+def shown(sample: Sample, folder: Path, build: bool) -> None:
+    """Run a sample's code in its tree; raises what it raises."""
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    code = BEGIN + sample.shows
+    if build:
+        code += f"from fagen import flow\nflow.built(registry.from_slug({sample.builds!r}))\n"
+    exec(compile(code, f"<{sample.name}>", "exec"), {})
+
+
+def main(build: bool) -> int:
+    """Try all samples, each in a process of its own, and print the table; the exit code."""
+    for name in LOADED:
+        __import__(name)
+    sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
+    failed = False
+    print("| added | files | at most | |\n|---|---|---|---|")
+    for sample in SAMPLES:
+        with tempfile.TemporaryDirectory() as folder:
+            sys.stdout.flush()
+            child = os.fork()
+            if child == 0:
+                try:
+                    shown(sample, grown(sample, Path(folder)), build)
+                except BaseException:
+                    sys.excepthook(*sys.exc_info())
+                    os._exit(1)
+                os._exit(0)
+            wrong = os.waitpid(child, 0)[1] != 0 or len(sample.touched) > sample.most
+        failed |= wrong
+        files = ", ".join(f"`{path}`" for path in sample.touched)
+        print(f"| {sample.name} | {len(sample.touched)} | {sample.most} | {files} |")
+        if wrong:
+            print(f"{sample.name}: does not work, or touches too many files", file=sys.stderr)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main("--build" in sys.argv[1:]))
