@@ -218,7 +218,7 @@ def test_its_launcher_refuses_what_it_cannot_do(library):
         return message(launch(ctypes.byref(args), None)).decode()
 
     for key in ("struct_bytes", "version"):
-        assert said(**{key: 8}) == ("struct_bytes or version is that of another FagenQuantizeArgs")
+        assert said(**{key: 8}) == "struct_bytes or version is that of another FagenQuantizeArgs"
     for key in ("x", "values", "descale"):
         assert said(**{key: 0}) == "a tensor that is needed is null"
     for key in ("x", "values"):

@@ -257,6 +257,39 @@ def test_the_binding_and_ctypes_pass_the_same(any_toy: StubOp) -> None:
         assert made.shape == ((2, 3) if given is None else (0,))
 
 
+# of kinds that there are; no other test loads ops of these names
+OF_KINDS = (
+    "fwd_fp16_d24v40_full_m64n48",
+    "fwd_e4m3_d32v48_causal_m64n64_sblock_sr32",
+    "quant_bf16_d208_pairs_stensor_vcols",
+    "quant_fp16_d208_rot",
+    "comb_fp32_d104_obf16",
+    "comb_bf16_d136_packed",
+)
+
+
+@pytest.mark.parametrize("slug", OF_KINDS)
+def test_so_they_do_for_every_kind(stub_op: Callable[[str], StubOp], slug: str) -> None:
+    assert {registry.kind_of_slug(one).name for one in OF_KINDS} == registry.ENTRIES.keys() - {
+        "toy"
+    }
+    one = stub_op(slug)
+    signature = one.plan.signature
+    sizes = {size.name: 2 + 2 * number for number, size in enumerate(signature.sizes)}
+    for rule in signature.rules:
+        sizes[rule.of] = 3 * sizes[rule.by]
+    named: dict[str, Any] = {scalar.name: 5 for scalar in signature.numbers}
+    for tensor in signature.inputs:
+        if not tensor.made:
+            shape = [dim.extent.at(sizes) for dim in tensor.dims]
+            named[tensor.name] = torch.zeros(shape).to(getattr(torch, tensor.dtype.torch))
+    named = completed(one.plan, named)
+    assert checked(one.plan, named) == sizes
+    noted = fields_of(one.noted(**named))
+    assert noted == fields_of(c_interface.arguments(one.plan, named, sizes))
+    assert {name: noted[name] for name in sizes} == sizes
+
+
 def test_what_the_binding_makes_of_numbers_and_shapes(stub: StubOp) -> None:
     named = completed(stub.plan, toy.arguments(stub.plan))
     noted = stub.noted(**named)

@@ -196,12 +196,12 @@ def _registers(values: int, parts: int, rotary: bool) -> int:
     """What a thread is given: the more thread blocks a multiprocessor holds, the more is loaded
     while others compute and store.
 
-    A lane has its values in the place of half as many registers of input, and some 16 for
+    A lane has its values in the place of half as many registers of input, and some 18 for
     addresses, signs and what it packs; in parts, more than one of these is under way. Where wide
     rows are embedded, cosines and sines are too.
     """
     extra = _EMBEDDING if rotary and parts > 1 else 0
-    return max(values + (64 if parts > 1 else 16) + extra, _LEAST_REGISTERS)
+    return max(values + (64 if parts > 1 else 18) + extra, _LEAST_REGISTERS)
 
 
 def _share(threads: int) -> int:

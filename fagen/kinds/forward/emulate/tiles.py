@@ -18,7 +18,7 @@ def emulate(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in the Plan's dtype, with any strides, H a
     multiple of Hk; scale finite and positive. Returns out (B, Sq, H, Dv) in that dtype and the
     log-sum-exp of each row, (B, H, Sq) in fp32: zeros and minus infinity where a row sees no key.
-    What is wrong with the arguments is `op.refuse_arguments`'s to say.
+    What is wrong with the arguments is fagen.runtime.checks's to say.
     """
     batch, seqlen_q, heads, _ = q.shape
     seqlen_k, kv_heads = k.shape[1], k.shape[2]
