@@ -1,4 +1,4 @@
-"""The house's own rules, read from its source: who imports whom, and what a template may do."""
+"""The house's own rules, read from its source: who imports whom, and what a module may hold."""
 
 import ast
 import sys
@@ -10,15 +10,12 @@ from math import log2
 from pathlib import Path
 
 import pytest
-from jinja2 import meta, nodes
 
 import fagen
 from fagen import registry
 from fagen.arch import SM90
 from fagen.paths import locate
 from fagen.process import run
-from fagen.render import environment
-from fagen.vocab import DTYPES, MASKS
 
 PACKAGE = Path(fagen.__file__).parent
 
@@ -56,8 +53,6 @@ KNOWN_KINDS |= {
     "runtime/attention.py": {"forward"},
     "dispatch/defaults.py": {"forward"},  # the schedule of a call that no table serves
 }
-TO_MOVE: set[str] = set()
-TO_COME: set[str] = set()
 
 # what each number is of is said in arch.py, and only there; powers of two are of many things
 HARDWARE = {SM90.registers_per_sm} | {
@@ -159,7 +154,6 @@ def test_a_module_imports_only_what_stands_before_it():
         for path in MODULES
         for other in brought(path)
         if places[LAYERS[other]] > places[LAYERS[path]]
-        and not (called(path) in TO_MOVE and (other in KIND_LAYERS or LAYERS[path] == "problem"))
     ]
 
 
@@ -171,7 +165,7 @@ def test_a_foreign_package_comes_in_by_its_door():
             assert known, f"{package}, in {called(path)}, has no door at all"
             if LAYERS[path] not in DOORS.get(package, {LAYERS[path]}):
                 wrong.append(f"{package} has no door in {called(path)}")
-    assert set(wrong) == {f"torch has no door in {name}" for name in TO_MOVE & {"problem.py"}}
+    assert not wrong
 
 
 # ---- kinds --------------------------------------------------------------------------------------
@@ -188,9 +182,7 @@ def kinds_known(path: Path) -> set[str]:
 
 def test_nothing_outside_a_kind_imports_it_but_the_calls_of_that_kind():
     known = {called(path): kinds_known(path) for path in FILES if path not in KIND_LAYERS}
-    assert {name for name, kinds in known.items() if kinds - KNOWN_KINDS.get(name, set())} == (
-        TO_MOVE  # where an entry of it is not found any more, take it out
-    )
+    assert not [name for name, kinds in known.items() if kinds - KNOWN_KINDS.get(name, set())]
 
 
 def test_a_kind_stands_on_its_own():
@@ -280,17 +272,13 @@ def test_what_a_kind_names_is_there_and_imported_by_nothing_of_its_own(name):
     for said in filter(None, (kind.emulate, kind.proof, kind.space)):
         module, _, attribute = said.partition(":")
         path = file_of(module)
-        there = bool(path) and ".".join(path.with_suffix("").parts).endswith(
+        assert path and ".".join(path.with_suffix("").parts).endswith(
             (module, f"{module}.__init__")
-        )
-        assert there != (module in TO_COME), module
-        if there:
-            assert path.is_relative_to(folder) and path not in closure(
-                folder / "__init__.py", folder
-            )
-            defined = {n.name for n in walk(path, ast.FunctionDef, ast.ClassDef)}
-            defined |= {n.id for n in walk(path, ast.Name) if isinstance(n.ctx, ast.Store)}
-            assert attribute in defined, said
+        ), module
+        assert path.is_relative_to(folder) and path not in closure(folder / "__init__.py", folder)
+        defined = {n.name for n in walk(path, ast.FunctionDef, ast.ClassDef)}
+        defined |= {n.id for n in walk(path, ast.Name) if isinstance(n.ctx, ast.Store)}
+        assert attribute in defined, said
 
 
 # ---- without torch ------------------------------------------------------------------------------
@@ -356,7 +344,7 @@ def test_whatever_stands_below_the_emulators_imports_no_torch():
             ".__init__"
         )
         for path in MODULES
-        if LAYERS[path] in below and called(path) not in TO_MOVE
+        if LAYERS[path] in below
     ]
     code = f"from importlib import import_module\nfor name in {names!r}: import_module(name)\n"
     assert printed(code + "print(len(sys.modules) > 0)") == ["True"]
@@ -431,76 +419,6 @@ def test_public_names_are_there_and_none_is_a_modules():
     assert dir(fagen) == sorted(fagen.__all__)
     with pytest.raises(AttributeError, match="wonder"):
         fagen.wonder  # noqa: B018
-
-
-# ---- templates ----------------------------------------------------------------------------------
-
-TEMPLATES = environment().list_templates(extensions=["j2"])
-ARITHMETIC = (
-    nodes.Add,
-    nodes.Sub,
-    nodes.Mul,
-    nodes.Div,
-    nodes.FloorDiv,
-    nodes.Mod,
-    nodes.Pow,
-    nodes.Neg,
-    nodes.Concat,
-    nodes.Filter,
-    nodes.FilterBlock,
-    nodes.CallBlock,
-)
-
-
-@cache
-def parsed(name: str) -> nodes.Template:
-    return environment().parse((locate("templates") / name).read_text())
-
-
-def macros(name: str) -> set[str]:
-    """Return what a template may call: its macros, and those that it takes from others."""
-    own = {macro.name for macro in parsed(name).find_all(nodes.Macro)}
-    for taken in parsed(name).find_all(nodes.FromImport):
-        there = {macro.name for macro in parsed(taken.template.value).find_all(nodes.Macro)}
-        for said in taken.names:
-            source, target = said if isinstance(said, tuple) else (said, said)
-            assert source in there, f"{taken.template.value} has no macro {source}"
-            own.add(target)
-    return own
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_a_template_reads_one_value_and_only_chooses(name):
-    value = "report" if name.endswith(".html.j2") else "plan"
-    blocks = {node.target.name for node in parsed(name).find_all(nodes.AssignBlock)}
-    assert meta.find_undeclared_variables(parsed(name)) - blocks <= {value}
-    computed = [(type(node).__name__, node.lineno) for node in parsed(name).find_all(ARITHMETIC)]
-    assert not computed
-    own = {"range"} | macros(name)
-    for call in parsed(name).find_all(nodes.Call):
-        assert isinstance(call.node, nodes.Name) and call.node.name in own, call.lineno
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_a_template_asks_for_capabilities_and_not_for_a_dtype_a_mask_or_a_kind(name):
-    for node in parsed(name).find_all(nodes.Getattr):
-        assert node.attr not in {"fp8", "causal"}, node.lineno
-    for node in parsed(name).find_all(nodes.Compare):
-        said = {constant.value for constant in node.find_all(nodes.Const)}
-        assert not said & {*DTYPES, *MASKS, *registry.ENTRIES}, node.lineno
-
-
-def test_every_template_is_used():
-    used = {f"{kind}.cu.j2" for kind in registry.ENTRIES}
-    for path in FILES:
-        used |= {
-            node.value
-            for node in walk(path, ast.Constant)
-            if isinstance(node.value, str) and node.value in TEMPLATES
-        }
-    for name in TEMPLATES:
-        used |= set(filter(None, meta.find_referenced_templates(parsed(name))))
-    assert used == set(TEMPLATES)
 
 
 def test_no_module_but_vocab_writes_cpp():

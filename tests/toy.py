@@ -11,6 +11,7 @@ from fagen import registry
 from fagen.errors import ScheduleError
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.registry import Entry
+from fagen.runtime.checks import allocated, checked
 from fagen.signature import Dim, Extent, Multiple, Scalar, Signature, Size, Tensor, random_words
 from fagen.vocab import DTYPES, FP32, INT32
 
@@ -189,6 +190,13 @@ def arguments(of: Plan, batch: int = 2, rows: int = 36, heads: int = 3) -> dict[
             given[tensor.name] = numbers.to(getattr(torch, tensor.dtype.torch))
     numbers = dict(gain=0.5, count=2, seed=11, salt=-5, shift=1.5)
     return given | {scalar.name: numbers[scalar.name] for scalar in of.signature.numbers}
+
+
+def completed(of: Any, named: dict[str, Any]) -> dict[str, Any]:
+    """A call's arguments with its outputs, as the binding allocates them."""
+    made = allocated(of, named, checked(of, named))
+    results = [tensor.result for tensor in of.signature.outputs]
+    return {**named, **dict(zip(results, made, strict=True))}
 
 
 def register() -> None:

@@ -1,0 +1,214 @@
+"""What a Signature says once is in structs, in tables of the docs, and in one translation unit."""
+
+import ctypes
+from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fagen import flow, process, registry
+from fagen.kind import Plan
+from fagen.paths import locate
+from fagen.render import render
+from fagen.runtime.c_interface import struct_of
+from fagen.signature import Extent, random_words
+from fagen.toolchain import FLAGS, LINK_FLAGS, find_gxx, find_toolchain
+from tests import toy
+from tests.stubs import (
+    WARNINGS,
+    compile_cpp,
+    rendered,
+    template,
+)
+
+
+def committed() -> list[Plan]:
+    """A Plan of every committed schedule, whatever its kind."""
+    return [registry.plan(schedule) for schedule in flow.all_committed()]
+
+
+# ---- words --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("extent", "said", "at_70"),
+    [
+        (Extent(number=64), "64", 64),
+        (Extent("rows"), "rows", 70),
+        (Extent("rows", per=32), "ceil(rows / 32)", 3),
+        (Extent("rows", per=16, times=16), "ceil(rows / 16) · 16", 80),
+        (Extent("rows", per=32, times=2), "ceil(rows / 32) · 2", 6),
+        (Extent("rows", times=4), "rows · 4", 280),
+        (Extent("rows", plus=1), "rows + 1", 71),
+        (Extent("rows", per=32, plus=1), "ceil(rows / 32) + 1", 4),
+    ],
+)
+def test_an_extent_says_what_it_is(extent: Extent, said: str, at_70: int) -> None:
+    assert str(extent) == said
+    assert extent.at({"rows": 70}) == at_70
+    assert extent.plain == (said == "rows")
+
+
+def test_random_words_are_splitmix64s_numbers_lower_half_first() -> None:
+    words = random_words(0, 8)
+    numbers = [words[i] | words[i + 1] << 32 for i in range(0, 8, 2)]
+    assert numbers[:3] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert random_words(0, 3) == words[:3]
+    assert random_words(-1, 12) == random_words(2**64 - 1, 12) != random_words(1, 12)
+
+
+# ---- the C struct -------------------------------------------------------------------------------
+
+OFFSETS = """
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+{header}
+int main() {{
+  {prints}
+  std::printf("%zu", sizeof({struct}));
+}}
+"""
+
+
+def test_every_field_lies_in_ctypes_where_the_compiler_puts_it(tmp_path: Path) -> None:
+    """In the structs of all kinds, and in those of toys."""
+    plans: list[Any] = [registry.plan_of(slug) for slug in toy.SIGNATURES] + committed()
+    headers = {struct_of(one.signature): one for one in plans}
+    assert {one.kind for one in headers.values()} == set(registry.ENTRIES)
+    for number, (twin, one) in enumerate(headers.items()):
+        name = one.signature.struct
+        fields = [field for field, _ in twin._fields_]  # type: ignore[misc]
+        line = 'std::printf("%zu %zu\\n", offsetof({0}, {1}), sizeof({0}::{1}));'
+        program = OFFSETS.format(
+            header=rendered(one, template("abi.h.j2")),
+            prints="\n  ".join(line.format(name, field) for field in fields),
+            struct=name,
+        )
+        (tmp_path / f"{number}.cpp").write_text(program)
+        compile_cpp(*WARNINGS, "-std=c++17", f"{number}.cpp", "-o", f"{number}", folder=tmp_path)
+        *found, size = process.run([tmp_path / f"{number}"]).stdout.splitlines()
+        places = [getattr(twin, field) for field in fields]
+        assert found == [f"{place.offset} {place.size}" for place in places]
+        assert int(size) == ctypes.sizeof(twin)
+
+
+def test_kernels_of_a_kind_are_called_by_one_struct() -> None:
+    structs: dict[str, Any] = {}
+    for one in committed():
+        fields = struct_of(one.signature)._fields_  # type: ignore[misc]
+        said = [(name, getattr(of, "_length_", of)) for name, of in fields]
+        assert said == structs.setdefault(one.kind, said), one.slug
+    assert structs.keys() == registry.ENTRIES.keys() - {"toy"}
+
+
+def test_a_size_is_told_by_a_needed_tensor_before_anything_follows_from_it() -> None:
+    signatures = [one.signature for one in committed()] + [*toy.SIGNATURES.values()]
+    for signature in signatures:
+        known: set[str] = set()
+        for tensor in signature.inputs:
+            if not tensor.may_be_none or tensor.missing:
+                known |= {dim.extent.name for dim in tensor.dims if dim.extent.plain}
+            named = {dim.extent.name for dim in tensor.dims if dim.extent.name}
+            assert named <= known, (signature.kind, tensor.name)
+        for tensor in signature.outputs:
+            assert {dim.extent.name for dim in tensor.dims if dim.extent.name} <= known
+        assert {name for rule in signature.rules for name in (rule.of, rule.by)} <= known
+        assert known <= set(signature.most)
+
+
+# ---- the docs -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fill() -> Any:
+    """docs/fill.py."""
+    spec = spec_from_file_location("fill", locate("cli.py").parent / "docs" / "fill.py")
+    assert spec and spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_an_argument_more_is_a_row_of_the_table_in_the_docs(fill: Any) -> None:
+    tables = {slug: [*fill.signature_table(toy.SIGNATURES[slug])] for slug in toy.SIGNATURES}
+    more = {
+        slug: [line for line in lines if line not in tables["toy_base"] and line.startswith("|")]
+        for slug, lines in tables.items()
+    }
+    assert more["toy_bias"] == ["| `bias` | (heads, 16) | float16 | added to each row |"]
+    assert more["toy_shift"] == [
+        "| `shift` |  | float | added to all; finite and above 0 as a float32 |"
+    ]
+    for slug, lines in tables.items():
+        schema = getattr(torch.ops.fagen, slug).default._schema
+        assert lines[1] == f"torch.ops.{schema}".replace(f"::{slug}", ".<slug>")
+
+
+def test_the_table_in_the_docs_says_what_a_shape_does_not(fill: Any) -> None:
+    lines = [*fill.signature_table(toy.BASE)]
+    assert lines[2].startswith("torch.ops.fagen.<slug>_without_sums(Tensor x, Tensor ends, ")
+    for row in (
+        "| `weights` | (batch or 1, ceil(rows / 16) or 1) | float32 | of each block of rows |",
+        "| `ends` | (batch + 1) | int32 | of sequences |",
+        "| `sin` | (rows, 8) | float16 | of an angle; goes with `cos` |",
+        "| `factor` | (batch, heads) | float32 | by which all is divided; found and returned where "
+        "it is not given |",
+        "| `count` |  | int | of repetitions; above 0 |",
+        "| → `found_factor` | (batch, heads) | float32 | by which all is divided; empty where "
+        "`factor` is given |",
+        "| → `out` | (batch, heads, 16, ceil(rows / 16) · 16) | bfloat16 | transposed |",
+        "| → `sums` | (batch, rows) | float32 | of rows; not of `<slug>_without_sums` |",
+        "`rows` is a multiple of `heads`; `batch`, `heads`: at most 1,073,741,824; `rows`: at most "
+        "1,000.",
+    ):
+        assert row in lines
+    assert not any("history" in line or "decay" in line for line in lines)
+
+
+# ---- several kernels in one program -------------------------------------------------------------
+
+
+def test_structs_of_two_versions_do_not_meet_in_one_program(tmp_path: Path) -> None:
+    of = registry.plan_of("toy_base")
+    newer = replace(of, signature=replace(toy.BASE, version=8))
+    header = template("abi.h.j2")
+    for first, second, fits in ((of, of, True), (of, newer, False)):
+        text = "#include <cstdint>\n" + rendered(first, header) + rendered(second, header)
+        (tmp_path / "two.cpp").write_text(text)
+        gxx, _ = find_gxx()
+        said = process.run([gxx, "-fsyntax-only", *WARNINGS, "two.cpp"], cwd=tmp_path)
+        assert (said.returncode == 0) == fits
+        assert fits or "kernels of kind toy of two versions of fagen" in said.stderr
+
+
+def test_kernels_of_one_kind_and_of_several_compile_in_one_translation_unit(tmp_path: Path) -> None:
+    slugs = (
+        "fwd_fp16_d64_full_m64n64",
+        "fwd_fp16_d64_causal_m64n64",
+        "quant_fp16_d64",
+        "comb_fp16_d64",
+    )
+    for slug in slugs:
+        (tmp_path / f"{slug}.cu").write_text(render(registry.plan_of(slug)).kernel)
+    calls = ", ".join(f"fagen_{slug}_info()" for slug in slugs)
+    lines = [*(f'#include "{slug}.cu"' for slug in slugs)]
+    lines += ["int main() {", f"  const FagenKernelInfo* infos[] = {{{calls}}};"]
+    lines += [
+        '  for (const auto* info : infos) std::printf("%s %u\\n", info->slug, info->threads);'
+    ]
+    lines += ["}"]
+    (tmp_path / "all.cu").write_text("#include <cstdio>\n" + "\n".join(lines))
+    tools = find_toolchain()
+    command = [tools.nvcc, *FLAGS, "-I", tools.cutlass, "-c", "all.cu", "-o", "all.o"]
+    made = process.run(command, cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert "warning" not in made.stdout + made.stderr
+    libraries = [f"-L{folder}" for folder in tools.library_dirs]
+    link = [flag for flag in LINK_FLAGS if flag != "-shared"]
+    compile_cpp("all.o", *libraries, *link, "-o", "all", folder=tmp_path)
+    said = process.run([tmp_path / "all"]).stdout.splitlines()
+    assert said == [f"{slug} {registry.plan_of(slug).threads}" for slug in slugs]

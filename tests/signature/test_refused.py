@@ -1,0 +1,345 @@
+"""Wrong arguments are refused in the same words in Python and C++, and by the C function."""
+
+import ctypes
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fagen.runtime import c_interface, op
+from fagen.runtime.c_interface import library_at
+from fagen.runtime.checks import checked
+from tests import toy
+from tests.op_helpers import refusal
+from tests.stubs import (
+    StubOp,
+    load_stub,
+)
+
+# ---- refusals: the same words everywhere --------------------------------------------------------
+
+Change = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A call that must be refused, made from a good one, and what must be said of it."""
+
+    name: str
+    change: Change
+    said: str
+    slug: str = "toy_base"
+    needs_data: bool = False
+
+
+def strided(tensor: Tensor, *strides: int) -> Tensor:
+    room = tensor.new_zeros(sum(s * n for s, n in zip(strides, tensor.shape, strict=True)) + 1)
+    return room.as_strided(tensor.shape, strides)
+
+
+def misplaced(tensor: Tensor) -> Tensor:
+    return tensor.new_zeros(tensor.numel() + 1)[1:].view(tensor.shape)
+
+
+def number(name: str, value: float, said: str, slug: str = "toy_base") -> Wrong:
+    return Wrong(f"{name}_{value:g}", lambda a: {name: value}, said, slug)
+
+
+X = "(batch, rows, heads, 16)"
+FINITE = "it must be finite and above 0 as a float32"
+WRONG = [
+    Wrong("x_rank", lambda a: dict(x=a["x"][0]), f"x has shape (36, 3, 16); it must be {X}"),
+    Wrong(
+        "x_columns", lambda a: dict(x=a["x"][..., :8]), f"x has shape (2, 36, 3, 8); it must be {X}"
+    ),
+    Wrong(
+        "x_dtype",
+        lambda a: dict(x=a["x"].bfloat16()),
+        "x is not float16, which this kernel takes; x.to(torch.float16) converts it",
+    ),
+    Wrong(
+        "x_long",
+        lambda a: dict(x=a["x"][:, :1].expand(-1, 1001, -1, -1)),
+        "x has rows = 1001; it may be 1000 at most",
+    ),
+    Wrong(
+        "x_last",
+        lambda a: dict(x=strided(a["x"], 9216, 256, 64, 2)),
+        "x has stride 2 in dimension 3, which must be 1; x.contiguous() makes it so",
+    ),
+    Wrong(
+        "x_step",
+        lambda a: dict(x=strided(a["x"], 1920, 52, 16, 1)),
+        "x has stride 52 in dimension 1, which must be a multiple of 8 elements (16 bytes); x.cont",
+    ),
+    Wrong(
+        "x_address",
+        lambda a: dict(x=misplaced(a["x"])),
+        "x does not begin at a multiple of 16 bytes; x.clone() does",
+        needs_data=True,
+    ),
+    Wrong(
+        "weights_blocks",
+        lambda a: dict(weights=a["weights"][:, :2]),
+        "weights has shape (2, 2); it must be (batch = 2 or 1, ceil(rows / 16) = 3 or 1)",
+    ),
+    Wrong(
+        "weights_batch",
+        lambda a: dict(weights=torch.ones(3, 3)),
+        "weights has shape (3, 3); it must be (batch = 2 or 1, ceil(rows / 16) = 3 or 1)",
+    ),
+    Wrong(
+        "weights_far_apart",
+        lambda a: dict(weights=strided(a["weights"], 66, 1)),
+        "weights has stride 66 in dimension 0, which must not exceed 64; weights.contiguous() m",
+    ),
+    Wrong(
+        "ends",
+        lambda a: dict(ends=a["ends"][:2]),
+        "ends has shape (2); it must be (batch + 1 = 3)",
+    ),
+    Wrong(
+        "ends_dtype",
+        lambda a: dict(ends=a["ends"].long()),
+        "ends is not int32, which this kernel takes; ends.to(torch.int32) converts it",
+    ),
+    Wrong(
+        "half_of_a_group",
+        lambda a: dict(cos=None),
+        "cos and sin go together; only sin is given",
+    ),
+    Wrong(
+        "other_half_of_a_group",
+        lambda a: dict(sin=None),
+        "cos and sin go together; only cos is given",
+    ),
+    Wrong(
+        "sin_rows",
+        lambda a: dict(sin=a["sin"][:5]),
+        "sin has shape (5, 8); it must be (rows = 36, 8)",
+    ),
+    Wrong(
+        "factor_shape",
+        lambda a: dict(factor=torch.ones(2, 1)),
+        "factor has shape (2, 1); it must be (batch = 2, heads = 3)",
+    ),
+    Wrong(
+        "rule",
+        lambda a: dict(x=a["x"][:, :35], weights=None, cos=None, sin=None),
+        "rows = 35 must be a multiple of heads = 3",
+    ),
+    Wrong(
+        "rule_of_none",
+        lambda a: dict(x=a["x"][:, :, :0], weights=None, cos=None, sin=None),
+        "rows = 36 must be a multiple of heads = 0",
+    ),
+    *(number("gain", one, f"gain is {one:g}; {FINITE}") for one in (0.0, -2.5, math.nan, 1e39)),
+    *(number("count", one, f"count is {one}; it must be above 0") for one in (0, -123456789)),
+    # what one line adds
+    Wrong(
+        "bias_shape",
+        lambda a: dict(bias=a["bias"][:2]),
+        "bias has shape (2, 16); it must be (heads = 3, 16)",
+        "toy_bias",
+    ),
+    Wrong("bias_dtype", lambda a: dict(bias=a["bias"].float()), "bias is not float16,", "toy_bias"),
+    Wrong(
+        "bias_stride",
+        lambda a: dict(bias=strided(a["bias"], 20, 1)),
+        "bias has stride 20 in dimension 0, which must be a multiple of 8 elements",
+        "toy_bias",
+    ),
+    Wrong(
+        "bias_address",
+        lambda a: dict(bias=misplaced(a["bias"])),
+        "bias does not begin at a multiple of 16 bytes",
+        "toy_bias",
+        needs_data=True,
+    ),
+    number("shift", -1.0, f"shift is -1; {FINITE}", "toy_shift"),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.name)
+def test_a_wrong_argument_is_named_in_the_same_words_everywhere(
+    stub_op: Callable[[str], StubOp], wrong: Wrong
+) -> None:
+    one = stub_op(wrong.slug)
+    named = toy.arguments(one.plan)
+    named |= wrong.change(named)
+    calls = [
+        lambda: one.op(**named),  # C++, through Autograd
+        lambda: one.below(**named),  # C++
+        lambda: one.alone(**named),
+        lambda: op.emulated(one.slug)(**named),  # Python
+        lambda: checked(one.plan, named),
+    ]
+    said = [refusal(call) for call in calls]
+    if not wrong.needs_data:
+        with FakeTensorMode() as mode:
+            named = {
+                k: mode.from_tensor(v) if isinstance(v, Tensor) else v for k, v in named.items()
+            }
+            said += [refusal(call) for call in calls[:4]]
+    assert set(said) == {said[0]}
+    assert said[0].startswith(f"fagen::{one.slug}: {wrong.said}")
+
+
+def test_what_is_missing_is_named(biased: StubOp) -> None:
+    named = toy.arguments(biased.plan)
+    for name in ("x", "ends", "bias", "gain"):
+        for without in ({**named, name: None}, {k: v for k, v in named.items() if k != name}):
+            said = refusal(partial(checked, biased.plan, without))
+            assert said == f"fagen::toy_bias: {name} is missing"
+
+
+def test_a_refused_tensor_and_one_that_must_be_given_say_why(tmp_path: Path) -> None:
+    tensors = {tensor.name: tensor for tensor in toy.BASE.tensors}
+    tensors["factor"] = replace(tensors["factor"], refused="a toy finds its own")
+    tensors["weights"] = replace(tensors["weights"], optional=False, missing="this toy weighs rows")
+    signature = replace(toy.BASE, tensors=tuple(tensors.values()))
+    slug = "toy_strict"
+    toy.SIGNATURES[slug] = signature
+    try:
+        one = load_stub(slug, tmp_path)
+    finally:
+        del toy.SIGNATURES[slug]
+    named = toy.arguments(one.plan)
+    one.op(**named)
+    for change, said in (
+        ({"factor": torch.ones(2, 3)}, "factor: a toy finds its own"),
+        ({"weights": None}, "weights is missing; this toy weighs rows"),
+    ):
+        wrong = named | change
+        for call in (one.op, one.below, op.emulated(slug)):
+            assert refusal(partial(call, **wrong)) == f"fagen::{slug}: {said}"
+    status = statuses(one)
+    assert status() == "launched"
+    assert status(factor_given=1) == "a toy finds its own"
+    assert status(weights=0) == "a tensor that is needed is null"
+
+
+def test_every_tensor_may_be_what_requires_a_gradient(biased: StubOp) -> None:
+    names = ["x", "weights", "cos", "sin", "factor", "bias"]
+    said = (
+        "fagen::toy_bias: x, weights, ends, cos, sin, factor or bias requires a gradient, and a "
+        "toy has none; call it under torch.no_grad()"
+    )
+    for name in names:
+        named = toy.arguments(biased.plan)
+        named |= {"factor": torch.ones(2, 3)} if name == "factor" else {}
+        named[name] = named[name].requires_grad_()
+        for call in (biased.op, biased.alone, op.emulation(biased.slug)):
+            assert refusal(partial(call, **named)) == said
+        with torch.no_grad():
+            assert not biased.op(**named)[1].requires_grad
+
+
+# ---- the C function's own checks ----------------------------------------------------------------
+
+
+def statuses(one: StubOp) -> Callable[..., str]:
+    """What the C function says of a good call with some fields changed."""
+    library = library_at(one.binary.library)
+    launch, message = library[f"fagen_{one.slug}"], library[f"fagen_{one.slug}_message"]
+    message.restype = ctypes.c_char_p
+    named = toy.completed(one.plan, toy.arguments(one.plan))
+    workspace = ctypes.create_string_buffer(1 << 10)
+
+    def status(**changes: Any) -> str:
+        args = c_interface.arguments(one.plan, named, checked(one.plan, named))
+        args.workspace, args.workspace_bytes = ctypes.addressof(workspace), 2 * 3 * 2 * 4
+        for name, value in changes.items():
+            assert hasattr(args, name)
+            setattr(args, name, value)
+        return message(launch(ctypes.byref(args), None)).decode()  # type: ignore[no-any-return]
+
+    return status
+
+
+NULL = "a tensor that is needed is null"
+MISALIGNED = "a tensor does not begin at a multiple of 16 bytes"
+BAD_STRIDE = "a stride is negative, too large, or no multiple of 16 bytes"
+BAD_SIZE = "a size is negative or too large"
+NO_SPACE = "the workspace is null or too small"
+
+
+def test_the_c_function_has_a_status_for_every_refusal(stub: StubOp) -> None:
+    status = statuses(stub)
+    assert status() == "launched"
+    refused: dict[str, list[dict[str, Any]]] = {
+        "struct_bytes or version is that of another FagenToyArgs": [
+            dict(struct_bytes=8),
+            dict(version=6),
+        ],
+        BAD_SIZE: [dict(rows=1001), dict(batch=-1), dict(heads=-1), dict(batch=(1 << 30) + 1)],
+        "rows must be a multiple of heads": [dict(rows=35), dict(heads=0), dict(heads=5)],
+        "gain, count must be finite and positive": [
+            *(dict(gain=bad) for bad in (0, -1, math.nan, math.inf)),
+            *(dict(count=bad) for bad in (0, -3)),
+        ],
+        NULL: [
+            *({name: 0} for name in ("x", "ends", "factor", "out")),
+            dict(cos=0),  # one of a group alone
+            dict(sin=0),
+            dict(factor=0, factor_given=1),
+        ],
+        MISALIGNED: [{name: 8} for name in ("x", "cos", "sin", "out")],
+        BAD_STRIDE: [
+            dict(x_stride_row=52),
+            dict(x_stride_head=-16),
+            dict(x_stride_batch=(1 << 38) + 8),
+            dict(cos_stride_row=4),
+            dict(out_stride_column=7),
+            dict(weights_stride_batch=-1),
+            dict(weights_stride_block=(1 << 30) + 1),
+            dict(factor_stride_batch=-3),
+        ],
+        NO_SPACE: [dict(workspace=0), dict(workspace_bytes=47), dict(workspace_bytes=0)],
+    }
+    for said, calls in refused.items():
+        for changes in calls:
+            assert status(**changes) == said, changes
+    library = library_at(stub.binary.library)
+    assert library[f"fagen_{stub.slug}"](None, None) != 0
+    message = library[f"fagen_{stub.slug}_message"]
+    message.restype = ctypes.c_char_p
+    for number in (-1, 15, 99):
+        assert message(number) == b"unknown status"
+
+
+def test_the_c_function_takes_what_may_be_left_out(stub: StubOp) -> None:
+    status = statuses(stub)
+    for changes in (
+        dict(weights=0),
+        dict(cos=0, sin=0),
+        dict(sums=0),  # not wanted
+        dict(factor_given=1, workspace=0, workspace_bytes=0),  # nothing to find
+        dict(weights_stride_batch=0, weights_stride_block=0),
+        dict(ends=4, sums=4, factor=4),  # numbers are as aligned as they are large
+        dict(x_stride_batch=0, x_stride_row=0, x_stride_head=0),
+        # nothing is read where nothing is
+        dict(batch=0, x=0, out=0, factor=0, sums=0, ends=0, workspace=0),
+        dict(rows=0, heads=0, x=0, out=0, factor=0, sums=0, cos=0, workspace=0),
+        dict(batch=1, x_stride_batch=-5, out_stride_batch=3),  # nor stepped along one
+    ):
+        expected = NULL if changes.get("batch") == 0 and changes.get("ends") == 0 else "launched"
+        assert status(**changes) == expected, changes
+
+
+def test_an_argument_more_is_checked_in_c(biased: StubOp, shifted: StubOp) -> None:
+    status = statuses(biased)
+    assert status() == "launched"
+    assert status(bias=0) == NULL
+    assert status(bias=8) == MISALIGNED
+    assert status(bias_stride_head=20) == BAD_STRIDE
+    status = statuses(shifted)
+    assert status() == "launched"
+    assert status(shift=-1) == "gain, count, shift must be finite and positive"

@@ -1,0 +1,83 @@
+"""What a template may do: read one value and choose; and that each one is used."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+from jinja2 import meta, nodes
+
+import fagen
+from fagen import registry
+from fagen.paths import locate
+from fagen.render import environment
+from fagen.vocab import DTYPES, MASKS
+
+TEMPLATES = environment().list_templates(extensions=["j2"])
+ARITHMETIC = (
+    nodes.Add,
+    nodes.Sub,
+    nodes.Mul,
+    nodes.Div,
+    nodes.FloorDiv,
+    nodes.Mod,
+    nodes.Pow,
+    nodes.Neg,
+    nodes.Concat,
+    nodes.Filter,
+    nodes.FilterBlock,
+    nodes.CallBlock,
+)
+
+
+@cache
+def parsed(name: str) -> nodes.Template:
+    return environment().parse((locate("templates") / name).read_text())
+
+
+def macros(name: str) -> set[str]:
+    """Return what a template may call: its macros, and those that it takes from others."""
+    own = {macro.name for macro in parsed(name).find_all(nodes.Macro)}
+    for taken in parsed(name).find_all(nodes.FromImport):
+        there = {macro.name for macro in parsed(taken.template.value).find_all(nodes.Macro)}
+        for said in taken.names:
+            source, target = said if isinstance(said, tuple) else (said, said)
+            assert source in there, f"{taken.template.value} has no macro {source}"
+            own.add(target)
+    return own
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_reads_one_value_and_only_chooses(name):
+    value = "report" if name.endswith(".html.j2") else "plan"
+    blocks = {node.target.name for node in parsed(name).find_all(nodes.AssignBlock)}
+    assert meta.find_undeclared_variables(parsed(name)) - blocks <= {value}
+    computed = [(type(node).__name__, node.lineno) for node in parsed(name).find_all(ARITHMETIC)]
+    assert not computed
+    own = {"range"} | macros(name)
+    for call in parsed(name).find_all(nodes.Call):
+        assert isinstance(call.node, nodes.Name) and call.node.name in own, call.lineno
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_asks_for_capabilities_and_not_for_a_dtype_a_mask_or_a_kind(name):
+    for node in parsed(name).find_all(nodes.Getattr):
+        assert node.attr not in {"fp8", "causal"}, node.lineno
+    for node in parsed(name).find_all(nodes.Compare):
+        said = {constant.value for constant in node.find_all(nodes.Const)}
+        assert not said & {*DTYPES, *MASKS, *registry.ENTRIES}, node.lineno
+
+
+def test_every_template_is_used():
+    used = {f"{kind}.cu.j2" for kind in registry.ENTRIES}
+    for path in Path(fagen.__file__).parent.rglob("*.py"):
+        used |= {
+            node.value
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and node.value in TEMPLATES
+        }
+    for name in TEMPLATES:
+        used |= set(filter(None, meta.find_referenced_templates(parsed(name))))
+    assert used == set(TEMPLATES)
