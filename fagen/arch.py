@@ -73,5 +73,18 @@ class Arch:
         """Return where the number called `name` comes from."""
         return next(str(f.metadata["source"]) for f in fields(self) if f.name == name)
 
+    def registers_left(self, threads: int) -> int:
+        """Return how many registers each of so many threads of an SM may have at most."""
+        share = self.registers_per_sm // threads // self.register_quantum * self.register_quantum
+        return min(share, self.max_registers_per_thread)
+
+    def warps_resident(self, registers: int) -> int:
+        """Return how many warps of so many registers per thread an SM holds.
+
+        Each of its schedulers has registers of its own.
+        """
+        share = self.registers_per_sm // self.issued_warps
+        return share // (registers * self.warp_threads) * self.issued_warps
+
 
 SM90 = Arch()

@@ -112,7 +112,7 @@ class Plan:
         share = SM90.registers_per_sm // SM90.issued_warps
         sums, warps = self.vector * self.loads, self.threads // SM90.warp_threads
         wanted = _registers(sums, self.held)
-        together = _warps_together(wanted)
+        together = SM90.warps_resident(wanted)
         partial, whole = self.row_bytes
         block_bytes = self.shared_bytes + SM90.smem_reserved
         return (
@@ -200,7 +200,7 @@ def plan(schedule: Schedule) -> Plan:
     threads = rows * shared
     weighing = min(shared, keys.stages)
     held = keys.stages // weighing
-    together = _warps_together(_registers(vector * loads, held))
+    together = SM90.warps_resident(_registers(vector * loads, held))
     blocks = together * SM90.warp_threads // threads
     return Plan(
         schedule=schedule,
@@ -218,7 +218,7 @@ def plan(schedule: Schedule) -> Plan:
         one_row=shared >= SM90.warp_threads,
         threads=threads,
         blocks=blocks,
-        launch_registers=_share(threads * blocks),
+        launch_registers=SM90.registers_left(threads * blocks),
         stages=keys.stages,
         weighing=weighing,
         held=held,
@@ -256,23 +256,6 @@ def _refusal(schedule: Schedule, ring: Ledger) -> Iterator[str]:
 
 
 def _registers(sums: int, held: int) -> int:
-    """What a thread is given: its sums, its LSEs and weights, and all else."""
-    return sums + 2 * (held - 1) + _OTHERS
-
-
-def _share(threads: int) -> int:
-    """How many registers each of so many threads may have at most."""
+    """What a thread is given, in eights: its sums, its LSEs and weights, and all else."""
     quantum = SM90.register_quantum
-    share = SM90.registers_per_sm // threads // quantum * quantum
-    return min(share, SM90.max_registers_per_thread)
-
-
-def _warps_together(registers: int) -> int:
-    """How many warps a multiprocessor holds: each of its schedulers has registers of its own.
-
-    Registers are given out in eights.
-    """
-    quantum = SM90.register_quantum
-    given = -(-registers // quantum) * quantum
-    share = SM90.registers_per_sm // SM90.issued_warps
-    return share // (given * SM90.warp_threads) * SM90.issued_warps
+    return -(-(sums + 2 * (held - 1) + _OTHERS) // quantum) * quantum

@@ -78,13 +78,14 @@ class Plan:
         values = self.height * self.chunks * 8
         share = SM90.registers_per_sm // SM90.issued_warps
         wanted = _registers(values, self.parts, self.rotary)
+        together = SM90.warps_resident(wanted)
         return (
             f"values that a lane holds    {self.height} rows x {self.chunks} chunks x 8 = "
             f"{values}\n"
             f"registers for them and all  {wanted}\n"
             f"warps that then fit         {share:,} / ({wanted} x {SM90.warp_threads}), rounded "
-            f"down, x {SM90.issued_warps} schedulers = {_warps_together(wanted)}\n"
-            f"so many thread blocks       {_warps_together(wanted)} / {self.warps} warps, rounded "
+            f"down, x {SM90.issued_warps} schedulers = {together}\n"
+            f"so many thread blocks       {together} / {self.warps} warps, rounded "
             f"down = {self.blocks}"
         )
 
@@ -157,7 +158,7 @@ def plan(schedule: Schedule) -> Plan:
     threads = warps * SM90.warp_threads
     by_block = keys.scales == "block"
     wanted = _registers(8 * chunks * (2 // parts), parts, keys.rotary != "none")
-    blocks = _warps_together(wanted) // warps
+    blocks = SM90.warps_resident(wanted) // warps
     columns = keys.layout == "columns"
     return Plan(
         schedule=schedule,
@@ -181,7 +182,7 @@ def plan(schedule: Schedule) -> Plan:
         warps=warps,
         threads=threads,
         blocks=blocks,
-        launch_registers=_share(threads * blocks),
+        launch_registers=SM90.registers_left(threads * blocks),
         chunks=chunks,
         ragged=keys.head_dim % CHUNK_COLUMNS > 0,
         parts=parts,
@@ -202,16 +203,3 @@ def _registers(values: int, parts: int, rotary: bool) -> int:
     """
     extra = _EMBEDDING if rotary and parts > 1 else 0
     return max(values + (64 if parts > 1 else 18) + extra, _LEAST_REGISTERS)
-
-
-def _share(threads: int) -> int:
-    """How many registers each of so many threads may have at most."""
-    quantum = SM90.register_quantum
-    share = SM90.registers_per_sm // threads // quantum * quantum
-    return min(share, SM90.max_registers_per_thread)
-
-
-def _warps_together(registers: int) -> int:
-    """How many warps a multiprocessor holds: each of its schedulers has registers of its own."""
-    share = SM90.registers_per_sm // SM90.issued_warps
-    return share // (registers * SM90.warp_threads) * SM90.issued_warps
