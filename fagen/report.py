@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fagen import evidence, flow
+from fagen import evidence
 from fagen.build import Binary, CacheEntry
 from fagen.errors import FagenError, OverBudget, VerificationError
 from fagen.evidence import Evidence
 from fagen.kind import Plan
+from fagen.registry import plan
+from fagen.render import source_hash
 from fagen.schedule import Schedule
 from fagen.toolchain import Finding
 
@@ -71,7 +73,7 @@ def _known(schedule: Schedule) -> tuple[str, str]:
     try:
         found = evidence.read(schedule.slug)
         excuse = evidence.read_excuses().get(schedule.slug)
-        stale = found and evidence.staleness(found, flow.rendered(schedule))
+        stale = found and evidence.staleness(found, source_hash(plan(schedule)))
     except (OverBudget, VerificationError) as error:  # of one kernel; the others are listed too
         return str(error).splitlines()[0], ""
     except FagenError:  # no generated/: an installed fagen comes without it

@@ -151,8 +151,8 @@ def test_evidence_of_anything_else_is_stale(folder, change):
 
 
 def test_other_machine_code_of_another_compiler_is_no_fault_of_a_kernel(folder):
-    assert staleness(EVIDENCE, SOURCE, machine_code="e", compiler="13.2.10") == []
-    assert staleness(EVIDENCE, SOURCE, machine_code="e", compiler="13.0.88") != []
+    assert staleness(EVIDENCE, SOURCE.hash, machine_code="e", compiler="13.2.10") == []
+    assert staleness(EVIDENCE, SOURCE.hash, machine_code="e", compiler="13.0.88") != []
 
 
 def test_evidence_that_shows_a_wrong_shape_is_no_evidence(folder):

@@ -21,7 +21,7 @@ def test_machine_code_that_the_same_compiler_gives_is_that_which_ran(built, slug
     kernel = built(slug)
     stale = evidence.staleness(
         found,
-        kernel.source,
+        kernel.source.hash,
         machine_code=kernel.binary.report.machine.hash,
         compiler=kernel.binary.made_with["nvcc"],
     )

@@ -65,21 +65,21 @@ def renew(
 
 def staleness(
     evidence: Evidence,
-    source: Source,
+    source_hash: str,
     *,
     cutlass: str | None = None,
     machine_code: str | None = None,
     compiler: str | None = None,
 ) -> list[str]:
-    """Why `evidence` is not of `source` built today, in words; empty if it is.
+    """Why `evidence` is not of the source of this hash, built today, in words; empty if it is.
 
     The CUTLASS version and the machine code are compared where given; the machine code only if
     `compiler` is the one that the evidence names, since another may rightly choose otherwise.
     """
     reasons = []
-    if evidence.source_hash != source.hash:
+    if evidence.source_hash != source_hash:
         reasons.append(
-            f"the source's tokens hash to {source.hash[:12]}, those that ran to "
+            f"the source's tokens hash to {source_hash[:12]}, those that ran to "
             f"{evidence.source_hash[:12]}"
         )
     if evidence.flags != tuple(toolchain.FLAGS):
@@ -163,7 +163,7 @@ def _unproven(
         return [Fault(slug, "missing", f"no evidence that it ever ran: {remedy}")]
     found = []
     stale = staleness(
-        evidence, source, cutlass=cutlass, machine_code=machine_code, compiler=compiler
+        evidence, source.hash, cutlass=cutlass, machine_code=machine_code, compiler=compiler
     )
     if stale:
         told = (
