@@ -4,10 +4,10 @@ What is right and how fast, the Plan's kind says: its Proof.
 """
 
 import datetime
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from fagen import evidence, toolchain
 from fagen.build import Binary
 from fagen.build.report import NO_DISASSEMBLER
-from fagen.errors import BuildError, ToolchainError
+from fagen.errors import BuildError, ToolchainError, VerificationError
 from fagen.evidence import Evidence
 from fagen.kind import Plan, load_named
 from fagen.measure.card import hopper
@@ -23,6 +23,17 @@ from fagen.problem import Cell
 from fagen.registry import kind
 
 Say = Callable[[str], None]
+
+
+class Judged(Protocol):
+    """A record of errors."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether they are within what is allowed."""
+
+
+Record = TypeVar("Record", bound=Judged)
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,30 @@ class Proof:
     errors: Callable[[Any, Binary, Say | None], tuple[Any, ...]]
     speeds: Callable[[Any, Binary, Say | None], tuple[Any, ...]]
     trial: Trial | None = None
+
+
+def judged(
+    plan: Plan,
+    errors: Iterable[Record],
+    line: Callable[[Record], str],
+    progress: Say | None,
+    *,
+    of: str = "shapes",
+) -> tuple[Record, ...]:
+    """Return records of errors as they come, each said in a line.
+
+    Raises VerificationError after the last of them if any broke the rule: is not `ok`.
+    """
+    found = []
+    for error in errors:
+        found.append(error)
+        if progress:
+            progress(line(error))
+    if wrong := [line(error) for error in found if not error.ok]:
+        raise VerificationError(
+            "\n".join([f"{plan.slug}: {len(wrong)} of {len(found)} {of} are wrong", *wrong])
+        )
+    return tuple(found)
 
 
 def trial_of(plan: Plan) -> Trial:

@@ -3,13 +3,18 @@
 Nothing here looks at data, so a call can be traced.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fagen.arch import SM90
-from fagen.vocab import DTYPES, SCALE_ROWS, SCALE_ROWS_DEFAULT, SCALES, V_LAYOUTS
+from fagen.errors import ScheduleError
+from fagen.schedule import Schedule
+from fagen.vocab import DTYPES, SCALE_ROWS, SCALE_ROWS_DEFAULT, SCALES, V_LAYOUTS, Dtype
+
+Made = TypeVar("Made", bound=Schedule)
 
 E4M3 = torch.float8_e4m3fn
 ONLY_FP8 = (
@@ -75,10 +80,23 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def word_of(dtype: torch.dtype) -> str:
-    """Return a schedule's word for a dtype; where there is none, torch's."""
+def word_of(dtype: torch.dtype, rows: Mapping[str, Dtype] = DTYPES) -> str:
+    """Return a schedule's word for a dtype, of a table of vocab; where there is none, torch's."""
     name = name_of(dtype)
-    return next((row.name for row in DTYPES.values() if row.torch == name), name)
+    return next((row.name for row in rows.values() if row.torch == name), name)
+
+
+def schedule_of(schedules: type[Made], **keys: Any) -> Made:
+    """Return the schedule that a call's arguments amount to, for a kind that has one call.
+
+    Raises ValueError, in words that begin with the call, where there is none.
+    """
+    kind = schedules.kind
+    try:
+        return schedules.make(**keys)
+    except ScheduleError as error:
+        said = [line.rpartition(f"{kind}.")[2] for line in str(error).splitlines()]
+        raise ValueError(f"fagen.{kind}: {'; '.join(said)}") from None
 
 
 def needs_gradient(*tensors: Tensor) -> bool:

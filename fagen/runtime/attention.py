@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fagen.dispatch.choice import Choice, Served, choose, for_few, for_keys, serving, slugs_for
-from fagen.errors import FagenError
 from fagen.problem import Problem
 from fagen.runtime import op
 from fagen.runtime.arguments import (
@@ -29,7 +28,7 @@ from fagen.runtime.arguments import (
     word_of,
 )
 from fagen.runtime.quantize import quantize
-from fagen.runtime.ready import ready, run_once
+from fagen.runtime.ready import ready, refuse_tracing, run_once
 from fagen.schedule import Schedule
 from fagen.vocab import OUT_DTYPES, SCALE_ROWS, SCALE_ROWS_DEFAULT, V_LAYOUTS
 
@@ -306,8 +305,7 @@ def _surely(fits: Any) -> bool:
 
 def _look_up(kind: Kind) -> Served:
     """Look a kind of call up in the dispatch tables.  Raises ScheduleError where one is wrong."""
-    if torch.compiler.is_compiling():
-        raise FagenError(NOT_READY + "it cannot be built while torch.compile traces the call")
+    refuse_tracing(NOT_READY)
     device, _, head_dim, head_dim_v = kind[:4]
     if len(kind) > 5:
         out_dtype, _, scale_rows = kind[5:]
@@ -321,8 +319,7 @@ def _look_up(kind: Kind) -> Served:
 
 def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> op.Op:
     """The long way to a kernel: choose, build, load.  Raises as attention does."""
-    if torch.compiler.is_compiling():
-        raise FagenError(NOT_READY + "it cannot be built while torch.compile traces the call")
+    refuse_tracing(NOT_READY)
     kind, choice = key
     chosen = choose(_problem(kind), choice)
     kernel = ready(chosen, kind[0], not_ready=NOT_READY, progress=progress)

@@ -1,12 +1,10 @@
 """combine(outs, lses, …): partial outputs of several splits of the keys in, one output out."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from fagen.errors import ScheduleError
 from fagen.kinds.combine.keys import Schedule
+from fagen.runtime.arguments import schedule_of, word_of
 from fagen.runtime.op import Op
 from fagen.runtime.ready import ready, refuse_tracing
 from fagen.vocab import PARTIALS
@@ -94,14 +92,10 @@ def _make_ready(key: Key) -> Op:
 def _schedule(key: Key) -> Schedule:
     """The schedule that a call's arguments amount to; ValueError where there is none."""
     _, dtype, head_dim, out_dtype, layout = key
-    names = {getattr(torch, row.torch): row.name for row in PARTIALS.values()}
-
-    def named(dtype: torch.dtype) -> str:
-        return names.get(dtype, str(dtype).removeprefix("torch."))
-
-    keys: dict[str, Any] = dict(dtype=named(dtype), out_dtype=named(out_dtype), layout=layout)
-    try:
-        return Schedule.make(head_dim=head_dim, **keys)
-    except ScheduleError as error:
-        said = [line.rpartition("combine.")[2] for line in str(error).splitlines()]
-        raise ValueError(f"fagen.combine: {'; '.join(said)}") from None
+    return schedule_of(
+        Schedule,
+        dtype=word_of(dtype, PARTIALS),
+        out_dtype=word_of(out_dtype, PARTIALS),
+        head_dim=head_dim,
+        layout=layout,
+    )

@@ -2,17 +2,16 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fagen.e4m3 import Quantized
-from fagen.errors import ScheduleError
 from fagen.kinds.quantize.keys import Schedule
+from fagen.runtime.arguments import schedule_of, word_of
 from fagen.runtime.op import Op
 from fagen.runtime.ready import ready, refuse_tracing, run_once
-from fagen.vocab import DTYPES, SCALE_ROWS_DEFAULT
+from fagen.vocab import SCALE_ROWS_DEFAULT
 
 Rotary = tuple[Tensor, Tensor]  # cosines and sines
 Key = tuple[torch.device, torch.dtype, int, bool, str, int, str, str]
@@ -129,18 +128,13 @@ def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> Op:
 def _schedule(key: Key) -> Schedule:
     """The schedule that a call's arguments amount to; ValueError where there is none."""
     _, dtype, head_dim, rotate, scales, scale_rows, layout, rotary = key
-    names = {getattr(torch, row.torch): row.name for row in DTYPES.values()}
-    keys: dict[str, Any] = {"scale_rows": scale_rows} if scales == "block" else {}
-    try:
-        return Schedule.make(
-            dtype=names.get(dtype, str(dtype).removeprefix("torch.")),
-            head_dim=head_dim,
-            rotary=rotary,
-            rotate=rotate,
-            scales=scales,
-            layout=layout,
-            **keys,
-        )
-    except ScheduleError as error:
-        said = [line.rpartition("quantize.")[2] for line in str(error).splitlines()]
-        raise ValueError(f"fagen.quantize: {'; '.join(said)}") from None
+    return schedule_of(
+        Schedule,
+        dtype=word_of(dtype),
+        head_dim=head_dim,
+        rotary=rotary,
+        rotate=rotate,
+        scales=scales,
+        layout=layout,
+        **({"scale_rows": scale_rows} if scales == "block" else {}),
+    )

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from fagen.build import Binary
-from fagen.errors import VerificationError
 from fagen.kinds.combine.emulate import compute
 from fagen.kinds.combine.plan import Plan
 from fagen.kinds.combine.reference import combine, counting
-from fagen.measure.proof import Proof
+from fagen.measure.proof import Proof, judged
 from fagen.measure.timing import Call, Regime, time_calls
 from fagen.records import MergeBandwidth, MergeError
 from fagen.runtime.c_interface import bind, call
@@ -97,18 +96,11 @@ def check_combining(
 
     Raises VerificationError after the last of them if any broke the rule.
     """
-    errors = []
-    for number, case in enumerate(cases):
-        errors.append(merge_error(plan, kernel, case, inputs(plan, case, number, device)))
-        if progress:
-            progress(_line(errors[-1]))
-    wrong = [error for error in errors if not error.ok]
-    if wrong:
-        raise VerificationError(
-            f"{plan.slug}: {len(wrong)} of {len(errors)} cases are wrong\n"
-            + "\n".join(map(_line, wrong))
-        )
-    return tuple(errors)
+    errors = (
+        merge_error(plan, kernel, case, inputs(plan, case, number, device))
+        for number, case in enumerate(cases)
+    )
+    return judged(plan, errors, _line, progress, of="cases")
 
 
 def inputs(plan: Plan, case: Case, seed: int, device: str = "cpu") -> dict[str, Tensor]:

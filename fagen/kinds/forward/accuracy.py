@@ -16,7 +16,6 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fagen.build import Binary
-from fagen.errors import VerificationError
 from fagen.kinds.forward.fp8_accuracy import fp8_error, poisoned8
 from fagen.kinds.forward.operands import has_descales, launch, outputs
 from fagen.kinds.forward.plan import Plan
@@ -25,6 +24,7 @@ from fagen.kinds.forward.shapes import verification_sizes
 from fagen.measure.card import hopper
 from fagen.measure.inputs import cell_of, inputs, rows_with_keys, softmax_scale
 from fagen.measure.numerics import largest, unit_in_last_place
+from fagen.measure.proof import judged
 from fagen.problem import Cell, Sizes
 from fagen.records import ShapeError
 from fagen.registry import plan_of
@@ -46,19 +46,12 @@ def check(
     Hopper GPU.
     """
     hopper()
-    errors = []
-    for number, one in enumerate(verification_sizes(plan) if sizes is None else sizes):
-        cell = cell_of(plan, one)
-        errors.append(kernel_error(plan, binary.library, cell, *inputs(cell, seed=number)))
-        if progress:
-            progress(_line(errors[-1]))
-    wrong = [error for error in errors if not error.ok]
-    if wrong:
-        raise VerificationError(
-            f"{plan.slug}: {len(wrong)} of {len(errors)} shapes are wrong\n"
-            + "\n".join(_line(error) for error in wrong)
-        )
-    return tuple(errors)
+    cells = [cell_of(plan, one) for one in (verification_sizes(plan) if sizes is None else sizes)]
+    errors = (
+        kernel_error(plan, binary.library, cell, *inputs(cell, seed=number))
+        for number, cell in enumerate(cells)
+    )
+    return judged(plan, errors, _line, progress)
 
 
 def kernel_error(

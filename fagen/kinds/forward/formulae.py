@@ -91,14 +91,7 @@ def _threads(consumers: int, producer: str) -> int:
 
 def launch_registers(schedule: Schedule) -> int:
     """Return registers per thread at launch: an even share of the file, in whole quanta."""
-    return _launch_registers(threads(schedule))
-
-
-@cache
-def _launch_registers(threads: int) -> int:
-    quantum = SM90.register_quantum
-    share = SM90.registers_per_sm // threads // quantum * quantum
-    return min(SM90.max_registers_per_thread, share)
+    return SM90.registers_left(threads(schedule))
 
 
 def budget(schedule: Schedule) -> Budget:
@@ -114,7 +107,7 @@ def sums(values: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
     sizes = _sizes(values)
     shared = summed(SYMBOLS, shared_formulae, _shared_choices(values), SM90.smem_tile_alignment)
     registers = summed(SYMBOLS, register_formulae, _register_choices(values), 1)
-    launch = _launch_registers(_threads(values["consumers"], values["producer"]))
+    launch = SM90.registers_left(_threads(values["consumers"], values["producer"]))
     kept = values["producer_registers"] + values["consumers"] * values["consumer_registers"]
     for name, total, limit in (
         (SHARED, shared(*sizes.values()), SM90.smem_per_block),
@@ -302,7 +295,7 @@ def _register_file(schedule: Schedule) -> Ledger:
 @cache
 def _launched(threads: int) -> int:
     quantum = SM90.register_quantum
-    return -(-_launch_registers(threads) // quantum) * quantum * threads
+    return -(-SM90.registers_left(threads) // quantum) * quantum * threads
 
 
 # ---- the nearest schedule that fits -------------------------------------------------------------

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from fagen.build import Binary
 from fagen.e4m3 import E4M3
-from fagen.errors import VerificationError
 from fagen.kinds.quantize.plan import Plan
 from fagen.kinds.quantize.reference import quantize
-from fagen.measure.proof import Proof
+from fagen.measure.proof import Proof, judged
 from fagen.measure.timing import SUSTAINED, Call, time_calls
 from fagen.problem import HIDDEN
 from fagen.records import Bandwidth, RoundingError
@@ -93,20 +92,13 @@ def check_quantizer(
 
     Raises VerificationError after the last of them if any broke the rule.
     """
-    errors = []
-    for number, size in enumerate(sizes):
-        x = numbers(plan, size, seed=number).to(device)
-        for given in _ways(plan):
-            errors.append(rounding_error(plan, kernel, x, given=given))
-            if progress:
-                progress(_line(errors[-1]))
-    wrong = [error for error in errors if not error.ok]
-    if wrong:
-        raise VerificationError(
-            f"{plan.slug}: {len(wrong)} of {len(errors)} shapes are wrong\n"
-            + "\n".join(map(_line, wrong))
-        )
-    return tuple(errors)
+    errors = (
+        rounding_error(plan, kernel, x, given=given)
+        for number, size in enumerate(sizes)
+        for x in [numbers(plan, size, seed=number).to(device)]
+        for given in _ways(plan)
+    )
+    return judged(plan, errors, _line, progress)
 
 
 def numbers(plan: Plan, size: Size, seed: int) -> Tensor:
