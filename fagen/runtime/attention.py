@@ -64,6 +64,8 @@ def attention(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    v_mean: Tensor | None = None,
+    k_mean: Tensor | None = None,
     v_layout: str | None = None,
     scale_rows: int | None = None,
     out_dtype: torch.dtype | None = None,
@@ -75,11 +77,13 @@ def attention(
     16 bytes will do, with the last dimension contiguous. scale is 1/√D if left out.
 
     Or q, k and v in e4m3, as `quantize` makes them, each with its descales: what its numbers are to
-    be multiplied by, in fp32, one for all (no dimensions), one for each head (B, H) or for each
-    block of a head's rows (B, H, blocks); 1 for B or H where all share theirs. How many rows make a
-    block is told from the numbers of blocks, or by `scale_rows`, with 0 for none. v_layout is
-    "rows", which is meant if it is left out, for v as above, or "columns" for v (B, Hk, Dv, Sk to
-    16). out_dtype is bf16 if left out, or fp16. These arguments are for e4m3 alone.
+    be multiplied by, in fp32, one for all (no dimensions), one for each head (B, H), or one for
+    each block of a head's rows (B, H, blocks) of q and k and for each column (B, Hk, Dv) of v; 1
+    for a dimension along which all share theirs. How many rows make a block is told from the
+    numbers of blocks, or by `scale_rows`, with 0 for none. v_mean (B, Hk, Dv) and k_mean
+    (B, Hk, D), in fp32, are what was taken off the columns of v and k before they were quantised.
+    v_layout is "rows", which is meant if it is left out, for v as above, or "columns" for v (B, Hk,
+    Dv, Sk to 16). out_dtype is bf16 if left out, or fp16. These arguments are for e4m3 alone.
 
     Returns out (B, Sq, H, Dv), and with return_lse also the log-sum-exp (B, H, Sq) in fp32, natural
     logarithm: zeros and minus infinity for a row that sees no key.
@@ -101,20 +105,23 @@ def attention(
             "(batch, seqlen, heads, head_dim)"
         )
     dtype, head_dim = q.dtype, q.shape[3]
-    descales: tuple[Tensor, ...] = ()
+    of_fp8: tuple[Tensor | None, ...] = ()
     kind: Kind
     if dtype == E4M3:
-        given = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-        descales = tuple(descale_of(name, descale) for name, descale in given.items())
+        q_descale = descale_of("q_descale", q_descale)
+        k_descale = descale_of("k_descale", k_descale)
+        of_fp8 = q_descale, k_descale, descale_of("v_descale", v_descale), v_mean, k_mean
         v_layout = v_layout or "rows"
         refuse_other_layout(k, v, v_layout)
         if schedule is None:
             out_dtype = out_dtype or torch.bfloat16
-            scale_rows = told_scale_rows(q, k, descales) if scale_rows is None else scale_rows
+            if scale_rows is None:
+                scale_rows = told_scale_rows(q, k, q_descale, k_descale)
         width = v.shape[2 if v_layout == "columns" else 3]
         kind = (q.device, dtype, head_dim, width, causal, out_dtype, v_layout, scale_rows)
     elif (
         (q_descale is None and k_descale is None and v_descale is None)
+        and (v_mean is None and k_mean is None)
         and (v_layout is None and scale_rows is None and out_dtype is None)
     ):  # fmt: skip
         kind = (q.device, dtype, head_dim, v.shape[3], causal)
@@ -128,8 +135,8 @@ def attention(
     key = (kind, schedule)
     kernel = _ready.get(key) or _make_ready(key)
     if not return_lse:
-        return _ready_alone[key](q, k, v, head_dim**-0.5 if scale is None else scale, *descales)
-    return kernel(q, k, v, head_dim**-0.5 if scale is None else scale, *descales)
+        return _ready_alone[key](q, k, v, head_dim**-0.5 if scale is None else scale, *of_fp8)
+    return kernel(q, k, v, head_dim**-0.5 if scale is None else scale, *of_fp8)
 
 
 def attention_fp8(
@@ -168,7 +175,7 @@ def attention_fp8(
     how: dict[str, Any] = {"scales": scales} | ({"scale_rows": scale_rows} if by_block else {})
     q8, q_descale = quantize(q, rotate=rotate, seed=seed, **how)
     k8, k_descale = quantize(k, rotate=rotate, seed=seed, **how)
-    v8, v_descale = quantize(v, layout=v_layout, **how)
+    v8, v_descale = quantize(v, layout=v_layout, scales="head")
     return attention(
         q8,
         k8,

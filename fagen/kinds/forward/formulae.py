@@ -20,7 +20,8 @@ SOFTMAX_REGISTERS = 6
 WORKING_REGISTERS = 20
 
 FP32_BYTES = 4
-# of a group of keys with scales of its own: K's, V's logarithm and V's inverse, in one load
+# of a group of keys with scales of its own: K's, or K's, V's logarithm and V's inverse in one load
+K_SCALE_BYTES = 4
 KEY_SCALES_BYTES = 16
 
 # the names of the ledgers
@@ -32,7 +33,7 @@ REGISTER_FILE = "register file of a thread block"
 SUMMED = (
     *("dtype", "head_dim", "head_dim_v", "block_m", "block_n", "stages", "output", "p"),
     *("producer", "consumers", "producer_registers", "consumer_registers", "q_stages", "sum"),
-    *("v_layout", "promote", "totals", "scale_rows", "out_dtype"),
+    *("v_layout", "promote", "totals", "scale_rows", "v_scales", "out_dtype"),
 )
 
 # d, d_v padded; e bytes per element
@@ -155,6 +156,7 @@ def shared_formulae(
     row_sum: str,
     v_layout: str,
     group_keys: int,
+    v_scales: str,
     totals: str,
     out_bytes: int,
 ) -> Mapping[str, Any]:
@@ -175,7 +177,8 @@ def shared_formulae(
     if p == "shared":
         rows["p"] = m * n * e
     if group_keys:
-        rows["scales"] = KEY_SCALES_BYTES * stages * n / group_keys
+        of_a_group = KEY_SCALES_BYTES if v_scales == "block" else K_SCALE_BYTES
+        rows["scales"] = of_a_group * stages * n / group_keys
     if totals == "shared":
         rows["totals"] = FP32_BYTES * m * d_v
     if row_sum == "tensor":
@@ -223,7 +226,7 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _shared_choices(values: Mapping[str, Any]) -> tuple[str, str, str, str, int, str, int]:
+def _shared_choices(values: Mapping[str, Any]) -> tuple[str, str, str, str, int, str, str, int]:
     output, p, row_sum, v_layout = (values[key] for key in ("output", "p", "sum", "v_layout"))
     group_keys = keys_of_a_scale(values["block_n"], values["scale_rows"])
     by_block = values["scale_rows"] > 0
@@ -231,7 +234,8 @@ def _shared_choices(values: Mapping[str, Any]) -> tuple[str, str, str, str, int,
     as_others = out_bytes == DTYPES[values["dtype"]].bytes
     of_scales = group_keys if by_block else 0
     of_out = 0 if as_others else out_bytes
-    return output, p, row_sum, v_layout, of_scales, values["totals"], of_out
+    v_scales, totals = values["v_scales"], values["totals"]
+    return output, p, row_sum, v_layout, of_scales, v_scales, totals, of_out
 
 
 def _register_choices(values: Mapping[str, Any]) -> tuple[str, str, bool]:
