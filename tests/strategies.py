@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.quantize.keys import Schedule as Quantizer
-from fagen.vocab import MAXIMA, SCALE_ROWS, SCALE_ROWS_DEFAULT, V_SCALES
+from fagen.vocab import MAXIMA, QUANTIZED_SCALES, SCALE_ROWS, SCALE_ROWS_DEFAULT, V_SCALES
 
 ONE_SLAB = (16, 24, 32, 56, 64)  # head dims that fill up to 16, 32 or 64 columns: one swizzle wide
 
@@ -118,11 +118,17 @@ def quantizers(draw: st.DrawFn) -> Quantizer:
             ["none", "pairs", *(["halves"] if keys["head_dim"] % 64 == 0 else [])]
         ),
         "rotate": st.booleans(),
-        "scales": st.sampled_from(["head", "tensor", "block"]),
+        "center": st.booleans(),
+        "scales": st.sampled_from(QUANTIZED_SCALES),
         "layout": st.sampled_from(["rows", "columns"]),
         "rows": st.sampled_from(SCALE_ROWS),
     }
     keys |= draw(st.fixed_dictionaries({}, optional=optional))
+    if keys.get("scales") == "column":
+        keys["rotate"] = False
+    if keys.get("rotary", "none") != "none":
+        keys["center"] = False
+        keys["scales"] = "head" if keys.get("scales") == "column" else keys.get("scales", "block")
     if keys.get("scales", "block") == "block":
         rows = keys.get("rows", 128)
         fitting = {"scale_rows": st.sampled_from([n for n in SCALE_ROWS if n <= rows])}

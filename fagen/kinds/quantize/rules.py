@@ -13,7 +13,11 @@ SLUG = SlugForm(
     codes=(
         Code("rotary", words={"none": "norotary", "halves": "halves", "pairs": "pairs"}),
         Code("rotate", words={True: "rot", False: "norot"}),
-        Code("scales", words={"tensor": "stensor", "head": "shead", "block": "sblock"}),
+        Code("center", words={True: "center", False: "nocenter"}),
+        Code(
+            "scales",
+            words={"tensor": "stensor", "head": "shead", "block": "sblock", "column": "scol"},
+        ),
         Code("scale_rows", "sr"),
         Code("layout", words={"columns": "vcols", "rows": "vrows"}),
         Code("rows", "r"),
@@ -42,6 +46,19 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             "rows",
             f"= {keys['rows']} must be a multiple of scale_rows = {keys['scale_rows']}: a thread "
             f"block finds the maxima of its own rows; use rows = {keys['scale_rows']}",
+        )
+    if keys["scales"] == "column" and keys["rotate"]:
+        yield (
+            "scales",
+            '= "column" does not go with rotate = true, which mixes the columns of a row; use rotate '
+            '= false, or scales = "block"',
+        )
+    if keys["rotary"] != "none" and (keys["center"] or keys["scales"] == "column"):
+        key, value = ("center", "true") if keys["center"] else ("scales", '"column"')
+        yield (
+            key,
+            f'= {value} does not go with rotary = "{keys["rotary"]}": columns are read before rows '
+            'are embedded; apply the rotary embedding first, and use rotary = "none"',
         )
     if keys["rotary"] == "halves" and keys["head_dim"] % HALVES_STEP:
         yield (
