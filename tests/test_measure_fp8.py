@@ -105,7 +105,7 @@ def test_rotated_q_and_k_have_the_products_that_they_had():
 def test_the_emulated_schedule_is_as_exact_as_a_textbook(slug, sizes):
     error = judged(slug, sizes=sizes)
     assert error.ok, error
-    assert error.error <= 1.1 * error.torch_error + 1e-4
+    assert error.error <= 1.1 * error.torch_error + 2e-3  # of O in bf16
     assert error.lse_error < 1e-3
 
 

@@ -149,6 +149,8 @@ def attention_fp8(
     return_lse: bool = False,
     schedule: Choice = None,
     rotate: bool = True,
+    center_k: bool = True,
+    center_v: bool = True,
     scales: str = "block",
     scale_rows: int | None = None,
     v_layout: str = "columns",
@@ -158,9 +160,11 @@ def attention_fp8(
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in fp16 or bf16, D and Dv multiples of 16;
     out is in their dtype. With `rotate`, q and k are multiplied by the random signs of `seed` and a
-    Hadamard matrix, which leaves their products as they are and spreads outliers. A scale is of a
-    "tensor", a "head" or a "block" of `scale_rows` rows, 64 if left out.
-    V is written transposed, unless v_layout is "rows".
+    Hadamard matrix, which leaves their products as they are and spreads outliers. Their scales are
+    of a "tensor", a "head" or a "block" of `scale_rows` rows, 64 if left out; V's are of a column.
+    With `center_k` and `center_v` the means of columns over all keys are taken off K and V before
+    they are rounded, which softmax does not notice of K, and O gets back of V. Each is read twice
+    then. V is written transposed, unless v_layout is "rows".
 
     Under torch.compile and CUDA graph capture an earlier call with such tensors must have readied
     its kernels; prepare(…) readies those of attention alone, and where sizes are traced open it is
@@ -174,8 +178,8 @@ def attention_fp8(
         raise ValueError(f'scale_rows goes with scales = "block"; scales is {scales!r}')
     how: dict[str, Any] = {"scales": scales} | ({"scale_rows": scale_rows} if by_block else {})
     q8, q_descale = quantize(q, rotate=rotate, seed=seed, **how)
-    k8, k_descale = quantize(k, rotate=rotate, seed=seed, **how)
-    v8, v_descale = quantize(v, layout=v_layout, scales="head")
+    k8, k_descale, *k_mean = quantize(k, rotate=rotate, center=center_k, seed=seed, **how)
+    v8, v_descale, *v_mean = quantize(v, layout=v_layout, scales="column", center=center_v)
     return attention(
         q8,
         k8,
@@ -187,6 +191,8 @@ def attention_fp8(
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
+        v_mean=v_mean[0] if v_mean else None,
+        k_mean=k_mean[0] if k_mean else None,
         v_layout=v_layout,
         scale_rows=scale_rows or 0,
         out_dtype=q.dtype,

@@ -61,7 +61,10 @@ class Quantize(Section):
         description='"rows": row-major, as the input; "columns": transposed and in the key order '
         "of P, for V",
     )
-    rows: Annotated[int, OneOf(SCALE_ROWS)] = Field(default=128, description="per thread block")
+    rows: Annotated[int, OneOf(SCALE_ROWS)] = derived(
+        "per thread block; if left out 128, or 64 where columns' means or scales are read beside "
+        "wide rows"
+    )
 
 
 class Schedule(AnySchedule):

@@ -19,7 +19,8 @@ ROTATED_BY_MMA = 16  # columns; what is left of a Hadamard matrix is additions i
 _TALL = 4  # chunks of two rows that a lane has registers for; of wider rows it holds one at a time,
 _SMALL = 64  # unless so few rows make a thread block that three still fit beside each other
 _EMBEDDING = 24  # registers that cosines, sines and their products take in wide rows
-_OF_COLUMNS = 16  # registers that means and scales of 8 columns take
+_OF_COLUMNS = 32  # registers that means and scales of more than 64 columns take,
+_HALF_A_CHUNK = 32  # and more of them in parts of rows whose last chunk is half empty
 _COLUMN_THREADS = 256
 _COLUMN_ROWS = 512  # what is found of so many is written once, a hundredth of what was read
 _LEAST_REGISTERS = (
@@ -101,7 +102,9 @@ class Plan:
         """Why so many blocks, to be printed below the ledger."""
         values = self.height * self.chunks * 8
         share = SM90.registers_per_sm // SM90.issued_warps
-        wanted = _registers(values, self.parts, self.rotary, self.reads_columns)
+        wanted = _registers(
+            values, self.parts, self.rotary, self.reads_columns, self.ragged
+        )
         together = SM90.warps_resident(wanted)
         return (
             f"values that a lane holds    {self.height} rows x {self.chunks} chunks x 8 = "
@@ -204,7 +207,9 @@ def plan(schedule: Schedule) -> Plan:
     by_block = keys.scales == "block"
     by_column = keys.scales == "column"
     of_columns = keys.center or by_column
-    wanted = _registers(8 * chunks * (2 // parts), parts, keys.rotary != "none", of_columns)
+    ragged = keys.head_dim % CHUNK_COLUMNS > 0
+    held = 8 * chunks * (2 // parts)
+    wanted = _registers(held, parts, keys.rotary != "none", of_columns, ragged)
     blocks = SM90.warps_resident(wanted) // warps
     columns = keys.layout == "columns"
     return Plan(
@@ -233,7 +238,7 @@ def plan(schedule: Schedule) -> Plan:
         blocks=blocks,
         launch_registers=SM90.registers_left(threads * blocks),
         chunks=chunks,
-        ragged=keys.head_dim % CHUNK_COLUMNS > 0,
+        ragged=ragged,
         parts=parts,
         height=2 // parts,
         reduce_threads=SM90.max_threads_per_block
@@ -248,7 +253,7 @@ def plan(schedule: Schedule) -> Plan:
     )
 
 
-def _registers(values: int, parts: int, rotary: bool, of_columns: bool) -> int:
+def _registers(values: int, parts: int, rotary: bool, of_columns: bool, ragged: bool) -> int:
     """What a thread is given: the more thread blocks a multiprocessor holds, the more is loaded
     while others compute and store.
 
@@ -256,5 +261,7 @@ def _registers(values: int, parts: int, rotary: bool, of_columns: bool) -> int:
     addresses, signs and what it packs; in parts, more than one of these is under way. Where wide
     rows are embedded, cosines and sines are too, and what is known of columns anywhere.
     """
-    extra = _EMBEDDING if rotary and parts > 1 else _OF_COLUMNS if of_columns else 0
+    extra = _EMBEDDING if rotary and parts > 1 else 0
+    if of_columns and values > 32:
+        extra = _OF_COLUMNS + _HALF_A_CHUNK * (parts > 1 and ragged)
     return max(values + (64 if parts > 1 else 18) + extra, _LEAST_REGISTERS)

@@ -6,6 +6,7 @@ from typing import Any
 from fagen.schedule import Code, SlugForm
 from fagen.vocab import SCALE_ROWS_DEFAULT
 
+_WIDE = 128  # columns of a row, of which a warp holds 16 rows in registers
 HALVES_STEP = 64  # columns: two of the chunks of 32 that lanes share
 
 SLUG = SlugForm(
@@ -29,7 +30,14 @@ SLUG = SlugForm(
 DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     # a constant where a block of rows shares a scale (scales)
     "scale_rows": lambda keys: SCALE_ROWS_DEFAULT if keys["scales"] == "block" else 0,
+    # so that several thread blocks share a multiprocessor (center, scales, head_dim, scale_rows)
+    "rows": lambda keys: max(keys["scale_rows"], 64 if _crowded(keys) else 128),
 }
+
+
+def _crowded(keys: Mapping[str, Any]) -> bool:
+    """Whether what is known of columns takes registers that wide rows need."""
+    return (keys["center"] or keys["scales"] == "column") and keys["head_dim"] > _WIDE
 
 
 def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
