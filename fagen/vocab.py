@@ -91,6 +91,8 @@ class Order:
     name: str
     persistent: bool  # one block per multiprocessor, many tiles each
     longest_first: bool
+    dynamic: bool = False  # a block takes the next tile when it comes free, by a counter
+    static: str = ""  # the order without a counter, for what cannot draw tiles
 
 
 class _Named(Protocol):
@@ -221,7 +223,7 @@ MASKS = _table(
     ),
     Mask(
         "causal",  # aligned to the bottom right: the last query sees the last key
-        order="lpt",
+        order="dynamic",
         last="row + seqlen_k - seqlen_q + 1",
         keys=lambda row, seqlen_q, seqlen_k: (0, row + seqlen_k - seqlen_q + 1),
         pairs=_causal_pairs,
@@ -231,6 +233,7 @@ MASKS = _table(
 ORDERS = _table(
     Order("persistent", persistent=True, longest_first=False),
     Order("lpt", persistent=True, longest_first=True),
+    Order("dynamic", persistent=True, longest_first=True, dynamic=True, static="lpt"),
     Order("single", persistent=False, longest_first=False),
 )
 

@@ -167,7 +167,8 @@ class Grid(Section):
     """How thread blocks take tiles."""
 
     order: Annotated[str, OneOf(ORDERS)] = derived(
-        "persistent, lpt (longest first) or single; what suits the mask if left out"
+        "persistent; lpt (longest first); dynamic, the same to whoever comes free, by a counter in "
+        "the workspace; or single; what suits the mask if left out"
     )
     cluster: int = Field(
         default=1,

@@ -10,6 +10,7 @@ from fagen.arch import SM90
 from fagen.errors import OverBudget
 from fagen.kind import Role
 from fagen.kinds.forward.formulae import (
+    TILE_STAGES,
     Budget,
     budget,
     explain_lines,
@@ -29,6 +30,14 @@ from fagen.vocab import DTYPES, MASKS, ORDERS, OUT_DTYPES, Dtype, Mask, Swizzle,
 # What a lane's share of a row's P may add up to, relative to a stale maximum, in 16 bits. fp16 ends
 # at 65,504, and sums of fp32 lose nothing by it.
 _MAX_PARTIAL_SUM = 4096.0
+
+_TRANSPOSERS = 3  # all warps of the producer but the one that loads
+
+_COUNTER_BYTES = 4  # of the tiles that blocks have drawn
+
+# With so many tiles for each multiprocessor a section of heads ends within 2.2 % of the greedy
+# order of all tiles (tests/test_order.py); with fewer its longest tiles may outlast the rest.
+_SECTION_ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,10 @@ class Plan:
     order: str
     persistent: bool
     longest_first: bool
+    dynamic: bool  # the producer draws tiles from a counter
+    tile_stages: int  # and passes them on through a ring of so many; else 0
+    tile_readers: int  # warps that read it
+    section_rounds: int  # tiles for each multiprocessor that a section of heads has at least
     cluster: int  # thread blocks that share K and V
     skips_masked_blocks: bool  # consumers skip blocks whose keys their rows do not see
     skips_steps: bool  # a consumer without rows skips all but the first
@@ -175,7 +188,10 @@ class Plan:
         tiles = Product((rows, Extent("heads"), Extent("batch")))
         grid = Grid(tiles, resident=self.persistent, cluster=self.cluster)
         kernel = Launch("attention_forward", grid, self.threads, self.shared_bytes)
-        return Launches((kernel,))
+        if not self.dynamic:
+            return Launches((kernel,))
+        counter = Product((Extent(number=_COUNTER_BYTES),))
+        return Launches((kernel,), counter, zeroed=True)
 
     def explained(self) -> str:
         """Return the ledgers with their formulae, the numbers in them, and the solved limits."""
@@ -258,7 +274,7 @@ def plan(schedule: Schedule) -> Plan:
         wgmma_mn_major=not dtype.fp8,
         v_transposed=v_transposed,
         v_rows=v_rows,
-        transposers=3 if v_rows else 0,  # all warps of the producer but the one that loads
+        transposers=_TRANSPOSERS if v_rows else 0,
         descales=dtype.fp8,
         scales_by_block=schedule.fp8.scales == "block",
         scale_rows=schedule.fp8.scale_rows,
@@ -270,6 +286,10 @@ def plan(schedule: Schedule) -> Plan:
         order=order.name,
         persistent=order.persistent,
         longest_first=order.longest_first,
+        dynamic=order.dynamic,
+        tile_stages=TILE_STAGES if order.dynamic else 0,
+        tile_readers=_tile_readers(schedule) if order.dynamic else 0,
+        section_rounds=_SECTION_ROUNDS,
         cluster=schedule.grid.cluster,
         skips_masked_blocks=_skips_masked_blocks(schedule),
         skips_steps=_skips_masked_blocks(schedule)
@@ -303,6 +323,14 @@ def plan(schedule: Schedule) -> Plan:
         register_file=cost.register_file,
         shared_bytes=cost.shared.total,
     )
+
+
+def _tile_readers(schedule: Schedule) -> int:
+    """Return how many warps follow the producer's tiles: consumers, transposers, that of scales."""
+    consumers = schedule.warps.consumers * SM90.warpgroup_threads // SM90.warp_threads
+    transposers = _TRANSPOSERS if schedule.fp8.v_layout == "rows" else 0
+    scales = schedule.fp8.scales == "block" and not transposers  # else a transposer writes them too
+    return consumers + transposers + scales
 
 
 def _skips_masked_blocks(schedule: Schedule) -> bool:

@@ -9,6 +9,7 @@ from fagen.schedule import Code, SlugForm
 from fagen.vocab import (
     DTYPES,
     MASKS,
+    ORDERS,
     OUT_DTYPES,
     OUTPUTS,
     SCALE_ROWS_DEFAULT,
@@ -40,7 +41,7 @@ _CODES = (
     Code("p_offset", "po"),
     Code("promote", "pm"),
     Code("totals", words={"registers": "regtotals", "shared": "smemtotals"}),
-    Code("order", words={"persistent": "persistent", "lpt": "lpt", "single": "single"}),
+    Code("order", words={"persistent": "persistent", "lpt": "lpt", "dynamic": "dynamic", "single": "single"}),
     Code("cluster", "c"),
     Code("max_spill_bytes", "spill"),
 )
@@ -64,8 +65,8 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "consumers": lambda keys: keys["block_m"] // SM90.wgmma_m,
     # wherever two warpgroups can take turns at the tensor cores (consumers, producer)
     "inter_warpgroup": lambda keys: keys["consumers"] > 1 and keys["producer"] == "warp",
-    # longest tiles first where they differ in length (mask)
-    "order": lambda keys: MASKS[keys["mask"]].order,
+    # longest tiles first where they differ in length, to whoever comes free (mask, producer, cluster)
+    "order": lambda keys: _order(keys),
     # that of Q, K and V where O can have it (dtype)
     "out_dtype": lambda keys: DTYPES[keys["dtype"]].out,
     # a constant in e4m3; nothing where Q, K and V have no scales (dtype)
@@ -83,6 +84,13 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "producer_registers": lambda keys: _registers_of(keys)[0],
     "consumer_registers": lambda keys: _registers_of(keys)[1],
 }
+
+
+def _order(keys: Mapping[str, Any]) -> str:
+    """The grid order that suits the mask; only a producer of a block by itself can draw tiles."""
+    order = ORDERS[MASKS[keys["mask"]].order]
+    draws = keys["producer"] == "warp" and keys["cluster"] == 1
+    return order.name if draws else order.static or order.name
 
 
 def _fp8(keys: Mapping[str, Any]) -> bool:
@@ -162,7 +170,7 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
     if keys["cluster"] > 1:
         mask = MASKS[keys["mask"]]
-        for key, wanted in (("producer", "warp"), ("order", mask.order)):
+        for key, wanted in (("producer", "warp"), ("order", _order(keys))):
             if keys[key] != wanted:
                 yield "cluster", f'2 needs {key} = "{wanted}"; use cluster = 1'
         if mask.by_row and not keys["intra_warpgroup"]:
@@ -207,6 +215,10 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                     "which a row max is raised where sums that threads add up grow too large; use "
                     f'maximum = "each", or leave {key} out',
                 )
+    if ORDERS[keys["order"]].dynamic and keys["producer"] != "warp":
+        static = ORDERS[keys["order"]].static
+        said = f'"{keys["order"]}" needs producer = "warp", which draws the tiles; use "{static}"'
+        yield "order", said
     if keys["producer"] == "none":
         for key in ("producer_registers", "consumer_registers"):
             if keys[key]:
