@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -34,16 +34,15 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 
 @dataclass
-class Record:
-    """A run: its rows, what holds for all of them, and where both are written."""
+class Run:
+    """What holds for all figures of a run on one card, and where its files are written."""
 
     folder: Path
     stem: str
     about: dict[str, Any]
-    rows: list[Row] = field(default_factory=list)
 
     @classmethod
-    def begun(cls, folder: Path, kind: str = "", regimes: Iterable[Regime] = ()) -> "Record":
+    def begun(cls, folder: Path, kind: str = "", regimes: Iterable[Regime] = ()) -> Self:
         """Begin a run on this card, now; no host, no user, no path is noted.
 
         Raises DeviceError without a Hopper GPU.
@@ -63,29 +62,17 @@ class Record:
         }
         return cls(folder, "-".join(filter(None, (card.slug, about["date"], kind))), about)
 
-    @classmethod
-    def read(cls, path: Path) -> "Record":
-        """Read a run back from the path of its rows."""
-        about = json.loads(path.with_suffix(".run.json").read_text(encoding="utf-8"))
-        return cls(path.parent, path.stem, about, list(read_rows(path)))
-
     def note(self, said: str, of: object) -> None:
         """Remember something that holds for one cell."""
         self.about["notes"].setdefault(said, []).append(str(of))
-
-    def save(self) -> None:
-        """Write the rows and what holds for them."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_rows(self.folder / f"{self.stem}.json", self.rows)
-        text = json.dumps(self.about, indent=1, ensure_ascii=False) + "\n"
-        write_whole(self.folder / f"{self.stem}.run.json", text)
 
     @property
     def made_on(self) -> str:
         """Card, versions and date, for a heading."""
         about = self.about
+        compiler = f"nvcc {about['nvcc']}, " if "nvcc" in about else ""
         return (
-            f"{about['card']}, driver {about['driver']}, CUDA {about['cuda']}, "
+            f"{about['card']}, driver {about['driver']}, CUDA {about['cuda']}, {compiler}"
             f"torch {about['torch']}, cuDNN {about['cudnn']}, {about['date']}"
         )
 
@@ -105,6 +92,47 @@ class Record:
         """Say where everything is; the exit code."""
         say(f"{self.about['seconds']} s on the GPU; written to {self.folder / self.stem}.*")
         return VerificationError.exit_code if self.about.get("wrong") else 0
+
+
+@dataclass
+class Record(Run):
+    """A run of rows as they are in benchmark tables, beside what holds for all of them."""
+
+    rows: list[Row] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> "Record":
+        """Read a run back from the path of its rows."""
+        about = json.loads(path.with_suffix(".run.json").read_text(encoding="utf-8"))
+        return cls(path.parent, path.stem, about, list(read_rows(path)))
+
+    def save(self) -> None:
+        """Write the rows and what holds for them."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_rows(self.folder / f"{self.stem}.json", self.rows)
+        text = json.dumps(self.about, indent=1, ensure_ascii=False) + "\n"
+        write_whole(self.folder / f"{self.stem}.run.json", text)
+
+
+@dataclass
+class Findings(Run):
+    """A run whose rows are a script's own: one file, {"about": …, "rows": [{…}, …]}."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> "Findings":
+        """Read a run back."""
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return cls(path.parent, path.stem, found["about"], found["rows"])
+
+    def save(self) -> None:
+        """Write all of it, a row to a line so that a diff stays readable."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        about = json.dumps(self.about, indent=1, ensure_ascii=False)
+        rows = ",\n".join(json.dumps(row, ensure_ascii=False) for row in self.rows)
+        text = f'{{"about": {about},\n"rows": [\n{rows}\n]}}\n'
+        write_whole(self.folder / f"{self.stem}.json", text)
 
 
 # ---- which kernels -------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def scripts(monkeypatch):
         return module
 
     yield load
-    for name in ("plots", "record"):
+    for name in ("plots", "record", "against"):
         sys.modules.pop(name, None)
 
 
