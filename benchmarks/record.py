@@ -17,7 +17,7 @@ import torch
 from fagen import flow
 from fagen.build import Binary
 from fagen.dispatch.choice import pick
-from fagen.errors import FagenError, VerificationError
+from fagen.errors import FagenError, ScheduleError, VerificationError
 from fagen.kind import Plan
 from fagen.measure.card import hopper
 from fagen.measure.cells import race
@@ -142,19 +142,25 @@ def serving(cell: Cell, card: str, *, everything: bool = False) -> list[Schedule
     """The schedule that fagen.attention takes for a cell on a card, or all committed that do it.
 
     In e4m3 it takes one for each way that the inputs may have been quantised: V row-major and
-    transposed, a scale of a head and of a block of rows.
+    transposed, a scale of a head and of a block of rows. None where there is none for a cell in 16
+    bits.  Raises ScheduleError where a dispatch table is wrong.
     """
     problem, sizes = cell.problem, cell.sizes
     there = [schedule for schedule in flow.committed("forward") if solves(schedule, problem)]
     fp8 = DTYPES[problem.dtype].fp8
-    if everything or not (there or fp8):
+    if everything:
         return there
     ways: list[dict[str, Any]] = [dict(v_layout="", scale_rows=0)]
     if fp8:
         blocks = (0, SCALE_ROWS_DEFAULT)
         ways = [dict(v_layout=v, scale_rows=rows) for v in V_LAYOUTS for rows in blocks]
     asked = dataclasses.replace(problem, out_dtype=DTYPES[problem.dtype].out)
-    return [pick(dataclasses.replace(asked, **way), sizes, card) for way in ways]
+    try:
+        return [pick(dataclasses.replace(asked, **way), sizes, card) for way in ways]
+    except ScheduleError:
+        if there or fp8:
+            raise
+        return []
 
 
 def build(schedules: Iterable[Schedule]) -> Kernels:

@@ -21,6 +21,7 @@ TITLES = {
     "fa2": "FA2",
     "fa3": "FA3",
     "flex": "FlexAttention",
+    "efficient": "torch's EFFICIENT",
     "cudnn-e4m3": "cuDNN e4m3",
     QUANTISE: "quantising Q, K, V",
 }
