@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import RESULTS, build, exit_code, say, serving
+from record import BUILDERS, RESULTS, build, exit_code, say, serving
 
 from fagen import flow, process
 from fagen.errors import BuildError, FagenError, VerificationError
@@ -234,7 +234,7 @@ def run(asked: argparse.Namespace) -> int:
     served = [(cell, s) for cell in _cells(asked) for s in serving(cell, card.name)]
     pairs = [Pair(cell, schedule.slug) for cell, schedule in served if schedule.slug in known]
     kernels = build(schedule for _, schedule in served)
-    with ThreadPoolExecutor(max_workers=8) as pool:
+    with ThreadPoolExecutor(BUILDERS) as pool:
         slugs = sorted({pair.slug for pair in pairs})
         compiled = pool.map(lambda slug: compile_before(known[slug]), slugs)
         before = dict(zip(slugs, compiled, strict=True))

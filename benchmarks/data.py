@@ -157,6 +157,7 @@ def run(asked: argparse.Namespace) -> int:
         else:
             findings.note("no kernel", cell)
     kernels = build(schedule for found in work.values() for schedule in found)
+    findings.note_compiler(kernels)
     began = time.monotonic()
     for cell, found in work.items():
         slugs = [schedule.slug for schedule in found]

@@ -17,12 +17,10 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
-from record import Record, exit_code, parser, say, serving
+from record import Record, build, exit_code, parser, say, serving
 from torch import Tensor
 
-from fagen import flow
 from fagen.build import Binary
 from fagen.errors import DeviceError, FagenError, VerificationError
 from fagen.kind import Plan
@@ -44,7 +42,6 @@ DTYPES = ("fp16", "bf16")
 PEERS = ("cudnn", "fa2", "efficient")
 GOAL = 1.05
 ROUND = Regime("burst", idle=0.020, warm=0.0, timed=0.004, rounds=3)
-BUILDERS = 16
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,12 +65,8 @@ def run(asked: argparse.Namespace) -> int:
             work[cell] = found[0]
         else:
             record.note("no kernel", cell)
-    began = time.monotonic()
-    with ThreadPoolExecutor(BUILDERS) as pool:
-        schedules = {schedule.slug: schedule for schedule in work.values()}
-        built = pool.map(lambda schedule: flow.built(schedule, binding=False), schedules.values())
-        kernels = dict(zip(schedules, built, strict=True))
-    say(f"{len(kernels)} kernels built in {time.monotonic() - began:.0f} s")
+    kernels = build(work.values(), binding=False)
+    record.note_compiler(kernels)
     began = time.monotonic()
     for cell, schedule in work.items():
         if (problem := cell.problem).opened() not in (row.cell.problem for row in record.rows):

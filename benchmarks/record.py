@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +32,7 @@ from fagen.vocab import DTYPES, SCALE_ROWS_DEFAULT, V_LAYOUTS
 
 Kernels = Mapping[str, tuple[Plan, Binary]]
 RESULTS = Path(__file__).resolve().parent / "results"
+BUILDERS = os.cpu_count() or 1  # kernels that are compiled at a time
 
 
 @dataclass
@@ -65,6 +67,11 @@ class Run:
     def note(self, said: str, of: object) -> None:
         """Remember something that holds for one cell."""
         self.about["notes"].setdefault(said, []).append(str(of))
+
+    def note_compiler(self, kernels: "Kernels") -> None:
+        """Remember what compiled these kernels: the same for all of them."""
+        for _, binary in kernels.values():
+            self.about["nvcc"] = binary.made_with["nvcc"]
 
     @property
     def made_on(self) -> str:
@@ -163,12 +170,12 @@ def serving(cell: Cell, card: str, *, everything: bool = False) -> list[Schedule
         return []
 
 
-def build(schedules: Iterable[Schedule]) -> Kernels:
-    """The kernels of schedules by slug, several compiled at a time."""
+def build(schedules: Iterable[Schedule], *, binding: bool = True) -> Kernels:
+    """The kernels of schedules by slug, several compiled at a time; with their torch ops or not."""
     wanted = list({schedule.slug: schedule for schedule in schedules}.values())
     began = time.monotonic()
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        built = list(pool.map(lambda schedule: flow.built(schedule, binding=True), wanted))
+    with ThreadPoolExecutor(BUILDERS) as pool:
+        built = list(pool.map(lambda schedule: flow.built(schedule, binding=binding), wanted))
     say(f"{len(built)} kernel(s) built in {time.monotonic() - began:.0f} s")
     return {plan.slug: (plan, binary) for plan, binary in built}
 

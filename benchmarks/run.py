@@ -76,6 +76,7 @@ def run(asked: argparse.Namespace) -> int:
     work = {cell: serving(cell, card, everything=asked.all_schedules) for cell in grid}
     small = serving(dataclasses.replace(grid[0], sizes=SMALL), card)
     kernels = build([*small, *(schedule for found in work.values() for schedule in found)])
+    record.note_compiler(kernels)
     record.about["matmul_tflops"] = {
         dtype: {name: round(tflops, 1) for name, tflops in matmul_ceiling(dtype).items()}
         for dtype in asked.dtype

@@ -35,9 +35,8 @@ from pathlib import Path
 from typing import Any
 
 from against import Pair, compile_before, git, time_pair
-from record import RESULTS, Findings, exit_code, say, serving
+from record import BUILDERS, RESULTS, Findings, build, exit_code, say, serving
 
-from fagen import flow
 from fagen.errors import FagenError, VerificationError
 from fagen.measure.numerics import AGREEMENT
 from fagen.measure.rows import geomean, markdown
@@ -51,7 +50,6 @@ REVISION = "dd8a2d3"  # of fagen's figures in the csv
 FIGURES = Path(__file__).with_name("fa3_burst.csv")
 TABLE = "dispatch.toml"
 ROUND = Regime("burst", idle=0.010, warm=0.0005, timed=0.006, rounds=5)
-BUILDERS = 16
 SLUG = re.compile(r"fwd_(?P<dtype>fp16|bf16)_d(?P<d>\d+)(?:v(?P<v>\d+))?_(?P<mask>[a-z]+)_m\d+n\d+")
 FLOPS = (5e9, 1e12)  # of a random shape: longer than its launch, and no longer than needed
 
@@ -289,13 +287,9 @@ def run(asked: argparse.Namespace) -> int:
     with ThreadPoolExecutor(BUILDERS) as pool:
         olds = {slug: before.kernels[slug] for slug in {shape.before for shape in shapes}}
         compiled = {slug: pool.submit(compile_before, text) for slug, text in olds.items()}
-        made = {
-            slug: pool.submit(flow.built, schedule, binding=False)
-            for slug, schedule in schedules.items()
-        }
+        kernels = build(schedules.values(), binding=False)
         libraries = {slug: one.result() for slug, one in compiled.items()}
-        kernels = {slug: one.result() for slug, one in made.items()}
-    about["nvcc"] = next(iter(kernels.values()))[1].made_with["nvcc"]
+    findings.note_compiler(kernels)
     say(f"{len(kernels)} + {len(libraries)} kernels built in {time.monotonic() - began:.0f} s")
     began = time.monotonic()
     for repeat in range(asked.repeats):

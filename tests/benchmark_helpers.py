@@ -56,7 +56,7 @@ def pretend_gpu(script, monkeypatch):
 
     def built(schedule, *, binding):
         fake.built.append(schedule.slug)
-        return plan(schedule), SimpleNamespace(slug=schedule.slug)
+        return plan(schedule), SimpleNamespace(slug=schedule.slug, made_with={"nvcc": "13.0"})
 
     def bind(name, off=0.0):
         def call(case, q, k, v):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fagen import flow
 from fagen.errors import DeviceError
 from fagen.kinds.forward.plan import plan
 from fagen.measure import peers
@@ -45,9 +46,9 @@ def timed(head_dims, made_up_gpu, monkeypatch):
 
     def built(one, binding):
         assert not binding
-        return plan(one), SimpleNamespace(slug=one.slug)
+        return plan(one), SimpleNamespace(slug=one.slug, made_with={"nvcc": "13.0"})
 
-    monkeypatch.setattr(head_dims.flow, "built", built)
+    monkeypatch.setattr(flow, "built", built)
     monkeypatch.setattr(
         head_dims, "called", lambda of, binary: Implementation("fagen", bind, of.slug)
     )

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fagen import flow
 from fagen.errors import FagenError, VerificationError
 from fagen.problem import Cell, Problem, Sizes
 
@@ -161,9 +162,7 @@ def timed(shapes, made_up_gpu, monkeypatch):
         pair.old.append([11.0, 9.0, 10.0][repeat])
 
     made = SimpleNamespace(library=None, made_with={"nvcc": "13.0"})
-    monkeypatch.setattr(
-        shapes.flow, "built", lambda one, binding: (SimpleNamespace(slug=one.slug), made)
-    )
+    monkeypatch.setattr(flow, "built", lambda one, binding: (SimpleNamespace(slug=one.slug), made))
     monkeypatch.setattr(shapes, "compile_before", lambda text: text)
     monkeypatch.setattr(shapes, "time_pair", time_pair)
     return shapes
