@@ -23,7 +23,7 @@ from fagen.kind import Plan
 from fagen.measure.card import hopper
 from fagen.measure.cells import race
 from fagen.measure.peers import installed, ours, peer
-from fagen.measure.rows import QUANTISE, Row, read_rows, rounded, title, write_rows
+from fagen.measure.rows import QUANTISE, YARDSTICK, Row, read_rows, rounded, title, write_rows
 from fagen.measure.timing import REGIMES, Regime
 from fagen.paths import write_whole
 from fagen.problem import Cell, solves
@@ -190,10 +190,12 @@ def time_all(
     peers: Sequence[str] | None = None,
     *,
     regimes: Sequence[Regime] = tuple(REGIMES.values()),
+    wide: Regime | None = None,
 ) -> None:
     """Time each cell's schedules beside peers, if not these then the usual ones of its dtype.
 
-    The record is saved after every cell.
+    The record is saved after every cell. Under `wide`, if given, fagen and the yardstick alone are
+    timed, in 16 bits.
 
     What cannot be timed is noted, and why: a cell without a schedule, a peer that refuses, a
     kernel whose output is wrong.  Raises FagenError where nothing can.
@@ -213,6 +215,9 @@ def time_all(
 
         try:
             rows = race(cell, [*mine, *others], regimes=regimes, progress=say, left_out=left_out)
+            if wide and not DTYPES[cell.problem.dtype].fp8:
+                both = [*mine, *(one for one in others if one.name == YARDSTICK)]
+                rows += race(cell, both, regimes=[wide], progress=say)
         except VerificationError as error:
             say(f"  {error}")
             record.note("wrong, and not timed", error)

@@ -81,6 +81,6 @@ def pretend_gpu(script, monkeypatch):
     monkeypatch.setattr(record, "ours", ours)
     for name in ("cudnn", "fa2"):
         monkeypatch.setitem(peers.PEERS, name, bind(name))
-    monkeypatch.setattr(cells, "inputs", lambda case, seed: (None, None, None))
+    monkeypatch.setattr(cells, "inputs", lambda case, seed, sigma: (None, None, None))
     monkeypatch.setattr(cells, "time_calls", time_calls)
     return fake
