@@ -33,6 +33,10 @@ _MAX_PARTIAL_SUM = 4096.0
 
 _TRANSPOSERS = 3  # all warps of the producer but the one that loads
 
+# A draw takes about a microsecond, as a block does. Drawn a whole tile ahead, tiles would go to whoever
+# has the longest way to go as soon as to whoever comes free next.
+_DRAW_AHEAD = 2
+
 _COUNTER_BYTES = 4  # of the tiles that blocks have drawn
 
 # With so many tiles for each multiprocessor a section of heads ends within 2.2 % of the greedy
@@ -108,6 +112,7 @@ class Plan:
     dynamic: bool  # the producer draws tiles from a counter
     tile_stages: int  # and passes them on through a ring of so many; else 0
     tile_readers: int  # warps that read it
+    draw_ahead: int  # blocks before a tile's end the next one is drawn
     section_rounds: int  # tiles for each multiprocessor that a section of heads has at least
     cluster: int  # thread blocks that share K and V
     skips_masked_blocks: bool  # consumers skip blocks whose keys their rows do not see
@@ -289,6 +294,7 @@ def plan(schedule: Schedule) -> Plan:
         dynamic=order.dynamic,
         tile_stages=TILE_STAGES if order.dynamic else 0,
         tile_readers=_tile_readers(schedule) if order.dynamic else 0,
+        draw_ahead=_DRAW_AHEAD,
         section_rounds=_SECTION_ROUNDS,
         cluster=schedule.grid.cluster,
         skips_masked_blocks=_skips_masked_blocks(schedule),
