@@ -120,6 +120,7 @@ class Effort(_Strict):
     patience: int = Field(default=64, ge=1)  # kernels timed since one was faster than all before
     prune: float = Field(default=1.6, gt=1)  # leave out what is predicted so much slower
     anchor: str | None = None  # a slug; else the committed schedule, or the best predicted
+    long_runs: bool = True  # of the last few, which reach the power limit
 
 
 class _File(_Strict):
