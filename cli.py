@@ -308,10 +308,9 @@ def search_run(
 ) -> None:
     """Search the SPACES: files, or slugs.
 
-    A slug stands for everything that might beat it, with it as the anchor. Kernels are compiled in
-    parallel, checked, and timed beside the anchor and cuDNN; most are soon left behind. Ctrl-C
-    shows the best so far, and the same command goes on from there. --write to schedules/ of a
-    checkout, or to ~/.config/fagen, whose table fagen.attention reads first.
+    A slug stands for all that might beat it. Kernels are compiled in parallel, checked, and timed
+    beside an anchor and cuDNN; most are soon left behind. Ctrl-C shows the best so far, and the
+    same command goes on from there. --write to schedules/ of a checkout, or to ~/.config/fagen.
 
     \b
     Examples:
