@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fagen.errors import DeviceError, FagenError
+from fagen.dispatch.choice import candidates
+from fagen.errors import BuildError, DeviceError, FagenError, RefusedBuild, UntunedWarning
 from fagen.runtime import attention as dispatch
 from fagen.runtime import ready
 
@@ -108,3 +109,66 @@ def test_a_kernel_of_e4m3_is_built_for_its_layout_and_scales(
     pretended.capturing = True
     with pytest.raises(FagenError, match="cannot be built while a CUDA graph is captured"):
         dispatch._make_ready(((*kind[:-1], 32), None))  # type: ignore[arg-type]
+
+
+# ---- derived schedules --------------------------------------------------------------------------
+
+
+def refusing(
+    monkeypatch: pytest.MonkeyPatch, machine: SimpleNamespace, slugs: list[str], error: type
+) -> list[str]:
+    """Have builds of these fail; return where each attempt is noted."""
+    build, tried = ready.build, []
+
+    def attempt(source: object, planned: object, **more: object) -> object:
+        tried.append(source.slug)  # type: ignore[attr-defined]
+        if source.slug in slugs:  # type: ignore[attr-defined]
+            raise error("12 bytes of registers spilled")
+        return build(source, planned, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ready, "build", attempt)
+    return tried
+
+
+def of_no_table() -> tuple[dispatch.Kind, list[str]]:
+    """A kind of call that is served by derived schedules, and their slugs."""
+    kind = (torch.device("cuda", 0), torch.float16, 24, 24, False)
+    found = candidates(dispatch._problem(kind))
+    assert found.derived
+    return kind, [schedule.slug for schedule in found.schedules]
+
+
+def test_of_derived_schedules_the_first_that_does_not_spill_serves(
+    pretended: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, slugs = of_no_table()
+    tried = refusing(monkeypatch, pretended, slugs[:2], RefusedBuild)
+    with pytest.warns(UntunedWarning, match=f": {slugs[2]} is derived.*fagen search {slugs[2]} "):
+        dispatch._make_ready((kind, None))
+    assert tried == slugs[:3] and pretended.loaded == [slugs[2]]
+    assert dispatch._chosen[kind, None].slug == slugs[2]
+
+
+def test_where_every_derived_schedule_spills_or_no_compiler_runs_that_is_said(
+    pretended: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, slugs = of_no_table()
+    with monkeypatch.context() as patch:
+        tried = refusing(patch, pretended, slugs, RefusedBuild)
+        with pytest.raises(RefusedBuild, match="spilled"):
+            dispatch._make_ready((kind, None))
+        assert tried == slugs
+    tried = refusing(monkeypatch, pretended, slugs, BuildError)
+    with pytest.raises(BuildError):
+        dispatch._make_ready((kind, None))
+    assert tried == slugs[:1], "a cache that cannot be written is no better for the next"
+
+
+def test_a_schedule_that_was_chosen_has_no_other_in_its_place(
+    pretended: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, slugs = of_no_table()
+    tried = refusing(monkeypatch, pretended, slugs[:1], RefusedBuild)
+    with pytest.raises(RefusedBuild):
+        dispatch._make_ready((kind, slugs[0]))
+    assert tried == slugs[:1]

@@ -5,13 +5,25 @@ A kernel is built at its first use, or ahead of time by prepare(…). On CPU ten
 emulated, and nothing is built. attention_fp8(q, k, v, …) quantises first.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fagen.dispatch.choice import Choice, Served, choose, for_few, for_keys, serving, slugs_for
+from fagen.dispatch.choice import (
+    Choice,
+    Served,
+    candidates,
+    choose,
+    for_few,
+    for_keys,
+    serving,
+    slugs_for,
+)
+from fagen.errors import UntunedWarning
+from fagen.paths import config_folder
 from fagen.problem import Problem
 from fagen.runtime import op
 from fagen.runtime.arguments import (
@@ -20,6 +32,7 @@ from fagen.runtime.arguments import (
     descale_of,
     dtype_of,
     name_of,
+    refuse_dtype,
     refuse_head_dims,
     refuse_other_layout,
     refuse_unquantisable,
@@ -28,7 +41,7 @@ from fagen.runtime.arguments import (
     word_of,
 )
 from fagen.runtime.quantize import quantize
-from fagen.runtime.ready import ready, refuse_tracing, run_once
+from fagen.runtime.ready import first_ready, refuse_tracing, run_once
 from fagen.schedule import Schedule
 from fagen.vocab import OUT_DTYPES, SCALE_ROWS, SCALE_ROWS_DEFAULT, V_LAYOUTS
 
@@ -48,6 +61,7 @@ NOT_READY = (
 # What has been readied in this process. A call finds its kernel here or takes the long way once.
 _ready: dict[Key, op.Op] = {}
 _ready_alone: dict[Key, op.Op] = {}  # the same without the log-sum-exp
+_chosen: dict[Key, Schedule] = {}  # whose kernels these are
 # What dispatch tables say of each kind of call that was looked up.
 _served: dict[Kind, Served] = {}
 
@@ -86,14 +100,16 @@ def attention(
 
     The kernel is that of `schedule` (a file's path, a slug or a Schedule), else the one that a
     dispatch table has for this card, dtype, head dims, mask and numbers of query rows and of keys,
-    else the one that `schedules/` has, else, in e4m3, one of usual tiles that fits; its first use
-    builds it. Under torch.compile and CUDA graph capture it must have been readied by prepare().
-    Traced with sizes left open, a call counts as one of many query rows.
+    else the one that `schedules/` has, else one that is derived, which an UntunedWarning says
+    once, with the command that searches for a better one; its first use builds it. Under
+    torch.compile and CUDA graph capture it must have been readied by prepare(). Traced with sizes
+    left open, a call counts as one of many query rows.
 
-    Raises ValueError for a wrong argument, also where a gradient would be needed; ScheduleError
-    where no schedule fits, with the list of what exists; DeviceError where the GPU is no Hopper;
-    ToolchainError and BuildError where the kernel cannot be built; FagenError where it is not ready
-    and cannot be built now.
+    Raises ValueError for a wrong argument, also where a gradient would be needed, a dtype or a head
+    dim that no kernel takes; ScheduleError where `schedule` computes something else, or where it
+    or a dispatch table cannot be read; DeviceError where the GPU is no Hopper; ToolchainError
+    and BuildError where the kernel cannot be built; FagenError where it is not ready and cannot be
+    built now.
     """
     if q.dim() != 4 or v.dim() != 4:
         raise ValueError(
@@ -222,8 +238,8 @@ def prepare(
     for choice in dict.fromkeys(choices):
         kernel = _make_ready((kind, choice), progress)
         if kind[0].type == "cuda":
-            run_once(kernel, choose(_problem(kind), choice).slug, kind[0])
-    return choose(_problem(kind), choices[-1]).slug
+            run_once(kernel, _chosen[kind, choice].slug, kind[0])
+    return _chosen[kind, choices[-1]].slug
 
 
 def picked(
@@ -241,8 +257,8 @@ def picked(
 ) -> Schedule:
     """Return the schedule that attention(…) would take for such tensors and `seqlen` keys.
 
-    Arguments as of prepare(…), and `rows` are many if left out; nothing is built.  Raises
-    ValueError for an unknown dtype, ScheduleError where no schedule fits.
+    Arguments as of prepare(…), and `rows` are many if left out; nothing is built: of derived
+    schedules it is the first.  Raises ValueError for a dtype or head dims that no kernel takes.
     """
     fp8 = out_dtype, v_layout, scale_rows
     kind = _kind(dtype, head_dim, head_dim_v, causal, device, fp8)
@@ -277,8 +293,9 @@ def _kind(
 
 
 def _problem(kind: Kind) -> Problem:
-    """What is computed in such a call, in words."""
+    """What is computed in such a call, in words.  Raises ValueError for a dtype of no kernel."""
     _, dtype, head_dim, head_dim_v, causal = kind[:5]
+    refuse_dtype(dtype)
     word, mask = word_of(dtype), "causal" if causal else "full"
     if len(kind) == 5:
         return Problem(word, head_dim, head_dim_v, mask, word, "", 0)
@@ -306,14 +323,15 @@ def _surely(fits: Any) -> bool:
 def _look_up(kind: Kind) -> Served:
     """Look a kind of call up in the dispatch tables.  Raises ScheduleError where one is wrong."""
     refuse_tracing(NOT_READY)
-    device, _, head_dim, head_dim_v = kind[:4]
+    device, dtype, head_dim, head_dim_v = kind[:4]
+    problem = _problem(kind)
+    refuse_head_dims(head_dim, head_dim_v, fp8=dtype == E4M3)
     if len(kind) > 5:
         out_dtype, _, scale_rows = kind[5:]
-        refuse_head_dims(head_dim, head_dim_v)
         refuse_word("scale_rows", scale_rows, (0, *SCALE_ROWS))
         refuse_word("out_dtype", out_dtype, map(dtype_of, OUT_DTYPES))
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    _served[kind] = serving(_problem(kind), card)
+    _served[kind] = serving(problem, card)
     return _served[kind]
 
 
@@ -321,8 +339,18 @@ def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> op.O
     """The long way to a kernel: choose, build, load.  Raises as attention does."""
     refuse_tracing(NOT_READY)
     kind, choice = key
-    chosen = choose(_problem(kind), choice)
-    kernel = ready(chosen, kind[0], not_ready=NOT_READY, progress=progress)
+    problem = _problem(kind)
+    schedules, derived = candidates(problem, choice)
+    chosen, kernel = first_ready(schedules, kind[0], not_ready=NOT_READY, progress=progress)
+    if derived and key not in _chosen:
+        warnings.warn(
+            f"no schedule was tuned for {problem}: {chosen.slug} is derived. To search for a "
+            f"faster one, which fagen.attention then takes: fagen search {chosen.slug} --minutes "
+            f"10 --write {config_folder()}",
+            UntunedWarning,
+            stacklevel=3,
+        )
+    _chosen[key] = chosen
     _ready_alone[key] = op.alone(kernel)
     _ready[key] = kernel  # last: who finds this finds the other
     return kernel
