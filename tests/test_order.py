@@ -137,7 +137,7 @@ def test_every_tile_goes_to_somebody_once_and_all_end_together(slug: str, tmp_pa
     program = compiled(plan(Schedule.from_slug(slug)), tmp_path)
     dice = random.Random(slug)
     asked = [shapes(dice) for _ in range(SHAPES)]
-    said = run([program], input="".join("%d %d %d %d %d\n" % sizes for sizes in asked)).stdout
+    said = run([program], input="\n".join(" ".join(map(str, sizes)) for sizes in asked)).stdout
     for sizes, line in zip(asked, said.splitlines(), strict=True):
         once, ratio = line.split()
         assert once == "1", sizes

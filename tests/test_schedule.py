@@ -220,8 +220,8 @@ def test_a_constant_default_is_one_whatever_else_a_schedule_says():
         assert Schedule.make(**PLAIN | keys).softmax.maximum == "lazy"
     for rows in (128, 192, 256):
         e4m3 = PLAIN | dict(dtype="e4m3", block_m=rows, block_n=64, scales="block", promote=4)
-        made = Schedule.make(**e4m3).fp8
-        assert (made.scale_rows, made.totals) == (64, "registers")
+        made = Schedule.make(**e4m3)
+        assert (made.fp8.scale_rows, made.softmax.totals) == (64, "registers")
     assert registry.from_slug("quant_bf16_d64").values()["scale_rows"] == 64
 
 

@@ -140,7 +140,10 @@ WRONG = [
         lambda a: dict(x=a["x"][:, :, :0], weights=None, cos=None, sin=None),
         "rows = 36 must be a multiple of heads = 0",
     ),
-    *(number("gain", one, f"gain is {one:g}; {FINITE}") for one in (0.0, -2.5, math.nan, 1e39)),
+    *(
+        number("gain", one, f"gain is {one:g}; {FINITE}, and 1024 at most")
+        for one in (0.0, -2.5, math.nan, 1e39, 1024.5)
+    ),
     *(number("count", one, f"count is {one}; it must be above 0") for one in (0, -123456789)),
     # what one line adds
     Wrong(
@@ -281,8 +284,8 @@ def test_the_c_function_has_a_status_for_every_refusal(stub: StubOp) -> None:
         ],
         BAD_SIZE: [dict(rows=1001), dict(batch=-1), dict(heads=-1), dict(batch=(1 << 30) + 1)],
         "rows must be a multiple of heads": [dict(rows=35), dict(heads=0), dict(heads=5)],
-        "gain, count must be finite and positive": [
-            *(dict(gain=bad) for bad in (0, -1, math.nan, math.inf)),
+        "gain, count must be finite and positive, gain 1024 at most": [
+            *(dict(gain=bad) for bad in (0, -1, math.nan, math.inf, 1024.5)),
             *(dict(count=bad) for bad in (0, -3)),
         ],
         NULL: [
@@ -342,4 +345,5 @@ def test_an_argument_more_is_checked_in_c(biased: StubOp, shifted: StubOp) -> No
     assert status(bias_stride_head=20) == BAD_STRIDE
     status = statuses(shifted)
     assert status() == "launched"
-    assert status(shift=-1) == "gain, count, shift must be finite and positive"
+    assert status(shift=-1) == "gain, count, shift must be finite and positive, gain 1024 at most"
+    assert status(gain=1024) == "launched"

@@ -128,10 +128,21 @@ class Softmax(Section):
         description="log2 units; > 0 keeps the old row max while it is close enough; needs "
         'maximum = "each"',
     )
+    promote: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="blocks of keys after which sums of PV are added to an fp32 accumulator of "
+        "their own, since the tensor cores cut sums off, in e4m3 to 14 bits; 0: never",
+    )
+    totals: Annotated[str, OneOf(TOTALS)] = derived(
+        "where that accumulator is, with promote: in registers, or in shared memory, which leaves "
+        "the tile its registers; registers if left out"
+    )
 
 
 class Fp8(Section):
-    """Keys of e4m3 alone: its scales, the layout of V, the range of P and its sums."""
+    """Keys of e4m3 alone: its scales, the layout of V, and the range of P."""
 
     v_layout: Annotated[str, OneOf(V_LAYOUTS)] = derived(
         '"columns": V is transposed, in the key order of P, as fagen.quantize writes it; '
@@ -149,17 +160,6 @@ class Fp8(Section):
         ge=0,
         le=8,
         multiple_of=0.125,
-    )
-    promote: int = Field(
-        default=0,
-        ge=0,
-        le=64,
-        description="blocks of keys after which sums of PV are added to an fp32 accumulator of "
-        "their own, since the tensor cores keep 14 bits; 0: never",
-    )
-    totals: Annotated[str, OneOf(TOTALS)] = derived(
-        "where that accumulator is, with promote: in registers, or in shared memory, which leaves "
-        "the tile its registers; registers if left out"
     )
 
 

@@ -27,14 +27,10 @@ from fagen.ledger import Ledger
 from fagen.signature import Extent, Signature
 from fagen.vocab import DTYPES, MASKS, ORDERS, OUT_DTYPES, Dtype, Mask, Swizzle, swizzle_of
 
-# What a lane's share of a row's P may add up to, relative to a stale maximum, in 16 bits. fp16 ends
-# at 65,504, and sums of fp32 lose nothing by it.
-_MAX_PARTIAL_SUM = 4096.0
-
 _TRANSPOSERS = 3  # all warps of the producer but the one that loads
 
-# A draw takes about a microsecond, as a block does. Drawn a whole tile ahead, tiles would go to whoever
-# has the longest way to go as soon as to whoever comes free next.
+# A draw takes about a microsecond, as a block does. Drawn a whole tile ahead, tiles would go as soon
+# to whoever has the longest way to go as to whoever comes free next.
 _DRAW_AHEAD = 2
 
 _COUNTER_BYTES = 4  # of the tiles that blocks have drawn
@@ -53,6 +49,11 @@ class Plan:
 
     kind: ClassVar[str] = "forward"
     blocks: ClassVar[int] = 1  # that a multiprocessor should hold at least
+    # Where row maxima start. Finite, so that masked scores, minus infinity, have weight 0 beside it
+    # and never NaN; scores below it do not count.
+    no_score: ClassVar[float] = -1e30
+    # From here on fp32 rounds exponents of 2 to whole numbers, or worse.
+    far: ClassVar[float] = 2.0**24
 
     schedule: Schedule
     slug: str
@@ -84,9 +85,10 @@ class Plan:
     sum_by_tensor: bool
     lazy_max: bool  # the row max is raised only where sums get too large without
     sum_chains: int  # of a lane's sums for a row, of a block or of a scale's keys in it
-    max_partial_sum: float  # how large that is
+    max_partial_sum: float  # how large that is: what a lane's share of a row's P may add up to
     sums_compared: int  # to it, of a lane's for a row: one, or of every other column
     rescale_threshold: float  # log2 units
+    largest_output: float  # to which O is limited, where rounding P may lead beyond V; else 0
     # what follows from the element type
     fp8: bool
     p_bytes: int  # of an element of P
@@ -271,9 +273,10 @@ def plan(schedule: Schedule) -> Plan:
         sum_by_tensor=sum_by_tensor,
         lazy_max=schedule.softmax.maximum == "lazy",
         sum_chains=2 if group_keys == block_n else 1,  # one would wait for its own latency
-        max_partial_sum=SM90.e4m3_max if dtype.fp8 else _MAX_PARTIAL_SUM,
+        max_partial_sum=dtype.max_partial_sum or SM90.e4m3_max,
         sums_compared=2 if dtype.fp8 and group_keys == block_n else 1,
         rescale_threshold=schedule.softmax.rescale_threshold,
+        largest_output=dtype.largest if out_dtype == dtype else 0.0,
         fp8=dtype.fp8,
         p_bytes=dtype.bytes,
         wgmma_mn_major=not dtype.fp8,
@@ -286,8 +289,8 @@ def plan(schedule: Schedule) -> Plan:
         group_keys=group_keys,
         scales_before_qk=schedule.fp8.scales == "block" and schedule.attention.head_dim > 128,
         p_offset=schedule.fp8.p_offset,
-        promote=schedule.fp8.promote,
-        totals_shared=schedule.fp8.totals == "shared",
+        promote=schedule.softmax.promote,
+        totals_shared=schedule.softmax.totals == "shared",
         order=order.name,
         persistent=order.persistent,
         longest_first=order.longest_first,

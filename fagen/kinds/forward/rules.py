@@ -41,7 +41,10 @@ _CODES = (
     Code("p_offset", "po"),
     Code("promote", "pm"),
     Code("totals", words={"registers": "regtotals", "shared": "smemtotals"}),
-    Code("order", words={"persistent": "persistent", "lpt": "lpt", "dynamic": "dynamic", "single": "single"}),
+    Code(
+        "order",
+        words={"persistent": "persistent", "lpt": "lpt", "dynamic": "dynamic", "single": "single"},
+    ),
     Code("cluster", "c"),
     Code("max_spill_bytes", "spill"),
 )
@@ -52,7 +55,7 @@ SLUG = SlugForm(
     example="fwd_fp16_d128_causal_m128n128",
 )
 
-_FP8_KEYS = ("v_layout", "scales", "scale_rows", "p_offset", "promote", "totals")
+_FP8_KEYS = ("v_layout", "scales", "scale_rows", "p_offset")
 
 # Keys whose default follows from others, in an order that works.  Each is a structural rule over
 # keys that stand before it here or follow from none: all of these are in the slug, so one that
@@ -77,8 +80,8 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     # the largest that leaves P in range, less for masks by row (dtype, maximum, rescale_threshold,
     # mask, block_n)
     "p_offset": lambda keys: _p_offset(keys) if _fp8(keys) else 0.0,
-    # a constant where sums are promoted (dtype, promote)
-    "totals": lambda keys: TOTALS[0] if keys["promote"] and _fp8(keys) else "",
+    # a constant where sums are promoted (promote)
+    "totals": lambda keys: TOTALS[0] if keys["promote"] else "",
     # three consumers or four use up the register file; a producer beside fewer has what it needs
     # (producer, consumers, v_layout, scales)
     "producer_registers": lambda keys: _registers_of(keys)[0],
@@ -219,6 +222,14 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         static = ORDERS[keys["order"]].static
         said = f'"{keys["order"]}" needs producer = "warp", which draws the tiles; use "{static}"'
         yield "order", said
+    if keys["totals"] and not keys["promote"]:
+        yield "totals", "has no meaning but with promote; leave it out"
+    if keys["promote"] and keys["sum"] == "tensor":
+        yield (
+            "promote",
+            f'= {keys["promote"]} does not go with sum = "tensor", whose row sums are columns of O '
+            'that nothing promotes; use sum = "threads", or leave promote out',
+        )
     if keys["producer"] == "none":
         for key in ("producer_registers", "consumer_registers"):
             if keys[key]:
@@ -265,8 +276,6 @@ def _rules_of_fp8(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield key, f"must be {_toml(only)} in e4m3; {_toml(keys[key])} is for 16-bit kernels"
     if keys["scale_rows"] and keys["scales"] != "block":
         yield "scale_rows", 'has no meaning but with scales = "block"; leave it out'
-    if keys["totals"] and not keys["promote"]:
-        yield "totals", "has no meaning but with promote; leave it out"
     if keys["maximum"] == "each":
         yield from _range_of_p(keys["p_offset"], keys["rescale_threshold"])
     elif keys["p_offset"] > (most := most_p_offset(keys["block_n"])):
