@@ -70,6 +70,7 @@ class Launches:
     kernels: tuple[Launch, ...]
     workspace: Product = Product((Extent(number=0),))
     unless: str = ""
+    counted: str = "tiles"  # what a call has fewer than 2^30 of
 
     @property
     def needs_workspace(self) -> bool:

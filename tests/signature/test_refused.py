@@ -299,7 +299,8 @@ def test_the_c_function_has_a_status_for_every_refusal(stub: StubOp) -> None:
             dict(cos_stride_row=4),
             dict(out_stride_column=7),
             dict(weights_stride_batch=-1),
-            dict(weights_stride_block=(1 << 30) + 1),
+            dict(weights_stride_block=65),  # its most is 64
+            dict(sums_stride_batch=(1 << 38) + 1),
             dict(factor_stride_batch=-3),
         ],
         NO_SPACE: [dict(workspace=0), dict(workspace_bytes=47), dict(workspace_bytes=0)],
