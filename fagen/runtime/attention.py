@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _is_tracing
 from torch._C._functorch import peek_interpreter_stack
 from torch.compiler import is_compiling
 
@@ -137,7 +138,7 @@ def attention(
         scale = head_dim**-0.5
     if return_lse:
         return with_lse(q, k, v, scale, *descales)
-    if not is_compiling() and peek_interpreter_stack() is None:
+    if not (is_compiling() or _is_tracing() or peek_interpreter_stack()):
         out: Tensor = direct(q, k, v, scale, *descales) if descales else direct(q, k, v, scale)
         if not out.requires_grad:
             return out
