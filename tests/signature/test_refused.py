@@ -310,6 +310,7 @@ def test_the_c_function_has_a_status_for_every_refusal(stub: StubOp) -> None:
             assert status(**changes) == said, changes
     library = library_at(stub.binary.library)
     assert library[f"fagen_{stub.slug}"](None, None) != 0
+    assert library[f"fagen_{stub.slug}_workspace"](None) == -1
     message = library[f"fagen_{stub.slug}_message"]
     message.restype = ctypes.c_char_p
     for number in (-1, 15, 99):
