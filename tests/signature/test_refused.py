@@ -302,7 +302,8 @@ def test_the_c_function_has_a_status_for_every_refusal(stub: StubOp) -> None:
             dict(cos_stride_row=4),
             dict(out_stride_column=7),
             dict(weights_stride_batch=-1),
-            dict(weights_stride_block=(1 << 30) + 1),
+            dict(weights_stride_block=65),  # its most is 64
+            dict(sums_stride_batch=(1 << 38) + 1),
             dict(factor_stride_batch=-3),
         ],
         NO_SPACE: [dict(workspace=0), dict(workspace_bytes=47), dict(workspace_bytes=0)],
@@ -312,6 +313,7 @@ def test_the_c_function_has_a_status_for_every_refusal(stub: StubOp) -> None:
             assert status(**changes) == said, changes
     library = library_at(stub.binary.library)
     assert library[f"fagen_{stub.slug}"](None, None) != 0
+    assert library[f"fagen_{stub.slug}_workspace"](None) == -1
     message = library[f"fagen_{stub.slug}_message"]
     message.restype = ctypes.c_char_p
     for number in (-1, 15, 99):

@@ -29,8 +29,8 @@ from fagen.vocab import DTYPES, MASKS, ORDERS, OUT_DTYPES, Dtype, Mask, Swizzle,
 
 _TRANSPOSERS = 3  # all warps of the producer but the one that loads
 
-# A draw takes about a microsecond, as a block does. Drawn a whole tile ahead, tiles would go as soon
-# to whoever has the longest way to go as to whoever comes free next.
+# A draw takes about a microsecond, as a block does. Drawn a whole tile ahead, tiles would go to those
+# with the longest way to go as soon as to those that come free next.
 _DRAW_AHEAD = 2
 
 _COUNTER_BYTES = 4  # of the tiles that blocks have drawn

@@ -68,7 +68,8 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "consumers": lambda keys: keys["block_m"] // SM90.wgmma_m,
     # wherever two warpgroups can take turns at the tensor cores (consumers, producer)
     "inter_warpgroup": lambda keys: keys["consumers"] > 1 and keys["producer"] == "warp",
-    # longest tiles first where they differ in length, to whoever comes free (mask, producer, cluster)
+    # longest tiles first where they differ in length, to whoever comes free (mask, producer,
+    # cluster)
     "order": lambda keys: _order(keys),
     # that of Q, K and V where O can have it (dtype)
     "out_dtype": lambda keys: DTYPES[keys["dtype"]].out,
