@@ -13,8 +13,9 @@ from fagen.process import run
 from fagen.render import render
 from fagen.toolchain import find_gxx
 
-# Blocks that take the next tile when they come free, and tiles of falling length as the best that a
-# greedy order can do. A tile costs its blocks of keys and what it takes to begin and end one.
+# Blocks that take tiles in turn, then the next one when they come free; and tiles of falling length,
+# each to who is free first, as the best that a greedy order can do. A tile costs its blocks of keys
+# and what it takes to begin and end one.
 PROGRAM = """\
 #include <algorithm>
 #include <cstdint>
@@ -35,7 +36,8 @@ using Element = char[{element_bytes}];
 {divisor}
 struct Params {{
   FastDivisor heads, heads_per_kv_head;
-  int seqlen_q, seqlen_k, m_blocks, slots, sections;
+  int seqlen_q, seqlen_k, m_blocks, slots, sections, dealt;
+  bool has_empty_tiles;
   FastDivisor section_slots, section_heads, last_section_heads;
   uint32_t* tiles_drawn;
 }};
@@ -44,12 +46,13 @@ struct Args {{
   void* workspace;
 }};
 {tiles}
-double makespan(const std::vector<double>& costs, int blocks) {{
-  std::priority_queue<double, std::vector<double>, std::greater<>> free;
-  for (int i = 0; i < blocks; ++i) free.push(0);
-  double last = 0;
-  for (const double cost : costs) {{
-    const double end = free.top() + cost;
+double makespan(const std::vector<double>& costs, int blocks, int dealt) {{
+  std::vector<double> ends(blocks);
+  for (int i = 0; i < dealt; ++i) ends[i / blocks % 2 ? blocks - 1 - i % blocks : i % blocks] += costs[i];
+  std::priority_queue<double, std::vector<double>, std::greater<>> free(std::greater<>(), ends);
+  double last = *std::max_element(ends.begin(), ends.end());
+  for (size_t i = dealt; i < costs.size(); ++i) {{
+    const double end = free.top() + costs[i];
     free.pop();
     free.push(end);
     last = std::max(last, end);
@@ -68,6 +71,7 @@ int main() {{
     params.seqlen_q = a.seqlen_q;
     params.seqlen_k = a.seqlen_k;
     params.m_blocks = m_blocks;
+    params.has_empty_tiles = a.seqlen_q > a.seqlen_k;
 {dealing}
     std::set<std::tuple<int, int, int>> seen;
     std::vector<double> costs;
@@ -77,9 +81,9 @@ int main() {{
       const int end = std::min(tile.first_row + kBlockM + a.seqlen_k - a.seqlen_q, a.seqlen_k);
       costs.push_back(std::max(0, ceil_div(end, kBlockN)) + 1.5);
     }}
-    const double taken = makespan(costs, grid);
+    const double taken = makespan(costs, grid, params.dealt);
     std::sort(costs.rbegin(), costs.rend());
-    const double greedy = makespan(costs, grid);
+    const double greedy = makespan(costs, grid, 0);
     const bool once = int64_t(seen.size()) == tiles && int64_t(costs.size()) == tiles;
     std::printf("%d %.4f\\n", once, taken / greedy);
   }}
