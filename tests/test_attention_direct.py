@@ -22,7 +22,7 @@ REFUSED = f"fagen::{SLUG}: q, k or v requires a gradient, and there is no backwa
 def attend(stub_op: Callable[[str], StubOp], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """attention(q, k, v) by a schedule whose op is loaded, readied."""
     one = stub_op(SLUG)
-    monkeypatch.setattr(dispatch, "ready", lambda *_, **__: one.op)
+    monkeypatch.setattr(dispatch, "first_ready", lambda found, *_, **__: (found[0], one.op))
     fagen.prepare(dtype="bf16", head_dim=64, head_dim_v=32, causal=True, schedule=SLUG)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, **keys: Any) -> Any:
