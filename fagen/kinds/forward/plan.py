@@ -29,14 +29,14 @@ from fagen.vocab import DTYPES, MASKS, ORDERS, OUT_DTYPES, Dtype, Mask, Swizzle,
 
 _TRANSPOSERS = 3  # all warps of the producer but the one that loads
 
-# A draw takes about a microsecond, as a block does. Drawn a whole tile ahead, tiles would go to those
-# with the longest way to go as soon as to those that come free next.
+# A draw takes about a microsecond, as a block does. Drawn a whole tile ahead, tiles would go to
+# those with the longest way to go as soon as to those that come free next.
 _DRAW_AHEAD = 2
 
 _COUNTER_BYTES = 4  # of the tiles that blocks have drawn
 
-# With so many tiles for each multiprocessor a section of heads ends within 2.2 % of the greedy
-# order of all tiles (tests/test_order.py); with fewer its longest tiles may outlast the rest.
+# With so many tiles for each multiprocessor a section of heads ends within 3 % of the greedy order
+# of all tiles (tests/test_order.py); with fewer its longest tiles may outlast the rest.
 _SECTION_ROUNDS = 4
 
 
