@@ -252,6 +252,11 @@ class Signature:
         return {g: tuple(t for t in self.inputs if t.group == g) for g in named}
 
     @property
+    def made_groups(self) -> tuple[tuple[Tensor, ...], ...]:
+        """Those of them that are found where they are not given."""
+        return tuple(tensors for tensors in self.groups.values() if tensors[0].made)
+
+    @property
     def leader(self) -> Tensor:
         """The input whose device is that of all."""
         return self.inputs[0]

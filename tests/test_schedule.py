@@ -216,8 +216,9 @@ def test_derived_defaults_are_of_keys_that_exist(kind):
 
 def test_a_constant_default_is_one_whatever_else_a_schedule_says():
     """What measurements may move stands in schedules, not in defaults."""
-    for keys in (dict(head_dim=64), dict(mask="full", block_m=256), dict(dtype="e4m3")):
+    for keys in (dict(head_dim=64), dict(mask="full", block_m=256), dict(dtype="bf16")):
         assert Schedule.make(**PLAIN | keys).softmax.maximum == "lazy"
+        assert Schedule.make(**PLAIN | keys | dict(dtype="e4m3")).softmax.maximum == "each"
     for rows in (128, 192, 256):
         e4m3 = PLAIN | dict(dtype="e4m3", block_m=rows, block_n=64, scales="block", promote=4)
         made = Schedule.make(**e4m3)

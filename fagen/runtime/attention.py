@@ -81,6 +81,8 @@ def attention(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    v_mean: Tensor | None = None,
+    k_mean: Tensor | None = None,
     v_layout: str | None = None,
     scale_rows: int | None = None,
     out_dtype: torch.dtype | None = None,
@@ -92,11 +94,13 @@ def attention(
     16 bytes will do, with the last dimension contiguous. scale is 1/√D if left out.
 
     Or q, k and v in e4m3, as `quantize` makes them, each with its descales: what its numbers are to
-    be multiplied by, in fp32, one for all (no dimensions), one for each head (B, H) or for each
-    block of a head's rows (B, H, blocks); 1 for B or H where all share theirs. How many rows make a
-    block is told from the numbers of blocks, or by `scale_rows`, with 0 for none. v_layout is
-    "rows", which is meant if it is left out, for v as above, or "columns" for v (B, Hk, Dv, Sk to
-    16). out_dtype is bf16 if left out, or fp16. These arguments are for e4m3 alone.
+    be multiplied by, in fp32, one for all (no dimensions), one for each head (B, H), or one for
+    each block of a head's rows (B, H, blocks) of q and k and for each column (B, Hk, Dv) of v; 1
+    for a dimension along which all share theirs. How many rows make a block is told from the
+    numbers of blocks, or by `scale_rows`, with 0 for none. v_mean (B, Hk, Dv) and k_mean
+    (B, Hk, D), in fp32, are what was taken off the columns of v and k before they were quantised.
+    v_layout is "rows", which is meant if it is left out, for v as above, or "columns" for v (B, Hk,
+    Dv, Sk to 16). out_dtype is bf16 if left out, or fp16. These arguments are for e4m3 alone.
 
     Returns out (B, Sq, H, Dv), and with return_lse also the log-sum-exp (B, H, Sq) in fp32, natural
     logarithm: zeros and minus infinity for a row that sees no key.
@@ -122,22 +126,25 @@ def attention(
             "(batch, seqlen, heads, head_dim)"
         )
     head_dim, keys = q_shape[3], v_shape[1]
-    descales: tuple[Tensor, ...] = ()
+    of_fp8: tuple[Tensor | None, ...] = ()
     kind: Kind
     if dtype == E4M3:
-        given = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-        descales = tuple(descale_of(name, descale) for name, descale in given.items())
+        q_descale = descale_of("q_descale", q_descale)
+        k_descale = descale_of("k_descale", k_descale)
+        of_fp8 = q_descale, k_descale, descale_of("v_descale", v_descale), v_mean, k_mean
         v_layout = v_layout or "rows"
         refuse_other_layout(k, v, v_layout)
         if schedule is None:
             out_dtype = out_dtype or torch.bfloat16
-            scale_rows = told_scale_rows(q, k, descales) if scale_rows is None else scale_rows
+            if scale_rows is None:
+                scale_rows = told_scale_rows(q, k, q_descale, k_descale)
         width = v_shape[3]
         if v_layout == "columns":
             width, keys = v_shape[2], k.shape[1]
         kind = (q.device, dtype, head_dim, width, causal, out_dtype, v_layout, scale_rows)
     elif (
         (q_descale is None and k_descale is None and v_descale is None)
+        and (v_mean is None and k_mean is None)
         and (v_layout is None and scale_rows is None and out_dtype is None)
     ):  # fmt: skip
         kind = (q.device, dtype, head_dim, v_shape[3], causal)
@@ -153,12 +160,12 @@ def attention(
     if scale is None:
         scale = head_dim**-0.5
     if return_lse:
-        return with_lse(q, k, v, scale, *descales)
+        return with_lse(q, k, v, scale, *of_fp8)
     if not (is_compiling() or _is_tracing() or peek_interpreter_stack()):
-        out: Tensor = direct(q, k, v, scale, *descales) if descales else direct(q, k, v, scale)
+        out: Tensor = direct(q, k, v, scale, *of_fp8) if of_fp8 else direct(q, k, v, scale)
         if not out.requires_grad:
             return out
-    return alone(q, k, v, scale, *descales)  # refuses where a gradient would be needed
+    return alone(q, k, v, scale, *of_fp8)  # refuses where a gradient would be needed
 
 
 def attention_fp8(
@@ -171,6 +178,8 @@ def attention_fp8(
     return_lse: bool = False,
     schedule: Choice = None,
     rotate: bool = True,
+    center_k: bool = True,
+    center_v: bool = True,
     scales: str = "block",
     scale_rows: int | None = None,
     v_layout: str = "columns",
@@ -180,9 +189,11 @@ def attention_fp8(
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in fp16 or bf16, D and Dv multiples of 16;
     out is in their dtype. With `rotate`, q and k are multiplied by the random signs of `seed` and a
-    Hadamard matrix, which leaves their products as they are and spreads outliers. A scale is of a
-    "tensor", a "head" or a "block" of `scale_rows` rows, 64 if left out.
-    V is written transposed, unless v_layout is "rows".
+    Hadamard matrix, which leaves their products as they are and spreads outliers. Their scales are
+    of a "tensor", a "head" or a "block" of `scale_rows` rows, 64 if left out; V's are of a column.
+    With `center_k` and `center_v` the means of columns over all keys are taken off K and V before
+    they are rounded, which softmax does not notice of K, and O gets back of V. Each is read twice
+    then. V is written transposed, unless v_layout is "rows".
 
     Under torch.compile and CUDA graph capture an earlier call with such tensors must have readied
     its kernels; prepare(…) readies those of attention alone, and where sizes are traced open it is
@@ -196,8 +207,8 @@ def attention_fp8(
         raise ValueError(f'scale_rows goes with scales = "block"; scales is {scales!r}')
     how: dict[str, Any] = {"scales": scales} | ({"scale_rows": scale_rows} if by_block else {})
     q8, q_descale = quantize(q, rotate=rotate, seed=seed, **how)
-    k8, k_descale = quantize(k, rotate=rotate, seed=seed, **how)
-    v8, v_descale = quantize(v, layout=v_layout, **how)
+    k8, k_descale, *k_mean = quantize(k, rotate=rotate, center=center_k, seed=seed, **how)
+    v8, v_descale, *v_mean = quantize(v, layout=v_layout, scales="column", center=center_v)
     return attention(
         q8,
         k8,
@@ -209,6 +220,8 @@ def attention_fp8(
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
+        v_mean=v_mean[0] if v_mean else None,
+        k_mean=k_mean[0] if k_mean else None,
         v_layout=v_layout,
         scale_rows=scale_rows or 0,
         out_dtype=q.dtype,

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from fagen.arch import SM90
+from fagen.e4m3 import to_e4m3
 from fagen.kinds.forward.plan import Plan
 
 LN2 = math.log(2)
@@ -112,14 +114,16 @@ def outgrown(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
     """Tell whose lazy row max is raised after a guess at p (…, rows, columns) of a block.
 
     p is relative to the maximum so far, so infinite in a row that has seen nothing. The rows
-    of a tile come head by head; the result is (…, rows, 1). A lane adds up two columns of each 8,
-    in e4m3 either of them by itself, or both where several scales share a block, each scale's by
-    itself; and what one lane of a warp finds too large raises all of its 16 rows.
+    of a tile come head by head; the result is (…, rows, 1). A lane adds up two columns of each 8;
+    where P saturates it looks for e4m3's largest number instead. What one lane of a warp finds too
+    large raises all of its 16 rows.
     """
-    lanes = 4 * plan.sums_compared
-    filled = torch.nn.functional.pad(p, (0, plan.block_n - p.shape[-1]))
-    sums = filled.unflatten(-1, (-1, plan.group_keys // 8, lanes, 8 // lanes)).sum((-1, -3))
-    large = ~(sums <= plan.max_partial_sum).all(-1).all(-1)  # NaN is too large as well
+    if plan.p_saturates:
+        large = ~(to_e4m3(p).float() < SM90.e4m3_max).all(-1)  # NaN is too large as well
+    else:
+        filled = torch.nn.functional.pad(p, (0, plan.block_n - p.shape[-1]))
+        sums = filled.unflatten(-1, (-1, 4, 2)).sum((-1, -3))
+        large = ~(sums <= plan.max_partial_sum).all(-1)
     return _shared(large.unsqueeze(-1), rows_of_a_head, _any_row)
 
 
