@@ -306,16 +306,16 @@ def search_run(
     page: Path | None,
     as_json: bool,
 ) -> None:
-    """Search the SPACES.
+    """Search the SPACES: files, or slugs.
 
-    Kernels are compiled in parallel, checked, and timed beside an anchor and cuDNN; most are soon
-    left behind. Ctrl-C shows the best so far, and the same command goes on from there. --write to
-    schedules/ of a checkout, or to ~/.config/fagen, whose table fagen.attention reads first.
+    A slug stands for all that might beat it. Kernels are compiled in parallel, checked, and timed
+    beside an anchor and cuDNN; most are soon left behind. Ctrl-C shows the best so far, and the
+    same command goes on from there. --write to schedules/ of a checkout, or to ~/.config/fagen.
 
     \b
     Examples:
       fagen search run my.toml --minutes 5 --store my.sqlite
-      fagen search run my.toml --write ~/.config/fagen
+      fagen search run fwd_bf16_d40_causal_m128n128 --write ~/.config/fagen
     """
     from fagen import search as searching
 

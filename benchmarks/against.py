@@ -24,13 +24,14 @@ import random
 import re
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
-from record import RESULTS, build, exit_code, say, serving
+from record import BUILDERS, RESULTS, build, exit_code, say, serving
 
 from fagen import flow, process
 from fagen.errors import BuildError, FagenError, VerificationError
@@ -156,6 +157,7 @@ class Pair:
     cell: Cell
     slug: str
     same: bool = True  # the outputs, to the bit
+    each: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds, roughly
     new: list[float] = dataclasses.field(default_factory=list)
     old: list[float] = dataclasses.field(default_factory=list)
 
@@ -165,8 +167,17 @@ class Pair:
         return [old / new for new, old in zip(self.new, self.old, strict=True)]
 
 
-def time_pair(pair: Pair, plan: Any, library: Path, before: Path, repeat: int) -> None:
-    """Add one repeat.  Raises VerificationError where the outputs differ."""
+def time_pair(
+    pair: Pair,
+    plan: Any,
+    library: Path,
+    before: Path,
+    repeat: int,
+    *,
+    regime: Regime = ROUND,
+    ulps: int = 2,
+) -> None:
+    """Add one repeat.  Raises VerificationError where outputs differ by more `ulps` than may be."""
     given = arguments(plan, *inputs(pair.cell))
     mine, theirs = outputs(plan, given[0]), outputs(plan, given[0])
     laid_out = dataclasses.replace(pair.cell, problem=Problem.of(plan.schedule))
@@ -180,15 +191,18 @@ def time_pair(pair: Pair, plan: Any, library: Path, before: Path, repeat: int) -
     torch.cuda.synchronize()
     pair.same &= torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1])
     off = float((mine[0].float() - theirs[0].float()).abs().max())
-    allowed = 2 * unit_in_last_place(float(theirs[0].abs().max()), theirs[0].dtype)
+    allowed = ulps * unit_in_last_place(float(theirs[0].abs().max()), theirs[0].dtype)
     if not off <= allowed:
         raise VerificationError(f"{pair.slug} at {pair.cell}: outputs differ by {off:.2e}")
     bound = {name: Call(_returning(run, mine[0])) for name, run in calls.items()}
-    each, clock, dice = estimate(bound["new"]), Clock(), random.Random(repeat)
-    seconds: dict[str, list[float]] = {"new": [], "old": []}
-    for _ in range(ROUND.rounds):
-        for name in dice.sample(("new", "old"), 2):
-            seconds[name].append(time_round(bound[name], ROUND, each, clock)[0])
+    clock, dice = Clock(), random.Random(repeat)
+    for name, call in bound.items():
+        pair.each[name] = pair.each.get(name) or estimate(call)
+    seconds: dict[str, list[float]] = {name: [] for name in bound}
+    for _ in range(regime.rounds):
+        for name in dice.sample(list(bound), len(bound)):
+            time.sleep(regime.idle)
+            seconds[name].append(time_round(bound[name], regime, pair.each[name], clock)[0])
     pair.new.append(statistics.median(seconds["new"]) * 1e6)
     pair.old.append(statistics.median(seconds["old"]) * 1e6)
 
@@ -220,7 +234,7 @@ def run(asked: argparse.Namespace) -> int:
     served = [(cell, s) for cell in _cells(asked) for s in serving(cell, card.name)]
     pairs = [Pair(cell, schedule.slug) for cell, schedule in served if schedule.slug in known]
     kernels = build(schedule for _, schedule in served)
-    with ThreadPoolExecutor(max_workers=8) as pool:
+    with ThreadPoolExecutor(BUILDERS) as pool:
         slugs = sorted({pair.slug for pair in pairs})
         compiled = pool.map(lambda slug: compile_before(known[slug]), slugs)
         before = dict(zip(slugs, compiled, strict=True))

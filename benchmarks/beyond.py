@@ -92,6 +92,7 @@ def run(asked: argparse.Namespace) -> int:
     cells = [cell for name in asked.group or list(named) for cell in named[name].cells]
     work = {cell: serving(cell, record.about["card"]) for cell in cells}
     kernels = build(schedule for found in work.values() for schedule in found)
+    record.note_compiler(kernels)
     time_all(record, work, kernels, asked.peer)
     report(record)
     return record.finish()

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from fagen.measure.rows import OURS, PREARRANGED, QUANTISE, TITLES, Row
+from fagen.measure.rows import OURS, PREARRANGED, QUANTISE, TITLES, WIDE, Row
 from fagen.vocab import MASKS
 
 INK, QUIET, FAINT = "#1f2328", "#6e7781", "#e6e9ed"
@@ -47,7 +47,9 @@ def plot(
     """
     written = []
     with mpl.rc_context(STYLE):
-        for dtype, regime in sorted({(row.dtype, row.regime) for row in rows}):
+        for dtype, regime in sorted(
+            {(row.dtype, row.regime) for row in rows if row.regime != WIDE}
+        ):
             some = [
                 row
                 for row in rows

@@ -4,13 +4,14 @@ import argparse
 import dataclasses
 import datetime
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -22,7 +23,7 @@ from fagen.kind import Plan
 from fagen.measure.card import hopper
 from fagen.measure.cells import race
 from fagen.measure.peers import installed, ours, peer
-from fagen.measure.rows import QUANTISE, Row, read_rows, rounded, title, write_rows
+from fagen.measure.rows import QUANTISE, YARDSTICK, Row, read_rows, rounded, title, write_rows
 from fagen.measure.timing import REGIMES, Regime
 from fagen.paths import write_whole
 from fagen.problem import Cell, solves
@@ -31,19 +32,19 @@ from fagen.vocab import DTYPES, SCALE_ROWS_DEFAULT, V_LAYOUTS
 
 Kernels = Mapping[str, tuple[Plan, Binary]]
 RESULTS = Path(__file__).resolve().parent / "results"
+BUILDERS = os.cpu_count() or 1  # kernels that are compiled at a time
 
 
 @dataclass
-class Record:
-    """A run: its rows, what holds for all of them, and where both are written."""
+class Run:
+    """What holds for all figures of a run on one card, and where its files are written."""
 
     folder: Path
     stem: str
     about: dict[str, Any]
-    rows: list[Row] = field(default_factory=list)
 
     @classmethod
-    def begun(cls, folder: Path, kind: str = "", regimes: Iterable[Regime] = ()) -> "Record":
+    def begun(cls, folder: Path, kind: str = "", regimes: Iterable[Regime] = ()) -> Self:
         """Begin a run on this card, now; no host, no user, no path is noted.
 
         Raises DeviceError without a Hopper GPU.
@@ -63,29 +64,22 @@ class Record:
         }
         return cls(folder, "-".join(filter(None, (card.slug, about["date"], kind))), about)
 
-    @classmethod
-    def read(cls, path: Path) -> "Record":
-        """Read a run back from the path of its rows."""
-        about = json.loads(path.with_suffix(".run.json").read_text(encoding="utf-8"))
-        return cls(path.parent, path.stem, about, list(read_rows(path)))
-
     def note(self, said: str, of: object) -> None:
         """Remember something that holds for one cell."""
         self.about["notes"].setdefault(said, []).append(str(of))
 
-    def save(self) -> None:
-        """Write the rows and what holds for them."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_rows(self.folder / f"{self.stem}.json", self.rows)
-        text = json.dumps(self.about, indent=1, ensure_ascii=False) + "\n"
-        write_whole(self.folder / f"{self.stem}.run.json", text)
+    def note_compiler(self, kernels: "Kernels") -> None:
+        """Remember what compiled these kernels: the same for all of them."""
+        for _, binary in kernels.values():
+            self.about["nvcc"] = binary.made_with["nvcc"]
 
     @property
     def made_on(self) -> str:
         """Card, versions and date, for a heading."""
         about = self.about
+        compiler = f"nvcc {about['nvcc']}, " if "nvcc" in about else ""
         return (
-            f"{about['card']}, driver {about['driver']}, CUDA {about['cuda']}, "
+            f"{about['card']}, driver {about['driver']}, CUDA {about['cuda']}, {compiler}"
             f"torch {about['torch']}, cuDNN {about['cudnn']}, {about['date']}"
         )
 
@@ -107,6 +101,47 @@ class Record:
         return VerificationError.exit_code if self.about.get("wrong") else 0
 
 
+@dataclass
+class Record(Run):
+    """A run of rows as they are in benchmark tables, beside what holds for all of them."""
+
+    rows: list[Row] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> "Record":
+        """Read a run back from the path of its rows."""
+        about = json.loads(path.with_suffix(".run.json").read_text(encoding="utf-8"))
+        return cls(path.parent, path.stem, about, list(read_rows(path)))
+
+    def save(self) -> None:
+        """Write the rows and what holds for them."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_rows(self.folder / f"{self.stem}.json", self.rows)
+        text = json.dumps(self.about, indent=1, ensure_ascii=False) + "\n"
+        write_whole(self.folder / f"{self.stem}.run.json", text)
+
+
+@dataclass
+class Findings(Run):
+    """A run whose rows are a script's own: one file, {"about": …, "rows": [{…}, …]}."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> "Findings":
+        """Read a run back."""
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return cls(path.parent, path.stem, found["about"], found["rows"])
+
+    def save(self) -> None:
+        """Write all of it, a row to a line so that a diff stays readable."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        about = json.dumps(self.about, indent=1, ensure_ascii=False)
+        rows = ",\n".join(json.dumps(row, ensure_ascii=False) for row in self.rows)
+        text = f'{{"about": {about},\n"rows": [\n{rows}\n]}}\n'
+        write_whole(self.folder / f"{self.stem}.json", text)
+
+
 # ---- which kernels -------------------------------------------------------------------------------
 
 
@@ -114,13 +149,16 @@ def serving(cell: Cell, card: str, *, everything: bool = False) -> list[Schedule
     """The schedule that fagen.attention takes for a cell on a card, or all committed that do it.
 
     In e4m3 it takes one for each way that the inputs may have been quantised: V row-major and
-    transposed, a scale of a head and of a block of rows.
+    transposed, a scale of a head and of a block of rows. None where there is none for a cell in 16
+    bits.  Raises ScheduleError where a dispatch table is wrong.
     """
     problem, sizes = cell.problem, cell.sizes
     there = [schedule for schedule in flow.committed("forward") if solves(schedule, problem)]
     fp8 = DTYPES[problem.dtype].fp8
-    if everything or not (there or fp8):
+    if everything:
         return there
+    if not there and not fp8:
+        return []  # a derived schedule would serve: nobody has tuned it
     ways: list[dict[str, Any]] = [dict(v_layout="", scale_rows=0)]
     if fp8:
         blocks = (0, SCALE_ROWS_DEFAULT)
@@ -129,12 +167,12 @@ def serving(cell: Cell, card: str, *, everything: bool = False) -> list[Schedule
     return [pick(dataclasses.replace(asked, **way), sizes, card) for way in ways]
 
 
-def build(schedules: Iterable[Schedule]) -> Kernels:
-    """The kernels of schedules by slug, several compiled at a time."""
+def build(schedules: Iterable[Schedule], *, binding: bool = True) -> Kernels:
+    """The kernels of schedules by slug, several compiled at a time; with their torch ops or not."""
     wanted = list({schedule.slug: schedule for schedule in schedules}.values())
     began = time.monotonic()
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        built = list(pool.map(lambda schedule: flow.built(schedule, binding=True), wanted))
+    with ThreadPoolExecutor(BUILDERS) as pool:
+        built = list(pool.map(lambda schedule: flow.built(schedule, binding=binding), wanted))
     say(f"{len(built)} kernel(s) built in {time.monotonic() - began:.0f} s")
     return {plan.slug: (plan, binary) for plan, binary in built}
 
@@ -149,10 +187,12 @@ def time_all(
     peers: Sequence[str] | None = None,
     *,
     regimes: Sequence[Regime] = tuple(REGIMES.values()),
+    wide: Regime | None = None,
 ) -> None:
     """Time each cell's schedules beside peers, if not these then the usual ones of its dtype.
 
-    The record is saved after every cell.
+    The record is saved after every cell. Under `wide`, if given, fagen and the yardstick alone are
+    timed, in 16 bits.
 
     What cannot be timed is noted, and why: a cell without a schedule, a peer that refuses, a
     kernel whose output is wrong.  Raises FagenError where nothing can.
@@ -172,6 +212,9 @@ def time_all(
 
         try:
             rows = race(cell, [*mine, *others], regimes=regimes, progress=say, left_out=left_out)
+            if wide and not DTYPES[cell.problem.dtype].fp8:
+                both = [*mine, *(one for one in others if one.name == YARDSTICK)]
+                rows += race(cell, both, regimes=[wide], progress=say)
         except VerificationError as error:
             say(f"  {error}")
             record.note("wrong, and not timed", error)

@@ -27,6 +27,7 @@ _HOMES = {
     "BuildError": "errors",
     "DeviceError": "errors",
     "VerificationError": "errors",
+    "UntunedWarning": "errors",
 }
 
 __all__ = ["__version__", *_HOMES]

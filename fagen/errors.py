@@ -27,6 +27,10 @@ class BuildError(FagenError):
     exit_code = 4
 
 
+class RefusedBuild(BuildError):  # noqa: N818 - it names what happened
+    """The compiler made a kernel that breaks its Plan: it spills, or its wgmmas do not overlap."""
+
+
 class DeviceError(FagenError):
     """There is no Hopper GPU, or it refused."""
 
@@ -37,3 +41,7 @@ class VerificationError(FagenError):
     """A kernel ran and its numbers, or its evidence, are wrong."""
 
     exit_code = 6
+
+
+class UntunedWarning(UserWarning):
+    """A call is served by a schedule that was derived, since none was tuned for its problem."""

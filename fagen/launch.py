@@ -64,12 +64,15 @@ class Launch:
 class Launches:
     """The kernels of a call in order, and the workspace that the caller brings, in bytes.
 
-    The workspace is needless where the argument `unless` is given.
+    The workspace is needless where the argument `unless` is given. One that is `zeroed` holds zeros
+    before the first call, and every call leaves it so: calls that may run at once need one each.
     """
 
     kernels: tuple[Launch, ...]
     workspace: Product = Product((Extent(number=0),))
     unless: str = ""
+    zeroed: bool = False
+    counted: str = "tiles"  # what a call has fewer than 2^30 of
 
     @property
     def needs_workspace(self) -> bool:

@@ -156,12 +156,19 @@ class Scalar:
     field: str = ""  # in the C struct; name if left out
     words: int = 0
     positive: bool = False  # and finite, as a float32
+    most: float | None = None  # that one that is positive may be, a float32
     present: bool = True
 
     @property
     def demand(self) -> str:
         """What one that is `positive` must be, in words."""
-        return "finite and above 0 as a float32" if self.type == "float" else "above 0"
+        said = "finite and above 0 as a float32" if self.type == "float" else "above 0"
+        return f"{said}, and {self.limit}" if self.limit else said
+
+    @property
+    def limit(self) -> str:
+        """The most that one may be, in words; "" without such a limit."""
+        return "" if self.most is None else f"{self.most:g} at most"
 
     @property
     def in_struct(self) -> str:

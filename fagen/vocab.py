@@ -25,6 +25,11 @@ class Dtype:
     wgmma_k: int  # columns that one wgmma instruction multiplies
     pad: int  # head dims grow to a multiple of this in shared memory
     out: str  # O's, where a schedule does not say
+    largest: float = 0.0  # finite number, where fp32 goes far beyond it
+    # What a lane's share of a row's P in a block may add up to under a stale row max, in 16 bits.
+    # bf16 has fp32's range: shares of 2^60 make 2^75 of 2^20 keys, in 2^13 blocks for each of four
+    # lanes, and that times a V up to 1e15 is finite.
+    max_partial_sum: float = 0.0
 
     @property
     def fp8(self) -> bool:
@@ -91,6 +96,8 @@ class Order:
     name: str
     persistent: bool  # one block per multiprocessor, many tiles each
     longest_first: bool
+    dynamic: bool = False  # a block takes the next tile when it comes free, by a counter
+    static: str = ""  # the order without a counter, for what cannot draw tiles
 
 
 class _Named(Protocol):
@@ -120,6 +127,8 @@ DTYPES = _table(
         wgmma_k=16,
         pad=16,
         out="fp16",
+        largest=65504.0,
+        max_partial_sum=2.0**15,
     ),
     Dtype(
         "bf16",
@@ -135,6 +144,7 @@ DTYPES = _table(
         wgmma_k=16,
         pad=16,
         out="bf16",
+        max_partial_sum=2.0**60,
     ),
     Dtype(
         "e4m3",
@@ -221,7 +231,7 @@ MASKS = _table(
     ),
     Mask(
         "causal",  # aligned to the bottom right: the last query sees the last key
-        order="lpt",
+        order="dynamic",
         last="row + seqlen_k - seqlen_q + 1",
         keys=lambda row, seqlen_q, seqlen_k: (0, row + seqlen_k - seqlen_q + 1),
         pairs=_causal_pairs,
@@ -231,6 +241,7 @@ MASKS = _table(
 ORDERS = _table(
     Order("persistent", persistent=True, longest_first=False),
     Order("lpt", persistent=True, longest_first=True),
+    Order("dynamic", persistent=True, longest_first=True, dynamic=True, static="lpt"),
     Order("single", persistent=False, longest_first=False),
 )
 

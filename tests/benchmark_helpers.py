@@ -41,7 +41,7 @@ def scripts(monkeypatch):
         return module
 
     yield load
-    for name in ("plots", "record"):
+    for name in ("plots", "record", "against"):
         sys.modules.pop(name, None)
 
 
@@ -56,7 +56,7 @@ def pretend_gpu(script, monkeypatch):
 
     def built(schedule, *, binding):
         fake.built.append(schedule.slug)
-        return plan(schedule), SimpleNamespace(slug=schedule.slug)
+        return plan(schedule), SimpleNamespace(slug=schedule.slug, made_with={"nvcc": "13.0"})
 
     def bind(name, off=0.0):
         def call(case, q, k, v):
@@ -81,6 +81,6 @@ def pretend_gpu(script, monkeypatch):
     monkeypatch.setattr(record, "ours", ours)
     for name in ("cudnn", "fa2"):
         monkeypatch.setitem(peers.PEERS, name, bind(name))
-    monkeypatch.setattr(cells, "inputs", lambda case, seed: (None, None, None))
+    monkeypatch.setattr(cells, "inputs", lambda case, seed, sigma: (None, None, None))
     monkeypatch.setattr(cells, "time_calls", time_calls)
     return fake

@@ -44,6 +44,8 @@ def schedules(draw: st.DrawFn) -> Schedule:
         keys["maximum"] = "each"
     else:
         keys |= draw(st.fixed_dictionaries({}, optional={"maximum": st.sampled_from(MAXIMA)}))
+    if keys.get("sum") != "tensor":
+        keys |= draw(promotions())
     if keys.get("producer") != "none":
         names = ("producer_registers", "consumer_registers")
         keys |= draw(st.fixed_dictionaries({}, optional=dict.fromkeys(names, registers)))
@@ -84,18 +86,24 @@ def fp8_schedules(draw: st.DrawFn) -> Schedule:
         "out_dtype": st.sampled_from(["bf16", "fp16"]),
         "v_layout": st.sampled_from(["rows", "columns"]),
         "p_offset": st.integers(0, min(64, int(8 * most))).map(lambda n: n / 8),
-        "promote": st.integers(0, 64),
         **({"v_scales": st.sampled_from(V_SCALES)} if scales == "block" else {}),
         "stages": st.integers(2, 8),
         "q_stages": st.integers(1, 2),
         "intra_warpgroup": st.booleans(),
         "order": st.sampled_from(["persistent", "lpt", "single"]),
     }
-    keys |= draw(st.fixed_dictionaries({}, optional=optional))
+    keys |= draw(st.fixed_dictionaries({}, optional=optional)) | draw(promotions())
+    return Schedule.make(**keys | draw(outputs(keys)))
+
+
+@st.composite
+def promotions(draw: st.DrawFn) -> dict[str, object]:
+    """Draw whether sums are promoted, after how many blocks, and where to."""
+    keys = draw(st.fixed_dictionaries({}, optional={"promote": st.integers(0, 64)}))
     if keys.get("promote"):
         homes = st.sampled_from(["registers", "shared"])
         keys |= draw(st.fixed_dictionaries({}, optional={"totals": homes}))
-    return Schedule.make(**keys | draw(outputs(keys)))
+    return keys
 
 
 def outputs(keys):

@@ -1,6 +1,7 @@
 """fagen.attention: what it computes, and what it says of calls that it cannot serve."""
 
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from fagen.kinds.forward.reference import reference
 from fagen.paths import locate
 from fagen.problem import Problem
 from fagen.registry import read as read_schedule
+from fagen.runtime import attention as dispatch
 from fagen.runtime.arguments import dtype_of
 from tests.attention_helpers import QUERY_ROWS, qkv, write_toml
 
@@ -76,14 +78,75 @@ def test_a_schedule_may_be_a_path_a_slug_or_itself(tmp_path: Path) -> None:
 # ---- which schedule -----------------------------------------------------------------------------
 
 
-def test_where_no_schedule_fits_there_is_a_list_of_those_that_exist() -> None:
-    with pytest.raises(ScheduleError) as refusal:
-        fagen.attention(*qkv(torch.bfloat16, 40, 24), causal=True)
-    said = str(refusal.value)
-    assert said.startswith("no schedule computes bfloat16, head_dim 40 and 24 (V), causal; in ")
-    assert all(f"\n  {schedule.slug}\n" in said for schedule in THERE)
-    with pytest.raises(ScheduleError, match="no schedule computes float32, head_dim 64, full;"):
-        fagen.attention(*qkv(torch.float32))
+@pytest.mark.filterwarnings("ignore::fagen.UntunedWarning")
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v"),
+    [*((d, d) for d in range(16, 257, 8)), (64, 256), (192, 128), (256, 128), (16, 256), (24, 200)],
+)
+def test_every_supported_problem_has_a_schedule_that_fits(
+    dtype: str, causal: bool, head_dim: int, head_dim_v: int
+) -> None:
+    found = dispatch.picked(
+        dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v, causal=causal, seqlen=1_000
+    )
+    mask = "causal" if causal else "full"
+    assert Problem.of(found).answered_by(Problem(dtype, head_dim, head_dim_v, mask, dtype, "", 0))
+    assert plan(found).registers.fits
+
+
+def test_a_derived_schedule_is_said_once_with_the_search_for_a_better_one() -> None:
+    q, k, v = qkv(torch.bfloat16, 40, 24)
+    with pytest.warns(fagen.UntunedWarning) as said:
+        out = fagen.attention(q, k, v, causal=True)
+    (warning,) = said
+    assert warning.filename == __file__
+    words = str(warning.message)
+    assert words.startswith("no schedule was tuned for bfloat16, head_dim 40 and 24 (V), causal: ")
+    slug = words.split("fagen search ")[1].split()[0]
+    assert torch.equal(out, fagen.attention(q, k, v, causal=True, schedule=slug))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fagen.attention(q, k, v, causal=True)
+        asked = dict(dtype="bf16", head_dim=40, head_dim_v=24, causal=True, device="cpu")
+        assert fagen.prepare(**asked) == slug  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float8_e5m2])
+def test_another_dtype_is_refused_with_how_to_convert_it(dtype: torch.dtype) -> None:
+    q, k, v = (x.to(dtype) for x in qkv())
+    name = str(dtype).removeprefix("torch.")
+    said = rf"q is {name}; use fp16 or bf16: q\.to\(torch\.bfloat16\)"
+    for schedule in (None, "fwd_fp16_d64_full_m64n64"):
+        with pytest.raises(ValueError, match=said):
+            fagen.attention(q, k, v, schedule=schedule)
+    with pytest.raises(ValueError, match=said):
+        fagen.prepare(dtype=dtype, head_dim=64)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v", "said"),
+    [
+        (
+            20,
+            64,
+            "q and k have head_dim 20; it must be a multiple of 8 from 16 to 256: fill it up ",
+        ),
+        (8, 64, "fill it up with zeros to 16, and pass scale = 8 ** -0.5"),
+        (
+            64,
+            30,
+            "v has head_dim 30; it must be a multiple of 8 from 16 to 256: fill it up with ze",
+        ),
+        (512, 64, "q and k have head_dim 512; it must be a multiple of 8 from 16 to 256"),
+    ],
+)
+def test_head_dims_of_no_kernel_are_refused_with_the_nearest(
+    head_dim: int, head_dim_v: int, said: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        fagen.attention(*qkv(head_dim=head_dim, head_dim_v=head_dim_v))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fagen
-from fagen.dispatch.defaults import usual_schedule
+from fagen.dispatch.defaults import derived_schedules
 from fagen.e4m3 import by_columns
 from fagen.errors import ScheduleError
 from fagen.kinds.forward.reference import reference
@@ -40,7 +40,9 @@ def test_e4m3_tensors_run_the_kernel_of_their_layout_and_scales(
         scale_rows=scale_rows,
     ).slug
     mask = "causal" if causal else "full"
-    assert slug == usual_schedule(Problem("e4m3", 64, 64, mask, None, layout, scale_rows)).slug
+    assert (
+        slug == derived_schedules(Problem("e4m3", 64, 64, mask, None, layout, scale_rows))[0].slug
+    )
     out, lse = fagen.attention(*tensors, causal=causal, return_lse=True, **how)
     assert torch.equal(out, computed_fp8(slug, tensors, how))
     assert out.dtype == torch.bfloat16 and lse.shape == (2, 4, 70)
@@ -67,7 +69,7 @@ def test_scale_rows_may_be_inferred_or_given_and_give_the_same(schedules_folder:
         tensors, how = quantised(rows)
         inferred = fagen.attention(*tensors, **how)
         assert torch.equal(inferred, fagen.attention(*tensors, **how, scale_rows=rows))
-        usual = usual_schedule(Problem("e4m3", 64, 64, "full", None, "rows", rows))
+        usual = derived_schedules(Problem("e4m3", 64, 64, "full", None, "rows", rows))[0]
         assert torch.equal(inferred, fagen.attention(*tensors, **how, schedule=usual))
 
 
@@ -78,7 +80,7 @@ def test_a_single_block_is_a_heads_scale_unless_scale_rows_says_otherwise(
     by_head = fagen.attention(*tensors, **how)
     by_block = fagen.attention(*tensors, **how, scale_rows=128)
     for out, rows in ((by_head, 0), (by_block, 128)):
-        usual = usual_schedule(Problem("e4m3", 64, 64, "full", None, "rows", rows))
+        usual = derived_schedules(Problem("e4m3", 64, 64, "full", None, "rows", rows))[0]
         assert torch.equal(out, computed_fp8(usual.slug, tensors, how))
     torch.testing.assert_close(by_head, by_block, rtol=0.03, atol=0.03)
 
@@ -119,7 +121,7 @@ def test_the_single_key_that_prepare_runs_is_one_that_the_kernel_takes(
     seen: list[Any] = []
 
     def run(kind: dispatch.Kind, choice: str | None = None) -> None:
-        kernel = dispatch._make_ready((kind, choice))
+        kernel = dispatch._make_ready(kind, choice)[0]
         slug = dispatch.choose(dispatch._problem(kind), choice).slug
         run_once(lambda **given: seen.append(kernel(**given)), slug, kind[0])
 

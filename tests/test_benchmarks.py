@@ -156,8 +156,13 @@ def test_the_grid_times_what_attention_would_take_and_all_schedules_only_if_aske
     assert set(made_up_gpu.built) == {few, many}
     page = path.with_suffix(".md").read_text()
     assert f"`{few}`: 512, 2048 keys" in page
+    assert "fagen burst σ=4" in page and "fagen ÷ cuDNN burst σ=4" in page
+    assert "FA2 burst |" in page and "FA2 burst σ=4" not in page
+    wide = [row.implementation for row in read_rows(path) if row.regime == "burst-sigma4"]
+    assert sorted(set(wide)) == ["cudnn", "fagen"] and len(wide) == 2 * 4
+    assert not list(tmp_path.glob("*sigma4*"))
     assert run.main([*corner, "--all-schedules"]) == 0
-    assert sum(row.schedule is not None for row in read_rows(path)) == 2 * 2 * 4
+    assert sum(row.schedule is not None for row in read_rows(path)) == 2 * 3 * 4
 
 
 def test_a_grid_page_holds_shares_launch_costs_and_both_dtypes(

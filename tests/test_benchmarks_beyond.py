@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from fagen import flow
+from fagen.dispatch import choice
 from fagen.measure.peers import is_causal, ragged_causal
 from fagen.measure.rows import Row, read_rows
 from fagen.paths import locate
@@ -32,6 +33,7 @@ def test_beyond_the_grid_each_group_has_its_table_and_what_was_left_out_its_reas
     beyond = script("beyond")
     there = [one for one in flow.committed("forward") if one.attention.head_dim in (64, 128, 256)]
     monkeypatch.setattr(flow, "committed", lambda kind: tuple(there))
+    monkeypatch.setattr(choice, "committed", lambda: tuple(there))
     assert beyond.main(["--out", str(tmp_path)]) == 0
     (path,) = tmp_path.glob("nvidia-h200-*-beyond.json")
     rows = read_rows(path)

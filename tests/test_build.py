@@ -18,7 +18,7 @@ import pytest
 from fagen.arch import SM90
 from fagen.build import Binary, broken_promises, build, cache_entries, prune, store
 from fagen.build.report import NO_DISASSEMBLER
-from fagen.errors import BuildError
+from fagen.errors import BuildError, RefusedBuild
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import Plan, plan
 from fagen.registry import from_slug
@@ -265,6 +265,24 @@ def test_spills_fail_a_build_unless_the_schedule_tolerates_them(
     assert (report.spill_store_bytes, report.spill_load_bytes, report.stack_bytes) == (12, 20, 16)
     with pytest.raises(BuildError):  # now in the cache, and judged by the Plan of this call
         make(log, planned, tools)
+
+
+def test_what_spills_is_compiled_once_and_what_does_not_compile_each_time(
+    planned: Plan, tools: Toolchain, counter: Path
+) -> None:
+    log = LOG.format(stack=16, stores=12, loads=20, registers=168)
+    said = set()
+    for _ in range(3):
+        with pytest.raises(RefusedBuild) as refused:
+            make(log, planned, tools)
+        said.add(str(refused.value))
+    assert compilations(counter) == 1 and len(said) == 1
+    assert make(log, replace(planned, max_spill_bytes=20), tools).report.spill_load_bytes == 20
+    for number in range(2):
+        with pytest.raises(BuildError) as failed:
+            make("error: no\n", planned, tools)
+        assert not isinstance(failed.value, RefusedBuild)
+        assert compilations(counter) == 3 + number
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ import torch
 import fagen
 from fagen.dispatch import choice
 from fagen.dispatch import tables as dispatch_table
+from fagen.dispatch.defaults import derived_schedules
 from fagen.dispatch.tables import Row
-from fagen.errors import ScheduleError
 from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
+from fagen.problem import Problem
 from fagen.runtime import attention as dispatch
 from tests.attention_helpers import FEW, FEWER, LONG, MANY, QUERY_ROWS, computed, fill, qkv
 
@@ -29,8 +30,19 @@ def test_what_is_picked_is_the_usual_choice_where_no_table_names_another(
     assert len(choice.committed()) == 2
     assert dispatch.picked(dtype="fp16", head_dim=64, seqlen=512).slug == plain
     assert fagen.prepare(dtype="fp16", head_dim=64) == plain
-    with pytest.raises(ScheduleError, match="head_dim 96"):
-        dispatch.picked(dtype="fp16", head_dim=96, seqlen=512)
+    other = dispatch.picked(dtype="fp16", head_dim=96, seqlen=512)  # of which there is none
+    assert other == derived_schedules(Problem("fp16", 96, 96, "full"))[0]
+
+
+@pytest.mark.parametrize(
+    "problem", [("bf16", 40, 24, "causal"), ("e4m3", 160, 256, "full", None, "columns", 0)]
+)
+def test_each_derived_schedule_leaves_more_registers_than_those_before(problem: tuple) -> None:
+    found = derived_schedules(Problem(*problem))
+    ledgers = [plan(schedule).registers for schedule in found]
+    free = [ledger.limit - ledger.total for ledger in ledgers]
+    assert len(free) >= 3 and free == sorted(set(free))
+    assert free[-1] >= 48  # nothing spills with so many to spare
 
 
 def test_a_dispatch_table_names_the_kernel_by_the_number_of_keys(schedules_folder: Path) -> None:
@@ -64,7 +76,7 @@ def by_rows(schedules_folder: Path) -> None:
 
 
 def ready() -> set[object]:
-    return {choice for _, choice in dispatch._ready}
+    return {choice for kernels in dispatch._ready.values() for choice in kernels}
 
 
 def test_few_query_rows_have_their_own_kernel_whatever_the_keys(

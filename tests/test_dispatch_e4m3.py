@@ -9,7 +9,7 @@ import torch
 import fagen
 from fagen.dispatch import choice
 from fagen.dispatch import tables as dispatch_table
-from fagen.dispatch.defaults import usual_schedule
+from fagen.dispatch.defaults import derived_schedules
 from fagen.dispatch.tables import Row
 from fagen.kinds.forward.keys import Schedule
 from fagen.problem import Problem
@@ -26,7 +26,7 @@ def row(slug: str, least: int, most: float, layout: str = "columns", scale_rows:
 
 
 def usual(width: int, width_v: int, mask: str, layout: str, scale_rows: int) -> Schedule:
-    return usual_schedule(Problem("e4m3", width, width_v, mask, None, layout, scale_rows))
+    return derived_schedules(Problem("e4m3", width, width_v, mask, None, layout, scale_rows))[0]
 
 
 def test_a_dispatch_table_tells_e4m3_kernels_apart_by_layout_scales_and_keys(

@@ -91,7 +91,9 @@ def test_with_a_scale_per_head_only_the_rounding_of_p_is_lost(shape, mask, scale
 @pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize("rows", [32, 64])
 @pytest.mark.parametrize("v_scales", ["column", "block"])
-@pytest.mark.parametrize("maximum", [{}, dict(rescale_threshold=4.0), dict(maximum="lazy")], ids=str)
+@pytest.mark.parametrize(
+    "maximum", [{}, dict(rescale_threshold=4.0), dict(maximum="lazy")], ids=str
+)
 def test_with_a_scale_per_block_only_the_rounding_of_p_is_lost(
     shape, mask, rows, v_scales, maximum
 ):

@@ -209,7 +209,11 @@ def test_the_binding_and_ctypes_pass_the_kernel_the_same_arguments(
     blocks = (3, 4) if of.scales_by_block else (1, 1)
     assert (noted.q_descale_stride_batch, noted.q_descale_stride_head) == (4 * blocks[0], 0)
     assert (noted.k_descale_stride_batch, noted.k_descale_stride_head) == (0, blocks[1])
-    of_v = (noted.v_descale_stride_batch, noted.v_descale_stride_head, noted.v_descale_stride_column)
+    of_v = (
+        noted.v_descale_stride_batch,
+        noted.v_descale_stride_head,
+        noted.v_descale_stride_column,
+    )
     assert of_v == (64, 32, 1)
     assert (noted.k_mean_stride_batch, noted.k_mean_stride_head) == (0, 64)
     # a row of the transposed V is one of its columns; keys and heads have changed places

@@ -52,7 +52,7 @@ def test_what_is_left_out_follows_from_the_dtype():
     sixteen = Schedule.make(**SIXTEEN).values()
     assert [sixteen[key] for key in keys] == ["fp16", "", "", 0, "", "lazy", 0.0, 0, ""]
     assert Schedule.make(**FIRST, scales="block").fp8.scale_rows == 64
-    assert Schedule.make(**FIRST, promote=4).fp8.totals == "registers"
+    assert Schedule.make(**FIRST, promote=4).softmax.totals == "registers"
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
@@ -123,8 +123,6 @@ def test_a_slug_says_what_is_no_default(changes, slug):
         ("scale_rows", 128),
         ("v_scales", "column"),
         ("p_offset", 1.0),
-        ("promote", 4),
-        ("totals", "shared"),
     ],
 )
 def test_the_table_fp8_is_of_e4m3_only(key, value):
@@ -279,7 +277,7 @@ def test_or_they_are_in_shared_memory():
 @pytest.mark.parametrize("value", ["registers", "shared"])
 def test_without_promotion_there_are_no_totals(value):
     (line,) = refusal(FIRST | {"totals": value})
-    assert "fp8.totals has no meaning but with promote; leave it out" in line
+    assert "softmax.totals has no meaning but with promote; leave it out" in line
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,10 @@ def layers_of_kinds() -> dict[Path, str]:
         folder, kind = PACKAGE / "kinds" / entry.name, registry.kind(entry.name)
         emulation = file_of(kind.emulate.partition(":")[0])
         assert emulation and emulation.parent != folder / "__init__.py"
+        space = file_of(kind.space.partition(":")[0]) if kind.space else None
         for start, layer in (
             (folder / "__init__.py", "kinds"),
+            *([(space, "kinds")] if space else []),
             (emulation, "kinds.emulate"),
             *((path, "kinds.proof") for path in sorted(folder.rglob("*.py"))),
         ):

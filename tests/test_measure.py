@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -82,6 +83,7 @@ def test_inputs_are_repeatable_and_of_the_shapes_that_the_op_takes():
     assert q.dtype == torch.bfloat16
     assert torch.equal(q, inputs(case, device="cpu", seed=3)[0])
     assert not torch.equal(q, inputs(case, device="cpu", seed=4)[0])
+    assert torch.equal(inputs(case, device="cpu", seed=3, sigma=4.0)[0], 4 * q)
 
 
 # ---- errors
@@ -255,7 +257,7 @@ def timed(monkeypatch):
         return {name: Timing(1e-3, 0.0, None) for name in calls}
 
     monkeypatch.setattr(cells, "time_calls", fake)
-    monkeypatch.setattr(cells, "inputs", lambda case, seed: inputs(case, device="cpu", seed=seed))
+    monkeypatch.setattr(cells, "inputs", partial(inputs, device="cpu"))
 
 
 def exact_implementation(name, schedule=None, off=0.0):

@@ -118,7 +118,7 @@ def test_every_plan_has_words_for_all_its_choices_and_says_nothing_in_vain(sched
 )
 def test_numbers_are_what_cpp_reads_as_floats(slug):
     kernel = rendered(slug).kernel
-    assert not re.search(r"(?<![.\w])(?<!\de-)\d+f\b", kernel)
+    assert not re.search(r"(?<![.\w])(?<!\de[-+])\d+f\b", kernel)
 
 
 def test_a_name_that_the_plan_lacks_is_an_error():

@@ -271,3 +271,21 @@ def test_what_is_no_store_is_refused(tmp_path):
     answer = fagen("search", "report", tmp_path / "x.sqlite")
     assert answer.exit_code == 1
     assert "this is no file of search results" in answer.output
+
+
+def test_each_target_has_a_heat_under_way_before_any_has_more(recorded, tmp_path, monkeypatch):
+    asked = []
+
+    class Noting(AtOnce):
+        compile_slots = 12
+
+        def compile(self, slug: str) -> Future:
+            asked.append("causal" in slug)
+            return Future()  # which never comes
+
+    monkeypatch.setattr(run, "AHEAD", 0)
+    declared = space(SPACE)
+    with Store(tmp_path / "found.sqlite") as store:
+        going = run.Search([declared], Noting(replay.work(recorded)), store)
+        going._hand_out()
+        assert asked == [False] * 8 + [True] * 4

@@ -198,6 +198,26 @@ def test_a_kernel_that_spills_is_not_timed_and_one_that_is_wrong_not_again():
     assert it.marks.leader().slug not in spills | wrong
 
 
+def test_long_runs_may_be_left_out():
+    found = survey(space(), space().targets()[0])
+    anchor = [found.schedule(found.best[0]).slug]
+    for long_runs in (True, False):
+        it = Contest(found, Effort(compile=12, long_runs=long_runs), anchor)
+        heats = play(it)
+        assert it.done and it.timed == 12
+        assert any(heat.regime == LONG for heat in heats) == long_runs
+        assert {n for heat in heats if heat.regime == BRIEF for n in heat.rounds} == {*range(7)}
+
+
+def test_the_first_points_are_of_several_tiles_though_one_is_predicted_fastest():
+    found = survey(space(), space().targets()[0])
+    chooser = Chooser(found, 1.6)
+    tiles = [(one.tile.block_m, one.tile.block_n) for one in (chooser.next() for _ in range(12))]
+    fastest = [found.schedule(point).tile for point in found.best[:12]]
+    assert len(set(tiles)) > len({(tile.block_m, tile.block_n) for tile in fastest})
+    assert len(set(tiles)) >= 6
+
+
 def test_without_a_right_anchor_a_contest_ends():
     it = contest(12)
     assert play(it, wrong={it.anchor}) and it.done

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fagen.errors import VerificationError
+from fagen.errors import DeviceError, VerificationError
 from fagen.kinds.forward import operands
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
@@ -19,6 +19,7 @@ from fagen.measure.timing import Call
 from fagen.problem import Cell, Problem, Sizes
 
 CASE = Cell(Problem("fp16", 64, 64, "causal"), Sizes(1, 2, 2, 64, 64))
+EXPECTED = heats._expected.__wrapped__  # as it is, and not what was remembered
 ANCHOR = Kernel("anchor", Path("anchor.so"))
 PLAN = plan(Schedule.from_slug("fwd_fp16_d64_causal_m128n128"))
 
@@ -118,4 +119,21 @@ def test_a_right_kernel_passes_the_quick_check_and_a_wrong_one_does_not(device):
     heats.quick_check(CASE, right)
     device.wrong.add("k1")
     with pytest.raises(VerificationError, match=r"error .* is allowed"):
+        heats.quick_check(CASE, wrong)
+
+
+def test_where_no_backend_of_torch_can_the_check_in_fp64_stands_alone(device, monkeypatch):
+    asked = []
+
+    def refuse(name):
+        asked.append(name)
+        raise DeviceError(f"{name} has no such head dims")
+
+    monkeypatch.setattr(heats, "peer", refuse)
+    monkeypatch.setattr(heats, "_expected", EXPECTED)
+    right, wrong = kernels(2)
+    heats.quick_check(CASE, right)
+    assert asked == ["cudnn", "fa2", "efficient"]
+    device.wrong.add("k1")
+    with pytest.raises(VerificationError):
         heats.quick_check(CASE, wrong)

@@ -70,6 +70,27 @@ def test_every_point_is_counted_once_and_each_reason_has_an_example():
     assert "block_m = 64" in reasons["rule of inter_warpgroup"]
 
 
+def test_a_slug_is_the_space_of_all_that_might_beat_it():
+    declared = read_space("fwd_bf16_d40v24_causal_m256n80_s4_q2")
+    assert declared.targets() == (Problem("bf16", 40, 24, "causal"),)
+    assert declared.effort.anchor == "fwd_bf16_d40v24_causal_m256n80_s4_q2"
+    plain = parse_space(
+        '[attention]\ndtype = "bf16"\nhead_dim = 40\nhead_dim_v = 24\nmask = "causal"\n'
+    )
+    assert {**plain.values} == {**declared.values}
+    # what a search does not try by itself stays
+    kept = read_space("fwd_e4m3_d64_full_m128n96_ofp16_eachmax_vrows_sblock_sr32")
+    assert kept.effort.anchor == "fwd_e4m3_d64_full_m128n96_eachmax_vrows_sblock_sr32"
+    said = {"v_layout": "rows", "scale_rows": 32, "maximum": "each"}
+    assert {key: kept.values[key] for key in said} == {key: (said[key],) for key in said}
+    with pytest.raises(ScheduleError, match=r"'nothing' is no slug"):
+        read_space("nothing")
+    with pytest.raises(ScheduleError, match=r"nowhere\.toml: cannot be read"):
+        read_space("nowhere.toml")
+    with pytest.raises(ScheduleError, match="not searched"):
+        read_space("comb_fp16_d64")
+
+
 def test_a_space_says_values_lists_and_ranges_and_defaults_do_for_the_rest():
     declared = parse_space(
         SPACE + "\n[tile]\nblock_m = 128\nblock_n = { from = 64, to = 128, step = 32 }\n"

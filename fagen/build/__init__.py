@@ -3,6 +3,7 @@
 A kernel is a folder of the cache: its source, build.ninja, the compiler's log, `<slug>.so` with
 nothing in it but the C ABI, and record.json with the report. The binding to torch is a folder
 inside it, one for each torch, so that it can be added later and all else is built without torch.
+What broke a promise of its Plan is remembered with its report, and not compiled a second time.
 """
 
 import hashlib
@@ -33,10 +34,11 @@ from fagen.build.store import (
     locked,
     place,
     prune,
+    read_finished,
     write_record,
     writing,
 )
-from fagen.errors import BuildError
+from fagen.errors import BuildError, RefusedBuild
 from fagen.kind import Plan
 from fagen.process import run
 from fagen.render import Source
@@ -103,14 +105,17 @@ def build(
 
     `binding` says whether to build the torch binding too; None means where torch is installed.
     `progress` is called with a line at each step that takes long.
-    Raises ToolchainError for what is missing, BuildError where the compiler fails, where the cache
-    cannot be written or where the kernel breaks a promise of its Plan.
+    Raises ToolchainError for what is missing, BuildError where the compiler fails or the cache
+    cannot be written, RefusedBuild where the kernel breaks a promise of its Plan.
     """
     tools = toolchain or find_toolchain()
     torch = _torch_for(binding)
     say = progress or (lambda line: None)
 
     folder = kernels_folder() / f"{source.slug}-{_kernel_key(source, tools)}"
+    command, _ = _kernel_commands(source.slug, tools)
+    if refused := read_finished(failed_folder(folder)):
+        _refuse_broken(report_from_json(refused["report"]), plan, failed_folder(folder), command)
     record, cached = place(
         folder,
         lambda making: _make_kernel(making, folder, source, plan, tools, say),
@@ -120,8 +125,7 @@ def build(
     report = _read_machine_code_later(
         folder, record, source.slug, len(plan.launches.kernels), tools
     )
-    if faults := broken_promises(report, plan):
-        raise BuildError(_refusal(faults, folder, _kernel_commands(source.slug, tools)[0]))
+    _refuse_broken(report, plan, folder, command)
     cost = record["cpu_seconds"]
 
     library = None
@@ -186,15 +190,23 @@ def _make_kernel(
         tools.disassembler,
         len(plan.launches.kernels),
     )
-    if faults := broken_promises(report, plan):
-        raise BuildError(_refusal(faults, failed_folder(folder), commands[0]))
-    return {
+    record = {
         "slug": source.slug,
         "source_hash": source.hash,
         "made_with": _versions(tools),
         "cpu_seconds": seconds,
         "report": report_to_json(report),
     }
+    if broken_promises(report, plan):
+        write_record(making, record)  # of a failed build: that of a compiler that failed has none
+    _refuse_broken(report, plan, failed_folder(folder), commands[0])
+    return record
+
+
+def _refuse_broken(report: CompilerReport, plan: Plan, folder: Path, command: Command) -> None:
+    """Raise RefusedBuild where a kernel breaks a promise of its Plan."""
+    if faults := broken_promises(report, plan):
+        raise RefusedBuild(_refusal(faults, folder, command))
 
 
 def _make_binding(

@@ -1,7 +1,7 @@
 """Which schedule serves a problem at given sizes on a card: what tables say, what is committed.
 
 A dispatch table goes first, by query rows and by keys; then the plainest committed schedule that
-computes the problem; then a default one.
+computes the problem; then one that is derived, so that no supported problem is without a kernel.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fagen.dispatch.defaults import usual_schedule
+from fagen.dispatch.defaults import derived_schedules
 from fagen.dispatch.tables import rows_for
 from fagen.errors import ScheduleError
 from fagen.paths import locate
@@ -23,6 +23,16 @@ KIND = "forward"  # of the schedules that compute a problem
 
 Choice = str | Path | Schedule | None  # a file, a slug, or the thing itself
 Upto = tuple[tuple[float, str], ...]  # rising sizes, each with the slug for at most so much
+
+
+class Candidates(NamedTuple):
+    """Schedules for a problem: one that was chosen, or those `derived`, most promising first.
+
+    A compiler may refuse a derived one, for registers are a model; then the next is meant.
+    """
+
+    schedules: tuple[Schedule, ...]
+    derived: bool
 
 
 class Served(NamedTuple):
@@ -98,7 +108,15 @@ def for_few(few: Upto, elements: Any, surely: Callable[[Any], bool] = bool) -> s
 def choose(problem: Problem, choice: Choice = None) -> Schedule:
     """The schedule that a caller has chosen, or else the usual one of a problem.
 
-    Raises ScheduleError where it computes something else, or where there is none.
+    Raises ScheduleError where it computes something else, or where no kernel computes the problem.
+    """
+    return candidates(problem, choice).schedules[0]
+
+
+def candidates(problem: Problem, choice: Choice = None) -> Candidates:
+    """What to build for a problem: that choice, or the usual schedule, or those derived.
+
+    Raises ScheduleError as choose() does.
     """
     if choice is None:
         return _usual(problem)
@@ -107,7 +125,7 @@ def choose(problem: Problem, choice: Choice = None) -> Schedule:
         raise ScheduleError(
             f"{schedule.slug} computes {Problem.of(schedule)}; the call asks for {problem}"
         )
-    return schedule
+    return Candidates((schedule,), derived=False)
 
 
 def writing(schedule: Schedule, out_dtype: str | None) -> Schedule:
@@ -123,20 +141,19 @@ def _read(choice: str | Path | Schedule) -> Schedule:
     return read(choice) if isinstance(choice, str | Path) else choice
 
 
-def _usual(problem: Problem) -> Schedule:
-    there = committed()
+def _usual(problem: Problem) -> Candidates:
     any_out = replace(problem, out_dtype=None)
-    fitting = [schedule for schedule in there if solves(schedule, any_out)]
+    fitting = [schedule for schedule in committed() if solves(schedule, any_out)]
     if fitting:
-        return writing(min(fitting, key=_rank), problem.out_dtype)
-    if problem.dtype in DTYPES and DTYPES[problem.dtype].fp8:
+        return Candidates((writing(min(fitting, key=_rank), problem.out_dtype),), derived=False)
+    if problem.dtype not in DTYPES:
+        raise ScheduleError(f"no kernel computes {problem}; one takes {', '.join(DTYPES)}")
+    if DTYPES[problem.dtype].fp8:
         layout, rows = problem.v_layout or V_LAYOUTS[0], problem.scale_rows or 0
-        settled = replace(any_out, v_layout=layout, scale_rows=rows)
-        return writing(usual_schedule(settled), problem.out_dtype)
-    raise ScheduleError(
-        f"no schedule computes {problem}; in {locate('schedules') / KIND} there are:\n"
-        + "\n".join(f"  {schedule.slug}" for schedule in there)
-        + "\nwrite one for it and pass schedule=<its path>"
+        any_out = replace(any_out, v_layout=layout, scale_rows=rows)
+    found = derived_schedules(any_out)
+    return Candidates(
+        tuple(writing(schedule, problem.out_dtype) for schedule in found), derived=True
     )
 
 

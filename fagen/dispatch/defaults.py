@@ -1,32 +1,90 @@
-"""A problem in e4m3 in, a schedule of usual tiles out, where no measurement says better."""
+"""A problem in, schedules for it out, most promising first, where no measurement says better."""
 
+import math
+from collections.abc import Iterator
 from functools import cache
 from itertools import product
+from typing import Any
 
 from fagen.errors import OverBudget, ScheduleError
+from fagen.kinds.forward.cost import predictor
+from fagen.kinds.forward.formulae import budget, sums
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
-from fagen.kinds.forward.rules import possible_outputs
-from fagen.problem import Problem
+from fagen.kinds.forward.rules import possible_outputs, rules
+from fagen.problem import Problem, standard_sizes
+from fagen.vocab import DTYPES
 
-BLOCK_M = 128  # two warpgroups: three leave a thread too few registers at wide head dims
-BLOCK_N = (128, 96, 64, 32)
+SEQLENS = (1_024, 4_096, 16_384)  # at which a prediction counts
+# What is tried in 16 bits.  Where the prediction knows no difference the earlier goes first.
+BLOCK_M = (128, 192, 256, 64)
+BLOCK_N = range(16, 257, 16)
+STAGES = (2, 3, 4)
+Q_STAGES = (2, 1)
+
+# In e4m3: two warpgroups, since three leave a thread too few registers at wide head dims.
+FP8_BLOCK_M = 128
+FP8_BLOCK_N = (128, 96, 64, 32)
 
 
 @cache
-def usual_schedule(problem: Problem) -> Schedule:
-    """Return the schedule with the most keys per step that fits; O is in the dtype's usual type.
+def derived_schedules(problem: Problem) -> tuple[Schedule, ...]:
+    """Return schedules that compute a problem, most promising first; O is in the usual type.
 
-    Raises ScheduleError where none fits.
+    All fit, but registers are a model: a compiler may spill.  So each needs fewer registers than
+    those before it, of those that a thread has, and the last far fewer.
+    Raises ScheduleError, which says why, where no kernel computes such a problem.
     """
+    fp8 = DTYPES[problem.dtype].fp8
+    found: list[Schedule] = []
+    most = -1
+    for schedule in _in_fp8(problem) if fp8 else _in_16_bits(problem):
+        registers = budget(schedule).registers
+        if (free := registers.limit - registers.total) > most:
+            found.append(schedule)
+            most = free
+    if not found:
+        raise ScheduleError(
+            "no usual tile fits a multiprocessor at head dims "
+            f"{problem.head_dim} and {problem.head_dim_v}"
+        )
+    return tuple(found)
+
+
+def _in_16_bits(problem: Problem) -> list[Schedule]:
+    """All tiles that fit, each with the loads that are predicted best, by predicted time."""
+    keys = {key: getattr(problem, key) for key in ("dtype", "head_dim", "head_dim_v", "mask")}
+    base = Schedule.make(**keys, block_m=64, block_n=16).values()  # refuses what none computes
+    predict = predictor([standard_sizes(problem.head_dim, seqlen) for seqlen in SEQLENS])
+    outputs = possible_outputs(problem.head_dim_v, problem.dtype)
+    best: dict[tuple[int, int], tuple[float, dict[str, Any]]] = {}
+    for m, n, stages, q_stages, output in product(BLOCK_M, BLOCK_N, STAGES, Q_STAGES, outputs):
+        tile = {"block_m": m, "block_n": n}
+        said = {**keys, **tile, "stages": stages, "q_stages": q_stages, "output": output}
+        values = base | said
+        for key, derive in Schedule.keys.derived.items():
+            if key not in said:
+                values[key] = derive(values)
+        if next(rules(values), None) or next(sums(values), None):
+            continue
+        seconds = math.prod(predict(values))
+        if (m, n) not in best or seconds < best[m, n][0]:
+            best[m, n] = seconds, said
+    in_order = sorted(best.values(), key=lambda found: found[0])
+    return [Schedule.make(**said) for _, said in in_order]
+
+
+def _in_fp8(problem: Problem) -> Iterator[Schedule]:
+    """The most keys in a step first."""
     # With a buffer of its own O is not in the way of the next V.
-    for block_n, output in product(BLOCK_N, possible_outputs(problem.head_dim_v, problem.dtype)):
+    outputs = possible_outputs(problem.head_dim_v, problem.dtype)
+    for block_n, output in product(FP8_BLOCK_N, outputs):
         schedule = Schedule.make(
             head_dim=problem.head_dim,
             head_dim_v=problem.head_dim_v,
             dtype=problem.dtype,
             mask=problem.mask,
-            block_m=BLOCK_M,
+            block_m=FP8_BLOCK_M,
             block_n=block_n,
             output=output,
             v_layout=problem.v_layout,
@@ -36,8 +94,4 @@ def usual_schedule(problem: Problem) -> Schedule:
             plan(schedule)
         except OverBudget:
             continue
-        return schedule
-    raise ScheduleError(
-        "no usual tile fits a multiprocessor at head dims "
-        f"{problem.head_dim} and {problem.head_dim_v}"
-    )
+        yield schedule

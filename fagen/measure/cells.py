@@ -83,11 +83,12 @@ def race(
     """One cell: every implementation that can, on the same inputs, in this process.
 
     Implementations that refuse are left out, fagen's excepted; `left_out` and `progress` are told
-    of each, with its reason.
+    of each, with its reason. All `regimes` are of one sigma.
     """
+    (sigma,) = {regime.sigma for regime in regimes}
     say = progress or (lambda line: None)
     say(str(cell))
-    q, k, v = inputs(cell, seed=seed)
+    q, k, v = inputs(cell, seed=seed, sigma=sigma)
     calls: dict[str, Call] = {}
     who: dict[str, Implementation] = {}
     for implementation in implementations:

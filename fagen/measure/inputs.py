@@ -18,9 +18,12 @@ def cell_of(plan: Plan, sizes: Sizes) -> Cell:
 
 
 def inputs(
-    cell: Cell, *, device: torch.device | str = "cuda", seed: int = 0
+    cell: Cell, *, device: torch.device | str = "cuda", seed: int = 0, sigma: float = 1.0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv): N(0, 1), contiguous, repeatable.
+
+    q is multiplied by `sigma`, the standard deviation of the scores under the customary scale; a
+    power of two changes nothing else.
 
     For e4m3 in fp16: what is quantised, and what others compute the same problem with.
     """
@@ -34,7 +37,7 @@ def inputs(
         return torch.randn(wanted, generator=generator, device=device, dtype=dtype)
 
     return (
-        normal(sizes.seqlen_q, sizes.heads, problem.head_dim),
+        normal(sizes.seqlen_q, sizes.heads, problem.head_dim) * sigma,
         normal(sizes.seqlen_k, sizes.kv_heads, problem.head_dim),
         normal(sizes.seqlen_k, sizes.kv_heads, problem.head_dim_v),
     )

@@ -140,6 +140,12 @@ def _fa2(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
     return _sdpa(SDPBackend.FLASH_ATTENTION, cell, q, k, v, mask)
 
 
+def _efficient(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
+    if ragged_causal(cell):
+        raise DeviceError("torch aligns its causal mask to the top left")
+    return _sdpa(SDPBackend.EFFICIENT_ATTENTION, cell, q, k, v)
+
+
 def _sdpa(
     backend: SDPBackend,
     cell: Cell,
@@ -304,6 +310,7 @@ def reason(said: Sequence[str], name: str) -> str:
 PEERS: dict[str, Bind] = {
     "cudnn": _cudnn,
     "fa2": _fa2,
+    "efficient": _efficient,
     "fa3": _fa3,
     "flex": _flex,
     CUDNN_E4M3: _cudnn_e4m3,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from fagen.measure.rows import (
     OURS,
     QUANTISE,
+    REGIME_TITLES,
     Row,
     fastest,
     geomean,
@@ -60,7 +61,8 @@ def beside_fp16(rows: Sequence[Row]) -> str:
         body.append([cell.problem.head_dims, cell.problem.mask, cell.sizes.lengths, *figures])
     means = [f"{geomean(found[regime].values()):.3f}" for regime in regimes]
     body.append(["all", "", "geomean", *means])
-    return "fagen in bf16 ÷ in fp16:\n\n" + markdown(["hd", "mask", "S", *regimes], body)
+    head = ["hd", "mask", "S", *(REGIME_TITLES[regime] for regime in regimes)]
+    return "fagen in bf16 ÷ in fp16:\n\n" + markdown(head, body)
 
 
 def with_quantising(rows: Sequence[Row]) -> str:

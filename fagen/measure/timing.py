@@ -11,12 +11,13 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fagen.measure.card import Clock
+from fagen.measure.rows import WIDE
 
 
 @dataclass(frozen=True)
@@ -34,17 +35,22 @@ class Call:
 
 @dataclass(frozen=True)
 class Regime:
-    """How one implementation is run in one round, in seconds; at least one warm call."""
+    """How one implementation is run in one round, in seconds; at least one warm call.
+
+    On scores whose standard deviation is `sigma`, where inputs are N(0, 1).
+    """
 
     name: str
     idle: float
     warm: float
     timed: float
     rounds: int
+    sigma: float = 1.0
 
 
 SUSTAINED = Regime("sustained", idle=0.0, warm=0.150, timed=0.150, rounds=3)
 BURST = Regime("burst", idle=0.040, warm=0.0, timed=0.006, rounds=5)
+BURST_WIDE = replace(BURST, name=WIDE, sigma=4.0)
 WAKING = 0.010  # seconds
 REGIMES = {regime.name: regime for regime in (SUSTAINED, BURST)}
 

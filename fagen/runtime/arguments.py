@@ -165,20 +165,33 @@ def refuse_unquantisable(q: Tensor, k: Tensor, v: Tensor, scales: str, v_layout:
         )
 
 
-def refuse_head_dims(head_dim: int, head_dim_v: int) -> None:
-    """Refuse what no kernel of e4m3 takes, with what to fill it up to."""
-    step, most = SM90.tma_alignment, SM90.wgmma_n_max
+def refuse_dtype(dtype: torch.dtype) -> None:
+    """Refuse tensors of a dtype that no kernel of attention takes, with how to convert them."""
+    if word_of(dtype) not in DTYPES:
+        raise ValueError(
+            f"q is {name_of(dtype)}; use fp16 or bf16: q.to(torch.bfloat16), and k and v likewise, "
+            "convert it"
+        )
+
+
+def refuse_head_dims(head_dim: int, head_dim_v: int, *, fp8: bool = True) -> None:
+    """Refuse what no kernel takes, with what to fill it up to."""
+    step = SM90.tma_alignment // (1 if fp8 else 2)
+    least, most = SM90.wgmma_k_bytes // 2, SM90.wgmma_n_max  # one wgmma's columns of 16 bits
+    bounds = f"up to {most}" if step == least else f"from {least} to {most}"
     for names, columns, after in (
         ("q and k", head_dim, f"pass scale = {head_dim} ** -0.5"),
         ("v", head_dim_v, "drop as many columns of out"),
     ):
-        if 0 < columns <= most and columns % step == 0:
+        if least <= columns <= most and columns % step == 0:
             continue
         said = f"{names} have head_dim {columns}" if "and" in names else f"v has head_dim {columns}"
-        said += f"; in e4m3 it must be a multiple of {step} up to {most}"
+        said += "; in e4m3 it" if fp8 else "; it"
+        said += f" must be a multiple of {step} {bounds}"
         if 0 < columns <= most:
-            more = -(-columns // step) * step
-            said += f": before quantising fill it up with zeros to {more}, and {after}"
+            more = max(least, -(-columns // step) * step)
+            when = "before quantising fill" if fp8 else "fill"
+            said += f": {when} it up with zeros to {more}, and {after}"
         raise ValueError(said)
 
 

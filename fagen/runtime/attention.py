@@ -5,13 +5,28 @@ A kernel is built at its first use, or ahead of time by prepare(…). On CPU ten
 emulated, and nothing is built. attention_fp8(q, k, v, …) quantises first.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _is_tracing
+from torch._C._functorch import peek_interpreter_stack
+from torch.compiler import is_compiling
 
-from fagen.dispatch.choice import Choice, Served, choose, for_few, for_keys, serving, slugs_for
+from fagen.dispatch.choice import (
+    Choice,
+    Served,
+    candidates,
+    choose,
+    for_few,
+    for_keys,
+    serving,
+    slugs_for,
+)
+from fagen.errors import UntunedWarning
+from fagen.paths import config_folder
 from fagen.problem import Problem
 from fagen.runtime import op
 from fagen.runtime.arguments import (
@@ -20,6 +35,7 @@ from fagen.runtime.arguments import (
     descale_of,
     dtype_of,
     name_of,
+    refuse_dtype,
     refuse_head_dims,
     refuse_other_layout,
     refuse_unquantisable,
@@ -28,7 +44,7 @@ from fagen.runtime.arguments import (
     word_of,
 )
 from fagen.runtime.quantize import quantize
-from fagen.runtime.ready import ready, refuse_tracing, run_once
+from fagen.runtime.ready import first_ready, refuse_tracing, run_once
 from fagen.schedule import Schedule
 from fagen.vocab import OUT_DTYPES, SCALE_ROWS, SCALE_ROWS_DEFAULT, V_LAYOUTS
 
@@ -38,7 +54,8 @@ Kind = (
     tuple[torch.device, torch.dtype, int, int, bool]
     | tuple[torch.device, torch.dtype, int, int, bool, torch.dtype | None, str, int | None]
 )
-Key = tuple[Kind, Choice]
+Kernel = tuple[op.Op, op.Op, op.Op]  # with the log-sum-exp, alone, direct
+Kernels = dict[Choice, Kernel]
 
 NOT_READY = (
     "the kernel is not ready: call fagen.prepare(…) for this problem and device first, without "
@@ -46,10 +63,10 @@ NOT_READY = (
 )
 
 # What has been readied in this process. A call finds its kernel here or takes the long way once.
-_ready: dict[Key, op.Op] = {}
-_ready_alone: dict[Key, op.Op] = {}  # the same without the log-sum-exp
-# What dispatch tables say of each kind of call that was looked up.
-_served: dict[Kind, Served] = {}
+_ready: dict[Kind, Kernels] = {}
+# The same beside what dispatch tables say of a kind of call, once that was looked up.
+_served: dict[Kind, tuple[Served, Kernels]] = {}
+_chosen: dict[tuple[Kind, Choice], Schedule] = {}  # whose kernels these are
 
 
 def attention(
@@ -90,21 +107,25 @@ def attention(
 
     The kernel is that of `schedule` (a file's path, a slug or a Schedule), else the one that a
     dispatch table has for this card, dtype, head dims, mask and numbers of query rows and of keys,
-    else the one that `schedules/` has, else, in e4m3, one of usual tiles that fits; its first use
-    builds it. Under torch.compile and CUDA graph capture it must have been readied by prepare().
-    Traced with sizes left open, a call counts as one of many query rows.
+    else the one that `schedules/` has, else one that is derived, which an UntunedWarning says
+    once, with the command that searches for a better one; its first use builds it. Under
+    torch.compile and CUDA graph capture it must have been readied by prepare(). Traced with sizes
+    left open, a call counts as one of many query rows.
 
-    Raises ValueError for a wrong argument, also where a gradient would be needed; ScheduleError
-    where no schedule fits, with the list of what exists; DeviceError where the GPU is no Hopper;
-    ToolchainError and BuildError where the kernel cannot be built; FagenError where it is not ready
-    and cannot be built now.
+    Raises ValueError for a wrong argument, also where a gradient would be needed, a dtype or a head
+    dim that no kernel takes; ScheduleError where `schedule` computes something else, or where it
+    or a dispatch table cannot be read; DeviceError where the GPU is no Hopper; ToolchainError
+    and BuildError where the kernel cannot be built; FagenError where it is not ready and cannot be
+    built now.
     """
-    if q.dim() != 4 or v.dim() != 4:
+    # Python's share of a call: asking a tensor costs more than all else here, so each thing once
+    dtype, q_shape, v_shape = q.dtype, q.shape, v.shape
+    if len(q_shape) != 4 or len(v_shape) != 4:
         raise ValueError(
-            f"q has {q.dim()} dimensions and v has {v.dim()}; both must have 4: "
+            f"q has {len(q_shape)} dimensions and v has {len(v_shape)}; both must have 4: "
             "(batch, seqlen, heads, head_dim)"
         )
-    dtype, head_dim = q.dtype, q.shape[3]
+    head_dim, keys = q_shape[3], v_shape[1]
     of_fp8: tuple[Tensor | None, ...] = ()
     kind: Kind
     if dtype == E4M3:
@@ -117,26 +138,34 @@ def attention(
             out_dtype = out_dtype or torch.bfloat16
             if scale_rows is None:
                 scale_rows = told_scale_rows(q, k, q_descale, k_descale)
-        width = v.shape[2 if v_layout == "columns" else 3]
+        width = v_shape[3]
+        if v_layout == "columns":
+            width, keys = v_shape[2], k.shape[1]
         kind = (q.device, dtype, head_dim, width, causal, out_dtype, v_layout, scale_rows)
     elif (
         (q_descale is None and k_descale is None and v_descale is None)
         and (v_mean is None and k_mean is None)
         and (v_layout is None and scale_rows is None and out_dtype is None)
     ):  # fmt: skip
-        kind = (q.device, dtype, head_dim, v.shape[3], causal)
+        kind = (q.device, dtype, head_dim, v_shape[3], causal)
     else:
         raise ValueError(f"{ONLY_FP8}; q is {name_of(dtype)}")
     if schedule is None:
-        schedule, few, by_keys = _served.get(kind) or _look_up(kind)
+        (schedule, few, by_keys), kernels = _served.get(kind) or _look_up(kind)
         if by_keys:
-            keys = (k if v_layout == "columns" else v).shape[1]
             schedule = (few and for_few(few, q.numel(), _surely)) or for_keys(by_keys, keys)
-    key = (kind, schedule)
-    kernel = _ready.get(key) or _make_ready(key)
-    if not return_lse:
-        return _ready_alone[key](q, k, v, head_dim**-0.5 if scale is None else scale, *of_fp8)
-    return kernel(q, k, v, head_dim**-0.5 if scale is None else scale, *of_fp8)
+    else:
+        kernels = _ready.get(kind, {})
+    with_lse, alone, direct = kernels.get(schedule) or _make_ready(kind, schedule)
+    if scale is None:
+        scale = head_dim**-0.5
+    if return_lse:
+        return with_lse(q, k, v, scale, *of_fp8)
+    if not (is_compiling() or _is_tracing() or peek_interpreter_stack()):
+        out: Tensor = direct(q, k, v, scale, *of_fp8) if of_fp8 else direct(q, k, v, scale)
+        if not out.requires_grad:
+            return out
+    return alone(q, k, v, scale, *of_fp8)  # refuses where a gradient would be needed
 
 
 def attention_fp8(
@@ -233,10 +262,10 @@ def prepare(
     if schedule is None:
         choices = [*_slugs(kind, seqlen, rows)]
     for choice in dict.fromkeys(choices):
-        kernel = _make_ready((kind, choice), progress)
+        kernel = _make_ready(kind, choice, progress)[0]
         if kind[0].type == "cuda":
-            run_once(kernel, choose(_problem(kind), choice).slug, kind[0])
-    return choose(_problem(kind), choices[-1]).slug
+            run_once(kernel, _chosen[kind, choice].slug, kind[0])
+    return _chosen[kind, choices[-1]].slug
 
 
 def picked(
@@ -254,8 +283,8 @@ def picked(
 ) -> Schedule:
     """Return the schedule that attention(…) would take for such tensors and `seqlen` keys.
 
-    Arguments as of prepare(…), and `rows` are many if left out; nothing is built.  Raises
-    ValueError for an unknown dtype, ScheduleError where no schedule fits.
+    Arguments as of prepare(…), and `rows` are many if left out; nothing is built: of derived
+    schedules it is the first.  Raises ValueError for a dtype or head dims that no kernel takes.
     """
     fp8 = out_dtype, v_layout, scale_rows
     kind = _kind(dtype, head_dim, head_dim_v, causal, device, fp8)
@@ -290,8 +319,9 @@ def _kind(
 
 
 def _problem(kind: Kind) -> Problem:
-    """What is computed in such a call, in words."""
+    """What is computed in such a call, in words.  Raises ValueError for a dtype of no kernel."""
     _, dtype, head_dim, head_dim_v, causal = kind[:5]
+    refuse_dtype(dtype)
     word, mask = word_of(dtype), "causal" if causal else "full"
     if len(kind) == 5:
         return Problem(word, head_dim, head_dim_v, mask, word, "", 0)
@@ -306,7 +336,8 @@ def _slugs(kind: Kind, keys: int | None, rows: int | None) -> list[str | None]:
     Raises ScheduleError where a dispatch table is wrong.
     """
     elements = None if rows is None else rows * kind[2]
-    return slugs_for(_served.get(kind) or _look_up(kind), keys, elements)
+    served, _ = _served.get(kind) or _look_up(kind)
+    return slugs_for(served, keys, elements)
 
 
 def _surely(fits: Any) -> bool:
@@ -316,26 +347,37 @@ def _surely(fits: Any) -> bool:
     return statically_known_true(fits)  # type: ignore[no-any-return]
 
 
-def _look_up(kind: Kind) -> Served:
+def _look_up(kind: Kind) -> tuple[Served, Kernels]:
     """Look a kind of call up in the dispatch tables.  Raises ScheduleError where one is wrong."""
     refuse_tracing(NOT_READY)
-    device, _, head_dim, head_dim_v = kind[:4]
+    device, dtype, head_dim, head_dim_v = kind[:4]
+    problem = _problem(kind)
+    refuse_head_dims(head_dim, head_dim_v, fp8=dtype == E4M3)
     if len(kind) > 5:
         out_dtype, _, scale_rows = kind[5:]
-        refuse_head_dims(head_dim, head_dim_v)
         refuse_word("scale_rows", scale_rows, (0, *SCALE_ROWS))
         refuse_word("out_dtype", out_dtype, map(dtype_of, OUT_DTYPES))
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    _served[kind] = serving(_problem(kind), card)
+    _served[kind] = serving(problem, card), _ready.setdefault(kind, {})
     return _served[kind]
 
 
-def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> op.Op:
+def _make_ready(
+    kind: Kind, choice: Choice, progress: Callable[[str], None] | None = None
+) -> Kernel:
     """The long way to a kernel: choose, build, load.  Raises as attention does."""
     refuse_tracing(NOT_READY)
-    kind, choice = key
-    chosen = choose(_problem(kind), choice)
-    kernel = ready(chosen, kind[0], not_ready=NOT_READY, progress=progress)
-    _ready_alone[key] = op.alone(kernel)
-    _ready[key] = kernel  # last: who finds this finds the other
-    return kernel
+    problem = _problem(kind)
+    schedules, derived = candidates(problem, choice)
+    chosen, kernel = first_ready(schedules, kind[0], not_ready=NOT_READY, progress=progress)
+    if derived and (kind, choice) not in _chosen:
+        warnings.warn(
+            f"no schedule was tuned for {problem}: {chosen.slug} is derived. To search for a "
+            f"faster one, which fagen.attention then takes: fagen search {chosen.slug} --minutes "
+            f"10 --write {config_folder()}",
+            UntunedWarning,
+            stacklevel=3,
+        )
+    _chosen[kind, choice] = chosen
+    _ready.setdefault(kind, {})[choice] = kernel, op.alone(kernel), op.direct(kernel)
+    return _ready[kind][choice]

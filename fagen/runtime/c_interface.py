@@ -68,7 +68,7 @@ def bind(plan: Plan, library: Path, **given: Any) -> Callable[[], None]:
     args = arguments(plan, given, sizes)
     loaded = library_at(library)
     needed = workspace_bytes(plan.slug, library, args)
-    workspace = torch.empty(needed, dtype=torch.uint8, device=device) if needed else None
+    workspace = torch.zeros(needed, dtype=torch.uint8, device=device) if needed else None
     if workspace is not None:
         args.workspace, args.workspace_bytes = workspace.data_ptr(), needed
     launch = loaded[f"fagen_{plan.slug}"]

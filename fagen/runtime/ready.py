@@ -1,14 +1,14 @@
 """A schedule and a device in, a kernel that can be called out: built, loaded, remembered."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from fagen.arch import SM90
 from fagen.build import build
-from fagen.errors import DeviceError, FagenError
+from fagen.errors import DeviceError, FagenError, RefusedBuild
 from fagen.registry import plan, plan_of
 from fagen.render import render
 from fagen.runtime.op import Op, emulation, load
@@ -50,6 +50,28 @@ def ready(
             binary = build(render(planned), planned, binding=True, progress=progress)
             _ready[slug, device] = load(binary)
         return _ready[slug, device]
+
+
+def first_ready(
+    schedules: Sequence[Schedule],
+    device: torch.device,
+    *,
+    not_ready: str,
+    progress: Say | None = None,
+) -> tuple[Schedule, Op]:
+    """Return the first of these schedules that builds, and its op; see `ready`.
+
+    One whose kernel spills is passed over for the next, and the cache remembers that it does.
+    Raises RefusedBuild where none is left, else as `ready` does.
+    """
+    *others, last = schedules
+    for schedule in others:
+        try:
+            return schedule, ready(schedule, device, not_ready=not_ready, progress=progress)
+        except RefusedBuild:
+            if progress:
+                progress(f"{schedule.slug} spills; trying the next")
+    return last, ready(last, device, not_ready=not_ready, progress=progress)
 
 
 def run_once(op: Op, slug: str, device: torch.device) -> None:

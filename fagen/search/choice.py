@@ -1,11 +1,13 @@
 """Choose what to compile next: points with predictions and what is known so far in, a point out.
 
-Three in four are those that look fastest, the prediction corrected by what has been timed; the
-fourth is of the tile that was tried least, so that a wrong prediction comes to light.
+Three in four are those that look fastest, the prediction corrected by what has been timed, and few
+of one tile until it has shown itself fast; the fourth is of the tile that was tried least, so that
+a wrong prediction comes to light.
 """
 
 import math
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from fagen.schedule import Schedule
@@ -14,6 +16,7 @@ from fagen.search.space import Point, Survey, space_of
 TRUSTED = 0.6  # rank correlation from which a prediction may leave points out
 ENOUGH = 24  # timed points from which that correlation is believed
 EXPLORED = 4  # every so many-th point is of the tile tried least
+REPEATED = 0.02  # what each point of a tile that was tried adds to the next one's, in logarithms
 SPOILT = 0.25  # what a point that cannot be used counts as slower than predicted, in logarithms
 _SHRINK = 2.0  # as many points at zero are added to each group of a correction
 _SWEEPS = 6
@@ -33,7 +36,7 @@ class Chooser:
         self._found: dict[Cell, float | None] = {}  # keys → log(seconds); None: spoilt
         self._given: set[Cell] = set()
         self._tried: dict[Cell, int] = {}
-        self._order: list[Point] = []
+        self._left: list[tuple[float, Point]] = []  # by the corrected prediction
         self._stale = _FRESH
 
     def known(self, schedule: Schedule) -> bool:
@@ -55,13 +58,16 @@ class Chooser:
         """The next schedule to try; None where there is none left."""
         if self._stale >= _FRESH:
             self._reorder()
-        left = [point for point in self._order if point.keys not in self._given]
-        self._order = left
+        self._left = left = [one for one in self._left if one[1].keys not in self._given]
         if not left:
             return None
-        chosen = left[0]
-        if len(self._given) % EXPLORED == EXPLORED - 1:
-            chosen = min(left, key=lambda point: self._tried.get(self._cell(point.keys), 0))
+        exploring = len(self._given) % EXPLORED == EXPLORED - 1
+
+        def rank(one: tuple[float, Point]) -> float:
+            tried = self._tried.get(self._cell(one[1].keys), 0)
+            return tried if exploring else one[0] + REPEATED * tried
+
+        _, chosen = min(left, key=rank)
         self._give(chosen.keys)
         return self.survey.schedule(chosen)
 
@@ -106,7 +112,8 @@ class Chooser:
             )
 
         left = (p for p in self.survey.points if p.keys not in self._given)
-        self._order = sorted((p for p in left if self._logs[p.keys] <= limit), key=corrected)
+        near = ((corrected(p), p) for p in left if self._logs[p.keys] <= limit)
+        self._left = sorted(near, key=itemgetter(0))
 
     def _parts(self, keys: Cell) -> tuple[Any, ...]:
         """What a correction looks at: each key by itself, and the tile as a whole."""

@@ -296,7 +296,7 @@ class Contest:
             ahead = [self.marks.lead_at(size) for size in self.survey.sizes]
             if lead is None or (lead.sure and all(one is None or one.sure for one in ahead)):
                 self.done = True
-        if self.stage == len(STAGES):
+        if self.stage == (len(STAGES) if self.effort.long_runs else FINAL):
             self.done = True
         if self.done:
             return
@@ -323,6 +323,12 @@ class Contest:
         return entry is not None and entry.good
 
     # ---- how it stands
+
+    @property
+    def ahead(self) -> int:
+        """How many kernels are being compiled, or wait for their first times."""
+        good = [entry for entry in self.entries.values() if entry.ready and entry.good]
+        return len(self._compiling) + sum(not self._checked(entry) for entry in good)
 
     @property
     def timed(self) -> int:

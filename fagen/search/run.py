@@ -15,7 +15,7 @@ from typing import Any
 from fagen.errors import BuildError, DeviceError, FagenError, ToolchainError
 from fagen.problem import solves
 from fagen.registry import from_slug, read, schedules
-from fagen.search.contest import STAGES, Contest, jobs_of
+from fagen.search.contest import HEAT, STAGES, Contest, jobs_of
 from fagen.search.lab import Lab
 from fagen.search.space import Declared, Effort, Survey, space_of, survey
 from fagen.search.store import Store
@@ -111,15 +111,23 @@ class Search:
             if work := self._next_heat(now):
                 contest, heat = work
                 self._timing[self._lab.time(heat, gpu)] = (contest, heat, gpu)
-        room = self._lab.compile_slots + AHEAD - len(self._compiling)
-        for contest in self._contests:
-            while room > 0 and (slug := contest.next_compile(now)):
-                contest.compiling(slug)
-                if self._store.claim(f"compile {slug}"):
-                    self._compiling[self._lab.compile(slug)] = (contest, slug)
-                    room -= 1
-                else:
-                    contest.compiling_elsewhere(slug, now + PATIENCE)
+        # a heat of each target before more of any: what is found says what is worth compiling
+        for most in (HEAT, math.inf):
+            for contest in self._contests:
+                self._compile(contest, most, now)
+
+    def _compile(self, contest: Contest, most: float, now: float) -> None:
+        """Have kernels compiled while there is room, until so many of the target are ahead."""
+        while (
+            len(self._compiling) < self._lab.compile_slots + AHEAD
+            and contest.ahead < most
+            and (slug := contest.next_compile(now))
+        ):
+            contest.compiling(slug)
+            if self._store.claim(f"compile {slug}"):
+                self._compiling[self._lab.compile(slug)] = (contest, slug)
+            else:
+                contest.compiling_elsewhere(slug, now + PATIENCE)
 
     def _next_heat(self, now: float) -> tuple[Contest, Heat] | None:
         if now + LAST_HEAT > self._deadline:

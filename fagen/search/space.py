@@ -1,9 +1,10 @@
-"""Turn a space's TOML into points that fit, with predictions, and into reasons for the rest.
+"""Turn a space's TOML, or a slug, into points that fit, with predictions, and reasons for the rest.
 
 A space says for any key of a schedule a value, a list, or a range { from, to, step }; the tables
 are those of a schedule.  What it leaves out has the values that its kind tries, or its own default.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -119,6 +120,7 @@ class Effort(_Strict):
     patience: int = Field(default=64, ge=1)  # kernels timed since one was faster than all before
     prune: float = Field(default=1.6, gt=1)  # leave out what is predicted so much slower
     anchor: str | None = None  # a slug; else the committed schedule, or the best predicted
+    long_runs: bool = True  # of the last few, which reach the power limit
 
 
 class _File(_Strict):
@@ -301,7 +303,12 @@ def _example(
 
 
 def read_space(path: Path | str) -> Declared:
-    """Read a space's file.  Raises ScheduleError with all faults, each with file and line."""
+    """Read a space's file, or that of a slug.
+
+    Raises ScheduleError with all faults, each with file and line.
+    """
+    if Path(path).suffix != ".toml" and not Path(path).exists():
+        return space_like(str(path))
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
@@ -309,6 +316,23 @@ def read_space(path: Path | str) -> Declared:
     if len(text) > MAX_BYTES:
         raise ScheduleError(f"{path}: longer than {MAX_BYTES:,} bytes; this is no space")
     return parse_space(text, str(path))
+
+
+def space_like(slug: str) -> Declared:
+    """What might beat a schedule: all that a search tries, and the rest as it is there.
+
+    Raises ScheduleError where it is no slug, or of a kind that is not searched.
+    """
+    schedule = registry.from_slug(slug)
+    tried = {*space_of(schedule.kind).defaults, "out_dtype"}  # which has no part in the speed
+    tables: dict[str, list[str]] = {}
+    for key, value in schedule.settings().items():
+        if key not in tried:
+            section = schedule.keys.sections[key]
+            tables.setdefault(section, []).append(f"{key} = {json.dumps(value)}")
+    tables["search"] = [f'anchor = "{schedule.but(out_dtype=None).slug}"']
+    lines = [line for name, keys in tables.items() for line in (f"[{name}]", *keys, "")]
+    return parse_space("\n".join(lines), slug)
 
 
 def parse_space(text: str, where: str = "space") -> Declared:

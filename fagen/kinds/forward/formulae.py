@@ -12,7 +12,7 @@ from fagen.errors import ScheduleError
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.rules import possible_outputs
 from fagen.ledger import Ledger, Row, first_that_fits, rows, solved, summed, symbols
-from fagen.vocab import DTYPES, OUT_DTYPES, P_HOMES
+from fagen.vocab import DTYPES, ORDERS, OUT_DTYPES, P_HOMES
 
 # The model's two constants, per consumer thread: the running maximum, sum and scale of two rows,
 # and addresses, loop state and barriers.  How far they are off is measured in the machine code.
@@ -20,6 +20,8 @@ SOFTMAX_REGISTERS = 6
 WORKING_REGISTERS = 20
 
 FP32_BYTES = 4
+TILE_BYTES = 48  # of a tile that is passed on
+TILE_STAGES = 2  # of such tiles: the one in work and the next
 # of a group of keys with scales of its own: K's, or K's, V's logarithm and V's inverse in one load
 K_SCALE_BYTES = 4
 KEY_SCALES_BYTES = 16
@@ -33,7 +35,7 @@ REGISTER_FILE = "register file of a thread block"
 SUMMED = (
     *("dtype", "head_dim", "head_dim_v", "block_m", "block_n", "stages", "output", "p"),
     *("producer", "consumers", "producer_registers", "consumer_registers", "q_stages", "sum"),
-    *("v_layout", "promote", "totals", "scale_rows", "v_scales", "out_dtype"),
+    *("v_layout", "promote", "totals", "scale_rows", "v_scales", "out_dtype", "order"),
 )
 
 # d, d_v padded; e bytes per element
@@ -159,11 +161,13 @@ def shared_formulae(
     v_scales: str,
     totals: str,
     out_bytes: int,
+    dynamic: bool,
 ) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment.
 
     `out_bytes` are those of an element of O, 0 where it has as many as the others; `group_keys`,
-    which share a scale, where blocks have some, else it is 0, and `totals` where sums are promoted.
+    which share a scale, where blocks have some, else it is 0, and `totals` where sums are promoted;
+    `dynamic`: tiles are drawn, and a ring of TILE_STAGES passes them on.
     """
     import sympy
 
@@ -184,14 +188,16 @@ def shared_formulae(
     if row_sum == "tensor":
         rows["ones"] = SM90.wgmma_k_bytes * d_v  # beside V, for one step of the PV GEMM
     # full and empty for each stage of K and of V (and of V transposed), and of Q for each
-    # warpgroup's rows; O empty
+    # warpgroup's rows; O empty; of the tiles that are drawn, beside these
     readers = m / SM90.wgmma_m
     barriers = (
         (6 if v_layout == "rows" else 4) * stages
         + 2 * q_stages * readers
         + (1 if output == "v_space" else 0)
+        + (2 * TILE_STAGES if dynamic else 0)
     )
-    rows["barriers"] = SM90.mbarrier_bytes * barriers
+    tiles = TILE_BYTES * TILE_STAGES if dynamic else 0
+    rows["barriers"] = SM90.mbarrier_bytes * barriers + tiles
     return rows
 
 
@@ -226,7 +232,9 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _shared_choices(values: Mapping[str, Any]) -> tuple[str, str, str, str, int, str, str, int]:
+def _shared_choices(
+    values: Mapping[str, Any],
+) -> tuple[str, str, str, str, int, str, str, int, bool]:
     output, p, row_sum, v_layout = (values[key] for key in ("output", "p", "sum", "v_layout"))
     group_keys = keys_of_a_scale(values["block_n"], values["scale_rows"])
     by_block = values["scale_rows"] > 0
@@ -235,7 +243,8 @@ def _shared_choices(values: Mapping[str, Any]) -> tuple[str, str, str, str, int,
     of_scales = group_keys if by_block else 0
     of_out = 0 if as_others else out_bytes
     v_scales, totals = values["v_scales"], values["totals"]
-    return output, p, row_sum, v_layout, of_scales, v_scales, totals, of_out
+    dynamic = ORDERS[values["order"]].dynamic
+    return output, p, row_sum, v_layout, of_scales, v_scales, totals, of_out, dynamic
 
 
 def _register_choices(values: Mapping[str, Any]) -> tuple[str, str, bool]:

@@ -128,10 +128,21 @@ class Softmax(Section):
         description="log2 units; > 0 keeps the old row max while it is close enough; needs "
         'maximum = "each"',
     )
+    promote: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="blocks of keys after which sums of PV are added to an fp32 accumulator of "
+        "their own, since the tensor cores cut sums off, in e4m3 to 14 bits; 0: never",
+    )
+    totals: Annotated[str, OneOf(TOTALS)] = derived(
+        "where that accumulator is, with promote: in registers, or in shared memory, which leaves "
+        "the tile its registers; registers if left out"
+    )
 
 
 class Fp8(Section):
-    """Keys of e4m3 alone: its scales, the layout of V, the range of P and its sums."""
+    """Keys of e4m3 alone: its scales, the layout of V, and the range of P."""
 
     v_layout: Annotated[str, OneOf(V_LAYOUTS)] = derived(
         '"columns": V is transposed, in the key order of P, as fagen.quantize writes it; '
@@ -151,21 +162,10 @@ class Fp8(Section):
     )
     p_offset: float = derived(
         "log2 units; P is computed 2 to this power larger, and what is then below 2^-10 is lost; "
-        'if left out 8, or what is left of e4m3\'s range beside rescale_threshold, in whole',
+        "if left out 8, or what is left of e4m3's range beside rescale_threshold, in whole",
         ge=0,
         le=8,
         multiple_of=0.125,
-    )
-    promote: int = Field(
-        default=0,
-        ge=0,
-        le=64,
-        description="blocks of keys after which sums of PV are added to an fp32 accumulator of "
-        "their own, since the tensor cores keep 14 bits; 0: never",
-    )
-    totals: Annotated[str, OneOf(TOTALS)] = derived(
-        "where that accumulator is, with promote: in registers, or in shared memory, which leaves "
-        "the tile its registers; registers if left out"
     )
 
 
@@ -173,7 +173,8 @@ class Grid(Section):
     """How thread blocks take tiles."""
 
     order: Annotated[str, OneOf(ORDERS)] = derived(
-        "persistent, lpt (longest first) or single; what suits the mask if left out"
+        "persistent; lpt (longest first); dynamic, the same to whoever comes free, by a counter in "
+        "the workspace; or single; what suits the mask if left out"
     )
     cluster: int = Field(
         default=1,

@@ -10,6 +10,7 @@ from fagen.arch import SM90
 from fagen.errors import OverBudget
 from fagen.kind import Role
 from fagen.kinds.forward.formulae import (
+    TILE_STAGES,
     Budget,
     budget,
     explain_lines,
@@ -26,9 +27,17 @@ from fagen.ledger import Ledger
 from fagen.signature import Extent, Signature
 from fagen.vocab import DTYPES, MASKS, ORDERS, OUT_DTYPES, Dtype, Mask, Swizzle, swizzle_of
 
-# What a lane's share of a row's P may add up to, relative to a stale maximum, in 16 bits. fp16 ends
-# at 65,504, and sums of fp32 lose nothing by it.
-_MAX_PARTIAL_SUM = 4096.0
+_TRANSPOSERS = 3  # all warps of the producer but the one that loads
+
+# A draw takes about a microsecond, as a block does. Drawn a whole tile ahead, tiles would go to
+# those with the longest way to go as soon as to those that come free next.
+_DRAW_AHEAD = 2
+
+_COUNTER_BYTES = 4  # of the tiles that blocks have drawn
+
+# With so many tiles for each multiprocessor a section of heads ends within 3 % of the greedy order
+# of all tiles (tests/test_order.py); with fewer its longest tiles may outlast the rest.
+_SECTION_ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,11 @@ class Plan:
 
     kind: ClassVar[str] = "forward"
     blocks: ClassVar[int] = 1  # that a multiprocessor should hold at least
+    # Where row maxima start. Finite, so that masked scores, minus infinity, have weight 0 beside it
+    # and never NaN; scores below it do not count.
+    no_score: ClassVar[float] = -1e30
+    # From here on fp32 rounds exponents of 2 to whole numbers, or worse.
+    far: ClassVar[float] = 2.0**24
 
     schedule: Schedule
     slug: str
@@ -71,9 +85,10 @@ class Plan:
     sum_by_tensor: bool
     lazy_max: bool  # the row max is raised only where sums get too large without
     sum_chains: int  # of a lane's sums for a row, of a block or of a scale's keys in it
-    max_partial_sum: float  # how large that is, where P does not saturate
+    max_partial_sum: float  # how large that is: what a lane's share of a row's P may add up to
     rescale_threshold: float  # log2 units
     skips_rescaling: bool  # a warp votes whether any row max has changed
+    largest_output: float  # to which O is limited, where rounding P may lead beyond V; else 0
     # what follows from the element type
     fp8: bool
     p_bytes: int  # of an element of P
@@ -98,6 +113,11 @@ class Plan:
     order: str
     persistent: bool
     longest_first: bool
+    dynamic: bool  # the producer draws tiles from a counter
+    tile_stages: int  # and passes them on through a ring of so many; else 0
+    tile_readers: int  # warps that read it
+    draw_ahead: int  # blocks before a tile's end the next one is drawn
+    section_rounds: int  # tiles for each multiprocessor that a section of heads has at least
     cluster: int  # thread blocks that share K and V
     skips_masked_blocks: bool  # consumers skip blocks whose keys their rows do not see
     skips_steps: bool  # a consumer without rows skips all but the first
@@ -177,7 +197,10 @@ class Plan:
         tiles = Product((rows, Extent("heads"), Extent("batch")))
         grid = Grid(tiles, resident=self.persistent, cluster=self.cluster)
         kernel = Launch("attention_forward", grid, self.threads, self.shared_bytes)
-        return Launches((kernel,))
+        if not self.dynamic:
+            return Launches((kernel,))
+        counter = Product((Extent(number=_COUNTER_BYTES),))
+        return Launches((kernel,), counter, zeroed=True)
 
     def explained(self) -> str:
         """Return the ledgers with their formulae, the numbers in them, and the solved limits."""
@@ -254,17 +277,18 @@ def plan(schedule: Schedule) -> Plan:
         lazy_max=schedule.softmax.maximum == "lazy",
         # one would wait for its own latency
         sum_chains=1 if v_scales_by_block and group_keys < block_n else 2,
-        max_partial_sum=_MAX_PARTIAL_SUM,
+        max_partial_sum=dtype.max_partial_sum,
         rescale_threshold=schedule.softmax.rescale_threshold,
         skips_rescaling=schedule.softmax.maximum == "each"
         and (dtype.fp8 or schedule.softmax.rescale_threshold > 0),
+        largest_output=dtype.largest if out_dtype == dtype else 0.0,
         fp8=dtype.fp8,
         p_bytes=dtype.bytes,
         p_saturates=dtype.fp8,
         wgmma_mn_major=not dtype.fp8,
         v_transposed=v_transposed,
         v_rows=v_rows,
-        transposers=3 if v_rows else 0,  # all warps of the producer but the one that loads
+        transposers=_TRANSPOSERS if v_rows else 0,
         descales=dtype.fp8,
         scales_by_block=schedule.fp8.scales == "block",
         scale_rows=schedule.fp8.scale_rows,
@@ -272,11 +296,16 @@ def plan(schedule: Schedule) -> Plan:
         group_keys=group_keys,
         scales_before_qk=schedule.fp8.scales == "block" and schedule.attention.head_dim > 128,
         p_offset=schedule.fp8.p_offset,
-        promote=schedule.fp8.promote,
-        totals_shared=schedule.fp8.totals == "shared",
+        promote=schedule.softmax.promote,
+        totals_shared=schedule.softmax.totals == "shared",
         order=order.name,
         persistent=order.persistent,
         longest_first=order.longest_first,
+        dynamic=order.dynamic,
+        tile_stages=TILE_STAGES if order.dynamic else 0,
+        tile_readers=_tile_readers(schedule) if order.dynamic else 0,
+        draw_ahead=_DRAW_AHEAD,
+        section_rounds=_SECTION_ROUNDS,
         cluster=schedule.grid.cluster,
         skips_masked_blocks=_skips_masked_blocks(schedule),
         skips_steps=_skips_masked_blocks(schedule)
@@ -310,6 +339,14 @@ def plan(schedule: Schedule) -> Plan:
         register_file=cost.register_file,
         shared_bytes=cost.shared.total,
     )
+
+
+def _tile_readers(schedule: Schedule) -> int:
+    """Return how many warps follow the producer's tiles: consumers, transposers, that of scales."""
+    consumers = schedule.warps.consumers * SM90.warpgroup_threads // SM90.warp_threads
+    transposers = _TRANSPOSERS if schedule.fp8.v_layout == "rows" else 0
+    scales = schedule.fp8.scales == "block" and not transposers  # else a transposer writes them too
+    return consumers + transposers + scales
 
 
 def _skips_masked_blocks(schedule: Schedule) -> bool:

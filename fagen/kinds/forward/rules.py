@@ -9,6 +9,7 @@ from fagen.schedule import Code, SlugForm
 from fagen.vocab import (
     DTYPES,
     MASKS,
+    ORDERS,
     OUT_DTYPES,
     OUTPUTS,
     SCALE_ROWS_DEFAULT,
@@ -42,7 +43,10 @@ _CODES = (
     Code("p_offset", "po"),
     Code("promote", "pm"),
     Code("totals", words={"registers": "regtotals", "shared": "smemtotals"}),
-    Code("order", words={"persistent": "persistent", "lpt": "lpt", "single": "single"}),
+    Code(
+        "order",
+        words={"persistent": "persistent", "lpt": "lpt", "dynamic": "dynamic", "single": "single"},
+    ),
     Code("cluster", "c"),
     Code("max_spill_bytes", "spill"),
 )
@@ -53,8 +57,7 @@ SLUG = SlugForm(
     example="fwd_fp16_d128_causal_m128n128",
 )
 
-_FP8_KEYS = ("v_layout", "scales", "scale_rows", "v_scales", "p_offset", "promote", "totals")
-
+_FP8_KEYS = ("v_layout", "scales", "scale_rows", "v_scales", "p_offset")
 
 # Keys whose default follows from others, in an order that works.  Each is a structural rule over
 # keys that stand before it here or follow from none: all of these are in the slug, so one that
@@ -67,8 +70,9 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "consumers": lambda keys: keys["block_m"] // SM90.wgmma_m,
     # wherever two warpgroups can take turns at the tensor cores (consumers, producer)
     "inter_warpgroup": lambda keys: keys["consumers"] > 1 and keys["producer"] == "warp",
-    # longest tiles first where they differ in length (mask)
-    "order": lambda keys: MASKS[keys["mask"]].order,
+    # longest tiles first where they differ in length, to whoever comes free (mask, producer,
+    # cluster)
+    "order": lambda keys: _order(keys),
     # that of Q, K and V where O can have it (dtype)
     "out_dtype": lambda keys: DTYPES[keys["dtype"]].out,
     # a constant in e4m3; nothing where Q, K and V have no scales (dtype)
@@ -81,13 +85,20 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "maximum": lambda keys: "each" if _fp8(keys) else "lazy",
     # the largest that leaves P in range (dtype, rescale_threshold)
     "p_offset": lambda keys: _p_offset(keys["rescale_threshold"]) if _fp8(keys) else 0.0,
-    # a constant where sums are promoted (dtype, promote)
-    "totals": lambda keys: TOTALS[0] if keys["promote"] and _fp8(keys) else "",
+    # a constant where sums are promoted (promote)
+    "totals": lambda keys: TOTALS[0] if keys["promote"] else "",
     # three consumers or four use up the register file; a producer beside fewer has what it needs
     # (producer, consumers, v_layout, scales)
     "producer_registers": lambda keys: _registers_of(keys)[0],
     "consumer_registers": lambda keys: _registers_of(keys)[1],
 }
+
+
+def _order(keys: Mapping[str, Any]) -> str:
+    """The grid order that suits the mask; only a producer of a block by itself can draw tiles."""
+    order = ORDERS[MASKS[keys["mask"]].order]
+    draws = keys["producer"] == "warp" and keys["cluster"] == 1
+    return order.name if draws else order.static or order.name
 
 
 def _fp8(keys: Mapping[str, Any]) -> bool:
@@ -154,7 +165,7 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
     if keys["cluster"] > 1:
         mask = MASKS[keys["mask"]]
-        for key, wanted in (("producer", "warp"), ("order", mask.order)):
+        for key, wanted in (("producer", "warp"), ("order", _order(keys))):
             if keys[key] != wanted:
                 yield "cluster", f'2 needs {key} = "{wanted}"; use cluster = 1'
         if mask.by_row and not keys["intra_warpgroup"]:
@@ -199,6 +210,18 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                     "is raised where P, or what threads add up of it, grows too large; use "
                     f'maximum = "each", or leave {key} out',
                 )
+    if ORDERS[keys["order"]].dynamic and keys["producer"] != "warp":
+        static = ORDERS[keys["order"]].static
+        said = f'"{keys["order"]}" needs producer = "warp", which draws the tiles; use "{static}"'
+        yield "order", said
+    if keys["totals"] and not keys["promote"]:
+        yield "totals", "has no meaning but with promote; leave it out"
+    if keys["promote"] and keys["sum"] == "tensor":
+        yield (
+            "promote",
+            f'= {keys["promote"]} does not go with sum = "tensor", whose row sums are columns of O '
+            'that nothing promotes; use sum = "threads", or leave promote out',
+        )
     if keys["producer"] == "none":
         for key in ("producer_registers", "consumer_registers"):
             if keys[key]:
@@ -251,8 +274,6 @@ def _rules_of_fp8(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             '"block" needs scales = "block": a block of scale_rows keys shares a scale of K and one '
             'of V; leave it out for V by column, or use scales = "block"',
         )
-    if keys["totals"] and not keys["promote"]:
-        yield "totals", "has no meaning but with promote; leave it out"
     yield from _range_of_p(keys["p_offset"], keys["rescale_threshold"])
 
 

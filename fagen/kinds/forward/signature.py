@@ -8,6 +8,9 @@ from fagen.vocab import FP32, KEY_ORDER
 if TYPE_CHECKING:
     from fagen.kinds.forward.plan import Plan
 
+# With it, and log2 e, the number at which row maxima start still has a product that is finite.
+MOST_SCALE = 1e8
+
 _BATCH = Dim(Extent("batch"), "batch")
 _KEYS = len(KEY_ORDER)  # transposed V is padded to whole groups of them
 _COLUMN_STRIDES = ("batch", "column", "head")  # of numbers by column, in the order of the C struct
@@ -91,7 +94,9 @@ def signature(plan: "Plan") -> Signature:
                 omittable=True,
             ),
         ),
-        scalars=(Scalar("scale", "float", "of q kᵀ before the softmax", positive=True),),
+        scalars=(
+            Scalar("scale", "float", "of q kᵀ before the softmax", positive=True, most=MOST_SCALE),
+        ),
         order=("q", "k", "v", "scale", "q_descale", "k_descale", "v_descale", "v_mean", "k_mean"),
         rules=(Multiple("heads", "kv_heads"),),
     )

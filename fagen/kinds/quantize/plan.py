@@ -102,9 +102,7 @@ class Plan:
         """Why so many blocks, to be printed below the ledger."""
         values = self.height * self.chunks * 8
         share = SM90.registers_per_sm // SM90.issued_warps
-        wanted = _registers(
-            values, self.parts, self.rotary, self.reads_columns, self.ragged
-        )
+        wanted = _registers(values, self.parts, self.rotary, self.reads_columns, self.ragged)
         together = SM90.warps_resident(wanted)
         return (
             f"values that a lane holds    {self.height} rows x {self.chunks} chunks x 8 = "
@@ -241,9 +239,7 @@ def plan(schedule: Schedule) -> Plan:
         ragged=ragged,
         parts=parts,
         height=2 // parts,
-        reduce_threads=SM90.max_threads_per_block
-        if keys.scales == "tensor" or of_columns
-        else 256,
+        reduce_threads=SM90.max_threads_per_block if keys.scales == "tensor" or of_columns else 256,
         column_threads=_COLUMN_THREADS,
         column_rows=_COLUMN_ROWS,
         column_lanes=keys.head_dim // 8,

@@ -73,9 +73,7 @@ def kernel_of(plan: Plan, binary: Binary) -> Kernel:
     return kernel
 
 
-def arguments(
-    plan: Plan, x: Tensor, into: Outputs, given: Mapping[str, Tensor]
-) -> dict[str, Any]:
+def arguments(plan: Plan, x: Tensor, into: Outputs, given: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return what a call takes by name; cosines and sines are added where the Plan has them."""
     rotary = angles(plan, x)
     named = {} if rotary is None else dict(zip(("cos", "sin"), rotary, strict=True))

@@ -1,0 +1,168 @@
+"""Whom tiles go to, by the kernel's own code: each once that sees a key, and all end together."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from fagen.arch import SM90
+from fagen.errors import ScheduleError
+from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import Plan, plan
+from fagen.process import run
+from fagen.render import render
+from fagen.toolchain import find_gxx
+
+# Blocks that take tiles in turn, then the next one when they come free; beside it tiles of falling
+# length, each to who is free first: the best that a greedy order can do. A tile costs its blocks of
+# keys and what it takes to begin and end one.
+PROGRAM = """\
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <queue>
+#include <set>
+#include <tuple>
+#include <vector>
+#define __host__
+#define __device__
+#define __forceinline__ inline
+#define alignas(n)
+using std::max, std::min;
+int __umulhi(uint32_t a, uint32_t b) {{ return uint64_t(a) * b >> 32; }}
+using Element = char[{element_bytes}];
+{numbers}
+{divisor}
+struct Params {{
+  FastDivisor heads, heads_per_kv_head;
+  int seqlen_q, seqlen_k, m_blocks, m_end, tiles, slots, sections, dealt;
+  bool has_empty_tiles;
+  FastDivisor section_slots, section_heads, last_section_heads;
+  uint32_t* tiles_drawn;
+}};
+struct Args {{
+  int batch, heads, kv_heads, seqlen_q, seqlen_k;
+  void* workspace;
+}};
+{tiles}
+double makespan(const std::vector<double>& costs, int blocks, int dealt) {{
+  std::vector<double> ends(blocks);
+  dealt = std::min(dealt, int(costs.size()));
+  for (int i = 0; i < dealt; ++i) ends[i / blocks % 2 ? blocks - 1 - i % blocks : i % blocks] += costs[i];
+  std::priority_queue<double, std::vector<double>, std::greater<>> free(std::greater<>(), ends);
+  double last = *std::max_element(ends.begin(), ends.end());
+  for (size_t i = dealt; i < costs.size(); ++i) {{
+    const double end = free.top() + costs[i];
+    free.pop();
+    free.push(end);
+    last = std::max(last, end);
+  }}
+  return last;
+}}
+int main() {{
+  Args a{{}};
+  while (std::scanf("%d %d %d %d %d", &a.batch, &a.heads, &a.kv_heads, &a.seqlen_q, &a.seqlen_k) == 5) {{
+    const int m_blocks = ceil_div(a.seqlen_q, kBlockM), multiprocessors = {multiprocessors};
+    const int64_t tiles = int64_t(m_blocks) * a.heads * a.batch;
+    const int grid = std::min<int64_t>(tiles, multiprocessors);
+    Params params;
+    params.heads = FastDivisor(a.heads);
+    params.heads_per_kv_head = FastDivisor(a.heads / a.kv_heads);
+    params.seqlen_q = a.seqlen_q;
+    params.seqlen_k = a.seqlen_k;
+    params.m_blocks = m_blocks;
+    params.has_empty_tiles = a.seqlen_q > a.seqlen_k;  // some rows see no key
+{dealing}
+    std::set<std::tuple<int, int, int>> seen;
+    std::vector<double> costs;
+    for (int index = 0; index < params.slots; ++index) {{
+      const Tile tile = tile_at(params, index);
+      seen.insert({{tile.batch, tile.head, tile.first_row}});
+      const int end = std::min(tile.first_row + kBlockM + a.seqlen_k - a.seqlen_q, a.seqlen_k);
+      costs.push_back(ceil_div(end, kBlockN) + 1.5);
+    }}
+    const double taken = makespan(costs, grid, params.dealt);
+    std::sort(costs.rbegin(), costs.rend());
+    const double greedy = makespan(costs, grid, 0);
+    int64_t wanted = 0;
+    for (int m = 0; m < m_blocks; ++m) wanted += (m + 1) * kBlockM + a.seqlen_k - a.seqlen_q > 0 ? a.heads * a.batch : 0;
+    const bool once = int64_t(seen.size()) == wanted && int64_t(costs.size()) == wanted;
+    std::printf("%d %.4f\\n", once, taken / greedy);
+  }}
+}}
+"""  # noqa: E501
+
+SLUGS = (
+    "fwd_fp16_d64_causal_m256n64_s4_q2_nointer",
+    "fwd_fp16_d64_causal_m192n128_q2",
+    "fwd_fp16_d128_causal_m128n128",
+    "fwd_fp16_d256_causal_m128n64_halves",
+    "fwd_e4m3_d128_causal_m192n64_s4_q2_nointer",
+)
+SHAPES = 600  # of each schedule
+
+
+def compiled(of: Plan, folder: Path) -> Path:
+    """The dealing of tiles of a Plan's kernel, as a program: sizes in, a verdict on each out."""
+    kernel = render(of).kernel
+
+    def part(start: str, end: str) -> str:
+        return kernel[(at := kernel.index(start)) : kernel.index(end, at)]
+
+    numbers = [line for line in kernel.splitlines() if line.startswith("constexpr int")]
+    wanted = ("kHeadDim ", "kHeadDimV ", "kBlockM ", "kBlockN ", "kL2Share ", "kSectionRounds ")
+    program = PROGRAM.format(
+        element_bytes=of.dtype.bytes,
+        numbers="\n".join(line for line in numbers if any(word in line for word in wanted)),
+        divisor=part("template <class Integer>", "struct ScaleTensor")
+        if of.descales
+        else part("template <class Integer>", "struct Params"),
+        tiles=part("struct Blocks {", "struct SharedStorage")
+        + part("struct Keys {", "// The tiles that the producer draws"),
+        dealing=part("const int64_t flat_heads", "params.scale_log2"),
+        multiprocessors=SM90.sm_count,
+    )
+    (folder / "order.cpp").write_text(program)
+    built = run([find_gxx()[0], "-std=c++17", "-O2", "order.cpp", "-o", "order"], cwd=folder)
+    assert built.returncode == 0, built.stderr
+    return folder / "order"
+
+
+def shapes(dice: random.Random) -> tuple[int, int, int, int, int]:
+    """Sizes of a call that nobody picked: few and many heads, short and long, of any grouping."""
+    seqlen = int(2 ** dice.uniform(5, 15))
+    kv_heads = dice.choice([1, 2, 3, 4, 5, 8])
+    heads = kv_heads * dice.choice([1, 1, 2, 4, 7, 8])
+    batch = max(1, int(2 ** dice.uniform(11, 16) / seqlen))
+    keys = seqlen if dice.random() < 0.7 else max(1, int(seqlen * dice.uniform(0.2, 4)))
+    return batch, heads, kv_heads, seqlen, keys
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_every_tile_goes_to_somebody_once_and_all_end_together(slug: str, tmp_path: Path) -> None:
+    program = compiled(plan(Schedule.from_slug(slug)), tmp_path)
+    dice = random.Random(slug)
+    asked = [shapes(dice) for _ in range(SHAPES)]
+    said = run([program], input="\n".join(" ".join(map(str, sizes)) for sizes in asked)).stdout
+    for sizes, line in zip(asked, said.splitlines(), strict=True):
+        once, ratio = line.split()
+        assert once == "1", sizes
+        assert float(ratio) <= 1.03, (sizes, ratio)
+
+
+def test_who_draws_tiles_needs_a_producer_warp_and_no_partner() -> None:
+    plain = {"head_dim": 128, "dtype": "fp16", "mask": "causal", "block_m": 128, "block_n": 64}
+    assert Schedule.make(**plain).grid.order == "dynamic"
+    assert Schedule.make(**plain, producer="none").grid.order == "lpt"
+    assert Schedule.make(**plain, cluster=2, stages=2).grid.order == "lpt"
+    assert Schedule.make(**{**plain, "mask": "full"}).grid.order == "persistent"
+    for key, value in (("producer", "none"), ("cluster", 2)):
+        with pytest.raises(ScheduleError, match='"lpt"'):
+            Schedule.make(**plain, order="dynamic", **{key: value})
+
+
+def test_the_counter_is_the_callers_and_stays_as_it_was() -> None:
+    drawing = plan(Schedule.from_slug("fwd_fp16_d128_causal_m128n128")).launches
+    assert drawing.zeroed and drawing.workspace.at({}) == 4
+    assert not plan(Schedule.from_slug("fwd_fp16_d128_full_m128n128")).launches.needs_workspace
