@@ -231,7 +231,9 @@ def compared(lines: Sequence[Line]) -> str:
         cells = [family]
         for way in ways:
             for mask in MASKS:
-                these = [x.ratios for x in lines if (x.family, x.way, x.mask) == (family, way, mask)]
+                these = [
+                    x.ratios for x in lines if (x.family, x.way, x.mask) == (family, way, mask)
+                ]
                 cells.append(" / ".join(f"{max(of):.2f}" for of in zip(*these, strict=True)))
         body.append(cells)
     rows = [head, ["---"] * len(head), *body]
@@ -262,7 +264,8 @@ def redraw(record: Record, lines: Sequence[Line]) -> None:
             f"{record.made_on}. Errors of e4m3 against fp64 on inputs that are not randn.",
             f"Head dims {asked['head_dims']}, {asked['keys']} keys.\n\n{compared(lines)}",
             verdict(lines),
-            "Kernels:\n\n" + "".join(f"- `{x}`\n" for x in dict.fromkeys(y.schedule for y in lines)),
+            "Kernels:\n\n"
+            + "".join(f"- `{x}`\n" for x in dict.fromkeys(y.schedule for y in lines)),
             record.remarks,
         )
     )

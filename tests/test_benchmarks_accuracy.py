@@ -72,7 +72,12 @@ def test_real_kernels_stand_beside_their_emulation_in_every_line(
     for line in short:
         assert line["kernel"] == pytest.approx(1.01 * line["emulated"])
     page = path.with_suffix(".md").read_text()
-    for said in ("kernel ÷ emulated", "1.010", "the goal, at most", "promoted every 64 keys, kernel"):
+    for said in (
+        "kernel ÷ emulated",
+        "1.010",
+        "the goal, at most",
+        "promoted every 64 keys, kernel",
+    ):
         assert said in page
     about = json.loads(path.with_suffix(".run.json").read_text())
     assert about["card"] == "NVIDIA H200" and "256 keys" in about["asked"]["parts"]

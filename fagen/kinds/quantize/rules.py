@@ -37,7 +37,8 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 
 def _crowded(keys: Mapping[str, Any]) -> bool:
     """Whether what is known of columns takes registers that wide rows need."""
-    return (keys["center"] or keys["scales"] == "column") and keys["head_dim"] > _WIDE
+    of_columns: bool = keys["center"] or keys["scales"] == "column"
+    return of_columns and keys["head_dim"] > _WIDE
 
 
 def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
