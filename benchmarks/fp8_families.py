@@ -241,7 +241,7 @@ def compared(lines: Sequence[Line]) -> str:
 
 
 def verdict(lines: Sequence[Line]) -> str:
-    """Whether attention_fp8 is as exact as it should be, and the worst of each way, in sentences."""
+    """Whether attention_fp8 is as exact as it should be, and the worst of each way."""
     said = []
     for way in dict.fromkeys(line.way for line in lines):
         these = [line for line in lines if line.way == way]

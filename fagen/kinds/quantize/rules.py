@@ -59,8 +59,8 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if keys["scales"] == "column" and keys["rotate"]:
         yield (
             "scales",
-            '= "column" does not go with rotate = true, which mixes the columns of a row; use rotate '
-            '= false, or scales = "block"',
+            '= "column" does not go with rotate = true, which mixes the columns of a row; use '
+            'rotate = false, or scales = "block"',
         )
     if keys["rotary"] != "none" and (keys["center"] or keys["scales"] == "column"):
         key, value = ("center", "true") if keys["center"] else ("scales", '"column"')
