@@ -118,7 +118,7 @@ def call_before(
     stream: int,
 ) -> Callable[[], None]:
     """The kernel behind the adapter, on these tensors; V (B, Hk, Dv, Sk to 16) where transposed."""
-    q, k, v, scale, *descales = given
+    q, k, v, scale, *descales = given[:7]  # older kernels know no means
     out, lse = into
     rows = (0, 1, 2)  # batch, seq, head
     order = (0, 2, 1) if cell.problem.v_layout == "columns" else rows
