@@ -198,7 +198,9 @@ def clocks(monkeypatch):
         return kernel
 
     monkeypatch.setattr(cells, "time_calls", time_calls)
-    monkeypatch.setattr(cells, "inputs", lambda case, seed: inputs(case, device="cpu", seed=seed))
+    monkeypatch.setattr(
+        cells, "inputs", lambda case, seed, **more: inputs(case, device="cpu", seed=seed)
+    )
     monkeypatch.setattr(peers.op, "load", load)
     return seconds
 

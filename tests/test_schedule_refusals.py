@@ -138,8 +138,8 @@ def test_a_lazy_row_max_needs_sums_by_threads_that_no_threshold_has_let_grow(max
     said = f'[softmax]\nsum = "tensor"\n{maximum}rescale_threshold = 8.0\n'
     text = TEXT.replace("= 128", "= 64") + said
     reason = (
-        'does not go with maximum = "lazy", the default, by which a row max is raised where sums '
-        'that threads add up grow too large; use maximum = "each", or leave'
+        'does not go with maximum = "lazy", by which a row max is raised where P, or what threads '
+        'add up of it, grows too large; use maximum = "each", or leave'
     )
     assert refusal(text) == [
         f'x.toml:9: softmax.sum = "tensor" {reason} sum out',
