@@ -35,8 +35,10 @@ _DRAW_AHEAD = 2
 
 _COUNTER_BYTES = 4  # of the tiles that blocks have drawn
 
-# With so many tiles for each multiprocessor a section of heads ends within 3 % of the greedy order
-# of all tiles (tests/test_order.py); with fewer its longest tiles may outlast the rest.
+_UNROLLING_REGISTERS = 40  # of a producer; with fewer, unrolled copies spill
+
+# With so many tiles for each multiprocessor the last section of heads ends within 3.5 % of the greedy
+# order of all tiles (tests/test_order.py); with fewer its longest tiles may outlast the rest.
 _SECTION_ROUNDS = 4
 
 
@@ -74,6 +76,7 @@ class Plan:
     threads: int
     producer_warp: bool
     producer_registers: int  # 0 where no warp is specialised
+    unrolls_copies: bool  # the producer has registers enough
     consumer_registers: int  # 0 where no warp is specialised
     launch_registers: int
 
@@ -266,6 +269,7 @@ def plan(schedule: Schedule) -> Plan:
         threads=threads(schedule),
         producer_warp=schedule.warps.producer == "warp",
         producer_registers=schedule.warps.producer_registers,
+        unrolls_copies=not 0 < schedule.warps.producer_registers < _UNROLLING_REGISTERS,
         consumer_registers=schedule.warps.consumer_registers,
         launch_registers=launch_registers(schedule),
         masked_steps=mask.last_by_row or not schedule.overlap.intra_warpgroup,
