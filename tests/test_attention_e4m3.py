@@ -186,12 +186,12 @@ WRONG: list[tuple[str, Callable[..., object], str]] = [
     (
         "descales_of_16_bits",
         lambda q, k, v, how: fagen.attention(q.half(), k.half(), v.half(), q_descale=q),
-        "descales, means, v_layout, scale_rows and out_dtype go with e4m3 tensors, which fagen.quan",
+        "descales, means, v_layout, scale_rows and out_dtype go with e4m3 tensors, which fagen.q",
     ),
     (
         "out_dtype_of_16_bits",
         lambda q, k, v, how: fagen.attention(q.half(), k.half(), v.half(), out_dtype=torch.float16),
-        "descales, means, v_layout, scale_rows and out_dtype go with e4m3 tensors, which fagen.quan",
+        "descales, means, v_layout, scale_rows and out_dtype go with e4m3 tensors, which fagen.q",
     ),
     (
         "out_dtype",

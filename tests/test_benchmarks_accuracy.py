@@ -62,17 +62,22 @@ def test_real_kernels_stand_beside_their_emulation_in_every_line(
     assert accuracy.main(["--device", "cuda", *SMALL, "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.glob("nvidia-h200-*-fp8-accuracy.json")
     lines = json.loads(path.read_text())
-    assert len(lines) == 7 + 2 * 5
-    assert len(set(made_up_gpu.built)) == len(made_up_gpu.built) == 4 + 4, (
-        "fp16, scales, maxima, promotions"
+    assert len(lines) == 8 + 2 * 5
+    assert len(set(made_up_gpu.built)) == len(made_up_gpu.built) == 5 + 4, (
+        "fp16, scales, maxima, V by block, promotions"
     )
     with_kernels = [line for line in lines if line["kernel"]]
-    assert len(with_kernels) == 6 + 2 * 4
+    assert len(with_kernels) == 7 + 2 * 4
     short = [line for line in with_kernels if not line["long"]]
     for line in short:
         assert line["kernel"] == pytest.approx(1.01 * line["emulated"])
     page = path.with_suffix(".md").read_text()
-    for said in ("kernel ÷ emulated", "1.010", "the goal, below", "promoted every 64 keys, kernel"):
+    for said in (
+        "kernel ÷ emulated",
+        "1.010",
+        "the goal, at most",
+        "promoted every 64 keys, kernel",
+    ):
         assert said in page
     about = json.loads(path.with_suffix(".run.json").read_text())
     assert about["card"] == "NVIDIA H200" and "256 keys" in about["asked"]["parts"]
@@ -85,7 +90,7 @@ def test_emulated_alone_it_is_a_table_on_a_cpu(accuracy, tmp_path, capsys):
     out = tmp_path / "found.json"
     assert accuracy.main([*SMALL, "--out", str(out)]) == 0
     found = json.loads(out.read_text())["rmse"]
-    assert len(found) == 7
+    assert len(found) == 8
     printed = capsys.readouterr().out
     assert "kernel" not in printed.splitlines()[0]
     assert f"| {accuracy.COMPLETE} | {found[f'256 keys, {accuracy.COMPLETE}']:.2e} |" in printed
@@ -94,11 +99,20 @@ def test_emulated_alone_it_is_a_table_on_a_cpu(accuracy, tmp_path, capsys):
 def test_what_quantisers_give_is_spread_to_batch_heads_and_blocks(accuracy):
     x = torch.randn(2, 70, 4, 32).half()
     common = dict(dtype="e4m3", head_dim=32, mask="full", block_m=128, block_n=128)
-    for scales, rows in (("tensor", "columns"), ("head", "rows"), ("block", "columns")):
+    for scales, rows, centered, v_scales in (
+        ("tensor", "columns", "", "tensor"),
+        ("head", "rows", "kv", ""),
+        ("block", "columns", "k", ""),
+    ):
         of = plan(Schedule.make(**common, scales=scales, v_layout=rows))
-        given = accuracy.quantised(of, x, x, x, True)
-        expected = accuracy.operands(of, x, x, x, rotated=True)
+        part = accuracy.Part("", of, True, centered, v_scales)
+        given = accuracy.quantised(part, x, x, x)
+        how = dict(rotated=True, centered=centered, v_scales=v_scales)
+        expected = accuracy.operands(of, x, x, x, **how)
         for one, other in zip(given, expected, strict=True):
+            assert (one is None) == (other is None)
+            if one is None:
+                continue
             assert one.shape == other.shape or (one.dim(), one.numel()) == (3, 1)
             torch.testing.assert_close(
                 one.float().expand(other.shape), other.float(), rtol=0.13, atol=1e-3

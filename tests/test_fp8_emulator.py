@@ -264,6 +264,22 @@ def test_one_rows_rise_raises_its_warp_and_no_other():
         assert not torch.equal(lively[:, others], moved[:, others])
 
 
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_an_outlier_in_one_column_of_v_costs_the_others_nothing(mask):
+    """By column; a scale of a block of rows enters the exponents, and P of all others goes down."""
+    off = {}
+    for v_scales in ("column", "block"):
+        of = planned(mask=mask, scales="block", scale_rows=64, v_scales=v_scales)
+        q, k, v = numbers(of, *made(of, (1, 64, 512, 1, 1)))
+        v[:, 500, :, 5] = 4096
+        tensors = quantised(of, q, k, v)
+        out, _ = attend(of, *tensors)
+        truth = reference(*numbers(of, *tensors)[:2], v, mask=mask, scale=0.125)[0]
+        others = torch.arange(64) != 5
+        off[v_scales] = float((out - truth)[..., others].square().mean().sqrt())
+    assert 3 * off["column"] < off["block"]
+
+
 def test_rows_that_see_no_key_are_zeros_and_minus_infinity():
     of = planned(mask="causal", scales="block", scale_rows=64)
     out, lse = attend(of, *made(of, (1, 100, 30, 1, 1)))

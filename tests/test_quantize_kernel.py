@@ -29,7 +29,9 @@ HARNESS = """
 {kernel}
 using namespace fagen_{slug}_kernel;
 
-float* aligned(std::vector<float>& of) {{ return of.data() + (16 - uintptr_t(of.data()) % 16) % 16 / 4; }}
+float* aligned(std::vector<float>& of) {{
+  return of.data() + (16 - uintptr_t(of.data()) % 16) % 16 / 4;
+}}
 
 int main(int count, char** words) {{
   const int batch = atoi(words[1]), seqlen = atoi(words[2]), heads = atoi(words[3]);

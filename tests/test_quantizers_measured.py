@@ -1,6 +1,6 @@
 """How a quantiser is compared with its reference: with the reference in its place, and faults."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from fagen.kinds.quantize.plan import Plan
 from fagen.kinds.quantize.proof import (
     SEED,
     SIZES,
+    Kernel,
     Size,
     angles,
     check_quantizer,
@@ -28,6 +29,9 @@ SLUGS = (
     "quant_bf16_d48_stensor_vcols",
     "quant_fp16_d80_rot",
     "quant_bf16_d32_pairs_rot",
+    "quant_fp16_d48_center_scol_vcols",
+    "quant_bf16_d64_rot_center",
+    "quant_fp16_d64_rot_center_shead",
 )
 
 
@@ -36,15 +40,19 @@ def of(request: pytest.FixtureRequest) -> Plan:
     return planned(request.param)
 
 
-def right(of: Plan) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], None]:
+def right(of: Plan) -> Kernel:
     """What writes the reference's values, as a kernel would."""
 
-    def kernel(x: Tensor, values: Tensor, descale: Tensor, given: Tensor | None) -> None:
-        spread = None if given is None else given.reshape(-1)[:1]
-        made = quantize(of, x, SEED, spread, angles(of, x))
-        values.copy_(made.values)
-        if given is None:
-            descale.copy_(made.descale[0, 0, 0] if of.by_tensor else made.descale.view_as(descale))
+    def kernel(x: Tensor, into: tuple[Tensor, ...], given: Mapping[str, Tensor]) -> None:
+        named = dict(given)
+        if "descale" in named and not of.by_column:
+            named["descale"] = named["descale"].reshape(-1)[:1]
+        values, descale, *mean = quantize(of, x, SEED, rotary=angles(of, x), **named)
+        into[0].copy_(values)
+        if "descale" not in given:
+            into[1].copy_(descale[0, 0, 0] if of.by_tensor else descale.view_as(into[1]))
+        if mean and "mean" not in given:
+            into[2].copy_(mean[0])
 
     return kernel
 
@@ -53,7 +61,8 @@ def test_what_is_the_reference_itself_has_no_error_at_any_size(of):
     said: list[str] = []
     small = [size for size in SIZES if size.batch * size.seqlen * size.heads < 5000]
     errors = check_quantizer(of, right(of), small, device="cpu", progress=said.append)
-    assert len(errors) == len(said) == len(small) * (1 if of.by_block else 2)
+    ways = 1 if of.by_block and not of.center else 2
+    assert len(errors) == len(said) == len(small) * ways
     for error in errors:
         assert error.ok and error.neighbours == error.wrong == error.descale_error == 0
     assert all(line.endswith("  ok") for line in said)
@@ -75,18 +84,29 @@ FAULTS: dict[str, Callable[[Tensor, Tensor], object]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found(of, fault):
-    def kernel(x: Tensor, values: Tensor, descale: Tensor, given: Tensor | None) -> None:
-        right(of)(x, values, descale, given)
-        FAULTS[fault](values, descale)
+    def kernel(x: Tensor, into: tuple[Tensor, ...], given: Mapping[str, Tensor]) -> None:
+        right(of)(x, into, given)
+        FAULTS[fault](into[0], into[1])
+
+    with pytest.raises(VerificationError, match="shapes are wrong"):
+        check_quantizer(of, kernel, [Size(2, 70, 3)], device="cpu")
+
+
+def test_a_mean_that_is_off_is_found():
+    of = planned("quant_fp16_d48_center_scol_vcols")
+
+    def kernel(x: Tensor, into: tuple[Tensor, ...], given: Mapping[str, Tensor]) -> None:
+        right(of)(x, into, given)
+        into[2].add_(1e-3)
 
     with pytest.raises(VerificationError, match="shapes are wrong"):
         check_quantizer(of, kernel, [Size(2, 70, 3)], device="cpu")
 
 
 def test_a_given_descale_is_no_output(of):
-    def kernel(x: Tensor, values: Tensor, descale: Tensor, given: Tensor | None) -> None:
-        right(of)(x, values, descale, given)
-        descale.fill_(torch.nan)
+    def kernel(x: Tensor, into: tuple[Tensor, ...], given: Mapping[str, Tensor]) -> None:
+        right(of)(x, into, given)
+        into[1].fill_(torch.nan)
 
     x = numbers(of, Size(2, 70, 3), seed=0)
     if not of.by_block:

@@ -71,6 +71,19 @@ def quantize(
 ) -> Centered: ...
 
 
+@overload
+def quantize(
+    x: Tensor,
+    *,
+    rotate: bool = ...,
+    center: bool = ...,
+    scales: str = ...,
+    scale_rows: int = ...,
+    layout: str = ...,
+    seed: int = ...,
+) -> Quantized | Centered: ...
+
+
 def quantize(
     x: Tensor,
     *,

@@ -41,10 +41,15 @@ class Args(ctypes.Structure):
         ("k", ctypes.c_uint64),
         ("v", ctypes.c_uint64),
         ("descales", ctypes.c_uint64 * 3),
+        ("means", ctypes.c_uint64 * 2),  # of V and of K
         ("out", ctypes.c_uint64),
         ("lse", ctypes.c_uint64),
         ("qkv_strides", ctypes.c_int64 * 9),
-        ("descale_strides", ctypes.c_int64 * 6),
+        ("descale_strides", ctypes.c_int64 * 4),  # of Q and K by batch and head
+        (
+            "column_strides",
+            ctypes.c_int64 * 9,
+        ),  # of V's descale, V's mean, K's: batch, column, head
         ("out_strides", ctypes.c_int64 * 3),
         ("lse_strides", ctypes.c_int64 * 2),
         ("sizes", ctypes.c_int32 * 5),
@@ -52,7 +57,7 @@ class Args(ctypes.Structure):
     )
 
 
-VERSION = 2  # FAGEN_FORWARD_ARGS
+VERSION = 3  # FAGEN_FORWARD_ARGS
 
 
 class Driver:
@@ -146,14 +151,18 @@ def call(
     args.struct_bytes = ctypes.sizeof(args)
     descales = []
     if fp8:
-        for i, (number, seqlen) in enumerate(
-            ((heads, seqlen_q), (kv_heads, seqlen_k), (kv_heads, seqlen_k))
-        ):
+        for i, (number, seqlen) in enumerate(((heads, seqlen_q), (kv_heads, seqlen_k))):
             blocks = -(-seqlen // int(scale_rows)) if int(scale_rows) else 1
             ones = struct.pack("<f", 1.0) * (batch * number * blocks)
             descales.append(driver.allocate(ones))
             args.descales[i] = descales[i]
             args.descale_strides[2 * i : 2 * i + 2] = (number * blocks, blocks)
+        for i, (columns, number) in enumerate(((dv, 1.0), (dv, 0.0), (d, 0.0))):
+            descales.append(
+                driver.allocate(struct.pack("<f", number) * (batch * kv_heads * columns))
+            )
+            args.column_strides[3 * i : 3 * i + 3] = (kv_heads * columns, 1, columns)
+        args.descales[2], args.means[0], args.means[1] = descales[2:]
     kernel[f"fagen_{slug}_workspace"].restype = ctypes.c_int64
     needed = kernel[f"fagen_{slug}_workspace"](ctypes.byref(args))
     workspace = driver.allocate(bytes(needed))

@@ -1,4 +1,4 @@
-"""What e4m3 kernels compute, against fp64 and beside their emulation: dims, tiles, scales, V."""
+"""What e4m3 kernels compute, against fp64 and beside a textbook: dims, tiles, scales, V."""
 
 import math
 from itertools import cycle
@@ -6,7 +6,7 @@ from itertools import cycle
 import pytest
 import torch
 
-from fagen.e4m3 import by_columns
+from fagen.e4m3 import by_columns, rows_of
 from fagen.kinds.forward import emulate as emulator
 from fagen.kinds.forward.fp8_accuracy import fp8_error, poisoned8
 from fagen.kinds.forward.keys import Schedule
@@ -66,11 +66,14 @@ KNOBS = [
     "fwd_e4m3_d128_causal_m128n128_nointra",
     "fwd_e4m3_d128_full_m128n128_nointer_vrows",
     "fwd_e4m3_d128_full_m128n128_nointer_nointra_vrows_sblock_sr128",
-    "fwd_e4m3_d128_causal_m128n128_eachmax_t4",
-    "fwd_e4m3_d128_full_m128n128_eachmax_t4_vrows_sblock_sr128",
-    "fwd_e4m3_d64_full_m128n128_po4p75",
-    "fwd_e4m3_d128_full_m128n128_eachmax",
-    "fwd_e4m3_d128_causal_m128n128_eachmax_vrows_sblock_sr128",
+    "fwd_e4m3_d128_causal_m128n128_t4",
+    "fwd_e4m3_d128_full_m128n128_t4_vrows_sblock_sr128",
+    "fwd_e4m3_d64_full_m128n128_t0p75",
+    "fwd_e4m3_d128_full_m128n128_lazymax",
+    "fwd_e4m3_d128_causal_m128n128_lazymax_vrows_sblock_sr128",
+    "fwd_e4m3_d128_full_m128n128_sblock_vsblock",
+    "fwd_e4m3_d128_causal_m128n128_lazymax_vrows_sblock_sr32_vsblock",
+    "fwd_e4m3_d256_causal_m128n96_sblock_sr32_vsblock",
     "fwd_e4m3_d64_full_m256n64",
     "fwd_e4m3_d256_causal_m128n96_halves_vrows",
     "fwd_e4m3_d64_causal_m256n64_s3_sblock",
@@ -96,7 +99,7 @@ FEW = [
     "fwd_e4m3_d256_causal_m128n96_sblock_sr32",
     "fwd_e4m3_d64_full_m192n128",
     "fwd_e4m3_d80v48_causal_m64n32_sblock_sr32",
-    "fwd_e4m3_d128_full_m128n128_eachmax_t4_vrows_sblock_sr128",
+    "fwd_e4m3_d128_full_m128n128_lazymax_vrows_sblock_sr128",
     "fwd_e4m3_d256_full_m128n64_vrows",
 ]
 PAIRS = [  # transposed V, and row-major V
@@ -137,12 +140,12 @@ def cell(built, batch, seqlen_q, seqlen_k, heads, kv_heads):
 def made(built, *sizes, seed=0):
     """What the kernel takes at these sizes, and the scale."""
     case = cell(built, *sizes)
-    given = operands(built.plan, *inputs(case, seed=seed))
+    given = operands(built.plan, *inputs(case, seed=seed), centered="kv")
     return given, softmax_scale(case.problem.head_dim)
 
 
 def other_descales(of, case, seed):
-    """Descales of the Plan's kind at random; those of V by block differ most."""
+    """Descales of the Plan's kind at random; those of V differ most."""
     size = case.sizes
     dice = torch.Generator("cuda").manual_seed(seed)
 
@@ -154,18 +157,19 @@ def other_descales(of, case, seed):
         # what was quantised lies within 4 or so, which is 448 in bytes
         return (torch.exp2((2 * found - 1) * powers) / 110).expand(shape).contiguous()
 
-    return (
-        descale(size.heads, size.seqlen_q, 0.5),
-        descale(size.kv_heads, size.seqlen_k, 0.5),
-        descale(size.kv_heads, size.seqlen_k, 3.0),
-    )
+    q, k = descale(size.heads, size.seqlen_q, 0.5), descale(size.kv_heads, size.seqlen_k, 0.5)
+    if of.v_scales_by_block:
+        return q, k, descale(size.kv_heads, size.seqlen_k, 3.0)
+    shape = (size.batch, size.kv_heads, of.head_dim_v)
+    found = torch.rand(shape, generator=dice, device="cuda")
+    return q, k, torch.exp2((2 * found - 1) * 3.0) / 110
 
 
 # ---- errors
 
 
 @pytest.mark.parametrize("slug", SLUGS)
-def test_any_schedule_is_as_exact_as_its_emulation(slug, all_of_them):
+def test_any_schedule_is_as_exact_as_a_textbook(slug, all_of_them):
     built = all_of_them(slug)
     wrong = []
     for seed, sizes in enumerate(SHAPES):
@@ -254,7 +258,7 @@ def test_promotion_helps_where_sums_are_long(all_of_them):
 
 def test_equal_keys_average_the_values_that_a_row_sees(few):
     given, _ = made(few, 1, 200, 200, 1, 1)
-    ones = [torch.ones_like(descale) for descale in given[3:]]
+    ones = [torch.ones_like(descale) for descale in given[3:6]]
     v = torch.ones(1, 200, 1, few.plan.head_dim_v, device="cuda").to(given.v.dtype)
     v = v if few.plan.v_rows else by_columns(v)
     given = given._replace(k=torch.zeros_like(given.k), v=v)
@@ -280,7 +284,8 @@ def test_bytes_of_448_at_full_weight_do_not_overflow(few):
     v = torch.full((1, 515, 2, few.plan.head_dim_v), 448.0, device="cuda").to(given.v.dtype)
     ones = torch.ones_like(given.v_descale)
     v = v if few.plan.v_rows else by_columns(v)
-    out, _ = kernel_of(few)(given._replace(v=v, v_descale=ones), scale)
+    given = given._replace(v=v, v_descale=ones, v_mean=None)
+    out, _ = kernel_of(few)(given, scale)
     assert bool(((out[0].float() - 448).abs() < 0.05 * 448).all())
 
 
@@ -324,6 +329,44 @@ def test_any_strides_are_read_right(few):
     assert torch.equal(lse, same_lse)
 
 
+def test_one_descale_of_v_for_a_head_is_one_for_each_column(few):
+    if few.plan.v_scales_by_block:
+        pytest.skip("they are of blocks")
+    given, scale = made(few, 2, 150, 150, 4, 2)
+    one = given._replace(v_descale=given.v_descale[..., :1])
+    every = given._replace(v_descale=one.v_descale.expand(given.v_descale.shape))
+    for some in (every, every._replace(v_descale=every.v_descale.contiguous())):
+        for found, wanted in zip(
+            kernel_of(few)(some, scale), kernel_of(few)(one, scale), strict=True
+        ):
+            assert torch.equal(found, wanted)
+
+
+def test_a_mean_of_k_moves_the_log_sum_exp_alone(few):
+    given, scale = made(few, 2, 300, 257, 4, 2)
+    out, lse = kernel_of(few)(given, scale)
+    plain, plain_lse = kernel_of(few)(given._replace(k_mean=None), scale)
+    assert torch.equal(out, plain)
+    of = few.plan
+    q = given.q.double() * rows_of(given.q_descale, of.scale_rows, 300).transpose(1, 2)
+    group = given.k_mean.double().repeat_interleave(2, 1)
+    moved = plain_lse + scale * torch.einsum("bshd,bhd->bhs", q, group)
+    seen = plain_lse.isfinite()
+    torch.testing.assert_close(lse[seen].double(), moved[seen], rtol=1e-5, atol=1e-4)
+    assert bool((lse[~seen] == -math.inf).all())
+
+
+def test_a_mean_of_v_is_added_to_rows_that_see_a_key(few):
+    given, scale = made(few, 1, 300, 40, 2, 2)
+    out, _ = kernel_of(few)(given, scale)
+    plain, _ = kernel_of(few)(given._replace(v_mean=None), scale)
+    seen = slice(260, None) if few.plan.mask.causal else slice(None)
+    step = 2.0**-8 if out.dtype == torch.bfloat16 else 2.0**-11
+    wanted = plain[:, seen].double() + given.v_mean[:, None].double()
+    torch.testing.assert_close(out[:, seen].double(), wanted, rtol=2 * step, atol=0.02)
+    assert not out[:, : 300 - out[:, seen].shape[1]].any()
+
+
 def test_descales_that_are_shared_are_never_stepped_along(few):
     given, scale = made(few, 2, 300, 300, 4, 2)
     shared = [x[:1, :1] for x in given[3:]]
@@ -350,11 +393,11 @@ def test_without_descales_bytes_are_numbers(few):
     if few.plan.scales_by_block:
         pytest.skip("descales by block are never left out")
     given, scale = made(few, 1, 150, 150, 2, 2)
-    ones = [torch.ones_like(x) for x in given[3:]]
+    ones = [torch.ones_like(x) for x in given[3:6]]
     scale /= 10_000
     plain, plain_lse = kernel_of(few)(type(given)(*given[:3], *ones), scale)
     out, lse = outputs(few.plan, given.q)
-    bytes_alone = (*given[:3], scale, None, None, None)
+    bytes_alone = (*given[:3], scale, *[None] * 5)
     launch(few.plan, few.binary.library, bytes_alone, (out, lse))()
     assert torch.equal(out, plain)
     assert torch.equal(lse, plain_lse)

@@ -35,7 +35,21 @@ KINDS_OF_128 = [  # each of which a kernel of e4m3 may want
     for scales in ("_stensor", "_shead", "_sr32", "", "_sr128")
     for layout in ("", "_vcols")
 ]
-TILES = ["quant_bf16_d64_rot_sr32_r32", "quant_fp16_d256_vcols_r64"]
+CENTERED = cycle(
+    ["_rot_center", "_center_scol_vcols", "_center_shead", "_center_scol", "_rot_center_sr128"]
+)
+HEAD_DIMS += [
+    f"quant_{dtype}_d{head_dim}{kind}"
+    for head_dim, dtype, kind in zip(
+        range(16, 257, 16), cycle(["bf16", "fp16"]), CENTERED, strict=False
+    )
+]
+TILES = [
+    "quant_bf16_d64_rot_sr32_r32",
+    "quant_fp16_d256_vcols_r64",
+    "quant_fp16_d128_rot_center_stensor_vcols",
+    "quant_bf16_d128_scol_vcols_r32",
+]
 COMMITTED = [path.stem for path in schedules("quantize")]
 SLUGS = list(dict.fromkeys([*COMMITTED, *HEAD_DIMS, *KINDS_OF_128, *TILES]))
 # what is worth its bandwidth: all that is committed, and what a call quantises with by default
@@ -44,12 +58,13 @@ FAST = list(
         [
             *COMMITTED,
             *(f"quant_fp16_d{d}_rot" for d in (64, 128, 256)),
-            *(f"quant_bf16_d{d}_vcols" for d in (64, 128, 256)),
+            *(f"quant_bf16_d{d}_rot_center" for d in (64, 128, 256)),
+            *(f"quant_bf16_d{d}_center_scol_vcols" for d in (64, 128, 256)),
             "quant_fp16_d128_rot_stensor",
         ]
     )
 )
-OF_A_COPY = 0.80
+OF_A_COPY = 0.85
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +90,7 @@ def quantiser(hopper, kernel_cache):
 def test_values_and_descales_are_the_references(slug, quantiser):
     of, binary = quantiser(slug)
     errors = check_quantizer(of, kernel_of(of, binary), SIZES, device="cuda")
-    if not of.rotate:  # then nothing is added up, and every bit is the reference's
+    if not (of.rotate or of.center):  # then nothing is added up, and every bit is the reference's
         assert {error.neighbours for error in errors} == {0.0}
         assert max(error.descale_error for error in errors) < 1e-6
 
@@ -85,11 +100,7 @@ def test_it_is_nearly_as_fast_as_a_copy_of_as_many_bytes(slug, quantiser):
     of, binary = quantiser(slug)
     for given in quantizers._ways(of):
         found = bandwidth(of, binary, given)
-        # a scale of a head or a tensor that is not given is found first: read, read and write
-        twice = not (given or of.by_block)
-        reads = of.dtype.bytes * (2 if twice else 1)
-        ratio = found.ratio * (reads + 1) / (of.dtype.bytes + 1)
-        assert ratio >= OF_A_COPY, f"{ratio:.2f} of a copy; {found}"
+        assert found.ratio >= OF_A_COPY, found
 
 
 def test_twenty_runs_are_bit_identical(quantiser):
@@ -98,6 +109,8 @@ def test_twenty_runs_are_bit_identical(quantiser):
         dict(rotate=True, scales="tensor"),
         dict(scales="head", layout="columns"),
         dict(rotate=True, scales="block"),
+        dict(center=True, scales="column", layout="columns"),
+        dict(rotate=True, center=True),
     ):
         first = quantize(x, **keys)
         for _ in range(19):
@@ -106,7 +119,7 @@ def test_twenty_runs_are_bit_identical(quantiser):
             assert torch.equal(again.descale, first.descale)
 
 
-@pytest.mark.parametrize("scales", ["tensor", "head", "block"])
+@pytest.mark.parametrize("scales", ["tensor", "head", "block", "column"])
 @pytest.mark.parametrize("layout", ["rows", "columns"])
 def test_the_call_gives_what_it_gives_on_a_cpu(scales, layout, quantiser):
     x = torch.randn(2, 515, 4, 128).half()
@@ -118,16 +131,45 @@ def test_the_call_gives_what_it_gives_on_a_cpu(scales, layout, quantiser):
 
 def test_a_call_can_be_captured(quantiser):
     x = torch.randn(1, 300, 2, 128, device="cuda").half()
-    for scales in ("tensor", "block"):
-        quantize(x, rotate=True, scales=scales)
+    for keys in (
+        dict(rotate=True, scales="tensor"),
+        dict(rotate=True, scales="block"),
+        dict(center=True, scales="column"),
+    ):
+        quantize(x, **keys)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = quantize(x, rotate=True, scales=scales)
+            found = quantize(x, **keys)
         x.copy_(torch.randn_like(x) * 3)
         graph.replay()
-        wanted = quantize(x, rotate=True, scales=scales)
+        wanted = quantize(x, **keys)
         assert torch.equal(found.values.view(torch.uint8), wanted.values.view(torch.uint8))
-        assert torch.equal(found.descale, wanted.descale)
+        for one, other in zip(found[1:], wanted[1:], strict=True):
+            assert torch.equal(one, other)
+
+
+def test_given_means_and_descales_are_those_of_keys_that_came_before(quantiser):
+    """Of a cache that grows, only what is new is read, once."""
+    x = (torch.randn(2, 700, 4, 128, device="cuda") + 3).half()
+    keys = dict(center=True, scales="column")
+    first = quantize(x[:, :600], **keys)
+    again = quantize(x[:, :600], **keys, descale=first.descale, mean=first.mean)
+    assert torch.equal(first.values.view(torch.uint8), again.values.view(torch.uint8))
+    more = quantize(x[:, 600:], **keys, descale=first.descale, mean=first.mean)
+    real = more.values.float() * first.descale[:, None] + first.mean[:, None]
+    assert rms(real - x[:, 600:].float()) < 0.04 * rms(x[:, 600:].float() - 3)
+
+
+@pytest.mark.parametrize(("batch", "seqlen"), [(70_000, 3), (1, 2_200_000)])
+def test_more_batches_or_rows_than_a_grid_has_in_a_direction(batch, seqlen, quantiser):
+    x = torch.randn(batch, seqlen, 1, 16, device="cuda").half()
+    last = slice(-1, None), slice(-64, None)  # a block of its own
+    found, wanted = quantize(x).values[last], quantize(x[last].contiguous()).values
+    assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
+    values, descale, mean = quantize(x, scales="column", center=True)
+    torch.testing.assert_close(mean, x.float().mean(1), rtol=1e-3, atol=1e-5)
+    real = values.float() * descale[:, None] + mean[:, None]
+    assert rms(real - x.float()) < 0.04 * rms(x)
 
 
 def test_what_is_quantised_is_what_a_kernel_takes(quantiser):

@@ -271,8 +271,8 @@ def _rules_of_fp8(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if keys["v_scales"] == "block" and keys["scales"] != "block":
         yield (
             "v_scales",
-            '"block" needs scales = "block": a block of scale_rows keys shares a scale of K and one '
-            'of V; leave it out for V by column, or use scales = "block"',
+            '"block" needs scales = "block": a block of scale_rows keys shares a scale of K and '
+            'one of V; leave it out for V by column, or use scales = "block"',
         )
     yield from _range_of_p(keys["p_offset"], keys["rescale_threshold"])
 

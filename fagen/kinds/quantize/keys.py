@@ -50,8 +50,8 @@ class Quantize(Section):
     )
     scales: Annotated[str, OneOf(QUANTIZED_SCALES)] = Field(
         default="block",
-        description="what shares a scale; a block is scale_rows rows of a head, a column all of its "
-        "rows, for V",
+        description="what shares a scale; a block is scale_rows rows of a head, a column, for V, "
+        "has all of them",
     )
     scale_rows: Annotated[int, OneOf(SCALE_ROWS)] = derived(
         f'rows that share a scale, with scales = "block"; {SCALE_ROWS_DEFAULT} if left out'

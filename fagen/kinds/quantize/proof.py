@@ -2,7 +2,8 @@
 
 The rule: a value may be the neighbour of what the reference rounds to, in one of a thousand cases,
 since sums inside a rotation are added up in another order; descales agree to 1e-5, and means to as
-much of what becomes 448. Outputs are filled with what is no number beforehand, so that a value that was not written shows up.
+much of what becomes 448. Outputs are filled with what is no number beforehand, so that a value that
+was not written shows up.
 """
 
 from collections.abc import Callable, Iterable, Mapping

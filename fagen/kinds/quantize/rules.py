@@ -37,7 +37,8 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 
 def _crowded(keys: Mapping[str, Any]) -> bool:
     """Whether what is known of columns takes registers that wide rows need."""
-    return (keys["center"] or keys["scales"] == "column") and keys["head_dim"] > _WIDE
+    of_columns: bool = keys["center"] or keys["scales"] == "column"
+    return of_columns and keys["head_dim"] > _WIDE
 
 
 def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -58,8 +59,8 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if keys["scales"] == "column" and keys["rotate"]:
         yield (
             "scales",
-            '= "column" does not go with rotate = true, which mixes the columns of a row; use rotate '
-            '= false, or scales = "block"',
+            '= "column" does not go with rotate = true, which mixes the columns of a row; use '
+            'rotate = false, or scales = "block"',
         )
     if keys["rotary"] != "none" and (keys["center"] or keys["scales"] == "column"):
         key, value = ("center", "true") if keys["center"] else ("scales", '"column"')

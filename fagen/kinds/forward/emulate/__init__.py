@@ -28,6 +28,6 @@ def compute(
         return emulate(plan, q, k, v, scale)
     one = torch.ones(1, 1, 1, device=q.device)
     given = (of_fp8[f"{name}_descale"] for name in ("q", "k", "v"))
-    descales = (one if descale is None else descale for descale in given)
-    means = {name: of_fp8[name] for name in ("v_mean", "k_mean")}
-    return emulate_fp8(plan, q, k, v, scale, *descales, **means)
+    q_descale, k_descale, v_descale = (one if x is None else x for x in given)
+    means = of_fp8["v_mean"], of_fp8["k_mean"]
+    return emulate_fp8(plan, q, k, v, scale, q_descale, k_descale, v_descale, *means)
