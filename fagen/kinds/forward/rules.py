@@ -41,7 +41,10 @@ _CODES = (
     Code("p_offset", "po"),
     Code("promote", "pm"),
     Code("totals", words={"registers": "regtotals", "shared": "smemtotals"}),
-    Code("order", words={"persistent": "persistent", "lpt": "lpt", "dynamic": "dynamic", "single": "single"}),
+    Code(
+        "order",
+        words={"persistent": "persistent", "lpt": "lpt", "dynamic": "dynamic", "single": "single"},
+    ),
     Code("cluster", "c"),
     Code("max_spill_bytes", "spill"),
 )
