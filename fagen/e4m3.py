@@ -22,7 +22,7 @@ class Quantized(NamedTuple):
 
     values: (B, S, H, D), or transposed (B, H, D, S rounded up to 16), each 16 keys in KEY_ORDER.
     descale: (B, H, blocks), one block where scales are not by block; of fagen.quantize then (B, H),
-    or one number.
+    or one number; (B, H, D) where they are by column.
     """
 
     values: Tensor
@@ -35,6 +35,14 @@ class Quantized(NamedTuple):
         return self.values.float() * rows_of(descale, scale_rows, length).transpose(1, 2)
 
 
+class Centered(NamedTuple):
+    """The same of a tensor less the means of its columns over its rows, (B, H, D) in fp32."""
+
+    values: Tensor
+    descale: Tensor
+    mean: Tensor
+
+
 def rounded(
     x: Tensor,
     scales: str,
@@ -45,10 +53,12 @@ def rounded(
 ) -> Quantized:
     """Round x (B, S, H, D) times `norm` to e4m3, row-major.
 
-    The `tensor`, a `head` or a `block` of rows shares a scale, if `descale` does not give them.
-    Descales of a tensor are as many as those of its heads, and equal.
+    The `tensor`, a `head`, a `column` of a head or a `block` of rows shares a scale, if `descale`
+    does not give them. Descales of a tensor are as many as those of its heads, and equal.
     """
     x = x.float()
+    if scales == "column":
+        return _by_column(x, norm, descale)
     batch, length, heads, _ = x.shape
     by_block = scales == "block"
     blocks = -(-length // scale_rows) if by_block else 1
@@ -66,6 +76,24 @@ def rounded(
     descale = descale.float().expand(batch, heads, blocks).contiguous()
     scale = rows_of(factor / descale, scale_rows, length)
     return Quantized(to_e4m3(x * scale.transpose(1, 2)), descale)
+
+
+def _by_column(x: Tensor, norm: float, descale: Tensor | None) -> Quantized:
+    """The same where each column of a head has a scale, (B, H, D)."""
+    batch, length, heads, columns = x.shape
+    factor = torch.tensor(norm, dtype=torch.float32, device=x.device)
+    if descale is None:
+        largest = x.abs().amax(1) if length else x.new_zeros(batch, heads, columns)
+        e4m3_max = torch.tensor(SM90.e4m3_max, dtype=torch.float32, device=x.device)
+        descale = (largest * factor).clamp_min(LEAST_MAXIMUM) / e4m3_max
+    descale = descale.float().expand(batch, heads, columns).contiguous()
+    return Quantized(to_e4m3(x * (factor / descale)[:, None]), descale)
+
+
+def mean_of(x: Tensor) -> Tensor:
+    """Return the means of columns over rows of x (B, S, H, D): (B, H, D), fp32; 0 of no rows."""
+    batch, length, heads, columns = x.shape
+    return x.float().mean(1) if length else x.new_zeros(batch, heads, columns, dtype=torch.float32)
 
 
 def rows_of(descale: Tensor, scale_rows: int, length: int) -> Tensor:

@@ -72,6 +72,7 @@ class Launches:
     workspace: Product = Product((Extent(number=0),))
     unless: str = ""
     zeroed: bool = False
+    counted: str = "tiles"  # what a call has fewer than 2^30 of
 
     @property
     def needs_workspace(self) -> bool:

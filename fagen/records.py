@@ -115,8 +115,8 @@ class Bandwidth:
     batch: int
     seqlen: int
     heads: int
-    given: bool  # whether descales were; else a whole tensor's or head's are found first
-    gb_per_s: float  # of bytes that must be moved: a second read is not one of them
+    given: bool  # whether descales and means were; else what is not of a block is found first
+    gb_per_s: float  # of bytes moved, each reading of the input counted
     copy_gb_per_s: float
 
     @property

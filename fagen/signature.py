@@ -156,12 +156,19 @@ class Scalar:
     field: str = ""  # in the C struct; name if left out
     words: int = 0
     positive: bool = False  # and finite, as a float32
+    most: float | None = None  # that one that is positive may be, a float32
     present: bool = True
 
     @property
     def demand(self) -> str:
         """What one that is `positive` must be, in words."""
-        return "finite and above 0 as a float32" if self.type == "float" else "above 0"
+        said = "finite and above 0 as a float32" if self.type == "float" else "above 0"
+        return f"{said}, and {self.limit}" if self.limit else said
+
+    @property
+    def limit(self) -> str:
+        """The most that one may be, in words; "" without such a limit."""
+        return "" if self.most is None else f"{self.most:g} at most"
 
     @property
     def in_struct(self) -> str:
@@ -243,6 +250,11 @@ class Signature:
         """The tensors that are given together or not at all, by the name of their group."""
         named = dict.fromkeys(tensor.group for tensor in self.inputs if tensor.group)
         return {g: tuple(t for t in self.inputs if t.group == g) for g in named}
+
+    @property
+    def made_groups(self) -> tuple[tuple[Tensor, ...], ...]:
+        """Those of them that are found where they are not given."""
+        return tuple(tensors for tensors in self.groups.values() if tensors[0].made)
 
     @property
     def leader(self) -> Tensor:

@@ -31,6 +31,11 @@ class Dtype:
     wgmma_k: int  # columns that one wgmma instruction multiplies
     pad: int  # head dims grow to a multiple of this in shared memory
     out: str  # O's, where a schedule does not say
+    largest: float = 0.0  # finite number, where fp32 goes far beyond it
+    # What a lane's share of a row's P in a block may add up to under a stale row max, in 16 bits.
+    # bf16 has fp32's range: shares of 2^60 make 2^75 of 2^20 keys, in 2^13 blocks for each of four
+    # lanes, and that times a V up to 1e15 is finite.
+    max_partial_sum: float = 0.0
 
     @property
     def fp8(self) -> bool:
@@ -135,6 +140,8 @@ DTYPES = _table(
         wgmma_k=16,
         pad=16,
         out="fp16",
+        largest=65504.0,
+        max_partial_sum=2.0**15,
     ),
     Dtype(
         "bf16",
@@ -150,6 +157,7 @@ DTYPES = _table(
         wgmma_k=16,
         pad=16,
         out="bf16",
+        max_partial_sum=2.0**60,
     ),
     Dtype(
         "e4m3",
@@ -256,7 +264,9 @@ P_HOMES = ("registers", "shared")
 SUMS = ("threads", "tensor")
 MAXIMA = ("lazy", "each")
 V_LAYOUTS = ("columns", "rows")
-SCALES = ("head", "tensor", "block")
+SCALES = ("head", "tensor", "block")  # of Q and K
+V_SCALES = ("column", "block")
+QUANTIZED_SCALES = (*SCALES, "column")
 SCALE_ROWS = (32, 64, 128)
 SCALE_ROWS_DEFAULT = 64  # of a schedule and of a call
 ROTARIES = ("none", "halves", "pairs")

@@ -42,7 +42,9 @@ def quantised(
     scale_rows: int = 0, layout: str = "rows", **sizes: int
 ) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
     """Q, K and V in e4m3, and what else a call of fagen.attention takes of them."""
-    made = [rounded(x, "block" if scale_rows else "head", scale_rows) for x in qkv(**sizes)]  # type: ignore[arg-type]
+    scales = "block" if scale_rows else "head"
+    kinds = zip(qkv(**sizes), (scales, scales, "column"), strict=True)  # type: ignore[arg-type]
+    made = [rounded(x, shared, scale_rows) for x, shared in kinds]
     q, k, v = (one.values for one in made)
     how: dict[str, Any] = dict(zip(("q_descale", "k_descale", "v_descale"), made, strict=True))
     how = {name: one.descale for name, one in how.items()} | {"v_layout": layout}

@@ -128,7 +128,7 @@ def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from fagen.runtime import attention as dispatch  # torch, which takes seconds
     from fagen.runtime import ready
 
-    for found in ("_ready", "_ready_alone", "_served"):
+    for found in ("_ready", "_served"):
         monkeypatch.setattr(dispatch, found, {})
     monkeypatch.setattr(ready, "_ready", {})
     choice.committed.cache_clear()

@@ -46,6 +46,8 @@ class Arguments:
     q_descale: Tensor | None
     k_descale: Tensor | None
     v_descale: Tensor | None
+    v_mean: Tensor | None = None
+    k_mean: Tensor | None = None
 
     def __iter__(self) -> Iterator[object]:
         return iter(vars(self).values())
@@ -58,11 +60,14 @@ def quantised(of: Plan, batch: int, seqlen_q: int, seqlen_k: int) -> list[Quanti
     for seed, (length, heads, width) in enumerate(shapes):
         x = normal(batch, length, heads, width, seed=seed)
         x = x * torch.arange(1, heads + 1)[:, None]  # no two heads have one scale
-        made.append(rounded(x, of.schedule.fp8.scales, of.scale_rows))
+        fp8 = of.schedule.fp8
+        made.append(rounded(x, fp8.v_scales if seed == 2 else fp8.scales, of.scale_rows))
     return made
 
 
 def arguments(of: Plan, batch: int = 2, seqlen_q: int = 70, seqlen_k: int = 100) -> Arguments:
     q, k, v = quantised(of, batch, seqlen_q, seqlen_k)
     values = v.values if of.v_rows else by_columns(v.values)
-    return Arguments(q.values, k.values, values, 0.1, q.descale, k.descale, v.descale)
+    descales = q.descale, k.descale, v.descale
+    means = normal(batch, 2, of.head_dim_v, seed=4), normal(1, 2, of.head_dim, seed=5)
+    return Arguments(q.values, k.values, values, 0.1, *descales, *means)

@@ -30,6 +30,14 @@ SPREAD = (
     "quant_bf16_d64_pairs_shead_vcols",
     "quant_fp16_d80_pairs_rot_sr32_r32",
     "quant_bf16_d256_halves_stensor",
+    "quant_fp16_d128_center_scol_vcols",
+    "quant_bf16_d64_scol",
+    "quant_bf16_d80_center_scol_vcols_r32",
+    "quant_fp16_d256_center_scol",
+    "quant_fp16_d128_rot_center",
+    "quant_bf16_d256_rot_center",
+    "quant_fp16_d48_rot_center_shead",
+    "quant_bf16_d64_center_stensor_vcols",
 )
 
 # fewer, for what takes longer

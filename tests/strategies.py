@@ -3,9 +3,8 @@
 from hypothesis import strategies as st
 
 from fagen.kinds.forward.keys import Schedule
-from fagen.kinds.forward.rules import most_p_offset
 from fagen.kinds.quantize.keys import Schedule as Quantizer
-from fagen.vocab import MAXIMA, SCALE_ROWS, SCALE_ROWS_DEFAULT
+from fagen.vocab import MAXIMA, QUANTIZED_SCALES, SCALE_ROWS, SCALE_ROWS_DEFAULT, V_SCALES
 
 ONE_SLAB = (16, 24, 32, 56, 64)  # head dims that fill up to 16, 32 or 64 columns: one swizzle wide
 
@@ -45,6 +44,8 @@ def schedules(draw: st.DrawFn) -> Schedule:
         keys["maximum"] = "each"
     else:
         keys |= draw(st.fixed_dictionaries({}, optional={"maximum": st.sampled_from(MAXIMA)}))
+    if keys.get("sum") != "tensor":
+        keys |= draw(promotions())
     if keys.get("producer") != "none":
         names = ("producer_registers", "consumer_registers")
         keys |= draw(st.fixed_dictionaries({}, optional=dict.fromkeys(names, registers)))
@@ -66,7 +67,7 @@ def fp8_schedules(draw: st.DrawFn) -> Schedule:
     block_n = draw(st.integers(1, 8)) * 32
     maximum = draw(st.sampled_from(MAXIMA))
     threshold = draw(st.integers(0, 70)) / 8 if maximum == "each" else 0.0
-    most = 8.75 - threshold if maximum == "each" else most_p_offset(block_n)
+    most = 8.75 - threshold
     keys = {
         "head_dim": draw(st.integers(1, 16)) * 16,
         "dtype": "e4m3",
@@ -85,17 +86,24 @@ def fp8_schedules(draw: st.DrawFn) -> Schedule:
         "out_dtype": st.sampled_from(["bf16", "fp16"]),
         "v_layout": st.sampled_from(["rows", "columns"]),
         "p_offset": st.integers(0, min(64, int(8 * most))).map(lambda n: n / 8),
-        "promote": st.integers(0, 64),
+        **({"v_scales": st.sampled_from(V_SCALES)} if scales == "block" else {}),
         "stages": st.integers(2, 8),
         "q_stages": st.integers(1, 2),
         "intra_warpgroup": st.booleans(),
         "order": st.sampled_from(["persistent", "lpt", "single"]),
     }
-    keys |= draw(st.fixed_dictionaries({}, optional=optional))
+    keys |= draw(st.fixed_dictionaries({}, optional=optional)) | draw(promotions())
+    return Schedule.make(**keys | draw(outputs(keys)))
+
+
+@st.composite
+def promotions(draw: st.DrawFn) -> dict[str, object]:
+    """Draw whether sums are promoted, after how many blocks, and where to."""
+    keys = draw(st.fixed_dictionaries({}, optional={"promote": st.integers(0, 64)}))
     if keys.get("promote"):
         homes = st.sampled_from(["registers", "shared"])
         keys |= draw(st.fixed_dictionaries({}, optional={"totals": homes}))
-    return Schedule.make(**keys | draw(outputs(keys)))
+    return keys
 
 
 WIDER = {104: 128, 136: 160, 168: 192, 176: 192, 200: 224, 208: 224, 232: 256, 240: 256}
@@ -127,11 +135,17 @@ def quantizers(draw: st.DrawFn) -> Quantizer:
             ["none", "pairs", *(["halves"] if keys["head_dim"] % 64 == 0 else [])]
         ),
         "rotate": st.booleans(),
-        "scales": st.sampled_from(["head", "tensor", "block"]),
+        "center": st.booleans(),
+        "scales": st.sampled_from(QUANTIZED_SCALES),
         "layout": st.sampled_from(["rows", "columns"]),
         "rows": st.sampled_from(SCALE_ROWS),
     }
     keys |= draw(st.fixed_dictionaries({}, optional=optional))
+    if keys.get("scales") == "column":
+        keys["rotate"] = False
+    if keys.get("rotary", "none") != "none":
+        keys["center"] = False
+        keys["scales"] = "head" if keys.get("scales") == "column" else keys.get("scales", "block")
     if keys.get("scales", "block") == "block":
         rows = keys.get("rows", 128)
         fitting = {"scale_rows": st.sampled_from([n for n in SCALE_ROWS if n <= rows])}

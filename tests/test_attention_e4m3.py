@@ -54,7 +54,9 @@ def test_descales_may_be_a_number_or_of_heads_with_or_without_blocks() -> None:
     (q, k, v), how = quantised()
     out = fagen.attention(q, k, v, **how)
     names = ("q_descale", "k_descale", "v_descale")
-    assert torch.equal(out, fagen.attention(q, k, v, **{n: how[n][..., 0] for n in names}))
+    of_heads = {n: how[n][..., 0] for n in names[:2]} | {"v_descale": how["v_descale"]}
+    assert torch.equal(out, fagen.attention(q, k, v, **of_heads))
+    assert not torch.equal(out, fagen.attention(q, k, v, **how | {"v_descale": torch.ones(2, 2)}))
     number = torch.tensor(0.01)
     spread = fagen.attention(q, k, v, **{n: torch.full_like(how[n], 0.01) for n in names})
     assert not torch.equal(spread, out)
@@ -119,7 +121,7 @@ def test_the_single_key_that_prepare_runs_is_one_that_the_kernel_takes(
     seen: list[Any] = []
 
     def run(kind: dispatch.Kind, choice: str | None = None) -> None:
-        kernel = dispatch._make_ready((kind, choice))
+        kernel = dispatch._make_ready(kind, choice)[0]
         slug = dispatch.choose(dispatch._problem(kind), choice).slug
         run_once(lambda **given: seen.append(kernel(**given)), slug, kind[0])
 
@@ -141,12 +143,12 @@ WRONG: list[tuple[str, Callable[..., object], str]] = [
     (
         "descale_rank",
         lambda q, k, v, how: fagen.attention(q, k, v, **how | {"v_descale": torch.ones(2)}),
-        "v_descale has shape (2,); it must be one number (), (batch, heads) or (batch, heads, bl",
+        "v_descale has shape (2,); it must be one number (), (batch, heads) or (batch, heads, he",
     ),
     (
         "descale_heads",
         lambda q, k, v, how: fagen.attention(q, k, v, **how | {"v_descale": torch.ones(2, 4)}),
-        "v_descale has shape (2, 4, 1); it must be (batch = 2 or 1, kv_heads = 2 or 1, 1)",
+        "v_descale has shape (2, 4, 1); it must be (batch = 2 or 1, kv_heads = 2 or 1, 64 or 1)",
     ),
     (
         "descale_dtype",
@@ -158,8 +160,8 @@ WRONG: list[tuple[str, Callable[..., object], str]] = [
     (
         "unequal_blocks",
         lambda q, k, v, how: fagen.attention(q, k, v, **how | {"k_descale": torch.ones(2, 2, 7)}),
-        "q_descale, k_descale and v_descale have 1, 7 and 1 blocks for 70 queries and 200 keys; "
-        "all must have one, or one for each block of 32, 64, 128 rows, as many in all three",
+        "q_descale and k_descale have 1 and 7 blocks for 70 queries and 200 keys; both must have "
+        "one, or one for each block of 32, 64, 128 rows, as many in both",
     ),
     (
         "scale_rows_of_nothing",
@@ -184,12 +186,12 @@ WRONG: list[tuple[str, Callable[..., object], str]] = [
     (
         "descales_of_16_bits",
         lambda q, k, v, how: fagen.attention(q.half(), k.half(), v.half(), q_descale=q),
-        "descales, v_layout, scale_rows and out_dtype go with e4m3 tensors, which fagen.quantize m",
+        "descales, means, v_layout, scale_rows and out_dtype go with e4m3 tensors, which fagen.quan",
     ),
     (
         "out_dtype_of_16_bits",
         lambda q, k, v, how: fagen.attention(q.half(), k.half(), v.half(), out_dtype=torch.float16),
-        "descales, v_layout, scale_rows and out_dtype go with e4m3 tensors, which fagen.quantize m",
+        "descales, means, v_layout, scale_rows and out_dtype go with e4m3 tensors, which fagen.quan",
     ),
     (
         "out_dtype",
@@ -271,7 +273,7 @@ def test_a_schedule_for_something_else_is_refused(choice: str, said: str) -> Non
 def test_a_call_that_needs_a_gradient_is_refused(name: str) -> None:
     (q, k, v), how = quantised()
     {"q": q, "v": v, **how}[name].requires_grad_()
-    with pytest.raises(ValueError, match="v_descale requires a gradient, and there is"):
+    with pytest.raises(ValueError, match="v_mean or k_mean requires a gradient, and there is"):
         fagen.attention(q, k, v, **how)
     with torch.no_grad():
         assert not fagen.attention(q, k, v, **how).requires_grad  # type: ignore[union-attr]

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_ready")
         {"scales": "tensor", "rotate": False},
         {"v_layout": "rows", "scale_rows": 64},
         {"rotate": False, "scale_rows": 32},
+        {"center_k": False, "center_v": False},
     ],
     ids=str,
 )
@@ -44,9 +45,10 @@ def test_it_is_quantize_thrice_and_attention() -> None:
     q, k, v = qkv()
     how: dict[str, Any] = dict(scales="block", scale_rows=64)
     q8, q_descale = fagen.quantize(q, rotate=True, seed=3, **how)
-    k8, k_descale = fagen.quantize(k, rotate=True, seed=3, **how)
-    v8, v_descale = fagen.quantize(v, layout="columns", **how)
+    k8, k_descale, k_mean = fagen.quantize(k, rotate=True, center=True, seed=3, **how)
+    v8, v_descale, v_mean = fagen.quantize(v, layout="columns", scales="column", center=True)
     named = dict(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    named |= dict(k_mean=k_mean, v_mean=v_mean)
     by_hand = fagen.attention(
         q8,
         k8,
@@ -62,11 +64,13 @@ def test_it_is_quantize_thrice_and_attention() -> None:
 def test_what_quantize_says_of_tensors_and_heads_attention_takes() -> None:
     q, k, v = qkv()
     for scales in ("tensor", "head"):
-        made = [fagen.quantize(x, scales=scales) for x in (q, k, v)]
+        kinds = zip((q, k, v), (scales, scales, "column"), strict=True)
+        made = [fagen.quantize(x, scales=shared) for x, shared in kinds]
         (q8, q_descale), (k8, k_descale), (v8, v_descale) = made
         named = dict(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
         by_hand = fagen.attention(q8, k8, v8, **named, out_dtype=torch.float16)  # type: ignore[arg-type]
-        own = fagen.attention_fp8(q, k, v, rotate=False, scales=scales, v_layout="rows")
+        keys = dict(rotate=False, center_k=False, center_v=False, scales=scales)
+        own = fagen.attention_fp8(q, k, v, v_layout="rows", **keys)  # type: ignore[arg-type]
         assert torch.equal(by_hand, own)
 
 
@@ -81,7 +85,7 @@ def test_rotation_spreads_outliers() -> None:
         out = fagen.attention_fp8(q, k, v, rotate=rotate)
         return float((out - exact).square().mean().sqrt())  # type: ignore[operator]
 
-    assert error(rotate=True) < 0.8 * error(rotate=False)
+    assert error(rotate=True) < 0.85 * error(rotate=False)
 
 
 def test_no_queries_and_no_keys_are_no_trouble() -> None:

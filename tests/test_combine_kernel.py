@@ -257,10 +257,12 @@ def test_its_launcher_refuses_what_it_cannot_do(library):
     for size in ("splits", "batch", "seqlen", "heads"):
         assert "negative or too large" in said(**{size: -1})
     assert said(heads=0) == said(seqlen=0) == "launched"  # nothing to do
-    assert "2^30 tiles or more" in said(seqlen=1 << 20, heads=1 << 20)
-    assert "2^30 tiles or more" in said(batch=1 << 30, seqlen=1, heads=1)
+    assert "2^30 rows or more" in said(seqlen=1 << 20, heads=1 << 20)
+    assert "2^30 rows or more" in said(batch=1 << 30, seqlen=1, heads=1)
     assert "Hopper" in said() or torch.cuda.is_available()
-    assert kernel[f"fagen_{plan.slug}_workspace"](ctypes.byref(struct())) == 0
+    workspace = kernel[f"fagen_{plan.slug}_workspace"]
+    workspace.restype = ctypes.c_int64
+    assert workspace(ctypes.byref(struct())) == 0 and workspace(None) == -1
 
 
 TIGHT = (  # registers are scarcest

@@ -76,7 +76,7 @@ def by_rows(schedules_folder: Path) -> None:
 
 
 def ready() -> set[object]:
-    return {choice for _, choice in dispatch._ready}
+    return {choice for kernels in dispatch._ready.values() for choice in kernels}
 
 
 def test_few_query_rows_have_their_own_kernel_whatever_the_keys(

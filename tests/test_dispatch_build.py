@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fagen.dispatch.choice import candidates
+from fagen.dispatch.choice import Choice, candidates
 from fagen.errors import BuildError, DeviceError, FagenError, RefusedBuild, UntunedWarning
 from fagen.runtime import attention as dispatch
 from fagen.runtime import ready
@@ -38,12 +38,12 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return machine
 
 
-def key(device: int = 0, causal: bool = False) -> dispatch.Key:
-    return (torch.device("cuda", device), torch.float16, 64, 64, causal), None
+def key(device: int = 0) -> tuple[dispatch.Kind, Choice]:
+    return (torch.device("cuda", device), torch.float16, 64, 64, False), None
 
 
 def test_many_threads_build_once(pretended: SimpleNamespace) -> None:
-    threads = [Thread(target=dispatch._make_ready, args=(key(),)) for _ in range(6)]
+    threads = [Thread(target=dispatch._make_ready, args=key()) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -53,11 +53,11 @@ def test_many_threads_build_once(pretended: SimpleNamespace) -> None:
 
 def test_a_device_on_which_it_is_ready_builds_nothing(pretended: SimpleNamespace) -> None:
     slug = dispatch.choose(dispatch._problem(key()[0])).slug
-    first = dispatch._make_ready(key(0))
+    first = dispatch._make_ready(*key(0))[0]
     chosen = key()[0], slug  # the same kernel by its name
-    assert dispatch._make_ready(chosen) is first
+    assert dispatch._make_ready(*chosen)[0] is first
     assert pretended.built == pretended.loaded == [slug]
-    dispatch._make_ready(key(1))  # the cache has it by now
+    dispatch._make_ready(*key(1))  # the cache has it by now
     assert pretended.built == pretended.loaded == [slug] * 2
 
 
@@ -66,21 +66,21 @@ def test_while_a_graph_is_captured_an_unbuilt_kernel_is_an_error(
 ) -> None:
     pretended.capturing = True
     with pytest.raises(FagenError, match=r"call fagen\.prepare.*while a CUDA graph is captured"):
-        dispatch._make_ready(key())
+        dispatch._make_ready(*key())
     assert pretended.built == []
     pretended.capturing = False
-    dispatch._make_ready(key())
+    dispatch._make_ready(*key())
     pretended.capturing = True
     slug = dispatch.choose(dispatch._problem(key()[0])).slug
-    dispatch._make_ready((key()[0], slug))  # ready on this device, however it is asked for
+    dispatch._make_ready(key()[0], slug)  # ready on this device, however it is asked for
     with pytest.raises(FagenError, match="while a CUDA graph is captured"):
-        dispatch._make_ready(key(1))  # on another its first call has work to do
+        dispatch._make_ready(*key(1))  # on another its first call has work to do
 
 
 def test_another_gpu_than_hopper_is_refused_in_words(pretended: SimpleNamespace) -> None:
     pretended.capability = (10, 0)
     with pytest.raises(DeviceError, match=r"cuda:0 is a Sandbox 1000 of compute capability 10\.0"):
-        dispatch._make_ready(key())
+        dispatch._make_ready(*key())
     assert pretended.built == []
 
 
@@ -93,8 +93,8 @@ def test_a_build_that_failed_is_tried_again(
     with monkeypatch.context() as patch:
         patch.setattr(ready, "build", fail)
         with pytest.raises(FagenError, match="no compiler"):
-            dispatch._make_ready(key())
-    dispatch._make_ready(key())
+            dispatch._make_ready(*key())
+    dispatch._make_ready(*key())
     assert len(pretended.built) == 1
 
 
@@ -104,11 +104,11 @@ def test_a_kernel_of_e4m3_is_built_for_its_layout_and_scales(
     kind: dispatch.Kind
     device, e4m3 = torch.device("cuda", 0), torch.float8_e4m3fn
     kind = (device, e4m3, 64, 64, False, torch.float16, "columns", 64)
-    dispatch._make_ready((kind, None))
+    dispatch._make_ready(kind, None)
     assert pretended.built == ["fwd_e4m3_d64_full_m128n128_ofp16_sblock"]
     pretended.capturing = True
     with pytest.raises(FagenError, match="cannot be built while a CUDA graph is captured"):
-        dispatch._make_ready(((*kind[:-1], 32), None))  # type: ignore[arg-type]
+        dispatch._make_ready((*kind[:-1], 32), None)  # type: ignore[arg-type]
 
 
 # ---- derived schedules --------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_of_derived_schedules_the_first_that_does_not_spill_serves(
     kind, slugs = of_no_table()
     tried = refusing(monkeypatch, pretended, slugs[:2], RefusedBuild)
     with pytest.warns(UntunedWarning, match=f": {slugs[2]} is derived.*fagen search {slugs[2]} "):
-        dispatch._make_ready((kind, None))
+        dispatch._make_ready(kind, None)
     assert tried == slugs[:3] and pretended.loaded == [slugs[2]]
     assert dispatch._chosen[kind, None].slug == slugs[2]
 
@@ -156,11 +156,11 @@ def test_where_every_derived_schedule_spills_or_no_compiler_runs_that_is_said(
     with monkeypatch.context() as patch:
         tried = refusing(patch, pretended, slugs, RefusedBuild)
         with pytest.raises(RefusedBuild, match="spilled"):
-            dispatch._make_ready((kind, None))
+            dispatch._make_ready(kind, None)
         assert tried == slugs
     tried = refusing(monkeypatch, pretended, slugs, BuildError)
     with pytest.raises(BuildError):
-        dispatch._make_ready((kind, None))
+        dispatch._make_ready(kind, None)
     assert tried == slugs[:1], "a cache that cannot be written is no better for the next"
 
 
@@ -170,5 +170,5 @@ def test_a_schedule_that_was_chosen_has_no_other_in_its_place(
     kind, slugs = of_no_table()
     tried = refusing(monkeypatch, pretended, slugs[:1], RefusedBuild)
     with pytest.raises(RefusedBuild):
-        dispatch._make_ready((kind, slugs[0]))
+        dispatch._make_ready(kind, slugs[0])
     assert tried == slugs[:1]

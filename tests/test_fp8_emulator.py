@@ -47,8 +47,22 @@ def made(of: Plan, shape: tuple[int, ...] = SHAPES[0], seed: int = 0) -> list[Qu
     for at, (length, count, columns) in enumerate((*sizes, (seqlen_k, kv_heads, of.head_dim_v))):
         x = normal(batch, length, count, columns, seed=seed + at)
         x = x * (1 + torch.arange(length) // 32 % 3)[:, None, None]
-        found.append(rounded(x, of.schedule.fp8.scales, of.scale_rows))
-    return found
+        found.append(x)
+    return quantised(of, *found)
+
+
+def quantised(of: Plan, q: Tensor, k: Tensor, v: Tensor) -> list[Quantized]:
+    fp8 = of.schedule.fp8
+    scales = (fp8.scales, fp8.scales, fp8.v_scales)
+    pairs = zip((q, k, v), scales, strict=True)
+    return [rounded(x, shared, of.scale_rows) for x, shared in pairs]
+
+
+def numbers(of: Plan, q: Quantized, k: Quantized, v: Quantized) -> list[Tensor]:
+    """What bytes stand for."""
+    by_block = of.v_scales_by_block
+    values = v.real(of.scale_rows) if by_block else v.values.float() * v.descale[:, None]
+    return [q.real(of.scale_rows), k.real(of.scale_rows), values]
 
 
 def attend(of: Plan, q: Quantized, k: Quantized, v: Quantized, scale: float = 0.125, **more):
@@ -58,8 +72,7 @@ def attend(of: Plan, q: Quantized, k: Quantized, v: Quantized, scale: float = 0.
 
 
 def exact(of: Plan, q: Quantized, k: Quantized, v: Quantized, scale: float = 0.125):
-    real = (x.real(of.scale_rows) for x in (q, k, v))
-    return reference(*real, mask=of.mask.name, scale=scale)
+    return reference(*numbers(of, q, k, v), mask=of.mask.name, scale=scale)
 
 
 # ---- the kernel ---------------------------------------------------------------------------------
@@ -77,11 +90,32 @@ def test_with_a_scale_per_head_only_the_rounding_of_p_is_lost(shape, mask, scale
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize("rows", [32, 64])
-@pytest.mark.parametrize("threshold", [0.0, 4.0])
-def test_with_a_scale_per_block_only_the_rounding_of_p_is_lost(shape, mask, rows, threshold):
-    maximum = dict(maximum="each", rescale_threshold=threshold) if threshold else {}
-    of = planned(mask=mask, scales="block", scale_rows=rows, **maximum)
+@pytest.mark.parametrize("v_scales", ["column", "block"])
+@pytest.mark.parametrize(
+    "maximum", [{}, dict(rescale_threshold=4.0), dict(maximum="lazy")], ids=str
+)
+def test_with_a_scale_per_block_only_the_rounding_of_p_is_lost(
+    shape, mask, rows, v_scales, maximum
+):
+    of = planned(mask=mask, scales="block", scale_rows=rows, v_scales=v_scales, **maximum)
     held_against_fp64(of, made(of, shape))
+
+
+@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("scales", [{}, dict(scales="block", scale_rows=32)], ids=str)
+def test_means_are_added_to_what_bytes_stand_for(mask, scales):
+    """Of V to rows that see a key, of K to the log-sum-exp: O does not notice."""
+    of = planned(mask=mask, **scales)
+    tensors = made(of, (2, 130, 100, 4, 2))
+    v_mean, k_mean = normal(2, 2, 64, seed=7), normal(1, 2, 64, seed=8)
+    q, k, v = numbers(of, *tensors)
+    real = q, k + k_mean[:, None], v + v_mean[:, None]
+    expected, expected_lse = reference(*real, mask=mask, scale=0.125)
+    out, lse = attend(of, *tensors, v_mean=v_mean, k_mean=k_mean)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=3e-5)
+    assert (out - expected).square().mean().sqrt() <= 0.03 * v.square().mean().sqrt()
+    seen = 130 if mask == "full" else 100
+    assert not out[:, : 130 - seen].any()
 
 
 def held_against_fp64(of: Plan, tensors: list[Quantized]) -> None:
@@ -90,7 +124,7 @@ def held_against_fp64(of: Plan, tensors: list[Quantized]) -> None:
     # row sums are of p before it was rounded
     torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=2e-5)
     # an element of P is off by a sixteenth of itself at most, and by less than the least step
-    largest = tensors[2].real(of.scale_rows).abs().amax()
+    largest = numbers(of, *tensors)[2].abs().amax()
     assert (out - expected).abs().amax() <= (2**-4 + 2**-9) * largest
     assert (out - expected).square().mean().sqrt() <= 0.03 * expected.square().mean().sqrt()
     assert out.dtype == torch.float16
@@ -101,7 +135,7 @@ def test_equal_scores_make_a_mean_without_error():
     q, k, v = made(of, (1, 64, 128, 1, 1))
     q = Quantized(torch.zeros_like(q.values), q.descale)
     out, lse = attend(of, q, k, v)
-    mean = v.real(0).mean(1, keepdim=True)
+    mean = numbers(of, q, k, v)[2].mean(1, keepdim=True)
     torch.testing.assert_close(out.float(), mean.expand_as(out), rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(lse, torch.full_like(lse, math.log(128)))
 
@@ -111,13 +145,14 @@ def test_descales_of_blocks_that_are_all_one_number_are_a_heads():
     tensors = made(one, (1, 96, 150, 2, 1))
     ones = [Quantized(x.values, torch.ones(1, 1, 1)) for x in tensors]
     blocks = [Quantized(x.values, torch.ones(1, 1, -(-x.values.shape[1] // 32))) for x in tensors]
+    blocks[2] = ones[2]
     for a, b in zip(attend(one, *ones, 0.002), attend(other, *blocks, 0.002), strict=True):
         assert torch.equal(a, b)
 
 
 def test_a_block_of_v_that_is_much_smaller_does_not_lose_its_weight():
     """Its probabilities shrink with its descale, yet count in the row's sum as they are."""
-    of = planned(scales="block", scale_rows=32)
+    of = planned(scales="block", scale_rows=32, v_scales="block")
     q, k, v = (x.real(32) for x in made(of, (1, 64, 64, 1, 1)))
     for size in (0.0, 1e-6, 1e4):
         v[:, :32] = v[:, :32].sign() * size
@@ -128,17 +163,16 @@ def test_a_block_of_v_that_is_much_smaller_does_not_lose_its_weight():
         assert (out - expected).abs().amax() <= 0.07 * v.abs().amax()
 
 
-@pytest.mark.parametrize("scales", ["head", "block"])
-def test_a_row_with_one_key_that_matters_is_that_keys_v(scales):
+@pytest.mark.parametrize("v_scales", ["column", "block"])
+def test_a_row_with_one_key_that_matters_is_that_keys_v(v_scales):
     """Its p is a power of two and not rounded, whatever V's scale in that block is."""
-    rows = 32 if scales == "block" else 0
-    of = planned(scales=scales, **(dict(scale_rows=32) if rows else {}))
+    of = planned(scales="block", scale_rows=32, v_scales=v_scales)
     q, k, v = torch.zeros(1, 4, 1, 64), torch.zeros(1, 128, 1, 64), normal(1, 128, 1, 64)
     v[:, 32:64] *= 0.7
     q[..., 0], k[:, 40, :, 0] = 30, 30
-    tensors = [rounded(x, scales, rows) for x in (q, k, v)]
+    tensors = quantised(of, q, k, v)
     out, _ = attend(of, *tensors, 1.0)
-    expected = tensors[2].real(rows)[:, 40:41].expand_as(out)
+    expected = numbers(of, *tensors)[2][:, 40:41].expand_as(out)
     torch.testing.assert_close(out.float(), expected, rtol=1e-3, atol=1e-5)
 
 
@@ -168,12 +202,12 @@ SLOPES = (1.0, -1.0, 0.0, 2.0**-4, 2.0**-6)  # of rows, in turn: so a warp has s
 def steep(of: Plan, shape: tuple[int, ...], levels: tuple[float, ...]) -> list[Quantized]:
     """Little noise upon scores that have a level, in log2 units, in each block, by rows' slopes."""
     _, seqlen_q, seqlen_k, _, _ = shape
-    q, k, v = (x.real(of.scale_rows) for x in made(of, shape))
+    q, k, v = numbers(of, *made(of, shape))
     of_key = torch.tensor(levels).repeat_interleave(of.block_n)[:seqlen_k]
     q, k = q / 16, k / 16
     q[..., 0] = torch.tensor(SLOPES)[torch.arange(seqlen_q) % len(SLOPES)][:, None]
     k[..., 0] = of_key[:, None] * math.log(2) / 0.125
-    return [rounded(x, of.schedule.fp8.scales, of.scale_rows) for x in (q, k, v)]
+    return quantised(of, q, k, v)
 
 
 @pytest.mark.parametrize("shape", [(1, 130, 250, 4, 2), (2, 200, 140, 2, 1)], ids=str)
@@ -182,10 +216,12 @@ def steep(of: Plan, shape: tuple[int, ...], levels: tuple[float, ...]) -> list[Q
 @pytest.mark.parametrize(
     "levels", [(400, 150, -300, 100), (-600, 300, -200, 100), (12, 9, 4, 0)], ids=str
 )
-def test_a_lazy_row_max_follows_scores_that_rise_and_fall_by_hundreds(levels, more, mask, shape):
-    """By more than exp2 holds: a block's guess is infinite in some rows, and zero in others."""
-    of = planned(mask=mask, **more)
-    assert of.lazy_max
+@pytest.mark.parametrize("maximum", ["lazy", "each"])
+def test_a_row_max_follows_scores_that_rise_and_fall_by_hundreds(
+    levels, more, mask, shape, maximum
+):
+    """By more than exp2 holds: a lazy guess is infinite in some rows, and zero in others."""
+    of = planned(mask=mask, maximum=maximum, **more)
     tensors = steep(of, shape, levels)
     out, lse = attend(of, *tensors)
     expected, expected_lse = exact(of, *tensors)
@@ -193,7 +229,7 @@ def test_a_lazy_row_max_follows_scores_that_rise_and_fall_by_hundreds(levels, mo
     assert torch.equal(lse == -math.inf, ~seen)
     # scores are sums in fp32, as inexact as they are large
     torch.testing.assert_close(lse.double()[seen], expected_lse[seen], rtol=1e-5, atol=1e-3)
-    largest = tensors[2].real(of.scale_rows).abs().amax()
+    largest = numbers(of, *tensors)[2].abs().amax()
     assert (out - expected).abs().amax() <= (2**-4 + 2**-9) * largest
     assert (out - expected).square().mean().sqrt() <= 0.03 * expected.square().mean().sqrt()
 
@@ -202,23 +238,22 @@ def test_a_lazy_row_max_follows_scores_that_rise_and_fall_by_hundreds(levels, mo
 @pytest.mark.parametrize("more", [{}, dict(scales="block", scale_rows=64)], ids=str)
 def test_lazy_and_each_are_the_same_where_both_raise_or_neither(levels, more):
     """Each row's maximum is in its first block, or each block outgrows the last, or none does."""
-    lazy = planned(p_offset=4, **more)
-    tensors = [x.real(lazy.scale_rows) for x in made(lazy, (1, 70, 256, 2, 1))]
+    lazy = planned(maximum="lazy", **more)
+    tensors = numbers(lazy, *made(lazy, (1, 70, 256, 2, 1)))
     tensors[0][..., 0], tensors[0][..., 1:] = 1, 0
     tensors[1][..., 0] = torch.tensor(levels).repeat_interleave(64)[:, None] * 8 * math.log(2)
-    tensors[2] = tensors[2].sign()  # so that blocks of V share a scale, and P has but one weight
-    tensors = [rounded(x, lazy.schedule.fp8.scales, lazy.scale_rows) for x in tensors]
+    tensors = quantised(lazy, *tensors)
     found = attend(lazy, *tensors)
-    wanted = attend(planned(maximum="each", p_offset=4, **more), *tensors)
+    wanted = attend(planned(maximum="each", **more), *tensors)
     assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
 
 
 def test_one_rows_rise_raises_its_warp_and_no_other():
-    lazy, each = planned(), planned(maximum="each", p_offset=4)
-    q, k, v = (x.real(0) for x in made(lazy, (1, 40, 128, 1, 1)))
+    lazy, each = planned(maximum="lazy", p_offset=4.0), planned(p_offset=4.0)
+    q, k, v = numbers(lazy, *made(lazy, (1, 40, 128, 1, 1)))
     q[..., 0], q[:, 20, :, 0] = 1, 64
     k[:, :64, :, 0], k[:, 64:, :, 0] = 8, 0  # every row's maximum rises in its second block
-    q, k, v = (rounded(x, "head") for x in (q, k, v))
+    q, k, v = quantised(lazy, q, k, v)
     without = q.values.view(torch.uint8).index_fill(1, torch.tensor(20), 0).view(q.values.dtype)
     calm = attend(lazy, Quantized(without, q.descale), k, v)[0]
     lively, moved = (attend(of, q, k, v)[0] for of in (lazy, each))
@@ -274,7 +309,7 @@ def test_hoppers_sums_lose_more_the_longer_they_are_and_promoting_helps():
         q, k, v = made(plain, (1, 4, keys, 1, 1))
         q = Quantized(torch.zeros_like(q.values), q.descale)
         v = Quantized(to_e4m3(v.values.float().abs()), v.descale)
-        mean = v.real(0).mean(1, keepdim=True)
+        mean = numbers(plain, q, k, v)[2].mean(1, keepdim=True)
         off[keys] = [
             float((attend(of, q, k, v, hopper_sums=True)[0] / mean - 1).abs().amax())
             for of in (plain, promoted)
@@ -311,6 +346,19 @@ def test_the_largest_magnitude_of_what_shares_a_scale_becomes_448(scales, rows, 
         torch.testing.assert_close(found.descale[..., at], largest / 448)
     off = (found.real(rows) - x).abs()
     assert (off <= x.abs() * 2**-4 * 1.0001 + found.descale.amax() * 2**-10).all()
+
+
+def test_the_largest_magnitude_of_a_column_becomes_448():
+    x = normal(2, 100, 3, 48)
+    x[0, 7, 2, 5] = -4000
+    found = rounded(x, "column")
+    assert found.descale.shape == (2, 3, 48)
+    assert found.values[0, 7, 2, 5].float() == -448
+    torch.testing.assert_close(found.descale, x.abs().amax(1) / 448)
+    off = (found.values.float() * found.descale[:, None] - x).abs()
+    assert (off <= x.abs() * 2**-4 * 1.0001 + found.descale[:, None] * 2**-10).all()
+    none = rounded(x[:, :0], "column")
+    assert none.descale.shape == (2, 3, 48) and (none.descale > 0).all()
 
 
 def test_a_tensors_scale_is_every_heads():

@@ -54,8 +54,13 @@ def test_on_cpu_tensors_the_op_is_the_emulated_schedule(made: StubOp) -> None:
 
 def test_what_it_computes_is_attention_of_what_the_bytes_stand_for(made: StubOp) -> None:
     of = made.plan
-    out, lse = made.op(*arguments(of))
-    real = (x.real(of.scale_rows) for x in quantised(of, 2, 70, 100))
+    given = arguments(of)
+    out, lse = made.op(*given)
+    q, k, v = quantised(of, 2, 70, 100)
+    assert given.v_mean is not None and given.k_mean is not None
+    keys = k.real(of.scale_rows) + given.k_mean[:, None]
+    values = v.values.float() * v.descale[:, None] + given.v_mean[:, None]
+    real = (q.real(of.scale_rows), keys, values)
     exact, exact_lse = reference(*real, mask=of.mask.name, scale=0.1)
     torch.testing.assert_close(lse.double(), exact_lse, rtol=0, atol=1e-4)
     error = (out.double() - exact).square().mean().sqrt() / exact.square().mean().sqrt()
@@ -63,7 +68,8 @@ def test_what_it_computes_is_attention_of_what_the_bytes_stand_for(made: StubOp)
 
 
 def test_the_ops_have_the_signatures_that_their_bindings_call(made: StubOp) -> None:
-    descales = ", Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None"
+    names = ("q_descale", "k_descale", "v_descale", "v_mean", "k_mean")
+    descales = "".join(f", Tensor? {name}=None" for name in names)
     for end, outputs in (("", "(Tensor out, Tensor lse)"), ("_without_lse", "Tensor out")):
         for name in (f"{made.plan.slug}{end}", f"{made.plan.slug}{end}_no_grad"):
             schema = str(getattr(torch.ops.fagen, name).default._schema)
@@ -106,7 +112,7 @@ def test_no_queries_and_no_keys_are_no_trouble(made: StubOp) -> None:
 
 def test_a_descale_on_another_device_is_refused(rows: StubOp) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
-        given = dict(vars(arguments(rows.plan)), v_descale=torch.empty(2, 2, 1, device="meta"))
+        given = dict(vars(arguments(rows.plan)), v_descale=torch.empty(2, 2, 32, device="meta"))
         with pytest.raises(ValueError, match=r"v_descale is not on the device of q; v_descale\.to"):
             checked(rows.plan, given, have_data=False)
 
@@ -120,11 +126,11 @@ def test_a_16_bit_kernel_takes_no_descales(stub_op: Callable[[str], StubOp]) -> 
             call(*given, q_descale=one)
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v", "q_descale", "k_descale", "v_descale"])
+@pytest.mark.parametrize("name", ["q", "k", "v", "q_descale", "k_descale", "v_descale", "v_mean"])
 def test_a_call_that_needs_a_gradient_is_refused(made: StubOp, name: str) -> None:
     given = arguments(made.plan)
     getattr(given, name).requires_grad_()
-    with pytest.raises(ValueError, match=r"q, k, v, q_descale, k_descale or v_descale requires a"):
+    with pytest.raises(ValueError, match=r"v_descale, v_mean or k_mean requires a gradient"):
         made.op(*given)
     with torch.no_grad():
         assert not made.op(*given)[0].requires_grad
@@ -203,6 +209,13 @@ def test_the_binding_and_ctypes_pass_the_kernel_the_same_arguments(
     blocks = (3, 4) if of.scales_by_block else (1, 1)
     assert (noted.q_descale_stride_batch, noted.q_descale_stride_head) == (4 * blocks[0], 0)
     assert (noted.k_descale_stride_batch, noted.k_descale_stride_head) == (0, blocks[1])
+    of_v = (
+        noted.v_descale_stride_batch,
+        noted.v_descale_stride_head,
+        noted.v_descale_stride_column,
+    )
+    assert of_v == (64, 32, 1)
+    assert (noted.k_mean_stride_batch, noted.k_mean_stride_head) == (0, 64)
     # a row of the transposed V is one of its columns; keys and heads have changed places
     strides = (noted.v_stride_batch, noted.v_stride_seq, noted.v_stride_head)
     assert strides == ((6400, 64, 32) if of.v_rows else (7168, 112, 3584))
@@ -215,9 +228,10 @@ def test_descales_that_are_not_given_are_null(rows: StubOp) -> None:
     sizes = checked(rows.plan, named)
     out, lse = allocated(rows.plan, named, sizes)
     named |= dict(out=out, lse=lse)
-    noted = rows.noted(**named, q_descale=None, k_descale=None, v_descale=None)
+    names = ("q_descale", "k_descale", "v_descale", "v_mean", "k_mean")
+    noted = rows.noted(**named, **dict.fromkeys(names))
     assert fields_of(noted) == fields_of(c_interface.arguments(rows.plan, named, sizes))
-    assert (noted.q_descale, noted.k_descale, noted.v_descale) == (None, None, None)
+    assert [getattr(noted, name) for name in names] == [None] * 5
 
 
 def test_the_c_interface_refuses_what_it_cannot_do(columns: StubOp) -> None:

@@ -126,7 +126,7 @@ WRONG = [
             lambda a, name=name: {name: None},
             f"{name} is missing; this kernel has scales by block of 32 rows",
         )
-        for name in ("q_descale", "k_descale", "v_descale")
+        for name in ("q_descale", "k_descale")
     ),
     Wrong(
         "descale_of_one_block",
@@ -145,14 +145,32 @@ WRONG = [
     Wrong(
         "descale_of_blocks_for_a_head",
         ROWS,
+        lambda a: dict(k_descale=torch.ones(2, 2, 4)),
+        "k_descale has shape (2, 2, 4); it must be (batch = 2 or 1, kv_heads = 2 or 1, 1)",
+    ),
+    Wrong(
+        "descale_of_blocks_for_columns",
+        COLUMNS,
         lambda a: dict(v_descale=torch.ones(2, 2, 4)),
-        "v_descale has shape (2, 2, 4); it must be (batch = 2 or 1, kv_heads = 2 or 1, 1)",
+        "v_descale has shape (2, 2, 4); it must be (batch = 2 or 1, kv_heads = 2 or 1, 32 or 1)",
     ),
     Wrong(
         "descale_rank",
         ROWS,
         lambda a: dict(v_descale=torch.ones(2, 2)),
-        "v_descale has shape (2, 2); it must be (batch = 2 or 1, kv_heads = 2 or 1, 1)",
+        "v_descale has shape (2, 2); it must be (batch = 2 or 1, kv_heads = 2 or 1, 32 or 1)",
+    ),
+    Wrong(
+        "mean_of_v_for_k",
+        ROWS,
+        lambda a: dict(k_mean=a.v_mean),
+        "k_mean has shape (2, 2, 32); it must be (batch = 2 or 1, kv_heads = 2 or 1, 64 or 1)",
+    ),
+    Wrong(
+        "mean_heads",
+        COLUMNS,
+        lambda a: dict(v_mean=torch.ones(2, 4, 32)),
+        "v_mean has shape (2, 4, 32); it must be (batch = 2 or 1, kv_heads = 2 or 1, 32 or 1)",
     ),
     Wrong(
         "descale_batch",
@@ -175,8 +193,8 @@ WRONG = [
     Wrong(
         "descale_stride",
         COLUMNS,
-        lambda a: dict(v_descale=strided(a.v_descale, 16, 8, 2)),  # type: ignore[arg-type]
-        "v_descale has stride 2 in dimension 2, which must be 1; v_descale.contiguous() makes it",
+        lambda a: dict(k_descale=strided(a.k_descale, 16, 8, 2)),  # type: ignore[arg-type]
+        "k_descale has stride 2 in dimension 2, which must be 1; k_descale.contiguous() makes it",
     ),
     Wrong("scale", ROWS, lambda a: dict(scale=0.0), "scale is 0; it must be finite and above 0"),
 ]

@@ -43,34 +43,32 @@ def refusal(keys: dict) -> list[str]:
 
 def test_what_is_left_out_follows_from_the_dtype():
     values = parse(TEXT).values()
-    keys = ("out_dtype", "v_layout", "scales", "scale_rows", "p_offset", "promote", "totals")
-    assert [values[key] for key in keys] == ["bf16", "columns", "head", 0, 4.0, 0, ""]
+    keys = (
+        *("out_dtype", "v_layout", "scales", "scale_rows", "v_scales"),
+        *("maximum", "p_offset", "promote", "totals"),
+    )
+    e4m3 = ["bf16", "columns", "head", 0, "column", "each", 8.0, 0, ""]
+    assert [values[key] for key in keys] == e4m3
     sixteen = Schedule.make(**SIXTEEN).values()
-    assert [sixteen[key] for key in keys] == ["fp16", "", "", 0, 0.0, 0, ""]
+    assert [sixteen[key] for key in keys] == ["fp16", "", "", 0, "", "lazy", 0.0, 0, ""]
     assert Schedule.make(**FIRST, scales="block").fp8.scale_rows == 64
-    assert Schedule.make(**FIRST, promote=4).fp8.totals == "registers"
+    assert Schedule.make(**FIRST, promote=4).softmax.totals == "registers"
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize(
-    ("threshold", "offset"), [(0, 8), (4, 4), (3.875, 4), (7.875, 0), (8.75, 0)]
+    ("threshold", "offset"), [(0, 8), (0.75, 8), (0.875, 7), (4, 4), (3.75, 5), (7.875, 0)]
 )
-def test_the_offset_is_what_the_threshold_leaves_of_eight_in_whole(threshold, offset, mask):
+def test_the_offset_is_what_the_threshold_leaves_of_e4m3_in_whole(threshold, offset, mask):
     keys = FIRST | dict(mask=mask, maximum="each", rescale_threshold=threshold)
     assert Schedule.make(**keys).fp8.p_offset == offset
 
 
-@pytest.mark.parametrize(
-    ("mask", "block_n", "offset"),
-    [
-        *(("full", 32, 4), ("full", 192, 4), ("full", 224, 3), ("full", 256, 3)),
-        *(("causal", 32, 2), ("causal", 128, 2), ("causal", 224, 2), ("causal", 256, 2)),
-    ],
-)
-def test_with_a_lazy_row_max_the_offset_leaves_room_for_a_lanes_sum(mask, block_n, offset):
-    schedule = Schedule.make(**FIRST | dict(mask=mask, head_dim=64, block_n=block_n))
-    assert (schedule.softmax.maximum, schedule.fp8.p_offset) == ("lazy", offset)
-    assert block_n / 8 * 2**offset <= SM90.e4m3_max
+@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("block_n", [32, 256])
+def test_the_offset_of_a_lazy_row_max_is_that_of_a_true_one(mask, block_n):
+    keys = FIRST | dict(mask=mask, head_dim=64, block_n=block_n, maximum="lazy")
+    assert Schedule.make(**keys).fp8.p_offset == 8
 
 
 @pytest.mark.parametrize(
@@ -91,20 +89,20 @@ def test_with_a_lazy_row_max_the_offset_leaves_room_for_a_lanes_sum(mask, block_
         ({"promote": 16, "totals": "registers"}, "fwd_e4m3_d128_full_m128n128_pm16"),
         (
             EACH | {"scales": "tensor", "rescale_threshold": 4, "p_offset": 4.75},
-            "fwd_e4m3_d128_full_m128n128_eachmax_t4_stensor_po4p75",
+            "fwd_e4m3_d128_full_m128n128_t4_stensor_po4p75",
         ),
         (
             EACH | {"rescale_threshold": 4, "p_offset": 4},
-            "fwd_e4m3_d128_full_m128n128_eachmax_t4",
+            "fwd_e4m3_d128_full_m128n128_t4",
         ),
-        ({"maximum": "lazy", "p_offset": 4}, "fwd_e4m3_d128_full_m128n128"),
+        ({"maximum": "lazy", "p_offset": 4}, "fwd_e4m3_d128_full_m128n128_lazymax_po4"),
         ({"p_offset": 4.75}, "fwd_e4m3_d128_full_m128n128_po4p75"),
-        ({"p_offset": 2}, "fwd_e4m3_d128_full_m128n128_po2"),
-        ({"mask": "causal", "p_offset": 2}, "fwd_e4m3_d128_causal_m128n128"),
-        ({"mask": "causal", "p_offset": 4}, "fwd_e4m3_d128_causal_m128n128_po4"),
-        ({"maximum": "each", "p_offset": 8}, "fwd_e4m3_d128_full_m128n128_eachmax"),
-        ({"maximum": "each", "p_offset": 4}, "fwd_e4m3_d128_full_m128n128_eachmax_po4"),
-        ({"block_m": 256, "block_n": 256, "p_offset": 3}, "fwd_e4m3_d128_full_m256n256"),
+        ({"maximum": "each", "p_offset": 8}, "fwd_e4m3_d128_full_m128n128"),
+        (
+            {"scales": "block", "v_scales": "block"},
+            "fwd_e4m3_d128_full_m128n128_sblock_vsblock",
+        ),
+        ({"v_scales": "column"}, "fwd_e4m3_d128_full_m128n128"),
     ],
 )
 def test_a_slug_says_what_is_no_default(changes, slug):
@@ -123,9 +121,8 @@ def test_a_slug_says_what_is_no_default(changes, slug):
         ("v_layout", "rows"),
         ("scales", "head"),
         ("scale_rows", 128),
+        ("v_scales", "column"),
         ("p_offset", 1.0),
-        ("promote", 4),
-        ("totals", "shared"),
     ],
 )
 def test_the_table_fp8_is_of_e4m3_only(key, value):
@@ -150,6 +147,7 @@ def test_o_of_another_type_is_of_e4m3_only():
         ({"producer": "none"}, "producer", 'must be "warp"'),
         ({"cluster": 2}, "cluster", "must be 1"),
         ({"scale_rows": 64}, "scale_rows", 'with scales = "block"'),
+        ({"v_scales": "block"}, "v_scales", '"block" needs scales = "block"'),
     ],
 )
 def test_what_e4m3_does_not_allow_is_refused_by_its_key(changes, key, said):
@@ -171,34 +169,9 @@ def test_p_that_e4m3_would_cut_off_is_refused_with_the_sum(changes, sum, near):
     assert sum in line and "8.807, the log2 of 448" in line and near in line
 
 
-@pytest.mark.parametrize(
-    ("block_n", "offset", "sum", "near"),
-    [
-        (128, 4.875, "128 / 8 equal elements of P 2 to the power of 4.875 + 4.000", 4),
-        (128, 8.0, "128 / 8 equal elements of P 2 to the power of 8 + 4.000", 4),
-        (224, 4.125, "224 / 8 equal elements of P 2 to the power of 4.125 + 4.807", 3),
-        (256, 4.0, "256 / 8 equal elements of P 2 to the power of 4 + 5.000", 3),
-    ],
-)
-def test_p_whose_equal_elements_are_too_large_for_a_lazy_row_max_is_refused(
-    block_n, offset, sum, near
-):
-    keys = FIRST | dict(head_dim=64, block_n=block_n)
-    (line,) = refusal(keys | dict(p_offset=offset))
-    assert line == (
-        f"schedule: fp8.p_offset makes the sum of {sum} > 8.807, the log2 of 448, so that every "
-        'block\'s row max would be found (maximum = "lazy"); use p_offset = '
-        f"{near}, or leave it out"
-    )
-    assert Schedule.make(**keys, p_offset=near).softmax.maximum == "lazy"
-    assert Schedule.make(**keys, p_offset=offset, maximum="each").fp8.p_offset == offset
-
-
 @given(fp8_schedules())
 def test_p_has_its_place_in_every_schedule(schedule):
     most = schedule.fp8.p_offset + schedule.softmax.rescale_threshold
-    if schedule.softmax.maximum == "lazy":
-        most += math.log2(schedule.tile.block_n / 8)
     assert most <= math.log2(SM90.e4m3_max)
 
 
@@ -218,10 +191,12 @@ def test_the_first_schedule_in_numbers():
     assert (worked.v_slab, worked.v_slabs) == (128, 1)
 
 
-def test_a_lazy_row_max_lets_p_grow_to_what_e4m3_holds():
-    worked = planned()
-    assert worked.lazy_max and worked.max_partial_sum == SM90.e4m3_max == 448
-    assert not planned(maximum="each").lazy_max
+def test_a_true_row_max_rescales_only_where_it_grew():
+    worked, lazy, sixteen = planned(), planned(maximum="lazy"), plan(Schedule.make(**SIXTEEN))
+    assert [of.skips_rescaling for of in (worked, lazy, sixteen)] == [True, False, False]
+    assert [of.lazy_max for of in (worked, lazy, sixteen)] == [False, True, True]
+    assert not plan(Schedule.make(**SIXTEEN, **EACH)).skips_rescaling
+    assert plan(Schedule.make(**SIXTEEN, **EACH, rescale_threshold=2.0)).skips_rescaling
 
 
 def test_causal_consumers_skip_fully_masked_blocks_in_e4m3_too():
@@ -256,13 +231,16 @@ def test_v_that_is_transposed_in_the_kernel_lies_there_twice():
     assert barriers == "block_m·q_stages/4 + 48·stages"
 
 
-def test_each_block_of_keys_with_scales_of_its_own_costs_sixteen_bytes_a_stage():
+@pytest.mark.parametrize(("v_scales", "formula"), [("column", "16"), ("block", "4")])
+def test_each_block_of_keys_with_scales_of_its_own_costs_some_bytes_a_stage(v_scales, formula):
+    """Four of K's scale, or sixteen with V's logarithm and inverse."""
     plain = budget(Schedule.make(**FIRST)).shared
-    blocks = budget(Schedule.make(**FIRST, scales="block", scale_rows=64)).shared
-    assert blocks.total - plain.total == SM90.smem_tile_alignment  # 16 · 2 · 128 / 64, rounded up
+    keys = dict(scales="block", scale_rows=64, v_scales=v_scales)
+    blocks = budget(Schedule.make(**FIRST, **keys)).shared
+    assert blocks.total - plain.total == SM90.smem_tile_alignment  # rounded up
     assert "scales" not in {row.name for row in plain.rows}
     (scales,) = (row for row in blocks.rows if row.name == "scales")
-    assert (scales.amount, scales.formula) == (1_024, "block_n·stages/4")
+    assert (scales.amount, scales.formula) == (1_024, f"block_n·stages/{formula}")
 
 
 def test_o_in_vs_space_has_elements_of_two_bytes():
@@ -299,7 +277,7 @@ def test_or_they_are_in_shared_memory():
 @pytest.mark.parametrize("value", ["registers", "shared"])
 def test_without_promotion_there_are_no_totals(value):
     (line,) = refusal(FIRST | {"totals": value})
-    assert "fp8.totals has no meaning but with promote; leave it out" in line
+    assert "softmax.totals has no meaning but with promote; leave it out" in line
 
 
 @pytest.mark.parametrize(

@@ -127,11 +127,13 @@ def test_tiles_of_the_kernels_own_code_are_those_that_the_rows_make(mask: Mask, 
     block_n, block_m = 64, 128
     made = planned(mask)
     kernel = render(made).kernel
-    start = kernel.index("struct Keys {" if mask.by_row else "struct Blocks {")
+    blocks, tile = kernel.index("struct Blocks {"), kernel.index("struct Tile {")
+    rows = kernel.index("struct Keys {") if mask.by_row else kernel.index("Blocks blocks_of(")
     parts = [
         "constexpr int kBlockN = 64;",
         kernel[kernel.index("template <class Integer>") : kernel.index("// n / value")],
-        kernel[start : kernel.index("struct Tile {")],
+        kernel[blocks:tile],
+        kernel[rows : kernel.index("__device__ __forceinline__ Tile tile_of")],
     ]
     program = PROGRAM.format(
         code="\n".join(parts),

@@ -60,16 +60,19 @@ def judged(slug, spoil=lambda out, lse: None, sizes=SIZES, **given):
 # ---- errors
 
 
+@pytest.mark.parametrize("centered", ["", "v", "kv"])
 @pytest.mark.parametrize("slug", SLUGS)
-def test_what_a_kernel_takes_stands_for_what_it_was_made_of(slug):
+def test_what_a_kernel_takes_stands_for_what_it_was_made_of(slug, centered):
     of = worked(slug)
     qkv = inputs(cell_of(of, SIZES), device="cpu")
     assert all(x.dtype == torch.float16 for x in qkv)
-    given = operands(of, *qkv)
+    given = operands(of, *qkv, centered=centered)
     assert all(x.dtype == torch.float8_e4m3fn for x in given[:3])
     blocks = 3 if of.scales_by_block else 1
     assert given.q_descale.shape == (2, 4, blocks)
-    assert given.v_descale.shape == (2, 2, blocks)
+    assert given.v_descale.shape == (2, 2, 64)
+    for mean, letter in ((given.v_mean, "v"), (given.k_mean, "k")):
+        assert (mean is None) == (letter not in centered)
     if not of.v_rows:
         assert given.v.shape == (2, 2, 64, 96)
         given = given._replace(v=emulator.fp8.by_rows(given.v, 90))
@@ -99,10 +102,10 @@ def test_rotated_q_and_k_have_the_products_that_they_had():
     ],
     ids=str,
 )
-def test_the_emulated_schedule_is_as_exact_as_itself(slug, sizes):
+def test_the_emulated_schedule_is_as_exact_as_a_textbook(slug, sizes):
     error = judged(slug, sizes=sizes)
     assert error.ok, error
-    assert error.error == error.torch_error
+    assert error.error <= 1.1 * error.torch_error + 2e-3  # of O in bf16
     assert error.lse_error < 1e-3
 
 
@@ -110,8 +113,8 @@ def test_given_descales_make_other_numbers_of_the_same_bytes():
     of = worked(SLUGS[2])
     case = cell_of(of, SIZES)
     qkv = inputs(case, device="cpu")
-    found = operands(of, *qkv)[3:]
-    other = tuple(x * 2.0 ** torch.arange(x.shape[-1]) for x in found)
+    found = operands(of, *qkv)[3:6]
+    other = tuple(x * 2.0 ** (torch.arange(x.shape[-1]) % 5) for x in found)
     seen = []
 
     def kernel(given, scale):
@@ -160,10 +163,10 @@ def test_outputs_are_poisoned_and_in_the_dtype_that_the_plan_says():
     fp16 = worked("fwd_fp16_d64_full_m128n64")
     assert arguments(fp16, q, k, v) == (q, k, v, 1 / 8)
     of = worked(SLUGS[0])
-    *qkv, scale, q_descale, k_descale, v_descale = arguments(of, q, k, v)
+    found = arguments(of, q, k, v)
     expected = operands(of, q, k, v)
-    assert scale == 1 / 8
-    for one, other in zip([*qkv, q_descale, k_descale, v_descale], expected, strict=True):
+    assert found[3] == 1 / 8 and found[7:] == (None, None)
+    for one, other in zip([*found[:3], *found[4:7]], expected[:6], strict=True):
         assert torch.equal(one.float(), other.float())
 
 

@@ -122,10 +122,10 @@ WRONG = [
         Wrong(
             f"scale_{scale:g}",
             lambda q, k, v: (q, k, v),
-            f"scale is {scale:g}; it must be finite and above 0 as a float32",
+            f"scale is {scale:g}; it must be finite and above 0 as a float32, and 1e+08 at most",
             scale=scale,
         )
-        for scale in (0.0, -1.0, math.nan, math.inf, 1e39, 1e-50)
+        for scale in (0.0, -1.0, math.nan, math.inf, 1e39, 1e-50, 3e38, 1.01e8)
     ),
     Wrong("scale_nan_with_a_sign", lambda q, k, v: (q, k, v), "scale is nan; it", -math.nan),
 ]

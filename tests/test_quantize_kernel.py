@@ -12,14 +12,14 @@ from torch import Tensor
 
 from fagen import flow, registry
 from fagen.arch import SM90
-from fagen.e4m3 import Quantized, sign_words
+from fagen.e4m3 import Centered, sign_words
 from fagen.kinds.quantize.plan import Plan
 from fagen.kinds.quantize.reference import quantize
 from fagen.process import run
 from fagen.render import HASH_WORD, HOST_MARK, formatted, render, token_hash
 from fagen.runtime.c_interface import struct_of
 from fagen.toolchain import find_gxx, find_nvcc
-from tests.quantize_helpers import SEED, SPREAD, planned, rotary, uneven
+from tests.quantize_helpers import SEED, SPREAD, normal, planned, rotary, uneven
 
 # ---- the kernel's text, on a CPU ----------------------------------------------------------------
 
@@ -29,15 +29,19 @@ HARNESS = """
 {kernel}
 using namespace fagen_{slug}_kernel;
 
-// heads first, then rows, then batches: as the host launches them
+float* aligned(std::vector<float>& of) {{ return of.data() + (16 - uintptr_t(of.data()) % 16) % 16 / 4; }}
+
 int main(int count, char** words) {{
   const int batch = atoi(words[1]), seqlen = atoi(words[2]), heads = atoi(words[3]);
   const bool given = atoi(words[4]);
   const int padded = (seqlen + 15) / 16 * 16, blocks = atoi(words[5]);
   std::vector<char> space(sizeof(Element) * batch * seqlen * heads * {head_dim} + 16);
   std::vector<uint8_t> out(size_t(batch) * padded * heads * {head_dim} + 64, 0xee);
-  std::vector<float> descale(batch * heads * blocks, -1);
-  std::vector<float> workspace(batch * heads * ((seqlen + 31) / 32), -1);
+  std::vector<float> space_of_descales(batch * heads * blocks + 4, -1);
+  std::vector<float> space_of_means(batch * heads * {head_dim} + 4, -1);
+  std::vector<float> workspace(batch * heads * ((seqlen + 31) / 32) * 3 * {head_dim}, -1);
+  float* descale = aligned(space_of_descales);
+  float* mean = aligned(space_of_means);
   char* in = space.data() + (16 - uintptr_t(space.data()) % 16) % 16;
   uint8_t* to = out.data() + (16 - uintptr_t(out.data()) % 16) % 16;
   fread(in, 1, space.size() - 16, stdin);
@@ -47,12 +51,13 @@ int main(int count, char** words) {{
     fread(cos, 1, angles.size() - 16, stdin);
   }}
   if (given) {{
-    fread(descale.data(), 4, descale.size(), stdin);
+    fread(descale, 4, batch * heads * blocks, stdin);
+    fread(mean, 4, batch * heads * {head_dim}, stdin);
   }}
   Params params = {{}};
   params.x = reinterpret_cast<const Element*>(in);
   params.values = to;
-  params.descale = descale.data();
+  params.descale = descale;
   params.x_stride_head = {head_dim};
   params.x_stride_seq = heads * {head_dim};
   params.x_stride_batch = int64_t(seqlen) * heads * {head_dim};
@@ -65,22 +70,40 @@ int main(int count, char** words) {{
   {signs}
   {angles}
   const unsigned rows = (seqlen + kRows - 1) / kRows;
-  const simt::Index grid = {{unsigned(heads), rows, unsigned(batch)}};
+  params.heads = FastDivisor(heads);
+  params.tiles = FastDivisor(rows);
+  const simt::Index grid = {{heads * rows * batch, 1, 1}};
+  const simt::Index of_heads = {{unsigned({by_tensor} ? 1 : heads * batch), 1, 1}};
   {launches}
   fwrite(to, 1, size_t(batch) * ({columns} ? padded : seqlen) * heads * {head_dim}, stdout);
-  fwrite(descale.data(), 4, descale.size(), stdout);
+  fwrite(descale, 4, batch * heads * blocks, stdout);
+  fwrite(mean, 4, batch * heads * {head_dim}, stdout);
 }}
 """
-BY_BLOCK = """
-  simt::launch(grid, kThreads, [&] { quantize(params); });
-"""
-WHOLE = """
+MAXIMA = """
   params.maxima = workspace.data();
-  params.maxima_of_one = COUNT;
+  params.maxima_of_one = int64_t(rows) * (BY_TENSOR ? heads * batch : 1);
   if (!given) {
     simt::launch(grid, kThreads, [&] { find_maxima(params); });
-    simt::launch({SETTLED}, kReduceThreads, [&] { reduce_maxima(params); });
+    simt::launch(of_heads, kReduceThreads, [&] { reduce_maxima(params); });
   }
+"""
+OF_COLUMNS = """
+  params.numbers = workspace.data();
+  params.column_tiles = FastDivisor((seqlen + kColumnRows - 1) / kColumnRows);
+  MEAN
+  if (!given) {
+    const unsigned tiles = params.column_tiles.value;
+    simt::launch({heads * tiles * batch, 1, 1}, kColumnThreads, [&] { find_columns(params); });
+    simt::launch({unsigned(heads * batch), 1, 1}, kReduceThreads, [&] { reduce_columns(params); });
+  }
+"""
+MEAN = """
+  params.mean = mean;
+  params.mean_stride_batch = heads * HEAD_DIM;
+  params.mean_stride_head = HEAD_DIM;
+"""
+QUANTIZE = """
   simt::launch(grid, kThreads, [&] { quantize(params); });
 """
 ANGLES = """
@@ -96,7 +119,23 @@ ASM = {
 }
 
 
-def run_on_cpu(plan: Plan, x: Tensor, folder: Path, descale: Tensor | None = None) -> Quantized:
+def launches(plan: Plan) -> str:
+    """What a call launches, in order."""
+    text = ""
+    if plan.reads_columns:
+        text += OF_COLUMNS.replace("MEAN", MEAN if plan.center else "")
+    if not plan.by_block and not plan.by_column:
+        text += MAXIMA.replace("BY_TENSOR", str(int(plan.by_tensor)))
+    return (text + QUANTIZE).replace("HEAD_DIM", str(plan.head_dim))
+
+
+def run_on_cpu(
+    plan: Plan,
+    x: Tensor,
+    folder: Path,
+    descale: Tensor | None = None,
+    mean: Tensor | None = None,
+) -> Centered:
     """Compile the rendered kernels with g++, each asm as what the PTX manual says, and run them."""
     text = render(plan).kernel.partition("// " + HOST_MARK)[0]
 
@@ -106,8 +145,6 @@ def run_on_cpu(plan: Plan, x: Tensor, folder: Path, descale: Tensor | None = Non
     text = re.sub(r"asm(?: volatile)?\(\n?\s*\".*?\);(?=\s)", meaning, text, flags=re.DOTALL)
     assert "asm" not in text
     text = text[text.index("namespace fagen_") :]
-    whole = WHOLE.replace("COUNT", "rows * heads * batch" if plan.by_tensor else "rows")
-    settled = "1, 1, 1" if plan.by_tensor else "unsigned(heads), unsigned(batch), 1"
     program = HARNESS.format(
         kernel=text,
         slug=plan.slug,
@@ -119,7 +156,7 @@ def run_on_cpu(plan: Plan, x: Tensor, folder: Path, descale: Tensor | None = Non
         else "",
         rotary=int(plan.rotary),
         angles=ANGLES.format(half=plan.angles) if plan.rotary else "",
-        launches=BY_BLOCK if plan.by_block else whole.replace("SETTLED", settled),
+        launches=launches(plan),
     )
     (folder / "run.cpp").write_text(program)
     shutil.copy(Path(__file__).parent / "simt.h", folder)
@@ -131,12 +168,16 @@ def run_on_cpu(plan: Plan, x: Tensor, folder: Path, descale: Tensor | None = Non
     assert made.returncode == 0, made.stderr[:4000]
     batch, seqlen, heads, head_dim = x.shape
     blocks = -(-seqlen // plan.scale_rows) if plan.by_block else 1
-    given = int(descale is not None)
+    blocks = head_dim if plan.by_column else blocks
+    given = int(descale is not None or mean is not None)
     raw = x.contiguous().view(torch.uint8).numpy().tobytes()
     for angles in rotary(plan, batch, seqlen) or ():
         raw += angles.view(torch.uint8).numpy().tobytes()
-    if descale is not None:
-        raw += descale.expand(batch, heads, 1).contiguous().numpy().tobytes()
+    if given:
+        descale = torch.ones(()) if descale is None else descale
+        mean = torch.zeros(()) if mean is None else mean
+        for one, count in ((descale, blocks), (mean, head_dim)):
+            raw += one.expand(batch, heads, count).contiguous().numpy().tobytes()
     (folder / "in").write_bytes(raw)
     words = " ".join(map(str, (batch, seqlen, heads, given, blocks)))
     done = run(["sh", "-c", f"./run {words} < in > out"], cwd=folder)
@@ -146,10 +187,12 @@ def run_on_cpu(plan: Plan, x: Tensor, folder: Path, descale: Tensor | None = Non
     if plan.columns:
         shape = (batch, heads, head_dim, -(-seqlen // 16) * 16)
     size = math.prod(shape)
-    scales = torch.frombuffer(bytearray(out[size:]), dtype=torch.float32)
-    return Quantized(
+    numbers = torch.frombuffer(bytearray(out[size:]), dtype=torch.float32)
+    scales, means = numbers.split([batch * heads * blocks, batch * heads * head_dim])
+    return Centered(
         torch.frombuffer(bytearray(out[:size]), dtype=torch.uint8).view(shape),
         scales.view(batch, heads, blocks),
+        means.view(batch, heads, head_dim),
     )
 
 
@@ -162,7 +205,9 @@ def test_the_kernels_own_text_computes_what_the_reference_does(slug, tmp_path):
     if plan.by_tensor:
         assert torch.allclose(got.descale[0, 0], expected.descale[0, 0], rtol=1e-6)
     else:
-        assert torch.allclose(got.descale, expected.descale, rtol=1e-6)
+        assert torch.allclose(got.descale, expected.descale, rtol=1e-5 if plan.center else 1e-6)
+    if plan.center:
+        assert torch.allclose(got.mean, expected.mean, rtol=1e-5, atol=1e-5)
     # sums that were rounded in another order may fall on the other side of a tie
     bits = expected.values.view(torch.uint8)
     different = got.values != bits
@@ -178,6 +223,19 @@ def test_the_kernels_own_text_takes_a_given_descale(slug, tmp_path):
     descale = torch.tensor(0.01)
     got = run_on_cpu(plan, x, tmp_path, descale=descale)
     assert torch.equal(got.values, quantize(plan, x, descale=descale).values.view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    "slug", ["quant_fp16_d64_center_scol_vcols_r64", "quant_bf16_d128_rot_center"]
+)
+def test_the_kernels_own_text_takes_given_means(slug, tmp_path):
+    plan = planned(slug)
+    x = uneven(plan, 1, 50, 2)
+    given = dict(mean=normal(1, 2, plan.head_dim).float())
+    given |= dict(descale=torch.full((1, 2, plan.head_dim), 0.01)) if plan.by_column else {}
+    got = run_on_cpu(plan, x, tmp_path, **given)
+    expected = quantize(plan, x, SEED, **given).values.view(torch.uint8)
+    assert (got.values != expected).float().mean() < 1e-3
 
 
 # ---- its text and its compiler ------------------------------------------------------------------
@@ -232,8 +290,11 @@ def test_its_launcher_refuses_what_it_cannot_do(library):
     for key in ("batch", "heads", "seqlen"):
         assert said(**{key: -1}) == "a size is negative or too large"
         assert said(**{key: 0}) == "launched"  # nothing to do
-    for most in (dict(seqlen=65535 * 32 + 1), dict(batch=65536), dict(heads=(1 << 30) + 1)):
-        assert said(**most) == "a size is negative or too large"
+    for key in ("seqlen", "batch", "heads"):
+        assert said(**{key: (1 << 30) + 1}) == "a size is negative or too large"
+    for most in (dict(batch=1 << 16), dict(seqlen=(1 << 21) + 1)):
+        assert said(**most, workspace_bytes=1 << 40) == said()  # as many as there may be
+    assert said(batch=1 << 29, workspace_bytes=1 << 40) == "there are 2^30 tiles or more"
     if plan.by_block:
         assert said(descale_given=1) == "descales of blocks are found, they cannot be given"
     else:
@@ -249,6 +310,10 @@ WIDE = (  # of these registers are scarcest
     "quant_bf16_d256_rot_sr32_vcols_r32",
     "quant_bf16_d192_halves_rot",
     "quant_bf16_d256_pairs_rot_shead",
+    "quant_fp16_d128_center_scol_vcols",
+    "quant_bf16_d256_center_scol_vcols",
+    "quant_bf16_d256_rot_center",
+    "quant_fp16_d128_rot_center",
 )
 
 

@@ -109,8 +109,9 @@ def test_the_examples_with_every_key_have_every_key():
     )
     keys, more = (re.findall(r"^(\w+) = ", written, re.M) for written in (plain, fp8))
     own = list(registry.parse(fp8).fp8.model_dump())
+    promoting = ["totals"]  # has a meaning only where sums are promoted
     assert more[-len(own) :] == own
-    assert keys == [key for key in registry.parse(plain).values() if key not in own]
+    assert keys == [key for key in registry.parse(plain).values() if key not in (*own, *promoting)]
 
 
 def test_an_example_names_a_schema_that_is_there():

@@ -110,15 +110,15 @@ def test_every_plan_has_words_for_all_its_choices_and_says_nothing_in_vain(sched
     [
         "fwd_e4m3_d128_full_m128n224",
         "fwd_e4m3_d64_causal_m128n256",
-        "fwd_e4m3_d128_full_m128n128_eachmax",
-        "fwd_e4m3_d128_full_m128n128_eachmax_t4",
+        "fwd_e4m3_d128_full_m128n128_lazymax",
+        "fwd_e4m3_d128_full_m128n128_t4",
         "fwd_fp16_d128_full_m128n128_eachmax_t8",
         "quant_fp16_d48_rot",
     ],
 )
 def test_numbers_are_what_cpp_reads_as_floats(slug):
     kernel = rendered(slug).kernel
-    assert not re.search(r"(?<![.\w])(?<!\de-)\d+f\b", kernel)
+    assert not re.search(r"(?<![.\w])(?<!\de[-+])\d+f\b", kernel)
 
 
 def test_a_name_that_the_plan_lacks_is_an_error():

@@ -29,7 +29,7 @@ def test_attention_and_tile_are_enough_and_the_rest_follows():
     assert schedule.warps.consumers == 2
     assert (schedule.warps.producer_registers, schedule.warps.consumer_registers) == (40, 232)
     assert schedule.overlap.inter_warpgroup and schedule.overlap.intra_warpgroup
-    assert schedule.grid.order == "lpt"
+    assert schedule.grid.order == "dynamic"
     assert (schedule.pipeline.stages, schedule.pipeline.q_stages) == (2, 1)
     assert (schedule.softmax.sum, schedule.softmax.maximum) == ("threads", "lazy")
 
@@ -59,7 +59,7 @@ def test_what_is_left_out_follows_from_what_is_said(changes, expected):
 
 
 def test_saying_a_default_is_the_same_as_leaving_it_out():
-    said = Schedule.make(**PLAIN, stages=2, order="lpt", consumers=2, consumer_registers=232)
+    said = Schedule.make(**PLAIN, stages=2, order="dynamic", consumers=2, consumer_registers=232)
     assert said == Schedule.make(**PLAIN)
     assert hash(said) == hash(Schedule.make(**PLAIN))
     assert said == registry.parse(TEXT, "elsewhere.toml")
@@ -216,12 +216,13 @@ def test_derived_defaults_are_of_keys_that_exist(kind):
 
 def test_a_constant_default_is_one_whatever_else_a_schedule_says():
     """What measurements may move stands in schedules, not in defaults."""
-    for keys in (dict(head_dim=64), dict(mask="full", block_m=256), dict(dtype="e4m3")):
+    for keys in (dict(head_dim=64), dict(mask="full", block_m=256), dict(dtype="bf16")):
         assert Schedule.make(**PLAIN | keys).softmax.maximum == "lazy"
+        assert Schedule.make(**PLAIN | keys | dict(dtype="e4m3")).softmax.maximum == "each"
     for rows in (128, 192, 256):
         e4m3 = PLAIN | dict(dtype="e4m3", block_m=rows, block_n=64, scales="block", promote=4)
-        made = Schedule.make(**e4m3).fp8
-        assert (made.scale_rows, made.totals) == (64, "registers")
+        made = Schedule.make(**e4m3)
+        assert (made.fp8.scale_rows, made.softmax.totals) == (64, "registers")
     assert registry.from_slug("quant_bf16_d64").values()["scale_rows"] == 64
 
 

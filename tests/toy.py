@@ -82,7 +82,7 @@ BASE = Signature(
         ),
     ),
     scalars=(
-        Scalar("gain", "float", "of all", positive=True),
+        Scalar("gain", "float", "of all", positive=True, most=1024.0),
         Scalar("count", "int", "of repetitions", default=3, positive=True),
         Scalar("seed", "int", "of signs", default=0, field="signs", words=4),
         Scalar("salt", "int", "of noise", default=1, field="noise", words=12),

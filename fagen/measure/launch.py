@@ -72,7 +72,9 @@ def launch_costs(plan: Plan, binary: Binary) -> dict[str, LaunchCost]:
     if descales:
         problem = Problem.of(plan.schedule)
         keys = dict(v_layout=problem.v_layout, scale_rows=problem.scale_rows)
-        keys |= dict(zip(("q_descale", "k_descale", "v_descale"), descales, strict=True))
+        keys |= dict(
+            zip(("q_descale", "k_descale", "v_descale", "v_mean", "k_mean"), descales, strict=True)
+        )
         keys["out_dtype"] = dtype_of(problem.out_dtype or "")
     calls["fagen.attention"] = Call(lambda: attention(*qkv, causal=causal, **keys))
     with suppress(DeviceError):

@@ -18,15 +18,15 @@ Made = TypeVar("Made", bound=Schedule)
 
 E4M3 = torch.float8_e4m3fn
 ONLY_FP8 = (
-    "descales, v_layout, scale_rows and out_dtype go with e4m3 tensors, which fagen.quantize makes "
-    "(and fagen.attention_fp8 for one call)"
+    "descales, means, v_layout, scale_rows and out_dtype go with e4m3 tensors, which "
+    "fagen.quantize makes (and fagen.attention_fp8 for one call)"
 )
 
 # ---- to be told ---------------------------------------------------------------------------------
 
 
 def descale_of(name: str, descale: Tensor | None) -> Tensor:
-    """A tensor's descales as a kernel takes them: batch, heads, blocks."""
+    """A tensor's descales as a kernel takes them: batch, heads, blocks, of V columns."""
     if descale is None:
         raise ValueError(
             f"{name} is missing: a number of an e4m3 tensor is its value times its descale. "
@@ -40,28 +40,28 @@ def descale_of(name: str, descale: Tensor | None) -> Tensor:
         return descale[:, :, None]
     if sizes == 0:
         return descale[None, None, None]
+    last = "head_dim" if name == "v_descale" else "blocks"
     raise ValueError(
         f"{name} has shape {tuple(descale.shape)}; it must be one number (), (batch, heads) or "
-        "(batch, heads, blocks)"
+        f"(batch, heads, {last})"
     )
 
 
-def told_scale_rows(q: Tensor, k: Tensor, descales: tuple[Tensor, ...]) -> int:
+def told_scale_rows(q: Tensor, k: Tensor, q_descale: Tensor, k_descale: Tensor) -> int:
     """How many rows share a scale, told from how many blocks there are; 0: all of a head."""
-    blocks = [descale.shape[2] for descale in descales]
-    if blocks[0] == 1 and blocks[1] == 1 and blocks[2] == 1:
+    blocks = q_descale.shape[2], k_descale.shape[2]
+    if blocks[0] == 1 and blocks[1] == 1:
         return 0
-    lengths = q.shape[1], k.shape[1], k.shape[1]
+    lengths = q.shape[1], k.shape[1]
     for rows in SCALE_ROWS:
         needed = [(length + rows - 1) // rows for length in lengths]
-        if needed[0] == blocks[0] and needed[1] == blocks[1] and needed[2] == blocks[2]:
+        if needed[0] == blocks[0] and needed[1] == blocks[1]:
             return rows
     listed = ", ".join(map(str, SCALE_ROWS))
     raise ValueError(
-        f"q_descale, k_descale and v_descale have {blocks[0]}, {blocks[1]} and {blocks[2]} blocks "
-        f"for {lengths[0]} queries and {lengths[1]} keys; all must have one, or one for each block "
-        f"of {listed} rows, as many in all three; fagen.quantize(…, "
-        f"scale_rows={SCALE_ROWS_DEFAULT}) makes them"
+        f"q_descale and k_descale have {blocks[0]} and {blocks[1]} blocks for {lengths[0]} queries "
+        f"and {lengths[1]} keys; both must have one, or one for each block of {listed} rows, as "
+        f"many in both; fagen.quantize(…, scale_rows={SCALE_ROWS_DEFAULT}) makes them"
     )
 
 

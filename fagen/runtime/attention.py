@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _is_tracing
+from torch._C._functorch import peek_interpreter_stack
+from torch.compiler import is_compiling
 
 from fagen.dispatch.choice import (
     Choice,
@@ -51,7 +54,8 @@ Kind = (
     tuple[torch.device, torch.dtype, int, int, bool]
     | tuple[torch.device, torch.dtype, int, int, bool, torch.dtype | None, str, int | None]
 )
-Key = tuple[Kind, Choice]
+Kernel = tuple[op.Op, op.Op, op.Op]  # with the log-sum-exp, alone, direct
+Kernels = dict[Choice, Kernel]
 
 NOT_READY = (
     "the kernel is not ready: call fagen.prepare(…) for this problem and device first, without "
@@ -59,11 +63,10 @@ NOT_READY = (
 )
 
 # What has been readied in this process. A call finds its kernel here or takes the long way once.
-_ready: dict[Key, op.Op] = {}
-_ready_alone: dict[Key, op.Op] = {}  # the same without the log-sum-exp
-_chosen: dict[Key, Schedule] = {}  # whose kernels these are
-# What dispatch tables say of each kind of call that was looked up.
-_served: dict[Kind, Served] = {}
+_ready: dict[Kind, Kernels] = {}
+# The same beside what dispatch tables say of a kind of call, once that was looked up.
+_served: dict[Kind, tuple[Served, Kernels]] = {}
+_chosen: dict[tuple[Kind, Choice], Schedule] = {}  # whose kernels these are
 
 
 def attention(
@@ -78,6 +81,8 @@ def attention(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    v_mean: Tensor | None = None,
+    k_mean: Tensor | None = None,
     v_layout: str | None = None,
     scale_rows: int | None = None,
     out_dtype: torch.dtype | None = None,
@@ -89,11 +94,13 @@ def attention(
     16 bytes will do, with the last dimension contiguous. scale is 1/√D if left out.
 
     Or q, k and v in e4m3, as `quantize` makes them, each with its descales: what its numbers are to
-    be multiplied by, in fp32, one for all (no dimensions), one for each head (B, H) or for each
-    block of a head's rows (B, H, blocks); 1 for B or H where all share theirs. How many rows make a
-    block is told from the numbers of blocks, or by `scale_rows`, with 0 for none. v_layout is
-    "rows", which is meant if it is left out, for v as above, or "columns" for v (B, Hk, Dv, Sk to
-    16). out_dtype is bf16 if left out, or fp16. These arguments are for e4m3 alone.
+    be multiplied by, in fp32, one for all (no dimensions), one for each head (B, H), or one for
+    each block of a head's rows (B, H, blocks) of q and k and for each column (B, Hk, Dv) of v; 1
+    for a dimension along which all share theirs. How many rows make a block is told from the
+    numbers of blocks, or by `scale_rows`, with 0 for none. v_mean (B, Hk, Dv) and k_mean
+    (B, Hk, D), in fp32, are what was taken off the columns of v and k before they were quantised.
+    v_layout is "rows", which is meant if it is left out, for v as above, or "columns" for v (B, Hk,
+    Dv, Sk to 16). out_dtype is bf16 if left out, or fp16. These arguments are for e4m3 alone.
 
     Returns out (B, Sq, H, Dv), and with return_lse also the log-sum-exp (B, H, Sq) in fp32, natural
     logarithm: zeros and minus infinity for a row that sees no key.
@@ -111,41 +118,54 @@ def attention(
     and BuildError where the kernel cannot be built; FagenError where it is not ready and cannot be
     built now.
     """
-    if q.dim() != 4 or v.dim() != 4:
+    # Python's share of a call: asking a tensor costs more than all else here, so each thing once
+    dtype, q_shape, v_shape = q.dtype, q.shape, v.shape
+    if len(q_shape) != 4 or len(v_shape) != 4:
         raise ValueError(
-            f"q has {q.dim()} dimensions and v has {v.dim()}; both must have 4: "
+            f"q has {len(q_shape)} dimensions and v has {len(v_shape)}; both must have 4: "
             "(batch, seqlen, heads, head_dim)"
         )
-    dtype, head_dim = q.dtype, q.shape[3]
-    descales: tuple[Tensor, ...] = ()
+    head_dim, keys = q_shape[3], v_shape[1]
+    of_fp8: tuple[Tensor | None, ...] = ()
     kind: Kind
     if dtype == E4M3:
-        given = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-        descales = tuple(descale_of(name, descale) for name, descale in given.items())
+        q_descale = descale_of("q_descale", q_descale)
+        k_descale = descale_of("k_descale", k_descale)
+        of_fp8 = q_descale, k_descale, descale_of("v_descale", v_descale), v_mean, k_mean
         v_layout = v_layout or "rows"
         refuse_other_layout(k, v, v_layout)
         if schedule is None:
             out_dtype = out_dtype or torch.bfloat16
-            scale_rows = told_scale_rows(q, k, descales) if scale_rows is None else scale_rows
-        width = v.shape[2 if v_layout == "columns" else 3]
+            if scale_rows is None:
+                scale_rows = told_scale_rows(q, k, q_descale, k_descale)
+        width = v_shape[3]
+        if v_layout == "columns":
+            width, keys = v_shape[2], k.shape[1]
         kind = (q.device, dtype, head_dim, width, causal, out_dtype, v_layout, scale_rows)
     elif (
         (q_descale is None and k_descale is None and v_descale is None)
+        and (v_mean is None and k_mean is None)
         and (v_layout is None and scale_rows is None and out_dtype is None)
     ):  # fmt: skip
-        kind = (q.device, dtype, head_dim, v.shape[3], causal)
+        kind = (q.device, dtype, head_dim, v_shape[3], causal)
     else:
         raise ValueError(f"{ONLY_FP8}; q is {name_of(dtype)}")
     if schedule is None:
-        schedule, few, by_keys = _served.get(kind) or _look_up(kind)
+        (schedule, few, by_keys), kernels = _served.get(kind) or _look_up(kind)
         if by_keys:
-            keys = (k if v_layout == "columns" else v).shape[1]
             schedule = (few and for_few(few, q.numel(), _surely)) or for_keys(by_keys, keys)
-    key = (kind, schedule)
-    kernel = _ready.get(key) or _make_ready(key)
-    if not return_lse:
-        return _ready_alone[key](q, k, v, head_dim**-0.5 if scale is None else scale, *descales)
-    return kernel(q, k, v, head_dim**-0.5 if scale is None else scale, *descales)
+    else:
+        kernels = _ready.get(kind, {})
+    with_lse, alone, direct = kernels.get(schedule) or _make_ready(kind, schedule)
+    if scale is None:
+        scale = head_dim**-0.5
+    if return_lse:
+        return with_lse(q, k, v, scale, *of_fp8)
+    if not (is_compiling() or _is_tracing() or peek_interpreter_stack()):
+        out: Tensor = direct(q, k, v, scale, *of_fp8) if of_fp8 else direct(q, k, v, scale)
+        if not out.requires_grad:
+            return out
+    return alone(q, k, v, scale, *of_fp8)  # refuses where a gradient would be needed
 
 
 def attention_fp8(
@@ -158,6 +178,8 @@ def attention_fp8(
     return_lse: bool = False,
     schedule: Choice = None,
     rotate: bool = True,
+    center_k: bool = True,
+    center_v: bool = True,
     scales: str = "block",
     scale_rows: int | None = None,
     v_layout: str = "columns",
@@ -167,9 +189,11 @@ def attention_fp8(
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in fp16 or bf16, D and Dv multiples of 16;
     out is in their dtype. With `rotate`, q and k are multiplied by the random signs of `seed` and a
-    Hadamard matrix, which leaves their products as they are and spreads outliers. A scale is of a
-    "tensor", a "head" or a "block" of `scale_rows` rows, 64 if left out.
-    V is written transposed, unless v_layout is "rows".
+    Hadamard matrix, which leaves their products as they are and spreads outliers. Their scales are
+    of a "tensor", a "head" or a "block" of `scale_rows` rows, 64 if left out; V's are of a column.
+    With `center_k` and `center_v` the means of columns over all keys are taken off K and V before
+    they are rounded, which softmax does not notice of K, and O gets back of V. Each is read twice
+    then. V is written transposed, unless v_layout is "rows".
 
     Under torch.compile and CUDA graph capture an earlier call with such tensors must have readied
     its kernels; prepare(…) readies those of attention alone, and where sizes are traced open it is
@@ -183,8 +207,8 @@ def attention_fp8(
         raise ValueError(f'scale_rows goes with scales = "block"; scales is {scales!r}')
     how: dict[str, Any] = {"scales": scales} | ({"scale_rows": scale_rows} if by_block else {})
     q8, q_descale = quantize(q, rotate=rotate, seed=seed, **how)
-    k8, k_descale = quantize(k, rotate=rotate, seed=seed, **how)
-    v8, v_descale = quantize(v, layout=v_layout, **how)
+    k8, k_descale, *k_mean = quantize(k, rotate=rotate, center=center_k, seed=seed, **how)
+    v8, v_descale, *v_mean = quantize(v, layout=v_layout, scales="column", center=center_v)
     return attention(
         q8,
         k8,
@@ -196,6 +220,8 @@ def attention_fp8(
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
+        v_mean=v_mean[0] if v_mean else None,
+        k_mean=k_mean[0] if k_mean else None,
         v_layout=v_layout,
         scale_rows=scale_rows or 0,
         out_dtype=q.dtype,
@@ -236,7 +262,7 @@ def prepare(
     if schedule is None:
         choices = [*_slugs(kind, seqlen, rows)]
     for choice in dict.fromkeys(choices):
-        kernel = _make_ready((kind, choice), progress)
+        kernel = _make_ready(kind, choice, progress)[0]
         if kind[0].type == "cuda":
             run_once(kernel, _chosen[kind, choice].slug, kind[0])
     return _chosen[kind, choices[-1]].slug
@@ -310,7 +336,8 @@ def _slugs(kind: Kind, keys: int | None, rows: int | None) -> list[str | None]:
     Raises ScheduleError where a dispatch table is wrong.
     """
     elements = None if rows is None else rows * kind[2]
-    return slugs_for(_served.get(kind) or _look_up(kind), keys, elements)
+    served, _ = _served.get(kind) or _look_up(kind)
+    return slugs_for(served, keys, elements)
 
 
 def _surely(fits: Any) -> bool:
@@ -320,7 +347,7 @@ def _surely(fits: Any) -> bool:
     return statically_known_true(fits)  # type: ignore[no-any-return]
 
 
-def _look_up(kind: Kind) -> Served:
+def _look_up(kind: Kind) -> tuple[Served, Kernels]:
     """Look a kind of call up in the dispatch tables.  Raises ScheduleError where one is wrong."""
     refuse_tracing(NOT_READY)
     device, dtype, head_dim, head_dim_v = kind[:4]
@@ -331,18 +358,19 @@ def _look_up(kind: Kind) -> Served:
         refuse_word("scale_rows", scale_rows, (0, *SCALE_ROWS))
         refuse_word("out_dtype", out_dtype, map(dtype_of, OUT_DTYPES))
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    _served[kind] = serving(problem, card)
+    _served[kind] = serving(problem, card), _ready.setdefault(kind, {})
     return _served[kind]
 
 
-def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> op.Op:
+def _make_ready(
+    kind: Kind, choice: Choice, progress: Callable[[str], None] | None = None
+) -> Kernel:
     """The long way to a kernel: choose, build, load.  Raises as attention does."""
     refuse_tracing(NOT_READY)
-    kind, choice = key
     problem = _problem(kind)
     schedules, derived = candidates(problem, choice)
     chosen, kernel = first_ready(schedules, kind[0], not_ready=NOT_READY, progress=progress)
-    if derived and key not in _chosen:
+    if derived and (kind, choice) not in _chosen:
         warnings.warn(
             f"no schedule was tuned for {problem}: {chosen.slug} is derived. To search for a "
             f"faster one, which fagen.attention then takes: fagen search {chosen.slug} --minutes "
@@ -350,7 +378,6 @@ def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> op.O
             UntunedWarning,
             stacklevel=3,
         )
-    _chosen[key] = chosen
-    _ready_alone[key] = op.alone(kernel)
-    _ready[key] = kernel  # last: who finds this finds the other
-    return kernel
+    _chosen[kind, choice] = chosen
+    _ready.setdefault(kind, {})[choice] = kernel, op.alone(kernel), op.direct(kernel)
+    return _ready[kind][choice]

@@ -222,6 +222,6 @@ def _check_scalar(hold: Hold, scalar: Scalar, value: Any) -> None:
         as_float32 = ctypes.c_float(value).value
         said = f"{value:g}" if scalar.type == "float" else f"{value}"
         hold(
-            math.isfinite(as_float32) and as_float32 > 0,
+            math.isfinite(as_float32) and 0 < as_float32 <= (scalar.most or math.inf),
             lambda: f"{scalar.name} is {said}; it must be {scalar.demand}",
         )

@@ -23,6 +23,7 @@ Op = Callable[..., Any]
 _loading = threading.Lock()
 _loaded: dict[str, tuple[str, Op]] = {}  # slug → hash of its source, op
 _alone: dict[Op, Op] = {}
+_direct: dict[Op, Op] = {}
 _ops = torch.library.Library("fagen", "FRAGMENT")
 
 
@@ -48,8 +49,10 @@ def load(binary: Binary) -> Op:
             return known[1]
         op = _register(binary)
         for tensor in plan_of(binary.slug).signature.omittable:
-            variant = getattr(torch.ops.fagen, f"{binary.slug}_without_{tensor.name}")
-            _alone[op] = variant.default
+            variant = f"{binary.slug}_without_{tensor.name}"
+            _alone[op] = getattr(torch.ops.fagen, variant).default
+            below = getattr(torch.ops.fagen, f"{variant}_no_grad").default
+            _direct[op] = getattr(below, "_op", below)  # what it calls, less a Python call
         _loaded[binary.slug] = binary.source_hash, op
         return op
 
@@ -62,6 +65,14 @@ def alone(op: Op) -> Op:
         return result
 
     return _alone.get(op, first)
+
+
+def direct(op: Op) -> Op:
+    """Return what does as `alone`, sooner, for a call that torch neither traces nor transforms.
+
+    It refuses no gradient: its output requires one where `alone` would have refused.
+    """
+    return _direct.get(op) or alone(op)
 
 
 def _register(binary: Binary) -> Op:

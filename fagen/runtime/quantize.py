@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable
+from typing import Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
-from fagen.e4m3 import Quantized
+from fagen.e4m3 import Centered, Quantized
 from fagen.kinds.quantize.keys import Schedule
 from fagen.runtime.arguments import schedule_of, word_of
 from fagen.runtime.op import Op
@@ -14,7 +15,21 @@ from fagen.runtime.ready import ready, refuse_tracing, run_once
 from fagen.vocab import SCALE_ROWS_DEFAULT
 
 Rotary = tuple[Tensor, Tensor]  # cosines and sines
-Key = tuple[torch.device, torch.dtype, int, bool, str, int, str, str]
+
+
+class Key(NamedTuple):
+    """What tells one quantiser from another."""
+
+    device: torch.device
+    dtype: torch.dtype
+    head_dim: int
+    rotate: bool
+    center: bool
+    scales: str
+    scale_rows: int
+    layout: str
+    rotary: str
+
 
 NOT_READY = (
     "the quantiser is not ready: call fagen.quantize(…) once, with such arguments and on this "
@@ -22,25 +37,59 @@ NOT_READY = (
 )
 
 # What has been readied in this process. A call finds its kernel here or takes the long way once.
-_ready: dict[Key, Op] = {}
+_ready: dict[tuple[object, ...], Op] = {}
+
+
+@overload
+def quantize(
+    x: Tensor,
+    *,
+    rotate: bool = ...,
+    center: Literal[False] = ...,
+    scales: str = ...,
+    scale_rows: int = ...,
+    layout: str = ...,
+    descale: Tensor | float | None = ...,
+    seed: int = ...,
+    rotary: Rotary | None = ...,
+    rotary_pairs: bool = ...,
+) -> Quantized: ...
+
+
+@overload
+def quantize(
+    x: Tensor,
+    *,
+    center: Literal[True],
+    rotate: bool = ...,
+    scales: str = ...,
+    scale_rows: int = ...,
+    layout: str = ...,
+    descale: Tensor | float | None = ...,
+    mean: Tensor | None = ...,
+    seed: int = ...,
+) -> Centered: ...
 
 
 def quantize(
     x: Tensor,
     *,
     rotate: bool = False,
+    center: bool = False,
     scales: str = "block",
     scale_rows: int = SCALE_ROWS_DEFAULT,
     layout: str = "rows",
     descale: Tensor | float | None = None,
+    mean: Tensor | None = None,
     seed: int = 0,
     rotary: Rotary | None = None,
     rotary_pairs: bool = False,
-) -> Quantized:
+) -> Quantized | Centered:
     """Turn x (B, S, H, D) in fp16 or bf16 into e4m3 values and the descales that belong to them.
 
-    A number of x is its value times its descale. D is a multiple of 16 up to 256; any strides that
-    are multiples of 16 bytes will do, with the last dimension contiguous.
+    A number of x is its value times its descale, plus its column's mean with `center`. D is a
+    multiple of 16 up to 256; any strides that are multiples of 16 bytes will do, with the last
+    dimension contiguous.
 
     With `rotate`, rows are multiplied by random signs, those of `seed`, and by a Hadamard matrix:
     outliers are spread over their row, and Q and K that are rotated by the same seed have the
@@ -50,12 +99,19 @@ def quantize(
     embedding first, of columns half a row apart, or with `rotary_pairs` of neighbouring ones, and
     rounds what it gives to x's dtype. Columns half a row apart need a D that is a multiple of 64.
 
+    With `center` the means of a head's columns over its rows are taken off first, after a rotation,
+    and returned: attention takes those of K and V as k_mean and v_mean.
+
     values: (B, S, H, D); or with layout="columns" (B, H, D, S rounded up to 16), which is what
     kernels read V fastest in: each 16 keys in the order of P, and zeros past S.
 
-    descale, fp32: (B, H, blocks of scale_rows rows) with scales="block", (B, H) with "head", one
-    number with "tensor". Those of a head or a tensor may be given, as a tensor or a number, which
-    saves reading x twice; values beyond 448 descales then become 448.
+    descale, fp32: (B, H, blocks of scale_rows rows) with scales="block", (B, H) with "head",
+    (B, H, D) with "column", for V, one number with "tensor". But for those of blocks they may be
+    given, as a tensor or a number, and so may the means (B, H, D), in fp32; both together where
+    both are found. That saves reading x more than once, as for keys that are appended to others;
+    values beyond 448 descales then become 448.
+
+    Returns values and descale, with `center` also mean (B, H, D) in fp32, zeros of no rows.
 
     Raises ValueError for a wrong argument, also where a gradient would be needed; DeviceError where
     the GPU is no Hopper; ToolchainError and BuildError where the kernel cannot be built.
@@ -64,14 +120,18 @@ def quantize(
         raise ValueError(
             f"x has {x.dim()} dimensions; it must have 4: (batch, seqlen, heads, head_dim)"
         )
+    if mean is not None and not center:
+        raise ValueError("mean goes with center=True, which takes it off")
     embedding = "none" if rotary is None else "pairs" if rotary_pairs else "halves"
-    key = (x.device, x.dtype, x.shape[3], rotate, scales, scale_rows, layout, embedding)
-    kernel = _ready.get(key) or _make_ready(key)
+    kind = (x.device, x.dtype, x.shape[3], rotate, center, scales, scale_rows, layout, embedding)
+    kernel = _ready.get(kind) or _make_ready(Key(*kind))
     more = {} if rotary is None else _rotary(rotary, x)
-    if descale is None:
-        return Quantized(*kernel(x, seed, None, **more))
-    given = _given(descale, x, scales)
-    return Quantized(kernel(x, seed, given, **more)[0], given)
+    given = None if descale is None else _given(descale, x, scales)
+    if not center:
+        values, found = kernel(x, seed, given, **more)
+        return Quantized(values, found if given is None else given)
+    values, found, means = kernel(x, seed, given, mean)
+    return Centered(values, found if given is None else given, means if mean is None else mean)
 
 
 def _rotary(rotary: Rotary, x: Tensor) -> dict[str, Tensor]:
@@ -90,6 +150,8 @@ def _given(descale: Tensor | float, x: Tensor, scales: str) -> Tensor:
         descale = torch.full((), descale, dtype=torch.float32, device=x.device)
     if scales == "head" and descale.dim() == 0:
         return descale.expand(x.shape[0], x.shape[2])
+    if scales == "column" and descale.dim() == 0:
+        return descale.expand(x.shape[3]).contiguous().expand(x.shape[0], x.shape[2], -1)
     return descale
 
 
@@ -98,6 +160,7 @@ def prepare_quantizer(
     dtype: torch.dtype,
     head_dim: int,
     rotate: bool = False,
+    center: bool = False,
     scales: str = "block",
     scale_rows: int = SCALE_ROWS_DEFAULT,
     layout: str = "rows",
@@ -111,7 +174,7 @@ def prepare_quantizer(
     nothing to build. `progress` is called with a line before what takes long. Raises as quantize
     does. `rotary` is "halves" or "pairs" where calls will have one.
     """
-    key = (device, dtype, head_dim, rotate, scales, scale_rows, layout, rotary)
+    key = Key(device, dtype, head_dim, rotate, center, scales, scale_rows, layout, rotary)
     kernel, slug = _make_ready(key, progress), _schedule(key).slug
     if device.type == "cuda":
         run_once(kernel, slug, device)
@@ -121,20 +184,20 @@ def prepare_quantizer(
 def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> Op:
     """The long way to a kernel: choose, build, load.  Raises as quantize does."""
     refuse_tracing(NOT_READY)
-    _ready[key] = ready(_schedule(key), key[0], not_ready=NOT_READY, progress=progress)
+    _ready[key] = ready(_schedule(key), key.device, not_ready=NOT_READY, progress=progress)
     return _ready[key]
 
 
 def _schedule(key: Key) -> Schedule:
     """The schedule that a call's arguments amount to; ValueError where there is none."""
-    _, dtype, head_dim, rotate, scales, scale_rows, layout, rotary = key
     return schedule_of(
         Schedule,
-        dtype=word_of(dtype),
-        head_dim=head_dim,
-        rotary=rotary,
-        rotate=rotate,
-        scales=scales,
-        layout=layout,
-        **({"scale_rows": scale_rows} if scales == "block" else {}),
+        dtype=word_of(key.dtype),
+        head_dim=key.head_dim,
+        rotary=key.rotary,
+        rotate=key.rotate,
+        center=key.center,
+        scales=key.scales,
+        layout=key.layout,
+        **({"scale_rows": key.scale_rows} if key.scales == "block" else {}),
     )

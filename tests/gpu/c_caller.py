@@ -155,8 +155,9 @@ def call(
             args.descales[i] = descales[i]
             args.descale_strides[2 * i : 2 * i + 2] = (number * blocks, blocks)
     kernel[f"fagen_{slug}_workspace"].restype = ctypes.c_int64
-    if kernel[f"fagen_{slug}_workspace"](ctypes.byref(args)):
-        sys.exit(f"{slug} {shape}: attention needs no workspace")
+    needed = kernel[f"fagen_{slug}_workspace"](ctypes.byref(args))
+    workspace = driver.allocate(bytes(needed))
+    args.workspace, args.workspace_bytes = workspace if needed else 0, needed
     status = kernel[f"fagen_{slug}"](ctypes.byref(args), None)
     if status:
         sys.exit(f"{slug} {shape}: {kernel[f'fagen_{slug}_message'](status).decode()}")
@@ -165,6 +166,8 @@ def call(
     sums = struct.unpack(f"<{queries}f", driver.take(lse, queries * 4))
     for pointer in (q, k, v, *descales):
         driver.take(pointer, 0)
+    if any(driver.take(workspace, needed)):
+        sys.exit(f"{slug} {shape}: the workspace is not left as it was found")
     low, high = BEYOND[out_dtype] if fp8 else (low, high)
     no_key = [row for row in sums if row == -math.inf]
     zeros = sum(value in (0, 0x8000) for value in values)

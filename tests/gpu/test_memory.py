@@ -1,20 +1,30 @@
-"""Every committed kernel under compute-sanitizer, called as a C program would."""
+"""Kernels under compute-sanitizer, called as a C program would."""
 
+import re
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
-from fagen import process
+from fagen import flow, process
+from fagen.registry import from_slug
+from tests.conftest import SPREAD
 
 pytestmark = pytest.mark.gpu
 
 CALLER = Path(__file__).with_name("c_caller.py")
-MEMORY_ERROR = 9  # what compute-sanitizer exits with when it found one
+SMALL_CALL = Path(__file__).with_name("small_call.py")
+ROOT = Path(__file__).parents[2]
+FOUND = 9  # what compute-sanitizer exits with when it found something
+NOTHING = {
+    "memcheck": "ERROR SUMMARY: 0 errors",
+    "synccheck": "ERROR SUMMARY: 0 errors",
+    "racecheck": r"RACECHECK SUMMARY: 0 hazards displayed \(0 errors, 0 warnings\)",
+}
 # batch, seqlen_q, seqlen_k, heads, kv_heads: ragged tiles, several tiles, masked rows, no key
 SHAPES = ("1,1,1,1,1", "2,130,97,2,1", "1,300,40,2,2", "1,5,333,2,2", "1,9,0,1,1")
-
+RACED = ("2,130,97,2,1", "1,65,333,140,1")  # the latter more tiles than an H200 has multiprocessors
 
 # of e4m3 some that need not be committed: V transposed in the kernel, scales by block, both
 FP8 = (
@@ -24,7 +34,7 @@ FP8 = (
 )
 
 
-def arguments(kernel):
+def arguments(kernel, shapes):
     plan = kernel.plan
     dtype = plan.dtype.name
     if plan.fp8:
@@ -32,7 +42,7 @@ def arguments(kernel):
         scale_rows = plan.scale_rows if plan.scales_by_block else 0
         dtype = f"{dtype}-{plan.out_dtype.name}-{layout}-{scale_rows}"
     dims = (dtype, str(plan.head_dim), str(plan.head_dim_v))
-    return [sys.executable, CALLER, kernel.binary.library, plan.slug, *dims, *SHAPES]
+    return [sys.executable, CALLER, kernel.binary.library, plan.slug, *dims, *shapes]
 
 
 @pytest.fixture(scope="module", params=FP8)
@@ -49,31 +59,60 @@ def test_a_c_program_gets_sound_numbers_of_e4m3(fp8_kernel):
 
 
 def run_as_c(kernel):
-    result = process.run(arguments(kernel), timeout=120)
+    result = process.run(arguments(kernel, SHAPES), timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("tool", ["memcheck"])
-def test_compute_sanitizer_finds_nothing(any_kernel, tool):
-    sanitize(any_kernel, tool)
+def test_compute_sanitizer_finds_nothing(any_kernel):
+    sanitize(arguments(any_kernel, SHAPES), "memcheck")
 
 
-@pytest.mark.parametrize("tool", ["memcheck"])
-def test_compute_sanitizer_finds_nothing_in_e4m3(fp8_kernel, tool):
-    sanitize(fp8_kernel, tool)
+def test_compute_sanitizer_finds_nothing_in_e4m3(fp8_kernel):
+    sanitize(arguments(fp8_kernel, SHAPES), "memcheck")
 
 
-def sanitize(kernel, tool):
+# ---- races, and barriers that are misused -------------------------------------------------------
+
+# One of each way to share memory: by TMA, clusters, P and O and sums in shared memory, ones for the
+# tensor cores, transposed V, scales by block, no producer, one tile a thread block.
+SHARING = (*SPREAD, *FP8, "fwd_e4m3_d128_full_m128n96_s3_pm8_smemtotals")
+SIZES = {
+    "quant_fp16_d128_rot": ("batch=1", "heads=2", "seqlen=200"),
+    "quant_fp16_d128_rot_shead": ("batch=1", "heads=2", "seqlen=200"),
+    "quant_fp16_d128_vcols": ("batch=1", "heads=2", "seqlen=200"),
+    "comb_fp32_d128_obf16": ("splits=5", "batch=2", "seqlen=7", "heads=3"),
+}
+
+
+@pytest.fixture(scope="module", params=SHARING)
+def sharing_kernel(request, hopper, built_together):
+    return built_together(SHARING)(request.param)
+
+
+@pytest.mark.parametrize("tool", ["racecheck", "synccheck"])
+def test_threads_are_synchronised(sharing_kernel, tool):
+    shapes = SHAPES if tool == "synccheck" else RACED
+    sanitize(arguments(sharing_kernel, shapes), tool)
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
+@pytest.mark.parametrize("slug", SIZES)
+def test_kernels_beside_attention_are_as_clean(hopper, slug, tool):
+    _, binary = flow.built(from_slug(slug), binding=False)
+    sanitize([sys.executable, SMALL_CALL, binary.library, slug, *SIZES[slug]], tool)
+
+
+def sanitize(command, tool):
     name = "compute-sanitizer"
     sanitizer = shutil.which(name) or shutil.which(name, path="/usr/local/cuda/bin")
     if sanitizer is None:
         pytest.skip("no compute-sanitizer")
+    options = ["--tool", tool, "--error-exitcode", str(FOUND)]
     result = process.run(
-        [sanitizer, "--tool", tool, "--error-exitcode", str(MEMORY_ERROR), *arguments(kernel)],
-        timeout=300,
+        [sanitizer, *options, *command], timeout=300, env={"PYTHONPATH": str(ROOT)}
     )
     said = result.stdout + result.stderr
     if "Device not supported" in said:
         pytest.skip("compute-sanitizer does not support this device or this machine")
     assert result.returncode == 0, said
-    assert "ERROR SUMMARY: 0 errors" in said, said
+    assert re.search(NOTHING[tool], said), said

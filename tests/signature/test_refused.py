@@ -140,7 +140,10 @@ WRONG = [
         lambda a: dict(x=a["x"][:, :, :0], weights=None, cos=None, sin=None),
         "rows = 36 must be a multiple of heads = 0",
     ),
-    *(number("gain", one, f"gain is {one:g}; {FINITE}") for one in (0.0, -2.5, math.nan, 1e39)),
+    *(
+        number("gain", one, f"gain is {one:g}; {FINITE}, and 1024 at most")
+        for one in (0.0, -2.5, math.nan, 1e39, 1024.5)
+    ),
     *(number("count", one, f"count is {one}; it must be above 0") for one in (0, -123456789)),
     # what one line adds
     Wrong(
@@ -281,8 +284,8 @@ def test_the_c_function_has_a_status_for_every_refusal(stub: StubOp) -> None:
         ],
         BAD_SIZE: [dict(rows=1001), dict(batch=-1), dict(heads=-1), dict(batch=(1 << 30) + 1)],
         "rows must be a multiple of heads": [dict(rows=35), dict(heads=0), dict(heads=5)],
-        "gain, count must be finite and positive": [
-            *(dict(gain=bad) for bad in (0, -1, math.nan, math.inf)),
+        "gain, count must be finite and positive, gain 1024 at most": [
+            *(dict(gain=bad) for bad in (0, -1, math.nan, math.inf, 1024.5)),
             *(dict(count=bad) for bad in (0, -3)),
         ],
         NULL: [
@@ -299,7 +302,8 @@ def test_the_c_function_has_a_status_for_every_refusal(stub: StubOp) -> None:
             dict(cos_stride_row=4),
             dict(out_stride_column=7),
             dict(weights_stride_batch=-1),
-            dict(weights_stride_block=(1 << 30) + 1),
+            dict(weights_stride_block=65),  # its most is 64
+            dict(sums_stride_batch=(1 << 38) + 1),
             dict(factor_stride_batch=-3),
         ],
         NO_SPACE: [dict(workspace=0), dict(workspace_bytes=47), dict(workspace_bytes=0)],
@@ -309,6 +313,7 @@ def test_the_c_function_has_a_status_for_every_refusal(stub: StubOp) -> None:
             assert status(**changes) == said, changes
     library = library_at(stub.binary.library)
     assert library[f"fagen_{stub.slug}"](None, None) != 0
+    assert library[f"fagen_{stub.slug}_workspace"](None) == -1
     message = library[f"fagen_{stub.slug}_message"]
     message.restype = ctypes.c_char_p
     for number in (-1, 15, 99):
@@ -342,4 +347,5 @@ def test_an_argument_more_is_checked_in_c(biased: StubOp, shifted: StubOp) -> No
     assert status(bias_stride_head=20) == BAD_STRIDE
     status = statuses(shifted)
     assert status() == "launched"
-    assert status(shift=-1) == "gain, count, shift must be finite and positive"
+    assert status(shift=-1) == "gain, count, shift must be finite and positive, gain 1024 at most"
+    assert status(gain=1024) == "launched"

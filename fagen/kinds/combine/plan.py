@@ -166,7 +166,8 @@ class Plan:
     def launches(self) -> Launches:
         """One kernel; it waits for the end of the launch before it, which may make the partials."""
         grid = Grid(Product(self._rows.factors, per=self.rows))
-        return Launches((Launch("combine", grid, self.threads, self.shared_bytes, overlaps=True),))
+        kernel = Launch("combine", grid, self.threads, self.shared_bytes, overlaps=True)
+        return Launches((kernel,), counted="rows")
 
     def explained(self) -> str:
         """Return the ledger, why so many thread blocks share a multiprocessor, and the bytes."""

@@ -22,7 +22,8 @@ WORKING_REGISTERS = 20
 FP32_BYTES = 4
 TILE_BYTES = 48  # of a tile that is passed on
 TILE_STAGES = 2  # of such tiles: the one in work and the next
-# of a group of keys with scales of its own: K's, V's logarithm and V's inverse, in one load
+# of a group of keys with scales of its own: K's, or K's, V's logarithm and V's inverse in one load
+K_SCALE_BYTES = 4
 KEY_SCALES_BYTES = 16
 
 # the names of the ledgers
@@ -34,7 +35,7 @@ REGISTER_FILE = "register file of a thread block"
 SUMMED = (
     *("dtype", "head_dim", "head_dim_v", "block_m", "block_n", "stages", "output", "p"),
     *("producer", "consumers", "producer_registers", "consumer_registers", "q_stages", "sum"),
-    *("v_layout", "promote", "totals", "scale_rows", "out_dtype", "order"),
+    *("v_layout", "promote", "totals", "scale_rows", "v_scales", "out_dtype", "order"),
 )
 
 # d, d_v padded; e bytes per element
@@ -157,6 +158,7 @@ def shared_formulae(
     row_sum: str,
     v_layout: str,
     group_keys: int,
+    v_scales: str,
     totals: str,
     out_bytes: int,
     dynamic: bool,
@@ -179,7 +181,8 @@ def shared_formulae(
     if p == "shared":
         rows["p"] = m * n * e
     if group_keys:
-        rows["scales"] = KEY_SCALES_BYTES * stages * n / group_keys
+        of_a_group = KEY_SCALES_BYTES if v_scales == "block" else K_SCALE_BYTES
+        rows["scales"] = of_a_group * stages * n / group_keys
     if totals == "shared":
         rows["totals"] = FP32_BYTES * m * d_v
     if row_sum == "tensor":
@@ -229,7 +232,9 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _shared_choices(values: Mapping[str, Any]) -> tuple[str, str, str, str, int, str, int, bool]:
+def _shared_choices(
+    values: Mapping[str, Any],
+) -> tuple[str, str, str, str, int, str, str, int, bool]:
     output, p, row_sum, v_layout = (values[key] for key in ("output", "p", "sum", "v_layout"))
     group_keys = keys_of_a_scale(values["block_n"], values["scale_rows"])
     by_block = values["scale_rows"] > 0
@@ -237,8 +242,9 @@ def _shared_choices(values: Mapping[str, Any]) -> tuple[str, str, str, str, int,
     as_others = out_bytes == DTYPES[values["dtype"]].bytes
     of_scales = group_keys if by_block else 0
     of_out = 0 if as_others else out_bytes
+    v_scales, totals = values["v_scales"], values["totals"]
     dynamic = ORDERS[values["order"]].dynamic
-    return output, p, row_sum, v_layout, of_scales, values["totals"], of_out, dynamic
+    return output, p, row_sum, v_layout, of_scales, v_scales, totals, of_out, dynamic
 
 
 def _register_choices(values: Mapping[str, Any]) -> tuple[str, str, bool]:

@@ -23,6 +23,7 @@ from fagen.vocab import (
     SUMS,
     TOTALS,
     V_LAYOUTS,
+    V_SCALES,
 )
 
 
@@ -114,11 +115,10 @@ class Softmax(Section):
         description='who adds up the rows of P; "tensor": the PV GEMM, by a column of ones beside '
         'V; needs maximum = "each"',
     )
-    maximum: Annotated[str, OneOf(MAXIMA)] = Field(
-        default="lazy",
-        description='"lazy": exponentials are relative to the row max so far, which is raised only '
-        'where that makes a sum too large; "each": the row max is updated in each block, before '
-        "the exponentials",
+    maximum: Annotated[str, OneOf(MAXIMA)] = derived(
+        '"lazy": exponentials are relative to the row max so far, which is raised only where that '
+        'makes P or its sums too large; "each": the row max is updated in each block, before the '
+        "exponentials; each in e4m3, lazy elsewhere"
     )
     rescale_threshold: float = Field(
         default=0.0,
@@ -128,38 +128,44 @@ class Softmax(Section):
         description="log2 units; > 0 keeps the old row max while it is close enough; needs "
         'maximum = "each"',
     )
+    promote: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="blocks of keys after which sums of PV are added to an fp32 accumulator of "
+        "their own, since the tensor cores cut sums off, in e4m3 to 14 bits; 0: never",
+    )
+    totals: Annotated[str, OneOf(TOTALS)] = derived(
+        "where that accumulator is, with promote: in registers, or in shared memory, which leaves "
+        "the tile its registers; registers if left out"
+    )
 
 
 class Fp8(Section):
-    """Keys of e4m3 alone: its scales, the layout of V, the range of P and its sums."""
+    """Keys of e4m3 alone: its scales, the layout of V, and the range of P."""
 
     v_layout: Annotated[str, OneOf(V_LAYOUTS)] = derived(
         '"columns": V is transposed, in the key order of P, as fagen.quantize writes it; '
         '"rows": row-major, and the producer transposes it; columns if left out'
     )
     scales: Annotated[str, OneOf(SCALES)] = derived(
-        "what shares a scale: a tensor, a head of a batch, or a block of its rows; head if left out"
+        "what shares a scale of Q and of K: a tensor, a head of a batch, or a block of its rows; "
+        "head if left out"
     )
     scale_rows: Annotated[int, OneOf(SCALE_ROWS)] = derived(
         f'rows that share a scale, with scales = "block"; {SCALE_ROWS_DEFAULT} if left out'
     )
+    v_scales: Annotated[str, OneOf(V_SCALES)] = derived(
+        "what shares a scale of V: a column of a head, or a block of scale_rows keys, which enters "
+        "the exponents, so that outliers in one column cost the others their bits; column if left "
+        "out"
+    )
     p_offset: float = derived(
-        "log2 units; P is computed 2 to this power larger; if left out 4, 3 with wide blocks, 2 "
-        'with a causal mask, or with maximum = "each" 8 less rescale_threshold, in whole',
+        "log2 units; P is computed 2 to this power larger, and what is then below 2^-10 is lost; "
+        "if left out 8, or what is left of e4m3's range beside rescale_threshold, in whole",
         ge=0,
         le=8,
         multiple_of=0.125,
-    )
-    promote: int = Field(
-        default=0,
-        ge=0,
-        le=64,
-        description="blocks of keys after which sums of PV are added to an fp32 accumulator of "
-        "their own, since the tensor cores keep 14 bits; 0: never",
-    )
-    totals: Annotated[str, OneOf(TOTALS)] = derived(
-        "where that accumulator is, with promote: in registers, or in shared memory, which leaves "
-        "the tile its registers; registers if left out"
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fagen.e4m3 import by_columns, random_signs, rotate, rounded, rows_of
+from fagen.e4m3 import by_columns, mean_of, random_signs, rotate, rounded, rows_of
 from fagen.kinds.forward.plan import Plan
 from fagen.measure.inputs import softmax_scale
 from fagen.problem import Problem
@@ -19,7 +19,7 @@ from fagen.runtime.c_interface import bind
 
 
 class Operands(NamedTuple):
-    """What an e4m3 kernel takes: bytes, V as its Plan has it, and descales (B, H, blocks)."""
+    """What an e4m3 kernel takes: bytes, V as its Plan has it, descales, and means taken off."""
 
     q: Tensor
     k: Tensor
@@ -27,6 +27,8 @@ class Operands(NamedTuple):
     q_descale: Tensor
     k_descale: Tensor
     v_descale: Tensor
+    v_mean: Tensor | None = None
+    k_mean: Tensor | None = None
 
 
 def has_descales(of: Plan) -> bool:
@@ -34,28 +36,57 @@ def has_descales(of: Plan) -> bool:
     return of.signature.tensor("q_descale").present
 
 
-def operands(of: Plan, q: Tensor, k: Tensor, v: Tensor, *, rotated: bool = False) -> Operands:
+def operands(
+    of: Plan,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    rotated: bool = False,
+    centered: str = "",
+    v_scales: str = "",
+) -> Operands:
     """Quantise q (B, Sq, H, D), k (B, Sk, Hk, D) and v (B, Sk, Hk, Dv) as the Plan's kernel wants.
 
-    In torch, on any device. With `rotated` Q and K are, which leaves their products as they were.
+    In torch, on any device. With `rotated` Q and K are, which leaves their products as they were;
+    of the tensors named in `centered`, "v", "k" or both, the means of columns are taken off first.
+    V's scales are the Plan's, or one for a "head" or the "tensor" if `v_scales` says so.
     """
     scales, scale_rows = of.schedule.fp8.scales, of.scale_rows
     if rotated:
         signs = random_signs(q.shape[-1]).to(q.device)
         q, k = rotate(q, signs), rotate(k, signs)
-    made = [rounded(x, scales, scale_rows) for x in (q, k, v)]
-    values = made[2].values if of.v_rows else by_columns(made[2].values)
-    return Operands(made[0].values, made[1].values, values, *(x.descale for x in made))
+    k_mean = mean_of(k) if "k" in centered else None
+    v_mean = mean_of(v) if "v" in centered else None
+    k = k if k_mean is None else k.float() - k_mean[:, None]
+    v = v if v_mean is None else v.float() - v_mean[:, None]
+    q8, k8 = rounded(q, scales, scale_rows), rounded(k, scales, scale_rows)
+    v8 = rounded(v, v_scales or of.schedule.fp8.v_scales, scale_rows)
+    values = v8.values if of.v_rows else by_columns(v8.values)
+    descales = q8.descale, k8.descale, v8.descale
+    return Operands(q8.values, k8.values, values, *descales, v_mean, k_mean)
 
 
 def real(of: Plan, given: Operands) -> tuple[Tensor, Tensor, Tensor]:
-    """What bytes and descales stand for, in fp32; V's bytes row-major."""
-    pairs = zip(given[:3], given[3:], strict=True)
-    q, k, v = (
-        x.float() * rows_of(descale, of.scale_rows, x.shape[1]).transpose(1, 2)
-        for x, descale in pairs
-    )
+    """What bytes, descales and means stand for, in fp32; V's bytes row-major."""
+    q = given.q.float() * _by_row(of, given.q_descale, given.q)
+    k = given.k.float() * _by_row(of, given.k_descale, given.k)
+    v = given.v.float() * of_v(of, given)
+    k = k if given.k_mean is None else k + given.k_mean[:, None]
+    v = v if given.v_mean is None else v + given.v_mean[:, None]
     return q, k, v
+
+
+def of_v(of: Plan, given: Operands) -> Tensor:
+    """V's descales, as they spread to its rows (B, Sk, Hk, Dv)."""
+    if of.v_scales_by_block:
+        return _by_row(of, given.v_descale, given.v)
+    return given.v_descale[:, None]
+
+
+def _by_row(of: Plan, descale: Tensor, x: Tensor) -> Tensor:
+    """A descale for each row of x (B, S, H, D), as it spreads to them."""
+    return rows_of(descale, of.scale_rows, x.shape[1]).transpose(1, 2)
 
 
 # ---- a call -------------------------------------------------------------------------------------
@@ -89,4 +120,4 @@ def launch(
 
 def alike(of: Plan) -> Hashable:
     """Kernels with the same take the same arguments, and write to the same outputs."""
-    return Problem.of(of.schedule), of.schedule.fp8.scales
+    return Problem.of(of.schedule), of.schedule.fp8.scales, of.schedule.fp8.v_scales

@@ -27,20 +27,16 @@ from fagen.ledger import Ledger
 from fagen.signature import Extent, Signature
 from fagen.vocab import DTYPES, MASKS, ORDERS, OUT_DTYPES, Dtype, Mask, Swizzle, swizzle_of
 
-# What a lane's share of a row's P may add up to, relative to a stale maximum, in 16 bits. fp16 ends
-# at 65,504, and sums of fp32 lose nothing by it.
-_MAX_PARTIAL_SUM = 4096.0
-
 _TRANSPOSERS = 3  # all warps of the producer but the one that loads
 
-# A draw takes about a microsecond, as a block does. Drawn a whole tile ahead, tiles would go to whoever
-# has the longest way to go as soon as to whoever comes free next.
+# A draw takes about a microsecond, as a block does. Drawn a whole tile ahead, tiles would go to
+# those with the longest way to go as soon as to those that come free next.
 _DRAW_AHEAD = 2
 
 _COUNTER_BYTES = 4  # of the tiles that blocks have drawn
 
-# With so many tiles for each multiprocessor a section of heads ends within 2.2 % of the greedy
-# order of all tiles (tests/test_order.py); with fewer its longest tiles may outlast the rest.
+# With so many tiles for each multiprocessor a section of heads ends within 3 % of the greedy order
+# of all tiles (tests/test_order.py); with fewer its longest tiles may outlast the rest.
 _SECTION_ROUNDS = 4
 
 
@@ -53,6 +49,11 @@ class Plan:
 
     kind: ClassVar[str] = "forward"
     blocks: ClassVar[int] = 1  # that a multiprocessor should hold at least
+    # Where row maxima start. Finite, so that masked scores, minus infinity, have weight 0 beside it
+    # and never NaN; scores below it do not count.
+    no_score: ClassVar[float] = -1e30
+    # From here on fp32 rounds exponents of 2 to whole numbers, or worse.
+    far: ClassVar[float] = 2.0**24
 
     schedule: Schedule
     slug: str
@@ -84,20 +85,23 @@ class Plan:
     sum_by_tensor: bool
     lazy_max: bool  # the row max is raised only where sums get too large without
     sum_chains: int  # of a lane's sums for a row, of a block or of a scale's keys in it
-    max_partial_sum: float  # how large that is
-    sums_compared: int  # to it, of a lane's for a row: one, or of every other column
+    max_partial_sum: float  # how large that is: what a lane's share of a row's P may add up to
     rescale_threshold: float  # log2 units
+    skips_rescaling: bool  # a warp votes whether any row max has changed
+    largest_output: float  # to which O is limited, where rounding P may lead beyond V; else 0
     # what follows from the element type
     fp8: bool
     p_bytes: int  # of an element of P
+    p_saturates: bool  # what is too large for it becomes its largest number, and is found there
     wgmma_mn_major: bool  # wgmma reads operands along M or N too, as its descriptor says
     v_transposed: bool  # else V has to lie along its keys in shared memory
     v_rows: bool  # and comes row-major, to be transposed by the producer
     transposers: int  # warps that do so; elsewhere none
     descales: bool  # Q, K and V come with factors
     # where there are descales; elsewhere false and zero
-    scales_by_block: bool  # else a number for each (batch, KV head), or by strides of 0 for all
+    scales_by_block: bool  # of Q and K; else one for each (batch, head), or by strides of 0 for all
     scale_rows: int  # of a block of scales; 0 where there is none
+    v_scales_by_block: bool  # as K's, in the exponents; else V has one for each column
     group_keys: int  # of a step, that lie in one such block
     scales_before_qk: (
         bool  # consumers read them before S = QKᵀ, a long GEMM there, and not after it
@@ -241,6 +245,7 @@ def plan(schedule: Schedule) -> Plan:
     sum_by_tensor = schedule.softmax.sum == "tensor"
     v_rows = schedule.fp8.v_layout == "rows"
     group_keys = keys_of_a_scale(block_n, schedule.fp8.scale_rows)
+    v_scales_by_block = schedule.fp8.v_scales == "block"
     o_columns = d_v + (SM90.wgmma_n_step if sum_by_tensor else 0)
     o_accumulators = _accumulators(o_columns)
     return Plan(
@@ -270,12 +275,16 @@ def plan(schedule: Schedule) -> Plan:
         output=schedule.pipeline.output,
         sum_by_tensor=sum_by_tensor,
         lazy_max=schedule.softmax.maximum == "lazy",
-        sum_chains=2 if group_keys == block_n else 1,  # one would wait for its own latency
-        max_partial_sum=SM90.e4m3_max if dtype.fp8 else _MAX_PARTIAL_SUM,
-        sums_compared=2 if dtype.fp8 and group_keys == block_n else 1,
+        # one would wait for its own latency
+        sum_chains=1 if v_scales_by_block and group_keys < block_n else 2,
+        max_partial_sum=dtype.max_partial_sum,
         rescale_threshold=schedule.softmax.rescale_threshold,
+        skips_rescaling=schedule.softmax.maximum == "each"
+        and (dtype.fp8 or schedule.softmax.rescale_threshold > 0),
+        largest_output=dtype.largest if out_dtype == dtype else 0.0,
         fp8=dtype.fp8,
         p_bytes=dtype.bytes,
+        p_saturates=dtype.fp8,
         wgmma_mn_major=not dtype.fp8,
         v_transposed=v_transposed,
         v_rows=v_rows,
@@ -283,11 +292,12 @@ def plan(schedule: Schedule) -> Plan:
         descales=dtype.fp8,
         scales_by_block=schedule.fp8.scales == "block",
         scale_rows=schedule.fp8.scale_rows,
+        v_scales_by_block=v_scales_by_block,
         group_keys=group_keys,
         scales_before_qk=schedule.fp8.scales == "block" and schedule.attention.head_dim > 128,
         p_offset=schedule.fp8.p_offset,
-        promote=schedule.fp8.promote,
-        totals_shared=schedule.fp8.totals == "shared",
+        promote=schedule.softmax.promote,
+        totals_shared=schedule.softmax.totals == "shared",
         order=order.name,
         persistent=order.persistent,
         longest_first=order.longest_first,

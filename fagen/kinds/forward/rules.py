@@ -16,6 +16,7 @@ from fagen.vocab import (
     SCALES,
     TOTALS,
     V_LAYOUTS,
+    V_SCALES,
     swizzle_of,
 )
 
@@ -38,6 +39,7 @@ _CODES = (
     Code("v_layout", words={"rows": "vrows", "columns": "vcols"}),
     Code("scales", words={"tensor": "stensor", "head": "shead", "block": "sblock"}),
     Code("scale_rows", "sr"),
+    Code("v_scales", words={"column": "vscol", "block": "vsblock"}),
     Code("p_offset", "po"),
     Code("promote", "pm"),
     Code("totals", words={"registers": "regtotals", "shared": "smemtotals"}),
@@ -55,7 +57,7 @@ SLUG = SlugForm(
     example="fwd_fp16_d128_causal_m128n128",
 )
 
-_FP8_KEYS = ("v_layout", "scales", "scale_rows", "p_offset", "promote", "totals")
+_FP8_KEYS = ("v_layout", "scales", "scale_rows", "v_scales", "p_offset")
 
 # Keys whose default follows from others, in an order that works.  Each is a structural rule over
 # keys that stand before it here or follow from none: all of these are in the slug, so one that
@@ -68,7 +70,8 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "consumers": lambda keys: keys["block_m"] // SM90.wgmma_m,
     # wherever two warpgroups can take turns at the tensor cores (consumers, producer)
     "inter_warpgroup": lambda keys: keys["consumers"] > 1 and keys["producer"] == "warp",
-    # longest tiles first where they differ in length, to whoever comes free (mask, producer, cluster)
+    # longest tiles first where they differ in length, to whoever comes free (mask, producer,
+    # cluster)
     "order": lambda keys: _order(keys),
     # that of Q, K and V where O can have it (dtype)
     "out_dtype": lambda keys: DTYPES[keys["dtype"]].out,
@@ -77,11 +80,13 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "scales": lambda keys: SCALES[0] if _fp8(keys) else "",
     # a constant where a block of rows shares a scale (scales)
     "scale_rows": lambda keys: SCALE_ROWS_DEFAULT if keys["scales"] == "block" else 0,
-    # the largest that leaves P in range, less for masks by row (dtype, maximum, rescale_threshold,
-    # mask, block_n)
-    "p_offset": lambda keys: _p_offset(keys) if _fp8(keys) else 0.0,
-    # a constant where sums are promoted (dtype, promote)
-    "totals": lambda keys: TOTALS[0] if keys["promote"] and _fp8(keys) else "",
+    "v_scales": lambda keys: V_SCALES[0] if _fp8(keys) else "",
+    # a stale maximum costs P bits that e4m3 has not got (dtype)
+    "maximum": lambda keys: "each" if _fp8(keys) else "lazy",
+    # the largest that leaves P in range (dtype, rescale_threshold)
+    "p_offset": lambda keys: _p_offset(keys["rescale_threshold"]) if _fp8(keys) else 0.0,
+    # a constant where sums are promoted (promote)
+    "totals": lambda keys: TOTALS[0] if keys["promote"] else "",
     # three consumers or four use up the register file; a producer beside fewer has what it needs
     # (producer, consumers, v_layout, scales)
     "producer_registers": lambda keys: _registers_of(keys)[0],
@@ -111,25 +116,12 @@ def _registers_of(keys: Mapping[str, Any]) -> tuple[int, int]:
     return producer, consumer
 
 
-def _p_offset(keys: Mapping[str, Any]) -> float:
+def _p_offset(threshold: float) -> float:
     """The offset of P in e4m3 where a schedule does not say.
 
     A whole number: e4m3 then holds the largest P of a row exactly.
     """
-    if keys["maximum"] == "each":
-        return float(max(0, math.floor(8 - keys["rescale_threshold"])))
-    # A diagonal block shows its first rows a key or two, whose maximum is soon outgrown: room for
-    # that is worth more than the last bits of small numbers.
-    wanted = 2.0 if MASKS[keys["mask"]].by_row else 4.0
-    return min(wanted, float(math.floor(most_p_offset(keys["block_n"]))))
-
-
-def most_p_offset(block_n: int) -> float:
-    """With a lazy row max: a lane adds up block_n / 8 of P, and so many equal ones have to fit.
-
-    A thousandth is for their rounding.
-    """
-    return math.log2(SM90.e4m3_max) - math.log2(block_n / 8) - 2**-10
+    return float(max(0, math.floor(math.log2(SM90.e4m3_max) - threshold)))
 
 
 def _one_slab(columns: int, dtype: str) -> bool:
@@ -214,14 +206,22 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             if keys[key] != only:
                 yield (
                     key,
-                    f'= {_toml(keys[key])} does not go with maximum = "lazy", the default, by '
-                    "which a row max is raised where sums that threads add up grow too large; use "
+                    f'= {_toml(keys[key])} does not go with maximum = "lazy", by which a row max '
+                    "is raised where P, or what threads add up of it, grows too large; use "
                     f'maximum = "each", or leave {key} out',
                 )
     if ORDERS[keys["order"]].dynamic and keys["producer"] != "warp":
         static = ORDERS[keys["order"]].static
         said = f'"{keys["order"]}" needs producer = "warp", which draws the tiles; use "{static}"'
         yield "order", said
+    if keys["totals"] and not keys["promote"]:
+        yield "totals", "has no meaning but with promote; leave it out"
+    if keys["promote"] and keys["sum"] == "tensor":
+        yield (
+            "promote",
+            f'= {keys["promote"]} does not go with sum = "tensor", whose row sums are columns of O '
+            'that nothing promotes; use sum = "threads", or leave promote out',
+        )
     if keys["producer"] == "none":
         for key in ("producer_registers", "consumer_registers"):
             if keys[key]:
@@ -268,19 +268,13 @@ def _rules_of_fp8(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield key, f"must be {_toml(only)} in e4m3; {_toml(keys[key])} is for 16-bit kernels"
     if keys["scale_rows"] and keys["scales"] != "block":
         yield "scale_rows", 'has no meaning but with scales = "block"; leave it out'
-    if keys["totals"] and not keys["promote"]:
-        yield "totals", "has no meaning but with promote; leave it out"
-    if keys["maximum"] == "each":
-        yield from _range_of_p(keys["p_offset"], keys["rescale_threshold"])
-    elif keys["p_offset"] > (most := most_p_offset(keys["block_n"])):
+    if keys["v_scales"] == "block" and keys["scales"] != "block":
         yield (
-            "p_offset",
-            f"makes the sum of {keys['block_n']} / 8 equal elements of P 2 to the power of "
-            f"{keys['p_offset']:g} + {math.log2(keys['block_n'] / 8):.3f} > "
-            f"{math.log2(SM90.e4m3_max):.3f}, the log2 of {SM90.e4m3_max:g}, so that every block's "
-            f'row max would be found (maximum = "lazy"); use p_offset = '
-            f"{max(0, math.floor(most))}, or leave it out",
+            "v_scales",
+            '"block" needs scales = "block": a block of scale_rows keys shares a scale of K and one '
+            'of V; leave it out for V by column, or use scales = "block"',
         )
+    yield from _range_of_p(keys["p_offset"], keys["rescale_threshold"])
 
 
 def _range_of_p(offset: float, threshold: float) -> Iterator[tuple[str, str]]:

@@ -8,16 +8,21 @@ from fagen.vocab import FP32, KEY_ORDER
 if TYPE_CHECKING:
     from fagen.kinds.forward.plan import Plan
 
+# With it, and log2 e, the number at which row maxima start still has a product that is finite.
+MOST_SCALE = 1e8
+
 _BATCH = Dim(Extent("batch"), "batch")
 _KEYS = len(KEY_ORDER)  # transposed V is padded to whole groups of them
+_COLUMN_STRIDES = ("batch", "column", "head")  # of numbers by column, in the order of the C struct
 
 
 def signature(plan: "Plan") -> Signature:
     """Return the signature of the Plan's kernel.
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), or transposed (B, Hk, Dv, Sk to 16), out
-    (B, Sq, H, Dv), lse (B, H, Sq) in fp32; descales (B, H or Hk, blocks) in fp32 where Q, K and V
-    have scales.
+    (B, Sq, H, Dv), lse (B, H, Sq) in fp32. Where Q, K and V have scales, descales in fp32 (B, H or
+    Hk, blocks), of V (B, Hk, Dv) unless they are by block, and what was taken off K and V before
+    they were quantised, k_mean (B, Hk, D) and v_mean (B, Hk, Dv).
     """
     conversion = "fagen.quantize({name}) makes it so, with its descale" if plan.fp8 else ""
 
@@ -44,7 +49,7 @@ def signature(plan: "Plan") -> Signature:
     rows = plan.scale_rows
     return Signature(
         kind=plan.kind,
-        version=2,
+        version=3,
         sizes=tuple(map(Size, ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k"))),
         tensors=(
             given("q", "seqlen_q", "heads", plan.head_dim, ""),
@@ -52,7 +57,26 @@ def signature(plan: "Plan") -> Signature:
             v,
             _descale("q", "seqlen_q", "heads", plan.fp8, rows),
             _descale("k", "seqlen_k", "kv_heads", plan.fp8, rows),
-            _descale("v", "seqlen_k", "kv_heads", plan.fp8, rows),
+            _descale("v", "seqlen_k", "kv_heads", plan.fp8, rows)
+            if plan.v_scales_by_block
+            else _by_column(
+                "v_descale",
+                plan.head_dim_v,
+                plan.fp8,
+                "what columns of v are to be multiplied by, finite and above 0; null: 1",
+            ),
+            _by_column(
+                "v_mean",
+                plan.head_dim_v,
+                plan.fp8,
+                "what was taken off columns of v before they were quantised; null: nothing",
+            ),
+            _by_column(
+                "k_mean",
+                plan.head_dim,
+                plan.fp8,
+                "what was taken off columns of k before they were quantised; null: nothing",
+            ),
             Tensor(
                 "out",
                 _rows("seqlen_q", "heads", plan.head_dim_v),
@@ -70,8 +94,10 @@ def signature(plan: "Plan") -> Signature:
                 omittable=True,
             ),
         ),
-        scalars=(Scalar("scale", "float", "of q kᵀ before the softmax", positive=True),),
-        order=("q", "k", "v", "scale", "q_descale", "k_descale", "v_descale"),
+        scalars=(
+            Scalar("scale", "float", "of q kᵀ before the softmax", positive=True, most=MOST_SCALE),
+        ),
+        order=("q", "k", "v", "scale", "q_descale", "k_descale", "v_descale", "v_mean", "k_mean"),
         rules=(Multiple("heads", "kv_heads"),),
     )
 
@@ -100,6 +126,25 @@ def _descale(of: str, seqlen: str, heads: str, present: bool, scale_rows: int) -
         present=present,
         optional=not scale_rows,
         missing=f"this kernel has scales by block of {scale_rows} rows" if scale_rows else "",
+        aligned=False,
+        max_stride=MAX_SIZE,
+        all_strides=_COLUMN_STRIDES if of == "v" else (),
+    )
+
+
+def _by_column(name: str, columns: int, present: bool, note: str) -> Tensor:
+    """Numbers of the columns of K's or V's heads; a dimension of 1 serves for all."""
+    return Tensor(
+        name,
+        (
+            Dim(Extent("batch"), "batch", broadcast=True),
+            Dim(Extent("kv_heads"), "head", broadcast=True),
+            Dim(Extent(number=columns), "column", broadcast=True),
+        ),
+        FP32,
+        note,
+        present=present,
+        optional=True,
         aligned=False,
         max_stride=MAX_SIZE,
     )

@@ -16,20 +16,26 @@ def compute(
     x: Tensor,
     seed: int,
     descale: Tensor | None = None,
+    mean: Tensor | None = None,
     cos: Tensor | None = None,
     sin: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return values and descales; arguments as of the kernel's op, shapes as of its signature."""
+) -> tuple[Tensor, ...]:
+    """Return values, descales and means; arguments as of the kernel's op, shapes as it says."""
     spread = descale
-    if descale is not None:
+    if descale is not None and not plan.by_column:
         spread = descale.reshape((1, 1, 1) if descale.dim() == 0 else (*descale.shape, 1))
     rotary = None if cos is None or sin is None else (cos, sin)
-    values, found = reference.quantize(plan, x, seed, spread, rotary)
-    if descale is not None:
-        return values, x.new_empty(0, dtype=torch.float32)
-    if plan.by_block:
-        return values, found
+    values, found, *means = reference.quantize(plan, x, seed, spread, rotary, mean)
+    nothing = x.new_empty(0, dtype=torch.float32)
+    descales = nothing if descale is not None else _as_found(plan, found)
+    return values, descales, *(one if mean is None else nothing for one in means)
+
+
+def _as_found(plan: "Plan", found: Tensor) -> Tensor:
+    """Descales as the kernel writes them."""
+    if plan.by_block or plan.by_column:
+        return found
     if not plan.by_tensor:
-        return values, found[..., 0].contiguous()
+        return found[..., 0].contiguous()
     least = found.new_full((1,), plan.least / plan.largest)  # of a tensor without a number
-    return values, torch.cat((found.flatten(), least)).amax()
+    return torch.cat((found.flatten(), least)).amax()

@@ -5,7 +5,8 @@ dtype = "fp16"        # of the input: fp16 | bf16
 head_dim = 128        # a multiple of 16
 rotary = "none"       # rotary embedding before all else: "halves" | "pairs" of columns
 rotate = true         # by random signs and a Hadamard matrix: outliers are spread out
-scales = "block"      # one per "tensor", "head", or "block" of scale_rows rows
+center = false        # less the means of columns over all rows of a head
+scales = "block"      # one per "tensor", "head", "column" of a head, or "block" of scale_rows rows
 scale_rows = 64
 layout = "rows"       # row-major, as the input | "columns": transposed, as the PV GEMM reads V
 rows = 128            # per thread block
@@ -19,10 +20,10 @@ from fagen.kinds.quantize.rules import DERIVED, SLUG, rules
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
 from fagen.vocab import (
+    QUANTIZED_SCALES,
     ROTARIES,
     SCALE_ROWS,
     SCALE_ROWS_DEFAULT,
-    SCALES,
     SIXTEEN_BITS,
     V_LAYOUTS,
 )
@@ -43,8 +44,14 @@ class Quantize(Section):
         description="random signs and a Hadamard matrix, block-diagonal where head_dim is no "
         "power of two",
     )
-    scales: Annotated[str, OneOf(SCALES)] = Field(
-        default="block", description="what shares a scale; a block is scale_rows rows of a head"
+    center: bool = Field(
+        default=False,
+        description="less the means of a head's columns over its rows, after the rotation",
+    )
+    scales: Annotated[str, OneOf(QUANTIZED_SCALES)] = Field(
+        default="block",
+        description="what shares a scale; a block is scale_rows rows of a head, a column all of its "
+        "rows, for V",
     )
     scale_rows: Annotated[int, OneOf(SCALE_ROWS)] = derived(
         f'rows that share a scale, with scales = "block"; {SCALE_ROWS_DEFAULT} if left out'
@@ -54,7 +61,10 @@ class Quantize(Section):
         description='"rows": row-major, as the input; "columns": transposed and in the key order '
         "of P, for V",
     )
-    rows: Annotated[int, OneOf(SCALE_ROWS)] = Field(default=128, description="per thread block")
+    rows: Annotated[int, OneOf(SCALE_ROWS)] = derived(
+        "per thread block; if left out 128, or 64 where columns' means or scales are read beside "
+        "wide rows"
+    )
 
 
 class Schedule(AnySchedule):

@@ -19,6 +19,10 @@ ROTATED_BY_MMA = 16  # columns; what is left of a Hadamard matrix is additions i
 _TALL = 4  # chunks of two rows that a lane has registers for; of wider rows it holds one at a time,
 _SMALL = 64  # unless so few rows make a thread block that three still fit beside each other
 _EMBEDDING = 24  # registers that cosines, sines and their products take in wide rows
+_OF_COLUMNS = 32  # registers that means and scales of more than 64 columns take,
+_HALF_A_CHUNK = 32  # and more of them in parts of rows whose last chunk is half empty
+_COLUMN_THREADS = 256
+_COLUMN_ROWS = 512  # what is found of so many is written once, a hundredth of what was read
 _LEAST_REGISTERS = (
     56  # more thread blocks than these allow are not needed to fill the memory's queues
 )
@@ -49,6 +53,8 @@ class Plan:
     scales: str
     by_block: bool
     by_tensor: bool
+    by_column: bool
+    center: bool  # means of columns are taken off
     scale_rows: int  # 0 where scales are not by block
     largest: float  # of e4m3
     least: float  # that a maximum is taken for
@@ -64,20 +70,39 @@ class Plan:
     ragged: bool  # the last chunk is half empty
     parts: int  # in which a warp goes through its rows
     height: int  # rows that a lane holds at a time
-    reduce_threads: int  # threads that make one descale of many maxima
+    reduce_threads: int  # threads that make one descale of many maxima, or of columns' numbers
+    # of the kernel that reads columns, where their means or scales are wanted
+    column_threads: int  # per thread block
+    column_rows: int  # per thread block
+    column_lanes: int  # threads that share a row, 8 columns each
+    column_numbers: int  # found of a column: its sum, and for scales its extremes
     shared_bytes: int
 
     @property
     def reads(self) -> str:
         """How often the input is read, in words."""
-        return "once" if self.by_block else "once where descales are given, else twice"
+        if self.readings == 1:
+            return "once"
+        given = "means" if self.by_block else "descales and means" if self.center else "descales"
+        often = {2: "twice", 3: "three times"}[self.readings]
+        return f"once where {given} are given, else {often}"
+
+    @property
+    def readings(self) -> int:
+        """How often a call reads its input where nothing is given."""
+        return 1 + self.reads_columns + (not self.by_block and not self.by_column)
+
+    @property
+    def reads_columns(self) -> bool:
+        """Whether a kernel of its own finds means or scales of columns."""
+        return self.center or self.by_column
 
     @property
     def reasons(self) -> str:
         """Why so many blocks, to be printed below the ledger."""
         values = self.height * self.chunks * 8
         share = SM90.registers_per_sm // SM90.issued_warps
-        wanted = _registers(values, self.parts, self.rotary)
+        wanted = _registers(values, self.parts, self.rotary, self.reads_columns, self.ragged)
         together = SM90.warps_resident(wanted)
         return (
             f"values that a lane holds    {self.height} rows x {self.chunks} chunks x 8 = "
@@ -115,19 +140,40 @@ class Plan:
 
     @property
     def launches(self) -> Launches:
-        """One kernel; two more before it where the maxima of a head or tensor are to be found."""
-        heads, batch = Product((Extent("heads"),)), Product((Extent("batch"),))
+        """One kernel; two more before it for each thing that is to be found first.
+
+        Those are numbers of columns, and the maxima of a head or tensor.
+        """
+        heads, batch = Extent("heads"), Extent("batch")
         tiles = Extent("seqlen", per=self.rows)
-        grid = Grid(heads, Product((tiles,)), batch)
-        main = Launch("quantize", grid, self.threads, self.shared_bytes)
-        if self.by_block:
-            return Launches((main,))
-        one = Grid(Product()) if self.by_tensor else Grid(heads, batch)
-        maxima = Launch("find_maxima", grid, self.threads, unless="descale")
-        descales = Launch("reduce_maxima", one, self.reduce_threads, unless="descale")
+        grid = Grid(Product((heads, tiles, batch)))
+        kernels = [Launch("quantize", grid, self.threads, self.shared_bytes)]
         fp32 = Extent(number=4)
-        workspace = Product((Extent("batch"), Extent("heads"), tiles, fp32))
-        return Launches((maxima, descales, main), workspace, unless="descale")
+        workspace = None
+        unless = "mean" if self.by_block else "descale"
+        if not (self.by_block or self.by_column):
+            one = Grid(Product() if self.by_tensor else Product((heads, batch)))
+            kernels = [
+                Launch("find_maxima", grid, self.threads, unless=unless),
+                Launch("reduce_maxima", one, self.reduce_threads, unless=unless),
+                *kernels,
+            ]
+            workspace = Product((batch, heads, tiles, fp32))
+        if self.reads_columns:
+            of_columns = Extent("seqlen", per=self.column_rows)
+            found = Grid(Product((heads, of_columns, batch)))
+            of_a_head = Grid(Product((heads, batch)))
+            kernels = [
+                Launch("find_columns", found, self.column_threads, unless=unless),
+                Launch("reduce_columns", of_a_head, self.reduce_threads, unless=unless),
+                *kernels,
+            ]
+            # maxima, of which there are fewer, come later and take the same place
+            numbers = Extent(number=self.column_numbers * self.head_dim)
+            workspace = Product((batch, heads, of_columns, numbers, fp32))
+        if workspace is None:
+            return Launches(tuple(kernels))
+        return Launches(tuple(kernels), workspace, unless=unless)
 
     def explained(self) -> str:
         """Return the ledger, and why so many thread blocks share a multiprocessor."""
@@ -157,7 +203,11 @@ def plan(schedule: Schedule) -> Plan:
     warps = keys.rows // WARP_ROWS
     threads = warps * SM90.warp_threads
     by_block = keys.scales == "block"
-    wanted = _registers(8 * chunks * (2 // parts), parts, keys.rotary != "none")
+    by_column = keys.scales == "column"
+    of_columns = keys.center or by_column
+    ragged = keys.head_dim % CHUNK_COLUMNS > 0
+    held = 8 * chunks * (2 // parts)
+    wanted = _registers(held, parts, keys.rotary != "none", of_columns, ragged)
     blocks = SM90.warps_resident(wanted) // warps
     columns = keys.layout == "columns"
     return Plan(
@@ -174,6 +224,8 @@ def plan(schedule: Schedule) -> Plan:
         scales=keys.scales,
         by_block=by_block,
         by_tensor=keys.scales == "tensor",
+        by_column=by_column,
+        center=keys.center,
         scale_rows=keys.scale_rows,
         largest=SM90.e4m3_max,
         least=LEAST_MAXIMUM,
@@ -184,22 +236,28 @@ def plan(schedule: Schedule) -> Plan:
         blocks=blocks,
         launch_registers=SM90.registers_left(threads * blocks),
         chunks=chunks,
-        ragged=keys.head_dim % CHUNK_COLUMNS > 0,
+        ragged=ragged,
         parts=parts,
         height=2 // parts,
-        reduce_threads=SM90.max_threads_per_block if keys.scales == "tensor" else 256,
+        reduce_threads=SM90.max_threads_per_block if keys.scales == "tensor" or of_columns else 256,
+        column_threads=_COLUMN_THREADS,
+        column_rows=_COLUMN_ROWS,
+        column_lanes=keys.head_dim // 8,
+        column_numbers=3 if by_column else 1,
         # tile and tops, each as aligned as it is in the kernel
         shared_bytes=(keys.rows * chunks * CHUNK_COLUMNS if columns else 0) + 4 * warps,
     )
 
 
-def _registers(values: int, parts: int, rotary: bool) -> int:
+def _registers(values: int, parts: int, rotary: bool, of_columns: bool, ragged: bool) -> int:
     """What a thread is given: the more thread blocks a multiprocessor holds, the more is loaded
     while others compute and store.
 
     A lane has its values in the place of half as many registers of input, and some 18 for
     addresses, signs and what it packs; in parts, more than one of these is under way. Where wide
-    rows are embedded, cosines and sines are too.
+    rows are embedded, cosines and sines are too, and what is known of columns anywhere.
     """
     extra = _EMBEDDING if rotary and parts > 1 else 0
+    if of_columns and values > 32:
+        extra = _OF_COLUMNS + _HALF_A_CHUNK * (parts > 1 and ragged)
     return max(values + (64 if parts > 1 else 18) + extra, _LEAST_REGISTERS)

@@ -1,11 +1,11 @@
 """A built quantiser in, its Evidence out: how it differs from its reference, and how fast it is.
 
 The rule: a value may be the neighbour of what the reference rounds to, in one of a thousand cases,
-since sums inside a rotation are added up in another order; descales agree to 1e-5. Outputs are
-filled with what is no number beforehand, so that a value that was not written shows up.
+since sums inside a rotation are added up in another order; descales agree to 1e-5, and means to as
+much of what becomes 448. Outputs are filled with what is no number beforehand, so that a value that was not written shows up.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,13 +27,15 @@ NEIGHBOURS = 1e-3  # of the values
 DESCALES = 1e-5  # relative
 SEED = 5  # of the rotation
 GIVEN = 0.02  # a descale, with which some values are too large
+GIVEN_MEAN = 0.5
 
 _NOT_A_NUMBER = 0x7F  # a byte of e4m3
 _SIGN = 0x80
 
 Say = Callable[[str], None]
-# x, values, descale, the descale that is given: enqueues the kernel
-Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
+# x, the outputs, and what is given of them by name: enqueues the kernel
+Kernel = Callable[[Tensor, "Outputs", Mapping[str, Tensor]], None]
+Outputs = tuple[Tensor, ...]  # values, descales, and means where the Plan takes them off
 
 
 @dataclass(frozen=True)
@@ -65,19 +67,18 @@ SIZES = (  # one row, whole blocks and broken ones, many thread blocks, strides 
 def kernel_of(plan: Plan, binary: Binary) -> Kernel:
     """The kernel through its C interface, on the current stream."""
 
-    def kernel(x: Tensor, values: Tensor, descale: Tensor, given: Tensor | None) -> None:
-        call(plan, binary.library, **arguments(plan, x, values, descale, given))
+    def kernel(x: Tensor, into: Outputs, given: Mapping[str, Tensor]) -> None:
+        call(plan, binary.library, **arguments(plan, x, into, given))
 
     return kernel
 
 
-def arguments(
-    plan: Plan, x: Tensor, values: Tensor, descale: Tensor, given: Tensor | None
-) -> dict[str, Any]:
+def arguments(plan: Plan, x: Tensor, into: Outputs, given: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return what a call takes by name; cosines and sines are added where the Plan has them."""
     rotary = angles(plan, x)
     named = {} if rotary is None else dict(zip(("cos", "sin"), rotary, strict=True))
-    return dict(x=x, seed=SEED, values=values, found_descale=descale, descale=given, **named)
+    names = [tensor.result for tensor in plan.signature.outputs]
+    return dict(x=x, seed=SEED, **dict(zip(names, into, strict=True)), **given, **named)
 
 
 def check_quantizer(
@@ -126,18 +127,27 @@ def angles(plan: Plan, x: Tensor) -> tuple[Tensor, Tensor] | None:
 def rounding_error(plan: Plan, kernel: Kernel, x: Tensor, *, given: bool) -> RoundingError:
     """How the kernel's output for x (B, S, H, D) differs from the reference's."""
     batch, seqlen, heads, _ = x.shape
-    values, descale = outputs_for(plan, x)
-    values.view(torch.uint8).fill_(_NOT_A_NUMBER)
-    descale.fill_(torch.nan)
-    fixed = torch.full_like(descale, GIVEN) if given else None
-    kernel(x, values, descale, fixed)
-    spread = None if fixed is None else fixed.reshape(-1)[:1]
-    expected = quantize(plan, x, SEED, spread, angles(plan, x))
-    ours, right = places(values), places(expected.values)
+    into = outputs_for(plan, x)
+    into[0].view(torch.uint8).fill_(_NOT_A_NUMBER)
+    for found in into[1:]:
+        found.fill_(torch.nan)
+    fixed = fixed_for(plan, into) if given else {}
+    kernel(x, into, fixed)
+    named = dict(fixed)
+    if "descale" in named and not plan.by_column:
+        named["descale"] = named["descale"].reshape(-1)[:1]
+    expected = quantize(plan, x, SEED, rotary=angles(plan, x), **named)
+    ours, right = places(into[0]), places(expected.values)
     off = (ours - right).abs()
-    unwritten = (values.view(torch.uint8) & _NOT_A_NUMBER) == _NOT_A_NUMBER
-    found = descale if fixed is None else fixed
-    ratio = found.reshape(-1) / _as_found(plan, expected.descale).reshape(-1)
+    unwritten = (into[0].view(torch.uint8) & _NOT_A_NUMBER) == _NOT_A_NUMBER
+    descale = fixed.get("descale", into[1])
+    ratio = descale.reshape(-1) / _as_found(plan, expected.descale).reshape(-1)
+    descale_error = float((ratio - 1).abs().max())
+    if plan.center:
+        mean = fixed.get("mean", into[2])
+        largest = expected.descale.amax(-1, keepdim=True) * plan.largest
+        mean_error = float(((mean - expected.mean).abs() / largest).max())  # type: ignore[union-attr]
+        descale_error = max(descale_error, mean_error)
     return RoundingError(
         batch=batch,
         seqlen=seqlen,
@@ -146,16 +156,21 @@ def rounding_error(plan: Plan, kernel: Kernel, x: Tensor, *, given: bool) -> Rou
         neighbours=float((off == 1).double().mean()),
         allowed=NEIGHBOURS,
         wrong=int(((off > 1) | unwritten).sum()),
-        descale_error=float((ratio - 1).abs().max()),
+        descale_error=descale_error,
         descale_allowed=DESCALES,
     )
 
 
-def outputs_for(plan: Plan, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return values and descales, without numbers, that the kernel makes of x."""
+def outputs_for(plan: Plan, x: Tensor) -> Outputs:
+    """Return values, descales and means, without numbers, that the kernel makes of x."""
     named = {"x": x} | dict(zip(("cos", "sin"), angles(plan, x) or (), strict=False))
-    values, descale = allocated(plan, named, checked(plan, named, have_data=False))
-    return values, descale
+    return allocated(plan, named, checked(plan, named, have_data=False))
+
+
+def fixed_for(plan: Plan, into: Outputs) -> dict[str, Tensor]:
+    """Descales and means to be given, by name, so that a call reads its input once."""
+    fixed = {} if plan.by_block else {"descale": torch.full_like(into[1], GIVEN)}
+    return fixed | ({"mean": torch.full_like(into[2], GIVEN_MEAN)} if plan.center else {})
 
 
 def places(values: Tensor) -> Tensor:
@@ -170,16 +185,21 @@ def bandwidth(plan: Plan, binary: Binary, given: bool) -> Bandwidth:
     batch, seqlen, heads = 4, 16_384, HIDDEN // plan.head_dim
     dtype = getattr(torch, plan.dtype.torch)
     x = torch.randn(batch, seqlen, heads, plan.head_dim, device="cuda").to(dtype)
-    values, descale = outputs_for(plan, x)
-    fixed = torch.full_like(descale, GIVEN) if given else None
-    launch = bind(plan, binary.library, **arguments(plan, x, values, descale, fixed))
-    moved = x.numel() * (plan.dtype.bytes + 1)  # each is read and written as a byte
+    into = outputs_for(plan, x)
+    launch = bind(
+        plan,
+        binary.library,
+        **arguments(plan, x, into, fixed_for(plan, into) if given else {}),
+    )
+    # each is read, again where something was to be found first, and written as a byte
+    reads = 1 if given else plan.readings
+    moved = x.numel() * (reads * plan.dtype.bytes + 1)
     source = torch.empty(moved // 2, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
 
     def run() -> Tensor:
         launch()
-        return values
+        return into[0]
 
     calls = {"kernel": Call(run), "copy": Call(lambda: target.copy_(source))}
     times = time_calls(calls, SUSTAINED)
@@ -194,8 +214,8 @@ def bandwidth(plan: Plan, binary: Binary, given: bool) -> Bandwidth:
 
 
 def _ways(plan: Plan) -> tuple[bool, ...]:
-    """Whether descales are given: those of blocks never are."""
-    return (False,) if plan.by_block else (False, True)
+    """Whether descales and means are given: those of blocks never are."""
+    return (False,) if plan.by_block and not plan.center else (False, True)
 
 
 def _as_found(plan: Plan, descale: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ another order, it is the kernel's arithmetic, fp32 as there.
 import torch
 from torch import Tensor
 
-from fagen.e4m3 import Quantized, by_columns, hadamard, random_signs, rounded
+from fagen.e4m3 import Centered, Quantized, by_columns, hadamard, mean_of, random_signs, rounded
 from fagen.kinds.quantize.plan import Plan
 
 
@@ -17,18 +17,26 @@ def quantize(
     seed: int = 0,
     descale: Tensor | None = None,
     rotary: tuple[Tensor, Tensor] | None = None,
-) -> Quantized:
+    mean: Tensor | None = None,
+) -> Quantized | Centered:
     """Quantise x (B, S, H, D) as the Plan's kernel does.
 
-    `seed` is of the rotation's signs. `descale` gives the scales, (B, H, 1) or what spreads to it,
-    where they are not by block. `rotary` are cosines and sines, (B, S, D / 2) or what spreads to
-    it, if the Plan has them.
+    `seed` is of the rotation's signs. `descale` gives the scales, (B, H, 1), of columns (B, H, D),
+    or what spreads to it, where they are not by block, `mean` (B, H, D) what to take off columns
+    where the Plan does. `rotary` are cosines and sines, (B, S, D / 2) or what spreads to it, if the
+    Plan has them.
     """
     y = x.float() if rotary is None else embedded(x, *rotary, pairs=plan.pairs).float()
     if plan.rotate:
         y = hadamard(y * random_signs(plan.head_dim, seed).to(x.device), plan.hadamard)
-    made = rounded(y, plan.scales, plan.scale_rows, norm=plan.norm, descale=descale)
-    return Quantized(by_columns(made.values), made.descale) if plan.columns else made
+    norm = plan.norm
+    if plan.center:
+        y, norm = y * norm, 1.0
+        mean = mean_of(y) if mean is None else mean
+        y = y - mean[:, None]
+    made = rounded(y, plan.scales, plan.scale_rows, norm=norm, descale=descale)
+    values = by_columns(made.values) if plan.columns else made.values
+    return Quantized(values, made.descale) if mean is None else Centered(values, made.descale, mean)
 
 
 def embedded(x: Tensor, cos: Tensor, sin: Tensor, *, pairs: bool) -> Tensor:

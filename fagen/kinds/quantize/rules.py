@@ -6,6 +6,7 @@ from typing import Any
 from fagen.schedule import Code, SlugForm
 from fagen.vocab import SCALE_ROWS_DEFAULT
 
+_WIDE = 128  # columns of a row, of which a warp holds 16 rows in registers
 HALVES_STEP = 64  # columns: two of the chunks of 32 that lanes share
 
 SLUG = SlugForm(
@@ -13,7 +14,11 @@ SLUG = SlugForm(
     codes=(
         Code("rotary", words={"none": "norotary", "halves": "halves", "pairs": "pairs"}),
         Code("rotate", words={True: "rot", False: "norot"}),
-        Code("scales", words={"tensor": "stensor", "head": "shead", "block": "sblock"}),
+        Code("center", words={True: "center", False: "nocenter"}),
+        Code(
+            "scales",
+            words={"tensor": "stensor", "head": "shead", "block": "sblock", "column": "scol"},
+        ),
         Code("scale_rows", "sr"),
         Code("layout", words={"columns": "vcols", "rows": "vrows"}),
         Code("rows", "r"),
@@ -25,7 +30,14 @@ SLUG = SlugForm(
 DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     # a constant where a block of rows shares a scale (scales)
     "scale_rows": lambda keys: SCALE_ROWS_DEFAULT if keys["scales"] == "block" else 0,
+    # so that several thread blocks share a multiprocessor (center, scales, head_dim, scale_rows)
+    "rows": lambda keys: max(keys["scale_rows"], 64 if _crowded(keys) else 128),
 }
+
+
+def _crowded(keys: Mapping[str, Any]) -> bool:
+    """Whether what is known of columns takes registers that wide rows need."""
+    return (keys["center"] or keys["scales"] == "column") and keys["head_dim"] > _WIDE
 
 
 def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -42,6 +54,19 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             "rows",
             f"= {keys['rows']} must be a multiple of scale_rows = {keys['scale_rows']}: a thread "
             f"block finds the maxima of its own rows; use rows = {keys['scale_rows']}",
+        )
+    if keys["scales"] == "column" and keys["rotate"]:
+        yield (
+            "scales",
+            '= "column" does not go with rotate = true, which mixes the columns of a row; use rotate '
+            '= false, or scales = "block"',
+        )
+    if keys["rotary"] != "none" and (keys["center"] or keys["scales"] == "column"):
+        key, value = ("center", "true") if keys["center"] else ("scales", '"column"')
+        yield (
+            key,
+            f'= {value} does not go with rotary = "{keys["rotary"]}": columns are read before rows '
+            'are embedded; apply the rotary embedding first, and use rotary = "none"',
         )
     if keys["rotary"] == "halves" and keys["head_dim"] % HALVES_STEP:
         yield (

@@ -8,9 +8,6 @@ from fagen.vocab import DTYPES, FP32, KEY_ORDER
 if TYPE_CHECKING:
     from fagen.kinds.quantize.plan import Plan
 
-# what a grid has in its second and third direction, tiles of 32 rows or more and batches
-MAX_BATCH = 65_535
-MAX_SEQLEN = 65_535 * 32
 SIGN_WORDS = 8  # of 32 signs each: enough for 256 columns
 
 _BATCH = Dim(Extent("batch"), "batch")
@@ -24,7 +21,8 @@ def signature(plan: "Plan") -> Signature:
 
     x (B, S, H, D), cos and sin (B, S, D / 2) in x's dtype where there is a rotary embedding,
     values in e4m3 (B, S, H, D) or transposed (B, H, D, S to 16), descale in fp32: (B, H, blocks)
-    of blocks of rows, (B, H) of heads, or one number.
+    of blocks of rows, (B, H) of heads, (B, H, D) of columns, or one number; mean (B, H, D) in fp32
+    where means are taken off.
     """
     columns = Dim(Extent(number=plan.head_dim))
     values = (_BATCH, _SEQLEN, _HEADS, columns)
@@ -38,10 +36,12 @@ def signature(plan: "Plan") -> Signature:
         note = f"{'cosines' if name == 'cos' else 'sines'} of the rotary embedding of {pairs}"
         return Tensor(name, dims, plan.dtype, note, present=plan.rotary)
 
+    # what is found in one reading of x is given together
+    group = "statistics" if plan.center and not plan.by_block else ""
     return Signature(
         kind=plan.kind,
-        version=2,
-        sizes=(Size("batch", MAX_BATCH), Size("heads"), Size("seqlen", MAX_SEQLEN)),
+        version=3,
+        sizes=(Size("batch"), Size("heads"), Size("seqlen")),
         tensors=(
             Tensor("x", (_BATCH, _SEQLEN, _HEADS, columns), plan.dtype, ""),
             angles("cos"),
@@ -50,7 +50,8 @@ def signature(plan: "Plan") -> Signature:
                 "values",
                 values,
                 DTYPES["e4m3"],
-                "x is values * descale" + ("; transposed, keys in the order of P" * plan.columns),
+                f"x is values * descale{' + mean' * plan.center}"
+                + "; transposed, keys in the order of P" * plan.columns,
                 access="out",
             ),
             Tensor(
@@ -62,10 +63,22 @@ def signature(plan: "Plan") -> Signature:
                 refused="descales of blocks are found, they cannot be given"
                 if plan.by_block
                 else "",
-                aligned=False,
+                group=group,
+                aligned=plan.by_column,
                 max_stride=MAX_SIZE,
                 all_strides=("batch", "head"),
                 if_empty=None if plan.by_block else plan.least / plan.largest,
+            ),
+            Tensor(
+                "mean",
+                (_BATCH, _HEADS, columns),
+                FP32,
+                "what is taken off columns, their means over all rows",
+                access="made",
+                present=plan.center,
+                group=group,
+                max_stride=MAX_SIZE,
+                if_empty=0.0,
             ),
         ),
         scalars=(
@@ -80,7 +93,7 @@ def signature(plan: "Plan") -> Signature:
                 words=SIGN_WORDS,
             ),
         ),
-        order=("x", "seed", "descale", "cos", "sin"),
+        order=("x", "seed", "descale", "mean", "cos", "sin"),
         keyword_from="cos",
         no_gradient="rounding to e4m3 has none",
     )
@@ -89,6 +102,8 @@ def signature(plan: "Plan") -> Signature:
 def _descales(plan: "Plan") -> tuple[Dim, ...]:
     if plan.by_tensor:
         return ()
+    if plan.by_column:
+        return (_BATCH, _HEADS, Dim(Extent(number=plan.head_dim)))
     if not plan.by_block:
         return (_BATCH, _HEADS)
     return (_BATCH, _HEADS, Dim(Extent("seqlen", per=plan.scale_rows)))

@@ -25,6 +25,8 @@ def emulate_fp8(
     q_descale: Tensor,
     k_descale: Tensor,
     v_descale: Tensor,
+    v_mean: Tensor | None = None,
+    k_mean: Tensor | None = None,
     *,
     hopper_sums: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -32,10 +34,12 @@ def emulate_fp8(
 
     q (B, Sq, H, D), k (B, Sk, Hk, D) and v in e4m3, v (B, Sk, Hk, Dv) or, where the Plan has V by
     columns, (B, Hk, Dv, Sk to 16) as `by_columns` makes it; H a multiple of Hk. Descales (B, H or
-    Hk, blocks) in fp32, positive; a size of 1 serves for all. Returns out (B, Sq, H, Dv) in the
-    Plan's out_dtype and the log-sum-exp of each row, (B, H, Sq) in fp32: zeros and minus infinity
-    where a row sees no key. With `hopper_sums` both products are summed up as Hopper does it
-    (`multiply_add`), which takes a hundred times as long.
+    Hk, blocks) in fp32, positive, V's (B, Hk, Dv) unless the Plan has them by block; v_mean
+    (B, Hk, Dv) and k_mean (B, Hk, D) are what was taken off V and K before they were quantised; a
+    size of 1 serves for all. Returns out (B, Sq, H, Dv) in the Plan's out_dtype and the log-sum-exp
+    of each row, (B, H, Sq) in fp32: zeros and minus infinity where a row sees no key. With
+    `hopper_sums` both products are summed up as Hopper does it (`multiply_add`), which takes a
+    hundred times as long.
     """
     batch, seqlen_q, heads, _ = q.shape
     seqlen_k, kv_heads = k.shape[1], k.shape[2]
@@ -49,11 +53,12 @@ def emulate_fp8(
         return out, lse
 
     keys = k.permute(0, 2, 3, 1).float()  # (B, Hk, D, Sk)
-    v_descale = v_descale.expand(batch, kv_heads, -1)
+    scale_log2 = scale * math.log2(math.e)
     # what a key's scores are multiplied by, and what its probability is weighted with
-    k_factor = scale * math.log2(math.e) * _by_key(k_descale, plan, batch, kv_heads, seqlen_k)
-    weight = _by_key(v_descale, plan, batch, kv_heads, seqlen_k)
-    weight = weight if plan.scales_by_block else torch.ones_like(weight)
+    k_factor = scale_log2 * _by_key(k_descale, plan, batch, kv_heads, seqlen_k)
+    weight = torch.ones_like(k_factor)
+    if plan.v_scales_by_block:
+        weight = _by_key(v_descale, plan, batch, kv_heads, seqlen_k)
     q_factor = rows_of(q_descale.expand(batch, heads, -1), plan.scale_rows, seqlen_q)
 
     for top in range(0, seqlen_q, plan.block_m):
@@ -93,12 +98,17 @@ def emulate_fp8(
             if plan.promote and step % plan.promote == 0:
                 total, partial = total + partial, torch.zeros_like(partial)
 
-        inverse = torch.where(row_sum == 0, 0.0, 1 / row_sum)
-        if not plan.scales_by_block:
-            inverse = inverse * v_descale[..., None]
-        tile = ((total + partial) * inverse).view(batch, heads, bottom - top, -1)
+        tile = (total + partial) * torch.where(row_sum == 0, 0.0, 1 / row_sum)
+        if not plan.v_scales_by_block:
+            tile = tile * v_descale[:, :, None]
+        if v_mean is not None:
+            tile = torch.where(row_sum == 0, tile, tile + v_mean[:, :, None])
+        tile = tile.view(batch, heads, bottom - top, -1)
         out[:, top:bottom] = tile.permute(0, 2, 1, 3).to(out.dtype)
         log_sum = (maximum - plan.p_offset) * LN2 + torch.log(row_sum)
+        if k_mean is not None:  # which the softmax does not notice
+            expanded = k_mean.expand(-1, -1, queries.shape[-1])[..., None]
+            log_sum = log_sum + scale * factor * (queries @ expanded)
         lse[:, :, top:bottom] = log_sum.view(batch, heads, bottom - top)
     return out, lse
 

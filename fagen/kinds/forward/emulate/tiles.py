@@ -1,24 +1,32 @@
 """A Plan and 16-bit tensors in, what its kernel computes out: its tiles, order and roundings."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from fagen.arch import SM90
+from fagen.e4m3 import to_e4m3
 from fagen.kinds.forward.plan import Plan
 
 LN2 = math.log(2)
+_LOG2_E = 1.44269504089
 _WARP_ROWS = 16  # of a warpgroup's 64
+_TERMS = 4  # products that a tensor core adds up at once
 
 
-def emulate(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def emulate(
+    plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, *, hopper_sums: bool = False
+) -> tuple[Tensor, Tensor]:
     """Compute attention as the Plan's kernel does.
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in the Plan's dtype, with any strides, H a
-    multiple of Hk; scale finite and positive. Returns out (B, Sq, H, Dv) in that dtype and the
-    log-sum-exp of each row, (B, H, Sq) in fp32: zeros and minus infinity where a row sees no key.
-    What is wrong with the arguments is fagen.runtime.checks's to say.
+    multiple of Hk; scale positive, its product with log2 e finite in fp32. Returns out (B, Sq, H,
+    Dv) in that dtype and the log-sum-exp of each row, (B, H, Sq) in fp32: zeros and minus infinity
+    where a row sees no key. With `hopper_sums` PV is summed up as Hopper does it (`multiply_add`),
+    which takes a thousand times as long. What is wrong with the arguments is
+    fagen.runtime.checks's to say.
     """
     batch, seqlen_q, heads, _ = q.shape
     seqlen_k, kv_heads = k.shape[1], k.shape[2]
@@ -39,21 +47,52 @@ def emulate(plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[
         row = rows_of[top:bottom].repeat(group)[:, None]
 
         softmax = _OnlineSoftmax(queries, scale, plan, bottom - top)
-        accumulated = queries.new_zeros(*queries.shape[:-1], v.shape[-1])
-        for block in blocks_of(plan, top, bottom, seqlen_q, seqlen_k):
+        partial = queries.new_zeros(*queries.shape[:-1], v.shape[-1])
+        total = torch.zeros_like(partial)
+        blocks = blocks_of(plan, top, bottom, seqlen_q, seqlen_k)
+        for step, block in enumerate(blocks, 1):
             scores = queries @ keys[..., block]
             scores = scores.masked_fill(hidden(plan, row, block, seqlen_q, seqlen_k), -math.inf)
             p, rescale = softmax.step(scores)
             # what the tensor cores read is rounded; row sums that threads add up saw p before
             rounded = p.to(q.dtype).float()
             softmax.add(rounded if plan.sum_by_tensor else p, rescale)
-            accumulated = accumulated * rescale + rounded @ values[:, :, block]
+            partial, total = partial * rescale, total * rescale
+            if hopper_sums:
+                partial = multiply_add(rounded, values[:, :, block], partial)
+            else:
+                partial = partial + rounded @ values[:, :, block]
+            if plan.promote and step % plan.promote == 0:
+                total, partial = total + partial, torch.zeros_like(partial)
 
         inverse, log_sum = softmax.finish()
-        tile = (accumulated * inverse).to(q.dtype).view(batch, heads, bottom - top, -1)
+        found = (total + partial) * inverse
+        if plan.largest_output:  # P was rounded, its sum was not
+            limited = found.clamp(-plan.largest_output, plan.largest_output)
+            found = torch.where(found.isfinite(), limited, found)
+        # a row that sees no key, even beside a V that is not finite
+        found = found.masked_fill(log_sum == -math.inf, 0.0)
+        tile = found.to(q.dtype).view(batch, heads, bottom - top, -1)
         out[:, top:bottom] = tile.permute(0, 2, 1, 3)
         lse[:, :, top:bottom] = log_sum.view(batch, heads, bottom - top)
     return out, lse
+
+
+def multiply_add(p: Tensor, values: Tensor, onto: Tensor) -> Tensor:
+    """Return onto (…, rows, Dv) + p (…, rows, keys) times values (…, keys, Dv) as Hopper sums up.
+
+    The model: as many products as `_TERMS` and what they are added onto make one exact sum, which
+    is cut off towards zero to the 24 bits of fp32. NVIDIA publishes neither; four fit what an H200
+    finds for V = 1 over 2^18 and 2^20 keys.
+    """
+    p, values = p.double(), values.double()
+    for left in range(0, p.shape[-1], _TERMS):
+        these = slice(left, left + _TERMS)
+        exact = onto.double() + p[..., these] @ values[..., these, :]
+        near = exact.float()
+        beyond = near.double().abs() > exact.abs()
+        onto = torch.where(beyond, torch.nextafter(near, torch.zeros_like(near)), near)
+    return onto
 
 
 def blocks_of(plan: Plan, top: int, bottom: int, seqlen_q: int, seqlen_k: int) -> Iterator[slice]:
@@ -74,51 +113,94 @@ def hidden(plan: Plan, row: Tensor, block: slice, seqlen_q: int, seqlen_k: int) 
 def outgrown(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
     """Tell whose lazy row max is raised after a guess at p (…, rows, columns) of a block.
 
-    p is relative to the maximum so far, so infinite or NaN in a row that has seen nothing. The rows
-    of a tile come head by head; the result is (…, rows, 1). A lane adds up two columns of each 8,
-    in e4m3 either of them by itself, or both where several scales share a block, each scale's by
-    itself; and what one lane of a warp finds too large raises all of its 16 rows.
+    p is relative to the maximum so far, so infinite in a row that has seen nothing. The rows
+    of a tile come head by head; the result is (…, rows, 1). A lane adds up two columns of each 8;
+    where P saturates it looks for e4m3's largest number instead. What one lane of a warp finds too
+    large raises all of its 16 rows.
     """
-    lanes = 4 * plan.sums_compared
-    filled = torch.nn.functional.pad(p, (0, plan.block_n - p.shape[-1]))
-    sums = filled.unflatten(-1, (-1, plan.group_keys // 8, lanes, 8 // lanes)).sum((-1, -3))
-    large = ~(sums <= plan.max_partial_sum).all(-1).all(-1)  # NaN is too large as well
-    heads = large.unflatten(-1, (-1, rows_of_a_head))
+    if plan.p_saturates:
+        large = ~(to_e4m3(p).float() < SM90.e4m3_max).all(-1)  # NaN is too large as well
+    else:
+        filled = torch.nn.functional.pad(p, (0, plan.block_n - p.shape[-1]))
+        sums = filled.unflatten(-1, (-1, 4, 2)).sum((-1, -3))
+        large = ~(sums <= plan.max_partial_sum).all(-1)
+    return _shared(large.unsqueeze(-1), rows_of_a_head, _any_row)
+
+
+def _any_row(warps: Tensor) -> Tensor:
+    return warps.any(-1, keepdim=True)
+
+
+def _shared(found: Tensor, rows_of_a_head: int, told: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return what rows have (…, rows, 1) after `told` was told of it by warps, (…, warps, 16)."""
+    heads = found.squeeze(-1).unflatten(-1, (-1, rows_of_a_head))
     warps = torch.nn.functional.pad(heads, (0, -rows_of_a_head % _WARP_ROWS))
-    raised = warps.unflatten(-1, (-1, _WARP_ROWS)).any(-1, keepdim=True)
-    raised = raised.expand(*raised.shape[:-1], _WARP_ROWS).flatten(-2)[..., :rows_of_a_head]
-    return raised.flatten(-2).unsqueeze(-1)
+    warps = warps.unflatten(-1, (-1, _WARP_ROWS))
+    rows = told(warps).expand_as(warps).flatten(-2)[..., :rows_of_a_head]
+    return rows.flatten(-2).unsqueeze(-1)
 
 
 class _OnlineSoftmax:
     """The maximum and sum of rows of scores (..., rows, columns) that arrive block by block.
 
-    Maxima are those of exponents of 2, to which scores are scaled.
+    Exponents of 2 are a row's scores times `scale_log2` less its reference, by fused
+    multiplication and addition. The reference is the row max times `scale_log2`, rounded. Of the
+    two rows of a thread that has met one that is `far`, the row max is subtracted first.
     """
 
     def __init__(self, rows: Tensor, scale: float, plan: Plan, rows_of_a_head: int) -> None:
-        self.scale_log2 = scale * math.log2(math.e)  # exp2 is the instruction that there is
+        # exp2 is the instruction that there is
+        self.scale_log2 = float(torch.tensor(scale).float() * torch.tensor(_LOG2_E).float())
         self.plan = plan
         self.rows_of_a_head = rows_of_a_head
-        self.maximum = rows.new_full((*rows.shape[:-1], 1), -math.inf)
+        self.maximum = rows.new_full((*rows.shape[:-1], 1), plan.no_score)
+        self.far = torch.zeros_like(self.maximum, dtype=torch.bool)
         self.sum = torch.zeros_like(self.maximum)
 
     def step(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Take one block: its probabilities, and the factor for all that was added up before."""
-        exponents = scores * self.scale_log2
-        highest = torch.maximum(self.maximum, exponents.amax(-1, keepdim=True))
+        before, was_far = self.maximum, self.far
+        highest = torch.maximum(before, scores.amax(-1, keepdim=True))
         if self.plan.lazy_max:
-            guess = torch.exp2(exponents - self.maximum)
-            keep = ~outgrown(guess, self.plan, self.rows_of_a_head)
+            guess = torch.exp2(self._exponents(scores, before, torch.zeros_like(was_far)))
+            raised = outgrown(guess, self.plan, self.rows_of_a_head)
+            keep = ~(raised | self._of_warps(was_far))
         else:
-            keep = highest - self.maximum <= self.plan.rescale_threshold
-        highest = torch.where(keep, self.maximum, highest)
-        # a row that has seen nothing yet: any finite number does, and minus infinity gives NaN
-        origin = highest.masked_fill(highest == -math.inf, 0.0)
-        rescale = torch.exp2(self.maximum - origin)
-        p = torch.exp2(exponents - origin)
-        self.maximum = highest
-        return p, rescale
+            keep = (highest - before) * self.scale_log2 <= self.plan.rescale_threshold
+        self.maximum = torch.where(keep, before, highest)
+        large = (self._reference(self.maximum).abs() >= self.plan.far) & (
+            self.maximum > self.plan.no_score
+        )
+        self.far = was_far | self._of_threads(large)
+        rescale = torch.exp2(self._rise(before, was_far))
+        return torch.exp2(self._exponents(scores, self.maximum, self.far)), rescale
+
+    def _of_warps(self, found: Tensor) -> Tensor:
+        return _shared(found, self.rows_of_a_head, _any_row)
+
+    def _of_threads(self, found: Tensor) -> Tensor:
+        half = _WARP_ROWS // 2  # a thread has a row, and that so many below
+        return _shared(found, self.rows_of_a_head, lambda warps: warps | warps.roll(half, -1))
+
+    def _reference(self, maximum: Tensor) -> Tensor:
+        return maximum * self.scale_log2
+
+    def _exponents(self, scores: Tensor, maximum: Tensor, far: Tensor) -> Tensor:
+        product = scores.double() * self.scale_log2
+        near = (product - self._reference(maximum).double()).float()
+        return torch.where(far, (scores - maximum) * self.scale_log2, near)
+
+    def _rise(self, before: Tensor, was_far: Tensor) -> Tensor:
+        """Return the exponent of what has been added up relative to `before`, now."""
+        old = self._reference(before)
+        product = self.maximum.double() * self.scale_log2
+        moved = torch.where(
+            was_far,
+            (before - self.maximum) * self.scale_log2,
+            (old.double() - product).float(),
+        )
+        moved = moved.masked_fill(before == self.plan.no_score, -math.inf)
+        return torch.where(self.far, moved, old - self._reference(self.maximum))
 
     def add(self, p: Tensor, rescale: Tensor) -> None:
         """Add a block's probabilities to the rows' sums."""
@@ -126,5 +208,5 @@ class _OnlineSoftmax:
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """Return what to multiply the rows of the output by, and their log-sum-exp."""
-        inverse = torch.where(self.sum == 0, 0.0, 1 / self.sum)
-        return inverse, self.maximum * LN2 + torch.log(self.sum)
+        log_sum = (self._reference(self.maximum) + torch.log2(self.sum)) * LN2
+        return 1 / self.sum, log_sum.masked_fill(self.sum == 0, -math.inf)

@@ -1,0 +1,101 @@
+"""fagen.attention over an op of C++ goes past Autograd, and refuses a gradient all the same."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fagen
+from fagen.runtime import attention as dispatch
+from fagen.runtime import op
+from tests.op_helpers import SLUG, qkv, refusal
+from tests.stubs import StubOp
+
+pytestmark = pytest.mark.usefixtures("nothing_is_ready")
+
+REFUSED = f"fagen::{SLUG}: q, k or v requires a gradient, and there is no backward yet; call it"
+
+
+@pytest.fixture
+def attend(stub_op: Callable[[str], StubOp], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """attention(q, k, v) by a schedule whose op is loaded, readied."""
+    one = stub_op(SLUG)
+    monkeypatch.setattr(dispatch, "first_ready", lambda found, *_, **__: (found[0], one.op))
+    fagen.prepare(dtype="bf16", head_dim=64, head_dim_v=32, causal=True, schedule=SLUG)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, **keys: Any) -> Any:
+        return fagen.attention(q, k, v, causal=True, schedule=SLUG, scale=0.1, **keys)
+
+    return attend
+
+
+def test_it_is_what_the_op_gives(attend: Callable[..., Any], stub_op: Any) -> None:
+    one = stub_op(SLUG)
+    assert op.direct(one.op) is not op.alone(one.op)
+    out, lse = one.op(*qkv(), 0.1)
+    assert torch.equal(attend(*qkv()), out)
+    again = attend(*qkv(), return_lse=True)
+    assert torch.equal(again[0], out) and torch.equal(again[1], lse)
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_a_gradient_is_refused(attend: Callable[..., Any], which: int) -> None:
+    leaf = [*qkv()]
+    leaf[which].requires_grad_()
+    inner = [*qkv()]
+    inner[which] = leaf[which] * 1
+    for arguments in (leaf, inner):
+        for keys in ({}, {"return_lse": True}):
+            assert refusal(lambda a=arguments, k=keys: attend(*a, **k)).startswith(REFUSED)  # type: ignore[misc]
+        with torch.no_grad():
+            assert not attend(*arguments).requires_grad
+
+
+def test_a_gradient_that_a_transform_hides_is_refused(attend: Callable[..., Any]) -> None:
+    q, k, v = qkv()
+
+    def total(t: Tensor) -> Tensor:
+        return attend(t, k, v).float().sum()
+
+    def totals(batch: Tensor) -> Tensor:
+        return torch.vmap(total)(batch).sum()
+
+    with pytest.raises(ValueError, match="requires a gradient"):
+        torch.func.grad(total)(q)
+    batched = q[None].clone()
+    totals(batched)
+    with pytest.raises(ValueError, match="requires a gradient"):
+        torch.func.grad(totals)(batched)
+    with pytest.raises(ValueError, match="requires a gradient"):
+        totals(batched.requires_grad_())
+
+
+def test_a_wrong_argument_is_named(attend: Callable[..., Any]) -> None:
+    q, k, v = qkv()
+    said = f"fagen::{SLUG}: k is not bfloat16, which this kernel takes; k.to(torch.bfloat16) conver"
+    assert refusal(lambda: attend(q, k.half(), v)).startswith(said)
+
+
+def test_traced_it_is_the_op_that_refuses_gradients(attend: Callable[..., Any]) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return attend(q, k, v)
+
+    for strict in (False, True):
+        exported = torch.export.export(Model(), qkv(), strict=strict)
+        calls = [str(n.target) for n in exported.graph.nodes if "fagen" in str(n.target)]
+        assert calls == [f"fagen.{SLUG}_without_lse.default"]
+        q, k, v = qkv()
+        with pytest.raises(ValueError, match="requires a gradient"):
+            exported.module()(q.requires_grad_(), k, v)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_recorded_by_torch_jit_it_refuses_gradients_too(attend: Callable[..., Any]) -> None:
+    traced = torch.jit.trace(attend, qkv())
+    q, k, v = qkv()
+    assert torch.equal(traced(q, k, v), attend(q, k, v))
+    with pytest.raises(RuntimeError, match="requires a gradient"):
+        traced(q.requires_grad_(), k, v)

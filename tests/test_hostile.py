@@ -1,0 +1,201 @@
+"""Scores and values that are hard on a kernel, through the emulation, against fp64.
+
+The same on a Hopper GPU, with the kernels themselves: tests/gpu/test_hostile.py.
+"""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fagen.kinds.forward.emulate import emulate
+from fagen.kinds.forward.emulate.tiles import multiply_add
+from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import Plan, plan
+from fagen.kinds.forward.reference import reference
+from tests.hostile import needle, one_score
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+MAXIMA = {
+    "lazy": {},
+    "each": {"maximum": "each"},
+    "threshold": {"maximum": "each", "rescale_threshold": 8.0},
+}
+
+
+def planned(**changes) -> Plan:
+    keys = dict(head_dim=16, dtype="fp16", mask="full", block_m=64, block_n=32)
+    return plan(Schedule.make(**keys | changes))
+
+
+def normal(*shape: int, dtype: str = "fp16", seed: int = 0) -> Tensor:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return values.to(DTYPES[dtype])
+
+
+@pytest.fixture(params=MAXIMA.values(), ids=MAXIMA)
+def maximum(request):
+    return request.param
+
+
+def held(of: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, units: float = 2) -> Tensor:
+    """Hold the emulation to fp64 within some units in the last place of the largest V."""
+    out, lse = emulate(of, q, k, v, scale)
+    exact, exact_lse = reference(q, k, v, mask=of.mask.name, scale=scale)
+    unit = torch.finfo(q.dtype).eps * float(v.abs().amax())
+    assert (out.double() - exact).abs().amax() <= units * unit
+    seen = exact_lse.isfinite()
+    assert torch.equal(lse.isfinite(), seen)
+    close = (lse.double() - exact_lse).abs() <= 1e-3 + 2.0**-22 * exact_lse.abs()
+    assert close[seen].all()
+    return out
+
+
+# ---- keys that nobody can see -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_keys_of_minus_infinity_have_no_weight(maximum, dtype, mask):
+    """All of the blocks that come first, so that row maxima are still what they began as."""
+    of = planned(dtype=dtype, mask=mask, **maximum)
+    q, k, v = normal(1, 96, 2, 16, dtype=dtype).abs(), *(normal(1, 160, 2, 16, dtype=dtype),) * 2
+    k = k.clone()
+    k[:, 64:] = -math.inf
+    out, lse = emulate(of, q, k, v, 0.25)
+    exact, exact_lse = reference(q, k[:, :64], v[:, :64], mask="full", scale=0.25)
+    assert (out.double() - exact).abs().amax() <= 2 * torch.finfo(q.dtype).eps * v.abs().amax()
+    torch.testing.assert_close(lse.double(), exact_lse, rtol=1e-6, atol=1e-5)
+
+
+def test_rows_whose_keys_are_all_minus_infinity_see_none(maximum):
+    of = planned(**maximum)
+    q, k, v = normal(1, 64, 1, 16).abs(), normal(1, 96, 1, 16), normal(1, 96, 1, 16)
+    k[:] = -math.inf
+    v[:, 5] = math.nan
+    out, lse = emulate(of, q, k, v, 0.25)
+    assert not out.any() and (lse == -math.inf).all()
+
+
+@pytest.mark.parametrize("scale", [1e-38, 1e-4, 1.0, 1e8])
+def test_rows_that_see_no_key_are_zeros_whatever_the_scale_and_v(maximum, scale):
+    """In a tile of which other rows see some: their P is 0, and 0 times infinity would be NaN."""
+    of = planned(mask="causal", **maximum)
+    q, k, v = torch.zeros(1, 96, 1, 16).half(), normal(1, 64, 1, 16), normal(1, 64, 1, 16)
+    v[:, 40] = math.inf
+    v[:, 41] = math.nan
+    out, lse = emulate(of, q, k, v, scale)
+    assert not out[:, :32].any() and (lse[..., :32] == -math.inf).all()
+    # a key that is masked beside others that are seen has weight 0, times what its V is, as torch's
+    assert out[:, -1].isnan().all() and lse[..., 32:].isfinite().all()
+
+
+# ---- scores with a large common part ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1e3, 1e4, 1e5, 1e6, 3e7, 3e8, 1e10, 1e12, -1e5, -1e10])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_equal_scores_make_a_mean_however_large_they_are(maximum, dtype, size):
+    of = planned(dtype=dtype, **maximum)
+    q, k = one_score(64, 150, 16, size, DTYPES[dtype])
+    v = normal(1, 150, 1, 16, dtype=dtype)
+    held(of, q, k, v, size / float(q[0, 0, 0] @ k[0, 0, 0].to(q.dtype) or 1), units=1)
+
+
+@pytest.mark.parametrize("size", [1e5, 1e7, 1e9, 1e12])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_scores_are_told_apart_where_fp32_can(maximum, dtype, size):
+    """Products are numbers here that fp32 holds exactly: weights are of their differences."""
+    of = planned(dtype=dtype, **maximum)
+    scale = size / 2.0**20
+    q = torch.zeros(1, 64, 1, 16, dtype=DTYPES[dtype])
+    k = torch.zeros(1, 160, 1, 16, dtype=DTYPES[dtype])
+    q[..., 0] = 2.0**10
+    q[..., 1] = 1
+    k[..., 0] = 2.0**10
+    k[:, :, 0, 1] = torch.arange(160).remainder(7)[None] / max(1.0, 2.0 ** round(math.log2(scale)))
+    k[..., 1] = k[..., 1].clamp(min=2.0**-3)  # of 2^20, in 24 bits
+    held(of, q, k, normal(1, 160, 1, 16, dtype=dtype), scale)
+
+
+def test_a_row_may_become_large_or_small_on_the_way(maximum):
+    """Row maxima cross the border beyond which they are subtracted before scores are scaled."""
+    of = planned(**maximum)
+    for levels in ((1e9, 1e3, -1e9), (-1e9, 1e3, 1e9), (0.0, 1.7e7, 1.6e7), (-2e7, -1.6e7, -1.1e7)):
+        q = torch.zeros(1, 64, 1, 16).half()
+        q[..., 0] = 1 + torch.arange(64).remainder(2)[None, :, None]  # rows of a thread differ
+        k = torch.zeros(1, 96, 1, 16).half()
+        k[..., 0] = torch.tensor(levels).repeat_interleave(32)[None, :, None] / 2.0**15
+        held(of, q, k, normal(1, 96, 1, 16), 2.0**15)
+
+
+# ---- the ends of a range ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_average_of_v_stays_within_v(maximum, sign):
+    """P is rounded, up for many of these, and its sum is not."""
+    of = planned(**maximum)
+    largest = torch.finfo(torch.float16).max
+    q, k = normal(2, 64, 4, 16), normal(2, 500, 4, 16, seed=1)
+    v = torch.full_like(k, sign * largest)
+    for scale in (0.02, 0.25, 1.0):
+        out, _ = emulate(of, q, k, v, scale)
+        assert out.isfinite().all() and (out * sign >= largest - 64).all()
+
+
+def test_an_infinite_v_is_infinite_and_nan_is_nan():
+    of = planned()
+    q, k, v = normal(1, 64, 1, 16), normal(1, 100, 1, 16), normal(1, 100, 1, 16)
+    v[:, 7, :, 0], v[:, 8, :, 1], v[:, 9, :, 2] = math.inf, -math.inf, math.nan
+    out, _ = emulate(of, q, k, v, 0.25)
+    assert (out[..., 0] == math.inf).all() and (out[..., 1] == -math.inf).all()
+    assert out[..., 2].isnan().all() and out[..., 3:].isfinite().all()
+
+
+def test_in_bf16_a_row_max_may_be_stale_by_two_to_the_sixty_for_a_large_v():
+    """A lane's sum is below the bound in each block: O is finite as far as is promised."""
+    of = planned(dtype="bf16", block_n=128)
+    q, k = needle(64, 4096, 16, 59 * math.log(2) - math.log(32), torch.bfloat16, first=128)
+    v = torch.full_like(k, 1e15)
+    held(of, q, k, v, 1.0)
+
+
+# ---- sums over many keys ------------------------------------------------------------------------
+
+
+def test_promotion_keeps_long_sums_that_the_tensor_cores_cut_off():
+    """Scores of noise, so that P has bits to lose; an H200 finds 0.99855 for 2^18 keys."""
+    keys = 1 << 16
+    generator = torch.Generator().manual_seed(0)
+    k = torch.randn(1, keys, 1, 16, generator=generator).half()
+    q, v = torch.full((1, 1, 1, 16), 0.25).half(), torch.ones(1, keys, 1, 16).half()
+    errors = {}
+    for promote in (0, 32):
+        of = planned(block_n=128, promote=promote)
+        out, _ = emulate(of, q, k, v, 1.0, hopper_sums=True)
+        errors[promote] = float((1 - out.double()).abs().amax())
+    assert errors[0] > 2e-4 and errors[32] == 0
+
+
+def test_the_model_of_long_sums_cuts_off_towards_zero():
+    onto = torch.tensor([[2.0**24, -(2.0**24), 1.0]])
+    p, values = torch.ones(1, 4), torch.tensor([[0.25, -0.25, 2.0**-26]]).repeat(4, 1)
+    expected = torch.tensor([[2.0**24, -(2.0**24), 1.0]])
+    assert torch.equal(multiply_add(p, values, onto), expected)
+    assert torch.equal(
+        multiply_add(p, values * 8, onto)[:, :2], onto[:, :2] + 2 * onto[:, :2].sign() * 4
+    )
+
+
+def test_promotion_changes_nothing_but_the_order_of_sums(maximum):
+    plain = planned(dtype="fp16", block_n=16, **maximum)
+    q, k, v = normal(1, 70, 2, 16), normal(1, 200, 2, 16, seed=1), normal(1, 200, 2, 16, seed=2)
+    for promote in (1, 3, 64):
+        of = planned(dtype="fp16", block_n=16, promote=promote, **maximum)
+        for found, wanted in zip(
+            emulate(of, q, k, v, 0.5), emulate(plain, q, k, v, 0.5), strict=True
+        ):
+            torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+        held(of, q, k, v, 0.5)
