@@ -21,23 +21,23 @@ from fagen.problem import Sizes
 from fagen.vocab import DTYPES, MASKS, ORDERS, swizzle_of
 
 # Fitted by benchmarks/search/refit.py (NVIDIA H200); clocks where nothing else is said.
-SHARPNESS = 4.17
-INSTRUCTIONS_PER_SCORE = 5.52  # scaling, exponential, sum, conversion, and what goes with them
-INSTRUCTIONS = 68.2  # of a warp in each step, beside those of its scores
-MAXIMUM = 5.21  # more instructions of a score, with a row max in each block
-FETCH = 700.0  # from a buffer of K or V that is free to one that is full again
-WAIT = 1_090.0  # for one more wgmma, where the softmax does not run under it
-CLASH = 2.56e-4  # of the chain, for each clock on tensor cores and each on MUFU, without ping-pong
-NO_PRODUCER = 180.0  # of a step, for all: consumers that copy for themselves wait for each other
-REQUEST = 1.0  # of TMA, for each row of a box, however narrow the box is
-SECTOR = 0.535  # the same, for each sector of L2 that such a row has
-UNALIGNED = 1.61  # times these, where the rows of half of the heads begin inside a sector
-EPILOGUE = 2_960.0  # of a tile: its first loads, its first step alone, its output
-TURNS = 224.0  # of a causal tile: the scheduler barriers of skipped blocks too
-SHARED_OUTPUT = 1_190.0  # of a tile: V's copies wait until O is stored
-NEW_BLOCK = 2_020.0  # of a tile in a thread block of its own: it begins with nothing loaded
-HEAD_START = 1.06  # of a causal grid's mean tile, by which its slowest block ends late
-DRAWN = 0.0941  # the same, where a block draws its next tile as it comes free
+SHARPNESS = 4.25
+INSTRUCTIONS_PER_SCORE = 5.45  # scaling, exponential, sum, conversion, and what goes with them
+INSTRUCTIONS = 72.0  # of a warp in each step, beside those of its scores
+MAXIMUM = 5.33  # more instructions of a score, with a row max in each block
+FETCH = 791.0  # from a buffer of K or V that is free to one that is full again
+WAIT = 1_080.0  # for one more wgmma, where the softmax does not run under it
+CLASH = 2.90e-4  # of the chain, for each clock on tensor cores and each on MUFU, without ping-pong
+NO_PRODUCER = 181.0  # of a step, for all: consumers that copy for themselves wait for each other
+REQUEST = 0.998  # of TMA, for each row of a box, however narrow the box is
+SECTOR = 0.539  # the same, for each sector of L2 that such a row has
+UNALIGNED = 1.6  # times these, where the rows of half of the heads begin inside a sector
+EPILOGUE = 3_030.0  # of a tile: its first loads, its first step alone, its output
+TURNS = 216.0  # of a causal tile: the scheduler barriers of skipped blocks too
+SHARED_OUTPUT = 1_270.0  # of a tile: V's copies wait until O is stored
+NEW_BLOCK = 2_160.0  # of a tile in a thread block of its own: it begins with nothing loaded
+HEAD_START = 1.05  # of a causal grid's mean tile, by which its slowest block ends late
+DRAWN = 0.086  # the same, where a block draws its next tile as it comes free
 
 
 @dataclass(frozen=True)
