@@ -29,6 +29,7 @@ class Arch:
 
     # bytes of the L2 cache, in two halves
     l2_bytes: int = _of(50 * 1024 * 1024, "H100 and H200 data sheets: 50 MB")
+    l2_sector_bytes: int = _of(32, f"{_GUIDE}: a memory transaction")
 
     # 32-bit registers
     registers_per_sm: int = _of(65_536, _GUIDE)
@@ -48,6 +49,7 @@ class Arch:
     wgmma_m: int = _of(64, f"{_PTX}, wgmma: rows per warpgroup")
     wgmma_k_bytes: int = _of(32, f"{_PTX}, wgmma: 16 columns of 16 bits")
     wgmma_n_step: int = _of(8, f"{_PTX}, wgmma")
+    wgmma_n_full: int = _of(64, "measured: narrower ones take as long, with A in shared memory")
     wgmma_n_max: int = _of(256, f"{_PTX}, wgmma")
 
     # 8-bit operands
@@ -61,7 +63,6 @@ class Arch:
     exponentials: int = _of(16, "measured: ex2.approx, lanes of the MUFU")
     smem_bytes: int = _of(128, f"{_GUIDE}: 32 banks of 4 bytes")
     issued_warps: int = _of(4, f"{_GUIDE}: four schedulers, an instruction each")
-    l2_bytes_per_clock: int = _of(40, "an estimate: what L2 delivers when all ask")
     clock_hz: float = _of(1.65e9, "measured: between 1.44 and 1.83 GHz under the power limit")
     launch_seconds: float = _of(3e-6, "measured: from the launch of an empty kernel to its end")
 

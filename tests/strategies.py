@@ -106,11 +106,20 @@ def promotions(draw: st.DrawFn) -> dict[str, object]:
     return keys
 
 
+WIDER = {104: 128, 136: 160, 168: 192, 176: 192, 200: 224, 208: 224, 232: 256, 240: 256}
+
+
+def columns(head_dim, dtype):
+    """Columns of shared memory: a few more in 16 bits where that makes slabs of 64 or 128 bytes."""
+    if dtype == "e4m3":
+        return -(-head_dim // 32) * 32
+    return WIDER.get(head_dim, -(-head_dim // 16) * 16)
+
+
 def outputs(keys):
     """Ways out for O, in halves only where columns fill up to 128 or 256: two slabs or four."""
-    pad = 32 if keys["dtype"] == "e4m3" else 16
-    columns = -(-keys.get("head_dim_v", keys["head_dim"]) // pad) * pad
-    possible = ["v_space", "own", *(["halves"] if columns in (128, 256) else [])]
+    filled = columns(keys.get("head_dim_v", keys["head_dim"]), keys["dtype"])
+    possible = ["v_space", "own", *(["halves"] if filled in (128, 256) else [])]
     return st.fixed_dictionaries({}, optional={"output": st.sampled_from(possible)})
 
 

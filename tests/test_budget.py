@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fagen.arch import SM90
 from fagen.kinds.forward.formulae import budget, explain_lines, nearest
 from fagen.kinds.forward.keys import Schedule
-from tests.strategies import fp8_schedules, schedules
+from tests.strategies import columns, fp8_schedules, schedules
 
 # FlashAttention-3's tiles for 16-bit inputs with head_dim_v <= 256:
 # head_dim, head_dim_v, block_m, block_n, P from
@@ -138,8 +138,8 @@ def test_shared_memory_is_the_sum_of_whole_arrays(kind, data):
     schedule = data.draw(kind)
     values = schedule.values()
     m, n, stages, q_stages = (values[key] for key in ("block_m", "block_n", "stages", "q_stages"))
-    e, pad = (1, 32) if values["dtype"] == "e4m3" else (2, 16)
-    d, d_v = (-(-values[key] // pad) * pad for key in ("head_dim", "head_dim_v"))
+    e = 1 if values["dtype"] == "e4m3" else 2
+    d, d_v = (columns(values[key], values["dtype"]) for key in ("head_dim", "head_dim_v"))
     rows, space = values["v_layout"] == "rows", values["output"] == "v_space"
     v, o = stages * n * d_v * e, m * d_v * 2
     leaving = {"own": [v, o], "halves": [v, o // 2], "v_space": [max(v, o)]}[values["output"]]

@@ -10,6 +10,7 @@ from fagen.dispatch.tables import Row, table_at, update
 from fagen.errors import ScheduleError
 from fagen.paths import locate
 from fagen.problem import Problem
+from fagen.vocab import MASKS, SIXTEEN_BITS
 
 SHORT, LONG = "fwd_fp16_d128_full_m128n64", "fwd_fp16_d128_full_m128n128"
 PROBLEM = Problem("fp16", 128, 128, "full", "fp16", "", 0)
@@ -210,3 +211,21 @@ def test_the_committed_table_names_committed_schedules():
     table = table_at(locate("schedules") / dispatch_table.NAME)
     slugs = {path.stem for path in (locate("schedules") / "forward").glob("*.toml")}
     assert {row.slug for row in table} <= slugs
+
+
+# ---- the committed one ---------------------------------------------------------------------------
+
+TUNED = [*((d, d) for d in (32, 40, 48, 64, 72, 80, 96, 112, 120, 128, 160, 192, 224, 256))]
+TUNED += [(192, 128), (64, 256)]
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS)
+def test_every_tuned_problem_has_rows_whose_schedules_are_committed(dtype, mask):
+    schedules = locate("schedules")
+    for head_dim, head_dim_v in TUNED:
+        problem = Problem(dtype, head_dim, head_dim_v, mask, None, "", 0)
+        found = [row for row in table_at(schedules / "dispatch.toml") if row.problem == problem]
+        assert found, problem
+        for row in found:
+            assert (schedules / "forward" / f"{row.slug}.toml").is_file(), row.slug

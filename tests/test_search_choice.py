@@ -60,9 +60,9 @@ def test_a_chooser_learns_what_the_prediction_does_not_know():
 
 def test_a_prediction_that_does_not_correlate_leaves_nothing_out():
     found = survey(space(), space().targets()[0])
-    chooser = Chooser(found, 1.05)
+    chooser = Chooser(found, 1.1)
     dice = random.Random(0)
-    pruned = sum(found.predicted(p) <= 1.05 * found.predicted(found.best[0]) for p in found.points)
+    pruned = sum(found.predicted(p) <= 1.1 * found.predicted(found.best[0]) for p in found.points)
     given = 0
     while given < pruned + 20:
         schedule = chooser.next()

@@ -8,14 +8,21 @@ from fagen import search
 from fagen.kinds.forward import cost
 from fagen.kinds.forward.keys import Schedule
 from fagen.problem import Sizes
+from fagen.vocab import SIXTEEN_BITS
 from tests.recordings import DATABASES
+
+
+def in_16_bits(path):
+    """What a search found there: slugs of e4m3 meant other kernels when it ran."""
+    return [result for result in search.found(path) if result.target.dtype in SIXTEEN_BITS]
+
 
 # ---- the prediction ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", DATABASES, ids=lambda path: path.stem)
 def test_nine_predictions_of_ten_are_within_three_tenths_of_what_was_measured(path):
-    timed = [result for result in search.found(path) if result.marks.slugs()]
+    timed = [result for result in in_16_bits(path) if result.marks.slugs()]
     assert timed
     for result in timed:
         marks = result.marks
@@ -60,7 +67,7 @@ def test_a_step_names_what_is_busiest():
 def test_the_prediction_correlates_with_what_was_measured(path):
     correlations = {
         result.target.name: result.correlation
-        for result in search.found(path)
+        for result in in_16_bits(path)
         if len(result.marks.slugs()) >= 24
     }
     assert correlations and min(correlations.values()) >= 0.6, correlations

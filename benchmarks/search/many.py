@@ -2,6 +2,7 @@
 
     python benchmarks/search/many.py --out /tmp/x                   all of them, fp16, both masks
     python benchmarks/search/many.py --out /tmp/x --only 72 192/128
+    python benchmarks/search/many.py --out /tmp/x --only 72 --mask causal --compile 6
     python benchmarks/search/many.py --dry-run                      what would be tried
 
 Everything is kept in OUT/many.sqlite as it is found, which `fagen search report` reads and a second
@@ -82,8 +83,8 @@ long_runs = false
 EACH = 'maximum = ["lazy", "each"]\nrescale_threshold = [0.0, 8.0]\n'
 
 
-def space(head_dims: str, mask: str) -> Declared:
-    """What is tried for '128', or '192/128' where V has its own."""
+def space(head_dims: str, mask: str, most: int = 14) -> Declared:
+    """What is tried for '128', or '192/128' where V has its own; `most` kernels are compiled."""
     head_dim, _, own = head_dims.partition("/")
     d, d_v = int(head_dim), int(own or head_dim)
     text = SPACE.format(
@@ -93,7 +94,7 @@ def space(head_dims: str, mask: str) -> Declared:
         maxima=EACH if d_v >= WIDE else "",
         order=MASKS[mask].order,
         anchor=derived_schedules(Problem("fp16", d, d_v, mask))[0].slug,
-        compiled=COMPILED[head_dims],
+        compiled=min(most, COMPILED[head_dims]),
     )
     return parse_space(text, f"many {head_dims} {mask}")
 
@@ -137,11 +138,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path(), help="the folder to write to")
     parser.add_argument("--only", nargs="+", choices=COMPILED, default=list(COMPILED))
+    parser.add_argument("--mask", choices=MASKS, help="this one only")
+    parser.add_argument("--compile", type=int, default=14, help="kernels of a problem at most")
     parser.add_argument("--seconds", type=int, default=0, help="stop after so long")
     parser.add_argument("--jobs", type=int, help="compile so many at once")
     parser.add_argument("--dry-run", action="store_true")
     given = parser.parse_args()
-    spaces = [space(dims, mask) for dims in given.only for mask in MASKS]
+    masks = [given.mask] if given.mask else list(MASKS)
+    spaces = [space(dims, mask, given.compile) for dims in given.only for mask in masks]
     if given.dry_run:
         for one in spaces:
             found = best_loads(survey(one, one.targets()[0]))

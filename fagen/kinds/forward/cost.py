@@ -1,7 +1,7 @@
 """Predict how long a schedule takes at some sizes, from what one multiprocessor does per clock.
 
 A step, block_n keys for the block's rows, keeps tensor cores, MUFU, shared memory, issue slots and
-L2 busy for so many clocks each; one warpgroup alone has a chain of its own, multiply, softmax,
+TMA busy for so many clocks each; one warpgroup alone has a chain of its own, multiply, softmax,
 multiply, which others fill; and K and V come no faster than their buffers come free.  Nothing
 hides wholly behind the busiest, so they are added as a norm: SHARPNESS = 1 would be their sum,
 infinity their maximum.  Whether Q has a second buffer hardly mattered in what was measured, and is
@@ -18,21 +18,26 @@ from typing import Any
 from fagen.arch import SM90
 from fagen.kinds.forward.formulae import padded_head_dims
 from fagen.problem import Sizes
-from fagen.vocab import DTYPES, MASKS, ORDERS
+from fagen.vocab import DTYPES, MASKS, ORDERS, swizzle_of
 
-# Fitted to the kernels of benchmarks/search/ (NVIDIA H200); clocks where nothing else is said.
-SHARPNESS = 5.0
-INSTRUCTIONS_PER_SCORE = 6.8  # scaling, exponential, sum, conversion, and what goes with them
-MAXIMUM = 2.0  # more of those, with a row max in each block (from an earlier search of such)
-FETCH = 810.0  # from a buffer of K or V that is free to one that is full again
-WAIT = 560.0  # for one more wgmma, where the softmax does not run under it
-CLASH = 1.8e-4  # of the chain, for each clock on tensor cores and each on MUFU, without ping-pong
-NO_PRODUCER = 180.0  # of a step, for all: consumers that copy for themselves wait for each other
-EPILOGUE = 3_480.0  # of a tile: its first loads, its first step alone, its output
-TURNS = 600.0  # of a causal tile: the scheduler barriers of skipped blocks too
-SHARED_OUTPUT = 1_220.0  # of a tile: V's copies wait until O is stored
-NEW_BLOCK = 3_290.0  # of a tile in a thread block of its own: it begins with nothing loaded
-HEAD_START = 0.67  # of a causal grid's mean tile, by which its slowest block ends late
+# Fitted by benchmarks/search/refit.py (NVIDIA H200); clocks where nothing else is said.
+SHARPNESS = 4.25
+INSTRUCTIONS_PER_SCORE = 5.45  # scaling, exponential, sum, conversion, and what goes with them
+INSTRUCTIONS = 72.0  # of a warp in each step, beside those of its scores
+MAXIMUM = 5.33  # more instructions of a score, with a row max in each block
+FETCH = 791.0  # from a buffer of K or V that is free to one that is full again
+WAIT = 1_080.0  # for one more wgmma, where the softmax does not run under it
+CLASH = 2.90e-4  # of the chain, for each clock on tensor cores and each on MUFU, without ping-pong
+NO_PRODUCER = 181.0  # of a step, for all: consumers that copy for themselves wait for each other
+REQUEST = 0.998  # of TMA, for each row of a box, however narrow the box is
+SECTOR = 0.539  # the same, for each sector of L2 that such a row has
+UNALIGNED = 1.6  # times these, where the rows of half of the heads begin inside a sector
+EPILOGUE = 3_030.0  # of a tile: its first loads, its first step alone, its output
+TURNS = 216.0  # of a causal tile: the scheduler barriers of skipped blocks too
+SHARED_OUTPUT = 1_270.0  # of a tile: V's copies wait until O is stored
+NEW_BLOCK = 2_160.0  # of a tile in a thread block of its own: it begins with nothing loaded
+HEAD_START = 1.05  # of a causal grid's mean tile, by which its slowest block ends late
+DRAWN = 0.086  # the same, where a block draws its next tile as it comes free
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class Step:
     exponentials: float
     shared: float
     issue: float
-    l2: float
+    loads: float
     ring: float
     chain: float
     alone: float
@@ -106,7 +111,10 @@ def _step(
 
     ones = SM90.wgmma_n_step if row_sum == "tensor" else 0
 
-    tensor = 2 * m * n * (d + d_v + ones) / (SM90.tensor_flops * 2 / e)
+    # QKᵀ reads its rows of Q from shared memory, as long as 64 keys take on tensor cores
+    tensor = (
+        2 * m * (max(n, SM90.wgmma_n_full) * d + n * (d_v + ones)) / (SM90.tensor_flops * 2 / e)
+    )
     read = consumers * (rows * d + n * d + n * d_v) * e  # Q's rows again, all of K and V
     copied = n * (d + d_v) * e
     through = 2 * m * n * e if p == "shared" else 0  # P written, and read
@@ -118,7 +126,7 @@ def _step(
         n / 2 * (INSTRUCTIONS_PER_SCORE + each * MAXIMUM)  # a thread's scores of two rows
         + d_v / 2 * rescaling
         + (n / 8 + 20 if p == "shared" else 0)
-        + 60
+        + INSTRUCTIONS
     )
     warps = consumers * SM90.warpgroup_threads / SM90.warp_threads
 
@@ -133,12 +141,24 @@ def _step(
         exponentials=exponentials,
         shared=shared,
         issue=warps * per_warp / SM90.issued_warps,
-        l2=copied / cluster / SM90.l2_bytes_per_clock,
+        loads=n * (_row_loads(head_dim, d, e) + _row_loads(head_dim_v, d_v, e)) / cluster,
         ring=FETCH / (stages - 1),
         chain=chain,
         alone=0.0 if producer == "warp" else NO_PRODUCER,
         between=0.0 if overlapped else chain,
     )
+
+
+def _row_loads(columns: int, padded: int, e: int) -> float:
+    """Return the clocks in which TMA brings one row of K or V.
+
+    A box is as wide as a slab of shared memory. Heads follow each other without gaps: where a
+    head's row is no whole number of sectors, that of every other head begins inside one.
+    """
+    sector, row = SM90.l2_sector_bytes, columns * e
+    boxes = ceil(row / swizzle_of(padded * e).bytes)
+    clocks = REQUEST * boxes + SECTOR * ceil(row / sector)
+    return clocks * UNALIGNED if row % sector else clocks
 
 
 def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[float, ...]]:
@@ -188,6 +208,9 @@ def grid(
     of_groups = [_steps(n, mask, top * rows, (top + 1) * rows, sizes) for top in range(groups)]
     lengths = [length for length in of_groups for _ in range(cluster)]
     mean = sum(lengths) / m_blocks
+    if ORDERS[order].dynamic:
+        tiles = m_blocks * heads / SM90.sm_count
+        return max(mean * tiles + DRAWN * mean, lengths[-1]), max(tiles, 1)
     if ORDERS[order].longest_first:
         even = mean * m_blocks * heads / SM90.sm_count
         return even + HEAD_START * mean, rounds

@@ -33,10 +33,15 @@ _TRANSPOSERS = 3  # all warps of the producer but the one that loads
 # those with the longest way to go as soon as to those that come free next.
 _DRAW_AHEAD = 2
 
+# Rows that outgrow a lazy maximum do so again soon: a guess that fails costs twice the exponentials.
+_UPDATES = 4
+
 _COUNTER_BYTES = 4  # of the tiles that blocks have drawn
 
-# With so many tiles for each multiprocessor a section of heads ends within 3 % of the greedy order
-# of all tiles (tests/test_order.py); with fewer its longest tiles may outlast the rest.
+_UNROLLING_REGISTERS = 40  # of a producer; with fewer, unrolled copies spill
+
+# With so many tiles for each multiprocessor the last section of heads ends within 3 % of the greedy
+# order of all tiles for 98 shapes of 100 (tests/test_order.py); with fewer its longest tiles may outlast the rest.
 _SECTION_ROUNDS = 4
 
 
@@ -74,6 +79,7 @@ class Plan:
     threads: int
     producer_warp: bool
     producer_registers: int  # 0 where no warp is specialised
+    unrolls_copies: bool  # the producer has registers enough
     consumer_registers: int  # 0 where no warp is specialised
     launch_registers: int
 
@@ -84,6 +90,7 @@ class Plan:
     output: str
     sum_by_tensor: bool
     lazy_max: bool  # the row max is raised only where sums get too large without
+    updates: int  # blocks that find theirs first after one in which it was raised
     sum_chains: int  # of a lane's sums for a row, of a block or of a scale's keys in it
     max_partial_sum: float  # how large that is: what a lane's share of a row's P may add up to
     rescale_threshold: float  # log2 units
@@ -266,6 +273,7 @@ def plan(schedule: Schedule) -> Plan:
         threads=threads(schedule),
         producer_warp=schedule.warps.producer == "warp",
         producer_registers=schedule.warps.producer_registers,
+        unrolls_copies=not 0 < schedule.warps.producer_registers < _UNROLLING_REGISTERS,
         consumer_registers=schedule.warps.consumer_registers,
         launch_registers=launch_registers(schedule),
         masked_steps=mask.last_by_row or not schedule.overlap.intra_warpgroup,
@@ -275,6 +283,7 @@ def plan(schedule: Schedule) -> Plan:
         output=schedule.pipeline.output,
         sum_by_tensor=sum_by_tensor,
         lazy_max=schedule.softmax.maximum == "lazy",
+        updates=_UPDATES,
         # one would wait for its own latency
         sum_chains=1 if v_scales_by_block and group_keys < block_n else 2,
         max_partial_sum=dtype.max_partial_sum,
