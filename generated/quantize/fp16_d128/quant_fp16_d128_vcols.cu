@@ -485,7 +485,7 @@ Status launch(const FagenQuantizeArgs& a, cudaStream_t stream) {
   const int64_t heads = int64_t(a.heads) * a.batch, tiles = ceil_div(a.seqlen, kRows);
   constexpr int64_t kMost = int64_t(1) << 30;
   if (heads >= kMost || heads * tiles >= kMost) {
-    return kTooManyTiles;
+    return kTooMany;
   }
   if (!is_hopper()) {
     return kNotHopper;
@@ -537,6 +537,6 @@ extern "C" const FagenKernelInfo* fagen_quant_fp16_d128_vcols_info(void) {
       kThreads,
       kLaunchRegisters,
       "quant_fp16_d128_vcols",
-      "38a5604cc7e49a965e45fa7a85f5464211c95624dc2c16a1dd6056aec13bfdf5"};
+      "66679e2a3db327583034eedfb9264c4e2fc99481c038f7a22dd5ea90d3cab89a"};
   return &info;
 }
