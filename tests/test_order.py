@@ -13,8 +13,9 @@ from fagen.process import run
 from fagen.render import render
 from fagen.toolchain import find_gxx
 
-# Blocks that take the next tile when they come free; beside it tiles of falling length, the best that
-# a greedy order can do. A tile costs its blocks of keys and what it takes to begin and end one.
+# Blocks that take the next tile when they come free, and beside it tiles of falling length, the
+# best that a greedy order can do. A tile costs its blocks of keys and what it takes to begin and
+# end one.
 PROGRAM = """\
 #include <algorithm>
 #include <cstdint>

@@ -30,18 +30,19 @@ from fagen.vocab import DTYPES, MASKS, ORDERS, OUT_DTYPES, Dtype, Mask, Swizzle,
 _TRANSPOSERS = 3  # all warps of the producer but the one that loads
 
 # A draw takes about a microsecond, as a block does. Drawn a whole tile ahead, tiles would go to
-# those with the longest way to go as soon as to those that come free next.
+# blocks with the longest way to go as soon as to those that come free next.
 _DRAW_AHEAD = 2
 
-# Rows that outgrow a lazy maximum do so again soon: a guess that fails costs twice the exponentials.
+# Rows that outgrow a lazy maximum do so again soon, and a guess that fails costs exponentials twice.
 _UPDATES = 4
 
 _COUNTER_BYTES = 4  # of the tiles that blocks have drawn
 
 _UNROLLING_REGISTERS = 40  # of a producer; with fewer, unrolled copies spill
 
-# With so many tiles for each multiprocessor the last section of heads ends within 3 % of the greedy
-# order of all tiles for 98 shapes of 100 (tests/test_order.py); with fewer its longest tiles may outlast the rest.
+# With so many tiles for each multiprocessor the last section of heads ends, for 98 shapes of 100,
+# within 3 % of the greedy order of all tiles (tests/test_order.py); with fewer its longest tiles
+# may outlast the rest.
 _SECTION_ROUNDS = 4
 
 

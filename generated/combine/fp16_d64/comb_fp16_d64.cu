@@ -79,7 +79,7 @@ extern "C" {
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
 int fagen_comb_fp16_d64(const struct FagenCombineArgs* args, void* stream);
-// How many bytes of workspace a call of these sizes needs.
+// How many bytes of workspace a call of these sizes needs; -1 where args is null.
 int64_t fagen_comb_fp16_d64_workspace(const struct FagenCombineArgs* args);
 const char* fagen_comb_fp16_d64_message(int status);
 const struct FagenKernelInfo* fagen_comb_fp16_d64_info(void);
@@ -414,7 +414,7 @@ enum Status {
   kMisaligned,
   kBadStride,
   kSmallWorkspace,
-  kTooManyTiles,
+  kTooMany,
   kNotHopper,
   kNoDriver,
   kTensorMapRefused,
@@ -432,7 +432,7 @@ constexpr const char* kMessages[] = {
     "a tensor does not begin at a multiple of 16 bytes",
     "a stride is negative, too large, or no multiple of 16 bytes",
     "the workspace is null or too small",
-    "there are 2^30 tiles or more",
+    "there are 2^30 rows or more",
     "the current device is not a Hopper GPU (compute capability 9.0)",
     "the CUDA driver is missing, or too old for tensor maps",
     "the CUDA driver refused to describe a tensor for TMA",
@@ -443,14 +443,15 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
+constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
+
 // A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
 // TMA, or accesses of 16 bytes, follow an aligned one.
-Status check(const void* data, int element_bytes, bool aligned,
+Status check(const void* data, int element_bytes, bool aligned, int64_t most,
              std::initializer_list<int64_t> sizes_and_strides) {
   bool empty = false, strides_fit = true;
   for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
-    const int64_t size = d[0], stride = d[1],
-                  most = int64_t(1) << (aligned ? 38 : 30);  // TMA's end below 2^40 bytes
+    const int64_t size = d[0], stride = d[1];
     empty |= size == 0;
     strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
                                  (!aligned || stride * element_bytes % 16 == 0));
@@ -476,16 +477,16 @@ Status check(const FagenCombineArgs& a) {
     }
   }
   for (const Status status :
-       {check(a.outs, 2, true,
+       {check(a.outs, 2, true, kMostStride,
               {a.splits, a.outs_stride_split, a.batch, a.outs_stride_batch, a.seqlen,
                a.outs_stride_seq, a.heads, a.outs_stride_head}),
-        check(a.lses, 4, false,
+        check(a.lses, 4, false, kMostStride,
               {a.splits, a.lses_stride_split, a.batch, a.lses_stride_batch, a.heads,
                a.lses_stride_head, a.seqlen, 0}),
         check(
-            a.out, 2, true,
+            a.out, 2, true, kMostStride,
             {a.batch, a.out_stride_batch, a.seqlen, a.out_stride_seq, a.heads, a.out_stride_head}),
-        check(a.lse, 4, false,
+        check(a.lse, 4, false, kMostStride,
               {a.batch, a.lse_stride_batch, a.heads, a.lse_stride_head, a.seqlen, 0})}) {
     if (status) {
       return status;
@@ -509,7 +510,7 @@ Status launch(const FagenCombineArgs& a, cudaStream_t stream) {
     return kOk;
   }
   if (rows >= 1 << 30) {
-    return kTooManyTiles;
+    return kTooMany;
   }
   if (!is_hopper()) {
     return kNotHopper;
@@ -560,7 +561,7 @@ extern "C" int fagen_comb_fp16_d64(const FagenCombineArgs* args, void* stream) {
 }
 
 extern "C" int64_t fagen_comb_fp16_d64_workspace(const FagenCombineArgs* args) {
-  return fagen_comb_fp16_d64_host::workspace_bytes(*args);
+  return args ? fagen_comb_fp16_d64_host::workspace_bytes(*args) : -1;
 }
 
 extern "C" const char* fagen_comb_fp16_d64_message(int status) {
@@ -576,6 +577,6 @@ extern "C" const FagenKernelInfo* fagen_comb_fp16_d64_info(void) {
       kThreads,
       kLaunchRegisters,
       "comb_fp16_d64",
-      "d6f18724af249bf6d0b0e88a3ea2cb473239e6e4c1357cadbedf11012980ee5a"};
+      "d85db2acaebcf7af80226998e8609bf15a8ed45c56e9bd30e66c8ac2e44ba744"};
   return &info;
 }

@@ -79,7 +79,7 @@ extern "C" {
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
 int fagen_comb_fp32_d128_ofp16(const struct FagenCombineArgs* args, void* stream);
-// How many bytes of workspace a call of these sizes needs.
+// How many bytes of workspace a call of these sizes needs; -1 where args is null.
 int64_t fagen_comb_fp32_d128_ofp16_workspace(const struct FagenCombineArgs* args);
 const char* fagen_comb_fp32_d128_ofp16_message(int status);
 const struct FagenKernelInfo* fagen_comb_fp32_d128_ofp16_info(void);
@@ -410,7 +410,7 @@ enum Status {
   kMisaligned,
   kBadStride,
   kSmallWorkspace,
-  kTooManyTiles,
+  kTooMany,
   kNotHopper,
   kNoDriver,
   kTensorMapRefused,
@@ -428,7 +428,7 @@ constexpr const char* kMessages[] = {
     "a tensor does not begin at a multiple of 16 bytes",
     "a stride is negative, too large, or no multiple of 16 bytes",
     "the workspace is null or too small",
-    "there are 2^30 tiles or more",
+    "there are 2^30 rows or more",
     "the current device is not a Hopper GPU (compute capability 9.0)",
     "the CUDA driver is missing, or too old for tensor maps",
     "the CUDA driver refused to describe a tensor for TMA",
@@ -439,14 +439,15 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
+constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
+
 // A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
 // TMA, or accesses of 16 bytes, follow an aligned one.
-Status check(const void* data, int element_bytes, bool aligned,
+Status check(const void* data, int element_bytes, bool aligned, int64_t most,
              std::initializer_list<int64_t> sizes_and_strides) {
   bool empty = false, strides_fit = true;
   for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
-    const int64_t size = d[0], stride = d[1],
-                  most = int64_t(1) << (aligned ? 38 : 30);  // TMA's end below 2^40 bytes
+    const int64_t size = d[0], stride = d[1];
     empty |= size == 0;
     strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
                                  (!aligned || stride * element_bytes % 16 == 0));
@@ -472,16 +473,16 @@ Status check(const FagenCombineArgs& a) {
     }
   }
   for (const Status status :
-       {check(a.outs, 4, true,
+       {check(a.outs, 4, true, kMostStride,
               {a.splits, a.outs_stride_split, a.batch, a.outs_stride_batch, a.seqlen,
                a.outs_stride_seq, a.heads, a.outs_stride_head}),
-        check(a.lses, 4, false,
+        check(a.lses, 4, false, kMostStride,
               {a.splits, a.lses_stride_split, a.batch, a.lses_stride_batch, a.heads,
                a.lses_stride_head, a.seqlen, 0}),
         check(
-            a.out, 2, true,
+            a.out, 2, true, kMostStride,
             {a.batch, a.out_stride_batch, a.seqlen, a.out_stride_seq, a.heads, a.out_stride_head}),
-        check(a.lse, 4, false,
+        check(a.lse, 4, false, kMostStride,
               {a.batch, a.lse_stride_batch, a.heads, a.lse_stride_head, a.seqlen, 0})}) {
     if (status) {
       return status;
@@ -505,7 +506,7 @@ Status launch(const FagenCombineArgs& a, cudaStream_t stream) {
     return kOk;
   }
   if (rows >= 1 << 30) {
-    return kTooManyTiles;
+    return kTooMany;
   }
   if (!is_hopper()) {
     return kNotHopper;
@@ -556,7 +557,7 @@ extern "C" int fagen_comb_fp32_d128_ofp16(const FagenCombineArgs* args, void* st
 }
 
 extern "C" int64_t fagen_comb_fp32_d128_ofp16_workspace(const FagenCombineArgs* args) {
-  return fagen_comb_fp32_d128_ofp16_host::workspace_bytes(*args);
+  return args ? fagen_comb_fp32_d128_ofp16_host::workspace_bytes(*args) : -1;
 }
 
 extern "C" const char* fagen_comb_fp32_d128_ofp16_message(int status) {
@@ -572,6 +573,6 @@ extern "C" const FagenKernelInfo* fagen_comb_fp32_d128_ofp16_info(void) {
       kThreads,
       kLaunchRegisters,
       "comb_fp32_d128_ofp16",
-      "9ed1bfb3e4d2c78543477b1d7e389687d26fcec56675de155f5bd0a3bcf3ee04"};
+      "8f0f27046989ca3d502b66845f8ff39bc64bfdf2079aa984fcf63d5b36fa7455"};
   return &info;
 }

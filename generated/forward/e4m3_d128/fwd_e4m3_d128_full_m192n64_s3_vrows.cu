@@ -33,7 +33,7 @@
 // ---- The C interface -------------------------------------------------------------------------
 
 #ifndef FAGEN_FORWARD_ARGS
-#define FAGEN_FORWARD_ARGS 2
+#define FAGEN_FORWARD_ARGS 3
 
 extern "C" {
 
@@ -41,7 +41,7 @@ extern "C" {
 // dimension without one is contiguous.
 struct FagenForwardArgs {
   uint32_t struct_bytes;    // sizeof(FagenForwardArgs)
-  uint32_t version;         // 2: callers built for another are recognised
+  uint32_t version;         // 3: callers built for another are recognised
   void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
   int64_t workspace_bytes;  // how large it is
   const void* q;            // e4m3 (batch, seqlen_q, heads, 128)
@@ -51,9 +51,13 @@ struct FagenForwardArgs {
                           // and above 0; null: 1
   const void* k_descale;  // fp32 (batch or 1, kv_heads or 1, 1): what k is to be multiplied by,
                           // finite and above 0; null: 1
-  const void* v_descale;  // fp32 (batch or 1, kv_heads or 1, 1): what v is to be multiplied by,
-                          // finite and above 0; null: 1
-  void* out;              // bf16 (batch, seqlen_q, heads, 128): zeros in a row that sees no key
+  const void* v_descale;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what columns of v are to be
+                          // multiplied by, finite and above 0; null: 1
+  const void* v_mean;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what was taken off columns of
+                       // v before they were quantised; null: nothing
+  const void* k_mean;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what was taken off columns of
+                       // k before they were quantised; null: nothing
+  void* out;           // bf16 (batch, seqlen_q, heads, 128): zeros in a row that sees no key
   void* lse;  // fp32 (batch, heads, seqlen_q): log-sum-exp, natural logarithm; minus infinity in a
               // row that sees no key; null if not wanted
   int64_t q_stride_batch, q_stride_head, q_stride_seq;
@@ -61,16 +65,18 @@ struct FagenForwardArgs {
   int64_t v_stride_batch, v_stride_head, v_stride_seq;
   int64_t q_descale_stride_batch, q_descale_stride_head;
   int64_t k_descale_stride_batch, k_descale_stride_head;
-  int64_t v_descale_stride_batch, v_descale_stride_head;
+  int64_t v_descale_stride_batch, v_descale_stride_column, v_descale_stride_head;
+  int64_t v_mean_stride_batch, v_mean_stride_column, v_mean_stride_head;
+  int64_t k_mean_stride_batch, k_mean_stride_column, k_mean_stride_head;
   int64_t out_stride_batch, out_stride_head, out_stride_seq;
   int64_t lse_stride_batch, lse_stride_head;
   int32_t batch, heads, kv_heads, seqlen_q, seqlen_k;
-  float scale;  // of q kᵀ before the softmax; finite and positive
+  float scale;  // of q kᵀ before the softmax; finite and positive, 1e+08 at most
 };
 
 }  // extern "C"
 
-#elif FAGEN_FORWARD_ARGS != 2
+#elif FAGEN_FORWARD_ARGS != 3
 #error "kernels of kind forward of two versions of fagen in one translation unit"
 #endif
 
@@ -97,7 +103,7 @@ extern "C" {
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
 int fagen_fwd_e4m3_d128_full_m192n64_s3_vrows(const struct FagenForwardArgs* args, void* stream);
-// How many bytes of workspace a call of these sizes needs.
+// How many bytes of workspace a call of these sizes needs; -1 where args is null.
 int64_t fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_workspace(const struct FagenForwardArgs* args);
 const char* fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_message(int status);
 const struct FagenKernelInfo* fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_info(void);
@@ -124,9 +130,11 @@ constexpr int kThreads = 512;
 constexpr int kLaunchRegisters = 128;
 constexpr int kProducerRegisters = 32;
 constexpr int kConsumerRegisters = 160;
-constexpr float kMaxPartialSum = 448.0f;  // of a lane's P; more updates the maximum
+constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
+constexpr float kFar =
+    16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
 constexpr float kPOffset =
-    4.0f;  // log2 units: P is kept this much larger, to use more of its range
+    8.0f;  // log2 units: P is kept this much larger, to use more of its range
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
 constexpr int kQkSlab = 128;  // columns
@@ -149,6 +157,17 @@ using Output = float[kOutputColumns / 2];  // a thread's part of a warpgroup's O
 
 using Barrier = cutlass::arch::ClusterBarrier;
 using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
+
+// Blocks first … last - 1 of kBlockN keys, visited from the last to the first.
+struct Blocks {
+  int first, last;
+};
+
+// kBlockM query rows of one head, and the keys they see.
+struct Tile {
+  int first_row, head, kv_head, batch;
+  Blocks blocks;
+};
 
 struct SharedStorage {
   alignas(1024) Element q[kQStages][kBlockM * kHeadDimPadded];
@@ -205,15 +224,53 @@ struct ScaleTensor {
   }
 };
 
+// Reads the numbers of a thread's columns of O, two neighbours of each eight.
+struct ColumnReader {
+  const float* at;
+  int64_t stride;
+
+  __device__ __forceinline__ float2 next() {
+    const float2 pair = {__ldg(at), __ldg(at + stride)};
+    at += 8 * stride;
+    return pair;
+  }
+
+  // Never true, but the compiler cannot know: it would load all columns at once, for which there
+  // are no registers.
+  __device__ __forceinline__ bool ends() {
+    asm volatile("" : "+l"(at));
+    return !at;
+  }
+};
+
+// A number for each column of a head; strides are 0 where one serves for all.
+struct ColumnTensor {
+  const float* data;
+  int64_t stride_batch, stride_head, stride_column;
+
+  __device__ __forceinline__ const float* of(int batch, int head) const {
+    return data + batch * stride_batch + head * stride_head;
+  }
+
+  __device__ __forceinline__ void prefetch(int batch, int head, int column) const {
+    if (data) {
+      asm volatile("prefetch.global.L1 [%0];" ::"l"(of(batch, head) + column * stride_column));
+    }
+  }
+};
+
 struct Params {
   CUtensorMap q, k, v, out;
   float* lse;
   int64_t lse_stride_batch, lse_stride_head;
-  ScaleTensor q_scale, k_scale, v_scale;
+  ScaleTensor q_scale, k_scale;
+  ColumnTensor v_scale, v_mean, k_mean;
+  const Element* q_rows;
+  int64_t q_stride_batch, q_stride_head, q_stride_seq;
   FastDivisor heads, heads_per_kv_head;
   int seqlen_q, seqlen_k;
   FastDivisor m_blocks;  // tiles of one head
-  int slots;             // of tiles, over all heads and batches; some may be unused
+  int slots;             // of tiles, over all heads and batches
   bool has_empty_tiles;  // whose rows see no key
   float scale_log2;      // scale * log2(e)
 };
@@ -316,25 +373,16 @@ __device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descripto
 
 // ---- Tiles -----------------------------------------------------------------------------------
 
-// Blocks first … last - 1 of kBlockN keys, visited from the last to the first.
-struct Blocks {
-  int first, last;
-};
+__device__ __forceinline__ int lane() {
+  return threadIdx.x % 32;
+}
 
 __device__ __forceinline__ Blocks blocks_of(const Params& params) {
   return {0, ceil_div(params.seqlen_k, kBlockN)};
 }
 
-// kBlockM query rows of one head, and the keys they see.
-struct Tile {
-  int first_row, head, kv_head, batch;
-  Blocks blocks;
-};
-
-__device__ __forceinline__ Tile tile_at(const Params& params, int index) {
+__device__ __forceinline__ Tile tile_of(const Params& params, int flat_head, int m_block) {
   Tile tile;
-  const int flat_head = params.m_blocks.divide(index);  // neighbours share K and V
-  const int m_block = index - flat_head * params.m_blocks.value;
   tile.first_row = m_block * kBlockM;
   tile.batch = params.heads.divide(flat_head);
   tile.head = flat_head - tile.batch * params.heads.value;
@@ -343,23 +391,11 @@ __device__ __forceinline__ Tile tile_at(const Params& params, int index) {
   return tile;
 }
 
-// The tiles of one thread block, by index.
-struct Tiles {
-  int index = blockIdx.x;
-
-  __device__ __forceinline__ void advance() { index += gridDim.x; }
-
-  // The next tile that sees a key, or else that sees none; false at the end.
-  template <bool sees_keys = true>
-  __device__ __forceinline__ bool next(const Params& params, Tile& tile) {
-    if (index >= params.slots || sees_keys == params.has_empty_tiles) {  // all are empty, or none
-      return false;
-    }
-    tile = tile_at(params, index);
-    advance();
-    return true;
-  }
-};
+__device__ __forceinline__ Tile tile_at(const Params& params, int index) {
+  const int flat_head = params.m_blocks.divide(index);  // neighbours share K and V
+  const int m_block = index - flat_head * params.m_blocks.value;
+  return tile_of(params, flat_head, m_block);
+}
 
 // A stage of a ring of buffers, and the phase of its barriers, which flips each time around.
 template <int stages>
@@ -376,12 +412,47 @@ struct RingPosition {
   }
 };
 
+// The tiles of one thread block.
+struct Tiles {
+  int index = blockIdx.x;
+
+  __device__ __forceinline__ void advance() { index += gridDim.x; }
+
+  // The next tile that sees a key; false at the end.
+  __device__ __forceinline__ bool next(const Params& params, Tile& tile) {
+    while (index < params.slots) {
+      tile = tile_at(params, index);
+      advance();
+      if (tile.blocks.last > tile.blocks.first) {
+        return true;
+      }
+    }
+    return false;
+  }
+};
+
+// Tiles that see no key, which are nobody's work but for their zeros.
+struct EmptyTiles {
+  int index = blockIdx.x;
+
+  __device__ __forceinline__ bool next(const Params& params, Tile& tile) {
+    if (!params.has_empty_tiles) {
+      return false;
+    }
+    while (index < params.slots) {
+      tile = tile_at(params, index);
+      index += gridDim.x;
+      if (tile.blocks.last == tile.blocks.first) {
+        return true;
+      }
+    }
+    return false;
+  }
+};
+
 // ---- Softmax ---------------------------------------------------------------------------------
 
 // A warp has 16 of an accumulator's 64 rows, from warp_row() on.
-__device__ __forceinline__ int lane() {
-  return threadIdx.x % 32;
-}
 __device__ __forceinline__ int warp_row() {
   return threadIdx.x % kWarpgroup / 32 * 16;
 }
@@ -428,15 +499,20 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 struct Softmax {
   float scale = 0.f;  // from scores to exponents of 2: scale * log2(e) * Q's * K's
-  float v_scale = 0.f;
-  float max[2] = {-INFINITY, -INFINITY};  // of the exponents
-  float sum[2] = {0.f, 0.f};              // this thread's part, times 2^kPOffset like P
-  float rescale[2] = {1.f, 1.f};          // of O, from the last maximum to this one
+  float max[2] = {kNoScore, kNoScore};  // of the scores
+  float sum[2] = {0.f, 0.f};            // this thread's part, times 2^kPOffset like P
+  float rescale[2] = {1.f, 1.f};        // of O, from the last reference to this one
+  bool far = false;                     // see move_far
 
-  // Updates the row maxima by a block of scores, and rescales the sums.
-  // may_be_empty: a row may have seen no key yet; its maximum is -inf then.
-  template <bool may_be_empty>
-  __device__ __forceinline__ void update_row_max(const float (&s)[kBlockN / 2]) {
+  // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
+  // log-sum-exp of a row share that rounding, and it cancels out.
+  __device__ __forceinline__ float reference(int r) const {
+    return __fmaf_rn(max[r], scale, -kPOffset);
+  }
+
+  // Updates the row maxima by a block of scores, and rescales the sums. Returns whether O must be
+  // rescaled.
+  __device__ __forceinline__ bool update_row_max(float (&s)[kBlockN / 2]) {
     // Two chains a row, to hide latency.
     float chains[4] = {s[0], s[2], s[4], s[6]};
 #pragma unroll
@@ -444,51 +520,60 @@ struct Softmax {
       const int chain = row_of(i) + i / 4 % 2 * 2;
       chains[chain] = fmaxf(chains[chain], fmaxf(s[i], s[i + 1]));
     }
-    const float top[2] = {fmaxf(max[0], fmaxf(chains[0], chains[2]) * scale),
-                          fmaxf(max[1], fmaxf(chains[1], chains[3]) * scale)};
+    const float top[2] = {fmaxf(max[0], fmaxf(chains[0], chains[2])),
+                          fmaxf(max[1], fmaxf(chains[1], chains[3]))};
+    // Mostly no row max of a warp grows, and then nothing is exchanged or rescaled.
+    if (__all_sync(0xffffffff, top[0] <= max[0] && top[1] <= max[1] && !far)) {
+      return false;
+    }
+    const float before[2] = {max[0], max[1]};
+    const float old[2] = {reference(0), reference(1)};
+    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float before = max[r];
       max[r] = quad_max(top[r]);
-      rescale[r] = exp2_approx(before - reference<may_be_empty>(r));
-      sum[r] *= rescale[r];
+      rescale[r] = exp2_approx(old[r] - reference(r));
+      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
+    if (large) {
+      move_far(s, before, old);
+    }
+    sum[0] *= rescale[0];
+    sum[1] *= rescale[1];
+    return true;
   }
 
-  // What a row's exponents are relative to.
-  template <bool may_be_empty>
-  __device__ __forceinline__ float reference(int r) const {
-    return may_be_empty && max[r] == -INFINITY ? 0.f : max[r];
+  // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
+  // end of the tile the row maxima are subtracted before scores are scaled, which is exact, and
+  // each block finds its own.
+  __device__ __forceinline__ void move_far(float (&s)[kBlockN / 2], const float (&before)[2],
+                                           const float (&old)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float rise =
+          far ? (before[r] - max[r]) * scale : __fmaf_rn(-max[r], scale, old[r] + kPOffset);
+      rescale[r] = before[r] == kNoScore ? 0.f : exp2_approx(rise);
+    }
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      s[i] -= max[row_of(i)];
+    }
+    far = true;
   }
 
-  // P of a block of scores, relative to the row maxima, times 2^kPOffset; part: its row sums.
-  // Returns whether this thread's P fits e4m3, which small sums prove. Without may_be_empty, those
-  // of a row that has seen no key are infinite or NaN.
-  template <bool may_be_empty>
-  __device__ __forceinline__ bool exponentiate(const float (&s)[kBlockN / 2],
-                                               float (&p)[kBlockN / 2], float (&part)[2]) const {
-    const float offset[2] = {kPOffset - reference<may_be_empty>(0),
-                             kPOffset - reference<may_be_empty>(1)};
+  // P of a block of scores, in place, relative to the row maxima, times 2^kPOffset; its row sums
+  // are added up.
+  __device__ __forceinline__ void exponentiate(float (&s)[kBlockN / 2]) {
+    const float offset[2] = {far ? kPOffset : -reference(0), far ? kPOffset : -reference(1)};
     float chains[4];
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i) {
-      p[i] = exp2_approx(fmaf(s[i], scale, offset[row_of(i)]));
+      s[i] = exp2_approx(fmaf(s[i], scale, offset[row_of(i)]));
       const int chain = row_of(i) + i % 2 * 2;
-      chains[chain] = i < 4 ? p[i] : chains[chain] + p[i];
+      chains[chain] = i < 4 ? s[i] : chains[chain] + s[i];
     }
-    part[0] = chains[0] + chains[2];
-    part[1] = chains[1] + chains[3];
-    return chains[0] <= kMaxPartialSum && chains[1] <= kMaxPartialSum &&
-           chains[2] <= kMaxPartialSum && chains[3] <= kMaxPartialSum;
-  }
-
-  // In place, and added to the sums.
-  template <bool may_be_empty>
-  __device__ __forceinline__ void exponentiate(float (&s)[kBlockN / 2]) {
-    float part[2];
-    exponentiate<may_be_empty>(s, s, part);
-    sum[0] += part[0];
-    sum[1] += part[1];
+    sum[0] += chains[0] + chains[2];
+    sum[1] += chains[1] + chains[3];
   }
 
   __device__ __forceinline__ void rescale_output(Output& o, bool raised) const {
@@ -537,16 +622,19 @@ __device__ __forceinline__ void store_matrices(void* address, uint32_t a, uint32
                : "memory");
 }
 
-// Rounds a warp's 16 rows of an accumulator to OutElement and writes them to slabs of 64 rows.
-template <int columns, int slab, int swizzle_bits>
-__device__ __forceinline__ void store_accumulator(OutElement* tile, const float* x) {
+// Rounds a warp's 16 rows of an accumulator, element(i), to OutElement and writes them to slabs of
+// 64 rows.
+template <int columns, int slab, int swizzle_bits, class Elements>
+__device__ __forceinline__ void store_accumulator(OutElement* tile, Elements element) {
   const int row = warp_row() + lane() % 16;
 #pragma unroll
   for (int column = 0; column < columns; column += 16) {
     char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
-    const float* y = x + column / 2;
+    const auto pair = [&](int i) {
+      return pack(element(column / 2 + i), element(column / 2 + i + 1));
+    };
     store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane() / 16 * 8),
-                   pack(y[0], y[1]), pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
+                   pair(0), pair(2), pair(4), pair(6));
   }
 }
 
@@ -556,8 +644,8 @@ __device__ __forceinline__ void store_accumulator(OutElement* tile, const float*
 struct Loader {
   const Params& params;
   SharedStorage& shared;
-  RingPosition<kQStages> q;
   RingPosition<kStages> k, v;
+  uint32_t tiles = 0;  // whose Q was loaded
 
   // One box per slab; rows past the sequence and columns past the head dim are filled with zeros.
   template <int columns, int rows, int slab>
@@ -565,7 +653,7 @@ struct Loader {
                                        Element* tile, int row, int head, int batch,
                                        cute::TMA::CacheHintSm90 hint) {
     full.arrive_and_expect_tx(rows * columns * sizeof(Element));
-#pragma unroll
+#pragma unroll 1  // few registers
     for (int column = 0; column < columns; column += slab) {
       cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
                                    static_cast<uint64_t>(hint), tile + column * rows, column, row,
@@ -574,16 +662,18 @@ struct Loader {
   }
 
   __device__ __forceinline__ void load_q(const Tile& tile) {
+    const uint32_t stage = tiles % kQStages, phase = tiles / kQStages % 2;
     // Each warpgroup's rows as soon as it has read its last ones.
+#pragma unroll 1  // few registers
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      shared.q_empty[q.stage][consumer].wait(q.phase ^ 1);
+      shared.q_empty[stage][consumer].wait(phase ^ 1);
       copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
-          params.q, shared.q_full[q.stage][consumer],
-          shared.q[q.stage] + consumer * kWarpgroupRows * kHeadDimPadded,
+          params.q, shared.q_full[stage][consumer],
+          shared.q[stage] + consumer * kWarpgroupRows * kHeadDimPadded,
           tile.first_row + consumer * kWarpgroupRows, tile.head, tile.batch,
           cute::TMA::CacheHintSm90::EVICT_FIRST);
     }
-    q.advance();
+    ++tiles;
   }
 
   __device__ __forceinline__ void load_k(const Tile& tile, int block) {
@@ -804,14 +894,40 @@ struct Consumer {
     wgmma_commit();
   }
 
+  // What O's columns will be multiplied by, and their means, to the L1 cache before they are
+  // needed.
+  __device__ __forceinline__ void prefetch_columns(const Tile& tile) const {
+    for (int column = threadIdx.x % kWarpgroup; column < kHeadDimV; column += kWarpgroup) {
+      params.v_scale.prefetch(tile.batch, tile.kv_head, column);
+      params.v_mean.prefetch(tile.batch, tile.kv_head, column);
+    }
+  }
+
   __device__ __forceinline__ static float scale_at(const ScaleTensor& scale, int batch, int head) {
     return scale.data ? __ldg(scale.at(batch, head)) : 1.f;
   }
 
   __device__ __forceinline__ Softmax softmax_of(const Tile& tile) {
+    prefetch_columns(tile);
     return {params.scale_log2 * scale_at(params.q_scale, tile.batch, tile.head) *
-                scale_at(params.k_scale, tile.batch, tile.kv_head),
-            scale_at(params.v_scale, tile.batch, tile.kv_head)};
+            scale_at(params.k_scale, tile.batch, tile.kv_head)};
+  }
+
+  // What K's mean, taken off before K was quantised, adds to a row's scores, in log2 units. Four
+  // lanes share a row.
+  __device__ __forceinline__ float mean_score(const Tile& tile, int row) const {
+    float sum = 0.f;
+    if (row < params.seqlen_q) {
+      const Element* q = params.q_rows + tile.batch * params.q_stride_batch +
+                         tile.head * params.q_stride_head + row * params.q_stride_seq;
+      const float* mean = params.k_mean.of(tile.batch, tile.kv_head);
+#pragma unroll 1
+      for (int column = lane() % 4; column < kHeadDim; column += 4) {
+        sum = fmaf(float(q[column]), __ldg(mean + column * params.k_mean.stride_column), sum);
+      }
+      sum *= scale_at(params.q_scale, tile.batch, tile.head);
+    }
+    return params.scale_log2 * quad_sum(sum);
   }
 
   // Masks the keys of a block that this thread's two rows do not see.
@@ -840,24 +956,6 @@ struct Consumer {
     release_v();
   }
 
-  // P relative to the maximum so far. Where that makes P too large, which is rare, S is still
-  // there, and the maximum is updated after all.
-  __device__ __forceinline__ void lazy_softmax(float (&s)[kBlockN / 2], Probabilities& p, Output& o,
-                                               Softmax& softmax) {
-    float guessed[kBlockN / 2], part[2];
-    const bool fits = __all_sync(0xffffffff, softmax.exponentiate<false>(s, guessed, part));
-    pack_p(p, guessed);
-    if (!fits) {
-      part[0] = part[1] = 0.f;  // added to the sums already
-      softmax.update_row_max<true>(s);
-      softmax.exponentiate<true>(s);
-      pack_p(p, s);
-    }
-    softmax.sum[0] += part[0];
-    softmax.sum[1] += part[1];
-    softmax.rescale_output(o, !fits);
-  }
-
   // One block, with two GEMMs in flight: S of this block and PV of the block before. Its softmax
   // runs under the GEMMs of other warpgroups.
   template <bool masked>
@@ -874,10 +972,13 @@ struct Consumer {
     if (masked) {
       mask_block(s, block);
     }
+    const bool raised = softmax.update_row_max(s);
     wgmma_wait<0>();
     finish_pv(o);
     fence_operand(s);  // P's registers are free only now
-    lazy_softmax(s, p, o, softmax);
+    softmax.exponentiate(s);
+    pack_p(p, s);
+    softmax.rescale_output(o, raised);
   }
 
   // P of a tile's first block.
@@ -885,8 +986,8 @@ struct Consumer {
                                                 Probabilities& p, Softmax& softmax) {
     finish_qk(s, tile.blocks.last - 1 == tile.blocks.first);
     mask_block(s, tile.blocks.last - 1);
-    softmax.update_row_max<true>(s);
-    softmax.exponentiate<true>(s);
+    softmax.update_row_max(s);
+    softmax.exponentiate(s);
     pack_p(p, s);
   }
 
@@ -956,25 +1057,72 @@ struct Consumer {
     softmax = fresh;
   }
 
+  // Multiplies O by V's descales.
+  __device__ __forceinline__ void scale_columns(const Tile& tile, Output& o) const {
+    ColumnReader scale = {
+        params.v_scale.of(tile.batch, tile.kv_head) + lane() % 4 * 2 * params.v_scale.stride_column,
+        params.v_scale.stride_column};
+#pragma unroll
+    for (int i = 0; i < kHeadDimV / 2; i += 4) {
+      const float2 pair = scale.next();
+      o[i] *= pair.x;
+      o[i + 1] *= pair.y;
+      o[i + 2] *= pair.x;
+      o[i + 3] *= pair.y;
+      if (i % 32 == 28 && scale.ends()) {
+        return;
+      }
+    }
+  }
+
+  // Adds what was taken off V's columns, whose weights in a row add up to one.
+  __device__ __forceinline__ void add_means(const Tile& tile, Output& o,
+                                            const bool (&empty)[2]) const {
+    ColumnReader mean = {
+        params.v_mean.of(tile.batch, tile.kv_head) + lane() % 4 * 2 * params.v_mean.stride_column,
+        params.v_mean.stride_column};
+#pragma unroll
+    for (int i = 0; i < kHeadDimV / 2; i += 4) {
+      const float2 pair = mean.next();
+      o[i] = empty[0] ? 0.f : o[i] + pair.x;
+      o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
+      o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
+      o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
+      if (i % 32 == 28 && mean.ends()) {
+        return;
+      }
+    }
+  }
+
   // Writes the warpgroup's 64 rows of O and LSE.
   __device__ __forceinline__ void store(const Tile& tile, Output& o, Softmax& softmax) {
     float inverse[2];
+    bool empty[2];  // no key seen
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(softmax.sum[r]);
-      const bool empty = sum == 0.f;  // no key seen
-      inverse[r] = empty ? 0.f : reciprocal_approx(sum) * softmax.v_scale;
+      empty[r] = sum == 0.f;
+      inverse[r] = reciprocal_approx(sum);
       const int row = first_row(tile) + thread_row() + r * 8;
+      const float mean = params.lse && params.k_mean.data ? mean_score(tile, row) : 0.f;
       if (params.lse && lane() % 4 == 0 && row < params.seqlen_q) {
         const int64_t head =
             tile.batch * params.lse_stride_batch + tile.head * params.lse_stride_head;
         params.lse[head + row] =
-            empty ? -INFINITY : (softmax.max[r] - kPOffset + log2_approx(sum)) * 0.69314718056f;
+            empty[r] ? -INFINITY
+                     : (softmax.reference(r) + log2_approx(sum) + mean) * 0.69314718056f;
       }
     }
+    // A row that sees no key is zeros, not 0 times a V that may not be finite.
 #pragma unroll
     for (int i = 0; i < kHeadDimVPadded / 2; ++i) {
-      o[i] *= inverse[row_of(i)];
+      o[i] = empty[row_of(i)] ? 0.f : o[i] * inverse[row_of(i)];
+    }
+    if (params.v_scale.data) {
+      scale_columns(tile, o);
+    }
+    if (params.v_mean.data) {
+      add_means(tile, o, empty);
     }
 
     OutElement* rows = shared.o + warpgroup * kWarpgroupRows * kHeadDimVPadded;
@@ -983,7 +1131,7 @@ struct Consumer {
       cute::tma_store_wait<0>();  // the previous tile's O has been read
     }
     barrier_sync(kStore + warpgroup, kWarpgroup);
-    store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(rows, o);
+    store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(rows, [&](int i) { return o[i]; });
     cutlass::arch::fence_view_async_shared();
     barrier_sync(kStore + warpgroup, kWarpgroup);
     if (leader) {
@@ -1000,7 +1148,8 @@ struct Consumer {
     if (warpgroup == kConsumers - 1) {
       scheduler_barrier_arrive();  // warpgroup 0 is first
     }
-    Tiles tiles, rest;
+    Tiles tiles;
+    EmptyTiles rest;
     Tile tile;
     Output o = {};
     Softmax softmax;
@@ -1010,11 +1159,11 @@ struct Consumer {
       mainloop(tiles, tile, o, softmax);
     }
     // O of the last tile, and of those that see no key.
-    has_tile = has_tile || rest.next<false>(params, tile);
+    has_tile = has_tile || rest.next(params, tile);
     while (has_tile) {
       store(tile, o, softmax);
       reset(o, softmax, {});
-      has_tile = rest.next<false>(params, tile);
+      has_tile = rest.next(params, tile);
     }
     if (threadIdx.x % kWarpgroup == 0) {
       cute::tma_store_wait<0>();  // shared memory must outlive the copies from it
@@ -1088,7 +1237,7 @@ enum Status {
   kMisaligned,
   kBadStride,
   kSmallWorkspace,
-  kTooManyTiles,
+  kTooMany,
   kNotHopper,
   kNoDriver,
   kTensorMapRefused,
@@ -1100,7 +1249,7 @@ constexpr const char* kMessages[] = {
     "struct_bytes or version is that of another FagenForwardArgs",
     "a size is negative or too large",
     "heads must be a multiple of kv_heads",
-    "scale must be finite and positive",
+    "scale must be finite and positive, scale 1e+08 at most",
     "a tensor that cannot be given",
     "a tensor that is needed is null",
     "a tensor does not begin at a multiple of 16 bytes",
@@ -1117,14 +1266,15 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
+constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
+
 // A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
 // TMA, or accesses of 16 bytes, follow an aligned one.
-Status check(const void* data, int element_bytes, bool aligned,
+Status check(const void* data, int element_bytes, bool aligned, int64_t most,
              std::initializer_list<int64_t> sizes_and_strides) {
   bool empty = false, strides_fit = true;
   for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
-    const int64_t size = d[0], stride = d[1],
-                  most = int64_t(1) << (aligned ? 38 : 30);  // TMA's end below 2^40 bytes
+    const int64_t size = d[0], stride = d[1];
     empty |= size == 0;
     strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
                                  (!aligned || stride * element_bytes % 16 == 0));
@@ -1152,32 +1302,40 @@ Status check(const FagenForwardArgs& a) {
   if (a.kv_heads == 0 ? a.heads != 0 : a.heads % a.kv_heads != 0) {
     return kBadRatio;
   }
-  if (!(a.scale > 0) || !std::isfinite(a.scale)) {
+  if (!(a.scale > 0) || !std::isfinite(a.scale) || a.scale > 100000000.0) {
     return kBadScalar;
   }
   for (const Status status :
-       {check(a.q, 1, true,
+       {check(a.q, 1, true, kMostStride,
               {a.batch, a.q_stride_batch, a.seqlen_q, a.q_stride_seq, a.heads, a.q_stride_head}),
-        check(a.k, 1, true,
+        check(a.k, 1, true, kMostStride,
               {a.batch, a.k_stride_batch, a.seqlen_k, a.k_stride_seq, a.kv_heads, a.k_stride_head}),
-        check(a.v, 1, true,
+        check(a.v, 1, true, kMostStride,
               {a.batch, a.v_stride_batch, a.seqlen_k, a.v_stride_seq, a.kv_heads, a.v_stride_head}),
         !a.q_descale ? kOk
-                     : check(a.q_descale, 4, false,
+                     : check(a.q_descale, 4, false, 1073741824,
                              {a.batch, a.q_descale_stride_batch, a.heads, a.q_descale_stride_head}),
         !a.k_descale
             ? kOk
-            : check(a.k_descale, 4, false,
+            : check(a.k_descale, 4, false, 1073741824,
                     {a.batch, a.k_descale_stride_batch, a.kv_heads, a.k_descale_stride_head}),
-        !a.v_descale
-            ? kOk
-            : check(a.v_descale, 4, false,
-                    {a.batch, a.v_descale_stride_batch, a.kv_heads, a.v_descale_stride_head}),
-        check(a.out, 2, true,
+        !a.v_descale ? kOk
+                     : check(a.v_descale, 4, false, 1073741824,
+                             {a.batch, a.v_descale_stride_batch, a.kv_heads,
+                              a.v_descale_stride_head, 128, a.v_descale_stride_column}),
+        !a.v_mean ? kOk
+                  : check(a.v_mean, 4, false, 1073741824,
+                          {a.batch, a.v_mean_stride_batch, a.kv_heads, a.v_mean_stride_head, 128,
+                           a.v_mean_stride_column}),
+        !a.k_mean ? kOk
+                  : check(a.k_mean, 4, false, 1073741824,
+                          {a.batch, a.k_mean_stride_batch, a.kv_heads, a.k_mean_stride_head, 128,
+                           a.k_mean_stride_column}),
+        check(a.out, 2, true, kMostStride,
               {a.batch, a.out_stride_batch, a.seqlen_q, a.out_stride_seq, a.heads,
                a.out_stride_head}),
         !a.lse ? kOk
-               : check(a.lse, 4, false,
+               : check(a.lse, 4, false, kMostStride,
                        {a.batch, a.lse_stride_batch, a.heads, a.lse_stride_head, a.seqlen_q, 0})}) {
     if (status) {
       return status;
@@ -1288,7 +1446,7 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM));
   const int64_t tiles = int64_t(m_blocks) * a.heads * a.batch;
   if (tiles >= int64_t(1) << 30) {
-    return kTooManyTiles;
+    return kTooMany;
   }
   const int multiprocessors = prepare_device();
   if (multiprocessors == 0) {
@@ -1304,7 +1462,15 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   params.k_scale = {static_cast<const float*>(a.k_descale), a.k_descale_stride_batch,
                     a.k_descale_stride_head};
   params.v_scale = {static_cast<const float*>(a.v_descale), a.v_descale_stride_batch,
-                    a.v_descale_stride_head};
+                    a.v_descale_stride_head, a.v_descale_stride_column};
+  params.v_mean = {static_cast<const float*>(a.v_mean), a.v_mean_stride_batch, a.v_mean_stride_head,
+                   a.v_mean_stride_column};
+  params.k_mean = {static_cast<const float*>(a.k_mean), a.k_mean_stride_batch, a.k_mean_stride_head,
+                   a.k_mean_stride_column};
+  params.q_rows = static_cast<const Element*>(a.q);
+  params.q_stride_batch = a.q_stride_batch;
+  params.q_stride_head = a.q_stride_head;
+  params.q_stride_seq = a.q_stride_seq;
   if (!describe(&params.q, q) || !describe(&params.k, k) || !describe(&params.v, v) ||
       !describe(&params.out, out)) {
     return kTensorMapRefused;
@@ -1337,7 +1503,7 @@ extern "C" int fagen_fwd_e4m3_d128_full_m192n64_s3_vrows(const FagenForwardArgs*
 
 extern "C" int64_t fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_workspace(
     const FagenForwardArgs* args) {
-  return fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_host::workspace_bytes(*args);
+  return args ? fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_host::workspace_bytes(*args) : -1;
 }
 
 extern "C" const char* fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_message(int status) {
@@ -1353,6 +1519,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_info
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_full_m192n64_s3_vrows",
-      "ad2c3244696d2dd91cf6c397352971173b26f65e7f9135814430c228aabcfcd1"};
+      "c805cdddaf13c1b6baf8f33651ebde0f539892e51b3125aae713c7ad1d5eeb6c"};
   return &info;
 }

@@ -33,7 +33,7 @@
 // ---- The C interface -------------------------------------------------------------------------
 
 #ifndef FAGEN_FORWARD_ARGS
-#define FAGEN_FORWARD_ARGS 2
+#define FAGEN_FORWARD_ARGS 3
 
 extern "C" {
 
@@ -41,7 +41,7 @@ extern "C" {
 // dimension without one is contiguous.
 struct FagenForwardArgs {
   uint32_t struct_bytes;    // sizeof(FagenForwardArgs)
-  uint32_t version;         // 2: callers built for another are recognised
+  uint32_t version;         // 3: callers built for another are recognised
   void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
   int64_t workspace_bytes;  // how large it is
   const void* q;            // e4m3 (batch, seqlen_q, heads, 256)
@@ -51,9 +51,13 @@ struct FagenForwardArgs {
                           // and above 0; null: 1
   const void* k_descale;  // fp32 (batch or 1, kv_heads or 1, 1): what k is to be multiplied by,
                           // finite and above 0; null: 1
-  const void* v_descale;  // fp32 (batch or 1, kv_heads or 1, 1): what v is to be multiplied by,
-                          // finite and above 0; null: 1
-  void* out;              // bf16 (batch, seqlen_q, heads, 256): zeros in a row that sees no key
+  const void* v_descale;  // fp32 (batch or 1, kv_heads or 1, 256 or 1): what columns of v are to be
+                          // multiplied by, finite and above 0; null: 1
+  const void* v_mean;  // fp32 (batch or 1, kv_heads or 1, 256 or 1): what was taken off columns of
+                       // v before they were quantised; null: nothing
+  const void* k_mean;  // fp32 (batch or 1, kv_heads or 1, 256 or 1): what was taken off columns of
+                       // k before they were quantised; null: nothing
+  void* out;           // bf16 (batch, seqlen_q, heads, 256): zeros in a row that sees no key
   void* lse;  // fp32 (batch, heads, seqlen_q): log-sum-exp, natural logarithm; minus infinity in a
               // row that sees no key; null if not wanted
   int64_t q_stride_batch, q_stride_head, q_stride_seq;
@@ -61,16 +65,18 @@ struct FagenForwardArgs {
   int64_t v_stride_batch, v_stride_head, v_stride_seq;
   int64_t q_descale_stride_batch, q_descale_stride_head;
   int64_t k_descale_stride_batch, k_descale_stride_head;
-  int64_t v_descale_stride_batch, v_descale_stride_head;
+  int64_t v_descale_stride_batch, v_descale_stride_column, v_descale_stride_head;
+  int64_t v_mean_stride_batch, v_mean_stride_column, v_mean_stride_head;
+  int64_t k_mean_stride_batch, k_mean_stride_column, k_mean_stride_head;
   int64_t out_stride_batch, out_stride_head, out_stride_seq;
   int64_t lse_stride_batch, lse_stride_head;
   int32_t batch, heads, kv_heads, seqlen_q, seqlen_k;
-  float scale;  // of q kᵀ before the softmax; finite and positive
+  float scale;  // of q kᵀ before the softmax; finite and positive, 1e+08 at most
 };
 
 }  // extern "C"
 
-#elif FAGEN_FORWARD_ARGS != 2
+#elif FAGEN_FORWARD_ARGS != 3
 #error "kernels of kind forward of two versions of fagen in one translation unit"
 #endif
 
@@ -98,7 +104,8 @@ extern "C" {
 // explain.
 int fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows(const struct FagenForwardArgs* args,
                                                     void* stream);
-// How many bytes of workspace a call of these sizes needs.
+// How many bytes of workspace a call of these sizes needs; -1 where args is null. They are zeros
+// before the first call, and each call leaves them so; calls that may run at once need one each.
 int64_t fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows_workspace(
     const struct FagenForwardArgs* args);
 const char* fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows_message(int status);
@@ -126,10 +133,17 @@ constexpr int kThreads = 384;
 constexpr int kLaunchRegisters = 168;
 constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
-constexpr int64_t kL2Share = 26214400;    // bytes of the L2 cache for K and V
-constexpr float kMaxPartialSum = 448.0f;  // of a lane's P; more updates the maximum
+constexpr int kTileStages = 2;    // tiles drawn and not yet done
+constexpr int kTileReaders = 11;  // warps that ask for them
+constexpr int kDrawAhead =
+    2;  // blocks before its end that a tile's successor is drawn: enough to hide the answer's way
+constexpr int kSectionRounds = 4;  // tiles for each multiprocessor in the last section of heads
+constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
+constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
+constexpr float kFar =
+    16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
 constexpr float kPOffset =
-    2.0f;  // log2 units: P is kept this much larger, to use more of its range
+    8.0f;  // log2 units: P is kept this much larger, to use more of its range
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
 constexpr int kQkSlab = 128;  // columns
@@ -153,6 +167,19 @@ using Output = float[kOutputColumns / 2];  // a thread's part of a warpgroup's O
 using Barrier = cutlass::arch::ClusterBarrier;
 using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
 
+// Blocks first … last - 1 of kBlockN keys, visited from the last to the first.
+// Of first … full_last - 1 every row sees all keys.
+struct Blocks {
+  int first, full_last, last;
+};
+
+// kBlockM query rows of one head, and the keys they see.
+struct alignas(16) Tile {
+  int first_row, head, kv_head, batch;
+  Blocks blocks;  // last < first: no tile
+  int skipped;    // fully masked blocks after those
+};
+
 struct SharedStorage {
   alignas(1024) Element q[kQStages][kBlockM * kHeadDimPadded];
   alignas(1024) Element k[kStages][kBlockN * kHeadDimPadded];
@@ -167,6 +194,8 @@ struct SharedStorage {
   Barrier q_empty[kQStages][kConsumers];
   Barrier k_empty[kStages];
   Barrier v_empty[kStages];
+  Barrier tile_full[kTileStages], tile_empty[kTileStages];
+  Tile tiles[kTileStages];  // in work, and next
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
 static_assert(kSharedBytes <= 214016, "the layout outgrew the plan's ledger");
@@ -208,21 +237,61 @@ struct ScaleTensor {
   }
 };
 
+// Reads the numbers of a thread's columns of O, two neighbours of each eight.
+struct ColumnReader {
+  const float* at;
+  int64_t stride;
+
+  __device__ __forceinline__ float2 next() {
+    const float2 pair = {__ldg(at), __ldg(at + stride)};
+    at += 8 * stride;
+    return pair;
+  }
+
+  // Never true, but the compiler cannot know: it would load all columns at once, for which there
+  // are no registers.
+  __device__ __forceinline__ bool ends() {
+    asm volatile("" : "+l"(at));
+    return !at;
+  }
+};
+
+// A number for each column of a head; strides are 0 where one serves for all.
+struct ColumnTensor {
+  const float* data;
+  int64_t stride_batch, stride_head, stride_column;
+
+  __device__ __forceinline__ const float* of(int batch, int head) const {
+    return data + batch * stride_batch + head * stride_head;
+  }
+
+  __device__ __forceinline__ void prefetch(int batch, int head, int column) const {
+    if (data) {
+      asm volatile("prefetch.global.L1 [%0];" ::"l"(of(batch, head) + column * stride_column));
+    }
+  }
+};
+
 struct Params {
   CUtensorMap q, k, v, out;
   float* lse;
   int64_t lse_stride_batch, lse_stride_head;
-  ScaleTensor q_scale, k_scale, v_scale;
+  ScaleTensor q_scale, k_scale;
+  ColumnTensor v_scale, v_mean, k_mean;
+  const Element* q_rows;
+  int64_t q_stride_batch, q_stride_head, q_stride_seq;
   FastDivisor heads, heads_per_kv_head;
   int seqlen_q, seqlen_k;
   int m_blocks;          // tiles of one head
-  int slots;             // of tiles, over all heads and batches; some may be unused
+  int slots;             // of tiles, over all heads and batches
   bool has_empty_tiles;  // whose rows see no key
   int sections;
   FastDivisor section_slots;
   FastDivisor section_heads;  // heads of any batch whose K and V share the L2 cache
   FastDivisor last_section_heads;
-  float scale_log2;  // scale * log2(e)
+  int m_end, tiles;       // of all tiles, slots are for those that see a key
+  uint32_t* tiles_drawn;  // of the slots, beyond the first of each block
+  float scale_log2;       // scale * log2(e)
 };
 
 // ---- Tensor cores ----------------------------------------------------------------------------
@@ -339,6 +408,10 @@ __device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descripto
 
 // ---- Tiles -----------------------------------------------------------------------------------
 
+__device__ __forceinline__ int lane() {
+  return threadIdx.x % 32;
+}
+
 // The keys first … last - 1 that a row sees; none where last <= first. Both ends rise from row to
 // row.
 struct Keys {
@@ -350,40 +423,15 @@ __host__ __device__ __forceinline__ Keys seen_by(const Params& params, int row) 
   return {0, min(seqlen_k, row + seqlen_k - seqlen_q + 1)};
 }
 
-// Blocks first … last - 1 of kBlockN keys, visited from the last to the first.
-// Of first … full_last - 1 every row sees all keys.
-struct Blocks {
-  int first, full_last, last;
-};
-
 // What the rows first_row … last_row see.
-__device__ __forceinline__ Blocks blocks_of(const Params& params, int first_row, int last_row) {
+__host__ __device__ __forceinline__ Blocks blocks_of(const Params& params, int first_row,
+                                                     int last_row) {
   const Keys top = seen_by(params, first_row), bottom = seen_by(params, last_row);
   return {0, max(0, top.last) / kBlockN, ceil_div(max(0, bottom.last), kBlockN)};
 }
 
-// kBlockM query rows of one head, and the keys they see.
-struct Tile {
-  int first_row, head, kv_head, batch;
-  Blocks blocks;  // last < first: no tile
-  int skipped;    // fully masked blocks after those
-};
-
-__device__ __forceinline__ Tile tile_at(const Params& params, int index) {
+__device__ __forceinline__ Tile tile_of(const Params& params, int flat_head, int m_block) {
   Tile tile;
-  // Longest tiles of a section first, so that short ones fill its end.
-  const int section = params.section_slots.divide(index);
-  const int rank = index - section * params.section_slots.value;
-  const FastDivisor& heads =
-      section + 1 < params.sections ? params.section_heads : params.last_section_heads;
-  const int row = heads.divide(rank);
-  const int m_block = params.m_blocks - 1 - row;
-  const int flat_head = section * params.section_heads.value + rank - row * heads.value;
-  if (m_block < 0) {
-    tile.blocks.first = 0;  // a slot of the last round that no tile fills
-    tile.blocks.last = -1;
-    return tile;
-  }
   tile.first_row = m_block * kBlockM;
   tile.batch = params.heads.divide(flat_head);
   tile.head = flat_head - tile.batch * params.heads.value;
@@ -392,34 +440,17 @@ __device__ __forceinline__ Tile tile_at(const Params& params, int index) {
   return tile;
 }
 
-// The tiles of one thread block, by index.
-struct Tiles {
-  int index = blockIdx.x;
-  int round = 0;
-
-  // Serpentine order: the block with the longest tile of one round gets the shortest of the next.
-  __device__ __forceinline__ void advance() {
-    round += 1;
-    index = round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
-  }
-
-  // The next tile that sees a key, or else that sees none; false at the end.
-  template <bool sees_keys = true>
-  __device__ __forceinline__ bool next(const Params& params, Tile& tile) {
-    if (!sees_keys && !params.has_empty_tiles) {
-      return false;
-    }
-    while (index < params.slots) {
-      tile = tile_at(params, index);
-      advance();
-      if (sees_keys ? tile.blocks.last > tile.blocks.first
-                    : tile.blocks.last == tile.blocks.first) {
-        return true;
-      }
-    }
-    return false;
-  }
-};
+__device__ __forceinline__ Tile tile_at(const Params& params, int index) {
+  // Longest tiles of a section first, so that short ones fill its end.
+  const int section = min(params.section_slots.divide(index), params.sections - 1);
+  const int rank = index - section * params.section_slots.value;
+  const FastDivisor& heads =
+      section + 1 < params.sections ? params.section_heads : params.last_section_heads;
+  const int row = heads.divide(rank);
+  const int m_block = params.m_end - 1 - row;
+  const int flat_head = section * params.section_heads.value + rank - row * heads.value;
+  return tile_of(params, flat_head, m_block);
+}
 
 // A stage of a ring of buffers, and the phase of its barriers, which flips each time around.
 template <int stages>
@@ -436,12 +467,47 @@ struct RingPosition {
   }
 };
 
+// The tiles that the producer draws, for one warp.
+struct Tiles {
+  SharedStorage& shared;
+  uint32_t taken = 0;  // so far
+
+  // The next tile that sees a key; false at the end.
+  __device__ __forceinline__ bool next(const Params&, Tile& tile) {
+    const uint32_t stage = taken % kTileStages, phase = taken / kTileStages % 2;
+    shared.tile_full[stage].wait(phase);
+    tile = shared.tiles[stage];
+    __syncwarp();  // one lane arrives for all
+    if (lane() == 0) {
+      shared.tile_empty[stage].arrive();
+    }
+    ++taken;
+    return tile.blocks.last > tile.blocks.first;
+  }
+};
+
+// Tiles that see no key, which are nobody's work but for their zeros.
+struct EmptyTiles {
+  int index = blockIdx.x;
+
+  __device__ __forceinline__ bool next(const Params& params, Tile& tile) {
+    if (!params.has_empty_tiles) {
+      return false;
+    }
+    while (index < params.tiles) {
+      tile = tile_of(params, index / params.m_blocks, index % params.m_blocks);
+      index += gridDim.x;
+      if (tile.blocks.last == tile.blocks.first) {
+        return true;
+      }
+    }
+    return false;
+  }
+};
+
 // ---- Softmax ---------------------------------------------------------------------------------
 
 // A warp has 16 of an accumulator's 64 rows, from warp_row() on.
-__device__ __forceinline__ int lane() {
-  return threadIdx.x % 32;
-}
 __device__ __forceinline__ int warp_row() {
   return threadIdx.x % kWarpgroup / 32 * 16;
 }
@@ -488,15 +554,20 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 struct Softmax {
   float scale = 0.f;  // from scores to exponents of 2: scale * log2(e) * Q's * K's
-  float v_scale = 0.f;
-  float max[2] = {-INFINITY, -INFINITY};  // of the exponents
-  float sum[2] = {0.f, 0.f};              // this thread's part, times 2^kPOffset like P
-  float rescale[2] = {1.f, 1.f};          // of O, from the last maximum to this one
+  float max[2] = {kNoScore, kNoScore};  // of the scores
+  float sum[2] = {0.f, 0.f};            // this thread's part, times 2^kPOffset like P
+  float rescale[2] = {1.f, 1.f};        // of O, from the last reference to this one
+  bool far = false;                     // see move_far
 
-  // Updates the row maxima by a block of scores, and rescales the sums.
-  // may_be_empty: a row may have seen no key yet; its maximum is -inf then.
-  template <bool may_be_empty>
-  __device__ __forceinline__ void update_row_max(const float (&s)[kBlockN / 2]) {
+  // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
+  // log-sum-exp of a row share that rounding, and it cancels out.
+  __device__ __forceinline__ float reference(int r) const {
+    return __fmaf_rn(max[r], scale, -kPOffset);
+  }
+
+  // Updates the row maxima by a block of scores, and rescales the sums. Returns whether O must be
+  // rescaled.
+  __device__ __forceinline__ bool update_row_max(float (&s)[kBlockN / 2]) {
     // Two chains a row, to hide latency.
     float chains[4] = {s[0], s[2], s[4], s[6]};
 #pragma unroll
@@ -504,51 +575,60 @@ struct Softmax {
       const int chain = row_of(i) + i / 4 % 2 * 2;
       chains[chain] = fmaxf(chains[chain], fmaxf(s[i], s[i + 1]));
     }
-    const float top[2] = {fmaxf(max[0], fmaxf(chains[0], chains[2]) * scale),
-                          fmaxf(max[1], fmaxf(chains[1], chains[3]) * scale)};
+    const float top[2] = {fmaxf(max[0], fmaxf(chains[0], chains[2])),
+                          fmaxf(max[1], fmaxf(chains[1], chains[3]))};
+    // Mostly no row max of a warp grows, and then nothing is exchanged or rescaled.
+    if (__all_sync(0xffffffff, top[0] <= max[0] && top[1] <= max[1] && !far)) {
+      return false;
+    }
+    const float before[2] = {max[0], max[1]};
+    const float old[2] = {reference(0), reference(1)};
+    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float before = max[r];
       max[r] = quad_max(top[r]);
-      rescale[r] = exp2_approx(before - reference<may_be_empty>(r));
-      sum[r] *= rescale[r];
+      rescale[r] = exp2_approx(old[r] - reference(r));
+      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
+    if (large) {
+      move_far(s, before, old);
+    }
+    sum[0] *= rescale[0];
+    sum[1] *= rescale[1];
+    return true;
   }
 
-  // What a row's exponents are relative to.
-  template <bool may_be_empty>
-  __device__ __forceinline__ float reference(int r) const {
-    return may_be_empty && max[r] == -INFINITY ? 0.f : max[r];
+  // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
+  // end of the tile the row maxima are subtracted before scores are scaled, which is exact, and
+  // each block finds its own.
+  __device__ __forceinline__ void move_far(float (&s)[kBlockN / 2], const float (&before)[2],
+                                           const float (&old)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float rise =
+          far ? (before[r] - max[r]) * scale : __fmaf_rn(-max[r], scale, old[r] + kPOffset);
+      rescale[r] = before[r] == kNoScore ? 0.f : exp2_approx(rise);
+    }
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      s[i] -= max[row_of(i)];
+    }
+    far = true;
   }
 
-  // P of a block of scores, relative to the row maxima, times 2^kPOffset; part: its row sums.
-  // Returns whether this thread's P fits e4m3, which small sums prove. Without may_be_empty, those
-  // of a row that has seen no key are infinite or NaN.
-  template <bool may_be_empty>
-  __device__ __forceinline__ bool exponentiate(const float (&s)[kBlockN / 2],
-                                               float (&p)[kBlockN / 2], float (&part)[2]) const {
-    const float offset[2] = {kPOffset - reference<may_be_empty>(0),
-                             kPOffset - reference<may_be_empty>(1)};
+  // P of a block of scores, in place, relative to the row maxima, times 2^kPOffset; its row sums
+  // are added up.
+  __device__ __forceinline__ void exponentiate(float (&s)[kBlockN / 2]) {
+    const float offset[2] = {far ? kPOffset : -reference(0), far ? kPOffset : -reference(1)};
     float chains[4];
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i) {
-      p[i] = exp2_approx(fmaf(s[i], scale, offset[row_of(i)]));
+      s[i] = exp2_approx(fmaf(s[i], scale, offset[row_of(i)]));
       const int chain = row_of(i) + i % 2 * 2;
-      chains[chain] = i < 4 ? p[i] : chains[chain] + p[i];
+      chains[chain] = i < 4 ? s[i] : chains[chain] + s[i];
     }
-    part[0] = chains[0] + chains[2];
-    part[1] = chains[1] + chains[3];
-    return chains[0] <= kMaxPartialSum && chains[1] <= kMaxPartialSum &&
-           chains[2] <= kMaxPartialSum && chains[3] <= kMaxPartialSum;
-  }
-
-  // In place, and added to the sums.
-  template <bool may_be_empty>
-  __device__ __forceinline__ void exponentiate(float (&s)[kBlockN / 2]) {
-    float part[2];
-    exponentiate<may_be_empty>(s, s, part);
-    sum[0] += part[0];
-    sum[1] += part[1];
+    sum[0] += chains[0] + chains[2];
+    sum[1] += chains[1] + chains[3];
   }
 
   __device__ __forceinline__ void rescale_output(Output& o, bool raised) const {
@@ -597,16 +677,19 @@ __device__ __forceinline__ void store_matrices(void* address, uint32_t a, uint32
                : "memory");
 }
 
-// Rounds a warp's 16 rows of an accumulator to OutElement and writes them to slabs of 64 rows.
-template <int columns, int slab, int swizzle_bits>
-__device__ __forceinline__ void store_accumulator(OutElement* tile, const float* x) {
+// Rounds a warp's 16 rows of an accumulator, element(i), to OutElement and writes them to slabs of
+// 64 rows.
+template <int columns, int slab, int swizzle_bits, class Elements>
+__device__ __forceinline__ void store_accumulator(OutElement* tile, Elements element) {
   const int row = warp_row() + lane() % 16;
 #pragma unroll
   for (int column = 0; column < columns; column += 16) {
     char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
-    const float* y = x + column / 2;
+    const auto pair = [&](int i) {
+      return pack(element(column / 2 + i), element(column / 2 + i + 1));
+    };
     store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane() / 16 * 8),
-                   pack(y[0], y[1]), pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
+                   pair(0), pair(2), pair(4), pair(6));
   }
 }
 
@@ -616,8 +699,8 @@ __device__ __forceinline__ void store_accumulator(OutElement* tile, const float*
 struct Loader {
   const Params& params;
   SharedStorage& shared;
-  RingPosition<kQStages> q;
   RingPosition<kStages> k, v;
+  uint32_t tiles = 0;  // whose Q was loaded
 
   // One box per slab; rows past the sequence and columns past the head dim are filled with zeros.
   template <int columns, int rows, int slab>
@@ -634,16 +717,18 @@ struct Loader {
   }
 
   __device__ __forceinline__ void load_q(const Tile& tile) {
+    const uint32_t stage = tiles % kQStages, phase = tiles / kQStages % 2;
     // Each warpgroup's rows as soon as it has read its last ones.
+#pragma unroll
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      shared.q_empty[q.stage][consumer].wait(q.phase ^ 1);
+      shared.q_empty[stage][consumer].wait(phase ^ 1);
       copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
-          params.q, shared.q_full[q.stage][consumer],
-          shared.q[q.stage] + consumer * kWarpgroupRows * kHeadDimPadded,
+          params.q, shared.q_full[stage][consumer],
+          shared.q[stage] + consumer * kWarpgroupRows * kHeadDimPadded,
           tile.first_row + consumer * kWarpgroupRows, tile.head, tile.batch,
           cute::TMA::CacheHintSm90::EVICT_FIRST);
     }
-    q.advance();
+    ++tiles;
   }
 
   __device__ __forceinline__ void load_k(const Tile& tile, int block) {
@@ -664,14 +749,46 @@ struct Loader {
   }
 };
 
+// Draws tiles and passes them on. Used by the producer.
+struct TileScheduler {
+  const Params& params;
+  SharedStorage& shared;
+  int drawn = blockIdx.x - gridDim.x;  // beyond the first tile of each block, which nobody draws
+  uint32_t passed_on = 0;              // tiles so far
+
+  // Asks for the next tile. The last to ask, one past the end for each block, wraps the counter to
+  // zero: the next call finds it as this one did.
+  __device__ __forceinline__ void draw() {
+    drawn = atomicInc(params.tiles_drawn, params.slots - 1);
+  }
+
+  // The next tile, once it is drawn; false at the end.
+  __device__ __forceinline__ bool next(Tile& tile) {
+    const int index = gridDim.x + drawn;
+    const uint32_t stage = passed_on % kTileStages, phase = passed_on / kTileStages % 2;
+    tile = tile_at(params, index);
+    if (index >= params.slots) {
+      tile.blocks.last = tile.blocks.first;
+    }
+    shared.tile_empty[stage].wait(phase ^ 1);
+    shared.tiles[stage] = tile;
+    shared.tile_full[stage].arrive();
+    ++passed_on;
+    return index < params.slots;
+  }
+};
+
 // The producer warp. K is one block ahead of V, because S is computed before P.
 __device__ __forceinline__ void produce(const Params& params, SharedStorage& shared) {
   Loader loader{params, shared};
-  Tiles tiles;
-  for (Tile tile; tiles.next(params, tile);) {
+  TileScheduler tiles{params, shared};
+  for (Tile tile; tiles.next(tile);) {
     loader.load_k(tile, tile.blocks.last - 1);
     loader.load_q(tile);
     for (int block = tile.blocks.last - 1; block >= tile.blocks.first; --block) {
+      if (block == min(tile.blocks.first + kDrawAhead, tile.blocks.last - 1)) {
+        tiles.draw();
+      }
       if (block > tile.blocks.first) {
         loader.load_k(tile, block - 1);
       }
@@ -734,7 +851,7 @@ __device__ __forceinline__ void produce_transposed_v(const Params& params, Share
   const int transposer =
       __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - (kWarpgroup / 32 - kTransposers);
   RingPosition<kStages> v;
-  Tiles tiles;
+  Tiles tiles{shared};
   for (Tile tile; tiles.next(params, tile);) {
     for (int block = tile.blocks.last - 1; block >= tile.blocks.first; --block) {
       shared.v_rows_full[v.stage].wait(v.phase);
@@ -864,14 +981,40 @@ struct Consumer {
     wgmma_commit();
   }
 
+  // What O's columns will be multiplied by, and their means, to the L1 cache before they are
+  // needed.
+  __device__ __forceinline__ void prefetch_columns(const Tile& tile) const {
+    for (int column = threadIdx.x % kWarpgroup; column < kHeadDimV; column += kWarpgroup) {
+      params.v_scale.prefetch(tile.batch, tile.kv_head, column);
+      params.v_mean.prefetch(tile.batch, tile.kv_head, column);
+    }
+  }
+
   __device__ __forceinline__ static float scale_at(const ScaleTensor& scale, int batch, int head) {
     return scale.data ? __ldg(scale.at(batch, head)) : 1.f;
   }
 
   __device__ __forceinline__ Softmax softmax_of(const Tile& tile) {
+    prefetch_columns(tile);
     return {params.scale_log2 * scale_at(params.q_scale, tile.batch, tile.head) *
-                scale_at(params.k_scale, tile.batch, tile.kv_head),
-            scale_at(params.v_scale, tile.batch, tile.kv_head)};
+            scale_at(params.k_scale, tile.batch, tile.kv_head)};
+  }
+
+  // What K's mean, taken off before K was quantised, adds to a row's scores, in log2 units. Four
+  // lanes share a row.
+  __device__ __forceinline__ float mean_score(const Tile& tile, int row) const {
+    float sum = 0.f;
+    if (row < params.seqlen_q) {
+      const Element* q = params.q_rows + tile.batch * params.q_stride_batch +
+                         tile.head * params.q_stride_head + row * params.q_stride_seq;
+      const float* mean = params.k_mean.of(tile.batch, tile.kv_head);
+#pragma unroll 1
+      for (int column = lane() % 4; column < kHeadDim; column += 4) {
+        sum = fmaf(float(q[column]), __ldg(mean + column * params.k_mean.stride_column), sum);
+      }
+      sum *= scale_at(params.q_scale, tile.batch, tile.head);
+    }
+    return params.scale_log2 * quad_sum(sum);
   }
 
   // Masks the keys of a block that this thread's two rows do not see.
@@ -927,24 +1070,6 @@ struct Consumer {
     release_v();
   }
 
-  // P relative to the maximum so far. Where that makes P too large, which is rare, S is still
-  // there, and the maximum is updated after all.
-  __device__ __forceinline__ void lazy_softmax(float (&s)[kBlockN / 2], Probabilities& p, Output& o,
-                                               Softmax& softmax) {
-    float guessed[kBlockN / 2], part[2];
-    const bool fits = __all_sync(0xffffffff, softmax.exponentiate<false>(s, guessed, part));
-    pack_p(p, guessed);
-    if (!fits) {
-      part[0] = part[1] = 0.f;  // added to the sums already
-      softmax.update_row_max<true>(s);
-      softmax.exponentiate<true>(s);
-      pack_p(p, s);
-    }
-    softmax.sum[0] += part[0];
-    softmax.sum[1] += part[1];
-    softmax.rescale_output(o, !fits);
-  }
-
   // One block, with two GEMMs in flight: S of this block and PV of the block before. Its softmax
   // runs under the GEMMs of other warpgroups.
   template <bool masked>
@@ -961,10 +1086,13 @@ struct Consumer {
     if (masked) {
       mask_block(s, tile, block);
     }
+    const bool raised = softmax.update_row_max(s);
     wgmma_wait<0>();
     finish_pv(o);
     fence_operand(s);  // P's registers are free only now
-    lazy_softmax(s, p, o, softmax);
+    softmax.exponentiate(s);
+    pack_p(p, s);
+    softmax.rescale_output(o, raised);
   }
 
   // P of a tile's first block.
@@ -973,8 +1101,8 @@ struct Consumer {
     finish_qk(s, tile.blocks.last - 1 == tile.blocks.first);
     skip_v(tile.skipped);
     mask_block(s, tile, tile.blocks.last - 1);
-    softmax.update_row_max<true>(s);
-    softmax.exponentiate<true>(s);
+    softmax.update_row_max(s);
+    softmax.exponentiate(s);
     pack_p(p, s);
   }
 
@@ -1052,25 +1180,72 @@ struct Consumer {
 
   static constexpr int kHalf = kHeadDimVPadded / 2;  // columns of O that its buffer holds
 
+  // Multiplies O by V's descales.
+  __device__ __forceinline__ void scale_columns(const Tile& tile, Output& o) const {
+    ColumnReader scale = {
+        params.v_scale.of(tile.batch, tile.kv_head) + lane() % 4 * 2 * params.v_scale.stride_column,
+        params.v_scale.stride_column};
+#pragma unroll
+    for (int i = 0; i < kHeadDimV / 2; i += 4) {
+      const float2 pair = scale.next();
+      o[i] *= pair.x;
+      o[i + 1] *= pair.y;
+      o[i + 2] *= pair.x;
+      o[i + 3] *= pair.y;
+      if (i % 32 == 28 && scale.ends()) {
+        return;
+      }
+    }
+  }
+
+  // Adds what was taken off V's columns, whose weights in a row add up to one.
+  __device__ __forceinline__ void add_means(const Tile& tile, Output& o,
+                                            const bool (&empty)[2]) const {
+    ColumnReader mean = {
+        params.v_mean.of(tile.batch, tile.kv_head) + lane() % 4 * 2 * params.v_mean.stride_column,
+        params.v_mean.stride_column};
+#pragma unroll
+    for (int i = 0; i < kHeadDimV / 2; i += 4) {
+      const float2 pair = mean.next();
+      o[i] = empty[0] ? 0.f : o[i] + pair.x;
+      o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
+      o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
+      o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
+      if (i % 32 == 28 && mean.ends()) {
+        return;
+      }
+    }
+  }
+
   // Writes the warpgroup's 64 rows of O and LSE.
   __device__ __forceinline__ void store(const Tile& tile, Output& o, Softmax& softmax) {
     float inverse[2];
+    bool empty[2];  // no key seen
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(softmax.sum[r]);
-      const bool empty = sum == 0.f;  // no key seen
-      inverse[r] = empty ? 0.f : reciprocal_approx(sum) * softmax.v_scale;
+      empty[r] = sum == 0.f;
+      inverse[r] = reciprocal_approx(sum);
       const int row = first_row(tile) + thread_row() + r * 8;
+      const float mean = params.lse && params.k_mean.data ? mean_score(tile, row) : 0.f;
       if (params.lse && lane() % 4 == 0 && row < params.seqlen_q) {
         const int64_t head =
             tile.batch * params.lse_stride_batch + tile.head * params.lse_stride_head;
         params.lse[head + row] =
-            empty ? -INFINITY : (softmax.max[r] - kPOffset + log2_approx(sum)) * 0.69314718056f;
+            empty[r] ? -INFINITY
+                     : (softmax.reference(r) + log2_approx(sum) + mean) * 0.69314718056f;
       }
     }
+    // A row that sees no key is zeros, not 0 times a V that may not be finite.
 #pragma unroll
     for (int i = 0; i < kHeadDimVPadded / 2; ++i) {
-      o[i] *= inverse[row_of(i)];
+      o[i] = empty[row_of(i)] ? 0.f : o[i] * inverse[row_of(i)];
+    }
+    if (params.v_scale.data) {
+      scale_columns(tile, o);
+    }
+    if (params.v_mean.data) {
+      add_means(tile, o, empty);
     }
 
     OutElement* rows = shared.o + warpgroup * kWarpgroupRows * kHalf;
@@ -1081,7 +1256,8 @@ struct Consumer {
         cute::tma_store_wait<0>();  // the previous half has been read
       }
       barrier_sync(kStore + warpgroup, kWarpgroup);
-      store_accumulator<kHalf, kOSlab, kOSwizzleBits>(rows, o + first / 2);
+      store_accumulator<kHalf, kOSlab, kOSwizzleBits>(rows,
+                                                      [&](int i) { return o[first / 2 + i]; });
       cutlass::arch::fence_view_async_shared();
       barrier_sync(kStore + warpgroup, kWarpgroup);
       if (leader) {
@@ -1099,7 +1275,8 @@ struct Consumer {
     if (warpgroup == kConsumers - 1) {
       scheduler_barrier_arrive();  // warpgroup 0 is first
     }
-    Tiles tiles, rest;
+    Tiles tiles{shared};
+    EmptyTiles rest;
     Tile tile;
     Output o = {};
     Softmax softmax;
@@ -1109,11 +1286,11 @@ struct Consumer {
       mainloop(tiles, tile, o, softmax);
     }
     // O of the last tile, and of those that see no key.
-    has_tile = has_tile || rest.next<false>(params, tile);
+    has_tile = has_tile || rest.next(params, tile);
     while (has_tile) {
       store(tile, o, softmax);
       reset(o, softmax, {});
-      has_tile = rest.next<false>(params, tile);
+      has_tile = rest.next(params, tile);
     }
     if (threadIdx.x % kWarpgroup == 0) {
       cute::tma_store_wait<0>();  // shared memory must outlive the copies from it
@@ -1146,6 +1323,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       shared.v_empty[stage].init(kConsumers * kWarpgroup / 32);
       shared.v_rows_full[stage].init(1);
       shared.v_rows_empty[stage].init(kTransposers);
+    }
+    for (int stage = 0; stage < kTileStages; ++stage) {
+      shared.tile_full[stage].init(1);
+      shared.tile_empty[stage].init(kTileReaders);
     }
     cutlass::arch::fence_barrier_init();
   }
@@ -1187,7 +1368,7 @@ enum Status {
   kMisaligned,
   kBadStride,
   kSmallWorkspace,
-  kTooManyTiles,
+  kTooMany,
   kNotHopper,
   kNoDriver,
   kTensorMapRefused,
@@ -1199,7 +1380,7 @@ constexpr const char* kMessages[] = {
     "struct_bytes or version is that of another FagenForwardArgs",
     "a size is negative or too large",
     "heads must be a multiple of kv_heads",
-    "scale must be finite and positive",
+    "scale must be finite and positive, scale 1e+08 at most",
     "a tensor that cannot be given",
     "a tensor that is needed is null",
     "a tensor does not begin at a multiple of 16 bytes",
@@ -1216,14 +1397,15 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
+constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
+
 // A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
 // TMA, or accesses of 16 bytes, follow an aligned one.
-Status check(const void* data, int element_bytes, bool aligned,
+Status check(const void* data, int element_bytes, bool aligned, int64_t most,
              std::initializer_list<int64_t> sizes_and_strides) {
   bool empty = false, strides_fit = true;
   for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
-    const int64_t size = d[0], stride = d[1],
-                  most = int64_t(1) << (aligned ? 38 : 30);  // TMA's end below 2^40 bytes
+    const int64_t size = d[0], stride = d[1];
     empty |= size == 0;
     strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
                                  (!aligned || stride * element_bytes % 16 == 0));
@@ -1235,8 +1417,8 @@ Status check(const void* data, int element_bytes, bool aligned,
   return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
 }
 
-int64_t workspace_bytes(const FagenForwardArgs&) {
-  return 0;
+int64_t workspace_bytes([[maybe_unused]] const FagenForwardArgs& a) {
+  return int64_t(4);
 }
 
 Status check(const FagenForwardArgs& a) {
@@ -1251,32 +1433,40 @@ Status check(const FagenForwardArgs& a) {
   if (a.kv_heads == 0 ? a.heads != 0 : a.heads % a.kv_heads != 0) {
     return kBadRatio;
   }
-  if (!(a.scale > 0) || !std::isfinite(a.scale)) {
+  if (!(a.scale > 0) || !std::isfinite(a.scale) || a.scale > 100000000.0) {
     return kBadScalar;
   }
   for (const Status status :
-       {check(a.q, 1, true,
+       {check(a.q, 1, true, kMostStride,
               {a.batch, a.q_stride_batch, a.seqlen_q, a.q_stride_seq, a.heads, a.q_stride_head}),
-        check(a.k, 1, true,
+        check(a.k, 1, true, kMostStride,
               {a.batch, a.k_stride_batch, a.seqlen_k, a.k_stride_seq, a.kv_heads, a.k_stride_head}),
-        check(a.v, 1, true,
+        check(a.v, 1, true, kMostStride,
               {a.batch, a.v_stride_batch, a.seqlen_k, a.v_stride_seq, a.kv_heads, a.v_stride_head}),
         !a.q_descale ? kOk
-                     : check(a.q_descale, 4, false,
+                     : check(a.q_descale, 4, false, 1073741824,
                              {a.batch, a.q_descale_stride_batch, a.heads, a.q_descale_stride_head}),
         !a.k_descale
             ? kOk
-            : check(a.k_descale, 4, false,
+            : check(a.k_descale, 4, false, 1073741824,
                     {a.batch, a.k_descale_stride_batch, a.kv_heads, a.k_descale_stride_head}),
-        !a.v_descale
-            ? kOk
-            : check(a.v_descale, 4, false,
-                    {a.batch, a.v_descale_stride_batch, a.kv_heads, a.v_descale_stride_head}),
-        check(a.out, 2, true,
+        !a.v_descale ? kOk
+                     : check(a.v_descale, 4, false, 1073741824,
+                             {a.batch, a.v_descale_stride_batch, a.kv_heads,
+                              a.v_descale_stride_head, 256, a.v_descale_stride_column}),
+        !a.v_mean ? kOk
+                  : check(a.v_mean, 4, false, 1073741824,
+                          {a.batch, a.v_mean_stride_batch, a.kv_heads, a.v_mean_stride_head, 256,
+                           a.v_mean_stride_column}),
+        !a.k_mean ? kOk
+                  : check(a.k_mean, 4, false, 1073741824,
+                          {a.batch, a.k_mean_stride_batch, a.kv_heads, a.k_mean_stride_head, 256,
+                           a.k_mean_stride_column}),
+        check(a.out, 2, true, kMostStride,
               {a.batch, a.out_stride_batch, a.seqlen_q, a.out_stride_seq, a.heads,
                a.out_stride_head}),
         !a.lse ? kOk
-               : check(a.lse, 4, false,
+               : check(a.lse, 4, false, kMostStride,
                        {a.batch, a.lse_stride_batch, a.heads, a.lse_stride_head, a.seqlen_q, 0})}) {
     if (status) {
       return status;
@@ -1387,7 +1577,7 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM));
   const int64_t tiles = int64_t(m_blocks) * a.heads * a.batch;
   if (tiles >= int64_t(1) << 30) {
-    return kTooManyTiles;
+    return kTooMany;
   }
   const int multiprocessors = prepare_device();
   if (multiprocessors == 0) {
@@ -1403,7 +1593,15 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   params.k_scale = {static_cast<const float*>(a.k_descale), a.k_descale_stride_batch,
                     a.k_descale_stride_head};
   params.v_scale = {static_cast<const float*>(a.v_descale), a.v_descale_stride_batch,
-                    a.v_descale_stride_head};
+                    a.v_descale_stride_head, a.v_descale_stride_column};
+  params.v_mean = {static_cast<const float*>(a.v_mean), a.v_mean_stride_batch, a.v_mean_stride_head,
+                   a.v_mean_stride_column};
+  params.k_mean = {static_cast<const float*>(a.k_mean), a.k_mean_stride_batch, a.k_mean_stride_head,
+                   a.k_mean_stride_column};
+  params.q_rows = static_cast<const Element*>(a.q);
+  params.q_stride_batch = a.q_stride_batch;
+  params.q_stride_head = a.q_stride_head;
+  params.q_stride_seq = a.q_stride_seq;
   if (!describe(&params.q, q) || !describe(&params.k, k) || !describe(&params.v, v) ||
       !describe(&params.out, out)) {
     return kTensorMapRefused;
@@ -1418,21 +1616,36 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   params.m_blocks = m_blocks;
   params.has_empty_tiles = seen_by(params, 0).last <= 0;
   const int grid = int(std::min<int64_t>(tiles, multiprocessors));
-  // Sections of heads whose K and V fit their share of the L2 cache. A section has an even number
-  // of rounds, nearly full, so that every block gets as many long tiles as short ones.
+  // Tiles that see no key are left to the end, and are no part of the order.
+  int m_first = 0;
+  params.m_end = m_blocks;
+  if (params.has_empty_tiles) {
+    const auto empty = [&](int m_block) {
+      const Blocks blocks = blocks_of(params, m_block * kBlockM, m_block * kBlockM + kBlockM - 1);
+      return blocks.last <= blocks.first;
+    };
+    while (m_first < m_blocks && empty(m_first)) {
+      ++m_first;
+    }
+    while (params.m_end > m_first && empty(params.m_end - 1)) {
+      --params.m_end;
+    }
+  }
+  // Sections of heads whose K and V fit their share of the L2 cache. The last one has more heads
+  // where it would else end before short tiles could fill up behind its longest ones.
+  const int64_t seeing = std::max(1, params.m_end - m_first);  // tiles of a head
   const int64_t flat_heads = int64_t(a.heads) * a.batch;
   const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
-  const int64_t cached_heads =
-      kL2Share / std::max<int64_t>(1, head_bytes) * params.heads_per_kv_head.value;
-  const int64_t two_rounds = 2 * grid;
-  const int64_t pairs =
-      std::max<int64_t>(1, std::min(cached_heads, flat_heads) * m_blocks / two_rounds);
-  const int64_t section = std::clamp<int64_t>(pairs * two_rounds / m_blocks, 1, flat_heads);
-  params.sections = int(ceil_div(flat_heads, section));
+  const int64_t section = std::max<int64_t>(1, kL2Share / std::max<int64_t>(1, head_bytes)) *
+                          params.heads_per_kv_head.value;
+  const int64_t filling = ceil_div(int64_t(kSectionRounds) * grid, seeing);
+  params.sections = 1 + int(std::max<int64_t>(0, flat_heads - filling) / section);
   params.section_heads = FastDivisor(int(section));
+  params.section_slots = FastDivisor(int(std::min<int64_t>(section * seeing, tiles)));
   params.last_section_heads = FastDivisor(int(flat_heads - (params.sections - 1) * section));
-  params.section_slots = FastDivisor(int(ceil_div(section * m_blocks, two_rounds) * two_rounds));
-  params.slots = params.sections * params.section_slots.value;
+  params.slots = int(flat_heads * (params.m_end - m_first));
+  params.tiles = int(tiles);
+  params.tiles_drawn = static_cast<uint32_t*>(a.workspace);
   params.scale_log2 = a.scale * 1.44269504089f;
 
   attention_forward<<<grid, kThreads, sizeof(SharedStorage), stream>>>(params);
@@ -1450,7 +1663,7 @@ extern "C" int fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows(const FagenForwar
 
 extern "C" int64_t fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows_workspace(
     const FagenForwardArgs* args) {
-  return fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows_host::workspace_bytes(*args);
+  return args ? fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows_host::workspace_bytes(*args) : -1;
 }
 
 extern "C" const char* fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows_message(int status) {
@@ -1466,6 +1679,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_causal_m128n96_halves_vrow
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d256_causal_m128n96_halves_vrows",
-      "92b228c94a5d00616d3d4f3cf4fbcfd30e72efb0febd3a21c42850191f52a126"};
+      "4d705e74ed416a97386192018e0847fbe83a484e314857fb5357ea1144e0640f"};
   return &info;
 }

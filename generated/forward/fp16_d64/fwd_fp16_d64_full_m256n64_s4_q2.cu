@@ -29,7 +29,7 @@
 // ---- The C interface -------------------------------------------------------------------------
 
 #ifndef FAGEN_FORWARD_ARGS
-#define FAGEN_FORWARD_ARGS 2
+#define FAGEN_FORWARD_ARGS 3
 
 extern "C" {
 
@@ -37,7 +37,7 @@ extern "C" {
 // dimension without one is contiguous.
 struct FagenForwardArgs {
   uint32_t struct_bytes;    // sizeof(FagenForwardArgs)
-  uint32_t version;         // 2: callers built for another are recognised
+  uint32_t version;         // 3: callers built for another are recognised
   void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
   int64_t workspace_bytes;  // how large it is
   const void* q;            // fp16 (batch, seqlen_q, heads, 64)
@@ -46,6 +46,8 @@ struct FagenForwardArgs {
   const void* q_descale;    // null: of other kernels
   const void* k_descale;    // null: of other kernels
   const void* v_descale;    // null: of other kernels
+  const void* v_mean;       // null: of other kernels
+  const void* k_mean;       // null: of other kernels
   void* out;                // fp16 (batch, seqlen_q, heads, 64): zeros in a row that sees no key
   void* lse;  // fp32 (batch, heads, seqlen_q): log-sum-exp, natural logarithm; minus infinity in a
               // row that sees no key; null if not wanted
@@ -54,16 +56,18 @@ struct FagenForwardArgs {
   int64_t v_stride_batch, v_stride_head, v_stride_seq;
   int64_t q_descale_stride_batch, q_descale_stride_head;
   int64_t k_descale_stride_batch, k_descale_stride_head;
-  int64_t v_descale_stride_batch, v_descale_stride_head;
+  int64_t v_descale_stride_batch, v_descale_stride_column, v_descale_stride_head;
+  int64_t v_mean_stride_batch, v_mean_stride_column, v_mean_stride_head;
+  int64_t k_mean_stride_batch, k_mean_stride_column, k_mean_stride_head;
   int64_t out_stride_batch, out_stride_head, out_stride_seq;
   int64_t lse_stride_batch, lse_stride_head;
   int32_t batch, heads, kv_heads, seqlen_q, seqlen_k;
-  float scale;  // of q kᵀ before the softmax; finite and positive
+  float scale;  // of q kᵀ before the softmax; finite and positive, 1e+08 at most
 };
 
 }  // extern "C"
 
-#elif FAGEN_FORWARD_ARGS != 2
+#elif FAGEN_FORWARD_ARGS != 3
 #error "kernels of kind forward of two versions of fagen in one translation unit"
 #endif
 
@@ -90,7 +94,7 @@ extern "C" {
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
 int fagen_fwd_fp16_d64_full_m256n64_s4_q2(const struct FagenForwardArgs* args, void* stream);
-// How many bytes of workspace a call of these sizes needs.
+// How many bytes of workspace a call of these sizes needs; -1 where args is null.
 int64_t fagen_fwd_fp16_d64_full_m256n64_s4_q2_workspace(const struct FagenForwardArgs* args);
 const char* fagen_fwd_fp16_d64_full_m256n64_s4_q2_message(int status);
 const struct FagenKernelInfo* fagen_fwd_fp16_d64_full_m256n64_s4_q2_info(void);
@@ -117,7 +121,13 @@ constexpr int kThreads = 640;
 constexpr int kLaunchRegisters = 96;
 constexpr int kProducerRegisters = 32;
 constexpr int kConsumerRegisters = 112;
-constexpr float kMaxPartialSum = 4096.0f;  // of a lane's P; more updates the maximum
+constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
+constexpr float kFar =
+    16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
+constexpr int kUpdates =
+    4;  // blocks that find their maxima first, after one where the last maximum did not do
+constexpr float kMaxPartialSum = 32768.0f;  // of a lane's P; more updates the maximum
+constexpr float kLargestOutput = 65504.0f;  // that is finite
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
 constexpr int kQkSlab = 64;  // columns
@@ -136,6 +146,17 @@ using Output = float[kOutputColumns / 2];  // a thread's part of a warpgroup's O
 
 using Barrier = cutlass::arch::ClusterBarrier;
 using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
+
+// Blocks first … last - 1 of kBlockN keys, visited from the last to the first.
+struct Blocks {
+  int first, last;
+};
+
+// kBlockM query rows of one head, and the keys they see.
+struct Tile {
+  int first_row, head, kv_head, batch;
+  Blocks blocks;
+};
 
 struct SharedStorage {
   alignas(1024) Element q[kQStages][kBlockM * kHeadDimPadded];
@@ -186,7 +207,7 @@ struct Params {
   FastDivisor heads, heads_per_kv_head;
   int seqlen_q, seqlen_k;
   FastDivisor m_blocks;  // tiles of one head
-  int slots;             // of tiles, over all heads and batches; some may be unused
+  int slots;             // of tiles, over all heads and batches
   bool has_empty_tiles;  // whose rows see no key
   float scale_log2;      // scale * log2(e)
 };
@@ -282,25 +303,16 @@ __device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descripto
 
 // ---- Tiles -----------------------------------------------------------------------------------
 
-// Blocks first … last - 1 of kBlockN keys, visited from the last to the first.
-struct Blocks {
-  int first, last;
-};
+__device__ __forceinline__ int lane() {
+  return threadIdx.x % 32;
+}
 
 __device__ __forceinline__ Blocks blocks_of(const Params& params) {
   return {0, ceil_div(params.seqlen_k, kBlockN)};
 }
 
-// kBlockM query rows of one head, and the keys they see.
-struct Tile {
-  int first_row, head, kv_head, batch;
-  Blocks blocks;
-};
-
-__device__ __forceinline__ Tile tile_at(const Params& params, int index) {
+__device__ __forceinline__ Tile tile_of(const Params& params, int flat_head, int m_block) {
   Tile tile;
-  const int flat_head = params.m_blocks.divide(index);  // neighbours share K and V
-  const int m_block = index - flat_head * params.m_blocks.value;
   tile.first_row = m_block * kBlockM;
   tile.batch = params.heads.divide(flat_head);
   tile.head = flat_head - tile.batch * params.heads.value;
@@ -309,23 +321,11 @@ __device__ __forceinline__ Tile tile_at(const Params& params, int index) {
   return tile;
 }
 
-// The tiles of one thread block, by index.
-struct Tiles {
-  int index = blockIdx.x;
-
-  __device__ __forceinline__ void advance() { index += gridDim.x; }
-
-  // The next tile that sees a key, or else that sees none; false at the end.
-  template <bool sees_keys = true>
-  __device__ __forceinline__ bool next(const Params& params, Tile& tile) {
-    if (index >= params.slots || sees_keys == params.has_empty_tiles) {  // all are empty, or none
-      return false;
-    }
-    tile = tile_at(params, index);
-    advance();
-    return true;
-  }
-};
+__device__ __forceinline__ Tile tile_at(const Params& params, int index) {
+  const int flat_head = params.m_blocks.divide(index);  // neighbours share K and V
+  const int m_block = index - flat_head * params.m_blocks.value;
+  return tile_of(params, flat_head, m_block);
+}
 
 // A stage of a ring of buffers, and the phase of its barriers, which flips each time around.
 template <int stages>
@@ -342,12 +342,47 @@ struct RingPosition {
   }
 };
 
+// The tiles of one thread block.
+struct Tiles {
+  int index = blockIdx.x;
+
+  __device__ __forceinline__ void advance() { index += gridDim.x; }
+
+  // The next tile that sees a key; false at the end.
+  __device__ __forceinline__ bool next(const Params& params, Tile& tile) {
+    while (index < params.slots) {
+      tile = tile_at(params, index);
+      advance();
+      if (tile.blocks.last > tile.blocks.first) {
+        return true;
+      }
+    }
+    return false;
+  }
+};
+
+// Tiles that see no key, which are nobody's work but for their zeros.
+struct EmptyTiles {
+  int index = blockIdx.x;
+
+  __device__ __forceinline__ bool next(const Params& params, Tile& tile) {
+    if (!params.has_empty_tiles) {
+      return false;
+    }
+    while (index < params.slots) {
+      tile = tile_at(params, index);
+      index += gridDim.x;
+      if (tile.blocks.last == tile.blocks.first) {
+        return true;
+      }
+    }
+    return false;
+  }
+};
+
 // ---- Softmax ---------------------------------------------------------------------------------
 
 // A warp has 16 of an accumulator's 64 rows, from warp_row() on.
-__device__ __forceinline__ int lane() {
-  return threadIdx.x % 32;
-}
 __device__ __forceinline__ int warp_row() {
   return threadIdx.x % kWarpgroup / 32 * 16;
 }
@@ -393,15 +428,19 @@ __device__ __forceinline__ float quad_sum(float x) {
 }
 
 struct Softmax {
-  float scale = 0.f;                      // from scores to exponents of 2: scale * log2(e)
-  float max[2] = {-INFINITY, -INFINITY};  // of the exponents
-  float sum[2] = {0.f, 0.f};              // this thread's part
-  float rescale[2] = {1.f, 1.f};          // of O, from the last maximum to this one
+  float scale = 0.f;                    // from scores to exponents of 2: scale * log2(e)
+  float max[2] = {kNoScore, kNoScore};  // of the scores
+  float sum[2] = {0.f, 0.f};            // this thread's part
+  float rescale[2] = {1.f, 1.f};        // of O, from the last reference to this one
+  int updates = 0;                      // blocks to come whose maxima are found first
+  bool far = false;                     // see move_far
+
+  // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
+  // log-sum-exp of a row share that rounding, and it cancels out.
+  __device__ __forceinline__ float reference(int r) const { return __fmul_rn(max[r], scale); }
 
   // Updates the row maxima by a block of scores, and rescales the sums.
-  // may_be_empty: a row may have seen no key yet; its maximum is -inf then.
-  template <bool may_be_empty>
-  __device__ __forceinline__ void update_row_max(const float (&s)[kBlockN / 2]) {
+  __device__ __forceinline__ void update_row_max(float (&s)[kBlockN / 2]) {
     // Two chains a row, to hide latency.
     float chains[4] = {s[0], s[2], s[4], s[6]};
 #pragma unroll
@@ -409,30 +448,60 @@ struct Softmax {
       const int chain = row_of(i) + i / 4 % 2 * 2;
       chains[chain] = fmaxf(chains[chain], fmaxf(s[i], s[i + 1]));
     }
-    const float top[2] = {fmaxf(max[0], fmaxf(chains[0], chains[2]) * scale),
-                          fmaxf(max[1], fmaxf(chains[1], chains[3]) * scale)};
+    const float top[2] = {fmaxf(max[0], fmaxf(chains[0], chains[2])),
+                          fmaxf(max[1], fmaxf(chains[1], chains[3]))};
+    const float before[2] = {max[0], max[1]};
+    const float old[2] = {reference(0), reference(1)};
+    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float before = max[r];
       max[r] = quad_max(top[r]);
-      rescale[r] = exp2_approx(before - reference<may_be_empty>(r));
-      sum[r] *= rescale[r];
+      rescale[r] = exp2_approx(old[r] - reference(r));
+      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
+    if (large) {
+      move_far(s, before, old);
+    }
+    sum[0] *= rescale[0];
+    sum[1] *= rescale[1];
   }
 
-  // What a row's exponents are relative to.
-  template <bool may_be_empty>
-  __device__ __forceinline__ float reference(int r) const {
-    return may_be_empty && max[r] == -INFINITY ? 0.f : max[r];
+  // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
+  // end of the tile the row maxima are subtracted before scores are scaled, which is exact, and
+  // each block finds its own.
+  __device__ __forceinline__ void move_far(float (&s)[kBlockN / 2], const float (&before)[2],
+                                           const float (&old)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float rise = far ? (before[r] - max[r]) * scale : __fmaf_rn(-max[r], scale, old[r]);
+      rescale[r] = before[r] == kNoScore ? 0.f : exp2_approx(rise);
+    }
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      s[i] -= max[row_of(i)];
+    }
+    far = true;
   }
 
-  // P of a block of scores, relative to the row maxima; part: its row sums.
-  // Returns whether this thread's P fits fp16, which small sums prove. Without may_be_empty, those
-  // of a row that has seen no key are infinite or NaN.
-  template <bool may_be_empty>
+  // P of a block of scores, relative to the row maxima so far; part: its row sums. Returns whether
+  // this thread's P fits fp16, which small sums prove.
+  __device__ __forceinline__ bool guess(const float (&s)[kBlockN / 2], float (&p)[kBlockN / 2],
+                                        float (&part)[2]) const {
+    return exponentiate(s, p, part, {-reference(0), -reference(1)}) && !far;
+  }
+
+  // The same relative to the maxima of this block too, in place, and added to the sums.
+  __device__ __forceinline__ void exponentiate(float (&s)[kBlockN / 2]) {
+    const float offset[2] = {far ? 0.f : -reference(0), far ? 0.f : -reference(1)};
+    float part[2];
+    exponentiate(s, s, part, offset);
+    sum[0] += part[0];
+    sum[1] += part[1];
+  }
+
   __device__ __forceinline__ bool exponentiate(const float (&s)[kBlockN / 2],
-                                               float (&p)[kBlockN / 2], float (&part)[2]) const {
-    const float offset[2] = {-reference<may_be_empty>(0), -reference<may_be_empty>(1)};
+                                               float (&p)[kBlockN / 2], float (&part)[2],
+                                               const float (&offset)[2]) const {
     float chains[4];
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i) {
@@ -443,15 +512,6 @@ struct Softmax {
     part[0] = chains[0] + chains[2];
     part[1] = chains[1] + chains[3];
     return part[0] <= kMaxPartialSum && part[1] <= kMaxPartialSum;
-  }
-
-  // In place, and added to the sums.
-  template <bool may_be_empty>
-  __device__ __forceinline__ void exponentiate(float (&s)[kBlockN / 2]) {
-    float part[2];
-    exponentiate<may_be_empty>(s, s, part);
-    sum[0] += part[0];
-    sum[1] += part[1];
   }
 
   __device__ __forceinline__ void rescale_output(Output& o, bool raised) const {
@@ -488,16 +548,19 @@ __device__ __forceinline__ void store_matrices(void* address, uint32_t a, uint32
                : "memory");
 }
 
-// Rounds a warp's 16 rows of an accumulator to OutElement and writes them to slabs of 64 rows.
-template <int columns, int slab, int swizzle_bits>
-__device__ __forceinline__ void store_accumulator(OutElement* tile, const float* x) {
+// Rounds a warp's 16 rows of an accumulator, element(i), to OutElement and writes them to slabs of
+// 64 rows.
+template <int columns, int slab, int swizzle_bits, class Elements>
+__device__ __forceinline__ void store_accumulator(OutElement* tile, Elements element) {
   const int row = warp_row() + lane() % 16;
 #pragma unroll
   for (int column = 0; column < columns; column += 16) {
     char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
-    const float* y = x + column / 2;
+    const auto pair = [&](int i) {
+      return pack(element(column / 2 + i), element(column / 2 + i + 1));
+    };
     store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane() / 16 * 8),
-                   pack(y[0], y[1]), pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
+                   pair(0), pair(2), pair(4), pair(6));
   }
 }
 
@@ -507,8 +570,8 @@ __device__ __forceinline__ void store_accumulator(OutElement* tile, const float*
 struct Loader {
   const Params& params;
   SharedStorage& shared;
-  RingPosition<kQStages> q;
   RingPosition<kStages> k, v;
+  uint32_t tiles = 0;  // whose Q was loaded
 
   // One box per slab; rows past the sequence and columns past the head dim are filled with zeros.
   template <int columns, int rows, int slab>
@@ -516,7 +579,7 @@ struct Loader {
                                        Element* tile, int row, int head, int batch,
                                        cute::TMA::CacheHintSm90 hint) {
     full.arrive_and_expect_tx(rows * columns * sizeof(Element));
-#pragma unroll
+#pragma unroll 1  // few registers
     for (int column = 0; column < columns; column += slab) {
       cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
                                    static_cast<uint64_t>(hint), tile + column * rows, column, row,
@@ -525,16 +588,18 @@ struct Loader {
   }
 
   __device__ __forceinline__ void load_q(const Tile& tile) {
+    const uint32_t stage = tiles % kQStages, phase = tiles / kQStages % 2;
     // Each warpgroup's rows as soon as it has read its last ones.
+#pragma unroll 1  // few registers
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      shared.q_empty[q.stage][consumer].wait(q.phase ^ 1);
+      shared.q_empty[stage][consumer].wait(phase ^ 1);
       copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
-          params.q, shared.q_full[q.stage][consumer],
-          shared.q[q.stage] + consumer * kWarpgroupRows * kHeadDimPadded,
+          params.q, shared.q_full[stage][consumer],
+          shared.q[stage] + consumer * kWarpgroupRows * kHeadDimPadded,
           tile.first_row + consumer * kWarpgroupRows, tile.head, tile.batch,
           cute::TMA::CacheHintSm90::EVICT_FIRST);
     }
-    q.advance();
+    ++tiles;
   }
 
   __device__ __forceinline__ void load_k(const Tile& tile, int block) {
@@ -706,16 +771,24 @@ struct Consumer {
   }
 
   // P relative to the maximum so far. Where that makes P too large, which is rare, S is still
-  // there, and the maximum is updated after all.
+  // there, and the maximum is updated after all; so are those of the next blocks, without another
+  // guess.
   __device__ __forceinline__ void lazy_softmax(float (&s)[kBlockN / 2], Probabilities& p, Output& o,
                                                Softmax& softmax) {
-    float guessed[kBlockN / 2], part[2];
-    const bool fits = __all_sync(0xffffffff, softmax.exponentiate<false>(s, guessed, part));
-    pack_p(p, guessed);
+    float part[2];
+    bool fits = false;
+    if (softmax.updates == 0) {
+      float guessed[kBlockN / 2];
+      fits = __all_sync(0xffffffff, softmax.guess(s, guessed, part));
+      pack_p(p, guessed);
+      softmax.updates = fits ? 0 : kUpdates;
+    } else {
+      softmax.updates -= 1;
+    }
     if (!fits) {
       part[0] = part[1] = 0.f;  // added to the sums already
-      softmax.update_row_max<true>(s);
-      softmax.exponentiate<true>(s);
+      softmax.update_row_max(s);
+      softmax.exponentiate(s);
       pack_p(p, s);
     }
     softmax.sum[0] += part[0];
@@ -750,8 +823,8 @@ struct Consumer {
                                                 Probabilities& p, Softmax& softmax) {
     finish_qk(s, tile.blocks.last - 1 == tile.blocks.first);
     mask_block(s, tile.blocks.last - 1);
-    softmax.update_row_max<true>(s);
-    softmax.exponentiate<true>(s);
+    softmax.update_row_max(s);
+    softmax.exponentiate(s);
     pack_p(p, s);
   }
 
@@ -823,23 +896,37 @@ struct Consumer {
   // Writes the warpgroup's 64 rows of O and LSE.
   __device__ __forceinline__ void store(const Tile& tile, Output& o, Softmax& softmax) {
     float inverse[2];
+    bool empty[2];  // no key seen
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(softmax.sum[r]);
-      const bool empty = sum == 0.f;  // no key seen
-      inverse[r] = empty ? 0.f : reciprocal_approx(sum);
+      empty[r] = sum == 0.f;
+      inverse[r] = reciprocal_approx(sum);
       const int row = first_row(tile) + thread_row() + r * 8;
       if (params.lse && lane() % 4 == 0 && row < params.seqlen_q) {
         const int64_t head =
             tile.batch * params.lse_stride_batch + tile.head * params.lse_stride_head;
         params.lse[head + row] =
-            empty ? -INFINITY : (softmax.max[r] + log2_approx(sum)) * 0.69314718056f;
+            empty[r] ? -INFINITY : (softmax.reference(r) + log2_approx(sum)) * 0.69314718056f;
       }
     }
+    const auto average = [&](int i) { return o[i] * inverse[row_of(i)]; };
+    // An average of V is no larger than V, but P was rounded and its sum was not. And a row that
+    // sees no key is zeros, not 0 times a V that may not be finite.
+    float largest[2] = {0.f, 0.f};
 #pragma unroll
     for (int i = 0; i < kHeadDimVPadded / 2; ++i) {
-      o[i] *= inverse[row_of(i)];
+      largest[row_of(i)] = fmaxf(largest[row_of(i)], fabsf(o[i]));
     }
+    const auto limited = [&](int i) {
+      const float x = average(i);
+      return empty[row_of(i)]      ? 0.f
+             : fabsf(x) < INFINITY ? fminf(fmaxf(x, -kLargestOutput), kLargestOutput)
+                                   : x;
+    };
+    const bool limit =
+        __any_sync(0xffffffff, empty[0] || empty[1] || largest[0] * inverse[0] > kLargestOutput ||
+                                   largest[1] * inverse[1] > kLargestOutput);
 
     OutElement* rows = shared.o + warpgroup * kWarpgroupRows * kHeadDimVPadded;
     const bool leader = threadIdx.x % kWarpgroup == 0;
@@ -847,7 +934,13 @@ struct Consumer {
       cute::tma_store_wait<0>();  // the previous tile's O has been read
     }
     barrier_sync(kStore + warpgroup, kWarpgroup);
-    store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(rows, o);
+    if (limit) {
+      store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(rows,
+                                                                [&](int i) { return limited(i); });
+    } else {
+      store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(rows,
+                                                                [&](int i) { return average(i); });
+    }
     cutlass::arch::fence_view_async_shared();
     barrier_sync(kStore + warpgroup, kWarpgroup);
     if (leader) {
@@ -864,7 +957,8 @@ struct Consumer {
     if (warpgroup == kConsumers - 1) {
       scheduler_barrier_arrive();  // warpgroup 0 is first
     }
-    Tiles tiles, rest;
+    Tiles tiles;
+    EmptyTiles rest;
     Tile tile;
     Output o = {};
     Softmax softmax{params.scale_log2};
@@ -873,11 +967,11 @@ struct Consumer {
       mainloop(tiles, tile, o, softmax);
     }
     // O of the last tile, and of those that see no key.
-    has_tile = has_tile || rest.next<false>(params, tile);
+    has_tile = has_tile || rest.next(params, tile);
     while (has_tile) {
       store(tile, o, softmax);
       reset(o, softmax);
-      has_tile = rest.next<false>(params, tile);
+      has_tile = rest.next(params, tile);
     }
     if (threadIdx.x % kWarpgroup == 0) {
       cute::tma_store_wait<0>();  // shared memory must outlive the copies from it
@@ -947,7 +1041,7 @@ enum Status {
   kMisaligned,
   kBadStride,
   kSmallWorkspace,
-  kTooManyTiles,
+  kTooMany,
   kNotHopper,
   kNoDriver,
   kTensorMapRefused,
@@ -959,7 +1053,7 @@ constexpr const char* kMessages[] = {
     "struct_bytes or version is that of another FagenForwardArgs",
     "a size is negative or too large",
     "heads must be a multiple of kv_heads",
-    "scale must be finite and positive",
+    "scale must be finite and positive, scale 1e+08 at most",
     "a tensor that cannot be given",
     "a tensor that is needed is null",
     "a tensor does not begin at a multiple of 16 bytes",
@@ -976,14 +1070,15 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
+constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
+
 // A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
 // TMA, or accesses of 16 bytes, follow an aligned one.
-Status check(const void* data, int element_bytes, bool aligned,
+Status check(const void* data, int element_bytes, bool aligned, int64_t most,
              std::initializer_list<int64_t> sizes_and_strides) {
   bool empty = false, strides_fit = true;
   for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
-    const int64_t size = d[0], stride = d[1],
-                  most = int64_t(1) << (aligned ? 38 : 30);  // TMA's end below 2^40 bytes
+    const int64_t size = d[0], stride = d[1];
     empty |= size == 0;
     strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
                                  (!aligned || stride * element_bytes % 16 == 0));
@@ -1011,21 +1106,21 @@ Status check(const FagenForwardArgs& a) {
   if (a.kv_heads == 0 ? a.heads != 0 : a.heads % a.kv_heads != 0) {
     return kBadRatio;
   }
-  if (!(a.scale > 0) || !std::isfinite(a.scale)) {
+  if (!(a.scale > 0) || !std::isfinite(a.scale) || a.scale > 100000000.0) {
     return kBadScalar;
   }
   for (const Status status :
-       {check(a.q, 2, true,
+       {check(a.q, 2, true, kMostStride,
               {a.batch, a.q_stride_batch, a.seqlen_q, a.q_stride_seq, a.heads, a.q_stride_head}),
-        check(a.k, 2, true,
+        check(a.k, 2, true, kMostStride,
               {a.batch, a.k_stride_batch, a.seqlen_k, a.k_stride_seq, a.kv_heads, a.k_stride_head}),
-        check(a.v, 2, true,
+        check(a.v, 2, true, kMostStride,
               {a.batch, a.v_stride_batch, a.seqlen_k, a.v_stride_seq, a.kv_heads, a.v_stride_head}),
-        check(a.out, 2, true,
+        check(a.out, 2, true, kMostStride,
               {a.batch, a.out_stride_batch, a.seqlen_q, a.out_stride_seq, a.heads,
                a.out_stride_head}),
         !a.lse ? kOk
-               : check(a.lse, 4, false,
+               : check(a.lse, 4, false, kMostStride,
                        {a.batch, a.lse_stride_batch, a.heads, a.lse_stride_head, a.seqlen_q, 0})}) {
     if (status) {
       return status;
@@ -1136,7 +1231,7 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM));
   const int64_t tiles = int64_t(m_blocks) * a.heads * a.batch;
   if (tiles >= int64_t(1) << 30) {
-    return kTooManyTiles;
+    return kTooMany;
   }
   const int multiprocessors = prepare_device();
   if (multiprocessors == 0) {
@@ -1177,7 +1272,7 @@ extern "C" int fagen_fwd_fp16_d64_full_m256n64_s4_q2(const FagenForwardArgs* arg
 }
 
 extern "C" int64_t fagen_fwd_fp16_d64_full_m256n64_s4_q2_workspace(const FagenForwardArgs* args) {
-  return fagen_fwd_fp16_d64_full_m256n64_s4_q2_host::workspace_bytes(*args);
+  return args ? fagen_fwd_fp16_d64_full_m256n64_s4_q2_host::workspace_bytes(*args) : -1;
 }
 
 extern "C" const char* fagen_fwd_fp16_d64_full_m256n64_s4_q2_message(int status) {
@@ -1193,6 +1288,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d64_full_m256n64_s4_q2_info(voi
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d64_full_m256n64_s4_q2",
-      "357e917ddf95897b6a1c8850166b3b4f0252d9853854780fc6a858eb886c0c4b"};
+      "35177eeb047c414f90696ecba516e1c9974414aeb5fe93c0f609a09fae580f2d"};
   return &info;
 }

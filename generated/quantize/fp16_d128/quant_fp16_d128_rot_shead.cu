@@ -21,7 +21,7 @@
 // ---- The C interface -------------------------------------------------------------------------
 
 #ifndef FAGEN_QUANTIZE_ARGS
-#define FAGEN_QUANTIZE_ARGS 2
+#define FAGEN_QUANTIZE_ARGS 3
 
 extern "C" {
 
@@ -29,7 +29,7 @@ extern "C" {
 // a dimension without one is contiguous.
 struct FagenQuantizeArgs {
   uint32_t struct_bytes;    // sizeof(FagenQuantizeArgs)
-  uint32_t version;         // 2: callers built for another are recognised
+  uint32_t version;         // 3: callers built for another are recognised
   void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
   int64_t workspace_bytes;  // how large it is
   const void* x;            // fp16 (batch, seqlen, heads, 128)
@@ -37,20 +37,23 @@ struct FagenQuantizeArgs {
   const void* sin;          // null: of other kernels
   void* values;             // e4m3 (batch, seqlen, heads, 128): x is values * descale
   void* descale;            // fp32 (batch, heads): what values are to be multiplied by
+  void* mean;               // null: of other kernels
   int64_t x_stride_batch, x_stride_head, x_stride_seq;
   int64_t cos_stride_batch, cos_stride_seq;
   int64_t sin_stride_batch, sin_stride_seq;
   int64_t values_stride_batch, values_stride_head, values_stride_seq;
   int64_t descale_stride_batch, descale_stride_head;
+  int64_t mean_stride_batch, mean_stride_head;
   int32_t batch, heads, seqlen;
   uint32_t descale_given;  // 1: descale is read; 0: it is found and written
+  uint32_t mean_given;     // 1: mean is read; 0: it is found and written
   uint32_t
       signs[8];  // random bits of the signs by which columns are negated before rows are rotated
 };
 
 }  // extern "C"
 
-#elif FAGEN_QUANTIZE_ARGS != 2
+#elif FAGEN_QUANTIZE_ARGS != 3
 #error "kernels of kind quantize of two versions of fagen in one translation unit"
 #endif
 
@@ -77,7 +80,7 @@ extern "C" {
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
 int fagen_quant_fp16_d128_rot_shead(const struct FagenQuantizeArgs* args, void* stream);
-// How many bytes of workspace a call of these sizes needs.
+// How many bytes of workspace a call of these sizes needs; -1 where args is null.
 int64_t fagen_quant_fp16_d128_rot_shead_workspace(const struct FagenQuantizeArgs* args);
 const char* fagen_quant_fp16_d128_rot_shead_message(int status);
 const struct FagenKernelInfo* fagen_quant_fp16_d128_rot_shead_info(void);
@@ -113,17 +116,53 @@ constexpr float kLeast =
 using Raw = uint32_t[kHeight][kChunks][4];
 using Values = float[kHeight][kChunks][8];
 
+// n / value for 0 <= n < 2^31 by a multiplication: every thread waits for its coordinates.
+// With 2^(bits - 1) < value <= 2^bits, rounding 2^(31 + bits) / value up is exact enough (Granlund
+// and Montgomery, "Division by Invariant Integers using Multiplication", 1994).
+struct FastDivisor {
+  int value;
+  uint32_t multiplier;  // 0: value is 1
+  int shift;
+
+  __host__ explicit FastDivisor(int divisor = 1) : value(divisor), multiplier(0), shift(0) {
+    if (divisor > 1) {
+      while ((int64_t(2) << shift) < divisor) {
+        ++shift;
+      }
+      multiplier = uint32_t(((uint64_t(1) << (32 + shift)) + divisor - 1) / divisor);
+    }
+  }
+
+  __device__ __forceinline__ int divide(int n) const {
+    return multiplier ? int(__umulhi(n, multiplier) >> shift) : n;
+  }
+};
+
 struct Params {
   const Element* x;
   uint8_t* values;
   float* descale;
-  float* maxima;          // (batch, heads, gridDim.y) of find_maxima
+  float* maxima;          // (batch, heads, tiles) of find_maxima
   int64_t maxima_of_one;  // that a descale is made of
   int64_t x_stride_batch, x_stride_seq, x_stride_head;
   int64_t values_stride_batch, values_stride_head, values_stride_row;
   int64_t descale_stride_batch, descale_stride_head;  // blocks are contiguous
   uint32_t signs[kChunks];
+  FastDivisor heads, tiles;  // of kRows rows of a head
   int seqlen;
+};
+
+// The rows of a head that a thread block has. Heads are neighbours in memory, so they are
+// neighbours in a grid.
+struct Tile {
+  int head, index, batch;
+
+  __device__ __forceinline__ Tile(const Params& params, const FastDivisor& tiles, int block) {
+    const int row = params.heads.divide(block);
+    head = block - row * params.heads.value;
+    batch = tiles.divide(row);
+    index = row - batch * tiles.value;
+  }
 };
 
 // ---- Input -----------------------------------------------------------------------------------
@@ -351,12 +390,13 @@ __device__ __forceinline__ float block_maximum(float top) {
   return warp_maximum(tops[lane_id() % warps]);
 }
 
-// The first of three: the maximum of kRows rows of a head.
+// The maximum of kRows rows of a head.
 __global__ void __launch_bounds__(kThreads, kBlocks)
     find_maxima(const __grid_constant__ Params params) {
-  const int first = int(blockIdx.y) * kRows + threadIdx.x / 32 * kWarpRows;
+  const Tile tile(params, params.tiles, blockIdx.x);
+  const int first = tile.index * kRows + threadIdx.x / 32 * kWarpRows;
   const Element* in =
-      params.x + blockIdx.z * params.x_stride_batch + blockIdx.x * params.x_stride_head;
+      params.x + tile.batch * params.x_stride_batch + tile.head * params.x_stride_head;
   float top = 0.0f;
   for (int part = 0; part < kParts; ++part) {
     Values y;
@@ -365,15 +405,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
   top = block_maximum<kWarps>(top);
   if (threadIdx.x == 0) {
-    params.maxima[(int64_t(blockIdx.z) * gridDim.x + blockIdx.x) * gridDim.y + blockIdx.y] = top;
+    params.maxima[(int64_t(tile.batch) * params.heads.value + tile.head) * params.tiles.value +
+                  tile.index] = top;
   }
 }
 
-// The second: descales, of some maxima each.
+// Descales, of some maxima each.
 __global__ void __launch_bounds__(kReduceThreads)
     reduce_maxima(const __grid_constant__ Params params) {
   const int64_t count = params.maxima_of_one;
-  const float* of = params.maxima + (int64_t(blockIdx.y) * gridDim.x + blockIdx.x) * count;
+  const float* of = params.maxima + blockIdx.x * count;
   float top = 0.0f;
 #pragma unroll 4
   for (int64_t index = threadIdx.x; index < count; index += kReduceThreads) {
@@ -381,18 +422,19 @@ __global__ void __launch_bounds__(kReduceThreads)
   }
   top = block_maximum<kReduceThreads / 32>(top);
   if (threadIdx.x == 0) {
-    params.descale[blockIdx.y * params.descale_stride_batch +
-                   blockIdx.x * params.descale_stride_head] = fmaxf(top * kNorm, kLeast) / kLargest;
+    const int batch = params.heads.divide(blockIdx.x),
+              head = blockIdx.x - batch * params.heads.value;
+    params.descale[batch * params.descale_stride_batch + head * params.descale_stride_head] =
+        fmaxf(top * kNorm, kLeast) / kLargest;
   }
 }
 
-// The last: kRows rows of a head. Heads are neighbours in memory, so they are neighbours here. What
-// find_maxima read last comes first: much of it is still in the L2 cache.
+// The last: kRows rows of a head. What was read last comes first: much of it is still in the L2
+// cache.
 __global__ void __launch_bounds__(kThreads, kBlocks)
     quantize(const __grid_constant__ Params params) {
-  const int head = gridDim.x - 1 - blockIdx.x;
-  const int block = gridDim.y - 1 - blockIdx.y;
-  const int batch = gridDim.z - 1 - blockIdx.z;
+  const Tile tile_of(params, params.tiles, gridDim.x - 1 - blockIdx.x);
+  const int head = tile_of.head, block = tile_of.index, batch = tile_of.batch;
   const int warp = threadIdx.x / 32;
   const int first = block * kRows + warp * kWarpRows;
   const Element* in = params.x + batch * params.x_stride_batch + head * params.x_stride_head;
@@ -437,7 +479,7 @@ enum Status {
   kMisaligned,
   kBadStride,
   kSmallWorkspace,
-  kTooManyTiles,
+  kTooMany,
   kNotHopper,
   kNoDriver,
   kTensorMapRefused,
@@ -466,14 +508,15 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
+constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
+
 // A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
 // TMA, or accesses of 16 bytes, follow an aligned one.
-Status check(const void* data, int element_bytes, bool aligned,
+Status check(const void* data, int element_bytes, bool aligned, int64_t most,
              std::initializer_list<int64_t> sizes_and_strides) {
   bool empty = false, strides_fit = true;
   for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
-    const int64_t size = d[0], stride = d[1],
-                  most = int64_t(1) << (aligned ? 38 : 30);  // TMA's end below 2^40 bytes
+    const int64_t size = d[0], stride = d[1];
     empty |= size == 0;
     strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
                                  (!aligned || stride * element_bytes % 16 == 0));
@@ -485,7 +528,7 @@ Status check(const void* data, int element_bytes, bool aligned,
   return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
 }
 
-int64_t workspace_bytes(const FagenQuantizeArgs& a) {
+int64_t workspace_bytes([[maybe_unused]] const FagenQuantizeArgs& a) {
   return a.descale_given ? 0 : int64_t(a.batch) * a.heads * ceil_div(a.seqlen, 128) * 4;
 }
 
@@ -493,28 +536,18 @@ Status check(const FagenQuantizeArgs& a) {
   if (a.struct_bytes != sizeof(a) || a.version != FAGEN_QUANTIZE_ARGS) {
     return kWrongStruct;
   }
-  for (const int size : {a.batch}) {
-    if (size < 0 || size > 65535) {
-      return kBadSize;
-    }
-  }
-  for (const int size : {a.heads}) {
+  for (const int size : {a.batch, a.heads, a.seqlen}) {
     if (size < 0 || size > 1073741824) {
       return kBadSize;
     }
   }
-  for (const int size : {a.seqlen}) {
-    if (size < 0 || size > 2097120) {
-      return kBadSize;
-    }
-  }
   for (const Status status :
-       {check(a.x, 2, true,
+       {check(a.x, 2, true, kMostStride,
               {a.batch, a.x_stride_batch, a.seqlen, a.x_stride_seq, a.heads, a.x_stride_head}),
-        check(a.values, 1, true,
+        check(a.values, 1, true, kMostStride,
               {a.batch, a.values_stride_batch, a.seqlen, a.values_stride_seq, a.heads,
                a.values_stride_head}),
-        check(a.descale, 4, false,
+        check(a.descale, 4, false, 1073741824,
               {a.batch, a.descale_stride_batch, a.heads, a.descale_stride_head})}) {
     if (status) {
       return status;
@@ -536,6 +569,11 @@ Status launch(const FagenQuantizeArgs& a, cudaStream_t stream) {
   if (a.batch == 0 || a.heads == 0 || a.seqlen == 0) {
     return kOk;
   }
+  const int64_t heads = int64_t(a.heads) * a.batch, tiles = ceil_div(a.seqlen, kRows);
+  constexpr int64_t kMost = int64_t(1) << 30;
+  if (heads >= kMost || heads * tiles >= kMost) {
+    return kTooManyTiles;
+  }
   if (!is_hopper()) {
     return kNotHopper;
   }
@@ -553,20 +591,22 @@ Status launch(const FagenQuantizeArgs& a, cudaStream_t stream) {
   params.descale_stride_batch = a.descale_stride_batch;
   params.descale_stride_head = a.descale_stride_head;
   std::copy_n(a.signs, kChunks, params.signs);
+  params.heads = FastDivisor(a.heads);
+  params.tiles = FastDivisor(int(tiles));
   params.seqlen = a.seqlen;
 
   params.maxima = static_cast<float*>(a.workspace);
-  params.maxima_of_one = ceil_div(a.seqlen, kRows);
+  params.maxima_of_one = tiles;
 
   if (!a.descale_given) {
-    find_maxima<<<dim3(int64_t(a.heads), int64_t(ceil_div(a.seqlen, 128)), int64_t(a.batch)), 256,
-                  0, stream>>>(params);
+    find_maxima<<<dim3(int64_t(a.heads) * ceil_div(a.seqlen, 128) * a.batch, 1, 1), 256, 0,
+                  stream>>>(params);
   }
   if (!a.descale_given) {
-    reduce_maxima<<<dim3(int64_t(a.heads), int64_t(a.batch), 1), 256, 0, stream>>>(params);
+    reduce_maxima<<<dim3(int64_t(a.heads) * a.batch, 1, 1), 256, 0, stream>>>(params);
   }
-  quantize<<<dim3(int64_t(a.heads), int64_t(ceil_div(a.seqlen, 128)), int64_t(a.batch)), 256, 0,
-             stream>>>(params);
+  quantize<<<dim3(int64_t(a.heads) * ceil_div(a.seqlen, 128) * a.batch, 1, 1), 256, 0, stream>>>(
+      params);
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
@@ -579,7 +619,7 @@ extern "C" int fagen_quant_fp16_d128_rot_shead(const FagenQuantizeArgs* args, vo
 }
 
 extern "C" int64_t fagen_quant_fp16_d128_rot_shead_workspace(const FagenQuantizeArgs* args) {
-  return fagen_quant_fp16_d128_rot_shead_host::workspace_bytes(*args);
+  return args ? fagen_quant_fp16_d128_rot_shead_host::workspace_bytes(*args) : -1;
 }
 
 extern "C" const char* fagen_quant_fp16_d128_rot_shead_message(int status) {
@@ -595,6 +635,6 @@ extern "C" const FagenKernelInfo* fagen_quant_fp16_d128_rot_shead_info(void) {
       kThreads,
       kLaunchRegisters,
       "quant_fp16_d128_rot_shead",
-      "2b1b9a898c0588f6dd88585cb5c6bb4955439acb334d722d9a175fa404fc7dd8"};
+      "0f776827a8e5421a8515e54879f013d86290bd4e753c0dc5c02a2db025d43169"};
   return &info;
 }

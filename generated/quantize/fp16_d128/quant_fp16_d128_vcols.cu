@@ -19,7 +19,7 @@
 // ---- The C interface -------------------------------------------------------------------------
 
 #ifndef FAGEN_QUANTIZE_ARGS
-#define FAGEN_QUANTIZE_ARGS 2
+#define FAGEN_QUANTIZE_ARGS 3
 
 extern "C" {
 
@@ -27,7 +27,7 @@ extern "C" {
 // a dimension without one is contiguous.
 struct FagenQuantizeArgs {
   uint32_t struct_bytes;    // sizeof(FagenQuantizeArgs)
-  uint32_t version;         // 2: callers built for another are recognised
+  uint32_t version;         // 3: callers built for another are recognised
   void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
   int64_t workspace_bytes;  // how large it is
   const void* x;            // fp16 (batch, seqlen, heads, 128)
@@ -36,19 +36,22 @@ struct FagenQuantizeArgs {
   void* values;   // e4m3 (batch, heads, 128, ceil(seqlen / 16) · 16): x is values * descale;
                   // transposed, keys in the order of P
   void* descale;  // fp32 (batch, heads, ceil(seqlen / 64)): what values are to be multiplied by
+  void* mean;     // null: of other kernels
   int64_t x_stride_batch, x_stride_head, x_stride_seq;
   int64_t cos_stride_batch, cos_stride_seq;
   int64_t sin_stride_batch, sin_stride_seq;
   int64_t values_stride_batch, values_stride_head, values_stride_seq;
   int64_t descale_stride_batch, descale_stride_head;
+  int64_t mean_stride_batch, mean_stride_head;
   int32_t batch, heads, seqlen;
   uint32_t descale_given;  // 1: descale is read; 0: it is found and written
+  uint32_t mean_given;     // 1: mean is read; 0: it is found and written
   uint32_t signs[8];       // random bits not read: nothing is rotated
 };
 
 }  // extern "C"
 
-#elif FAGEN_QUANTIZE_ARGS != 2
+#elif FAGEN_QUANTIZE_ARGS != 3
 #error "kernels of kind quantize of two versions of fagen in one translation unit"
 #endif
 
@@ -75,7 +78,7 @@ extern "C" {
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
 int fagen_quant_fp16_d128_vcols(const struct FagenQuantizeArgs* args, void* stream);
-// How many bytes of workspace a call of these sizes needs.
+// How many bytes of workspace a call of these sizes needs; -1 where args is null.
 int64_t fagen_quant_fp16_d128_vcols_workspace(const struct FagenQuantizeArgs* args);
 const char* fagen_quant_fp16_d128_vcols_message(int status);
 const struct FagenKernelInfo* fagen_quant_fp16_d128_vcols_info(void);
@@ -111,6 +114,28 @@ constexpr float kLeast =
 using Raw = uint32_t[kHeight][kChunks][4];
 using Values = float[kHeight][kChunks][8];
 
+// n / value for 0 <= n < 2^31 by a multiplication: every thread waits for its coordinates.
+// With 2^(bits - 1) < value <= 2^bits, rounding 2^(31 + bits) / value up is exact enough (Granlund
+// and Montgomery, "Division by Invariant Integers using Multiplication", 1994).
+struct FastDivisor {
+  int value;
+  uint32_t multiplier;  // 0: value is 1
+  int shift;
+
+  __host__ explicit FastDivisor(int divisor = 1) : value(divisor), multiplier(0), shift(0) {
+    if (divisor > 1) {
+      while ((int64_t(2) << shift) < divisor) {
+        ++shift;
+      }
+      multiplier = uint32_t(((uint64_t(1) << (32 + shift)) + divisor - 1) / divisor);
+    }
+  }
+
+  __device__ __forceinline__ int divide(int n) const {
+    return multiplier ? int(__umulhi(n, multiplier) >> shift) : n;
+  }
+};
+
 struct Params {
   const Element* x;
   uint8_t* values;
@@ -118,7 +143,21 @@ struct Params {
   int64_t x_stride_batch, x_stride_seq, x_stride_head;
   int64_t values_stride_batch, values_stride_head, values_stride_row;
   int64_t descale_stride_batch, descale_stride_head;  // blocks are contiguous
+  FastDivisor heads, tiles;                           // of kRows rows of a head
   int seqlen;
+};
+
+// The rows of a head that a thread block has. Heads are neighbours in memory, so they are
+// neighbours in a grid.
+struct Tile {
+  int head, index, batch;
+
+  __device__ __forceinline__ Tile(const Params& params, const FastDivisor& tiles, int block) {
+    const int row = params.heads.divide(block);
+    head = block - row * params.heads.value;
+    batch = tiles.divide(row);
+    index = row - batch * tiles.value;
+  }
 };
 
 // ---- Input -----------------------------------------------------------------------------------
@@ -284,12 +323,11 @@ __device__ __forceinline__ void store(const Params& params, uint8_t* out, int fi
 
 // ---- The kernels -----------------------------------------------------------------------------
 
-// kRows rows of a head. Heads are neighbours in memory, so they are neighbours here.
+// kRows rows of a head.
 __global__ void __launch_bounds__(kThreads, kBlocks)
     quantize(const __grid_constant__ Params params) {
-  const int head = blockIdx.x;
-  const int block = blockIdx.y;
-  const int batch = blockIdx.z;
+  const Tile tile_of(params, params.tiles, blockIdx.x);
+  const int head = tile_of.head, block = tile_of.index, batch = tile_of.batch;
   const int warp = threadIdx.x / 32;
   const int first = block * kRows + warp * kWarpRows;
   const Element* in = params.x + batch * params.x_stride_batch + head * params.x_stride_head;
@@ -350,7 +388,7 @@ enum Status {
   kMisaligned,
   kBadStride,
   kSmallWorkspace,
-  kTooManyTiles,
+  kTooMany,
   kNotHopper,
   kNoDriver,
   kTensorMapRefused,
@@ -379,14 +417,15 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
+constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
+
 // A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
 // TMA, or accesses of 16 bytes, follow an aligned one.
-Status check(const void* data, int element_bytes, bool aligned,
+Status check(const void* data, int element_bytes, bool aligned, int64_t most,
              std::initializer_list<int64_t> sizes_and_strides) {
   bool empty = false, strides_fit = true;
   for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
-    const int64_t size = d[0], stride = d[1],
-                  most = int64_t(1) << (aligned ? 38 : 30);  // TMA's end below 2^40 bytes
+    const int64_t size = d[0], stride = d[1];
     empty |= size == 0;
     strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
                                  (!aligned || stride * element_bytes % 16 == 0));
@@ -406,18 +445,8 @@ Status check(const FagenQuantizeArgs& a) {
   if (a.struct_bytes != sizeof(a) || a.version != FAGEN_QUANTIZE_ARGS) {
     return kWrongStruct;
   }
-  for (const int size : {a.batch}) {
-    if (size < 0 || size > 65535) {
-      return kBadSize;
-    }
-  }
-  for (const int size : {a.heads}) {
+  for (const int size : {a.batch, a.heads, a.seqlen}) {
     if (size < 0 || size > 1073741824) {
-      return kBadSize;
-    }
-  }
-  for (const int size : {a.seqlen}) {
-    if (size < 0 || size > 2097120) {
       return kBadSize;
     }
   }
@@ -425,12 +454,12 @@ Status check(const FagenQuantizeArgs& a) {
     return kRefused;
   }
   for (const Status status :
-       {check(a.x, 2, true,
+       {check(a.x, 2, true, kMostStride,
               {a.batch, a.x_stride_batch, a.seqlen, a.x_stride_seq, a.heads, a.x_stride_head}),
-        check(a.values, 1, true,
+        check(a.values, 1, true, kMostStride,
               {a.batch, a.values_stride_batch, a.heads, a.values_stride_head, 128,
                a.values_stride_seq, ceil_div(a.seqlen, 16) * 16, 0}),
-        check(a.descale, 4, false,
+        check(a.descale, 4, false, 1073741824,
               {a.batch, a.descale_stride_batch, a.heads, a.descale_stride_head,
                ceil_div(a.seqlen, 64), 0})}) {
     if (status) {
@@ -453,6 +482,11 @@ Status launch(const FagenQuantizeArgs& a, cudaStream_t stream) {
   if (a.batch == 0 || a.heads == 0 || a.seqlen == 0) {
     return kOk;
   }
+  const int64_t heads = int64_t(a.heads) * a.batch, tiles = ceil_div(a.seqlen, kRows);
+  constexpr int64_t kMost = int64_t(1) << 30;
+  if (heads >= kMost || heads * tiles >= kMost) {
+    return kTooManyTiles;
+  }
   if (!is_hopper()) {
     return kNotHopper;
   }
@@ -469,10 +503,12 @@ Status launch(const FagenQuantizeArgs& a, cudaStream_t stream) {
   params.values_stride_row = a.values_stride_seq;
   params.descale_stride_batch = a.descale_stride_batch;
   params.descale_stride_head = a.descale_stride_head;
+  params.heads = FastDivisor(a.heads);
+  params.tiles = FastDivisor(int(tiles));
   params.seqlen = a.seqlen;
 
-  quantize<<<dim3(int64_t(a.heads), int64_t(ceil_div(a.seqlen, 128)), int64_t(a.batch)), 256, 0,
-             stream>>>(params);
+  quantize<<<dim3(int64_t(a.heads) * ceil_div(a.seqlen, 128) * a.batch, 1, 1), 256, 0, stream>>>(
+      params);
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
@@ -485,7 +521,7 @@ extern "C" int fagen_quant_fp16_d128_vcols(const FagenQuantizeArgs* args, void* 
 }
 
 extern "C" int64_t fagen_quant_fp16_d128_vcols_workspace(const FagenQuantizeArgs* args) {
-  return fagen_quant_fp16_d128_vcols_host::workspace_bytes(*args);
+  return args ? fagen_quant_fp16_d128_vcols_host::workspace_bytes(*args) : -1;
 }
 
 extern "C" const char* fagen_quant_fp16_d128_vcols_message(int status) {
@@ -501,6 +537,6 @@ extern "C" const FagenKernelInfo* fagen_quant_fp16_d128_vcols_info(void) {
       kThreads,
       kLaunchRegisters,
       "quant_fp16_d128_vcols",
-      "70c23dada7702dee25055e72578d5dfcdcdd7921b3f25f934c1c2f0b250815a9"};
+      "38a5604cc7e49a965e45fa7a85f5464211c95624dc2c16a1dd6056aec13bfdf5"};
   return &info;
 }

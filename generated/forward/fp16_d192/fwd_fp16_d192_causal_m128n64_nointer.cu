@@ -1,22 +1,17 @@
-// fwd_e4m3_d256_full_m128n96_halves_vrows_sblock: fused attention forward for Hopper (sm_90a).
-// Rendered by fagen; do not edit.
+// fwd_fp16_d192_causal_m128n64_nointer: fused attention forward for Hopper (sm_90a). Rendered by
+// fagen; do not edit.
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
 //
-// One thread block computes a tile of 128 query rows of one head, 96 keys at a time from the last
+// One thread block computes a tile of 128 query rows of one head, 64 keys at a time from the last
 // to the first, by online softmax in base 2. One producer warp copies Q, K and V into shared memory
-// by TMA; 2 consumer warpgroups of 64 rows each multiply by WGMMA, in ping-pong: they take turns at
-// the tensor cores.
-//
-// Q, K, V and P are in e4m3, with scales. The PV GEMM needs V transposed: other warps of
-// the producer's warpgroup do that. One warp writes the scales of blocks to shared memory.
+// by TMA; 2 consumer warpgroups of 64 rows each multiply by WGMMA.
 //
 // Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
 
 #include <cuda.h>
 #include <cuda_runtime.h>
-#include <cuda_fp8.h>
-#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <algorithm>
 #include <atomic>
@@ -33,7 +28,7 @@
 // ---- The C interface -------------------------------------------------------------------------
 
 #ifndef FAGEN_FORWARD_ARGS
-#define FAGEN_FORWARD_ARGS 2
+#define FAGEN_FORWARD_ARGS 3
 
 extern "C" {
 
@@ -41,19 +36,18 @@ extern "C" {
 // dimension without one is contiguous.
 struct FagenForwardArgs {
   uint32_t struct_bytes;    // sizeof(FagenForwardArgs)
-  uint32_t version;         // 2: callers built for another are recognised
+  uint32_t version;         // 3: callers built for another are recognised
   void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
   int64_t workspace_bytes;  // how large it is
-  const void* q;            // e4m3 (batch, seqlen_q, heads, 256)
-  const void* k;            // e4m3 (batch, seqlen_k, kv_heads, 256)
-  const void* v;            // e4m3 (batch, seqlen_k, kv_heads, 256)
-  const void* q_descale;    // fp32 (batch or 1, heads or 1, ceil(seqlen_q / 64)): what q is to be
-                            // multiplied by, finite and above 0
-  const void* k_descale;  // fp32 (batch or 1, kv_heads or 1, ceil(seqlen_k / 64)): what k is to be
-                          // multiplied by, finite and above 0
-  const void* v_descale;  // fp32 (batch or 1, kv_heads or 1, ceil(seqlen_k / 64)): what v is to be
-                          // multiplied by, finite and above 0
-  void* out;              // bf16 (batch, seqlen_q, heads, 256): zeros in a row that sees no key
+  const void* q;            // fp16 (batch, seqlen_q, heads, 192)
+  const void* k;            // fp16 (batch, seqlen_k, kv_heads, 192)
+  const void* v;            // fp16 (batch, seqlen_k, kv_heads, 192)
+  const void* q_descale;    // null: of other kernels
+  const void* k_descale;    // null: of other kernels
+  const void* v_descale;    // null: of other kernels
+  const void* v_mean;       // null: of other kernels
+  const void* k_mean;       // null: of other kernels
+  void* out;                // fp16 (batch, seqlen_q, heads, 192): zeros in a row that sees no key
   void* lse;  // fp32 (batch, heads, seqlen_q): log-sum-exp, natural logarithm; minus infinity in a
               // row that sees no key; null if not wanted
   int64_t q_stride_batch, q_stride_head, q_stride_seq;
@@ -61,16 +55,18 @@ struct FagenForwardArgs {
   int64_t v_stride_batch, v_stride_head, v_stride_seq;
   int64_t q_descale_stride_batch, q_descale_stride_head;
   int64_t k_descale_stride_batch, k_descale_stride_head;
-  int64_t v_descale_stride_batch, v_descale_stride_head;
+  int64_t v_descale_stride_batch, v_descale_stride_column, v_descale_stride_head;
+  int64_t v_mean_stride_batch, v_mean_stride_column, v_mean_stride_head;
+  int64_t k_mean_stride_batch, k_mean_stride_column, k_mean_stride_head;
   int64_t out_stride_batch, out_stride_head, out_stride_seq;
   int64_t lse_stride_batch, lse_stride_head;
   int32_t batch, heads, kv_heads, seqlen_q, seqlen_k;
-  float scale;  // of q kᵀ before the softmax; finite and positive
+  float scale;  // of q kᵀ before the softmax; finite and positive, 1e+08 at most
 };
 
 }  // extern "C"
 
-#elif FAGEN_FORWARD_ARGS != 2
+#elif FAGEN_FORWARD_ARGS != 3
 #error "kernels of kind forward of two versions of fagen in one translation unit"
 #endif
 
@@ -96,59 +92,60 @@ extern "C" {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_fwd_e4m3_d256_full_m128n96_halves_vrows_sblock(const struct FagenForwardArgs* args,
-                                                         void* stream);
-// How many bytes of workspace a call of these sizes needs.
-int64_t fagen_fwd_e4m3_d256_full_m128n96_halves_vrows_sblock_workspace(
-    const struct FagenForwardArgs* args);
-const char* fagen_fwd_e4m3_d256_full_m128n96_halves_vrows_sblock_message(int status);
-const struct FagenKernelInfo* fagen_fwd_e4m3_d256_full_m128n96_halves_vrows_sblock_info(void);
+int fagen_fwd_fp16_d192_causal_m128n64_nointer(const struct FagenForwardArgs* args, void* stream);
+// How many bytes of workspace a call of these sizes needs; -1 where args is null. They are zeros
+// before the first call, and each call leaves them so; calls that may run at once need one each.
+int64_t fagen_fwd_fp16_d192_causal_m128n64_nointer_workspace(const struct FagenForwardArgs* args);
+const char* fagen_fwd_fp16_d192_causal_m128n64_nointer_message(int status);
+const struct FagenKernelInfo* fagen_fwd_fp16_d192_causal_m128n64_nointer_info(void);
 
 }  // extern "C"
 
-namespace fagen_fwd_e4m3_d256_full_m128n96_halves_vrows_sblock_kernel {
+namespace fagen_fwd_fp16_d192_causal_m128n64_nointer_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
-using Element = __nv_fp8_e4m3;
-using OutElement = __nv_bfloat16;
+using Element = __half;
+using OutElement = __half;
 
-constexpr int kHeadDim = 256;
-constexpr int kHeadDimV = 256;
-constexpr int kHeadDimPadded = 256;  // in shared memory, padded with zeros
-constexpr int kHeadDimVPadded = 256;
+constexpr int kHeadDim = 192;
+constexpr int kHeadDimV = 192;
+constexpr int kHeadDimPadded = 192;  // in shared memory, padded with zeros
+constexpr int kHeadDimVPadded = 192;
 constexpr int kBlockM = 128;
-constexpr int kBlockN = 96;
+constexpr int kBlockN = 64;
 constexpr int kStages = 2;  // K and V buffers
 constexpr int kQStages = 1;
 constexpr int kConsumers = 2;  // warpgroups of 64 query rows
 constexpr int kThreads = 384;
 constexpr int kLaunchRegisters = 168;
-constexpr int kProducerRegisters = 56;
-constexpr int kConsumerRegisters = 224;
-constexpr float kMaxPartialSum = 448.0f;  // of a lane's P; more updates the maximum
-constexpr float kPOffset =
-    4.0f;                       // log2 units: P is kept this much larger, to use more of its range
-constexpr int kScaleRows = 64;  // rows of Q, or keys, that share a scale
-constexpr int kGroupKeys =
-    32;  // that share one in a block: kScaleRows and kBlockN are multiples of it
-constexpr int kGroups = kBlockN / kGroupKeys;
+constexpr int kProducerRegisters = 40;
+constexpr int kConsumerRegisters = 232;
+constexpr int kTileStages = 2;   // tiles drawn and not yet done
+constexpr int kTileReaders = 8;  // warps that ask for them
+constexpr int kDrawAhead =
+    2;  // blocks before its end that a tile's successor is drawn: enough to hide the answer's way
+constexpr int kSectionRounds = 4;  // tiles for each multiprocessor in the last section of heads
+constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
+constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
+constexpr float kFar =
+    16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
+constexpr int kUpdates =
+    4;  // blocks that find their maxima first, after one where the last maximum did not do
+constexpr float kMaxPartialSum = 32768.0f;  // of a lane's P; more updates the maximum
+constexpr float kLargestOutput = 65504.0f;  // that is finite
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
-constexpr int kQkSlab = 128;  // columns
-constexpr int kVSlab = 32;    // of keys: V lies transposed
-constexpr int kVSwizzleBits = 1;
-constexpr int kVRowsSlab = 128;  // of V as it arrives
-constexpr int kVRowsSwizzleBits = 3;
+constexpr int kQkSlab = 64;  // columns
+constexpr int kVSlab = 64;
 constexpr int kOSlab = 64;
 constexpr int kOSwizzleBits = 3;
 constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B128;
-constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B32;
+constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B128;
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
-constexpr int kStepK = 32;          // the K of every wgmma
-constexpr int kTransposers = 3;     // warps of the producer's warpgroup
+constexpr int kStepK = 16;          // the K of every wgmma
 
 constexpr int kOutputColumns = kHeadDimVPadded;
 using Output = float[kOutputColumns / 2];  // a thread's part of a warpgroup's O
@@ -156,30 +153,35 @@ using Output = float[kOutputColumns / 2];  // a thread's part of a warpgroup's O
 using Barrier = cutlass::arch::ClusterBarrier;
 using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
 
-// Of keys that share a scale. V's descales are multiplied into P, and divided out of its row sums.
-struct alignas(16) KeyScales {
-  float k, log2_v, inverse_v;
+// Blocks first … last - 1 of kBlockN keys, visited from the last to the first.
+// Of first … full_last - 1 every row sees all keys.
+struct Blocks {
+  int first, full_last, last;
 };
-using BlockScales = KeyScales[kGroups];
+
+// kBlockM query rows of one head, and the keys they see.
+struct alignas(16) Tile {
+  int first_row, head, kv_head, batch;
+  Blocks blocks;  // last < first: no tile
+  int skipped;    // fully masked blocks after those
+};
 
 struct SharedStorage {
   alignas(1024) Element q[kQStages][kBlockM * kHeadDimPadded];
   alignas(1024) Element k[kStages][kBlockN * kHeadDimPadded];
-  alignas(1024) Element v_rows[kStages][kBlockN * kHeadDimVPadded];  // row-major, as they arrive
   alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
-  alignas(1024) OutElement o[kBlockM * kHeadDimVPadded / 2];
-  alignas(1024) BlockScales scales[kStages];
+  alignas(1024) OutElement o[kBlockM * kHeadDimVPadded];
   alignas(1024) TransactionBarrier q_full[kQStages][kConsumers];
   TransactionBarrier k_full[kStages];
   TransactionBarrier v_full[kStages];
-  TransactionBarrier v_rows_full[kStages];
-  Barrier v_rows_empty[kStages];
   Barrier q_empty[kQStages][kConsumers];
   Barrier k_empty[kStages];
   Barrier v_empty[kStages];
+  Barrier tile_full[kTileStages], tile_empty[kTileStages];
+  Tile tiles[kTileStages];  // in work, and next
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes <= 215040, "the layout outgrew the plan's ledger");
+static_assert(kSharedBytes <= 197632, "the layout outgrew the plan's ledger");
 
 template <class Integer>
 __host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
@@ -208,27 +210,22 @@ struct FastDivisor {
   }
 };
 
-// Descales in global memory, by batch and head, one for each kScaleRows rows.
-struct ScaleTensor {
-  const float* data;
-  int64_t stride_batch, stride_head;
-
-  __device__ __forceinline__ const float* at(int batch, int head) const {
-    return data + batch * stride_batch + head * stride_head;
-  }
-};
-
 struct Params {
   CUtensorMap q, k, v, out;
   float* lse;
   int64_t lse_stride_batch, lse_stride_head;
-  ScaleTensor q_scale, k_scale, v_scale;
   FastDivisor heads, heads_per_kv_head;
   int seqlen_q, seqlen_k;
-  FastDivisor m_blocks;  // tiles of one head
-  int slots;             // of tiles, over all heads and batches; some may be unused
+  int m_blocks;          // tiles of one head
+  int slots;             // of tiles, over all heads and batches
   bool has_empty_tiles;  // whose rows see no key
-  float scale_log2;      // scale * log2(e)
+  int sections;
+  FastDivisor section_slots;
+  FastDivisor section_heads;  // heads of any batch whose K and V share the L2 cache
+  FastDivisor last_section_heads;
+  int m_end, tiles;       // of all tiles, slots are for those that see a key
+  uint32_t* tiles_drawn;  // of the slots, beyond the first of each block
+  float scale_log2;       // scale * log2(e)
 };
 
 // ---- Tensor cores ----------------------------------------------------------------------------
@@ -288,39 +285,34 @@ __device__ constexpr uint32_t column_offset(int k) {
   return (k / slab * rows * slab + k % slab) * sizeof(Element) >> 4;
 }
 
-// S (64 x kBlockN) = or += Q (64 x 32) Kᵀ (32 x kBlockN), both from shared memory.
+// S (64 x kBlockN) = or += Q (64 x 16) Kᵀ (16 x kBlockN), both from shared memory.
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], Descriptor q, Descriptor k) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 "
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47 }, "
-      "%48, %49, %50, 1, 1;"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
+      "%32, %33, %34, 1, 1, 0, 0;"
       : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]), "+f"(s[6]),
         "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]), "+f"(s[12]), "+f"(s[13]),
         "+f"(s[14]), "+f"(s[15]), "+f"(s[16]), "+f"(s[17]), "+f"(s[18]), "+f"(s[19]), "+f"(s[20]),
         "+f"(s[21]), "+f"(s[22]), "+f"(s[23]), "+f"(s[24]), "+f"(s[25]), "+f"(s[26]), "+f"(s[27]),
-        "+f"(s[28]), "+f"(s[29]), "+f"(s[30]), "+f"(s[31]), "+f"(s[32]), "+f"(s[33]), "+f"(s[34]),
-        "+f"(s[35]), "+f"(s[36]), "+f"(s[37]), "+f"(s[38]), "+f"(s[39]), "+f"(s[40]), "+f"(s[41]),
-        "+f"(s[42]), "+f"(s[43]), "+f"(s[44]), "+f"(s[45]), "+f"(s[46]), "+f"(s[47])
+        "+f"(s[28]), "+f"(s[29]), "+f"(s[30]), "+f"(s[31])
       : "l"(q.bits()), "l"(k.bits()), "n"(accumulate ? 1 : 0));
 }
 
-// O (64 x kOutputColumns) += P (64 x 32, from registers) V (32 x kOutputColumns).
+// O (64 x kOutputColumns) += P (64 x 16, from registers) V (16 x kOutputColumns).
 __device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descriptor v) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 "
+      "wgmma.mma_async.sync.aligned.m64n192k16.f32.f16.f16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
       "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127 }, "
-      "{ %128, %129, %130, %131 }, "
-      "%132, 1, 1, 1;"
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95 }, "
+      "{ %96, %97, %98, %99 }, "
+      "%100, 1, 1, 1, 1;"
       : "+f"(o[0]), "+f"(o[1]), "+f"(o[2]), "+f"(o[3]), "+f"(o[4]), "+f"(o[5]), "+f"(o[6]),
         "+f"(o[7]), "+f"(o[8]), "+f"(o[9]), "+f"(o[10]), "+f"(o[11]), "+f"(o[12]), "+f"(o[13]),
         "+f"(o[14]), "+f"(o[15]), "+f"(o[16]), "+f"(o[17]), "+f"(o[18]), "+f"(o[19]), "+f"(o[20]),
@@ -334,61 +326,55 @@ __device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descripto
         "+f"(o[70]), "+f"(o[71]), "+f"(o[72]), "+f"(o[73]), "+f"(o[74]), "+f"(o[75]), "+f"(o[76]),
         "+f"(o[77]), "+f"(o[78]), "+f"(o[79]), "+f"(o[80]), "+f"(o[81]), "+f"(o[82]), "+f"(o[83]),
         "+f"(o[84]), "+f"(o[85]), "+f"(o[86]), "+f"(o[87]), "+f"(o[88]), "+f"(o[89]), "+f"(o[90]),
-        "+f"(o[91]), "+f"(o[92]), "+f"(o[93]), "+f"(o[94]), "+f"(o[95]), "+f"(o[96]), "+f"(o[97]),
-        "+f"(o[98]), "+f"(o[99]), "+f"(o[100]), "+f"(o[101]), "+f"(o[102]), "+f"(o[103]),
-        "+f"(o[104]), "+f"(o[105]), "+f"(o[106]), "+f"(o[107]), "+f"(o[108]), "+f"(o[109]),
-        "+f"(o[110]), "+f"(o[111]), "+f"(o[112]), "+f"(o[113]), "+f"(o[114]), "+f"(o[115]),
-        "+f"(o[116]), "+f"(o[117]), "+f"(o[118]), "+f"(o[119]), "+f"(o[120]), "+f"(o[121]),
-        "+f"(o[122]), "+f"(o[123]), "+f"(o[124]), "+f"(o[125]), "+f"(o[126]), "+f"(o[127])
+        "+f"(o[91]), "+f"(o[92]), "+f"(o[93]), "+f"(o[94]), "+f"(o[95])
       : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v.bits()));
 }
 
 // ---- Tiles -----------------------------------------------------------------------------------
 
-// Blocks first … last - 1 of kBlockN keys, visited from the last to the first.
-struct Blocks {
+__device__ __forceinline__ int lane() {
+  return threadIdx.x % 32;
+}
+
+// The keys first … last - 1 that a row sees; none where last <= first. Both ends rise from row to
+// row.
+struct Keys {
   int first, last;
 };
 
-__device__ __forceinline__ Blocks blocks_of(const Params& params) {
-  return {0, ceil_div(params.seqlen_k, kBlockN)};
+__host__ __device__ __forceinline__ Keys seen_by(const Params& params, int row) {
+  const int seqlen_q = params.seqlen_q, seqlen_k = params.seqlen_k;
+  return {0, min(seqlen_k, row + seqlen_k - seqlen_q + 1)};
 }
 
-// kBlockM query rows of one head, and the keys they see.
-struct Tile {
-  int first_row, head, kv_head, batch;
-  Blocks blocks;
-};
+// What the rows first_row … last_row see.
+__host__ __device__ __forceinline__ Blocks blocks_of(const Params& params, int first_row,
+                                                     int last_row) {
+  const Keys top = seen_by(params, first_row), bottom = seen_by(params, last_row);
+  return {0, max(0, top.last) / kBlockN, ceil_div(max(0, bottom.last), kBlockN)};
+}
 
-__device__ __forceinline__ Tile tile_at(const Params& params, int index) {
+__device__ __forceinline__ Tile tile_of(const Params& params, int flat_head, int m_block) {
   Tile tile;
-  const int flat_head = params.m_blocks.divide(index);  // neighbours share K and V
-  const int m_block = index - flat_head * params.m_blocks.value;
   tile.first_row = m_block * kBlockM;
   tile.batch = params.heads.divide(flat_head);
   tile.head = flat_head - tile.batch * params.heads.value;
   tile.kv_head = params.heads_per_kv_head.divide(tile.head);
-  tile.blocks = blocks_of(params);
+  tile.blocks = blocks_of(params, tile.first_row, tile.first_row + kBlockM - 1);
   return tile;
 }
 
-// The tiles of one thread block, by index.
-struct Tiles {
-  int index = blockIdx.x;
-
-  __device__ __forceinline__ void advance() { index += gridDim.x; }
-
-  // The next tile that sees a key, or else that sees none; false at the end.
-  template <bool sees_keys = true>
-  __device__ __forceinline__ bool next(const Params& params, Tile& tile) {
-    if (index >= params.slots || sees_keys == params.has_empty_tiles) {  // all are empty, or none
-      return false;
-    }
-    tile = tile_at(params, index);
-    advance();
-    return true;
-  }
-};
+__device__ __forceinline__ Tile tile_at(const Params& params, int index) {
+  // Longest tiles of a section first, so that short ones fill its end.
+  const int section = min(params.section_slots.divide(index), params.sections - 1);
+  const int rank = index - section * params.section_slots.value;
+  const FastDivisor& heads =
+      section + 1 < params.sections ? params.section_heads : params.last_section_heads;
+  const int row = heads.divide(rank);
+  const int m_block = params.m_end - 1 - row;
+  const int flat_head = section * params.section_heads.value + rank - row * heads.value;
+  return tile_of(params, flat_head, m_block);
+}
 
 // A stage of a ring of buffers, and the phase of its barriers, which flips each time around.
 template <int stages>
@@ -405,12 +391,47 @@ struct RingPosition {
   }
 };
 
+// The tiles that the producer draws, for one warp.
+struct Tiles {
+  SharedStorage& shared;
+  uint32_t taken = 0;  // so far
+
+  // The next tile that sees a key; false at the end.
+  __device__ __forceinline__ bool next(const Params&, Tile& tile) {
+    const uint32_t stage = taken % kTileStages, phase = taken / kTileStages % 2;
+    shared.tile_full[stage].wait(phase);
+    tile = shared.tiles[stage];
+    __syncwarp();  // one lane arrives for all
+    if (lane() == 0) {
+      shared.tile_empty[stage].arrive();
+    }
+    ++taken;
+    return tile.blocks.last > tile.blocks.first;
+  }
+};
+
+// Tiles that see no key, which are nobody's work but for their zeros.
+struct EmptyTiles {
+  int index = blockIdx.x;
+
+  __device__ __forceinline__ bool next(const Params& params, Tile& tile) {
+    if (!params.has_empty_tiles) {
+      return false;
+    }
+    while (index < params.tiles) {
+      tile = tile_of(params, index / params.m_blocks, index % params.m_blocks);
+      index += gridDim.x;
+      if (tile.blocks.last == tile.blocks.first) {
+        return true;
+      }
+    }
+    return false;
+  }
+};
+
 // ---- Softmax ---------------------------------------------------------------------------------
 
 // A warp has 16 of an accumulator's 64 rows, from warp_row() on.
-__device__ __forceinline__ int lane() {
-  return threadIdx.x % 32;
-}
 __device__ __forceinline__ int warp_row() {
   return threadIdx.x % kWarpgroup / 32 * 16;
 }
@@ -456,91 +477,90 @@ __device__ __forceinline__ float quad_sum(float x) {
 }
 
 struct Softmax {
-  float scale = 0.f;                      // from scores to exponents of 2: scale * log2(e) * Q's
-  float max[2] = {-INFINITY, -INFINITY};  // of the exponents
-  float sum[2] = {0.f, 0.f};              // this thread's part, times 2^kPOffset like P
-  float rescale[2] = {1.f, 1.f};          // of O, from the last maximum to this one
+  float scale = 0.f;                    // from scores to exponents of 2: scale * log2(e)
+  float max[2] = {kNoScore, kNoScore};  // of the scores
+  float sum[2] = {0.f, 0.f};            // this thread's part
+  float rescale[2] = {1.f, 1.f};        // of O, from the last reference to this one
+  int updates = 0;                      // blocks to come whose maxima are found first
+  bool far = false;                     // see move_far
 
-  static constexpr int kShare = kBlockN / 2 / kGroups;  // a thread's scores under one scale
+  // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
+  // log-sum-exp of a row share that rounding, and it cancels out.
+  __device__ __forceinline__ float reference(int r) const { return __fmul_rn(max[r], scale); }
 
   // Updates the row maxima by a block of scores, and rescales the sums.
-  // V's descales are part of the exponents: they are multiplied into P without making it smaller.
-  // may_be_empty: a row may have seen no key yet; its maximum is -inf then.
-  template <bool may_be_empty>
-  __device__ __forceinline__ void update_row_max(const float (&s)[kBlockN / 2],
-                                                 const BlockScales& block) {
-    float top[2] = {max[0], max[1]};
+  __device__ __forceinline__ void update_row_max(float (&s)[kBlockN / 2]) {
+    // Two chains a row, to hide latency.
+    float chains[4] = {s[0], s[2], s[4], s[6]};
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const float* x = s + g * kShare;
-      // Two chains a row, to hide latency.
-      float chains[4] = {x[0], x[2], x[4], x[6]};
-#pragma unroll
-      for (int i = 0; i < kShare; i += 2) {
-        const int chain = row_of(i) + i / 4 % 2 * 2;
-        chains[chain] = fmaxf(chains[chain], fmaxf(x[i], x[i + 1]));
-      }
-      const float factor = scale * block[g].k;
-      top[0] = fmaxf(top[0], fmaxf(chains[0], chains[2]) * factor + block[g].log2_v);
-      top[1] = fmaxf(top[1], fmaxf(chains[1], chains[3]) * factor + block[g].log2_v);
+    for (int i = 0; i < kBlockN / 2; i += 2) {
+      const int chain = row_of(i) + i / 4 % 2 * 2;
+      chains[chain] = fmaxf(chains[chain], fmaxf(s[i], s[i + 1]));
     }
+    const float top[2] = {fmaxf(max[0], fmaxf(chains[0], chains[2])),
+                          fmaxf(max[1], fmaxf(chains[1], chains[3]))};
+    const float before[2] = {max[0], max[1]};
+    const float old[2] = {reference(0), reference(1)};
+    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float before = max[r];
       max[r] = quad_max(top[r]);
-      rescale[r] = exp2_approx(before - reference<may_be_empty>(r));
-      sum[r] *= rescale[r];
+      rescale[r] = exp2_approx(old[r] - reference(r));
+      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-  }
-
-  // What a row's exponents are relative to.
-  template <bool may_be_empty>
-  __device__ __forceinline__ float reference(int r) const {
-    return may_be_empty && max[r] == -INFINITY ? 0.f : max[r];
-  }
-
-  // P of a block of scores, relative to the row maxima, times 2^kPOffset; part: its row sums.
-  // Returns whether this thread's P fits e4m3, which small sums prove. Without may_be_empty, those
-  // of a row that has seen no key are infinite or NaN.
-  template <bool may_be_empty>
-  __device__ __forceinline__ bool exponentiate(const float (&s)[kBlockN / 2],
-                                               float (&p)[kBlockN / 2], float (&part)[2],
-                                               const BlockScales& block) const {
-    const float offset[2] = {kPOffset - reference<may_be_empty>(0),
-                             kPOffset - reference<may_be_empty>(1)};
-    bool fits = true;
-    part[0] = part[1] = 0.f;
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const float* x = s + g * kShare;
-      float* y = p + g * kShare;
-      const KeyScales& keys = block[g];
-      const float factor = scale * keys.k;
-      const float group_offset[2] = {offset[0] + keys.log2_v, offset[1] + keys.log2_v};
-      float chains[2];  // one a row: several groups hide latency
-#pragma unroll
-      for (int i = 0; i < kShare; ++i) {
-        y[i] = exp2_approx(fmaf(x[i], factor, group_offset[row_of(i)]));
-        float& chain = chains[row_of(i)];
-        chain = i % 2 == 0 && i < 4 ? y[i] : chain + y[i];
-      }
-      for (const float sum : chains) {
-        fits = fits && sum <= kMaxPartialSum;
-      }
-      // row sums are without V's descales
-      part[0] = fmaf(chains[0], keys.inverse_v, part[0]);
-      part[1] = fmaf(chains[1], keys.inverse_v, part[1]);
+    if (large) {
+      move_far(s, before, old);
     }
-    return fits;
+    sum[0] *= rescale[0];
+    sum[1] *= rescale[1];
   }
 
-  // In place, and added to the sums.
-  template <bool may_be_empty>
-  __device__ __forceinline__ void exponentiate(float (&s)[kBlockN / 2], const BlockScales& block) {
+  // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
+  // end of the tile the row maxima are subtracted before scores are scaled, which is exact, and
+  // each block finds its own.
+  __device__ __forceinline__ void move_far(float (&s)[kBlockN / 2], const float (&before)[2],
+                                           const float (&old)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float rise = far ? (before[r] - max[r]) * scale : __fmaf_rn(-max[r], scale, old[r]);
+      rescale[r] = before[r] == kNoScore ? 0.f : exp2_approx(rise);
+    }
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      s[i] -= max[row_of(i)];
+    }
+    far = true;
+  }
+
+  // P of a block of scores, relative to the row maxima so far; part: its row sums. Returns whether
+  // this thread's P fits fp16, which small sums prove.
+  __device__ __forceinline__ bool guess(const float (&s)[kBlockN / 2], float (&p)[kBlockN / 2],
+                                        float (&part)[2]) const {
+    return exponentiate(s, p, part, {-reference(0), -reference(1)}) && !far;
+  }
+
+  // The same relative to the maxima of this block too, in place, and added to the sums.
+  __device__ __forceinline__ void exponentiate(float (&s)[kBlockN / 2]) {
+    const float offset[2] = {far ? 0.f : -reference(0), far ? 0.f : -reference(1)};
     float part[2];
-    exponentiate<may_be_empty>(s, s, part, block);
+    exponentiate(s, s, part, offset);
     sum[0] += part[0];
     sum[1] += part[1];
+  }
+
+  __device__ __forceinline__ bool exponentiate(const float (&s)[kBlockN / 2],
+                                               float (&p)[kBlockN / 2], float (&part)[2],
+                                               const float (&offset)[2]) const {
+    float chains[4];
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      p[i] = exp2_approx(fmaf(s[i], scale, offset[row_of(i)]));
+      const int chain = row_of(i) + i % 2 * 2;
+      chains[chain] = i < 4 ? p[i] : chains[chain] + p[i];
+    }
+    part[0] = chains[0] + chains[2];
+    part[1] = chains[1] + chains[3];
+    return part[0] <= kMaxPartialSum && part[1] <= kMaxPartialSum;
   }
 
   __device__ __forceinline__ void rescale_output(Output& o, bool raised) const {
@@ -555,20 +575,8 @@ struct Softmax {
 };
 
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  const __half2 pair = __floats2half2_rn(low, high);
   return reinterpret_cast<const uint32_t&>(pair);
-}
-
-// Four numbers of e4m3, saturated, the first in the lowest byte.
-__device__ __forceinline__ uint32_t pack(float a, float b, float c, float d) {
-  uint32_t quad;
-  asm("{ .reg .b16 low, high;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-      "mov.b32 %0, { low, high }; }"
-      : "=r"(quad)
-      : "f"(a), "f"(b), "f"(c), "f"(d));
-  return quad;
 }
 
 // Byte offset of an element in a slab, swizzled as TMA and wgmma do: bits 4… are xored with bits
@@ -589,16 +597,19 @@ __device__ __forceinline__ void store_matrices(void* address, uint32_t a, uint32
                : "memory");
 }
 
-// Rounds a warp's 16 rows of an accumulator to OutElement and writes them to slabs of 64 rows.
-template <int columns, int slab, int swizzle_bits>
-__device__ __forceinline__ void store_accumulator(OutElement* tile, const float* x) {
+// Rounds a warp's 16 rows of an accumulator, element(i), to OutElement and writes them to slabs of
+// 64 rows.
+template <int columns, int slab, int swizzle_bits, class Elements>
+__device__ __forceinline__ void store_accumulator(OutElement* tile, Elements element) {
   const int row = warp_row() + lane() % 16;
 #pragma unroll
   for (int column = 0; column < columns; column += 16) {
     char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
-    const float* y = x + column / 2;
+    const auto pair = [&](int i) {
+      return pack(element(column / 2 + i), element(column / 2 + i + 1));
+    };
     store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane() / 16 * 8),
-                   pack(y[0], y[1]), pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
+                   pair(0), pair(2), pair(4), pair(6));
   }
 }
 
@@ -608,8 +619,8 @@ __device__ __forceinline__ void store_accumulator(OutElement* tile, const float*
 struct Loader {
   const Params& params;
   SharedStorage& shared;
-  RingPosition<kQStages> q;
   RingPosition<kStages> k, v;
+  uint32_t tiles = 0;  // whose Q was loaded
 
   // One box per slab; rows past the sequence and columns past the head dim are filled with zeros.
   template <int columns, int rows, int slab>
@@ -626,16 +637,18 @@ struct Loader {
   }
 
   __device__ __forceinline__ void load_q(const Tile& tile) {
+    const uint32_t stage = tiles % kQStages, phase = tiles / kQStages % 2;
     // Each warpgroup's rows as soon as it has read its last ones.
+#pragma unroll
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      shared.q_empty[q.stage][consumer].wait(q.phase ^ 1);
+      shared.q_empty[stage][consumer].wait(phase ^ 1);
       copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
-          params.q, shared.q_full[q.stage][consumer],
-          shared.q[q.stage] + consumer * kWarpgroupRows * kHeadDimPadded,
+          params.q, shared.q_full[stage][consumer],
+          shared.q[stage] + consumer * kWarpgroupRows * kHeadDimPadded,
           tile.first_row + consumer * kWarpgroupRows, tile.head, tile.batch,
           cute::TMA::CacheHintSm90::EVICT_FIRST);
     }
-    q.advance();
+    ++tiles;
   }
 
   __device__ __forceinline__ void load_k(const Tile& tile, int block) {
@@ -646,24 +659,55 @@ struct Loader {
     k.advance();
   }
 
-  // Row-major, for the transposers.
   __device__ __forceinline__ void load_v(const Tile& tile, int block) {
-    shared.v_rows_empty[v.stage].wait(v.phase ^ 1);
-    copy<kHeadDimVPadded, kBlockN, kVRowsSlab>(
-        params.v, shared.v_rows_full[v.stage], shared.v_rows[v.stage], block * kBlockN,
-        tile.kv_head, tile.batch, cute::TMA::CacheHintSm90::EVICT_LAST);
+    shared.v_empty[v.stage].wait(v.phase ^ 1);
+    copy<kHeadDimVPadded, kBlockN, kVSlab>(params.v, shared.v_full[v.stage], shared.v[v.stage],
+                                           block * kBlockN, tile.kv_head, tile.batch,
+                                           cute::TMA::CacheHintSm90::EVICT_LAST);
     v.advance();
+  }
+};
+
+// Draws tiles and passes them on. Used by the producer.
+struct TileScheduler {
+  const Params& params;
+  SharedStorage& shared;
+  int drawn = blockIdx.x - gridDim.x;  // beyond the first tile of each block, which nobody draws
+  uint32_t passed_on = 0;              // tiles so far
+
+  // Asks for the next tile. The last to ask, one past the end for each block, wraps the counter to
+  // zero: the next call finds it as this one did.
+  __device__ __forceinline__ void draw() {
+    drawn = atomicInc(params.tiles_drawn, params.slots - 1);
+  }
+
+  // The next tile, once it is drawn; false at the end.
+  __device__ __forceinline__ bool next(Tile& tile) {
+    const int index = gridDim.x + drawn;
+    const uint32_t stage = passed_on % kTileStages, phase = passed_on / kTileStages % 2;
+    tile = tile_at(params, index);
+    if (index >= params.slots) {
+      tile.blocks.last = tile.blocks.first;
+    }
+    shared.tile_empty[stage].wait(phase ^ 1);
+    shared.tiles[stage] = tile;
+    shared.tile_full[stage].arrive();
+    ++passed_on;
+    return index < params.slots;
   }
 };
 
 // The producer warp. K is one block ahead of V, because S is computed before P.
 __device__ __forceinline__ void produce(const Params& params, SharedStorage& shared) {
   Loader loader{params, shared};
-  Tiles tiles;
-  for (Tile tile; tiles.next(params, tile);) {
+  TileScheduler tiles{params, shared};
+  for (Tile tile; tiles.next(tile);) {
     loader.load_k(tile, tile.blocks.last - 1);
     loader.load_q(tile);
     for (int block = tile.blocks.last - 1; block >= tile.blocks.first; --block) {
+      if (block == min(tile.blocks.first + kDrawAhead, tile.blocks.last - 1)) {
+        tiles.draw();
+      }
       if (block > tile.blocks.first) {
         loader.load_k(tile, block - 1);
       }
@@ -672,127 +716,13 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage& sha
   }
 }
 
-// Writes the descales of a block to shared memory. Used by a whole warp: its lanes read those of
-// kBlocks blocks at once, and each writes its own when that block comes.
-struct ScaleProducer {
-  static constexpr int kBlocks = 32 / kGroups;
-
-  const Params& params;
-  SharedStorage& shared;
-  RingPosition<kStages> k;
-  float k_scale, v_scale;
-
-  // Blocks come in the order of the tile, from the last to the first.
-  __device__ __forceinline__ void write(const Tile& tile, int block) {
-    const int first_lane = block % kBlocks * kGroups;  // of those with this block's descales
-    if (block == tile.blocks.last - 1 || block % kBlocks == kBlocks - 1) {
-      const int group = min((block * kGroups + lane() - first_lane) * kGroupKeys / kScaleRows,
-                            (params.seqlen_k - 1) / kScaleRows);  // keys may end before
-      k_scale = __ldg(params.k_scale.at(tile.batch, tile.kv_head) + group);
-      v_scale = __ldg(params.v_scale.at(tile.batch, tile.kv_head) + group);
-    }
-    shared.k_empty[k.stage].wait(k.phase ^ 1);
-    if (lane() >= first_lane && lane() < first_lane + kGroups) {
-      shared.scales[k.stage][lane() - first_lane] = {k_scale, log2_approx(v_scale),
-                                                     reciprocal_approx(v_scale)};
-      shared.k_full[k.stage].arrive();
-    }
-    k.advance();
-  }
-};
-
-// ---- Transposing V ---------------------------------------------------------------------------
-
-// wgmma reads 8-bit V along its keys only, and here in the order of keys in which P lies in
-// registers.
-
-// Loads four 8x8 matrices of 16-bit elements, transposed; each lane gives the address of one row.
-__device__ __forceinline__ void load_transposed(const void* address, uint32_t (&x)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(cute::cast_smem_ptr_to_uint(address))
-               : "memory");
-}
-
-// What bits 4… of a byte's offset in a slab are xored with, by the offset of its row.
-template <int swizzle_bits>
-__device__ __forceinline__ uint32_t flip(uint32_t row_offset) {
-  return (row_offset >> 3) & (((1 << swizzle_bits) - 1) << 4);
-}
-
-// Transposes a block, 32 keys by 16 columns at a time. To ldmatrix two columns are one 16-bit
-// element: a lane gets keys 2q, 2q + 1, and from the next matrix 8 + 2q, 9 + 2q, of a pair of
-// columns, where q is lane % 4. That is P's order already. What remains is to part the pair.
-__device__ __forceinline__ void transpose(const Element* rows, Element* columns, int transposer) {
-  uint32_t lane;  // read anew, lest what follows from it stay in registers
-  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  const uint32_t source = lane * kVRowsSlab;  // a lane gives ldmatrix the address of its key
-  const uint32_t source_flip = flip<kVRowsSwizzleBits>(source);
-  // stmatrix writes eight rows at once, which must be in different banks, as even columns alone are
-  // not: so the lanes of the upper four pairs part them the other way round.
-  const uint32_t even = lane < 16 ? 0x6420 : 0x7531;
-  const uint32_t pair = lane % 8;  // whose address, in matrix lane / 8, this lane gives to stmatrix
-  const uint32_t target = (2 * pair + (lane / 8 % 2 ^ pair / 4)) * kVSlab;
-  const uint32_t key = lane / 16 * 16 ^ flip<kVSwizzleBits>(target);
-
-  for (uint32_t column = transposer * 16; column < kHeadDimVPadded; column += kTransposers * 16) {
-    const Element* from = rows + column / kVRowsSlab * (kBlockN * kVRowsSlab) + source +
-                          (column % kVRowsSlab ^ source_flip);
-    Element* to = columns + column * kVSlab + target;
-#pragma unroll
-    for (int n = 0; n < kBlockN; n += 32) {
-      uint32_t x[4];
-      load_transposed(from + n * kVRowsSlab, x);
-      store_matrices(to + n / kVSlab * (kHeadDimVPadded * kVSlab) + (n % kVSlab ^ key),
-                     __byte_perm(x[0], x[1], even), __byte_perm(x[0], x[1], even ^ 0x1111),
-                     __byte_perm(x[2], x[3], even), __byte_perm(x[2], x[3], even ^ 0x1111));
-    }
-  }
-}
-
-// The warps of the producer's warpgroup that do not load.
-// The last one, which has no more columns than any other, writes scales as well.
-__device__ __forceinline__ void produce_transposed_v(const Params& params, SharedStorage& shared) {
-  const int transposer =
-      __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - (kWarpgroup / 32 - kTransposers);
-  RingPosition<kStages> v;
-  ScaleProducer scales{params, shared};
-  constexpr int kLead = 1;  // blocks that K is ahead of V
-  Tiles tiles;
-  for (Tile tile; tiles.next(params, tile);) {
-    for (int block = tile.blocks.last - 1 + kLead; block >= tile.blocks.first; --block) {
-      if (block - kLead >= tile.blocks.first && transposer == kTransposers - 1) {
-        scales.write(tile, block - kLead);
-      }
-      if (block >= tile.blocks.last) {
-        continue;
-      }
-      shared.v_rows_full[v.stage].wait(v.phase);
-      shared.v_empty[v.stage].wait(v.phase ^ 1);
-      transpose(shared.v_rows[v.stage], shared.v[v.stage], transposer);
-      // For what wgmma reads and for what TMA overwrites.
-      cutlass::arch::fence_view_async_shared();
-      __syncwarp();
-      if (lane() == 0) {
-        shared.v_full[v.stage].arrive();
-        shared.v_rows_empty[v.stage].arrive();
-      }
-      v.advance();
-    }
-  }
-}
-
 // ---- Multiplying -----------------------------------------------------------------------------
 
 // Hardware barriers, by number; 0 is __syncthreads.
-enum NamedBarrier { kStore = 1, kScheduler = kStore + kConsumers };
+enum NamedBarrier { kStore = 1 };
 
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // One warpgroup: 64 rows of each tile.
@@ -803,7 +733,6 @@ struct Consumer {
   RingPosition<kQStages> q;
   RingPosition<kStages> k, v;
   bool k_ready = false, v_ready = false;  // try_wait results of the current K and V
-  BlockScales key_scales;                 // of the block whose scores come next
 
   __device__ __forceinline__ int first_row(const Tile& tile) {
     return tile.first_row + warpgroup * kWarpgroupRows;
@@ -844,14 +773,6 @@ struct Consumer {
     v_ready = shared.v_full[v.stage].test_wait(v.phase);
   }
 
-  // Ping-pong: while one warpgroup has the tensor cores, the others do softmax.
-  __device__ __forceinline__ void scheduler_barrier_wait() {
-    barrier_sync(kScheduler + warpgroup, 2 * kWarpgroup);
-  }
-  __device__ __forceinline__ void scheduler_barrier_arrive() {
-    barrier_arrive(kScheduler + (warpgroup + 1 == kConsumers ? 0 : warpgroup + 1), 2 * kWarpgroup);
-  }
-
   // Issues S = QKᵀ.
   __device__ __forceinline__ void issue_qk(float (&s)[kBlockN / 2]) {
     const Descriptor q_rows = descriptor<kQkSlab>(
@@ -868,59 +789,66 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // P as the register operand of the PV GEMM. There a thread has four neighbouring columns of a
-  // row, where in the accumulator it has two and, eight columns on, two more. These are taken as
-  // they are: V's keys lie in that order.
+  // P as the register operand of the PV GEMM, whose layout is the accumulator's.
   using Probabilities = uint32_t[kBlockN * sizeof(Element) / 8];
 
   __device__ __forceinline__ void pack_p(Probabilities& p, const float (&s)[kBlockN / 2]) {
 #pragma unroll
-    for (int i = 0; i < kBlockN / 8; ++i) {
-      const float* x = s + i / 2 * 8 + i % 2 * 2;
-      p[i] = pack(x[0], x[1], x[4], x[5]);
+    for (int i = 0; i < kBlockN / 4; ++i) {
+      p[i] = pack(s[2 * i], s[2 * i + 1]);
     }
   }
 
   // Issues O += PV.
   __device__ __forceinline__ void issue_pv(Output& o, Probabilities& p) {
-    const Descriptor v_columns = descriptor<kVSlab>(shared.v[v.stage], kVDescriptor);
+    const Descriptor v_rows =
+        descriptor<kVSlab>(shared.v[v.stage], kVDescriptor, kBlockN * kVSlab * sizeof(Element));
     fence_operand(o);
     fence_operand(p);
     wgmma_fence();
 #pragma unroll
     for (int n = 0; n < kBlockN; n += kStepK) {
-      wgmma_pv(o, p + n * sizeof(Element) / 8,
-               v_columns + column_offset<kHeadDimVPadded, kVSlab>(n));
+      wgmma_pv(o, p + n * sizeof(Element) / 8, v_rows + (n * kVSlab * sizeof(Element) >> 4));
     }
     wgmma_commit();
   }
 
-  // A warp's 16 rows share a scale.
-  __device__ __forceinline__ Softmax softmax_of(const Tile& tile) {
-    const int group = min(first_row(tile) + warp_row(), params.seqlen_q - 1) / kScaleRows;
-    return {params.scale_log2 * __ldg(params.q_scale.at(tile.batch, tile.head) + group)};
-  }
-
-  // The current K's scales, before a QKᵀ GEMM that is long enough to hide the latency.
-  __device__ __forceinline__ void read_scales() {
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      key_scales[g] = shared.scales[k.stage][g];
-    }
-    __syncwarp();  // one lane arrives for all
-  }
-
   // Masks the keys of a block that this thread's two rows do not see.
-  __device__ __forceinline__ void mask_block(float (&s)[kBlockN / 2], int block) {
-    const int last = params.seqlen_k - block * kBlockN - lane() % 4 * 2;
-    if (params.seqlen_k >= (block + 1) * kBlockN) {
-      return;
-    }
+  __device__ __forceinline__ void mask_block(float (&s)[kBlockN / 2], const Tile& tile, int block) {
+    const int row = first_row(tile) + thread_row(), first_key = block * kBlockN + lane() % 4 * 2;
+    const Keys seen[2] = {seen_by(params, row), seen_by(params, row + 8)};
+    const int last[2] = {seen[0].last - first_key, seen[1].last - first_key};
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i) {
-      if (column_of(i) >= last) {
+      if (column_of(i) >= last[row_of(i)]) {
         s[i] = -INFINITY;
       }
+    }
+  }
+
+  // A tile without the last blocks that are fully masked for this warpgroup's rows; one block is
+  // left even so.
+  __device__ __forceinline__ Tile warpgroup_tile(Tile tile) {
+    const Blocks own = blocks_of(params, first_row(tile), first_row(tile) + kWarpgroupRows - 1);
+    const int last = max(tile.blocks.first + 1, own.last);
+    tile.skipped = tile.blocks.last - last;
+    tile.blocks.last = last;
+    tile.blocks.full_last = own.full_last;
+    return tile;
+  }
+
+  // Skips fully masked blocks.
+  __device__ __forceinline__ void skip_k(int blocks) {
+    for (; blocks > 0; --blocks) {
+      wait_k();
+      release_k();
+    }
+  }
+
+  __device__ __forceinline__ void skip_v(int blocks) {
+    for (; blocks > 0; --blocks) {
+      wait_v();
+      release_v();
     }
   }
 
@@ -937,17 +865,24 @@ struct Consumer {
   }
 
   // P relative to the maximum so far. Where that makes P too large, which is rare, S is still
-  // there, and the maximum is updated after all.
+  // there, and the maximum is updated after all; so are those of the next blocks, without another
+  // guess.
   __device__ __forceinline__ void lazy_softmax(float (&s)[kBlockN / 2], Probabilities& p, Output& o,
                                                Softmax& softmax) {
-    float guessed[kBlockN / 2], part[2];
-    const bool fits =
-        __all_sync(0xffffffff, softmax.exponentiate<false>(s, guessed, part, key_scales));
-    pack_p(p, guessed);
+    float part[2];
+    bool fits = false;
+    if (softmax.updates == 0) {
+      float guessed[kBlockN / 2];
+      fits = __all_sync(0xffffffff, softmax.guess(s, guessed, part));
+      pack_p(p, guessed);
+      softmax.updates = fits ? 0 : kUpdates;
+    } else {
+      softmax.updates -= 1;
+    }
     if (!fits) {
       part[0] = part[1] = 0.f;  // added to the sums already
-      softmax.update_row_max<true>(s, key_scales);
-      softmax.exponentiate<true>(s, key_scales);
+      softmax.update_row_max(s);
+      softmax.exponentiate(s);
       pack_p(p, s);
     }
     softmax.sum[0] += part[0];
@@ -961,16 +896,13 @@ struct Consumer {
   __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
                                        Probabilities& p, Output& o, Softmax& softmax) {
     wait_k();
-    read_scales();
-    scheduler_barrier_wait();
     issue_qk(s);
     wait_v();
     issue_pv(o, p);
-    scheduler_barrier_arrive();
     wgmma_wait<1>();
     finish_qk(s, block == tile.blocks.first);
     if (masked) {
-      mask_block(s, block);
+      mask_block(s, tile, block);
     }
     wgmma_wait<0>();
     finish_pv(o);
@@ -982,9 +914,10 @@ struct Consumer {
   __device__ __forceinline__ void first_softmax(const Tile& tile, float (&s)[kBlockN / 2],
                                                 Probabilities& p, Softmax& softmax) {
     finish_qk(s, tile.blocks.last - 1 == tile.blocks.first);
-    mask_block(s, tile.blocks.last - 1);
-    softmax.update_row_max<true>(s, key_scales);
-    softmax.exponentiate<true>(s, key_scales);
+    skip_v(tile.skipped);
+    mask_block(s, tile, tile.blocks.last - 1);
+    softmax.update_row_max(s);
+    softmax.exponentiate(s);
     pack_p(p, s);
   }
 
@@ -992,8 +925,8 @@ struct Consumer {
   __device__ __forceinline__ void first_block(const Tile& tile, float (&s)[kBlockN / 2],
                                               Probabilities& p, Softmax& softmax) {
     wait_q();
+    skip_k(tile.skipped);
     wait_k();
-    read_scales();
     issue_qk(s);
     wgmma_wait<0>();
     first_softmax(tile, s, p, softmax);
@@ -1011,19 +944,16 @@ struct Consumer {
   __device__ __forceinline__ void next_tile(Tile& tile, const Tile& next, float (&s)[kBlockN / 2],
                                             Probabilities& p, Output& o, Softmax& softmax) {
     wait_v();
-    scheduler_barrier_wait();
     issue_pv(o, p);
-    scheduler_barrier_arrive();  // before the wait for Q
-    const Softmax fresh = softmax_of(next);
     q.advance();
     wait_q();
+    skip_k(next.skipped);
     wait_k();
-    read_scales();
     issue_qk(s);
     wgmma_wait<1>();
     finish_pv(o);
     store(tile, o, softmax);
-    reset(o, softmax, fresh);
+    reset(o, softmax);
     tile = next;
     wgmma_wait<0>();
     first_softmax(tile, s, p, softmax);
@@ -1033,9 +963,13 @@ struct Consumer {
   __device__ __forceinline__ void mainloop(Tiles& tiles, Tile& tile, Output& o, Softmax& softmax) {
     float s[kBlockN / 2];
     Probabilities p;
+    tile = warpgroup_tile(tile);
     first_block(tile, s, p, softmax);
     for (;;) {
       int block = tile.blocks.last - 2;
+      for (; block >= tile.blocks.full_last; --block) {
+        step<true>(tile, block, s, p, o, softmax);
+      }
       for (; block >= tile.blocks.first; --block) {
         step<false>(tile, block, s, p, o, softmax);
       }
@@ -1043,83 +977,95 @@ struct Consumer {
       if (!tiles.next(params, next)) {
         break;
       }
-      next_tile(tile, next, s, p, o, softmax);
+      next_tile(tile, warpgroup_tile(next), s, p, o, softmax);
     }
     last_pv(p, o);
   }
 
-  __device__ __forceinline__ void reset(Output& o, Softmax& softmax, const Softmax& fresh) {
+  __device__ __forceinline__ void reset(Output& o, Softmax& softmax) {
 #pragma unroll
     for (int i = 0; i < kOutputColumns / 2; ++i) {
       o[i] = 0.f;
     }
-    softmax = fresh;
+    softmax = Softmax{params.scale_log2};
   }
-
-  static constexpr int kHalf = kHeadDimVPadded / 2;  // columns of O that its buffer holds
 
   // Writes the warpgroup's 64 rows of O and LSE.
   __device__ __forceinline__ void store(const Tile& tile, Output& o, Softmax& softmax) {
     float inverse[2];
+    bool empty[2];  // no key seen
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(softmax.sum[r]);
-      const bool empty = sum == 0.f;  // no key seen
-      inverse[r] = empty ? 0.f : reciprocal_approx(sum);
+      empty[r] = sum == 0.f;
+      inverse[r] = reciprocal_approx(sum);
       const int row = first_row(tile) + thread_row() + r * 8;
       if (params.lse && lane() % 4 == 0 && row < params.seqlen_q) {
         const int64_t head =
             tile.batch * params.lse_stride_batch + tile.head * params.lse_stride_head;
         params.lse[head + row] =
-            empty ? -INFINITY : (softmax.max[r] - kPOffset + log2_approx(sum)) * 0.69314718056f;
+            empty[r] ? -INFINITY : (softmax.reference(r) + log2_approx(sum)) * 0.69314718056f;
       }
     }
+    const auto average = [&](int i) { return o[i] * inverse[row_of(i)]; };
+    // An average of V is no larger than V, but P was rounded and its sum was not. And a row that
+    // sees no key is zeros, not 0 times a V that may not be finite.
+    float largest[2] = {0.f, 0.f};
 #pragma unroll
     for (int i = 0; i < kHeadDimVPadded / 2; ++i) {
-      o[i] *= inverse[row_of(i)];
+      largest[row_of(i)] = fmaxf(largest[row_of(i)], fabsf(o[i]));
     }
+    const auto limited = [&](int i) {
+      const float x = average(i);
+      return empty[row_of(i)]      ? 0.f
+             : fabsf(x) < INFINITY ? fminf(fmaxf(x, -kLargestOutput), kLargestOutput)
+                                   : x;
+    };
+    const bool limit =
+        __any_sync(0xffffffff, empty[0] || empty[1] || largest[0] * inverse[0] > kLargestOutput ||
+                                   largest[1] * inverse[1] > kLargestOutput);
 
-    OutElement* rows = shared.o + warpgroup * kWarpgroupRows * kHalf;
+    OutElement* rows = shared.o + warpgroup * kWarpgroupRows * kHeadDimVPadded;
     const bool leader = threadIdx.x % kWarpgroup == 0;
+    if (leader) {
+      cute::tma_store_wait<0>();  // the previous tile's O has been read
+    }
+    barrier_sync(kStore + warpgroup, kWarpgroup);
+    if (limit) {
+      store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(rows,
+                                                                [&](int i) { return limited(i); });
+    } else {
+      store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(rows,
+                                                                [&](int i) { return average(i); });
+    }
+    cutlass::arch::fence_view_async_shared();
+    barrier_sync(kStore + warpgroup, kWarpgroup);
+    if (leader) {
 #pragma unroll
-    for (int first = 0; first < kHeadDimVPadded; first += kHalf) {
-      if (leader) {
-        cute::tma_store_wait<0>();  // the previous half has been read
+      for (int column = 0; column < kHeadDimVPadded; column += kOSlab) {
+        cute::SM90_TMA_STORE_4D::copy(&params.out, rows + column * kWarpgroupRows, column,
+                                      first_row(tile), tile.head, tile.batch);
       }
-      barrier_sync(kStore + warpgroup, kWarpgroup);
-      store_accumulator<kHalf, kOSlab, kOSwizzleBits>(rows, o + first / 2);
-      cutlass::arch::fence_view_async_shared();
-      barrier_sync(kStore + warpgroup, kWarpgroup);
-      if (leader) {
-#pragma unroll
-        for (int column = 0; column < kHalf; column += kOSlab) {
-          cute::SM90_TMA_STORE_4D::copy(&params.out, rows + column * kWarpgroupRows, first + column,
-                                        first_row(tile), tile.head, tile.batch);
-        }
-        cute::tma_store_arrive();
-      }
+      cute::tma_store_arrive();
     }
   }
 
   __device__ __forceinline__ void run() {
-    if (warpgroup == kConsumers - 1) {
-      scheduler_barrier_arrive();  // warpgroup 0 is first
-    }
-    Tiles tiles, rest;
+    Tiles tiles{shared};
+    EmptyTiles rest;
     Tile tile;
     Output o = {};
-    Softmax softmax;
+    Softmax softmax{params.scale_log2};
     bool has_tile = tiles.next(params, tile);
     if (has_tile) {
-      softmax = softmax_of(tile);
       mainloop(tiles, tile, o, softmax);
     }
     // O of the last tile, and of those that see no key.
-    has_tile = has_tile || rest.next<false>(params, tile);
+    has_tile = has_tile || rest.next(params, tile);
     while (has_tile) {
       store(tile, o, softmax);
-      reset(o, softmax, {});
-      has_tile = rest.next<false>(params, tile);
+      reset(o, softmax);
+      has_tile = rest.next(params, tile);
     }
     if (threadIdx.x % kWarpgroup == 0) {
       cute::tma_store_wait<0>();  // shared memory must outlive the copies from it
@@ -1146,12 +1092,14 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     }
     for (int stage = 0; stage < kStages; ++stage) {
-      shared.k_full[stage].init(1 + kGroups);
-      shared.v_full[stage].init(kTransposers);
+      shared.k_full[stage].init(1);
+      shared.v_full[stage].init(1);
       shared.k_empty[stage].init(kConsumers * kWarpgroup / 32);
       shared.v_empty[stage].init(kConsumers * kWarpgroup / 32);
-      shared.v_rows_full[stage].init(1);
-      shared.v_rows_empty[stage].init(kTransposers);
+    }
+    for (int stage = 0; stage < kTileStages; ++stage) {
+      shared.tile_full[stage].init(1);
+      shared.tile_empty[stage].init(kTileReaders);
     }
     cutlass::arch::fence_barrier_init();
   }
@@ -1163,8 +1111,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     if (threadIdx.x == 0) {
       produce(params, shared);
-    } else if (threadIdx.x >= kWarpgroup - 32 * kTransposers) {
-      produce_transposed_v(params, shared);
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
@@ -1173,13 +1119,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-}  // namespace fagen_fwd_e4m3_d256_full_m128n96_halves_vrows_sblock_kernel
+}  // namespace fagen_fwd_fp16_d192_causal_m128n64_nointer_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_fwd_e4m3_d256_full_m128n96_halves_vrows_sblock_host {
+namespace fagen_fwd_fp16_d192_causal_m128n64_nointer_host {
 
-using namespace fagen_fwd_e4m3_d256_full_m128n96_halves_vrows_sblock_kernel;
+using namespace fagen_fwd_fp16_d192_causal_m128n64_nointer_kernel;
 
 // What a call ends with: the number of its message. Checks come in this order.
 enum Status {
@@ -1193,7 +1139,7 @@ enum Status {
   kMisaligned,
   kBadStride,
   kSmallWorkspace,
-  kTooManyTiles,
+  kTooMany,
   kNotHopper,
   kNoDriver,
   kTensorMapRefused,
@@ -1205,7 +1151,7 @@ constexpr const char* kMessages[] = {
     "struct_bytes or version is that of another FagenForwardArgs",
     "a size is negative or too large",
     "heads must be a multiple of kv_heads",
-    "scale must be finite and positive",
+    "scale must be finite and positive, scale 1e+08 at most",
     "a tensor that cannot be given",
     "a tensor that is needed is null",
     "a tensor does not begin at a multiple of 16 bytes",
@@ -1222,14 +1168,15 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
+constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
+
 // A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
 // TMA, or accesses of 16 bytes, follow an aligned one.
-Status check(const void* data, int element_bytes, bool aligned,
+Status check(const void* data, int element_bytes, bool aligned, int64_t most,
              std::initializer_list<int64_t> sizes_and_strides) {
   bool empty = false, strides_fit = true;
   for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
-    const int64_t size = d[0], stride = d[1],
-                  most = int64_t(1) << (aligned ? 38 : 30);  // TMA's end below 2^40 bytes
+    const int64_t size = d[0], stride = d[1];
     empty |= size == 0;
     strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
                                  (!aligned || stride * element_bytes % 16 == 0));
@@ -1241,8 +1188,8 @@ Status check(const void* data, int element_bytes, bool aligned,
   return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
 }
 
-int64_t workspace_bytes(const FagenForwardArgs&) {
-  return 0;
+int64_t workspace_bytes([[maybe_unused]] const FagenForwardArgs& a) {
+  return int64_t(4);
 }
 
 Status check(const FagenForwardArgs& a) {
@@ -1257,30 +1204,21 @@ Status check(const FagenForwardArgs& a) {
   if (a.kv_heads == 0 ? a.heads != 0 : a.heads % a.kv_heads != 0) {
     return kBadRatio;
   }
-  if (!(a.scale > 0) || !std::isfinite(a.scale)) {
+  if (!(a.scale > 0) || !std::isfinite(a.scale) || a.scale > 100000000.0) {
     return kBadScalar;
   }
   for (const Status status :
-       {check(a.q, 1, true,
+       {check(a.q, 2, true, kMostStride,
               {a.batch, a.q_stride_batch, a.seqlen_q, a.q_stride_seq, a.heads, a.q_stride_head}),
-        check(a.k, 1, true,
+        check(a.k, 2, true, kMostStride,
               {a.batch, a.k_stride_batch, a.seqlen_k, a.k_stride_seq, a.kv_heads, a.k_stride_head}),
-        check(a.v, 1, true,
+        check(a.v, 2, true, kMostStride,
               {a.batch, a.v_stride_batch, a.seqlen_k, a.v_stride_seq, a.kv_heads, a.v_stride_head}),
-        check(a.q_descale, 4, false,
-              {a.batch, a.q_descale_stride_batch, a.heads, a.q_descale_stride_head,
-               ceil_div(a.seqlen_q, 64), 0}),
-        check(a.k_descale, 4, false,
-              {a.batch, a.k_descale_stride_batch, a.kv_heads, a.k_descale_stride_head,
-               ceil_div(a.seqlen_k, 64), 0}),
-        check(a.v_descale, 4, false,
-              {a.batch, a.v_descale_stride_batch, a.kv_heads, a.v_descale_stride_head,
-               ceil_div(a.seqlen_k, 64), 0}),
-        check(a.out, 2, true,
+        check(a.out, 2, true, kMostStride,
               {a.batch, a.out_stride_batch, a.seqlen_q, a.out_stride_seq, a.heads,
                a.out_stride_head}),
         !a.lse ? kOk
-               : check(a.lse, 4, false,
+               : check(a.lse, 4, false, kMostStride,
                        {a.batch, a.lse_stride_batch, a.heads, a.lse_stride_head, a.seqlen_q, 0})}) {
     if (status) {
       return status;
@@ -1339,7 +1277,7 @@ struct Tensor {
   int64_t strides[3];  // of all but the columns
   int box[2];          // columns, rows
   CUtensorMapSwizzle swizzle;
-  CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   int64_t element_bytes = sizeof(Element);
 };
 
@@ -1375,14 +1313,14 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   Tensor v{.data = a.v,
            .sizes = {kHeadDimV, a.seqlen_k, a.kv_heads, a.batch},
            .strides = {a.v_stride_seq, a.v_stride_head, a.v_stride_batch},
-           .box = {kVRowsSlab, kBlockN},
+           .box = {kVSlab, kBlockN},
            .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};
   const Tensor out{.data = a.out,
                    .sizes = {kHeadDimV, a.seqlen_q, a.heads, a.batch},
                    .strides = {a.out_stride_seq, a.out_stride_head, a.out_stride_batch},
                    .box = {kOSlab, kWarpgroupRows},
                    .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
-                   .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                   .type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
                    .element_bytes = sizeof(OutElement)};
   if (a.seqlen_k == 0) {
     k = v = q;  // never read, but a tensor map cannot be empty
@@ -1391,7 +1329,7 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM));
   const int64_t tiles = int64_t(m_blocks) * a.heads * a.batch;
   if (tiles >= int64_t(1) << 30) {
-    return kTooManyTiles;
+    return kTooMany;
   }
   const int multiprocessors = prepare_device();
   if (multiprocessors == 0) {
@@ -1402,12 +1340,6 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   }
 
   Params params;
-  params.q_scale = {static_cast<const float*>(a.q_descale), a.q_descale_stride_batch,
-                    a.q_descale_stride_head};
-  params.k_scale = {static_cast<const float*>(a.k_descale), a.k_descale_stride_batch,
-                    a.k_descale_stride_head};
-  params.v_scale = {static_cast<const float*>(a.v_descale), a.v_descale_stride_batch,
-                    a.v_descale_stride_head};
   if (!describe(&params.q, q) || !describe(&params.k, k) || !describe(&params.v, v) ||
       !describe(&params.out, out)) {
     return kTensorMapRefused;
@@ -1419,43 +1351,72 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   params.heads_per_kv_head = FastDivisor(a.heads / a.kv_heads);
   params.seqlen_q = a.seqlen_q;
   params.seqlen_k = a.seqlen_k;
-  params.m_blocks = FastDivisor(m_blocks);
-  params.has_empty_tiles = a.seqlen_k == 0;
+  params.m_blocks = m_blocks;
+  params.has_empty_tiles = seen_by(params, 0).last <= 0;
   const int grid = int(std::min<int64_t>(tiles, multiprocessors));
-  params.slots = int(tiles);
+  // Tiles that see no key are left to the end, and are no part of the order.
+  int m_first = 0;
+  params.m_end = m_blocks;
+  if (params.has_empty_tiles) {
+    const auto empty = [&](int m_block) {
+      const Blocks blocks = blocks_of(params, m_block * kBlockM, m_block * kBlockM + kBlockM - 1);
+      return blocks.last <= blocks.first;
+    };
+    while (m_first < m_blocks && empty(m_first)) {
+      ++m_first;
+    }
+    while (params.m_end > m_first && empty(params.m_end - 1)) {
+      --params.m_end;
+    }
+  }
+  // Sections of heads whose K and V fit their share of the L2 cache. The last one has more heads
+  // where it would else end before short tiles could fill up behind its longest ones.
+  const int64_t seeing = std::max(1, params.m_end - m_first);  // tiles of a head
+  const int64_t flat_heads = int64_t(a.heads) * a.batch;
+  const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
+  const int64_t section = std::max<int64_t>(1, kL2Share / std::max<int64_t>(1, head_bytes)) *
+                          params.heads_per_kv_head.value;
+  const int64_t filling = ceil_div(int64_t(kSectionRounds) * grid, seeing);
+  params.sections = 1 + int(std::max<int64_t>(0, flat_heads - filling) / section);
+  params.section_heads = FastDivisor(int(section));
+  params.section_slots = FastDivisor(int(std::min<int64_t>(section * seeing, tiles)));
+  params.last_section_heads = FastDivisor(int(flat_heads - (params.sections - 1) * section));
+  params.slots = int(flat_heads * (params.m_end - m_first));
+  params.tiles = int(tiles);
+  params.tiles_drawn = static_cast<uint32_t*>(a.workspace);
   params.scale_log2 = a.scale * 1.44269504089f;
 
   attention_forward<<<grid, kThreads, sizeof(SharedStorage), stream>>>(params);
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_fwd_e4m3_d256_full_m128n96_halves_vrows_sblock_host
+}  // namespace fagen_fwd_fp16_d192_causal_m128n64_nointer_host
 
-extern "C" int fagen_fwd_e4m3_d256_full_m128n96_halves_vrows_sblock(const FagenForwardArgs* args,
-                                                                    void* stream) {
-  using namespace fagen_fwd_e4m3_d256_full_m128n96_halves_vrows_sblock_host;
+extern "C" int fagen_fwd_fp16_d192_causal_m128n64_nointer(const FagenForwardArgs* args,
+                                                          void* stream) {
+  using namespace fagen_fwd_fp16_d192_causal_m128n64_nointer_host;
   const Status status = args ? check(*args) : kNullPointer;
   return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" int64_t fagen_fwd_e4m3_d256_full_m128n96_halves_vrows_sblock_workspace(
+extern "C" int64_t fagen_fwd_fp16_d192_causal_m128n64_nointer_workspace(
     const FagenForwardArgs* args) {
-  return fagen_fwd_e4m3_d256_full_m128n96_halves_vrows_sblock_host::workspace_bytes(*args);
+  return args ? fagen_fwd_fp16_d192_causal_m128n64_nointer_host::workspace_bytes(*args) : -1;
 }
 
-extern "C" const char* fagen_fwd_e4m3_d256_full_m128n96_halves_vrows_sblock_message(int status) {
-  using namespace fagen_fwd_e4m3_d256_full_m128n96_halves_vrows_sblock_host;
+extern "C" const char* fagen_fwd_fp16_d192_causal_m128n64_nointer_message(int status) {
+  using namespace fagen_fwd_fp16_d192_causal_m128n64_nointer_host;
   return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_full_m128n96_halves_vrows_sblock_info(void) {
-  using namespace fagen_fwd_e4m3_d256_full_m128n96_halves_vrows_sblock_kernel;
+extern "C" const FagenKernelInfo* fagen_fwd_fp16_d192_causal_m128n64_nointer_info(void) {
+  using namespace fagen_fwd_fp16_d192_causal_m128n64_nointer_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       kSharedBytes,
       kThreads,
       kLaunchRegisters,
-      "fwd_e4m3_d256_full_m128n96_halves_vrows_sblock",
-      "670816a972804dea21e40c82a7e437155b3243ae0740a90ee1bf3d4c25ac9db2"};
+      "fwd_fp16_d192_causal_m128n64_nointer",
+      "5272106cb2c723f1efdf13ca7a046c6510c5d3b5219ae07c5118826984a9feca"};
   return &info;
 }
