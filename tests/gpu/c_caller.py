@@ -46,10 +46,8 @@ class Args(ctypes.Structure):
         ("lse", ctypes.c_uint64),
         ("qkv_strides", ctypes.c_int64 * 9),
         ("descale_strides", ctypes.c_int64 * 4),  # of Q and K by batch and head
-        (
-            "column_strides",
-            ctypes.c_int64 * 9,
-        ),  # of V's descale, V's mean, K's: batch, column, head
+        # of V's descale, V's mean and K's by batch, column and head
+        ("column_strides", ctypes.c_int64 * 9),
         ("out_strides", ctypes.c_int64 * 3),
         ("lse_strides", ctypes.c_int64 * 2),
         ("sizes", ctypes.c_int32 * 5),

@@ -79,7 +79,7 @@ SHARING = (*SPREAD, *FP8, "fwd_e4m3_d128_full_m128n96_s3_pm8_smemtotals")
 SIZES = {
     "quant_fp16_d128_rot": ("batch=1", "heads=2", "seqlen=200"),
     "quant_fp16_d128_rot_shead": ("batch=1", "heads=2", "seqlen=200"),
-    "quant_fp16_d128_vcols": ("batch=1", "heads=2", "seqlen=200"),
+    "quant_fp16_d128_center_scol_vcols": ("batch=1", "heads=2", "seqlen=200"),
     "comb_fp32_d128_obf16": ("splits=5", "batch=2", "seqlen=7", "heads=3"),
 }
 
