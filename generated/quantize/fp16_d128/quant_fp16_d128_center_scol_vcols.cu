@@ -1,0 +1,710 @@
+// quant_fp16_d128_center_scol_vcols: quantisation to e4m3 for Hopper (sm_90a). Rendered by fagen;
+// do not edit.
+//
+//   out = e4m3(in / descale),   descale = max |in| / 448
+//
+// A maximum is over a head. Where it is not given, a kernel of its own reads the tensor to find it.
+// The output is transposed: rows of keys, padded with zeros to a multiple of 16, and each 16 in the
+// order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15 in which the PV GEMM takes P from registers.
+//
+// Needs the CUDA toolkit alone, and -gencode=arch=compute_90a,code=sm_90a.
+
+#include <cuda_runtime.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <initializer_list>
+
+// ---- The C interface -------------------------------------------------------------------------
+
+#ifndef FAGEN_QUANTIZE_ARGS
+#define FAGEN_QUANTIZE_ARGS 3
+
+extern "C" {
+
+// One call of a kernel of kind quantize: the same struct for all of them. Strides are in elements;
+// a dimension without one is contiguous.
+struct FagenQuantizeArgs {
+  uint32_t struct_bytes;    // sizeof(FagenQuantizeArgs)
+  uint32_t version;         // 3: callers built for another are recognised
+  void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
+  int64_t workspace_bytes;  // how large it is
+  const void* x;            // fp16 (batch, seqlen, heads, 128)
+  const void* cos;          // null: of other kernels
+  const void* sin;          // null: of other kernels
+  void* values;  // e4m3 (batch, heads, 128, ceil(seqlen / 16) · 16): x is values * descale + mean;
+                 // transposed, keys in the order of P
+  void* descale;  // fp32 (batch, heads, 128): what values are to be multiplied by
+  void* mean;     // fp32 (batch, heads, 128): what is taken off columns, their means over all rows
+  int64_t x_stride_batch, x_stride_head, x_stride_seq;
+  int64_t cos_stride_batch, cos_stride_seq;
+  int64_t sin_stride_batch, sin_stride_seq;
+  int64_t values_stride_batch, values_stride_head, values_stride_seq;
+  int64_t descale_stride_batch, descale_stride_head;
+  int64_t mean_stride_batch, mean_stride_head;
+  int32_t batch, heads, seqlen;
+  uint32_t descale_given;  // 1: descale is read; 0: it is found and written
+  uint32_t mean_given;     // 1: mean is read; 0: it is found and written
+  uint32_t signs[8];       // random bits not read: nothing is rotated
+};
+
+}  // extern "C"
+
+#elif FAGEN_QUANTIZE_ARGS != 3
+#error "kernels of kind quantize of two versions of fagen in one translation unit"
+#endif
+
+#ifndef FAGEN_KERNEL_INFO
+#define FAGEN_KERNEL_INFO 2
+
+extern "C" {
+
+// What a kernel says of itself.
+struct FagenKernelInfo {
+  uint32_t struct_bytes;
+  uint32_t shared_bytes;  // of a thread block
+  uint32_t threads;       // of a thread block
+  uint32_t launch_registers;
+  const char* slug;
+  const char* source_hash;
+};
+
+}  // extern "C"
+#endif
+
+extern "C" {
+
+// Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
+// explain.
+int fagen_quant_fp16_d128_center_scol_vcols(const struct FagenQuantizeArgs* args, void* stream);
+// How many bytes of workspace a call of these sizes needs; -1 where args is null.
+int64_t fagen_quant_fp16_d128_center_scol_vcols_workspace(const struct FagenQuantizeArgs* args);
+const char* fagen_quant_fp16_d128_center_scol_vcols_message(int status);
+const struct FagenKernelInfo* fagen_quant_fp16_d128_center_scol_vcols_info(void);
+
+}  // extern "C"
+
+namespace fagen_quant_fp16_d128_center_scol_vcols_kernel {
+
+// ---- The schedule ----------------------------------------------------------------------------
+
+using Element = __half;
+
+constexpr int kHeadDim = 128;
+constexpr int kRows = 128;  // per thread block
+constexpr int kWarpRows = 16;
+constexpr int kWarps = kRows / kWarpRows;
+constexpr int kThreads = 256;
+constexpr int kSharedBytes = 16416;
+constexpr int kLaunchRegisters = 128;
+constexpr int kBlocks = 2;  // that a multiprocessor should hold at least
+constexpr int kReduceThreads =
+    1024;  // threads that make what is known of a head of many thread blocks' numbers
+
+// The kernel that reads columns: a thread has 8 of them, of every kLines-th row.
+constexpr int kColumnThreads = 256;
+constexpr int kColumnRows = 512;  // per thread block
+constexpr int kColumnLanes = 16;  // threads that share a row
+constexpr int kLines = kColumnThreads / kColumnLanes;
+constexpr int kNumbers = 3;  // of a column: its sum, its least and its largest number
+
+// Four lanes share a row: of 32 columns, a chunk, each has 8, which are 16 bytes.
+constexpr int kChunks = 4;
+constexpr int kParts = 1;   // in which a warp goes through its rows
+constexpr int kHeight = 2;  // rows that a lane holds at a time
+
+constexpr float kLargest = 448.0f;  // of e4m3
+constexpr float kNorm = 1.0f;       // makes the rotation orthonormal
+constexpr float kLeast =
+    9.094947017729282e-13f;  // what a maximum is at least: rows of zeros have a scale too
+
+using Raw = uint32_t[kHeight][kChunks][4];
+using Values = float[kHeight][kChunks][8];
+
+// n / value for 0 <= n < 2^31 by a multiplication: every thread waits for its coordinates.
+// With 2^(bits - 1) < value <= 2^bits, rounding 2^(31 + bits) / value up is exact enough (Granlund
+// and Montgomery, "Division by Invariant Integers using Multiplication", 1994).
+struct FastDivisor {
+  int value;
+  uint32_t multiplier;  // 0: value is 1
+  int shift;
+
+  __host__ explicit FastDivisor(int divisor = 1) : value(divisor), multiplier(0), shift(0) {
+    if (divisor > 1) {
+      while ((int64_t(2) << shift) < divisor) {
+        ++shift;
+      }
+      multiplier = uint32_t(((uint64_t(1) << (32 + shift)) + divisor - 1) / divisor);
+    }
+  }
+
+  __device__ __forceinline__ int divide(int n) const {
+    return multiplier ? int(__umulhi(n, multiplier) >> shift) : n;
+  }
+};
+
+struct Params {
+  const Element* x;
+  uint8_t* values;
+  float* descale;
+  float* numbers;  // (batch, heads, column_tiles, kNumbers, kHeadDim) of find_columns
+  FastDivisor column_tiles;
+  float* mean;
+  int64_t mean_stride_batch, mean_stride_head;
+  int64_t x_stride_batch, x_stride_seq, x_stride_head;
+  int64_t values_stride_batch, values_stride_head, values_stride_row;
+  int64_t descale_stride_batch, descale_stride_head;  // blocks are contiguous
+  FastDivisor heads, tiles;                           // of kRows rows of a head
+  int seqlen;
+};
+
+// The rows of a head that a thread block has. Heads are neighbours in memory, so they are
+// neighbours in a grid.
+struct Tile {
+  int head, index, batch;
+
+  __device__ __forceinline__ Tile(const Params& params, const FastDivisor& tiles, int block) {
+    const int row = params.heads.divide(block);
+    head = block - row * params.heads.value;
+    batch = tiles.divide(row);
+    index = row - batch * tiles.value;
+  }
+};
+
+// ---- Input -----------------------------------------------------------------------------------
+
+__device__ __forceinline__ int lane_id() {
+  return threadIdx.x % 32;
+}
+
+// The row, of a warp's 16, that is a lane's first (0) or second (1).
+__device__ __forceinline__ int row_of(int which) {
+  const int group = lane_id() / 4;
+  return group / 2 * 2 + group % 2 * 8 +
+         which;  // so that pairs of rows come in the order of P's keys
+}
+
+// The first of a lane's columns of a chunk.
+__device__ __forceinline__ int column_of(int chunk) {
+  return 32 * chunk + 8 * (lane_id() % 4);
+}
+
+// Rows of one head, `first` and those after it. The last time that they are read the caches let
+// them go.
+template <bool last>
+__device__ __forceinline__ void load(const Params& params, const Element* in, int first, int part,
+                                     Raw& raw) {
+#pragma unroll
+  for (int h = 0; h < kHeight; ++h) {
+    const int row = first + row_of(part + h);
+    const Element* from = in + row * params.x_stride_seq;
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      uint4 got = make_uint4(0, 0, 0, 0);
+      if (row < params.seqlen) {
+        const uint4* at = reinterpret_cast<const uint4*>(from + column_of(i));
+        got = last ? __ldcs(at) : __ldg(at);
+      }
+      raw[h][i][0] = got.x;
+      raw[h][i][1] = got.y;
+      raw[h][i][2] = got.z;
+      raw[h][i][3] = got.w;
+    }
+  }
+}
+
+__device__ __forceinline__ void widen(const Raw& raw, Values& y) {
+#pragma unroll
+  for (int h = 0; h < kHeight; ++h) {
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        const __half2 pair = reinterpret_cast<const __half2&>(raw[h][i][word]);
+        y[h][i][2 * word] = float(pair.x);
+        y[h][i][2 * word + 1] = float(pair.y);
+      }
+    }
+  }
+}
+
+// A warp's rows; zeros past the end of the sequence.
+template <bool last>
+__device__ __forceinline__ void get(const Params& params, const Element* in, int first, int part,
+                                    Values& y) {
+  Raw raw;
+  load<last>(params, in, first, part, raw);
+  widen(raw, y);
+}
+
+// A lane's numbers of columns of a chunk; those past the head dim are ones.
+__device__ __forceinline__ void load_columns(const float* of, int chunk, float (&x)[8]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int column = column_of(chunk) + 4 * half;
+    float4 four = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+    four = *reinterpret_cast<const float4*>(of + column);
+    x[4 * half] = four.x;
+    x[4 * half + 1] = four.y;
+    x[4 * half + 2] = four.z;
+    x[4 * half + 3] = four.w;
+  }
+}
+
+// Takes off the means of columns; rows past the end of the sequence stay zeros.
+__device__ __forceinline__ void center(const Params& params, const float* means, int first,
+                                       int part, Values& y) {
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    float mean[8];
+    load_columns(means, i, mean);
+#pragma unroll
+    for (int h = 0; h < kHeight; ++h) {
+      const bool there = first + row_of(part + h) < params.seqlen;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        y[h][i][e] = there ? fmaf(y[h][i][e], kNorm, -mean[e]) : 0.0f;
+      }
+    }
+  }
+}
+
+// Divides columns by their descales.
+__device__ __forceinline__ void divide(const float* descales, Values& y) {
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    float descale[8];
+    load_columns(descales, i, descale);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const float scale = __fdividef(1.0f, descale[e]);
+#pragma unroll
+      for (int h = 0; h < kHeight; ++h) {
+        y[h][i][e] *= scale;
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ float largest(const Values& y) {
+  float top = 0.0f;
+#pragma unroll
+  for (int h = 0; h < kHeight; ++h) {
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        top = fmaxf(top, fabsf(y[h][i][e]));
+      }
+    }
+  }
+  return top;
+}
+
+// The largest of a warp's numbers, none of which is negative: as integers they have the same order.
+__device__ __forceinline__ float warp_maximum(float top) {
+  return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(top)));
+}
+
+// ---- Output ----------------------------------------------------------------------------------
+
+// Four values in a register, the first in its lowest byte; what is too large becomes 448.
+__device__ __forceinline__ uint32_t pack(float a, float b, float c, float d) {
+  uint32_t packed;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n"
+      "}"
+      : "=r"(packed)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return packed;
+}
+
+using Packed = uint32_t[kChunks][2];  // a lane's share of one row
+
+__device__ __forceinline__ void pack(const float (&y)[kChunks][8], float scale, Packed& packed) {
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+#pragma unroll
+    for (int word = 0; word < 2; ++word) {
+      const float* four = &y[i][4 * word];
+      packed[i][word] = pack(four[0] * scale, four[1] * scale, four[2] * scale, four[3] * scale);
+    }
+  }
+}
+
+// Transposed rows in shared memory, kRows bytes each. Where a row's groups of 16 keys lie depends
+// on the row, so that neither those who write one group of 8 rows nor those who read 8 groups of
+// one meet in a bank.
+__device__ __forceinline__ int tile_offset(int column, int group) {
+  const int turn = (column / 8 % 4 * 2 + column % 2) / (8 / kWarps);
+  return column * kRows + (group ^ turn) * 16;
+}
+
+// Puts a warp's 16 keys there. A pair of keys is the 16-bit element that stmatrix transposes; lanes
+// hold them in the key order of P.
+__device__ __forceinline__ void transpose(uint8_t* tile, const Packed (&packed)[2]) {
+  const int group = threadIdx.x / 32;
+  const int matrix = lane_id() / 8;
+  const int row = lane_id() % 8;
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    uint32_t pairs[4];
+#pragma unroll
+    for (int word = 0; word < 2; ++word) {
+      pairs[2 * word] = __byte_perm(packed[0][i][word], packed[1][i][word], 0x5140);
+      pairs[2 * word + 1] = __byte_perm(packed[0][i][word], packed[1][i][word], 0x7362);
+    }
+    const int column = 32 * i + row / 2 * 8 + 2 * matrix + row % 2;
+    const uint32_t at = uint32_t(__cvta_generic_to_shared(tile + tile_offset(column, group)));
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(at),
+        "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
+        : "memory");
+  }
+}
+
+// Writes a thread block's keys, `first` and those after it, up to the next multiple of 16.
+__device__ __forceinline__ void store(const Params& params, uint8_t* out, int first,
+                                      const uint8_t* tile) {
+#pragma unroll
+  for (int index = threadIdx.x; index < kHeadDim * kWarps; index += kThreads) {
+    const int column = index / kWarps;
+    const int group = index % kWarps;
+    const int key = first + 16 * group;
+    if (key < params.seqlen) {
+      *reinterpret_cast<uint4*>(out + column * params.values_stride_row + key) =
+          *reinterpret_cast<const uint4*>(tile + tile_offset(column, group));
+    }
+  }
+}
+
+// ---- The kernels -----------------------------------------------------------------------------
+
+// Combines what the threads of a column have, and writes it.
+template <class Combine>
+__device__ __forceinline__ void fold(const float (&own)[8], int line, int column, float* to,
+                                     Combine combine) {
+  __shared__ float lines[kLines][kHeadDim];
+  if (line < kLines) {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      lines[line][column + e] = own[e];
+    }
+  }
+  __syncthreads();
+  for (int c = threadIdx.x; c < kHeadDim; c += kColumnThreads) {
+    float all = lines[0][c];
+#pragma unroll 4
+    for (int other = 1; other < kLines; ++other) {
+      all = combine(all, lines[other][c]);
+    }
+    to[c] = all;
+  }
+  __syncthreads();
+}
+
+// What is known of the columns of kColumnRows rows of a head.
+__global__ void __launch_bounds__(kColumnThreads)
+    find_columns(const __grid_constant__ Params params) {
+  const Tile tile(params, params.column_tiles, blockIdx.x);
+  const int line = threadIdx.x / kColumnLanes, column = threadIdx.x % kColumnLanes * 8;
+  const int first = tile.index * kColumnRows, last = min(params.seqlen, first + kColumnRows);
+  const Element* in =
+      params.x + tile.batch * params.x_stride_batch + tile.head * params.x_stride_head + column;
+  float sum[8] = {};
+  float least[8], most[8];
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    least[e] = INFINITY;
+    most[e] = -INFINITY;
+  }
+#pragma unroll 8
+  for (int row = first + line; row < (line < kLines ? last : 0); row += kLines) {
+    const uint4 got = __ldg(reinterpret_cast<const uint4*>(in + row * params.x_stride_seq));
+    const uint32_t words[4] = {got.x, got.y, got.z, got.w};
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const __half2 pair = reinterpret_cast<const __half2&>(words[e / 2]);
+      const float x = float(e % 2 ? pair.y : pair.x);
+      sum[e] += x;
+      least[e] = fminf(least[e], x);
+      most[e] = fmaxf(most[e], x);
+    }
+  }
+
+  float* to = params.numbers +
+              ((int64_t(tile.batch) * params.heads.value + tile.head) * params.column_tiles.value +
+               tile.index) *
+                  (kNumbers * kHeadDim);
+  fold(sum, line, column, to, [](float a, float b) { return a + b; });
+  fold(least, line, column, to + kHeadDim, [](float a, float b) { return fminf(a, b); });
+  fold(most, line, column, to + 2 * kHeadDim, [](float a, float b) { return fmaxf(a, b); });
+}
+
+// Of these, means and descales of a head's columns.
+__global__ void __launch_bounds__(kReduceThreads)
+    reduce_columns(const __grid_constant__ Params params) {
+  constexpr int kParts = kReduceThreads / kHeadDim;
+  const int part = threadIdx.x / kHeadDim, column = threadIdx.x % kHeadDim;
+  const int batch = params.heads.divide(blockIdx.x), head = blockIdx.x - batch * params.heads.value;
+  const float* from = params.numbers +
+                      int64_t(blockIdx.x) * params.column_tiles.value * (kNumbers * kHeadDim) +
+                      column;
+  float sum = 0.0f, least = INFINITY, most = -INFINITY;
+#pragma unroll 4
+  for (int tile = part; tile < (part < kParts ? params.column_tiles.value : 0); tile += kParts) {
+    const float* numbers = from + int64_t(tile) * (kNumbers * kHeadDim);
+    sum += numbers[0];
+    least = fminf(least, numbers[kHeadDim]);
+    most = fmaxf(most, numbers[2 * kHeadDim]);
+  }
+  __shared__ float parts[kNumbers][kReduceThreads];
+  parts[0][threadIdx.x] = sum;
+  parts[1][threadIdx.x] = least;
+  parts[2][threadIdx.x] = most;
+  __syncthreads();
+  if (threadIdx.x < kHeadDim) {
+    for (int other = threadIdx.x + kHeadDim; other < kParts * kHeadDim; other += kHeadDim) {
+      sum += parts[0][other];
+      least = fminf(least, parts[1][other]);
+      most = fmaxf(most, parts[2][other]);
+    }
+  }
+  float mean = sum / float(params.seqlen);
+  if (threadIdx.x < kHeadDim) {
+    params.mean[batch * params.mean_stride_batch + head * params.mean_stride_head + column] = mean;
+    const float top = fmaxf(most - mean, mean - least);
+    params
+        .descale[batch * params.descale_stride_batch + head * params.descale_stride_head + column] =
+        fmaxf(top, kLeast) / kLargest;
+  }
+}
+
+// The last: kRows rows of a head. What was read last comes first: much of it is still in the L2
+// cache.
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    quantize(const __grid_constant__ Params params) {
+  const Tile tile_of(params, params.tiles, gridDim.x - 1 - blockIdx.x);
+  const int head = tile_of.head, block = tile_of.index, batch = tile_of.batch;
+  const int warp = threadIdx.x / 32;
+  const int first = block * kRows + warp * kWarpRows;
+  const Element* in = params.x + batch * params.x_stride_batch + head * params.x_stride_head;
+  uint8_t* out =
+      params.values + batch * params.values_stride_batch + head * params.values_stride_head;
+  float* const descales =
+      params.descale + batch * params.descale_stride_batch + head * params.descale_stride_head;
+
+  constexpr float scale = 1.0f;  // columns have theirs
+
+  alignas(128) __shared__ uint8_t tile[32 * kChunks * kRows];
+  Packed packed[2];
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    Values y;
+    get<true>(params, in, first, part, y);
+    center(params, params.mean + batch * params.mean_stride_batch + head * params.mean_stride_head,
+           first, part, y);
+    divide(descales, y);
+#pragma unroll
+    for (int h = 0; h < kHeight; ++h) {
+      pack(y[h], scale, packed[part + h]);
+    }
+  }
+  transpose(tile, packed);
+  __syncthreads();
+  store(params, out, block * kRows, tile);
+}
+
+}  // namespace fagen_quant_fp16_d128_center_scol_vcols_kernel
+
+// ---- The host's side -------------------------------------------------------------------------
+
+namespace fagen_quant_fp16_d128_center_scol_vcols_host {
+
+using namespace fagen_quant_fp16_d128_center_scol_vcols_kernel;
+
+// What a call ends with: the number of its message. Checks come in this order.
+enum Status {
+  kOk,
+  kWrongStruct,
+  kBadSize,
+  kBadRatio,
+  kBadScalar,
+  kRefused,
+  kNullPointer,
+  kMisaligned,
+  kBadStride,
+  kSmallWorkspace,
+  kTooMany,
+  kNotHopper,
+  kNoDriver,
+  kTensorMapRefused,
+  kLaunchFailed
+};
+
+constexpr const char* kMessages[] = {
+    "launched",
+    "struct_bytes or version is that of another FagenQuantizeArgs",
+    "a size is negative or too large",
+    "sizes do not go together",
+    "a number must be finite and positive",
+    "descale and mean go together; only one is given",
+    "a tensor that is needed is null",
+    "a tensor does not begin at a multiple of 16 bytes",
+    "a stride is negative, too large, or no multiple of 16 bytes",
+    "the workspace is null or too small",
+    "there are 2^30 tiles or more",
+    "the current device is not a Hopper GPU (compute capability 9.0)",
+    "the CUDA driver is missing, or too old for tensor maps",
+    "the CUDA driver refused to describe a tensor for TMA",
+    "the kernel could not be launched",
+};
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
+
+// A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
+// TMA, or accesses of 16 bytes, follow an aligned one.
+Status check(const void* data, int element_bytes, bool aligned, int64_t most,
+             std::initializer_list<int64_t> sizes_and_strides) {
+  bool empty = false, strides_fit = true;
+  for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
+    const int64_t size = d[0], stride = d[1];
+    empty |= size == 0;
+    strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
+                                 (!aligned || stride * element_bytes % 16 == 0));
+  }
+  if (!data || empty) {
+    return empty ? kOk : kNullPointer;
+  }
+  const bool misaligned = aligned && reinterpret_cast<uintptr_t>(data) % 16 != 0;
+  return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
+}
+
+int64_t workspace_bytes([[maybe_unused]] const FagenQuantizeArgs& a) {
+  return a.descale_given ? 0 : int64_t(a.batch) * a.heads * ceil_div(a.seqlen, 512) * 384 * 4;
+}
+
+Status check(const FagenQuantizeArgs& a) {
+  if (a.struct_bytes != sizeof(a) || a.version != FAGEN_QUANTIZE_ARGS) {
+    return kWrongStruct;
+  }
+  for (const int size : {a.batch, a.heads, a.seqlen}) {
+    if (size < 0 || size > 1073741824) {
+      return kBadSize;
+    }
+  }
+  if (a.mean_given != a.descale_given) {
+    return kRefused;
+  }
+  for (const Status status :
+       {check(a.x, 2, true, kMostStride,
+              {a.batch, a.x_stride_batch, a.seqlen, a.x_stride_seq, a.heads, a.x_stride_head}),
+        check(a.values, 1, true, kMostStride,
+              {a.batch, a.values_stride_batch, a.heads, a.values_stride_head, 128,
+               a.values_stride_seq, ceil_div(a.seqlen, 16) * 16, 0}),
+        check(a.descale, 4, true, 1073741824,
+              {a.batch, a.descale_stride_batch, a.heads, a.descale_stride_head}),
+        check(a.mean, 4, true, 1073741824,
+              {a.batch, a.mean_stride_batch, a.heads, a.mean_stride_head})}) {
+    if (status) {
+      return status;
+    }
+  }
+  const int64_t needed = workspace_bytes(a);
+  return needed > (a.workspace ? a.workspace_bytes : 0) ? kSmallWorkspace : kOk;
+}
+
+bool is_hopper() {
+  int device, major, minor;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess &&
+         major == 9 && minor == 0;
+}
+
+Status launch(const FagenQuantizeArgs& a, cudaStream_t stream) {
+  if (a.batch == 0 || a.heads == 0 || a.seqlen == 0) {
+    return kOk;
+  }
+  const int64_t heads = int64_t(a.heads) * a.batch, tiles = ceil_div(a.seqlen, kRows);
+  constexpr int64_t kMost = int64_t(1) << 30;
+  if (heads >= kMost || heads * tiles >= kMost) {
+    return kTooMany;
+  }
+  if (!is_hopper()) {
+    return kNotHopper;
+  }
+
+  Params params;
+  params.x = static_cast<const Element*>(a.x);
+  params.values = static_cast<uint8_t*>(a.values);
+  params.descale = static_cast<float*>(a.descale);
+  params.x_stride_batch = a.x_stride_batch;
+  params.x_stride_seq = a.x_stride_seq;
+  params.x_stride_head = a.x_stride_head;
+  params.values_stride_batch = a.values_stride_batch;
+  params.values_stride_head = a.values_stride_head;
+  params.values_stride_row = a.values_stride_seq;
+  params.descale_stride_batch = a.descale_stride_batch;
+  params.descale_stride_head = a.descale_stride_head;
+  params.heads = FastDivisor(a.heads);
+  params.tiles = FastDivisor(int(tiles));
+  params.seqlen = a.seqlen;
+
+  params.numbers = static_cast<float*>(a.workspace);
+  params.column_tiles = FastDivisor(int(ceil_div(a.seqlen, kColumnRows)));
+  params.mean = static_cast<float*>(a.mean);
+  params.mean_stride_batch = a.mean_stride_batch;
+  params.mean_stride_head = a.mean_stride_head;
+
+  if (!a.descale_given) {
+    find_columns<<<dim3(int64_t(a.heads) * ceil_div(a.seqlen, 512) * a.batch, 1, 1), 256, 0,
+                   stream>>>(params);
+  }
+  if (!a.descale_given) {
+    reduce_columns<<<dim3(int64_t(a.heads) * a.batch, 1, 1), 1024, 0, stream>>>(params);
+  }
+  quantize<<<dim3(int64_t(a.heads) * ceil_div(a.seqlen, 128) * a.batch, 1, 1), 256, 0, stream>>>(
+      params);
+  return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
+}
+
+}  // namespace fagen_quant_fp16_d128_center_scol_vcols_host
+
+extern "C" int fagen_quant_fp16_d128_center_scol_vcols(const FagenQuantizeArgs* args,
+                                                       void* stream) {
+  using namespace fagen_quant_fp16_d128_center_scol_vcols_host;
+  const Status status = args ? check(*args) : kNullPointer;
+  return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
+}
+
+extern "C" int64_t fagen_quant_fp16_d128_center_scol_vcols_workspace(
+    const FagenQuantizeArgs* args) {
+  return args ? fagen_quant_fp16_d128_center_scol_vcols_host::workspace_bytes(*args) : -1;
+}
+
+extern "C" const char* fagen_quant_fp16_d128_center_scol_vcols_message(int status) {
+  using namespace fagen_quant_fp16_d128_center_scol_vcols_host;
+  return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
+}
+
+extern "C" const FagenKernelInfo* fagen_quant_fp16_d128_center_scol_vcols_info(void) {
+  using namespace fagen_quant_fp16_d128_center_scol_vcols_kernel;
+  static const FagenKernelInfo info = {
+      sizeof(FagenKernelInfo),
+      kSharedBytes,
+      kThreads,
+      kLaunchRegisters,
+      "quant_fp16_d128_center_scol_vcols",
+      "5d1aa0326f65a5af09040d358f67f34d85f39e9c3cb399f90043ad3e0e688866"};
+  return &info;
+}
