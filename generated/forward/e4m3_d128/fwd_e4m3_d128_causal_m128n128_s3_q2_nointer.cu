@@ -1059,7 +1059,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1078,7 +1078,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1537,6 +1537,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_noin
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_causal_m128n128_s3_q2_nointer",
-      "79cd0c78bd5104411332dcc7c4d7b67c18e482c3d95f7138717a39349c814087"};
+      "1ce66d2302c960a02b243200439902cd79762e5e12515a3fa7f87260fa977322"};
   return &info;
 }

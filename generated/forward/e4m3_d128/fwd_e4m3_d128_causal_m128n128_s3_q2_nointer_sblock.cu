@@ -1097,7 +1097,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1116,7 +1116,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1580,6 +1580,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_noin
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_sblock",
-      "d9cfce7b8aecb03149d43c81236a4aaa7cfd6cf8583ecbc71e842c4b79914322"};
+      "ddd6f0865ccbbc7590cedb4e5c7f608910b66ee64541c5487064bdb2ca0bfec8"};
   return &info;
 }

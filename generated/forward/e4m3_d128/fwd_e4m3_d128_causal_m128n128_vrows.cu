@@ -1146,7 +1146,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1165,7 +1165,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1629,6 +1629,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m128n128_vrows_info
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_causal_m128n128_vrows",
-      "fec0ca673153cdf453e25eb0e0a930ad516e16ba02d8c9c765426b268d85a031"};
+      "dc7ea90877422f2b51ea78f2dffe8b7c06bdb378fb179033b353071853c7e486"};
   return &info;
 }

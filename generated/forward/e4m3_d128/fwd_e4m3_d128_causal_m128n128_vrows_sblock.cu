@@ -1184,7 +1184,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1203,7 +1203,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1666,6 +1666,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblo
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_causal_m128n128_vrows_sblock",
-      "9fa3793f1da151d1b2e4b34103a610f7d48d2190f84cf6a642cd42caac70c2ea"};
+      "a6163e061632f9d8c98621ef20e52163b7d277c6ec5162a84ae2de4906595fc5"};
   return &info;
 }

@@ -1097,7 +1097,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1116,7 +1116,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1575,6 +1575,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m192n64_s4_q2_noint
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_causal_m192n64_s4_q2_nointer",
-      "b2d1bc4e44a42085631d920602203a469943d5dad572265634171c65b498366e"};
+      "149b1c9c248faa6452f97c1b8914ac5cf5788013f90cd450ed5136c621f1ca08"};
   return &info;
 }

@@ -1169,7 +1169,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1188,7 +1188,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1651,6 +1651,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m192n64_s4_q2_noint
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_causal_m192n64_s4_q2_nointer_vrows",
-      "3cb4f59142b4b0b500ed68fc3b93b22477c9b10260c2025bec2e88f6ec9acc2a"};
+      "41ab3f442e078f88d3a857c005eb2ceee7a0b8ed04057239169e60c8c3b9dbb6"};
   return &info;
 }

@@ -1206,7 +1206,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1225,7 +1225,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1689,6 +1689,6 @@ fagen_fwd_e4m3_d128_causal_m192n64_s4_q2_nointer_vrows_sblock_info(void) {
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_causal_m192n64_s4_q2_nointer_vrows_sblock",
-      "d298ccf421fbbe241688f4803ff2b0005b6eeda36d080b90b7e5f19482b8afa9"};
+      "f1f8644dc1e253a10c8b63b815865d98a49bc6e547d0c9eb85f96e28aaae1681"};
   return &info;
 }

@@ -1042,7 +1042,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1061,7 +1061,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1491,6 +1491,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_full_m128n128_sblock_info(
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_full_m128n128_sblock",
-      "63d35c521887574bc06e55aa356557626a7bc1340ea62a9df383c11f97781b3d"};
+      "88208d7b7b1d59ead00c231bb4d8d9bb4546d71764151ee4a7ab06b199cdeac2"};
   return &info;
 }

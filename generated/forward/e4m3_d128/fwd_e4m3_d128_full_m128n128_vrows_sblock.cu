@@ -1114,7 +1114,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1133,7 +1133,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1563,6 +1563,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_full_m128n128_vrows_sblock
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_full_m128n128_vrows_sblock",
-      "a62cd6b1b910e823ab1eb58cd09bbd417b8d9d4cb8416fc468108d30d40e6c16"};
+      "afd318d00af20801371e09023a871e0602cfa9cbc7eb9bf478bc9980e4d6fce9"};
   return &info;
 }

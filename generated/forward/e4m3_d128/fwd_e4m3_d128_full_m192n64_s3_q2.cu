@@ -997,7 +997,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1016,7 +1016,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1443,6 +1443,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_full_m192n64_s3_q2_info(vo
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_full_m192n64_s3_q2",
-      "9f5d55a656e16dda1288ed7896b2eb0ee8dcfb19dae0e79bed27c3b2523c117d"};
+      "d6aeec0cd68db7bb4895dcabdf15e03e09caeca2e5ae8c59ffb9beec04705834"};
   return &info;
 }

@@ -1035,7 +1035,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1054,7 +1054,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1484,6 +1484,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_full_m192n64_s3_sblock_inf
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_full_m192n64_s3_sblock",
-      "f730b3d1b3273f2c24ea7b0286713972bc14e43e8f7a6729a125338e76ec4fb6"};
+      "78ee788915cdf85fddb1da4bf46b960386e6439759e6219b5f0205b03859aad0"};
   return &info;
 }

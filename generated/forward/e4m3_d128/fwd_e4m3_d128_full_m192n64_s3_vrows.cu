@@ -1069,7 +1069,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1088,7 +1088,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1519,6 +1519,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_info
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_full_m192n64_s3_vrows",
-      "54999349573edf251c681845e0706c2e2389b088ee85522f56e501713d98d077"};
+      "c805cdddaf13c1b6baf8f33651ebde0f539892e51b3125aae713c7ad1d5eeb6c"};
   return &info;
 }

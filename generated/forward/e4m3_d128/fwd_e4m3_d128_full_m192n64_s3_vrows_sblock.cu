@@ -1107,7 +1107,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1126,7 +1126,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1556,6 +1556,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_sblo
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_full_m192n64_s3_vrows_sblock",
-      "dc7c66fe0931fe9cb285e8e4f2d59ce1c5284e9116b31f72959172d8d25390f2"};
+      "53a8400db27647c1ad53200b7ba93a4274baf08a2ec548a21e7bcf2e801ef7e9"};
   return &info;
 }

@@ -1096,7 +1096,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1115,7 +1115,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1574,6 +1574,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_causal_m128n64_s3_nointer_
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d256_causal_m128n64_s3_nointer",
-      "62370fb754ebf2821f760fb476ce0491f9e3412591c91619261d0d04d4a36688"};
+      "b5ae4d83bf542f2d23ff769032d85f3fe6e675a9da448e4ca8848230a5cf1735"};
   return &info;
 }

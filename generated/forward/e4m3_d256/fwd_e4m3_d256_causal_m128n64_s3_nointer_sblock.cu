@@ -1135,7 +1135,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1154,7 +1154,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1615,6 +1615,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_causal_m128n64_s3_nointer_
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d256_causal_m128n64_s3_nointer_sblock",
-      "15ce12362c0823c58eec7149aa624b8c9fb0a83f01fa1083faee77080d9cd6c4"};
+      "f420b24b08a4075da3e978231002cfb6952ba8d4234cc029542a2ca3fd3d7b72"};
   return &info;
 }

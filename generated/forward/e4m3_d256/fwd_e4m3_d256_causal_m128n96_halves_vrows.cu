@@ -1192,7 +1192,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1211,7 +1211,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1679,6 +1679,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_causal_m128n96_halves_vrow
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d256_causal_m128n96_halves_vrows",
-      "f8453e9538f92bd9690264b55c6764e661274abfb0bc3d676f258b42e59b6a6e"};
+      "4d705e74ed416a97386192018e0847fbe83a484e314857fb5357ea1144e0640f"};
   return &info;
 }

@@ -1231,7 +1231,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1250,7 +1250,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1719,6 +1719,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_causal_m128n96_halves_vrow
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d256_causal_m128n96_halves_vrows_sblock",
-      "42e2dbd7a86b20c3cb6d0dcf3196eb124d847025f8d2d09a3d9533daca639202"};
+      "97252739f36128a4f0368d2b64ad70677026ac70dbc03693d05fb11c43cc252e"};
   return &info;
 }

@@ -1123,7 +1123,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1142,7 +1142,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1578,6 +1578,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_full_m128n64_s3_halves_vro
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d256_full_m128n64_s3_halves_vrows_sblock",
-      "9972a056ba88dec142a8066972873b29d433bb99ba049a3e0e2aaefa688fe7be"};
+      "9822520307d98697e06f9eb2be9b7be66fe7ecb1e9593e0674cc1f206e66d6e7"};
   return &info;
 }

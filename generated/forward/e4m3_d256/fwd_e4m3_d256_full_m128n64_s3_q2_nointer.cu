@@ -995,7 +995,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1014,7 +1014,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1440,6 +1440,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_full_m128n64_s3_q2_nointer
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d256_full_m128n64_s3_q2_nointer",
-      "aa56a856cd5582b783bd309b96e639bc70b55714f8dedae32c37307b0c831036"};
+      "6b2a3949dcde205dc9d4c5bee94e126697f4ae014510be35075922171e821306"};
   return &info;
 }

@@ -1034,7 +1034,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1053,7 +1053,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1481,6 +1481,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_full_m128n64_s3_q2_nointer
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d256_full_m128n64_s3_q2_nointer_sblock",
-      "b3ea7b7e1691b8215f29dbd4ffea8c6d0b3a6198a01e9d2efab8c20f0f8eaf7e"};
+      "b3c9b970bf2f904b34adb673785f0b75bedee8fd9f1983f8e6d1d9445be082b8"};
   return &info;
 }

@@ -1089,7 +1089,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1108,7 +1108,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1543,6 +1543,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_full_m128n96_halves_vrows_
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d256_full_m128n96_halves_vrows",
-      "63d964a7c5f6cdccd31b822712fc476aab27255be078a6cfd180c4eb4921daf6"};
+      "6e777d364e57451bb4bc35a8f2ceb11f7ca2011b87b6ea5ceb111d16db246767"};
   return &info;
 }

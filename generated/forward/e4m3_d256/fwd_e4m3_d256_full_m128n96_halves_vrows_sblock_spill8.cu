@@ -1129,7 +1129,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1148,7 +1148,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1586,6 +1586,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_full_m128n96_halves_vrows_
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d256_full_m128n96_halves_vrows_sblock_spill8",
-      "5119b04859e7be7ca5b48aaf658238627933f59e662a11d8a045746f4dfad941"};
+      "1b94beee22708b4ab83a2f8b300ff4f5655a74e7627bd0ea72031676747ac1cc"};
   return &info;
 }

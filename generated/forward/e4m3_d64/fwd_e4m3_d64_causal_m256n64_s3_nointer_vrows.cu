@@ -1148,7 +1148,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1167,7 +1167,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1629,6 +1629,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d64_causal_m256n64_s3_nointer_v
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d64_causal_m256n64_s3_nointer_vrows",
-      "a05efb8a07ed54b5fcc0437d1c3c255b7305ef9c33d9a4befdd5ab9b94be3af5"};
+      "066860bec417c687b02eca94959f1094bdead9238e7d491a0e453067fe03cd63"};
   return &info;
 }

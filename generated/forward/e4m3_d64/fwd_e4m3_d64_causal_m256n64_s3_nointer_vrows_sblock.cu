@@ -1184,7 +1184,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1203,7 +1203,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1667,6 +1667,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d64_causal_m256n64_s3_nointer_v
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d64_causal_m256n64_s3_nointer_vrows_sblock",
-      "6e99f108accd160b1fe17bf3ca09f1ccf319988ec9fcbba549a1f0b1cea7296b"};
+      "526809839261e5a9a28460014d5a5c11d7d48bddb1bceaa6c7c6d90e945e7b5e"};
   return &info;
 }

@@ -1076,7 +1076,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1095,7 +1095,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1554,6 +1554,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d64_causal_m256n64_s3_q2_nointe
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d64_causal_m256n64_s3_q2_nointer",
-      "bc4301831304190a42157b605345216464ace7a9519f09b6e4a0ce07b270a280"};
+      "79af8cab8f9eed0e86909479564a010525041f3393522a2226c5bb7a6d75c21a"};
   return &info;
 }

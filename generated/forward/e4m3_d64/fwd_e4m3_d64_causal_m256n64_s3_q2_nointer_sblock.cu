@@ -1114,7 +1114,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1133,7 +1133,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1595,6 +1595,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d64_causal_m256n64_s3_q2_nointe
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d64_causal_m256n64_s3_q2_nointer_sblock",
-      "5323ac78fe36550a76840523932d88be1f0d39cf17d3bd4edad0daa393c04dae"};
+      "e0f5922ca6d252613a23af2d20ed49a2e4322da1e34195390238a113de41ee30"};
   return &info;
 }

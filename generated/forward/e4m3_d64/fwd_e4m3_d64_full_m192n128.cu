@@ -997,7 +997,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1016,7 +1016,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1443,6 +1443,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d64_full_m192n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d64_full_m192n128",
-      "b939fe10853c3f55f74e6c070d830fd80b578adfb80be07a7eb1016e71c6a661"};
+      "8c2a03b202dd815fca39aa8d32a02b9df81cd781c6d0f20d6635fbfef642d13c"};
   return &info;
 }

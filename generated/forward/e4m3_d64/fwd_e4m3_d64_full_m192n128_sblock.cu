@@ -1035,7 +1035,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1054,7 +1054,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1482,6 +1482,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d64_full_m192n128_sblock_info(v
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d64_full_m192n128_sblock",
-      "249fd212373d0a602d27fb7b68461afa4e56b9d52b0554c87df31473bfbde0e3"};
+      "70dba937077410e571cce71d8425c51c172f80198f3e7836c27d3b52937ca611"};
   return &info;
 }

@@ -990,7 +990,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1009,7 +1009,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1436,6 +1436,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d64_full_m256n64_s3_info(void) 
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d64_full_m256n64_s3",
-      "d3b79f5158475817510d7b36f25b0a572ee0228a18641dd6cf0990e2c8006ede"};
+      "579b8c2503ce842fbe3aa862cad4af59733a6d7cb139f6b358eabfa3d7455b75"};
   return &info;
 }

@@ -1028,7 +1028,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1047,7 +1047,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1477,6 +1477,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d64_full_m256n64_s3_sblock_info
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d64_full_m256n64_s3_sblock",
-      "8fbbf868ef556c1640059fdb6edf2d1b4c05ec6b1e6d8f52ac92bca373b4f96b"};
+      "9cbde2e4eb8bdb59926057ffdce740afa925091ed9d038ab3cf91dc582f92a04"};
   return &info;
 }

@@ -1062,7 +1062,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1081,7 +1081,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1512,6 +1512,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d64_full_m256n64_s3_vrows_info(
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d64_full_m256n64_s3_vrows",
-      "b9b171f732582701bc96160cb13177a84939faa96723dcbd0e1bebc6566e00be"};
+      "58b08dad7383ddc871de9aa1d02abfd3d5d97cb008f2b700fdd7120c00280cf0"};
   return &info;
 }

@@ -1100,7 +1100,7 @@ struct Consumer {
       o[i + 1] *= pair.y;
       o[i + 2] *= pair.x;
       o[i + 3] *= pair.y;
-      if (i % 16 == 12 && scale.ends()) {
+      if (i % 32 == 28 && scale.ends()) {
         return;
       }
     }
@@ -1119,7 +1119,7 @@ struct Consumer {
       o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
       o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
       o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
-      if (i % 16 == 12 && mean.ends()) {
+      if (i % 32 == 28 && mean.ends()) {
         return;
       }
     }
@@ -1549,6 +1549,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d64_full_m256n64_s3_vrows_sbloc
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d64_full_m256n64_s3_vrows_sblock",
-      "95dfd8a22702b7bbcb8b37a8eaedf2eeb0ced726802f43291cb79d5cfa6ad896"};
+      "6b78d0efa60eb4088848bc17ee004f14dfb4e79c508e3917acf842774e6e987a"};
   return &info;
 }
