@@ -33,7 +33,7 @@ _TRANSPOSERS = 3  # all warps of the producer but the one that loads
 # blocks with the longest way to go as soon as to those that come free next.
 _DRAW_AHEAD = 2
 
-# Rows that outgrow a lazy maximum do so again soon, and a guess that fails costs exponentials twice.
+# Rows that outgrow a lazy maximum do so again soon, and a guess that fails costs two exponentials.
 _UPDATES = 4
 
 _COUNTER_BYTES = 4  # of the tiles that blocks have drawn

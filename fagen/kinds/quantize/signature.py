@@ -51,7 +51,7 @@ def signature(plan: "Plan") -> Signature:
                 values,
                 DTYPES["e4m3"],
                 f"x is values * descale{' + mean' * plan.center}"
-                + "; transposed, keys in the order of P" * plan.columns,
+                + "; transposed, keys in P's order" * plan.columns,
                 access="out",
             ),
             Tensor(
