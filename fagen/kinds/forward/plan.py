@@ -33,9 +33,6 @@ _TRANSPOSERS = 3  # all warps of the producer but the one that loads
 # blocks with the longest way to go as soon as to those that come free next.
 _DRAW_AHEAD = 2
 
-# Rows that outgrow a lazy maximum do so again soon, and a guess that fails costs two exponentials.
-_UPDATES = 4
-
 _COUNTER_BYTES = 4  # of the tiles that blocks have drawn
 
 _UNROLLING_REGISTERS = 40  # of a producer; with fewer, unrolled copies spill
@@ -91,7 +88,6 @@ class Plan:
     output: str
     sum_by_tensor: bool
     lazy_max: bool  # the row max is raised only where sums get too large without
-    updates: int  # blocks that find theirs first after one in which it was raised
     sum_chains: int  # of a lane's sums for a row, of a block or of a scale's keys in it
     max_partial_sum: float  # how large that is: what a lane's share of a row's P may add up to
     rescale_threshold: float  # log2 units
@@ -284,7 +280,6 @@ def plan(schedule: Schedule) -> Plan:
         output=schedule.pipeline.output,
         sum_by_tensor=sum_by_tensor,
         lazy_max=schedule.softmax.maximum == "lazy",
-        updates=_UPDATES,
         # one would wait for its own latency
         sum_chains=1 if v_scales_by_block and group_keys < block_n else 2,
         max_partial_sum=dtype.max_partial_sum,

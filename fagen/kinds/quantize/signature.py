@@ -50,8 +50,8 @@ def signature(plan: "Plan") -> Signature:
                 "values",
                 values,
                 DTYPES["e4m3"],
-                f"x is values * descale{' + mean' * plan.center}"
-                + "; transposed, keys in P's order" * plan.columns,
+                f"x is values * descale{' plus mean' * plan.center}"
+                + "; transposed, keys in the order of P" * plan.columns,
                 access="out",
             ),
             Tensor(

@@ -133,8 +133,6 @@ constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFar =
     16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
-constexpr int kUpdates =
-    4;  // blocks that find their maxima first, after one where the last maximum did not do
 constexpr float kMaxPartialSum = 1.152921504606847e+18f;  // of a lane's P; more updates the maximum
 constexpr int kPromote = 64;  // blocks after which O moves to another accumulator
 
@@ -489,7 +487,6 @@ struct Softmax {
   float max[2] = {kNoScore, kNoScore};  // of the scores
   float sum[2] = {0.f, 0.f};            // this thread's part
   float rescale[2] = {1.f, 1.f};        // of O, from the last reference to this one
-  int updates = 0;                      // blocks to come whose maxima are found first
   bool far = false;                     // see move_far
   // The tensor cores cut sums off instead of rounding them. So every kPromote blocks O is added to
   // an fp32 total and starts at zero; the total is rescaled only then, by the product of all
@@ -926,20 +923,12 @@ struct Consumer {
   }
 
   // P relative to the maximum so far. Where that makes P too large, which is rare, S is still
-  // there, and the maximum is updated after all; so are those of the next blocks, without another
-  // guess.
+  // there, and the maximum is updated after all.
   __device__ __forceinline__ void lazy_softmax(float (&s)[kBlockN / 2], Probabilities& p, Output& o,
                                                Softmax& softmax) {
-    float part[2];
-    bool fits = false;
-    if (softmax.updates == 0) {
-      float guessed[kBlockN / 2];
-      fits = __all_sync(0xffffffff, softmax.guess(s, guessed, part));
-      pack_p(p, guessed);
-      softmax.updates = fits ? 0 : kUpdates;
-    } else {
-      softmax.updates -= 1;
-    }
+    float guessed[kBlockN / 2], part[2];
+    const bool fits = __all_sync(0xffffffff, softmax.guess(s, guessed, part));
+    pack_p(p, guessed);
     if (!fits) {
       part[0] = part[1] = 0.f;  // added to the sums already
       softmax.update_row_max(s);
@@ -1470,6 +1459,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d128_causal_m128n128_vspace_pm6
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d128_causal_m128n128_vspace_pm64_smemtotals",
-      "5821976ba96a5a605eba1393501ef05d1ed346a98168b7aaa7ce1a01bf153179"};
+      "4b76553949eab71ee3b67b7b1091f7d6e136b5c6060d664b3f269c53910ce1ce"};
   return &info;
 }

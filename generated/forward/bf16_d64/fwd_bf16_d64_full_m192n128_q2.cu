@@ -124,8 +124,6 @@ constexpr int kConsumerRegisters = 160;
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFar =
     16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
-constexpr int kUpdates =
-    4;  // blocks that find their maxima first, after one where the last maximum did not do
 constexpr float kMaxPartialSum = 1.152921504606847e+18f;  // of a lane's P; more updates the maximum
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
@@ -438,7 +436,6 @@ struct Softmax {
   float max[2] = {kNoScore, kNoScore};  // of the scores
   float sum[2] = {0.f, 0.f};            // this thread's part
   float rescale[2] = {1.f, 1.f};        // of O, from the last reference to this one
-  int updates = 0;                      // blocks to come whose maxima are found first
   bool far = false;                     // see move_far
 
   // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
@@ -777,20 +774,12 @@ struct Consumer {
   }
 
   // P relative to the maximum so far. Where that makes P too large, which is rare, S is still
-  // there, and the maximum is updated after all; so are those of the next blocks, without another
-  // guess.
+  // there, and the maximum is updated after all.
   __device__ __forceinline__ void lazy_softmax(float (&s)[kBlockN / 2], Probabilities& p, Output& o,
                                                Softmax& softmax) {
-    float part[2];
-    bool fits = false;
-    if (softmax.updates == 0) {
-      float guessed[kBlockN / 2];
-      fits = __all_sync(0xffffffff, softmax.guess(s, guessed, part));
-      pack_p(p, guessed);
-      softmax.updates = fits ? 0 : kUpdates;
-    } else {
-      softmax.updates -= 1;
-    }
+    float guessed[kBlockN / 2], part[2];
+    const bool fits = __all_sync(0xffffffff, softmax.guess(s, guessed, part));
+    pack_p(p, guessed);
     if (!fits) {
       part[0] = part[1] = 0.f;  // added to the sums already
       softmax.update_row_max(s);
@@ -1281,6 +1270,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d64_full_m192n128_q2_info(void)
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d64_full_m192n128_q2",
-      "9020c8d46a5bef905b14897508b1b245c5e9d883f8847807650177fcaa519cf6"};
+      "64535f5b128b6bc71993d52e817b397877ea1afde02c5292afeb4d204bd84a0c"};
   return &info;
 }

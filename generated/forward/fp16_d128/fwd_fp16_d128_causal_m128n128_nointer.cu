@@ -130,8 +130,6 @@ constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFar =
     16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
-constexpr int kUpdates =
-    4;  // blocks that find their maxima first, after one where the last maximum did not do
 constexpr float kMaxPartialSum = 32768.0f;  // of a lane's P; more updates the maximum
 constexpr float kLargestOutput = 65504.0f;  // that is finite
 
@@ -481,7 +479,6 @@ struct Softmax {
   float max[2] = {kNoScore, kNoScore};  // of the scores
   float sum[2] = {0.f, 0.f};            // this thread's part
   float rescale[2] = {1.f, 1.f};        // of O, from the last reference to this one
-  int updates = 0;                      // blocks to come whose maxima are found first
   bool far = false;                     // see move_far
 
   // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
@@ -839,20 +836,12 @@ struct Consumer {
   }
 
   // P relative to the maximum so far. Where that makes P too large, which is rare, S is still
-  // there, and the maximum is updated after all; so are those of the next blocks, without another
-  // guess.
+  // there, and the maximum is updated after all.
   __device__ __forceinline__ void lazy_softmax(float (&s)[kBlockN / 2], Probabilities& p, Output& o,
                                                Softmax& softmax) {
-    float part[2];
-    bool fits = false;
-    if (softmax.updates == 0) {
-      float guessed[kBlockN / 2];
-      fits = __all_sync(0xffffffff, softmax.guess(s, guessed, part));
-      pack_p(p, guessed);
-      softmax.updates = fits ? 0 : kUpdates;
-    } else {
-      softmax.updates -= 1;
-    }
+    float guessed[kBlockN / 2], part[2];
+    const bool fits = __all_sync(0xffffffff, softmax.guess(s, guessed, part));
+    pack_p(p, guessed);
     if (!fits) {
       part[0] = part[1] = 0.f;  // added to the sums already
       softmax.update_row_max(s);
@@ -1387,6 +1376,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d128_causal_m128n128_nointer_in
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d128_causal_m128n128_nointer",
-      "237e6a9b3dc5392d91f0c3bdd3aa0a2d08efca790d26b883fb97924ba9d0f4b3"};
+      "839143055b755f4aa0efe2cb61211db5e570cb43af16021a2e75c8a34e998bda"};
   return &info;
 }

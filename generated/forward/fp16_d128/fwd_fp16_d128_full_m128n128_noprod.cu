@@ -121,8 +121,6 @@ constexpr int kLaunchRegisters = 255;
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFar =
     16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
-constexpr int kUpdates =
-    4;  // blocks that find their maxima first, after one where the last maximum did not do
 constexpr float kMaxPartialSum = 32768.0f;  // of a lane's P; more updates the maximum
 constexpr float kLargestOutput = 65504.0f;  // that is finite
 
@@ -443,7 +441,6 @@ struct Softmax {
   float max[2] = {kNoScore, kNoScore};  // of the scores
   float sum[2] = {0.f, 0.f};            // this thread's part
   float rescale[2] = {1.f, 1.f};        // of O, from the last reference to this one
-  int updates = 0;                      // blocks to come whose maxima are found first
   bool far = false;                     // see move_far
 
   // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
@@ -783,20 +780,12 @@ struct Consumer {
   }
 
   // P relative to the maximum so far. Where that makes P too large, which is rare, S is still
-  // there, and the maximum is updated after all; so are those of the next blocks, without another
-  // guess.
+  // there, and the maximum is updated after all.
   __device__ __forceinline__ void lazy_softmax(float (&s)[kBlockN / 2], Probabilities& p, Output& o,
                                                Softmax& softmax) {
-    float part[2];
-    bool fits = false;
-    if (softmax.updates == 0) {
-      float guessed[kBlockN / 2];
-      fits = __all_sync(0xffffffff, softmax.guess(s, guessed, part));
-      pack_p(p, guessed);
-      softmax.updates = fits ? 0 : kUpdates;
-    } else {
-      softmax.updates -= 1;
-    }
+    float guessed[kBlockN / 2], part[2];
+    const bool fits = __all_sync(0xffffffff, softmax.guess(s, guessed, part));
+    pack_p(p, guessed);
     if (!fits) {
       part[0] = part[1] = 0.f;  // added to the sums already
       softmax.update_row_max(s);
@@ -1275,6 +1264,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d128_full_m128n128_noprod_info(
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d128_full_m128n128_noprod",
-      "e8f357b0723a804d74d5cbaa743f6222368f4f96a388f050703dd6c38425f741"};
+      "70c78979c4b8592d7b14faa4da0638e4e4df05888563c91f2d3eae9481c29dcc"};
   return &info;
 }

@@ -534,7 +534,7 @@ Status launch(const FagenQuantizeArgs& a, cudaStream_t stream) {
   const int64_t heads = int64_t(a.heads) * a.batch, tiles = ceil_div(a.seqlen, kRows);
   constexpr int64_t kMost = int64_t(1) << 30;
   if (heads >= kMost || heads * tiles >= kMost) {
-    return kTooManyTiles;
+    return kTooMany;
   }
   if (!is_hopper()) {
     return kNotHopper;
@@ -587,6 +587,6 @@ extern "C" const FagenKernelInfo* fagen_quant_fp16_d128_rot_info(void) {
       kThreads,
       kLaunchRegisters,
       "quant_fp16_d128_rot",
-      "5cbff83817cf46b308056e19c0f9d624555d9c02f388a74553072c62bb0c39f3"};
+      "75eb204154a290357c35be4c04c478a96b0bdce1412f87ed1f5f58de39187739"};
   return &info;
 }

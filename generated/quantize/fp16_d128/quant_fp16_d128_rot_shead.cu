@@ -572,7 +572,7 @@ Status launch(const FagenQuantizeArgs& a, cudaStream_t stream) {
   const int64_t heads = int64_t(a.heads) * a.batch, tiles = ceil_div(a.seqlen, kRows);
   constexpr int64_t kMost = int64_t(1) << 30;
   if (heads >= kMost || heads * tiles >= kMost) {
-    return kTooManyTiles;
+    return kTooMany;
   }
   if (!is_hopper()) {
     return kNotHopper;
@@ -635,6 +635,6 @@ extern "C" const FagenKernelInfo* fagen_quant_fp16_d128_rot_shead_info(void) {
       kThreads,
       kLaunchRegisters,
       "quant_fp16_d128_rot_shead",
-      "0f776827a8e5421a8515e54879f013d86290bd4e753c0dc5c02a2db025d43169"};
+      "006a39b56e62af5c266f1ad3ad3002d8c10dc32d83d2e26743e74e8ae720e6d8"};
   return &info;
 }

@@ -69,7 +69,6 @@ def emulate_fp8(
         row = torch.arange(top, bottom, device=q.device).repeat(group)[:, None]
 
         maximum = factor.new_full(factor.shape, -math.inf)
-        updates = torch.ones_like(maximum)  # blocks to come whose maxima are found first
         row_sum = torch.zeros_like(maximum)
         partial = queries.new_zeros(*queries.shape[:-1], values.shape[-1])
         total = torch.zeros_like(partial)
@@ -82,9 +81,7 @@ def emulate_fp8(
             highest = torch.maximum(maximum, exponents.amax(-1, keepdim=True))
             if plan.lazy_max:
                 guess = torch.exp2(exponents - (maximum - plan.p_offset))
-                raised, guessed = outgrown(guess, plan, bottom - top), updates == 0
-                keep = ~raised & guessed
-                updates = torch.where(guessed, raised * plan.updates, updates - 1)
+                keep = ~outgrown(guess, plan, bottom - top)
             else:
                 keep = highest - maximum <= plan.rescale_threshold
             highest = torch.where(keep, maximum, highest)

@@ -155,7 +155,6 @@ class _OnlineSoftmax:
         self.rows_of_a_head = rows_of_a_head
         self.maximum = rows.new_full((*rows.shape[:-1], 1), plan.no_score)
         self.far = torch.zeros_like(self.maximum, dtype=torch.bool)
-        self.updates = torch.ones_like(self.maximum)  # blocks to come whose maxima are found first
         self.sum = torch.zeros_like(self.maximum)
 
     def step(self, scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,11 +163,8 @@ class _OnlineSoftmax:
         highest = torch.maximum(before, scores.amax(-1, keepdim=True))
         if self.plan.lazy_max:
             guess = torch.exp2(self._exponents(scores, before, torch.zeros_like(was_far)))
-            raised = outgrown(guess, self.plan, self.rows_of_a_head) | self._of_warps(was_far)
-            guessed = self.updates == 0
-            keep = ~raised & guessed
-            again = torch.where(raised, float(self.plan.updates), 0.0)
-            self.updates = torch.where(guessed, again, self.updates - 1)
+            raised = outgrown(guess, self.plan, self.rows_of_a_head)
+            keep = ~(raised | self._of_warps(was_far))
         else:
             keep = (highest - before) * self.scale_log2 <= self.plan.rescale_threshold
         self.maximum = torch.where(keep, before, highest)

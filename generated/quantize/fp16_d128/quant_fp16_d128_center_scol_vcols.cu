@@ -1,8 +1,9 @@
-// quant_fp16_d128_vcols: quantisation to e4m3 for Hopper (sm_90a). Rendered by fagen; do not edit.
+// quant_fp16_d128_center_scol_vcols: quantisation to e4m3 for Hopper (sm_90a). Rendered by fagen;
+// do not edit.
 //
 //   out = e4m3(in / descale),   descale = max |in| / 448
 //
-// A maximum is over 64 rows of a head, found while they are in registers: memory is read once.
+// A maximum is over a head. Where it is not given, a kernel of its own reads the tensor to find it.
 // The output is transposed: rows of keys, padded with zeros to a multiple of 16, and each 16 in the
 // order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15 in which the PV GEMM takes P from registers.
 //
@@ -33,10 +34,10 @@ struct FagenQuantizeArgs {
   const void* x;            // fp16 (batch, seqlen, heads, 128)
   const void* cos;          // null: of other kernels
   const void* sin;          // null: of other kernels
-  void* values;   // e4m3 (batch, heads, 128, ceil(seqlen / 16) · 16): x is values * descale;
-                  // transposed, keys in the order of P
-  void* descale;  // fp32 (batch, heads, ceil(seqlen / 64)): what values are to be multiplied by
-  void* mean;     // null: of other kernels
+  void* values;  // e4m3 (batch, heads, 128, ceil(seqlen / 16) · 16): x is values * descale + mean;
+                 // transposed, keys in the order of P
+  void* descale;  // fp32 (batch, heads, 128): what values are to be multiplied by
+  void* mean;     // fp32 (batch, heads, 128): what is taken off columns, their means over all rows
   int64_t x_stride_batch, x_stride_head, x_stride_seq;
   int64_t cos_stride_batch, cos_stride_seq;
   int64_t sin_stride_batch, sin_stride_seq;
@@ -77,15 +78,15 @@ extern "C" {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_quant_fp16_d128_vcols(const struct FagenQuantizeArgs* args, void* stream);
+int fagen_quant_fp16_d128_center_scol_vcols(const struct FagenQuantizeArgs* args, void* stream);
 // How many bytes of workspace a call of these sizes needs; -1 where args is null.
-int64_t fagen_quant_fp16_d128_vcols_workspace(const struct FagenQuantizeArgs* args);
-const char* fagen_quant_fp16_d128_vcols_message(int status);
-const struct FagenKernelInfo* fagen_quant_fp16_d128_vcols_info(void);
+int64_t fagen_quant_fp16_d128_center_scol_vcols_workspace(const struct FagenQuantizeArgs* args);
+const char* fagen_quant_fp16_d128_center_scol_vcols_message(int status);
+const struct FagenKernelInfo* fagen_quant_fp16_d128_center_scol_vcols_info(void);
 
 }  // extern "C"
 
-namespace fagen_quant_fp16_d128_vcols_kernel {
+namespace fagen_quant_fp16_d128_center_scol_vcols_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
@@ -97,9 +98,17 @@ constexpr int kWarpRows = 16;
 constexpr int kWarps = kRows / kWarpRows;
 constexpr int kThreads = 256;
 constexpr int kSharedBytes = 16416;
-constexpr int kLaunchRegisters = 80;
-constexpr int kBlocks = 3;      // that a multiprocessor should hold at least
-constexpr int kScaleRows = 64;  // that share a scale
+constexpr int kLaunchRegisters = 128;
+constexpr int kBlocks = 2;  // that a multiprocessor should hold at least
+constexpr int kReduceThreads =
+    1024;  // threads that make what is known of a head of many thread blocks' numbers
+
+// The kernel that reads columns: a thread has 8 of them, of every kLines-th row.
+constexpr int kColumnThreads = 256;
+constexpr int kColumnRows = 512;  // per thread block
+constexpr int kColumnLanes = 16;  // threads that share a row
+constexpr int kLines = kColumnThreads / kColumnLanes;
+constexpr int kNumbers = 3;  // of a column: its sum, its least and its largest number
 
 // Four lanes share a row: of 32 columns, a chunk, each has 8, which are 16 bytes.
 constexpr int kChunks = 4;
@@ -140,6 +149,10 @@ struct Params {
   const Element* x;
   uint8_t* values;
   float* descale;
+  float* numbers;  // (batch, heads, column_tiles, kNumbers, kHeadDim) of find_columns
+  FastDivisor column_tiles;
+  float* mean;
+  int64_t mean_stride_batch, mean_stride_head;
   int64_t x_stride_batch, x_stride_seq, x_stride_head;
   int64_t values_stride_batch, values_stride_head, values_stride_row;
   int64_t descale_stride_batch, descale_stride_head;  // blocks are contiguous
@@ -224,6 +237,55 @@ __device__ __forceinline__ void get(const Params& params, const Element* in, int
   Raw raw;
   load<last>(params, in, first, part, raw);
   widen(raw, y);
+}
+
+// A lane's numbers of columns of a chunk; those past the head dim are ones.
+__device__ __forceinline__ void load_columns(const float* of, int chunk, float (&x)[8]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int column = column_of(chunk) + 4 * half;
+    float4 four = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+    four = *reinterpret_cast<const float4*>(of + column);
+    x[4 * half] = four.x;
+    x[4 * half + 1] = four.y;
+    x[4 * half + 2] = four.z;
+    x[4 * half + 3] = four.w;
+  }
+}
+
+// Takes off the means of columns; rows past the end of the sequence stay zeros.
+__device__ __forceinline__ void center(const Params& params, const float* means, int first,
+                                       int part, Values& y) {
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    float mean[8];
+    load_columns(means, i, mean);
+#pragma unroll
+    for (int h = 0; h < kHeight; ++h) {
+      const bool there = first + row_of(part + h) < params.seqlen;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        y[h][i][e] = there ? fmaf(y[h][i][e], kNorm, -mean[e]) : 0.0f;
+      }
+    }
+  }
+}
+
+// Divides columns by their descales.
+__device__ __forceinline__ void divide(const float* descales, Values& y) {
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    float descale[8];
+    load_columns(descales, i, descale);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const float scale = __fdividef(1.0f, descale[e]);
+#pragma unroll
+      for (int h = 0; h < kHeight; ++h) {
+        y[h][i][e] *= scale;
+      }
+    }
+  }
 }
 
 __device__ __forceinline__ float largest(const Values& y) {
@@ -323,10 +385,111 @@ __device__ __forceinline__ void store(const Params& params, uint8_t* out, int fi
 
 // ---- The kernels -----------------------------------------------------------------------------
 
-// kRows rows of a head.
+// Combines what the threads of a column have, and writes it.
+template <class Combine>
+__device__ __forceinline__ void fold(const float (&own)[8], int line, int column, float* to,
+                                     Combine combine) {
+  __shared__ float lines[kLines][kHeadDim];
+  if (line < kLines) {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      lines[line][column + e] = own[e];
+    }
+  }
+  __syncthreads();
+  for (int c = threadIdx.x; c < kHeadDim; c += kColumnThreads) {
+    float all = lines[0][c];
+#pragma unroll 4
+    for (int other = 1; other < kLines; ++other) {
+      all = combine(all, lines[other][c]);
+    }
+    to[c] = all;
+  }
+  __syncthreads();
+}
+
+// What is known of the columns of kColumnRows rows of a head.
+__global__ void __launch_bounds__(kColumnThreads)
+    find_columns(const __grid_constant__ Params params) {
+  const Tile tile(params, params.column_tiles, blockIdx.x);
+  const int line = threadIdx.x / kColumnLanes, column = threadIdx.x % kColumnLanes * 8;
+  const int first = tile.index * kColumnRows, last = min(params.seqlen, first + kColumnRows);
+  const Element* in =
+      params.x + tile.batch * params.x_stride_batch + tile.head * params.x_stride_head + column;
+  float sum[8] = {};
+  float least[8], most[8];
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    least[e] = INFINITY;
+    most[e] = -INFINITY;
+  }
+#pragma unroll 8
+  for (int row = first + line; row < (line < kLines ? last : 0); row += kLines) {
+    const uint4 got = __ldg(reinterpret_cast<const uint4*>(in + row * params.x_stride_seq));
+    const uint32_t words[4] = {got.x, got.y, got.z, got.w};
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const __half2 pair = reinterpret_cast<const __half2&>(words[e / 2]);
+      const float x = float(e % 2 ? pair.y : pair.x);
+      sum[e] += x;
+      least[e] = fminf(least[e], x);
+      most[e] = fmaxf(most[e], x);
+    }
+  }
+
+  float* to = params.numbers +
+              ((int64_t(tile.batch) * params.heads.value + tile.head) * params.column_tiles.value +
+               tile.index) *
+                  (kNumbers * kHeadDim);
+  fold(sum, line, column, to, [](float a, float b) { return a + b; });
+  fold(least, line, column, to + kHeadDim, [](float a, float b) { return fminf(a, b); });
+  fold(most, line, column, to + 2 * kHeadDim, [](float a, float b) { return fmaxf(a, b); });
+}
+
+// Of these, means and descales of a head's columns.
+__global__ void __launch_bounds__(kReduceThreads)
+    reduce_columns(const __grid_constant__ Params params) {
+  constexpr int kParts = kReduceThreads / kHeadDim;
+  const int part = threadIdx.x / kHeadDim, column = threadIdx.x % kHeadDim;
+  const int batch = params.heads.divide(blockIdx.x), head = blockIdx.x - batch * params.heads.value;
+  const float* from = params.numbers +
+                      int64_t(blockIdx.x) * params.column_tiles.value * (kNumbers * kHeadDim) +
+                      column;
+  float sum = 0.0f, least = INFINITY, most = -INFINITY;
+#pragma unroll 4
+  for (int tile = part; tile < (part < kParts ? params.column_tiles.value : 0); tile += kParts) {
+    const float* numbers = from + int64_t(tile) * (kNumbers * kHeadDim);
+    sum += numbers[0];
+    least = fminf(least, numbers[kHeadDim]);
+    most = fmaxf(most, numbers[2 * kHeadDim]);
+  }
+  __shared__ float parts[kNumbers][kReduceThreads];
+  parts[0][threadIdx.x] = sum;
+  parts[1][threadIdx.x] = least;
+  parts[2][threadIdx.x] = most;
+  __syncthreads();
+  if (threadIdx.x < kHeadDim) {
+    for (int other = threadIdx.x + kHeadDim; other < kParts * kHeadDim; other += kHeadDim) {
+      sum += parts[0][other];
+      least = fminf(least, parts[1][other]);
+      most = fmaxf(most, parts[2][other]);
+    }
+  }
+  float mean = sum / float(params.seqlen);
+  if (threadIdx.x < kHeadDim) {
+    params.mean[batch * params.mean_stride_batch + head * params.mean_stride_head + column] = mean;
+    const float top = fmaxf(most - mean, mean - least);
+    params
+        .descale[batch * params.descale_stride_batch + head * params.descale_stride_head + column] =
+        fmaxf(top, kLeast) / kLargest;
+  }
+}
+
+// The last: kRows rows of a head. What was read last comes first: much of it is still in the L2
+// cache.
 __global__ void __launch_bounds__(kThreads, kBlocks)
     quantize(const __grid_constant__ Params params) {
-  const Tile tile_of(params, params.tiles, blockIdx.x);
+  const Tile tile_of(params, params.tiles, gridDim.x - 1 - blockIdx.x);
   const int head = tile_of.head, block = tile_of.index, batch = tile_of.batch;
   const int warp = threadIdx.x / 32;
   const int first = block * kRows + warp * kWarpRows;
@@ -336,28 +499,17 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   float* const descales =
       params.descale + batch * params.descale_stride_batch + head * params.descale_stride_head;
 
-  __shared__ float tops[kWarps];
-  Values y;
-  get<true>(params, in, first, 0, y);
-  const float own = warp_maximum(largest(y));
-  if (lane_id() == 0) {
-    tops[warp] = own;
-  }
-  __syncthreads();
-  constexpr int kSharing = kScaleRows / kWarpRows;  // warps that share a scale
-  const int mine = warp / kSharing;
-  const float top = warp_maximum(tops[mine * kSharing + lane_id() % kSharing]);
-  const float descale = fmaxf(top * kNorm, kLeast) / kLargest;
-  const int index = block * (kRows / kScaleRows) + mine;
-  if (lane_id() == 0 && warp % kSharing == 0 && index * kScaleRows < params.seqlen) {
-    descales[index] = descale;
-  }
-  const float scale = kNorm / descale;
+  constexpr float scale = 1.0f;  // columns have theirs
 
   alignas(128) __shared__ uint8_t tile[32 * kChunks * kRows];
   Packed packed[2];
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
+    Values y;
+    get<true>(params, in, first, part, y);
+    center(params, params.mean + batch * params.mean_stride_batch + head * params.mean_stride_head,
+           first, part, y);
+    divide(descales, y);
 #pragma unroll
     for (int h = 0; h < kHeight; ++h) {
       pack(y[h], scale, packed[part + h]);
@@ -368,13 +520,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   store(params, out, block * kRows, tile);
 }
 
-}  // namespace fagen_quant_fp16_d128_vcols_kernel
+}  // namespace fagen_quant_fp16_d128_center_scol_vcols_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_quant_fp16_d128_vcols_host {
+namespace fagen_quant_fp16_d128_center_scol_vcols_host {
 
-using namespace fagen_quant_fp16_d128_vcols_kernel;
+using namespace fagen_quant_fp16_d128_center_scol_vcols_kernel;
 
 // What a call ends with: the number of its message. Checks come in this order.
 enum Status {
@@ -401,7 +553,7 @@ constexpr const char* kMessages[] = {
     "a size is negative or too large",
     "sizes do not go together",
     "a number must be finite and positive",
-    "descales of blocks are found, they cannot be given",
+    "descale and mean go together; only one is given",
     "a tensor that is needed is null",
     "a tensor does not begin at a multiple of 16 bytes",
     "a stride is negative, too large, or no multiple of 16 bytes",
@@ -437,8 +589,8 @@ Status check(const void* data, int element_bytes, bool aligned, int64_t most,
   return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
 }
 
-int64_t workspace_bytes(const FagenQuantizeArgs&) {
-  return 0;
+int64_t workspace_bytes([[maybe_unused]] const FagenQuantizeArgs& a) {
+  return a.descale_given ? 0 : int64_t(a.batch) * a.heads * ceil_div(a.seqlen, 512) * 384 * 4;
 }
 
 Status check(const FagenQuantizeArgs& a) {
@@ -450,7 +602,7 @@ Status check(const FagenQuantizeArgs& a) {
       return kBadSize;
     }
   }
-  if (a.descale_given) {
+  if (a.mean_given != a.descale_given) {
     return kRefused;
   }
   for (const Status status :
@@ -459,9 +611,10 @@ Status check(const FagenQuantizeArgs& a) {
         check(a.values, 1, true, kMostStride,
               {a.batch, a.values_stride_batch, a.heads, a.values_stride_head, 128,
                a.values_stride_seq, ceil_div(a.seqlen, 16) * 16, 0}),
-        check(a.descale, 4, false, 1073741824,
-              {a.batch, a.descale_stride_batch, a.heads, a.descale_stride_head,
-               ceil_div(a.seqlen, 64), 0})}) {
+        check(a.descale, 4, true, 1073741824,
+              {a.batch, a.descale_stride_batch, a.heads, a.descale_stride_head}),
+        check(a.mean, 4, true, 1073741824,
+              {a.batch, a.mean_stride_batch, a.heads, a.mean_stride_head})}) {
     if (status) {
       return status;
     }
@@ -485,7 +638,7 @@ Status launch(const FagenQuantizeArgs& a, cudaStream_t stream) {
   const int64_t heads = int64_t(a.heads) * a.batch, tiles = ceil_div(a.seqlen, kRows);
   constexpr int64_t kMost = int64_t(1) << 30;
   if (heads >= kMost || heads * tiles >= kMost) {
-    return kTooManyTiles;
+    return kTooMany;
   }
   if (!is_hopper()) {
     return kNotHopper;
@@ -507,36 +660,51 @@ Status launch(const FagenQuantizeArgs& a, cudaStream_t stream) {
   params.tiles = FastDivisor(int(tiles));
   params.seqlen = a.seqlen;
 
+  params.numbers = static_cast<float*>(a.workspace);
+  params.column_tiles = FastDivisor(int(ceil_div(a.seqlen, kColumnRows)));
+  params.mean = static_cast<float*>(a.mean);
+  params.mean_stride_batch = a.mean_stride_batch;
+  params.mean_stride_head = a.mean_stride_head;
+
+  if (!a.descale_given) {
+    find_columns<<<dim3(int64_t(a.heads) * ceil_div(a.seqlen, 512) * a.batch, 1, 1), 256, 0,
+                   stream>>>(params);
+  }
+  if (!a.descale_given) {
+    reduce_columns<<<dim3(int64_t(a.heads) * a.batch, 1, 1), 1024, 0, stream>>>(params);
+  }
   quantize<<<dim3(int64_t(a.heads) * ceil_div(a.seqlen, 128) * a.batch, 1, 1), 256, 0, stream>>>(
       params);
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_quant_fp16_d128_vcols_host
+}  // namespace fagen_quant_fp16_d128_center_scol_vcols_host
 
-extern "C" int fagen_quant_fp16_d128_vcols(const FagenQuantizeArgs* args, void* stream) {
-  using namespace fagen_quant_fp16_d128_vcols_host;
+extern "C" int fagen_quant_fp16_d128_center_scol_vcols(const FagenQuantizeArgs* args,
+                                                       void* stream) {
+  using namespace fagen_quant_fp16_d128_center_scol_vcols_host;
   const Status status = args ? check(*args) : kNullPointer;
   return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" int64_t fagen_quant_fp16_d128_vcols_workspace(const FagenQuantizeArgs* args) {
-  return args ? fagen_quant_fp16_d128_vcols_host::workspace_bytes(*args) : -1;
+extern "C" int64_t fagen_quant_fp16_d128_center_scol_vcols_workspace(
+    const FagenQuantizeArgs* args) {
+  return args ? fagen_quant_fp16_d128_center_scol_vcols_host::workspace_bytes(*args) : -1;
 }
 
-extern "C" const char* fagen_quant_fp16_d128_vcols_message(int status) {
-  using namespace fagen_quant_fp16_d128_vcols_host;
+extern "C" const char* fagen_quant_fp16_d128_center_scol_vcols_message(int status) {
+  using namespace fagen_quant_fp16_d128_center_scol_vcols_host;
   return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_quant_fp16_d128_vcols_info(void) {
-  using namespace fagen_quant_fp16_d128_vcols_kernel;
+extern "C" const FagenKernelInfo* fagen_quant_fp16_d128_center_scol_vcols_info(void) {
+  using namespace fagen_quant_fp16_d128_center_scol_vcols_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       kSharedBytes,
       kThreads,
       kLaunchRegisters,
-      "quant_fp16_d128_vcols",
-      "38a5604cc7e49a965e45fa7a85f5464211c95624dc2c16a1dd6056aec13bfdf5"};
+      "quant_fp16_d128_center_scol_vcols",
+      "5d1aa0326f65a5af09040d358f67f34d85f39e9c3cb399f90043ad3e0e688866"};
   return &info;
 }

@@ -1,0 +1,748 @@
+// quant_fp16_d128_rot_center: quantisation to e4m3 for Hopper (sm_90a). Rendered by fagen; do not
+// edit.
+//
+//   y = in * diag(signs) * H,   out = e4m3(y / descale),   descale = max |y| / 448
+//
+// H is orthonormal, a Hadamard matrix of 128 columns. The same rotation of Q and K
+// leaves q kᵀ as it is, and spreads a column of large numbers over all.
+//
+// A maximum is over 64 rows of a head, found while they are in registers: memory is read once.
+//
+// Needs the CUDA toolkit alone, and -gencode=arch=compute_90a,code=sm_90a.
+
+#include <cuda_runtime.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <initializer_list>
+
+// ---- The C interface -------------------------------------------------------------------------
+
+#ifndef FAGEN_QUANTIZE_ARGS
+#define FAGEN_QUANTIZE_ARGS 3
+
+extern "C" {
+
+// One call of a kernel of kind quantize: the same struct for all of them. Strides are in elements;
+// a dimension without one is contiguous.
+struct FagenQuantizeArgs {
+  uint32_t struct_bytes;    // sizeof(FagenQuantizeArgs)
+  uint32_t version;         // 3: callers built for another are recognised
+  void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
+  int64_t workspace_bytes;  // how large it is
+  const void* x;            // fp16 (batch, seqlen, heads, 128)
+  const void* cos;          // null: of other kernels
+  const void* sin;          // null: of other kernels
+  void* values;             // e4m3 (batch, seqlen, heads, 128): x is values * descale + mean
+  void* descale;  // fp32 (batch, heads, ceil(seqlen / 64)): what values are to be multiplied by
+  void* mean;     // fp32 (batch, heads, 128): what is taken off columns, their means over all rows
+  int64_t x_stride_batch, x_stride_head, x_stride_seq;
+  int64_t cos_stride_batch, cos_stride_seq;
+  int64_t sin_stride_batch, sin_stride_seq;
+  int64_t values_stride_batch, values_stride_head, values_stride_seq;
+  int64_t descale_stride_batch, descale_stride_head;
+  int64_t mean_stride_batch, mean_stride_head;
+  int32_t batch, heads, seqlen;
+  uint32_t descale_given;  // 1: descale is read; 0: it is found and written
+  uint32_t mean_given;     // 1: mean is read; 0: it is found and written
+  uint32_t
+      signs[8];  // random bits of the signs by which columns are negated before rows are rotated
+};
+
+}  // extern "C"
+
+#elif FAGEN_QUANTIZE_ARGS != 3
+#error "kernels of kind quantize of two versions of fagen in one translation unit"
+#endif
+
+#ifndef FAGEN_KERNEL_INFO
+#define FAGEN_KERNEL_INFO 2
+
+extern "C" {
+
+// What a kernel says of itself.
+struct FagenKernelInfo {
+  uint32_t struct_bytes;
+  uint32_t shared_bytes;  // of a thread block
+  uint32_t threads;       // of a thread block
+  uint32_t launch_registers;
+  const char* slug;
+  const char* source_hash;
+};
+
+}  // extern "C"
+#endif
+
+extern "C" {
+
+// Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
+// explain.
+int fagen_quant_fp16_d128_rot_center(const struct FagenQuantizeArgs* args, void* stream);
+// How many bytes of workspace a call of these sizes needs; -1 where args is null.
+int64_t fagen_quant_fp16_d128_rot_center_workspace(const struct FagenQuantizeArgs* args);
+const char* fagen_quant_fp16_d128_rot_center_message(int status);
+const struct FagenKernelInfo* fagen_quant_fp16_d128_rot_center_info(void);
+
+}  // extern "C"
+
+namespace fagen_quant_fp16_d128_rot_center_kernel {
+
+// ---- The schedule ----------------------------------------------------------------------------
+
+using Element = __half;
+
+constexpr int kHeadDim = 128;
+constexpr int kRows = 128;  // per thread block
+constexpr int kWarpRows = 16;
+constexpr int kWarps = kRows / kWarpRows;
+constexpr int kThreads = 256;
+constexpr int kSharedBytes = 32;
+constexpr int kLaunchRegisters = 128;
+constexpr int kBlocks = 2;  // that a multiprocessor should hold at least
+constexpr int kReduceThreads =
+    1024;  // threads that make what is known of a head of many thread blocks' numbers
+
+// The kernel that reads columns: a thread has 8 of them, of every kLines-th row.
+constexpr int kColumnThreads = 256;
+constexpr int kColumnRows = 512;  // per thread block
+constexpr int kColumnLanes = 16;  // threads that share a row
+constexpr int kLines = kColumnThreads / kColumnLanes;
+constexpr int kNumbers = 1;     // of a column: its sum
+constexpr int kScaleRows = 64;  // that share a scale
+constexpr int kRotated = 128;   // columns that are rotated together
+
+// Four lanes share a row: of 32 columns, a chunk, each has 8, which are 16 bytes.
+constexpr int kChunks = 4;
+constexpr int kParts = 1;   // in which a warp goes through its rows
+constexpr int kHeight = 2;  // rows that a lane holds at a time
+
+constexpr float kLargest = 448.0f;             // of e4m3
+constexpr float kNorm = 0.08838834764831845f;  // makes the rotation orthonormal
+constexpr float kLeast =
+    9.094947017729282e-13f;  // what a maximum is at least: rows of zeros have a scale too
+
+using Raw = uint32_t[kHeight][kChunks][4];
+using Values = float[kHeight][kChunks][8];
+
+// n / value for 0 <= n < 2^31 by a multiplication: every thread waits for its coordinates.
+// With 2^(bits - 1) < value <= 2^bits, rounding 2^(31 + bits) / value up is exact enough (Granlund
+// and Montgomery, "Division by Invariant Integers using Multiplication", 1994).
+struct FastDivisor {
+  int value;
+  uint32_t multiplier;  // 0: value is 1
+  int shift;
+
+  __host__ explicit FastDivisor(int divisor = 1) : value(divisor), multiplier(0), shift(0) {
+    if (divisor > 1) {
+      while ((int64_t(2) << shift) < divisor) {
+        ++shift;
+      }
+      multiplier = uint32_t(((uint64_t(1) << (32 + shift)) + divisor - 1) / divisor);
+    }
+  }
+
+  __device__ __forceinline__ int divide(int n) const {
+    return multiplier ? int(__umulhi(n, multiplier) >> shift) : n;
+  }
+};
+
+struct Params {
+  const Element* x;
+  uint8_t* values;
+  float* descale;
+  float* numbers;  // (batch, heads, column_tiles, kNumbers, kHeadDim) of find_columns
+  FastDivisor column_tiles;
+  float* mean;
+  int64_t mean_stride_batch, mean_stride_head;
+  int64_t x_stride_batch, x_stride_seq, x_stride_head;
+  int64_t values_stride_batch, values_stride_head, values_stride_row;
+  int64_t descale_stride_batch, descale_stride_head;  // blocks are contiguous
+  uint32_t signs[kChunks];
+  FastDivisor heads, tiles;  // of kRows rows of a head
+  int seqlen;
+};
+
+// The rows of a head that a thread block has. Heads are neighbours in memory, so they are
+// neighbours in a grid.
+struct Tile {
+  int head, index, batch;
+
+  __device__ __forceinline__ Tile(const Params& params, const FastDivisor& tiles, int block) {
+    const int row = params.heads.divide(block);
+    head = block - row * params.heads.value;
+    batch = tiles.divide(row);
+    index = row - batch * tiles.value;
+  }
+};
+
+// ---- Input -----------------------------------------------------------------------------------
+
+__device__ __forceinline__ int lane_id() {
+  return threadIdx.x % 32;
+}
+
+// The row, of a warp's 16, that is a lane's first (0) or second (1).
+__device__ __forceinline__ int row_of(int which) {
+  const int group = lane_id() / 4;
+  return group + 8 * which;
+}
+
+// The first of a lane's columns of a chunk.
+__device__ __forceinline__ int column_of(int chunk) {
+  return 32 * chunk + 8 * (lane_id() % 4);
+}
+
+// Rows of one head, `first` and those after it. The last time that they are read the caches let
+// them go.
+template <bool last>
+__device__ __forceinline__ void load(const Params& params, const Element* in, int first, int part,
+                                     Raw& raw) {
+#pragma unroll
+  for (int h = 0; h < kHeight; ++h) {
+    const int row = first + row_of(part + h);
+    const Element* from = in + row * params.x_stride_seq;
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      uint4 got = make_uint4(0, 0, 0, 0);
+      if (row < params.seqlen) {
+        const uint4* at = reinterpret_cast<const uint4*>(from + column_of(i));
+        got = last ? __ldcs(at) : __ldg(at);
+      }
+      raw[h][i][0] = got.x;
+      raw[h][i][1] = got.y;
+      raw[h][i][2] = got.z;
+      raw[h][i][3] = got.w;
+    }
+  }
+}
+
+__device__ __forceinline__ void add_and_subtract(float& a, float& b) {
+  const float sum = a + b;
+  b = a - b;
+  a = sum;
+}
+
+// Element (k, n) of a Hadamard matrix of 16 columns.
+__device__ __forceinline__ float hadamard(int k, int n) {
+  return __popc(k & n) % 2 ? -1.0f : 1.0f;
+}
+
+// d = a b: 16 rows and 16 columns of one operand, 16 rows and 8 columns of the other.
+__device__ __forceinline__ void multiply(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                         uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %10, %10, %10, %10 };"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
+// Negates columns, then rotates rows, but for kNorm. A Hadamard matrix acts on each bit of a
+// column's number by itself, in any order. Bits 0 and 1 and those that tell lanes apart are the 16
+// columns of an mma: its operand is what a lane has loaded, word for word, and what it gives a lane
+// are the same columns of the same rows. The other bits are inside a lane, where it takes an
+// addition and a subtraction for two values.
+__device__ __forceinline__ void rotate(const Params& params, const Raw& raw, Values& y) {
+  const int quad = lane_id() % 4;
+  const int group = lane_id() / 4;
+  const __half2 pair = __floats2half2_rn(hadamard(2 * quad, group), hadamard(2 * quad + 1, group));
+  const uint32_t same = reinterpret_cast<const uint32_t&>(pair);
+  const uint32_t opposite = same ^ 0x80008000u;
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    uint32_t signs = params.signs[i] >> (8 * quad);
+    asm volatile("" : "+r"(signs));  // no mask outlives its use: registers are scarce in a loop
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {  // bit 2 of the column
+      uint32_t a[2][2] = {};                // a lane's two rows; bit 1
+#pragma unroll
+      for (int word = 0; word < 2; ++word) {
+        const int bit = 4 * half + 2 * word;
+        const uint32_t flip = (signs << (15 - bit) & 0x8000u) | (signs << (30 - bit) & 0x80000000u);
+#pragma unroll
+        for (int h = 0; h < kHeight; ++h) {
+          a[h][word] = raw[h][i][2 * half + word] ^ flip;
+        }
+      }
+      float low[4], high[4];
+      multiply(low, a[0][0], a[1][0], a[0][1], a[1][1], same, same);
+      multiply(high, a[0][0], a[1][0], a[0][1], a[1][1], same, opposite);
+#pragma unroll
+      for (int h = 0; h < kHeight; ++h) {
+        y[h][i][4 * half + 0] = low[2 * h + 0];
+        y[h][i][4 * half + 1] = low[2 * h + 1];
+        y[h][i][4 * half + 2] = high[2 * h + 0];
+        y[h][i][4 * half + 3] = high[2 * h + 1];
+      }
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < kHeight; ++h) {
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        add_and_subtract(y[h][i][e], y[h][i][e + 4]);
+      }
+    }
+#pragma unroll
+    for (int step = 1; step < kRotated / 32; step *= 2) {
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          if (!(i & step)) {
+            add_and_subtract(y[h][i][e], y[h][i + step][e]);
+          }
+        }
+      }
+    }
+  }
+}
+
+// A warp's rows, rotated; zeros past the end of the sequence.
+template <bool last>
+__device__ __forceinline__ void get(const Params& params, const Element* in, int first, int part,
+                                    Values& y) {
+  Raw raw;
+  load<last>(params, in, first, part, raw);
+  rotate(params, raw, y);
+}
+
+// A lane's numbers of columns of a chunk; those past the head dim are ones.
+__device__ __forceinline__ void load_columns(const float* of, int chunk, float (&x)[8]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int column = column_of(chunk) + 4 * half;
+    float4 four = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+    four = *reinterpret_cast<const float4*>(of + column);
+    x[4 * half] = four.x;
+    x[4 * half + 1] = four.y;
+    x[4 * half + 2] = four.z;
+    x[4 * half + 3] = four.w;
+  }
+}
+
+// Takes off the means of columns; rows past the end of the sequence stay zeros.
+__device__ __forceinline__ void center(const Params& params, const float* means, int first,
+                                       int part, Values& y) {
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    float mean[8];
+    load_columns(means, i, mean);
+#pragma unroll
+    for (int h = 0; h < kHeight; ++h) {
+      const bool there = first + row_of(part + h) < params.seqlen;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        y[h][i][e] = there ? fmaf(y[h][i][e], kNorm, -mean[e]) : 0.0f;
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ float largest(const Values& y) {
+  float top = 0.0f;
+#pragma unroll
+  for (int h = 0; h < kHeight; ++h) {
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        top = fmaxf(top, fabsf(y[h][i][e]));
+      }
+    }
+  }
+  return top;
+}
+
+// The largest of a warp's numbers, none of which is negative: as integers they have the same order.
+__device__ __forceinline__ float warp_maximum(float top) {
+  return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(top)));
+}
+
+// ---- Output ----------------------------------------------------------------------------------
+
+// Four values in a register, the first in its lowest byte; what is too large becomes 448.
+__device__ __forceinline__ uint32_t pack(float a, float b, float c, float d) {
+  uint32_t packed;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n"
+      "}"
+      : "=r"(packed)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return packed;
+}
+
+using Packed = uint32_t[kChunks][2];  // a lane's share of one row
+
+__device__ __forceinline__ void pack(const float (&y)[kChunks][8], float scale, Packed& packed) {
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+#pragma unroll
+    for (int word = 0; word < 2; ++word) {
+      const float* four = &y[i][4 * word];
+      packed[i][word] = pack(four[0] * scale, four[1] * scale, four[2] * scale, four[3] * scale);
+    }
+  }
+}
+
+// Writes a lane's share of a row. Neighbours swap 8 bytes, so that each has 16 of one chunk or the
+// other.
+__device__ __forceinline__ void store(const Params& params, uint8_t* out, int row,
+                                      const Packed& packed) {
+  const bool odd = lane_id() % 2;
+  uint8_t* to = out + row * params.values_stride_row;
+#pragma unroll
+  for (int i = 0; i + 1 < kChunks; i += 2) {
+    uint32_t kept[2], got[2];
+#pragma unroll
+    for (int word = 0; word < 2; ++word) {
+      kept[word] = odd ? packed[i + 1][word] : packed[i][word];
+      got[word] = __shfl_xor_sync(0xffffffffu, odd ? packed[i][word] : packed[i + 1][word], 1);
+    }
+    const int column = odd ? column_of(i + 1) - 8 : column_of(i);
+    if (row < params.seqlen) {
+      *reinterpret_cast<uint4*>(to + column) = odd ? make_uint4(got[0], got[1], kept[0], kept[1])
+                                                   : make_uint4(kept[0], kept[1], got[0], got[1]);
+    }
+  }
+  if (kChunks % 2) {  // none to swap with
+    const int column = column_of(kChunks - 1);
+    if (row < params.seqlen) {
+      *reinterpret_cast<uint2*>(to + column) =
+          make_uint2(packed[kChunks - 1][0], packed[kChunks - 1][1]);
+    }
+  }
+}
+
+// ---- The kernels -----------------------------------------------------------------------------
+
+// Combines what the threads of a column have, and writes it.
+template <class Combine>
+__device__ __forceinline__ void fold(const float (&own)[8], int line, int column, float* to,
+                                     Combine combine) {
+  __shared__ float lines[kLines][kHeadDim];
+  if (line < kLines) {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      lines[line][column + e] = own[e];
+    }
+  }
+  __syncthreads();
+  for (int c = threadIdx.x; c < kHeadDim; c += kColumnThreads) {
+    float all = lines[0][c];
+#pragma unroll 4
+    for (int other = 1; other < kLines; ++other) {
+      all = combine(all, lines[other][c]);
+    }
+    to[c] = all;
+  }
+  __syncthreads();
+}
+
+// Sums of the columns of kColumnRows rows of a head.
+__global__ void __launch_bounds__(kColumnThreads)
+    find_columns(const __grid_constant__ Params params) {
+  const Tile tile(params, params.column_tiles, blockIdx.x);
+  const int line = threadIdx.x / kColumnLanes, column = threadIdx.x % kColumnLanes * 8;
+  const int first = tile.index * kColumnRows, last = min(params.seqlen, first + kColumnRows);
+  const Element* in =
+      params.x + tile.batch * params.x_stride_batch + tile.head * params.x_stride_head + column;
+  float sum[8] = {};
+#pragma unroll 8
+  for (int row = first + line; row < (line < kLines ? last : 0); row += kLines) {
+    const uint4 got = __ldg(reinterpret_cast<const uint4*>(in + row * params.x_stride_seq));
+    const uint32_t words[4] = {got.x, got.y, got.z, got.w};
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const __half2 pair = reinterpret_cast<const __half2&>(words[e / 2]);
+      const float x = float(e % 2 ? pair.y : pair.x);
+      sum[e] += x;
+    }
+  }
+
+  float* to = params.numbers +
+              ((int64_t(tile.batch) * params.heads.value + tile.head) * params.column_tiles.value +
+               tile.index) *
+                  (kNumbers * kHeadDim);
+  fold(sum, line, column, to, [](float a, float b) { return a + b; });
+}
+
+// Of these, means of a head's columns.
+__global__ void __launch_bounds__(kReduceThreads)
+    reduce_columns(const __grid_constant__ Params params) {
+  constexpr int kParts = kReduceThreads / kHeadDim;
+  const int part = threadIdx.x / kHeadDim, column = threadIdx.x % kHeadDim;
+  const int batch = params.heads.divide(blockIdx.x), head = blockIdx.x - batch * params.heads.value;
+  const float* from = params.numbers +
+                      int64_t(blockIdx.x) * params.column_tiles.value * (kNumbers * kHeadDim) +
+                      column;
+  float sum = 0.0f;
+#pragma unroll 4
+  for (int tile = part; tile < (part < kParts ? params.column_tiles.value : 0); tile += kParts) {
+    const float* numbers = from + int64_t(tile) * (kNumbers * kHeadDim);
+    sum += numbers[0];
+  }
+  __shared__ float parts[kNumbers][kReduceThreads];
+  parts[0][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.x < kHeadDim) {
+    for (int other = threadIdx.x + kHeadDim; other < kParts * kHeadDim; other += kHeadDim) {
+      sum += parts[0][other];
+    }
+  }
+  float mean = sum / float(params.seqlen);
+  // The mean of rotated rows is the rotated mean.
+  mean = params.signs[column / 32] >> column % 32 & 1 ? -mean : mean;
+#pragma unroll 1
+  for (int bit = 1; bit < kRotated; bit *= 2) {
+    __syncthreads();
+    parts[0][threadIdx.x] = mean;
+    __syncthreads();
+    const float other = parts[0][threadIdx.x ^ bit];
+    mean = column & bit ? other - mean : mean + other;
+  }
+  mean *= kNorm;
+  if (threadIdx.x < kHeadDim) {
+    params.mean[batch * params.mean_stride_batch + head * params.mean_stride_head + column] = mean;
+  }
+}
+
+// The last: kRows rows of a head. What was read last comes first: much of it is still in the L2
+// cache.
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    quantize(const __grid_constant__ Params params) {
+  const Tile tile_of(params, params.tiles, gridDim.x - 1 - blockIdx.x);
+  const int head = tile_of.head, block = tile_of.index, batch = tile_of.batch;
+  const int warp = threadIdx.x / 32;
+  const int first = block * kRows + warp * kWarpRows;
+  const Element* in = params.x + batch * params.x_stride_batch + head * params.x_stride_head;
+  uint8_t* out =
+      params.values + batch * params.values_stride_batch + head * params.values_stride_head;
+  float* const descales =
+      params.descale + batch * params.descale_stride_batch + head * params.descale_stride_head;
+
+  __shared__ float tops[kWarps];
+  Values y;
+  get<true>(params, in, first, 0, y);
+  center(params, params.mean + batch * params.mean_stride_batch + head * params.mean_stride_head,
+         first, 0, y);
+  const float own = warp_maximum(largest(y));
+  if (lane_id() == 0) {
+    tops[warp] = own;
+  }
+  __syncthreads();
+  constexpr int kSharing = kScaleRows / kWarpRows;  // warps that share a scale
+  const int mine = warp / kSharing;
+  const float top = warp_maximum(tops[mine * kSharing + lane_id() % kSharing]);
+  const float descale = fmaxf(top, kLeast) / kLargest;
+  const int index = block * (kRows / kScaleRows) + mine;
+  if (lane_id() == 0 && warp % kSharing == 0 && index * kScaleRows < params.seqlen) {
+    descales[index] = descale;
+  }
+  const float scale = 1.0f / descale;
+
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+    for (int h = 0; h < kHeight; ++h) {
+      Packed packed;
+      pack(y[h], scale, packed);
+      store(params, out, first + row_of(part + h), packed);
+    }
+  }
+}
+
+}  // namespace fagen_quant_fp16_d128_rot_center_kernel
+
+// ---- The host's side -------------------------------------------------------------------------
+
+namespace fagen_quant_fp16_d128_rot_center_host {
+
+using namespace fagen_quant_fp16_d128_rot_center_kernel;
+
+// What a call ends with: the number of its message. Checks come in this order.
+enum Status {
+  kOk,
+  kWrongStruct,
+  kBadSize,
+  kBadRatio,
+  kBadScalar,
+  kRefused,
+  kNullPointer,
+  kMisaligned,
+  kBadStride,
+  kSmallWorkspace,
+  kTooMany,
+  kNotHopper,
+  kNoDriver,
+  kTensorMapRefused,
+  kLaunchFailed
+};
+
+constexpr const char* kMessages[] = {
+    "launched",
+    "struct_bytes or version is that of another FagenQuantizeArgs",
+    "a size is negative or too large",
+    "sizes do not go together",
+    "a number must be finite and positive",
+    "descales of blocks are found, they cannot be given",
+    "a tensor that is needed is null",
+    "a tensor does not begin at a multiple of 16 bytes",
+    "a stride is negative, too large, or no multiple of 16 bytes",
+    "the workspace is null or too small",
+    "there are 2^30 tiles or more",
+    "the current device is not a Hopper GPU (compute capability 9.0)",
+    "the CUDA driver is missing, or too old for tensor maps",
+    "the CUDA driver refused to describe a tensor for TMA",
+    "the kernel could not be launched",
+};
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
+
+// A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
+// TMA, or accesses of 16 bytes, follow an aligned one.
+Status check(const void* data, int element_bytes, bool aligned, int64_t most,
+             std::initializer_list<int64_t> sizes_and_strides) {
+  bool empty = false, strides_fit = true;
+  for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
+    const int64_t size = d[0], stride = d[1];
+    empty |= size == 0;
+    strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
+                                 (!aligned || stride * element_bytes % 16 == 0));
+  }
+  if (!data || empty) {
+    return empty ? kOk : kNullPointer;
+  }
+  const bool misaligned = aligned && reinterpret_cast<uintptr_t>(data) % 16 != 0;
+  return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
+}
+
+int64_t workspace_bytes([[maybe_unused]] const FagenQuantizeArgs& a) {
+  return a.mean_given ? 0 : int64_t(a.batch) * a.heads * ceil_div(a.seqlen, 512) * 128 * 4;
+}
+
+Status check(const FagenQuantizeArgs& a) {
+  if (a.struct_bytes != sizeof(a) || a.version != FAGEN_QUANTIZE_ARGS) {
+    return kWrongStruct;
+  }
+  for (const int size : {a.batch, a.heads, a.seqlen}) {
+    if (size < 0 || size > 1073741824) {
+      return kBadSize;
+    }
+  }
+  if (a.descale_given) {
+    return kRefused;
+  }
+  for (const Status status :
+       {check(a.x, 2, true, kMostStride,
+              {a.batch, a.x_stride_batch, a.seqlen, a.x_stride_seq, a.heads, a.x_stride_head}),
+        check(a.values, 1, true, kMostStride,
+              {a.batch, a.values_stride_batch, a.seqlen, a.values_stride_seq, a.heads,
+               a.values_stride_head}),
+        check(a.descale, 4, false, 1073741824,
+              {a.batch, a.descale_stride_batch, a.heads, a.descale_stride_head,
+               ceil_div(a.seqlen, 64), 0}),
+        check(a.mean, 4, true, 1073741824,
+              {a.batch, a.mean_stride_batch, a.heads, a.mean_stride_head})}) {
+    if (status) {
+      return status;
+    }
+  }
+  const int64_t needed = workspace_bytes(a);
+  return needed > (a.workspace ? a.workspace_bytes : 0) ? kSmallWorkspace : kOk;
+}
+
+bool is_hopper() {
+  int device, major, minor;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess &&
+         major == 9 && minor == 0;
+}
+
+Status launch(const FagenQuantizeArgs& a, cudaStream_t stream) {
+  if (a.batch == 0 || a.heads == 0 || a.seqlen == 0) {
+    return kOk;
+  }
+  const int64_t heads = int64_t(a.heads) * a.batch, tiles = ceil_div(a.seqlen, kRows);
+  constexpr int64_t kMost = int64_t(1) << 30;
+  if (heads >= kMost || heads * tiles >= kMost) {
+    return kTooMany;
+  }
+  if (!is_hopper()) {
+    return kNotHopper;
+  }
+
+  Params params;
+  params.x = static_cast<const Element*>(a.x);
+  params.values = static_cast<uint8_t*>(a.values);
+  params.descale = static_cast<float*>(a.descale);
+  params.x_stride_batch = a.x_stride_batch;
+  params.x_stride_seq = a.x_stride_seq;
+  params.x_stride_head = a.x_stride_head;
+  params.values_stride_batch = a.values_stride_batch;
+  params.values_stride_head = a.values_stride_head;
+  params.values_stride_row = a.values_stride_seq;
+  params.descale_stride_batch = a.descale_stride_batch;
+  params.descale_stride_head = a.descale_stride_head;
+  std::copy_n(a.signs, kChunks, params.signs);
+  params.heads = FastDivisor(a.heads);
+  params.tiles = FastDivisor(int(tiles));
+  params.seqlen = a.seqlen;
+
+  params.numbers = static_cast<float*>(a.workspace);
+  params.column_tiles = FastDivisor(int(ceil_div(a.seqlen, kColumnRows)));
+  params.mean = static_cast<float*>(a.mean);
+  params.mean_stride_batch = a.mean_stride_batch;
+  params.mean_stride_head = a.mean_stride_head;
+
+  if (!a.mean_given) {
+    find_columns<<<dim3(int64_t(a.heads) * ceil_div(a.seqlen, 512) * a.batch, 1, 1), 256, 0,
+                   stream>>>(params);
+  }
+  if (!a.mean_given) {
+    reduce_columns<<<dim3(int64_t(a.heads) * a.batch, 1, 1), 1024, 0, stream>>>(params);
+  }
+  quantize<<<dim3(int64_t(a.heads) * ceil_div(a.seqlen, 128) * a.batch, 1, 1), 256, 0, stream>>>(
+      params);
+  return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
+}
+
+}  // namespace fagen_quant_fp16_d128_rot_center_host
+
+extern "C" int fagen_quant_fp16_d128_rot_center(const FagenQuantizeArgs* args, void* stream) {
+  using namespace fagen_quant_fp16_d128_rot_center_host;
+  const Status status = args ? check(*args) : kNullPointer;
+  return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
+}
+
+extern "C" int64_t fagen_quant_fp16_d128_rot_center_workspace(const FagenQuantizeArgs* args) {
+  return args ? fagen_quant_fp16_d128_rot_center_host::workspace_bytes(*args) : -1;
+}
+
+extern "C" const char* fagen_quant_fp16_d128_rot_center_message(int status) {
+  using namespace fagen_quant_fp16_d128_rot_center_host;
+  return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
+}
+
+extern "C" const FagenKernelInfo* fagen_quant_fp16_d128_rot_center_info(void) {
+  using namespace fagen_quant_fp16_d128_rot_center_kernel;
+  static const FagenKernelInfo info = {
+      sizeof(FagenKernelInfo),
+      kSharedBytes,
+      kThreads,
+      kLaunchRegisters,
+      "quant_fp16_d128_rot_center",
+      "7e8a2ae7373cee18ad984663da653279792f8ca6ec740e4fd889e25a770dcdc4"};
+  return &info;
+}
