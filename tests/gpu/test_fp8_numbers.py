@@ -73,7 +73,7 @@ KNOBS = [
     "fwd_e4m3_d128_causal_m128n128_lazymax_vrows_sblock_sr128",
     "fwd_e4m3_d128_full_m128n128_sblock_vsblock",
     "fwd_e4m3_d128_causal_m128n128_lazymax_vrows_sblock_sr32_vsblock",
-    "fwd_e4m3_d256_causal_m128n96_sblock_sr32_vsblock",
+    "fwd_e4m3_d64_causal_m128n96_sblock_sr32_vsblock",
     "fwd_e4m3_d64_full_m256n64",
     "fwd_e4m3_d256_causal_m128n96_halves_vrows",
     "fwd_e4m3_d64_causal_m256n64_s3_sblock",

@@ -50,7 +50,7 @@ def signature(plan: "Plan") -> Signature:
                 "values",
                 values,
                 DTYPES["e4m3"],
-                f"x is values * descale{' + mean' * plan.center}"
+                f"x is values * descale{' plus mean' * plan.center}"
                 + "; transposed, keys in the order of P" * plan.columns,
                 access="out",
             ),
