@@ -90,6 +90,5 @@ void __stcg(T* to, T value) { *to = value; }
 
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __frcp_rn(float a) { return 1.0f / a; }
-inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint64_t(a) * b >> 32; }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a < b ? b : a; }

@@ -229,14 +229,14 @@ __device__ __forceinline__ int swizzled(int row, int column) {
 }
 
 // Writes a warp's 16 rows of an accumulator to slabs of 64 rows, as they are.
-template <int columns, int slab, int swizzle_bits>
-__device__ __forceinline__ void store_accumulator(OutElement* tile, const float* x) {
+template <int columns, int slab, int swizzle_bits, class Elements>
+__device__ __forceinline__ void store_accumulator(OutElement* tile, Elements element) {
 #pragma unroll
   for (int i = 0; i < columns / 2; i += 2) {
     const int row = warp_row() + lane() / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane() % 4 * 2;
     char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
     const int offset = swizzled<slab, swizzle_bits>(row, column % slab);
-    *reinterpret_cast<float2*>(base + offset) = {x[i], x[i + 1]};
+    *reinterpret_cast<float2*>(base + offset) = {element(i), element(i + 1)};
   }
 }
 {% else %}
@@ -262,11 +262,11 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {""",
         ),
         Edit(
             "templates/forward/softmax.j2",
-            """                   pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
+            """                   pair(6));
   }
 }
 """,
-            """                   pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
+            """                   pair(6));
   }
 }
 {% endif %}
@@ -284,7 +284,7 @@ assert "using OutElement = float;" in source.kernel and "stmatrix" not in source
 assert source.binding.count("aoti_torch_dtype_float32(), device)") == 2  # out and lse
 from fagen.e4m3 import by_columns
 q, k, v = (x.to(torch.float8_e4m3fn) for x in tensors(torch.float32, 64, keys=96))
-descales = dict.fromkeys(("q_descale", "k_descale", "v_descale"))
+descales = dict.fromkeys(("q_descale", "k_descale", "v_descale", "v_mean", "k_mean"))
 out, _ = emulated(plan, q, k, by_columns(v), 0.125, **descales)
 assert out.dtype == torch.float32
 torch.testing.assert_close(out.double(), dense(q, k, v), rtol=0.03, atol=0.03)
@@ -298,10 +298,11 @@ ARGUMENT = Sample(
     edits=(
         Edit(
             "fagen/kinds/forward/signature.py",
-            """        scalars=(Scalar(""",
+            """        scalars=(
+""",
             """        scalars=(
             Scalar("temperature", "float", "divides it", default=1.0, positive=True),
-            Scalar(""",
+""",
         ),
         Edit(
             "fagen/kinds/forward/signature.py",
@@ -311,9 +312,9 @@ ARGUMENT = Sample(
         Edit("templates/forward/host.j2", "a.scale * 1.44", "a.scale / a.temperature * 1.44"),
         Edit(
             "fagen/kinds/forward/emulate/__init__.py",
-            """scale: float, **descales: Tensor | None
+            """scale: float, **of_fp8: Tensor | None
 ) -> tuple[Tensor, Tensor]:""",
-            """scale: float, temperature: float = 1.0, **descales: Tensor | None
+            """scale: float, temperature: float = 1.0, **of_fp8: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     scale /= temperature""",
         ),

@@ -71,7 +71,7 @@ def test_a_kernel_is_called_by_the_names_of_its_structs_fields(
     told.restype = ctypes.c_long
     found = [told(i) for i in range(8)]
     assert found[:6] == [q.data_ptr(), 64, 128, 7, 2, 5]
-    assert found[6:] == ([0, 0] if old else [scales[1].data_ptr(), 2])
+    assert found[6:] == ([0, 0] if old else [scales[1].data_ptr(), 3])
 
 
 def test_kernels_are_taken_out_of_a_folder(against: ModuleType, tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ struct FagenQuantizeArgs {
   const void* x;            // fp16 (batch, seqlen, heads, 128)
   const void* cos;          // null: of other kernels
   const void* sin;          // null: of other kernels
-  void* values;  // e4m3 (batch, heads, 128, ceil(seqlen / 16) · 16): x is values * descale + mean;
-                 // transposed, keys in the order of P
+  void* values;   // e4m3 (batch, heads, 128, ceil(seqlen / 16) · 16): x is values * descale plus
+                  // mean; transposed, keys in the order of P
   void* descale;  // fp32 (batch, heads, 128): what values are to be multiplied by
   void* mean;     // fp32 (batch, heads, 128): what is taken off columns, their means over all rows
   int64_t x_stride_batch, x_stride_head, x_stride_seq;
@@ -288,26 +288,6 @@ __device__ __forceinline__ void divide(const float* descales, Values& y) {
   }
 }
 
-__device__ __forceinline__ float largest(const Values& y) {
-  float top = 0.0f;
-#pragma unroll
-  for (int h = 0; h < kHeight; ++h) {
-#pragma unroll
-    for (int i = 0; i < kChunks; ++i) {
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        top = fmaxf(top, fabsf(y[h][i][e]));
-      }
-    }
-  }
-  return top;
-}
-
-// The largest of a warp's numbers, none of which is negative: as integers they have the same order.
-__device__ __forceinline__ float warp_maximum(float top) {
-  return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(top)));
-}
-
 // ---- Output ----------------------------------------------------------------------------------
 
 // Four values in a register, the first in its lowest byte; what is too large becomes 448.
@@ -489,26 +469,28 @@ __global__ void __launch_bounds__(kReduceThreads)
 // cache.
 __global__ void __launch_bounds__(kThreads, kBlocks)
     quantize(const __grid_constant__ Params params) {
-  const Tile tile_of(params, params.tiles, gridDim.x - 1 - blockIdx.x);
-  const int head = tile_of.head, block = tile_of.index, batch = tile_of.batch;
+  const Tile from(params, params.tiles, gridDim.x - 1 - blockIdx.x);
   const int warp = threadIdx.x / 32;
-  const int first = block * kRows + warp * kWarpRows;
-  const Element* in = params.x + batch * params.x_stride_batch + head * params.x_stride_head;
-  uint8_t* out =
-      params.values + batch * params.values_stride_batch + head * params.values_stride_head;
-  float* const descales =
-      params.descale + batch * params.descale_stride_batch + head * params.descale_stride_head;
+  const int first = from.index * kRows + warp * kWarpRows;
+  const Element* in =
+      params.x + from.batch * params.x_stride_batch + from.head * params.x_stride_head;
+  const float* const descales = params.descale + from.batch * params.descale_stride_batch +
+                                from.head * params.descale_stride_head;
 
   constexpr float scale = 1.0f;  // columns have theirs
 
+  uint8_t* out = params.values + from.batch * params.values_stride_batch +
+                 from.head * params.values_stride_head;
   alignas(128) __shared__ uint8_t tile[32 * kChunks * kRows];
   Packed packed[2];
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
     Values y;
     get<true>(params, in, first, part, y);
-    center(params, params.mean + batch * params.mean_stride_batch + head * params.mean_stride_head,
-           first, part, y);
+    center(
+        params,
+        params.mean + from.batch * params.mean_stride_batch + from.head * params.mean_stride_head,
+        first, part, y);
     divide(descales, y);
 #pragma unroll
     for (int h = 0; h < kHeight; ++h) {
@@ -517,7 +499,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
   transpose(tile, packed);
   __syncthreads();
-  store(params, out, block * kRows, tile);
+  store(params, out, from.index * kRows, tile);
 }
 
 }  // namespace fagen_quant_fp16_d128_center_scol_vcols_kernel
@@ -705,6 +687,6 @@ extern "C" const FagenKernelInfo* fagen_quant_fp16_d128_center_scol_vcols_info(v
       kThreads,
       kLaunchRegisters,
       "quant_fp16_d128_center_scol_vcols",
-      "5d1aa0326f65a5af09040d358f67f34d85f39e9c3cb399f90043ad3e0e688866"};
+      "14e5decb7a2d25bd075c86cfaf0c75ccaeb3cbb007886398f8029e847fc4bc5e"};
   return &info;
 }

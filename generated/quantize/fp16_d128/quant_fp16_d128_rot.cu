@@ -378,15 +378,11 @@ __device__ __forceinline__ void store(const Params& params, uint8_t* out, int ro
 // kRows rows of a head.
 __global__ void __launch_bounds__(kThreads, kBlocks)
     quantize(const __grid_constant__ Params params) {
-  const Tile tile_of(params, params.tiles, blockIdx.x);
-  const int head = tile_of.head, block = tile_of.index, batch = tile_of.batch;
+  const Tile from(params, params.tiles, blockIdx.x);
   const int warp = threadIdx.x / 32;
-  const int first = block * kRows + warp * kWarpRows;
-  const Element* in = params.x + batch * params.x_stride_batch + head * params.x_stride_head;
-  uint8_t* out =
-      params.values + batch * params.values_stride_batch + head * params.values_stride_head;
-  float* const descales =
-      params.descale + batch * params.descale_stride_batch + head * params.descale_stride_head;
+  int first = from.index * kRows + warp * kWarpRows;
+  const Element* in =
+      params.x + from.batch * params.x_stride_batch + from.head * params.x_stride_head;
 
   __shared__ float tops[kWarps];
   Values y;
@@ -396,16 +392,24 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     tops[warp] = own;
   }
   __syncthreads();
+  // Where that is, worked out anew: values that wait for their maximum leave few registers.
+  int place = blockIdx.x;
+  asm volatile("" : "+r"(place));
+  const Tile to(params, params.tiles, place);
+  first = to.index * kRows + warp * kWarpRows;
   constexpr int kSharing = kScaleRows / kWarpRows;  // warps that share a scale
   const int mine = warp / kSharing;
   const float top = warp_maximum(tops[mine * kSharing + lane_id() % kSharing]);
   const float descale = fmaxf(top * kNorm, kLeast) / kLargest;
-  const int index = block * (kRows / kScaleRows) + mine;
+  const int index = to.index * (kRows / kScaleRows) + mine;
   if (lane_id() == 0 && warp % kSharing == 0 && index * kScaleRows < params.seqlen) {
-    descales[index] = descale;
+    params.descale[to.batch * params.descale_stride_batch + to.head * params.descale_stride_head +
+                   index] = descale;
   }
   const float scale = kNorm / descale;
 
+  uint8_t* out =
+      params.values + to.batch * params.values_stride_batch + to.head * params.values_stride_head;
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
 #pragma unroll
@@ -587,6 +591,6 @@ extern "C" const FagenKernelInfo* fagen_quant_fp16_d128_rot_info(void) {
       kThreads,
       kLaunchRegisters,
       "quant_fp16_d128_rot",
-      "75eb204154a290357c35be4c04c478a96b0bdce1412f87ed1f5f58de39187739"};
+      "b8277bbbf82be37f1c0b2838f8a4f581ea9fdfa0bc3c1643e4e7e7663a1ae43f"};
   return &info;
 }

@@ -35,7 +35,7 @@ struct FagenQuantizeArgs {
   const void* x;            // fp16 (batch, seqlen, heads, 128)
   const void* cos;          // null: of other kernels
   const void* sin;          // null: of other kernels
-  void* values;             // e4m3 (batch, seqlen, heads, 128): x is values * descale + mean
+  void* values;             // e4m3 (batch, seqlen, heads, 128): x is values * descale plus mean
   void* descale;  // fp32 (batch, heads, ceil(seqlen / 64)): what values are to be multiplied by
   void* mean;     // fp32 (batch, heads, 128): what is taken off columns, their means over all rows
   int64_t x_stride_batch, x_stride_head, x_stride_seq;
@@ -517,36 +517,41 @@ __global__ void __launch_bounds__(kReduceThreads)
 // cache.
 __global__ void __launch_bounds__(kThreads, kBlocks)
     quantize(const __grid_constant__ Params params) {
-  const Tile tile_of(params, params.tiles, gridDim.x - 1 - blockIdx.x);
-  const int head = tile_of.head, block = tile_of.index, batch = tile_of.batch;
+  const Tile from(params, params.tiles, gridDim.x - 1 - blockIdx.x);
   const int warp = threadIdx.x / 32;
-  const int first = block * kRows + warp * kWarpRows;
-  const Element* in = params.x + batch * params.x_stride_batch + head * params.x_stride_head;
-  uint8_t* out =
-      params.values + batch * params.values_stride_batch + head * params.values_stride_head;
-  float* const descales =
-      params.descale + batch * params.descale_stride_batch + head * params.descale_stride_head;
+  int first = from.index * kRows + warp * kWarpRows;
+  const Element* in =
+      params.x + from.batch * params.x_stride_batch + from.head * params.x_stride_head;
 
   __shared__ float tops[kWarps];
   Values y;
   get<true>(params, in, first, 0, y);
-  center(params, params.mean + batch * params.mean_stride_batch + head * params.mean_stride_head,
+  center(params,
+         params.mean + from.batch * params.mean_stride_batch + from.head * params.mean_stride_head,
          first, 0, y);
   const float own = warp_maximum(largest(y));
   if (lane_id() == 0) {
     tops[warp] = own;
   }
   __syncthreads();
+  // Where that is, worked out anew: values that wait for their maximum leave few registers.
+  int place = gridDim.x - 1 - blockIdx.x;
+  asm volatile("" : "+r"(place));
+  const Tile to(params, params.tiles, place);
+  first = to.index * kRows + warp * kWarpRows;
   constexpr int kSharing = kScaleRows / kWarpRows;  // warps that share a scale
   const int mine = warp / kSharing;
   const float top = warp_maximum(tops[mine * kSharing + lane_id() % kSharing]);
   const float descale = fmaxf(top, kLeast) / kLargest;
-  const int index = block * (kRows / kScaleRows) + mine;
+  const int index = to.index * (kRows / kScaleRows) + mine;
   if (lane_id() == 0 && warp % kSharing == 0 && index * kScaleRows < params.seqlen) {
-    descales[index] = descale;
+    params.descale[to.batch * params.descale_stride_batch + to.head * params.descale_stride_head +
+                   index] = descale;
   }
   const float scale = 1.0f / descale;
 
+  uint8_t* out =
+      params.values + to.batch * params.values_stride_batch + to.head * params.values_stride_head;
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
 #pragma unroll
@@ -743,6 +748,6 @@ extern "C" const FagenKernelInfo* fagen_quant_fp16_d128_rot_center_info(void) {
       kThreads,
       kLaunchRegisters,
       "quant_fp16_d128_rot_center",
-      "7e8a2ae7373cee18ad984663da653279792f8ca6ec740e4fd889e25a770dcdc4"};
+      "eeac1f7e537f78466f74e6e103703fbf387a20854dc2eec1cb95fbdce0f10d4c"};
   return &info;
 }

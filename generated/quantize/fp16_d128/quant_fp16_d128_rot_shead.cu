@@ -433,19 +433,19 @@ __global__ void __launch_bounds__(kReduceThreads)
 // cache.
 __global__ void __launch_bounds__(kThreads, kBlocks)
     quantize(const __grid_constant__ Params params) {
-  const Tile tile_of(params, params.tiles, gridDim.x - 1 - blockIdx.x);
-  const int head = tile_of.head, block = tile_of.index, batch = tile_of.batch;
+  const Tile from(params, params.tiles, gridDim.x - 1 - blockIdx.x);
   const int warp = threadIdx.x / 32;
-  const int first = block * kRows + warp * kWarpRows;
-  const Element* in = params.x + batch * params.x_stride_batch + head * params.x_stride_head;
-  uint8_t* out =
-      params.values + batch * params.values_stride_batch + head * params.values_stride_head;
-  float* const descales =
-      params.descale + batch * params.descale_stride_batch + head * params.descale_stride_head;
+  const int first = from.index * kRows + warp * kWarpRows;
+  const Element* in =
+      params.x + from.batch * params.x_stride_batch + from.head * params.x_stride_head;
+  const float* const descales = params.descale + from.batch * params.descale_stride_batch +
+                                from.head * params.descale_stride_head;
 
   const float descale = *descales;
   const float scale = kNorm / descale;
 
+  uint8_t* out = params.values + from.batch * params.values_stride_batch +
+                 from.head * params.values_stride_head;
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
     Values y;
@@ -635,6 +635,6 @@ extern "C" const FagenKernelInfo* fagen_quant_fp16_d128_rot_shead_info(void) {
       kThreads,
       kLaunchRegisters,
       "quant_fp16_d128_rot_shead",
-      "006a39b56e62af5c266f1ad3ad3002d8c10dc32d83d2e26743e74e8ae720e6d8"};
+      "21228030cb200362565db2d3a1a331622808a8fc0bb705684398815d241d3af9"};
   return &info;
 }
