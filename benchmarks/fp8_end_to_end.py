@@ -17,6 +17,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -32,7 +33,7 @@ from fagen.measure.rows import geomean, markdown
 from fagen.measure.timing import Call, Regime, time_calls
 from fagen.problem import Cell, Problem, standard_sizes
 from fagen.registry import from_slug
-from fagen.runtime import ready
+from fagen.runtime import attention, quantize, ready
 from fagen.vocab import MASKS
 
 HEAD_DIMS = (64, 128, 256)
@@ -96,7 +97,12 @@ def slugs_called(cells: Sequence[Cell]) -> tuple[str, ...]:
         slugs[slug] = None
         return emulation(slug)
 
-    with mock.patch.object(ready, "emulation", noting), FakeTensorMode(), torch.no_grad():
+    with ExitStack() as within:
+        within.enter_context(mock.patch.object(ready, "emulation", noting))
+        for known in (attention._ready, attention._served, quantize._ready):
+            within.enter_context(mock.patch.dict(known, clear=True))  # what was called before
+        within.enter_context(FakeTensorMode())
+        within.enter_context(torch.no_grad())
         for cell in cells:
             sizes, dim = cell.sizes, cell.problem.head_dim
             q = torch.empty(sizes.batch, sizes.seqlen_q, sizes.heads, dim, dtype=torch.float16)
