@@ -26,6 +26,15 @@ FIELDS = [
 SECONDS = {"cudnn": 1.1e-3, "fa2": 2.0e-3}
 
 
+def refused_without_a_gpu(script, out, capsys, *more):
+    """Tell whether a script says that it needs a Hopper GPU, with code 5, and writes nothing."""
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    code = script.main([*more, "--out", str(out)])
+    written = list(out.iterdir()) if out.exists() else []
+    return code == 5 and "Hopper" in capsys.readouterr().err and not written
+
+
 @contextmanager
 def scripts(monkeypatch):
     """Yield what loads a script of benchmarks/ as a module."""

@@ -6,7 +6,6 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import pytest
-import torch
 
 from fagen import registry
 from fagen.dispatch import choice
@@ -17,7 +16,7 @@ from fagen.measure import peers
 from fagen.measure.launch import LaunchCost
 from fagen.measure.rows import PREARRANGED, QUANTISE, Row, geomean, ratios, read_rows, write_rows
 from fagen.measure.timing import Call
-from tests.benchmark_helpers import FIELDS, RESULTS
+from tests.benchmark_helpers import FIELDS, RESULTS, refused_without_a_gpu
 
 ABOUT = {
     "card": "Sample card", "driver": "1", "torch": "2", "cuda": "3", "cudnn": "4",
@@ -131,11 +130,7 @@ def test_the_default_grid_is_the_24_fp16_cells_of_both_masks(run):
 
 
 def test_without_a_hopper_gpu_it_says_so_and_exits_with_5(run, tmp_path, capsys):
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    assert run.main(["--out", str(tmp_path)]) == 5
-    assert "Hopper" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+    assert refused_without_a_gpu(run, tmp_path, capsys)
 
 
 def test_cudnn_counts_its_version_in_one_number(run):

@@ -9,6 +9,7 @@ import torch
 
 from fagen.measure.timing import Call, Timing
 from fagen.problem import Cell, Problem, Sizes
+from tests.benchmark_helpers import refused_without_a_gpu
 from tests.tensors import normal
 
 D, S = 64, 512
@@ -128,7 +129,4 @@ def test_a_wrong_output_is_said(timed, tmp_path):
 
 
 def test_without_a_hopper_gpu_it_says_so_and_writes_nothing(data, tmp_path, capsys):
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    assert data.main(["--out", str(tmp_path)]) == 5
-    assert "Hopper" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert refused_without_a_gpu(data, tmp_path, capsys)

@@ -7,6 +7,7 @@ import torch
 
 from fagen.measure.timing import Call, Timing
 from fagen.registry import from_slug
+from tests.benchmark_helpers import refused_without_a_gpu
 
 
 @pytest.fixture
@@ -85,7 +86,4 @@ def test_outputs_too_far_apart_are_said(timed, tmp_path):
 
 
 def test_without_a_hopper_gpu_it_says_so_and_writes_nothing(end_to_end, tmp_path, capsys):
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    assert end_to_end.main(["--out", str(tmp_path)]) == 5
-    assert "Hopper" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert refused_without_a_gpu(end_to_end, tmp_path, capsys)

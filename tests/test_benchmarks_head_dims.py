@@ -12,6 +12,7 @@ from fagen.measure import peers
 from fagen.measure.peers import Implementation
 from fagen.measure.rows import read_rows
 from fagen.measure.timing import Call, Timing
+from tests.benchmark_helpers import refused_without_a_gpu
 
 
 @pytest.fixture
@@ -80,7 +81,4 @@ def test_means_are_of_a_head_dim_and_its_peer_and_marked_below_the_goal(timed, t
 
 
 def test_without_a_hopper_gpu_it_says_so_and_writes_nothing(head_dims, tmp_path, capsys):
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    assert head_dims.main(["--out", str(tmp_path)]) == 5
-    assert "Hopper" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert refused_without_a_gpu(head_dims, tmp_path, capsys)

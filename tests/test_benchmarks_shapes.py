@@ -2,15 +2,14 @@
 
 import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from fagen import flow
 from fagen.errors import FagenError, VerificationError
 from fagen.problem import Cell, Problem, Sizes
+from tests.benchmark_helpers import refused_without_a_gpu
 
 TABLE = """
 [[kernel]]
@@ -187,8 +186,6 @@ def test_a_run_says_geomean_minimum_and_who_is_behind(timed, old, tmp_path, caps
 
 
 def test_without_a_hopper_gpu_it_says_so_and_writes_nothing(shapes, old, tmp_path, capsys):
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    assert shapes.main(["--before", str(old), "--out", str(tmp_path / "out")]) == 5
-    assert "Hopper" in capsys.readouterr().err
-    assert not Path(tmp_path / "out").exists()
+    out = tmp_path / "out"
+    assert refused_without_a_gpu(shapes, out, capsys, "--before", str(old))
+    assert not out.exists()
