@@ -1,16 +1,20 @@
 """fagen.attention under torch.compile and torch.export: one graph, of kernels that are ready."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._sympy.numbers import int_oo
 
 import fagen
 from fagen.dispatch import tables as dispatch_table
+from fagen.dispatch.choice import OPEN_KEYS
 from fagen.dispatch.tables import Row
-from tests.attention_helpers import FEW, MANY, QUERY_ROWS, computed, qkv, quantised
+from fagen.runtime.attention import picked
+from tests.attention_helpers import FEW, LONG, MANY, QUERY_ROWS, computed, qkv, quantised
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 
@@ -27,9 +31,11 @@ def test_prepared_it_compiles_into_one_graph(
         out, lse = fagen.attention(q * 2, k, v, causal=True, return_lse=True, schedule=schedule)
         return out + lse.transpose(1, 2)[..., None]
 
-    most = fagen.prepare(dtype="fp16", head_dim=64, causal=True, schedule=choice)
+    fagen.prepare(dtype="fp16", head_dim=64, causal=True, schedule=choice)
     compiled = torch.compile(twice, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    taken = most if dynamic else choice  # with sizes left open, rows count as many
+    taken = choice
+    if dynamic and not choice:  # with sizes left open, rows count as many
+        taken = picked(dtype="fp16", head_dim=64, causal=True, seqlen=OPEN_KEYS).slug
     q, k, v = qkv()
     for given in ((q, k, v), (q[:1, :30], k[:1], v[:1])):
         assert torch.equal(compiled(*given), twice(*given, schedule=taken))
@@ -45,7 +51,7 @@ def test_unprepared_it_says_so_to_torch_compile(fresh_dynamo: None) -> None:
 def test_prepared_it_exports() -> None:
     class Model(torch.nn.Module):
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out = fagen.attention(q, k, v, causal=True)  # one kernel for all lengths
+            out = fagen.attention(q, k, v, causal=True)
             assert isinstance(out, Tensor)
             return out
 
@@ -134,6 +140,67 @@ def test_exported_with_queries_or_heads_left_open_rows_are_many(
         assert torch.equal(exported(given, k, v), computed(MANY, given, k, v))
 
 
+@pytest.fixture
+def by_keys(schedules_folder: Path) -> None:
+    """A table by keys, also for more than those as which open ones count; its kernels are ready."""
+    ends = (89, FEW), (OPEN_KEYS, MANY), (math.inf, LONG)
+    starts = 0, 90, OPEN_KEYS + 1
+    rows = [
+        Row.of("NVIDIA H200", slug, least, most)
+        for least, (most, slug) in zip(starts, ends, strict=True)
+    ]
+    dispatch_table.update(schedules_folder / dispatch_table.NAME, rows)
+    fagen.prepare(dtype="fp16", head_dim=64)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("least", "most", "slug"),
+    [
+        pytest.param(None, None, MANY, id="any number of keys"),
+        pytest.param(None, 89, FEW, id="few at most"),
+        pytest.param(OPEN_KEYS + 1, None, LONG, id="very many at least"),
+        pytest.param(80, OPEN_KEYS + 9, MANY, id="a range that ends beyond a bound"),
+    ],
+)
+def test_exported_keys_left_open_stay_open(
+    fresh_dynamo: None, by_keys: None, strict: bool, least: int | None, most: int | None, slug: str
+) -> None:
+    keys = torch.export.Dim("keys", min=least, max=most)
+    q, k, v = qkv(keys=least or 80)
+    exported = torch.export.export(
+        Attention(), (q, k, v), dynamic_shapes=(None, {1: keys}, {1: keys}), strict=strict
+    )
+    (found,) = exported.range_constraints.values()
+    assert (found.lower, found.upper) == (least or 0, int_oo if most is None else most)
+    calls = [str(n.target) for n in exported.graph.nodes if "fagen" in str(n.target)]
+    assert calls == [f"fagen.{slug}_emulated.default"]
+    if slug is not LONG:
+        for many in (80, 89) if most == 89 else (80, 300):
+            q, k, v = qkv(keys=many)
+            assert torch.equal(exported.module()(q, k, v), computed(slug, q, k, v))
+
+
+def test_compiled_for_open_keys_no_number_of_them_leads_to_another_graph(
+    fresh_dynamo: None, by_keys: None
+) -> None:
+    compiled = torch.compile(fagen.attention, fullgraph=True, backend="aot_eager")
+    q, k, v = qkv()
+    for x in (k, v):
+        torch._dynamo.mark_dynamic(x, 1)  # raises where a guard would bound it
+    assert torch.equal(compiled(q, k, v), computed(MANY, q, k, v))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        few = q, k[:, :60].contiguous(), v[:, :60].contiguous()
+        assert torch.equal(compiled(*few), computed(MANY, *few))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_recorded_by_torch_jit_a_call_is_one_of_the_sizes_that_it_has(one_range: None) -> None:
+    q, k, v = qkv()
+    for given, slug in (((q, k, v), FEW), ((torch.cat([q, q], 1), k, v), MANY)):
+        assert torch.equal(torch.jit.trace(fagen.attention, given)(*given), computed(slug, *given))
+
+
 # ---- e4m3 ---------------------------------------------------------------------------------------
 
 
@@ -145,11 +212,13 @@ def test_prepared_it_compiles_into_one_graph_in_e4m3_too(dynamic: bool, scale_ro
         out, lse = fagen.attention(q, k, v, return_lse=True, **how)
         return out + lse.transpose(1, 2)[..., None]
 
-    fagen.prepare(dtype="e4m3", head_dim=64, v_layout="columns", scale_rows=scale_rows)
+    problem = dict(dtype="e4m3", head_dim=64, v_layout="columns", scale_rows=scale_rows)
+    fagen.prepare(**problem)  # type: ignore[arg-type]
+    slug = picked(**problem, seqlen=OPEN_KEYS).slug if dynamic else None  # type: ignore[arg-type]
     compiled = torch.compile(attend, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     for queries, keys in ((90, 300), (150, 500)):
         tensors, how = quantised(scale_rows, "columns", queries=queries, keys=keys)
-        assert torch.equal(compiled(*tensors, how), attend(*tensors, how))
+        assert torch.equal(compiled(*tensors, how), attend(*tensors, how | {"schedule": slug}))
 
 
 @pytest.mark.usefixtures("fresh_dynamo")

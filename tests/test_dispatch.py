@@ -8,6 +8,7 @@ import torch
 import fagen
 from fagen.dispatch import choice
 from fagen.dispatch import tables as dispatch_table
+from fagen.dispatch.choice import OPEN_KEYS
 from fagen.dispatch.defaults import derived_schedules
 from fagen.dispatch.tables import Row
 from fagen.kinds.forward.emulate import emulate
@@ -93,6 +94,26 @@ def test_few_query_rows_have_their_own_kernel_whatever_the_keys(
     grouped = q[:1, :2].repeat(1, 1, 20, 1), k[:1], v[:1]
     assert torch.equal(fagen.attention(*grouped), computed(FEW, *grouped))
     assert ready() == {FEW, FEWER, MANY}
+
+
+def test_rows_from_very_many_keys_go_before_those_for_few_query_rows(
+    schedules_folder: Path,
+) -> None:
+    rows = [
+        Row.of("NVIDIA H200", FEW, rows=QUERY_ROWS),
+        Row.of("NVIDIA H200", MANY, 0, OPEN_KEYS),
+        Row.of("NVIDIA H200", LONG, OPEN_KEYS + 1),
+    ]
+    dispatch_table.update(schedules_folder / dispatch_table.NAME, rows)
+    assert fagen.prepare(dtype="fp16", head_dim=64, device="cpu", rows=1) == LONG
+    assert ready() == {FEW, LONG}
+    for keys, slug in ((OPEN_KEYS, FEW), (OPEN_KEYS + 1, LONG)):
+        sizes = dict(seqlen=keys, rows=1)
+        assert dispatch.picked(dtype="fp16", head_dim=64, device="cpu", **sizes).slug == slug  # type: ignore[arg-type]
+    q, k, v = (x[:1, :, :1] for x in qkv(queries=1, keys=OPEN_KEYS + 1))
+    assert torch.equal(fagen.attention(q, k, v), computed(LONG, q, k, v))
+    fewer = q, k[:, :300], v[:, :300]
+    assert torch.equal(fagen.attention(*fewer), computed(FEW, *fewer))
 
 
 @pytest.mark.parametrize(

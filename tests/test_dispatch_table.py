@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 
 from fagen.dispatch import tables as dispatch_table
+from fagen.dispatch.choice import OPEN_KEYS, pick
 from fagen.dispatch.tables import Row, table_at, update
 from fagen.errors import ScheduleError
+from fagen.kinds.forward.keys import Schedule
 from fagen.paths import locate
-from fagen.problem import Problem
+from fagen.problem import Problem, Sizes
 from fagen.vocab import MASKS, SIXTEEN_BITS
 
 SHORT, LONG = "fwd_fp16_d128_full_m128n64", "fwd_fp16_d128_full_m128n128"
@@ -229,3 +231,27 @@ def test_every_tuned_problem_has_rows_whose_schedules_are_committed(dtype, mask)
         assert found, problem
         for row in found:
             assert (schedules / "forward" / f"{row.slug}.toml").is_file(), row.slug
+
+
+PROMOTED = [
+    Schedule.from_slug(slug)
+    for slug in sorted(path.stem for path in (locate("schedules") / "forward").glob("*_pm64_*"))
+]
+
+
+@pytest.mark.parametrize("promoted", PROMOTED, ids=lambda schedule: schedule.slug)
+def test_sums_over_very_many_keys_move_to_fp32(promoted):
+    problem = Problem.of(promoted)
+    bound = 262_144 if problem.head_dim == 256 else 131_072
+    assert problem.dtype in SIXTEEN_BITS
+
+    def picked(keys):
+        return {
+            pick(problem, Sizes(1, 16, 16, queries, keys), "NVIDIA H200")
+            for queries in (1, 200_000)
+        }
+
+    for keys in (bound + 1, 300_000, 2**20):
+        assert picked(keys) == {promoted}
+    for keys in (1, OPEN_KEYS, bound):
+        assert not any(schedule.values()["promote"] for schedule in picked(keys))

@@ -24,6 +24,10 @@ KIND = "forward"  # of the schedules that compute a problem
 Choice = str | Path | Schedule | None  # a file, a slug, or the thing itself
 Upto = tuple[tuple[float, str], ...]  # rising sizes, each with the slug for at most so much
 
+# Keys that torch.compile or torch.export leaves open count as so many, since a comparison would
+# bound them. Rows of the table for more keys are for accuracy: sums over so many need fp32 totals.
+OPEN_KEYS = 131_072
+
 
 class Candidates(NamedTuple):
     """Schedules for a problem: one that was chosen, or those `derived`, most promising first.
@@ -39,12 +43,13 @@ class Served(NamedTuple):
     """The slugs that tables have for a problem on a card.
 
     `always` is for every call, None where no table has any. Or `few` are for calls whose q has few
-    elements, and `by_keys` for the others.
+    elements, and `by_keys` for the others; those of `long` go before `few`.
     """
 
     always: str | None
     few: Upto
     by_keys: Upto
+    long: frozenset[str]  # of by_keys, for more than OPEN_KEYS alone
 
 
 def pick(problem: Problem, sizes: Sizes, card: str) -> Schedule:
@@ -61,10 +66,13 @@ def serving(problem: Problem, card: str) -> Served:
     rows = rows_for(problem, card, own=locate("schedules"))
     slugs = [writing(from_slug(row.slug), problem.out_dtype).slug for row in rows]
     if len(slugs) < 2:
-        return Served(slugs[0] if slugs else None, (), ())
+        return Served(slugs[0] if slugs else None, (), (), frozenset())
     found = [*zip(rows, slugs, strict=True)]
     few = tuple((int(row.rows) * problem.head_dim, slug) for row, slug in found if row.few)
-    return Served(None, few, tuple((row.most, slug) for row, slug in found if not row.few))
+    by_keys = [(row, slug) for row, slug in found if not row.few]
+    long = {slug for row, slug in by_keys if row.least > OPEN_KEYS}
+    long -= {slug for row, slug in by_keys if row.least <= OPEN_KEYS}
+    return Served(None, few, tuple((row.most, slug) for row, slug in by_keys), frozenset(long))
 
 
 def slugs_for(served: Served, keys: int | None, elements: int | None) -> list[str | None]:
@@ -74,32 +82,36 @@ def slugs_for(served: Served, keys: int | None, elements: int | None) -> list[st
     """
     if not served.by_keys:
         return [served.always]
-    few = served.few
-    if elements is not None:
-        if slug := for_few(few, elements):
-            return [slug]
-        few = ()
     ranges = served.by_keys
     by_keys = [slug for _, slug in ranges] if keys is None else [for_keys(ranges, keys)]
-    return [*(slug for _, slug in few), *by_keys]
+    long = [slug for slug in by_keys if slug in served.long]
+    if long == by_keys:
+        return [*long]
+    if elements is None:
+        return [*(slug for _, slug in served.few), *by_keys]
+    slug = for_few(served.few, elements)
+    return [slug, *long] if slug else [*by_keys]
 
 
-def for_keys(ranges: Upto, keys: int) -> str:
-    """The slug for so many keys."""
+# A comparison of a traced size is neither True nor False; `surely` tells whether it always holds.
+
+
+def for_keys(ranges: Upto, keys: Any, surely: Callable[[Any], bool] = bool) -> str:
+    """The slug for so many keys; left open, they count as OPEN_KEYS, or as what comes nearest."""
     for most, slug in ranges:
-        if keys <= most:
+        fits = keys <= most
+        if fits is True:
+            return slug
+        # `if fits` would settle a size that is left open
+        if fits is not False and (surely(fits) or (most >= OPEN_KEYS and not surely(keys > most))):
             return slug
     return ranges[-1][1]
 
 
 def for_few(few: Upto, elements: Any, surely: Callable[[Any], bool] = bool) -> str | None:
-    """The slug for so few elements of q; None where they are many.
-
-    A comparison of a traced size is neither True nor False; `surely` tells whether it always holds.
-    """
+    """The slug for so few elements of q; None where they are many or left open."""
     for most, slug in few:
         fits = elements <= most
-        # `if fits` would settle a size that is left open
         if fits is True or (fits is not False and surely(fits)):
             return slug
     return None

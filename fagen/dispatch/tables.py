@@ -32,6 +32,7 @@ class Row:
 
     Or, with a number of `rows`, for calls with at most so many query rows in all (batch · heads ·
     seqlen_q), whatever the number of keys: large tiles of few rows leave multiprocessors idle.
+    Only rows from very many keys on go before these, since they are for accuracy.
     One kernel of e4m3 stands for its like with O in another type: O's has no part in its speed, and
     its problem leaves it open.
     """

@@ -110,7 +110,7 @@ def attention(
     else the one that `schedules/` has, else one that is derived, which an UntunedWarning says
     once, with the command that searches for a better one; its first use builds it. Under
     torch.compile and CUDA graph capture it must have been readied by prepare(). Traced with sizes
-    left open, a call counts as one of many query rows.
+    left open, a call counts as one of many query rows and of 131,072 keys.
 
     Raises ValueError for a wrong argument, also where a gradient would be needed, a dtype or a head
     dim that no kernel takes; ScheduleError where `schedule` computes something else, or where it
@@ -151,9 +151,11 @@ def attention(
     else:
         raise ValueError(f"{ONLY_FP8}; q is {name_of(dtype)}")
     if schedule is None:
-        (schedule, few, by_keys), kernels = _served.get(kind) or _look_up(kind)
+        (schedule, few, by_keys, long), kernels = _served.get(kind) or _look_up(kind)
         if by_keys:
-            schedule = (few and for_few(few, q.numel(), _surely)) or for_keys(by_keys, keys)
+            schedule = for_keys(by_keys, keys, _surely)
+            if few and schedule not in long:
+                schedule = for_few(few, q.numel(), _surely) or schedule
     else:
         kernels = _ready.get(kind, {})
     with_lse, alone, direct = kernels.get(schedule) or _make_ready(kind, schedule)
@@ -248,7 +250,8 @@ def prepare(
     It is the one for `seqlen` keys and `rows` query rows in all: batch · heads · seqlen_q. Where
     the dispatch table has several kernels by a size that is left out, all of them are readied, also
     those for few rows, and the slug is that for the most. A call that torch.compile or torch.export
-    traces with sizes left open counts as one of many rows: leave `rows` out for it.
+    traces with sizes left open counts as one of many rows and of 131,072 keys: leave `rows` out for
+    it, or seqlen.
 
     dtype is torch's or a schedule's word for it. On `device`, by default the current GPU, the
     kernel is built, loaded and run once on a single key, after which calls can be captured; on a
@@ -342,6 +345,8 @@ def _slugs(kind: Kind, keys: int | None, rows: int | None) -> list[str | None]:
 
 def _surely(fits: Any) -> bool:
     """Whether a comparison holds for all that traced sizes may be; this adds no guard."""
+    if isinstance(fits, Tensor):  # of sizes as torch.jit.trace has them, which are known
+        return bool(fits)
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # sympy: half a second
 
     return statically_known_true(fits)  # type: ignore[no-any-return]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fagen
+from fagen.dispatch.choice import OPEN_KEYS
 from fagen.errors import FagenError
 from fagen.kinds.forward.reference import reference
 
@@ -20,7 +21,8 @@ def qkv():
 
 
 def test_prepared_it_gives_the_same_called_captured_or_compiled(qkv, nothing_is_ready):
-    most = fagen.prepare(dtype="fp16", head_dim=64, causal=True)
+    fagen.prepare(dtype="fp16", head_dim=64, causal=True)
+    most = fagen.prepare(dtype="fp16", head_dim=64, causal=True, seqlen=OPEN_KEYS)
     few = fagen.prepare(dtype="fp16", head_dim=64, causal=True, seqlen=90, rows=2 * 40 * 4)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -38,7 +40,7 @@ def test_prepared_it_gives_the_same_called_captured_or_compiled(qkv, nothing_is_
     torch._dynamo.reset()
     compiled = torch.compile(attention, fullgraph=True, dynamic=True)
     assert torch.equal(fagen.attention(*qkv, causal=True, schedule=few), out)
-    # with sizes left open, rows count as many
+    # with sizes left open, rows count as many and keys as OPEN_KEYS
     expected = fagen.attention(*qkv, causal=True, schedule=most)
     assert torch.equal(compiled(*qkv), expected)
 
