@@ -2,6 +2,7 @@
 
     python benchmarks/fp8_families.py                     emulated on a CPU, 1,024 keys: a minute
     python benchmarks/fp8_families.py --device cuda       kernels built and run: a minute
+    python benchmarks/fp8_families.py --device cuda --head-dims 128 --keys 1024 16384       a part
     python benchmarks/fp8_families.py --redraw benchmarks/results/<card>-<date>-fp8-families.json
 
 Families: a needle, one key so many nats above a diffuse tail, beside a V about 1; a sink, which
@@ -16,7 +17,8 @@ attention_fp8 does it, O's own rounding left out of account. The other way shows
 kernel: a V with a mean makes sums that grow, of which the tensor cores keep 14 bits.
 
 With --device cuda the table is written to benchmarks/results/ (or the folder --out) as
-<card>-<date>-fp8-families.json, a list of lines, .run.json, what holds for all, and .md.
+<card>-<date>-fp8-families.json, a list of lines, .run.json, what holds for all, and .md; the former
+two after every kernel and number of keys, so that a run cut short keeps what it has.
 """
 
 import argparse
@@ -234,7 +236,7 @@ def compared(lines: Sequence[Line]) -> str:
                 these = [
                     x.ratios for x in lines if (x.family, x.way, x.mask) == (family, way, mask)
                 ]
-                cells.append(" / ".join(f"{max(of):.2f}" for of in zip(*these, strict=True)))
+                cells.append(" / ".join(f"{max(of):.2f}" for of in zip(*these, strict=True)) or "–")
         body.append(cells)
     rows = [head, ["---"] * len(head), *body]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
@@ -274,9 +276,13 @@ def redraw(record: Record, lines: Sequence[Line]) -> None:
 # ---- running -------------------------------------------------------------------------------------
 
 
-def run(asked: argparse.Namespace, kernels: Mapping[str, Kernel] | None = None) -> list[Line]:
-    """Measure every case; without kernels they are emulated."""
-    lines = []
+def run(
+    asked: argparse.Namespace,
+    kernels: Mapping[str, Kernel] | None = None,
+    save: Callable[[list[Line]], None] = lambda lines: None,
+) -> list[Line]:
+    """Measure every case, and save what there is; without kernels they are emulated."""
+    lines: list[Line] = []
     for head_dim in asked.head_dims:
         for way in WAYS:
             for mask in MASKS:
@@ -285,6 +291,7 @@ def run(asked: argparse.Namespace, kernels: Mapping[str, Kernel] | None = None) 
                 for keys in asked.keys:
                     for family in FAMILIES:
                         lines.append(measure(family, way, of, keys, kernel, asked.device))
+                    save(lines)
     return lines
 
 
@@ -300,13 +307,16 @@ def on_gpu(asked: argparse.Namespace) -> int:
     built = build(of.schedule for of in plans)
     began = time.monotonic()
     kernels = {slug: poisoned8(of, binary.library) for slug, (of, binary) in built.items()}  # type: ignore[arg-type]
-    lines = run(asked, kernels)
-    record.about["seconds"] = round(time.monotonic() - began)
-    record.folder.mkdir(parents=True, exist_ok=True)
-    rows = ",\n".join(json.dumps(dataclasses.asdict(line)) for line in lines)
-    write_whole(record.folder / f"{record.stem}.json", f"[\n{rows}\n]\n")
-    about = json.dumps(record.about, indent=1, ensure_ascii=False) + "\n"
-    write_whole(record.folder / f"{record.stem}.run.json", about)
+
+    def save(lines: Sequence[Line]) -> None:
+        record.about["seconds"] = round(time.monotonic() - began)
+        record.folder.mkdir(parents=True, exist_ok=True)
+        rows = ",\n".join(json.dumps(dataclasses.asdict(line)) for line in lines)
+        write_whole(record.folder / f"{record.stem}.json", f"[\n{rows}\n]\n")
+        about = json.dumps(record.about, indent=1, ensure_ascii=False) + "\n"
+        write_whole(record.folder / f"{record.stem}.run.json", about)
+
+    lines = run(asked, kernels, save)
     redraw(record, lines)
     return 0
 

@@ -188,8 +188,11 @@ def time_all(
     *,
     regimes: Sequence[Regime] = tuple(REGIMES.values()),
     wide: Regime | None = None,
+    without: Sequence[str] = (),
 ) -> None:
     """Time each cell's schedules beside peers, if not these then the usual ones of its dtype.
+
+    Peers named in `without` are left out.
 
     The record is saved after every cell. Under `wide`, if given, fagen and the yardstick alone are
     timed, in 16 bits.
@@ -201,10 +204,11 @@ def time_all(
         if not work[cell]:
             record.note("no committed schedule", cell)
     cells = [cell for cell in work if work[cell]]
-    began = time.monotonic()
+    began = time.monotonic() - record.about.get("seconds", 0)
     for number, cell in enumerate(cells, 1):
         mine = [ours(kernels[schedule.slug][1]) for schedule in work[cell]]
-        others = [peer(name) for name in peers or usual_peers(cell.problem.dtype)]
+        names = [n for n in peers or usual_peers(cell.problem.dtype) if n not in without]
+        others = [peer(name) for name in names]
         print(f"[{number}/{len(cells)}, {time.monotonic() - began:.0f} s]", end=" ", flush=True)
 
         def left_out(who: str, why: str, cell: Cell = cell) -> None:

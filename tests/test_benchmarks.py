@@ -179,6 +179,25 @@ def test_a_grid_page_holds_shares_launch_costs_and_both_dtypes(
     assert rows.with_suffix(".md").read_text() == page
 
 
+def test_a_dtype_may_be_timed_in_burst_alone_and_a_usual_peer_left_out(
+    run, made_up_gpu, tmp_path, monkeypatch
+):
+    pretend(run, monkeypatch)
+    corner = ["--dtype", "fp16", "--dtype", "bf16", "--head-dim", "128", "--out", str(tmp_path)]
+    assert run.main([*corner, "--burst", "fp16", "--without", "fa2"]) == 0
+    (path,) = tmp_path.glob("nvidia-h200-????-??-??.json")
+    rows = list(read_rows(path))
+    regimes = {dtype: {row.regime for row in rows if row.dtype == dtype} for dtype in corner[1:4:2]}
+    assert regimes["fp16"] == {"burst", "burst-sigma4"}
+    assert regimes["bf16"] == {"sustained", "burst", "burst-sigma4"}
+    assert {row.implementation for row in rows} == {"fagen", "cudnn"}
+    assert len({row.cell for row in rows}) == 2 * 8
+    page = path.with_suffix(".md").read_text()
+    assert "fagen ÷ cuDNN sustained" in page and "bf16 ÷ in fp16" in page
+    plots = [plot.stem.removeprefix(path.stem) for plot in tmp_path.glob("*.svg")]
+    assert sorted(plots) == ["-bf16-burst", "-bf16-sustained", "-fp16-burst"]
+
+
 def test_a_missing_profiler_costs_only_the_launch_costs(run, made_up_gpu, tmp_path, monkeypatch):
     def blind(plan, binary):
         raise DeviceError("the profiler sees nothing")

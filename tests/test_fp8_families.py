@@ -2,8 +2,11 @@
 
 import json
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
+
+from fagen.kinds.forward.plan import plan
 
 KEYS = 224  # ends amid a block
 
@@ -56,3 +59,33 @@ def test_a_run_is_redrawn_as_it_was_written(families, made_up_gpu, tmp_path, cap
     assert families.main(["--redraw", str(stem.with_suffix(".json"))]) == 0
     page = stem.with_suffix(".md").read_text()
     assert f"`{of.slug}`" in page and "NVIDIA H200" in page
+
+
+def test_what_was_measured_is_saved_before_a_run_ends(script, made_up_gpu, tmp_path, monkeypatch):
+    """A run that is stopped at its second number of keys keeps the first."""
+    families = script("fp8_families")
+    monkeypatch.setattr(families, "FAMILIES", {"randn": families.FAMILIES["randn"]})
+    monkeypatch.setattr(families, "poisoned8", lambda of, library: families.emulated(of))
+    monkeypatch.setattr(
+        families,
+        "build",
+        lambda schedules: {
+            of.slug: (of, SimpleNamespace(library=None)) for of in map(plan, schedules)
+        },
+    )
+    measure = families.measure
+
+    def on_cpu(family, way, of, keys, kernel, device):
+        if keys > 64:
+            raise KeyboardInterrupt
+        return measure(family, way, of, keys, kernel, "cpu")
+
+    monkeypatch.setattr(families, "measure", on_cpu)
+    asked = ["--device", "cuda", "--head-dims", "16", "--keys", "64", "128"]
+    with pytest.raises(KeyboardInterrupt):
+        families.main([*asked, "--out", str(tmp_path)])
+    (path,) = tmp_path.glob("*-fp8-families.json")
+    (line,) = json.loads(path.read_text())
+    assert (line["keys"], line["mask"]) == (64, "full")
+    assert families.main(["--redraw", str(path)]) == 0
+    assert "| randn |" in path.with_suffix(".md").read_text()
