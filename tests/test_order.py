@@ -117,7 +117,7 @@ def compiled(of: Plan, folder: Path) -> Path:
         else part("template <class Integer>", "struct Params"),
         tiles=part("struct Blocks {", "struct SharedStorage")
         + part("struct Keys {", "// The tiles that the producer draws"),
-        dealing=part("int m_first = 0;", "params.scale_log2"),
+        dealing=part("const int64_t flat_heads", "params.scale_log2"),
         multiprocessors=SM90.sm_count,
     )
     (folder / "order.cpp").write_text(program)
