@@ -68,8 +68,10 @@ def bind(plan: Plan, library: Path, **given: Any) -> Callable[[], None]:
     args = arguments(plan, given, sizes)
     loaded = library_at(library)
     needed = workspace_bytes(plan.slug, library, args)
-    workspace = torch.zeros(needed, dtype=torch.uint8, device=device) if needed else None
-    if workspace is not None:
+    workspace = None
+    if needed:
+        allocate = torch.zeros if plan.launches.zeroed else torch.empty
+        workspace = allocate(needed, dtype=torch.uint8, device=device)
         args.workspace, args.workspace_bytes = workspace.data_ptr(), needed
     launch = loaded[f"fagen_{plan.slug}"]
 

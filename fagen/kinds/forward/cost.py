@@ -37,7 +37,7 @@ TURNS = 216.0  # of a causal tile: the scheduler barriers of skipped blocks too
 SHARED_OUTPUT = 1_270.0  # of a tile: V's copies wait until O is stored
 NEW_BLOCK = 2_160.0  # of a tile in a thread block of its own: it begins with nothing loaded
 HEAD_START = 1.05  # of a causal grid's mean tile, by which its slowest block ends late
-DRAWN = 0.086  # the same, where a block draws its next tile as it comes free
+DRAWN = 0.086  # the same in a dynamic order, whose tiles are drawn from a counter
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fagen.e4m3 import by_rows, rows_of, to_e4m3
 from fagen.kinds.forward.emulate.tiles import LN2, blocks_of, hidden, outgrown
 from fagen.kinds.forward.plan import Plan
 
-_TERMS = 1 << 22  # products held at a time where the accumulator is Hopper's
+_HELD = 1 << 22  # products held at a time where the accumulator is Hopper's
 
 
 def emulate_fp8(
@@ -132,7 +132,7 @@ def _product(a: Tensor, b: Tensor, onto: Tensor | None, hopper_sums: bool) -> Te
     a = torch.nn.functional.pad(a, (0, missing)).flatten(0, -3)
     b = torch.nn.functional.pad(b, (0, 0, 0, missing)).flatten(0, -3)
     result = a.new_zeros(shape).flatten(0, -3) if onto is None else onto.flatten(0, -3).clone()
-    height = max(1, _TERMS // (step * b.shape[-1]))
+    height = max(1, _HELD // (step * b.shape[-1]))
     for head in range(len(a)):
         for top in range(0, a.shape[1], height):
             rows = slice(top, top + height)
