@@ -19,7 +19,9 @@ def test_committed_errors_are_lines_of_the_experiment_and_emulated_to_a_tenth(sc
         lines = [module.Line(**line) for line in json.loads(path.read_text())]
         measured = [line for line in lines if line.kernel]
         assert measured and {line.long for line in measured} == {False, True}
-        assert all(abs(line.kernel / line.emulated - 1) <= 0.1 for line in measured)
+        both = [line for line in measured if line.emulated]
+        assert {line.long for line in both} == {False, True}
+        assert all(abs(line.kernel / line.emulated - 1) <= 0.1 for line in both)
 
 
 @pytest.fixture
@@ -84,6 +86,19 @@ def test_real_kernels_stand_beside_their_emulation_in_every_line(
     path.with_suffix(".md").unlink()
     assert accuracy.main(["--redraw", str(path)]) == 0
     assert path.with_suffix(".md").read_text() == page
+
+
+def test_long_sums_may_be_left_to_the_kernels(accuracy, made_up_gpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(accuracy, "LENGTHS", (128, 256))
+    given = ["--device", "cuda", *SMALL, "--long", "--emulate-to", "128", "--out", str(tmp_path)]
+    assert accuracy.main(given) == 0
+    (path,) = tmp_path.glob("nvidia-h200-*-fp8-accuracy.json")
+    lines = json.loads(path.read_text())
+    emulated = {(line["part"], line["keys"]) for line in lines if line["emulated"]}
+    assert len(lines) == 2 * 5 and len(emulated) == 5 + 1 and ("fp32", 256) in emulated
+    assert sum(line["kernel"] is not None for line in lines) == 2 * 4
+    (row,) = (row for row in path.with_suffix(".md").read_text().splitlines() if "| 256 |" in row)
+    assert row.count("–") == 4
 
 
 def test_emulated_alone_it_is_a_table_on_a_cpu(accuracy, tmp_path, capsys):
