@@ -239,7 +239,7 @@ def test_a_mask_that_hides_the_same_keys_as_another_has_its_own_kernels(
     update(schedules_folder / NAME, rows)
     for mask, (few, many) in tables.items():
         asked = Problem("fp16", 64, 64, mask, "fp16", "", 0)
-        assert choice.serving(asked, "NVIDIA H200") == (None, (), ((99, few), (math.inf, many)))
+        assert choice.serving(asked, "NVIDIA H200").by_keys == ((99, few), (math.inf, many))
     q, k, v = qkv(keys=64)
     slug = tables["causal"][0]
     assert fagen.prepare(dtype="fp16", head_dim=64, causal=True, seqlen=64, device="cpu") == slug
