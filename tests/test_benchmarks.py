@@ -14,7 +14,16 @@ from fagen.errors import DeviceError
 from fagen.kinds.forward.keys import Schedule
 from fagen.measure import peers
 from fagen.measure.launch import LaunchCost
-from fagen.measure.rows import PREARRANGED, QUANTISE, Row, geomean, ratios, read_rows, write_rows
+from fagen.measure.rows import (
+    PREARRANGED,
+    QUANTISE,
+    Row,
+    geomean,
+    ratios,
+    read_rows,
+    regimes_of,
+    write_rows,
+)
 from fagen.measure.timing import Call
 from tests.benchmark_helpers import FIELDS, RESULTS, refused_without_a_gpu
 
@@ -288,10 +297,10 @@ def test_committed_results_are_rows_of_the_promised_fields_beside_what_they_were
     for path in RESULTS.glob("*.run.json"):
         assert not {"host", "user", "path"} & set(json.loads(path.read_text()))
         results = path.with_name(path.name.replace(".run.json", ".json"))
-        if results.stem.endswith("accuracy"):
-            continue  # errors; the next test has them
+        if results.stem.endswith(("accuracy", "families")):
+            continue  # errors; their scripts' tests have them
         assert all(list(row) == FIELDS for row in json.loads(results.read_text()))
         rows = read_rows(results)
         assert all(row.tflops > 0 for row in rows)
-        for regime in ("sustained", "burst"):
-            assert geomean(ratios(rows, regime).values()) > 0
+        assert "burst" in (regimes := regimes_of(rows))
+        assert all(geomean(ratios(rows, regime).values()) > 0 for regime in regimes)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from fagen.kinds.forward.plan import plan
+from tests.benchmark_helpers import RESULTS
 
 KEYS = 224  # ends amid a block
 
@@ -89,3 +90,11 @@ def test_what_was_measured_is_saved_before_a_run_ends(script, made_up_gpu, tmp_p
     assert (line["keys"], line["mask"]) == (64, "full")
     assert families.main(["--redraw", str(path)]) == 0
     assert "| randn |" in path.with_suffix(".md").read_text()
+
+
+def test_committed_errors_are_lines_of_every_family(families):
+    for path in RESULTS.glob("*-fp8-families.json"):
+        lines = [families.Line(**line) for line in json.loads(path.read_text())]
+        assert {line.family for line in lines} == set(families.FAMILIES)
+        assert {line.way for line in lines} == set(families.WAYS)
+        assert all(line.textbook_rmse > 0 and line.rmse > 0 for line in lines)
