@@ -64,8 +64,8 @@ class Speed:
 
     @property
     def figure(self) -> str:
-        """What a list of kernels shows: TFLOP/s of long runs."""
-        return f"{self.tflops:.0f}" if self.regime == "sustained" else ""
+        """What a list of kernels shows: TFLOP/s, and of runs that are not long, which they are."""
+        return f"{self.tflops:.0f}" + ("" if self.regime == "sustained" else f" {self.regime}")
 
     def __str__(self) -> str:
         ratio = f", {self.ratio:.2f} of cuDNN" if self.ratio else ""

@@ -69,7 +69,7 @@ def listed(schedule: Schedule) -> dict[str, Any]:
 
 
 def _known(schedule: Schedule) -> tuple[str, str]:
-    """The state of a kernel's evidence, and its sustained speed."""
+    """The state of a kernel's evidence, and its speed: sustained, or in burst if that is all."""
     try:
         found = evidence.read(schedule.slug)
         excuse = evidence.read_excuses().get(schedule.slug)
@@ -82,8 +82,9 @@ def _known(schedule: Schedule) -> tuple[str, str]:
         return f"unverified since {excuse.date}: {excuse.reason}", ""
     if found is None:
         return "none", ""
-    figures = "".join(speed.figure for speed in found.speeds)
-    return f"{'stale, ' if stale else ''}{found.card}, {found.date}", figures
+    figures = [speed.figure for speed in found.speeds if speed.figure]  # of long runs first
+    fast = figures[0] if figures else ""
+    return f"{'stale, ' if stale else ''}{found.card}, {found.date}", fast
 
 
 def cached(entry: CacheEntry) -> dict[str, Any]:

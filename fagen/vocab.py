@@ -38,6 +38,11 @@ class Dtype:
     max_partial_sum: float = 0.0
 
     @property
+    def narrow(self) -> bool:
+        """Whether 16 bits have so few powers of two that widely spread scores outgrow P."""
+        return 0 < self.max_partial_sum < 2.0**32
+
+    @property
     def fp8(self) -> bool:
         """Whether an element is a byte, with a scale beside the tensor."""
         return self.bytes == 1

@@ -113,9 +113,14 @@ def test_a_second_q_costs_its_buffer_and_its_barriers():
     two = amounts(budget(schedule(128, 128, 128, 64, "registers", q_stages=2)).shared)
     assert two == one | {"q": 2 * one["q"]}  # eight more barriers go into the same 1,024 bytes
     formula = budget(schedule(128, 128, 128, 64, "registers", q_stages=2)).shared.rows[-1]
-    assert (formula.name, formula.formula) == ("barriers", "block_m·q_stages/4 + 32·stages + 8")
+    assert (formula.name, formula.formula) == (
+        "barriers",
+        "block_m·q_stages/4 + block_m/16 + 32·stages + 8",
+    )
     own = budget(schedule(128, 128, 128, 64, "registers", output="own")).shared.rows[-1]
-    assert own.formula == "block_m·q_stages/4 + 32·stages", "O in a buffer of its own needs none"
+    assert own.formula == "block_m·q_stages/4 + block_m/16 + 32·stages", (
+        "O in a buffer of its own needs none"
+    )
 
 
 def test_row_sums_by_the_tensor_cores_cost_ones_and_four_registers_of_o():

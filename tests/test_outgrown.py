@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fagen.kinds.forward.emulate.tiles import outgrown
+from fagen.kinds.forward.emulate.tiles import emulate, outgrown, spread
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import Plan, plan
 
@@ -106,6 +106,82 @@ def test_in_e4m3_an_element_that_is_cut_off_raises_its_warp(column: int) -> None
         p[..., 20, column] = largest
         expected = [raised and 16 <= row < 32 for row in range(37)]
         assert outgrown(p, of, 37).flatten().tolist() == expected
+
+
+# ---- scores that are widely spread --------------------------------------------------------------
+
+
+def spread_by_hand(p: Tensor, of: Plan, rows_of_a_head: int) -> list[bool]:
+    """p is (rows, columns) of a tile's first block, head by head; a thread has rows 8 apart."""
+    found = []
+    for top in range(0, len(p), rows_of_a_head):
+        head = p[top : top + rows_of_a_head].tolist()
+        for warpgroup in range(0, rows_of_a_head, 64):
+            warps = 0
+            for warp in range(warpgroup, warpgroup + 64, 16):
+                light = 0
+                for row in range(warp, warp + 8):
+                    for lane in lanes_of(of, p.shape[1]):
+                        there = row + 8 < rows_of_a_head  # beyond, scores of 0 weigh enough
+                        light += (
+                            there and sum(head[r][c] for r in (row, row + 8) for c in lane) < 1.25
+                        )
+                warps += light > 20
+            found += [warps >= 3] * min(64, rows_of_a_head - warpgroup)
+    return found
+
+
+@pytest.mark.parametrize("columns", [48, 41, 9])
+@pytest.mark.parametrize("rows", [128, 64, 56, 37], ids="{} rows of a head".format)
+def test_a_warpgroup_finds_scores_widely_spread_where_most_warps_do(
+    rows: int, columns: int
+) -> None:
+    of = planned("fp16")
+    dice = torch.Generator().manual_seed(columns)
+    # whole 64ths, whose sums are exact; of a thread's two rows they are around 1.25
+    lighter, heavier = (
+        torch.randint(0, 1 + most // columns, (1, 2, 3 * rows, columns), generator=dice) / 64
+        for most in (240, 400)
+    )
+    p = torch.cat([lighter, heavier])
+    found = spread(p, of, rows)
+    expected = [spread_by_hand(tile, of, rows) for tile in p.flatten(0, 1)]
+    assert found.view(4, -1).tolist() == expected
+    if rows > 40:
+        assert {True, False} == {one for tile in expected for one in tile}
+
+
+@pytest.mark.parametrize(("sigma", "most", "least"), [(1, 0.0, 0.0), (8, 1.0, 0.9)])
+def test_scores_of_a_large_deviation_are_widely_spread(
+    sigma: float, most: float, least: float
+) -> None:
+    of = planned("fp16")
+    dice = torch.Generator().manual_seed(0)
+    scores = torch.randn(1, 1, 64 * 16, of.block_n, generator=dice) * sigma
+    p = torch.exp(scores - scores.amax(-1, keepdim=True))
+    assert least <= spread(p, of, 64 * 16).float().mean() <= most
+
+
+def test_blocks_of_widely_spread_scores_find_their_maxima_first() -> None:
+    """A rise that P would hold is followed in the next blocks, and not beyond."""
+    of = planned("fp16")
+    keys = of.block_n * (of.spread_blocks + 3)
+    block = torch.arange(keys).flip(0) // of.block_n
+    for rises_in, followed in ((1, True), (of.spread_blocks, True), (of.spread_blocks + 1, False)):
+        scores = torch.full((keys,), -30.0)
+        scores[block == 0] = -40.0
+        scores[keys - 1] = 0.0  # the first block's maximum; all others weigh nothing
+        scores[(block == rises_in) & (torch.arange(keys) % of.block_n == 0)] = 5.0
+        q, k = torch.zeros(1, 64, 1, 64).half(), torch.zeros(1, keys, 1, 64).half()
+        q[..., 0], k[0, :, 0, 0] = 1.0, scores.half()
+        v = torch.ones(1, keys, 1, 64).half()
+        v[0, :, 0] *= (scores == 5.0)[:, None]
+        out, _ = emulate(of, q, k, v, 1.0)
+        weight = 1 / (1 + math.exp(-5.0))
+        # P is 1 where the maximum was found first, else exp(5), and rounded
+        p = 1.0 if followed else float(torch.tensor(math.exp(5.0)).half())
+        expected = p * weight / (1.0 if followed else math.exp(5.0))
+        assert out.float().sub(torch.tensor(expected).half().float()).abs().max() < 1e-6
 
 
 def test_hidden_keys_add_nothing_in_rows_that_have_seen_others() -> None:

@@ -152,7 +152,7 @@ def test_the_explanation_shows_formulae_numbers_and_the_solved_limit():
     sizes = "block_m = 128, block_n = 128, d = 128, d_v = 128, stages = 2, q_stages = 1, e = 2"
     assert f"with {sizes}" in text
     assert "Max(block_m·d_v·e, block_n·d_v·e·stages)" in text
-    taken = "-block_m·d·e·q_stages - block_m·q_stages/4 - 32·stages + 232312"
+    taken = "-block_m·d·e·q_stages - block_m·q_stages/4 - block_m/16 - 32·stages + 232312"
     assert f"so block_n <= ({taken})/(e·stages·(d + d_v)) = 194.8" in text
     assert "so block_n <= 4·(412 - d_v)/(e + 4) = 189.3" in text
     assert text.endswith("the widest block_n that fits is 176")

@@ -21,6 +21,7 @@ WORKING_REGISTERS = 20
 
 FP32_BYTES = 4
 TILE_BYTES = 48  # of a tile that is passed on
+WARPS = 4  # of a warpgroup, a byte each for their votes
 TILE_STAGES = 2  # of such tiles: the one in work and the next
 # of a group of keys with scales of its own: K's, or K's, V's logarithm and V's inverse in one load
 K_SCALE_BYTES = 4
@@ -65,6 +66,14 @@ def keys_of_a_scale(block_n: int, scale_rows: int) -> int:
     A step need not hold whole blocks of scales, nor a block whole steps: it is what divides both.
     """
     return math.gcd(block_n, scale_rows)
+
+
+def finds_spread(dtype: str, maximum: str, intra_warpgroup: bool) -> bool:
+    """Whether a tile whose scores are widely spread goes on in a way of its own.
+
+    Where P has so few powers of two that such scores often outgrow it under a lazy maximum.
+    """
+    return maximum == "lazy" and DTYPES[dtype].narrow and intra_warpgroup
 
 
 def padded(columns: int, schedule: Schedule) -> int:
@@ -162,12 +171,14 @@ def shared_formulae(
     totals: str,
     out_bytes: int,
     dynamic: bool,
+    votes: bool,
 ) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment.
 
     `out_bytes` are those of an element of O, 0 where it has as many as the others; `group_keys`,
     which share a scale, where blocks have some, else it is 0, and `totals` where sums are promoted;
-    `dynamic`: tiles are drawn, and a ring of TILE_STAGES passes them on.
+    `dynamic`: tiles are drawn, and a ring of TILE_STAGES passes them on; `votes`: the warps of a
+    warpgroup vote on how to go on.
     """
     import sympy
 
@@ -197,7 +208,8 @@ def shared_formulae(
         + (2 * TILE_STAGES if dynamic else 0)
     )
     tiles = TILE_BYTES * TILE_STAGES if dynamic else 0
-    rows["barriers"] = SM90.mbarrier_bytes * barriers + tiles
+    votes_bytes = WARPS * readers if votes else 0
+    rows["barriers"] = SM90.mbarrier_bytes * barriers + tiles + votes_bytes
     return rows
 
 
@@ -234,7 +246,7 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
 
 def _shared_choices(
     values: Mapping[str, Any],
-) -> tuple[str, str, str, str, int, str, str, int, bool]:
+) -> tuple[str, str, str, str, int, str, str, int, bool, bool]:
     output, p, row_sum, v_layout = (values[key] for key in ("output", "p", "sum", "v_layout"))
     group_keys = keys_of_a_scale(values["block_n"], values["scale_rows"])
     by_block = values["scale_rows"] > 0
@@ -244,7 +256,8 @@ def _shared_choices(
     of_out = 0 if as_others else out_bytes
     v_scales, totals = values["v_scales"], values["totals"]
     dynamic = ORDERS[values["order"]].dynamic
-    return output, p, row_sum, v_layout, of_scales, v_scales, totals, of_out, dynamic
+    votes = finds_spread(values["dtype"], values["maximum"], values["intra_warpgroup"])
+    return output, p, row_sum, v_layout, of_scales, v_scales, totals, of_out, dynamic, votes
 
 
 def _register_choices(values: Mapping[str, Any]) -> tuple[str, str, bool]:

@@ -1,6 +1,7 @@
 """Turn a Schedule into a Plan: every number that a template prints, for a schedule that fits."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from fagen.kinds.forward.formulae import (
     Budget,
     budget,
     explain_lines,
+    finds_spread,
     keys_of_a_scale,
     launch_registers,
     nearest,
@@ -34,6 +36,10 @@ _TRANSPOSERS = 3  # all warps of the producer but the one that loads
 _DRAW_AHEAD = 2
 
 _COUNTER_BYTES = 4  # of the tiles that blocks have drawn
+
+# Of scores whose standard deviation is 8, blocks after so many keys rarely outgrow P: a sixth of
+# the misses of a tile that finds no maximum first.
+_SPREAD_KEYS = 512
 
 _UNROLLING_REGISTERS = 40  # of a producer; with fewer, unrolled copies spill
 
@@ -57,6 +63,11 @@ class Plan:
     no_score: ClassVar[float] = -1e30
     # From here on fp32 rounds exponents of 2 to whole numbers, or worse.
     far: ClassVar[float] = 2.0**24
+    # In a tile's first block a row has a P of 1, in one thread of four. Scores are widely spread
+    # where most threads have no more than one such in two rows, and little else.
+    spread_sum: ClassVar[float] = 1.25
+    spread_threads: ClassVar[int] = 20  # of a warp; more
+    spread_warps: ClassVar[int] = 3  # of a warpgroup, or more
 
     schedule: Schedule
     slug: str
@@ -90,6 +101,7 @@ class Plan:
     lazy_max: bool  # the row max is raised only where sums get too large without
     sum_chains: int  # of a lane's sums for a row, of a block or of a scale's keys in it
     max_partial_sum: float  # how large that is: what a lane's share of a row's P may add up to
+    spread_blocks: int  # after a tile's first that find their row max before P, in case
     rescale_threshold: float  # log2 units
     skips_rescaling: bool  # a warp votes whether any row max has changed
     largest_output: float  # to which O is limited, where rounding P may lead beyond V; else 0
@@ -157,6 +169,13 @@ class Plan:
     registers: Ledger
     register_file: Ledger
     shared_bytes: int
+
+    @property
+    def far_scale(self) -> float:
+        """A power of 2 below which no scale makes products exponents that are far; 0: any may."""
+        if not self.fp8:
+            return 0.0
+        return 2.0 ** math.floor(math.log2(self.far / (SM90.e4m3_max**2 * self.head_dim)))
 
     @property
     def ledger(self) -> str:
@@ -250,6 +269,7 @@ def plan(schedule: Schedule) -> Plan:
     v_rows = schedule.fp8.v_layout == "rows"
     group_keys = keys_of_a_scale(block_n, schedule.fp8.scale_rows)
     v_scales_by_block = schedule.fp8.v_scales == "block"
+    spreads = finds_spread(dtype.name, schedule.softmax.maximum, schedule.overlap.intra_warpgroup)
     o_columns = d_v + (SM90.wgmma_n_step if sum_by_tensor else 0)
     o_accumulators = _accumulators(o_columns)
     return Plan(
@@ -284,6 +304,7 @@ def plan(schedule: Schedule) -> Plan:
         sum_chains=1 if v_scales_by_block and group_keys < block_n else 2,
         max_partial_sum=dtype.max_partial_sum,
         rescale_threshold=schedule.softmax.rescale_threshold,
+        spread_blocks=-(-_SPREAD_KEYS // block_n) if spreads else 0,
         skips_rescaling=schedule.softmax.maximum == "each"
         and (dtype.fp8 or schedule.softmax.rescale_threshold > 0),
         largest_output=dtype.largest if out_dtype == dtype else 0.0,

@@ -13,6 +13,7 @@ from fagen.kinds.forward.plan import Plan
 LN2 = math.log(2)
 _LOG2_E = 1.44269504089
 _WARP_ROWS = 16  # of a warpgroup's 64
+_WARPGROUP_ROWS = 64
 _TERMS = 4  # products that a tensor core adds up at once
 
 
@@ -52,8 +53,8 @@ def emulate(
         blocks = blocks_of(plan, top, bottom, seqlen_q, seqlen_k)
         for step, block in enumerate(blocks, 1):
             scores = queries @ keys[..., block]
-            scores = scores.masked_fill(hidden(plan, row, block, seqlen_q, seqlen_k), -math.inf)
-            p, rescale = softmax.step(scores)
+            unseen = hidden(plan, row, block, seqlen_q, seqlen_k)
+            p, rescale = softmax.step(scores.masked_fill(unseen, -math.inf), unseen)
             # what the tensor cores read is rounded; row sums that threads add up saw p before
             rounded = p.to(q.dtype).float()
             softmax.add(rounded if plan.sum_by_tensor else p, rescale)
@@ -121,22 +122,48 @@ def outgrown(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
     if plan.p_saturates:
         large = ~(to_e4m3(p).float() < SM90.e4m3_max).all(-1)  # NaN is too large as well
     else:
-        filled = torch.nn.functional.pad(p, (0, plan.block_n - p.shape[-1]))
-        sums = filled.unflatten(-1, (-1, 4, 2)).sum((-1, -3))
-        large = ~(sums <= plan.max_partial_sum).all(-1)
+        large = ~(_by_lanes(p, plan) <= plan.max_partial_sum).all(-1)
     return _shared(large.unsqueeze(-1), rows_of_a_head, _any_row)
 
 
-def _any_row(warps: Tensor) -> Tensor:
-    return warps.any(-1, keepdim=True)
+def spread(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
+    """Tell of which rows the scores of their first block are widely spread: (…, rows, 1).
+
+    p (…, rows, columns) is relative to that block's maximum. A warpgroup's rows are, if in enough
+    of its warps, in enough threads, the shares of both rows add up to little. Rows past the end of
+    the sequence have scores of 0, and thus a lot.
+    """
+    lanes = _by_lanes(p, plan).unflatten(-2, (-1, rows_of_a_head))
+    missing = -rows_of_a_head % _WARPGROUP_ROWS
+    lanes = torch.nn.functional.pad(lanes, (0, 0, 0, missing), value=math.inf)
+    warps = lanes.unflatten(-2, (-1, 4, 2, _WARP_ROWS // 2)).sum(-3)  # (…, warpgroups, 4, 8, 4)
+    threads = (warps < plan.spread_sum).sum((-1, -2))
+    most = (threads > plan.spread_threads).sum(-1, keepdim=True) >= plan.spread_warps
+    rows = most.expand(*most.shape[:-1], _WARPGROUP_ROWS).flatten(-2)
+    return rows[..., :rows_of_a_head].flatten(-2).unsqueeze(-1)
 
 
-def _shared(found: Tensor, rows_of_a_head: int, told: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return what rows have (…, rows, 1) after `told` was told of it by warps, (…, warps, 16)."""
+def _by_lanes(p: Tensor, plan: Plan) -> Tensor:
+    """Return what four lanes add up of each row of p (…, rows, columns): (…, rows, 4)."""
+    filled = torch.nn.functional.pad(p, (0, plan.block_n - p.shape[-1]))
+    return filled.unflatten(-1, (-1, 4, 2)).sum((-1, -3))
+
+
+def _any_row(rows: Tensor) -> Tensor:
+    return rows.any(-1, keepdim=True)
+
+
+def _shared(
+    found: Tensor,
+    rows_of_a_head: int,
+    told: Callable[[Tensor], Tensor],
+    together: int = _WARP_ROWS,
+) -> Tensor:
+    """Return what rows have (…, rows, 1) after `told` was told of it by so many, (…, 16)."""
     heads = found.squeeze(-1).unflatten(-1, (-1, rows_of_a_head))
-    warps = torch.nn.functional.pad(heads, (0, -rows_of_a_head % _WARP_ROWS))
-    warps = warps.unflatten(-1, (-1, _WARP_ROWS))
-    rows = told(warps).expand_as(warps).flatten(-2)[..., :rows_of_a_head]
+    groups = torch.nn.functional.pad(heads, (0, -rows_of_a_head % together))
+    groups = groups.unflatten(-1, (-1, together))
+    rows = told(groups).expand_as(groups).flatten(-2)[..., :rows_of_a_head]
     return rows.flatten(-2).unsqueeze(-1)
 
 
@@ -155,16 +182,18 @@ class _OnlineSoftmax:
         self.rows_of_a_head = rows_of_a_head
         self.maximum = rows.new_full((*rows.shape[:-1], 1), plan.no_score)
         self.far = torch.zeros_like(self.maximum, dtype=torch.bool)
+        self.blocks = torch.zeros_like(self.maximum, dtype=torch.int32)  # visited
+        self.spread = torch.zeros_like(self.far)
         self.sum = torch.zeros_like(self.maximum)
 
-    def step(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+    def step(self, scores: Tensor, unseen: Tensor) -> tuple[Tensor, Tensor]:
         """Take one block: its probabilities, and the factor for all that was added up before."""
         before, was_far = self.maximum, self.far
         highest = torch.maximum(before, scores.amax(-1, keepdim=True))
         if self.plan.lazy_max:
             guess = torch.exp2(self._exponents(scores, before, torch.zeros_like(was_far)))
             raised = outgrown(guess, self.plan, self.rows_of_a_head)
-            keep = ~(raised | self._of_warps(was_far))
+            keep = ~(raised | self._of_warps(was_far) | self._finds_first())
         else:
             keep = (highest - before) * self.scale_log2 <= self.plan.rescale_threshold
         self.maximum = torch.where(keep, before, highest)
@@ -173,7 +202,28 @@ class _OnlineSoftmax:
         )
         self.far = was_far | self._of_threads(large)
         rescale = torch.exp2(self._rise(before, was_far))
-        return torch.exp2(self._exponents(scores, self.maximum, self.far)), rescale
+        p = torch.exp2(self._exponents(scores, self.maximum, self.far))
+        self._visit(p, unseen)
+        return p, rescale
+
+    def _finds_first(self) -> Tensor:
+        """Tell which rows find this block's maximum before P, whatever its scores are."""
+        return self.spread & (self.blocks <= self.plan.spread_blocks)
+
+    def _visit(self, p: Tensor, unseen: Tensor) -> None:
+        """Count the blocks that warpgroups visit, and tell how the scores of their first spread."""
+        if not self.plan.spread_blocks:
+            return
+        sees = (~unseen).any(-1, keepdim=True).expand_as(self.far)
+        together = (
+            _WARPGROUP_ROWS
+            if self.plan.skips_masked_blocks and self.plan.cluster == 1
+            else self.plan.block_m
+        )
+        visited = _shared(sees, self.rows_of_a_head, _any_row, together)
+        first = visited & (self.blocks == 0)
+        self.spread = torch.where(first, spread(p, self.plan, self.rows_of_a_head), self.spread)
+        self.blocks += visited
 
     def _of_warps(self, found: Tensor) -> Tensor:
         return _shared(found, self.rows_of_a_head, _any_row)
