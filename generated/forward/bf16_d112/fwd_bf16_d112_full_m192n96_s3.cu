@@ -456,18 +456,20 @@ struct Softmax {
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if ((far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -1271,6 +1273,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d112_full_m192n96_s3_info(void)
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d112_full_m192n96_s3",
-      "c002d3aab24724bf4ffaa8ed8862ce1a4b3d3f622cd6845e1da2a58bf44fa7b5"};
+      "e2192d98aed54e5e994bbb83a2e7fa3459152d508515ca0eaea596d3316e9019"};
   return &info;
 }

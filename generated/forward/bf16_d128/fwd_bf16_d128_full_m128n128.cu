@@ -462,18 +462,20 @@ struct Softmax {
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if ((far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -1277,6 +1279,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d128_full_m128n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d128_full_m128n128",
-      "20b3bd5cd318d95a15e3dfc83a4c7ca73dee753d8985bc56775f83aa15786720"};
+      "2834e1e28f871abc88254938da1c68b1b36c4a93a8f418358d38967b7ce0374a"};
   return &info;
 }

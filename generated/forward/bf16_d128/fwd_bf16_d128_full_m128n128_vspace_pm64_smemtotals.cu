@@ -476,18 +476,20 @@ struct Softmax {
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if ((far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -1356,6 +1358,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d128_full_m128n128_vspace_pm64_
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d128_full_m128n128_vspace_pm64_smemtotals",
-      "e516502f4b83b16f615a4891e643430b1500b4373d57953ae1e2639bac4c4402"};
+      "1eaaeeae6856ed2574c8bae9cfa0c1b7c601f4c192d7c4944aaee8a77bfa4fbe"};
   return &info;
 }

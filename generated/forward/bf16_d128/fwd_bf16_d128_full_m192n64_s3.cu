@@ -455,18 +455,20 @@ struct Softmax {
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if ((far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -1270,6 +1272,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d128_full_m192n64_s3_info(void)
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d128_full_m192n64_s3",
-      "c30729ec3e5035a7f5e95620ba08ef7c9e2ab82aa6bd193300ffdd578749710f"};
+      "0cfdb09dbf46e7196e201b232b38629498de146f77c0421813adc98bebed2a72"};
   return &info;
 }

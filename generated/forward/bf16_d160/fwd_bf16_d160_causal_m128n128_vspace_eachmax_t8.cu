@@ -513,7 +513,6 @@ struct Softmax {
     }
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
@@ -521,14 +520,17 @@ struct Softmax {
         max[r] = before[r];
       }
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if ((far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
     return true;
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -1317,6 +1319,10 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   params.m_blocks = m_blocks;
   params.has_empty_tiles = seen_by(params, 0).last <= 0;
   const int grid = int(std::min<int64_t>(tiles, multiprocessors));
+  // Tiles come in sections of heads whose K and V fit their share of the L2 cache.
+  const int64_t flat_heads = int64_t(a.heads) * a.batch;
+  const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
+  const int64_t cached_kv_heads = kL2Share / std::max<int64_t>(1, head_bytes);
   // Tiles that see no key are left to the end, and are no part of the order.
   int m_first = 0;
   params.m_end = m_blocks;
@@ -1332,13 +1338,10 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
       --params.m_end;
     }
   }
-  // Sections of heads whose K and V fit their share of the L2 cache. The last one has more heads
-  // where it would else end before short tiles could fill up behind its longest ones.
+  // The last section has more heads where it would else end before short tiles could fill up behind
+  // its longest ones.
   const int64_t seeing = std::max(1, params.m_end - m_first);  // tiles of a head
-  const int64_t flat_heads = int64_t(a.heads) * a.batch;
-  const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
-  const int64_t section = std::max<int64_t>(1, kL2Share / std::max<int64_t>(1, head_bytes)) *
-                          params.heads_per_kv_head.value;
+  const int64_t section = std::max<int64_t>(1, cached_kv_heads) * params.heads_per_kv_head.value;
   const int64_t filling = ceil_div(int64_t(kSectionRounds) * grid, seeing);
   params.sections = 1 + int(std::max<int64_t>(0, flat_heads - filling) / section);
   params.section_heads = FastDivisor(int(section));
@@ -1381,6 +1384,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d160_causal_m128n128_vspace_eac
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d160_causal_m128n128_vspace_eachmax_t8",
-      "673b8394a5906ba7d3c2696d87ed4232785921f829d2157f46b13a55517850b4"};
+      "3b0bca24151a6f7484518ee73ed51aef6ac10f6e0c086c36d501632c307092c8"};
   return &info;
 }

@@ -458,18 +458,20 @@ struct Softmax {
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if ((far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -1273,6 +1275,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d160_full_m128n64_s3_info(void)
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d160_full_m128n64_s3",
-      "8ce2bc349256ad4dd6d693ec2f1d54da49eb6a8a549bc4784ddedd5b93c58e66"};
+      "e38bc078d073ad9760cb3ca731ee5310a8a3b9c5af7dbd24a0879a387c17a5df"};
   return &info;
 }

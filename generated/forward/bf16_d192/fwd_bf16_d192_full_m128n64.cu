@@ -461,18 +461,20 @@ struct Softmax {
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if ((far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -1276,6 +1278,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d192_full_m128n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d192_full_m128n64",
-      "5301a08fd5a2841d1966fc868af9c29933c12553f5a12b074b80fc1a093d6c66"};
+      "9ed3687a950b25af40825183f3aaef38108f74618f36b5f1086ad3375ef946dd"};
   return &info;
 }

@@ -464,18 +464,20 @@ struct Softmax {
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if ((far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -1262,6 +1264,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d224_full_m128n64_nointer_info(
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d224_full_m128n64_nointer",
-      "06d83e186a0b675c0406272992848fe3d8c0c3e1a9514bcb0af0eb68a38be381"};
+      "c4312e7a5f13aab11b493612879986b1d32dad6d280bfe49e069aa34cece6b8f"};
   return &info;
 }

@@ -468,18 +468,20 @@ struct Softmax {
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if ((far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -1288,6 +1290,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d256_full_m128n64_halves_info(v
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d256_full_m128n64_halves",
-      "006606263170ffb216db8dfb3fc8f9db6fd741a5de9f099d5c575b9b99307f72"};
+      "4a09d90f05d1c96c3a51b787286dc022345eb5497c6c5b0f350de9a7632ab2f4"};
   return &info;
 }

@@ -473,18 +473,20 @@ struct Softmax {
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if ((far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -1304,6 +1306,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d256_full_m128n64_halves_nointe
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d256_full_m128n64_halves_nointer_c2",
-      "5dc933043d46d7dc73cdf139cfe9361dda81d5e55a01d29b83ac6236d17dba4e"};
+      "ec0690fadf81477fc8a6dfee3f3950166b72d50a949b03f01d94bda3564378ef"};
   return &info;
 }

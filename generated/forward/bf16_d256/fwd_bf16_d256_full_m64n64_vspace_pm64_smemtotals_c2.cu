@@ -485,18 +485,20 @@ struct Softmax {
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if ((far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -1371,6 +1373,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d256_full_m64n64_vspace_pm64_sm
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d256_full_m64n64_vspace_pm64_smemtotals_c2",
-      "3723b463c9bb0a0bd5645c986edd8be8e1dfd8ab31c995c37f3c7d7c9ff11fd6"};
+      "c9f2a754fd59d824e54eb4a77ce5ad0d969b16b4fbe020d06ed84104acadf748"};
   return &info;
 }

@@ -445,18 +445,20 @@ struct Softmax {
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if ((far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -1260,6 +1262,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d32_full_m256n64_s4_q2_info(voi
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d32_full_m256n64_s4_q2",
-      "f0268b7aff29430e019249d0e67bab5df6d91a3dd6614f7af161c1c29759c7a0"};
+      "6d442acd36dec8f58543168cb17a4dd718f6c92f4a593601a5b914546a34e89c"};
   return &info;
 }

@@ -449,18 +449,20 @@ struct Softmax {
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if ((far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -1264,6 +1266,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d40_full_m256n80_s4_q2_info(voi
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d40_full_m256n80_s4_q2",
-      "f834e431a1d96bf96b14fc715975fad15049cc22e9b9b5dd0ec2976d18181590"};
+      "d1c0b2d4583d0a8d3844181249810dade622ae91af8f71319715b57b1e69fc2b"};
   return &info;
 }

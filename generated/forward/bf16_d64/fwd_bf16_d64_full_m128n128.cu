@@ -455,18 +455,20 @@ struct Softmax {
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if ((far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -1270,6 +1272,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d64_full_m128n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d64_full_m128n128",
-      "4607a5ae69dce3bcc3e0a05bd2daefb9555ff094af5dc5fd6f4e34427bf0aeef"};
+      "aa9725247756015242468cb05fd052854c7142f62ddd6354c74b790e38fc2f74"};
   return &info;
 }

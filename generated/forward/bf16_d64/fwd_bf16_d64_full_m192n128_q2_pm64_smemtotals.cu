@@ -466,18 +466,20 @@ struct Softmax {
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if ((far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -1332,6 +1334,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d64_full_m192n128_q2_pm64_smemt
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d64_full_m192n128_q2_pm64_smemtotals",
-      "a8e2e438fb669d61a7b74711715926ee1d838ac99893785ca25892eed6721596"};
+      "f1585bc8a5dd12837d09541864d9123a550454934040d91fc5e51572daddb03c"};
   return &info;
 }

@@ -448,18 +448,20 @@ struct Softmax {
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if ((far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -1263,6 +1265,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d64_full_m256n64_s4_q2_info(voi
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d64_full_m256n64_s4_q2",
-      "640dbafcc31d5273db7ac7746d11c00ad9c3ccae8a892bed383e73ef09074d9f"};
+      "e20dedd80fbd93d62db45b9f5ba5c3412591aaf881563b75a9af929f718429f5"};
   return &info;
 }

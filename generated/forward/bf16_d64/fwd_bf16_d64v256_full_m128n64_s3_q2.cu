@@ -468,18 +468,20 @@ struct Softmax {
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if ((far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -1285,6 +1287,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d64v256_full_m128n64_s3_q2_info
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d64v256_full_m128n64_s3_q2",
-      "fe9fd24ae6a04dd31fff3c919f846e94da72f0f5ca02a803f5322dfa47898f9d"};
+      "9216325dee012e76cb2ac705919b9291d415432c6f4396e043851c9c37246a38"};
   return &info;
 }

@@ -450,18 +450,20 @@ struct Softmax {
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if ((far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -1248,6 +1250,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d72_full_m256n48_s4_q2_nointer",
-      "77a39a15ab2481766109ac8bd33066c4b5e921195f85dbd8b04d479b4d7da795"};
+      "a46b43dc815072d6ad774406b4bac801e4b66f70b56da454874bfbca7464e3cf"};
   return &info;
 }

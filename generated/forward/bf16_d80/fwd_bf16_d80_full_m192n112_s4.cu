@@ -455,18 +455,20 @@ struct Softmax {
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if ((far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -1270,6 +1272,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d80_full_m192n112_s4_info(void)
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d80_full_m192n112_s4",
-      "2ceece85d7e49ba5ed0756ea6bd853021e826a8aefea0cf73c023b0e07e42aea"};
+      "9e6c4b67d4416e6d36df1c5166681711355be3cc72447f7e983dbb35660cfd35"};
   return &info;
 }

@@ -142,6 +142,7 @@ constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFar =
     16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
+constexpr float kFarScale = 0.5f;  // no smaller one leads there from products of e4m3
 constexpr float kPOffset =
     8.0f;  // log2 units: P is kept this much larger, to use more of its range
 
@@ -560,25 +561,23 @@ struct Softmax {
     }
     const float top[2] = {fmaxf(max[0], fmaxf(chains[0], chains[2])),
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
-    // Mostly no row max of a warp grows, and then nothing is exchanged or rescaled.
-    if (__all_sync(0xffffffff, top[0] <= max[0] && top[1] <= max[1] && !far)) {
-      return false;
-    }
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if (scale >= kFarScale && (far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
-    return true;
+    return __any_sync(0xffffffff, rescale[0] < 1.f || rescale[1] < 1.f);
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -1474,6 +1473,10 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   params.m_blocks = m_blocks;
   params.has_empty_tiles = seen_by(params, 0).last <= 0;
   const int grid = int(std::min<int64_t>(tiles, multiprocessors));
+  // Tiles come in sections of heads whose K and V fit their share of the L2 cache.
+  const int64_t flat_heads = int64_t(a.heads) * a.batch;
+  const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
+  const int64_t cached_kv_heads = kL2Share / std::max<int64_t>(1, head_bytes);
   // Tiles that see no key are left to the end, and are no part of the order.
   int m_first = 0;
   params.m_end = m_blocks;
@@ -1489,13 +1492,10 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
       --params.m_end;
     }
   }
-  // Sections of heads whose K and V fit their share of the L2 cache. The last one has more heads
-  // where it would else end before short tiles could fill up behind its longest ones.
+  // The last section has more heads where it would else end before short tiles could fill up behind
+  // its longest ones.
   const int64_t seeing = std::max(1, params.m_end - m_first);  // tiles of a head
-  const int64_t flat_heads = int64_t(a.heads) * a.batch;
-  const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
-  const int64_t section = std::max<int64_t>(1, kL2Share / std::max<int64_t>(1, head_bytes)) *
-                          params.heads_per_kv_head.value;
+  const int64_t section = std::max<int64_t>(1, cached_kv_heads) * params.heads_per_kv_head.value;
   const int64_t filling = ceil_div(int64_t(kSectionRounds) * grid, seeing);
   params.sections = 1 + int(std::max<int64_t>(0, flat_heads - filling) / section);
   params.section_heads = FastDivisor(int(section));
@@ -1537,6 +1537,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_noin
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_causal_m128n128_s3_q2_nointer",
-      "1ce66d2302c960a02b243200439902cd79762e5e12515a3fa7f87260fa977322"};
+      "055f1014997c20072e2062b8d6dca73ffdbfef5f5c5dfa0baed0c421b5674472"};
   return &info;
 }

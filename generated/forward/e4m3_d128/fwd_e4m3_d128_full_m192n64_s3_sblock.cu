@@ -525,10 +525,6 @@ struct Softmax {
       top[0] = fmaxf(top[0], fmaxf(chains[0], chains[2]) * factor);
       top[1] = fmaxf(top[1], fmaxf(chains[1], chains[3]) * factor);
     }
-    // Mostly no row max of a warp grows, and then nothing is exchanged or rescaled.
-    if (__all_sync(0xffffffff, top[0] <= max[0] && top[1] <= max[1])) {
-      return false;
-    }
     const float old[2] = {reference(0), reference(1)};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -537,7 +533,7 @@ struct Softmax {
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
-    return true;
+    return __any_sync(0xffffffff, rescale[0] < 1.f || rescale[1] < 1.f);
   }
 
   // P of a block of scores, in place, relative to the row maxima, times 2^kPOffset; its row sums
@@ -1484,6 +1480,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_full_m192n64_s3_sblock_inf
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_full_m192n64_s3_sblock",
-      "78ee788915cdf85fddb1da4bf46b960386e6439759e6219b5f0205b03859aad0"};
+      "81a554c6d6290b900179e012218b821a2e5173e15eba1621ae73f764217d6bd5"};
   return &info;
 }

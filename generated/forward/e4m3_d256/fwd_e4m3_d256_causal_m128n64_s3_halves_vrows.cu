@@ -142,6 +142,7 @@ constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFar =
     16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
+constexpr float kFarScale = 0.25f;  // no smaller one leads there from products of e4m3
 constexpr float kPOffset =
     8.0f;  // log2 units: P is kept this much larger, to use more of its range
 
@@ -574,25 +575,23 @@ struct Softmax {
     }
     const float top[2] = {fmaxf(max[0], fmaxf(chains[0], chains[2])),
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
-    // Mostly no row max of a warp grows, and then nothing is exchanged or rescaled.
-    if (__all_sync(0xffffffff, top[0] <= max[0] && top[1] <= max[1] && !far)) {
-      return false;
-    }
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if (scale >= kFarScale && (far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
-    return true;
+    return __any_sync(0xffffffff, rescale[0] < 1.f || rescale[1] < 1.f);
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -813,47 +812,59 @@ __device__ __forceinline__ uint32_t flip(uint32_t row_offset) {
   return (row_offset >> 3) & (((1 << swizzle_bits) - 1) << 4);
 }
 
-// Transposes a block, 32 keys by 16 columns at a time. To ldmatrix two columns are one 16-bit
-// element: a lane gets keys 2q, 2q + 1, and from the next matrix 8 + 2q, 9 + 2q, of a pair of
-// columns, where q is lane % 4. That is P's order already. What remains is to part the pair.
-__device__ __forceinline__ void transpose(const Element* rows, Element* columns, int transposer) {
+// Transposes a warp's part of a block, in units of 32 keys by 16 columns. To ldmatrix two columns
+// are one 16-bit element: a lane gets keys 2q, 2q + 1, and from the next matrix 8 + 2q, 9 + 2q, of
+// a pair of columns, where q is lane % 4. That is P's order already. What remains is to part the
+// pair.
+template <int transposer>
+__device__ __forceinline__ void transpose(const Element* rows, Element* columns) {
   uint32_t lane;  // read anew, lest what follows from it stay in registers
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  const uint32_t source = lane * kVRowsSlab;  // a lane gives ldmatrix the address of its key
-  const uint32_t source_flip = flip<kVRowsSwizzleBits>(source);
+  const uint32_t key_row = lane * kVRowsSlab;  // a lane gives ldmatrix the address of its key
+  const uint32_t source = key_row ^ flip<kVRowsSwizzleBits>(key_row);
   // stmatrix writes eight rows at once, which must be in different banks, as even columns alone are
   // not: so the lanes of the upper four pairs part them the other way round.
   const uint32_t even = lane < 16 ? 0x6420 : 0x7531;
   const uint32_t pair = lane % 8;  // whose address, in matrix lane / 8, this lane gives to stmatrix
-  const uint32_t target = (2 * pair + (lane / 8 % 2 ^ pair / 4)) * kVSlab;
-  const uint32_t key = lane / 16 * 16 ^ flip<kVSwizzleBits>(target);
+  const uint32_t column_row = (2 * pair + (lane / 8 % 2 ^ pair / 4)) * kVSlab;
+  const uint32_t target = (column_row + lane / 16 * 16) ^ flip<kVSwizzleBits>(column_row);
 
-  for (uint32_t column = transposer * 16; column < kHeadDimVPadded; column += kTransposers * 16) {
-    const Element* from = rows + column / kVRowsSlab * (kBlockN * kVRowsSlab) + source +
-                          (column % kVRowsSlab ^ source_flip);
-    Element* to = columns + column * kVSlab + target;
+  constexpr int kKeyUnits = kBlockN / 32;
+  constexpr int kUnits = kHeadDimVPadded / 16 * kKeyUnits;  // of all transposers
+  constexpr int kFirst = ceil_div(transposer * kUnits, kTransposers);
+  constexpr int kLast = ceil_div((transposer + 1) * kUnits, kTransposers);
+  constexpr int kLoads =
+      kProducerRegisters < 40 ? 2 : 4;  // in flight while a unit is stored; each has four registers
+  uint32_t x[kLoads][4];
 #pragma unroll
-    for (int n = 0; n < kBlockN; n += 32) {
-      uint32_t x[4];
-      load_transposed(from + n * kVRowsSlab, x);
-      store_matrices(to + n / kVSlab * (kHeadDimVPadded * kVSlab) + (n % kVSlab ^ key),
-                     __byte_perm(x[0], x[1], even), __byte_perm(x[0], x[1], even ^ 0x1111),
-                     __byte_perm(x[2], x[3], even), __byte_perm(x[2], x[3], even ^ 0x1111));
+  for (int next = kFirst; next < kLast + kLoads; ++next) {
+    if (next >= kFirst + kLoads) {
+      const int unit = next - kLoads, key = unit % kKeyUnits * 32, column = unit / kKeyUnits * 16;
+      const uint32_t (&pairs)[4] = x[unit % kLoads];
+      store_matrices(
+          columns + (key / kVSlab * kHeadDimVPadded + column) * kVSlab + (target ^ key % kVSlab),
+          __byte_perm(pairs[0], pairs[1], even), __byte_perm(pairs[0], pairs[1], even ^ 0x1111),
+          __byte_perm(pairs[2], pairs[3], even), __byte_perm(pairs[2], pairs[3], even ^ 0x1111));
+    }
+    if (next < kLast) {
+      const int key = next % kKeyUnits * 32, column = next / kKeyUnits * 16;
+      load_transposed(rows + (column / kVRowsSlab * kBlockN + key) * kVRowsSlab +
+                          (source ^ column % kVRowsSlab),
+                      x[next % kLoads]);
     }
   }
 }
 
-// The warps of the producer's warpgroup that do not load.
+// One of the warps of the producer's warpgroup that do not load.
+template <int transposer>
 __device__ __forceinline__ void produce_transposed_v(const Params& params, SharedStorage& shared) {
-  const int transposer =
-      __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - (kWarpgroup / 32 - kTransposers);
   RingPosition<kStages> v;
   Tiles tiles{shared};
   for (Tile tile; tiles.next(params, tile);) {
     for (int block = tile.blocks.last - 1; block >= tile.blocks.first; --block) {
       shared.v_rows_full[v.stage].wait(v.phase);
       shared.v_empty[v.stage].wait(v.phase ^ 1);
-      transpose(shared.v_rows[v.stage], shared.v[v.stage], transposer);
+      transpose<transposer>(shared.v_rows[v.stage], shared.v[v.stage]);
       // For what wgmma reads and for what TMA overwrites.
       cutlass::arch::fence_view_async_shared();
       __syncwarp();
@@ -863,6 +874,18 @@ __device__ __forceinline__ void produce_transposed_v(const Params& params, Share
       }
       v.advance();
     }
+  }
+}
+
+// Each has code of its own: so where its units lie is known there, but for a lane's part of it.
+__device__ __forceinline__ void produce_transposed_v(const Params& params, SharedStorage& shared) {
+  switch (__shfl_sync(0xffffffff, threadIdx.x / 32, 0) - (kWarpgroup / 32 - kTransposers)) {
+    case 0:
+      return produce_transposed_v<0>(params, shared);
+    case 1:
+      return produce_transposed_v<1>(params, shared);
+    case 2:
+      return produce_transposed_v<2>(params, shared);
   }
 }
 
@@ -1613,6 +1636,10 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   params.m_blocks = m_blocks;
   params.has_empty_tiles = seen_by(params, 0).last <= 0;
   const int grid = int(std::min<int64_t>(tiles, multiprocessors));
+  // Tiles come in sections of heads whose K and V fit their share of the L2 cache.
+  const int64_t flat_heads = int64_t(a.heads) * a.batch;
+  const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
+  const int64_t cached_kv_heads = kL2Share / std::max<int64_t>(1, head_bytes);
   // Tiles that see no key are left to the end, and are no part of the order.
   int m_first = 0;
   params.m_end = m_blocks;
@@ -1628,13 +1655,10 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
       --params.m_end;
     }
   }
-  // Sections of heads whose K and V fit their share of the L2 cache. The last one has more heads
-  // where it would else end before short tiles could fill up behind its longest ones.
+  // The last section has more heads where it would else end before short tiles could fill up behind
+  // its longest ones.
   const int64_t seeing = std::max(1, params.m_end - m_first);  // tiles of a head
-  const int64_t flat_heads = int64_t(a.heads) * a.batch;
-  const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
-  const int64_t section = std::max<int64_t>(1, kL2Share / std::max<int64_t>(1, head_bytes)) *
-                          params.heads_per_kv_head.value;
+  const int64_t section = std::max<int64_t>(1, cached_kv_heads) * params.heads_per_kv_head.value;
   const int64_t filling = ceil_div(int64_t(kSectionRounds) * grid, seeing);
   params.sections = 1 + int(std::max<int64_t>(0, flat_heads - filling) / section);
   params.section_heads = FastDivisor(int(section));
@@ -1677,6 +1701,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_causal_m128n64_s3_halves_v
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d256_causal_m128n64_s3_halves_vrows",
-      "239b0cf3dcc7eb7db513fd38eebf87011e083ce1ea8dce1e44adc19ae3e2c6b7"};
+      "d2253fbdecfd32c53695db7fc344319d2504e7f7ad37b7355b94115d257b9657"};
   return &info;
 }

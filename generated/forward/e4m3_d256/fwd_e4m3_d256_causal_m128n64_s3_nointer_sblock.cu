@@ -576,10 +576,6 @@ struct Softmax {
       top[0] = fmaxf(top[0], fmaxf(chains[0], chains[2]) * factor);
       top[1] = fmaxf(top[1], fmaxf(chains[1], chains[3]) * factor);
     }
-    // Mostly no row max of a warp grows, and then nothing is exchanged or rescaled.
-    if (__all_sync(0xffffffff, top[0] <= max[0] && top[1] <= max[1])) {
-      return false;
-    }
     const float old[2] = {reference(0), reference(1)};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -588,7 +584,7 @@ struct Softmax {
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
-    return true;
+    return __any_sync(0xffffffff, rescale[0] < 1.f || rescale[1] < 1.f);
   }
 
   // P of a block of scores, in place, relative to the row maxima, times 2^kPOffset; its row sums
@@ -1551,6 +1547,10 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   params.m_blocks = m_blocks;
   params.has_empty_tiles = seen_by(params, 0).last <= 0;
   const int grid = int(std::min<int64_t>(tiles, multiprocessors));
+  // Tiles come in sections of heads whose K and V fit their share of the L2 cache.
+  const int64_t flat_heads = int64_t(a.heads) * a.batch;
+  const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
+  const int64_t cached_kv_heads = kL2Share / std::max<int64_t>(1, head_bytes);
   // Tiles that see no key are left to the end, and are no part of the order.
   int m_first = 0;
   params.m_end = m_blocks;
@@ -1566,13 +1566,10 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
       --params.m_end;
     }
   }
-  // Sections of heads whose K and V fit their share of the L2 cache. The last one has more heads
-  // where it would else end before short tiles could fill up behind its longest ones.
+  // The last section has more heads where it would else end before short tiles could fill up behind
+  // its longest ones.
   const int64_t seeing = std::max(1, params.m_end - m_first);  // tiles of a head
-  const int64_t flat_heads = int64_t(a.heads) * a.batch;
-  const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
-  const int64_t section = std::max<int64_t>(1, kL2Share / std::max<int64_t>(1, head_bytes)) *
-                          params.heads_per_kv_head.value;
+  const int64_t section = std::max<int64_t>(1, cached_kv_heads) * params.heads_per_kv_head.value;
   const int64_t filling = ceil_div(int64_t(kSectionRounds) * grid, seeing);
   params.sections = 1 + int(std::max<int64_t>(0, flat_heads - filling) / section);
   params.section_heads = FastDivisor(int(section));
@@ -1615,6 +1612,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_causal_m128n64_s3_nointer_
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d256_causal_m128n64_s3_nointer_sblock",
-      "f420b24b08a4075da3e978231002cfb6952ba8d4234cc029542a2ca3fd3d7b72"};
+      "2ff70145d9f450cb8c61c6de7eee7edfe8a61ccabffff5cae7c269eda1571023"};
   return &info;
 }

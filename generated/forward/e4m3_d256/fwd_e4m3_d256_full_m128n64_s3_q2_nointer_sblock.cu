@@ -539,10 +539,6 @@ struct Softmax {
       top[0] = fmaxf(top[0], fmaxf(chains[0], chains[2]) * factor);
       top[1] = fmaxf(top[1], fmaxf(chains[1], chains[3]) * factor);
     }
-    // Mostly no row max of a warp grows, and then nothing is exchanged or rescaled.
-    if (__all_sync(0xffffffff, top[0] <= max[0] && top[1] <= max[1])) {
-      return false;
-    }
     const float old[2] = {reference(0), reference(1)};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -551,7 +547,7 @@ struct Softmax {
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
-    return true;
+    return __any_sync(0xffffffff, rescale[0] < 1.f || rescale[1] < 1.f);
   }
 
   // P of a block of scores, in place, relative to the row maxima, times 2^kPOffset; its row sums
@@ -1481,6 +1477,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_full_m128n64_s3_q2_nointer
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d256_full_m128n64_s3_q2_nointer_sblock",
-      "b3c9b970bf2f904b34adb673785f0b75bedee8fd9f1983f8e6d1d9445be082b8"};
+      "ca24d75b2586300e28979ab4eb26692615489207c7e4305228ae92335a62ddd5"};
   return &info;
 }

@@ -525,10 +525,6 @@ struct Softmax {
       top[0] = fmaxf(top[0], fmaxf(chains[0], chains[2]) * factor);
       top[1] = fmaxf(top[1], fmaxf(chains[1], chains[3]) * factor);
     }
-    // Mostly no row max of a warp grows, and then nothing is exchanged or rescaled.
-    if (__all_sync(0xffffffff, top[0] <= max[0] && top[1] <= max[1])) {
-      return false;
-    }
     const float old[2] = {reference(0), reference(1)};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -537,7 +533,7 @@ struct Softmax {
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
-    return true;
+    return __any_sync(0xffffffff, rescale[0] < 1.f || rescale[1] < 1.f);
   }
 
   // P of a block of scores, in place, relative to the row maxima, times 2^kPOffset; its row sums
@@ -1482,6 +1478,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d64_full_m192n128_sblock_info(v
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d64_full_m192n128_sblock",
-      "70dba937077410e571cce71d8425c51c172f80198f3e7836c27d3b52937ca611"};
+      "9cdc30d2c4e6e075f3d2c9a0aa2c9448c971f3bbf44ff56335708a6509151614"};
   return &info;
 }

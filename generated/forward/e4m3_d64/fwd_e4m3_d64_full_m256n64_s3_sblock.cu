@@ -518,10 +518,6 @@ struct Softmax {
       top[0] = fmaxf(top[0], fmaxf(chains[0], chains[2]) * factor);
       top[1] = fmaxf(top[1], fmaxf(chains[1], chains[3]) * factor);
     }
-    // Mostly no row max of a warp grows, and then nothing is exchanged or rescaled.
-    if (__all_sync(0xffffffff, top[0] <= max[0] && top[1] <= max[1])) {
-      return false;
-    }
     const float old[2] = {reference(0), reference(1)};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -530,7 +526,7 @@ struct Softmax {
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
-    return true;
+    return __any_sync(0xffffffff, rescale[0] < 1.f || rescale[1] < 1.f);
   }
 
   // P of a block of scores, in place, relative to the row maxima, times 2^kPOffset; its row sums
@@ -1477,6 +1473,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d64_full_m256n64_s3_sblock_info
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d64_full_m256n64_s3_sblock",
-      "9cbde2e4eb8bdb59926057ffdce740afa925091ed9d038ab3cf91dc582f92a04"};
+      "80baa5e5e1811d37fa2ec090cb0cc7abf6b3edc49dd612b540e684cf0ed9461c"};
   return &info;
 }

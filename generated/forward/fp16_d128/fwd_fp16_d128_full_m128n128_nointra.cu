@@ -464,18 +464,20 @@ struct Softmax {
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if ((far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -1250,6 +1252,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d128_full_m128n128_nointra_info
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d128_full_m128n128_nointra",
-      "d0ab5ca27bd143369d832cb7d93bdc2072dac989fb71b7b3850a887aee8ba252"};
+      "1f426869d7f59e683ae76371697996685b0fa80c79d081f6a163634710395adc"};
   return &info;
 }

@@ -132,6 +132,12 @@ constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that 
 constexpr float kFar =
     16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
 constexpr float kMaxPartialSum = 32768.0f;  // of a lane's P; more updates the maximum
+constexpr int kSpreadBlocks =
+    8;  // after a tile's first that find their maxima before P, if scores are widely spread
+constexpr float kSpreadSum =
+    1.25f;  // of a thread's P in its two rows: in so many threads of a warp less
+constexpr int kSpreadThreads = 20;
+constexpr int kSpreadWarps = 3;             // of a warpgroup, at least
 constexpr float kLargestOutput = 65504.0f;  // that is finite
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
@@ -171,6 +177,7 @@ struct SharedStorage {
   alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
   alignas(1024) OutElement o[kBlockM * kHeadDimVPadded];
   alignas(1024) TransactionBarrier q_full[kQStages][kConsumers];
+  bool votes[kConsumers][4];  // of warps
   TransactionBarrier k_full[kStages];
   TransactionBarrier v_full[kStages];
   Barrier q_empty[kQStages][kConsumers];
@@ -493,18 +500,20 @@ struct Softmax {
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if ((far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -563,6 +572,12 @@ struct Softmax {
     for (int i = 0; i < kOutputColumns / 2; ++i) {
       o[i] *= rescale[row_of(i)];
     }
+  }
+
+  // Whether the scores of the first block are so widely spread, in most rows of the warp, that
+  // their largest alone counts: then later blocks are likely to outgrow it.
+  __device__ __forceinline__ bool spread() const {
+    return __popc(__ballot_sync(0xffffffff, sum[0] + sum[1] < kSpreadSum)) > kSpreadThreads;
   }
 };
 
@@ -729,6 +744,7 @@ struct Consumer {
   RingPosition<kQStages> q;
   RingPosition<kStages> k, v;
   bool k_ready = false, v_ready = false;  // try_wait results of the current K and V
+  int spread_first;  // from this block on to the tile's last, maxima are found before P
 
   __device__ __forceinline__ int first_row(const Tile& tile) {
     return tile.first_row + warpgroup * kWarpgroupRows;
@@ -890,7 +906,7 @@ struct Consumer {
 
   // One block, with two GEMMs in flight: S of this block and PV of the block before. Its softmax
   // runs under the GEMMs of other warpgroups.
-  template <bool masked>
+  template <bool masked, bool each_maximum = false>
   __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
                                        Probabilities& p, Output& o, Softmax& softmax) {
     wait_k();
@@ -904,10 +920,29 @@ struct Consumer {
     if (masked) {
       mask_block(s, tile, block);
     }
+    if (each_maximum) {
+      softmax.update_row_max(s);
+    }
     wgmma_wait<0>();
     finish_pv(o);
     fence_operand(s);  // P's registers are free only now
-    lazy_softmax(s, p, o, softmax);
+    if (each_maximum) {
+      softmax.exponentiate(s);
+      pack_p(p, s);
+      softmax.rescale_output(o, true);
+    } else {
+      lazy_softmax(s, p, o, softmax);
+    }
+  }
+
+  // Whether most warps of the warpgroup say so: all must take the same steps.
+  __device__ __forceinline__ bool most_warps(bool says_so) {
+    bool (&votes)[4] = shared.votes[warpgroup];
+    if (lane() == 0) {
+      votes[threadIdx.x % kWarpgroup / 32] = says_so;
+    }
+    barrier_sync(kStore + warpgroup, kWarpgroup);
+    return votes[0] + votes[1] + votes[2] + votes[3] >= kSpreadWarps;
   }
 
   // P of a tile's first block.
@@ -919,6 +954,7 @@ struct Consumer {
     softmax.update_row_max(s);
     softmax.exponentiate(s);
     pack_p(p, s);
+    spread_first = tile.blocks.last - (most_warps(softmax.spread()) ? 1 + kSpreadBlocks : 0);
   }
 
   // The first block of a tile, with nothing else in flight.
@@ -971,6 +1007,10 @@ struct Consumer {
       int block = tile.blocks.last - 2;
       for (; block >= tile.blocks.full_last; --block) {
         step<true>(tile, block, s, p, o, softmax);
+      }
+      // of widely spread scores, the first blocks
+      for (; block >= max(tile.blocks.first, spread_first); --block) {
+        step<false, true>(tile, block, s, p, o, softmax);
       }
       for (; block >= tile.blocks.first; --block) {
         step<false>(tile, block, s, p, o, softmax);
@@ -1359,6 +1399,10 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   params.m_blocks = m_blocks;
   params.has_empty_tiles = seen_by(params, 0).last <= 0;
   const int grid = int(std::min<int64_t>(tiles, multiprocessors));
+  // Tiles come in sections of heads whose K and V fit their share of the L2 cache.
+  const int64_t flat_heads = int64_t(a.heads) * a.batch;
+  const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
+  const int64_t cached_kv_heads = kL2Share / std::max<int64_t>(1, head_bytes);
   // Tiles that see no key are left to the end, and are no part of the order.
   int m_first = 0;
   params.m_end = m_blocks;
@@ -1374,13 +1418,10 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
       --params.m_end;
     }
   }
-  // Sections of heads whose K and V fit their share of the L2 cache. The last one has more heads
-  // where it would else end before short tiles could fill up behind its longest ones.
+  // The last section has more heads where it would else end before short tiles could fill up behind
+  // its longest ones.
   const int64_t seeing = std::max(1, params.m_end - m_first);  // tiles of a head
-  const int64_t flat_heads = int64_t(a.heads) * a.batch;
-  const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
-  const int64_t section = std::max<int64_t>(1, kL2Share / std::max<int64_t>(1, head_bytes)) *
-                          params.heads_per_kv_head.value;
+  const int64_t section = std::max<int64_t>(1, cached_kv_heads) * params.heads_per_kv_head.value;
   const int64_t filling = ceil_div(int64_t(kSectionRounds) * grid, seeing);
   params.sections = 1 + int(std::max<int64_t>(0, flat_heads - filling) / section);
   params.section_heads = FastDivisor(int(section));
@@ -1422,6 +1463,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d192v128_causal_m128n64_s3_info
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d192v128_causal_m128n64_s3",
-      "3775388df4c793a6741a7da1a7242550981f76dbd5e420eb925716dd18b54a51"};
+      "015a37121a038e3110d79677d07a9753e8a1a8f9efaebfe302b5cbe903d29287"};
   return &info;
 }

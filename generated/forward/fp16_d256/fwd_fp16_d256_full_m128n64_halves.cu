@@ -125,6 +125,12 @@ constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that 
 constexpr float kFar =
     16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
 constexpr float kMaxPartialSum = 32768.0f;  // of a lane's P; more updates the maximum
+constexpr int kSpreadBlocks =
+    8;  // after a tile's first that find their maxima before P, if scores are widely spread
+constexpr float kSpreadSum =
+    1.25f;  // of a thread's P in its two rows: in so many threads of a warp less
+constexpr int kSpreadThreads = 20;
+constexpr int kSpreadWarps = 3;             // of a warpgroup, at least
 constexpr float kLargestOutput = 65504.0f;  // that is finite
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
@@ -162,6 +168,7 @@ struct SharedStorage {
   alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
   alignas(1024) OutElement o[kBlockM * kHeadDimVPadded / 2];
   alignas(1024) TransactionBarrier q_full[kQStages][kConsumers];
+  bool votes[kConsumers][4];  // of warps
   TransactionBarrier k_full[kStages];
   TransactionBarrier v_full[kStages];
   Barrier q_empty[kQStages][kConsumers];
@@ -469,18 +476,20 @@ struct Softmax {
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if ((far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -539,6 +548,12 @@ struct Softmax {
     for (int i = 0; i < kOutputColumns / 2; ++i) {
       o[i] *= rescale[row_of(i)];
     }
+  }
+
+  // Whether the scores of the first block are so widely spread, in most rows of the warp, that
+  // their largest alone counts: then later blocks are likely to outgrow it.
+  __device__ __forceinline__ bool spread() const {
+    return __popc(__ballot_sync(0xffffffff, sum[0] + sum[1] < kSpreadSum)) > kSpreadThreads;
   }
 };
 
@@ -673,6 +688,7 @@ struct Consumer {
   RingPosition<kQStages> q;
   RingPosition<kStages> k, v;
   bool k_ready = false, v_ready = false;  // try_wait results of the current K and V
+  int spread_first;  // from this block on to the tile's last, maxima are found before P
 
   __device__ __forceinline__ int first_row(const Tile& tile) {
     return tile.first_row + warpgroup * kWarpgroupRows;
@@ -807,7 +823,7 @@ struct Consumer {
 
   // One block, with two GEMMs in flight: S of this block and PV of the block before. Its softmax
   // runs under the GEMMs of other warpgroups.
-  template <bool masked>
+  template <bool masked, bool each_maximum = false>
   __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
                                        Probabilities& p, Output& o, Softmax& softmax) {
     wait_k();
@@ -821,10 +837,29 @@ struct Consumer {
     if (masked) {
       mask_block(s, block);
     }
+    if (each_maximum) {
+      softmax.update_row_max(s);
+    }
     wgmma_wait<0>();
     finish_pv(o);
     fence_operand(s);  // P's registers are free only now
-    lazy_softmax(s, p, o, softmax);
+    if (each_maximum) {
+      softmax.exponentiate(s);
+      pack_p(p, s);
+      softmax.rescale_output(o, true);
+    } else {
+      lazy_softmax(s, p, o, softmax);
+    }
+  }
+
+  // Whether most warps of the warpgroup say so: all must take the same steps.
+  __device__ __forceinline__ bool most_warps(bool says_so) {
+    bool (&votes)[4] = shared.votes[warpgroup];
+    if (lane() == 0) {
+      votes[threadIdx.x % kWarpgroup / 32] = says_so;
+    }
+    barrier_sync(kStore + warpgroup, kWarpgroup);
+    return votes[0] + votes[1] + votes[2] + votes[3] >= kSpreadWarps;
   }
 
   // P of a tile's first block.
@@ -835,6 +870,7 @@ struct Consumer {
     softmax.update_row_max(s);
     softmax.exponentiate(s);
     pack_p(p, s);
+    spread_first = tile.blocks.last - (most_warps(softmax.spread()) ? 1 + kSpreadBlocks : 0);
   }
 
   // The first block of a tile, with nothing else in flight.
@@ -882,6 +918,10 @@ struct Consumer {
     first_block(tile, s, p, softmax);
     for (;;) {
       int block = tile.blocks.last - 2;
+      // of widely spread scores, the first blocks
+      for (; block >= max(tile.blocks.first, spread_first); --block) {
+        step<false, true>(tile, block, s, p, o, softmax);
+      }
       for (; block >= tile.blocks.first; --block) {
         step<false>(tile, block, s, p, o, softmax);
       }
@@ -1302,6 +1342,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d256_full_m128n64_halves_info(v
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d256_full_m128n64_halves",
-      "c32319fcd024bb8ab0bec1a78c20fcf8879543c8bfe22dbfedecb0dfd5350c42"};
+      "ce98d69a61b7bd026610d39257567a43cfd04282d6ca75ea3bcedf00220c961c"};
   return &info;
 }

@@ -1,15 +1,14 @@
-// fwd_e4m3_d128_causal_m128n128_vrows_sblock: fused attention forward for Hopper (sm_90a). Rendered
-// by fagen; do not edit.
+// fwd_e4m3_d256_full_m128n96_halves_nointer_vrows: fused attention forward for Hopper (sm_90a).
+// Rendered by fagen; do not edit.
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
 //
-// One thread block computes a tile of 128 query rows of one head, 128 keys at a time from the last
+// One thread block computes a tile of 128 query rows of one head, 96 keys at a time from the last
 // to the first, by online softmax in base 2. One producer warp copies Q, K and V into shared memory
-// by TMA; 2 consumer warpgroups of 64 rows each multiply by WGMMA, in ping-pong: they take turns at
-// the tensor cores.
+// by TMA; 2 consumer warpgroups of 64 rows each multiply by WGMMA.
 //
 // Q, K, V and P are in e4m3, with scales. The PV GEMM needs V transposed: other warps of
-// the producer's warpgroup do that. One warp writes the scales of blocks to shared memory.
+// the producer's warpgroup do that.
 //
 // Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
 
@@ -44,20 +43,20 @@ struct FagenForwardArgs {
   uint32_t version;         // 3: callers built for another are recognised
   void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
   int64_t workspace_bytes;  // how large it is
-  const void* q;            // e4m3 (batch, seqlen_q, heads, 128)
-  const void* k;            // e4m3 (batch, seqlen_k, kv_heads, 128)
-  const void* v;            // e4m3 (batch, seqlen_k, kv_heads, 128)
-  const void* q_descale;    // fp32 (batch or 1, heads or 1, ceil(seqlen_q / 64)): what q is to be
-                            // multiplied by, finite and above 0
-  const void* k_descale;  // fp32 (batch or 1, kv_heads or 1, ceil(seqlen_k / 64)): what k is to be
-                          // multiplied by, finite and above 0
-  const void* v_descale;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what columns of v are to be
+  const void* q;            // e4m3 (batch, seqlen_q, heads, 256)
+  const void* k;            // e4m3 (batch, seqlen_k, kv_heads, 256)
+  const void* v;            // e4m3 (batch, seqlen_k, kv_heads, 256)
+  const void* q_descale;  // fp32 (batch or 1, heads or 1, 1): what q is to be multiplied by, finite
+                          // and above 0; null: 1
+  const void* k_descale;  // fp32 (batch or 1, kv_heads or 1, 1): what k is to be multiplied by,
+                          // finite and above 0; null: 1
+  const void* v_descale;  // fp32 (batch or 1, kv_heads or 1, 256 or 1): what columns of v are to be
                           // multiplied by, finite and above 0; null: 1
-  const void* v_mean;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what was taken off columns of
+  const void* v_mean;  // fp32 (batch or 1, kv_heads or 1, 256 or 1): what was taken off columns of
                        // v before they were quantised; null: nothing
-  const void* k_mean;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what was taken off columns of
+  const void* k_mean;  // fp32 (batch or 1, kv_heads or 1, 256 or 1): what was taken off columns of
                        // k before they were quantised; null: nothing
-  void* out;           // bf16 (batch, seqlen_q, heads, 128): zeros in a row that sees no key
+  void* out;           // bf16 (batch, seqlen_q, heads, 256): zeros in a row that sees no key
   void* lse;  // fp32 (batch, heads, seqlen_q): log-sum-exp, natural logarithm; minus infinity in a
               // row that sees no key; null if not wanted
   int64_t q_stride_batch, q_stride_head, q_stride_seq;
@@ -102,59 +101,53 @@ extern "C" {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock(const struct FagenForwardArgs* args,
-                                                     void* stream);
-// How many bytes of workspace a call of these sizes needs; -1 where args is null. They are zeros
-// before the first call, and each call leaves them so; calls that may run at once need one each.
-int64_t fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_workspace(
+int fagen_fwd_e4m3_d256_full_m128n96_halves_nointer_vrows(const struct FagenForwardArgs* args,
+                                                          void* stream);
+// How many bytes of workspace a call of these sizes needs; -1 where args is null.
+int64_t fagen_fwd_e4m3_d256_full_m128n96_halves_nointer_vrows_workspace(
     const struct FagenForwardArgs* args);
-const char* fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_message(int status);
-const struct FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_info(void);
+const char* fagen_fwd_e4m3_d256_full_m128n96_halves_nointer_vrows_message(int status);
+const struct FagenKernelInfo* fagen_fwd_e4m3_d256_full_m128n96_halves_nointer_vrows_info(void);
 
 }  // extern "C"
 
-namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_kernel {
+namespace fagen_fwd_e4m3_d256_full_m128n96_halves_nointer_vrows_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
 using Element = __nv_fp8_e4m3;
 using OutElement = __nv_bfloat16;
 
-constexpr int kHeadDim = 128;
-constexpr int kHeadDimV = 128;
-constexpr int kHeadDimPadded = 128;  // in shared memory, padded with zeros
-constexpr int kHeadDimVPadded = 128;
+constexpr int kHeadDim = 256;
+constexpr int kHeadDimV = 256;
+constexpr int kHeadDimPadded = 256;  // in shared memory, padded with zeros
+constexpr int kHeadDimVPadded = 256;
 constexpr int kBlockM = 128;
-constexpr int kBlockN = 128;
+constexpr int kBlockN = 96;
 constexpr int kStages = 2;  // K and V buffers
 constexpr int kQStages = 1;
 constexpr int kConsumers = 2;  // warpgroups of 64 query rows
 constexpr int kThreads = 384;
 constexpr int kLaunchRegisters = 168;
-constexpr int kProducerRegisters = 56;
-constexpr int kConsumerRegisters = 224;
-constexpr int kTileStages = 2;    // tiles drawn and not yet done
-constexpr int kTileReaders = 11;  // warps that ask for them
-constexpr int kDrawAhead =
-    2;  // blocks before its end that a tile's successor is drawn: enough to hide the answer's way
-constexpr int kSectionRounds = 4;  // tiles for each multiprocessor in the last section of heads
-constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
+constexpr int kProducerRegisters = 40;
+constexpr int kConsumerRegisters = 232;
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
+constexpr float kFar =
+    16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
+constexpr float kFarScale = 0.25f;  // no smaller one leads there from products of e4m3
 constexpr float kPOffset =
-    8.0f;                       // log2 units: P is kept this much larger, to use more of its range
-constexpr int kScaleRows = 64;  // rows of Q, or keys, that share a scale
-constexpr int kGroups = kBlockN / kScaleRows;
+    8.0f;  // log2 units: P is kept this much larger, to use more of its range
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
 constexpr int kQkSlab = 128;  // columns
-constexpr int kVSlab = 128;   // of keys: V lies transposed
-constexpr int kVSwizzleBits = 3;
+constexpr int kVSlab = 32;    // of keys: V lies transposed
+constexpr int kVSwizzleBits = 1;
 constexpr int kVRowsSlab = 128;  // of V as it arrives
 constexpr int kVRowsSwizzleBits = 3;
 constexpr int kOSlab = 64;
 constexpr int kOSwizzleBits = 3;
 constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B128;
-constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B128;
+constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B32;
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -167,18 +160,15 @@ using Output = float[kOutputColumns / 2];  // a thread's part of a warpgroup's O
 using Barrier = cutlass::arch::ClusterBarrier;
 using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
 
-using BlockScales = float[kGroups];  // K's descales of a block
-
 // Blocks first … last - 1 of kBlockN keys, visited from the last to the first.
-// Of first … full_last - 1 every row sees all keys.
 struct Blocks {
-  int first, full_last, last;
+  int first, last;
 };
 
 // kBlockM query rows of one head, and the keys they see.
-struct alignas(16) Tile {
+struct Tile {
   int first_row, head, kv_head, batch;
-  Blocks blocks;  // last < first: no tile
+  Blocks blocks;
 };
 
 struct SharedStorage {
@@ -186,8 +176,7 @@ struct SharedStorage {
   alignas(1024) Element k[kStages][kBlockN * kHeadDimPadded];
   alignas(1024) Element v_rows[kStages][kBlockN * kHeadDimVPadded];  // row-major, as they arrive
   alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
-  alignas(1024) OutElement o[kBlockM * kHeadDimVPadded];
-  alignas(1024) BlockScales scales[kStages];
+  alignas(1024) OutElement o[kBlockM * kHeadDimVPadded / 2];
   alignas(1024) TransactionBarrier q_full[kQStages][kConsumers];
   TransactionBarrier k_full[kStages];
   TransactionBarrier v_full[kStages];
@@ -196,11 +185,9 @@ struct SharedStorage {
   Barrier q_empty[kQStages][kConsumers];
   Barrier k_empty[kStages];
   Barrier v_empty[kStages];
-  Barrier tile_full[kTileStages], tile_empty[kTileStages];
-  Tile tiles[kTileStages];  // in work, and next
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes <= 149504, "the layout outgrew the plan's ledger");
+static_assert(kSharedBytes <= 214016, "the layout outgrew the plan's ledger");
 
 template <class Integer>
 __host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
@@ -229,7 +216,7 @@ struct FastDivisor {
   }
 };
 
-// Descales in global memory, by batch and head, one for each kScaleRows rows.
+// Descales in global memory, by batch and head.
 struct ScaleTensor {
   const float* data;
   int64_t stride_batch, stride_head;
@@ -284,16 +271,10 @@ struct Params {
   int64_t q_stride_batch, q_stride_head, q_stride_seq;
   FastDivisor heads, heads_per_kv_head;
   int seqlen_q, seqlen_k;
-  int m_blocks;          // tiles of one head
+  FastDivisor m_blocks;  // tiles of one head
   int slots;             // of tiles, over all heads and batches
   bool has_empty_tiles;  // whose rows see no key
-  int sections;
-  FastDivisor section_slots;
-  FastDivisor section_heads;  // heads of any batch whose K and V share the L2 cache
-  FastDivisor last_section_heads;
-  int m_end, tiles;       // of all tiles, slots are for those that see a key
-  uint32_t* tiles_drawn;  // of the slots, beyond the first of each block
-  float scale_log2;       // scale * log2(e)
+  float scale_log2;      // scale * log2(e)
 };
 
 // ---- Tensor cores ----------------------------------------------------------------------------
@@ -357,35 +338,35 @@ __device__ constexpr uint32_t column_offset(int k) {
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], Descriptor q, Descriptor k) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
+      "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
-      "%64, %65, %66, 1, 1;"
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47 }, "
+      "%48, %49, %50, 1, 1;"
       : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]), "+f"(s[6]),
         "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]), "+f"(s[12]), "+f"(s[13]),
         "+f"(s[14]), "+f"(s[15]), "+f"(s[16]), "+f"(s[17]), "+f"(s[18]), "+f"(s[19]), "+f"(s[20]),
         "+f"(s[21]), "+f"(s[22]), "+f"(s[23]), "+f"(s[24]), "+f"(s[25]), "+f"(s[26]), "+f"(s[27]),
         "+f"(s[28]), "+f"(s[29]), "+f"(s[30]), "+f"(s[31]), "+f"(s[32]), "+f"(s[33]), "+f"(s[34]),
         "+f"(s[35]), "+f"(s[36]), "+f"(s[37]), "+f"(s[38]), "+f"(s[39]), "+f"(s[40]), "+f"(s[41]),
-        "+f"(s[42]), "+f"(s[43]), "+f"(s[44]), "+f"(s[45]), "+f"(s[46]), "+f"(s[47]), "+f"(s[48]),
-        "+f"(s[49]), "+f"(s[50]), "+f"(s[51]), "+f"(s[52]), "+f"(s[53]), "+f"(s[54]), "+f"(s[55]),
-        "+f"(s[56]), "+f"(s[57]), "+f"(s[58]), "+f"(s[59]), "+f"(s[60]), "+f"(s[61]), "+f"(s[62]),
-        "+f"(s[63])
+        "+f"(s[42]), "+f"(s[43]), "+f"(s[44]), "+f"(s[45]), "+f"(s[46]), "+f"(s[47])
       : "l"(q.bits()), "l"(k.bits()), "n"(accumulate ? 1 : 0));
 }
 
 // O (64 x kOutputColumns) += P (64 x 32, from registers) V (32 x kOutputColumns).
 __device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descriptor v) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
+      "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
-      "{ %64, %65, %66, %67 }, "
-      "%68, 1, 1, 1;"
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127 }, "
+      "{ %128, %129, %130, %131 }, "
+      "%132, 1, 1, 1;"
       : "+f"(o[0]), "+f"(o[1]), "+f"(o[2]), "+f"(o[3]), "+f"(o[4]), "+f"(o[5]), "+f"(o[6]),
         "+f"(o[7]), "+f"(o[8]), "+f"(o[9]), "+f"(o[10]), "+f"(o[11]), "+f"(o[12]), "+f"(o[13]),
         "+f"(o[14]), "+f"(o[15]), "+f"(o[16]), "+f"(o[17]), "+f"(o[18]), "+f"(o[19]), "+f"(o[20]),
@@ -395,7 +376,16 @@ __device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descripto
         "+f"(o[42]), "+f"(o[43]), "+f"(o[44]), "+f"(o[45]), "+f"(o[46]), "+f"(o[47]), "+f"(o[48]),
         "+f"(o[49]), "+f"(o[50]), "+f"(o[51]), "+f"(o[52]), "+f"(o[53]), "+f"(o[54]), "+f"(o[55]),
         "+f"(o[56]), "+f"(o[57]), "+f"(o[58]), "+f"(o[59]), "+f"(o[60]), "+f"(o[61]), "+f"(o[62]),
-        "+f"(o[63])
+        "+f"(o[63]), "+f"(o[64]), "+f"(o[65]), "+f"(o[66]), "+f"(o[67]), "+f"(o[68]), "+f"(o[69]),
+        "+f"(o[70]), "+f"(o[71]), "+f"(o[72]), "+f"(o[73]), "+f"(o[74]), "+f"(o[75]), "+f"(o[76]),
+        "+f"(o[77]), "+f"(o[78]), "+f"(o[79]), "+f"(o[80]), "+f"(o[81]), "+f"(o[82]), "+f"(o[83]),
+        "+f"(o[84]), "+f"(o[85]), "+f"(o[86]), "+f"(o[87]), "+f"(o[88]), "+f"(o[89]), "+f"(o[90]),
+        "+f"(o[91]), "+f"(o[92]), "+f"(o[93]), "+f"(o[94]), "+f"(o[95]), "+f"(o[96]), "+f"(o[97]),
+        "+f"(o[98]), "+f"(o[99]), "+f"(o[100]), "+f"(o[101]), "+f"(o[102]), "+f"(o[103]),
+        "+f"(o[104]), "+f"(o[105]), "+f"(o[106]), "+f"(o[107]), "+f"(o[108]), "+f"(o[109]),
+        "+f"(o[110]), "+f"(o[111]), "+f"(o[112]), "+f"(o[113]), "+f"(o[114]), "+f"(o[115]),
+        "+f"(o[116]), "+f"(o[117]), "+f"(o[118]), "+f"(o[119]), "+f"(o[120]), "+f"(o[121]),
+        "+f"(o[122]), "+f"(o[123]), "+f"(o[124]), "+f"(o[125]), "+f"(o[126]), "+f"(o[127])
       : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v.bits()));
 }
 
@@ -405,22 +395,8 @@ __device__ __forceinline__ int lane() {
   return threadIdx.x % 32;
 }
 
-// The keys first … last - 1 that a row sees; none where last <= first. Both ends rise from row to
-// row.
-struct Keys {
-  int first, last;
-};
-
-__host__ __device__ __forceinline__ Keys seen_by(const Params& params, int row) {
-  const int seqlen_q = params.seqlen_q, seqlen_k = params.seqlen_k;
-  return {0, min(seqlen_k, row + seqlen_k - seqlen_q + 1)};
-}
-
-// What the rows first_row … last_row see.
-__host__ __device__ __forceinline__ Blocks blocks_of(const Params& params, int first_row,
-                                                     int last_row) {
-  const Keys top = seen_by(params, first_row), bottom = seen_by(params, last_row);
-  return {0, max(0, top.last) / kBlockN, ceil_div(max(0, bottom.last), kBlockN)};
+__device__ __forceinline__ Blocks blocks_of(const Params& params) {
+  return {0, ceil_div(params.seqlen_k, kBlockN)};
 }
 
 __device__ __forceinline__ Tile tile_of(const Params& params, int flat_head, int m_block) {
@@ -429,19 +405,13 @@ __device__ __forceinline__ Tile tile_of(const Params& params, int flat_head, int
   tile.batch = params.heads.divide(flat_head);
   tile.head = flat_head - tile.batch * params.heads.value;
   tile.kv_head = params.heads_per_kv_head.divide(tile.head);
-  tile.blocks = blocks_of(params, tile.first_row, tile.first_row + kBlockM - 1);
+  tile.blocks = blocks_of(params);
   return tile;
 }
 
 __device__ __forceinline__ Tile tile_at(const Params& params, int index) {
-  // Longest tiles of a section first, so that short ones fill its end.
-  const int section = min(params.section_slots.divide(index), params.sections - 1);
-  const int rank = index - section * params.section_slots.value;
-  const FastDivisor& heads =
-      section + 1 < params.sections ? params.section_heads : params.last_section_heads;
-  const int row = heads.divide(rank);
-  const int m_block = params.m_end - 1 - row;
-  const int flat_head = section * params.section_heads.value + rank - row * heads.value;
+  const int flat_head = params.m_blocks.divide(index);  // neighbours share K and V
+  const int m_block = index - flat_head * params.m_blocks.value;
   return tile_of(params, flat_head, m_block);
 }
 
@@ -460,22 +430,22 @@ struct RingPosition {
   }
 };
 
-// The tiles that the producer draws, for one warp.
+// The tiles of one thread block.
 struct Tiles {
-  SharedStorage& shared;
-  uint32_t taken = 0;  // so far
+  int index = blockIdx.x;
+
+  __device__ __forceinline__ void advance() { index += gridDim.x; }
 
   // The next tile that sees a key; false at the end.
-  __device__ __forceinline__ bool next(const Params&, Tile& tile) {
-    const uint32_t stage = taken % kTileStages, phase = taken / kTileStages % 2;
-    shared.tile_full[stage].wait(phase);
-    tile = shared.tiles[stage];
-    __syncwarp();  // one lane arrives for all
-    if (lane() == 0) {
-      shared.tile_empty[stage].arrive();
+  __device__ __forceinline__ bool next(const Params& params, Tile& tile) {
+    while (index < params.slots) {
+      tile = tile_at(params, index);
+      advance();
+      if (tile.blocks.last > tile.blocks.first) {
+        return true;
+      }
     }
-    ++taken;
-    return tile.blocks.last > tile.blocks.first;
+    return false;
   }
 };
 
@@ -487,8 +457,8 @@ struct EmptyTiles {
     if (!params.has_empty_tiles) {
       return false;
     }
-    while (index < params.tiles) {
-      tile = tile_of(params, index / params.m_blocks, index % params.m_blocks);
+    while (index < params.slots) {
+      tile = tile_at(params, index);
       index += gridDim.x;
       if (tile.blocks.last == tile.blocks.first) {
         return true;
@@ -546,67 +516,77 @@ __device__ __forceinline__ float quad_sum(float x) {
 }
 
 struct Softmax {
-  float scale = 0.f;                    // from scores to exponents of 2: scale * log2(e) * Q's
-  float max[2] = {kNoScore, kNoScore};  // of the exponents
+  float scale = 0.f;  // from scores to exponents of 2: scale * log2(e) * Q's * K's
+  float max[2] = {kNoScore, kNoScore};  // of the scores
   float sum[2] = {0.f, 0.f};            // this thread's part, times 2^kPOffset like P
   float rescale[2] = {1.f, 1.f};        // of O, from the last reference to this one
-
-  static constexpr int kShare = kBlockN / 2 / kGroups;  // a thread's scores under one scale
+  bool far = false;                     // see move_far
 
   // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
   // log-sum-exp of a row share that rounding, and it cancels out.
-  __device__ __forceinline__ float reference(int r) const { return max[r] - kPOffset; }
+  __device__ __forceinline__ float reference(int r) const {
+    return __fmaf_rn(max[r], scale, -kPOffset);
+  }
 
   // Updates the row maxima by a block of scores, and rescales the sums. Returns whether O must be
   // rescaled.
-  __device__ __forceinline__ bool update_row_max(const float (&s)[kBlockN / 2],
-                                                 const BlockScales& block) {
-    float top[2] = {max[0], max[1]};
+  __device__ __forceinline__ bool update_row_max(float (&s)[kBlockN / 2]) {
+    // Two chains a row, to hide latency.
+    float chains[4] = {s[0], s[2], s[4], s[6]};
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const float* x = s + g * kShare;
-      // Two chains a row, to hide latency.
-      float chains[4] = {x[0], x[2], x[4], x[6]};
-#pragma unroll
-      for (int i = 0; i < kShare; i += 2) {
-        const int chain = row_of(i) + i / 4 % 2 * 2;
-        chains[chain] = fmaxf(chains[chain], fmaxf(x[i], x[i + 1]));
-      }
-      const float factor = scale * block[g];
-      top[0] = fmaxf(top[0], fmaxf(chains[0], chains[2]) * factor);
-      top[1] = fmaxf(top[1], fmaxf(chains[1], chains[3]) * factor);
+    for (int i = 0; i < kBlockN / 2; i += 2) {
+      const int chain = row_of(i) + i / 4 % 2 * 2;
+      chains[chain] = fmaxf(chains[chain], fmaxf(s[i], s[i + 1]));
     }
-    // Mostly no row max of a warp grows, and then nothing is exchanged or rescaled.
-    if (__all_sync(0xffffffff, top[0] <= max[0] && top[1] <= max[1])) {
-      return false;
-    }
+    const float top[2] = {fmaxf(max[0], fmaxf(chains[0], chains[2])),
+                          fmaxf(max[1], fmaxf(chains[1], chains[3]))};
+    const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
     }
+    if (scale >= kFarScale && (far || is_far(0) || is_far(1))) {
+      move_far(s, before, old);
+    }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
-    return true;
+    return __any_sync(0xffffffff, rescale[0] < 1.f || rescale[1] < 1.f);
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
+  }
+
+  // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
+  // end of the tile the row maxima are subtracted before scores are scaled, which is exact, and
+  // each block finds its own.
+  __device__ __forceinline__ void move_far(float (&s)[kBlockN / 2], const float (&before)[2],
+                                           const float (&old)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float rise =
+          far ? (before[r] - max[r]) * scale : __fmaf_rn(-max[r], scale, old[r] + kPOffset);
+      rescale[r] = before[r] == kNoScore ? 0.f : exp2_approx(rise);
+    }
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      s[i] -= max[row_of(i)];
+    }
+    far = true;
   }
 
   // P of a block of scores, in place, relative to the row maxima, times 2^kPOffset; its row sums
   // are added up.
-  __device__ __forceinline__ void exponentiate(float (&s)[kBlockN / 2], const BlockScales& block) {
-    const float offset[2] = {-reference(0), -reference(1)};
+  __device__ __forceinline__ void exponentiate(float (&s)[kBlockN / 2]) {
+    const float offset[2] = {far ? kPOffset : -reference(0), far ? kPOffset : -reference(1)};
     float chains[4];
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const float* x = s + g * kShare;
-      float* y = s + g * kShare;
-      const float factor = scale * block[g];
-#pragma unroll
-      for (int i = 0; i < kShare; ++i) {
-        y[i] = exp2_approx(fmaf(x[i], factor, offset[row_of(i)]));
-        const int chain = row_of(i) + i % 2 * 2;
-        chains[chain] = g == 0 && i < 4 ? y[i] : chains[chain] + y[i];
-      }
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      s[i] = exp2_approx(fmaf(s[i], scale, offset[row_of(i)]));
+      const int chain = row_of(i) + i % 2 * 2;
+      chains[chain] = i < 4 ? s[i] : chains[chain] + s[i];
     }
     sum[0] += chains[0] + chains[2];
     sum[1] += chains[1] + chains[3];
@@ -730,46 +710,14 @@ struct Loader {
   }
 };
 
-// Draws tiles and passes them on. Used by the producer.
-struct TileScheduler {
-  const Params& params;
-  SharedStorage& shared;
-  int drawn = blockIdx.x - gridDim.x;  // beyond the first tile of each block, which nobody draws
-  uint32_t passed_on = 0;              // tiles so far
-
-  // Asks for the next tile. The last to ask, one past the end for each block, wraps the counter to
-  // zero: the next call finds it as this one did.
-  __device__ __forceinline__ void draw() {
-    drawn = atomicInc(params.tiles_drawn, params.slots - 1);
-  }
-
-  // The next tile, once it is drawn; false at the end.
-  __device__ __forceinline__ bool next(Tile& tile) {
-    const int index = gridDim.x + drawn;
-    const uint32_t stage = passed_on % kTileStages, phase = passed_on / kTileStages % 2;
-    tile = tile_at(params, index);
-    if (index >= params.slots) {
-      tile.blocks.last = tile.blocks.first;
-    }
-    shared.tile_empty[stage].wait(phase ^ 1);
-    shared.tiles[stage] = tile;
-    shared.tile_full[stage].arrive();
-    ++passed_on;
-    return index < params.slots;
-  }
-};
-
 // The producer warp. K is one block ahead of V, because S is computed before P.
 __device__ __forceinline__ void produce(const Params& params, SharedStorage& shared) {
   Loader loader{params, shared};
-  TileScheduler tiles{params, shared};
-  for (Tile tile; tiles.next(tile);) {
+  Tiles tiles;
+  for (Tile tile; tiles.next(params, tile);) {
     loader.load_k(tile, tile.blocks.last - 1);
     loader.load_q(tile);
     for (int block = tile.blocks.last - 1; block >= tile.blocks.first; --block) {
-      if (block == min(tile.blocks.first + kDrawAhead, tile.blocks.last - 1)) {
-        tiles.draw();
-      }
       if (block > tile.blocks.first) {
         loader.load_k(tile, block - 1);
       }
@@ -777,33 +725,6 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage& sha
     }
   }
 }
-
-// Writes the descales of a block to shared memory. Used by a whole warp: its lanes read those of
-// kBlocks blocks at once, and each writes its own when that block comes.
-struct ScaleProducer {
-  static constexpr int kBlocks = 32 / kGroups;
-
-  const Params& params;
-  SharedStorage& shared;
-  RingPosition<kStages> k;
-  float k_scale;
-
-  // Blocks come in the order of the tile, from the last to the first.
-  __device__ __forceinline__ void write(const Tile& tile, int block) {
-    const int first_lane = block % kBlocks * kGroups;  // of those with this block's descales
-    if (block == tile.blocks.last - 1 || block % kBlocks == kBlocks - 1) {
-      const int group = min(block * kGroups + lane() - first_lane,
-                            (params.seqlen_k - 1) / kScaleRows);  // keys may end before
-      k_scale = __ldg(params.k_scale.at(tile.batch, tile.kv_head) + group);
-    }
-    shared.k_empty[k.stage].wait(k.phase ^ 1);
-    if (lane() >= first_lane && lane() < first_lane + kGroups) {
-      shared.scales[k.stage][lane() - first_lane] = k_scale;
-      shared.k_full[k.stage].arrive();
-    }
-    k.advance();
-  }
-};
 
 // ---- Transposing V ---------------------------------------------------------------------------
 
@@ -824,56 +745,59 @@ __device__ __forceinline__ uint32_t flip(uint32_t row_offset) {
   return (row_offset >> 3) & (((1 << swizzle_bits) - 1) << 4);
 }
 
-// Transposes a block, 32 keys by 16 columns at a time. To ldmatrix two columns are one 16-bit
-// element: a lane gets keys 2q, 2q + 1, and from the next matrix 8 + 2q, 9 + 2q, of a pair of
-// columns, where q is lane % 4. That is P's order already. What remains is to part the pair.
-__device__ __forceinline__ void transpose(const Element* rows, Element* columns, int transposer) {
+// Transposes a warp's part of a block, in units of 32 keys by 16 columns. To ldmatrix two columns
+// are one 16-bit element: a lane gets keys 2q, 2q + 1, and from the next matrix 8 + 2q, 9 + 2q, of
+// a pair of columns, where q is lane % 4. That is P's order already. What remains is to part the
+// pair.
+template <int transposer>
+__device__ __forceinline__ void transpose(const Element* rows, Element* columns) {
   uint32_t lane;  // read anew, lest what follows from it stay in registers
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  const uint32_t source = lane * kVRowsSlab;  // a lane gives ldmatrix the address of its key
-  const uint32_t source_flip = flip<kVRowsSwizzleBits>(source);
+  const uint32_t key_row = lane * kVRowsSlab;  // a lane gives ldmatrix the address of its key
+  const uint32_t source = key_row ^ flip<kVRowsSwizzleBits>(key_row);
   // stmatrix writes eight rows at once, which must be in different banks, as even columns alone are
   // not: so the lanes of the upper four pairs part them the other way round.
   const uint32_t even = lane < 16 ? 0x6420 : 0x7531;
   const uint32_t pair = lane % 8;  // whose address, in matrix lane / 8, this lane gives to stmatrix
-  const uint32_t target = (2 * pair + (lane / 8 % 2 ^ pair / 4)) * kVSlab;
-  const uint32_t key = lane / 16 * 16 ^ flip<kVSwizzleBits>(target);
+  const uint32_t column_row = (2 * pair + (lane / 8 % 2 ^ pair / 4)) * kVSlab;
+  const uint32_t target = (column_row + lane / 16 * 16) ^ flip<kVSwizzleBits>(column_row);
 
-  for (uint32_t column = transposer * 16; column < kHeadDimVPadded; column += kTransposers * 16) {
-    const Element* from = rows + column / kVRowsSlab * (kBlockN * kVRowsSlab) + source +
-                          (column % kVRowsSlab ^ source_flip);
-    Element* to = columns + column * kVSlab + target;
+  constexpr int kKeyUnits = kBlockN / 32;
+  constexpr int kUnits = kHeadDimVPadded / 16 * kKeyUnits;  // of all transposers
+  constexpr int kFirst = ceil_div(transposer * kUnits, kTransposers);
+  constexpr int kLast = ceil_div((transposer + 1) * kUnits, kTransposers);
+  constexpr int kLoads =
+      kProducerRegisters < 40 ? 2 : 4;  // in flight while a unit is stored; each has four registers
+  uint32_t x[kLoads][4];
 #pragma unroll
-    for (int n = 0; n < kBlockN; n += 32) {
-      uint32_t x[4];
-      load_transposed(from + n * kVRowsSlab, x);
-      store_matrices(to + n / kVSlab * (kHeadDimVPadded * kVSlab) + (n % kVSlab ^ key),
-                     __byte_perm(x[0], x[1], even), __byte_perm(x[0], x[1], even ^ 0x1111),
-                     __byte_perm(x[2], x[3], even), __byte_perm(x[2], x[3], even ^ 0x1111));
+  for (int next = kFirst; next < kLast + kLoads; ++next) {
+    if (next >= kFirst + kLoads) {
+      const int unit = next - kLoads, key = unit % kKeyUnits * 32, column = unit / kKeyUnits * 16;
+      const uint32_t (&pairs)[4] = x[unit % kLoads];
+      store_matrices(
+          columns + (key / kVSlab * kHeadDimVPadded + column) * kVSlab + (target ^ key % kVSlab),
+          __byte_perm(pairs[0], pairs[1], even), __byte_perm(pairs[0], pairs[1], even ^ 0x1111),
+          __byte_perm(pairs[2], pairs[3], even), __byte_perm(pairs[2], pairs[3], even ^ 0x1111));
+    }
+    if (next < kLast) {
+      const int key = next % kKeyUnits * 32, column = next / kKeyUnits * 16;
+      load_transposed(rows + (column / kVRowsSlab * kBlockN + key) * kVRowsSlab +
+                          (source ^ column % kVRowsSlab),
+                      x[next % kLoads]);
     }
   }
 }
 
-// The warps of the producer's warpgroup that do not load.
-// The last one, which has no more columns than any other, writes scales as well.
+// One of the warps of the producer's warpgroup that do not load.
+template <int transposer>
 __device__ __forceinline__ void produce_transposed_v(const Params& params, SharedStorage& shared) {
-  const int transposer =
-      __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - (kWarpgroup / 32 - kTransposers);
   RingPosition<kStages> v;
-  ScaleProducer scales{params, shared};
-  constexpr int kLead = 1;  // blocks that K is ahead of V
-  Tiles tiles{shared};
+  Tiles tiles;
   for (Tile tile; tiles.next(params, tile);) {
-    for (int block = tile.blocks.last - 1 + kLead; block >= tile.blocks.first; --block) {
-      if (block - kLead >= tile.blocks.first && transposer == kTransposers - 1) {
-        scales.write(tile, block - kLead);
-      }
-      if (block >= tile.blocks.last) {
-        continue;
-      }
+    for (int block = tile.blocks.last - 1; block >= tile.blocks.first; --block) {
       shared.v_rows_full[v.stage].wait(v.phase);
       shared.v_empty[v.stage].wait(v.phase ^ 1);
-      transpose(shared.v_rows[v.stage], shared.v[v.stage], transposer);
+      transpose<transposer>(shared.v_rows[v.stage], shared.v[v.stage]);
       // For what wgmma reads and for what TMA overwrites.
       cutlass::arch::fence_view_async_shared();
       __syncwarp();
@@ -886,17 +810,25 @@ __device__ __forceinline__ void produce_transposed_v(const Params& params, Share
   }
 }
 
+// Each has code of its own: so where its units lie is known there, but for a lane's part of it.
+__device__ __forceinline__ void produce_transposed_v(const Params& params, SharedStorage& shared) {
+  switch (__shfl_sync(0xffffffff, threadIdx.x / 32, 0) - (kWarpgroup / 32 - kTransposers)) {
+    case 0:
+      return produce_transposed_v<0>(params, shared);
+    case 1:
+      return produce_transposed_v<1>(params, shared);
+    case 2:
+      return produce_transposed_v<2>(params, shared);
+  }
+}
+
 // ---- Multiplying -----------------------------------------------------------------------------
 
 // Hardware barriers, by number; 0 is __syncthreads.
-enum NamedBarrier { kStore = 1, kScheduler = kStore + kConsumers };
+enum NamedBarrier { kStore = 1 };
 
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // One warpgroup: 64 rows of each tile.
@@ -907,7 +839,6 @@ struct Consumer {
   RingPosition<kQStages> q;
   RingPosition<kStages> k, v;
   bool k_ready = false, v_ready = false;  // try_wait results of the current K and V
-  BlockScales key_scales;                 // of the block whose scores come next
 
   __device__ __forceinline__ int first_row(const Tile& tile) {
     return tile.first_row + warpgroup * kWarpgroupRows;
@@ -946,14 +877,6 @@ struct Consumer {
     release(shared.v_empty[v.stage]);
     v.advance();
     v_ready = shared.v_full[v.stage].test_wait(v.phase);
-  }
-
-  // Ping-pong: while one warpgroup has the tensor cores, the others do softmax.
-  __device__ __forceinline__ void scheduler_barrier_wait() {
-    barrier_sync(kScheduler + warpgroup, 2 * kWarpgroup);
-  }
-  __device__ __forceinline__ void scheduler_barrier_arrive() {
-    barrier_arrive(kScheduler + (warpgroup + 1 == kConsumers ? 0 : warpgroup + 1), 2 * kWarpgroup);
   }
 
   // Issues S = QKᵀ.
@@ -1008,21 +931,14 @@ struct Consumer {
     }
   }
 
-  // A warp's 16 rows share a scale.
-  __device__ __forceinline__ Softmax softmax_of(const Tile& tile) {
-    prefetch_columns(tile);
-    const int group = min(first_row(tile) + warp_row(), params.seqlen_q - 1) / kScaleRows;
-    return {params.scale_log2 * __ldg(params.q_scale.at(tile.batch, tile.head) + group)};
+  __device__ __forceinline__ static float scale_at(const ScaleTensor& scale, int batch, int head) {
+    return scale.data ? __ldg(scale.at(batch, head)) : 1.f;
   }
 
-  // The current K's scales, before it is released; not earlier, since the next GEMM would wait for
-  // them.
-  __device__ __forceinline__ void read_scales() {
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      key_scales[g] = shared.scales[k.stage][g];
-    }
-    __syncwarp();  // one lane arrives for all
+  __device__ __forceinline__ Softmax softmax_of(const Tile& tile) {
+    prefetch_columns(tile);
+    return {params.scale_log2 * scale_at(params.q_scale, tile.batch, tile.head) *
+            scale_at(params.k_scale, tile.batch, tile.kv_head)};
   }
 
   // What K's mean, taken off before K was quantised, adds to a row's scores, in log2 units. Four
@@ -1037,19 +953,20 @@ struct Consumer {
       for (int column = lane() % 4; column < kHeadDim; column += 4) {
         sum = fmaf(float(q[column]), __ldg(mean + column * params.k_mean.stride_column), sum);
       }
-      sum *= __ldg(params.q_scale.at(tile.batch, tile.head) + row / kScaleRows);
+      sum *= scale_at(params.q_scale, tile.batch, tile.head);
     }
     return params.scale_log2 * quad_sum(sum);
   }
 
   // Masks the keys of a block that this thread's two rows do not see.
-  __device__ __forceinline__ void mask_block(float (&s)[kBlockN / 2], const Tile& tile, int block) {
-    const int row = first_row(tile) + thread_row(), first_key = block * kBlockN + lane() % 4 * 2;
-    const Keys seen[2] = {seen_by(params, row), seen_by(params, row + 8)};
-    const int last[2] = {seen[0].last - first_key, seen[1].last - first_key};
+  __device__ __forceinline__ void mask_block(float (&s)[kBlockN / 2], int block) {
+    const int last = params.seqlen_k - block * kBlockN - lane() % 4 * 2;
+    if (params.seqlen_k >= (block + 1) * kBlockN) {
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i) {
-      if (column_of(i) >= last[row_of(i)]) {
+      if (column_of(i) >= last) {
         s[i] = -INFINITY;
       }
     }
@@ -1058,7 +975,6 @@ struct Consumer {
   // S is complete: K is released, and Q after the tile's final block.
   __device__ __forceinline__ void finish_qk(float (&s)[kBlockN / 2], bool final_block) {
     fence_operand(s);
-    read_scales();
     release_k();
     release(shared.q_empty[q.stage][warpgroup], final_block);
   }
@@ -1074,21 +990,19 @@ struct Consumer {
   __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
                                        Probabilities& p, Output& o, Softmax& softmax) {
     wait_k();
-    scheduler_barrier_wait();
     issue_qk(s);
     wait_v();
     issue_pv(o, p);
-    scheduler_barrier_arrive();
     wgmma_wait<1>();
     finish_qk(s, block == tile.blocks.first);
     if (masked) {
-      mask_block(s, tile, block);
+      mask_block(s, block);
     }
-    const bool raised = softmax.update_row_max(s, key_scales);
+    const bool raised = softmax.update_row_max(s);
     wgmma_wait<0>();
     finish_pv(o);
     fence_operand(s);  // P's registers are free only now
-    softmax.exponentiate(s, key_scales);
+    softmax.exponentiate(s);
     pack_p(p, s);
     softmax.rescale_output(o, raised);
   }
@@ -1097,9 +1011,9 @@ struct Consumer {
   __device__ __forceinline__ void first_softmax(const Tile& tile, float (&s)[kBlockN / 2],
                                                 Probabilities& p, Softmax& softmax) {
     finish_qk(s, tile.blocks.last - 1 == tile.blocks.first);
-    mask_block(s, tile, tile.blocks.last - 1);
-    softmax.update_row_max(s, key_scales);
-    softmax.exponentiate(s, key_scales);
+    mask_block(s, tile.blocks.last - 1);
+    softmax.update_row_max(s);
+    softmax.exponentiate(s);
     pack_p(p, s);
   }
 
@@ -1125,9 +1039,7 @@ struct Consumer {
   __device__ __forceinline__ void next_tile(Tile& tile, const Tile& next, float (&s)[kBlockN / 2],
                                             Probabilities& p, Output& o, Softmax& softmax) {
     wait_v();
-    scheduler_barrier_wait();
     issue_pv(o, p);
-    scheduler_barrier_arrive();  // before the wait for Q
     const Softmax fresh = softmax_of(next);
     q.advance();
     wait_q();
@@ -1149,9 +1061,6 @@ struct Consumer {
     first_block(tile, s, p, softmax);
     for (;;) {
       int block = tile.blocks.last - 2;
-      for (; block >= tile.blocks.full_last; --block) {
-        step<true>(tile, block, s, p, o, softmax);
-      }
       for (; block >= tile.blocks.first; --block) {
         step<false>(tile, block, s, p, o, softmax);
       }
@@ -1171,6 +1080,8 @@ struct Consumer {
     }
     softmax = fresh;
   }
+
+  static constexpr int kHalf = kHeadDimVPadded / 2;  // columns of O that its buffer holds
 
   // Multiplies O by V's descales.
   __device__ __forceinline__ void scale_columns(const Tile& tile, Output& o) const {
@@ -1240,30 +1151,31 @@ struct Consumer {
       add_means(tile, o, empty);
     }
 
-    OutElement* rows = shared.o + warpgroup * kWarpgroupRows * kHeadDimVPadded;
+    OutElement* rows = shared.o + warpgroup * kWarpgroupRows * kHalf;
     const bool leader = threadIdx.x % kWarpgroup == 0;
-    if (leader) {
-      cute::tma_store_wait<0>();  // the previous tile's O has been read
-    }
-    barrier_sync(kStore + warpgroup, kWarpgroup);
-    store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(rows, [&](int i) { return o[i]; });
-    cutlass::arch::fence_view_async_shared();
-    barrier_sync(kStore + warpgroup, kWarpgroup);
-    if (leader) {
 #pragma unroll
-      for (int column = 0; column < kHeadDimVPadded; column += kOSlab) {
-        cute::SM90_TMA_STORE_4D::copy(&params.out, rows + column * kWarpgroupRows, column,
-                                      first_row(tile), tile.head, tile.batch);
+    for (int first = 0; first < kHeadDimVPadded; first += kHalf) {
+      if (leader) {
+        cute::tma_store_wait<0>();  // the previous half has been read
       }
-      cute::tma_store_arrive();
+      barrier_sync(kStore + warpgroup, kWarpgroup);
+      store_accumulator<kHalf, kOSlab, kOSwizzleBits>(rows,
+                                                      [&](int i) { return o[first / 2 + i]; });
+      cutlass::arch::fence_view_async_shared();
+      barrier_sync(kStore + warpgroup, kWarpgroup);
+      if (leader) {
+#pragma unroll
+        for (int column = 0; column < kHalf; column += kOSlab) {
+          cute::SM90_TMA_STORE_4D::copy(&params.out, rows + column * kWarpgroupRows, first + column,
+                                        first_row(tile), tile.head, tile.batch);
+        }
+        cute::tma_store_arrive();
+      }
     }
   }
 
   __device__ __forceinline__ void run() {
-    if (warpgroup == kConsumers - 1) {
-      scheduler_barrier_arrive();  // warpgroup 0 is first
-    }
-    Tiles tiles{shared};
+    Tiles tiles;
     EmptyTiles rest;
     Tile tile;
     Output o = {};
@@ -1305,16 +1217,12 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     }
     for (int stage = 0; stage < kStages; ++stage) {
-      shared.k_full[stage].init(1 + kGroups);
+      shared.k_full[stage].init(1);
       shared.v_full[stage].init(kTransposers);
       shared.k_empty[stage].init(kConsumers * kWarpgroup / 32);
       shared.v_empty[stage].init(kConsumers * kWarpgroup / 32);
       shared.v_rows_full[stage].init(1);
       shared.v_rows_empty[stage].init(kTransposers);
-    }
-    for (int stage = 0; stage < kTileStages; ++stage) {
-      shared.tile_full[stage].init(1);
-      shared.tile_empty[stage].init(kTileReaders);
     }
     cutlass::arch::fence_barrier_init();
   }
@@ -1336,13 +1244,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-}  // namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_kernel
+}  // namespace fagen_fwd_e4m3_d256_full_m128n96_halves_nointer_vrows_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_host {
+namespace fagen_fwd_e4m3_d256_full_m128n96_halves_nointer_vrows_host {
 
-using namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_kernel;
+using namespace fagen_fwd_e4m3_d256_full_m128n96_halves_nointer_vrows_kernel;
 
 // What a call ends with: the number of its message. Checks come in this order.
 enum Status {
@@ -1405,8 +1313,8 @@ Status check(const void* data, int element_bytes, bool aligned, int64_t most,
   return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
 }
 
-int64_t workspace_bytes([[maybe_unused]] const FagenForwardArgs& a) {
-  return int64_t(4);
+int64_t workspace_bytes(const FagenForwardArgs&) {
+  return 0;
 }
 
 Status check(const FagenForwardArgs& a) {
@@ -1431,23 +1339,24 @@ Status check(const FagenForwardArgs& a) {
               {a.batch, a.k_stride_batch, a.seqlen_k, a.k_stride_seq, a.kv_heads, a.k_stride_head}),
         check(a.v, 1, true, kMostStride,
               {a.batch, a.v_stride_batch, a.seqlen_k, a.v_stride_seq, a.kv_heads, a.v_stride_head}),
-        check(a.q_descale, 4, false, 1073741824,
-              {a.batch, a.q_descale_stride_batch, a.heads, a.q_descale_stride_head,
-               ceil_div(a.seqlen_q, 64), 0}),
-        check(a.k_descale, 4, false, 1073741824,
-              {a.batch, a.k_descale_stride_batch, a.kv_heads, a.k_descale_stride_head,
-               ceil_div(a.seqlen_k, 64), 0}),
+        !a.q_descale ? kOk
+                     : check(a.q_descale, 4, false, 1073741824,
+                             {a.batch, a.q_descale_stride_batch, a.heads, a.q_descale_stride_head}),
+        !a.k_descale
+            ? kOk
+            : check(a.k_descale, 4, false, 1073741824,
+                    {a.batch, a.k_descale_stride_batch, a.kv_heads, a.k_descale_stride_head}),
         !a.v_descale ? kOk
                      : check(a.v_descale, 4, false, 1073741824,
                              {a.batch, a.v_descale_stride_batch, a.kv_heads,
-                              a.v_descale_stride_head, 128, a.v_descale_stride_column}),
+                              a.v_descale_stride_head, 256, a.v_descale_stride_column}),
         !a.v_mean ? kOk
                   : check(a.v_mean, 4, false, 1073741824,
-                          {a.batch, a.v_mean_stride_batch, a.kv_heads, a.v_mean_stride_head, 128,
+                          {a.batch, a.v_mean_stride_batch, a.kv_heads, a.v_mean_stride_head, 256,
                            a.v_mean_stride_column}),
         !a.k_mean ? kOk
                   : check(a.k_mean, 4, false, 1073741824,
-                          {a.batch, a.k_mean_stride_batch, a.kv_heads, a.k_mean_stride_head, 128,
+                          {a.batch, a.k_mean_stride_batch, a.kv_heads, a.k_mean_stride_head, 256,
                            a.k_mean_stride_column}),
         check(a.out, 2, true, kMostStride,
               {a.batch, a.out_stride_batch, a.seqlen_q, a.out_stride_seq, a.heads,
@@ -1600,72 +1509,44 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   params.heads_per_kv_head = FastDivisor(a.heads / a.kv_heads);
   params.seqlen_q = a.seqlen_q;
   params.seqlen_k = a.seqlen_k;
-  params.m_blocks = m_blocks;
-  params.has_empty_tiles = seen_by(params, 0).last <= 0;
+  params.m_blocks = FastDivisor(m_blocks);
+  params.has_empty_tiles = a.seqlen_k == 0;
   const int grid = int(std::min<int64_t>(tiles, multiprocessors));
-  // Tiles that see no key are left to the end, and are no part of the order.
-  int m_first = 0;
-  params.m_end = m_blocks;
-  if (params.has_empty_tiles) {
-    const auto empty = [&](int m_block) {
-      const Blocks blocks = blocks_of(params, m_block * kBlockM, m_block * kBlockM + kBlockM - 1);
-      return blocks.last <= blocks.first;
-    };
-    while (m_first < m_blocks && empty(m_first)) {
-      ++m_first;
-    }
-    while (params.m_end > m_first && empty(params.m_end - 1)) {
-      --params.m_end;
-    }
-  }
-  // Sections of heads whose K and V fit their share of the L2 cache. The last one has more heads
-  // where it would else end before short tiles could fill up behind its longest ones.
-  const int64_t seeing = std::max(1, params.m_end - m_first);  // tiles of a head
-  const int64_t flat_heads = int64_t(a.heads) * a.batch;
-  const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
-  const int64_t section = std::max<int64_t>(1, kL2Share / std::max<int64_t>(1, head_bytes)) *
-                          params.heads_per_kv_head.value;
-  const int64_t filling = ceil_div(int64_t(kSectionRounds) * grid, seeing);
-  params.sections = 1 + int(std::max<int64_t>(0, flat_heads - filling) / section);
-  params.section_heads = FastDivisor(int(section));
-  params.section_slots = FastDivisor(int(std::min<int64_t>(section * seeing, tiles)));
-  params.last_section_heads = FastDivisor(int(flat_heads - (params.sections - 1) * section));
-  params.slots = int(flat_heads * (params.m_end - m_first));
-  params.tiles = int(tiles);
-  params.tiles_drawn = static_cast<uint32_t*>(a.workspace);
+  params.slots = int(tiles);
   params.scale_log2 = a.scale * 1.44269504089f;
 
   attention_forward<<<grid, kThreads, sizeof(SharedStorage), stream>>>(params);
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_host
+}  // namespace fagen_fwd_e4m3_d256_full_m128n96_halves_nointer_vrows_host
 
-extern "C" int fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock(const FagenForwardArgs* args,
-                                                                void* stream) {
-  using namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_host;
+extern "C" int fagen_fwd_e4m3_d256_full_m128n96_halves_nointer_vrows(const FagenForwardArgs* args,
+                                                                     void* stream) {
+  using namespace fagen_fwd_e4m3_d256_full_m128n96_halves_nointer_vrows_host;
   const Status status = args ? check(*args) : kNullPointer;
   return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" int64_t fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_workspace(
+extern "C" int64_t fagen_fwd_e4m3_d256_full_m128n96_halves_nointer_vrows_workspace(
     const FagenForwardArgs* args) {
-  return args ? fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_host::workspace_bytes(*args) : -1;
+  return args ? fagen_fwd_e4m3_d256_full_m128n96_halves_nointer_vrows_host::workspace_bytes(*args)
+              : -1;
 }
 
-extern "C" const char* fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_message(int status) {
-  using namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_host;
+extern "C" const char* fagen_fwd_e4m3_d256_full_m128n96_halves_nointer_vrows_message(int status) {
+  using namespace fagen_fwd_e4m3_d256_full_m128n96_halves_nointer_vrows_host;
   return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_info(void) {
-  using namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_sblock_kernel;
+extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_full_m128n96_halves_nointer_vrows_info(void) {
+  using namespace fagen_fwd_e4m3_d256_full_m128n96_halves_nointer_vrows_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       kSharedBytes,
       kThreads,
       kLaunchRegisters,
-      "fwd_e4m3_d128_causal_m128n128_vrows_sblock",
-      "a6163e061632f9d8c98621ef20e52163b7d277c6ec5162a84ae2de4906595fc5"};
+      "fwd_e4m3_d256_full_m128n96_halves_nointer_vrows",
+      "d4b8666b3980322fdf23c20b5a9db6bc3ec822db8ce5565ebfb337f4c0cfa209"};
   return &info;
 }

@@ -1,12 +1,11 @@
-// fwd_e4m3_d256_causal_m128n96_halves_vrows: fused attention forward for Hopper (sm_90a). Rendered
-// by fagen; do not edit.
+// fwd_e4m3_d128_causal_m192n96_s3_nointer_vrows: fused attention forward for Hopper (sm_90a).
+// Rendered by fagen; do not edit.
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
 //
-// One thread block computes a tile of 128 query rows of one head, 96 keys at a time from the last
+// One thread block computes a tile of 192 query rows of one head, 96 keys at a time from the last
 // to the first, by online softmax in base 2. One producer warp copies Q, K and V into shared memory
-// by TMA; 2 consumer warpgroups of 64 rows each multiply by WGMMA, in ping-pong: they take turns at
-// the tensor cores.
+// by TMA; 3 consumer warpgroups of 64 rows each multiply by WGMMA.
 //
 // Q, K, V and P are in e4m3, with scales. The PV GEMM needs V transposed: other warps of
 // the producer's warpgroup do that.
@@ -44,20 +43,20 @@ struct FagenForwardArgs {
   uint32_t version;         // 3: callers built for another are recognised
   void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
   int64_t workspace_bytes;  // how large it is
-  const void* q;            // e4m3 (batch, seqlen_q, heads, 256)
-  const void* k;            // e4m3 (batch, seqlen_k, kv_heads, 256)
-  const void* v;            // e4m3 (batch, seqlen_k, kv_heads, 256)
+  const void* q;            // e4m3 (batch, seqlen_q, heads, 128)
+  const void* k;            // e4m3 (batch, seqlen_k, kv_heads, 128)
+  const void* v;            // e4m3 (batch, seqlen_k, kv_heads, 128)
   const void* q_descale;  // fp32 (batch or 1, heads or 1, 1): what q is to be multiplied by, finite
                           // and above 0; null: 1
   const void* k_descale;  // fp32 (batch or 1, kv_heads or 1, 1): what k is to be multiplied by,
                           // finite and above 0; null: 1
-  const void* v_descale;  // fp32 (batch or 1, kv_heads or 1, 256 or 1): what columns of v are to be
+  const void* v_descale;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what columns of v are to be
                           // multiplied by, finite and above 0; null: 1
-  const void* v_mean;  // fp32 (batch or 1, kv_heads or 1, 256 or 1): what was taken off columns of
+  const void* v_mean;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what was taken off columns of
                        // v before they were quantised; null: nothing
-  const void* k_mean;  // fp32 (batch or 1, kv_heads or 1, 256 or 1): what was taken off columns of
+  const void* k_mean;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what was taken off columns of
                        // k before they were quantised; null: nothing
-  void* out;           // bf16 (batch, seqlen_q, heads, 256): zeros in a row that sees no key
+  void* out;           // bf16 (batch, seqlen_q, heads, 128): zeros in a row that sees no key
   void* lse;  // fp32 (batch, heads, seqlen_q): log-sum-exp, natural logarithm; minus infinity in a
               // row that sees no key; null if not wanted
   int64_t q_stride_batch, q_stride_head, q_stride_seq;
@@ -102,39 +101,39 @@ extern "C" {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows(const struct FagenForwardArgs* args,
-                                                    void* stream);
+int fagen_fwd_e4m3_d128_causal_m192n96_s3_nointer_vrows(const struct FagenForwardArgs* args,
+                                                        void* stream);
 // How many bytes of workspace a call of these sizes needs; -1 where args is null. They are zeros
 // before the first call, and each call leaves them so; calls that may run at once need one each.
-int64_t fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows_workspace(
+int64_t fagen_fwd_e4m3_d128_causal_m192n96_s3_nointer_vrows_workspace(
     const struct FagenForwardArgs* args);
-const char* fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows_message(int status);
-const struct FagenKernelInfo* fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows_info(void);
+const char* fagen_fwd_e4m3_d128_causal_m192n96_s3_nointer_vrows_message(int status);
+const struct FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m192n96_s3_nointer_vrows_info(void);
 
 }  // extern "C"
 
-namespace fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows_kernel {
+namespace fagen_fwd_e4m3_d128_causal_m192n96_s3_nointer_vrows_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
 using Element = __nv_fp8_e4m3;
 using OutElement = __nv_bfloat16;
 
-constexpr int kHeadDim = 256;
-constexpr int kHeadDimV = 256;
-constexpr int kHeadDimPadded = 256;  // in shared memory, padded with zeros
-constexpr int kHeadDimVPadded = 256;
-constexpr int kBlockM = 128;
+constexpr int kHeadDim = 128;
+constexpr int kHeadDimV = 128;
+constexpr int kHeadDimPadded = 128;  // in shared memory, padded with zeros
+constexpr int kHeadDimVPadded = 128;
+constexpr int kBlockM = 192;
 constexpr int kBlockN = 96;
-constexpr int kStages = 2;  // K and V buffers
+constexpr int kStages = 3;  // K and V buffers
 constexpr int kQStages = 1;
-constexpr int kConsumers = 2;  // warpgroups of 64 query rows
-constexpr int kThreads = 384;
-constexpr int kLaunchRegisters = 168;
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
+constexpr int kConsumers = 3;  // warpgroups of 64 query rows
+constexpr int kThreads = 512;
+constexpr int kLaunchRegisters = 128;
+constexpr int kProducerRegisters = 32;
+constexpr int kConsumerRegisters = 160;
 constexpr int kTileStages = 2;    // tiles drawn and not yet done
-constexpr int kTileReaders = 11;  // warps that ask for them
+constexpr int kTileReaders = 15;  // warps that ask for them
 constexpr int kDrawAhead =
     2;  // blocks before its end that a tile's successor is drawn: enough to hide the answer's way
 constexpr int kSectionRounds = 4;  // tiles for each multiprocessor in the last section of heads
@@ -142,6 +141,7 @@ constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFar =
     16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
+constexpr float kFarScale = 0.5f;  // no smaller one leads there from products of e4m3
 constexpr float kPOffset =
     8.0f;  // log2 units: P is kept this much larger, to use more of its range
 
@@ -185,7 +185,7 @@ struct SharedStorage {
   alignas(1024) Element k[kStages][kBlockN * kHeadDimPadded];
   alignas(1024) Element v_rows[kStages][kBlockN * kHeadDimVPadded];  // row-major, as they arrive
   alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
-  alignas(1024) OutElement o[kBlockM * kHeadDimVPadded / 2];
+  alignas(1024) OutElement o[kBlockM * kHeadDimVPadded];
   alignas(1024) TransactionBarrier q_full[kQStages][kConsumers];
   TransactionBarrier k_full[kStages];
   TransactionBarrier v_full[kStages];
@@ -198,7 +198,7 @@ struct SharedStorage {
   Tile tiles[kTileStages];  // in work, and next
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes <= 214016, "the layout outgrew the plan's ledger");
+static_assert(kSharedBytes <= 185344, "the layout outgrew the plan's ledger");
 
 template <class Integer>
 __host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
@@ -373,17 +373,13 @@ __device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], Descriptor q, 
 // O (64 x kOutputColumns) += P (64 x 32, from registers) V (32 x kOutputColumns).
 __device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descriptor v) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 "
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127 }, "
-      "{ %128, %129, %130, %131 }, "
-      "%132, 1, 1, 1;"
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
+      "{ %64, %65, %66, %67 }, "
+      "%68, 1, 1, 1;"
       : "+f"(o[0]), "+f"(o[1]), "+f"(o[2]), "+f"(o[3]), "+f"(o[4]), "+f"(o[5]), "+f"(o[6]),
         "+f"(o[7]), "+f"(o[8]), "+f"(o[9]), "+f"(o[10]), "+f"(o[11]), "+f"(o[12]), "+f"(o[13]),
         "+f"(o[14]), "+f"(o[15]), "+f"(o[16]), "+f"(o[17]), "+f"(o[18]), "+f"(o[19]), "+f"(o[20]),
@@ -393,16 +389,7 @@ __device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descripto
         "+f"(o[42]), "+f"(o[43]), "+f"(o[44]), "+f"(o[45]), "+f"(o[46]), "+f"(o[47]), "+f"(o[48]),
         "+f"(o[49]), "+f"(o[50]), "+f"(o[51]), "+f"(o[52]), "+f"(o[53]), "+f"(o[54]), "+f"(o[55]),
         "+f"(o[56]), "+f"(o[57]), "+f"(o[58]), "+f"(o[59]), "+f"(o[60]), "+f"(o[61]), "+f"(o[62]),
-        "+f"(o[63]), "+f"(o[64]), "+f"(o[65]), "+f"(o[66]), "+f"(o[67]), "+f"(o[68]), "+f"(o[69]),
-        "+f"(o[70]), "+f"(o[71]), "+f"(o[72]), "+f"(o[73]), "+f"(o[74]), "+f"(o[75]), "+f"(o[76]),
-        "+f"(o[77]), "+f"(o[78]), "+f"(o[79]), "+f"(o[80]), "+f"(o[81]), "+f"(o[82]), "+f"(o[83]),
-        "+f"(o[84]), "+f"(o[85]), "+f"(o[86]), "+f"(o[87]), "+f"(o[88]), "+f"(o[89]), "+f"(o[90]),
-        "+f"(o[91]), "+f"(o[92]), "+f"(o[93]), "+f"(o[94]), "+f"(o[95]), "+f"(o[96]), "+f"(o[97]),
-        "+f"(o[98]), "+f"(o[99]), "+f"(o[100]), "+f"(o[101]), "+f"(o[102]), "+f"(o[103]),
-        "+f"(o[104]), "+f"(o[105]), "+f"(o[106]), "+f"(o[107]), "+f"(o[108]), "+f"(o[109]),
-        "+f"(o[110]), "+f"(o[111]), "+f"(o[112]), "+f"(o[113]), "+f"(o[114]), "+f"(o[115]),
-        "+f"(o[116]), "+f"(o[117]), "+f"(o[118]), "+f"(o[119]), "+f"(o[120]), "+f"(o[121]),
-        "+f"(o[122]), "+f"(o[123]), "+f"(o[124]), "+f"(o[125]), "+f"(o[126]), "+f"(o[127])
+        "+f"(o[63])
       : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v.bits()));
 }
 
@@ -577,25 +564,23 @@ struct Softmax {
     }
     const float top[2] = {fmaxf(max[0], fmaxf(chains[0], chains[2])),
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
-    // Mostly no row max of a warp grows, and then nothing is exchanged or rescaled.
-    if (__all_sync(0xffffffff, top[0] <= max[0] && top[1] <= max[1] && !far)) {
-      return false;
-    }
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if (scale >= kFarScale && (far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
-    return true;
+    return __any_sync(0xffffffff, rescale[0] < 1.f || rescale[1] < 1.f);
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -708,7 +693,7 @@ struct Loader {
                                        Element* tile, int row, int head, int batch,
                                        cute::TMA::CacheHintSm90 hint) {
     full.arrive_and_expect_tx(rows * columns * sizeof(Element));
-#pragma unroll
+#pragma unroll 1  // few registers
     for (int column = 0; column < columns; column += slab) {
       cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
                                    static_cast<uint64_t>(hint), tile + column * rows, column, row,
@@ -719,7 +704,7 @@ struct Loader {
   __device__ __forceinline__ void load_q(const Tile& tile) {
     const uint32_t stage = tiles % kQStages, phase = tiles / kQStages % 2;
     // Each warpgroup's rows as soon as it has read its last ones.
-#pragma unroll
+#pragma unroll 1  // few registers
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       shared.q_empty[stage][consumer].wait(phase ^ 1);
       copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
@@ -816,47 +801,59 @@ __device__ __forceinline__ uint32_t flip(uint32_t row_offset) {
   return (row_offset >> 3) & (((1 << swizzle_bits) - 1) << 4);
 }
 
-// Transposes a block, 32 keys by 16 columns at a time. To ldmatrix two columns are one 16-bit
-// element: a lane gets keys 2q, 2q + 1, and from the next matrix 8 + 2q, 9 + 2q, of a pair of
-// columns, where q is lane % 4. That is P's order already. What remains is to part the pair.
-__device__ __forceinline__ void transpose(const Element* rows, Element* columns, int transposer) {
+// Transposes a warp's part of a block, in units of 32 keys by 16 columns. To ldmatrix two columns
+// are one 16-bit element: a lane gets keys 2q, 2q + 1, and from the next matrix 8 + 2q, 9 + 2q, of
+// a pair of columns, where q is lane % 4. That is P's order already. What remains is to part the
+// pair.
+template <int transposer>
+__device__ __forceinline__ void transpose(const Element* rows, Element* columns) {
   uint32_t lane;  // read anew, lest what follows from it stay in registers
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  const uint32_t source = lane * kVRowsSlab;  // a lane gives ldmatrix the address of its key
-  const uint32_t source_flip = flip<kVRowsSwizzleBits>(source);
+  const uint32_t key_row = lane * kVRowsSlab;  // a lane gives ldmatrix the address of its key
+  const uint32_t source = key_row ^ flip<kVRowsSwizzleBits>(key_row);
   // stmatrix writes eight rows at once, which must be in different banks, as even columns alone are
   // not: so the lanes of the upper four pairs part them the other way round.
   const uint32_t even = lane < 16 ? 0x6420 : 0x7531;
   const uint32_t pair = lane % 8;  // whose address, in matrix lane / 8, this lane gives to stmatrix
-  const uint32_t target = (2 * pair + (lane / 8 % 2 ^ pair / 4)) * kVSlab;
-  const uint32_t key = lane / 16 * 16 ^ flip<kVSwizzleBits>(target);
+  const uint32_t column_row = (2 * pair + (lane / 8 % 2 ^ pair / 4)) * kVSlab;
+  const uint32_t target = (column_row + lane / 16 * 16) ^ flip<kVSwizzleBits>(column_row);
 
-  for (uint32_t column = transposer * 16; column < kHeadDimVPadded; column += kTransposers * 16) {
-    const Element* from = rows + column / kVRowsSlab * (kBlockN * kVRowsSlab) + source +
-                          (column % kVRowsSlab ^ source_flip);
-    Element* to = columns + column * kVSlab + target;
+  constexpr int kKeyUnits = kBlockN / 32;
+  constexpr int kUnits = kHeadDimVPadded / 16 * kKeyUnits;  // of all transposers
+  constexpr int kFirst = ceil_div(transposer * kUnits, kTransposers);
+  constexpr int kLast = ceil_div((transposer + 1) * kUnits, kTransposers);
+  constexpr int kLoads =
+      kProducerRegisters < 40 ? 2 : 4;  // in flight while a unit is stored; each has four registers
+  uint32_t x[kLoads][4];
 #pragma unroll
-    for (int n = 0; n < kBlockN; n += 32) {
-      uint32_t x[4];
-      load_transposed(from + n * kVRowsSlab, x);
-      store_matrices(to + n / kVSlab * (kHeadDimVPadded * kVSlab) + (n % kVSlab ^ key),
-                     __byte_perm(x[0], x[1], even), __byte_perm(x[0], x[1], even ^ 0x1111),
-                     __byte_perm(x[2], x[3], even), __byte_perm(x[2], x[3], even ^ 0x1111));
+  for (int next = kFirst; next < kLast + kLoads; ++next) {
+    if (next >= kFirst + kLoads) {
+      const int unit = next - kLoads, key = unit % kKeyUnits * 32, column = unit / kKeyUnits * 16;
+      const uint32_t (&pairs)[4] = x[unit % kLoads];
+      store_matrices(
+          columns + (key / kVSlab * kHeadDimVPadded + column) * kVSlab + (target ^ key % kVSlab),
+          __byte_perm(pairs[0], pairs[1], even), __byte_perm(pairs[0], pairs[1], even ^ 0x1111),
+          __byte_perm(pairs[2], pairs[3], even), __byte_perm(pairs[2], pairs[3], even ^ 0x1111));
+    }
+    if (next < kLast) {
+      const int key = next % kKeyUnits * 32, column = next / kKeyUnits * 16;
+      load_transposed(rows + (column / kVRowsSlab * kBlockN + key) * kVRowsSlab +
+                          (source ^ column % kVRowsSlab),
+                      x[next % kLoads]);
     }
   }
 }
 
-// The warps of the producer's warpgroup that do not load.
+// One of the warps of the producer's warpgroup that do not load.
+template <int transposer>
 __device__ __forceinline__ void produce_transposed_v(const Params& params, SharedStorage& shared) {
-  const int transposer =
-      __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - (kWarpgroup / 32 - kTransposers);
   RingPosition<kStages> v;
   Tiles tiles{shared};
   for (Tile tile; tiles.next(params, tile);) {
     for (int block = tile.blocks.last - 1; block >= tile.blocks.first; --block) {
       shared.v_rows_full[v.stage].wait(v.phase);
       shared.v_empty[v.stage].wait(v.phase ^ 1);
-      transpose(shared.v_rows[v.stage], shared.v[v.stage], transposer);
+      transpose<transposer>(shared.v_rows[v.stage], shared.v[v.stage]);
       // For what wgmma reads and for what TMA overwrites.
       cutlass::arch::fence_view_async_shared();
       __syncwarp();
@@ -869,17 +866,25 @@ __device__ __forceinline__ void produce_transposed_v(const Params& params, Share
   }
 }
 
+// Each has code of its own: so where its units lie is known there, but for a lane's part of it.
+__device__ __forceinline__ void produce_transposed_v(const Params& params, SharedStorage& shared) {
+  switch (__shfl_sync(0xffffffff, threadIdx.x / 32, 0) - (kWarpgroup / 32 - kTransposers)) {
+    case 0:
+      return produce_transposed_v<0>(params, shared);
+    case 1:
+      return produce_transposed_v<1>(params, shared);
+    case 2:
+      return produce_transposed_v<2>(params, shared);
+  }
+}
+
 // ---- Multiplying -----------------------------------------------------------------------------
 
 // Hardware barriers, by number; 0 is __syncthreads.
-enum NamedBarrier { kStore = 1, kScheduler = kStore + kConsumers };
+enum NamedBarrier { kStore = 1 };
 
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // One warpgroup: 64 rows of each tile.
@@ -928,14 +933,6 @@ struct Consumer {
     release(shared.v_empty[v.stage]);
     v.advance();
     v_ready = shared.v_full[v.stage].test_wait(v.phase);
-  }
-
-  // Ping-pong: while one warpgroup has the tensor cores, the others do softmax.
-  __device__ __forceinline__ void scheduler_barrier_wait() {
-    barrier_sync(kScheduler + warpgroup, 2 * kWarpgroup);
-  }
-  __device__ __forceinline__ void scheduler_barrier_arrive() {
-    barrier_arrive(kScheduler + (warpgroup + 1 == kConsumers ? 0 : warpgroup + 1), 2 * kWarpgroup);
   }
 
   // Issues S = QKᵀ.
@@ -1045,8 +1042,6 @@ struct Consumer {
   __device__ __forceinline__ void skip_k(int blocks) {
     for (; blocks > 0; --blocks) {
       wait_k();
-      scheduler_barrier_wait();  // in the others' order
-      scheduler_barrier_arrive();
       release_k();
     }
   }
@@ -1076,11 +1071,9 @@ struct Consumer {
   __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
                                        Probabilities& p, Output& o, Softmax& softmax) {
     wait_k();
-    scheduler_barrier_wait();
     issue_qk(s);
     wait_v();
     issue_pv(o, p);
-    scheduler_barrier_arrive();
     wgmma_wait<1>();
     finish_qk(s, block == tile.blocks.first);
     if (masked) {
@@ -1093,6 +1086,15 @@ struct Consumer {
     softmax.exponentiate(s);
     pack_p(p, s);
     softmax.rescale_output(o, raised);
+  }
+
+  // In place of a step, for a warpgroup whose rows are all past the end of the sequence.
+  __device__ __forceinline__ void skip_step(bool final_block) {
+    wait_k();
+    release_k();
+    release(shared.q_empty[q.stage][warpgroup], final_block);
+    wait_v();
+    release_v();
   }
 
   // P of a tile's first block.
@@ -1129,9 +1131,7 @@ struct Consumer {
   __device__ __forceinline__ void next_tile(Tile& tile, const Tile& next, float (&s)[kBlockN / 2],
                                             Probabilities& p, Output& o, Softmax& softmax) {
     wait_v();
-    scheduler_barrier_wait();
     issue_pv(o, p);
-    scheduler_barrier_arrive();  // before the wait for Q
     const Softmax fresh = softmax_of(next);
     q.advance();
     wait_q();
@@ -1155,6 +1155,11 @@ struct Consumer {
     first_block(tile, s, p, softmax);
     for (;;) {
       int block = tile.blocks.last - 2;
+      if (first_row(tile) >= params.seqlen_q) {
+        for (; block >= tile.blocks.first; --block) {
+          skip_step(block == tile.blocks.first);
+        }
+      }
       for (; block >= tile.blocks.full_last; --block) {
         step<true>(tile, block, s, p, o, softmax);
       }
@@ -1177,8 +1182,6 @@ struct Consumer {
     }
     softmax = fresh;
   }
-
-  static constexpr int kHalf = kHeadDimVPadded / 2;  // columns of O that its buffer holds
 
   // Multiplies O by V's descales.
   __device__ __forceinline__ void scale_columns(const Tile& tile, Output& o) const {
@@ -1248,33 +1251,26 @@ struct Consumer {
       add_means(tile, o, empty);
     }
 
-    OutElement* rows = shared.o + warpgroup * kWarpgroupRows * kHalf;
+    OutElement* rows = shared.o + warpgroup * kWarpgroupRows * kHeadDimVPadded;
     const bool leader = threadIdx.x % kWarpgroup == 0;
+    if (leader) {
+      cute::tma_store_wait<0>();  // the previous tile's O has been read
+    }
+    barrier_sync(kStore + warpgroup, kWarpgroup);
+    store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(rows, [&](int i) { return o[i]; });
+    cutlass::arch::fence_view_async_shared();
+    barrier_sync(kStore + warpgroup, kWarpgroup);
+    if (leader) {
 #pragma unroll
-    for (int first = 0; first < kHeadDimVPadded; first += kHalf) {
-      if (leader) {
-        cute::tma_store_wait<0>();  // the previous half has been read
+      for (int column = 0; column < kHeadDimVPadded; column += kOSlab) {
+        cute::SM90_TMA_STORE_4D::copy(&params.out, rows + column * kWarpgroupRows, column,
+                                      first_row(tile), tile.head, tile.batch);
       }
-      barrier_sync(kStore + warpgroup, kWarpgroup);
-      store_accumulator<kHalf, kOSlab, kOSwizzleBits>(rows,
-                                                      [&](int i) { return o[first / 2 + i]; });
-      cutlass::arch::fence_view_async_shared();
-      barrier_sync(kStore + warpgroup, kWarpgroup);
-      if (leader) {
-#pragma unroll
-        for (int column = 0; column < kHalf; column += kOSlab) {
-          cute::SM90_TMA_STORE_4D::copy(&params.out, rows + column * kWarpgroupRows, first + column,
-                                        first_row(tile), tile.head, tile.batch);
-        }
-        cute::tma_store_arrive();
-      }
+      cute::tma_store_arrive();
     }
   }
 
   __device__ __forceinline__ void run() {
-    if (warpgroup == kConsumers - 1) {
-      scheduler_barrier_arrive();  // warpgroup 0 is first
-    }
     Tiles tiles{shared};
     EmptyTiles rest;
     Tile tile;
@@ -1348,13 +1344,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-}  // namespace fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows_kernel
+}  // namespace fagen_fwd_e4m3_d128_causal_m192n96_s3_nointer_vrows_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows_host {
+namespace fagen_fwd_e4m3_d128_causal_m192n96_s3_nointer_vrows_host {
 
-using namespace fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows_kernel;
+using namespace fagen_fwd_e4m3_d128_causal_m192n96_s3_nointer_vrows_kernel;
 
 // What a call ends with: the number of its message. Checks come in this order.
 enum Status {
@@ -1453,14 +1449,14 @@ Status check(const FagenForwardArgs& a) {
         !a.v_descale ? kOk
                      : check(a.v_descale, 4, false, 1073741824,
                              {a.batch, a.v_descale_stride_batch, a.kv_heads,
-                              a.v_descale_stride_head, 256, a.v_descale_stride_column}),
+                              a.v_descale_stride_head, 128, a.v_descale_stride_column}),
         !a.v_mean ? kOk
                   : check(a.v_mean, 4, false, 1073741824,
-                          {a.batch, a.v_mean_stride_batch, a.kv_heads, a.v_mean_stride_head, 256,
+                          {a.batch, a.v_mean_stride_batch, a.kv_heads, a.v_mean_stride_head, 128,
                            a.v_mean_stride_column}),
         !a.k_mean ? kOk
                   : check(a.k_mean, 4, false, 1073741824,
-                          {a.batch, a.k_mean_stride_batch, a.kv_heads, a.k_mean_stride_head, 256,
+                          {a.batch, a.k_mean_stride_batch, a.kv_heads, a.k_mean_stride_head, 128,
                            a.k_mean_stride_column}),
         check(a.out, 2, true, kMostStride,
               {a.batch, a.out_stride_batch, a.seqlen_q, a.out_stride_seq, a.heads,
@@ -1616,6 +1612,10 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   params.m_blocks = m_blocks;
   params.has_empty_tiles = seen_by(params, 0).last <= 0;
   const int grid = int(std::min<int64_t>(tiles, multiprocessors));
+  // Tiles come in sections of heads whose K and V fit their share of the L2 cache.
+  const int64_t flat_heads = int64_t(a.heads) * a.batch;
+  const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
+  const int64_t cached_kv_heads = kL2Share / std::max<int64_t>(1, head_bytes);
   // Tiles that see no key are left to the end, and are no part of the order.
   int m_first = 0;
   params.m_end = m_blocks;
@@ -1631,13 +1631,10 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
       --params.m_end;
     }
   }
-  // Sections of heads whose K and V fit their share of the L2 cache. The last one has more heads
-  // where it would else end before short tiles could fill up behind its longest ones.
+  // The last section has more heads where it would else end before short tiles could fill up behind
+  // its longest ones.
   const int64_t seeing = std::max(1, params.m_end - m_first);  // tiles of a head
-  const int64_t flat_heads = int64_t(a.heads) * a.batch;
-  const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
-  const int64_t section = std::max<int64_t>(1, kL2Share / std::max<int64_t>(1, head_bytes)) *
-                          params.heads_per_kv_head.value;
+  const int64_t section = std::max<int64_t>(1, cached_kv_heads) * params.heads_per_kv_head.value;
   const int64_t filling = ceil_div(int64_t(kSectionRounds) * grid, seeing);
   params.sections = 1 + int(std::max<int64_t>(0, flat_heads - filling) / section);
   params.section_heads = FastDivisor(int(section));
@@ -1652,33 +1649,34 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows_host
+}  // namespace fagen_fwd_e4m3_d128_causal_m192n96_s3_nointer_vrows_host
 
-extern "C" int fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows(const FagenForwardArgs* args,
-                                                               void* stream) {
-  using namespace fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows_host;
+extern "C" int fagen_fwd_e4m3_d128_causal_m192n96_s3_nointer_vrows(const FagenForwardArgs* args,
+                                                                   void* stream) {
+  using namespace fagen_fwd_e4m3_d128_causal_m192n96_s3_nointer_vrows_host;
   const Status status = args ? check(*args) : kNullPointer;
   return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" int64_t fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows_workspace(
+extern "C" int64_t fagen_fwd_e4m3_d128_causal_m192n96_s3_nointer_vrows_workspace(
     const FagenForwardArgs* args) {
-  return args ? fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows_host::workspace_bytes(*args) : -1;
+  return args ? fagen_fwd_e4m3_d128_causal_m192n96_s3_nointer_vrows_host::workspace_bytes(*args)
+              : -1;
 }
 
-extern "C" const char* fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows_message(int status) {
-  using namespace fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows_host;
+extern "C" const char* fagen_fwd_e4m3_d128_causal_m192n96_s3_nointer_vrows_message(int status) {
+  using namespace fagen_fwd_e4m3_d128_causal_m192n96_s3_nointer_vrows_host;
   return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows_info(void) {
-  using namespace fagen_fwd_e4m3_d256_causal_m128n96_halves_vrows_kernel;
+extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m192n96_s3_nointer_vrows_info(void) {
+  using namespace fagen_fwd_e4m3_d128_causal_m192n96_s3_nointer_vrows_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       kSharedBytes,
       kThreads,
       kLaunchRegisters,
-      "fwd_e4m3_d256_causal_m128n96_halves_vrows",
-      "4d705e74ed416a97386192018e0847fbe83a484e314857fb5357ea1144e0640f"};
+      "fwd_e4m3_d128_causal_m192n96_s3_nointer_vrows",
+      "d4a9737e267abd26b79f75ea52e55ff52f624e80c9466c4565b748a93dd43ea1"};
   return &info;
 }

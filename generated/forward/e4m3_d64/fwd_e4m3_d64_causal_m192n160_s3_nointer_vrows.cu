@@ -1,12 +1,11 @@
-// fwd_e4m3_d128_full_m192n64_s3_vrows: fused attention forward for Hopper (sm_90a). Rendered by
-// fagen; do not edit.
+// fwd_e4m3_d64_causal_m192n160_s3_nointer_vrows: fused attention forward for Hopper (sm_90a).
+// Rendered by fagen; do not edit.
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
 //
-// One thread block computes a tile of 192 query rows of one head, 64 keys at a time from the last
+// One thread block computes a tile of 192 query rows of one head, 160 keys at a time from the last
 // to the first, by online softmax in base 2. One producer warp copies Q, K and V into shared memory
-// by TMA; 3 consumer warpgroups of 64 rows each multiply by WGMMA, in ping-pong: they take turns at
-// the tensor cores.
+// by TMA; 3 consumer warpgroups of 64 rows each multiply by WGMMA.
 //
 // Q, K, V and P are in e4m3, with scales. The PV GEMM needs V transposed: other warps of
 // the producer's warpgroup do that.
@@ -44,20 +43,20 @@ struct FagenForwardArgs {
   uint32_t version;         // 3: callers built for another are recognised
   void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
   int64_t workspace_bytes;  // how large it is
-  const void* q;            // e4m3 (batch, seqlen_q, heads, 128)
-  const void* k;            // e4m3 (batch, seqlen_k, kv_heads, 128)
-  const void* v;            // e4m3 (batch, seqlen_k, kv_heads, 128)
+  const void* q;            // e4m3 (batch, seqlen_q, heads, 64)
+  const void* k;            // e4m3 (batch, seqlen_k, kv_heads, 64)
+  const void* v;            // e4m3 (batch, seqlen_k, kv_heads, 64)
   const void* q_descale;  // fp32 (batch or 1, heads or 1, 1): what q is to be multiplied by, finite
                           // and above 0; null: 1
   const void* k_descale;  // fp32 (batch or 1, kv_heads or 1, 1): what k is to be multiplied by,
                           // finite and above 0; null: 1
-  const void* v_descale;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what columns of v are to be
+  const void* v_descale;  // fp32 (batch or 1, kv_heads or 1, 64 or 1): what columns of v are to be
                           // multiplied by, finite and above 0; null: 1
-  const void* v_mean;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what was taken off columns of
-                       // v before they were quantised; null: nothing
-  const void* k_mean;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what was taken off columns of
-                       // k before they were quantised; null: nothing
-  void* out;           // bf16 (batch, seqlen_q, heads, 128): zeros in a row that sees no key
+  const void* v_mean;  // fp32 (batch or 1, kv_heads or 1, 64 or 1): what was taken off columns of v
+                       // before they were quantised; null: nothing
+  const void* k_mean;  // fp32 (batch or 1, kv_heads or 1, 64 or 1): what was taken off columns of k
+                       // before they were quantised; null: nothing
+  void* out;           // bf16 (batch, seqlen_q, heads, 64): zeros in a row that sees no key
   void* lse;  // fp32 (batch, heads, seqlen_q): log-sum-exp, natural logarithm; minus infinity in a
               // row that sees no key; null if not wanted
   int64_t q_stride_batch, q_stride_head, q_stride_seq;
@@ -102,27 +101,30 @@ extern "C" {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_fwd_e4m3_d128_full_m192n64_s3_vrows(const struct FagenForwardArgs* args, void* stream);
-// How many bytes of workspace a call of these sizes needs; -1 where args is null.
-int64_t fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_workspace(const struct FagenForwardArgs* args);
-const char* fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_message(int status);
-const struct FagenKernelInfo* fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_info(void);
+int fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_vrows(const struct FagenForwardArgs* args,
+                                                        void* stream);
+// How many bytes of workspace a call of these sizes needs; -1 where args is null. They are zeros
+// before the first call, and each call leaves them so; calls that may run at once need one each.
+int64_t fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_vrows_workspace(
+    const struct FagenForwardArgs* args);
+const char* fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_vrows_message(int status);
+const struct FagenKernelInfo* fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_vrows_info(void);
 
 }  // extern "C"
 
-namespace fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_kernel {
+namespace fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_vrows_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
 using Element = __nv_fp8_e4m3;
 using OutElement = __nv_bfloat16;
 
-constexpr int kHeadDim = 128;
-constexpr int kHeadDimV = 128;
-constexpr int kHeadDimPadded = 128;  // in shared memory, padded with zeros
-constexpr int kHeadDimVPadded = 128;
+constexpr int kHeadDim = 64;
+constexpr int kHeadDimV = 64;
+constexpr int kHeadDimPadded = 64;  // in shared memory, padded with zeros
+constexpr int kHeadDimVPadded = 64;
 constexpr int kBlockM = 192;
-constexpr int kBlockN = 64;
+constexpr int kBlockN = 160;
 constexpr int kStages = 3;  // K and V buffers
 constexpr int kQStages = 1;
 constexpr int kConsumers = 3;  // warpgroups of 64 query rows
@@ -130,22 +132,29 @@ constexpr int kThreads = 512;
 constexpr int kLaunchRegisters = 128;
 constexpr int kProducerRegisters = 32;
 constexpr int kConsumerRegisters = 160;
+constexpr int kTileStages = 2;    // tiles drawn and not yet done
+constexpr int kTileReaders = 15;  // warps that ask for them
+constexpr int kDrawAhead =
+    2;  // blocks before its end that a tile's successor is drawn: enough to hide the answer's way
+constexpr int kSectionRounds = 4;  // tiles for each multiprocessor in the last section of heads
+constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFar =
     16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
+constexpr float kFarScale = 1.0f;  // no smaller one leads there from products of e4m3
 constexpr float kPOffset =
     8.0f;  // log2 units: P is kept this much larger, to use more of its range
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
-constexpr int kQkSlab = 128;  // columns
-constexpr int kVSlab = 64;    // of keys: V lies transposed
-constexpr int kVSwizzleBits = 2;
-constexpr int kVRowsSlab = 128;  // of V as it arrives
-constexpr int kVRowsSwizzleBits = 3;
+constexpr int kQkSlab = 64;  // columns
+constexpr int kVSlab = 32;   // of keys: V lies transposed
+constexpr int kVSwizzleBits = 1;
+constexpr int kVRowsSlab = 64;  // of V as it arrives
+constexpr int kVRowsSwizzleBits = 2;
 constexpr int kOSlab = 64;
 constexpr int kOSwizzleBits = 3;
-constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B128;
-constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B64;
+constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B64;
+constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B32;
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -159,14 +168,16 @@ using Barrier = cutlass::arch::ClusterBarrier;
 using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
 
 // Blocks first … last - 1 of kBlockN keys, visited from the last to the first.
+// Of first … full_last - 1 every row sees all keys.
 struct Blocks {
-  int first, last;
+  int first, full_last, last;
 };
 
 // kBlockM query rows of one head, and the keys they see.
-struct Tile {
+struct alignas(16) Tile {
   int first_row, head, kv_head, batch;
-  Blocks blocks;
+  Blocks blocks;  // last < first: no tile
+  int skipped;    // fully masked blocks after those
 };
 
 struct SharedStorage {
@@ -183,9 +194,11 @@ struct SharedStorage {
   Barrier q_empty[kQStages][kConsumers];
   Barrier k_empty[kStages];
   Barrier v_empty[kStages];
+  Barrier tile_full[kTileStages], tile_empty[kTileStages];
+  Tile tiles[kTileStages];  // in work, and next
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes <= 148480, "the layout outgrew the plan's ledger");
+static_assert(kSharedBytes <= 130048, "the layout outgrew the plan's ledger");
 
 template <class Integer>
 __host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
@@ -269,10 +282,16 @@ struct Params {
   int64_t q_stride_batch, q_stride_head, q_stride_seq;
   FastDivisor heads, heads_per_kv_head;
   int seqlen_q, seqlen_k;
-  FastDivisor m_blocks;  // tiles of one head
+  int m_blocks;          // tiles of one head
   int slots;             // of tiles, over all heads and batches
   bool has_empty_tiles;  // whose rows see no key
-  float scale_log2;      // scale * log2(e)
+  int sections;
+  FastDivisor section_slots;
+  FastDivisor section_heads;  // heads of any batch whose K and V share the L2 cache
+  FastDivisor last_section_heads;
+  int m_end, tiles;       // of all tiles, slots are for those that see a key
+  uint32_t* tiles_drawn;  // of the slots, beyond the first of each block
+  float scale_log2;       // scale * log2(e)
 };
 
 // ---- Tensor cores ----------------------------------------------------------------------------
@@ -336,38 +355,41 @@ __device__ constexpr uint32_t column_offset(int k) {
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], Descriptor q, Descriptor k) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 "
+      "wgmma.mma_async.sync.aligned.m64n160k32.f32.e4m3.e4m3 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
-      "%32, %33, %34, 1, 1;"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79 }, "
+      "%80, %81, %82, 1, 1;"
       : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]), "+f"(s[6]),
         "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]), "+f"(s[12]), "+f"(s[13]),
         "+f"(s[14]), "+f"(s[15]), "+f"(s[16]), "+f"(s[17]), "+f"(s[18]), "+f"(s[19]), "+f"(s[20]),
         "+f"(s[21]), "+f"(s[22]), "+f"(s[23]), "+f"(s[24]), "+f"(s[25]), "+f"(s[26]), "+f"(s[27]),
-        "+f"(s[28]), "+f"(s[29]), "+f"(s[30]), "+f"(s[31])
+        "+f"(s[28]), "+f"(s[29]), "+f"(s[30]), "+f"(s[31]), "+f"(s[32]), "+f"(s[33]), "+f"(s[34]),
+        "+f"(s[35]), "+f"(s[36]), "+f"(s[37]), "+f"(s[38]), "+f"(s[39]), "+f"(s[40]), "+f"(s[41]),
+        "+f"(s[42]), "+f"(s[43]), "+f"(s[44]), "+f"(s[45]), "+f"(s[46]), "+f"(s[47]), "+f"(s[48]),
+        "+f"(s[49]), "+f"(s[50]), "+f"(s[51]), "+f"(s[52]), "+f"(s[53]), "+f"(s[54]), "+f"(s[55]),
+        "+f"(s[56]), "+f"(s[57]), "+f"(s[58]), "+f"(s[59]), "+f"(s[60]), "+f"(s[61]), "+f"(s[62]),
+        "+f"(s[63]), "+f"(s[64]), "+f"(s[65]), "+f"(s[66]), "+f"(s[67]), "+f"(s[68]), "+f"(s[69]),
+        "+f"(s[70]), "+f"(s[71]), "+f"(s[72]), "+f"(s[73]), "+f"(s[74]), "+f"(s[75]), "+f"(s[76]),
+        "+f"(s[77]), "+f"(s[78]), "+f"(s[79])
       : "l"(q.bits()), "l"(k.bits()), "n"(accumulate ? 1 : 0));
 }
 
 // O (64 x kOutputColumns) += P (64 x 32, from registers) V (32 x kOutputColumns).
 __device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descriptor v) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
-      "{ %64, %65, %66, %67 }, "
-      "%68, 1, 1, 1;"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
+      "{ %32, %33, %34, %35 }, "
+      "%36, 1, 1, 1;"
       : "+f"(o[0]), "+f"(o[1]), "+f"(o[2]), "+f"(o[3]), "+f"(o[4]), "+f"(o[5]), "+f"(o[6]),
         "+f"(o[7]), "+f"(o[8]), "+f"(o[9]), "+f"(o[10]), "+f"(o[11]), "+f"(o[12]), "+f"(o[13]),
         "+f"(o[14]), "+f"(o[15]), "+f"(o[16]), "+f"(o[17]), "+f"(o[18]), "+f"(o[19]), "+f"(o[20]),
         "+f"(o[21]), "+f"(o[22]), "+f"(o[23]), "+f"(o[24]), "+f"(o[25]), "+f"(o[26]), "+f"(o[27]),
-        "+f"(o[28]), "+f"(o[29]), "+f"(o[30]), "+f"(o[31]), "+f"(o[32]), "+f"(o[33]), "+f"(o[34]),
-        "+f"(o[35]), "+f"(o[36]), "+f"(o[37]), "+f"(o[38]), "+f"(o[39]), "+f"(o[40]), "+f"(o[41]),
-        "+f"(o[42]), "+f"(o[43]), "+f"(o[44]), "+f"(o[45]), "+f"(o[46]), "+f"(o[47]), "+f"(o[48]),
-        "+f"(o[49]), "+f"(o[50]), "+f"(o[51]), "+f"(o[52]), "+f"(o[53]), "+f"(o[54]), "+f"(o[55]),
-        "+f"(o[56]), "+f"(o[57]), "+f"(o[58]), "+f"(o[59]), "+f"(o[60]), "+f"(o[61]), "+f"(o[62]),
-        "+f"(o[63])
+        "+f"(o[28]), "+f"(o[29]), "+f"(o[30]), "+f"(o[31])
       : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v.bits()));
 }
 
@@ -377,8 +399,22 @@ __device__ __forceinline__ int lane() {
   return threadIdx.x % 32;
 }
 
-__device__ __forceinline__ Blocks blocks_of(const Params& params) {
-  return {0, ceil_div(params.seqlen_k, kBlockN)};
+// The keys first … last - 1 that a row sees; none where last <= first. Both ends rise from row to
+// row.
+struct Keys {
+  int first, last;
+};
+
+__host__ __device__ __forceinline__ Keys seen_by(const Params& params, int row) {
+  const int seqlen_q = params.seqlen_q, seqlen_k = params.seqlen_k;
+  return {0, min(seqlen_k, row + seqlen_k - seqlen_q + 1)};
+}
+
+// What the rows first_row … last_row see.
+__host__ __device__ __forceinline__ Blocks blocks_of(const Params& params, int first_row,
+                                                     int last_row) {
+  const Keys top = seen_by(params, first_row), bottom = seen_by(params, last_row);
+  return {0, max(0, top.last) / kBlockN, ceil_div(max(0, bottom.last), kBlockN)};
 }
 
 __device__ __forceinline__ Tile tile_of(const Params& params, int flat_head, int m_block) {
@@ -387,13 +423,19 @@ __device__ __forceinline__ Tile tile_of(const Params& params, int flat_head, int
   tile.batch = params.heads.divide(flat_head);
   tile.head = flat_head - tile.batch * params.heads.value;
   tile.kv_head = params.heads_per_kv_head.divide(tile.head);
-  tile.blocks = blocks_of(params);
+  tile.blocks = blocks_of(params, tile.first_row, tile.first_row + kBlockM - 1);
   return tile;
 }
 
 __device__ __forceinline__ Tile tile_at(const Params& params, int index) {
-  const int flat_head = params.m_blocks.divide(index);  // neighbours share K and V
-  const int m_block = index - flat_head * params.m_blocks.value;
+  // Longest tiles of a section first, so that short ones fill its end.
+  const int section = min(params.section_slots.divide(index), params.sections - 1);
+  const int rank = index - section * params.section_slots.value;
+  const FastDivisor& heads =
+      section + 1 < params.sections ? params.section_heads : params.last_section_heads;
+  const int row = heads.divide(rank);
+  const int m_block = params.m_end - 1 - row;
+  const int flat_head = section * params.section_heads.value + rank - row * heads.value;
   return tile_of(params, flat_head, m_block);
 }
 
@@ -412,22 +454,22 @@ struct RingPosition {
   }
 };
 
-// The tiles of one thread block.
+// The tiles that the producer draws, for one warp.
 struct Tiles {
-  int index = blockIdx.x;
-
-  __device__ __forceinline__ void advance() { index += gridDim.x; }
+  SharedStorage& shared;
+  uint32_t taken = 0;  // so far
 
   // The next tile that sees a key; false at the end.
-  __device__ __forceinline__ bool next(const Params& params, Tile& tile) {
-    while (index < params.slots) {
-      tile = tile_at(params, index);
-      advance();
-      if (tile.blocks.last > tile.blocks.first) {
-        return true;
-      }
+  __device__ __forceinline__ bool next(const Params&, Tile& tile) {
+    const uint32_t stage = taken % kTileStages, phase = taken / kTileStages % 2;
+    shared.tile_full[stage].wait(phase);
+    tile = shared.tiles[stage];
+    __syncwarp();  // one lane arrives for all
+    if (lane() == 0) {
+      shared.tile_empty[stage].arrive();
     }
-    return false;
+    ++taken;
+    return tile.blocks.last > tile.blocks.first;
   }
 };
 
@@ -439,8 +481,8 @@ struct EmptyTiles {
     if (!params.has_empty_tiles) {
       return false;
     }
-    while (index < params.slots) {
-      tile = tile_at(params, index);
+    while (index < params.tiles) {
+      tile = tile_of(params, index / params.m_blocks, index % params.m_blocks);
       index += gridDim.x;
       if (tile.blocks.last == tile.blocks.first) {
         return true;
@@ -522,25 +564,23 @@ struct Softmax {
     }
     const float top[2] = {fmaxf(max[0], fmaxf(chains[0], chains[2])),
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
-    // Mostly no row max of a warp grows, and then nothing is exchanged or rescaled.
-    if (__all_sync(0xffffffff, top[0] <= max[0] && top[1] <= max[1] && !far)) {
-      return false;
-    }
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if (scale >= kFarScale && (far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
-    return true;
+    return __any_sync(0xffffffff, rescale[0] < 1.f || rescale[1] < 1.f);
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -694,14 +734,46 @@ struct Loader {
   }
 };
 
+// Draws tiles and passes them on. Used by the producer.
+struct TileScheduler {
+  const Params& params;
+  SharedStorage& shared;
+  int drawn = blockIdx.x - gridDim.x;  // beyond the first tile of each block, which nobody draws
+  uint32_t passed_on = 0;              // tiles so far
+
+  // Asks for the next tile. The last to ask, one past the end for each block, wraps the counter to
+  // zero: the next call finds it as this one did.
+  __device__ __forceinline__ void draw() {
+    drawn = atomicInc(params.tiles_drawn, params.slots - 1);
+  }
+
+  // The next tile, once it is drawn; false at the end.
+  __device__ __forceinline__ bool next(Tile& tile) {
+    const int index = gridDim.x + drawn;
+    const uint32_t stage = passed_on % kTileStages, phase = passed_on / kTileStages % 2;
+    tile = tile_at(params, index);
+    if (index >= params.slots) {
+      tile.blocks.last = tile.blocks.first;
+    }
+    shared.tile_empty[stage].wait(phase ^ 1);
+    shared.tiles[stage] = tile;
+    shared.tile_full[stage].arrive();
+    ++passed_on;
+    return index < params.slots;
+  }
+};
+
 // The producer warp. K is one block ahead of V, because S is computed before P.
 __device__ __forceinline__ void produce(const Params& params, SharedStorage& shared) {
   Loader loader{params, shared};
-  Tiles tiles;
-  for (Tile tile; tiles.next(params, tile);) {
+  TileScheduler tiles{params, shared};
+  for (Tile tile; tiles.next(tile);) {
     loader.load_k(tile, tile.blocks.last - 1);
     loader.load_q(tile);
     for (int block = tile.blocks.last - 1; block >= tile.blocks.first; --block) {
+      if (block == min(tile.blocks.first + kDrawAhead, tile.blocks.last - 1)) {
+        tiles.draw();
+      }
       if (block > tile.blocks.first) {
         loader.load_k(tile, block - 1);
       }
@@ -729,47 +801,59 @@ __device__ __forceinline__ uint32_t flip(uint32_t row_offset) {
   return (row_offset >> 3) & (((1 << swizzle_bits) - 1) << 4);
 }
 
-// Transposes a block, 32 keys by 16 columns at a time. To ldmatrix two columns are one 16-bit
-// element: a lane gets keys 2q, 2q + 1, and from the next matrix 8 + 2q, 9 + 2q, of a pair of
-// columns, where q is lane % 4. That is P's order already. What remains is to part the pair.
-__device__ __forceinline__ void transpose(const Element* rows, Element* columns, int transposer) {
+// Transposes a warp's part of a block, in units of 32 keys by 16 columns. To ldmatrix two columns
+// are one 16-bit element: a lane gets keys 2q, 2q + 1, and from the next matrix 8 + 2q, 9 + 2q, of
+// a pair of columns, where q is lane % 4. That is P's order already. What remains is to part the
+// pair.
+template <int transposer>
+__device__ __forceinline__ void transpose(const Element* rows, Element* columns) {
   uint32_t lane;  // read anew, lest what follows from it stay in registers
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  const uint32_t source = lane * kVRowsSlab;  // a lane gives ldmatrix the address of its key
-  const uint32_t source_flip = flip<kVRowsSwizzleBits>(source);
+  const uint32_t key_row = lane * kVRowsSlab;  // a lane gives ldmatrix the address of its key
+  const uint32_t source = key_row ^ flip<kVRowsSwizzleBits>(key_row);
   // stmatrix writes eight rows at once, which must be in different banks, as even columns alone are
   // not: so the lanes of the upper four pairs part them the other way round.
   const uint32_t even = lane < 16 ? 0x6420 : 0x7531;
   const uint32_t pair = lane % 8;  // whose address, in matrix lane / 8, this lane gives to stmatrix
-  const uint32_t target = (2 * pair + (lane / 8 % 2 ^ pair / 4)) * kVSlab;
-  const uint32_t key = lane / 16 * 16 ^ flip<kVSwizzleBits>(target);
+  const uint32_t column_row = (2 * pair + (lane / 8 % 2 ^ pair / 4)) * kVSlab;
+  const uint32_t target = (column_row + lane / 16 * 16) ^ flip<kVSwizzleBits>(column_row);
 
-  for (uint32_t column = transposer * 16; column < kHeadDimVPadded; column += kTransposers * 16) {
-    const Element* from = rows + column / kVRowsSlab * (kBlockN * kVRowsSlab) + source +
-                          (column % kVRowsSlab ^ source_flip);
-    Element* to = columns + column * kVSlab + target;
+  constexpr int kKeyUnits = kBlockN / 32;
+  constexpr int kUnits = kHeadDimVPadded / 16 * kKeyUnits;  // of all transposers
+  constexpr int kFirst = ceil_div(transposer * kUnits, kTransposers);
+  constexpr int kLast = ceil_div((transposer + 1) * kUnits, kTransposers);
+  constexpr int kLoads =
+      kProducerRegisters < 40 ? 2 : 4;  // in flight while a unit is stored; each has four registers
+  uint32_t x[kLoads][4];
 #pragma unroll
-    for (int n = 0; n < kBlockN; n += 32) {
-      uint32_t x[4];
-      load_transposed(from + n * kVRowsSlab, x);
-      store_matrices(to + n / kVSlab * (kHeadDimVPadded * kVSlab) + (n % kVSlab ^ key),
-                     __byte_perm(x[0], x[1], even), __byte_perm(x[0], x[1], even ^ 0x1111),
-                     __byte_perm(x[2], x[3], even), __byte_perm(x[2], x[3], even ^ 0x1111));
+  for (int next = kFirst; next < kLast + kLoads; ++next) {
+    if (next >= kFirst + kLoads) {
+      const int unit = next - kLoads, key = unit % kKeyUnits * 32, column = unit / kKeyUnits * 16;
+      const uint32_t (&pairs)[4] = x[unit % kLoads];
+      store_matrices(
+          columns + (key / kVSlab * kHeadDimVPadded + column) * kVSlab + (target ^ key % kVSlab),
+          __byte_perm(pairs[0], pairs[1], even), __byte_perm(pairs[0], pairs[1], even ^ 0x1111),
+          __byte_perm(pairs[2], pairs[3], even), __byte_perm(pairs[2], pairs[3], even ^ 0x1111));
+    }
+    if (next < kLast) {
+      const int key = next % kKeyUnits * 32, column = next / kKeyUnits * 16;
+      load_transposed(rows + (column / kVRowsSlab * kBlockN + key) * kVRowsSlab +
+                          (source ^ column % kVRowsSlab),
+                      x[next % kLoads]);
     }
   }
 }
 
-// The warps of the producer's warpgroup that do not load.
+// One of the warps of the producer's warpgroup that do not load.
+template <int transposer>
 __device__ __forceinline__ void produce_transposed_v(const Params& params, SharedStorage& shared) {
-  const int transposer =
-      __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - (kWarpgroup / 32 - kTransposers);
   RingPosition<kStages> v;
-  Tiles tiles;
+  Tiles tiles{shared};
   for (Tile tile; tiles.next(params, tile);) {
     for (int block = tile.blocks.last - 1; block >= tile.blocks.first; --block) {
       shared.v_rows_full[v.stage].wait(v.phase);
       shared.v_empty[v.stage].wait(v.phase ^ 1);
-      transpose(shared.v_rows[v.stage], shared.v[v.stage], transposer);
+      transpose<transposer>(shared.v_rows[v.stage], shared.v[v.stage]);
       // For what wgmma reads and for what TMA overwrites.
       cutlass::arch::fence_view_async_shared();
       __syncwarp();
@@ -782,17 +866,25 @@ __device__ __forceinline__ void produce_transposed_v(const Params& params, Share
   }
 }
 
+// Each has code of its own: so where its units lie is known there, but for a lane's part of it.
+__device__ __forceinline__ void produce_transposed_v(const Params& params, SharedStorage& shared) {
+  switch (__shfl_sync(0xffffffff, threadIdx.x / 32, 0) - (kWarpgroup / 32 - kTransposers)) {
+    case 0:
+      return produce_transposed_v<0>(params, shared);
+    case 1:
+      return produce_transposed_v<1>(params, shared);
+    case 2:
+      return produce_transposed_v<2>(params, shared);
+  }
+}
+
 // ---- Multiplying -----------------------------------------------------------------------------
 
 // Hardware barriers, by number; 0 is __syncthreads.
-enum NamedBarrier { kStore = 1, kScheduler = kStore + kConsumers };
+enum NamedBarrier { kStore = 1 };
 
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // One warpgroup: 64 rows of each tile.
@@ -841,14 +933,6 @@ struct Consumer {
     release(shared.v_empty[v.stage]);
     v.advance();
     v_ready = shared.v_full[v.stage].test_wait(v.phase);
-  }
-
-  // Ping-pong: while one warpgroup has the tensor cores, the others do softmax.
-  __device__ __forceinline__ void scheduler_barrier_wait() {
-    barrier_sync(kScheduler + warpgroup, 2 * kWarpgroup);
-  }
-  __device__ __forceinline__ void scheduler_barrier_arrive() {
-    barrier_arrive(kScheduler + (warpgroup + 1 == kConsumers ? 0 : warpgroup + 1), 2 * kWarpgroup);
   }
 
   // Issues S = QKᵀ.
@@ -931,16 +1015,41 @@ struct Consumer {
   }
 
   // Masks the keys of a block that this thread's two rows do not see.
-  __device__ __forceinline__ void mask_block(float (&s)[kBlockN / 2], int block) {
-    const int last = params.seqlen_k - block * kBlockN - lane() % 4 * 2;
-    if (params.seqlen_k >= (block + 1) * kBlockN) {
-      return;
-    }
+  __device__ __forceinline__ void mask_block(float (&s)[kBlockN / 2], const Tile& tile, int block) {
+    const int row = first_row(tile) + thread_row(), first_key = block * kBlockN + lane() % 4 * 2;
+    const Keys seen[2] = {seen_by(params, row), seen_by(params, row + 8)};
+    const int last[2] = {seen[0].last - first_key, seen[1].last - first_key};
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i) {
-      if (column_of(i) >= last) {
+      if (column_of(i) >= last[row_of(i)]) {
         s[i] = -INFINITY;
       }
+    }
+  }
+
+  // A tile without the last blocks that are fully masked for this warpgroup's rows; one block is
+  // left even so.
+  __device__ __forceinline__ Tile warpgroup_tile(Tile tile) {
+    const Blocks own = blocks_of(params, first_row(tile), first_row(tile) + kWarpgroupRows - 1);
+    const int last = max(tile.blocks.first + 1, own.last);
+    tile.skipped = tile.blocks.last - last;
+    tile.blocks.last = last;
+    tile.blocks.full_last = own.full_last;
+    return tile;
+  }
+
+  // Skips fully masked blocks.
+  __device__ __forceinline__ void skip_k(int blocks) {
+    for (; blocks > 0; --blocks) {
+      wait_k();
+      release_k();
+    }
+  }
+
+  __device__ __forceinline__ void skip_v(int blocks) {
+    for (; blocks > 0; --blocks) {
+      wait_v();
+      release_v();
     }
   }
 
@@ -962,15 +1071,13 @@ struct Consumer {
   __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
                                        Probabilities& p, Output& o, Softmax& softmax) {
     wait_k();
-    scheduler_barrier_wait();
     issue_qk(s);
     wait_v();
     issue_pv(o, p);
-    scheduler_barrier_arrive();
     wgmma_wait<1>();
     finish_qk(s, block == tile.blocks.first);
     if (masked) {
-      mask_block(s, block);
+      mask_block(s, tile, block);
     }
     const bool raised = softmax.update_row_max(s);
     wgmma_wait<0>();
@@ -981,11 +1088,21 @@ struct Consumer {
     softmax.rescale_output(o, raised);
   }
 
+  // In place of a step, for a warpgroup whose rows are all past the end of the sequence.
+  __device__ __forceinline__ void skip_step(bool final_block) {
+    wait_k();
+    release_k();
+    release(shared.q_empty[q.stage][warpgroup], final_block);
+    wait_v();
+    release_v();
+  }
+
   // P of a tile's first block.
   __device__ __forceinline__ void first_softmax(const Tile& tile, float (&s)[kBlockN / 2],
                                                 Probabilities& p, Softmax& softmax) {
     finish_qk(s, tile.blocks.last - 1 == tile.blocks.first);
-    mask_block(s, tile.blocks.last - 1);
+    skip_v(tile.skipped);
+    mask_block(s, tile, tile.blocks.last - 1);
     softmax.update_row_max(s);
     softmax.exponentiate(s);
     pack_p(p, s);
@@ -995,6 +1112,7 @@ struct Consumer {
   __device__ __forceinline__ void first_block(const Tile& tile, float (&s)[kBlockN / 2],
                                               Probabilities& p, Softmax& softmax) {
     wait_q();
+    skip_k(tile.skipped);
     wait_k();
     issue_qk(s);
     wgmma_wait<0>();
@@ -1013,12 +1131,11 @@ struct Consumer {
   __device__ __forceinline__ void next_tile(Tile& tile, const Tile& next, float (&s)[kBlockN / 2],
                                             Probabilities& p, Output& o, Softmax& softmax) {
     wait_v();
-    scheduler_barrier_wait();
     issue_pv(o, p);
-    scheduler_barrier_arrive();  // before the wait for Q
     const Softmax fresh = softmax_of(next);
     q.advance();
     wait_q();
+    skip_k(next.skipped);
     wait_k();
     issue_qk(s);
     wgmma_wait<1>();
@@ -1034,9 +1151,18 @@ struct Consumer {
   __device__ __forceinline__ void mainloop(Tiles& tiles, Tile& tile, Output& o, Softmax& softmax) {
     float s[kBlockN / 2];
     Probabilities p;
+    tile = warpgroup_tile(tile);
     first_block(tile, s, p, softmax);
     for (;;) {
       int block = tile.blocks.last - 2;
+      if (first_row(tile) >= params.seqlen_q) {
+        for (; block >= tile.blocks.first; --block) {
+          skip_step(block == tile.blocks.first);
+        }
+      }
+      for (; block >= tile.blocks.full_last; --block) {
+        step<true>(tile, block, s, p, o, softmax);
+      }
       for (; block >= tile.blocks.first; --block) {
         step<false>(tile, block, s, p, o, softmax);
       }
@@ -1044,7 +1170,7 @@ struct Consumer {
       if (!tiles.next(params, next)) {
         break;
       }
-      next_tile(tile, next, s, p, o, softmax);
+      next_tile(tile, warpgroup_tile(next), s, p, o, softmax);
     }
     last_pv(p, o);
   }
@@ -1145,10 +1271,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void run() {
-    if (warpgroup == kConsumers - 1) {
-      scheduler_barrier_arrive();  // warpgroup 0 is first
-    }
-    Tiles tiles;
+    Tiles tiles{shared};
     EmptyTiles rest;
     Tile tile;
     Output o = {};
@@ -1197,6 +1320,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       shared.v_rows_full[stage].init(1);
       shared.v_rows_empty[stage].init(kTransposers);
     }
+    for (int stage = 0; stage < kTileStages; ++stage) {
+      shared.tile_full[stage].init(1);
+      shared.tile_empty[stage].init(kTileReaders);
+    }
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
@@ -1217,13 +1344,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-}  // namespace fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_kernel
+}  // namespace fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_vrows_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_host {
+namespace fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_vrows_host {
 
-using namespace fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_kernel;
+using namespace fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_vrows_kernel;
 
 // What a call ends with: the number of its message. Checks come in this order.
 enum Status {
@@ -1286,8 +1413,8 @@ Status check(const void* data, int element_bytes, bool aligned, int64_t most,
   return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
 }
 
-int64_t workspace_bytes(const FagenForwardArgs&) {
-  return 0;
+int64_t workspace_bytes([[maybe_unused]] const FagenForwardArgs& a) {
+  return int64_t(4);
 }
 
 Status check(const FagenForwardArgs& a) {
@@ -1322,14 +1449,14 @@ Status check(const FagenForwardArgs& a) {
         !a.v_descale ? kOk
                      : check(a.v_descale, 4, false, 1073741824,
                              {a.batch, a.v_descale_stride_batch, a.kv_heads,
-                              a.v_descale_stride_head, 128, a.v_descale_stride_column}),
+                              a.v_descale_stride_head, 64, a.v_descale_stride_column}),
         !a.v_mean ? kOk
                   : check(a.v_mean, 4, false, 1073741824,
-                          {a.batch, a.v_mean_stride_batch, a.kv_heads, a.v_mean_stride_head, 128,
+                          {a.batch, a.v_mean_stride_batch, a.kv_heads, a.v_mean_stride_head, 64,
                            a.v_mean_stride_column}),
         !a.k_mean ? kOk
                   : check(a.k_mean, 4, false, 1073741824,
-                          {a.batch, a.k_mean_stride_batch, a.kv_heads, a.k_mean_stride_head, 128,
+                          {a.batch, a.k_mean_stride_batch, a.kv_heads, a.k_mean_stride_head, 64,
                            a.k_mean_stride_column}),
         check(a.out, 2, true, kMostStride,
               {a.batch, a.out_stride_batch, a.seqlen_q, a.out_stride_seq, a.heads,
@@ -1421,17 +1548,17 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
                  .sizes = {kHeadDim, a.seqlen_q, a.heads, a.batch},
                  .strides = {a.q_stride_seq, a.q_stride_head, a.q_stride_batch},
                  .box = {kQkSlab, kWarpgroupRows},
-                 .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};
+                 .swizzle = CU_TENSOR_MAP_SWIZZLE_64B};
   Tensor k{.data = a.k,
            .sizes = {kHeadDim, a.seqlen_k, a.kv_heads, a.batch},
            .strides = {a.k_stride_seq, a.k_stride_head, a.k_stride_batch},
            .box = {kQkSlab, kBlockN},
-           .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};
+           .swizzle = CU_TENSOR_MAP_SWIZZLE_64B};
   Tensor v{.data = a.v,
            .sizes = {kHeadDimV, a.seqlen_k, a.kv_heads, a.batch},
            .strides = {a.v_stride_seq, a.v_stride_head, a.v_stride_batch},
            .box = {kVRowsSlab, kBlockN},
-           .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};
+           .swizzle = CU_TENSOR_MAP_SWIZZLE_64B};
   const Tensor out{.data = a.out,
                    .sizes = {kHeadDimV, a.seqlen_q, a.heads, a.batch},
                    .strides = {a.out_stride_seq, a.out_stride_head, a.out_stride_batch},
@@ -1482,43 +1609,74 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   params.heads_per_kv_head = FastDivisor(a.heads / a.kv_heads);
   params.seqlen_q = a.seqlen_q;
   params.seqlen_k = a.seqlen_k;
-  params.m_blocks = FastDivisor(m_blocks);
-  params.has_empty_tiles = a.seqlen_k == 0;
+  params.m_blocks = m_blocks;
+  params.has_empty_tiles = seen_by(params, 0).last <= 0;
   const int grid = int(std::min<int64_t>(tiles, multiprocessors));
-  params.slots = int(tiles);
+  // Tiles come in sections of heads whose K and V fit their share of the L2 cache.
+  const int64_t flat_heads = int64_t(a.heads) * a.batch;
+  const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
+  const int64_t cached_kv_heads = kL2Share / std::max<int64_t>(1, head_bytes);
+  // Tiles that see no key are left to the end, and are no part of the order.
+  int m_first = 0;
+  params.m_end = m_blocks;
+  if (params.has_empty_tiles) {
+    const auto empty = [&](int m_block) {
+      const Blocks blocks = blocks_of(params, m_block * kBlockM, m_block * kBlockM + kBlockM - 1);
+      return blocks.last <= blocks.first;
+    };
+    while (m_first < m_blocks && empty(m_first)) {
+      ++m_first;
+    }
+    while (params.m_end > m_first && empty(params.m_end - 1)) {
+      --params.m_end;
+    }
+  }
+  // The last section has more heads where it would else end before short tiles could fill up behind
+  // its longest ones.
+  const int64_t seeing = std::max(1, params.m_end - m_first);  // tiles of a head
+  const int64_t section = std::max<int64_t>(1, cached_kv_heads) * params.heads_per_kv_head.value;
+  const int64_t filling = ceil_div(int64_t(kSectionRounds) * grid, seeing);
+  params.sections = 1 + int(std::max<int64_t>(0, flat_heads - filling) / section);
+  params.section_heads = FastDivisor(int(section));
+  params.section_slots = FastDivisor(int(std::min<int64_t>(section * seeing, tiles)));
+  params.last_section_heads = FastDivisor(int(flat_heads - (params.sections - 1) * section));
+  params.slots = int(flat_heads * (params.m_end - m_first));
+  params.tiles = int(tiles);
+  params.tiles_drawn = static_cast<uint32_t*>(a.workspace);
   params.scale_log2 = a.scale * 1.44269504089f;
 
   attention_forward<<<grid, kThreads, sizeof(SharedStorage), stream>>>(params);
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_host
+}  // namespace fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_vrows_host
 
-extern "C" int fagen_fwd_e4m3_d128_full_m192n64_s3_vrows(const FagenForwardArgs* args,
-                                                         void* stream) {
-  using namespace fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_host;
+extern "C" int fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_vrows(const FagenForwardArgs* args,
+                                                                   void* stream) {
+  using namespace fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_vrows_host;
   const Status status = args ? check(*args) : kNullPointer;
   return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" int64_t fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_workspace(
+extern "C" int64_t fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_vrows_workspace(
     const FagenForwardArgs* args) {
-  return args ? fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_host::workspace_bytes(*args) : -1;
+  return args ? fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_vrows_host::workspace_bytes(*args)
+              : -1;
 }
 
-extern "C" const char* fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_message(int status) {
-  using namespace fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_host;
+extern "C" const char* fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_vrows_message(int status) {
+  using namespace fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_vrows_host;
   return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_info(void) {
-  using namespace fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_kernel;
+extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_vrows_info(void) {
+  using namespace fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_vrows_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       kSharedBytes,
       kThreads,
       kLaunchRegisters,
-      "fwd_e4m3_d128_full_m192n64_s3_vrows",
-      "c805cdddaf13c1b6baf8f33651ebde0f539892e51b3125aae713c7ad1d5eeb6c"};
+      "fwd_e4m3_d64_causal_m192n160_s3_nointer_vrows",
+      "dd7a7282a6c37f300fb1641ed250bfbfe99750be9d9846184ea8c5230fa47be7"};
   return &info;
 }

@@ -1,12 +1,11 @@
-// fwd_e4m3_d128_full_m192n64_s3_vrows_sblock: fused attention forward for Hopper (sm_90a). Rendered
-// by fagen; do not edit.
+// fwd_e4m3_d256_full_m128n96_vspace_nointer_vrows_sblock: fused attention forward for Hopper
+// (sm_90a). Rendered by fagen; do not edit.
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
 //
-// One thread block computes a tile of 192 query rows of one head, 64 keys at a time from the last
+// One thread block computes a tile of 128 query rows of one head, 96 keys at a time from the last
 // to the first, by online softmax in base 2. One producer warp copies Q, K and V into shared memory
-// by TMA; 3 consumer warpgroups of 64 rows each multiply by WGMMA, in ping-pong: they take turns at
-// the tensor cores.
+// by TMA; 2 consumer warpgroups of 64 rows each multiply by WGMMA.
 //
 // Q, K, V and P are in e4m3, with scales. The PV GEMM needs V transposed: other warps of
 // the producer's warpgroup do that. One warp writes the scales of blocks to shared memory.
@@ -44,20 +43,20 @@ struct FagenForwardArgs {
   uint32_t version;         // 3: callers built for another are recognised
   void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
   int64_t workspace_bytes;  // how large it is
-  const void* q;            // e4m3 (batch, seqlen_q, heads, 128)
-  const void* k;            // e4m3 (batch, seqlen_k, kv_heads, 128)
-  const void* v;            // e4m3 (batch, seqlen_k, kv_heads, 128)
+  const void* q;            // e4m3 (batch, seqlen_q, heads, 256)
+  const void* k;            // e4m3 (batch, seqlen_k, kv_heads, 256)
+  const void* v;            // e4m3 (batch, seqlen_k, kv_heads, 256)
   const void* q_descale;    // fp32 (batch or 1, heads or 1, ceil(seqlen_q / 64)): what q is to be
                             // multiplied by, finite and above 0
   const void* k_descale;  // fp32 (batch or 1, kv_heads or 1, ceil(seqlen_k / 64)): what k is to be
                           // multiplied by, finite and above 0
-  const void* v_descale;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what columns of v are to be
+  const void* v_descale;  // fp32 (batch or 1, kv_heads or 1, 256 or 1): what columns of v are to be
                           // multiplied by, finite and above 0; null: 1
-  const void* v_mean;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what was taken off columns of
+  const void* v_mean;  // fp32 (batch or 1, kv_heads or 1, 256 or 1): what was taken off columns of
                        // v before they were quantised; null: nothing
-  const void* k_mean;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what was taken off columns of
+  const void* k_mean;  // fp32 (batch or 1, kv_heads or 1, 256 or 1): what was taken off columns of
                        // k before they were quantised; null: nothing
-  void* out;           // bf16 (batch, seqlen_q, heads, 128): zeros in a row that sees no key
+  void* out;           // bf16 (batch, seqlen_q, heads, 256): zeros in a row that sees no key
   void* lse;  // fp32 (batch, heads, seqlen_q): log-sum-exp, natural logarithm; minus infinity in a
               // row that sees no key; null if not wanted
   int64_t q_stride_batch, q_stride_head, q_stride_seq;
@@ -102,52 +101,55 @@ extern "C" {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_sblock(const struct FagenForwardArgs* args,
-                                                     void* stream);
+int fagen_fwd_e4m3_d256_full_m128n96_vspace_nointer_vrows_sblock(
+    const struct FagenForwardArgs* args, void* stream);
 // How many bytes of workspace a call of these sizes needs; -1 where args is null.
-int64_t fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_sblock_workspace(
+int64_t fagen_fwd_e4m3_d256_full_m128n96_vspace_nointer_vrows_sblock_workspace(
     const struct FagenForwardArgs* args);
-const char* fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_sblock_message(int status);
-const struct FagenKernelInfo* fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_sblock_info(void);
+const char* fagen_fwd_e4m3_d256_full_m128n96_vspace_nointer_vrows_sblock_message(int status);
+const struct FagenKernelInfo* fagen_fwd_e4m3_d256_full_m128n96_vspace_nointer_vrows_sblock_info(
+    void);
 
 }  // extern "C"
 
-namespace fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_sblock_kernel {
+namespace fagen_fwd_e4m3_d256_full_m128n96_vspace_nointer_vrows_sblock_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
 using Element = __nv_fp8_e4m3;
 using OutElement = __nv_bfloat16;
 
-constexpr int kHeadDim = 128;
-constexpr int kHeadDimV = 128;
-constexpr int kHeadDimPadded = 128;  // in shared memory, padded with zeros
-constexpr int kHeadDimVPadded = 128;
-constexpr int kBlockM = 192;
-constexpr int kBlockN = 64;
-constexpr int kStages = 3;  // K and V buffers
+constexpr int kHeadDim = 256;
+constexpr int kHeadDimV = 256;
+constexpr int kHeadDimPadded = 256;  // in shared memory, padded with zeros
+constexpr int kHeadDimVPadded = 256;
+constexpr int kBlockM = 128;
+constexpr int kBlockN = 96;
+constexpr int kStages = 2;  // K and V buffers
 constexpr int kQStages = 1;
-constexpr int kConsumers = 3;  // warpgroups of 64 query rows
-constexpr int kThreads = 512;
-constexpr int kLaunchRegisters = 128;
+constexpr int kConsumers = 2;  // warpgroups of 64 query rows
+constexpr int kThreads = 384;
+constexpr int kLaunchRegisters = 168;
 constexpr int kProducerRegisters = 56;
-constexpr int kConsumerRegisters = 152;
+constexpr int kConsumerRegisters = 224;
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kPOffset =
     8.0f;                       // log2 units: P is kept this much larger, to use more of its range
 constexpr int kScaleRows = 64;  // rows of Q, or keys, that share a scale
-constexpr int kGroups = kBlockN / kScaleRows;
+constexpr int kGroupKeys =
+    32;  // that share one in a block: kScaleRows and kBlockN are multiples of it
+constexpr int kGroups = kBlockN / kGroupKeys;
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
 constexpr int kQkSlab = 128;  // columns
-constexpr int kVSlab = 64;    // of keys: V lies transposed
-constexpr int kVSwizzleBits = 2;
+constexpr int kVSlab = 32;    // of keys: V lies transposed
+constexpr int kVSwizzleBits = 1;
 constexpr int kVRowsSlab = 128;  // of V as it arrives
 constexpr int kVRowsSwizzleBits = 3;
 constexpr int kOSlab = 64;
 constexpr int kOSwizzleBits = 3;
 constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B128;
-constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B64;
+constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B32;
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -177,8 +179,10 @@ struct SharedStorage {
   alignas(1024) Element q[kQStages][kBlockM * kHeadDimPadded];
   alignas(1024) Element k[kStages][kBlockN * kHeadDimPadded];
   alignas(1024) Element v_rows[kStages][kBlockN * kHeadDimVPadded];  // row-major, as they arrive
-  alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
-  alignas(1024) OutElement o[kBlockM * kHeadDimVPadded];
+  union {  // O is stored through V's space, once the last V of a tile has been read
+    alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
+    alignas(1024) OutElement o[kBlockM * kHeadDimVPadded];
+  };
   alignas(1024) BlockScales scales[kStages];
   alignas(1024) TransactionBarrier q_full[kQStages][kConsumers];
   TransactionBarrier k_full[kStages];
@@ -188,9 +192,10 @@ struct SharedStorage {
   Barrier q_empty[kQStages][kConsumers];
   Barrier k_empty[kStages];
   Barrier v_empty[kStages];
+  Barrier o_empty;
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes <= 149504, "the layout outgrew the plan's ledger");
+static_assert(kSharedBytes <= 198656, "the layout outgrew the plan's ledger");
 
 template <class Integer>
 __host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
@@ -341,28 +346,35 @@ __device__ constexpr uint32_t column_offset(int k) {
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], Descriptor q, Descriptor k) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 "
+      "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
-      "%32, %33, %34, 1, 1;"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47 }, "
+      "%48, %49, %50, 1, 1;"
       : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]), "+f"(s[6]),
         "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]), "+f"(s[12]), "+f"(s[13]),
         "+f"(s[14]), "+f"(s[15]), "+f"(s[16]), "+f"(s[17]), "+f"(s[18]), "+f"(s[19]), "+f"(s[20]),
         "+f"(s[21]), "+f"(s[22]), "+f"(s[23]), "+f"(s[24]), "+f"(s[25]), "+f"(s[26]), "+f"(s[27]),
-        "+f"(s[28]), "+f"(s[29]), "+f"(s[30]), "+f"(s[31])
+        "+f"(s[28]), "+f"(s[29]), "+f"(s[30]), "+f"(s[31]), "+f"(s[32]), "+f"(s[33]), "+f"(s[34]),
+        "+f"(s[35]), "+f"(s[36]), "+f"(s[37]), "+f"(s[38]), "+f"(s[39]), "+f"(s[40]), "+f"(s[41]),
+        "+f"(s[42]), "+f"(s[43]), "+f"(s[44]), "+f"(s[45]), "+f"(s[46]), "+f"(s[47])
       : "l"(q.bits()), "l"(k.bits()), "n"(accumulate ? 1 : 0));
 }
 
 // O (64 x kOutputColumns) += P (64 x 32, from registers) V (32 x kOutputColumns).
 __device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descriptor v) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
+      "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
-      "{ %64, %65, %66, %67 }, "
-      "%68, 1, 1, 1;"
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127 }, "
+      "{ %128, %129, %130, %131 }, "
+      "%132, 1, 1, 1;"
       : "+f"(o[0]), "+f"(o[1]), "+f"(o[2]), "+f"(o[3]), "+f"(o[4]), "+f"(o[5]), "+f"(o[6]),
         "+f"(o[7]), "+f"(o[8]), "+f"(o[9]), "+f"(o[10]), "+f"(o[11]), "+f"(o[12]), "+f"(o[13]),
         "+f"(o[14]), "+f"(o[15]), "+f"(o[16]), "+f"(o[17]), "+f"(o[18]), "+f"(o[19]), "+f"(o[20]),
@@ -372,7 +384,16 @@ __device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descripto
         "+f"(o[42]), "+f"(o[43]), "+f"(o[44]), "+f"(o[45]), "+f"(o[46]), "+f"(o[47]), "+f"(o[48]),
         "+f"(o[49]), "+f"(o[50]), "+f"(o[51]), "+f"(o[52]), "+f"(o[53]), "+f"(o[54]), "+f"(o[55]),
         "+f"(o[56]), "+f"(o[57]), "+f"(o[58]), "+f"(o[59]), "+f"(o[60]), "+f"(o[61]), "+f"(o[62]),
-        "+f"(o[63])
+        "+f"(o[63]), "+f"(o[64]), "+f"(o[65]), "+f"(o[66]), "+f"(o[67]), "+f"(o[68]), "+f"(o[69]),
+        "+f"(o[70]), "+f"(o[71]), "+f"(o[72]), "+f"(o[73]), "+f"(o[74]), "+f"(o[75]), "+f"(o[76]),
+        "+f"(o[77]), "+f"(o[78]), "+f"(o[79]), "+f"(o[80]), "+f"(o[81]), "+f"(o[82]), "+f"(o[83]),
+        "+f"(o[84]), "+f"(o[85]), "+f"(o[86]), "+f"(o[87]), "+f"(o[88]), "+f"(o[89]), "+f"(o[90]),
+        "+f"(o[91]), "+f"(o[92]), "+f"(o[93]), "+f"(o[94]), "+f"(o[95]), "+f"(o[96]), "+f"(o[97]),
+        "+f"(o[98]), "+f"(o[99]), "+f"(o[100]), "+f"(o[101]), "+f"(o[102]), "+f"(o[103]),
+        "+f"(o[104]), "+f"(o[105]), "+f"(o[106]), "+f"(o[107]), "+f"(o[108]), "+f"(o[109]),
+        "+f"(o[110]), "+f"(o[111]), "+f"(o[112]), "+f"(o[113]), "+f"(o[114]), "+f"(o[115]),
+        "+f"(o[116]), "+f"(o[117]), "+f"(o[118]), "+f"(o[119]), "+f"(o[120]), "+f"(o[121]),
+        "+f"(o[122]), "+f"(o[123]), "+f"(o[124]), "+f"(o[125]), "+f"(o[126]), "+f"(o[127])
       : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v.bits()));
 }
 
@@ -533,10 +554,6 @@ struct Softmax {
       top[0] = fmaxf(top[0], fmaxf(chains[0], chains[2]) * factor);
       top[1] = fmaxf(top[1], fmaxf(chains[1], chains[3]) * factor);
     }
-    // Mostly no row max of a warp grows, and then nothing is exchanged or rescaled.
-    if (__all_sync(0xffffffff, top[0] <= max[0] && top[1] <= max[1])) {
-      return false;
-    }
     const float old[2] = {reference(0), reference(1)};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -545,7 +562,7 @@ struct Softmax {
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
-    return true;
+    return __any_sync(0xffffffff, rescale[0] < 1.f || rescale[1] < 1.f);
   }
 
   // P of a block of scores, in place, relative to the row maxima, times 2^kPOffset; its row sums
@@ -717,7 +734,7 @@ struct ScaleProducer {
   __device__ __forceinline__ void write(const Tile& tile, int block) {
     const int first_lane = block % kBlocks * kGroups;  // of those with this block's descales
     if (block == tile.blocks.last - 1 || block % kBlocks == kBlocks - 1) {
-      const int group = min(block * kGroups + lane() - first_lane,
+      const int group = min((block * kGroups + lane() - first_lane) * kGroupKeys / kScaleRows,
                             (params.seqlen_k - 1) / kScaleRows);  // keys may end before
       k_scale = __ldg(params.k_scale.at(tile.batch, tile.kv_head) + group);
     }
@@ -749,44 +766,57 @@ __device__ __forceinline__ uint32_t flip(uint32_t row_offset) {
   return (row_offset >> 3) & (((1 << swizzle_bits) - 1) << 4);
 }
 
-// Transposes a block, 32 keys by 16 columns at a time. To ldmatrix two columns are one 16-bit
-// element: a lane gets keys 2q, 2q + 1, and from the next matrix 8 + 2q, 9 + 2q, of a pair of
-// columns, where q is lane % 4. That is P's order already. What remains is to part the pair.
-__device__ __forceinline__ void transpose(const Element* rows, Element* columns, int transposer) {
+// Transposes a warp's part of a block, in units of 32 keys by 16 columns. To ldmatrix two columns
+// are one 16-bit element: a lane gets keys 2q, 2q + 1, and from the next matrix 8 + 2q, 9 + 2q, of
+// a pair of columns, where q is lane % 4. That is P's order already. What remains is to part the
+// pair.
+template <int transposer>
+__device__ __forceinline__ void transpose(const Element* rows, Element* columns) {
   uint32_t lane;  // read anew, lest what follows from it stay in registers
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  const uint32_t source = lane * kVRowsSlab;  // a lane gives ldmatrix the address of its key
-  const uint32_t source_flip = flip<kVRowsSwizzleBits>(source);
+  const uint32_t key_row = lane * kVRowsSlab;  // a lane gives ldmatrix the address of its key
+  const uint32_t source = key_row ^ flip<kVRowsSwizzleBits>(key_row);
   // stmatrix writes eight rows at once, which must be in different banks, as even columns alone are
   // not: so the lanes of the upper four pairs part them the other way round.
   const uint32_t even = lane < 16 ? 0x6420 : 0x7531;
   const uint32_t pair = lane % 8;  // whose address, in matrix lane / 8, this lane gives to stmatrix
-  const uint32_t target = (2 * pair + (lane / 8 % 2 ^ pair / 4)) * kVSlab;
-  const uint32_t key = lane / 16 * 16 ^ flip<kVSwizzleBits>(target);
+  const uint32_t column_row = (2 * pair + (lane / 8 % 2 ^ pair / 4)) * kVSlab;
+  const uint32_t target = (column_row + lane / 16 * 16) ^ flip<kVSwizzleBits>(column_row);
 
-  for (uint32_t column = transposer * 16; column < kHeadDimVPadded; column += kTransposers * 16) {
-    const Element* from = rows + column / kVRowsSlab * (kBlockN * kVRowsSlab) + source +
-                          (column % kVRowsSlab ^ source_flip);
-    Element* to = columns + column * kVSlab + target;
+  constexpr int kKeyUnits = kBlockN / 32;
+  constexpr int kUnits = kHeadDimVPadded / 16 * kKeyUnits;  // of all transposers
+  constexpr int kFirst = ceil_div(transposer * kUnits, kTransposers);
+  constexpr int kLast = ceil_div((transposer + 1) * kUnits, kTransposers);
+  constexpr int kLoads =
+      kProducerRegisters < 40 ? 2 : 4;  // in flight while a unit is stored; each has four registers
+  uint32_t x[kLoads][4];
 #pragma unroll
-    for (int n = 0; n < kBlockN; n += 32) {
-      uint32_t x[4];
-      load_transposed(from + n * kVRowsSlab, x);
-      store_matrices(to + n / kVSlab * (kHeadDimVPadded * kVSlab) + (n % kVSlab ^ key),
-                     __byte_perm(x[0], x[1], even), __byte_perm(x[0], x[1], even ^ 0x1111),
-                     __byte_perm(x[2], x[3], even), __byte_perm(x[2], x[3], even ^ 0x1111));
+  for (int next = kFirst; next < kLast + kLoads; ++next) {
+    if (next >= kFirst + kLoads) {
+      const int unit = next - kLoads, key = unit % kKeyUnits * 32, column = unit / kKeyUnits * 16;
+      const uint32_t (&pairs)[4] = x[unit % kLoads];
+      store_matrices(
+          columns + (key / kVSlab * kHeadDimVPadded + column) * kVSlab + (target ^ key % kVSlab),
+          __byte_perm(pairs[0], pairs[1], even), __byte_perm(pairs[0], pairs[1], even ^ 0x1111),
+          __byte_perm(pairs[2], pairs[3], even), __byte_perm(pairs[2], pairs[3], even ^ 0x1111));
+    }
+    if (next < kLast) {
+      const int key = next % kKeyUnits * 32, column = next / kKeyUnits * 16;
+      load_transposed(rows + (column / kVRowsSlab * kBlockN + key) * kVRowsSlab +
+                          (source ^ column % kVRowsSlab),
+                      x[next % kLoads]);
     }
   }
 }
 
-// The warps of the producer's warpgroup that do not load.
-// The last one, which has no more columns than any other, writes scales as well.
+// One of the warps of the producer's warpgroup that do not load.
+// The last one, which has no more units than any other, writes scales as well.
+template <int transposer>
 __device__ __forceinline__ void produce_transposed_v(const Params& params, SharedStorage& shared) {
-  const int transposer =
-      __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - (kWarpgroup / 32 - kTransposers);
   RingPosition<kStages> v;
   ScaleProducer scales{params, shared};
   constexpr int kLead = 1;  // blocks that K is ahead of V
+  uint32_t o_phase = 1;     // the first tile follows no other
   Tiles tiles;
   for (Tile tile; tiles.next(params, tile);) {
     for (int block = tile.blocks.last - 1 + kLead; block >= tile.blocks.first; --block) {
@@ -796,9 +826,13 @@ __device__ __forceinline__ void produce_transposed_v(const Params& params, Share
       if (block >= tile.blocks.last) {
         continue;
       }
+      if (block == tile.blocks.last - 1) {
+        shared.o_empty.wait(o_phase);  // the previous tile's O must have been stored from V's space
+        o_phase ^= 1;
+      }
       shared.v_rows_full[v.stage].wait(v.phase);
       shared.v_empty[v.stage].wait(v.phase ^ 1);
-      transpose(shared.v_rows[v.stage], shared.v[v.stage], transposer);
+      transpose<transposer>(shared.v_rows[v.stage], shared.v[v.stage]);
       // For what wgmma reads and for what TMA overwrites.
       cutlass::arch::fence_view_async_shared();
       __syncwarp();
@@ -811,17 +845,25 @@ __device__ __forceinline__ void produce_transposed_v(const Params& params, Share
   }
 }
 
+// Each has code of its own: so where its units lie is known there, but for a lane's part of it.
+__device__ __forceinline__ void produce_transposed_v(const Params& params, SharedStorage& shared) {
+  switch (__shfl_sync(0xffffffff, threadIdx.x / 32, 0) - (kWarpgroup / 32 - kTransposers)) {
+    case 0:
+      return produce_transposed_v<0>(params, shared);
+    case 1:
+      return produce_transposed_v<1>(params, shared);
+    case 2:
+      return produce_transposed_v<2>(params, shared);
+  }
+}
+
 // ---- Multiplying -----------------------------------------------------------------------------
 
 // Hardware barriers, by number; 0 is __syncthreads.
-enum NamedBarrier { kStore = 1, kScheduler = kStore + kConsumers };
+enum NamedBarrier { kStore = 1, kAllConsumers = kStore + 2 * kConsumers };
 
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // One warpgroup: 64 rows of each tile.
@@ -871,14 +913,6 @@ struct Consumer {
     release(shared.v_empty[v.stage]);
     v.advance();
     v_ready = shared.v_full[v.stage].test_wait(v.phase);
-  }
-
-  // Ping-pong: while one warpgroup has the tensor cores, the others do softmax.
-  __device__ __forceinline__ void scheduler_barrier_wait() {
-    barrier_sync(kScheduler + warpgroup, 2 * kWarpgroup);
-  }
-  __device__ __forceinline__ void scheduler_barrier_arrive() {
-    barrier_arrive(kScheduler + (warpgroup + 1 == kConsumers ? 0 : warpgroup + 1), 2 * kWarpgroup);
   }
 
   // Issues S = QKᵀ.
@@ -940,8 +974,7 @@ struct Consumer {
     return {params.scale_log2 * __ldg(params.q_scale.at(tile.batch, tile.head) + group)};
   }
 
-  // The current K's scales, before it is released; not earlier, since the next GEMM would wait for
-  // them.
+  // The current K's scales, before a QKᵀ GEMM that is long enough to hide the latency.
   __device__ __forceinline__ void read_scales() {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
@@ -984,7 +1017,6 @@ struct Consumer {
   // S is complete: K is released, and Q after the tile's final block.
   __device__ __forceinline__ void finish_qk(float (&s)[kBlockN / 2], bool final_block) {
     fence_operand(s);
-    read_scales();
     release_k();
     release(shared.q_empty[q.stage][warpgroup], final_block);
   }
@@ -1000,11 +1032,10 @@ struct Consumer {
   __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
                                        Probabilities& p, Output& o, Softmax& softmax) {
     wait_k();
-    scheduler_barrier_wait();
+    read_scales();
     issue_qk(s);
     wait_v();
     issue_pv(o, p);
-    scheduler_barrier_arrive();
     wgmma_wait<1>();
     finish_qk(s, block == tile.blocks.first);
     if (masked) {
@@ -1034,6 +1065,7 @@ struct Consumer {
                                               Probabilities& p, Softmax& softmax) {
     wait_q();
     wait_k();
+    read_scales();
     issue_qk(s);
     wgmma_wait<0>();
     first_softmax(tile, s, p, softmax);
@@ -1051,13 +1083,12 @@ struct Consumer {
   __device__ __forceinline__ void next_tile(Tile& tile, const Tile& next, float (&s)[kBlockN / 2],
                                             Probabilities& p, Output& o, Softmax& softmax) {
     wait_v();
-    scheduler_barrier_wait();
     issue_pv(o, p);
-    scheduler_barrier_arrive();  // before the wait for Q
     const Softmax fresh = softmax_of(next);
     q.advance();
     wait_q();
     wait_k();
+    read_scales();
     issue_qk(s);
     wgmma_wait<1>();
     finish_pv(o);
@@ -1165,10 +1196,7 @@ struct Consumer {
 
     OutElement* rows = shared.o + warpgroup * kWarpgroupRows * kHeadDimVPadded;
     const bool leader = threadIdx.x % kWarpgroup == 0;
-    if (leader) {
-      cute::tma_store_wait<0>();  // the previous tile's O has been read
-    }
-    barrier_sync(kStore + warpgroup, kWarpgroup);
+    barrier_sync(kAllConsumers, kConsumers * kWarpgroup);  // V is read
     store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(rows, [&](int i) { return o[i]; });
     cutlass::arch::fence_view_async_shared();
     barrier_sync(kStore + warpgroup, kWarpgroup);
@@ -1179,13 +1207,12 @@ struct Consumer {
                                       first_row(tile), tile.head, tile.batch);
       }
       cute::tma_store_arrive();
+      cute::tma_store_wait<0>();
+      shared.o_empty.arrive();
     }
   }
 
   __device__ __forceinline__ void run() {
-    if (warpgroup == kConsumers - 1) {
-      scheduler_barrier_arrive();  // warpgroup 0 is first
-    }
     Tiles tiles;
     EmptyTiles rest;
     Tile tile;
@@ -1202,9 +1229,6 @@ struct Consumer {
       store(tile, o, softmax);
       reset(o, softmax, {});
       has_tile = rest.next(params, tile);
-    }
-    if (threadIdx.x % kWarpgroup == 0) {
-      cute::tma_store_wait<0>();  // shared memory must outlive the copies from it
     }
   }
 };
@@ -1235,6 +1259,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       shared.v_rows_full[stage].init(1);
       shared.v_rows_empty[stage].init(kTransposers);
     }
+    shared.o_empty.init(kConsumers);
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
@@ -1255,13 +1280,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-}  // namespace fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_sblock_kernel
+}  // namespace fagen_fwd_e4m3_d256_full_m128n96_vspace_nointer_vrows_sblock_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_sblock_host {
+namespace fagen_fwd_e4m3_d256_full_m128n96_vspace_nointer_vrows_sblock_host {
 
-using namespace fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_sblock_kernel;
+using namespace fagen_fwd_e4m3_d256_full_m128n96_vspace_nointer_vrows_sblock_kernel;
 
 // What a call ends with: the number of its message. Checks come in this order.
 enum Status {
@@ -1359,14 +1384,14 @@ Status check(const FagenForwardArgs& a) {
         !a.v_descale ? kOk
                      : check(a.v_descale, 4, false, 1073741824,
                              {a.batch, a.v_descale_stride_batch, a.kv_heads,
-                              a.v_descale_stride_head, 128, a.v_descale_stride_column}),
+                              a.v_descale_stride_head, 256, a.v_descale_stride_column}),
         !a.v_mean ? kOk
                   : check(a.v_mean, 4, false, 1073741824,
-                          {a.batch, a.v_mean_stride_batch, a.kv_heads, a.v_mean_stride_head, 128,
+                          {a.batch, a.v_mean_stride_batch, a.kv_heads, a.v_mean_stride_head, 256,
                            a.v_mean_stride_column}),
         !a.k_mean ? kOk
                   : check(a.k_mean, 4, false, 1073741824,
-                          {a.batch, a.k_mean_stride_batch, a.kv_heads, a.k_mean_stride_head, 128,
+                          {a.batch, a.k_mean_stride_batch, a.kv_heads, a.k_mean_stride_head, 256,
                            a.k_mean_stride_column}),
         check(a.out, 2, true, kMostStride,
               {a.batch, a.out_stride_batch, a.seqlen_q, a.out_stride_seq, a.heads,
@@ -1529,33 +1554,37 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_sblock_host
+}  // namespace fagen_fwd_e4m3_d256_full_m128n96_vspace_nointer_vrows_sblock_host
 
-extern "C" int fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_sblock(const FagenForwardArgs* args,
-                                                                void* stream) {
-  using namespace fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_sblock_host;
+extern "C" int fagen_fwd_e4m3_d256_full_m128n96_vspace_nointer_vrows_sblock(
+    const FagenForwardArgs* args, void* stream) {
+  using namespace fagen_fwd_e4m3_d256_full_m128n96_vspace_nointer_vrows_sblock_host;
   const Status status = args ? check(*args) : kNullPointer;
   return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" int64_t fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_sblock_workspace(
+extern "C" int64_t fagen_fwd_e4m3_d256_full_m128n96_vspace_nointer_vrows_sblock_workspace(
     const FagenForwardArgs* args) {
-  return args ? fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_sblock_host::workspace_bytes(*args) : -1;
+  return args ? fagen_fwd_e4m3_d256_full_m128n96_vspace_nointer_vrows_sblock_host::workspace_bytes(
+                    *args)
+              : -1;
 }
 
-extern "C" const char* fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_sblock_message(int status) {
-  using namespace fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_sblock_host;
+extern "C" const char* fagen_fwd_e4m3_d256_full_m128n96_vspace_nointer_vrows_sblock_message(
+    int status) {
+  using namespace fagen_fwd_e4m3_d256_full_m128n96_vspace_nointer_vrows_sblock_host;
   return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_sblock_info(void) {
-  using namespace fagen_fwd_e4m3_d128_full_m192n64_s3_vrows_sblock_kernel;
+extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_full_m128n96_vspace_nointer_vrows_sblock_info(
+    void) {
+  using namespace fagen_fwd_e4m3_d256_full_m128n96_vspace_nointer_vrows_sblock_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       kSharedBytes,
       kThreads,
       kLaunchRegisters,
-      "fwd_e4m3_d128_full_m192n64_s3_vrows_sblock",
-      "53a8400db27647c1ad53200b7ba93a4274baf08a2ec548a21e7bcf2e801ef7e9"};
+      "fwd_e4m3_d256_full_m128n96_vspace_nointer_vrows_sblock",
+      "1d557eabd88bf30bbb8d38223e465d29859c2698c470110e9f667e09c4ca8b37"};
   return &info;
 }

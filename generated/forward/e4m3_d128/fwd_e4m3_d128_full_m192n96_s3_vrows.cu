@@ -1,11 +1,11 @@
-// fwd_e4m3_d128_causal_m128n128_vrows: fused attention forward for Hopper (sm_90a). Rendered by
+// fwd_e4m3_d128_full_m192n96_s3_vrows: fused attention forward for Hopper (sm_90a). Rendered by
 // fagen; do not edit.
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
 //
-// One thread block computes a tile of 128 query rows of one head, 128 keys at a time from the last
+// One thread block computes a tile of 192 query rows of one head, 96 keys at a time from the last
 // to the first, by online softmax in base 2. One producer warp copies Q, K and V into shared memory
-// by TMA; 2 consumer warpgroups of 64 rows each multiply by WGMMA, in ping-pong: they take turns at
+// by TMA; 3 consumer warpgroups of 64 rows each multiply by WGMMA, in ping-pong: they take turns at
 // the tensor cores.
 //
 // Q, K, V and P are in e4m3, with scales. The PV GEMM needs V transposed: other warps of
@@ -102,16 +102,15 @@ extern "C" {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_fwd_e4m3_d128_causal_m128n128_vrows(const struct FagenForwardArgs* args, void* stream);
-// How many bytes of workspace a call of these sizes needs; -1 where args is null. They are zeros
-// before the first call, and each call leaves them so; calls that may run at once need one each.
-int64_t fagen_fwd_e4m3_d128_causal_m128n128_vrows_workspace(const struct FagenForwardArgs* args);
-const char* fagen_fwd_e4m3_d128_causal_m128n128_vrows_message(int status);
-const struct FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m128n128_vrows_info(void);
+int fagen_fwd_e4m3_d128_full_m192n96_s3_vrows(const struct FagenForwardArgs* args, void* stream);
+// How many bytes of workspace a call of these sizes needs; -1 where args is null.
+int64_t fagen_fwd_e4m3_d128_full_m192n96_s3_vrows_workspace(const struct FagenForwardArgs* args);
+const char* fagen_fwd_e4m3_d128_full_m192n96_s3_vrows_message(int status);
+const struct FagenKernelInfo* fagen_fwd_e4m3_d128_full_m192n96_s3_vrows_info(void);
 
 }  // extern "C"
 
-namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_kernel {
+namespace fagen_fwd_e4m3_d128_full_m192n96_s3_vrows_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
@@ -122,37 +121,32 @@ constexpr int kHeadDim = 128;
 constexpr int kHeadDimV = 128;
 constexpr int kHeadDimPadded = 128;  // in shared memory, padded with zeros
 constexpr int kHeadDimVPadded = 128;
-constexpr int kBlockM = 128;
-constexpr int kBlockN = 128;
-constexpr int kStages = 2;  // K and V buffers
+constexpr int kBlockM = 192;
+constexpr int kBlockN = 96;
+constexpr int kStages = 3;  // K and V buffers
 constexpr int kQStages = 1;
-constexpr int kConsumers = 2;  // warpgroups of 64 query rows
-constexpr int kThreads = 384;
-constexpr int kLaunchRegisters = 168;
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
-constexpr int kTileStages = 2;    // tiles drawn and not yet done
-constexpr int kTileReaders = 11;  // warps that ask for them
-constexpr int kDrawAhead =
-    2;  // blocks before its end that a tile's successor is drawn: enough to hide the answer's way
-constexpr int kSectionRounds = 4;  // tiles for each multiprocessor in the last section of heads
-constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
+constexpr int kConsumers = 3;  // warpgroups of 64 query rows
+constexpr int kThreads = 512;
+constexpr int kLaunchRegisters = 128;
+constexpr int kProducerRegisters = 32;
+constexpr int kConsumerRegisters = 160;
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFar =
     16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
+constexpr float kFarScale = 0.5f;  // no smaller one leads there from products of e4m3
 constexpr float kPOffset =
     8.0f;  // log2 units: P is kept this much larger, to use more of its range
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
 constexpr int kQkSlab = 128;  // columns
-constexpr int kVSlab = 128;   // of keys: V lies transposed
-constexpr int kVSwizzleBits = 3;
+constexpr int kVSlab = 32;    // of keys: V lies transposed
+constexpr int kVSwizzleBits = 1;
 constexpr int kVRowsSlab = 128;  // of V as it arrives
 constexpr int kVRowsSwizzleBits = 3;
 constexpr int kOSlab = 64;
 constexpr int kOSwizzleBits = 3;
 constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B128;
-constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B128;
+constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B32;
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -166,15 +160,14 @@ using Barrier = cutlass::arch::ClusterBarrier;
 using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
 
 // Blocks first … last - 1 of kBlockN keys, visited from the last to the first.
-// Of first … full_last - 1 every row sees all keys.
 struct Blocks {
-  int first, full_last, last;
+  int first, last;
 };
 
 // kBlockM query rows of one head, and the keys they see.
-struct alignas(16) Tile {
+struct Tile {
   int first_row, head, kv_head, batch;
-  Blocks blocks;  // last < first: no tile
+  Blocks blocks;
 };
 
 struct SharedStorage {
@@ -191,11 +184,9 @@ struct SharedStorage {
   Barrier q_empty[kQStages][kConsumers];
   Barrier k_empty[kStages];
   Barrier v_empty[kStages];
-  Barrier tile_full[kTileStages], tile_empty[kTileStages];
-  Tile tiles[kTileStages];  // in work, and next
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes <= 148480, "the layout outgrew the plan's ledger");
+static_assert(kSharedBytes <= 185344, "the layout outgrew the plan's ledger");
 
 template <class Integer>
 __host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
@@ -279,16 +270,10 @@ struct Params {
   int64_t q_stride_batch, q_stride_head, q_stride_seq;
   FastDivisor heads, heads_per_kv_head;
   int seqlen_q, seqlen_k;
-  int m_blocks;          // tiles of one head
+  FastDivisor m_blocks;  // tiles of one head
   int slots;             // of tiles, over all heads and batches
   bool has_empty_tiles;  // whose rows see no key
-  int sections;
-  FastDivisor section_slots;
-  FastDivisor section_heads;  // heads of any batch whose K and V share the L2 cache
-  FastDivisor last_section_heads;
-  int m_end, tiles;       // of all tiles, slots are for those that see a key
-  uint32_t* tiles_drawn;  // of the slots, beyond the first of each block
-  float scale_log2;       // scale * log2(e)
+  float scale_log2;      // scale * log2(e)
 };
 
 // ---- Tensor cores ----------------------------------------------------------------------------
@@ -352,22 +337,18 @@ __device__ constexpr uint32_t column_offset(int k) {
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], Descriptor q, Descriptor k) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
+      "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
-      "%64, %65, %66, 1, 1;"
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47 }, "
+      "%48, %49, %50, 1, 1;"
       : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]), "+f"(s[6]),
         "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]), "+f"(s[12]), "+f"(s[13]),
         "+f"(s[14]), "+f"(s[15]), "+f"(s[16]), "+f"(s[17]), "+f"(s[18]), "+f"(s[19]), "+f"(s[20]),
         "+f"(s[21]), "+f"(s[22]), "+f"(s[23]), "+f"(s[24]), "+f"(s[25]), "+f"(s[26]), "+f"(s[27]),
         "+f"(s[28]), "+f"(s[29]), "+f"(s[30]), "+f"(s[31]), "+f"(s[32]), "+f"(s[33]), "+f"(s[34]),
         "+f"(s[35]), "+f"(s[36]), "+f"(s[37]), "+f"(s[38]), "+f"(s[39]), "+f"(s[40]), "+f"(s[41]),
-        "+f"(s[42]), "+f"(s[43]), "+f"(s[44]), "+f"(s[45]), "+f"(s[46]), "+f"(s[47]), "+f"(s[48]),
-        "+f"(s[49]), "+f"(s[50]), "+f"(s[51]), "+f"(s[52]), "+f"(s[53]), "+f"(s[54]), "+f"(s[55]),
-        "+f"(s[56]), "+f"(s[57]), "+f"(s[58]), "+f"(s[59]), "+f"(s[60]), "+f"(s[61]), "+f"(s[62]),
-        "+f"(s[63])
+        "+f"(s[42]), "+f"(s[43]), "+f"(s[44]), "+f"(s[45]), "+f"(s[46]), "+f"(s[47])
       : "l"(q.bits()), "l"(k.bits()), "n"(accumulate ? 1 : 0));
 }
 
@@ -400,22 +381,8 @@ __device__ __forceinline__ int lane() {
   return threadIdx.x % 32;
 }
 
-// The keys first … last - 1 that a row sees; none where last <= first. Both ends rise from row to
-// row.
-struct Keys {
-  int first, last;
-};
-
-__host__ __device__ __forceinline__ Keys seen_by(const Params& params, int row) {
-  const int seqlen_q = params.seqlen_q, seqlen_k = params.seqlen_k;
-  return {0, min(seqlen_k, row + seqlen_k - seqlen_q + 1)};
-}
-
-// What the rows first_row … last_row see.
-__host__ __device__ __forceinline__ Blocks blocks_of(const Params& params, int first_row,
-                                                     int last_row) {
-  const Keys top = seen_by(params, first_row), bottom = seen_by(params, last_row);
-  return {0, max(0, top.last) / kBlockN, ceil_div(max(0, bottom.last), kBlockN)};
+__device__ __forceinline__ Blocks blocks_of(const Params& params) {
+  return {0, ceil_div(params.seqlen_k, kBlockN)};
 }
 
 __device__ __forceinline__ Tile tile_of(const Params& params, int flat_head, int m_block) {
@@ -424,19 +391,13 @@ __device__ __forceinline__ Tile tile_of(const Params& params, int flat_head, int
   tile.batch = params.heads.divide(flat_head);
   tile.head = flat_head - tile.batch * params.heads.value;
   tile.kv_head = params.heads_per_kv_head.divide(tile.head);
-  tile.blocks = blocks_of(params, tile.first_row, tile.first_row + kBlockM - 1);
+  tile.blocks = blocks_of(params);
   return tile;
 }
 
 __device__ __forceinline__ Tile tile_at(const Params& params, int index) {
-  // Longest tiles of a section first, so that short ones fill its end.
-  const int section = min(params.section_slots.divide(index), params.sections - 1);
-  const int rank = index - section * params.section_slots.value;
-  const FastDivisor& heads =
-      section + 1 < params.sections ? params.section_heads : params.last_section_heads;
-  const int row = heads.divide(rank);
-  const int m_block = params.m_end - 1 - row;
-  const int flat_head = section * params.section_heads.value + rank - row * heads.value;
+  const int flat_head = params.m_blocks.divide(index);  // neighbours share K and V
+  const int m_block = index - flat_head * params.m_blocks.value;
   return tile_of(params, flat_head, m_block);
 }
 
@@ -455,22 +416,22 @@ struct RingPosition {
   }
 };
 
-// The tiles that the producer draws, for one warp.
+// The tiles of one thread block.
 struct Tiles {
-  SharedStorage& shared;
-  uint32_t taken = 0;  // so far
+  int index = blockIdx.x;
+
+  __device__ __forceinline__ void advance() { index += gridDim.x; }
 
   // The next tile that sees a key; false at the end.
-  __device__ __forceinline__ bool next(const Params&, Tile& tile) {
-    const uint32_t stage = taken % kTileStages, phase = taken / kTileStages % 2;
-    shared.tile_full[stage].wait(phase);
-    tile = shared.tiles[stage];
-    __syncwarp();  // one lane arrives for all
-    if (lane() == 0) {
-      shared.tile_empty[stage].arrive();
+  __device__ __forceinline__ bool next(const Params& params, Tile& tile) {
+    while (index < params.slots) {
+      tile = tile_at(params, index);
+      advance();
+      if (tile.blocks.last > tile.blocks.first) {
+        return true;
+      }
     }
-    ++taken;
-    return tile.blocks.last > tile.blocks.first;
+    return false;
   }
 };
 
@@ -482,8 +443,8 @@ struct EmptyTiles {
     if (!params.has_empty_tiles) {
       return false;
     }
-    while (index < params.tiles) {
-      tile = tile_of(params, index / params.m_blocks, index % params.m_blocks);
+    while (index < params.slots) {
+      tile = tile_at(params, index);
       index += gridDim.x;
       if (tile.blocks.last == tile.blocks.first) {
         return true;
@@ -565,25 +526,23 @@ struct Softmax {
     }
     const float top[2] = {fmaxf(max[0], fmaxf(chains[0], chains[2])),
                           fmaxf(max[1], fmaxf(chains[1], chains[3]))};
-    // Mostly no row max of a warp grows, and then nothing is exchanged or rescaled.
-    if (__all_sync(0xffffffff, top[0] <= max[0] && top[1] <= max[1] && !far)) {
-      return false;
-    }
     const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
-    bool large = far;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
-      large = large || (fabsf(reference(r)) >= kFar && max[r] > kNoScore);
     }
-    if (large) {
+    if (scale >= kFarScale && (far || is_far(0) || is_far(1))) {
       move_far(s, before, old);
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
-    return true;
+    return __any_sync(0xffffffff, rescale[0] < 1.f || rescale[1] < 1.f);
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
   }
 
   // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
@@ -696,7 +655,7 @@ struct Loader {
                                        Element* tile, int row, int head, int batch,
                                        cute::TMA::CacheHintSm90 hint) {
     full.arrive_and_expect_tx(rows * columns * sizeof(Element));
-#pragma unroll
+#pragma unroll 1  // few registers
     for (int column = 0; column < columns; column += slab) {
       cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
                                    static_cast<uint64_t>(hint), tile + column * rows, column, row,
@@ -707,7 +666,7 @@ struct Loader {
   __device__ __forceinline__ void load_q(const Tile& tile) {
     const uint32_t stage = tiles % kQStages, phase = tiles / kQStages % 2;
     // Each warpgroup's rows as soon as it has read its last ones.
-#pragma unroll
+#pragma unroll 1  // few registers
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       shared.q_empty[stage][consumer].wait(phase ^ 1);
       copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
@@ -737,46 +696,14 @@ struct Loader {
   }
 };
 
-// Draws tiles and passes them on. Used by the producer.
-struct TileScheduler {
-  const Params& params;
-  SharedStorage& shared;
-  int drawn = blockIdx.x - gridDim.x;  // beyond the first tile of each block, which nobody draws
-  uint32_t passed_on = 0;              // tiles so far
-
-  // Asks for the next tile. The last to ask, one past the end for each block, wraps the counter to
-  // zero: the next call finds it as this one did.
-  __device__ __forceinline__ void draw() {
-    drawn = atomicInc(params.tiles_drawn, params.slots - 1);
-  }
-
-  // The next tile, once it is drawn; false at the end.
-  __device__ __forceinline__ bool next(Tile& tile) {
-    const int index = gridDim.x + drawn;
-    const uint32_t stage = passed_on % kTileStages, phase = passed_on / kTileStages % 2;
-    tile = tile_at(params, index);
-    if (index >= params.slots) {
-      tile.blocks.last = tile.blocks.first;
-    }
-    shared.tile_empty[stage].wait(phase ^ 1);
-    shared.tiles[stage] = tile;
-    shared.tile_full[stage].arrive();
-    ++passed_on;
-    return index < params.slots;
-  }
-};
-
 // The producer warp. K is one block ahead of V, because S is computed before P.
 __device__ __forceinline__ void produce(const Params& params, SharedStorage& shared) {
   Loader loader{params, shared};
-  TileScheduler tiles{params, shared};
-  for (Tile tile; tiles.next(tile);) {
+  Tiles tiles;
+  for (Tile tile; tiles.next(params, tile);) {
     loader.load_k(tile, tile.blocks.last - 1);
     loader.load_q(tile);
     for (int block = tile.blocks.last - 1; block >= tile.blocks.first; --block) {
-      if (block == min(tile.blocks.first + kDrawAhead, tile.blocks.last - 1)) {
-        tiles.draw();
-      }
       if (block > tile.blocks.first) {
         loader.load_k(tile, block - 1);
       }
@@ -804,47 +731,59 @@ __device__ __forceinline__ uint32_t flip(uint32_t row_offset) {
   return (row_offset >> 3) & (((1 << swizzle_bits) - 1) << 4);
 }
 
-// Transposes a block, 32 keys by 16 columns at a time. To ldmatrix two columns are one 16-bit
-// element: a lane gets keys 2q, 2q + 1, and from the next matrix 8 + 2q, 9 + 2q, of a pair of
-// columns, where q is lane % 4. That is P's order already. What remains is to part the pair.
-__device__ __forceinline__ void transpose(const Element* rows, Element* columns, int transposer) {
+// Transposes a warp's part of a block, in units of 32 keys by 16 columns. To ldmatrix two columns
+// are one 16-bit element: a lane gets keys 2q, 2q + 1, and from the next matrix 8 + 2q, 9 + 2q, of
+// a pair of columns, where q is lane % 4. That is P's order already. What remains is to part the
+// pair.
+template <int transposer>
+__device__ __forceinline__ void transpose(const Element* rows, Element* columns) {
   uint32_t lane;  // read anew, lest what follows from it stay in registers
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  const uint32_t source = lane * kVRowsSlab;  // a lane gives ldmatrix the address of its key
-  const uint32_t source_flip = flip<kVRowsSwizzleBits>(source);
+  const uint32_t key_row = lane * kVRowsSlab;  // a lane gives ldmatrix the address of its key
+  const uint32_t source = key_row ^ flip<kVRowsSwizzleBits>(key_row);
   // stmatrix writes eight rows at once, which must be in different banks, as even columns alone are
   // not: so the lanes of the upper four pairs part them the other way round.
   const uint32_t even = lane < 16 ? 0x6420 : 0x7531;
   const uint32_t pair = lane % 8;  // whose address, in matrix lane / 8, this lane gives to stmatrix
-  const uint32_t target = (2 * pair + (lane / 8 % 2 ^ pair / 4)) * kVSlab;
-  const uint32_t key = lane / 16 * 16 ^ flip<kVSwizzleBits>(target);
+  const uint32_t column_row = (2 * pair + (lane / 8 % 2 ^ pair / 4)) * kVSlab;
+  const uint32_t target = (column_row + lane / 16 * 16) ^ flip<kVSwizzleBits>(column_row);
 
-  for (uint32_t column = transposer * 16; column < kHeadDimVPadded; column += kTransposers * 16) {
-    const Element* from = rows + column / kVRowsSlab * (kBlockN * kVRowsSlab) + source +
-                          (column % kVRowsSlab ^ source_flip);
-    Element* to = columns + column * kVSlab + target;
+  constexpr int kKeyUnits = kBlockN / 32;
+  constexpr int kUnits = kHeadDimVPadded / 16 * kKeyUnits;  // of all transposers
+  constexpr int kFirst = ceil_div(transposer * kUnits, kTransposers);
+  constexpr int kLast = ceil_div((transposer + 1) * kUnits, kTransposers);
+  constexpr int kLoads =
+      kProducerRegisters < 40 ? 2 : 4;  // in flight while a unit is stored; each has four registers
+  uint32_t x[kLoads][4];
 #pragma unroll
-    for (int n = 0; n < kBlockN; n += 32) {
-      uint32_t x[4];
-      load_transposed(from + n * kVRowsSlab, x);
-      store_matrices(to + n / kVSlab * (kHeadDimVPadded * kVSlab) + (n % kVSlab ^ key),
-                     __byte_perm(x[0], x[1], even), __byte_perm(x[0], x[1], even ^ 0x1111),
-                     __byte_perm(x[2], x[3], even), __byte_perm(x[2], x[3], even ^ 0x1111));
+  for (int next = kFirst; next < kLast + kLoads; ++next) {
+    if (next >= kFirst + kLoads) {
+      const int unit = next - kLoads, key = unit % kKeyUnits * 32, column = unit / kKeyUnits * 16;
+      const uint32_t (&pairs)[4] = x[unit % kLoads];
+      store_matrices(
+          columns + (key / kVSlab * kHeadDimVPadded + column) * kVSlab + (target ^ key % kVSlab),
+          __byte_perm(pairs[0], pairs[1], even), __byte_perm(pairs[0], pairs[1], even ^ 0x1111),
+          __byte_perm(pairs[2], pairs[3], even), __byte_perm(pairs[2], pairs[3], even ^ 0x1111));
+    }
+    if (next < kLast) {
+      const int key = next % kKeyUnits * 32, column = next / kKeyUnits * 16;
+      load_transposed(rows + (column / kVRowsSlab * kBlockN + key) * kVRowsSlab +
+                          (source ^ column % kVRowsSlab),
+                      x[next % kLoads]);
     }
   }
 }
 
-// The warps of the producer's warpgroup that do not load.
+// One of the warps of the producer's warpgroup that do not load.
+template <int transposer>
 __device__ __forceinline__ void produce_transposed_v(const Params& params, SharedStorage& shared) {
-  const int transposer =
-      __shfl_sync(0xffffffff, threadIdx.x / 32, 0) - (kWarpgroup / 32 - kTransposers);
   RingPosition<kStages> v;
-  Tiles tiles{shared};
+  Tiles tiles;
   for (Tile tile; tiles.next(params, tile);) {
     for (int block = tile.blocks.last - 1; block >= tile.blocks.first; --block) {
       shared.v_rows_full[v.stage].wait(v.phase);
       shared.v_empty[v.stage].wait(v.phase ^ 1);
-      transpose(shared.v_rows[v.stage], shared.v[v.stage], transposer);
+      transpose<transposer>(shared.v_rows[v.stage], shared.v[v.stage]);
       // For what wgmma reads and for what TMA overwrites.
       cutlass::arch::fence_view_async_shared();
       __syncwarp();
@@ -854,6 +793,18 @@ __device__ __forceinline__ void produce_transposed_v(const Params& params, Share
       }
       v.advance();
     }
+  }
+}
+
+// Each has code of its own: so where its units lie is known there, but for a lane's part of it.
+__device__ __forceinline__ void produce_transposed_v(const Params& params, SharedStorage& shared) {
+  switch (__shfl_sync(0xffffffff, threadIdx.x / 32, 0) - (kWarpgroup / 32 - kTransposers)) {
+    case 0:
+      return produce_transposed_v<0>(params, shared);
+    case 1:
+      return produce_transposed_v<1>(params, shared);
+    case 2:
+      return produce_transposed_v<2>(params, shared);
   }
 }
 
@@ -1006,13 +957,14 @@ struct Consumer {
   }
 
   // Masks the keys of a block that this thread's two rows do not see.
-  __device__ __forceinline__ void mask_block(float (&s)[kBlockN / 2], const Tile& tile, int block) {
-    const int row = first_row(tile) + thread_row(), first_key = block * kBlockN + lane() % 4 * 2;
-    const Keys seen[2] = {seen_by(params, row), seen_by(params, row + 8)};
-    const int last[2] = {seen[0].last - first_key, seen[1].last - first_key};
+  __device__ __forceinline__ void mask_block(float (&s)[kBlockN / 2], int block) {
+    const int last = params.seqlen_k - block * kBlockN - lane() % 4 * 2;
+    if (params.seqlen_k >= (block + 1) * kBlockN) {
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i) {
-      if (column_of(i) >= last[row_of(i)]) {
+      if (column_of(i) >= last) {
         s[i] = -INFINITY;
       }
     }
@@ -1044,7 +996,7 @@ struct Consumer {
     wgmma_wait<1>();
     finish_qk(s, block == tile.blocks.first);
     if (masked) {
-      mask_block(s, tile, block);
+      mask_block(s, block);
     }
     const bool raised = softmax.update_row_max(s);
     wgmma_wait<0>();
@@ -1059,7 +1011,7 @@ struct Consumer {
   __device__ __forceinline__ void first_softmax(const Tile& tile, float (&s)[kBlockN / 2],
                                                 Probabilities& p, Softmax& softmax) {
     finish_qk(s, tile.blocks.last - 1 == tile.blocks.first);
-    mask_block(s, tile, tile.blocks.last - 1);
+    mask_block(s, tile.blocks.last - 1);
     softmax.update_row_max(s);
     softmax.exponentiate(s);
     pack_p(p, s);
@@ -1111,9 +1063,6 @@ struct Consumer {
     first_block(tile, s, p, softmax);
     for (;;) {
       int block = tile.blocks.last - 2;
-      for (; block >= tile.blocks.full_last; --block) {
-        step<true>(tile, block, s, p, o, softmax);
-      }
       for (; block >= tile.blocks.first; --block) {
         step<false>(tile, block, s, p, o, softmax);
       }
@@ -1225,7 +1174,7 @@ struct Consumer {
     if (warpgroup == kConsumers - 1) {
       scheduler_barrier_arrive();  // warpgroup 0 is first
     }
-    Tiles tiles{shared};
+    Tiles tiles;
     EmptyTiles rest;
     Tile tile;
     Output o = {};
@@ -1274,10 +1223,6 @@ __global__ void __launch_bounds__(kThreads, 1)
       shared.v_rows_full[stage].init(1);
       shared.v_rows_empty[stage].init(kTransposers);
     }
-    for (int stage = 0; stage < kTileStages; ++stage) {
-      shared.tile_full[stage].init(1);
-      shared.tile_empty[stage].init(kTileReaders);
-    }
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
@@ -1298,13 +1243,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-}  // namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_kernel
+}  // namespace fagen_fwd_e4m3_d128_full_m192n96_s3_vrows_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_host {
+namespace fagen_fwd_e4m3_d128_full_m192n96_s3_vrows_host {
 
-using namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_kernel;
+using namespace fagen_fwd_e4m3_d128_full_m192n96_s3_vrows_kernel;
 
 // What a call ends with: the number of its message. Checks come in this order.
 enum Status {
@@ -1367,8 +1312,8 @@ Status check(const void* data, int element_bytes, bool aligned, int64_t most,
   return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
 }
 
-int64_t workspace_bytes([[maybe_unused]] const FagenForwardArgs& a) {
-  return int64_t(4);
+int64_t workspace_bytes(const FagenForwardArgs&) {
+  return 0;
 }
 
 Status check(const FagenForwardArgs& a) {
@@ -1563,72 +1508,43 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   params.heads_per_kv_head = FastDivisor(a.heads / a.kv_heads);
   params.seqlen_q = a.seqlen_q;
   params.seqlen_k = a.seqlen_k;
-  params.m_blocks = m_blocks;
-  params.has_empty_tiles = seen_by(params, 0).last <= 0;
+  params.m_blocks = FastDivisor(m_blocks);
+  params.has_empty_tiles = a.seqlen_k == 0;
   const int grid = int(std::min<int64_t>(tiles, multiprocessors));
-  // Tiles that see no key are left to the end, and are no part of the order.
-  int m_first = 0;
-  params.m_end = m_blocks;
-  if (params.has_empty_tiles) {
-    const auto empty = [&](int m_block) {
-      const Blocks blocks = blocks_of(params, m_block * kBlockM, m_block * kBlockM + kBlockM - 1);
-      return blocks.last <= blocks.first;
-    };
-    while (m_first < m_blocks && empty(m_first)) {
-      ++m_first;
-    }
-    while (params.m_end > m_first && empty(params.m_end - 1)) {
-      --params.m_end;
-    }
-  }
-  // Sections of heads whose K and V fit their share of the L2 cache. The last one has more heads
-  // where it would else end before short tiles could fill up behind its longest ones.
-  const int64_t seeing = std::max(1, params.m_end - m_first);  // tiles of a head
-  const int64_t flat_heads = int64_t(a.heads) * a.batch;
-  const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
-  const int64_t section = std::max<int64_t>(1, kL2Share / std::max<int64_t>(1, head_bytes)) *
-                          params.heads_per_kv_head.value;
-  const int64_t filling = ceil_div(int64_t(kSectionRounds) * grid, seeing);
-  params.sections = 1 + int(std::max<int64_t>(0, flat_heads - filling) / section);
-  params.section_heads = FastDivisor(int(section));
-  params.section_slots = FastDivisor(int(std::min<int64_t>(section * seeing, tiles)));
-  params.last_section_heads = FastDivisor(int(flat_heads - (params.sections - 1) * section));
-  params.slots = int(flat_heads * (params.m_end - m_first));
-  params.tiles = int(tiles);
-  params.tiles_drawn = static_cast<uint32_t*>(a.workspace);
+  params.slots = int(tiles);
   params.scale_log2 = a.scale * 1.44269504089f;
 
   attention_forward<<<grid, kThreads, sizeof(SharedStorage), stream>>>(params);
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_host
+}  // namespace fagen_fwd_e4m3_d128_full_m192n96_s3_vrows_host
 
-extern "C" int fagen_fwd_e4m3_d128_causal_m128n128_vrows(const FagenForwardArgs* args,
+extern "C" int fagen_fwd_e4m3_d128_full_m192n96_s3_vrows(const FagenForwardArgs* args,
                                                          void* stream) {
-  using namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_host;
+  using namespace fagen_fwd_e4m3_d128_full_m192n96_s3_vrows_host;
   const Status status = args ? check(*args) : kNullPointer;
   return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" int64_t fagen_fwd_e4m3_d128_causal_m128n128_vrows_workspace(
+extern "C" int64_t fagen_fwd_e4m3_d128_full_m192n96_s3_vrows_workspace(
     const FagenForwardArgs* args) {
-  return args ? fagen_fwd_e4m3_d128_causal_m128n128_vrows_host::workspace_bytes(*args) : -1;
+  return args ? fagen_fwd_e4m3_d128_full_m192n96_s3_vrows_host::workspace_bytes(*args) : -1;
 }
 
-extern "C" const char* fagen_fwd_e4m3_d128_causal_m128n128_vrows_message(int status) {
-  using namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_host;
+extern "C" const char* fagen_fwd_e4m3_d128_full_m192n96_s3_vrows_message(int status) {
+  using namespace fagen_fwd_e4m3_d128_full_m192n96_s3_vrows_host;
   return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m128n128_vrows_info(void) {
-  using namespace fagen_fwd_e4m3_d128_causal_m128n128_vrows_kernel;
+extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_full_m192n96_s3_vrows_info(void) {
+  using namespace fagen_fwd_e4m3_d128_full_m192n96_s3_vrows_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       kSharedBytes,
       kThreads,
       kLaunchRegisters,
-      "fwd_e4m3_d128_causal_m128n128_vrows",
-      "dc7ea90877422f2b51ea78f2dffe8b7c06bdb378fb179033b353071853c7e486"};
+      "fwd_e4m3_d128_full_m192n96_s3_vrows",
+      "a23e80be543e4aa57322011d7b43b3ac5bcb97885d9c8bce229eb9b6f5a7d51e"};
   return &info;
 }
