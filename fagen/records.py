@@ -86,7 +86,7 @@ class RoundingError:
     neighbours: float  # the share of values that are a step of e4m3 beside the reference's
     allowed: float  # of them
     wrong: int  # values further away, or left unwritten
-    descale_error: float  # the largest, relative
+    descale_error: float  # the largest, relative; of means, to what becomes 448
     descale_allowed: float
 
     @property

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fagen import measure
-from fagen.e4m3 import E4M3
+from fagen.e4m3 import E4M3, by_columns, rounded
 from fagen.errors import DeviceError, VerificationError
 from fagen.kinds.quantize.plan import Plan
 from fagen.kinds.quantize.proof import (
@@ -101,6 +101,106 @@ def test_a_mean_that_is_off_is_found():
 
     with pytest.raises(VerificationError, match="shapes are wrong"):
         check_quantizer(of, kernel, [Size(2, 70, 3)], device="cpu")
+
+
+def test_a_mean_that_was_not_written_is_found():
+    of = planned("quant_fp16_d48_center_scol_vcols")
+
+    def kernel(x: Tensor, into: tuple[Tensor, ...], given: Mapping[str, Tensor]) -> None:
+        right(of)(x, into, given)
+        into[2].view(-1)[-1:].fill_(torch.nan)
+
+    assert not rounding_error(of, kernel, numbers(of, Size(2, 70, 3), seed=0), given=False).ok
+
+
+# ---- single rows less themselves
+
+
+CENTERED = (
+    "quant_fp16_d128_rot_center",
+    "quant_fp16_d128_rot_center_stensor_vcols",
+    "quant_bf16_d64_center_shead",
+    "quant_bf16_d80_center_sr128_vcols",
+)
+
+
+def with_noise(of: Plan, units: float) -> Kernel:
+    """The reference, with `units` in the last place of the largest |x| where nothing is left."""
+
+    def kernel(x: Tensor, into: tuple[Tensor, ...], given: Mapping[str, Tensor]) -> None:
+        right(of)(x, into, given)
+        if "mean" in given:
+            return
+        size = x.float().abs().amax() * 2.0**-23 * units
+        noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).clamp(-1, 1)
+        made = rounded(noise * size, of.scales, of.scale_rows)
+        into[0].copy_(by_columns(made.values) if of.columns else made.values)
+        into[1].copy_(made.descale[0, 0, 0] if of.by_tensor else made.descale.view_as(into[1]))
+        into[2].add_(size / 4)
+
+    return kernel
+
+
+@pytest.mark.parametrize("slug", CENTERED)
+@pytest.mark.parametrize("size", [Size(1, 1, 1), Size(2, 1, 3)], ids=str)
+def test_what_rounding_leaves_of_a_single_row_is_right_whatever_its_bytes(slug, size):
+    of = planned(slug)
+    x = numbers(of, size, seed=0)
+    x = x.sign() * x.abs().clamp(1, 2)  # of one size in all heads
+    error = rounding_error(of, with_noise(of, 1.0), x, given=False)
+    assert error.ok and error.neighbours == error.wrong == error.descale_error == 0
+    assert rounding_error(of, with_noise(of, 1.0), x, given=True).ok
+    found = rounding_error(of, with_noise(of, 100.0), x, given=False)
+    assert not found.ok and found.wrong and found.descale_error > 1
+
+
+FAULTS_OF_NOISE: dict[str, Callable[[tuple[Tensor, ...]], object]] = {
+    "a value that was not written": lambda into: into[0].view(torch.uint8).flatten()[:1].fill_(127),
+    "a descale that was not written": lambda into: into[1].view(-1)[:1].fill_(torch.nan),
+    "a descale of no noise": lambda into: (
+        into[0].view(torch.uint8).zero_(),
+        into[1].fill_(1 / 448),
+    ),
+    "a mean that is off": lambda into: into[2].view(-1)[:1].add_(1e-3),
+    "a mean that was not written": lambda into: into[2].view(-1)[:1].fill_(torch.nan),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_NOISE)
+@pytest.mark.parametrize("slug", CENTERED)
+def test_a_fault_in_a_single_row_is_found(slug, fault):
+    of = planned(slug)
+
+    def kernel(x: Tensor, into: tuple[Tensor, ...], given: Mapping[str, Tensor]) -> None:
+        with_noise(of, 1.0)(x, into, given)
+        FAULTS_OF_NOISE[fault](into)
+
+    assert not rounding_error(of, kernel, numbers(of, Size(1, 1, 1), seed=0), given=False).ok
+
+
+def test_a_block_of_little_that_is_no_rounding_is_judged_by_its_bytes():
+    """Numbers 2^-8 around their mean, hundreds of times what rounding may be."""
+    of = planned("quant_fp16_d128_rot_center")
+    x = (1 + torch.randn(1, 70, 2, 128) * 2.0**-8).half()
+    assert rounding_error(of, right(of), x, given=False).ok
+
+    def kernel(x: Tensor, into: tuple[Tensor, ...], given: Mapping[str, Tensor]) -> None:
+        right(of)(x, into, given)
+        into[1].mul_(1.0001)
+
+    assert not rounding_error(of, kernel, x, given=False).ok
+
+
+def test_zeros_are_judged_by_their_bytes():
+    of = planned("quant_fp16_d128_rot_center")
+    x = torch.zeros(1, 3, 2, 128).half()
+    assert rounding_error(of, right(of), x, given=False).ok
+
+    def kernel(x: Tensor, into: tuple[Tensor, ...], given: Mapping[str, Tensor]) -> None:
+        right(of)(x, into, given)
+        into[0].view(torch.uint8)[0, 0, 0, 0] = 2
+
+    assert not rounding_error(of, kernel, x, given=False).ok
 
 
 def test_a_given_descale_is_no_output(of):

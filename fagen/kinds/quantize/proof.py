@@ -2,10 +2,14 @@
 
 The rule: a value may be the neighbour of what the reference rounds to, in one of a thousand cases,
 since sums inside a rotation are added up in another order; descales agree to 1e-5, and means to as
-much of what becomes 448. Outputs are filled with what is no number beforehand, so that a value that
-was not written shows up.
+much of what becomes 448. Where means are taken off, what is left of a block may be the rounding of
+its own numbers, as that of a single row is: which bytes and descale that makes says nothing. Such a
+block's values times its descale, what its descale makes of 448, and a head's means must then be
+within that rounding. Outputs are filled with what is no number beforehand, so that a value that was
+not written shows up.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +18,10 @@ import torch
 from torch import Tensor
 
 from fagen.build import Binary
-from fagen.e4m3 import E4M3
+from fagen.e4m3 import E4M3, by_columns, hadamard, random_signs, rounded, rows_of
 from fagen.kinds.quantize.plan import Plan
 from fagen.kinds.quantize.reference import quantize
+from fagen.measure.numerics import largest
 from fagen.measure.proof import Proof, judged
 from fagen.measure.timing import SUSTAINED, Call, time_calls
 from fagen.problem import HIDDEN
@@ -26,6 +31,10 @@ from fagen.runtime.checks import allocated, checked
 
 NEIGHBOURS = 1e-3  # of the values
 DESCALES = 1e-5  # relative
+# Of the largest |x| of what shares a mean, times the square root of the columns that are rotated
+# together: four units in the last place of fp32. A rotated number is no larger than that product,
+# and made in log2 of so many sums, each of which rounds by half a unit of itself, as is its mean.
+ROUNDING = 2.0**-21
 SEED = 5  # of the rotation
 GIVEN = 0.02  # a descale, with which some values are too large
 GIVEN_MEAN = 0.5
@@ -138,28 +147,73 @@ def rounding_error(plan: Plan, kernel: Kernel, x: Tensor, *, given: bool) -> Rou
     if "descale" in named and not plan.by_column:
         named["descale"] = named["descale"].reshape(-1)[:1]
     expected = quantize(plan, x, SEED, rotary=angles(plan, x), **named)
+    descale = fixed.get("descale", into[1])
+    descale = descale.reshape((1, 1, 1) if plan.by_tensor else expected.descale.shape)
+    errors = [(descale / expected.descale - 1).abs()]
     ours, right = places(into[0]), places(expected.values)
     off = (ours - right).abs()
-    unwritten = (into[0].view(torch.uint8) & _NOT_A_NUMBER) == _NOT_A_NUMBER
-    descale = fixed.get("descale", into[1])
-    ratio = descale.reshape(-1) / _as_found(plan, expected.descale).reshape(-1)
-    descale_error = float((ratio - 1).abs().max())
+    wrong, neighbours = off > 1, off == 1
     if plan.center:
+        rounding = _rounding(plan, x)  # (B, H, 1)
+        noise = _left(plan, x, fixed.get("mean")) <= rounding
+        noise &= "descale" not in fixed  # a given one is not made of what is left
+        top = _beyond(descale * plan.largest, rounding, plan.least)
+        errors = [torch.where(noise, top, errors[0])]
+        of_noise, step, most = (
+            _of_values(plan, one.expand(noise.shape), x) for one in (noise, descale, rounding)
+        )
+        wrong = torch.where(of_noise, into[0].float().abs() * step > most, wrong)
+        neighbours &= ~of_noise
         mean = fixed.get("mean", into[2])
-        largest = expected.descale.amax(-1, keepdim=True) * plan.largest
-        mean_error = float(((mean - expected.mean).abs() / largest).max())  # type: ignore[union-attr]
-        descale_error = max(descale_error, mean_error)
+        difference = (mean - expected.mean).abs()  # type: ignore[union-attr]
+        usual = difference / (expected.descale.amax(-1, keepdim=True) * plan.largest)
+        whole = noise.all(-1, keepdim=True)
+        errors.append(torch.where(whole, _beyond(difference, rounding), usual))
+    unwritten = (into[0].view(torch.uint8) & _NOT_A_NUMBER) == _NOT_A_NUMBER
     return RoundingError(
         batch=batch,
         seqlen=seqlen,
         heads=heads,
         given=given,
-        neighbours=float((off == 1).double().mean()),
+        neighbours=float(neighbours.double().mean()),
         allowed=NEIGHBOURS,
-        wrong=int(((off > 1) | unwritten).sum()),
-        descale_error=descale_error,
+        wrong=int((wrong | unwritten).sum()),
+        descale_error=largest(torch.cat([error.flatten() for error in errors])),
         descale_allowed=DESCALES,
     )
+
+
+def _rounding(plan: Plan, x: Tensor) -> Tensor:
+    """What rounding in fp32 may leave of each head less its means, (B, H, 1)."""
+    together = plan.hadamard if plan.rotate else 1
+    top = x.float().abs().amax((1, 3))[..., None] * (ROUNDING * math.sqrt(together))
+    return top.amax().expand_as(top) if plan.by_tensor else top
+
+
+def _left(plan: Plan, x: Tensor, mean: Tensor | None) -> Tensor:
+    """The largest of x less its means, of all that shares a scale, in fp64: as descales are."""
+    y = x.double()
+    if plan.rotate:
+        y = hadamard(y * random_signs(plan.head_dim, SEED).to(x.device), plan.hadamard)
+        y *= plan.hadamard**-0.5
+    y -= (y.mean(1) if mean is None else mean)[:, None]
+    return rounded(y, plan.scales, plan.scale_rows).descale * plan.largest
+
+
+def _beyond(found: Tensor, allowed: Tensor, least: float = 0.0) -> Tensor:
+    """Zero where something is within what is allowed, else how many times as large it is."""
+    ratio = found / allowed.clamp_min(least)
+    return torch.where(ratio <= 1, torch.zeros_like(ratio), ratio)
+
+
+def _of_values(plan: Plan, of: Tensor, x: Tensor) -> Tensor:
+    """What belongs to scales, for each value where the kernel writes it; past the keys zero."""
+    if plan.by_column:
+        spread = of[:, None]
+    else:
+        spread = rows_of(of, plan.scale_rows, x.shape[1]).transpose(1, 2)
+    spread = spread.expand(x.shape)
+    return by_columns(spread) if plan.columns else spread
 
 
 def outputs_for(plan: Plan, x: Tensor) -> Outputs:
