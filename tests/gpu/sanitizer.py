@@ -1,0 +1,105 @@
+"""What compute-sanitizer says of a run, as findings, and which of them are known to be harmless."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+FINISHED = {  # a tool's last line, with the number of its findings
+    "memcheck": re.compile(r"ERROR SUMMARY: (\d+) errors?"),
+    "synccheck": re.compile(r"ERROR SUMMARY: (\d+) errors?"),
+    "racecheck": re.compile(r"RACECHECK SUMMARY: (\d+) hazards? displayed \(.*\)"),
+}
+RETURNED = "Target application returned an error"
+ENDED = "CUDA error 719"  # what the driver tells a program whose kernel a finding ended
+
+
+@dataclass(frozen=True)
+class Harmless:
+    """A finding of `tool` that is none: the patterns of its first line and of some that follow."""
+
+    tool: str
+    first: str
+    following: str
+    ends_the_program: bool = False
+
+    def matches(self, finding: tuple[str, ...]) -> bool:
+        """Whether a finding is this one and nothing else."""
+        first, *following = finding
+        return bool(
+            re.fullmatch(self.first, first) and re.match(self.following, "\n".join(following))
+        )
+
+
+_KERNEL = r"fagen_\w+_kernel::"
+_PLACE = r"\((?:[^()]|\([^()]*\))*\)\+0x\w+ in \S+:\d+"
+
+# With output = "v_space" o_empty tells the producer that the O of a tile has left V's space, and it
+# waits for that before the next tile's first V. No V follows the last tile with keys, so nobody
+# waits any more; but tiles without a key are stored after it, from the same space and by the same
+# function, and each completes a phase of o_empty. A phase that nobody waits for does no harm: the
+# barrier is initialised anew by each thread block. The tool ends the kernel all the same.
+O_AFTER_THE_LAST_WAIT = Harmless(
+    "synccheck",
+    r"Barrier error detected\. Missing wait\.",
+    rf"at cutlass::arch::ClusterBarrier::arrive{_PLACE}\n"
+    r"by thread .*\n"
+    r"Barrier is located at shared address \w+\n"
+    r"Device Frame: cutlass::arch::ClusterBarrier::arrive\(\) const\+0x\w+ in \S+:\d+\n"
+    rf"Device Frame: {_KERNEL}Consumer::store{_PLACE}(\n|$)",
+    ends_the_program=True,
+)
+
+# With order = "dynamic" all lanes of a warp read the tile that the producer wrote; then comes
+# __syncwarp, which orders their reads before what one lane does next: it arrives at tile_empty, a
+# release. The thread that writes the next tile there, always the same, waits for that phase first,
+# an acquire. So each read happens before the write. The tool knows that the arriving lane is
+# ordered so, and does not follow the others through __syncwarp to that lane's arrival.
+TILE_READ_BY_ALL_LANES = Harmless(
+    "racecheck",
+    rf"Error: Race reported between Read access at {_KERNEL}Tiles::next{_PLACE}",
+    rf"(and Write access at {_KERNEL}TileScheduler::next{_PLACE} \[\d+ hazards?\](\n|$))+\Z",
+)
+
+
+def findings(said: str, tool: str) -> tuple[tuple[str, ...], ...]:
+    """Return the findings that a tool said, each as its first line and the indented ones below.
+
+    Raises ValueError where it did not finish, or counts others than it showed.
+    """
+    found: list[list[str]] = []
+    counted = []
+    for line in said.splitlines():
+        sign, _, words = line.partition("========= ")
+        if sign or not words.strip() or words.startswith(("COMPUTE-SANITIZER", RETURNED)):
+            continue
+        if count := FINISHED[tool].fullmatch(words):
+            counted.append(int(count[1]))
+        elif not words.startswith(" "):
+            found.append([words.strip()])
+        elif found:
+            found[-1].append(words.strip())
+    if counted != [len(found)]:
+        raise ValueError(f"{tool} counts {counted} findings, {len(found)} are shown:\n{said}")
+    return tuple(map(tuple, found))
+
+
+def fault(said: str, tool: str, returncode: int, harmless: Iterable[Harmless] = ()) -> str | None:
+    """Say what is wrong in what a tool and its program said; None where all is as it should be.
+
+    `harmless` are the findings that this program may have.
+    """
+    try:
+        found = findings(said, tool)
+    except ValueError as error:
+        return str(error)
+    known = [one for one in harmless if one.tool == tool]
+    met = set()
+    for finding in found:
+        match = next((one for one in known if one.matches(finding)), None)
+        if match is None:
+            return "\n".join(finding)
+        met.add(match)
+    if RETURNED in said:  # the program's own verdict, if no finding ended it
+        ended = any(one.ends_the_program for one in met)
+        return None if ended and ENDED in said else said
+    return None if found or returncode == 0 else said
