@@ -27,6 +27,7 @@ from fagen.measure.rows import (
 )
 from fagen.measure.timing import SUSTAINED, Call, Timing
 from fagen.problem import Cell, Problem, Sizes, flops
+from tests.gpu.steep import coarseness, levels, slopes
 
 SIZES = Sizes(2, 4, 2, 70, 90)
 SLUGS = (
@@ -176,6 +177,35 @@ def test_kernels_share_arguments_only_where_they_take_the_same():
     assert alike(worked("fwd_e4m3_d64_full_m64n32")) == like[0]
     assert alike(worked("fwd_e4m3_d64_full_m64n32_stensor")) != like[0]
     assert alike(worked("fwd_e4m3_d64_full_m64n32_ofp16")) != like[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_coarse"),
+    [
+        ("full_m128n128", False),
+        ("causal_m128n128_vrows_sblock_sr128", False),
+        ("full_m128n128_lazymax_vrows_sblock_sr128", True),
+        ("full_m128n128_t4", True),
+    ],
+)
+@pytest.mark.parametrize("factor", [8, 64])
+def test_a_p_of_nearly_equal_scores_that_is_no_power_of_two_is_allowed_for(kind, is_coarse, factor):
+    """As tests/gpu/test_fp8_numbers.py judges maxima that grow, by what its plans compute."""
+    of = worked(f"fwd_e4m3_d128_{kind}")
+    assert coarseness(of) == is_coarse * 2.0**-4
+    case = cell_of(of, Sizes(1, 4, 2, 300, 700))
+    scale = softmax_scale(128)
+    q, k, v = inputs(case, device="cpu", seed=2)
+    k[..., 0] = k[..., 0] / factor + levels(700, "cpu")[:, None] / scale
+    q[..., 0], q[..., 1:] = slopes(300, "cpu")[:, None], 0
+
+    def error_of(scaled, coarse):
+        kernel = emulated(of, lambda out, lse: out.mul_(scaled))
+        return fp8_error(of, case, kernel, q, k, v, factor * scale, coarse=coarse)
+
+    assert error_of(1.0, coarseness(of)).ok
+    assert error_of(1.0, 0.0).ok == ("lazymax" not in kind)  # which has need of it
+    assert not error_of(1.125, coarseness(of)).ok
 
 
 # ---- timing

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from fagen.kinds.forward.plan import Plan
+
 LEVELS = (5.0, 1.5, -1.0, 2.5, 0.0)  # log2 units, of the first keys to the last, which come first
 SLOPES = (1.0, -1.0, 0.0, 0.25, 2.0**-5)
 
@@ -18,3 +20,16 @@ def levels(seqlen: int, device: str = "cuda") -> Tensor:
 def slopes(seqlen: int, device: str = "cuda") -> Tensor:
     """Of each row, what its levels are multiplied by: rows of each kind lie in one warp."""
     return torch.tensor(SLOPES, device=device)[torch.arange(seqlen, device=device) % len(SLOPES)]
+
+
+def coarseness(of: Plan) -> float:
+    """What an e4m3 kernel's output may be off by here, of its size, beside a textbook's error.
+
+    Keys of one level have nearly equal scores. Relative to the row's true maximum their P is a
+    power of two, which e4m3 holds: a textbook is exact. Relative to an older maximum, as a lazy one
+    or one with a threshold may be, P is anywhere between two numbers of e4m3, all of them off by
+    the same up to 2^-4; and the row's sum, of P before it was rounded, does not make that good.
+    """
+    softmax = of.schedule.softmax
+    exact = softmax.maximum == "each" and softmax.rescale_threshold == 0
+    return 0.0 if exact else 2.0**-4
