@@ -218,6 +218,20 @@ def test_the_kernels_own_text_computes_what_the_reference_does(slug, tmp_path):
     assert torch.all(near | (bits.int() % 128 < 2))  # a zero may have either sign
 
 
+@pytest.mark.parametrize(
+    "slug",
+    ["quant_bf16_d48_center_shead", "quant_bf16_d80_rot_center_sr128", "quant_fp16_d240_rot_center"],
+)
+def test_columns_past_the_head_dim_have_no_part_in_maxima(slug, tmp_path):
+    """Less their means all numbers are far below one."""
+    plan = planned(slug)
+    x = (uneven(plan, 1, 150, 2) * 2.0**-10).to(getattr(torch, plan.dtype.torch))
+    got = run_on_cpu(plan, x, tmp_path)
+    expected = quantize(plan, x, SEED)
+    assert torch.allclose(got.descale, expected.descale, rtol=1e-5)
+    assert (got.values != expected.values.view(torch.uint8)).float().mean() < 1e-3
+
+
 @pytest.mark.parametrize("slug", ["quant_fp16_d64_shead_vcols_r64", "quant_fp16_d64_stensor_r32"])
 def test_the_kernels_own_text_takes_a_given_descale(slug, tmp_path):
     plan = planned(slug)
