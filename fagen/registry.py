@@ -45,7 +45,7 @@ KIND = "kind"  # the key that says it, above all tables
 def kind(name: str) -> "Kind":
     """Return a kind by name.  Raises ScheduleError, with all names, where there is none."""
     if name not in ENTRIES:
-        raise ScheduleError(f"there is no kind {name!r}; there are {', '.join(ENTRIES)}")
+        raise ScheduleError(f"there is no kind {shown(name)}; there are {', '.join(ENTRIES)}")
     found: Kind = import_module(ENTRIES[name].module).KIND
     return found
 
@@ -56,7 +56,7 @@ def kind_of_slug(slug: str) -> "Kind":
         if slug.startswith(entry.prefix):
             return kind(entry.name)
     starts = ", ".join(entry.prefix for entry in ENTRIES.values())
-    raise ScheduleError(f"{slug!r} is no slug; one begins with {starts}")
+    raise ScheduleError(f"{shown(slug)} is no slug; one begins with {starts}")
 
 
 # ---- schedules ----------------------------------------------------------------------------------

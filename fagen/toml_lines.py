@@ -1,4 +1,7 @@
-"""Turn TOML text into its tables and the line on which each of their keys is said."""
+"""Turn TOML text into its tables and the line on which each of their keys is said.
+
+And the way back for what comes from outside: one escape, for messages and for files.
+"""
 
 import re
 import tomllib
@@ -33,7 +36,8 @@ _LOCATION = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)$")
 class Origin:
     """Where a schedule was written: a name for messages, and the line of each key path.
 
-    All origins are equal: two schedules are the same when they say the same.
+    In a path the tables of an array are told apart by their number, from "0" on.  All origins are
+    equal: two schedules are the same when they say the same.
     """
 
     where: str = field(compare=False)
@@ -55,22 +59,22 @@ class Origin:
         return f"{where}:{line}" if line else where
 
 
-def read_text(path: Path | str) -> str:
-    """Return the text of a schedule's file.  Raises ScheduleError where it can be none."""
+def read_text(path: Path | str, what: str = "schedule", most: int = MAX_BYTES) -> str:
+    """Return the text of a file that is `what`, of `most` bytes.  Raises ScheduleError."""
     try:
         with Path(path).open("rb") as file:
-            return text_of(file, str(path))
+            return text_of(file, str(path), what, most)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ScheduleError(f"{printable(str(path))}: cannot be read: {reason}") from None
 
 
-def text_of(file: BinaryIO, where: str) -> str:
-    """Return the text of an open file.  Raises ScheduleError where it can be no schedule's."""
-    content = file.read(MAX_BYTES + 1)
+def text_of(file: BinaryIO, where: str, what: str = "schedule", most: int = MAX_BYTES) -> str:
+    """Return the text of an open file.  Raises ScheduleError where it can be none of `what`."""
+    content = file.read(most + 1)
     where = printable(where)
-    if len(content) > MAX_BYTES:
-        raise ScheduleError(f"{where}: longer than {MAX_BYTES:,} bytes; this is no schedule")
+    if len(content) > most:
+        raise ScheduleError(f"{where}: longer than {most:,} bytes; this is no {what}")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -88,16 +92,25 @@ def read_toml(text: str, where: str) -> tuple[dict[str, Any], Origin]:
         message = str(error)
         found = _LOCATION.search(message)
         line = int(found[1]) if found and found[1] else text.count("\n") + 1
-        said = _LOCATION.sub("", message)
+        said = printable(_LOCATION.sub("", message))
         raise ScheduleError(f"{named}:{line}: this is not TOML: {said}") from None
     except (ValueError, RecursionError) as error:  # a number or a nesting beyond what Python reads
-        raise ScheduleError(f"{named}: this cannot be read as TOML: {error}") from None
+        at = f"{named}:{line}" if (line := _unreadable_line(text)) else named
+        raise ScheduleError(f"{at}: this cannot be read as TOML: {error}") from None
     return tables, Origin(where, dict(_key_lines(text)))
 
 
+# ---- what comes from outside, in messages and in files -------------------------------------------
+
+
 def printable(text: str) -> str:
-    """Return text from outside as it is, or escaped where a terminal might obey it."""
-    return text if text.isprintable() else text.encode("unicode_escape").decode()
+    """Return text from outside, with TOML's escapes for all that a terminal might obey."""
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def quoted(text: str) -> str:
+    """Return text as a string of TOML, in which nothing is that a terminal might obey."""
+    return '"' + printable(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
 
 
 def shown(value: Any) -> str:
@@ -105,8 +118,8 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        quoted = '"' + value.encode("unicode_escape").decode() + '"'
-        return quoted if len(quoted) <= 60 else quoted[:56] + '…"'
+        said = quoted(value)
+        return said if len(said) <= 60 else said[:56] + '…"'
     if isinstance(value, int) and value.bit_length() > 64:
         return f"a number of {value.bit_length()} bits"
     if isinstance(value, dict | list):
@@ -114,12 +127,50 @@ def shown(value: Any) -> str:
     return str(value)
 
 
+def dotted(path: KeyPath) -> str:
+    """Return a key path for a message, escaped, and cut where it is long."""
+    said = ".".join(map(printable, path))
+    return said if len(said) <= 60 else said[:57] + "…"
+
+
+def _escaped(char: str) -> str:
+    if char.isprintable():
+        return char
+    return f"\\u{ord(char):04x}" if ord(char) <= 0xFFFF else f"\\U{ord(char):08x}"
+
+
+# ---- lines ---------------------------------------------------------------------------------------
+
+
+def _unreadable_line(text: str) -> int:
+    """Return the line of the first key that is TOML and yet more than Python reads, or 0."""
+    for line, statement in _statements(text):
+        try:
+            tomllib.loads(statement)
+        except tomllib.TOMLDecodeError:
+            pass
+        except (ValueError, RecursionError):
+            return line
+    return 0
+
+
 def _key_lines(text: str) -> Iterator[tuple[KeyPath, int]]:
     """Yield each key path of valid TOML with its line."""
     table: KeyPath = ()
+    arrays: dict[KeyPath, int] = {}  # the number of each one's table of the moment
     for line, statement in _statements(text):
         if statement.startswith("["):
-            table = _names(statement)
+            *around, name = _names(statement)
+            table = ()
+            for part in around:
+                table += (part,)
+                table += (str(arrays[table]),) if table in arrays else ()
+            table += (name,)
+            if statement.startswith("[["):
+                arrays[table] = arrays.get(table, -1) + 1
+                if not arrays[table]:
+                    yield table, line
+                table += (str(arrays[table]),)
             yield table, line
         else:
             if key := _KEY.match(statement):

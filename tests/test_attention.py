@@ -158,7 +158,7 @@ def test_head_dims_of_no_kernel_are_refused_with_the_nearest(
         ),
         ("fwd_bf16_d64_full_m64n64", "computes bfloat16, head_dim 64, full; the call asks for "),
         ("fwd_fp16_d64v32_full_m64n64", "computes float16, head_dim 64 and 32 (V), full; "),
-        ("fwd_fp16", "'fwd_fp16' is no slug"),
+        ("fwd_fp16", '"fwd_fp16" is no slug'),
         ("nowhere/x.toml", "nowhere/x.toml: cannot be read: No such file or directory"),
     ],
 )

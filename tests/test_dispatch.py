@@ -11,6 +11,7 @@ from fagen.dispatch import tables as dispatch_table
 from fagen.dispatch.choice import OPEN_KEYS
 from fagen.dispatch.defaults import derived_schedules
 from fagen.dispatch.tables import Row
+from fagen.errors import ScheduleError
 from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
@@ -61,6 +62,74 @@ def test_a_dispatch_table_names_the_kernel_by_the_number_of_keys(schedules_folde
         expected = emulate(plan(Schedule.from_slug(slug)), q, k[:, :keys], v[:, :keys], 0.125)[0]
         assert torch.equal(fagen.attention(q, k[:, :keys], v[:, :keys]), expected)
     assert not torch.equal(fagen.attention(q, k, v, schedule=other), fagen.attention(q, k, v))
+
+
+@pytest.fixture
+def users_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a user's table would lie; schedules_folder is for fagen's own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "fagen").mkdir()
+    return tmp_path / "fagen" / dispatch_table.NAME
+
+
+def test_a_bounded_row_of_a_user_serves_its_calls_and_leaves_the_others(
+    schedules_folder: Path, users_table: Path
+) -> None:
+    fill(schedules_folder, "fwd_fp16_d64_full_m128n128")
+    q, k, v = qkv()
+
+    def served(keys: int) -> set[str]:
+        out = fagen.attention(q, k[:, :keys], v[:, :keys])
+        usual = FEW, MANY, "fwd_fp16_d64_full_m128n128"
+        found = {slug: computed(slug, q, k[:, :keys], v[:, :keys]) for slug in usual}
+        return {slug for slug, expected in found.items() if torch.equal(out, expected)}
+
+    dispatch_table.update(users_table, [Row.of("NVIDIA H200", MANY, 90, 150)])
+    assert served(150) == {MANY}
+    assert served(151) == served(89) == {"fwd_fp16_d64_full_m128n128"}
+    assert fagen.prepare(dtype="fp16", head_dim=64, device="cpu") == "fwd_fp16_d64_full_m128n128"
+    assert ready() == {None, MANY}
+    dispatch_table.update(schedules_folder / dispatch_table.NAME, [Row.of("NVIDIA H200", FEW)])
+    dispatch._served.clear()
+    assert served(150) == {MANY}
+    assert served(151) == served(89) == {FEW}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"# caf\xe9\n",
+        b'[[kernel]]\ncard = "x"\nrows_to = 1' + b"0" * 400,
+        b"[[kernel]]\nto = " + b"9" * 5000,
+        b'[[kernel]]\n"\\u001b]0;x\\u0007" = 1\n',
+        b"\xff\xfe[\x00",
+    ],
+)
+def test_a_users_table_that_cannot_be_read_is_refused_with_its_line(
+    schedules_folder: Path, users_table: Path, content: bytes
+) -> None:
+    users_table.write_bytes(content)
+    with pytest.raises(ScheduleError, match=rf"^{users_table}:\d+: ") as refusal:
+        fagen.attention(*qkv())
+    assert str(refusal.value).isprintable()
+
+
+@pytest.mark.parametrize("size", ["to", "from", "rows_to"])
+def test_the_largest_size_that_a_table_can_say_serves_calls(
+    schedules_folder: Path, users_table: Path, size: str, fresh_dynamo: None
+) -> None:
+    fill(schedules_folder, "fwd_fp16_d64_full_m128n128")
+    users_table.write_bytes(
+        f"""\ufeff[[kernel]]\r\ncard = "\U0001f600"\r\ndtype = "fp16"\r\nhead_dim = 64\r\n
+        mask = "full"\r\nslug = "{MANY}"\r\n{size} = {2**63 - 1}\r\n""".encode()
+    )
+    slug = "fwd_fp16_d64_full_m128n128" if size == "from" else MANY
+    q, k, v = qkv()
+    assert torch.equal(fagen.attention(q, k, v), computed(slug, q, k, v))
+    fagen.prepare(dtype="fp16", head_dim=64, device="cpu")
+    for dynamic in (False, True):
+        compiled = torch.compile(fagen.attention, backend="eager", dynamic=dynamic)
+        assert compiled(q, k, v).shape == q.shape
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fagen.dispatch import tables as dispatch_table
-from fagen.dispatch.choice import OPEN_KEYS, pick
+from fagen.dispatch.choice import OPEN_KEYS, pick, serving, slugs_for
 from fagen.dispatch.tables import Row, table_at, update
 from fagen.errors import ScheduleError
 from fagen.kinds.forward.keys import Schedule
@@ -83,9 +83,11 @@ def test_a_search_leaves_rows_for_few_queries_as_they_are(tmp_path):
 @pytest.mark.parametrize(
     ("new", "said"),
     [
-        ([few(card="NVIDIA H100")], "no row is for more"),
         ([few(), few(slug=SHORT)], "are both for at most 16384 query rows"),
-        ([Row.of("NVIDIA H200", LONG, 0, 99)] * 2, "every length belongs to one of them"),
+        ([Row.of("NVIDIA H200", LONG, 0, 99)] * 2, "are both for 0 keys to 99"),
+        ([Row.of("NVIDIA \ud83d", LONG)], "this is not TOML"),
+        ([few(2**63)], "rows_to is 9223372036854775808; it must be 9223372036854775807 or less"),
+        ([Row.of("NVIDIA H200" * 6_000, slug) for slug in (LONG, SHORT)], "more than 131,072 byte"),
     ],
 )
 def test_an_update_that_would_spoil_a_table_leaves_it_as_it_is(tmp_path, new, said):
@@ -113,8 +115,130 @@ def test_a_users_table_goes_first_then_this_card_then_another(folders):
     update(users, users_rows)  # who says nothing of few rows keeps what is known of them
     assert rows_for(PROBLEM, "NVIDIA H200") == (few(), *users_rows)
     update(users, [few(64)])
-    assert rows_for(PROBLEM, "NVIDIA H200") == (few(64), *users_rows)
+    assert rows_for(PROBLEM, "NVIDIA H200") == (few(64), few(), *users_rows)
+    update(users, [few(20_000)])
+    assert rows_for(PROBLEM, "NVIDIA H200") == (few(20_000), *users_rows)
     assert rows_for(replace(PROBLEM, head_dim=64, head_dim_v=64), "NVIDIA H200") == ()
+
+
+# ---- a user's rows over fagen's ------------------------------------------------------------------
+
+
+def overlaid(folders, users, owns, card="NVIDIA H200"):
+    own, of_user = folders
+    update(own, owns)
+    update(of_user, users)
+    return dispatch_table.rows_for(PROBLEM, card, own=own.parent)
+
+
+def row(slug, least=0, most=math.inf, card="NVIDIA H200"):
+    return Row.of(card, slug, least, most)
+
+
+MINE = "fwd_fp16_d128_full_m128n160"
+
+
+@pytest.mark.parametrize(
+    ("users", "left"),
+    [
+        ([(8_192, math.inf)], [(SHORT, 0, 1_023), (LONG, 1_024, 8_191), (MINE, 8_192, math.inf)]),
+        ([(0, 1_000)], [(MINE, 0, 1_000), (SHORT, 1_001, 1_023), (LONG, 1_024, math.inf)]),
+        ([(1_000, 1_100)], [(SHORT, 0, 999), (MINE, 1_000, 1_100), (LONG, 1_101, math.inf)]),
+        ([(0, 1_023)], [(MINE, 0, 1_023), (LONG, 1_024, math.inf)]),
+        ([(5, 5), (7, 9)], [(SHORT, 0, 4), (MINE, 5, 5), (SHORT, 6, 6), (MINE, 7, 9),
+                            (SHORT, 10, 1_023), (LONG, 1_024, math.inf)]),
+        ([(0, 2**63 - 1)], [(MINE, 0, 2**63 - 1), (LONG, 2**63, math.inf)]),
+        ([(0, math.inf)], [(MINE, 0, math.inf)]),
+    ],
+)  # fmt: skip
+def test_bounded_rows_of_a_user_leave_the_rest_to_fagens(folders, users, left):
+    found = overlaid(folders, [row(MINE, *keys) for keys in users], rows())
+    assert found == tuple(row(*part) for part in left)
+
+
+def test_rows_of_a_user_for_few_queries_leave_those_for_more_to_fagens(folders):
+    found = overlaid(folders, [few(64, slug=MINE)], [*rows(), few(8_192), few(32)])
+    assert found == (few(64, slug=MINE), few(8_192), *rows())
+
+
+def test_what_no_row_is_for_is_served_as_without_a_table(folders, monkeypatch):
+    own, of_user = folders
+    monkeypatch.setattr("fagen.dispatch.choice.locate", lambda name: own.parent)
+    usual = pick(PROBLEM, Sizes(1, 1, 1, 1, 1), "NVIDIA H200")
+    assert usual.slug != MINE
+    update(of_user, [row(MINE, 100, 200), few(64, slug=SHORT)])
+
+    def picked(keys, queries=1_000):
+        return pick(PROBLEM, Sizes(1, 1, 1, queries, keys), "NVIDIA H200").slug
+
+    expected = {1: usual.slug, 99: usual.slug, 100: MINE, 200: MINE, 201: usual.slug}
+    expected |= {OPEN_KEYS + 1: usual.slug}
+    assert {keys: picked(keys) for keys in expected} == expected
+    assert picked(1, 64) == picked(150, 64) == SHORT
+    assert serving(PROBLEM, "NVIDIA H200").by_keys == ((99, None), (200, MINE), (math.inf, None))
+
+
+def test_another_cards_rows_of_a_user_go_before_no_rows_of_this_card(folders):
+    assert overlaid(folders, [row(MINE, card="NVIDIA H100")], rows()) == tuple(rows())
+    (one,) = overlaid(folders, [row(MINE, card="NVIDIA H100")], rows(), card="NVIDIA GH200")
+    assert one.slug == MINE  # of two that are not of this card a user's
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("keys", [(0, 1_000), (8_192, 10_000), (8_192, math.inf), (0, 200_000)])
+def test_no_other_call_is_served_otherwise_for_a_users_row(folders, mask, keys):
+    """Over fagen's own table: rows for few queries and for accuracy stay what they were."""
+    _, of_user = folders
+    slug = f"fwd_fp16_d128_{mask}_m64n48"
+    asked = replace(PROBLEM, mask=mask)
+    sizes = [
+        Sizes(1, 16, 16, queries, length)
+        for queries in (1, 1_000, 200_000)
+        for length in (1, 1_000, 1_001, 8_191, 8_192, 10_000, 10_001, OPEN_KEYS, 200_000, 300_000)
+    ]
+    before = {size: pick(asked, size, "NVIDIA H200") for size in sizes}
+    update(of_user, [row(slug, *keys)])
+    few_rows = {served for _, served in serving(asked, "NVIDIA H200").few}
+    for size, served in before.items():
+        found = pick(asked, size, "NVIDIA H200")
+        if not keys[0] <= size.seqlen_k <= keys[1]:
+            assert found == served, size
+        else:
+            assert found.slug == slug or found.slug in few_rows, size
+
+
+# ---- what is hard to read and to write -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        dict(card="NVIDIA \U0001f600 H200"),
+        dict(card='a"b\\c'),
+        dict(card="two\nlines\r\n\x1b[2J\x7f\u0085\u2028"),
+        dict(card=""),
+        dict(most=2**63 - 1),
+        dict(least=2**63 - 1),
+        dict(rows=2**63 - 1),
+        dict(rows=2**53 + 1),
+    ],
+)
+def test_what_is_hard_to_write_is_read_back(folders, told):
+    one = Row.of(**{"card": "NVIDIA H200", "slug": LONG} | told)
+    update(folders[1], [one])
+    table_at.cache_clear()
+    assert table_at(folders[1]) == (one,)
+    lines = folders[1].read_text(encoding="utf-8").split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert dispatch_table.rows_for(PROBLEM, one.card, own=folders[0].parent) == (one,)
+    assert slugs_for(serving(PROBLEM, one.card), 2**63 - 1, 2**63 - 1)
+
+
+def test_a_byte_order_mark_and_another_systems_lines_are_read(folders):
+    text = dispatch_table.written(rows()).replace("\n", "\r\n")
+    folders[0].write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert table_at(folders[0]) == tuple(rows())
+    assert [row.where for row in table_at(folders[0])] == [f"{folders[0]}:{n}" for n in (4, 12)]
 
 
 def e4m3(v_layout="", scale_rows=0):
@@ -164,23 +288,28 @@ def test_a_kernel_says_what_its_row_is_of():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[[kernel]]\n", "card is missing"),
-        ("x = 1\n", "nothing else"),
+        ("[[kernel]]\n", ":1: [[kernel]] number 1: without card, dtype, head_dim, mask, slug"),
+        ("# one\nx = 1\n", ":2: x: a dispatch table has [[kernel]] tables, and nothing else"),
         ("[[kernel]\n", ":1: this is not TOML"),
         (dispatch_table.written(rows()).replace("m128n128", "m128n999"), "block_n"),
         (dispatch_table.written(rows()).replace("fp16_d128_full_m128n128", "fp16_d64_full_m64n64"),
          "computes something else"),
-        (dispatch_table.written(rows()).replace("from = 1024", "from = 2000"),
-         "every length belongs to one of them"),
-        (dispatch_table.written(rows()).replace('mask = "full"', 'mask = "half"'), "there is no"),
-        (dispatch_table.written(rows()) + "width = 3\n", "width is not one of"),
+        (dispatch_table.written(rows()).replace("from = 1024", "from = 1000"),
+         ":12: fwd_fp16_d128_full_m128n64 and fwd_fp16_d128_full_m128n128 are both for 1000 keys "
+         "to 1023: a call belongs to one of them; leave one out, or give it another from or to"),
+        (dispatch_table.written(rows()).replace("from = 1024", "from = 1000\nto = 1020"),
+         "are both for 1000 keys to 1020"),
+        (dispatch_table.written(rows()).replace("to = 1023\n", ""), "both for 1024 keys and more"),
+        (dispatch_table.written(rows()).replace('mask = "full"', 'mask = "ful"'),
+         ':8: [[kernel]] number 1: mask = "ful" must be "full" or "causal"; did you mean "full"?'),
+        (dispatch_table.written(rows()) + "width = 3\n", ":19: [[kernel]] number 2: width is not "),
+        (dispatch_table.written(rows()) + "rowsto = 3\n",
+         "rowsto is not one; did you mean rows_to?"),
         (dispatch_table.written(rows()) + "scale_rows = 32.0\n", "scale_rows is not a whole"),
         (dispatch_table.written(FP8).replace('v_layout = "rows"\n', ""),
          'fwd_e4m3_d64_full_m64n64_vrows is for v_layout = "rows" and scale_rows = 0'),
         (dispatch_table.written(FP8).replace("scale_rows = 32", "scale_rows = 64"),
          'is for v_layout = "columns" and scale_rows = 32'),
-        (dispatch_table.written(FP8).replace("to = 999", "to = 99"),
-         "fwd_e4m3_d64_full_m64n32 ends at 99 keys and fwd_e4m3_d64_full_m64n64 begins at 1000"),
         (dispatch_table.written([few(), *rows()]).replace("= 16384", "= 16384\nfrom = 5"),
          "[[kernel]] number 1: rows_to goes without from: such a row serves calls with few query "
          "rows whatever their number of keys; leave out from, or rows_to"),
@@ -192,14 +321,11 @@ def test_a_kernel_says_what_its_row_is_of():
         (dispatch_table.written(rows()) + "rows_to = true\n", "rows_to is not a whole number"),
         (
             dispatch_table.written(rows()).replace("head_dim = 128", "head_dim = true"),
-            "head_dim is missing, or not a whole number",
+            ":7: [[kernel]] number 1: head_dim is not a whole number: true",
         ),
         (dispatch_table.written([few(), few(slug=SHORT), *rows()]),
          "fwd_fp16_d128_full_m128n96 and fwd_fp16_d128_full_m128n64 are both for at most 16384 "
-         "query rows"),
-        (dispatch_table.written([*rows(), few(8_192, "NVIDIA H100"), few(card="NVIDIA H100")]),
-         "fwd_fp16_d128_full_m128n96 is for at most 16384 query rows, and no row is for more: "
-         "every call belongs to one; add a row of NVIDIA H100 without rows_to"),
+         "query rows: a call belongs to one of them; leave one out, or give it another rows_to"),
     ],
 )  # fmt: skip
 def test_a_wrong_table_is_refused_with_its_name(text, said, tmp_path):
@@ -207,6 +333,64 @@ def test_a_wrong_table_is_refused_with_its_name(text, said, tmp_path):
     with pytest.raises(ScheduleError) as refusal:
         table_at(tmp_path / "dispatch.toml")
     assert said in str(refusal.value)
+
+
+HUGE = 10**400
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"# one\ncard = 'caf\xe9'\n", ":2: this is not UTF-8 text"),
+        (b"\xff\xfex\x00=\x001\x00", ":1: this is not UTF-8 text"),
+        (b"x = 1\x1b[2J\n", ":1: this is not TOML"),
+        (b"#" * 200_000, "longer than 131,072 bytes; this is no dispatch table"),
+        (f"kernel = {'9' * 5000}".encode(), ":1: this cannot be read as TOML"),
+        (b'"\\u001b]0;x\\u0007\\n" = 1\n', r":1: \u001b]0;x\u0007\u000a: a dispatch table has"),
+        (b"kernel = [1]\n", ":1: [[kernel]] number 1: 1 is no table"),
+        (b'[[kernel]]\n"a\\u001b[2J\\n" = 1\n',
+         r":2: [[kernel]] number 1: a\u001b[2J\u000a is not one of card, dtype, "),
+        (b"kernel = {card = 1}\n", ":1: kernel: a dispatch table has [[kernel]] tables, and "),
+        (b'[[kernel]]\nmask = "\\u009b"\n', r':2: [[kernel]] number 1: mask = "\u009b" must be'),
+        (b'[[kernel]]\nslug = 1e999\n', ":2: [[kernel]] number 1: slug is not text: inf"),
+        *(
+            (dispatch_table.written(rows()).encode() + f"{key} = {HUGE}\n".encode(),
+             f":19: [[kernel]] number 2: {key} is a number of 1329 bits; it must be "
+             "9223372036854775807 or less")
+            for key in ("to", "rows_to", "scale_rows", "head_dim_v")
+        ),
+        (dispatch_table.written(rows()).replace("to = 1023", "to = -1").encode(),
+         ":9: [[kernel]] number 1: to is -1; it must be 0 or more"),
+        (dispatch_table.written(rows()).replace("from = 1024", "from = 1024\nto = 1023").encode(),
+         ":18: [[kernel]] number 2: from 1024 to 1023 is no range"),
+        (dispatch_table.written(rows()).replace("m128n128", "\\u001b[2J").encode(),
+         r':18: [[kernel]] number 2: slug = "fwd_fp16_d128_full_\u001b[2J": '),
+        (dispatch_table.written(rows()).replace("m128n128", "m" + "9" * 5000).encode(),
+         ":18: [[kernel]] number 2: slug"),
+        (dispatch_table.written(rows()).replace("fwd_fp16", "quant_fp16").encode(),
+         ":10: [[kernel]] number 1: slug"),
+    ],
+)  # fmt: skip
+def test_a_hostile_table_is_refused_with_its_line_in_one_that_can_be_printed(
+    folders, content, said
+):
+    folders[1].parent.mkdir()
+    folders[1].write_bytes(content)
+    with pytest.raises(ScheduleError) as refusal:
+        pick(PROBLEM, Sizes(1, 1, 1, 1, 1), "NVIDIA H200")
+    told = str(refusal.value)
+    assert told.startswith(f"{folders[1]}") and said in told
+    assert told.isprintable() and len(told) < 400 + len(str(folders[1]))
+
+
+def test_a_table_that_is_no_file_is_refused(folders):
+    folders[1].mkdir(parents=True)
+    with pytest.raises(ScheduleError, match="is no file, and so no dispatch table"):
+        pick(PROBLEM, Sizes(1, 1, 1, 1, 1), "NVIDIA H200")
+    folders[1].rmdir()
+    folders[1].symlink_to(folders[1])
+    with pytest.raises(ScheduleError, match="cannot be read: Too many levels of symbolic links"):
+        pick(PROBLEM, Sizes(1, 1, 1, 1, 1), "NVIDIA H200")
 
 
 def test_the_committed_table_names_committed_schedules():

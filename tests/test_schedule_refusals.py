@@ -36,7 +36,7 @@ def test_a_file_says_its_kind_or_its_tables_do(kind, text):
     [
         ('kind = "backward"', '"backward"', ""),
         ('kind = "quantise"', '"quantise"', '; did you mean "quantize"?'),
-        ('"kind" = "x\\u0007"', r'"x\x07"', ""),
+        ('"kind" = "x\\u0007"', r'"x\u0007"', ""),
         ("kind = 3", "3", ""),
         ("kind = nan", "nan", ""),
         ("kind = []", "a list", ""),
@@ -255,7 +255,9 @@ def test_an_empty_file_says_what_is_needed():
         ("[attention]\nhead_dim = 1\nhead_dim = 2\n", "x.toml:3: this is not TOML"),
         ("[attention]\nhead_dim = \n", "x.toml:2: this is not TOML"),
         ("[attention", "x.toml:1: this is not TOML"),
-        ("x = " + "9" * 5000, "x.toml: this cannot be read"),
+        ("x = " + "9" * 5000, "x.toml:1: this cannot be read"),
+        ("a = 1\nb = 2\nx = " + "9" * 5000 + "\ny = 1\n", "x.toml:3: this cannot be read"),
+        ("a = 1\nx = " + "[" * 5000 + "]" * 5000, "x.toml:2: this cannot be read"),
         ("x = " + "[" * 5000, "x.toml"),
         ("attention = 3\ntile = []\n", "x.toml:1: attention is no table"),
         ("[[attention]]\n[[tile]]\n", "x.toml:1: attention is no table"),
@@ -263,7 +265,11 @@ def test_an_empty_file_says_what_is_needed():
         ("[attention]\nhead_dim = {a = [1]}\n", "x.toml:2: attention.head_dim = a table"),
         ("[attention]\nhead_dim = 1979-05-27\n", "x.toml:2: attention.head_dim = 1979-05-27"),
         ("a.b.c.d = 1\n", "a is not a table of this kind of schedule"),
-        ('[attention]\ndtype = "\\u0000\\u001b"\n', r"\x00\x1b"),
+        ('[attention]\ndtype = "\\u0000\\u001b"\n', r'"\u0000\u001b"'),
+        ('"a\\u001b]0;x\\u0007" = 1\n', r"x.toml:1: a\u001b]0;x\u0007 is not a table"),
+        ('"\\U000e0041\\u202e" = 1\n', r"x.toml:1: \U000e0041\u202e is not a table"),
+        (f"{'k' * 9000} = 1\n", f"x.toml:1: {'k' * 57}… is not a table"),
+        ('[attention]\ndtype = "é\\"\\\\"\n', r'attention.dtype = "é\"\\" must be'),
     ],
 )
 def test_hostile_text_is_refused_in_words(text, said):
@@ -328,7 +334,13 @@ inline = { one = 1, two = { three = 3 } }
 x = 'a = "b'
 [["many"]]
 y = "\\"#"
-z = 1''',
+[["many"]]
+z = 1
+[[many.more]]
+[many.more.x]
+[[many]]
+[[many.more]]
+v.w = 1''',
         "x",
     )
     assert origin.lines == {
@@ -341,9 +353,20 @@ z = 1''',
         ("t", "u"): 14,
         ("t", "u", "x"): 15,
         ("many",): 16,
-        ("many", "y"): 17,
-        ("many", "z"): 18,
+        ("many", "0"): 16,
+        ("many", "0", "y"): 17,
+        ("many", "1"): 18,
+        ("many", "1", "z"): 19,
+        ("many", "1", "more"): 20,
+        ("many", "1", "more", "0"): 20,
+        ("many", "1", "more", "0", "x"): 21,
+        ("many", "2"): 22,
+        ("many", "2", "more"): 23,
+        ("many", "2", "more", "0"): 23,
+        ("many", "2", "more", "0", "v", "w"): 24,
     }
+    assert origin.at("many", "1", "z") == "x:19"
+    assert origin.at("many", "1", "nothing") == "x:18"
     assert origin.at("t", "inline", "two", "three") == "x:13"
     assert origin.at("t", "nothing") == "x:6"
     assert origin.at("nowhere") == "x"

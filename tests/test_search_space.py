@@ -83,7 +83,7 @@ def test_a_slug_is_the_space_of_all_that_might_beat_it():
     assert kept.effort.anchor == "fwd_e4m3_d64_full_m128n96_vrows_sblock_sr32"
     said = {"v_layout": "rows", "scale_rows": 32}
     assert {key: kept.values[key] for key in said} == {key: (said[key],) for key in said}
-    with pytest.raises(ScheduleError, match=r"'nothing' is no slug"):
+    with pytest.raises(ScheduleError, match='"nothing" is no slug'):
         read_space("nothing")
     with pytest.raises(ScheduleError, match=r"nowhere\.toml: cannot be read"):
         read_space("nowhere.toml")

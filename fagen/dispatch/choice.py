@@ -4,14 +4,15 @@ A dispatch table goes first, by query rows and by keys; then the plainest commit
 computes the problem; then one that is derived, so that no supported problem is without a kernel.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fagen.dispatch.defaults import derived_schedules
-from fagen.dispatch.tables import rows_for
+from fagen.dispatch.tables import MOST, Row, rows_for
 from fagen.errors import ScheduleError
 from fagen.paths import locate
 from fagen.problem import Problem, Sizes, solves
@@ -22,7 +23,8 @@ from fagen.vocab import DTYPES, V_LAYOUTS
 KIND = "forward"  # of the schedules that compute a problem
 
 Choice = str | Path | Schedule | None  # a file, a slug, or the thing itself
-Upto = tuple[tuple[float, str], ...]  # rising sizes, each with the slug for at most so much
+# rising sizes, each with the slug for at most so much; None is the usual schedule of a problem
+Upto = tuple[tuple[float, str | None], ...]
 
 # Keys that torch.compile or torch.export leaves open count as so many, since a comparison would
 # bound them. Rows of the table for more keys are for accuracy: sums over so many need fp32 totals.
@@ -64,15 +66,29 @@ def pick(problem: Problem, sizes: Sizes, card: str) -> Schedule:
 def serving(problem: Problem, card: str) -> Served:
     """What dispatch tables have for a problem.  Raises ScheduleError where one is wrong."""
     rows = rows_for(problem, card, own=locate("schedules"))
-    slugs = [writing(from_slug(row.slug), problem.out_dtype).slug for row in rows]
-    if len(slugs) < 2:
-        return Served(slugs[0] if slugs else None, (), (), frozenset())
-    found = [*zip(rows, slugs, strict=True)]
-    few = tuple((int(row.rows) * problem.head_dim, slug) for row, slug in found if row.few)
+    found = [(row, writing(from_slug(row.slug), problem.out_dtype).slug) for row in rows]
+    few = tuple(
+        (min(int(row.rows) * problem.head_dim, MOST), slug) for row, slug in found if row.few
+    )
     by_keys = [(row, slug) for row, slug in found if not row.few]
-    long = {slug for row, slug in by_keys if row.least > OPEN_KEYS}
-    long -= {slug for row, slug in by_keys if row.least <= OPEN_KEYS}
-    return Served(None, few, tuple((row.most, slug) for row, slug in by_keys), frozenset(long))
+    ranges = tuple(_without_gaps(by_keys))
+    if not few and len(ranges) == 1:
+        return Served(ranges[0][1], (), (), frozenset())
+    long = {slug for row, slug in by_keys if row.begins > OPEN_KEYS}
+    long -= {slug for row, slug in by_keys if row.begins <= OPEN_KEYS}
+    return Served(None, few, ranges, frozenset(long))
+
+
+def _without_gaps(by_keys: list[tuple[Row, str]]) -> Iterator[tuple[float, str | None]]:
+    """The ends of rows with their slugs, and those of what no row is for with None."""
+    end: float = -1
+    for row, slug in by_keys:
+        if row.least > end + 1:
+            yield row.least - 1, None
+        yield row.most, slug
+        end = row.most
+    if end < math.inf:
+        yield math.inf, None
 
 
 def slugs_for(served: Served, keys: int | None, elements: int | None) -> list[str | None]:
@@ -96,7 +112,7 @@ def slugs_for(served: Served, keys: int | None, elements: int | None) -> list[st
 # A comparison of a traced size is neither True nor False; `surely` tells whether it always holds.
 
 
-def for_keys(ranges: Upto, keys: Any, surely: Callable[[Any], bool] = bool) -> str:
+def for_keys(ranges: Upto, keys: Any, surely: Callable[[Any], bool] = bool) -> str | None:
     """The slug for so many keys; left open, they count as OPEN_KEYS, or as what comes nearest."""
     for most, slug in ranges:
         fits = keys <= most

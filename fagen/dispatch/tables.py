@@ -4,10 +4,11 @@ fagen's own table lies in schedules/, a user's in the folder of their configurat
 latter goes before one of the former.
 """
 
-import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cache
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -17,13 +18,16 @@ from fagen.errors import ScheduleError
 from fagen.paths import config_folder, write_whole
 from fagen.problem import Problem
 from fagen.registry import from_slug
-from fagen.toml_lines import Origin, read_toml
+from fagen.toml_lines import Origin, dotted, printable, quoted, read_text, read_toml, shown
 from fagen.vocab import DTYPES, MASKS
 
 NAME = "dispatch.toml"
+MAX_BYTES = 131_072  # of a table; fagen's own is a sixth of that
+MOST = 2**63 - 1  # of any size: what TOML promises to read back, and torch to count
 _KEYS = {"card": str, "dtype": str, "head_dim": int, "mask": str, "slug": str}
 _MAY = {"head_dim_v": int, "v_layout": str, "scale_rows": int}
 _MAY |= {"from": int, "to": int, "rows_to": int}  # sizes of calls: by keys, or by query rows
+_WORDS: Mapping[str, Mapping[str, Any]] = {"dtype": DTYPES, "mask": MASKS}
 
 
 @dataclass(frozen=True, order=True)
@@ -43,6 +47,8 @@ class Row:
     most: float  # infinity where there is no end
     slug: str
     rows: float = math.inf  # of queries at most; infinity where only keys count
+    where: str = field(default="", compare=False)  # file:line, of a row that was read
+    begun: int | None = field(default=None, compare=False)  # of a part: the whole row's `least`
 
     @classmethod
     def of(
@@ -58,67 +64,124 @@ class Row:
         return cls(card, _problem_of(slug), least, most, slug, rows)
 
     @property
+    def begins(self) -> int:
+        """From how many keys on it is, in its table: other rows may have left a part of it."""
+        return self.least if self.begun is None else self.begun
+
+    @property
     def few(self) -> bool:
         """Whether it is for few query rows, and so not for a range of keys."""
-        return math.isfinite(self.rows)
+        return self.rows != math.inf
+
+
+# ---- which rows serve a problem ------------------------------------------------------------------
 
 
 def rows_for(problem: Problem, card: str, *, own: Path) -> tuple[Row, ...]:
-    """The rows for a problem, which leave no call out; () if there are none.
+    """The rows for a problem; () if there are none.
 
-    Those for few query rows, the fewest first, go before the others by rising key length. Both are
-    of this card before another, and of a user's table before that in the folder `own`, each kind by
-    itself: who has measured by keys alone keeps what is known of few rows.  Raises ScheduleError
+    Those for few query rows, the fewest first, go before the others by rising key length. A row of
+    a user's table takes the sizes that it is for; the others stay with the table in the folder
+    `own`, of whose rows parts may be left then. Each table's are of this card, or of another where
+    neither table has it. What no row is for is left out: a default serves it. Raises ScheduleError
     where a table is wrong.
     """
     any_out = replace(problem, out_dtype=None)
-    few: list[Row] = []
-    by_keys: list[Row] = []
-    for table in (table_at(config_folder() / NAME), table_at(own / NAME)):
-        fitting = [row for row in table if row.problem == any_out]
-        here = [row for row in fitting if row.card == card]
-        others = [row for row in fitting if row.card == fitting[0].card]
-        chosen = sorted(here or others, key=_place)
-        few = few or [row for row in chosen if row.few]
-        by_keys = by_keys or [row for row in chosen if not row.few]
-    return (*few, *by_keys)
+    users, owns = (
+        [row for row in table_at(folder / NAME) if row.problem == any_out]
+        for folder in (config_folder(), own)
+    )
+    here = any(row.card == card for row in owns)
+    first = _on(card, users, or_another=not here)
+    return tuple(_overlaid(first, _on(card, owns, or_another=True)))
+
+
+def _on(card: str, rows: list[Row], *, or_another: bool) -> list[Row]:
+    """The rows of a card, or else of the first that there is."""
+    here = [row for row in rows if row.card == card]
+    if not here and or_another:
+        here = [row for row in rows if row.card == rows[0].card]
+    return sorted(here, key=_place)
+
+
+def _overlaid(first: list[Row], second: list[Row]) -> Iterator[Row]:
+    """Rows in their places, those of `second` for what no row of `first` is for."""
+    few = [row for row in first if row.few]
+    most = few[-1].rows if few else 0
+    yield from few
+    yield from (row for row in second if row.few and row.rows > most)
+    over = [row for row in first if not row.few]
+    parts = [part for row in second if not row.few for part in _beside(row, over)]
+    yield from sorted([*over, *parts], key=lambda row: row.least)
+
+
+def _beside(row: Row, taken: Iterable[Row]) -> Iterator[Row]:
+    """What of a row's keys is left beside rows in rising order that do not overlap."""
+    least = row.least
+    for other in taken:
+        if least < other.least and row.most >= least:
+            end = min(row.most, other.least - 1)
+            yield replace(row, least=least, most=end, begun=row.least)
+        if other.most == math.inf:
+            return
+        least = max(least, int(other.most) + 1)
+    if least <= row.most:
+        yield replace(row, least=least, begun=row.least)
+
+
+# ---- reading -------------------------------------------------------------------------------------
 
 
 @cache
 def table_at(path: Path) -> tuple[Row, ...]:
     """Read a table; one that is not there is empty.  Raises ScheduleError, with the line."""
-    if not path.is_file():
+    if not _is_there(path):
         return ()
-    tables, origin = read_toml(path.read_text(encoding="utf-8"), str(path))
+    return _rows(read_text(path, "dispatch table", MAX_BYTES), path)
+
+
+def _rows(text: str, path: Path) -> tuple[Row, ...]:
+    tables, origin = read_toml(text, str(path))
     listed = tables.pop("kernel", [])
     if tables or not isinstance(listed, list):
-        raise ScheduleError(f"{path}: a dispatch table has [[kernel]] tables, and nothing else")
-    rows = tuple(_row(table, number, origin) for number, table in enumerate(listed, 1))
+        key = next(iter(tables), "kernel")
+        raise ScheduleError(
+            f"{origin.at(key)}: {dotted((key,))}: a dispatch table has [[kernel]] tables, and "
+            "nothing else"
+        )
+    rows = tuple(_row(table, number, origin) for number, table in enumerate(listed))
     _refuse_unclear(path, rows)
     return rows
 
 
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file.  Raises ScheduleError where there is something else."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ScheduleError(f"{printable(str(path))}: cannot be read: {reason}") from None
+    if not stat.S_ISREG(mode):
+        raise ScheduleError(f"{printable(str(path))}: is no file, and so no dispatch table")
+    return True
+
+
 def _refuse_unclear(path: Path, rows: Iterable[Row]) -> None:
-    """Refuse a table by which a call belongs to two rows, or falls between them."""
+    """Refuse a table by which a call belongs to two rows."""
     for _, group in groupby(sorted(rows, key=_place), key=lambda row: (row.card, row.problem)):
-        ordered = [*group]
-        for first, second in pairwise(ordered):
+        for first, second in pairwise(group):
+            at = second.where or printable(str(path))
+            both = f"{at}: {first.slug} and {second.slug} are both for"
+            way_out = "a call belongs to one of them; leave one out, or give it another"
             if first.few and first.rows == second.rows:
-                raise ScheduleError(
-                    f"{path}: {first.slug} and {second.slug} are both for at most "
-                    f"{first.rows:.0f} query rows: a call belongs to one of them; leave one out, "
-                    "or give it another rows_to"
-                )
-            if not first.few and second.least != first.most + 1:
-                raise ScheduleError(
-                    f"{path}: {first.slug} ends at {first.most:g} keys and {second.slug} begins at "
-                    f"{second.least}: every length belongs to one of them"
-                )
-        if (last := ordered[-1]).few:
-            raise ScheduleError(
-                f"{path}: {last.slug} is for at most {last.rows:.0f} query rows, and no row is for "
-                f"more: every call belongs to one; add a row of {last.card} without rows_to"
-            )
+                rows_to = f"at most {first.rows} query rows"
+                raise ScheduleError(f"{both} {rows_to}: {way_out} rows_to")
+            if not first.few and second.least <= first.most:
+                most = min(first.most, second.most)
+                keys = f"{second.least} keys" + (f" to {most}" if most < math.inf else " and more")
+                raise ScheduleError(f"{both} {keys}: {way_out} from or to")
 
 
 def _place(row: Row) -> tuple[str, Problem, float, int]:
@@ -127,29 +190,28 @@ def _place(row: Row) -> tuple[str, Problem, float, int]:
 
 
 def _row(table: Any, number: int, origin: Origin) -> Row:
-    def wrong(said: str) -> ScheduleError:
-        return ScheduleError(f"{origin.where}: [[kernel]] number {number}: {said}")
+    def wrong(key: str, said: str) -> ScheduleError:
+        at = origin.at("kernel", str(number), key)
+        return ScheduleError(f"{at}: [[kernel]] number {number + 1}: {said}")
 
     if not isinstance(table, dict):
-        raise wrong("is no table")
-    for key, kind in _KEYS.items():
-        if type(table.get(key)) is not kind:  # true and false are no numbers
-            raise wrong(f"{key} is missing, or not {'a whole number' if kind is int else 'text'}")
-    for key in table.keys() - _KEYS.keys():
-        if key not in _MAY:
-            raise wrong(f"{key} is not one of {', '.join((*_KEYS, *_MAY))}")
-        if type(table[key]) is not _MAY[key]:
-            raise wrong(f"{key} is not {'a whole number' if _MAY[key] is int else 'text'}")
-    if "rows_to" in table:
-        if table["rows_to"] < 1:
-            raise wrong(f"rows_to is {table['rows_to']}; it must be 1 or more query rows in all")
-        if by_keys := " and ".join(key for key in ("from", "to") if key in table):
-            raise wrong(
-                f"rows_to goes without {by_keys}: such a row serves calls with few query rows "
-                f"whatever their number of keys; leave out {by_keys}, or rows_to"
-            )
-    if table["dtype"] not in DTYPES or table["mask"] not in MASKS:
-        raise wrong(f"there is no {table['dtype']} with {table['mask']}")
+        raise wrong("", f"{shown(table)} is no table")
+    for key, value in table.items():
+        if key not in _KEYS and key not in _MAY:
+            known = (*_KEYS, *_MAY)
+            near = get_close_matches(key, known, 1)
+            said = f"; did you mean {near[0]}?" if near else f" of {', '.join(known)}"
+            raise wrong(key, f"{dotted((key,))} is not one" + said)
+        _refuse_value(key, value, wrong)
+    if missing := [key for key in _KEYS if key not in table]:
+        raise wrong("", f"without {', '.join(missing)}")
+    by_keys = " and ".join(key for key in ("from", "to") if key in table)
+    if "rows_to" in table and by_keys:
+        said = (
+            f"rows_to goes without {by_keys}: such a row serves calls with few query rows "
+            f"whatever their number of keys; leave out {by_keys}, or rows_to"
+        )
+        raise wrong("rows_to", said)
     row = Row(
         card=table["card"],
         problem=Problem(
@@ -164,21 +226,48 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
         most=table.get("to", math.inf),
         slug=table["slug"],
         rows=table.get("rows_to", math.inf),
+        where=origin.at("kernel", str(number)),
     )
-    computed = _problem_of(row.slug)
+    try:
+        computed = _problem_of(row.slug)
+    except ScheduleError as error:
+        said = f"slug = {shown(row.slug)}: " + "; ".join(str(error).splitlines())
+        raise wrong("slug", said) from None
     if computed != row.problem:
-        said = "computes something else"
+        said = f"computes something else: {computed}"
         if computed.opened() == row.problem.opened():
             said = f'is for v_layout = "{computed.v_layout}" and scale_rows = {computed.scale_rows}'
-        raise wrong(f"{row.slug} {said}")
-    if not 0 <= row.least <= row.most:
-        raise wrong(f"from {row.least} to {row.most:g} is no range")
+        raise wrong("slug", f"{row.slug} {said}")
+    if row.most < row.least:
+        raise wrong("to", f"from {row.least} to {row.most} is no range")
     return row
+
+
+def _refuse_value(key: str, value: Any, wrong: Callable[[str, str], ScheduleError]) -> None:
+    """Refuse what cannot be a key's value, whatever the others say."""
+    kind: type = _KEYS.get(key) or _MAY[key]
+    right: bool = type(value) is kind  # true and false are no numbers
+    if not right:
+        needed = "a whole number" if kind is int else "text"
+        raise wrong(key, f"{key} is not {needed}: {shown(value)}")
+    if kind is int:
+        least = 1 if key == "rows_to" else 0
+        of = " query rows in all" if key == "rows_to" else ""
+        if not least <= value <= MOST:
+            bound = f"{least} or more" if value < least else f"{MOST} or less"
+            raise wrong(key, f"{key} is {shown(value)}; it must be {bound}{of}")
+    if (words := _WORDS.get(key)) and value not in words:
+        near = get_close_matches(value, [*words], 1)
+        said = f"; did you mean {shown(near[0])}?" if near else ""
+        raise wrong(key, f"{key} = {shown(value)} must be {' or '.join(map(shown, words))}{said}")
 
 
 def _problem_of(slug: str) -> Problem:
     """What a slug's schedule computes, the type of O left open."""
     return replace(Problem.of(from_slug(slug)), out_dtype=None)
+
+
+# ---- writing -------------------------------------------------------------------------------------
 
 
 def written(rows: Iterable[Row]) -> str:
@@ -189,22 +278,22 @@ def written(rows: Iterable[Row]) -> str:
     ]
     for row in sorted(rows, key=_place):
         problem = row.problem
-        lines += ["", "[[kernel]]", f"card = {json.dumps(row.card)}"]
-        lines += [f"dtype = {json.dumps(problem.dtype)}", f"head_dim = {problem.head_dim}"]
+        lines += ["", "[[kernel]]", f"card = {quoted(row.card)}"]
+        lines += [f"dtype = {quoted(problem.dtype)}", f"head_dim = {problem.head_dim}"]
         if problem.head_dim_v != problem.head_dim:
             lines.append(f"head_dim_v = {problem.head_dim_v}")
-        lines.append(f"mask = {json.dumps(problem.mask)}")
+        lines.append(f"mask = {quoted(problem.mask)}")
         if problem.v_layout:
-            lines.append(f"v_layout = {json.dumps(problem.v_layout)}")
+            lines.append(f"v_layout = {quoted(problem.v_layout)}")
         if problem.scale_rows:
             lines.append(f"scale_rows = {problem.scale_rows}")
         if row.few:
-            lines.append(f"rows_to = {row.rows:.0f}")
+            lines.append(f"rows_to = {int(row.rows)}")
         if row.least:
             lines.append(f"from = {row.least}")
-        if math.isfinite(row.most):
-            lines.append(f"to = {row.most:.0f}")
-        lines.append(f"slug = {json.dumps(row.slug)}")
+        if row.most != math.inf:
+            lines.append(f"to = {int(row.most)}")
+        lines.append(f"slug = {quoted(row.slug)}")
     return "\n".join(lines) + "\n"
 
 
@@ -212,11 +301,16 @@ def update(path: Path, rows: Sequence[Row]) -> None:
     """Put rows into the table at `path`, in place of those of the same card and problem.
 
     Rows by keys replace no rows for few query rows, nor these those.  Raises ScheduleError where a
-    call would then belong to two rows, or to none; the table is left as it was.
+    call would then belong to two rows, or where the table could not be read back; it is left as it
+    was.
     """
     new = {(row.card, row.problem, row.few) for row in rows}
     kept = [row for row in table_at(path) if (row.card, row.problem, row.few) not in new]
+    text = written([*kept, *rows])
+    if len(text.encode()) > MAX_BYTES:
+        raise ScheduleError(f"{printable(str(path))}: more than {MAX_BYTES:,} bytes with new rows")
     _refuse_unclear(path, [*kept, *rows])
+    _rows(text, path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, written([*kept, *rows]))
+    write_whole(path, text)
     table_at.cache_clear()

@@ -12,7 +12,7 @@ from fagen.errors import ScheduleError
 from fagen.schedule.faults import BrokenRules, faults, refusal
 from fagen.schedule.section import Keys, OneOf, Section, derived
 from fagen.schedule.slug import Code, SlugForm
-from fagen.toml_lines import Origin
+from fagen.toml_lines import Origin, shown
 
 __all__ = ["Code", "Keys", "OneOf", "Schedule", "Section", "SlugForm", "derived"]
 
@@ -70,7 +70,7 @@ class Schedule(Section):
         """Read a slug back.  Raises ScheduleError where it is not exactly some schedule's slug."""
         schedule = cls.make(**cls.keys.slug.read(slug))
         if schedule.slug != slug:
-            raise ScheduleError(f"{slug!r} is no slug; that schedule's is {schedule.slug}")
+            raise ScheduleError(f"{shown(slug)} is no slug; that schedule's is {schedule.slug}")
         return schedule
 
     @classmethod

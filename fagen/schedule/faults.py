@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from fagen.errors import ScheduleError
 from fagen.schedule.section import Keys
-from fagen.toml_lines import Origin, printable, shown
+from fagen.toml_lines import Origin, dotted, shown
 
 
 class BrokenRules(ValueError):  # noqa: N818 - it never leaves this package
@@ -27,9 +27,7 @@ def refusal(found: Iterable[Fault], origin: Origin) -> ScheduleError:
     """Return the error that says all faults, in the order in which they were written."""
     ordered = sorted(dict.fromkeys(found), key=lambda fault: origin.line(fault[0]))
     return ScheduleError(
-        "\n".join(
-            f"{origin.at(*path)}: {'.'.join(map(printable, path))} {said}" for path, said in ordered
-        )
+        "\n".join(f"{origin.at(*path)}: {dotted(path)} {said}" for path, said in ordered)
     )
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from fagen.errors import ScheduleError
+from fagen.toml_lines import shown
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class SlugForm:
         """
         found = self._pattern.fullmatch(slug)
         if not found:
-            raise ScheduleError(f"{slug!r} is no slug; one looks like {self.example}")
+            raise ScheduleError(f"{shown(slug)} is no slug; one looks like {self.example}")
         said = {name: number(text) for name, text in found.groupdict().items() if text is not None}
         for word in said.pop("rest").split("_")[1:]:
             for code in self.codes:
@@ -73,7 +74,7 @@ class SlugForm:
                     said[code.key] = value
                     break
             else:
-                raise ScheduleError(f"{slug!r} is no slug: {word!r} in it means nothing")
+                raise ScheduleError(f"{shown(slug)} is no slug: {shown(word)} in it means nothing")
         return said
 
     @cached_property
