@@ -15,6 +15,7 @@ from fagen.errors import ScheduleError
 KeyPath = tuple[str, ...]
 
 MAX_BYTES = 16_384  # of a schedule file; the longest sensible one is an eighth of that
+MAX_LINE = 4_096  # characters: the reader takes minutes for keys with very many dots
 
 _TOKEN = re.compile(
     r"""
@@ -86,6 +87,10 @@ def read_toml(text: str, where: str) -> tuple[dict[str, Any], Origin]:
     """Read TOML and note its lines.  Raises ScheduleError, with the line, where it is no TOML."""
     text = text.replace("\r\n", "\n")
     named = printable(where)
+    for line, said in enumerate(text.split("\n"), 1):
+        if len(said) > MAX_LINE:
+            many = f"{len(said):,} characters; the longest that is read has {MAX_LINE:,}"
+            raise ScheduleError(f"{named}:{line}: a line of {many}")
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -94,7 +99,7 @@ def read_toml(text: str, where: str) -> tuple[dict[str, Any], Origin]:
         line = int(found[1]) if found and found[1] else text.count("\n") + 1
         said = printable(_LOCATION.sub("", message))
         raise ScheduleError(f"{named}:{line}: this is not TOML: {said}") from None
-    except (ValueError, RecursionError) as error:  # a number or a nesting beyond what Python reads
+    except (ValueError, RecursionError) as error:  # a nesting beyond what Python reads
         at = f"{named}:{line}" if (line := _unreadable_line(text)) else named
         raise ScheduleError(f"{at}: this cannot be read as TOML: {error}") from None
     return tables, Origin(where, dict(_key_lines(text)))
@@ -192,6 +197,8 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
             depth += bool(token["open"]) - bool(token["close"])
             words.append(token[0])
         line += token[0].count("\n")
+    if statement := "".join(words).strip():  # with a bracket that is never closed
+        yield begun, statement
 
 
 def _names(statement: str) -> KeyPath:
