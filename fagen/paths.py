@@ -62,19 +62,33 @@ def environment_with(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def cache_folder() -> Path:
-    """Return the folder that holds built kernels; it may not exist yet."""
-    if own := environment("FAGEN_CACHE"):
-        return Path(own).expanduser().absolute()
-    if shared := environment("XDG_CACHE_HOME"):
-        return Path(shared).expanduser().absolute() / "fagen"
-    return Path.home() / ".cache" / "fagen"
+    """Return the folder that holds built kernels; it may not exist yet.
+
+    Raises FagenError where the environment names a home that nobody has, or none.
+    """
+    if environment("FAGEN_CACHE"):
+        return _named("FAGEN_CACHE", "")
+    return _named("XDG_CACHE_HOME", "~/.cache") / "fagen"
 
 
 def config_folder() -> Path:
-    """Return the folder of a user's own configuration; it may not exist."""
-    if shared := environment("XDG_CONFIG_HOME"):
-        return Path(shared).expanduser().absolute() / "fagen"
-    return Path.home() / ".config" / "fagen"
+    """Return the folder of a user's own configuration; it may not exist.
+
+    Raises FagenError where the environment names a home that nobody has, or none.
+    """
+    return _named("XDG_CONFIG_HOME", "~/.config") / "fagen"
+
+
+def _named(variable: str, usual: str) -> Path:
+    """Return the folder that a variable of the environment names, or the usual one."""
+    said = environment(variable)
+    try:
+        return Path(said or usual).expanduser().absolute()
+    except RuntimeError:
+        where = f"{variable} = {said!r}" if said else f"{variable} is not set, and {usual}"
+        raise FagenError(
+            f"{where} begins with a home that is not known: set {variable} to a folder"
+        ) from None
 
 
 def find_program(name: str) -> Path | None:

@@ -8,9 +8,9 @@ import pytest
 from fagen.dispatch import tables as dispatch_table
 from fagen.dispatch.choice import OPEN_KEYS, pick, serving, slugs_for
 from fagen.dispatch.tables import Row, table_at, update
-from fagen.errors import ScheduleError
+from fagen.errors import FagenError, ScheduleError
 from fagen.kinds.forward.keys import Schedule
-from fagen.paths import locate
+from fagen.paths import cache_folder, locate
 from fagen.problem import Problem, Sizes
 from fagen.vocab import MASKS, SIXTEEN_BITS
 
@@ -392,6 +392,17 @@ def test_a_table_that_is_no_file_is_refused(folders):
     folders[1].symlink_to(folders[1])
     with pytest.raises(ScheduleError, match="cannot be read: Too many levels of symbolic links"):
         pick(PROBLEM, Sizes(1, 1, 1, 1, 1), "NVIDIA H200")
+
+
+def test_a_folder_of_a_home_that_nobody_has_is_refused_with_its_variable(monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", "~nosuch-user\x1b/x")
+    with pytest.raises(
+        FagenError, match=r"XDG_CONFIG_HOME = '~nosuch-user.* is not known: set XDG_CO"
+    ):
+        pick(PROBLEM, Sizes(1, 1, 1, 1, 1), "NVIDIA H200")
+    monkeypatch.setenv("FAGEN_CACHE", "~nosuch-user")
+    with pytest.raises(FagenError, match="FAGEN_CACHE = '~nosuch-user' begins with a home that"):
+        cache_folder()
 
 
 def test_the_committed_table_names_committed_schedules():

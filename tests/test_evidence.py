@@ -291,3 +291,22 @@ def test_the_ratio_to_cudnn_is_none_where_cudnn_could_not():
     speed = EVIDENCE.speeds[0]
     assert speed.ratio == pytest.approx(600 / 563)
     assert dataclasses.replace(speed, cudnn_tflops=None).ratio is None
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"# caf\xe9\n", r":1: this is not UTF-8 text"),
+        (
+            b'["a\\u001b[2J\\n"]\nreason = "x"\n',
+            r":1: [a\u001b[2J\u000a] needs a date and a reason",
+        ),
+    ],
+)
+def test_excuses_that_nobody_meant_are_refused_in_a_line_that_can_be_printed(
+    content, said, tmp_path
+):
+    (tmp_path / "unverified.toml").write_bytes(content)
+    with pytest.raises(VerificationError) as refusal:
+        read_excuses(tmp_path)
+    assert said in str(refusal.value) and str(refusal.value).isprintable()

@@ -12,9 +12,10 @@ from typing import Any, get_origin, get_type_hints
 from fagen.errors import FagenError, ScheduleError, VerificationError
 from fagen.paths import locate, write_whole
 from fagen.registry import committed_file, from_slug, kind_of_slug
-from fagen.toml_lines import read_toml
+from fagen.toml_lines import dotted, read_text, read_toml
 
 UNVERIFIED = "unverified.toml"
+_EXCUSES = 131_072  # bytes of it at most
 
 
 @dataclass(frozen=True)
@@ -123,13 +124,14 @@ def read_excuses(folder: Path | None = None) -> dict[str, Excuse]:
     if not path.exists():
         return {}
     try:
-        tables, origin = read_toml(path.read_text(encoding="utf-8"), path.name)
+        tables, origin = read_toml(read_text(path, "list of excuses", _EXCUSES), path.name)
     except ScheduleError as error:
         raise VerificationError(str(error)) from error
     excuses = {}
     for slug, entry in tables.items():
         if not isinstance(entry, dict) or set(entry) != {"date", "reason"}:
-            raise VerificationError(f"{origin.at(slug)}: [{slug}] needs a date and a reason alone")
+            said = f"{origin.at(slug)}: [{dotted((slug,))}] needs a date and a reason alone"
+            raise VerificationError(said)
         excuses[slug] = Excuse(str(entry["date"]), str(entry["reason"]))
     return excuses
 
