@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -49,9 +50,11 @@ class Origin:
 
         0 where none is known.
         """
-        within = [known for known in self.lines if known[: len(path)] == path]
-        around = (path[:length] for length in range(len(path), 0, -1))
-        near = (path, *within, *around)
+        if path in self.lines:
+            return self.lines[path]
+        within = (known for known in self.lines if known[: len(path)] == path)
+        around = (path[:length] for length in range(len(path) - 1, 0, -1))
+        near = chain(within, around)
         return next((self.lines[known] for known in near if known in self.lines), 0)
 
     def at(self, *path: str) -> str:
