@@ -220,7 +220,11 @@ def test_the_kernels_own_text_computes_what_the_reference_does(slug, tmp_path):
 
 @pytest.mark.parametrize(
     "slug",
-    ["quant_bf16_d48_center_shead", "quant_bf16_d80_rot_center_sr128", "quant_fp16_d240_rot_center"],
+    [
+        "quant_bf16_d48_center_shead",
+        "quant_bf16_d80_rot_center_sr128",
+        "quant_fp16_d240_rot_center",
+    ],
 )
 def test_columns_past_the_head_dim_have_no_part_in_maxima(slug, tmp_path):
     """Less their means all numbers are far below one."""
