@@ -123,7 +123,7 @@ def test_weights_are_kept_beside_the_sizes(tmp_path):
         store.put_survey(target, summary(survey(declared, target), declared))
     (found,) = search.found(tmp_path / "s.sqlite")
     assert (found.target, found.kind, found.sizes) == (target, "forward", declared.sizes(target))
-    assert found.marks.weights == (1.0, 3.0, 1.0)
+    assert found.marks.weights == pytest.approx((0.2, 0.6, 0.2))
 
 
 # ---- claims --------------------------------------------------------------------------------------

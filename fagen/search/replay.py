@@ -14,7 +14,7 @@ from fagen.errors import FagenError
 from fagen.registry import from_slug
 from fagen.search.choice import Chooser
 from fagen.search.lab import Work
-from fagen.search.space import Survey
+from fagen.search.space import Survey, normalised
 from fagen.search.store import Store
 from fagen.search.tasks import Compiled, Heat, Time, Timed
 
@@ -98,7 +98,7 @@ def only_recorded(path: Path | str, survey: Survey) -> Survey:
     if not kept or not points:
         raise FagenError(f"{path}: nothing of {survey.target.name} was recorded there")
     sizes = tuple(survey.sizes[at] for at in kept)
-    weights = tuple(survey.weights[at] for at in kept)
+    weights = normalised([survey.weights[at] for at in kept])
     return replace(survey, sizes=sizes, weights=weights, points=points)
 
 

@@ -5,8 +5,11 @@ are those of a schedule.  What it leaves out has the values that its kind tries,
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache, cached_property
 from itertools import product
 from operator import itemgetter
@@ -16,14 +19,18 @@ from typing import Any, Protocol
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from fagen import registry
-from fagen.errors import ScheduleError
+from fagen.errors import OverBudget, ScheduleError
 from fagen.kind import load_named
-from fagen.problem import HIDDEN, TOKENS, Problem, Sizes
-from fagen.schedule import Keys, Schedule
+from fagen.problem import HIDDEN, TOKENS, Problem, Sizes, solves
+from fagen.schedule import Keys, Schedule, Section
 from fagen.schedule.faults import Fault, faults, refusal
-from fagen.toml_lines import MAX_BYTES, read_toml
+from fagen.search.ranges import listed
+from fagen.toml_lines import Origin, printable, read_text, read_toml, shown
 
 SEQLENS = (512, 1_024, 2_048, 4_096, 8_192, 16_384)
+MAX_SIZE = 1 << 20  # of a batch, of heads, of a sequence
+MAX_POINTS = 1_000_000  # of all targets of a space; each takes some 20 µs
+MAX_TIMES = 10 * MAX_POINTS  # predicted: points times shapes
 
 
 class Space(Protocol):
@@ -93,11 +100,11 @@ class _Strict(BaseModel):
 class Shape(_Strict):
     """Sizes in a space file, and how much they count; what is left out makes them standard ones."""
 
-    seqlen: int = Field(ge=1, le=1 << 20)
-    seqlen_k: int | None = Field(default=None, ge=1, le=1 << 20)
-    batch: int | None = Field(default=None, ge=1)
-    heads: int | None = Field(default=None, ge=1)
-    kv_heads: int | None = Field(default=None, ge=1)
+    seqlen: int = Field(ge=1, le=MAX_SIZE)
+    seqlen_k: int | None = Field(default=None, ge=1, le=MAX_SIZE)
+    batch: int | None = Field(default=None, ge=1, le=MAX_SIZE)
+    heads: int | None = Field(default=None, ge=1, le=MAX_SIZE)
+    kv_heads: int | None = Field(default=None, ge=1, le=MAX_SIZE)
     weight: float = Field(default=1.0, gt=0)
 
     def sizes(self, head_dim: int) -> Sizes:
@@ -116,7 +123,7 @@ class Effort(_Strict):
     """How a space is searched."""
 
     compile: int = Field(default=200, ge=1)  # schedules of each target, at most
-    share: float = Field(default=1.0, gt=0)  # of the time, where several spaces are searched
+    share: float = Field(default=1.0, ge=1e-6, le=1e6)  # of the time, beside other spaces
     patience: int = Field(default=64, ge=1)  # kernels timed since one was faster than all before
     prune: float = Field(default=1.6, gt=1)  # leave out what is predicted so much slower
     anchor: str | None = None  # a slug; else the committed schedule, or the best predicted
@@ -170,7 +177,7 @@ class Survey:
     names: tuple[str, ...]  # of the keys that are tried
     left_out: frozenset[str]  # those of them that a point may leave at their default
     sizes: tuple[Sizes, ...]
-    weights: tuple[float, ...]  # of the sizes
+    weights: tuple[float, ...]  # of the sizes; they add up to 1
     total: int
     refusals: tuple[Refusal, ...]
     points: tuple[Point, ...]
@@ -197,13 +204,18 @@ class Survey:
         return mean(point.seconds, self.weights)
 
 
+def normalised(weights: Sequence[float]) -> tuple[float, ...]:
+    """Return weights that add up to 1 and are all above 0, of any that are finite and above 0."""
+    most = max(weights)
+    scaled = [max(weight / most, sys.float_info.min) for weight in weights]
+    total = math.fsum(scaled)
+    return tuple(weight / total for weight in scaled)
+
+
 def mean(values: Sequence[float], weights: Sequence[float]) -> float:
     """The weighted geometric mean of a figure of each size."""
-    total, product = 0.0, 1.0
-    for value, weight in zip(values, weights, strict=True):
-        total += weight
-        product *= value**weight
-    return float(product ** (1 / total))
+    logs = (weight * math.log(v) for v, weight in zip(values, weights, strict=True))
+    return math.exp(math.fsum(logs) / math.fsum(weights))
 
 
 def _keys_of(kind: str) -> Keys:
@@ -263,7 +275,7 @@ def survey(declared: Declared, target: Problem) -> Survey:
         names=names,
         left_out=frozenset(name for name in names if None in tried[name]),
         sizes=sizes,
-        weights=tuple(shape.weight for shape in declared.shapes),
+        weights=normalised([shape.weight for shape in declared.shapes]),
         total=total,
         refusals=tuple(Refusal(r, counts[r], examples[r]) for r in reasons),
         points=tuple(points),
@@ -307,15 +319,16 @@ def read_space(path: Path | str) -> Declared:
 
     Raises ScheduleError with all faults, each with file and line.
     """
-    if Path(path).suffix != ".toml" and not Path(path).exists():
+    if Path(path).suffix != ".toml" and not _exists(path):
         return space_like(str(path))
+    return parse_space(read_text(path), str(path))
+
+
+def _exists(path: Path | str) -> bool:
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        raise ScheduleError(f"{path}: cannot be read: {error}") from None
-    if len(text) > MAX_BYTES:
-        raise ScheduleError(f"{path}: longer than {MAX_BYTES:,} bytes; this is no space")
-    return parse_space(text, str(path))
+        return Path(path).exists()
+    except (OSError, ValueError):  # no name that a file can have
+        return False
 
 
 def space_like(slug: str) -> Declared:
@@ -336,59 +349,146 @@ def space_like(slug: str) -> Declared:
 
 
 def parse_space(text: str, where: str = "space") -> Declared:
-    """Read a space from TOML text; `where` names it in messages.  Raises ScheduleError."""
+    """Read a space from TOML text; `where` names it in messages.
+
+    Raises ScheduleError with all faults, and where there would be too many points.
+    """
     tables, origin = read_toml(text, where)
     kind = registry.named(tables, origin)
     space, keys = space_of(kind), _keys_of(kind)
-    own = {name: tables.pop(name) for name in ("shapes", "search") if name in tables}
+    own = {name: tables.pop(name) for name in _File.model_fields if name in tables}
     found: list[Fault] = []
     try:
         file = _File.model_validate(own)
     except ValidationError as invalid:
         file = _File()
-        for error in invalid.errors(include_url=False):
-            path = tuple(str(part) for part in error["loc"])
-            found.append((path, f"{error['msg'][0].lower()}{error['msg'][1:]}"))
+        found += _own_faults(invalid)
     values = dict(space.defaults)
     for section, table in tables.items():
-        if not isinstance(table, dict) or section not in keys.tables:
-            found += _faults({section: table}, keys)
-            continue
-        for key, said in table.items():
-            listed = _listed(said)
-            values[key] = tuple(dict.fromkeys(listed))
-            if not listed:
-                found.append(((section, key), "says no value"))
-            for value in listed:
-                beside = {k: v for k, v in space.example.items() if keys.sections[k] == section}
-                found += _faults({section: {**beside, key: value}}, keys)
+        if section not in keys.tables:
+            if near := get_close_matches(section, _File.model_fields, 1):
+                found.append(((section,), f"is not a table of a space; did you mean {near[0]}?"))
+            else:
+                found += _faults(section, table, keys)
+        elif not isinstance(table, dict):
+            found += _faults(section, table, keys)
+        else:
+            for key, said in table.items():
+                values[key], wrong = _tried(section, key, said, space, keys)
+                found += wrong
     for key in sorted(keys.required.intersection(space.problem_keys) - values.keys()):
         found.append(((keys.sections[key], key), "is missing: a value or a list"))
     if found:
         raise refusal(found, origin)
-    return Declared(where, text, kind, values, tuple(file.shapes), file.search)
+    declared = Declared(where, text, kind, values, tuple(file.shapes), file.search)
+    _refuse_too_many(declared, origin)
+    if found := [*_head_faults(declared), *_anchor_faults(declared)]:
+        raise refusal(found, origin)
+    return declared
 
 
-def _listed(said: Any) -> list[Any]:
-    """The values that a list, a range or a single value stands for."""
-    if isinstance(said, list):
-        return said
-    if (
-        isinstance(said, dict)
-        and {"from", "to"} <= said.keys() <= {"from", "to", "step"}
-        and all(isinstance(part, int) for part in said.values())
-        and said.get("step", 1) > 0
-    ):
-        return list(range(said["from"], said["to"] + 1, said.get("step", 1)))
-    return [said]
+def _tried(
+    section: str, key: str, said: Any, space: Space, keys: Keys
+) -> tuple[tuple[Any, ...], list[Fault]]:
+    """Return the values of a key, or what is wrong with the first of them that is wrong."""
+    meant, found = listed((section, key), said, MAX_POINTS)
+    if found:
+        return (), found
+    beside = {k: v for k, v in space.example.items() if keys.sections[k] == section}
+
+    def judged(value: Any) -> list[Fault]:
+        return list(_faults(section, {**beside, key: value}, keys))
+
+    if isinstance(meant, range) and (found := judged(meant[0]) or judged(meant[-1])):
+        return (), found  # limits are at the ends: what is between is not looked at
+    wrong = [faults for value in meant if (faults := judged(value))]
+    if wrong:
+        return (), wrong[0] if len(wrong) == 1 else [
+            (path, f"{said} ({len(wrong):,} of its {len(meant):,} values are refused)")
+            for path, said in wrong[0]
+        ]
+    return tuple(dict.fromkeys(meant)), []
 
 
-def _faults(tables: dict[str, Any], keys: Keys) -> Iterator[Fault]:
+def _faults(section: str, table: Any, keys: Keys) -> Iterator[Fault]:
     """Judge one table as a schedule's would be."""
-    fields: dict[str, Any] = {
-        name: (keys.tables[name], ...) for name in tables if name in keys.tables
-    }
     try:
-        create_model("Part", __base__=_Strict, **fields).model_validate(tables)
+        _part(section, keys.tables.get(section)).model_validate({section: table})
     except ValidationError as invalid:
         yield from faults(invalid, keys)
+
+
+@cache
+def _part(name: str, section: type[Section] | None) -> type[BaseModel]:
+    fields: dict[str, Any] = {name: (section, ...)} if section else {}
+    return create_model("Part", __base__=_Strict, **fields)
+
+
+def _own_faults(invalid: ValidationError) -> Iterator[Fault]:
+    """Yield what is wrong with the tables that a schedule has not: shapes, and how to search."""
+    for error in invalid.errors(include_url=False):
+        path, kind = tuple(map(str, error["loc"])), error["type"]
+        said = f"{error['msg'][0].lower()}{error['msg'][1:]}"
+        if kind == "extra_forbidden":
+            known = (Shape if path[0] == "shapes" else Effort).model_fields
+            near = get_close_matches(path[-1], known, 1)
+            told = f"; did you mean {near[0]}?" if near else f": {', '.join(known)}"
+            yield path, f"is not a key of {path[0]}{told}"
+        elif kind == "missing":
+            yield path, "is missing"
+        else:
+            yield path, f"= {shown(error['input'])}: {said}"
+
+
+def _refuse_too_many(declared: Declared, origin: Origin) -> None:
+    """Raise ScheduleError where there are more points than anyone would wait for."""
+    several = {key: len(values) for key, values in declared.values.items() if len(values) > 1}
+    points, shapes = math.prod(several.values()), len(declared.shapes)
+    if points <= MAX_POINTS and points * shapes <= MAX_TIMES:
+        return
+    product = " × ".join(f"{count:,} of {key}" for key, count in several.items())
+    if points > MAX_POINTS:
+        said = f"{points:,} points ({product}), {MAX_POINTS:,} at most"
+    else:
+        said = f"{points:,} points ({product}) at {shapes:,} shapes, {MAX_TIMES:,} times at most"
+    raise ScheduleError(
+        f"{printable(origin.where)}: {said}; say fewer values, or make several spaces of it"
+    )
+
+
+def _head_faults(declared: Declared) -> Iterator[Fault]:
+    """Yield each shape whose query heads are not evenly many for each head of K and V."""
+    targets = declared.targets()
+    for number, shape in enumerate(declared.shapes):
+        for head_dim in dict.fromkeys(target.head_dim for target in targets):
+            size = shape.sizes(head_dim)
+            if size.heads % size.kv_heads:
+                near = max(n for n in range(1, size.kv_heads) if size.heads % n == 0)
+                given = "" if shape.heads else f", which goes with head_dim = {head_dim}"
+                yield (
+                    ("shapes", str(number), "kv_heads"),
+                    f"= {size.kv_heads} does not divide heads = {size.heads}{given}: "
+                    f"the nearest that does is {near}",
+                )
+                break
+
+
+def _anchor_faults(declared: Declared) -> Iterator[Fault]:
+    """Yield why the anchor cannot be one: it is no schedule, of nothing here, or over budget."""
+    if (anchor := declared.effort.anchor) is None:
+        return
+    path, targets = ("search", "anchor"), declared.targets()
+    try:
+        schedule = registry.from_slug(anchor)
+        if not any(solves(schedule, target) for target in targets):
+            names = ", ".join(target.name for target in targets[:4])
+            more = f" and {len(targets) - 4} more" if len(targets) > 4 else ""
+            yield path, f"= {shown(anchor)} computes none of what is searched: {names}{more}"
+        else:
+            registry.plan(schedule)
+    except (ScheduleError, OverBudget) as error:
+        yield path, f"= {shown(anchor)} is no schedule: {_one_line(str(error).splitlines())}"
+
+
+def _one_line(lines: Iterable[str]) -> str:
+    return "; ".join(filter(None, map(str.strip, lines)))

@@ -1,0 +1,44 @@
+"""Read what a space says of one key: a value, a list, or a range of whole numbers."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from fagen.schedule.faults import Fault
+from fagen.toml_lines import shown
+
+EXAMPLE = "{ from = 64, to = 256, step = 16 }"
+_NEEDED = ("from", "to")
+_PARTS = (*_NEEDED, "step")
+
+
+def listed(path: tuple[str, ...], said: Any, most: int) -> tuple[Sequence[Any], list[Fault]]:
+    """Return the values that are meant, or what is wrong with how they are said.
+
+    Of a range no value is made: it may stand for any number of them, and for `most` at most.
+    """
+    if isinstance(said, list):
+        return said, [] if said else [(path, "says no value")]
+    if not isinstance(said, dict):
+        return [said], []
+    found: list[Fault] = []
+    for name, part in said.items():
+        if name not in _PARTS:
+            near = get_close_matches(name, _PARTS, 1)
+            known = f"; did you mean {near[0]}?" if near else f": {', '.join(_PARTS)}"
+            found.append(((*path, name), f"is no part of a range{known}"))
+        elif type(part) is not int:  # true is no number
+            found.append(((*path, name), f"= {shown(part)} must be a whole number"))
+        elif name == "step" and part < 1:
+            found.append(((*path, name), f"= {shown(part)} must be 1 or more"))
+    if left := [name for name in _NEEDED if name not in said]:
+        found.append((path, f"is a range without {' and '.join(left)}; one looks like {EXAMPLE}"))
+    if found:
+        return (), found
+    first, last, step = said["from"], said["to"], said.get("step", 1)
+    if last < first:
+        return (), [(path, f"is a range from {shown(first)} down to {shown(last)}: no value")]
+    if (count := (last - first) // step + 1) > most:
+        told = f"{count:,}" if count.bit_length() <= 64 else shown(count)
+        return (), [(path, f"stands for {told} values; a space has {most:,} points at most")]
+    return range(first, last + 1, step), []

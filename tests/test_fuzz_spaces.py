@@ -1,0 +1,145 @@
+"""Search spaces that nobody meant: each is refused in words, or can be searched.
+
+The same cases in every run; what fails is shrunk to the shortest text that still does.
+"""
+
+import json
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fagen.errors import ScheduleError
+from fagen.kinds.forward.keys import Schedule
+from fagen.search.choice import Chooser
+from fagen.search.run import anchors, summary
+from fagen.search.space import MAX_POINTS, parse_space, read_space, survey
+
+SURVEYED = 400  # points at most: of larger spaces the file alone is judged
+
+KEYS = Schedule.keys
+SECTIONS = [*KEYS.tables, "shapes", "search", "tail", "serach", '"\\u001b[2J"']
+NAMES = [*KEYS.sections, "stepp", "blok_n", "seqlen", "weight", "kv_heads", "anchor", '"a\\nb"']
+NUMBERS = [0, 1, -1, 2, 3, 16, 24, 64, 96, 128, 256, 257, 512, 4096, 10**6, 10**9, 2**63, -(2**70)]
+WORDS = ["fp16", "bf16", "e4m3", "full", "causal", "warp", "none", "registers", "own", "", "é\x1b["]
+FLOATS = ["nan", "inf", "-inf", "1e999", "5e-324", "1e308", "0.0", "-1.5", "150.0", "1979-05-27"]
+
+scalars = (
+    st.sampled_from(NUMBERS).map(str)
+    | st.sampled_from(WORDS).map(json.dumps)
+    | st.sampled_from(FLOATS)
+    | st.sampled_from(["true", "false", "0x" + "f" * 400, "[]", "{}", "[[1]]", "{a = 1}"])
+)
+ranges = st.dictionaries(
+    st.sampled_from(["from", "to", "step", "from", "to", "too", "by"]), scalars, max_size=4
+).map(lambda parts: "{" + ", ".join(f"{name} = {value}" for name, value in parts.items()) + "}")
+values = scalars | ranges | st.lists(scalars, max_size=6).map(lambda all_: f"[{', '.join(all_)}]")
+
+
+@st.composite
+def sensible(draw: Callable) -> str:
+    """Draw a small space that is one, but for what `hostile` may put beside it."""
+    head_dim = draw(st.sampled_from(["64", "[64, 128]", "{ from = 64, to = 128, step = 64 }"]))
+    mask = draw(st.sampled_from(['"full"', '["full", "causal"]']))
+    lines = ["[attention]", 'dtype = "fp16"', f"head_dim = {head_dim}", f"mask = {mask}"]
+    lines += ["[tile]", "block_m = 128", "block_n = [64, 128]", "[pipeline]", 'output = "own"']
+    lines += ["q_stages = 1", "[warps]", 'producer = "warp"', "[softmax]", 'p = "registers"']
+    lines += ["[overlap]", "intra_warpgroup = true", "inter_warpgroup = true", "[grid]"]
+    lines += ["cluster = 1"]
+    for _ in range(draw(st.integers(0, 3))):
+        lines += ["[[shapes]]", f"seqlen = {draw(st.sampled_from([1, 77, 512, 4096]))}"]
+        keys = ("seqlen_k", "batch", "heads", "kv_heads", "weight")
+        for key in draw(st.lists(st.sampled_from(keys), max_size=3, unique=True)):
+            said = ["1", "2", "8", "3"] if key != "weight" else ["1", "1e300", "0.1", "5e-324"]
+            lines.append(f"{key} = {draw(st.sampled_from(said))}")
+    for key in draw(st.lists(st.sampled_from(["anchor", "prune", "compile"]), max_size=1)):
+        slugs = ['"fwd_fp16_d64_full_m128n128"', '"fwd_fp16_d64_full_m1n1"', '"\\n"', "3"]
+        said = draw(st.sampled_from(slugs if key == "anchor" else ["2", "1.5", "nan", "1e9"]))
+        lines += ["[search]", f"{key} = {said}"]
+    return "\n".join(lines) + "\n"
+
+
+@st.composite
+def altered(draw: Callable) -> str:
+    """Draw a sensible space of which some lines are changed or gone, or to which some are added."""
+    lines = draw(sensible()).splitlines()
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.sampled_from([n for n, line in enumerate(lines) if " = " in line]))
+        change = draw(
+            st.sampled_from(["value", "value", "value", "key", "gone", "section", "more"])
+        )
+        key, _, value = lines[at].partition(" = ")
+        if change == "value":
+            lines[at] = f"{key} = {draw(values)}"
+        elif change == "key":
+            lines[at] = f"{draw(st.sampled_from(NAMES))} = {value}"
+        elif change == "gone":
+            lines[at] = ""
+        elif change == "section":
+            name = draw(st.sampled_from(SECTIONS))
+            lines.append(draw(st.sampled_from([f"[{name}]", f"[[{name}]]", f"{name} = 3"])))
+        else:
+            lines.insert(at, f"{draw(st.sampled_from(NAMES))} = {draw(values)}")
+    return "\n".join(lines) + "\n"
+
+
+TOKENS = ["[attention]", "[tile]", "[[shapes]]", "[search]", "head_dim", "block_n", "weight"]
+TOKENS += ["from", " = ", "64", '"fp16"', "\n", "nan", "1e999", "{", "}", "[", "]", ",", '"""', "'"]
+TOKENS += ["#", "\\", "é", ".", "\x00", "\x85", "\u2028", "kind"]
+soup = st.lists(st.sampled_from(TOKENS), max_size=40).map("".join) | st.text(max_size=120)
+texts = st.one_of(sensible(), altered(), altered(), soup)
+
+fuzz = dict(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+
+
+def judge(text: str) -> None:
+    """Refused, it is in printable lines that name the file; else all that is predicted is right."""
+    try:
+        declared = parse_space(text, "x.toml")
+    except ScheduleError as error:
+        lines = str(error).split("\n")
+        assert all(line.startswith("x.toml") and line.isprintable() for line in lines), lines
+        return
+    points = math.prod(map(len, declared.values.values()))
+    assert points <= MAX_POINTS
+    if points > SURVEYED:
+        return
+    for target in declared.targets():
+        found = survey(declared, target)
+        assert math.fsum(found.weights) == pytest.approx(1) and min(found.weights) > 0
+        json.dumps(summary(found, declared), allow_nan=False)
+        for point in found.points:
+            assert 0 < found.predicted(point) < math.inf
+        Chooser(found, declared.effort.prune).next()
+        assert all(anchors(found, declared.effort))
+
+
+@settings(**fuzz, max_examples=300)
+@given(texts)
+def test_a_space_is_refused_in_words_or_can_be_searched(text):
+    judge(text)
+
+
+@pytest.mark.long
+@settings(**fuzz, max_examples=10_000)
+@given(texts)
+def test_so_are_ten_thousand(text):
+    judge(text)
+
+
+@settings(**fuzz, max_examples=100)
+@given(content=st.binary(max_size=200) | texts.map(lambda text: text.encode("utf-16")))
+def test_no_file_is_a_traceback(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "space.toml"
+    path.write_bytes(content)
+    with pytest.raises(ScheduleError, match=r"space\.toml"):
+        read_space(path)
+
+
+@settings(**fuzz, max_examples=100)
+@given(name=st.text(max_size=40).filter(lambda name: not name.endswith(".toml")))
+def test_no_name_is_a_traceback(name):
+    with pytest.raises(ScheduleError):
+        read_space(name)
