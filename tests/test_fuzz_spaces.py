@@ -17,7 +17,7 @@ from fagen.search.choice import Chooser
 from fagen.search.run import anchors, summary
 from fagen.search.space import MAX_POINTS, parse_space, read_space, survey
 
-SURVEYED = 400  # points at most: of larger spaces the file alone is judged
+SURVEYED = 64  # points at most: of larger spaces the file alone is judged
 
 KEYS = Schedule.keys
 SECTIONS = [*KEYS.tables, "shapes", "search", "tail", "serach", '"\\u001b[2J"']
@@ -113,7 +113,8 @@ def judge(text: str) -> None:
         for point in found.points:
             assert 0 < found.predicted(point) < math.inf
         Chooser(found, declared.effort.prune).next()
-        assert all(anchors(found, declared.effort))
+        if declared.effort.anchor:  # else the committed schedules are read, each time
+            assert all(anchors(found, declared.effort))
 
 
 @settings(**fuzz, max_examples=300)

@@ -61,8 +61,8 @@ def refusal(more: str) -> list[str]:
             ["x.toml:6: tile.block_n stands for 999,999,985 values; a space has 1,000,000 points"],
         ),
         (
-            f"{{from = 16, to = 0x{'f' * 4000}}}",
-            ["x.toml:6: tile.block_n stands for a number of 16000 bits values"],
+            f"{{from = 16, to = 0x{'f' * 400}}}",
+            ["x.toml:6: tile.block_n stands for a number of 1600 bits values"],
         ),
         (
             "{from = 16, to = 800000}",

@@ -76,8 +76,9 @@ def test_news_are_what_came_since(tmp_path):
 
 def test_the_first_anchor_stays(tmp_path):
     with Store(tmp_path / "s.sqlite") as store:
-        assert store.put_anchor(TARGET, CARD, "a") == "a"
-        assert store.put_anchor(TARGET, CARD, "b") == "a"
+        first, second = made().slug, f"{made().slug}_s3"
+        assert store.put_anchor(TARGET, CARD, first) == first
+        assert store.put_anchor(TARGET, CARD, second) == first
 
 
 def test_a_store_in_which_nothing_is_yet_says_so(tmp_path):

@@ -15,7 +15,7 @@ from fagen.registry import DEFAULT, from_slug
 from fagen.schedule import Schedule
 from fagen.search.choice import spearman
 from fagen.search.marks import BRIEF, LONG, Lead, Marks
-from fagen.search.space import mean, space_of
+from fagen.search.space import mean, normalised, space_of
 from fagen.search.store import Store
 from fagen.search.tasks import GOOD, Compiled
 
@@ -118,7 +118,7 @@ def results(store: Store) -> tuple[Result, ...]:
     found = []
     for name, survey in store.surveys().items():
         counts = [dict(size) for size in survey["sizes"]]
-        weights = tuple(size.pop("weight") for size in counts)
+        weights = normalised([size.pop("weight") for size in counts])
         sizes = tuple(Sizes(**size) for size in counts)
         for card, driver in store.cards() or [("no card", "")]:
             marks = Marks(sizes, weights)
@@ -157,10 +157,13 @@ def _place(result: Result) -> tuple[Any, ...]:
 
 
 def write(found: Sequence[Result], folder: Path) -> list[Path]:
-    """Write the best schedules as TOML, and the dispatch table with them; return the paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write the best schedules as TOML, and the dispatch table with them; return the paths.
+
+    Raises ScheduleError where there is a table that they cannot be added to; nothing is written.
+    """
     paths = []
-    rows = [row for result in found for row in result.rows()]
+    table = folder / dispatch_table.NAME
+    dispatch_table.update(table, [row for result in found for row in result.rows()])
     for result in found:
         for slug in dict.fromkeys(row.slug for row in result.rows()):
             schedule = from_slug(slug)
@@ -169,8 +172,6 @@ def write(found: Sequence[Result], folder: Path) -> list[Path]:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(path, toml(schedule, _why(result, slug)))
                 paths.append(path)
-    table = folder / dispatch_table.NAME
-    dispatch_table.update(table, rows)
     return [*paths, table]
 
 

@@ -8,17 +8,23 @@ lets go of that, however the process ends.
 import fcntl
 import json
 import os
+import re
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fagen.errors import FagenError
 from fagen.problem import Problem, Sizes
+from fagen.search import rows
+from fagen.search.rows import CompiledRow, TimedRow, WrongRow
 from fagen.search.tasks import Compiled, Time
+from fagen.toml_lines import printable
+
+Row = TypeVar("Row")
 
 LAYOUT = 1
 _SCHEMA = """
@@ -41,35 +47,8 @@ CREATE TABLE claim (job TEXT PRIMARY KEY, runner TEXT) WITHOUT ROWID;
 """
 
 
-@dataclass(frozen=True)
-class CompiledRow:
-    """A compile result as it is kept."""
-
-    target: str
-    made: Compiled
-
-
-@dataclass(frozen=True)
-class TimedRow:
-    """A time as it is kept: of which source, on which card and driver."""
-
-    target: str
-    source_hash: str
-    card: str
-    driver: str
-    time: Time
-
-
-@dataclass(frozen=True)
-class WrongRow:
-    """What is wrong with a kernel, on a card and driver."""
-
-    target: str
-    slug: str
-    source_hash: str
-    card: str
-    driver: str
-    said: str
+_TOKEN = re.compile(r"[0-9a-f]{16}")  # of a process, in a file's name
+_MAX_CELL = 1 << 20  # bytes of a value
 
 
 class Store:
@@ -78,21 +57,22 @@ class Store:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         """Open or create.  Raises FagenError where it is no such file, or of another layout."""
         self.path = path
+        self._named = printable(str(path))
         self._token = secrets.token_hex(8)
         self._lock: int | None = None
         if read_only and not path.is_file():
-            raise FagenError(f"{path}: there is no such file")
+            raise FagenError(f"{self._named}: there is no such file")
         if not read_only and not path.parent.is_dir():
-            raise FagenError(f"{path}: there is no folder {path.parent}")
+            raise FagenError(f"{self._named}: there is no folder {printable(str(path.parent))}")
+        self._base = _opened(path, read_only)
         try:
-            self._base = self._open(path, read_only)
-            found = self._one("PRAGMA user_version")
+            self._check_layout(empty=not read_only)
+            if not read_only:  # nothing is written into a file that is another program's
+                _make_ready(self._base)
+                self._check_layout()
         except sqlite3.Error as error:
-            raise FagenError(f"{path}: this is no file of search results: {error}") from None
-        if found == 0 and not self._one("SELECT count(*) FROM sqlite_master"):
-            raise FagenError(f"{path}: nothing is in this file yet")
-        if found != LAYOUT:
-            raise FagenError(f"{path}: results of layout {found}, not {LAYOUT}: use a new file")
+            told = f"this is no file of search results: {printable(str(error))}"
+            raise FagenError(f"{self._named}: {told}") from None
         if not read_only:
             self._lock = os.open(self._runner_file(self._token), os.O_CREAT | os.O_RDWR)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -116,32 +96,57 @@ class Store:
             self._lock = None
         self._base.close()
 
-    def _open(self, path: Path, read_only: bool) -> sqlite3.Connection:
-        if read_only:
-            # a committed file may lie where nothing can be written, not even sqlite's own lock
-            alone = "" if Path(f"{path}-wal").exists() else "&immutable=1"
-            address = f"{path.absolute().as_uri()}?mode=ro{alone}"
-            return sqlite3.connect(address, uri=True, isolation_level=None)
-        base = sqlite3.connect(path, timeout=60, isolation_level=None)
-        base.execute("PRAGMA journal_mode = WAL")
-        base.execute("PRAGMA synchronous = NORMAL")
-        base.execute("BEGIN IMMEDIATE")
-        if not base.execute("SELECT 1 FROM sqlite_master").fetchone():
-            for statement in filter(str.strip, _SCHEMA.split(";")):
-                base.execute(statement)
-            base.execute(f"PRAGMA user_version = {LAYOUT}")
-        base.execute("COMMIT")
-        return base
+    def _check_layout(self, *, empty: bool = False) -> None:
+        """Refuse a file that is not of these tables alone, or `empty` where that is not meant."""
+        found = self._base.execute("PRAGMA user_version").fetchone()[0]
+        there = self._base.execute(_DECLARED).fetchall()
+        if not found and not there:
+            if empty:
+                return
+            raise FagenError(f"{self._named}: nothing is in this file yet")
+        if found != LAYOUT:
+            told = f"results of layout {found}, not {LAYOUT}"
+            raise FagenError(f"{self._named}: {told}: use a new file")
+        if sorted(map(str, there)) != _declared():
+            raise FagenError(f"{self._named}: its tables are not those of search results")
 
     @contextmanager
     def _change(self) -> Iterator[None]:
-        self._base.execute("BEGIN IMMEDIATE")
         try:
+            self._base.execute("BEGIN IMMEDIATE")
             yield
-        except BaseException:
-            self._base.execute("ROLLBACK")
+            self._base.execute("COMMIT")
+        except BaseException as error:
+            with suppress(sqlite3.Error):  # it was ended by what went wrong
+                self._base.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                raise self._failed(error) from None
             raise
-        self._base.execute("COMMIT")
+
+    def _failed(self, error: Exception) -> FagenError:
+        return FagenError(f"{self._named}: {printable(str(error))}")
+
+    def _rows(
+        self, of: str, read: Callable[[Sequence[Any]], Row], select: str, *values: Any
+    ) -> list[Row]:
+        """Select and check rows.  Raises FagenError for one that no search has written."""
+        try:
+            return [read(row) for row in self._base.execute(select, values)]
+        except rows.Damaged as damaged:
+            raise FagenError(
+                f"{self._named}: no search has written all of its table {of}: {damaged}; "
+                "use another file"
+            ) from None
+        except sqlite3.Error as error:
+            raise self._failed(error) from None
+
+    def _numbered(
+        self, of: str, read: Callable[[Sequence[Any]], Row | None], select: str, since: int
+    ) -> Iterator[tuple[int, Row]]:
+        """Yield rows and their numbers; those are left out whose slug is no schedule's any more."""
+        for number, row in self._rows(of, lambda row: (row[0], read(row[1:])), select, since):
+            if row is not None:
+                yield number, row
 
     def _one(self, statement: str, *values: Any) -> Any:
         row = self._base.execute(statement, values).fetchone()
@@ -171,7 +176,9 @@ class Store:
     def _runner_file(self, token: str) -> Path:
         return self.path.with_name(f"{self.path.name}-runner-{token}")
 
-    def _alive(self, token: str) -> bool:
+    def _alive(self, token: Any) -> bool:
+        if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+            return False  # no process has ever been called so
         try:
             file = os.open(self._runner_file(token), os.O_RDWR)
         except FileNotFoundError:
@@ -267,57 +274,95 @@ class Store:
 
     def spaces(self) -> dict[str, str]:
         """The spaces searched: their texts by name."""
-        return dict(self._base.execute("SELECT name, text FROM space"))
+        return dict(self._rows("space", rows.space, "SELECT name, text FROM space"))
 
     def surveys(self) -> dict[str, Any]:
         """What was found in each target's space, by the target's name."""
-        rows = self._base.execute("SELECT target, found FROM survey")
-        return {target: json.loads(found) for target, found in rows}
+        return dict(self._rows("survey", rows.survey, "SELECT target, found FROM survey"))
 
     def anchors(self) -> dict[tuple[str, str, str], str]:
         """The anchor of each target on each card and driver."""
-        rows = self._base.execute("SELECT target, card, driver, slug FROM anchor")
-        return {(target, card, driver): slug for target, card, driver, slug in rows}
+        select = "SELECT target, card, driver, slug FROM anchor"
+        return dict(self._rows("anchor", rows.anchor, select))
 
     def compiled(self, since: int = 0) -> Iterator[tuple[int, CompiledRow]]:
         """Compile results kept after number `since`, each with its own."""
-        rows = self._base.execute(
+        return self._numbered(
+            "compiled",
+            rows.compiled,
             "SELECT c.rowid, k.target, k.slug, k.source_hash, c.compiler, c.outcome, c.note,"
             " c.registers, c.spill_bytes, c.cpu_seconds"
             " FROM compiled c JOIN kernel k ON k.id = c.kernel WHERE c.rowid > ? ORDER BY c.rowid",
-            (since,),
+            since,
         )
-        for number, target, *made in rows.fetchall():
-            yield number, CompiledRow(target, Compiled(*made))
 
     def timed(self, since: int = 0) -> Iterator[tuple[int, TimedRow]]:
         """Times kept after number `since`, each with its own."""
-        rows = self._base.execute(
+        return self._numbered(
+            "timed",
+            rows.timed,
             "SELECT t.rowid, k.target, k.source_hash, c.name, c.driver, k.slug, s.batch,"
             " s.heads, s.kv_heads, s.seqlen_q, s.seqlen_k, t.regime, t.round, t.seconds,"
             " t.anchor_seconds, t.mhz FROM timed t JOIN kernel k ON k.id = t.kernel"
             " JOIN card c ON c.id = t.card JOIN size s ON s.id = t.size"
             " WHERE t.rowid > ? ORDER BY t.rowid",
-            (since,),
+            since,
         )
-        for number, target, source_hash, card, driver, slug, *rest in rows.fetchall():
-            time = Time(slug.partition(" ")[0], Sizes(*rest[:5]), *rest[5:])
-            yield number, TimedRow(target, source_hash, card, driver, time)
 
     def wrong(self, since: int = 0) -> Iterator[tuple[int, WrongRow]]:
         """Kernels found wrong after number `since`, each with its own."""
-        rows = self._base.execute(
+        return self._numbered(
+            "wrong",
+            rows.wrong,
             "SELECT w.rowid, k.target, k.slug, k.source_hash, c.name, c.driver, w.said FROM wrong w"
             " JOIN kernel k ON k.id = w.kernel JOIN card c ON c.id = w.card"
             " WHERE w.rowid > ? ORDER BY w.rowid",
-            (since,),
+            since,
         )
-        for number, *row in rows.fetchall():
-            yield number, WrongRow(*row)
 
     def cards(self) -> tuple[tuple[str, str], ...]:
         """Every card and driver that something was timed on."""
-        return tuple(self._base.execute("SELECT name, driver FROM card ORDER BY id"))
+        return tuple(self._rows("card", rows.card, "SELECT name, driver FROM card ORDER BY id"))
+
+
+_DECLARED = "SELECT type, name, tbl_name, sql FROM sqlite_master"
+
+
+def _opened(path: Path, read_only: bool) -> sqlite3.Connection:
+    # a committed file may lie where nothing can be written, not even sqlite's own lock
+    alone = "" if Path(f"{path}-wal").exists() else "&immutable=1"
+    how = f"?mode=ro{alone}" if read_only else ""
+    try:
+        address = f"{path.absolute().as_uri()}{how}"
+        base = sqlite3.connect(address, uri=True, timeout=60, isolation_level=None)
+    except sqlite3.Error as error:
+        raise FagenError(f"{printable(str(path))}: {printable(str(error))}") from None
+    base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_CELL)
+    return base
+
+
+def _make_ready(base: sqlite3.Connection) -> None:
+    base.execute("PRAGMA journal_mode = WAL")
+    base.execute("PRAGMA synchronous = NORMAL")
+    base.execute("BEGIN IMMEDIATE")
+    if not base.execute("SELECT 1 FROM sqlite_master").fetchone():
+        _create(base)
+    base.execute("COMMIT")
+
+
+@cache
+def _declared() -> list[str]:
+    base = sqlite3.connect(":memory:")
+    _create(base)
+    found = sorted(map(str, base.execute(_DECLARED)))
+    base.close()
+    return found
+
+
+def _create(base: sqlite3.Connection) -> None:
+    for statement in filter(str.strip, _SCHEMA.split(";")):
+        base.execute(statement)
+    base.execute(f"PRAGMA user_version = {LAYOUT}")
 
 
 def _short(seconds: float) -> float:

@@ -1,0 +1,286 @@
+"""What a store of search results holds, row by row, and whether a row that was read can be one.
+
+A store may come from anywhere, and what it says goes into schedules, tables and pages.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from fagen.errors import FagenError
+from fagen.problem import Problem, Sizes
+from fagen.registry import DEFAULT, from_slug
+from fagen.search.marks import PEER
+from fagen.search.space import MAX_SIZE, space_of
+from fagen.search.tasks import Compiled, Time
+from fagen.toml_lines import shown
+from fagen.vocab import DTYPES, MASKS
+
+
+@dataclass(frozen=True)
+class CompiledRow:
+    """A compile result as it is kept."""
+
+    target: str
+    made: Compiled
+
+
+@dataclass(frozen=True)
+class TimedRow:
+    """A time as it is kept: of which source, on which card and driver."""
+
+    target: str
+    source_hash: str
+    card: str
+    driver: str
+    time: Time
+
+
+@dataclass(frozen=True)
+class WrongRow:
+    """What is wrong with a kernel, on a card and driver."""
+
+    target: str
+    slug: str
+    source_hash: str
+    card: str
+    driver: str
+    said: str
+
+
+_SLUG = re.compile(r"[a-z0-9_]{1,200}")
+
+# ---- columns ------------------------------------------------------------------------------------
+
+
+def _in_one_line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must be one line of printable text")
+    return text
+
+
+Line = Annotated[str, Field(max_length=500), AfterValidator(_in_one_line)]
+Name = Annotated[Line, Field(min_length=1)]
+Count = Annotated[int, Field(ge=0)]
+Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+Seconds = Annotated[float, Field(ge=1e-9, le=1e6)]  # between these all that is made of them is
+Weight = Annotated[float, Field(gt=0)]
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class _Card(_Row):
+    name: Name
+    driver: Name
+
+
+class _Anchor(_Row):
+    target: Name
+    card: Name
+    driver: Name
+    slug: Name
+
+
+class _Compiled(_Row):
+    target: Name
+    slug: Name
+    source_hash: Name
+    compiler: Name
+    outcome: Name
+    note: str
+    registers: Count | None
+    spill_bytes: Count | None
+    cpu_seconds: Annotated[float, Field(ge=0)]
+
+
+class _Wrong(_Row):
+    target: Name
+    slug: Name
+    source_hash: Name
+    card: Name
+    driver: Name
+    said: str
+
+
+class _Timed(_Row):
+    target: Name
+    source_hash: Line  # none of a peer's
+    card: Name
+    driver: Name
+    slug: Name
+    batch: Size
+    heads: Size
+    kv_heads: Size
+    seqlen_q: Size
+    seqlen_k: Size
+    regime: Literal["brief", "long"]
+    round: Count
+    seconds: Seconds
+    anchor_seconds: Seconds
+    mhz: Count | None
+
+
+class _Space(_Row):
+    name: Name
+    text: str
+
+
+class _Weighed(_Row):
+    batch: Size
+    heads: Size
+    kv_heads: Size
+    seqlen_q: Size
+    seqlen_k: Size
+    weight: Weight
+
+
+class _Survey(_Row):
+    """What fagen.search.run.summary says, as JSON."""
+
+    space: Line
+    kind: str = DEFAULT  # a store may be older than the second kind
+    target: dict[str, str | int]
+    total: Count
+    fit: Count
+    refused: list[tuple[Line, Count, Line]]
+    tiles: list[tuple[Size, Size, Line]]
+    cells: list[tuple[Size, Size]]
+    sizes: Annotated[list[_Weighed], Field(min_length=1)]
+    predicted: list[tuple[Line, Seconds]]
+
+
+# ---- rows ---------------------------------------------------------------------------------------
+
+_Checked = TypeVar("_Checked", bound=_Row)
+
+
+class Damaged(Exception):  # noqa: N818 - it names what is wrong
+    """A row that no search has written; in which file and table, its reader knows."""
+
+
+def card(values: Sequence[Any]) -> tuple[str, str]:
+    """Return a card and its driver.  Raises Damaged, as all these."""
+    row = _checked(_Card, values)
+    return row.name, row.driver
+
+
+def space(values: Sequence[Any]) -> tuple[str, str]:
+    """Return a space's name and its text."""
+    row = _checked(_Space, values)
+    return row.name, row.text
+
+
+def anchor(values: Sequence[Any]) -> tuple[tuple[str, str, str], str]:
+    """Return a target on a card and driver, and its anchor."""
+    row = _checked(_Anchor, values)
+    _check_slug(row.slug, row.target)
+    return (row.target, row.card, row.driver), row.slug
+
+
+def compiled(values: Sequence[Any]) -> CompiledRow | None:
+    """Return a compile result; None of a slug that is no schedule's any more, as all below."""
+    row = _checked(_Compiled, values)
+    if not _check_slug(row.slug, row.target):
+        return None
+    made = {name: value for name, value in row if name != "target"}
+    return CompiledRow(row.target, Compiled(**made))
+
+
+def wrong(values: Sequence[Any]) -> WrongRow | None:
+    """Return what is wrong with a kernel."""
+    row = _checked(_Wrong, values)
+    return WrongRow(**dict(row)) if _check_slug(row.slug, row.target) else None
+
+
+def timed(values: Sequence[Any]) -> TimedRow | None:
+    """Return a time; a peer's has no source, and its target beside its name."""
+    row = _checked(_Timed, values)
+    _check_heads(row)
+    slug = row.slug
+    if row.source_hash:
+        if not _check_slug(slug, row.target):
+            return None
+    elif slug == f"{PEER} {row.target}":
+        slug = PEER
+    else:
+        raise Damaged(f"{shown(slug)} has no source, and is not {PEER} there")
+    size = Sizes(row.batch, row.heads, row.kv_heads, row.seqlen_q, row.seqlen_k)
+    time = Time(slug, size, row.regime, row.round, row.seconds, row.anchor_seconds, row.mhz)
+    return TimedRow(row.target, row.source_hash, row.card, row.driver, time)
+
+
+def survey(values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
+    """Return a target's name, and what was found in its space."""
+    name, found = values
+    if not isinstance(found, str):
+        raise Damaged("it is no text")
+    try:
+        row = _Survey.model_validate_json(found)
+    except ValidationError as invalid:
+        raise Damaged(_first(invalid)) from None
+    for size in row.sizes:
+        _check_heads(size)
+    try:
+        keys = space_of(row.kind).problem_keys
+    except FagenError as error:
+        raise Damaged(str(error)) from None
+    types = {field: type(value) for field, value in row.target.items()}
+    if types != {key: str if key in ("dtype", "mask") else int for key in keys}:
+        raise Damaged(f"target has not {', '.join(keys)}")
+    target: dict[str, Any] = dict(row.target)
+    if target["dtype"] not in DTYPES or target["mask"] not in MASKS:
+        raise Damaged(f"there is no {shown(target['dtype'])} with {shown(target['mask'])}")
+    if (computed := Problem(**target).name) != name:
+        raise Damaged(f"it is of {computed}, and called {shown(name)}")
+    return name, row.model_dump(mode="json")
+
+
+def _checked(row: type[_Checked], values: Sequence[Any]) -> _Checked:
+    """Take values in the order of a row's fields."""
+    try:
+        return row.model_validate(dict(zip(row.model_fields, values, strict=True)))
+    except ValidationError as invalid:
+        raise Damaged(_first(invalid)) from None
+
+
+def _first(invalid: ValidationError) -> str:
+    error = invalid.errors(include_url=False)[0]
+    path, kind = shown(".".join(map(str, error["loc"])))[1:-1], error["type"]
+    if kind == "json_invalid":
+        return "it is no JSON"
+    if kind in ("extra_forbidden", "missing"):
+        return f"{path} is {'not known' if kind == 'extra_forbidden' else 'missing'}"
+    said = error["msg"].removeprefix("Value error, ")
+    return f"{path} = {shown(error['input'])}: {said[0].lower()}{said[1:]}"
+
+
+def _check_heads(row: _Timed | _Weighed) -> None:
+    if row.heads % row.kv_heads:
+        raise Damaged(f"kv_heads = {row.kv_heads} does not divide heads = {row.heads}")
+
+
+@cache
+def _problem(slug: str) -> str | None:
+    try:
+        return Problem.of(from_slug(slug)).name
+    except FagenError:
+        return None
+
+
+def _check_slug(slug: str, target: str) -> bool:
+    """Whether a slug is still a schedule's.  Raises Damaged where it never was one of the target.
+
+    What it may not be any more says what it computes all the same, in the same place.
+    """
+    computed = _problem(slug)
+    if computed is None and _SLUG.fullmatch(slug) and f"_{target}_" in slug:
+        return False
+    if computed != target:
+        raise Damaged(f"{shown(slug)} is no schedule of {shown(target)}")
+    return True
