@@ -38,8 +38,15 @@ COLUMNS = {
 }
 
 
+class Whole(bytes):
+    """A store's file, of which a failing test shows no byte."""
+
+    def __repr__(self) -> str:
+        return "whole"
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> bytes:
+def whole(tmp_path_factory) -> Whole:
     """A store that a search might have written, with something in each table."""
     path = record(tmp_path_factory.mktemp("whole") / "whole.sqlite", kernels=6, text=TEXT)
     (target,) = space(TEXT).targets()
@@ -49,7 +56,7 @@ def whole(tmp_path_factory) -> bytes:
         store.put_timed(target, CARD, {wrong[0][0]: "a"}, [], wrong, [])
     with closing(sqlite3.connect(path)) as base, base:
         base.execute("INSERT INTO claim VALUES ('compile x', '0123456789abcdef')")
-    return path.read_bytes()
+    return Whole(path.read_bytes())
 
 
 @pytest.fixture
@@ -173,6 +180,12 @@ def test_a_card_that_would_write_keys_into_schedules_writes_nothing(altered, tmp
     result = fagen("search", "report", path, "--write", tmp_path / "out")
     assert result.exit_code == 1 and len(result.output.splitlines()) == 1
     assert not (tmp_path / "out").exists() and not path.with_suffix(".html").exists()
+
+
+def test_names_of_tables_that_are_no_text_are_refused_in_a_line(whole, tmp_path):
+    path = tmp_path / "damaged.sqlite"
+    path.write_bytes(whole.replace(b"tableclaim", b"table\x80laim"))
+    assert "this is no file of search results" in judge(path, tmp_path / "out")
 
 
 def test_beside_a_table_that_is_none_no_schedule_is_written(altered, tmp_path):

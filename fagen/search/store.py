@@ -48,6 +48,7 @@ CREATE TABLE claim (job TEXT PRIMARY KEY, runner TEXT) WITHOUT ROWID;
 
 
 _TOKEN = re.compile(r"[0-9a-f]{16}")  # of a process, in a file's name
+_ERRORS = (sqlite3.Error, UnicodeError)  # what sqlite says of a file that is damaged
 _MAX_CELL = 1 << 20  # bytes of a value
 
 
@@ -70,7 +71,7 @@ class Store:
             if not read_only:  # nothing is written into a file that is another program's
                 _make_ready(self._base)
                 self._check_layout()
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             told = f"this is no file of search results: {printable(str(error))}"
             raise FagenError(f"{self._named}: {told}") from None
         if not read_only:
@@ -88,7 +89,7 @@ class Store:
         if self._lock is not None:
             with self._change():
                 self._base.execute("DELETE FROM claim WHERE runner = ?", (self._token,))
-            with suppress(sqlite3.Error):  # another process has it open
+            with suppress(*_ERRORS):  # another process has it open
                 self._base.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 self._base.execute("PRAGMA journal_mode = DELETE")
             self._runner_file(self._token).unlink(missing_ok=True)
@@ -117,9 +118,9 @@ class Store:
             yield
             self._base.execute("COMMIT")
         except BaseException as error:
-            with suppress(sqlite3.Error):  # it was ended by what went wrong
+            with suppress(*_ERRORS):  # it was ended by what went wrong
                 self._base.execute("ROLLBACK")
-            if isinstance(error, sqlite3.Error):
+            if isinstance(error, _ERRORS):
                 raise self._failed(error) from None
             raise
 
@@ -137,7 +138,7 @@ class Store:
                 f"{self._named}: no search has written all of its table {of}: {damaged}; "
                 "use another file"
             ) from None
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             raise self._failed(error) from None
 
     def _numbered(
@@ -335,7 +336,7 @@ def _opened(path: Path, read_only: bool) -> sqlite3.Connection:
     try:
         address = f"{path.absolute().as_uri()}{how}"
         base = sqlite3.connect(address, uri=True, timeout=60, isolation_level=None)
-    except sqlite3.Error as error:
+    except _ERRORS as error:
         raise FagenError(f"{printable(str(path))}: {printable(str(error))}") from None
     base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_CELL)
     return base
