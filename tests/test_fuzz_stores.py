@@ -270,7 +270,7 @@ def changed(whole: bytes, path: Path, wanted: list[tuple]) -> None:
             )
             path.write_bytes(content[:at] if kind == "cut" else content)
             continue
-        with closing(sqlite3.connect(path)) as base, suppress(sqlite3.Error), base:
+        with closing(sqlite3.connect(path)) as base, suppress(sqlite3.Error, UnicodeError), base:
             if kind in ("json", "text"):
                 base.text_factory = lambda text: text.decode(errors="replace")
                 (found,) = base.execute("SELECT found FROM survey").fetchone() or ("",)

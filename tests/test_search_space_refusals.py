@@ -178,7 +178,7 @@ def test_a_shape_that_is_none_is_refused_with_its_line(more, line):
         ),
         (
             '[search]\nanchor = "fwd_fp16_d64_full_m256n256_s8"',
-            'x.toml:6: search.anchor = "fwd_fp16_d64_full_m256n256_s8" is no schedule: ',
+            'x.toml:6: search.anchor = "fwd_fp16_d64_full_m256n256_s8" does not fit (fits with ',
         ),
         (
             '[search]\nanchor = "\\u001b[2J"',

@@ -7,7 +7,7 @@ are those of a schedule.  What it leaves out has the values that its kind tries,
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, cached_property
@@ -486,9 +486,8 @@ def _anchor_faults(declared: Declared) -> Iterator[Fault]:
             yield path, f"= {shown(anchor)} computes none of what is searched: {names}{more}"
         else:
             registry.plan(schedule)
-    except (ScheduleError, OverBudget) as error:
-        yield path, f"= {shown(anchor)} is no schedule: {_one_line(str(error).splitlines())}"
-
-
-def _one_line(lines: Iterable[str]) -> str:
-    return "; ".join(filter(None, map(str.strip, lines)))
+    except ScheduleError as error:
+        yield path, f"= {shown(anchor)} is no schedule: {'; '.join(str(error).splitlines())}"
+    except OverBudget as error:
+        near = str(error).splitlines()[-1].strip()
+        yield path, f"= {shown(anchor)} does not fit ({near}): `fagen check {anchor}` says why"
