@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fagen.errors import ScheduleError
 from fagen.kinds.forward.keys import Schedule
+from fagen.search import rows
 from fagen.search.choice import Chooser
 from fagen.search.run import anchors, summary
 from fagen.search.space import MAX_POINTS, parse_space, read_space, survey
@@ -109,7 +110,8 @@ def judge(text: str) -> None:
     for target in declared.targets():
         found = survey(declared, target)
         assert math.fsum(found.weights) == pytest.approx(1) and min(found.weights) > 0
-        json.dumps(summary(found, declared), allow_nan=False)
+        kept = json.dumps(summary(found, declared), allow_nan=False)
+        assert rows.survey((target.name, kept))[1]["fit"] == len(found.points)
         for point in found.points:
             assert 0 < found.predicted(point) < math.inf
         Chooser(found, declared.effort.prune).next()

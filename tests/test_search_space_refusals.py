@@ -9,7 +9,9 @@ from fagen import search
 from fagen.errors import ScheduleError
 from fagen.search import replay
 from fagen.search.choice import Chooser
-from fagen.search.space import MAX_POINTS, normalised, parse_space, read_space, survey
+from fagen.search.run import summary
+from fagen.search.space import MAX_POINTS, MAX_SIZE, normalised, parse_space, read_space, survey
+from fagen.search.store import Store
 from tests.cli_helpers import fagen
 from tests.recordings import SPACE, record, space
 
@@ -247,6 +249,18 @@ def test_a_file_that_can_be_no_space_is_refused_before_it_is_read_whole(tmp_path
     marked = tmp_path / "marked.toml"
     marked.write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())
     assert read_space(marked).targets() == parse_space(TEXT).targets()
+
+
+def test_a_store_can_be_read_again_whatever_its_space_is_called_and_however_large(tmp_path):
+    largest = "".join(f"{key} = {MAX_SIZE}\n" for key in ("batch", "heads", "seqlen", "kv_heads"))
+    tiles = "[tile]\nblock_m = 128\nblock_n = 128\n"
+    declared = parse_space(f"{TEXT}{tiles}[[shapes]]\n{largest}", "a\n\x1b[2J.toml")
+    (target,) = declared.targets()
+    with Store(tmp_path / "s.sqlite") as store:
+        store.put_space(declared.name, declared.text)
+        store.put_survey(target, summary(survey(declared, target), declared))
+        assert store.spaces() == {declared.name: declared.text} and store.surveys()
+    assert search.found(tmp_path / "s.sqlite")
 
 
 def test_the_command_refuses_them_in_one_line_each(tmp_path):

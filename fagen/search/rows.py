@@ -52,8 +52,6 @@ class WrongRow:
     said: str
 
 
-_SLUG = re.compile(r"[a-z0-9_]{1,200}")
-
 # ---- columns ------------------------------------------------------------------------------------
 
 
@@ -63,8 +61,8 @@ def _in_one_line(text: str) -> str:
     return text
 
 
-Line = Annotated[str, Field(max_length=500), AfterValidator(_in_one_line)]
-Name = Annotated[Line, Field(min_length=1)]
+Line = Annotated[str, AfterValidator(_in_one_line)]
+Name = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_in_one_line)]
 Count = Annotated[int, Field(ge=0)]
 Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 Seconds = Annotated[float, Field(ge=1e-9, le=1e6)]  # between these all that is made of them is
@@ -152,11 +150,12 @@ class _Survey(_Row):
     tiles: list[tuple[Size, Size, Line]]
     cells: list[tuple[Size, Size]]
     sizes: Annotated[list[_Weighed], Field(min_length=1)]
-    predicted: list[tuple[Line, Seconds]]
+    predicted: list[tuple[Line, Annotated[float, Field(gt=0)]]]
 
 
 # ---- rows ---------------------------------------------------------------------------------------
 
+_SLUG = re.compile(r"[a-z0-9_]{1,200}")
 _Checked = TypeVar("_Checked", bound=_Row)
 
 

@@ -149,7 +149,7 @@ class Declared:
     @property
     def name(self) -> str:
         """What to call it where the folder it lies in is nobody's concern."""
-        return Path(self.where).name
+        return printable(Path(self.where).name)
 
     def targets(self) -> tuple[Problem, ...]:
         """What is to be computed fast: every combination of the keys that say it."""
