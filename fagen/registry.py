@@ -4,7 +4,6 @@ Adding a kind is one line here.
 """
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fagen.errors import ScheduleError
 from fagen.paths import locate
-from fagen.toml_lines import Origin, read_text, read_toml, shown
+from fagen.toml_lines import Origin, one_of, read_text, read_toml, shown
 
 if TYPE_CHECKING:  # pydantic takes a moment
     from fagen.kind import Kind, Plan
@@ -108,8 +107,4 @@ def named(tables: dict[str, Any], origin: Origin) -> str:
     name = tables.pop(KIND)
     if isinstance(name, str) and name in ENTRIES:
         return name
-    near = get_close_matches(name, ENTRIES, 1) if isinstance(name, str) else []
-    raise ScheduleError(
-        f"{origin.at(KIND)}: {KIND} = {shown(name)} must be {' or '.join(map(shown, ENTRIES))}"
-        + (f"; did you mean {shown(near[0])}?" if near else "")
-    )
+    raise ScheduleError(f"{origin.at(KIND)}: {KIND} = {shown(name)} {one_of(ENTRIES, name)}")

@@ -5,8 +5,9 @@ And the way back for what comes from outside: one escape, for messages and for f
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -133,6 +134,19 @@ def shown(value: Any) -> str:
     if isinstance(value, dict | list):
         return "a table" if isinstance(value, dict) else "a list"
     return str(value)
+
+
+def nearest_or_all(name: str, known: Collection[str], otherwise: str = ": ") -> str:
+    """Return how a message on an unknown name ends: with the nearest, or all that are known."""
+    close = get_close_matches(name, known, 1)
+    return f"; did you mean {close[0]}?" if close else otherwise + ", ".join(known)
+
+
+def one_of(words: Collection[str], value: Any) -> str:
+    """Return what a value must be that is none of some words, and which of them is near."""
+    close = get_close_matches(value, words, 1) if isinstance(value, str) else []
+    said = f"; did you mean {shown(close[0])}?" if close else ""
+    return f"must be {' or '.join(map(shown, words))}{said}"
 
 
 def dotted(path: KeyPath) -> str:

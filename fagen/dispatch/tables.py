@@ -8,7 +8,6 @@ import math
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import cache
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -18,7 +17,17 @@ from fagen.errors import ScheduleError
 from fagen.paths import config_folder, write_whole
 from fagen.problem import Problem
 from fagen.registry import from_slug
-from fagen.toml_lines import Origin, dotted, printable, quoted, read_text, read_toml, shown
+from fagen.toml_lines import (
+    Origin,
+    dotted,
+    nearest_or_all,
+    one_of,
+    printable,
+    quoted,
+    read_text,
+    read_toml,
+    shown,
+)
 from fagen.vocab import DTYPES, MASKS
 
 NAME = "dispatch.toml"
@@ -160,9 +169,8 @@ def _is_there(path: Path) -> bool:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ScheduleError(f"{printable(str(path))}: cannot be read: {reason}") from None
+    except (OSError, ValueError):
+        return True  # who reads it says what is wrong
     if not stat.S_ISREG(mode):
         raise ScheduleError(f"{printable(str(path))}: is no file, and so no dispatch table")
     return True
@@ -198,10 +206,8 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
         raise wrong("", f"{shown(table)} is no table")
     for key, value in table.items():
         if key not in _KEYS and key not in _MAY:
-            known = (*_KEYS, *_MAY)
-            near = get_close_matches(key, known, 1)
-            said = f"; did you mean {near[0]}?" if near else f" of {', '.join(known)}"
-            raise wrong(key, f"{dotted((key,))} is not one" + said)
+            told = nearest_or_all(key, (*_KEYS, *_MAY), " of ")
+            raise wrong(key, f"{dotted((key,))} is not one{told}")
         _refuse_value(key, value, wrong)
     if missing := [key for key in _KEYS if key not in table]:
         raise wrong("", f"without {', '.join(missing)}")
@@ -257,9 +263,7 @@ def _refuse_value(key: str, value: Any, wrong: Callable[[str, str], ScheduleErro
             bound = f"{least} or more" if value < least else f"{MOST} or less"
             raise wrong(key, f"{key} is {shown(value)}; it must be {bound}{of}")
     if (words := _WORDS.get(key)) and value not in words:
-        near = get_close_matches(value, [*words], 1)
-        said = f"; did you mean {shown(near[0])}?" if near else ""
-        raise wrong(key, f"{key} = {shown(value)} must be {' or '.join(map(shown, words))}{said}")
+        raise wrong(key, f"{key} = {shown(value)} {one_of(words, value)}")
 
 
 def _problem_of(slug: str) -> Problem:

@@ -1,11 +1,10 @@
 """Read what a space says of one key: a value, a list, or a range of whole numbers."""
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from fagen.schedule.faults import Fault
-from fagen.toml_lines import shown
+from fagen.toml_lines import nearest_or_all, shown
 
 EXAMPLE = "{ from = 64, to = 256, step = 16 }"
 _NEEDED = ("from", "to")
@@ -24,9 +23,7 @@ def listed(path: tuple[str, ...], said: Any, most: int) -> tuple[Sequence[Any], 
     found: list[Fault] = []
     for name, part in said.items():
         if name not in _PARTS:
-            near = get_close_matches(name, _PARTS, 1)
-            known = f"; did you mean {near[0]}?" if near else f": {', '.join(_PARTS)}"
-            found.append(((*path, name), f"is no part of a range{known}"))
+            found.append(((*path, name), f"is no part of a range{nearest_or_all(name, _PARTS)}"))
         elif type(part) is not int:  # true is no number
             found.append(((*path, name), f"= {shown(part)} must be a whole number"))
         elif name == "step" and part < 1:

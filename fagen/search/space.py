@@ -25,7 +25,7 @@ from fagen.problem import HIDDEN, TOKENS, Problem, Sizes, solves
 from fagen.schedule import Keys, Schedule, Section
 from fagen.schedule.faults import Fault, faults, refusal
 from fagen.search.ranges import listed
-from fagen.toml_lines import Origin, printable, read_text, read_toml, shown
+from fagen.toml_lines import Origin, nearest_or_all, printable, read_text, read_toml, shown
 
 SEQLENS = (512, 1_024, 2_048, 4_096, 8_192, 16_384)
 MAX_SIZE = 1 << 20  # of a batch, of heads, of a sequence
@@ -366,8 +366,8 @@ def parse_space(text: str, where: str = "space") -> Declared:
     values = dict(space.defaults)
     for section, table in tables.items():
         if section not in keys.tables:
-            if near := get_close_matches(section, _File.model_fields, 1):
-                found.append(((section,), f"is not a table of a space; did you mean {near[0]}?"))
+            if close := get_close_matches(section, _File.model_fields, 1):
+                found.append(((section,), f"is not a table of a space; did you mean {close[0]}?"))
             else:
                 found += _faults(section, table, keys)
         elif not isinstance(table, dict):
@@ -431,9 +431,7 @@ def _own_faults(invalid: ValidationError) -> Iterator[Fault]:
         said = f"{error['msg'][0].lower()}{error['msg'][1:]}"
         if kind == "extra_forbidden":
             known = (Shape if path[0] == "shapes" else Effort).model_fields
-            near = get_close_matches(path[-1], known, 1)
-            told = f"; did you mean {near[0]}?" if near else f": {', '.join(known)}"
-            yield path, f"is not a key of {path[0]}{told}"
+            yield path, f"is not a key of {path[0]}{nearest_or_all(path[-1], known)}"
         elif kind == "missing":
             yield path, "is missing"
         else:

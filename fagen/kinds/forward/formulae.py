@@ -21,8 +21,8 @@ WORKING_REGISTERS = 20
 
 FP32_BYTES = 4
 TILE_BYTES = 48  # of a tile that is passed on
-WARPS = 4  # of a warpgroup, a byte each for their votes
 TILE_STAGES = 2  # of such tiles: the one in work and the next
+WARPS = 4  # of a warpgroup, a byte each for their votes
 # of a group of keys with scales of its own: K's, or K's, V's logarithm and V's inverse in one load
 K_SCALE_BYTES = 4
 KEY_SCALES_BYTES = 16

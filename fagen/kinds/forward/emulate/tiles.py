@@ -159,7 +159,7 @@ def _shared(
     told: Callable[[Tensor], Tensor],
     together: int = _WARP_ROWS,
 ) -> Tensor:
-    """Return what rows have (…, rows, 1) after `told` was told of it by so many, (…, 16)."""
+    """Return what rows have (…, rows, 1) after `told` was told by so many `together`."""
     heads = found.squeeze(-1).unflatten(-1, (-1, rows_of_a_head))
     groups = torch.nn.functional.pad(heads, (0, -rows_of_a_head % together))
     groups = groups.unflatten(-1, (-1, together))
