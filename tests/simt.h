@@ -196,7 +196,6 @@ T __ldcs(const T* from) { return *from; }
 
 using std::min;
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint64_t(a) * b >> 32; }
-inline float __fdividef(float a, float b) { return a / b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline uint32_t __float_as_uint(float x) { return reinterpret_cast<const uint32_t&>(x); }
 inline float __uint_as_float(uint32_t x) { return reinterpret_cast<const float&>(x); }

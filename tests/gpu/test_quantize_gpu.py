@@ -98,9 +98,9 @@ def test_values_and_descales_are_the_references(slug, quantiser):
 @pytest.mark.parametrize("slug", FAST)
 def test_it_is_nearly_as_fast_as_a_copy_of_as_many_bytes(slug, quantiser):
     of, binary = quantiser(slug)
-    for given in quantizers._ways(of):
-        found = bandwidth(of, binary, given)
-        assert found.ratio >= OF_A_COPY, found
+    found = [bandwidth(of, binary, given) for given in quantizers._ways(of)]
+    print(slug, *(f"{one.ratio:.3f}" for one in found))
+    assert min(one.ratio for one in found) >= OF_A_COPY, found
 
 
 def test_twenty_runs_are_bit_identical(quantiser):

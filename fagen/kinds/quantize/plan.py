@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from fagen.arch import SM90
 from fagen.kind import Role
-from fagen.kinds.quantize.keys import Schedule
+from fagen.kinds.quantize.keys import Quantize, Schedule
 from fagen.kinds.quantize.signature import signature
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.signature import Extent, Signature
@@ -19,9 +19,11 @@ ROTATED_BY_MMA = 16  # columns; what is left of a Hadamard matrix is additions i
 _TALL = 4  # chunks of two rows that a lane has registers for; of wider rows it holds one at a time,
 _SMALL = 64  # unless so few rows make a thread block that three still fit beside each other
 _EMBEDDING = 24  # registers that cosines, sines and their products take in wide rows
-_OF_COLUMNS = 32  # registers that means and scales of more than 64 columns take,
-_HALF_A_CHUNK = 32  # and more of them in parts of rows whose last chunk is half empty
+_MEANS = 8  # registers that means take where rotated rows are wide or no whole chunks,
+_MEANS_OF_PARTS = 32  # in parts of rows,
+_TRANSPOSED_MEANS = 56  # and where both parts are under way at once
 _COLUMN_THREADS = 256
+_COLUMN_BLOCKS = 4  # of these; more would leave a thread too few registers for 8 loads under way
 _COLUMN_ROWS = 512  # what is found of so many is written once, a hundredth of what was read
 _LEAST_REGISTERS = (
     56  # more thread blocks than these allow are not needed to fill the memory's queues
@@ -73,6 +75,7 @@ class Plan:
     reduce_threads: int  # threads that make one descale of many maxima, or of columns' numbers
     # of the kernel that reads columns, where their means or scales are wanted
     column_threads: int  # per thread block
+    column_blocks: int  # that a multiprocessor should hold at least
     column_rows: int  # per thread block
     column_lanes: int  # threads that share a row, 8 columns each
     column_numbers: int  # found of a column: its sum, and for scales its extremes
@@ -102,7 +105,7 @@ class Plan:
         """Why so many blocks, to be printed below the ledger."""
         values = self.height * self.chunks * 8
         share = SM90.registers_per_sm // SM90.issued_warps
-        wanted = _registers(values, self.parts, self.rotary, self.reads_columns, self.ragged)
+        wanted = _registers(values, self.parts, self.schedule.quantize)
         together = SM90.warps_resident(wanted)
         return (
             f"values that a lane holds    {self.height} rows x {self.chunks} chunks x 8 = "
@@ -205,9 +208,8 @@ def plan(schedule: Schedule) -> Plan:
     by_block = keys.scales == "block"
     by_column = keys.scales == "column"
     of_columns = keys.center or by_column
-    ragged = keys.head_dim % CHUNK_COLUMNS > 0
     held = 8 * chunks * (2 // parts)
-    wanted = _registers(held, parts, keys.rotary != "none", of_columns, ragged)
+    wanted = _registers(held, parts, keys)
     blocks = SM90.warps_resident(wanted) // warps
     columns = keys.layout == "columns"
     return Plan(
@@ -236,28 +238,34 @@ def plan(schedule: Schedule) -> Plan:
         blocks=blocks,
         launch_registers=SM90.registers_left(threads * blocks),
         chunks=chunks,
-        ragged=ragged,
+        ragged=keys.head_dim % CHUNK_COLUMNS > 0,
         parts=parts,
         height=2 // parts,
         reduce_threads=SM90.max_threads_per_block if keys.scales == "tensor" or of_columns else 256,
         column_threads=_COLUMN_THREADS,
+        column_blocks=_COLUMN_BLOCKS,
         column_rows=_COLUMN_ROWS,
         column_lanes=keys.head_dim // 8,
         column_numbers=3 if by_column else 1,
-        # tile and tops, each as aligned as it is in the kernel
-        shared_bytes=(keys.rows * chunks * CHUNK_COLUMNS if columns else 0) + 4 * warps,
+        # tile, tops, means and scales of columns, each as aligned as it is in the kernel
+        shared_bytes=(keys.rows * chunks * CHUNK_COLUMNS if columns else 0)
+        + 4 * warps
+        + 4 * chunks * CHUNK_COLUMNS * (keys.center + by_column),
     )
 
 
-def _registers(values: int, parts: int, rotary: bool, of_columns: bool, ragged: bool) -> int:
+def _registers(values: int, parts: int, keys: Quantize) -> int:
     """What a thread is given: the more thread blocks a multiprocessor holds, the more is loaded
     while others compute and store.
 
     A lane has its values in the place of half as many registers of input, and some 18 for
     addresses, signs and what it packs; in parts, more than one of these is under way. Where wide
-    rows are embedded, cosines and sines are too, and what is known of columns anywhere.
+    rows are embedded, cosines and sines are too; where rows are rotated and then less their means,
+    these may be.
     """
-    extra = _EMBEDDING if rotary and parts > 1 else 0
-    if of_columns and values > 32:
-        extra = _OF_COLUMNS + _HALF_A_CHUNK * (parts > 1 and ragged)
+    extra = _EMBEDDING if keys.rotary != "none" and parts > 1 else 0
+    wide = keys.head_dim > _TALL * CHUNK_COLUMNS
+    if keys.rotate and keys.center and (wide or keys.head_dim % CHUNK_COLUMNS):
+        of_parts = _TRANSPOSED_MEANS if keys.layout == "columns" else _MEANS_OF_PARTS
+        extra = of_parts if parts > 1 else _MEANS
     return max(values + (64 if parts > 1 else 18) + extra, _LEAST_REGISTERS)

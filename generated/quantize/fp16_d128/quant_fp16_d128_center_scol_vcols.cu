@@ -97,14 +97,15 @@ constexpr int kRows = 128;  // per thread block
 constexpr int kWarpRows = 16;
 constexpr int kWarps = kRows / kWarpRows;
 constexpr int kThreads = 256;
-constexpr int kSharedBytes = 16416;
-constexpr int kLaunchRegisters = 128;
-constexpr int kBlocks = 2;  // that a multiprocessor should hold at least
+constexpr int kSharedBytes = 17440;
+constexpr int kLaunchRegisters = 80;
+constexpr int kBlocks = 3;  // that a multiprocessor should hold at least
 constexpr int kReduceThreads =
     1024;  // threads that make what is known of a head of many thread blocks' numbers
 
 // The kernel that reads columns: a thread has 8 of them, of every kLines-th row.
 constexpr int kColumnThreads = 256;
+constexpr int kColumnBlocks = 4;  // that a multiprocessor should hold at least
 constexpr int kColumnRows = 512;  // per thread block
 constexpr int kColumnLanes = 16;  // threads that share a row
 constexpr int kLines = kColumnThreads / kColumnLanes;
@@ -192,21 +193,19 @@ __device__ __forceinline__ int column_of(int chunk) {
 }
 
 // Rows of one head, `first` and those after it. The last time that they are read the caches let
-// them go.
+// them go. Past the end of the sequence its last row comes again: less the means, zeros might be
+// the largest numbers.
 template <bool last>
 __device__ __forceinline__ void load(const Params& params, const Element* in, int first, int part,
                                      Raw& raw) {
 #pragma unroll
   for (int h = 0; h < kHeight; ++h) {
-    const int row = first + row_of(part + h);
-    const Element* from = in + row * params.x_stride_seq;
+    const int row = min(first + row_of(part + h), params.seqlen - 1);
+    const Element* from = in + row * params.x_stride_seq + column_of(0);
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
-      uint4 got = make_uint4(0, 0, 0, 0);
-      if (row < params.seqlen) {
-        const uint4* at = reinterpret_cast<const uint4*>(from + column_of(i));
-        got = last ? __ldcs(at) : __ldg(at);
-      }
+      const uint4* at = reinterpret_cast<const uint4*>(from + 32 * i);
+      const uint4 got = last ? __ldcs(at) : __ldg(at);
       raw[h][i][0] = got.x;
       raw[h][i][1] = got.y;
       raw[h][i][2] = got.z;
@@ -230,22 +229,31 @@ __device__ __forceinline__ void widen(const Raw& raw, Values& y) {
   }
 }
 
-// A warp's rows; zeros past the end of the sequence.
-template <bool last>
-__device__ __forceinline__ void get(const Params& params, const Element* in, int first, int part,
-                                    Values& y) {
-  Raw raw;
-  load<last>(params, in, first, part, raw);
-  widen(raw, y);
+// What all rows of a head share, column by column. Past the head dim it leaves zeros what they are.
+struct alignas(16) Columns {
+  float means[32 * kChunks];
+  float scales[32 * kChunks];
+};
+
+// Puts that into shared memory, each number by one thread of a thread block.
+__device__ __forceinline__ void share(const Params& params, const Tile& tile, Columns& columns) {
+  const float* means =
+      params.mean + tile.batch * params.mean_stride_batch + tile.head * params.mean_stride_head;
+  const float* descales = params.descale + tile.batch * params.descale_stride_batch +
+                          tile.head * params.descale_stride_head;
+#pragma unroll 1
+  for (int column = threadIdx.x; column < 32 * kChunks; column += kThreads) {
+    columns.means[column] = means[column];
+    columns.scales[column] = 1.0f / descales[column];
+  }
+  __syncthreads();
 }
 
-// A lane's numbers of columns of a chunk; those past the head dim are ones.
-__device__ __forceinline__ void load_columns(const float* of, int chunk, float (&x)[8]) {
+// A lane's numbers of columns of a chunk.
+__device__ __forceinline__ void read(const float* of, int chunk, float (&x)[8]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int column = column_of(chunk) + 4 * half;
-    float4 four = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
-    four = *reinterpret_cast<const float4*>(of + column);
+    const float4 four = *reinterpret_cast<const float4*>(of + column_of(chunk) + 4 * half);
     x[4 * half] = four.x;
     x[4 * half + 1] = four.y;
     x[4 * half + 2] = four.z;
@@ -253,39 +261,51 @@ __device__ __forceinline__ void load_columns(const float* of, int chunk, float (
   }
 }
 
-// Takes off the means of columns; rows past the end of the sequence stay zeros.
-__device__ __forceinline__ void center(const Params& params, const float* means, int first,
-                                       int part, Values& y) {
+// Takes off the means of columns.
+__device__ __forceinline__ void center(const Columns& columns, Values& y) {
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
     float mean[8];
-    load_columns(means, i, mean);
+    read(columns.means, i, mean);
 #pragma unroll
     for (int h = 0; h < kHeight; ++h) {
-      const bool there = first + row_of(part + h) < params.seqlen;
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
-        y[h][i][e] = there ? fmaf(y[h][i][e], kNorm, -mean[e]) : 0.0f;
+        y[h][i][e] = fmaf(y[h][i][e], kNorm, -mean[e]);
       }
     }
   }
 }
 
 // Divides columns by their descales.
-__device__ __forceinline__ void divide(const float* descales, Values& y) {
+__device__ __forceinline__ void divide(const Columns& columns, Values& y) {
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
-    float descale[8];
-    load_columns(descales, i, descale);
+    float scale[8];
+    read(columns.scales, i, scale);
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      const float scale = __fdividef(1.0f, descale[e]);
+    for (int h = 0; h < kHeight; ++h) {
 #pragma unroll
-      for (int h = 0; h < kHeight; ++h) {
-        y[h][i][e] *= scale;
+      for (int e = 0; e < 8; ++e) {
+        y[h][i][e] *= scale[e];
       }
     }
   }
+}
+
+// A warp's rows, less their means, over their descales.
+// The first of them are on their way while a thread block makes out what it is to know of columns.
+template <bool last>
+__device__ __forceinline__ void get(const Params& params, const Element* in, const Tile& tile,
+                                    Columns& columns, int first, int part, Values& y) {
+  Raw raw;
+  load<last>(params, in, first, part, raw);
+  if (part == 0) {
+    share(params, tile, columns);
+  }
+  widen(raw, y);
+  center(columns, y);
+  divide(columns, y);
 }
 
 // ---- Output ----------------------------------------------------------------------------------
@@ -365,65 +385,75 @@ __device__ __forceinline__ void store(const Params& params, uint8_t* out, int fi
 
 // ---- The kernels -----------------------------------------------------------------------------
 
-// Combines what the threads of a column have, and writes it.
-template <class Combine>
-__device__ __forceinline__ void fold(const float (&own)[8], int line, int column, float* to,
-                                     Combine combine) {
-  __shared__ float lines[kLines][kHeadDim];
-  if (line < kLines) {
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      lines[line][column + e] = own[e];
-    }
-  }
-  __syncthreads();
-  for (int c = threadIdx.x; c < kHeadDim; c += kColumnThreads) {
-    float all = lines[0][c];
-#pragma unroll 4
-    for (int other = 1; other < kLines; ++other) {
-      all = combine(all, lines[other][c]);
-    }
-    to[c] = all;
-  }
-  __syncthreads();
-}
-
 // What is known of the columns of kColumnRows rows of a head.
-__global__ void __launch_bounds__(kColumnThreads)
+__global__ void __launch_bounds__(kColumnThreads, kColumnBlocks)
     find_columns(const __grid_constant__ Params params) {
   const Tile tile(params, params.column_tiles, blockIdx.x);
   const int line = threadIdx.x / kColumnLanes, column = threadIdx.x % kColumnLanes * 8;
   const int first = tile.index * kColumnRows, last = min(params.seqlen, first + kColumnRows);
   const Element* in =
       params.x + tile.batch * params.x_stride_batch + tile.head * params.x_stride_head + column;
+  using Pair = __half2;
   float sum[8] = {};
-  float least[8], most[8];
+  Pair least[4], most[4];
 #pragma unroll
-  for (int e = 0; e < 8; ++e) {
-    least[e] = INFINITY;
-    most[e] = -INFINITY;
+  for (int word = 0; word < 4; ++word) {
+    least[word] = __floats2half2_rn(INFINITY, INFINITY);
+    most[word] = __floats2half2_rn(-INFINITY, -INFINITY);
   }
 #pragma unroll 8
   for (int row = first + line; row < (line < kLines ? last : 0); row += kLines) {
     const uint4 got = __ldg(reinterpret_cast<const uint4*>(in + row * params.x_stride_seq));
     const uint32_t words[4] = {got.x, got.y, got.z, got.w};
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      const __half2 pair = reinterpret_cast<const __half2&>(words[e / 2]);
-      const float x = float(e % 2 ? pair.y : pair.x);
-      sum[e] += x;
-      least[e] = fminf(least[e], x);
-      most[e] = fmaxf(most[e], x);
+    for (int word = 0; word < 4; ++word) {
+      const Pair pair = reinterpret_cast<const Pair&>(words[word]);
+      sum[2 * word] += float(pair.x);
+      sum[2 * word + 1] += float(pair.y);
+      least[word] = __hmin2(least[word], pair);
+      most[word] = __hmax2(most[word], pair);
     }
   }
 
+  alignas(16) __shared__ float lines[kNumbers][kLines][kHeadDim];
+  if (line < kLines) {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      lines[0][line][column + e] = sum[e];
+    }
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      lines[1][line][column + 2 * word] = float(least[word].x);
+      lines[1][line][column + 2 * word + 1] = float(least[word].y);
+    }
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      lines[2][line][column + 2 * word] = float(most[word].x);
+      lines[2][line][column + 2 * word + 1] = float(most[word].y);
+    }
+  }
+  __syncthreads();
   float* to = params.numbers +
               ((int64_t(tile.batch) * params.heads.value + tile.head) * params.column_tiles.value +
                tile.index) *
                   (kNumbers * kHeadDim);
-  fold(sum, line, column, to, [](float a, float b) { return a + b; });
-  fold(least, line, column, to + kHeadDim, [](float a, float b) { return fminf(a, b); });
-  fold(most, line, column, to + 2 * kHeadDim, [](float a, float b) { return fmaxf(a, b); });
+  for (int c = threadIdx.x; c < kHeadDim; c += kColumnThreads) {
+    float numbers[kNumbers];
+#pragma unroll
+    for (int n = 0; n < kNumbers; ++n) {
+      numbers[n] = lines[n][0][c];
+    }
+#pragma unroll 4
+    for (int other = 1; other < kLines; ++other) {
+      numbers[0] += lines[0][other][c];
+      numbers[1] = fminf(numbers[1], lines[1][other][c]);
+      numbers[2] = fmaxf(numbers[2], lines[2][other][c]);
+    }
+#pragma unroll
+    for (int n = 0; n < kNumbers; ++n) {
+      to[n * kHeadDim + c] = numbers[n];
+    }
+  }
 }
 
 // Of these, means and descales of a head's columns.
@@ -474,8 +504,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int first = from.index * kRows + warp * kWarpRows;
   const Element* in =
       params.x + from.batch * params.x_stride_batch + from.head * params.x_stride_head;
-  const float* const descales = params.descale + from.batch * params.descale_stride_batch +
-                                from.head * params.descale_stride_head;
+  __shared__ Columns columns;
 
   constexpr float scale = 1.0f;  // columns have theirs
 
@@ -486,15 +515,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
     Values y;
-    get<true>(params, in, first, part, y);
-    center(
-        params,
-        params.mean + from.batch * params.mean_stride_batch + from.head * params.mean_stride_head,
-        first, part, y);
-    divide(descales, y);
+    get<true>(params, in, from, columns, first, part, y);
 #pragma unroll
     for (int h = 0; h < kHeight; ++h) {
       pack(y[h], scale, packed[part + h]);
+      if (first + row_of(part + h) >= params.seqlen) {  // what pads the keys is zero
+#pragma unroll
+        for (int i = 0; i < kChunks; ++i) {
+          packed[part + h][i][0] = packed[part + h][i][1] = 0;
+        }
+      }
     }
   }
   transpose(tile, packed);
@@ -687,6 +717,6 @@ extern "C" const FagenKernelInfo* fagen_quant_fp16_d128_center_scol_vcols_info(v
       kThreads,
       kLaunchRegisters,
       "quant_fp16_d128_center_scol_vcols",
-      "14e5decb7a2d25bd075c86cfaf0c75ccaeb3cbb007886398f8029e847fc4bc5e"};
+      "0e87effd295f4b10006507064074efea811a1668b3f06306286b50391d658b71"};
   return &info;
 }
