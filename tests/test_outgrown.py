@@ -111,18 +111,23 @@ def test_in_e4m3_an_element_that_is_cut_off_raises_its_warp(column: int) -> None
 # ---- scores that are widely spread --------------------------------------------------------------
 
 
-def spread_by_hand(p: Tensor, of: Plan, rows_of_a_head: int) -> list[bool]:
-    """p is (rows, columns) of a tile's first block, head by head; a thread has rows 8 apart."""
+def spread_by_hand(p: Tensor, seen: Tensor, of: Plan, rows_of_a_head: int) -> list[bool]:
+    """p is (rows, columns) of a tile's first block, head by head; a thread has rows 8 apart.
+
+    It tells nothing of scores of whose keys the upper row sees fewer than 16.
+    """
     found = []
     for top in range(0, len(p), rows_of_a_head):
         head = p[top : top + rows_of_a_head].tolist()
+        many = [keys >= 16 for keys in seen[top : top + rows_of_a_head].flatten().tolist()]
         for warpgroup in range(0, rows_of_a_head, 64):
             warps = 0
             for warp in range(warpgroup, warpgroup + 64, 16):
                 light = 0
                 for row in range(warp, warp + 8):
                     for lane in lanes_of(of, p.shape[1]):
-                        there = row + 8 < rows_of_a_head  # beyond, scores of 0 weigh enough
+                        # beyond, scores of 0 weigh enough
+                        there = row + 8 < rows_of_a_head and many[row]
                         light += (
                             there and sum(head[r][c] for r in (row, row + 8) for c in lane) < 1.25
                         )
@@ -144,8 +149,14 @@ def test_a_warpgroup_finds_scores_widely_spread_where_most_warps_do(
         for most in (240, 400)
     )
     p = torch.cat([lighter, heavier])
-    found = spread(p, of, rows)
-    expected = [spread_by_hand(tile, of, rows) for tile in p.flatten(0, 1)]
+    # all keys, and as many as the row's number, as under a causal mask
+    every = torch.full((3 * rows, 1), 64)
+    seen = torch.stack([every, torch.arange(3 * rows)[:, None] % rows + 1]).expand(2, 2, -1, 1)
+    found = spread(p, seen, of, rows)
+    expected = [
+        spread_by_hand(tile, keys, of, rows)
+        for tile, keys in zip(p.flatten(0, 1), seen.flatten(0, 1), strict=True)
+    ]
     assert found.view(4, -1).tolist() == expected
     if rows > 40:
         assert {True, False} == {one for tile in expected for one in tile}
@@ -159,7 +170,11 @@ def test_scores_of_a_large_deviation_are_widely_spread(
     dice = torch.Generator().manual_seed(0)
     scores = torch.randn(1, 1, 64 * 16, of.block_n, generator=dice) * sigma
     p = torch.exp(scores - scores.amax(-1, keepdim=True))
-    assert least <= spread(p, of, 64 * 16).float().mean() <= most
+    seen = torch.full((1, 1, 64 * 16, 1), of.block_n)
+    assert least <= spread(p, seen, of, 64 * 16).float().mean() <= most
+    # of a few keys at the end of a sequence one is the largest, whatever the deviation is
+    p[..., 3:] = 0.0
+    assert not spread(p, torch.full_like(seen, 3), of, 64 * 16).any()
 
 
 def test_blocks_of_widely_spread_scores_find_their_maxima_first() -> None:

@@ -111,7 +111,7 @@ PAIRS = [  # transposed V, and row-major V
         "fwd_e4m3_d64_causal_m128n128_vrows_sblock",
     ),
     (
-        "fwd_e4m3_d128_full_m192n64_s3_sblock",
+        "fwd_e4m3_d128_full_m192n96_s3_sblock",
         "fwd_e4m3_d128_full_m192n64_s3_vrows_sblock",
     ),
 ]

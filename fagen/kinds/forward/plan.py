@@ -43,10 +43,10 @@ _SPREAD_KEYS = 512
 
 _UNROLLING_REGISTERS = 40  # of a producer; with fewer, unrolled copies spill
 
-# With so many tiles for each multiprocessor the last section of heads ends, for 98 shapes of 100,
-# within 3 % of the greedy order of all tiles (tests/test_order.py); with fewer its longest tiles
-# may outlast the rest.
-_SECTION_ROUNDS = 4
+# With so many tiles for each multiprocessor the last section of heads ends, for 97 shapes of 100,
+# within 3 % of the greedy order of all tiles (tests/test_order.py). Four times as many end within
+# 2 % for 98, where their K and V fit the L2 cache.
+_SECTION_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,9 @@ class Plan:
     far: ClassVar[float] = 2.0**24
     # In a tile's first block a row has a P of 1, in one thread of four. Scores are widely spread
     # where most threads have no more than one such in two rows, and little else.
+    # A row that sees few keys of the block has little either way.
     spread_sum: ClassVar[float] = 1.25
+    spread_keys: ClassVar[int] = 16  # that a row sees of the block, at least
     spread_threads: ClassVar[int] = 20  # of a warp; more
     spread_warps: ClassVar[int] = 3  # of a warpgroup, or more
 

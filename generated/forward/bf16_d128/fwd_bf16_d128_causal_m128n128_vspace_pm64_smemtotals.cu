@@ -128,7 +128,7 @@ constexpr int kTileStages = 2;   // tiles drawn and not yet done
 constexpr int kTileReaders = 8;  // warps that ask for them
 constexpr int kDrawAhead =
     2;  // blocks before its end that a tile's successor is drawn: enough to hide the answer's way
-constexpr int kSectionRounds = 4;  // tiles for each multiprocessor in the last section of heads
+constexpr int kSectionRounds = 2;  // tiles for each multiprocessor in the last section of heads
 constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFar =
@@ -629,8 +629,10 @@ struct Softmax {
   }
 };
 
+using OutPair = __nv_bfloat162;
+
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  const OutPair pair = __floats2bfloat162_rn(low, high);
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
@@ -653,19 +655,26 @@ __device__ __forceinline__ void store_matrices(void* address, uint32_t a, uint32
 }
 
 // Rounds a warp's 16 rows of an accumulator, element(i), to OutElement and writes them to slabs of
-// 64 rows.
+// 64 rows. Returns whether all of this thread's numbers are finite: then 0 times them is 0.
 template <int columns, int slab, int swizzle_bits, class Elements>
-__device__ __forceinline__ void store_accumulator(OutElement* tile, Elements element) {
+__device__ __forceinline__ bool store_accumulator(OutElement* tile, Elements element) {
   const int row = warp_row() + lane() % 16;
+  const OutPair zero = {};
+  OutPair products[4] = {};
 #pragma unroll
   for (int column = 0; column < columns; column += 16) {
     char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
-    const auto pair = [&](int i) {
-      return pack(element(column / 2 + i), element(column / 2 + i + 1));
-    };
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      pairs[i] = pack(element(column / 2 + 2 * i), element(column / 2 + 2 * i + 1));
+      products[i] = __hfma2(reinterpret_cast<const OutPair&>(pairs[i]), zero, products[i]);
+    }
     store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane() / 16 * 8),
-                   pair(0), pair(2), pair(4), pair(6));
+                   pairs[0], pairs[1], pairs[2], pairs[3]);
   }
+  const OutPair sum = __hadd2(__hadd2(products[0], products[1]), __hadd2(products[2], products[3]));
+  return __hbeq2(sum, zero);
 }
 
 // ---- Loading ---------------------------------------------------------------------------------
@@ -1063,17 +1072,17 @@ struct Consumer {
     const auto average = [&](int i) { return o[i] * inverse[row_of(i)]; };
     // A row that sees no key is zeros, not 0 times a V that may not be finite.
     const auto limited = [&](int i) { return empty[row_of(i)] ? 0.f : average(i); };
-    const bool limit = __any_sync(0xffffffff, empty[0] || empty[1]);
 
     OutElement* rows = shared.o + warpgroup * kWarpgroupRows * kHeadDimVPadded;
     const bool leader = threadIdx.x % kWarpgroup == 0;
     barrier_sync(kAllConsumers, kConsumers * kWarpgroup);  // V is read
-    if (limit) {
+    // What is not finite shows what must be limited: rare, and cheaper to look for once it is
+    // rounded.
+    const bool finite = store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(
+        rows, [&](int i) { return average(i); });
+    if (!__all_sync(0xffffffff, finite)) {
       store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(rows,
                                                                 [&](int i) { return limited(i); });
-    } else {
-      store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(rows,
-                                                                [&](int i) { return average(i); });
     }
     cutlass::arch::fence_view_async_shared();
     barrier_sync(kStore + warpgroup, kWarpgroup);
@@ -1413,12 +1422,14 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
       --params.m_end;
     }
   }
-  // The last section has more heads where it would else end before short tiles could fill up behind
-  // its longest ones.
+  // The heads of one KV head at a time: who shares K and V loads them at the same time. The last
+  // section has more heads, so that short tiles fill up behind its longest ones: as many as the
+  // cache holds, within bounds.
   const int64_t seeing = std::max(1, params.m_end - m_first);  // tiles of a head
-  const int64_t section = std::max<int64_t>(1, cached_kv_heads) * params.heads_per_kv_head.value;
-  const int64_t filling = ceil_div(int64_t(kSectionRounds) * grid, seeing);
-  params.sections = 1 + int(std::max<int64_t>(0, flat_heads - filling) / section);
+  const int64_t section = params.heads_per_kv_head.value;
+  const int64_t least = ceil_div(int64_t(kSectionRounds) * grid, seeing), most = 4 * least;
+  const int64_t last = std::clamp(cached_kv_heads * section, least, most);
+  params.sections = 1 + int(std::max<int64_t>(0, flat_heads - last) / section);
   params.section_heads = FastDivisor(int(section));
   params.section_slots = FastDivisor(int(std::min<int64_t>(section * seeing, tiles)));
   params.last_section_heads = FastDivisor(int(flat_heads - (params.sections - 1) * section));
@@ -1462,6 +1473,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d128_causal_m128n128_vspace_pm6
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d128_causal_m128n128_vspace_pm64_smemtotals",
-      "8469d75c8d9f4a76b5ad26574943192b55811ba3f72a3a83de65308d3507fa21"};
+      "d3b51db4c5fc7cc030e406af88a7cdc3cba323f4179307fdc0c9fe827c6870ed"};
   return &info;
 }

@@ -531,8 +531,10 @@ struct Softmax {
   }
 };
 
+using OutPair = __nv_bfloat162;
+
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  const OutPair pair = __floats2bfloat162_rn(low, high);
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
@@ -555,19 +557,26 @@ __device__ __forceinline__ void store_matrices(void* address, uint32_t a, uint32
 }
 
 // Rounds a warp's 16 rows of an accumulator, element(i), to OutElement and writes them to slabs of
-// 64 rows.
+// 64 rows. Returns whether all of this thread's numbers are finite: then 0 times them is 0.
 template <int columns, int slab, int swizzle_bits, class Elements>
-__device__ __forceinline__ void store_accumulator(OutElement* tile, Elements element) {
+__device__ __forceinline__ bool store_accumulator(OutElement* tile, Elements element) {
   const int row = warp_row() + lane() % 16;
+  const OutPair zero = {};
+  OutPair products[4] = {};
 #pragma unroll
   for (int column = 0; column < columns; column += 16) {
     char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
-    const auto pair = [&](int i) {
-      return pack(element(column / 2 + i), element(column / 2 + i + 1));
-    };
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      pairs[i] = pack(element(column / 2 + 2 * i), element(column / 2 + 2 * i + 1));
+      products[i] = __hfma2(reinterpret_cast<const OutPair&>(pairs[i]), zero, products[i]);
+    }
     store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane() / 16 * 8),
-                   pair(0), pair(2), pair(4), pair(6));
+                   pairs[0], pairs[1], pairs[2], pairs[3]);
   }
+  const OutPair sum = __hadd2(__hadd2(products[0], products[1]), __hadd2(products[2], products[3]));
+  return __hbeq2(sum, zero);
 }
 
 // ---- Loading ---------------------------------------------------------------------------------
@@ -911,7 +920,6 @@ struct Consumer {
     const auto average = [&](int i) { return o[i] * inverse[row_of(i)]; };
     // A row that sees no key is zeros, not 0 times a V that may not be finite.
     const auto limited = [&](int i) { return empty[row_of(i)] ? 0.f : average(i); };
-    const bool limit = __any_sync(0xffffffff, empty[0] || empty[1]);
 
     OutElement* rows = shared.o + warpgroup * kWarpgroupRows * kHeadDimVPadded;
     const bool leader = threadIdx.x % kWarpgroup == 0;
@@ -919,12 +927,13 @@ struct Consumer {
       cute::tma_store_wait<0>();  // the previous tile's O has been read
     }
     barrier_sync(kStore + warpgroup, kWarpgroup);
-    if (limit) {
+    // What is not finite shows what must be limited: rare, and cheaper to look for once it is
+    // rounded.
+    const bool finite = store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(
+        rows, [&](int i) { return average(i); });
+    if (!__all_sync(0xffffffff, finite)) {
       store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(rows,
                                                                 [&](int i) { return limited(i); });
-    } else {
-      store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(rows,
-                                                                [&](int i) { return average(i); });
     }
     cutlass::arch::fence_view_async_shared();
     barrier_sync(kStore + warpgroup, kWarpgroup);
@@ -1273,6 +1282,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d96_full_m192n112_s3_info(void)
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d96_full_m192n112_s3",
-      "c989338bbcad844bd330f6eae3ff07af125b9785a99bf020e69fd39534712c30"};
+      "afe8a80503e68b9c4a9216845717dff3d93ab275c9911c7b3a487cfceddecb0f"};
   return &info;
 }

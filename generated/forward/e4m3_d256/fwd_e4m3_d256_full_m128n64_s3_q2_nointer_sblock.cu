@@ -582,8 +582,10 @@ struct Softmax {
   }
 };
 
+using OutPair = __nv_bfloat162;
+
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  const OutPair pair = __floats2bfloat162_rn(low, high);
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
@@ -618,19 +620,26 @@ __device__ __forceinline__ void store_matrices(void* address, uint32_t a, uint32
 }
 
 // Rounds a warp's 16 rows of an accumulator, element(i), to OutElement and writes them to slabs of
-// 64 rows.
+// 64 rows. Returns whether all of this thread's numbers are finite: then 0 times them is 0.
 template <int columns, int slab, int swizzle_bits, class Elements>
-__device__ __forceinline__ void store_accumulator(OutElement* tile, Elements element) {
+__device__ __forceinline__ bool store_accumulator(OutElement* tile, Elements element) {
   const int row = warp_row() + lane() % 16;
+  const OutPair zero = {};
+  OutPair products[4] = {};
 #pragma unroll
   for (int column = 0; column < columns; column += 16) {
     char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
-    const auto pair = [&](int i) {
-      return pack(element(column / 2 + i), element(column / 2 + i + 1));
-    };
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      pairs[i] = pack(element(column / 2 + 2 * i), element(column / 2 + 2 * i + 1));
+      products[i] = __hfma2(reinterpret_cast<const OutPair&>(pairs[i]), zero, products[i]);
+    }
     store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane() / 16 * 8),
-                   pair(0), pair(2), pair(4), pair(6));
+                   pairs[0], pairs[1], pairs[2], pairs[3]);
   }
+  const OutPair sum = __hadd2(__hadd2(products[0], products[1]), __hadd2(products[2], products[3]));
+  return __hbeq2(sum, zero);
 }
 
 // ---- Loading ---------------------------------------------------------------------------------
@@ -1037,18 +1046,17 @@ struct Consumer {
   }
 
   // Adds what was taken off V's columns, whose weights in a row add up to one.
-  __device__ __forceinline__ void add_means(const Tile& tile, Output& o,
-                                            const bool (&empty)[2]) const {
+  __device__ __forceinline__ void add_means(const Tile& tile, Output& o) const {
     ColumnReader mean = {
         params.v_mean.of(tile.batch, tile.kv_head) + lane() % 4 * 2 * params.v_mean.stride_column,
         params.v_mean.stride_column};
 #pragma unroll
     for (int i = 0; i < kHeadDimV / 2; i += 4) {
       const float2 pair = mean.next();
-      o[i] = empty[0] ? 0.f : o[i] + pair.x;
-      o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
-      o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
-      o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
+      o[i] += pair.x;
+      o[i + 1] += pair.y;
+      o[i + 2] += pair.x;
+      o[i + 3] += pair.y;
       if (i % 32 == 28 && mean.ends()) {
         return;
       }
@@ -1074,16 +1082,23 @@ struct Consumer {
                      : (softmax.reference(r) + log2_approx(sum) + mean) * 0.69314718056f;
       }
     }
-    // A row that sees no key is zeros, not 0 times a V that may not be finite.
 #pragma unroll
     for (int i = 0; i < kHeadDimVPadded / 2; ++i) {
-      o[i] = empty[row_of(i)] ? 0.f : o[i] * inverse[row_of(i)];
+      o[i] = o[i] * inverse[row_of(i)];
     }
     if (params.v_scale.data) {
       scale_columns(tile, o);
     }
     if (params.v_mean.data) {
-      add_means(tile, o, empty);
+      add_means(tile, o);
+    }
+    // A row that sees no key is zeros, not 0 times a V that may not be finite, and without its
+    // mean.
+    if (__any_sync(0xffffffff, empty[0] || empty[1])) {
+#pragma unroll
+      for (int i = 0; i < kHeadDimVPadded / 2; ++i) {
+        o[i] = empty[row_of(i)] ? 0.f : o[i];
+      }
     }
 
     OutElement* rows = shared.o + warpgroup * kWarpgroupRows * kHeadDimVPadded;
@@ -1477,6 +1492,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_full_m128n64_s3_q2_nointer
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d256_full_m128n64_s3_q2_nointer_sblock",
-      "ca24d75b2586300e28979ab4eb26692615489207c7e4305228ae92335a62ddd5"};
+      "ffb3e8a665d28cc638dd8b97ddf940831f22bd2f3a7953a7ec16f983c3f812dc"};
   return &info;
 }

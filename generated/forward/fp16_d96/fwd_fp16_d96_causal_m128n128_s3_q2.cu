@@ -126,7 +126,7 @@ constexpr int kTileStages = 2;   // tiles drawn and not yet done
 constexpr int kTileReaders = 8;  // warps that ask for them
 constexpr int kDrawAhead =
     2;  // blocks before its end that a tile's successor is drawn: enough to hide the answer's way
-constexpr int kSectionRounds = 4;  // tiles for each multiprocessor in the last section of heads
+constexpr int kSectionRounds = 2;  // tiles for each multiprocessor in the last section of heads
 constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFar =
@@ -136,6 +136,7 @@ constexpr int kSpreadBlocks =
     4;  // after a tile's first that find their maxima before P, if scores are widely spread
 constexpr float kSpreadSum =
     1.25f;  // of a thread's P in its two rows: in so many threads of a warp less
+constexpr int kSpreadKeys = 16;  // with fewer in a row a small sum tells nothing
 constexpr int kSpreadThreads = 20;
 constexpr int kSpreadWarps = 3;             // of a warpgroup, at least
 constexpr float kLargestOutput = 65504.0f;  // that is finite
@@ -576,15 +577,17 @@ struct Softmax {
     }
   }
 
-  // Whether the scores of the first block are so widely spread, in most rows of the warp, that
-  // their largest alone counts: then later blocks are likely to outgrow it.
-  __device__ __forceinline__ bool spread() const {
-    return __popc(__ballot_sync(0xffffffff, sum[0] + sum[1] < kSpreadSum)) > kSpreadThreads;
+  // Whether the scores of the first block are so widely spread, in most rows of the warp, that of
+  // many keys the largest alone counts: then later blocks are likely to outgrow it.
+  __device__ __forceinline__ bool spread(bool many) const {
+    return __popc(__ballot_sync(0xffffffff, many && sum[0] + sum[1] < kSpreadSum)) > kSpreadThreads;
   }
 };
 
+using OutPair = __half2;
+
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-  const __half2 pair = __floats2half2_rn(low, high);
+  const OutPair pair = __floats2half2_rn(low, high);
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
@@ -607,19 +610,26 @@ __device__ __forceinline__ void store_matrices(void* address, uint32_t a, uint32
 }
 
 // Rounds a warp's 16 rows of an accumulator, element(i), to OutElement and writes them to slabs of
-// 64 rows.
+// 64 rows. Returns whether all of this thread's numbers are finite: then 0 times them is 0.
 template <int columns, int slab, int swizzle_bits, class Elements>
-__device__ __forceinline__ void store_accumulator(OutElement* tile, Elements element) {
+__device__ __forceinline__ bool store_accumulator(OutElement* tile, Elements element) {
   const int row = warp_row() + lane() % 16;
+  const OutPair zero = {};
+  OutPair products[4] = {};
 #pragma unroll
   for (int column = 0; column < columns; column += 16) {
     char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
-    const auto pair = [&](int i) {
-      return pack(element(column / 2 + i), element(column / 2 + i + 1));
-    };
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      pairs[i] = pack(element(column / 2 + 2 * i), element(column / 2 + 2 * i + 1));
+      products[i] = __hfma2(reinterpret_cast<const OutPair&>(pairs[i]), zero, products[i]);
+    }
     store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane() / 16 * 8),
-                   pair(0), pair(2), pair(4), pair(6));
+                   pairs[0], pairs[1], pairs[2], pairs[3]);
   }
+  const OutPair sum = __hadd2(__hadd2(products[0], products[1]), __hadd2(products[2], products[3]));
+  return __hbeq2(sum, zero);
 }
 
 // ---- Loading ---------------------------------------------------------------------------------
@@ -909,6 +919,12 @@ struct Consumer {
     }
   }
 
+  // How many keys, from a block's first on, the upper one of this thread's rows sees.
+  __device__ __forceinline__ int keys_seen(const Tile& tile, int block) {
+    const Keys seen = seen_by(params, first_row(tile) + thread_row());
+    return seen.last - block * kBlockN;
+  }
+
   // Whether most warps of the warpgroup say so: all must take the same steps.
   __device__ __forceinline__ bool most_warps(bool says_so) {
     bool (&votes)[4] = shared.votes[warpgroup];
@@ -927,7 +943,8 @@ struct Consumer {
     softmax.update_row_max(s);
     softmax.exponentiate(s);
     pack_p(p, s);
-    spread_first = tile.blocks.last - (most_warps(softmax.spread()) ? 1 + kSpreadBlocks : 0);
+    const bool many = keys_seen(tile, tile.blocks.last - 1) >= kSpreadKeys;
+    spread_first = tile.blocks.last - (most_warps(softmax.spread(many)) ? 1 + kSpreadBlocks : 0);
   }
 
   // The first block of a tile, with nothing else in flight.
@@ -1020,22 +1037,14 @@ struct Consumer {
       }
     }
     const auto average = [&](int i) { return o[i] * inverse[row_of(i)]; };
-    // An average of V is no larger than V, but P was rounded and its sum was not. And a row that
-    // sees no key is zeros, not 0 times a V that may not be finite.
-    float largest[2] = {0.f, 0.f};
-#pragma unroll
-    for (int i = 0; i < kHeadDimVPadded / 2; ++i) {
-      largest[row_of(i)] = fmaxf(largest[row_of(i)], fabsf(o[i]));
-    }
+    // A row that sees no key is zeros, not 0 times a V that may not be finite. And an average of V
+    // is no larger than V, but P was rounded and its sum was not.
     const auto limited = [&](int i) {
       const float x = average(i);
       return empty[row_of(i)]      ? 0.f
              : fabsf(x) < INFINITY ? fminf(fmaxf(x, -kLargestOutput), kLargestOutput)
                                    : x;
     };
-    const bool limit =
-        __any_sync(0xffffffff, empty[0] || empty[1] || largest[0] * inverse[0] > kLargestOutput ||
-                                   largest[1] * inverse[1] > kLargestOutput);
 
     OutElement* rows = shared.o + warpgroup * kWarpgroupRows * kHeadDimVPadded;
     const bool leader = threadIdx.x % kWarpgroup == 0;
@@ -1043,12 +1052,13 @@ struct Consumer {
       cute::tma_store_wait<0>();  // the previous tile's O has been read
     }
     barrier_sync(kStore + warpgroup, kWarpgroup);
-    if (limit) {
+    // What is not finite shows what must be limited: rare, and cheaper to look for once it is
+    // rounded.
+    const bool finite = store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(
+        rows, [&](int i) { return average(i); });
+    if (!__all_sync(0xffffffff, finite)) {
       store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(rows,
                                                                 [&](int i) { return limited(i); });
-    } else {
-      store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(rows,
-                                                                [&](int i) { return average(i); });
     }
     cutlass::arch::fence_view_async_shared();
     barrier_sync(kStore + warpgroup, kWarpgroup);
@@ -1388,12 +1398,14 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
       --params.m_end;
     }
   }
-  // The last section has more heads where it would else end before short tiles could fill up behind
-  // its longest ones.
+  // The heads of one KV head at a time: who shares K and V loads them at the same time. The last
+  // section has more heads, so that short tiles fill up behind its longest ones: as many as the
+  // cache holds, within bounds.
   const int64_t seeing = std::max(1, params.m_end - m_first);  // tiles of a head
-  const int64_t section = std::max<int64_t>(1, cached_kv_heads) * params.heads_per_kv_head.value;
-  const int64_t filling = ceil_div(int64_t(kSectionRounds) * grid, seeing);
-  params.sections = 1 + int(std::max<int64_t>(0, flat_heads - filling) / section);
+  const int64_t section = params.heads_per_kv_head.value;
+  const int64_t least = ceil_div(int64_t(kSectionRounds) * grid, seeing), most = 4 * least;
+  const int64_t last = std::clamp(cached_kv_heads * section, least, most);
+  params.sections = 1 + int(std::max<int64_t>(0, flat_heads - last) / section);
   params.section_heads = FastDivisor(int(section));
   params.section_slots = FastDivisor(int(std::min<int64_t>(section * seeing, tiles)));
   params.last_section_heads = FastDivisor(int(flat_heads - (params.sections - 1) * section));
@@ -1433,6 +1445,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d96_causal_m128n128_s3_q2_info(
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d96_causal_m128n128_s3_q2",
-      "e6989caa0563cd5227ef02346e9e5dfb810f73b71e56c83db9cadca551b253f1"};
+      "cb0c5c3dfb9445c18b0fd57b30cac7e7380256de3cbf8ebdc9907b00001592a1"};
   return &info;
 }

@@ -126,14 +126,17 @@ def outgrown(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
     return _shared(large.unsqueeze(-1), rows_of_a_head, _any_row)
 
 
-def spread(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
+def spread(p: Tensor, seen: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
     """Tell of which rows the scores of their first block are widely spread: (…, rows, 1).
 
-    p (…, rows, columns) is relative to that block's maximum. A warpgroup's rows are, if in enough
-    of its warps, in enough threads, the shares of both rows add up to little. Rows past the end of
-    the sequence have scores of 0, and thus a lot.
+    p (…, rows, columns) is relative to that block's maximum, of whose keys a row sees `seen`
+    (…, rows, 1). A warpgroup's rows are, if in enough of its warps, in enough threads, the shares
+    of both rows add up to little, and not because the upper one sees few keys. Rows past the end
+    of the sequence have scores of 0, and thus a lot.
     """
-    lanes = _by_lanes(p, plan).unflatten(-2, (-1, rows_of_a_head))
+    row = torch.arange(p.shape[-2], device=p.device)[:, None] % rows_of_a_head % _WARP_ROWS
+    few = (seen < plan.spread_keys) & (row < _WARP_ROWS // 2)
+    lanes = _by_lanes(p, plan).masked_fill(few, math.inf).unflatten(-2, (-1, rows_of_a_head))
     missing = -rows_of_a_head % _WARPGROUP_ROWS
     lanes = torch.nn.functional.pad(lanes, (0, 0, 0, missing), value=math.inf)
     warps = lanes.unflatten(-2, (-1, 4, 2, _WARP_ROWS // 2)).sum(-3)  # (…, warpgroups, 4, 8, 4)
@@ -214,15 +217,17 @@ class _OnlineSoftmax:
         """Count the blocks that warpgroups visit, and tell how the scores of their first spread."""
         if not self.plan.spread_blocks:
             return
-        sees = (~unseen).any(-1, keepdim=True).expand_as(self.far)
+        seen = (~unseen).sum(-1, keepdim=True).expand_as(self.far)
         together = (
             _WARPGROUP_ROWS
             if self.plan.skips_masked_blocks and self.plan.cluster == 1
             else self.plan.block_m
         )
-        visited = _shared(sees, self.rows_of_a_head, _any_row, together)
+        visited = _shared(seen > 0, self.rows_of_a_head, _any_row, together)
         first = visited & (self.blocks == 0)
-        self.spread = torch.where(first, spread(p, self.plan, self.rows_of_a_head), self.spread)
+        self.spread = torch.where(
+            first, spread(p, seen, self.plan, self.rows_of_a_head), self.spread
+        )
         self.blocks += visited
 
     def _of_warps(self, found: Tensor) -> Tensor:

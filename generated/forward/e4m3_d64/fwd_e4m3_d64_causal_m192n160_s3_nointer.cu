@@ -1,11 +1,11 @@
-// fwd_e4m3_d128_causal_m128n128_s3_q2_nointer: fused attention forward for Hopper (sm_90a).
-// Rendered by fagen; do not edit.
+// fwd_e4m3_d64_causal_m192n160_s3_nointer: fused attention forward for Hopper (sm_90a). Rendered by
+// fagen; do not edit.
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
 //
-// One thread block computes a tile of 128 query rows of one head, 128 keys at a time from the last
+// One thread block computes a tile of 192 query rows of one head, 160 keys at a time from the last
 // to the first, by online softmax in base 2. One producer warp copies Q, K and V into shared memory
-// by TMA; 2 consumer warpgroups of 64 rows each multiply by WGMMA.
+// by TMA; 3 consumer warpgroups of 64 rows each multiply by WGMMA.
 //
 // Q, K, V and P are in e4m3, with scales. The PV GEMM needs V transposed, as it is in
 // global memory.
@@ -43,21 +43,21 @@ struct FagenForwardArgs {
   uint32_t version;         // 3: callers built for another are recognised
   void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
   int64_t workspace_bytes;  // how large it is
-  const void* q;            // e4m3 (batch, seqlen_q, heads, 128)
-  const void* k;            // e4m3 (batch, seqlen_k, kv_heads, 128)
-  const void* v;  // e4m3 (batch, kv_heads, 128, ceil(seqlen_k / 16) · 16): transposed: each 16 keys
+  const void* q;            // e4m3 (batch, seqlen_q, heads, 64)
+  const void* k;            // e4m3 (batch, seqlen_k, kv_heads, 64)
+  const void* v;  // e4m3 (batch, kv_heads, 64, ceil(seqlen_k / 16) · 16): transposed: each 16 keys
                   // in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15, zeros past seqlen_k
   const void* q_descale;  // fp32 (batch or 1, heads or 1, 1): what q is to be multiplied by, finite
                           // and above 0; null: 1
   const void* k_descale;  // fp32 (batch or 1, kv_heads or 1, 1): what k is to be multiplied by,
                           // finite and above 0; null: 1
-  const void* v_descale;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what columns of v are to be
+  const void* v_descale;  // fp32 (batch or 1, kv_heads or 1, 64 or 1): what columns of v are to be
                           // multiplied by, finite and above 0; null: 1
-  const void* v_mean;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what was taken off columns of
-                       // v before they were quantised; null: nothing
-  const void* k_mean;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what was taken off columns of
-                       // k before they were quantised; null: nothing
-  void* out;           // bf16 (batch, seqlen_q, heads, 128): zeros in a row that sees no key
+  const void* v_mean;  // fp32 (batch or 1, kv_heads or 1, 64 or 1): what was taken off columns of v
+                       // before they were quantised; null: nothing
+  const void* k_mean;  // fp32 (batch or 1, kv_heads or 1, 64 or 1): what was taken off columns of k
+                       // before they were quantised; null: nothing
+  void* out;           // bf16 (batch, seqlen_q, heads, 64): zeros in a row that sees no key
   void* lse;  // fp32 (batch, heads, seqlen_q): log-sum-exp, natural logarithm; minus infinity in a
               // row that sees no key; null if not wanted
   int64_t q_stride_batch, q_stride_head, q_stride_seq;
@@ -102,57 +102,57 @@ extern "C" {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer(const struct FagenForwardArgs* args,
-                                                      void* stream);
+int fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer(const struct FagenForwardArgs* args,
+                                                  void* stream);
 // How many bytes of workspace a call of these sizes needs; -1 where args is null. They are zeros
 // before the first call, and each call leaves them so; calls that may run at once need one each.
-int64_t fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_workspace(
+int64_t fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_workspace(
     const struct FagenForwardArgs* args);
-const char* fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_message(int status);
-const struct FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_info(void);
+const char* fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_message(int status);
+const struct FagenKernelInfo* fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_info(void);
 
 }  // extern "C"
 
-namespace fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_kernel {
+namespace fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
 using Element = __nv_fp8_e4m3;
 using OutElement = __nv_bfloat16;
 
-constexpr int kHeadDim = 128;
-constexpr int kHeadDimV = 128;
-constexpr int kHeadDimPadded = 128;  // in shared memory, padded with zeros
-constexpr int kHeadDimVPadded = 128;
-constexpr int kBlockM = 128;
-constexpr int kBlockN = 128;
+constexpr int kHeadDim = 64;
+constexpr int kHeadDimV = 64;
+constexpr int kHeadDimPadded = 64;  // in shared memory, padded with zeros
+constexpr int kHeadDimVPadded = 64;
+constexpr int kBlockM = 192;
+constexpr int kBlockN = 160;
 constexpr int kStages = 3;  // K and V buffers
-constexpr int kQStages = 2;
-constexpr int kConsumers = 2;  // warpgroups of 64 query rows
-constexpr int kThreads = 384;
-constexpr int kLaunchRegisters = 168;
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
-constexpr int kTileStages = 2;   // tiles drawn and not yet done
-constexpr int kTileReaders = 8;  // warps that ask for them
+constexpr int kQStages = 1;
+constexpr int kConsumers = 3;  // warpgroups of 64 query rows
+constexpr int kThreads = 512;
+constexpr int kLaunchRegisters = 128;
+constexpr int kProducerRegisters = 32;
+constexpr int kConsumerRegisters = 160;
+constexpr int kTileStages = 2;    // tiles drawn and not yet done
+constexpr int kTileReaders = 12;  // warps that ask for them
 constexpr int kDrawAhead =
     2;  // blocks before its end that a tile's successor is drawn: enough to hide the answer's way
-constexpr int kSectionRounds = 4;  // tiles for each multiprocessor in the last section of heads
+constexpr int kSectionRounds = 2;  // tiles for each multiprocessor in the last section of heads
 constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFar =
     16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
-constexpr float kFarScale = 0.5f;  // no smaller one leads there from products of e4m3
+constexpr float kFarScale = 1.0f;  // no smaller one leads there from products of e4m3
 constexpr float kPOffset =
     8.0f;  // log2 units: P is kept this much larger, to use more of its range
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
-constexpr int kQkSlab = 128;  // columns
-constexpr int kVSlab = 128;   // of keys: V lies transposed
+constexpr int kQkSlab = 64;  // columns
+constexpr int kVSlab = 32;   // of keys: V lies transposed
 constexpr int kOSlab = 64;
 constexpr int kOSwizzleBits = 3;
-constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B128;
-constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B128;
+constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B64;
+constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B32;
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -174,6 +174,7 @@ struct Blocks {
 struct alignas(16) Tile {
   int first_row, head, kv_head, batch;
   Blocks blocks;  // last < first: no tile
+  int skipped;    // fully masked blocks after those
 };
 
 struct SharedStorage {
@@ -191,7 +192,7 @@ struct SharedStorage {
   Tile tiles[kTileStages];  // in work, and next
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes <= 164864, "the layout outgrew the plan's ledger");
+static_assert(kSharedBytes <= 99328, "the layout outgrew the plan's ledger");
 
 template <class Integer>
 __host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
@@ -348,12 +349,13 @@ __device__ constexpr uint32_t column_offset(int k) {
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], Descriptor q, Descriptor k) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
+      "wgmma.mma_async.sync.aligned.m64n160k32.f32.e4m3.e4m3 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
-      "%64, %65, %66, 1, 1;"
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79 }, "
+      "%80, %81, %82, 1, 1;"
       : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]), "+f"(s[6]),
         "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]), "+f"(s[12]), "+f"(s[13]),
         "+f"(s[14]), "+f"(s[15]), "+f"(s[16]), "+f"(s[17]), "+f"(s[18]), "+f"(s[19]), "+f"(s[20]),
@@ -363,30 +365,25 @@ __device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], Descriptor q, 
         "+f"(s[42]), "+f"(s[43]), "+f"(s[44]), "+f"(s[45]), "+f"(s[46]), "+f"(s[47]), "+f"(s[48]),
         "+f"(s[49]), "+f"(s[50]), "+f"(s[51]), "+f"(s[52]), "+f"(s[53]), "+f"(s[54]), "+f"(s[55]),
         "+f"(s[56]), "+f"(s[57]), "+f"(s[58]), "+f"(s[59]), "+f"(s[60]), "+f"(s[61]), "+f"(s[62]),
-        "+f"(s[63])
+        "+f"(s[63]), "+f"(s[64]), "+f"(s[65]), "+f"(s[66]), "+f"(s[67]), "+f"(s[68]), "+f"(s[69]),
+        "+f"(s[70]), "+f"(s[71]), "+f"(s[72]), "+f"(s[73]), "+f"(s[74]), "+f"(s[75]), "+f"(s[76]),
+        "+f"(s[77]), "+f"(s[78]), "+f"(s[79])
       : "l"(q.bits()), "l"(k.bits()), "n"(accumulate ? 1 : 0));
 }
 
 // O (64 x kOutputColumns) += P (64 x 32, from registers) V (32 x kOutputColumns).
 __device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descriptor v) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
-      "{ %64, %65, %66, %67 }, "
-      "%68, 1, 1, 1;"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
+      "{ %32, %33, %34, %35 }, "
+      "%36, 1, 1, 1;"
       : "+f"(o[0]), "+f"(o[1]), "+f"(o[2]), "+f"(o[3]), "+f"(o[4]), "+f"(o[5]), "+f"(o[6]),
         "+f"(o[7]), "+f"(o[8]), "+f"(o[9]), "+f"(o[10]), "+f"(o[11]), "+f"(o[12]), "+f"(o[13]),
         "+f"(o[14]), "+f"(o[15]), "+f"(o[16]), "+f"(o[17]), "+f"(o[18]), "+f"(o[19]), "+f"(o[20]),
         "+f"(o[21]), "+f"(o[22]), "+f"(o[23]), "+f"(o[24]), "+f"(o[25]), "+f"(o[26]), "+f"(o[27]),
-        "+f"(o[28]), "+f"(o[29]), "+f"(o[30]), "+f"(o[31]), "+f"(o[32]), "+f"(o[33]), "+f"(o[34]),
-        "+f"(o[35]), "+f"(o[36]), "+f"(o[37]), "+f"(o[38]), "+f"(o[39]), "+f"(o[40]), "+f"(o[41]),
-        "+f"(o[42]), "+f"(o[43]), "+f"(o[44]), "+f"(o[45]), "+f"(o[46]), "+f"(o[47]), "+f"(o[48]),
-        "+f"(o[49]), "+f"(o[50]), "+f"(o[51]), "+f"(o[52]), "+f"(o[53]), "+f"(o[54]), "+f"(o[55]),
-        "+f"(o[56]), "+f"(o[57]), "+f"(o[58]), "+f"(o[59]), "+f"(o[60]), "+f"(o[61]), "+f"(o[62]),
-        "+f"(o[63])
+        "+f"(o[28]), "+f"(o[29]), "+f"(o[30]), "+f"(o[31])
       : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v.bits()));
 }
 
@@ -624,8 +621,10 @@ struct Softmax {
   }
 };
 
+using OutPair = __nv_bfloat162;
+
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  const OutPair pair = __floats2bfloat162_rn(low, high);
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
@@ -660,19 +659,26 @@ __device__ __forceinline__ void store_matrices(void* address, uint32_t a, uint32
 }
 
 // Rounds a warp's 16 rows of an accumulator, element(i), to OutElement and writes them to slabs of
-// 64 rows.
+// 64 rows. Returns whether all of this thread's numbers are finite: then 0 times them is 0.
 template <int columns, int slab, int swizzle_bits, class Elements>
-__device__ __forceinline__ void store_accumulator(OutElement* tile, Elements element) {
+__device__ __forceinline__ bool store_accumulator(OutElement* tile, Elements element) {
   const int row = warp_row() + lane() % 16;
+  const OutPair zero = {};
+  OutPair products[4] = {};
 #pragma unroll
   for (int column = 0; column < columns; column += 16) {
     char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
-    const auto pair = [&](int i) {
-      return pack(element(column / 2 + i), element(column / 2 + i + 1));
-    };
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      pairs[i] = pack(element(column / 2 + 2 * i), element(column / 2 + 2 * i + 1));
+      products[i] = __hfma2(reinterpret_cast<const OutPair&>(pairs[i]), zero, products[i]);
+    }
     store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane() / 16 * 8),
-                   pair(0), pair(2), pair(4), pair(6));
+                   pairs[0], pairs[1], pairs[2], pairs[3]);
   }
+  const OutPair sum = __hadd2(__hadd2(products[0], products[1]), __hadd2(products[2], products[3]));
+  return __hbeq2(sum, zero);
 }
 
 // ---- Loading ---------------------------------------------------------------------------------
@@ -690,7 +696,7 @@ struct Loader {
                                        Element* tile, int row, int head, int batch,
                                        cute::TMA::CacheHintSm90 hint) {
     full.arrive_and_expect_tx(rows * columns * sizeof(Element));
-#pragma unroll
+#pragma unroll 1  // few registers
     for (int column = 0; column < columns; column += slab) {
       cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
                                    static_cast<uint64_t>(hint), tile + column * rows, column, row,
@@ -701,7 +707,7 @@ struct Loader {
   __device__ __forceinline__ void load_q(const Tile& tile) {
     const uint32_t stage = tiles % kQStages, phase = tiles / kQStages % 2;
     // Each warpgroup's rows as soon as it has read its last ones.
-#pragma unroll
+#pragma unroll 1  // few registers
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       shared.q_empty[stage][consumer].wait(phase ^ 1);
       copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
@@ -934,6 +940,32 @@ struct Consumer {
     }
   }
 
+  // A tile without the last blocks that are fully masked for this warpgroup's rows; one block is
+  // left even so.
+  __device__ __forceinline__ Tile warpgroup_tile(Tile tile) {
+    const Blocks own = blocks_of(params, first_row(tile), first_row(tile) + kWarpgroupRows - 1);
+    const int last = max(tile.blocks.first + 1, own.last);
+    tile.skipped = tile.blocks.last - last;
+    tile.blocks.last = last;
+    tile.blocks.full_last = own.full_last;
+    return tile;
+  }
+
+  // Skips fully masked blocks.
+  __device__ __forceinline__ void skip_k(int blocks) {
+    for (; blocks > 0; --blocks) {
+      wait_k();
+      release_k();
+    }
+  }
+
+  __device__ __forceinline__ void skip_v(int blocks) {
+    for (; blocks > 0; --blocks) {
+      wait_v();
+      release_v();
+    }
+  }
+
   // S is complete: K is released, and Q after the tile's final block.
   __device__ __forceinline__ void finish_qk(float (&s)[kBlockN / 2], bool final_block) {
     fence_operand(s);
@@ -969,10 +1001,20 @@ struct Consumer {
     softmax.rescale_output(o, raised);
   }
 
+  // In place of a step, for a warpgroup whose rows are all past the end of the sequence.
+  __device__ __forceinline__ void skip_step(bool final_block) {
+    wait_k();
+    release_k();
+    release(shared.q_empty[q.stage][warpgroup], final_block);
+    wait_v();
+    release_v();
+  }
+
   // P of a tile's first block.
   __device__ __forceinline__ void first_softmax(const Tile& tile, float (&s)[kBlockN / 2],
                                                 Probabilities& p, Softmax& softmax) {
     finish_qk(s, tile.blocks.last - 1 == tile.blocks.first);
+    skip_v(tile.skipped);
     mask_block(s, tile, tile.blocks.last - 1);
     softmax.update_row_max(s);
     softmax.exponentiate(s);
@@ -983,6 +1025,7 @@ struct Consumer {
   __device__ __forceinline__ void first_block(const Tile& tile, float (&s)[kBlockN / 2],
                                               Probabilities& p, Softmax& softmax) {
     wait_q();
+    skip_k(tile.skipped);
     wait_k();
     issue_qk(s);
     wgmma_wait<0>();
@@ -1005,6 +1048,7 @@ struct Consumer {
     const Softmax fresh = softmax_of(next);
     q.advance();
     wait_q();
+    skip_k(next.skipped);
     wait_k();
     issue_qk(s);
     wgmma_wait<1>();
@@ -1020,9 +1064,15 @@ struct Consumer {
   __device__ __forceinline__ void mainloop(Tiles& tiles, Tile& tile, Output& o, Softmax& softmax) {
     float s[kBlockN / 2];
     Probabilities p;
+    tile = warpgroup_tile(tile);
     first_block(tile, s, p, softmax);
     for (;;) {
       int block = tile.blocks.last - 2;
+      if (first_row(tile) >= params.seqlen_q) {
+        for (; block >= tile.blocks.first; --block) {
+          skip_step(block == tile.blocks.first);
+        }
+      }
       for (; block >= tile.blocks.full_last; --block) {
         step<true>(tile, block, s, p, o, softmax);
       }
@@ -1033,7 +1083,7 @@ struct Consumer {
       if (!tiles.next(params, next)) {
         break;
       }
-      next_tile(tile, next, s, p, o, softmax);
+      next_tile(tile, warpgroup_tile(next), s, p, o, softmax);
     }
     last_pv(p, o);
   }
@@ -1065,18 +1115,17 @@ struct Consumer {
   }
 
   // Adds what was taken off V's columns, whose weights in a row add up to one.
-  __device__ __forceinline__ void add_means(const Tile& tile, Output& o,
-                                            const bool (&empty)[2]) const {
+  __device__ __forceinline__ void add_means(const Tile& tile, Output& o) const {
     ColumnReader mean = {
         params.v_mean.of(tile.batch, tile.kv_head) + lane() % 4 * 2 * params.v_mean.stride_column,
         params.v_mean.stride_column};
 #pragma unroll
     for (int i = 0; i < kHeadDimV / 2; i += 4) {
       const float2 pair = mean.next();
-      o[i] = empty[0] ? 0.f : o[i] + pair.x;
-      o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
-      o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
-      o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
+      o[i] += pair.x;
+      o[i + 1] += pair.y;
+      o[i + 2] += pair.x;
+      o[i + 3] += pair.y;
       if (i % 32 == 28 && mean.ends()) {
         return;
       }
@@ -1102,16 +1151,23 @@ struct Consumer {
                      : (softmax.reference(r) + log2_approx(sum) + mean) * 0.69314718056f;
       }
     }
-    // A row that sees no key is zeros, not 0 times a V that may not be finite.
 #pragma unroll
     for (int i = 0; i < kHeadDimVPadded / 2; ++i) {
-      o[i] = empty[row_of(i)] ? 0.f : o[i] * inverse[row_of(i)];
+      o[i] = o[i] * inverse[row_of(i)];
     }
     if (params.v_scale.data) {
       scale_columns(tile, o);
     }
     if (params.v_mean.data) {
-      add_means(tile, o, empty);
+      add_means(tile, o);
+    }
+    // A row that sees no key is zeros, not 0 times a V that may not be finite, and without its
+    // mean.
+    if (__any_sync(0xffffffff, empty[0] || empty[1])) {
+#pragma unroll
+      for (int i = 0; i < kHeadDimVPadded / 2; ++i) {
+        o[i] = empty[row_of(i)] ? 0.f : o[i];
+      }
     }
 
     OutElement* rows = shared.o + warpgroup * kWarpgroupRows * kHeadDimVPadded;
@@ -1203,13 +1259,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-}  // namespace fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_kernel
+}  // namespace fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_host {
+namespace fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_host {
 
-using namespace fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_kernel;
+using namespace fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_kernel;
 
 // What a call ends with: the number of its message. Checks come in this order.
 enum Status {
@@ -1297,7 +1353,7 @@ Status check(const FagenForwardArgs& a) {
         check(a.k, 1, true, kMostStride,
               {a.batch, a.k_stride_batch, a.seqlen_k, a.k_stride_seq, a.kv_heads, a.k_stride_head}),
         check(a.v, 1, true, kMostStride,
-              {a.batch, a.v_stride_batch, a.kv_heads, a.v_stride_head, 128, a.v_stride_seq,
+              {a.batch, a.v_stride_batch, a.kv_heads, a.v_stride_head, 64, a.v_stride_seq,
                ceil_div(a.seqlen_k, 16) * 16, 0}),
         !a.q_descale ? kOk
                      : check(a.q_descale, 4, false, 1073741824,
@@ -1309,14 +1365,14 @@ Status check(const FagenForwardArgs& a) {
         !a.v_descale ? kOk
                      : check(a.v_descale, 4, false, 1073741824,
                              {a.batch, a.v_descale_stride_batch, a.kv_heads,
-                              a.v_descale_stride_head, 128, a.v_descale_stride_column}),
+                              a.v_descale_stride_head, 64, a.v_descale_stride_column}),
         !a.v_mean ? kOk
                   : check(a.v_mean, 4, false, 1073741824,
-                          {a.batch, a.v_mean_stride_batch, a.kv_heads, a.v_mean_stride_head, 128,
+                          {a.batch, a.v_mean_stride_batch, a.kv_heads, a.v_mean_stride_head, 64,
                            a.v_mean_stride_column}),
         !a.k_mean ? kOk
                   : check(a.k_mean, 4, false, 1073741824,
-                          {a.batch, a.k_mean_stride_batch, a.kv_heads, a.k_mean_stride_head, 128,
+                          {a.batch, a.k_mean_stride_batch, a.kv_heads, a.k_mean_stride_head, 64,
                            a.k_mean_stride_column}),
         check(a.out, 2, true, kMostStride,
               {a.batch, a.out_stride_batch, a.seqlen_q, a.out_stride_seq, a.heads,
@@ -1408,18 +1464,18 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
                  .sizes = {kHeadDim, a.seqlen_q, a.heads, a.batch},
                  .strides = {a.q_stride_seq, a.q_stride_head, a.q_stride_batch},
                  .box = {kQkSlab, kWarpgroupRows},
-                 .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};
+                 .swizzle = CU_TENSOR_MAP_SWIZZLE_64B};
   Tensor k{.data = a.k,
            .sizes = {kHeadDim, a.seqlen_k, a.kv_heads, a.batch},
            .strides = {a.k_stride_seq, a.k_stride_head, a.k_stride_batch},
            .box = {kQkSlab, kBlockN},
-           .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};
+           .swizzle = CU_TENSOR_MAP_SWIZZLE_64B};
   // Transposed, with keys padded to a multiple of 16.
   Tensor v{.data = a.v,
            .sizes = {ceil_div(a.seqlen_k, 16) * 16, kHeadDimV, a.kv_heads, a.batch},
            .strides = {a.v_stride_seq, a.v_stride_head, a.v_stride_batch},
            .box = {kVSlab, kHeadDimVPadded},
-           .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};
+           .swizzle = CU_TENSOR_MAP_SWIZZLE_32B};
   const Tensor out{.data = a.out,
                    .sizes = {kHeadDimV, a.seqlen_q, a.heads, a.batch},
                    .strides = {a.out_stride_seq, a.out_stride_head, a.out_stride_batch},
@@ -1492,12 +1548,14 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
       --params.m_end;
     }
   }
-  // The last section has more heads where it would else end before short tiles could fill up behind
-  // its longest ones.
+  // The heads of one KV head at a time: who shares K and V loads them at the same time. The last
+  // section has more heads, so that short tiles fill up behind its longest ones: as many as the
+  // cache holds, within bounds.
   const int64_t seeing = std::max(1, params.m_end - m_first);  // tiles of a head
-  const int64_t section = std::max<int64_t>(1, cached_kv_heads) * params.heads_per_kv_head.value;
-  const int64_t filling = ceil_div(int64_t(kSectionRounds) * grid, seeing);
-  params.sections = 1 + int(std::max<int64_t>(0, flat_heads - filling) / section);
+  const int64_t section = params.heads_per_kv_head.value;
+  const int64_t least = ceil_div(int64_t(kSectionRounds) * grid, seeing), most = 4 * least;
+  const int64_t last = std::clamp(cached_kv_heads * section, least, most);
+  params.sections = 1 + int(std::max<int64_t>(0, flat_heads - last) / section);
   params.section_heads = FastDivisor(int(section));
   params.section_slots = FastDivisor(int(std::min<int64_t>(section * seeing, tiles)));
   params.last_section_heads = FastDivisor(int(flat_heads - (params.sections - 1) * section));
@@ -1510,33 +1568,33 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_host
+}  // namespace fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_host
 
-extern "C" int fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer(const FagenForwardArgs* args,
-                                                                 void* stream) {
-  using namespace fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_host;
+extern "C" int fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer(const FagenForwardArgs* args,
+                                                             void* stream) {
+  using namespace fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_host;
   const Status status = args ? check(*args) : kNullPointer;
   return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" int64_t fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_workspace(
+extern "C" int64_t fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_workspace(
     const FagenForwardArgs* args) {
-  return args ? fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_host::workspace_bytes(*args) : -1;
+  return args ? fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_host::workspace_bytes(*args) : -1;
 }
 
-extern "C" const char* fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_message(int status) {
-  using namespace fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_host;
+extern "C" const char* fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_message(int status) {
+  using namespace fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_host;
   return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_info(void) {
-  using namespace fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_kernel;
+extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_info(void) {
+  using namespace fagen_fwd_e4m3_d64_causal_m192n160_s3_nointer_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       kSharedBytes,
       kThreads,
       kLaunchRegisters,
-      "fwd_e4m3_d128_causal_m128n128_s3_q2_nointer",
-      "055f1014997c20072e2062b8d6dca73ffdbfef5f5c5dfa0baed0c421b5674472"};
+      "fwd_e4m3_d64_causal_m192n160_s3_nointer",
+      "f671a4fad738e811912d49b245c80d1e60317bed207842ab4a83d6985c05121b"};
   return &info;
 }

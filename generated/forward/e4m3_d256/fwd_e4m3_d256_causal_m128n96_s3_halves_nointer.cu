@@ -1,15 +1,14 @@
-// fwd_e4m3_d128_full_m192n64_s3_sblock: fused attention forward for Hopper (sm_90a). Rendered by
-// fagen; do not edit.
+// fwd_e4m3_d256_causal_m128n96_s3_halves_nointer: fused attention forward for Hopper (sm_90a).
+// Rendered by fagen; do not edit.
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
 //
-// One thread block computes a tile of 192 query rows of one head, 64 keys at a time from the last
+// One thread block computes a tile of 128 query rows of one head, 96 keys at a time from the last
 // to the first, by online softmax in base 2. One producer warp copies Q, K and V into shared memory
-// by TMA; 3 consumer warpgroups of 64 rows each multiply by WGMMA, in ping-pong: they take turns at
-// the tensor cores.
+// by TMA; 2 consumer warpgroups of 64 rows each multiply by WGMMA.
 //
 // Q, K, V and P are in e4m3, with scales. The PV GEMM needs V transposed, as it is in
-// global memory. One warp writes the scales of blocks to shared memory.
+// global memory.
 //
 // Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
 
@@ -44,21 +43,21 @@ struct FagenForwardArgs {
   uint32_t version;         // 3: callers built for another are recognised
   void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
   int64_t workspace_bytes;  // how large it is
-  const void* q;            // e4m3 (batch, seqlen_q, heads, 128)
-  const void* k;            // e4m3 (batch, seqlen_k, kv_heads, 128)
-  const void* v;  // e4m3 (batch, kv_heads, 128, ceil(seqlen_k / 16) · 16): transposed: each 16 keys
+  const void* q;            // e4m3 (batch, seqlen_q, heads, 256)
+  const void* k;            // e4m3 (batch, seqlen_k, kv_heads, 256)
+  const void* v;  // e4m3 (batch, kv_heads, 256, ceil(seqlen_k / 16) · 16): transposed: each 16 keys
                   // in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15, zeros past seqlen_k
-  const void* q_descale;  // fp32 (batch or 1, heads or 1, ceil(seqlen_q / 64)): what q is to be
-                          // multiplied by, finite and above 0
-  const void* k_descale;  // fp32 (batch or 1, kv_heads or 1, ceil(seqlen_k / 64)): what k is to be
-                          // multiplied by, finite and above 0
-  const void* v_descale;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what columns of v are to be
+  const void* q_descale;  // fp32 (batch or 1, heads or 1, 1): what q is to be multiplied by, finite
+                          // and above 0; null: 1
+  const void* k_descale;  // fp32 (batch or 1, kv_heads or 1, 1): what k is to be multiplied by,
+                          // finite and above 0; null: 1
+  const void* v_descale;  // fp32 (batch or 1, kv_heads or 1, 256 or 1): what columns of v are to be
                           // multiplied by, finite and above 0; null: 1
-  const void* v_mean;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what was taken off columns of
+  const void* v_mean;  // fp32 (batch or 1, kv_heads or 1, 256 or 1): what was taken off columns of
                        // v before they were quantised; null: nothing
-  const void* k_mean;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what was taken off columns of
+  const void* k_mean;  // fp32 (batch or 1, kv_heads or 1, 256 or 1): what was taken off columns of
                        // k before they were quantised; null: nothing
-  void* out;           // bf16 (batch, seqlen_q, heads, 128): zeros in a row that sees no key
+  void* out;           // bf16 (batch, seqlen_q, heads, 256): zeros in a row that sees no key
   void* lse;  // fp32 (batch, heads, seqlen_q): log-sum-exp, natural logarithm; minus infinity in a
               // row that sees no key; null if not wanted
   int64_t q_stride_batch, q_stride_head, q_stride_seq;
@@ -103,47 +102,57 @@ extern "C" {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_fwd_e4m3_d128_full_m192n64_s3_sblock(const struct FagenForwardArgs* args, void* stream);
-// How many bytes of workspace a call of these sizes needs; -1 where args is null.
-int64_t fagen_fwd_e4m3_d128_full_m192n64_s3_sblock_workspace(const struct FagenForwardArgs* args);
-const char* fagen_fwd_e4m3_d128_full_m192n64_s3_sblock_message(int status);
-const struct FagenKernelInfo* fagen_fwd_e4m3_d128_full_m192n64_s3_sblock_info(void);
+int fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer(const struct FagenForwardArgs* args,
+                                                         void* stream);
+// How many bytes of workspace a call of these sizes needs; -1 where args is null. They are zeros
+// before the first call, and each call leaves them so; calls that may run at once need one each.
+int64_t fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_workspace(
+    const struct FagenForwardArgs* args);
+const char* fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_message(int status);
+const struct FagenKernelInfo* fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_info(void);
 
 }  // extern "C"
 
-namespace fagen_fwd_e4m3_d128_full_m192n64_s3_sblock_kernel {
+namespace fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
 using Element = __nv_fp8_e4m3;
 using OutElement = __nv_bfloat16;
 
-constexpr int kHeadDim = 128;
-constexpr int kHeadDimV = 128;
-constexpr int kHeadDimPadded = 128;  // in shared memory, padded with zeros
-constexpr int kHeadDimVPadded = 128;
-constexpr int kBlockM = 192;
-constexpr int kBlockN = 64;
+constexpr int kHeadDim = 256;
+constexpr int kHeadDimV = 256;
+constexpr int kHeadDimPadded = 256;  // in shared memory, padded with zeros
+constexpr int kHeadDimVPadded = 256;
+constexpr int kBlockM = 128;
+constexpr int kBlockN = 96;
 constexpr int kStages = 3;  // K and V buffers
 constexpr int kQStages = 1;
-constexpr int kConsumers = 3;  // warpgroups of 64 query rows
-constexpr int kThreads = 512;
-constexpr int kLaunchRegisters = 128;
-constexpr int kProducerRegisters = 32;
-constexpr int kConsumerRegisters = 160;
+constexpr int kConsumers = 2;  // warpgroups of 64 query rows
+constexpr int kThreads = 384;
+constexpr int kLaunchRegisters = 168;
+constexpr int kProducerRegisters = 40;
+constexpr int kConsumerRegisters = 232;
+constexpr int kTileStages = 2;   // tiles drawn and not yet done
+constexpr int kTileReaders = 8;  // warps that ask for them
+constexpr int kDrawAhead =
+    2;  // blocks before its end that a tile's successor is drawn: enough to hide the answer's way
+constexpr int kSectionRounds = 2;  // tiles for each multiprocessor in the last section of heads
+constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
+constexpr float kFar =
+    16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
+constexpr float kFarScale = 0.25f;  // no smaller one leads there from products of e4m3
 constexpr float kPOffset =
-    8.0f;                       // log2 units: P is kept this much larger, to use more of its range
-constexpr int kScaleRows = 64;  // rows of Q, or keys, that share a scale
-constexpr int kGroups = kBlockN / kScaleRows;
+    8.0f;  // log2 units: P is kept this much larger, to use more of its range
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
 constexpr int kQkSlab = 128;  // columns
-constexpr int kVSlab = 64;    // of keys: V lies transposed
+constexpr int kVSlab = 32;    // of keys: V lies transposed
 constexpr int kOSlab = 64;
 constexpr int kOSwizzleBits = 3;
 constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B128;
-constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B64;
+constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B32;
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -155,34 +164,35 @@ using Output = float[kOutputColumns / 2];  // a thread's part of a warpgroup's O
 using Barrier = cutlass::arch::ClusterBarrier;
 using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
 
-using BlockScales = float[kGroups];  // K's descales of a block
-
 // Blocks first … last - 1 of kBlockN keys, visited from the last to the first.
+// Of first … full_last - 1 every row sees all keys.
 struct Blocks {
-  int first, last;
+  int first, full_last, last;
 };
 
 // kBlockM query rows of one head, and the keys they see.
-struct Tile {
+struct alignas(16) Tile {
   int first_row, head, kv_head, batch;
-  Blocks blocks;
+  Blocks blocks;  // last < first: no tile
+  int skipped;    // fully masked blocks after those
 };
 
 struct SharedStorage {
   alignas(1024) Element q[kQStages][kBlockM * kHeadDimPadded];
   alignas(1024) Element k[kStages][kBlockN * kHeadDimPadded];
   alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
-  alignas(1024) OutElement o[kBlockM * kHeadDimVPadded];
-  alignas(1024) BlockScales scales[kStages];
+  alignas(1024) OutElement o[kBlockM * kHeadDimVPadded / 2];
   alignas(1024) TransactionBarrier q_full[kQStages][kConsumers];
   TransactionBarrier k_full[kStages];
   TransactionBarrier v_full[kStages];
   Barrier q_empty[kQStages][kConsumers];
   Barrier k_empty[kStages];
   Barrier v_empty[kStages];
+  Barrier tile_full[kTileStages], tile_empty[kTileStages];
+  Tile tiles[kTileStages];  // in work, and next
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes <= 124928, "the layout outgrew the plan's ledger");
+static_assert(kSharedBytes <= 214016, "the layout outgrew the plan's ledger");
 
 template <class Integer>
 __host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
@@ -211,7 +221,7 @@ struct FastDivisor {
   }
 };
 
-// Descales in global memory, by batch and head, one for each kScaleRows rows.
+// Descales in global memory, by batch and head.
 struct ScaleTensor {
   const float* data;
   int64_t stride_batch, stride_head;
@@ -266,10 +276,16 @@ struct Params {
   int64_t q_stride_batch, q_stride_head, q_stride_seq;
   FastDivisor heads, heads_per_kv_head;
   int seqlen_q, seqlen_k;
-  FastDivisor m_blocks;  // tiles of one head
+  int m_blocks;          // tiles of one head
   int slots;             // of tiles, over all heads and batches
   bool has_empty_tiles;  // whose rows see no key
-  float scale_log2;      // scale * log2(e)
+  int sections;
+  FastDivisor section_slots;
+  FastDivisor section_heads;  // heads of any batch whose K and V share the L2 cache
+  FastDivisor last_section_heads;
+  int m_end, tiles;       // of all tiles, slots are for those that see a key
+  uint32_t* tiles_drawn;  // of the slots, beyond the first of each block
+  float scale_log2;       // scale * log2(e)
 };
 
 // ---- Tensor cores ----------------------------------------------------------------------------
@@ -333,28 +349,35 @@ __device__ constexpr uint32_t column_offset(int k) {
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], Descriptor q, Descriptor k) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 "
+      "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
-      "%32, %33, %34, 1, 1;"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47 }, "
+      "%48, %49, %50, 1, 1;"
       : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]), "+f"(s[6]),
         "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]), "+f"(s[12]), "+f"(s[13]),
         "+f"(s[14]), "+f"(s[15]), "+f"(s[16]), "+f"(s[17]), "+f"(s[18]), "+f"(s[19]), "+f"(s[20]),
         "+f"(s[21]), "+f"(s[22]), "+f"(s[23]), "+f"(s[24]), "+f"(s[25]), "+f"(s[26]), "+f"(s[27]),
-        "+f"(s[28]), "+f"(s[29]), "+f"(s[30]), "+f"(s[31])
+        "+f"(s[28]), "+f"(s[29]), "+f"(s[30]), "+f"(s[31]), "+f"(s[32]), "+f"(s[33]), "+f"(s[34]),
+        "+f"(s[35]), "+f"(s[36]), "+f"(s[37]), "+f"(s[38]), "+f"(s[39]), "+f"(s[40]), "+f"(s[41]),
+        "+f"(s[42]), "+f"(s[43]), "+f"(s[44]), "+f"(s[45]), "+f"(s[46]), "+f"(s[47])
       : "l"(q.bits()), "l"(k.bits()), "n"(accumulate ? 1 : 0));
 }
 
 // O (64 x kOutputColumns) += P (64 x 32, from registers) V (32 x kOutputColumns).
 __device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descriptor v) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
+      "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
-      "{ %64, %65, %66, %67 }, "
-      "%68, 1, 1, 1;"
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127 }, "
+      "{ %128, %129, %130, %131 }, "
+      "%132, 1, 1, 1;"
       : "+f"(o[0]), "+f"(o[1]), "+f"(o[2]), "+f"(o[3]), "+f"(o[4]), "+f"(o[5]), "+f"(o[6]),
         "+f"(o[7]), "+f"(o[8]), "+f"(o[9]), "+f"(o[10]), "+f"(o[11]), "+f"(o[12]), "+f"(o[13]),
         "+f"(o[14]), "+f"(o[15]), "+f"(o[16]), "+f"(o[17]), "+f"(o[18]), "+f"(o[19]), "+f"(o[20]),
@@ -364,7 +387,16 @@ __device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descripto
         "+f"(o[42]), "+f"(o[43]), "+f"(o[44]), "+f"(o[45]), "+f"(o[46]), "+f"(o[47]), "+f"(o[48]),
         "+f"(o[49]), "+f"(o[50]), "+f"(o[51]), "+f"(o[52]), "+f"(o[53]), "+f"(o[54]), "+f"(o[55]),
         "+f"(o[56]), "+f"(o[57]), "+f"(o[58]), "+f"(o[59]), "+f"(o[60]), "+f"(o[61]), "+f"(o[62]),
-        "+f"(o[63])
+        "+f"(o[63]), "+f"(o[64]), "+f"(o[65]), "+f"(o[66]), "+f"(o[67]), "+f"(o[68]), "+f"(o[69]),
+        "+f"(o[70]), "+f"(o[71]), "+f"(o[72]), "+f"(o[73]), "+f"(o[74]), "+f"(o[75]), "+f"(o[76]),
+        "+f"(o[77]), "+f"(o[78]), "+f"(o[79]), "+f"(o[80]), "+f"(o[81]), "+f"(o[82]), "+f"(o[83]),
+        "+f"(o[84]), "+f"(o[85]), "+f"(o[86]), "+f"(o[87]), "+f"(o[88]), "+f"(o[89]), "+f"(o[90]),
+        "+f"(o[91]), "+f"(o[92]), "+f"(o[93]), "+f"(o[94]), "+f"(o[95]), "+f"(o[96]), "+f"(o[97]),
+        "+f"(o[98]), "+f"(o[99]), "+f"(o[100]), "+f"(o[101]), "+f"(o[102]), "+f"(o[103]),
+        "+f"(o[104]), "+f"(o[105]), "+f"(o[106]), "+f"(o[107]), "+f"(o[108]), "+f"(o[109]),
+        "+f"(o[110]), "+f"(o[111]), "+f"(o[112]), "+f"(o[113]), "+f"(o[114]), "+f"(o[115]),
+        "+f"(o[116]), "+f"(o[117]), "+f"(o[118]), "+f"(o[119]), "+f"(o[120]), "+f"(o[121]),
+        "+f"(o[122]), "+f"(o[123]), "+f"(o[124]), "+f"(o[125]), "+f"(o[126]), "+f"(o[127])
       : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v.bits()));
 }
 
@@ -374,8 +406,22 @@ __device__ __forceinline__ int lane() {
   return threadIdx.x % 32;
 }
 
-__device__ __forceinline__ Blocks blocks_of(const Params& params) {
-  return {0, ceil_div(params.seqlen_k, kBlockN)};
+// The keys first … last - 1 that a row sees; none where last <= first. Both ends rise from row to
+// row.
+struct Keys {
+  int first, last;
+};
+
+__host__ __device__ __forceinline__ Keys seen_by(const Params& params, int row) {
+  const int seqlen_q = params.seqlen_q, seqlen_k = params.seqlen_k;
+  return {0, min(seqlen_k, row + seqlen_k - seqlen_q + 1)};
+}
+
+// What the rows first_row … last_row see.
+__host__ __device__ __forceinline__ Blocks blocks_of(const Params& params, int first_row,
+                                                     int last_row) {
+  const Keys top = seen_by(params, first_row), bottom = seen_by(params, last_row);
+  return {0, max(0, top.last) / kBlockN, ceil_div(max(0, bottom.last), kBlockN)};
 }
 
 __device__ __forceinline__ Tile tile_of(const Params& params, int flat_head, int m_block) {
@@ -384,13 +430,19 @@ __device__ __forceinline__ Tile tile_of(const Params& params, int flat_head, int
   tile.batch = params.heads.divide(flat_head);
   tile.head = flat_head - tile.batch * params.heads.value;
   tile.kv_head = params.heads_per_kv_head.divide(tile.head);
-  tile.blocks = blocks_of(params);
+  tile.blocks = blocks_of(params, tile.first_row, tile.first_row + kBlockM - 1);
   return tile;
 }
 
 __device__ __forceinline__ Tile tile_at(const Params& params, int index) {
-  const int flat_head = params.m_blocks.divide(index);  // neighbours share K and V
-  const int m_block = index - flat_head * params.m_blocks.value;
+  // Longest tiles of a section first, so that short ones fill its end.
+  const int section = min(params.section_slots.divide(index), params.sections - 1);
+  const int rank = index - section * params.section_slots.value;
+  const FastDivisor& heads =
+      section + 1 < params.sections ? params.section_heads : params.last_section_heads;
+  const int row = heads.divide(rank);
+  const int m_block = params.m_end - 1 - row;
+  const int flat_head = section * params.section_heads.value + rank - row * heads.value;
   return tile_of(params, flat_head, m_block);
 }
 
@@ -409,22 +461,22 @@ struct RingPosition {
   }
 };
 
-// The tiles of one thread block.
+// The tiles that the producer draws, for one warp.
 struct Tiles {
-  int index = blockIdx.x;
-
-  __device__ __forceinline__ void advance() { index += gridDim.x; }
+  SharedStorage& shared;
+  uint32_t taken = 0;  // so far
 
   // The next tile that sees a key; false at the end.
-  __device__ __forceinline__ bool next(const Params& params, Tile& tile) {
-    while (index < params.slots) {
-      tile = tile_at(params, index);
-      advance();
-      if (tile.blocks.last > tile.blocks.first) {
-        return true;
-      }
+  __device__ __forceinline__ bool next(const Params&, Tile& tile) {
+    const uint32_t stage = taken % kTileStages, phase = taken / kTileStages % 2;
+    shared.tile_full[stage].wait(phase);
+    tile = shared.tiles[stage];
+    __syncwarp();  // one lane arrives for all
+    if (lane() == 0) {
+      shared.tile_empty[stage].arrive();
     }
-    return false;
+    ++taken;
+    return tile.blocks.last > tile.blocks.first;
   }
 };
 
@@ -436,8 +488,8 @@ struct EmptyTiles {
     if (!params.has_empty_tiles) {
       return false;
     }
-    while (index < params.slots) {
-      tile = tile_at(params, index);
+    while (index < params.tiles) {
+      tile = tile_of(params, index / params.m_blocks, index % params.m_blocks);
       index += gridDim.x;
       if (tile.blocks.last == tile.blocks.first) {
         return true;
@@ -495,63 +547,77 @@ __device__ __forceinline__ float quad_sum(float x) {
 }
 
 struct Softmax {
-  float scale = 0.f;                    // from scores to exponents of 2: scale * log2(e) * Q's
-  float max[2] = {kNoScore, kNoScore};  // of the exponents
+  float scale = 0.f;  // from scores to exponents of 2: scale * log2(e) * Q's * K's
+  float max[2] = {kNoScore, kNoScore};  // of the scores
   float sum[2] = {0.f, 0.f};            // this thread's part, times 2^kPOffset like P
   float rescale[2] = {1.f, 1.f};        // of O, from the last reference to this one
-
-  static constexpr int kShare = kBlockN / 2 / kGroups;  // a thread's scores under one scale
+  bool far = false;                     // see move_far
 
   // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
   // log-sum-exp of a row share that rounding, and it cancels out.
-  __device__ __forceinline__ float reference(int r) const { return max[r] - kPOffset; }
+  __device__ __forceinline__ float reference(int r) const {
+    return __fmaf_rn(max[r], scale, -kPOffset);
+  }
 
   // Updates the row maxima by a block of scores, and rescales the sums. Returns whether O must be
   // rescaled.
-  __device__ __forceinline__ bool update_row_max(const float (&s)[kBlockN / 2],
-                                                 const BlockScales& block) {
-    float top[2] = {max[0], max[1]};
+  __device__ __forceinline__ bool update_row_max(float (&s)[kBlockN / 2]) {
+    // Two chains a row, to hide latency.
+    float chains[4] = {s[0], s[2], s[4], s[6]};
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const float* x = s + g * kShare;
-      // Two chains a row, to hide latency.
-      float chains[4] = {x[0], x[2], x[4], x[6]};
-#pragma unroll
-      for (int i = 0; i < kShare; i += 2) {
-        const int chain = row_of(i) + i / 4 % 2 * 2;
-        chains[chain] = fmaxf(chains[chain], fmaxf(x[i], x[i + 1]));
-      }
-      const float factor = scale * block[g];
-      top[0] = fmaxf(top[0], fmaxf(chains[0], chains[2]) * factor);
-      top[1] = fmaxf(top[1], fmaxf(chains[1], chains[3]) * factor);
+    for (int i = 0; i < kBlockN / 2; i += 2) {
+      const int chain = row_of(i) + i / 4 % 2 * 2;
+      chains[chain] = fmaxf(chains[chain], fmaxf(s[i], s[i + 1]));
     }
+    const float top[2] = {fmaxf(max[0], fmaxf(chains[0], chains[2])),
+                          fmaxf(max[1], fmaxf(chains[1], chains[3]))};
+    const float before[2] = {max[0], max[1]};
     const float old[2] = {reference(0), reference(1)};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = quad_max(top[r]);
       rescale[r] = exp2_approx(old[r] - reference(r));
     }
+    if (scale >= kFarScale && (far || is_far(0) || is_far(1))) {
+      move_far(s, before, old);
+    }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
     return __any_sync(0xffffffff, rescale[0] < 1.f || rescale[1] < 1.f);
   }
 
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
+  }
+
+  // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
+  // end of the tile the row maxima are subtracted before scores are scaled, which is exact, and
+  // each block finds its own.
+  __device__ __forceinline__ void move_far(float (&s)[kBlockN / 2], const float (&before)[2],
+                                           const float (&old)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float rise =
+          far ? (before[r] - max[r]) * scale : __fmaf_rn(-max[r], scale, old[r] + kPOffset);
+      rescale[r] = before[r] == kNoScore ? 0.f : exp2_approx(rise);
+    }
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      s[i] -= max[row_of(i)];
+    }
+    far = true;
+  }
+
   // P of a block of scores, in place, relative to the row maxima, times 2^kPOffset; its row sums
   // are added up.
-  __device__ __forceinline__ void exponentiate(float (&s)[kBlockN / 2], const BlockScales& block) {
-    const float offset[2] = {-reference(0), -reference(1)};
+  __device__ __forceinline__ void exponentiate(float (&s)[kBlockN / 2]) {
+    const float offset[2] = {far ? kPOffset : -reference(0), far ? kPOffset : -reference(1)};
     float chains[4];
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const float* x = s + g * kShare;
-      float* y = s + g * kShare;
-      const float factor = scale * block[g];
-#pragma unroll
-      for (int i = 0; i < kShare; ++i) {
-        y[i] = exp2_approx(fmaf(x[i], factor, offset[row_of(i)]));
-        const int chain = row_of(i) + i % 2 * 2;
-        chains[chain] = g == 0 && i < 4 ? y[i] : chains[chain] + y[i];
-      }
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      s[i] = exp2_approx(fmaf(s[i], scale, offset[row_of(i)]));
+      const int chain = row_of(i) + i % 2 * 2;
+      chains[chain] = i < 4 ? s[i] : chains[chain] + s[i];
     }
     sum[0] += chains[0] + chains[2];
     sum[1] += chains[1] + chains[3];
@@ -568,8 +634,10 @@ struct Softmax {
   }
 };
 
+using OutPair = __nv_bfloat162;
+
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  const OutPair pair = __floats2bfloat162_rn(low, high);
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
@@ -604,19 +672,26 @@ __device__ __forceinline__ void store_matrices(void* address, uint32_t a, uint32
 }
 
 // Rounds a warp's 16 rows of an accumulator, element(i), to OutElement and writes them to slabs of
-// 64 rows.
+// 64 rows. Returns whether all of this thread's numbers are finite: then 0 times them is 0.
 template <int columns, int slab, int swizzle_bits, class Elements>
-__device__ __forceinline__ void store_accumulator(OutElement* tile, Elements element) {
+__device__ __forceinline__ bool store_accumulator(OutElement* tile, Elements element) {
   const int row = warp_row() + lane() % 16;
+  const OutPair zero = {};
+  OutPair products[4] = {};
 #pragma unroll
   for (int column = 0; column < columns; column += 16) {
     char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
-    const auto pair = [&](int i) {
-      return pack(element(column / 2 + i), element(column / 2 + i + 1));
-    };
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      pairs[i] = pack(element(column / 2 + 2 * i), element(column / 2 + 2 * i + 1));
+      products[i] = __hfma2(reinterpret_cast<const OutPair&>(pairs[i]), zero, products[i]);
+    }
     store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane() / 16 * 8),
-                   pair(0), pair(2), pair(4), pair(6));
+                   pairs[0], pairs[1], pairs[2], pairs[3]);
   }
+  const OutPair sum = __hadd2(__hadd2(products[0], products[1]), __hadd2(products[2], products[3]));
+  return __hbeq2(sum, zero);
 }
 
 // ---- Loading ---------------------------------------------------------------------------------
@@ -634,7 +709,7 @@ struct Loader {
                                        Element* tile, int row, int head, int batch,
                                        cute::TMA::CacheHintSm90 hint) {
     full.arrive_and_expect_tx(rows * columns * sizeof(Element));
-#pragma unroll 1  // few registers
+#pragma unroll
     for (int column = 0; column < columns; column += slab) {
       cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
                                    static_cast<uint64_t>(hint), tile + column * rows, column, row,
@@ -645,7 +720,7 @@ struct Loader {
   __device__ __forceinline__ void load_q(const Tile& tile) {
     const uint32_t stage = tiles % kQStages, phase = tiles / kQStages % 2;
     // Each warpgroup's rows as soon as it has read its last ones.
-#pragma unroll 1  // few registers
+#pragma unroll
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       shared.q_empty[stage][consumer].wait(phase ^ 1);
       copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
@@ -681,14 +756,46 @@ struct Loader {
   }
 };
 
+// Draws tiles and passes them on. Used by the producer.
+struct TileScheduler {
+  const Params& params;
+  SharedStorage& shared;
+  int drawn = blockIdx.x - gridDim.x;  // beyond the first tile of each block, which nobody draws
+  uint32_t passed_on = 0;              // tiles so far
+
+  // Asks for the next tile. The last to ask, one past the end for each block, wraps the counter to
+  // zero: the next call finds it as this one did.
+  __device__ __forceinline__ void draw() {
+    drawn = atomicInc(params.tiles_drawn, params.slots - 1);
+  }
+
+  // The next tile, once it is drawn; false at the end.
+  __device__ __forceinline__ bool next(Tile& tile) {
+    const int index = gridDim.x + drawn;
+    const uint32_t stage = passed_on % kTileStages, phase = passed_on / kTileStages % 2;
+    tile = tile_at(params, index);
+    if (index >= params.slots) {
+      tile.blocks.last = tile.blocks.first;
+    }
+    shared.tile_empty[stage].wait(phase ^ 1);
+    shared.tiles[stage] = tile;
+    shared.tile_full[stage].arrive();
+    ++passed_on;
+    return index < params.slots;
+  }
+};
+
 // The producer warp. K is one block ahead of V, because S is computed before P.
 __device__ __forceinline__ void produce(const Params& params, SharedStorage& shared) {
   Loader loader{params, shared};
-  Tiles tiles;
-  for (Tile tile; tiles.next(params, tile);) {
+  TileScheduler tiles{params, shared};
+  for (Tile tile; tiles.next(tile);) {
     loader.load_k(tile, tile.blocks.last - 1);
     loader.load_q(tile);
     for (int block = tile.blocks.last - 1; block >= tile.blocks.first; --block) {
+      if (block == min(tile.blocks.first + kDrawAhead, tile.blocks.last - 1)) {
+        tiles.draw();
+      }
       if (block > tile.blocks.first) {
         loader.load_k(tile, block - 1);
       }
@@ -697,55 +804,13 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage& sha
   }
 }
 
-// Writes the descales of a block to shared memory. Used by a whole warp: its lanes read those of
-// kBlocks blocks at once, and each writes its own when that block comes.
-struct ScaleProducer {
-  static constexpr int kBlocks = 32 / kGroups;
-
-  const Params& params;
-  SharedStorage& shared;
-  RingPosition<kStages> k;
-  float k_scale;
-
-  // Blocks come in the order of the tile, from the last to the first.
-  __device__ __forceinline__ void write(const Tile& tile, int block) {
-    const int first_lane = block % kBlocks * kGroups;  // of those with this block's descales
-    if (block == tile.blocks.last - 1 || block % kBlocks == kBlocks - 1) {
-      const int group = min(block * kGroups + lane() - first_lane,
-                            (params.seqlen_k - 1) / kScaleRows);  // keys may end before
-      k_scale = __ldg(params.k_scale.at(tile.batch, tile.kv_head) + group);
-    }
-    shared.k_empty[k.stage].wait(k.phase ^ 1);
-    if (lane() >= first_lane && lane() < first_lane + kGroups) {
-      shared.scales[k.stage][lane() - first_lane] = k_scale;
-      shared.k_full[k.stage].arrive();
-    }
-    k.advance();
-  }
-};
-
-// The warp that has no other work.
-__device__ __forceinline__ void produce_scales(const Params& params, SharedStorage& shared) {
-  ScaleProducer scales{params, shared};
-  Tiles tiles;
-  for (Tile tile; tiles.next(params, tile);) {
-    for (int block = tile.blocks.last - 1; block >= tile.blocks.first; --block) {
-      scales.write(tile, block);
-    }
-  }
-}
-
 // ---- Multiplying -----------------------------------------------------------------------------
 
 // Hardware barriers, by number; 0 is __syncthreads.
-enum NamedBarrier { kStore = 1, kScheduler = kStore + kConsumers };
+enum NamedBarrier { kStore = 1 };
 
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // One warpgroup: 64 rows of each tile.
@@ -756,7 +821,6 @@ struct Consumer {
   RingPosition<kQStages> q;
   RingPosition<kStages> k, v;
   bool k_ready = false, v_ready = false;  // try_wait results of the current K and V
-  BlockScales key_scales;                 // of the block whose scores come next
 
   __device__ __forceinline__ int first_row(const Tile& tile) {
     return tile.first_row + warpgroup * kWarpgroupRows;
@@ -795,14 +859,6 @@ struct Consumer {
     release(shared.v_empty[v.stage]);
     v.advance();
     v_ready = shared.v_full[v.stage].test_wait(v.phase);
-  }
-
-  // Ping-pong: while one warpgroup has the tensor cores, the others do softmax.
-  __device__ __forceinline__ void scheduler_barrier_wait() {
-    barrier_sync(kScheduler + warpgroup, 2 * kWarpgroup);
-  }
-  __device__ __forceinline__ void scheduler_barrier_arrive() {
-    barrier_arrive(kScheduler + (warpgroup + 1 == kConsumers ? 0 : warpgroup + 1), 2 * kWarpgroup);
   }
 
   // Issues S = QKᵀ.
@@ -857,21 +913,14 @@ struct Consumer {
     }
   }
 
-  // A warp's 16 rows share a scale.
-  __device__ __forceinline__ Softmax softmax_of(const Tile& tile) {
-    prefetch_columns(tile);
-    const int group = min(first_row(tile) + warp_row(), params.seqlen_q - 1) / kScaleRows;
-    return {params.scale_log2 * __ldg(params.q_scale.at(tile.batch, tile.head) + group)};
+  __device__ __forceinline__ static float scale_at(const ScaleTensor& scale, int batch, int head) {
+    return scale.data ? __ldg(scale.at(batch, head)) : 1.f;
   }
 
-  // The current K's scales, before it is released; not earlier, since the next GEMM would wait for
-  // them.
-  __device__ __forceinline__ void read_scales() {
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      key_scales[g] = shared.scales[k.stage][g];
-    }
-    __syncwarp();  // one lane arrives for all
+  __device__ __forceinline__ Softmax softmax_of(const Tile& tile) {
+    prefetch_columns(tile);
+    return {params.scale_log2 * scale_at(params.q_scale, tile.batch, tile.head) *
+            scale_at(params.k_scale, tile.batch, tile.kv_head)};
   }
 
   // What K's mean, taken off before K was quantised, adds to a row's scores, in log2 units. Four
@@ -886,29 +935,53 @@ struct Consumer {
       for (int column = lane() % 4; column < kHeadDim; column += 4) {
         sum = fmaf(float(q[column]), __ldg(mean + column * params.k_mean.stride_column), sum);
       }
-      sum *= __ldg(params.q_scale.at(tile.batch, tile.head) + row / kScaleRows);
+      sum *= scale_at(params.q_scale, tile.batch, tile.head);
     }
     return params.scale_log2 * quad_sum(sum);
   }
 
   // Masks the keys of a block that this thread's two rows do not see.
-  __device__ __forceinline__ void mask_block(float (&s)[kBlockN / 2], int block) {
-    const int last = params.seqlen_k - block * kBlockN - lane() % 4 * 2;
-    if (params.seqlen_k >= (block + 1) * kBlockN) {
-      return;
-    }
+  __device__ __forceinline__ void mask_block(float (&s)[kBlockN / 2], const Tile& tile, int block) {
+    const int row = first_row(tile) + thread_row(), first_key = block * kBlockN + lane() % 4 * 2;
+    const Keys seen[2] = {seen_by(params, row), seen_by(params, row + 8)};
+    const int last[2] = {seen[0].last - first_key, seen[1].last - first_key};
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i) {
-      if (column_of(i) >= last) {
+      if (column_of(i) >= last[row_of(i)]) {
         s[i] = -INFINITY;
       }
+    }
+  }
+
+  // A tile without the last blocks that are fully masked for this warpgroup's rows; one block is
+  // left even so.
+  __device__ __forceinline__ Tile warpgroup_tile(Tile tile) {
+    const Blocks own = blocks_of(params, first_row(tile), first_row(tile) + kWarpgroupRows - 1);
+    const int last = max(tile.blocks.first + 1, own.last);
+    tile.skipped = tile.blocks.last - last;
+    tile.blocks.last = last;
+    tile.blocks.full_last = own.full_last;
+    return tile;
+  }
+
+  // Skips fully masked blocks.
+  __device__ __forceinline__ void skip_k(int blocks) {
+    for (; blocks > 0; --blocks) {
+      wait_k();
+      release_k();
+    }
+  }
+
+  __device__ __forceinline__ void skip_v(int blocks) {
+    for (; blocks > 0; --blocks) {
+      wait_v();
+      release_v();
     }
   }
 
   // S is complete: K is released, and Q after the tile's final block.
   __device__ __forceinline__ void finish_qk(float (&s)[kBlockN / 2], bool final_block) {
     fence_operand(s);
-    read_scales();
     release_k();
     release(shared.q_empty[q.stage][warpgroup], final_block);
   }
@@ -924,21 +997,19 @@ struct Consumer {
   __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
                                        Probabilities& p, Output& o, Softmax& softmax) {
     wait_k();
-    scheduler_barrier_wait();
     issue_qk(s);
     wait_v();
     issue_pv(o, p);
-    scheduler_barrier_arrive();
     wgmma_wait<1>();
     finish_qk(s, block == tile.blocks.first);
     if (masked) {
-      mask_block(s, block);
+      mask_block(s, tile, block);
     }
-    const bool raised = softmax.update_row_max(s, key_scales);
+    const bool raised = softmax.update_row_max(s);
     wgmma_wait<0>();
     finish_pv(o);
     fence_operand(s);  // P's registers are free only now
-    softmax.exponentiate(s, key_scales);
+    softmax.exponentiate(s);
     pack_p(p, s);
     softmax.rescale_output(o, raised);
   }
@@ -947,9 +1018,10 @@ struct Consumer {
   __device__ __forceinline__ void first_softmax(const Tile& tile, float (&s)[kBlockN / 2],
                                                 Probabilities& p, Softmax& softmax) {
     finish_qk(s, tile.blocks.last - 1 == tile.blocks.first);
-    mask_block(s, tile.blocks.last - 1);
-    softmax.update_row_max(s, key_scales);
-    softmax.exponentiate(s, key_scales);
+    skip_v(tile.skipped);
+    mask_block(s, tile, tile.blocks.last - 1);
+    softmax.update_row_max(s);
+    softmax.exponentiate(s);
     pack_p(p, s);
   }
 
@@ -957,6 +1029,7 @@ struct Consumer {
   __device__ __forceinline__ void first_block(const Tile& tile, float (&s)[kBlockN / 2],
                                               Probabilities& p, Softmax& softmax) {
     wait_q();
+    skip_k(tile.skipped);
     wait_k();
     issue_qk(s);
     wgmma_wait<0>();
@@ -975,12 +1048,11 @@ struct Consumer {
   __device__ __forceinline__ void next_tile(Tile& tile, const Tile& next, float (&s)[kBlockN / 2],
                                             Probabilities& p, Output& o, Softmax& softmax) {
     wait_v();
-    scheduler_barrier_wait();
     issue_pv(o, p);
-    scheduler_barrier_arrive();  // before the wait for Q
     const Softmax fresh = softmax_of(next);
     q.advance();
     wait_q();
+    skip_k(next.skipped);
     wait_k();
     issue_qk(s);
     wgmma_wait<1>();
@@ -996,9 +1068,13 @@ struct Consumer {
   __device__ __forceinline__ void mainloop(Tiles& tiles, Tile& tile, Output& o, Softmax& softmax) {
     float s[kBlockN / 2];
     Probabilities p;
+    tile = warpgroup_tile(tile);
     first_block(tile, s, p, softmax);
     for (;;) {
       int block = tile.blocks.last - 2;
+      for (; block >= tile.blocks.full_last; --block) {
+        step<true>(tile, block, s, p, o, softmax);
+      }
       for (; block >= tile.blocks.first; --block) {
         step<false>(tile, block, s, p, o, softmax);
       }
@@ -1006,7 +1082,7 @@ struct Consumer {
       if (!tiles.next(params, next)) {
         break;
       }
-      next_tile(tile, next, s, p, o, softmax);
+      next_tile(tile, warpgroup_tile(next), s, p, o, softmax);
     }
     last_pv(p, o);
   }
@@ -1018,6 +1094,8 @@ struct Consumer {
     }
     softmax = fresh;
   }
+
+  static constexpr int kHalf = kHeadDimVPadded / 2;  // columns of O that its buffer holds
 
   // Multiplies O by V's descales.
   __device__ __forceinline__ void scale_columns(const Tile& tile, Output& o) const {
@@ -1038,18 +1116,17 @@ struct Consumer {
   }
 
   // Adds what was taken off V's columns, whose weights in a row add up to one.
-  __device__ __forceinline__ void add_means(const Tile& tile, Output& o,
-                                            const bool (&empty)[2]) const {
+  __device__ __forceinline__ void add_means(const Tile& tile, Output& o) const {
     ColumnReader mean = {
         params.v_mean.of(tile.batch, tile.kv_head) + lane() % 4 * 2 * params.v_mean.stride_column,
         params.v_mean.stride_column};
 #pragma unroll
     for (int i = 0; i < kHeadDimV / 2; i += 4) {
       const float2 pair = mean.next();
-      o[i] = empty[0] ? 0.f : o[i] + pair.x;
-      o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
-      o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
-      o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
+      o[i] += pair.x;
+      o[i + 1] += pair.y;
+      o[i + 2] += pair.x;
+      o[i + 3] += pair.y;
       if (i % 32 == 28 && mean.ends()) {
         return;
       }
@@ -1075,42 +1152,50 @@ struct Consumer {
                      : (softmax.reference(r) + log2_approx(sum) + mean) * 0.69314718056f;
       }
     }
-    // A row that sees no key is zeros, not 0 times a V that may not be finite.
 #pragma unroll
     for (int i = 0; i < kHeadDimVPadded / 2; ++i) {
-      o[i] = empty[row_of(i)] ? 0.f : o[i] * inverse[row_of(i)];
+      o[i] = o[i] * inverse[row_of(i)];
     }
     if (params.v_scale.data) {
       scale_columns(tile, o);
     }
     if (params.v_mean.data) {
-      add_means(tile, o, empty);
+      add_means(tile, o);
+    }
+    // A row that sees no key is zeros, not 0 times a V that may not be finite, and without its
+    // mean.
+    if (__any_sync(0xffffffff, empty[0] || empty[1])) {
+#pragma unroll
+      for (int i = 0; i < kHeadDimVPadded / 2; ++i) {
+        o[i] = empty[row_of(i)] ? 0.f : o[i];
+      }
     }
 
-    OutElement* rows = shared.o + warpgroup * kWarpgroupRows * kHeadDimVPadded;
+    OutElement* rows = shared.o + warpgroup * kWarpgroupRows * kHalf;
     const bool leader = threadIdx.x % kWarpgroup == 0;
-    if (leader) {
-      cute::tma_store_wait<0>();  // the previous tile's O has been read
-    }
-    barrier_sync(kStore + warpgroup, kWarpgroup);
-    store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(rows, [&](int i) { return o[i]; });
-    cutlass::arch::fence_view_async_shared();
-    barrier_sync(kStore + warpgroup, kWarpgroup);
-    if (leader) {
 #pragma unroll
-      for (int column = 0; column < kHeadDimVPadded; column += kOSlab) {
-        cute::SM90_TMA_STORE_4D::copy(&params.out, rows + column * kWarpgroupRows, column,
-                                      first_row(tile), tile.head, tile.batch);
+    for (int first = 0; first < kHeadDimVPadded; first += kHalf) {
+      if (leader) {
+        cute::tma_store_wait<0>();  // the previous half has been read
       }
-      cute::tma_store_arrive();
+      barrier_sync(kStore + warpgroup, kWarpgroup);
+      store_accumulator<kHalf, kOSlab, kOSwizzleBits>(rows,
+                                                      [&](int i) { return o[first / 2 + i]; });
+      cutlass::arch::fence_view_async_shared();
+      barrier_sync(kStore + warpgroup, kWarpgroup);
+      if (leader) {
+#pragma unroll
+        for (int column = 0; column < kHalf; column += kOSlab) {
+          cute::SM90_TMA_STORE_4D::copy(&params.out, rows + column * kWarpgroupRows, first + column,
+                                        first_row(tile), tile.head, tile.batch);
+        }
+        cute::tma_store_arrive();
+      }
     }
   }
 
   __device__ __forceinline__ void run() {
-    if (warpgroup == kConsumers - 1) {
-      scheduler_barrier_arrive();  // warpgroup 0 is first
-    }
-    Tiles tiles;
+    Tiles tiles{shared};
     EmptyTiles rest;
     Tile tile;
     Output o = {};
@@ -1152,10 +1237,14 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     }
     for (int stage = 0; stage < kStages; ++stage) {
-      shared.k_full[stage].init(1 + kGroups);
+      shared.k_full[stage].init(1);
       shared.v_full[stage].init(1);
       shared.k_empty[stage].init(kConsumers * kWarpgroup / 32);
       shared.v_empty[stage].init(kConsumers * kWarpgroup / 32);
+    }
+    for (int stage = 0; stage < kTileStages; ++stage) {
+      shared.tile_full[stage].init(1);
+      shared.tile_empty[stage].init(kTileReaders);
     }
     cutlass::arch::fence_barrier_init();
   }
@@ -1167,8 +1256,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     if (threadIdx.x == 0) {
       produce(params, shared);
-    } else if (threadIdx.x / 32 == 1) {
-      produce_scales(params, shared);
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
@@ -1177,13 +1264,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-}  // namespace fagen_fwd_e4m3_d128_full_m192n64_s3_sblock_kernel
+}  // namespace fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_fwd_e4m3_d128_full_m192n64_s3_sblock_host {
+namespace fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_host {
 
-using namespace fagen_fwd_e4m3_d128_full_m192n64_s3_sblock_kernel;
+using namespace fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_kernel;
 
 // What a call ends with: the number of its message. Checks come in this order.
 enum Status {
@@ -1246,8 +1333,8 @@ Status check(const void* data, int element_bytes, bool aligned, int64_t most,
   return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
 }
 
-int64_t workspace_bytes(const FagenForwardArgs&) {
-  return 0;
+int64_t workspace_bytes([[maybe_unused]] const FagenForwardArgs& a) {
+  return int64_t(4);
 }
 
 Status check(const FagenForwardArgs& a) {
@@ -1271,25 +1358,26 @@ Status check(const FagenForwardArgs& a) {
         check(a.k, 1, true, kMostStride,
               {a.batch, a.k_stride_batch, a.seqlen_k, a.k_stride_seq, a.kv_heads, a.k_stride_head}),
         check(a.v, 1, true, kMostStride,
-              {a.batch, a.v_stride_batch, a.kv_heads, a.v_stride_head, 128, a.v_stride_seq,
+              {a.batch, a.v_stride_batch, a.kv_heads, a.v_stride_head, 256, a.v_stride_seq,
                ceil_div(a.seqlen_k, 16) * 16, 0}),
-        check(a.q_descale, 4, false, 1073741824,
-              {a.batch, a.q_descale_stride_batch, a.heads, a.q_descale_stride_head,
-               ceil_div(a.seqlen_q, 64), 0}),
-        check(a.k_descale, 4, false, 1073741824,
-              {a.batch, a.k_descale_stride_batch, a.kv_heads, a.k_descale_stride_head,
-               ceil_div(a.seqlen_k, 64), 0}),
+        !a.q_descale ? kOk
+                     : check(a.q_descale, 4, false, 1073741824,
+                             {a.batch, a.q_descale_stride_batch, a.heads, a.q_descale_stride_head}),
+        !a.k_descale
+            ? kOk
+            : check(a.k_descale, 4, false, 1073741824,
+                    {a.batch, a.k_descale_stride_batch, a.kv_heads, a.k_descale_stride_head}),
         !a.v_descale ? kOk
                      : check(a.v_descale, 4, false, 1073741824,
                              {a.batch, a.v_descale_stride_batch, a.kv_heads,
-                              a.v_descale_stride_head, 128, a.v_descale_stride_column}),
+                              a.v_descale_stride_head, 256, a.v_descale_stride_column}),
         !a.v_mean ? kOk
                   : check(a.v_mean, 4, false, 1073741824,
-                          {a.batch, a.v_mean_stride_batch, a.kv_heads, a.v_mean_stride_head, 128,
+                          {a.batch, a.v_mean_stride_batch, a.kv_heads, a.v_mean_stride_head, 256,
                            a.v_mean_stride_column}),
         !a.k_mean ? kOk
                   : check(a.k_mean, 4, false, 1073741824,
-                          {a.batch, a.k_mean_stride_batch, a.kv_heads, a.k_mean_stride_head, 128,
+                          {a.batch, a.k_mean_stride_batch, a.kv_heads, a.k_mean_stride_head, 256,
                            a.k_mean_stride_column}),
         check(a.out, 2, true, kMostStride,
               {a.batch, a.out_stride_batch, a.seqlen_q, a.out_stride_seq, a.heads,
@@ -1392,7 +1480,7 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
            .sizes = {ceil_div(a.seqlen_k, 16) * 16, kHeadDimV, a.kv_heads, a.batch},
            .strides = {a.v_stride_seq, a.v_stride_head, a.v_stride_batch},
            .box = {kVSlab, kHeadDimVPadded},
-           .swizzle = CU_TENSOR_MAP_SWIZZLE_64B};
+           .swizzle = CU_TENSOR_MAP_SWIZZLE_32B};
   const Tensor out{.data = a.out,
                    .sizes = {kHeadDimV, a.seqlen_q, a.heads, a.batch},
                    .strides = {a.out_stride_seq, a.out_stride_head, a.out_stride_batch},
@@ -1443,43 +1531,76 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   params.heads_per_kv_head = FastDivisor(a.heads / a.kv_heads);
   params.seqlen_q = a.seqlen_q;
   params.seqlen_k = a.seqlen_k;
-  params.m_blocks = FastDivisor(m_blocks);
-  params.has_empty_tiles = a.seqlen_k == 0;
+  params.m_blocks = m_blocks;
+  params.has_empty_tiles = seen_by(params, 0).last <= 0;
   const int grid = int(std::min<int64_t>(tiles, multiprocessors));
-  params.slots = int(tiles);
+  // Tiles come in sections of heads whose K and V fit their share of the L2 cache.
+  const int64_t flat_heads = int64_t(a.heads) * a.batch;
+  const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
+  const int64_t cached_kv_heads = kL2Share / std::max<int64_t>(1, head_bytes);
+  // Tiles that see no key are left to the end, and are no part of the order.
+  int m_first = 0;
+  params.m_end = m_blocks;
+  if (params.has_empty_tiles) {
+    const auto empty = [&](int m_block) {
+      const Blocks blocks = blocks_of(params, m_block * kBlockM, m_block * kBlockM + kBlockM - 1);
+      return blocks.last <= blocks.first;
+    };
+    while (m_first < m_blocks && empty(m_first)) {
+      ++m_first;
+    }
+    while (params.m_end > m_first && empty(params.m_end - 1)) {
+      --params.m_end;
+    }
+  }
+  // The heads of one KV head at a time: who shares K and V loads them at the same time. The last
+  // section has more heads, so that short tiles fill up behind its longest ones: as many as the
+  // cache holds, within bounds.
+  const int64_t seeing = std::max(1, params.m_end - m_first);  // tiles of a head
+  const int64_t section = params.heads_per_kv_head.value;
+  const int64_t least = ceil_div(int64_t(kSectionRounds) * grid, seeing), most = 4 * least;
+  const int64_t last = std::clamp(cached_kv_heads * section, least, most);
+  params.sections = 1 + int(std::max<int64_t>(0, flat_heads - last) / section);
+  params.section_heads = FastDivisor(int(section));
+  params.section_slots = FastDivisor(int(std::min<int64_t>(section * seeing, tiles)));
+  params.last_section_heads = FastDivisor(int(flat_heads - (params.sections - 1) * section));
+  params.slots = int(flat_heads * (params.m_end - m_first));
+  params.tiles = int(tiles);
+  params.tiles_drawn = static_cast<uint32_t*>(a.workspace);
   params.scale_log2 = a.scale * 1.44269504089f;
 
   attention_forward<<<grid, kThreads, sizeof(SharedStorage), stream>>>(params);
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_fwd_e4m3_d128_full_m192n64_s3_sblock_host
+}  // namespace fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_host
 
-extern "C" int fagen_fwd_e4m3_d128_full_m192n64_s3_sblock(const FagenForwardArgs* args,
-                                                          void* stream) {
-  using namespace fagen_fwd_e4m3_d128_full_m192n64_s3_sblock_host;
+extern "C" int fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer(const FagenForwardArgs* args,
+                                                                    void* stream) {
+  using namespace fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_host;
   const Status status = args ? check(*args) : kNullPointer;
   return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" int64_t fagen_fwd_e4m3_d128_full_m192n64_s3_sblock_workspace(
+extern "C" int64_t fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_workspace(
     const FagenForwardArgs* args) {
-  return args ? fagen_fwd_e4m3_d128_full_m192n64_s3_sblock_host::workspace_bytes(*args) : -1;
+  return args ? fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_host::workspace_bytes(*args)
+              : -1;
 }
 
-extern "C" const char* fagen_fwd_e4m3_d128_full_m192n64_s3_sblock_message(int status) {
-  using namespace fagen_fwd_e4m3_d128_full_m192n64_s3_sblock_host;
+extern "C" const char* fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_message(int status) {
+  using namespace fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_host;
   return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_full_m192n64_s3_sblock_info(void) {
-  using namespace fagen_fwd_e4m3_d128_full_m192n64_s3_sblock_kernel;
+extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_info(void) {
+  using namespace fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       kSharedBytes,
       kThreads,
       kLaunchRegisters,
-      "fwd_e4m3_d128_full_m192n64_s3_sblock",
-      "81a554c6d6290b900179e012218b821a2e5173e15eba1621ae73f764217d6bd5"};
+      "fwd_e4m3_d256_causal_m128n96_s3_halves_nointer",
+      "8afadd8fc350febf0f60ec5f795a6548e3dae979f78a1c71d5c09d987cf15155"};
   return &info;
 }

@@ -1,12 +1,11 @@
-// fwd_e4m3_d128_full_m192n64_s3_q2: fused attention forward for Hopper (sm_90a). Rendered by fagen;
-// do not edit.
+// fwd_e4m3_d128_causal_m192n96_s3_q2_nointer: fused attention forward for Hopper (sm_90a). Rendered
+// by fagen; do not edit.
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
 //
-// One thread block computes a tile of 192 query rows of one head, 64 keys at a time from the last
+// One thread block computes a tile of 192 query rows of one head, 96 keys at a time from the last
 // to the first, by online softmax in base 2. One producer warp copies Q, K and V into shared memory
-// by TMA; 3 consumer warpgroups of 64 rows each multiply by WGMMA, in ping-pong: they take turns at
-// the tensor cores.
+// by TMA; 3 consumer warpgroups of 64 rows each multiply by WGMMA.
 //
 // Q, K, V and P are in e4m3, with scales. The PV GEMM needs V transposed, as it is in
 // global memory.
@@ -103,15 +102,18 @@ extern "C" {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_fwd_e4m3_d128_full_m192n64_s3_q2(const struct FagenForwardArgs* args, void* stream);
-// How many bytes of workspace a call of these sizes needs; -1 where args is null.
-int64_t fagen_fwd_e4m3_d128_full_m192n64_s3_q2_workspace(const struct FagenForwardArgs* args);
-const char* fagen_fwd_e4m3_d128_full_m192n64_s3_q2_message(int status);
-const struct FagenKernelInfo* fagen_fwd_e4m3_d128_full_m192n64_s3_q2_info(void);
+int fagen_fwd_e4m3_d128_causal_m192n96_s3_q2_nointer(const struct FagenForwardArgs* args,
+                                                     void* stream);
+// How many bytes of workspace a call of these sizes needs; -1 where args is null. They are zeros
+// before the first call, and each call leaves them so; calls that may run at once need one each.
+int64_t fagen_fwd_e4m3_d128_causal_m192n96_s3_q2_nointer_workspace(
+    const struct FagenForwardArgs* args);
+const char* fagen_fwd_e4m3_d128_causal_m192n96_s3_q2_nointer_message(int status);
+const struct FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m192n96_s3_q2_nointer_info(void);
 
 }  // extern "C"
 
-namespace fagen_fwd_e4m3_d128_full_m192n64_s3_q2_kernel {
+namespace fagen_fwd_e4m3_d128_causal_m192n96_s3_q2_nointer_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
@@ -123,7 +125,7 @@ constexpr int kHeadDimV = 128;
 constexpr int kHeadDimPadded = 128;  // in shared memory, padded with zeros
 constexpr int kHeadDimVPadded = 128;
 constexpr int kBlockM = 192;
-constexpr int kBlockN = 64;
+constexpr int kBlockN = 96;
 constexpr int kStages = 3;  // K and V buffers
 constexpr int kQStages = 2;
 constexpr int kConsumers = 3;  // warpgroups of 64 query rows
@@ -131,6 +133,12 @@ constexpr int kThreads = 512;
 constexpr int kLaunchRegisters = 128;
 constexpr int kProducerRegisters = 32;
 constexpr int kConsumerRegisters = 160;
+constexpr int kTileStages = 2;    // tiles drawn and not yet done
+constexpr int kTileReaders = 12;  // warps that ask for them
+constexpr int kDrawAhead =
+    2;  // blocks before its end that a tile's successor is drawn: enough to hide the answer's way
+constexpr int kSectionRounds = 2;  // tiles for each multiprocessor in the last section of heads
+constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFar =
     16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
@@ -140,11 +148,11 @@ constexpr float kPOffset =
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
 constexpr int kQkSlab = 128;  // columns
-constexpr int kVSlab = 64;    // of keys: V lies transposed
+constexpr int kVSlab = 32;    // of keys: V lies transposed
 constexpr int kOSlab = 64;
 constexpr int kOSwizzleBits = 3;
 constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B128;
-constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B64;
+constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B32;
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -157,14 +165,16 @@ using Barrier = cutlass::arch::ClusterBarrier;
 using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
 
 // Blocks first … last - 1 of kBlockN keys, visited from the last to the first.
+// Of first … full_last - 1 every row sees all keys.
 struct Blocks {
-  int first, last;
+  int first, full_last, last;
 };
 
 // kBlockM query rows of one head, and the keys they see.
-struct Tile {
+struct alignas(16) Tile {
   int first_row, head, kv_head, batch;
-  Blocks blocks;
+  Blocks blocks;  // last < first: no tile
+  int skipped;    // fully masked blocks after those
 };
 
 struct SharedStorage {
@@ -178,9 +188,11 @@ struct SharedStorage {
   Barrier q_empty[kQStages][kConsumers];
   Barrier k_empty[kStages];
   Barrier v_empty[kStages];
+  Barrier tile_full[kTileStages], tile_empty[kTileStages];
+  Tile tiles[kTileStages];  // in work, and next
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes <= 148480, "the layout outgrew the plan's ledger");
+static_assert(kSharedBytes <= 173056, "the layout outgrew the plan's ledger");
 
 template <class Integer>
 __host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
@@ -264,10 +276,16 @@ struct Params {
   int64_t q_stride_batch, q_stride_head, q_stride_seq;
   FastDivisor heads, heads_per_kv_head;
   int seqlen_q, seqlen_k;
-  FastDivisor m_blocks;  // tiles of one head
+  int m_blocks;          // tiles of one head
   int slots;             // of tiles, over all heads and batches
   bool has_empty_tiles;  // whose rows see no key
-  float scale_log2;      // scale * log2(e)
+  int sections;
+  FastDivisor section_slots;
+  FastDivisor section_heads;  // heads of any batch whose K and V share the L2 cache
+  FastDivisor last_section_heads;
+  int m_end, tiles;       // of all tiles, slots are for those that see a key
+  uint32_t* tiles_drawn;  // of the slots, beyond the first of each block
+  float scale_log2;       // scale * log2(e)
 };
 
 // ---- Tensor cores ----------------------------------------------------------------------------
@@ -331,15 +349,18 @@ __device__ constexpr uint32_t column_offset(int k) {
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], Descriptor q, Descriptor k) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 "
+      "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
-      "%32, %33, %34, 1, 1;"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47 }, "
+      "%48, %49, %50, 1, 1;"
       : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]), "+f"(s[6]),
         "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]), "+f"(s[12]), "+f"(s[13]),
         "+f"(s[14]), "+f"(s[15]), "+f"(s[16]), "+f"(s[17]), "+f"(s[18]), "+f"(s[19]), "+f"(s[20]),
         "+f"(s[21]), "+f"(s[22]), "+f"(s[23]), "+f"(s[24]), "+f"(s[25]), "+f"(s[26]), "+f"(s[27]),
-        "+f"(s[28]), "+f"(s[29]), "+f"(s[30]), "+f"(s[31])
+        "+f"(s[28]), "+f"(s[29]), "+f"(s[30]), "+f"(s[31]), "+f"(s[32]), "+f"(s[33]), "+f"(s[34]),
+        "+f"(s[35]), "+f"(s[36]), "+f"(s[37]), "+f"(s[38]), "+f"(s[39]), "+f"(s[40]), "+f"(s[41]),
+        "+f"(s[42]), "+f"(s[43]), "+f"(s[44]), "+f"(s[45]), "+f"(s[46]), "+f"(s[47])
       : "l"(q.bits()), "l"(k.bits()), "n"(accumulate ? 1 : 0));
 }
 
@@ -372,8 +393,22 @@ __device__ __forceinline__ int lane() {
   return threadIdx.x % 32;
 }
 
-__device__ __forceinline__ Blocks blocks_of(const Params& params) {
-  return {0, ceil_div(params.seqlen_k, kBlockN)};
+// The keys first … last - 1 that a row sees; none where last <= first. Both ends rise from row to
+// row.
+struct Keys {
+  int first, last;
+};
+
+__host__ __device__ __forceinline__ Keys seen_by(const Params& params, int row) {
+  const int seqlen_q = params.seqlen_q, seqlen_k = params.seqlen_k;
+  return {0, min(seqlen_k, row + seqlen_k - seqlen_q + 1)};
+}
+
+// What the rows first_row … last_row see.
+__host__ __device__ __forceinline__ Blocks blocks_of(const Params& params, int first_row,
+                                                     int last_row) {
+  const Keys top = seen_by(params, first_row), bottom = seen_by(params, last_row);
+  return {0, max(0, top.last) / kBlockN, ceil_div(max(0, bottom.last), kBlockN)};
 }
 
 __device__ __forceinline__ Tile tile_of(const Params& params, int flat_head, int m_block) {
@@ -382,13 +417,19 @@ __device__ __forceinline__ Tile tile_of(const Params& params, int flat_head, int
   tile.batch = params.heads.divide(flat_head);
   tile.head = flat_head - tile.batch * params.heads.value;
   tile.kv_head = params.heads_per_kv_head.divide(tile.head);
-  tile.blocks = blocks_of(params);
+  tile.blocks = blocks_of(params, tile.first_row, tile.first_row + kBlockM - 1);
   return tile;
 }
 
 __device__ __forceinline__ Tile tile_at(const Params& params, int index) {
-  const int flat_head = params.m_blocks.divide(index);  // neighbours share K and V
-  const int m_block = index - flat_head * params.m_blocks.value;
+  // Longest tiles of a section first, so that short ones fill its end.
+  const int section = min(params.section_slots.divide(index), params.sections - 1);
+  const int rank = index - section * params.section_slots.value;
+  const FastDivisor& heads =
+      section + 1 < params.sections ? params.section_heads : params.last_section_heads;
+  const int row = heads.divide(rank);
+  const int m_block = params.m_end - 1 - row;
+  const int flat_head = section * params.section_heads.value + rank - row * heads.value;
   return tile_of(params, flat_head, m_block);
 }
 
@@ -407,22 +448,22 @@ struct RingPosition {
   }
 };
 
-// The tiles of one thread block.
+// The tiles that the producer draws, for one warp.
 struct Tiles {
-  int index = blockIdx.x;
-
-  __device__ __forceinline__ void advance() { index += gridDim.x; }
+  SharedStorage& shared;
+  uint32_t taken = 0;  // so far
 
   // The next tile that sees a key; false at the end.
-  __device__ __forceinline__ bool next(const Params& params, Tile& tile) {
-    while (index < params.slots) {
-      tile = tile_at(params, index);
-      advance();
-      if (tile.blocks.last > tile.blocks.first) {
-        return true;
-      }
+  __device__ __forceinline__ bool next(const Params&, Tile& tile) {
+    const uint32_t stage = taken % kTileStages, phase = taken / kTileStages % 2;
+    shared.tile_full[stage].wait(phase);
+    tile = shared.tiles[stage];
+    __syncwarp();  // one lane arrives for all
+    if (lane() == 0) {
+      shared.tile_empty[stage].arrive();
     }
-    return false;
+    ++taken;
+    return tile.blocks.last > tile.blocks.first;
   }
 };
 
@@ -434,8 +475,8 @@ struct EmptyTiles {
     if (!params.has_empty_tiles) {
       return false;
     }
-    while (index < params.slots) {
-      tile = tile_at(params, index);
+    while (index < params.tiles) {
+      tile = tile_of(params, index / params.m_blocks, index % params.m_blocks);
       index += gridDim.x;
       if (tile.blocks.last == tile.blocks.first) {
         return true;
@@ -580,8 +621,10 @@ struct Softmax {
   }
 };
 
+using OutPair = __nv_bfloat162;
+
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  const OutPair pair = __floats2bfloat162_rn(low, high);
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
@@ -616,19 +659,26 @@ __device__ __forceinline__ void store_matrices(void* address, uint32_t a, uint32
 }
 
 // Rounds a warp's 16 rows of an accumulator, element(i), to OutElement and writes them to slabs of
-// 64 rows.
+// 64 rows. Returns whether all of this thread's numbers are finite: then 0 times them is 0.
 template <int columns, int slab, int swizzle_bits, class Elements>
-__device__ __forceinline__ void store_accumulator(OutElement* tile, Elements element) {
+__device__ __forceinline__ bool store_accumulator(OutElement* tile, Elements element) {
   const int row = warp_row() + lane() % 16;
+  const OutPair zero = {};
+  OutPair products[4] = {};
 #pragma unroll
   for (int column = 0; column < columns; column += 16) {
     char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
-    const auto pair = [&](int i) {
-      return pack(element(column / 2 + i), element(column / 2 + i + 1));
-    };
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      pairs[i] = pack(element(column / 2 + 2 * i), element(column / 2 + 2 * i + 1));
+      products[i] = __hfma2(reinterpret_cast<const OutPair&>(pairs[i]), zero, products[i]);
+    }
     store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane() / 16 * 8),
-                   pair(0), pair(2), pair(4), pair(6));
+                   pairs[0], pairs[1], pairs[2], pairs[3]);
   }
+  const OutPair sum = __hadd2(__hadd2(products[0], products[1]), __hadd2(products[2], products[3]));
+  return __hbeq2(sum, zero);
 }
 
 // ---- Loading ---------------------------------------------------------------------------------
@@ -693,14 +743,46 @@ struct Loader {
   }
 };
 
+// Draws tiles and passes them on. Used by the producer.
+struct TileScheduler {
+  const Params& params;
+  SharedStorage& shared;
+  int drawn = blockIdx.x - gridDim.x;  // beyond the first tile of each block, which nobody draws
+  uint32_t passed_on = 0;              // tiles so far
+
+  // Asks for the next tile. The last to ask, one past the end for each block, wraps the counter to
+  // zero: the next call finds it as this one did.
+  __device__ __forceinline__ void draw() {
+    drawn = atomicInc(params.tiles_drawn, params.slots - 1);
+  }
+
+  // The next tile, once it is drawn; false at the end.
+  __device__ __forceinline__ bool next(Tile& tile) {
+    const int index = gridDim.x + drawn;
+    const uint32_t stage = passed_on % kTileStages, phase = passed_on / kTileStages % 2;
+    tile = tile_at(params, index);
+    if (index >= params.slots) {
+      tile.blocks.last = tile.blocks.first;
+    }
+    shared.tile_empty[stage].wait(phase ^ 1);
+    shared.tiles[stage] = tile;
+    shared.tile_full[stage].arrive();
+    ++passed_on;
+    return index < params.slots;
+  }
+};
+
 // The producer warp. K is one block ahead of V, because S is computed before P.
 __device__ __forceinline__ void produce(const Params& params, SharedStorage& shared) {
   Loader loader{params, shared};
-  Tiles tiles;
-  for (Tile tile; tiles.next(params, tile);) {
+  TileScheduler tiles{params, shared};
+  for (Tile tile; tiles.next(tile);) {
     loader.load_k(tile, tile.blocks.last - 1);
     loader.load_q(tile);
     for (int block = tile.blocks.last - 1; block >= tile.blocks.first; --block) {
+      if (block == min(tile.blocks.first + kDrawAhead, tile.blocks.last - 1)) {
+        tiles.draw();
+      }
       if (block > tile.blocks.first) {
         loader.load_k(tile, block - 1);
       }
@@ -712,14 +794,10 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage& sha
 // ---- Multiplying -----------------------------------------------------------------------------
 
 // Hardware barriers, by number; 0 is __syncthreads.
-enum NamedBarrier { kStore = 1, kScheduler = kStore + kConsumers };
+enum NamedBarrier { kStore = 1 };
 
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // One warpgroup: 64 rows of each tile.
@@ -768,14 +846,6 @@ struct Consumer {
     release(shared.v_empty[v.stage]);
     v.advance();
     v_ready = shared.v_full[v.stage].test_wait(v.phase);
-  }
-
-  // Ping-pong: while one warpgroup has the tensor cores, the others do softmax.
-  __device__ __forceinline__ void scheduler_barrier_wait() {
-    barrier_sync(kScheduler + warpgroup, 2 * kWarpgroup);
-  }
-  __device__ __forceinline__ void scheduler_barrier_arrive() {
-    barrier_arrive(kScheduler + (warpgroup + 1 == kConsumers ? 0 : warpgroup + 1), 2 * kWarpgroup);
   }
 
   // Issues S = QKᵀ.
@@ -858,16 +928,41 @@ struct Consumer {
   }
 
   // Masks the keys of a block that this thread's two rows do not see.
-  __device__ __forceinline__ void mask_block(float (&s)[kBlockN / 2], int block) {
-    const int last = params.seqlen_k - block * kBlockN - lane() % 4 * 2;
-    if (params.seqlen_k >= (block + 1) * kBlockN) {
-      return;
-    }
+  __device__ __forceinline__ void mask_block(float (&s)[kBlockN / 2], const Tile& tile, int block) {
+    const int row = first_row(tile) + thread_row(), first_key = block * kBlockN + lane() % 4 * 2;
+    const Keys seen[2] = {seen_by(params, row), seen_by(params, row + 8)};
+    const int last[2] = {seen[0].last - first_key, seen[1].last - first_key};
 #pragma unroll
     for (int i = 0; i < kBlockN / 2; ++i) {
-      if (column_of(i) >= last) {
+      if (column_of(i) >= last[row_of(i)]) {
         s[i] = -INFINITY;
       }
+    }
+  }
+
+  // A tile without the last blocks that are fully masked for this warpgroup's rows; one block is
+  // left even so.
+  __device__ __forceinline__ Tile warpgroup_tile(Tile tile) {
+    const Blocks own = blocks_of(params, first_row(tile), first_row(tile) + kWarpgroupRows - 1);
+    const int last = max(tile.blocks.first + 1, own.last);
+    tile.skipped = tile.blocks.last - last;
+    tile.blocks.last = last;
+    tile.blocks.full_last = own.full_last;
+    return tile;
+  }
+
+  // Skips fully masked blocks.
+  __device__ __forceinline__ void skip_k(int blocks) {
+    for (; blocks > 0; --blocks) {
+      wait_k();
+      release_k();
+    }
+  }
+
+  __device__ __forceinline__ void skip_v(int blocks) {
+    for (; blocks > 0; --blocks) {
+      wait_v();
+      release_v();
     }
   }
 
@@ -889,15 +984,13 @@ struct Consumer {
   __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
                                        Probabilities& p, Output& o, Softmax& softmax) {
     wait_k();
-    scheduler_barrier_wait();
     issue_qk(s);
     wait_v();
     issue_pv(o, p);
-    scheduler_barrier_arrive();
     wgmma_wait<1>();
     finish_qk(s, block == tile.blocks.first);
     if (masked) {
-      mask_block(s, block);
+      mask_block(s, tile, block);
     }
     const bool raised = softmax.update_row_max(s);
     wgmma_wait<0>();
@@ -908,11 +1001,21 @@ struct Consumer {
     softmax.rescale_output(o, raised);
   }
 
+  // In place of a step, for a warpgroup whose rows are all past the end of the sequence.
+  __device__ __forceinline__ void skip_step(bool final_block) {
+    wait_k();
+    release_k();
+    release(shared.q_empty[q.stage][warpgroup], final_block);
+    wait_v();
+    release_v();
+  }
+
   // P of a tile's first block.
   __device__ __forceinline__ void first_softmax(const Tile& tile, float (&s)[kBlockN / 2],
                                                 Probabilities& p, Softmax& softmax) {
     finish_qk(s, tile.blocks.last - 1 == tile.blocks.first);
-    mask_block(s, tile.blocks.last - 1);
+    skip_v(tile.skipped);
+    mask_block(s, tile, tile.blocks.last - 1);
     softmax.update_row_max(s);
     softmax.exponentiate(s);
     pack_p(p, s);
@@ -922,6 +1025,7 @@ struct Consumer {
   __device__ __forceinline__ void first_block(const Tile& tile, float (&s)[kBlockN / 2],
                                               Probabilities& p, Softmax& softmax) {
     wait_q();
+    skip_k(tile.skipped);
     wait_k();
     issue_qk(s);
     wgmma_wait<0>();
@@ -940,12 +1044,11 @@ struct Consumer {
   __device__ __forceinline__ void next_tile(Tile& tile, const Tile& next, float (&s)[kBlockN / 2],
                                             Probabilities& p, Output& o, Softmax& softmax) {
     wait_v();
-    scheduler_barrier_wait();
     issue_pv(o, p);
-    scheduler_barrier_arrive();  // before the wait for Q
     const Softmax fresh = softmax_of(next);
     q.advance();
     wait_q();
+    skip_k(next.skipped);
     wait_k();
     issue_qk(s);
     wgmma_wait<1>();
@@ -961,9 +1064,18 @@ struct Consumer {
   __device__ __forceinline__ void mainloop(Tiles& tiles, Tile& tile, Output& o, Softmax& softmax) {
     float s[kBlockN / 2];
     Probabilities p;
+    tile = warpgroup_tile(tile);
     first_block(tile, s, p, softmax);
     for (;;) {
       int block = tile.blocks.last - 2;
+      if (first_row(tile) >= params.seqlen_q) {
+        for (; block >= tile.blocks.first; --block) {
+          skip_step(block == tile.blocks.first);
+        }
+      }
+      for (; block >= tile.blocks.full_last; --block) {
+        step<true>(tile, block, s, p, o, softmax);
+      }
       for (; block >= tile.blocks.first; --block) {
         step<false>(tile, block, s, p, o, softmax);
       }
@@ -971,7 +1083,7 @@ struct Consumer {
       if (!tiles.next(params, next)) {
         break;
       }
-      next_tile(tile, next, s, p, o, softmax);
+      next_tile(tile, warpgroup_tile(next), s, p, o, softmax);
     }
     last_pv(p, o);
   }
@@ -1003,18 +1115,17 @@ struct Consumer {
   }
 
   // Adds what was taken off V's columns, whose weights in a row add up to one.
-  __device__ __forceinline__ void add_means(const Tile& tile, Output& o,
-                                            const bool (&empty)[2]) const {
+  __device__ __forceinline__ void add_means(const Tile& tile, Output& o) const {
     ColumnReader mean = {
         params.v_mean.of(tile.batch, tile.kv_head) + lane() % 4 * 2 * params.v_mean.stride_column,
         params.v_mean.stride_column};
 #pragma unroll
     for (int i = 0; i < kHeadDimV / 2; i += 4) {
       const float2 pair = mean.next();
-      o[i] = empty[0] ? 0.f : o[i] + pair.x;
-      o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
-      o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
-      o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
+      o[i] += pair.x;
+      o[i + 1] += pair.y;
+      o[i + 2] += pair.x;
+      o[i + 3] += pair.y;
       if (i % 32 == 28 && mean.ends()) {
         return;
       }
@@ -1040,16 +1151,23 @@ struct Consumer {
                      : (softmax.reference(r) + log2_approx(sum) + mean) * 0.69314718056f;
       }
     }
-    // A row that sees no key is zeros, not 0 times a V that may not be finite.
 #pragma unroll
     for (int i = 0; i < kHeadDimVPadded / 2; ++i) {
-      o[i] = empty[row_of(i)] ? 0.f : o[i] * inverse[row_of(i)];
+      o[i] = o[i] * inverse[row_of(i)];
     }
     if (params.v_scale.data) {
       scale_columns(tile, o);
     }
     if (params.v_mean.data) {
-      add_means(tile, o, empty);
+      add_means(tile, o);
+    }
+    // A row that sees no key is zeros, not 0 times a V that may not be finite, and without its
+    // mean.
+    if (__any_sync(0xffffffff, empty[0] || empty[1])) {
+#pragma unroll
+      for (int i = 0; i < kHeadDimVPadded / 2; ++i) {
+        o[i] = empty[row_of(i)] ? 0.f : o[i];
+      }
     }
 
     OutElement* rows = shared.o + warpgroup * kWarpgroupRows * kHeadDimVPadded;
@@ -1072,10 +1190,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void run() {
-    if (warpgroup == kConsumers - 1) {
-      scheduler_barrier_arrive();  // warpgroup 0 is first
-    }
-    Tiles tiles;
+    Tiles tiles{shared};
     EmptyTiles rest;
     Tile tile;
     Output o = {};
@@ -1122,6 +1237,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       shared.k_empty[stage].init(kConsumers * kWarpgroup / 32);
       shared.v_empty[stage].init(kConsumers * kWarpgroup / 32);
     }
+    for (int stage = 0; stage < kTileStages; ++stage) {
+      shared.tile_full[stage].init(1);
+      shared.tile_empty[stage].init(kTileReaders);
+    }
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
@@ -1140,13 +1259,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-}  // namespace fagen_fwd_e4m3_d128_full_m192n64_s3_q2_kernel
+}  // namespace fagen_fwd_e4m3_d128_causal_m192n96_s3_q2_nointer_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_fwd_e4m3_d128_full_m192n64_s3_q2_host {
+namespace fagen_fwd_e4m3_d128_causal_m192n96_s3_q2_nointer_host {
 
-using namespace fagen_fwd_e4m3_d128_full_m192n64_s3_q2_kernel;
+using namespace fagen_fwd_e4m3_d128_causal_m192n96_s3_q2_nointer_kernel;
 
 // What a call ends with: the number of its message. Checks come in this order.
 enum Status {
@@ -1209,8 +1328,8 @@ Status check(const void* data, int element_bytes, bool aligned, int64_t most,
   return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
 }
 
-int64_t workspace_bytes(const FagenForwardArgs&) {
-  return 0;
+int64_t workspace_bytes([[maybe_unused]] const FagenForwardArgs& a) {
+  return int64_t(4);
 }
 
 Status check(const FagenForwardArgs& a) {
@@ -1356,7 +1475,7 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
            .sizes = {ceil_div(a.seqlen_k, 16) * 16, kHeadDimV, a.kv_heads, a.batch},
            .strides = {a.v_stride_seq, a.v_stride_head, a.v_stride_batch},
            .box = {kVSlab, kHeadDimVPadded},
-           .swizzle = CU_TENSOR_MAP_SWIZZLE_64B};
+           .swizzle = CU_TENSOR_MAP_SWIZZLE_32B};
   const Tensor out{.data = a.out,
                    .sizes = {kHeadDimV, a.seqlen_q, a.heads, a.batch},
                    .strides = {a.out_stride_seq, a.out_stride_head, a.out_stride_batch},
@@ -1407,41 +1526,75 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   params.heads_per_kv_head = FastDivisor(a.heads / a.kv_heads);
   params.seqlen_q = a.seqlen_q;
   params.seqlen_k = a.seqlen_k;
-  params.m_blocks = FastDivisor(m_blocks);
-  params.has_empty_tiles = a.seqlen_k == 0;
+  params.m_blocks = m_blocks;
+  params.has_empty_tiles = seen_by(params, 0).last <= 0;
   const int grid = int(std::min<int64_t>(tiles, multiprocessors));
-  params.slots = int(tiles);
+  // Tiles come in sections of heads whose K and V fit their share of the L2 cache.
+  const int64_t flat_heads = int64_t(a.heads) * a.batch;
+  const int64_t head_bytes = int64_t(a.seqlen_k) * (kHeadDim + kHeadDimV) * sizeof(Element);
+  const int64_t cached_kv_heads = kL2Share / std::max<int64_t>(1, head_bytes);
+  // Tiles that see no key are left to the end, and are no part of the order.
+  int m_first = 0;
+  params.m_end = m_blocks;
+  if (params.has_empty_tiles) {
+    const auto empty = [&](int m_block) {
+      const Blocks blocks = blocks_of(params, m_block * kBlockM, m_block * kBlockM + kBlockM - 1);
+      return blocks.last <= blocks.first;
+    };
+    while (m_first < m_blocks && empty(m_first)) {
+      ++m_first;
+    }
+    while (params.m_end > m_first && empty(params.m_end - 1)) {
+      --params.m_end;
+    }
+  }
+  // The heads of one KV head at a time: who shares K and V loads them at the same time. The last
+  // section has more heads, so that short tiles fill up behind its longest ones: as many as the
+  // cache holds, within bounds.
+  const int64_t seeing = std::max(1, params.m_end - m_first);  // tiles of a head
+  const int64_t section = params.heads_per_kv_head.value;
+  const int64_t least = ceil_div(int64_t(kSectionRounds) * grid, seeing), most = 4 * least;
+  const int64_t last = std::clamp(cached_kv_heads * section, least, most);
+  params.sections = 1 + int(std::max<int64_t>(0, flat_heads - last) / section);
+  params.section_heads = FastDivisor(int(section));
+  params.section_slots = FastDivisor(int(std::min<int64_t>(section * seeing, tiles)));
+  params.last_section_heads = FastDivisor(int(flat_heads - (params.sections - 1) * section));
+  params.slots = int(flat_heads * (params.m_end - m_first));
+  params.tiles = int(tiles);
+  params.tiles_drawn = static_cast<uint32_t*>(a.workspace);
   params.scale_log2 = a.scale * 1.44269504089f;
 
   attention_forward<<<grid, kThreads, sizeof(SharedStorage), stream>>>(params);
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_fwd_e4m3_d128_full_m192n64_s3_q2_host
+}  // namespace fagen_fwd_e4m3_d128_causal_m192n96_s3_q2_nointer_host
 
-extern "C" int fagen_fwd_e4m3_d128_full_m192n64_s3_q2(const FagenForwardArgs* args, void* stream) {
-  using namespace fagen_fwd_e4m3_d128_full_m192n64_s3_q2_host;
+extern "C" int fagen_fwd_e4m3_d128_causal_m192n96_s3_q2_nointer(const FagenForwardArgs* args,
+                                                                void* stream) {
+  using namespace fagen_fwd_e4m3_d128_causal_m192n96_s3_q2_nointer_host;
   const Status status = args ? check(*args) : kNullPointer;
   return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" int64_t fagen_fwd_e4m3_d128_full_m192n64_s3_q2_workspace(const FagenForwardArgs* args) {
-  return args ? fagen_fwd_e4m3_d128_full_m192n64_s3_q2_host::workspace_bytes(*args) : -1;
+extern "C" int64_t fagen_fwd_e4m3_d128_causal_m192n96_s3_q2_nointer_workspace(
+    const FagenForwardArgs* args) {
+  return args ? fagen_fwd_e4m3_d128_causal_m192n96_s3_q2_nointer_host::workspace_bytes(*args) : -1;
 }
 
-extern "C" const char* fagen_fwd_e4m3_d128_full_m192n64_s3_q2_message(int status) {
-  using namespace fagen_fwd_e4m3_d128_full_m192n64_s3_q2_host;
+extern "C" const char* fagen_fwd_e4m3_d128_causal_m192n96_s3_q2_nointer_message(int status) {
+  using namespace fagen_fwd_e4m3_d128_causal_m192n96_s3_q2_nointer_host;
   return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_full_m192n64_s3_q2_info(void) {
-  using namespace fagen_fwd_e4m3_d128_full_m192n64_s3_q2_kernel;
+extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m192n96_s3_q2_nointer_info(void) {
+  using namespace fagen_fwd_e4m3_d128_causal_m192n96_s3_q2_nointer_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       kSharedBytes,
       kThreads,
       kLaunchRegisters,
-      "fwd_e4m3_d128_full_m192n64_s3_q2",
-      "f049c50f5248cc8ed4c87f98e833661657dd18177ed3f3940cf7990502db0e94"};
+      "fwd_e4m3_d128_causal_m192n96_s3_q2_nointer",
+      "9b6efc5726719602a2ca170a45aac9ec4e3afea54517e9c150490149e08b3494"};
   return &info;
 }

@@ -1,9 +1,9 @@
-// fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_sblock: fused attention forward for Hopper (sm_90a).
-// Rendered by fagen; do not edit.
+// fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock: fused attention forward for Hopper
+// (sm_90a). Rendered by fagen; do not edit.
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
 //
-// One thread block computes a tile of 128 query rows of one head, 128 keys at a time from the last
+// One thread block computes a tile of 128 query rows of one head, 96 keys at a time from the last
 // to the first, by online softmax in base 2. One producer warp copies Q, K and V into shared memory
 // by TMA; 2 consumer warpgroups of 64 rows each multiply by WGMMA.
 //
@@ -43,21 +43,21 @@ struct FagenForwardArgs {
   uint32_t version;         // 3: callers built for another are recognised
   void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
   int64_t workspace_bytes;  // how large it is
-  const void* q;            // e4m3 (batch, seqlen_q, heads, 128)
-  const void* k;            // e4m3 (batch, seqlen_k, kv_heads, 128)
-  const void* v;  // e4m3 (batch, kv_heads, 128, ceil(seqlen_k / 16) · 16): transposed: each 16 keys
+  const void* q;            // e4m3 (batch, seqlen_q, heads, 256)
+  const void* k;            // e4m3 (batch, seqlen_k, kv_heads, 256)
+  const void* v;  // e4m3 (batch, kv_heads, 256, ceil(seqlen_k / 16) · 16): transposed: each 16 keys
                   // in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15, zeros past seqlen_k
   const void* q_descale;  // fp32 (batch or 1, heads or 1, ceil(seqlen_q / 64)): what q is to be
                           // multiplied by, finite and above 0
   const void* k_descale;  // fp32 (batch or 1, kv_heads or 1, ceil(seqlen_k / 64)): what k is to be
                           // multiplied by, finite and above 0
-  const void* v_descale;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what columns of v are to be
+  const void* v_descale;  // fp32 (batch or 1, kv_heads or 1, 256 or 1): what columns of v are to be
                           // multiplied by, finite and above 0; null: 1
-  const void* v_mean;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what was taken off columns of
+  const void* v_mean;  // fp32 (batch or 1, kv_heads or 1, 256 or 1): what was taken off columns of
                        // v before they were quantised; null: nothing
-  const void* k_mean;  // fp32 (batch or 1, kv_heads or 1, 128 or 1): what was taken off columns of
+  const void* k_mean;  // fp32 (batch or 1, kv_heads or 1, 256 or 1): what was taken off columns of
                        // k before they were quantised; null: nothing
-  void* out;           // bf16 (batch, seqlen_q, heads, 128): zeros in a row that sees no key
+  void* out;           // bf16 (batch, seqlen_q, heads, 256): zeros in a row that sees no key
   void* lse;  // fp32 (batch, heads, seqlen_q): log-sum-exp, natural logarithm; minus infinity in a
               // row that sees no key; null if not wanted
   int64_t q_stride_batch, q_stride_head, q_stride_seq;
@@ -102,32 +102,33 @@ extern "C" {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_sblock(const struct FagenForwardArgs* args,
-                                                             void* stream);
+int fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock(const struct FagenForwardArgs* args,
+                                                                void* stream);
 // How many bytes of workspace a call of these sizes needs; -1 where args is null. They are zeros
 // before the first call, and each call leaves them so; calls that may run at once need one each.
-int64_t fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_sblock_workspace(
+int64_t fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock_workspace(
     const struct FagenForwardArgs* args);
-const char* fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_sblock_message(int status);
-const struct FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_sblock_info(void);
+const char* fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock_message(int status);
+const struct FagenKernelInfo* fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock_info(
+    void);
 
 }  // extern "C"
 
-namespace fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_sblock_kernel {
+namespace fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
 using Element = __nv_fp8_e4m3;
 using OutElement = __nv_bfloat16;
 
-constexpr int kHeadDim = 128;
-constexpr int kHeadDimV = 128;
-constexpr int kHeadDimPadded = 128;  // in shared memory, padded with zeros
-constexpr int kHeadDimVPadded = 128;
+constexpr int kHeadDim = 256;
+constexpr int kHeadDimV = 256;
+constexpr int kHeadDimPadded = 256;  // in shared memory, padded with zeros
+constexpr int kHeadDimVPadded = 256;
 constexpr int kBlockM = 128;
-constexpr int kBlockN = 128;
+constexpr int kBlockN = 96;
 constexpr int kStages = 3;  // K and V buffers
-constexpr int kQStages = 2;
+constexpr int kQStages = 1;
 constexpr int kConsumers = 2;  // warpgroups of 64 query rows
 constexpr int kThreads = 384;
 constexpr int kLaunchRegisters = 168;
@@ -137,21 +138,23 @@ constexpr int kTileStages = 2;   // tiles drawn and not yet done
 constexpr int kTileReaders = 9;  // warps that ask for them
 constexpr int kDrawAhead =
     2;  // blocks before its end that a tile's successor is drawn: enough to hide the answer's way
-constexpr int kSectionRounds = 4;  // tiles for each multiprocessor in the last section of heads
+constexpr int kSectionRounds = 2;  // tiles for each multiprocessor in the last section of heads
 constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kPOffset =
     8.0f;                       // log2 units: P is kept this much larger, to use more of its range
 constexpr int kScaleRows = 64;  // rows of Q, or keys, that share a scale
-constexpr int kGroups = kBlockN / kScaleRows;
+constexpr int kGroupKeys =
+    32;  // that share one in a block: kScaleRows and kBlockN are multiples of it
+constexpr int kGroups = kBlockN / kGroupKeys;
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
 constexpr int kQkSlab = 128;  // columns
-constexpr int kVSlab = 128;   // of keys: V lies transposed
+constexpr int kVSlab = 32;    // of keys: V lies transposed
 constexpr int kOSlab = 64;
 constexpr int kOSwizzleBits = 3;
 constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B128;
-constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B128;
+constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B32;
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -175,13 +178,14 @@ struct Blocks {
 struct alignas(16) Tile {
   int first_row, head, kv_head, batch;
   Blocks blocks;  // last < first: no tile
+  int skipped;    // fully masked blocks after those
 };
 
 struct SharedStorage {
   alignas(1024) Element q[kQStages][kBlockM * kHeadDimPadded];
   alignas(1024) Element k[kStages][kBlockN * kHeadDimPadded];
   alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
-  alignas(1024) OutElement o[kBlockM * kHeadDimVPadded];
+  alignas(1024) OutElement o[kBlockM * kHeadDimVPadded / 2];
   alignas(1024) BlockScales scales[kStages];
   alignas(1024) TransactionBarrier q_full[kQStages][kConsumers];
   TransactionBarrier k_full[kStages];
@@ -193,7 +197,7 @@ struct SharedStorage {
   Tile tiles[kTileStages];  // in work, and next
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes <= 165888, "the layout outgrew the plan's ledger");
+static_assert(kSharedBytes <= 215040, "the layout outgrew the plan's ledger");
 
 template <class Integer>
 __host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
@@ -350,35 +354,35 @@ __device__ constexpr uint32_t column_offset(int k) {
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], Descriptor q, Descriptor k) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
+      "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
-      "%64, %65, %66, 1, 1;"
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47 }, "
+      "%48, %49, %50, 1, 1;"
       : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]), "+f"(s[6]),
         "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]), "+f"(s[12]), "+f"(s[13]),
         "+f"(s[14]), "+f"(s[15]), "+f"(s[16]), "+f"(s[17]), "+f"(s[18]), "+f"(s[19]), "+f"(s[20]),
         "+f"(s[21]), "+f"(s[22]), "+f"(s[23]), "+f"(s[24]), "+f"(s[25]), "+f"(s[26]), "+f"(s[27]),
         "+f"(s[28]), "+f"(s[29]), "+f"(s[30]), "+f"(s[31]), "+f"(s[32]), "+f"(s[33]), "+f"(s[34]),
         "+f"(s[35]), "+f"(s[36]), "+f"(s[37]), "+f"(s[38]), "+f"(s[39]), "+f"(s[40]), "+f"(s[41]),
-        "+f"(s[42]), "+f"(s[43]), "+f"(s[44]), "+f"(s[45]), "+f"(s[46]), "+f"(s[47]), "+f"(s[48]),
-        "+f"(s[49]), "+f"(s[50]), "+f"(s[51]), "+f"(s[52]), "+f"(s[53]), "+f"(s[54]), "+f"(s[55]),
-        "+f"(s[56]), "+f"(s[57]), "+f"(s[58]), "+f"(s[59]), "+f"(s[60]), "+f"(s[61]), "+f"(s[62]),
-        "+f"(s[63])
+        "+f"(s[42]), "+f"(s[43]), "+f"(s[44]), "+f"(s[45]), "+f"(s[46]), "+f"(s[47])
       : "l"(q.bits()), "l"(k.bits()), "n"(accumulate ? 1 : 0));
 }
 
 // O (64 x kOutputColumns) += P (64 x 32, from registers) V (32 x kOutputColumns).
 __device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descriptor v) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
+      "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
-      "{ %64, %65, %66, %67 }, "
-      "%68, 1, 1, 1;"
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127 }, "
+      "{ %128, %129, %130, %131 }, "
+      "%132, 1, 1, 1;"
       : "+f"(o[0]), "+f"(o[1]), "+f"(o[2]), "+f"(o[3]), "+f"(o[4]), "+f"(o[5]), "+f"(o[6]),
         "+f"(o[7]), "+f"(o[8]), "+f"(o[9]), "+f"(o[10]), "+f"(o[11]), "+f"(o[12]), "+f"(o[13]),
         "+f"(o[14]), "+f"(o[15]), "+f"(o[16]), "+f"(o[17]), "+f"(o[18]), "+f"(o[19]), "+f"(o[20]),
@@ -388,7 +392,16 @@ __device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descripto
         "+f"(o[42]), "+f"(o[43]), "+f"(o[44]), "+f"(o[45]), "+f"(o[46]), "+f"(o[47]), "+f"(o[48]),
         "+f"(o[49]), "+f"(o[50]), "+f"(o[51]), "+f"(o[52]), "+f"(o[53]), "+f"(o[54]), "+f"(o[55]),
         "+f"(o[56]), "+f"(o[57]), "+f"(o[58]), "+f"(o[59]), "+f"(o[60]), "+f"(o[61]), "+f"(o[62]),
-        "+f"(o[63])
+        "+f"(o[63]), "+f"(o[64]), "+f"(o[65]), "+f"(o[66]), "+f"(o[67]), "+f"(o[68]), "+f"(o[69]),
+        "+f"(o[70]), "+f"(o[71]), "+f"(o[72]), "+f"(o[73]), "+f"(o[74]), "+f"(o[75]), "+f"(o[76]),
+        "+f"(o[77]), "+f"(o[78]), "+f"(o[79]), "+f"(o[80]), "+f"(o[81]), "+f"(o[82]), "+f"(o[83]),
+        "+f"(o[84]), "+f"(o[85]), "+f"(o[86]), "+f"(o[87]), "+f"(o[88]), "+f"(o[89]), "+f"(o[90]),
+        "+f"(o[91]), "+f"(o[92]), "+f"(o[93]), "+f"(o[94]), "+f"(o[95]), "+f"(o[96]), "+f"(o[97]),
+        "+f"(o[98]), "+f"(o[99]), "+f"(o[100]), "+f"(o[101]), "+f"(o[102]), "+f"(o[103]),
+        "+f"(o[104]), "+f"(o[105]), "+f"(o[106]), "+f"(o[107]), "+f"(o[108]), "+f"(o[109]),
+        "+f"(o[110]), "+f"(o[111]), "+f"(o[112]), "+f"(o[113]), "+f"(o[114]), "+f"(o[115]),
+        "+f"(o[116]), "+f"(o[117]), "+f"(o[118]), "+f"(o[119]), "+f"(o[120]), "+f"(o[121]),
+        "+f"(o[122]), "+f"(o[123]), "+f"(o[124]), "+f"(o[125]), "+f"(o[126]), "+f"(o[127])
       : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v.bits()));
 }
 
@@ -612,8 +625,10 @@ struct Softmax {
   }
 };
 
+using OutPair = __nv_bfloat162;
+
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  const OutPair pair = __floats2bfloat162_rn(low, high);
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
@@ -648,19 +663,26 @@ __device__ __forceinline__ void store_matrices(void* address, uint32_t a, uint32
 }
 
 // Rounds a warp's 16 rows of an accumulator, element(i), to OutElement and writes them to slabs of
-// 64 rows.
+// 64 rows. Returns whether all of this thread's numbers are finite: then 0 times them is 0.
 template <int columns, int slab, int swizzle_bits, class Elements>
-__device__ __forceinline__ void store_accumulator(OutElement* tile, Elements element) {
+__device__ __forceinline__ bool store_accumulator(OutElement* tile, Elements element) {
   const int row = warp_row() + lane() % 16;
+  const OutPair zero = {};
+  OutPair products[4] = {};
 #pragma unroll
   for (int column = 0; column < columns; column += 16) {
     char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
-    const auto pair = [&](int i) {
-      return pack(element(column / 2 + i), element(column / 2 + i + 1));
-    };
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      pairs[i] = pack(element(column / 2 + 2 * i), element(column / 2 + 2 * i + 1));
+      products[i] = __hfma2(reinterpret_cast<const OutPair&>(pairs[i]), zero, products[i]);
+    }
     store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane() / 16 * 8),
-                   pair(0), pair(2), pair(4), pair(6));
+                   pairs[0], pairs[1], pairs[2], pairs[3]);
   }
+  const OutPair sum = __hadd2(__hadd2(products[0], products[1]), __hadd2(products[2], products[3]));
+  return __hbeq2(sum, zero);
 }
 
 // ---- Loading ---------------------------------------------------------------------------------
@@ -787,7 +809,7 @@ struct ScaleProducer {
   __device__ __forceinline__ void write(const Tile& tile, int block) {
     const int first_lane = block % kBlocks * kGroups;  // of those with this block's descales
     if (block == tile.blocks.last - 1 || block % kBlocks == kBlocks - 1) {
-      const int group = min(block * kGroups + lane() - first_lane,
+      const int group = min((block * kGroups + lane() - first_lane) * kGroupKeys / kScaleRows,
                             (params.seqlen_k - 1) / kScaleRows);  // keys may end before
       k_scale = __ldg(params.k_scale.at(tile.batch, tile.kv_head) + group);
     }
@@ -928,8 +950,7 @@ struct Consumer {
     return {params.scale_log2 * __ldg(params.q_scale.at(tile.batch, tile.head) + group)};
   }
 
-  // The current K's scales, before it is released; not earlier, since the next GEMM would wait for
-  // them.
+  // The current K's scales, before a QKᵀ GEMM that is long enough to hide the latency.
   __device__ __forceinline__ void read_scales() {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
@@ -968,10 +989,35 @@ struct Consumer {
     }
   }
 
+  // A tile without the last blocks that are fully masked for this warpgroup's rows; one block is
+  // left even so.
+  __device__ __forceinline__ Tile warpgroup_tile(Tile tile) {
+    const Blocks own = blocks_of(params, first_row(tile), first_row(tile) + kWarpgroupRows - 1);
+    const int last = max(tile.blocks.first + 1, own.last);
+    tile.skipped = tile.blocks.last - last;
+    tile.blocks.last = last;
+    tile.blocks.full_last = own.full_last;
+    return tile;
+  }
+
+  // Skips fully masked blocks.
+  __device__ __forceinline__ void skip_k(int blocks) {
+    for (; blocks > 0; --blocks) {
+      wait_k();
+      release_k();
+    }
+  }
+
+  __device__ __forceinline__ void skip_v(int blocks) {
+    for (; blocks > 0; --blocks) {
+      wait_v();
+      release_v();
+    }
+  }
+
   // S is complete: K is released, and Q after the tile's final block.
   __device__ __forceinline__ void finish_qk(float (&s)[kBlockN / 2], bool final_block) {
     fence_operand(s);
-    read_scales();
     release_k();
     release(shared.q_empty[q.stage][warpgroup], final_block);
   }
@@ -987,6 +1033,7 @@ struct Consumer {
   __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
                                        Probabilities& p, Output& o, Softmax& softmax) {
     wait_k();
+    read_scales();
     issue_qk(s);
     wait_v();
     issue_pv(o, p);
@@ -1008,6 +1055,7 @@ struct Consumer {
   __device__ __forceinline__ void first_softmax(const Tile& tile, float (&s)[kBlockN / 2],
                                                 Probabilities& p, Softmax& softmax) {
     finish_qk(s, tile.blocks.last - 1 == tile.blocks.first);
+    skip_v(tile.skipped);
     mask_block(s, tile, tile.blocks.last - 1);
     softmax.update_row_max(s, key_scales);
     softmax.exponentiate(s, key_scales);
@@ -1018,7 +1066,9 @@ struct Consumer {
   __device__ __forceinline__ void first_block(const Tile& tile, float (&s)[kBlockN / 2],
                                               Probabilities& p, Softmax& softmax) {
     wait_q();
+    skip_k(tile.skipped);
     wait_k();
+    read_scales();
     issue_qk(s);
     wgmma_wait<0>();
     first_softmax(tile, s, p, softmax);
@@ -1040,7 +1090,9 @@ struct Consumer {
     const Softmax fresh = softmax_of(next);
     q.advance();
     wait_q();
+    skip_k(next.skipped);
     wait_k();
+    read_scales();
     issue_qk(s);
     wgmma_wait<1>();
     finish_pv(o);
@@ -1055,6 +1107,7 @@ struct Consumer {
   __device__ __forceinline__ void mainloop(Tiles& tiles, Tile& tile, Output& o, Softmax& softmax) {
     float s[kBlockN / 2];
     Probabilities p;
+    tile = warpgroup_tile(tile);
     first_block(tile, s, p, softmax);
     for (;;) {
       int block = tile.blocks.last - 2;
@@ -1068,7 +1121,7 @@ struct Consumer {
       if (!tiles.next(params, next)) {
         break;
       }
-      next_tile(tile, next, s, p, o, softmax);
+      next_tile(tile, warpgroup_tile(next), s, p, o, softmax);
     }
     last_pv(p, o);
   }
@@ -1080,6 +1133,8 @@ struct Consumer {
     }
     softmax = fresh;
   }
+
+  static constexpr int kHalf = kHeadDimVPadded / 2;  // columns of O that its buffer holds
 
   // Multiplies O by V's descales.
   __device__ __forceinline__ void scale_columns(const Tile& tile, Output& o) const {
@@ -1100,18 +1155,17 @@ struct Consumer {
   }
 
   // Adds what was taken off V's columns, whose weights in a row add up to one.
-  __device__ __forceinline__ void add_means(const Tile& tile, Output& o,
-                                            const bool (&empty)[2]) const {
+  __device__ __forceinline__ void add_means(const Tile& tile, Output& o) const {
     ColumnReader mean = {
         params.v_mean.of(tile.batch, tile.kv_head) + lane() % 4 * 2 * params.v_mean.stride_column,
         params.v_mean.stride_column};
 #pragma unroll
     for (int i = 0; i < kHeadDimV / 2; i += 4) {
       const float2 pair = mean.next();
-      o[i] = empty[0] ? 0.f : o[i] + pair.x;
-      o[i + 1] = empty[0] ? 0.f : o[i + 1] + pair.y;
-      o[i + 2] = empty[1] ? 0.f : o[i + 2] + pair.x;
-      o[i + 3] = empty[1] ? 0.f : o[i + 3] + pair.y;
+      o[i] += pair.x;
+      o[i + 1] += pair.y;
+      o[i + 2] += pair.x;
+      o[i + 3] += pair.y;
       if (i % 32 == 28 && mean.ends()) {
         return;
       }
@@ -1137,34 +1191,45 @@ struct Consumer {
                      : (softmax.reference(r) + log2_approx(sum) + mean) * 0.69314718056f;
       }
     }
-    // A row that sees no key is zeros, not 0 times a V that may not be finite.
 #pragma unroll
     for (int i = 0; i < kHeadDimVPadded / 2; ++i) {
-      o[i] = empty[row_of(i)] ? 0.f : o[i] * inverse[row_of(i)];
+      o[i] = o[i] * inverse[row_of(i)];
     }
     if (params.v_scale.data) {
       scale_columns(tile, o);
     }
     if (params.v_mean.data) {
-      add_means(tile, o, empty);
+      add_means(tile, o);
+    }
+    // A row that sees no key is zeros, not 0 times a V that may not be finite, and without its
+    // mean.
+    if (__any_sync(0xffffffff, empty[0] || empty[1])) {
+#pragma unroll
+      for (int i = 0; i < kHeadDimVPadded / 2; ++i) {
+        o[i] = empty[row_of(i)] ? 0.f : o[i];
+      }
     }
 
-    OutElement* rows = shared.o + warpgroup * kWarpgroupRows * kHeadDimVPadded;
+    OutElement* rows = shared.o + warpgroup * kWarpgroupRows * kHalf;
     const bool leader = threadIdx.x % kWarpgroup == 0;
-    if (leader) {
-      cute::tma_store_wait<0>();  // the previous tile's O has been read
-    }
-    barrier_sync(kStore + warpgroup, kWarpgroup);
-    store_accumulator<kHeadDimVPadded, kOSlab, kOSwizzleBits>(rows, [&](int i) { return o[i]; });
-    cutlass::arch::fence_view_async_shared();
-    barrier_sync(kStore + warpgroup, kWarpgroup);
-    if (leader) {
 #pragma unroll
-      for (int column = 0; column < kHeadDimVPadded; column += kOSlab) {
-        cute::SM90_TMA_STORE_4D::copy(&params.out, rows + column * kWarpgroupRows, column,
-                                      first_row(tile), tile.head, tile.batch);
+    for (int first = 0; first < kHeadDimVPadded; first += kHalf) {
+      if (leader) {
+        cute::tma_store_wait<0>();  // the previous half has been read
       }
-      cute::tma_store_arrive();
+      barrier_sync(kStore + warpgroup, kWarpgroup);
+      store_accumulator<kHalf, kOSlab, kOSwizzleBits>(rows,
+                                                      [&](int i) { return o[first / 2 + i]; });
+      cutlass::arch::fence_view_async_shared();
+      barrier_sync(kStore + warpgroup, kWarpgroup);
+      if (leader) {
+#pragma unroll
+        for (int column = 0; column < kHalf; column += kOSlab) {
+          cute::SM90_TMA_STORE_4D::copy(&params.out, rows + column * kWarpgroupRows, first + column,
+                                        first_row(tile), tile.head, tile.batch);
+        }
+        cute::tma_store_arrive();
+      }
     }
   }
 
@@ -1240,13 +1305,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-}  // namespace fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_sblock_kernel
+}  // namespace fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_sblock_host {
+namespace fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock_host {
 
-using namespace fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_sblock_kernel;
+using namespace fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock_kernel;
 
 // What a call ends with: the number of its message. Checks come in this order.
 enum Status {
@@ -1334,7 +1399,7 @@ Status check(const FagenForwardArgs& a) {
         check(a.k, 1, true, kMostStride,
               {a.batch, a.k_stride_batch, a.seqlen_k, a.k_stride_seq, a.kv_heads, a.k_stride_head}),
         check(a.v, 1, true, kMostStride,
-              {a.batch, a.v_stride_batch, a.kv_heads, a.v_stride_head, 128, a.v_stride_seq,
+              {a.batch, a.v_stride_batch, a.kv_heads, a.v_stride_head, 256, a.v_stride_seq,
                ceil_div(a.seqlen_k, 16) * 16, 0}),
         check(a.q_descale, 4, false, 1073741824,
               {a.batch, a.q_descale_stride_batch, a.heads, a.q_descale_stride_head,
@@ -1345,14 +1410,14 @@ Status check(const FagenForwardArgs& a) {
         !a.v_descale ? kOk
                      : check(a.v_descale, 4, false, 1073741824,
                              {a.batch, a.v_descale_stride_batch, a.kv_heads,
-                              a.v_descale_stride_head, 128, a.v_descale_stride_column}),
+                              a.v_descale_stride_head, 256, a.v_descale_stride_column}),
         !a.v_mean ? kOk
                   : check(a.v_mean, 4, false, 1073741824,
-                          {a.batch, a.v_mean_stride_batch, a.kv_heads, a.v_mean_stride_head, 128,
+                          {a.batch, a.v_mean_stride_batch, a.kv_heads, a.v_mean_stride_head, 256,
                            a.v_mean_stride_column}),
         !a.k_mean ? kOk
                   : check(a.k_mean, 4, false, 1073741824,
-                          {a.batch, a.k_mean_stride_batch, a.kv_heads, a.k_mean_stride_head, 128,
+                          {a.batch, a.k_mean_stride_batch, a.kv_heads, a.k_mean_stride_head, 256,
                            a.k_mean_stride_column}),
         check(a.out, 2, true, kMostStride,
               {a.batch, a.out_stride_batch, a.seqlen_q, a.out_stride_seq, a.heads,
@@ -1455,7 +1520,7 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
            .sizes = {ceil_div(a.seqlen_k, 16) * 16, kHeadDimV, a.kv_heads, a.batch},
            .strides = {a.v_stride_seq, a.v_stride_head, a.v_stride_batch},
            .box = {kVSlab, kHeadDimVPadded},
-           .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};
+           .swizzle = CU_TENSOR_MAP_SWIZZLE_32B};
   const Tensor out{.data = a.out,
                    .sizes = {kHeadDimV, a.seqlen_q, a.heads, a.batch},
                    .strides = {a.out_stride_seq, a.out_stride_head, a.out_stride_batch},
@@ -1528,12 +1593,14 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
       --params.m_end;
     }
   }
-  // The last section has more heads where it would else end before short tiles could fill up behind
-  // its longest ones.
+  // The heads of one KV head at a time: who shares K and V loads them at the same time. The last
+  // section has more heads, so that short tiles fill up behind its longest ones: as many as the
+  // cache holds, within bounds.
   const int64_t seeing = std::max(1, params.m_end - m_first);  // tiles of a head
-  const int64_t section = std::max<int64_t>(1, cached_kv_heads) * params.heads_per_kv_head.value;
-  const int64_t filling = ceil_div(int64_t(kSectionRounds) * grid, seeing);
-  params.sections = 1 + int(std::max<int64_t>(0, flat_heads - filling) / section);
+  const int64_t section = params.heads_per_kv_head.value;
+  const int64_t least = ceil_div(int64_t(kSectionRounds) * grid, seeing), most = 4 * least;
+  const int64_t last = std::clamp(cached_kv_heads * section, least, most);
+  params.sections = 1 + int(std::max<int64_t>(0, flat_heads - last) / section);
   params.section_heads = FastDivisor(int(section));
   params.section_slots = FastDivisor(int(std::min<int64_t>(section * seeing, tiles)));
   params.last_section_heads = FastDivisor(int(flat_heads - (params.sections - 1) * section));
@@ -1546,37 +1613,37 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_sblock_host
+}  // namespace fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock_host
 
-extern "C" int fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_sblock(
+extern "C" int fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock(
     const FagenForwardArgs* args, void* stream) {
-  using namespace fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_sblock_host;
+  using namespace fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock_host;
   const Status status = args ? check(*args) : kNullPointer;
   return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" int64_t fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_sblock_workspace(
+extern "C" int64_t fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock_workspace(
     const FagenForwardArgs* args) {
-  return args
-             ? fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_sblock_host::workspace_bytes(*args)
-             : -1;
+  return args ? fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock_host::workspace_bytes(
+                    *args)
+              : -1;
 }
 
-extern "C" const char* fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_sblock_message(
+extern "C" const char* fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock_message(
     int status) {
-  using namespace fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_sblock_host;
+  using namespace fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock_host;
   return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_sblock_info(
+extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock_info(
     void) {
-  using namespace fagen_fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_sblock_kernel;
+  using namespace fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       kSharedBytes,
       kThreads,
       kLaunchRegisters,
-      "fwd_e4m3_d128_causal_m128n128_s3_q2_nointer_sblock",
-      "5a1422dd40583819c3def39ffcf77af82c505c838f45679d1ddafff3e1bf9d38"};
+      "fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock",
+      "483071d4028b2646df083b4ea02fb58d76b51c62acbdef8a25b8f649bf284b62"};
   return &info;
 }
