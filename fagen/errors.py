@@ -5,6 +5,7 @@ class FagenError(Exception):
     """Anything that fagen refuses or fails at; `str(error)` may be many lines."""
 
     exit_code = 1
+    failed: "tuple[tuple[str, FagenError], ...]" = ()  # of many schedules: which, and why
 
 
 class ScheduleError(FagenError):
@@ -29,6 +30,10 @@ class BuildError(FagenError):
 
 class RefusedBuild(BuildError):  # noqa: N818 - it names what happened
     """The compiler made a kernel that breaks its Plan: it spills, or its wgmmas do not overlap."""
+
+
+class CacheError(BuildError):
+    """The cache cannot be written, or what lies in it is not its user's alone."""
 
 
 class DeviceError(FagenError):

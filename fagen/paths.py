@@ -1,14 +1,19 @@
-"""Say where things lie, and write files whole; nothing else reads the environment.
+"""Say where things lie and whose they are, and write files whole.
 
-Variables read: FAGEN_CACHE, XDG_CACHE_HOME, XDG_CONFIG_HOME, FAGEN_CUTLASS, CUDA_HOME, PATH.
+Nothing else reads the environment. Variables read: FAGEN_CACHE, XDG_CACHE_HOME, XDG_CONFIG_HOME,
+HOME, FAGEN_CUTLASS, FAGEN_RUNS, CUDA_HOME, PATH, PYTHONPATH.
 """
 
 import importlib.util
 import os
+import shlex
 import shutil
+import stat
+import sys
 import sysconfig
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from fagen.errors import FagenError, ToolchainError
@@ -30,13 +35,28 @@ def locate(name: str) -> Path:
     raise FagenError(f"{name} is neither in {_PACKAGE} nor beside it: {way_out}")
 
 
+@contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Give an OSError this file's name: a disk that is full does not know it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno:
+            error.filename = str(path)
+        raise
+
+
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file in one step: whoever is killed, or has no room left, leaves the old one whole.
 
-    Text is written as UTF-8. Raises OSError where the folder is missing or cannot be written.
+    Text is written as UTF-8. Raises OSError, with the file's name, where the folder is missing or
+    cannot be written.
     """
-    path = path.resolve()  # a link stays one
-    data = content.encode() if isinstance(content, str) else content
+    with naming(path):
+        _write_whole(path.resolve(), content.encode() if isinstance(content, str) else content)
+
+
+def _write_whole(path: Path, data: bytes) -> None:
     if path.exists() and not path.is_file():  # a terminal or a pipe has no whole
         path.write_bytes(data)
         return
@@ -49,6 +69,46 @@ def write_whole(path: Path, content: str | bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing; nobody but their owner may write there.
+
+    Raises OSError where that cannot be.
+    """
+    for place in (*reversed(folder.parents), folder):
+        if not place.is_dir():
+            place.mkdir(0o755, exist_ok=True)
+
+
+def foreign(path: Path) -> tuple[str, str] | None:
+    """Say how a file or folder is not this user's alone, and what to do; None where it is.
+
+    Others may neither own it nor write to it, root apart, and it is no link, which leads elsewhere.
+    What is not there, or cannot be looked at, is nobody's.
+    """
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    named = shlex.quote(str(path))
+    if stat.S_ISLNK(found.st_mode):
+        return f"{path} is a symbolic link", f"remove it: rm {named}"
+    if found.st_uid not in (os.geteuid(), 0):
+        ways = f"remove it, or set FAGEN_CACHE to a folder of your own: rm -rf {named}"
+        return f"{path} belongs to {_owner(path, found.st_uid)}", ways
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = f"{stat.S_IMODE(found.st_mode):04o}"
+        ways = f"remove it, or if you trust what is there: chmod -R go-w {named}"
+        return f"{path} may be written by others (mode {mode})", ways
+    return None
+
+
+def _owner(path: Path, number: int) -> str:
+    try:
+        return path.owner()
+    except KeyError:  # nobody here is called so
+        return f"user {number}"
 
 
 def environment(name: str) -> str | None:
@@ -82,13 +142,15 @@ def config_folder() -> Path:
 def _named(variable: str, usual: str) -> Path:
     """Return the folder that a variable of the environment names, or the usual one."""
     said = environment(variable)
+    folder = Path(said or usual)
     try:
-        return Path(said or usual).expanduser().absolute()
+        if folder.parts[0] == "~" and os.environ.get("HOME") == "":
+            raise RuntimeError  # an empty HOME would be taken for the root of the file system
+        return folder.expanduser().absolute()
     except RuntimeError:
         where = f"{variable} = {said!r}" if said else f"{variable} is not set, and {usual}"
-        raise FagenError(
-            f"{where} begins with a home that is not known: set {variable} to a folder"
-        ) from None
+        way_out = f"set {variable} to a folder" if said else f"set HOME or {variable} to a folder"
+        raise FagenError(f"{where} begins with a home that is not known: {way_out}") from None
 
 
 def find_program(name: str) -> Path | None:
@@ -97,6 +159,13 @@ def find_program(name: str) -> Path | None:
         if found := shutil.which(name, path=folder):
             return Path(found)
     return None
+
+
+def own_program() -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the words that run this very fagen's command line, and the variables they need."""
+    places = [str(_PACKAGE.parent), *filter(None, [environment("PYTHONPATH")])]
+    words = (sys.executable, "-P", "-m", "fagen")  # -P: no module of the folder that one is in
+    return words, {"PYTHONPATH": os.pathsep.join(places)}
 
 
 def find_packaged(package: str, relative: str) -> Path:

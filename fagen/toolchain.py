@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -17,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from fagen.arch import SM90
-from fagen.errors import ToolchainError
-from fagen.paths import cache_folder, environment, find_packaged, find_program
+from fagen.errors import FagenError, ToolchainError
+from fagen.paths import cache_folder, environment, find_packaged, find_program, foreign
 from fagen.process import run
+from fagen.toml_lines import printable
 
 # One set for every kernel. No --use_fast_math: a kernel that wants an approximation names it.
 # CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED stays unset: it quadruples the time to compile.
@@ -178,14 +180,9 @@ def find_nvcc() -> Compiler:
 
     Raises ToolchainError that says what is wrong with each one there is.
     """
-    if home := environment("CUDA_HOME"):
-        places = [Path(home) / "bin/nvcc"]
-    else:
-        on_path = find_program("nvcc")
-        places = [on_path] if on_path else []
-        places += [SYSTEM_CUDA / "bin/nvcc", *_in_wheels("nvcc")]
+    home = environment("CUDA_HOME")
     faults = []
-    for nvcc in places:
+    for nvcc in [Path(home) / "bin/nvcc"] if home else _nvccs():
         if nvcc.is_file():
             try:
                 return _inspect(nvcc, nvcc.stat().st_mtime_ns)
@@ -193,7 +190,29 @@ def find_nvcc() -> Compiler:
                 faults.append(str(error))
         elif home:
             faults.append(f"CUDA_HOME is {home}, where there is no bin/nvcc")
-    raise MissingError("; ".join(faults) or "nvcc, the CUDA compiler, is missing", INSTALL_NVCC)
+    remedy = _instead_of(Path(home)) if home else INSTALL_NVCC
+    raise MissingError("; ".join(faults) or "nvcc, the CUDA compiler, is missing", remedy)
+
+
+def _nvccs() -> list[Path]:
+    """Where nvcc may be if CUDA_HOME does not say."""
+    on_path = find_program("nvcc")
+    return [*([on_path] if on_path else []), SYSTEM_CUDA / "bin/nvcc", *_in_wheels("nvcc")]
+
+
+def _instead_of(home: Path) -> str:
+    """What helps where CUDA_HOME is wrong: to install would not, since nothing else is looked at.
+
+    The folder around it is tried too, in case it names the one in which nvcc lies.
+    """
+    ways_out = {home.parent / "bin/nvcc": f"set it to {home.parent}"}
+    ways_out |= dict.fromkeys(_nvccs(), "unset it")
+    for nvcc, way_out in ways_out.items():
+        if nvcc.is_file():
+            with suppress(ToolchainError):
+                version = _inspect(nvcc, nvcc.stat().st_mtime_ns).version
+                return f"{way_out}, nvcc {_at(nvcc, version)} will do"
+    return f"unset it, and {INSTALL_NVCC}"
 
 
 def find_gxx() -> tuple[Path, str]:
@@ -297,10 +316,19 @@ def _clang_format() -> str:
 
 
 def _cache() -> str:
-    folder = cache_folder()
+    try:
+        folder = cache_folder()
+    except FagenError as error:
+        raise MissingError("there is none", str(error)) from None
     there = next(place for place in (folder, *folder.parents) if place.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
         raise MissingError(f"{folder} cannot be written", "set FAGEN_CACHE to a folder with room")
+    places = (folder.resolve(), *sorted(folder.rglob("*")))
+    if not_own := [found for found in map(foreign, places) if found]:
+        what, ways = map(printable, not_own[0])
+        raise MissingError(
+            f"{what}{f', and {more} more' if (more := len(not_own) - 1) else ''}", ways
+        )
     return f"{folder}, {shutil.disk_usage(there).free / 1e9:.1f} GB free"
 
 

@@ -25,6 +25,7 @@ from fagen.registry import from_slug
 from fagen.registry import plan as plan_any
 from fagen.render import Source
 from fagen.toolchain import Toolchain, find_disassembler, find_ninja
+from tests.process_helpers import is_running, pid_said, wait_until
 
 LOG = """\
 ptxas info    : Compiling entry function 'kernel' for 'sm_90a'
@@ -173,10 +174,12 @@ print(build(source, planned, binding=False, toolchain=tools).cached, flush=True)
 """
 
 
-def start(tools: Toolchain, log: str) -> subprocess.Popen[str]:
+def start(tools: Toolchain, log: str, stderr: int | None = None) -> subprocess.Popen[str]:
     here = Path(__file__).parent
     code = CHILD.format(tests=str(here), root=str(here.parent), tools=tools, log=log)
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=stderr, text=True
+    )
 
 
 def test_a_killed_build_leaves_nothing_that_is_taken_for_finished(
@@ -184,16 +187,32 @@ def test_a_killed_build_leaves_nothing_that_is_taken_for_finished(
 ) -> None:
     slow = tools.nvcc.read_text()
     child = start(tools, GOOD + "SLOW\n")
-    for _ in range(600):
-        if compilations(counter):
-            break
-        time.sleep(0.05)
+    wait_until(lambda: bool(compilations(counter)))
     child.send_signal(signal.SIGKILL)
-    child.wait()
+    child.communicate()
     assert [entry.state for entry in cache_entries()] == ["unfinished"]
     make_program(tools.nvcc, slow.replace("sleep 60", "true"))
     assert not make(GOOD + "SLOW\n", planned, tools).cached
     assert [entry.state for entry in cache_entries()] == ["finished"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_killed_build_leaves_no_compiler_running(
+    tools: Toolchain, tmp_path: Path, how: signal.Signals
+) -> None:
+    steps = {step: tmp_path / f"{step}.pid" for step in ("nvcc", "cicc")}
+    quoted = {step: shlex.quote(str(path)) for step, path in steps.items()}
+    make_program(
+        tools.nvcc,
+        "#!/bin/sh\n"
+        f"echo $$ > {quoted['nvcc']}\n"
+        f"sh -c 'echo $$ > \"$0\"; sleep 20; true' {quoted['cicc']}\n",
+    )
+    child = start(tools, GOOD, stderr=subprocess.DEVNULL)
+    pids = [pid_said(path) for path in steps.values()]
+    child.send_signal(how)
+    child.communicate()
+    wait_until(lambda: not any(map(is_running, pids)))
 
 
 def test_two_processes_never_build_the_same_kernel(tools: Toolchain, counter: Path) -> None:
@@ -201,6 +220,33 @@ def test_two_processes_never_build_the_same_kernel(tools: Toolchain, counter: Pa
     children = [start(tools, GOOD + "SLOW\n") for _ in range(3)]
     said = sorted(child.communicate()[0].strip() for child in children)
     assert said == ["False", "True", "True"] and compilations(counter) == 1
+
+
+@pytest.mark.parametrize("before", ["nothing", "broken"])
+def test_what_was_finished_while_prune_looked_around_stays(
+    tools: Toolchain, cache: Path, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    done = tools.nvcc.with_name("done")
+    slow = f"until [ -e {shlex.quote(str(done))} ]; do sleep 0.01; done"
+    make_program(tools.nvcc, tools.nvcc.read_text().replace("sleep 60", slow))
+    log = GOOD + "SLOW\n"
+    if before == "broken":
+        done.touch()
+        start(tools, log).communicate()
+        next(cache.glob("*/fwd_x.so")).write_text("cut")
+        done.unlink()
+    child = start(tools, log)
+
+    def look() -> tuple[store.CacheEntry, ...]:
+        wait_until(lambda: any(cache.glob("*.making-*")))
+        seen = cache_entries()
+        done.touch()
+        assert child.communicate()[0] == "False\n"
+        return seen
+
+    monkeypatch.setattr(store, "cache_entries", look)
+    assert prune() == ()
+    assert [entry.state for entry in cache_entries()] == ["finished"]
 
 
 def test_a_cache_that_cannot_be_written_is_said_with_the_way_out(

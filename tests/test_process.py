@@ -1,5 +1,8 @@
 """Other programs: what they said, what they cost, when they do not end; and files written whole."""
 
+import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -8,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from fagen.errors import ToolchainError
-from fagen.paths import write_whole
+from fagen.paths import environment_with, write_whole
 from fagen.process import run
+from tests.process_helpers import is_running, pid_said, wait_until
+
+ROOT = Path(__file__).parents[1]
 
 BURN = "import time\nwhile time.process_time() < 0.3: pass"
 
@@ -54,6 +60,35 @@ def test_a_program_that_does_not_end_is_ended_with_all_that_it_started(tmp_path)
         run([sys.executable, "-c", code], timeout=0.5)
     time.sleep(1.5)
     assert not sign.exists()
+
+
+SLEEP = "echo $$ > {}; exec sleep 20"
+
+
+def test_so_is_what_it_started_in_a_session_of_its_own(tmp_path):
+    code = f"setsid sh -c '{SLEEP.format('pid')}' & sleep 20"
+    with pytest.raises(ToolchainError, match="did not finish"):
+        run(["sh", "-c", code], cwd=tmp_path, timeout=0.3)
+    assert not is_running(pid_said(tmp_path / "pid"))
+
+
+def test_a_program_ends_with_whoever_ran_the_one_that_ran_it(tmp_path):
+    code = f"from fagen.process import run; run(['sh', '-c', {SLEEP.format('pid')!r}])"
+    outer = f"import sys; from fagen.process import run; run([sys.executable, '-c', {code!r}])"
+    child = subprocess.Popen(
+        [sys.executable, "-c", outer], cwd=tmp_path, env=environment_with({"PYTHONPATH": str(ROOT)})
+    )
+    pid = pid_said(tmp_path / "pid")
+    child.kill()
+    child.wait()
+    wait_until(lambda: not is_running(pid))
+
+
+def test_what_a_program_leaves_behind_on_purpose_stays(tmp_path):
+    assert run(["sh", "-c", f"sh -c '{SLEEP.format('pid')}' &"], cwd=tmp_path).returncode == 0
+    pid = pid_said(tmp_path / "pid")
+    assert is_running(pid)
+    os.kill(pid, signal.SIGKILL)
 
 
 def test_what_cannot_be_started_is_named(tmp_path):

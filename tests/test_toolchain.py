@@ -97,6 +97,26 @@ def test_cuda_home_alone_counts_where_it_is_set(
         toolchain.find_nvcc()
 
 
+def test_where_cuda_home_is_wrong_the_advice_is_what_helps(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def advice(home: Path) -> str:
+        monkeypatch.setenv("CUDA_HOME", str(home))
+        with pytest.raises(toolchain.MissingError) as caught:
+            toolchain.find_nvcc()
+        return caught.value.remedy
+
+    # an installed package would not be looked at either
+    assert advice(tmp_path / "nowhere").startswith("unset it, and python -m pip install")
+    own, system = make_cuda(tmp_path / "own"), make_cuda(tmp_path / "system", "13.1", "13010")
+    monkeypatch.setattr(toolchain, "SYSTEM_CUDA", system)
+    assert advice(tmp_path / "nowhere") == (f"unset it, nvcc 13.1.88 at {system}/bin/nvcc will do")
+    assert advice(own / "bin") == f"set it to {own}, nvcc 13.0.88 at {own}/bin/nvcc will do"
+    half = make_cuda(tmp_path / "half")
+    (half / "bin/ptxas").unlink()
+    assert advice(half).startswith("unset it, nvcc 13.1.88")
+
+
 def test_an_old_nvcc_on_path_is_passed_over_for_a_new_one(
     bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,7 +172,7 @@ def test_half_a_toolkit_is_refused_by_what_it_lacks(
     root = make_cuda(tmp_path / "cuda")
     (root / file).unlink()
     monkeypatch.setenv("CUDA_HOME", str(root))
-    with pytest.raises(ToolchainError, match=rf"lacks .*{words}.*: python -m pip install"):
+    with pytest.raises(ToolchainError, match=rf"lacks .*{words}.*: unset it, and python -m pip"):
         toolchain.find_nvcc()
 
 

@@ -38,6 +38,7 @@ from fagen.build.store import (
     write_record,
     writing,
 )
+from fagen.build.together import build_together
 from fagen.errors import BuildError, RefusedBuild
 from fagen.kind import Plan
 from fagen.process import run
@@ -61,7 +62,9 @@ __all__ = [
     "CompilerReport",
     "broken_promises",
     "build",
+    "build_together",
     "cache_entries",
+    "is_known",
     "prune",
 ]
 
@@ -105,8 +108,9 @@ def build(
 
     `binding` says whether to build the torch binding too; None means where torch is installed.
     `progress` is called with a line at each step that takes long.
-    Raises ToolchainError for what is missing, BuildError where the compiler fails or the cache
-    cannot be written, RefusedBuild where the kernel breaks a promise of its Plan.
+    Raises ToolchainError for what is missing, BuildError where the compiler fails, CacheError where
+    the cache cannot be written or is not this user's alone, RefusedBuild where the kernel breaks a
+    promise of its Plan.
     """
     tools = toolchain or find_toolchain()
     torch = _torch_for(binding)
@@ -151,6 +155,19 @@ def build(
         host_hash=source.host_hash,
         made_with={**record["made_with"], **({"torch": torch.version} if torch else {})},
     )
+
+
+def is_known(
+    source: Source, *, binding: bool | None = None, toolchain: Toolchain | None = None
+) -> bool:
+    """Whether `build` needs no compiler: the kernel is in the cache, or remembered as refused."""
+    tools = toolchain or find_toolchain()
+    torch = _torch_for(binding)
+    folder = kernels_folder() / f"{source.slug}-{_kernel_key(source, tools)}"
+    if read_finished(failed_folder(folder)):
+        return True
+    inside = [folder / f"torch-{_binding_key(source, tools, torch)}"] if torch else []
+    return all(map(read_finished, [folder, *inside]))
 
 
 def _torch_for(binding: bool | None) -> Torch | None:

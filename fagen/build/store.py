@@ -4,6 +4,9 @@ A folder is finished when its record.json lists every file with its hash and eac
 made beside its place and renamed into it, so nothing half-made is ever found there. Names beside a
 folder: `.lock` while it is made, `.making-…` for what is under way or was killed, `.failed` for
 the sources and logs of a build that failed.
+
+What lies here runs as whoever finds it. So nothing is taken that others own or may write to, nor
+what a link leads to.
 """
 
 import fcntl
@@ -11,28 +14,32 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fagen.errors import BuildError
-from fagen.paths import cache_folder
+from fagen.errors import BuildError, CacheError
+from fagen.paths import cache_folder, foreign, make_folder, write_whole
+from fagen.toml_lines import printable
 
 RECORD = "record.json"
 _MAKING, _FAILED, _LOCK = ".making-", ".failed", ".lock"
+_LOCK_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
 
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """One folder of the cache: `state` is "finished", "failed", "broken" or "unfinished".
+    """One folder of the cache.
 
-    `age_seconds` counts from its last use.
+    `state` is "finished", "failed", "broken", "unfinished", or "foreign": others own it or may
+    write to it, or it is a link. `age_seconds` counts from its last use.
     """
 
     name: str
@@ -53,7 +60,40 @@ def failed_folder(folder: Path) -> Path:
 
 
 def read_finished(folder: Path) -> Record | None:
-    """Return the record of a finished folder, None where it is not there or broken."""
+    """Return the record of a finished folder, None where it is not there or broken.
+
+    Raises CacheError where it, or what it lies in, is not this user's alone.
+    """
+    check_own(folder)
+    return _read(folder)
+
+
+def check_own(path: Path) -> None:
+    """Raise CacheError where a file or folder of the cache may not be what this user put there.
+
+    What it lies in is looked at too, up to the cache's own folder, and the files in it. The cache's
+    own folder may be reached through links: whoever names it answers for these.
+    """
+    root = cache_folder()
+    inside = path.relative_to(root).parts
+    _refuse_foreign(
+        [root.resolve(), *(root.joinpath(*inside[: n + 1]) for n in range(len(inside)))]
+    )
+    with suppress(OSError):  # it is a file, or not there; another process may be pruning
+        _refuse_foreign(path.iterdir())
+
+
+def _refuse_foreign(places: Iterable[Path]) -> None:
+    for place in places:
+        if found := foreign(place):
+            what, ways = map(printable, found)
+            raise CacheError(
+                f"the cache is not yours alone: {what}\n"
+                f"  what others put there would run as you; {ways}"
+            )
+
+
+def _read(folder: Path) -> Record | None:
     try:
         record = json.loads((folder / RECORD).read_bytes())
         whole = all(_hash(folder / name) == known for name, known in record["files"].items())
@@ -73,7 +113,8 @@ def place(
 
     `make` gets an empty folder, fills it and returns what to record. Two processes never make the
     same folder: the later one calls `waiting` and gets what the earlier one made.
-    Raises BuildError where the cache cannot be written, and what `make` raises.
+    Raises CacheError where the cache cannot be written or is not this user's alone, and what `make`
+    raises.
     """
     if record := read_finished(folder):
         with suppress(OSError):  # the folder's date is that of its last use
@@ -83,9 +124,8 @@ def place(
         if record := read_finished(folder):
             return record, True
         for left in folder.parent.glob(folder.name + _MAKING + "*"):  # by one that was killed
-            shutil.rmtree(left, ignore_errors=True)
+            _clear(left)
         making = Path(tempfile.mkdtemp(prefix=folder.name + _MAKING, dir=folder.parent))
-        making.chmod(0o755)
         try:
             record = make(making)
             write_record(making, record)
@@ -104,19 +144,24 @@ def write_record(folder: Path, record: Record) -> None:
     """Write a folder's record, with the hashes of the files that lie in it now."""
     files = sorted(f for f in folder.iterdir() if f.is_file() and f.name != RECORD)
     whole = {**record, "files": {file.name: _hash(file) for file in files}}
-    fresh = folder / (RECORD + ".new")
-    fresh.write_text(json.dumps(whole, indent=1) + "\n")
-    fresh.replace(folder / RECORD)
+    write_whole(folder / RECORD, json.dumps(whole, indent=1) + "\n")
+
+
+def _close(folder: Path) -> None:
+    """Let others read what was made, and nobody else write to it, whatever the umask allows."""
+    for file in folder.iterdir():
+        file.chmod(0o755 if file.stat().st_mode & 0o100 else 0o644)
+    folder.chmod(0o755)
 
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn an error of the file system into a BuildError that names the way out."""
+    """Turn an error of the file system into a CacheError that names the way out."""
     try:
         yield
     except OSError as error:
-        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        raise BuildError(
+        what = f"{error.filename or folder}: {error.strerror}"
+        raise CacheError(
             f"the cache cannot be written ({what})\n"
             "  set FAGEN_CACHE to a folder with room that you may write to, or make room by "
             "`fagen cache prune`"
@@ -127,11 +172,14 @@ def writing(folder: Path) -> Iterator[None]:
 def locked(lock: Path, waiting: Callable[[], None] | None = None) -> Iterator[bool]:
     """Hold the lock file; without `waiting`, yield False at once where another holds it.
 
-    The system lets go of the lock of a process that ends, however it ends.
+    The system lets go of the lock of a process that ends, however it ends. Raises CacheError where
+    the file is a link, OSError where it cannot be written.
     """
-    lock.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(lock.parent)
+    if lock.is_symlink():
+        _refuse_foreign([lock])
     while True:
-        with lock.open("a") as file:
+        with os.fdopen(os.open(lock, _LOCK_FLAGS, 0o644), "a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -153,9 +201,14 @@ def _same(descriptor: int, path: Path) -> bool:
 
 
 def cache_entries() -> tuple[CacheEntry, ...]:
-    """List what the cache holds, last used first."""
+    """List what the cache holds, last used first.
+
+    Raises CacheError where the cache itself is not this user's alone.
+    """
     root = kernels_folder()
-    folders = [folder for folder in root.glob("*") if folder.is_dir()] if root.is_dir() else []
+    _refuse_foreign([root.parent.resolve(), root])
+    inside = list(root.iterdir()) if root.is_dir() else []
+    folders = [folder for folder in inside if folder.is_symlink() or folder.is_dir()]
     entries = []
     for folder in folders:
         with suppress(OSError):  # another process may be pruning
@@ -168,19 +221,20 @@ def prune(
 ) -> tuple[CacheEntry, ...]:
     """Remove entries and return them.
 
-    Broken and failed ones and what a killed build left go always; of the finished ones those not
-    used for `older_than` seconds, all but the `keep` used last, or everything. What a build holds
-    at this moment stays.
+    Broken, failed and foreign ones and what a killed build left go always; of the finished ones
+    those not used for `older_than` seconds, all but the `keep` used last, or everything. What a
+    build holds at this moment stays, and what one has made or used since it was looked at.
     """
     removed = []
     finished = 0
-    for entry in cache_entries():
+    links_first = sorted(cache_entries(), key=lambda entry: not entry.folder.is_symlink())
+    for entry in links_first:  # one may be another's lock
         goes = everything or entry.state != "finished"
         if entry.state == "finished":
             finished += 1
             goes |= keep is not None and finished > keep
             goes |= older_than is not None and entry.age_seconds > older_than
-        if goes and _remove(entry.folder):
+        if goes and _remove(entry):
             removed.append(entry)
     return tuple(removed)
 
@@ -194,21 +248,47 @@ def _owner(folder: Path) -> str:
     return folder.name.removesuffix(_FAILED).partition(_MAKING)[0]
 
 
-def _remove(folder: Path) -> bool:
+def _remove(entry: CacheEntry) -> bool:
+    """Remove an entry if it still is what was seen of it; return whether it was."""
+    folder = entry.folder
+    if folder.is_symlink():  # no build has made it, and none takes it
+        with writing(folder):
+            folder.unlink(missing_ok=True)
+        return True
     with writing(folder), locked(lock_of(folder)) as alone:
-        if alone:
+        if not alone:
+            return False
+        if goes := _unchanged(entry):
             # renamed first: a reader finds all of it or nothing
             gone = folder.with_name(_owner(folder) + _MAKING + "gone")
             if folder != gone:
-                shutil.rmtree(gone, ignore_errors=True)
+                _clear(gone)
                 folder.rename(gone)
             shutil.rmtree(gone)
-            lock_of(folder).unlink(missing_ok=True)
-        return alone
+        lock_of(folder).unlink(missing_ok=True)
+        return goes
+
+
+def _unchanged(entry: CacheEntry) -> bool:
+    """Whether nobody finished, replaced or used an entry between a look at it and its lock."""
+    try:
+        now = _entry(entry.folder)
+    except FileNotFoundError:
+        return False
+    return now.state == entry.state and now.age_seconds >= entry.age_seconds
+
+
+def _clear(folder: Path) -> None:
+    """Remove a folder as far as it can be removed, or a link."""
+    if folder.is_symlink():
+        folder.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _replace(source: Path, target: Path) -> None:
-    """Put a folder in the place of another, which may not be there."""
+    """Put a folder that was made in the place of another, which may not be there."""
+    _close(source)
     if target.exists():
         aside = Path(tempfile.mkdtemp(prefix=_owner(target) + _MAKING, dir=target.parent))
         target.rename(aside / "old")
@@ -219,14 +299,24 @@ def _replace(source: Path, target: Path) -> None:
 
 
 def _entry(folder: Path) -> CacheEntry:
+    found = folder.lstat()
+    inside = [] if stat.S_ISLNK(found.st_mode) else list(folder.rglob("*"))
+    size = sum(file.lstat().st_size for file in inside if file.is_file())
+    return CacheEntry(
+        folder.name, folder, _state(folder, inside), size, time.time() - found.st_mtime
+    )
+
+
+def _state(folder: Path, inside: Sequence[Path]) -> str:
+    if foreign(folder):
+        return "foreign"
     if _MAKING in folder.name:
-        state = "unfinished"
-    elif folder.name.endswith(_FAILED):
-        state = "failed"
-    else:
-        state = "finished" if read_finished(folder) else "broken"
-    size = sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
-    return CacheEntry(folder.name, folder, state, size, time.time() - folder.stat().st_mtime)
+        return "unfinished"
+    if any(map(foreign, inside)):
+        return "foreign"
+    if folder.name.endswith(_FAILED):
+        return "failed"
+    return "finished" if _read(folder) else "broken"
 
 
 def _hash(file: Path) -> str:

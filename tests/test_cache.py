@@ -1,0 +1,250 @@
+"""The folder of built kernels: whose it must be, what prune does in it, many processes at once."""
+
+import json
+import multiprocessing
+import os
+import re
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fagen import toolchain
+from fagen.build import cache_entries, prune, store
+from fagen.errors import BuildError, CacheError
+from fagen.search import tasks
+from fagen.search.tasks import GOOD, Compiled
+from tests.cli_helpers import fagen
+
+NOBODY = 65_534
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, whose path has a space and a dollar in it."""
+    monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / "my $cache"))
+    return tmp_path / "my $cache/kernels"
+
+
+def made(name: str = "fwd_x") -> tuple[Path, bool]:
+    """A folder of the cache, as a build makes it, and whether it was there already."""
+
+    def fill(making: Path) -> store.Record:
+        (making / "fwd_x.so").write_text("machine code")
+        return {}
+
+    folder = store.kernels_folder() / name
+    return folder, store.place(folder, fill, lock=store.lock_of(folder))[1]
+
+
+# ---- what others could have put there -----------------------------------------------------------
+
+
+def move_behind_a_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def let_others_write(path: Path) -> None:
+    path.chmod(path.stat().st_mode | 0o002)
+
+
+def let_its_group_write(path: Path) -> None:
+    path.chmod(path.stat().st_mode | 0o020)
+
+
+def give_away(path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give files away")
+    os.chown(path, NOBODY, -1)
+
+
+HARMS = {
+    "link": (move_behind_a_link, "is a symbolic link", "remove it: rm {}"),
+    "others": (let_others_write, r"may be written by others \(mode 0(757|646)\)", "go-w {}"),
+    "group": (let_its_group_write, r"may be written by others \(mode 0(775|664)\)", "go-w {}"),
+    "owner": (give_away, "belongs to (nobody|user 65534)", "rm -rf {}"),
+}
+PLACES = (".", "kernels", "kernels/fwd_x", "kernels/fwd_x/fwd_x.so", "kernels/fwd_x/record.json")
+
+
+@pytest.mark.parametrize(
+    ("where", "harm"),
+    [(where, harm) for where in PLACES for harm in HARMS if (where, harm) != (".", "link")],
+)
+def test_what_others_could_have_put_there_is_not_taken_but_named(
+    cache: Path, where: str, harm: str
+) -> None:
+    assert made() == (cache / "fwd_x", False) and made() == (cache / "fwd_x", True)
+    do, why, remedy = HARMS[harm]
+    path = cache.parent / where
+    do(path)
+    with pytest.raises(CacheError) as refused:
+        made()
+    said = str(refused.value)
+    assert re.search(rf"yours alone: {re.escape(str(path))} ({why})", said), said
+    assert remedy.format(shlex.quote(str(path))) in said
+    (finding,) = (one for one in toolchain.doctor() if one.name == "cache folder")
+    assert not finding.ok and finding.found.startswith(f"{path} ")
+    assert remedy.format(shlex.quote(str(path))) in finding.remedy
+
+
+def test_what_to_do_is_what_helps(cache: Path) -> None:
+    folder, _ = made()
+    let_its_group_write(folder)
+    let_others_write(folder / "fwd_x.so")
+    with pytest.raises(CacheError) as refused:
+        made()
+    command = str(refused.value).rpartition(": ")[2]
+    os.system(command)
+    assert made() == (folder, True)
+
+
+def test_the_cache_itself_may_lie_behind_a_link(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "large disk").mkdir()
+    cache.parent.symlink_to(tmp_path / "large disk")
+    assert made()[1] is False and made()[1] is True
+    assert (tmp_path / "large disk/kernels/fwd_x/fwd_x.so").exists()
+    assert [entry.state for entry in cache_entries()] == ["finished"]
+
+
+def test_what_root_has_put_there_is_taken(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid():
+        pytest.skip("only root leaves what root owns")
+    made()
+    monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
+    assert made()[1] is True
+
+
+def test_nobody_else_may_write_what_is_made_whatever_the_umask_allows(cache: Path) -> None:
+    usual = os.umask(0o002)
+    try:
+        made()
+        with pytest.raises(BuildError):
+            store.place(cache / "fwd_y", fail, lock=store.lock_of(cache / "fwd_y"))
+    finally:
+        os.umask(usual)
+    assert (cache / "fwd_y.failed/log").exists()
+    for path in (cache.parent, *cache.parent.rglob("*")):
+        assert not path.stat().st_mode & 0o022, path
+    assert made()[1] is True
+
+
+def fail(making: Path) -> store.Record:
+    (making / "log").write_text("error")
+    raise BuildError("no")
+
+
+def test_a_lock_that_is_a_link_is_not_followed(cache: Path, tmp_path: Path) -> None:
+    cache.mkdir(parents=True)
+    store.lock_of(cache / "fwd_x").symlink_to(tmp_path / "made through it")
+    with pytest.raises(BuildError, match=r"fwd_x\.lock is a symbolic link(.|\n)*rm .*fwd_x\.lock"):
+        made()
+    assert not (tmp_path / "made through it").exists()
+    (cache / "fwd_x").mkdir()  # broken, and its lock is no lock
+    assert {entry.name for entry in prune()} == {"fwd_x", "fwd_x.lock"}
+    assert made()[1] is False
+
+
+def test_a_kernel_that_travelled_is_not_taken_from_others(cache: Path) -> None:
+    sent = Compiled("fwd_x", "a", "nvcc", GOOD, "", 168, 0, 1.0, packed=b"x\x9cK\x04\x00\x00b\x00b")
+    path = tasks._library(sent)
+    assert tasks._library(sent) == path and path.read_bytes() == b"a"
+    let_others_write(path.parent)
+    with pytest.raises(CacheError, match="yours alone"):
+        tasks._library(sent)
+
+
+def test_a_search_does_not_hold_the_cache_against_a_kernel(cache: Path) -> None:
+    cache.mkdir(parents=True)
+    let_others_write(cache)
+    with pytest.raises(CacheError, match="yours alone"):
+        tasks.compile_kernel("fwd_fp16_d128_full_m128n128")
+
+
+# ---- links, and prune ---------------------------------------------------------------------------
+
+
+def test_prune_removes_links_and_never_what_they_lead_to(cache: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    (mine / "inside").mkdir(parents=True)
+    (mine / "file").write_text("kept")
+    whole, _ = made("fwd_whole")
+    linked, _ = made("fwd_linked")
+    (linked / "to a file").symlink_to(mine / "file")
+    (linked / "to a folder").symlink_to(mine)
+    (linked / "to itself").symlink_to(linked)
+    for name in ("fwd_a", "fwd_b.failed", "fwd_c.making-gone", "fwd_linked.making-gone"):
+        (cache / name).symlink_to(mine)
+    (cache / "fwd_d").symlink_to("nowhere")
+    states = {entry.name: entry.state for entry in cache_entries()}
+    assert states.pop("fwd_whole") == "finished"
+    assert set(states.values()) == {"foreign"} and len(states) == 6
+    told = json.loads(fagen("cache", "prune", "--json").output)
+    beside = {"fwd_linked.making-gone"}  # which may go with its folder
+    assert {row["kernel"] for row in told} | beside == set(states)
+    assert [entry.folder for entry in cache_entries()] == [whole]
+    assert (mine / "file").read_text() == "kept" and (mine / "inside").is_dir()
+    assert [entry.folder for entry in prune(everything=True)] == [whole]
+    assert not any(path.is_dir() or path.is_symlink() for path in cache.iterdir())
+
+
+def test_prune_does_not_follow_the_folder_of_kernels_elsewhere(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine" / "inside").mkdir(parents=True)
+    cache.parent.mkdir()
+    cache.symlink_to(tmp_path / "mine")
+    for command in (("cache", "prune", "--all"), ("cache", "list")):
+        answer = fagen(*command)
+        assert answer.exit_code == 4 and f"rm {shlex.quote(str(cache))}" in answer.stderr
+    assert (tmp_path / "mine" / "inside").is_dir()
+
+
+def test_names_that_others_gave_are_shown_escaped(cache: Path) -> None:
+    (cache / "fwd_\x07").mkdir(parents=True)
+    assert "\x07" not in fagen("cache", "list").output
+    let_others_write(cache / "fwd_\x07")
+    assert "\x07" not in fagen("doctor").output
+
+
+# ---- many at once -------------------------------------------------------------------------------
+
+
+def build_and_prune(number: int, made: Path, together: Any, faults: Any) -> None:
+    """In one process of several: half of them make the same folders, all prune all the time."""
+
+    def make_slowly(making: Path) -> store.Record:
+        with made.open("a") as count:
+            count.write(f"{making.name.partition('.')[0]}\n")
+        time.sleep(0.002)
+        (making / "fwd_x.so").write_text("machine code")
+        return {}
+
+    together.wait()
+    for turn in range(30):
+        folder = store.kernels_folder() / f"fwd_{turn}"
+        try:
+            if number % 2:
+                store.place(folder, make_slowly, lock=store.lock_of(folder))
+            prune()
+        except Exception as error:
+            faults.put(str(error))
+
+
+def test_six_processes_that_build_and_prune_the_same_kernels_do_not_disturb_each_other(
+    cache: Path, tmp_path: Path
+) -> None:
+    fork = multiprocessing.get_context("fork")  # six times the imports would take seconds
+    together, faults, made = fork.Barrier(6), fork.SimpleQueue(), tmp_path / "made"
+    crew = [
+        fork.Process(target=build_and_prune, args=(number, made, together, faults))
+        for number in range(6)
+    ]
+    for process in crew:
+        process.start()
+    for process in crew:
+        process.join()
+    assert faults.empty(), faults.get()
+    assert sorted(made.read_text().split()) == sorted(f"fwd_{turn}" for turn in range(30))
+    assert {entry.state for entry in cache_entries()} == {"finished"}
