@@ -11,7 +11,12 @@ from fagen import flow, process
 from fagen.paths import environment
 from fagen.registry import from_slug
 from tests.conftest import SPREAD
-from tests.gpu.sanitizer import O_AFTER_THE_LAST_WAIT, TILE_READ_BY_ALL_LANES, fault
+from tests.gpu.sanitizer import (
+    O_AFTER_THE_LAST_WAIT,
+    SCALES_READ_BY_ALL_LANES,
+    TILE_READ_BY_ALL_LANES,
+    fault,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -89,7 +94,9 @@ def sharing_kernel(request, hopper, built_together):
 @pytest.mark.parametrize("tool", ["racecheck", "synccheck"])
 def test_threads_are_synchronised(sharing_kernel, tool):
     of = sharing_kernel.plan
-    harmless = [TILE_READ_BY_ALL_LANES] if of.dynamic else []
+    harmless = [*TILE_READ_BY_ALL_LANES] if of.dynamic else []
+    if of.scales_by_block:
+        harmless += SCALES_READ_BY_ALL_LANES
     shapes = [SHAPES if tool == "synccheck" else RACED]
     if of.output == "v_space":
         harmless.append(O_AFTER_THE_LAST_WAIT)
