@@ -39,6 +39,18 @@ def test_what_is_written_is_read(tmp_path):
     assert set(table_at(tmp_path / "dispatch.toml")) == {*rows(), more}
 
 
+def test_a_row_says_by_what_it_was_measured_and_keeps_that(tmp_path):
+    path = tmp_path / "dispatch.toml"
+    said = 'benchmarks/shapes.py, "by hand"'
+    update(path, [replace(rows()[0], by=said), rows()[1]])
+    update(path, rows("NVIDIA H100"))
+    assert [row.by for row in table_at(path)] == ["", "", said, ""]
+    path.write_text(path.read_text().replace("by = ", "by = 1 #"))
+    table_at.cache_clear()
+    with pytest.raises(ScheduleError, match=r"number 3: by is not text: 1"):
+        table_at(path)
+
+
 def test_an_update_replaces_a_problem_on_a_card_and_nothing_else(tmp_path):
     path = tmp_path / "dispatch.toml"
     update(path, [*rows(), *rows("NVIDIA H100")])

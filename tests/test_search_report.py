@@ -1,5 +1,7 @@
 """The page about a search: what it says, that it needs nothing but itself, and how it looks."""
 
+import html
+import json
 import math
 import re
 from html.parser import HTMLParser
@@ -10,13 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fagen import search
-from fagen.paths import find_program
+from fagen.dispatch.tables import table_at
+from fagen.paths import find_program, locate
 from fagen.process import run
-from fagen.search.report import _round_numbers, page, view
-from tests.recordings import CARD, SPACE, record
+from fagen.search.marks import BRIEF, LONG
+from fagen.search.report import TEMPLATE, page, rendered, view
+from fagen.search.report.prediction import round_numbers
+from fagen.search.store import Store
+from fagen.search.tasks import GOOD, Time
+from tests.recordings import CARD, DATABASES, SPACE, record
 
-VOID = {"meta", "br", "link", "img", "input", "hr"}
-LIGHT, DARK = (251, 251, 249), (21, 24, 27)  # the page's own colours
+ROOT = locate("cli.py").parent
+VOID = {"meta", "br", "link", "img", "input", "hr", "wbr"}
 
 
 class Tree(HTMLParser):
@@ -44,36 +51,51 @@ class Tree(HTMLParser):
         self.text += data
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    """A recorded search."""
-    return record(tmp_path_factory.mktemp("recorded") / "recorded.sqlite", kernels=120)
+class Shown:
+    """A store, and what is made of it, once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with Store(path, read_only=True) as kept:
+            self.sessions = kept.sessions()
+        self.found = search.found(path)
+        self.report = view(self.found, self.sessions, path.name)
+        self.text = rendered(self.report)
+        self.tree = Tree(self.text)
 
 
 @pytest.fixture(scope="module")
-def tree(store):
-    """Its page."""
-    return Tree(page(store))
+def recorded(tmp_path_factory):
+    """A search that was made up."""
+    return Shown(record(tmp_path_factory.mktemp("recorded") / "recorded.sqlite", kernels=120))
 
 
-def test_the_page_is_whole(tree):
-    assert tree.open == []
-    assert tree.tags[0][0] == "html"
+@pytest.fixture(scope="module", params=DATABASES, ids=lambda path: path.stem)
+def committed(request):
+    """Each search that is committed."""
+    return Shown(request.param)
 
 
-def test_the_page_needs_nothing_but_itself(store, tree):
-    names = {tag for tag, _ in tree.tags}
+def test_the_page_is_whole(recorded):
+    assert recorded.tree.open == []
+    assert recorded.tree.tags[0][0] == "html"
+
+
+def test_the_page_needs_nothing_but_itself(recorded):
+    names = {tag for tag, _ in recorded.tree.tags}
     assert not names & {"script", "link", "img", "iframe", "object"}
-    for _, attributes in tree.tags:
+    for _, attributes in recorded.tree.tags:
         for name in ("src", "href", "srcset"):
             assert (attributes.get(name) or "#").startswith("#")
-    assert not re.search(r"https?:|url\(|@import", page(store))
+    assert not re.search(r"https?:|url\(|@import", recorded.text)
 
 
-def test_the_page_tells_the_whole_story(store, tree):
-    for result in search.found(store):
+def test_the_page_tells_the_whole_story(recorded):
+    tree = recorded.tree
+    for result in recorded.found:
         lead = result.lead
         assert lead.slug in tree.text
+        assert f"In brief runs {result.over_anchor:.3f} × the anchor's speed" in tree.text
         assert f"{lead.lead:.1%} ± {lead.error:.1%}" in tree.text
         assert f"rank correlation {result.correlation:.2f}" in tree.text
         assert result.anchor in tree.text
@@ -85,20 +107,32 @@ def test_the_page_tells_the_whole_story(store, tree):
     assert "cuDNN" in tree.text
 
 
-def test_the_heat_map_has_every_tile_and_one_best(store):
-    for target in view(search.found(store)).targets:
-        assert [row.block_m for row in target.heat] == [64, 128, 192, 256]
-        assert target.block_ns == tuple(range(16, 257, 16))
-        cells = [cell for row in target.heat for cell in row.cells]
+def test_the_heat_map_has_every_tile_and_one_best(recorded):
+    for target in recorded.report.targets:
+        assert target.heat.block_ms == (64, 128, 192, 256)
+        assert [row.block_n for row in target.heat.rows] == [*range(16, 257, 16)]
+        cells = [cell for row in target.heat.rows for cell in row.cells]
         assert len(cells) == 4 * 16
-        best = [cell for cell in cells if cell.kind == "best"]
-        assert [cell.text for cell in best] == ["100"]
+        leader = [cell for cell in cells if cell.kind == "leader"]
+        assert [cell.text for cell in leader] == ["100"]
         assert all(0 <= cell.heat <= 1 for cell in cells if cell.heat is not None)
         assert {cell.text for cell in cells if cell.kind == "refused"} >= {"smem"}
 
 
-def test_every_dot_and_bar_lies_inside(store):
-    for target in view(search.found(store)).targets:
+def test_a_tile_of_which_a_kernel_is_good_is_not_said_to_have_none(committed):
+    for result, target in zip(committed.found, committed.report.targets, strict=True):
+        good = {made.slug.split("_")[4] for made in result.compiled if made.outcome == GOOD}
+        kinds = {
+            f"m{m}n{row.block_n}": cell.kind
+            for row in target.heat.rows
+            for m, cell in zip(target.heat.block_ms, row.cells, strict=True)
+        }
+        assert good == {tile for tile, k in kinds.items() if k in ("timed", "leader", "untimed")}
+        assert result.lead is not None or "untimed" in kinds.values()
+
+
+def test_every_dot_and_bar_lies_inside(recorded):
+    for target in recorded.report.targets:
         plot = target.plot
         assert sum(dot.kind == "leader" for dot in plot.dots) == 1
         for dot in plot.dots:
@@ -113,102 +147,271 @@ def test_every_dot_and_bar_lies_inside(store):
 def test_a_store_in_which_nothing_was_timed_has_a_page_too(tmp_path):
     space = tmp_path / "space.toml"
     space.write_text(SPACE)
+    from fagen.search.files import read_spaces
     from fagen.search.run import summary
-    from fagen.search.space import read_space, survey
-    from fagen.search.store import Store
+    from fagen.search.space import survey
 
-    declared = read_space(space)
+    declared = read_spaces(space)[0]
     with Store(tmp_path / "new.sqlite") as new:
         for target in declared.targets():
             new.put_survey(target, summary(survey(declared, target), declared))
-    assert "Nothing was timed" in Tree(page(tmp_path / "new.sqlite")).text
+    text = Tree(page(tmp_path / "new.sqlite")).text
+    assert text.count("No leader: nothing was compiled yet") == 2
+    assert "On which day they were made is not kept there" in text
 
 
-def test_what_a_compiler_says_cannot_break_the_page(store, tmp_path):
+def test_what_a_compiler_says_cannot_break_the_page(recorded, tmp_path):
     from fagen.problem import Problem
-    from fagen.search.store import Store
     from fagen.search.tasks import Compiled
 
     slug, target = "fwd_fp16_d128_full_m64n32", Problem("fp16", 128, 128, "full")
     broken = tmp_path / "broken.sqlite"
-    broken.write_bytes(store.read_bytes())
+    broken.write_bytes(recorded.path.read_bytes())
     with Store(broken) as kept:
         said = "<script>alert('x')</script>"
         kept.put_compiled(target, Compiled(slug, "x", "nvcc", "failed", said), "")
-    assert "<script" not in page(broken)
-    assert "<script>alert" in Tree(page(broken)).text
+    text = page(broken)
+    assert "<script" not in text and "<script>alert" in Tree(text).text
 
 
-# ---- in a browser --------------------------------------------------------------------------------
+# ---- one source ----------------------------------------------------------------------------------
 
 
-def chromium() -> Path:
-    """A browser, or a skip that says how to get one; its structure is tested anyway."""
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        if path := find_program(name):
-            return path
-    pytest.skip("no browser to look at the page with: apt-get install chromium")
+def test_a_committed_page_is_what_its_store_says_byte_for_byte(committed):
+    made = committed.path.with_suffix(".html")
+    assert made.read_text() == committed.text, f"run: fagen search report {committed.path}"
 
 
-@pytest.mark.parametrize(("scheme", "expected"), [("light", LIGHT), ("dark", DARK)])
-def test_in_a_browser_the_page_is_drawn_in_light_and_in_dark(scheme, expected, store, tmp_path):
-    image = pytest.importorskip("PIL.Image", reason="Pillow comes with matplotlib")
-    browser = chromium()
-    path = tmp_path / "page.html"
-    search.write_report(store, path)
-    shot = tmp_path / "page.png"
-    answer = run(
-        [
-            browser,
-            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
-            *(["--force-dark-mode"] if scheme == "dark" else []),
-            f"--user-data-dir={tmp_path / 'profile'}",
-            "--window-size=1200,1800",
-            f"--screenshot={shot}",
-            path.as_uri(),
-        ],
-        timeout=120,
-    )
-    assert shot.exists(), answer.stderr
-    with image.open(shot) as drawn:
-        drawn = drawn.convert("RGB")
-        assert drawn.size == (1200, 1800)
-        assert drawn.getpixel((5, 5)) == expected
-        colours = {colour: count for count, colour in drawn.getcolors(1 << 22)}
-    # the leader's bars, which are the largest areas of colour, and many shades of the heat map
-    leader = (27, 106, 201) if scheme == "light" else (94, 166, 245)
-    assert colours.get(leader, 0) > 5_000
-    assert len(colours) > 100
+def test_a_committed_page_says_of_when_and_of_which_sources_it_is(committed):
+    (session,) = committed.sessions
+    assert session.date in committed.path.stem and "revision" in session.version
+    text = committed.tree.text
+    assert f"Searched on {session.date} by fagen {session.version}. {session.note}" in text
+    for result in committed.found:
+        if lead := result.lead:
+            (made,) = [made for made in result.compiled if made.slug == lead.slug]
+            assert f"Source {made.source_hash[:12]}: fagen renders another one" in text
+
+
+def test_every_row_of_the_table_is_as_the_store_says_or_names_what_it_was_measured_by(committed):
+    of_store = str(committed.path.relative_to(ROOT))
+    rows = table_at(ROOT / "schedules/dispatch.toml")
+    told = [row for target in committed.report.targets for row in target.served]
+    for result in committed.found:
+        for row in rows:
+            if f"_{result.target.name}_" not in row.slug or row.by != of_store:
+                continue
+            there = [s for s in result.sizes if row.least <= s.seqlen_k <= row.most]
+            assert there, row
+            assert {result.best_at(size, result.lead.slug) for size in there} == {row.slug}
+    # others may agree with the store, too
+    assert 0 < sum(row.by == of_store for row in rows) <= sum(row.same is True for row in told)
+    unsaid = ["".join(row.name) for row in told if not row.by]
+    assert not unsaid, "say in dispatch.toml `by` what they were measured"
+
+
+def test_what_a_row_was_measured_by_is_there():
+    for by in {row.by for row in table_at(ROOT / "schedules/dispatch.toml")} - {""}:
+        path, _, anchor = by.partition("#")
+        text = (ROOT / path).read_bytes()
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", text.decode(), re.MULTILINE)
+            anchors = [re.sub(r"[^\w -]", "", said).lower() for said in headings]
+            assert anchor in [said.replace(" ", "-") for said in anchors]
+
+
+def test_the_headline_is_the_first_row_and_a_line_of_the_summary(committed):
+    for target in committed.report.targets:
+        assert f'<a href="#{target.name}">' in committed.text
+        if target.leader is None:
+            assert target.fastest == () and "none was timed" in target.untimed
+            continue
+        first = target.fastest[0]
+        assert first.name == target.leader.name
+        long = target.leader.runs == "long"
+        assert target.leader.over_anchor == (first.long_over_anchor if long else first.over_anchor)
+        assert target.leader.over_cudnn == (first.long_over_cudnn if long else first.over_cudnn)
+
+
+# ---- brief and long runs -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def throttled(recorded, tmp_path):
+    """The recorded search, where the third in brief runs is first in long ones.
+
+    There the card is half as fast, but cuDNN as fast as ever, and was timed at one shape only.
+    """
+    path = tmp_path / "throttled.sqlite"
+    path.write_bytes(recorded.path.read_bytes())
+    for result in recorded.found:
+        third = result.marks.ranked(BRIEF)[2]
+        (made,) = [made for made in result.compiled if made.slug == third]
+        times = []
+        for size in result.sizes:
+            beside = 2 * result.marks.anchor_seconds(size, BRIEF)
+            for number, faster in enumerate((1.25, 1.35)):
+                times.append(Time(third, size, LONG, number, beside / faster, beside, 1000))
+        beside = result.marks.anchor_seconds(result.sizes[0], BRIEF)
+        times.append(Time("cudnn", result.sizes[0], LONG, 0, beside, 2 * beside, 1000))
+        with Store(path) as kept:
+            kept.put_timed(result.target, CARD, {third: made.source_hash}, times, [], [])
+    return view(search.found(path))
+
+
+def test_brief_and_long_runs_are_told_apart(recorded, throttled):
+    for brief, long in zip(recorded.report.targets, throttled.targets, strict=True):
+        assert (brief.leader.runs, long.leader.runs) == ("brief", "long")
+        third = brief.fastest[2]
+        assert long.leader.name == third.name and long.leader.brief == brief.leader.name
+        assert long.leader.over_anchor == "1.299"  # √(1.25 · 1.35)
+        assert long.leader.over_cudnn == "–"  # it has no long runs at two of the shapes
+        assert long.fastest[0].over_anchor == third.over_anchor
+        assert long.fastest[0].over_cudnn == third.over_cudnn
+        assert [row.name for row in long.fastest[1:3]] == [row.name for row in brief.fastest[:2]]
+        # the anchor's bars are of long runs, too: half as fast as in brief ones
+        for slow, fast in zip(long.sizes, brief.sizes, strict=True):
+            speeds = [{b.kind: float(b.text) for b in size.bars} for size in (slow, fast)]
+            assert speeds[0]["anchor"] == pytest.approx(speeds[1]["anchor"] / 2, abs=0.6)
+        assert "cudnn" not in {bar.kind for bar in long.sizes[1].bars}
+        # the heat map and the plot are of brief runs, which all kernels had
+        assert long.correlation == brief.correlation
+
+
+# ---- how it looks --------------------------------------------------------------------------------
+
+
+def test_all_bars_of_a_page_are_on_one_scale(committed):
+    report = committed.report
+    bars = [bar for target in report.targets for size in target.sizes for bar in size.bars]
+    assert len(bars) == 10 * 6 * 3
+    for bar in bars:
+        speed = float(bar.text.replace(",", ""))
+        assert bar.width == pytest.approx(100 * speed / report.scale.end, abs=0.1)
+    assert 90 < max(bar.width for bar in bars) <= 100
+    assert 4 <= len(report.scale.ticks) <= 7
+    for tick in report.scale.ticks:
+        speed = float(tick.text.replace(",", ""))
+        assert tick.at == pytest.approx(100 * speed / report.scale.end, abs=0.01)
+
+
+def test_axes_have_names(recorded):
+    text = recorded.tree.text
+    for name in ("predicted time, µs", "measured time, µs", "TFLOP/s", "keys"):
+        assert text.count(name) >= 2
+    for name in ("block_m = 64", "block_n = 16"):  # the others of a row or column follow
+        assert text.count(f"{name}\n") == 2
+
+
+def test_a_slug_may_break_after_its_words_only(recorded):
+    slug = recorded.found[0].lead.slug
+    assert f"<code>{'_<wbr>'.join(slug.split('_'))}<wbr></code>" in recorded.text
+
+
+def colours(scheme: str) -> dict[str, tuple[float, ...]]:
+    """The page's colours by name, each channel from 0 to 1."""
+    css = (locate("templates") / TEMPLATE).read_text()
+    light, dark = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
+    found = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", light))
+    if scheme == "dark":
+        found |= dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", dark))
+    return {
+        name: tuple(int(code[at : at + 2], 16) / 255 for at in (1, 3, 5))
+        for name, code in found.items()
+    }
+
+
+def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    """As WCAG 2 defines it."""
+
+    def luminance(colour):
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_read_at_4_5_to_1_and_marks_are_seen_at_3_to_1(scheme):
+    of = colours(scheme)
+    for text in ("ink", "soft", "link"):
+        for ground in ("page", "card"):
+            assert contrast(of[text], of[ground]) >= 4.5, (text, ground)
+    assert contrast(of["soft"], of["none"]) >= 4.5
+    for step in range(101):  # as color-mix() in srgb does
+        heat = tuple(
+            step / 100 * hot + (1 - step / 100) * cold
+            for hot, cold in zip(of["hot"], of["cold"], strict=True)
+        )
+        assert contrast(of["on-heat"], heat) >= 4.5, step
+    for mark in ("leader", "anchor", "cudnn", "dot"):
+        assert contrast(of[mark], of["card"]) >= 3, mark
 
 
 @pytest.mark.parametrize(("low", "high"), [(1e-4, 1e-2), (67e-5, 131e-5), (500e-6, 510e-6)])
-def test_axes_are_marked_at_round_numbers(low, high):
-    marks = _round_numbers(math.log(low), math.log(high / low))
+def test_axes_are_marked_atround_numbers(low, high):
+    marks = round_numbers(math.log(low), math.log(high / low))
     assert 3 <= len(marks) <= 9
     assert all(low <= mark / 1e6 <= high and float(f"{mark:.3g}") == mark for mark in marks)
 
 
 @given(st.floats(-5, -1), st.floats(0.1, math.log(300)))
 def test_no_axis_is_marked_too_little_or_too_much(power, extent):
-    assert 3 <= len(_round_numbers(power * math.log(10), extent)) <= 9
+    assert 3 <= len(round_numbers(power * math.log(10), extent)) <= 9
 
 
-def test_a_narrow_screen_scrolls_the_tables_and_not_the_page(store, tmp_path):
-    browser = chromium()
-    path = tmp_path / "page.html"
-    probe = (
-        "<script>document.title = document.documentElement.scrollWidth + ' of ' + innerWidth"
-        "</script></body>"
-    )
-    path.write_text(page(store).replace("</body>", probe))
+# ---- in a browser --------------------------------------------------------------------------------
+
+SCHEMES = {"light": 1, "dark": 0}  # as Chromium numbers them
+
+
+def look(path: Path, width: int, scheme: str, profile: Path, *asked: str) -> str:
+    """Open a page in a browser and return what that says; skip where there is none."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    browser = next(filter(None, map(find_program, names)), None)
+    if browser is None:
+        pytest.skip("no browser to look at the page with: apt-get install chromium")
     answer = run(
         [
             browser,
             *("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
-            *(f"--user-data-dir={tmp_path / 'profile'}", "--window-size=500,900", "--dump-dom"),
+            *("--hide-scrollbars", f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}"),
+            *(f"--user-data-dir={profile}", f"--window-size={width},1800", *asked),
             path.as_uri(),
         ],
         timeout=120,
     )
-    wide, screen = map(int, re.search(r"<title>(\d+) of (\d+)", answer.stdout).groups())
-    assert wide <= screen
+    return answer.stdout + answer.stderr
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", [1280, 400])
+def test_in_a_browser_the_page_is_drawn_in_light_and_in_dark(scheme, width, recorded, tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="Pillow comes with matplotlib")
+    path, shot = tmp_path / "page.html", tmp_path / "page.png"
+    path.write_text(recorded.text)
+    said = look(path, width, scheme, tmp_path / "profile", f"--screenshot={shot}")
+    assert shot.exists(), said
+    of = {name: tuple(round(255 * c) for c in colour) for name, colour in colours(scheme).items()}
+    with image.open(shot) as drawn:
+        drawn = drawn.convert("RGB")
+        assert drawn.size == (width, 1800)
+        seen = {colour: count for count, colour in drawn.getcolors(1 << 22)}
+        edges = {drawn.getpixel((x, y)) for x in (0, 2, width - 3, width - 1) for y in range(1800)}
+    assert edges == {of["page"]}  # nothing reaches the screen's edge
+    for bar in ("leader", "anchor", "cudnn"):
+        assert seen.get(of[bar], 0) > width, bar
+    assert len(seen) > 100  # shades of the heat map, and of letters
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_in_a_browser_nothing_is_cut_off_broken_or_overlaid(width, committed, tmp_path):
+    path = tmp_path / "page.html"
+    probe = f"<script>{(Path(__file__).parent / 'page_probe.js').read_text()}</script></body>"
+    whole = html.escape(committed.text.replace("</body>", probe))
+    # in a frame, since a window is 500 wide at least
+    path.write_text(f'<iframe srcdoc="{whole}" style="width: {width}px; border: 0"></iframe>')
+    said = look(path, width, "light", tmp_path / "profile", "--dump-dom")
+    seen = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", said).group(1)))
+    assert seen == {"screenWidth": width, "faults": []}

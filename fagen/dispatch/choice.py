@@ -5,7 +5,7 @@ computes the problem; then one that is derived, so that no supported problem is 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -54,32 +54,67 @@ class Served(NamedTuple):
     long: frozenset[str]  # of by_keys, for more than OPEN_KEYS alone
 
 
+class Picked(NamedTuple):
+    """The schedule that serves a call, and why: a row of a table, or none, and then a default.
+
+    Without a row it is the plainest committed schedule of the problem, or `derived`.
+    """
+
+    schedule: Schedule
+    row: Row | None
+    derived: bool
+
+
 def pick(problem: Problem, sizes: Sizes, card: str) -> Schedule:
     """The schedule that serves a problem at these sizes on a card, "" for none in particular.
 
     Raises ScheduleError where there is none, or where a dispatch table is wrong.
     """
+    return picked(problem, sizes, card).schedule
+
+
+def picked(problem: Problem, sizes: Sizes, card: str) -> Picked:
+    """The schedule that pick(…) returns, and why it is that one.  Raises as pick does."""
+    rows, slugs = _rows(problem, card)
+    served = _served(problem, rows, slugs, names=[str(number) for number in range(len(rows))])
     elements = sizes.batch * sizes.heads * sizes.seqlen_q * problem.head_dim
-    return choose(problem, slugs_for(serving(problem, card), sizes.seqlen_k, elements)[-1])
+    name = slugs_for(served, sizes.seqlen_k, elements)[-1]
+    if name is None:
+        found = candidates(problem)
+        return Picked(found.schedules[0], None, found.derived)
+    return Picked(choose(problem, slugs[int(name)]), rows[int(name)], derived=False)
 
 
 def serving(problem: Problem, card: str) -> Served:
     """What dispatch tables have for a problem.  Raises ScheduleError where one is wrong."""
+    rows, slugs = _rows(problem, card)
+    return _served(problem, rows, slugs, names=slugs)
+
+
+def _rows(problem: Problem, card: str) -> tuple[tuple[Row, ...], list[str]]:
+    """The rows for a problem, and the slug of each with O in the problem's dtype."""
     rows = rows_for(problem, card, own=locate("schedules"))
-    found = [(row, writing(from_slug(row.slug), problem.out_dtype).slug) for row in rows]
+    return rows, [writing(from_slug(row.slug), problem.out_dtype).slug for row in rows]
+
+
+def _served(
+    problem: Problem, rows: Sequence[Row], slugs: Sequence[str], names: Sequence[str]
+) -> Served:
+    """What rows say, each by its name: its slug, or what else tells which row it is."""
+    found = list(zip(rows, slugs, names, strict=True))
     few = tuple(
-        (min(int(row.rows) * problem.head_dim, MOST), slug) for row, slug in found if row.few
+        (min(int(row.rows) * problem.head_dim, MOST), name) for row, _, name in found if row.few
     )
-    by_keys = [(row, slug) for row, slug in found if not row.few]
-    ranges = tuple(_without_gaps(by_keys))
+    by_keys = [one for one in found if not one[0].few]
+    ranges = tuple(_without_gaps((row, name) for row, _, name in by_keys))
     if not few and len(ranges) == 1:
         return Served(ranges[0][1], (), (), frozenset())
-    long = {slug for row, slug in by_keys if row.begins > OPEN_KEYS}
-    long -= {slug for row, slug in by_keys if row.begins <= OPEN_KEYS}
-    return Served(None, few, ranges, frozenset(long))
+    long = {slug for row, slug, _ in by_keys if row.begins > OPEN_KEYS}
+    long -= {slug for row, slug, _ in by_keys if row.begins <= OPEN_KEYS}
+    return Served(None, few, ranges, frozenset(name for _, s, name in by_keys if s in long))
 
 
-def _without_gaps(by_keys: list[tuple[Row, str]]) -> Iterator[tuple[float, str | None]]:
+def _without_gaps(by_keys: Iterable[tuple[Row, str]]) -> Iterator[tuple[float, str | None]]:
     """The ends of rows with their slugs, and those of what no row is for with None."""
     end: float = -1
     for row, slug in by_keys:

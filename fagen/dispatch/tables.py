@@ -31,11 +31,12 @@ from fagen.toml_lines import (
 from fagen.vocab import DTYPES, MASKS
 
 NAME = "dispatch.toml"
-MAX_BYTES = 131_072  # of a table; fagen's own is a sixth of that
+MAX_BYTES = 131_072  # of a table; fagen's own is a quarter of that
 MOST = 2**63 - 1  # of any size: what TOML promises to read back, and torch to count
 _KEYS = {"card": str, "dtype": str, "head_dim": int, "mask": str, "slug": str}
 _MAY = {"head_dim_v": int, "v_layout": str, "scale_rows": int}
 _MAY |= {"from": int, "to": int, "rows_to": int}  # sizes of calls: by keys, or by query rows
+_MAY |= {"by": str}
 _WORDS: Mapping[str, Mapping[str, Any]] = {"dtype": DTYPES, "mask": MASKS}
 
 
@@ -46,6 +47,7 @@ class Row:
     Or, with a number of `rows`, for calls with at most so many query rows in all (batch · heads ·
     seqlen_q), whatever the number of keys: large tiles of few rows leave multiprocessors idle.
     Only rows from very many keys on go before these, since they are for accuracy.
+    `by` says what measured that, as a path from fagen's root or in words; "" where nothing is said.
     One kernel of e4m3 stands for its like with O in another type: O's has no part in its speed, and
     its problem leaves it open.
     """
@@ -56,6 +58,7 @@ class Row:
     most: float  # infinity where there is no end
     slug: str
     rows: float = math.inf  # of queries at most; infinity where only keys count
+    by: str = field(default="", compare=False)
     where: str = field(default="", compare=False)  # file:line, of a row that was read
     begun: int | None = field(default=None, compare=False)  # of a part: the whole row's `least`
 
@@ -68,9 +71,10 @@ class Row:
         most: float = math.inf,
         *,
         rows: float = math.inf,
+        by: str = "",
     ) -> "Row":
         """The row that gives a kernel what it computes.  Raises ScheduleError for no slug."""
-        return cls(card, _problem_of(slug), least, most, slug, rows)
+        return cls(card, _problem_of(slug), least, most, slug, rows, by)
 
     @property
     def begins(self) -> int:
@@ -232,6 +236,7 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
         most=table.get("to", math.inf),
         slug=table["slug"],
         rows=table.get("rows_to", math.inf),
+        by=table.get("by", ""),
         where=origin.at("kernel", str(number)),
     )
     try:
@@ -277,7 +282,7 @@ def _problem_of(slug: str) -> Problem:
 def written(rows: Iterable[Row]) -> str:
     """Return a table's text."""
     lines = [
-        "# Which kernel for which problem and size, as measured on a card. `fagen search --write`",
+        "# Which kernel for a problem, size and card, measured `by` what. `fagen search --write`",
         "# writes the rows by keys; a table like this in your configuration folder goes before it.",
     ]
     for row in sorted(rows, key=_place):
@@ -298,6 +303,8 @@ def written(rows: Iterable[Row]) -> str:
         if row.most != math.inf:
             lines.append(f"to = {int(row.most)}")
         lines.append(f"slug = {quoted(row.slug)}")
+        if row.by:
+            lines.append(f"by = {quoted(row.by)}")
     return "\n".join(lines) + "\n"
 
 

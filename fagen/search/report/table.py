@@ -1,0 +1,92 @@
+"""Which kernel for how many keys: by these runs, and by fagen's own dispatch table beside them."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fagen.dispatch.tables import NAME, Row, table_at
+from fagen.paths import locate
+from fagen.search.report.words import Name, name
+from fagen.search.results import Result
+from fagen.toml_lines import printable
+
+
+@dataclass(frozen=True)
+class Range:
+    """A kernel for a range of keys."""
+
+    keys: str
+    name: Name
+
+
+@dataclass(frozen=True)
+class Served:
+    """A row of the table, what these runs say of its kernel, and what the row was measured by.
+
+    `same` is whether they take that kernel too; None where they cannot tell.
+    """
+
+    sizes: str
+    name: Name
+    same: bool | None
+    here: str
+    than: Name  # the kernel that these runs take in its place; () where they take it too
+    by: Name
+
+
+def ranges(result: Result) -> Iterator[Range]:
+    """The kernels that these runs give a dispatch table."""
+    for least, most, slug in result.ranges():
+        yield Range(_keys(least, most), name(slug))
+
+
+def served(result: Result) -> Iterator[Served]:
+    """The rows of fagen's table for what the target computes, on its card."""
+    slug = result.lead.slug if result.lead else next((m.slug for m in result.compiled), None)
+    if slug is None:
+        return
+    problem = Row.of(result.card, slug).problem
+    rows = [
+        row
+        for row in table_at(locate("schedules") / NAME)
+        if row.card == result.card and row.problem == problem
+    ]
+    for row in sorted(rows, key=lambda row: (not row.few, row.rows, row.least)):
+        same, here, than = _beside(result, row)
+        yield Served(
+            sizes=f"at most {row.rows:,} query rows" if row.few else _keys(row.least, row.most),
+            name=name(row.slug),
+            same=same,
+            here=here,
+            than=name(than),
+            by=name(printable(row.by)),
+        )
+
+
+def _keys(least: int, most: float) -> str:
+    if most == math.inf:
+        return f"{least:,} keys and more" if least else "any number of keys"
+    return f"{least:,} … {most:,.0f} keys" if least else f"to {most:,.0f} keys"
+
+
+def _beside(result: Result, row: Row) -> tuple[bool | None, str, str]:
+    """Whether these runs take a row's kernel too, the same in words, and which else they take."""
+    lead = result.lead
+    if lead is None:
+        return None, "nothing was timed here", ""
+    if row.few:
+        return None, "calls with few rows were not searched", ""
+    there = [s for s in result.sizes if s.square and row.least <= s.seqlen_k <= row.most]
+    if not there:
+        return None, "no such length was searched", ""
+    others = {size: result.best_at(size, lead.slug) for size in there}
+    others = {size: slug for size, slug in others.items() if slug != row.slug}
+    if not others:
+        return True, "the same", ""
+    behind = {size: result.behind(row.slug, slug, size) for size, slug in others.items()}
+    known = {size: log for size, log in behind.items() if log is not None}
+    if not known:
+        return False, "not timed here; instead", next(iter(others.values()))
+    size = max(known, key=known.__getitem__)
+    by = math.expm1(known[size])
+    return False, f"at {size.seqlen_k:,} keys it takes {by:.1%} longer than", others[size]
