@@ -1,25 +1,31 @@
 """The command line: words come in, fagen is called, an answer goes out."""
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fagen import __version__, registry
+from fagen.commands import pick, schema
 from fagen.console import (
     ALL,
+    ANY_SCHEDULES,
     INTERRUPTED,
     JSON,
     SCHEDULE,
     SCHEDULES,
+    Amount,
     Commands,
     DefaultCommand,
     ShapeOption,
+    Unread,
     answer,
-    as_text,
+    chosen,
     each,
     keep_saying,
+    raced,
     say,
 )
 from fagen.errors import ToolchainError, VerificationError
@@ -30,6 +36,7 @@ if TYPE_CHECKING:  # a command imports what it runs and no more: torch alone tak
     from fagen.schedule import Schedule
 
     Schedules = tuple[Schedule, ...]
+    AnySchedules = tuple[Schedule | Unread, ...]
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -46,8 +53,8 @@ def main(debug: bool) -> None:
     A SCHEDULE is the path of a TOML file, the slug of any schedule, or - for standard input.
 
     \b
-    Exit codes: 0 well; 1 the schedule is wrong or over budget; 2 usage; 3 toolchain missing;
-    4 build failed; 5 no Hopper GPU; 6 a verification failed.
+    Exit codes: 0 well; 1 a file is wrong or not there, or a schedule over budget; 2 usage;
+    3 toolchain missing; 4 build failed; 5 no Hopper GPU; 6 a verification failed.
 
     \b
     Examples:
@@ -72,11 +79,12 @@ def check(schedule: "Schedule", explain: bool, as_json: bool) -> None:
     """
     plan = registry.plan(schedule)
     told = plan.explained() if explain else plan.ledger
-    answer(as_json, plan.record(), [f"{plan.slug} fits", "", told])
+    record = {**plan.record(), **({"explanation": told} if explain else {})}
+    answer(as_json, record, [f"{plan.slug} fits", "", told])
 
 
 @main.command()
-@SCHEDULES
+@ANY_SCHEDULES
 @ALL
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Write files, in this folder."
@@ -85,7 +93,7 @@ def check(schedule: "Schedule", explain: bool, as_json: bool) -> None:
 @click.option("--check", "compare", is_flag=True, help="Write nothing; find fault with generated/.")
 @JSON
 def generate(
-    schedules: "Schedules",
+    schedules: "AnySchedules",
     every: bool,
     output: Path | None,
     binding: bool,
@@ -107,33 +115,35 @@ def generate(
     """
     from fagen import evidence, flow
 
-    sources = each("rendering", _chosen(schedules, every or compare), flow.rendered)
+    sources, wrong = each("rendering", chosen(schedules, every or compare), flow.rendered)
     if compare:
+        if wrong:  # what is not rendered would be taken for nobody's
+            raise wrong
         faults = evidence.faults(sources)
         told = [str(fault) for fault in faults] or ["generated/ is as schedules/ want it"]
-        answer(as_json, [asdict(fault) for fault in faults], told)
-        if faults:
-            raise VerificationError(f"faults in generated/: {len(faults)}")
+        found = VerificationError(f"faults in generated/: {len(faults)}") if faults else None
+        answer(as_json, [asdict(fault) for fault in faults], told, found)
     elif output or every:
         paths = [path for s in sources for path in flow.written(s, output, binding=binding)]
-        answer(as_json, paths, map(str, paths))
+        answer(as_json, paths, map(str, paths), wrong)
     else:
         texts = [s.kernel + s.binding if binding else s.kernel for s in sources]
-        answer(as_json, [asdict(s) for s in sources], map(str.rstrip, texts))
+        answer(as_json, [asdict(s) for s in sources], map(str.rstrip, texts), wrong)
 
 
 @main.command()
-@SCHEDULES
+@ANY_SCHEDULES
 @ALL
 @click.option(
     "--binding/--no-binding", default=None, help="For torch too; else if it is installed."
 )
 @JSON
-def build(schedules: "Schedules", every: bool, binding: bool | None, as_json: bool) -> None:
+def build(schedules: "AnySchedules", every: bool, binding: bool | None, as_json: bool) -> None:
     """Compile kernels, and check them against their Plans.
 
     A kernel that uses more registers than planned, spills, or whose wgmmas the compiler serialised
-    is refused. What was built is kept, and found again in the cache: see `fagen cache`.
+    is refused. What was built is kept, and found again in the cache: see `fagen cache`. Several are
+    built at once, on all processors, and one that fails does not keep the others from it.
 
     \b
     Examples:
@@ -142,11 +152,14 @@ def build(schedules: "Schedules", every: bool, binding: bool | None, as_json: bo
     """
     from fagen import flow, report
 
-    def make(schedule: "Schedule") -> Any:
-        return flow.built(schedule, binding=binding, progress=say)
-
-    made = each("building", _chosen(schedules, every), make)
-    answer(as_json, [asdict(binary) for _, binary in made], (report.built(*one) for one in made))
+    named = chosen(schedules, every)
+    readable = [schedule for schedule in named if not isinstance(schedule, Unread)]
+    make: Any = partial(flow.built, binding=binding, progress=say)
+    if together := len(readable) > 1:
+        make = flow.builder(readable, binding=binding)  # which tells its progress itself
+    made, wrong = each("" if together else "building", named, make)
+    records = [asdict(binary) for _, binary in made]
+    answer(as_json, records, (report.built(*one) for one in made), wrong)
 
 
 @main.command()
@@ -189,8 +202,8 @@ def verify(
             return flow.renewed(*made, output, progress=keep_saying)
         return flow.verified(*made, output, progress=say)
 
-    found = each("verifying", _chosen(schedules, every), prove)
-    answer(as_json, [asdict(evidence) for evidence in found], map(report.proved, found))
+    found, wrong = each("verifying", chosen(schedules, every), prove)
+    answer(as_json, [asdict(evidence) for evidence in found], map(report.proved, found), wrong)
 
 
 @main.command()
@@ -232,10 +245,12 @@ def bench(
     from fagen import flow, measure
     from fagen.problem import standard_sizes
 
-    chosen = _raced(_chosen(schedules, every), every)
+    raced_ones = raced(chosen(schedules, every), every)
     flow.need_gpu()
-    made: list[Any] = each("building", chosen, lambda one: flow.built(one, progress=say))
-    head_dim = chosen[0].values()["head_dim"]
+    made, wrong = each("building", raced_ones, lambda one: flow.built(one, progress=say))
+    if wrong:  # a table would be of other kernels than were asked for
+        raise wrong
+    head_dim = raced_ones[0].values()["head_dim"]
     standard = [standard_sizes(head_dim, seqlen) for seqlen in seqlens]
     beside_fa3 = measure.installed("fa3") if fa3 is None else fa3
     rows = measure.bench(
@@ -271,9 +286,9 @@ def search() -> None:
 
 
 @search.command("run")
-@click.argument("spaces", type=click.Path(dir_okay=False, path_type=Path), nargs=-1, required=True)
+@click.argument("spaces", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--dry-run", is_flag=True, help="Only say what fits, and what is predicted best.")
-@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Stop after so long.")
+@click.option("--minutes", type=Amount(0, min_open=True), help="Stop after so long.")
 @click.option(
     "--store",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -286,7 +301,7 @@ def search() -> None:
 @click.option(
     "--replay",
     "recorded",
-    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    type=click.Path(path_type=Path),
     help="Search over another store, without compiler and GPU.",
 )
 @WRITE
@@ -319,7 +334,7 @@ def search_run(
     """
     from fagen import search as searching
 
-    declared = [searching.read_space(path) for path in spaces]
+    declared = [space for path in spaces for space in searching.read_spaces(path)]
     if dry_run:
         found = list(searching.surveys(declared))
         answer(as_json, found, (line for one in found for line in searching.surveyed(one)))
@@ -339,7 +354,7 @@ def search_run(
 
 
 @search.command("report")
-@click.argument("store", type=click.Path(dir_okay=False, exists=True, path_type=Path))
+@click.argument("store", type=click.Path(path_type=Path))
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The HTML file."
 )
@@ -369,10 +384,13 @@ def _show_found(store: Path, folder: Path | None, page: Path | None, as_json: bo
         keep_saying(f"wrote {path}")
 
 
+main.add_command(pick)
+
+
 @main.command("list")
 @JSON
 def list_(as_json: bool) -> None:
-    """List the committed schedules, and their evidence.
+    """List the committed schedules and their evidence, and those of your own dispatch table.
 
     \b
     Examples:
@@ -380,31 +398,12 @@ def list_(as_json: bool) -> None:
     """
     from fagen import report
 
-    listed = each("looking at", _chosen((), every=True), report.listed)
-    answer(as_json, listed, report.columns(listed))
+    listed, wrong = each("looking at", chosen((), every=True), report.listed)
+    listed += report.listed_of_users()
+    answer(as_json, listed, report.columns(listed), wrong)
 
 
-@main.command()
-@click.option(
-    "--kind",
-    "name",
-    type=click.Choice(list(registry.ENTRIES)),
-    default=registry.DEFAULT,
-    show_default=True,
-    help="The kind of kernel.",
-)
-def schema(name: str) -> None:
-    """Print the JSON Schema of a schedule.
-
-    With it an editor completes and checks what is typed.
-
-    \b
-    Examples:
-      fagen schema > schedule.schema.json
-      echo '#:schema schedule.schema.json' > my.toml
-      fagen schema --kind quantize
-    """
-    click.echo(as_text(registry.kind(name).schedule.json_schema()))
+main.add_command(schema)
 
 
 @main.group()
@@ -436,7 +435,7 @@ def cache_list(as_json: bool) -> None:
 
 
 @cache.command("prune")
-@click.option("--older-than", type=float, metavar="DAYS", help="What was not used for so long.")
+@click.option("--older-than", type=Amount(0), metavar="DAYS", help="What was not used for so long.")
 @click.option("--keep", type=click.IntRange(0), metavar="N", help="All but the N last used.")
 @click.option("--all", "every", is_flag=True, help="Everything.")
 @JSON
@@ -470,30 +469,10 @@ def doctor(as_json: bool) -> None:
     from fagen import report, toolchain
 
     findings = toolchain.doctor()
-    answer(as_json, [asdict(finding) for finding in findings], map(report.found, findings))
     missing = [f.name for f in findings if not f.ok and f.needed_for in ("rendering", "building")]
-    if missing:
-        raise ToolchainError(f"no kernel can be built without {', '.join(missing)}")
-
-
-# ---- what the commands share ---------------------------------------------------------------------
-
-
-def _chosen(schedules: "Schedules", every: bool) -> "Schedules":
-    """Return the schedules that were named, and with `every` the committed ones."""
-    from fagen import flow
-
-    if not schedules and not every:
-        raise click.UsageError("name a SCHEDULE, or all of schedules/ by --all")
-    return (*schedules, *(flow.all_committed() if every else ()))
-
-
-def _raced(schedules: "Schedules", every: bool) -> "Schedules":
-    """Return the schedules whose kernels have peers; others are there because of `every` alone."""
-    raced = tuple(s for s in schedules if registry.kind(s.kind).space)
-    if not every and len(raced) < len(schedules):
-        raise click.UsageError("only attention has peers; `fagen verify` times others by a copy")
-    return raced
+    wrong = ToolchainError(f"no kernel can be built without {', '.join(missing)}")
+    records = [asdict(finding) for finding in findings]
+    answer(as_json, records, map(report.found, findings), wrong if missing else None)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ _HOMES = {
     "attention": "runtime.attention",
     "attention_fp8": "runtime.attention",
     "prepare": "runtime.attention",
+    "pick": "picking",
+    "recording": "search.recording",
     "quantize": "runtime.quantize",
     "combine": "runtime.combine",
     "Schedule": "kinds.forward.keys",

@@ -1,32 +1,40 @@
 """What every command shares: errors on their way out, kinds of words, answers, progress.
 
 Every FagenError becomes its message on stderr and its exit code, in one place; with --json it is an
-object on stdout as well.
+object on stdout as well, and what was answered before it is in that object.
 """
 
+import errno
 import json
+import math
+import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from fagen.errors import DeviceError, FagenError, ToolchainError
-from fagen.paths import locate
-from fagen.toml_lines import text_of
+from fagen.errors import DeviceError, FagenError, ScheduleError, ToolchainError
+from fagen.paths import locate, naming
+from fagen.toml_lines import printable, text_of
 
 if TYPE_CHECKING:  # a command imports what it runs and no more: torch alone takes seconds
     from fagen.problem import Sizes
     from fagen.schedule import Schedule
 
 Done = TypeVar("Done")
-Chosen = TypeVar("Chosen", bound="Schedule")
+Named = TypeVar("Named")
 
 INTERRUPTED = 130  # what a shell says of a program ended by Ctrl-C
 INTERNAL = 70  # a fault of fagen's own, as sysexits.h has it
 AS_JSON = "fagen.as_json"  # in click's context: whether --json was given
+ANSWER = "fagen.answer"  # and what is answered beside an error
+OUTPUT = "standard output"
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}  # what writing meets
 
 
 class Failure(click.ClickException):
@@ -35,14 +43,43 @@ class Failure(click.ClickException):
     def __init__(self, context: click.Context, error: Exception, told: str, code: int) -> None:
         super().__init__(told)
         self.exit_code = code  # type: ignore[misc]
-        self._record = {"error": type(error).__name__, "exit_code": code, "message": told}
+        self._record: dict[str, Any] = _recorded(error, code, told)
+        if isinstance(error, FagenError) and error.failed:
+            self._record["failed"] = [
+                {"schedule": name, **_recorded(one, one.exit_code, str(one))}
+                for name, one in error.failed
+            ]
+        if ANSWER in context.meta:
+            self._record["answer"] = context.meta[ANSWER]
         self._as_json = context.meta.get(AS_JSON, False)
 
     def show(self, file: Any = None) -> None:
         """Print the message as it is: its lines begin with file:line where they can."""
         if self._as_json:
-            click.echo(as_text(self._record))
-        click.echo(self.message, err=True)
+            _echo(as_text(self._record))
+        _echo(self.message, err=True)
+
+
+def _recorded(error: Exception, code: int, told: str) -> dict[str, Any]:
+    return {"error": type(error).__name__, "exit_code": code, "message": told}
+
+
+def _echo(text: str, *, err: bool = False, dim: bool = False) -> None:
+    """Print what nobody need hear: there may be no room for it, or no reader."""
+    try:
+        click.secho(text, err=err, dim=dim or None)
+    except OSError:
+        _let_go(sys.stderr if err else sys.stdout)
+
+
+def _let_go(stream: TextIO | None) -> None:
+    """Throw away what a stream does not take: the interpreter would try again as it ends."""
+    try:
+        if stream:  # a shell's >&- leaves none
+            stream.flush()
+    except OSError:
+        assert stream
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Commands(click.Group):
@@ -54,46 +91,56 @@ class Commands(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the words; with --json among them, a refusal of click is an object too."""
-        ctx.meta[AS_JSON] = "--json" in args
-        try:
+        ctx.meta[AS_JSON] = any(word.partition("=")[0] == "--json" for word in args)
+        with _failing(ctx):
             return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            raise _misused(ctx, error) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; what it raises leaves as Failure, except what click knows itself."""
-        try:
+        with _failing(ctx):
             return super().invoke(ctx)
-        except click.UsageError as error:
-            raise _misused(ctx, error) from error
-        except FagenError as error:
-            raise Failure(ctx, error, str(error), error.exit_code) from error
-        except KeyboardInterrupt:
-            click.echo(err=True)  # ends the line with the terminal's ^C
-            ctx.exit(INTERRUPTED)
-        except (BrokenPipeError, click.ClickException, click.exceptions.Exit, click.Abort):
+
+
+@contextmanager
+def _failing(ctx: click.Context) -> Iterator[None]:
+    """Turn what is raised into a Failure, except what click knows itself."""
+    try:
+        yield
+    except click.UsageError as error:
+        raise _misused(ctx, error) from error
+    except FagenError as error:
+        raise Failure(ctx, error, str(error), error.exit_code) from error
+    except KeyboardInterrupt:
+        _echo("", err=True)  # ends the line with the terminal's ^C
+        ctx.exit(INTERRUPTED)
+    except (BrokenPipeError, click.ClickException, click.exceptions.Exit, click.Abort):
+        raise
+    except OSError as error:
+        _let_go(sys.stdout)
+        of = error.filename or (OUTPUT if error.errno in _NO_ROOM else "")
+        told = ": ".join(filter(None, [printable(str(of)), error.strerror or str(error)]))
+        raise Failure(ctx, error, told, 1) from error
+    except ModuleNotFoundError as error:
+        told = f"{error.name} is not installed: python -m pip install {error.name}"
+        raise Failure(ctx, error, told, ToolchainError.exit_code) from error
+    except Exception as error:
+        if ctx.params.get("debug"):
             raise
-        except OSError as error:
-            raise Failure(ctx, error, str(error), 1) from error
-        except ModuleNotFoundError as error:
-            told = f"{error.name} is not installed: python -m pip install {error.name}"
-            raise Failure(ctx, error, told, ToolchainError.exit_code) from error
-        except Exception as error:
-            if ctx.params["debug"]:
-                raise
-            told = (
-                f"fagen itself is at fault: {type(error).__name__}: {error}\n"
-                "  `fagen --debug` before the command shows where; please report it, with what "
-                "`fagen doctor` says"
-            )
-            raise Failure(ctx, error, told, INTERNAL) from error
+        told = (
+            f"fagen itself is at fault: {type(error).__name__}: {printable(str(error))}\n"
+            "  `fagen --debug` before the command shows where; please report it, with what "
+            "`fagen doctor` says"
+        )
+        raise Failure(ctx, error, told, INTERNAL) from error
 
 
 def _misused(context: click.Context, error: click.UsageError) -> click.ClickException:
     """Return how an error of usage leaves: as click shows it, unless JSON is wanted."""
-    if not context.meta.get(AS_JSON):
-        return error
-    return Failure(context, error, error.format_message(), error.exit_code)
+    said = error.format_message()
+    told = "\n".join(printable(line.expandtabs()) for line in said.split("\n"))
+    if context.meta.get(AS_JSON):
+        return Failure(context, error, told, error.exit_code)
+    return error if told == said else click.UsageError(told, error.ctx)
 
 
 class ScheduleArgument(click.ParamType):  # type: ignore[type-arg]
@@ -106,7 +153,10 @@ class ScheduleArgument(click.ParamType):  # type: ignore[type-arg]
         from fagen import registry
 
         if value == "-":
-            return registry.parse(text_of(sys.stdin.buffer, "stdin"), "stdin")
+            if sys.stdin is None:  # a shell's <&-
+                raise ScheduleError("stdin: it is closed")
+            with naming("stdin"):
+                return registry.parse(text_of(sys.stdin.buffer, "stdin"), "stdin")
         if value.endswith(".toml") or "/" in value or Path(value).exists():
             return registry.read(value)
         own = registry.committed_file(value)
@@ -117,6 +167,25 @@ class ScheduleArgument(click.ParamType):  # type: ignore[type-arg]
         slugs = [path.stem for path in sorted(locate("schedules").glob("*/*.toml"))]
         offered = [CompletionItem(slug) for slug in slugs if slug.startswith(incomplete)]
         return offered or [CompletionItem(incomplete, type="file")]
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A schedule among others that cannot be read, and why."""
+
+    slug: str  # or the path
+    error: FagenError
+
+
+class AnySchedule(ScheduleArgument):
+    """A schedule among others, which are worked on even if this one cannot be read."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> "Schedule | Unread":  # type: ignore[override]
+        """Read it; what is wrong with it is kept for later."""
+        try:
+            return super().convert(value, param, ctx)
+        except FagenError as error:
+            return Unread(value, error)
 
 
 class ShapeOption(click.ParamType):  # type: ignore[type-arg]
@@ -137,6 +206,17 @@ class ShapeOption(click.ParamType):  # type: ignore[type-arg]
         return Sizes(batch, heads, kv_heads, seqlen_q, seqlen_k)
 
 
+class Amount(click.FloatRange):
+    """A number of this range; none that is infinite, or no number at all."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Read it; a usage error where it is out of range."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
+
+
 def _note_json(context: click.Context, _: click.Parameter, value: bool) -> bool:
     context.meta[AS_JSON] = value
     return value
@@ -144,6 +224,7 @@ def _note_json(context: click.Context, _: click.Parameter, value: bool) -> bool:
 
 SCHEDULE = click.argument("schedule", type=ScheduleArgument())
 SCHEDULES = click.argument("schedules", type=ScheduleArgument(), nargs=-1)
+ANY_SCHEDULES = click.argument("schedules", type=AnySchedule(), nargs=-1)
 ALL = click.option("--all", "every", is_flag=True, help="Every schedule in schedules/.")
 JSON = click.option(
     "--json", "as_json", is_flag=True, is_eager=True, callback=_note_json, help="Print JSON."
@@ -152,8 +233,8 @@ JSON = click.option(
 
 def say(line: str) -> None:
     """Show progress: on stderr, and only to a person."""
-    if sys.stderr.isatty():
-        click.secho(line, err=True, dim=True)
+    if sys.stderr and sys.stderr.isatty():
+        keep_saying(line)
 
 
 def as_text(value: Any) -> str:
@@ -161,14 +242,27 @@ def as_text(value: Any) -> str:
     return json.dumps(value, indent=2, default=str, ensure_ascii=False)
 
 
-def answer(as_json: bool, value: Any, lines: Iterable[str]) -> None:
-    """Print the answer: `value` as JSON, or else the lines."""
-    click.echo(as_text(value) if as_json else "\n".join(lines))
+def answer(
+    as_json: bool, value: Any, lines: Iterable[str], wrong: FagenError | None = None
+) -> None:
+    """Print the answer: `value` as JSON, or else the lines; then raise what is `wrong` beside it.
+
+    JSON is one object then, that of the error, with the answer in it.
+    """
+    if wrong and as_json:
+        click.get_current_context().meta[ANSWER] = value
+    else:
+        said = as_text(value) if as_json else "\n".join(lines)
+        if said or not wrong:
+            with naming(OUTPUT):
+                click.echo(said)
+    if wrong:
+        raise wrong
 
 
 def keep_saying(line: str) -> None:
     """Show progress that a log should have too: on stderr, whoever reads it."""
-    click.secho(line, err=True, dim=True)
+    _echo(line, err=True, dim=True)
 
 
 class DefaultCommand(click.Group):
@@ -181,18 +275,51 @@ class DefaultCommand(click.Group):
         return super().parse_args(ctx, args)
 
 
-def each(doing: str, schedules: Sequence[Chosen], work: Callable[[Chosen], Done]) -> list[Done]:
-    """Do the work for all schedules, and only then raise what went wrong with some of them."""
+def chosen(schedules: tuple[Named, ...], every: bool) -> "tuple[Named | Schedule, ...]":
+    """Return the schedules that were named, and with `every` the committed ones."""
+    from fagen import flow
+
+    if not schedules and not every:
+        raise click.UsageError("name a SCHEDULE, or all of schedules/ by --all")
+    return (*schedules, *(flow.all_committed() if every else ()))
+
+
+def raced(schedules: "tuple[Schedule, ...]", every: bool) -> "tuple[Schedule, ...]":
+    """Return the schedules whose kernels have peers; others are there because of `every` alone."""
+    from fagen import registry
+
+    found = tuple(s for s in schedules if registry.kind(s.kind).space)
+    if not every and len(found) < len(schedules):
+        raise click.UsageError("only attention has peers; `fagen verify` times others by a copy")
+    return found
+
+
+def each(
+    doing: str, schedules: "Sequence[Schedule | Unread]", work: "Callable[[Schedule], Done]"
+) -> tuple[list[Done], FagenError | None]:
+    """Do the work for all schedules; return what was done, and what went wrong with the others."""
     done: list[Done] = []
-    failed: list[FagenError] = []
+    failed: list[tuple[str, FagenError]] = []
     for number, schedule in enumerate(schedules, 1):
-        say(f"{doing} {schedule.slug} ({number} of {len(schedules)})")
+        if doing:
+            say(f"{doing} {printable(schedule.slug)} ({number} of {len(schedules)})")
         try:
+            if isinstance(schedule, Unread):
+                raise schedule.error
             done.append(work(schedule))
-        except (ToolchainError, DeviceError):
-            raise  # the next schedule would find the same
         except FagenError as error:
-            failed.append(error)
-    if failed:
-        raise type(failed[0])("\n\n".join(map(str, failed)))
-    return done
+            failed.append((schedule.slug, error))
+            if isinstance(error, ToolchainError | DeviceError):
+                break  # the next schedule would find the same
+    return done, in_one(failed)
+
+
+def in_one(failed: Sequence[tuple[str, FagenError]]) -> FagenError | None:
+    """Return what went wrong with some schedules as one error, of the first one's type."""
+    if not failed:
+        return None
+    _, first = failed[0]
+    told = "\n\n".join(dict.fromkeys(str(error) for _, error in failed))
+    joined = first if len(failed) == 1 else type(first)(told)
+    joined.exit_code, joined.failed = first.exit_code, tuple(failed)
+    return joined

@@ -1,10 +1,13 @@
 """Take a Schedule through several arrows of the flow at once, to Source, Binary or Evidence."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from fagen import evidence
-from fagen.build import Binary, build
+from fagen.build import Binary, build, build_together, is_known
 from fagen.errors import FagenError, VerificationError
 from fagen.evidence import Evidence
 from fagen.kind import Plan
@@ -13,6 +16,7 @@ from fagen.paths import write_whole
 from fagen.registry import ENTRIES, committed_file, plan, read, schedules
 from fagen.render import Source, render
 from fagen.schedule import Schedule
+from fagen.toolchain import find_toolchain
 
 
 def committed(kind: str) -> tuple[Schedule, ...]:
@@ -39,6 +43,43 @@ def built(
     """The kernel of a schedule, compiled; see `build` for `binding` and `progress`."""
     planned = plan(schedule)
     return planned, build(render(planned), planned, binding=binding, progress=progress)
+
+
+def builder(
+    schedules: Sequence[Schedule], *, binding: bool | None = None
+) -> Callable[[Schedule], tuple[Plan, Binary]]:
+    """Build kernels on all processors, with progress on standard error, as far as need be.
+
+    The function that is returned gives each with its Plan, or raises what is wrong with it. Raises
+    ToolchainError where nothing can be built.
+    """
+    tools = find_toolchain()
+    fitting = {}
+    for schedule in schedules:
+        with suppress(FagenError):  # it is raised again when its turn comes
+            fitting[schedule.slug] = plan(schedule)
+
+    def is_new(source: Source) -> bool:
+        try:
+            return not is_known(source, binding=binding, toolchain=tools)
+        except FagenError:  # so is this
+            return False
+
+    with ThreadPoolExecutor() as pool:  # clang-format takes most of the time
+        sources = dict(zip(fitting, pool.map(render, fitting.values()), strict=True))
+        news = dict(zip(sources, pool.map(is_new, sources.values()), strict=True))
+    fresh = [slug for slug, new in news.items() if new]
+    failed = build_together(fresh, binding=binding) if fresh else {}
+
+    def give(schedule: Schedule) -> tuple[Plan, Binary]:
+        planned = plan(schedule)
+        if error := failed.get(schedule.slug):
+            raise error
+        source = sources[schedule.slug]
+        binary = build(source, planned, binding=binding, toolchain=tools)
+        return planned, replace(binary, cached=binary.cached and schedule.slug not in fresh)
+
+    return give
 
 
 def need_place(schedule: Schedule, folder: Path | None) -> None:

@@ -5,12 +5,15 @@ from typing import Any
 
 from fagen import evidence
 from fagen.build import Binary, CacheEntry
-from fagen.errors import FagenError, OverBudget, VerificationError
+from fagen.dispatch.tables import NAME, table_at
+from fagen.errors import FagenError, VerificationError
 from fagen.evidence import Evidence
 from fagen.kind import Plan
-from fagen.registry import plan
-from fagen.render import source_hash
+from fagen.paths import config_folder
+from fagen.picking import sizes_of
+from fagen.registry import from_slug
 from fagen.schedule import Schedule
+from fagen.toml_lines import printable
 from fagen.toolchain import Finding
 
 
@@ -65,16 +68,24 @@ def listed(schedule: Schedule) -> dict[str, Any]:
         **schedule.columns(),
         "evidence": known,
         "TFLOP/s": fast,
+        "from": "schedules/",
     }
 
 
+def listed_of_users() -> Iterator[dict[str, Any]]:
+    """Yield the schedules that a user's dispatch table names, and in which row for what."""
+    for row in table_at(config_folder() / NAME):
+        serves = f"{row.where}: {sizes_of(row)} on {printable(row.card)}"
+        yield {**listed(from_slug(row.slug)), "from": serves}
+
+
 def _known(schedule: Schedule) -> tuple[str, str]:
-    """The state of a kernel's evidence, and its speed: sustained, or in burst if that is all."""
+    """The evidence of a kernel in generated/, and its speed: sustained, or else in burst."""
     try:
         found = evidence.read(schedule.slug)
         excuse = evidence.read_excuses().get(schedule.slug)
-        stale = found and evidence.staleness(found, source_hash(plan(schedule)))
-    except (OverBudget, VerificationError) as error:  # of one kernel; the others are listed too
+        rendered = evidence.rendered_hash(schedule.slug)
+    except VerificationError as error:  # of one kernel; the others are listed too
         return str(error).splitlines()[0], ""
     except FagenError:  # no generated/: an installed fagen comes without it
         return "", ""
@@ -84,13 +95,15 @@ def _known(schedule: Schedule) -> tuple[str, str]:
         return "none", ""
     figures = [speed.figure for speed in found.speeds if speed.figure]  # of long runs first
     fast = figures[0] if figures else ""
+    # what today's templates would make of it takes seconds for all: `generate --check` says that
+    stale = rendered is None or evidence.staleness(found, rendered)
     return f"{'stale, ' if stale else ''}{found.card}, {found.date}", fast
 
 
 def cached(entry: CacheEntry) -> dict[str, Any]:
     """One folder of the cache."""
     return {
-        "kernel": entry.name,
+        "kernel": printable(entry.name),
         "state": entry.state,
         "MB": round(entry.bytes / 1e6, 1),
         "days unused": round(entry.age_seconds / 86_400, 1),

@@ -122,7 +122,7 @@ def test_the_single_key_that_prepare_runs_is_one_that_the_kernel_takes(
 
     def run(kind: dispatch.Kind, choice: str | None = None) -> None:
         kernel = dispatch._make_ready(kind, choice)[0]
-        slug = dispatch.choose(dispatch._problem(kind), choice).slug
+        slug = dispatch.choose(dispatch.problem_of(kind), choice).slug
         run_once(lambda **given: seen.append(kernel(**given)), slug, kind[0])
 
     run(dispatch._kind("e4m3", 64, 32, True, "cpu", (None, layout, scale_rows)))

@@ -154,6 +154,7 @@ def test_a_refusal_in_json_is_an_object_on_stdout_and_words_on_stderr():
     "words",
     [
         "check --json",
+        f"check --json=yes {SLUG} more",
         f"check --jsn --json {SLUG}",
         "--nonsense check --json",
         "frobnicate --json",
@@ -169,7 +170,7 @@ def test_a_usage_error_in_json_is_an_object_too(words):
     told = json.loads(answer.stdout)
     assert answer.exit_code == told["exit_code"] == 2
     assert told["message"] == answer.stderr.rstrip("\n") != ""
-    plain = fagen(*words.replace("--json", "").split())
+    plain = fagen(*re.sub("--json(=yes)?", "", words).split())
     assert plain.exit_code == 2 and plain.stdout == ""
     assert "Usage: " in plain.stderr
 
@@ -188,8 +189,10 @@ def test_text_from_outside_is_escaped_where_a_terminal_would_obey_it(tmp_path):
     )
     said = [fagen("check", path), fagen("check", "-", input=path.read_bytes())]
     said += [fagen("check", tmp_path / "b\x07.toml"), fagen("check", "fwd_\x1b[2J")]
+    assert all(answer.exit_code == 1 for answer in said)
+    said += [fagen("list", "\x1b[2J"), fagen("\x1b[2J"), fagen("list", "--\x1b[2J")]
+    said += [fagen("check", "--json", SLUG, "\x1b[2J"), fagen("search", "report", "\x1b[2J")]
     for answer in said:
-        assert answer.exit_code == 1
         assert all(line.isprintable() for line in answer.stderr.splitlines())
 
 

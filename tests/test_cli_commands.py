@@ -105,8 +105,9 @@ def test_generate_finds_what_is_missing_edited_or_nobodys(generated, monkeypatch
     assert fagen("generate", "--check").exit_code == 6
     assert fagen("generate", "--all").output == f"{home(generated)}.cu\n"
     (generated / "left_over.cu").touch()
-    told = json.loads(fagen("generate", "--check", "--json").stdout.partition("]\n")[0] + "]")
-    assert {(fault["slug"], fault["kind"]) for fault in told} == {
+    told = json.loads(fagen("generate", "--check", "--json").stdout)
+    assert (told["error"], told["exit_code"]) == ("VerificationError", 6)
+    assert {(fault["slug"], fault["kind"]) for fault in told["answer"]} == {
         (SLUG, "missing"),  # its evidence
         ("left_over.cu", "orphan"),
     }
@@ -325,6 +326,7 @@ def test_list_knows_every_committed_schedule_and_the_state_of_its_evidence(gener
     slugs = [SLUG, COMMITTED["forward"][0]]
     mine = [registry.from_slug(slug) for slug in slugs]
     monkeypatch.setattr(flow, "all_committed", lambda: tuple(mine))
+    fagen("generate", "--all")
     evidence.write(proof(SLUG, flow.rendered(mine[0]).hash, "code"))
     told = json.loads(fagen("list", "--json").output)
     assert [row["schedule"] for row in told] == slugs
@@ -362,6 +364,6 @@ def test_the_cache_is_listed_and_emptied(tmp_path, monkeypatch):
 def test_doctor_names_what_is_missing_and_how_to_fix_it(without_nvcc):
     answer = fagen("doctor", "--json")
     assert answer.exit_code == 3
-    findings = {f["name"]: f for f in json.loads(answer.stdout.partition("]\n")[0] + "]")}
+    findings = {found["name"]: found for found in json.loads(answer.stdout)["answer"]}
     assert not findings["nvcc"]["ok"] and findings["nvcc"]["remedy"]
     assert findings["g++"]["ok"]

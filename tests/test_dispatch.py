@@ -227,7 +227,7 @@ def test_no_call_but_the_first_looks_at_a_disk(
     dispatch_table.update(schedules_folder / dispatch_table.NAME, rows)
     q, k, v = qkv()
     first = fagen.attention(q, k, v)
-    for name in ("serving", "choose", "_problem"):
+    for name in ("serving", "choose", "problem_of"):
         monkeypatch.setattr(dispatch, name, None)
     assert torch.equal(fagen.attention(q, k, v), first)
 

@@ -52,7 +52,7 @@ def test_many_threads_build_once(pretended: SimpleNamespace) -> None:
 
 
 def test_a_device_on_which_it_is_ready_builds_nothing(pretended: SimpleNamespace) -> None:
-    slug = dispatch.choose(dispatch._problem(key()[0])).slug
+    slug = dispatch.choose(dispatch.problem_of(key()[0])).slug
     first = dispatch._make_ready(*key(0))[0]
     chosen = key()[0], slug  # the same kernel by its name
     assert dispatch._make_ready(*chosen)[0] is first
@@ -71,7 +71,7 @@ def test_while_a_graph_is_captured_an_unbuilt_kernel_is_an_error(
     pretended.capturing = False
     dispatch._make_ready(*key())
     pretended.capturing = True
-    slug = dispatch.choose(dispatch._problem(key()[0])).slug
+    slug = dispatch.choose(dispatch.problem_of(key()[0])).slug
     dispatch._make_ready(key()[0], slug)  # ready on this device, however it is asked for
     with pytest.raises(FagenError, match="while a CUDA graph is captured"):
         dispatch._make_ready(*key(1))  # on another its first call has work to do
@@ -133,7 +133,7 @@ def refusing(
 def of_no_table() -> tuple[dispatch.Kind, list[str]]:
     """A kind of call that is served by derived schedules, and their slugs."""
     kind = (torch.device("cuda", 0), torch.float16, 24, 24, False)
-    found = candidates(dispatch._problem(kind))
+    found = candidates(dispatch.problem_of(kind))
     assert found.derived
     return kind, [schedule.slug for schedule in found.schedules]
 

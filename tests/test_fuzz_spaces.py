@@ -15,8 +15,9 @@ from fagen.errors import ScheduleError
 from fagen.kinds.forward.keys import Schedule
 from fagen.search import rows
 from fagen.search.choice import Chooser
+from fagen.search.files import read_spaces
 from fagen.search.run import anchors, summary
-from fagen.search.space import MAX_POINTS, parse_space, read_space, survey
+from fagen.search.space import MAX_POINTS, parse_space, survey
 
 SURVEYED = 64  # points at most: of larger spaces the file alone is judged
 
@@ -138,11 +139,11 @@ def test_no_file_is_a_traceback(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "space.toml"
     path.write_bytes(content)
     with pytest.raises(ScheduleError, match=r"space\.toml"):
-        read_space(path)
+        read_spaces(path)[0]
 
 
 @settings(**fuzz, max_examples=100)
 @given(name=st.text(max_size=40).filter(lambda name: not name.endswith(".toml")))
 def test_no_name_is_a_traceback(name):
     with pytest.raises(ScheduleError):
-        read_space(name)
+        read_spaces(name)[0]

@@ -25,6 +25,7 @@ from tests.recordings import CARD, SPACE, record, space
 TEXT = SPACE.replace('["full", "causal"]', '"full"')
 NEWLINE = 'NVIDIA H200\n[attention]\nhead_dim = 8\nx = "'
 COLUMNS = {
+    "session": ("date", "version", "note"),
     "space": ("name", "text"),
     "survey": ("target", "found"),
     "anchor": ("target", "card", "driver", "slug"),
@@ -114,6 +115,9 @@ def test_the_store_that_is_altered_below_is_one(whole, tmp_path):
         ("UPDATE card SET driver = NULL", [], "table timed: driver = None: input"),
         ("UPDATE card SET name = x'ff'", [], "table timed: card = "),
         ("UPDATE card SET name = CAST(x'ff' AS TEXT)", [], "Could not decode to UTF-8"),
+        ("UPDATE session SET date = '21.11.2026'", [], 'table session: date = "21.11.2026"'),
+        ("UPDATE session SET date = '20261121'", [], "must be a date such as 2026-11-21"),
+        ("UPDATE session SET note = ?", ["a\nb"], "table session: note = "),
         ("UPDATE anchor SET slug = ?", ["a\nb"], r'table anchor: slug = "a'),
         ("UPDATE anchor SET slug = 'fwd_bf16_d64_full_m128n128'", [], "is no schedule of"),
         ("UPDATE kernel SET slug = 'x' || id", [], 'table compiled: "x1" is no schedule of'),
@@ -214,7 +218,7 @@ def test_a_database_of_another_program_is_left_as_it_is(tmp_path):
         base.execute("CREATE TABLE mine (x)")
     before = path.read_bytes()
     for read_only in (True, False):
-        with pytest.raises(FagenError, match=r"other\.sqlite: results of layout 0, not 1"):
+        with pytest.raises(FagenError, match=r"other\.sqlite: results of layout 0, not 2"):
             Store(path, read_only=read_only)
     assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
 

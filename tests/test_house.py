@@ -25,9 +25,9 @@ PACKAGE = Path(fagen.__file__).parent
 ORDER = [
     *("errors", "paths", "process", "toml_lines", "arch", "vocab", "ledger", "schedule"),
     *("problem", "signature", "launch", "records", "kind", "kinds", "registry"),
-    *("render", "toolchain", "machine", "build", "dispatch", "evidence"),
+    *("render", "toolchain", "machine", "build", "dispatch", "evidence", "picking"),
     *("e4m3", "kinds.emulate", "runtime", "measure", "kinds.proof"),
-    *("flow", "search", "report", "console"),
+    *("flow", "search", "report", "console", "commands"),
 ]
 
 # each foreign package, and the modules through which it comes in
@@ -38,7 +38,7 @@ DOORS = {
     "sympy": {"ledger", "kinds"},
     "jinja2": {"render"},
     "subprocess": {"process"},
-    "click": {"cli", "console"},
+    "click": {"cli", "console", "commands"},
     "torch": {"e4m3", "kinds.emulate", "kinds.proof", "runtime", "measure"},
     "distributed": {"search"},
     "triton": {"measure"},

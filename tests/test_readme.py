@@ -87,9 +87,19 @@ def test_a_committed_run_gives_figures_and_plots(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("page", fill.PAGES, ids=lambda page: page.name)
-def test_the_python_on_a_page_runs(page):
+def test_the_python_on_a_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where it may write files
     for block in re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S):
         exec(compile(block, page.name, "exec"), {})
+
+
+def test_what_the_page_on_searching_records_is_the_space_that_it_shows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "search.md").read_text("utf-8")
+    (block,) = re.findall(r"^```python\n(.*?fagen\.recording.*?)^```$", page, re.M | re.S)
+    exec(compile(block, "search.md", "exec"), {})
+    recorded = (tmp_path / "mine.toml").read_text().partition("\n\n")[2]
+    assert f"```toml\n{recorded}```" in page
 
 
 def test_the_demo_runs(monkeypatch, capsys):

@@ -14,7 +14,8 @@ from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.space import SPACE as FORWARD
 from fagen.paths import locate
 from fagen.problem import Problem
-from fagen.search.space import parse_space, read_space, survey
+from fagen.search.files import read_spaces
+from fagen.search.space import parse_space, survey
 from tests.recordings import SPACE, space
 
 SPACES = sorted(locate("cli.py").parent.glob("spaces/*.toml"))
@@ -22,7 +23,7 @@ SPACES = sorted(locate("cli.py").parent.glob("spaces/*.toml"))
 
 @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
 def test_a_committed_space_is_one(path):
-    declared = read_space(path)
+    declared = read_spaces(path)[0]
     for target in declared.targets():
         assert survey(declared, target).points
 
@@ -71,7 +72,7 @@ def test_every_point_is_counted_once_and_each_reason_has_an_example():
 
 
 def test_a_slug_is_the_space_of_all_that_might_beat_it():
-    declared = read_space("fwd_bf16_d40v24_causal_m256n80_s4_q2")
+    declared = read_spaces("fwd_bf16_d40v24_causal_m256n80_s4_q2")[0]
     assert declared.targets() == (Problem("bf16", 40, 24, "causal"),)
     assert declared.effort.anchor == "fwd_bf16_d40v24_causal_m256n80_s4_q2"
     plain = parse_space(
@@ -79,16 +80,16 @@ def test_a_slug_is_the_space_of_all_that_might_beat_it():
     )
     assert {**plain.values} == {**declared.values}
     # what a search does not try by itself stays
-    kept = read_space("fwd_e4m3_d64_full_m128n96_ofp16_vrows_sblock_sr32")
+    kept = read_spaces("fwd_e4m3_d64_full_m128n96_ofp16_vrows_sblock_sr32")[0]
     assert kept.effort.anchor == "fwd_e4m3_d64_full_m128n96_vrows_sblock_sr32"
     said = {"v_layout": "rows", "scale_rows": 32}
     assert {key: kept.values[key] for key in said} == {key: (said[key],) for key in said}
     with pytest.raises(ScheduleError, match='"nothing" is no slug'):
-        read_space("nothing")
+        read_spaces("nothing")[0]
     with pytest.raises(ScheduleError, match=r"nowhere\.toml: cannot be read"):
-        read_space("nowhere.toml")
+        read_spaces("nowhere.toml")[0]
     with pytest.raises(ScheduleError, match="not searched"):
-        read_space("comb_fp16_d64")
+        read_spaces("comb_fp16_d64")[0]
 
 
 def test_a_space_says_values_lists_and_ranges_and_defaults_do_for_the_rest():
@@ -151,4 +152,4 @@ def test_a_target_leaves_to_a_search_what_is_not_asked_for():
 
 def test_a_space_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(ScheduleError, match=r"nowhere\.toml: cannot be read"):
-        read_space(tmp_path / "nowhere.toml")
+        read_spaces(tmp_path / "nowhere.toml")[0]

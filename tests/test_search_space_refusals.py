@@ -9,8 +9,9 @@ from fagen import search
 from fagen.errors import ScheduleError
 from fagen.search import replay
 from fagen.search.choice import Chooser
+from fagen.search.files import read_spaces
 from fagen.search.run import summary
-from fagen.search.space import MAX_POINTS, MAX_SIZE, normalised, parse_space, read_space, survey
+from fagen.search.space import MAX_POINTS, MAX_SIZE, normalised, parse_space, survey
 from fagen.search.store import Store
 from tests.cli_helpers import fagen
 from tests.recordings import SPACE, record, space
@@ -236,7 +237,7 @@ def test_a_replay_is_right_for_any_weights(tmp_path, weights):
 
 def test_a_file_that_can_be_no_space_is_refused_before_it_is_read_whole(tmp_path):
     for path, said in [
-        ("/dev/zero", "longer than 16,384 bytes"),
+        ("/dev/zero", "longer than 262,144 bytes; this is no search space"),
         (tmp_path, "cannot be read"),
         ("\0", "is no slug"),
         ("x" * 5000, "is no slug"),
@@ -245,10 +246,10 @@ def test_a_file_that_can_be_no_space_is_refused_before_it_is_read_whole(tmp_path
     ]:
         (tmp_path / "latin.toml").write_bytes(b"# one\n# caf\xe9\n")
         with pytest.raises(ScheduleError, match=said):
-            read_space(path)
+            read_spaces(path)[0]
     marked = tmp_path / "marked.toml"
     marked.write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())
-    assert read_space(marked).targets() == parse_space(TEXT).targets()
+    assert read_spaces(marked)[0].targets() == parse_space(TEXT).targets()
 
 
 def test_a_store_can_be_read_again_whatever_its_space_is_called_and_however_large(tmp_path):

@@ -3,22 +3,29 @@
 import os
 import signal
 import sqlite3
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 
+import fagen
 from fagen import search
 from fagen.errors import FagenError
-from fagen.paths import locate
+from fagen.paths import environment_with, locate
 from fagen.problem import Problem, Sizes
 from fagen.process import run
 from fagen.search.crew import ChildDied, Crew
+from fagen.search.rows import Session
 from fagen.search.run import summary
 from fagen.search.space import survey
 from fagen.search.store import Store
 from fagen.search.tasks import GOOD, Compiled, Time
+from tests.process_helpers import is_running, pid_said, wait_until
 from tests.recordings import SPACE, record, space
 
 TARGET = Problem("fp16", 128, 128, "full")
@@ -106,6 +113,49 @@ def test_a_store_of_another_layout_and_a_file_that_is_none_are_refused(tmp_path)
         Store(tmp_path / "old.sqlite")
 
 
+def test_the_days_of_searches_are_kept_in_order_and_the_first_note_of_a_day(tmp_path):
+    with Store(tmp_path / "s.sqlite") as store:
+        store.put_session(Session("2026-11-21", "0.1.0"))
+        store.put_session(Session("2026-11-20", "0.1.0", "the first"))
+        store.put_session(Session("2026-11-21", "0.1.0", "what is known stays"))
+        assert store.sessions() == (
+            Session("2026-11-20", "0.1.0", "the first"),
+            Session("2026-11-21", "0.1.0"),
+        )
+
+
+def test_a_search_keeps_its_day_and_a_replay_does_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "_lab", lambda *asked: nullcontext())
+    searched = SimpleNamespace(run=lambda: "searched")
+    monkeypatch.setattr(search, "Search", lambda *asked, **how: searched)
+    for name, recorded in (("real", None), ("replayed", tmp_path / "recorded.sqlite")):
+        assert search.search([], tmp_path / name, recorded=recorded) == "searched"
+    with Store(tmp_path / "replayed", read_only=True) as store:
+        assert store.sessions() == ()
+    with Store(tmp_path / "real", read_only=True) as store:
+        (session,) = store.sessions()
+    assert session.version == fagen.__version__ and session.note == ""
+    now = datetime.now(UTC)  # it may have become another day by now
+    assert session.date in {str(day.date()) for day in (now, now - timedelta(minutes=1))}
+
+
+def test_a_store_without_sessions_is_read_and_has_them_once_it_is_searched_again(tmp_path):
+    path = record(tmp_path / "s.sqlite", kernels=2)
+    with closing(sqlite3.connect(path)) as base, base:
+        base.execute("DROP TABLE session")
+        base.execute("PRAGMA user_version = 1")
+    before = path.read_bytes()
+    with Store(path, read_only=True) as store:
+        assert store.sessions() == () and len(store.surveys()) == 2
+    assert path.read_bytes() == before
+    with Store(path) as store:
+        assert store.sessions() == ()
+        store.put_session(Session("2026-11-22", "0.1.0"))
+    with Store(path, read_only=True) as store:
+        assert store.sessions() == (Session("2026-11-22", "0.1.0"),)
+        assert len(store.surveys()) == 2
+
+
 def test_a_closed_store_is_one_file_and_can_be_read_where_nothing_can_be_written(tmp_path):
     path = tmp_path / "s.sqlite"
     with Store(path) as store:
@@ -186,6 +236,20 @@ def test_a_child_that_takes_too_long_is_ended():
         crew.close()
 
 
+def test_a_child_ends_with_its_parent_and_so_does_the_program_that_it_runs(tmp_path):
+    code = (
+        "from fagen.process import run; from fagen.search.crew import Crew\n"
+        "Crew(1).submit(run, ['sh', '-c', 'echo $$ > pid; sleep 20; true']).result()"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment_with({"PYTHONPATH": str(ROOT)})
+    )
+    pid = pid_said(tmp_path / "pid")
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not is_running(pid))
+
+
 def test_what_a_task_raises_is_raised_here():
     crew = Crew(1)
     try:
@@ -229,7 +293,7 @@ if __name__ == "__main__":
     Path(store + ".pid").write_text(str(os.getpid()))
     paced = replay.work(recorded, pace=float(pace))
     replay.work = lambda recorded: replace(paced, time=partial(logged, log, paced.time))
-    search.search([search.read_space(space)], Path(store), recorded=Path(recorded), jobs=1)
+    search.search([search.read_spaces(space)[0]], Path(store), recorded=Path(recorded), jobs=1)
 """
 
 

@@ -14,6 +14,7 @@ from fagen.evidence.store import (
     outlived,
     read,
     read_excuses,
+    rendered_hash,
     write,
 )
 from fagen.records import Bandwidth, RoundingError, ShapeError, Speed
@@ -33,6 +34,7 @@ __all__ = [
     "outlived",
     "read",
     "read_excuses",
+    "rendered_hash",
     "renew",
     "staleness",
     "write",

@@ -3,9 +3,11 @@
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
@@ -16,6 +18,7 @@ from fagen.toml_lines import dotted, read_text, read_toml
 
 UNVERIFIED = "unverified.toml"
 _EXCUSES = 131_072  # bytes of it at most
+_HASH = re.compile(r'"([0-9a-f]{64})"')
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,13 @@ def read(slug: str, folder: Path | None = None) -> Evidence | None:
     """The evidence of `slug`; None if there is none, VerificationError if it cannot be read."""
     path = evidence_path(slug, folder)
     return _read_file(path) if path.exists() else None
+
+
+def rendered_hash(slug: str, folder: Path | None = None) -> str | None:
+    """The hash that a kernel in generated/ says of itself; None where there is no such kernel."""
+    path = home(slug, folder) / f"{slug}.cu"
+    found = _HASH.findall(path.read_text(encoding="utf-8")) if path.exists() else []
+    return found[-1] if found else None  # in its last function
 
 
 def outlived(folder: Path | None, like: str) -> Iterator[Evidence]:
@@ -172,7 +182,7 @@ def _decoded(record: type, data: Any, parts: Mapping[str, type] | None = None) -
         odd = sorted(set(data) ^ names) if isinstance(data, dict) else [type(data).__name__]
         raise ValueError(f"{record.__name__} has missing or unknown fields: {', '.join(odd)}")
     values = dict(data)
-    for name, wanted in get_type_hints(record).items():
+    for name, wanted in _types(record).items():
         value = data[name]
         if get_origin(wanted) is tuple:
             kind = (parts or {}).get(name)
@@ -182,6 +192,9 @@ def _decoded(record: type, data: Any, parts: Mapping[str, type] | None = None) -
         elif not _is(value, wanted):
             raise ValueError(f"{name} is {json.dumps(value)[:40]}")
     return record(**values)
+
+
+_types = cache(get_type_hints)
 
 
 def _is_text(value: Any) -> bool:

@@ -26,7 +26,7 @@ from fagen.dispatch.choice import (
     slugs_for,
 )
 from fagen.errors import UntunedWarning
-from fagen.paths import config_folder
+from fagen.picking import search_command
 from fagen.problem import Problem
 from fagen.runtime import op
 from fagen.runtime.arguments import (
@@ -67,6 +67,9 @@ _ready: dict[Kind, Kernels] = {}
 # The same beside what dispatch tables say of a kind of call, once that was looked up.
 _served: dict[Kind, tuple[Served, Kernels]] = {}
 _chosen: dict[tuple[Kind, Choice], Schedule] = {}  # whose kernels these are
+
+# What counts calls while they are recorded: kind, shapes of q and v, number of keys.
+note: Callable[[Kind, torch.Size, torch.Size, int], None] | None = None
 
 
 def attention(
@@ -159,6 +162,8 @@ def attention(
     else:
         kernels = _ready.get(kind, {})
     with_lse, alone, direct = kernels.get(schedule) or _make_ready(kind, schedule)
+    if note is not None:
+        note(kind, q_shape, v_shape, keys)
     if scale is None:
         scale = head_dim**-0.5
     if return_lse:
@@ -291,7 +296,7 @@ def picked(
     """
     fp8 = out_dtype, v_layout, scale_rows
     kind = _kind(dtype, head_dim, head_dim_v, causal, device, fp8)
-    return choose(_problem(kind), _slugs(kind, seqlen, rows)[-1])
+    return choose(problem_of(kind), _slugs(kind, seqlen, rows)[-1])
 
 
 def _kind(
@@ -321,7 +326,7 @@ def _kind(
     return place, found, head_dim, head_dim_v, causal, out_dtype, v_layout, scale_rows
 
 
-def _problem(kind: Kind) -> Problem:
+def problem_of(kind: Kind) -> Problem:
     """What is computed in such a call, in words.  Raises ValueError for a dtype of no kernel."""
     _, dtype, head_dim, head_dim_v, causal = kind[:5]
     refuse_dtype(dtype)
@@ -356,7 +361,7 @@ def _look_up(kind: Kind) -> tuple[Served, Kernels]:
     """Look a kind of call up in the dispatch tables.  Raises ScheduleError where one is wrong."""
     refuse_tracing(NOT_READY)
     device, dtype, head_dim, head_dim_v = kind[:4]
-    problem = _problem(kind)
+    problem = problem_of(kind)
     refuse_head_dims(head_dim, head_dim_v, fp8=dtype == E4M3)
     if len(kind) > 5:
         out_dtype, _, scale_rows = kind[5:]
@@ -372,14 +377,13 @@ def _make_ready(
 ) -> Kernel:
     """The long way to a kernel: choose, build, load.  Raises as attention does."""
     refuse_tracing(NOT_READY)
-    problem = _problem(kind)
+    problem = problem_of(kind)
     schedules, derived = candidates(problem, choice)
     chosen, kernel = first_ready(schedules, kind[0], not_ready=NOT_READY, progress=progress)
     if derived and (kind, choice) not in _chosen:
         warnings.warn(
             f"no schedule was tuned for {problem}: {chosen.slug} is derived. To search for a "
-            f"faster one, which fagen.attention then takes: fagen search {chosen.slug} --minutes "
-            f"10 --write {config_folder()}",
+            f"faster one, which fagen.attention then takes: {search_command(chosen.slug)}",
             UntunedWarning,
             stacklevel=3,
         )

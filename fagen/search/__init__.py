@@ -5,16 +5,20 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from fagen import __version__
 from fagen.search import replay
+from fagen.search.files import read_spaces, refuse_twice
 from fagen.search.lab import REAL, Lab, LocalLab
 from fagen.search.report import write_report
 from fagen.search.results import Result, record, results, surveyed, told, write
+from fagen.search.rows import Session
 from fagen.search.run import Outcome, Search, summary
-from fagen.search.space import Declared, Space, Survey, read_space, survey
-from fagen.search.store import Store
+from fagen.search.space import Declared, Space, Survey, survey
+from fagen.search.store import Store, check_place
 
 __all__ = [
     "Declared",
@@ -22,7 +26,7 @@ __all__ = [
     "Result",
     "Space",
     "found",
-    "read_space",
+    "read_spaces",
     "record",
     "search",
     "surveyed",
@@ -51,12 +55,17 @@ def search(
     store, to search over without compiler and GPU.
 
     Raises DeviceError without a Hopper GPU, ToolchainError without a compiler, FagenError where the
-    store cannot be used.
+    store cannot be used, ScheduleError where two spaces are for the same problem.
     """
+    refuse_twice(spaces)
     only: Callable[[Survey], Survey] = lambda survey: survey  # noqa: E731
     if recorded:
         only = partial(replay.only_recorded, recorded)
-    with Store(store) as kept, _lab(jobs, scheduler, recorded) as lab:
+    check_place(store)  # a lab takes a while to start; without one nothing is written
+    with _lab(jobs, scheduler, recorded) as lab, Store(store) as kept:
+        if not recorded:  # what was timed before is not of today
+            today = datetime.now(UTC).date().isoformat()
+            kept.put_session(Session(today, __version__))
         return Search(spaces, lab, kept, minutes=minutes, say=say, only=only).run()
 
 

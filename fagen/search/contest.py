@@ -72,7 +72,9 @@ def jobs_of(heat: Heat) -> list[str]:
 class Contest:
     """The state of one target's search.  It decides and remembers; others do and keep."""
 
-    def __init__(self, survey: Survey, effort: Effort, anchors: list[str]) -> None:
+    def __init__(
+        self, survey: Survey, effort: Effort, anchors: list[str], serving: Sequence[str] = ()
+    ) -> None:
         self.survey, self.effort = survey, effort
         self.target: Problem = survey.target
         self.marks = Marks(survey.sizes, survey.weights)
@@ -88,6 +90,8 @@ class Contest:
         self._elsewhere: dict[str, float] = {}  # compiled by others; when to look again
         self._best, self._since_best = math.inf, 0
         self._spent = False  # the chooser has no point left
+        for slug in serving:  # so that what is found is not slower than what there was
+            self._entry(slug)
 
     # ---- what is known
 

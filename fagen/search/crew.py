@@ -7,6 +7,7 @@ Children end when their parent does, however it ends.
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -101,9 +102,18 @@ class _Child:
         self._pipe.close()
 
 
+def _end_with_parent() -> None:
+    """End in the middle of a task, too; what that runs, a compiler for one, ends with it."""
+    parent = multiprocessing.parent_process()
+    assert parent
+    parent.join()
+    os._exit(1)
+
+
 def _serve(pipe: Connection, niceness: int) -> None:
     """Answer (done, answer) to each (work, arguments), until the other end is gone."""
     os.nice(niceness)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to judge
     while True:
         try:

@@ -18,13 +18,14 @@ _MEDIAN_ERROR = 1.25  # a median's standard error, where a mean's is 1
 class Lead:
     """The fastest kernel, the one after it, by how much it is ahead, and how well that is known.
 
-    `lead` and `error` are relative: 0.01 is one per cent.
+    `lead` and `error` are relative: 0.01 is one per cent.  They are of one regime's runs.
     """
 
     slug: str
     second: str | None
     lead: float
     error: float
+    regime: str = BRIEF
 
     @property
     def sure(self) -> bool:
@@ -41,7 +42,7 @@ class Marks:
         self._known = frozenset(sizes)
         self._logs: dict[tuple[str, str, Sizes], dict[int, float]] = {}
         self._seconds: dict[tuple[str, Sizes], list[float]] = {}
-        self._anchor: dict[Sizes, list[float]] = {}
+        self._anchor: dict[tuple[str, Sizes], list[float]] = {}
         self._clocks: list[int] = []
 
     def add(self, time: Time) -> None:
@@ -52,7 +53,7 @@ class Marks:
         rounds = self._logs.setdefault((time.slug, time.regime, size), {})
         rounds[time.round] = math.log(time.seconds / time.anchor_seconds)
         self._seconds.setdefault((time.slug, size), []).append(time.seconds)
-        self._anchor.setdefault(size, []).append(time.anchor_seconds)
+        self._anchor.setdefault((time.regime, size), []).append(time.anchor_seconds)
         if time.sm_clock_mhz:
             self._clocks.append(time.sm_clock_mhz)
 
@@ -103,7 +104,7 @@ class Marks:
         first, *others = order
         rounds = sum(self.rounds(first, size, regime) for size in self.sizes)
         marks = [self.mark(slug, regime) or 0.0 for slug in order[:2]]
-        return self._lead(first, others, marks, self._error(regime, rounds))
+        return self._lead(first, others, marks, self._error(regime, rounds), regime)
 
     def lead_at(self, size: Sizes) -> Lead | None:
         """The fastest at one size."""
@@ -113,15 +114,16 @@ class Marks:
             return None
         first, *others = order
         logs = [self.at(slug, size, regime) or 0.0 for slug in order[:2]]
-        return self._lead(
-            first, others, logs, self._error(regime, self.rounds(first, size, regime))
-        )
+        error = self._error(regime, self.rounds(first, size, regime))
+        return self._lead(first, others, logs, error, regime)
 
     @staticmethod
-    def _lead(first: str, others: Sequence[str], logs: Sequence[float], error: float) -> Lead:
+    def _lead(
+        first: str, others: Sequence[str], logs: Sequence[float], error: float, regime: str
+    ) -> Lead:
         if not others:
-            return Lead(first, None, math.inf, error)
-        return Lead(first, others[0], logs[1] - logs[0], error)
+            return Lead(first, None, math.inf, error, regime)
+        return Lead(first, others[0], logs[1] - logs[0], error, regime)
 
     def noise(self, regime: str) -> float:
         """Standard deviation of one round's log ratio, over all that have several rounds."""
@@ -137,18 +139,21 @@ class Marks:
         """The standard error of the difference of two kernels that have so many rounds each."""
         return _MEDIAN_ERROR * self.noise(regime) * math.sqrt(2 / max(1, rounds))
 
-    def spread(self, slug: str, size: Sizes) -> float | None:
+    def spread(self, slug: str, size: Sizes, regime: str) -> float | None:
         """By how much the slowest round is slower than the fastest, None of fewer than two."""
-        for regime in (LONG, BRIEF):
-            logs = sorted(self._logs.get((slug, regime, size), {}).values())
-            if len(logs) > 1:
-                return math.expm1(logs[-1] - logs[0])
-        return None
+        logs = sorted(self._logs.get((slug, regime, size), {}).values())
+        return math.expm1(logs[-1] - logs[0]) if len(logs) > 1 else None
 
-    def seconds(self, slug: str, size: Sizes) -> float | None:
+    def seconds(self, slug: str, size: Sizes, regime: str | None = None) -> float | None:
         """Seconds of one call, the drift of the clock taken out by the anchor."""
-        log = self.at(slug, size)
-        return None if log is None else math.exp(log) * median(self._anchor[size])
+        log, beside = self.at(slug, size, regime), self.anchor_seconds(size, regime)
+        return None if log is None or beside is None else math.exp(log) * beside
+
+    def anchor_seconds(self, size: Sizes, regime: str | None = None) -> float | None:
+        """Seconds of one call of the anchor, in one regime's runs or in all."""
+        regimes = (regime,) if regime else (BRIEF, LONG)
+        known = [one for how in regimes for one in self._anchor.get((how, size), ())]
+        return median(known) if known else None
 
     def over_peer(self, slug: str, regime: str | None = None) -> float | None:
         """How many times faster than cuDNN, by weighted mean; None where that cannot do it."""

@@ -2,12 +2,13 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+from fagen.arch import SM90
 from fagen.dispatch import tables as dispatch_table
 from fagen.paths import write_whole
 from fagen.problem import Problem, Sizes
@@ -20,6 +21,9 @@ from fagen.search.store import Store
 from fagen.search.tasks import GOOD, Compiled
 
 WORTH = 0.01  # by which a kernel must be faster at one size to be preferred there
+# Calls with no more query rows make at most two tiles, of the tallest, for each multiprocessor: how
+# tall tiles are matters more to them than how many keys they have.
+FEW_ROWS = 2 * SM90.sm_count * 256
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Result:
     compiled: tuple[Compiled, ...]
     wrong: dict[str, str]
     anchor: str | None
+    date: str = ""  # of the last search of the store; "" where none is kept
 
     @property
     def kind(self) -> str:
@@ -52,12 +57,32 @@ class Result:
         pairs = self.pairs()
         return spearman([pair[1:] for pair in pairs]) if len(pairs) > 1 else None
 
+    @property
+    def regime(self) -> str:
+        """Of the runs by which the fastest kernel is told: long ones, where there are any."""
+        return self.lead.regime if self.lead else BRIEF
+
+    @property
+    def over_anchor(self) -> float | None:
+        """The leader's speed ÷ the anchor's, in the runs by which it leads."""
+        lead = self.lead
+        mark = self.marks.mark(lead.slug, lead.regime) if lead else None
+        return None if mark is None else math.exp(-mark)
+
+    @property
+    def over_peer(self) -> float | None:
+        """The leader's speed ÷ cuDNN's, in the runs by which it leads; None without cuDNN's."""
+        return self.marks.over_peer(self.lead.slug, self.lead.regime) if self.lead else None
+
     def pairs(self) -> list[tuple[str, float, float]]:
-        """Each timed kernel with its predicted and its measured time: weighted means, seconds."""
+        """Each timed kernel with its predicted and its measured time: weighted means, seconds.
+
+        Of brief runs, which all of them have had.
+        """
         found, weights = [], self.marks.weights
         predict = space_of(self.kind).predictor(self.sizes)
         for slug in self.marks.slugs():
-            measured = [self.marks.seconds(slug, size) for size in self.sizes]
+            measured = [self.marks.seconds(slug, size, BRIEF) for size in self.sizes]
             known = [one for one in measured if one is not None]
             predicted = mean(predict(from_slug(slug).values()), weights)
             found.append((slug, predicted, mean(known, weights)))
@@ -68,40 +93,89 @@ class Result:
 
         It is the fastest of all, but where another is faster by more than the noise and than WORTH.
         """
-        lead = self.lead
-        square = [size for size in self.sizes if size.square]
-        if lead is None or not square:
-            return []
-        chosen = [
-            (size.seqlen_k, self.best_at(size, lead.slug))
-            for size in sorted(square, key=lambda size: size.seqlen_k)
-        ]
-        runs = [[*run] for _, run in groupby(chosen, key=lambda one: one[1])]
         found: list[tuple[int, float, str]] = []
         least = 0
-        for run, after in zip(runs, [*runs[1:], None], strict=True):
-            most = math.isqrt(run[-1][0] * after[0][0]) if after else math.inf
-            found.append((least, most, run[0][1]))
-            least = 0 if math.isinf(most) else int(most) + 1
+        for most, slug in _ends(self._chosen(self._many(), key=lambda size: size.seqlen_k)):
+            found.append((least, most, slug))
+            least = int(most) + 1 if math.isfinite(most) else 0
         return found
+
+    def few(self) -> list[tuple[int, str]]:
+        """Which kernel is to be used up to how many query rows, whatever the number of keys.
+
+        It is chosen as in ranges, of the sizes with few rows; none serves more than these have.
+        """
+        many = self._many()
+        sizes = [size for size in self.sizes if size not in many]
+        chosen = self._chosen(sizes, key=_query_rows)
+        return [(int(min(end, chosen[-1][0])), slug) for end, slug in _ends(chosen)]
+
+    def _many(self) -> list[Sizes]:
+        return [size for size in self.sizes if _query_rows(size) > FEW_ROWS]
+
+    def _chosen(self, sizes: Sequence[Sizes], key: Callable[[Sizes], int]) -> list[tuple[int, str]]:
+        """The kernel for the sizes of each length or number of rows, which rise."""
+        if (lead := self.lead) is None:
+            return []
+        groups = groupby(sorted(sizes, key=key), key=key)
+        return [(value, self._best_of(list(group), lead.slug)) for value, group in groups]
+
+    def _best_of(self, sizes: Sequence[Sizes], leader: str) -> str:
+        """The kernel for some sizes: `leader`, unless one that is worth it there is faster."""
+        weights = dict(zip(self.sizes, self.marks.weights, strict=True))
+
+        def mean_log(slug: str) -> float:
+            logs = [(self.marks.at(slug, size), weights[size]) for size in sizes]
+            return sum(math.inf if log is None else log * weight for log, weight in logs)
+
+        found = dict.fromkeys(self.best_at(size, leader) for size in sizes)
+        return min(found, key=mean_log) if len(found) > 1 else next(iter(found))
 
     def best_at(self, size: Sizes, leader: str) -> str:
         """The kernel for one size: `leader`, unless another is worth it there."""
         lead = self.marks.lead_at(size)
-        regime = LONG if self.marks.rounds(leader, size, LONG) else BRIEF
         if lead is None or lead.slug == leader:
             return leader
-        ours, theirs = (self.marks.at(slug, size, regime) for slug in (leader, lead.slug))
-        if ours is None or theirs is None or ours - theirs < max(WORTH, 2 * lead.error):
+        behind = self.behind(leader, lead.slug, size)
+        if behind is None or behind < max(WORTH, 2 * lead.error):
             return leader
         return lead.slug
 
+    def behind(self, slug: str, other: str, size: Sizes) -> float | None:
+        """The log of how much longer one kernel takes than another, by long runs where both have.
+
+        None where there are no runs of both.
+        """
+        for regime in (LONG, BRIEF):
+            ours, theirs = (self.marks.at(one, size, regime) for one in (slug, other))
+            if ours is not None and theirs is not None:
+                return ours - theirs
+        return None
+
     def rows(self) -> list[dispatch_table.Row]:
         """The rows of a dispatch table that say so."""
-        return [
-            dispatch_table.Row.of(self.card, slug, least, most)
-            for least, most, slug in self.ranges()
-        ]
+        by = f"fagen search, {self.date}" if self.date else "fagen search"
+        of = dispatch_table.Row.of
+        few = [of(self.card, slug, rows=rows, by=by) for rows, slug in self.few()]
+        by_keys = self.ranges()
+        return [*few, *(of(self.card, slug, least, most, by=by) for least, most, slug in by_keys)]
+
+
+def _query_rows(size: Sizes) -> int:
+    """How many there are in all."""
+    return size.batch * size.heads * size.seqlen_q
+
+
+def _ends(chosen: Sequence[tuple[int, str]]) -> Iterator[tuple[float, str]]:
+    """Yield up to where each kernel goes, of sizes in rising order with their kernels.
+
+    Two meet at the geometric mean of their sizes; the last has no end.
+    """
+    for (size, slug), (after, other) in pairwise(chosen):
+        if slug != other:
+            yield math.isqrt(size * after), slug
+    if chosen:
+        yield math.inf, chosen[-1][1]
 
 
 def results(store: Store) -> tuple[Result, ...]:
@@ -115,6 +189,7 @@ def results(store: Store) -> tuple[Result, ...]:
         latest[row.made.slug] = row.made
         target_of[row.made.slug] = row.target
     timed = [row for _, row in store.timed()]
+    dates = [session.date for session in store.sessions()]
     found = []
     for name, survey in store.surveys().items():
         counts = [dict(size) for size in survey["sizes"]]
@@ -143,6 +218,7 @@ def results(store: Store) -> tuple[Result, ...]:
                     compiled=tuple(m for s, m in latest.items() if target_of[s] == name),
                     wrong=wrong,
                     anchor=store.anchors().get((name, card, driver)),
+                    date=dates[-1] if dates else "",
                 )
             )
     return tuple(sorted(found, key=_place))
@@ -176,7 +252,7 @@ def write(found: Sequence[Result], folder: Path) -> list[Path]:
 
 
 def _why(result: Result, slug: str) -> str:
-    over = result.marks.over_peer(slug)
+    over = result.marks.over_peer(slug, result.regime)
     peer = f", {over:.2f} × cuDNN" if over else ""
     return f"Found by `fagen search` on {result.card}{peer}."
 
@@ -209,10 +285,11 @@ def told(result: Result) -> Iterator[str]:
     if lead is None:
         yield "  nothing was timed at every shape yet"
         return
-    faster = math.exp(-(marks.mark(lead.slug) or 0.0))
-    over = marks.over_peer(lead.slug)
-    yield f"  {lead.slug}: {faster:.3f} × {result.anchor or 'the anchor'}" + (
-        f", {over:.3f} × cuDNN" if over else ""
+    over = result.over_peer
+    yield (
+        f"  {lead.slug}: {result.over_anchor:.3f} × {result.anchor or 'the anchor'}"
+        + (f", {over:.3f} × cuDNN" if over else "")
+        + f", in {lead.regime} runs"
     )
     if lead.second:
         sure = "more than the noise" if lead.sure else "within the noise"
@@ -221,6 +298,8 @@ def told(result: Result) -> Iterator[str]:
         if slug != lead.slug:
             upto = f"to {most:.0f}" if math.isfinite(most) else "on"
             yield f"  from {least} keys {upto}: {slug}"
+    for rows, slug in result.few():
+        yield f"  up to {rows} query rows: {slug}"
 
 
 def record(result: Result) -> dict[str, Any]:
@@ -239,11 +318,13 @@ def record(result: Result) -> dict[str, Any]:
         "leader": lead and lead.slug,
         "lead": lead and lead.second and lead.lead,
         "lead_error": lead and lead.error,
-        "over_anchor": lead and math.exp(-(marks.mark(lead.slug) or 0.0)),
-        "over_cudnn": lead and marks.over_peer(lead.slug),
+        "runs": lead and lead.regime,
+        "over_anchor": result.over_anchor,
+        "over_cudnn": result.over_peer,
         "ranges": [
             [least, most if math.isfinite(most) else None, s] for least, most, s in result.ranges()
         ],
+        "few": [list(one) for one in result.few()],
     }
 
 

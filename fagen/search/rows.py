@@ -6,6 +6,7 @@ A store may come from anywhere, and what it says goes into schedules, tables and
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -19,6 +20,15 @@ from fagen.search.space import MAX_SIZE, space_of
 from fagen.search.tasks import Compiled, Time
 from fagen.toml_lines import shown
 from fagen.vocab import DTYPES, MASKS
+
+
+@dataclass(frozen=True)
+class Session:
+    """A day (in UTC) on which something was searched, by which fagen, and a note about it."""
+
+    date: str
+    version: str
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,12 @@ class WrongRow:
 def _in_one_line(text: str) -> str:
     if not text.isprintable():
         raise ValueError("must be one line of printable text")
+    return text
+
+
+def _a_date(text: str) -> str:
+    if date.fromisoformat(text).isoformat() != text:
+        raise ValueError("must be a date such as 2026-11-21")
     return text
 
 
@@ -124,6 +140,12 @@ class _Timed(_Row):
     mhz: Count | None
 
 
+class _Session(_Row):
+    date: Annotated[str, AfterValidator(_a_date)]
+    version: Name
+    note: Line
+
+
 class _Space(_Row):
     name: Name
     text: str
@@ -167,6 +189,11 @@ def card(values: Sequence[Any]) -> tuple[str, str]:
     """Return a card and its driver.  Raises Damaged, as all these."""
     row = _checked(_Card, values)
     return row.name, row.driver
+
+
+def session(values: Sequence[Any]) -> Session:
+    """Return when something was searched."""
+    return Session(**dict(_checked(_Session, values)))
 
 
 def space(values: Sequence[Any]) -> tuple[str, str]:

@@ -8,12 +8,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from fagen.errors import BuildError, DeviceError, FagenError, ToolchainError
-from fagen.problem import solves
+from fagen.dispatch.choice import pick
+from fagen.errors import BuildError, CacheError, DeviceError, FagenError, ToolchainError
+from fagen.problem import Problem, solves
 from fagen.registry import from_slug, read, schedules
 from fagen.search.contest import HEAT, STAGES, Contest, jobs_of
 from fagen.search.lab import Lab
@@ -70,7 +71,9 @@ class Search:
             for target in space.targets():
                 found = only(survey(space, target))
                 store.put_survey(target, summary(found, space))
-                self._contests.append(Contest(found, space.effort, anchors(found, space.effort)))
+                first = anchors(found, space.effort)
+                now = serving(found, lab.card[0])
+                self._contests.append(Contest(found, space.effort, first, now))
         shares = [contest.effort.share for contest in self._contests]
         ready = self._deadline - LAST_MINUTE - self._began
         if minutes:
@@ -160,7 +163,7 @@ class Search:
     def _take_compiled(self, contest: Contest, slug: str, future: Future[Compiled]) -> None:
         try:
             made = future.result()
-        except (ToolchainError, DeviceError):
+        except (ToolchainError, CacheError, DeviceError):
             raise
         except Exception as error:
             note = f"{type(error).__name__}: {error}"
@@ -261,9 +264,9 @@ def standing(contest: Contest) -> str:
         f"{contest.left()} left to try, {'done' if contest.done else stage}"
     )
     if lead := contest.marks.leader():
-        faster = math.exp(-(contest.marks.mark(lead.slug) or 0.0))
+        faster = math.exp(-(contest.marks.mark(lead.slug, lead.regime) or 0.0))
         line += f"; {lead.slug} {faster:.3f} × anchor"
-        if over := contest.marks.over_peer(lead.slug):
+        if over := contest.marks.over_peer(lead.slug, lead.regime):
             line += f", {over:.3f} × cuDNN"
     return line
 
@@ -283,6 +286,15 @@ def anchors(found: Survey, effort: Effort) -> list[str]:
     slugs += [found.schedule(point).slug for point in found.best[:3]]
     fitting = (slug for slug in slugs if solves(from_slug(slug), found.target))
     return list(dict.fromkeys(fitting))
+
+
+def serving(found: Survey, card: str) -> list[str]:
+    """The kernels that calls of these sizes get today, by dispatch tables or by default."""
+    if not found.points:
+        return []
+    # what a target leaves open, as layout and scales of e4m3, all its points have in common
+    problem = replace(Problem.of(found.schedule(found.points[0])), out_dtype=None)
+    return list(dict.fromkeys(pick(problem, size, card).slug for size in found.sizes))
 
 
 def summary(found: Survey, declared: Declared) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from fagen.problem import HIDDEN, TOKENS, Problem, Sizes, solves
 from fagen.schedule import Keys, Schedule, Section
 from fagen.schedule.faults import Fault, faults, refusal
 from fagen.search.ranges import listed
-from fagen.toml_lines import Origin, nearest_or_all, printable, read_text, read_toml, shown
+from fagen.toml_lines import Origin, nearest_or_all, printable, read_toml, shown
 
 SEQLENS = (512, 1_024, 2_048, 4_096, 8_192, 16_384)
 MAX_SIZE = 1 << 20  # of a batch, of heads, of a sequence
@@ -150,6 +150,11 @@ class Declared:
     def name(self) -> str:
         """What to call it where the folder it lies in is nobody's concern."""
         return printable(Path(self.where).name)
+
+    @property
+    def points(self) -> int:
+        """How many there are of all targets, those that do not fit among them."""
+        return math.prod(map(len, self.values.values()))
 
     def targets(self) -> tuple[Problem, ...]:
         """What is to be computed fast: every combination of the keys that say it."""
@@ -314,23 +319,6 @@ def _example(
 # ---- reading ------------------------------------------------------------------------------------
 
 
-def read_space(path: Path | str) -> Declared:
-    """Read a space's file, or that of a slug.
-
-    Raises ScheduleError with all faults, each with file and line.
-    """
-    if Path(path).suffix != ".toml" and not _exists(path):
-        return space_like(str(path))
-    return parse_space(read_text(path), str(path))
-
-
-def _exists(path: Path | str) -> bool:
-    try:
-        return Path(path).exists()
-    except (OSError, ValueError):  # no name that a file can have
-        return False
-
-
 def space_like(slug: str) -> Declared:
     """What might beat a schedule: all that a search tries, and the rest as it is there.
 
@@ -353,7 +341,11 @@ def parse_space(text: str, where: str = "space") -> Declared:
 
     Raises ScheduleError with all faults, and where there would be too many points.
     """
-    tables, origin = read_toml(text, where)
+    return declared_by(*read_toml(text, where), text)
+
+
+def declared_by(tables: dict[str, Any], origin: Origin, text: str) -> Declared:
+    """Read a space from its tables, of a text that may hold more.  Raises as parse_space does."""
     kind = registry.named(tables, origin)
     space, keys = space_of(kind), _keys_of(kind)
     own = {name: tables.pop(name) for name in _File.model_fields if name in tables}
@@ -380,7 +372,7 @@ def parse_space(text: str, where: str = "space") -> Declared:
         found.append(((keys.sections[key], key), "is missing: a value or a list"))
     if found:
         raise refusal(found, origin)
-    declared = Declared(where, text, kind, values, tuple(file.shapes), file.search)
+    declared = Declared(origin.where, text, kind, values, tuple(file.shapes), file.search)
     _refuse_too_many(declared, origin)
     if found := [*_head_faults(declared), *_anchor_faults(declared)]:
         raise refusal(found, origin)
@@ -441,7 +433,7 @@ def _own_faults(invalid: ValidationError) -> Iterator[Fault]:
 def _refuse_too_many(declared: Declared, origin: Origin) -> None:
     """Raise ScheduleError where there are more points than anyone would wait for."""
     several = {key: len(values) for key, values in declared.values.items() if len(values) > 1}
-    points, shapes = math.prod(several.values()), len(declared.shapes)
+    points, shapes = declared.points, len(declared.shapes)
     if points <= MAX_POINTS and points * shapes <= MAX_TIMES:
         return
     product = " × ".join(f"{count:,} of {key}" for key, count in several.items())

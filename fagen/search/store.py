@@ -20,13 +20,16 @@ from typing import Any, TypeVar
 from fagen.errors import FagenError
 from fagen.problem import Problem, Sizes
 from fagen.search import rows
-from fagen.search.rows import CompiledRow, TimedRow, WrongRow
+from fagen.search.rows import CompiledRow, Session, TimedRow, WrongRow
 from fagen.search.tasks import Compiled, Time
 from fagen.toml_lines import printable
 
 Row = TypeVar("Row")
 
-LAYOUT = 1
+LAYOUT = 2
+_WITHOUT_SESSIONS = 1  # a layout, otherwise the same; it is brought up to date when written to
+_SESSION = """CREATE TABLE session (date TEXT, version TEXT, note TEXT,
+  PRIMARY KEY (date, version)) WITHOUT ROWID"""
 _SCHEMA = """
 CREATE TABLE space (name TEXT PRIMARY KEY, text TEXT) WITHOUT ROWID;
 CREATE TABLE survey (target TEXT PRIMARY KEY, found TEXT) WITHOUT ROWID;
@@ -55,8 +58,11 @@ _MAX_CELL = 1 << 20  # bytes of a value
 class Store:
     """An open file of results; use it as a context manager, from one thread."""
 
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        """Open or create.  Raises FagenError where it is no such file, or of another layout."""
+    def __init__(self, path: Path, *, read_only: bool = False, empty: bool = False) -> None:
+        """Open or create; with `empty` nothing need be in what is only read.
+
+        Raises FagenError where it is no such file, or of another layout.
+        """
         self.path = path
         self._named = printable(str(path))
         self._token = secrets.token_hex(8)
@@ -64,10 +70,10 @@ class Store:
         if read_only and not path.is_file():
             raise FagenError(f"{self._named}: there is no such file")
         if not read_only and not path.parent.is_dir():
-            raise FagenError(f"{self._named}: there is no folder {printable(str(path.parent))}")
+            raise _no_folder(path)
         self._base = _opened(path, read_only)
         try:
-            self._check_layout(empty=not read_only)
+            self._check_layout(empty=empty or not read_only)
             if not read_only:  # nothing is written into a file that is another program's
                 _make_ready(self._base)
                 self._check_layout()
@@ -105,10 +111,11 @@ class Store:
             if empty:
                 return
             raise FagenError(f"{self._named}: nothing is in this file yet")
-        if found != LAYOUT:
+        if found not in (LAYOUT, _WITHOUT_SESSIONS):
             told = f"results of layout {found}, not {LAYOUT}"
             raise FagenError(f"{self._named}: {told}: use a new file")
-        if sorted(map(str, there)) != _declared():
+        self._has_sessions = found == LAYOUT
+        if sorted(map(str, there)) != _declared(found):
             raise FagenError(f"{self._named}: its tables are not those of search results")
 
     @contextmanager
@@ -195,6 +202,12 @@ class Store:
 
     # ---- writing
 
+    def put_session(self, session: Session) -> None:
+        """Keep when something was searched, and by which fagen; what is known of that day stays."""
+        with self._change():
+            row = (session.date, session.version, session.note)
+            self._base.execute("INSERT OR IGNORE INTO session VALUES (?, ?, ?)", row)
+
     def put_space(self, name: str, text: str) -> None:
         """Keep what was asked for."""
         with self._change():
@@ -273,6 +286,13 @@ class Store:
 
     # ---- reading
 
+    def sessions(self) -> tuple[Session, ...]:
+        """When something was searched, the first day first."""
+        if not self._has_sessions:
+            return ()
+        select = "SELECT date, version, note FROM session ORDER BY date, version"
+        return tuple(self._rows("session", rows.session, select))
+
     def spaces(self) -> dict[str, str]:
         """The spaces searched: their texts by name."""
         return dict(self._rows("space", rows.space, "SELECT name, text FROM space"))
@@ -326,6 +346,19 @@ class Store:
         return tuple(self._rows("card", rows.card, "SELECT name, driver FROM card ORDER BY id"))
 
 
+def check_place(path: Path) -> None:
+    """Raise FagenError where a search could not keep what it finds; nothing is written."""
+    if path.exists():
+        Store(path, read_only=True, empty=True).close()
+    elif not path.parent.is_dir():
+        raise _no_folder(path)
+
+
+def _no_folder(path: Path) -> FagenError:
+    named = printable(str(path))
+    return FagenError(f"{named}: there is no folder {printable(str(path.parent))}")
+
+
 _DECLARED = "SELECT type, name, tbl_name, sql FROM sqlite_master"
 
 
@@ -348,22 +381,27 @@ def _make_ready(base: sqlite3.Connection) -> None:
     base.execute("BEGIN IMMEDIATE")
     if not base.execute("SELECT 1 FROM sqlite_master").fetchone():
         _create(base)
+    elif base.execute("PRAGMA user_version").fetchone()[0] == _WITHOUT_SESSIONS:
+        base.execute(_SESSION)
+        base.execute(f"PRAGMA user_version = {LAYOUT}")
     base.execute("COMMIT")
 
 
 @cache
-def _declared() -> list[str]:
+def _declared(layout: int) -> list[str]:
     base = sqlite3.connect(":memory:")
-    _create(base)
+    _create(base, layout)
     found = sorted(map(str, base.execute(_DECLARED)))
     base.close()
     return found
 
 
-def _create(base: sqlite3.Connection) -> None:
+def _create(base: sqlite3.Connection, layout: int = LAYOUT) -> None:
+    if layout != _WITHOUT_SESSIONS:
+        base.execute(_SESSION)
     for statement in filter(str.strip, _SCHEMA.split(";")):
         base.execute(statement)
-    base.execute(f"PRAGMA user_version = {LAYOUT}")
+    base.execute(f"PRAGMA user_version = {layout}")
 
 
 def _short(seconds: float) -> float:

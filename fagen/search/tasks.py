@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fagen.build import build
-from fagen.build.store import locked
-from fagen.errors import BuildError, DeviceError, VerificationError
-from fagen.paths import cache_folder, write_whole
+from fagen.build.store import check_own, locked
+from fagen.errors import BuildError, CacheError, DeviceError, VerificationError
+from fagen.paths import cache_folder, make_folder, write_whole
 from fagen.problem import Cell, Problem, Sizes
 from fagen.registry import from_slug, plan
 from fagen.render import render
@@ -96,11 +96,13 @@ class Timed:
 
 
 def compile_kernel(slug: str) -> Compiled:
-    """Build a schedule's kernel, or find it in the cache.  Raises ToolchainError alone."""
+    """Build a schedule's kernel, or find it in the cache.  Raises ToolchainError or CacheError."""
     planned = plan(from_slug(slug))
     source = render(planned)
     try:
         binary = build(source, planned, binding=False)
+    except CacheError:
+        raise  # that is no fault of the kernel's
     except BuildError as error:
         note = _without_places(str(error))
         found = (name for sign, name in _OUTCOMES.items() if sign in note)
@@ -220,8 +222,9 @@ def _library(made: Compiled) -> Path:
     content = zlib.decompress(made.packed)
     name = hashlib.sha256(content).hexdigest()[:16]
     path = cache_folder() / "search" / name / f"{made.slug}.so"
+    check_own(path)
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_whole(path, content)
     return path
 

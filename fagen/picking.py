@@ -1,0 +1,254 @@
+"""A call's sizes in, the kernel that fagen.attention takes for it out: which, why, and how fast.
+
+Needs neither torch nor a GPU.
+"""
+
+import math
+import shlex
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fagen import evidence
+from fagen.dispatch.choice import KIND, picked
+from fagen.dispatch.tables import Row
+from fagen.errors import FagenError, ScheduleError
+from fagen.evidence import Evidence
+from fagen.kind import load_named
+from fagen.paths import config_folder
+from fagen.problem import HIDDEN, Problem, Sizes, flops
+from fagen.registry import committed_file, kind, plan
+from fagen.render import source_hash
+from fagen.schedule import Schedule
+from fagen.toml_lines import printable, read_text
+from fagen.vocab import DTYPES, OUT_DTYPES, SCALE_ROWS, V_LAYOUTS
+
+LONGEST = 1 << 24  # sequence that a time is predicted for
+LARGEST = 1 << 30  # of other sizes, as a kernel takes them
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The schedule that serves a call, and what is known of it.
+
+    `row` is the dispatch table's that names it; without one it is a committed schedule, or
+    `derived`. `predicted_seconds` are of one call, by the model that orders a search.
+    """
+
+    problem: Problem
+    sizes: Sizes
+    card: str  # "": the one that tables name first
+    schedule: Schedule
+    row: Row | None
+    derived: bool
+    predicted_seconds: float
+
+    @property
+    def slug(self) -> str:
+        """The schedule's."""
+        return self.schedule.slug
+
+    @property
+    def predicted_tflops(self) -> float:
+        """TFLOP/s at the predicted time."""
+        return flops(self.problem, self.sizes) / self.predicted_seconds / 1e12
+
+    @property
+    def file(self) -> Path | None:
+        """Where the schedule is committed, or kept by a search; None where it is in no file."""
+        own = config_folder() / self.schedule.kind / f"{self.slug}.toml"
+        return next((path for path in (committed_file(self.slug), own) if path.exists()), None)
+
+    @property
+    def why(self) -> str:
+        """Why it is this one."""
+        if self.row:
+            return _told(self.row, self.sizes, self.card)
+        none = "no row of a dispatch table is for this call; "
+        if self.derived:
+            return (
+                none + "no schedule was tuned for it: derived, the tile that is predicted fastest"
+            )
+        return none + "it is the plainest committed schedule"
+
+    @cached_property
+    def evidence(self) -> Evidence | None:
+        """What was measured of this very source; None where nothing was."""
+        with suppress(FagenError):  # no generated/, as in a wheel; or what cannot be read
+            found = evidence.read(self.slug)
+            if found and not evidence.staleness(found, source_hash(plan(self.schedule))):
+                return found
+        return None
+
+    @property
+    def found(self) -> str:
+        """What a search says of it in the file that it wrote into your own folder, or ""."""
+        with suppress(FagenError):
+            if self.file and self.file.is_relative_to(config_folder()):
+                lines = read_text(self.file).splitlines()
+                said = (line[2:] for line in lines if line.startswith("# Found by"))
+                return printable(next(said, ""))
+        return ""
+
+    @property
+    def search(self) -> str:
+        """The command that would search for a better one."""
+        return search_command(self.slug)
+
+    def record(self) -> dict[str, Any]:
+        """Return all of it, for JSON."""
+        measured = self.evidence
+        return {
+            "slug": self.slug,
+            "problem": asdict(self.problem),
+            "sizes": asdict(self.sizes),
+            "why": self.why,
+            "row": self.row and self.row.where,
+            "card": self.row.card if self.row else self.card,
+            "derived": self.derived,
+            "file": self.file,
+            "predicted": {
+                "microseconds": self.predicted_seconds * 1e6,
+                "tflops": self.predicted_tflops,
+            },
+            "measured": measured
+            and {
+                "card": measured.card,
+                "date": measured.date,
+                "speeds": [asdict(speed) for speed in measured.speeds],
+            },
+            "found": self.found,
+            "search": self.search,
+        }
+
+    def __str__(self) -> str:
+        told = {
+            "for": f"{self.problem}; {self.sizes}",
+            "why": self.why,
+            "schedule": printable(str(self.file)) if self.file else "in no file",
+            "predicted": f"{self.predicted_seconds * 1e6:,.1f} µs, {self.predicted_tflops:.0f} "
+            "TFLOP/s",
+            "measured": "; ".join(self._measured()) or self.found or "nothing of this source",
+            "search": self.search,
+        }
+        return "\n".join([self.slug, *(f"  {name:<10} {said}" for name, said in told.items())])
+
+    def _measured(self) -> Iterator[str]:
+        if found := self.evidence:
+            for speed in found.speeds:
+                at = f"B={speed.batch} H={speed.heads} S={speed.seqlen}"
+                yield f"{speed}, at {at} on {found.card}"
+
+
+def pick(
+    *,
+    dtype: Any,
+    head_dim: int,
+    head_dim_v: int | None = None,
+    causal: bool = False,
+    batch: int = 1,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    seqlen: int = 4_096,
+    seqlen_k: int | None = None,
+    v_layout: str | None = None,
+    scale_rows: int | None = None,
+    out_dtype: Any = None,
+    card: str = "",
+) -> Pick:
+    """Return the kernel that fagen.attention takes for a call with these sizes on a card.
+
+    dtype is "fp16", "bf16", "e4m3", or torch's for it. heads are by default those of a hidden size
+    of 2048, kv_heads as many as heads, seqlen_k as many keys as queries. v_layout, scale_rows and
+    out_dtype go with e4m3, and mean what they do in fagen.attention. `card` is a GPU's name;
+    without one, rows for the card that the tables name first count, as for tensors on a CPU.
+
+    Raises ScheduleError where no kernel computes it, for sizes that do not go together, and where a
+    dispatch table cannot be read.
+    """
+    problem = _problem(dtype, head_dim, head_dim_v, causal, v_layout, scale_rows, out_dtype)
+    heads = max(1, HIDDEN // max(1, head_dim)) if heads is None else heads
+    sizes = Sizes(
+        batch,
+        heads,
+        heads if kv_heads is None else kv_heads,
+        seqlen,
+        seqlen if seqlen_k is None else seqlen_k,
+    )
+    _refuse(sizes)
+    found = picked(problem, sizes, card)
+    predict = load_named(kind(KIND).space).predictor([sizes])
+    (seconds,) = predict(found.schedule.values())
+    return Pick(problem, sizes, card, found.schedule, found.row, found.derived, seconds)
+
+
+def search_command(slug: str) -> str:
+    """Return the command that searches for what beats a schedule, for fagen.attention to take."""
+    return f"fagen search {slug} --minutes 10 --write {shlex.quote(str(config_folder()))}"
+
+
+def _problem(
+    dtype: Any,
+    head_dim: int,
+    head_dim_v: int | None,
+    causal: bool,
+    v_layout: str | None,
+    scale_rows: int | None,
+    out_dtype: Any,
+) -> Problem:
+    word, mask = _word(dtype), "causal" if causal else "full"
+    head_dim_v = head_dim if head_dim_v is None else head_dim_v
+    if word not in DTYPES or not DTYPES[word].fp8:  # a wrong one is refused with what is taken
+        if (v_layout, scale_rows, out_dtype) != (None, None, None):
+            raise ScheduleError(f"v_layout, scale_rows and out_dtype go with e4m3; dtype is {word}")
+        return Problem(word, head_dim, head_dim_v, mask, word, "", 0)
+    v_layout, scale_rows = v_layout or "rows", scale_rows or 0
+    out = _word(out_dtype) if out_dtype else DTYPES[word].out
+    for name, said, words in (
+        ("v_layout", v_layout, V_LAYOUTS),
+        ("scale_rows", scale_rows, (0, *SCALE_ROWS)),
+        ("out_dtype", out, OUT_DTYPES),
+    ):
+        if said not in words:
+            listed = ", ".join(map(str, words))
+            raise ScheduleError(f"{name} is {said!r}; it must be one of {listed}")
+    return Problem(word, head_dim, head_dim_v, mask, out, v_layout, scale_rows)
+
+
+def _word(dtype: Any) -> str:
+    """A schedule's word for a dtype, of torch's or of its name."""
+    name = printable(str(dtype)).removeprefix("torch.")
+    return next((row.name for row in DTYPES.values() if row.torch == name), name)
+
+
+def _refuse(sizes: Sizes) -> None:
+    """Raise ScheduleError for sizes that no call can have."""
+    for name, size in asdict(sizes).items():
+        most = LONGEST if name.startswith("seqlen") else LARGEST
+        if not 1 <= size <= most:
+            raise ScheduleError(f"{name} is {size}; it must be from 1 to {most:,}")
+    if sizes.heads % sizes.kv_heads:
+        raise ScheduleError(
+            f"kv_heads = {sizes.kv_heads} does not divide heads = {sizes.heads}: each head of k "
+            "and v serves as many of q"
+        )
+
+
+def _told(row: Row, sizes: Sizes, card: str) -> str:
+    """Say which row it is, and what of the call it is for."""
+    rows = sizes.batch * sizes.heads * sizes.seqlen_q
+    here = f", here {rows:,}" if row.few else ""
+    other = f"; {printable(card)} has no rows of its own" if card and card != row.card else ""
+    return f"{row.where}, for {sizes_of(row)}{here} on {printable(row.card)}{other}"
+
+
+def sizes_of(row: Row) -> str:
+    """Say of which calls a row is, apart from problem and card."""
+    if row.few:
+        return f"at most {int(row.rows):,} query rows in all"
+    if math.isinf(row.most):
+        return f"{row.least:,} keys and more" if row.least else "any number of keys"
+    return f"{row.least:,} to {int(row.most):,} keys"

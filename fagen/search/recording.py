@@ -1,0 +1,216 @@
+"""A run of a model goes in, the space of all its calls of fagen.attention comes out, as a file.
+
+Each problem that was called is a space of its own, with the sizes as its shapes and how often they
+were called as weights; what a space leaves out is tried as widely as a search does.
+"""
+
+import fcntl
+import math
+import os
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from fagen.dispatch.choice import KIND
+from fagen.errors import FagenError, ScheduleError
+from fagen.paths import write_whole
+from fagen.problem import Cell, Problem, Sizes, in_order
+from fagen.registry import kind
+from fagen.search.files import ARRAY, parse_spaces, read_spaces
+from fagen.search.space import MAX_SIZE, Declared
+from fagen.toml_lines import printable, shown
+from fagen.vocab import DTYPES
+
+MOST_SIZES = 128  # of a problem: each of its kernels is timed at all of them
+ALL_SIZES = 512  # of all problems together
+MOST_PROBLEMS = 16
+GRAINS = (64, 32, 16, 8, 4, 2, 1)  # lengths that count as one: so many to an octave
+
+Weights = dict[Problem, dict[Sizes, float]]  # how often each was called
+
+
+@contextmanager
+def recording(path: str | PathLike[str]) -> Iterator[Path]:
+    """Record all calls of fagen.attention meanwhile, and at the end write them as a search space.
+
+    `path` is a TOML file, which `fagen search run` then takes. Calls are added to those of an
+    earlier recording there. The file is written in one step, also where the body raises. Counted is
+    what Python calls, of any thread of this process; a UserWarning says what could not be: symbolic
+    sizes, and what torch.compile has traced, which runs without Python. Of more than 128 sizes of
+    one problem, or 512 in all, those of nearly the same length count as one.
+
+    Yields the path. Raises ScheduleError where the file that is there is no recording, FagenError
+    where there is no folder for it, or while another recording goes on.
+    """
+    from fagen.runtime.calls import counting  # torch, which takes seconds
+
+    path = Path(path).absolute()
+    if not path.parent.is_dir():
+        raise FagenError(f"{printable(str(path))}: there is no folder {path.parent}")
+    read_recording(path)  # what it would refuse at the end it refuses now
+    counted = None
+    try:
+        with counting() as counted:
+            yield path
+    finally:
+        if counted:
+            with _alone(path.parent):
+                dropped = _add(path, counted.calls, counted.left_out)
+            for why in dropped:
+                warnings.warn(f"{path.name}: {why}", stacklevel=3)
+
+
+def read_recording(path: Path) -> Weights:
+    """Read what was recorded; nothing where there is no file yet.
+
+    Raises ScheduleError where there is a file that no recording has written.
+    """
+    if not path.exists():
+        return {}
+    spaces = read_spaces(path)
+    found: Weights = {}
+    for space in spaces:
+        targets = space.targets()
+        sizes = dict.fromkeys(space.sizes(targets[0]), 0.0)
+        for shape, at in zip(space.shapes, space.sizes(targets[0]), strict=True):
+            sizes[at] = _sum(sizes[at], shape.weight)
+        found[_problem(space)] = sizes
+        if len(targets) > 1 or not _says_the_same(space, text_of({_problem(space): sizes})):
+            raise ScheduleError(
+                f"{printable(str(path))}: the space of {targets[0].name} says more than "
+                "a recording does, whose calls cannot be added to it: name another file, or leave "
+                "out all but the problem and shapes"
+            )
+    return found
+
+
+def _says_the_same(space: Declared, text: str) -> bool:
+    (again,) = parse_spaces(text, space.where)
+    return (again.kind, again.values, again.effort) == (space.kind, space.values, space.effort)
+
+
+def _problem(space: Declared) -> Problem:
+    """What a space is for; in e4m3 that has to do with layout and scales too."""
+    (target, *_) = space.targets()
+    layout, rows = "", 0
+    if DTYPES[target.dtype].fp8:
+        layout = space.values.get("v_layout", ("",))[0]
+        rows = space.values.get("scale_rows", (0,))[0]
+    return Problem(
+        target.dtype, target.head_dim, target.head_dim_v, target.mask, None, layout, rows
+    )
+
+
+# ---- writing ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock: processes of one run, a GPU each, may record into the same file."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _add(
+    path: Path, calls: Mapping[Problem, Mapping[Sizes, int]], left_out: Mapping[str, int]
+) -> list[str]:
+    """Add calls to the file; return in words what is left out."""
+    found = read_recording(path)
+    dropped = Counter(left_out)
+    for problem, sizes in calls.items():
+        of = found.setdefault(problem, {})
+        for size, count in sizes.items():
+            if max(vars(size).values()) > MAX_SIZE:
+                dropped[f"with sizes above {MAX_SIZE:,}, the largest that is searched"] += count
+            else:
+                of[size] = _sum(of.get(size, 0.0), count)
+    kept: Weights = {}
+    for problem in sorted(
+        (one for one in found if found[one]), key=lambda one: -_sum(*found[one].values())
+    ):
+        # one search has one space for problems of one name
+        if len(kept) == MOST_PROBLEMS or problem.name in {other.name for other in kept}:
+            dropped[f"of {problem}, beside what was called more often"] += int(
+                _sum(*found[problem].values())
+            )
+        else:
+            kept[problem] = found[problem]
+    if calls and kept:
+        most = min(MOST_SIZES, ALL_SIZES // len(kept))
+        text = text_of({problem: _fewer(weights, most) for problem, weights in kept.items()})
+        parse_spaces(text, str(path))  # no file is left that cannot be read back
+        write_whole(path, text)
+    none = [] if calls else ["no call was recorded; nothing is written"]
+    return [*(f"not recorded: {count:,} calls {why}" for why, count in dropped.items()), *none]
+
+
+def _fewer(weights: dict[Sizes, float], most: int) -> dict[Sizes, float]:
+    """At most so many of the sizes: those nearly alike count as the one most called of them."""
+    for grain in GRAINS:
+        if len(weights) <= most:
+            break
+        alike: dict[tuple[int, ...], list[Sizes]] = {}
+        for size in weights:
+            lengths = size.batch, size.seqlen_q, size.seqlen_k
+            place = (round(math.log2(length) * grain) for length in lengths)
+            alike.setdefault((size.heads, size.kv_heads, *place), []).append(size)
+        weights = {
+            max(sizes, key=lambda size: (weights[size], size)): _sum(
+                *map(weights.__getitem__, sizes)
+            )
+            for sizes in alike.values()
+        }
+    kept = sorted(weights, key=lambda size: (-weights[size], size))[:most]
+    return {size: weights[size] for size in kept}
+
+
+def _sum(*weights: float) -> float:
+    """The sum of finite numbers, which is finite too."""
+    return min(sum(weights), sys.float_info.max)
+
+
+def text_of(weights: Weights) -> str:
+    """Return a file of spaces that has these sizes as shapes, with these weights."""
+    lines = [
+        "# Recorded calls of fagen.attention; weight says how often each size was called.",
+        "# `fagen search run` on this file finds the fastest kernels for them.",
+    ]
+    several = len(weights) > 1
+    for problem in sorted(weights, key=lambda problem: problem.name):
+        lines += ["", f"[[{ARRAY}]]"] if several else []
+        lines += _space(problem, weights[problem], f"{ARRAY}." if several else "")
+    return "\n".join(lines) + "\n"
+
+
+def _space(problem: Problem, weights: Mapping[Sizes, float], prefix: str) -> Iterator[str]:
+    said: dict[str, Any] = {"dtype": problem.dtype, "head_dim": problem.head_dim}
+    if problem.head_dim_v != problem.head_dim:
+        said["head_dim_v"] = problem.head_dim_v
+    said["mask"] = problem.mask
+    if problem.v_layout:
+        said["v_layout"] = problem.v_layout
+    if problem.scale_rows:
+        said |= {"scales": "block", "scale_rows": problem.scale_rows}
+    sections = kind(KIND).schedule.keys.sections
+    for section in dict.fromkeys(sections[key] for key in said):
+        yield from ("", f"[{prefix}{section}]")
+        yield from (f"{key} = {shown(said[key])}" for key in said if sections[key] == section)
+    for cell in in_order(Cell(problem, sizes) for sizes in weights):
+        sizes = cell.sizes
+        yield from ("", f"[[{prefix}shapes]]", f"seqlen = {sizes.seqlen_q}")
+        if not sizes.square:
+            yield f"seqlen_k = {sizes.seqlen_k}"
+        yield from (f"batch = {sizes.batch}", f"heads = {sizes.heads}")
+        if sizes.kv_heads != sizes.heads:
+            yield f"kv_heads = {sizes.kv_heads}"
+        weight = weights[sizes]
+        yield f"weight = {weight:.0f}" if weight.is_integer() else f"weight = {weight!r}"

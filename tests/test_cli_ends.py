@@ -1,0 +1,192 @@
+"""The command line's bad ends: what is not there, no room, no home; what succeeded is kept."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from fagen import flow, registry, search
+from fagen.build import store
+from fagen.errors import BuildError, DeviceError
+from fagen.paths import write_whole
+from fagen.process import run
+from tests.cli_helpers import ALL, ROOT, SLUG, fagen
+
+TOO_LARGE = "fwd_bf16_d256_full_m128n96"
+
+
+# ---- one of several ------------------------------------------------------------------------------
+
+
+def test_what_could_be_rendered_is_kept_where_other_schedules_are_wrong(tmp_path):
+    words = ["generate", TOO_LARGE, tmp_path / "none.toml", SLUG]
+    kernel = flow.rendered(registry.from_slug(SLUG)).kernel
+    answer = fagen(*words)
+    assert answer.exit_code == 1
+    assert answer.stdout == kernel
+    assert "fits with block_n" in answer.stderr and "none.toml: cannot be read" in answer.stderr
+
+    in_json = fagen(*words, "--json")
+    told = json.loads(in_json.stdout)
+    assert in_json.exit_code == told["exit_code"] == 1
+    assert [source["kernel"] for source in told["answer"]] == [kernel]
+    assert [(one["schedule"], one["error"]) for one in told["failed"]] == [
+        (TOO_LARGE, "OverBudget"),
+        (str(tmp_path / "none.toml"), "ScheduleError"),
+    ]
+    assert all(one["message"] in told["message"] for one in told["failed"])
+
+    fagen(*words, "-o", tmp_path / "out")
+    assert [file.name for file in (tmp_path / "out").iterdir()] == [f"{SLUG}.cu"]
+
+
+def test_nothing_is_printed_where_nothing_succeeded():
+    answer = fagen("generate", TOO_LARGE)
+    assert answer.stdout == ""
+    told = json.loads(fagen("generate", TOO_LARGE, "--json").stdout)
+    assert told["answer"] == [] and told["error"] == "OverBudget"
+
+
+def test_an_explanation_is_in_json_too():
+    plain = json.loads(fagen("check", "--json", SLUG).stdout)
+    told = json.loads(fagen("check", "--json", "--explain", SLUG).stdout)
+    assert told.pop("explanation") == registry.plan(registry.from_slug(SLUG)).explained()
+    assert told == plain
+
+
+# ---- what is not there ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("check {0}.toml", "generate {0}.toml", "verify {0}.toml", "bench {0}.toml"),
+        *("build {0}.toml", "build {0}.toml {0}.toml"),
+        *("search run {0}.toml", "search report {0}.sqlite", "search report {0}.sqlite --json"),
+        "search run fwd_fp16_d64_full_m64n64 --replay {0}.sqlite",
+    ],
+)
+def test_a_file_that_is_not_there_has_one_exit_code(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))  # nor is a compiler, which is not looked for
+    answer = fagen(*words.format(tmp_path / "none").split())
+    assert answer.exit_code == 1
+    assert len(answer.stderr.splitlines()) == 1
+    assert answer.stderr.startswith(str(tmp_path / "none"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_no_file_of_results(tmp_path):
+    assert fagen("search", "report", tmp_path).exit_code == 1
+    assert fagen("search", "run", tmp_path).exit_code == 1
+
+
+def test_a_search_that_cannot_begin_leaves_no_file(tmp_path, monkeypatch):
+    began = []
+
+    def without_gpu(*_, **__):
+        began.append(True)
+        raise DeviceError("there is no Hopper GPU")
+
+    monkeypatch.setattr(search, "LocalLab", without_gpu)
+    monkeypatch.chdir(tmp_path)
+    assert fagen("search", "run", SLUG, "--report", "page.html").exit_code == 5
+    assert list(tmp_path.iterdir()) == []
+    # and what is no place for results is refused before anything is started
+    (tmp_path / "notes.sqlite").write_text("no database")
+    for store_ in ("notes.sqlite", "none/search.sqlite"):
+        assert fagen("search", "run", SLUG, "--store", store_).exit_code == 1
+    assert began == [True]
+
+
+def test_without_a_home_the_cache_has_no_place_and_that_is_said_in_a_line(monkeypatch):
+    for name in ("FAGEN_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "")
+    said = [fagen("cache", "list"), fagen("build", SLUG)]
+    monkeypatch.setenv("FAGEN_CACHE", "~/kernels")
+    said.append(fagen("cache", "prune"))
+    monkeypatch.setenv("FAGEN_CACHE", "~no-such-user")
+    said.append(fagen("cache", "list"))
+    for answer in said:
+        assert answer.exit_code == 1
+        assert len(answer.stderr.splitlines()) == 1
+        assert "a home that is not known: set " in answer.stderr
+    told = json.loads(fagen("doctor", "--json").stdout)
+    assert told["exit_code"] == 3
+    findings = {found["name"]: found for found in told["answer"]}
+    assert "FAGEN_CACHE" in findings["cache folder"]["remedy"]
+    assert findings["clang-format"]["ok"], "the rest is looked at all the same"
+
+
+# ---- no room -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--version", "standard output: No space left on device\n"),
+        (f"check {SLUG} --json", "standard output: No space left on device\n"),
+        ("check none.toml --json", "none.toml: cannot be read: No such file or directory\n"),
+    ],
+)
+def test_where_nothing_can_be_written_to_it_ends_in_one_line(words, said):
+    shell = f"exec {sys.executable} {ROOT / 'cli.py'} {words} > /dev/full"
+    answer = run(["sh", "-c", shell], env={"PYTHONUNBUFFERED": ""})
+    assert answer.stderr == said
+    assert answer.returncode == 1
+
+
+def test_streams_that_are_closed_or_never_end_are_no_fault():
+    shell = f"{sys.executable} {ROOT / 'cli.py'} check - <&-"
+    answer = run(["sh", "-c", shell])
+    assert (answer.returncode, answer.stderr) == (1, "stdin: it is closed\n")
+    shell = f"{sys.executable} {ROOT / 'cli.py'} check - < /dev/zero"
+    answer = run(["sh", "-c", shell], timeout=30)
+    assert (answer.returncode, answer.stderr) == (
+        1,
+        "stdin: longer than 16,384 bytes; this is no schedule\n",
+    )
+    shell = f"{sys.executable} {ROOT / 'cli.py'} schema >&- 2>&-"
+    assert run(["sh", "-c", shell]).returncode == 0
+
+
+def test_a_disk_without_room_is_said_with_the_files_name(tmp_path):
+    (tmp_path / f"{SLUG}.cu").symlink_to("/dev/full")
+    answer = fagen("generate", SLUG, "-o", tmp_path)
+    assert answer.exit_code == 1
+    assert answer.stderr == f"{tmp_path / SLUG}.cu: No space left on device\n"
+    with pytest.raises(OSError, match=r"\[Errno 28\] No space left on device: '/dev/full'"):
+        write_whole(Path("/dev/full"), "text")
+    folder = tmp_path / "kernels"
+    with (
+        pytest.raises(BuildError, match=f"{folder}: No space"),
+        store.writing(folder),
+        Path("/dev/full").open("w") as file,
+    ):
+        file.write("text")
+
+
+# ---- numbers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", ["-1", "-0.001", "nan", "inf", "-inf", "1e999", "soon"])
+def test_an_age_is_a_number_and_not_negative(number, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAGEN_CACHE", str(tmp_path))
+    for words in (["cache", "prune", "--older-than"], ["search", "run", SLUG, "--minutes"]):
+        answer = fagen(*words, number)
+        assert answer.exit_code == 2
+        assert words[-1] in answer.stderr
+    assert fagen("cache", "prune", "--older-than", "0").exit_code == 0
+
+
+# ---- time ----------------------------------------------------------------------------------------
+
+
+def test_all_schedules_are_listed_within_a_cpu_second():
+    answer = run([sys.executable, ROOT / "cli.py", "list"])
+    assert len(answer.stdout.splitlines()) == 1 + len(ALL)
+    if answer.cpu_seconds > 1:  # a second of a core that others use too is worth less: look again
+        answer = run([sys.executable, ROOT / "cli.py", "list"])
+    assert answer.cpu_seconds <= 1

@@ -1,0 +1,177 @@
+"""Which kernel serves a call, as `fagen pick` and fagen.pick say it: what attention takes."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fagen
+from fagen.dispatch import tables as dispatch_table
+from fagen.dispatch.tables import Row
+from fagen.errors import ScheduleError
+from fagen.paths import locate
+from fagen.process import run
+from fagen.runtime import attention as calls
+from fagen.search.space import parse_space, survey
+from tests import cli_helpers
+from tests.attention_helpers import FEW, FEWER, LONG, MANY, fill
+
+CARD, OTHER = "NVIDIA H200", "NVIDIA H100"
+PLAIN = "fwd_fp16_d64_full_m128n128"
+CALL: dict[str, Any] = {
+    "dtype": "bf16",
+    "head_dim": 96,
+    "heads": 48,
+    "kv_heads": 6,
+    "seqlen": 6_144,
+}
+WORDS = [word for key, value in CALL.items() for word in (f"--{key.replace('_', '-')}", value)]
+
+
+@pytest.fixture
+def tables(
+    schedules_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, Path]:
+    """Where fagen's own table lies and where a user's does, in folders that are empty."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    fill(schedules_folder, PLAIN)
+    own, users = schedules_folder, tmp_path / "config" / "fagen"
+    users.mkdir(parents=True)
+    return own / dispatch_table.NAME, users / dispatch_table.NAME
+
+
+def taken(monkeypatch: pytest.MonkeyPatch, batch: int, queries: int, keys: int) -> str:
+    """The slug of the kernel that fagen.attention asks for, none of which is then run."""
+    chosen = []
+
+    def note(kind: Any, choice: Any, progress: Any = None) -> Any:
+        chosen.append(choice or PLAIN)
+        return (lambda *_: torch.empty(0),) * 3
+
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "_make_ready", note)
+        for found in ("_ready", "_served"):
+            patch.setattr(calls, found, {})
+        q, k = torch.empty(batch, queries, 4, 64).half(), torch.empty(batch, keys, 2, 64).half()
+        fagen.attention(q, k, k)
+    return chosen[0]
+
+
+OWN_ROWS = [Row.of(CARD, FEWER, rows=400), Row.of(CARD, LONG, 0, 300), Row.of(CARD, MANY, 301)]
+USERS_ROWS = [Row.of(CARD, FEW, 200, 250), Row.of(CARD, FEW, rows=100)]
+
+
+@pytest.mark.parametrize("own", [[], OWN_ROWS])
+@pytest.mark.parametrize("users", [[], USERS_ROWS])
+def test_what_is_picked_is_what_attention_takes_and_the_row_says_so(
+    tables: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, own: list[Row], users: list[Row]
+) -> None:
+    for path, rows in zip(tables, (own, users), strict=True):
+        dispatch_table.update(path, rows)
+    reasons = set()
+    for batch, queries, keys in [
+        (b, q, k) for b in (1, 2) for q in (20, 25, 26, 90, 500) for k in (199, 200, 251, 300, 301)
+    ]:
+        found = fagen.pick(
+            dtype=torch.float16, head_dim=64, batch=batch, heads=4, kv_heads=2,
+            seqlen=queries, seqlen_k=keys,
+        )  # fmt: skip
+        assert found.slug == taken(monkeypatch, batch, queries, keys)
+        reasons.add(found.slug)
+        if found.row is None:
+            assert found.slug == PLAIN and "plainest committed" in found.why
+            continue
+        where, _, line = found.row.where.rpartition(":")
+        text = Path(where).read_text().splitlines()[int(line) :]
+        assert found.why.startswith(f"{where}:{line}, for ")
+        assert f'slug = "{found.slug}"' in text[: text.index("") if "" in text else None]
+        assert found.row.card == CARD or not own
+    assert reasons == {*([FEWER, LONG, MANY] if own else [PLAIN]), *([FEW] if users else [])}
+
+
+def test_a_row_of_another_card_says_that_it_stands_in(tables: tuple[Path, Path]) -> None:
+    dispatch_table.update(tables[0], OWN_ROWS)
+    how: dict[str, Any] = {"dtype": "fp16", "head_dim": 64, "seqlen": 5_000}
+    assert fagen.pick(**how, card=CARD).why.endswith(", for 301 keys and more on NVIDIA H200")
+    assert fagen.pick(**how, card=OTHER).why.endswith("; NVIDIA H100 has no rows of its own")
+    dispatch_table.update(tables[1], [*USERS_ROWS, Row.of(OTHER, LONG)])
+    there = fagen.pick(**how, card=OTHER)
+    assert there.slug == LONG and there.why == f"{tables[1]}:4, for any number of keys on {OTHER}"
+
+
+def test_the_predicted_time_is_that_of_the_search_and_makes_the_tflops() -> None:
+    found = fagen.pick(causal=True, **CALL)
+    # half of a square of scores, each 96 multiplications and additions in each of two GEMMs
+    operations = 48 * 6_144 * 6_144 / 2 * 96 * 2 * 2
+    assert found.predicted_tflops * 1e12 * found.predicted_seconds == pytest.approx(operations)
+    assert 300 < found.predicted_tflops < 989  # what tensor cores do at most
+    text = '[attention]\ndtype = "bf16"\nhead_dim = 96\nmask = "causal"\n[tile]\nblock_m = 192\n'
+    text += "block_n = 112\n[[shapes]]\nseqlen = 6144\nbatch = 1\nheads = 48\nkv_heads = 6\n"
+    space = parse_space(text)
+    points = survey(space, space.targets()[0])
+    predicted = {points.schedule(point).slug: point.seconds for point in points.points}
+    assert predicted[found.slug] == (found.predicted_seconds,)
+
+
+def test_the_command_says_what_python_does_and_needs_no_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; import cli; cli.main()"
+    result = run(
+        [sys.executable, "-c", code, "pick", "--causal", *map(str, WORDS), "--json"],
+        cwd=cli_helpers.ROOT,
+    )
+    told = json.loads(result.stdout)
+    found = fagen.pick(causal=True, **CALL)
+    assert told == json.loads(json.dumps(found.record(), default=str))
+    table = (locate("schedules") / "dispatch.toml").read_text().splitlines()
+    where, _, line = told["row"].rpartition(":")
+    assert Path(where) == locate("schedules") / "dispatch.toml"
+    assert f'slug = "{told["slug"]}"' in table[int(line) : int(line) + 9]
+    printed = cli_helpers.fagen("pick", "--causal", *WORDS).output
+    assert printed == f"{found}\n"
+    for said in (told["slug"], told["row"], f"fagen search {told['slug']} --minutes 10 --write"):
+        assert said in printed
+
+
+def test_measured_speeds_are_those_of_the_evidence_unless_it_is_stale(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slug = "fwd_bf16_d128_causal_m128n128_nointer"
+    evidence = locate("generated") / "forward" / "bf16_d128" / f"{slug}.json"
+    how: dict[str, Any] = {"dtype": "bf16", "head_dim": 128, "causal": True, "seqlen": 1_000}
+    monkeypatch.setattr("fagen.dispatch.choice.rows_for", lambda *_, **__: (Row.of(CARD, slug),))
+    tflops = [speed["tflops"] for speed in json.loads(evidence.read_text())["speeds"]]
+    assert tflops and [one.tflops for one in fagen.pick(**how).evidence.speeds] == tflops
+    assert f"{tflops[0]:.0f} TFLOP/s" in str(fagen.pick(**how))
+    monkeypatch.setattr("fagen.picking.source_hash", lambda _: "of another source")
+    assert fagen.pick(**how).evidence is None
+    assert fagen.pick(**how).record()["measured"] is None
+
+
+def test_a_problem_without_a_schedule_has_a_derived_one_in_no_file() -> None:
+    found = fagen.pick(dtype="fp16", head_dim=24, head_dim_v=40, seqlen=300)
+    assert found.derived and found.row is None and found.file is None
+    assert found.slug == calls.picked(dtype="fp16", head_dim=24, head_dim_v=40, seqlen=300).slug
+    assert "derived" in found.why and f"fagen search {found.slug} " in found.search
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ({"kv_heads": 3}, "kv_heads = 3 does not divide heads = 32"),
+        ({"seqlen": 0}, "seqlen_q is 0; it must be from 1 to 16,777,216"),
+        ({"batch": -1}, "batch is -1"),
+        ({"heads": 0}, "heads is 0"),
+        ({"head_dim": 20}, "head_dim = 20 must be .* in steps of 8; the nearest is 16"),
+        ({"head_dim": -64}, "head_dim = -64 must be"),
+        ({"v_layout": "rows"}, "go with e4m3; dtype is fp16"),
+        ({"dtype": torch.float32}, "no kernel computes float32.*; one takes fp16, bf16, e4m3"),
+        ({"dtype": "e4m3", "scale_rows": 48}, "scale_rows is 48; it must be one of 0, 32, 64, 128"),
+        ({"dtype": "e4m3", "out_dtype": "fp32"}, "out_dtype is 'fp32'"),
+    ],
+)
+def test_what_no_call_can_be_is_refused(call: dict[str, Any], said: str) -> None:
+    with pytest.raises(ScheduleError, match=said):
+        fagen.pick(**{"dtype": "fp16", "head_dim": 64, **call})
