@@ -140,6 +140,12 @@ def report(record: Record) -> None:
         + ", ".join(f"{tflops:.0f} TFLOP/s {name}" for name, tflops in found.items())
         for dtype, found in ceilings.items()
     )
+    drawn = plots.plot(rows, record.folder, record.stem, subtitle=subtitle, ceilings=ceilings)
+    pictures = "\n\n".join(
+        f"![TFLOP/s against sequence length, {dtype}, {regime}]({plot.name})"
+        for plot in drawn
+        for dtype, regime in [plot.stem.rsplit("-", 2)[1:]]
+    )
     calls = f"One call, {SMALL}:\n\n{launch_lines(about['launch'])}" if "launch" in about else ""
     record.write_page(
         f"{subtitle}. TFLOP/s, @ the SM clock in MHz; every call allocates its outputs. σ, of the "
@@ -155,8 +161,8 @@ def report(record: Record) -> None:
         calls,
         f"fagen's kernels:\n\n{picks(rows)}",
         record.remarks,
+        pictures,
     )
-    plots.plot(rows, record.folder, record.stem, subtitle=subtitle, ceilings=ceilings)
     print(table(rows))
 
 

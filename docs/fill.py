@@ -8,13 +8,16 @@ Filled in, wherever they stand in a page:
     <!-- commands -->     … <!-- end -->   a table of the commands
     <!-- keys: KIND -->   … <!-- end -->   a table of the keys of a kind's schedules
     <!-- signature: SLUG --> … <!-- end -->   the ops of that kernel, and what they take and return
-    <!-- results -->      … <!-- end -->   the newest committed benchmark
+    <!-- results -->      … <!-- end -->   the newest committed benchmarks, as a picture
+
+The picture is drawn here too, as benchmarks/results/speedups.svg.
 """
 
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import chdir
 from functools import cache, partial
 from pathlib import Path
@@ -27,8 +30,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import cli  # noqa: E402 - it lies beside the package
+from benchmarks import speedups  # noqa: E402
+from benchmarks.speedups import Speedup  # noqa: E402
 from fagen import flow, registry  # noqa: E402
-from fagen.measure.rows import geomeans, read_rows  # noqa: E402
+from fagen.measure.rows import geomean  # noqa: E402
 from fagen.schedule import Code  # noqa: E402
 from fagen.signature import Scalar, Signature, Tensor  # noqa: E402
 
@@ -202,33 +207,56 @@ def _made(tensor: Tensor) -> Iterator[str]:
 
 
 def _results() -> Iterator[str]:
-    """Tell of the newest results: geomeans, and where every figure and the plots are."""
-    runs = sorted(
-        (path for path in (ROOT / "benchmarks" / "results").glob("*-????-??-??.json")),
-        key=lambda path: path.stem[-10:],
-    )
-    if not runs:
+    """Show the speedups over each peer as a picture, and say what they are of."""
+    results = ROOT / "benchmarks" / "results"
+    grid, shapes = speedups.newest(results), speedups.newest(results, "-shapes")
+    if not grid and not shapes:
         yield "No run is committed yet."
         return
-    newest = runs[-1]
-    card, date = newest.stem[:-11], newest.stem[-10:]
-    table = newest.with_suffix(".md").relative_to(ROOT)
-    yield f"Card {card}, {date}; every cell is in [{table}]({table}), every figure in"
-    yield f"[{newest.name}]({newest.relative_to(ROOT)})."
+    picture = (results / speedups.PICTURE).relative_to(ROOT)
+    yield f"![{speedups.TITLE}, by head dim]({picture})"
+    means, said = [], []
+    if shapes:
+        means.append(_means(speedups.FA3, speedups.over_fa3(shapes), "drawn at random", shapes))
+        how = "docs/measuring.md#shapes-that-nobody-tuned-for"
+        said.append("FlashAttention-3 ran on another H200, beside earlier kernels of fagen, which")
+        said.append(f"ran beside today's here ([how]({how})).")
+    if grid:
+        means.append(_means(speedups.CUDNN, speedups.over_cudnn(grid), "of the grid", grid))
+        said.append("cuDNN ran in the same process.")
     yield ""
-    yield geomeans(read_rows(newest)).rstrip()
-    for plot in sorted(newest.parent.glob(f"{newest.stem}-*.svg")):
-        name = " ".join(plot.stem.removeprefix(newest.stem).split("-")).strip()
-        yield ""
-        yield f"![{name}: TFLOP/s against sequence length]({plot.relative_to(ROOT)})"
+    where = "[Short runs](docs/measuring.md#two-regimes), geometric means:"
+    told = " ".join([where, f"{'; '.join(means)}.", *said])
+    yield textwrap.fill(told, 110, break_long_words=False, break_on_hyphens=False)
+
+
+def _means(peer: str, found: Iterable[Speedup], which: str, path: Path) -> str:
+    """The geometric mean over a peer and the least, of each dtype, and where each shape is."""
+    by_dtype: dict[str, list[float]] = {}
+    for one in found:
+        by_dtype.setdefault(one.dtype, []).extend(one.ratios)
+    told = " and ".join(
+        f"**{geomean(values):.3f}** × {peer} in {dtype} ({min(values):.3f} at least)"
+        for dtype, values in by_dtype.items()
+    )
+    most = max(map(len, by_dtype.values()))
+    page = path.with_suffix(".md").relative_to(ROOT)
+    return f"{told} at the {most} shapes {which} ([each]({page}))"
+
+
+def filled_files() -> Iterator[tuple[Path, str]]:
+    """Give each file that is filled in, and what is to be in it."""
+    for path in PAGES:
+        yield path, filled(path.read_text(encoding="utf-8"))
+    results = ROOT / "benchmarks" / "results"
+    yield results / speedups.PICTURE, speedups.picture(results)
 
 
 def main(check: bool) -> int:
-    """Fill every page, or with `check` say which are stale; the exit code."""
+    """Fill every file, or with `check` say which are stale; the exit code."""
     stale = []
-    for path in PAGES:
-        before = path.read_text(encoding="utf-8")
-        after = filled(before)
+    for path, after in filled_files():
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
         if after != before:
             stale.append(path.relative_to(ROOT))
             if not check:

@@ -1,6 +1,8 @@
 """The README and the guide pages: what they show is really printed, what they name is there."""
 
+import json
 import re
+import shutil
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -14,7 +16,9 @@ import pytest
 import cli
 import fagen
 from fagen import registry, toolchain
+from fagen.measure.rows import Row, write_rows
 from fagen.paths import locate
+from fagen.search.files import read_spaces
 
 ROOT = locate("cli.py").parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -38,26 +42,81 @@ def test_a_page_shows_what_is_really_printed(page):
     assert fill.filled(text) == text, "run `make docs`, and read what changed"
 
 
-@pytest.mark.parametrize("page", fill.PAGES, ids=lambda page: page.name)
+RESULTS = ROOT / "benchmarks" / "results"
+LINKED = [*fill.PAGES, ROOT / "CHANGELOG.md", *sorted(RESULTS.glob("*.md"))]
+LATER = {ROOT / "docs" / "model.md"}  # in the map before it is there
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to a page's headings."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ +(.+)$", text, re.M)
+    words = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {word.replace(" ", "-") for word in words}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
 def test_a_link_leads_somewhere(page):
-    text = page.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
-        assert (page.parent / target).exists(), target
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists() or file in LATER, target
+        if anchor and file.suffix == ".md":
+            assert anchor in anchors(file), target
 
 
-def test_the_readme_names_every_command():
+def test_the_map_in_the_readme_names_every_page_of_docs_once():
+    (mapped,) = re.findall(r"^## Documentation\n(.*?)(?=^## |\Z)", README, re.M | re.S)
+    named = re.findall(r"^\| \[.+?\]\((docs/[\w-]+\.md)\) \|", mapped, re.M)
+    there = {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
+    assert sorted(named) == sorted(there | {f"docs/{page.name}" for page in LATER})
+
+
+def test_the_first_screen_has_the_picture_the_call_and_the_two_commands():
+    screen = README.partition("\n## ")[0]
+    assert len(screen.splitlines()) < 50
+    assert re.findall(r"!\[.+\]\((.+)\)", README) == ["benchmarks/results/speedups.svg"]
+    assert "speedups.svg" in screen
+    (call,) = re.findall(r"^```python\n(import torch, fagen\n.*?)^```$", screen, re.M | re.S)
+    assert call.endswith("fagen.attention(q, k, v, causal=True)\n") and call.count("\n") == 5
+    assert re.search(r"^make demo .*\nmake test ", screen, re.M)
+
+
+def test_the_page_on_commands_names_every_command():
+    page = (ROOT / "docs" / "commands.md").read_text("utf-8")
     for name, command in cli.main.commands.items():
         inner = command.commands if isinstance(command, click.Group) else {"": None}
         for word in inner:
-            assert f"`fagen {name} {word}".rstrip() in README
+            assert f"`fagen {name} {word}".rstrip() in page
 
 
-def test_the_readme_shows_a_schedule_its_kernel_and_two_refusals():
-    (path,) = re.findall(r"^<!-- file: (schedules/\S+) -->\n+```toml$", README, re.M)
-    (kernel,) = re.findall(r"^<!-- kernel: (\S+) -->\n+```cpp$", README, re.M)
+def test_the_page_on_commands_tells_each_exit_code():
+    page = (ROOT / "docs" / "commands.md").read_text("utf-8")
+    errors = [found for found in vars(fagen.errors).values() if isinstance(found, type)]
+    codes = {error.exit_code for error in errors if issubclass(error, fagen.errors.FagenError)}
+    told = {int(code) for code in re.findall(r"^\| (\d) \|", page, re.M)}
+    assert told == codes | {click.UsageError.exit_code}
+
+
+def test_the_tour_shows_a_schedule_its_kernel_and_two_refusals():
+    tour = (ROOT / "docs" / "tour.md").read_text("utf-8")
+    (path,) = re.findall(r"^<!-- file: (schedules/\S+) -->\n+```toml$", tour, re.M)
+    (kernel,) = re.findall(r"^<!-- kernel: (\S+) -->\n+```cpp$", tour, re.M)
     assert registry.read(ROOT / path).slug == kernel
-    assert 'did you mean "causal"?' in README
-    assert "  fits with block_n = " in README
+    assert 'did you mean "causal"?' in tour
+    assert "  fits with block_n = " in tour
+
+
+def test_the_page_on_searching_shows_a_space_with_shapes_that_a_search_takes():
+    page = (ROOT / "docs" / "search.md").read_text("utf-8")
+    shown = re.findall(r"^<!-- file: (\S+) -->$", page, re.M)
+    (name,) = [name for name in shown if "[[shapes]]" in (ROOT / name).read_text("utf-8")]
+    (space,) = read_spaces(ROOT / name)
+    assert [shape.weight for shape in space.shapes] == [3, 1]
+    assert [shape.seqlen_k for shape in space.shapes] == [None, 8192]
 
 
 def test_no_figure_of_speed_stands_outside_the_block_that_results_fill():
@@ -65,9 +124,7 @@ def test_no_figure_of_speed_stands_outside_the_block_that_results_fill():
     assert not re.findall(r"\d[\d.,]* ?(?:TFLOP|times (?:as fast|faster))", told)
 
 
-def test_a_committed_run_gives_figures_and_plots(tmp_path, monkeypatch):
-    from fagen.measure.rows import Row, write_rows
-
+def test_the_newest_committed_runs_give_figures_and_the_picture(tmp_path, monkeypatch):
     results = tmp_path / "benchmarks" / "results"
     results.mkdir(parents=True)
     monkeypatch.setattr(fill, "ROOT", tmp_path)
@@ -75,15 +132,31 @@ def test_a_committed_run_gives_figures_and_plots(tmp_path, monkeypatch):
     cell = ("fp16", 128, 128, "full", 4, 4096, 4096, 16, 16)
     for date, tflops in (("2026-01-31", 500.0), ("2026-02-01", 600.0)):
         rows = [
-            Row(*cell, "fagen", "slug", "sustained", tflops, 0.01, 1600),
-            Row(*cell, "cudnn", None, "sustained", 500.0, 0.01, 1600),
+            Row(*cell, "fagen", "slug", "burst", tflops, 0.01, 1600),
+            Row(*cell, "cudnn", None, "burst", 500.0, 0.01, 1600),
         ]
         write_rows(results / f"some-card-{date}.json", rows)
-    (results / "some-card-2026-02-01-fp16-sustained.svg").touch()
-    text = "\n".join(fill._results())
-    assert "Card some-card, 2026-02-01" in text
-    assert "1.200" in text
-    assert "![fp16 sustained" in text
+    text = " ".join("\n".join(fill._results()).split())
+    assert "some-card-2026-02-01.md" in text and "FlashAttention-3 ran" not in text
+    assert "**1.200** × cuDNN in fp16" in text
+    shape = {"dtype": "fp16", "head_dim": 128, "values": [0.9, 1.1, 1.3]}
+    rows = [shape, shape | {"values": []}]
+    (results / "some-card-2026-02-02-shapes.json").write_text(json.dumps({"rows": rows}))
+    text = " ".join("\n".join(fill._results()).split())
+    assert "**1.100** × FlashAttention-3 in fp16" in text and "**1.200** × cuDNN in fp16" in text
+    assert "](benchmarks/results/speedups.svg)" in text
+
+
+def test_a_stale_picture_is_said_and_drawn_anew(tmp_path, monkeypatch, capsys):
+    shutil.copytree(RESULTS, tmp_path / "benchmarks" / "results")
+    monkeypatch.setattr(fill, "ROOT", tmp_path)
+    monkeypatch.setattr(fill, "PAGES", ())
+    drawn = tmp_path / "benchmarks" / "results" / "speedups.svg"
+    drawn.write_text("old")
+    assert fill.main(check=True) == 1
+    assert "speedups.svg: stale" in capsys.readouterr().out
+    assert fill.main(check=False) == 0
+    assert drawn.read_bytes() == (RESULTS / "speedups.svg").read_bytes()
 
 
 @pytest.mark.parametrize("page", fill.PAGES, ids=lambda page: page.name)
@@ -141,7 +214,7 @@ def test_files_and_names_that_a_page_speaks_of_are_there(page):
     text = page.read_text(encoding="utf-8")
     folders = "schedules|spaces|examples|templates|docs|benchmarks"
     for path in re.findall(rf"(?<![\w/.\-~])(?:{folders})/[\w/.-]*\w", text):
-        assert "KIND" in path or (ROOT / path).exists(), path
+        assert "KIND" in path or (ROOT / path).exists() or ROOT / path in LATER, path
     for name in re.findall(r"(?<![\w.])fagen\.([a-z]\w*(?:\.\w+)*)", text):
         if not name.endswith(("toml", "git")):
             found = fagen
