@@ -47,14 +47,14 @@ class Speedup:
 def newest(results: Path, end: str = "") -> Path | None:
     """The rows of the last run in a folder: of the grid, or of what ends file names in `end`."""
     runs = results.glob(f"*-????-??-??{end}.json")
-    return max(runs, key=lambda path: path.stem.removesuffix(end)[-10:], default=None)
+    return max(runs, key=lambda path: (path.stem.removesuffix(end)[-10:], path), default=None)
 
 
 def over_fa3(path: Path) -> Iterator[Speedup]:
     """From what benchmarks/shapes.py wrote: of each shape the median over the repeats."""
     found: dict[tuple[str, int], list[float]] = {}
     for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
-        if row.get("values"):  # shapes drawn at random have none
+        if row.get("values"):  # those of --random have none
             key = row["dtype"], row["head_dim"]
             found.setdefault(key, []).append(statistics.median(row["values"]))
     for (dtype, head_dim), values in sorted(found.items()):
@@ -71,18 +71,22 @@ def over_cudnn(path: Path) -> Iterator[Speedup]:
             yield Speedup(head_dim, CUDNN, dtype, tuple(found[dtype, head_dim]))
 
 
+def committed(results: Path) -> Iterator[tuple[Path, tuple[Speedup, ...]]]:
+    """The newest files of a folder that the picture is of, with what they say, peer by peer."""
+    for end, read in (("-shapes", over_fa3), ("", over_cudnn)):
+        path = newest(results, end)
+        found = tuple(read(path)) if path else ()
+        if path and found:
+            yield path, found
+
+
 def picture(results: Path) -> str:
     """The newest results of a folder as SVG; '' where there are none."""
-    found: list[Speedup] = []
-    cards = set()
-    for end, read in (("-shapes", over_fa3), ("", over_cudnn)):
-        if path := newest(results, end):
-            found += read(path)
-            card = path.stem.removesuffix(end)[: -len("-2026-01-31")]
-            cards.add(card.upper().replace("-", " "))
+    files = tuple(committed(results))
+    cards = {path.name.partition("-20")[0].upper().replace("-", " ") for path, _ in files}
     on = " and ".join(sorted(cards))
     told = f"Forward pass, {on}, short runs; geometric mean of all shapes, least … most"
-    return drawn(found, TITLE, told) if found else ""
+    return drawn([one for _, found in files for one in found], TITLE, told) if files else ""
 
 
 def drawn(speedups: Sequence[Speedup], title: str, subtitle: str) -> str:
@@ -90,37 +94,37 @@ def drawn(speedups: Sequence[Speedup], title: str, subtitle: str) -> str:
     dims = sorted({one.head_dim for one in speedups})
     bottom = TOP + len(speedups) * PITCH + (len(dims) - 1) * GAP
     most = max(1.5, *(max(one.ratios) * 1.02 for one in speedups))
-    picture = Picture(WIDTH, bottom + 30, title)
-    picture.text(GROUP, 27, title, "ink title")
-    picture.text(GROUP, 47, subtitle, "quiet")
+    canvas = Picture(WIDTH, bottom + 30, title)
+    canvas.text(GROUP, 27, title, "ink title")
+    canvas.text(GROUP, 47, subtitle, "quiet")
     for half in range(int(most * 2) + 1):
         at, one = _at(half / 2, most), half == 2
-        picture.line(at, TOP - 6, at, bottom, "ink" if one else "quiet", 1.2 if one else 0.4)
-        picture.text(at, bottom + 17, "1: as fast" if one else f"{half / 2:g}", "quiet middle")
+        canvas.line(at, TOP - 6, at, bottom, "ink" if one else "quiet", 1.2 if one else 0.4)
+        canvas.text(at, bottom + 17, "1: as fast" if one else f"{half / 2:g}", "quiet middle")
     top = TOP
     for head_dim in dims:
-        picture.text(GROUP, top + BAR - 1, f"head dim {head_dim}", "ink strong")
+        canvas.text(GROUP, top + BAR - 1, f"head dim {head_dim}", "ink strong")
         for speedup in speedups:
             if speedup.head_dim == head_dim:
-                _row(picture, speedup, top, most)
+                _row(canvas, speedup, top, most)
                 top += PITCH
         top += GAP
-    return str(picture)
+    return str(canvas)
 
 
-def _row(picture: "Picture", speedup: Speedup, top: int, most: float) -> None:
+def _row(canvas: "Picture", speedup: Speedup, top: int, most: float) -> None:
     """Draw whom it is over, the mean as a bar, the range as a line, and both as figures."""
     base, middle = top + BAR - 1, top + BAR / 2
     ends = min(speedup.ratios), max(speedup.ratios)
     left, right = (_at(end, most) for end in ends)
-    picture.text(PEER, base, f"÷ {speedup.peer}, {speedup.dtype}", "ink")
-    picture.bar(LEFT, top, _at(speedup.mean, most) - LEFT, BAR, speedup.peer)
+    canvas.text(PEER, base, f"÷ {speedup.peer}, {speedup.dtype}", "ink")
+    canvas.bar(LEFT, top, _at(speedup.mean, most) - LEFT, BAR, speedup.peer)
     for colour, width in (("ground", 4), ("ink", 1.2)):  # a rim parts the line from the bar
-        picture.line(left, middle, right, middle, colour, width)
+        canvas.line(left, middle, right, middle, colour, width)
         for end in (left, right):
-            picture.line(end, middle - 4, end, middle + 4, colour, width)
-    picture.text(MEAN, base, f"{speedup.mean:.2f}", "ink strong")
-    picture.text(RANGE, base, f"{ends[0]:.2f} … {ends[1]:.2f}", "quiet")
+            canvas.line(end, middle - 4, end, middle + 4, colour, width)
+    canvas.text(MEAN, base, f"{speedup.mean:.2f}", "ink strong")
+    canvas.text(RANGE, base, f"{ends[0]:.2f} … {ends[1]:.2f}", "quiet")
 
 
 def _at(ratio: float, most: float) -> float:

@@ -17,7 +17,7 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir
 from functools import cache, partial
 from pathlib import Path
@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 import cli  # noqa: E402 - it lies beside the package
 from benchmarks import speedups  # noqa: E402
-from benchmarks.speedups import Speedup  # noqa: E402
+from benchmarks.speedups import CUDNN, FA3, Speedup  # noqa: E402
 from fagen import flow, registry  # noqa: E402
 from fagen.measure.rows import geomean  # noqa: E402
 from fagen.schedule import Code  # noqa: E402
@@ -206,42 +206,42 @@ def _made(tensor: Tensor) -> Iterator[str]:
         yield f"not of `<slug>_without_{tensor.name}`"
 
 
+SHAPES = {FA3: "{} random shapes", CUDNN: "the {} of the grid"}
+WHERE = {
+    FA3: "FlashAttention-3 ran on another H200, beside earlier kernels of fagen, which ran beside "
+    "today's here ([how](docs/measuring.md#shapes-that-nobody-tuned-for)).",
+    CUDNN: "cuDNN ran in the same process.",
+}
+
+
 def _results() -> Iterator[str]:
     """Show the speedups over each peer as a picture, and say what they are of."""
     results = ROOT / "benchmarks" / "results"
-    grid, shapes = speedups.newest(results), speedups.newest(results, "-shapes")
-    if not grid and not shapes:
+    by_peer = {found[0].peer: (path, found) for path, found in speedups.committed(results)}
+    if not by_peer:
         yield "No run is committed yet."
         return
     picture = (results / speedups.PICTURE).relative_to(ROOT)
     yield f"![{speedups.TITLE}, by head dim]({picture})"
-    means, said = [], []
-    if shapes:
-        means.append(_means(speedups.FA3, speedups.over_fa3(shapes), "drawn at random", shapes))
-        how = "docs/measuring.md#shapes-that-nobody-tuned-for"
-        said.append("FlashAttention-3 ran on another H200, beside earlier kernels of fagen, which")
-        said.append(f"ran beside today's here ([how]({how})).")
-    if grid:
-        means.append(_means(speedups.CUDNN, speedups.over_cudnn(grid), "of the grid", grid))
-        said.append("cuDNN ran in the same process.")
     yield ""
-    where = "[Short runs](docs/measuring.md#two-regimes), geometric means:"
-    told = " ".join([where, f"{'; '.join(means)}.", *said])
-    yield textwrap.fill(told, 110, break_long_words=False, break_on_hyphens=False)
+    means = "; ".join(_means(path, found) for path, found in by_peer.values())
+    told = [f"Speed in [short runs](docs/measuring.md#two-regimes), geometric means: {means}."]
+    told += [WHERE[peer] for peer in by_peer]
+    yield textwrap.fill(" ".join(told), 110, break_long_words=False, break_on_hyphens=False)
 
 
-def _means(peer: str, found: Iterable[Speedup], which: str, path: Path) -> str:
+def _means(path: Path, found: Sequence[Speedup]) -> str:
     """The geometric mean over a peer and the least, of each dtype, and where each shape is."""
     by_dtype: dict[str, list[float]] = {}
     for one in found:
         by_dtype.setdefault(one.dtype, []).extend(one.ratios)
+    peer = found[0].peer
     told = " and ".join(
         f"**{geomean(values):.3f}** × {peer} in {dtype} ({min(values):.3f} at least)"
         for dtype, values in by_dtype.items()
     )
-    most = max(map(len, by_dtype.values()))
-    page = path.with_suffix(".md").relative_to(ROOT)
-    return f"{told} at the {most} shapes {which} ([each]({page}))"
+    shapes = SHAPES[peer].format(max(map(len, by_dtype.values())))
+    return f"{told} at {shapes} ([each]({path.with_suffix('.md').relative_to(ROOT)}))"
 
 
 def filled_files() -> Iterator[tuple[Path, str]]:
