@@ -26,7 +26,7 @@ ORDER = [
     *("errors", "paths", "process", "toml_lines", "arch", "vocab", "ledger", "schedule"),
     *("problem", "signature", "launch", "records", "kind", "kinds", "registry"),
     *("render", "toolchain", "machine", "build", "dispatch", "evidence", "picking"),
-    *("e4m3", "kinds.emulate", "runtime", "measure", "kinds.proof"),
+    *("e4m3", "kinds.emulate", "runtime", "huggingface", "measure", "kinds.proof"),
     *("flow", "search", "report", "console", "commands"),
 ]
 
@@ -39,7 +39,8 @@ DOORS = {
     "jinja2": {"render"},
     "subprocess": {"process"},
     "click": {"cli", "console", "commands"},
-    "torch": {"e4m3", "kinds.emulate", "kinds.proof", "runtime", "measure"},
+    "torch": {"e4m3", "kinds.emulate", "kinds.proof", "runtime", "huggingface", "measure"},
+    "transformers": {"huggingface"},
     "distributed": {"search"},
     "triton": {"measure"},
     "pynvml": {"measure"},

@@ -1,0 +1,244 @@
+"""fagen in models of transformers, tiny ones with random weights: on the CPU, so emulated."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fagen import huggingface
+from tests.op_helpers import refusal
+
+pytestmark = [
+    pytest.mark.skipif(
+        not find_spec("transformers"),
+        reason="transformers is not installed: python -m pip install 'transformers>=5.4'",
+    ),
+    pytest.mark.filterwarnings("ignore::fagen.UntunedWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+SIZES = dict(
+    vocab_size=97,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+)
+GPT2 = dict(vocab_size=97, n_embd=64, n_layer=2, n_head=4, n_positions=256)
+BERT = {name: size for name, size in SIZES.items() if name != "num_key_value_heads"}
+
+IDS = torch.randint(3, 97, (2, 23), generator=torch.Generator().manual_seed(0))
+ONES = torch.ones_like(IDS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet_registration() -> None:
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # of generate()'s settings, which tiny models have none of
+    huggingface.register()
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Any:
+    with torch.no_grad():
+        yield
+
+
+def model(
+    config: str, implementation: str = "fagen", dtype: torch.dtype = torch.float16, **said: Any
+) -> Any:
+    """A model with the same random weights, whichever implementation it has, rounded to dtype."""
+    import transformers
+
+    kind = (
+        transformers.AutoModelForMaskedLM if "Bert" in config else transformers.AutoModelForCausalLM
+    )
+    torch.manual_seed(7)
+    sizes = {"GPT2Config": GPT2, "BertConfig": BERT}.get(config, SIZES)
+    made = getattr(transformers, config)(**sizes | said)
+    weights = kind.from_config(made, dtype=torch.float32).state_dict()
+    found = kind.from_config(deepcopy(made), attn_implementation=implementation, dtype=dtype).eval()
+    found.load_state_dict({name: weight.half() for name, weight in weights.items()})
+    return found
+
+
+def pair(config: str, **said: Any) -> tuple[Any, Any]:
+    """The model with transformers' own attention, and with fagen's."""
+    return model(config, "eager", **said), model(config, **said)
+
+
+def all_same(call: Callable[[Any], Tensor], models: tuple[Any, Any]) -> bool:
+    theirs, ours = map(call, models)
+    return torch.equal(theirs, ours)
+
+
+MODELS = [
+    ("LlamaConfig", {}),
+    ("GPT2Config", {}),
+    ("Gemma3TextConfig", dict(head_dim=32, sliding_window=23)),
+    ("BertConfig", {}),
+    pytest.param("Qwen2Config", {}, marks=pytest.mark.long),
+    pytest.param("Qwen3Config", dict(head_dim=32), marks=pytest.mark.long),
+    pytest.param("GemmaConfig", dict(head_dim=32), marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("config", "said"), MODELS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_logits_are_as_near_to_fp32_as_those_of_eager_attention(
+    config: str, said: dict[str, Any], dtype: torch.dtype
+) -> None:
+    truth = model(config, "eager", torch.float32, **said)(IDS).logits
+    eager, ours = (
+        (
+            model(config, implementation, dtype, **said)(IDS, attention_mask=mask).logits - truth
+        ).abs()
+        for implementation, mask in (("eager", None), ("fagen", ONES))
+    )
+    assert ours.max() <= 2 * eager.max() + 1e-3
+    assert ours.mean() <= 1.5 * eager.mean()
+
+
+@pytest.mark.parametrize("config", ["LlamaConfig", "GPT2Config"])
+def test_a_sequence_in_pieces_is_the_same_as_in_one(config: str) -> None:
+    eager, ours = pair(config)
+    whole, cache, pieces = eager(IDS).logits, None, []
+    for start, end in ((0, 9), (9, 20), (20, 21), (21, 22), (22, 23)):
+        said = ours(IDS[:, start:end], past_key_values=cache, use_cache=True)
+        cache = said.past_key_values
+        pieces.append(said.logits)
+    torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=4e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        pytest.param({"num_beams": 3}, marks=pytest.mark.long),
+        pytest.param({"prefill_chunk_size": 8}, marks=pytest.mark.long),
+        pytest.param({"prompt_lookup_num_tokens": 3}, marks=pytest.mark.long),
+    ],
+)
+def test_models_generate_the_same_tokens(said: dict[str, Any]) -> None:
+    rows = 1 if "prompt_lookup_num_tokens" in said else 2  # transformers looks up for one alone
+    models = pair("LlamaConfig")
+    told: dict[str, Any] = (
+        dict(attention_mask=ONES[:rows], max_new_tokens=6, do_sample=False) | said
+    )
+    assert all_same(lambda model: model.generate(IDS[:rows], **told), models)
+
+
+@pytest.mark.long
+def test_a_window_is_no_hindrance_where_the_prompt_fits_into_it() -> None:
+    models = pair("Gemma3TextConfig", head_dim=32, sliding_window=16)
+    told: dict[str, Any] = dict(attention_mask=ONES[:, :12], max_new_tokens=9, do_sample=False)
+    assert all_same(lambda model: model.generate(IDS[:, :12], **told), models)
+    assert "no more than 16 keys back" in refusal(lambda: models[1](IDS))
+
+
+def test_a_saved_model_is_loaded_with_fagen(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    eager = model("LlamaConfig", "eager")
+    eager.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        tmp_path, attn_implementation="fagen", dtype=torch.float16
+    )
+    torch.testing.assert_close(loaded(IDS).logits, eager(IDS).logits, atol=4e-3, rtol=0)
+    switched = deepcopy(eager)
+    switched.set_attn_implementation("fagen")
+    assert torch.equal(switched(IDS).logits, loaded(IDS).logits)
+
+
+def padded(*places: tuple[int, int]) -> Tensor:
+    mask = ONES.clone()
+    for place in places:
+        mask[place] = 0
+    return mask
+
+
+@pytest.mark.parametrize("config", ["LlamaConfig", "GPT2Config", "BertConfig"])
+def test_padded_batches_are_refused(config: str) -> None:
+    ours = model(config)
+    for mask in (padded((0, 0), (0, 1)), padded((1, 22)), padded((1, 11))):
+        words = refusal(lambda mask=mask: ours(IDS, attention_mask=mask))
+        assert "no padded batches yet" in words and "sequences of one length" in words
+    if config != "BertConfig":
+        words = refusal(lambda: ours.generate(IDS, attention_mask=padded((0, 0)), max_new_tokens=2))
+        assert "attention_mask hides 1 keys, in 1 of 2 sequences (0)" in words
+
+
+def static(ours: Any, length: int) -> Tensor:
+    from transformers import StaticCache
+
+    cache = StaticCache(config=ours.config, max_cache_len=length)
+    logits: Tensor = ours(IDS, past_key_values=cache).logits
+    return logits
+
+
+STARTS_AGAIN = torch.cat([torch.arange(10), torch.arange(13)])[None]
+REFUSED: list[tuple[str, Callable[[Any], object]]] = [
+    ("a static cache has room", lambda ours: static(ours, 24)),
+    ("shape (2, 1, 23, 23)", lambda ours: ours(IDS, attention_mask=torch.zeros(2, 1, 23, 23))),
+    ("packed sequences", lambda ours: ours(IDS, use_cache=False, position_ids=STARTS_AGAIN)),
+    ("packed into one row", lambda ours: ours(IDS, cu_seq_lens_q=torch.tensor([0, 10, 23]))),
+    ("output_attentions", lambda ours: ours(IDS, output_attentions=True)),
+    ("float32", lambda ours: ours.float()(IDS)),
+    ("dropout", lambda ours: ours.train()(IDS)),
+]
+
+
+@pytest.mark.parametrize(("said", "call"), REFUSED, ids=[said for said, _ in REFUSED])
+def test_a_call_that_no_kernel_computes_is_refused(
+    said: str, call: Callable[[Any], object]
+) -> None:
+    ours = model("LlamaConfig", attention_dropout=0.1)
+    assert said in refusal(lambda: call(ours))
+    if "static" in said:  # one that is full hides nothing
+        eager = model("LlamaConfig", "eager")
+        torch.testing.assert_close(static(ours, 23), eager(IDS).logits, atol=4e-3, rtol=0)
+
+
+def test_a_call_that_needs_a_gradient_is_refused() -> None:
+    with torch.enable_grad():
+        assert "no backward yet" in refusal(lambda: model("LlamaConfig")(IDS))
+
+
+@pytest.mark.parametrize(
+    ("config", "said", "why"),
+    [
+        ("Gemma2Config", {}, "softcap: no kernel caps scores"),
+        ("GptOssConfig", dict(num_local_experts=2), "s_aux: no kernel has attention sinks"),
+        ("MistralConfig", dict(sliding_window=16), "no more than 16 keys back"),
+        ("LlamaConfig", dict(head_dim=20), "head_dim 20; it must be a multiple of 8"),
+    ],
+)
+def test_a_model_with_attention_of_its_own_is_refused(
+    config: str, said: dict[str, Any], why: str
+) -> None:
+    assert why in refusal(lambda: model(config, **dict(head_dim=32) | said)(IDS))
+
+
+def test_a_decoder_told_to_look_both_ways_does() -> None:
+    eager, ours = pair("LlamaConfig")
+    both_ways = eager(IDS, is_causal=False).logits
+    assert (both_ways - eager(IDS).logits).abs().max() > 0.05
+    torch.testing.assert_close(ours(IDS, is_causal=False).logits, both_ways, atol=4e-3, rtol=0)
+
+
+@pytest.mark.long
+def test_a_compiled_model_computes_and_refuses_the_same() -> None:
+    ours = model("LlamaConfig", num_hidden_layers=1)
+    expected = ours(IDS).logits
+    compiled = torch.compile(ours, backend="eager")
+    assert torch.equal(compiled(IDS).logits, expected)
+    assert torch.equal(compiled(IDS, attention_mask=ONES).logits, expected)
+    assert "no padded batches yet" in refusal(lambda: compiled(IDS, attention_mask=padded((0, 0))))
