@@ -176,17 +176,15 @@ def test_padded_batches_are_refused(config: str) -> None:
         assert "attention_mask hides 1 keys, in 1 of 2 sequences (0)" in words
 
 
-def static(ours: Any, length: int) -> Tensor:
+def static(ours: Any) -> None:
     from transformers import StaticCache
 
-    cache = StaticCache(config=ours.config, max_cache_len=length)
-    logits: Tensor = ours(IDS, past_key_values=cache).logits
-    return logits
+    ours(IDS, past_key_values=StaticCache(config=ours.config, max_cache_len=24))
 
 
 STARTS_AGAIN = torch.cat([torch.arange(10), torch.arange(13)])[None]
 REFUSED: list[tuple[str, Callable[[Any], object]]] = [
-    ("a static cache has room", lambda ours: static(ours, 24)),
+    ("a static cache has room", static),
     ("shape (2, 1, 23, 23)", lambda ours: ours(IDS, attention_mask=torch.zeros(2, 1, 23, 23))),
     ("packed sequences", lambda ours: ours(IDS, use_cache=False, position_ids=STARTS_AGAIN)),
     ("packed into one row", lambda ours: ours(IDS, cu_seq_lens_q=torch.tensor([0, 10, 23]))),
@@ -202,9 +200,6 @@ def test_a_call_that_no_kernel_computes_is_refused(
 ) -> None:
     ours = model("LlamaConfig", attention_dropout=0.1)
     assert said in refusal(lambda: call(ours))
-    if "static" in said:  # one that is full hides nothing
-        eager = model("LlamaConfig", "eager")
-        torch.testing.assert_close(static(ours, 23), eager(IDS).logits, atol=4e-3, rtol=0)
 
 
 def test_a_call_that_needs_a_gradient_is_refused() -> None:
