@@ -57,11 +57,16 @@ UNSUPPORTED = {
 
 @dataclass(frozen=True)
 class Mask:
-    """Which mask was meant, in the place of a tensor: of a kernel's two, and for which sizes."""
+    """Which mask was meant, in the place of a tensor: of a kernel's two, and for which sizes.
+
+    Models make masks of windows that none of their layers have, so a window that hides a key is
+    refused by the first layer that comes with it, in the words of `refused`.
+    """
 
     causal: bool  # aligned to the bottom right
     queries: int
     keys: int
+    refused: str = ""
 
 
 def register() -> None:
@@ -74,9 +79,14 @@ def register() -> None:
     Raises ModuleNotFoundError without transformers, ToolchainError where it is older than 5.4.
     """
     import transformers
-    from transformers import masking_utils
 
-    if "q_offset" not in inspect.signature(masking_utils.sdpa_mask).parameters:
+    try:
+        from transformers import masking_utils
+
+        known = "q_offset" in inspect.signature(masking_utils.sdpa_mask).parameters
+    except ImportError:
+        known = False
+    if not known:
         raise ToolchainError(
             f"transformers is {transformers.__version__}, and fagen needs {OLDEST} or later: "
             "python -m pip install --upgrade transformers"
@@ -112,7 +122,7 @@ def mask_of(
     `local_size` is that of a window or chunk in mask_function. What may be skipped says that the
     mask is causal or full where it is not otherwise restricted.
 
-    Raises ValueError for every mask but the two of kernels.
+    Raises ValueError for every mask but the two of kernels, and those in a window or a chunk.
     """
     causal: bool | None = None
     if local_size is None:
@@ -140,11 +150,12 @@ def mask_of(
     if local_size is not None and max(last_query, last_key) >= local_size:
         farthest = [(last_query, kv_offset)] + ([] if causal else [(q_offset, last_key)])
         if not all(_sees(mask_function, batch_size, *pair) for pair in farthest):
-            raise ValueError(
+            refused = (
                 f"the model sees no more than {local_size} keys back or in a chunk, and there are "
                 f"{kv_length}: kernels have no such window yet. Up to {local_size} tokens it "
                 f"hides nothing; for more, {SDPA}"
             )
+            return Mask(causal, q_length, kv_length, refused)
     return Mask(causal, q_length, kv_length)
 
 
@@ -222,6 +233,8 @@ def attend(
             )
         causal = False
     elif isinstance(attention_mask, Mask):
+        if attention_mask.refused:
+            raise ValueError(attention_mask.refused)
         causal = attention_mask.causal
         meant = attention_mask.queries, attention_mask.keys
         if meant != (queries, keys):
