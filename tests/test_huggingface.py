@@ -301,6 +301,7 @@ def test_float32_and_gradients_are_refused_with_what_to_do() -> None:
     assert "no backward yet; call it under torch.no_grad()" in words
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace. is deprecated")
 def test_what_would_forget_to_look_at_masks_is_refused() -> None:
     q, k, v = tensors()
     with pytest.raises(ValueError, match=r"use torch\.compile or torch\.export"):
