@@ -44,7 +44,6 @@ def test_a_page_shows_what_is_really_printed(page):
 
 RESULTS = ROOT / "benchmarks" / "results"
 LINKED = [*fill.PAGES, ROOT / "CHANGELOG.md", *sorted(RESULTS.glob("*.md"))]
-LATER = {ROOT / "docs" / "model.md"}  # in the map before it is there
 
 
 def anchors(page: Path) -> set[str]:
@@ -63,7 +62,7 @@ def test_a_link_leads_somewhere(page):
             continue
         name, _, anchor = target.partition("#")
         file = (page.parent / name).resolve() if name else page
-        assert file.exists() or file in LATER, target
+        assert file.exists(), target
         if anchor and file.suffix == ".md":
             assert anchor in anchors(file), target
 
@@ -72,7 +71,7 @@ def test_the_map_in_the_readme_names_every_page_of_docs_once():
     (mapped,) = re.findall(r"^## Documentation\n(.*?)(?=^## |\Z)", README, re.M | re.S)
     named = re.findall(r"^\| \[.+?\]\((docs/[\w-]+\.md)\) \|", mapped, re.M)
     there = {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
-    assert sorted(named) == sorted(there | {f"docs/{page.name}" for page in LATER})
+    assert sorted(named) == sorted(there)
 
 
 def test_the_first_screen_has_the_picture_the_call_and_the_two_commands():
@@ -216,7 +215,7 @@ def test_files_and_names_that_a_page_speaks_of_are_there(page):
     text = page.read_text(encoding="utf-8")
     folders = "schedules|spaces|examples|templates|docs|benchmarks"
     for path in re.findall(rf"(?<![\w/.\-~])(?:{folders})/[\w/.-]*\w", text):
-        assert "KIND" in path or (ROOT / path).exists() or ROOT / path in LATER, path
+        assert "KIND" in path or (ROOT / path).exists(), path
     for name in re.findall(r"(?<![\w.])fagen\.([a-z]\w*(?:\.\w+)*)", text):
         if not name.endswith(("toml", "git")):
             found = fagen
