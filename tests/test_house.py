@@ -26,7 +26,8 @@ ORDER = [
     *("errors", "paths", "process", "toml_lines", "arch", "vocab", "ledger", "schedule"),
     *("problem", "signature", "launch", "records", "kind", "kinds", "registry"),
     *("render", "toolchain", "machine", "build", "dispatch", "evidence", "picking"),
-    *("e4m3", "kinds.emulate", "runtime", "huggingface", "measure", "kinds.proof"),
+    *("e4m3", "kinds.emulate", "runtime", "huggingface", "flash_attn_interface"),
+    *("measure", "kinds.proof"),
     *("flow", "search", "report", "console", "commands"),
 ]
 
@@ -39,7 +40,10 @@ DOORS = {
     "jinja2": {"render"},
     "subprocess": {"process"},
     "click": {"cli", "console", "commands"},
-    "torch": {"e4m3", "kinds.emulate", "kinds.proof", "runtime", "huggingface", "measure"},
+    "torch": {
+        *("e4m3", "kinds.emulate", "kinds.proof", "runtime", "measure"),
+        *("huggingface", "flash_attn_interface"),
+    },
     "transformers": {"huggingface"},
     "distributed": {"search"},
     "triton": {"measure"},

@@ -110,10 +110,7 @@ def needs_gradient(*tensors: Tensor) -> bool:
 def refuse_other_layout(k: Tensor, v: Tensor, v_layout: str) -> None:
     """Refuse V in the other layout by its name, before its sizes are taken for something else."""
     refuse_word("v_layout", v_layout, V_LAYOUTS)
-    if k.dim() != 4:
-        raise ValueError(
-            f"k has {k.dim()} dimensions; it must have 4: (batch, seqlen, heads, head_dim)"
-        )
+    refuse_rank("k", k)
     _, keys, heads, _ = k.shape
     if v_layout == "rows" and v.shape[1] != keys and v.shape[1] == heads and v.shape[3] >= keys:
         raise ValueError(
@@ -133,11 +130,7 @@ def refuse_unquantisable(q: Tensor, k: Tensor, v: Tensor, scales: str, v_layout:
     refuse_word("scales", scales, SCALES)
     refuse_word("v_layout", v_layout, V_LAYOUTS)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != 4:
-            raise ValueError(
-                f"{name} has {tensor.dim()} dimensions; it must have 4: "
-                "(batch, seqlen, heads, head_dim)"
-            )
+        refuse_rank(name, tensor)
         if tensor.dtype == E4M3:
             raise ValueError(
                 f"{name} is in e4m3 already: fagen.attention takes it with its descale; "
@@ -162,6 +155,15 @@ def refuse_unquantisable(q: Tensor, k: Tensor, v: Tensor, scales: str, v_layout:
         raise ValueError(
             "attention_fp8: q, k or v requires a gradient, and there is no backward yet; call it "
             "under torch.no_grad()"
+        )
+
+
+def refuse_rank(name: str, tensor: Tensor) -> None:
+    """Refuse what is not one of q, k and v by its dimensions alone."""
+    if tensor.dim() != 4:
+        raise ValueError(
+            f"{name} has {tensor.dim()} dimensions; it must have 4: "
+            "(batch, seqlen, heads, head_dim)"
         )
 
 

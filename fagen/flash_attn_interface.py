@@ -1,0 +1,171 @@
+"""FlashAttention-3's forward call in, fagen.attention's answer out, in FlashAttention-3's layout.
+
+Code that imports from `flash_attn_interface` runs with `fagen.flash_attn_interface` instead. Names,
+order and defaults of arguments are those of FlashAttention-3's module; what fagen has no kernels
+for yet raises NotImplementedError, which names the argument or the function.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from fagen.runtime.arguments import E4M3, refuse_rank
+from fagen.runtime.attention import attention
+from fagen.runtime.checks import shape_of
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: Sequence[int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute softmax(softmax_scale · q kᵀ) v, as FlashAttention-3's function of this name does.
+
+    q (B, Sq, H, D), k (B, Sk, Hk, D) and v (B, Sk, Hk, Dv) in fp16, bf16 or e4m3; H a multiple of
+    Hk. softmax_scale is 1/√D if left out. The causal mask is aligned to the bottom right. Of
+    tensors whose last dimension is not contiguous a copy is made.
+
+    q_descale, k_descale and v_descale, (B, Hk) each in fp32, are what e4m3 tensors are to be
+    multiplied by; that of q is of all query heads of a KV head; None is 1. Beside 16-bit tensors
+    they are not read. window_size is (left, right), where a negative number is no bound: windows
+    that amount to no mask or to the causal one are taken.
+
+    These change nothing here: pack_gqa, which is about the order of the work; deterministic, which
+    is about gradients, since the same call gives the same bits anyway; num_splits of 1 or less,
+    since the keys of a row are never split.
+
+    Returns out (B, Sq, H, Dv), in q's dtype or of e4m3 in bf16, and with return_attn_probs also the
+    log-sum-exp (B, H, Sq) in fp32, natural logarithm: zeros and minus infinity for a row that sees
+    no key.
+
+    Raises NotImplementedError for qv, for other windows, for attention_chunk and softcap above 0,
+    num_splits above 1 and any sm_margin; ValueError for a wrong argument, also where a gradient
+    would be needed; and what fagen.attention raises.
+    """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        refuse_rank(name, tensor)
+    if qv is not None:
+        _refuse("qv", "None is none")
+    if attention_chunk > 0:
+        _refuse(f"attention_chunk = {attention_chunk}", "0 is none")
+    if softcap > 0:
+        _refuse(f"softcap = {softcap}", "0.0 is none")
+    if num_splits > 1:
+        _refuse(f"num_splits = {num_splits}", "with 1 or 0 the same is computed without splits")
+    if sm_margin != 0:
+        _refuse(f"sm_margin = {sm_margin}", "0 is none: a kernel takes all SMs")
+    causal = _is_causal(window_size, q.shape[1], k.shape[1], causal=causal)
+    if q.dtype == E4M3:
+        q_descale, k_descale, v_descale = _descales(q, k, q_descale, k_descale, v_descale)
+    else:
+        q_descale = k_descale = v_descale = None
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    return attention(
+        q,
+        k,
+        v,
+        causal=causal,
+        scale=softmax_scale,
+        return_lse=return_attn_probs,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+    )
+
+
+def _refuse(argument: str, instead: str) -> NoReturn:
+    raise NotImplementedError(f"flash_attn_func: {argument} is not there yet in fagen; {instead}")
+
+
+def _is_causal(window: Sequence[int], queries: int, keys: int, *, causal: bool) -> bool:
+    """Whether a window and `causal` amount to the causal mask; False is no mask.
+
+    Raises NotImplementedError where they are neither.
+    """
+    left, right = window
+    # from the last row on the left, and from the first on the right, all keys are in reach of these
+    endless_left = left < 0 or left >= keys - 1
+    endless_right = right < 0 or right >= queries - 1
+    if endless_left and (causal or right == 0):
+        return True
+    if endless_left and endless_right:
+        return False
+    _refuse(f"window_size = ({left}, {right})", "(-1, -1) is none, and (-1, 0) the causal mask")
+
+
+def _descales(
+    q: Tensor, k: Tensor, q_descale: Tensor | None, *others: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Turn descales of q, k and v by KV head into what fagen.attention takes: q's by head, no None.
+
+    Raises ValueError for another shape, or where no number of heads shares a KV head.
+    """
+    (batch, _, heads, _), kv_heads = q.shape, k.shape[2]
+    given = q_descale, *others
+    for name, descale in zip(("q_descale", "k_descale", "v_descale"), given, strict=True):
+        if descale is not None and descale.shape != (batch, kv_heads):
+            raise ValueError(
+                f"{name} has shape {shape_of(descale)}; it must be (batch = {batch}, kv_heads = "
+                f"{kv_heads}), of q too; fagen.attention takes others"
+            )
+    if q_descale is not None and heads != kv_heads:
+        if kv_heads == 0 or heads % kv_heads != 0:
+            raise ValueError(f"heads = {heads} must be a multiple of kv_heads = {kv_heads}")
+        if kv_heads == 1 or q_descale.stride(1) == 0:
+            q_descale = q_descale[:, :1]  # one for all heads: nothing to copy
+        else:
+            q_descale = q_descale.repeat_interleave(heads // kv_heads, 1)
+    made = q_descale, *others
+    if all(descale is not None for descale in made):
+        return made
+    # not kept between calls: it may be of a graph that is captured, or of a trace
+    one = q.new_ones((), dtype=torch.float32)
+    return tuple(one if descale is None else descale for descale in made)
+
+
+# ---- of that module, and not there yet ----------------------------------------------------------
+
+
+def _not_there(name: str, instead: str) -> Callable[..., NoReturn]:
+    """Return a function of this name that says that it is not there, and what to do instead."""
+    said = f"{name} is not there yet in fagen; {instead}"
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise NotImplementedError(said)
+
+    refuse.__name__ = refuse.__qualname__ = name
+    refuse.__doc__ = f"Raise NotImplementedError: {said}."
+    return refuse
+
+
+flash_attn_varlen_func = _not_there(
+    "flash_attn_varlen_func", "flash_attn_func takes one sequence at a time, q[None, start:end]"
+)
+flash_attn_qkvpacked_func = _not_there(
+    "flash_attn_qkvpacked_func", "flash_attn_func takes *qkv.unbind(-3) without a copy"
+)
+flash_attn_with_kvcache = _not_there(
+    "flash_attn_with_kvcache", "flash_attn_func takes k_cache[:, :length], all of one length"
+)
+flash_attn_combine = _not_there(
+    "flash_attn_combine", "fagen.combine computes it; its lses are (splits, batch, heads, seqlen)"
+)
+get_scheduler_metadata = _not_there(
+    "get_scheduler_metadata", "flash_attn_func needs none: leave scheduler_metadata out"
+)
