@@ -54,12 +54,13 @@ def flash_attn_func(
     log-sum-exp (B, H, Sq) in fp32, natural logarithm: zeros and minus infinity for a row that sees
     no key.
 
-    Raises NotImplementedError for qv, for other windows, for attention_chunk and softcap above 0,
-    num_splits above 1 and any sm_margin; ValueError for a wrong argument, also where a gradient
-    would be needed; and what fagen.attention raises.
+    Raises NotImplementedError for qv, other windows, attention_chunk and softcap above 0,
+    num_splits above 1 and an sm_margin other than 0; ValueError for a wrong argument, also where a
+    gradient would be needed; and what else fagen.attention raises.
     """
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        refuse_rank(name, tensor)
+    if not q.dim() == k.dim() == v.dim() == 4:
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            refuse_rank(name, tensor)
     if qv is not None:
         _refuse("qv", "None is none")
     if attention_chunk > 0:
@@ -75,11 +76,10 @@ def flash_attn_func(
         q_descale, k_descale, v_descale = _descales(q, k, q_descale, k_descale, v_descale)
     else:
         q_descale = k_descale = v_descale = None
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     return attention(
-        q,
-        k,
-        v,
+        q if q.stride(3) == 1 else q.contiguous(),
+        k if k.stride(3) == 1 else k.contiguous(),
+        v if v.stride(3) == 1 else v.contiguous(),
         causal=causal,
         scale=softmax_scale,
         return_lse=return_attn_probs,
@@ -99,7 +99,7 @@ def _is_causal(window: Sequence[int], queries: int, keys: int, *, causal: bool) 
     Raises NotImplementedError where they are neither.
     """
     left, right = window
-    # from the last row on the left, and from the first on the right, all keys are in reach of these
+    # a bound within which even the row farthest from it sees all keys on that side is none
     endless_left = left < 0 or left >= keys - 1
     endless_right = right < 0 or right >= queries - 1
     if endless_left and (causal or right == 0):
@@ -114,7 +114,7 @@ def _descales(
 ) -> tuple[Tensor, ...]:
     """Turn descales of q, k and v by KV head into what fagen.attention takes: q's by head, no None.
 
-    Raises ValueError for another shape, or where no number of heads shares a KV head.
+    Raises ValueError for another shape, or where H is no multiple of Hk.
     """
     (batch, _, heads, _), kv_heads = q.shape, k.shape[2]
     given = q_descale, *others

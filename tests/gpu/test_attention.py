@@ -8,6 +8,7 @@ import torch
 import fagen
 from fagen.dispatch.choice import OPEN_KEYS
 from fagen.errors import FagenError
+from fagen.flash_attn_interface import flash_attn_func
 from fagen.kinds.forward.reference import reference
 
 pytestmark = pytest.mark.gpu
@@ -93,3 +94,35 @@ def test_in_e4m3_it_is_captured_with_its_quantisers(qkv):
     captured.fill_(math.nan)
     graph.replay()
     assert torch.equal(captured, fagen.attention_fp8(*qkv, causal=True))
+
+
+@pytest.mark.parametrize("descales", ["of each KV head", "shared", "none"])
+def test_as_flash_attention_3_is_called_e4m3_is_captured_and_near_fp64(qkv, descales):
+    q, k, v = (x.to(torch.float8_e4m3fn) for x in qkv)
+    sizes = {
+        "of each KV head": torch.tensor([[0.5, 2.0], [4.0, 0.25]]).to(q.device),
+        "shared": torch.tensor(0.5).to(q.device).expand(2, 2),
+        "none": None,
+    }[descales]
+
+    def call():
+        return flash_attn_func(q, k, v, None, True, None, *[sizes] * 3, return_attn_probs=True)
+
+    out, lse = call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    for tensor in captured:
+        tensor.fill_(math.nan)
+    graph.replay()
+    assert torch.equal(captured[0], out) and torch.equal(captured[1], lse)
+
+    real = [x.double() for x in (q, k, v)]
+    if sizes is not None:
+        by_head = [sizes.double().repeat_interleave(x.shape[2] // 2, 1) for x in real]
+        real = [x * size[:, None, :, None] for x, size in zip(real, by_head, strict=True)]
+    exact, exact_lse = reference(*real, mask="causal", scale=1 / 8)
+    assert out.dtype == torch.bfloat16
+    # three bits of mantissa of P
+    assert float((out - exact).square().mean().sqrt()) < 0.05 * float(exact.square().mean().sqrt())
+    torch.testing.assert_close(lse.double(), exact_lse, rtol=2e-3, atol=0.1)
