@@ -6,6 +6,9 @@ Each kind names one record of errors and one of speeds.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+Divisor = Annotated[float, "above 0"]  # what others are set in relation to
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ class Bandwidth:
     heads: int
     given: bool  # whether descales and means were; else what is not of a block is found first
     gb_per_s: float  # of bytes moved, each reading of the input counted
-    copy_gb_per_s: float
+    copy_gb_per_s: Divisor
 
     @property
     def ratio(self) -> float:
@@ -147,7 +150,7 @@ class MergeError:
     splits: int
     lses: str  # how they are spread
     error: float  # max |out - fp64| / max |a row's partial outputs|
-    allowed: float  # of so many fp32 roundings, and of the output's own
+    allowed: Divisor  # of so many fp32 roundings, and of the output's own
     lse_error: float  # max |lse - fp64| / max(1, |fp64|)
     lse_allowed: float
     differing: int  # numbers that are not the emulation's, to the bit: none may
@@ -180,7 +183,7 @@ class MergeBandwidth:
     heads: int
     splits: int
     megabytes: float  # moved: partial outputs and LSEs read, outputs and LSEs written
-    microseconds: float
+    microseconds: Divisor
     copy_microseconds: float
 
     @property

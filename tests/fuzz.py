@@ -97,11 +97,12 @@ def soup(files: tuple[str, ...]) -> st.SearchStrategy[str]:
 def contents(files: tuple[str, ...]) -> st.SearchStrategy[bytes]:
     """What a file may hold: most of it is near to what a door takes."""
     texts = st.one_of(altered(files), altered(files), altered(files), soup(files))
-    encoded = st.builds(_encoded, texts, st.sampled_from(ENCODINGS))
-    return encoded | encoded | encoded | st.binary(max_size=100)
+    near = st.builds(encoded, texts, st.sampled_from(ENCODINGS))
+    return near | near | near | st.binary(max_size=100)
 
 
-def _encoded(text: str, encoding: str) -> bytes:
+def encoded(text: str, encoding: str) -> bytes:
+    """A text as bytes; "crlf" is UTF-8 with other ends of lines."""
     if encoding == "crlf":
         return text.replace("\n", "\r\n").encode(errors="replace")
     return text.encode(encoding, errors="replace")

@@ -178,6 +178,40 @@ def test_a_file_that_is_no_evidence_is_said_to_be_unreadable(folder, text):
     assert kinds(folder) == ["unreadable"]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("600.0", "1" + "0" * 400, "tflops is 1000"),
+        ("600.0", "NaN", "tflops is NaN"),
+        ("600.0", "-600.0", "tflops is -600"),
+        ('"NVIDIA H200"', '"\\u001b[2J"', r'card is "\\u001b\[2J"'),
+        ('"NVIDIA H200"', f'"{"x" * 501}"', "card is "),
+        ('"driver"', '"\\u001b"', r"fields: \\u001b, driver"),
+        ("600.0", "[" * 60_000, "not evidence that this fagen can read"),
+        ("600.0", " " * 70_000, "longer than 65,536 bytes"),
+    ],
+)
+def test_what_no_gpu_can_have_found_is_no_evidence(folder, old, new, said):
+    path = evidence_path(SLUG, folder)
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(VerificationError, match=said) as refusal:
+        read(SLUG, folder)
+    assert str(refusal.value).isprintable() and len(str(refusal.value)) < 500
+
+
+def test_a_copy_that_took_no_time_or_all_of_it_is_no_evidence(tmp_path):
+    slug = "quant_fp16_d128_rot_shead"
+    made = dict(slug=slug, errors=(), speeds=(Bandwidth(4, 16, 16, True, 3_600.0, 0.0),))
+    write(dataclasses.replace(EVIDENCE, **made), tmp_path)
+    with pytest.raises(VerificationError, match=r"copy_gb_per_s is 0\.0"):
+        read(slug, tmp_path)
+
+
+def test_a_kernel_that_is_no_text_is_drift(folder):
+    (folder / f"{SLUG}.cu").write_bytes(b"\xff")
+    assert kinds(folder) == ["drift"]
+
+
 JUNK = st.sampled_from([None, True, -1, 0.5, "x", [], ["x"], [1], {}, {"a": 1}, [{}], 1e999])
 
 
@@ -301,6 +335,9 @@ def test_the_ratio_to_cudnn_is_none_where_cudnn_could_not():
             b'["a\\u001b[2J\\n"]\nreason = "x"\n',
             r":1: [a\u001b[2J\u000a] needs a date and a reason",
         ),
+        (b'[a]\ndate = "x"\nreason = "\\u001b[2J"\n', ":1: [a] needs a line of text"),
+        (b'[a]\ndate = "x"\nreason = 0x' + b"f" * 4000, ":1: [a] needs a line of text"),
+        (b'["a\\u001b"]\ndate = "x"\nreason = "x"\n', r":1: [a\u001b] needs a line of text"),
     ],
 )
 def test_excuses_that_nobody_meant_are_refused_in_a_line_that_can_be_printed(

@@ -1,6 +1,7 @@
 """Check generated/ against fresh renderings: every kernel is as rendered today, with evidence."""
 
 import dataclasses
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from fagen.errors import VerificationError
 from fagen.evidence.store import UNVERIFIED, Evidence, Excuse, home, read, read_excuses
 from fagen.paths import locate
 from fagen.render import Source
+from fagen.toml_lines import printable
 
 _TAKEN_OVER = ", or give its kernel's new name to `fagen verify --same-code`, which takes it over"
 
@@ -84,7 +86,8 @@ def staleness(
         )
     if evidence.flags != tuple(toolchain.FLAGS):
         odd = sorted(set(evidence.flags) ^ set(toolchain.FLAGS))
-        reasons.append(f"compiler flags differ: {' '.join(odd) or 'their order'}")
+        said = textwrap.shorten(" ".join(odd), 300, placeholder=" …")
+        reasons.append(f"compiler flags differ: {said or 'their order'}")
     if cutlass is not None and evidence.cutlass != cutlass:
         reasons.append(f"CUTLASS is {cutlass}, it ran with {evidence.cutlass}")
     same_compiler = compiler is None or compiler == evidence.compiler
@@ -139,7 +142,7 @@ def _drift(source: Source, folder: Path | None) -> list[Fault]:
         return [
             Fault(source.slug, "missing", f"{path.name} is not in {path.parent.name}/: {remedy}")
         ]
-    if path.read_text(encoding="utf-8") != source.kernel:
+    if path.read_text(encoding="utf-8", errors="replace") != source.kernel:
         told = f"{path.name} is not what its schedule renders to today: {remedy}"
         return [Fault(source.slug, "drift", told)]
     return []
@@ -188,7 +191,7 @@ def _orphans(
     belongs.add(root / UNVERIFIED)
     found = [
         Fault(
-            path.relative_to(root).as_posix(),
+            printable(path.relative_to(root).as_posix()),
             "orphan",
             "no schedule makes this file: delete it"
             + (_TAKEN_OVER if path.suffix == ".json" else ""),

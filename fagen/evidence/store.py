@@ -1,9 +1,11 @@
 """Evidence that one source ran, right and how fast: read and written beside its kernel."""
 
 import dataclasses
+import datetime
 import json
 import math
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,11 +15,15 @@ from typing import Any, get_origin, get_type_hints
 
 from fagen.errors import FagenError, ScheduleError, VerificationError
 from fagen.paths import locate, write_whole
+from fagen.records import Divisor
 from fagen.registry import committed_file, from_slug, kind_of_slug
 from fagen.toml_lines import dotted, read_text, read_toml
 
 UNVERIFIED = "unverified.toml"
 _EXCUSES = 131_072  # bytes of it at most
+_EVIDENCE = 65_536  # bytes of a kernel's at most
+_LINE = 500  # characters of a text in either
+_COUNTS = 2**63  # all whole numbers are below
 _HASH = re.compile(r'"([0-9a-f]{64})"')
 
 
@@ -74,7 +80,8 @@ def read(slug: str, folder: Path | None = None) -> Evidence | None:
 def rendered_hash(slug: str, folder: Path | None = None) -> str | None:
     """The hash that a kernel in generated/ says of itself; None where there is no such kernel."""
     path = home(slug, folder) / f"{slug}.cu"
-    found = _HASH.findall(path.read_text(encoding="utf-8")) if path.exists() else []
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    found = _HASH.findall(text)
     return found[-1] if found else None  # in its last function
 
 
@@ -103,10 +110,10 @@ def _is_of_a_schedule(slug: str, *, committed: bool) -> bool:
 def _read_file(path: Path) -> Evidence:
     slug = path.stem
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(_text_of(path, "evidence", _EVIDENCE))
         kind = kind_of_slug(slug)
         found: Evidence = _decoded(Evidence, data, {"errors": kind.errors, "speeds": kind.speeds})
-    except (ValueError, TypeError) as error:
+    except (ValueError, RecursionError) as error:
         raise VerificationError(
             f"{path.name}: not evidence that this fagen can read: {error}; "
             f"`fagen verify` writes it anew"
@@ -128,13 +135,13 @@ def read_excuses(folder: Path | None = None) -> dict[str, Excuse]:
     """What generated/unverified.toml says, by slug; empty where there is no such file.
 
     The file holds a table per kernel: `[slug]`, `date = "2026-01-31"`, `reason = "..."`. Raises
-    VerificationError where an entry lacks either.
+    VerificationError where an entry lacks either, or where one is no line of text.
     """
     path = (folder or locate("generated")) / UNVERIFIED
     if not path.exists():
         return {}
     try:
-        tables, origin = read_toml(read_text(path, "list of excuses", _EXCUSES), path.name)
+        tables, origin = read_toml(_text_of(path, "list of excuses", _EXCUSES), path.name)
     except ScheduleError as error:
         raise VerificationError(str(error)) from error
     excuses = {}
@@ -142,8 +149,21 @@ def read_excuses(folder: Path | None = None) -> dict[str, Excuse]:
         if not isinstance(entry, dict) or set(entry) != {"date", "reason"}:
             said = f"{origin.at(slug)}: [{dotted((slug,))}] needs a date and a reason alone"
             raise VerificationError(said)
-        excuses[slug] = Excuse(str(entry["date"]), str(entry["reason"]))
+        date, reason = entry["date"], entry["reason"]
+        date = date.isoformat() if isinstance(date, datetime.date) else date
+        if not all(map(_is_text, (slug, date, reason))):
+            said = f"{origin.at(slug)}: [{dotted((slug,))}] needs a line of text each as its name, "
+            raise VerificationError(f"{said}date and reason, of at most {_LINE} characters")
+        excuses[slug] = Excuse(date, reason)
     return excuses
+
+
+def _text_of(path: Path, what: str, most: int) -> str:
+    """The text of a file here.  Raises VerificationError where it can be none of `what`."""
+    try:
+        return read_text(path, what, most)
+    except ScheduleError as error:
+        raise VerificationError(str(error)) from None
 
 
 def _encoded(evidence: Evidence) -> dict[str, Any]:
@@ -180,7 +200,8 @@ def _decoded(record: type, data: Any, parts: Mapping[str, type] | None = None) -
     names = {field.name for field in dataclasses.fields(record)}
     if not isinstance(data, dict) or set(data) != names:
         odd = sorted(set(data) ^ names) if isinstance(data, dict) else [type(data).__name__]
-        raise ValueError(f"{record.__name__} has missing or unknown fields: {', '.join(odd)}")
+        said = textwrap.shorten(", ".join(dotted((name,)) for name in odd), 300, placeholder=" …")
+        raise ValueError(f"{record.__name__} has missing or unknown fields: {said}")
     values = dict(data)
     for name, wanted in _types(record).items():
         value = data[name]
@@ -194,15 +215,26 @@ def _decoded(record: type, data: Any, parts: Mapping[str, type] | None = None) -
     return record(**values)
 
 
-_types = cache(get_type_hints)
+@cache
+def _types(record: type) -> dict[str, Any]:
+    return get_type_hints(record, include_extras=True)
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+    """Whether it is a line that a terminal can show: refusals and lists quote it as it is."""
+    return isinstance(value, str) and value.isprintable() and len(value) <= _LINE
 
 
 def _is(value: Any, wanted: Any) -> bool:
-    """Whether a value out of JSON is of a field's type."""
+    """Whether a value out of JSON is of a field's type, and may have been found."""
+    if wanted is Divisor:
+        return _is(value, float) and value > 0
     if wanted is float:
         wanted = int | float
-    return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
+    if wanted is bool or isinstance(value, bool):
+        return wanted is bool and isinstance(value, bool)
+    if not isinstance(value, wanted):
+        return False
+    if isinstance(value, str):
+        return _is_text(value)
+    return value is None or 0 <= value < (_COUNTS if isinstance(value, int) else math.inf)

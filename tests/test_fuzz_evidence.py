@@ -1,0 +1,181 @@
+"""Evidence that nobody meant: it is refused in words, or can be judged, listed and written again.
+
+The same cases in every run; what fails is shrunk to the fewest changes that still do.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fagen import report
+from fagen.errors import VerificationError
+from fagen.evidence import UNVERIFIED, evidence_path, faults, read, read_excuses, write
+from fagen.registry import ENTRIES, from_slug, schedules
+from fagen.render import Source
+from tests.fuzz import ENCODINGS, FEW, LONGEST, MANY, SNIPPETS, contents, encoded, settings
+
+
+def shortest(kind: str) -> tuple[str, str]:
+    """A committed kernel of a kind, and its evidence at one shape."""
+    path = min(evidence_path(schedule.stem) for schedule in schedules(kind))
+    data = json.loads(path.read_text())
+    for part in ("flags", "errors", "speeds"):
+        del data[part][1:]
+    return path.stem, json.dumps(data)
+
+
+WHOLE = dict(map(shortest, ENTRIES))
+CODES = {"machine_codes": dict.fromkeys(WHOLE, "a" * 64), "cutlass": "4.2.0"}
+EXCUSES = (
+    '[fwd_fp16_d64_full_m64n64]\ndate = "2026-11-21"\nreason = "no GPU at hand"\n',
+    "[a]\ndate = 2026-11-21\nreason = \"x\"\n['b c']\nreason = 'é'\ndate = 2026-11-21\n",
+)
+
+anything = st.sampled_from(
+    [
+        *(None, True, 0, -1, 3, 0.0, 0.5, -0.0, 5e-324, 1e308, 2**63, 10**400, float("nan")),
+        *(float("inf"), "", "x", "a\nb", "\x1b[2J", "\x9b", "\u202e", "\ud800", "é" * 600, [], {}),
+        *([[]], [1], ["x" * 70_000], {"a": 1}, ["-O3"] * 900, [{}], "fwd_fp16_d64_full_m64n64"),
+    ]
+)
+in_json = st.tuples(
+    st.sampled_from(["value", "value", "value", "gone", "more", "twice"]),
+    st.lists(st.integers(0, 40), min_size=1, max_size=3),
+    anything,
+)
+in_text = st.tuples(st.just("text"), st.integers(0, 4000), st.sampled_from([*SNIPPETS, "[" * 9000]))
+changes = st.lists(st.one_of(in_json, in_json, in_json, in_text), max_size=4)
+
+
+@st.composite
+def files(draw: st.DrawFn) -> tuple[str, bytes]:
+    """Draw a slug and what its evidence holds."""
+    slug = draw(st.sampled_from(sorted(WHOLE)))
+    text = WHOLE[slug]
+    for kind, where, what in draw(changes):
+        if kind == "text":
+            text = text[:where] + what + text[where:]
+        else:
+            text = altered(text, kind, where, what)
+    return slug, encoded(text, draw(st.sampled_from(ENCODINGS)))
+
+
+def altered(text: str, kind: str, where: list[int], value: Any) -> str:
+    """Change the value that these steps lead to; text that is no JSON any more stays as it is."""
+    try:
+        whole = node = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    for number, step in enumerate(where):
+        if not isinstance(node, dict | list) or not node:
+            break
+        keys = [*node] if isinstance(node, dict) else [*range(len(node))]
+        key = keys[step % len(keys)]
+        if number < len(where) - 1 and isinstance(node[key], dict | list) and node[key]:
+            node = node[key]
+            continue
+        if kind == "gone":
+            del node[key]
+        elif kind == "more" and isinstance(node, dict):
+            node[str(value)[:5000]] = value
+        elif kind == "twice" and isinstance(node, list):
+            node *= 30
+        else:
+            node[key] = value
+        break
+    return json.dumps(whole)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is flat, and taken for generated/ by who lists what is known of a kernel."""
+    monkeypatch.setattr("fagen.evidence.store.home", lambda slug, folder=None: tmp_path)
+    monkeypatch.setattr("fagen.evidence.store.locate", lambda name: tmp_path)
+    return tmp_path
+
+
+def fault_lines(folder: Path, *slugs: str) -> Counter[str]:
+    """Take all that is wrong there; return how often each kind of it is."""
+    sources = [Source(slug, "int x;\n", "", "a" * 64, "e" * 64) for slug in slugs]
+    told = faults(sources, folder, **CODES)
+    in_lines([str(fault) for fault in told])
+    return Counter(fault.kind for fault in told)
+
+
+def in_lines(lines: Iterable[str]) -> None:
+    """Judge what is printed: no line of it obeys, or fills a screen."""
+    for line in lines:
+        assert line.isprintable() and len(line) <= 2 * LONGEST, line
+
+
+def judge(folder: Path, slug: str, content: bytes) -> None:
+    """Make all that is made of a file of evidence."""
+    for old in folder.iterdir():
+        old.unlink()
+    path = evidence_path(slug, folder)
+    path.write_bytes(content)
+    (folder / f"{slug}.cu").write_text("int x;\n")
+    kinds = fault_lines(folder, slug)
+    in_lines(map(str, report.listed(from_slug(slug)).values()))
+    try:
+        found = read(slug, folder)
+    except VerificationError as error:
+        in_lines([str(error)])
+        assert path.name in str(error) and kinds == {"unreadable": 1}
+        return
+    assert found and set(kinds) <= {"stale", "failed"}
+    in_lines(report.proved(found).split("\n"))
+    for speed in found.speeds:
+        assert speed.ratio is None or speed.ratio >= 0 or math.isnan(speed.ratio)
+        in_lines([speed.figure])
+    kept = write(found, folder).read_bytes()
+    assert write(read(slug, folder), folder).read_bytes() == kept
+
+
+def judge_excuses(folder: Path, content: bytes) -> None:
+    """Make all that is made of a list of kernels without evidence."""
+    path = folder / UNVERIFIED
+    path.write_bytes(content)
+    kinds = fault_lines(folder)
+    in_lines(map(str, report.listed(from_slug(next(iter(WHOLE)))).values()))
+    try:
+        excuses = read_excuses(folder)
+    except VerificationError as error:
+        in_lines([str(error)])
+        assert UNVERIFIED in str(error) and kinds == {"unreadable": 1}
+        return
+    assert kinds["orphan"] == len(excuses)
+    in_lines(text for slug, excuse in excuses.items() for text in (slug, *vars(excuse).values()))
+
+
+def held(cases: int, folder: Path) -> None:
+    settings(cases)(given(files())(lambda drawn: judge(folder, *drawn)))()
+
+
+def excuses_held(cases: int, folder: Path) -> None:
+    settings(cases)(given(contents(EXCUSES))(lambda content: judge_excuses(folder, content)))()
+
+
+def test_evidence_is_read_or_refused_in_words(folder: Path) -> None:
+    held(FEW, folder)
+
+
+def test_so_are_excuses(folder: Path) -> None:
+    excuses_held(FEW, folder)
+
+
+@pytest.mark.long
+def test_so_is_very_much_evidence(folder: Path) -> None:
+    held(MANY, folder)
+
+
+@pytest.mark.long
+def test_so_are_very_many_excuses(folder: Path) -> None:
+    excuses_held(MANY, folder)
