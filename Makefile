@@ -19,6 +19,8 @@ READERS := nvidia-cuda-nvdisasm==13.2.51 nvidia-cuda-cuobjdump==13.2.51
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check $(if $(CI),--quiet)
+# fagen's cache of kernels lies there too: a home need not be there, nor be writable
+export FAGEN_CACHE ?= $(abspath $(VENV))/cache
 # stops a recipe with a message, and with fagen's exit code for a missing tool
 fail = { printf '%s\n' $(1) >&2; exit 3; }
 
@@ -33,7 +35,7 @@ help:
 	@echo 'make docs       write what fagen really prints into README.md and docs/'
 	@echo 'make test-long  the tests that CI has no time for: more kernels, more cases'
 	@echo 'make gpu-tests  the tests that need a Hopper GPU; SAMPLE=16: a few minutes of them'
-	@echo 'make clean      remove .venv and what tools left behind; built kernels stay in the cache'
+	@echo 'make clean      remove .venv, kernels built there and what tools left behind'
 	@echo
 	@echo 'PYTHON=python3.12 picks another Python, SCHEDULE=my.toml another schedule for the demo.'
 

@@ -1,8 +1,10 @@
 """The README and the guide pages: what they show is really printed, what they name is there."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -233,3 +235,14 @@ def test_the_makefile_and_the_pages_name_the_versions_that_fagen_asks_for():
     assert len(pins) == 4
     for pin in pins:
         assert pin in makefile and pin in page
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
+@pytest.mark.parametrize("named", [{}, {"FAGEN_CACHE": "/of/my/own"}], ids=["", "named"])
+def test_what_make_builds_lies_in_its_environment_unless_the_cache_is_named(named, tmp_path):
+    """A user's home may be one that nobody can write to, or none."""
+    asked = "asked: ; @printenv FAGEN_CACHE"
+    command = ["make", "-s", "-f", ROOT / "Makefile", "--eval", asked, "asked"]
+    found = {"PATH": os.environ["PATH"], "HOME": "/dev/null", **named}
+    said = subprocess.run(command, cwd=tmp_path, env=found, capture_output=True, text=True)
+    assert said.stdout.strip() == named.get("FAGEN_CACHE", str(tmp_path / ".venv" / "cache"))
