@@ -5,7 +5,9 @@ The same cases in every run; what fails is shrunk to the shortest text that stil
 
 import json
 import math
+import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +17,7 @@ from fagen.errors import ScheduleError
 from fagen.kinds.forward.keys import Schedule
 from fagen.search import rows
 from fagen.search.choice import Chooser
-from fagen.search.files import read_spaces
+from fagen.search.files import parse_spaces, read_spaces
 from fagen.search.run import anchors, summary
 from fagen.search.space import MAX_POINTS, parse_space, survey
 
@@ -131,6 +133,60 @@ def test_a_space_is_refused_in_words_or_can_be_searched(text):
 @given(texts)
 def test_so_are_ten_thousand(text):
     judge(text)
+
+
+# ---- several in one file ------------------------------------------------------------------------
+
+
+def nested(text: str) -> str:
+    """A space as one of several."""
+    return "[[space]]\n" + re.sub(r"^(\[+)", r"\1space.", text, flags=re.MULTILINE)
+
+
+def refused(call: Callable[..., object], text: str) -> str:
+    """The refusal of a text, of which each line names the file and can be printed, or ""."""
+    try:
+        call(text, "x.toml")
+    except ScheduleError as error:
+        lines = str(error).split("\n")
+        assert all(line.startswith("x.toml") and line.isprintable() for line in lines), lines
+        return str(error)
+    return ""
+
+
+def judge_several(texts: list[str]) -> None:
+    """Several spaces are what each of them is alone; what is wrong with one is wrong with all."""
+    if len(texts) == 2:
+        texts[1] = texts[1].replace('"fp16"', '"bf16"').replace("fwd_fp16", "fwd_bf16")
+    whole = "".join(map(nested, texts))
+    said = refused(parse_spaces, whole)
+    if any(refused(parse_space, text) for text in texts):
+        assert said
+    elif not said:
+        for found, text in zip(parse_spaces(whole, "x.toml"), texts, strict=True):
+            alone = parse_space(text, "x.toml")
+            assert replace(found, text="") == replace(alone, text="")
+    else:
+        assert "is searched in another space too" in said or "make several files" in said
+
+
+spaces = st.lists(sensible() | sensible() | altered(), min_size=1, max_size=3)
+
+
+@settings(**fuzz, max_examples=200)
+@given(spaces)
+def test_several_spaces_are_refused_in_words_or_each_is_what_it_is_alone(texts):
+    judge_several(texts)
+
+
+@pytest.mark.long
+@settings(**fuzz, max_examples=10_000)
+@given(spaces)
+def test_so_are_ten_thousand_files_of_several(texts):
+    judge_several(texts)
+
+
+# ---- files ---------------------------------------------------------------------------------------
 
 
 @settings(**fuzz, max_examples=100)
