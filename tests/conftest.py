@@ -1,5 +1,6 @@
 """Shared by all tests: a cache of built kernels that outlives a run, and kernels by their slugs."""
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -47,13 +48,20 @@ class Built:
 
 @pytest.fixture(scope="session", autouse=True)
 def kernel_cache(pytestconfig: pytest.Config) -> Iterator[Path]:
-    """No test touches the user's cache or configuration; what one builds the next run finds."""
+    """No test touches the user's home, nor needs one; what one builds the next run finds.
+
+    What tests make by hand is nobody else's to write to, as fagen asks of a cache, under any umask.
+    """
     folder = pytestconfig.rootpath / ".pytest_cache" / "fagen"
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", "/dev/null/home")  # where root cannot write either
+        patch.setenv("MPLCONFIGDIR", str(folder.with_name("matplotlib")))  # which finds fonts once
         patch.setenv("FAGEN_CACHE", str(folder))
         patch.setenv("XDG_CONFIG_HOME", str(folder / "no configuration"))
+        umask = os.umask(0o022)
         prune(older_than=7 * DAY)
         yield folder
+        os.umask(umask)
 
 
 @pytest.fixture(scope="session")
