@@ -188,7 +188,7 @@ def test_a_file_that_is_no_evidence_is_said_to_be_unreadable(folder, text):
         ('"NVIDIA H200"', f'"{"x" * 501}"', "card is "),
         ('"driver"', '"\\u001b"', r"fields: \\u001b, driver"),
         ("600.0", "[" * 60_000, "not evidence that this fagen can read"),
-        ("600.0", " " * 70_000, "longer than 65,536 bytes"),
+        ("600.0", " " * 140_000, "longer than 131,072 bytes"),
     ],
 )
 def test_what_no_gpu_can_have_found_is_no_evidence(folder, old, new, said):

@@ -20,8 +20,7 @@ from fagen.registry import committed_file, from_slug, kind_of_slug
 from fagen.toml_lines import dotted, read_text, read_toml
 
 UNVERIFIED = "unverified.toml"
-_EXCUSES = 131_072  # bytes of it at most
-_EVIDENCE = 65_536  # bytes of a kernel's at most
+_BYTES = 131_072  # of it, or of a kernel's evidence, at most
 _LINE = 500  # characters of a text in either
 _COUNTS = 2**63  # all whole numbers are below
 _HASH = re.compile(r'"([0-9a-f]{64})"')
@@ -110,7 +109,7 @@ def _is_of_a_schedule(slug: str, *, committed: bool) -> bool:
 def _read_file(path: Path) -> Evidence:
     slug = path.stem
     try:
-        data = json.loads(_text_of(path, "evidence", _EVIDENCE))
+        data = json.loads(_text_of(path, "evidence", _BYTES))
         kind = kind_of_slug(slug)
         found: Evidence = _decoded(Evidence, data, {"errors": kind.errors, "speeds": kind.speeds})
     except (ValueError, RecursionError) as error:
@@ -141,7 +140,7 @@ def read_excuses(folder: Path | None = None) -> dict[str, Excuse]:
     if not path.exists():
         return {}
     try:
-        tables, origin = read_toml(_text_of(path, "list of excuses", _EXCUSES), path.name)
+        tables, origin = read_toml(_text_of(path, "list of excuses", _BYTES), path.name)
     except ScheduleError as error:
         raise VerificationError(str(error)) from error
     excuses = {}
