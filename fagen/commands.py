@@ -1,12 +1,21 @@
-"""Commands that only look: which kernel serves a call, what a schedule may say."""
+"""Commands beside the flow: which kernel serves a call, what schedules may say, and vendoring."""
 
-from typing import Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fagen import registry
-from fagen.console import JSON, answer, as_text
+from fagen.console import JSON, SCHEDULES, answer, as_text
+from fagen.errors import FagenError
+from fagen.toml_lines import printable
 from fagen.vocab import DTYPES, OUT_DTYPES, V_LAYOUTS
+
+if TYPE_CHECKING:
+    from fagen.schedule import Schedule
+
+VENDORED = ("source",)  # formats, as fagen.vendor has them
 
 
 @click.command()
@@ -62,3 +71,60 @@ def schema(name: str) -> None:
       fagen schema --kind quantize
     """
     click.echo(as_text(registry.kind(name).schedule.json_schema()))
+
+
+@click.command()
+@SCHEDULES
+@click.option("--manifest", type=click.Path(path_type=Path), help="Names and schedules: TOML.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    help="The folder.",
+)
+@click.option("--name", help="Of library, header and functions; else fagen_kernels.")
+@click.option("--format", "form", type=click.Choice(VENDORED), help="What kind of folder; source.")
+@click.option("--with-cutlass", is_flag=True, help="The CUTLASS headers that are needed as well.")
+@click.option("--force", is_flag=True, help="Overwrite what was edited since it was written.")
+@JSON
+def vendor(
+    schedules: "tuple[Schedule, ...]",
+    manifest: Path | None,
+    output: Path,
+    name: str | None,
+    form: str | None,
+    with_cutlass: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write kernels as a folder that builds in any tree, without fagen.
+
+    Into it go the kernels, a C header, a dispatcher, CMake files, a test program and a README. The
+    same command again updates the folder. Files that were edited since are left as they are, and
+    are named; the exit code is 1 if they would have changed.
+
+    \b
+    Examples:
+      fagen vendor fwd_bf16_d128_causal_m128n128 -o third_party/attention
+      fagen vendor my.toml other.toml -o attention --name my_attention --with-cutlass
+      fagen vendor --manifest vendor.toml -o attention
+    """
+    from fagen import vendor as vendoring
+
+    if bool(schedules) == bool(manifest):
+        raise click.UsageError("name SCHEDULES, or a file of them by --manifest")
+    if manifest:
+        if name or form or with_cutlass:
+            raise click.UsageError("--name, --format and --with-cutlass stand in the manifest")
+        asked = vendoring.read(manifest)
+    else:
+        asked = vendoring.asked(name or "fagen_kernels", schedules, form or "source", with_cutlass)
+    written = vendoring.vendor(asked, output, force=force)
+    wrong = FagenError(written.fault) if written.fault else None
+    counts = {"new": written.new, "updated": written.updated, "removed": written.removed}
+    told = [f"{what} {path}" for what, paths in counts.items() for path in paths]
+    told += [f"edited {path}, left as it is" for path in written.edited]
+    changed = sum(map(len, counts.values()))
+    told.append(f"{printable(str(output))}: {changed} files changed, {len(written.unchanged)} not")
+    answer(as_json, asdict(written), told, wrong)

@@ -22,7 +22,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def locate(name: str) -> Path:
-    """Find `templates`, `schedules`, `generated` or `cli.py`.
+    """Find `templates`, `schedules`, `generated`, `cli.py` or `LICENSE`.
 
     In an installed wheel they are inside the package, in a checkout beside it; a wheel has no
     `generated`.

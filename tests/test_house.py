@@ -25,7 +25,7 @@ PACKAGE = Path(fagen.__file__).parent
 ORDER = [
     *("errors", "paths", "process", "toml_lines", "arch", "vocab", "ledger", "schedule"),
     *("problem", "signature", "launch", "records", "kind", "kinds", "registry"),
-    *("render", "toolchain", "machine", "build", "dispatch", "evidence", "picking"),
+    *("render", "toolchain", "machine", "build", "dispatch", "evidence", "picking", "vendor"),
     *("e4m3", "kinds.emulate", "runtime", "huggingface", "flash_attn_interface"),
     *("measure", "kinds.proof"),
     *("flow", "search", "report", "console", "commands"),
@@ -307,6 +307,7 @@ def test_a_schedule_is_checked_and_becomes_source_without_torch(name, tmp_path):
         ["check", slug],
         ["check", "--explain", "--json", slug],
         ["generate", "--binding", slug, "-o", str(tmp_path)],
+        ["vendor", slug, "-o", str(tmp_path / "vendored")],
         ["schema", "--kind", name],
     ]
     lines = printed(f"""
@@ -318,7 +319,10 @@ for words in {commands!r}:
         assert end.code == 0, (words, end.code)
 """)
     assert f"{slug} fits" in lines
-    assert sorted(file.name for file in tmp_path.iterdir()) == [f"{slug}.cu", f"{slug}_torch.cpp"]
+    assert sorted(file.name for file in tmp_path.iterdir() if file.is_file()) == [
+        f"{slug}.cu",
+        f"{slug}_torch.cpp",
+    ]
 
 
 @pytest.mark.parametrize("name", registry.ENTRIES)

@@ -50,6 +50,8 @@ def macros(name: str) -> set[str]:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_template_reads_one_value_and_only_chooses(name):
     value = "report" if name.endswith(".html.j2") else "plan"
+    if name.startswith("vendor/") and not name.startswith("vendor/check/"):
+        value = "folder"
     blocks = {node.target.name for node in parsed(name).find_all(nodes.AssignBlock)}
     assert meta.find_undeclared_variables(parsed(name)) - blocks <= {value}
     computed = [(type(node).__name__, node.lineno) for node in parsed(name).find_all(ARITHMETIC)]
@@ -70,6 +72,7 @@ def test_a_template_asks_for_capabilities_and_not_for_a_dtype_a_mask_or_a_kind(n
 
 def test_every_template_is_used():
     used = {f"{kind}.cu.j2" for kind in registry.ENTRIES}
+    used |= {f"vendor/check/{kind}.j2" for kind in registry.ENTRIES} & set(TEMPLATES)
     for path in Path(fagen.__file__).parent.rglob("*.py"):
         used |= {
             node.value

@@ -95,8 +95,13 @@ def environment() -> Environment:
     )
 
 
+def written(name: str, **value: object) -> str:
+    """Return what a template makes of its one value, given by the name that it reads."""
+    return environment().get_template(name).render(**value)
+
+
 def _template(name: str, plan: Plan) -> str:
-    return environment().get_template(name).render(plan=plan)
+    return written(name, plan=plan)
 
 
 _TOKEN = re.compile(

@@ -1,0 +1,28 @@
+"""Write kernels as a folder that builds in anybody's tree, without fagen.
+
+    Manifest → Folder → {path: text} → files
+
+A Manifest says what is wanted, a Folder is that worked out, a format turns it into texts, and these
+are written over what was written last time. Needs neither torch nor CUDA.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from fagen.vendor import source
+from fagen.vendor.contents import Folder, folder_of
+from fagen.vendor.manifest import Manifest, asked, read
+from fagen.vendor.place import Written, bring
+
+__all__ = ["FORMATS", "Folder", "Manifest", "Written", "asked", "folder_of", "read", "vendor"]
+
+FORMATS: Mapping[str, Callable[[Folder], dict[str, str]]] = {"source": source.texts}
+
+
+def vendor(manifest: Manifest, place: Path, *, force: bool = False) -> Written:
+    """Write what a manifest asks for into a folder; what was written there before is updated.
+
+    Files that a person edited stay as they are, unless `force`d. Raises FagenError where a schedule
+    does not fit, where something in the folder leads out of it, and what rendering raises.
+    """
+    return bring(FORMATS[manifest.format](folder_of(manifest)), place, force=force)

@@ -1,0 +1,170 @@
+"""Write texts into a folder over what was written there before, and nothing outside it.
+
+The folder's manifest.json keeps the hash of each file as it was written. A file that is different
+now was edited by a person: it stays, and is reported.
+"""
+
+import hashlib
+import json
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from fagen.errors import FagenError
+from fagen.paths import make_folder, write_whole
+from fagen.toml_lines import printable
+
+MANIFEST = "manifest.json"
+_PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*", re.ASCII)
+FATES = ("new", "updated", "unchanged", "removed", "kept", "edited")
+_HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of a folder's files, as paths in it.
+
+    `kept` were edited and would have been changed or removed; `edited` were edited too, and what
+    would be written is what was.
+    """
+
+    folder: Path
+    new: tuple[str, ...]
+    updated: tuple[str, ...]
+    unchanged: tuple[str, ...]
+    removed: tuple[str, ...]
+    kept: tuple[str, ...]
+    edited: tuple[str, ...]
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with the folder now, or ""."""
+        if not self.kept:
+            return ""
+        named = ", ".join(map(printable, self.kept))
+        return f"edited since they were written, and left as they are: {named}; --force overwrites"
+
+
+def bring(texts: Mapping[str, str], folder: Path, *, force: bool = False) -> Written:
+    """Bring a folder to these texts, by path; what was written before and is no more goes.
+
+    texts has a manifest.json, to which the hashes of the others are added. Raises FagenError where
+    a path leads out of the folder or over a symbolic link, before anything is written.
+    """
+    before = _recorded(folder, force)
+    paths = sorted({*texts, *before})
+    for path in paths:
+        _refuse_way(folder, path)
+    found = {path: _hash_of(folder / path) for path in paths}
+    hashes = {path: _hash(text.encode()) for path, text in texts.items() if path != MANIFEST}
+    become: dict[str, list[str]] = {
+        name: [] for name in Written.__annotations__ if name != "folder"
+    }
+    record: dict[str, str] = {}
+    for path in paths:
+        if path == MANIFEST:
+            continue
+        became = _fate(found[path], before.get(path), hashes.get(path), force)
+        if became:
+            become[became].append(path)
+        if became in ("kept", "edited"):
+            if path in before:  # it stays an edited one
+                record[path] = before[path]
+        elif path in hashes:
+            record[path] = hashes[path]
+    for path in (*become["new"], *become["updated"]):
+        make_folder((folder / path).parent)
+        write_whole(folder / path, texts[path])
+    for path in become["removed"]:
+        _remove(folder, path)
+    said = json.dumps({**json.loads(texts[MANIFEST]), "files": record}, indent=1) + "\n"
+    make_folder(folder)
+    if found[MANIFEST] != _hash(said.encode()):
+        write_whole(folder / MANIFEST, said)
+    return Written(folder, *(tuple(become[name]) for name in FATES))
+
+
+def _fate(found: str, before: str | None, wanted: str | None, force: bool) -> str:
+    """What becomes of a file: hashes of what is there ("" for nothing), was written, is wanted."""
+    if found == wanted:
+        return "unchanged"
+    if not found:
+        return "new" if wanted else ""
+    if found != before and not force:
+        return "edited" if before and wanted == before else "kept"
+    return "updated" if wanted else "removed"
+
+
+def _recorded(folder: Path, force: bool) -> dict[str, str]:
+    """The hashes of the files that were written; none where nothing was.
+
+    What is no path below the folder is none of those that fagen wrote, and left out. Raises
+    FagenError where manifest.json is somebody else's, unless it may be overwritten by `force`.
+    """
+    _refuse_way(folder, MANIFEST)
+    path = folder / MANIFEST
+    if not path.exists():
+        return {}
+    with suppress(ValueError, RecursionError, AttributeError, TypeError, KeyError):
+        files = json.loads(path.read_bytes())["files"]
+        return {
+            path: said
+            for path, said in files.items()
+            if is_inside(path) and path != MANIFEST and _HASH.fullmatch(said)
+        }
+    if not force:
+        raise FagenError(
+            f"{printable(str(path))} is not one that fagen wrote; nothing was written: name "
+            "another folder, or --force overwrites it"
+        )
+    return {}
+
+
+def is_inside(path: str) -> bool:
+    """Whether it is a path of plain names that leads nowhere but down."""
+    return len(path) <= 400 and bool(_PATH.fullmatch(path))
+
+
+def _refuse_way(folder: Path, path: str) -> None:
+    """Refuse a path on which something is that leads elsewhere, or is neither file nor folder."""
+    if not is_inside(path):
+        raise FagenError(f"{printable(path)} is no path inside {printable(str(folder))}")
+    steps = [folder.joinpath(*PurePosixPath(path).parts[:n]) for n in range(1, path.count("/") + 2)]
+    for place in steps:
+        try:
+            mode = place.lstat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        right = stat.S_ISREG(mode) if place == steps[-1] else stat.S_ISDIR(mode)
+        if not right:
+            kind = "a symbolic link" if stat.S_ISLNK(mode) else "no file or folder of ours"
+            raise FagenError(f"{printable(str(place))} is {kind}; nothing was written: remove it")
+
+
+def _hash_of(path: Path) -> str:
+    """The hash of what is there, "" where nothing is."""
+    try:
+        return _hash(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _remove(folder: Path, path: str) -> None:
+    """Remove a file, and the folders that are empty without it."""
+    (folder / path).unlink()
+    for place in _above(folder, path):
+        try:
+            place.rmdir()
+        except OSError:  # something else lies there
+            return
+
+
+def _above(folder: Path, path: str) -> Iterable[Path]:
+    return (folder / part for part in PurePosixPath(path).parents if str(part) != ".")

@@ -1,0 +1,148 @@
+"""The dispatcher's rows: which kernel of a folder serves a problem at which sizes.
+
+They say what fagen.dispatch says, for the kernels that are in the folder, in one list per problem
+of which the first row that fits is taken.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+from fagen.dispatch.choice import KIND, candidates, serving
+from fagen.dispatch.tables import MOST
+from fagen.problem import Problem
+from fagen.schedule import Schedule
+from fagen.vocab import DTYPES, MASKS, OUT_DTYPES, V_LAYOUTS
+
+# The words of a problem, by its field; in C a word is its place from 1 on, "" is 0.
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "dtype": tuple(DTYPES),
+    "mask": tuple(MASKS),
+    "out_dtype": tuple(OUT_DTYPES),
+    "v_layout": tuple(V_LAYOUTS),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """For calls of a problem with at most so many query rows, and keys in this range.
+
+    `kernel` is its place among the folder's that compute a problem; -1 where none of them may serve
+    such calls, and then `wanted` is the slug of one that would.
+    """
+
+    problem: Problem
+    kernel: int
+    keys_from: int = 0
+    keys_to: int = MOST
+    rows_to: int = MOST
+    wanted: str = ""
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The problem's fields, as C has them."""
+        return tuple(f"{said}" for said in in_c(self.problem).values())
+
+    @property
+    def usual(self) -> int:
+        """1 where O is in the dtype that a call has if it does not say."""
+        return int(self.problem.out_dtype == DTYPES[self.problem.dtype].out)
+
+    def serves(self, keys: int, rows: int) -> bool:
+        """Whether it is for a call of such sizes."""
+        return self.keys_from <= keys <= self.keys_to and rows <= self.rows_to
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a problem in C, and the names of its values."""
+
+    name: str
+    words: tuple[tuple[str, int], ...]  # with their numbers; none where it is a number itself
+
+    @property
+    def upper(self) -> str:
+        """The name as constants have it."""
+        return self.name.upper()
+
+
+@dataclass(frozen=True)
+class Table:
+    """All rows, in the order in which they are tried, and the kind whose kernels they name."""
+
+    kind: str
+    rows: tuple[Row, ...]
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The fields of a problem."""
+        return tuple(
+            Field(
+                field.name,
+                tuple((w.upper(), n) for n, w in enumerate(WORDS.get(field.name, ()), 1)),
+            )
+            for field in fields(Problem)
+        )
+
+    @property
+    def refused(self) -> tuple[Row, ...]:
+        """The rows whose calls no kernel of the folder serves."""
+        return tuple(row for row in self.rows if row.kernel < 0)
+
+
+def in_c(problem: Problem) -> dict[str, int]:
+    """Return a problem's fields as the C struct has them."""
+    said = vars(problem)
+    return {
+        name: WORDS[name].index(value) + 1 if name in WORDS and value else int(value or 0)
+        for name, value in said.items()
+    }
+
+
+def table_of(schedules: Sequence[Schedule]) -> Table:
+    """Return the dispatcher's rows for schedules that compute a problem."""
+    by_problem: dict[Problem, dict[str, int]] = {}
+    for place, schedule in enumerate(schedules):
+        by_problem.setdefault(Problem.of(schedule), {})[schedule.slug] = place
+    return Table(
+        KIND, tuple(row for problem, places in by_problem.items() for row in _rows(problem, places))
+    )
+
+
+def _rows(problem: Problem, places: Mapping[str, int]) -> Iterator[Row]:
+    """The rows of one problem, whose kernels have these places in the folder.
+
+    What another kernel would serve falls to one that is there, the usual one or the first. But
+    ranges of very many keys do not: their kernels are there for accuracy, not for speed.
+    """
+    served = serving(problem, "")
+    usual = next(iter(places.values()))
+    if not served.always and len(places) > 1:
+        usual = places.get(candidates(problem).schedules[0].slug, usual)
+    begin, others = 0, []
+    for most, slug in served.by_keys or ((math.inf, served.always),):
+        end = MOST if most == math.inf else int(most)
+        if slug and slug in served.long:
+            missing = "" if slug in places else slug
+            yield Row(problem, places.get(slug, -1), begin, end, wanted=missing)
+        else:
+            others.append(Row(problem, places.get(slug or "", usual), begin, end))
+        begin = end + 1
+    for elements, slug in served.few:
+        if slug and slug in places:
+            yield Row(problem, places[slug], rows_to=int(elements) // problem.head_dim)
+    yield from _joined(others)
+
+
+def _joined(rows: Sequence[Row]) -> Iterator[Row]:
+    """Rows by rising keys, those that meet and name one kernel as one."""
+    last = rows[0] if rows else None
+    for row in rows[1:]:
+        assert last
+        if row.kernel == last.kernel and row.keys_from == last.keys_to + 1:
+            last = replace(last, keys_to=row.keys_to)
+        else:
+            yield last
+            last = row
+    if last:
+        yield last

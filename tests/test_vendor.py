@@ -1,0 +1,308 @@
+"""A vendored folder of plain source: its texts, as a C and a C++ compiler take them."""
+
+import ctypes
+import json
+import random
+import re
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fagen import registry, vendor
+from fagen.dispatch.choice import OPEN_KEYS, picked
+from fagen.dispatch.tables import table_at
+from fagen.paths import locate
+from fagen.problem import Problem, Sizes
+from fagen.process import run
+from fagen.render import Source, formatted, written
+from fagen.toolchain import find_cutlass, find_gxx
+from fagen.vendor import closure, source
+from fagen.vendor.contents import Folder, Kernel
+from fagen.vendor.table import in_c, table_of
+from fagen.vocab import DTYPES
+
+WARNINGS = ["-Wall", "-Wextra", "-pedantic", "-Werror"]
+C = ["gcc", "-std=c99", *WARNINGS]
+CPP = ["g++", "-std=c++17", *WARNINGS, "-x", "c++"]
+KERNELS = [
+    "fwd_fp16_d128_causal_m128n128",
+    "fwd_e4m3_d64_full_m256n64_s3",
+    "quant_fp16_d128_rot_shead",
+    "comb_fp32_d128_obf16_packed",
+]
+
+
+@cache
+def texts(*slugs: str, with_cutlass: bool = False) -> dict[str, str]:
+    """The files of a folder called demo."""
+    schedules = [registry.from_slug(slug) for slug in slugs]
+    asked = vendor.asked("demo", schedules, with_cutlass=with_cutlass)
+    return source.texts(vendor.folder_of(asked))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for path, text in texts(*KERNELS).items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    return tmp_path
+
+
+def compiled(words: list[str], *more: object) -> None:
+    answer = run([*words, *map(str, more)])
+    assert answer.returncode == 0, answer.stderr
+
+
+@pytest.mark.parametrize("compiler", [C, CPP], ids=["C", "C++"])
+def test_header_and_dispatcher_are_c_and_cpp(folder, compiler):
+    compiled(compiler, "-fsyntax-only", "-I", folder / "include", folder / "src/demo.c")
+
+
+def interface(kernel: str) -> str:
+    """What a kernel's source says of itself: the part that any C++ compiler takes."""
+    return kernel[kernel.index("// ---- The C interface") : kernel.index("namespace fagen_")]
+
+
+def test_header_and_kernels_say_the_same_in_one_translation_unit(folder):
+    parts = [interface(texts(*KERNELS)[f"src/{slug}.cu"]) for slug in KERNELS]
+    header = '#include "demo.h"\n'
+    for name, order in {"first": [header, *parts], "last": [*parts, header]}.items():
+        (folder / f"{name}.cpp").write_text("#include <cstdint>\n" + "\n".join(order))
+        compiled(CPP, "-fsyntax-only", "-I", folder / "include", folder / f"{name}.cpp")
+    # each struct is the header's, size and all, whoever declares it first
+    sizes = {}
+    for name, text in {"header": header, "kernels": "\n".join(parts)}.items():
+        structs = sorted(
+            set(re.findall(r"struct (Fagen\w+) \{", text + texts(*KERNELS)["include/demo.h"]))
+        )
+        said = "".join(
+            f'  std::printf("%zu %zu\\n", sizeof({s}), alignof({s}));\n' for s in structs
+        )
+        (folder / f"{name}.cpp").write_text(
+            f"#include <cstdint>\n#include <cstdio>\n{text}\nint main() {{\n{said}}}\n"
+        )
+        compiled(CPP, "-I", folder / "include", folder / f"{name}.cpp", "-o", folder / name)
+        sizes[name] = run([folder / name]).stdout
+    assert sizes["header"] == sizes["kernels"] and sizes["header"].count("\n") == 4
+
+
+def test_kernels_of_another_version_are_refused_by_the_compiler(folder):
+    (folder / "old.cpp").write_text('#define FAGEN_FORWARD_ARGS 1\n#include "demo.h"\n')
+    answer = run([*CPP, "-fsyntax-only", "-I", folder / "include", folder / "old.cpp"])
+    assert "kernels of kind forward of two versions of fagen" in answer.stderr
+
+
+def test_the_headers_statuses_are_the_kernels():
+    found = texts(*KERNELS)
+    header = re.search(
+        r"enum \{\s*(DEMO_OK = 0.*?),\s*DEMO_NO_KERNEL", found["include/demo.h"], re.S
+    )
+    named = [word.removesuffix(" = 0") for word in re.split(r",\s*", header[1])]
+    for slug in KERNELS:
+        own = re.search(r"enum Status \{(.*?)\}", found[f"src/{slug}.cu"], re.S)
+        words = [word.strip() for word in own[1].split(",") if word.strip()]
+        assert named == ["DEMO" + re.sub(r"([A-Z])", r"_\1", w[1:]).upper() for w in words]
+
+
+def test_only_c_functions_are_to_be_seen():
+    found = texts(*KERNELS)
+    exported = re.findall(r"^    (\w+);$", found["src/demo.map"], re.M)
+    declared = re.findall(r"^[a-z][\w ]*\*? ?\b(\w+)\(", found["include/demo.h"], re.M)
+    assert sorted(exported) == sorted(declared) and len(exported) == 4 + 4 * len(KERNELS)
+    assert "local:\n    *;" in found["src/demo.map"]
+
+
+# ---- the dispatcher -----------------------------------------------------------------------------
+
+
+def dispatcher(schedules: list[Any], place: Path) -> Any:
+    """The dispatcher of some schedules, compiled beside kernels that do nothing."""
+    nothing = Source("", "", "", "", "")
+    kernels = tuple(Kernel("", s, registry.plan(s), nothing, None) for s in schedules)
+    folder = Folder("demo", kernels, table_of(schedules), False, "source")
+    (place / "demo.h").write_text(written("vendor/header.h.j2", folder=folder))
+    (place / "demo.c").write_text(written("vendor/dispatch.c.j2", folder=folder))
+    stubs = "".join(
+        f"int fagen_{k.slug}(const struct FagenForwardArgs* a, void* s) "
+        f"{{ (void)a; (void)s; return {number}; }}\n"
+        f"int64_t fagen_{k.slug}_workspace(const struct FagenForwardArgs* a) "
+        "{ return a ? 4 : -1; }\n"
+        f'const char* fagen_{k.slug}_message(int s) {{ (void)s; return ""; }}\n'
+        f"const struct FagenKernelInfo* fagen_{k.slug}_info(void) {{ return 0; }}\n"
+        for number, k in enumerate(kernels, 200)
+    )
+    call = """
+const char* call(const int32_t* problem, int64_t b, int64_t h, int64_t sq, int64_t sk) {
+  struct DemoProblem asked;
+  memcpy(&asked, problem, sizeof(asked));
+  struct FagenForwardArgs args = {0};
+  args.struct_bytes = sizeof(args), args.version = FAGEN_FORWARD_ARGS;
+  args.batch = (int)b, args.heads = (int)h, args.seqlen_q = (int)sq, args.seqlen_k = (int)sk;
+  const struct DemoKernel* found = demo_pick(&asked, &args);
+  const int status = demo_forward(&asked, &args, 0);
+  if ((status == DEMO_NO_KERNEL) != !found) return "differ";
+  if (found && found->launch(&args, 0) != status) return "differ";
+  if ((demo_forward_workspace(&asked, &args) < 0) != !found) return "differ";
+  return found ? found->slug : "";
+}
+int refused(void) {
+  struct DemoProblem asked = {0};
+  struct FagenForwardArgs args = {0};
+  return demo_forward(0, &args, 0) == DEMO_NULL_POINTER &&
+         demo_forward(&asked, 0, 0) == DEMO_NULL_POINTER &&
+         demo_forward(&asked, &args, 0) == DEMO_WRONG_STRUCT && !demo_pick(0, 0);
+}
+"""
+    (place / "stubs.c").write_text(f'#include "demo.h"\n#include <string.h>\n{stubs}{call}')
+    words = ["gcc", "-std=c99", "-Wall", "-Werror", "-shared", "-fPIC", "-I", str(place)]
+    compiled(words, place / "demo.c", place / "stubs.c", "-o", place / "demo.so")
+    library = ctypes.CDLL(str(place / "demo.so"))
+    library.call.restype = library.demo_message.restype = ctypes.c_char_p
+    library.call.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 4]
+    return library
+
+
+def asked_of(library: Any, problem: Problem, sizes: Sizes, **changes: int) -> str:
+    fields = (ctypes.c_int32 * 7)(*(in_c(problem) | changes).values())
+    said = library.call(fields, sizes.batch, sizes.heads, sizes.seqlen_q, sizes.seqlen_k)
+    return said.decode()
+
+
+def drawn(randomness: random.Random, ends: list[int]) -> Sizes:
+    """Sizes of all magnitudes, many at the very ends of rows."""
+
+    def size(most: float) -> int:
+        return int(2 ** randomness.uniform(0, most))
+
+    keys = randomness.choice(ends) + randomness.randint(-1, 1) if ends else size(22)
+    keys = max(1, min(keys, 2**30)) if randomness.random() < 0.5 else size(22)
+    return Sizes(size(8), size(7), 1, size(20) if randomness.random() < 0.9 else 2**30, keys)
+
+
+def of_the_table() -> list[Any]:
+    rows = table_at(locate("schedules") / "dispatch.toml")
+    schedules = [registry.from_slug(slug) for slug in dict.fromkeys(row.slug for row in rows)]
+    other = [s.but(out_dtype="fp16") for s in schedules if DTYPES[s.values()["dtype"]].fp8]
+    return [*schedules, *other]
+
+
+def test_the_dispatcher_chooses_as_fagen_does(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    schedules = of_the_table()
+    library = dispatcher(schedules, tmp_path)
+    assert library.refused() == 1
+    randomness = random.Random(17)
+    ends = [int(r.most) for r in table_at(locate("schedules") / "dispatch.toml") if r.most < 2**40]
+    chosen = set()
+    for problem in dict.fromkeys(map(Problem.of, schedules)):
+        for _ in range(12):
+            sizes = drawn(randomness, ends)
+            slug = asked_of(library, problem, sizes)
+            assert slug == picked(problem, sizes, "").schedule.slug, (problem, sizes)
+            chosen.add(slug)
+            usual = problem.out_dtype == DTYPES[problem.dtype].out
+            assert asked_of(library, problem, sizes, out_dtype=0) == (
+                slug if usual else asked_of(library, usual_of(problem), sizes)
+            )
+        assert (
+            asked_of(library, problem, drawn(randomness, []), head_dim=problem.head_dim + 8) == ""
+        )
+        assert asked_of(library, problem, drawn(randomness, []), mask=9) == ""
+    assert len(chosen) > len(schedules) * 0.9
+
+
+def usual_of(problem: Problem) -> Problem:
+    return replace(problem, out_dtype=DTYPES[problem.dtype].out)
+
+
+def test_what_is_not_in_the_folder_falls_to_what_is_but_never_a_kernel_for_accuracy(tmp_path):
+    few = [registry.from_slug("fwd_fp16_d128_causal_m128n128")]
+    library = dispatcher(few, tmp_path)
+    problem = Problem.of(few[0])
+    for keys in (1, 1000, 20_000, OPEN_KEYS):
+        assert asked_of(library, problem, Sizes(1, 1, 1, 1, keys)) == few[0].slug
+    sizes = Sizes(1, 1, 1, 1, 2**20)
+    assert picked(problem, sizes, "").schedule.slug != few[0].slug
+    assert asked_of(library, problem, sizes) == ""
+    assert b"no kernel of demo" in library.demo_message(100)
+    assert library.demo_message(-1) == library.demo_message(15) == b"unknown status"
+
+
+def test_a_problem_that_no_table_has_is_served_by_its_only_kernel(tmp_path):
+    own = registry.from_slug("fwd_fp16_d136_full_m128n64")
+    library = dispatcher([own], tmp_path)
+    for keys in (1, 2**20):
+        assert asked_of(library, Problem.of(own), Sizes(1, 1, 1, 1, keys)) == own.slug
+
+
+# ---- CUTLASS ------------------------------------------------------------------------------------
+
+
+def test_the_closure_is_small_and_has_all_that_it_includes():
+    found = texts(KERNELS[0], with_cutlass=True)
+    headers = {p: t for p, t in found.items() if p.startswith("third_party/cutlass/include/")}
+    assert 30 < len(headers) < 136
+    assert sum(map(len, found.values())) < 6e6
+    root = "third_party/cutlass/include"
+    include, _ = find_cutlass()
+    for path, text in headers.items():
+        for name in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', text, re.M):
+            if (include / name).exists():
+                assert f"{root}/{name}" in headers, (path, name)
+    licence = found["third_party/cutlass/LICENSE.txt"]
+    assert "Redistribution and use" in licence and "NVIDIA" in licence
+    assert not [p for p in texts(KERNELS[3], with_cutlass=True) if p.startswith("third_party")]
+
+
+@pytest.mark.long
+def test_the_closure_is_what_the_compiler_reads(tmp_path):
+    include, _ = find_cutlass()
+    kernel = texts(KERNELS[0])[f"src/{KERNELS[0]}.cu"]
+    (tmp_path / "k.cu").write_text(kernel)
+    words = ["nvcc", "-std=c++17", "-arch=sm_90a", "-M", f"-I{include}", str(tmp_path / "k.cu")]
+    answer = run(words)
+    assert answer.returncode == 0, answer.stderr
+    read = {
+        w.removeprefix(f"{include}/") for w in answer.stdout.split() if w.startswith(f"{include}/")
+    }
+    found = set(closure.headers([kernel]))
+    assert read <= found and len(found - read) < 10
+
+
+# ---- all of it ----------------------------------------------------------------------------------
+
+
+def test_manifest_json_says_what_a_folder_is_made_of():
+    record = json.loads(texts(*KERNELS)["manifest.json"])
+    assert [kernel["slug"] for kernel in record["kernels"]] == KERNELS
+    first = record["kernels"][0]
+    assert first["evidence"]["card"] == "NVIDIA H200" and first["kind"] == "forward"
+    made = registry.kind("forward").schedule.make(**first["schedule"])
+    assert made.slug == KERNELS[0]
+    assert first["source_hash"] in texts(*KERNELS)[f"src/{KERNELS[0]}.cu"]
+
+
+def test_the_readme_has_every_argument_and_flag():
+    found = texts(*KERNELS)["README.md"]
+    for slug in KERNELS:
+        signature = registry.plan_of(slug).signature
+        section = found.partition(f"### `fagen_{slug}`")[2].partition("\n### ")[0]
+        for name in [t.name for t in signature.tensors if t.present] + [*signature.most]:
+            assert f"| `{name}` |" in section
+    assert "--expt-relaxed-constexpr" in found and "-lineinfo" not in found
+    assert "--expt-relaxed-constexpr" in texts(*KERNELS)["CMakeLists.txt"]
+
+
+def test_the_test_program_is_cpp_for_every_kind(folder):
+    find_gxx()
+    cuda = Path("/usr/local/cuda/include")
+    if not cuda.exists():
+        pytest.skip("the CUDA headers are not there")
+    words = [*CPP[:-2], "-fsyntax-only", "-I", folder / "include", "-isystem", cuda]
+    compiled([str(word) for word in words], folder / "tests/demo_test.cpp")
+    assert (
+        formatted(texts(*KERNELS)["tests/demo_test.cpp"]) == texts(*KERNELS)["tests/demo_test.cpp"]
+    )

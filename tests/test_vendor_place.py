@@ -1,0 +1,296 @@
+"""What a manifest may say, and what vendoring does to a folder: never anything outside it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+
+from fagen import vendor
+from fagen.errors import FagenError, ScheduleError
+from fagen.process import run
+from fagen.vendor.place import MANIFEST, bring, is_inside
+from tests.cli_helpers import QUANTIZER, ROOT, SLUG, fagen
+from tests.fuzz import MANY, Door, contents, settings, stands
+
+OTHER = "fwd_bf16_d64_full_m128n128"
+MANIFEST_TOML = f"""\
+name = "demo"
+format = "source"
+with_cutlass = false
+
+[kernels]
+causal = "{SLUG}"
+wide = "mine/wide.toml"
+"""
+SCHEDULE = """\
+[attention]
+head_dim = 64
+dtype = "fp16"
+mask = "full"
+
+[tile]
+block_m = 128
+block_n = 128
+"""
+
+
+def some(**texts: str) -> dict[str, str]:
+    """Files of a folder by name, "__" for a slash."""
+    return {name.replace("__", "/"): text for name, text in texts.items()} | {MANIFEST: "{}"}
+
+
+def tree(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
+
+
+# ---- updating -----------------------------------------------------------------------------------
+
+
+def test_a_second_run_changes_what_changed_and_nothing_else(tmp_path):
+    first = bring(some(a="1", b="2", sub__c="3"), tmp_path)
+    assert first.new == ("a", "b", "sub/c") and not first.fault
+    before = (tmp_path / "a").stat().st_ino
+    again = bring(some(a="1", b="4", d="5"), tmp_path)
+    assert (again.unchanged, again.updated, again.new) == (("a",), ("b",), ("d",))
+    assert again.removed == ("sub/c",) and not (tmp_path / "sub").exists()
+    assert (tmp_path / "a").stat().st_ino == before
+    assert tree(tmp_path) == {"a": "1", "b": "4", "d": "5"}
+    same = (tmp_path / MANIFEST).stat().st_ino
+    assert bring(some(a="1", b="4", d="5"), tmp_path).unchanged == ("a", "b", "d")
+    assert (tmp_path / MANIFEST).stat().st_ino == same
+
+
+def test_what_a_person_edited_stays_and_is_named(tmp_path):
+    bring(some(a="1", b="2", c="3"), tmp_path)
+    for name in "abc":
+        (tmp_path / name).write_text("mine")
+    same = bring(some(a="1", b="2", c="3"), tmp_path)
+    assert same.edited == ("a", "b", "c") and not same.fault
+    for _ in range(2):  # and it stays an edited one
+        found = bring(some(a="9", b="2"), tmp_path)
+        assert found.kept == ("a", "c") and found.edited == ("b",)
+        assert "a, c" in found.fault and "--force" in found.fault
+    assert tree(tmp_path) == dict.fromkeys("abc", "mine")
+    forced = bring(some(a="9", b="2"), tmp_path, force=True)
+    assert forced.updated == ("a", "b") and forced.removed == ("c",)
+    assert tree(tmp_path) == {"a": "9", "b": "2"}
+
+
+def test_files_of_others_are_neither_overwritten_nor_removed(tmp_path):
+    (tmp_path / "a").write_text("theirs")
+    (tmp_path / "z").write_text("theirs")
+    assert bring(some(a="1", b="2"), tmp_path).kept == ("a",)
+    assert bring(some(b="2"), tmp_path).unchanged == ("b",)
+    assert tree(tmp_path) == {"a": "theirs", "b": "2", "z": "theirs"}
+
+
+def test_a_run_that_was_cut_off_is_taken_up(tmp_path):
+    bring(some(a="1", b="2"), tmp_path)
+    (tmp_path / "a").write_text("3")  # the next run's, which did not come to the manifest
+    found = bring(some(a="3", b="4"), tmp_path)
+    assert found.unchanged == ("a",) and found.updated == ("b",) and not found.fault
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../a", "/etc/a", "a/../../b", "a//b", "", ".", "..", "a\n", "a b", ".git/config", "-x"],
+)
+def test_no_path_leads_out_of_the_folder(path, tmp_path):
+    assert not is_inside(path)
+    with pytest.raises(FagenError, match="no path inside"):
+        bring(some() | {path: "x"}, tmp_path / "in")
+    assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("link", ["a", "sub", MANIFEST])
+def test_no_link_is_followed(link, tmp_path):
+    outside, inside = tmp_path / "out", tmp_path / "in"
+    outside.mkdir()
+    inside.mkdir()
+    (outside / "c").write_text("theirs")
+    (inside / link).symlink_to(outside if link == "sub" else outside / "c")
+    with pytest.raises(FagenError, match="symbolic link"):
+        bring(some(a="1", sub__c="2"), inside, force=True)
+    assert tree(outside) == {"c": "theirs"}
+    assert [path.name for path in inside.iterdir()] == [link]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"../victim": "HASH"},
+        {"/tmp/victim": "HASH"},
+        {"sub/../../victim": "HASH"},
+    ],
+)
+def test_a_hostile_record_removes_nothing(files, tmp_path):
+    inside, victim = tmp_path / "in", tmp_path / "victim"
+    victim.write_text("theirs")
+    inside.mkdir()
+    told = json.dumps({"files": files}).replace("HASH", vendor.place._hash(b"theirs"))
+    (inside / MANIFEST).write_text(told)
+    assert bring(some(a="1"), inside).new == ("a",)
+    assert victim.read_text() == "theirs"
+
+
+def test_a_record_that_is_none_is_somebody_elses(tmp_path):
+    for data in (b"", b"[", b"[]", b"{}", b"[" * 100_000, b'{"files": {"a": 1}}', b"\xff"):
+        (tmp_path / MANIFEST).write_bytes(data)
+        with pytest.raises(FagenError, match="not one that fagen wrote"):
+            bring(some(a="2"), tmp_path)
+        assert (tmp_path / MANIFEST).read_bytes() == data and not tree(tmp_path)
+    assert bring(some(a="2"), tmp_path, force=True).new == ("a",)
+    assert bring(some(a="2"), tmp_path).unchanged == ("a",)
+
+
+def test_the_command_tells_what_became_of_each_file(tmp_path):
+    words = ("vendor", QUANTIZER, "-o", tmp_path / "x")
+    assert "new include/fagen_kernels.h" in fagen(*words).output
+    path = tmp_path / "x/README.md"
+    path.write_text("mine")
+    answer = fagen(*words)
+    assert answer.exit_code == 0 and "edited README.md, left as it is" in answer.output
+    answer = fagen("vendor", QUANTIZER.replace("128", "64"), *words[2:], "--json")
+    told = json.loads(answer.stdout)
+    assert answer.exit_code == 1 and "README.md; --force overwrites" in told["message"]
+    assert told["answer"]["kept"] == ["README.md"] and path.read_text() == "mine"
+    answer = fagen("vendor", QUANTIZER.replace("128", "64"), *words[2:], "--force")
+    assert answer.exit_code == 0 and "updated README.md" in answer.output
+    (tmp_path / "y").write_text("a file")
+    assert fagen("vendor", QUANTIZER, "-o", tmp_path / "y").exit_code == 2
+
+
+# ---- manifests ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/wide.toml").write_text(SCHEDULE)
+    path = tmp_path / "vendor.toml"
+    path.write_text(MANIFEST_TOML)
+    return path
+
+
+def test_a_manifest_pins_names_to_schedules(manifest, tmp_path):
+    found = vendor.read(manifest)
+    assert [(name, one.slug) for name, one in found.kernels] == [
+        ("causal", SLUG),
+        ("wide", "fwd_fp16_d64_full_m128n128"),
+    ]
+    answer = fagen("vendor", "--manifest", manifest, "-o", tmp_path / "out")
+    assert answer.exit_code == 0, answer.output
+    header = (tmp_path / "out/include/demo.h").read_text()
+    assert "int demo_causal(const struct FagenForwardArgs* args, void* stream);" in header
+    assert f"return fagen_{SLUG}(args, stream);" in (tmp_path / "out/src/demo.c").read_text()
+    # another kernel under the same name: callers need not know
+    manifest.write_text(MANIFEST_TOML.replace(f'"{SLUG}"', f'"{OTHER}"'))
+    answer = fagen("vendor", "--manifest", manifest, "-o", tmp_path / "out", "--json")
+    told = json.loads(answer.output)
+    assert told["new"] == [f"src/{OTHER}.cu"] and told["removed"] == [f"src/{SLUG}.cu"]
+    assert "cmake/demo-config.cmake.in" in told["unchanged"] and not told["kept"]
+
+
+def test_what_the_page_shows_is_what_is_written(tmp_path, monkeypatch):
+    page = (ROOT / "docs/vendor.md").read_text("utf-8")
+    monkeypatch.chdir(tmp_path)
+    (command, *_) = re.findall(r"^fagen (vendor .*-o \w+ .*)$", page, re.M)
+    assert fagen(*command.split()).exit_code == 0
+    (snippet,) = re.findall(r"```cpp\n(.*?)```", page, re.S)
+    head = "#include <my_attention.h>\n#include <stdio.h>\nvoid f(void* stream) {"
+    Path("use.cpp").write_text(f"{head} struct FagenForwardArgs args = {{}};\n{snippet}}}\n")
+    answer = run(["g++", "-Wall", "-Werror", "-fsyntax-only", "-Iattention/include", "use.cpp"])
+    assert answer.returncode == 0, answer.stderr
+    for path in re.findall(r"^\| `([^`]*)`", page, re.M):
+        path = path.replace("<name>", "my_attention").replace("<slug>", SLUG)
+        assert Path("attention", path).exists(), path
+    (text,) = re.findall(r"```toml\n(.*?)```", page, re.S)
+    Path("vendor.toml").write_text(text)
+    Path("mine").mkdir()
+    Path("mine/wide.toml").write_text(SCHEDULE)
+    (again,) = re.findall(r"`fagen (vendor --manifest [^`]*)`", page)
+    answer = fagen(*again.split())
+    assert answer.exit_code == 0, answer.output
+    assert "my_attention_causal_message" in Path("attention/include/my_attention.h").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (('name = "demo"', 'name = "../demo"'), ":1: name ="),
+        (('name = "demo"', 'name = "Demo"'), "is no name"),
+        (('name = "demo"', 'name = "de${mo}"'), "is no name"),
+        (('name = "demo"', 'name = "a\\nb"'), "is no name"),
+        (('name = "demo"', 'name = "stdint"'), "choose another"),
+        (('name = "demo"', f'name = "{"a" * 41}"'), "is no name"),
+        (('name = "demo"', 'name = "démo"'), "is no name"),
+        (('name = "demo"', "name = 3"), "is not text"),
+        (('name = "demo"', "wonder = 3"), "wonder is not one"),
+        (('"source"', '"sauce"'), 'did you mean "source"?'),
+        (("false", '"no"'), "is not true or false"),
+        (("causal =", '"a;b" ='), "is no name"),
+        (("causal =", "pick ="), "another function"),
+        (("causal =", "forward ="), "another function"),
+        (("causal =", "x_workspace ="), "another function"),
+        ((f'"{SLUG}"', '"/etc/passwd.toml"'), "neither a slug nor"),
+        ((f'"{SLUG}"', '"../wide.toml"'), "neither a slug nor"),
+        ((f'"{SLUG}"', '"a/./../../wide.toml"'), "neither a slug nor"),
+        ((f'"{SLUG}"', '"fwd_nonsense"'), "vendor.toml:6: kernels.causal"),
+        ((f'"{SLUG}"', '"gone.toml"'), "cannot be read"),
+        ((f'"{SLUG}"', '"fwd_fp16_d64_full_m128n128"'), "are both"),
+        ((f'"{SLUG}"', "[1]"), "a list"),
+    ],
+)
+def test_a_hostile_manifest_is_refused_in_a_line(change, said, manifest, tmp_path):
+    text = MANIFEST_TOML.replace(*change)
+    assert text != MANIFEST_TOML
+    manifest.write_text(text)
+    before = sorted(tmp_path.rglob("*"))
+    answer = fagen("vendor", "--manifest", manifest, "-o", tmp_path / "out")
+    assert answer.exit_code == 1 and said in answer.stderr, answer.stderr
+    assert answer.stderr.count("\n") <= 2
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_names_from_the_command_line_are_as_closed(tmp_path):
+    for name in ("../x", "x;y", "", "a__b", "a_", "9", "clean", "cuda_fp16", "mma", "x" * 41):
+        with pytest.raises(ScheduleError, match="name = "):
+            vendor.asked(name, [vendor.manifest.from_slug(SLUG)])
+    with pytest.raises(ScheduleError, match="0 schedules"):
+        vendor.asked("demo", [])
+    assert fagen("vendor", "-o", tmp_path).exit_code == 2
+    words = ["--manifest", tmp_path / "x.toml", "--name", "demo"]
+    assert fagen("vendor", *words, "-o", tmp_path).exit_code == 2
+
+
+DOOR = Door(vendor.read, (MANIFEST_TOML.replace("mine/wide.toml", OTHER),))
+
+
+@pytest.mark.parametrize("cases", [60, pytest.param(MANY, marks=pytest.mark.long)])
+def test_a_manifest_that_nobody_meant(cases, tmp_path):
+    @settings(cases)
+    @given(contents(DOOR.files))
+    def judge(content: bytes) -> None:
+        stands(DOOR, tmp_path / "vendor.toml", content)
+
+    judge()
+
+
+def test_no_header_that_the_folder_includes_can_be_hidden_by_its_name(tmp_path):
+    """Nor any that these include: all that a compiler reads for the texts of a folder."""
+    asked = vendor.asked("demo", [vendor.manifest.from_slug(SLUG)])
+    vendor.vendor(asked, tmp_path)
+    words = ["g++", "-M", "-I", tmp_path / "include"]
+    if (cuda := Path("/usr/local/cuda/include")).exists():
+        words += ["-isystem", cuda, tmp_path / "tests/demo_test.cpp"]
+    answer = run([str(word) for word in (*words, tmp_path / "src/demo.c")])
+    assert answer.returncode == 0, answer.stderr
+    headers = (Path(word) for word in answer.stdout.split() if word.endswith(".h"))
+    read = {path.stem for path in headers if path.parent.name == "include"} - {"demo"}
+    assert len(read) >= 3  # what is in a folder there, such as bits/, cannot be hidden
+    for name in read:
+        with pytest.raises(ScheduleError, match="name = "):
+            vendor.asked(name, [vendor.manifest.from_slug(SLUG)])
