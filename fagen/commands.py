@@ -10,12 +10,10 @@ from fagen import registry
 from fagen.console import JSON, SCHEDULES, answer, as_text
 from fagen.errors import FagenError
 from fagen.toml_lines import printable
-from fagen.vocab import DTYPES, OUT_DTYPES, V_LAYOUTS
+from fagen.vocab import DTYPES, OUT_DTYPES, V_LAYOUTS, VENDOR_FORMATS
 
 if TYPE_CHECKING:
     from fagen.schedule import Schedule
-
-VENDORED = ("source",)  # formats, as fagen.vendor has them
 
 
 @click.command()
@@ -84,7 +82,9 @@ def schema(name: str) -> None:
     help="The folder.",
 )
 @click.option("--name", help="Of library, header and functions; else fagen_kernels.")
-@click.option("--format", "form", type=click.Choice(VENDORED), help="What kind of folder; source.")
+@click.option(
+    "--format", "form", type=click.Choice(VENDOR_FORMATS), help="What kind of folder; source."
+)
 @click.option("--with-cutlass", is_flag=True, help="The CUTLASS headers that are needed as well.")
 @click.option("--force", is_flag=True, help="Overwrite what was edited since it was written.")
 @JSON
@@ -119,7 +119,9 @@ def vendor(
             raise click.UsageError("--name, --format and --with-cutlass stand in the manifest")
         asked = vendoring.read(manifest)
     else:
-        asked = vendoring.asked(name or "fagen_kernels", schedules, form or "source", with_cutlass)
+        asked = vendoring.asked(
+            name or "fagen_kernels", schedules, form or VENDOR_FORMATS[0], with_cutlass
+        )
     written = vendoring.vendor(asked, output, force=force)
     wrong = FagenError(written.fault) if written.fault else None
     counts = {"new": written.new, "updated": written.updated, "removed": written.removed}

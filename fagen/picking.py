@@ -77,11 +77,7 @@ class Pick:
     @cached_property
     def evidence(self) -> Evidence | None:
         """What was measured of this very source; None where nothing was."""
-        with suppress(FagenError):  # no generated/, as in a wheel; or what cannot be read
-            found = evidence.read(self.slug)
-            if found and not evidence.staleness(found, source_hash(plan(self.schedule))):
-                return found
-        return None
+        return evidence.of_source(self.slug, lambda: source_hash(plan(self.schedule)))
 
     @property
     def found(self) -> str:

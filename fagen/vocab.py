@@ -280,6 +280,7 @@ LAYOUTS = ("dense", "packed")
 BLOCK_THREADS = (64, 128, 256)
 RING_STAGES = (2, 4, 8, 16)
 LANE_LOADS = (1, 2, 4)
+VENDOR_FORMATS = ("source",)  # of a folder; the first where none is named
 
 # widest first: a wider one spreads rows over more banks and needs fewer TMA boxes
 SWIZZLES = (

@@ -4,7 +4,7 @@
 rendering. Needs neither torch nor a GPU.
 """
 
-from fagen.evidence.audit import Fault, faults, renew, staleness
+from fagen.evidence.audit import Fault, faults, of_source, renew, staleness
 from fagen.evidence.store import (
     UNVERIFIED,
     Evidence,
@@ -31,6 +31,7 @@ __all__ = [
     "evidence_path",
     "faults",
     "home",
+    "of_source",
     "outlived",
     "read",
     "read_excuses",

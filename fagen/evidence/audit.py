@@ -2,12 +2,13 @@
 
 import dataclasses
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from fagen import toolchain
-from fagen.errors import VerificationError
+from fagen.errors import FagenError, VerificationError
 from fagen.evidence.store import UNVERIFIED, Evidence, Excuse, home, read, read_excuses
 from fagen.paths import locate
 from fagen.render import Source
@@ -63,6 +64,18 @@ def renew(
         cutlass=cutlass,
         compiler=compiler,
     )
+
+
+def of_source(slug: str, source_hash: Callable[[], str]) -> Evidence | None:
+    """What was measured of exactly this source; None where nothing was, or it cannot be read.
+
+    `source_hash` is asked only where there is evidence, since for most it takes a rendering.
+    """
+    with suppress(FagenError):  # no generated/, as in a wheel
+        found = read(slug)
+        if found and not staleness(found, source_hash()):
+            return found
+    return None
 
 
 def staleness(

@@ -8,7 +8,6 @@ from typing import Any
 import fagen
 from fagen import evidence
 from fagen.dispatch.choice import KIND
-from fagen.errors import FagenError
 from fagen.evidence import Evidence
 from fagen.kind import Plan
 from fagen.paths import locate
@@ -201,16 +200,8 @@ def folder_of(manifest: Manifest) -> Folder:
 def _kernel(alias: str, schedule: Schedule) -> Kernel:
     planned = plan(schedule)
     source = render(planned)
-    return Kernel(alias, schedule, planned, source, _evidence(source))
-
-
-def _evidence(source: Source) -> Evidence | None:
-    """What was measured of exactly this source; None where nothing was."""
-    try:
-        found = evidence.read(source.slug)
-    except FagenError:  # no generated/, as in a wheel; or what cannot be read
-        return None
-    return found if found and not evidence.staleness(found, source.hash) else None
+    found = evidence.of_source(source.slug, lambda: source.hash)
+    return Kernel(alias, schedule, planned, source, found)
 
 
 def _told(found: Evidence) -> Mapping[str, Any]:

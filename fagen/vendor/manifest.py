@@ -23,12 +23,12 @@ from fagen.toml_lines import (
     read_toml,
     shown,
 )
+from fagen.vendor.place import is_inside
+from fagen.vocab import VENDOR_FORMATS
 
-FORMATS = ("source",)
 MOST_NAME = 40  # characters
 MOST_KERNELS = 256
 NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
-_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*\.toml", re.ASCII)
 _NAMED = f"lower-case letters, digits and _, a letter first, {MOST_NAME} at most"
 _KEYS = {"name": str, "format": str, "with_cutlass": bool, "kernels": dict}
 
@@ -63,12 +63,15 @@ class Manifest:
 
     name: str
     kernels: tuple[tuple[str, Schedule], ...]
-    format: str = FORMATS[0]
+    format: str = VENDOR_FORMATS[0]
     with_cutlass: bool = False
 
 
 def asked(
-    name: str, schedules: Sequence[Schedule], format: str = FORMATS[0], with_cutlass: bool = False
+    name: str,
+    schedules: Sequence[Schedule],
+    format: str = VENDOR_FORMATS[0],
+    with_cutlass: bool = False,
 ) -> Manifest:
     """Return the manifest of schedules without pinned names.  Raises ScheduleError."""
     if fault := _unnameable(name):
@@ -99,9 +102,9 @@ def read(path: Path) -> Manifest:
         raise wrong(f"without {' and '.join(missing)}", "")
     if fault := _unnameable(tables["name"]):
         raise wrong(f"name = {shown(tables['name'])} {fault}", "name")
-    form = tables.get("format", FORMATS[0])
-    if form not in FORMATS:
-        raise wrong(f"format = {shown(form)} {one_of(FORMATS, form)}", "format")
+    form = tables.get("format", VENDOR_FORMATS[0])
+    if form not in VENDOR_FORMATS:
+        raise wrong(f"format = {shown(form)} {one_of(VENDOR_FORMATS, form)}", "format")
     listed = tables["kernels"]
     if not 0 < len(listed) <= MOST_KERNELS:
         raise wrong(f"{len(listed)} kernels; a folder has from 1 to {MOST_KERNELS}", "kernels")
@@ -129,7 +132,7 @@ def _schedule(said: Any, beside: Path, origin: Origin, name: str) -> Schedule:
                 return read_schedule(own) if own.exists() else from_slug(said)
             except ScheduleError as error:
                 raise ScheduleError(f"{at}: {'; '.join(str(error).splitlines())}") from None
-        if _FILE.fullmatch(said):
+        if is_inside(said) and said.endswith(".toml"):
             return read_schedule(beside / said)
     raise ScheduleError(
         f"{at} = {shown(said)} is neither a slug nor the path of a schedule's .toml below "
