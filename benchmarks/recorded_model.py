@@ -148,7 +148,8 @@ def _step(asked: argparse.Namespace, phase: str, folder: Path) -> str:
 def _printed(argv: Sequence[Any]) -> str:
     """Return what a program prints.  Raises FagenError where it fails."""
     root = locate("cli.py").parent  # of the fagen that this process has
-    ended = run(list(map(str, argv)), cwd=root, env={"PYTHONPATH": str(root)})
+    paths = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+    ended = run(list(map(str, argv)), cwd=root, env={"PYTHONPATH": paths})
     if ended.returncode:
         raise FagenError(f"{' '.join(map(str, argv))}\n{ended.stderr[-4_000:]}")
     return ended.stdout.rstrip()

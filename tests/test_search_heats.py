@@ -108,6 +108,21 @@ def test_a_time_stands_beside_the_faster_anchor_next_to_it(device):
     assert [lap.sm_clock_mhz for lap in laps] == [1_700, 1_700]
 
 
+def test_calls_that_are_shorter_than_the_hosts_run_many_at_a_time(device, monkeypatch):
+    """Else their times would be the host's; what is said is the time of one."""
+    grouped = []
+
+    def captured(call, runs):
+        grouped.append(runs)
+        return call
+
+    monkeypatch.setattr(heats, "captured", captured)
+    monkeypatch.setattr(heats, "estimate", lambda call: 8e-6)
+    laps = heats.heat(CASE, kernels(2), ANCHOR, regime=BRIEF, rounds=(0,))
+    assert grouped == [heats.RUNS] * 3  # the anchor too
+    assert [lap.anchor_seconds for lap in laps] == [1 / heats.RUNS] * 2
+
+
 def test_cudnn_runs_along_where_it_can(device, monkeypatch):
     monkeypatch.setattr(heats, "_cudnn", lambda case: Call(lambda: torch.zeros(1)))
     laps = heats.heat(CASE, kernels(2), ANCHOR, regime=BRIEF, rounds=(0,))

@@ -48,6 +48,22 @@ class Regime:
     sigma: float = 1.0
 
 
+def captured(call: Call, runs: int) -> Call:
+    """So many runs of a call as one: a CUDA graph, since the host is slower than a short kernel."""
+    output = call.once()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), call.within():
+        for _ in range(runs):
+            call.run()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return output
+
+    return Call(replay)
+
+
 SUSTAINED = Regime("sustained", idle=0.0, warm=0.150, timed=0.150, rounds=3)
 BURST = Regime("burst", idle=0.040, warm=0.0, timed=0.006, rounds=5)
 BURST_WIDE = replace(BURST, name=WIDE, sigma=4.0)

@@ -18,7 +18,7 @@ from fagen.kinds.combine.emulate import compute
 from fagen.kinds.combine.plan import Plan
 from fagen.kinds.combine.reference import combine, counting
 from fagen.measure.proof import Proof, judged
-from fagen.measure.timing import Call, Regime, time_calls
+from fagen.measure.timing import Call, Regime, captured, time_calls
 from fagen.records import MergeBandwidth, MergeError
 from fagen.runtime.c_interface import bind, call
 from fagen.runtime.checks import allocated, checked
@@ -222,10 +222,14 @@ def bandwidth(
     source = torch.empty(moved // 2, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
 
-    def copy() -> None:
-        target.copy_(source)
+    def copy() -> Tensor:
+        return target.copy_(source)
 
-    calls = {"kernel": _repeated(launch, out), "copy": _repeated(copy, target)}
+    def merge() -> Tensor:
+        launch()
+        return out
+
+    calls = {"kernel": captured(Call(merge), REPEATS), "copy": captured(Call(copy), REPEATS)}
     times = {name: timing.seconds for name, timing in time_calls(calls, BRIEF).items()}
     return MergeBandwidth(
         batch=case.batch,
@@ -236,22 +240,6 @@ def bandwidth(
         microseconds=times["kernel"] / REPEATS * 1e6,
         copy_microseconds=times["copy"] / REPEATS * 1e6,
     )
-
-
-def _repeated(run: Callable[[], None], output: Tensor) -> Call:
-    """REPEATS runs as one CUDA graph."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(REPEATS):
-            run()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return output
-
-    return Call(replay)
 
 
 def _sizes(plan: Plan) -> Iterator[tuple[int, int]]:
