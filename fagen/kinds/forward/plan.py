@@ -65,11 +65,12 @@ class Plan:
     far: ClassVar[float] = 2.0**24
     # In a tile's first block a row has a P of 1, in one thread of four. Scores are widely spread
     # where most threads have no more than one such in two rows, and little else.
-    # A row that sees few keys of the block has little either way.
+    # Rows that see few keys of the block have little either way: they agree with what others tell.
     spread_sum: ClassVar[float] = 1.25
-    spread_keys: ClassVar[int] = 16  # that a row sees of the block, at least
+    spread_keys: ClassVar[int] = 16  # that a warp's first row sees of the block, at least
     spread_threads: ClassVar[int] = 20  # of a warp; more
     spread_warps: ClassVar[int] = 3  # of a warpgroup, or more
+    spread_seeing: ClassVar[int] = 2  # warps of it that see so many keys, or more
 
     schedule: Schedule
     slug: str

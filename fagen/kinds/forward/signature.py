@@ -99,6 +99,7 @@ def signature(plan: "Plan") -> Signature:
         ),
         order=("q", "k", "v", "scale", "q_descale", "k_descale", "v_descale", "v_mean", "k_mean"),
         rules=(Multiple("heads", "kv_heads"),),
+        no_gradient="this op has no backward",
     )
 
 

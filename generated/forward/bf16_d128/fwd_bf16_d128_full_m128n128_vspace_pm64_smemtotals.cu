@@ -624,7 +624,7 @@ template <int columns, int slab, int swizzle_bits, class Elements>
 __device__ __forceinline__ bool store_accumulator(OutElement* tile, Elements element) {
   const int row = warp_row() + lane() % 16;
   const OutPair zero = {};
-  OutPair products[4] = {};
+  OutPair sum = zero;
 #pragma unroll
   for (int column = 0; column < columns; column += 16) {
     char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
@@ -632,12 +632,11 @@ __device__ __forceinline__ bool store_accumulator(OutElement* tile, Elements ele
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       pairs[i] = pack(element(column / 2 + 2 * i), element(column / 2 + 2 * i + 1));
-      products[i] = __hfma2(reinterpret_cast<const OutPair&>(pairs[i]), zero, products[i]);
+      sum = __hfma2(reinterpret_cast<const OutPair&>(pairs[i]), zero, sum);
     }
     store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane() / 16 * 8),
                    pairs[0], pairs[1], pairs[2], pairs[3]);
   }
-  const OutPair sum = __hadd2(__hadd2(products[0], products[1]), __hadd2(products[2], products[3]));
   return __hbeq2(sum, zero);
 }
 
@@ -1367,6 +1366,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d128_full_m128n128_vspace_pm64_
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d128_full_m128n128_vspace_pm64_smemtotals",
-      "f2131656e7db6687de4d70266c93af1bbaff73a249c775185894908f000860ee"};
+      "b1f0bc2c0357e25751f6016a47dbcfab6e122a0f714e47b6d2d9f1ffac875a9f"};
   return &info;
 }

@@ -555,7 +555,7 @@ template <int columns, int slab, int swizzle_bits, class Elements>
 __device__ __forceinline__ bool store_accumulator(OutElement* tile, Elements element) {
   const int row = warp_row() + lane() % 16;
   const OutPair zero = {};
-  OutPair products[4] = {};
+  OutPair sum = zero;
 #pragma unroll
   for (int column = 0; column < columns; column += 16) {
     char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
@@ -563,12 +563,11 @@ __device__ __forceinline__ bool store_accumulator(OutElement* tile, Elements ele
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       pairs[i] = pack(element(column / 2 + 2 * i), element(column / 2 + 2 * i + 1));
-      products[i] = __hfma2(reinterpret_cast<const OutPair&>(pairs[i]), zero, products[i]);
+      sum = __hfma2(reinterpret_cast<const OutPair&>(pairs[i]), zero, sum);
     }
     store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane() / 16 * 8),
                    pairs[0], pairs[1], pairs[2], pairs[3]);
   }
-  const OutPair sum = __hadd2(__hadd2(products[0], products[1]), __hadd2(products[2], products[3]));
   return __hbeq2(sum, zero);
 }
 
@@ -1275,6 +1274,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d48_full_m256n80_s4_q2_info(voi
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d48_full_m256n80_s4_q2",
-      "a2097ae30a033e71ac4a536164f82ab7ff22d4460da0d16ad5839fa60188e411"};
+      "0db971a2ebe5352bb0ba91034387a84ad32679c3f88648f87f79aef3bd42753d"};
   return &info;
 }

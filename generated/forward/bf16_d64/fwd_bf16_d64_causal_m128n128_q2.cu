@@ -597,7 +597,7 @@ template <int columns, int slab, int swizzle_bits, class Elements>
 __device__ __forceinline__ bool store_accumulator(OutElement* tile, Elements element) {
   const int row = warp_row() + lane() % 16;
   const OutPair zero = {};
-  OutPair products[4] = {};
+  OutPair sum = zero;
 #pragma unroll
   for (int column = 0; column < columns; column += 16) {
     char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
@@ -605,12 +605,11 @@ __device__ __forceinline__ bool store_accumulator(OutElement* tile, Elements ele
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       pairs[i] = pack(element(column / 2 + 2 * i), element(column / 2 + 2 * i + 1));
-      products[i] = __hfma2(reinterpret_cast<const OutPair&>(pairs[i]), zero, products[i]);
+      sum = __hfma2(reinterpret_cast<const OutPair&>(pairs[i]), zero, sum);
     }
     store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane() / 16 * 8),
                    pairs[0], pairs[1], pairs[2], pairs[3]);
   }
-  const OutPair sum = __hadd2(__hadd2(products[0], products[1]), __hadd2(products[2], products[3]));
   return __hbeq2(sum, zero);
 }
 
@@ -1387,6 +1386,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d64_causal_m128n128_q2_info(voi
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d64_causal_m128n128_q2",
-      "7fca71c11b1499cdcd35899eab2fab125d6a7a4bb31f3bdd7647f1fd4b42b0f3"};
+      "7baff16f7755476e7bcae8a2aceb767ac687c9845d916c4655102190b3c6a2de"};
   return &info;
 }

@@ -561,7 +561,7 @@ template <int columns, int slab, int swizzle_bits, class Elements>
 __device__ __forceinline__ bool store_accumulator(OutElement* tile, Elements element) {
   const int row = warp_row() + lane() % 16;
   const OutPair zero = {};
-  OutPair products[4] = {};
+  OutPair sum = zero;
 #pragma unroll
   for (int column = 0; column < columns; column += 16) {
     char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
@@ -569,12 +569,11 @@ __device__ __forceinline__ bool store_accumulator(OutElement* tile, Elements ele
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       pairs[i] = pack(element(column / 2 + 2 * i), element(column / 2 + 2 * i + 1));
-      products[i] = __hfma2(reinterpret_cast<const OutPair&>(pairs[i]), zero, products[i]);
+      sum = __hfma2(reinterpret_cast<const OutPair&>(pairs[i]), zero, sum);
     }
     store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane() / 16 * 8),
                    pairs[0], pairs[1], pairs[2], pairs[3]);
   }
-  const OutPair sum = __hadd2(__hadd2(products[0], products[1]), __hadd2(products[2], products[3]));
   return __hbeq2(sum, zero);
 }
 
@@ -1281,6 +1280,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d64_full_m192n128_q2_info(void)
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d64_full_m192n128_q2",
-      "4d193de7642bd08324b253dde926c202d6ccad73b9431767bbc2fba1d0d8b45b"};
+      "77e25db9be87bef961f4ba343a4c32f6e4dcf16f833b7f0da3ebc9cfd52a89b9"};
   return &info;
 }

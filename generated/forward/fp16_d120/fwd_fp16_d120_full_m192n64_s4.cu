@@ -129,9 +129,10 @@ constexpr int kSpreadBlocks =
     8;  // after a tile's first that find their maxima before P, if scores are widely spread
 constexpr float kSpreadSum =
     1.25f;  // of a thread's P in its two rows: in so many threads of a warp less
-constexpr int kSpreadKeys = 16;  // with fewer in a row a small sum tells nothing
+constexpr int kSpreadKeys = 16;  // with fewer in its rows a warp's small sums tell nothing
 constexpr int kSpreadThreads = 20;
 constexpr int kSpreadWarps = 3;             // of a warpgroup, at least
+constexpr int kSpreadSeeing = 2;            // warps of it that see so many keys, at least
 constexpr float kLargestOutput = 65504.0f;  // that is finite
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
@@ -169,7 +170,7 @@ struct SharedStorage {
   alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
   alignas(1024) OutElement o[kBlockM * kHeadDimVPadded];
   alignas(1024) TransactionBarrier q_full[kQStages][kConsumers];
-  bool votes[kConsumers][4];  // of warps
+  uint8_t votes[kConsumers][4];  // of warps
   TransactionBarrier k_full[kStages];
   TransactionBarrier v_full[kStages];
   Barrier q_empty[kQStages][kConsumers];
@@ -539,9 +540,9 @@ struct Softmax {
   }
 
   // Whether the scores of the first block are so widely spread, in most rows of the warp, that of
-  // many keys the largest alone counts: then later blocks are likely to outgrow it.
-  __device__ __forceinline__ bool spread(bool many) const {
-    return __popc(__ballot_sync(0xffffffff, many && sum[0] + sum[1] < kSpreadSum)) > kSpreadThreads;
+  // its keys the largest alone counts: then later blocks are likely to outgrow it.
+  __device__ __forceinline__ bool spread() const {
+    return __popc(__ballot_sync(0xffffffff, sum[0] + sum[1] < kSpreadSum)) > kSpreadThreads;
   }
 };
 
@@ -576,7 +577,7 @@ template <int columns, int slab, int swizzle_bits, class Elements>
 __device__ __forceinline__ bool store_accumulator(OutElement* tile, Elements element) {
   const int row = warp_row() + lane() % 16;
   const OutPair zero = {};
-  OutPair products[4] = {};
+  OutPair sum = zero;
 #pragma unroll
   for (int column = 0; column < columns; column += 16) {
     char* base = reinterpret_cast<char*>(tile + column / slab * kWarpgroupRows * slab);
@@ -584,12 +585,11 @@ __device__ __forceinline__ bool store_accumulator(OutElement* tile, Elements ele
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       pairs[i] = pack(element(column / 2 + 2 * i), element(column / 2 + 2 * i + 1));
-      products[i] = __hfma2(reinterpret_cast<const OutPair&>(pairs[i]), zero, products[i]);
+      sum = __hfma2(reinterpret_cast<const OutPair&>(pairs[i]), zero, sum);
     }
     store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane() / 16 * 8),
                    pairs[0], pairs[1], pairs[2], pairs[3]);
   }
-  const OutPair sum = __hadd2(__hadd2(products[0], products[1]), __hadd2(products[2], products[3]));
   return __hbeq2(sum, zero);
 }
 
@@ -849,17 +849,20 @@ struct Consumer {
     }
   }
 
-  // How many keys, from a block's first on, the upper one of this thread's rows sees.
+  // How many keys, from a block's first on, the first of this warp's rows sees.
   __device__ __forceinline__ int keys_seen(int block) { return params.seqlen_k - block * kBlockN; }
 
-  // Whether most warps of the warpgroup say so: all must take the same steps.
-  __device__ __forceinline__ bool most_warps(bool says_so) {
-    bool (&votes)[4] = shared.votes[warpgroup];
+  // Whether the first block's scores are widely spread in most warps of the warpgroup, enough of
+  // which see keys enough to tell: all must take the same steps.
+  __device__ __forceinline__ bool spread(int block, const Softmax& softmax) {
+    uint8_t (&votes)[4] = shared.votes[warpgroup];
+    const int vote = softmax.spread() | (keys_seen(block) >= kSpreadKeys) << 4;
     if (lane() == 0) {
-      votes[threadIdx.x % kWarpgroup / 32] = says_so;
+      votes[threadIdx.x % kWarpgroup / 32] = vote;
     }
     barrier_sync(kStore + warpgroup, kWarpgroup);
-    return votes[0] + votes[1] + votes[2] + votes[3] >= kSpreadWarps;
+    const int counted = votes[0] + votes[1] + votes[2] + votes[3];
+    return counted % 16 >= kSpreadWarps && counted / 16 >= kSpreadSeeing;
   }
 
   // P of a tile's first block.
@@ -870,8 +873,8 @@ struct Consumer {
     softmax.update_row_max(s);
     softmax.exponentiate(s);
     pack_p(p, s);
-    const bool many = keys_seen(tile.blocks.last - 1) >= kSpreadKeys;
-    spread_first = tile.blocks.last - (most_warps(softmax.spread(many)) ? 1 + kSpreadBlocks : 0);
+    const int block = tile.blocks.last - 1;
+    spread_first = block - (spread(block, softmax) ? kSpreadBlocks : -1);
   }
 
   // The first block of a tile, with nothing else in flight.
@@ -1331,6 +1334,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d120_full_m192n64_s4_info(void)
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d120_full_m192n64_s4",
-      "6b43b158b53e412ff9ca2ac9b8671e616715a9109ea6e163557ff368753ed6ec"};
+      "aa37dd5d361c1df221ee935830ad2aaae7eb5c9e5492bfe39065c6f29daa6d0a"};
   return &info;
 }

@@ -131,17 +131,20 @@ def spread(p: Tensor, seen: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
 
     p (…, rows, columns) is relative to that block's maximum, of whose keys a row sees `seen`
     (…, rows, 1). A warpgroup's rows are, if in enough of its warps, in enough threads, the shares
-    of both rows add up to little, and not because the upper one sees few keys. Rows past the end
-    of the sequence have scores of 0, and thus a lot.
+    of both rows add up to little, and not because most warps' first rows see few keys. Rows past
+    the end of the sequence have scores of 0, and thus a lot; they see what the last row sees.
     """
-    row = torch.arange(p.shape[-2], device=p.device)[:, None] % rows_of_a_head % _WARP_ROWS
-    few = (seen < plan.spread_keys) & (row < _WARP_ROWS // 2)
-    lanes = _by_lanes(p, plan).masked_fill(few, math.inf).unflatten(-2, (-1, rows_of_a_head))
     missing = -rows_of_a_head % _WARPGROUP_ROWS
+    lanes = _by_lanes(p, plan).unflatten(-2, (-1, rows_of_a_head))
     lanes = torch.nn.functional.pad(lanes, (0, 0, 0, missing), value=math.inf)
     warps = lanes.unflatten(-2, (-1, 4, 2, _WARP_ROWS // 2)).sum(-3)  # (…, warpgroups, 4, 8, 4)
-    threads = (warps < plan.spread_sum).sum((-1, -2))
-    most = (threads > plan.spread_threads).sum(-1, keepdim=True) >= plan.spread_warps
+    light = (warps < plan.spread_sum).sum((-1, -2)) > plan.spread_threads
+    keys = seen.squeeze(-1).unflatten(-1, (-1, rows_of_a_head))
+    keys = torch.cat([keys, keys[..., -1:].expand(*keys.shape[:-1], missing)], -1)
+    many = keys[..., ::_WARP_ROWS].unflatten(-1, (-1, 4)) >= plan.spread_keys
+    most = (light.sum(-1, keepdim=True) >= plan.spread_warps) & (
+        many.sum(-1, keepdim=True) >= plan.spread_seeing
+    )
     rows = most.expand(*most.shape[:-1], _WARPGROUP_ROWS).flatten(-2)
     return rows[..., :rows_of_a_head].flatten(-2).unsqueeze(-1)
 
