@@ -15,6 +15,7 @@ TORCH   := torch==2.13.0
 CUTLASS := nvidia-cutlass==4.2.0.0
 # all five extras: left to themselves they come in versions that do not fit together
 NVCC    := 'cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.0.*'
+JAX     := jax==0.10.2 scikit-build-core ninja
 READERS := nvidia-cuda-nvdisasm==13.2.51 nvidia-cuda-cuobjdump==13.2.51
 
 BIN := $(VENV)/bin
@@ -64,6 +65,13 @@ $(VENV)/.nvcc: $(VENV)/.installed
 	@$(BIN)/fagen doctor
 	@touch $@
 
+# JAX, for what is vendored for it
+$(VENV)/jax/.installed: $(VENV)/.made Makefile
+	@echo '== installing JAX into $(VENV)/jax: 0.6 GB'
+	@$(PYTHON) -m venv $(VENV)/jax
+	@$(VENV)/jax/bin/python -m pip install --disable-pip-version-check $(if $(CI),--quiet) $(JAX)
+	@touch $@
+
 # ---- the two commands ----------------------------------------------------------------------------
 
 demo: $(VENV)/.nvcc
@@ -94,7 +102,7 @@ generated: $(VENV)/.installed
 docs: $(VENV)/.installed
 	$(BIN)/python docs/fill.py
 
-test-long: $(VENV)/.nvcc
+test-long: $(VENV)/.nvcc $(VENV)/jax/.installed
 	$(BIN)/python -m pytest -n $(WORKERS) -m long
 
 gpu-tests: $(VENV)/.nvcc

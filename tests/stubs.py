@@ -119,7 +119,7 @@ def stub_binary(planned: Plan, folder: Path) -> Binary:
     (folder / "binding").mkdir()
     (folder / f"{slug}_torch.cpp").write_text(rendered(planned, template(BINDING)))
     (folder / "probe.cpp").write_text(rendered(planned, PROBE))
-    include = ["-isystem", torch_found.include, torch_found.target]
+    include = ["-isystem", torch_found.include]
     link = [f"-L{folder}", f"-l:{slug}.so", f"-L{torch_found.library_dir}", *BINDING_LINK_FLAGS]
     library = stub_of(planned, folder)
     compile_cpp(

@@ -140,3 +140,18 @@ def test_the_example_links_two_kernels_into_one_program(tmp_path):
     place = built(tmp_path)
     told = ran(place / "two_kernels", cwd=place)
     assert "there is no GPU" in told or told.count("  0 of ") == 2
+
+
+def test_what_the_page_shows_builds_a_folder(tmp_path):
+    page = (ROOT / "docs/vendor.md").read_text("utf-8")
+    block = page.partition("```\nfagen vendor ")[2].partition("\n```")[0]
+    vendored, *commands = block.splitlines()
+    *slugs, _, place, _, name = vendored.split()
+    asked = vendor.asked(name, [registry.from_slug(slug) for slug in slugs])
+    vendor.vendor(asked, tmp_path / place)
+    include, _ = find_cutlass()
+    assert len(commands) == 2 and "/path/to/cutlass" in commands[0]
+    told = ""
+    for command in commands:
+        told += ran("sh", "-c", command.replace("/path/to/cutlass", str(include)), cwd=tmp_path)
+    assert "100% tests passed" in told

@@ -34,36 +34,46 @@ static int computed(const FagenForwardArgs* a) {
   static const int order[16] = {%(order)s};
   auto q = (const E*)a->q, k = (const E*)a->k, v = (const E*)a->v;
   auto qs = (const float*)a->q_descale, ks = (const float*)a->k_descale;
-  auto vs = (const float*)a->v_descale;
+  auto vs = (const float*)a->v_descale, vm = (const float*)a->v_mean;
+  auto km = (const float*)a->k_mean;
   for (int b = 0; b < a->batch; b++) for (int h = 0; h < a->heads; h++)
   for (int i = 0; i < a->seqlen_q; i++) {
     const int g = h / (a->heads / a->kv_heads);
     std::vector<float> s(a->seqlen_k), o(%(dv)d);
     float sum = 0;
+    float mean = 0;
+    for (int d = 0; km && d < %(d)d; d++)
+      mean += float(q[b * a->q_stride_batch + i * a->q_stride_seq + h * a->q_stride_head + d]) *
+              km[b * a->k_mean_stride_batch + g * a->k_mean_stride_head +
+                 d * a->k_mean_stride_column];
     for (int j = 0; j < a->seqlen_k; j++) {
       if (CAUSAL && j > i + a->seqlen_k - a->seqlen_q) continue;
       for (int d = 0; d < %(d)d; d++)
         s[j] += float(q[b * a->q_stride_batch + i * a->q_stride_seq + h * a->q_stride_head + d]) *
                 float(k[b * a->k_stride_batch + j * a->k_stride_seq + g * a->k_stride_head + d]);
-      s[j] *= a->scale;
-      if (qs) s[j] *= qs[b * a->q_descale_stride_batch + h * a->q_descale_stride_head + i / BLOCK];
-      if (ks) s[j] *= ks[b * a->k_descale_stride_batch + g * a->k_descale_stride_head + j / BLOCK];
-      s[j] = std::exp(s[j]);
+      if (ks) s[j] *= ks[b * a->k_descale_stride_batch + g * a->k_descale_stride_head + GROUP(j)];
+      s[j] += mean;
+      if (qs) s[j] *= qs[b * a->q_descale_stride_batch + h * a->q_descale_stride_head + GROUP(i)];
+      s[j] = std::exp(s[j] * a->scale);
       sum += s[j];
       for (int d = 0; d < %(dv)d; d++) {
         int64_t at = j * a->v_stride_seq + d;
         for (int place = 0; COLUMNS && place < 16; place++)
           if (order[place] == j %% 16) at = d * a->v_stride_seq + j / 16 * 16 + place;
         float x = float(v[b * a->v_stride_batch + g * a->v_stride_head + at]);
-        if (vs) x *= vs[b * a->v_descale_stride_batch + g * a->v_descale_stride_head + j / BLOCK];
+        if (vs) x *= vs[b * a->v_descale_stride_batch + g * a->v_descale_stride_head +
+                        (BY_COLUMN ? d * a->v_descale_stride_column : j / BLOCK)];
         o[d] += s[j] * x;
       }
     }
     for (int d = 0; d < %(dv)d; d++)
       ((O*)a->out)[b * a->out_stride_batch + i * a->out_stride_seq + h * a->out_stride_head + d] =
-          O((sum ? o[d] / sum : 0) + (i == WRONG ? 0.5f : 0));
-    ((float*)a->lse)[b * a->lse_stride_batch + h * a->lse_stride_head + i] =
-        std::log(sum) + (i == WRONG_LSE ? 0.1f : 0);
+          O((sum ? o[d] / sum + (vm ? vm[b * a->v_mean_stride_batch + g * a->v_mean_stride_head +
+                                         d * a->v_mean_stride_column] : 0) : 0) +
+            (i == WRONG ? 0.5f : 0));
+    if (a->lse)
+      ((float*)a->lse)[b * a->lse_stride_batch + h * a->lse_stride_head + i] =
+          std::log(sum) + (i == WRONG_LAST ? 0.1f : 0);
   }
   return 0;
 }
@@ -90,7 +100,7 @@ static int computed(const FagenCombineArgs* a) {
       ((O*)a->out)[(cu ? 0 : b * a->out_stride_batch) + i * a->out_stride_seq +
                    h * a->out_stride_head + d] = O(o[d] / sum + (i == WRONG ? 0.5f : 0));
     ((float*)a->lse)[(cu ? 0 : b * a->lse_stride_batch) + h * a->lse_stride_head + i] =
-        std::log(sum) + (i == WRONG_LSE ? 0.1f : 0);
+        std::log(sum) + (i == WRONG_LAST ? 0.1f : 0);
   }
   return 0;
 }
@@ -105,6 +115,17 @@ static int computed(const FagenQuantizeArgs* a) {
       std::vector<float> row(%(d)d), turned(%(d)d);
       for (int d = 0; d < %(d)d; d++)
         row[d] = float(x[b * a->x_stride_batch + s * a->x_stride_seq + h * a->x_stride_head + d]);
+      for (int i = 0; ROTARY && i < %(d)d / 2; i++) {
+        const int one = PAIRS ? 2 * i : i, other = PAIRS ? one + 1 : i + %(d)d / 2;
+        auto of = [&](const void* all, int64_t batch, int64_t seq) {
+          return float(((const E*)all)[b * batch + s * seq + i]);
+        };
+        const float c = of(a->cos, a->cos_stride_batch, a->cos_stride_seq);
+        const float d = of(a->sin, a->sin_stride_batch, a->sin_stride_seq);
+        const float turned_one = row[one] * c - row[other] * d;
+        row[other] = float(E(row[other] * c + row[one] * d));
+        row[one] = float(E(turned_one));
+      }
       if (ROTATE)  // entry (i, j) of a Hadamard matrix: the parity of bits that both have
         for (int i = 0; i < %(d)d; i++)
           for (int j = 0; j < %(d)d; j++)
@@ -112,25 +133,75 @@ static int computed(const FagenQuantizeArgs* a) {
                          (__builtin_popcount(i & j) %% 2 ? -1 : 1) / std::sqrt(%(d)d.0f);
       y.push_back(ROTATE ? turned : row);
     }
-    float head = 0;
     for (int d = 0; d < %(d)d; d++) {
-      float mean = 0, column = 0x1p-40f;  // zeros have a scale too
+      float mean = 0;
       for (auto& row : y) mean += row[d] / a->seqlen;
+      auto means = (float*)a->mean + b * a->mean_stride_batch + h * a->mean_stride_head;
+      if (MEAN && a->mean_given) mean = means[d];
+      if (MEAN) means[d] = mean;
       for (auto& row : y) row[d] -= MEAN ? mean : 0;
-      for (auto& row : y) column = std::max(column, std::fabs(row[d]));
-      head = std::max(head, column);
-      if (MEAN) ((float*)a->mean)[b * a->mean_stride_batch + h * a->mean_stride_head + d] = mean;
-      if (COLUMN) ((float*)a->descale)[(b * a->heads + h) * %(d)d + d] = column / 448;
     }
-    if (!COLUMN) ((float*)a->descale)[b * a->heads + h] = head / 448;
-    for (int s = 0; s < a->seqlen; s++) for (int d = 0; d < %(d)d; d++) {
-      const int head_of = b * a->heads + h;
-      auto scale = ((const float*)a->descale)[COLUMN ? head_of * %(d)d + d : head_of];
+    auto descale = [&](int s, int d) -> float& {
+      const int blocks = (a->seqlen + BLOCK - 1) / BLOCK, head = b * a->heads + h;
+      const int row = BY_BLOCK ? head * blocks + s / BLOCK : head;
+      return ((float*)a->descale)[COLUMN ? head * %(d)d + d : row];
+    };
+    auto each = [&](auto what) {
+      for (int s = 0; s < a->seqlen; s++) for (int d = 0; d < %(d)d; d++) what(s, d, descale(s, d));
+    };
+    if (!a->descale_given) {
+      each([&](int, int, float& scale) { scale = 0x1p-40f / 448; });  // zeros have a scale too
+      each([&](int s, int d, float& scale) { scale = std::max(scale, std::fabs(y[s][d]) / 448); });
+    }
+    each([&](int s, int d, float scale) {
       int64_t at = s * a->values_stride_seq + d;
       for (int place = 0; COLUMNS && place < 16; place++)
         if (order[place] == s %% 16) at = d * a->values_stride_seq + s / 16 * 16 + place;
       ((O*)a->values)[b * a->values_stride_batch + h * a->values_stride_head + at] =
           O(y[s][d] / scale * (s == WRONG ? 0.7f : 1));
+    });
+  }
+  return 0;
+}
+"""
+BACKWARD = """
+static int computed(const FagenBackwardArgs* a) {
+  auto q = (const E*)a->q, k = (const E*)a->k, v = (const E*)a->v;
+  auto dout = (const E*)a->dout, out = (const E*)a->out;
+  auto dq = (O*)a->dq, dk = (O*)a->dk, dv = (O*)a->dv;
+  const int group = a->heads / a->kv_heads;
+  for (int b = 0; b < a->batch; b++) for (int g = 0; g < a->kv_heads; g++) {
+    std::vector<float> sum_k(a->seqlen_k * %(d)d), sum_v(a->seqlen_k * %(dv)d);
+    for (int h = g * group; h < (g + 1) * group; h++) for (int i = 0; i < a->seqlen_q; i++) {
+      const E* qs = q + b * a->q_stride_batch + i * a->q_stride_seq + h * a->q_stride_head;
+      const E* os = out + b * a->out_stride_batch + i * a->out_stride_seq + h * a->out_stride_head;
+      const E* gs = dout + b * a->dout_stride_batch + i * a->dout_stride_seq +
+                    h * a->dout_stride_head;
+      auto lses = (const float*)a->lse + b * a->lse_stride_batch + h * a->lse_stride_head;
+      std::vector<float> sum_q(%(d)d);
+      auto dlse = (const float*)a->dlse;
+      float delta = dlse ? -dlse[b * a->dlse_stride_batch + h * a->dlse_stride_head + i] : 0;
+      for (int d = 0; d < %(dv)d; d++) delta += float(gs[d]) * float(os[d]);
+      for (int j = 0; j < a->seqlen_k; j++) {
+        if (CAUSAL && j > i + a->seqlen_k - a->seqlen_q) continue;
+        const E* ks = k + b * a->k_stride_batch + j * a->k_stride_seq + g * a->k_stride_head;
+        const E* vs = v + b * a->v_stride_batch + j * a->v_stride_seq + g * a->v_stride_head;
+        float s = 0, dp = 0;
+        for (int d = 0; d < %(d)d; d++) s += float(qs[d]) * float(ks[d]);
+        for (int d = 0; d < %(dv)d; d++) dp += float(gs[d]) * float(vs[d]);
+        const float p = std::exp(s * a->scale - lses[i]), ds = a->scale * p * (dp - delta);
+        for (int d = 0; d < %(dv)d; d++) sum_v[j * %(dv)d + d] += p * float(gs[d]);
+        for (int d = 0; d < %(d)d; d++) sum_k[j * %(d)d + d] += ds * float(qs[d]);
+        for (int d = 0; d < %(d)d; d++) sum_q[d] += ds * float(ks[d]);
+      }
+      O* to = dq + b * a->dq_stride_batch + i * a->dq_stride_seq + h * a->dq_stride_head;
+      for (int d = 0; d < %(d)d; d++) to[d] = O(sum_q[d] + (i == WRONG ? 0.5f : 0));
+    }
+    for (int j = 0; j < a->seqlen_k; j++) {
+      O* to = dk + b * a->dk_stride_batch + j * a->dk_stride_seq + g * a->dk_stride_head;
+      for (int d = 0; d < %(d)d; d++) to[d] = O(sum_k[j * %(d)d + d]);
+      to = dv + b * a->dv_stride_batch + j * a->dv_stride_seq + g * a->dv_stride_head;
+      for (int d = 0; d < %(dv)d; d++) to[d] = O(sum_v[j * %(dv)d + d] + (j == WRONG_LAST));
     }
   }
   return 0;
@@ -140,6 +211,13 @@ FUNCTIONS = """
 extern "C" {
 int fagen_%(slug)s(const struct %(struct)s* a, void*) {
   if (!a) return 6;
+  for (int i = 0; %(zeroed)d && i < a->workspace_bytes; i++)
+    if (((const char*)a->workspace)[i]) return 9;
+#ifdef IGNORED
+  auto other = *a;
+  other.IGNORED = 0;
+  a = &other;
+#endif
   return a->struct_bytes == sizeof(*a) && a->version == %(guard)s ? computed(a) : 1;
 }
 int64_t fagen_%(slug)s_workspace(const struct %(struct)s* a) { return a ? 4 : -1; }
@@ -162,23 +240,33 @@ def kernel(slug: str) -> str:
         "guard": plan.signature.guard,
         "d": plan.head_dim,
         "dv": values.get("head_dim_v"),
+        "zeroed": plan.launches.zeroed,
         "order": ", ".join(map(str, KEY_ORDER)),
     }
     out = plan.signature.outputs[0]
     head = f"using E = {plan.dtype.cpp};\nusing O = {out.dtype.cpp};\n"
+    head += "#ifndef WRONG\n#define WRONG -1\n#endif\n"
+    head += "#ifndef WRONG_LAST\n#define WRONG_LAST -1\n#endif\n"
     head += f"constexpr bool CAUSAL = {str(values.get('mask') == 'causal').lower()};\n"
     flags = {
         "COLUMNS": "columns" in (values.get("v_layout"), values.get("layout")),
         "ROTATE": values.get("rotate"),
         "MEAN": values.get("center"),
         "COLUMN": values.get("scales") == "column",
+        "BY_BLOCK": values.get("scales") == "block",
+        "ROTARY": values.get("rotary", "none") != "none",
+        "PAIRS": values.get("rotary") == "pairs",
+        "BY_COLUMN": values.get("v_scales") == "column",
     }
     for flag, on in flags.items():
         head += f"constexpr bool {flag} = {str(bool(on)).lower()};\n"
     head += f"constexpr int BLOCK = {values.get('scale_rows') or 1};\n"
+    group = "i / BLOCK" if values.get("scale_rows") else "0"
+    head += f"inline int GROUP([[maybe_unused]] int i) {{ return {group}; }}\n"
     includes = ["demo.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "cmath", "vector"]
     lines = [f"#include <{name}>" for name in includes]
-    body = {"q": ATTENTION, "outs": COMBINE, "x": QUANTIZE}[plan.signature.leader.name]
+    bodies = {"q": ATTENTION, "outs": COMBINE, "x": QUANTIZE, "dout": BACKWARD}
+    body = bodies[plan.signature.leader.name]
     return "\n".join(lines) + "\n" + head + body % said + FUNCTIONS % said
 
 
@@ -194,6 +282,11 @@ def kernel(slug: str) -> str:
         "comb_fp32_d128_obf16_packed",
         "quant_fp16_d128_rot_shead",
         "quant_fp16_d128_center_scol_vcols",
+        "quant_fp16_d128_rot_center",
+        "quant_bf16_d64_halves_shead",
+        "quant_bf16_d64_pairs_rot",
+        "bwd_fp16_d64_full_m128n128",
+        "bwd_bf16_d64_causal_m128n128",
     ],
 )
 def test_the_program_tells_right_from_wrong(slug, tmp_path):
@@ -213,17 +306,20 @@ def test_the_program_tells_right_from_wrong(slug, tmp_path):
         answer = run([*words, *options, "-o", f"{part}.o"], cwd=tmp_path)
         assert answer.returncode == 0, answer.stderr
     parts = ["program.o", "dispatch.o", "runtime.o"]
-    ends = {}
-    first, *others = [tensor.name for tensor in registry.plan_of(slug).signature.outputs]
-    cases = [("right", -1, -1), (first, 100, -1), *[("lse", -1, 100)] * ("lse" in others)]
-    for name, wrong, wrong_lse in cases:
-        options = [f"-DWRONG={wrong}", f"-DWRONG_LSE={wrong_lse}", "kernel.cpp", *parts]
-        answer = run([*words, *options, "-o", name], cwd=tmp_path)
+    signature = registry.plan_of(slug).signature
+    first, *others = [tensor.name for tensor in signature.outputs]
+    cases = {"right": [], first: ["-DWRONG=100"]}
+    cases |= {name: ["-DWRONG_LAST=100"] for name in others if name in ("lse", "dv")}
+    left_out = [tensor.name for tensor in signature.inputs if tensor.optional]
+    left_out += [f"{t.name}_given" for t in signature.inputs if t.made and not t.refused]
+    cases |= {f"no {name}": [f"-DIGNORED={name}"] for name in left_out}
+    for name, options in cases.items():
+        options = [*options, "kernel.cpp", *parts]
+        answer = run([*words, *options, "-o", "program"], cwd=tmp_path)
         assert answer.returncode == 0, answer.stderr
-        answer = run([tmp_path / name])
-        ends[name] = answer.returncode
-        if name != "right":
-            assert f"{slug}: {name} is wrong" in answer.stdout
-        else:
+        answer = run([tmp_path / "program"])
+        assert answer.returncode == (name != "right"), (name, answer.stdout)
+        if name == "right":
             assert f"{slug}: right" in answer.stdout, answer.stdout
-    assert ends == {"right": 0} | dict.fromkeys(list(ends)[1:], 1)
+        elif not name.startswith("no "):
+            assert f"{slug}: {name} is wrong" in answer.stdout

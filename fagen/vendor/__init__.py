@@ -9,14 +9,19 @@ are written over what was written last time. Needs neither torch nor CUDA.
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fagen.vendor import source
+from fagen.vendor import hf_kernel, jax_package, source, torch_package
 from fagen.vendor.contents import Folder, folder_of
 from fagen.vendor.manifest import Manifest, asked, read
 from fagen.vendor.place import Written, bring
 
 __all__ = ["FORMATS", "Folder", "Manifest", "Written", "asked", "folder_of", "read", "vendor"]
 
-FORMATS: Mapping[str, Callable[[Folder], dict[str, str]]] = {"source": source.texts}
+FORMATS: Mapping[str, Callable[[Folder], dict[str, str]]] = {
+    "source": source.texts,
+    "torch": torch_package.texts,
+    "hf-kernel": hf_kernel.texts,
+    "jax": jax_package.texts,
+}
 
 
 def vendor(manifest: Manifest, place: Path, *, force: bool = False) -> Written:

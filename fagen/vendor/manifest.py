@@ -3,7 +3,10 @@
 A manifest's words become file names, C names and CMake's: all are checked against closed patterns.
 """
 
+import keyword
 import re
+import string
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +35,8 @@ NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 _NAMED = f"lower-case letters, digits and _, a letter first, {MOST_NAME} at most"
 _KEYS = {"name": str, "format": str, "with_cutlass": bool, "kernels": dict}
 
-# Headers of C, POSIX, glibc and CUDA, which include/<name>.h would hide, and CMake's own targets.
+# Headers of C, POSIX, glibc and CUDA, which include/<name>.h would hide; macros such as EX_OK; the
+# system's libraries; CMake's own targets and words; packages that one of ours would hide.
 _HEADERS = """
     assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp signal stdalign
     stdarg stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string tgmath threads time uchar
@@ -50,10 +54,30 @@ _HEADERS = """
     nvcc nvjitlink nvrtc surface_indirect_functions surface_types texture_indirect_functions
     texture_types thrust vector_functions vector_types
 """
-_TARGETS = "all clean help install list_install_components package rebuild_cache test"
-_TAKEN = frozenset([*_HEADERS.split(), *_TARGETS.split(), "fagen"])
-_TAKEN_STARTS = ("cmake", "cuda", "nv_", "sm_")
-_OWN = ("pick", "message")  # functions <name>_<own> of a folder
+_MACROS = [*string.ascii_lowercase, "ex", "mm"]
+_LIBRARIES = "dl gcc nsl rt stdc util"
+_TARGETS = """
+    all clean depend edit_cache help install list_install_components package package_source
+    preinstall rebuild_cache test debug general optimized
+"""
+# Packages that a Python package would hide from torch, JAX or pip, and names that torch.ops has.
+_MODULES = """
+    filelock fsspec jinja2 kernels markupsafe mpmath networkx numpy setuptools sympy torch triton
+    jax jaxlib pip scikit_build_core wheel
+    aten c10d debug_mode_ops debugprims export higher_order import_module inductor inductor_prims
+    load_library loaded_libraries mkl mkldnn mkldnn_prepacked onednn prim prims profiler
+    quantization quantized rngprims sparse static_runtime symm_mem
+"""
+_WORDS = " ".join((_HEADERS, _LIBRARIES, _TARGETS, _MODULES)).split()
+_TAKEN = frozenset([*_WORDS, *_MACROS, *sys.stdlib_module_names, "fagen"])
+_TAKEN_STARTS = ("cmake", "cuda", "nv_", "sm_", *(f"fagen_{e.prefix}" for e in ENTRIES.values()))
+_OWN = (
+    "pick",
+    "message",
+    "attention",
+    "ops",
+    "kernels",
+)  # functions of a folder, <name>_<own> in C
 _ENDS = ("_workspace", "_message", "_info")
 
 
@@ -119,6 +143,9 @@ def read(path: Path) -> Manifest:
             raise wrong(f"{both} are both {schedule.slug}", "kernels", name)
         slugs[schedule.slug] = name
         kernels.append((name, schedule))
+    for name in listed:
+        if slugs.get(name, name) != name:
+            raise wrong(f"kernels.{name} is the name of another kernel", "kernels", name)
     return Manifest(tables["name"], tuple(kernels), form, tables.get("with_cutlass", False))
 
 
@@ -144,8 +171,10 @@ def _unnameable(name: str, own: bool = False) -> str:
     """Why something cannot be called so, or ""; `own` is the name of one kernel in a folder."""
     if len(name) > MOST_NAME or not NAME.fullmatch(name) or "__" in name or name.endswith("_"):
         return f"is no name: {_NAMED}, no two _ together and none at the end"
+    if keyword.iskeyword(name):
+        return "is a word of Python: choose another"
     if own and (name in _OWN or name.endswith(_ENDS) or name in ENTRIES):
         return "would be the name of another function of the folder"
     if not own and (name in _TAKEN or name.startswith(_TAKEN_STARTS)):
-        return "is the name of something of C, CUDA or CMake: choose another"
+        return "is the name of something of C, CUDA, CMake, Python or torch: choose another"
     return ""

@@ -29,10 +29,15 @@ def _texts(folder: Folder) -> Iterator[tuple[str, str]]:
     yield f"cmake/{name}-config.cmake.in", written("vendor/config.cmake.in.j2", folder=folder)
     yield "README.md", written("vendor/README.md.j2", folder=folder)
     yield "LICENSE", locate("LICENSE").read_text(encoding="utf-8")
+    yield from cutlass(folder)
+    yield MANIFEST, json.dumps(folder.record())
+
+
+def cutlass(folder: Folder) -> Iterator[tuple[str, str]]:
+    """Give the headers of CUTLASS that the folder is to have, with their licence."""
     if folder.with_cutlass:
         found = headers(kernel.source.kernel for kernel in folder.kernels)
         for path, text in found.items():
             yield f"{CUTLASS}/include/{path}", text
         if found:
             yield f"{CUTLASS}/LICENSE.txt", license_of(found)
-    yield MANIFEST, json.dumps(folder.record())

@@ -12,7 +12,7 @@ from fagen.dispatch.choice import KIND, candidates, serving
 from fagen.dispatch.tables import MOST
 from fagen.problem import Problem
 from fagen.schedule import Schedule
-from fagen.vocab import DTYPES, MASKS, OUT_DTYPES, V_LAYOUTS
+from fagen.vocab import DTYPES, MASKS, OUT_DTYPES, SCALE_ROWS, V_LAYOUTS
 
 # The words of a problem, by its field; in C a word is its place from 1 on, "" is 0.
 WORDS: Mapping[str, tuple[str, ...]] = {
@@ -65,6 +65,12 @@ class Field:
         """The name as constants have it."""
         return self.name.upper()
 
+    @property
+    def names(self) -> tuple[tuple[str, int], ...]:
+        """The same words as Python has them, dtypes as array libraries call them."""
+        words = WORDS.get(self.name, ())
+        return tuple((DTYPES[w].torch if w in DTYPES else w, n) for n, w in enumerate(words, 1))
+
 
 @dataclass(frozen=True)
 class Table:
@@ -83,6 +89,16 @@ class Table:
             )
             for field in fields(Problem)
         )
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What the rows are for."""
+        return tuple(dict.fromkeys(row.problem for row in self.rows))
+
+    @property
+    def scale_rows(self) -> tuple[int, ...]:
+        """How many rows may share a scale."""
+        return SCALE_ROWS
 
     @property
     def refused(self) -> tuple[Row, ...]:

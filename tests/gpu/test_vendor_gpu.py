@@ -1,5 +1,8 @@
-"""Vendored folders on a Hopper GPU: built by CMake, their own test program and the example run."""
+"""Vendored folders on a Hopper GPU: built by CMake and pip, their own test programs run."""
 
+import re
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -7,6 +10,8 @@ import pytest
 from fagen import registry, vendor
 from fagen.process import run
 from tests.cli_helpers import ROOT
+from tests.test_vendor_jax import KERNELS, demo, ran
+from tests.vendor_helpers import installed, python, vendored, walled
 
 pytestmark = pytest.mark.gpu
 
@@ -18,11 +23,13 @@ SLUGS = [
     "fwd_e4m3_d128_full_m128n128_vrows_sblock",
     "fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock",
     *(path.stem for kind in ("quantize", "combine") for path in registry.schedules(kind)),
+    "quant_bf16_d64_halves_shead",
+    "quant_bf16_d64_pairs_rot",
 ]
 
 
 def test_the_slugs_here_are_those_of_schedules():
-    for slug in SLUGS:
+    for slug in [*SLUGS, *CALLED]:
         assert registry.from_slug(slug).slug == slug
 
 
@@ -53,3 +60,158 @@ def test_the_example_runs(hopper, tmp_path):
     answer = run([built(tmp_path) / "two_kernels"])
     assert answer.returncode == 0, answer.stdout
     assert answer.stdout.count("  0 of ") == 2
+
+
+def test_calls_from_jax_are_right(hopper, tmp_path):
+    if missing := [name for name in ("jax", "scikit_build_core") if not find_spec(name)]:
+        pytest.skip(f"without {' and '.join(missing)}")
+    vendor.vendor(demo(*KERNELS, with_cutlass=True), tmp_path / "clean")
+    site = tmp_path / "site"
+    words = ["-m", "pip", "install", "--no-build-isolation", "--no-deps", "--target", site, "."]
+    ran(sys.executable, *words, place=tmp_path / "clean")
+    # torch holds memory of this card as well
+    own = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    told = ran(sys.executable, ROOT / "tests/jax_calls.py", place=site, **own)
+    assert told.count(": right on gpu") == 7, told
+
+
+# ---- as packages for torch ----------------------------------------------------------------------
+
+CALLED = [
+    "fwd_fp16_d128_causal_m128n128",
+    "fwd_bf16_d64_full_m128n128",
+    "fwd_e4m3_d128_full_m128n128_vrows_sblock",
+    "quant_fp16_d128_rot",
+    "quant_fp16_d128_scol",
+    "comb_fp16_d128",
+]
+# What a program does with a package, which it has as `package`; it prints what was right.
+PROGRAM = """
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+torch.manual_seed(0)
+
+
+def inputs(dtype, head_dim, queries, keys, heads=6, kv_heads=2):
+    shapes = [(2, queries, heads, head_dim), *[(2, keys, kv_heads, head_dim)] * 2]
+    return [torch.randn(shape, device="cuda").to(dtype) for shape in shapes]
+
+
+def exact(q, k, v, causal=False):
+    q, k, v = (tensor.double().transpose(1, 2) for tensor in (q, k, v))
+    mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device="cuda")
+    mask = mask.tril(k.shape[2] - q.shape[2]) if causal else mask
+    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    return out.transpose(1, 2)
+
+
+def near(found, right, bound):
+    off = (found.double() - right).abs().max().item()
+    assert off < bound, off
+
+
+kinds = (torch.float16, 128, True, 5e-3), (torch.bfloat16, 64, False, 3e-2)
+for dtype, head_dim, causal, bound in kinds:
+    for queries, keys in ((333, 333), (1, 260), (128, 1000)):
+        q, k, v = inputs(dtype, head_dim, queries, keys)
+        out, lse = package.attention(q, k, v, causal=causal, return_lse=True)
+        near(out, exact(q, k, v, causal), bound)
+        assert torch.equal(package.attention(q, k, v, causal=causal), out)
+        if not causal:
+            scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double().repeat_interleave(3, 2))
+            near(lse, (scores * head_dim**-0.5).logsumexp(-1), 1e-3)
+    print("attention", dtype)
+
+    compiled = torch.compile(package.attention, fullgraph=True)
+    for queries, keys in ((333, 333), (200, 500), (64, 900)):  # of open sizes from the second on
+        q, k, v = inputs(dtype, head_dim, queries, keys)
+        right = package.attention(q, k, v, causal=causal)
+        assert torch.equal(compiled(q, k, v, causal=causal), right)
+    print("compiled", dtype)
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = package.attention(q, k, v, causal=causal)
+    for _ in range(3):
+        for tensor, new in zip((q, k, v), inputs(dtype, head_dim, queries, keys), strict=True):
+            tensor.copy_(new)
+        graph.replay()
+        assert torch.equal(captured, package.attention(q, k, v, causal=causal))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        other = package.attention(q, k, v, causal=causal)
+    torch.cuda.synchronize()
+    assert torch.equal(other, captured)
+    print("captured", dtype)
+
+q, k, v = inputs(torch.float16, 128, 333, 500)
+try:
+    package.attention(q.requires_grad_(), k, v, causal=True)
+except (ValueError, RuntimeError) as refusal:
+    assert "requires a gradient" in str(refusal)
+    print("refused")
+
+q = q.detach()
+(q8, q_scale), (k8, k_scale) = (package.quant_fp16_d128_rot(tensor, 7) for tensor in (q, k))
+v8, v_scale = package.quant_fp16_d128_scol(v)
+scales = {"q_descale": q_scale, "k_descale": k_scale, "v_descale": v_scale}
+out = package.attention(q8, k8, v8, **scales)
+right = exact(q, k, v)
+off = ((out.double() - right).norm() / right.norm()).item()
+assert off < 0.1, off
+print("e4m3")
+
+outs = torch.randn(3, 2, 50, 4, 128, device="cuda").half()
+lses = torch.randn(3, 2, 4, 50, device="cuda")
+out, lse = package.comb_fp16_d128(outs, lses)
+weights = lses.double().softmax(0).transpose(2, 3)[..., None]
+near(out, (outs.double() * weights).sum(0), 5e-3)
+near(lse, lses.double().logsumexp(0), 1e-4)
+print("combined")
+"""
+RIGHT = [
+    *(
+        f"{what} torch.{dtype}"
+        for dtype in ("float16", "bfloat16")
+        for what in ("attention", "compiled", "captured")
+    ),
+    *("refused", "e4m3", "combined"),
+]
+
+
+def test_a_package_for_torch_is_right_compiled_and_in_graphs(hopper, tmp_path):
+    for name in ("one", "two"):  # which live in one process
+        vendored(name, "torch", tmp_path / name, *CALLED, with_cutlass=True)
+        installed(tmp_path / name, tmp_path / "site", "--no-build-isolation")
+    path = walled(tmp_path / "wall", tmp_path / "site")
+    for name in ("one", "two"):
+        script = f"import one, two\npackage = {name}\n{PROGRAM}"
+        told = python("-c", script, cwd=tmp_path, PYTHONPATH=path)
+        assert told.splitlines() == RIGHT
+
+
+# As get_local_kernel does it, where that is not installed.
+LOAD = """
+import json, pathlib, sys
+from importlib.util import module_from_spec, spec_from_file_location
+
+try:
+    import kernels
+
+    package = kernels.get_local_kernel(pathlib.Path.cwd())
+except ImportError:
+    variant = pathlib.Path(sys.argv[1])
+    name = json.loads((variant / "metadata.json").read_text())["id"]
+    spec = spec_from_file_location(name, variant / "__init__.py")
+    package = sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(package)
+"""
+
+
+def test_a_kernel_of_kernels_is_right_compiled_and_in_graphs(hopper, tmp_path):
+    vendored("demo", "hf-kernel", tmp_path / "demo", *CALLED, with_cutlass=True)
+    path = walled(tmp_path / "wall")
+    said = python("build_variant.py", cwd=tmp_path / "demo", PYTHONPATH=path)
+    assert re.fullmatch(r"build/torch-stable-abi210-cu\d+-\w+-linux\n", said)
+    told = python("-c", LOAD + PROGRAM, said.strip(), cwd=tmp_path / "demo", PYTHONPATH=path)
+    assert told.splitlines() == RIGHT

@@ -1,0 +1,131 @@
+"""A Python package for torch: plain source, its binding and what calls it, built by pip."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fagen.dispatch.choice import OPEN_KEYS
+from fagen.dispatch.tables import MOST
+from fagen.problem import Problem
+from fagen.render import written
+from fagen.toolchain import (
+    BINDING_FLAGS,
+    INSTALL_NVCC,
+    NVCC_SINCE,
+    RUNTIME_LIBRARIES,
+    SYSTEM_CUDA,
+    TORCH_LIBRARIES,
+    TORCH_SINCE,
+)
+from fagen.vendor import source
+from fagen.vendor.contents import Folder
+from fagen.vendor.table import Row
+from fagen.vocab import DTYPES
+
+_OWN = {
+    "setup.py": "vendor/torch/setup.py.j2",
+    "pyproject.toml": "vendor/torch/pyproject.toml.j2",
+    "MANIFEST.in": "vendor/torch/MANIFEST.in.j2",
+    "README.md": "vendor/torch/README.md.j2",
+}
+_CALLS = {
+    "__init__.py": "vendor/torch/__init__.py.j2",
+    "_fakes.py": "vendor/torch/_fakes.py.j2",
+}
+_PLAIN = 5  # of a problem's fields: in 16 bits the others are always the same
+
+
+class Served(NamedTuple):
+    """A row of the dispatcher as Python has it: None where it has no bound."""
+
+    kernel: str
+    keys_from: int | None
+    keys_to: int | None
+    rows_to: int | None
+    wanted: str
+
+
+@dataclass(frozen=True)
+class Package:
+    """What the templates of a Python package read: a folder, and more of it in Python's words."""
+
+    folder: Folder
+
+    binding_flags = BINDING_FLAGS
+    # The runtime is static, and the library's own: it loads where torch has no CUDA, or another.
+    libraries = (*TORCH_LIBRARIES, *RUNTIME_LIBRARIES)
+    nvcc_oldest, torch_oldest = (".".join(map(str, since)) for since in (NVCC_SINCE, TORCH_SINCE))
+    torch_digits = "".join(map(str, TORCH_SINCE))
+    install_nvcc, system_cuda = INSTALL_NVCC, SYSTEM_CUDA
+    open_keys = OPEN_KEYS
+    cutlass = source.CUTLASS
+
+    @property
+    def name(self) -> str:
+        """Of the package."""
+        return self.folder.name
+
+    @property
+    def dashed(self) -> str:
+        """The name as Hugging Face has it."""
+        return self.name.replace("_", "-")
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """The tensors beside q, k and v that some kernel of attention takes."""
+        if not self.folder.table.rows:
+            return ()
+        kernels = self.folder.dispatched.kernels
+        named = (tensor.name for kernel in kernels for tensor in kernel.signature.inputs)
+        return tuple(name for name in dict.fromkeys(named) if name not in ("q", "k", "v"))
+
+    @property
+    def usual(self) -> tuple[tuple[str, str], ...]:
+        """torch's words for dtypes, and for those of O where a call does not say."""
+        names = dict.fromkeys(row.problem.dtype for row in self.folder.table.rows)
+        return tuple((DTYPES[name].torch, DTYPES[DTYPES[name].out].torch) for name in names)
+
+    @property
+    def problems(self) -> tuple[tuple[str, tuple[Served, ...]], ...]:
+        """The dispatcher's rows by problem, as the literal of a tuple."""
+        by_problem: dict[Problem, list[Served]] = {}
+        for row in self.folder.table.rows:
+            by_problem.setdefault(row.problem, []).append(self._served(row))
+        return tuple((self._key(one), tuple(rows)) for one, rows in by_problem.items())
+
+    def _key(self, problem: Problem) -> str:
+        dtype, out = DTYPES[problem.dtype], DTYPES[problem.out_dtype or ""]
+        said = [
+            *(f"torch.{dtype.torch}", problem.head_dim, problem.head_dim_v),
+            *(f'"{problem.mask}"', f"torch.{out.torch}"),
+            *(f'"{problem.v_layout or ""}"', problem.scale_rows or 0),
+        ]
+        return ", ".join(map(str, said if self.extras else said[:_PLAIN]))
+
+    def _served(self, row: Row) -> Served:
+        kernel = "" if row.kernel < 0 else self.folder.dispatched.kernels[row.kernel].slug
+        keys_to, rows_to = (None if most == MOST else most for most in (row.keys_to, row.rows_to))
+        return Served(kernel, row.keys_from or None, keys_to, rows_to, row.wanted)
+
+
+def texts(folder: Folder) -> dict[str, str]:
+    """Return the files of the folder by path.  Raises ToolchainError where CUTLASS is missing."""
+    package, place = Package(folder), f"python/{folder.name}"
+    own = {name: written(template, package=package) for name, template in _OWN.items()}
+    plain = source.texts(folder)
+    plain["README.c.md"] = plain.pop("README.md")
+    return plain | dict(python_texts(package, place, ops=f"{place}/_ops.py")) | own
+
+
+def python_texts(package: Package, place: str, *, ops: str) -> Iterator[tuple[str, str]]:
+    """Give bindings, what compiles them, and Python in a folder; `ops` is where _ops.py lies."""
+    for kernel in package.folder.kernels:
+        yield f"src/{kernel.slug}_torch.cpp", kernel.source.binding
+    yield f"src/{package.name}_torch.map", written("vendor/torch/symbols.map.j2", package=package)
+    yield "compile_kernels.py", written("vendor/torch/compile_kernels.py.j2", package=package)
+    yield ops, written("vendor/torch/_ops.py.j2", package=package)
+    for name, template in _CALLS.items():
+        yield f"{place}/{name}", written(template, package=package)
+    if package.problems:
+        call = written("vendor/torch/_attention.py.j2", package=package)
+        yield f"{place}/_attention.py", call

@@ -1,0 +1,277 @@
+"""What a vendored package for JAX computes, compared with fp64 in NumPy.
+
+    python jax_calls.py
+
+is run by a Python that has JAX and the package `demo` of the kernels in test_vendor_jax.py, without
+fagen: on a Hopper GPU over these kernels, on a CPU over loops that stand for them.
+"""
+
+import sys
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float8_e4m3fn": 2.0**-4}
+KEY_ORDER = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
+E4M3 = jnp.float8_e4m3fn
+
+randomness = np.random.default_rng(17)
+
+
+def normal(dtype, *shape):
+    return jnp.asarray(randomness.normal(size=shape), dtype)
+
+
+def positive(*shape):
+    return jnp.asarray(randomness.uniform(0.5, 1.5, shape), jnp.float32)
+
+
+def exact(array):
+    return np.asarray(array).astype(np.float64)
+
+
+def compare(found, right, allowed):
+    off = np.abs(exact(found) - right) / allowed
+    assert found.shape == right.shape and np.all(off <= 1), off.max()
+
+
+def reference(q, k, v, scale, causal=False):
+    """out, its log-sum-exp, and what its terms add up to without their signs."""
+    group = q.shape[2] // k.shape[2]
+    k, v = k.repeat(group, 2), v.repeat(group, 2)
+    scores = np.einsum("bqhd,bkhd->bhqk", q, k) * scale
+    if causal:
+        rows, keys = np.indices(scores.shape[2:])
+        scores[:, :, keys > rows + scores.shape[3] - scores.shape[2]] = -np.inf
+    most = scores.max(-1, keepdims=True)
+    p = np.exp(scores - most)
+    lse = most[..., 0] + np.log(p.sum(-1))
+    p /= p.sum(-1, keepdims=True)
+    out, size = (np.einsum("bhqk,bkhd->bqhd", p, x) for x in (v, np.abs(v)))
+    return out, lse, size
+
+
+def bound(dtype, out, right, size):
+    return 2 * ROUNDING[dtype] * size + 2 * ROUNDING[out.dtype.name] * np.abs(right) + 1e-6
+
+
+def sixteen_bits(demo):
+    for dtype, head_dim, causal in (("float16", 128, True), ("bfloat16", 64, False)):
+        q = normal(dtype, 2, 77, 4, head_dim)
+        k, v = (normal(dtype, 2, 130, 2, head_dim) for _ in range(2))
+        attention = jax.jit(
+            partial(demo.attention, causal=causal), static_argnames=("return_lse", "scale")
+        )
+        for scale in (None, 0.2):
+            right, lse, size = reference(*map(exact, (q, k, v)), scale or head_dim**-0.5, causal)
+            out, found = attention(q, k, v, return_lse=True, scale=scale)
+            compare(out, right, bound(dtype, out, right, size))
+            compare(found, lse, 1e-3)
+            alone = attention(q, k, v, scale=scale)
+            assert alone.dtype == q.dtype and jnp.array_equal(alone, out)
+        assert jnp.array_equal(demo.attention(q, k, v, causal=causal, scale=0.2), out)
+        mapped = jax.jit(jax.vmap(lambda q, c=causal, k=k, v=v: demo.attention(q, k, v, causal=c)))
+        several = jnp.stack([q, -q, q * 0.5])
+        for one, found in zip(several, mapped(several), strict=True):
+            assert jnp.array_equal(found, demo.attention(one, k, v, causal=causal))
+        later = jax.vmap(lambda q, k, v: demo.attention(q, k, v, causal=True), in_axes=(1, 1, 1))
+        if causal:
+            stacked = (jnp.stack([x, x], 1) for x in (q, k, v))
+            assert jnp.array_equal(later(*stacked)[1], demo.attention(q, k, v, causal=True))
+
+
+def chains(demo):
+    """Calls in a row, which XLA records into a CUDA graph: each has a workspace of its own."""
+    k, v = (normal("float16", 1, 100, 2, 128) for _ in range(2))
+
+    def chain(q):
+        for _ in range(8):
+            q = demo.attention(q, k, v, causal=True)
+        return q
+
+    compiled = jax.jit(chain)
+    for _ in range(3):
+        q = normal("float16", 1, 100, 4, 128)
+        assert jnp.array_equal(compiled(q), chain(q))
+
+
+def columns(v):
+    """V as (B, Hk, Dv, Sk to 16), the keys of each 16 in KEY_ORDER."""
+    batch, keys, heads, width = v.shape
+    padded = np.zeros((batch, heads, width, -(-keys // 16) * 16), v.dtype)
+    padded[..., :keys] = np.asarray(v).transpose(0, 2, 3, 1)
+    groups = padded.reshape(batch, heads, width, -1, 16)[..., KEY_ORDER]
+    return jnp.asarray(groups.reshape(padded.shape))
+
+
+def blocks(descale, rows, seqlen):
+    """Descales of blocks of rows, for each row: (B, S, H, 1)."""
+    return exact(descale).repeat(rows, 2)[:, :, :seqlen].transpose(0, 2, 1)[..., None]
+
+
+def e4m3(demo):
+    q = normal(E4M3, 2, 77, 4, 64)
+    k, v = (normal(E4M3, 2, 130, 2, 64) for _ in range(2))
+    attention = partial(demo.attention, q, k, columns(v), v_layout="columns", return_lse=True)
+    none = {"q_descale": 1.0, "k_descale": 1.0, "v_descale": 1.0}
+    some = {"q_descale": positive(2, 4), "k_descale": positive(1, 1, 1)}
+    some |= {"v_descale": positive(2, 2, 64), "v_mean": positive(1, 2, 64)}
+    some |= {"k_mean": positive(2, 1, 64)}
+    for given in (none, some):
+        out, lse = attention(**given)
+        factor = {name: exact(array) for name, array in given.items()}
+        means = {
+            name: np.broadcast_to(factor.get(name, 0.0), (2, 2, 64))[:, None]
+            for name in ("k_mean", "v_mean")
+        }
+        by_head = np.broadcast_to(factor["q_descale"], (2, 4))[:, None, :, None]
+        by_column = np.broadcast_to(factor["v_descale"], (2, 2, 64))[:, None]
+        real_k = exact(k) * factor["k_descale"].item() + means["k_mean"]
+        right, sums, size = reference(exact(q) * by_head, real_k, exact(v) * by_column, 64**-0.5)
+        right += means["v_mean"].repeat(2, 2)
+        compare(out, right, bound("float8_e4m3fn", out, right, size))
+        compare(lse, sums, 1e-2)
+    q = normal(E4M3, 2, 77, 4, 128)
+    k, v = (normal(E4M3, 2, 130, 2, 128) for _ in range(2))
+    given = {"q_descale": positive(2, 4, 2), "k_descale": positive(2, 2, 3)}
+    per_v = positive(2, 2, 128)
+    out = jax.jit(demo.attention)(q, k, v, v_descale=per_v, **given)
+    scaled = zip((q, k), given.values(), strict=True)
+    real = [exact(x) * blocks(d, 64, x.shape[1]) for x, d in scaled]
+    real.append(exact(v) * exact(per_v)[:, None])
+    right, _, size = reference(*real, 128**-0.5)
+    compare(out, right, bound("float8_e4m3fn", out, right, size))
+
+
+def quantised(values, descale, right):
+    """Whether numbers times their descales are these, within e4m3's rounding."""
+    allowed = 1.02 * 2.0**-4 * np.abs(right) + exact(descale) / 256 + 1e-3 * np.abs(right).max()
+    compare(values, right / exact(descale), allowed / exact(descale))
+
+
+def quantisers(demo):
+    quantise = jax.jit(demo.kernels.quant_fp16_d128_rot_shead, static_argnums=1)
+    x, y = normal("float16", 2, 70, 3, 128), normal("float16", 2, 70, 3, 128)
+    (a, d), (b, e) = quantise(x, 5), quantise(y, 5)  # the same rotation leaves products as they are
+    products = np.einsum(
+        "bshd,bshd,bh,bh->bsh", exact(a), exact(b), exact(d), exact(e), optimize=True
+    )
+    right = (exact(x) * exact(y)).sum(-1)
+    assert np.abs(products - right).max() < 6 and np.std(products - right) < 1
+    assert np.any(exact(quantise(x, 6)[0]) != exact(a))
+    given = positive(2, 3)
+    values, same = jax.jit(demo.kernels.quant_fp16_d128_rot_shead)(x, descale=given)
+    assert jnp.array_equal(same, given)
+    squares = np.square(exact(values) * exact(given)[:, None, :, None]).sum(-1)
+    assert np.allclose(squares, np.square(exact(x)).sum(-1), rtol=0.1)
+
+    quantise = jax.jit(demo.kernels.quant_fp16_d128_center_scol_vcols)
+    values, descale, mean = quantise(x)
+    compare(mean, exact(x).mean(1), 1e-4)
+    places = np.argsort(KEY_ORDER)
+    for given in (False, True):
+        if given:
+            descale, mean = positive(2, 3, 128), positive(2, 3, 128)
+            values, same, other = quantise(x, descale=descale, mean=mean)
+            assert jnp.array_equal(same, descale) and jnp.array_equal(other, mean)
+        rows = exact(values).reshape(2, 3, 128, 5, 16)[..., places].reshape(2, 3, 128, 80)
+        right = exact(x) - exact(mean)[:, None]
+        quantised(rows[..., :70].transpose(0, 3, 1, 2), exact(descale)[:, None], right)
+
+    x = normal("bfloat16", 2, 70, 3, 64)
+    angles = randomness.uniform(0, 6, (2, 70, 32))
+    cos, sin = (jnp.asarray(f(angles), "bfloat16") for f in (np.cos, np.sin))
+    values, descale = demo.kernels.quant_bf16_d64_halves_shead(x, cos=cos, sin=sin)
+    one, other, c, s = (
+        *(exact(half) for half in jnp.split(x, 2, -1)),
+        *(exact(f)[:, :, None] for f in (cos, sin)),
+    )
+    right = np.concatenate([one * c - other * s, other * c + one * s], -1)
+    quantised(values, exact(descale)[:, None, :, None], right)
+
+
+def combined(outs, lses):
+    """(splits, …, Dv) and (splits, …) to their sums."""
+    most = lses.max(0)
+    weights = np.exp(lses - most)
+    return (weights[..., None] * outs).sum(0) / weights.sum(0)[..., None], most + np.log(
+        weights.sum(0)
+    )
+
+
+def combiners(demo):
+    outs, lses = normal("float16", 3, 2, 50, 4, 64), normal("float32", 3, 2, 4, 50)
+    out, lse = jax.jit(demo.kernels.comb_fp16_d64)(outs, lses)
+    right, sums = combined(exact(outs), exact(lses).transpose(0, 1, 3, 2))
+    compare(out, right, 2e-3 * np.abs(right) + 1e-3)
+    compare(lse, sums.transpose(0, 2, 1), 1e-4)
+    outs, lses = normal("float32", 3, 50, 4, 128), normal("float32", 3, 4, 50)
+    splits, starts = jnp.array([3, 2], jnp.int32), jnp.array([0, 20, 50], jnp.int32)
+    out, lse = jax.jit(demo.kernels.comb_fp32_d128_obf16_packed)(outs, lses, splits, starts)
+    for n, begin, end in ((3, 0, 20), (2, 20, 50)):
+        right, sums = combined(exact(outs[:n, begin:end]), exact(lses[:n, :, begin:end].mT))
+        compare(out[begin:end], right, 2e-2 * np.abs(right) + 1e-3)
+        compare(lse[:, begin:end], sums.T, 1e-4)
+
+
+def devices(demo):
+    """Each device computes its own batches."""
+    mesh = jax.sharding.Mesh(jax.devices(), ("x",))
+    of_batch = jax.sharding.PartitionSpec("x")
+    q, k, v = (normal("float16", 2 * mesh.size, 33, 2, 128) for _ in range(3))
+    attention = partial(demo.attention, causal=True)
+    right = attention(q, k, v)
+    apart = jax.device_put((q, k, v), jax.sharding.NamedSharding(mesh, of_batch))
+    assert jnp.array_equal(jax.jit(attention)(*apart), right)  # brought together first
+    if hasattr(jax, "shard_map"):  # of newer JAX
+        specs = {"in_specs": (of_batch,) * 3, "out_specs": of_batch}
+        assert jnp.array_equal(jax.jit(jax.shard_map(attention, mesh=mesh, **specs))(*apart), right)
+
+
+def refusals(demo):
+    q = normal("float16", 1, 8, 2, 128)
+    call = partial(demo.attention, q, q, q, causal=True)
+
+    def total(q):
+        return demo.attention(q, q, q, causal=True).astype(jnp.float32).sum()
+
+    for transformed in (jax.grad(total), lambda q: jax.jvp(total, (q,), (q,)), jax.hessian(total)):
+        refused(lambda f=transformed: f(q), NotImplementedError, "there is no backward yet")
+    assert not jnp.any(jax.grad(lambda q: total(jax.lax.stop_gradient(q)) + q.sum() * 0)(q))
+    refused(lambda: call(scale=-1.0), ValueError, "scale is -1.0; it must be finite and above 0")
+    wide = normal("float16", 1, 8, 2, 96)
+    refused(
+        lambda: demo.attention(wide, wide, wide), ValueError, "there are kernels for float16, head"
+    )
+    out, lse = demo.attention(q[:0], q[:0], q[:0], causal=True, return_lse=True)
+    assert out.shape == (0, 8, 2, 128) and lse.shape == (0, 2, 8)
+    values, descale = demo.kernels.quant_fp16_d128_rot_shead(q[:, :0])
+    assert values.shape == (1, 0, 2, 128) and descale.shape == (1, 2) and jnp.all(descale > 0)
+    out, lse = demo.attention(q, q[:, :0], q[:, :0], causal=True, return_lse=True)
+    if jax.default_backend() == "gpu":  # what a kernel makes of no key
+        assert not jnp.any(out) and jnp.all(lse == -jnp.inf)
+
+
+def refused(call, error, said):
+    try:
+        call()
+    except error as found:
+        assert said in str(found), found
+    else:
+        raise AssertionError(f"not refused: {said}")
+
+
+def main():
+    import demo
+
+    checks = (sixteen_bits, chains, e4m3, quantisers, combiners, devices, refusals)
+    for check in checks:
+        check(demo)
+        print(f"{check.__name__}: right on {jax.default_backend()}")
+    assert "fagen" not in sys.modules
+
+
+if __name__ == "__main__":
+    main()

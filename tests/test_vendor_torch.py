@@ -1,0 +1,306 @@
+"""A vendored Python package for torch: which kernel it picks, and a build by pip that is used."""
+
+import random
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fagen import registry, vendor
+from fagen.dispatch.choice import OPEN_KEYS, picked
+from fagen.dispatch.tables import table_at
+from fagen.paths import locate
+from fagen.problem import Problem
+from fagen.process import run
+from fagen.render import Source, render, written
+from fagen.vendor import torch_package
+from fagen.vendor.contents import Folder, Kernel
+from fagen.vendor.table import table_of
+from fagen.vocab import DTYPES
+from tests.test_vendor import drawn, of_the_table
+from tests.vendor_helpers import (
+    COMBINE,
+    KERNELS,
+    USED,
+    asked,
+    installed,
+    python,
+    seen,
+    vendored,
+    walled,
+)
+
+# ---- which kernel -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def attention_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+    """The module of attention(…) for some schedules, over ops that give what they are called with:
+    their names and arguments.
+    """
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def made(schedules: list[Any]) -> ModuleType:
+        nothing = Source("", "", "", "", "")
+        kernels = tuple(Kernel("", s, registry.plan(s), nothing, None) for s in schedules)
+        folder = Folder("demo", kernels, table_of(schedules), False, "torch")
+        package = torch_package.Package(folder)
+        (tmp_path / "demo").mkdir()
+        (tmp_path / "demo/__init__.py").touch()
+        (tmp_path / "demo/_ops.py").write_text(OPS)
+        text = written("vendor/torch/_attention.py.j2", package=package)
+        (tmp_path / "demo/_attention.py").write_text(text)
+        return import_module("demo._attention")
+
+    yield made
+    for name in [name for name in sys.modules if name.partition(".")[0] == "demo"]:
+        del sys.modules[name]
+
+
+OPS = """\
+from types import SimpleNamespace
+
+
+class Ops:
+    name = "demo"
+
+    def __getattr__(self, slug):
+        return SimpleNamespace(default=lambda *given, **named: (slug, given, named))
+
+
+ops = Ops()
+"""
+
+
+def key_of(module: ModuleType, problem: Problem) -> tuple[Any, ...]:
+    """A problem as the module's table has it."""
+    dtype, out = (getattr(torch, DTYPES[name].torch) for name in (problem.dtype, problem.out_dtype))
+    key = dtype, problem.head_dim, problem.head_dim_v, problem.mask, out
+    return (*key, problem.v_layout or "", problem.scale_rows or 0)
+
+
+def of_shape(*shape: int) -> Any:
+    return SimpleNamespace(shape=shape)
+
+
+def test_the_call_chooses_as_fagen_does(tmp_path, monkeypatch, attention_of):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    schedules = of_the_table()
+    module = attention_of(schedules)
+    randomness = random.Random(17)
+    ends = [int(r.most) for r in table_at(locate("schedules") / "dispatch.toml") if r.most < 2**40]
+    chosen = set()
+    for problem in dict.fromkeys(map(Problem.of, schedules)):
+        for _ in range(12):
+            sizes = drawn(randomness, ends)
+            q = of_shape(sizes.batch, sizes.seqlen_q, sizes.heads, problem.head_dim)
+            k = of_shape(sizes.batch, sizes.seqlen_k, sizes.kv_heads, problem.head_dim)
+            slug = module._picked(key_of(module, problem), q, k)
+            assert slug == picked(problem, sizes, "").schedule.slug, (problem, sizes)
+            chosen.add(slug)
+    assert len(chosen) > len(schedules) * 0.9
+
+
+def test_a_call_in_16_bits(attention_of):
+    own = registry.from_slug(KERNELS[0])
+    module = attention_of([own])
+    q = torch.empty(2, 3, 4, 128, dtype=torch.float16, device="meta")
+
+    def called(keys: int, **more: Any) -> Any:
+        k = torch.empty(2, keys, 2, 128, dtype=torch.float16, device="meta")
+        return module.attention(q, k, k, **more)
+
+    slug, given, named = called(OPEN_KEYS, causal=True)
+    assert slug == f"{own.slug}_without_lse" and given[3] == 128**-0.5 and not named
+    slug, given, named = called(1, causal=True, return_lse=True, scale=2.0)
+    assert slug == own.slug and given[3] == 2.0 and given[1].shape[1] == 1
+    with pytest.raises(ValueError, match="demo has no kernel for so many keys"):
+        called(OPEN_KEYS + 1, causal=True)  # it would be there for its accuracy
+    with pytest.raises(ValueError, match=r"demo has no kernel for torch\.float16, 128, 128, full"):
+        called(1)
+    with pytest.raises(ValueError, match="q has 3 dimensions"):
+        module.attention(q[0], q, q)
+    with pytest.raises(TypeError, match="q_descale"):  # no kernel here has any
+        called(1, q_descale=q)
+
+
+def test_a_call_in_e4m3(attention_of):
+    slugs = ["fwd_e4m3_d128_full_m128n128_vrows_sblock", "fwd_e4m3_d64_full_m256n64_s3"]
+    module = attention_of([registry.from_slug(slug) for slug in slugs])
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    q, k = (empty(2, length, 4, 128, dtype=torch.float8_e4m3fn) for length in (100, 300))
+    scales = {"q_descale": empty(2, 4, 2), "k_descale": empty(2, 4, 5), "v_descale": empty()}
+    slug, given, named = module.attention(q, k, k, **scales)
+    assert slug == f"{slugs[0]}_without_lse" and len(given) == 4
+    shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
+    assert shapes == {"q_descale": (2, 4, 2), "k_descale": (2, 4, 5), "v_descale": (1, 1, 1)}
+    with pytest.raises(ValueError, match="demo has no kernel"):  # of scales by head
+        module.attention(q, k, k)
+    with pytest.raises(ValueError, match="demo has no kernel"):
+        module.attention(q, k, k, **scales, out_dtype=torch.float16)
+    assert module.attention(q, k, k, **scales, scale_rows=64)[0] == slug
+
+    q, k = q[..., :64], k[..., :64]
+    v = empty(2, 4, 64, 304, dtype=torch.float8_e4m3fn)
+    more = {"q_descale": empty(2, 4), "v_layout": "columns", "v_mean": empty(2, 4, 64)}
+    slug, _, named = module.attention(q, k, v, **more, return_lse=True)
+    assert slug == slugs[1] and named["q_descale"].shape == (2, 4, 1)
+    assert set(named) == {"q_descale", "v_mean"}
+
+
+# ---- the folder ---------------------------------------------------------------------------------
+
+
+def test_the_folder_is_that_of_plain_source_and_a_package():
+    plain = vendor.FORMATS["source"](vendor.folder_of(asked("demo", "source", *KERNELS)))
+    found = vendor.FORMATS["torch"](vendor.folder_of(asked("demo", "torch", *KERNELS)))
+    assert {path for path in plain if plain[path] != found.get(path)} == {
+        "README.md",  # which is README.c.md there
+        "manifest.json",
+    }
+    assert found["README.c.md"] == plain["README.md"]
+    for slug in KERNELS:
+        assert found[f"src/{slug}_torch.cpp"] == render(registry.plan_of(slug)).binding
+        assert f"def {slug}(" in found["python/demo/__init__.py"]
+        assert f"`{slug}`" in found["README.md"]
+    imports = re.findall(r"^ *(?:import|from) .*", "\n".join(found.values()), re.M)
+    assert "import torch" in imports and "fagen" not in "".join(imports)
+    without = vendor.FORMATS["torch"](vendor.folder_of(asked("demo", "torch", COMBINE)))
+    assert "python/demo/_attention.py" not in without
+    assert "attention(" not in without["README.md"] and "cutlass" not in without["README.md"]
+
+
+def test_a_manifest_gives_kernels_names_in_python(tmp_path):
+    manifest = 'name = "demo"\nformat = "torch"\n[kernels]\ncausal = "{}"\n'
+    (tmp_path / "vendor.toml").write_text(manifest.format(KERNELS[0]))
+    vendor.vendor(vendor.read(tmp_path / "vendor.toml"), tmp_path / "out")
+    text = (tmp_path / "out/python/demo/__init__.py").read_text()
+    assert text.endswith(f"\n\n\ncausal = {KERNELS[0]}\n") and '    "causal",\n' in text
+    # another kernel: what changed is written, what was edited stays
+    (tmp_path / "out/python/demo/_fakes.py").write_text("mine")
+    (tmp_path / "vendor.toml").write_text(manifest.format(COMBINE))
+    again = vendor.vendor(vendor.read(tmp_path / "vendor.toml"), tmp_path / "out")
+    assert again.kept == ("python/demo/_fakes.py",) and "setup.py" in again.unchanged
+    assert f"src/{COMBINE}_torch.cpp" in again.new
+    assert {f"src/{KERNELS[0]}_torch.cpp", "python/demo/_attention.py"} <= {*again.removed}
+
+
+@pytest.mark.parametrize("format", ["torch", "hf-kernel"])
+def test_what_is_written_in_python_is_tidy(format, tmp_path):
+    vendored("demo", format, tmp_path, *KERNELS)
+    rules = ["--select", "E,F,I,UP,W,B", "--ignore", "E501", "--line-length", "100"]
+    words = [sys.executable, "-m", "ruff", "check", "--isolated", "--target-version", "py39"]
+    answer = run([*words, *rules, "--no-cache", str(tmp_path)])
+    assert answer.returncode == 0, answer.stdout
+
+
+# ---- what a build finds -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """compile_kernels.py of a folder, as a module; it sees no packages and no CUDA."""
+    vendored("demo", "torch", tmp_path, KERNELS[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    found = import_module("compile_kernels")
+    monkeypatch.setattr(found, "packages", lambda: [tmp_path / "site"])
+    monkeypatch.setattr(found, "SYSTEM_CUDA", tmp_path / "nowhere")
+    yield found
+    del sys.modules["compile_kernels"]
+
+
+def compiler(path: Path, version: str) -> Path:
+    """Something that says of itself what nvcc says, in a toolkit."""
+    path.parent.mkdir(parents=True)
+    top = path.parent.parent
+    said = (
+        f'[ "$1" = --version ] && echo "release {version}, V{version}.1" || echo "#$ TOP={top}" >&2'
+    )
+    path.write_text(f"#!/bin/sh\n{said}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_nvcc_is_found_where_fagen_finds_it(script, tmp_path, monkeypatch):
+    with pytest.raises(
+        SystemExit, match=r"^demo: nvcc, the CUDA compiler, is missing: python -m pip"
+    ):
+        script.find_nvcc()
+    wheel = compiler(tmp_path / "site/nvidia/cu13/bin/nvcc", "13.0")
+    assert script.find_nvcc() == (wheel, wheel.parent.parent)
+    script.SYSTEM_CUDA = tmp_path / "cuda"
+    system = compiler(script.SYSTEM_CUDA / "bin/nvcc", "12.4")
+    assert script.find_nvcc()[0] == system
+    old = compiler(tmp_path / "old/bin/nvcc", "11.8")
+    monkeypatch.setenv("PATH", str(old.parent))
+    assert script.find_nvcc()[0] == system
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "old"))
+    with pytest.raises(SystemExit, match=r"^demo: .*nvcc is older than 12\.4; CUDA_HOME is .*$"):
+        script.find_nvcc()
+    monkeypatch.setenv("CUDA_HOME", "/nowhere")
+    with pytest.raises(
+        SystemExit, match=r"^demo: CUDA_HOME is /nowhere: unset it, or set it to .*$"
+    ):
+        script.find_nvcc()
+
+
+def test_what_else_is_missing_is_said_in_a_line(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(script.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"^demo: torch is missing: pip install torch; .*$"):
+        script.find_torch()
+    (tmp_path / "site/torch").mkdir(parents=True)
+    version = tmp_path / "site/torch/version.py"
+    version.write_text("__version__ = '2.9.1+cpu'\ncuda: Optional[str] = None\n")
+    with pytest.raises(SystemExit, match=r"^demo: torch 2\.9\.1\+cpu is older than 2\.10: .*$"):
+        script.find_torch()
+    version.write_text("__version__ = '2.10.0'\ncuda: Optional[str] = '12.8'\n")
+    assert script.torch_says(script.find_torch(), "cuda") == "12.8"
+    with pytest.raises(SystemExit, match=r"^demo: the CUTLASS headers are not installed: .*$"):
+        script.find_cutlass()
+    monkeypatch.setenv("CUTLASS_DIR", "/nowhere")
+    with pytest.raises(SystemExit, match=r"^demo: the CUTLASS headers are not in CUTLASS_DIR"):
+        script.find_cutlass()
+    with pytest.raises(SystemExit, match=r"^demo: the CUDA toolkit at .* has no cuda_runtime\.h"):
+        script.first(tmp_path, "cuda_runtime.h", "include")
+    monkeypatch.setenv("MAX_JOBS", "many")
+    with pytest.raises(SystemExit, match=r"^demo: MAX_JOBS is 'many': set it to a number above 0$"):
+        script.compile_library(tmp_path / "x.so", "demo")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(SystemExit, match=r"^demo: g\+\+ is missing: apt install g\+\+$"):
+        script.find_gxx()
+    with pytest.raises(SystemExit, match=r"(?s)^demo: x\.o was not built\n.*to repeat it: /bin/ls"):
+        script.run(["/bin/ls", "/nowhere", "x.o"])
+
+
+# ---- a build by pip -----------------------------------------------------------------------------
+
+
+def test_pip_builds_a_package_that_works_without_fagen(tmp_path):
+    folder, site = tmp_path / "a folder, quick", tmp_path / "site"
+    vendored("quick", "torch", folder, COMBINE)
+    installed(folder, site, "--no-build-isolation")
+    path = walled(tmp_path / "wall", site)
+    assert python("-c", USED, "quick", cwd=tmp_path, PYTHONPATH=path).splitlines() == seen("quick")
+    words = [sys.executable, "-m", "pip", "install", "--no-build-isolation", folder]
+    answer = run([*map(str, words)], env={"CUDA_HOME": "/nowhere", "PYTHONPATH": path})
+    lines = (answer.stdout + answer.stderr).splitlines()
+    (said,) = [line for line in lines if "CUDA_HOME" in line]
+    assert answer.returncode and "quick: CUDA_HOME is /nowhere: unset it" in said
+    (folder / f"src/{COMBINE}_torch.cpp").write_text("nonsense")
+    build = "from compile_kernels import *; compile_library(Path('made.so'), 'quick')"
+    answer = run([sys.executable, "-c", build], cwd=folder)
+    assert answer.returncode == 1 and not (folder / "made.so").exists()
+    assert f"quick: {tempfile.gettempdir()}" in answer.stderr and "nonsense" in answer.stderr
+    assert "to repeat it: " in answer.stderr and "Traceback" not in answer.stderr

@@ -1,0 +1,106 @@
+"""Vendored folders, and Python that uses them with fagen out of reach."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from fagen import registry, vendor
+from fagen.process import run
+from fagen.vendor.place import Written
+
+KERNELS = [
+    "fwd_fp16_d128_causal_m128n128",
+    "fwd_e4m3_d64_full_m256n64_s3",
+    "fwd_e4m3_d128_full_m128n128_vrows_sblock",
+    "quant_bf16_d128_halves_rot",
+    "quant_fp16_d128_center_scol_vcols",
+    "comb_fp32_d128_obf16_packed",
+]
+*_, COMBINE = KERNELS
+
+
+def asked(name: str, form: str, *slugs: str, with_cutlass: bool = False) -> vendor.Manifest:
+    """The manifest of kernels by their slugs."""
+    schedules = [registry.from_slug(slug) for slug in slugs]
+    return vendor.asked(name, schedules, form, with_cutlass)
+
+
+def vendored(name: str, form: str, place: Path, *slugs: str, with_cutlass: bool = False) -> Written:
+    """Write such a folder."""
+    manifest = asked(name, form, *slugs, with_cutlass=with_cutlass)
+    return vendor.vendor(manifest, place, force=False)
+
+
+def walled(place: Path, *ahead: Path | str) -> str:
+    """A PYTHONPATH with these folders, and with a fagen before any other that is none."""
+    place.mkdir(exist_ok=True)
+    (place / "fagen.py").write_text('raise ImportError("fagen is out of reach")\n')
+    return os.pathsep.join(map(str, (place, *ahead)))
+
+
+def python(*words: object, cwd: Path, **environment: str) -> str:
+    """Run Python, which is to end well; what it prints."""
+    answer = run([sys.executable, *map(str, words)], cwd=cwd, env=environment)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return answer.stdout
+
+
+def installed(folder: Path, site: Path, *options: str) -> None:
+    """Build a folder's package with pip, into a folder of packages."""
+    words = ["install", "--no-deps", "--disable-pip-version-check", "--target", site, *options]
+    path = walled(site.with_name("wall"))
+    python("-m", "pip", *words, folder, cwd=site.parent, PYTHONPATH=path)
+
+
+def hugging_face(config: pytest.Config) -> Path:
+    """A folder of packages with Hugging Face's `kernels`, which is fetched where it is not there.
+
+    It is none of fagen's own: transformers does other things where it is installed.
+    """
+    place = config.rootpath / ".pytest_cache" / "kernels"
+    if not place.is_dir():
+        words = ["install", "--quiet", "--upgrade", "--target", place, "kernels>=0.17"]
+        python("-m", "pip", *words, cwd=config.rootpath)
+    return place
+
+
+# What a program sees of a package: its first argument names it.
+USED = """
+import sys, torch
+from importlib import import_module
+
+package = import_module(sys.argv[1])
+outs, lses = torch.empty(2, 9, 4, 128), torch.empty(2, 4, 9)
+lengths = torch.zeros(3, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+combine = package.comb_fp32_d128_obf16_packed
+
+def refused(*given):
+    try:
+        combine(*given)
+    except (ValueError, RuntimeError) as refusal:  # RuntimeError from torch 2.15 on
+        return str(refusal)
+
+print(refused(outs, lses, *lengths))
+print(refused(outs[..., 1:], lses, *lengths))
+meta = [tensor.to("meta") for tensor in (outs, lses, *lengths)]
+print([(tuple(t.shape), t.dtype) for t in combine(*meta)])
+print(refused(meta[0].requires_grad_(), *meta[1:]))
+print(refused(meta[0].detach(), meta[1].double(), *meta[2:]))
+print(refused(meta[0].detach(), meta[1][:, 1:], *meta[2:]))
+"""
+
+
+def seen(name: str) -> list[str]:
+    """What that prints of a package."""
+    op = f"{name}::{COMBINE}"
+    return [
+        f"{op}: outs is on the CPU; the kernel runs on a Hopper GPU (compute capability 9.0)",
+        f"{op}: outs has shape (2, 9, 4, 127); it must be (splits, seqlen, heads, 128)",
+        "[((9, 4, 128), torch.bfloat16), ((4, 9), torch.float32)]",
+        f"{op}: outs, lses, num_splits or cu_seqlens requires a gradient, and combining has none "
+        "yet; call it under torch.no_grad()",
+        f"{op}: lses is torch.float64; this kernel takes torch.float32",
+        f"{op}: lses has shape (2, 3, 9); it must be (splits, heads, seqlen)",
+    ]
