@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
@@ -58,11 +58,14 @@ def home(slug: str, folder: Path | None = None) -> Path:
 
     A folder that a user named is flat.
     """
-    if folder is not None:
-        return folder
+    return locate("generated") / _folder(slug) if folder is None else folder
+
+
+@cache  # lists ask several times for each of all kernels
+def _folder(slug: str) -> Path:
     schedule = from_slug(slug)
     values = schedule.values()
-    return locate("generated") / schedule.kind / f"{values['dtype']}_d{values['head_dim']}"
+    return Path(schedule.kind, f"{values['dtype']}_d{values['head_dim']}")
 
 
 def evidence_path(slug: str, folder: Path | None = None) -> Path:
@@ -139,8 +142,13 @@ def read_excuses(folder: Path | None = None) -> dict[str, Excuse]:
     path = (folder or locate("generated")) / UNVERIFIED
     if not path.exists():
         return {}
+    return dict(_excuses(_text_of(path, "list of excuses", _BYTES), path.name))
+
+
+@lru_cache(maxsize=1)  # a list of all kernels asks for each of them
+def _excuses(text: str, name: str) -> Mapping[str, Excuse]:
     try:
-        tables, origin = read_toml(_text_of(path, "list of excuses", _BYTES), path.name)
+        tables, origin = read_toml(text, name)
     except ScheduleError as error:
         raise VerificationError(str(error)) from error
     excuses = {}

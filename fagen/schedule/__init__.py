@@ -4,6 +4,7 @@ A kind declares its sections, and in `Schedule.keys` all that is to be said betw
 kind a file is of, fagen.registry tells.
 """
 
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from pydantic import PrivateAttr, ValidationError, model_validator
@@ -122,7 +123,7 @@ class Schedule(Section):
         values = self.values()
         return {key: str(values.get(key, "")) for key in ("dtype", "head_dim", "mask", "tile")}
 
-    @property
+    @cached_property
     def slug(self) -> str:
         """The name of this schedule, its file, kernel, C function, cache entry and op."""
         return self.keys.slug.write(self.settings())
