@@ -100,14 +100,16 @@ def vendor(
 ) -> None:
     """Write kernels as a folder that builds in any tree, without fagen.
 
-    Into it go the kernels, a C header, a dispatcher, CMake files, a test program and a README. The
-    same command again updates the folder. Files that were edited since are left as they are, and
-    are named; the exit code is 1 if they would have changed.
+    Into it go the kernels, a C header, a dispatcher, CMake files, a test program and a README; with
+    --format torch also a Python package that pip builds, with --format hf-kernel what Hugging
+    Face's kernels loads instead. The same command again updates the folder. Files that were edited
+    since are left as they are, and are named; the exit code is 1 if they would have changed.
 
     \b
     Examples:
       fagen vendor fwd_bf16_d128_causal_m128n128 -o third_party/attention
       fagen vendor my.toml other.toml -o attention --name my_attention --with-cutlass
+      fagen vendor my.toml -o attention --name my_attention --format torch
       fagen vendor --manifest vendor.toml -o attention
     """
     from fagen import vendor as vendoring

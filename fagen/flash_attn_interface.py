@@ -46,17 +46,17 @@ def flash_attn_func(
     they are not read. window_size is (left, right), where a negative number is no bound: windows
     that amount to no mask or to the causal one are taken.
 
-    These change nothing here: pack_gqa, which is about the order of the work; deterministic, which
-    is about gradients, since the same call gives the same bits anyway; num_splits of 1 or less,
-    since the keys of a row are never split.
+    These change nothing here: pack_gqa, which is about the order of the work; num_splits of 1 or
+    less, since the keys of a row are never split; deterministic, since the same call gives the same
+    bits anyway, but where a gradient is needed: that of q is a sum in any order.
 
     Returns out (B, Sq, H, Dv), in q's dtype or of e4m3 in bf16, and with return_attn_probs also the
     log-sum-exp (B, H, Sq) in fp32, natural logarithm: zeros and minus infinity for a row that sees
     no key.
 
     Raises NotImplementedError for qv, other windows, attention_chunk and softcap above 0,
-    num_splits above 1 and an sm_margin other than 0; ValueError for a wrong argument, also where a
-    gradient would be needed; and what else fagen.attention raises.
+    num_splits above 1, an sm_margin other than 0, and deterministic where a gradient is needed;
+    ValueError for a wrong argument; and what else fagen.attention raises.
     """
     if not q.dim() == k.dim() == v.dim() == 4:
         for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -71,6 +71,8 @@ def flash_attn_func(
         _refuse(f"num_splits = {num_splits}", "with 1 or 0 the same is computed without splits")
     if sm_margin != 0:
         _refuse(f"sm_margin = {sm_margin}", "0 is none: a kernel takes all SMs")
+    if deterministic and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        _refuse("a deterministic gradient of q", "without its last bits may differ")
     causal = _is_causal(window_size, q.shape[1], k.shape[1], causal=causal)
     if q.dtype == E4M3:
         q_descale, k_descale, v_descale = _descales(q, k, q_descale, k_descale, v_descale)

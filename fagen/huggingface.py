@@ -72,7 +72,7 @@ class Mask:
 def register() -> None:
     """Make "fagen" an attn_implementation of transformers' models, in this process.
 
-    Calls of it are as of fagen.attention: fp16 or bf16, without gradients. A mask that no kernel
+    Calls of it are as of fagen.attention: fp16 or bf16. A mask that no kernel
     has, an argument that no kernel takes and one that fagen does not know are refused with a
     ValueError when the model is called. Registering again changes nothing.
 

@@ -48,6 +48,48 @@ class ShapeError:
 
 
 @dataclass(frozen=True)
+class GradientError:
+    """The largest errors of dq, dk and dv at one shape against fp64, and what they may be.
+
+    An error that is not a number means that the kernel left or computed something that is not.
+    """
+
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    heads: int
+    kv_heads: int
+    dq_error: float  # max |dq - fp64|
+    dq_allowed: float  # twice torch's in the same dtype, and twice what rounding makes of 0.3 more
+    dk_error: float
+    dk_allowed: float
+    dv_error: float
+    dv_allowed: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether all errors are within bounds; what is not a number never is."""
+        return all(
+            error <= allowed
+            for error, allowed in (
+                (self.dq_error, self.dq_allowed),
+                (self.dk_error, self.dk_allowed),
+                (self.dv_error, self.dv_allowed),
+            )
+        )
+
+    @staticmethod
+    def told(errors: Sequence["GradientError"]) -> str:
+        """Say how near errors came to their bounds."""
+        worst = max(
+            getattr(error, f"{name}_error") / (getattr(error, f"{name}_allowed") or math.inf)
+            for error in errors
+            for name in ("dq", "dk", "dv")
+        )
+        return f"nearest to its bound: {worst:.2f} of what is allowed"
+
+
+@dataclass(frozen=True)
 class Speed:
     """One regime at the standard shape: TFLOP/s of the kernel, and of cuDNN in the same run."""
 

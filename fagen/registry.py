@@ -32,6 +32,7 @@ ENTRIES = {
     entry.name: entry
     for entry in (
         Entry("forward", "fagen.kinds.forward", "fwd_", "attention"),
+        Entry("backward", "fagen.kinds.backward", "bwd_", "backward"),
         Entry("quantize", "fagen.kinds.quantize", "quant_", "quantize"),
         Entry("combine", "fagen.kinds.combine", "comb_", "combine"),
     )

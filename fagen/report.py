@@ -10,7 +10,6 @@ from fagen.errors import FagenError, VerificationError
 from fagen.evidence import Evidence
 from fagen.kind import Plan
 from fagen.paths import config_folder
-from fagen.picking import sizes_of
 from fagen.registry import from_slug
 from fagen.schedule import Schedule
 from fagen.toml_lines import printable
@@ -74,6 +73,8 @@ def listed(schedule: Schedule) -> dict[str, Any]:
 
 def listed_of_users() -> Iterator[dict[str, Any]]:
     """Yield the schedules that a user's dispatch table names, and in which row for what."""
+    from fagen.picking import sizes_of  # kernels' costs and plans, for which a list has no use
+
     for row in table_at(config_folder() / NAME):
         serves = f"{row.where}: {sizes_of(row)} on {printable(row.card)}"
         yield {**listed(from_slug(row.slug)), "from": serves}

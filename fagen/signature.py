@@ -289,6 +289,16 @@ class Signature:
         names = dict.fromkeys((*self.order, *declared))
         return tuple(declared[name] for name in names if name in declared)
 
+    @cached_property
+    def told(self) -> tuple[tuple[str, str, int], ...]:
+        """Each named size, with the input, and its dimension, that tells it."""
+        found: dict[str, tuple[str, str, int]] = {}
+        for tensor in self.inputs:
+            for place, dim in enumerate(tensor.dims):
+                if dim.extent.plain:
+                    found.setdefault(dim.extent.name, (dim.extent.name, tensor.name, place))
+        return tuple(found.values())
+
     def tensor(self, name: str) -> Tensor:
         """Return a tensor by name."""
         return next(tensor for tensor in self.tensors if tensor.name == name)

@@ -37,18 +37,23 @@ FLAGS = (
     *("-Xcompiler", "-fPIC"),
 )
 # g++ links what nvcc compiled: without relocatable device code there is nothing for nvlink to do.
-LINK_FLAGS = ("-shared", "-Wl,--no-undefined", "-lcudart_static", "-ldl", "-lrt", "-lpthread")
-BINDING_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-DNDEBUG", "-DUSE_CUDA")
-# The binding finds its kernel one folder up; libtorch is in the process already.
-BINDING_LINK_FLAGS = ("-shared", "-Wl,--no-as-needed", "-ltorch", "-Wl,-rpath,$ORIGIN/..")
+RUNTIME_LIBRARIES = ("-lcudart_static", "-ldl", "-lrt", "-lpthread")
+LINK_FLAGS = ("-shared", "-Wl,--no-undefined", *RUNTIME_LIBRARIES)
+# The first torch whose stable ABI has all that the binding calls; later ones load it too.
+TORCH_SINCE = (2, 10)
+BINDING_FLAGS = (
+    *("-std=c++17", "-O2", "-fPIC", "-DNDEBUG", "-DUSE_CUDA"),
+    f"-DTORCH_TARGET_VERSION=0x{TORCH_SINCE[0]:02x}{TORCH_SINCE[1]:02x}000000000000",
+)
+TORCH_LIBRARIES = ("-Wl,--no-as-needed", "-ltorch")  # which is in the process already
+# The binding finds its kernel one folder up.
+BINDING_LINK_FLAGS = ("-shared", *TORCH_LIBRARIES, "-Wl,-rpath,$ORIGIN/..")
 
 SYSTEM_CUDA = Path("/usr/local/cuda")  # where NVIDIA's installers put it
 
 NVCC_SINCE = (12, 4)
 GXX_SINCE = (9,)
 CUTLASS_SINCE = (4, 0)
-TORCH_SINCE = (2, 10)  # the first release whose stable ABI has all that the binding calls
-STABLE_ABI = (2, 11)  # the release whose stable ABI the binding uses: later ones load it too
 # The oldest driver that runs a program with a static runtime of that CUDA release (its notes).
 DRIVER_SINCE = {12: (525,), 13: (580,)}
 
@@ -130,12 +135,6 @@ class Torch:
             _numbers(self.version) >= TORCH_SINCE
             and (self.include / "torch/csrc/stable/library.h").is_file()
         )
-
-    @property
-    def target(self) -> str:
-        """The macro that asks for the oldest stable ABI that will do."""
-        major, minor = min(STABLE_ABI, _numbers(self.version)[:2])
-        return f"-DTORCH_TARGET_VERSION=0x{major:02x}{minor:02x}000000000000"
 
 
 @dataclass(frozen=True)

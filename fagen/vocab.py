@@ -26,8 +26,10 @@ class Dtype:
     ptx: str
     tma: str
     pack: str  # two floats into one register, lower half first
+    unpack: str  # and back
     torch: str
     stable: str  # torch's stable ABI ScalarType
+    xla: str  # XLA's FFI DataType
     wgmma_k: int  # columns that one wgmma instruction multiplies
     pad: int  # head dims grow to a multiple of this in shared memory
     out: str  # O's, where a schedule does not say
@@ -140,8 +142,10 @@ DTYPES = _table(
         ptx="f16",
         tma="CU_TENSOR_MAP_DATA_TYPE_FLOAT16",
         pack="__floats2half2_rn",
+        unpack="__half22float2",
         torch="float16",
         stable="Half",
+        xla="F16",
         wgmma_k=16,
         pad=16,
         out="fp16",
@@ -157,8 +161,10 @@ DTYPES = _table(
         ptx="bf16",
         tma="CU_TENSOR_MAP_DATA_TYPE_BFLOAT16",
         pack="__floats2bfloat162_rn",
+        unpack="__bfloat1622float2",
         torch="bfloat16",
         stable="BFloat16",
+        xla="BF16",
         wgmma_k=16,
         pad=16,
         out="bf16",
@@ -173,8 +179,10 @@ DTYPES = _table(
         ptx="e4m3",
         tma="CU_TENSOR_MAP_DATA_TYPE_UINT8",
         pack="",  # four to a register: a template's own
+        unpack="",
         torch="float8_e4m3fn",
         stable="Float8_e4m3fn",
+        xla="F8E4M3FN",
         wgmma_k=32,
         pad=32,
         out="bf16",
@@ -191,8 +199,10 @@ FP32 = Dtype(
     ptx="f32",
     tma="CU_TENSOR_MAP_DATA_TYPE_FLOAT32",
     pack="make_float2",
+    unpack="",
     torch="float32",
     stable="Float",
+    xla="F32",
     wgmma_k=0,
     pad=0,
     out="fp32",
@@ -208,8 +218,10 @@ INT32 = Dtype(
     ptx="s32",
     tma="CU_TENSOR_MAP_DATA_TYPE_INT32",
     pack="",
+    unpack="",
     torch="int32",
     stable="Int",
+    xla="S32",
     wgmma_k=0,
     pad=0,
     out="int32",
@@ -280,7 +292,8 @@ LAYOUTS = ("dense", "packed")
 BLOCK_THREADS = (64, 128, 256)
 RING_STAGES = (2, 4, 8, 16)
 LANE_LOADS = (1, 2, 4)
-VENDOR_FORMATS = ("source",)  # of a folder; the first where none is named
+# of a folder; the first where none is named
+VENDOR_FORMATS = ("source", "torch", "hf-kernel", "jax")
 
 # widest first: a wider one spreads rows over more banks and needs fewer TMA boxes
 SWIZZLES = (

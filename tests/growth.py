@@ -130,14 +130,16 @@ KNOB = Sample(
             """    Code("l2_promotion", "l2p"),\n    Code("q_stages", "q"),\n""",
         ),
         Edit(
-            "templates/forward/host.j2",
+            "templates/common/tensor_map.j2",  # which another kind reads, without the key
             "CU_TENSOR_MAP_L2_PROMOTION_L2_256B",
-            "CU_TENSOR_MAP_L2_PROMOTION_L2_{{ plan.schedule.pipeline.l2_promotion }}B",
+            "CU_TENSOR_MAP_L2_PROMOTION_L2_{% if plan.schedule.pipeline.l2_promotion is defined %}"
+            "{{ plan.schedule.pipeline.l2_promotion }}{% else %}256{% endif %}B",
         ),
     ),
     shows="""
 _, before = made("fwd_fp16_d64_full_m64n64")
-assert "CU_TENSOR_MAP_L2_PROMOTION_L2_256B" in before.kernel
+_, other = made("bwd_fp16_d64_full_m64n64")
+assert all("CU_TENSOR_MAP_L2_PROMOTION_L2_256B" in of.kernel for of in (before, other))
 schedule = registry.from_slug("fwd_fp16_d64_full_m64n64").but(l2_promotion=128)
 assert schedule.slug == "fwd_fp16_d64_full_m64n64_l2p128"
 plan, source = made(schedule.slug)
@@ -255,10 +257,10 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {""",
         Edit(
             "templates/forward/softmax.j2",
             """
-// Byte offset of an element in a slab""",
+{% include "common/store_matrices.j2" %}""",
             """
 {% if plan.out_dtype.bytes == 2 %}
-// Byte offset of an element in a slab""",
+{% include "common/store_matrices.j2" %}""",
         ),
         Edit(
             "templates/forward/softmax.j2",

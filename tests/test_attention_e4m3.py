@@ -273,7 +273,7 @@ def test_a_schedule_for_something_else_is_refused(choice: str, said: str) -> Non
 def test_a_call_that_needs_a_gradient_is_refused(name: str) -> None:
     (q, k, v), how = quantised()
     {"q": q, "v": v, **how}[name].requires_grad_()
-    with pytest.raises(ValueError, match="v_mean or k_mean requires a gradient, and there is"):
+    with pytest.raises(ValueError, match="v_mean or k_mean requires a gradient, and this op has"):
         fagen.attention(q, k, v, **how)
     with torch.no_grad():
         assert not fagen.attention(q, k, v, **how).requires_grad  # type: ignore[union-attr]

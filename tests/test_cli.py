@@ -111,7 +111,7 @@ WRONG = {
     "a NUL": b'[attention]\ndtype = "\\u0000"\n',
     "a deep list": b"a = " + b"[" * 900 + b"]" * 900,
     "huge": b"# " + b"x" * 100_000,
-    "an unknown kind": b'kind = "backward"\n',
+    "an unknown kind": b'kind = "sideways"\n',
     "a kind that is a list": b"kind = []\n",
     "a kind that is a table": b"[kind]\nforward = true\n",
     "another kind's table": b'kind = "quantize"\n[attention]\nhead_dim = 64\n',
@@ -162,7 +162,7 @@ def test_a_refusal_in_json_is_an_object_on_stdout_and_words_on_stderr():
         "cache prune --json --keep many",
         "generate --json",
         "search run --json",
-        "schema --kind backward --json",
+        "schema --kind sideways --json",
     ],
 )
 def test_a_usage_error_in_json_is_an_object_too(words):

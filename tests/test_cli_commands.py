@@ -347,8 +347,8 @@ def test_the_printed_schema_is_the_one_beside_the_schedules_of_its_kind():
         beside = locate("schedules") / kind / "schedule.schema.json"
         assert fagen("schema", "--kind", kind).output == beside.read_text()
     assert fagen("schema").output == fagen("schema", "--kind", "forward").output
-    answer = fagen("schema", "--kind", "backward")
-    assert answer.exit_code == 2 and "'forward', 'quantize'" in answer.stderr
+    answer = fagen("schema", "--kind", "sideways")
+    assert answer.exit_code == 2 and "'forward', 'backward'" in answer.stderr
 
 
 def test_the_cache_is_listed_and_emptied(tmp_path, monkeypatch):

@@ -345,10 +345,10 @@ def test_a_wrong_argument_is_named(change: dict[str, Any], said: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_a_call_that_needs_a_gradient_is_refused(name: str) -> None:
+def test_a_gradient_that_is_to_be_deterministic_is_refused(name: str) -> None:
     tensors = dict(zip("qkv", qkv(), strict=True))
     tensors[name].requires_grad_()
-    with pytest.raises(ValueError, match="requires a gradient, and there is no backward yet"):
-        flash_attn_func(**tensors)
+    with pytest.raises(NotImplementedError, match="a deterministic gradient of q is not there yet"):
+        flash_attn_func(**tensors, deterministic=True)
     with torch.no_grad():
         assert not flash_attn_func(**tensors).requires_grad  # type: ignore[union-attr]

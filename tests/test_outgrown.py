@@ -114,25 +114,26 @@ def test_in_e4m3_an_element_that_is_cut_off_raises_its_warp(column: int) -> None
 def spread_by_hand(p: Tensor, seen: Tensor, of: Plan, rows_of_a_head: int) -> list[bool]:
     """p is (rows, columns) of a tile's first block, head by head; a thread has rows 8 apart.
 
-    It tells nothing of scores of whose keys the upper row sees fewer than 16.
+    It tells nothing where the first rows of three warps or all see fewer than 16 keys.
     """
     found = []
     for top in range(0, len(p), rows_of_a_head):
         head = p[top : top + rows_of_a_head].tolist()
-        many = [keys >= 16 for keys in seen[top : top + rows_of_a_head].flatten().tolist()]
+        keys = seen[top : top + rows_of_a_head].flatten().tolist()
         for warpgroup in range(0, rows_of_a_head, 64):
-            warps = 0
+            warps = seeing = 0
             for warp in range(warpgroup, warpgroup + 64, 16):
                 light = 0
                 for row in range(warp, warp + 8):
                     for lane in lanes_of(of, p.shape[1]):
                         # beyond, scores of 0 weigh enough
-                        there = row + 8 < rows_of_a_head and many[row]
+                        there = row + 8 < rows_of_a_head
                         light += (
                             there and sum(head[r][c] for r in (row, row + 8) for c in lane) < 1.25
                         )
                 warps += light > 20
-            found += [warps >= 3] * min(64, rows_of_a_head - warpgroup)
+                seeing += keys[min(warp, rows_of_a_head - 1)] >= 16
+            found += [warps >= 3 and seeing >= 2] * min(64, rows_of_a_head - warpgroup)
     return found
 
 

@@ -166,7 +166,8 @@ def test_the_python_on_a_page_runs(page, tmp_path, monkeypatch):
     for block in re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S):
         if "from transformers" in block:
             pytest.importorskip("transformers", reason="transformers is not installed")
-        exec(compile(block, page.name, "exec"), {})
+        if "import jax" not in block:  # which tests/test_vendor_jax.py runs
+            exec(compile(block, page.name, "exec"), {})
 
 
 def test_what_the_page_on_searching_records_is_the_space_that_it_shows(tmp_path, monkeypatch):

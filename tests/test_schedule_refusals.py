@@ -32,7 +32,7 @@ def test_a_file_says_its_kind_or_its_tables_do(kind, text):
 @pytest.mark.parametrize(
     ("text", "value", "near"),
     [
-        ('kind = "backward"', '"backward"', ""),
+        ('kind = "sideways"', '"sideways"', ""),
         ('kind = "quantise"', '"quantise"', '; did you mean "quantize"?'),
         ('"kind" = "x\\u0007"', r'"x\u0007"', ""),
         ("kind = 3", "3", ""),
@@ -58,9 +58,9 @@ def test_a_table_of_another_kind_is_refused_by_the_tables_of_this_one():
 
 def test_a_kind_or_slug_that_nobody_has_is_refused_with_those_that_there_are():
     with pytest.raises(ScheduleError, match=f"there are {', '.join(KINDS)}"):
-        registry.kind("backward")
-    for slug in ("bwd_fp16_d64", "", "fwd", "\x1b[2J"):
-        with pytest.raises(ScheduleError, match="begins with fwd_, quant_") as error:
+        registry.kind("sideways")
+    for slug in ("side_fp16_d64", "", "fwd", "\x1b[2J"):
+        with pytest.raises(ScheduleError, match="begins with fwd_, bwd_, quant_") as error:
             registry.kind_of_slug(slug)
         assert str(error.value).isprintable()
 

@@ -137,7 +137,7 @@ def test_a_space_of_a_kind_that_is_not_searched_is_refused():
 
 def test_a_kind_that_is_none_is_refused_in_words():
     for said in ("[1]", "3", '"sideways"'):
-        with pytest.raises(ScheduleError, match='must be "forward" or "quantize"'):
+        with pytest.raises(ScheduleError, match='must be "forward" or "backward"'):
             parse_space(f"kind = {said}\n{SPACE}")
 
 

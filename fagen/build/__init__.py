@@ -238,7 +238,7 @@ def _make_binding(
     name = f"{source.slug}_torch"
     (making / f"{name}.cpp").write_text(source.binding)
     compile_it: Command = [
-        *(tools.gxx, *BINDING_FLAGS, torch.target),
+        *(tools.gxx, *BINDING_FLAGS),
         *("-isystem", torch.include, "-isystem", tools.cuda_include),
         *("-c", f"{name}.cpp", "-o", f"{name}.o"),
     ]
@@ -337,7 +337,7 @@ def _kernel_key(source: Source, tools: Toolchain) -> str:
 
 
 def _binding_key(source: Source, tools: Toolchain, torch: Torch) -> str:
-    flags = (*BINDING_FLAGS, *BINDING_LINK_FLAGS, torch.target)
+    flags = (*BINDING_FLAGS, *BINDING_LINK_FLAGS)
     return _key(source.binding, flags, torch.version, _versions(tools))
 
 

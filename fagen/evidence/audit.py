@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fagen import toolchain
 from fagen.errors import FagenError, VerificationError
 from fagen.evidence.store import UNVERIFIED, Evidence, Excuse, home, read, read_excuses
 from fagen.paths import locate
-from fagen.render import Source
 from fagen.toml_lines import printable
+
+if TYPE_CHECKING:  # templates take a moment
+    from fagen.render import Source
 
 _TAKEN_OVER = ", or give its kernel's new name to `fagen verify --same-code`, which takes it over"
 
@@ -112,7 +115,7 @@ def staleness(
 
 
 def faults(
-    sources: Iterable[Source],
+    sources: "Iterable[Source]",
     folder: Path | None = None,
     *,
     cutlass: str | None = None,
@@ -148,7 +151,7 @@ def faults(
     return (*found, *_orphans(folder, known, excuses))
 
 
-def _drift(source: Source, folder: Path | None) -> list[Fault]:
+def _drift(source: "Source", folder: Path | None) -> list[Fault]:
     path = home(source.slug, folder) / f"{source.slug}.cu"
     remedy = "run `fagen generate --all`"
     if not path.exists():
@@ -162,7 +165,7 @@ def _drift(source: Source, folder: Path | None) -> list[Fault]:
 
 
 def _unproven(
-    source: Source,
+    source: "Source",
     folder: Path | None,
     *,
     cutlass: str | None,
@@ -197,7 +200,7 @@ def _unproven(
 
 
 def _orphans(
-    folder: Path | None, known: Mapping[str, Source], excuses: Mapping[str, Excuse]
+    folder: Path | None, known: "Mapping[str, Source]", excuses: Mapping[str, Excuse]
 ) -> Sequence[Fault]:
     root = folder or locate("generated")
     belongs = {home(slug, folder) / f"{slug}{end}" for slug in known for end in (".cu", ".json")}

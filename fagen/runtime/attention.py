@@ -43,6 +43,7 @@ from fagen.runtime.arguments import (
     told_scale_rows,
     word_of,
 )
+from fagen.runtime.backward import with_gradient
 from fagen.runtime.quantize import quantize
 from fagen.runtime.ready import first_ready, refuse_tracing, run_once
 from fagen.schedule import Schedule
@@ -67,6 +68,7 @@ _ready: dict[Kind, Kernels] = {}
 # The same beside what dispatch tables say of a kind of call, once that was looked up.
 _served: dict[Kind, tuple[Served, Kernels]] = {}
 _chosen: dict[tuple[Kind, Choice], Schedule] = {}  # whose kernels these are
+_differentiable: dict[tuple[Kind, Choice], op.Op] = {}  # the same with gradients
 
 # What counts calls while they are recorded: kind, shapes of q and v, number of keys.
 note: Callable[[Kind, torch.Size, torch.Size, int], None] | None = None
@@ -115,11 +117,15 @@ def attention(
     torch.compile and CUDA graph capture it must have been readied by prepare(). Traced with sizes
     left open, a call counts as one of many query rows and of 131,072 keys.
 
-    Raises ValueError for a wrong argument, also where a gradient would be needed, a dtype or a head
-    dim that no kernel takes; ScheduleError where `schedule` computes something else, or where it
-    or a dispatch table cannot be read; DeviceError where the GPU is no Hopper; ToolchainError
-    and BuildError where the kernel cannot be built; FagenError where it is not ready and cannot be
-    built now.
+    In 16 bits up to head dim 128 it has gradients, by a kernel of its own kind that is built at the
+    first call that needs them: those of q, k and v, also through the log-sum-exp. That of q is a
+    sum in any order: its last bits may differ from call to call.
+
+    Raises ValueError for a wrong argument, also where a gradient would be needed that no kernel
+    computes, or under torch.func, a dtype or a head dim that no kernel takes; ScheduleError where
+    `schedule` computes something else, or where it or a dispatch table cannot be read; DeviceError
+    where the GPU is no Hopper; ToolchainError and BuildError where the kernel cannot be built;
+    FagenError where it is not ready and cannot be built now.
     """
     # Python's share of a call: asking a tensor costs more than all else here, so each thing once
     dtype, q_shape, v_shape = q.dtype, q.shape, v.shape
@@ -166,6 +172,15 @@ def attention(
         note(kind, q_shape, v_shape, keys)
     if scale is None:
         scale = head_dim**-0.5
+    if (
+        torch.is_grad_enabled()
+        and not of_fp8
+        and (q.requires_grad or k.requires_grad or v.requires_grad)
+        and (is_compiling() or not (_is_tracing() or peek_interpreter_stack()))
+    ):
+        made = _differentiable.get((kind, schedule)) or _make_differentiable(kind, schedule)
+        out_and_lse: tuple[Tensor, Tensor] = made(q, k, v, scale)
+        return out_and_lse if return_lse else out_and_lse[0]
     if return_lse:
         return with_lse(q, k, v, scale, *of_fp8)
     if not (is_compiling() or _is_tracing() or peek_interpreter_stack()):
@@ -248,6 +263,7 @@ def prepare(
     v_layout: str | None = None,
     scale_rows: int | None = None,
     out_dtype: torch.dtype | str | None = None,
+    gradient: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> str:
     """Ready the kernel that attention(…) would use for such tensors; return its slug.
@@ -261,8 +277,9 @@ def prepare(
     dtype is torch's or a schedule's word for it. On `device`, by default the current GPU, the
     kernel is built, loaded and run once on a single key, after which calls can be captured; on a
     CPU, the default where there is no GPU, there is nothing to build. In e4m3, v_layout and
-    out_dtype are as of attention(…), and scale_rows is 0 if left out. `progress` is called with a
-    line before what takes long.  Raises as attention does.
+    out_dtype are as of attention(…), and scale_rows is 0 if left out. With `gradient` the kernels
+    of the backward pass are readied too. `progress` is called with a line before what takes long.
+    Raises as attention does.
     """
     fp8 = out_dtype, v_layout, scale_rows
     kind = _kind(dtype, head_dim, head_dim_v, causal, device, fp8, bool(schedule))
@@ -271,6 +288,8 @@ def prepare(
         choices = [*_slugs(kind, seqlen, rows)]
     for choice in dict.fromkeys(choices):
         kernel = _make_ready(kind, choice, progress)[0]
+        if gradient:
+            _make_differentiable(kind, choice)
         if kind[0].type == "cuda":
             run_once(kernel, _chosen[kind, choice].slug, kind[0])
     return _chosen[kind, choices[-1]].slug
@@ -390,3 +409,13 @@ def _make_ready(
     _chosen[kind, choice] = chosen
     _ready.setdefault(kind, {})[choice] = kernel, op.alone(kernel), op.direct(kernel)
     return _ready[kind][choice]
+
+
+def _make_differentiable(kind: Kind, choice: Choice) -> op.Op:
+    """The long way to a kernel's op that has gradients.  Raises as attention does."""
+    refuse_tracing(NOT_READY)
+    kernel, *_ = _ready[kind][choice]
+    slug = _chosen[kind, choice].slug
+    made = with_gradient(slug, problem_of(kind), kernel, kind[0])
+    _differentiable[kind, choice] = made
+    return made

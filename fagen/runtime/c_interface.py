@@ -71,8 +71,9 @@ def bind(plan: Plan, library: Path, **given: Any) -> Callable[[], None]:
     needed = workspace_bytes(plan.slug, library, args)
     workspace = None
     if needed:
-        allocate = torch.zeros if plan.launches.zeroed else torch.empty
-        workspace = allocate(needed, dtype=torch.uint8, device=device)
+        # where it may hold anything, NaN: a kernel that reads what nobody wrote is found out
+        anything = 0 if plan.launches.zeroed else 0xFF
+        workspace = torch.full((needed,), anything, dtype=torch.uint8, device=device)
         args.workspace, args.workspace_bytes = workspace.data_ptr(), needed
     launch = loaded[f"fagen_{plan.slug}"]
 

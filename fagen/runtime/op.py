@@ -102,14 +102,14 @@ def _register(binary: Binary) -> Op:
 
     of = plan_of(binary.slug)
     emulated(binary.slug)  # what the op calls on CPU tensors
-    for end, fake in _fakes(of).items():
+    for end, fake in fakes(of).items():
         for name in (f"{binary.slug}{end}", f"{binary.slug}{end}_no_grad"):
             torch.library.register_fake(f"fagen::{name}", partial(telling, fake), lib=_ops)
     return getattr(torch.ops.fagen, binary.slug).default  # type: ignore[no-any-return]
 
 
-def _fakes(of: Plan) -> dict[str, Callable[..., Any]]:
-    """What makes outputs without numbers, by the end of an op's name."""
+def fakes(of: Plan) -> dict[str, Callable[..., Any]]:
+    """Return what makes outputs without numbers, by the end of an op's name."""
 
     def fake(*given: Any, **named: Any) -> Any:
         return _single(_traced(of, given, named))
@@ -163,7 +163,7 @@ def emulated(slug: str) -> Op:
 
     _ops.define(f"{name}({of.signature.asked}) -> {of.signature.returns}")
     _ops.impl(name, run, "CPU")
-    torch.library.register_fake(f"fagen::{name}", _fakes(of)[""], lib=_ops)
+    torch.library.register_fake(f"fagen::{name}", fakes(of)[""], lib=_ops)
     return getattr(torch.ops.fagen, name).default  # type: ignore[no-any-return]
 
 

@@ -78,11 +78,16 @@ def test_compute_sanitizer_finds_nothing_in_e4m3(fp8_kernel):
 # One of each way to share memory: by TMA, clusters, P and O and sums in shared memory, ones for the
 # tensor cores, transposed V, scales by block, no producer, one tile a thread block.
 SHARING = (*SPREAD, *FP8, "fwd_e4m3_d128_full_m128n96_s3_pm8_smemtotals")
+BACKWARD = ("batch=1", "heads=4", "kv_heads=2", "seqlen_q=300", "seqlen_k=200")
 SIZES = {
     "quant_fp16_d128_rot": ("batch=1", "heads=2", "seqlen=200"),
     "quant_fp16_d128_rot_shead": ("batch=1", "heads=2", "seqlen=200"),
     "quant_fp16_d128_center_scol_vcols": ("batch=1", "heads=2", "seqlen=200"),
     "comb_fp32_d128_obf16": ("splits=5", "batch=2", "seqlen=7", "heads=3"),
+    # ragged blocks, several steps, two query heads for each of K and V, rows that see no key
+    "bwd_fp16_d128_causal_m64n128": BACKWARD,
+    "bwd_bf16_d64_full_m128n128": BACKWARD,
+    "bwd_fp16_d96_causal_m64n64_s1_dss1": BACKWARD,
 }
 
 

@@ -120,6 +120,8 @@ OF_KINDS = (
     "quant_fp16_d208_rot",
     "comb_fp32_d104_obf16",
     "comb_bf16_d136_packed",
+    "bwd_fp16_d24v40_full_m64n64",
+    "bwd_bf16_d88_causal_m64n64",
 )
 
 

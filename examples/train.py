@@ -1,0 +1,165 @@
+"""Train a small model by fagen's attention and by torch's, from the same seed: two curves of one.
+
+    python examples/train.py                              300 steps, on a Hopper GPU
+    python examples/train.py --out curves.svg             and a picture of both losses
+    python examples/train.py --device cpu --steps 3 --layers 1 --hidden 128 --heads 2 --length 32
+
+The model is Llama's in small: RMSNorm, rotary embedding, grouped heads, SwiGLU. It is to copy:
+the second half of each sequence is the first one again, whose tokens are random. Weights are fp32,
+multiplied in bf16 by autocast. Both runs see the same weights and batches; said are the losses, how
+far they are apart, and tokens per second, the first steps left out.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import fagen
+
+VOCABULARY = 64
+WARM = 10  # steps before the clock starts
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q, k, v (B, S, heads, D) → out
+
+
+def by_fagen(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention by fagen's kernels, forward and backward."""
+    out = fagen.attention(q, k, v, causal=True)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def by_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The same by whichever of torch's backends takes it."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return out.transpose(1, 2)
+
+
+class Layer(nn.Module):
+    """Attention and an MLP, each behind a norm."""
+
+    def __init__(self, hidden: int, heads: int, kv_heads: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.d = heads, kv_heads, hidden // heads
+        self.norms = nn.ModuleList(nn.RMSNorm(hidden) for _ in range(2))
+        self.qkv = nn.Linear(hidden, (heads + 2 * kv_heads) * self.d, bias=False)
+        self.out = nn.Linear(hidden, hidden, bias=False)
+        self.up = nn.Linear(hidden, 4 * hidden, bias=False)
+        self.down = nn.Linear(2 * hidden, hidden, bias=False)
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        """x (B, S, hidden); `turn` cosines and sines (S, 1, D / 2)."""
+        qkv = self.qkv(self.norms[0](x)).unflatten(-1, (-1, self.d))
+        q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
+        x = x + self.out(attend(turned(q, turn), turned(k, turn), v).flatten(2))
+        gate, up = self.up(self.norms[1](x)).chunk(2, dim=-1)
+        down: Tensor = x + self.down(functional.silu(gate) * up)
+        return down
+
+
+def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary embedding: pairs half a head apart are turned by their position's angles."""
+    (cosine, sine), (first, second) = turn, x.chunk(2, dim=-1)
+    both = (first * cosine - second * sine, second * cosine + first * sine)
+    return torch.cat(both, dim=-1).to(x.dtype)
+
+
+class Model(nn.Module):
+    """Tokens (B, S) in, logits (B, S, VOCABULARY) out."""
+
+    def __init__(self, layers: int, hidden: int, heads: int, kv_heads: int, length: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, hidden)
+        self.layers = nn.ModuleList(Layer(hidden, heads, kv_heads) for _ in range(layers))
+        self.norm = nn.RMSNorm(hidden)
+        self.head = nn.Linear(hidden, VOCABULARY, bias=False)
+        d = hidden // heads
+        angles = torch.arange(length)[:, None] * 10_000.0 ** -(torch.arange(d // 2) * 2 / d)
+        self.register_buffer("cosine", angles.cos()[:, None])
+        self.register_buffer("sine", angles.sin()[:, None])
+
+    def forward(self, tokens: Tensor, attend: Attend) -> Tensor:
+        """The logits of each next token."""
+        x, length = self.embedding(tokens), tokens.shape[1]
+        turn = self.cosine[:length], self.sine[:length]
+        for layer in self.layers:
+            x = layer(x, turn, attend)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def train(asked: argparse.Namespace, attend: Attend) -> tuple[list[float], float]:
+    """Return the loss of each step, and tokens per second."""
+    torch.manual_seed(0)
+    model = Model(asked.layers, asked.hidden, asked.heads, asked.kv_heads, asked.length)
+    model.to(asked.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=asked.rate, betas=(0.9, 0.95))
+    dice = torch.Generator().manual_seed(1)
+    losses: list[Tensor] = []
+    began = 0.0
+    for step in range(asked.steps):
+        if step == min(WARM, asked.steps - 1):
+            _ = losses and losses[-1].item()  # waits for the GPU
+            began = time.perf_counter()
+        half = torch.randint(VOCABULARY, (asked.batch, asked.length // 2), generator=dice)
+        tokens = torch.cat((half, half), dim=1).to(asked.device)
+        with torch.autocast(asked.device, torch.bfloat16):
+            logits = model(tokens[:, :-1], attend)
+        copied = slice(asked.length // 2 - 1, None)  # what can be known
+        loss = functional.cross_entropy(
+            logits[:, copied].flatten(0, 1).float(), tokens[:, 1:][:, copied].flatten()
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    told = torch.stack(losses).tolist()
+    timed = asked.steps - min(WARM, asked.steps - 1)
+    return told, timed * asked.batch * (asked.length - 1) / (time.perf_counter() - began)
+
+
+def draw(curves: dict[str, list[float]], path: str) -> None:
+    """Draw losses by step; needs matplotlib."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3.2), layout="constrained")
+    axes = figure.add_subplot(xlabel="step", ylabel="loss")
+    for (name, losses), style in zip(curves.items(), ("-", "--"), strict=True):
+        axes.plot(losses, style, label=name, linewidth=1.2)
+    axes.legend()
+    figure.savefig(path)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train by both, and say how they compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--out", help="a picture of the two curves: curves.svg")
+    parser.add_argument("--rate", type=float, default=1e-3, help="of learning")
+    for name, size in dict(
+        steps=300, layers=4, hidden=512, heads=8, kv_heads=2, length=512, batch=16
+    ).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=size)
+    asked = parser.parse_args(argv)
+
+    curves, speeds = {}, {}
+    for name, attend in {"fagen": by_fagen, "torch": by_torch}.items():
+        curves[name], speeds[name] = train(asked, attend)
+    ours, theirs = curves.values()
+    print("step    fagen    torch")
+    for step in [*range(0, asked.steps, max(1, asked.steps // 10)), asked.steps - 1]:
+        print(f"{step:4} {ours[step]:8.4f} {theirs[step]:8.4f}")
+    apart = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+    print(f"losses are {apart:.4f} apart at most")
+    print(", ".join(f"{name} {speed:,.0f} tokens/s" for name, speed in speeds.items()))
+    if asked.out:
+        draw(curves, asked.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Turn a schedule of the backward pass into its ledgers: shared memory, and registers by a model.
+
+S, dP and the gradients of K and V lie transposed, keys along the rows of the accumulators.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from fagen.arch import SM90
+from fagen.errors import ScheduleError
+from fagen.kinds.backward.keys import Schedule
+from fagen.kinds.backward.rules import dq_columns
+from fagen.ledger import Ledger, Row, first_that_fits, rows, solved, symbols
+from fagen.vocab import DTYPES
+
+# Addresses, loop state, barriers and the statistics of a few columns. Where nvcc 13.0 spills in no
+# kernel that was tried, so many are left beside the rest; with eight fewer some spill.
+WORKING_REGISTERS = 36
+
+FP32_BYTES = 4
+QUAD = 4  # lanes that share a row of an accumulator
+
+SHARED = "shared memory of a thread block"
+REGISTERS = "registers of a consumer thread"
+REGISTER_FILE = "register file of a thread block"
+
+# d, d_v padded; parts: of dQ's columns, one for each warpgroup, or 1; e bytes per element
+SYMBOLS = ("block_m", "block_n", "d", "d_v", "parts", "stages", "do_stages", "ds_stages", "e")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The three ledgers of a schedule."""
+
+    shared: Ledger
+    registers: Ledger
+    register_file: Ledger
+
+    def over(self) -> tuple[Ledger, ...]:
+        """Return the ledgers that do not fit."""
+        every = (self.shared, self.registers, self.register_file)
+        return tuple(ledger for ledger in every if not ledger.fits)
+
+
+def padded_head_dims(schedule: Schedule) -> tuple[int, int]:
+    """Return how many columns of shared memory Q and K take, and V and dO."""
+    asked = schedule.backward
+    dtype = DTYPES[asked.dtype]
+    return dtype.filled_up(asked.head_dim), dtype.filled_up(asked.head_dim_v)
+
+
+def threads(schedule: Schedule) -> int:
+    """Return threads per block: the consumers, and a warpgroup that loads and adds dQ up."""
+    return (schedule.consumers + 1) * SM90.warpgroup_threads
+
+
+def statistics(block_m: int) -> int:
+    """Return how many floats the LSEs of a block of rows take, with what keeps banks apart.
+
+    A lane of four reads those of its columns, block_m / 4, four at a time. Lanes that begin 4 more
+    than so many floats apart are in different banks.
+    """
+    return block_m + QUAD * QUAD
+
+
+def budget(schedule: Schedule) -> Budget:
+    """Return all ledgers of a schedule, whether they fit or not."""
+    sizes = _sizes(schedule)
+    align = SM90.smem_tile_alignment
+    shared = Ledger(
+        SHARED,
+        f"bytes, each array rounded up to {align:,}",
+        rows(sizes, align, shared_formulae, ()),
+        SM90.smem_per_block,
+        SM90.source("smem_per_block"),
+    )
+    registers = Ledger(
+        REGISTERS,
+        "a model",
+        rows(sizes, 1, register_formulae, ()),
+        min(schedule.warps.consumer_registers, SM90.max_registers_per_thread),
+        f"consumer_registers = {schedule.warps.consumer_registers}",
+    )
+    return Budget(shared, registers, _register_file(schedule))
+
+
+@cache
+def shared_formulae() -> Mapping[str, Any]:
+    """Return each array in shared memory with its bytes, before rounding up to the alignment."""
+    m, n, d, d_v, _, stages, do_stages, ds_stages, e = symbols(SYMBOLS).values()
+    consumers = n / SM90.wgmma_m
+    # K and V full; Q and dO full and empty for each stage; each warpgroup's dQ full and empty
+    barriers = 2 + 2 * stages + 2 * do_stages + 2 * consumers
+    return {
+        "k": n * d * e,
+        "v": n * d_v * e,
+        "q": stages * m * d * e,
+        "do": do_stages * m * d_v * e,
+        "ds": ds_stages * m * n * e,
+        "dq": FP32_BYTES * m * d,
+        "lse": FP32_BYTES * stages * statistics(m),
+        "delta": FP32_BYTES * do_stages * statistics(m),
+        "barriers": SM90.mbarrier_bytes * barriers,
+    }
+
+
+@cache
+def register_formulae() -> Mapping[str, Any]:
+    """Return the registers of one consumer thread by what they hold, at the most."""
+    import sympy
+
+    m, _, d, d_v, parts, *_, e = symbols(SYMBOLS).values()
+    # a warpgroup's 64 × n fp32 accumulator lies in 128 threads: n / 2 registers each
+    per_thread = sympy.Rational(SM90.wgmma_m, SM90.warpgroup_threads)
+    s = m * per_thread
+    packed = s * e / 4
+    return {
+        "dk": d * per_thread,
+        "dv": d_v * per_thread,
+        # S and dP, then P and dS in 16 bits beside dQ
+        "s, dp": sympy.Max(2 * s, 2 * packed + d / parts * per_thread),
+        "working": sympy.Integer(WORKING_REGISTERS),
+    }
+
+
+def nearest(schedule: Schedule) -> tuple[dict[str, Any], ...]:
+    """Return changes of keys that make a schedule fit: of each key alone the nearest, or of tiles.
+
+    None leaves a key out.
+    """
+
+    def fits(changes: Mapping[str, Any]) -> bool:
+        try:
+            return not budget(schedule.but(**changes)).over()
+        except ScheduleError:
+            return False
+
+    found = (first_that_fits([options], fits) for options in _options(schedule))
+    return tuple(changes for changes in found if changes)
+
+
+def _options(schedule: Schedule) -> Iterator[list[dict[str, Any]]]:
+    """Yield for each key, and for tiles, the values that ask for less, nearest first."""
+    values, said = schedule.values(), schedule.settings()
+    registers: dict[str, Any] = {
+        key: None for key in ("producer_registers", "consumer_registers") if key in said
+    }
+    now = values["block_m"], values["block_n"]
+    tiles = [(m, n) for m in _below(now[0]) for n in _below(now[1]) if (m, n) != now]
+    yield [
+        {
+            key: new
+            for key, new, old in zip(("block_m", "block_n"), tile, now, strict=True)
+            if new != old
+        }
+        | registers
+        for tile in sorted(tiles, key=lambda tile: tile[0] * tile[1], reverse=True)
+    ]
+    for key in ("stages", "do_stages", "ds_stages"):
+        yield [{key: count} for count in range(values[key] - 1, 0, -1)]
+    yield [registers] if registers else []
+
+
+def _below(rows: int) -> range:
+    return range(rows, 0, -SM90.wgmma_m)
+
+
+def explain_lines(schedule: Schedule) -> Iterator[str]:
+    """Yield lines: the formulae, the numbers in them, and the widest Q and K that they allow."""
+    sizes, own = _sizes(schedule), budget(schedule)
+    yield "with " + ", ".join(f"{name} = {value}" for name, value in sizes.items())
+    yield from solved(own.shared, shared_formulae(), sizes, "d")
+    yield from solved(own.registers, register_formulae(), sizes, "d")
+
+
+def _sizes(schedule: Schedule) -> dict[str, int]:
+    tile, pipeline = schedule.tile, schedule.pipeline
+    d, d_v = padded_head_dims(schedule)
+    return {
+        "block_m": tile.block_m,
+        "block_n": tile.block_n,
+        "d": d,
+        "d_v": d_v,
+        "parts": d // dq_columns(tile.block_m, tile.block_n, d),
+        "stages": pipeline.stages,
+        "do_stages": pipeline.do_stages,
+        "ds_stages": pipeline.ds_stages,
+        "e": DTYPES[schedule.backward.dtype].bytes,
+    }
+
+
+def _register_file(schedule: Schedule) -> Ledger:
+    """What setmaxnreg asks for, of what the launch brought; asking for more would wait for ever."""
+    warps, group, count = schedule.warps, SM90.warpgroup_threads, threads(schedule)
+    asked = (
+        Row("producer", group * warps.producer_registers, f"{group}·producer_registers"),
+        Row(
+            "consumers",
+            schedule.consumers * group * warps.consumer_registers,
+            f"{schedule.consumers}·{group}·consumer_registers",
+        ),
+    )
+    return Ledger(
+        REGISTER_FILE,
+        "registers after setmaxnreg",
+        asked,
+        SM90.registers_left(count) * count,
+        f"{count} threads at launch, {SM90.source('registers_per_sm')}",
+    )

@@ -1,0 +1,122 @@
+"""Declare every key of a schedule of attention's backward pass: its section, values, default."""
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from fagen.arch import SM90
+from fagen.kinds.backward.rules import DERIVED, SLUG, rules
+from fagen.schedule import Keys, OneOf, Section, derived
+from fagen.schedule import Schedule as AnySchedule
+from fagen.vocab import MASKS, SIXTEEN_BITS
+
+
+def _registers(description: str) -> Any:
+    return derived(
+        description,
+        ge=SM90.setmaxnreg_min,
+        le=SM90.setmaxnreg_max,
+        multiple_of=SM90.register_quantum,
+    )
+
+
+# rows of 8 columns keep the 16-byte steps that TMA needs
+_HEAD_DIM: dict[str, Any] = {"ge": 16, "le": SM90.wgmma_n_max, "multiple_of": 8}
+
+
+class Backward(Section):
+    """What is computed."""
+
+    head_dim: int = Field(description="columns of Q and K", **_HEAD_DIM)
+    head_dim_v: int = derived("columns of V and O; head_dim if left out", **_HEAD_DIM)
+    dtype: Annotated[str, OneOf(SIXTEEN_BITS)] = Field(
+        description="of Q, K, V, O and of all gradients"
+    )
+    mask: Annotated[str, OneOf(MASKS)] = Field(description="which keys a query sees")
+
+
+class Tile(Section):
+    """What one thread block holds: its keys for good, query rows a step at a time."""
+
+    block_m: int = Field(
+        ge=SM90.wgmma_m,
+        le=2 * SM90.wgmma_m,
+        multiple_of=SM90.wgmma_m,
+        description="query rows per step",
+    )
+    block_n: int = Field(
+        ge=SM90.wgmma_m,
+        le=3 * SM90.wgmma_m,
+        multiple_of=SM90.wgmma_m,
+        description="keys per thread block; a consumer warpgroup has 64 of them",
+    )
+
+
+class Pipeline(Section):
+    """How loads run ahead of the arithmetic."""
+
+    stages: int = Field(default=2, ge=1, le=4, description="depth of the ring of Q")
+    do_stages: int = derived("depth of the ring of dO; as that of Q if left out", ge=1, le=4)
+    ds_stages: int = Field(
+        default=2,
+        ge=1,
+        le=2,
+        description="buffers of dS; with 1 the warpgroups wait for each other twice a step",
+    )
+
+
+class Warps(Section):
+    """How many registers the threads of each role have."""
+
+    producer_registers: int = _registers("setmaxnreg of the producer; derived if left out")
+    consumer_registers: int = _registers("setmaxnreg of the consumers; derived if left out")
+
+
+class Build(Section):
+    """What the compiler may do."""
+
+    max_spill_bytes: int = Field(
+        default=0, ge=0, le=4096, description="bytes per thread that may spill to local memory"
+    )
+
+
+class Schedule(AnySchedule):
+    """What is differentiated and how one multiprocessor is used; every key has its value."""
+
+    kind: ClassVar[str] = "backward"
+
+    backward: Backward
+    tile: Tile
+    pipeline: Pipeline = Pipeline()
+    warps: Warps = Warps()
+    build: Build = Build()
+
+    keys: ClassVar[Keys] = Keys(
+        tables={
+            "backward": Backward,
+            "tile": Tile,
+            "pipeline": Pipeline,
+            "warps": Warps,
+            "build": Build,
+        },
+        derived=DERIVED,
+        rules=rules,
+        slug=SLUG,
+        renamed={},
+    )
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply."""
+        return self.tile.block_n // SM90.wgmma_m
+
+    def columns(self) -> dict[str, str]:
+        """Return what a list of schedules shows of this one."""
+        asked, tile = self.backward, self.tile
+        own_v = "" if asked.head_dim_v == asked.head_dim else f"/{asked.head_dim_v}"
+        return {
+            "dtype": asked.dtype,
+            "head_dim": f"{asked.head_dim}{own_v}",
+            "mask": asked.mask,
+            "tile": f"{tile.block_m}x{tile.block_n}",
+        }

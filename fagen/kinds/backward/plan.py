@@ -1,0 +1,270 @@
+"""Turn a schedule of the backward pass into its Plan: every number that its templates print."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from fagen.arch import SM90
+from fagen.errors import OverBudget
+from fagen.kind import Role
+from fagen.kinds.backward.formulae import (
+    FP32_BYTES,
+    Budget,
+    budget,
+    explain_lines,
+    nearest,
+    padded_head_dims,
+    statistics,
+    threads,
+)
+from fagen.kinds.backward.keys import Schedule
+from fagen.kinds.backward.rules import dq_columns
+from fagen.kinds.backward.signature import signature
+from fagen.launch import Grid, Launch, Launches, Product
+from fagen.ledger import Ledger
+from fagen.signature import Extent, Signature
+from fagen.vocab import DTYPES, MASKS, Dtype, Mask, Swizzle, swizzle_of
+
+_ROW_THREADS = 256  # of a thread block that prepares rows, or rounds their dQ
+_LOAD_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """A wgmma instruction of 64 rows: what it makes, its N, and how its operands lie."""
+
+    name: str
+    says: str
+    n: int
+    a_in_registers: bool = False
+    a_along_m: bool = False  # in shared memory, with M and not K along its rows
+    b_along_n: bool = False
+
+    @property
+    def accumulators(self) -> int:
+        """Fp32 registers of a thread."""
+        return self.n * SM90.wgmma_m // SM90.warpgroup_threads
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The numbers of the asm operands that follow these: A, B, whether to add."""
+        count = 6 if self.a_in_registers else 3
+        return tuple(range(self.accumulators, self.accumulators + count))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A schedule that fits, worked out.  There is no Plan that does not fit.
+
+    Sizes are in elements, registers per thread, slabs in columns; padded is in shared memory.
+    """
+
+    kind: ClassVar[str] = "backward"
+    blocks: ClassVar[int] = 1  # that a multiprocessor should hold at least
+
+    schedule: Schedule
+    slug: str
+    dtype: Dtype
+    mask: Mask
+
+    head_dim: int
+    head_dim_v: int
+    head_dim_padded: int
+    head_dim_v_padded: int
+    block_m: int
+    block_n: int
+    stages: int
+    do_stages: int
+    ds_stages: int
+
+    consumers: int  # warpgroups, of 64 keys each
+    threads: int
+    row_threads: int
+    row_lanes: int  # of those, that share a row of O
+    producer_registers: int
+    consumer_registers: int
+    launch_registers: int
+    max_spill_bytes: int
+
+    shares_rows: bool  # warpgroups compute different columns of the same rows of dQ
+    dq_columns: int  # that one computes
+    statistics: int  # floats of a block of rows
+    record_bytes: int  # of a block of rows in the workspace: dQ, LSE, delta
+
+    qk_swizzle: Swizzle
+    v_swizzle: Swizzle
+    ds_swizzle: Swizzle
+    qk_slab: int
+    v_slab: int
+    ds_slab: int
+    l2_share_bytes: int  # for the Q, dO and dQ of heads in work
+
+    shared: Ledger
+    registers: Ledger
+    register_file: Ledger
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a thread block of the main kernel."""
+        return self.shared.total
+
+    @property
+    def gemms(self) -> tuple["Gemm", ...]:
+        """The wgmma instructions."""
+        d, d_v = self.head_dim_padded, self.head_dim_v_padded
+        made = {
+            "scores": Gemm(
+                "scores", "S, or dP: keys by rows, both operands as they lie.", self.block_m
+            ),
+            "dv": Gemm(
+                "dv", "dV, or dK if it is as wide: P by dO, dS by Q.", d_v, True, False, True
+            ),
+            "dk": Gemm("dk", "dK: dS by Q.", d, True, False, True),
+            "dq": Gemm(
+                "dq", "dQ: dS by K, dS as it lies transposed.", self.dq_columns, False, True, True
+            ),
+        }
+        return tuple(gemm for gemm in made.values() if gemm.name != "dk" or d != d_v)
+
+    @property
+    def ledger(self) -> str:
+        """The ledgers, to be printed."""
+        return "\n\n".join(map(str, (self.shared, self.registers, self.register_file)))
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Whose registers setmaxnreg sets."""
+        return (
+            Role("consumer", self.consumer_registers),
+            Role("producer", self.producer_registers),
+        )
+
+    @property
+    def modelled_registers(self) -> int:
+        """Of a consumer thread, by the ledger."""
+        return self.registers.total
+
+    @property
+    def spill_remedy(self) -> str:
+        """What a schedule may change against spills; {spilled} is how many bytes there are."""
+        return (
+            "a smaller block_m needs fewer registers, "
+            "max_spill_bytes = {spilled} under [build] tolerates it"
+        )
+
+    @cached_property
+    def signature(self) -> Signature:
+        """What a call takes and gives."""
+        return signature(self)
+
+    @property
+    def launches(self) -> Launches:
+        """Rows are prepared, the gradients computed, and dQ's sums rounded."""
+        row_blocks = Product(
+            (Extent("seqlen_q", per=self.block_m), Extent("heads"), Extent("batch"))
+        )
+        key_blocks = Product(
+            (Extent("seqlen_k", per=self.block_n), Extent("kv_heads"), Extent("batch"))
+        )
+        return Launches(
+            (
+                Launch("prepare_rows", Grid(row_blocks), self.row_threads),
+                Launch("attention_backward", Grid(key_blocks), self.threads, self.shared_bytes),
+                Launch("round_dq", Grid(row_blocks), self.row_threads),
+            ),
+            workspace=Product((Extent(number=self.record_bytes), *row_blocks.factors)),
+        )
+
+    def explained(self) -> str:
+        """Return the ledgers with their formulae, the numbers in them, and the solved limits."""
+        return "\n".join([self.ledger, "", *explain_lines(self.schedule)])
+
+    def record(self) -> dict[str, Any]:
+        """Return keys and ledgers, for JSON."""
+        ledgers = {"shared": self.shared, "registers": self.registers}
+        return {
+            "schedule": self.slug,
+            "keys": self.schedule.values(),
+            "threads": self.threads,
+            **{name: {**asdict(one), "total": one.total} for name, one in ledgers.items()},
+        }
+
+
+def plan(schedule: Schedule) -> Plan:
+    """Work a schedule out.  Raises OverBudget, with every sum that does not fit and what would."""
+    cost = budget(schedule)
+    if cost.over():
+        raise OverBudget("\n".join(_refusal(schedule, cost)))
+    asked, tile, pipeline, warps = (
+        schedule.backward,
+        schedule.tile,
+        schedule.pipeline,
+        schedule.warps,
+    )
+    dtype = DTYPES[asked.dtype]
+    d, d_v = padded_head_dims(schedule)
+    qk_swizzle, v_swizzle, ds_swizzle = (
+        swizzle_of(columns * dtype.bytes) for columns in (d, d_v, tile.block_m)
+    )
+    own_columns = dq_columns(tile.block_m, tile.block_n, d)
+    loads = -(-asked.head_dim_v * dtype.bytes // _LOAD_BYTES)  # of a row
+    count = threads(schedule)
+    return Plan(
+        schedule=schedule,
+        slug=schedule.slug,
+        dtype=dtype,
+        mask=MASKS[asked.mask],
+        head_dim=asked.head_dim,
+        head_dim_v=asked.head_dim_v,
+        head_dim_padded=d,
+        head_dim_v_padded=d_v,
+        block_m=tile.block_m,
+        block_n=tile.block_n,
+        stages=pipeline.stages,
+        do_stages=pipeline.do_stages,
+        ds_stages=pipeline.ds_stages,
+        consumers=schedule.consumers,
+        threads=count,
+        row_threads=_ROW_THREADS,
+        row_lanes=1 << (loads - 1).bit_length(),
+        producer_registers=warps.producer_registers,
+        consumer_registers=warps.consumer_registers,
+        launch_registers=SM90.registers_left(count),
+        max_spill_bytes=schedule.build.max_spill_bytes,
+        shares_rows=own_columns < d,
+        dq_columns=own_columns,
+        statistics=statistics(tile.block_m),
+        record_bytes=FP32_BYTES * (tile.block_m * d + 2 * statistics(tile.block_m)),
+        qk_swizzle=qk_swizzle,
+        v_swizzle=v_swizzle,
+        ds_swizzle=ds_swizzle,
+        qk_slab=qk_swizzle.bytes // dtype.bytes,
+        v_slab=v_swizzle.bytes // dtype.bytes,
+        ds_slab=ds_swizzle.bytes // dtype.bytes,
+        l2_share_bytes=SM90.l2_bytes // 5 * 4,
+        shared=cost.shared,
+        registers=cost.registers,
+        register_file=cost.register_file,
+    )
+
+
+def _refusal(schedule: Schedule, cost: Budget) -> Iterator[str]:
+    """Say what does not fit, and which schedule near it does."""
+    yield (
+        f"{schedule.origin.at('tile', 'block_n')}: tile.block_n = {schedule.tile.block_n}: "
+        f"{schedule.slug} does not fit a multiprocessor of {SM90.name}"
+    )
+    for ledger in cost.over():
+        yield from ("  " + line for line in str(ledger).splitlines())
+    fits = [_written(changes) for changes in nearest(schedule)]
+    yield "  fits with " + ", or with ".join(fits) if fits else "  nothing near it fits"
+
+
+def _written(changes: Mapping[str, Any]) -> str:
+    """Return changed keys as a user writes them."""
+    return " and ".join(
+        f"{key} left out" if value is None else f"{key} = {json.dumps(value)}"
+        for key, value in changes.items()
+    )

@@ -1,0 +1,252 @@
+"""How the kernels of the backward pass are proved: errors against fp64, and speed beside cuDNN's.
+
+The rule for each of dq, dk and dv, of the same 16-bit inputs: max |g - fp64| may be twice that of
+the same formula computed in 16 bits, and twice what rounding makes of fp64 + 0.3 (the criterion of
+FlashAttention's own tests). The workspace and the outputs are filled with NaN beforehand.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from fagen.build import Binary
+from fagen.errors import DeviceError
+from fagen.kinds.backward.plan import Plan
+from fagen.kinds.backward.reference import gradients
+from fagen.measure.card import Clock, hopper
+from fagen.measure.inputs import softmax_scale
+from fagen.measure.numerics import largest
+from fagen.measure.peers import tried
+from fagen.measure.proof import Proof, judged
+from fagen.measure.timing import BURST, SUSTAINED, Call, time_calls
+from fagen.problem import Sizes, standard_sizes
+from fagen.records import GradientError, Speed
+from fagen.runtime import op
+from fagen.runtime.c_interface import bind
+
+Say = Callable[[str], None]
+_REGIMES = (replace(SUSTAINED, rounds=2), BURST)  # two sustained rounds, as the forward pass has
+_SHIFT = 0.3  # whose rounding near a gradient counts as much as its own
+# where dP - delta should be 0, as of a row that sees one key, sums in fp32 leave so much at most
+_FLOOR = 2.0**-14
+
+
+def verification_sizes(plan: Plan) -> tuple[Sizes, ...]:
+    """Sizes around the tile of `plan`, as those that have caught attention kernels out.
+
+    A single row and key, a tile and one more or less of it, no row, no key, more rows than keys
+    and fewer, every grouping of heads, and one that is long.
+    """
+    m, n = plan.block_m, plan.block_n
+    return (
+        Sizes(1, 1, 1, 1, 1),
+        Sizes(1, 2, 2, m, n),
+        Sizes(2, 3, 3, m - 1, n - 1),
+        Sizes(1, 2, 1, m + 1, n + 1),
+        Sizes(1, 4, 2, 2 * m + 1, 3 * n - 1),
+        Sizes(2, 2, 2, 1, 2 * n + 1),
+        Sizes(2, 2, 2, m, 1),
+        Sizes(2, 2, 2, 0, n),
+        Sizes(2, 4, 2, m + 1, 0),
+        Sizes(1, 2, 2, 3 * n - 5, n // 2 + 3),
+        Sizes(2, 6, 1, m // 2 + 7, 4 * n + 3),
+        Sizes(2, 8, 1, 239, 799),
+        Sizes(4, 16, 4, 1_023, 1_024),
+        Sizes(1, 4, 4, 2_048, 2_048),
+    )
+
+
+def inputs(plan: Plan, sizes: Sizes, *, seed: int = 0, device: str = "cuda") -> tuple[Tensor, ...]:
+    """dout, q, k and v, N(0, 1), contiguous, repeatable."""
+    dtype = getattr(torch, plan.dtype.torch)
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(seqlen: int, heads: int, columns: int) -> Tensor:
+        shape = (sizes.batch, seqlen, heads, columns)
+        return torch.randn(shape, generator=generator, device=device, dtype=dtype)
+
+    return (
+        normal(sizes.seqlen_q, sizes.heads, plan.head_dim_v),
+        normal(sizes.seqlen_q, sizes.heads, plan.head_dim),
+        normal(sizes.seqlen_k, sizes.kv_heads, plan.head_dim),
+        normal(sizes.seqlen_k, sizes.kv_heads, plan.head_dim_v),
+    )
+
+
+def launch(plan: Plan, library: Path, *given: Any) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
+    """The kernels through their C interface, and the outputs dq, dk and dv, full of NaN.
+
+    So is the workspace. Arguments are those of the op, in its order.
+    """
+    named = dict(zip((one.name for one in plan.signature.arguments), given, strict=False))
+    into = {
+        f"d{name}": torch.full_like(named[name], math.nan, memory_format=torch.contiguous_format)
+        for name in ("q", "k", "v")
+    }
+    return bind(plan, library, **named, **into), tuple(into.values())
+
+
+def case(
+    plan: Plan, sizes: Sizes, *, seed: int = 0, device: str = "cuda"
+) -> tuple[tuple[Any, ...], tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """What the op is given, and dq, dk and dv in fp64 and by the same formula in the Plan's dtype.
+
+    With an odd seed the LSE has a gradient too.
+    """
+    dout, q, k, v = inputs(plan, sizes, seed=seed, device=device)
+    rows = (sizes.batch, sizes.heads, sizes.seqlen_q)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    dlse = torch.randn(rows, generator=generator, device=device) if seed % 2 else None
+    scale = softmax_scale(plan.head_dim)
+    formula = partial(gradients, dout, q, k, v, mask=plan.mask, scale=scale, dlse=dlse)
+    out, lse, *exact = formula()
+    *_, dq, dk, dv = formula(dtype=q.dtype)
+    given = (dout, q, k, v, out.to(q.dtype).contiguous(), lse.float(), scale, dlse)
+    return given, tuple(exact), (dq, dk, dv)
+
+
+def errors_of(
+    sizes: Sizes, found: Sequence[Tensor], exact: Sequence[Tensor], rough: Sequence[Tensor]
+) -> GradientError:
+    """How dq, dk and dv differ from those in fp64, and by how much they may; see `case`."""
+    errors = [largest(x.double() - y) for x, y in zip(found, exact, strict=True)]
+    allowed = [
+        2 * largest(x.double() - y) + 2 * largest(_rounded(y, x.dtype) - y) + _FLOOR
+        for x, y in zip(rough, exact, strict=True)
+    ]
+    return GradientError(
+        **vars(sizes),
+        dq_error=errors[0],
+        dq_allowed=allowed[0],
+        dk_error=errors[1],
+        dk_allowed=allowed[1],
+        dv_error=errors[2],
+        dv_allowed=allowed[2],
+    )
+
+
+def gradient_error(plan: Plan, library: Path, sizes: Sizes, seed: int = 0) -> GradientError:
+    """Run a built kernel on a `case`."""
+    given, exact, rough = case(plan, sizes, seed=seed)
+    enqueue, found = launch(plan, library, *given)
+    enqueue()
+    return errors_of(sizes, found, exact, rough)
+
+
+def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x after 0.3 was added and taken off again in 16 bits."""
+    return (x.to(dtype) + _SHIFT - _SHIFT).double()
+
+
+def check(plan: Plan, binary: Binary, progress: Say | None) -> tuple[GradientError, ...]:
+    """Run the kernels over the verification sizes; a line for each.
+
+    Raises VerificationError after the last of them if any broke the rule, DeviceError without a
+    Hopper GPU.
+    """
+    hopper()
+    errors = (
+        gradient_error(plan, binary.library, sizes, seed)
+        for seed, sizes in enumerate(verification_sizes(plan))
+    )
+    return judged(plan, errors, _line, progress)
+
+
+def _line(error: GradientError) -> str:
+    sizes = Sizes(error.batch, error.heads, error.kv_heads, error.seqlen_q, error.seqlen_k)
+    said = "  ".join(
+        f"{name} {getattr(error, f'{name}_error'):.2e} of {getattr(error, f'{name}_allowed'):.2e}"
+        for name in ("dq", "dk", "dv")
+    )
+    return f"  {sizes!s:40} {said}  {'ok' if error.ok else 'WRONG'}"
+
+
+# ---- speed --------------------------------------------------------------------------------------
+
+
+def flops(plan: Plan, sizes: Sizes) -> float:
+    """Multiplications and additions of five GEMMs over the keys that a row may see.
+
+    S and P again, dP, dV, dK and dQ: where V is as wide as K, 2.5 times those of the forward pass.
+    """
+    pairs = plan.mask.pairs(sizes.seqlen_q, sizes.seqlen_k)
+    return 2.0 * sizes.batch * sizes.heads * (3 * plan.head_dim + 2 * plan.head_dim_v) * pairs
+
+
+def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Speed, ...]:
+    """Time the op and cuDNN's backward pass in turn, at the standard sizes."""
+    sizes = standard_sizes(plan.head_dim)
+    dout, q, k, v = inputs(plan, sizes)
+    calls = {"fagen": _ours(plan, binary, dout, q, k, v)}
+    try:
+        calls["cudnn"] = cudnn(plan.mask.name, dout, q, k, v)
+    except DeviceError as refusal:
+        if progress:
+            progress(f"  cuDNN left out: {refusal}")
+    clock = Clock()
+    found = []
+    for regime in _REGIMES:
+        timings = time_calls(calls, regime, clock=clock)
+        tflops = {who: flops(plan, sizes) / one.seconds / 1e12 for who, one in timings.items()}
+        found.append(
+            Speed(
+                regime=regime.name,
+                batch=sizes.batch,
+                seqlen=sizes.seqlen_q,
+                heads=sizes.heads,
+                tflops=tflops["fagen"],
+                spread=timings["fagen"].spread,
+                sm_clock_mhz=timings["fagen"].sm_clock_mhz,
+                cudnn_tflops=tflops.get("cudnn"),
+            )
+        )
+        if progress:
+            progress(f"  {found[-1]}")
+    return tuple(found)
+
+
+def _ours(plan: Plan, binary: Binary, dout: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Call:
+    """The op, with all three kernels and what it allocates, on a forward pass's own results."""
+    scale = softmax_scale(plan.head_dim)
+    out, lse, *_ = gradients(dout, q, k, v, mask=plan.mask, scale=scale, dtype=torch.float32)
+    kernel = op.load(binary)
+    given = (dout, q, k, v, out.to(q.dtype).contiguous(), lse, scale)
+    return Call(lambda: kernel(*given)[0])
+
+
+def cudnn(mask: str, dout: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Call:
+    """cuDNN's backward pass alone, through torch; tensors as of the op.
+
+    Raises DeviceError where it refuses: another mask than these, or what torch says.
+    """
+    if mask not in ("full", "causal"):
+        raise DeviceError(f"cuDNN has no mask like {mask}")
+    if mask == "causal" and q.shape[1] != k.shape[1]:
+        raise DeviceError("torch aligns cuDNN's causal mask to the top left")
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+
+    def attend() -> Tensor:
+        query, key, value = (x.transpose(1, 2) for x in leaves)
+        grouped = q.shape[2] != k.shape[2]
+        return scaled_dot_product_attention(
+            query, key, value, is_causal=mask == "causal", enable_gqa=grouped
+        )
+
+    forward = tried(Call(attend, lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION)), "cuDNN", "cudnn")
+    out, gradient = forward.once(), dout.transpose(1, 2)
+
+    def backward() -> Tensor:
+        return torch.autograd.grad(out, leaves, gradient, retain_graph=True)[0]
+
+    return tried(Call(backward), "cuDNN's backward pass")
+
+
+PROOF = Proof(check, _speeds)

@@ -1,0 +1,71 @@
+"""What the gradients should be, in fp64, row block by row block, on any device."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fagen.vocab import Mask
+
+_REFERENCE_SCORES = 1 << 23  # fp64 scores held at a time: 64 MiB each of five
+
+
+def gradients(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask,
+    scale: float,
+    dlse: Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return out, lse, and the gradients dq, dk and dv of sum(out · dout) + sum(lse · dlse).
+
+    dout (B, Sq, H, Dv), q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in any dtype, dlse
+    (B, H, Sq); results are in `dtype`, in which everything is computed. A row that sees no key has
+    an out of zeros and an lse of minus infinity, and gives no gradient.
+
+    With P = exp(scale · q kᵀ - lse): dv = Pᵀ dout, dS = P (dout vᵀ - sum(dout · out) + dlse),
+    dq = scale · dS k, dk = scale · dSᵀ q (FlashAttention-2, Dao 2023, algorithm 2).
+    """
+    batch, seqlen_q, heads, _ = q.shape
+    seqlen_k, kv_heads = k.shape[1], k.shape[2]
+    group = heads // kv_heads
+    keys, values = (x.transpose(1, 2).to(dtype).repeat_interleave(group, 1) for x in (k, v))
+    out = torch.zeros(batch, heads, seqlen_q, v.shape[-1], dtype=dtype, device=q.device)
+    lse = torch.full((batch, heads, seqlen_q), -math.inf, dtype=dtype, device=q.device)
+    dq = torch.zeros(batch, heads, seqlen_q, q.shape[-1], dtype=dtype, device=q.device)
+    dk, dv = torch.zeros_like(keys), torch.zeros_like(values)
+    height = max(1, _REFERENCE_SCORES // max(1, batch * heads * seqlen_k))
+    for top in range(0, seqlen_q if seqlen_k else 0, height):
+        part = slice(top, min(top + height, seqlen_q))
+        queries, grad = (x[:, part].transpose(1, 2).to(dtype) for x in (q, dout))
+        scores = queries @ keys.mT * scale
+        scores = scores.masked_fill(~_seen(mask, part, seqlen_q, seqlen_k, q.device), -math.inf)
+        log_sum = scores.logsumexp(-1, keepdim=True)
+        p = torch.exp(scores - log_sum.masked_fill(log_sum == -math.inf, 0))
+        found = p @ values
+        delta = (grad * found).sum(-1, keepdim=True)
+        if dlse is not None:
+            delta = delta - dlse[:, :, part, None].to(dtype)
+        ds = p * (grad @ values.mT - delta)
+        out[:, :, part], lse[:, :, part] = found, log_sum.squeeze(-1)
+        dq[:, :, part] = scale * ds @ keys
+        dk += scale * ds.mT @ queries
+        dv += p.mT @ grad
+
+    def grouped(x: Tensor) -> Tensor:
+        return x.unflatten(1, (kv_heads, group)).sum(2).transpose(1, 2)
+
+    return out.transpose(1, 2), lse, dq.transpose(1, 2), grouped(dk), grouped(dv)
+
+
+def _seen(mask: Mask, rows: slice, seqlen_q: int, seqlen_k: int, device: torch.device) -> Tensor:
+    """Which keys these query rows see, (rows, Sk) of bool."""
+    row = torch.arange(rows.start, rows.stop, device=device)[:, None]
+    first, last = mask.keys(row, seqlen_q, seqlen_k)
+    key = torch.arange(seqlen_k, device=device)
+    seen: Tensor = (key >= first) & (key < last)
+    return seen.expand(len(row), seqlen_k)

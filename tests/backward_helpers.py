@@ -1,0 +1,32 @@
+"""Plans of the backward pass."""
+
+from dataclasses import replace
+
+from fagen import registry
+from fagen.kinds.backward.keys import Schedule
+from fagen.kinds.backward.plan import Plan
+from fagen.vocab import Mask
+
+# dtypes and masks; dQ's rows shared or of one's own, by 1 to 3 warpgroups; head dims that are
+# padded, and one for V alone; rings of one buffer
+SPREAD = (
+    "bwd_fp16_d128_causal_m64n128",
+    "bwd_bf16_d128_full_m64n128",
+    "bwd_fp16_d64_full_m128n128",
+    "bwd_bf16_d64_causal_m128n128",
+    "bwd_fp16_d96_causal_m64n64",
+    "bwd_bf16_d120v40_causal_m64n128",
+    "bwd_fp16_d24v56_full_m128n128_s1_dos2_dss1",
+    "bwd_bf16_d48_causal_m64n192",
+)
+
+
+def planned(slug: str) -> Plan:
+    schedule = registry.from_slug(slug)
+    assert isinstance(schedule, Schedule)
+    return registry.kind("backward").plan(schedule)
+
+
+def masked(slug: str, mask: Mask) -> Plan:
+    """The Plan of a causal schedule, with any mask."""
+    return replace(planned(slug), slug=slug.replace("causal", mask.name), mask=mask)

@@ -1,0 +1,145 @@
+"""The backward pass on a Hopper GPU: its numbers, their bits from call to call, strides, graphs."""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from fagen import flow, registry
+from fagen.kinds.backward import proof
+from fagen.kinds.backward.reference import gradients
+from fagen.measure.inputs import softmax_scale
+from fagen.problem import Sizes
+from fagen.runtime import op
+from tests.backward_helpers import SPREAD
+from tests.gpu.conftest import BUILDERS
+
+pytestmark = pytest.mark.gpu
+
+COMMITTED = [path.stem for path in registry.schedules("backward")]
+SLUGS = list(dict.fromkeys([*COMMITTED, *SPREAD]))
+CALLS = 50
+
+
+@pytest.fixture(scope="module")
+def built(hopper):
+    """Plan and Binary by slug, all compiled in parallel beforehand."""
+
+    @cache
+    def build(slug):
+        return flow.built(registry.from_slug(slug), binding=True)
+
+    with ThreadPoolExecutor(BUILDERS) as builders:
+        list(builders.map(build, SLUGS))
+    return build
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_gradients_are_near_fp64(built, slug):
+    plan, binary = built(slug)
+    assert len(proof.check(plan, binary, print)) == len(proof.verification_sizes(plan))
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_dk_and_dv_have_the_same_bits_in_every_call(built, slug):
+    """And dq, which thread blocks add up in any order, is as near to fp64 each time."""
+    plan, binary = built(slug)
+    sizes = Sizes(2, 4, 2, 1_023, 1_217)
+    given, exact, rough = proof.case(plan, sizes, seed=1)
+    first = None
+    for _ in range(CALLS):
+        enqueue, found = proof.launch(plan, binary.library, *given)
+        enqueue()
+        first = first or found
+        assert torch.equal(found[1], first[1]) and torch.equal(found[2], first[2])
+        assert proof.errors_of(sizes, found, exact, rough).ok
+
+
+@pytest.mark.parametrize("slug", COMMITTED)
+def test_the_second_call_into_the_same_workspace_is_as_right_as_the_first(built, slug):
+    plan, binary = built(slug)
+    sizes = Sizes(2, 4, 4, 300, 500)
+    given, exact, rough = proof.case(plan, sizes)
+    enqueue, found = proof.launch(plan, binary.library, *given)
+    for _ in range(3):
+        enqueue()
+        assert proof.errors_of(sizes, found, exact, rough).ok
+        for tensor in found:
+            tensor.fill_(math.nan)
+
+
+def packed(dout: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    """q, k and v as slices of one projection."""
+    widths = [x.shape[2] * x.shape[3] for x in (q, k, v)]
+    whole = torch.cat([x.flatten(2) for x in (q, k, v)], dim=-1)
+    parts = whole.split(widths, dim=-1)
+    return dout, *(
+        part.unflatten(-1, x.shape[2:]) for part, x in zip(parts, (q, k, v), strict=True)
+    )
+
+
+def heads_first(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """All stored (B, H, S, D)."""
+    return tuple(x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors)
+
+
+def one_row_for_all(dout: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """dout of strides 0, as a sum over rows leaves it."""
+    return dout[:1, :1, :1].expand_as(dout), *others
+
+
+@pytest.mark.parametrize("stored", [packed, heads_first, one_row_for_all])
+@pytest.mark.parametrize("slug", COMMITTED)
+def test_strides_are_free(built, slug, stored):
+    plan, binary = built(slug)
+    sizes = Sizes(2, 4, 2, 333, 333)
+    dout, q, k, v = stored(*proof.inputs(plan, sizes, seed=2))
+    how = dict(mask=plan.mask, scale=softmax_scale(plan.head_dim))
+    out, lse, *exact = gradients(dout, q, k, v, **how)
+    *_, dq, dk, dv = gradients(dout, q, k, v, **how, dtype=q.dtype)
+    out = out.to(q.dtype)  # heads before rows, as the reference leaves it
+    found = op.load(binary)(dout, q, k, v, out, lse.float(), how["scale"])
+    assert proof.errors_of(sizes, found, exact, (dq, dk, dv)).ok
+
+
+@pytest.mark.parametrize("slug", COMMITTED)
+def test_a_graph_replays_it_on_other_numbers(built, slug):
+    plan, binary = built(slug)
+    sizes = Sizes(1, 4, 2, 257, 300)
+    kernel = op.load(binary)
+    given, *_ = proof.case(plan, sizes, seed=1)
+    kernel(*given)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = kernel(*given)
+    other, exact, rough = proof.case(plan, sizes, seed=3)
+    for old, new in zip(given, other, strict=True):
+        if isinstance(old, Tensor):
+            old.copy_(new)
+    graph.replay()
+    assert proof.errors_of(sizes, found, exact, rough).ok
+
+
+@pytest.mark.parametrize("slug", COMMITTED)
+def test_the_forward_kernels_own_out_and_lse_serve(built, slug):
+    """What training gives: out and lse of fagen's forward kernel, not of the reference."""
+    plan, binary = built(slug)
+    keys = plan.schedule.values()
+    forward = f"fwd_{keys['dtype']}_d{keys['head_dim']}_{keys['mask']}_m128n128"
+    _, of_forward = flow.built(registry.from_slug(forward), binding=True)
+    sizes = Sizes(2, 8, 2, 1_000, 1_100)
+    (dout, q, k, v, _, _, scale, _), exact, rough = proof.case(plan, sizes)
+    out, lse = op.load(of_forward)(q, k, v, scale)
+    found = op.load(binary)(dout, q, k, v, out, lse, scale)
+    assert proof.errors_of(sizes, found, exact, rough).ok
+
+
+def test_speeds_are_told_beside_cudnns(built):
+    plan, binary = built("bwd_fp16_d128_causal_m64n128")
+    speeds = proof.PROOF.speeds(plan, binary, print)
+    assert [speed.regime for speed in speeds] == ["sustained", "burst"]
+    assert all(speed.cudnn_tflops and speed.tflops > 100 for speed in speeds)

@@ -1,0 +1,247 @@
+"""Gradients of fagen.attention: what they are, who asks for them, and what is refused."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import fagen
+from fagen.flash_attn_interface import flash_attn_func
+from fagen.kinds.backward.reference import gradients
+from fagen.problem import Problem
+from fagen.runtime import attention as calls
+from fagen.runtime import backward
+from fagen.vocab import MASKS
+
+SCALE = 0.125
+
+
+def qkv(seqlen_q: int = 70, seqlen_k: int = 90, heads: int = 4, kv_heads: int = 2) -> list[Tensor]:
+    dice = torch.Generator().manual_seed(seqlen_q)
+    shapes = ((seqlen_q, heads), (seqlen_k, kv_heads), (seqlen_k, kv_heads))
+    made = (torch.randn(2, s, h, 64, generator=dice).half() for s, h in shapes)
+    return [x.requires_grad_() for x in made]
+
+
+def exact(
+    tensors: list[Tensor], dout: Tensor, causal: bool, dlse: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    mask = MASKS["causal" if causal else "full"]
+    given = (x.detach() for x in tensors)
+    return gradients(dout, *given, mask=mask, scale=SCALE, dlse=dlse)[2:]
+
+
+def near(found: Tensor | None, fine: Tensor) -> bool:
+    assert found is not None and found.is_contiguous()
+    return bool((found.double() - fine).abs().max() <= 3e-3 * (1 + fine.abs().max()))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("sizes", [(70, 90), (90, 70), (1, 1), (200, 33)], ids=str)
+def test_they_are_those_of_attention(sizes: tuple[int, int], causal: bool) -> None:
+    tensors = qkv(*sizes)
+    out, lse = fagen.attention(*tensors, causal=causal, return_lse=True)
+    dout, dlse = torch.randn_like(out), torch.randn_like(lse)
+    if causal and sizes[0] > sizes[1]:  # rows that see no key
+        dlse[..., : sizes[0] - sizes[1]] = 0
+    kept = lse.masked_fill(lse == -torch.inf, 0)
+    torch.autograd.backward((out, kept), (dout, dlse))
+    for tensor, fine in zip(tensors, exact(tensors, dout, causal, dlse), strict=True):
+        assert near(tensor.grad, fine)
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_only_what_is_asked_for_has_one(which: int) -> None:
+    tensors = [x.detach() for x in qkv()]
+    tensors[which].requires_grad_()
+    out = fagen.attention(*tensors, causal=True)
+    out.backward(torch.ones_like(out))
+    assert near(tensors[which].grad, exact(tensors, torch.ones_like(out), True)[which])
+    assert [x.grad is None for x in tensors] == [i != which for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        lambda out: out.sum(),  # a gradient whose strides are all 0
+        lambda out: (out.transpose(1, 2).contiguous() * 1.0).sum(),
+        lambda out: out[..., 1:].sum() + out[..., :1].sum(),
+        lambda out: torch.nn.functional.pad(out, (3, 0))[..., 3:].sum(),
+    ],
+)
+def test_a_gradient_of_the_output_may_lie_anyhow(used: Callable[[Tensor], Tensor]) -> None:
+    tensors = qkv()
+    out = fagen.attention(*tensors)
+    used(out).backward()
+    for tensor, fine in zip(tensors, exact(tensors, torch.ones_like(out), False), strict=True):
+        assert near(tensor.grad, fine)
+
+
+def test_the_log_sum_exp_alone_has_some() -> None:
+    tensors = qkv()
+    out, lse = fagen.attention(*tensors, return_lse=True)
+    lse.sum().backward()
+    zeros, ones = torch.zeros_like(out).detach(), torch.ones_like(lse).detach()
+    for tensor, fine in zip(tensors, exact(tensors, zeros, False, ones), strict=True):
+        assert near(tensor.grad, fine)
+
+
+def test_no_keys_and_no_queries_give_zeros() -> None:
+    for sizes in ((5, 0), (0, 5)):
+        tensors = qkv(*sizes)
+        fagen.attention(*tensors).sum().backward()
+        assert all(x.grad is not None and not x.grad.any() for x in tensors)
+
+
+def test_the_interface_of_flash_attention_has_them_too() -> None:
+    tensors = qkv()
+    out = flash_attn_func(*tensors, causal=True)
+    out = out[0] if isinstance(out, tuple) else out
+    out.sum().backward()
+    for tensor, fine in zip(tensors, exact(tensors, torch.ones_like(out), True), strict=True):
+        assert near(tensor.grad, fine)
+
+
+def test_a_call_that_needs_none_never_asks_for_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*_: Any) -> Any:
+        raise AssertionError("no gradient is needed")
+
+    monkeypatch.setattr(calls, "with_gradient", asked)
+    monkeypatch.setattr(calls, "_differentiable", {})
+    tensors = qkv()
+    with torch.no_grad():
+        assert not fagen.attention(*tensors).requires_grad
+    assert not fagen.attention(*(x.detach() for x in tensors)).requires_grad
+    with pytest.raises(AssertionError, match="no gradient"):
+        fagen.attention(*tensors)
+
+
+# ---- torch's own ways ---------------------------------------------------------------------------
+
+
+def test_compiled_with_open_sizes_it_is_one_graph() -> None:
+    fagen.prepare(dtype="fp16", head_dim=64, causal=True, device="cpu", gradient=True)
+
+    @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return fagen.attention(q, k, v, causal=True).float().sum()
+
+    for sizes in ((70, 90), (40, 130)):
+        tensors = qkv(*sizes)
+        loss(*tensors).backward()
+        ones = torch.ones(2, sizes[0], 4, 64).half()
+        for tensor, fine in zip(tensors, exact(tensors, ones, True), strict=True):
+            assert near(tensor.grad, fine)
+
+
+def test_an_activation_may_be_computed_again() -> None:
+    once, again = qkv(), qkv()
+    fagen.attention(*once).sum().backward()
+    checkpoint(fagen.attention, *again, use_reentrant=False).sum().backward()
+    for a, b in zip(once, again, strict=True):
+        assert a.grad is not None and b.grad is not None and torch.equal(a.grad, b.grad)
+
+
+def test_a_tensor_that_was_changed_meanwhile_is_noticed() -> None:
+    q, k, v = qkv()
+    keys = k * 1
+    out = fagen.attention(q, keys, v)
+    keys.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@pytest.fixture
+def alone(tmp_path: Any) -> Iterator[None]:
+    """A process group of this process."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_a_layer_trains_under_ddp_and_autocast(alone: None) -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = torch.nn.Linear(128, 3 * 128, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).unflatten(-1, (3, 2, 64)).unbind(2)
+            return fagen.attention(q, k, v, causal=True).flatten(-2).float()
+
+    torch.manual_seed(0)
+    layer = torch.nn.parallel.DistributedDataParallel(Layer())
+    optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2)
+    x, wanted = torch.randn(2, 64, 128), torch.randn(2, 64, 128)
+    losses = []
+    for _ in range(12):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = (layer(x) - wanted).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.85 * losses[0]
+
+
+def test_opcheck() -> None:
+    tensors = qkv()
+    fagen.attention(*tensors)
+    slug = calls.picked(dtype="fp16", head_dim=64, seqlen=90, rows=560, device="cpu").slug
+    checked = torch.library.opcheck(
+        getattr(torch.ops.fagen, f"{slug}_with_grad").default, (*tensors, SCALE)
+    )
+    assert set(checked.values()) == {"SUCCESS"}
+
+
+# ---- refusals -----------------------------------------------------------------------------------
+
+
+def test_gradients_of_gradients_are_refused() -> None:
+    q, k, v = qkv()
+    with pytest.raises(ValueError, match="requires a gradient, and the backward pass has none"):
+        torch.autograd.grad(fagen.attention(q, k, v).sum(), q, create_graph=True)
+
+
+def test_head_dims_that_no_kernel_has_are_refused_with_what_to_do() -> None:
+    q = torch.randn(1, 8, 1, 256).half().requires_grad_()
+    with pytest.raises(ValueError, match="no kernel computes those of float16, head_dim 256, full"):
+        fagen.attention(q, q, q)
+    with torch.no_grad():
+        fagen.attention(q, q, q)
+
+
+def test_torch_func_is_refused() -> None:
+    q, k, v = (x.detach() for x in qkv())
+    with pytest.raises(ValueError, match="requires a gradient, and this op has no backward"):
+        torch.func.grad(lambda t: fagen.attention(t, k, v).float().sum())(q)
+
+
+def test_what_is_not_deterministic_is_refused_where_torch_asks_for_that() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RuntimeError, match="differ from call to call"):
+            backward._refuse_nondeterministic()
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        with pytest.warns(UserWarning, match="differ from call to call"):
+            backward._refuse_nondeterministic()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        backward._refuse_nondeterministic()
+
+
+def test_the_widest_tile_that_fits_comes_first() -> None:
+    def slugs(head_dim: int) -> list[str]:
+        problem = Problem("bf16", head_dim, head_dim, "causal")
+        return [schedule.slug for schedule in backward.candidates(problem)]
+
+    assert slugs(64)[0] == "bwd_bf16_d64_causal_m128n128"
+    assert slugs(128)[0] == "bwd_bf16_d128_causal_m64n128"

@@ -1,0 +1,328 @@
+"""The kernels of the backward pass: parts of their own text, run on a CPU, and their compiler."""
+
+import ctypes
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fagen import flow, registry
+from fagen.build import build
+from fagen.kinds.backward.plan import Plan
+from fagen.kinds.backward.proof import case
+from fagen.problem import Sizes
+from fagen.process import run
+from fagen.render import HASH_WORD, formatted, render, token_hash
+from fagen.runtime.c_interface import struct_of
+from fagen.toolchain import find_gxx, find_nvcc
+from fagen.vocab import MASKS
+from tests.backward_helpers import SPREAD, masked, planned
+from tests.test_masks import FUTURE, LENGTHS, WINDOW, seen
+
+# ---- tiles --------------------------------------------------------------------------------------
+
+TILES = """\
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#define __host__
+#define __device__
+#define __forceinline__ inline
+using std::max, std::min;
+struct {{ int x; }} blockIdx;
+constexpr int kBlockM = {block_m}, kBlockN = {block_n};
+inline uint32_t __umulhi(uint32_t a, uint32_t b) {{ return uint64_t(a) * b >> 32; }}
+{head}
+struct Params {{
+  int seqlen_q, seqlen_k, kv_heads, m_blocks, n_blocks, sections;
+  FastDivisor section_tiles, section_heads, last_section_heads, kv_heads_divisor;
+}};
+{code}
+int main() {{
+  Params params;
+  for (int batch, section; std::scanf("%d %d %d %d %d", &params.seqlen_q, &params.seqlen_k, &batch, &params.kv_heads,
+                                      &section) == 5;) {{
+    const int heads = batch * params.kv_heads;
+    params.m_blocks = ceil_div(params.seqlen_q, kBlockM);
+    params.n_blocks = ceil_div(params.seqlen_k, kBlockN);
+    params.sections = ceil_div(heads, section);
+    params.section_heads = FastDivisor(section);
+    params.section_tiles = FastDivisor(section * params.n_blocks);
+    params.last_section_heads = FastDivisor(heads - (params.sections - 1) * section);
+    params.kv_heads_divisor = FastDivisor(params.kv_heads);
+    for (blockIdx.x = 0; blockIdx.x < params.n_blocks * heads; ++blockIdx.x) {{
+      const Tile tile = tile_of(params);
+      std::printf("%d %d %d %d %d %d %d\\n", tile.batch, tile.kv_head, tile.first_key, tile.first, tile.full_first,
+                  {full_last}, tile.last);
+    }}
+  }}
+}}
+"""  # noqa: E501
+
+
+def cut(text: str, begin: str, end: str) -> str:
+    return text[text.index(begin) : text.index(end)]
+
+
+@pytest.mark.parametrize("mask", [*MASKS.values(), WINDOW, FUTURE], ids=lambda mask: str(mask.name))
+def test_tiles_of_the_kernels_own_code_hold_every_key_that_a_row_sees_once(mask, tmp_path):
+    plan = masked("bwd_fp16_d128_causal_m64n128", mask)
+    text = render(plan).kernel
+    program = TILES.format(
+        block_m=plan.block_m,
+        block_n=plan.block_n,
+        head=cut(text, "template <class Integer>", "// Rows (batch,"),
+        code=cut(text, "struct Keys {", "// ---- Loading"),
+        full_last="tile.full_last" if mask.first_by_row else "tile.last",
+    )
+    (tmp_path / "tiles.cpp").write_text(program)
+    made = run([find_gxx()[0], "-std=c++17", "tiles.cpp", "-o", "tiles"], cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    for seqlen_q, seqlen_k in [sizes for sizes in LENGTHS if sizes[1]]:
+        told = run([tmp_path / "tiles"], input=f"{seqlen_q} {seqlen_k} 3 2 4\n").stdout
+        tiles = [tuple(map(int, line.split())) for line in told.splitlines()]
+        blocks = range(0, seqlen_k, plan.block_n)
+        wanted = {(b, h, key) for b in range(3) for h in range(2) for key in blocks}
+        assert len(tiles) == len(wanted) and {tile[:3] for tile in tiles} == wanted
+        whole = seen(mask, seqlen_q, seqlen_k)
+        for *_, first_key, first, full_first, full_last, last in tiles:
+            keys = whole[:, first_key : first_key + plan.block_n]
+            outside = keys.clone()
+            outside[first * plan.block_m : last * plan.block_m] = False
+            assert not outside.any(), "a row that sees a key is in no block"
+            masked_to, full_to = max(first, min(full_first, last)), min(full_last, last)
+            full = keys[masked_to * plan.block_m : max(masked_to, full_to) * plan.block_m]
+            assert full.all()
+            if full.numel():
+                assert keys.shape[1] == plan.block_n, "keys beyond the last are not masked"
+        heaviest = [last - first for *_, first, _, _, last in tiles[:2]]
+        if mask.name == "causal":  # those that most rows see come first
+            assert min(heaviest) == max(last - first for *_, first, _, _, last in tiles)
+
+
+# ---- rows, before and after ---------------------------------------------------------------------
+
+ROWS = """\
+#include "simt.h"
+#include <algorithm>
+#undef __shfl_xor_sync
+inline float __shfl_xor_sync(unsigned, float value, int other) {{
+  return __uint_as_float(simt::exchange(__float_as_uint(value), other));
+}}
+#define __grid_constant__
+struct CUtensorMap {{}};
+namespace cutlass::arch {{
+struct ClusterBarrier {{ uint64_t state; }};
+struct ClusterTransactionBarrier {{ uint64_t state; }};
+}}
+namespace cute::SM90::GMMA {{ enum class LayoutType {{ B128, B64, B32 }}; }}
+{code}
+}}
+using namespace fagen_{slug}_kernel;
+
+template <class T>
+std::vector<T> read(size_t count) {{
+  std::vector<T> data(count + 1);
+  if (fread(data.data(), sizeof(T), count, stdin) != count) {{
+    exit(2);
+  }}
+  return data;
+}}
+
+int main(int, char** words) {{
+  const int batch = atoi(words[1]), heads = atoi(words[2]), seqlen = atoi(words[3]);
+  const int64_t rows = int64_t(batch) * heads * seqlen;
+  const auto out = read<Element>(rows * kHeadDimV + 16), dout = read<Element>(rows * kHeadDimV + 16);
+  const auto lse = read<float>(rows), dlse = read<float>(rows);
+  Params params = {{}};
+  params.heads = heads;
+  params.seqlen_q = seqlen;
+  params.m_blocks = (seqlen + kBlockM - 1) / kBlockM;
+  params.scale = 0.25f;
+  const auto strides = [&](auto* data, int columns) {{
+    return Rows<std::remove_reference_t<decltype(*data)>>{{data, int64_t(seqlen) * heads * columns, heads * columns, columns}};
+  }};
+  params.out_rows = strides(out.data(), kHeadDimV);
+  params.dout_rows = strides(dout.data(), kHeadDimV);
+  params.lse = {{lse.data(), heads * seqlen, seqlen}};
+  params.dlse = {{atoi(words[4]) ? dlse.data() : nullptr, heads * seqlen, seqlen}};
+  const size_t blocks = size_t(batch) * heads * params.m_blocks;
+  std::vector<RowBlock> workspace(blocks);
+  memset(static_cast<void*>(workspace.data()), 0xff, blocks * sizeof(RowBlock));
+  params.row_blocks = workspace.data();
+  const simt::Index grid = {{unsigned(params.m_blocks), unsigned(heads), unsigned(batch)}};
+  simt::launch(grid, kRowThreads, [&] {{ prepare_rows(params); }});
+  fwrite(workspace.data(), sizeof(RowBlock), blocks, stdout);
+  std::vector<float> sums = read<float>(blocks * kBlockM * kHeadDimPadded);
+  for (size_t i = 0; i < blocks; ++i) {{
+    memcpy(workspace[i].dq, &sums[i * kBlockM * kHeadDimPadded], sizeof(workspace[i].dq));
+  }}
+  std::vector<Element> dq(rows * kHeadDim + 16);
+  memset(static_cast<void*>(dq.data()), 0xff, dq.size() * sizeof(Element));
+  params.dq_rows = strides(dq.data(), kHeadDim);
+  simt::launch(grid, kRowThreads, [&] {{ round_dq(params); }});
+  fwrite(dq.data(), sizeof(Element), dq.size(), stdout);
+}}
+"""  # noqa: E501
+
+
+def accumulators(plan: Plan, dq: Tensor) -> Tensor:
+    """A block's dq (block_m, columns), in the order in which the threads of wgmma hold it.
+
+    PTX ISA, wgmma.m64nN: a warp has 16 rows; register 4 i + j of lane 4 g + q is row g + j / 2 · 8,
+    column 8 i + 2 q + j % 2.
+    """
+    width = plan.dq_columns
+    parts = dq.split(64) if not plan.shares_rows else dq.split(width, dim=1)
+    return torch.cat(
+        [
+            part.view(4, 2, 8, width // 8, 4, 2).permute(3, 0, 2, 4, 1, 5).reshape(-1)
+            for part in parts
+        ]
+    )
+
+
+@pytest.mark.parametrize("slug", SPREAD)
+def test_the_row_kernels_own_text_prepares_rows_and_rounds_dq(slug, tmp_path):
+    plan = planned(slug)
+    text = render(plan).kernel
+    code = cut(text, f"namespace fagen_{slug}_kernel {{", "// ---- Tensor cores")
+    program = ROWS.format(code=code, slug=slug)
+    (tmp_path / "rows.cpp").write_text(program)
+    shutil.copy(Path(__file__).parent / "simt.h", tmp_path)
+    flags = ("-std=c++17", "-O1", "-fno-strict-aliasing", "-w", "-I", find_nvcc().include)
+    made = run([find_gxx()[0], *flags, "rows.cpp", "-o", "rows"], cwd=tmp_path)
+    assert made.returncode == 0, made.stderr[:4000]
+    batch, heads, seqlen, m = 2, 3, plan.block_m + 9, plan.block_m
+    for with_dlse in (0, 1):
+        sizes = Sizes(batch, heads, heads, seqlen, seqlen // 2)  # causal: rows that see no key
+        (dout, _, _, _, out, lse, *_), *_ = case(plan, sizes, device="cpu")
+        # nobody has to have written the out of a row that sees no key
+        out = out.masked_fill((lse == -math.inf).transpose(1, 2)[..., None], math.nan)
+        dlse = torch.randn(lse.shape, generator=torch.Generator().manual_seed(3))
+        sums = torch.randn(batch, heads, 2 * m, plan.head_dim_padded)
+        blocks = [accumulators(plan, block) for block in sums.view(-1, m, sums.shape[3])]
+        pad = torch.zeros(16, dtype=out.dtype)
+        given = [*(torch.cat((x.flatten(), pad)) for x in (out, dout)), lse, dlse, *blocks]
+        raw = b"".join(x.contiguous().view(torch.uint8).numpy().tobytes() for x in given)
+        (tmp_path / "in").write_bytes(raw)
+        words = f"./rows {batch} {heads} {seqlen} {with_dlse} < in > out"
+        done = run(["sh", "-c", words], cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        said = bytearray((tmp_path / "out").read_bytes())
+        size = 2 * batch * heads * plan.record_bytes
+        records = torch.frombuffer(said[:size], dtype=torch.float32)
+        records = records.view(batch, heads, 2, plan.record_bytes // 4)
+        count = plan.statistics
+        assert torch.all(records[..., : -2 * count] == 0), "dq is not cleared"
+
+        found_lse = in_rows(plan, records[..., -2 * count : -count])
+        right = torch.where(lse == -math.inf, math.inf, lse * math.log2(math.e))
+        torch.testing.assert_close(found_lse[..., :seqlen], right)
+        assert torch.all(found_lse[..., seqlen:] == math.inf), "rows beyond the last have weight"
+
+        delta = torch.einsum("bshd,bshd->bhs", out.float(), dout.float()) - with_dlse * dlse
+        delta = delta.masked_fill(lse == -math.inf, 0)
+        found = in_rows(plan, records[..., -count:])
+        torch.testing.assert_close(found[..., :seqlen], delta, rtol=1e-5, atol=1e-5)
+        assert torch.all(found[..., seqlen:] == 0)
+
+        rounded = torch.frombuffer(said[size:], dtype=out.dtype)
+        dq = rounded[:-16].view(batch, seqlen, heads, plan.head_dim)
+        wanted = (sums[:, :, :seqlen, : plan.head_dim] * 0.25).to(out.dtype).transpose(1, 2)
+        assert torch.equal(dq, wanted)
+        assert torch.all(rounded[-16:].isnan()), "something was written beyond the end"
+
+
+def in_rows(plan: Plan, numbers: Tensor) -> Tensor:
+    """Numbers of rows (batch, heads, blocks, statistics), in the order of the rows.
+
+    Each lane of a quad finds those of its columns side by side: 2 q and 2 q + 1 of each eight.
+    """
+    lanes = numbers.unflatten(-1, (4, -1))[..., : plan.block_m // 4]
+    return lanes.unflatten(-1, (-1, 2)).transpose(-2, -3).flatten(-4).flatten(2)
+
+
+def test_lanes_of_a_quad_read_statistics_from_different_banks():
+    for slug in SPREAD:
+        plan = planned(slug)
+        starts = [lane * plan.statistics // 4 for lane in range(4)]
+        for at in range(0, plan.block_m // 4, 4):
+            banks = [(start + at + i) % 32 for start in starts for i in range(4)]
+            assert len(set(banks)) == 16 and all(start % 4 == 0 for start in starts)
+
+
+# ---- their text and their compiler --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slug", SPREAD)
+def test_their_text_is_laid_out_complete_and_says_its_hash_once(slug):
+    source = render(planned(slug))
+    assert formatted(source.kernel) == source.kernel
+    assert source.kernel.count(f'"{source.hash}"') == 1 and HASH_WORD not in source.kernel
+    assert token_hash(source.kernel.replace(source.hash, HASH_WORD)) == source.hash
+    assert "{%" not in source.kernel and "{{ " not in source.kernel
+    assert f"int fagen_{slug}(" in source.kernel
+
+
+COMPILED = (*[path.stem for path in registry.schedules("backward")], *SPREAD[4:])
+
+
+@pytest.mark.parametrize("slug", COMPILED)
+def test_they_compile_without_a_spill_a_warning_or_serialised_products(slug):
+    plan, binary = flow.built(registry.from_slug(slug), binding=False)
+    assert "warning" not in (binary.folder / "compiler.log").read_text()
+    assert binary.report.stack_bytes == binary.report.spill_store_bytes == 0
+    assert not binary.report.remarks
+    assert plan.max_spill_bytes == 0
+
+
+@pytest.mark.parametrize("mask", [WINDOW, FUTURE], ids=lambda mask: str(mask.name))
+def test_a_mask_that_no_schedule_has_compiles_and_keeps_the_plans_promises(mask):
+    plan = masked("bwd_fp16_d128_causal_m64n128", mask)
+    binary = build(render(plan), plan, binding=False)
+    assert binary.report.spill_store_bytes == 0 and not binary.report.remarks
+
+
+@pytest.fixture(scope="module")
+def library() -> tuple[Plan, ctypes.CDLL]:
+    plan, binary = flow.built(registry.from_slug(SPREAD[0]), binding=False)
+    return plan, ctypes.CDLL(str(binary.library))
+
+
+def test_its_launcher_refuses_what_it_cannot_do(library):
+    plan, kernel = library
+    launch, message = kernel[f"fagen_{plan.slug}"], kernel[f"fagen_{plan.slug}_message"]
+    message.restype = ctypes.c_char_p
+    words = struct_of(plan.signature)
+
+    def said(**changes: float) -> str:
+        args = words(struct_bytes=ctypes.sizeof(words), version=plan.signature.version)
+        args.batch, args.heads, args.kv_heads, args.seqlen_q, args.seqlen_k = 2, 4, 2, 70, 90
+        args.scale, args.workspace, args.workspace_bytes = 0.1, 4096, 1 << 40
+        for tensor in plan.signature.tensors:
+            setattr(args, tensor.name, 0 if tensor.optional else 4096)
+            for word in tensor.strides:
+                setattr(args, f"{tensor.name}_stride_{word}", 256)
+        for key, value in changes.items():
+            setattr(args, key, value)
+        return message(launch(ctypes.byref(args), None)).decode()
+
+    for name in ("dout", "q", "k", "v", "out", "lse", "dq", "dk", "dv"):
+        assert "null" in said(**{name: 0}), name
+    for name in ("dout", "q", "dk"):
+        assert "16 bytes" in said(**{name: 4104})
+        assert "multiple of 16 bytes" in said(**{f"{name}_stride_head": 1})
+    assert "workspace" in said(workspace_bytes=16) and "workspace" in said(workspace=0)
+    assert "scale" in said(scale=-1.0) and "scale" in said(scale=math.nan)
+    assert "multiple of kv_heads" in said(heads=3)
+    assert "negative or too large" in said(seqlen_q=-1)
+    assert said(batch=0) == said(heads=0, kv_heads=0) == "launched"  # nothing to do
+    assert "Hopper" in said() or torch.cuda.is_available()
+    workspace = kernel[f"fagen_{plan.slug}_workspace"]
+    workspace.restype = ctypes.c_int64
+    args = words(batch=2, heads=4, kv_heads=2, seqlen_q=70, seqlen_k=90)
+    assert workspace(ctypes.byref(args)) == 2 * 4 * 2 * plan.record_bytes

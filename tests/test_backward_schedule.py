@@ -1,0 +1,187 @@
+"""A schedule of the backward pass: its keys and slug, what is refused, and its ledgers."""
+
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fagen import registry
+from fagen.arch import SM90
+from fagen.errors import OverBudget, ScheduleError
+from fagen.kinds.backward.formulae import SYMBOLS, shared_formulae
+from fagen.kinds.backward.keys import Schedule
+from fagen.kinds.backward.proof import flops
+from fagen.ledger import rows
+from fagen.problem import Problem, Sizes
+from fagen.problem import flops as forward_flops
+from fagen.render import kernel_text
+from fagen.vocab import MASKS, SIXTEEN_BITS
+from tests.backward_helpers import SPREAD, planned
+
+
+@st.composite
+def keys(draw: st.DrawFn) -> dict[str, object]:
+    """Draw keys that keep every rule but those between them."""
+    return dict(
+        dtype=draw(st.sampled_from(sorted(SIXTEEN_BITS))),
+        head_dim=draw(st.integers(2, 32)) * 8,
+        head_dim_v=draw(st.integers(2, 32)) * 8,
+        mask=draw(st.sampled_from(sorted(MASKS))),
+        block_m=draw(st.sampled_from([64, 128])),
+        block_n=draw(st.sampled_from([64, 128, 192])),
+        stages=draw(st.integers(1, 4)),
+        do_stages=draw(st.integers(1, 4)),
+        ds_stages=draw(st.integers(1, 2)),
+    )
+
+
+@pytest.mark.parametrize("slug", SPREAD)
+def test_a_slug_reads_back(slug):
+    assert Schedule.from_slug(slug).slug == slug
+
+
+@pytest.mark.parametrize("path", registry.schedules("backward"), ids=lambda path: path.stem)
+def test_a_committed_schedule_is_called_by_its_slug_and_fits(path):
+    schedule = registry.read(path)
+    assert schedule.slug == path.stem
+    assert registry.plan(schedule).kind == "backward"
+
+
+def test_both_head_dims_dtypes_and_masks_are_committed():
+    committed = [registry.read(path).values() for path in registry.schedules("backward")]
+    cases = {(keys["dtype"], keys["head_dim"], keys["mask"]) for keys in committed}
+    assert cases == {(t, d, m) for t in ("fp16", "bf16") for d in (64, 128) for m in MASKS}
+
+
+def test_what_is_left_out_follows_from_what_the_slug_says():
+    keys = dict(dtype="fp16", head_dim=64, mask="full", block_m=128, block_n=128)
+    schedule = Schedule.make(**keys, stages=1)
+    assert schedule.backward.head_dim_v == 64
+    assert schedule.pipeline.do_stages == schedule.pipeline.stages == 1
+    assert schedule.slug == "bwd_fp16_d64_full_m128n128_s1"
+    warps = schedule.warps
+    assert (warps.producer_registers, warps.consumer_registers) == (40, 232)
+
+
+def test_all_faults_are_said_at_once_each_with_its_line():
+    text = (
+        '[backward]\ndtype = "e4m3"\nhead_dim = 100\nmask = "window"\n'
+        "[tile]\nblock_m = 80\nblock_n = 256\n[pipeline]\nds_stages = 3\n"
+    )
+    with pytest.raises(ScheduleError) as refused:
+        registry.parse(text, "mine.toml")
+    said = str(refused.value).splitlines()
+    places = [line.rpartition(":")[0].split(" = ")[0] for line in said if line.startswith("mine")]
+    for place in ("2: backward.dtype", "3: backward.head_dim", "4: backward.mask"):
+        assert any(f"mine.toml:{place}" in one for one in said), (place, places)
+    for place in ("6: tile.block_m", "7: tile.block_n", "9: pipeline.ds_stages"):
+        assert any(f"mine.toml:{place}" in one for one in said), (place, places)
+    assert len(said) == 6
+
+
+@pytest.mark.parametrize("slug", ["bwd_fp16_d96_full_m64n128", "bwd_bf16_d64_full_m64n128"])
+def test_a_tile_whose_dq_does_not_part_is_refused_with_one_that_does(slug):
+    with pytest.raises(ScheduleError, match=r"block_m = 64 does not go with block_n = 128") as no:
+        registry.from_slug(slug)
+    assert "slabs of" in str(no.value) and "use block_n = 64" in str(no.value)
+    assert planned(slug.replace("n128", "n64")).dq_columns in (64, 96)
+
+
+@pytest.mark.parametrize(
+    ("slug", "cure"),
+    [
+        ("bwd_fp16_d128_full_m128n128", {"block_m": 64}),
+        ("bwd_fp16_d96_full_m128n128", {"block_m": 64, "block_n": 64}),
+        ("bwd_fp16_d128_full_m64n128_s4", {"stages": 3}),
+        ("bwd_fp16_d128_full_m64n128_pr240", {"producer_registers": None}),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_does(slug, cure):
+    schedule = registry.from_slug(slug)
+    with pytest.raises(OverBudget, match="does not fit a multiprocessor") as refused:
+        registry.plan(schedule)
+    written = [
+        f"{key} left out" if value is None else f"{key} = {value}" for key, value in cure.items()
+    ]
+    assert re.search(rf"with {' and '.join(written)}\b", str(refused.value)), refused.value
+    assert registry.plan(schedule.but(**cure))
+
+
+def test_where_nothing_near_fits_it_says_so():
+    with pytest.raises(OverBudget, match="nothing near it fits"):
+        planned("bwd_fp16_d256_full_m64n64")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(keys())
+def test_a_plan_fits_and_its_text_renders(keys):
+    try:
+        plan = registry.plan(Schedule.make(**keys))
+    except (OverBudget, ScheduleError):
+        return
+    assert plan.shared_bytes <= SM90.smem_per_block
+    assert plan.registers.total <= plan.consumer_registers <= SM90.max_registers_per_thread
+    assert plan.register_file.fits
+    assert plan.dq_columns * 64 * plan.consumers == plan.block_m * plan.head_dim_padded
+    assert plan.dq_columns % plan.qk_slab == 0
+    assert plan.slug in kernel_text(plan)
+    assert Schedule.from_slug(plan.slug) == plan.schedule
+
+
+# FlashAttention-3's tiles (hopper/flash_bwd_launch_template.h), and the sums of its shared memory
+# without barriers; the statistics of its rows lie without gaps
+FLASH_ATTENTION_3 = {
+    (64, 128, 128): 198_656,
+    (96, 64, 128): 156_672,
+    (128, 64, 128): 197_632,
+    (128, 80, 128): 231_424,
+}
+
+
+@pytest.mark.parametrize("tile", FLASH_ATTENTION_3, ids=str)
+def test_the_arrays_of_flash_attention_3_take_as_many_bytes_by_our_formulae(tile):
+    head_dim, block_m, block_n = tile
+    sizes = dict(zip(SYMBOLS, (block_m, block_n, head_dim, head_dim, 1, 2, 2, 2, 2), strict=True))
+    arrays = {row.name: row.amount for row in rows(sizes, 1, shared_formulae, ())}
+    ours = sum(arrays[name] for name in ("k", "v", "q", "do", "ds", "dq"))
+    statistics = 2 * 2 * 4 * (-(-block_m // 64) * 64)
+    assert ours + statistics == FLASH_ATTENTION_3[tile]
+    # a quad's lanes begin 4 floats further apart here
+    assert arrays["lse"] == arrays["delta"] == 2 * 4 * (block_m + 16)
+
+
+@pytest.mark.parametrize("tile", [(64, 128, 128), (128, 64, 128)], ids=str)
+def test_of_its_tiles_that_keys_can_say_the_ledger_adds_what_is_rounded_up(tile):
+    head_dim, block_m, block_n = tile
+    shared = planned(f"bwd_fp16_d{head_dim}_causal_m{block_m}n{block_n}").shared
+    ours = {row.name: row.amount for row in shared.rows}
+    small = {name: ours.pop(name) for name in ("lse", "delta", "barriers")}
+    assert sum(ours.values()) == FLASH_ATTENTION_3[tile] - 2 * 2 * 4 * block_m
+    assert set(small.values()) <= {1_024, 2_048}
+
+
+def test_the_explanation_solves_for_the_widest_heads():
+    said = planned("bwd_fp16_d64_full_m128n128").explained()
+    widest = [float(found) for found in re.findall(r"so d <= .* = ([\d.]+)$", said, re.M)]
+    assert len(widest) == 2 and all(64 <= d < 96 for d in widest)
+    with pytest.raises(OverBudget):
+        planned("bwd_fp16_d80_full_m128n128")
+    assert "block_m·block_n·ds_stages·e" in said
+
+
+def test_launches_and_workspace_are_those_of_whole_blocks():
+    plan = planned("bwd_fp16_d128_causal_m64n128")
+    sizes = dict(batch=2, heads=6, kv_heads=3, seqlen_q=130, seqlen_k=129)
+    before, main, after = plan.launches.kernels
+    assert before.grid.x.at(sizes) == after.grid.x.at(sizes) == 3 * 6 * 2
+    assert main.grid.x.at(sizes) == 2 * 3 * 2
+    a_block = 4 * (64 * 128 + 2 * (64 + 16))
+    assert plan.launches.workspace.at(sizes) == 3 * 6 * 2 * a_block
+    assert not plan.launches.zeroed
+
+
+def test_flops_are_two_and_a_half_times_those_of_the_forward_pass():
+    plan, sizes = planned("bwd_fp16_d128_causal_m64n128"), Sizes(2, 4, 2, 300, 500)
+    forward = forward_flops(Problem("fp16", 128, 128, "causal"), sizes)
+    assert flops(plan, sizes) == 2.5 * forward
