@@ -57,15 +57,33 @@ def bind(plan: Plan, library: Path, **given: Any) -> Callable[[], None]:
     Raises ValueError for a wrong argument, DeviceError where the tensors are on no GPU; so does the
     function where the GPU refuses.
     """
-    signature = plan.signature
+    device = given[plan.signature.leader.name].device
+    if device.type != "cuda":
+        raise DeviceError(
+            f"{plan.slug}: {plan.signature.leader.name} is on {device}; the kernel runs on a "
+            "Hopper GPU"
+        )
+    launch = described(plan, library, given)
+
+    def enqueue() -> None:
+        # a context costs microseconds, which a short kernel does not hide
+        current = torch.cuda.current_device() == device.index
+        with nullcontext() if current else torch.cuda.device(device):
+            launch(torch.cuda.current_stream(device).cuda_stream)
+
+    return enqueue
+
+
+def described(
+    plan: Plan, library: Path, given: Mapping[str, Any]
+) -> Callable[[int | None], None]:
+    """Return a function that calls the kernel on these very tensors, on a stream; see `bind`.
+
+    Where the tensors are is not looked at.
+    """
     refuse_unknown(plan, given)
     sizes = checked(plan, given)
     check_outputs(plan, given, sizes)
-    device = given[signature.leader.name].device
-    if device.type != "cuda":
-        raise DeviceError(
-            f"{plan.slug}: {signature.leader.name} is on {device}; the kernel runs on a Hopper GPU"
-        )
     args = arguments(plan, given, sizes)
     loaded = library_at(library)
     needed = workspace_bytes(plan.slug, library, args)
@@ -73,23 +91,20 @@ def bind(plan: Plan, library: Path, **given: Any) -> Callable[[], None]:
     if needed:
         # where it may hold anything, NaN: a kernel that reads what nobody wrote is found out
         anything = 0 if plan.launches.zeroed else 0xFF
+        device = given[plan.signature.leader.name].device
         workspace = torch.full((needed,), anything, dtype=torch.uint8, device=device)
         args.workspace, args.workspace_bytes = workspace.data_ptr(), needed
-    launch = loaded[f"fagen_{plan.slug}"]
+    function = loaded[f"fagen_{plan.slug}"]
 
     passed = ctypes.byref(args)
 
-    def enqueue(_held: Any = (given, workspace)) -> None:
-        # a context costs microseconds, which a short kernel does not hide
-        current = torch.cuda.current_device() == device.index
-        with nullcontext() if current else torch.cuda.device(device):
-            status = launch(passed, ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream))
-        if status:
+    def launch(stream: int | None, _held: Any = (given, workspace)) -> None:
+        if status := function(passed, ctypes.c_void_p(stream)):
             message = loaded[f"fagen_{plan.slug}_message"]
             message.restype = ctypes.c_char_p
             raise DeviceError(f"{plan.slug}: {message(status).decode()}")
 
-    return enqueue
+    return launch
 
 
 def call(plan: Plan, library: Path, **given: Any) -> None:

@@ -1,0 +1,926 @@
+// A Hopper GPU in C++, as far as fagen's kernels use one: their text, with asm statements turned into calls (see
+// translate.py), runs thread by thread on a CPU.
+//
+// Threads are fibers, and what is asynchronous on a GPU is so here: copies and products happen at any time between
+// their issue and what waits for them, drawn by chance from a seed. So a wait that is missing shows sooner or later as
+// a wrong number, and a barrier nobody arrives at as a deadlock, told by who waits for what. Not modelled: time, the
+// registers of a thread, and proxy fences.
+#pragma once
+
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#define __host__
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __shared__ static  // of a kernel whose blocks run one after another
+#define __align__(n) alignas(n)
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __cluster_dims__(...)
+
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(8) uint2 { uint32_t x, y; };
+struct alignas(16) uint4 { uint32_t x, y, z, w; };
+struct alignas(8) int2 { int x, y; };
+struct alignas(16) int4 { int x, y, z, w; };
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+using std::max, std::min;
+
+// ---- 16-bit numbers --------------------------------------------------------------------------
+
+namespace sim {
+
+template <class To, class From>
+To bits(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+inline uint16_t to_half(float x) { return bits<uint16_t>(_Float16(x)); }
+inline float of_half(uint16_t x) { return float(bits<_Float16>(x)); }
+
+inline uint16_t to_bfloat(float x) {
+  const uint32_t b = bits<uint32_t>(x);
+  return std::isnan(x) ? 0x7fff : uint16_t((b + 0x7fff + (b >> 16 & 1)) >> 16);
+}
+inline float of_bfloat(uint16_t x) { return bits<float>(uint32_t(x) << 16); }
+
+}  // namespace sim
+
+struct __half { uint16_t bits; };
+struct __nv_bfloat16 { uint16_t bits; };
+struct alignas(4) __half2 { __half x, y; };
+struct alignas(4) __nv_bfloat162 { __nv_bfloat16 x, y; };
+inline __half2 __floats2half2_rn(float x, float y) { return {{sim::to_half(x)}, {sim::to_half(y)}}; }
+inline float2 __half22float2(__half2 a) { return {sim::of_half(a.x.bits), sim::of_half(a.y.bits)}; }
+inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return {{sim::to_bfloat(x)}, {sim::to_bfloat(y)}}; }
+inline float2 __bfloat1622float2(__nv_bfloat162 a) { return {sim::of_bfloat(a.x.bits), sim::of_bfloat(a.y.bits)}; }
+
+inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint64_t(a) * b >> 32; }
+inline float __uint_as_float(uint32_t x) { return sim::bits<float>(x); }
+inline uint32_t __float_as_uint(float x) { return sim::bits<uint32_t>(x); }
+
+// ---- Threads ---------------------------------------------------------------------------------
+
+namespace sim {
+
+constexpr int kWarp = 32;
+constexpr size_t kStack = 256 << 10;
+constexpr size_t kSharedBytes = 256 << 10;
+
+struct Block;
+
+// What a thread waits for: a test of an object and a number, and how it is called.
+struct Wait {
+  bool (*test)(const void*, uint64_t) = nullptr;
+  const void* object = nullptr;
+  uint64_t value = 0;
+  const char* what = "";
+};
+
+// A copy out of shared memory by the bulk engine: it reads at some time, and writes at some later time.
+struct BulkStore {
+  std::function<std::vector<char>()> read;
+  std::function<void(const std::vector<char>&)> write;
+  std::vector<char> data;
+  int done = 0;  // 1: read, 2: written
+
+  void advance() {
+    if (done++ == 0) {
+      data = read();
+    } else {
+      write(data);
+    }
+  }
+};
+
+struct Thread {
+  ucontext_t context;
+  void* stack = nullptr;
+  Block* block;
+  int index;
+  bool ended = false;
+  Wait wait;
+  std::vector<std::shared_ptr<BulkStore>> open_stores;
+  std::deque<std::vector<std::shared_ptr<BulkStore>>> stores;  // groups, oldest first
+};
+
+// A product under way: it reads its operands and adds to the accumulators of a warp's threads when it happens.
+using Product = std::function<void()>;
+
+struct Warp {
+  uint64_t values[2][kWarp][4];  // that the lanes show each other, this time and the next
+  int arrived[2] = {};
+  uint64_t meetings[kWarp] = {};  // that a lane has come to
+  uint64_t met = 0;               // that all lanes have come to
+  int living = 0;
+  std::deque<std::pair<uint64_t, Product>> products;  // with the group of each
+  uint64_t groups = 0;                                // committed
+};
+
+struct NamedBarrier {
+  int arrived = 0;
+  uint64_t generation = 0;
+};
+
+struct Block {
+  dim3 index;
+  int rank = 0;  // in its cluster
+  std::vector<Block*> cluster;
+  char* shared;
+  std::vector<Thread> threads;
+  std::vector<Warp> warps;
+  NamedBarrier barriers[17];  // the last of them is the cluster's
+  int living = 0;
+};
+
+struct Machine {
+  std::mt19937_64 random{1};
+  ucontext_t scheduler;
+  Thread* current = nullptr;
+  dim3 grid, block;
+  std::vector<std::function<void()>> copies;              // that TMA has not made yet
+  std::vector<std::shared_ptr<BulkStore>> bulk_stores;    // neither
+  const std::function<void()>* body = nullptr;
+  bool failed = false;
+  std::vector<void*> stacks;
+  std::vector<char*> memories;
+
+  bool chance(int one_in) { return random() % one_in == 0; }
+};
+
+inline Machine machine;
+
+inline Thread& self() { return *machine.current; }
+inline Warp& warp() { return self().block->warps[self().index / kWarp]; }
+inline int lane() { return self().index % kWarp; }
+
+[[noreturn]] inline void leave() {  // for good: the scheduler never comes back
+  swapcontext(&self().context, &machine.scheduler);
+  std::abort();
+}
+
+[[noreturn]] inline void fail(const std::string& said) {
+  const dim3& b = self().block->index;
+  std::fprintf(stderr, "simulator: block (%u, %u, %u), thread %d: %s\n", b.x, b.y, b.z, self().index, said.c_str());
+  machine.failed = true;
+  leave();
+}
+
+inline void wait_for(const Wait& wait) {
+  if (!wait.test(wait.object, wait.value) || machine.chance(8)) {  // others may go first
+    self().wait = wait;
+    swapcontext(&self().context, &machine.scheduler);
+  }
+}
+
+// ---- What is asynchronous --------------------------------------------------------------------
+
+inline void happen(Warp& warp) {
+  auto product = std::move(warp.products.front().second);
+  warp.products.pop_front();
+  product();
+}
+
+// Lets some of what is under way happen; `all_but` in so many draws nothing.
+inline bool something_happens() {
+  Machine& m = machine;
+  const size_t count = m.copies.size() + m.bulk_stores.size();
+  if (count == 0) {
+    return false;
+  }
+  const size_t which = m.random() % count;
+  if (which < m.copies.size()) {
+    auto copy = std::move(m.copies[which]);
+    m.copies.erase(m.copies.begin() + which);
+    copy();
+  } else {
+    const size_t i = which - m.copies.size();
+    m.bulk_stores[i]->advance();
+    if (m.bulk_stores[i]->done == 2) {
+      m.bulk_stores.erase(m.bulk_stores.begin() + i);
+    }
+  }
+  return true;
+}
+
+// ---- Running a grid --------------------------------------------------------------------------
+
+inline void enter() {
+  (*machine.body)();
+  Thread& thread = self();
+  thread.ended = true;
+  --thread.block->living;
+  --warp().living;
+  leave();
+}
+
+inline void* new_stack() {
+  if (machine.stacks.empty()) {
+    return mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  }
+  void* stack = machine.stacks.back();
+  machine.stacks.pop_back();
+  return stack;
+}
+
+inline char* new_memory() {
+  char* memory;
+  if (machine.memories.empty()) {
+    memory = static_cast<char*>(std::aligned_alloc(kSharedBytes, kSharedBytes));
+  } else {
+    memory = machine.memories.back();
+    machine.memories.pop_back();
+  }
+  std::memset(memory, 0xff, kSharedBytes);  // NaN in every format
+  return memory;
+}
+
+inline std::unique_ptr<Block> new_block(unsigned flat, int threads) {
+  auto block = std::make_unique<Block>();
+  const dim3& grid = machine.grid;
+  block->index = {flat % grid.x, flat / grid.x % grid.y, flat / grid.x / grid.y};
+  block->shared = new_memory();
+  block->threads.resize(threads);
+  block->warps.resize((threads + kWarp - 1) / kWarp);
+  block->living = threads;
+  for (int i = 0; i < threads; ++i) {
+    Thread& thread = block->threads[i];
+    thread.block = block.get();
+    thread.index = i;
+    ++block->warps[i / kWarp].living;
+    thread.stack = new_stack();
+    getcontext(&thread.context);
+    thread.context.uc_stack.ss_sp = thread.stack;
+    thread.context.uc_stack.ss_size = kStack;
+    thread.context.uc_link = nullptr;
+    makecontext(&thread.context, enter, 0);
+  }
+  return block;
+}
+
+inline void tell_deadlock(const std::vector<std::unique_ptr<Block>>& blocks) {
+  std::fprintf(stderr, "simulator: deadlock\n");
+  for (const auto& block : blocks) {
+    std::map<std::string, std::pair<int, int>> waiting;  // first thread, count
+    for (const Thread& thread : block->threads) {
+      if (!thread.ended) {
+        const auto offset = static_cast<const char*>(thread.wait.object) - block->shared;
+        std::string said = thread.wait.what;
+        if (offset >= 0 && offset < int64_t(kSharedBytes)) {
+          said += " at byte " + std::to_string(offset) + " of shared memory, parity " + std::to_string(thread.wait.value);
+        }
+        auto& [first, count] = waiting.try_emplace(said, thread.index, 0).first->second;
+        ++count;
+      }
+    }
+    const dim3& b = block->index;
+    for (const auto& [said, who] : waiting) {
+      std::fprintf(stderr, "  block (%u, %u, %u): %d threads from %d on wait: %s\n", b.x, b.y, b.z, who.second, who.first,
+                   said.c_str());
+    }
+  }
+}
+
+// Runs every thread of a grid to its end, `resident` blocks at a time, clusters together.
+inline bool run(dim3 grid, dim3 shape, int cluster, int resident, const std::function<void()>& body) {
+  Machine& m = machine;
+  m.grid = grid;
+  m.block = shape;
+  m.body = &body;
+  const unsigned blocks = grid.x * grid.y * grid.z;
+  const int threads = shape.x * shape.y * shape.z;
+  unsigned next = 0;
+  std::vector<std::unique_ptr<Block>> running;
+  while (!m.failed && (next < blocks || !running.empty())) {
+    while (next < blocks && int(running.size()) + cluster <= std::max(cluster, resident)) {
+      std::vector<Block*> together;
+      for (int rank = 0; rank < cluster; ++rank) {
+        running.push_back(new_block(next++, threads));
+        running.back()->rank = rank;
+        together.push_back(running.back().get());
+      }
+      for (Block* block : together) {
+        block->cluster = together;
+      }
+    }
+    bool progress = false;
+    for (const auto& block : running) {
+      const int start = m.random() % threads;
+      for (int i = 0; i < threads && !m.failed; ++i) {
+        Thread& thread = block->threads[(start + i) % threads];
+        if (thread.ended || (thread.wait.test && !thread.wait.test(thread.wait.object, thread.wait.value))) {
+          continue;
+        }
+        progress = true;
+        thread.wait = {};
+        m.current = &thread;
+        swapcontext(&m.scheduler, &thread.context);
+      }
+      for (Warp& warp : block->warps) {
+        while (!warp.products.empty() && m.chance(3)) {
+          happen(warp);
+        }
+      }
+    }
+    while (m.chance(2) && something_happens()) {
+      progress = true;
+    }
+    if (!progress && !something_happens()) {
+      tell_deadlock(running);
+      m.failed = true;
+    }
+    for (size_t i = 0; i < running.size();) {
+      const auto& together = running[i]->cluster;
+      const bool ended = std::all_of(together.begin(), together.end(), [](const Block* b) { return b->living == 0; });
+      if (!ended) {
+        i += together.size();
+        continue;
+      }
+      for (size_t rank = 0; rank < together.size(); ++rank) {
+        for (Thread& thread : running[i + rank]->threads) {
+          m.stacks.push_back(thread.stack);
+        }
+        m.memories.push_back(running[i + rank]->shared);
+      }
+      running.erase(running.begin() + i, running.begin() + i + together.size());
+    }
+  }
+  while (!m.failed && something_happens()) {
+  }
+  m.copies.clear();
+  m.bulk_stores.clear();
+  return !m.failed;
+}
+
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared, const Arguments&... arguments) {
+  if (!machine.failed) {
+    const std::function<void()> body = [&] { kernel(arguments...); };
+    run(grid, block, 1, shared ? 3 : 1, body);
+  }
+}
+
+// ---- Meeting ---------------------------------------------------------------------------------
+
+inline bool warp_met(const void* object, uint64_t meeting) { return static_cast<const Warp*>(object)->met >= meeting; }
+
+// All lanes of a warp show each other numbers.
+template <class... T>
+const uint64_t (*meet(T... shown))[4] {
+  Warp& w = warp();
+  const uint64_t meeting = ++w.meetings[lane()];
+  const int turn = meeting % 2;
+  const uint64_t numbers[] = {uint64_t(shown)..., 0};
+  std::copy_n(numbers, sizeof...(shown), w.values[turn][lane()]);
+  if (++w.arrived[turn] == w.living) {
+    w.arrived[turn] = 0;
+    w.met = meeting;
+  }
+  wait_for({warp_met, &w, meeting, "for the other lanes of the warp"});
+  return w.values[turn];
+}
+
+inline bool named_passed(const void* object, uint64_t generation) {
+  return static_cast<const NamedBarrier*>(object)->generation > generation;
+}
+
+inline NamedBarrier& arrive_named(NamedBarrier& barrier, int count, uint64_t& generation) {
+  generation = barrier.generation;
+  if (++barrier.arrived == count) {
+    barrier.arrived = 0;
+    ++barrier.generation;
+  }
+  return barrier;
+}
+
+inline void bar_sync(int id, int count) {
+  meet();
+  uint64_t generation;
+  NamedBarrier& barrier = arrive_named(self().block->barriers[id], count, generation);
+  static const char* const kNames[] = {"at named barrier 0", "at named barrier 1", "at named barrier 2", "at named barrier 3",
+                                       "at named barrier 4", "at named barrier 5", "at named barrier 6", "at named barrier 7",
+                                       "at named barrier 8 or above"};
+  wait_for({named_passed, &barrier, generation, kNames[std::min(id, 8)]});
+}
+
+inline void bar_arrive(int id, int count) {
+  meet();
+  uint64_t generation;
+  arrive_named(self().block->barriers[id], count, generation);
+}
+
+inline void cluster_sync() {
+  Block& first = *self().block->cluster[0];
+  int count = 0;
+  for (const Block* block : first.cluster) {
+    count += block->living;
+  }
+  uint64_t generation;
+  NamedBarrier& barrier = arrive_named(first.barriers[16], count, generation);
+  wait_for({named_passed, &barrier, generation, "for the cluster"});
+}
+
+template <class T>
+T from_lane(const uint64_t (*shown)[4], int other) {
+  if constexpr (sizeof(T) == 4) {
+    return bits<T>(uint32_t(shown[other][0]));
+  } else {
+    return T(shown[other][0]);
+  }
+}
+
+template <class T>
+uint64_t as_shown(T value) {
+  if constexpr (sizeof(T) == 4) {
+    return bits<uint32_t>(value);
+  } else {
+    return uint64_t(value);
+  }
+}
+
+// ---- Shared memory ---------------------------------------------------------------------------
+
+constexpr int kRankShift = 24;  // addresses of a cluster: which block, and the byte in its memory
+
+inline uint32_t shared_address(const void* pointer) {
+  for (const Block* block : self().block->cluster) {
+    const auto offset = static_cast<const char*>(pointer) - block->shared;
+    if (offset >= 0 && offset < int64_t(kSharedBytes)) {
+      return block == self().block ? uint32_t(offset) : uint32_t(offset) | uint32_t(block->rank + 1) << kRankShift;
+    }
+  }
+  fail("an address of shared memory is not in it");
+}
+
+inline char* at(uint32_t address) {
+  Block* const own = self().block;
+  const int rank = int(address >> kRankShift) - 1;
+  return (rank < 0 ? own : own->cluster[rank])->shared + address % (1u << kRankShift);
+}
+
+inline uint32_t swizzled(uint32_t address, int bits) { return address ^ (address >> 3 & ((1u << bits) - 1) << 4); }
+
+// An mbarrier: 8 bytes of shared memory.
+struct MBarrier {
+  uint16_t phase : 1, expected : 15;
+  int16_t pending;
+  int32_t bytes;
+
+  void settle() {
+    if (pending == 0 && bytes == 0) {
+      phase ^= 1;
+      pending = expected;
+    }
+  }
+  void init(int count) { *this = {0, uint16_t(count), int16_t(count), 0}; }
+  void arrive(int count = 1) {
+    if (pending < count) {
+      fail("more arrive at the mbarrier at byte " + std::to_string(shared_address(this)) + " than its " +
+           std::to_string(expected));
+    }
+    pending -= count;
+    settle();
+  }
+  void complete(int count) {
+    bytes -= count;
+    settle();
+  }
+  static bool passed(const void* object, uint64_t parity) { return static_cast<const MBarrier*>(object)->phase != parity; }
+  void wait(uint32_t parity) const { wait_for({passed, this, parity, "for the mbarrier"}); }
+};
+static_assert(sizeof(MBarrier) == 8);
+
+// ---- Tensor maps -----------------------------------------------------------------------------
+
+struct alignas(64) TensorMap {
+  char* data;
+  int rank, element, swizzle_bits;
+  uint64_t sizes[5], strides[5];  // strides in bytes
+  uint32_t box[5];
+
+  int bytes() const {
+    int product = element;
+    for (int i = 0; i < rank; ++i) {
+      product *= box[i];
+    }
+    return product;
+  }
+
+  // Calls visit(bytes in shared memory from the box's start, address in global memory or null) for each element.
+  template <class Visit>
+  void each(const std::array<int, 5>& from, Visit visit) const {
+    const int count = bytes() / element;
+    for (int flat = 0; flat < count; ++flat) {
+      int rest = flat;
+      bool inside = true;
+      char* address = data;
+      for (int i = 0; i < rank; ++i) {
+        const int64_t at = from[i] + rest % int(box[i]);
+        rest /= int(box[i]);
+        inside &= at >= 0 && at < int64_t(sizes[i]);
+        address += at * int64_t(strides[i]);
+      }
+      visit(uint32_t(flat * element), inside ? address : nullptr);
+    }
+  }
+};
+static_assert(sizeof(TensorMap) <= 192);
+
+inline void load(const TensorMap& map, MBarrier& full, char* to, std::array<int, 5> from) {
+  Block* const block = self().block;
+  machine.copies.push_back([map, &full, to, from, block] {
+    const uint32_t start = to - block->shared;
+    map.each(from, [&](uint32_t offset, const char* address) {
+      char* const into = block->shared + swizzled(start + offset, map.swizzle_bits);
+      if (address) {
+        std::memcpy(into, address, map.element);
+      } else {
+        std::memset(into, 0, map.element);
+      }
+    });
+    full.complete(map.bytes());
+  });
+}
+
+inline void enqueue(BulkStore store) {
+  auto shared = std::make_shared<BulkStore>(std::move(store));
+  self().open_stores.push_back(shared);
+  machine.bulk_stores.push_back(std::move(shared));
+}
+
+inline void store(const TensorMap& map, const char* from, std::array<int, 5> to) {
+  Block* const block = self().block;
+  enqueue({[map, from, block] {
+             std::vector<char> data(map.bytes());
+             const uint32_t start = from - block->shared;
+             for (uint32_t i = 0; i < data.size(); i += map.element) {
+               std::memcpy(&data[i], block->shared + swizzled(start + i, map.swizzle_bits), map.element);
+             }
+             return data;
+           },
+           [map, to](const std::vector<char>& data) {
+             map.each(to, [&](uint32_t offset, char* address) {
+               if (address) {
+                 std::memcpy(address, &data[offset], map.element);
+               }
+             });
+           }});
+}
+
+inline void bulk_load(const void* from, MBarrier& full, void* to, int bytes) {
+  machine.copies.push_back([=, &full] {
+    std::memcpy(to, from, bytes);
+    full.complete(bytes);
+  });
+}
+
+inline void bulk_add(void* to, uint32_t from, int bytes) {
+  const char* const source = at(from);
+  enqueue({[=] { return std::vector<char>(source, source + bytes); },
+           [=](const std::vector<char>& data) {
+             for (int i = 0; i < bytes / 4; ++i) {
+               static_cast<float*>(to)[i] += reinterpret_cast<const float*>(data.data())[i];
+             }
+           }});
+}
+
+inline void bulk_commit() {
+  self().stores.push_back(std::move(self().open_stores));
+  self().open_stores.clear();
+}
+
+// Waits until all but the newest `pending` groups have been read, or (done = 2) written.
+inline void bulk_wait(size_t pending, int done) {
+  auto& stores = self().stores;
+  for (size_t group = 0; group + pending < stores.size(); ++group) {
+    for (auto& one : stores[group]) {
+      while (one->done < done) {
+        one->advance();
+      }
+    }
+  }
+  while (stores.size() > pending && std::all_of(stores.front().begin(), stores.front().end(), [](auto& one) { return one->done == 2; })) {
+    stores.pop_front();
+  }
+  auto& under_way = machine.bulk_stores;
+  under_way.erase(std::remove_if(under_way.begin(), under_way.end(), [](auto& one) { return one->done == 2; }), under_way.end());
+}
+
+// ---- Tensor cores ----------------------------------------------------------------------------
+
+enum class Number { kHalf, kBfloat, kE4m3 };
+
+inline float of_e4m3(uint8_t x) {
+  const int exponent = x >> 3 & 15, mantissa = x & 7;
+  const float size = (x & 127) == 127 ? NAN : exponent ? std::ldexp(8.f + mantissa, exponent - 10) : std::ldexp(float(mantissa), -9);
+  return x & 128 ? -size : size;
+}
+
+inline float number(Number type, const char* from) {
+  if (type == Number::kE4m3) {
+    return of_e4m3(uint8_t(*from));
+  }
+  uint16_t raw;
+  std::memcpy(&raw, from, 2);
+  return type == Number::kHalf ? of_half(raw) : of_bfloat(raw);
+}
+
+// An operand in shared memory as its descriptor says: rows along M or N, by columns along K; `transposed`: M or N is
+// what lies side by side.
+struct Operand {
+  uint64_t descriptor;
+  bool transposed;
+
+  float read(const char* shared, Number type, int row, int k) const {
+    const int element = type == Number::kE4m3 ? 1 : 2;
+    const uint32_t start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4,
+                   stride = (descriptor >> 32 & 0x3fff) << 4;
+    const int layout = descriptor >> 62;  // 1: swizzled by 128 bytes, 2: by 64, 3: by 32
+    const int swizzle_bits = layout == 0 ? 0 : 4 - layout;
+    const int span = 16 << swizzle_bits;  // bytes of a row of the pattern
+    const int across = (transposed ? row : k) * element, down = transposed ? k : row;
+    const uint32_t offset = across / span * leading + down / 8 * stride + down % 8 * span + across % span;
+    if (!transposed && across >= span) {
+      fail("a K-major operand of wgmma is wider than its swizzle");
+    }
+    return number(type, shared + swizzled(start + offset, swizzle_bits));
+  }
+};
+
+// A warp's 16 rows of wgmma: A from shared memory or registers, B from shared memory.
+template <int n, int k>
+void wgmma(Number type, std::array<float*, n / 2> c, std::array<uint32_t, 4> a_registers, bool in_registers, uint64_t a,
+           uint64_t b, bool accumulate, bool a_transposed, bool b_transposed) {
+  Warp& w = warp();
+  struct Collected {
+    std::array<std::array<float*, n / 2>, kWarp> c;
+    std::array<std::array<uint32_t, 4>, kWarp> a;
+  };
+  // each lane's pointers live on its stack until all lanes have met a second time
+  const auto* shown = meet(uint64_t(&c), uint64_t(&a_registers));
+  if (lane() == 0) {
+    auto all = std::make_shared<Collected>();
+    for (int i = 0; i < kWarp; ++i) {
+      all->c[i] = *reinterpret_cast<const std::array<float*, n / 2>*>(shown[i][0]);
+      all->a[i] = *reinterpret_cast<const std::array<uint32_t, 4>*>(shown[i][1]);
+    }
+    const char* const shared = self().block->shared;
+    const int first_row = self().index / kWarp % 4 * 16;
+    w.products.emplace_back(w.groups, [=] {
+      static float left[16][k], right[k][n], sum[16][n];
+      for (int row = 0; row < 16; ++row) {
+        for (int column = 0; column < k; ++column) {
+          if (in_registers) {
+            constexpr int per = k / 8;  // elements of a register
+            const int half = column / (k / 2), within = column % (k / 2);
+            const uint32_t word = all->a[row % 8 * 4 + within / per][row / 8 + 2 * half];
+            left[row][column] = number(type, reinterpret_cast<const char*>(&word) + within % per * (4 / per));
+          } else {
+            left[row][column] = Operand{a, a_transposed}.read(shared, type, first_row + row, column);
+          }
+        }
+      }
+      for (int column = 0; column < k; ++column) {
+        for (int j = 0; j < n; ++j) {
+          right[column][j] = Operand{b, b_transposed}.read(shared, type, j, column);
+        }
+      }
+      for (int row = 0; row < 16; ++row) {
+        std::fill_n(sum[row], n, 0.f);
+        for (int column = 0; column < k; ++column) {
+          for (int j = 0; j < n; ++j) {
+            sum[row][j] += left[row][column] * right[column][j];
+          }
+        }
+      }
+      for (int i = 0; i < kWarp; ++i) {
+        for (int j = 0; j < n / 2; ++j) {
+          float& into = *all->c[i][j];
+          into = (accumulate ? into : 0.f) + sum[i / 4 + j / 2 % 2 * 8][j / 4 * 8 + i % 4 * 2 + j % 2];
+        }
+      }
+    });
+  }
+  meet();
+}
+
+inline void wgmma_commit() {
+  meet();
+  if (lane() == 0) {
+    ++warp().groups;
+  }
+  meet();
+}
+
+inline void wgmma_wait(uint64_t pending) {
+  Warp& w = warp();
+  meet();
+  if (lane() == 0) {
+    while (!w.products.empty() && w.products.front().first + pending < w.groups) {
+      happen(w);
+    }
+  }
+  meet();
+}
+
+// ---- Matrices of a warp ----------------------------------------------------------------------
+
+// Four 8x8 matrices of 16-bit elements, lane 8 i + j giving the address of row j of matrix i.
+inline void stmatrix(uint32_t address, std::array<uint32_t, 4> given, bool transposed) {
+  const auto* shown = meet(uint64_t(address), uint64_t(given[0]) | uint64_t(given[1]) << 32, uint64_t(given[2]) | uint64_t(given[3]) << 32);
+  if (lane() == 0) {
+    for (int matrix = 0; matrix < 4; ++matrix) {
+      for (int row = 0; row < 8; ++row) {
+        for (int column = 0; column < 8; ++column) {
+          const int r = transposed ? column : row, c = transposed ? row : column;
+          const uint64_t pair = shown[r * 4 + c / 2][1 + matrix / 2];
+          const uint16_t element = uint32_t(pair >> matrix % 2 * 32) >> c % 2 * 16;
+          std::memcpy(at(uint32_t(shown[matrix * 8 + row][0])) + column * 2, &element, 2);
+        }
+      }
+    }
+  }
+  meet();
+}
+
+inline std::array<uint32_t, 4> ldmatrix(uint32_t address, bool transposed) {
+  const auto* shown = meet(uint64_t(address));
+  std::array<uint32_t, 4> found;
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    uint16_t pair[2];
+    for (int i = 0; i < 2; ++i) {
+      const int r = lane() / 4, c = lane() % 4 * 2 + i;
+      const int row = transposed ? c : r, column = transposed ? r : c;
+      std::memcpy(&pair[i], at(uint32_t(shown[matrix * 8 + row][0])) + column * 2, 2);
+    }
+    found[matrix] = pair[0] | uint32_t(pair[1]) << 16;
+  }
+  meet();
+  return found;
+}
+
+}  // namespace sim
+
+#define threadIdx (sim::dim3_of(sim::self().index))
+#define blockIdx (sim::self().block->index)
+#define blockDim (sim::machine.block)
+#define gridDim (sim::machine.grid)
+namespace sim {
+inline dim3 dim3_of(int index) { return {unsigned(index), 0, 0}; }
+}  // namespace sim
+
+inline void __syncthreads() { sim::bar_sync(0, sim::self().block->living); }
+inline void __syncwarp(unsigned = ~0u) { sim::meet(); }
+template <class T>
+T __shfl_sync(unsigned, T value, int from) {
+  return sim::from_lane<T>(sim::meet(sim::as_shown(value)), from);
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int other) {
+  return sim::from_lane<T>(sim::meet(sim::as_shown(value)), sim::lane() ^ other);
+}
+
+// ---- CUTLASS and the CUDA runtime ------------------------------------------------------------
+
+namespace cutlass::arch {
+
+struct ClusterBarrier : sim::MBarrier {
+  bool test_wait(uint32_t parity) const { return passed(this, parity) && !sim::machine.chance(4); }
+  bool try_wait(uint32_t parity) const { return test_wait(parity); }
+};
+struct ClusterTransactionBarrier : ClusterBarrier {
+  void arrive_and_expect_tx(int count) {
+    bytes += count;
+    arrive();
+  }
+};
+inline void fence_barrier_init() {}
+inline void fence_view_async_shared() {}
+template <int count>
+void warpgroup_reg_alloc() {}
+template <int count>
+void warpgroup_reg_dealloc() {}
+
+}  // namespace cutlass::arch
+
+using CUtensorMap = sim::TensorMap;
+
+namespace cute {
+
+namespace SM90::GMMA {
+enum class LayoutType : uint8_t { INTERLEAVE = 0, B128 = 1, B64 = 2, B32 = 3 };
+}
+namespace TMA {
+enum class CacheHintSm90 : uint64_t { EVICT_NORMAL, EVICT_FIRST, EVICT_LAST };
+}
+inline uint32_t cast_smem_ptr_to_uint(const void* pointer) { return sim::shared_address(pointer); }
+inline void prefetch_tma_descriptor(const CUtensorMap*) {}
+struct SM90_TMA_LOAD_4D {
+  static void copy(const CUtensorMap* map, uint64_t* full, uint64_t, void* to, int a, int b, int c, int d) {
+    sim::load(*map, *reinterpret_cast<sim::MBarrier*>(full), static_cast<char*>(to), {a, b, c, d});
+  }
+};
+struct SM90_TMA_STORE_4D {
+  static void copy(const CUtensorMap* map, const void* from, int a, int b, int c, int d) {
+    sim::store(*map, static_cast<const char*>(from), {a, b, c, d});
+  }
+};
+struct SM90_BULK_COPY_G2S {
+  static void copy(const void* from, uint64_t* full, void* to, int bytes) {
+    sim::bulk_load(from, *reinterpret_cast<sim::MBarrier*>(full), to, bytes);
+  }
+};
+inline void tma_store_arrive() { sim::bulk_commit(); }
+template <int pending>
+void tma_store_wait() {
+  sim::bulk_wait(pending, 1);
+}
+
+}  // namespace cute
+
+using cudaStream_t = void*;
+enum cudaError_t { cudaSuccess, cudaErrorLaunchFailure };
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess };
+enum { cudaEnableDefault };
+enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor, cudaDevAttrComputeCapabilityMinor, cudaDevAttrMultiProcessorCount };
+enum { cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum CUresult { CUDA_SUCCESS };
+using cuuint64_t = uint64_t;
+using cuuint32_t = uint32_t;
+enum CUtensorMapDataType { CU_TENSOR_MAP_DATA_TYPE_UINT8, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_DATA_TYPE_FLOAT32 };
+enum CUtensorMapSwizzle { CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_32B, CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_SWIZZLE_128B };
+enum CUtensorMapInterleave { CU_TENSOR_MAP_INTERLEAVE_NONE };
+enum CUtensorMapL2promotion { CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B };
+enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE };
+
+inline CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data, const cuuint64_t* sizes,
+                                       const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t*, CUtensorMapInterleave,
+                                       CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  constexpr int kBytes[] = {1, 2, 2, 4};
+  *map = {static_cast<char*>(data), int(rank), kBytes[type], int(swizzle), {}, {}, {}};
+  map->strides[0] = map->element;
+  for (cuuint32_t i = 0; i < rank; ++i) {
+    map->sizes[i] = sizes[i];
+    map->box[i] = box[i];
+    if (i > 0) {
+      map->strides[i] = strides[i - 1];
+    }
+  }
+  const bool whole = int(box[0]) * map->element <= (16 << map->swizzle_bits) || map->swizzle_bits == 0;
+  return whole && reinterpret_cast<uintptr_t>(data) % 16 == 0 ? CUDA_SUCCESS : CUresult(1);
+}
+inline cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned, int, cudaDriverEntryPointQueryResult* result) {
+  *function = reinterpret_cast<void*>(&cuTensorMapEncodeTiled);
+  *result = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr what, int) {
+  *value = what == cudaDevAttrComputeCapabilityMajor ? 9 : what == cudaDevAttrMultiProcessorCount ? 4 : 0;
+  return cudaSuccess;
+}
+template <class T>
+cudaError_t cudaFuncSetAttribute(T, int, size_t) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetLastError() {
+  const bool failed = sim::machine.failed;
+  sim::machine.failed = false;
+  return failed ? cudaErrorLaunchFailure : cudaSuccess;
+}
+
+extern "C" inline __attribute__((used, visibility("default"))) void fagen_simulator_seed(uint64_t seed) { sim::machine.random.seed(seed); }

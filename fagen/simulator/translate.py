@@ -1,0 +1,158 @@
+"""Turn a kernel's text into C++ for a CPU: asm statements and launches become calls of gpu.hpp."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from fagen.errors import BuildError
+
+_INCLUDE = re.compile(r"^#include <(?:cu|cute/|cutlass/)[^>]*>\n", re.MULTILINE)
+_ASM = re.compile(r"\basm\b\s*(?:volatile\s*)?\(")
+_LAUNCH = re.compile(r"(\w+)<<<(.+?)>>>\((\w*)\);", re.DOTALL)
+_DYNAMIC = re.compile(r"extern __shared__ __align__\(1024\) char (\w+)\[\];")
+_OPERAND = re.compile(r'\s*(?:\[\w+\]\s*)?"([=+]?)([a-z])"\s*\(')
+_STRING = re.compile(r'\s*"((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True)
+class Asm:
+    """An asm statement: its instructions, and the expressions of its operands in order."""
+
+    code: str
+    operands: tuple[str, ...]
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The numbers of the operands, as the instruction names them."""
+        return tuple(map(int, re.findall(r"%(\d+)", self.code)))
+
+
+def translated(kernel: str) -> str:
+    """Return the C++ that does on a CPU what the text of a kernel does on a GPU.
+
+    Raises BuildError where an instruction is none that the simulator knows.
+    """
+    text = _INCLUDE.sub("", kernel)
+    text = "".join(_without_asm(text))
+    text = _DYNAMIC.sub(r"char* const \1 = sim::self().block->shared;", text)
+    text = _LAUNCH.sub(_launch, text)
+    return f'#include "gpu.hpp"\n{text}'
+
+
+def _launch(found: re.Match[str]) -> str:
+    name, configuration, arguments = found.groups()
+    grid, threads, *rest = _split(configuration)
+    shared = rest[0] if rest else "0"
+    return f"sim::launch({name}, {grid}, {threads}, {shared}, {arguments});"
+
+
+def _without_asm(text: str) -> Iterator[str]:
+    end = 0
+    for found in _ASM.finditer(text):
+        yield text[end : found.start()]
+        end = _closing(text, found.end())
+        yield _call(_parsed(text[found.end() : end - 1]))
+    yield text[end:]
+
+
+def _parsed(inside: str) -> Asm:
+    code, rest = "", inside
+    while string := _STRING.match(rest):
+        code += string[1].encode().decode("unicode_escape")
+        rest = rest[string.end() :]
+    operands = []
+    for section in _split(rest, ":")[1:3]:
+        for one in _split(section):
+            if operand := _OPERAND.match(one):
+                operands.append(one[operand.end() : _closing(one, operand.end()) - 1].strip())
+    return Asm(" ".join(code.split()), tuple(operands))
+
+
+def _call(asm: Asm) -> str:
+    if not asm.code:
+        return "(void)0"
+    for pattern, write in _INSTRUCTIONS.items():
+        if found := re.fullmatch(pattern, asm.code):
+            return write(asm, found)
+    raise BuildError(f"the simulator does not know the instruction {asm.code[:80]!r}")
+
+
+def _of(call: str) -> Callable[[Asm, re.Match[str]], str]:
+    """Write a call that names operands by number, as {0}."""
+    return lambda asm, found: call.format(*asm.operands)
+
+
+def _wgmma(asm: Asm, found: re.Match[str]) -> str:
+    n, k, number = int(found[1]), int(found[2]), found[3]
+    accumulators, rest = asm.operands[: n // 2], asm.operands[n // 2 :]
+    in_registers = len(rest) == 6
+    flags = [int(flag) for flag in found[4].replace(" ", "").split(",") if flag]
+    # 1, 1 are the signs of A and B; what follows says which operands lie with M or N along rows
+    transposed = [0, 0, *flags[2:]][-2:] if in_registers else [*flags[2:], 0, 0][:2]
+    pointers = ", ".join(f"&({one})" for one in accumulators)
+    registers = ", ".join(rest[:4]) if in_registers else "0, 0, 0, 0"
+    a, b, accumulate = ("0", *rest[4:]) if in_registers else rest
+    return (
+        f"sim::wgmma<{n}, {k}>(sim::Number::{_NUMBERS[number]}, "
+        f"std::array<float*, {n // 2}>{{{pointers}}}, {{{registers}}}, "
+        f"{str(in_registers).lower()}, {a}, {b}, {accumulate}, {transposed[0]}, {transposed[1]})"
+    )
+
+
+_NUMBERS = {"f16": "kHalf", "bf16": "kBfloat", "e4m3": "kE4m3"}
+_FOUR = r"\{ ?%\d+, %\d+, %\d+, %\d+ ?\}"
+_INSTRUCTIONS: dict[str, Callable[[Asm, re.Match[str]], str]] = {
+    r"wgmma\.fence\.sync\.aligned;": _of("sim::meet()"),
+    r"wgmma\.commit_group\.sync\.aligned;": _of("sim::wgmma_commit()"),
+    r"wgmma\.wait_group\.sync\.aligned %0;": _of("sim::wgmma_wait({0})"),
+    (
+        r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.f32\.(\w+)\.\3 "
+        r"\{[%\d, ]+\}, (?:\{[%\d, ]+\}|%\d+), %\d+, %\d+((?:, [01])+);"
+    ): _wgmma,
+    r"bar\.sync %0, %1;": _of("sim::bar_sync({0}, {1})"),
+    r"bar\.arrive %0, %1;": _of("sim::bar_arrive({0}, {1})"),
+    r"ex2\.approx\.ftz\.f32 %0, %1;": _of("{0} = std::exp2({1})"),
+    r"lg2\.approx\.ftz\.f32 %0, %1;": _of("{0} = std::log2({1})"),
+    r"rcp\.approx\.ftz\.f32 %0, %1;": _of("{0} = 1.f / ({1})"),
+    rf"stmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 \[%0\], {_FOUR};": _of(
+        "sim::stmatrix({0}, {{{1}, {2}, {3}, {4}}}, false)"
+    ),
+    rf"ldmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 {_FOUR}, \[%4\];": _of(
+        "do {{ const auto four = sim::ldmatrix({4}, false); {0} = four[0]; {1} = four[1]; "
+        "{2} = four[2]; {3} = four[3]; }} while (0)"
+    ),
+    r"cp\.reduce\.async\.bulk\.global\.shared::cta\.bulk_group\.add\.f32 \[%0\], \[%1\], %2;": _of(
+        "sim::bulk_add({0}, {1}, {2})"
+    ),
+    r"cp\.async\.bulk\.wait_group 0;": _of("sim::bulk_wait(0, 2)"),
+}
+
+
+def _closing(text: str, start: int) -> int:
+    """Return the index past the parenthesis that closes one opened before `start`."""
+    depth, i = 1, start
+    while depth:
+        if string := _STRING.match(text, i):
+            i = string.end()
+            continue
+        depth += {"(": 1, ")": -1}.get(text[i], 0)
+        i += 1
+    return i
+
+
+def _split(text: str, at: str = ",") -> list[str]:
+    """Split at a character that is in no bracket and no string; `::` is no colon."""
+    parts, depth, begun, i = [], 0, 0, 0
+    while i < len(text):
+        if string := _STRING.match(text, i):
+            i = string.end()
+            continue
+        if text[i] in "([{":
+            depth += 1
+        elif text[i] in ")]}":
+            depth -= 1
+        elif text[i] == at and not depth:
+            parts.append(text[begun:i])
+            begun = i + 1
+        i += 1
+    return [*parts, text[begun:]]
