@@ -112,6 +112,7 @@ struct Wait {
 struct BulkStore {
   std::function<std::vector<char>()> read;
   std::function<void(const std::vector<char>&)> write;
+  uint64_t due = 0;  // the turn in which it goes on
   std::vector<char> data;
   int done = 0;  // 1: read, 2: written
 
@@ -146,6 +147,7 @@ struct Warp {
   int living = 0;
   std::deque<std::pair<uint64_t, Product>> products;  // with the group of each
   uint64_t groups = 0;                                // committed
+  uint64_t resumes = 0;                               // the turn in which it goes on; it has fallen behind
 };
 
 struct NamedBarrier {
@@ -169,14 +171,21 @@ struct Machine {
   ucontext_t scheduler;
   Thread* current = nullptr;
   dim3 grid, block;
-  std::vector<std::function<void()>> copies;              // that TMA has not made yet
-  std::vector<std::shared_ptr<BulkStore>> bulk_stores;    // neither
+  uint64_t turn = 0;                                           // of all threads
+  std::vector<std::pair<uint64_t, std::function<void()>>> copies;  // that TMA makes in a turn to come
+  std::vector<std::shared_ptr<BulkStore>> bulk_stores;         // likewise
   const std::function<void()>* body = nullptr;
   bool failed = false;
   std::vector<void*> stacks;
   std::vector<char*> memories;
 
   bool chance(int one_in) { return random() % one_in == 0; }
+
+  // How many turns something takes: often none, now and then very many.
+  uint64_t delay() {
+    const uint64_t most[] = {1, 4, 30, 300};
+    return random() % most[random() % 4];
+  }
 };
 
 inline Machine machine;
@@ -212,26 +221,44 @@ inline void happen(Warp& warp) {
   product();
 }
 
-// Lets some of what is under way happen; `all_but` in so many draws nothing.
-inline bool something_happens() {
+// Lets happen what is due, or, if it has to be, the next that will be; returns whether anything did.
+inline bool something_happens(bool has_to) {
   Machine& m = machine;
-  const size_t count = m.copies.size() + m.bulk_stores.size();
-  if (count == 0) {
-    return false;
+  uint64_t now = m.turn;
+  if (has_to) {
+    now = UINT64_MAX;
+    for (const auto& copy : m.copies) {
+      now = std::min(now, copy.first);
+    }
+    for (const auto& store : m.bulk_stores) {
+      now = std::min(now, store->due);
+    }
   }
-  const size_t which = m.random() % count;
-  if (which < m.copies.size()) {
-    auto copy = std::move(m.copies[which]);
-    m.copies.erase(m.copies.begin() + which);
+  bool any = false;
+  for (size_t i = 0; i < m.copies.size();) {
+    if (m.copies[i].first > now) {
+      ++i;
+      continue;
+    }
+    const auto copy = std::move(m.copies[i].second);
+    m.copies.erase(m.copies.begin() + i);
     copy();
-  } else {
-    const size_t i = which - m.copies.size();
-    m.bulk_stores[i]->advance();
-    if (m.bulk_stores[i]->done == 2) {
+    any = true;
+  }
+  for (size_t i = 0; i < m.bulk_stores.size();) {
+    BulkStore& store = *m.bulk_stores[i];
+    if (store.due > now) {
+      ++i;
+      continue;
+    }
+    store.advance();
+    store.due = m.turn + m.delay();
+    any = true;
+    if (store.done == 2) {
       m.bulk_stores.erase(m.bulk_stores.begin() + i);
     }
   }
-  return true;
+  return any;
 }
 
 // ---- Running a grid --------------------------------------------------------------------------
@@ -312,6 +339,18 @@ inline void tell_deadlock(const std::vector<std::unique_ptr<Block>>& blocks) {
   }
 }
 
+// Lets warps that have fallen behind go on; returns whether there were any.
+inline bool wake(const std::vector<std::unique_ptr<Block>>& blocks) {
+  bool any = false;
+  for (const auto& block : blocks) {
+    for (Warp& warp : block->warps) {
+      any |= warp.living > 0 && warp.resumes > machine.turn;
+      warp.resumes = 0;
+    }
+  }
+  return any;
+}
+
 // Runs every thread of a grid to its end, `resident` blocks at a time, clusters together.
 inline bool run(dim3 grid, dim3 shape, int cluster, int resident, const std::function<void()>& body) {
   Machine& m = machine;
@@ -335,11 +374,13 @@ inline bool run(dim3 grid, dim3 shape, int cluster, int resident, const std::fun
       }
     }
     bool progress = false;
+    ++m.turn;
     for (const auto& block : running) {
       const int start = m.random() % threads;
       for (int i = 0; i < threads && !m.failed; ++i) {
         Thread& thread = block->threads[(start + i) % threads];
-        if (thread.ended || (thread.wait.test && !thread.wait.test(thread.wait.object, thread.wait.value))) {
+        const Warp& warp = block->warps[thread.index / kWarp];
+        if (thread.ended || warp.resumes > m.turn || (thread.wait.test && !thread.wait.test(thread.wait.object, thread.wait.value))) {
           continue;
         }
         progress = true;
@@ -351,12 +392,13 @@ inline bool run(dim3 grid, dim3 shape, int cluster, int resident, const std::fun
         while (!warp.products.empty() && m.chance(3)) {
           happen(warp);
         }
+        if (m.turn > warp.resumes && m.chance(30)) {
+          warp.resumes = m.turn + m.delay();
+        }
       }
     }
-    while (m.chance(2) && something_happens()) {
-      progress = true;
-    }
-    if (!progress && !something_happens()) {
+    progress |= something_happens(false);
+    if (!progress && !something_happens(true) && !wake(running)) {
       tell_deadlock(running);
       m.failed = true;
     }
@@ -376,7 +418,7 @@ inline bool run(dim3 grid, dim3 shape, int cluster, int resident, const std::fun
       running.erase(running.begin() + i, running.begin() + i + together.size());
     }
   }
-  while (!m.failed && something_happens()) {
+  while (!m.failed && something_happens(true)) {
   }
   m.copies.clear();
   m.bulk_stores.clear();
@@ -559,7 +601,7 @@ static_assert(sizeof(TensorMap) <= 192);
 
 inline void load(const TensorMap& map, MBarrier& full, char* to, std::array<int, 5> from) {
   Block* const block = self().block;
-  machine.copies.push_back([map, &full, to, from, block] {
+  machine.copies.emplace_back(machine.turn + machine.delay(), [map, &full, to, from, block] {
     const uint32_t start = to - block->shared;
     map.each(from, [&](uint32_t offset, const char* address) {
       char* const into = block->shared + swizzled(start + offset, map.swizzle_bits);
@@ -575,6 +617,7 @@ inline void load(const TensorMap& map, MBarrier& full, char* to, std::array<int,
 
 inline void enqueue(BulkStore store) {
   auto shared = std::make_shared<BulkStore>(std::move(store));
+  shared->due = machine.turn + machine.delay();
   self().open_stores.push_back(shared);
   machine.bulk_stores.push_back(std::move(shared));
 }
@@ -599,7 +642,7 @@ inline void store(const TensorMap& map, const char* from, std::array<int, 5> to)
 }
 
 inline void bulk_load(const void* from, MBarrier& full, void* to, int bytes) {
-  machine.copies.push_back([=, &full] {
+  machine.copies.emplace_back(machine.turn + machine.delay(), [=, &full] {
     std::memcpy(to, from, bytes);
     full.complete(bytes);
   });
