@@ -24,6 +24,7 @@ QUAD = 4  # lanes that share a row of an accumulator
 
 SHARED = "shared memory of a thread block"
 REGISTERS = "registers of a consumer thread"
+DQ_REGISTERS = "registers of a thread that computes dQ"
 REGISTER_FILE = "register file of a thread block"
 
 # d, d_v padded; parts: of dQ's columns, one for each warpgroup, or 1; e bytes per element
@@ -32,16 +33,21 @@ SYMBOLS = ("block_m", "block_n", "d", "d_v", "parts", "stages", "do_stages", "ds
 
 @dataclass(frozen=True)
 class Budget:
-    """The three ledgers of a schedule."""
+    """The ledgers of a schedule; dq_registers where one consumer alone computes dQ."""
 
     shared: Ledger
     registers: Ledger
+    dq_registers: Ledger | None
     register_file: Ledger
+
+    def every(self) -> tuple[Ledger, ...]:
+        """Return those that there are."""
+        ledgers = (self.shared, self.registers, self.dq_registers, self.register_file)
+        return tuple(ledger for ledger in ledgers if ledger)
 
     def over(self) -> tuple[Ledger, ...]:
         """Return the ledgers that do not fit."""
-        every = (self.shared, self.registers, self.register_file)
-        return tuple(ledger for ledger in every if not ledger.fits)
+        return tuple(ledger for ledger in self.every() if not ledger.fits)
 
 
 def padded_head_dims(schedule: Schedule) -> tuple[int, int]:
@@ -76,14 +82,19 @@ def budget(schedule: Schedule) -> Budget:
         SM90.smem_per_block,
         SM90.source("smem_per_block"),
     )
-    registers = Ledger(
-        REGISTERS,
-        "a model",
-        rows(sizes, 1, register_formulae, ()),
-        min(schedule.warps.consumer_registers, SM90.max_registers_per_thread),
-        f"consumer_registers = {schedule.warps.consumer_registers}",
-    )
-    return Budget(shared, registers, _register_file(schedule))
+    warps = schedule.warps
+    one = warps.dq_by == "one" and schedule.consumers > 1
+    intra = schedule.overlap.intra_warpgroup
+
+    def of_role(name: str, most: int, key: str, *, computes_dq: bool) -> Ledger:
+        taken = rows(sizes, 1, register_formulae, (computes_dq, one, intra))
+        return Ledger(name, "a model", taken, min(most, SM90.max_registers_per_thread), key)
+
+    said = f"consumer_registers = {warps.consumer_registers}"
+    registers = of_role(REGISTERS, warps.consumer_registers, said, computes_dq=not one)
+    said = f"dq_registers = {warps.dq_registers}"
+    of_dq = of_role(DQ_REGISTERS, warps.dq_registers, said, computes_dq=True) if one else None
+    return Budget(shared, registers, of_dq, _register_file(schedule))
 
 
 @cache
@@ -91,8 +102,8 @@ def shared_formulae() -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment."""
     m, n, d, d_v, _, stages, do_stages, ds_stages, e = symbols(SYMBOLS).values()
     consumers = n / SM90.wgmma_m
-    # K and V full; Q and dO full and empty for each stage; each warpgroup's dQ full and empty
-    barriers = 2 + 2 * stages + 2 * do_stages + 2 * consumers
+    # K and V full; Q, dO and dS full and empty for each stage; each warpgroup's dQ full and empty
+    barriers = 2 + 2 * (stages + do_stages + ds_stages + consumers)
     return {
         "k": n * d * e,
         "v": n * d_v * e,
@@ -107,8 +118,11 @@ def shared_formulae() -> Mapping[str, Any]:
 
 
 @cache
-def register_formulae() -> Mapping[str, Any]:
-    """Return the registers of one consumer thread by what they hold, at the most."""
+def register_formulae(computes_dq: bool, one: bool, intra: bool) -> Mapping[str, Any]:
+    """Return the registers of one consumer thread by what they hold, at the most.
+
+    `one`: a single consumer computes dQ; `intra`: the next step's S is issued within a step.
+    """
     import sympy
 
     m, _, d, d_v, parts, *_, e = symbols(SYMBOLS).values()
@@ -116,11 +130,13 @@ def register_formulae() -> Mapping[str, Any]:
     per_thread = sympy.Rational(SM90.wgmma_m, SM90.warpgroup_threads)
     s = m * per_thread
     packed = s * e / 4
+    dq = d / parts * per_thread if computes_dq else 0
+    # S and dP; then P and dS in 16 bits, beside dQ; then the next S, beside what is not done yet
+    ahead = dq + s + (0 if one and computes_dq else packed) if intra else 0
     return {
         "dk": d * per_thread,
         "dv": d_v * per_thread,
-        # S and dP, then P and dS in 16 bits beside dQ
-        "s, dp": sympy.Max(2 * s, 2 * packed + d / parts * per_thread),
+        "s, dp": sympy.Max(2 * s, 2 * packed + dq, ahead),
         "working": sympy.Integer(WORKING_REGISTERS),
     }
 
@@ -145,7 +161,9 @@ def _options(schedule: Schedule) -> Iterator[list[dict[str, Any]]]:
     """Yield for each key, and for tiles, the values that ask for less, nearest first."""
     values, said = schedule.values(), schedule.settings()
     registers: dict[str, Any] = {
-        key: None for key in ("producer_registers", "consumer_registers") if key in said
+        key: None
+        for key in ("producer_registers", "consumer_registers", "dq_registers")
+        if key in said
     }
     now = values["block_m"], values["block_n"]
     tiles = [(m, n) for m in _below(now[0]) for n in _below(now[1]) if (m, n) != now]
@@ -172,7 +190,10 @@ def explain_lines(schedule: Schedule) -> Iterator[str]:
     sizes, own = _sizes(schedule), budget(schedule)
     yield "with " + ", ".join(f"{name} = {value}" for name, value in sizes.items())
     yield from solved(own.shared, shared_formulae(), sizes, "d")
-    yield from solved(own.registers, register_formulae(), sizes, "d")
+    one, intra = own.dq_registers is not None, schedule.overlap.intra_warpgroup
+    yield from solved(own.registers, register_formulae(not one, one, intra), sizes, "d")
+    if own.dq_registers:
+        yield from solved(own.dq_registers, register_formulae(True, one, intra), sizes, "d")
 
 
 def _sizes(schedule: Schedule) -> dict[str, int]:
@@ -183,7 +204,7 @@ def _sizes(schedule: Schedule) -> dict[str, int]:
         "block_n": tile.block_n,
         "d": d,
         "d_v": d_v,
-        "parts": d // dq_columns(tile.block_m, tile.block_n, d),
+        "parts": d // dq_columns(tile.block_m, tile.block_n, d, schedule.warps.dq_by),
         "stages": pipeline.stages,
         "do_stages": pipeline.do_stages,
         "ds_stages": pipeline.ds_stages,
@@ -194,18 +215,21 @@ def _sizes(schedule: Schedule) -> dict[str, int]:
 def _register_file(schedule: Schedule) -> Ledger:
     """What setmaxnreg asks for, of what the launch brought; asking for more would wait for ever."""
     warps, group, count = schedule.warps, SM90.warpgroup_threads, threads(schedule)
-    asked = (
-        Row("producer", group * warps.producer_registers, f"{group}·producer_registers"),
-        Row(
-            "consumers",
-            schedule.consumers * group * warps.consumer_registers,
-            f"{schedule.consumers}·{group}·consumer_registers",
-        ),
+    asked = {
+        "producer": (1, "producer_registers"),
+        "consumers": (schedule.consumers, "consumer_registers"),
+    }
+    if warps.dq_by == "one" and schedule.consumers > 1:
+        asked["consumers"] = schedule.consumers - 1, "consumer_registers"
+        asked["dq consumer"] = 1, "dq_registers"
+    lines = tuple(
+        Row(name, groups * group * getattr(warps, key), f"{groups}·{group}·{key}")
+        for name, (groups, key) in asked.items()
     )
     return Ledger(
         REGISTER_FILE,
         "registers after setmaxnreg",
-        asked,
+        lines,
         SM90.registers_left(count) * count,
         f"{count} threads at launch, {SM90.source('registers_per_sm')}",
     )

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from fagen.arch import SM90
-from fagen.kinds.backward.rules import DERIVED, SLUG, rules
+from fagen.kinds.backward.rules import DERIVED, DQ_BY, SLUG, rules
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
 from fagen.vocab import MASKS, SIXTEEN_BITS
@@ -66,10 +66,26 @@ class Pipeline(Section):
 
 
 class Warps(Section):
-    """How many registers the threads of each role have."""
+    """Who does what in a thread block, and with how many registers."""
 
+    dq_by: Annotated[str, OneOf(DQ_BY)] = derived(
+        'who computes dQ: "all" consumers, each its part, once they have met; or "one", the last '
+        "of them, for which the others do not wait; all if left out, where dQ parts evenly"
+    )
     producer_registers: int = _registers("setmaxnreg of the producer; derived if left out")
     consumer_registers: int = _registers("setmaxnreg of the consumers; derived if left out")
+    dq_registers: int = _registers(
+        "setmaxnreg of the consumer that computes dQ; derived if left out, as that of the others "
+        "where all do"
+    )
+
+
+class Overlap(Section):
+    """What runs under what."""
+
+    intra_warpgroup: bool = Field(
+        default=False, description="a step's S is issued with the dK of the step before"
+    )
 
 
 class Build(Section):
@@ -89,6 +105,7 @@ class Schedule(AnySchedule):
     tile: Tile
     pipeline: Pipeline = Pipeline()
     warps: Warps = Warps()
+    overlap: Overlap = Overlap()
     build: Build = Build()
 
     keys: ClassVar[Keys] = Keys(
@@ -97,6 +114,7 @@ class Schedule(AnySchedule):
             "tile": Tile,
             "pipeline": Pipeline,
             "warps": Warps,
+            "overlap": Overlap,
             "build": Build,
         },
         derived=DERIVED,

@@ -85,11 +85,15 @@ class Plan:
     row_lanes: int  # of those, that share a row of O
     producer_registers: int
     consumer_registers: int
+    dq_registers: int  # of the consumer that computes dQ
     launch_registers: int
     max_spill_bytes: int
 
+    dq_by: str  # "all" | "one"
     shares_rows: bool  # warpgroups compute different columns of the same rows of dQ
     dq_columns: int  # that one computes
+    dq_parts: int  # warpgroups that compute dQ
+    intra_warpgroup: bool
     statistics: int  # floats of a block of rows
     record_bytes: int  # of a block of rows in the workspace: dQ, LSE, delta
 
@@ -103,6 +107,7 @@ class Plan:
 
     shared: Ledger
     registers: Ledger
+    dq_ledger: Ledger | None  # of the registers of a consumer that alone computes dQ
     register_file: Ledger
 
     @property
@@ -131,20 +136,23 @@ class Plan:
     @property
     def ledger(self) -> str:
         """The ledgers, to be printed."""
-        return "\n\n".join(map(str, (self.shared, self.registers, self.register_file)))
+        ledgers = (self.shared, self.registers, self.dq_ledger, self.register_file)
+        return "\n\n".join(str(ledger) for ledger in ledgers if ledger)
 
     @property
     def roles(self) -> tuple[Role, ...]:
         """Whose registers setmaxnreg sets."""
+        dq = (Role("dQ consumer", self.dq_registers),) if self.dq_ledger else ()
         return (
             Role("consumer", self.consumer_registers),
+            *dq,
             Role("producer", self.producer_registers),
         )
 
     @property
     def modelled_registers(self) -> int:
-        """Of a consumer thread, by the ledger."""
-        return self.registers.total
+        """Of the consumer thread that takes most, by the ledgers."""
+        return max(ledger.total for ledger in (self.registers, self.dq_ledger) if ledger)
 
     @property
     def spill_remedy(self) -> str:
@@ -184,6 +192,8 @@ class Plan:
     def record(self) -> dict[str, Any]:
         """Return keys and ledgers, for JSON."""
         ledgers = {"shared": self.shared, "registers": self.registers}
+        if self.dq_ledger:
+            ledgers["dq_registers"] = self.dq_ledger
         return {
             "schedule": self.slug,
             "keys": self.schedule.values(),
@@ -208,7 +218,8 @@ def plan(schedule: Schedule) -> Plan:
     qk_swizzle, v_swizzle, ds_swizzle = (
         swizzle_of(columns * dtype.bytes) for columns in (d, d_v, tile.block_m)
     )
-    own_columns = dq_columns(tile.block_m, tile.block_n, d)
+    own_columns = dq_columns(tile.block_m, tile.block_n, d, warps.dq_by)
+    one = warps.dq_by == "one"
     loads = -(-asked.head_dim_v * dtype.bytes // _LOAD_BYTES)  # of a row
     count = threads(schedule)
     return Plan(
@@ -231,10 +242,14 @@ def plan(schedule: Schedule) -> Plan:
         row_lanes=1 << (loads - 1).bit_length(),
         producer_registers=warps.producer_registers,
         consumer_registers=warps.consumer_registers,
+        dq_registers=warps.dq_registers,
         launch_registers=SM90.registers_left(count),
         max_spill_bytes=schedule.build.max_spill_bytes,
+        dq_by=warps.dq_by,
         shares_rows=own_columns < d,
         dq_columns=own_columns,
+        dq_parts=1 if one else schedule.consumers,
+        intra_warpgroup=schedule.overlap.intra_warpgroup,
         statistics=statistics(tile.block_m),
         record_bytes=FP32_BYTES * (tile.block_m * d + 2 * statistics(tile.block_m)),
         qk_swizzle=qk_swizzle,
@@ -246,6 +261,7 @@ def plan(schedule: Schedule) -> Plan:
         l2_share_bytes=SM90.l2_bytes // 5 * 4,
         shared=cost.shared,
         registers=cost.registers,
+        dq_ledger=cost.dq_registers,
         register_file=cost.register_file,
     )
 

@@ -135,7 +135,8 @@ constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and d
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
 constexpr int kStepK = 16;          // the K of every wgmma
-constexpr int kDqColumns = 64;      // that a warpgroup computes, of all its rows
+constexpr int kDqColumns = 64;      // that a warpgroup computes, of all rows
+constexpr int kDqParts = 2;         // warpgroups that compute dQ
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
 constexpr int kQkSlab = 64;  // columns
@@ -187,7 +188,7 @@ struct SharedStorage {
   TransactionBarrier v_full;
   TransactionBarrier q_full[kStages], dout_full[kDoStages];
   Barrier q_empty[kStages], dout_empty[kDoStages];
-  Barrier dq_full[kConsumers], dq_empty[kConsumers];
+  Barrier dq_full[kDqParts], dq_empty[kDqParts];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
 static_assert(kSharedBytes <= 199680, "the layout outgrew the plan's ledger");
@@ -591,22 +592,22 @@ __device__ __forceinline__ void bulk_add(float* to, const float* from, int bytes
 // Used by a single thread.
 __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shared,
                                        const Tile& tile) {
-  constexpr int kPart = kBlockM * kHeadDimPadded / kConsumers;  // of a warpgroup
+  constexpr int kPart = kBlockM * kHeadDimPadded / kDqParts;
   uint32_t phase = 0;
   for (int head = tile.kv_head * params.group; head < (tile.kv_head + 1) * params.group; ++head) {
 #pragma unroll 1  // few registers
     for (int block = tile.first; block < tile.last; ++block) {
       RowBlock& rows = params.row_block(tile.batch, head, block);
 #pragma unroll
-      for (int consumer = 0; consumer < kConsumers; ++consumer) {
-        shared.dq_full[consumer].wait(phase);
-        bulk_add(rows.dq + consumer * kPart, shared.dq + consumer * kPart, kPart * sizeof(float));
+      for (int part = 0; part < kDqParts; ++part) {
+        shared.dq_full[part].wait(phase);
+        bulk_add(rows.dq + part * kPart, shared.dq + part * kPart, kPart * sizeof(float));
         cute::tma_store_arrive();
       }
 #pragma unroll
-      for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      for (int part = 0; part < kDqParts; ++part) {
         cute::tma_store_wait<0>();  // it has been read
-        shared.dq_empty[consumer].arrive();
+        shared.dq_empty[part].arrive();
       }
       phase ^= 1;
     }
@@ -675,9 +676,8 @@ struct Consumer {
   SharedStorage& shared;
   const int warpgroup;  // 0 … kConsumers - 1
   RingPosition<kStages> q;
-  RingPosition<kDoStages> dout;
-  RingPosition<kDsStages> ds;
-  uint32_t dq_phase = 1;  // the first step finds its buffer empty
+
+  __device__ __forceinline__ void advance() { q.advance(); }
 
   // One arrival per warp, since wgmma completes per warp.
   __device__ __forceinline__ void arrive(Barrier& barrier) {
@@ -686,11 +686,11 @@ struct Consumer {
     }
   }
 
-  // Issues S = K Qᵀ.
-  __device__ __forceinline__ void issue_scores(Scores& s) {
+  // Issues S = K Qᵀ, of the Q in a stage.
+  __device__ __forceinline__ void issue_scores(Scores& s, int stage) {
     const Descriptor keys =
         descriptor<kQkSlab>(shared.k + warpgroup * kWarpgroupRows * kQkSlab, kQkDescriptor);
-    const Descriptor rows = descriptor<kQkSlab>(shared.q[q.stage], kQkDescriptor);
+    const Descriptor rows = descriptor<kQkSlab>(shared.q[stage], kQkDescriptor);
     fence_operand(s);
     wgmma_fence();
     wgmma_scores<false>(s, keys, rows);
@@ -706,7 +706,7 @@ struct Consumer {
   __device__ __forceinline__ void issue_dp(Scores& dp) {
     const Descriptor keys =
         descriptor<kVSlab>(shared.v + warpgroup * kWarpgroupRows * kVSlab, kVDescriptor);
-    const Descriptor rows = descriptor<kVSlab>(shared.dout[dout.stage], kVDescriptor);
+    const Descriptor rows = descriptor<kVSlab>(shared.dout[q.stage], kVDescriptor);
     fence_operand(dp);
     wgmma_fence();
     wgmma_scores<false>(dp, keys, rows);
@@ -720,7 +720,7 @@ struct Consumer {
 
   // Issues dV += P dO.
   __device__ __forceinline__ void issue_dv(ValueGradient& dv, Packed& p) {
-    const Descriptor rows = along_columns<kBlockM, kVSlab>(shared.dout[dout.stage], kVDescriptor);
+    const Descriptor rows = along_columns<kBlockM, kVSlab>(shared.dout[q.stage], kVDescriptor);
     fence_operand(p);
     fence_operand(dv);
     wgmma_fence();
@@ -746,7 +746,7 @@ struct Consumer {
 
   // Issues dQ = dS K, of the keys of all warpgroups: a part of the columns.
   __device__ __forceinline__ void issue_dq(QueryGradient& dq) {
-    const Element* rows = shared.ds[ds.stage];
+    const Element* rows = shared.ds[q.stage];
     const Element* columns = shared.k + warpgroup * kDqColumns * kBlockN;
     const Descriptor a = along_columns<kBlockN, kDsSlab>(rows, kDsDescriptor);
     const Descriptor b = along_columns<kBlockN, kQkSlab>(columns, kQkDescriptor);
@@ -789,7 +789,7 @@ struct Consumer {
 
   // dS = P (dP - delta), in place of dP.
   __device__ __forceinline__ void differentiate(const Scores& p, Scores& dp) {
-    const float* delta = shared.delta[dout.stage] + lane() % 4 * kLaneStatistics;
+    const float* delta = shared.delta[q.stage] + lane() % 4 * kLaneStatistics;
 #pragma unroll
     for (int i = 0; i < kBlockM / 2; i += 8) {
       const float4 sums = *reinterpret_cast<const float4*>(delta + i / 2);
@@ -814,7 +814,7 @@ struct Consumer {
 #pragma unroll
     for (int column = 0; column < kBlockM; column += 16) {
       char* slab =
-          reinterpret_cast<char*>(shared.ds[ds.stage] + column / kDsSlab * kBlockN * kDsSlab);
+          reinterpret_cast<char*>(shared.ds[q.stage] + column / kDsSlab * kBlockN * kDsSlab);
       const uint32_t* four = packed + column / 4;
       store_matrices(
           slab + swizzled<kDsSlab, kDsSwizzleBits>(row, column % kDsSlab + lane() / 16 * 8),
@@ -824,9 +824,9 @@ struct Consumer {
 
   // Hands dQ to the warp that adds it up.
   __device__ __forceinline__ void pass_dq_on(const QueryGradient& dq) {
-    shared.dq_empty[warpgroup].wait(dq_phase);
-    dq_phase ^= 1;
-    float4* to = reinterpret_cast<float4*>(shared.dq) + warpgroup * kWarpgroup * kDqColumns / 8 +
+    const int part = warpgroup;
+    shared.dq_empty[part].wait(q.stage ^ 1);  // the first step finds it empty
+    float4* to = reinterpret_cast<float4*>(shared.dq) + part * kWarpgroup * kDqColumns / 8 +
                  threadIdx.x % kWarpgroup;
 #pragma unroll
     for (int i = 0; i < kDqColumns / 2; i += 4) {
@@ -834,16 +834,17 @@ struct Consumer {
     }
     cutlass::arch::fence_view_async_shared();
     __syncwarp();
-    arrive(shared.dq_full[warpgroup]);
+    arrive(shared.dq_full[part]);
   }
 
+  // One block of rows.
   template <bool masked>
   __device__ __forceinline__ void step(const Tile& tile, int block, KeyGradient& dk,
                                        ValueGradient& dv) {
     Scores s, dp;
     shared.q_full[q.stage].wait(q.phase);
-    issue_scores(s);
-    shared.dout_full[dout.stage].wait(dout.phase);
+    issue_scores(s, q.stage);
+    shared.dout_full[q.stage].wait(q.phase);
     issue_dp(dp);
     wgmma_wait<1>();
     fence_operand(s);
@@ -862,17 +863,15 @@ struct Consumer {
     issue_dq(dq);
     wgmma_wait<1>();
     fence_operand(dv);
-    arrive(shared.dout_empty[dout.stage]);
-    dout.advance();
+    arrive(shared.dout_empty[q.stage]);
     issue_dk(dk, d_scores);
     wgmma_wait<1>();
     fence_operand(dq);
-    ds.advance();
     pass_dq_on(dq);
     wgmma_wait<0>();
     fence_operand(dk);
     arrive(shared.q_empty[q.stage]);
-    q.advance();
+    advance();
   }
 
   // Rounds 64 rows of a gradient and stores them through the shared memory of what it is the
@@ -948,9 +947,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       shared.dout_full[stage].init(1);
       shared.dout_empty[stage].init(kConsumers * kWarpgroup / 32);
     }
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      shared.dq_full[consumer].init(kWarpgroup / 32);
-      shared.dq_empty[consumer].init(1);
+    for (int part = 0; part < kDqParts; ++part) {
+      shared.dq_full[part].init(kWarpgroup / 32);
+      shared.dq_empty[part].init(1);
     }
     cutlass::arch::fence_barrier_init();
   }
@@ -1285,6 +1284,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_full_m64n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d128_full_m64n128",
-      "30d88d430b6b3b8b81b0ea624a38a85c36504f23c27362b8561a20548b929f9f"};
+      "aa7b2cd85698403358c524bd4ce5bdb73d10d4bacf00234ae24942c251932c16"};
   return &info;
 }
