@@ -8,7 +8,8 @@ from fagen.kinds.backward.plan import Plan
 from fagen.vocab import Mask
 
 # dtypes and masks; dQ's rows shared or of one's own, by 1 to 3 warpgroups; head dims that are
-# padded, and one for V alone; rings of one buffer
+# padded, and one for V alone; rings of one buffer; dQ by one warpgroup; S ahead; wide heads, parted
+# by gradients, with dQ's columns in unequal parts, or in one
 SPREAD = (
     "bwd_fp16_d128_causal_m64n128",
     "bwd_bf16_d128_full_m64n128",
@@ -18,6 +19,11 @@ SPREAD = (
     "bwd_bf16_d120v40_causal_m64n128",
     "bwd_fp16_d24v56_full_m128n128_s1_dos2_dss1",
     "bwd_bf16_d48_causal_m64n192",
+    "bwd_bf16_d96_causal_m64n128_intra",
+    "bwd_fp16_d128_full_m64n128_intra",
+    "bwd_fp16_d256_causal_m64n64",
+    "bwd_bf16_d160_full_m64n64_intra",
+    "bwd_fp16_d64v192_causal_m64n64_dss1",
 )
 
 

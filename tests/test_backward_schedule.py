@@ -12,6 +12,7 @@ from fagen.errors import OverBudget, ScheduleError
 from fagen.kinds.backward.formulae import SYMBOLS, shared_formulae
 from fagen.kinds.backward.keys import Schedule
 from fagen.kinds.backward.proof import flops
+from fagen.kinds.backward.rules import DQ_BY, SPLITS
 from fagen.ledger import rows
 from fagen.problem import Problem, Sizes
 from fagen.problem import flops as forward_flops
@@ -23,7 +24,13 @@ from tests.backward_helpers import SPREAD, planned
 @st.composite
 def keys(draw: st.DrawFn) -> dict[str, object]:
     """Draw keys that keep every rule but those between them."""
-    return dict(
+    said = dict(
+        split=draw(st.sampled_from([None, *SPLITS])),
+        dq_by=draw(st.sampled_from([None, *DQ_BY])),
+        dq_slices=draw(st.sampled_from([None, 1, 2])),
+        intra_warpgroup=draw(st.booleans()),
+    )
+    return {key: value for key, value in said.items() if value is not None} | dict(
         dtype=draw(st.sampled_from(sorted(SIXTEEN_BITS))),
         head_dim=draw(st.integers(2, 32)) * 8,
         head_dim_v=draw(st.integers(2, 32)) * 8,
@@ -83,16 +90,51 @@ def test_all_faults_are_said_at_once_each_with_its_line():
 @pytest.mark.parametrize("slug", ["bwd_fp16_d96_full_m64n128", "bwd_bf16_d64_full_m64n128"])
 def test_a_tile_whose_dq_does_not_part_is_refused_with_one_that_does(slug):
     with pytest.raises(ScheduleError, match=r"block_m = 64 does not go with block_n = 128") as no:
-        registry.from_slug(slug)
+        registry.from_slug(f"{slug}_dqall")
     assert "slabs of" in str(no.value) and "use block_n = 64" in str(no.value)
     assert planned(slug.replace("n128", "n64")).dq_columns in (64, 96)
+    # left out, one warpgroup computes it all
+    alone = planned(slug)
+    assert (alone.dq_by, alone.dq_parts, alone.dq_columns) == ("one", 1, alone.head_dim_padded)
 
+
+@pytest.mark.parametrize(
+    ("slug", "parts"),
+    [
+        ("bwd_fp16_d256_full_m64n64", (128, 128)),
+        ("bwd_bf16_d192v128_causal_m64n64", (128, 64)),
+        ("bwd_bf16_d160_causal_m64n64", (96, 64)),
+        ("bwd_fp16_d64v256_full_m64n64", (64,)),
+    ],
+)
+def test_wide_heads_are_parted_by_gradients_and_dq_by_whole_slabs(slug, parts):
+    plan = planned(slug)
+    assert (plan.split, plan.consumers, plan.dq_parts) == ("gradients", 2, len(parts))
+    assert (plan.dq_columns, plan.dq_rest) == (parts[0], parts[-1])
+    assert [role.name for role in plan.roles] == ["dV consumer", "dK consumer", "producer"]
+    assert len(plan.registers) == 2
+
+
+@pytest.mark.parametrize(
+    ("slug", "said"),
+    [
+        ("bwd_fp16_d256_full_m64n128_bygrads", 'split = "gradients" a tile is 64 x 64; use 64'),
+        ("bwd_fp16_d256_full_m64n64_dqone", "both compute dQ; leave it out"),
+        ("bwd_fp16_d64_full_m128n128_dqone", "computes dQ, of 64 rows; use 64"),
+        ("bwd_fp16_d128_full_m64n128_s1_intra", "two steps need their Q at once; use 2"),
+        ("bwd_fp16_d128_full_m64n128_dqr240", "that is consumer_registers = 232; leave it out"),
+    ],
+)
+def test_keys_that_do_not_go_together_are_refused_with_what_does(slug, said):
+    with pytest.raises(ScheduleError, match=said):
+        registry.from_slug(slug)
 
 @pytest.mark.parametrize(
     ("slug", "cure"),
     [
         ("bwd_fp16_d128_full_m128n128", {"block_m": 64}),
-        ("bwd_fp16_d96_full_m128n128", {"block_m": 64, "block_n": 64}),
+        ("bwd_fp16_d96_full_m128n128", {"block_m": 64}),
+        ("bwd_fp16_d256_full_m64n64_s3", {"stages": 2}),
         ("bwd_fp16_d128_full_m64n128_s4", {"stages": 3}),
         ("bwd_fp16_d128_full_m64n128_pr240", {"producer_registers": None}),
     ],
@@ -110,7 +152,7 @@ def test_what_does_not_fit_is_refused_with_what_does(slug, cure):
 
 def test_where_nothing_near_fits_it_says_so():
     with pytest.raises(OverBudget, match="nothing near it fits"):
-        planned("bwd_fp16_d256_full_m64n64")
+        planned("bwd_fp16_d256_full_m64n64_s4_dos4")
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -121,10 +163,13 @@ def test_a_plan_fits_and_its_text_renders(keys):
     except (OverBudget, ScheduleError):
         return
     assert plan.shared_bytes <= SM90.smem_per_block
-    assert plan.registers.total <= plan.consumer_registers <= SM90.max_registers_per_thread
+    registers = dict(zip(plan.roles, plan.registers, strict=False))
+    for role, ledger in registers.items():
+        assert ledger.total <= role.registers <= SM90.setmaxnreg_max
     assert plan.register_file.fits
-    assert plan.dq_columns * 64 * plan.consumers == plan.block_m * plan.head_dim_padded
-    assert plan.dq_columns % plan.qk_slab == 0
+    parts = (*(plan.dq_columns,) * (plan.dq_parts - 1), plan.dq_rest)
+    assert sum(parts) * 64 == plan.block_m * plan.head_dim_padded
+    assert all(columns % plan.qk_slab == 0 for columns in parts)
     assert plan.slug in kernel_text(plan)
     assert Schedule.from_slug(plan.slug) == plan.schedule
 
@@ -142,8 +187,9 @@ FLASH_ATTENTION_3 = {
 @pytest.mark.parametrize("tile", FLASH_ATTENTION_3, ids=str)
 def test_the_arrays_of_flash_attention_3_take_as_many_bytes_by_our_formulae(tile):
     head_dim, block_m, block_n = tile
-    sizes = dict(zip(SYMBOLS, (block_m, block_n, head_dim, head_dim, 1, 2, 2, 2, 2), strict=True))
-    arrays = {row.name: row.amount for row in rows(sizes, 1, shared_formulae, ())}
+    numbers = (block_m, block_n, head_dim, head_dim, head_dim, 1, 2, 2, 2, 2)
+    sizes = dict(zip(SYMBOLS, numbers, strict=True))
+    arrays = {row.name: row.amount for row in rows(sizes, 1, shared_formulae, (False,))}
     ours = sum(arrays[name] for name in ("k", "v", "q", "do", "ds", "dq"))
     statistics = 2 * 2 * 4 * (-(-block_m // 64) * 64)
     assert ours + statistics == FLASH_ATTENTION_3[tile]

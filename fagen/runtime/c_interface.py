@@ -74,9 +74,7 @@ def bind(plan: Plan, library: Path, **given: Any) -> Callable[[], None]:
     return enqueue
 
 
-def described(
-    plan: Plan, library: Path, given: Mapping[str, Any]
-) -> Callable[[int | None], None]:
+def described(plan: Plan, library: Path, given: Mapping[str, Any]) -> Callable[[int | None], None]:
     """Return a function that calls the kernel on these very tensors, on a stream; see `bind`.
 
     Where the tensors are is not looked at.

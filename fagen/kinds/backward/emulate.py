@@ -52,6 +52,8 @@ def compute(
         scores = queries @ keys[:, :, block].mT
         p = torch.exp2(scores * scale_log2 - reference[..., None])
         p = p.masked_fill(~((key >= first) & (key < last)), 0)
+        if plan.split == "gradients":  # P reaches who makes dS in 16 bits
+            p = p.to(q.dtype).float()
         ds = p * (grad @ values[:, :, block].mT - delta[..., None])
         # what the tensor cores read next is rounded
         p, ds = (x.to(q.dtype).float() for x in (p, ds))

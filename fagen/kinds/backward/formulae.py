@@ -16,34 +16,36 @@ from fagen.ledger import Ledger, Row, first_that_fits, rows, solved, symbols
 from fagen.vocab import DTYPES
 
 # Addresses, loop state, barriers and the statistics of a few columns. Where nvcc 13.0 spills in no
-# kernel that was tried, so many are left beside the rest; with eight fewer some spill.
-WORKING_REGISTERS = 36
+# kernel that was tried, so many are left beside the rest; with eight fewer some spill. One gradient
+# leaves room to order things so that fewer do, and S of two steps at once takes more.
+WORKING_REGISTERS = {"keys": 36, "gradients": 32, "ahead": 48}
 
 FP32_BYTES = 4
 QUAD = 4  # lanes that share a row of an accumulator
 
 SHARED = "shared memory of a thread block"
 REGISTERS = "registers of a consumer thread"
-DQ_REGISTERS = "registers of a thread that computes dQ"
 REGISTER_FILE = "register file of a thread block"
 
-# d, d_v padded; parts: of dQ's columns, one for each warpgroup, or 1; e bytes per element
-SYMBOLS = ("block_m", "block_n", "d", "d_v", "parts", "stages", "do_stages", "ds_stages", "e")
+# d, d_v padded; own: of dQ's columns, those of a warpgroup, of the first where they differ; slices:
+# of dQ; e bytes per element
+SYMBOLS = (
+    *("block_m", "block_n", "d", "d_v", "own", "slices"),
+    *("stages", "do_stages", "ds_stages", "e"),
+)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The ledgers of a schedule; dq_registers where one consumer alone computes dQ."""
+    """The ledgers of a schedule; of registers one for each role of consumers."""
 
     shared: Ledger
-    registers: Ledger
-    dq_registers: Ledger | None
+    registers: tuple[Ledger, ...]
     register_file: Ledger
 
     def every(self) -> tuple[Ledger, ...]:
-        """Return those that there are."""
-        ledgers = (self.shared, self.registers, self.dq_registers, self.register_file)
-        return tuple(ledger for ledger in ledgers if ledger)
+        """Return them all."""
+        return (self.shared, *self.registers, self.register_file)
 
     def over(self) -> tuple[Ledger, ...]:
         """Return the ledgers that do not fit."""
@@ -75,42 +77,63 @@ def budget(schedule: Schedule) -> Budget:
     """Return all ledgers of a schedule, whether they fit or not."""
     sizes = _sizes(schedule)
     align = SM90.smem_tile_alignment
+    by_gradients = schedule.warps.split == "gradients"
     shared = Ledger(
         SHARED,
         f"bytes, each array rounded up to {align:,}",
-        rows(sizes, align, shared_formulae, ()),
+        rows(sizes, align, shared_formulae, (by_gradients,)),
         SM90.smem_per_block,
         SM90.source("smem_per_block"),
     )
-    warps = schedule.warps
-    one = warps.dq_by == "one" and schedule.consumers > 1
-    intra = schedule.overlap.intra_warpgroup
+    return Budget(shared, tuple(_registers(schedule, sizes)), _register_file(schedule))
 
-    def of_role(name: str, most: int, key: str, *, computes_dq: bool) -> Ledger:
-        taken = rows(sizes, 1, register_formulae, (computes_dq, one, intra))
-        return Ledger(name, "a model", taken, min(most, SM90.max_registers_per_thread), key)
 
-    said = f"consumer_registers = {warps.consumer_registers}"
-    registers = of_role(REGISTERS, warps.consumer_registers, said, computes_dq=not one)
-    said = f"dq_registers = {warps.dq_registers}"
-    of_dq = of_role(DQ_REGISTERS, warps.dq_registers, said, computes_dq=True) if one else None
-    return Budget(shared, registers, of_dq, _register_file(schedule))
+def roles(schedule: Schedule) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+    """Return the roles of consumers: name, key of their registers, what they compute."""
+    if schedule.warps.split == "gradients":
+        key = "consumer_registers"
+        return ("dV consumer", key, ("dv", "dq")), ("dK consumer", key, ("dk", "dq"))
+    if schedule.warps.dq_by == "one" and schedule.consumers > 1:
+        last = ("dQ consumer", "dq_registers", ("dk", "dv", "dq"))
+        return ("consumer", "consumer_registers", ("dk", "dv")), last
+    return (("consumer", "consumer_registers", ("dk", "dv", "dq")),)
+
+
+def _registers(schedule: Schedule, sizes: Mapping[str, int]) -> Iterator[Ledger]:
+    for role, key, computes in roles(schedule):
+        most = getattr(schedule.warps, key)
+        yield Ledger(
+            f"registers of a {role}'s thread",
+            "a model",
+            rows(sizes, 1, register_formulae, _choices(schedule, computes)),
+            min(most, SM90.max_registers_per_thread),
+            f"{key} = {most}",
+        )
+
+
+def _choices(schedule: Schedule, computes: tuple[str, ...]) -> tuple[tuple[str, ...], bool, bool]:
+    """What a role computes, whether alone dQ, and whether the next S is issued."""
+    alone = schedule.warps.dq_by == "one" and "dq" in computes
+    ahead = schedule.overlap.intra_warpgroup and "dv" in computes and not alone
+    return computes, alone, ahead
 
 
 @cache
-def shared_formulae() -> Mapping[str, Any]:
+def shared_formulae(by_gradients: bool) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment."""
-    m, n, d, d_v, _, stages, do_stages, ds_stages, e = symbols(SYMBOLS).values()
-    consumers = n / SM90.wgmma_m
-    # K and V full; Q, dO and dS full and empty for each stage; each warpgroup's dQ full and empty
-    barriers = 2 + 2 * (stages + do_stages + ds_stages + consumers)
+    m, n, d, d_v, _, slices, stages, do_stages, ds_stages, e = symbols(SYMBOLS).values()
+    consumers = 2 if by_gradients else n / SM90.wgmma_m
+    # K and V full; Q, dO, P and dS full and empty for each stage; each warpgroup's dQ likewise
+    barriers = 2 + 2 * (stages + do_stages + 2 * ds_stages + consumers)
+    p = {"p": ds_stages * m * n * e} if by_gradients else {}
     return {
         "k": n * d * e,
         "v": n * d_v * e,
         "q": stages * m * d * e,
         "do": do_stages * m * d_v * e,
         "ds": ds_stages * m * n * e,
-        "dq": FP32_BYTES * m * d,
+        **p,
+        "dq": FP32_BYTES * m * d / slices,
         "lse": FP32_BYTES * stages * statistics(m),
         "delta": FP32_BYTES * do_stages * statistics(m),
         "barriers": SM90.mbarrier_bytes * barriers,
@@ -118,26 +141,32 @@ def shared_formulae() -> Mapping[str, Any]:
 
 
 @cache
-def register_formulae(computes_dq: bool, one: bool, intra: bool) -> Mapping[str, Any]:
+def register_formulae(computes: tuple[str, ...], alone: bool, ahead: bool) -> Mapping[str, Any]:
     """Return the registers of one consumer thread by what they hold, at the most.
 
-    `one`: a single consumer computes dQ; `intra`: the next step's S is issued within a step.
+    `computes` says which gradients, `alone` that dQ waits until dV's P is free; `ahead`: the next
+    step's S is issued within a step.
     """
     import sympy
 
-    m, _, d, d_v, parts, *_, e = symbols(SYMBOLS).values()
+    m, _, d, d_v, own, *_, e = symbols(SYMBOLS).values()
     # a warpgroup's 64 × n fp32 accumulator lies in 128 threads: n / 2 registers each
     per_thread = sympy.Rational(SM90.wgmma_m, SM90.warpgroup_threads)
     s = m * per_thread
     packed = s * e / 4
-    dq = d / parts * per_thread if computes_dq else 0
-    # S and dP; then P and dS in 16 bits, beside dQ; then the next S, beside what is not done yet
-    ahead = dq + s + (0 if one and computes_dq else packed) if intra else 0
+    dq = own * per_thread if "dq" in computes else 0
+    held = {"dk": d * per_thread, "dv": d_v * per_thread}
+    both = "dk" in computes and "dv" in computes
+    if both:  # S and dP; then P and dS in 16 bits, beside dQ
+        most = [2 * s, (1 if alone else 2) * packed + dq]
+        working = "ahead" if ahead and dq else "keys"
+    else:  # S or dP, and P; then one of them in 16 bits, or the next S, beside dQ
+        most = [s + packed, (s if ahead else packed) + dq]
+        working = "gradients"
     return {
-        "dk": d * per_thread,
-        "dv": d_v * per_thread,
-        "s, dp": sympy.Max(2 * s, 2 * packed + dq, ahead),
-        "working": sympy.Integer(WORKING_REGISTERS),
+        **{name: held[name] for name in held if name in computes},
+        "s, dp": sympy.Max(*most),
+        "working": sympy.Integer(WORKING_REGISTERS[working]),
     }
 
 
@@ -189,11 +218,10 @@ def explain_lines(schedule: Schedule) -> Iterator[str]:
     """Yield lines: the formulae, the numbers in them, and the widest Q and K that they allow."""
     sizes, own = _sizes(schedule), budget(schedule)
     yield "with " + ", ".join(f"{name} = {value}" for name, value in sizes.items())
-    yield from solved(own.shared, shared_formulae(), sizes, "d")
-    one, intra = own.dq_registers is not None, schedule.overlap.intra_warpgroup
-    yield from solved(own.registers, register_formulae(not one, one, intra), sizes, "d")
-    if own.dq_registers:
-        yield from solved(own.dq_registers, register_formulae(True, one, intra), sizes, "d")
+    by_gradients = schedule.warps.split == "gradients"
+    yield from solved(own.shared, shared_formulae(by_gradients), sizes, "d")
+    for ledger, (_, _, computes) in zip(own.registers, roles(schedule), strict=True):
+        yield from solved(ledger, register_formulae(*_choices(schedule, computes)), sizes, "d")
 
 
 def _sizes(schedule: Schedule) -> dict[str, int]:
@@ -204,7 +232,8 @@ def _sizes(schedule: Schedule) -> dict[str, int]:
         "block_n": tile.block_n,
         "d": d,
         "d_v": d_v,
-        "parts": d // dq_columns(tile.block_m, tile.block_n, d, schedule.warps.dq_by),
+        "own": dq_columns(schedule.values())[0],
+        "slices": pipeline.dq_slices,
         "stages": pipeline.stages,
         "do_stages": pipeline.do_stages,
         "ds_stages": pipeline.ds_stages,
@@ -215,13 +244,12 @@ def _sizes(schedule: Schedule) -> dict[str, int]:
 def _register_file(schedule: Schedule) -> Ledger:
     """What setmaxnreg asks for, of what the launch brought; asking for more would wait for ever."""
     warps, group, count = schedule.warps, SM90.warpgroup_threads, threads(schedule)
-    asked = {
-        "producer": (1, "producer_registers"),
-        "consumers": (schedule.consumers, "consumer_registers"),
-    }
-    if warps.dq_by == "one" and schedule.consumers > 1:
-        asked["consumers"] = schedule.consumers - 1, "consumer_registers"
-        asked["dq consumer"] = 1, "dq_registers"
+    alone = {name: (1, key) for name, key, _ in roles(schedule)}
+    if len(alone) == 1:
+        alone = {"consumers": (schedule.consumers, "consumer_registers")}
+    elif schedule.warps.dq_by == "one":
+        alone["consumer"] = schedule.consumers - 1, "consumer_registers"
+    asked = {"producer": (1, "producer_registers"), **alone}
     lines = tuple(
         Row(name, groups * group * getattr(warps, key), f"{groups}·{group}·{key}")
         for name, (groups, key) in asked.items()

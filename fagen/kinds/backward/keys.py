@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from fagen.arch import SM90
-from fagen.kinds.backward.rules import DERIVED, DQ_BY, SLUG, rules
+from fagen.kinds.backward.rules import DERIVED, DQ_BY, SLUG, SPLITS, consumers, rules
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
 from fagen.vocab import MASKS, SIXTEEN_BITS
@@ -63,11 +63,22 @@ class Pipeline(Section):
         le=2,
         description="buffers of dS; with 1 the warpgroups wait for each other twice a step",
     )
+    dq_slices: int = derived(
+        "in how many parts a warpgroup hands its dQ on, through as much less shared memory; 2 if "
+        "left out, where head_dim is above 192",
+        ge=1,
+        le=2,
+    )
 
 
 class Warps(Section):
     """Who does what in a thread block, and with how many registers."""
 
+    split: Annotated[str, OneOf(SPLITS)] = derived(
+        'what the consumers part among themselves: "keys", of 64 of which each has both gradients, '
+        'or "gradients", dV and dK of the same 64 keys; gradients if left out, where one is wider '
+        "than 128 columns"
+    )
     dq_by: Annotated[str, OneOf(DQ_BY)] = derived(
         'who computes dQ: "all" consumers, each its part, once they have met; or "one", the last '
         "of them, for which the others do not wait; all if left out, where dQ parts evenly"
@@ -126,7 +137,7 @@ class Schedule(AnySchedule):
     @property
     def consumers(self) -> int:
         """Warpgroups that multiply."""
-        return self.tile.block_n // SM90.wgmma_m
+        return consumers(self.values())
 
     def columns(self) -> dict[str, str]:
         """Return what a list of schedules shows of this one."""

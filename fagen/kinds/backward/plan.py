@@ -16,6 +16,7 @@ from fagen.kinds.backward.formulae import (
     explain_lines,
     nearest,
     padded_head_dims,
+    roles,
     statistics,
     threads,
 )
@@ -89,10 +90,13 @@ class Plan:
     launch_registers: int
     max_spill_bytes: int
 
+    split: str  # "keys" | "gradients"
     dq_by: str  # "all" | "one"
     shares_rows: bool  # warpgroups compute different columns of the same rows of dQ
-    dq_columns: int  # that one computes
+    dq_columns: int  # that one computes; of several the last may have fewer
+    dq_rest: int  # the last one's
     dq_parts: int  # warpgroups that compute dQ
+    dq_slices: int
     intra_warpgroup: bool
     statistics: int  # floats of a block of rows
     record_bytes: int  # of a block of rows in the workspace: dQ, LSE, delta
@@ -106,8 +110,7 @@ class Plan:
     l2_share_bytes: int  # for the Q, dO and dQ of heads in work
 
     shared: Ledger
-    registers: Ledger
-    dq_ledger: Ledger | None  # of the registers of a consumer that alone computes dQ
+    registers: tuple[Ledger, ...]  # of each role of consumers
     register_file: Ledger
 
     @property
@@ -130,29 +133,34 @@ class Plan:
             "dq": Gemm(
                 "dq", "dQ: dS by K, dS as it lies transposed.", self.dq_columns, False, True, True
             ),
+            "dq_rest": Gemm("dq", "The rest of its columns.", self.dq_rest, False, True, True),
         }
-        return tuple(gemm for gemm in made.values() if gemm.name != "dk" or d != d_v)
+        if d == d_v:
+            del made["dk"]
+        if self.dq_rest == self.dq_columns:
+            del made["dq_rest"]
+        return tuple(made.values())
 
     @property
     def ledger(self) -> str:
         """The ledgers, to be printed."""
-        ledgers = (self.shared, self.registers, self.dq_ledger, self.register_file)
-        return "\n\n".join(str(ledger) for ledger in ledgers if ledger)
+        return "\n\n".join(map(str, (self.shared, *self.registers, self.register_file)))
 
     @property
     def roles(self) -> tuple[Role, ...]:
         """Whose registers setmaxnreg sets."""
-        dq = (Role("dQ consumer", self.dq_registers),) if self.dq_ledger else ()
         return (
-            Role("consumer", self.consumer_registers),
-            *dq,
+            *(
+                Role(name, getattr(self.schedule.warps, key))
+                for name, key, _ in roles(self.schedule)
+            ),
             Role("producer", self.producer_registers),
         )
 
     @property
     def modelled_registers(self) -> int:
         """Of the consumer thread that takes most, by the ledgers."""
-        return max(ledger.total for ledger in (self.registers, self.dq_ledger) if ledger)
+        return max(ledger.total for ledger in self.registers)
 
     @property
     def spill_remedy(self) -> str:
@@ -191,9 +199,9 @@ class Plan:
 
     def record(self) -> dict[str, Any]:
         """Return keys and ledgers, for JSON."""
-        ledgers = {"shared": self.shared, "registers": self.registers}
-        if self.dq_ledger:
-            ledgers["dq_registers"] = self.dq_ledger
+        ledgers = {"shared": self.shared, "registers": self.registers[0]}
+        if len(self.registers) > 1:
+            ledgers["last_registers"] = self.registers[1]
         return {
             "schedule": self.slug,
             "keys": self.schedule.values(),
@@ -218,8 +226,7 @@ def plan(schedule: Schedule) -> Plan:
     qk_swizzle, v_swizzle, ds_swizzle = (
         swizzle_of(columns * dtype.bytes) for columns in (d, d_v, tile.block_m)
     )
-    own_columns = dq_columns(tile.block_m, tile.block_n, d, warps.dq_by)
-    one = warps.dq_by == "one"
+    parts = dq_columns(schedule.values())
     loads = -(-asked.head_dim_v * dtype.bytes // _LOAD_BYTES)  # of a row
     count = threads(schedule)
     return Plan(
@@ -245,10 +252,13 @@ def plan(schedule: Schedule) -> Plan:
         dq_registers=warps.dq_registers,
         launch_registers=SM90.registers_left(count),
         max_spill_bytes=schedule.build.max_spill_bytes,
+        split=warps.split,
         dq_by=warps.dq_by,
-        shares_rows=own_columns < d,
-        dq_columns=own_columns,
-        dq_parts=1 if one else schedule.consumers,
+        shares_rows=parts[0] < d,
+        dq_columns=parts[0],
+        dq_rest=parts[-1],
+        dq_parts=len(parts),
+        dq_slices=pipeline.dq_slices,
         intra_warpgroup=schedule.overlap.intra_warpgroup,
         statistics=statistics(tile.block_m),
         record_bytes=FP32_BYTES * (tile.block_m * d + 2 * statistics(tile.block_m)),
@@ -261,7 +271,6 @@ def plan(schedule: Schedule) -> Plan:
         l2_share_bytes=SM90.l2_bytes // 5 * 4,
         shared=cost.shared,
         registers=cost.registers,
-        dq_ledger=cost.dq_registers,
         register_file=cost.register_file,
     )
 

@@ -9,7 +9,12 @@ from fagen.vocab import DTYPES, swizzle_of
 
 _BYTES = 2  # of an element of the dtypes that there are
 
+# head dims above which a thread has no room for both dK and dV, and a thread block for two tiles of
+# dO or all of dQ
+_WIDE, _VERY_WIDE = 128, 192
+
 DQ_BY = ("all", "one")
+SPLITS = ("keys", "gradients")
 
 SLUG = SlugForm(
     head="bwd_{dtype}_d{head_dim}[v{head_dim_v}]_{mask}_m{block_m}n{block_n}",
@@ -17,6 +22,8 @@ SLUG = SlugForm(
         Code("stages", "s"),
         Code("do_stages", "dos"),
         Code("ds_stages", "dss"),
+        Code("split", words={"keys": "bykeys", "gradients": "bygrads"}),
+        Code("dq_slices", "dqs"),
         Code("dq_by", words={"all": "dqall", "one": "dqone"}),
         Code("producer_registers", "pr"),
         Code("consumer_registers", "cr"),
@@ -28,37 +35,54 @@ SLUG = SlugForm(
 )
 
 # Registers of a thread of a producer, of a consumer, of the one that computes dQ, by (dq_by,
-# consumers). With 24 a producer of several boxes to a tile spills.
+# consumers). With 24 a producer of several boxes to a tile spills, which costs less than consumers
+# that do.
 _REGISTERS = {
+    "gradients": (24, 240, 240),
+    "ahead": (24, 240, 240),
     ("all", 1): (40, 240, 240),
     ("all", 2): (40, 232, 232),
     ("all", 3): (32, 160, 160),
-    ("one", 2): (32, 216, 256),
+    ("one", 2): (24, 232, 248),
     ("one", 3): (32, 152, 176),
 }
 
 
 def _registers(role: int) -> Callable[[Mapping[str, Any]], int]:
     def derive(keys: Mapping[str, Any]) -> int:
+        if keys["split"] == "gradients":
+            return _REGISTERS["gradients"][role]
+        if keys["intra_warpgroup"] and keys["dq_by"] == "all" and consumers(keys) == 2:
+            return _REGISTERS["ahead"][role]
         # one consumer that computes dQ is all there are
-        return _REGISTERS.get((keys["dq_by"], _consumers(keys)), _REGISTERS["all", 1])[role]
+        return _REGISTERS.get((keys["dq_by"], consumers(keys)), _REGISTERS["all", 1])[role]
 
     return derive
 
 
 def _dq_by(keys: Mapping[str, Any]) -> str:
     columns = DTYPES[keys["dtype"]].filled_up(keys["head_dim"])
-    parts = _parts(keys["block_m"], keys["block_n"], columns)
-    return "all" if parts or keys["block_m"] != SM90.wgmma_m else "one"
+    whole = keys["block_m"] != SM90.wgmma_m or keys["split"] == "gradients"
+    parts = whole or _shared_columns(keys["block_n"] // SM90.wgmma_m, columns)
+    return "all" if parts else "one"
+
+
+def _split(keys: Mapping[str, Any]) -> str:
+    wide = max(keys["head_dim"], keys["head_dim_v"]) > _WIDE
+    return "gradients" if wide and keys["block_n"] == SM90.wgmma_m else "keys"
 
 
 DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     # V is as wide as K (head_dim)
     "head_dim_v": lambda keys: keys["head_dim"],
-    # Q and dO are loaded as far ahead as each other (stages)
-    "do_stages": lambda keys: keys["stages"],
+    # Q and dO are loaded as far ahead as each other, but where that is too much (stages, head_dim)
+    "do_stages": lambda keys: min(keys["stages"], 1 if keys["head_dim_v"] > _VERY_WIDE else 4),
+    # by gradients where a thread cannot hold both (head_dim, head_dim_v)
+    "split": _split,
     # all, where dQ parts among them (block_m, block_n, head_dim)
     "dq_by": _dq_by,
+    # as one, but where shared memory is short (head_dim)
+    "dq_slices": lambda keys: 2 if keys["head_dim"] > _VERY_WIDE else 1,
     # what the producer needs, and the rest of the file (block_n, dq_by); consumers that are all
     # alike have as many each (consumer_registers)
     "producer_registers": _registers(0),
@@ -69,44 +93,60 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
-def _consumers(keys: Mapping[str, Any]) -> int:
-    return int(keys["block_n"]) // SM90.wgmma_m
+def consumers(keys: Mapping[str, Any]) -> int:
+    """How many warpgroups multiply: one for each 64 keys, two by gradients."""
+    of_keys = int(keys["block_n"]) // SM90.wgmma_m
+    return of_keys * (2 if keys["split"] == "gradients" else 1)
 
 
-def dq_columns(block_m: int, block_n: int, columns: int, dq_by: str) -> int:
-    """How many of dQ's (padded) columns a warpgroup computes of its 64 rows; 0 where it is no tile.
+def dq_columns(keys: Mapping[str, Any]) -> tuple[int, ...]:
+    """How many of dQ's (padded) columns each warpgroup computes that computes any; () for no tile.
 
-    One computes all of them. Of all, each has 64 rows of its own, or they share the columns of the
-    same rows.
+    One computes all of them. By keys each has 64 rows of its own, or they share the columns of the
+    same rows; by gradients they always share them, in whole slabs of shared memory.
     """
-    if dq_by == "one":
-        return columns if block_m == SM90.wgmma_m else 0
-    return _parts(block_m, block_n, columns)
+    columns = DTYPES[keys["dtype"]].filled_up(keys["head_dim"])
+    if keys["split"] == "gradients":
+        slabs = columns // _slab(columns)
+        first = -(-slabs // 2) * _slab(columns)
+        return tuple(part for part in (first, columns - first) if part)
+    if keys["dq_by"] == "one":
+        return (columns,) if keys["block_m"] == SM90.wgmma_m else ()
+    count = consumers(keys)
+    if keys["block_m"] == count * SM90.wgmma_m:
+        return (columns,) * count
+    own = _shared_columns(count, columns) if keys["block_m"] == SM90.wgmma_m else 0
+    return (own,) * count if own else ()
 
 
-def _parts(block_m: int, block_n: int, columns: int) -> int:
-    consumers = block_n // SM90.wgmma_m
-    if block_m == consumers * SM90.wgmma_m:
-        return columns
-    own = columns // consumers
-    slab = swizzle_of(columns * _BYTES).bytes // _BYTES
-    whole = block_m == SM90.wgmma_m and own * consumers == columns and own % slab == 0
-    return own if whole else 0
+def _shared_columns(warpgroups: int, columns: int) -> int:
+    """What each has of columns that part into whole slabs; 0 where they do not."""
+    own = columns // warpgroups
+    return own if own * warpgroups == columns and own % _slab(columns) == 0 else 0
+
+
+def _slab(columns: int) -> int:
+    return swizzle_of(columns * _BYTES).bytes // _BYTES
 
 
 def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (key, sentence) for each rule between keys that is broken."""
     columns = DTYPES[keys["dtype"]].filled_up(keys["head_dim"])
     block_m, block_n, dq_by = keys["block_m"], keys["block_n"], keys["dq_by"]
-    if not dq_columns(block_m, block_n, columns, dq_by):
+    if keys["split"] == "gradients":
+        for key in ("block_m", "block_n"):
+            if keys[key] != SM90.wgmma_m:
+                yield key, f'= {keys[key]}: with split = "gradients" a tile is 64 x 64; use 64'
+        if dq_by == "one":
+            yield "dq_by", '= "one": with split = "gradients" both compute dQ; leave it out'
+    elif not dq_columns(keys):
         if dq_by == "one":
             said = f'= {block_m}: with dq_by = "one" a warpgroup computes dQ, of 64 rows; use 64'
         else:
-            slab = swizzle_of(columns * _BYTES).bytes // _BYTES
             said = (
                 f"= {block_m} does not go with block_n = {block_n}: dQ's {block_m} x {columns} "
-                f"must part into 64 rows, or slabs of {slab} columns, for each of "
-                f"{_consumers(keys)} warpgroups; use block_n = {block_m}"
+                f"must part into 64 rows, or slabs of {_slab(columns)} columns, for each of "
+                f"{consumers(keys)} warpgroups; use block_n = {block_m}"
             )
         yield "block_m", said
     if keys["intra_warpgroup"] and keys["stages"] < 2:

@@ -137,6 +137,7 @@ constexpr int kWarpgroupRows = 64;  // the M of every wgmma
 constexpr int kStepK = 16;          // the K of every wgmma
 constexpr int kDqColumns = 64;      // that a warpgroup computes, of 64 rows of its own
 constexpr int kDqParts = 2;         // warpgroups that compute dQ
+constexpr int kDqSlices = 1;        // in which each hands it on
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
 constexpr int kQkSlab = 64;  // columns
@@ -181,7 +182,7 @@ struct SharedStorage {
   alignas(1024) Element q[kStages][kBlockM * kHeadDimPadded];
   alignas(1024) Element dout[kDoStages][kBlockM * kHeadDimVPadded];
   alignas(1024) Element ds[kDsStages][kBlockN * kBlockM];  // transposed: keys along the rows
-  alignas(1024) float dq[kBlockM * kHeadDimPadded];
+  alignas(1024) float dq[kBlockM * kHeadDimPadded / kDqSlices];
   alignas(1024) float lse[kStages][kStatistics];
   alignas(1024) float delta[kDoStages][kStatistics];
   alignas(1024) TransactionBarrier k_full;
@@ -598,25 +599,34 @@ __device__ __forceinline__ void bulk_add(float* to, const float* from, int bytes
       : "memory");
 }
 
+// How many numbers of dQ a warpgroup has.
+__device__ constexpr int dq_part(int part) {
+  return kWarpgroupRows * kDqColumns;
+}
+
 // Used by a single thread.
 __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shared,
                                        const Tile& tile) {
-  constexpr int kPart = kBlockM * kHeadDimPadded / kDqParts;
   uint32_t phase = 0;
   for (int head = tile.kv_head * params.group; head < (tile.kv_head + 1) * params.group; ++head) {
 #pragma unroll 1  // few registers
     for (int block = tile.first; block < tile.last; ++block) {
-      RowBlock& rows = params.row_block(tile.batch, head, block);
+      float* const sums = params.row_block(tile.batch, head, block).dq;
 #pragma unroll
-      for (int part = 0; part < kDqParts; ++part) {
-        shared.dq_full[part].wait(phase);
-        bulk_add(rows.dq + part * kPart, shared.dq + part * kPart, kPart * sizeof(float));
-        cute::tma_store_arrive();
-      }
+      for (int slice = 0; slice < kDqSlices; ++slice) {
 #pragma unroll
-      for (int part = 0; part < kDqParts; ++part) {
-        cute::tma_store_wait<0>();  // it has been read
-        shared.dq_empty[part].arrive();
+        for (int part = 0; part < kDqParts; ++part) {
+          shared.dq_full[part].wait(phase);
+          const int begin = part * dq_part(0), count = dq_part(part) / kDqSlices;
+          bulk_add(sums + begin + slice * count, shared.dq + begin / kDqSlices,
+                   count * sizeof(float));
+          cute::tma_store_arrive();
+        }
+#pragma unroll
+        for (int part = 0; part < kDqParts; ++part) {
+          cute::tma_store_wait<0>();  // it has been read
+          shared.dq_empty[part].arrive();
+        }
       }
       phase ^= 1;
     }
@@ -679,14 +689,17 @@ __device__ __forceinline__ void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// One warpgroup: 64 keys of the tile.
-struct Consumer {
+// What the warpgroups that multiply have in common.
+struct Warpgroup {
   const Params& params;
   SharedStorage& shared;
   const int warpgroup;  // 0 … kConsumers - 1
   RingPosition<kStages> q;
 
   __device__ __forceinline__ void advance() { q.advance(); }
+
+  // The first of its 64 keys in the tile.
+  __device__ __forceinline__ int first_row() const { return warpgroup * kWarpgroupRows; }
 
   // One arrival per warp, since wgmma completes per warp.
   __device__ __forceinline__ void arrive(Barrier& barrier) {
@@ -697,8 +710,7 @@ struct Consumer {
 
   // Issues S = K Qᵀ, of the Q in a stage.
   __device__ __forceinline__ void issue_scores(Scores& s, int stage) {
-    const Descriptor keys =
-        descriptor<kQkSlab>(shared.k + warpgroup * kWarpgroupRows * kQkSlab, kQkDescriptor);
+    const Descriptor keys = descriptor<kQkSlab>(shared.k + first_row() * kQkSlab, kQkDescriptor);
     const Descriptor rows = descriptor<kQkSlab>(shared.q[stage], kQkDescriptor);
     fence_operand(s);
     wgmma_fence();
@@ -713,8 +725,7 @@ struct Consumer {
 
   // Issues dP = V dOᵀ.
   __device__ __forceinline__ void issue_dp(Scores& dp) {
-    const Descriptor keys =
-        descriptor<kVSlab>(shared.v + warpgroup * kWarpgroupRows * kVSlab, kVDescriptor);
+    const Descriptor keys = descriptor<kVSlab>(shared.v + first_row() * kVSlab, kVDescriptor);
     const Descriptor rows = descriptor<kVSlab>(shared.dout[q.stage], kVDescriptor);
     fence_operand(dp);
     wgmma_fence();
@@ -753,11 +764,10 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // Issues dQ = dS K, of the keys of all warpgroups: 64 of the rows.
-  __device__ __forceinline__ void issue_dq(QueryGradient& dq) {
-    const Element* rows =
-        shared.ds[q.stage] + warpgroup * kWarpgroupRows / kDsSlab * kBlockN * kDsSlab;
-    const Element* columns = shared.k;
+  // Issues dQ = dS K: of some rows, or some columns of K.
+  template <int count>
+  __device__ __forceinline__ void issue_dq(float (&dq)[count], const Element* rows,
+                                           const Element* columns) {
     const Descriptor a = along_columns<kBlockN, kDsSlab>(rows, kDsDescriptor);
     const Descriptor b = along_columns<kBlockN, kQkSlab>(columns, kQkDescriptor);
     fence_operand(dq);
@@ -784,7 +794,7 @@ struct Consumer {
       }
     }
     if (masked) {
-      const int key = tile.first_key + warpgroup * kWarpgroupRows + thread_row();
+      const int key = tile.first_key + first_row() + thread_row();
       const int row = block * kBlockM + lane() % 4 * 2;
 #pragma unroll
       for (int i = 0; i < kBlockM / 2; ++i) {
@@ -820,7 +830,7 @@ struct Consumer {
 
   // A warp's 16 rows of dS, for the GEMM that needs it from shared memory.
   __device__ __forceinline__ void store_ds(const Packed& packed) {
-    const int row = warpgroup * kWarpgroupRows + warp_row() + lane() % 16;
+    const int row = first_row() + warp_row() + lane() % 16;
 #pragma unroll
     for (int column = 0; column < kBlockM; column += 16) {
       char* slab =
@@ -832,14 +842,14 @@ struct Consumer {
     }
   }
 
-  // Hands dQ to the warp that adds it up.
-  __device__ __forceinline__ void pass_dq_on(const QueryGradient& dq) {
-    const int part = warpgroup;
+  // Hands a part of dQ to the warp that adds it up.
+  template <int count>
+  __device__ __forceinline__ void pass_dq_on(const float (&dq)[count], int part) {
+    float4* to = reinterpret_cast<float4*>(shared.dq) +
+                 part * kWarpgroup * kDqColumns / 8 / kDqSlices + threadIdx.x % kWarpgroup;
     shared.dq_empty[part].wait(q.stage ^ 1);  // the first step finds it empty
-    float4* to = reinterpret_cast<float4*>(shared.dq) + part * kWarpgroup * kDqColumns / 8 +
-                 threadIdx.x % kWarpgroup;
 #pragma unroll
-    for (int i = 0; i < kDqColumns / 2; i += 4) {
+    for (int i = 0; i < count; i += 4) {
       to[i / 4 * kWarpgroup] = {dq[i], dq[i + 1], dq[i + 2], dq[i + 3]};
     }
     cutlass::arch::fence_view_async_shared();
@@ -847,6 +857,43 @@ struct Consumer {
     arrive(shared.dq_full[part]);
   }
 
+  // Rounds 64 rows of a gradient and stores them through the shared memory of what it is the
+  // gradient of.
+  template <int columns, int slab, int swizzle_bits, int count>
+  __device__ __forceinline__ void store(const CUtensorMap& map, Element* space,
+                                        const float (&gradient)[count], float scale,
+                                        const Tile& tile) {
+    const int row = first_row() + warp_row() + lane() % 16;
+#pragma unroll
+    for (int column = 0; column < columns; column += 16) {
+      char* base = reinterpret_cast<char*>(space + column / slab * kBlockN * slab);
+      const float* x = gradient + column / 2;
+      store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane() / 16 * 8),
+                     pack(x[0] * scale, x[1] * scale), pack(x[2] * scale, x[3] * scale),
+                     pack(x[4] * scale, x[5] * scale), pack(x[6] * scale, x[7] * scale));
+    }
+    cutlass::arch::fence_view_async_shared();
+    barrier_sync(kStore + warpgroup, kWarpgroup);
+    if (threadIdx.x % kWarpgroup == 0) {
+#pragma unroll
+      for (int column = 0; column < columns; column += slab) {
+        cute::SM90_TMA_STORE_4D::copy(&map, space + (column / slab * kBlockN + first_row()) * slab,
+                                      column, tile.first_key + first_row(), tile.kv_head,
+                                      tile.batch);
+      }
+      cute::tma_store_arrive();
+    }
+  }
+
+  __device__ __forceinline__ void finish() {
+    if (threadIdx.x % kWarpgroup == 0) {
+      cute::tma_store_wait<0>();  // shared memory must outlive the copies from it
+    }
+  }
+};
+
+// One warpgroup: 64 keys of the tile.
+struct Consumer : Warpgroup {
   // One block of rows.
   template <bool masked>
   __device__ __forceinline__ void step(const Tile& tile, int block, KeyGradient& dk,
@@ -870,46 +917,18 @@ struct Consumer {
     cutlass::arch::fence_view_async_shared();
     barrier_sync(kAllConsumers, kConsumers * kWarpgroup);
     QueryGradient dq;
-    issue_dq(dq);
+    issue_dq(dq, shared.ds[q.stage] + first_row() / kDsSlab * kBlockN * kDsSlab, shared.k);
     wgmma_wait<1>();
     fence_operand(dv);
     arrive(shared.dout_empty[q.stage]);
     issue_dk(dk, d_scores);
     wgmma_wait<1>();
     fence_operand(dq);
-    pass_dq_on(dq);
+    pass_dq_on(dq, warpgroup);
     wgmma_wait<0>();
     fence_operand(dk);
     arrive(shared.q_empty[q.stage]);
     advance();
-  }
-
-  // Rounds 64 rows of a gradient and stores them through the shared memory of what it is the
-  // gradient of.
-  template <int columns, int slab, int swizzle_bits, int count>
-  __device__ __forceinline__ void store(const CUtensorMap& map, Element* space,
-                                        const float (&gradient)[count], float scale,
-                                        const Tile& tile) {
-    const int row = warpgroup * kWarpgroupRows + warp_row() + lane() % 16;
-#pragma unroll
-    for (int column = 0; column < columns; column += 16) {
-      char* base = reinterpret_cast<char*>(space + column / slab * kBlockN * slab);
-      const float* x = gradient + column / 2;
-      store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane() / 16 * 8),
-                     pack(x[0] * scale, x[1] * scale), pack(x[2] * scale, x[3] * scale),
-                     pack(x[4] * scale, x[5] * scale), pack(x[6] * scale, x[7] * scale));
-    }
-    cutlass::arch::fence_view_async_shared();
-    barrier_sync(kStore + warpgroup, kWarpgroup);
-    if (threadIdx.x % kWarpgroup == 0) {
-#pragma unroll
-      for (int column = 0; column < columns; column += slab) {
-        cute::SM90_TMA_STORE_4D::copy(
-            &map, space + (column / slab * kBlockN + warpgroup * kWarpgroupRows) * slab, column,
-            tile.first_key + warpgroup * kWarpgroupRows, tile.kv_head, tile.batch);
-      }
-      cute::tma_store_arrive();
-    }
   }
 
   __device__ __forceinline__ void run(const Tile& tile) {
@@ -929,9 +948,7 @@ struct Consumer {
     barrier_sync(kAllConsumers, kConsumers * kWarpgroup);  // K has been read, and V
     store<kHeadDimVPadded, kVSlab, kVSwizzleBits>(params.dv, shared.v, dv, 1.f, tile);
     store<kHeadDimPadded, kQkSlab, kQkSwizzleBits>(params.dk, shared.k, dk, params.scale, tile);
-    if (threadIdx.x % kWarpgroup == 0) {
-      cute::tma_store_wait<0>();  // shared memory must outlive the copies from it
-    }
+    finish();
   }
 };
 
@@ -977,8 +994,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
-    Consumer consumer{params, shared, warpgroup - 1};
-    consumer.run(tile);
+    Consumer{{params, shared, warpgroup - 1}}.run(tile);
   }
 }
 
@@ -1294,6 +1310,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d64_causal_m128n128_info(void) 
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d64_causal_m128n128",
-      "51056a9e0b84d7d81ee256c93e6c0e249ed7ccc75c10de05800b4c2db07571eb"};
+      "960b33ca587f7d8c9717e73586aeaa172b65e8ea48382eaeeaf59def9073b4c9"};
   return &info;
 }
