@@ -15,7 +15,7 @@ from fagen.simulator.translate import translated
 from fagen.toolchain import find_gxx
 
 _HEADER = Path(__file__).with_name("gpu.hpp")
-_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fno-strict-aliasing", "-fno-gnu-unique", "-w")
+_FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-fno-strict-aliasing", "-fno-gnu-unique", "-w")
 
 
 def build(kernel: str, folder: Path) -> Path:

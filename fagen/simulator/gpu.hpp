@@ -132,6 +132,8 @@ struct Thread {
   int index;
   bool ended = false;
   Wait wait;
+  const uint32_t* watched = nullptr;  // global memory that it last looked at, and what it saw there
+  uint32_t seen = 0;
   std::vector<std::shared_ptr<BulkStore>> open_stores;
   std::deque<std::vector<std::shared_ptr<BulkStore>>> stores;  // groups, oldest first
 };
@@ -795,6 +797,20 @@ inline void wgmma_wait(uint64_t pending) {
     }
   }
   meet();
+}
+
+// ---- Global memory ---------------------------------------------------------------------------
+
+inline bool changed(const void* object, uint64_t seen) { return *static_cast<const uint32_t*>(object) != seen; }
+
+// Whoever looks again at what has not changed waits until it has.
+inline uint32_t load_acquire(const uint32_t* from) {
+  Thread& thread = self();
+  if (thread.watched == from) {
+    wait_for({changed, from, thread.seen, "for a number in global memory to change"});
+  }
+  thread.watched = from;
+  return thread.seen = *from;
 }
 
 // ---- Matrices of a warp ----------------------------------------------------------------------

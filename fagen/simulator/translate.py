@@ -124,6 +124,9 @@ _INSTRUCTIONS: dict[str, Callable[[Asm, re.Match[str]], str]] = {
     r"cp\.reduce\.async\.bulk\.global\.shared::cta\.bulk_group\.add\.f32 \[%0\], \[%1\], %2;": _of(
         "sim::bulk_add({0}, {1}, {2})"
     ),
+    r"fence\.proxy\.async;": _of("(void)0"),
+    r"ld\.acquire\.gpu\.global\.u32 %0, \[%1\];": _of("{0} = sim::load_acquire({1})"),
+    r"red\.release\.gpu\.global\.add\.u32 \[%0\], 1;": _of("++*({0})"),
     r"cp\.async\.bulk\.wait_group 0;": _of("sim::bulk_wait(0, 2)"),
 }
 

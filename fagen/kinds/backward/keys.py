@@ -33,6 +33,11 @@ class Backward(Section):
         description="of Q, K, V, O and of all gradients"
     )
     mask: Annotated[str, OneOf(MASKS)] = Field(description="which keys a query sees")
+    deterministic: bool = Field(
+        default=False,
+        description="dQ too is the same bit for bit in each call: its parts are added up in the "
+        "order of the keys",
+    )
 
 
 class Tile(Section):

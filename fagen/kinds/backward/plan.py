@@ -30,6 +30,7 @@ from fagen.vocab import DTYPES, MASKS, Dtype, Mask, Swizzle, swizzle_of
 
 _ROW_THREADS = 256  # of a thread block that prepares rows, or rounds their dQ
 _LOAD_BYTES = 16
+_COUNTER_BYTES = 16  # of the blocks of keys that have been added up, with what aligns it
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Plan:
     slug: str
     dtype: Dtype
     mask: Mask
+    deterministic: bool
 
     head_dim: int
     head_dim_v: int
@@ -99,7 +101,7 @@ class Plan:
     dq_slices: int
     intra_warpgroup: bool
     statistics: int  # floats of a block of rows
-    record_bytes: int  # of a block of rows in the workspace: dQ, LSE, delta
+    record_bytes: int  # of a block of rows in the workspace: dQ, LSE, delta, a counter if deterministic
 
     qk_swizzle: Swizzle
     v_swizzle: Swizzle
@@ -234,6 +236,7 @@ def plan(schedule: Schedule) -> Plan:
         slug=schedule.slug,
         dtype=dtype,
         mask=MASKS[asked.mask],
+        deterministic=asked.deterministic,
         head_dim=asked.head_dim,
         head_dim_v=asked.head_dim_v,
         head_dim_padded=d,
@@ -261,7 +264,8 @@ def plan(schedule: Schedule) -> Plan:
         dq_slices=pipeline.dq_slices,
         intra_warpgroup=schedule.overlap.intra_warpgroup,
         statistics=statistics(tile.block_m),
-        record_bytes=FP32_BYTES * (tile.block_m * d + 2 * statistics(tile.block_m)),
+        record_bytes=FP32_BYTES * (tile.block_m * d + 2 * statistics(tile.block_m))
+        + (_COUNTER_BYTES if asked.deterministic else 0),
         qk_swizzle=qk_swizzle,
         v_swizzle=v_swizzle,
         ds_swizzle=ds_swizzle,

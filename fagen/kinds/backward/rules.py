@@ -19,6 +19,7 @@ SPLITS = ("keys", "gradients")
 SLUG = SlugForm(
     head="bwd_{dtype}_d{head_dim}[v{head_dim_v}]_{mask}_m{block_m}n{block_n}",
     codes=(
+        Code("deterministic", words={True: "det", False: "nodet"}),
         Code("stages", "s"),
         Code("do_stages", "dos"),
         Code("ds_stages", "dss"),

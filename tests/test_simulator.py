@@ -1,0 +1,135 @@
+"""Kernels' own text on the simulated GPU: right against fp64, whatever happens when; faults show."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fagen import simulator
+from fagen.errors import BuildError, DeviceError
+from fagen.kinds.backward.plan import Plan
+from fagen.kinds.backward.proof import case, errors_of
+from fagen.problem import Sizes
+from fagen.render import render
+from fagen.simulator.translate import translated
+from tests.backward_helpers import SPREAD, planned
+
+DETERMINISTIC = ("bwd_fp16_d64_causal_m64n64_det", "bwd_bf16_d192_full_m64n64_det")
+OFTEN = (SPREAD[0], SPREAD[2], SPREAD[8], SPREAD[10], SPREAD[12], DETERMINISTIC[0])
+
+
+def backward(plan: Plan, library: Path, sizes: Sizes, seed: int) -> tuple[bool, tuple[Tensor, ...]]:
+    """Whether dq, dk and dv keep the rule of the proof, and they."""
+    given, exact, rough = case(plan, sizes, seed=seed % 2, device="cpu")
+    named = dict(zip((one.name for one in plan.signature.arguments), given, strict=True))
+    into = {
+        f"d{name}": torch.full_like(named[name], math.nan, memory_format=torch.contiguous_format)
+        for name in "qkv"
+    }
+    simulator.call(plan, library, seed=seed, **named, **into)
+    return errors_of(sizes, tuple(into.values()), exact, rough).ok, tuple(into.values())
+
+
+@pytest.mark.parametrize(
+    "slug",
+    [
+        slug if slug in OFTEN else pytest.param(slug, marks=pytest.mark.long)
+        for slug in (*SPREAD, *DETERMINISTIC)
+    ],
+)
+def test_the_backward_kernels_are_right_whatever_happens_when(slug, tmp_path):
+    plan = planned(slug)
+    library = simulator.build(render(plan).kernel, tmp_path)
+    m, n = plan.block_m, plan.block_n
+    for seed, sizes in enumerate(
+        (
+            Sizes(1, 1, 1, 1, 1),
+            Sizes(1, 2, 1, m + 1, n + 1),
+            Sizes(1, 2, 2, 3 * n - 5, n // 2 + 3),
+            Sizes(2, 2, 1, m + 9, 2 * n - 1),
+            Sizes(1, 1, 1, 0, n),
+            Sizes(1, 2, 2, m, 0),
+            Sizes(1, 3, 1, 3 * m + 3, n + 5),
+        )
+    ):
+        ok, _ = backward(plan, library, sizes, seed)
+        assert ok, sizes
+
+
+def test_gradients_in_a_fixed_order_are_the_same_bits_whatever_happens_when(tmp_path):
+    sizes = Sizes(1, 2, 1, 100, 300)
+    found = {}
+    for slug in ("bwd_fp16_d64_causal_m64n64", DETERMINISTIC[0]):
+        plan = planned(slug)
+        library = simulator.build(render(plan).kernel, tmp_path)
+        runs = [backward(plan, library, sizes, seed)[1] for seed in range(0, 12, 2)]
+        found[slug] = [all(map(torch.equal, column, runs[0])) for column in runs]
+        assert all(torch.equal(one, runs[0][i]) for run in runs for i, one in enumerate(run) if i)
+    assert all(found[DETERMINISTIC[0]])
+    assert not all(found["bwd_fp16_d64_causal_m64n64"]), "the order of additions never changed"
+
+
+FAULTS = {
+    "Q is not waited for": "shared.q_full[q.stage].wait(q.phase);",
+    "nor is dO": "shared.dout_full[q.stage].wait(q.phase);",
+    "the buffer of dQ is not waited for": "shared.dq_empty[part].wait(q.stage ^ 1);",
+    "dS is used before all have met": "    barrier_sync(kAllConsumers, kConsumers * kWarpgroup);\n"
+    "    QueryGradient",
+    "S is read before it is there": "    wgmma_wait<1>();\n    fence_operand(s);",
+    "dQ is overwritten before it has been read": "cute::tma_store_wait<0>();  // it has been read",
+}
+
+
+def is_right(plan: Plan, library: Path, sizes: Sizes, seed: int) -> bool:
+    try:
+        return backward(plan, library, sizes, seed)[0]
+    except DeviceError:  # it is stuck
+        return False
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*list(FAULTS)[:3], *(pytest.param(name, marks=pytest.mark.long) for name in list(FAULTS)[3:])],
+)
+def test_a_wait_that_is_missing_shows(name, tmp_path):
+    plan = planned(SPREAD[0])
+    kernel, wait = render(plan).kernel, FAULTS[name]
+    assert wait in kernel
+    broken = kernel.replace(wait, "QueryGradient" if "QueryGradient" in wait else "")
+    library = simulator.build(broken, tmp_path)
+    sizes = Sizes(1, 2, 1, 64 * 5 + 3, 261)
+    assert not all(is_right(plan, library, sizes, seed) for seed in range(8))
+
+
+def test_a_barrier_that_nobody_arrives_at_is_told(tmp_path, capfd):
+    plan = planned(SPREAD[0])
+    kernel = render(plan).kernel
+    arrival = "arrive(shared.q_empty[q.stage]);"
+    assert arrival in kernel
+    library = simulator.build(kernel.replace(arrival, ""), tmp_path)
+    with pytest.raises(DeviceError, match="could not be launched"):
+        backward(plan, library, Sizes(1, 2, 1, 400, 100), 0)
+    said = capfd.readouterr().err
+    assert "deadlock" in said
+    assert "1 threads from 0 on wait: for the mbarrier at byte" in said
+    # and the next call is as if nothing had been
+    whole = simulator.build(kernel, tmp_path)
+    assert backward(plan, whole, Sizes(1, 2, 1, 400, 100), 0)[0]
+
+
+def test_one_arrival_too_many_is_told(tmp_path, capfd):
+    plan = planned(SPREAD[0])
+    kernel = render(plan).kernel
+    arrival = "shared.k_full.arrive_and_expect_tx(sizeof(shared.k));"
+    assert arrival in kernel
+    library = simulator.build(kernel.replace(arrival, arrival * 2), tmp_path)
+    with pytest.raises(DeviceError):
+        backward(plan, library, Sizes(1, 1, 1, 400, 100), 0)
+    assert "more arrive at the mbarrier at byte" in capfd.readouterr().err
+
+
+def test_an_instruction_that_it_does_not_know_is_refused_by_name():
+    with pytest.raises(BuildError, match=r"does not know the instruction 'fence\.acq_rel\.gpu;'"):
+        translated('void f() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }')
