@@ -227,7 +227,7 @@ def test_the_row_kernels_own_text_prepares_rows_and_rounds_dq(slug, tmp_path):
         delta = torch.einsum("bshd,bshd->bhs", out.float(), dout.float()) - with_dlse * dlse
         delta = delta.masked_fill(lse == -math.inf, 0)
         found = in_rows(plan, records[..., -count:])
-        torch.testing.assert_close(found[..., :seqlen], delta, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found[..., :seqlen], -delta, rtol=1e-5, atol=1e-5)
         assert torch.all(found[..., seqlen:] == 0)
 
         rounded = torch.frombuffer(said[size:], dtype=out.dtype)
