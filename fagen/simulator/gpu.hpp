@@ -86,6 +86,10 @@ inline float2 __half22float2(__half2 a) { return {sim::of_half(a.x.bits), sim::o
 inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return {{sim::to_bfloat(x)}, {sim::to_bfloat(y)}}; }
 inline float2 __bfloat1622float2(__nv_bfloat162 a) { return {sim::of_bfloat(a.x.bits), sim::of_bfloat(a.y.bits)}; }
 
+template <class T>
+T __ldcg(const T* from) {
+  return *from;
+}
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint64_t(a) * b >> 32; }
 inline float __uint_as_float(uint32_t x) { return sim::bits<float>(x); }
 inline uint32_t __float_as_uint(float x) { return sim::bits<uint32_t>(x); }

@@ -127,7 +127,8 @@ _INSTRUCTIONS: dict[str, Callable[[Asm, re.Match[str]], str]] = {
     r"fence\.proxy\.async;": _of("(void)0"),
     r"ld\.acquire\.gpu\.global\.u32 %0, \[%1\];": _of("{0} = sim::load_acquire({1})"),
     r"red\.release\.gpu\.global\.add\.u32 \[%0\], 1;": _of("++*({0})"),
-    r"cp\.async\.bulk\.wait_group 0;": _of("sim::bulk_wait(0, 2)"),
+    r"cp\.async\.bulk\.wait_group %0;": _of("sim::bulk_wait({0}, 2)"),
+    r"atom\.acq_rel\.gpu\.global\.add\.u32 %0, \[%1\], 1;": _of("{0} = (*({1}))++"),
 }
 
 

@@ -123,8 +123,9 @@ def shared_formulae(by_gradients: bool) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment."""
     m, n, d, d_v, _, slices, stages, do_stages, ds_stages, e = symbols(SYMBOLS).values()
     consumers = 2 if by_gradients else n / SM90.wgmma_m
-    # K and V full; Q, dO, P and dS full and empty for each stage; each warpgroup's dQ likewise
-    barriers = 2 + 2 * (stages + do_stages + 2 * ds_stages + consumers)
+    # K and V full; Q, dO, P and dS full and empty for each stage; each warpgroup's dQ likewise, and
+    # two that are to be rounded, of which each is 16 bytes
+    barriers = 2 + 2 * (stages + do_stages + 2 * ds_stages + consumers) + 4 + 4
     p = {"p": ds_stages * m * n * e} if by_gradients else {}
     return {
         "k": n * d * e,

@@ -99,6 +99,7 @@ class Plan:
     dq_rest: int  # the last one's
     dq_parts: int  # warpgroups that compute dQ
     dq_slices: int
+    dq_rounding: str  # "kernel" | "block"
     intra_warpgroup: bool
     statistics: int  # floats of a block of rows
     record_bytes: int  # of a block of rows in the workspace: dQ, LSE, delta, a counter if deterministic
@@ -114,6 +115,11 @@ class Plan:
     shared: Ledger
     registers: tuple[Ledger, ...]  # of each role of consumers
     register_file: Ledger
+
+    @property
+    def counts_additions(self) -> bool:
+        """Whether there is a number of the parts of dQ that have been added up."""
+        return self.deterministic or self.dq_rounding == "block"
 
     @property
     def shared_bytes(self) -> int:
@@ -186,11 +192,14 @@ class Plan:
         key_blocks = Product(
             (Extent("seqlen_k", per=self.block_n), Extent("kv_heads"), Extent("batch"))
         )
+        after = (Launch("round_dq", Grid(row_blocks), self.row_threads),)
+        if self.dq_rounding == "block":
+            after = ()
         return Launches(
             (
                 Launch("prepare_rows", Grid(row_blocks), self.row_threads),
                 Launch("attention_backward", Grid(key_blocks), self.threads, self.shared_bytes),
-                Launch("round_dq", Grid(row_blocks), self.row_threads),
+                *after,
             ),
             workspace=Product((Extent(number=self.record_bytes), *row_blocks.factors)),
         )
@@ -262,10 +271,11 @@ def plan(schedule: Schedule) -> Plan:
         dq_rest=parts[-1],
         dq_parts=len(parts),
         dq_slices=pipeline.dq_slices,
+        dq_rounding=pipeline.dq_rounding,
         intra_warpgroup=schedule.overlap.intra_warpgroup,
         statistics=statistics(tile.block_m),
         record_bytes=FP32_BYTES * (tile.block_m * d + 2 * statistics(tile.block_m))
-        + (_COUNTER_BYTES if asked.deterministic else 0),
+        + (_COUNTER_BYTES if asked.deterministic or pipeline.dq_rounding == "block" else 0),
         qk_swizzle=qk_swizzle,
         v_swizzle=v_swizzle,
         ds_swizzle=ds_swizzle,

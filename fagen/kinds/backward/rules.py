@@ -14,6 +14,7 @@ _BYTES = 2  # of an element of the dtypes that there are
 _WIDE, _VERY_WIDE = 128, 192
 
 DQ_BY = ("all", "one")
+DQ_ROUNDINGS = ("kernel", "block")
 SPLITS = ("keys", "gradients")
 
 SLUG = SlugForm(
@@ -24,6 +25,7 @@ SLUG = SlugForm(
         Code("do_stages", "dos"),
         Code("ds_stages", "dss"),
         Code("split", words={"keys": "bykeys", "gradients": "bygrads"}),
+        Code("dq_rounding", words={"kernel": "roundkernel", "block": "roundblock"}),
         Code("dq_slices", "dqs"),
         Code("dq_by", words={"all": "dqall", "one": "dqone"}),
         Code("producer_registers", "pr"),
