@@ -122,6 +122,12 @@ class Plan:
         return self.deterministic or self.dq_rounding == "block"
 
     @property
+    def passes(self) -> bool:
+        """Whether there are blocks of rows that see keys of some consumers alone."""
+        narrow = self.split == "keys" and self.block_m < self.block_n
+        return narrow and self.mask.last_by_row
+
+    @property
     def shared_bytes(self) -> int:
         """Of a thread block of the main kernel."""
         return self.shared.total
