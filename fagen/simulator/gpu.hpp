@@ -432,10 +432,10 @@ inline bool run(dim3 grid, dim3 shape, int cluster, int resident, const std::fun
 }
 
 template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared, const Arguments&... arguments) {
+void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared, int cluster, const Arguments&... arguments) {
   if (!machine.failed) {
     const std::function<void()> body = [&] { kernel(arguments...); };
-    run(grid, block, 1, shared ? 3 : 1, body);
+    run(grid, block, cluster, shared ? 2 + cluster : 1, body);
   }
 }
 
@@ -537,6 +537,9 @@ inline char* at(uint32_t address) {
   return (rank < 0 ? own : own->cluster[rank])->shared + address % (1u << kRankShift);
 }
 
+// The address in another block of the cluster of what lies at the same place.
+inline uint32_t mapa(uint32_t address, int rank) { return address % (1u << kRankShift) | uint32_t(rank + 1) << kRankShift; }
+
 inline uint32_t swizzled(uint32_t address, int bits) { return address ^ (address >> 3 & ((1u << bits) - 1) << 4); }
 
 // An mbarrier: 8 bytes of shared memory.
@@ -552,7 +555,8 @@ struct MBarrier {
     }
   }
   void init(int count) { *this = {0, uint16_t(count), int16_t(count), 0}; }
-  void arrive(int count = 1) {
+  void arrive() { take(1); }
+  void take(int count) {
     if (pending < count) {
       fail("more arrive at the mbarrier at byte " + std::to_string(shared_address(this)) + " than its " +
            std::to_string(expected));
@@ -605,8 +609,15 @@ struct alignas(64) TensorMap {
 };
 static_assert(sizeof(TensorMap) <= 192);
 
-inline void load(const TensorMap& map, MBarrier& full, char* to, std::array<int, 5> from) {
-  Block* const block = self().block;
+// At the same place in a block of the cluster.
+template <class T>
+T* in_block(Block* block, T* own) {
+  return reinterpret_cast<T*>(block->shared + (reinterpret_cast<char*>(own) - self().block->shared));
+}
+
+inline void load(const TensorMap& map, MBarrier& own_full, char* own_to, std::array<int, 5> from, Block* block) {
+  MBarrier& full = *in_block(block, &own_full);
+  char* const to = in_block(block, own_to);
   machine.copies.emplace_back(machine.turn + machine.delay(), [map, &full, to, from, block] {
     const uint32_t start = to - block->shared;
     map.each(from, [&](uint32_t offset, const char* address) {
@@ -651,6 +662,16 @@ inline void bulk_load(const void* from, MBarrier& full, void* to, int bytes) {
   machine.copies.emplace_back(machine.turn + machine.delay(), [=, &full] {
     std::memcpy(to, from, bytes);
     full.complete(bytes);
+  });
+}
+
+inline void copy_to_peer(uint32_t to, uint32_t from, int bytes, uint32_t full) {
+  char* const into = at(to);
+  const char* const source = at(from);
+  MBarrier& barrier = *reinterpret_cast<MBarrier*>(at(full));
+  machine.copies.emplace_back(machine.turn + machine.delay(), [=, &barrier] {
+    std::memcpy(into, source, bytes);
+    barrier.complete(bytes);
   });
 }
 
@@ -879,6 +900,8 @@ T __shfl_xor_sync(unsigned, T value, int other) {
 namespace cutlass::arch {
 
 struct ClusterBarrier : sim::MBarrier {
+  using MBarrier::arrive;
+  void arrive(uint32_t rank, uint32_t = true) { sim::in_block(sim::self().block->cluster[rank], static_cast<MBarrier*>(this))->arrive(); }
   bool test_wait(uint32_t parity) const { return passed(this, parity) && !sim::machine.chance(4); }
   bool try_wait(uint32_t parity) const { return test_wait(parity); }
 };
@@ -911,9 +934,19 @@ inline uint32_t cast_smem_ptr_to_uint(const void* pointer) { return sim::shared_
 inline void prefetch_tma_descriptor(const CUtensorMap*) {}
 struct SM90_TMA_LOAD_4D {
   static void copy(const CUtensorMap* map, uint64_t* full, uint64_t, void* to, int a, int b, int c, int d) {
-    sim::load(*map, *reinterpret_cast<sim::MBarrier*>(full), static_cast<char*>(to), {a, b, c, d});
+    sim::load(*map, *reinterpret_cast<sim::MBarrier*>(full), static_cast<char*>(to), {a, b, c, d}, sim::self().block);
   }
 };
+struct SM90_TMA_LOAD_MULTICAST_4D {
+  static void copy(const CUtensorMap* map, uint64_t* full, uint16_t mask, uint64_t, void* to, int a, int b, int c, int d) {
+    for (sim::Block* block : sim::self().block->cluster) {
+      if (mask >> block->rank & 1) {
+        sim::load(*map, *reinterpret_cast<sim::MBarrier*>(full), static_cast<char*>(to), {a, b, c, d}, block);
+      }
+    }
+  }
+};
+inline void cluster_sync() { sim::cluster_sync(); }
 struct SM90_TMA_STORE_4D {
   static void copy(const CUtensorMap* map, const void* from, int a, int b, int c, int d) {
     sim::store(*map, static_cast<const char*>(from), {a, b, c, d});

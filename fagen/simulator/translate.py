@@ -1,13 +1,14 @@
 """Turn a kernel's text into C++ for a CPU: asm statements and launches become calls of gpu.hpp."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fagen.errors import BuildError
 
 _INCLUDE = re.compile(r"^#include <(?:cu|cute/|cutlass/)[^>]*>\n", re.MULTILINE)
 _ASM = re.compile(r"\basm\b\s*(?:volatile\s*)?\(")
+_CLUSTER = re.compile(r"__cluster_dims__\((\w+), 1, 1\)[^{;]*?\s(\w+)\s*\(\s*const __grid_constant__")
 _LAUNCH = re.compile(r"(\w+)<<<(.+?)>>>\((\w*)\);", re.DOTALL)
 _DYNAMIC = re.compile(r"extern __shared__ __align__\(1024\) char (\w+)\[\];")
 _OPERAND = re.compile(r'\s*(?:\[\w+\]\s*)?"([=+]?)([a-z])"\s*\(')
@@ -35,15 +36,17 @@ def translated(kernel: str) -> str:
     text = _INCLUDE.sub("", kernel)
     text = "".join(_without_asm(text))
     text = _DYNAMIC.sub(r"char* const \1 = sim::self().block->shared;", text)
-    text = _LAUNCH.sub(_launch, text)
+    clusters = {kernel: size for size, kernel in _CLUSTER.findall(text)}
+    text = _LAUNCH.sub(lambda found: _launch(found, clusters), text)
     return f'#include "gpu.hpp"\n{text}'
 
 
-def _launch(found: re.Match[str]) -> str:
+def _launch(found: re.Match[str], clusters: Mapping[str, str]) -> str:
     name, configuration, arguments = found.groups()
     grid, threads, *rest = _split(configuration)
     shared = rest[0] if rest else "0"
-    return f"sim::launch({name}, {grid}, {threads}, {shared}, {arguments});"
+    cluster = clusters.get(name, "1")
+    return f"sim::launch({name}, {grid}, {threads}, {shared}, {cluster}, {arguments});"
 
 
 def _without_asm(text: str) -> Iterator[str]:
@@ -124,6 +127,11 @@ _INSTRUCTIONS: dict[str, Callable[[Asm, re.Match[str]], str]] = {
     r"cp\.reduce\.async\.bulk\.global\.shared::cta\.bulk_group\.add\.f32 \[%0\], \[%1\], %2;": _of(
         "sim::bulk_add({0}, {1}, {2})"
     ),
+    r"mapa\.shared::cluster\.u32 %0, %1, %2;": _of("{0} = sim::mapa({1}, {2})"),
+    (
+        r"cp\.async\.bulk\.shared::cluster\.shared::cta\.mbarrier::complete_tx::bytes "
+        r"\[%0\], \[%1\], %2, \[%3\];"
+    ): _of("sim::copy_to_peer({0}, {1}, {2}, {3})"),
     r"fence\.proxy\.async;": _of("(void)0"),
     r"ld\.acquire\.gpu\.global\.u32 %0, \[%1\];": _of("{0} = sim::load_acquire({1})"),
     r"red\.release\.gpu\.global\.add\.u32 \[%0\], 1;": _of("++*({0})"),

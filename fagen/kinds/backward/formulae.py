@@ -30,7 +30,7 @@ REGISTER_FILE = "register file of a thread block"
 # d, d_v padded; own: of dQ's columns, those of a warpgroup, of the first where they differ; slices:
 # of dQ; e bytes per element
 SYMBOLS = (
-    *("block_m", "block_n", "d", "d_v", "own", "slices"),
+    *("block_m", "block_n", "d", "d_v", "own", "slices", "cluster"),
     *("stages", "do_stages", "ds_stages", "e"),
 )
 
@@ -81,7 +81,7 @@ def budget(schedule: Schedule) -> Budget:
     shared = Ledger(
         SHARED,
         f"bytes, each array rounded up to {align:,}",
-        rows(sizes, align, shared_formulae, (by_gradients,)),
+        rows(sizes, align, shared_formulae, (by_gradients, schedule.grid.cluster)),
         SM90.smem_per_block,
         SM90.source("smem_per_block"),
     )
@@ -119,14 +119,18 @@ def _choices(schedule: Schedule, computes: tuple[str, ...]) -> tuple[tuple[str, 
 
 
 @cache
-def shared_formulae(by_gradients: bool) -> Mapping[str, Any]:
+def shared_formulae(by_gradients: bool, shared_by: int) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment."""
-    m, n, d, d_v, _, slices, stages, do_stages, ds_stages, e = symbols(SYMBOLS).values()
+    m, n, d, d_v, _, slices, cluster, stages, do_stages, ds_stages, e = symbols(SYMBOLS).values()
     consumers = 2 if by_gradients else n / SM90.wgmma_m
     # K and V full; Q, dO, P and dS full and empty for each stage; each warpgroup's dQ likewise, and
     # two that are to be rounded, of which each is 16 bytes
     barriers = 2 + 2 * (stages + do_stages + 2 * ds_stages + consumers) + 4 + 4
     p = {"p": ds_stages * m * n * e} if by_gradients else {}
+    peer = {}
+    if shared_by > 1:  # what dQ of both blocks' keys takes of the other's
+        peer = {"k_peer": n * d * e / cluster, "ds_peer": ds_stages * m * n * e}
+        barriers += ds_stages
     return {
         "k": n * d * e,
         "v": n * d_v * e,
@@ -134,7 +138,8 @@ def shared_formulae(by_gradients: bool) -> Mapping[str, Any]:
         "do": do_stages * m * d_v * e,
         "ds": ds_stages * m * n * e,
         **p,
-        "dq": FP32_BYTES * m * d / slices,
+        **peer,
+        "dq": FP32_BYTES * m * d / cluster / slices,
         "lse": FP32_BYTES * stages * statistics(m),
         "delta": FP32_BYTES * do_stages * statistics(m),
         "barriers": SM90.mbarrier_bytes * barriers,
@@ -220,7 +225,7 @@ def explain_lines(schedule: Schedule) -> Iterator[str]:
     sizes, own = _sizes(schedule), budget(schedule)
     yield "with " + ", ".join(f"{name} = {value}" for name, value in sizes.items())
     by_gradients = schedule.warps.split == "gradients"
-    yield from solved(own.shared, shared_formulae(by_gradients), sizes, "d")
+    yield from solved(own.shared, shared_formulae(by_gradients, schedule.grid.cluster), sizes, "d")
     for ledger, (_, _, computes) in zip(own.registers, roles(schedule), strict=True):
         yield from solved(ledger, register_formulae(*_choices(schedule, computes)), sizes, "d")
 
@@ -235,6 +240,7 @@ def _sizes(schedule: Schedule) -> dict[str, int]:
         "d_v": d_v,
         "own": dq_columns(schedule.values())[0],
         "slices": pipeline.dq_slices,
+        "cluster": schedule.grid.cluster,
         "stages": pipeline.stages,
         "do_stages": pipeline.do_stages,
         "ds_stages": pipeline.ds_stages,

@@ -57,6 +57,18 @@ class Tile(Section):
     )
 
 
+class Grid(Section):
+    """How thread blocks take tiles."""
+
+    cluster: int = Field(
+        default=1,
+        ge=1,
+        le=2,
+        description="thread blocks of neighbouring keys that load Q and dO once and compute dQ of "
+        "the keys of both, half of its columns each",
+    )
+
+
 class Pipeline(Section):
     """How loads run ahead of the arithmetic."""
 
@@ -127,6 +139,7 @@ class Schedule(AnySchedule):
     pipeline: Pipeline = Pipeline()
     warps: Warps = Warps()
     overlap: Overlap = Overlap()
+    grid: Grid = Grid()
     build: Build = Build()
 
     keys: ClassVar[Keys] = Keys(
@@ -136,6 +149,7 @@ class Schedule(AnySchedule):
             "pipeline": Pipeline,
             "warps": Warps,
             "overlap": Overlap,
+            "grid": Grid,
             "build": Build,
         },
         derived=DERIVED,

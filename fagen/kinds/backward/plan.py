@@ -100,6 +100,7 @@ class Plan:
     dq_parts: int  # warpgroups that compute dQ
     dq_slices: int
     dq_rounding: str  # "kernel" | "block"
+    cluster: int  # thread blocks that share rows, and dQ
     intra_warpgroup: bool
     statistics: int  # floats of a block of rows
     record_bytes: int  # of a block of rows in the workspace: dQ, LSE, delta, a counter if deterministic
@@ -196,7 +197,12 @@ class Plan:
             (Extent("seqlen_q", per=self.block_m), Extent("heads"), Extent("batch"))
         )
         key_blocks = Product(
-            (Extent("seqlen_k", per=self.block_n), Extent("kv_heads"), Extent("batch"))
+            (
+                Extent("seqlen_k", per=self.block_n * self.cluster),
+                *((Extent(number=self.cluster),) if self.cluster > 1 else ()),
+                Extent("kv_heads"),
+                Extent("batch"),
+            )
         )
         after = (Launch("round_dq", Grid(row_blocks), self.row_threads),)
         if self.dq_rounding == "block":
@@ -278,6 +284,7 @@ def plan(schedule: Schedule) -> Plan:
         dq_parts=len(parts),
         dq_slices=pipeline.dq_slices,
         dq_rounding=pipeline.dq_rounding,
+        cluster=schedule.grid.cluster,
         intra_warpgroup=schedule.overlap.intra_warpgroup,
         statistics=statistics(tile.block_m),
         record_bytes=FP32_BYTES * (tile.block_m * d + 2 * statistics(tile.block_m))

@@ -32,6 +32,7 @@ SLUG = SlugForm(
         Code("consumer_registers", "cr"),
         Code("dq_registers", "dqr"),
         Code("intra_warpgroup", words={True: "intra", False: "nointra"}),
+        Code("cluster", "c"),
         Code("max_spill_bytes", "spill"),
     ),
     example="bwd_fp16_d128_causal_m64n128",
@@ -109,9 +110,11 @@ def dq_columns(keys: Mapping[str, Any]) -> tuple[int, ...]:
     same rows; by gradients they always share them, in whole slabs of shared memory.
     """
     columns = DTYPES[keys["dtype"]].filled_up(keys["head_dim"])
+    slab = _slab(columns)
     if keys["split"] == "gradients":
-        slabs = columns // _slab(columns)
-        first = -(-slabs // 2) * _slab(columns)
+        columns //= keys["cluster"]
+        slabs = -(-columns // slab)
+        first = -(-slabs // 2) * slab
         return tuple(part for part in (first, columns - first) if part)
     if keys["dq_by"] == "one":
         return (columns,) if keys["block_m"] == SM90.wgmma_m else ()
@@ -132,6 +135,17 @@ def _slab(columns: int) -> int:
     return swizzle_of(columns * _BYTES).bytes // _BYTES
 
 
+def _cluster_rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Halves are loaded by whole slabs, and dQ's quarters have some; sums are not counted."""
+    d, d_v = (DTYPES[keys["dtype"]].filled_up(keys[key]) for key in ("head_dim", "head_dim_v"))
+    if d % (4 * _slab(d)) or d_v % (2 * _slab(d_v)):
+        yield "cluster", "= 2: only with whole slabs in a quarter of dQ's columns; use 1"
+    if keys["deterministic"]:
+        yield "cluster", "= 2: not where dQ's parts have an order; use 1"
+    if keys["dq_rounding"] == "block":
+        yield "cluster", '= 2: not with dq_rounding = "block"; use 1'
+
+
 def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (key, sentence) for each rule between keys that is broken."""
     columns = DTYPES[keys["dtype"]].filled_up(keys["head_dim"])
@@ -142,6 +156,10 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield key, f'= {keys[key]}: with split = "gradients" a tile is 64 x 64; use 64'
         if dq_by == "one":
             yield "dq_by", '= "one": with split = "gradients" both compute dQ; leave it out'
+        if keys["cluster"] > 1:
+            yield from _cluster_rules(keys)
+    elif keys["cluster"] > 1:
+        yield "cluster", f'= {keys["cluster"]}: only with split = "gradients"; use 1'
     elif not dq_columns(keys):
         if dq_by == "one":
             said = f'= {block_m}: with dq_by = "one" a warpgroup computes dQ, of 64 rows; use 64'
