@@ -260,7 +260,7 @@ def bench(
         regimes=[measure.REGIMES[regime]] if regime else list(measure.REGIMES.values()),
         progress=say,
     )
-    answer(as_json, [asdict(row) for row in rows], [measure.table(rows).rstrip()])
+    answer(as_json, [row.record() for row in rows], [measure.table(rows).rstrip()])
 
 
 WRITE = click.option(

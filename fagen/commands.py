@@ -10,7 +10,7 @@ from fagen import registry
 from fagen.console import JSON, SCHEDULES, answer, as_text
 from fagen.errors import FagenError
 from fagen.toml_lines import printable
-from fagen.vocab import DTYPES, OUT_DTYPES, V_LAYOUTS, VENDOR_FORMATS
+from fagen.vocab import DTYPES, FORWARD, OUT_DTYPES, PASSES, V_LAYOUTS, VENDOR_FORMATS
 
 if TYPE_CHECKING:
     from fagen.schedule import Schedule
@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 @click.option("--v-layout", type=click.Choice(V_LAYOUTS), help="Of e4m3; else rows.")
 @click.option("--scale-rows", type=int, help="Of e4m3: that share a scale; else 0, all of a head.")
 @click.option("--out-dtype", type=click.Choice(list(OUT_DTYPES)), help="Of e4m3; else bf16.")
+@click.option(
+    "--pass",
+    "kind",
+    type=click.Choice(list(PASSES)),
+    default=FORWARD,
+    show_default=True,
+    help="Backward: the kernel of its gradients.",
+)
 @click.option("--card", default="", help="A GPU's name; else the one that the tables name first.")
 @JSON
 def pick(as_json: bool, **call: Any) -> None:
@@ -40,6 +48,7 @@ def pick(as_json: bool, **call: Any) -> None:
     Examples:
       fagen pick --dtype bf16 --head-dim 128 --causal --seqlen 8192
       fagen pick --dtype bf16 --head-dim 96 --causal --heads 48 --kv-heads 6 --seqlen 6144
+      fagen pick --dtype bf16 --head-dim 128 --causal --seqlen 8192 --pass backward
       fagen pick --dtype e4m3 --head-dim 128 --v-layout columns --scale-rows 64 --json
     """
     from fagen.picking import pick as picked

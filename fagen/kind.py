@@ -4,12 +4,13 @@ A kind declares its schedules, turns one into a Plan, and names its templates. W
 a GPU it names as a string, "module:attribute", which is imported where it is needed and not before.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, Protocol
 
 from fagen.launch import Launches
+from fagen.problem import Problem
 from fagen.schedule import Schedule
 from fagen.signature import Signature
 
@@ -95,7 +96,9 @@ class Kind:
 
     emulate, proof, space: "module:attribute". `emulate(plan, *arguments)` computes on a CPU what
     the kernel does, arguments as of its op; `proof` is a fagen.measure.proof.Proof; `space`, a
-    fagen.search.space.Space, is "" where nothing is searched.
+    fagen.search.space.Space, is "" where nothing is searched. `derive(problem)` gives schedules of
+    this kind for a problem, the most promising first: all fit, but a compiler may refuse one; it is
+    None where no problem is computed.
     """
 
     name: str
@@ -106,6 +109,7 @@ class Kind:
     emulate: str
     proof: str
     space: str = ""
+    derive: Callable[[Problem], Iterable[Schedule]] | None = None
 
 
 def load_named(name: str) -> Any:

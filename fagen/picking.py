@@ -1,30 +1,30 @@
 """A call's sizes in, the kernel that fagen.attention takes for it out: which, why, and how fast.
 
-Needs neither torch nor a GPU.
+Or the kernel of its gradients. Needs neither torch nor a GPU.
 """
 
 import math
 import shlex
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fagen import evidence
-from fagen.dispatch.choice import KIND, picked
+from fagen import evidence, registry
+from fagen.dispatch.choice import picked
 from fagen.dispatch.tables import Row
 from fagen.errors import FagenError, ScheduleError
 from fagen.evidence import Evidence
 from fagen.kind import load_named
 from fagen.paths import config_folder
 from fagen.problem import HIDDEN, Problem, Sizes, flops
-from fagen.registry import committed_file, kind, plan
+from fagen.registry import committed_file, plan
 from fagen.render import source_hash
 from fagen.schedule import Schedule
 from fagen.toml_lines import printable, read_text
-from fagen.vocab import DTYPES, OUT_DTYPES, SCALE_ROWS, V_LAYOUTS
+from fagen.vocab import DTYPES, FORWARD, OUT_DTYPES, PASSES, SCALE_ROWS, V_LAYOUTS
 
 LONGEST = 1 << 24  # sequence that a time is predicted for
 LARGEST = 1 << 30  # of other sizes, as a kernel takes them
@@ -69,9 +69,7 @@ class Pick:
             return _told(self.row, self.sizes, self.card)
         none = "no row of a dispatch table is for this call; "
         if self.derived:
-            return (
-                none + "no schedule was tuned for it: derived, the tile that is predicted fastest"
-            )
+            return none + "no schedule was tuned for it: derived, the most promising tile that fits"
         return none + "it is the plainest committed schedule"
 
     @cached_property
@@ -154,8 +152,11 @@ def pick(
     scale_rows: int | None = None,
     out_dtype: Any = None,
     card: str = "",
+    kind: str = FORWARD,
 ) -> Pick:
     """Return the kernel that fagen.attention takes for a call with these sizes on a card.
+
+    Or, with "backward" for `kind`, the one that computes the gradients of such a call.
 
     dtype is "fp16", "bf16", "e4m3", or torch's for it. heads are by default those of a hidden size
     of 2048, kv_heads as many as heads, seqlen_k as many keys as queries. v_layout, scale_rows and
@@ -166,6 +167,9 @@ def pick(
     dispatch table cannot be read.
     """
     problem = _problem(dtype, head_dim, head_dim_v, causal, v_layout, scale_rows, out_dtype)
+    if kind not in PASSES:
+        raise ScheduleError(f"kind is {kind!r}; it must be one of {', '.join(PASSES)}")
+    problem = replace(problem, kind=kind)
     heads = max(1, HIDDEN // max(1, head_dim)) if heads is None else heads
     sizes = Sizes(
         batch,
@@ -176,7 +180,7 @@ def pick(
     )
     _refuse(sizes)
     found = picked(problem, sizes, card)
-    predict = load_named(kind(KIND).space).predictor([sizes])
+    predict = load_named(registry.kind(kind).space).predictor([sizes])
     (seconds,) = predict(found.schedule.values())
     return Pick(problem, sizes, card, found.schedule, found.row, found.derived, seconds)
 

@@ -1,11 +1,11 @@
 """What is computed and how large, in words of vocab: one Problem, one Sizes, FLOPs and bytes."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from fagen.errors import ScheduleError
 from fagen.schedule import Schedule
-from fagen.vocab import DTYPES, FP32, MASKS
+from fagen.vocab import DTYPES, FORWARD, FP32, MASKS, PASSES
 
 TOKENS, HIDDEN = 16_384, 2_048  # of the standard sizes: batch · seqlen, heads · head_dim
 
@@ -25,15 +25,18 @@ class Problem:
     out_dtype: str | None = None
     v_layout: str | None = None  # in memory, where the dtype has several
     scale_rows: int | None = None  # that share a scale; 0 where a head or the tensor has one
+    kind: str = FORWARD  # of the kernels: a word of vocab's PASSES
 
     @classmethod
     def of(cls, schedule: Schedule) -> "Problem":
         """What a schedule computes.  Raises ScheduleError where that is no attention."""
         values = schedule.values()
-        names = [field.name for field in fields(cls)]
-        if missing := [name for name in names if name not in values]:
+        if missing := [name for name in _REQUIRED if name not in values]:
             raise ScheduleError(f"{schedule.slug} computes no attention: it has no {missing[0]}")
-        return cls(**{name: values[name] for name in names})
+        # where a kind has no such key it does not apply
+        without = {"out_dtype": values["dtype"], "v_layout": "", "scale_rows": 0}
+        said = {name: values.get(name, other) for name, other in without.items()}
+        return cls(**{name: values[name] for name in _REQUIRED}, **said, kind=schedule.kind)
 
     def opened(self) -> "Problem":
         """Return it with all left open in which kernels of one benchmark cell may differ."""
@@ -52,9 +55,10 @@ class Problem:
 
     @property
     def name(self) -> str:
-        """As slugs say it: dtype, head dims and mask."""
+        """As slugs say it: dtype, head dims and mask; of gradients, how their slugs begin too."""
         v = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
-        return f"{self.dtype}_d{self.head_dim}{v}_{self.mask}"
+        said = [PASSES[self.kind].said, self.dtype, f"d{self.head_dim}{v}", self.mask]
+        return "_".join(filter(None, said))
 
     def __str__(self) -> str:
         columns = f"{self.head_dim}"
@@ -68,7 +72,12 @@ class Problem:
             said.append(f"scales by {blocks}")
         if self.out_dtype and self.out_dtype != self.dtype:
             said.append(f"out in {_torchs(self.out_dtype)}")
+        if PASSES[self.kind].gradients:
+            said.append(f"{self.kind} pass")
         return ", ".join(said)
+
+
+_REQUIRED = ("dtype", "head_dim", "head_dim_v", "mask")
 
 
 def _torchs(dtype: str) -> str:
@@ -133,18 +142,20 @@ class Cell:
 
     def __str__(self) -> str:
         problem = self.problem
-        return f"{problem.dtype} hd{problem.head_dims} {problem.mask} {self.sizes}"
+        of = f" {problem.kind}" if PASSES[problem.kind].gradients else ""
+        return f"{problem.dtype} hd{problem.head_dims} {problem.mask}{of} {self.sizes}"
 
 
 def in_order(cells: Iterable[Cell]) -> list[Cell]:
     """Return cells as tables list them: by problem, masks as in vocab, then by rising lengths."""
-    masks = list(MASKS)
+    masks, passes = list(MASKS), list(PASSES)
 
     def place(cell: Cell) -> tuple[object, ...]:
         problem, sizes = cell.problem, cell.sizes
         mask = masks.index(problem.mask) if problem.mask in masks else len(masks)
         lengths = sizes.seqlen_q, sizes.seqlen_k, sizes.batch, sizes.heads, sizes.kv_heads
-        return problem.dtype, problem.head_dim, problem.head_dim_v, mask, problem.mask, lengths
+        of = passes.index(problem.kind), problem.dtype, problem.head_dim, problem.head_dim_v
+        return *of, mask, problem.mask, lengths
 
     return sorted(cells, key=place)
 
@@ -153,23 +164,29 @@ def in_order(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def flops(problem: Problem, sizes: Sizes) -> float:
-    """Multiplications and additions of both GEMMs over the keys that a row may see.
+    """Multiplications and additions of all GEMMs over the keys that a row may see.
 
-    A causal triangle counts as exactly half its square, as everybody counts it.
+    A causal triangle counts as exactly half its square, as everybody counts it. The gradients take
+    five products for the two of the forward pass: where V is as wide as K, 2.5 times as many.
     """
     pairs = MASKS[problem.mask].pairs(sizes.seqlen_q, sizes.seqlen_k)
-    return 2.0 * sizes.batch * sizes.heads * (problem.head_dim + problem.head_dim_v) * pairs
+    of = PASSES[problem.kind]
+    columns = of.over_qk * problem.head_dim + of.over_v * problem.head_dim_v
+    return 2.0 * sizes.batch * sizes.heads * columns * pairs
 
 
 def moved_bytes(problem: Problem, sizes: Sizes) -> int:
     """The least that is read and written: Q, K and V once, O and its log-sum-exps once.
 
-    Descales, some bytes for a block of rows, are not counted.
+    Of gradients dO and O are read too, and dQ, dK and dV written. Descales, some bytes for a block
+    of rows, are not counted.
     """
     dtype = DTYPES[problem.dtype]
     out = DTYPES[problem.out_dtype or dtype.out]
     queries = sizes.batch * sizes.heads * sizes.seqlen_q
     keys = sizes.batch * sizes.kv_heads * sizes.seqlen_k
     read = queries * problem.head_dim + keys * (problem.head_dim + problem.head_dim_v)
-    written = problem.head_dim_v * out.bytes + FP32.bytes  # of a row
-    return read * dtype.bytes + queries * written
+    of_row = problem.head_dim_v * out.bytes + FP32.bytes
+    if not PASSES[problem.kind].gradients:
+        return read * dtype.bytes + queries * of_row
+    return 2 * read * dtype.bytes + queries * (problem.head_dim_v * out.bytes + of_row)

@@ -37,6 +37,14 @@ class ShapeError:
         """Whether both errors are within bounds; what is not a number never is."""
         return self.error <= self.allowed and self.lse_error <= self.lse_allowed
 
+    @property
+    def said(self) -> str:
+        """The errors, and what the output's may be."""
+        return (
+            f"error {self.error:.2e}, {self.allowed:.2e} is allowed; "
+            f"log-sum-exp {self.lse_error:.1e}"
+        )
+
     @staticmethod
     def told(errors: Sequence["ShapeError"]) -> str:
         """Say which shape came nearest to its bound."""
@@ -76,6 +84,14 @@ class GradientError:
                 (self.dk_error, self.dk_allowed),
                 (self.dv_error, self.dv_allowed),
             )
+        )
+
+    @property
+    def said(self) -> str:
+        """The errors, and what they may be."""
+        return "  ".join(
+            f"{name} {getattr(self, f'{name}_error'):.2e} of {getattr(self, f'{name}_allowed'):.2e}"
+            for name in ("dq", "dk", "dv")
         )
 
     @staticmethod

@@ -100,6 +100,17 @@ class Mask:
 
 
 @dataclass(frozen=True)
+class Pass:
+    """Attention, or its gradients: what one kind of kernels computes, and is called like."""
+
+    name: str
+    over_qk: int  # products that go over, or give, the columns of Q and K
+    over_v: int  # the same of those of V
+    gradients: bool = False
+    said: str = ""  # before the name of a problem, as its slugs begin; the first has nothing
+
+
+@dataclass(frozen=True)
 class Swizzle:
     """How rows of a shared-memory slab are permuted to keep banks apart."""
 
@@ -267,6 +278,13 @@ MASKS = _table(
         pairs=_causal_pairs,
     ),
 )
+
+# QKᵀ and PV; S again, dQ and dK, and dP and dV
+PASSES = _table(
+    Pass("forward", over_qk=1, over_v=1),
+    Pass("backward", over_qk=3, over_v=2, gradients=True, said="bwd"),
+)
+FORWARD, BACKWARD = PASSES
 
 ORDERS = _table(
     Order("persistent", persistent=True, longest_first=False),

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import fagen
-from fagen.dispatch.defaults import derived_schedules
 from fagen.e4m3 import by_columns
 from fagen.errors import ScheduleError
+from fagen.kinds.forward.defaults import derived_schedules
 from fagen.kinds.forward.reference import reference
 from fagen.problem import Problem
 from fagen.runtime import attention as dispatch

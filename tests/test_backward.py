@@ -17,8 +17,9 @@ from fagen.kinds.backward import proof
 from fagen.kinds.backward.emulate import compute
 from fagen.kinds.backward.plan import Plan
 from fagen.kinds.backward.reference import gradients
+from fagen.measure import cells, peers
 from fagen.measure.timing import Call, Regime, Timing
-from fagen.problem import Sizes
+from fagen.problem import Cell, Problem, Sizes, flops
 from fagen.records import GradientError
 from fagen.runtime import op
 from fagen.vocab import MASKS, Mask
@@ -185,33 +186,32 @@ def test_what_is_left_out_is_left_out_of_a_launch_too():
 @pytest.mark.parametrize("refused", [False, True])
 def test_speeds_are_flops_by_time_beside_cudnns_where_it_does_not_refuse(monkeypatch, refused):
     plan, sizes = planned(SPREAD[0]), Sizes(1, 2, 2, 64, 64)
-    flops = proof.flops(plan, sizes)
+    work = flops(Problem.of(plan.schedule), sizes)
 
     def timed(calls: dict[str, Call], regime: Regime, **_: Any) -> dict[str, Timing]:
-        seconds = {"fagen": flops / 2e12, "cudnn": flops / 1e12}
-        assert calls["fagen"].once().shape == (1, 64, 2, 128)
+        assert [x.shape for x in calls[plan.slug].once()] == [(1, 64, 2, 128)] * 3
+        seconds = {plan.slug: work / 2e12, "cudnn": work / 1e12}
         return {name: Timing(seconds[name], 0.1, 1_500) for name in calls}
 
+    def cudnn(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
+        if refused:
+            raise DeviceError("cuDNN refuses")
+        return Call(lambda: compute(plan, *proof.TRIAL.arguments(plan, q, k, v)))
+
     monkeypatch.setattr(proof, "standard_sizes", lambda head_dim: sizes)
-    monkeypatch.setattr(proof, "inputs", partial(proof.inputs, device="cpu"))
-    monkeypatch.setattr(proof, "time_calls", timed)
-    monkeypatch.setattr(proof.op, "load", lambda binary: partial(compute, plan))
-    if not refused:  # as it does, of tensors on a CPU
-        monkeypatch.setattr(proof, "cudnn", lambda *given: Call(lambda: given[1]))
+    monkeypatch.setattr(cells, "hopper", lambda: None)
+    monkeypatch.setattr(cells, "inputs", partial(cells.inputs, device="cpu"))
+    monkeypatch.setattr(cells, "time_calls", timed)
+    monkeypatch.setattr(peers.op, "load", lambda binary: partial(compute, plan))
+    monkeypatch.setitem(peers.GRADIENTS, "cudnn", cudnn)
     said: list[str] = []
-    speeds = proof.PROOF.speeds(plan, None, said.append)  # type: ignore[arg-type]
+    binary = SimpleNamespace(slug=plan.slug)
+    speeds = proof.PROOF.speeds(plan, binary, said.append)  # type: ignore[arg-type]
     assert [speed.regime for speed in speeds] == ["sustained", "burst"]
     for speed in speeds:
         assert speed.tflops == pytest.approx(2)
         assert speed.cudnn_tflops == (None if refused else pytest.approx(1))
-    assert ("cuDNN left out: " in said[0]) == refused
-
-
-def test_cudnn_is_not_asked_for_what_its_masks_are_not():
-    dout, q, k, v = proof.inputs(planned(SPREAD[0]), Sizes(1, 2, 2, 5, 9), device="cpu")
-    for mask, words in (("causal", "top left"), ("window", "no mask like window")):
-        with pytest.raises(DeviceError, match=words):
-            proof.cudnn(mask, dout, q, k, v)
+    assert any("left out: cuDNN refuses" in line for line in said) == refused
 
 
 # ---- the op -------------------------------------------------------------------------------------

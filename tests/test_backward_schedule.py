@@ -11,11 +11,9 @@ from fagen.arch import SM90
 from fagen.errors import OverBudget, ScheduleError
 from fagen.kinds.backward.formulae import SYMBOLS, shared_formulae
 from fagen.kinds.backward.keys import Schedule
-from fagen.kinds.backward.proof import flops
 from fagen.kinds.backward.rules import DQ_BY, SPLITS
 from fagen.ledger import rows
-from fagen.problem import Problem, Sizes
-from fagen.problem import flops as forward_flops
+from fagen.problem import Problem, Sizes, flops
 from fagen.render import kernel_text
 from fagen.vocab import MASKS, SIXTEEN_BITS
 from tests.backward_helpers import SPREAD, planned
@@ -228,6 +226,8 @@ def test_launches_and_workspace_are_those_of_whole_blocks():
 
 
 def test_flops_are_two_and_a_half_times_those_of_the_forward_pass():
-    plan, sizes = planned("bwd_fp16_d128_causal_m64n128"), Sizes(2, 4, 2, 300, 500)
-    forward = forward_flops(Problem("fp16", 128, 128, "causal"), sizes)
-    assert flops(plan, sizes) == 2.5 * forward
+    sizes, of = Sizes(2, 4, 2, 300, 500), planned("bwd_fp16_d128_causal_m64n128").schedule
+    assert Problem.of(of) == Problem("fp16", 128, 128, "causal", "fp16", "", 0, "backward")
+    assert flops(Problem.of(of), sizes) == 2.5 * flops(Problem("fp16", 128, 128, "causal"), sizes)
+    own_v = Problem("fp16", 128, 64, "full", kind="backward")
+    assert flops(own_v, sizes) == 2 * 2 * 4 * (3 * 128 + 2 * 64) * 300 * 500

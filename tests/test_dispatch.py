@@ -9,9 +9,9 @@ import fagen
 from fagen.dispatch import choice
 from fagen.dispatch import tables as dispatch_table
 from fagen.dispatch.choice import OPEN_KEYS
-from fagen.dispatch.defaults import derived_schedules
 from fagen.dispatch.tables import Row
 from fagen.errors import ScheduleError
+from fagen.kinds.forward.defaults import derived_schedules
 from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
@@ -29,7 +29,7 @@ def test_what_is_picked_is_the_usual_choice_where_no_table_names_another(
     fill(schedules_folder, plain)
     odd = (schedules_folder / "forward" / "0.toml").read_text() + "[pipeline]\nstages = 3\n"
     (schedules_folder / "forward" / ".toml").write_text(odd)  # the first of the two by name
-    assert len(choice.committed()) == 2
+    assert len(choice.committed("forward")) == 2
     assert dispatch.picked(dtype="fp16", head_dim=64, seqlen=512).slug == plain
     assert fagen.prepare(dtype="fp16", head_dim=64) == plain
     other = dispatch.picked(dtype="fp16", head_dim=96, seqlen=512)  # of which there is none
@@ -152,7 +152,7 @@ def ready() -> set[object]:
 def test_few_query_rows_have_their_own_kernel_whatever_the_keys(
     by_rows: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "_surely", None)  # which a call of known sizes has no need of
+    monkeypatch.setattr(dispatch, "surely", None)  # which a call of known sizes has no need of
     q, k, v = qkv()
     more = torch.cat([q, q[:, :1]], 1)
     for queries, slug in ((q, FEW), (q[:, :13], FEW), (q[:, :12], FEWER), (more, MANY)):

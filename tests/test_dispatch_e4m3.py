@@ -9,8 +9,8 @@ import torch
 import fagen
 from fagen.dispatch import choice
 from fagen.dispatch import tables as dispatch_table
-from fagen.dispatch.defaults import derived_schedules
 from fagen.dispatch.tables import Row
+from fagen.kinds.forward.defaults import derived_schedules
 from fagen.kinds.forward.keys import Schedule
 from fagen.problem import Problem
 from fagen.runtime import attention as dispatch
@@ -83,7 +83,7 @@ def test_a_schedule_of_the_folder_goes_before_the_usual_one(schedules_folder: Pa
 
 @pytest.mark.parametrize(
     "schedule",
-    [one for one in choice.committed() if one.attention.dtype == "e4m3"],
+    [one for one in choice.committed("forward") if one.attention.dtype == "e4m3"],
     ids=lambda schedule: schedule.slug,
 )
 def test_every_e4m3_schedule_of_the_folder_serves_its_problem(schedule: Schedule) -> None:

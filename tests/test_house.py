@@ -54,10 +54,7 @@ DOORS = {
 # Who may know a kind, and which: the calls that users make, each of one kind.  (The registry and
 # the public names of fagen/__init__.py name modules by strings.)
 KNOWN_KINDS = {f"runtime/{kind}.py": {kind} for kind in registry.ENTRIES}
-KNOWN_KINDS |= {
-    "runtime/attention.py": {"forward"},
-    "dispatch/defaults.py": {"forward"},  # the schedule of a call that no table serves
-}
+KNOWN_KINDS |= {"runtime/attention.py": {"forward"}}
 
 # what each number is of is said in arch.py, and only there; powers of two are of many things
 HARDWARE = {SM90.registers_per_sm} | {

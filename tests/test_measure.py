@@ -13,12 +13,11 @@ from fagen.errors import BuildError, DeviceError, FagenError, ToolchainError, Ve
 from fagen.kinds.forward import emulate as emulator
 from fagen.kinds.forward.accuracy import shape_error, torch_math
 from fagen.kinds.forward.plan import plan
-from fagen.kinds.forward.proof import speeds
 from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.shapes import verification_sizes
 from fagen.measure import cells
 from fagen.measure.card import Clock, hopper
-from fagen.measure.cells import race
+from fagen.measure.cells import race, speeds
 from fagen.measure.inputs import cell_of, inputs, rows_with_keys, softmax_scale
 from fagen.measure.numerics import unit_in_last_place
 from fagen.measure.peers import PEERS, Implementation, peer, reason

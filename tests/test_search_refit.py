@@ -7,7 +7,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
 
-from fagen.dispatch.defaults import derived_schedules
+from fagen.kinds.forward.defaults import derived_schedules
 from fagen.paths import locate
 from fagen.problem import Problem
 from fagen.vocab import MASKS

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fagen import search
-from fagen.dispatch.defaults import derived_schedules
+from fagen.kinds.forward.defaults import derived_schedules
 from fagen.problem import Problem
 from fagen.search.lab import LocalLab
 from fagen.search.marks import BRIEF

@@ -1,7 +1,8 @@
 """Which schedule serves a problem at given sizes on a card: what tables say, what is committed.
 
 A dispatch table goes first, by query rows and by keys; then the plainest committed schedule that
-computes the problem; then one that is derived, so that no supported problem is without a kernel.
+computes the problem; then one that its kind derives, so that no supported problem is without a
+kernel. The gradients of a problem are another problem, of another kind.
 """
 
 import math
@@ -11,16 +12,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fagen.dispatch.defaults import derived_schedules
 from fagen.dispatch.tables import MOST, Row, rows_for
 from fagen.errors import ScheduleError
 from fagen.paths import locate
 from fagen.problem import Problem, Sizes, solves
-from fagen.registry import from_slug, read, schedules
+from fagen.registry import from_slug, kind, read, schedules
 from fagen.schedule import Schedule
-from fagen.vocab import DTYPES, V_LAYOUTS
+from fagen.vocab import DTYPES, FORWARD, V_LAYOUTS
 
-KIND = "forward"  # of the schedules that compute a problem
+KIND = FORWARD  # of the schedules that compute attention itself
 
 Choice = str | Path | Schedule | None  # a file, a slug, or the thing itself
 # rising sizes, each with the slug for at most so much; None is the usual schedule of a problem
@@ -193,7 +193,7 @@ def candidates(problem: Problem, choice: Choice = None) -> Candidates:
 
 def writing(schedule: Schedule, out_dtype: str | None) -> Schedule:
     """Return the schedule with O in this dtype: a table has one kernel for all of them."""
-    if out_dtype in (None, schedule.values()["out_dtype"]):
+    if out_dtype in (None, Problem.of(schedule).out_dtype):
         return schedule
     return schedule.but(out_dtype=out_dtype)
 
@@ -206,7 +206,7 @@ def _read(choice: str | Path | Schedule) -> Schedule:
 
 def _usual(problem: Problem) -> Candidates:
     any_out = replace(problem, out_dtype=None)
-    fitting = [schedule for schedule in committed() if solves(schedule, any_out)]
+    fitting = [schedule for schedule in committed(problem.kind) if solves(schedule, any_out)]
     if fitting:
         return Candidates((writing(min(fitting, key=_rank), problem.out_dtype),), derived=False)
     if problem.dtype not in DTYPES:
@@ -214,7 +214,10 @@ def _usual(problem: Problem) -> Candidates:
     if DTYPES[problem.dtype].fp8:
         layout, rows = problem.v_layout or V_LAYOUTS[0], problem.scale_rows or 0
         any_out = replace(any_out, v_layout=layout, scale_rows=rows)
-    found = derived_schedules(any_out)
+    derive = kind(problem.kind).derive
+    found = tuple(derive(any_out)) if derive else ()
+    if not found:
+        raise ScheduleError(f"no kernel computes {problem}")
     return Candidates(
         tuple(writing(schedule, problem.out_dtype) for schedule in found), derived=True
     )
@@ -226,6 +229,6 @@ def _rank(schedule: Schedule) -> tuple[int, str]:
 
 
 @cache
-def committed() -> tuple[Schedule, ...]:
-    """The committed schedules that compute a problem, read once."""
-    return tuple(map(read, schedules(KIND)))
+def committed(name: str) -> tuple[Schedule, ...]:
+    """The committed schedules of a kind that computes problems, read once."""
+    return tuple(map(read, schedules(name)))

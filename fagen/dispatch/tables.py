@@ -48,6 +48,7 @@ class Row:
     seqlen_q), whatever the number of keys: large tiles of few rows leave multiprocessors idle.
     Only rows from very many keys on go before these, since they are for accuracy.
     `by` says what measured that, as a path from fagen's root or in words; "" where nothing is said.
+    Which pass it is for, the slug says by how it begins.
     One kernel of e4m3 stands for its like with O in another type: O's has no part in its speed, and
     its problem leaves it open.
     """
@@ -222,6 +223,11 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
             f"whatever their number of keys; leave out {by_keys}, or rows_to"
         )
         raise wrong("rows_to", said)
+    try:
+        computed = _problem_of(table["slug"])
+    except ScheduleError as error:
+        said = f"slug = {shown(table['slug'])}: " + "; ".join(str(error).splitlines())
+        raise wrong("slug", said) from None
     row = Row(
         card=table["card"],
         problem=Problem(
@@ -231,6 +237,7 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
             mask=table["mask"],
             v_layout=table.get("v_layout", ""),
             scale_rows=table.get("scale_rows", 0),
+            kind=computed.kind,
         ),
         least=table.get("from", 0),
         most=table.get("to", math.inf),
@@ -239,11 +246,6 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
         by=table.get("by", ""),
         where=origin.at("kernel", str(number)),
     )
-    try:
-        computed = _problem_of(row.slug)
-    except ScheduleError as error:
-        said = f"slug = {shown(row.slug)}: " + "; ".join(str(error).splitlines())
-        raise wrong("slug", said) from None
     if computed != row.problem:
         said = f"computes something else: {computed}"
         if computed.opened() == row.problem.opened():

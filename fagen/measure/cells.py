@@ -13,9 +13,10 @@ from fagen.measure.card import Clock, hopper
 from fagen.measure.inputs import cell_of, inputs, rows_with_keys
 from fagen.measure.numerics import disagreement
 from fagen.measure.peers import Implementation, ours, peer, tried
-from fagen.measure.rows import Row
+from fagen.measure.rows import OURS, YARDSTICK, Row
 from fagen.measure.timing import BURST, REGIMES, SUSTAINED, Call, Regime, Timing, time_calls
 from fagen.problem import Cell, Problem, Sizes, standard_sizes
+from fagen.records import Speed
 from fagen.vocab import DTYPES
 
 Say = Callable[[str], None]
@@ -178,16 +179,24 @@ def _agree(cell: Cell, calls: dict[str, Call], who: dict[str, Implementation]) -
     if not judges:
         return
     seen = rows_with_keys(cell)
-    judge = calls[judges[0]].once()[:, seen]
+    judge = compared(calls[judges[0]].once(), seen)
     for label, implementation in who.items():
         if not implementation.schedule:
             continue
-        worst, allowed = disagreement(cell, calls[label].once()[:, seen], judge)
-        if not worst <= allowed:
-            raise VerificationError(
-                f"{label} differs from {judges[0]} by {worst:.3g} at {cell}, where {allowed:.3g} "
-                f"may be: not timed; `fagen verify {label}` shows which shapes are wrong"
-            )
+        for own, theirs in zip(compared(calls[label].once(), seen), judge, strict=True):
+            worst, allowed = disagreement(cell, own, theirs)
+            if not worst <= allowed:
+                raise VerificationError(
+                    f"{label} differs from {judges[0]} by {worst:.3g} at {cell}, where "
+                    f"{allowed:.3g} may be: not timed; `fagen verify {label}` shows which shapes "
+                    "are wrong"
+                )
+
+
+def compared(outputs: Tensor | tuple[Tensor, ...], seen: Tensor | slice) -> tuple[Tensor, ...]:
+    """What a call gave; of the first output the query rows that are `seen`."""
+    first, *others = outputs if isinstance(outputs, tuple) else (outputs,)
+    return first[:, seen], *others
 
 
 def _row(cell: Cell, who: Implementation, regime: Regime, timing: Timing) -> Row:
@@ -204,7 +213,34 @@ def _row(cell: Cell, who: Implementation, regime: Regime, timing: Timing) -> Row
         tflops=cell.flops / timing.seconds / 1e12,
         spread=timing.spread,
         sm_clock_mhz=timing.sm_clock_mhz,
+        pass_=problem.kind,
     )
+
+
+def speeds(rows: Sequence[Row]) -> tuple[Speed, ...]:
+    """Per regime, fagen's TFLOP/s and cuDNN's beside it (None where cuDNN refused)."""
+    found = []
+    for row in rows:
+        if row.implementation not in OURS:
+            continue
+        beside = [
+            other.tflops
+            for other in rows
+            if other.implementation == YARDSTICK and other.regime == row.regime
+        ]
+        found.append(
+            Speed(
+                regime=row.regime,
+                batch=row.batch,
+                seqlen=row.seqlen_q,
+                heads=row.heads,
+                tflops=row.tflops,
+                spread=row.spread,
+                sm_clock_mhz=row.sm_clock_mhz,
+                cudnn_tflops=beside[0] if beside else None,
+            )
+        )
+    return tuple(found)
 
 
 def _line(row: Row) -> str:

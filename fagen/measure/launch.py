@@ -20,13 +20,14 @@ from fagen.errors import DeviceError
 from fagen.kind import Plan
 from fagen.measure.card import hopper
 from fagen.measure.inputs import cell_of, inputs
-from fagen.measure.peers import is_causal, tried
+from fagen.measure.peers import is_causal, ours, peer, tried
 from fagen.measure.proof import trial_of
 from fagen.measure.timing import Call
-from fagen.problem import Problem, Sizes
+from fagen.problem import Cell, Problem, Sizes
 from fagen.runtime import op
 from fagen.runtime.arguments import dtype_of
 from fagen.runtime.attention import attention
+from fagen.vocab import PASSES
 
 SMALL = Sizes(1, 1, 1, 64, 64)  # one tile: the GPU is done before the host asks again
 BATCH = 100  # calls; a stream takes some thousand before the host has to wait for the GPU
@@ -48,12 +49,35 @@ class LaunchCost:
 def launch_costs(plan: Plan, binary: Binary) -> dict[str, LaunchCost]:
     """The costs of the kernel's two torch ops, of fagen.attention, and of cuDNN where it can.
 
-    All compute the same small problem.  Raises DeviceError without a Hopper GPU, or where torch's
+    Of gradients those of the one op, and of cuDNN's backward pass without autograd's share. All
+    compute the same small problem.  Raises DeviceError without a Hopper GPU, or where torch's
     profiler sees nothing of it.
     """
     hopper()
     cell = cell_of(plan, SMALL)
     q, k, v = inputs(cell)
+    make = _backward if PASSES[cell.problem.kind].gradients else _forward
+    calls = make(plan, binary, cell, q, k, v)
+    # the profiler comes last: what it leaves behind slows launches down
+    times = {name: host_microseconds(call) for name, call in calls.items()}
+    return {
+        name: LaunchCost(round(times[name], 2), **launches(call), allocations=allocations(call))
+        for name, call in calls.items()
+    }
+
+
+def _backward(
+    plan: Plan, binary: Binary, cell: Cell, q: Tensor, k: Tensor, v: Tensor
+) -> dict[str, Call]:
+    calls = {"torch op": ours(binary).bind(cell, q, k, v)}
+    with suppress(DeviceError):
+        calls["cuDNN"] = peer("cudnn").bind(cell, q, k, v)
+    return calls
+
+
+def _forward(
+    plan: Plan, binary: Binary, cell: Cell, q: Tensor, k: Tensor, v: Tensor
+) -> dict[str, Call]:
     query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
     causal = is_causal(cell)
     alone = op.alone(op.load(binary))
@@ -80,12 +104,7 @@ def launch_costs(plan: Plan, binary: Binary) -> dict[str, LaunchCost]:
     with suppress(DeviceError):
         bare = Call(cudnn, lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION))
         calls["cuDNN"] = tried(bare, "cuDNN")
-    # the profiler comes last: what it leaves behind slows launches down
-    times = {name: host_microseconds(call) for name, call in calls.items()}
-    return {
-        name: LaunchCost(round(times[name], 2), **launches(call), allocations=allocations(call))
-        for name, call in calls.items()
-    }
+    return calls
 
 
 def host_microseconds(call: Call) -> float:

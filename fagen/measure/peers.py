@@ -2,7 +2,8 @@
 
 `bind(cell, q, k, v)` takes q, k, v stored (B, S, H, D) and returns a Call that computes
 attention, allocates its output and returns it as (B, Sq, H, Dv). It raises DeviceError, in words,
-where the implementation cannot do the cell or is not installed.
+where the implementation cannot do the cell or is not installed. Of a cell of gradients the Call
+computes dq, dk and dv, as q, k and v are, of a forward pass that was run before the clock runs.
 
 A problem of e4m3 comes in fp16, and peers compute it in that, but for cudnn-e4m3; what is in e4m3
 quantises before the clock runs. What that costs is an implementation of its own, `quantise`.
@@ -26,6 +27,7 @@ from fagen.build import Binary
 from fagen.e4m3 import E4M3, rounded
 from fagen.errors import DeviceError
 from fagen.kind import Plan
+from fagen.measure.gradients import attended, output_gradient
 from fagen.measure.inputs import softmax_scale
 from fagen.measure.proof import trial_of
 from fagen.measure.rows import PREARRANGED, QUANTISE
@@ -34,7 +36,7 @@ from fagen.problem import Cell, Problem
 from fagen.registry import plan_of
 from fagen.runtime import op
 from fagen.runtime.quantize import quantize
-from fagen.vocab import MASKS
+from fagen.vocab import MASKS, PASSES
 
 CUDNN_E4M3 = "cudnn-e4m3"
 Bind = Callable[[Cell, Tensor, Tensor, Tensor], Call]
@@ -70,9 +72,11 @@ def ours(binary: Binary) -> Implementation:
     kernel = op.load(binary)
     of = plan_of(binary.slug)
 
+    trial = trial_of(of)
+
     def bind(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
-        given = trial_of(of).arguments(of, q, k, v)
-        return Call(lambda: kernel(*given)[0])
+        given = trial.arguments(of, q, k, v)
+        return Call(lambda: trial.compared(kernel(*given)))
 
     if Problem.of(of.schedule).v_layout != "columns":
         return Implementation("fagen", bind, binary.slug)
@@ -96,7 +100,15 @@ def peer(name: str) -> Implementation:
     """One of PEERS by name; DeviceError, with what there is, for any other."""
     if name not in PEERS:
         raise DeviceError(f"no implementation is called {name!r}; there are {', '.join(PEERS)}")
-    return Implementation(name, PEERS[name], judges=name not in (QUANTISE, CUDNN_E4M3))
+
+    def bind(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
+        if not PASSES[cell.problem.kind].gradients:
+            return PEERS[name](cell, q, k, v)
+        if name not in GRADIENTS:
+            raise DeviceError("its backward pass is not timed")
+        return GRADIENTS[name](cell, q, k, v)
+
+    return Implementation(name, bind, judges=name not in (QUANTISE, CUDNN_E4M3))
 
 
 def installed(name: str) -> bool:
@@ -167,6 +179,19 @@ def _sdpa(
 
     name = backend.name.removesuffix("_ATTENTION").lower()
     return tried(Call(run, lambda: sdpa_kernel(backend)), f"torch's {backend.name}", name)
+
+
+def _gradients(forward: Bind, backend: str) -> Bind:
+    """The backward pass of one of torch's backends, by itself."""
+
+    def bind(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
+        # refuses what torch does, by rules of its own where a gradient will be asked for
+        forward(cell, *(x.detach().requires_grad_() for x in (q, k, v)))
+        made = attended(backend, q, k, v, causal=is_causal(cell))
+        dout = output_gradient(q, v)
+        return tried(Call(lambda: made.backward(dout)), f"the backward pass of {backend}")
+
+    return bind
 
 
 def _flex(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
@@ -315,5 +340,9 @@ PEERS: dict[str, Bind] = {
     "flex": _flex,
     CUDNN_E4M3: _cudnn_e4m3,
     QUANTISE: _quantise_all,
+}
+GRADIENTS: dict[str, Bind] = {
+    "cudnn": _gradients(_cudnn, "cudnn"),
+    "fa2": _gradients(_fa2, "flash"),
 }
 _PACKAGES = {"fa3": "flash_attn_interface", CUDNN_E4M3: "cudnn"}

@@ -6,6 +6,7 @@ What is right and how fast, the Plan's kind says: its Proof.
 import datetime
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -44,6 +45,7 @@ class Trial:
     is where it may write, full of NaN, the output that is compared first; `launch(plan, library,
     arguments, outputs)` binds both to the kernel's C function. Plans that are `alike` share all of
     these. `error(plan, library, cell, q, k, v)` runs a kernel, and returns a record of its errors.
+    Of all outputs `compared` gives those that peers compute too.
     """
 
     arguments: Callable[[Any, Tensor, Tensor, Tensor], tuple[Any, ...]]
@@ -51,6 +53,7 @@ class Trial:
     launch: Callable[[Any, Path, tuple[Any, ...], Any], Callable[[], None]]
     alike: Callable[[Any], Hashable]
     error: Callable[[Any, Path, Cell, Tensor, Tensor, Tensor], Any]
+    compared: Callable[[Any], Any] = itemgetter(0)
 
 
 @dataclass(frozen=True)

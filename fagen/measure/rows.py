@@ -5,10 +5,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from fagen.errors import FagenError
 from fagen.paths import write_whole
 from fagen.problem import Cell, Problem, Sizes, in_order
+from fagen.vocab import FORWARD, PASSES
 
 YARDSTICK = "cudnn"  # in fp16 where the problem is e4m3
 PREARRANGED = "fagen-prearranged"  # in e4m3, of transposed V; a key of committed results
@@ -29,13 +31,17 @@ TITLES = {
 }
 
 
+_IN_FILES = {"pass_": "pass"}  # a word that Python keeps for itself
+
+
 @dataclass(frozen=True, order=True)
 class Row:
     """One implementation timed in one cell and regime.
 
     `tflops` is the median over the rounds, `spread` is (max - min) / median of the rounds' times,
     `sm_clock_mhz` the median SM clock while it ran (None where NVML could not say), and `schedule`
-    the slug behind a fagen row (None for everybody else).
+    the slug behind a fagen row (None for everybody else). `pass_`, "pass" in files, is a word of
+    vocab's PASSES.
     """
 
     dtype: str
@@ -53,12 +59,17 @@ class Row:
     tflops: float
     spread: float
     sm_clock_mhz: int | None
+    pass_: str = FORWARD
+
+    def record(self) -> dict[str, Any]:
+        """The row for JSON; see `read_rows`."""
+        return {_IN_FILES.get(name, name): value for name, value in asdict(self).items()}
 
     @property
     def cell(self) -> Cell:
         """What was computed: what two rows that are compared share."""
         return Cell(
-            Problem(self.dtype, self.head_dim, self.head_dim_v, self.mask),
+            Problem(self.dtype, self.head_dim, self.head_dim_v, self.mask, kind=self.pass_),
             Sizes(self.batch, self.heads, self.kv_heads, self.seqlen_q, self.seqlen_k),
         )
 
@@ -70,19 +81,23 @@ class Row:
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write `rows` as a JSON list, one row a line so that a diff stays readable."""
-    lines = ",\n".join(json.dumps(asdict(rounded(row))) for row in rows)
+    lines = ",\n".join(json.dumps(rounded(row).record()) for row in rows)
     write_whole(path, f"[\n{lines}\n]\n")
 
 
 def read_rows(path: Path) -> tuple[Row, ...]:
-    """Read what `write_rows` wrote; FagenError where a row has other fields."""
-    names = {field.name for field in fields(Row)}
+    """Read what `write_rows` wrote; FagenError where a row has other fields.
+
+    A row that does not say its pass is of the forward pass: files of 2026-11-22 and before.
+    """
+    names = {_IN_FILES.get(field.name, field.name): field.name for field in fields(Row)}
     rows = []
     for number, data in enumerate(json.loads(path.read_text(encoding="utf-8"))):
-        if set(data) != names:
-            odd = ", ".join(sorted(set(data) ^ names))
+        said = {_IN_FILES["pass_"]: FORWARD, **data}
+        if said.keys() != names.keys():
+            odd = ", ".join(sorted(said.keys() ^ names.keys()))
             raise FagenError(f"{path}: row {number} has missing or unknown fields: {odd}")
-        rows.append(Row(**data))
+        rows.append(Row(**{names[name]: value for name, value in said.items()}))
     return tuple(rows)
 
 
@@ -111,7 +126,9 @@ def table(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
     """The rows as Markdown: problem by problem, then the geomeans."""
     if not rows:
         return "nothing was measured\n"
-    return "\n".join(filter(None, (problems(rows, over=over), geomeans(rows, over=over))))
+    passes = [[row for row in rows if row.pass_ == one] for one in PASSES]
+    parts = ((problems(of, over=over), geomeans(of, over=over)) for of in passes if of)
+    return "\n".join(filter(None, (part for both in parts for part in both)))
 
 
 def problems(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
@@ -144,7 +161,7 @@ def problems(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
         line = [
             problem.dtype,
             problem.head_dims,
-            problem.mask,
+            problem.mask + (f", {problem.kind}" if PASSES[problem.kind].gradients else ""),
             sizes.lengths,
             str(sizes.batch),
             sizes.all_heads,

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from fagen.measure.card import Clock
 from fagen.measure.rows import WIDE
@@ -22,12 +22,15 @@ from fagen.measure.rows import WIDE
 
 @dataclass(frozen=True)
 class Call:
-    """`run` computes and returns the output; `within` is entered once around many runs of it."""
+    """`run` computes and returns the output, or all of them if there are several to compare.
 
-    run: Callable[[], Tensor]
+    `within` is entered once around many runs of it.
+    """
+
+    run: Callable[[], Any]
     within: Callable[[], AbstractContextManager[object]] = nullcontext
 
-    def once(self) -> Tensor:
+    def once(self) -> Any:
         """One run, by itself."""
         with self.within():
             return self.run()
@@ -57,7 +60,7 @@ def captured(call: Call, runs: int) -> Call:
         for _ in range(runs):
             call.run()
 
-    def replay() -> Tensor:
+    def replay() -> Any:
         graph.replay()
         return output
 

@@ -203,3 +203,12 @@ def refuse_word(key: str, word: object, words: Iterable[object]) -> None:
     if word not in words:
         listed = ", ".join(map(repr, words))
         raise ValueError(f"{key} is {word!r}; it must be one of {listed}")
+
+
+def surely(fits: Any) -> bool:
+    """Whether a comparison holds for all that traced sizes may be; this adds no guard."""
+    if isinstance(fits, Tensor):  # of sizes as torch.jit.trace has them, which are known
+        return bool(fits)
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # sympy: half a second
+
+    return statically_known_true(fits)  # type: ignore[no-any-return]

@@ -40,6 +40,7 @@ from fagen.runtime.arguments import (
     refuse_other_layout,
     refuse_unquantisable,
     refuse_word,
+    surely,
     told_scale_rows,
     word_of,
 )
@@ -162,9 +163,9 @@ def attention(
     if schedule is None:
         (schedule, few, by_keys, long), kernels = _served.get(kind) or _look_up(kind)
         if by_keys:
-            schedule = for_keys(by_keys, keys, _surely)
+            schedule = for_keys(by_keys, keys, surely)
             if few and schedule not in long:
-                schedule = for_few(few, q.numel(), _surely) or schedule
+                schedule = for_few(few, q.numel(), surely) or schedule
     else:
         kernels = _ready.get(kind, {})
     with_lse, alone, direct = kernels.get(schedule) or _make_ready(kind, schedule)
@@ -178,7 +179,9 @@ def attention(
         and (q.requires_grad or k.requires_grad or v.requires_grad)
         and (is_compiling() or not (_is_tracing() or peek_interpreter_stack()))
     ):
-        made = _differentiable.get((kind, schedule)) or _make_differentiable(kind, schedule)
+        made = _differentiable.get((kind, schedule)) or _make_differentiable(
+            kind, schedule, keys, q.numel()
+        )
         out_and_lse: tuple[Tensor, Tensor] = made(q, k, v, scale)
         return out_and_lse if return_lse else out_and_lse[0]
     if return_lse:
@@ -289,7 +292,8 @@ def prepare(
     for choice in dict.fromkeys(choices):
         kernel = _make_ready(kind, choice, progress)[0]
         if gradient:
-            _make_differentiable(kind, choice)
+            elements = None if rows is None else rows * head_dim
+            _make_differentiable(kind, choice, seqlen, elements)
         if kind[0].type == "cuda":
             run_once(kernel, _chosen[kind, choice].slug, kind[0])
     return _chosen[kind, choices[-1]].slug
@@ -367,15 +371,6 @@ def _slugs(kind: Kind, keys: int | None, rows: int | None) -> list[str | None]:
     return slugs_for(served, keys, elements)
 
 
-def _surely(fits: Any) -> bool:
-    """Whether a comparison holds for all that traced sizes may be; this adds no guard."""
-    if isinstance(fits, Tensor):  # of sizes as torch.jit.trace has them, which are known
-        return bool(fits)
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # sympy: half a second
-
-    return statically_known_true(fits)  # type: ignore[no-any-return]
-
-
 def _look_up(kind: Kind) -> tuple[Served, Kernels]:
     """Look a kind of call up in the dispatch tables.  Raises ScheduleError where one is wrong."""
     refuse_tracing(NOT_READY)
@@ -411,11 +406,17 @@ def _make_ready(
     return _ready[kind][choice]
 
 
-def _make_differentiable(kind: Kind, choice: Choice) -> op.Op:
-    """The long way to a kernel's op that has gradients.  Raises as attention does."""
+def _make_differentiable(
+    kind: Kind, choice: Choice, keys: int | None, elements: int | None
+) -> op.Op:
+    """The long way to a kernel's op that has gradients, for such sizes at least.
+
+    Raises as attention does.
+    """
     refuse_tracing(NOT_READY)
     kernel, *_ = _ready[kind][choice]
     slug = _chosen[kind, choice].slug
-    made = with_gradient(slug, problem_of(kind), kernel, kind[0])
+    problem = problem_of(kind)
+    made = with_gradient(slug, problem, kernel, kind[0], keys=keys, elements=elements)
     _differentiable[kind, choice] = made
     return made

@@ -3,10 +3,13 @@
 `torch.ops.fagen.<slug>_with_grad` calls the forward kernel, keeps q, k, v, out and the log-sum-exp,
 and nothing else, and is registered with Autograd: so torch.compile traces both passes as one op
 each. A call that needs no gradient never comes here.
+
+Which kernel computes the gradients, dispatch tables say as they do for attention itself: by the
+sizes of q and k when the backward pass runs.
 """
 
 import warnings
-from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -14,17 +17,28 @@ import torch
 from torch import Tensor
 
 from fagen.arch import SM90
-from fagen.errors import OverBudget, ScheduleError
-from fagen.kinds.backward.keys import Schedule
+from fagen.dispatch.choice import (
+    Candidates,
+    Served,
+    candidates,
+    for_few,
+    for_keys,
+    serving,
+    slugs_for,
+)
+from fagen.errors import ScheduleError, UntunedWarning
+from fagen.picking import search_command
 from fagen.problem import Problem
-from fagen.registry import plan, plan_of
+from fagen.registry import plan_of
 from fagen.runtime import op
+from fagen.runtime.arguments import surely
 from fagen.runtime.ready import first_ready, refuse_tracing
+from fagen.vocab import BACKWARD
 
-_TILES = ((128, 128), (64, 128), (64, 64))  # rows by keys, by how fast they are where they fit
 _NOT_READY = (
-    "the kernels of the backward pass are not ready: call fagen.attention(…) once outside of "
-    "torch.compile with tensors of this dtype, head dim and device that require a gradient; "
+    "the kernels of the backward pass are not ready: call fagen.prepare(…, gradient=True) first, "
+    "or fagen.attention(…) once outside of torch.compile with tensors of this dtype, head dim, "
+    "device and size that require a gradient; "
 )
 _NOT_DETERMINISTIC = (
     "fagen's gradient of q is added up in any order, so that its last bits differ from call to "
@@ -33,51 +47,88 @@ _NOT_DETERMINISTIC = (
 )
 
 _ops = torch.library.Library("fagen", "FRAGMENT")
-_gradients: dict[tuple[str, torch.device], op.Op] = {}  # forward slug, device → backward op
+_gradients: dict[tuple[str, torch.device], "_Gradients"] = {}  # by the forward kernel's slug
 
 
-def with_gradient(slug: str, problem: Problem, forward: op.Op, device: torch.device) -> op.Op:
+@dataclass(frozen=True)
+class _Gradients:
+    """The kernels of the gradients of a problem on a device: what tables have, what is ready."""
+
+    of: Problem  # whose gradients they are
+    device: torch.device
+    served: Served
+    ready: dict[str | None, op.Op] = field(default_factory=dict)
+
+    def op_for(self, q: Tensor, k: Tensor) -> op.Op:
+        """The op for tensors of these sizes, readied if need be."""
+        served = self.served
+        slug = served.always
+        if served.by_keys:
+            slug = for_keys(served.by_keys, k.shape[1], surely)
+            if served.few and slug not in served.long:
+                slug = for_few(served.few, q.numel(), surely) or slug
+        return self.ready.get(slug) or self.made_ready(slug)
+
+    def made_ready(self, slug: str | None) -> op.Op:
+        """The op of this slug, None for the usual one; a derived schedule is said to be one."""
+        if slug not in self.ready:
+            refuse_tracing(_NOT_READY)
+            schedules, derived = candidates_for(self.of, slug)
+            chosen, made = first_ready(schedules, self.device, not_ready=_NOT_READY)
+            if derived:
+                warnings.warn(
+                    f"no schedule was tuned for the gradients of {self.of}: {chosen.slug} is "
+                    "derived. To search for a faster one, which fagen.attention then takes: "
+                    f"{search_command(chosen.slug)}",
+                    UntunedWarning,
+                    stacklevel=5,
+                )
+            self.ready[slug] = made
+        return self.ready[slug]
+
+
+def with_gradient(
+    slug: str,
+    problem: Problem,
+    forward: op.Op,
+    device: torch.device,
+    *,
+    keys: int | None = None,
+    elements: int | None = None,
+) -> op.Op:
     """Return an op that gives (out, lse) as the op `forward` of this slug does, and has gradients.
 
-    Raises ValueError where no kernel computes the gradients of this problem, and what readying a
-    kernel raises.
+    Their kernels for so many keys and elements of q are ready then, where None is any number; those
+    for others are readied when a backward pass needs them. Raises ValueError where no kernel
+    computes the gradients of this problem, ScheduleError where a dispatch table is wrong, and what
+    readying a kernel raises.
     """
     if (slug, device) not in _gradients:
         refuse_tracing(_NOT_READY)
-        _, _gradients[slug, device] = first_ready(candidates(problem), device, not_ready=_NOT_READY)
+        card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        served = serving(replace(problem, kind=BACKWARD), card)
+        _gradients[slug, device] = _Gradients(problem, device, served)
+    found = _gradients[slug, device]
+    for choice in slugs_for(found.served, keys, elements):
+        found.made_ready(choice)
     return _registered(slug, forward if device.type == "cuda" else op.emulated(slug), device.type)
 
 
-def candidates(problem: Problem) -> list[Schedule]:
-    """Return the schedules that compute the gradients of a problem, the fastest first.
+def candidates_for(problem: Problem, slug: str | None = None) -> Candidates:
+    """Return the schedules for the gradients of a problem: that of a slug, or the usual ones.
 
-    Raises ValueError where none fits a multiprocessor.
+    Raises ValueError where no kernel computes them.
     """
-    found = list(_fitting(problem))
-    if not found:
+    try:
+        return candidates(replace(problem, kind=BACKWARD), slug)
+    except ScheduleError:
+        if slug is not None:
+            raise
         raise ValueError(
             f"q, k or v requires a gradient, and no kernel computes those of {problem} yet, only "
             "of fp16 and bf16 up to head dim 128; call it under torch.no_grad(), or "
             "torch.nn.functional.scaled_dot_product_attention"
-        )
-    return found
-
-
-def _fitting(problem: Problem) -> Iterator[Schedule]:
-    for block_m, block_n in _TILES:
-        try:
-            schedule = Schedule.make(
-                dtype=problem.dtype,
-                head_dim=problem.head_dim,
-                head_dim_v=problem.head_dim_v,
-                mask=problem.mask,
-                block_m=block_m,
-                block_n=block_n,
-            )
-            plan(schedule)
-        except (ScheduleError, OverBudget):
-            continue
-        yield schedule
+        ) from None
 
 
 @cache
@@ -109,7 +160,8 @@ def _backward(slug: str) -> Any:
         if q.device.type == "cuda":
             _refuse_nondeterministic()
         dlse = None if dlse is None else dlse.contiguous()
-        gradients = _gradients[slug, q.device](_laid_out(dout), q, k, v, out, lse, ctx.scale, dlse)
+        compute = _gradients[slug, q.device].op_for(q, k)
+        gradients = compute(_laid_out(dout), q, k, v, out, lse, ctx.scale, dlse)
         wanted = zip(ctx.needs_input_grad, gradients, strict=False)
         return *(gradient if needed else None for needed, gradient in wanted), None
 

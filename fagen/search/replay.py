@@ -26,6 +26,7 @@ class Recording:
     card: tuple[str, str]
     compiler: str
     compiled: dict[str, Compiled]
+    targets: dict[str, str]  # by slug
     times: dict[tuple[str, str], dict[str, list[Time]]]  # of slug and target, by size
     wrong: dict[str, str]
 
@@ -35,7 +36,7 @@ class Recording:
         return {
             slug
             for slug, made in self.compiled.items()
-            if f"_{target}_" in slug and (slug in timed or made.outcome != "good")
+            if self.targets[slug] == target and (slug in timed or made.outcome != "good")
         }
 
 
@@ -47,7 +48,9 @@ def recording(path: str) -> Recording:
         if not cards:
             raise FagenError(f"{path}: nothing was timed there")
         card = cards[0]
-        compiled = {row.made.slug: row.made for _, row in store.compiled()}
+        rows = [row for _, row in store.compiled()]
+        compiled = {row.made.slug: row.made for row in rows}
+        targets = {row.made.slug: row.target for row in rows}
         times: dict[tuple[str, str], dict[str, list[Time]]] = {}
         for _, row in store.timed():
             if (row.card, row.driver) == card:
@@ -55,7 +58,7 @@ def recording(path: str) -> Recording:
                 of.setdefault(str(row.time.size), []).append(row.time)
         wrong = {row.slug: row.said for _, row in store.wrong()}
     compiler = next((made.compiler for made in compiled.values()), "")
-    return Recording(card, compiler, compiled, times, wrong)
+    return Recording(card, compiler, compiled, targets, times, wrong)
 
 
 def work(path: Path | str, pace: float = 0.0) -> Work:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -19,6 +19,7 @@ from fagen.search.marks import BRIEF, LONG, Lead, Marks
 from fagen.search.space import mean, normalised, space_of
 from fagen.search.store import Store
 from fagen.search.tasks import GOOD, Compiled
+from fagen.vocab import PASSES
 
 WORTH = 0.01  # by which a kernel must be faster at one size to be preferred there
 # Calls with no more query rows make at most two tiles, of the tallest, for each multiprocessor: how
@@ -43,8 +44,8 @@ class Result:
 
     @property
     def kind(self) -> str:
-        """Of the schedules; a store may be older than the second kind."""
-        return str(self.survey.get("kind", DEFAULT))
+        """Of the schedules."""
+        return self.target.kind
 
     @property
     def lead(self) -> Lead | None:
@@ -184,10 +185,10 @@ def results(store: Store) -> tuple[Result, ...]:
     Where a kernel was rendered anew since, only the last source counts.
     """
     latest: dict[str, Compiled] = {}
-    target_of: dict[str, str] = {}
+    target_by_slug: dict[str, str] = {}
     for _, row in store.compiled():
         latest[row.made.slug] = row.made
-        target_of[row.made.slug] = row.target
+        target_by_slug[row.made.slug] = row.target
     timed = [row for _, row in store.timed()]
     dates = [session.date for session in store.sessions()]
     found = []
@@ -205,17 +206,17 @@ def results(store: Store) -> tuple[Result, ...]:
             wrong = {
                 row.slug: row.said
                 for _, row in store.wrong()
-                if (row.card, row.driver) == (card, driver) and target_of.get(row.slug) == name
+                if (row.card, row.driver) == (card, driver) and target_by_slug.get(row.slug) == name
             }
             found.append(
                 Result(
-                    target=Problem(**survey["target"]),
+                    target=target_of_survey(survey),
                     card=card,
                     driver=driver,
                     survey=survey,
                     sizes=sizes,
                     marks=marks,
-                    compiled=tuple(m for s, m in latest.items() if target_of[s] == name),
+                    compiled=tuple(m for s, m in latest.items() if target_by_slug[s] == name),
                     wrong=wrong,
                     anchor=store.anchors().get((name, card, driver)),
                     date=dates[-1] if dates else "",
@@ -224,9 +225,22 @@ def results(store: Store) -> tuple[Result, ...]:
     return tuple(sorted(found, key=_place))
 
 
+def target_of_survey(survey: Mapping[str, Any]) -> Problem:
+    """What a survey is of; a store may be older than the second kind."""
+    return Problem(**survey["target"], kind=str(survey.get("kind", DEFAULT)))
+
+
 def _place(result: Result) -> tuple[Any, ...]:
     t = result.target
-    return t.dtype, t.head_dim, t.head_dim_v, t.mask != "full", t.mask, result.card
+    return (
+        list(PASSES).index(t.kind),
+        t.dtype,
+        t.head_dim,
+        t.head_dim_v,
+        t.mask != "full",
+        t.mask,
+        result.card,
+    )
 
 
 # ---- writing ------------------------------------------------------------------------------------
@@ -330,8 +344,8 @@ def record(result: Result) -> dict[str, Any]:
 
 def surveyed(survey: dict[str, Any]) -> Iterator[str]:
     """Yield lines on a survey: what was refused and why, what remains, the predicted best."""
-    t = survey["target"]
-    yield f"{Problem(**t).name}: {survey['total']:,} points, {survey['fit']:,} fit"
+    name = target_of_survey(survey).name
+    yield f"{name}: {survey['total']:,} points, {survey['fit']:,} fit"
     for reason, points, example in survey["refused"]:
         yield f"  {points:>7,} refused: {reason}"
         yield f"          such as {example}"

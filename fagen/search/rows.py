@@ -19,7 +19,7 @@ from fagen.search.marks import PEER
 from fagen.search.space import MAX_SIZE, space_of
 from fagen.search.tasks import Compiled, Time
 from fagen.toml_lines import shown
-from fagen.vocab import DTYPES, MASKS
+from fagen.vocab import DTYPES, MASKS, PASSES
 
 
 @dataclass(frozen=True)
@@ -256,13 +256,15 @@ def survey(values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
         keys = space_of(row.kind).problem_keys
     except FagenError as error:
         raise Damaged(str(error)) from None
+    if row.kind not in PASSES:
+        raise Damaged(f"there is no problem of the kind {shown(row.kind)}")
     types = {field: type(value) for field, value in row.target.items()}
     if types != {key: str if key in ("dtype", "mask") else int for key in keys}:
         raise Damaged(f"target has not {', '.join(keys)}")
     target: dict[str, Any] = dict(row.target)
     if target["dtype"] not in DTYPES or target["mask"] not in MASKS:
         raise Damaged(f"there is no {shown(target['dtype'])} with {shown(target['mask'])}")
-    if (computed := Problem(**target).name) != name:
+    if (computed := Problem(**target, kind=row.kind).name) != name:
         raise Damaged(f"it is of {computed}, and called {shown(name)}")
     return name, row.model_dump(mode="json")
 
@@ -305,7 +307,7 @@ def _check_slug(slug: str, target: str) -> bool:
     What it may not be any more says what it computes all the same, in the same place.
     """
     computed = _problem(slug)
-    if computed is None and _SLUG.fullmatch(slug) and f"_{target}_" in slug:
+    if computed is None and _SLUG.fullmatch(slug) and f"_{target}_" in f"_{slug}":
         return False
     if computed != target:
         raise Damaged(f"{shown(slug)} is no schedule of {shown(target)}")

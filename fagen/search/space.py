@@ -165,7 +165,7 @@ class Declared:
             for key in names:
                 if keys[key] is None and key in derived:
                     keys[key] = derived[key](keys)
-            found.append(Problem(**keys))
+            found.append(Problem(**keys, kind=self.kind))
         return tuple(found)
 
     def sizes(self, target: Problem) -> tuple[Sizes, ...]:
@@ -325,13 +325,15 @@ def space_like(slug: str) -> Declared:
     Raises ScheduleError where it is no slug, or of a kind that is not searched.
     """
     schedule = registry.from_slug(slug)
-    tried = {*space_of(schedule.kind).defaults, "out_dtype"}  # which has no part in the speed
+    without = {"out_dtype"} & schedule.keys.sections.keys()  # which has no part in the speed
+    tried = {*space_of(schedule.kind).defaults, *without}
     tables: dict[str, list[str]] = {}
     for key, value in schedule.settings().items():
         if key not in tried:
             section = schedule.keys.sections[key]
             tables.setdefault(section, []).append(f"{key} = {json.dumps(value)}")
-    tables["search"] = [f'anchor = "{schedule.but(out_dtype=None).slug}"']
+    anchor = schedule.but(**dict.fromkeys(without)).slug
+    tables["search"] = [f'anchor = "{anchor}"']
     lines = [line for name, keys in tables.items() for line in (f"[{name}]", *keys, "")]
     return parse_space("\n".join(lines), slug)
 

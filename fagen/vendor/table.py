@@ -88,6 +88,7 @@ class Table:
                 tuple((w.upper(), n) for n, w in enumerate(WORDS.get(field.name, ()), 1)),
             )
             for field in fields(Problem)
+            if field.name != "kind"
         )
 
     @property
@@ -112,6 +113,7 @@ def in_c(problem: Problem) -> dict[str, int]:
     return {
         name: WORDS[name].index(value) + 1 if name in WORDS and value else int(value or 0)
         for name, value in said.items()
+        if name != "kind"  # all of a table's are of one
     }
 
 

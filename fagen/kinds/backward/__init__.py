@@ -1,6 +1,7 @@
 """Attention's backward pass: the gradients of Q, K and V from that of the output."""
 
 from fagen.kind import Kind
+from fagen.kinds.backward.defaults import derived
 from fagen.kinds.backward.keys import Schedule
 from fagen.kinds.backward.plan import plan
 from fagen.records import GradientError, Speed
@@ -13,4 +14,6 @@ KIND = Kind(
     speeds=Speed,
     emulate="fagen.kinds.backward.emulate:compute",
     proof="fagen.kinds.backward.proof:PROOF",
+    space="fagen.kinds.backward.space:SPACE",
+    derive=derived,
 )

@@ -5,7 +5,6 @@ the same formula computed in 16 bits, and twice what rounding makes of fp64 + 0.
 FlashAttention's own tests). The workspace and the outputs are filled with NaN beforehand.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,25 +13,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 
 from fagen.build import Binary
-from fagen.errors import DeviceError
+from fagen.kinds.backward import operands
 from fagen.kinds.backward.plan import Plan
 from fagen.kinds.backward.reference import gradients
-from fagen.measure.card import Clock, hopper
+from fagen.measure.card import hopper
+from fagen.measure.cells import compare, speeds
+from fagen.measure.gradients import output_gradient
 from fagen.measure.inputs import softmax_scale
 from fagen.measure.numerics import largest
-from fagen.measure.peers import tried
-from fagen.measure.proof import Proof, judged
-from fagen.measure.timing import BURST, SUSTAINED, Call, time_calls
-from fagen.problem import Sizes, standard_sizes
+from fagen.measure.proof import Proof, Trial, judged
+from fagen.measure.timing import BURST, SUSTAINED
+from fagen.problem import Cell, Sizes, standard_sizes
 from fagen.records import GradientError, Speed
-from fagen.runtime import op
-from fagen.runtime.c_interface import bind
 
 Say = Callable[[str], None]
+Case = tuple[tuple[Any, ...], tuple[Tensor, ...], tuple[Tensor, ...]]
 _REGIMES = (replace(SUSTAINED, rounds=2), BURST)  # two sustained rounds, as the forward pass has
 _SHIFT = 0.3  # whose rounding near a gradient counts as much as its own
 # where dP - delta should be 0, as of a row that sees one key, sums in fp32 leave so much at most
@@ -86,17 +83,11 @@ def launch(plan: Plan, library: Path, *given: Any) -> tuple[Callable[[], None], 
 
     So is the workspace. Arguments are those of the op, in its order.
     """
-    named = dict(zip((one.name for one in plan.signature.arguments), given, strict=False))
-    into = {
-        f"d{name}": torch.full_like(named[name], math.nan, memory_format=torch.contiguous_format)
-        for name in ("q", "k", "v")
-    }
-    return bind(plan, library, **named, **into), tuple(into.values())
+    into = operands.outputs(plan, given)
+    return operands.launch(plan, library, given, into), into
 
 
-def case(
-    plan: Plan, sizes: Sizes, *, seed: int = 0, device: str = "cuda"
-) -> tuple[tuple[Any, ...], tuple[Tensor, ...], tuple[Tensor, ...]]:
+def case(plan: Plan, sizes: Sizes, *, seed: int = 0, device: str = "cuda") -> Case:
     """What the op is given, and dq, dk and dv in fp64 and by the same formula in the Plan's dtype.
 
     With an odd seed the LSE has a gradient too.
@@ -105,6 +96,13 @@ def case(
     rows = (sizes.batch, sizes.heads, sizes.seqlen_q)
     generator = torch.Generator(device=device).manual_seed(seed)
     dlse = torch.randn(rows, generator=generator, device=device) if seed % 2 else None
+    return judged_by(plan, dout, q, k, v, dlse)
+
+
+def judged_by(
+    plan: Plan, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, dlse: Tensor | None = None
+) -> Case:
+    """The `case` of these tensors."""
     scale = softmax_scale(plan.head_dim)
     formula = partial(gradients, dout, q, k, v, mask=plan.mask, scale=scale, dlse=dlse)
     out, lse, *exact = formula()
@@ -135,7 +133,11 @@ def errors_of(
 
 def gradient_error(plan: Plan, library: Path, sizes: Sizes, seed: int = 0) -> GradientError:
     """Run a built kernel on a `case`."""
-    given, exact, rough = case(plan, sizes, seed=seed)
+    return _run(plan, library, sizes, case(plan, sizes, seed=seed))
+
+
+def _run(plan: Plan, library: Path, sizes: Sizes, of: Case) -> GradientError:
+    given, exact, rough = of
     enqueue, found = launch(plan, library, *given)
     enqueue()
     return errors_of(sizes, found, exact, rough)
@@ -162,91 +164,29 @@ def check(plan: Plan, binary: Binary, progress: Say | None) -> tuple[GradientErr
 
 def _line(error: GradientError) -> str:
     sizes = Sizes(error.batch, error.heads, error.kv_heads, error.seqlen_q, error.seqlen_k)
-    said = "  ".join(
-        f"{name} {getattr(error, f'{name}_error'):.2e} of {getattr(error, f'{name}_allowed'):.2e}"
-        for name in ("dq", "dk", "dv")
-    )
-    return f"  {sizes!s:40} {said}  {'ok' if error.ok else 'WRONG'}"
+    return f"  {sizes!s:40} {error.said}  {'ok' if error.ok else 'WRONG'}"
 
 
 # ---- speed --------------------------------------------------------------------------------------
 
 
-def flops(plan: Plan, sizes: Sizes) -> float:
-    """Multiplications and additions of five GEMMs over the keys that a row may see.
-
-    S and P again, dP, dV, dK and dQ: where V is as wide as K, 2.5 times those of the forward pass.
-    """
-    pairs = plan.mask.pairs(sizes.seqlen_q, sizes.seqlen_k)
-    return 2.0 * sizes.batch * sizes.heads * (3 * plan.head_dim + 2 * plan.head_dim_v) * pairs
-
-
 def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Speed, ...]:
-    """Time the op and cuDNN's backward pass in turn, at the standard sizes."""
+    """Time the op, with all three kernels and what it allocates, beside cuDNN's backward pass."""
     sizes = standard_sizes(plan.head_dim)
-    dout, q, k, v = inputs(plan, sizes)
-    calls = {"fagen": _ours(plan, binary, dout, q, k, v)}
-    try:
-        calls["cudnn"] = cudnn(plan.mask.name, dout, q, k, v)
-    except DeviceError as refusal:
-        if progress:
-            progress(f"  cuDNN left out: {refusal}")
-    clock = Clock()
-    found = []
-    for regime in _REGIMES:
-        timings = time_calls(calls, regime, clock=clock)
-        tflops = {who: flops(plan, sizes) / one.seconds / 1e12 for who, one in timings.items()}
-        found.append(
-            Speed(
-                regime=regime.name,
-                batch=sizes.batch,
-                seqlen=sizes.seqlen_q,
-                heads=sizes.heads,
-                tflops=tflops["fagen"],
-                spread=timings["fagen"].spread,
-                sm_clock_mhz=timings["fagen"].sm_clock_mhz,
-                cudnn_tflops=tflops.get("cudnn"),
-            )
-        )
-        if progress:
-            progress(f"  {found[-1]}")
-    return tuple(found)
+    return speeds(compare(plan, binary, sizes, regimes=_REGIMES, progress=progress))
 
 
-def _ours(plan: Plan, binary: Binary, dout: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Call:
-    """The op, with all three kernels and what it allocates, on a forward pass's own results."""
-    scale = softmax_scale(plan.head_dim)
-    out, lse, *_ = gradients(dout, q, k, v, mask=plan.mask, scale=scale, dtype=torch.float32)
-    kernel = op.load(binary)
-    given = (dout, q, k, v, out.to(q.dtype).contiguous(), lse, scale)
-    return Call(lambda: kernel(*given)[0])
+def _error(plan: Plan, library: Path, cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> GradientError:
+    """Run a built kernel on these inputs and a gradient of their output."""
+    return _run(plan, library, cell.sizes, judged_by(plan, output_gradient(q, v), q, k, v))
 
 
-def cudnn(mask: str, dout: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Call:
-    """cuDNN's backward pass alone, through torch; tensors as of the op.
-
-    Raises DeviceError where it refuses: another mask than these, or what torch says.
-    """
-    if mask not in ("full", "causal"):
-        raise DeviceError(f"cuDNN has no mask like {mask}")
-    if mask == "causal" and q.shape[1] != k.shape[1]:
-        raise DeviceError("torch aligns cuDNN's causal mask to the top left")
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-
-    def attend() -> Tensor:
-        query, key, value = (x.transpose(1, 2) for x in leaves)
-        grouped = q.shape[2] != k.shape[2]
-        return scaled_dot_product_attention(
-            query, key, value, is_causal=mask == "causal", enable_gqa=grouped
-        )
-
-    forward = tried(Call(attend, lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION)), "cuDNN", "cudnn")
-    out, gradient = forward.once(), dout.transpose(1, 2)
-
-    def backward() -> Tensor:
-        return torch.autograd.grad(out, leaves, gradient, retain_graph=True)[0]
-
-    return tried(Call(backward), "cuDNN's backward pass")
-
-
-PROOF = Proof(check, _speeds)
+TRIAL = Trial(
+    arguments=operands.arguments,
+    outputs=operands.outputs,
+    launch=operands.launch,
+    alike=operands.alike,
+    error=_error,
+    compared=tuple,
+)
+PROOF = Proof(check, _speeds, TRIAL)

@@ -1,6 +1,7 @@
 """Attention's forward pass: softmax(scale · Q Kᵀ) V and the log-sum-exp of each row."""
 
 from fagen.kind import Kind
+from fagen.kinds.forward.defaults import derived_schedules
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
 from fagen.records import ShapeError, Speed
@@ -14,4 +15,5 @@ KIND = Kind(
     emulate="fagen.kinds.forward.emulate:compute",
     proof="fagen.kinds.forward.proof:PROOF",
     space="fagen.kinds.forward.space:SPACE",
+    derive=derived_schedules,
 )

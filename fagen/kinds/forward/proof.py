@@ -7,9 +7,8 @@ from fagen.build import Binary
 from fagen.kinds.forward.accuracy import check, kernel_error
 from fagen.kinds.forward.operands import alike, arguments, launch, outputs
 from fagen.kinds.forward.plan import Plan
-from fagen.measure.cells import compare
+from fagen.measure.cells import compare, speeds
 from fagen.measure.proof import Proof, Trial
-from fagen.measure.rows import OURS, Row
 from fagen.measure.timing import BURST, SUSTAINED
 from fagen.problem import standard_sizes
 from fagen.records import ShapeError, Speed
@@ -27,32 +26,6 @@ def _errors(plan: Plan, binary: Binary, progress: Say | None) -> tuple[ShapeErro
 def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Speed, ...]:
     sizes = standard_sizes(plan.head_dim)
     return speeds(compare(plan, binary, sizes, regimes=_REGIMES, progress=progress))
-
-
-def speeds(rows: tuple[Row, ...]) -> tuple[Speed, ...]:
-    """Per regime, fagen's TFLOP/s and cuDNN's beside it (None where cuDNN refused)."""
-    found = []
-    for row in rows:
-        if row.implementation not in OURS:
-            continue
-        beside = [
-            other.tflops
-            for other in rows
-            if other.implementation == "cudnn" and other.regime == row.regime
-        ]
-        found.append(
-            Speed(
-                regime=row.regime,
-                batch=row.batch,
-                seqlen=row.seqlen_q,
-                heads=row.heads,
-                tflops=row.tflops,
-                spread=row.spread,
-                sm_clock_mhz=row.sm_clock_mhz,
-                cudnn_tflops=beside[0] if beside else None,
-            )
-        )
-    return tuple(found)
 
 
 TRIAL = Trial(

@@ -23,6 +23,7 @@ from fagen.search.rows import Session
 from fagen.search.store import Store
 from fagen.search.tasks import GOOD
 from fagen.toml_lines import printable
+from fagen.vocab import PASSES
 
 TEMPLATE = "search_report.html.j2"
 
@@ -115,10 +116,11 @@ def view(found: Sequence[Result], sessions: Sequence[Session] = (), store: str =
 def _target(result: Result, shared: Scale) -> TargetView:
     t, r = result.target, result.correlation
     v = "" if t.head_dim == t.head_dim_v else f" and {t.head_dim_v} (V)"
+    of = f", {t.kind}" if PASSES[t.kind].gradients else ""
     table = tuple(served(result))
     return TargetView(
         name=t.name,
-        title=f"{t.dtype}, head dim {t.head_dim}{v}, {t.mask}",
+        title=f"{t.dtype}, head dim {t.head_dim}{v}, {t.mask}{of}",
         card=f"{result.card}, driver {result.driver}",
         anchor=name(result.anchor or ""),
         leader=_leader(result),

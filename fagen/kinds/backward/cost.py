@@ -1,0 +1,180 @@
+"""Predict how long a schedule takes at some sizes, from what one multiprocessor does per clock.
+
+A step, block_m query rows beside the thread block's keys, keeps tensor cores, shared memory and L2
+busy for so many clocks each, and a ring of Q or dO brings no more than its buffers hold. These are
+added as a norm, since none hides wholly behind the busiest. All consumers meet in each step, so
+that what threads work out between the products hides behind nothing. Before and after come two
+kernels that move bytes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import ceil
+from operator import itemgetter
+from typing import Any
+
+from fagen.arch import SM90
+from fagen.kinds.backward.rules import dq_columns
+from fagen.problem import Sizes
+from fagen.vocab import DTYPES, MASKS
+
+# Clocks where nothing else is said. By microbenchmarks on an NVIDIA H200, and by what profiles say
+# of FlashAttention-3's kernels of the same products: no search of this kind was measured yet.
+SHARPNESS = 8.0
+# of a multiprocessor, per clock, where all of them load and add to L2 at once
+L2_BYTES = 26.0
+FETCH = 790.0  # from a buffer of Q or dO that is free to one that is full again
+POINTWISE = 10.3  # of a step, for each query row beside 64 keys: exponentials, dS, waiting for all
+AGAIN = 120.0  # of a step, for a second meeting before dS is overwritten
+LDS_FLOATS = 4  # statistics that one load brings
+TILE = 5_900.0  # of a tile: K and V come, dK and dV leave
+ROW_BYTES = 4.2e12  # a second: kernels that only move bytes
+LAUNCH = 1.5  # launches of empty kernels that those two take beyond their bytes
+
+
+@dataclass(frozen=True)
+class Step:
+    """Clocks of one step, by what is busy; under `alone` nothing else runs."""
+
+    tensor: float
+    shared: float
+    l2: float
+    ring: float
+    alone: float
+
+    @property
+    def clocks(self) -> float:
+        """Clocks from one step to the next."""
+        beside = (self.tensor, self.shared, self.l2, self.ring)
+        return float(sum(part**SHARPNESS for part in beside) ** (1 / SHARPNESS)) + self.alone
+
+    @property
+    def bound(self) -> str:
+        """What is busiest."""
+        return max(vars(self), key=vars(self).__getitem__)
+
+
+def step(values: Mapping[str, Any]) -> Step:
+    """Return what one step of a schedule costs; `values` are those of all its keys."""
+    return _step(*(values[key] for key in _STEP_KEYS))
+
+
+_STEP_KEYS = (  # the first five also say how tiles follow each other, and what rows take
+    *("block_m", "block_n", "dtype", "head_dim", "head_dim_v"),
+    *("stages", "do_stages", "ds_stages"),
+)
+_KEYS = ("mask", *_STEP_KEYS)  # all that counts
+
+
+def _step(
+    block_m: int,
+    block_n: int,
+    dtype: str,
+    head_dim: int,
+    head_dim_v: int,
+    stages: int,
+    do_stages: int,
+    ds_stages: int,
+) -> Step:
+    m, n, rows = block_m, block_n, SM90.wgmma_m
+    e = DTYPES[dtype].bytes
+    d, d_v = (DTYPES[dtype].filled_up(columns) for columns in (head_dim, head_dim_v))
+    consumers = n // rows
+    own = dq_columns(m, n, d)
+
+    # each warpgroup reads both operands of S and dP, of dV and dK those that are not in registers
+    scores = rows * (d + d_v) + m * (d + d_v)
+    gradients = m * (d_v + d)
+    of_dq = n * (rows + own)
+    operands = consumers * (scores + gradients + of_dq) * e
+    written = m * n * e + 4 * m * d  # dS; dQ in fp32
+    statistics = 2 * consumers * m / LDS_FLOATS  # clocks: a quad's loads are of the same rows
+    return Step(
+        tensor=2 * m * n * (3 * d + 2 * d_v) / (SM90.tensor_flops * 2 / e),
+        shared=(operands + written) / SM90.smem_bytes + statistics,
+        l2=(4 * m * d + m * (d + d_v) * e) / L2_BYTES,
+        ring=FETCH / (min(stages, do_stages) - 1) if min(stages, do_stages) > 1 else 0.0,
+        alone=POINTWISE * m
+        + (AGAIN if ds_stages == 1 else 0.0)
+        + (FETCH if min(stages, do_stages) == 1 else 0.0),
+    )
+
+
+def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[float, ...]]:
+    """Return a function from a schedule's values to its predicted seconds at each of the sizes."""
+    cached_step = cache(_step)
+
+    @cache
+    def grids(m: int, n: int, mask: str) -> tuple[tuple[float, float], ...]:
+        return tuple(grid(m, n, mask, one) for one in sizes)
+
+    @cache
+    def times(mask: str, *of_step: Any) -> tuple[float, ...]:
+        clocks = cached_step(*of_step).clocks
+        m, n, dtype, d, d_v = of_step[:5]
+        return tuple(
+            (steps * clocks + tiles * TILE) / SM90.clock_hz
+            + rows_seconds(m, dtype, d, d_v, one)
+            + SM90.launch_seconds
+            for one, (steps, tiles) in zip(sizes, grids(m, n, mask), strict=True)
+        )
+
+    pick = itemgetter(*_KEYS)
+    return lambda values: times(*pick(values))
+
+
+def seconds(values: Mapping[str, Any], sizes: Sizes) -> float:
+    """Return the predicted time of one call."""
+    return predictor([sizes])(values)[0]
+
+
+def rows_seconds(block_m: int, dtype: str, head_dim: int, head_dim_v: int, sizes: Sizes) -> float:
+    """Return the seconds of the kernels that prepare rows and round dQ: bytes, and launches.
+
+    One reads O and dO and clears dQ's sums, in fp32; the other reads these and writes dQ.
+    """
+    e, d = DTYPES[dtype].bytes, DTYPES[dtype].filled_up(head_dim)
+    rows = sizes.batch * sizes.heads * sizes.seqlen_q
+    filled = sizes.batch * sizes.heads * ceil(sizes.seqlen_q / block_m) * block_m
+    moved = rows * (2 * head_dim_v + head_dim) * e + 2 * filled * 4 * d
+    return moved / ROW_BYTES + LAUNCH * SM90.launch_seconds
+
+
+def grid(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, float]:
+    """Return the steps and the tiles of the multiprocessor that ends last.
+
+    A tile is n keys of a KV head, with the rows that see any of them, of all query heads of its
+    group; a multiprocessor has one at a time. The longest come first, where they differ.
+    """
+    n_blocks = ceil(sizes.seqlen_k / n)
+    tiles = n_blocks * sizes.batch * sizes.kv_heads
+    group = sizes.heads // sizes.kv_heads
+    if not MASKS[mask].by_row:
+        rounds = ceil(tiles / SM90.sm_count)
+        return rounds * ceil(sizes.seqlen_q / m) * group, rounds
+    lengths = [group * _steps(m, mask, left * n, n, sizes) for left in range(n_blocks)]
+    mean = sum(lengths) / n_blocks
+    even = tiles / SM90.sm_count
+    # whoever is free takes the next, shorter one: at the end about half of a short one is lost
+    return max(mean * even + min(lengths) / 2, *lengths, 1), max(even, 1)
+
+
+def _steps(m: int, mask: str, left: int, n: int, sizes: Sizes) -> int:
+    """Return in how many blocks of m rows those lie that see any of n keys from `left` on.
+
+    Ends of intervals rise from row to row, and so do those of the rows that see a key.
+    """
+    seen = MASKS[mask].keys
+
+    def first(sees: Callable[[int], bool]) -> int:
+        low, high = 0, sizes.seqlen_q
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if sees(middle) else (middle + 1, high)
+        return low
+
+    right = min(left + n, sizes.seqlen_k)
+    top = first(lambda row: seen(row, sizes.seqlen_q, sizes.seqlen_k)[1] > left)
+    bottom = first(lambda row: seen(row, sizes.seqlen_q, sizes.seqlen_k)[0] >= right)
+    return ceil(bottom / m) - top // m if top < bottom else 0

@@ -1,0 +1,28 @@
+"""A problem in, schedules that compute its gradients out, the fastest first."""
+
+from collections.abc import Iterator
+
+from fagen.errors import OverBudget, ScheduleError
+from fagen.kinds.backward.keys import Schedule
+from fagen.kinds.backward.plan import plan
+from fagen.problem import Problem
+
+TILES = ((128, 128), (64, 128), (64, 64))  # rows by keys, by how fast they are where they fit
+
+
+def derived(problem: Problem) -> Iterator[Schedule]:
+    """Yield the schedules that fit a multiprocessor; none where no kernel has such gradients."""
+    for block_m, block_n in TILES:
+        try:
+            schedule = Schedule.make(
+                dtype=problem.dtype,
+                head_dim=problem.head_dim,
+                head_dim_v=problem.head_dim_v,
+                mask=problem.mask,
+                block_m=block_m,
+                block_n=block_n,
+            )
+            plan(schedule)
+        except (ScheduleError, OverBudget):
+            continue
+        yield schedule

@@ -1,0 +1,81 @@
+"""q, k and v in, torch's own passes out, each called by itself: results first, then gradients.
+
+Autograd takes no part: what it costs the host is none of a backend's time.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fagen.measure.inputs import softmax_scale
+
+Gradients = tuple[Tensor, Tensor, Tensor]
+_SEED = 0x6F  # of no tensor else
+
+
+@dataclass(frozen=True)
+class Attended:
+    """A backend's forward pass: out (B, Sq, H, Dv), lse (B, H, Sq), and what takes it back.
+
+    `backward(dout)`, with dout as out, gives dq, dk and dv as q, k and v are.
+    """
+
+    out: Tensor
+    lse: Tensor
+    backward: Callable[[Tensor], Gradients]
+
+
+def output_gradient(q: Tensor, v: Tensor) -> Tensor:
+    """dout (B, Sq, H, Dv), N(0, 1), contiguous, the same in every call: for q and v of any seed."""
+    generator = torch.Generator(device=q.device).manual_seed(_SEED)
+    shape = (*q.shape[:3], v.shape[3])
+    return torch.randn(shape, generator=generator, device=q.device, dtype=q.dtype)
+
+
+def attended(backend: str, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Attended:
+    """Run the forward pass of torch's `backend`, "cudnn" or "flash", for gradients to come.
+
+    q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv). A causal mask is aligned to the top left
+    by cuDNN, to the bottom right by "flash". Raises what the backend raises.
+    """
+    name = f"_scaled_dot_product_{backend}_attention"
+    forward, backward = (
+        getattr(torch.ops.aten, f"{name}{end}").default for end in ("", "_backward")
+    )
+    query, key, value = (x.detach().transpose(1, 2) for x in (q, k, v))
+    how = {"is_causal": causal, "scale": softmax_scale(q.shape[-1])}
+    only = {"attn_bias": None, "compute_log_sumexp": True}
+    known = {argument.name for argument in forward._schema.arguments}
+    found = forward(query, key, value, **how, **{n: x for n, x in only.items() if n in known})
+    # by place: the random state's names differ from backend to backend, and between versions
+    out, lse, cum_seq_q, cum_seq_k, max_q, max_k, philox_seed, philox_offset = found[:8]
+    kept = dict(
+        query=query,
+        key=key,
+        value=value,
+        out=out,
+        logsumexp=lse,
+        attn_bias=None,
+        cum_seq_q=cum_seq_q,
+        cum_seq_k=cum_seq_k,
+        max_q=max_q,
+        max_k=max_k,
+        philox_seed=philox_seed,
+        philox_offset=philox_offset,
+        dropout_p=0.0,
+        **how,
+    )
+    taken = {argument.name for argument in backward._schema.arguments}
+    kept = {name: value for name, value in kept.items() if name in taken}
+
+    def back(dout: Tensor) -> Gradients:
+        dq, dk, dv = backward(grad_out=dout.transpose(1, 2), **kept)
+        return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+    rows = lse.reshape(*lse.shape[:2], -1)[..., : q.shape[1]]
+    # of a row that sees no key one backend says infinity
+    rows = rows.masked_fill(rows == math.inf, -math.inf).contiguous()
+    return Attended(out.transpose(1, 2).contiguous(), rows, back)
