@@ -41,7 +41,7 @@ STYLE = {
 def plot(
     rows: Sequence[Row], folder: Path, stem: str, *, subtitle: str, ceilings: Mapping[str, Mapping]
 ) -> tuple[Path, ...]:
-    """Write `folder/<stem>-<dtype>-<regime>.svg` for each dtype and regime in `rows`.
+    """Write `folder/<stem>-<dtype>-<regime>.svg` for each dtype and regime in `rows`, of one pass.
 
     `ceilings[dtype][regime]` is the matrix product's TFLOP/s; where it is missing none is drawn.
     """
@@ -56,7 +56,7 @@ def plot(
                 if (row.dtype, row.regime) == (dtype, regime) and row.implementation != QUANTISE
             ]
             figure = _figure(some, ceilings.get(dtype, {}).get(regime))
-            title = f"Attention forward, {dtype}, {regime}"
+            title = f"Attention {some[0].pass_}, {dtype}, {regime}"
             width, height = figure.get_size_inches()
             left = 0.12 / width
             figure.text(left, 1 - 0.1 / height, title, size=13, weight="bold", va="top")

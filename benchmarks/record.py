@@ -22,13 +22,13 @@ from fagen.errors import FagenError, VerificationError
 from fagen.kind import Plan
 from fagen.measure.card import hopper
 from fagen.measure.cells import race
-from fagen.measure.peers import installed, ours, peer
+from fagen.measure.peers import GRADIENTS, installed, ours, peer
 from fagen.measure.rows import QUANTISE, YARDSTICK, Row, read_rows, rounded, title, write_rows
 from fagen.measure.timing import REGIMES, Regime
 from fagen.paths import write_whole
-from fagen.problem import Cell, solves
+from fagen.problem import Cell, Problem, solves
 from fagen.schedule import Schedule
-from fagen.vocab import DTYPES, SCALE_ROWS_DEFAULT, V_LAYOUTS
+from fagen.vocab import DTYPES, PASSES, SCALE_ROWS_DEFAULT, V_LAYOUTS
 
 Kernels = Mapping[str, tuple[Plan, Binary]]
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -148,12 +148,14 @@ class Findings(Run):
 def serving(cell: Cell, card: str, *, everything: bool = False) -> list[Schedule]:
     """The schedule that fagen.attention takes for a cell on a card, or all committed that do it.
 
+    Of a cell of gradients the one that it takes for these.
+
     In e4m3 it takes one for each way that the inputs may have been quantised: V row-major and
     transposed, a scale of a head and of a block of rows. None where there is none for a cell in 16
     bits.  Raises ScheduleError where a dispatch table is wrong.
     """
     problem, sizes = cell.problem, cell.sizes
-    there = [schedule for schedule in flow.committed("forward") if solves(schedule, problem)]
+    there = [schedule for schedule in flow.committed(problem.kind) if solves(schedule, problem)]
     fp8 = DTYPES[problem.dtype].fp8
     if everything:
         return there
@@ -207,7 +209,7 @@ def time_all(
     began = time.monotonic() - record.about.get("seconds", 0)
     for number, cell in enumerate(cells, 1):
         mine = [ours(kernels[schedule.slug][1]) for schedule in work[cell]]
-        names = [n for n in peers or usual_peers(cell.problem.dtype) if n not in without]
+        names = [n for n in peers or usual_peers(cell.problem) if n not in without]
         others = [peer(name) for name in names]
         print(f"[{number}/{len(cells)}, {time.monotonic() - began:.0f} s]", end=" ", flush=True)
 
@@ -251,12 +253,15 @@ def parser(said: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def usual_peers(dtype: str = "fp16") -> list[str]:
+def usual_peers(problem: Problem) -> list[str]:
     """Those that come with torch, and others where they are installed.
 
-    Of e4m3 there is cuDNN in fp16, which ratios are to, and what quantising costs.
+    Of e4m3 there is cuDNN in fp16, which ratios are to, and what quantising costs. Of gradients
+    there are those that can be called without autograd.
     """
-    if DTYPES[dtype].fp8:
+    if PASSES[problem.kind].gradients:
+        return list(GRADIENTS)
+    if DTYPES[problem.dtype].fp8:
         return ["cudnn", *(["cudnn-e4m3"] if installed("cudnn-e4m3") else []), QUANTISE]
     return ["cudnn", "fa2", *(["fa3"] if installed("fa3") else [])]
 

@@ -7,6 +7,7 @@
     python benchmarks/run.py --dtype fp16 --dtype e4m3 --burst e4m3 --without fa2    a shorter run
     python benchmarks/run.py --head-dim 128 --seqlen 4096 --out /tmp/x    a corner of the grid
     python benchmarks/run.py --redraw benchmarks/results/nvidia-h200-2026-11-21.json   no GPU
+    python benchmarks/run.py --pass backward --dtype fp16 --dtype bf16    the gradients: 60 cells
 
 A cell is a dtype, head dim, mask and sequence length, with 16,384 tokens and hidden size 2048;
 all implementations of a cell run in this process on the same inputs, in a new order each round.
@@ -16,8 +17,12 @@ fastest.
 
 Dtypes named by --burst are timed in that regime alone, which takes a quarter of the time.
 
-In 16 bits fagen and cuDNN are timed in burst a second time, on scores whose standard deviation is 4
-where it is 1 otherwise.
+With --pass backward all of this is of the gradients, at one length more: cuDNN's and FA2's backward
+passes are called without autograd, on their own forward results, and a call is all of its kernels,
+with the allocation of dq, dk and dv. A head dim without a committed schedule is noted.
+
+In 16 bits fagen's forward pass and cuDNN's are timed in burst a second time, on scores whose
+standard deviation is 4 where it is 1 otherwise.
 
 In e4m3 there are two of fagen's: `fagen` takes row-major V and transposes it in the kernel;
 `fagen-prearranged` takes transposed V, and what that costs more than to quantise it row-major is in
@@ -33,6 +38,7 @@ Written to benchmarks/results/, after every cell, so that a run cut short keeps 
   <card>-<date>.md         the table, the geomeans of fagen over cuDNN per head dim, shares of the
                            matrix product, bf16 beside fp16 where both ran, launch costs
   <card>-<date>-<dtype>-<regime>.svg
+Of gradients each begins <card>-<date>-backward.
 """
 
 import argparse
@@ -59,9 +65,13 @@ from fagen.measure.summaries import (
 )
 from fagen.measure.timing import BURST, BURST_WIDE, REGIMES
 from fagen.problem import Cell, Problem, standard_sizes
-from fagen.vocab import DTYPES, MASKS
+from fagen.vocab import DTYPES, FORWARD, MASKS, PASSES
 
 HEAD_DIMS = (64, 128, 256)
+GRADIENT_SEQLENS = (512, 1_024, 2_048, 4_096, 16_384)
+GRADIENTS_SAID = (
+    " FLOPs are 2.5 times those of the forward pass; peers are called without autograd."
+)
 FURTHER = ((PREARRANGED, YARDSTICK), ("fagen", "cudnn-e4m3"), (PREARRANGED, "cudnn-e4m3"))
 FP8_SAID = (
     " In e4m3 cuDNN is in fp16; the time of a transposed V includes what it costs beyond plain "
@@ -77,7 +87,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(asked: argparse.Namespace) -> int:
     """Build the kernels, time every cell, write everything."""
-    record = Record.begun(asked.out, regimes=[*REGIMES.values(), BURST_WIDE])
+    gradients = PASSES[asked.kind].gradients
+    wide = None if gradients else BURST_WIDE
+    regimes = [*REGIMES.values(), *([wide] if wide else [])]
+    record = Record.begun(asked.out, asked.kind if gradients else "", regimes)
     grid = cells(asked)
     card = record.about["card"]
     work = {cell: serving(cell, card, everything=asked.all_schedules) for cell in grid}
@@ -92,7 +105,7 @@ def run(asked: argparse.Namespace) -> int:
     for brief in (False, True):
         part = {cell: work[cell] for cell in grid if (cell.problem.dtype in asked.burst) == brief}
         regimes = [BURST] if brief else list(REGIMES.values())
-        given = dict(regimes=regimes, wide=BURST_WIDE, without=asked.without)
+        given = dict(regimes=regimes, wide=wide, without=asked.without)
         if part:
             time_all(record, part, kernels, asked.peer, **given)
     if small:
@@ -104,7 +117,10 @@ def run(asked: argparse.Namespace) -> int:
 def cells(asked: argparse.Namespace) -> list[Cell]:
     """The part of the grid that is asked for."""
     return [
-        Cell(Problem(dtype, head_dim, head_dim, mask), standard_sizes(head_dim, seqlen))
+        Cell(
+            Problem(dtype, head_dim, head_dim, mask, kind=asked.kind),
+            standard_sizes(head_dim, seqlen),
+        )
         for dtype in asked.dtype
         for head_dim in asked.head_dim
         for mask in asked.mask
@@ -133,6 +149,7 @@ def redraw(asked: argparse.Namespace) -> int:
 def report(record: Record) -> None:
     """Write <stem>.md and the plots of a run, and print the table."""
     rows, about = record.rows, record.about
+    gradients = any(PASSES[row.pass_].gradients for row in rows)
     subtitle = f"{record.made_on}; 16,384 tokens, hidden size 2048"
     ceilings = about["matmul_tflops"]
     products = "\n\n".join(
@@ -148,8 +165,8 @@ def report(record: Record) -> None:
     )
     calls = f"One call, {SMALL}:\n\n{launch_lines(about['launch'])}" if "launch" in about else ""
     record.write_page(
-        f"{subtitle}. TFLOP/s, @ the SM clock in MHz; every call allocates its outputs. σ, of the "
-        "scores, is 1 if not said."
+        f"{subtitle}. TFLOP/s, @ the SM clock in MHz; every call allocates its outputs."
+        + (GRADIENTS_SAID if gradients else " σ, of the scores, is 1 if not said.")
         + (FP8_SAID if any(row.implementation == QUANTISE for row in rows) else ""),
         table(rows),
         products,
@@ -168,6 +185,9 @@ def report(record: Record) -> None:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     wanted = parser(__doc__)
+    wanted.add_argument(
+        "--pass", dest="kind", choices=list(PASSES), default=FORWARD, help="default: %(default)s"
+    )
     wanted.add_argument("--dtype", action="append", choices=sorted(DTYPES))
     wanted.add_argument("--head-dim", action="append", type=int)
     wanted.add_argument("--mask", action="append", choices=list(MASKS))
@@ -183,7 +203,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     asked.dtype = asked.dtype or ["fp16"]
     asked.head_dim = asked.head_dim or list(HEAD_DIMS)
     asked.mask = asked.mask or list(MASKS)
-    asked.seqlen = asked.seqlen or list(SEQLENS)
+    usual = GRADIENT_SEQLENS if PASSES[asked.kind].gradients else SEQLENS
+    asked.seqlen = asked.seqlen or list(usual)
     return asked
 
 

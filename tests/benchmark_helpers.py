@@ -10,18 +10,19 @@ import torch
 
 from fagen import flow
 from fagen.errors import DeviceError
-from fagen.kinds.forward.plan import plan
 from fagen.measure import cells, peers
 from fagen.measure.card import Card
 from fagen.measure.peers import Implementation, ragged_causal
 from fagen.measure.timing import Call, Timing
 from fagen.paths import locate
+from fagen.registry import plan
 
 BENCHMARKS = locate("cli.py").parent / "benchmarks"
 RESULTS = BENCHMARKS / "results"
 FIELDS = [
     "dtype", "head_dim", "head_dim_v", "mask", "batch", "seqlen_q", "seqlen_k", "heads", "kv_heads",
     "implementation", "schedule", "regime", "tflops", "spread", "sm_clock_mhz",
+    "pass",
 ]  # fmt: skip
 SECONDS = {"cudnn": 1.1e-3, "fa2": 2.0e-3}
 
@@ -90,6 +91,7 @@ def pretend_gpu(script, monkeypatch):
     monkeypatch.setattr(record, "ours", ours)
     for name in ("cudnn", "fa2"):
         monkeypatch.setitem(peers.PEERS, name, bind(name))
+        monkeypatch.setitem(peers.GRADIENTS, name, bind(name))
     monkeypatch.setattr(cells, "inputs", lambda case, seed, sigma: (None, None, None))
     monkeypatch.setattr(cells, "time_calls", time_calls)
     return fake

@@ -33,7 +33,7 @@ def test_beyond_the_grid_each_group_has_its_table_and_what_was_left_out_its_reas
     beyond = script("beyond")
     there = [one for one in flow.committed("forward") if one.attention.head_dim in (64, 128, 256)]
     monkeypatch.setattr(flow, "committed", lambda kind: tuple(there))
-    monkeypatch.setattr(choice, "committed", lambda: tuple(there))
+    monkeypatch.setattr(choice, "committed", lambda kind: tuple(there))
     assert beyond.main(["--out", str(tmp_path)]) == 0
     (path,) = tmp_path.glob("nvidia-h200-*-beyond.json")
     rows = read_rows(path)

@@ -18,14 +18,27 @@ _SEED = 0x6F  # of no tensor else
 
 @dataclass(frozen=True)
 class Attended:
-    """A backend's forward pass: out (B, Sq, H, Dv), lse (B, H, Sq), and what takes it back.
+    """A backend's forward pass, in its own words, and what takes it back.
 
-    `backward(dout)`, with dout as out, gives dq, dk and dv as q, k and v are.
+    `backward(dout)`, dout (B, Sq, H, Dv), gives dq, dk and dv as q, k and v are.
     """
 
-    out: Tensor
-    lse: Tensor
+    own_out: Tensor  # (B, H, Sq, Dv)
+    own_lse: Tensor  # (B, H, Sq), or with more at its end
     backward: Callable[[Tensor], Gradients]
+
+    @property
+    def out(self) -> Tensor:
+        """(B, Sq, H, Dv), contiguous."""
+        return self.own_out.transpose(1, 2).contiguous()
+
+    @property
+    def lse(self) -> Tensor:
+        """(B, H, Sq), contiguous; minus infinity of a row that sees no key."""
+        own = self.own_lse
+        rows = own.reshape(*own.shape[:2], -1)[..., : self.own_out.shape[2]]
+        # for that one backend says infinity
+        return rows.masked_fill(rows == math.inf, -math.inf).contiguous()
 
 
 def output_gradient(q: Tensor, v: Tensor) -> Tensor:
@@ -75,7 +88,4 @@ def attended(backend: str, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> 
         dq, dk, dv = backward(grad_out=dout.transpose(1, 2), **kept)
         return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
-    rows = lse.reshape(*lse.shape[:2], -1)[..., : q.shape[1]]
-    # of a row that sees no key one backend says infinity
-    rows = rows.masked_fill(rows == math.inf, -math.inf).contiguous()
-    return Attended(out.transpose(1, 2).contiguous(), rows, back)
+    return Attended(out, lse, back)

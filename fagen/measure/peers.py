@@ -187,9 +187,12 @@ def _gradients(forward: Bind, backend: str) -> Bind:
     def bind(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
         # refuses what torch does, by rules of its own where a gradient will be asked for
         forward(cell, *(x.detach().requires_grad_() for x in (q, k, v)))
-        made = attended(backend, q, k, v, causal=is_causal(cell))
+        made = tried(
+            Call(lambda: attended(backend, q, k, v, causal=is_causal(cell))),
+            f"torch's {backend}, called without autograd,",
+        ).once()
         dout = output_gradient(q, v)
-        return tried(Call(lambda: made.backward(dout)), f"the backward pass of {backend}")
+        return tried(Call(lambda: made.backward(dout)), f"the backward pass of torch's {backend}")
 
     return bind
 

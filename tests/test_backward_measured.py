@@ -1,0 +1,394 @@
+"""Gradients measured without a GPU: peers by torch's own ops, kernels by what emulates them."""
+
+import math
+import re
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fagen import registry
+from fagen.errors import DeviceError, VerificationError
+from fagen.kinds.backward import operands, proof
+from fagen.kinds.backward.emulate import compute
+from fagen.kinds.backward.reference import gradients
+from fagen.kinds.forward.emulate import compute as compute_forward
+from fagen.measure import cells, heats, peers
+from fagen.measure.gradients import attended, output_gradient
+from fagen.measure.heats import BRIEF, CUDNN, Kernel
+from fagen.measure.inputs import inputs
+from fagen.measure.timing import BURST, Call, Timing
+from fagen.problem import Cell, Problem, Sizes
+from fagen.registry import plan_of
+from fagen.vocab import MASKS
+from tests.aten import passes_on_a_cpu
+from tests.benchmark_helpers import refused_without_a_gpu
+
+SLUG = "bwd_fp16_d64_{}_m128n128"
+SCALE = 0.125
+REFUSING = peers.peer("cudnn")  # on a CPU, as it is
+
+
+def cell(mask: str, *lengths: int, heads: int = 2, kv_heads: int = 1) -> Cell:
+    return Cell(Problem("fp16", 64, 64, mask, kind="backward"), Sizes(1, heads, kv_heads, *lengths))
+
+
+@pytest.fixture
+def torch_on_a_cpu(monkeypatch):
+    """torch's backends take tensors on a CPU; the names of their passes that were called."""
+    with passes_on_a_cpu() as called:
+        # what SDPA itself would refuse, for it knows of none
+        monkeypatch.setattr(peers, "_sdpa", lambda *asked: Call(lambda: None))
+        yield called
+
+
+# ---- peers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backend", "causal"), [("cudnn", False), ("flash", False), ("flash", True)]
+)
+def test_a_backends_passes_are_called_without_autograd_on_its_own_results(
+    torch_on_a_cpu, backend, causal
+):
+    q, k, v = inputs(cell("full", 40, 70), device="cpu")
+    dout = output_gradient(q, v)
+    assert torch.equal(dout, output_gradient(q, v)) and dout.shape == q.shape
+    made = attended(backend, q, k, v, causal=causal)
+    mask = MASKS["causal" if causal else "full"]
+    out, lse, *right = gradients(dout, q, k, v, mask=mask, scale=SCALE)
+    assert made.out.is_contiguous() and made.lse.is_contiguous()
+    torch.testing.assert_close(made.out.double(), out, atol=2e-3, rtol=0)
+    torch.testing.assert_close(made.lse.double(), lse, atol=1e-4, rtol=0)
+    for found, fine in zip(made.backward(dout), right, strict=True):
+        assert not found.requires_grad
+        torch.testing.assert_close(found.double(), fine, atol=1e-2, rtol=0)
+    assert torch_on_a_cpu == [backend, f"{backend}_backward"]
+
+
+def test_a_row_without_keys_has_minus_infinity_whatever_a_backend_calls_it(torch_on_a_cpu):
+    q, k, v = inputs(cell("causal", 9, 4), device="cpu")
+    assert attended("flash", q, k, v, causal=True).lse[0, 0, :5].tolist() == [-math.inf] * 5
+
+
+def test_a_peer_that_refuses_says_why():
+    q, k, v = inputs(cell("causal", 5, 5), device="cpu")
+    for case, words in (
+        (cell("causal", 5, 5), "torch's CUDNN_ATTENTION refuses"),
+        (cell("causal", 5, 9), "top left"),
+        (Cell(Problem("fp16", 64, 64, "window", kind="backward"), Sizes(1, 2, 1, 5, 5)), "window"),
+    ):
+        with pytest.raises(DeviceError, match=words):
+            REFUSING.bind(case, q, k, v)
+    with pytest.raises(DeviceError, match="backward pass is not timed"):
+        peers.peer("efficient").bind(cell("full", 5, 5), q, k, v)
+
+
+def test_what_a_backend_says_of_its_op_is_a_refusal_too(monkeypatch):
+    monkeypatch.setattr(peers, "_sdpa", lambda *asked: Call(lambda: None))
+    q, k, v = inputs(cell("full", 5, 5), device="cpu")
+    with pytest.raises(DeviceError, match="torch's flash, called without autograd, refuses"):
+        peers.peer("fa2").bind(cell("full", 5, 5), q, k, v)
+
+
+# ---- a race -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def raced(monkeypatch, torch_on_a_cpu):
+    """A race on a CPU in which fagen takes a second and cuDNN two; `off` spoils a gradient."""
+    made = SimpleNamespace(off={}, called=torch_on_a_cpu)
+
+    def load(binary):
+        def run(*given):
+            found = compute(plan_of(binary.slug), *given)
+            return tuple(x * made.off.get(i, 1) for i, x in enumerate(found))
+
+        return run
+
+    monkeypatch.setattr(peers.op, "load", load)
+    monkeypatch.setattr(cells, "inputs", partial(inputs, device="cpu"))
+    monkeypatch.setattr(
+        cells,
+        "time_calls",
+        lambda calls, regime, **_: {
+            name: Timing(1.0 + (name == "cudnn"), 0.0, 1_500) for name in calls
+        },
+    )
+
+    def run(case: Cell, *names: str):
+        ours = peers.ours(SimpleNamespace(slug=SLUG.format(case.problem.mask)))
+        others = [peers.peer(name) for name in names]
+        return cells.race(case, [ours, *others], regimes=[BURST], progress=None)
+
+    made.run = run
+    return made
+
+
+@pytest.mark.parametrize("mask", list(MASKS))
+def test_a_race_of_gradients_compares_all_three_and_counts_five_products(raced, mask):
+    case = cell(mask, 150, 150)
+    rows = raced.run(case, "cudnn", "fa2")
+    assert [row.implementation for row in rows] == ["fagen", "cudnn", "fa2"]
+    assert {row.pass_ for row in rows} == {"backward"} and {row.cell for row in rows} == {case}
+    assert rows[0].schedule == SLUG.format(mask) and rows[1].schedule is None
+    forward = Cell(Problem("fp16", 64, 64, mask), case.sizes)
+    assert rows[0].tflops == pytest.approx(2.5 * forward.flops / 1e12)
+    assert rows[0].tflops == pytest.approx(2 * rows[1].tflops)
+
+
+def test_queries_aligned_to_the_bottom_right_are_compared_with_whom_has_that(raced):
+    rows = raced.run(cell("causal", 40, 170), "cudnn", "fa2")
+    assert [row.implementation for row in rows] == ["fagen", "fa2"]
+    rows = raced.run(cell("causal", 170, 40), "fa2")  # with rows that see no key
+    assert len(rows) == 2
+
+
+@pytest.mark.parametrize("gradient", range(3))
+def test_a_wrong_gradient_is_not_timed(raced, gradient):
+    raced.off[gradient] = 1.1
+    with pytest.raises(VerificationError, match=r"m128n128 differs from cudnn by .* not timed"):
+        raced.run(cell("full", 70, 70), "cudnn")
+
+
+# ---- what a search times ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """A device that computes what a kernel should, but for those named in `wrong`."""
+    wrong: dict[str, int] = {}
+
+    def bind(of, library, *, dq, dk, dv, **given):
+        def launch():
+            given.setdefault("dlse", None)
+            for i, (into, x) in enumerate(zip((dq, dk, dv), compute(of, **given), strict=True)):
+                into.copy_(x * (1.5 if wrong.get(library.stem) == i else 1))
+
+        return launch
+
+    monkeypatch.setattr(operands, "bind", bind)
+    monkeypatch.setattr(heats, "plan_of", lambda slug: plan_of(SLUG.format("causal")))
+    monkeypatch.setattr(heats, "inputs", partial(inputs, device="cpu"))
+    monkeypatch.setattr(heats, "estimate", lambda call: 1e-3)
+    monkeypatch.setattr(
+        heats, "time_round", lambda call, *_: (float(len(call.once()) if call else 0), [])
+    )
+    monkeypatch.setattr(heats, "_known", {})
+    monkeypatch.setattr(heats, "QUICK", heats.QUICK[1:2])  # of fp64 on a CPU
+    for kept in (heats._inputs, heats._cudnn, heats._expected):
+        kept.cache_clear()
+    yield wrong
+    for kept in (heats._inputs, heats._cudnn, heats._expected):
+        kept.cache_clear()
+
+
+@pytest.mark.parametrize("gradient", range(3))
+def test_a_kernel_is_checked_by_all_its_gradients_before_it_is_timed(
+    device, torch_on_a_cpu, gradient
+):
+    case = cell("causal", 64, 64)
+    heats.quick_check(case, Kernel("right", Path("right.so")))
+    device["wrong"] = gradient
+    with pytest.raises(VerificationError, match=r"dq .* of .* dk .* of .* dv .* at B="):
+        heats.quick_check(case, Kernel("wrong", Path("wrong.so")))
+
+
+def test_what_is_right_when_small_is_compared_with_torch_too(device, torch_on_a_cpu, monkeypatch):
+    monkeypatch.setattr(heats, "QUICK", ())
+    device["wrong"] = 2
+    with pytest.raises(VerificationError, match="differs from torch"):
+        heats.quick_check(cell("causal", 64, 64), Kernel("wrong", Path("wrong.so")))
+    assert "cudnn_backward" in torch_on_a_cpu
+
+
+def test_kernels_of_gradients_run_beside_cudnns(device, torch_on_a_cpu):
+    both = [Kernel(name, Path(f"{name}.so")) for name in ("one", "other")]
+    case = cell("causal", 64, 64)
+    laps = heats.heat(case, both, both[0], regime=BRIEF, rounds=(0, 1))
+    assert sorted({lap.name for lap in laps}) == [CUDNN, "one", "other"]
+
+
+# ---- the scripts --------------------------------------------------------------------------------
+
+
+def test_operands_are_of_a_quick_forward_pass_or_of_one_in_fp32():
+    case = cell("causal", 33, 50)
+    plan = plan_of(SLUG.format("causal"))
+    q, k, v = inputs(case, device="cpu")
+    dout, *same, out, lse, scale = operands.arguments(plan, q, k, v)
+    fine, fine_lse, *_ = gradients(dout, q, k, v, mask=plan.mask, scale=scale)
+    assert scale == SCALE and [x.data_ptr() for x in same] == [x.data_ptr() for x in (q, k, v)]
+    assert out.dtype == q.dtype and out.is_contiguous() and lse.is_contiguous()
+    torch.testing.assert_close(out.double(), fine, atol=2e-3, rtol=0)
+    torch.testing.assert_close(lse.double(), fine_lse, atol=1e-4, rtol=0)
+    into = operands.outputs(plan, (dout, q, k, v, out, lse, scale))
+    assert [x.shape for x in into] == [q.shape, k.shape, v.shape]
+    assert all(bool(x.isnan().all()) for x in into)
+    assert operands.alike(plan) != operands.alike(plan_of(SLUG.format("full")))
+    assert proof.TRIAL.compared(into) == into
+
+
+def test_the_grid_of_gradients(script):
+    run = script("run")
+    asked = run._arguments(["--pass", "backward"])
+    found = run.cells(asked)
+    assert len(found) == 3 * 2 * 5 and {one.problem.kind for one in found} == {"backward"}
+    assert [one.sizes.seqlen_k for one in found[:5]] == [512, 1_024, 2_048, 4_096, 16_384]
+    assert {one.problem.kind for one in run.cells(run._arguments([]))} == {"forward"}
+
+
+def test_a_run_of_gradients_says_so_wherever_it_writes(script, made_up_gpu, tmp_path, monkeypatch):
+    from tests.test_benchmarks import pretend
+
+    run = script("run")
+    pretend(run, monkeypatch)
+    words = ["--pass", "backward", "--head-dim", "64", "--head-dim", "256", "--seqlen", "1024"]
+    assert run.main([*words, "--dtype", "fp16", "--dtype", "bf16", "--out", str(tmp_path)]) == 0
+    names = sorted(path.name for path in tmp_path.iterdir())
+    (stem,) = {name.partition("backward")[0] for name in names}
+    ends = [*(f"-{d}-{r}.svg" for d in ("bf16", "fp16") for r in ("burst", "sustained"))]
+    assert names == [f"{stem}backward{end}" for end in (*ends, ".json", ".md", ".run.json")]
+    rows = cells_of(tmp_path / f"{stem}backward.json")
+    assert len(rows) == 2 * 2 * 3 * 2  # dtypes, masks, implementations, regimes
+    assert {row.pass_ for row in rows} == {"backward"}
+    assert {row.regime for row in rows} == {"sustained", "burst"}, "not on wide scores too"
+    page = (tmp_path / f"{stem}backward.md").read_text()
+    assert "2.5 times" in page and "full, backward" in page and "fagen in bf16" in page
+    missing = "no committed schedule: fp16 hd256 full backward B=16 H=8 Sq=1024 Sk=1024"
+    assert missing in page and page.count("no committed schedule") == 1
+    drawn = (tmp_path / f"{stem}backward-fp16-burst.svg").read_text()
+    assert "<!-- Attention backward, fp16, burst -->" in drawn
+    assert run.main(["--redraw", str(tmp_path / f"{stem}backward.json")]) == 0
+    assert (tmp_path / f"{stem}backward.md").read_text() == page
+
+
+def cells_of(path):
+    from fagen.measure.rows import read_rows
+
+    return read_rows(path)
+
+
+@pytest.fixture
+def shapes(script):
+    """benchmarks/backward_shapes.py."""
+    return script("backward_shapes")
+
+
+def test_shapes_drawn_at_random_are_odd_grouped_and_of_what_is_committed(shapes):
+    wanted = [Problem("fp16", 64, 64, mask, kind="backward") for mask in MASKS]
+    found = shapes.drawn(120, 3, wanted)
+    assert found == shapes.drawn(120, 3, wanted) != shapes.drawn(120, 4, wanted)
+    assert len(set(found)) == 120 and {one.problem for one in found} == {*wanted}
+    assert all(shapes.FLOPS[0] <= one.flops <= shapes.FLOPS[1] for one in found)
+    sizes = [one.sizes for one in found]
+    assert sum(one.seqlen_k % 2 for one in sizes) > 60
+    assert 30 < sum(one.heads > one.kv_heads for one in sizes) < 90
+    uneven = [one for one in found if not one.sizes.square]
+    assert len(uneven) > 5 and {one.problem.mask for one in uneven} == {"full"}
+
+
+def test_a_run_over_random_shapes_ends_in_a_minimum_and_a_mean(
+    shapes, made_up_gpu, tmp_path, capsys
+):
+    assert shapes.main(["--number", "6", "--head-dim", "128", "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*-backward-shapes.json")
+    rows = cells_of(path)
+    assert len(rows) == 6 * 2 and {row.head_dim for row in rows} == {128}
+    assert {row.implementation for row in rows} == {"fagen", "cudnn"}
+    page = path.with_suffix(".md").read_text()
+    assert re.search(r"\| +all \| +6 \| +1\.100 \| +1\.10 \|", page)
+    assert "6 shapes beside cuDNN, behind in 0." in page
+    assert shapes.main(["--redraw", str(path)]) == 0
+    assert path.with_suffix(".md").read_text() == page
+    assert "behind in 0" in capsys.readouterr().out
+
+
+def test_no_such_schedules_are_an_error(shapes, made_up_gpu, tmp_path, capsys):
+    assert shapes.main(["--head-dim", "8", "--out", str(tmp_path)]) == 1
+    assert "no committed schedule" in capsys.readouterr().err
+
+
+@pytest.fixture
+def step(script, made_up_gpu, torch_on_a_cpu, monkeypatch):
+    """benchmarks/step.py over 64 tokens on a CPU, where cuDNN takes twice as long."""
+    made = script("step")
+    record = sys.modules["record"]
+    load = {"fwd": compute_forward, "bwd": compute}
+    monkeypatch.setattr(
+        made.op, "load", lambda binary: partial(load[binary.slug[:3]], plan_of(binary.slug))
+    )
+    monkeypatch.setattr(made, "inputs", partial(inputs, device="cpu"))
+    monkeypatch.setattr(
+        made, "standard_sizes", lambda head_dim, seqlen: Sizes(1, 2, 2, seqlen, seqlen)
+    )
+    monkeypatch.setattr(peers, "GRADIENTS", {
+        name: peers._gradients(lambda *asked: None, backend)
+        for name, backend in (("cudnn", "cudnn"), ("fa2", "flash"))
+    })  # fmt: skip
+    assert record.peer is peers.peer
+
+    def time_calls(calls, regime):
+        for call in calls.values():
+            call.once()
+        slow = {"forward": 1e-4, "backward": 3e-4, "in turn": 5e-4}
+        return {
+            name: Timing(slow[name.partition(" ")[2]] * (1 + name.startswith("cudnn")), 0.01, 1_500)
+            for name in calls
+        }
+
+    monkeypatch.setattr(made, "time_calls", time_calls)
+    return made
+
+
+def test_a_step_is_the_sum_of_both_passes(step, tmp_path):
+    words = ["--seqlen", "64", "--peer", "cudnn", "--peer", "fa2", "--out", str(tmp_path)]
+    assert step.main(words) == 0
+    (path,) = tmp_path.glob("*-step.json")
+    found = step.Findings.read(path)
+    assert [row["implementation"] for row in found.rows] == ["fagen", "cudnn", "fa2"] * 2
+    first = found.rows[0]
+    assert first["us"] == {"forward": 100.0, "backward": 300.0, "in turn": 500.0}
+    assert [slug[:20] for slug in first["schedules"]] == [
+        "fwd_bf16_d128_causal",
+        "bwd_bf16_d128_causal",
+    ]
+    pairs = 64 * 64 / 2
+    assert first["tflops"] == round(3.5 * 4 * 2 * 128 * pairs / 400e-6 / 1e12, 1)
+    page = path.with_suffix(".md").read_text()
+    assert re.search(
+        r"fagen \| +100.0 \| +300.0 \| +400.0 \| +500.0 \| .*\| +2.000 \| +2.000 \|", page
+    )
+    assert step.main(["--redraw", str(path)]) == 0
+    assert path.with_suffix(".md").read_text() == page
+
+
+def test_a_step_whose_gradients_are_wrong_is_not_timed(step, tmp_path, monkeypatch):
+    right = step.op.load
+
+    def load(binary):
+        run = right(binary)
+        factor = 1.2 if binary.slug.startswith("bwd") else 1
+        return lambda *given: tuple(x * factor for x in run(*given))
+
+    monkeypatch.setattr(step.op, "load", load)
+    assert step.main(["--seqlen", "64", "--out", str(tmp_path)]) == 1
+    assert not list(tmp_path.glob("*.md"))
+
+
+def test_scripts_of_gradients_need_a_gpu(script, tmp_path, capsys):
+    for name in ("backward_shapes", "step"):
+        assert refused_without_a_gpu(script(name), tmp_path / name, capsys)
+    run = script("run")
+    assert refused_without_a_gpu(run, tmp_path / "run", capsys, "--pass", "backward")
+
+
+def test_schedules_of_both_passes_are_benched(monkeypatch):
+    """`fagen bench` takes what is searched, and so what has peers."""
+    from fagen.console import raced as having_peers
+
+    both = tuple(map(registry.from_slug, (SLUG.format("full"), "fwd_fp16_d64_full_m128n128")))
+    assert having_peers(both, every=False) == both
