@@ -1,0 +1,209 @@
+"""Which kernel computes a call's gradients: by tables, by what is committed, by default."""
+
+import math
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import fagen
+from fagen.dispatch import choice
+from fagen.dispatch.tables import Row, rows_for, table_at, update
+from fagen.errors import FagenError, ScheduleError, UntunedWarning
+from fagen.picking import pick
+from fagen.problem import Problem, Sizes
+from fagen.runtime import backward
+from tests.cli_helpers import fagen as command
+
+pytestmark = pytest.mark.usefixtures("nothing_is_ready")
+
+CARD = "NVIDIA H200"
+PROBLEM = Problem("fp16", 64, 64, "causal", "fp16", "", 0, "backward")
+FORWARD = Problem("fp16", 64, 64, "causal", "fp16", "", 0)
+USUAL, SMALL = "bwd_fp16_d64_causal_m128n128", "bwd_fp16_d64_causal_m64n64"
+FEW, DEEP = "bwd_fp16_d64_causal_m64n64_dss1", "bwd_fp16_d64_causal_m128n128_dss1"
+ROWS = [
+    Row.of(CARD, SMALL, 0, 64),
+    Row.of(CARD, DEEP, 65, 4_096),
+    Row.of(CARD, FEW, rows=100),
+]
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's table with rows for gradients, of some numbers of keys and of few query rows."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    path = tmp_path / "fagen" / "dispatch.toml"
+    table_at.cache_clear()
+    update(path, ROWS)
+    yield path
+    table_at.cache_clear()
+
+
+def differentiated(queries: int, keys: int, heads: int = 4) -> list[Tensor]:
+    """q, k and v after a call of fagen.attention and its backward pass."""
+    q, k, v = (torch.randn(1, s, heads, 64).half().requires_grad_() for s in (queries, keys, keys))
+    fagen.attention(q, k, v, causal=True).float().sum().backward()
+    return [q, k, v]
+
+
+def ready() -> set[str | None]:
+    """The choices of tables whose kernels are ready."""
+    return {choice for of in backward._gradients.values() for choice in of.ready}
+
+
+# ---- rows ---------------------------------------------------------------------------------------
+
+
+def test_a_row_is_for_the_pass_that_its_slug_says(table, tmp_path):
+    assert set(table_at(table)) == {*ROWS}
+    assert {row.problem.kind for row in table_at(table)} == {"backward"}
+    assert rows_for(PROBLEM, CARD, own=tmp_path) == (ROWS[2], *ROWS[:2])
+    assert rows_for(FORWARD, CARD, own=tmp_path) == ()
+
+
+def test_rows_of_both_passes_stand_in_one_table_and_are_replaced_apart(table):
+    forward = Row.of(CARD, "fwd_fp16_d64_causal_m192n128_q2")
+    update(table, [forward])
+    assert set(table_at(table)) == {*ROWS, forward}
+    update(table, [Row.of(CARD, USUAL)])
+    assert set(table_at(table)) == {forward, ROWS[2], Row.of(CARD, USUAL)}
+    assert table.read_text().count("[[kernel]]") == 3
+
+
+def test_a_row_whose_slug_computes_something_else_is_refused(table):
+    table.write_text(table.read_text().replace('mask = "causal"', 'mask = "full"'))
+    table_at.cache_clear()
+    with pytest.raises(ScheduleError, match=r"computes something else: .*causal, backward pass"):
+        rows_for(PROBLEM, CARD, own=table.parent)
+
+
+@pytest.mark.parametrize(
+    ("keys", "heads", "queries", "slug"),
+    [
+        (64, 4, 64, SMALL),
+        (65, 4, 64, DEEP),
+        (4_096, 4, 4_096, DEEP),
+        (4_097, 4, 4_097, USUAL),
+        (64, 1, 100, FEW),
+        (9_000, 2, 50, FEW),
+        (64, 1, 101, SMALL),
+    ],
+)
+def test_the_range_is_of_keys_and_few_rows_go_before(table, keys, heads, queries, slug):
+    found = choice.picked(PROBLEM, Sizes(1, heads, heads, queries, keys), CARD)
+    assert found.schedule.slug == slug
+    assert (found.row is None) == (slug == USUAL) and not found.derived
+    assert choice.pick(FORWARD, Sizes(1, heads, heads, queries, keys), CARD).kind == "forward"
+
+
+def test_without_a_row_it_is_what_is_committed_or_the_first_tile_that_fits():
+    def usual(head_dim: int) -> choice.Candidates:
+        problem = Problem("fp16", head_dim, head_dim, "full", "fp16", "", 0, "backward")
+        return choice.candidates(problem)
+
+    assert [one.slug for one in usual(64).schedules] == ["bwd_fp16_d64_full_m128n128"]
+    assert not usual(64).derived and usual(48).derived
+    assert [one.slug for one in usual(48).schedules] == [
+        "bwd_fp16_d48_full_m128n128",
+        "bwd_fp16_d48_full_m64n64",
+    ]
+    with pytest.raises(ScheduleError, match=r"no kernel computes float8.*backward pass"):
+        choice.candidates(Problem("e4m3", 64, 64, "full", "bf16", "rows", 0, "backward"))
+
+
+# ---- fagen.attention ----------------------------------------------------------------------------
+
+
+def test_gradients_come_from_the_row_for_the_calls_sizes(table):
+    differentiated(70, 60)
+    assert ready() == {SMALL}
+    differentiated(70, 90)
+    assert ready() == {SMALL, DEEP}
+    differentiated(20, 90)  # 80 query rows
+    assert ready() == {SMALL, DEEP, FEW}
+
+
+def test_a_kernel_is_readied_before_the_backward_pass_of_the_first_call(table):
+    q, k, v = (torch.randn(1, 80, 4, 64).half().requires_grad_() for _ in range(3))
+    fagen.attention(q, k, v, causal=True)
+    assert ready() == {DEEP}
+
+
+def test_all_of_a_tables_kernels_are_prepared_unless_sizes_are_named(table):
+    how = dict(dtype="fp16", head_dim=64, causal=True, device="cpu", gradient=True)
+    fagen.prepare(**how, seqlen=64, rows=400)
+    assert ready() == {SMALL}
+    fagen.prepare(**how)
+    assert ready() == {SMALL, DEEP, FEW, None}
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_traced_with_sizes_left_open_it_is_the_kernel_of_many_keys(table):
+    fagen.prepare(dtype="fp16", head_dim=64, causal=True, device="cpu", gradient=True)
+    asked = []
+    for found in backward._gradients.values():  # of each forward kernel
+        for slug, op in list(found.ready.items()):
+
+            def noted(*given, slug=slug, op=op):
+                asked.append(slug)
+                return op(*given)
+
+            found.ready[slug] = noted
+
+    @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return fagen.attention(q, k, v, causal=True).float().sum()
+
+    for keys in (70, 90):
+        q, k, v = (torch.randn(1, keys, 4, 64).half().requires_grad_() for _ in range(3))
+        loss(q, k, v).backward()
+        assert q.grad is not None
+    assert set(asked) == {None}, "one kernel, chosen when it was traced"
+
+
+def test_what_is_not_ready_is_not_built_while_torch_traces(table, monkeypatch):
+    differentiated(70, 60)
+    found = next(iter(backward._gradients.values()))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with pytest.raises(FagenError, match=r"prepare\(…, gradient=True\).*traces"):
+        found.made_ready(DEEP)
+
+
+def test_a_derived_kernel_is_said_to_be_one_once():
+    q = torch.randn(1, 20, 2, 72).half().requires_grad_()
+    with pytest.warns(
+        UntunedWarning, match=r"gradients of .*72, full: bwd_fp16_d72_full_m64n64 is"
+    ):
+        fagen.attention(q, q, q)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fagen.attention(q, q, q).float().sum().backward()
+
+
+# ---- fagen pick ---------------------------------------------------------------------------------
+
+
+def test_pick_says_which_kernel_computes_the_gradients_and_why(table):
+    words = ["--dtype", "fp16", "--head-dim", "64", "--causal", "--pass", "backward"]
+    answer = command("pick", *words, "--seqlen", "2048", "--card", CARD)
+    assert answer.exit_code == 0 and answer.output.startswith(DEEP)
+    assert "dispatch.toml:" in answer.output and "65 to 4,096 keys" in answer.output
+    assert f"fagen search {DEEP} --minutes 10 --write" in answer.output
+    assert "causal, backward pass; B=1 H=32 Sq=2048" in answer.output
+    usual = pick(dtype="fp16", head_dim=64, causal=True, seqlen=8_192, kind="backward")
+    assert usual.slug == USUAL and "plainest committed" in usual.why
+    assert usual.file and usual.file.name == f"{USUAL}.toml"
+    assert 100 < usual.predicted_tflops < 990
+    assert pick(dtype="fp16", head_dim=64, causal=True).schedule.kind == "forward"
+    assert math.isclose(usual.record()["predicted"]["tflops"], usual.predicted_tflops)
+
+
+def test_pick_refuses_what_no_kernel_differentiates():
+    answer = command("pick", "--dtype", "e4m3", "--head-dim", "64", "--pass", "backward")
+    assert answer.exit_code == 1 and "no kernel computes float8" in answer.output
+    with pytest.raises(ScheduleError, match="kind is 'sideways'; it must be one of forward, backw"):
+        pick(dtype="fp16", head_dim=64, kind="sideways")
