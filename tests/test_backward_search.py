@@ -1,0 +1,246 @@
+"""Search of the backward pass: what is tried, refused and predicted, and a whole one replayed."""
+
+from itertools import pairwise, product
+
+import pytest
+
+from fagen import search
+from fagen.arch import SM90
+from fagen.dispatch import tables as dispatch_table
+from fagen.errors import ScheduleError
+from fagen.kinds.backward import cost
+from fagen.kinds.backward.formulae import budget
+from fagen.kinds.backward.keys import Schedule
+from fagen.kinds.backward.space import SPACE
+from fagen.paths import locate
+from fagen.problem import Problem, Sizes, flops, standard_sizes
+from fagen.registry import read
+from fagen.search import lab
+from fagen.search.files import read_spaces
+from fagen.search.results import told
+from fagen.search.space import parse_space, space_like, survey
+from fagen.vocab import MASKS
+from tests.cli_helpers import fagen
+from tests.recordings import AtOnce, record
+from tests.recordings import space as space_of
+
+TEXT = """
+[backward]
+dtype = "fp16"
+head_dim = 64
+mask = ["full", "causal"]
+
+[[shapes]]
+seqlen = 512
+
+[[shapes]]
+seqlen = 4096
+"""
+FORWARD = TEXT.replace("[backward]", "[attention]")
+
+
+def values(slug: str) -> dict[str, object]:
+    return Schedule.from_slug(slug).values()
+
+
+# ---- the prediction -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("slug", "clocks"),
+    [  # of FlashAttention-3's main kernel with such a tile, as ncu counted them on an H200
+        ("bwd_fp16_d128_causal_m64n128", 3_543),
+        ("bwd_fp16_d64_full_m128n128", 4_167),
+    ],
+)
+def test_a_step_takes_about_as_long_as_measured_kernels_of_its_tile(slug, clocks):
+    step = cost.step(values(slug))
+    assert step.tensor == 2_560 and step.bound == "tensor"
+    assert step.clocks == pytest.approx(clocks, rel=0.03)
+
+
+def test_a_step_of_fewer_keys_is_bound_by_what_l2_adds_up():
+    step = cost.step(values("bwd_fp16_d64_full_m64n64"))
+    assert step.bound == "l2" and step.tensor == 640
+    assert (
+        step.clocks / 64**2 > 1.5 * cost.step(values("bwd_fp16_d64_full_m128n128")).clocks / 128**2
+    )
+
+
+@pytest.mark.parametrize("worse", ["s1", "dos1", "dss1"])
+def test_fewer_buffers_are_slower(worse):
+    sizes = standard_sizes(64)
+    usual = "bwd_fp16_d64_full_m128n128"
+    assert cost.seconds(values(f"{usual}_{worse}"), sizes) > cost.seconds(values(usual), sizes)
+
+
+@pytest.mark.parametrize(
+    ("slug", "seqlen", "tflops"),
+    [  # FlashAttention-3, sustained, with pre and post kernels
+        ("bwd_fp16_d128_causal_m64n128", 16_384, 570),
+        ("bwd_fp16_d128_causal_m64n128", 4_096, 500),
+        ("bwd_fp16_d128_causal_m64n128", 1_024, 343),
+        ("bwd_fp16_d128_full_m64n128", 1_024, 453),
+        ("bwd_fp16_d64_full_m128n128", 16_384, 511),
+        ("bwd_fp16_d64_causal_m128n128", 4_096, 442),
+        ("bwd_fp16_d64_full_m128n128", 1_024, 385),
+    ],
+)
+def test_speeds_are_near_those_of_such_kernels(slug, seqlen, tflops):
+    problem = Problem.of(Schedule.from_slug(slug))
+    sizes = standard_sizes(problem.head_dim, seqlen)
+    found = flops(problem, sizes) / cost.seconds(values(slug), sizes) / 1e12
+    assert found == pytest.approx(tflops, rel=0.12)
+
+
+@pytest.mark.parametrize("mask", list(MASKS))
+@pytest.mark.parametrize("lengths", [(1, 1), (100, 300), (300, 100), (257, 257), (64, 640)])
+def test_steps_are_the_blocks_of_rows_that_see_any_of_a_tiles_keys(mask, lengths):
+    sizes = Sizes(1, 1, 1, *lengths)
+    for m, n in product((64, 128), repeat=2):
+        for left in range(0, sizes.seqlen_k, n):
+            blocks = set()
+            for row in range(sizes.seqlen_q):
+                first, last = MASKS[mask].keys(row, *lengths)
+                if max(first, left) < min(last, left + n, sizes.seqlen_k):
+                    blocks.add(row // m)
+            assert cost._steps(m, mask, left, n, sizes) == len(blocks)
+
+
+def test_grouped_heads_make_fewer_tiles_of_more_steps():
+    alone, grouped = Sizes(8, 32, 32, 4_096, 4_096), Sizes(8, 32, 8, 4_096, 4_096)
+    steps, tiles = cost.grid(64, 128, "causal", alone)
+    steps_grouped, tiles_grouped = cost.grid(64, 128, "causal", grouped)
+    assert tiles_grouped == tiles / 4
+    assert steps_grouped == pytest.approx(steps, rel=0.02)
+    few = Sizes(1, 8, 1, 4_096, 4_096)  # 32 tiles for 132 multiprocessors: the longest decides
+    assert cost.grid(64, 128, "causal", few) == (8 * 64, 1)
+    assert cost.grid(64, 128, "full", few) == (8 * 64, 1)
+
+
+def test_the_kernels_around_it_move_bytes():
+    sizes = standard_sizes(128)
+    # FlashAttention-3's take 66 and 46 microseconds
+    assert cost.rows_seconds(64, "fp16", 128, 128, sizes) == pytest.approx(112e-6, rel=0.1)
+    whole = cost.seconds(values("bwd_fp16_d128_full_m64n128"), Sizes(1, 1, 1, 1, 1))
+    assert whole > 2 * SM90.launch_seconds
+
+
+# ---- the space ----------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_what_the_ledgers_say():
+    for said in product(*SPACE.defaults.values()):
+        keys = dict(zip(SPACE.defaults, said, strict=True))
+        for head_dim in (64, 96, 128):
+            made = {"dtype": "fp16", "head_dim": head_dim, "mask": "full", **keys}
+            try:
+                schedule = Schedule.make(**made)
+            except ScheduleError:
+                continue
+            over = [(one.name, one.total, one.limit) for one in budget(schedule).over()]
+            assert list(SPACE.sums(schedule.values())) == over
+            assert {name for name, *_ in over} <= {*SPACE.budgets}
+
+
+@pytest.mark.parametrize("path", sorted(locate("cli.py").parent.glob("spaces/bwd_*.toml")))
+def test_committed_spaces_hold_the_committed_schedules_and_predict_them_among_the_best(path):
+    (declared,) = read_spaces(path)
+    assert declared.kind == "backward"
+    for target in declared.targets():
+        assert target.kind == "backward" and target.name.startswith("bwd_fp16_d")
+        found = survey(declared, target)
+        assert 0 < len(found.points) < found.total == 108
+        slugs = [found.schedule(point).slug for point in found.best]
+        committed = locate("schedules") / "backward"
+        there = [slug for slug in slugs if (committed / f"{slug}.toml").exists()]
+        assert there and found.predicted(
+            found.best[slugs.index(there[0])]
+        ) < 1.01 * found.predicted(found.best[0])
+        assert len(set(slugs)) == len(slugs), "each schedule is one point"
+
+
+def test_a_slug_stands_for_what_might_beat_it():
+    declared = space_like("bwd_bf16_d72_causal_m64n64_s3")
+    assert declared.targets() == (Problem("bf16", 72, 72, "causal", kind="backward"),)
+    assert declared.effort.anchor == "bwd_bf16_d72_causal_m64n64_s3"
+    assert {key: declared.values[key] for key in SPACE.defaults} == SPACE.defaults
+
+
+def test_both_passes_of_one_problem_may_be_searched_together_and_neither_twice():
+    spaces = [parse_space(text, f"{n}.toml") for n, text in enumerate((TEXT, FORWARD))]
+    search.files.refuse_twice(spaces)
+    names = [target.name for one in spaces for target in one.targets()]
+    assert names == ["bwd_fp16_d64_full", "bwd_fp16_d64_causal", "fp16_d64_full", "fp16_d64_causal"]
+
+
+# ---- a whole search, replayed -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A recorded search of both passes of the same problems, in one store."""
+    path = tmp_path_factory.mktemp("recorded") / "recorded.sqlite"
+    record(path, kernels=20, text=FORWARD)
+    return record(path, kernels=30, text=TEXT)
+
+
+@pytest.fixture
+def replayed(recorded, tmp_path, monkeypatch):
+    """What a replay of the gradients' part found."""
+    monkeypatch.setattr(search, "LocalLab", AtOnce)
+    monkeypatch.setattr(lab, "LocalLab", AtOnce)
+    store = tmp_path / "found.sqlite"
+    search.search([space_of(TEXT)], store, recorded=recorded)
+    return store
+
+
+def test_a_replay_finds_the_fastest_of_its_own_pass(recorded, replayed):
+    best = {one.target: one for one in search.found(recorded)}
+    assert [target.kind for target in best] == ["forward"] * 2 + ["backward"] * 2
+    results = search.found(replayed)
+    assert [one.target.name for one in results] == ["bwd_fp16_d64_full", "bwd_fp16_d64_causal"]
+    for one in results:
+        assert one.kind == "backward"
+        assert all(slug.startswith(one.target.name) for slug in one.marks.slugs())
+        lead = best[one.target].lead
+        assert one.lead and lead and one.lead.slug == lead.slug
+        assert one.correlation is not None and one.correlation > 0.7
+        assert any(f"{one.lead.slug}: " in line for line in told(one))
+
+
+def test_what_was_found_is_written_where_fagen_attention_reads_it(replayed, tmp_path):
+    folder = tmp_path / "mine"
+    answer = fagen("search", "report", replayed, "--write", folder)
+    assert answer.exit_code == 0, answer.output
+    rows = dispatch_table.table_at(folder / "dispatch.toml")
+    assert {row.problem.kind for row in rows} == {"backward"}
+    for row in rows:
+        assert row.slug.startswith("bwd_fp16_d64_") and row.by.startswith("fagen search")
+        assert read(folder / "backward" / f"{row.slug}.toml").slug == row.slug
+    for mask in MASKS:
+        of = [row for row in rows if row.problem.mask == mask and not row.few]
+        assert of[0].least == 0 and of[-1].most == float("inf")
+        assert all(after.least == before.most + 1 for before, after in pairwise(of))
+    page = replayed.with_suffix(".html").read_text()
+    assert "fp16, head dim 64, causal, backward" in page
+
+
+def test_the_command_replays_and_says_what_is_ahead(recorded, tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "LocalLab", AtOnce)
+    space = tmp_path / "space.toml"
+    space.write_text(TEXT)
+    store = tmp_path / "found.sqlite"
+    words = ["search", space, "--replay", recorded, "--store", store, "--write", tmp_path / "mine"]
+    answer = fagen(*words)
+    assert answer.exit_code == 0, answer.output
+    assert "bwd_fp16_d64_causal on NVIDIA H200" in answer.output and "× cuDNN" in answer.output
+    assert (tmp_path / "mine" / "dispatch.toml").exists()
+
+
+def test_a_dry_run_of_a_slug_lists_what_is_predicted_best():
+    answer = fagen("search", "bwd_fp16_d128_full_m64n128", "--dry-run")
+    assert answer.exit_code == 0
+    assert "bwd_fp16_d128_full: 108 points" in answer.output
+    assert "refused: shared memory of a thread block" in answer.output
+    assert " µs  bwd_fp16_d128_full_m64n128" in answer.output
