@@ -233,7 +233,8 @@ def bench(
 ) -> None:
     """Time kernels on a Hopper GPU, beside their peers.
 
-    The peers are cuDNN and FlashAttention-2, as torch calls them, and what the options name.
+    The peers are cuDNN and FlashAttention-2, as torch calls them, and what the options name; of
+    gradients these two, without autograd.
     Sustained is the speed of a long run, at the clock that the power limit leaves; burst is that of
     a short run after a pause. --shape and --seqlen may be repeated; without them, --seqlen is 4096.
 

@@ -71,7 +71,7 @@ def test_a_quantiser_is_listed_and_not_timed_beside_cudnn(without_gpu, monkeypat
     monkeypatch.setattr(flow, "built", lambda schedule, **_: timed.append(schedule.slug))
     monkeypatch.setattr(measure, "bench", lambda *_, **__: [])
     fagen("bench", "--all")
-    assert timed == COMMITTED["forward"]
+    assert timed == COMMITTED["forward"] + COMMITTED["backward"]
 
 
 def test_what_a_quantisers_verification_found_is_said(with_gpu, monkeypatch, tmp_path):

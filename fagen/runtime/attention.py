@@ -118,9 +118,9 @@ def attention(
     torch.compile and CUDA graph capture it must have been readied by prepare(). Traced with sizes
     left open, a call counts as one of many query rows and of 131,072 keys.
 
-    In 16 bits up to head dim 128 it has gradients, by a kernel of its own kind that is built at the
-    first call that needs them: those of q, k and v, also through the log-sum-exp. That of q is a
-    sum in any order: its last bits may differ from call to call.
+    In 16 bits up to head dim 128 it has gradients, by a kernel of its own kind that is chosen in
+    the same way, and built at the first call that needs it: those of q, k and v, also through the
+    log-sum-exp. That of q is a sum in any order: its last bits may differ from call to call.
 
     Raises ValueError for a wrong argument, also where a gradient would be needed that no kernel
     computes, or under torch.func, a dtype or a head dim that no kernel takes; ScheduleError where
