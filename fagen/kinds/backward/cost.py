@@ -15,7 +15,6 @@ from operator import itemgetter
 from typing import Any
 
 from fagen.arch import SM90
-from fagen.kinds.backward.rules import dq_columns
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, MASKS
 
@@ -81,7 +80,7 @@ def _step(
     e = DTYPES[dtype].bytes
     d, d_v = (DTYPES[dtype].filled_up(columns) for columns in (head_dim, head_dim_v))
     consumers = n // rows
-    own = dq_columns(m, n, d)
+    own = m * d // n  # columns of dQ that one makes, of 64 rows
 
     # each warpgroup reads both operands of S and dP, of dV and dK those that are not in registers
     scores = rows * (d + d_v) + m * (d + d_v)
