@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from fagen.measure.rows import OURS, PREARRANGED, QUANTISE, TITLES, WIDE, Row
+from fagen.measure.rows import DETERMINISTIC, OURS, PREARRANGED, QUANTISE, TITLES, WIDE, Row
 from fagen.vocab import MASKS
 
 INK, QUIET, FAINT = "#1f2328", "#6e7781", "#e6e9ed"
@@ -24,6 +24,7 @@ PEERS = {
     "flex": "#c9a14a",
     "cudnn-e4m3": "#7fb069",
     PREARRANGED: "#e8963a",
+    DETERMINISTIC: "#e8963a",
 }
 STYLE = {
     "font.family": "sans-serif",

@@ -145,21 +145,23 @@ class Findings(Run):
 # ---- which kernels -------------------------------------------------------------------------------
 
 
-def serving(cell: Cell, card: str, *, everything: bool = False) -> list[Schedule]:
+def serving(
+    cell: Cell, card: str, *, everything: bool = False, derived: bool = False
+) -> list[Schedule]:
     """The schedule that fagen.attention takes for a cell on a card, or all committed that do it.
 
     Of a cell of gradients the one that it takes for these.
 
     In e4m3 it takes one for each way that the inputs may have been quantised: V row-major and
     transposed, a scale of a head and of a block of rows. None where there is none for a cell in 16
-    bits.  Raises ScheduleError where a dispatch table is wrong.
+    bits, unless it may be `derived`.  Raises ScheduleError where a dispatch table is wrong.
     """
     problem, sizes = cell.problem, cell.sizes
     there = [schedule for schedule in flow.committed(problem.kind) if solves(schedule, problem)]
     fp8 = DTYPES[problem.dtype].fp8
     if everything:
         return there
-    if not there and not fp8:
+    if not (there or fp8 or derived):
         return []  # a derived schedule would serve: nobody has tuned it
     ways: list[dict[str, Any]] = [dict(v_layout="", scale_rows=0)]
     if fp8:

@@ -19,7 +19,9 @@ Dtypes named by --burst are timed in that regime alone, which takes a quarter of
 
 With --pass backward all of this is of the gradients, at one length more: cuDNN's and FA2's backward
 passes are called without autograd, on their own forward results, and a call is all of its kernels,
-with the allocation of dq, dk and dv. A head dim without a committed schedule is noted.
+with the allocation of dq, dk and dv. A head dim without a committed schedule is noted. With
+--deterministic there are the kernels that torch.use_deterministic_algorithms(True) asks for too, as
+`fagen-deterministic`.
 
 In 16 bits fagen's forward pass and cuDNN's are timed in burst a second time, on scores whose
 standard deviation is 4 where it is 1 otherwise.
@@ -54,7 +56,7 @@ from fagen.kind import Plan
 from fagen.measure.cells import matmul_ceiling
 from fagen.measure.inputs import SEQLENS
 from fagen.measure.launch import SMALL, launch_costs
-from fagen.measure.rows import PREARRANGED, QUANTISE, YARDSTICK, geomeans, table
+from fagen.measure.rows import DETERMINISTIC, PREARRANGED, QUANTISE, YARDSTICK, geomeans, table
 from fagen.measure.summaries import (
     beside_fp16,
     by_scales,
@@ -72,7 +74,10 @@ GRADIENT_SEQLENS = (512, 1_024, 2_048, 4_096, 16_384)
 GRADIENTS_SAID = (
     " FLOPs are 2.5 times those of the forward pass; peers are called without autograd."
 )
-FURTHER = ((PREARRANGED, YARDSTICK), ("fagen", "cudnn-e4m3"), (PREARRANGED, "cudnn-e4m3"))
+FURTHER = (
+    *((PREARRANGED, YARDSTICK), ("fagen", "cudnn-e4m3"), (PREARRANGED, "cudnn-e4m3")),
+    *((DETERMINISTIC, YARDSTICK), (DETERMINISTIC, "fagen")),
+)
 FP8_SAID = (
     " In e4m3 cuDNN is in fp16; the time of a transposed V includes what it costs beyond plain "
     "quantisation, and what all of that costs is a column of its own."
@@ -94,6 +99,10 @@ def run(asked: argparse.Namespace) -> int:
     grid = cells(asked)
     card = record.about["card"]
     work = {cell: serving(cell, card, everything=asked.all_schedules) for cell in grid}
+    if asked.deterministic:
+        for cell in (cell for cell in grid if work[cell]):
+            problem = dataclasses.replace(cell.problem, deterministic=True)
+            work[cell] += serving(dataclasses.replace(cell, problem=problem), card, derived=True)
     small = serving(dataclasses.replace(grid[0], sizes=SMALL), card)
     kernels = build([*small, *(schedule for found in work.values() for schedule in found)])
     record.note_compiler(kernels)
@@ -199,7 +208,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     wanted.add_argument(
         "--all-schedules", action="store_true", help="time every committed schedule of a cell"
     )
+    wanted.add_argument(
+        "--deterministic", action="store_true", help="of gradients: these kernels as well"
+    )
     asked = wanted.parse_args(argv)
+    if asked.deterministic and not PASSES[asked.kind].gradients:
+        wanted.error("--deterministic goes with --pass backward")
     asked.dtype = asked.dtype or ["fp16"]
     asked.head_dim = asked.head_dim or list(HEAD_DIMS)
     asked.mask = asked.mask or list(MASKS)

@@ -26,6 +26,7 @@ class Problem:
     v_layout: str | None = None  # in memory, where the dtype has several
     scale_rows: int | None = None  # that share a scale; 0 where a head or the tensor has one
     kind: str = FORWARD  # of the kernels: a word of vocab's PASSES
+    deterministic: bool = False  # asked for where a kernel's sums may come in any order
 
     @classmethod
     def of(cls, schedule: Schedule) -> "Problem":
@@ -34,13 +35,14 @@ class Problem:
         if missing := [name for name in _REQUIRED if name not in values]:
             raise ScheduleError(f"{schedule.slug} computes no attention: it has no {missing[0]}")
         # where a kind has no such key it does not apply
-        without = {"out_dtype": values["dtype"], "v_layout": "", "scale_rows": 0}
+        none = {"v_layout": "", "scale_rows": 0, "deterministic": False}
+        without = {"out_dtype": values["dtype"], **none}
         said = {name: values.get(name, other) for name, other in without.items()}
         return cls(**{name: values[name] for name in _REQUIRED}, **said, kind=schedule.kind)
 
     def opened(self) -> "Problem":
         """Return it with all left open in which kernels of one benchmark cell may differ."""
-        return replace(self, out_dtype=None, v_layout=None, scale_rows=None)
+        return replace(self, out_dtype=None, v_layout=None, scale_rows=None, deterministic=False)
 
     def answered_by(self, found: "Problem") -> bool:
         """Whether a kernel of `found` computes this; what is left open here it may say."""
@@ -55,10 +57,13 @@ class Problem:
 
     @property
     def name(self) -> str:
-        """As slugs say it: dtype, head dims and mask; of gradients, how their slugs begin too."""
+        """As slugs say it: dtype, head dims and mask; of gradients, how their slugs begin too.
+
+        Where it has to be deterministic that stands at its end.
+        """
         v = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
         said = [PASSES[self.kind].said, self.dtype, f"d{self.head_dim}{v}", self.mask]
-        return "_".join(filter(None, said))
+        return "_".join(filter(None, said)) + (DETERMINISTIC if self.deterministic else "")
 
     def __str__(self) -> str:
         columns = f"{self.head_dim}"
@@ -74,9 +79,12 @@ class Problem:
             said.append(f"out in {_torchs(self.out_dtype)}")
         if PASSES[self.kind].gradients:
             said.append(f"{self.kind} pass")
+        if self.deterministic:
+            said.append("deterministic")
         return ", ".join(said)
 
 
+DETERMINISTIC = "_det"  # at the end of a problem's name
 _REQUIRED = ("dtype", "head_dim", "head_dim_v", "mask")
 
 

@@ -13,6 +13,7 @@ from fagen.errors import DeviceError
 from fagen.measure import cells, peers
 from fagen.measure.card import Card
 from fagen.measure.peers import Implementation, ragged_causal
+from fagen.measure.rows import DETERMINISTIC
 from fagen.measure.timing import Call, Timing
 from fagen.paths import locate
 from fagen.registry import plan
@@ -84,7 +85,8 @@ def pretend_gpu(script, monkeypatch):
         }
 
     def ours(binary):
-        return Implementation("fagen", bind("fagen", float(binary.slug in fake.wrong)), binary.slug)
+        name = DETERMINISTIC if binary.slug.endswith("_det") else "fagen"
+        return Implementation(name, bind(name, float(binary.slug in fake.wrong)), binary.slug)
 
     monkeypatch.setattr(record, "hopper", hopper)
     monkeypatch.setattr(flow, "built", built)

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,10 +108,8 @@ def test_without_a_row_it_is_what_is_committed_or_the_first_tile_that_fits():
 
     assert [one.slug for one in usual(64).schedules] == ["bwd_fp16_d64_full_m128n128"]
     assert not usual(64).derived and usual(48).derived
-    assert [one.slug for one in usual(48).schedules] == [
-        "bwd_fp16_d48_full_m128n128",
-        "bwd_fp16_d48_full_m64n64",
-    ]
+    first, *others = (one.slug for one in usual(48).schedules)
+    assert first == "bwd_fp16_d48_full_m128n128" and "bwd_fp16_d48_full_m64n64" in others
     with pytest.raises(ScheduleError, match=r"no kernel computes float8.*backward pass"):
         choice.candidates(Problem("e4m3", 64, 64, "full", "bf16", "rows", 0, "backward"))
 
@@ -176,12 +175,25 @@ def test_what_is_not_ready_is_not_built_while_torch_traces(table, monkeypatch):
 def test_a_derived_kernel_is_said_to_be_one_once():
     q = torch.randn(1, 20, 2, 72).half().requires_grad_()
     with pytest.warns(
-        UntunedWarning, match=r"gradients of .*72, full: bwd_fp16_d72_full_m64n64 is"
+        UntunedWarning,
+        match=r"gradients of .*72, full, backward pass: bwd_fp16_d72_full_m\d+n\d+ is",
     ):
         fagen.attention(q, q, q)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fagen.attention(q, q, q).float().sum().backward()
+
+
+def test_a_row_for_deterministic_gradients_serves_no_others(table, tmp_path):
+    row = Row.of(CARD, "bwd_fp16_d64_causal_m128n128_det")
+    update(table, [row])
+    assert set(table_at(table)) == {*ROWS, row}
+    asked = replace(PROBLEM, deterministic=True)
+    assert rows_for(asked, CARD, own=tmp_path) == (row,) and row.problem.deterministic
+    assert rows_for(PROBLEM, CARD, own=tmp_path) == (ROWS[2], *ROWS[:2])
+    assert choice.picked(asked, Sizes(1, 2, 2, 9, 9), CARD).row == row
+    assert (asked.name, PROBLEM.name) == ("bwd_fp16_d64_causal_det", "bwd_fp16_d64_causal")
+    assert str(asked) == f"{PROBLEM}, deterministic" and asked.opened() == PROBLEM.opened()
 
 
 # ---- fagen pick ---------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from fagen.kinds.forward.emulate import compute as compute_forward
 from fagen.measure import cells, heats, peers
 from fagen.measure.gradients import attended, output_gradient
 from fagen.measure.heats import BRIEF, CUDNN, Kernel
-from fagen.measure.inputs import inputs
+from fagen.measure.inputs import cell_of, inputs
+from fagen.measure.rows import DETERMINISTIC
 from fagen.measure.timing import BURST, Call, Timing
 from fagen.problem import Cell, Problem, Sizes
 from fagen.registry import plan_of
@@ -264,6 +265,38 @@ def test_a_run_of_gradients_says_so_wherever_it_writes(script, made_up_gpu, tmp_
     assert "<!-- Attention backward, fp16, burst -->" in drawn
     assert run.main(["--redraw", str(tmp_path / f"{stem}backward.json")]) == 0
     assert (tmp_path / f"{stem}backward.md").read_text() == page
+
+
+def test_deterministic_kernels_are_a_column_of_their_own(
+    script, made_up_gpu, tmp_path, monkeypatch, capsys
+):
+    from tests.test_benchmarks import pretend
+
+    run = script("run")
+    pretend(run, monkeypatch)
+    words = ["--pass", "backward", "--head-dim", "64", "--seqlen", "512", "--mask", "full"]
+    assert run.main([*words, "--deterministic", "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*-backward.json")
+    rows = cells_of(path)
+    names = ["fagen", DETERMINISTIC, "cudnn", "fa2"]
+    assert [row.implementation for row in rows] == names * 2
+    assert rows[1].schedule == "bwd_fp16_d64_full_m128n128_det" and rows[1].cell == rows[0].cell
+    page = path.with_suffix(".md").read_text()
+    for said in ("fagen ÷ cuDNN", "fagen, deterministic ÷ cuDNN", "fagen, deterministic ÷ fagen"):
+        assert f"{said}:" in page
+    with pytest.raises(SystemExit):
+        run.main(["--deterministic"])
+    assert "goes with --pass backward" in capsys.readouterr().err
+
+
+def test_a_kernel_is_called_what_its_schedule_says(monkeypatch):
+    monkeypatch.setattr(peers.op, "load", lambda binary: None)
+    for slug, name in (
+        (SLUG.format("full"), "fagen"),
+        (f"{SLUG.format('full')}_det", DETERMINISTIC),
+    ):
+        assert peers.ours(SimpleNamespace(slug=slug)).name == name
+        assert cell_of(plan_of(slug), Sizes(1, 2, 1, 9, 9)) == cell("full", 9, 9)
 
 
 def cells_of(path):

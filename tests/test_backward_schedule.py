@@ -127,6 +127,7 @@ def test_keys_that_do_not_go_together_are_refused_with_what_does(slug, said):
     with pytest.raises(ScheduleError, match=said):
         registry.from_slug(slug)
 
+
 @pytest.mark.parametrize(
     ("slug", "cure"),
     [

@@ -48,7 +48,7 @@ class Row:
     seqlen_q), whatever the number of keys: large tiles of few rows leave multiprocessors idle.
     Only rows from very many keys on go before these, since they are for accuracy.
     `by` says what measured that, as a path from fagen's root or in words; "" where nothing is said.
-    Which pass it is for, the slug says by how it begins.
+    Which pass it is for, the slug says by how it begins, and whether it is deterministic.
     One kernel of e4m3 stands for its like with O in another type: O's has no part in its speed, and
     its problem leaves it open.
     """
@@ -238,6 +238,7 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
             v_layout=table.get("v_layout", ""),
             scale_rows=table.get("scale_rows", 0),
             kind=computed.kind,
+            deterministic=computed.deterministic,
         ),
         least=table.get("from", 0),
         most=table.get("to", math.inf),

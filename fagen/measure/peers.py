@@ -30,7 +30,7 @@ from fagen.kind import Plan
 from fagen.measure.gradients import attended, output_gradient
 from fagen.measure.inputs import softmax_scale
 from fagen.measure.proof import trial_of
-from fagen.measure.rows import PREARRANGED, QUANTISE
+from fagen.measure.rows import DETERMINISTIC, PREARRANGED, QUANTISE
 from fagen.measure.timing import Call
 from fagen.problem import Cell, Problem
 from fagen.registry import plan_of
@@ -66,7 +66,8 @@ class Implementation:
 def ours(binary: Binary) -> Implementation:
     """The kernel in `binary`, called as its torch op.
 
-    One that takes transposed V is another implementation, and charged with what it costs to
+    One whose sums have a fixed order, where others' have none, has a name of its own. One that
+    takes transposed V is another implementation, and charged with what it costs to
     quantise V that way instead of row-major.
     """
     kernel = op.load(binary)
@@ -78,8 +79,10 @@ def ours(binary: Binary) -> Implementation:
         given = trial.arguments(of, q, k, v)
         return Call(lambda: trial.compared(kernel(*given)))
 
-    if Problem.of(of.schedule).v_layout != "columns":
-        return Implementation("fagen", bind, binary.slug)
+    problem = Problem.of(of.schedule)
+    if problem.v_layout != "columns":
+        name = DETERMINISTIC if problem.deterministic else "fagen"
+        return Implementation(name, bind, binary.slug)
     columns, rows = (_quantised_v(of, layout) for layout in ("columns", "rows"))
     return Implementation(PREARRANGED, bind, binary.slug, charged=columns, credited=rows)
 

@@ -14,13 +14,15 @@ from fagen.vocab import FORWARD, PASSES
 
 YARDSTICK = "cudnn"  # in fp16 where the problem is e4m3
 PREARRANGED = "fagen-prearranged"  # in e4m3, of transposed V; a key of committed results
-OURS = ("fagen", PREARRANGED)
+DETERMINISTIC = "fagen-deterministic"  # of gradients whose sums have one order
+OURS = ("fagen", PREARRANGED, DETERMINISTIC)
 QUANTISE = "quantise"  # no attention: what an e4m3 kernel's inputs cost
 WIDE = "burst-sigma4"  # the regime of scores with a standard deviation of 4
 REGIME_TITLES = {"sustained": "sustained", "burst": "burst", WIDE: "burst σ=4"}
 TITLES = {
     "fagen": "fagen",
     PREARRANGED: "fagen, V transposed",
+    DETERMINISTIC: "fagen, deterministic",
     "cudnn": "cuDNN",
     "fa2": "FA2",
     "fa3": "FA3",

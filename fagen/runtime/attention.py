@@ -118,9 +118,10 @@ def attention(
     torch.compile and CUDA graph capture it must have been readied by prepare(). Traced with sizes
     left open, a call counts as one of many query rows and of 131,072 keys.
 
-    In 16 bits up to head dim 128 it has gradients, by a kernel of its own kind that is chosen in
-    the same way, and built at the first call that needs it: those of q, k and v, also through the
-    log-sum-exp. That of q is a sum in any order: its last bits may differ from call to call.
+    In 16 bits it has gradients, by a kernel of its own kind that is chosen in the same way, and
+    built at the first call that needs it: those of q, k and v, also through the log-sum-exp. That
+    of q is a sum in any order, whose last bits may differ from call to call, but where
+    torch.use_deterministic_algorithms(True) asks for one order.
 
     Raises ValueError for a wrong argument, also where a gradient would be needed that no kernel
     computes, or under torch.func, a dtype or a head dim that no kernel takes; ScheduleError where
@@ -416,7 +417,6 @@ def _make_differentiable(
     refuse_tracing(NOT_READY)
     kernel, *_ = _ready[kind][choice]
     slug = _chosen[kind, choice].slug
-    problem = problem_of(kind)
-    made = with_gradient(slug, problem, kernel, kind[0], keys=keys, elements=elements)
+    made = with_gradient(slug, kernel, kind[0], keys=keys, elements=elements)
     _differentiable[kind, choice] = made
     return made

@@ -5,7 +5,7 @@ and nothing else, and is registered with Autograd: so torch.compile traces both 
 each. A call that needs no gradient never comes here.
 
 Which kernel computes the gradients, dispatch tables say as they do for attention itself: by the
-sizes of q and k when the backward pass runs.
+sizes of q and k when the backward pass runs, and by whether torch wants it deterministic then.
 """
 
 import warnings
@@ -40,21 +40,17 @@ _NOT_READY = (
     "or fagen.attention(…) once outside of torch.compile with tensors of this dtype, head dim, "
     "device and size that require a gradient; "
 )
-_NOT_DETERMINISTIC = (
-    "fagen's gradient of q is added up in any order, so that its last bits differ from call to "
-    "call, and torch.use_deterministic_algorithms(True) forbids that; with warn_only=True this is "
-    "a warning"
-)
 
 _ops = torch.library.Library("fagen", "FRAGMENT")
-_gradients: dict[tuple[str, torch.device], "_Gradients"] = {}  # by the forward kernel's slug
+# by the forward kernel's slug, and whether they are deterministic
+_gradients: dict[tuple[str, torch.device, bool], "_Gradients"] = {}
 
 
 @dataclass(frozen=True)
 class _Gradients:
     """The kernels of the gradients of a problem on a device: what tables have, what is ready."""
 
-    of: Problem  # whose gradients they are
+    of: Problem
     device: torch.device
     served: Served
     ready: dict[str | None, op.Op] = field(default_factory=dict)
@@ -89,7 +85,6 @@ class _Gradients:
 
 def with_gradient(
     slug: str,
-    problem: Problem,
     forward: op.Op,
     device: torch.device,
     *,
@@ -103,30 +98,39 @@ def with_gradient(
     computes the gradients of this problem, ScheduleError where a dispatch table is wrong, and what
     readying a kernel raises.
     """
-    if (slug, device) not in _gradients:
-        refuse_tracing(_NOT_READY)
-        card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-        served = serving(replace(problem, kind=BACKWARD), card)
-        _gradients[slug, device] = _Gradients(problem, device, served)
-    found = _gradients[slug, device]
+    found = _gradients_of(slug, device)
     for choice in slugs_for(found.served, keys, elements):
         found.made_ready(choice)
     return _registered(slug, forward if device.type == "cuda" else op.emulated(slug), device.type)
 
 
-def candidates_for(problem: Problem, slug: str | None = None) -> Candidates:
-    """Return the schedules for the gradients of a problem: that of a slug, or the usual ones.
+def _gradients_of(slug: str, device: torch.device) -> _Gradients:
+    """What tables have for the gradients of what a kernel computes, as torch wants them now."""
+    # on a CPU they are computed in one order anyway
+    deterministic = device.type == "cuda" and torch.are_deterministic_algorithms_enabled()
+    key = slug, device, deterministic
+    if key not in _gradients:
+        refuse_tracing(_NOT_READY)
+        card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        problem = Problem.of(plan_of(slug).schedule)
+        of = replace(problem, kind=BACKWARD, deterministic=deterministic)
+        _gradients[key] = _Gradients(of, device, serving(of, card))
+    return _gradients[key]
+
+
+def candidates_for(gradients: Problem, slug: str | None = None) -> Candidates:
+    """Return the schedules for gradients: that of a slug, or the usual ones.
 
     Raises ValueError where no kernel computes them.
     """
     try:
-        return candidates(replace(problem, kind=BACKWARD), slug)
+        return candidates(gradients, slug)
     except ScheduleError:
         if slug is not None:
             raise
         raise ValueError(
-            f"q, k or v requires a gradient, and no kernel computes those of {problem} yet, only "
-            "of fp16 and bf16 up to head dim 128; call it under torch.no_grad(), or "
+            f"q, k or v requires a gradient, and no kernel computes those of {gradients}: none "
+            "fits a multiprocessor; call it under torch.no_grad(), or "
             "torch.nn.functional.scaled_dot_product_attention"
         ) from None
 
@@ -157,10 +161,8 @@ def _backward(slug: str) -> Any:
         q, k, v, out, lse = ctx.saved_tensors
         if dout is None:  # only the log-sum-exp was used
             dout = torch.zeros_like(out)
-        if q.device.type == "cuda":
-            _refuse_nondeterministic()
         dlse = None if dlse is None else dlse.contiguous()
-        compute = _gradients[slug, q.device].op_for(q, k)
+        compute = _gradients_of(slug, q.device).op_for(q, k)
         gradients = compute(_laid_out(dout), q, k, v, out, lse, ctx.scale, dlse)
         wanted = zip(ctx.needs_input_grad, gradients, strict=False)
         return *(gradient if needed else None for needed, gradient in wanted), None
@@ -175,11 +177,3 @@ def _laid_out(dout: Tensor) -> Tensor:
     # where it begins in its storage, since what torch traces has no address
     pieces = all(along % step == 0 for along in (*strides, dout.storage_offset()))
     return dout if last == 1 and pieces else dout.contiguous()
-
-
-def _refuse_nondeterministic() -> None:
-    if not torch.are_deterministic_algorithms_enabled():
-        return
-    if not torch.is_deterministic_algorithms_warn_only_enabled():
-        raise RuntimeError(_NOT_DETERMINISTIC)
-    warnings.warn(_NOT_DETERMINISTIC, stacklevel=2)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fagen.errors import FagenError
-from fagen.problem import Problem, Sizes
+from fagen.problem import DETERMINISTIC, Problem, Sizes
 from fagen.registry import DEFAULT, from_slug
 from fagen.search.marks import PEER
 from fagen.search.space import MAX_SIZE, space_of
@@ -165,7 +165,7 @@ class _Survey(_Row):
 
     space: Line
     kind: str = DEFAULT  # a store may be older than the second kind
-    target: dict[str, str | int]
+    target: dict[str, str | int | bool]
     total: Count
     fit: Count
     refused: list[tuple[Line, Count, Line]]
@@ -177,6 +177,7 @@ class _Survey(_Row):
 
 # ---- rows ---------------------------------------------------------------------------------------
 
+_TYPES = {"dtype": str, "mask": str, "deterministic": bool}  # of what is computed; else numbers
 _SLUG = re.compile(r"[a-z0-9_]{1,200}")
 _Checked = TypeVar("_Checked", bound=_Row)
 
@@ -259,7 +260,7 @@ def survey(values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
     if row.kind not in PASSES:
         raise Damaged(f"there is no problem of the kind {shown(row.kind)}")
     types = {field: type(value) for field, value in row.target.items()}
-    if types != {key: str if key in ("dtype", "mask") else int for key in keys}:
+    if types != {key: _TYPES.get(key, int) for key in keys}:
         raise Damaged(f"target has not {', '.join(keys)}")
     target: dict[str, Any] = dict(row.target)
     if target["dtype"] not in DTYPES or target["mask"] not in MASKS:
@@ -307,7 +308,8 @@ def _check_slug(slug: str, target: str) -> bool:
     What it may not be any more says what it computes all the same, in the same place.
     """
     computed = _problem(slug)
-    if computed is None and _SLUG.fullmatch(slug) and f"_{target}_" in f"_{slug}":
+    head = target.removesuffix(DETERMINISTIC)
+    if computed is None and _SLUG.fullmatch(slug) and f"_{head}_" in f"_{slug}":
         return False
     if computed != target:
         raise Damaged(f"{shown(slug)} is no schedule of {shown(target)}")

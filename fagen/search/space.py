@@ -158,13 +158,13 @@ class Declared:
 
     def targets(self) -> tuple[Problem, ...]:
         """What is to be computed fast: every combination of the keys that say it."""
-        names, derived = space_of(self.kind).problem_keys, _keys_of(self.kind).derived
+        names = space_of(self.kind).problem_keys
         found = []
         for combination in product(*(self.values.get(key, (None,)) for key in names)):
             keys = dict(zip(names, combination, strict=True))
             for key in names:
-                if keys[key] is None and key in derived:
-                    keys[key] = derived[key](keys)
+                if keys[key] is None:
+                    keys[key] = _keys_of(self.kind).default(key, keys)
             found.append(Problem(**keys, kind=self.kind))
         return tuple(found)
 

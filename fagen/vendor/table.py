@@ -22,6 +22,8 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "v_layout": tuple(V_LAYOUTS),
 }
 
+_SHARED = ("kind", "deterministic")  # by all problems of a table
+
 
 @dataclass(frozen=True)
 class Row:
@@ -88,7 +90,7 @@ class Table:
                 tuple((w.upper(), n) for n, w in enumerate(WORDS.get(field.name, ()), 1)),
             )
             for field in fields(Problem)
-            if field.name != "kind"
+            if field.name not in _SHARED
         )
 
     @property
@@ -113,7 +115,7 @@ def in_c(problem: Problem) -> dict[str, int]:
     return {
         name: WORDS[name].index(value) + 1 if name in WORDS and value else int(value or 0)
         for name, value in said.items()
-        if name != "kind"  # all of a table's are of one
+        if name not in _SHARED
     }
 
 

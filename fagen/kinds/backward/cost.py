@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
-from operator import itemgetter
 from typing import Any
 
 from fagen.arch import SM90
+from fagen.kinds.backward.rules import consumers, dq_columns
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, MASKS
 
@@ -25,7 +25,11 @@ SHARPNESS = 8.0
 L2_BYTES = 26.0
 FETCH = 790.0  # from a buffer of Q or dO that is free to one that is full again
 POINTWISE = 10.3  # of a step, for each query row beside 64 keys: exponentials, dS, waiting for all
-AGAIN = 120.0  # of a step, for a second meeting before dS is overwritten
+AGAIN = 120.0  # of a step, for a second meeting: before dS is overwritten, or dQ handed on in parts
+# What is left of that where only the warpgroup that computes dQ waits, or where S is issued a step
+# ahead: models, not measured.
+ONE, AHEAD = 0.7, 0.8
+IN_ORDER = 1.05  # times all, where dQ's parts are added up in the order of the keys
 LDS_FLOATS = 4  # statistics that one load brings
 TILE = 5_900.0  # of a tile: K and V come, dK and dV leave
 ROW_BYTES = 4.2e12  # a second: kernels that only move bytes
@@ -56,71 +60,61 @@ class Step:
 
 def step(values: Mapping[str, Any]) -> Step:
     """Return what one step of a schedule costs; `values` are those of all its keys."""
-    return _step(*(values[key] for key in _STEP_KEYS))
+    m, n, rows = values["block_m"], values["block_n"], SM90.wgmma_m
+    dtype = DTYPES[values["dtype"]]
+    e, d, d_v = dtype.bytes, *map(dtype.filled_up, (values["head_dim"], values["head_dim_v"]))
+    stages = min(values["stages"], values["do_stages"])
 
-
-_STEP_KEYS = (  # the first five also say how tiles follow each other, and what rows take
-    *("block_m", "block_n", "dtype", "head_dim", "head_dim_v"),
-    *("stages", "do_stages", "ds_stages"),
-)
-_KEYS = ("mask", *_STEP_KEYS)  # all that counts
-
-
-def _step(
-    block_m: int,
-    block_n: int,
-    dtype: str,
-    head_dim: int,
-    head_dim_v: int,
-    stages: int,
-    do_stages: int,
-    ds_stages: int,
-) -> Step:
-    m, n, rows = block_m, block_n, SM90.wgmma_m
-    e = DTYPES[dtype].bytes
-    d, d_v = (DTYPES[dtype].filled_up(columns) for columns in (head_dim, head_dim_v))
-    consumers = n // rows
-    own = m * d // n  # columns of dQ that one makes, of 64 rows
-
-    # each warpgroup reads both operands of S and dP, of dV and dK those that are not in registers
-    scores = rows * (d + d_v) + m * (d + d_v)
-    gradients = m * (d_v + d)
-    of_dq = n * (rows + own)
-    operands = consumers * (scores + gradients + of_dq) * e
+    # of each 64 keys both operands of S and dP are read, and of dV and dK those not in registers
+    scores = n // rows * (rows + m) * (d + d_v)
+    gradients = n // rows * m * (d_v + d)
+    of_dq = sum(n * (rows + own) for own in dq_columns(values))
     written = m * n * e + 4 * m * d  # dS; dQ in fp32
-    statistics = 2 * consumers * m / LDS_FLOATS  # clocks: a quad's loads are of the same rows
+    passed = 2 * m * n * e if values["split"] == "gradients" else 0  # P, from one to the other
+    statistics = 2 * consumers(values) * m / LDS_FLOATS  # clocks: a quad's are of the same rows
+    alone = POINTWISE * m * (ONE if values["dq_by"] == "one" and n > rows else 1.0)
+    alone *= AHEAD if values["intra_warpgroup"] else 1.0
+    alone += AGAIN * ((values["ds_stages"] == 1) + (values["dq_slices"] > 1))
     return Step(
         tensor=2 * m * n * (3 * d + 2 * d_v) / (SM90.tensor_flops * 2 / e),
-        shared=(operands + written) / SM90.smem_bytes + statistics,
+        shared=((scores + gradients + of_dq) * e + written + passed) / SM90.smem_bytes + statistics,
         l2=(4 * m * d + m * (d + d_v) * e) / L2_BYTES,
-        ring=FETCH / (min(stages, do_stages) - 1) if min(stages, do_stages) > 1 else 0.0,
-        alone=POINTWISE * m
-        + (AGAIN if ds_stages == 1 else 0.0)
-        + (FETCH if min(stages, do_stages) == 1 else 0.0),
+        ring=FETCH / (stages - 1) if stages > 1 else 0.0,
+        alone=alone + (FETCH if stages == 1 else 0.0),
     )
 
 
 def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[float, ...]]:
     """Return a function from a schedule's values to its predicted seconds at each of the sizes."""
-    cached_step = cache(_step)
+    steps: dict[tuple[Any, ...], float] = {}
 
     @cache
     def grids(m: int, n: int, mask: str) -> tuple[tuple[float, float], ...]:
         return tuple(grid(m, n, mask, one) for one in sizes)
 
     @cache
-    def times(mask: str, *of_step: Any) -> tuple[float, ...]:
-        clocks = cached_step(*of_step).clocks
-        m, n, dtype, d, d_v = of_step[:5]
+    def around(m: int, dtype: str, d: int, d_v: int) -> tuple[float, ...]:
+        return tuple(rows_seconds(m, dtype, d, d_v, one) for one in sizes)
+
+    def times(values: Mapping[str, Any]) -> tuple[float, ...]:
+        counts = tuple(values[key] for key in _KEYS)
+        if counts not in steps:
+            steps[counts] = step(values).clocks * (IN_ORDER if values["deterministic"] else 1.0)
+        m, n, mask, *of_rows = (values[key] for key in _GRID_KEYS)
         return tuple(
-            (steps * clocks + tiles * TILE) / SM90.clock_hz
-            + rows_seconds(m, dtype, d, d_v, one)
-            + SM90.launch_seconds
-            for one, (steps, tiles) in zip(sizes, grids(m, n, mask), strict=True)
+            (count * steps[counts] + tiles * TILE) / SM90.clock_hz + rows + SM90.launch_seconds
+            for (count, tiles), rows in zip(grids(m, n, mask), around(m, *of_rows), strict=True)
         )
 
-    pick = itemgetter(*_KEYS)
-    return lambda values: times(*pick(values))
+    return times
+
+
+# what the tiles and the kernels around them depend on, and what a step does
+_GRID_KEYS = ("block_m", "block_n", "mask", "dtype", "head_dim", "head_dim_v")
+_KEYS = (
+    *("block_m", "block_n", "dtype", "head_dim", "head_dim_v", "deterministic"),
+    *("stages", "do_stages", "ds_stages", "split", "dq_by", "dq_slices", "intra_warpgroup"),
+)
 
 
 def seconds(values: Mapping[str, Any], sizes: Sizes) -> float:

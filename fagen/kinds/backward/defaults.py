@@ -19,6 +19,7 @@ def derived(problem: Problem) -> Iterator[Schedule]:
                 head_dim=problem.head_dim,
                 head_dim_v=problem.head_dim_v,
                 mask=problem.mask,
+                deterministic=problem.deterministic,
                 block_m=block_m,
                 block_n=block_n,
             )

@@ -103,7 +103,9 @@ class Plan:
     cluster: int  # thread blocks that share rows, and dQ
     intra_warpgroup: bool
     statistics: int  # floats of a block of rows
-    record_bytes: int  # of a block of rows in the workspace: dQ, LSE, delta, a counter if deterministic
+    record_bytes: (
+        int  # of a block of rows in the workspace: dQ, LSE, delta, a counter if deterministic
+    )
 
     qk_swizzle: Swizzle
     v_swizzle: Swizzle

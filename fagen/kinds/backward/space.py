@@ -1,11 +1,23 @@
 """What a search of the backward pass tries, sums up against a multiprocessor, and predicts."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import product
 from typing import Any, ClassVar
 
+from fagen.errors import ScheduleError
 from fagen.kinds.backward.cost import predictor
-from fagen.kinds.backward.formulae import REGISTER_FILE, REGISTERS, SHARED, budget
+from fagen.kinds.backward.formulae import Budget, budget
 from fagen.kinds.backward.keys import Schedule
+from fagen.kinds.backward.rules import DQ_BY, SPLITS
+
+
+def _examples() -> Iterator[Budget]:
+    """The ledgers of each way in which warpgroups part the work: roles have their own."""
+    for split, dq_by in product(SPLITS, DQ_BY):
+        keys = {"split": split, "dq_by": dq_by, "block_n": 64 if split == SPLITS[1] else 128}
+        with suppress(ScheduleError):  # some do not go together
+            yield budget(Schedule.make(dtype="fp16", head_dim=64, mask="full", block_m=64, **keys))
 
 
 class Backward:
@@ -17,8 +29,12 @@ class Backward:
         "stages": (1, 2, 3),
         "do_stages": (1, 2, 3),
         "ds_stages": (1, 2),
+        "split": SPLITS,
+        "dq_by": DQ_BY,
+        "dq_slices": (1, 2),
+        "intra_warpgroup": (False, True),
     }
-    problem_keys = ("dtype", "head_dim", "head_dim_v", "mask")
+    problem_keys = ("dtype", "head_dim", "head_dim_v", "mask", "deterministic")
     tile_keys = ("block_m", "block_n")
     example: ClassVar[Mapping[str, Any]] = {
         "head_dim": 64,
@@ -29,7 +45,7 @@ class Backward:
     }
     # all that a schedule says: a key that is new here is summed up too
     summed_keys = tuple(Schedule.keys.sections)
-    budgets = (SHARED, REGISTERS, REGISTER_FILE)
+    budgets = tuple(dict.fromkeys(ledger.name for cost in _examples() for ledger in cost.every()))
     predictor = staticmethod(predictor)
 
     @staticmethod
