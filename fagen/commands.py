@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Backward: the kernel of its gradients.",
 )
+@click.option("--deterministic", is_flag=True, help="Of gradients, where torch asks for it.")
 @click.option("--card", default="", help="A GPU's name; else the one that the tables name first.")
 @JSON
 def pick(as_json: bool, **call: Any) -> None:

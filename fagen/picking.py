@@ -153,10 +153,12 @@ def pick(
     out_dtype: Any = None,
     card: str = "",
     kind: str = FORWARD,
+    deterministic: bool = False,
 ) -> Pick:
     """Return the kernel that fagen.attention takes for a call with these sizes on a card.
 
-    Or, with "backward" for `kind`, the one that computes the gradients of such a call.
+    Or, with "backward" for `kind`, the one that computes the gradients of such a call; with
+    `deterministic` where torch.use_deterministic_algorithms(True) holds.
 
     dtype is "fp16", "bf16", "e4m3", or torch's for it. heads are by default those of a hidden size
     of 2048, kv_heads as many as heads, seqlen_k as many keys as queries. v_layout, scale_rows and
@@ -169,7 +171,9 @@ def pick(
     problem = _problem(dtype, head_dim, head_dim_v, causal, v_layout, scale_rows, out_dtype)
     if kind not in PASSES:
         raise ScheduleError(f"kind is {kind!r}; it must be one of {', '.join(PASSES)}")
-    problem = replace(problem, kind=kind)
+    if deterministic and not PASSES[kind].gradients:
+        raise ScheduleError(f"the {kind} pass is deterministic anyway: leave deterministic out")
+    problem = replace(problem, kind=kind, deterministic=deterministic)
     heads = max(1, HIDDEN // max(1, head_dim)) if heads is None else heads
     sizes = Sizes(
         batch,

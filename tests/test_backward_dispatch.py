@@ -214,6 +214,17 @@ def test_pick_says_which_kernel_computes_the_gradients_and_why(table):
     assert math.isclose(usual.record()["predicted"]["tflops"], usual.predicted_tflops)
 
 
+def test_pick_tells_deterministic_kernels_apart(table):
+    how = dict(dtype="fp16", head_dim=64, causal=True, kind="backward", deterministic=True)
+    assert pick(**how, seqlen=60).slug == f"{USUAL}_det"
+    update(table, [Row.of(CARD, f"{USUAL}_det_dss1")])
+    words = ["--dtype", "fp16", "--head-dim", "64", "--causal", "--pass", "backward"]
+    answer = command("pick", *words, "--deterministic", "--card", CARD)
+    assert answer.output.startswith("bwd_fp16_d64_causal_m128n128_det_dss1\n"), answer.output
+    with pytest.raises(ScheduleError, match="forward pass is deterministic anyway"):
+        pick(dtype="fp16", head_dim=64, deterministic=True)
+
+
 def test_pick_refuses_what_no_kernel_differentiates():
     answer = command("pick", "--dtype", "e4m3", "--head-dim", "64", "--pass", "backward")
     assert answer.exit_code == 1 and "no kernel computes float8" in answer.output

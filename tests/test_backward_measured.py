@@ -291,10 +291,8 @@ def test_deterministic_kernels_are_a_column_of_their_own(
 
 def test_a_kernel_is_called_what_its_schedule_says(monkeypatch):
     monkeypatch.setattr(peers.op, "load", lambda binary: None)
-    for slug, name in (
-        (SLUG.format("full"), "fagen"),
-        (f"{SLUG.format('full')}_det", DETERMINISTIC),
-    ):
+    usual = SLUG.format("full")
+    for slug, name in ((usual, "fagen"), (f"{usual}_det", DETERMINISTIC)):
         assert peers.ours(SimpleNamespace(slug=slug)).name == name
         assert cell_of(plan_of(slug), Sizes(1, 2, 1, 9, 9)) == cell("full", 9, 9)
 
