@@ -121,7 +121,11 @@ def test_grouped_heads_make_fewer_tiles_of_more_steps():
 def test_the_kernels_around_it_move_bytes():
     sizes = standard_sizes(128)
     # FlashAttention-3's take 66 and 46 microseconds
-    assert cost.rows_seconds(64, "fp16", 128, 128, sizes) == pytest.approx(112e-6, rel=0.1)
+    assert cost.rows_seconds(64, "fp16", 128, 128, "kernel", sizes) == pytest.approx(
+        112e-6, rel=0.1
+    )
+    alone = cost.rows_seconds(64, "fp16", 128, 128, "block", sizes)
+    assert alone == pytest.approx(56e-6, rel=0.1), "the sums stay in the L2 cache"
     whole = cost.seconds(values("bwd_fp16_d128_full_m64n128"), Sizes(1, 1, 1, 1, 1))
     assert whole > 2 * SM90.launch_seconds
 
@@ -130,7 +134,7 @@ def test_the_kernels_around_it_move_bytes():
 
 
 def test_what_does_not_fit_is_what_the_ledgers_say():
-    for said in list(product(*SPACE.defaults.values()))[::5]:
+    for said in list(product(*SPACE.defaults.values()))[::11]:
         keys = dict(zip(SPACE.defaults, said, strict=True))
         for head_dim in (64, 96, 256):
             made = {"dtype": "fp16", "head_dim": head_dim, "mask": "full", **keys}
@@ -150,7 +154,7 @@ def test_committed_spaces_hold_the_committed_schedules_and_predict_them_among_th
     for target in declared.targets():
         assert target.kind == "backward" and target.name.startswith("bwd_fp16_d")
         found = survey(declared, target)
-        assert 0 < len(found.points) < found.total == 288
+        assert 0 < len(found.points) < found.total == 576
         slugs = [found.schedule(point).slug for point in found.best]
         committed = locate("schedules") / "backward"
         there = [slug for slug in slugs if (committed / f"{slug}.toml").exists()]
@@ -240,6 +244,6 @@ def test_the_command_replays_and_says_what_is_ahead(recorded, tmp_path, monkeypa
 def test_a_dry_run_of_a_slug_lists_what_is_predicted_best():
     answer = fagen("search", "bwd_fp16_d128_full_m64n128", "--dry-run")
     assert answer.exit_code == 0
-    assert "bwd_fp16_d128_full: 1,728 points" in answer.output
+    assert "bwd_fp16_d128_full: 3,456 points" in answer.output
     assert "refused: shared memory of a thread block" in answer.output
     assert " µs  bwd_fp16_d128_full_m64n128" in answer.output
