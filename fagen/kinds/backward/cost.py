@@ -128,13 +128,13 @@ def rows_seconds(
     """Return the seconds of the kernels that prepare rows and round dQ: bytes, and launches.
 
     One reads O and dO and clears dQ's sums, in fp32; the other reads these and writes dQ. Thread
-    blocks that round dQ themselves find the sums in the L2 cache, in half the time.
+    blocks that round dQ themselves find the sums in the L2 cache, under their other work.
     """
     e, d = DTYPES[dtype].bytes, DTYPES[dtype].filled_up(head_dim)
     rows = sizes.batch * sizes.heads * sizes.seqlen_q
     filled = sizes.batch * sizes.heads * ceil(sizes.seqlen_q / block_m) * block_m
     apart = rounding == "kernel"
-    moved = rows * (2 * head_dim_v + head_dim) * e + (2.0 if apart else 0.5) * filled * 4 * d
+    moved = rows * (2 * head_dim_v + head_dim) * e + (2 * filled * 4 * d if apart else 0)
     return moved / ROW_BYTES + (LAUNCH if apart else LAUNCH / 2) * SM90.launch_seconds
 
 
