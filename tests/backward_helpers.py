@@ -9,7 +9,8 @@ from fagen.vocab import Mask
 
 # dtypes and masks; dQ's rows shared or of one's own, by 1 to 3 warpgroups; head dims that are
 # padded, and one for V alone; rings of one buffer; dQ by one warpgroup; S ahead; wide heads, parted
-# by gradients, with dQ's columns in unequal parts, or in one
+# by gradients, with dQ's columns in unequal parts, or in one; additions in order; rounding by the
+# block that adds last; pairs of blocks
 SPREAD = (
     "bwd_fp16_d128_causal_m64n128",
     "bwd_bf16_d128_full_m64n128",
@@ -24,6 +25,9 @@ SPREAD = (
     "bwd_fp16_d256_causal_m64n64",
     "bwd_bf16_d160_full_m64n64_intra",
     "bwd_fp16_d64v192_causal_m64n64_dss1",
+    "bwd_fp16_d128_causal_m64n128_det",
+    "bwd_bf16_d64_causal_m128n128_roundblock",
+    "bwd_bf16_d256_full_m64n64_dss1_c2",
 )
 
 

@@ -56,7 +56,7 @@ def test_a_committed_schedule_is_called_by_its_slug_and_fits(path):
 def test_both_head_dims_dtypes_and_masks_are_committed():
     committed = [registry.read(path).values() for path in registry.schedules("backward")]
     cases = {(keys["dtype"], keys["head_dim"], keys["mask"]) for keys in committed}
-    assert cases == {(t, d, m) for t in ("fp16", "bf16") for d in (64, 128) for m in MASKS}
+    assert cases == {(t, d, m) for t in ("fp16", "bf16") for d in (64, 128, 256) for m in MASKS}
 
 
 def test_what_is_left_out_follows_from_what_the_slug_says():

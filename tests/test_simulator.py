@@ -1,23 +1,33 @@
-"""Kernels' own text on the simulated GPU: right against fp64, whatever happens when; faults show."""
+"""Kernels' own text on the simulated GPU: right whatever happens when, and faults show."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from fagen import simulator
+from fagen import registry, simulator
 from fagen.errors import BuildError, DeviceError
 from fagen.kinds.backward.plan import Plan
 from fagen.kinds.backward.proof import case, errors_of
+from fagen.kinds.forward.accuracy import shape_error
+from fagen.measure.inputs import cell_of, inputs
 from fagen.problem import Sizes
 from fagen.render import render
 from fagen.simulator.translate import translated
 from tests.backward_helpers import SPREAD, planned
 
 DETERMINISTIC = ("bwd_fp16_d64_causal_m64n64_det", "bwd_bf16_d192_full_m64n64_det")
-OFTEN = (SPREAD[0], SPREAD[2], SPREAD[8], SPREAD[10], SPREAD[12], DETERMINISTIC[0])
+# their sums of dQ go round a ring of heads
+ROUNDED = (
+    "bwd_bf16_d64_causal_m64n64_roundblock",
+    "bwd_fp16_d192_causal_m64n64_det_roundblock_spill64",
+)
+PAIRS = ("bwd_bf16_d256_causal_m64n64_dss1_c2",)
+COMMITTED = tuple(path.stem for path in registry.schedules("backward"))
+OFTEN = (SPREAD[0], SPREAD[2], SPREAD[8], SPREAD[10], DETERMINISTIC[0], ROUNDED[0], PAIRS[0])
 
 
 def backward(plan: Plan, library: Path, sizes: Sizes, seed: int) -> tuple[bool, tuple[Tensor, ...]]:
@@ -36,11 +46,12 @@ def backward(plan: Plan, library: Path, sizes: Sizes, seed: int) -> tuple[bool, 
     "slug",
     [
         slug if slug in OFTEN else pytest.param(slug, marks=pytest.mark.long)
-        for slug in (*SPREAD, *DETERMINISTIC)
+        for slug in dict.fromkeys((*SPREAD, *DETERMINISTIC, *ROUNDED, *PAIRS, *COMMITTED))
     ],
 )
 def test_the_backward_kernels_are_right_whatever_happens_when(slug, tmp_path):
-    plan = planned(slug)
+    # sections of one head, so that the ring of sums goes round
+    plan = replace(planned(slug), l2_share_bytes=1)
     library = simulator.build(render(plan).kernel, tmp_path)
     m, n = plan.block_m, plan.block_n
     for seed, sizes in enumerate(
@@ -52,10 +63,55 @@ def test_the_backward_kernels_are_right_whatever_happens_when(slug, tmp_path):
             Sizes(1, 1, 1, 0, n),
             Sizes(1, 2, 2, m, 0),
             Sizes(1, 3, 1, 3 * m + 3, n + 5),
+            Sizes(2, 3, 3, m + 3, n + 5),
         )
     ):
         ok, _ = backward(plan, library, sizes, seed)
         assert ok, sizes
+
+
+FORWARD = [path.stem for path in registry.schedules("forward") if "e4m3" not in path.stem]
+# ping-pong; V's space for O, sums promoted; a cluster; no specialised producer
+FORWARD_OFTEN = (
+    "fwd_fp16_d128_causal_m128n128",
+    "fwd_fp16_d256_full_m64n64_vspace_pm64_smemtotals_c2",
+)
+
+
+@pytest.mark.parametrize(
+    "slug",
+    [
+        slug if slug in FORWARD_OFTEN else pytest.param(slug, marks=pytest.mark.long)
+        for slug in FORWARD
+    ],
+)
+def test_the_forward_kernels_are_right_whatever_happens_when(slug, tmp_path):
+    plan = registry.plan_of(slug)
+    library = simulator.build(render(plan).kernel, tmp_path)
+    m, n = plan.block_m, plan.block_n
+    for seed, sizes in enumerate(
+        (
+            Sizes(1, 1, 1, 1, 1),
+            Sizes(1, 2, 1, m + 1, n + 1),
+            Sizes(1, 2, 2, m - 1, 3 * n - 5),
+            Sizes(2, 2, 1, 2 * m + 9, 2 * n + 3),
+            Sizes(1, 2, 2, m + 3, 0),
+            Sizes(1, 3, 1, 2 * m + 3, n // 2),
+        )
+    ):
+
+        def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+            into = (
+                q.new_full((*q.shape[:3], v.shape[3]), math.nan),
+                torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan),
+            )
+            given = dict(q=q, k=k, v=v, scale=scale, out=into[0], lse=into[1])
+            simulator.call(plan, library, seed=seed, **given)  # noqa: B023
+            return into
+
+        cell = cell_of(plan, sizes)
+        error = shape_error(cell, kernel, *inputs(cell, seed=seed, device="cpu"))
+        assert error.ok, error
 
 
 def test_gradients_in_a_fixed_order_are_the_same_bits_whatever_happens_when(tmp_path):

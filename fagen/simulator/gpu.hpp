@@ -86,9 +86,47 @@ inline float2 __half22float2(__half2 a) { return {sim::of_half(a.x.bits), sim::o
 inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return {{sim::to_bfloat(x)}, {sim::to_bfloat(y)}}; }
 inline float2 __bfloat1622float2(__nv_bfloat162 a) { return {sim::of_bfloat(a.x.bits), sim::of_bfloat(a.y.bits)}; }
 
+inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
+  const float2 x = __half22float2(a), y = __half22float2(b), z = __half22float2(c);
+  return __floats2half2_rn(std::fma(x.x, y.x, z.x), std::fma(x.y, y.y, z.y));
+}
+inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162 c) {
+  const float2 x = __bfloat1622float2(a), y = __bfloat1622float2(b), z = __bfloat1622float2(c);
+  return __floats2bfloat162_rn(std::fma(x.x, y.x, z.x), std::fma(x.y, y.y, z.y));
+}
+inline bool __hbeq2(__half2 a, __half2 b) {
+  const float2 x = __half22float2(a), y = __half22float2(b);
+  return x.x == y.x && x.y == y.y;
+}
+inline bool __hbeq2(__nv_bfloat162 a, __nv_bfloat162 b) {
+  const float2 x = __bfloat1622float2(a), y = __bfloat1622float2(b);
+  return x.x == y.x && x.y == y.y;
+}
+
 template <class T>
 T __ldcg(const T* from) {
   return *from;
+}
+template <class T>
+T __ldg(const T* from) {
+  return *from;
+}
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline int __popc(uint32_t x) { return __builtin_popcount(x); }
+inline uint32_t atomicInc(uint32_t* at, uint32_t most) {
+  const uint32_t before = *at;
+  *at = before >= most ? 0 : before + 1;
+  return before;
+}
+inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
+  const uint64_t bytes = x | uint64_t(y) << 32;
+  uint32_t found = 0;
+  for (int i = 0; i < 4; ++i) {
+    found |= uint32_t(bytes >> (selector >> 4 * i & 7) * 8 & 255) << 8 * i;
+  }
+  return found;
 }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint64_t(a) * b >> 32; }
 inline float __uint_as_float(uint32_t x) { return sim::bits<float>(x); }
@@ -894,6 +932,17 @@ template <class T>
 T __shfl_xor_sync(unsigned, T value, int other) {
   return sim::from_lane<T>(sim::meet(sim::as_shown(value)), sim::lane() ^ other);
 }
+
+inline uint32_t __ballot_sync(unsigned, bool vote) {
+  const auto* shown = sim::meet(uint64_t(vote));
+  uint32_t votes = 0;
+  for (int i = 0; i < sim::kWarp; ++i) {
+    votes |= uint32_t(shown[i][0]) << i;
+  }
+  return votes;
+}
+inline bool __all_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) == ~0u; }
+inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
 
 // ---- CUTLASS and the CUDA runtime ------------------------------------------------------------
 

@@ -8,7 +8,9 @@ from fagen.errors import BuildError
 
 _INCLUDE = re.compile(r"^#include <(?:cu|cute/|cutlass/)[^>]*>\n", re.MULTILINE)
 _ASM = re.compile(r"\basm\b\s*(?:volatile\s*)?\(")
-_CLUSTER = re.compile(r"__cluster_dims__\((\w+), 1, 1\)[^{;]*?\s(\w+)\s*\(\s*const __grid_constant__")
+_CLUSTER = re.compile(
+    r"__cluster_dims__\((\w+), 1, 1\)[^{;]*?\s(\w+)\s*\(\s*const __grid_constant__"
+)
 _LAUNCH = re.compile(r"(\w+)<<<(.+?)>>>\((\w*)\);", re.DOTALL)
 _DYNAMIC = re.compile(r"extern __shared__ __align__\(1024\) char (\w+)\[\];")
 _OPERAND = re.compile(r'\s*(?:\[\w+\]\s*)?"([=+]?)([a-z])"\s*\(')
@@ -87,18 +89,20 @@ def _of(call: str) -> Callable[[Asm, re.Match[str]], str]:
 
 def _wgmma(asm: Asm, found: re.Match[str]) -> str:
     n, k, number = int(found[1]), int(found[2]), found[3]
-    accumulators, rest = asm.operands[: n // 2], asm.operands[n // 2 :]
-    in_registers = len(rest) == 6
-    flags = [int(flag) for flag in found[4].replace(" ", "").split(",") if flag]
-    # 1, 1 are the signs of A and B; what follows says which operands lie with M or N along rows
-    transposed = [0, 0, *flags[2:]][-2:] if in_registers else [*flags[2:], 0, 0][:2]
+    accumulators, rest = asm.operands[: n // 2], [*asm.operands[n // 2 :]]
+    in_registers = found[4].startswith("{")
+    registers = [rest.pop(0) for _ in range(4)] if in_registers else ["0"] * 4
+    a = "0" if in_registers else rest.pop(0)
+    b = rest.pop(0)
+    accumulate = rest.pop(0) if found[5].startswith("%") else found[5]
+    # which operands lie with M or N along their rows; A in registers has no say
+    flags = re.findall("[01]", found[6]) or ["0"]
+    transposed = ["0", flags[-1]] if in_registers else (flags * 2)[:2]
     pointers = ", ".join(f"&({one})" for one in accumulators)
-    registers = ", ".join(rest[:4]) if in_registers else "0, 0, 0, 0"
-    a, b, accumulate = ("0", *rest[4:]) if in_registers else rest
     return (
         f"sim::wgmma<{n}, {k}>(sim::Number::{_NUMBERS[number]}, "
-        f"std::array<float*, {n // 2}>{{{pointers}}}, {{{registers}}}, "
-        f"{str(in_registers).lower()}, {a}, {b}, {accumulate}, {transposed[0]}, {transposed[1]})"
+        f"std::array<float*, {n // 2}>{{{pointers}}}, {{{', '.join(registers)}}}, "
+        f"{str(in_registers).lower()}, {a}, {b}, {accumulate}, {', '.join(transposed)})"
     )
 
 
@@ -110,7 +114,7 @@ _INSTRUCTIONS: dict[str, Callable[[Asm, re.Match[str]], str]] = {
     r"wgmma\.wait_group\.sync\.aligned %0;": _of("sim::wgmma_wait({0})"),
     (
         r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.f32\.(\w+)\.\3 "
-        r"\{[%\d, ]+\}, (?:\{[%\d, ]+\}|%\d+), %\d+, %\d+((?:, [01])+);"
+        r"\{[%\d, ]+\}, (\{[%\d, ]+\}|%\d+), %\d+, (%\d+|[01]), 1, 1((?:, [01])*);"
     ): _wgmma,
     r"bar\.sync %0, %1;": _of("sim::bar_sync({0}, {1})"),
     r"bar\.arrive %0, %1;": _of("sim::bar_arrive({0}, {1})"),

@@ -206,14 +206,12 @@ class Plan:
                 Extent("batch"),
             )
         )
-        after = (Launch("round_dq", Grid(row_blocks), self.row_threads),)
-        if self.dq_rounding == "block":
-            after = ()
+        rounding = Launch("round_dq", Grid(row_blocks), self.row_threads)
         return Launches(
             (
                 Launch("prepare_rows", Grid(row_blocks), self.row_threads),
                 Launch("attention_backward", Grid(key_blocks), self.threads, self.shared_bytes),
-                *after,
+                *((rounding,) if self.dq_rounding == "kernel" else ()),
             ),
             workspace=Product((Extent(number=self.record_bytes), *row_blocks.factors)),
         )

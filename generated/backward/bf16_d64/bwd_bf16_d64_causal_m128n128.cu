@@ -157,7 +157,7 @@ constexpr int kStatistics = 144;
 struct alignas(16) RowBlock {
   float dq[kBlockM * kHeadDimPadded];  // in the order of the threads' accumulators
   float lse[kStatistics];  // times log2(e); infinity in a row that sees no key: its P is 0
-  float delta[kStatistics];
+  float minus_delta[kStatistics];
 };
 static_assert(sizeof(RowBlock) == 33920, "the workspace outgrew the plan's formula");
 
@@ -184,7 +184,7 @@ struct SharedStorage {
   alignas(1024) Element ds[kDsStages][kBlockN * kBlockM];  // transposed: keys along the rows
   alignas(1024) float dq[kBlockM * kHeadDimPadded / kDqSlices];
   alignas(1024) float lse[kStages][kStatistics];
-  alignas(1024) float delta[kDoStages][kStatistics];
+  alignas(1024) float minus_delta[kDoStages][kStatistics];
   alignas(1024) TransactionBarrier k_full;
   TransactionBarrier v_full;
   TransactionBarrier q_full[kStages], dout_full[kDoStages];
@@ -266,15 +266,101 @@ __device__ __forceinline__ int lane() {
   return threadIdx.x % 32;
 }
 
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  const Pair pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+// Hardware barriers, by number; 0 is __syncthreads.
+enum NamedBarrier { kAllConsumers = 1, kStore };
+
+__device__ __forceinline__ void barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ---- Tiles -----------------------------------------------------------------------------------
+
+// A stage of a ring of buffers, and the phase of its barriers, which flips each time around.
+template <int stages>
+struct RingPosition {
+  int stage = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    stage += 1;
+    if (stage == stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// The keys first … last - 1 that a row sees; none where last <= first. Both ends rise from row to
+// row.
+struct Keys {
+  int first, last;
+};
+
+__device__ __forceinline__ Keys seen_by(const Params& params, [[maybe_unused]] int row) {
+  [[maybe_unused]] const int seqlen_q = params.seqlen_q, seqlen_k = params.seqlen_k;
+  return {0, min(seqlen_k, row + seqlen_k - seqlen_q + 1)};
+}
+
+// The first row whose keys end after a key; seqlen_q if there is none.
+__device__ __forceinline__ int first_row_past(const Params& params, int key) {
+  int low = 0, high = params.seqlen_q;
+  while (low < high) {
+    const int middle = low + (high - low) / 2;
+    if (seen_by(params, middle).last > key) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
+// kBlockN keys of one KV head, and the blocks first … last - 1 of kBlockM rows that see some of
+// them. Of full_first … last - 1 every row sees all.
+struct Tile {
+  int first_key, kv_head, batch;
+  int first, full_first, last;
+};
+
+__device__ __forceinline__ Tile tile_of(const Params& params) {
+  // The keys that most rows see come first; heads in sections, so that what their tiles read stays
+  // in the L2 cache.
+  const int index = blockIdx.x;
+  const int section = min(params.section_tiles.divide(index), params.sections - 1);
+  const int rank = index - section * params.section_tiles.value;
+  const FastDivisor& heads =
+      section + 1 < params.sections ? params.section_heads : params.last_section_heads;
+  const int n_block = heads.divide(rank);
+  const int flat_head = section * params.section_heads.value + rank - n_block * heads.value;
+  Tile tile;
+  tile.first_key = n_block * kBlockN;
+  tile.batch = params.kv_heads_divisor.divide(flat_head);
+  tile.kv_head = flat_head - tile.batch * params.kv_heads;
+  const int first_row = first_row_past(params, tile.first_key);
+  tile.first = first_row < params.seqlen_q ? first_row / kBlockM : params.m_blocks;
+  tile.full_first = ceil_div(first_row_past(params, tile.first_key + kBlockN - 1), kBlockM);
+  tile.last = params.m_blocks;
+  return tile;
+}
+
 // ---- Rows, before and after ------------------------------------------------------------------
+
+__device__ __forceinline__ void clear_sums(float* sums, int thread, int threads) {
+  for (int i = thread; i < kBlockM * kHeadDimPadded / 4; i += threads) {
+    reinterpret_cast<float4*>(sums)[i] = {};
+  }
+}
 
 // Work out what a row's keys share, and clear its dq.
 __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constant__ Params params) {
   const int m_block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
   RowBlock& block = params.row_block(batch, head, m_block);
-  for (int i = threadIdx.x; i < kBlockM * kHeadDimPadded / 4; i += kRowThreads) {
-    reinterpret_cast<float4*>(block.dq)[i] = {};
-  }
+  clear_sums(block.dq, threadIdx.x, kRowThreads);
   constexpr int kLoad = 16 / sizeof(Element);  // elements
   const int column = threadIdx.x % kRowLanes * kLoad;
 #pragma unroll
@@ -303,7 +389,7 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
         delta -= params.dlse.of(batch, head)[query];
       }
       block.lse[statistic_of(row)] = lse > -INFINITY ? lse * 1.44269504089f : INFINITY;
-      block.delta[statistic_of(row)] = lse > -INFINITY ? delta : 0.f;
+      block.minus_delta[statistic_of(row)] = lse > -INFINITY ? -delta : 0.f;
     }
   }
 }
@@ -459,75 +545,6 @@ __device__ __forceinline__ void wgmma_dq(float (&c)[32], Descriptor a, Descripto
       : "l"(a.bits()), "l"(b.bits()), "n"(accumulate ? 1 : 0));
 }
 
-// ---- Tiles -----------------------------------------------------------------------------------
-
-// A stage of a ring of buffers, and the phase of its barriers, which flips each time around.
-template <int stages>
-struct RingPosition {
-  int stage = 0;
-  uint32_t phase = 0;
-
-  __device__ __forceinline__ void advance() {
-    stage += 1;
-    if (stage == stages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
-
-// The keys first … last - 1 that a row sees; none where last <= first. Both ends rise from row to
-// row.
-struct Keys {
-  int first, last;
-};
-
-__device__ __forceinline__ Keys seen_by(const Params& params, [[maybe_unused]] int row) {
-  [[maybe_unused]] const int seqlen_q = params.seqlen_q, seqlen_k = params.seqlen_k;
-  return {0, min(seqlen_k, row + seqlen_k - seqlen_q + 1)};
-}
-
-// The first row whose keys end after a key; seqlen_q if there is none.
-__device__ __forceinline__ int first_row_past(const Params& params, int key) {
-  int low = 0, high = params.seqlen_q;
-  while (low < high) {
-    const int middle = low + (high - low) / 2;
-    if (seen_by(params, middle).last > key) {
-      high = middle;
-    } else {
-      low = middle + 1;
-    }
-  }
-  return low;
-}
-
-// kBlockN keys of one KV head, and the blocks first … last - 1 of kBlockM rows that see some of
-// them. Of full_first … last - 1 every row sees all.
-struct Tile {
-  int first_key, kv_head, batch;
-  int first, full_first, last;
-};
-
-__device__ __forceinline__ Tile tile_of(const Params& params) {
-  // The keys that most rows see come first; heads in sections, so that what their tiles read stays
-  // in the L2 cache.
-  const int index = blockIdx.x;
-  const int section = min(params.section_tiles.divide(index), params.sections - 1);
-  const int rank = index - section * params.section_tiles.value;
-  const FastDivisor& heads =
-      section + 1 < params.sections ? params.section_heads : params.last_section_heads;
-  const int n_block = heads.divide(rank);
-  const int flat_head = section * params.section_heads.value + rank - n_block * heads.value;
-  Tile tile;
-  tile.first_key = n_block * kBlockN;
-  tile.batch = params.kv_heads_divisor.divide(flat_head);
-  tile.kv_head = flat_head - tile.batch * params.kv_heads;
-  tile.first = first_row_past(params, tile.first_key) / kBlockM;
-  tile.full_first = ceil_div(first_row_past(params, tile.first_key + kBlockN - 1), kBlockM);
-  tile.last = params.m_blocks;
-  return tile;
-}
-
 // ---- Loading, and adding dQ up ---------------------------------------------------------------
 
 // Copies tiles from global to shared memory. Used by a single thread.
@@ -580,16 +597,18 @@ struct Loader {
         q.advance();
         shared.dout_empty[dout.stage].wait(dout.phase ^ 1);
         shared.dout_full[dout.stage].arrive_and_expect_tx(sizeof(shared.dout[0]) +
-                                                          sizeof(shared.delta[0]));
+                                                          sizeof(shared.minus_delta[0]));
         copy<kHeadDimVPadded, kBlockM, kVSlab>(params.dout, shared.dout_full[dout.stage],
                                                shared.dout[dout.stage], block * kBlockM, head,
                                                tile.batch, kAgain);
-        copy(rows.delta, shared.dout_full[dout.stage], shared.delta[dout.stage]);
+        copy(rows.minus_delta, shared.dout_full[dout.stage], shared.minus_delta[dout.stage]);
         dout.advance();
       }
     }
   }
 };
+
+// ---- Adding dQ up ----------------------------------------------------------------------------
 
 // Adds to global memory; reads shared memory as TMA does.
 __device__ __forceinline__ void bulk_add(float* to, const float* from, int bytes) {
@@ -597,6 +616,12 @@ __device__ __forceinline__ void bulk_add(float* to, const float* from, int bytes
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
       "r"(cute::cast_smem_ptr_to_uint(from)), "r"(bytes)
       : "memory");
+}
+
+// Until all that this thread has added, but in the newest groups, is in global memory.
+template <int pending>
+__device__ __forceinline__ void await_additions() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
 }
 
 // How many numbers of dQ a warpgroup has.
@@ -611,27 +636,27 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
   for (int head = tile.kv_head * params.group; head < (tile.kv_head + 1) * params.group; ++head) {
 #pragma unroll 1  // few registers
     for (int block = tile.first; block < tile.last; ++block) {
-      float* const sums = params.row_block(tile.batch, head, block).dq;
+      RowBlock& rows = params.row_block(tile.batch, head, block);
 #pragma unroll
       for (int slice = 0; slice < kDqSlices; ++slice) {
 #pragma unroll
         for (int part = 0; part < kDqParts; ++part) {
           shared.dq_full[part].wait(phase);
           const int begin = part * dq_part(0), count = dq_part(part) / kDqSlices;
-          bulk_add(sums + begin + slice * count, shared.dq + begin / kDqSlices,
+          bulk_add(rows.dq + begin + slice * count, shared.dq + begin / kDqSlices,
                    count * sizeof(float));
-          cute::tma_store_arrive();
         }
+        cute::tma_store_arrive();
+        cute::tma_store_wait<0>();  // it has been read
 #pragma unroll
         for (int part = 0; part < kDqParts; ++part) {
-          cute::tma_store_wait<0>();  // it has been read
           shared.dq_empty[part].arrive();
         }
       }
       phase ^= 1;
     }
   }
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");  // and written
+  await_additions<0>();
 }
 
 // ---- Multiplying -----------------------------------------------------------------------------
@@ -677,18 +702,6 @@ __device__ __forceinline__ void store_matrices(void* address, uint32_t a, uint32
                : "memory");
 }
 
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-  const Pair pair = __floats2bfloat162_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
-
-// Hardware barriers, by number; 0 is __syncthreads.
-enum NamedBarrier { kAllConsumers = 1, kStore };
-
-__device__ __forceinline__ void barrier_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 // What the warpgroups that multiply have in common.
 struct Warpgroup {
   const Params& params;
@@ -723,15 +736,28 @@ struct Warpgroup {
     wgmma_commit();
   }
 
-  // Issues dP = V dOᵀ.
+  // What dP - delta is added up to. Before all products of a step, and their wgmma_fence: with one
+  // of its own ptxas would have it wait for those under way.
+  __device__ __forceinline__ void preset_dp(Scores& dp) {
+    const float* minus_delta = shared.minus_delta[q.stage] + lane() % 4 * kLaneStatistics;
+#pragma unroll
+    for (int i = 0; i < kBlockM / 2; i += 8) {
+      const float4 four = *reinterpret_cast<const float4*>(minus_delta + i / 2);
+      const float of[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        dp[i + j] = of[j / 4 * 2 + j % 2];
+      }
+    }
+    fence_operand(dp);
+  }
+
+  // Issues dP - delta = V dOᵀ - delta.
   __device__ __forceinline__ void issue_dp(Scores& dp) {
     const Descriptor keys = descriptor<kVSlab>(shared.v + first_row() * kVSlab, kVDescriptor);
     const Descriptor rows = descriptor<kVSlab>(shared.dout[q.stage], kVDescriptor);
-    fence_operand(dp);
-    wgmma_fence();
-    wgmma_scores<false>(dp, keys, rows);
 #pragma unroll
-    for (int d = kStepK; d < kHeadDimVPadded; d += kStepK) {
+    for (int d = 0; d < kHeadDimVPadded; d += kStepK) {
       wgmma_scores<true>(dp, keys + column_offset<kBlockN, kVSlab>(d),
                          rows + column_offset<kBlockM, kVSlab>(d));
     }
@@ -807,17 +833,11 @@ struct Warpgroup {
     }
   }
 
-  // dS = P (dP - delta), in place of dP.
+  // dS = P (dP - delta), in place of dP - delta.
   __device__ __forceinline__ void differentiate(const Scores& p, Scores& dp) {
-    const float* delta = shared.delta[q.stage] + lane() % 4 * kLaneStatistics;
 #pragma unroll
-    for (int i = 0; i < kBlockM / 2; i += 8) {
-      const float4 sums = *reinterpret_cast<const float4*>(delta + i / 2);
-      const float of[4] = {sums.x, sums.y, sums.z, sums.w};
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        dp[i + j] = p[i + j] * (dp[i + j] - of[j / 4 * 2 + j % 2]);
-      }
+    for (int i = 0; i < kBlockM / 2; ++i) {
+      dp[i] *= p[i];
     }
   }
 
@@ -899,9 +919,10 @@ struct Consumer : Warpgroup {
   __device__ __forceinline__ void step(const Tile& tile, int block, KeyGradient& dk,
                                        ValueGradient& dv) {
     Scores s, dp;
+    shared.dout_full[q.stage].wait(q.phase);
+    preset_dp(dp);
     shared.q_full[q.stage].wait(q.phase);
     issue_scores(s, q.stage);
-    shared.dout_full[q.stage].wait(q.phase);
     issue_dp(dp);
     wgmma_wait<1>();
     fence_operand(s);
@@ -1255,6 +1276,12 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   params.scale = a.scale;
   params.scale_log2 = a.scale * 1.44269504089f;
 
+  // Tiles come in sections of heads whose rows fit their share of the L2 cache.
+  const int64_t flat_heads = int64_t(a.kv_heads) * a.batch;
+  const int64_t head_bytes = int64_t(a.seqlen_q) * params.group *
+                             ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
+  const int64_t section =
+      std::clamp<int64_t>(kL2Share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   const dim3 row_grid(m_blocks, a.heads, a.batch);
   if (m_blocks > 0) {
     prepare_rows<<<row_grid, kRowThreads, 0, stream>>>(params);
@@ -1265,13 +1292,6 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
       return kTensorMapRefused;
     }
     params.n_blocks = int(ceil_div(a.seqlen_k, kBlockN));
-    // Tiles come in sections of heads whose rows fit their share of the L2 cache.
-    const int64_t flat_heads = int64_t(a.kv_heads) * a.batch;
-    const int64_t head_bytes =
-        int64_t(a.seqlen_q) * params.group *
-        ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
-    const int64_t section =
-        std::clamp<int64_t>(kL2Share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
     params.sections = int(ceil_div(flat_heads, section));
     params.section_heads = FastDivisor(int(section));
     params.section_tiles = FastDivisor(int(section * params.n_blocks));
@@ -1310,6 +1330,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_causal_m128n128_info(void) 
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d64_causal_m128n128",
-      "e677c94fb0373c3fc8fc519494d01b330e0df2b3422acefcca12aa1772d271fc"};
+      "58d87cc25d90dbccac47fa7ac967c1a58ace29c92c2aea78b6bfd714f3602d37"};
   return &info;
 }
