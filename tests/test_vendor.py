@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fagen import registry, vendor
-from fagen.dispatch.choice import OPEN_KEYS, picked
+from fagen.dispatch.choice import KIND, OPEN_KEYS, picked
 from fagen.dispatch.tables import table_at
 from fagen.paths import locate
 from fagen.problem import Problem, Sizes
@@ -112,63 +112,77 @@ def test_only_c_functions_are_to_be_seen():
     found = texts(*KERNELS)
     exported = re.findall(r"^    (\w+);$", found["src/demo.map"], re.M)
     declared = re.findall(r"^[a-z][\w ]*\*? ?\b(\w+)\(", found["include/demo.h"], re.M)
-    assert sorted(exported) == sorted(declared) and len(exported) == 4 + 4 * len(KERNELS)
+    assert sorted(exported) == sorted(declared) and len(exported) == 7 + 4 * len(KERNELS)
     assert "local:\n    *;" in found["src/demo.map"]
 
 
 # ---- the dispatcher -----------------------------------------------------------------------------
 
 
+CALLS = """
+const char* call_@kind@(const int32_t* problem, int64_t b, int64_t h, int64_t sq, int64_t sk) {
+  struct DemoProblem asked;
+  memcpy(&asked, problem, sizeof(asked));
+  struct @args@ args = {0};
+  args.struct_bytes = sizeof(args), args.version = @version@;
+  args.batch = (int)b, args.heads = (int)h, args.seqlen_q = (int)sq, args.seqlen_k = (int)sk;
+  const struct Demo@struct@* found = demo_@pick@(&asked, &args);
+  const int status = demo_@kind@(&asked, &args, 0);
+  if ((status == DEMO_NO_KERNEL) != !found) return "differ";
+  if (found && found->launch(&args, 0) != status) return "differ";
+  if ((demo_@kind@_workspace(&asked, &args) < 0) != !found) return "differ";
+  return found ? found->slug : "";
+}
+int refused_@kind@(void) {
+  struct DemoProblem asked = {0};
+  struct @args@ args = {0};
+  return demo_@kind@(0, &args, 0) == DEMO_NULL_POINTER &&
+         demo_@kind@(&asked, 0, 0) == DEMO_NULL_POINTER &&
+         demo_@kind@(&asked, &args, 0) == DEMO_WRONG_STRUCT && !demo_@pick@(0, 0);
+}
+"""
+
+
 def dispatcher(schedules: list[Any], place: Path) -> Any:
     """The dispatcher of some schedules, compiled beside kernels that do nothing."""
     nothing = Source("", "", "", "", "")
     kernels = tuple(Kernel("", s, registry.plan(s), nothing, None) for s in schedules)
-    folder = Folder("demo", kernels, table_of(schedules), False, "source")
+    computing = [s for s in schedules if s.kind == KIND]
+    folder = Folder("demo", kernels, table_of(computing), False, "source")
     (place / "demo.h").write_text(written("vendor/header.h.j2", folder=folder))
     (place / "demo.c").write_text(written("vendor/dispatch.c.j2", folder=folder))
     stubs = "".join(
-        f"int fagen_{k.slug}(const struct FagenForwardArgs* a, void* s) "
+        f"int fagen_{k.slug}(const struct {k.signature.struct}* a, void* s) "
         f"{{ (void)a; (void)s; return {number}; }}\n"
-        f"int64_t fagen_{k.slug}_workspace(const struct FagenForwardArgs* a) "
+        f"int64_t fagen_{k.slug}_workspace(const struct {k.signature.struct}* a) "
         "{ return a ? 4 : -1; }\n"
         f'const char* fagen_{k.slug}_message(int s) {{ (void)s; return ""; }}\n'
         f"const struct FagenKernelInfo* fagen_{k.slug}_info(void) {{ return 0; }}\n"
         for number, k in enumerate(kernels, 200)
     )
-    call = """
-const char* call(const int32_t* problem, int64_t b, int64_t h, int64_t sq, int64_t sk) {
-  struct DemoProblem asked;
-  memcpy(&asked, problem, sizeof(asked));
-  struct FagenForwardArgs args = {0};
-  args.struct_bytes = sizeof(args), args.version = FAGEN_FORWARD_ARGS;
-  args.batch = (int)b, args.heads = (int)h, args.seqlen_q = (int)sq, args.seqlen_k = (int)sk;
-  const struct DemoKernel* found = demo_pick(&asked, &args);
-  const int status = demo_forward(&asked, &args, 0);
-  if ((status == DEMO_NO_KERNEL) != !found) return "differ";
-  if (found && found->launch(&args, 0) != status) return "differ";
-  if ((demo_forward_workspace(&asked, &args) < 0) != !found) return "differ";
-  return found ? found->slug : "";
-}
-int refused(void) {
-  struct DemoProblem asked = {0};
-  struct FagenForwardArgs args = {0};
-  return demo_forward(0, &args, 0) == DEMO_NULL_POINTER &&
-         demo_forward(&asked, 0, 0) == DEMO_NULL_POINTER &&
-         demo_forward(&asked, &args, 0) == DEMO_WRONG_STRUCT && !demo_pick(0, 0);
-}
-"""
-    (place / "stubs.c").write_text(f'#include "demo.h"\n#include <string.h>\n{stubs}{call}')
+    calls = "".join(
+        CALLS.replace("@kind@", of.kind)
+        .replace("@pick@", of.table.pick)
+        .replace("@struct@", of.table.struct)
+        .replace("@args@", of.signature.struct)
+        .replace("@version@", of.signature.guard)
+        for of in folder.dispatchers
+    )
+    (place / "stubs.c").write_text(f'#include "demo.h"\n#include <string.h>\n{stubs}{calls}')
     words = ["gcc", "-std=c99", "-Wall", "-Werror", "-shared", "-fPIC", "-I", str(place)]
     compiled(words, place / "demo.c", place / "stubs.c", "-o", place / "demo.so")
     library = ctypes.CDLL(str(place / "demo.so"))
-    library.call.restype = library.demo_message.restype = ctypes.c_char_p
-    library.call.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 4]
+    library.demo_message.restype = ctypes.c_char_p
+    for kind in (of.kind for of in folder.dispatchers):
+        call = getattr(library, f"call_{kind}")
+        call.restype, call.argtypes = ctypes.c_char_p, [ctypes.c_void_p, *[ctypes.c_int64] * 4]
     return library
 
 
-def asked_of(library: Any, problem: Problem, sizes: Sizes, **changes: int) -> str:
+def asked_of(library: Any, problem: Problem, sizes: Sizes, kind: str = KIND, **changes: int) -> str:
     fields = (ctypes.c_int32 * 7)(*(in_c(problem) | changes).values())
-    said = library.call(fields, sizes.batch, sizes.heads, sizes.seqlen_q, sizes.seqlen_k)
+    call = getattr(library, f"call_{kind}")
+    said = call(fields, sizes.batch, sizes.heads, sizes.seqlen_q, sizes.seqlen_k)
     return said.decode()
 
 
@@ -194,7 +208,7 @@ def test_the_dispatcher_chooses_as_fagen_does(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     schedules = of_the_table()
     library = dispatcher(schedules, tmp_path)
-    assert library.refused() == 1
+    assert library.refused_forward() == 1
     randomness = random.Random(17)
     ends = [int(r.most) for r in table_at(locate("schedules") / "dispatch.toml") if r.most < 2**40]
     chosen = set()
@@ -237,6 +251,34 @@ def test_a_problem_that_no_table_has_is_served_by_its_only_kernel(tmp_path):
     library = dispatcher([own], tmp_path)
     for keys in (1, 2**20):
         assert asked_of(library, Problem.of(own), Sizes(1, 1, 1, 1, keys)) == own.slug
+
+
+def test_gradients_are_chosen_by_dtype_head_dims_and_mask(tmp_path):
+    forwards = ("fwd_fp16_d128_causal_m128n128", "fwd_bf16_d64_full_m128n128")
+    own = (
+        "bwd_bf16_d64_full_m64n64",
+        "bwd_bf16_d64_full_m128n128",
+        "bwd_fp16_d120v40_full_m64n128",
+    )
+    library = dispatcher([registry.from_slug(slug) for slug in (*forwards, *own)], tmp_path)
+    assert library.refused_forward() == library.refused_backward() == 1
+    problem = Problem("bf16", 64, 64, "full", "bf16", "", 0)
+    for sizes in (Sizes(1, 1, 1, 1, 1), Sizes(8, 16, 2, 2**20, 2**20), Sizes(0, 0, 0, 0, 0)):
+        assert asked_of(library, problem, sizes, "backward") == own[0]  # the first of two
+        assert asked_of(library, problem, sizes, "backward", out_dtype=0) == own[0]
+        for change in ({"dtype": 1}, {"mask": 2}, {"head_dim_v": 32}, {"out_dtype": 1}):
+            assert asked_of(library, problem, sizes, "backward", **change) == ""
+    other = Problem("fp16", 120, 40, "full", "fp16", "", 0)
+    assert asked_of(library, other, Sizes(1, 1, 1, 1, 1), "backward") == own[2]
+    assert asked_of(library, Problem.of(registry.from_slug(forwards[1])), sizes) == forwards[1]
+
+
+def test_a_folder_of_gradients_alone_has_a_dispatcher_of_them(tmp_path):
+    own = "bwd_bf16_d64_full_m128n128"
+    library = dispatcher([registry.from_slug(own)], tmp_path)
+    problem = Problem("bf16", 64, 64, "full", "bf16", "", 0)
+    assert asked_of(library, problem, Sizes(1, 1, 1, 1, 1), "backward") == own
+    assert not hasattr(library, "demo_forward")
 
 
 # ---- CUTLASS ------------------------------------------------------------------------------------

@@ -7,9 +7,12 @@ import pytest
 from fagen import vendor
 from tests.vendor_helpers import (
     COMBINE,
+    DIFFERENTIABLE,
+    GRADIENTS,
     KERNELS,
     USED,
     asked,
+    differentiated,
     hugging_face,
     python,
     seen,
@@ -84,3 +87,15 @@ def test_get_local_kernel_loads_what_the_command_builds(tmp_path, pytestconfig):
     # what was built is no file of the folder's: the same command again leaves it alone
     again = vendored("my_demo", "hf-kernel", first, COMBINE)
     assert not (again.new or again.updated or again.removed or again.kept) and library.exists()
+
+
+@pytest.mark.long
+def test_a_kernel_with_one_of_its_gradients_loads_and_has_them(tmp_path, pytestconfig):
+    path = walled(tmp_path / "wall", hugging_face(pytestconfig))
+    vendored("my_demo", "hf-kernel", tmp_path / "demo", *DIFFERENTIABLE)
+    python("build_variant.py", cwd=tmp_path / "demo", PYTHONPATH=path)
+    (library,) = (tmp_path / "demo/build").glob("*/*.so")
+    load = "import sys, pathlib, kernels\n"
+    load += 'sys.modules["demo"] = kernels.get_local_kernel(pathlib.Path("demo"))\n'
+    told = python("-c", load + GRADIENTS, "demo", *DIFFERENTIABLE, cwd=tmp_path, PYTHONPATH=path)
+    assert told.splitlines() == differentiated(library.name.partition(".")[0])

@@ -172,7 +172,8 @@ static int computed(const FagenBackwardArgs* a) {
   const int group = a->heads / a->kv_heads;
   for (int b = 0; b < a->batch; b++) for (int g = 0; g < a->kv_heads; g++) {
     std::vector<float> sum_k(a->seqlen_k * %(d)d), sum_v(a->seqlen_k * %(dv)d);
-    for (int h = g * group; h < (g + 1) * group; h++) for (int i = 0; i < a->seqlen_q; i++) {
+    for (int n = 0; n < group; n++) for (int i = 0; i < a->seqlen_q; i++) {
+      const int h = INTERLEAVED ? n * a->kv_heads + g : g * group + n;  // of this KV head
       const E* qs = q + b * a->q_stride_batch + i * a->q_stride_seq + h * a->q_stride_head;
       const E* os = out + b * a->out_stride_batch + i * a->out_stride_seq + h * a->out_stride_head;
       const E* gs = dout + b * a->dout_stride_batch + i * a->dout_stride_seq +
@@ -199,7 +200,7 @@ static int computed(const FagenBackwardArgs* a) {
     }
     for (int j = 0; j < a->seqlen_k; j++) {
       O* to = dk + b * a->dk_stride_batch + j * a->dk_stride_seq + g * a->dk_stride_head;
-      for (int d = 0; d < %(d)d; d++) to[d] = O(sum_k[j * %(d)d + d]);
+      for (int d = 0; d < %(d)d; d++) to[d] = O(sum_k[j * %(d)d + d] + (j == WRONG_MIDDLE));
       to = dv + b * a->dv_stride_batch + j * a->dv_stride_seq + g * a->dv_stride_head;
       for (int d = 0; d < %(dv)d; d++) to[d] = O(sum_v[j * %(dv)d + d] + (j == WRONG_LAST));
     }
@@ -247,6 +248,8 @@ def kernel(slug: str) -> str:
     head = f"using E = {plan.dtype.cpp};\nusing O = {out.dtype.cpp};\n"
     head += "#ifndef WRONG\n#define WRONG -1\n#endif\n"
     head += "#ifndef WRONG_LAST\n#define WRONG_LAST -1\n#endif\n"
+    head += "#ifndef WRONG_MIDDLE\n#define WRONG_MIDDLE -1\n#endif\n"
+    head += "#ifndef INTERLEAVED\n#define INTERLEAVED 0\n#endif\n"
     head += f"constexpr bool CAUSAL = {str(values.get('mask') == 'causal').lower()};\n"
     flags = {
         "COLUMNS": "columns" in (values.get("v_layout"), values.get("layout")),
@@ -310,6 +313,8 @@ def test_the_program_tells_right_from_wrong(slug, tmp_path):
     first, *others = [tensor.name for tensor in signature.outputs]
     cases = {"right": [], first: ["-DWRONG=100"]}
     cases |= {name: ["-DWRONG_LAST=100"] for name in others if name in ("lse", "dv")}
+    if "dk" in others:  # and heads that are grouped otherwise
+        cases |= {"dk": ["-DWRONG_MIDDLE=100"], "no groups": ["-DINTERLEAVED=1"]}
     left_out = [tensor.name for tensor in signature.inputs if tensor.optional]
     left_out += [f"{t.name}_given" for t in signature.inputs if t.made and not t.refused]
     cases |= {f"no {name}": [f"-DIGNORED={name}"] for name in left_out}

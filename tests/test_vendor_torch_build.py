@@ -11,8 +11,11 @@ from tests.cli_helpers import ROOT, fagen
 from tests.test_vendor_place import there
 from tests.vendor_helpers import (
     COMBINE,
+    DIFFERENTIABLE,
+    GRADIENTS,
     KERNELS,
     USED,
+    differentiated,
     hugging_face,
     installed,
     python,
@@ -121,7 +124,7 @@ def test_packages_live_beside_each_other_and_beside_fagen(tmp_path):
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package as it was built with the installed torch."""
     place = tmp_path_factory.mktemp("built")
-    vendored("demo", "torch", place / "demo", COMBINE, KERNELS[0])
+    vendored("demo", "torch", place / "demo", COMBINE, *DIFFERENTIABLE)
     installed(place / "demo", place / "site")
     return place / "site"
 
@@ -141,6 +144,8 @@ def test_what_one_torch_builds_loads_in_others(asked, package, built, tmp_path, 
     named = torches.environment(asked, folder)
     named["PYTHONPATH"] = walled(tmp_path / "wall", package, named["PYTHONPATH"])
     assert python("-c", USED, "demo", cwd=tmp_path, **named).splitlines() == seen("demo")
+    words = ["-c", GRADIENTS, "demo", *DIFFERENTIABLE]
+    assert python(*words, cwd=tmp_path, **named).splitlines() == differentiated("demo")
     binary = built(KERNELS[0]).binary
     said = python("-c", LOADED, binary.binding, binary.slug, cwd=tmp_path, **named)
     version, schema = said.splitlines()

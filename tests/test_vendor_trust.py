@@ -29,12 +29,14 @@ CASES = pytest.mark.parametrize("cases", [FEW, pytest.param(MANY, marks=pytest.m
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}", re.ASCII)
 SLUGS = re.compile(r"[a-z][a-z0-9_]{0,199}", re.ASCII)
 
+GRADIENT = "bwd_fp16_d128_causal_m64n128"  # of SLUG
 SCHEDULES = tuple(
     (ROOT / path).read_text("utf-8")
     for path in (
         "examples/every_key.toml",
         "examples/fp8.toml",
         f"schedules/quantize/{QUANTIZER}.toml",
+        f"schedules/backward/{GRADIENT}.toml",
     )
 )
 MANIFESTS = tuple(
@@ -46,6 +48,7 @@ with_cutlass = false
 [kernels]
 causal = "{SLUG}"
 wide = "{QUANTIZER}"
+gradient = "{GRADIENT}"
 """
     for form in VENDOR_FORMATS
 )
@@ -100,7 +103,8 @@ NAMES = ("int", "template", "private", "on", "e2", "x" * 40, "std", "xla", "self
 
 @pytest.mark.parametrize(("name", "form"), [*product(NAMES, FORMATS)])
 def test_whatever_a_folder_is_called_its_texts_are_what_they_are(name, form, tmp_path):
-    texts = FORMATS[form](vendor.folder_of(vendor.asked(name, [registry.from_slug(SLUG)], form)))
+    schedules = [registry.from_slug(slug) for slug in (SLUG, GRADIENT)]
+    texts = FORMATS[form](vendor.folder_of(vendor.asked(name, schedules, form)))
     assert all(is_inside(path) for path in texts)
     for path, text in texts.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -117,6 +121,27 @@ def test_whatever_a_folder_is_called_its_texts_are_what_they_are(name, form, tmp
     for compiler in (["gcc", "-std=gnu99"], ["g++", "-std=c++17", "-x", "c++"]) if sources else ():
         answer = run([*compiler, *words, *sources])
         assert answer.returncode == 0, answer.stderr
+
+
+@pytest.mark.parametrize("form", ["torch", "hf-kernel", "jax"])
+def test_a_kernel_has_no_name_that_its_package_reads(form, tmp_path):
+    schedules = [registry.from_slug(slug) for slug in (SLUG, GRADIENT, QUANTIZER)]
+    texts = FORMATS[form](vendor.folder_of(vendor.asked("demo", schedules, form)))
+    (text,) = (text for path, text in texts.items() if path.endswith("/demo/__init__.py"))
+    read = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+    bound = {
+        alias.asname or alias.name
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    path = tmp_path / "vendor.toml"
+    names = {name for name in read & bound if NAME.fullmatch(name)} | {"attention", "kernels"}
+    for name in names:
+        path.write_text(f'name = "demo"\nformat = "{form}"\n[kernels]\n{name} = "{SLUG}"\n')
+        with pytest.raises(FagenError, match="another function of the folder"):
+            vendor.read(path)
+    assert {"ops", "torch", "differentiated"} <= names or form == "jax"
 
 
 # ---- where it is written ------------------------------------------------------------------------

@@ -104,3 +104,75 @@ def seen(name: str) -> list[str]:
         f"{op}: lses is torch.float64; this kernel takes torch.float32",
         f"{op}: lses has shape (2, 3, 9); it must be (splits, heads, seqlen)",
     ]
+
+
+# A kernel, that of its gradients, and one whose gradients no kernel of the folder computes.
+DIFFERENTIABLE = (
+    "fwd_fp16_d64_causal_m128n128",
+    "bwd_fp16_d64_causal_m128n128",
+    "fwd_fp16_d64_full_m128n128",
+)
+# What a program sees of gradients without a GPU: on tensors without numbers, and refusals.
+GRADIENTS = """
+import sys, torch
+from importlib import import_module
+
+package = import_module(sys.argv[1])
+forward, backward, lacking = sys.argv[2:]
+
+def tensors(device):
+    shapes = (2, 9, 4, 64), (2, 12, 2, 64), (2, 12, 2, 64)
+    made = [torch.zeros(shape, dtype=torch.half, device=device) for shape in shapes]
+    return [tensor.requires_grad_() for tensor in made]
+
+def refused(call, *given):
+    try:
+        call(*given)
+    except (ValueError, RuntimeError) as refusal:  # RuntimeError from torch 2.15 on
+        print(str(refusal).splitlines()[0])
+
+given = tensors("meta")
+for call in (package.attention, torch.compile(package.attention, fullgraph=True, backend="eager")):
+    out, lse = call(*given, causal=True, return_lse=True)
+    print(tuple(out.shape), tuple(lse.shape), out.requires_grad, lse.requires_grad)
+    found = torch.autograd.grad(out.float().sum() + lse.sum(), given)
+    print([tuple(x.shape) for x in found], {x.dtype for x in found}, {x.device.type for x in found})
+out, lse = getattr(package, forward)(*given, 0.1)
+refused(lambda: torch.autograd.grad(out.sum(), given, create_graph=True))
+(found,) = torch.autograd.grad(lse.sum(), given[1:2])
+print(tuple(found.shape))
+refused(getattr(package, forward), *given[:2], given[2][:, :, :1], 0.1)
+refused(lambda: package.attention(*given))
+refused(getattr(package, lacking), *given, 0.1)
+given = tensors("cpu")
+refused(lambda: package.attention(*given, causal=True))
+refused(getattr(package, forward), *given, 0.1)
+out, lse = (torch.zeros_like(given[0]), torch.zeros(2, 4, 9))
+with torch.no_grad():
+    refused(getattr(package, backward), out, *given, out, lse, 0.1)
+"""
+
+
+def differentiated(name: str) -> list[str]:
+    """What that prints of a package."""
+    forward, backward, lacking = (f"{name}::{slug}" for slug in DIFFERENTIABLE)
+    shapes = [(2, 9, 4, 64), (2, 12, 2, 64), (2, 12, 2, 64)]
+    called = ["(2, 9, 4, 64) (2, 4, 9) True True", f"{shapes} {{torch.float16}} {{'meta'}}"]
+    wanted = DIFFERENTIABLE[1].replace("causal", "full")
+    cpu = "is on the CPU; the kernel runs on a Hopper GPU (compute capability 9.0)"
+    return [
+        *called,
+        *called,
+        f"{backward}: dout, q, k, v, out, lse or dlse requires a gradient, and the backward pass "
+        "has none yet; call it under torch.no_grad()",
+        "(2, 12, 2, 64)",
+        f"{forward}: v has shape (2, 12, 1, 64); it must be (batch, seqlen_k, kv_heads, 64)",
+        *[
+            f"{lacking}: a tensor requires a gradient, and no kernel here computes it: add "
+            f"{wanted} to the kernels that fagen vendor writes, in a manifest under [kernels]; or "
+            "call it under torch.no_grad()"
+        ]
+        * 2,
+        *[f"{forward}: q {cpu}"] * 2,
+        f"{backward}: dout {cpu}",
+    ]

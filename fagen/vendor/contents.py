@@ -16,9 +16,11 @@ from fagen.render import Source, render, written
 from fagen.schedule import Schedule
 from fagen.signature import Signature
 from fagen.toolchain import FLAGS
+from fagen.vendor import gradients
 from fagen.vendor.closure import needed
 from fagen.vendor.manifest import Manifest
-from fagen.vendor.table import Table, table_of
+from fagen.vendor.table import Table, table_of, table_of_gradients
+from fagen.vocab import BACKWARD
 
 # What CMake sets in its own ways: the standard, the architecture, position-independent code.
 _CMAKES = ("-std=", "-gencode", "-Xcompiler", "-fPIC")
@@ -82,6 +84,83 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Dispatcher:
+    """A C function that chooses among the kernels of one kind, by rows."""
+
+    table: Table
+    group: Group
+    of_gradients: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The name of what the kernels compute."""
+        return self.table.kind
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """What it chooses among."""
+        return self.group.kernels
+
+    @property
+    def signature(self) -> Signature:
+        """Of the struct that it takes."""
+        return self.group.signature
+
+    @property
+    def zeroed(self) -> bool:
+        """Whether the workspace of one of them is zeros before the first call."""
+        return any(kernel.plan.launches.zeroed for kernel in self.kernels)
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A kernel of a folder, and the one there that computes the gradients of what it gives.
+
+    Where the folder has none, `by` is None and `wanted` the slug of one that would. `repeating` is
+    one that gives the same bits in each call, which may be `by` too.
+    """
+
+    of: Kernel
+    by: Kernel | None
+    repeating: Kernel | None
+    wanted: str
+
+    @property
+    def passed(self) -> tuple[str, ...]:
+        """What `by` takes of a call: its arguments, results and the gradients of these, by name."""
+        assert self.by
+        return gradients.passed(self.by.signature, self.of.signature)
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The inputs of a call whose gradients it gives, in its order."""
+        assert self.by
+        return gradients.given(self.by.signature, self.of.signature)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The gradients of the call's results that it takes."""
+        return tuple(f"{gradients.PREFIX}{tensor.name}" for tensor in self.of.signature.outputs)
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """Those of them that may be left out, where the loss is of other results alone."""
+        assert self.by
+        return tuple(t.name for t in self.by.signature.inputs if t.may_be_none)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The numbers of the call."""
+        return tuple(scalar.name for scalar in self.of.signature.numbers)
+
+    @property
+    def repeating_wanted(self) -> str:
+        """The slug of a kernel that does as `by` with the same bits in each call."""
+        assert self.by
+        return gradients.repeating(self.by.schedule)
+
+
+@dataclass(frozen=True)
 class Folder:
     """All that is in a vendored folder."""
 
@@ -112,9 +191,43 @@ class Folder:
         return any(needed([kernel.source.kernel]) for kernel in self.kernels)
 
     @property
-    def dispatched(self) -> "Group":
-        """The kernels that the dispatcher chooses among; there are some where it has rows."""
+    def dispatched(self) -> Group:
+        """The kernels that compute a problem; there are some where the table has rows."""
         return next(group for group in self.groups if group.name == self.table.kind)
+
+    @cached_property
+    def dispatchers(self) -> tuple[Dispatcher, ...]:
+        """The C functions that choose: of what is computed, and of its gradients."""
+        by = [kernel.schedule for kernel in self.kernels if kernel.plan.kind == BACKWARD]
+        groups = {group.name: group for group in self.groups}
+        tables = {False: self.table, True: table_of_gradients(by)}
+        return tuple(
+            Dispatcher(table, groups[table.kind], of_gradients)
+            for of_gradients, table in tables.items()
+            if table.rows
+        )
+
+    @cached_property
+    def gradients(self) -> Mapping[str, Gradient]:
+        """By slug, the kernels whose results have gradients, here or by another kernel."""
+        found = (self._gradient(kernel) for kernel in self.kernels)
+        return {one.of.slug: one for one in found if one.by or one.wanted}
+
+    def _gradient(self, of: Kernel) -> Gradient:
+        every = [k for k in self.kernels if gradients.differentiates(k.schedule, of.schedule)]
+        by = next(iter(every), None)
+        repeating = next((k for k in every if gradients.repeats(k.schedule)), None)
+        return Gradient(of, by, repeating, "" if by else gradients.wanted(of.schedule))
+
+    @property
+    def differentiable(self) -> tuple[Gradient, ...]:
+        """Those of them whose gradients a kernel of the folder computes."""
+        return tuple(one for one in self.gradients.values() if one.by)
+
+    @property
+    def lacking(self) -> tuple[Gradient, ...]:
+        """Those of them whose gradients none of the folder computes."""
+        return tuple(one for one in self.gradients.values() if not one.by)
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -143,9 +256,9 @@ class Folder:
     def functions(self) -> tuple[str, ...]:
         """The C functions that others may call, the only ones that the library shows."""
         own = [f"{self.name}_message"]
-        if self.table.rows:
-            op = f"{self.name}_{self.table.kind}"
-            own += [f"{self.name}_pick", op, f"{op}_workspace"]
+        for table in (one.table for one in self.dispatchers):
+            op = f"{self.name}_{table.kind}"
+            own += [f"{self.name}_{table.pick}", op, f"{op}_workspace"]
         for kernel in self.pinned:
             own += [f"{self.name}_{kernel.alias}{end}" for end in ("", "_workspace", "_message")]
         return (*own, *(function for kernel in self.kernels for function in kernel.functions))

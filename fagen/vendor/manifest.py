@@ -71,13 +71,9 @@ _MODULES = """
 _WORDS = " ".join((_HEADERS, _LIBRARIES, _TARGETS, _MODULES)).split()
 _TAKEN = frozenset([*_WORDS, *_MACROS, *sys.stdlib_module_names, "fagen"])
 _TAKEN_STARTS = ("cmake", "cuda", "nv_", "sm_", *(f"fagen_{e.prefix}" for e in ENTRIES.values()))
-_OWN = (
-    "pick",
-    "message",
-    "attention",
-    "ops",
-    "kernels",
-)  # functions of a folder, <name>_<own> in C
+# functions of a folder, which are <name>_<own> in C, and what its Python has or reads itself
+_OWN = ("pick", *(f"pick_{e}" for e in ENTRIES), "message", "attention", "ops", "kernels")
+_OWN += ("differentiated", "torch")
 _ENDS = ("_workspace", "_message", "_info")
 
 

@@ -12,7 +12,8 @@ from fagen.dispatch.choice import KIND, candidates, serving
 from fagen.dispatch.tables import MOST
 from fagen.problem import Problem
 from fagen.schedule import Schedule
-from fagen.vocab import DTYPES, MASKS, OUT_DTYPES, SCALE_ROWS, V_LAYOUTS
+from fagen.vendor.gradients import problem_of
+from fagen.vocab import BACKWARD, DTYPES, MASKS, OUT_DTYPES, SCALE_ROWS, V_LAYOUTS
 
 # The words of a problem, by its field; in C a word is its place from 1 on, "" is 0.
 WORDS: Mapping[str, tuple[str, ...]] = {
@@ -76,10 +77,15 @@ class Field:
 
 @dataclass(frozen=True)
 class Table:
-    """All rows, in the order in which they are tried, and the kind whose kernels they name."""
+    """All rows of a kind, in the order in which they are tried; `kernel` is a place among its own.
+
+    In C `pick` is what finds one, and `struct` what it is found as, after the folder's name.
+    """
 
     kind: str
     rows: tuple[Row, ...]
+    pick: str = "pick"
+    struct: str = "Kernel"
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -127,6 +133,18 @@ def table_of(schedules: Sequence[Schedule]) -> Table:
     return Table(
         KIND, tuple(row for problem, places in by_problem.items() for row in _rows(problem, places))
     )
+
+
+def table_of_gradients(schedules: Sequence[Schedule]) -> Table:
+    """Return the rows for schedules of the gradients of a problem's results.
+
+    Nothing was measured that would choose among several of one problem: the first is taken.
+    """
+    first: dict[Problem, int] = {}
+    for place, schedule in enumerate(schedules):
+        first.setdefault(problem_of(schedule), place)
+    rows = tuple(Row(problem, place) for problem, place in first.items())
+    return Table(BACKWARD, rows, f"pick_{BACKWARD}", f"{BACKWARD.capitalize()}Kernel")
 
 
 def _rows(problem: Problem, places: Mapping[str, int]) -> Iterator[Row]:

@@ -8,6 +8,7 @@ from fagen.dispatch.choice import OPEN_KEYS
 from fagen.dispatch.tables import MOST
 from fagen.problem import Problem
 from fagen.render import written
+from fagen.signature import ALIGNMENT
 from fagen.toolchain import (
     BINDING_FLAGS,
     INSTALL_NVCC,
@@ -18,7 +19,7 @@ from fagen.toolchain import (
     TORCH_SINCE,
 )
 from fagen.vendor import source
-from fagen.vendor.contents import Folder
+from fagen.vendor.contents import Folder, Gradient
 from fagen.vendor.table import Row
 from fagen.vocab import DTYPES
 
@@ -58,6 +59,7 @@ class Package:
     torch_digits = "".join(map(str, TORCH_SINCE))
     install_nvcc, system_cuda = INSTALL_NVCC, SYSTEM_CUDA
     open_keys = OPEN_KEYS
+    alignment = ALIGNMENT
     cutlass = source.CUTLASS
 
     @property
@@ -69,6 +71,21 @@ class Package:
     def dashed(self) -> str:
         """The name as Hugging Face has it."""
         return self.name.replace("_", "-")
+
+    @property
+    def gradient(self) -> Gradient | None:
+        """One of those that a kernel of the folder computes, all of whose calls are alike."""
+        return next(iter(self.folder.differentiable), None)
+
+    @property
+    def repeating(self) -> tuple[Gradient, ...]:
+        """Those that a kernel of the folder computes with the same bits in each call."""
+        return tuple(one for one in self.folder.differentiable if one.repeating)
+
+    @property
+    def varying(self) -> tuple[Gradient, ...]:
+        """Those that none of the folder computes so."""
+        return tuple(one for one in self.folder.differentiable if not one.repeating)
 
     @property
     def extras(self) -> tuple[str, ...]:
@@ -126,6 +143,9 @@ def python_texts(package: Package, place: str, *, ops: str) -> Iterator[tuple[st
     yield ops, written("vendor/torch/_ops.py.j2", package=package)
     for name, template in _CALLS.items():
         yield f"{place}/{name}", written(template, package=package)
+    if package.folder.gradients:
+        found = written("vendor/torch/_gradients.py.j2", package=package)
+        yield f"{place}/_gradients.py", found
     if package.problems:
         call = written("vendor/torch/_attention.py.j2", package=package)
         yield f"{place}/_attention.py", call

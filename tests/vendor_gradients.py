@@ -1,0 +1,91 @@
+"""Vendored packages for torch whose compiled ops are stood for by emulations on the CPU."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from fagen import registry
+from fagen.process import run
+from fagen.runtime.op import emulated
+from tests.vendor_helpers import vendored
+
+_numbers = count()
+
+
+def define(slug: str, library: torch.library.Library) -> None:
+    """Define what a compiled library has of a kernel: it computes on a CPU, and has no gradient."""
+    signature = registry.plan_of(slug).signature
+    compute = emulated(slug)
+
+    def fewer(*given: object, **named: object) -> object:
+        *kept, _ = compute(*given, **named)
+        return kept[0] if len(kept) == 1 else tuple(kept)
+
+    variants = {slug: (compute, signature.returns)}
+    variants |= {
+        f"{slug}_without_{t.name}": (fewer, signature.returns_kept) for t in signature.omittable
+    }
+    for name, (run_it, returns) in variants.items():
+        for below in ("", "_no_grad"):
+            library.define(f"{name}{below}({signature.asked}) -> {returns}")
+            library.impl(f"{name}{below}", run_it, "CPU")
+        library.impl(name, _refusing(getattr(torch.ops, library.ns), name, signature), "Autograd")
+
+
+def _refusing(ops: object, name: str, signature: object) -> object:
+    def refuse(*given: object, **named: object) -> object:
+        below = getattr(ops, f"{name}_no_grad").default
+        with torch._C._AutoDispatchBelowAutograd():
+            found = below(*given, **named)
+        tensors = [one for one in (*given, *named.values()) if isinstance(one, Tensor)]
+        if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
+            raise ValueError(f"{ops.name}::{name}: {signature.gradient_refused}")
+        return found
+
+    return refuse
+
+
+# Instead of loading a library. Its name is another each time: torch keeps what it was told.
+OPS = """\
+import torch
+
+from tests.vendor_gradients import define
+
+NAMESPACE = "{name}"
+ops = getattr(torch.ops, NAMESPACE)
+library = torch.library.Library(NAMESPACE, "FRAGMENT")
+for slug in {slugs!r}:
+    define(slug, library)
+
+
+def add_op_namespace_prefix(name):
+    return f"{{NAMESPACE}}::{{name}}"
+"""
+
+
+@contextmanager
+def package(place: Path, *slugs: str) -> Iterator[ModuleType]:
+    """Import a package of these kernels, which compute on CPU tensors as they would on a GPU."""
+    name = f"stands{next(_numbers)}"
+    vendored(name, "torch", place, *slugs)
+    folder = place / "python" / name
+    (folder / "_ops.py").write_text(OPS.format(name=name, slugs=slugs))
+    functions = (f"void fagen_{slug}_refused(const char* why) {{ (void)why; }}" for slug in slugs)
+    (place / "refused.c").write_text("\n".join(functions))
+    library = folder / f"{name}.so"
+    answer = run(["gcc", "-shared", "-fPIC", str(place / "refused.c"), "-o", str(library)])
+    assert answer.returncode == 0, answer.stderr
+    sys.path.insert(0, str(folder.parent))
+    try:
+        yield import_module(name)
+    finally:
+        sys.path.remove(str(folder.parent))
+        for module in [one for one in sys.modules if one.partition(".")[0] == name]:
+            del sys.modules[module]
