@@ -231,15 +231,23 @@ def devices(demo):
 
 
 def refusals(demo):
-    q = normal("float16", 1, 8, 2, 128)
-    call = partial(demo.attention, q, q, q, causal=True)
+    q = normal("bfloat16", 1, 8, 2, 64)
 
     def total(q):
-        return demo.attention(q, q, q, causal=True).astype(jnp.float32).sum()
+        return demo.attention(q, q, q).astype(jnp.float32).sum()
 
+    said = "no kernel of this package computes its gradients; fagen vendor adds bwd_bf16_d64_full_"
     for transformed in (jax.grad(total), lambda q: jax.jvp(total, (q,), (q,)), jax.hessian(total)):
-        refused(lambda f=transformed: f(q), NotImplementedError, "there is no backward yet")
+        refused(lambda f=transformed: f(q), NotImplementedError, said)
     assert not jnp.any(jax.grad(lambda q: total(jax.lax.stop_gradient(q)) + q.sum() * 0)(q))
+    x = normal("float16", 1, 8, 2, 128)
+
+    def quantised(x):
+        return demo.kernels.quant_fp16_d128_rot_shead(x)[1].sum()
+
+    refused(lambda: jax.grad(quantised)(x), NotImplementedError, "rounding to e4m3 has none")
+    q = normal("float16", 1, 8, 2, 128)
+    call = partial(demo.attention, q, q, q, causal=True)
     refused(lambda: call(scale=-1.0), ValueError, "scale is -1.0; it must be finite and above 0")
     wide = normal("float16", 1, 8, 2, 96)
     refused(
