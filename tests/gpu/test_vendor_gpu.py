@@ -25,6 +25,11 @@ SLUGS = [
     *(path.stem for kind in ("quantize", "combine") for path in registry.schedules(kind)),
     "quant_bf16_d64_halves_shead",
     "quant_bf16_d64_pairs_rot",
+    "bwd_fp16_d128_causal_m64n128",
+    "bwd_bf16_d64_full_m128n128",
+    "bwd_fp16_d96_causal_m64n64",
+    "bwd_bf16_d120v40_causal_m64n128",
+    "bwd_fp16_d128_causal_m64n128_det",
 ]
 
 
@@ -71,8 +76,9 @@ def test_calls_from_jax_are_right(hopper, tmp_path):
     ran(sys.executable, *words, place=tmp_path / "clean")
     # torch holds memory of this card as well
     own = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    told = ran(sys.executable, ROOT / "tests/jax_calls.py", place=site, **own)
-    assert told.count(": right on gpu") == 7, told
+    for calls in ("jax_calls", "jax_gradients"):
+        told = ran(sys.executable, ROOT / f"tests/{calls}.py", place=site, **own)
+        assert told.count(": right on gpu") == 7, told
 
 
 # ---- as packages for torch ----------------------------------------------------------------------
