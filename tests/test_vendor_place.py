@@ -203,6 +203,8 @@ def test_what_the_page_shows_is_what_is_written(tmp_path, monkeypatch):
         monkeypatch.chdir(f"{number}")
         assert fagen(*other.split()).exit_code == 0
         monkeypatch.chdir(tmp_path)
+    page, gradients = page.split("\n## Gradients\n")  # which tests/test_vendor_gradient.py tries
+    assert "```cpp" in gradients
     (snippet,) = re.findall(r"```cpp\n(.*?)```", page, re.S)
     head = "#include <my_attention.h>\n#include <stdio.h>\nvoid f(void* stream) {"
     Path("use.cpp").write_text(f"{head} struct FagenForwardArgs args = {{}};\n{snippet}}}\n")
