@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fagen import __version__, registry
-from fagen.commands import pick, schema, vendor
+from fagen.commands import pick, schema, simulate, vendor
 from fagen.console import (
     ALL,
     ANY_SCHEDULES,
@@ -404,6 +404,7 @@ def list_(as_json: bool) -> None:
     answer(as_json, listed, report.columns(listed), wrong)
 
 
+main.add_command(simulate)
 main.add_command(vendor)
 main.add_command(schema)
 

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fagen import registry
-from fagen.console import JSON, SCHEDULES, answer, as_text
+from fagen.console import ALL, JSON, SCHEDULES, answer, as_text, chosen, each, say
 from fagen.errors import FagenError
 from fagen.toml_lines import printable
 from fagen.vocab import DTYPES, FORWARD, OUT_DTYPES, PASSES, V_LAYOUTS, VENDOR_FORMATS
 
 if TYPE_CHECKING:
     from fagen.schedule import Schedule
+
+    Schedules = tuple[Schedule, ...]
 
 
 @click.command()
@@ -79,6 +81,36 @@ def schema(name: str) -> None:
       fagen schema --kind quantize
     """
     click.echo(as_text(registry.kind(name).schedule.json_schema()))
+
+
+@click.command()
+@SCHEDULES
+@ALL
+@click.option("--seeds", type=click.IntRange(1), default=2, show_default=True, help="Runs of each.")
+@JSON
+def simulate(schedules: "Schedules", every: bool, seeds: int, as_json: bool) -> None:
+    """Run kernels' own text on a CPU, and check it against fp64.
+
+    Thread by thread, at a few small sizes, with copies and products happening at random times: a
+    wait that is missing shows sooner or later, and a kernel that hangs is told with who waits for
+    what. Needs g++ and torch, no GPU. Of kernels of 16 bits; what a GPU makes of them, and how
+    fast, `fagen verify` says.
+
+    \b
+    Examples:
+      fagen simulate fwd_fp16_d128_causal_m128n128
+      fagen simulate my.toml --seeds 20
+    """
+    from fagen import flow, simulator
+
+    def run(schedule: "Schedule") -> dict[str, Any]:
+        plan = registry.plan(schedule)
+        runs = simulator.check(plan, flow.rendered(schedule).kernel, seeds=seeds, progress=say)
+        return {"schedule": plan.slug, "runs": runs}
+
+    made, wrong = each("simulating", chosen(schedules, every), run)
+    told = (f"{one['schedule']}: {one['runs']} runs, all right" for one in made)
+    answer(as_json, made, told, wrong)
 
 
 @click.command()

@@ -19,7 +19,7 @@ from fagen.signature import Signature
 class Role:
     """Warps of a kernel that set their own number of registers by setmaxnreg."""
 
-    name: str  # "consumer" | "producer"
+    name: str  # "producer", or what a consumer is called
     registers: int  # per thread
 
 
@@ -53,7 +53,7 @@ class Plan(Protocol):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """Who sets registers of their own; none where no warp is specialised."""
+        """Who sets registers of their own, the producer last; none where no warp is specialised."""
 
     @property
     def modelled_registers(self) -> int:

@@ -42,10 +42,11 @@ def _rows(of: Plan, binary: Binary) -> Iterator[tuple[str, int, int]]:
     report, machine = binary.report, binary.report.machine
     yield "registers per thread at launch", report.registers, of.launch_registers
     if machine:
-        used = {"consumer": machine.consumer_registers, "producer": machine.producer_registers}
-        for role in of.roles:
-            if (figure := used[role.name]) is not None:
-                yield f"  of the {role.name}, in use", figure, role.registers
+        used = (machine.consumer_registers, machine.producer_registers)
+        for roles, figure in zip((of.roles[:-1], of.roles[-1:]), used, strict=True):
+            if roles and figure is not None:
+                name = roles[0].name if len(roles) == 1 else "consumers"
+                yield f"  of the {name}, in use", figure, max(role.registers for role in roles)
         if not of.roles:
             yield "  in use", machine.registers, of.launch_registers
     yield "spilled bytes per thread", report.spill_store_bytes, of.max_spill_bytes

@@ -80,6 +80,15 @@ def test_a_gradient_of_the_output_may_lie_anyhow(used: Callable[[Tensor], Tensor
         assert near(tensor.grad, fine)
 
 
+def test_what_kernels_cannot_read_in_whole_pieces_is_copied() -> None:
+    storage = torch.zeros(2 * 3 * 4 * 16 + 8, dtype=torch.bfloat16)
+    for offset, step, taken in ((0, 1, True), (8, 1, True), (1, 1, False), (0, 2, False)):
+        laid = storage[offset:].as_strided((2, 3, 4, 16 // step), (192, 64, 16, step), offset)
+        found = backward._laid_out(laid)
+        assert (found is laid) == taken and torch.equal(found, laid)
+        assert found.storage_offset() % 8 == 0 and found.stride(-1) == 1
+
+
 def test_the_log_sum_exp_alone_has_some() -> None:
     tensors = qkv()
     out, lse = fagen.attention(*tensors, return_lse=True)

@@ -75,7 +75,7 @@ def test_tiles_of_the_kernels_own_code_hold_every_key_that_a_row_sees_once(mask,
         block_m=plan.block_m,
         block_n=plan.block_n,
         head=cut(text, "template <class Integer>", "// Rows (batch,"),
-        code=cut(text, "struct Keys {", "// ---- Loading"),
+        code=cut(text, "struct Keys {", "// ---- Rows"),
         full_last="tile.full_last" if mask.first_by_row else "tile.last",
     )
     (tmp_path / "tiles.cpp").write_text(program)
@@ -113,6 +113,7 @@ inline float __shfl_xor_sync(unsigned, float value, int other) {{
   return __uint_as_float(simt::exchange(__float_as_uint(value), other));
 }}
 #define __grid_constant__
+using std::max, std::min;
 struct CUtensorMap {{}};
 namespace cutlass::arch {{
 struct ClusterBarrier {{ uint64_t state; }};
@@ -175,17 +176,17 @@ def accumulators(plan: Plan, dq: Tensor) -> Tensor:
     PTX ISA, wgmma.m64nN: a warp has 16 rows; register 4 i + j of lane 4 g + q is row g + j / 2 · 8,
     column 8 i + 2 q + j % 2.
     """
-    width = plan.dq_columns
-    parts = dq.split(64) if not plan.shares_rows else dq.split(width, dim=1)
+    parts = dq.split(plan.dq_columns, dim=1) if plan.shares_rows else dq.split(64)
     return torch.cat(
         [
-            part.view(4, 2, 8, width // 8, 4, 2).permute(3, 0, 2, 4, 1, 5).reshape(-1)
+            part.reshape(4, 2, 8, part.shape[1] // 8, 4, 2).permute(3, 0, 2, 4, 1, 5).reshape(-1)
             for part in parts
         ]
     )
 
 
-@pytest.mark.parametrize("slug", SPREAD)
+# sums that blocks round go through a ring: the simulator's tests
+@pytest.mark.parametrize("slug", [slug for slug in SPREAD if "roundblock" not in slug])
 def test_the_row_kernels_own_text_prepares_rows_and_rounds_dq(slug, tmp_path):
     plan = planned(slug)
     text = render(plan).kernel
@@ -216,6 +217,9 @@ def test_the_row_kernels_own_text_prepares_rows_and_rounds_dq(slug, tmp_path):
         size = 2 * batch * heads * plan.record_bytes
         records = torch.frombuffer(said[:size], dtype=torch.float32)
         records = records.view(batch, heads, 2, plan.record_bytes // 4)
+        if plan.counts_additions:
+            assert torch.all(records[..., -4].view(torch.int32) == 0)
+            records = records[..., :-4]
         count = plan.statistics
         assert torch.all(records[..., : -2 * count] == 0), "dq is not cleared"
 

@@ -434,7 +434,7 @@ def test_no_module_but_vocab_writes_cpp():
     assert not [
         f"{called(path)}:{node.lineno}: {sign}"
         for path in FILES
-        if called(path) != "vocab.py"
+        if called(path) not in ("vocab.py", "simulator/translate.py")  # that reads it
         for node in walk(path, ast.Constant)
         for sign in signs
         if isinstance(node.value, str) and sign in node.value

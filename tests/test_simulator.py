@@ -1,23 +1,24 @@
 """Kernels' own text on the simulated GPU: right whatever happens when, and faults show."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from fagen import registry, simulator
-from fagen.errors import BuildError, DeviceError
+from fagen.errors import BuildError, DeviceError, VerificationError
 from fagen.kinds.backward.plan import Plan
 from fagen.kinds.backward.proof import case, errors_of
-from fagen.kinds.forward.accuracy import shape_error
-from fagen.measure.inputs import cell_of, inputs
 from fagen.problem import Sizes
 from fagen.render import render
 from fagen.simulator.translate import translated
 from tests.backward_helpers import SPREAD, planned
+from tests.cli_helpers import QUANTIZER, fagen
 
 DETERMINISTIC = ("bwd_fp16_d64_causal_m64n64_det", "bwd_bf16_d192_full_m64n64_det")
 # their sums of dQ go round a ring of heads
@@ -30,88 +31,57 @@ COMMITTED = tuple(path.stem for path in registry.schedules("backward"))
 OFTEN = (SPREAD[0], SPREAD[2], SPREAD[8], SPREAD[10], DETERMINISTIC[0], ROUNDED[0], PAIRS[0])
 
 
-def backward(plan: Plan, library: Path, sizes: Sizes, seed: int) -> tuple[bool, tuple[Tensor, ...]]:
-    """Whether dq, dk and dv keep the rule of the proof, and they."""
-    given, exact, rough = case(plan, sizes, seed=seed % 2, device="cpu")
-    named = dict(zip((one.name for one in plan.signature.arguments), given, strict=True))
-    into = {
-        f"d{name}": torch.full_like(named[name], math.nan, memory_format=torch.contiguous_format)
-        for name in "qkv"
-    }
-    simulator.call(plan, library, seed=seed, **named, **into)
-    return errors_of(sizes, tuple(into.values()), exact, rough).ok, tuple(into.values())
-
-
-@pytest.mark.parametrize(
-    "slug",
-    [
-        slug if slug in OFTEN else pytest.param(slug, marks=pytest.mark.long)
-        for slug in dict.fromkeys((*SPREAD, *DETERMINISTIC, *ROUNDED, *PAIRS, *COMMITTED))
-    ],
-)
-def test_the_backward_kernels_are_right_whatever_happens_when(slug, tmp_path):
-    # sections of one head, so that the ring of sums goes round
-    plan = replace(planned(slug), l2_share_bytes=1)
-    library = simulator.build(render(plan).kernel, tmp_path)
-    m, n = plan.block_m, plan.block_n
-    for seed, sizes in enumerate(
-        (
-            Sizes(1, 1, 1, 1, 1),
-            Sizes(1, 2, 1, m + 1, n + 1),
-            Sizes(1, 2, 2, 3 * n - 5, n // 2 + 3),
-            Sizes(2, 2, 1, m + 9, 2 * n - 1),
-            Sizes(1, 1, 1, 0, n),
-            Sizes(1, 2, 2, m, 0),
-            Sizes(1, 3, 1, 3 * m + 3, n + 5),
-            Sizes(2, 3, 3, m + 3, n + 5),
-        )
-    ):
-        ok, _ = backward(plan, library, sizes, seed)
-        assert ok, sizes
-
-
 FORWARD = [path.stem for path in registry.schedules("forward") if "e4m3" not in path.stem]
-# ping-pong; V's space for O, sums promoted; a cluster; no specialised producer
+# ping-pong; a cluster, V's space for O, promoted sums
 FORWARD_OFTEN = (
     "fwd_fp16_d128_causal_m128n128",
     "fwd_fp16_d256_full_m64n64_vspace_pm64_smemtotals_c2",
 )
 
 
+def some(slugs: Iterable[str], often: Iterable[str]) -> list[Any]:
+    """All slugs, those that are not tried often under -m long."""
+    rarely = pytest.mark.long
+    return [
+        slug if slug in often else pytest.param(slug, marks=rarely) for slug in dict.fromkeys(slugs)
+    ]
+
+
+def backward(plan: Plan, library: Path, sizes: Sizes, seed: int) -> tuple[bool, tuple[Tensor, ...]]:
+    """Whether dq, dk and dv keep the rule of the proof, and they."""
+    given, exact, rough = case(plan, sizes, seed=seed % 2, device="cpu")
+    named = dict(zip((one.name for one in plan.signature.arguments), given, strict=True))
+    into = {f"d{name}": torch.full_like(named[name], math.nan) for name in "qkv"}
+    simulator.call(plan, library, seed=seed, **named, **into)
+    return errors_of(sizes, tuple(into.values()), exact, rough).ok, tuple(into.values())
+
+
 @pytest.mark.parametrize(
-    "slug",
-    [
-        slug if slug in FORWARD_OFTEN else pytest.param(slug, marks=pytest.mark.long)
-        for slug in FORWARD
-    ],
+    "slug", some((*SPREAD, *DETERMINISTIC, *ROUNDED, *PAIRS, *COMMITTED), OFTEN)
 )
-def test_the_forward_kernels_are_right_whatever_happens_when(slug, tmp_path):
+def test_the_backward_kernels_are_right_whatever_happens_when(slug):
+    # sections of one head, so that the ring of sums goes round
+    plan = replace(planned(slug), l2_share_bytes=1)
+    assert simulator.check(plan, render(plan).kernel, seeds=1) == 8
+
+
+@pytest.mark.parametrize("slug", some(FORWARD, FORWARD_OFTEN))
+def test_the_forward_kernels_are_right_whatever_happens_when(slug):
     plan = registry.plan_of(slug)
-    library = simulator.build(render(plan).kernel, tmp_path)
-    m, n = plan.block_m, plan.block_n
-    for seed, sizes in enumerate(
-        (
-            Sizes(1, 1, 1, 1, 1),
-            Sizes(1, 2, 1, m + 1, n + 1),
-            Sizes(1, 2, 2, m - 1, 3 * n - 5),
-            Sizes(2, 2, 1, 2 * m + 9, 2 * n + 3),
-            Sizes(1, 2, 2, m + 3, 0),
-            Sizes(1, 3, 1, 2 * m + 3, n // 2),
-        )
-    ):
+    assert simulator.check(plan, render(plan).kernel, seeds=1) == 6
 
-        def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-            into = (
-                q.new_full((*q.shape[:3], v.shape[3]), math.nan),
-                torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan),
-            )
-            given = dict(q=q, k=k, v=v, scale=scale, out=into[0], lse=into[1])
-            simulator.call(plan, library, seed=seed, **given)  # noqa: B023
-            return into
 
-        cell = cell_of(plan, sizes)
-        error = shape_error(cell, kernel, *inputs(cell, seed=seed, device="cpu"))
-        assert error.ok, error
+def test_the_command_says_what_was_found():
+    slug = "bwd_fp16_d64_causal_m64n64"
+    answer = fagen("simulate", slug, "--seeds", "1")
+    assert answer.exit_code == 0, answer.output
+    assert answer.stdout == f"{slug}: 8 runs, all right\n"
+    refused = fagen("simulate", QUANTIZER)
+    assert refused.exit_code == VerificationError.exit_code
+    assert "have no proof on the simulator" in refused.stderr
+    eight_bits = fagen("simulate", "fwd_e4m3_d64_full_m128n128")
+    assert eight_bits.exit_code == BuildError.exit_code
+    assert "does not know the instruction" in eight_bits.stderr
 
 
 def test_gradients_in_a_fixed_order_are_the_same_bits_whatever_happens_when(tmp_path):
@@ -159,31 +129,28 @@ def test_a_wait_that_is_missing_shows(name, tmp_path):
     assert not all(is_right(plan, library, sizes, seed) for seed in range(8))
 
 
-def test_a_barrier_that_nobody_arrives_at_is_told(tmp_path, capfd):
+def test_a_barrier_that_nobody_arrives_at_is_told(tmp_path):
     plan = planned(SPREAD[0])
     kernel = render(plan).kernel
     arrival = "arrive(shared.q_empty[q.stage]);"
     assert arrival in kernel
     library = simulator.build(kernel.replace(arrival, ""), tmp_path)
-    with pytest.raises(DeviceError, match="could not be launched"):
+    with pytest.raises(DeviceError, match="simulator, seed 0: nobody can go on") as refused:
         backward(plan, library, Sizes(1, 2, 1, 400, 100), 0)
-    said = capfd.readouterr().err
-    assert "deadlock" in said
-    assert "1 threads from 0 on wait: for the mbarrier at byte" in said
+    assert "1 threads from 0 on wait for the mbarrier at byte" in str(refused.value)
     # and the next call is as if nothing had been
     whole = simulator.build(kernel, tmp_path)
     assert backward(plan, whole, Sizes(1, 2, 1, 400, 100), 0)[0]
 
 
-def test_one_arrival_too_many_is_told(tmp_path, capfd):
+def test_one_arrival_too_many_is_told(tmp_path):
     plan = planned(SPREAD[0])
     kernel = render(plan).kernel
     arrival = "shared.k_full.arrive_and_expect_tx(sizeof(shared.k));"
     assert arrival in kernel
     library = simulator.build(kernel.replace(arrival, arrival * 2), tmp_path)
-    with pytest.raises(DeviceError):
+    with pytest.raises(DeviceError, match="more arrive at the mbarrier at byte"):
         backward(plan, library, Sizes(1, 1, 1, 400, 100), 0)
-    assert "more arrive at the mbarrier at byte" in capfd.readouterr().err
 
 
 def test_an_instruction_that_it_does_not_know_is_refused_by_name():

@@ -129,17 +129,16 @@ def _machine_faults(machine: MachineCode, plan: Plan) -> list[str]:
         if machine.raised_to or machine.lowered_to:
             faults.append("setmaxnreg in a kernel without a producer warp")
         return faults
-    set_to = {"consumer": machine.raised_to, "producer": machine.lowered_to}
-    used_by = {"consumer": machine.consumer_registers, "producer": machine.producer_registers}
-    for role in plan.roles:
-        if set_to[role.name] != (role.registers,):
-            faults.append(
-                f"the {role.name} sets its registers to {set_to[role.name]}, planned are "
-                f"{role.registers}"
-            )
-        used = used_by[role.name]
-        if used is not None and used > role.registers:
-            faults.append(f"the {role.name} uses {used} registers, it has {role.registers}")
+    for roles, set_to, used in (
+        (plan.roles[:-1], machine.raised_to, machine.consumer_registers),
+        (plan.roles[-1:], machine.lowered_to, machine.producer_registers),
+    ):
+        names = " and the ".join(role.name for role in roles)
+        planned = tuple(sorted({role.registers for role in roles}))
+        if set_to != planned:
+            faults.append(f"the {names} set registers to {set_to}, planned are {planned}")
+        if used is not None and used > planned[-1]:
+            faults.append(f"the {names} uses {used} registers, it has {planned[-1]}")
     return faults
 
 

@@ -63,11 +63,14 @@ class Proof:
     `errors` runs a kernel over the shapes that have caught such kernels out, and returns a record
     for each; it raises VerificationError if any is wrong. `speeds` times it. Both pass a line for
     each shape to their last argument. `trial` is None where nothing is timed beside peers.
+    `simulated` does what `errors` does at small sizes, on a CPU: it runs a kernel by a function of
+    all tensors and scalars by the names of its signature.
     """
 
     errors: Callable[[Any, Binary, Say | None], tuple[Any, ...]]
     speeds: Callable[[Any, Binary, Say | None], tuple[Any, ...]]
     trial: Trial | None = None
+    simulated: Callable[[Any, Callable[..., None], Say | None], tuple[Any, ...]] | None = None
 
 
 def judged(

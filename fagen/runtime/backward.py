@@ -175,5 +175,6 @@ def _laid_out(dout: Tensor) -> Tensor:
     step = SM90.tma_alignment // dout.element_size()
     *strides, last = dout.stride()
     # where it begins in its storage, since what torch traces has no address
-    pieces = all(along % step == 0 for along in (*strides, dout.storage_offset()))
-    return dout if last == 1 and pieces else dout.contiguous()
+    if last == 1 and all(along % step == 0 for along in (*strides, dout.storage_offset())):
+        return dout
+    return dout.clone(memory_format=torch.contiguous_format)

@@ -4,15 +4,22 @@ For who has no Hopper GPU, or a kernel that hangs on one: a deadlock is told by 
 It takes seconds for what a GPU does in microseconds, so sizes are to be small.
 """
 
+import ctypes
 import hashlib
+import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fagen.errors import BuildError
-from fagen.kind import Plan
+from fagen.errors import BuildError, DeviceError, VerificationError
+from fagen.kind import Plan, load_named
 from fagen.process import run
+from fagen.registry import kind
 from fagen.simulator.translate import translated
 from fagen.toolchain import find_gxx
+
+Say = Callable[[str], None]
 
 _HEADER = Path(__file__).with_name("gpu.hpp")
 _FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-fno-strict-aliasing", "-fno-gnu-unique", "-w")
@@ -40,10 +47,40 @@ def call(plan: Plan, library: Path, *, seed: int = 0, **given: Any) -> None:
     """Run a kernel that `build` made on tensors of the CPU, by the names of its signature.
 
     `seed` draws when what is asynchronous happens. Raises ValueError for a wrong argument,
-    DeviceError where the kernel is stuck: who waits for what goes to standard error.
+    DeviceError, with who waits for what, where the kernel is stuck.
     """
     from fagen.runtime.c_interface import described, library_at  # torch
 
+    loaded = library_at(library)
     launch = described(plan, library, given)
-    library_at(library)["fagen_simulator_seed"](seed)
-    launch(None)
+    loaded["fagen_simulator_seed"](seed)
+    try:
+        launch(None)
+    except DeviceError as error:
+        said = loaded["fagen_simulator_said"]
+        said.restype = ctypes.c_char_p
+        if not (why := said().decode()):
+            raise
+        raise DeviceError(f"{plan.slug} on the simulator, seed {seed}: {why}") from error
+
+
+def check(plan: Plan, kernel: str, *, seeds: int = 2, progress: Say | None = None) -> int:
+    """Run a kernel's text at the small sizes of its kind's Proof, with so many seeds.
+
+    Returns how many runs there were; `progress` is told a line of each. Raises VerificationError
+    where one was wrong, or its kind has no such proof, BuildError and DeviceError as above.
+    """
+    from fagen.measure.proof import Proof  # torch
+
+    proof: Proof = load_named(kind(plan.kind).proof)
+    if not proof.simulated:
+        raise VerificationError(
+            f"{plan.slug}: kernels of the kind {plan.kind} have no proof on the simulator; "
+            f"`fagen verify {plan.slug}` runs them on a Hopper GPU"
+        )
+    runs = 0
+    with tempfile.TemporaryDirectory() as folder:
+        library = build(kernel, Path(folder))
+        for seed in range(seeds):
+            runs += len(proof.simulated(plan, partial(call, plan, library, seed=seed), progress))
+    return runs

@@ -220,6 +220,7 @@ struct Machine {
   std::vector<std::shared_ptr<BulkStore>> bulk_stores;         // likewise
   const std::function<void()>* body = nullptr;
   bool failed = false;
+  std::string said;  // why
   std::vector<void*> stacks;
   std::vector<char*> memories;
 
@@ -243,9 +244,13 @@ inline int lane() { return self().index % kWarp; }
   std::abort();
 }
 
+inline std::string told(const dim3& b) {
+  return "block (" + std::to_string(b.x) + ", " + std::to_string(b.y) + ", " + std::to_string(b.z) + ")";
+}
+
 [[noreturn]] inline void fail(const std::string& said) {
   const dim3& b = self().block->index;
-  std::fprintf(stderr, "simulator: block (%u, %u, %u), thread %d: %s\n", b.x, b.y, b.z, self().index, said.c_str());
+  machine.said = told(b) + ", thread " + std::to_string(self().index) + ": " + said;
   machine.failed = true;
   leave();
 }
@@ -361,7 +366,7 @@ inline std::unique_ptr<Block> new_block(unsigned flat, int threads) {
 }
 
 inline void tell_deadlock(const std::vector<std::unique_ptr<Block>>& blocks) {
-  std::fprintf(stderr, "simulator: deadlock\n");
+  machine.said = "nobody can go on";
   for (const auto& block : blocks) {
     std::map<std::string, std::pair<int, int>> waiting;  // first thread, count
     for (const Thread& thread : block->threads) {
@@ -371,14 +376,11 @@ inline void tell_deadlock(const std::vector<std::unique_ptr<Block>>& blocks) {
         if (offset >= 0 && offset < int64_t(kSharedBytes)) {
           said += " at byte " + std::to_string(offset) + " of shared memory, parity " + std::to_string(thread.wait.value);
         }
-        auto& [first, count] = waiting.try_emplace(said, thread.index, 0).first->second;
-        ++count;
+        ++waiting.try_emplace(said, thread.index, 0).first->second.second;
       }
     }
-    const dim3& b = block->index;
     for (const auto& [said, who] : waiting) {
-      std::fprintf(stderr, "  block (%u, %u, %u): %d threads from %d on wait: %s\n", b.x, b.y, b.z, who.second, who.first,
-                   said.c_str());
+      machine.said += "\n  " + told(block->index) + ": " + std::to_string(who.second) + " threads from " + std::to_string(who.first) + " on wait " + said;
     }
   }
 }
@@ -1068,4 +1070,6 @@ inline cudaError_t cudaGetLastError() {
   return failed ? cudaErrorLaunchFailure : cudaSuccess;
 }
 
-extern "C" inline __attribute__((used, visibility("default"))) void fagen_simulator_seed(uint64_t seed) { sim::machine.random.seed(seed); }
+extern "C" inline __attribute__((used)) void fagen_simulator_seed(uint64_t seed) { sim::machine.random.seed(seed); }
+// Why the last call failed.
+extern "C" inline __attribute__((used)) const char* fagen_simulator_said() { return sim::machine.said.c_str(); }

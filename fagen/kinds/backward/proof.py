@@ -5,6 +5,7 @@ the same formula computed in 16 bits, and twice what rounding makes of fp64 + 0.
 FlashAttention's own tests). The workspace and the outputs are filled with NaN beforehand.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -162,6 +163,36 @@ def check(plan: Plan, binary: Binary, progress: Say | None) -> tuple[GradientErr
     return judged(plan, errors, _line, progress)
 
 
+def simulated(
+    plan: Plan, run: Callable[..., None], progress: Say | None
+) -> tuple[GradientError, ...]:
+    """Check the kernels on a CPU, where `run` takes tensors by name; a line for each size.
+
+    Raises VerificationError after the last of them if any broke the rule.
+    """
+    m, n = plan.block_m, plan.block_n
+
+    def error(sizes: Sizes, seed: int) -> GradientError:
+        given, exact, rough = case(plan, sizes, seed=seed, device="cpu")
+        names = (one.name for one in plan.signature.arguments)
+        named = dict(zip(names, given, strict=True))
+        into = {f"d{name}": torch.full_like(named[name], math.nan) for name in ("q", "k", "v")}
+        run(**named, **into)
+        return errors_of(sizes, tuple(into.values()), exact, rough)
+
+    sizes = (
+        Sizes(1, 1, 1, 1, 1),
+        Sizes(1, 2, 1, m + 1, n + 1),
+        Sizes(1, 2, 2, 3 * n - 5, n // 2 + 3),
+        Sizes(2, 2, 1, m + 9, 2 * n - 1),
+        Sizes(1, 1, 1, 0, n),
+        Sizes(1, 2, 2, m, 0),
+        Sizes(1, 3, 1, 3 * m + 3, n + 5),
+        Sizes(2, 3, 3, m + 3, n + 5),
+    )
+    return judged(plan, (error(one, seed) for seed, one in enumerate(sizes)), _line, progress)
+
+
 def _line(error: GradientError) -> str:
     sizes = Sizes(error.batch, error.heads, error.kv_heads, error.seqlen_q, error.seqlen_k)
     return f"  {sizes!s:40} {error.said}  {'ok' if error.ok else 'WRONG'}"
@@ -189,4 +220,4 @@ TRIAL = Trial(
     error=_error,
     compared=tuple,
 )
-PROOF = Proof(check, _speeds, TRIAL)
+PROOF = Proof(check, _speeds, TRIAL, simulated)

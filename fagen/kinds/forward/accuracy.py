@@ -54,6 +54,36 @@ def check(
     return judged(plan, errors, _line, progress)
 
 
+def simulated(
+    plan: Plan, run: Callable[..., None], progress: Callable[[str], None] | None
+) -> tuple[ShapeError, ...]:
+    """Check a kernel of 16 bits on a CPU, where `run` takes tensors by name; a line for each size.
+
+    Raises VerificationError after the last of them if any broke the rule.
+    """
+    m, n = plan.block_m, plan.block_n
+    sizes = (
+        Sizes(1, 1, 1, 1, 1),
+        Sizes(1, 2, 1, m + 1, n + 1),
+        Sizes(1, 2, 2, m - 1, 3 * n - 5),
+        Sizes(2, 2, 1, 2 * m + 9, 2 * n + 3),
+        Sizes(1, 2, 2, m + 3, 0),
+        Sizes(1, 3, 1, 2 * m + 3, n // 2),
+    )
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        out, lse = outputs(plan, q)
+        run(q=q, k=k, v=v, scale=scale, out=out, lse=lse)
+        return out, lse
+
+    cells = [cell_of(plan, one) for one in sizes]
+    errors = (
+        shape_error(cell, kernel, *inputs(cell, seed=number, device="cpu"))
+        for number, cell in enumerate(cells)
+    )
+    return judged(plan, errors, _line, progress)
+
+
 def kernel_error(
     plan: Plan, library: Path, cell: Cell, q: Tensor, k: Tensor, v: Tensor
 ) -> ShapeError:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fagen.build import Binary
-from fagen.kinds.forward.accuracy import check, kernel_error
+from fagen.kinds.forward.accuracy import check, kernel_error, simulated
 from fagen.kinds.forward.operands import alike, arguments, launch, outputs
 from fagen.kinds.forward.plan import Plan
 from fagen.measure.cells import compare, speeds
@@ -35,4 +35,4 @@ TRIAL = Trial(
     alike=alike,
     error=kernel_error,
 )
-PROOF = Proof(_errors, _speeds, TRIAL)
+PROOF = Proof(_errors, _speeds, TRIAL, simulated)
