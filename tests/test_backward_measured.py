@@ -247,7 +247,7 @@ def test_a_run_of_gradients_says_so_wherever_it_writes(script, made_up_gpu, tmp_
 
     run = script("run")
     pretend(run, monkeypatch)
-    words = ["--pass", "backward", "--head-dim", "64", "--head-dim", "256", "--seqlen", "1024"]
+    words = ["--pass", "backward", "--head-dim", "64", "--head-dim", "32", "--seqlen", "1024"]
     assert run.main([*words, "--dtype", "fp16", "--dtype", "bf16", "--out", str(tmp_path)]) == 0
     names = sorted(path.name for path in tmp_path.iterdir())
     (stem,) = {name.partition("backward")[0] for name in names}
@@ -259,7 +259,7 @@ def test_a_run_of_gradients_says_so_wherever_it_writes(script, made_up_gpu, tmp_
     assert {row.regime for row in rows} == {"sustained", "burst"}, "not on wide scores too"
     page = (tmp_path / f"{stem}backward.md").read_text()
     assert "2.5 times" in page and "full, backward" in page and "fagen in bf16" in page
-    missing = "no committed schedule: fp16 hd256 full backward B=16 H=8 Sq=1024 Sk=1024"
+    missing = "no committed schedule: fp16 hd32 full backward B=16 H=64 Sq=1024 Sk=1024"
     assert missing in page and page.count("no committed schedule") == 1
     drawn = (tmp_path / f"{stem}backward-fp16-burst.svg").read_text()
     assert "<!-- Attention backward, fp16, burst -->" in drawn

@@ -179,7 +179,7 @@ def test_a_default_follows_from_keys_that_the_slug_says_and_from_nothing_else(sc
         "fwd_fp16_d128_causal_m128n128_eachmax_t1p3",
         "fwd_fp16_d" + "1" * 5000 + "_causal_m128n128",
         "quant_fp16_d128_sblock",
-        "bwd_fp16_d96_causal_m64n128",
+        "bwd_fp16_d96_causal_m64n128_dqall",
     ],
 )
 def test_what_no_schedule_is_called_is_refused(slug):

@@ -38,11 +38,12 @@ SLUG = SlugForm(
     example="bwd_fp16_d128_causal_m64n128",
 )
 
-# Registers of a thread of a producer, of a consumer, of the one that computes dQ, by (dq_by,
-# consumers). With 24 a producer of several boxes to a tile spills, which costs less than consumers
+# Registers of a thread of a producer, of a consumer, of the one that computes dQ: by (dq_by,
+# consumers), or by what else takes more. With 24 a producer of several boxes to a tile spills, which costs less than consumers
 # that do.
 _REGISTERS = {
-    "gradients": (24, 240, 240),
+    "gradients": (40, 232, 232),
+    "very wide gradients": (24, 240, 240),
     "ahead": (24, 240, 240),
     ("all", 1): (40, 240, 240),
     ("all", 2): (40, 232, 232),
@@ -55,7 +56,8 @@ _REGISTERS = {
 def _registers(role: int) -> Callable[[Mapping[str, Any]], int]:
     def derive(keys: Mapping[str, Any]) -> int:
         if keys["split"] == "gradients":
-            return _REGISTERS["gradients"][role]
+            very = max(keys["head_dim"], keys["head_dim_v"]) > _VERY_WIDE
+            return _REGISTERS["very wide gradients" if very else "gradients"][role]
         if keys["intra_warpgroup"] and keys["dq_by"] == "all" and consumers(keys) == 2:
             return _REGISTERS["ahead"][role]
         # one consumer that computes dQ is all there are
