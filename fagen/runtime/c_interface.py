@@ -57,13 +57,14 @@ def bind(plan: Plan, library: Path, **given: Any) -> Callable[[], None]:
     Raises ValueError for a wrong argument, DeviceError where the tensors are on no GPU; so does the
     function where the GPU refuses.
     """
+    sizes = _checked(plan, given)
     device = given[plan.signature.leader.name].device
     if device.type != "cuda":
         raise DeviceError(
             f"{plan.slug}: {plan.signature.leader.name} is on {device}; the kernel runs on a "
             "Hopper GPU"
         )
-    launch = described(plan, library, given)
+    launch = described(plan, library, given, sizes)
 
     def enqueue() -> None:
         # a context costs microseconds, which a short kernel does not hide
@@ -74,14 +75,14 @@ def bind(plan: Plan, library: Path, **given: Any) -> Callable[[], None]:
     return enqueue
 
 
-def described(plan: Plan, library: Path, given: Mapping[str, Any]) -> Callable[[int | None], None]:
+def described(
+    plan: Plan, library: Path, given: Mapping[str, Any], sizes: Sizes | None = None
+) -> Callable[[int | None], None]:
     """Return a function that calls the kernel on these very tensors, on a stream; see `bind`.
 
-    Where the tensors are is not looked at.
+    Where the tensors are is not looked at; `sizes` are those of arguments that were checked.
     """
-    refuse_unknown(plan, given)
-    sizes = checked(plan, given)
-    check_outputs(plan, given, sizes)
+    sizes = _checked(plan, given) if sizes is None else sizes
     args = arguments(plan, given, sizes)
     loaded = library_at(library)
     needed = workspace_bytes(plan.slug, library, args)
@@ -103,6 +104,13 @@ def described(plan: Plan, library: Path, given: Mapping[str, Any]) -> Callable[[
             raise DeviceError(f"{plan.slug}: {message(status).decode()}")
 
     return launch
+
+
+def _checked(plan: Plan, given: Mapping[str, Any]) -> Sizes:
+    refuse_unknown(plan, given)
+    sizes = checked(plan, given)
+    check_outputs(plan, given, sizes)
+    return sizes
 
 
 def call(plan: Plan, library: Path, **given: Any) -> None:

@@ -39,8 +39,8 @@ SLUG = SlugForm(
 )
 
 # Registers of a thread of a producer, of a consumer, of the one that computes dQ: by (dq_by,
-# consumers), or by what else takes more. With 24 a producer of several boxes to a tile spills, which costs less than consumers
-# that do.
+# consumers), or by what else takes more. With 24 a producer of several boxes to a tile spills,
+# which costs less than consumers that do.
 _REGISTERS = {
     "gradients": (40, 232, 232),
     "very wide gradients": (24, 240, 240),
