@@ -274,3 +274,25 @@ def test_a_second_derivative_is_refused(kernel):
     dout, q, *others = given
     with pytest.raises(Exception, match="the backward pass has none yet"):
         call(dout, q.requires_grad_(), *others)
+
+
+def test_small_weights_of_long_rows_keep_their_bits_in_fp16(monkeypatch):
+    """P of 4,096 keys is 2^-12 in the mean, and dS of a small dO lies where fp16 has few bits."""
+    plan, sizes = planned("bwd_fp16_d64_full_m128n128"), Sizes(1, 1, 1, 8, 4_096)
+    dout, q, k, v = proof.inputs(plan, sizes, device="cpu")
+    given, exact, _ = proof.judged_by(plan, dout / 1_024, q, k, v)
+
+    def error() -> float:
+        dq, exact_dq = compute(plan, *given)[0].double(), exact[0]  # dk and dv are small themselves
+        return ((dq - exact_dq).norm() / exact_dq.norm()).item()
+
+    lifted = error()
+    monkeypatch.setattr(type(plan), "max_p_offset", 0)
+    assert lifted < error() / 4
+
+
+def test_weights_are_lifted_by_the_number_of_keys_and_in_fp16_alone():
+    fp16, bf16 = planned("bwd_fp16_d64_full_m128n128"), planned("bwd_bf16_d64_full_m128n128")
+    lengths = (0, 1, 256, 257, 512, 513, 1 << 16, 1 << 20)
+    assert [fp16.p_offset(n) for n in lengths] == [0, 0, 0, 1, 1, 2, 8, 8]
+    assert {bf16.p_offset(n) for n in lengths} == {0}

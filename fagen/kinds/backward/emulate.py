@@ -38,9 +38,12 @@ def compute(
     if dlse is not None:
         delta = delta - dlse
     # infinity in a row that sees no key: its P is 0
-    reference = torch.where(lse == -math.inf, math.inf, lse * _LOG2_E)
+    offset = plan.p_offset(seqlen_k)
+    reference = torch.where(lse == -math.inf, math.inf, lse * _LOG2_E - offset)
     delta = delta.masked_fill(lse == -math.inf, 0)
     scale_log2 = float(torch.tensor(scale).float() * torch.tensor(_LOG2_E).float())
+
+    unscale = 2.0**-offset
 
     dq = torch.zeros_like(queries)
     dk, dv = torch.zeros_like(keys), torch.zeros_like(values)
@@ -57,11 +60,12 @@ def compute(
         ds = p * (grad @ values[:, :, block].mT - delta[..., None])
         # what the tensor cores read next is rounded
         p, ds = (x.to(q.dtype).float() for x in (p, ds))
-        dv[:, :, block] = p.mT @ grad
-        dk[:, :, block] = ds.mT @ queries * scale
+        dv[:, :, block] = p.mT @ grad * unscale
+        dk[:, :, block] = ds.mT @ queries * (scale * unscale)
         dq += ds @ keys[:, :, block]
 
     def grouped(x: Tensor) -> Tensor:
         return x.unflatten(1, (kv_heads, group)).sum(2).transpose(1, 2).to(q.dtype).contiguous()
 
-    return (dq * scale).transpose(1, 2).to(q.dtype).contiguous(), grouped(dk), grouped(dv)
+    dq = (dq * (scale * unscale)).transpose(1, 2).to(q.dtype).contiguous()
+    return dq, grouped(dk), grouped(dv)

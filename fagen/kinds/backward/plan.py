@@ -64,6 +64,10 @@ class Plan:
     """
 
     kind: ClassVar[str] = "backward"
+    # P of 2^unlifted_bits keys and fewer is as it is; of more it is lifted, by 2^max_p_offset at
+    # most, so that dS stays finite up to a dP of 255
+    unlifted_bits: ClassVar[int] = 8
+    max_p_offset: ClassVar[int] = 8
     blocks: ClassVar[int] = 1  # that a multiprocessor should hold at least
 
     schedule: Schedule
@@ -123,6 +127,16 @@ class Plan:
     def counts_additions(self) -> bool:
         """Whether there is a number of the parts of dQ that have been added up."""
         return self.deterministic or self.dq_rounding == "block"
+
+    @property
+    def offsets_p(self) -> bool:
+        """Whether P and dS are rounded to a dtype of few exponents, so that they are lifted."""
+        return self.dtype.largest > 0
+
+    def p_offset(self, seqlen_k: int) -> int:
+        """Return by how many powers of two P and dS are lifted where they are rounded."""
+        lifted = max(0, seqlen_k - 1).bit_length() - self.unlifted_bits
+        return min(max(0, lifted), self.max_p_offset) if self.offsets_p else 0
 
     @property
     def passes(self) -> bool:

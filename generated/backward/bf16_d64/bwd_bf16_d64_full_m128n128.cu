@@ -255,7 +255,7 @@ struct Params {
   FastDivisor section_tiles;  // of heads whose Q, dO and dQ share the L2 cache
   FastDivisor section_heads, last_section_heads;
   FastDivisor kv_heads_divisor;
-  float scale, scale_log2;  // scale * log2(e)
+  float scale, scale_log2;  // of dQ and dK; of S, times log2(e)
 
   __device__ __forceinline__ RowBlock& row_block(int batch, int head, int m_block) const {
     return row_blocks[(int64_t(batch) * heads + head) * m_blocks + m_block];

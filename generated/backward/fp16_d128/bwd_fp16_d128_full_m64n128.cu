@@ -255,7 +255,9 @@ struct Params {
   FastDivisor section_tiles;  // of heads whose Q, dO and dQ share the L2 cache
   FastDivisor section_heads, last_section_heads;
   FastDivisor kv_heads_divisor;
-  float scale, scale_log2;  // scale * log2(e)
+  float p_offset,
+      unscale;  // P and dS are 2^p_offset times as large as they are; unscale undoes that
+  float scale, scale_log2;  // of dQ and dK, with unscale; of S, times log2(e)
 
   __device__ __forceinline__ RowBlock& row_block(int batch, int head, int m_block) const {
     return row_blocks[(int64_t(batch) * heads + head) * m_blocks + m_block];
@@ -379,7 +381,8 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
       if (lse > -INFINITY && params.dlse.data) {
         delta -= params.dlse.of(batch, head)[query];
       }
-      block.lse[statistic_of(row)] = lse > -INFINITY ? lse * 1.44269504089f : INFINITY;
+      block.lse[statistic_of(row)] =
+          lse > -INFINITY ? lse * 1.44269504089f - params.p_offset : INFINITY;
       block.minus_delta[statistic_of(row)] = lse > -INFINITY ? -delta : 0.f;
     }
   }
@@ -958,7 +961,7 @@ struct Consumer : Warpgroup {
       }
     }
     barrier_sync(kAllConsumers, kConsumers * kWarpgroup);  // K has been read, and V
-    store<kHeadDimVPadded, kVSlab, kVSwizzleBits>(params.dv, shared.v, dv, 1.f, tile);
+    store<kHeadDimVPadded, kVSlab, kVSwizzleBits>(params.dv, shared.v, dv, params.unscale, tile);
     store<kHeadDimPadded, kQkSlab, kQkSwizzleBits>(params.dk, shared.k, dk, params.scale, tile);
     finish();
   }
@@ -1264,7 +1267,15 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   params.seqlen_q = a.seqlen_q;
   params.seqlen_k = a.seqlen_k;
   params.m_blocks = m_blocks;
-  params.scale = a.scale;
+  // P of many keys is small, and numbers below 2^-14 have fewer bits: its mean is lifted to 2^-8.
+  int bits = 0;
+  while ((int64_t(1) << bits) < a.seqlen_k) {
+    ++bits;
+  }
+  const int p_offset = std::clamp(bits - 8, 0, 8);
+  params.p_offset = float(p_offset);
+  params.unscale = std::ldexp(1.f, -p_offset);
+  params.scale = a.scale * params.unscale;
   params.scale_log2 = a.scale * 1.44269504089f;
 
   // Tiles come in sections of heads whose rows fit their share of the L2 cache.
@@ -1321,6 +1332,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_full_m64n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d128_full_m64n128",
-      "aab04153d016fd02d53dfa4b19b8a649e0ef11703d987c3d0c2f815ac04b50fc"};
+      "47d11b9f619515ed73fa581a992f098a3477c5e70c741912ed6824d13699449d"};
   return &info;
 }
