@@ -27,7 +27,7 @@ ORDER = [
     *("problem", "signature", "launch", "records", "kind", "kinds", "registry"),
     *("render", "toolchain", "machine", "build", "dispatch", "evidence", "picking", "vendor"),
     *("e4m3", "kinds.emulate", "runtime", "huggingface", "flash_attn_interface"),
-    *("simulator", "measure", "kinds.proof"),
+    *("measure", "kinds.proof", "simulator"),
     *("flow", "search", "report", "console", "commands"),
 ]
 
