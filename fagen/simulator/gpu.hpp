@@ -174,6 +174,7 @@ struct Thread {
   int index;
   bool ended = false;
   Wait wait;
+  uint64_t passed = 0;  // waits for mbarriers
   const uint32_t* watched = nullptr;  // global memory that it last looked at, and what it saw there
   uint32_t seen = 0;
   std::vector<std::shared_ptr<BulkStore>> open_stores;
@@ -207,6 +208,7 @@ struct Block {
   std::vector<Thread> threads;
   std::vector<Warp> warps;
   NamedBarrier barriers[17];  // the last of them is the cluster's
+  bool (*mbarrier_test)(const void*, uint64_t) = nullptr;
   int living = 0;
 };
 
@@ -582,6 +584,23 @@ inline uint32_t mapa(uint32_t address, int rank) { return address % (1u << kRank
 
 inline uint32_t swizzled(uint32_t address, int bits) { return address ^ (address >> 3 & ((1u << bits) - 1) << 4); }
 
+// Whether all lanes of a thread's warp have passed as many mbarriers as it has, or can never.
+inline bool in_step(const void* object, uint64_t) {
+  const Thread& own = *static_cast<const Thread*>(object);
+  const int first = own.index / kWarp * kWarp;
+  for (int i = first; i < std::min<int>(first + kWarp, own.block->threads.size()); ++i) {
+    const Thread& other = own.block->threads[i];
+    const bool elsewhere = other.wait.test && other.wait.test != own.block->mbarrier_test;
+    if (!other.ended && other.passed < own.passed && !elsewhere) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// A warp's lanes go through instructions together: none arrives while another has yet to see what it has waited for.
+inline void keep_step() { wait_for({in_step, &self(), 0, "for its warp"}); }
+
 // An mbarrier: 8 bytes of shared memory.
 struct MBarrier {
   uint16_t phase : 1, expected : 15;
@@ -595,7 +614,10 @@ struct MBarrier {
     }
   }
   void init(int count) { *this = {0, uint16_t(count), int16_t(count), 0}; }
-  void arrive() { take(1); }
+  void arrive() {
+    keep_step();
+    take(1);
+  }
   void take(int count) {
     if (pending < count) {
       fail("more arrive at the mbarrier at byte " + std::to_string(shared_address(this)) + " than its " +
@@ -609,7 +631,11 @@ struct MBarrier {
     settle();
   }
   static bool passed(const void* object, uint64_t parity) { return static_cast<const MBarrier*>(object)->phase != parity; }
-  void wait(uint32_t parity) const { wait_for({passed, this, parity, "for the mbarrier"}); }
+  void wait(uint32_t parity) const {
+    self().block->mbarrier_test = passed;
+    wait_for({passed, this, parity, "for the mbarrier"});
+    ++self().passed;
+  }
 };
 static_assert(sizeof(MBarrier) == 8);
 
