@@ -141,6 +141,7 @@ int main(int, char** words) {{
   Params params = {{}};
   params.heads = heads;
   params.seqlen_q = seqlen;
+  params.seqlen_k = seqlen / 2;
   params.m_blocks = (seqlen + kBlockM - 1) / kBlockM;
   params.scale = 0.25f;
   const auto strides = [&](auto* data, int columns) {{
@@ -221,7 +222,8 @@ def test_the_row_kernels_own_text_prepares_rows_and_rounds_dq(slug, tmp_path):
             assert torch.all(records[..., -4].view(torch.int32) == 0)
             records = records[..., :-4]
         count = plan.statistics
-        assert torch.all(records[..., : -2 * count] == 0), "dq is not cleared"
+        cleared = records[..., : -2 * count] == 0
+        assert plan.first_stores or torch.all(cleared), "dq is not cleared"
 
         found_lse = in_rows(plan, records[..., -2 * count : -count])
         right = torch.where(lse == -math.inf, math.inf, lse * math.log2(math.e))

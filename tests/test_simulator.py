@@ -97,6 +97,26 @@ def test_gradients_in_a_fixed_order_are_the_same_bits_whatever_happens_when(tmp_
     assert not all(found["bwd_fp16_d64_causal_m64n64"]), "the order of additions never changed"
 
 
+# of two that add in turns; and what is made known too early
+ORDER_FAULTS = {
+    "a part is added before its turn": "await_count(&rows.added, turn);",
+    "it counts before it is there": "await_additions<0>();",
+    "a late one misses its phase": "shared.dq_full[adder]",
+}
+
+
+@pytest.mark.parametrize("name", ORDER_FAULTS)
+def test_additions_in_order_need_each_of_their_waits(name, tmp_path):
+    plan = planned(DETERMINISTIC[0])
+    kernel, right = render(plan).kernel, ORDER_FAULTS[name]
+    assert right in kernel
+    broken = kernel.replace(right, "shared.dq_full[0]" if "full" in right else "")
+    library = simulator.build(broken, tmp_path)
+    sizes = Sizes(1, 2, 1, 64 * 5 + 3, 261)
+    runs = [attempt(plan, library, sizes, seed) for seed in range(0, 16, 2)]
+    assert not all(run is not None and torch.equal(run, runs[0]) for run in runs)
+
+
 FAULTS = {
     "Q is not waited for": "shared.q_full[q.stage].wait(q.phase);",
     "nor is dO": "shared.dout_full[q.stage].wait(q.phase);",
@@ -106,6 +126,14 @@ FAULTS = {
     "S is read before it is there": "    wgmma_wait<1>();\n    fence_operand(s);",
     "dQ is overwritten before it has been read": "cute::tma_store_wait<0>();  // it has been read",
 }
+
+
+def attempt(plan: Plan, library: Path, sizes: Sizes, seed: int) -> Tensor | None:
+    """dq, unless the kernel is stuck."""
+    try:
+        return backward(plan, library, sizes, seed)[1][0]
+    except DeviceError:
+        return None
 
 
 def is_right(plan: Plan, library: Path, sizes: Sizes, seed: int) -> bool:

@@ -751,6 +751,12 @@ inline void bulk_add(void* to, uint32_t from, int bytes) {
            }});
 }
 
+inline void bulk_store(void* to, uint32_t from, int bytes) {
+  const char* const source = at(from);
+  enqueue({[=] { return std::vector<char>(source, source + bytes); },
+           [=](const std::vector<char>& data) { std::memcpy(to, data.data(), bytes); }});
+}
+
 inline void bulk_commit() {
   self().stores.push_back(std::move(self().open_stores));
   self().open_stores.clear();

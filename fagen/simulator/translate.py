@@ -131,6 +131,9 @@ _INSTRUCTIONS: dict[str, Callable[[Asm, re.Match[str]], str]] = {
     r"cp\.reduce\.async\.bulk\.global\.shared::cta\.bulk_group\.add\.f32 \[%0\], \[%1\], %2;": _of(
         "sim::bulk_add({0}, {1}, {2})"
     ),
+    r"cp\.async\.bulk\.global\.shared::cta\.bulk_group \[%0\], \[%1\], %2;": _of(
+        "sim::bulk_store({0}, {1}, {2})"
+    ),
     r"mapa\.shared::cluster\.u32 %0, %1, %2;": _of("{0} = sim::mapa({1}, {2})"),
     (
         r"cp\.async\.bulk\.shared::cluster\.shared::cta\.mbarrier::complete_tx::bytes "

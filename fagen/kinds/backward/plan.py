@@ -129,6 +129,21 @@ class Plan:
         return self.deterministic or self.dq_rounding == "block"
 
     @property
+    def first_stores(self) -> bool:
+        """Whether the first part of a sum of dQ is stored, so that nobody has to clear it."""
+        return self.deterministic and self.dq_rounding == "kernel"
+
+    @property
+    def dq_adders(self) -> int:
+        """Threads that add dQ up, in turns: where additions are waited for, one is too slow."""
+        return 2 if self.first_stores else 1
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether consumers need a number for even and odd steps beside the stage of dS."""
+        return self.ds_stages != 2 and (self.dq_slices == 1 or self.dq_adders > 1)
+
+    @property
     def offsets_p(self) -> bool:
         """Whether P and dS are rounded to a dtype of few exponents, so that they are lifted."""
         return self.dtype.largest > 0

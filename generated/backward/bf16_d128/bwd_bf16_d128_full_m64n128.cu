@@ -189,7 +189,8 @@ struct SharedStorage {
   TransactionBarrier v_full;
   TransactionBarrier q_full[kStages], dout_full[kDoStages];
   Barrier q_empty[kStages], dout_empty[kDoStages];
-  Barrier dq_full[kDqParts], dq_empty[kDqParts];
+  Barrier dq_full[1][kDqParts];
+  Barrier dq_empty[kDqParts];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
 static_assert(kSharedBytes <= 199680, "the layout outgrew the plan's ledger");
@@ -632,7 +633,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
       for (int slice = 0; slice < kDqSlices; ++slice) {
 #pragma unroll
         for (int part = 0; part < kDqParts; ++part) {
-          shared.dq_full[part].wait(phase);
+          shared.dq_full[0][part].wait(phase);
           const int begin = part * dq_part(0), count = dq_part(part) / kDqSlices;
           bulk_add(rows.dq + begin + slice * count, shared.dq + begin / kDqSlices,
                    count * sizeof(float));
@@ -865,7 +866,7 @@ struct Warpgroup {
     }
     cutlass::arch::fence_view_async_shared();
     __syncwarp();
-    arrive(shared.dq_full[part]);
+    arrive(shared.dq_full[0][part]);
   }
 
   // Rounds 64 rows of a gradient and stores them through the shared memory of what it is the
@@ -987,7 +988,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       shared.dout_empty[stage].init(kConsumers * kWarpgroup / 32);
     }
     for (int part = 0; part < kDqParts; ++part) {
-      shared.dq_full[part].init(kWarpgroup / 32);
+      shared.dq_full[0][part].init(kWarpgroup / 32);
       shared.dq_empty[part].init(1);
     }
     cutlass::arch::fence_barrier_init();
@@ -1321,6 +1322,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_full_m64n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_full_m64n128",
-      "def931b937852800f16d77bf26e5b7c0277a89971f29932083a8281b176083bc"};
+      "c8ee9270faed080d92ae9273d6f1fee46cba4dee49921659e3ddb9cfb35b8e58"};
   return &info;
 }

@@ -193,7 +193,8 @@ struct SharedStorage {
   Barrier q_empty[kStages], dout_empty[kDoStages];
   Barrier p_full[kDsStages], p_empty[kDsStages];
   Barrier ds_full[kDsStages], ds_empty[kDsStages];
-  Barrier dq_full[kDqParts], dq_empty[kDqParts];
+  Barrier dq_full[1][kDqParts];
+  Barrier dq_empty[kDqParts];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
 static_assert(kSharedBytes <= 232448, "the layout outgrew the plan's ledger");
@@ -664,7 +665,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
       for (int slice = 0; slice < kDqSlices; ++slice) {
 #pragma unroll
         for (int part = 0; part < kDqParts; ++part) {
-          shared.dq_full[part].wait(slice % 2);
+          shared.dq_full[0][part].wait(slice % 2);
           const int begin = part * dq_part(0), count = dq_part(part) / kDqSlices;
           bulk_add(rows.dq + begin + slice * count, shared.dq + begin / kDqSlices,
                    count * sizeof(float));
@@ -896,7 +897,7 @@ struct Warpgroup {
       }
       cutlass::arch::fence_view_async_shared();
       __syncwarp();
-      arrive(shared.dq_full[part]);
+      arrive(shared.dq_full[0][part]);
     }
   }
 
@@ -1098,7 +1099,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       shared.ds_empty[stage].init(kDqParts * kWarpgroup / 32);
     }
     for (int part = 0; part < kDqParts; ++part) {
-      shared.dq_full[part].init(kWarpgroup / 32);
+      shared.dq_full[0][part].init(kWarpgroup / 32);
       shared.dq_empty[part].init(1);
     }
     cutlass::arch::fence_barrier_init();
@@ -1435,6 +1436,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d256_causal_m64n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d256_causal_m64n64",
-      "5be97e77b51edb9927fb4442944c925a42c2f3865ea821a7e7c9282c5fad02b1"};
+      "820e73c3b2372b7dc11a815fb566f2ddc90df59db74c41bc9bd2ef77b82424bf"};
   return &info;
 }

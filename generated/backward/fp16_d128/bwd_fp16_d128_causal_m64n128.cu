@@ -189,7 +189,8 @@ struct SharedStorage {
   TransactionBarrier v_full;
   TransactionBarrier q_full[kStages], dout_full[kDoStages];
   Barrier q_empty[kStages], dout_empty[kDoStages];
-  Barrier dq_full[kDqParts], dq_empty[kDqParts];
+  Barrier dq_full[1][kDqParts];
+  Barrier dq_empty[kDqParts];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
 static_assert(kSharedBytes <= 199680, "the layout outgrew the plan's ledger");
@@ -644,7 +645,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
       for (int slice = 0; slice < kDqSlices; ++slice) {
 #pragma unroll
         for (int part = 0; part < kDqParts; ++part) {
-          shared.dq_full[part].wait(phase);
+          shared.dq_full[0][part].wait(phase);
           const int begin = part * dq_part(0), count = dq_part(part) / kDqSlices;
           bulk_add(rows.dq + begin + slice * count, shared.dq + begin / kDqSlices,
                    count * sizeof(float));
@@ -877,7 +878,7 @@ struct Warpgroup {
     }
     cutlass::arch::fence_view_async_shared();
     __syncwarp();
-    arrive(shared.dq_full[part]);
+    arrive(shared.dq_full[0][part]);
   }
 
   // Rounds 64 rows of a gradient and stores them through the shared memory of what it is the
@@ -1027,7 +1028,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       shared.dout_empty[stage].init(kConsumers * kWarpgroup / 32);
     }
     for (int part = 0; part < kDqParts; ++part) {
-      shared.dq_full[part].init(kWarpgroup / 32);
+      shared.dq_full[0][part].init(kWarpgroup / 32);
       shared.dq_empty[part].init(1);
     }
     cutlass::arch::fence_barrier_init();
@@ -1369,6 +1370,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_causal_m64n128_info(void) 
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d128_causal_m64n128",
-      "43425cb4455c97b479a28294c7b83b09085590c886ba466266ac5ac67ebc058d"};
+      "5125a94738701dec2ab9d281e8604fabb9daac166b48eac2fbf72cd17b99b744"};
   return &info;
 }

@@ -189,7 +189,8 @@ struct SharedStorage {
   TransactionBarrier v_full;
   TransactionBarrier q_full[kStages], dout_full[kDoStages];
   Barrier q_empty[kStages], dout_empty[kDoStages];
-  Barrier dq_full[kDqParts], dq_empty[kDqParts];
+  Barrier dq_full[1][kDqParts];
+  Barrier dq_empty[kDqParts];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
 static_assert(kSharedBytes <= 199680, "the layout outgrew the plan's ledger");
@@ -635,7 +636,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
       for (int slice = 0; slice < kDqSlices; ++slice) {
 #pragma unroll
         for (int part = 0; part < kDqParts; ++part) {
-          shared.dq_full[part].wait(phase);
+          shared.dq_full[0][part].wait(phase);
           const int begin = part * dq_part(0), count = dq_part(part) / kDqSlices;
           bulk_add(rows.dq + begin + slice * count, shared.dq + begin / kDqSlices,
                    count * sizeof(float));
@@ -868,7 +869,7 @@ struct Warpgroup {
     }
     cutlass::arch::fence_view_async_shared();
     __syncwarp();
-    arrive(shared.dq_full[part]);
+    arrive(shared.dq_full[0][part]);
   }
 
   // Rounds 64 rows of a gradient and stores them through the shared memory of what it is the
@@ -990,7 +991,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       shared.dout_empty[stage].init(kConsumers * kWarpgroup / 32);
     }
     for (int part = 0; part < kDqParts; ++part) {
-      shared.dq_full[part].init(kWarpgroup / 32);
+      shared.dq_full[0][part].init(kWarpgroup / 32);
       shared.dq_empty[part].init(1);
     }
     cutlass::arch::fence_barrier_init();
@@ -1332,6 +1333,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_full_m64n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d128_full_m64n128",
-      "47d11b9f619515ed73fa581a992f098a3477c5e70c741912ed6824d13699449d"};
+      "3738734b3e2b6a8df608b802b7e5783c4b90cbebf8f5c941ef05cc4c6ae038f9"};
   return &info;
 }

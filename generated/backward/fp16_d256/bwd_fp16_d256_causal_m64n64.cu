@@ -193,7 +193,8 @@ struct SharedStorage {
   Barrier q_empty[kStages], dout_empty[kDoStages];
   Barrier p_full[kDsStages], p_empty[kDsStages];
   Barrier ds_full[kDsStages], ds_empty[kDsStages];
-  Barrier dq_full[kDqParts], dq_empty[kDqParts];
+  Barrier dq_full[1][kDqParts];
+  Barrier dq_empty[kDqParts];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
 static_assert(kSharedBytes <= 232448, "the layout outgrew the plan's ledger");
@@ -667,7 +668,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
       for (int slice = 0; slice < kDqSlices; ++slice) {
 #pragma unroll
         for (int part = 0; part < kDqParts; ++part) {
-          shared.dq_full[part].wait(slice % 2);
+          shared.dq_full[0][part].wait(slice % 2);
           const int begin = part * dq_part(0), count = dq_part(part) / kDqSlices;
           bulk_add(rows.dq + begin + slice * count, shared.dq + begin / kDqSlices,
                    count * sizeof(float));
@@ -899,7 +900,7 @@ struct Warpgroup {
       }
       cutlass::arch::fence_view_async_shared();
       __syncwarp();
-      arrive(shared.dq_full[part]);
+      arrive(shared.dq_full[0][part]);
     }
   }
 
@@ -1101,7 +1102,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       shared.ds_empty[stage].init(kDqParts * kWarpgroup / 32);
     }
     for (int part = 0; part < kDqParts; ++part) {
-      shared.dq_full[part].init(kWarpgroup / 32);
+      shared.dq_full[0][part].init(kWarpgroup / 32);
       shared.dq_empty[part].init(1);
     }
     cutlass::arch::fence_barrier_init();
@@ -1446,6 +1447,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_causal_m64n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d256_causal_m64n64",
-      "aeb3c2b66d5d6c3255e466cf340846464306f0a4ed0c1c22e62c22420a04ae74"};
+      "7f60b173afdd70879fa53f9eadbe6712afaffdd81eed40f0fd7d3a6145cb85e6"};
   return &info;
 }

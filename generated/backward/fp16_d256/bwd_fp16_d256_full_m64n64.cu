@@ -193,7 +193,8 @@ struct SharedStorage {
   Barrier q_empty[kStages], dout_empty[kDoStages];
   Barrier p_full[kDsStages], p_empty[kDsStages];
   Barrier ds_full[kDsStages], ds_empty[kDsStages];
-  Barrier dq_full[kDqParts], dq_empty[kDqParts];
+  Barrier dq_full[1][kDqParts];
+  Barrier dq_empty[kDqParts];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
 static_assert(kSharedBytes <= 232448, "the layout outgrew the plan's ledger");
@@ -658,7 +659,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
       for (int slice = 0; slice < kDqSlices; ++slice) {
 #pragma unroll
         for (int part = 0; part < kDqParts; ++part) {
-          shared.dq_full[part].wait(slice % 2);
+          shared.dq_full[0][part].wait(slice % 2);
           const int begin = part * dq_part(0), count = dq_part(part) / kDqSlices;
           bulk_add(rows.dq + begin + slice * count, shared.dq + begin / kDqSlices,
                    count * sizeof(float));
@@ -890,7 +891,7 @@ struct Warpgroup {
       }
       cutlass::arch::fence_view_async_shared();
       __syncwarp();
-      arrive(shared.dq_full[part]);
+      arrive(shared.dq_full[0][part]);
     }
   }
 
@@ -1092,7 +1093,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       shared.ds_empty[stage].init(kDqParts * kWarpgroup / 32);
     }
     for (int part = 0; part < kDqParts; ++part) {
-      shared.dq_full[part].init(kWarpgroup / 32);
+      shared.dq_full[0][part].init(kWarpgroup / 32);
       shared.dq_empty[part].init(1);
     }
     cutlass::arch::fence_barrier_init();
@@ -1437,6 +1438,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_full_m64n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d256_full_m64n64",
-      "3409664633f54685d8e096df4369de9779e03d67444ea8d7bbc9c4ff0cac8235"};
+      "46a451b2da1aa51b234e26e5bcc7260795011bc24a9cf89736b10ecc814bd76b"};
   return &info;
 }

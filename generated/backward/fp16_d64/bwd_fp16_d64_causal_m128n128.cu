@@ -189,7 +189,8 @@ struct SharedStorage {
   TransactionBarrier v_full;
   TransactionBarrier q_full[kStages], dout_full[kDoStages];
   Barrier q_empty[kStages], dout_empty[kDoStages];
-  Barrier dq_full[kDqParts], dq_empty[kDqParts];
+  Barrier dq_full[1][kDqParts];
+  Barrier dq_empty[kDqParts];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
 static_assert(kSharedBytes <= 201728, "the layout outgrew the plan's ledger");
@@ -644,7 +645,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
       for (int slice = 0; slice < kDqSlices; ++slice) {
 #pragma unroll
         for (int part = 0; part < kDqParts; ++part) {
-          shared.dq_full[part].wait(phase);
+          shared.dq_full[0][part].wait(phase);
           const int begin = part * dq_part(0), count = dq_part(part) / kDqSlices;
           bulk_add(rows.dq + begin + slice * count, shared.dq + begin / kDqSlices,
                    count * sizeof(float));
@@ -877,7 +878,7 @@ struct Warpgroup {
     }
     cutlass::arch::fence_view_async_shared();
     __syncwarp();
-    arrive(shared.dq_full[part]);
+    arrive(shared.dq_full[0][part]);
   }
 
   // Rounds 64 rows of a gradient and stores them through the shared memory of what it is the
@@ -999,7 +1000,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       shared.dout_empty[stage].init(kConsumers * kWarpgroup / 32);
     }
     for (int part = 0; part < kDqParts; ++part) {
-      shared.dq_full[part].init(kWarpgroup / 32);
+      shared.dq_full[0][part].init(kWarpgroup / 32);
       shared.dq_empty[part].init(1);
     }
     cutlass::arch::fence_barrier_init();
@@ -1341,6 +1342,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d64_causal_m128n128_info(void) 
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d64_causal_m128n128",
-      "2c5bd384c51249139f13fc236ff42ea8beac6d3066c5ca27c59ec089bb6b9bb3"};
+      "6c2f7e796b5fd5587a39197d9e77de421e692ffba125059ca9863654c2109383"};
   return &info;
 }
