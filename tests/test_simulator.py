@@ -24,7 +24,7 @@ DETERMINISTIC = ("bwd_fp16_d64_causal_m64n64_det", "bwd_bf16_d192_full_m64n64_de
 # their sums of dQ go round a ring of heads
 ROUNDED = (
     "bwd_bf16_d64_causal_m64n64_roundblock",
-    "bwd_fp16_d192_causal_m64n64_det_roundblock_spill64",
+    "bwd_fp16_d192_causal_m64n64_det_roundblock_dqs2",
 )
 PAIRS = ("bwd_bf16_d256_causal_m64n64_dss1_c2",)
 COMMITTED = tuple(path.stem for path in registry.schedules("backward"))

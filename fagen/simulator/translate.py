@@ -139,11 +139,10 @@ _INSTRUCTIONS: dict[str, Callable[[Asm, re.Match[str]], str]] = {
         r"cp\.async\.bulk\.shared::cluster\.shared::cta\.mbarrier::complete_tx::bytes "
         r"\[%0\], \[%1\], %2, \[%3\];"
     ): _of("sim::copy_to_peer({0}, {1}, {2}, {3})"),
-    r"fence\.proxy\.async;": _of("(void)0"),
+    r"fence\.proxy\.async\.global;": _of("(void)0"),
     r"ld\.acquire\.gpu\.global\.u32 %0, \[%1\];": _of("{0} = sim::load_acquire({1})"),
     r"red\.release\.gpu\.global\.add\.u32 \[%0\], 1;": _of("++*({0})"),
-    r"cp\.async\.bulk\.wait_group %0;": _of("sim::bulk_wait({0}, 2)"),
-    r"atom\.acq_rel\.gpu\.global\.add\.u32 %0, \[%1\], 1;": _of("{0} = (*({1}))++"),
+    r"cp\.async\.bulk\.wait_group (\d+);": lambda _, found: f"sim::bulk_wait({found[1]}, 2)",
 }
 
 

@@ -23,14 +23,20 @@ WORKING_REGISTERS = {"keys": 36, "gradients": 32, "ahead": 48}
 FP32_BYTES = 4
 QUAD = 4  # lanes that share a row of an accumulator
 
+# Of 64 rows of dQ's sums, as many columns as fill a sector of L2 with 16 bits each, and buffers for
+# them: at a latency of 1 us as much as a step adds.
+PIECE_COLUMNS = 16
+_PIECES = 6
+_PIECE_OF_BYTES = 24  # what says where a piece belongs
+
 SHARED = "shared memory of a thread block"
 REGISTERS = "registers of a consumer thread"
 REGISTER_FILE = "register file of a thread block"
 
 # d, d_v padded; own: of dQ's columns, those of a warpgroup, of the first where they differ; slices:
-# of dQ; e bytes per element
+# of dQ; adders: threads that add it up; pieces of its sums; e bytes per element
 SYMBOLS = (
-    *("block_m", "block_n", "d", "d_v", "own", "slices", "cluster"),
+    *("block_m", "block_n", "d", "d_v", "own", "slices", "adders", "pieces", "cluster"),
     *("stages", "do_stages", "ds_stages", "e"),
 )
 
@@ -64,6 +70,17 @@ def threads(schedule: Schedule) -> int:
     return (schedule.consumers + 1) * SM90.warpgroup_threads
 
 
+def adders(schedule: Schedule) -> int:
+    """Return how many threads add dQ up: two where its parts have an order, or are counted."""
+    counted = schedule.backward.deterministic or schedule.pipeline.dq_rounding == "block"
+    return 2 if counted else 1
+
+
+def pieces(schedule: Schedule) -> int:
+    """Return how many pieces of dQ's sums a thread block has buffers for, to round them."""
+    return _PIECES if schedule.pipeline.dq_rounding == "block" else 0
+
+
 def statistics(block_m: int) -> int:
     """Return how many floats the LSEs of a block of rows take, with what keeps banks apart.
 
@@ -77,11 +94,10 @@ def budget(schedule: Schedule) -> Budget:
     """Return all ledgers of a schedule, whether they fit or not."""
     sizes = _sizes(schedule)
     align = SM90.smem_tile_alignment
-    by_gradients = schedule.warps.split == "gradients"
     shared = Ledger(
         SHARED,
         f"bytes, each array rounded up to {align:,}",
-        rows(sizes, align, shared_formulae, (by_gradients, schedule.grid.cluster)),
+        rows(sizes, align, shared_formulae, _shared_choices(schedule)),
         SM90.smem_per_block,
         SM90.source("smem_per_block"),
     )
@@ -111,6 +127,11 @@ def _registers(schedule: Schedule, sizes: Mapping[str, int]) -> Iterator[Ledger]
         )
 
 
+def _shared_choices(schedule: Schedule) -> tuple[bool, int, bool]:
+    """Whether consumers part by gradients, how many blocks share rows, and whether it rounds dQ."""
+    return schedule.warps.split == "gradients", schedule.grid.cluster, pieces(schedule) > 0
+
+
 def _choices(schedule: Schedule, computes: tuple[str, ...]) -> tuple[tuple[str, ...], bool, bool]:
     """What a role computes, whether alone dQ, and whether the next S is issued."""
     alone = schedule.warps.dq_by == "one" and "dq" in computes
@@ -119,13 +140,15 @@ def _choices(schedule: Schedule, computes: tuple[str, ...]) -> tuple[tuple[str, 
 
 
 @cache
-def shared_formulae(by_gradients: bool, shared_by: int) -> Mapping[str, Any]:
+def shared_formulae(by_gradients: bool, shared_by: int, rounds: bool) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment."""
-    m, n, d, d_v, _, slices, cluster, stages, do_stages, ds_stages, e = symbols(SYMBOLS).values()
+    m, n, d, d_v, _, slices, adders, pieces, cluster, *depths, e = symbols(SYMBOLS).values()
+    stages, do_stages, ds_stages = depths
     consumers = 2 if by_gradients else n / SM90.wgmma_m
-    # K and V full; Q, dO, P and dS full and empty for each stage; each warpgroup's dQ likewise, and
-    # two that are to be rounded, of which each is 16 bytes
-    barriers = 2 + 2 * (stages + do_stages + 2 * ds_stages + consumers) + 4 + 4
+    # K and V full; Q, dO, P and dS full and empty for each stage; each warpgroup's dQ full for each
+    # that adds, and empty; sums full and empty likewise, and each piece of one
+    barriers = 2 + 2 * (stages + do_stages + 2 * ds_stages + adders) + (adders + 1) * consumers
+    piece_barriers = pieces * (SM90.mbarrier_bytes + _PIECE_OF_BYTES)
     p = {"p": ds_stages * m * n * e} if by_gradients else {}
     peer = {}
     if shared_by > 1:  # what dQ of both blocks' keys takes of the other's
@@ -140,9 +163,10 @@ def shared_formulae(by_gradients: bool, shared_by: int) -> Mapping[str, Any]:
         **p,
         **peer,
         "dq": FP32_BYTES * m * d / cluster / slices,
+        **({"pieces": pieces * FP32_BYTES * SM90.wgmma_m * PIECE_COLUMNS} if rounds else {}),
         "lse": FP32_BYTES * stages * statistics(m),
         "delta": FP32_BYTES * do_stages * statistics(m),
-        "barriers": SM90.mbarrier_bytes * barriers,
+        "barriers": SM90.mbarrier_bytes * barriers + piece_barriers,
     }
 
 
@@ -224,8 +248,7 @@ def explain_lines(schedule: Schedule) -> Iterator[str]:
     """Yield lines: the formulae, the numbers in them, and the widest Q and K that they allow."""
     sizes, own = _sizes(schedule), budget(schedule)
     yield "with " + ", ".join(f"{name} = {value}" for name, value in sizes.items())
-    by_gradients = schedule.warps.split == "gradients"
-    yield from solved(own.shared, shared_formulae(by_gradients, schedule.grid.cluster), sizes, "d")
+    yield from solved(own.shared, shared_formulae(*_shared_choices(schedule)), sizes, "d")
     for ledger, (_, _, computes) in zip(own.registers, roles(schedule), strict=True):
         yield from solved(ledger, register_formulae(*_choices(schedule, computes)), sizes, "d")
 
@@ -240,6 +263,8 @@ def _sizes(schedule: Schedule) -> dict[str, int]:
         "d_v": d_v,
         "own": dq_columns(schedule.values())[0],
         "slices": pipeline.dq_slices,
+        "adders": adders(schedule),
+        "pieces": pieces(schedule),
         "cluster": schedule.grid.cluster,
         "stages": pipeline.stages,
         "do_stages": pipeline.do_stages,

@@ -11,11 +11,14 @@ from fagen.errors import OverBudget
 from fagen.kind import Role
 from fagen.kinds.backward.formulae import (
     FP32_BYTES,
+    PIECE_COLUMNS,
     Budget,
+    adders,
     budget,
     explain_lines,
     nearest,
     padded_head_dims,
+    pieces,
     roles,
     statistics,
     threads,
@@ -104,6 +107,8 @@ class Plan:
     dq_parts: int  # warpgroups that compute dQ
     dq_slices: int
     dq_rounding: str  # "kernel" | "block"
+    piece_columns: int  # of 64 rows of dQ, that a block rounds at a time
+    pieces: int  # that it has buffers for
     cluster: int  # thread blocks that share rows, and dQ
     intra_warpgroup: bool
     statistics: int  # floats of a block of rows
@@ -125,18 +130,16 @@ class Plan:
 
     @property
     def counts_additions(self) -> bool:
-        """Whether there is a number of the parts of dQ that have been added up."""
-        return self.deterministic or self.dq_rounding == "block"
+        """Whether there is a number of the parts of dQ that have been added up.
 
-    @property
-    def first_stores(self) -> bool:
-        """Whether the first part of a sum of dQ is stored, so that nobody has to clear it."""
-        return self.deterministic and self.dq_rounding == "kernel"
+        Then the first is stored, so that nobody has to clear the sums.
+        """
+        return self.dq_adders > 1
 
     @property
     def dq_adders(self) -> int:
         """Threads that add dQ up, in turns: where additions are waited for, one is too slow."""
-        return 2 if self.first_stores else 1
+        return adders(self.schedule)
 
     @property
     def counts_steps(self) -> bool:
@@ -313,11 +316,13 @@ def plan(schedule: Schedule) -> Plan:
         dq_parts=len(parts),
         dq_slices=pipeline.dq_slices,
         dq_rounding=pipeline.dq_rounding,
+        piece_columns=PIECE_COLUMNS,
+        pieces=pieces(schedule),
         cluster=schedule.grid.cluster,
         intra_warpgroup=schedule.overlap.intra_warpgroup,
         statistics=statistics(tile.block_m),
         record_bytes=FP32_BYTES * (tile.block_m * d + 2 * statistics(tile.block_m))
-        + (_COUNTER_BYTES if asked.deterministic or pipeline.dq_rounding == "block" else 0),
+        + (_COUNTER_BYTES if adders(schedule) > 1 else 0),
         qk_swizzle=qk_swizzle,
         v_swizzle=v_swizzle,
         ds_swizzle=ds_swizzle,

@@ -619,10 +619,9 @@ __device__ __forceinline__ void bulk_add(float* to, const float* from, int bytes
       : "memory");
 }
 
-// Until all that this thread has added, but in the newest groups, is in global memory.
-template <int pending>
+// Until all that this thread has added is in global memory.
 __device__ __forceinline__ void await_additions() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 // How many numbers of dQ a warpgroup has.
@@ -657,7 +656,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
       phase ^= 1;
     }
   }
-  await_additions<0>();
+  await_additions();
 }
 
 // ---- Multiplying -----------------------------------------------------------------------------
@@ -1359,6 +1358,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_causal_m64n128_info(void) 
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_causal_m64n128",
-      "77b4ec3313378bcb73c357fca095a2c49f91d287c25c3ac08fe9eddb9c7ed354"};
+      "2f75433da4a91dd4005c1687fac9f7bd2909ba958ddfcb55768edf9c5084c80b"};
   return &info;
 }

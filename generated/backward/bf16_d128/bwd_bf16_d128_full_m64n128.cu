@@ -610,10 +610,9 @@ __device__ __forceinline__ void bulk_add(float* to, const float* from, int bytes
       : "memory");
 }
 
-// Until all that this thread has added, but in the newest groups, is in global memory.
-template <int pending>
+// Until all that this thread has added is in global memory.
 __device__ __forceinline__ void await_additions() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 // How many numbers of dQ a warpgroup has.
@@ -648,7 +647,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
       phase ^= 1;
     }
   }
-  await_additions<0>();
+  await_additions();
 }
 
 // ---- Multiplying -----------------------------------------------------------------------------
@@ -1322,6 +1321,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_full_m64n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_full_m64n128",
-      "c8ee9270faed080d92ae9273d6f1fee46cba4dee49921659e3ddb9cfb35b8e58"};
+      "97b58136762b4b4869f7cf4d1a9bf1c16930cb2c746ec4b78419bd6d182be7f8"};
   return &info;
 }

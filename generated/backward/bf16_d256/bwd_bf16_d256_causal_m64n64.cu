@@ -643,10 +643,9 @@ __device__ __forceinline__ void bulk_add(float* to, const float* from, int bytes
       : "memory");
 }
 
-// Until all that this thread has added, but in the newest groups, is in global memory.
-template <int pending>
+// Until all that this thread has added is in global memory.
 __device__ __forceinline__ void await_additions() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 // How many numbers of dQ a warpgroup has.
@@ -679,7 +678,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
       }
     }
   }
-  await_additions<0>();
+  await_additions();
 }
 
 // ---- Multiplying -----------------------------------------------------------------------------
@@ -1436,6 +1435,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d256_causal_m64n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d256_causal_m64n64",
-      "820e73c3b2372b7dc11a815fb566f2ddc90df59db74c41bc9bd2ef77b82424bf"};
+      "bb480c9bbbb12efc1b67d73f787dbf52f5fca8be8cc07fb8e849edd3f54fb4ec"};
   return &info;
 }

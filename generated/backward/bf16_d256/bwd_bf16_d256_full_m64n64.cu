@@ -634,10 +634,9 @@ __device__ __forceinline__ void bulk_add(float* to, const float* from, int bytes
       : "memory");
 }
 
-// Until all that this thread has added, but in the newest groups, is in global memory.
-template <int pending>
+// Until all that this thread has added is in global memory.
 __device__ __forceinline__ void await_additions() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 // How many numbers of dQ a warpgroup has.
@@ -670,7 +669,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
       }
     }
   }
-  await_additions<0>();
+  await_additions();
 }
 
 // ---- Multiplying -----------------------------------------------------------------------------
@@ -1427,6 +1426,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d256_full_m64n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d256_full_m64n64",
-      "21f66db100b1309edd256c139e06c507e94384da784697e4ce730c373c7a6e7a"};
+      "7cf8a7fe582303a06e9456b2d67341aa4fb88a1155ade1c4034b95c1a9e64b8f"};
   return &info;
 }

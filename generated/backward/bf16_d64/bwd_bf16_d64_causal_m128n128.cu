@@ -619,10 +619,9 @@ __device__ __forceinline__ void bulk_add(float* to, const float* from, int bytes
       : "memory");
 }
 
-// Until all that this thread has added, but in the newest groups, is in global memory.
-template <int pending>
+// Until all that this thread has added is in global memory.
 __device__ __forceinline__ void await_additions() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 // How many numbers of dQ a warpgroup has.
@@ -657,7 +656,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
       phase ^= 1;
     }
   }
-  await_additions<0>();
+  await_additions();
 }
 
 // ---- Multiplying -----------------------------------------------------------------------------
@@ -1331,6 +1330,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_causal_m128n128_info(void) 
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d64_causal_m128n128",
-      "7fa0806e0b27e9d610230e609ef107d35c26b8855206f33ce1efaf2ebee93ad7"};
+      "49df54e83580b7ff416078f4c52141b5193f2bc72f2a868fa918e126f48dba92"};
   return &info;
 }

@@ -610,10 +610,9 @@ __device__ __forceinline__ void bulk_add(float* to, const float* from, int bytes
       : "memory");
 }
 
-// Until all that this thread has added, but in the newest groups, is in global memory.
-template <int pending>
+// Until all that this thread has added is in global memory.
 __device__ __forceinline__ void await_additions() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 // How many numbers of dQ a warpgroup has.
@@ -648,7 +647,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
       phase ^= 1;
     }
   }
-  await_additions<0>();
+  await_additions();
 }
 
 // ---- Multiplying -----------------------------------------------------------------------------
@@ -1322,6 +1321,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_full_m128n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d64_full_m128n128",
-      "ce1d244ff20559791e170641d7b3a5983eef1e4e5c229ef13c77f9335f27c4d1"};
+      "ca73ba16f0332409ae8c606c9c19d5a8d62b6581f80ad28c7b7f2b38d92e4cfd"};
   return &info;
 }

@@ -622,10 +622,9 @@ __device__ __forceinline__ void bulk_add(float* to, const float* from, int bytes
       : "memory");
 }
 
-// Until all that this thread has added, but in the newest groups, is in global memory.
-template <int pending>
+// Until all that this thread has added is in global memory.
 __device__ __forceinline__ void await_additions() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 // How many numbers of dQ a warpgroup has.
@@ -660,7 +659,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
       phase ^= 1;
     }
   }
-  await_additions<0>();
+  await_additions();
 }
 
 // ---- Multiplying -----------------------------------------------------------------------------
@@ -1370,6 +1369,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_causal_m64n128_info(void) 
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d128_causal_m64n128",
-      "5125a94738701dec2ab9d281e8604fabb9daac166b48eac2fbf72cd17b99b744"};
+      "d895bb345cf20bb4a6b9bfbb011e25c5278abb55a37b25db95abe1ceef8c8d2e"};
   return &info;
 }

@@ -613,10 +613,9 @@ __device__ __forceinline__ void bulk_add(float* to, const float* from, int bytes
       : "memory");
 }
 
-// Until all that this thread has added, but in the newest groups, is in global memory.
-template <int pending>
+// Until all that this thread has added is in global memory.
 __device__ __forceinline__ void await_additions() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 // How many numbers of dQ a warpgroup has.
@@ -651,7 +650,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
       phase ^= 1;
     }
   }
-  await_additions<0>();
+  await_additions();
 }
 
 // ---- Multiplying -----------------------------------------------------------------------------
@@ -1333,6 +1332,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_full_m64n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d128_full_m64n128",
-      "3738734b3e2b6a8df608b802b7e5783c4b90cbebf8f5c941ef05cc4c6ae038f9"};
+      "a4cea2c50c7614af8867a5792984843a99c054429652977954d2f85fff6dad6e"};
   return &info;
 }

@@ -646,10 +646,9 @@ __device__ __forceinline__ void bulk_add(float* to, const float* from, int bytes
       : "memory");
 }
 
-// Until all that this thread has added, but in the newest groups, is in global memory.
-template <int pending>
+// Until all that this thread has added is in global memory.
 __device__ __forceinline__ void await_additions() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 // How many numbers of dQ a warpgroup has.
@@ -682,7 +681,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
       }
     }
   }
-  await_additions<0>();
+  await_additions();
 }
 
 // ---- Multiplying -----------------------------------------------------------------------------
@@ -1447,6 +1446,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_causal_m64n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d256_causal_m64n64",
-      "7f60b173afdd70879fa53f9eadbe6712afaffdd81eed40f0fd7d3a6145cb85e6"};
+      "b8c38f8072935da4fa09e79d5c83529f56786e6982ce65efc2f05ff17b3096dd"};
   return &info;
 }

@@ -637,10 +637,9 @@ __device__ __forceinline__ void bulk_add(float* to, const float* from, int bytes
       : "memory");
 }
 
-// Until all that this thread has added, but in the newest groups, is in global memory.
-template <int pending>
+// Until all that this thread has added is in global memory.
 __device__ __forceinline__ void await_additions() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 // How many numbers of dQ a warpgroup has.
@@ -673,7 +672,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
       }
     }
   }
-  await_additions<0>();
+  await_additions();
 }
 
 // ---- Multiplying -----------------------------------------------------------------------------
@@ -1438,6 +1437,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_full_m64n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d256_full_m64n64",
-      "46a451b2da1aa51b234e26e5bcc7260795011bc24a9cf89736b10ecc814bd76b"};
+      "b8a817151bbaa450212f0e8d1abb279c5277ad8ead34221e52955f7d876a2d38"};
   return &info;
 }

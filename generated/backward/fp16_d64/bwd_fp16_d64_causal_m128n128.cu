@@ -622,10 +622,9 @@ __device__ __forceinline__ void bulk_add(float* to, const float* from, int bytes
       : "memory");
 }
 
-// Until all that this thread has added, but in the newest groups, is in global memory.
-template <int pending>
+// Until all that this thread has added is in global memory.
 __device__ __forceinline__ void await_additions() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 // How many numbers of dQ a warpgroup has.
@@ -660,7 +659,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
       phase ^= 1;
     }
   }
-  await_additions<0>();
+  await_additions();
 }
 
 // ---- Multiplying -----------------------------------------------------------------------------
@@ -1342,6 +1341,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d64_causal_m128n128_info(void) 
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d64_causal_m128n128",
-      "6c2f7e796b5fd5587a39197d9e77de421e692ffba125059ca9863654c2109383"};
+      "b6b28f2216ab66486d81b977db3ce5a05478acb5663ea57b653d25c5dce123d7"};
   return &info;
 }

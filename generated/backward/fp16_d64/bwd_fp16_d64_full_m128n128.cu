@@ -613,10 +613,9 @@ __device__ __forceinline__ void bulk_add(float* to, const float* from, int bytes
       : "memory");
 }
 
-// Until all that this thread has added, but in the newest groups, is in global memory.
-template <int pending>
+// Until all that this thread has added is in global memory.
 __device__ __forceinline__ void await_additions() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 // How many numbers of dQ a warpgroup has.
@@ -651,7 +650,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
       phase ^= 1;
     }
   }
-  await_additions<0>();
+  await_additions();
 }
 
 // ---- Multiplying -----------------------------------------------------------------------------
@@ -1333,6 +1332,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d64_full_m128n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d64_full_m128n128",
-      "ddb1efb59fa45ea08a9847708200851915de9c42efddf428c7a0a6ac08a7c1df"};
+      "a8033b571edf37f8c3efd165efda4dd3b6bb243abf6113e408f891876cef5f33"};
   return &info;
 }
