@@ -26,10 +26,10 @@ L2_BYTES = 26.0
 FETCH = 790.0  # from a buffer of Q or dO that is free to one that is full again
 POINTWISE = 10.3  # of a step, for each query row beside 64 keys: exponentials, dS, waiting for all
 AGAIN = 120.0  # of a step, for a second meeting: before dS is overwritten, or dQ handed on in parts
-# What is left of that where only the warpgroup that computes dQ waits, or where S is issued a step
-# ahead: models, not measured.
-ONE, AHEAD = 0.7, 0.8
-IN_ORDER = 1.05  # times all, where dQ's parts are added up in the order of the keys
+# What is left of that where only the warpgroup that computes dQ waits, which was measured to make
+# no difference, or where S is issued a step ahead.
+ONE, AHEAD = 1.0, 0.8
+IN_ORDER = 1.06  # times all, where dQ's parts are added up in the order of the keys
 LDS_FLOATS = 4  # statistics that one load brings
 TILE = 5_900.0  # of a tile: K and V come, dK and dV leave
 ROW_BYTES = 4.2e12  # a second: kernels that only move bytes
@@ -93,8 +93,8 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
         return tuple(grid(m, n, mask, one) for one in sizes)
 
     @cache
-    def around(m: int, dtype: str, d: int, d_v: int, rounding: str) -> tuple[float, ...]:
-        return tuple(rows_seconds(m, dtype, d, d_v, rounding, one) for one in sizes)
+    def around(m: int, dtype: str, d: int, d_v: int, in_order: bool) -> tuple[float, ...]:
+        return tuple(rows_seconds(m, dtype, d, d_v, in_order, one) for one in sizes)
 
     def times(values: Mapping[str, Any]) -> tuple[float, ...]:
         counts = tuple(values[key] for key in _KEYS)
@@ -110,7 +110,7 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
 
 
 # what the tiles and the kernels around them depend on, and what a step does
-_GRID_KEYS = ("block_m", "block_n", "mask", "dtype", "head_dim", "head_dim_v", "dq_rounding")
+_GRID_KEYS = ("block_m", "block_n", "mask", "dtype", "head_dim", "head_dim_v", "deterministic")
 _KEYS = (
     *("block_m", "block_n", "dtype", "head_dim", "head_dim_v", "deterministic"),
     *("stages", "do_stages", "ds_stages", "split", "dq_by", "dq_slices", "intra_warpgroup"),
@@ -123,19 +123,18 @@ def seconds(values: Mapping[str, Any], sizes: Sizes) -> float:
 
 
 def rows_seconds(
-    block_m: int, dtype: str, head_dim: int, head_dim_v: int, rounding: str, sizes: Sizes
+    block_m: int, dtype: str, head_dim: int, head_dim_v: int, in_order: bool, sizes: Sizes
 ) -> float:
     """Return the seconds of the kernels that prepare rows and round dQ: bytes, and launches.
 
-    One reads O and dO and clears dQ's sums, in fp32; the other reads these and writes dQ. Thread
-    blocks that round dQ themselves find the sums in the L2 cache, under their other work.
+    One reads O and dO and clears dQ's sums, in fp32, unless additions have an order, so that the
+    first may be a store; the other reads these and writes dQ.
     """
     e, d = DTYPES[dtype].bytes, DTYPES[dtype].filled_up(head_dim)
     rows = sizes.batch * sizes.heads * sizes.seqlen_q
     filled = sizes.batch * sizes.heads * ceil(sizes.seqlen_q / block_m) * block_m
-    apart = rounding == "kernel"
-    moved = rows * (2 * head_dim_v + head_dim) * e + (2 * filled * 4 * d if apart else 0)
-    return moved / ROW_BYTES + (LAUNCH if apart else LAUNCH / 2) * SM90.launch_seconds
+    moved = rows * (2 * head_dim_v + head_dim) * e + (1 if in_order else 2) * filled * 4 * d
+    return moved / ROW_BYTES + LAUNCH * SM90.launch_seconds
 
 
 def grid(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, float]:

@@ -17,26 +17,20 @@ from fagen.vocab import DTYPES
 
 # Addresses, loop state, barriers and the statistics of a few columns. Where nvcc 13.0 spills in no
 # kernel that was tried, so many are left beside the rest; with eight fewer some spill. One gradient
-# leaves room to order things so that fewer do, and S of two steps at once takes more.
-WORKING_REGISTERS = {"keys": 36, "gradients": 32, "ahead": 48}
+# leaves room to order things so that fewer do.
+WORKING_REGISTERS = {"keys": 36, "gradients": 32}
 
 FP32_BYTES = 4
 QUAD = 4  # lanes that share a row of an accumulator
-
-# Of 64 rows of dQ's sums, as many columns as fill a sector of L2 with 16 bits each, and buffers for
-# them: at a latency of 1 us as much as a step adds.
-PIECE_COLUMNS = 16
-_PIECES = 6
-_PIECE_OF_BYTES = 24  # what says where a piece belongs
 
 SHARED = "shared memory of a thread block"
 REGISTERS = "registers of a consumer thread"
 REGISTER_FILE = "register file of a thread block"
 
 # d, d_v padded; own: of dQ's columns, those of a warpgroup, of the first where they differ; slices:
-# of dQ; adders: threads that add it up; pieces of its sums; e bytes per element
+# of dQ; adders: threads that add it up; e bytes per element
 SYMBOLS = (
-    *("block_m", "block_n", "d", "d_v", "own", "slices", "adders", "pieces", "cluster"),
+    *("block_m", "block_n", "d", "d_v", "own", "slices", "adders", "cluster"),
     *("stages", "do_stages", "ds_stages", "e"),
 )
 
@@ -71,14 +65,8 @@ def threads(schedule: Schedule) -> int:
 
 
 def adders(schedule: Schedule) -> int:
-    """Return how many threads add dQ up: two where its parts have an order, or are counted."""
-    counted = schedule.backward.deterministic or schedule.pipeline.dq_rounding == "block"
-    return 2 if counted else 1
-
-
-def pieces(schedule: Schedule) -> int:
-    """Return how many pieces of dQ's sums a thread block has buffers for, to round them."""
-    return _PIECES if schedule.pipeline.dq_rounding == "block" else 0
+    """Return how many threads add dQ up: two where its parts have an order."""
+    return 2 if schedule.backward.deterministic else 1
 
 
 def statistics(block_m: int) -> int:
@@ -127,9 +115,9 @@ def _registers(schedule: Schedule, sizes: Mapping[str, int]) -> Iterator[Ledger]
         )
 
 
-def _shared_choices(schedule: Schedule) -> tuple[bool, int, bool]:
-    """Whether consumers part by gradients, how many blocks share rows, and whether it rounds dQ."""
-    return schedule.warps.split == "gradients", schedule.grid.cluster, pieces(schedule) > 0
+def _shared_choices(schedule: Schedule) -> tuple[bool, int]:
+    """Whether consumers part by gradients, and how many blocks share rows."""
+    return schedule.warps.split == "gradients", schedule.grid.cluster
 
 
 def _choices(schedule: Schedule, computes: tuple[str, ...]) -> tuple[tuple[str, ...], bool, bool]:
@@ -140,15 +128,14 @@ def _choices(schedule: Schedule, computes: tuple[str, ...]) -> tuple[tuple[str, 
 
 
 @cache
-def shared_formulae(by_gradients: bool, shared_by: int, rounds: bool) -> Mapping[str, Any]:
+def shared_formulae(by_gradients: bool, shared_by: int) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment."""
-    m, n, d, d_v, _, slices, adders, pieces, cluster, *depths, e = symbols(SYMBOLS).values()
+    m, n, d, d_v, _, slices, adders, cluster, *depths, e = symbols(SYMBOLS).values()
     stages, do_stages, ds_stages = depths
     consumers = 2 if by_gradients else n / SM90.wgmma_m
     # K and V full; Q, dO, P and dS full and empty for each stage; each warpgroup's dQ full for each
-    # that adds, and empty; sums full and empty likewise, and each piece of one
-    barriers = 2 + 2 * (stages + do_stages + 2 * ds_stages + adders) + (adders + 1) * consumers
-    piece_barriers = pieces * (SM90.mbarrier_bytes + _PIECE_OF_BYTES)
+    # that adds, and empty
+    barriers = 2 + 2 * (stages + do_stages + 2 * ds_stages) + (adders + 1) * consumers
     p = {"p": ds_stages * m * n * e} if by_gradients else {}
     peer = {}
     if shared_by > 1:  # what dQ of both blocks' keys takes of the other's
@@ -163,10 +150,9 @@ def shared_formulae(by_gradients: bool, shared_by: int, rounds: bool) -> Mapping
         **p,
         **peer,
         "dq": FP32_BYTES * m * d / cluster / slices,
-        **({"pieces": pieces * FP32_BYTES * SM90.wgmma_m * PIECE_COLUMNS} if rounds else {}),
         "lse": FP32_BYTES * stages * statistics(m),
         "delta": FP32_BYTES * do_stages * statistics(m),
-        "barriers": SM90.mbarrier_bytes * barriers + piece_barriers,
+        "barriers": SM90.mbarrier_bytes * barriers,
     }
 
 
@@ -189,7 +175,7 @@ def register_formulae(computes: tuple[str, ...], alone: bool, ahead: bool) -> Ma
     both = "dk" in computes and "dv" in computes
     if both:  # S and dP; then P and dS in 16 bits, beside dQ
         most = [2 * s, (1 if alone else 2) * packed + dq]
-        working = "ahead" if ahead and dq else "keys"
+        working = "keys"
     else:  # S or dP, and P; then one of them in 16 bits, or the next S, beside dQ
         most = [s + packed, (s if ahead else packed) + dq]
         working = "gradients"
@@ -264,7 +250,6 @@ def _sizes(schedule: Schedule) -> dict[str, int]:
         "own": dq_columns(schedule.values())[0],
         "slices": pipeline.dq_slices,
         "adders": adders(schedule),
-        "pieces": pieces(schedule),
         "cluster": schedule.grid.cluster,
         "stages": pipeline.stages,
         "do_stages": pipeline.do_stages,

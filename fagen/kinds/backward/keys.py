@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from fagen.arch import SM90
-from fagen.kinds.backward.rules import DERIVED, DQ_BY, DQ_ROUNDINGS, SLUG, SPLITS, consumers, rules
+from fagen.kinds.backward.rules import DERIVED, DQ_BY, SLUG, SPLITS, consumers, rules
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
 from fagen.vocab import MASKS, SIXTEEN_BITS
@@ -80,11 +80,6 @@ class Pipeline(Section):
         le=2,
         description="buffers of dS; with 1 the warpgroups wait for each other twice a step",
     )
-    dq_rounding: Annotated[str, OneOf(DQ_ROUNDINGS)] = Field(
-        default="kernel",
-        description='who rounds the sums of dQ: a "kernel" of its own, or the thread "block" that '
-        "adds the last part, which keeps them in the L2 cache",
-    )
     dq_slices: int = derived(
         "in how many parts a warpgroup hands its dQ on, through as much less shared memory; 2 if "
         "left out, where head_dim is above 192",
@@ -117,7 +112,7 @@ class Overlap(Section):
     """What runs under what."""
 
     intra_warpgroup: bool = Field(
-        default=False, description="a step's S is issued with the dK of the step before"
+        default=False, description="by gradients: a step's S is issued with the dV of the step before"
     )
 
 

@@ -11,14 +11,12 @@ from fagen.errors import OverBudget
 from fagen.kind import Role
 from fagen.kinds.backward.formulae import (
     FP32_BYTES,
-    PIECE_COLUMNS,
     Budget,
     adders,
     budget,
     explain_lines,
     nearest,
     padded_head_dims,
-    pieces,
     roles,
     statistics,
     threads,
@@ -106,9 +104,6 @@ class Plan:
     dq_rest: int  # the last one's
     dq_parts: int  # warpgroups that compute dQ
     dq_slices: int
-    dq_rounding: str  # "kernel" | "block"
-    piece_columns: int  # of 64 rows of dQ, that a block rounds at a time
-    pieces: int  # that it has buffers for
     cluster: int  # thread blocks that share rows, and dQ
     intra_warpgroup: bool
     statistics: int  # floats of a block of rows
@@ -129,16 +124,8 @@ class Plan:
     register_file: Ledger
 
     @property
-    def counts_additions(self) -> bool:
-        """Whether there is a number of the parts of dQ that have been added up.
-
-        Then the first is stored, so that nobody has to clear the sums.
-        """
-        return self.dq_adders > 1
-
-    @property
     def dq_adders(self) -> int:
-        """Threads that add dQ up, in turns: where additions are waited for, one is too slow."""
+        """Threads that add dQ up, in turns: where additions wait for others, one is too slow."""
         return adders(self.schedule)
 
     @property
@@ -155,6 +142,11 @@ class Plan:
         """Return by how many powers of two P and dS are lifted where they are rounded."""
         lifted = max(0, seqlen_k - 1).bit_length() - self.unlifted_bits
         return min(max(0, lifted), self.max_p_offset) if self.offsets_p else 0
+
+    @property
+    def presets_s(self) -> bool:
+        """Whether S is added up to -LSE, where the issue of S is not what a step waits for."""
+        return self.split == "gradients"
 
     @property
     def passes(self) -> bool:
@@ -243,7 +235,7 @@ class Plan:
             (
                 Launch("prepare_rows", Grid(row_blocks), self.row_threads),
                 Launch("attention_backward", Grid(key_blocks), self.threads, self.shared_bytes),
-                *((rounding,) if self.dq_rounding == "kernel" else ()),
+                rounding,
             ),
             workspace=Product((Extent(number=self.record_bytes), *row_blocks.factors)),
         )
@@ -315,14 +307,11 @@ def plan(schedule: Schedule) -> Plan:
         dq_rest=parts[-1],
         dq_parts=len(parts),
         dq_slices=pipeline.dq_slices,
-        dq_rounding=pipeline.dq_rounding,
-        piece_columns=PIECE_COLUMNS,
-        pieces=pieces(schedule),
         cluster=schedule.grid.cluster,
         intra_warpgroup=schedule.overlap.intra_warpgroup,
         statistics=statistics(tile.block_m),
         record_bytes=FP32_BYTES * (tile.block_m * d + 2 * statistics(tile.block_m))
-        + (_COUNTER_BYTES if adders(schedule) > 1 else 0),
+        + (_COUNTER_BYTES if asked.deterministic else 0),
         qk_swizzle=qk_swizzle,
         v_swizzle=v_swizzle,
         ds_swizzle=ds_swizzle,

@@ -14,7 +14,6 @@ _BYTES = 2  # of an element of the dtypes that there are
 _WIDE, _VERY_WIDE = 128, 192
 
 DQ_BY = ("all", "one")
-DQ_ROUNDINGS = ("kernel", "block")
 SPLITS = ("keys", "gradients")
 
 SLUG = SlugForm(
@@ -25,7 +24,6 @@ SLUG = SlugForm(
         Code("do_stages", "dos"),
         Code("ds_stages", "dss"),
         Code("split", words={"keys": "bykeys", "gradients": "bygrads"}),
-        Code("dq_rounding", words={"kernel": "roundkernel", "block": "roundblock"}),
         Code("dq_slices", "dqs"),
         Code("dq_by", words={"all": "dqall", "one": "dqone"}),
         Code("producer_registers", "pr"),
@@ -44,7 +42,6 @@ SLUG = SlugForm(
 _REGISTERS = {
     "gradients": (40, 232, 232),
     "very wide gradients": (24, 240, 240),
-    "ahead": (24, 240, 240),
     ("all", 1): (40, 240, 240),
     ("all", 2): (40, 232, 232),
     ("all", 3): (32, 160, 160),
@@ -58,8 +55,6 @@ def _registers(role: int) -> Callable[[Mapping[str, Any]], int]:
         if keys["split"] == "gradients":
             very = max(keys["head_dim"], keys["head_dim_v"]) > _VERY_WIDE
             return _REGISTERS["very wide gradients" if very else "gradients"][role]
-        if keys["intra_warpgroup"] and keys["dq_by"] == "all" and consumers(keys) == 2:
-            return _REGISTERS["ahead"][role]
         # one consumer that computes dQ is all there are
         return _REGISTERS.get((keys["dq_by"], consumers(keys)), _REGISTERS["all", 1])[role]
 
@@ -144,8 +139,6 @@ def _cluster_rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "cluster", "= 2: only with whole slabs in a quarter of dQ's columns; use 1"
     if keys["deterministic"]:
         yield "cluster", "= 2: not where dQ's parts have an order; use 1"
-    if keys["dq_rounding"] == "block":
-        yield "cluster", '= 2: not with dq_rounding = "block"; use 1'
 
 
 def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -172,6 +165,8 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 f"{consumers(keys)} warpgroups; use block_n = {block_m}"
             )
         yield "block_m", said
+    if keys["intra_warpgroup"] and keys["split"] == "keys":
+        yield "intra_warpgroup", '= true: only with split = "gradients"; leave it out'
     if keys["intra_warpgroup"] and keys["stages"] < 2:
         yield "stages", "= 1: with intra_warpgroup two steps need their Q at once; use 2"
     if dq_by == "all" and keys["dq_registers"] != keys["consumer_registers"]:

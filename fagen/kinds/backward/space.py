@@ -9,7 +9,7 @@ from fagen.errors import ScheduleError
 from fagen.kinds.backward.cost import predictor
 from fagen.kinds.backward.formulae import Budget, budget
 from fagen.kinds.backward.keys import Schedule
-from fagen.kinds.backward.rules import DQ_BY, DQ_ROUNDINGS, SPLITS
+from fagen.kinds.backward.rules import DQ_BY, SPLITS
 
 
 def _examples() -> Iterator[Budget]:
@@ -32,7 +32,6 @@ class Backward:
         "split": SPLITS,
         "dq_by": DQ_BY,
         "dq_slices": (1, 2),
-        "dq_rounding": DQ_ROUNDINGS,
         "intra_warpgroup": (False, True),
     }
     problem_keys = ("dtype", "head_dim", "head_dim_v", "mask", "deterministic")

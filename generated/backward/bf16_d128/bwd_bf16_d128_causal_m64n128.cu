@@ -389,7 +389,8 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
       if (lse > -INFINITY && params.dlse.data) {
         delta -= params.dlse.of(batch, head)[query];
       }
-      block.lse[statistic_of(row)] = lse > -INFINITY ? lse * 1.44269504089f : INFINITY;
+      const float reference = lse > -INFINITY ? lse * 1.44269504089f : INFINITY;
+      block.lse[statistic_of(row)] = reference;
       block.minus_delta[statistic_of(row)] = lse > -INFINITY ? -delta : 0.f;
     }
   }
@@ -736,20 +737,20 @@ struct Warpgroup {
     wgmma_commit();
   }
 
-  // What dP - delta is added up to. Before all products of a step, and their wgmma_fence: with one
-  // of its own ptxas would have it wait for those under way.
-  __device__ __forceinline__ void preset_dp(Scores& dp) {
-    const float* minus_delta = shared.minus_delta[q.stage] + lane() % 4 * kLaneStatistics;
+  // Numbers of rows, as what a product is added up to. Before all products of a step, and their
+  // wgmma_fence: with one of its own ptxas would have it wait for those under way.
+  __device__ __forceinline__ void preset(Scores& s, const float* statistics) {
+    statistics += lane() % 4 * kLaneStatistics;
 #pragma unroll
     for (int i = 0; i < kBlockM / 2; i += 8) {
-      const float4 four = *reinterpret_cast<const float4*>(minus_delta + i / 2);
+      const float4 four = *reinterpret_cast<const float4*>(statistics + i / 2);
       const float of[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        dp[i + j] = of[j / 4 * 2 + j % 2];
+        s[i + j] = of[j / 4 * 2 + j % 2];
       }
     }
-    fence_operand(dp);
+    fence_operand(s);
   }
 
   // Issues dP - delta = V dOᵀ - delta.
@@ -920,7 +921,7 @@ struct Consumer : Warpgroup {
                                        ValueGradient& dv) {
     Scores s, dp;
     shared.dout_full[q.stage].wait(q.phase);
-    preset_dp(dp);
+    preset(dp, shared.minus_delta[q.stage]);
     shared.q_full[q.stage].wait(q.phase);
     issue_scores(s, q.stage);
     issue_dp(dp);
@@ -1358,6 +1359,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_causal_m64n128_info(void) 
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_causal_m64n128",
-      "2f75433da4a91dd4005c1687fac9f7bd2909ba958ddfcb55768edf9c5084c80b"};
+      "9360e41a8144a051467b5714943f49584139ef2b93bcbd3585ad68dff0da6d3c"};
   return &info;
 }

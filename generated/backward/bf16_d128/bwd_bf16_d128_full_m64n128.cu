@@ -380,7 +380,8 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
       if (lse > -INFINITY && params.dlse.data) {
         delta -= params.dlse.of(batch, head)[query];
       }
-      block.lse[statistic_of(row)] = lse > -INFINITY ? lse * 1.44269504089f : INFINITY;
+      const float reference = lse > -INFINITY ? lse * 1.44269504089f : INFINITY;
+      block.lse[statistic_of(row)] = reference;
       block.minus_delta[statistic_of(row)] = lse > -INFINITY ? -delta : 0.f;
     }
   }
@@ -727,20 +728,20 @@ struct Warpgroup {
     wgmma_commit();
   }
 
-  // What dP - delta is added up to. Before all products of a step, and their wgmma_fence: with one
-  // of its own ptxas would have it wait for those under way.
-  __device__ __forceinline__ void preset_dp(Scores& dp) {
-    const float* minus_delta = shared.minus_delta[q.stage] + lane() % 4 * kLaneStatistics;
+  // Numbers of rows, as what a product is added up to. Before all products of a step, and their
+  // wgmma_fence: with one of its own ptxas would have it wait for those under way.
+  __device__ __forceinline__ void preset(Scores& s, const float* statistics) {
+    statistics += lane() % 4 * kLaneStatistics;
 #pragma unroll
     for (int i = 0; i < kBlockM / 2; i += 8) {
-      const float4 four = *reinterpret_cast<const float4*>(minus_delta + i / 2);
+      const float4 four = *reinterpret_cast<const float4*>(statistics + i / 2);
       const float of[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        dp[i + j] = of[j / 4 * 2 + j % 2];
+        s[i + j] = of[j / 4 * 2 + j % 2];
       }
     }
-    fence_operand(dp);
+    fence_operand(s);
   }
 
   // Issues dP - delta = V dOᵀ - delta.
@@ -911,7 +912,7 @@ struct Consumer : Warpgroup {
                                        ValueGradient& dv) {
     Scores s, dp;
     shared.dout_full[q.stage].wait(q.phase);
-    preset_dp(dp);
+    preset(dp, shared.minus_delta[q.stage]);
     shared.q_full[q.stage].wait(q.phase);
     issue_scores(s, q.stage);
     issue_dp(dp);
@@ -1321,6 +1322,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_full_m64n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_full_m64n128",
-      "97b58136762b4b4869f7cf4d1a9bf1c16930cb2c746ec4b78419bd6d182be7f8"};
+      "1fc6a29a5fc00a38573bb0f11e27c72671ccb8f380f8a4592145da1bfc6718d7"};
   return &info;
 }

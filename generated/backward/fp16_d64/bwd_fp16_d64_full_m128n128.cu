@@ -382,8 +382,8 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
       if (lse > -INFINITY && params.dlse.data) {
         delta -= params.dlse.of(batch, head)[query];
       }
-      block.lse[statistic_of(row)] =
-          lse > -INFINITY ? lse * 1.44269504089f - params.p_offset : INFINITY;
+      const float reference = lse > -INFINITY ? lse * 1.44269504089f - params.p_offset : INFINITY;
+      block.lse[statistic_of(row)] = reference;
       block.minus_delta[statistic_of(row)] = lse > -INFINITY ? -delta : 0.f;
     }
   }
@@ -730,20 +730,20 @@ struct Warpgroup {
     wgmma_commit();
   }
 
-  // What dP - delta is added up to. Before all products of a step, and their wgmma_fence: with one
-  // of its own ptxas would have it wait for those under way.
-  __device__ __forceinline__ void preset_dp(Scores& dp) {
-    const float* minus_delta = shared.minus_delta[q.stage] + lane() % 4 * kLaneStatistics;
+  // Numbers of rows, as what a product is added up to. Before all products of a step, and their
+  // wgmma_fence: with one of its own ptxas would have it wait for those under way.
+  __device__ __forceinline__ void preset(Scores& s, const float* statistics) {
+    statistics += lane() % 4 * kLaneStatistics;
 #pragma unroll
     for (int i = 0; i < kBlockM / 2; i += 8) {
-      const float4 four = *reinterpret_cast<const float4*>(minus_delta + i / 2);
+      const float4 four = *reinterpret_cast<const float4*>(statistics + i / 2);
       const float of[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        dp[i + j] = of[j / 4 * 2 + j % 2];
+        s[i + j] = of[j / 4 * 2 + j % 2];
       }
     }
-    fence_operand(dp);
+    fence_operand(s);
   }
 
   // Issues dP - delta = V dOᵀ - delta.
@@ -914,7 +914,7 @@ struct Consumer : Warpgroup {
                                        ValueGradient& dv) {
     Scores s, dp;
     shared.dout_full[q.stage].wait(q.phase);
-    preset_dp(dp);
+    preset(dp, shared.minus_delta[q.stage]);
     shared.q_full[q.stage].wait(q.phase);
     issue_scores(s, q.stage);
     issue_dp(dp);
@@ -1332,6 +1332,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d64_full_m128n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d64_full_m128n128",
-      "a8033b571edf37f8c3efd165efda4dd3b6bb243abf6113e408f891876cef5f33"};
+      "4d53a0220276f8f35d5615a9ff8d39c27d602ee2739a1a505fb8ba59adbb821b"};
   return &info;
 }

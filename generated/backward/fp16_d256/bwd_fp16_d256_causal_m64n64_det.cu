@@ -1,5 +1,5 @@
-// bwd_bf16_d256_full_m64n64: the gradients of fused attention for Hopper (sm_90a). Rendered by
-// fagen; do not edit.
+// bwd_fp16_d256_causal_m64n64_det: the gradients of fused attention for Hopper (sm_90a). Rendered
+// by fagen; do not edit.
 //
 //   P = exp(scale * q kᵀ - lse)        dv = Pᵀ dout
 //   dP = dout vᵀ                       dS = P (dP - delta), delta = sum(dout * out) of a row
@@ -17,7 +17,7 @@
 
 #include <cuda.h>
 #include <cuda_runtime.h>
-#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <algorithm>
 #include <atomic>
@@ -45,17 +45,17 @@ struct FagenBackwardArgs {
   uint32_t version;         // 1: callers built for another are recognised
   void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
   int64_t workspace_bytes;  // how large it is
-  const void* dout;         // bf16 (batch, seqlen_q, heads, 256): the gradient of out
-  const void* q;            // bf16 (batch, seqlen_q, heads, 256)
-  const void* k;            // bf16 (batch, seqlen_k, kv_heads, 256)
-  const void* v;            // bf16 (batch, seqlen_k, kv_heads, 256)
-  const void* out;          // bf16 (batch, seqlen_q, heads, 256): the forward pass's
+  const void* dout;         // fp16 (batch, seqlen_q, heads, 256): the gradient of out
+  const void* q;            // fp16 (batch, seqlen_q, heads, 256)
+  const void* k;            // fp16 (batch, seqlen_k, kv_heads, 256)
+  const void* v;            // fp16 (batch, seqlen_k, kv_heads, 256)
+  const void* out;          // fp16 (batch, seqlen_q, heads, 256): the forward pass's
   const void* lse;   // fp32 (batch, heads, seqlen_q): the forward pass's log-sum-exp, natural
                      // logarithm; minus infinity in a row that sees no key
   const void* dlse;  // fp32 (batch, heads, seqlen_q): the gradient of lse; null: 0
-  void* dq;          // bf16 (batch, seqlen_q, heads, 256): the gradient of q
-  void* dk;          // bf16 (batch, seqlen_k, kv_heads, 256): the gradient of k
-  void* dv;          // bf16 (batch, seqlen_k, kv_heads, 256): the gradient of v
+  void* dq;          // fp16 (batch, seqlen_q, heads, 256): the gradient of q
+  void* dk;          // fp16 (batch, seqlen_k, kv_heads, 256): the gradient of k
+  void* dv;          // fp16 (batch, seqlen_k, kv_heads, 256): the gradient of v
   int64_t dout_stride_batch, dout_stride_head, dout_stride_seq;
   int64_t q_stride_batch, q_stride_head, q_stride_seq;
   int64_t k_stride_batch, k_stride_head, k_stride_seq;
@@ -98,20 +98,20 @@ extern "C" {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_bwd_bf16_d256_full_m64n64(const struct FagenBackwardArgs* args, void* stream);
+int fagen_bwd_fp16_d256_causal_m64n64_det(const struct FagenBackwardArgs* args, void* stream);
 // How many bytes of workspace a call of these sizes needs; -1 where args is null.
-int64_t fagen_bwd_bf16_d256_full_m64n64_workspace(const struct FagenBackwardArgs* args);
-const char* fagen_bwd_bf16_d256_full_m64n64_message(int status);
-const struct FagenKernelInfo* fagen_bwd_bf16_d256_full_m64n64_info(void);
+int64_t fagen_bwd_fp16_d256_causal_m64n64_det_workspace(const struct FagenBackwardArgs* args);
+const char* fagen_bwd_fp16_d256_causal_m64n64_det_message(int status);
+const struct FagenKernelInfo* fagen_bwd_fp16_d256_causal_m64n64_det_info(void);
 
 }  // extern "C"
 
-namespace fagen_bwd_bf16_d256_full_m64n64_kernel {
+namespace fagen_bwd_fp16_d256_causal_m64n64_det_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
-using Element = __nv_bfloat16;
-using Pair = __nv_bfloat162;
+using Element = __half;
+using Pair = __half2;
 using OutElement = Element;
 
 constexpr int kHeadDim = 256;
@@ -137,6 +137,7 @@ constexpr int kWarpgroupRows = 64;  // the M of every wgmma
 constexpr int kStepK = 16;          // the K of every wgmma
 constexpr int kDqColumns = 128;     // that a warpgroup computes, of all rows
 constexpr int kDqParts = 2;         // warpgroups that compute dQ
+constexpr int kDqAdders = 2;        // threads that add it up, in turns
 constexpr int kDqSlices = 2;        // in which each hands it on
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
@@ -156,10 +157,12 @@ constexpr auto kDsDescriptor = cute::SM90::GMMA::LayoutType::B128;
 constexpr int kStatistics = 80;
 struct alignas(16) RowBlock {
   float dq[kBlockM * kHeadDimPadded];  // in the order of the threads' accumulators
-  float lse[kStatistics];  // times log2(e); infinity in a row that sees no key: its P is 0
+  float lse[kStatistics];  // its negative, over the scale of S; minus infinity in a row that sees
+                           // no key: its P is 0
   float minus_delta[kStatistics];
+  alignas(16) uint32_t added;  // parts of dQ that are there
 };
-static_assert(sizeof(RowBlock) == 66176, "the workspace outgrew the plan's formula");
+static_assert(sizeof(RowBlock) == 66192, "the workspace outgrew the plan's formula");
 
 constexpr int kLaneStatistics = kStatistics / 4;
 __device__ constexpr int statistic_of(int row) {
@@ -171,7 +174,7 @@ using Scores = float[kBlockM / 2];  // S, dP: 64 keys by kBlockM rows
 using KeyGradient = float[kHeadDimPadded / 2];
 using ValueGradient = float[kHeadDimVPadded / 2];
 using QueryGradient = float[kDqColumns / 2];
-using Packed = uint32_t[kBlockM / 4];  // P, dS in bf16
+using Packed = uint32_t[kBlockM / 4];  // P, dS in fp16
 
 using Barrier = cutlass::arch::ClusterBarrier;
 using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
@@ -193,7 +196,7 @@ struct SharedStorage {
   Barrier q_empty[kStages], dout_empty[kDoStages];
   Barrier p_full[kDsStages], p_empty[kDsStages];
   Barrier ds_full[kDsStages], ds_empty[kDsStages];
-  Barrier dq_full[1][kDqParts];
+  Barrier dq_full[2][kDqParts];  // for each that adds, so that none misses a phase
   Barrier dq_empty[kDqParts];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
@@ -260,7 +263,9 @@ struct Params {
   FastDivisor section_tiles;  // of heads whose Q, dO and dQ share the L2 cache
   FastDivisor section_heads, last_section_heads;
   FastDivisor kv_heads_divisor;
-  float scale, scale_log2;  // of dQ and dK; of S, times log2(e)
+  float p_offset,
+      unscale;  // P and dS are 2^p_offset times as large as they are; unscale undoes that
+  float scale, scale_log2;  // of dQ and dK, with unscale; of S, times log2(e)
 
   __device__ __forceinline__ RowBlock& row_block(int batch, int head, int m_block) const {
     return row_blocks[(int64_t(batch) * heads + head) * m_blocks + m_block];
@@ -272,7 +277,7 @@ __device__ __forceinline__ int lane() {
 }
 
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-  const Pair pair = __floats2bfloat162_rn(low, high);
+  const Pair pair = __floats2half2_rn(low, high);
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
@@ -308,12 +313,32 @@ struct Keys {
 
 __device__ __forceinline__ Keys seen_by(const Params& params, [[maybe_unused]] int row) {
   [[maybe_unused]] const int seqlen_q = params.seqlen_q, seqlen_k = params.seqlen_k;
-  return {0, seqlen_k};
+  return {0, min(seqlen_k, row + seqlen_k - seqlen_q + 1)};
 }
 
 // The first row whose keys end after a key; seqlen_q if there is none.
 __device__ __forceinline__ int first_row_past(const Params& params, int key) {
-  return key < params.seqlen_k ? 0 : params.seqlen_q;
+  int low = 0, high = params.seqlen_q;
+  while (low < high) {
+    const int middle = low + (high - low) / 2;
+    if (seen_by(params, middle).last > key) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
+// The first block of keys that a block of rows sees.
+__device__ __forceinline__ int first_tile_of(const Params& params, [[maybe_unused]] int m_block) {
+  return 0;
+}
+
+// How many blocks of keys it sees any of: so many parts its dQ has.
+__device__ __forceinline__ int tiles_of(const Params& params, int m_block) {
+  const int last_row = min((m_block + 1) * kBlockM, params.seqlen_q) - 1;
+  return max(0, ceil_div(seen_by(params, last_row).last, kBlockN) - first_tile_of(params, m_block));
 }
 
 // kBlockN keys of one KV head, and the blocks first … last - 1 of kBlockM rows that see some of
@@ -344,19 +369,21 @@ __device__ __forceinline__ Tile tile_of(const Params& params) {
   return tile;
 }
 
-// ---- Rows, before and after ------------------------------------------------------------------
-
-__device__ __forceinline__ void clear_sums(float* sums, int thread, int threads) {
-  for (int i = thread; i < kBlockM * kHeadDimPadded / 4; i += threads) {
-    reinterpret_cast<float4*>(sums)[i] = {};
-  }
+// Blocks of rows in the order of a tile's steps: from the last to the first. All tiles of a head
+// begin with the same, so that each has its turn at dQ a step after the tile before it.
+__device__ __forceinline__ int block_of(const Tile& tile, int step) {
+  return tile.last - 1 - step;
 }
 
-// Work out what a row's keys share, and clear its dq.
+// ---- Rows, before and after ------------------------------------------------------------------
+
+// Work out what a row's keys share.
 __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constant__ Params params) {
   const int m_block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
   RowBlock& block = params.row_block(batch, head, m_block);
-  clear_sums(block.dq, threadIdx.x, kRowThreads);
+  if (threadIdx.x == 0) {
+    block.added = 0;
+  }
   constexpr int kLoad = 16 / sizeof(Element);  // elements
   const int column = threadIdx.x % kRowLanes * kLoad;
 #pragma unroll
@@ -370,8 +397,8 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
           *reinterpret_cast<const uint4*>(params.dout_rows.at(batch, query, head) + column);
 #pragma unroll
       for (int i = 0; i < kLoad / 2; ++i) {
-        const float2 x = __bfloat1622float2(reinterpret_cast<const Pair*>(&a)[i]);
-        const float2 y = __bfloat1622float2(reinterpret_cast<const Pair*>(&b)[i]);
+        const float2 x = __half22float2(reinterpret_cast<const Pair*>(&a)[i]);
+        const float2 y = __half22float2(reinterpret_cast<const Pair*>(&b)[i]);
         delta = fmaf(x.y, y.y, fmaf(x.x, y.x, delta));
       }
     }
@@ -384,7 +411,8 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
       if (lse > -INFINITY && params.dlse.data) {
         delta -= params.dlse.of(batch, head)[query];
       }
-      block.lse[statistic_of(row)] = lse > -INFINITY ? lse * 1.44269504089f : INFINITY;
+      const float reference = lse > -INFINITY ? lse * 1.44269504089f - params.p_offset : INFINITY;
+      block.lse[statistic_of(row)] = -reference / params.scale_log2;
       block.minus_delta[statistic_of(row)] = lse > -INFINITY ? -delta : 0.f;
     }
   }
@@ -394,6 +422,7 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
 __global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ Params params) {
   const int m_block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
   const float4* sums = reinterpret_cast<const float4*>(params.row_block(batch, head, m_block).dq);
+  const bool seen = tiles_of(params, m_block) > 0;  // nobody has sums of rows that see no key
   __shared__ Pair rounded[kBlockM][kHeadDimPadded / 2 + 4];
   for (int i = threadIdx.x; i < kBlockM * kHeadDimPadded / 4; i += kRowThreads) {
     // four neighbours of a thread's accumulator: two columns of a row, and of that eight below
@@ -401,9 +430,9 @@ __global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ 
               warpgroup = i / (kWarpgroup * kDqColumns / 8);
     const int row = thread / 32 * 16 + thread % 32 / 4;
     const int pair = warpgroup * kDqColumns / 2 + eight * 4 + thread % 4;
-    const float4 sum = sums[i];
-    rounded[row][pair] = __floats2bfloat162_rn(sum.x * params.scale, sum.y * params.scale);
-    rounded[row + 8][pair] = __floats2bfloat162_rn(sum.z * params.scale, sum.w * params.scale);
+    const float4 sum = seen ? sums[i] : float4{};
+    rounded[row][pair] = __floats2half2_rn(sum.x * params.scale, sum.y * params.scale);
+    rounded[row + 8][pair] = __floats2half2_rn(sum.z * params.scale, sum.w * params.scale);
   }
   __syncthreads();
   constexpr int kLoads = kHeadDim * sizeof(Element) / 16;  // of a row
@@ -490,7 +519,7 @@ __device__ constexpr uint32_t row_offset(int k) {
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_scores(float (&c)[32], Descriptor a, Descriptor b) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
       "%32, %33, %34, 1, 1, 0, 0;"
@@ -506,7 +535,7 @@ __device__ __forceinline__ void wgmma_scores(float (&c)[32], Descriptor a, Descr
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_dv(float (&c)[128], const uint32_t* a, Descriptor b) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
@@ -542,7 +571,7 @@ __device__ __forceinline__ void wgmma_dv(float (&c)[128], const uint32_t* a, Des
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_dq(float (&c)[64], Descriptor a, Descriptor b) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
@@ -603,7 +632,8 @@ struct Loader {
     load_keys(tile);
     for (int head = tile.kv_head * params.group; head < (tile.kv_head + 1) * params.group; ++head) {
 #pragma unroll 1
-      for (int block = tile.first; block < tile.last; ++block) {
+      for (int step = 0; step < tile.last - tile.first; ++step) {
+        const int block = block_of(tile, step);
         const RowBlock& rows = params.row_block(tile.batch, head, block);
         shared.q_empty[q.stage].wait(q.phase ^ 1);
         shared.q_full[q.stage].arrive_and_expect_tx(sizeof(shared.q[0]) + sizeof(shared.lse[0]));
@@ -634,9 +664,35 @@ __device__ __forceinline__ void bulk_add(float* to, const float* from, int bytes
       : "memory");
 }
 
+// The same, of what nobody has added to yet.
+__device__ __forceinline__ void bulk_store(float* to, const float* from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+               "r"(cute::cast_smem_ptr_to_uint(from)), "r"(bytes)
+               : "memory");
+}
+
 // Until all that this thread has added is in global memory.
 __device__ __forceinline__ void await_additions() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+__device__ __forceinline__ uint32_t acquire(const uint32_t* added) {
+  uint32_t now;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(added) : "memory");
+  return now;
+}
+
+// Until so many were counted: what they added is there, and TMA may add to it.
+__device__ __forceinline__ void await_count(const uint32_t* added, uint32_t count) {
+  while (int(acquire(added) - count) < 0) {
+  }
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+// Counts one more, for what this thread has added or seen to.
+__device__ __forceinline__ void release(uint32_t* added) {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(added) : "memory");
 }
 
 // How many numbers of dQ a warpgroup has.
@@ -644,21 +700,39 @@ __device__ constexpr int dq_part(int part) {
   return kWarpgroupRows * kDqColumns;
 }
 
-// Used by a single thread.
+// Which of the parts of a block of rows a tile has: so many come before it.
+__device__ __forceinline__ int turn_of(const Params& params, const Tile& tile, int block) {
+  return tile.first_key / kBlockN - first_tile_of(params, block);
+}
+
+// Parts of dQ are added up in the order of the keys, so that their sum is the same bit for bit. A
+// tile waits for tiles only that were launched before it. The first part is stored, so that nobody
+// has to clear the sum. Used by 2 threads of different warps, which take turns: what one has added
+// is made known while the next adds.
 __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shared,
-                                       const Tile& tile) {
+                                       const Tile& tile, int adder) {
+  Barrier* const full = shared.dq_full[adder];
+  const int steps = tile.last - tile.first;
+  int step = adder;
   for (int head = tile.kv_head * params.group; head < (tile.kv_head + 1) * params.group; ++head) {
 #pragma unroll 1  // few registers
-    for (int block = tile.first; block < tile.last; ++block) {
+    for (; step < steps; step += kDqAdders) {
+      const int block = block_of(tile, step), turn = turn_of(params, tile, block);
       RowBlock& rows = params.row_block(tile.batch, head, block);
+      await_count(&rows.added, turn);  // before the part is there
 #pragma unroll
       for (int slice = 0; slice < kDqSlices; ++slice) {
 #pragma unroll
         for (int part = 0; part < kDqParts; ++part) {
-          shared.dq_full[0][part].wait(slice % 2);
+          full[part].wait(slice % 2);
           const int begin = part * dq_part(0), count = dq_part(part) / kDqSlices;
-          bulk_add(rows.dq + begin + slice * count, shared.dq + begin / kDqSlices,
-                   count * sizeof(float));
+          float* const to = rows.dq + begin + slice * count;
+          const float* const from = shared.dq + begin / kDqSlices;
+          if (turn == 0) {
+            bulk_store(to, from, count * sizeof(float));
+          } else {
+            bulk_add(to, from, count * sizeof(float));
+          }
         }
         cute::tma_store_arrive();
         cute::tma_store_wait<0>();  // it has been read
@@ -667,9 +741,11 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
           shared.dq_empty[part].arrive();
         }
       }
+      await_additions();
+      release(&rows.added);
     }
+    step -= steps;
   }
-  await_additions();
 }
 
 // ---- Multiplying -----------------------------------------------------------------------------
@@ -738,35 +814,34 @@ struct Warpgroup {
     }
   }
 
-  // Issues S = K Qᵀ, of the Q in a stage.
+  // Issues S - lse = K Qᵀ - lse, of the Q in a stage.
   __device__ __forceinline__ void issue_scores(Scores& s, int stage) {
     const Descriptor keys = descriptor<kQkSlab>(shared.k + first_row() * kQkSlab, kQkDescriptor);
     const Descriptor rows = descriptor<kQkSlab>(shared.q[stage], kQkDescriptor);
-    fence_operand(s);
+    preset(s, shared.lse[stage]);
     wgmma_fence();
-    wgmma_scores<false>(s, keys, rows);
 #pragma unroll
-    for (int d = kStepK; d < kHeadDimPadded; d += kStepK) {
+    for (int d = 0; d < kHeadDimPadded; d += kStepK) {
       wgmma_scores<true>(s, keys + column_offset<kBlockN, kQkSlab>(d),
                          rows + column_offset<kBlockM, kQkSlab>(d));
     }
     wgmma_commit();
   }
 
-  // What dP - delta is added up to. Before all products of a step, and their wgmma_fence: with one
-  // of its own ptxas would have it wait for those under way.
-  __device__ __forceinline__ void preset_dp(Scores& dp) {
-    const float* minus_delta = shared.minus_delta[dout.stage] + lane() % 4 * kLaneStatistics;
+  // Numbers of rows, as what a product is added up to. Before all products of a step, and their
+  // wgmma_fence: with one of its own ptxas would have it wait for those under way.
+  __device__ __forceinline__ void preset(Scores& s, const float* statistics) {
+    statistics += lane() % 4 * kLaneStatistics;
 #pragma unroll
     for (int i = 0; i < kBlockM / 2; i += 8) {
-      const float4 four = *reinterpret_cast<const float4*>(minus_delta + i / 2);
+      const float4 four = *reinterpret_cast<const float4*>(statistics + i / 2);
       const float of[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        dp[i + j] = of[j / 4 * 2 + j % 2];
+        s[i + j] = of[j / 4 * 2 + j % 2];
       }
     }
-    fence_operand(dp);
+    fence_operand(s);
   }
 
   // Issues dP - delta = V dOᵀ - delta.
@@ -826,15 +901,9 @@ struct Warpgroup {
   // P, in place of S.
   template <bool masked>
   __device__ __forceinline__ void exponentiate(const Tile& tile, int block, Scores& s) {
-    const float* lse = shared.lse[q.stage] + lane() % 4 * kLaneStatistics;
 #pragma unroll
-    for (int i = 0; i < kBlockM / 2; i += 8) {
-      const float4 reference = *reinterpret_cast<const float4*>(lse + i / 2);
-      const float of[4] = {reference.x, reference.y, reference.z, reference.w};
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        s[i + j] = exp2_approx(fmaf(s[i + j], params.scale_log2, -of[j / 4 * 2 + j % 2]));
-      }
+    for (int i = 0; i < kBlockM / 2; ++i) {
+      s[i] = exp2_approx(s[i] * params.scale_log2);
     }
     if (masked) {
       const int key = tile.first_key + first_row() + thread_row();
@@ -887,7 +956,7 @@ struct Warpgroup {
       }
       cutlass::arch::fence_view_async_shared();
       __syncwarp();
-      arrive(shared.dq_full[0][part]);
+      arrive(shared.dq_full[q.stage][part]);
     }
   }
 
@@ -944,9 +1013,8 @@ struct ValueConsumer : Warpgroup {
     issue_scores(s, q.stage);
     wgmma_wait<0>();
     fence_operand(s);
-    exponentiate<masked>(tile, block, s);
-    __syncwarp();  // all lanes have read their LSEs
     arrive(shared.q_empty[q.stage]);
+    exponentiate<masked>(tile, block, s);
     Packed p;
     pack_scores(p, s);
     shared.p_empty[q.stage].wait(q.phase ^ 1);
@@ -976,16 +1044,16 @@ struct ValueConsumer : Warpgroup {
     ValueGradient dv = {};
     shared.k_full.wait(0);
     for (int head = 0; head < params.group; ++head) {
-      int block = tile.first;
-      for (; block < min(tile.full_first, tile.last); ++block) {
-        step<true>(tile, block, dv);
-      }
-      for (; block < tile.last; ++block) {
+      int block = tile.last - 1;
+      for (; block >= max(tile.full_first, tile.first); --block) {
         step<false>(tile, block, dv);
+      }
+      for (; block >= tile.first; --block) {
+        step<true>(tile, block, dv);
       }
     }
     barrier_sync(kAllConsumers, kConsumers * kWarpgroup);  // V has been read
-    store<kHeadDimVPadded, kVSlab, kVSwizzleBits>(params.dv, shared.v, dv, 1.f, tile);
+    store<kHeadDimVPadded, kVSlab, kVSwizzleBits>(params.dv, shared.v, dv, params.unscale, tile);
     finish();
   }
 };
@@ -995,7 +1063,7 @@ struct KeyConsumer : Warpgroup {
   __device__ __forceinline__ void differentiate(const Packed& p, Scores& dp) {
 #pragma unroll
     for (int i = 0; i < kBlockM / 2; i += 2) {
-      const float2 two = __bfloat1622float2(reinterpret_cast<const Pair&>(p[i / 2]));
+      const float2 two = __half22float2(reinterpret_cast<const Pair&>(p[i / 2]));
       dp[i] *= two.x;
       dp[i + 1] *= two.y;
     }
@@ -1005,7 +1073,7 @@ struct KeyConsumer : Warpgroup {
   __device__ __forceinline__ void step(KeyGradient& dk) {
     Scores dp;
     shared.dout_full[dout.stage].wait(dout.phase);
-    preset_dp(dp);
+    preset(dp, shared.minus_delta[dout.stage]);
     wgmma_fence();
     issue_dp(dp);
     shared.p_full[q.stage].wait(q.phase);
@@ -1089,7 +1157,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       shared.ds_empty[stage].init(kDqParts * kWarpgroup / 32);
     }
     for (int part = 0; part < kDqParts; ++part) {
-      shared.dq_full[0][part].init(kWarpgroup / 32);
+      for (int adder = 0; adder < kDqAdders; ++adder) {
+        shared.dq_full[adder][part].init(kWarpgroup / 32);
+      }
       shared.dq_empty[part].init(1);
     }
     cutlass::arch::fence_barrier_init();
@@ -1103,8 +1173,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     if (threadIdx.x == 0) {
       Loader{params, shared}.run(tile);
-    } else if (threadIdx.x == 32) {
-      add_dq(params, shared, tile);
+    } else if (threadIdx.x % 32 == 0 && threadIdx.x <= 32 * kDqAdders) {
+      add_dq(params, shared, tile, threadIdx.x / 32 - 1);
     }
   } else if (warpgroup == 1) {
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
@@ -1115,13 +1185,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-}  // namespace fagen_bwd_bf16_d256_full_m64n64_kernel
+}  // namespace fagen_bwd_fp16_d256_causal_m64n64_det_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_bwd_bf16_d256_full_m64n64_host {
+namespace fagen_bwd_fp16_d256_causal_m64n64_det_host {
 
-using namespace fagen_bwd_bf16_d256_full_m64n64_kernel;
+using namespace fagen_bwd_fp16_d256_causal_m64n64_det_kernel;
 
 // What a call ends with: the number of its message. Checks come in this order.
 enum Status {
@@ -1185,7 +1255,7 @@ Status check(const void* data, int element_bytes, bool aligned, int64_t most,
 }
 
 int64_t workspace_bytes([[maybe_unused]] const FagenBackwardArgs& a) {
-  return int64_t(66176) * ceil_div(a.seqlen_q, 64) * a.heads * a.batch;
+  return int64_t(66192) * ceil_div(a.seqlen_q, 64) * a.heads * a.batch;
 }
 
 Status check(const FagenBackwardArgs& a) {
@@ -1286,7 +1356,7 @@ struct Tensor {
   int64_t strides[3];  // of all but the columns
   int box[2];          // columns, rows
   CUtensorMapSwizzle swizzle;
-  CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   int64_t element_bytes = sizeof(Element);
 };
 
@@ -1369,8 +1439,17 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   params.seqlen_q = a.seqlen_q;
   params.seqlen_k = a.seqlen_k;
   params.m_blocks = m_blocks;
-  params.scale = a.scale;
-  params.scale_log2 = a.scale * 1.44269504089f;
+  // P of many keys is small, and numbers below 2^-14 have fewer bits: its mean is lifted to 2^-8.
+  int bits = 0;
+  while ((int64_t(1) << bits) < a.seqlen_k) {
+    ++bits;
+  }
+  const int p_offset = std::clamp(bits - 8, 0, 8);
+  params.p_offset = float(p_offset);
+  params.unscale = std::ldexp(1.f, -p_offset);
+  params.scale = a.scale * params.unscale;
+  // LSEs are divided by it, and of less than that nothing is left of S
+  params.scale_log2 = std::max(a.scale, 0x1p-100f) * 1.44269504089f;
 
   // Tiles come in sections of heads whose rows fit their share of the L2 cache.
   const int64_t flat_heads = int64_t(a.kv_heads) * a.batch;
@@ -1401,31 +1480,31 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_bwd_bf16_d256_full_m64n64_host
+}  // namespace fagen_bwd_fp16_d256_causal_m64n64_det_host
 
-extern "C" int fagen_bwd_bf16_d256_full_m64n64(const FagenBackwardArgs* args, void* stream) {
-  using namespace fagen_bwd_bf16_d256_full_m64n64_host;
+extern "C" int fagen_bwd_fp16_d256_causal_m64n64_det(const FagenBackwardArgs* args, void* stream) {
+  using namespace fagen_bwd_fp16_d256_causal_m64n64_det_host;
   const Status status = args ? check(*args) : kNullPointer;
   return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" int64_t fagen_bwd_bf16_d256_full_m64n64_workspace(const FagenBackwardArgs* args) {
-  return args ? fagen_bwd_bf16_d256_full_m64n64_host::workspace_bytes(*args) : -1;
+extern "C" int64_t fagen_bwd_fp16_d256_causal_m64n64_det_workspace(const FagenBackwardArgs* args) {
+  return args ? fagen_bwd_fp16_d256_causal_m64n64_det_host::workspace_bytes(*args) : -1;
 }
 
-extern "C" const char* fagen_bwd_bf16_d256_full_m64n64_message(int status) {
-  using namespace fagen_bwd_bf16_d256_full_m64n64_host;
+extern "C" const char* fagen_bwd_fp16_d256_causal_m64n64_det_message(int status) {
+  using namespace fagen_bwd_fp16_d256_causal_m64n64_det_host;
   return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_bwd_bf16_d256_full_m64n64_info(void) {
-  using namespace fagen_bwd_bf16_d256_full_m64n64_kernel;
+extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_causal_m64n64_det_info(void) {
+  using namespace fagen_bwd_fp16_d256_causal_m64n64_det_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       kSharedBytes,
       kThreads,
       kLaunchRegisters,
-      "bwd_bf16_d256_full_m64n64",
-      "7cf8a7fe582303a06e9456b2d67341aa4fb88a1155ade1c4034b95c1a9e64b8f"};
+      "bwd_fp16_d256_causal_m64n64_det",
+      "7904e4b421a1ec0a78b6ac5876c8ddf79fe0f76175a25f53fbbc9f9b59a033cb"};
   return &info;
 }

@@ -1,17 +1,17 @@
-// bwd_fp16_d256_causal_m64n64: the gradients of fused attention for Hopper (sm_90a). Rendered by
-// fagen; do not edit.
+// bwd_fp16_d128_causal_m64n128_det: the gradients of fused attention for Hopper (sm_90a). Rendered
+// by fagen; do not edit.
 //
 //   P = exp(scale * q kᵀ - lse)        dv = Pᵀ dout
 //   dP = dout vᵀ                       dS = P (dP - delta), delta = sum(dout * out) of a row
 //   dk = scale * dSᵀ q                 dq = scale * dS k
 //
-// A first kernel works out delta, and a last one rounds dq. Between them a thread block has 64 keys
-// of one KV head and goes through all rows that see them, 64 at a time, of each query head of its
-// group. dk and dv stay in registers; dq is added up in global memory, in fp32.
+// A first kernel works out delta, and a last one rounds dq. Between them a thread block has 128
+// keys of one KV head and goes through all rows that see them, 64 at a time, of each query head of
+// its group. dk and dv stay in registers; dq is added up in global memory, in fp32.
 //
 // S and dP lie transposed, keys along the rows: so P and dS are, as they come out of one GEMM, the
 // register operands of the next. One producer warp loads by TMA, another adds dq up by TMA; 2
-// consumer warpgroups multiply by WGMMA, one for each gradient.
+// consumer warpgroups of 64 keys each multiply by WGMMA.
 //
 // Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
 
@@ -45,17 +45,17 @@ struct FagenBackwardArgs {
   uint32_t version;         // 1: callers built for another are recognised
   void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
   int64_t workspace_bytes;  // how large it is
-  const void* dout;         // fp16 (batch, seqlen_q, heads, 256): the gradient of out
-  const void* q;            // fp16 (batch, seqlen_q, heads, 256)
-  const void* k;            // fp16 (batch, seqlen_k, kv_heads, 256)
-  const void* v;            // fp16 (batch, seqlen_k, kv_heads, 256)
-  const void* out;          // fp16 (batch, seqlen_q, heads, 256): the forward pass's
+  const void* dout;         // fp16 (batch, seqlen_q, heads, 128): the gradient of out
+  const void* q;            // fp16 (batch, seqlen_q, heads, 128)
+  const void* k;            // fp16 (batch, seqlen_k, kv_heads, 128)
+  const void* v;            // fp16 (batch, seqlen_k, kv_heads, 128)
+  const void* out;          // fp16 (batch, seqlen_q, heads, 128): the forward pass's
   const void* lse;   // fp32 (batch, heads, seqlen_q): the forward pass's log-sum-exp, natural
                      // logarithm; minus infinity in a row that sees no key
   const void* dlse;  // fp32 (batch, heads, seqlen_q): the gradient of lse; null: 0
-  void* dq;          // fp16 (batch, seqlen_q, heads, 256): the gradient of q
-  void* dk;          // fp16 (batch, seqlen_k, kv_heads, 256): the gradient of k
-  void* dv;          // fp16 (batch, seqlen_k, kv_heads, 256): the gradient of v
+  void* dq;          // fp16 (batch, seqlen_q, heads, 128): the gradient of q
+  void* dk;          // fp16 (batch, seqlen_k, kv_heads, 128): the gradient of k
+  void* dv;          // fp16 (batch, seqlen_k, kv_heads, 128): the gradient of v
   int64_t dout_stride_batch, dout_stride_head, dout_stride_seq;
   int64_t q_stride_batch, q_stride_head, q_stride_seq;
   int64_t k_stride_batch, k_stride_head, k_stride_seq;
@@ -98,15 +98,15 @@ extern "C" {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_bwd_fp16_d256_causal_m64n64(const struct FagenBackwardArgs* args, void* stream);
+int fagen_bwd_fp16_d128_causal_m64n128_det(const struct FagenBackwardArgs* args, void* stream);
 // How many bytes of workspace a call of these sizes needs; -1 where args is null.
-int64_t fagen_bwd_fp16_d256_causal_m64n64_workspace(const struct FagenBackwardArgs* args);
-const char* fagen_bwd_fp16_d256_causal_m64n64_message(int status);
-const struct FagenKernelInfo* fagen_bwd_fp16_d256_causal_m64n64_info(void);
+int64_t fagen_bwd_fp16_d128_causal_m64n128_det_workspace(const struct FagenBackwardArgs* args);
+const char* fagen_bwd_fp16_d128_causal_m64n128_det_message(int status);
+const struct FagenKernelInfo* fagen_bwd_fp16_d128_causal_m64n128_det_info(void);
 
 }  // extern "C"
 
-namespace fagen_bwd_fp16_d256_causal_m64n64_kernel {
+namespace fagen_bwd_fp16_d128_causal_m64n128_det_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
@@ -114,30 +114,31 @@ using Element = __half;
 using Pair = __half2;
 using OutElement = Element;
 
-constexpr int kHeadDim = 256;
-constexpr int kHeadDimV = 256;
-constexpr int kHeadDimPadded = 256;  // in shared memory, padded with zeros
-constexpr int kHeadDimVPadded = 256;
+constexpr int kHeadDim = 128;
+constexpr int kHeadDimV = 128;
+constexpr int kHeadDimPadded = 128;  // in shared memory, padded with zeros
+constexpr int kHeadDimVPadded = 128;
 constexpr int kBlockM = 64;    // rows of a step
-constexpr int kBlockN = 64;    // keys of a thread block
+constexpr int kBlockN = 128;   // keys of a thread block
 constexpr int kStages = 2;     // Q buffers
-constexpr int kDoStages = 1;   // dO buffers
+constexpr int kDoStages = 2;   // dO buffers
 constexpr int kDsStages = 2;   // dS buffers
-constexpr int kConsumers = 2;  // warpgroups
+constexpr int kConsumers = 2;  // warpgroups of 64 keys
 constexpr int kThreads = 384;
 constexpr int kLaunchRegisters = 168;
-constexpr int kProducerRegisters = 24;
-constexpr int kConsumerRegisters = 240;
+constexpr int kProducerRegisters = 40;
+constexpr int kConsumerRegisters = 232;
 constexpr int kRowThreads = 256;        // of the kernels before and after
-constexpr int kRowLanes = 32;           // of those, that share a row
+constexpr int kRowLanes = 16;           // of those, that share a row
 constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and dQ
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
 constexpr int kStepK = 16;          // the K of every wgmma
-constexpr int kDqColumns = 128;     // that a warpgroup computes, of all rows
+constexpr int kDqColumns = 64;      // that a warpgroup computes, of all rows
 constexpr int kDqParts = 2;         // warpgroups that compute dQ
-constexpr int kDqSlices = 2;        // in which each hands it on
+constexpr int kDqAdders = 2;        // threads that add it up, in turns
+constexpr int kDqSlices = 1;        // in which each hands it on
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
 constexpr int kQkSlab = 64;  // columns
@@ -158,8 +159,9 @@ struct alignas(16) RowBlock {
   float dq[kBlockM * kHeadDimPadded];  // in the order of the threads' accumulators
   float lse[kStatistics];  // times log2(e); infinity in a row that sees no key: its P is 0
   float minus_delta[kStatistics];
+  alignas(16) uint32_t added;  // parts of dQ that are there
 };
-static_assert(sizeof(RowBlock) == 66176, "the workspace outgrew the plan's formula");
+static_assert(sizeof(RowBlock) == 33424, "the workspace outgrew the plan's formula");
 
 constexpr int kLaneStatistics = kStatistics / 4;
 __device__ constexpr int statistic_of(int row) {
@@ -182,8 +184,6 @@ struct SharedStorage {
   alignas(1024) Element q[kStages][kBlockM * kHeadDimPadded];
   alignas(1024) Element dout[kDoStages][kBlockM * kHeadDimVPadded];
   alignas(1024) Element ds[kDsStages][kBlockN * kBlockM];  // transposed: keys along the rows
-  alignas(
-      1024) uint32_t p[kDsStages][kBlockN * kBlockM / 2];  // in the order of the threads' registers
   alignas(1024) float dq[kBlockM * kHeadDimPadded / kDqSlices];
   alignas(1024) float lse[kStages][kStatistics];
   alignas(1024) float minus_delta[kDoStages][kStatistics];
@@ -191,13 +191,11 @@ struct SharedStorage {
   TransactionBarrier v_full;
   TransactionBarrier q_full[kStages], dout_full[kDoStages];
   Barrier q_empty[kStages], dout_empty[kDoStages];
-  Barrier p_full[kDsStages], p_empty[kDsStages];
-  Barrier ds_full[kDsStages], ds_empty[kDsStages];
-  Barrier dq_full[1][kDqParts];
+  Barrier dq_full[2][kDqParts];  // for each that adds, so that none misses a phase
   Barrier dq_empty[kDqParts];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes <= 232448, "the layout outgrew the plan's ledger");
+static_assert(kSharedBytes <= 199680, "the layout outgrew the plan's ledger");
 
 template <class Integer>
 __host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
@@ -327,6 +325,17 @@ __device__ __forceinline__ int first_row_past(const Params& params, int key) {
   return low;
 }
 
+// The first block of keys that a block of rows sees.
+__device__ __forceinline__ int first_tile_of(const Params& params, [[maybe_unused]] int m_block) {
+  return 0;
+}
+
+// How many blocks of keys it sees any of: so many parts its dQ has.
+__device__ __forceinline__ int tiles_of(const Params& params, int m_block) {
+  const int last_row = min((m_block + 1) * kBlockM, params.seqlen_q) - 1;
+  return max(0, ceil_div(seen_by(params, last_row).last, kBlockN) - first_tile_of(params, m_block));
+}
+
 // kBlockN keys of one KV head, and the blocks first … last - 1 of kBlockM rows that see some of
 // them. Of full_first … last - 1 every row sees all.
 struct Tile {
@@ -355,19 +364,21 @@ __device__ __forceinline__ Tile tile_of(const Params& params) {
   return tile;
 }
 
-// ---- Rows, before and after ------------------------------------------------------------------
-
-__device__ __forceinline__ void clear_sums(float* sums, int thread, int threads) {
-  for (int i = thread; i < kBlockM * kHeadDimPadded / 4; i += threads) {
-    reinterpret_cast<float4*>(sums)[i] = {};
-  }
+// Blocks of rows in the order of a tile's steps: from the last to the first. All tiles of a head
+// begin with the same, so that each has its turn at dQ a step after the tile before it.
+__device__ __forceinline__ int block_of(const Tile& tile, int step) {
+  return tile.last - 1 - step;
 }
 
-// Work out what a row's keys share, and clear its dq.
+// ---- Rows, before and after ------------------------------------------------------------------
+
+// Work out what a row's keys share.
 __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constant__ Params params) {
   const int m_block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
   RowBlock& block = params.row_block(batch, head, m_block);
-  clear_sums(block.dq, threadIdx.x, kRowThreads);
+  if (threadIdx.x == 0) {
+    block.added = 0;
+  }
   constexpr int kLoad = 16 / sizeof(Element);  // elements
   const int column = threadIdx.x % kRowLanes * kLoad;
 #pragma unroll
@@ -395,8 +406,8 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
       if (lse > -INFINITY && params.dlse.data) {
         delta -= params.dlse.of(batch, head)[query];
       }
-      block.lse[statistic_of(row)] =
-          lse > -INFINITY ? lse * 1.44269504089f - params.p_offset : INFINITY;
+      const float reference = lse > -INFINITY ? lse * 1.44269504089f - params.p_offset : INFINITY;
+      block.lse[statistic_of(row)] = reference;
       block.minus_delta[statistic_of(row)] = lse > -INFINITY ? -delta : 0.f;
     }
   }
@@ -406,6 +417,7 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
 __global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ Params params) {
   const int m_block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
   const float4* sums = reinterpret_cast<const float4*>(params.row_block(batch, head, m_block).dq);
+  const bool seen = tiles_of(params, m_block) > 0;  // nobody has sums of rows that see no key
   __shared__ Pair rounded[kBlockM][kHeadDimPadded / 2 + 4];
   for (int i = threadIdx.x; i < kBlockM * kHeadDimPadded / 4; i += kRowThreads) {
     // four neighbours of a thread's accumulator: two columns of a row, and of that eight below
@@ -413,7 +425,7 @@ __global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ 
               warpgroup = i / (kWarpgroup * kDqColumns / 8);
     const int row = thread / 32 * 16 + thread % 32 / 4;
     const int pair = warpgroup * kDqColumns / 2 + eight * 4 + thread % 4;
-    const float4 sum = sums[i];
+    const float4 sum = seen ? sums[i] : float4{};
     rounded[row][pair] = __floats2half2_rn(sum.x * params.scale, sum.y * params.scale);
     rounded[row + 8][pair] = __floats2half2_rn(sum.z * params.scale, sum.w * params.scale);
   }
@@ -516,50 +528,14 @@ __device__ __forceinline__ void wgmma_scores(float (&c)[32], Descriptor a, Descr
 
 // dV, or dK if it is as wide: P by dO, dS by Q.
 template <bool accumulate>
-__device__ __forceinline__ void wgmma_dv(float (&c)[128], const uint32_t* a, Descriptor b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 "
-      "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127 }, "
-      "{ %128, %129, %130, %131 }, %132, %133, 1, 1, 1;"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
-        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
-        "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
-        "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]),
-        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]),
-        "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]),
-        "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]),
-        "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]),
-        "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]),
-        "+f"(c[63]), "+f"(c[64]), "+f"(c[65]), "+f"(c[66]), "+f"(c[67]), "+f"(c[68]), "+f"(c[69]),
-        "+f"(c[70]), "+f"(c[71]), "+f"(c[72]), "+f"(c[73]), "+f"(c[74]), "+f"(c[75]), "+f"(c[76]),
-        "+f"(c[77]), "+f"(c[78]), "+f"(c[79]), "+f"(c[80]), "+f"(c[81]), "+f"(c[82]), "+f"(c[83]),
-        "+f"(c[84]), "+f"(c[85]), "+f"(c[86]), "+f"(c[87]), "+f"(c[88]), "+f"(c[89]), "+f"(c[90]),
-        "+f"(c[91]), "+f"(c[92]), "+f"(c[93]), "+f"(c[94]), "+f"(c[95]), "+f"(c[96]), "+f"(c[97]),
-        "+f"(c[98]), "+f"(c[99]), "+f"(c[100]), "+f"(c[101]), "+f"(c[102]), "+f"(c[103]),
-        "+f"(c[104]), "+f"(c[105]), "+f"(c[106]), "+f"(c[107]), "+f"(c[108]), "+f"(c[109]),
-        "+f"(c[110]), "+f"(c[111]), "+f"(c[112]), "+f"(c[113]), "+f"(c[114]), "+f"(c[115]),
-        "+f"(c[116]), "+f"(c[117]), "+f"(c[118]), "+f"(c[119]), "+f"(c[120]), "+f"(c[121]),
-        "+f"(c[122]), "+f"(c[123]), "+f"(c[124]), "+f"(c[125]), "+f"(c[126]), "+f"(c[127])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "n"(accumulate ? 1 : 0));
-}
-
-// dQ: dS by K, dS as it lies transposed.
-template <bool accumulate>
-__device__ __forceinline__ void wgmma_dq(float (&c)[64], Descriptor a, Descriptor b) {
+__device__ __forceinline__ void wgmma_dv(float (&c)[64], const uint32_t* a, Descriptor b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
-      "%64, %65, %66, 1, 1, 1, 1;"
+      "{ %64, %65, %66, %67 }, %68, %69, 1, 1, 1;"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
         "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
         "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
@@ -570,6 +546,22 @@ __device__ __forceinline__ void wgmma_dq(float (&c)[64], Descriptor a, Descripto
         "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]),
         "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]),
         "+f"(c[63])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "n"(accumulate ? 1 : 0));
+}
+
+// dQ: dS by K, dS as it lies transposed.
+template <bool accumulate>
+__device__ __forceinline__ void wgmma_dq(float (&c)[32], Descriptor a, Descriptor b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+      "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
+      "%32, %33, %34, 1, 1, 1, 1;"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
+        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+        "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
+        "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]),
+        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
       : "l"(a.bits()), "l"(b.bits()), "n"(accumulate ? 1 : 0));
 }
 
@@ -615,7 +607,8 @@ struct Loader {
     load_keys(tile);
     for (int head = tile.kv_head * params.group; head < (tile.kv_head + 1) * params.group; ++head) {
 #pragma unroll 1
-      for (int block = tile.first; block < tile.last; ++block) {
+      for (int step = 0; step < tile.last - tile.first; ++step) {
+        const int block = block_of(tile, step);
         const RowBlock& rows = params.row_block(tile.batch, head, block);
         shared.q_empty[q.stage].wait(q.phase ^ 1);
         shared.q_full[q.stage].arrive_and_expect_tx(sizeof(shared.q[0]) + sizeof(shared.lse[0]));
@@ -646,9 +639,35 @@ __device__ __forceinline__ void bulk_add(float* to, const float* from, int bytes
       : "memory");
 }
 
+// The same, of what nobody has added to yet.
+__device__ __forceinline__ void bulk_store(float* to, const float* from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+               "r"(cute::cast_smem_ptr_to_uint(from)), "r"(bytes)
+               : "memory");
+}
+
 // Until all that this thread has added is in global memory.
 __device__ __forceinline__ void await_additions() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+__device__ __forceinline__ uint32_t acquire(const uint32_t* added) {
+  uint32_t now;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(added) : "memory");
+  return now;
+}
+
+// Until so many were counted: what they added is there, and TMA may add to it.
+__device__ __forceinline__ void await_count(const uint32_t* added, uint32_t count) {
+  while (int(acquire(added) - count) < 0) {
+  }
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+// Counts one more, for what this thread has added or seen to.
+__device__ __forceinline__ void release(uint32_t* added) {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(added) : "memory");
 }
 
 // How many numbers of dQ a warpgroup has.
@@ -656,21 +675,40 @@ __device__ constexpr int dq_part(int part) {
   return kWarpgroupRows * kDqColumns;
 }
 
-// Used by a single thread.
+// Which of the parts of a block of rows a tile has: so many come before it.
+__device__ __forceinline__ int turn_of(const Params& params, const Tile& tile, int block) {
+  return tile.first_key / kBlockN - first_tile_of(params, block);
+}
+
+// Parts of dQ are added up in the order of the keys, so that their sum is the same bit for bit. A
+// tile waits for tiles only that were launched before it. The first part is stored, so that nobody
+// has to clear the sum. Used by 2 threads of different warps, which take turns: what one has added
+// is made known while the next adds.
 __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shared,
-                                       const Tile& tile) {
+                                       const Tile& tile, int adder) {
+  Barrier* const full = shared.dq_full[adder];
+  uint32_t phase = 0;
+  const int steps = tile.last - tile.first;
+  int step = adder;
   for (int head = tile.kv_head * params.group; head < (tile.kv_head + 1) * params.group; ++head) {
 #pragma unroll 1  // few registers
-    for (int block = tile.first; block < tile.last; ++block) {
+    for (; step < steps; step += kDqAdders) {
+      const int block = block_of(tile, step), turn = turn_of(params, tile, block);
       RowBlock& rows = params.row_block(tile.batch, head, block);
+      await_count(&rows.added, turn);  // before the part is there
 #pragma unroll
       for (int slice = 0; slice < kDqSlices; ++slice) {
 #pragma unroll
         for (int part = 0; part < kDqParts; ++part) {
-          shared.dq_full[0][part].wait(slice % 2);
+          full[part].wait(phase);
           const int begin = part * dq_part(0), count = dq_part(part) / kDqSlices;
-          bulk_add(rows.dq + begin + slice * count, shared.dq + begin / kDqSlices,
-                   count * sizeof(float));
+          float* const to = rows.dq + begin + slice * count;
+          const float* const from = shared.dq + begin / kDqSlices;
+          if (turn == 0) {
+            bulk_store(to, from, count * sizeof(float));
+          } else {
+            bulk_add(to, from, count * sizeof(float));
+          }
         }
         cute::tma_store_arrive();
         cute::tma_store_wait<0>();  // it has been read
@@ -679,9 +717,12 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
           shared.dq_empty[part].arrive();
         }
       }
+      phase ^= 1;
+      await_additions();
+      release(&rows.added);
     }
+    step -= steps;
   }
-  await_additions();
 }
 
 // ---- Multiplying -----------------------------------------------------------------------------
@@ -733,15 +774,11 @@ struct Warpgroup {
   SharedStorage& shared;
   const int warpgroup;  // 0 … kConsumers - 1
   RingPosition<kStages> q;
-  RingPosition<kDoStages> dout;
 
-  __device__ __forceinline__ void advance() {
-    q.advance();
-    dout.advance();
-  }
+  __device__ __forceinline__ void advance() { q.advance(); }
 
   // The first of its 64 keys in the tile.
-  __device__ __forceinline__ int first_row() const { return 0; }
+  __device__ __forceinline__ int first_row() const { return warpgroup * kWarpgroupRows; }
 
   // One arrival per warp, since wgmma completes per warp.
   __device__ __forceinline__ void arrive(Barrier& barrier) {
@@ -765,26 +802,26 @@ struct Warpgroup {
     wgmma_commit();
   }
 
-  // What dP - delta is added up to. Before all products of a step, and their wgmma_fence: with one
-  // of its own ptxas would have it wait for those under way.
-  __device__ __forceinline__ void preset_dp(Scores& dp) {
-    const float* minus_delta = shared.minus_delta[dout.stage] + lane() % 4 * kLaneStatistics;
+  // Numbers of rows, as what a product is added up to. Before all products of a step, and their
+  // wgmma_fence: with one of its own ptxas would have it wait for those under way.
+  __device__ __forceinline__ void preset(Scores& s, const float* statistics) {
+    statistics += lane() % 4 * kLaneStatistics;
 #pragma unroll
     for (int i = 0; i < kBlockM / 2; i += 8) {
-      const float4 four = *reinterpret_cast<const float4*>(minus_delta + i / 2);
+      const float4 four = *reinterpret_cast<const float4*>(statistics + i / 2);
       const float of[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        dp[i + j] = of[j / 4 * 2 + j % 2];
+        s[i + j] = of[j / 4 * 2 + j % 2];
       }
     }
-    fence_operand(dp);
+    fence_operand(s);
   }
 
   // Issues dP - delta = V dOᵀ - delta.
   __device__ __forceinline__ void issue_dp(Scores& dp) {
     const Descriptor keys = descriptor<kVSlab>(shared.v + first_row() * kVSlab, kVDescriptor);
-    const Descriptor rows = descriptor<kVSlab>(shared.dout[dout.stage], kVDescriptor);
+    const Descriptor rows = descriptor<kVSlab>(shared.dout[q.stage], kVDescriptor);
 #pragma unroll
     for (int d = 0; d < kHeadDimVPadded; d += kStepK) {
       wgmma_scores<true>(dp, keys + column_offset<kBlockN, kVSlab>(d),
@@ -795,7 +832,7 @@ struct Warpgroup {
 
   // Issues dV += P dO.
   __device__ __forceinline__ void issue_dv(ValueGradient& dv, Packed& p) {
-    const Descriptor rows = along_columns<kBlockM, kVSlab>(shared.dout[dout.stage], kVDescriptor);
+    const Descriptor rows = along_columns<kBlockM, kVSlab>(shared.dout[q.stage], kVDescriptor);
     fence_operand(p);
     fence_operand(dv);
     wgmma_fence();
@@ -862,6 +899,14 @@ struct Warpgroup {
     }
   }
 
+  // dS = P (dP - delta), in place of dP - delta.
+  __device__ __forceinline__ void differentiate(const Scores& p, Scores& dp) {
+#pragma unroll
+    for (int i = 0; i < kBlockM / 2; ++i) {
+      dp[i] *= p[i];
+    }
+  }
+
   __device__ __forceinline__ void pack_scores(Packed& packed, const Scores& s) {
 #pragma unroll
     for (int i = 0; i < kBlockM / 4; ++i) {
@@ -883,24 +928,19 @@ struct Warpgroup {
     }
   }
 
-  // Hands a part of dQ to the warp that adds it up, 2 slices one after another.
+  // Hands a part of dQ to the warp that adds it up.
   template <int count>
   __device__ __forceinline__ void pass_dq_on(const float (&dq)[count], int part) {
     float4* to = reinterpret_cast<float4*>(shared.dq) +
                  part * kWarpgroup * kDqColumns / 8 / kDqSlices + threadIdx.x % kWarpgroup;
+    shared.dq_empty[part].wait(q.stage ^ 1);  // the first step finds it empty
 #pragma unroll
-    for (int slice = 0; slice < kDqSlices; ++slice) {
-      constexpr int kSlice = count / kDqSlices;
-      shared.dq_empty[part].wait(slice % 2 ^ 1);  // the first finds it empty
-#pragma unroll
-      for (int i = 0; i < kSlice; i += 4) {
-        const float* four = dq + slice * kSlice + i;
-        to[i / 4 * kWarpgroup] = {four[0], four[1], four[2], four[3]};
-      }
-      cutlass::arch::fence_view_async_shared();
-      __syncwarp();
-      arrive(shared.dq_full[0][part]);
+    for (int i = 0; i < count; i += 4) {
+      to[i / 4 * kWarpgroup] = {dq[i], dq[i + 1], dq[i + 2], dq[i + 3]};
     }
+    cutlass::arch::fence_view_async_shared();
+    __syncwarp();
+    arrive(shared.dq_full[q.stage][part]);
   }
 
   // Rounds 64 rows of a gradient and stores them through the shared memory of what it is the
@@ -938,135 +978,90 @@ struct Warpgroup {
   }
 };
 
-// Two warpgroups have the same 64 keys, and each a gradient and a part of the columns of dQ. The
-// first makes P, and dV; the second dS of it, and dK. Neither waits for the other but for what it
-// needs next.
-
-// P in shared memory, as a thread of either has it.
-__device__ __forceinline__ uint4* shared_p(SharedStorage& shared, int stage) {
-  return reinterpret_cast<uint4*>(shared.p[stage]) + threadIdx.x % kWarpgroup;
-}
-
-struct ValueConsumer : Warpgroup {
+// One warpgroup: 64 keys of the tile.
+struct Consumer : Warpgroup {
   // One block of rows.
   template <bool masked>
-  __device__ __forceinline__ void step(const Tile& tile, int block, ValueGradient& dv) {
-    Scores s;
+  __device__ __forceinline__ void step(const Tile& tile, int block, KeyGradient& dk,
+                                       ValueGradient& dv) {
+    Scores s, dp;
+    shared.dout_full[q.stage].wait(q.phase);
+    preset(dp, shared.minus_delta[q.stage]);
     shared.q_full[q.stage].wait(q.phase);
     issue_scores(s, q.stage);
-    wgmma_wait<0>();
+    issue_dp(dp);
+    wgmma_wait<1>();
     fence_operand(s);
     exponentiate<masked>(tile, block, s);
-    __syncwarp();  // all lanes have read their LSEs
-    arrive(shared.q_empty[q.stage]);
-    Packed p;
-    pack_scores(p, s);
-    shared.p_empty[q.stage].wait(q.phase ^ 1);
-    uint4* const to = shared_p(shared, q.stage);
-#pragma unroll
-    for (int i = 0; i < kBlockM / 4; i += 4) {
-      to[i / 4 * kWarpgroup] = {p[i], p[i + 1], p[i + 2], p[i + 3]};
-    }
-    __syncwarp();
-    arrive(shared.p_full[q.stage]);
-    shared.dout_full[dout.stage].wait(dout.phase);
-    issue_dv(dv, p);
-    shared.ds_full[q.stage].wait(q.phase);
-    wgmma_wait<0>();  // P's registers are free
-    fence_operand(dv);
-    arrive(shared.dout_empty[dout.stage]);
-    float dq[kDqColumns / 2];
-    issue_dq(dq, shared.ds[q.stage], shared.k);
     wgmma_wait<0>();
+    fence_operand(dp);
+    differentiate(s, dp);
+    Packed p, d_scores;
+    pack_scores(p, s);
+    pack_scores(d_scores, dp);
+    store_ds(d_scores);
+    issue_dv(dv, p);
+    cutlass::arch::fence_view_async_shared();
+    barrier_sync(kAllConsumers, kConsumers * kWarpgroup);
+    QueryGradient dq;
+    issue_dq(dq, shared.ds[q.stage], shared.k + warpgroup * kDqColumns * kBlockN);
+    wgmma_wait<1>();
+    fence_operand(dv);
+    arrive(shared.dout_empty[q.stage]);
+    issue_dk(dk, d_scores);
+    wgmma_wait<1>();
     fence_operand(dq);
-    arrive(shared.ds_empty[q.stage]);
-    pass_dq_on(dq, 0);
+    pass_dq_on(dq, warpgroup);
+    wgmma_wait<0>();
+    fence_operand(dk);
+    arrive(shared.q_empty[q.stage]);
     advance();
   }
 
-  __device__ __forceinline__ void run(const Tile& tile) {
-    ValueGradient dv = {};
-    shared.k_full.wait(0);
-    for (int head = 0; head < params.group; ++head) {
-      int block = tile.first;
-      for (; block < min(tile.full_first, tile.last); ++block) {
-        step<true>(tile, block, dv);
-      }
-      for (; block < tile.last; ++block) {
-        step<false>(tile, block, dv);
-      }
-    }
-    barrier_sync(kAllConsumers, kConsumers * kWarpgroup);  // V has been read
-    store<kHeadDimVPadded, kVSlab, kVSwizzleBits>(params.dv, shared.v, dv, params.unscale, tile);
-    finish();
-  }
-};
-
-struct KeyConsumer : Warpgroup {
-  // dS = P (dP - delta), in place of dP - delta.
-  __device__ __forceinline__ void differentiate(const Packed& p, Scores& dp) {
-#pragma unroll
-    for (int i = 0; i < kBlockM / 2; i += 2) {
-      const float2 two = __half22float2(reinterpret_cast<const Pair&>(p[i / 2]));
-      dp[i] *= two.x;
-      dp[i + 1] *= two.y;
-    }
+  // Whether no row of a block sees any of its 64 keys.
+  __device__ __forceinline__ bool sees_none(const Tile& tile, int block) const {
+    return seen_by(params, (block + 1) * kBlockM - 1).last <= tile.first_key + first_row();
   }
 
-  // One block of rows.
-  __device__ __forceinline__ void step(KeyGradient& dk) {
-    Scores dp;
-    shared.dout_full[dout.stage].wait(dout.phase);
-    preset_dp(dp);
-    wgmma_fence();
-    issue_dp(dp);
-    shared.p_full[q.stage].wait(q.phase);
-    Packed p;
-    const uint4* const from = shared_p(shared, q.stage);
-#pragma unroll
-    for (int i = 0; i < kBlockM / 4; i += 4) {
-      const uint4 four = from[i / 4 * kWarpgroup];
-      p[i] = four.x, p[i + 1] = four.y, p[i + 2] = four.z, p[i + 3] = four.w;
-    }
-    fence_operand(p);  // it has been read
-    wgmma_wait<0>();
-    fence_operand(dp);
-    arrive(shared.p_empty[q.stage]);
-    arrive(shared.dout_empty[dout.stage]);
-    differentiate(p, dp);
-    Packed d_scores;
-    pack_scores(d_scores, dp);
-    shared.ds_empty[q.stage].wait(q.phase ^ 1);
-    store_ds(d_scores);
-    cutlass::arch::fence_view_async_shared();
+  // A block of which that is so: others' dS, and nothing of its own.
+  __device__ __forceinline__ void pass() {
+    shared.q_full[q.stage].wait(q.phase);  // what is not there yet cannot be given back
+    shared.dout_full[q.stage].wait(q.phase);
     __syncwarp();
-    arrive(shared.ds_full[q.stage]);
-    shared.q_full[q.stage].wait(q.phase);
-    issue_dk(dk, d_scores);
-    shared.ds_full[q.stage].wait(q.phase);
-    float dq[128 / 2];
-    issue_dq(dq, shared.ds[q.stage], shared.k + kDqColumns * kBlockN);
-    wgmma_wait<1>();
-    fence_operand(dk);
-    arrive(shared.q_empty[q.stage]);
+    arrive(shared.dout_empty[q.stage]);
+    const Packed nothing = {};
+    store_ds(nothing);
+    cutlass::arch::fence_view_async_shared();
+    barrier_sync(kAllConsumers, kConsumers * kWarpgroup);
+    QueryGradient dq;
+    issue_dq(dq, shared.ds[q.stage], shared.k + warpgroup * kDqColumns * kBlockN);
     wgmma_wait<0>();
     fence_operand(dq);
-    arrive(shared.ds_empty[q.stage]);
-    pass_dq_on(dq, 1);
+    pass_dq_on(dq, warpgroup);
+    arrive(shared.q_empty[q.stage]);
     advance();
   }
 
   __device__ __forceinline__ void run(const Tile& tile) {
     KeyGradient dk = {};
+    ValueGradient dv = {};
     shared.k_full.wait(0);
     shared.v_full.wait(0);
     for (int head = 0; head < params.group; ++head) {
-#pragma unroll 1
-      for (int block = tile.first; block < tile.last; ++block) {
-        step(dk);
+      int block = tile.last - 1;
+      for (; block >= max(tile.full_first, tile.first); --block) {
+        step<false>(tile, block, dk, dv);
+      }
+      for (; block >= tile.first; --block) {
+        if (sees_none(tile, block)) {
+          pass();
+        } else {
+          step<true>(tile, block, dk, dv);
+        }
       }
     }
-    barrier_sync(kAllConsumers, kConsumers * kWarpgroup);  // K has been read
+    barrier_sync(kAllConsumers, kConsumers * kWarpgroup);  // K has been read, and V
+    store<kHeadDimVPadded, kVSlab, kVSwizzleBits>(params.dv, shared.v, dv, params.unscale, tile);
     store<kHeadDimPadded, kQkSlab, kQkSwizzleBits>(params.dk, shared.k, dk, params.scale, tile);
     finish();
   }
@@ -1094,14 +1089,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       shared.dout_full[stage].init(1);
       shared.dout_empty[stage].init(kConsumers * kWarpgroup / 32);
     }
-    for (int stage = 0; stage < kDsStages; ++stage) {
-      shared.p_full[stage].init(kWarpgroup / 32);
-      shared.p_empty[stage].init(kWarpgroup / 32);
-      shared.ds_full[stage].init(kWarpgroup / 32);
-      shared.ds_empty[stage].init(kDqParts * kWarpgroup / 32);
-    }
     for (int part = 0; part < kDqParts; ++part) {
-      shared.dq_full[0][part].init(kWarpgroup / 32);
+      for (int adder = 0; adder < kDqAdders; ++adder) {
+        shared.dq_full[adder][part].init(kWarpgroup / 32);
+      }
       shared.dq_empty[part].init(1);
     }
     cutlass::arch::fence_barrier_init();
@@ -1115,25 +1106,22 @@ __global__ void __launch_bounds__(kThreads, 1)
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     if (threadIdx.x == 0) {
       Loader{params, shared}.run(tile);
-    } else if (threadIdx.x == 32) {
-      add_dq(params, shared, tile);
+    } else if (threadIdx.x % 32 == 0 && threadIdx.x <= 32 * kDqAdders) {
+      add_dq(params, shared, tile, threadIdx.x / 32 - 1);
     }
-  } else if (warpgroup == 1) {
-    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
-    ValueConsumer{{params, shared, 0}}.run(tile);
   } else {
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
-    KeyConsumer{{params, shared, 1}}.run(tile);
+    Consumer{{params, shared, warpgroup - 1}}.run(tile);
   }
 }
 
-}  // namespace fagen_bwd_fp16_d256_causal_m64n64_kernel
+}  // namespace fagen_bwd_fp16_d128_causal_m64n128_det_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_bwd_fp16_d256_causal_m64n64_host {
+namespace fagen_bwd_fp16_d128_causal_m64n128_det_host {
 
-using namespace fagen_bwd_fp16_d256_causal_m64n64_kernel;
+using namespace fagen_bwd_fp16_d128_causal_m64n128_det_kernel;
 
 // What a call ends with: the number of its message. Checks come in this order.
 enum Status {
@@ -1197,7 +1185,7 @@ Status check(const void* data, int element_bytes, bool aligned, int64_t most,
 }
 
 int64_t workspace_bytes([[maybe_unused]] const FagenBackwardArgs& a) {
-  return int64_t(66176) * ceil_div(a.seqlen_q, 64) * a.heads * a.batch;
+  return int64_t(33424) * ceil_div(a.seqlen_q, 64) * a.heads * a.batch;
 }
 
 Status check(const FagenBackwardArgs& a) {
@@ -1421,31 +1409,31 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_bwd_fp16_d256_causal_m64n64_host
+}  // namespace fagen_bwd_fp16_d128_causal_m64n128_det_host
 
-extern "C" int fagen_bwd_fp16_d256_causal_m64n64(const FagenBackwardArgs* args, void* stream) {
-  using namespace fagen_bwd_fp16_d256_causal_m64n64_host;
+extern "C" int fagen_bwd_fp16_d128_causal_m64n128_det(const FagenBackwardArgs* args, void* stream) {
+  using namespace fagen_bwd_fp16_d128_causal_m64n128_det_host;
   const Status status = args ? check(*args) : kNullPointer;
   return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" int64_t fagen_bwd_fp16_d256_causal_m64n64_workspace(const FagenBackwardArgs* args) {
-  return args ? fagen_bwd_fp16_d256_causal_m64n64_host::workspace_bytes(*args) : -1;
+extern "C" int64_t fagen_bwd_fp16_d128_causal_m64n128_det_workspace(const FagenBackwardArgs* args) {
+  return args ? fagen_bwd_fp16_d128_causal_m64n128_det_host::workspace_bytes(*args) : -1;
 }
 
-extern "C" const char* fagen_bwd_fp16_d256_causal_m64n64_message(int status) {
-  using namespace fagen_bwd_fp16_d256_causal_m64n64_host;
+extern "C" const char* fagen_bwd_fp16_d128_causal_m64n128_det_message(int status) {
+  using namespace fagen_bwd_fp16_d128_causal_m64n128_det_host;
   return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_causal_m64n64_info(void) {
-  using namespace fagen_bwd_fp16_d256_causal_m64n64_kernel;
+extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_causal_m64n128_det_info(void) {
+  using namespace fagen_bwd_fp16_d128_causal_m64n128_det_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       kSharedBytes,
       kThreads,
       kLaunchRegisters,
-      "bwd_fp16_d256_causal_m64n64",
-      "b8c38f8072935da4fa09e79d5c83529f56786e6982ce65efc2f05ff17b3096dd"};
+      "bwd_fp16_d128_causal_m64n128_det",
+      "e55d7874b2a670c3ccf5194f139f531bd2c6edc33499f381e7b7314764a84d6a"};
   return &info;
 }
