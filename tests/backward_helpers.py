@@ -21,7 +21,6 @@ SPREAD = (
     "bwd_fp16_d24v56_full_m128n128_s1_dos2_dss1",
     "bwd_bf16_d48_causal_m64n192",
     "bwd_bf16_d96_causal_m64n128",
-    "bwd_fp16_d128_full_m64n128_dqone_spill64",
     "bwd_fp16_d256_causal_m64n64",
     "bwd_bf16_d160_full_m64n64_intra",
     "bwd_fp16_d64v192_causal_m64n64_dss1",

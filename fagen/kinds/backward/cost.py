@@ -93,8 +93,8 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
         return tuple(grid(m, n, mask, one) for one in sizes)
 
     @cache
-    def around(m: int, dtype: str, d: int, d_v: int, in_order: bool) -> tuple[float, ...]:
-        return tuple(rows_seconds(m, dtype, d, d_v, in_order, one) for one in sizes)
+    def around(m: int, dtype: str, d: int, d_v: int, cluster: int) -> tuple[float, ...]:
+        return tuple(rows_seconds(m, dtype, d, d_v, cluster, one) for one in sizes)
 
     def times(values: Mapping[str, Any]) -> tuple[float, ...]:
         counts = tuple(values[key] for key in _KEYS)
@@ -110,9 +110,9 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
 
 
 # what the tiles and the kernels around them depend on, and what a step does
-_GRID_KEYS = ("block_m", "block_n", "mask", "dtype", "head_dim", "head_dim_v", "deterministic")
+_GRID_KEYS = ("block_m", "block_n", "mask", "dtype", "head_dim", "head_dim_v", "cluster")
 _KEYS = (
-    *("block_m", "block_n", "dtype", "head_dim", "head_dim_v", "deterministic"),
+    *("block_m", "block_n", "dtype", "head_dim", "head_dim_v", "cluster"),
     *("stages", "do_stages", "ds_stages", "split", "dq_by", "dq_slices", "intra_warpgroup"),
 )
 
@@ -123,17 +123,18 @@ def seconds(values: Mapping[str, Any], sizes: Sizes) -> float:
 
 
 def rows_seconds(
-    block_m: int, dtype: str, head_dim: int, head_dim_v: int, in_order: bool, sizes: Sizes
+    block_m: int, dtype: str, head_dim: int, head_dim_v: int, cluster: int, sizes: Sizes
 ) -> float:
     """Return the seconds of the kernels that prepare rows and round dQ: bytes, and launches.
 
-    One reads O and dO and clears dQ's sums, in fp32, unless additions have an order, so that the
-    first may be a store; the other reads these and writes dQ.
+    One reads O and dO, and clears dQ's sums, in fp32, but where the first addition is a store; the
+    other reads these and writes dQ.
     """
     e, d = DTYPES[dtype].bytes, DTYPES[dtype].filled_up(head_dim)
     rows = sizes.batch * sizes.heads * sizes.seqlen_q
     filled = sizes.batch * sizes.heads * ceil(sizes.seqlen_q / block_m) * block_m
-    moved = rows * (2 * head_dim_v + head_dim) * e + (1 if in_order else 2) * filled * 4 * d
+    passes = 2 if cluster > 1 else 1  # over the sums: cleared, and read
+    moved = rows * (2 * head_dim_v + head_dim) * e + passes * filled * 4 * d
     return moved / ROW_BYTES + LAUNCH * SM90.launch_seconds
 
 

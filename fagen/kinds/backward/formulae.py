@@ -65,8 +65,8 @@ def threads(schedule: Schedule) -> int:
 
 
 def adders(schedule: Schedule) -> int:
-    """Return how many threads add dQ up: two where its parts have an order."""
-    return 2 if schedule.backward.deterministic else 1
+    """Return how many threads add dQ up: two where its parts have an order, or a first one."""
+    return 2 if schedule.grid.cluster == 1 else 1
 
 
 def statistics(block_m: int) -> int:

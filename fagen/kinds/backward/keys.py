@@ -112,7 +112,8 @@ class Overlap(Section):
     """What runs under what."""
 
     intra_warpgroup: bool = Field(
-        default=False, description="by gradients: a step's S is issued with the dV of the step before"
+        default=False,
+        description="by gradients: a step's S is issued with the dV of the step before",
     )
 
 

@@ -107,9 +107,7 @@ class Plan:
     cluster: int  # thread blocks that share rows, and dQ
     intra_warpgroup: bool
     statistics: int  # floats of a block of rows
-    record_bytes: (
-        int  # of a block of rows in the workspace: dQ, LSE, delta, a counter if deterministic
-    )
+    record_bytes: int  # of a block of rows in the workspace: dQ, LSE, delta, maybe a counter
 
     qk_swizzle: Swizzle
     v_swizzle: Swizzle
@@ -124,8 +122,13 @@ class Plan:
     register_file: Ledger
 
     @property
+    def counts_additions(self) -> bool:
+        """Whether parts of dQ are counted: the first is stored, so that nobody clears the sums."""
+        return self.dq_adders > 1
+
+    @property
     def dq_adders(self) -> int:
-        """Threads that add dQ up, in turns: where additions wait for others, one is too slow."""
+        """Threads that add dQ up, in turns: where one waits for others, it is too slow."""
         return adders(self.schedule)
 
     @property
@@ -311,7 +314,7 @@ def plan(schedule: Schedule) -> Plan:
         intra_warpgroup=schedule.overlap.intra_warpgroup,
         statistics=statistics(tile.block_m),
         record_bytes=FP32_BYTES * (tile.block_m * d + 2 * statistics(tile.block_m))
-        + (_COUNTER_BYTES if asked.deterministic else 0),
+        + (_COUNTER_BYTES if adders(schedule) > 1 else 0),
         qk_swizzle=qk_swizzle,
         v_swizzle=v_swizzle,
         ds_swizzle=ds_swizzle,

@@ -261,7 +261,9 @@ struct Params {
   float scale, scale_log2;  // of dQ and dK; of S, times log2(e)
 
   __device__ __forceinline__ RowBlock& row_block(int batch, int head, int m_block) const {
-    return row_blocks[(int64_t(batch) * heads + head) * m_blocks + m_block];
+    const int flat_head =
+        batch * heads + head;  // each has a record: no memory has room for more than an int counts
+    return row_blocks[int64_t(flat_head) * m_blocks + m_block];
   }
 };
 
@@ -669,10 +671,10 @@ __device__ __forceinline__ int turn_of(const Params& params, const Tile& tile, i
   return tile.first_key / kBlockN - first_tile_of(params, block);
 }
 
-// Parts of dQ are added up in the order of the keys, so that their sum is the same bit for bit. A
-// tile waits for tiles only that were launched before it. The first part is stored, so that nobody
-// has to clear the sum. Used by 2 threads of different warps, which take turns: what one has added
-// is made known while the next adds.
+// Parts of dQ are added up in the order of the keys, so that their sum is the same bit for bit. The
+// first is stored, so that nobody has to clear the sum. A tile waits for tiles only that were
+// launched before it. Used by 2 threads of different warps, which take turns: what one has added is
+// made known while the next adds.
 __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shared,
                                        const Tile& tile, int adder) {
   Barrier* const full = shared.dq_full[adder];
@@ -1387,6 +1389,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_full_m64n128_det_info(void
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_full_m64n128_det",
-      "af4e2a717befc3813086aaefcd30ce9730cf3bffe72e4910d39a66edb0ae6c16"};
+      "060194a0b1632bf9d3099f4426d2b855bcebf9eff6874fb25147ca327cf44d04"};
   return &info;
 }

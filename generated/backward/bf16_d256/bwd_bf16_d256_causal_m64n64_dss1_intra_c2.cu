@@ -272,7 +272,9 @@ struct Params {
   float scale, scale_log2;  // of dQ and dK; of S, times log2(e)
 
   __device__ __forceinline__ RowBlock& row_block(int batch, int head, int m_block) const {
-    return row_blocks[(int64_t(batch) * heads + head) * m_blocks + m_block];
+    const int flat_head =
+        batch * heads + head;  // each has a record: no memory has room for more than an int counts
+    return row_blocks[int64_t(flat_head) * m_blocks + m_block];
   }
 };
 
@@ -1523,6 +1525,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d256_causal_m64n64_dss1_intra_c
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d256_causal_m64n64_dss1_intra_c2",
-      "00ee0e7194d9fba8b120a0cf4e7a340282e11242772e8a5341843c585383e23d"};
+      "20b62374ed525ce44ac056b1859ae54efa93220c85f9f5c2cba7f6424cfca547"};
   return &info;
 }

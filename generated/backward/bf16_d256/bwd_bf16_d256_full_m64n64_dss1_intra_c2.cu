@@ -272,7 +272,9 @@ struct Params {
   float scale, scale_log2;  // of dQ and dK; of S, times log2(e)
 
   __device__ __forceinline__ RowBlock& row_block(int batch, int head, int m_block) const {
-    return row_blocks[(int64_t(batch) * heads + head) * m_blocks + m_block];
+    const int flat_head =
+        batch * heads + head;  // each has a record: no memory has room for more than an int counts
+    return row_blocks[int64_t(flat_head) * m_blocks + m_block];
   }
 };
 
@@ -1514,6 +1516,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d256_full_m64n64_dss1_intra_c2_
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d256_full_m64n64_dss1_intra_c2",
-      "7ae88ea684b4aa8ef710f0b29213813db223c401b9cf094bd3589f970142da4d"};
+      "1b3f60bbcc0a37853488cd9d37701c7e0cda063fb4c0ed0900c4ccb059855489"};
   return &info;
 }

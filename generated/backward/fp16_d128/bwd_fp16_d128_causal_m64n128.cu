@@ -137,6 +137,7 @@ constexpr int kWarpgroupRows = 64;  // the M of every wgmma
 constexpr int kStepK = 16;          // the K of every wgmma
 constexpr int kDqColumns = 64;      // that a warpgroup computes, of all rows
 constexpr int kDqParts = 2;         // warpgroups that compute dQ
+constexpr int kDqAdders = 2;        // threads that add it up, in turns
 constexpr int kDqSlices = 1;        // in which each hands it on
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
@@ -158,8 +159,9 @@ struct alignas(16) RowBlock {
   float dq[kBlockM * kHeadDimPadded];  // in the order of the threads' accumulators
   float lse[kStatistics];  // times log2(e); infinity in a row that sees no key: its P is 0
   float minus_delta[kStatistics];
+  alignas(16) uint32_t added;  // 1 once the first part of dQ is there
 };
-static_assert(sizeof(RowBlock) == 33408, "the workspace outgrew the plan's formula");
+static_assert(sizeof(RowBlock) == 33424, "the workspace outgrew the plan's formula");
 
 constexpr int kLaneStatistics = kStatistics / 4;
 __device__ constexpr int statistic_of(int row) {
@@ -189,7 +191,7 @@ struct SharedStorage {
   TransactionBarrier v_full;
   TransactionBarrier q_full[kStages], dout_full[kDoStages];
   Barrier q_empty[kStages], dout_empty[kDoStages];
-  Barrier dq_full[1][kDqParts];
+  Barrier dq_full[2][kDqParts];  // for each that adds, so that none misses a phase
   Barrier dq_empty[kDqParts];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
@@ -261,7 +263,9 @@ struct Params {
   float scale, scale_log2;  // of dQ and dK, with unscale; of S, times log2(e)
 
   __device__ __forceinline__ RowBlock& row_block(int batch, int head, int m_block) const {
-    return row_blocks[(int64_t(batch) * heads + head) * m_blocks + m_block];
+    const int flat_head =
+        batch * heads + head;  // each has a record: no memory has room for more than an int counts
+    return row_blocks[int64_t(flat_head) * m_blocks + m_block];
   }
 };
 
@@ -323,6 +327,17 @@ __device__ __forceinline__ int first_row_past(const Params& params, int key) {
   return low;
 }
 
+// The first block of keys that a block of rows sees.
+__device__ __forceinline__ int first_tile_of(const Params& params, [[maybe_unused]] int m_block) {
+  return 0;
+}
+
+// How many blocks of keys it sees any of: so many parts its dQ has.
+__device__ __forceinline__ int tiles_of(const Params& params, int m_block) {
+  const int last_row = min((m_block + 1) * kBlockM, params.seqlen_q) - 1;
+  return max(0, ceil_div(seen_by(params, last_row).last, kBlockN) - first_tile_of(params, m_block));
+}
+
 // kBlockN keys of one KV head, and the blocks first … last - 1 of kBlockM rows that see some of
 // them. Of full_first … last - 1 every row sees all.
 struct Tile {
@@ -351,19 +366,21 @@ __device__ __forceinline__ Tile tile_of(const Params& params) {
   return tile;
 }
 
-// ---- Rows, before and after ------------------------------------------------------------------
-
-__device__ __forceinline__ void clear_sums(float* sums, int thread, int threads) {
-  for (int i = thread; i < kBlockM * kHeadDimPadded / 4; i += threads) {
-    reinterpret_cast<float4*>(sums)[i] = {};
-  }
+// Blocks of rows in the order of a tile's steps: from the last to the first. All tiles of a head
+// begin with the same, so that the first is ahead of the others.
+__device__ __forceinline__ int block_of(const Tile& tile, int step) {
+  return tile.last - 1 - step;
 }
 
-// Work out what a row's keys share, and clear its dq.
+// ---- Rows, before and after ------------------------------------------------------------------
+
+// Work out what a row's keys share.
 __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constant__ Params params) {
   const int m_block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
   RowBlock& block = params.row_block(batch, head, m_block);
-  clear_sums(block.dq, threadIdx.x, kRowThreads);
+  if (threadIdx.x == 0) {
+    block.added = 0;
+  }
   constexpr int kLoad = 16 / sizeof(Element);  // elements
   const int column = threadIdx.x % kRowLanes * kLoad;
 #pragma unroll
@@ -402,6 +419,7 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
 __global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ Params params) {
   const int m_block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
   const float4* sums = reinterpret_cast<const float4*>(params.row_block(batch, head, m_block).dq);
+  const bool seen = tiles_of(params, m_block) > 0;  // nobody has sums of rows that see no key
   __shared__ Pair rounded[kBlockM][kHeadDimPadded / 2 + 4];
   for (int i = threadIdx.x; i < kBlockM * kHeadDimPadded / 4; i += kRowThreads) {
     // four neighbours of a thread's accumulator: two columns of a row, and of that eight below
@@ -409,7 +427,7 @@ __global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ 
               warpgroup = i / (kWarpgroup * kDqColumns / 8);
     const int row = thread / 32 * 16 + thread % 32 / 4;
     const int pair = warpgroup * kDqColumns / 2 + eight * 4 + thread % 4;
-    const float4 sum = sums[i];
+    const float4 sum = seen ? sums[i] : float4{};
     rounded[row][pair] = __floats2half2_rn(sum.x * params.scale, sum.y * params.scale);
     rounded[row + 8][pair] = __floats2half2_rn(sum.z * params.scale, sum.w * params.scale);
   }
@@ -591,7 +609,8 @@ struct Loader {
     load_keys(tile);
     for (int head = tile.kv_head * params.group; head < (tile.kv_head + 1) * params.group; ++head) {
 #pragma unroll 1
-      for (int block = tile.first; block < tile.last; ++block) {
+      for (int step = 0; step < tile.last - tile.first; ++step) {
+        const int block = block_of(tile, step);
         const RowBlock& rows = params.row_block(tile.batch, head, block);
         shared.q_empty[q.stage].wait(q.phase ^ 1);
         shared.q_full[q.stage].arrive_and_expect_tx(sizeof(shared.q[0]) + sizeof(shared.lse[0]));
@@ -622,9 +641,35 @@ __device__ __forceinline__ void bulk_add(float* to, const float* from, int bytes
       : "memory");
 }
 
+// The same, of what nobody has added to yet.
+__device__ __forceinline__ void bulk_store(float* to, const float* from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+               "r"(cute::cast_smem_ptr_to_uint(from)), "r"(bytes)
+               : "memory");
+}
+
 // Until all that this thread has added is in global memory.
 __device__ __forceinline__ void await_additions() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+__device__ __forceinline__ uint32_t acquire(const uint32_t* added) {
+  uint32_t now;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(added) : "memory");
+  return now;
+}
+
+// Until so many were counted: what they added is there, and TMA may add to it.
+__device__ __forceinline__ void await_count(const uint32_t* added, uint32_t count) {
+  while (int(acquire(added) - count) < 0) {
+  }
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+// Counts one more, for what this thread has added or seen to.
+__device__ __forceinline__ void release(uint32_t* added) {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(added) : "memory");
 }
 
 // How many numbers of dQ a warpgroup has.
@@ -632,22 +677,40 @@ __device__ constexpr int dq_part(int part) {
   return kWarpgroupRows * kDqColumns;
 }
 
-// Used by a single thread.
+// Which of the parts of a block of rows a tile has: so many come before it.
+__device__ __forceinline__ int turn_of(const Params& params, const Tile& tile, int block) {
+  return tile.first_key / kBlockN - first_tile_of(params, block);
+}
+
+// The first part of dQ is stored, so that nobody has to clear the sum, and the others are added in
+// any order. A tile waits for tiles only that were launched before it. Used by 2 threads of
+// different warps, which take turns: one looks whether the first part is there while the other
+// adds.
 __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shared,
-                                       const Tile& tile) {
+                                       const Tile& tile, int adder) {
+  Barrier* const full = shared.dq_full[adder];
   uint32_t phase = 0;
+  const int steps = tile.last - tile.first;
+  int step = adder;
   for (int head = tile.kv_head * params.group; head < (tile.kv_head + 1) * params.group; ++head) {
 #pragma unroll 1  // few registers
-    for (int block = tile.first; block < tile.last; ++block) {
+    for (; step < steps; step += kDqAdders) {
+      const int block = block_of(tile, step), turn = turn_of(params, tile, block);
       RowBlock& rows = params.row_block(tile.batch, head, block);
+      await_count(&rows.added, min(turn, 1));  // before the part is there
 #pragma unroll
       for (int slice = 0; slice < kDqSlices; ++slice) {
 #pragma unroll
         for (int part = 0; part < kDqParts; ++part) {
-          shared.dq_full[0][part].wait(phase);
+          full[part].wait(phase);
           const int begin = part * dq_part(0), count = dq_part(part) / kDqSlices;
-          bulk_add(rows.dq + begin + slice * count, shared.dq + begin / kDqSlices,
-                   count * sizeof(float));
+          float* const to = rows.dq + begin + slice * count;
+          const float* const from = shared.dq + begin / kDqSlices;
+          if (turn == 0) {
+            bulk_store(to, from, count * sizeof(float));
+          } else {
+            bulk_add(to, from, count * sizeof(float));
+          }
         }
         cute::tma_store_arrive();
         cute::tma_store_wait<0>();  // it has been read
@@ -657,7 +720,12 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
         }
       }
       phase ^= 1;
+      if (turn == 0) {
+        await_additions();
+        release(&rows.added);
+      }
     }
+    step -= steps;
   }
   await_additions();
 }
@@ -877,7 +945,7 @@ struct Warpgroup {
     }
     cutlass::arch::fence_view_async_shared();
     __syncwarp();
-    arrive(shared.dq_full[0][part]);
+    arrive(shared.dq_full[q.stage][part]);
   }
 
   // Rounds 64 rows of a gradient and stores them through the shared memory of what it is the
@@ -985,16 +1053,16 @@ struct Consumer : Warpgroup {
     shared.k_full.wait(0);
     shared.v_full.wait(0);
     for (int head = 0; head < params.group; ++head) {
-      int block = tile.first;
-      for (; block < min(tile.full_first, tile.last); ++block) {
+      int block = tile.last - 1;
+      for (; block >= max(tile.full_first, tile.first); --block) {
+        step<false>(tile, block, dk, dv);
+      }
+      for (; block >= tile.first; --block) {
         if (sees_none(tile, block)) {
           pass();
         } else {
           step<true>(tile, block, dk, dv);
         }
-      }
-      for (; block < tile.last; ++block) {
-        step<false>(tile, block, dk, dv);
       }
     }
     barrier_sync(kAllConsumers, kConsumers * kWarpgroup);  // K has been read, and V
@@ -1027,7 +1095,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       shared.dout_empty[stage].init(kConsumers * kWarpgroup / 32);
     }
     for (int part = 0; part < kDqParts; ++part) {
-      shared.dq_full[0][part].init(kWarpgroup / 32);
+      for (int adder = 0; adder < kDqAdders; ++adder) {
+        shared.dq_full[adder][part].init(kWarpgroup / 32);
+      }
       shared.dq_empty[part].init(1);
     }
     cutlass::arch::fence_barrier_init();
@@ -1041,8 +1111,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     if (threadIdx.x == 0) {
       Loader{params, shared}.run(tile);
-    } else if (threadIdx.x == 32) {
-      add_dq(params, shared, tile);
+    } else if (threadIdx.x % 32 == 0 && threadIdx.x <= 32 * kDqAdders) {
+      add_dq(params, shared, tile, threadIdx.x / 32 - 1);
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
@@ -1120,7 +1190,7 @@ Status check(const void* data, int element_bytes, bool aligned, int64_t most,
 }
 
 int64_t workspace_bytes([[maybe_unused]] const FagenBackwardArgs& a) {
-  return int64_t(33408) * ceil_div(a.seqlen_q, 64) * a.heads * a.batch;
+  return int64_t(33424) * ceil_div(a.seqlen_q, 64) * a.heads * a.batch;
 }
 
 Status check(const FagenBackwardArgs& a) {
@@ -1369,6 +1439,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_causal_m64n128_info(void) 
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d128_causal_m64n128",
-      "4885cfb0b381f1f483e94d5c4880112785ed356bbbe92b5ce4d00d2cb58e3371"};
+      "83b7acd4e66fc35b4f525245b8ce11bd8e1a58534672dfc84279b1dcc1ed9828"};
   return &info;
 }

@@ -268,7 +268,9 @@ struct Params {
   float scale, scale_log2;  // of dQ and dK, with unscale; of S, times log2(e)
 
   __device__ __forceinline__ RowBlock& row_block(int batch, int head, int m_block) const {
-    return row_blocks[(int64_t(batch) * heads + head) * m_blocks + m_block];
+    const int flat_head =
+        batch * heads + head;  // each has a record: no memory has room for more than an int counts
+    return row_blocks[int64_t(flat_head) * m_blocks + m_block];
   }
 };
 
@@ -705,10 +707,10 @@ __device__ __forceinline__ int turn_of(const Params& params, const Tile& tile, i
   return tile.first_key / kBlockN - first_tile_of(params, block);
 }
 
-// Parts of dQ are added up in the order of the keys, so that their sum is the same bit for bit. A
-// tile waits for tiles only that were launched before it. The first part is stored, so that nobody
-// has to clear the sum. Used by 2 threads of different warps, which take turns: what one has added
-// is made known while the next adds.
+// Parts of dQ are added up in the order of the keys, so that their sum is the same bit for bit. The
+// first is stored, so that nobody has to clear the sum. A tile waits for tiles only that were
+// launched before it. Used by 2 threads of different warps, which take turns: what one has added is
+// made known while the next adds.
 __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shared,
                                        const Tile& tile, int adder) {
   Barrier* const full = shared.dq_full[adder];
@@ -1505,6 +1507,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_causal_m64n64_det_info(voi
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d256_causal_m64n64_det",
-      "7904e4b421a1ec0a78b6ac5876c8ddf79fe0f76175a25f53fbbc9f9b59a033cb"};
+      "555b930136228517b86b88294e51208dad5e24abedb993dd6d5fd4708371c9f8"};
   return &info;
 }

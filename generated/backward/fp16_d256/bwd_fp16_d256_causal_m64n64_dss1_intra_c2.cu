@@ -274,7 +274,9 @@ struct Params {
   float scale, scale_log2;  // of dQ and dK, with unscale; of S, times log2(e)
 
   __device__ __forceinline__ RowBlock& row_block(int batch, int head, int m_block) const {
-    return row_blocks[(int64_t(batch) * heads + head) * m_blocks + m_block];
+    const int flat_head =
+        batch * heads + head;  // each has a record: no memory has room for more than an int counts
+    return row_blocks[int64_t(flat_head) * m_blocks + m_block];
   }
 };
 
@@ -1533,6 +1535,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_causal_m64n64_dss1_intra_c
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d256_causal_m64n64_dss1_intra_c2",
-      "44e2d0139a993046b5c41c6b6227f02012d7b6c4229b96be54723e039433a905"};
+      "6fbb7faf1b31abf21491c4c0e5bb0d04f11603991fc3afe5e8b1dd0679107db0"};
   return &info;
 }

@@ -274,7 +274,9 @@ struct Params {
   float scale, scale_log2;  // of dQ and dK, with unscale; of S, times log2(e)
 
   __device__ __forceinline__ RowBlock& row_block(int batch, int head, int m_block) const {
-    return row_blocks[(int64_t(batch) * heads + head) * m_blocks + m_block];
+    const int flat_head =
+        batch * heads + head;  // each has a record: no memory has room for more than an int counts
+    return row_blocks[int64_t(flat_head) * m_blocks + m_block];
   }
 };
 
@@ -1524,6 +1526,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_full_m64n64_dss1_intra_c2_
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d256_full_m64n64_dss1_intra_c2",
-      "ab6a6367617b85ac514837909c0bcc02d171b90b0dd9b775d703c6367bda2cf8"};
+      "384a699e42ccb4f4b2d67251acc7ef879910f3655c8934f2a5a54ed63e19a7a6"};
   return &info;
 }
