@@ -208,7 +208,6 @@ struct Block {
   std::vector<Thread> threads;
   std::vector<Warp> warps;
   NamedBarrier barriers[17];  // the last of them is the cluster's
-  bool (*mbarrier_test)(const void*, uint64_t) = nullptr;
   int living = 0;
 };
 
@@ -584,13 +583,15 @@ inline uint32_t mapa(uint32_t address, int rank) { return address % (1u << kRank
 
 inline uint32_t swizzled(uint32_t address, int bits) { return address ^ (address >> 3 & ((1u << bits) - 1) << 4); }
 
+inline bool mbarrier_passed(const void* object, uint64_t parity);
+
 // Whether all lanes of a thread's warp have passed as many mbarriers as it has, or can never.
 inline bool in_step(const void* object, uint64_t) {
   const Thread& own = *static_cast<const Thread*>(object);
   const int first = own.index / kWarp * kWarp;
   for (int i = first; i < std::min<int>(first + kWarp, own.block->threads.size()); ++i) {
     const Thread& other = own.block->threads[i];
-    const bool elsewhere = other.wait.test && other.wait.test != own.block->mbarrier_test;
+    const bool elsewhere = other.wait.test && other.wait.test != mbarrier_passed;
     if (!other.ended && other.passed < own.passed && !elsewhere) {
       return false;
     }
@@ -630,14 +631,14 @@ struct MBarrier {
     bytes -= count;
     settle();
   }
-  static bool passed(const void* object, uint64_t parity) { return static_cast<const MBarrier*>(object)->phase != parity; }
   void wait(uint32_t parity) const {
-    self().block->mbarrier_test = passed;
-    wait_for({passed, this, parity, "for the mbarrier"});
+    wait_for({mbarrier_passed, this, parity, "for the mbarrier"});
     ++self().passed;
   }
 };
 static_assert(sizeof(MBarrier) == 8);
+
+inline bool mbarrier_passed(const void* object, uint64_t parity) { return static_cast<const MBarrier*>(object)->phase != parity; }
 
 // ---- Tensor maps -----------------------------------------------------------------------------
 
@@ -985,7 +986,7 @@ namespace cutlass::arch {
 struct ClusterBarrier : sim::MBarrier {
   using MBarrier::arrive;
   void arrive(uint32_t rank, uint32_t = true) { sim::in_block(sim::self().block->cluster[rank], static_cast<MBarrier*>(this))->arrive(); }
-  bool test_wait(uint32_t parity) const { return passed(this, parity) && !sim::machine.chance(4); }
+  bool test_wait(uint32_t parity) const { return sim::mbarrier_passed(this, parity) && !sim::machine.chance(4); }
   bool try_wait(uint32_t parity) const { return test_wait(parity); }
 };
 struct ClusterTransactionBarrier : ClusterBarrier {

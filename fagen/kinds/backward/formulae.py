@@ -123,7 +123,7 @@ def _shared_choices(schedule: Schedule) -> tuple[bool, int]:
 def _choices(schedule: Schedule, computes: tuple[str, ...]) -> tuple[tuple[str, ...], bool, bool]:
     """What a role computes, whether alone dQ, and whether the next S is issued."""
     alone = schedule.warps.dq_by == "one" and "dq" in computes
-    ahead = schedule.overlap.intra_warpgroup and "dv" in computes and not alone
+    ahead = schedule.overlap.intra_warpgroup and "dv" in computes
     return computes, alone, ahead
 
 
@@ -175,14 +175,12 @@ def register_formulae(computes: tuple[str, ...], alone: bool, ahead: bool) -> Ma
     both = "dk" in computes and "dv" in computes
     if both:  # S and dP; then P and dS in 16 bits, beside dQ
         most = [2 * s, (1 if alone else 2) * packed + dq]
-        working = "keys"
     else:  # S or dP, and P; then one of them in 16 bits, or the next S, beside dQ
         most = [s + packed, (s if ahead else packed) + dq]
-        working = "gradients"
     return {
         **{name: held[name] for name in held if name in computes},
         "s, dp": sympy.Max(*most),
-        "working": sympy.Integer(WORKING_REGISTERS[working]),
+        "working": sympy.Integer(WORKING_REGISTERS["keys" if both else "gradients"]),
     }
 
 

@@ -794,7 +794,7 @@ struct Warpgroup {
     }
   }
 
-  // Issues S - lse = K Qᵀ - lse, of the Q in a stage.
+  // Issues S = K Qᵀ - lse, of the Q in a stage.
   __device__ __forceinline__ void issue_scores(Scores& s, int stage) {
     const Descriptor keys = descriptor<kQkSlab>(shared.k + first_row() * kQkSlab, kQkDescriptor);
     const Descriptor rows = descriptor<kQkSlab>(shared.q[stage], kQkDescriptor);

@@ -10,8 +10,8 @@
 // group. dk and dv stay in registers; dq is added up in global memory, in fp32.
 //
 // S and dP lie transposed, keys along the rows: so P and dS are, as they come out of one GEMM, the
-// register operands of the next. One producer warp loads by TMA, another adds dq up by TMA; 2
-// consumer warpgroups multiply by WGMMA, one for each gradient.
+// register operands of the next. One producer warp loads by TMA, two add dq up by TMA; 2 consumer
+// warpgroups multiply by WGMMA, one for each gradient.
 //
 // Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
 
@@ -682,7 +682,7 @@ __device__ __forceinline__ void await_count(const uint32_t* added, uint32_t coun
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-// Counts one more, for what this thread has added or seen to.
+// Counts one more, for what this thread has added.
 __device__ __forceinline__ void release(uint32_t* added) {
   asm volatile("fence.proxy.async.global;" ::: "memory");
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(added) : "memory");
@@ -807,7 +807,7 @@ struct Warpgroup {
     }
   }
 
-  // Issues S - lse = K Qᵀ - lse, of the Q in a stage.
+  // Issues S = K Qᵀ - lse, of the Q in a stage.
   __device__ __forceinline__ void issue_scores(Scores& s, int stage) {
     const Descriptor keys = descriptor<kQkSlab>(shared.k + first_row() * kQkSlab, kQkDescriptor);
     const Descriptor rows = descriptor<kQkSlab>(shared.q[stage], kQkDescriptor);
