@@ -814,7 +814,7 @@ struct Operand {
     const int span = 16 << swizzle_bits;  // bytes of a row of the pattern
     const int across = (transposed ? row : k) * element, down = transposed ? k : row;
     const uint32_t offset = across / span * leading + down / 8 * stride + down % 8 * span + across % span;
-    if (!transposed && across >= span) {
+    if (!transposed && layout != 0 && across >= span) {
       fail("a K-major operand of wgmma is wider than its swizzle");
     }
     return number(type, shared + swizzled(start + offset, swizzle_bits));

@@ -10,15 +10,16 @@ from fagen.arch import SM90
 from fagen.errors import OverBudget
 from fagen.kind import Role
 from fagen.kinds.backward.formulae import (
+    ADDERS,
     FP32_BYTES,
     Budget,
-    adders,
     budget,
     explain_lines,
     nearest,
     padded_head_dims,
     roles,
     statistics,
+    statistics_bytes,
     threads,
 )
 from fagen.kinds.backward.keys import Schedule
@@ -31,16 +32,17 @@ from fagen.vocab import DTYPES, MASKS, Dtype, Mask, Swizzle, swizzle_of
 
 _ROW_THREADS = 256  # of a thread block that prepares rows, or rounds their dQ
 _LOAD_BYTES = 16
-_COUNTER_BYTES = 16  # of the blocks of keys that have been added up, with what aligns it
+_COUNTER_BYTES = 16  # of the parts of dQ that have been added up, with what aligns it
 
 
 @dataclass(frozen=True)
 class Gemm:
-    """A wgmma instruction of 64 rows: what it makes, its N, and how its operands lie."""
+    """A wgmma instruction of 64 rows: what it makes, its N, of what numbers, and how they lie."""
 
     name: str
     says: str
     n: int
+    number: str
     a_in_registers: bool = False
     a_along_m: bool = False  # in shared memory, with M and not K along its rows
     b_along_n: bool = False
@@ -70,6 +72,7 @@ class Plan:
     unlifted_bits: ClassVar[int] = 8
     max_p_offset: ClassVar[int] = 8
     blocks: ClassVar[int] = 1  # that a multiprocessor should hold at least
+    dq_adders: ClassVar[int] = ADDERS
 
     schedule: Schedule
     slug: str
@@ -122,19 +125,9 @@ class Plan:
     register_file: Ledger
 
     @property
-    def counts_additions(self) -> bool:
-        """Whether parts of dQ are counted: the first is stored, so that nobody clears the sums."""
-        return self.dq_adders > 1
-
-    @property
-    def dq_adders(self) -> int:
-        """Threads that add dQ up, in turns: where one waits for others, it is too slow."""
-        return adders(self.schedule)
-
-    @property
     def counts_steps(self) -> bool:
         """Whether consumers need a number for even and odd steps beside the stage of dS."""
-        return self.ds_stages != 2 and (self.dq_slices == 1 or self.dq_adders > 1)
+        return self.ds_stages != 2
 
     @property
     def offsets_p(self) -> bool:
@@ -147,9 +140,12 @@ class Plan:
         return min(max(0, lifted), self.max_p_offset) if self.offsets_p else 0
 
     @property
-    def presets_s(self) -> bool:
-        """Whether S is added up to -LSE, where the issue of S is not what a step waits for."""
-        return self.split == "gradients"
+    def multiplies_statistics(self) -> bool:
+        """Whether tensor cores have LSEs and deltas from shared memory, and no thread loads them.
+
+        A product whose left operand is in registers waits for those under way: only where none is.
+        """
+        return self.split == "keys"
 
     @property
     def passes(self) -> bool:
@@ -165,20 +161,35 @@ class Plan:
     @property
     def gemms(self) -> tuple["Gemm", ...]:
         """The wgmma instructions."""
-        d, d_v = self.head_dim_padded, self.head_dim_v_padded
+        d, d_v, own = self.head_dim_padded, self.head_dim_v_padded, self.dtype.ptx
         made = {
+            "statistics": Gemm(
+                "statistics",
+                "S or dP, to begin with: of numbers of rows.",
+                self.block_m,
+                "bf16",
+                True,
+            ),
             "scores": Gemm(
-                "scores", "S, or dP: keys by rows, both operands as they lie.", self.block_m
+                "scores", "S, or dP: keys by rows, both operands as they lie.", self.block_m, own
             ),
             "dv": Gemm(
-                "dv", "dV, or dK if it is as wide: P by dO, dS by Q.", d_v, True, False, True
+                "dv", "dV, or dK if it is as wide: P by dO, dS by Q.", d_v, own, True, False, True
             ),
-            "dk": Gemm("dk", "dK: dS by Q.", d, True, False, True),
+            "dk": Gemm("dk", "dK: dS by Q.", d, own, True, False, True),
             "dq": Gemm(
-                "dq", "dQ: dS by K, dS as it lies transposed.", self.dq_columns, False, True, True
+                "dq",
+                "dQ: dS by K, dS as it lies transposed.",
+                self.dq_columns,
+                own,
+                False,
+                True,
+                True,
             ),
-            "dq_rest": Gemm("dq", "The rest of its columns.", self.dq_rest, False, True, True),
+            "dq_rest": Gemm("dq", "The rest of its columns.", self.dq_rest, own, False, True, True),
         }
+        if not self.multiplies_statistics:
+            del made["statistics"]
         if d == d_v:
             del made["dk"]
         if self.dq_rest == self.dq_columns:
@@ -313,8 +324,9 @@ def plan(schedule: Schedule) -> Plan:
         cluster=schedule.grid.cluster,
         intra_warpgroup=schedule.overlap.intra_warpgroup,
         statistics=statistics(tile.block_m),
-        record_bytes=FP32_BYTES * (tile.block_m * d + 2 * statistics(tile.block_m))
-        + (_COUNTER_BYTES if adders(schedule) > 1 else 0),
+        record_bytes=FP32_BYTES * tile.block_m * d
+        + statistics_bytes(tile.block_m, warps.split)
+        + _COUNTER_BYTES,
         qk_swizzle=qk_swizzle,
         v_swizzle=v_swizzle,
         ds_swizzle=ds_swizzle,

@@ -151,21 +151,23 @@ constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B128;
 constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B128;
 constexpr auto kDsDescriptor = cute::SM90::GMMA::LayoutType::B128;
 
-// What there is of a block of rows in the workspace. Numbers of rows lie as the lanes of a quad
-// read them: each lane those of its columns of the transposed accumulators, and four more so that
-// the four are in different banks.
-constexpr int kStatistics = 80;
+// What there is of a block of rows in the workspace. Each row has two numbers, which tensor cores
+// add to products of its: as sums of eight bf16, core matrices of eight rows side by side, first of
+// one number and then of the other.
+using Statistics = uint4[2 * kBlockM];
 struct alignas(16) RowBlock {
   float dq[kBlockM * kHeadDimPadded];  // in the order of the threads' accumulators
-  float lse[kStatistics];  // times log2(e); infinity in a row that sees no key: its P is 0
-  float minus_delta[kStatistics];
+  Statistics statistics;  // -lse over the scale of S, hardly finite where no key is seen: its P is
+                          // 0; -delta
   alignas(16) uint32_t added;  // parts of dQ that are there
 };
-static_assert(sizeof(RowBlock) == 33424, "the workspace outgrew the plan's formula");
+static_assert(sizeof(RowBlock) == 34832, "the workspace outgrew the plan's formula");
 
-constexpr int kLaneStatistics = kStatistics / 4;
-__device__ constexpr int statistic_of(int row) {
-  return row % 8 / 2 * kLaneStatistics + row / 8 * 2 + row % 2;
+__device__ constexpr int lse_of(int row) {
+  return row / 8 * 16 + row % 8;
+}
+__device__ constexpr int delta_of(int row) {
+  return lse_of(row) + 8;
 }
 
 // A thread's part of a warpgroup's accumulators.
@@ -185,17 +187,16 @@ struct SharedStorage {
   alignas(1024) Element dout[kDoStages][kBlockM * kHeadDimVPadded];
   alignas(1024) Element ds[kDsStages][kBlockN * kBlockM];  // transposed: keys along the rows
   alignas(1024) float dq[kBlockM * kHeadDimPadded / kDqSlices];
-  alignas(1024) float lse[kStages][kStatistics];
-  alignas(1024) float minus_delta[kDoStages][kStatistics];
+  alignas(1024) Statistics statistics[kStages];
   alignas(1024) TransactionBarrier k_full;
   TransactionBarrier v_full;
   TransactionBarrier q_full[kStages], dout_full[kDoStages];
   Barrier q_empty[kStages], dout_empty[kDoStages];
-  Barrier dq_full[2][kDqParts];  // for each that adds, so that none misses a phase
+  Barrier dq_full[kDqAdders][kDqParts];  // for each that adds, so that none misses a phase
   Barrier dq_empty[kDqParts];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes <= 199680, "the layout outgrew the plan's ledger");
+static_assert(kSharedBytes <= 201728, "the layout outgrew the plan's ledger");
 
 template <class Integer>
 __host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
@@ -372,6 +373,17 @@ __device__ __forceinline__ int block_of(const Tile& tile, int step) {
 
 // ---- Rows, before and after ------------------------------------------------------------------
 
+// A number as the sum of three bf16, which is all of its 24 bits, and of five zeros.
+__device__ __forceinline__ uint4 in_parts(float number) {
+  uint32_t part[3];
+#pragma unroll
+  for (uint32_t& bits : part) {
+    bits = __float_as_uint(number) & 0xffff0000;
+    number -= __uint_as_float(bits);
+  }
+  return {part[1] | part[0] >> 16, part[2] >> 16, 0, 0};
+}
+
 // Work out what a row's keys share.
 __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constant__ Params params) {
   const int m_block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
@@ -407,8 +419,9 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
         delta -= params.dlse.of(batch, head)[query];
       }
       const float reference = lse > -INFINITY ? lse * 1.44269504089f : INFINITY;
-      block.lse[statistic_of(row)] = reference;
-      block.minus_delta[statistic_of(row)] = lse > -INFINITY ? -delta : 0.f;
+      const float subtracted = reference / params.scale_log2;
+      block.statistics[lse_of(row)] = in_parts(subtracted > 0x1p127f ? -0x1p127f : -subtracted);
+      block.statistics[delta_of(row)] = in_parts(lse > -INFINITY ? -delta : 0.f);
     }
   }
 }
@@ -510,6 +523,22 @@ __device__ constexpr uint32_t row_offset(int k) {
   return k * slab * sizeof(Element) >> 4;
 }
 
+// S or dP, to begin with: of numbers of rows.
+template <bool accumulate>
+__device__ __forceinline__ void wgmma_statistics(float (&c)[32], const uint32_t* a, Descriptor b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
+      "{ %32, %33, %34, %35 }, %36, %37, 1, 1, 0;"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
+        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+        "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
+        "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]),
+        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "n"(accumulate ? 1 : 0));
+}
+
 // S, or dP: keys by rows, both operands as they lie.
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_scores(float (&c)[32], Descriptor a, Descriptor b) {
@@ -585,9 +614,10 @@ struct Loader {
     }
   }
 
-  __device__ __forceinline__ void copy(const float* numbers, TransactionBarrier& full, float* to) {
+  __device__ __forceinline__ void copy(const Statistics& numbers, TransactionBarrier& full,
+                                       Statistics& to) {
     cute::SM90_BULK_COPY_G2S::copy(numbers, reinterpret_cast<uint64_t*>(&full), to,
-                                   kStatistics * sizeof(float));
+                                   sizeof(Statistics));
   }
 
   __device__ __forceinline__ void load_keys(const Tile& tile) {
@@ -611,18 +641,17 @@ struct Loader {
         const int block = block_of(tile, step);
         const RowBlock& rows = params.row_block(tile.batch, head, block);
         shared.q_empty[q.stage].wait(q.phase ^ 1);
-        shared.q_full[q.stage].arrive_and_expect_tx(sizeof(shared.q[0]) + sizeof(shared.lse[0]));
+        shared.q_full[q.stage].arrive_and_expect_tx(sizeof(shared.q[0]) +
+                                                    sizeof(shared.statistics[0]));
         copy<kHeadDimPadded, kBlockM, kQkSlab>(params.q, shared.q_full[q.stage], shared.q[q.stage],
                                                block * kBlockM, head, tile.batch, kAgain);
-        copy(rows.lse, shared.q_full[q.stage], shared.lse[q.stage]);
+        copy(rows.statistics, shared.q_full[q.stage], shared.statistics[q.stage]);
         q.advance();
         shared.dout_empty[dout.stage].wait(dout.phase ^ 1);
-        shared.dout_full[dout.stage].arrive_and_expect_tx(sizeof(shared.dout[0]) +
-                                                          sizeof(shared.minus_delta[0]));
+        shared.dout_full[dout.stage].arrive_and_expect_tx(sizeof(shared.dout[0]));
         copy<kHeadDimVPadded, kBlockM, kVSlab>(params.dout, shared.dout_full[dout.stage],
                                                shared.dout[dout.stage], block * kBlockM, head,
                                                tile.batch, kAgain);
-        copy(rows.minus_delta, shared.dout_full[dout.stage], shared.minus_delta[dout.stage]);
         dout.advance();
       }
     }
@@ -677,13 +706,13 @@ __device__ constexpr int dq_part(int part) {
 
 // Which of the parts of a block of rows a tile has: so many come before it.
 __device__ __forceinline__ int turn_of(const Params& params, const Tile& tile, int block) {
-  return tile.first_key / kBlockN - first_tile_of(params, block);
+  return tile.first_key / (kBlockN)-first_tile_of(params, block);
 }
 
 // Parts of dQ are added up in the order of the keys, so that their sum is the same bit for bit. The
 // first is stored, so that nobody has to clear the sum. A tile waits for tiles only that were
-// launched before it. Used by 2 threads of different warps, which take turns: what one has added is
-// made known while the next adds.
+// launched before it. Used by two threads of different warps, which take turns: what one has added
+// is made known while the next adds.
 __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shared,
                                        const Tile& tile, int adder) {
   Barrier* const full = shared.dq_full[adder];
@@ -695,14 +724,16 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
     for (; step < steps; step += kDqAdders) {
       const int block = block_of(tile, step), turn = turn_of(params, tile, block);
       RowBlock& rows = params.row_block(tile.batch, head, block);
-      await_count(&rows.added, turn);  // before the part is there
+      float* const sums = rows.dq;
+      uint32_t* const added = &rows.added;
+      await_count(added, turn);  // before the part is there
 #pragma unroll
       for (int slice = 0; slice < kDqSlices; ++slice) {
 #pragma unroll
         for (int part = 0; part < kDqParts; ++part) {
           full[part].wait(phase);
           const int begin = part * dq_part(0), count = dq_part(part) / kDqSlices;
-          float* const to = rows.dq + begin + slice * count;
+          float* const to = sums + begin + slice * count;
           const float* const from = shared.dq + begin / kDqSlices;
           if (turn == 0) {
             bulk_store(to, from, count * sizeof(float));
@@ -719,7 +750,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
       }
       phase ^= 1;
       await_additions();
-      release(&rows.added);
+      release(added);
     }
     step -= steps;
   }
@@ -780,42 +811,43 @@ struct Warpgroup {
   // The first of its 64 keys in the tile.
   __device__ __forceinline__ int first_row() const { return warpgroup * kWarpgroupRows; }
 
-  // One arrival per warp, since wgmma completes per warp.
+  // One arrival per warp, since wgmma completes per warp, for what all of its lanes have read and
+  // written.
   __device__ __forceinline__ void arrive(Barrier& barrier) {
+    __syncwarp();
     if (lane() == 0) {
       barrier.arrive();
     }
   }
 
-  // Issues S = K Qᵀ, of the Q in a stage.
+  // Issues what S and dP - delta begin with: ones by the parts of -lse and of -delta. Before all
+  // other products of a step, since one with registers on the left waits for those under way.
+  __device__ __forceinline__ void issue_statistics(Scores& s, Scores& dp) {
+    // halves of the 16 columns of core matrices, of which three are parts
+    const uint32_t ones = lane() % 4 == 0 ? 0x3f803f80 : lane() % 4 == 1 ? 0x3f80 : 0;
+    uint32_t first_half[4] = {ones, ones, 0, 0}, second_half[4] = {0, 0, ones, ones};
+    const Descriptor rows =
+        descriptor<16>(reinterpret_cast<const Element*>(shared.statistics[q.stage]),
+                       cute::SM90::GMMA::LayoutType::INTERLEAVE, 128);
+    fence_operand(first_half);
+    fence_operand(second_half);
+    fence_operand(s);
+    fence_operand(dp);
+    wgmma_fence();
+    wgmma_statistics<false>(s, first_half, rows);
+    wgmma_statistics<false>(dp, second_half, rows);
+  }
+
+  // Issues S = K Qᵀ - lse, of the Q in a stage.
   __device__ __forceinline__ void issue_scores(Scores& s, int stage) {
     const Descriptor keys = descriptor<kQkSlab>(shared.k + first_row() * kQkSlab, kQkDescriptor);
     const Descriptor rows = descriptor<kQkSlab>(shared.q[stage], kQkDescriptor);
-    fence_operand(s);
-    wgmma_fence();
-    wgmma_scores<false>(s, keys, rows);
 #pragma unroll
-    for (int d = kStepK; d < kHeadDimPadded; d += kStepK) {
+    for (int d = 0; d < kHeadDimPadded; d += kStepK) {
       wgmma_scores<true>(s, keys + column_offset<kBlockN, kQkSlab>(d),
                          rows + column_offset<kBlockM, kQkSlab>(d));
     }
     wgmma_commit();
-  }
-
-  // Numbers of rows, as what a product is added up to. Before all products of a step, and their
-  // wgmma_fence: with one of its own ptxas would have it wait for those under way.
-  __device__ __forceinline__ void preset(Scores& s, const float* statistics) {
-    statistics += lane() % 4 * kLaneStatistics;
-#pragma unroll
-    for (int i = 0; i < kBlockM / 2; i += 8) {
-      const float4 four = *reinterpret_cast<const float4*>(statistics + i / 2);
-      const float of[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        s[i + j] = of[j / 4 * 2 + j % 2];
-      }
-    }
-    fence_operand(s);
   }
 
   // Issues dP - delta = V dOᵀ - delta.
@@ -875,15 +907,9 @@ struct Warpgroup {
   // P, in place of S.
   template <bool masked>
   __device__ __forceinline__ void exponentiate(const Tile& tile, int block, Scores& s) {
-    const float* lse = shared.lse[q.stage] + lane() % 4 * kLaneStatistics;
 #pragma unroll
-    for (int i = 0; i < kBlockM / 2; i += 8) {
-      const float4 reference = *reinterpret_cast<const float4*>(lse + i / 2);
-      const float of[4] = {reference.x, reference.y, reference.z, reference.w};
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        s[i + j] = exp2_approx(fmaf(s[i + j], params.scale_log2, -of[j / 4 * 2 + j % 2]));
-      }
+    for (int i = 0; i < kBlockM / 2; ++i) {
+      s[i] = exp2_approx(s[i] * params.scale_log2);
     }
     if (masked) {
       const int key = tile.first_key + first_row() + thread_row();
@@ -939,7 +965,6 @@ struct Warpgroup {
       to[i / 4 * kWarpgroup] = {dq[i], dq[i + 1], dq[i + 2], dq[i + 3]};
     }
     cutlass::arch::fence_view_async_shared();
-    __syncwarp();
     arrive(shared.dq_full[q.stage][part]);
   }
 
@@ -985,10 +1010,11 @@ struct Consumer : Warpgroup {
   __device__ __forceinline__ void step(const Tile& tile, int block, KeyGradient& dk,
                                        ValueGradient& dv) {
     Scores s, dp;
-    shared.dout_full[q.stage].wait(q.phase);
-    preset(dp, shared.minus_delta[q.stage]);
     shared.q_full[q.stage].wait(q.phase);
+    issue_statistics(s, dp);
     issue_scores(s, q.stage);
+    shared.dout_full[q.stage].wait(q.phase);
+    wgmma_fence();  // the wait may have been a loop
     issue_dp(dp);
     wgmma_wait<1>();
     fence_operand(s);
@@ -1027,7 +1053,6 @@ struct Consumer : Warpgroup {
   __device__ __forceinline__ void pass() {
     shared.q_full[q.stage].wait(q.phase);  // what is not there yet cannot be given back
     shared.dout_full[q.stage].wait(q.phase);
-    __syncwarp();
     arrive(shared.dout_empty[q.stage]);
     const Packed nothing = {};
     store_ds(nothing);
@@ -1185,7 +1210,7 @@ Status check(const void* data, int element_bytes, bool aligned, int64_t most,
 }
 
 int64_t workspace_bytes([[maybe_unused]] const FagenBackwardArgs& a) {
-  return int64_t(33424) * ceil_div(a.seqlen_q, 64) * a.heads * a.batch;
+  return int64_t(34832) * ceil_div(a.seqlen_q, 64) * a.heads * a.batch;
 }
 
 Status check(const FagenBackwardArgs& a) {
@@ -1370,7 +1395,8 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   params.seqlen_k = a.seqlen_k;
   params.m_blocks = m_blocks;
   params.scale = a.scale;
-  params.scale_log2 = a.scale * 1.44269504089f;
+  // LSEs are divided by it, and of less than that nothing is left of S
+  params.scale_log2 = std::max(a.scale, 0x1p-100f) * 1.44269504089f;
 
   // Tiles come in sections of heads whose rows fit their share of the L2 cache.
   const int64_t flat_heads = int64_t(a.kv_heads) * a.batch;
@@ -1426,6 +1452,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_causal_m64n128_det_info(vo
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_causal_m64n128_det",
-      "9e5a7482b6cfe9d535bbde8e2dcbd8956950df291991025d2277e268ab405ed7"};
+      "fc0d11a548969b1d0c8d19a6dc6595d16629aae5f894665ee2d323aec69a8d9b"};
   return &info;
 }

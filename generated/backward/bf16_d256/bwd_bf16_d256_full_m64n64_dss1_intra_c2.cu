@@ -10,8 +10,8 @@
 // group. dk and dv stay in registers; dq is added up in global memory, in fp32.
 //
 // S and dP lie transposed, keys along the rows: so P and dS are, as they come out of one GEMM, the
-// register operands of the next. One producer warp loads by TMA, another adds dq up by TMA; 2
-// consumer warpgroups multiply by WGMMA, one for each gradient.
+// register operands of the next. One producer warp loads by TMA, two add dq up by TMA; 2 consumer
+// warpgroups multiply by WGMMA, one for each gradient.
 //
 // Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
 
@@ -141,6 +141,7 @@ constexpr int kWarpgroupRows = 64;  // the M of every wgmma
 constexpr int kStepK = 16;          // the K of every wgmma
 constexpr int kDqColumns = 64;      // that a warpgroup computes, of all rows
 constexpr int kDqParts = 2;         // warpgroups that compute dQ
+constexpr int kDqAdders = 2;        // threads that add it up, in turns
 constexpr int kDqSlices = 2;        // in which each hands it on
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
@@ -163,8 +164,10 @@ struct alignas(16) RowBlock {
   float lse[kStatistics];  // its negative, over the scale of S; minus infinity in a row that sees
                            // no key: its P is 0
   float minus_delta[kStatistics];
+  alignas(16) uint32_t added[kCluster];  // 1 once the first part of dQ is there, of the half that a
+                                         // block of a cluster computes
 };
-static_assert(sizeof(RowBlock) == 66176, "the workspace outgrew the plan's formula");
+static_assert(sizeof(RowBlock) == 66192, "the workspace outgrew the plan's formula");
 
 constexpr int kLaneStatistics = kStatistics / 4;
 __device__ constexpr int statistic_of(int row) {
@@ -202,7 +205,7 @@ struct SharedStorage {
   Barrier p_full[kDsStages], p_empty[kDsStages];
   TransactionBarrier ds_peer_full[kDsStages];
   Barrier ds_full[kDsStages], ds_empty[kDsStages];
-  Barrier dq_full[1][kDqParts];
+  Barrier dq_full[kDqAdders][kDqParts];  // for each that adds, so that none misses a phase
   Barrier dq_empty[kDqParts];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
@@ -332,6 +335,18 @@ __device__ __forceinline__ int first_row_past(const Params& params, int key) {
   return key < params.seqlen_k ? 0 : params.seqlen_q;
 }
 
+// The first block of keys that a block of rows sees.
+__device__ __forceinline__ int first_tile_of(const Params& params, [[maybe_unused]] int m_block) {
+  return 0;
+}
+
+// How many blocks of keys it sees any of: so many parts its dQ has.
+__device__ __forceinline__ int tiles_of(const Params& params, int m_block) {
+  const int last_row = min((m_block + 1) * kBlockM, params.seqlen_q) - 1;
+  return max(0, ceil_div(seen_by(params, last_row).last, kCluster * kBlockN) -
+                    first_tile_of(params, m_block));
+}
+
 // kBlockN keys of one KV head, and the blocks first … last - 1 of kBlockM rows that see some of
 // them. Of full_first … last - 1 every row sees all. The blocks of a cluster have the same rows,
 // which may see none of one's keys.
@@ -362,19 +377,21 @@ __device__ __forceinline__ Tile tile_of(const Params& params) {
   return tile;
 }
 
-// ---- Rows, before and after ------------------------------------------------------------------
-
-__device__ __forceinline__ void clear_sums(float* sums, int thread, int threads) {
-  for (int i = thread; i < kBlockM * kHeadDimPadded / 4; i += threads) {
-    reinterpret_cast<float4*>(sums)[i] = {};
-  }
+// Blocks of rows in the order of a tile's steps: from the last to the first. All tiles of a head
+// begin with the same, so that the first is ahead of the others.
+__device__ __forceinline__ int block_of(const Tile& tile, int step) {
+  return tile.last - 1 - step;
 }
 
-// Work out what a row's keys share, and clear its dq.
+// ---- Rows, before and after ------------------------------------------------------------------
+
+// Work out what a row's keys share.
 __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constant__ Params params) {
   const int m_block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
   RowBlock& block = params.row_block(batch, head, m_block);
-  clear_sums(block.dq, threadIdx.x, kRowThreads);
+  if (threadIdx.x < kCluster) {
+    block.added[threadIdx.x] = 0;
+  }
   constexpr int kLoad = 16 / sizeof(Element);  // elements
   const int column = threadIdx.x % kRowLanes * kLoad;
 #pragma unroll
@@ -413,6 +430,7 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
 __global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ Params params) {
   const int m_block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
   const float4* sums = reinterpret_cast<const float4*>(params.row_block(batch, head, m_block).dq);
+  const bool seen = tiles_of(params, m_block) > 0;  // nobody has sums of rows that see no key
   __shared__ Pair rounded[kBlockM][kHeadDimPadded / 2 + 4];
   for (int i = threadIdx.x; i < kBlockM * kHeadDimPadded / 4; i += kRowThreads) {
     // four neighbours of a thread's accumulator: two columns of a row, and of that eight below
@@ -420,7 +438,7 @@ __global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ 
               warpgroup = i / (kWarpgroup * kDqColumns / 8);
     const int row = thread / 32 * 16 + thread % 32 / 4;
     const int pair = warpgroup * kDqColumns / 2 + eight * 4 + thread % 4;
-    const float4 sum = sums[i];
+    const float4 sum = seen ? sums[i] : float4{};
     rounded[row][pair] = __floats2bfloat162_rn(sum.x * params.scale, sum.y * params.scale);
     rounded[row + 8][pair] = __floats2bfloat162_rn(sum.z * params.scale, sum.w * params.scale);
   }
@@ -637,7 +655,8 @@ struct Loader {
     load_keys(tile);
     for (int head = tile.kv_head * params.group; head < (tile.kv_head + 1) * params.group; ++head) {
 #pragma unroll 1
-      for (int block = tile.first; block < tile.last; ++block) {
+      for (int step = 0; step < tile.last - tile.first; ++step) {
+        const int block = block_of(tile, step);
         const RowBlock& rows = params.row_block(tile.batch, head, block);
         shared.q_empty[q.stage].wait(q.phase ^ 1);
         shared.q_full[q.stage].arrive_and_expect_tx(sizeof(shared.q[0]) + sizeof(shared.lse[0]));
@@ -669,9 +688,35 @@ __device__ __forceinline__ void bulk_add(float* to, const float* from, int bytes
       : "memory");
 }
 
+// The same, of what nobody has added to yet.
+__device__ __forceinline__ void bulk_store(float* to, const float* from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+               "r"(cute::cast_smem_ptr_to_uint(from)), "r"(bytes)
+               : "memory");
+}
+
 // Until all that this thread has added is in global memory.
 __device__ __forceinline__ void await_additions() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+__device__ __forceinline__ uint32_t acquire(const uint32_t* added) {
+  uint32_t now;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(added) : "memory");
+  return now;
+}
+
+// Until so many were counted: what they added is there, and TMA may add to it.
+__device__ __forceinline__ void await_count(const uint32_t* added, uint32_t count) {
+  while (int(acquire(added) - count) < 0) {
+  }
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+// Counts one more, for what this thread has added.
+__device__ __forceinline__ void release(uint32_t* added) {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(added) : "memory");
 }
 
 // How many numbers of dQ a warpgroup has.
@@ -679,22 +724,41 @@ __device__ constexpr int dq_part(int part) {
   return kWarpgroupRows * kDqColumns;
 }
 
-// Used by a single thread.
+// Which of the parts of a block of rows a tile has: so many come before it.
+__device__ __forceinline__ int turn_of(const Params& params, const Tile& tile, int block) {
+  return tile.first_key / (kCluster * kBlockN) - first_tile_of(params, block);
+}
+
+// The first part of dQ is stored, so that nobody has to clear the sum, and the others are added in
+// any order. A tile waits for tiles only that were launched before it. Used by two threads of
+// different warps, which take turns: one looks whether the first part is there while the other
+// adds.
 __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shared,
-                                       const Tile& tile) {
+                                       const Tile& tile, int adder) {
+  Barrier* const full = shared.dq_full[adder];
+  const int steps = tile.last - tile.first;
+  int step = adder;
   for (int head = tile.kv_head * params.group; head < (tile.kv_head + 1) * params.group; ++head) {
 #pragma unroll 1  // few registers
-    for (int block = tile.first; block < tile.last; ++block) {
+    for (; step < steps; step += kDqAdders) {
+      const int block = block_of(tile, step), turn = turn_of(params, tile, block);
       RowBlock& rows = params.row_block(tile.batch, head, block);
       float* const sums = rows.dq + cluster_rank() * kBlockM * kHeadDimPadded / kCluster;
+      uint32_t* const added = rows.added + cluster_rank();
+      await_count(added, min(turn, 1));  // before the part is there
 #pragma unroll
       for (int slice = 0; slice < kDqSlices; ++slice) {
 #pragma unroll
         for (int part = 0; part < kDqParts; ++part) {
-          shared.dq_full[0][part].wait(slice % 2);
+          full[part].wait(slice % 2);
           const int begin = part * dq_part(0), count = dq_part(part) / kDqSlices;
-          bulk_add(sums + begin + slice * count, shared.dq + begin / kDqSlices,
-                   count * sizeof(float));
+          float* const to = sums + begin + slice * count;
+          const float* const from = shared.dq + begin / kDqSlices;
+          if (turn == 0) {
+            bulk_store(to, from, count * sizeof(float));
+          } else {
+            bulk_add(to, from, count * sizeof(float));
+          }
         }
         cute::tma_store_arrive();
         cute::tma_store_wait<0>();  // it has been read
@@ -703,7 +767,12 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
           shared.dq_empty[part].arrive();
         }
       }
+      if (turn == 0) {
+        await_additions();
+        release(added);
+      }
     }
+    step -= steps;
   }
   await_additions();
 }
@@ -759,18 +828,22 @@ struct Warpgroup {
   RingPosition<kStages> q;
   RingPosition<kDoStages> dout;
   RingPosition<kDsStages> ds;
+  uint32_t dq_phase = 1;  // the first step finds its buffer empty
 
   __device__ __forceinline__ void advance() {
     q.advance();
     dout.advance();
     ds.advance();
+    dq_phase ^= 1;
   }
 
   // The first of its 64 keys in the tile.
   __device__ __forceinline__ int first_row() const { return 0; }
 
-  // One arrival per warp, since wgmma completes per warp.
+  // One arrival per warp, since wgmma completes per warp, for what all of its lanes have read and
+  // written.
   __device__ __forceinline__ void arrive(Barrier& barrier) {
+    __syncwarp();
     if (lane() == 0) {
       barrier.arrive();
     }
@@ -778,6 +851,7 @@ struct Warpgroup {
 
   // The same at the barriers of both blocks of the cluster.
   __device__ __forceinline__ void arrive_at_both(Barrier& barrier) {
+    __syncwarp();
     if (lane() < kCluster) {
       barrier.arrive(lane());
     }
@@ -924,8 +998,7 @@ struct Warpgroup {
         to[i / 4 * kWarpgroup] = {four[0], four[1], four[2], four[3]};
       }
       cutlass::arch::fence_view_async_shared();
-      __syncwarp();
-      arrive(shared.dq_full[0][part]);
+      arrive(shared.dq_full[dq_phase ^ 1][part]);
     }
   }
 
@@ -1018,7 +1091,6 @@ struct ValueConsumer : Warpgroup {
     for (int i = 0; i < kBlockM / 4; i += 4) {
       to[i / 4 * kWarpgroup] = {p[i], p[i + 1], p[i + 2], p[i + 3]};
     }
-    __syncwarp();
     arrive(shared.p_full[ds.stage]);
     shared.dout_full[dout.stage].wait(dout.phase);
     issue_dv(dv, p);
@@ -1051,12 +1123,12 @@ struct ValueConsumer : Warpgroup {
       fence_operand(s);
     }
     for (int head = 0; head < params.group; ++head) {
-      int block = tile.first;
-      for (; block < min(tile.full_first, tile.last); ++block) {
-        step<true>(tile, block, block + 1 < tile.last || head + 1 < params.group, s, dv);
+      int block = tile.last - 1;
+      for (; block >= max(tile.full_first, tile.first); --block) {
+        step<false>(tile, block, block > tile.first || head + 1 < params.group, s, dv);
       }
-      for (; block < tile.last; ++block) {
-        step<false>(tile, block, block + 1 < tile.last || head + 1 < params.group, s, dv);
+      for (; block >= tile.first; --block) {
+        step<true>(tile, block, block > tile.first || head + 1 < params.group, s, dv);
       }
     }
     barrier_sync(kAllConsumers, kConsumers * kWarpgroup);  // V has been read
@@ -1108,7 +1180,6 @@ struct KeyConsumer : Warpgroup {
       full.arrive_and_expect_tx(sizeof(shared.ds[0]));
       copy_to_peer(shared.ds[ds.stage], shared.ds_peer[ds.stage], full, sizeof(shared.ds[0]));
     }
-    __syncwarp();
     arrive(shared.ds_full[ds.stage]);
     shared.q_full[q.stage].wait(q.phase);
     issue_dk(dk, d_scores);
@@ -1174,7 +1245,9 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
       shared.ds_peer_full[stage].init(1);
     }
     for (int part = 0; part < kDqParts; ++part) {
-      shared.dq_full[0][part].init(kWarpgroup / 32);
+      for (int adder = 0; adder < kDqAdders; ++adder) {
+        shared.dq_full[adder][part].init(kWarpgroup / 32);
+      }
       shared.dq_empty[part].init(1);
     }
     cutlass::arch::fence_barrier_init();
@@ -1188,8 +1261,8 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     if (threadIdx.x == 0) {
       Loader{params, shared}.run(tile);
-    } else if (threadIdx.x == 32) {
-      add_dq(params, shared, tile);
+    } else if (threadIdx.x % 32 == 0 && threadIdx.x <= 32 * kDqAdders) {
+      add_dq(params, shared, tile, threadIdx.x / 32 - 1);
     }
   } else if (warpgroup == 1) {
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
@@ -1271,7 +1344,7 @@ Status check(const void* data, int element_bytes, bool aligned, int64_t most,
 }
 
 int64_t workspace_bytes([[maybe_unused]] const FagenBackwardArgs& a) {
-  return int64_t(66176) * ceil_div(a.seqlen_q, 64) * a.heads * a.batch;
+  return int64_t(66192) * ceil_div(a.seqlen_q, 64) * a.heads * a.batch;
 }
 
 Status check(const FagenBackwardArgs& a) {
@@ -1516,6 +1589,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d256_full_m64n64_dss1_intra_c2_
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d256_full_m64n64_dss1_intra_c2",
-      "1b3f60bbcc0a37853488cd9d37701c7e0cda063fb4c0ed0900c4ccb059855489"};
+      "2441edc5b53a7ae872747b79f8dd51e68352be1900d2b5592ba2ed091ae2058a"};
   return &info;
 }

@@ -1,5 +1,5 @@
-// bwd_bf16_d256_full_m64n64_det: the gradients of fused attention for Hopper (sm_90a). Rendered by
-// fagen; do not edit.
+// bwd_fp16_d256_causal_m64n64_det_dss1_intra_c2: the gradients of fused attention for Hopper
+// (sm_90a). Rendered by fagen; do not edit.
 //
 //   P = exp(scale * q kᵀ - lse)        dv = Pᵀ dout
 //   dP = dout vᵀ                       dS = P (dP - delta), delta = sum(dout * out) of a row
@@ -17,7 +17,7 @@
 
 #include <cuda.h>
 #include <cuda_runtime.h>
-#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <algorithm>
 #include <atomic>
@@ -45,17 +45,17 @@ struct FagenBackwardArgs {
   uint32_t version;         // 1: callers built for another are recognised
   void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
   int64_t workspace_bytes;  // how large it is
-  const void* dout;         // bf16 (batch, seqlen_q, heads, 256): the gradient of out
-  const void* q;            // bf16 (batch, seqlen_q, heads, 256)
-  const void* k;            // bf16 (batch, seqlen_k, kv_heads, 256)
-  const void* v;            // bf16 (batch, seqlen_k, kv_heads, 256)
-  const void* out;          // bf16 (batch, seqlen_q, heads, 256): the forward pass's
+  const void* dout;         // fp16 (batch, seqlen_q, heads, 256): the gradient of out
+  const void* q;            // fp16 (batch, seqlen_q, heads, 256)
+  const void* k;            // fp16 (batch, seqlen_k, kv_heads, 256)
+  const void* v;            // fp16 (batch, seqlen_k, kv_heads, 256)
+  const void* out;          // fp16 (batch, seqlen_q, heads, 256): the forward pass's
   const void* lse;   // fp32 (batch, heads, seqlen_q): the forward pass's log-sum-exp, natural
                      // logarithm; minus infinity in a row that sees no key
   const void* dlse;  // fp32 (batch, heads, seqlen_q): the gradient of lse; null: 0
-  void* dq;          // bf16 (batch, seqlen_q, heads, 256): the gradient of q
-  void* dk;          // bf16 (batch, seqlen_k, kv_heads, 256): the gradient of k
-  void* dv;          // bf16 (batch, seqlen_k, kv_heads, 256): the gradient of v
+  void* dq;          // fp16 (batch, seqlen_q, heads, 256): the gradient of q
+  void* dk;          // fp16 (batch, seqlen_k, kv_heads, 256): the gradient of k
+  void* dv;          // fp16 (batch, seqlen_k, kv_heads, 256): the gradient of v
   int64_t dout_stride_batch, dout_stride_head, dout_stride_seq;
   int64_t q_stride_batch, q_stride_head, q_stride_seq;
   int64_t k_stride_batch, k_stride_head, k_stride_seq;
@@ -98,20 +98,22 @@ extern "C" {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_bwd_bf16_d256_full_m64n64_det(const struct FagenBackwardArgs* args, void* stream);
+int fagen_bwd_fp16_d256_causal_m64n64_det_dss1_intra_c2(const struct FagenBackwardArgs* args,
+                                                        void* stream);
 // How many bytes of workspace a call of these sizes needs; -1 where args is null.
-int64_t fagen_bwd_bf16_d256_full_m64n64_det_workspace(const struct FagenBackwardArgs* args);
-const char* fagen_bwd_bf16_d256_full_m64n64_det_message(int status);
-const struct FagenKernelInfo* fagen_bwd_bf16_d256_full_m64n64_det_info(void);
+int64_t fagen_bwd_fp16_d256_causal_m64n64_det_dss1_intra_c2_workspace(
+    const struct FagenBackwardArgs* args);
+const char* fagen_bwd_fp16_d256_causal_m64n64_det_dss1_intra_c2_message(int status);
+const struct FagenKernelInfo* fagen_bwd_fp16_d256_causal_m64n64_det_dss1_intra_c2_info(void);
 
 }  // extern "C"
 
-namespace fagen_bwd_bf16_d256_full_m64n64_det_kernel {
+namespace fagen_bwd_fp16_d256_causal_m64n64_det_dss1_intra_c2_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
-using Element = __nv_bfloat16;
-using Pair = __nv_bfloat162;
+using Element = __half;
+using Pair = __half2;
 using OutElement = Element;
 
 constexpr int kHeadDim = 256;
@@ -122,8 +124,10 @@ constexpr int kBlockM = 64;    // rows of a step
 constexpr int kBlockN = 64;    // keys of a thread block
 constexpr int kStages = 2;     // Q buffers
 constexpr int kDoStages = 1;   // dO buffers
-constexpr int kDsStages = 2;   // dS buffers
+constexpr int kDsStages = 1;   // dS buffers
 constexpr int kConsumers = 2;  // warpgroups
+constexpr int kCluster =
+    2;  // thread blocks of neighbouring keys, which go through the rows together
 constexpr int kThreads = 384;
 constexpr int kLaunchRegisters = 168;
 constexpr int kProducerRegisters = 24;
@@ -135,7 +139,7 @@ constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and d
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
 constexpr int kStepK = 16;          // the K of every wgmma
-constexpr int kDqColumns = 128;     // that a warpgroup computes, of all rows
+constexpr int kDqColumns = 64;      // that a warpgroup computes, of all rows
 constexpr int kDqParts = 2;         // warpgroups that compute dQ
 constexpr int kDqAdders = 2;        // threads that add it up, in turns
 constexpr int kDqSlices = 2;        // in which each hands it on
@@ -160,7 +164,8 @@ struct alignas(16) RowBlock {
   float lse[kStatistics];  // its negative, over the scale of S; minus infinity in a row that sees
                            // no key: its P is 0
   float minus_delta[kStatistics];
-  alignas(16) uint32_t added;  // parts of dQ that are there
+  alignas(16) uint32_t added[kCluster];  // parts of dQ that are there, of the half that a block of
+                                         // a cluster computes
 };
 static_assert(sizeof(RowBlock) == 66192, "the workspace outgrew the plan's formula");
 
@@ -174,7 +179,7 @@ using Scores = float[kBlockM / 2];  // S, dP: 64 keys by kBlockM rows
 using KeyGradient = float[kHeadDimPadded / 2];
 using ValueGradient = float[kHeadDimVPadded / 2];
 using QueryGradient = float[kDqColumns / 2];
-using Packed = uint32_t[kBlockM / 4];  // P, dS in bf16
+using Packed = uint32_t[kBlockM / 4];  // P, dS in fp16
 
 using Barrier = cutlass::arch::ClusterBarrier;
 using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
@@ -187,7 +192,10 @@ struct SharedStorage {
   alignas(1024) Element ds[kDsStages][kBlockN * kBlockM];  // transposed: keys along the rows
   alignas(
       1024) uint32_t p[kDsStages][kBlockN * kBlockM / 2];  // in the order of the threads' registers
-  alignas(1024) float dq[kBlockM * kHeadDimPadded / kDqSlices];
+  alignas(1024) Element k_peer[kBlockN * kHeadDimPadded /
+                               kCluster];  // of the other block's keys, the columns of dQ here
+  alignas(1024) Element ds_peer[kDsStages][kBlockN * kBlockM];  // of the other block's keys
+  alignas(1024) float dq[kBlockM * kHeadDimPadded / kCluster / kDqSlices];
   alignas(1024) float lse[kStages][kStatistics];
   alignas(1024) float minus_delta[kDoStages][kStatistics];
   alignas(1024) TransactionBarrier k_full;
@@ -195,12 +203,13 @@ struct SharedStorage {
   TransactionBarrier q_full[kStages], dout_full[kDoStages];
   Barrier q_empty[kStages], dout_empty[kDoStages];
   Barrier p_full[kDsStages], p_empty[kDsStages];
+  TransactionBarrier ds_peer_full[kDsStages];
   Barrier ds_full[kDsStages], ds_empty[kDsStages];
-  Barrier dq_full[2][kDqParts];  // for each that adds, so that none misses a phase
+  Barrier dq_full[kDqAdders][kDqParts];  // for each that adds, so that none misses a phase
   Barrier dq_empty[kDqParts];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes <= 232448, "the layout outgrew the plan's ledger");
+static_assert(kSharedBytes <= 224256, "the layout outgrew the plan's ledger");
 
 template <class Integer>
 __host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
@@ -263,7 +272,9 @@ struct Params {
   FastDivisor section_tiles;  // of heads whose Q, dO and dQ share the L2 cache
   FastDivisor section_heads, last_section_heads;
   FastDivisor kv_heads_divisor;
-  float scale, scale_log2;  // of dQ and dK; of S, times log2(e)
+  float p_offset,
+      unscale;  // P and dS are 2^p_offset times as large as they are; unscale undoes that
+  float scale, scale_log2;  // of dQ and dK, with unscale; of S, times log2(e)
 
   __device__ __forceinline__ RowBlock& row_block(int batch, int head, int m_block) const {
     const int flat_head =
@@ -277,15 +288,20 @@ __device__ __forceinline__ int lane() {
 }
 
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-  const Pair pair = __floats2bfloat162_rn(low, high);
+  const Pair pair = __floats2half2_rn(low, high);
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
 // Hardware barriers, by number; 0 is __syncthreads.
-enum NamedBarrier { kAllConsumers = 1, kStore };
+enum NamedBarrier { kAllConsumers = 1, kKeyConsumer, kStore };
 
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Which of the cluster's blocks this is; the other has 1 less that.
+__device__ __forceinline__ int cluster_rank() {
+  return blockIdx.x % kCluster;
 }
 
 // ---- Tiles -----------------------------------------------------------------------------------
@@ -313,12 +329,21 @@ struct Keys {
 
 __device__ __forceinline__ Keys seen_by(const Params& params, [[maybe_unused]] int row) {
   [[maybe_unused]] const int seqlen_q = params.seqlen_q, seqlen_k = params.seqlen_k;
-  return {0, seqlen_k};
+  return {0, min(seqlen_k, row + seqlen_k - seqlen_q + 1)};
 }
 
 // The first row whose keys end after a key; seqlen_q if there is none.
 __device__ __forceinline__ int first_row_past(const Params& params, int key) {
-  return key < params.seqlen_k ? 0 : params.seqlen_q;
+  int low = 0, high = params.seqlen_q;
+  while (low < high) {
+    const int middle = low + (high - low) / 2;
+    if (seen_by(params, middle).last > key) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
 }
 
 // The first block of keys that a block of rows sees.
@@ -329,11 +354,13 @@ __device__ __forceinline__ int first_tile_of(const Params& params, [[maybe_unuse
 // How many blocks of keys it sees any of: so many parts its dQ has.
 __device__ __forceinline__ int tiles_of(const Params& params, int m_block) {
   const int last_row = min((m_block + 1) * kBlockM, params.seqlen_q) - 1;
-  return max(0, ceil_div(seen_by(params, last_row).last, kBlockN) - first_tile_of(params, m_block));
+  return max(0, ceil_div(seen_by(params, last_row).last, kCluster * kBlockN) -
+                    first_tile_of(params, m_block));
 }
 
 // kBlockN keys of one KV head, and the blocks first … last - 1 of kBlockM rows that see some of
-// them. Of full_first … last - 1 every row sees all.
+// them. Of full_first … last - 1 every row sees all. The blocks of a cluster have the same rows,
+// which may see none of one's keys.
 struct Tile {
   int first_key, kv_head, batch;
   int first, full_first, last;
@@ -342,7 +369,7 @@ struct Tile {
 __device__ __forceinline__ Tile tile_of(const Params& params) {
   // The keys that most rows see come first; heads in sections, so that what their tiles read stays
   // in the L2 cache.
-  const int index = blockIdx.x;
+  const int index = blockIdx.x / kCluster;
   const int section = min(params.section_tiles.divide(index), params.sections - 1);
   const int rank = index - section * params.section_tiles.value;
   const FastDivisor& heads =
@@ -350,10 +377,11 @@ __device__ __forceinline__ Tile tile_of(const Params& params) {
   const int n_block = heads.divide(rank);
   const int flat_head = section * params.section_heads.value + rank - n_block * heads.value;
   Tile tile;
-  tile.first_key = n_block * kBlockN;
+  const int first_of_cluster = n_block * kCluster * kBlockN;
+  tile.first_key = first_of_cluster + cluster_rank() * kBlockN;
   tile.batch = params.kv_heads_divisor.divide(flat_head);
   tile.kv_head = flat_head - tile.batch * params.kv_heads;
-  const int first_row = first_row_past(params, tile.first_key);
+  const int first_row = first_row_past(params, first_of_cluster);
   tile.first = first_row < params.seqlen_q ? first_row / kBlockM : params.m_blocks;
   tile.full_first = ceil_div(first_row_past(params, tile.first_key + kBlockN - 1), kBlockM);
   tile.last = params.m_blocks;
@@ -372,8 +400,8 @@ __device__ __forceinline__ int block_of(const Tile& tile, int step) {
 __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constant__ Params params) {
   const int m_block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
   RowBlock& block = params.row_block(batch, head, m_block);
-  if (threadIdx.x == 0) {
-    block.added = 0;
+  if (threadIdx.x < kCluster) {
+    block.added[threadIdx.x] = 0;
   }
   constexpr int kLoad = 16 / sizeof(Element);  // elements
   const int column = threadIdx.x % kRowLanes * kLoad;
@@ -388,8 +416,8 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
           *reinterpret_cast<const uint4*>(params.dout_rows.at(batch, query, head) + column);
 #pragma unroll
       for (int i = 0; i < kLoad / 2; ++i) {
-        const float2 x = __bfloat1622float2(reinterpret_cast<const Pair*>(&a)[i]);
-        const float2 y = __bfloat1622float2(reinterpret_cast<const Pair*>(&b)[i]);
+        const float2 x = __half22float2(reinterpret_cast<const Pair*>(&a)[i]);
+        const float2 y = __half22float2(reinterpret_cast<const Pair*>(&b)[i]);
         delta = fmaf(x.y, y.y, fmaf(x.x, y.x, delta));
       }
     }
@@ -402,7 +430,7 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
       if (lse > -INFINITY && params.dlse.data) {
         delta -= params.dlse.of(batch, head)[query];
       }
-      const float reference = lse > -INFINITY ? lse * 1.44269504089f : INFINITY;
+      const float reference = lse > -INFINITY ? lse * 1.44269504089f - params.p_offset : INFINITY;
       block.lse[statistic_of(row)] = -reference / params.scale_log2;
       block.minus_delta[statistic_of(row)] = lse > -INFINITY ? -delta : 0.f;
     }
@@ -422,8 +450,8 @@ __global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ 
     const int row = thread / 32 * 16 + thread % 32 / 4;
     const int pair = warpgroup * kDqColumns / 2 + eight * 4 + thread % 4;
     const float4 sum = seen ? sums[i] : float4{};
-    rounded[row][pair] = __floats2bfloat162_rn(sum.x * params.scale, sum.y * params.scale);
-    rounded[row + 8][pair] = __floats2bfloat162_rn(sum.z * params.scale, sum.w * params.scale);
+    rounded[row][pair] = __floats2half2_rn(sum.x * params.scale, sum.y * params.scale);
+    rounded[row + 8][pair] = __floats2half2_rn(sum.z * params.scale, sum.w * params.scale);
   }
   __syncthreads();
   constexpr int kLoads = kHeadDim * sizeof(Element) / 16;  // of a row
@@ -510,7 +538,7 @@ __device__ constexpr uint32_t row_offset(int k) {
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_scores(float (&c)[32], Descriptor a, Descriptor b) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
       "%32, %33, %34, 1, 1, 0, 0;"
@@ -526,7 +554,7 @@ __device__ __forceinline__ void wgmma_scores(float (&c)[32], Descriptor a, Descr
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_dv(float (&c)[128], const uint32_t* a, Descriptor b) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
@@ -560,24 +588,17 @@ __device__ __forceinline__ void wgmma_dv(float (&c)[128], const uint32_t* a, Des
 
 // dQ: dS by K, dS as it lies transposed.
 template <bool accumulate>
-__device__ __forceinline__ void wgmma_dq(float (&c)[64], Descriptor a, Descriptor b) {
+__device__ __forceinline__ void wgmma_dq(float (&c)[32], Descriptor a, Descriptor b) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
-      "%64, %65, %66, 1, 1, 1, 1;"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
+      "%32, %33, %34, 1, 1, 1, 1;"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
         "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
         "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
         "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]),
-        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]),
-        "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]),
-        "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]),
-        "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]),
-        "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]),
-        "+f"(c[63])
+        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
       : "l"(a.bits()), "l"(b.bits()), "n"(accumulate ? 1 : 0));
 }
 
@@ -601,6 +622,19 @@ struct Loader {
     }
   }
 
+  // Every other slab, for both blocks of the cluster; the other loads the rest.
+  template <int columns, int rows, int slab>
+  __device__ __forceinline__ void copy_half(const CUtensorMap& map, TransactionBarrier& full,
+                                            Element* tile, int row, int head, int batch,
+                                            cute::TMA::CacheHintSm90 hint) {
+#pragma unroll 1
+    for (int column = cluster_rank() * slab; column < columns; column += kCluster * slab) {
+      cute::SM90_TMA_LOAD_MULTICAST_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
+                                             (1 << kCluster) - 1, static_cast<uint64_t>(hint),
+                                             tile + column * rows, column, row, head, batch);
+    }
+  }
+
   __device__ __forceinline__ void copy(const float* numbers, TransactionBarrier& full, float* to) {
     cute::SM90_BULK_COPY_G2S::copy(numbers, reinterpret_cast<uint64_t*>(&full), to,
                                    kStatistics * sizeof(float));
@@ -608,7 +642,16 @@ struct Loader {
 
   __device__ __forceinline__ void load_keys(const Tile& tile) {
     constexpr auto kOnce = cute::TMA::CacheHintSm90::EVICT_FIRST;
-    shared.k_full.arrive_and_expect_tx(sizeof(shared.k));
+    shared.k_full.arrive_and_expect_tx(sizeof(shared.k) + sizeof(shared.k_peer));
+    const int peer_key = tile.first_key + (1 - 2 * cluster_rank()) * kBlockN,
+              half = kHeadDimPadded / kCluster;
+#pragma unroll 1
+    for (int column = 0; column < half; column += kQkSlab) {
+      cute::SM90_TMA_LOAD_4D::copy(&params.k, reinterpret_cast<uint64_t*>(&shared.k_full),
+                                   static_cast<uint64_t>(kOnce), shared.k_peer + column * kBlockN,
+                                   cluster_rank() * half + column, peer_key, tile.kv_head,
+                                   tile.batch);
+    }
     copy<kHeadDimPadded, kBlockN, kQkSlab>(params.k, shared.k_full, shared.k, tile.first_key,
                                            tile.kv_head, tile.batch, kOnce);
     shared.v_full.arrive_and_expect_tx(sizeof(shared.v));
@@ -628,16 +671,17 @@ struct Loader {
         const RowBlock& rows = params.row_block(tile.batch, head, block);
         shared.q_empty[q.stage].wait(q.phase ^ 1);
         shared.q_full[q.stage].arrive_and_expect_tx(sizeof(shared.q[0]) + sizeof(shared.lse[0]));
-        copy<kHeadDimPadded, kBlockM, kQkSlab>(params.q, shared.q_full[q.stage], shared.q[q.stage],
-                                               block * kBlockM, head, tile.batch, kAgain);
+        copy_half<kHeadDimPadded, kBlockM, kQkSlab>(params.q, shared.q_full[q.stage],
+                                                    shared.q[q.stage], block * kBlockM, head,
+                                                    tile.batch, kAgain);
         copy(rows.lse, shared.q_full[q.stage], shared.lse[q.stage]);
         q.advance();
         shared.dout_empty[dout.stage].wait(dout.phase ^ 1);
         shared.dout_full[dout.stage].arrive_and_expect_tx(sizeof(shared.dout[0]) +
                                                           sizeof(shared.minus_delta[0]));
-        copy<kHeadDimVPadded, kBlockM, kVSlab>(params.dout, shared.dout_full[dout.stage],
-                                               shared.dout[dout.stage], block * kBlockM, head,
-                                               tile.batch, kAgain);
+        copy_half<kHeadDimVPadded, kBlockM, kVSlab>(params.dout, shared.dout_full[dout.stage],
+                                                    shared.dout[dout.stage], block * kBlockM, head,
+                                                    tile.batch, kAgain);
         copy(rows.minus_delta, shared.dout_full[dout.stage], shared.minus_delta[dout.stage]);
         dout.advance();
       }
@@ -693,13 +737,13 @@ __device__ constexpr int dq_part(int part) {
 
 // Which of the parts of a block of rows a tile has: so many come before it.
 __device__ __forceinline__ int turn_of(const Params& params, const Tile& tile, int block) {
-  return tile.first_key / kBlockN - first_tile_of(params, block);
+  return tile.first_key / (kCluster * kBlockN) - first_tile_of(params, block);
 }
 
 // Parts of dQ are added up in the order of the keys, so that their sum is the same bit for bit. The
 // first is stored, so that nobody has to clear the sum. A tile waits for tiles only that were
-// launched before it. Used by 2 threads of different warps, which take turns: what one has added is
-// made known while the next adds.
+// launched before it. Used by two threads of different warps, which take turns: what one has added
+// is made known while the next adds.
 __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shared,
                                        const Tile& tile, int adder) {
   Barrier* const full = shared.dq_full[adder];
@@ -710,14 +754,16 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
     for (; step < steps; step += kDqAdders) {
       const int block = block_of(tile, step), turn = turn_of(params, tile, block);
       RowBlock& rows = params.row_block(tile.batch, head, block);
-      await_count(&rows.added, turn);  // before the part is there
+      float* const sums = rows.dq + cluster_rank() * kBlockM * kHeadDimPadded / kCluster;
+      uint32_t* const added = rows.added + cluster_rank();
+      await_count(added, turn);  // before the part is there
 #pragma unroll
       for (int slice = 0; slice < kDqSlices; ++slice) {
 #pragma unroll
         for (int part = 0; part < kDqParts; ++part) {
           full[part].wait(slice % 2);
           const int begin = part * dq_part(0), count = dq_part(part) / kDqSlices;
-          float* const to = rows.dq + begin + slice * count;
+          float* const to = sums + begin + slice * count;
           const float* const from = shared.dq + begin / kDqSlices;
           if (turn == 0) {
             bulk_store(to, from, count * sizeof(float));
@@ -733,7 +779,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
         }
       }
       await_additions();
-      release(&rows.added);
+      release(added);
     }
     step -= steps;
   }
@@ -789,19 +835,33 @@ struct Warpgroup {
   const int warpgroup;  // 0 … kConsumers - 1
   RingPosition<kStages> q;
   RingPosition<kDoStages> dout;
+  RingPosition<kDsStages> ds;
+  uint32_t dq_phase = 1;  // the first step finds its buffer empty
 
   __device__ __forceinline__ void advance() {
     q.advance();
     dout.advance();
+    ds.advance();
+    dq_phase ^= 1;
   }
 
   // The first of its 64 keys in the tile.
   __device__ __forceinline__ int first_row() const { return 0; }
 
-  // One arrival per warp, since wgmma completes per warp.
+  // One arrival per warp, since wgmma completes per warp, for what all of its lanes have read and
+  // written.
   __device__ __forceinline__ void arrive(Barrier& barrier) {
+    __syncwarp();
     if (lane() == 0) {
       barrier.arrive();
+    }
+  }
+
+  // The same at the barriers of both blocks of the cluster.
+  __device__ __forceinline__ void arrive_at_both(Barrier& barrier) {
+    __syncwarp();
+    if (lane() < kCluster) {
+      barrier.arrive(lane());
     }
   }
 
@@ -873,15 +933,15 @@ struct Warpgroup {
     wgmma_commit();
   }
 
-  // Issues dQ = dS K: of some rows, or some columns of K.
-  template <int count>
+  // Issues dQ += dS K: of some rows, or some columns of K.
+  template <bool accumulate, int count>
   __device__ __forceinline__ void issue_dq(float (&dq)[count], const Element* rows,
                                            const Element* columns) {
     const Descriptor a = along_columns<kBlockN, kDsSlab>(rows, kDsDescriptor);
     const Descriptor b = along_columns<kBlockN, kQkSlab>(columns, kQkDescriptor);
     fence_operand(dq);
     wgmma_fence();
-    wgmma_dq<false>(dq, a, b);
+    wgmma_dq<accumulate>(dq, a, b);
 #pragma unroll
     for (int key = kStepK; key < kBlockN; key += kStepK) {
       wgmma_dq<true>(dq, a + row_offset<kDsSlab>(key), b + row_offset<kQkSlab>(key));
@@ -923,7 +983,7 @@ struct Warpgroup {
 #pragma unroll
     for (int column = 0; column < kBlockM; column += 16) {
       char* slab =
-          reinterpret_cast<char*>(shared.ds[q.stage] + column / kDsSlab * kBlockN * kDsSlab);
+          reinterpret_cast<char*>(shared.ds[ds.stage] + column / kDsSlab * kBlockN * kDsSlab);
       const uint32_t* four = packed + column / 4;
       store_matrices(
           slab + swizzled<kDsSlab, kDsSwizzleBits>(row, column % kDsSlab + lane() / 16 * 8),
@@ -946,9 +1006,19 @@ struct Warpgroup {
         to[i / 4 * kWarpgroup] = {four[0], four[1], four[2], four[3]};
       }
       cutlass::arch::fence_view_async_shared();
-      __syncwarp();
-      arrive(shared.dq_full[q.stage][part]);
+      arrive(shared.dq_full[dq_phase ^ 1][part]);
     }
+  }
+
+  // Issues S of the step after this one. After the last it is that of what lies there, and not
+  // used: a condition here would have ptxas wait for each product.
+  __device__ __forceinline__ void issue_next_scores(Scores& s, bool more) {
+    RingPosition<kStages> next = q;
+    next.advance();
+    if (more) {
+      shared.q_full[next.stage].wait(next.phase);
+    }
+    issue_scores(s, next.stage);
   }
 
   // Rounds 64 rows of a gradient and stores them through the shared memory of what it is the
@@ -995,38 +1065,57 @@ __device__ __forceinline__ uint4* shared_p(SharedStorage& shared, int stage) {
   return reinterpret_cast<uint4*>(shared.p[stage]) + threadIdx.x % kWarpgroup;
 }
 
+// The address of what lies there in the other block's shared memory.
+__device__ __forceinline__ uint32_t at_peer(const void* own) {
+  uint32_t address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(address)
+               : "r"(cute::cast_smem_ptr_to_uint(own)), "r"(1 - cluster_rank()));
+  return address;
+}
+
+// Copies to the same place in the other block, whose barrier there counts the bytes.
+__device__ __forceinline__ void copy_to_peer(const void* from, const void* to,
+                                             const TransactionBarrier& full, int bytes) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(at_peer(to)),
+      "r"(cute::cast_smem_ptr_to_uint(from)), "r"(bytes), "r"(at_peer(&full))
+      : "memory");
+}
+
 struct ValueConsumer : Warpgroup {
-  // One block of rows.
+  // One block of rows, whose S is there; when this ends, so is that of the next.
   template <bool masked>
-  __device__ __forceinline__ void step(const Tile& tile, int block, ValueGradient& dv) {
-    Scores s;
-    shared.q_full[q.stage].wait(q.phase);
-    issue_scores(s, q.stage);
-    wgmma_wait<0>();
-    fence_operand(s);
-    arrive(shared.q_empty[q.stage]);
+  __device__ __forceinline__ void step(const Tile& tile, int block, bool more, Scores& s,
+                                       ValueGradient& dv) {
+    arrive_at_both(shared.q_empty[q.stage]);
     exponentiate<masked>(tile, block, s);
     Packed p;
     pack_scores(p, s);
-    shared.p_empty[q.stage].wait(q.phase ^ 1);
-    uint4* const to = shared_p(shared, q.stage);
+    shared.p_empty[ds.stage].wait(ds.phase ^ 1);
+    uint4* const to = shared_p(shared, ds.stage);
 #pragma unroll
     for (int i = 0; i < kBlockM / 4; i += 4) {
       to[i / 4 * kWarpgroup] = {p[i], p[i + 1], p[i + 2], p[i + 3]};
     }
-    __syncwarp();
-    arrive(shared.p_full[q.stage]);
+    arrive(shared.p_full[ds.stage]);
     shared.dout_full[dout.stage].wait(dout.phase);
     issue_dv(dv, p);
-    shared.ds_full[q.stage].wait(q.phase);
-    wgmma_wait<0>();  // P's registers are free
+    issue_next_scores(s, more);
+    shared.ds_full[ds.stage].wait(ds.phase);
+    shared.ds_peer_full[ds.stage].wait(ds.phase);
+    wgmma_wait<1>();  // P's registers are free
     fence_operand(dv);
-    arrive(shared.dout_empty[dout.stage]);
+    arrive_at_both(shared.dout_empty[dout.stage]);
     float dq[kDqColumns / 2];
-    issue_dq(dq, shared.ds[q.stage], shared.k);
+    issue_dq<false>(dq, shared.ds[ds.stage],
+                    shared.k + cluster_rank() * kBlockN * kHeadDimPadded / kCluster);
+    issue_dq<true>(dq, shared.ds_peer[ds.stage], shared.k_peer);
     wgmma_wait<0>();
     fence_operand(dq);
-    arrive(shared.ds_empty[q.stage]);
+    fence_operand(s);
+    arrive_at_both(shared.ds_empty[ds.stage]);
     pass_dq_on(dq, 0);
     advance();
   }
@@ -1034,17 +1123,24 @@ struct ValueConsumer : Warpgroup {
   __device__ __forceinline__ void run(const Tile& tile) {
     ValueGradient dv = {};
     shared.k_full.wait(0);
+    Scores s;
+    if (tile.first < tile.last) {
+      shared.q_full[0].wait(0);
+      issue_scores(s, 0);
+      wgmma_wait<0>();
+      fence_operand(s);
+    }
     for (int head = 0; head < params.group; ++head) {
       int block = tile.last - 1;
       for (; block >= max(tile.full_first, tile.first); --block) {
-        step<false>(tile, block, dv);
+        step<false>(tile, block, block > tile.first || head + 1 < params.group, s, dv);
       }
       for (; block >= tile.first; --block) {
-        step<true>(tile, block, dv);
+        step<true>(tile, block, block > tile.first || head + 1 < params.group, s, dv);
       }
     }
     barrier_sync(kAllConsumers, kConsumers * kWarpgroup);  // V has been read
-    store<kHeadDimVPadded, kVSlab, kVSwizzleBits>(params.dv, shared.v, dv, 1.f, tile);
+    store<kHeadDimVPadded, kVSlab, kVSwizzleBits>(params.dv, shared.v, dv, params.unscale, tile);
     finish();
   }
 };
@@ -1054,7 +1150,7 @@ struct KeyConsumer : Warpgroup {
   __device__ __forceinline__ void differentiate(const Packed& p, Scores& dp) {
 #pragma unroll
     for (int i = 0; i < kBlockM / 2; i += 2) {
-      const float2 two = __bfloat1622float2(reinterpret_cast<const Pair&>(p[i / 2]));
+      const float2 two = __half22float2(reinterpret_cast<const Pair&>(p[i / 2]));
       dp[i] *= two.x;
       dp[i + 1] *= two.y;
     }
@@ -1067,9 +1163,9 @@ struct KeyConsumer : Warpgroup {
     preset(dp, shared.minus_delta[dout.stage]);
     wgmma_fence();
     issue_dp(dp);
-    shared.p_full[q.stage].wait(q.phase);
+    shared.p_full[ds.stage].wait(ds.phase);
     Packed p;
-    const uint4* const from = shared_p(shared, q.stage);
+    const uint4* const from = shared_p(shared, ds.stage);
 #pragma unroll
     for (int i = 0; i < kBlockM / 4; i += 4) {
       const uint4 four = from[i / 4 * kWarpgroup];
@@ -1078,27 +1174,35 @@ struct KeyConsumer : Warpgroup {
     fence_operand(p);  // it has been read
     wgmma_wait<0>();
     fence_operand(dp);
-    arrive(shared.p_empty[q.stage]);
-    arrive(shared.dout_empty[dout.stage]);
+    arrive(shared.p_empty[ds.stage]);
+    arrive_at_both(shared.dout_empty[dout.stage]);
     differentiate(p, dp);
     Packed d_scores;
     pack_scores(d_scores, dp);
-    shared.ds_empty[q.stage].wait(q.phase ^ 1);
+    shared.ds_empty[ds.stage].wait(ds.phase ^ 1);
     store_ds(d_scores);
     cutlass::arch::fence_view_async_shared();
-    __syncwarp();
-    arrive(shared.ds_full[q.stage]);
+    barrier_sync(kKeyConsumer, kWarpgroup);  // all of it is there
+    if (threadIdx.x % kWarpgroup == 0) {
+      TransactionBarrier& full = shared.ds_peer_full[ds.stage];
+      full.arrive_and_expect_tx(sizeof(shared.ds[0]));
+      copy_to_peer(shared.ds[ds.stage], shared.ds_peer[ds.stage], full, sizeof(shared.ds[0]));
+    }
+    arrive(shared.ds_full[ds.stage]);
     shared.q_full[q.stage].wait(q.phase);
     issue_dk(dk, d_scores);
-    shared.ds_full[q.stage].wait(q.phase);
-    float dq[128 / 2];
-    issue_dq(dq, shared.ds[q.stage], shared.k + kDqColumns * kBlockN);
-    wgmma_wait<1>();
+    shared.ds_full[ds.stage].wait(ds.phase);
+    float dq[64 / 2];
+    shared.ds_peer_full[ds.stage].wait(ds.phase);
+    issue_dq<false>(dq, shared.ds[ds.stage],
+                    shared.k + (cluster_rank() * kHeadDimPadded / kCluster + kDqColumns) * kBlockN);
+    issue_dq<true>(dq, shared.ds_peer[ds.stage], shared.k_peer + kDqColumns * kBlockN);
+    wgmma_wait<2>();
     fence_operand(dk);
-    arrive(shared.q_empty[q.stage]);
+    arrive_at_both(shared.q_empty[q.stage]);
     wgmma_wait<0>();
     fence_operand(dq);
-    arrive(shared.ds_empty[q.stage]);
+    arrive_at_both(shared.ds_empty[ds.stage]);
     pass_dq_on(dq, 1);
     advance();
   }
@@ -1121,7 +1225,7 @@ struct KeyConsumer : Warpgroup {
 
 // ---- The kernel ------------------------------------------------------------------------------
 
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     attention_backward(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) char shared_bytes[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
@@ -1135,17 +1239,18 @@ __global__ void __launch_bounds__(kThreads, 1)
     shared.v_full.init(1);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.q_full[stage].init(1);
-      shared.q_empty[stage].init(kConsumers * kWarpgroup / 32);
+      shared.q_empty[stage].init(kCluster * kConsumers * kWarpgroup / 32);
     }
     for (int stage = 0; stage < kDoStages; ++stage) {
       shared.dout_full[stage].init(1);
-      shared.dout_empty[stage].init(kConsumers * kWarpgroup / 32);
+      shared.dout_empty[stage].init(kCluster * kConsumers * kWarpgroup / 32);
     }
     for (int stage = 0; stage < kDsStages; ++stage) {
       shared.p_full[stage].init(kWarpgroup / 32);
       shared.p_empty[stage].init(kWarpgroup / 32);
       shared.ds_full[stage].init(kWarpgroup / 32);
-      shared.ds_empty[stage].init(kDqParts * kWarpgroup / 32);
+      shared.ds_empty[stage].init(kCluster * kDqParts * kWarpgroup / 32);
+      shared.ds_peer_full[stage].init(1);
     }
     for (int part = 0; part < kDqParts; ++part) {
       for (int adder = 0; adder < kDqAdders; ++adder) {
@@ -1155,7 +1260,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     cutlass::arch::fence_barrier_init();
   }
-  __syncthreads();
+  cute::cluster_sync();
 
   const Tile tile = tile_of(params);
   const int warpgroup =
@@ -1174,15 +1279,16 @@ __global__ void __launch_bounds__(kThreads, 1)
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
     KeyConsumer{{params, shared, 1}}.run(tile);
   }
+  cute::cluster_sync();  // the other block may still write here, and arrive at these barriers
 }
 
-}  // namespace fagen_bwd_bf16_d256_full_m64n64_det_kernel
+}  // namespace fagen_bwd_fp16_d256_causal_m64n64_det_dss1_intra_c2_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_bwd_bf16_d256_full_m64n64_det_host {
+namespace fagen_bwd_fp16_d256_causal_m64n64_det_dss1_intra_c2_host {
 
-using namespace fagen_bwd_bf16_d256_full_m64n64_det_kernel;
+using namespace fagen_bwd_fp16_d256_causal_m64n64_det_dss1_intra_c2_kernel;
 
 // What a call ends with: the number of its message. Checks come in this order.
 enum Status {
@@ -1347,7 +1453,7 @@ struct Tensor {
   int64_t strides[3];  // of all but the columns
   int box[2];          // columns, rows
   CUtensorMapSwizzle swizzle;
-  CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   int64_t element_bytes = sizeof(Element);
 };
 
@@ -1369,7 +1475,8 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   if (a.batch == 0 || a.heads == 0) {
     return kOk;
   }
-  const int64_t tiles = ceil_div(a.seqlen_k, kBlockN) * a.kv_heads * a.batch;
+  const int64_t tiles =
+      ceil_div(a.seqlen_k, kCluster * kBlockN) * a.kv_heads * a.batch;  // of a cluster
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM));
   if (tiles >= int64_t(1) << 30 || a.heads > 65535 || a.batch > 65535) {
     return kTooMany;
@@ -1430,7 +1537,15 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   params.seqlen_q = a.seqlen_q;
   params.seqlen_k = a.seqlen_k;
   params.m_blocks = m_blocks;
-  params.scale = a.scale;
+  // P of many keys is small, and numbers below 2^-14 have fewer bits: its mean is lifted to 2^-8.
+  int bits = 0;
+  while ((int64_t(1) << bits) < a.seqlen_k) {
+    ++bits;
+  }
+  const int p_offset = std::clamp(bits - 8, 0, 8);
+  params.p_offset = float(p_offset);
+  params.unscale = std::ldexp(1.f, -p_offset);
+  params.scale = a.scale * params.unscale;
   // LSEs are divided by it, and of less than that nothing is left of S
   params.scale_log2 = std::max(a.scale, 0x1p-100f) * 1.44269504089f;
 
@@ -1449,13 +1564,13 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
         !describe(&params.dout, dout) || !describe(&params.dk, dk) || !describe(&params.dv, dv)) {
       return kTensorMapRefused;
     }
-    params.n_blocks = int(ceil_div(a.seqlen_k, kBlockN));
+    params.n_blocks = int(ceil_div(a.seqlen_k, kCluster * kBlockN));
     params.sections = int(ceil_div(flat_heads, section));
     params.section_heads = FastDivisor(int(section));
     params.section_tiles = FastDivisor(int(section * params.n_blocks));
     params.last_section_heads = FastDivisor(int(flat_heads - (params.sections - 1) * section));
     params.kv_heads_divisor = FastDivisor(a.kv_heads);
-    attention_backward<<<int(tiles), kThreads, sizeof(SharedStorage), stream>>>(params);
+    attention_backward<<<int(tiles * kCluster), kThreads, sizeof(SharedStorage), stream>>>(params);
   }
   if (m_blocks > 0) {
     round_dq<<<row_grid, kRowThreads, 0, stream>>>(params);
@@ -1463,31 +1578,34 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_bwd_bf16_d256_full_m64n64_det_host
+}  // namespace fagen_bwd_fp16_d256_causal_m64n64_det_dss1_intra_c2_host
 
-extern "C" int fagen_bwd_bf16_d256_full_m64n64_det(const FagenBackwardArgs* args, void* stream) {
-  using namespace fagen_bwd_bf16_d256_full_m64n64_det_host;
+extern "C" int fagen_bwd_fp16_d256_causal_m64n64_det_dss1_intra_c2(const FagenBackwardArgs* args,
+                                                                   void* stream) {
+  using namespace fagen_bwd_fp16_d256_causal_m64n64_det_dss1_intra_c2_host;
   const Status status = args ? check(*args) : kNullPointer;
   return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" int64_t fagen_bwd_bf16_d256_full_m64n64_det_workspace(const FagenBackwardArgs* args) {
-  return args ? fagen_bwd_bf16_d256_full_m64n64_det_host::workspace_bytes(*args) : -1;
+extern "C" int64_t fagen_bwd_fp16_d256_causal_m64n64_det_dss1_intra_c2_workspace(
+    const FagenBackwardArgs* args) {
+  return args ? fagen_bwd_fp16_d256_causal_m64n64_det_dss1_intra_c2_host::workspace_bytes(*args)
+              : -1;
 }
 
-extern "C" const char* fagen_bwd_bf16_d256_full_m64n64_det_message(int status) {
-  using namespace fagen_bwd_bf16_d256_full_m64n64_det_host;
+extern "C" const char* fagen_bwd_fp16_d256_causal_m64n64_det_dss1_intra_c2_message(int status) {
+  using namespace fagen_bwd_fp16_d256_causal_m64n64_det_dss1_intra_c2_host;
   return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_bwd_bf16_d256_full_m64n64_det_info(void) {
-  using namespace fagen_bwd_bf16_d256_full_m64n64_det_kernel;
+extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_causal_m64n64_det_dss1_intra_c2_info(void) {
+  using namespace fagen_bwd_fp16_d256_causal_m64n64_det_dss1_intra_c2_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       kSharedBytes,
       kThreads,
       kLaunchRegisters,
-      "bwd_bf16_d256_full_m64n64_det",
-      "3b1da6f2162ecd22d8e263cdc42d27e81079843883c022f6440be35f03cfddbc"};
+      "bwd_fp16_d256_causal_m64n64_det_dss1_intra_c2",
+      "f8d78441d807f166fb4caccacadde5f18b2f7c4621439658054e8c9a3b5f67d4"};
   return &info;
 }
