@@ -85,11 +85,19 @@ class Rows {
   int first_, next_ = 0;
 };
 
-// Run a program's measurements; what fails outside of a row ends it.
+static __global__ void spin(long long clocks) {
+  const long long began = clock64();
+  while (clock64() - began < clocks) {
+  }
+}
+
+// Run a program's measurements, when the clock is up; what fails outside of a row ends it.
 template <class Measurements>
 int measured(int argc, char** argv, Measurements&& measurements) {
   Rows rows(argc, argv);
   try {
+    spin<<<256, 128>>>(300'000'000);
+    ok(cudaDeviceSynchronize(), "the first kernel");
     measurements(rows);
   } catch (const Failure& failure) {
     std::fprintf(stderr, "%s\n", failure.what());
@@ -226,12 +234,6 @@ double between_events_us(Ahead&& ahead, Enqueue&& enqueue, int rounds) {
   ok(cudaEventDestroy(before), "cudaEventDestroy");
   ok(cudaEventDestroy(after), "cudaEventDestroy");
   return median(times);
-}
-
-static __global__ void spin(long long clocks) {
-  const long long began = clock64();
-  while (clock64() - began < clocks) {
-  }
 }
 
 // Microseconds on the GPU of what is enqueued launch by launch: a spinning kernel ahead of it gives

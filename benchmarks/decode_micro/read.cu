@@ -8,7 +8,9 @@
 #include "micro.cuh"
 
 constexpr int kMostSlots = 96;
-constexpr int kBarrierBytes = kMostSlots * sizeof(uint64_t);
+constexpr int kBarrierBytes =
+    kKB;  // padded by the compiler, since tiles begin at a multiple of 1,024
+static_assert(kMostSlots * sizeof(uint64_t) <= kBarrierBytes);
 constexpr int kHeads = 8;  // of K and V
 
 struct Work {
