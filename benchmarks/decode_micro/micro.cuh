@@ -18,8 +18,7 @@
 #include <string>
 #include <vector>
 
-// ---- rows
-// --------------------------------------------------------------------------------------------------
+// ---- rows ---------------------------------------------------------------------------------------
 
 struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -113,8 +112,7 @@ inline std::string field(const char* name, double value) {
   return text;
 }
 
-// ---- memory and launches
-// -----------------------------------------------------------------------------------
+// ---- memory and launches ------------------------------------------------------------------------
 
 constexpr int kKB = 1024;
 
@@ -203,8 +201,7 @@ void launch(void (*kernel)(P...), const Launch& how, A&&... arguments) {
   ok(cudaLaunchKernelEx(&config, kernel, P(arguments)...), "a launch");
 }
 
-// ---- times
-// -------------------------------------------------------------------------------------------------
+// ---- times --------------------------------------------------------------------------------------
 
 inline double median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
@@ -272,8 +269,7 @@ inline double clocks_per_us() {
   return kClocks / between_events_us([] {}, [] { spin<<<1, 1, 0, stream()>>>(kClocks); }, 3);
 }
 
-// ---- tensor maps
-// -------------------------------------------------------------------------------------------
+// ---- tensor maps --------------------------------------------------------------------------------
 
 // Dimensions from the innermost on: extents and box in elements of 16 bits, strides in bytes from
 // the second on.
@@ -302,8 +298,7 @@ inline CUtensorMap tensor_map(void* base, std::vector<cuuint64_t> extents,
   return map;
 }
 
-// ---- on the device
-// -----------------------------------------------------------------------------------------
+// ---- on the device ------------------------------------------------------------------------------
 
 __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
   return uint32_t(__cvta_generic_to_shared(pointer));

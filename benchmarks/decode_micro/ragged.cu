@@ -12,8 +12,8 @@
 constexpr int kRows = 64, kHeads = 8, kDepth = 128;  // a tile's rows; heads and columns of tensors
 constexpr int kTile = kRows * 128;                   // bytes: 64 columns
 constexpr uint64_t row_bytes(int heads) {
-  return heads * kDepth * 2;
-}  // NHD
+  return heads * kDepth * 2;  // NHD
+}
 constexpr uint64_t kRowBytes = row_bytes(kHeads);
 constexpr int kFar = 1 << 30;
 constexpr uint64_t kMany = 0x7FFF0000;  // extent of a dimension that is there for its stride
@@ -50,8 +50,7 @@ __device__ __forceinline__ void load(void* tile, const CUtensorMap* map, uint64_
   }
 }
 
-// ---- right or wrong
-// ----------------------------------------------------------------------------------------
+// ---- right or wrong -----------------------------------------------------------------------------
 
 // A tile to each thread block, by boxes of so many rows one below the other; written out in plain
 // order.
@@ -254,8 +253,7 @@ double pages_wrong(int page_rows, int box_rows, int page) {
       });
 }
 
-// ---- speed
-// -------------------------------------------------------------------------------------------------
+// ---- speed --------------------------------------------------------------------------------------
 
 constexpr int kSequence = 4096, kSlots = 8;
 constexpr size_t kStreamed = size_t(512) << 20;

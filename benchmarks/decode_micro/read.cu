@@ -39,13 +39,19 @@ struct Position {
     if ((value ^= 1)) {
       return;
     }
-    int& inner = work.heads_first ? head : block;
-    int& outer = work.heads_first ? block : head;
-    if (++inner == (work.heads_first ? kHeads : work.blocks)) {
-      inner = 0;
-      if (++outer == (work.heads_first ? work.blocks : kHeads)) {
-        outer = 0;
-        ++batch;
+    if (work.heads_first) {
+      if (++head == kHeads) {
+        head = 0, ++block;
+      }
+      if (block == work.blocks) {
+        block = 0, ++batch;
+      }
+    } else {
+      if (++block == work.blocks) {
+        block = 0, ++head;
+      }
+      if (head == kHeads) {
+        head = 0, ++batch;
       }
     }
   }
@@ -70,7 +76,7 @@ __global__ void read(const __grid_constant__ CUtensorMap map, Work work, uint64_
   Position at(work, first);
   int slot = 0, parity = 0;
   for (int box = 0; box < boxes + work.slots; ++box) {
-    if (box >= work.slots && box - work.slots < boxes) {
+    if (box >= work.slots) {
       wait(&landed[slot], parity ^ 1);
     }
     if (box < boxes) {

@@ -60,7 +60,8 @@ template <int kN, From kFrom, bool kWaited>
 __global__ void __launch_bounds__(384, 1) rate(Span* spans, float* sink) {
   constexpr int kBlocksAtOnce = kWaited ? 1 : 4;
   unsigned char* smem = aligned_smem();
-  const int warpgroups = blockDim.x / 128, warpgroup = threadIdx.x / 128;
+  const int warpgroups = blockDim.x / 128;
+  const int warpgroup = __shfl_sync(~0u, int(threadIdx.x / 128), 0);  // uniform, as descriptors are
   unsigned char* b = smem + warpgroups * kTileA;
   for (int i = threadIdx.x; i < (warpgroups * kTileA + kN * kDepth * 2) / 4; i += blockDim.x) {
     reinterpret_cast<uint32_t*>(smem)[i] =
