@@ -72,6 +72,7 @@ class Launches:
     workspace: Product = Product((Extent(number=0),))
     unless: str = ""
     zeroed: bool = False
+    shares: bool = False  # parts of outputs are kept there too, where one function of C says so
     counted: str = "tiles"  # what a call has fewer than 2^30 of
 
     @property

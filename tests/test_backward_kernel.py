@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fagen import flow, registry
 from fagen.build import build
+from fagen.kinds.backward.formulae import statistics_bytes
 from fagen.kinds.backward.plan import Plan
 from fagen.kinds.backward.proof import case
 from fagen.problem import Sizes
@@ -219,8 +220,10 @@ def test_the_row_kernels_own_text_prepares_rows_and_rounds_dq(slug, tmp_path):
         size = 2 * batch * heads * plan.record_bytes
         records = torch.frombuffer(said[:size], dtype=torch.float32)
         records = records.view(batch, heads, 2, plan.record_bytes // 4)
-        assert torch.all(records[..., -4 : plan.cluster - 4].view(torch.int32) == 0)
-        found_lse, found = numbers_of_rows(plan, records[..., plan.block_m * sums.shape[3] : -4])
+        begin = plan.block_m * sums.shape[3]
+        end = begin + statistics_bytes(plan.block_m, plan.split) // 4
+        assert torch.all(records[..., end : end + plan.cluster].view(torch.int32) == 0)
+        found_lse, found = numbers_of_rows(plan, records[..., begin:end])
         right = lse * math.log2(math.e) / -0.5  # the program's scale_log2
         nothing = -(2.0**127) if plan.multiplies_statistics else -math.inf
         right = right.masked_fill(lse == -math.inf, nothing)

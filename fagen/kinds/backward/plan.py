@@ -32,7 +32,7 @@ from fagen.vocab import DTYPES, MASKS, Dtype, Mask, Swizzle, swizzle_of
 
 _ROW_THREADS = 256  # of a thread block that prepares rows, or rounds their dQ
 _LOAD_BYTES = 16
-_COUNTER_BYTES = 16  # of the parts of dQ that have been added up, with what aligns it
+_LINE_BYTES = 128  # of the L2 cache
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,8 @@ class Plan:
     max_p_offset: ClassVar[int] = 8
     blocks: ClassVar[int] = 1  # that a multiprocessor should hold at least
     dq_adders: ClassVar[int] = ADDERS
+    multiprocessors: ClassVar[int] = SM90.sm_count
+    line_bytes: ClassVar[int] = _LINE_BYTES
 
     schedule: Schedule
     slug: str
@@ -133,6 +135,12 @@ class Plan:
     def offsets_p(self) -> bool:
         """Whether P and dS are rounded to a dtype of few exponents, so that they are lifted."""
         return self.dtype.largest > 0
+
+    @property
+    def step_clocks(self) -> int:
+        """Of a step, roughly: its products at three quarters of what tensor cores can do."""
+        columns = 3 * self.head_dim_padded + 2 * self.head_dim_v_padded
+        return 2 * self.block_m * self.block_n * columns * 4 // (3 * SM90.tensor_flops)
 
     def p_offset(self, seqlen_k: int) -> int:
         """Return by how many powers of two P and dS are lifted where they are rounded."""
@@ -232,7 +240,10 @@ class Plan:
 
     @property
     def launches(self) -> Launches:
-        """Rows are prepared, the gradients computed, and dQ's sums rounded."""
+        """Rows are prepared, the gradients computed, and dQ's sums rounded.
+
+        Where a group's heads are shared out, parts of dK and dV are summed up before that.
+        """
         row_blocks = Product(
             (Extent("seqlen_q", per=self.block_m), Extent("heads"), Extent("batch"))
         )
@@ -244,14 +255,17 @@ class Plan:
                 Extent("batch"),
             )
         )
-        rounding = Launch("round_dq", Grid(row_blocks), self.row_threads)
+        rows_of_keys = Product((Extent("seqlen_k", per=SM90.wgmma_m),))
+        heads, batch = Product((Extent("kv_heads"),)), Product((Extent("batch"),))
         return Launches(
             (
                 Launch("prepare_rows", Grid(row_blocks), self.row_threads),
                 Launch("attention_backward", Grid(key_blocks), self.threads, self.shared_bytes),
-                rounding,
+                Launch("sum_shares", Grid(rows_of_keys, heads, batch), self.row_threads),
+                Launch("round_dq", Grid(row_blocks), self.row_threads),
             ),
             workspace=Product((Extent(number=self.record_bytes), *row_blocks.factors)),
+            shares=True,
         )
 
     def explained(self) -> str:
@@ -290,6 +304,8 @@ def plan(schedule: Schedule) -> Plan:
     parts = dq_columns(schedule.values())
     loads = -(-asked.head_dim_v * dtype.bytes // _LOAD_BYTES)  # of a row
     count = threads(schedule)
+    record = FP32_BYTES * (tile.block_m * d + schedule.grid.cluster)  # dQ, and counters
+    record += statistics_bytes(tile.block_m, warps.split)
     return Plan(
         schedule=schedule,
         slug=schedule.slug,
@@ -324,9 +340,7 @@ def plan(schedule: Schedule) -> Plan:
         cluster=schedule.grid.cluster,
         intra_warpgroup=schedule.overlap.intra_warpgroup,
         statistics=statistics(tile.block_m),
-        record_bytes=FP32_BYTES * tile.block_m * d
-        + statistics_bytes(tile.block_m, warps.split)
-        + _COUNTER_BYTES,
+        record_bytes=-(-record // _LINE_BYTES) * _LINE_BYTES,
         qk_swizzle=qk_swizzle,
         v_swizzle=v_swizzle,
         ds_swizzle=ds_swizzle,

@@ -151,17 +151,19 @@ constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B128;
 constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B128;
 constexpr auto kDsDescriptor = cute::SM90::GMMA::LayoutType::B128;
 
+constexpr int kLine = 128;  // of the L2 cache: additions that begin within one take longer
+
 // What there is of a block of rows in the workspace. Each row has two numbers, which tensor cores
 // add to products of its: as sums of eight bf16, core matrices of eight rows side by side, first of
 // one number and then of the other.
 using Statistics = uint4[2 * kBlockM];
-struct alignas(16) RowBlock {
+struct alignas(kLine) RowBlock {
   float dq[kBlockM * kHeadDimPadded];  // in the order of the threads' accumulators
   Statistics statistics;  // -lse over the scale of S, hardly finite where no key is seen: its P is
                           // 0; -delta
-  alignas(16) uint32_t added;  // parts of dQ that are there
+  uint32_t added;         // parts of dQ that are there
 };
-static_assert(sizeof(RowBlock) == 36880, "the workspace outgrew the plan's formula");
+static_assert(sizeof(RowBlock) == 36992, "the workspace outgrew the plan's formula");
 
 __device__ constexpr int lse_of(int row) {
   return row / 8 * 16 + row % 8;
@@ -169,6 +171,13 @@ __device__ constexpr int lse_of(int row) {
 __device__ constexpr int delta_of(int row) {
   return lse_of(row) + 8;
 }
+
+// What a share of a group's query heads gives to dV and dK of a tile, where several thread blocks
+// have one each.
+struct alignas(kLine) KeyBlock {
+  float dv[kBlockN * kHeadDimVPadded];  // in the order of the threads' accumulators
+  float dk[kBlockN * kHeadDimPadded];
+};
 
 // A thread's part of a warpgroup's accumulators.
 using Scores = float[kBlockM / 2];  // S, dP: 64 keys by kBlockM rows
@@ -249,22 +258,30 @@ struct Numbers {
 struct Params {
   CUtensorMap q, k, v, dout, dk, dv;
   Rows<const Element> out_rows, dout_rows;
-  Rows<Element> dq_rows;
+  Rows<Element> dq_rows, dk_rows, dv_rows;
   Numbers lse, dlse;           // dlse.data may be null
   RowBlock* row_blocks;        // (batch, heads, m_blocks)
+  KeyBlock* key_blocks;        // (batch, kv_heads, blocks of keys, shares)
   int heads, kv_heads, group;  // group: query heads of a KV head
+  int shares, share_heads;     // in which a group is dealt to thread blocks, and heads of one; the
+                               // last may have fewer
   int seqlen_q, seqlen_k;
   int m_blocks, n_blocks;
   int sections;
   FastDivisor section_tiles;  // of heads whose Q, dO and dQ share the L2 cache
   FastDivisor section_heads, last_section_heads;
-  FastDivisor kv_heads_divisor;
-  float scale, scale_log2;  // of dQ and dK; of S, times log2(e)
+  FastDivisor batch_shares, shares_divisor;  // shares of all groups of a batch, and of one
+  float scale, scale_log2;                   // of dQ and dK; of S, times log2(e)
 
   __device__ __forceinline__ RowBlock& row_block(int batch, int head, int m_block) const {
     const int flat_head =
         batch * heads + head;  // each has a record: no memory has room for more than an int counts
     return row_blocks[int64_t(flat_head) * m_blocks + m_block];
+  }
+
+  __device__ __forceinline__ KeyBlock* key_blocks_of(int batch, int kv_head, int n_block) const {
+    const int flat_head = batch * kv_heads + kv_head;
+    return key_blocks + (int64_t(flat_head) * n_blocks + n_block) * shares;
   }
 };
 
@@ -337,10 +354,11 @@ __device__ __forceinline__ int tiles_of(const Params& params, int m_block) {
   return max(0, ceil_div(seen_by(params, last_row).last, kBlockN) - first_tile_of(params, m_block));
 }
 
-// kBlockN keys of one KV head, and the blocks first … last - 1 of kBlockM rows that see some of
-// them. Of full_first … last - 1 every row sees all.
+// kBlockN keys of one KV head with a share of its query heads, and the blocks first … last - 1 of
+// kBlockM rows that see some of them. Of full_first … last - 1 every row sees all.
 struct Tile {
   int first_key, kv_head, batch;
+  int share, first_head, last_head;  // of the group's query heads
   int first, full_first, last;
 };
 
@@ -353,11 +371,15 @@ __device__ __forceinline__ Tile tile_of(const Params& params) {
   const FastDivisor& heads =
       section + 1 < params.sections ? params.section_heads : params.last_section_heads;
   const int n_block = heads.divide(rank);
-  const int flat_head = section * params.section_heads.value + rank - n_block * heads.value;
+  const int flat_share = section * params.section_heads.value + rank - n_block * heads.value;
   Tile tile;
   tile.first_key = n_block * kBlockN;
-  tile.batch = params.kv_heads_divisor.divide(flat_head);
-  tile.kv_head = flat_head - tile.batch * params.kv_heads;
+  tile.batch = params.batch_shares.divide(flat_share);
+  const int share = flat_share - tile.batch * params.batch_shares.value;
+  tile.kv_head = params.shares_divisor.divide(share);
+  tile.share = share - tile.kv_head * params.shares;
+  tile.first_head = tile.kv_head * params.group + tile.share * params.share_heads;
+  tile.last_head = min(tile.first_head + params.share_heads, (tile.kv_head + 1) * params.group);
   const int first_row = first_row_past(params, tile.first_key);
   tile.first = first_row < params.seqlen_q ? first_row / kBlockM : params.m_blocks;
   tile.full_first = ceil_div(first_row_past(params, tile.first_key + kBlockN - 1), kBlockM);
@@ -451,6 +473,48 @@ __global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ 
           *reinterpret_cast<const uint4*>(&rounded[row][i % kLoads * 4]);
     }
   }
+}
+
+// Adds up what shares of a group found of 64 rows of dK or dV, always in their order, and rounds
+// that.
+template <int columns, int padded>
+__device__ __forceinline__ void sum_rows(const Params& params, const float* first,
+                                         const Rows<Element>& to, int key, int head, int batch,
+                                         float scale) {
+  constexpr int kShare = sizeof(KeyBlock) / sizeof(float4);
+  __shared__ Pair rounded[kWarpgroupRows][padded / 2 + 4];
+  for (int i = threadIdx.x; i < kWarpgroupRows * padded / 4; i += kRowThreads) {
+    // four neighbours of a thread's accumulator, as of dQ
+    const int thread = i % kWarpgroup, row = thread / 32 * 16 + thread % 32 / 4,
+              pair = i / kWarpgroup * 4 + thread % 4;
+    float4 sum = {};
+    for (int share = 0; share < params.shares; ++share) {
+      const float4 x = reinterpret_cast<const float4*>(first)[int64_t(share) * kShare + i];
+      sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
+    }
+    rounded[row][pair] = __floats2bfloat162_rn(sum.x * scale, sum.y * scale);
+    rounded[row + 8][pair] = __floats2bfloat162_rn(sum.z * scale, sum.w * scale);
+  }
+  __syncthreads();
+  constexpr int kLoads = columns * sizeof(Element) / 16;  // of a row
+  for (int i = threadIdx.x; i < kWarpgroupRows * kLoads; i += kRowThreads) {
+    const int row = i / kLoads;
+    if (key + row < params.seqlen_k) {
+      reinterpret_cast<uint4*>(to.at(batch, key + row, head))[i % kLoads] =
+          *reinterpret_cast<const uint4*>(&rounded[row][i % kLoads * 4]);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kRowThreads) sum_shares(const __grid_constant__ Params params) {
+  const int key = blockIdx.x * kWarpgroupRows, head = blockIdx.y, batch = blockIdx.z;
+  const KeyBlock& first = *params.key_blocks_of(batch, head, key / kBlockN);
+  const int row = key % kBlockN;
+  sum_rows<kHeadDimV, kHeadDimVPadded>(params, first.dv + row * kHeadDimVPadded, params.dv_rows,
+                                       key, head, batch, 1.f);
+  __syncthreads();  // both round by way of the same shared memory
+  sum_rows<kHeadDim, kHeadDimPadded>(params, first.dk + row * kHeadDimPadded, params.dk_rows, key,
+                                     head, batch, params.scale);
 }
 
 // ---- Tensor cores ----------------------------------------------------------------------------
@@ -642,7 +706,7 @@ struct Loader {
     RingPosition<kStages> q;
     RingPosition<kDoStages> dout;
     load_keys(tile);
-    for (int head = tile.kv_head * params.group; head < (tile.kv_head + 1) * params.group; ++head) {
+    for (int head = tile.first_head; head < tile.last_head; ++head) {
 #pragma unroll 1
       for (int step = 0; step < tile.last - tile.first; ++step) {
         const int block = block_of(tile, step);
@@ -726,7 +790,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
   uint32_t phase = 0;
   const int steps = tile.last - tile.first;
   int step = adder;
-  for (int head = tile.kv_head * params.group; head < (tile.kv_head + 1) * params.group; ++head) {
+  for (int head = tile.first_head; head < tile.last_head; ++head) {
 #pragma unroll 1  // few registers
     for (; step < steps; step += kDqAdders) {
       const int block = block_of(tile, step), turn = turn_of(params, tile, block);
@@ -975,6 +1039,21 @@ struct Warpgroup {
     arrive(shared.dq_full[q.stage][part]);
   }
 
+  __device__ __forceinline__ KeyBlock& share_of(const Tile& tile) const {
+    return params.key_blocks_of(tile.batch, tile.kv_head, tile.first_key / kBlockN)[tile.share];
+  }
+
+  // Leaves 64 rows of a gradient's share as they are.
+  template <int all, int count>
+  __device__ __forceinline__ void keep(float (&share)[all], const float (&gradient)[count]) {
+    float4* to =
+        reinterpret_cast<float4*>(share) + first_row() * count / 2 + threadIdx.x % kWarpgroup;
+#pragma unroll
+    for (int i = 0; i < count; i += 4) {
+      to[i / 4 * kWarpgroup] = {gradient[i], gradient[i + 1], gradient[i + 2], gradient[i + 3]};
+    }
+  }
+
   // Rounds 64 rows of a gradient and stores them through the shared memory of what it is the
   // gradient of.
   template <int columns, int slab, int swizzle_bits, int count>
@@ -1056,7 +1135,7 @@ struct Consumer : Warpgroup {
     ValueGradient dv = {};
     shared.k_full.wait(0);
     shared.v_full.wait(0);
-    for (int head = 0; head < params.group; ++head) {
+    for (int head = tile.first_head; head < tile.last_head; ++head) {
       int block = tile.last - 1;
       for (; block >= max(tile.full_first, tile.first); --block) {
         step<false>(tile, block, dk, dv);
@@ -1066,9 +1145,14 @@ struct Consumer : Warpgroup {
       }
     }
     barrier_sync(kAllConsumers, kConsumers * kWarpgroup);  // K has been read, and V
-    store<kHeadDimVPadded, kVSlab, kVSwizzleBits>(params.dv, shared.v, dv, 1.f, tile);
-    store<kHeadDimPadded, kQkSlab, kQkSwizzleBits>(params.dk, shared.k, dk, params.scale, tile);
-    finish();
+    if (params.shares > 1) {
+      keep(share_of(tile).dv, dv);
+      keep(share_of(tile).dk, dk);
+    } else {
+      store<kHeadDimVPadded, kVSlab, kVSwizzleBits>(params.dv, shared.v, dv, 1.f, tile);
+      store<kHeadDimPadded, kQkSlab, kQkSwizzleBits>(params.dk, shared.k, dk, params.scale, tile);
+      finish();
+    }
   }
 };
 
@@ -1127,6 +1211,52 @@ __global__ void __launch_bounds__(kThreads, 1)
 namespace fagen_bwd_bf16_d64_causal_m128n128_det_host {
 
 using namespace fagen_bwd_bf16_d64_causal_m128n128_det_kernel;
+
+constexpr int kMultiprocessors = 132;  // of the largest Hopper GPU
+
+// How many query heads of a KV head's group a thread block goes through. All of them, where there
+// are enough thread blocks; else the group parts in shares of so many, and what each finds of dK
+// and dV is summed up afterwards. The same for the same sizes, on any device. Estimated in clocks
+// of a device of kMultiprocessors, as the longest of them works.
+int share_heads(const FagenBackwardArgs& a) {
+  constexpr double kStep = 3413, kTile = 12e3, kLaunch = 3500,
+                   kBytes = 1400;  // the last of L2, a clock
+  const int group = a.kv_heads > 0 ? a.heads / a.kv_heads : 1;
+  // the first keys are seen by the most rows
+  const double rows = std::min(a.seqlen_q, a.seqlen_k),
+               seen = a.seqlen_q <= a.seqlen_k ? 1 - rows / 2 / std::max(1, a.seqlen_k) : 0.5;
+  const double steps = std::ceil(rows / kBlockM);
+  const double tiles = double(ceil_div(a.seqlen_k, kBlockN)) * a.kv_heads * a.batch;
+  int best = group;
+  double least = INFINITY;
+  for (int shares = 1; shares <= group; ++shares) {
+    const int heads = ceil_div(group, shares);
+    const double waves = std::ceil(tiles * shares / kMultiprocessors);
+    // tiles that begin last are half as long as the longest, or so
+    const double longest = std::max<double>(
+        heads * steps, tiles * group * steps * seen / kMultiprocessors + heads * steps / 2);
+    const double summing =
+        shares > 1 ? kLaunch + 2 * tiles * shares * sizeof(KeyBlock) / kBytes : 0;
+    const double clocks = longest * kStep + waves * kTile + summing;
+    if (clocks < least) {
+      least = clocks;
+      best = heads;
+    }
+  }
+  return best;
+}
+
+int shares_of(const FagenBackwardArgs& a) {
+  return a.kv_heads > 0 ? ceil_div(a.heads / a.kv_heads, std::max(1, share_heads(a))) : 1;
+}
+
+// What shares of dK and dV take of the workspace.
+int64_t shares_bytes(const FagenBackwardArgs& a) {
+  const int shares = shares_of(a);
+  return shares > 1 ? int64_t(ceil_div(a.seqlen_k, kBlockN)) * a.kv_heads * a.batch * shares *
+                          sizeof(KeyBlock)
+                    : 0;
+}
 
 // What a call ends with: the number of its message. Checks come in this order.
 enum Status {
@@ -1190,7 +1320,7 @@ Status check(const void* data, int element_bytes, bool aligned, int64_t most,
 }
 
 int64_t workspace_bytes([[maybe_unused]] const FagenBackwardArgs& a) {
-  return int64_t(36880) * ceil_div(a.seqlen_q, 128) * a.heads * a.batch;
+  return int64_t(36992) * ceil_div(a.seqlen_q, 128) * a.heads * a.batch + shares_bytes(a);
 }
 
 Status check(const FagenBackwardArgs& a) {
@@ -1313,7 +1443,8 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   if (a.batch == 0 || a.heads == 0) {
     return kOk;
   }
-  const int64_t tiles = ceil_div(a.seqlen_k, kBlockN) * a.kv_heads * a.batch;
+  const int shares = shares_of(a);
+  const int64_t tiles = int64_t(ceil_div(a.seqlen_k, kBlockN)) * a.kv_heads * a.batch * shares;
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM));
   if (tiles >= int64_t(1) << 30 || a.heads > 65535 || a.batch > 65535) {
     return kTooMany;
@@ -1367,23 +1498,35 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                     a.dq_stride_head};
   params.lse = {static_cast<const float*>(a.lse), a.lse_stride_batch, a.lse_stride_head};
   params.dlse = {static_cast<const float*>(a.dlse), a.dlse_stride_batch, a.dlse_stride_head};
+  params.dk_rows = {static_cast<Element*>(a.dk), a.dk_stride_batch, a.dk_stride_seq,
+                    a.dk_stride_head};
+  params.dv_rows = {static_cast<Element*>(a.dv), a.dv_stride_batch, a.dv_stride_seq,
+                    a.dv_stride_head};
   params.row_blocks = static_cast<RowBlock*>(a.workspace);
+  params.key_blocks =
+      reinterpret_cast<KeyBlock*>(params.row_blocks + int64_t(a.batch) * a.heads * m_blocks);
   params.heads = a.heads;
   params.kv_heads = a.kv_heads;
   params.group = a.heads / a.kv_heads;
+  params.shares = shares;
+  params.share_heads = share_heads(a);
   params.seqlen_q = a.seqlen_q;
   params.seqlen_k = a.seqlen_k;
   params.m_blocks = m_blocks;
+  params.n_blocks = int(ceil_div(a.seqlen_k, kBlockN));
   params.scale = a.scale;
   // LSEs are divided by it, and of less than that nothing is left of S
   params.scale_log2 = std::max(a.scale, 0x1p-100f) * 1.44269504089f;
 
   // Tiles come in sections of heads whose rows fit their share of the L2 cache.
-  const int64_t flat_heads = int64_t(a.kv_heads) * a.batch;
-  const int64_t head_bytes = int64_t(a.seqlen_q) * params.group *
+  const int64_t flat_heads = int64_t(a.kv_heads) * a.batch * shares;
+  const int64_t head_bytes = int64_t(a.seqlen_q) * params.share_heads *
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   const int64_t section =
       std::clamp<int64_t>(kL2Share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
+  // The last has tiles for two rounds at least, so that long ones do not begin last.
+  const int64_t last =
+      std::min<int64_t>(flat_heads, ceil_div(2 * kMultiprocessors, std::max(1, params.n_blocks)));
   const dim3 row_grid(m_blocks, a.heads, a.batch);
   if (m_blocks > 0) {
     prepare_rows<<<row_grid, kRowThreads, 0, stream>>>(params);
@@ -1393,13 +1536,17 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
         !describe(&params.dout, dout) || !describe(&params.dk, dk) || !describe(&params.dv, dv)) {
       return kTensorMapRefused;
     }
-    params.n_blocks = int(ceil_div(a.seqlen_k, kBlockN));
-    params.sections = int(ceil_div(flat_heads, section));
+    params.sections = int((flat_heads - last) / section) + 1;
     params.section_heads = FastDivisor(int(section));
     params.section_tiles = FastDivisor(int(section * params.n_blocks));
     params.last_section_heads = FastDivisor(int(flat_heads - (params.sections - 1) * section));
-    params.kv_heads_divisor = FastDivisor(a.kv_heads);
+    params.batch_shares = FastDivisor(a.kv_heads * shares);
+    params.shares_divisor = FastDivisor(shares);
     attention_backward<<<int(tiles), kThreads, sizeof(SharedStorage), stream>>>(params);
+    if (shares > 1) {
+      sum_shares<<<dim3(ceil_div(a.seqlen_k, kWarpgroupRows), a.kv_heads, a.batch), kRowThreads, 0,
+                   stream>>>(params);
+    }
   }
   if (m_blocks > 0) {
     round_dq<<<row_grid, kRowThreads, 0, stream>>>(params);
@@ -1432,6 +1579,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_causal_m128n128_det_info(vo
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d64_causal_m128n128_det",
-      "125b8dfecbbe58c3c7e499cf57f89315a4480c83c236e02ffb2a64b4b1267021"};
+      "2326e6b4867566b8359237825cf419d147e2ab44c839835b8f9799d870af99d4"};
   return &info;
 }
