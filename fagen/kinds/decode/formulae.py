@@ -15,8 +15,9 @@ from fagen.kinds.decode.rules import padded, share
 from fagen.ledger import Ledger, first_that_fits, rows, solved, symbols
 from fagen.vocab import DTYPES
 
-# addresses, loop state, barriers, a unit's numbers, and P on its way
-WORKING_REGISTERS = 56
+# addresses, loop state, barriers and a unit's numbers; P on its way takes half a register for each
+# row beside them
+WORKING_REGISTERS = 52
 
 FP32_BYTES = 4
 WARPS = SM90.warpgroup_threads // SM90.warp_threads  # that compute
@@ -57,11 +58,17 @@ def budget(schedule: Schedule) -> Budget:
     registers = Ledger(
         REGISTERS,
         "a model",
-        rows(sizes, 1, register_formulae, ()),
-        SM90.registers_left(THREADS * blocks),
-        f"{blocks} · {THREADS} threads, {SM90.source('registers_per_sm')}",
+        rows(sizes, 1, register_formulae, (schedule.softmax.speculate,)),
+        registers_left(blocks),
+        f"{blocks * THREADS // SM90.warp_threads} warps on {SM90.issued_warps} schedulers, "
+        f"{SM90.source('registers_per_sm')}",
     )
     return Budget(shared, registers)
+
+
+def registers_left(blocks: int) -> int:
+    """Return how many registers a thread may have where so many blocks share a multiprocessor."""
+    return SM90.registers_of_warps(blocks * THREADS // SM90.warp_threads)
 
 
 def k_is_wider(schedule: Schedule) -> bool:
@@ -90,7 +97,7 @@ def shared_formulae(k_wider: bool) -> Mapping[str, Any]:
 
 
 @cache
-def register_formulae() -> Mapping[str, Any]:
+def register_formulae(speculates: bool) -> Mapping[str, Any]:
     """Return the registers of one thread that computes, by what they hold."""
     import sympy
 
@@ -100,8 +107,9 @@ def register_formulae() -> Mapping[str, Any]:
     return {
         "s": n * per_thread,
         "o": d_v * per_thread,
-        "statistics": 3 * m / sympy.Integer(FP32_BYTES),  # reference, sum, what a step adds
-        "working": sympy.Integer(WORKING_REGISTERS),
+        # of a quarter of the rows: reference, sum, what a step adds that may be done again
+        "statistics": (3 if speculates else 2) * m / sympy.Integer(4),
+        "working": WORKING_REGISTERS + m / 2,
     }
 
 
@@ -136,7 +144,7 @@ def explain_lines(schedule: Schedule) -> Iterator[str]:
     sizes, own = _sizes(schedule), budget(schedule)
     yield "with " + ", ".join(f"{name} = {value}" for name, value in sizes.items())
     yield from solved(own.shared, shared_formulae(k_is_wider(schedule)), sizes, "stages")
-    yield from solved(own.registers, register_formulae(), sizes, "rows")
+    yield from solved(own.registers, register_formulae(schedule.softmax.speculate), sizes, "rows")
 
 
 def _sizes(schedule: Schedule) -> dict[str, int]:

@@ -67,12 +67,22 @@ class Pipeline(Section):
     )
 
 
+class Softmax(Section):
+    """How maxima of rows are found."""
+
+    speculate: bool = derived(
+        "P is computed with the maxima of the steps before, and again where scores have outgrown "
+        "them by 2^8; else that is asked first. True if left out, false of more than 32 rows, "
+        "which leave no registers for it"
+    )
+
+
 class Grid(Section):
     """How thread blocks share a multiprocessor."""
 
     blocks: int = derived(
-        "thread blocks of a multiprocessor; 2 if left out, 1 where they would have fewer than 4 "
-        "buffers each",
+        "thread blocks of a multiprocessor; 2 if left out, 1 of more than 32 rows, or where they "
+        "would have fewer than 4 buffers each",
         ge=1,
         le=4,
     )
@@ -95,6 +105,7 @@ class Schedule(AnySchedule):
     tile: Tile
     split: Split = Split()
     pipeline: Pipeline = Pipeline()
+    softmax: Softmax = Softmax()
     grid: Grid = Grid()
     build: Build = Build()
 
@@ -104,6 +115,7 @@ class Schedule(AnySchedule):
             "tile": Tile,
             "split": Split,
             "pipeline": Pipeline,
+            "softmax": Softmax,
             "grid": Grid,
             "build": Build,
         },

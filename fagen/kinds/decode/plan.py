@@ -19,6 +19,7 @@ from fagen.kinds.decode.formulae import (
     k_is_wider,
     nearest,
     padded_head_dims,
+    registers_left,
 )
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.rules import SWIZZLE
@@ -82,6 +83,7 @@ class Plan:
     chunks: int
     stages: int
     q_stages: int
+    speculates: bool  # P is computed before it is known whether its maxima still serve
     swizzle: Swizzle
     slab: int
 
@@ -230,11 +232,12 @@ def plan(schedule: Schedule) -> Plan:
         chunks=schedule.split.chunks,
         stages=pipeline.stages,
         q_stages=pipeline.q_stages,
+        speculates=schedule.softmax.speculate,
         swizzle=SWIZZLE,
         slab=SWIZZLE.bytes // dtype.bytes,
         threads=THREADS,
         blocks=schedule.grid.blocks,
-        launch_registers=SM90.registers_left(THREADS * schedule.grid.blocks),
+        launch_registers=registers_left(schedule.grid.blocks),
         max_spill_bytes=schedule.build.max_spill_bytes,
         merge_threads=_MERGE_THREADS,
         merge_lanes=lanes,

@@ -9,7 +9,9 @@ from fagen.vocab import DTYPES, SWIZZLES
 
 SWIZZLE = SWIZZLES[0]  # of every tile: slabs as wide as there are
 
-_WIDE_ROWS = 32  # with more of them a second buffer of queries takes what the ring needs
+# with more of them a second buffer of queries takes what the ring needs, speculation and a second
+# thread block what the accumulators need
+_WIDE_ROWS = 32
 _LEAST_STAGES = 4  # K and V of a step, and of the one after it
 _MOST_STAGES = 12
 _BESIDE = 4 * SM90.smem_tile_alignment  # bytes for statistics and barriers, or more than they take
@@ -20,6 +22,7 @@ SLUG = SlugForm(
         Code("chunks", "c"),
         Code("stages", "s"),
         Code("q_stages", "q"),
+        Code("speculate", words={True: "spec", False: "nospec"}),
         Code("blocks", "b"),
         Code("max_spill_bytes", "spill"),
     ),
@@ -54,8 +57,13 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "head_dim_v": lambda keys: keys["head_dim"],
     # the next unit's queries are there before this one ends, where they are few (rows)
     "q_stages": lambda keys: 1 if keys["rows"] > _WIDE_ROWS else 2,
-    # two, so that one loads where the other begins or ends (head dims, rows, block_n, q_stages)
-    "blocks": lambda keys: 2 if _stages(keys, 2) >= _LEAST_STAGES else 1,
+    # where registers are left for it (rows)
+    "speculate": lambda keys: keys["rows"] <= _WIDE_ROWS,
+    # two, so that one loads where the other begins or ends, if there are registers and buffers for
+    # them (head dims, rows, block_n, q_stages)
+    "blocks": lambda keys: (
+        2 if keys["rows"] <= _WIDE_ROWS and _stages(keys, 2) >= _LEAST_STAGES else 1
+    ),
     # the same keys, and blocks
     "stages": lambda keys: max(3, _stages(keys, keys["blocks"])),
 }

@@ -4,8 +4,7 @@ Keys and values come from memory, not from the L2 cache, and leave no dirty line
 graph goes round through so many buffers of them that none is left of the time before.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,15 @@ Enqueue = Callable[[], Any]
 
 
 def timed(plan: Plan, library: Path, sizes: Sizes) -> DecodeSpeed:
-    """Time a built kernel and its peers on all keys, each call by itself in turn."""
+    """Time a built kernel and its peers on all keys."""
+    return timed_together({plan.slug: (plan, library)}, sizes)[plan.slug]
+
+
+def timed_together(
+    kernels: Mapping[str, tuple[Plan, Path]], sizes: Sizes
+) -> dict[str, DecodeSpeed]:
+    """Time built kernels of one problem, and their peers, on the same tensors, each in turn."""
+    plan = next(iter(kernels.values()))[0]
     dtype = getattr(torch, plan.dtype.torch)
     shape = sizes.batch, sizes.seqlen_k, sizes.kv_heads
     each = sizes.batch * sizes.seqlen_k * sizes.kv_heads * (plan.head_dim + plan.head_dim_v)
@@ -44,30 +51,33 @@ def timed(plan: Plan, library: Path, sizes: Sizes) -> DecodeSpeed:
         (normal(*shape, plan.head_dim), normal(*shape, plan.head_dim_v)) for _ in range(buffers)
     ]
     out = torch.empty(*rows, plan.head_dim_v, device="cuda", dtype=dtype)
-
-    def ours(k: Tensor, v: Tensor) -> Enqueue:
-        return bind(plan, library, q=q, k=k, v=v, scale=softmax_scale(plan.head_dim), out=out)
-
-    calls = {"ours": _rotating(ours(k, v) for k, v in pairs)}
+    calls = {
+        slug: _rotating(
+            bind(of, library, q=q, k=k, v=v, scale=softmax_scale(of.head_dim), out=out)
+            for k, v in pairs
+        )
+        for slug, (of, library) in kernels.items()
+    }
     for name, backend in PEERS.items():
-        if made := _peer(plan, backend, q, pairs):
+        if made := _peer(backend, q, pairs):
             calls[name] = made
     times = time_calls(calls, BRIEF)
-    times = {
-        name: replace(timing, seconds=timing.seconds / buffers) for name, timing in times.items()
+    microseconds = {name: timing.seconds / buffers * 1e6 for name, timing in times.items()}
+    return {
+        slug: DecodeSpeed(
+            batch=sizes.batch,
+            seqlen_q=sizes.seqlen_q,
+            seqlen_k=sizes.seqlen_k,
+            heads=sizes.heads,
+            kv_heads=sizes.kv_heads,
+            megabytes=each * plan.dtype.bytes / 1e6,
+            microseconds=microseconds[slug],
+            spread=times[slug].spread,
+            cudnn_microseconds=microseconds.get("cudnn"),
+            fa2_microseconds=microseconds.get("fa2"),
+        )
+        for slug in kernels
     }
-    return DecodeSpeed(
-        batch=sizes.batch,
-        seqlen_q=sizes.seqlen_q,
-        seqlen_k=sizes.seqlen_k,
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
-        megabytes=each * plan.dtype.bytes / 1e6,
-        microseconds=times["ours"].seconds * 1e6,
-        spread=times["ours"].spread,
-        cudnn_microseconds=times["cudnn"].seconds * 1e6 if "cudnn" in times else None,
-        fa2_microseconds=times["fa2"].seconds * 1e6 if "fa2" in times else None,
-    )
 
 
 def _rotating(enqueues: Iterable[Enqueue]) -> Call:
@@ -87,9 +97,7 @@ def _rotating(enqueues: Iterable[Enqueue]) -> Call:
     return Call(replay)
 
 
-def _peer(
-    plan: Plan, backend: SDPBackend, q: Tensor, pairs: list[tuple[Tensor, Tensor]]
-) -> Call | None:
+def _peer(backend: SDPBackend, q: Tensor, pairs: Sequence[tuple[Tensor, Tensor]]) -> Call | None:
     """One of torch's backends on the same tensors; None where it refuses them.
 
     Of several queries without a mask: none of torch's is aligned to the bottom right.
