@@ -21,7 +21,7 @@ from dataclasses import asdict
 
 from record import Findings, build, exit_code, parser, say
 
-from fagen.kinds.decode.defaults import chunks_for, derived
+from fagen.kinds.decode import chunks_for, derived
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.speed import BRIEF, timed_together
 from fagen.problem import Sizes

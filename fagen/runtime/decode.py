@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fagen import registry
 from fagen.errors import ScheduleError, UntunedWarning
-from fagen.kinds.decode.defaults import chunks_for, derived, rows_for
+from fagen.kinds.decode import chunks_for, derived, rows_for
 from fagen.kinds.decode.keys import Schedule
 from fagen.runtime.arguments import name_of, refuse_head_dims, refuse_rank, word_of
 from fagen.runtime.op import Op, alone
@@ -125,7 +125,12 @@ def _schedules(key: Key, queries: int) -> tuple[Schedule, ...]:
             "convert it"
         )
     refuse_head_dims(head_dim, head_dim_v, fp8=False)
-    wanted = {"dtype": word, "head_dim": head_dim, "head_dim_v": head_dim_v, "mask": mask}
+    wanted: dict[str, Any] = {
+        "dtype": word,
+        "head_dim": head_dim,
+        "head_dim_v": head_dim_v,
+        "mask": mask,
+    }
     if choice is None:
         return derived(**wanted, rows=rows, chunks=chunks)
     schedule = _read(choice)
