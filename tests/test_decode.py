@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from fagen.arch import SM90
 from fagen.errors import VerificationError
 from fagen.kinds.decode.emulate import compute
 from fagen.kinds.decode.proof import Case, check, inputs, outputs, verification_cases
@@ -61,6 +62,43 @@ def test_a_chunk_is_whole_blocks_and_there_are_no_more_than_asked_for(length):
 def test_from_a_thousand_keys_on_there_are_sixteen_chunks_of_a_power_of_two():
     for length in (1_024, 2_048, 8_192, 131_072):
         assert FIRST.chunk_keys(length) == length // 16
+
+
+def busiest(plan, kv_heads, lengths, per_sm=2):
+    """The keys of the multiprocessor that has most, over what each would have at best.
+
+    Blocks take units in turns, and neighbours in number are on different multiprocessors.
+    """
+    units = [
+        min(plan.chunk_keys(length), length - first)
+        for length in lengths
+        for first in range(0, length, plan.chunk_keys(length) or 1)
+        for _ in range(kv_heads)
+    ]
+    loads = [0] * SM90.sm_count
+    slots = min(len(units), per_sm * SM90.sm_count)
+    for number, keys in enumerate(units):
+        loads[number % slots % SM90.sm_count] += keys
+    return max(loads) / max(sum(units) / SM90.sm_count, max(units))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most"),
+    [
+        ([1_024], 1.0),
+        ([8_192], 1.0),
+        ([131_072], 1.0),
+        ([8_192] * 8, 1.04),
+        ([4_096] * 32, 1.04),
+        ([2_048] * 128, 1.04),
+        ([131_072, *[1_024] * 31], 1.07),  # a long one among short ones
+        ([131_072, *[1_024] * 31][::-1], 1.07),
+        ([1_000 + 517 * i for i in range(64)], 1.05),
+        ([(7_919 * i) % 32_768 for i in range(256)], 1.05),
+    ],
+)
+def test_multiprocessors_have_about_as_many_keys_each_whatever_the_lengths(lengths, most):
+    assert busiest(FIRST, 8, lengths) <= most
 
 
 def test_it_does_not_matter_where_in_the_cache_keys_lie():

@@ -33,6 +33,7 @@ KERNELS = [
     "quant_fp16_d128_rot_shead",
     "comb_fp32_d128_obf16_packed",
     "bwd_fp16_d128_causal_m64n128",
+    "dec_fp16_d128_causal_r8n64",
 ]
 
 

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fagen.arch import SM90
 from fagen.build import Binary
 from fagen.kinds.decode.plan import Plan
 from fagen.kinds.decode.reference import attend, spans
@@ -27,6 +28,7 @@ from fagen.records import DecodeError, DecodeSpeed
 from fagen.runtime.c_interface import call
 
 LSE_TOLERANCE = 1e-3
+KV_HEADS, USUAL_GROUP = 8, 4  # of what is timed; of wider kernels all rows are one query's heads
 
 Say = Callable[[str], None]
 Run = Callable[..., None]  # inputs and outputs by name: enqueues the kernels
@@ -221,11 +223,11 @@ def _simulated(plan: Plan, run: Run, progress: Say | None) -> tuple[DecodeError,
 
 
 def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[DecodeSpeed, ...]:
-    kv_heads = 8
-    heads = kv_heads * min(plan.rows, max(4, plan.rows // 2))
+    group = USUAL_GROUP if plan.rows == SM90.wgmma_n_step else plan.rows
     found = []
     for batch, keys in ((1, 8_192), (32, 4_096)):
-        found.append(timed(plan, binary.library, Sizes(batch, heads, kv_heads, 1, keys)))
+        sizes = Sizes(batch, KV_HEADS * group, KV_HEADS, 1, keys)
+        found.append(timed(plan, binary.library, sizes))
         if progress:
             progress(f"  {found[-1]}")
     return tuple(found)
