@@ -79,6 +79,8 @@ def test_compute_sanitizer_finds_nothing_in_e4m3(fp8_kernel):
 # tensor cores, transposed V, scales by block, no producer, one tile a thread block.
 SHARING = (*SPREAD, *FP8, "fwd_e4m3_d128_full_m128n96_s3_pm8_smemtotals")
 BACKWARD = ("batch=1", "heads=4", "kv_heads=2", "seqlen_q=300", "seqlen_k=200")
+# several steps of a chunk, some of them of no whole block, and fewer rows than a tile has
+DECODE = ("batch=2", "heads=6", "kv_heads=2", "seqlen_q=2", "seqlen_k=1300")
 SIZES = {
     "quant_fp16_d128_rot": ("batch=1", "heads=2", "seqlen=200"),
     "quant_fp16_d128_rot_shead": ("batch=1", "heads=2", "seqlen=200"),
@@ -88,6 +90,8 @@ SIZES = {
     "bwd_fp16_d128_causal_m64n128": BACKWARD,
     "bwd_bf16_d64_full_m128n128": BACKWARD,
     "bwd_fp16_d96_causal_m64n64_s1_dss1": BACKWARD,
+    "dec_fp16_d128_causal_r8n64": DECODE,
+    "dec_bf16_d96_full_r40n64": DECODE,
 }
 
 
