@@ -11,10 +11,11 @@ from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.plan import Plan
 
 # dtypes, masks, rows, both widths of a step, head dims that fill slabs and that do not, few chunks
+# and many
 SPREAD = (
     "dec_fp16_d128_causal_r8n64",
     "dec_bf16_d64_causal_r16n128",
-    "dec_fp16_d96_full_r24n64",
+    "dec_fp16_d96_full_r24n64_c20",
     "dec_bf16_d192v128_causal_r8n64_c4",
     "dec_fp16_d128v192_full_r8n128_s3",
     "dec_bf16_d256_full_r32n64",

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fagen import flow, registry, simulator
+from fagen import registry, simulator
 from fagen.build import build
 from fagen.errors import DeviceError
 from fagen.kinds.decode.plan import Plan
@@ -114,10 +114,12 @@ def test_each_wait_and_each_care_is_needed(name, tmp_path):
     pytest.fail("nothing showed")
 
 
-@pytest.mark.parametrize("slug", [FIRST, pytest.param(SPREAD[3], marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "slug",
+    ["dec_fp16_d128_causal_r32n64", pytest.param(SPREAD[-1], marks=pytest.mark.long)],
+)
 def test_a_kernel_compiles_as_its_plan_says(slug):
+    """Of so many rows the first kernel is the one that takes most registers."""
     plan = planned(slug)
     binary = build(render(plan), plan, binding=False)
-    report = binary.report
-    assert abs(report.registers - plan.modelled_registers) <= 24
-    assert flow.rendered(plan.schedule).slug == binary.slug
+    assert abs(binary.report.registers - plan.modelled_registers) <= 16

@@ -132,9 +132,10 @@ def test_a_plan_fits_and_its_text_renders(schedule):
     assert plan.shared_bytes <= share(plan.blocks) <= SM90.smem_per_block
     assert (plan.shared_bytes + SM90.smem_reserved) * plan.blocks <= SM90.smem_per_sm
     warps = plan.blocks * plan.threads // SM90.warp_threads
-    assert SM90.warps_resident(plan.launch_registers) >= warps
-    assert plan.merge_lanes * plan.merge_loads * 4 >= plan.head_dim_v
-    assert plan.merge_lanes >= plan.merge_weighed
+    assert SM90.warps_resident(plan.registers.limit) >= warps
+    assert plan.registers.total <= plan.registers.limit == plan.launch_registers
+    assert plan.merge_lanes * 2 >= plan.head_dim_v and plan.merge_threads % plan.merge_lanes == 0
+    assert plan.merge_lanes % plan.merge_window == 0
     assert plan.slug in kernel_text(plan)
 
 
@@ -152,7 +153,7 @@ def test_what_a_call_launches():
     assert not plan.launches.zeroed and decode.overlaps and merge.overlaps
     assert decode.grid.x.at(sizes) == 3 * 32 * 2 * 16
     assert str(decode.grid).startswith("(min(seqlen_q · heads · batch · 16, 2 · multiprocessors)")
-    assert merge.grid.x.at(sizes) == 3 * 32 * 2 / 4
+    assert merge.grid.x.at(sizes) == 3 * 32 * 2 / 2
     assert merge.threads == 128 and decode.threads == 160
 
 

@@ -30,8 +30,8 @@ from fagen.signature import Extent, Signature
 from fagen.vocab import DTYPES, MASKS, Dtype, Mask, Swizzle
 
 _MERGE_THREADS = 128
-_MERGE_VECTOR = 4  # fp32 numbers of a load
-_MERGE_WEIGHED = 16  # chunks whose loads are under way, weighed by as many lanes
+_MERGE_VECTOR = 2  # fp32 numbers of a load
+_MERGE_WINDOW = 16  # chunks that are folded at a time, weighed by as many lanes
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,7 @@ class Plan:
 
     merge_threads: int
     merge_lanes: int  # that share a row of partial outputs
-    merge_loads: int  # that each makes of one
-    merge_weighed: int
+    merge_window: int
 
     shared: Ledger
     registers: Ledger
@@ -115,8 +114,8 @@ class Plan:
 
     @property
     def merge_ragged(self) -> bool:
-        """Whether some loads of a row would be beyond its end."""
-        return self.merge_lanes * self.merge_loads * _MERGE_VECTOR > self.head_dim_v
+        """Whether some lanes are beyond a row's end."""
+        return self.merge_lanes * _MERGE_VECTOR > self.head_dim_v
 
     @property
     def shared_bytes(self) -> int:
@@ -216,7 +215,7 @@ def plan(schedule: Schedule) -> Plan:
     dtype = DTYPES[asked.dtype]
     d, d_v = padded_head_dims(schedule)
     vectors = -(-asked.head_dim_v // _MERGE_VECTOR)
-    lanes = SM90.warp_threads if vectors > _MERGE_WEIGHED else _MERGE_WEIGHED
+    lanes = max(_MERGE_WINDOW, 1 << (vectors - 1).bit_length())
     return Plan(
         schedule=schedule,
         slug=schedule.slug,
@@ -241,8 +240,7 @@ def plan(schedule: Schedule) -> Plan:
         max_spill_bytes=schedule.build.max_spill_bytes,
         merge_threads=_MERGE_THREADS,
         merge_lanes=lanes,
-        merge_loads=-(-vectors // lanes),
-        merge_weighed=_MERGE_WEIGHED,
+        merge_window=_MERGE_WINDOW,
         shared=cost.shared,
         registers=cost.registers,
     )

@@ -77,8 +77,15 @@ def small_cases(plan: Plan) -> tuple[Case, ...]:
         Case(Sizes(1, m + 1, 1, 1, n - 1), rises=True),
         Case(Sizes(1, 2, 1, m, n), (m // 2,), sigma=8.0),
         Case(Sizes(1, 2, 2, 2, 0)),
-        # two steps of a chunk, the later with larger scores; more units than thread blocks
-        Case(Sizes(1, 2, 2, 1, n * (plan.chunks + 1)), rises=True, sigma=6.0),
+        # two steps of a chunk, the later with larger scores, beside as many chunks as there may be
+        Case(
+            Sizes(2, 2, 2, 1, n * (plan.chunks + 1)),
+            (n * (plan.chunks + 1), n * plan.chunks - 3),
+            rises=True,
+            sigma=6.0,
+            alone=False,
+        ),
+        # more sequences than a warp has lanes, more units than there are thread blocks
         Case(Sizes(35, 1, 1, 1, 8), tuple(range(-1, 34)), alone=False),
     )
 

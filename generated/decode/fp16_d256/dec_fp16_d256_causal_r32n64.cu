@@ -1018,11 +1018,16 @@ __host__ __device__ __forceinline__ float fold(float sum, float number, float ol
 
 // ---- Merging chunks --------------------------------------------------------------------------
 
-constexpr int kMergeLanes = 32;  // that share a row
-constexpr int kMergeLoads = 2;   // of 16 bytes, that each of them makes of a chunk's row
+constexpr int kMergeLanes = 128;  // that share a row, two columns each
 constexpr int kMergeThreads = 128;
 constexpr int kMergeRows = kMergeThreads / kMergeLanes;  // per thread block
-constexpr int kWeighed = 16;  // chunks whose weights neighbouring lanes work out, one each
+constexpr int kWindow = 16;  // chunks that are folded while as many are on their way
+
+// Chunks of a row, as one lane has them: the LSE of one of them, and its own columns of all.
+struct Window {
+  float lse;
+  float2 numbers[kWindow];
+};
 
 // Folds the chunks of a row in their order. Heads are neighbours in memory, so they are neighbours
 // here.
@@ -1033,7 +1038,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
   const int batch = params.seqlen_q_divisor.divide(flat);
   const int position = flat - batch * params.seqlen_q;
   const bool there = batch < params.batch;
-  const int column = threadIdx.x % kMergeLanes * 4;
+  const int column = threadIdx.x % kMergeLanes * 2;
 
   // The launch before this one, whose blocks have all begun, had waited for whoever wrote the
   // lengths.
@@ -1043,50 +1048,46 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
   const int64_t first = params.partial(batch, 0, position, head);
   const float* const partials = params.partials + first * kHeadDimV + column;
   const float* const lses = params.partial_lses + first;
+  const int weighed =
+      threadIdx.x % kWindow;  // which of a window's chunks this lane works the weight out of
+  const auto load = [&](Window& window, int begin) {
+    window.lse = begin + weighed < chunks ? __ldcg(lses + (begin + weighed) * step) : -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kWindow; ++i) {
+      const bool needed = begin + i < chunks;
+      window.numbers[i] =
+          needed
+              ? __ldcg(reinterpret_cast<const float2*>(partials + (begin + i) * step * kHeadDimV))
+              : make_float2(0.0f, 0.0f);
+    }
+  };
   wait_for_launch_before();
   let_next_launch_begin();
 
-  float maximum = -INFINITY, sum = 0.0f, total[kMergeLoads][4] = {};
-  const int weighed = threadIdx.x % kWeighed;
+  float maximum = -INFINITY, sum = 0.0f, total[2] = {};
+  Window window;
+  load(window, 0);
 #pragma unroll 1
-  for (int begin = 0; begin < most; begin += kWeighed) {
-    const float lse =
-        begin + weighed < chunks ? __ldcg(lses + (begin + weighed) * step) : -INFINITY;
-    float4 numbers[kWeighed][kMergeLoads];
+  for (int begin = 0; begin < most; begin += kWindow) {
+    Window next;
+    load(next, begin + kWindow);
+    float so_far = window.lse;  // the largest of this lane's and those before it
 #pragma unroll
-    for (int i = 0; i < kWeighed; ++i) {
-#pragma unroll
-      for (int k = 0; k < kMergeLoads; ++k) {
-        const int from = k * kMergeLanes * 4;
-        const bool needed = begin + i < chunks;
-        numbers[i][k] = needed ? __ldcg(reinterpret_cast<const float4*>(
-                                     partials + (begin + i) * step * kHeadDimV + from))
-                               : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      }
+    for (int lanes = 1; lanes < kWindow; lanes *= 2) {
+      so_far = fmaxf(so_far, __shfl_up_sync(0xffffffffu, so_far, lanes, kWindow));
     }
-
-    float so_far = lse;  // the largest of this lane's and those before it
+    const float before = __shfl_up_sync(0xffffffffu, so_far, 1, kWindow);
+    const float weight = weigh(window.lse, weighed == 0 ? maximum : fmaxf(maximum, before));
+    maximum = fmaxf(maximum, __shfl_sync(0xffffffffu, so_far, kWindow - 1, kWindow));
 #pragma unroll
-    for (int lanes = 1; lanes < kWeighed; lanes *= 2) {
-      so_far = fmaxf(so_far, __shfl_up_sync(0xffffffffu, so_far, lanes, kWeighed));
-    }
-    const float before = __shfl_up_sync(0xffffffffu, so_far, 1, kWeighed);
-    const float weight = weigh(lse, weighed == 0 ? maximum : fmaxf(maximum, before));
-    maximum = fmaxf(maximum, __shfl_sync(0xffffffffu, so_far, kWeighed - 1, kWeighed));
-#pragma unroll
-    for (int i = 0; i < kWeighed; ++i) {
-      const float of_chunk = __shfl_sync(0xffffffffu, weight, i, kWeighed);
+    for (int i = 0; i < kWindow; ++i) {
+      const float of_chunk = __shfl_sync(0xffffffffu, weight, i, kWindow);
       const float old = old_weight(of_chunk), own = own_weight(of_chunk);
-#pragma unroll
-      for (int k = 0; k < kMergeLoads; ++k) {
-        const float four[4] = {numbers[i][k].x, numbers[i][k].y, numbers[i][k].z, numbers[i][k].w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          total[k][j] = fold(total[k][j], four[j], old, own);
-        }
-      }
+      total[0] = fold(total[0], window.numbers[i].x, old, own);
+      total[1] = fold(total[1], window.numbers[i].y, old, own);
       sum = plus(times(sum, old), own);
     }
+    window = next;
   }
   if (!there) {
     return;
@@ -1095,13 +1096,8 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
   const float inverse = sum == 0.0f ? 0.0f : __frcp_rn(sum);
   Element* const out = params.out + batch * params.out_stride_batch +
                        position * params.out_stride_seq + head * params.out_stride_head + column;
-#pragma unroll
-  for (int k = 0; k < kMergeLoads; ++k) {
-    const float* const x = total[k];
-    __stcg(reinterpret_cast<uint2*>(out + k * kMergeLanes * 4),
-           make_uint2(pack(times(x[0], inverse), times(x[1], inverse)),
-                      pack(times(x[2], inverse), times(x[3], inverse))));
-  }
+  __stcg(reinterpret_cast<uint32_t*>(out),
+         pack(times(total[0], inverse), times(total[1], inverse)));
   if (column == 0 && params.lse) {
     params.lse[batch * params.lse_stride_batch + head * params.lse_stride_head + position] =
         plus(maximum, log_above(sum));
@@ -1377,7 +1373,7 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
       return kLaunchFailed;
     }
   }
-  const int64_t merging = ceil_div(int64_t(a.seqlen_q) * a.heads * a.batch, 4);
+  const int64_t merging = int64_t(a.seqlen_q) * a.heads * a.batch;
   return enqueue(merge, merging, kMergeThreads, 0, stream, params) ? kOk : kLaunchFailed;
 }
 
@@ -1406,6 +1402,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d256_causal_r32n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d256_causal_r32n64",
-      "a7028f8e70daef613c8718643d49625d4928c1751f408e8893dc2b8a785b662a"};
+      "3e89b1ce79855458ba6b93d5706081ec7eadc4475a5fd9b1ca08c312129e4990"};
   return &info;
 }
