@@ -83,6 +83,8 @@ BACKWARD = ("batch=1", "heads=4", "kv_heads=2", "seqlen_q=300", "seqlen_k=200")
 # from another place in the code. PTX allows that; synccheck calls it divergent, and ends the
 # kernel. Here the first block of rows sees keys of every warpgroup of a tile of 128.
 MET_IN_ONE_PLACE = ("batch=1", "heads=4", "kv_heads=2", "seqlen_q=100", "seqlen_k=128")
+# several steps of a chunk, some of them of no whole block, and fewer rows than a tile has
+DECODE = ("batch=2", "heads=6", "kv_heads=2", "seqlen_q=2", "seqlen_k=1300")
 SIZES = {
     "quant_fp16_d128_rot": ("batch=1", "heads=2", "seqlen=200"),
     "quant_fp16_d128_rot_shead": ("batch=1", "heads=2", "seqlen=200"),
@@ -92,7 +94,8 @@ SIZES = {
     "bwd_fp16_d128_causal_m64n128": BACKWARD,
     "bwd_bf16_d64_full_m128n128": BACKWARD,
     "bwd_fp16_d96_causal_m64n64_s1_dss1": BACKWARD,
-    "bwd_fp16_d256_causal_m64n64_dss1_intra_c2": BACKWARD,
+    "dec_fp16_d128_causal_r8n64": DECODE,
+    "dec_bf16_d96_full_r40n64": DECODE,
 }
 
 
