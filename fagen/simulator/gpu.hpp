@@ -115,6 +115,8 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
+inline int __ffs(uint32_t x) { return __builtin_ffs(int(x)); }
+inline int __clz(uint32_t x) { return x ? __builtin_clz(x) : 32; }
 inline uint32_t atomicInc(uint32_t* at, uint32_t most) {
   const uint32_t before = *at;
   *at = before >= most ? 0 : before + 1;
@@ -663,14 +665,14 @@ struct alignas(64) TensorMap {
     for (int flat = 0; flat < count; ++flat) {
       int rest = flat;
       bool inside = true;
-      char* address = data;
+      uint64_t offset = 0;
       for (int i = 0; i < rank; ++i) {
         const int64_t at = from[i] + rest % int(box[i]);
         rest /= int(box[i]);
         inside &= at >= 0 && at < int64_t(sizes[i]);
-        address += at * int64_t(strides[i]);
+        offset += uint64_t(at) * strides[i];  // wraps around, as a ragged map wants it
       }
-      visit(uint32_t(flat * element), inside ? address : nullptr);
+      visit(uint32_t(flat * element), inside ? reinterpret_cast<char*>(uint64_t(data) + offset) : nullptr);
     }
   }
 };
@@ -964,6 +966,10 @@ T __shfl_sync(unsigned, T value, int from) {
   return sim::from_lane<T>(sim::meet(sim::as_shown(value)), from);
 }
 template <class T>
+T __shfl_up_sync(unsigned, T value, int distance) {
+  return sim::from_lane<T>(sim::meet(sim::as_shown(value)), sim::lane() < distance ? sim::lane() : sim::lane() - distance);
+}
+template <class T>
 T __shfl_xor_sync(unsigned, T value, int other) {
   return sim::from_lane<T>(sim::meet(sim::as_shown(value)), sim::lane() ^ other);
 }
@@ -975,6 +981,22 @@ inline uint32_t __ballot_sync(unsigned, bool vote) {
     votes |= uint32_t(shown[i][0]) << i;
   }
   return votes;
+}
+inline int __reduce_add_sync(unsigned, int value) {
+  const auto* shown = sim::meet(uint64_t(uint32_t(value)));
+  uint32_t sum = 0;
+  for (int i = 0; i < sim::kWarp; ++i) {
+    sum += uint32_t(shown[i][0]);
+  }
+  return int(sum);
+}
+inline uint32_t __reduce_or_sync(unsigned, uint32_t value) {
+  const auto* shown = sim::meet(uint64_t(value));
+  uint32_t all = 0;
+  for (int i = 0; i < sim::kWarp; ++i) {
+    all |= uint32_t(shown[i][0]);
+  }
+  return all;
 }
 inline bool __all_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) == ~0u; }
 inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
@@ -1021,6 +1043,11 @@ struct SM90_TMA_LOAD_4D {
     sim::load(*map, *reinterpret_cast<sim::MBarrier*>(full), static_cast<char*>(to), {a, b, c, d}, sim::self().block);
   }
 };
+struct SM90_TMA_LOAD_5D {
+  static void copy(const CUtensorMap* map, uint64_t* full, uint64_t, void* to, int a, int b, int c, int d, int e) {
+    sim::load(*map, *reinterpret_cast<sim::MBarrier*>(full), static_cast<char*>(to), {a, b, c, d, e}, sim::self().block);
+  }
+};
 struct SM90_TMA_LOAD_MULTICAST_4D {
   static void copy(const CUtensorMap* map, uint64_t* full, uint16_t mask, uint64_t, void* to, int a, int b, int c, int d) {
     for (sim::Block* block : sim::self().block->cluster) {
@@ -1034,6 +1061,11 @@ inline void cluster_sync() { sim::cluster_sync(); }
 struct SM90_TMA_STORE_4D {
   static void copy(const CUtensorMap* map, const void* from, int a, int b, int c, int d) {
     sim::store(*map, static_cast<const char*>(from), {a, b, c, d});
+  }
+};
+struct SM90_TMA_STORE_5D {
+  static void copy(const CUtensorMap* map, const void* from, int a, int b, int c, int d, int e) {
+    sim::store(*map, static_cast<const char*>(from), {a, b, c, d, e});
   }
 };
 struct SM90_BULK_COPY_G2S {
