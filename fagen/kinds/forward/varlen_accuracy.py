@@ -15,15 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fagen.build import Binary
+from fagen.kinds.forward.accuracy import LSE_TOLERANCE, torch_math
 from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.reference import reference
+from fagen.measure.card import hopper
 from fagen.measure.inputs import softmax_scale
 from fagen.measure.numerics import largest, unit_in_last_place
 from fagen.measure.proof import judged
 from fagen.records import ShapeError
 from fagen.runtime.c_interface import call
 
-LSE_TOLERANCE = 1e-3
 _UNTOUCHED = 7.0  # of outputs beforehand: no NaN, whose bits may change unseen
 _MANY = 1_030  # sequences: a warp that looks at 32 at a time goes around more than 32 times
 
@@ -144,8 +146,6 @@ def case_error(
     An error that is NaN means that an output was no number, that a row without keys was not exactly
     0 and minus infinity, or that a row of no sequence was written.
     """
-    from fagen.kinds.forward.accuracy import torch_math  # it asks for a kernel of equal lengths
-
     given = inputs(plan, case, seed, device)
     into = outputs(plan, given["q"])
     kernel({**given, **into})
@@ -216,6 +216,33 @@ def check_cases(
         )
 
     return judged(plan, errors(), line, progress, of="cases")
+
+
+def check(
+    plan: Plan, binary: Binary, progress: Callable[[str], None] | None
+) -> tuple[ShapeError, ...]:
+    """Run a built kernel over the verification cases; a line for each.
+
+    Raises VerificationError after the last of them if any broke the rule, DeviceError without a
+    Hopper GPU.
+    """
+    hopper()
+    cases, kernel = verification_cases(plan), kernel_of(plan, binary.library)
+    return check_cases(plan, cases, kernel, device="cuda", progress=progress)
+
+
+def simulated(
+    plan: Plan, run: Callable[..., None], progress: Callable[[str], None] | None
+) -> tuple[ShapeError, ...]:
+    """Check a kernel on a CPU, where `run` takes tensors by name; a line for each case.
+
+    Raises VerificationError after the last of them if any broke the rule.
+    """
+
+    def kernel(given: dict[str, Any]) -> None:
+        run(**given)
+
+    return check_cases(plan, small_cases(plan), kernel, device="cpu", progress=progress)
 
 
 def kernel_of(plan: Plan, library: Path) -> Kernel:
