@@ -285,7 +285,6 @@ def test_what_is_not_there_yet_is_named(more: dict[str, Any], said: str) -> None
 @pytest.mark.parametrize(
     "name",
     [
-        "flash_attn_varlen_func",
         "flash_attn_qkvpacked_func",
         "flash_attn_with_kvcache",
         "flash_attn_combine",

@@ -98,8 +98,8 @@ def attention_varlen(
             )
     if torch.is_grad_enabled() and needs_gradient(q, k, v):
         raise ValueError(
-            "attention_varlen: q, k or v requires a gradient, and packed sequences have no backward "
-            "yet; call it under torch.no_grad(), or fagen.attention for each sequence"
+            "attention_varlen: q, k or v requires a gradient, and packed sequences have no "
+            "backward yet; call it under torch.no_grad(), or fagen.attention for each sequence"
         )
     head_dim = q.shape[2]
     key = q.device, q.dtype, head_dim, v.shape[2], causal

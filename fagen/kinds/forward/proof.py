@@ -28,8 +28,9 @@ def _errors(plan: Plan, binary: Binary, progress: Say | None) -> tuple[ShapeErro
 def _simulated(
     plan: Plan, run: Callable[..., None], progress: Say | None
 ) -> tuple[ShapeError, ...]:
-    how = varlen_accuracy if plan.varlen else accuracy
-    return how.simulated(plan, run, progress)
+    if plan.varlen:
+        return varlen_accuracy.simulated(plan, run, progress)
+    return accuracy.simulated(plan, run, progress)
 
 
 def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Speed, ...]:

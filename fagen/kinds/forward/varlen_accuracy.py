@@ -1,8 +1,8 @@
 """A kernel whose sequences have lengths of their own in, its errors against fp64 out.
 
-The rule for an output is that of `accuracy`, over all sequences. A sequence sees nothing of another:
-of every case sequences are NaN by turns, and so is what lies between, before and behind them; nor
-may any row be written there, so that outputs keep what they were filled with.
+The rule for an output is that of `accuracy`, over all sequences. None sees anything of another: of
+many cases every second sequence is NaN, and always what lies before and behind them all, and the
+keys that are not used. No row may be written there: outputs keep what they were filled with.
 """
 
 import math

@@ -1,5 +1,7 @@
 """A Plan and packed sequences in, what its kernel computes out: each sequence by itself."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -39,6 +41,5 @@ def emulate_varlen(
 
 def _intervals(offsets: list[int], total: int) -> list[tuple[int, int]]:
     """Where each sequence begins and ends, within the tensor; backwards is empty."""
-    ends = zip(offsets, offsets[1:], strict=False)
-    found = [(max(0, begin), min(end, total)) for begin, end in ends]
+    found = [(max(0, begin), min(end, total)) for begin, end in pairwise(offsets)]
     return [(begin, max(begin, end)) for begin, end in found]
