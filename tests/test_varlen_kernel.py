@@ -49,29 +49,20 @@ def test_it_is_right_whatever_happens_when(slug: str) -> None:
 
 
 FAULTS = {
-    "the place of a tile is taken too early": "shared.tile_empty[stage].wait(phase ^ 1);",
     "nobody asks for the next one": "shared.tile_wanted.arrive();",
+    "the producer keeps what it took": "    tiles.take();\n",
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_passing_tiles_on_needs_each_of_its_waits(name: str, tmp_path: Path) -> None:
+def test_a_tile_that_is_not_passed_on_is_told_as_a_deadlock(name: str, tmp_path: Path) -> None:
     of = planned(SMALL)
     kernel, right = render(of).kernel, FAULTS[name]
     assert right in kernel
     library = simulator.build(kernel.replace(right, ""), tmp_path)
-
-    def wrong(case: Case, seed: int) -> bool:
-        def run(given: dict[str, Any]) -> None:
-            simulator.call(of, library, seed=seed, **given)
-
-        try:
-            return not case_error(of, case, run, device="cpu").ok
-        except DeviceError:  # it hangs
-            return True
-
-    many = Case(tuple((1 + i % 3 * 64, i * 5 % 7) for i in range(200)), 2, 1)
-    assert any(wrong(many, seed) for seed in range(2))
+    case = Case(((65, 7), (3, 3), (200, 90)) * 60, 2, 1)
+    with pytest.raises(DeviceError, match=f"{SMALL} on the simulator, seed 0"):
+        case_error(of, case, lambda given: simulator.call(of, library, **given), device="cpu")
 
 
 def test_the_counter_of_tiles_is_left_as_it_was_found(tmp_path: Path) -> None:
