@@ -1,4 +1,4 @@
-"""FlashAttention-3's forward call in, fagen.attention's answer out, in FlashAttention-3's layout.
+"""FlashAttention-3's forward calls in, fagen's answers out, in FlashAttention-3's layout.
 
 Code that imports from `flash_attn_interface` runs with `fagen.flash_attn_interface` instead. Names,
 order and defaults of arguments are those of FlashAttention-3's module; what fagen has no kernels
@@ -6,14 +6,18 @@ for yet raises NotImplementedError, which names the argument or the function.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from fagen.runtime.arguments import E4M3, refuse_rank
+from fagen.runtime.arguments import E4M3, needs_gradient, refuse_rank
 from fagen.runtime.attention import attention
 from fagen.runtime.checks import shape_of
+from fagen.runtime.varlen import attention_varlen
+
+Refuse = Callable[[str, str], NoReturn]  # an argument; what to do instead
 
 
 def flash_attn_func(
@@ -61,19 +65,11 @@ def flash_attn_func(
     if not q.dim() == k.dim() == v.dim() == 4:
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             refuse_rank(name, tensor)
-    if qv is not None:
-        _refuse("qv", "None is none")
-    if attention_chunk > 0:
-        _refuse(f"attention_chunk = {attention_chunk}", "0 is none")
-    if softcap > 0:
-        _refuse(f"softcap = {softcap}", "0.0 is none")
-    if num_splits > 1:
-        _refuse(f"num_splits = {num_splits}", "with 1 or 0 the same is computed without splits")
-    if sm_margin != 0:
-        _refuse(f"sm_margin = {sm_margin}", "0 is none: a kernel takes all SMs")
-    if deterministic and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        _refuse("a deterministic gradient of q", "without its last bits may differ")
-    causal = _is_causal(window_size, q.shape[1], k.shape[1], causal=causal)
+    refuse = partial(_refuse, "flash_attn_func")
+    _refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
+    if deterministic and torch.is_grad_enabled() and needs_gradient(q, k, v):
+        refuse("a deterministic gradient of q", "without its last bits may differ")
+    causal = _is_causal(refuse, window_size, q.shape[1], k.shape[1], causal=causal)
     if q.dtype == E4M3:
         q_descale, k_descale, v_descale = _descales(q, k, q_descale, k_descale, v_descale)
     else:
@@ -91,11 +87,95 @@ def flash_attn_func(
     )
 
 
-def _refuse(argument: str, instead: str) -> NoReturn:
-    raise NotImplementedError(f"flash_attn_func: {argument} is not there yet in fagen; {instead}")
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: Sequence[int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute attention of packed sequences, as FlashAttention-3's function of this name does.
+
+    q (total_q, H, D), k (total_k, Hk, D) and v (total_k, Hk, Dv) in fp16 or bf16; cu_seqlens_q and
+    cu_seqlens_k (B + 1), seqused_k (B) in int32; see fagen.attention_varlen. Of tensors whose last
+    dimension is not contiguous a copy is made.
+
+    max_seqlen_q and max_seqlen_k only tell which window_size is no window: lengths are read on the
+    device. Descales, pack_gqa, deterministic and num_splits of 1 or less change nothing here.
+
+    Returns out (total_q, H, Dv) in q's dtype, and with return_attn_probs also the log-sum-exp (H,
+    total_q) in fp32, natural logarithm: zeros and minus infinity for a row that sees no key.
+
+    Raises NotImplementedError for what flash_attn_func has not either, e4m3, seqused_q, and where a
+    gradient is needed; ValueError for a wrong argument; and what else fagen.attention_varlen does.
+    """
+    refuse = partial(_refuse, "flash_attn_varlen_func")
+    _refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
+    if seqused_q is not None:
+        refuse("seqused_q", "None is none")
+    if q.dtype == E4M3:
+        refuse("e4m3", "flash_attn_func takes one sequence of it at a time, q[None, begin:end]")
+    if torch.is_grad_enabled() and needs_gradient(q, k, v):
+        refuse("a gradient", "flash_attn_func has one, for a sequence at a time")
+    return attention_varlen(
+        q if q.stride(-1) == 1 else q.contiguous(),
+        k if k.stride(-1) == 1 else k.contiguous(),
+        v if v.stride(-1) == 1 else v.contiguous(),
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_k=seqused_k,
+        causal=_is_causal(refuse, window_size, max_seqlen_q, max_seqlen_k, causal=causal),
+        scale=softmax_scale,
+        return_lse=return_attn_probs,
+    )
 
 
-def _is_causal(window: Sequence[int], queries: int, keys: int, *, causal: bool) -> bool:
+def _refuse(function: str, argument: str, instead: str) -> NoReturn:
+    raise NotImplementedError(f"{function}: {argument} is not there yet in fagen; {instead}")
+
+
+def _refuse_missing(
+    refuse: Refuse,
+    qv: Tensor | None,
+    attention_chunk: int,
+    softcap: float,
+    num_splits: int,
+    sm_margin: int,
+) -> None:
+    """Raise NotImplementedError for an argument that no function here has kernels for."""
+    if qv is not None:
+        refuse("qv", "None is none")
+    if attention_chunk > 0:
+        refuse(f"attention_chunk = {attention_chunk}", "0 is none")
+    if softcap > 0:
+        refuse(f"softcap = {softcap}", "0.0 is none")
+    if num_splits > 1:
+        refuse(f"num_splits = {num_splits}", "with 1 or 0 the same is computed without splits")
+    if sm_margin != 0:
+        refuse(f"sm_margin = {sm_margin}", "0 is none: a kernel takes all SMs")
+
+
+def _is_causal(
+    refuse: Refuse, window: Sequence[int], queries: int, keys: int, *, causal: bool
+) -> bool:
     """Whether a window and `causal` amount to the causal mask; False is no mask.
 
     Raises NotImplementedError where they are neither.
@@ -106,9 +186,9 @@ def _is_causal(window: Sequence[int], queries: int, keys: int, *, causal: bool) 
     endless_right = right < 0 or right >= queries - 1
     if endless_left and (causal or right == 0):
         return True
-    if endless_left and endless_right:
-        return False
-    _refuse(f"window_size = ({left}, {right})", "(-1, -1) is none, and (-1, 0) the causal mask")
+    if not (endless_left and endless_right):
+        refuse(f"window_size = ({left}, {right})", "(-1, -1) is none, and (-1, 0) the causal mask")
+    return False
 
 
 def _descales(
@@ -156,9 +236,6 @@ def _not_there(name: str, instead: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-flash_attn_varlen_func = _not_there(
-    "flash_attn_varlen_func", "flash_attn_func takes one sequence at a time, q[None, start:end]"
-)
 flash_attn_qkvpacked_func = _not_there(
     "flash_attn_qkvpacked_func", "flash_attn_func takes *qkv.unbind(-3) without a copy"
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from fagen.errors import ScheduleError
 from fagen.schedule import Schedule
-from fagen.vocab import DTYPES, FORWARD, FP32, MASKS, PASSES
+from fagen.vocab import DTYPES, FORWARD, FP32, LENGTHS, MASKS, PASSES
 
 TOKENS, HIDDEN = 16_384, 2_048  # of the standard sizes: batch · seqlen, heads · head_dim
 
@@ -27,6 +27,7 @@ class Problem:
     scale_rows: int | None = None  # that share a scale; 0 where a head or the tensor has one
     kind: str = FORWARD  # of the kernels: a word of vocab's PASSES
     deterministic: bool = False  # asked for where a kernel's sums may come in any order
+    lengths: str = LENGTHS[0]  # "varlen": sequences have lengths of their own
 
     @classmethod
     def of(cls, schedule: Schedule) -> "Problem":
@@ -35,7 +36,7 @@ class Problem:
         if missing := [name for name in _REQUIRED if name not in values]:
             raise ScheduleError(f"{schedule.slug} computes no attention: it has no {missing[0]}")
         # where a kind has no such key it does not apply
-        none = {"v_layout": "", "scale_rows": 0, "deterministic": False}
+        none = {"v_layout": "", "scale_rows": 0, "deterministic": False, "lengths": LENGTHS[0]}
         without = {"out_dtype": values["dtype"], **none}
         said = {name: values.get(name, other) for name, other in without.items()}
         return cls(**{name: values[name] for name in _REQUIRED}, **said, kind=schedule.kind)
@@ -63,7 +64,13 @@ class Problem:
         """
         v = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
         said = [PASSES[self.kind].said, self.dtype, f"d{self.head_dim}{v}", self.mask]
+        said += [self.lengths] * self.varlen
         return "_".join(filter(None, said)) + (DETERMINISTIC if self.deterministic else "")
+
+    @property
+    def varlen(self) -> bool:
+        """Whether sequences have lengths of their own, and lie one after another."""
+        return self.lengths != LENGTHS[0]
 
     def __str__(self) -> str:
         columns = f"{self.head_dim}"
@@ -81,6 +88,7 @@ class Problem:
             said.append(f"{self.kind} pass")
         if self.deterministic:
             said.append("deterministic")
+        said += [self.lengths] * self.varlen
         return ", ".join(said)
 
 

@@ -23,7 +23,7 @@ class Extent:
 
     ⌈name / per⌉ · times + plus: Extent("seqlen") is the size itself, Extent("seqlen", per=64) its
     blocks of 64, Extent("seqlen", per=16, times=16) the size rounded up to a multiple of 16,
-    Extent("batch", plus=1) where each sequence begins and the last one ends.
+    Extent("batch", plus=1) where each sequence begins and the last one ends; a minus is allowed.
     """
 
     name: str = ""
@@ -48,7 +48,12 @@ class Extent:
             return f"{self.number}"
         blocks = self.name if self.per == 1 else f"ceil({self.name} / {self.per})"
         said = blocks if self.times == 1 else f"{blocks} · {self.times}"
-        return f"{said} + {self.plus}" if self.plus else said
+        return f"{said} {self.added}" if self.plus else said
+
+    @property
+    def added(self) -> str:
+        """What is added, with its sign: '+ 1', '- 1'."""
+        return f"{'-' if self.plus < 0 else '+'} {abs(self.plus)}"
 
 
 @dataclass(frozen=True)
@@ -223,16 +228,18 @@ class Signature:
     rules: tuple[Multiple, ...] = ()
     keyword_from: str = ""
     no_gradient: str = "there is no backward yet"
+    form: str = ""  # of the struct, where a kind's calls are of several
 
     @property
     def struct(self) -> str:
         """The name of the C struct."""
-        return f"Fagen{self.kind.capitalize()}Args"
+        return f"Fagen{self.kind.capitalize()}{self.form.capitalize()}Args"
 
     @property
     def guard(self) -> str:
         """The macro that says that the struct is there, in this version."""
-        return f"FAGEN_{self.kind.upper()}_ARGS"
+        form = f"_{self.form.upper()}" if self.form else ""
+        return f"FAGEN_{self.kind.upper()}{form}_ARGS"
 
     @cached_property
     def most(self) -> Mapping[str, int]:

@@ -307,6 +307,7 @@ SCALE_ROWS_DEFAULT = 64  # of a schedule and of a call
 ROTARIES = ("none", "halves", "pairs")
 TOTALS = ("registers", "shared")
 LAYOUTS = ("dense", "packed")
+LENGTHS = ("equal", "varlen")  # of the sequences of a call
 BLOCK_THREADS = (64, 128, 256)
 RING_STAGES = (2, 4, 8, 16)
 LANE_LOADS = (1, 2, 4)

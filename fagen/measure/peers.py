@@ -77,6 +77,8 @@ def ours(binary: Binary) -> Implementation:
 
     def bind(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
         given = trial.arguments(of, q, k, v)
+        if problem.varlen:  # of sequences that were packed
+            return Call(lambda: trial.compared(kernel(*given)).unflatten(0, q.shape[:2]))
         return Call(lambda: trial.compared(kernel(*given)))
 
     problem = Problem.of(of.schedule)

@@ -121,6 +121,7 @@ void __stcg(T* to, T value) {
   *to = value;
 }
 inline float __frcp_rn(float x) { return 1.f / x; }
+inline int __clz(uint32_t x) { return x ? __builtin_clz(x) : 32; }
 inline uint32_t atomicInc(uint32_t* at, uint32_t most) {
   const uint32_t before = *at;
   *at = before >= most ? 0 : before + 1;
@@ -180,7 +181,7 @@ struct Thread {
   int index;
   bool ended = false;
   Wait wait;
-  uint64_t passed = 0;  // waits for mbarriers
+  uint64_t passed = 0;  // phases of mbarriers that it has waited for, or found passed
   const uint32_t* watched = nullptr;  // global memory that it last looked at, and what it saw there
   uint32_t seen = 0;
   std::vector<std::shared_ptr<BulkStore>> open_stores;
@@ -604,13 +605,14 @@ inline uint32_t swizzled(uint32_t address, int bits) { return address ^ (address
 
 inline bool mbarrier_passed(const void* object, uint64_t parity);
 
-// Whether all lanes of a thread's warp have passed as many mbarriers as it has, or can never.
+// Whether all lanes of a thread's warp have passed as many mbarriers as it has, or are held up by something else.
 inline bool in_step(const void* object, uint64_t) {
   const Thread& own = *static_cast<const Thread*>(object);
   const int first = own.index / kWarp * kWarp;
   for (int i = first; i < std::min<int>(first + kWarp, own.block->threads.size()); ++i) {
     const Thread& other = own.block->threads[i];
-    const bool elsewhere = other.wait.test && other.wait.test != mbarrier_passed;
+    const Wait& wait = other.wait;
+    const bool elsewhere = wait.test && wait.test != mbarrier_passed && (wait.test == in_step || !wait.test(wait.object, wait.value));
     if (!other.ended && other.passed < own.passed && !elsewhere) {
       return false;
     }
@@ -682,14 +684,14 @@ struct alignas(64) TensorMap {
     for (int flat = 0; flat < count; ++flat) {
       int rest = flat;
       bool inside = true;
-      char* address = data;
+      uint64_t offset = 0;
       for (int i = 0; i < rank; ++i) {
         const int64_t at = from[i] + rest % int(box[i]);
         rest /= int(box[i]);
         inside &= at >= 0 && at < int64_t(sizes[i]);
-        address += at * int64_t(strides[i]);
+        offset += uint64_t(at) * strides[i];  // wraps around, as a ragged map wants it
       }
-      visit(uint32_t(flat * element), inside ? address : nullptr);
+      visit(uint32_t(flat * element), inside ? reinterpret_cast<char*>(uint64_t(data) + offset) : nullptr);
     }
   }
 };
@@ -986,6 +988,10 @@ T __shfl_sync(unsigned, T value, int from) {
   return sim::from_lane<T>(sim::meet(sim::as_shown(value)), from);
 }
 template <class T>
+T __shfl_up_sync(unsigned, T value, int distance) {
+  return sim::from_lane<T>(sim::meet(sim::as_shown(value)), sim::lane() < distance ? sim::lane() : sim::lane() - distance);
+}
+template <class T>
 T __shfl_xor_sync(unsigned, T value, int other) {
   return sim::from_lane<T>(sim::meet(sim::as_shown(value)), sim::lane() ^ other);
 }
@@ -1016,6 +1022,22 @@ inline uint32_t __ballot_sync(unsigned, bool vote) {
   }
   return votes;
 }
+inline int __reduce_add_sync(unsigned, int value) {
+  const auto* shown = sim::meet(uint64_t(uint32_t(value)));
+  uint32_t sum = 0;
+  for (int i = 0; i < sim::kWarp; ++i) {
+    sum += uint32_t(shown[i][0]);
+  }
+  return int(sum);
+}
+inline uint32_t __reduce_or_sync(unsigned, uint32_t value) {
+  const auto* shown = sim::meet(uint64_t(value));
+  uint32_t all = 0;
+  for (int i = 0; i < sim::kWarp; ++i) {
+    all |= uint32_t(shown[i][0]);
+  }
+  return all;
+}
 inline bool __all_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) == ~0u; }
 inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
 
@@ -1026,7 +1048,12 @@ namespace cutlass::arch {
 struct ClusterBarrier : sim::MBarrier {
   using MBarrier::arrive;
   void arrive(uint32_t rank, uint32_t = true) { sim::in_block(sim::self().block->cluster[rank], static_cast<MBarrier*>(this))->arrive(); }
-  bool test_wait(uint32_t parity) const { return sim::mbarrier_passed(this, parity) && !sim::machine.chance(4); }
+  // Who finds it passed has no need to wait for it, while another lane of the warp has.
+  bool test_wait(uint32_t parity) const {
+    const bool passed = sim::mbarrier_passed(this, parity) && !sim::machine.chance(4);
+    sim::self().passed += passed;
+    return passed;
+  }
   bool try_wait(uint32_t parity) const { return test_wait(parity); }
 };
 struct ClusterTransactionBarrier : ClusterBarrier {
@@ -1061,6 +1088,11 @@ struct SM90_TMA_LOAD_4D {
     sim::load(*map, *reinterpret_cast<sim::MBarrier*>(full), static_cast<char*>(to), {a, b, c, d}, sim::self().block);
   }
 };
+struct SM90_TMA_LOAD_5D {
+  static void copy(const CUtensorMap* map, uint64_t* full, uint64_t, void* to, int a, int b, int c, int d, int e) {
+    sim::load(*map, *reinterpret_cast<sim::MBarrier*>(full), static_cast<char*>(to), {a, b, c, d, e}, sim::self().block);
+  }
+};
 struct SM90_TMA_LOAD_MULTICAST_4D {
   static void copy(const CUtensorMap* map, uint64_t* full, uint16_t mask, uint64_t, void* to, int a, int b, int c, int d) {
     for (sim::Block* block : sim::self().block->cluster) {
@@ -1074,6 +1106,11 @@ inline void cluster_sync() { sim::cluster_sync(); }
 struct SM90_TMA_STORE_4D {
   static void copy(const CUtensorMap* map, const void* from, int a, int b, int c, int d) {
     sim::store(*map, static_cast<const char*>(from), {a, b, c, d});
+  }
+};
+struct SM90_TMA_STORE_5D {
+  static void copy(const CUtensorMap* map, const void* from, int a, int b, int c, int d, int e) {
+    sim::store(*map, static_cast<const char*>(from), {a, b, c, d, e});
   }
 };
 struct SM90_BULK_COPY_G2S {

@@ -8,6 +8,7 @@ from typing import Any
 import fagen
 from fagen import evidence
 from fagen.dispatch.choice import KIND
+from fagen.errors import ScheduleError
 from fagen.evidence import Evidence
 from fagen.kind import Plan
 from fagen.paths import locate
@@ -299,7 +300,11 @@ def _case(signature: Signature, number: int) -> tuple[int, ...]:
 
 
 def folder_of(manifest: Manifest) -> Folder:
-    """Work a manifest out.  Raises OverBudget, and ToolchainError where clang-format is missing."""
+    """Work a manifest out.
+
+    Raises OverBudget, ScheduleError for a kernel that no folder can hold yet, and ToolchainError
+    where clang-format is missing.
+    """
     kernels = tuple(_kernel(alias, schedule) for alias, schedule in manifest.kernels)
     return Folder(
         name=manifest.name,
@@ -312,6 +317,11 @@ def folder_of(manifest: Manifest) -> Folder:
 
 def _kernel(alias: str, schedule: Schedule) -> Kernel:
     planned = plan(schedule)
+    if form := planned.signature.form:
+        raise ScheduleError(
+            f"{schedule.slug}: {form} kernels have a call of their own, which folders do not have "
+            "yet; generated/ has their sources, and `fagen generate --binding` their torch op"
+        )
     source = render(planned)
     found = evidence.of_source(source.slug, lambda: source.hash)
     return Kernel(alias, schedule, planned, source, found)

@@ -23,7 +23,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "v_layout": tuple(V_LAYOUTS),
 }
 
-_SHARED = ("kind", "deterministic")  # by all problems of a table
+_SHARED = ("kind", "deterministic", "lengths")  # by all problems of a table
 
 
 @dataclass(frozen=True)

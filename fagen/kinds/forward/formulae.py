@@ -36,7 +36,7 @@ REGISTER_FILE = "register file of a thread block"
 SUMMED = (
     *("dtype", "head_dim", "head_dim_v", "block_m", "block_n", "stages", "output", "p"),
     *("producer", "consumers", "producer_registers", "consumer_registers", "q_stages", "sum"),
-    *("v_layout", "promote", "totals", "scale_rows", "v_scales", "out_dtype", "order"),
+    *("v_layout", "promote", "totals", "scale_rows", "v_scales", "out_dtype", "order", "lengths"),
 )
 
 # d, d_v padded; e bytes per element
@@ -172,13 +172,14 @@ def shared_formulae(
     out_bytes: int,
     dynamic: bool,
     votes: bool,
+    varlen: bool,
 ) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment.
 
     `out_bytes` are those of an element of O, 0 where it has as many as the others; `group_keys`,
     which share a scale, where blocks have some, else it is 0, and `totals` where sums are promoted;
     `dynamic`: tiles are drawn, and a ring of TILE_STAGES passes them on; `votes`: the warps of a
-    warpgroup vote on how to go on.
+    warpgroup vote on how to go on; `varlen`: a warp of its own draws tiles when it is asked to.
     """
     import sympy
 
@@ -206,6 +207,7 @@ def shared_formulae(
         + 2 * q_stages * readers
         + (1 if output == "v_space" else 0)
         + (2 * TILE_STAGES if dynamic else 0)
+        + (1 if varlen else 0)
     )
     tiles = TILE_BYTES * TILE_STAGES if dynamic else 0
     votes_bytes = WARPS * readers if votes else 0
@@ -246,7 +248,7 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
 
 def _shared_choices(
     values: Mapping[str, Any],
-) -> tuple[str, str, str, str, int, str, str, int, bool, bool]:
+) -> tuple[str, str, str, str, int, str, str, int, bool, bool, bool]:
     output, p, row_sum, v_layout = (values[key] for key in ("output", "p", "sum", "v_layout"))
     group_keys = keys_of_a_scale(values["block_n"], values["scale_rows"])
     by_block = values["scale_rows"] > 0
@@ -257,7 +259,8 @@ def _shared_choices(
     v_scales, totals = values["v_scales"], values["totals"]
     dynamic = ORDERS[values["order"]].dynamic
     votes = finds_spread(values["dtype"], values["maximum"], values["intra_warpgroup"])
-    return output, p, row_sum, v_layout, of_scales, v_scales, totals, of_out, dynamic, votes
+    varlen = values["lengths"] == "varlen"
+    return output, p, row_sum, v_layout, of_scales, v_scales, totals, of_out, dynamic, votes, varlen
 
 
 def _register_choices(values: Mapping[str, Any]) -> tuple[str, str, bool]:

@@ -10,6 +10,7 @@ from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
 from fagen.vocab import (
     DTYPES,
+    LENGTHS,
     MASKS,
     MAXIMA,
     ORDERS,
@@ -52,6 +53,11 @@ class Attention(Section):
         "of O; if left out that of Q, K and V, and bf16 where these are e4m3"
     )
     mask: Annotated[str, OneOf(MASKS)] = Field(description="which keys a query sees")
+    lengths: Annotated[str, OneOf(LENGTHS)] = Field(
+        default="equal",
+        description='"equal": all sequences are of one length; "varlen": each has its own, their '
+        "rows lie one after the other, and where each begins is read on the GPU",
+    )
 
 
 class Tile(Section):

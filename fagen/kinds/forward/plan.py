@@ -77,6 +77,7 @@ class Plan:
     dtype: Dtype  # of Q, K and V
     out_dtype: Dtype  # of O
     mask: Mask
+    varlen: bool  # sequences have lengths of their own, which the GPU reads
 
     head_dim: int
     head_dim_v: int
@@ -219,8 +220,10 @@ class Plan:
     @property
     def launches(self) -> Launches:
         """One kernel, whose thread blocks take tiles of block_m rows of a head each."""
-        rows = Extent("seqlen_q", per=self.block_m * self.cluster, times=self.cluster)
-        tiles = Product((rows, Extent("heads"), Extent("batch")))
+        name = "total_q" if self.varlen else "seqlen_q"
+        rows = Extent(name, per=self.block_m * self.cluster, times=self.cluster)
+        sequences = Extent("offsets") if self.varlen else Extent("batch")
+        tiles = Product((rows, Extent("heads"), sequences))  # at most, where lengths differ
         grid = Grid(tiles, resident=self.persistent, cluster=self.cluster)
         kernel = Launch("attention_forward", grid, self.threads, self.shared_bytes)
         if not self.dynamic:
@@ -281,6 +284,7 @@ def plan(schedule: Schedule) -> Plan:
         dtype=dtype,
         out_dtype=out_dtype,
         mask=mask,
+        varlen=schedule.attention.lengths == "varlen",
         head_dim=schedule.attention.head_dim,
         head_dim_v=schedule.attention.head_dim_v,
         head_dim_padded=d,
@@ -375,7 +379,8 @@ def _tile_readers(schedule: Schedule) -> int:
     consumers = schedule.warps.consumers * SM90.warpgroup_threads // SM90.warp_threads
     transposers = _TRANSPOSERS if schedule.fp8.v_layout == "rows" else 0
     scales = schedule.fp8.scales == "block" and not transposers  # else a transposer writes them too
-    return consumers + transposers + scales
+    # where a warp of its own draws tiles, the producer reads them too
+    return consumers + transposers + scales + (schedule.attention.lengths == "varlen")
 
 
 def _skips_masked_blocks(schedule: Schedule) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fagen.build import Binary
-from fagen.kinds.forward.accuracy import check, kernel_error, simulated
+from fagen.kinds.forward import accuracy, varlen_accuracy
 from fagen.kinds.forward.operands import alike, arguments, launch, outputs
 from fagen.kinds.forward.plan import Plan
 from fagen.measure.cells import compare, speeds
@@ -20,7 +20,17 @@ _REGIMES = (replace(SUSTAINED, rounds=2), BURST)
 
 
 def _errors(plan: Plan, binary: Binary, progress: Say | None) -> tuple[ShapeError, ...]:
-    return check(plan, binary, progress=progress)
+    if plan.varlen:
+        return varlen_accuracy.check(plan, binary, progress)
+    return accuracy.check(plan, binary, progress=progress)
+
+
+def _simulated(
+    plan: Plan, run: Callable[..., None], progress: Say | None
+) -> tuple[ShapeError, ...]:
+    if plan.varlen:
+        return varlen_accuracy.simulated(plan, run, progress)
+    return accuracy.simulated(plan, run, progress)
 
 
 def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Speed, ...]:
@@ -33,6 +43,6 @@ TRIAL = Trial(
     outputs=lambda of, given: outputs(of, given[0]),
     launch=launch,
     alike=alike,
-    error=kernel_error,
+    error=accuracy.kernel_error,
 )
-PROOF = Proof(_errors, _speeds, TRIAL, simulated)
+PROOF = Proof(_errors, _speeds, TRIAL, _simulated)

@@ -22,6 +22,7 @@ from fagen.vocab import (
 
 # in the order in which a slug says them, each only where the value is not the default
 _CODES = (
+    Code("lengths", words={"equal": "equal", "varlen": "varlen"}),
     Code("out_dtype", words={name: f"o{name}" for name in OUT_DTYPES}),
     Code("stages", "s"),
     Code("q_stages", "q"),
@@ -70,8 +71,8 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "consumers": lambda keys: keys["block_m"] // SM90.wgmma_m,
     # wherever two warpgroups can take turns at the tensor cores (consumers, producer)
     "inter_warpgroup": lambda keys: keys["consumers"] > 1 and keys["producer"] == "warp",
-    # longest tiles first where they differ in length, to whoever comes free (mask, producer,
-    # cluster)
+    # longest tiles first where they differ in length, to whoever comes free (lengths, mask,
+    # producer, cluster)
     "order": lambda keys: _order(keys),
     # that of Q, K and V where O can have it (dtype)
     "out_dtype": lambda keys: DTYPES[keys["dtype"]].out,
@@ -96,6 +97,8 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 
 def _order(keys: Mapping[str, Any]) -> str:
     """The grid order that suits the mask; only a producer of a block by itself can draw tiles."""
+    if keys["lengths"] == "varlen":
+        return "dynamic"  # how many tiles there are the host does not know
     order = ORDERS[MASKS[keys["mask"]].order]
     draws = keys["producer"] == "warp" and keys["cluster"] == 1
     return order.name if draws else order.static or order.name
@@ -214,6 +217,20 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         static = ORDERS[keys["order"]].static
         said = f'"{keys["order"]}" needs producer = "warp", which draws the tiles; use "{static}"'
         yield "order", said
+    if keys["lengths"] == "varlen":
+        for key, only in (("producer", "warp"), ("order", "dynamic"), ("cluster", 1)):
+            if keys[key] != only:
+                yield (
+                    key,
+                    f'must be {_toml(only)} with lengths = "varlen": a warp beside the producer '
+                    "draws the tiles, whose number only the GPU knows; leave it out",
+                )
+        if _fp8(keys):
+            yield (
+                "lengths",
+                '"varlen" is for 16-bit kernels so far; use dtype = "fp16" or "bf16", or leave '
+                "lengths out",
+            )
     if keys["totals"] and not keys["promote"]:
         yield "totals", "has no meaning but with promote; leave it out"
     if keys["promote"] and keys["sum"] == "tensor":

@@ -1,9 +1,10 @@
 """What a call of attention takes and gives, for one Plan."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fagen.signature import MAX_SIZE, Dim, Extent, Multiple, Scalar, Signature, Size, Tensor
-from fagen.vocab import FP32, KEY_ORDER
+from fagen.vocab import FP32, INT32, KEY_ORDER
 
 if TYPE_CHECKING:
     from fagen.kinds.forward.plan import Plan
@@ -22,8 +23,11 @@ def signature(plan: "Plan") -> Signature:
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), or transposed (B, Hk, Dv, Sk to 16), out
     (B, Sq, H, Dv), lse (B, H, Sq) in fp32. Where Q, K and V have scales, descales in fp32 (B, H or
     Hk, blocks), of V (B, Hk, Dv) unless they are by block, and what was taken off K and V before
-    they were quantised, k_mean (B, Hk, D) and v_mean (B, Hk, Dv).
+    they were quantised, k_mean (B, Hk, D) and v_mean (B, Hk, Dv). Where sequences have lengths of
+    their own it is that of `packed`.
     """
+    if plan.varlen:
+        return packed(plan)
     conversion = "fagen.quantize({name}) makes it so, with its descale" if plan.fp8 else ""
 
     def given(name: str, seqlen: str, heads: str, columns: int, note: str) -> Tensor:
@@ -98,6 +102,69 @@ def signature(plan: "Plan") -> Signature:
             Scalar("scale", "float", "of q kᵀ before the softmax", positive=True, most=MOST_SCALE),
         ),
         order=("q", "k", "v", "scale", "q_descale", "k_descale", "v_descale", "v_mean", "k_mean"),
+        rules=(Multiple("heads", "kv_heads"),),
+        no_gradient="this op has no backward",
+    )
+
+
+# A tensor map goes back by 2^30 rows, in strides below 2^34 elements.
+_MOST_PACKED_STRIDE = 1 << 32
+
+
+def packed(plan: "Plan") -> Signature:
+    """Return the signature of a kernel whose sequences lie one after another, each of its length.
+
+    q (total_q, H, D), k (total_k, Hk, D), v (total_k, Hk, Dv), cu_seqlens_q and cu_seqlens_k
+    (B + 1) and seqused_k (B) in int32, out (total_q, H, Dv), lse (H, total_q) in fp32.
+    """
+
+    def rows(name: str, total: str, heads: str, columns: int, note: str = "") -> Tensor:
+        dims = _rows(total, heads, columns)[1:]
+        return Tensor(name, dims, plan.dtype, note, max_stride=_MOST_PACKED_STRIDE)
+
+    def lengths(name: str, extent: Extent, note: str, *, optional: bool = False) -> Tensor:
+        dims = (Dim(extent),)
+        return Tensor(name, dims, INT32, note, optional=optional, aligned=False)
+
+    said = (
+        "the row of {} at which each sequence begins, and the end of the last; offsets = batch + 1"
+    )
+    return Signature(
+        kind=plan.kind,
+        form="varlen",
+        version=1,
+        sizes=tuple(map(Size, ("total_q", "total_k", "offsets", "heads", "kv_heads"))),
+        tensors=(
+            rows("q", "total_q", "heads", plan.head_dim),
+            rows("k", "total_k", "kv_heads", plan.head_dim),
+            rows("v", "total_k", "kv_heads", plan.head_dim_v),
+            lengths("cu_seqlens_q", Extent("offsets"), said.format("q")),
+            lengths("cu_seqlens_k", Extent("offsets"), said.format("k and v")),
+            lengths(
+                "seqused_k",
+                Extent("offsets", plus=-1),
+                "how many of its keys each sequence sees, the first ones; null: all",
+                optional=True,
+            ),
+            replace(
+                rows("out", "total_q", "heads", plan.head_dim_v),
+                note="zeros in a row that sees no key; one of no sequence is not written",
+                access="out",
+            ),
+            Tensor(
+                "lse",
+                (Dim(Extent("heads"), "head"), Dim(Extent("total_q"))),
+                FP32,
+                "log-sum-exp, natural logarithm; minus infinity in a row that sees no key",
+                access="out",
+                aligned=False,
+                omittable=True,
+            ),
+        ),
+        scalars=(
+            Scalar("scale", "float", "of q kᵀ before the softmax", positive=True, most=MOST_SCALE),
+        ),
+        order=("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "scale", "seqused_k"),
         rules=(Multiple("heads", "kv_heads"),),
         no_gradient="this op has no backward",
     )

@@ -1,0 +1,140 @@
+"""attention_varlen(q, k, v, …): packed sequences in, the attention of each with itself out.
+
+The kernel is the committed one of its dtype, head dims and mask, or one that is derived. It is
+built at its first use; on CPU tensors its schedule is emulated, and nothing is built.
+"""
+
+import warnings
+
+import torch
+from torch import Tensor
+from torch._C import _is_tracing
+from torch._C._functorch import peek_interpreter_stack
+from torch.compiler import is_compiling
+
+from fagen.dispatch.choice import candidates
+from fagen.errors import UntunedWarning
+from fagen.problem import Problem
+from fagen.runtime import op
+from fagen.runtime.arguments import (
+    name_of,
+    needs_gradient,
+    refuse_dtype,
+    refuse_head_dims,
+    word_of,
+)
+from fagen.runtime.ready import first_ready, refuse_tracing
+from fagen.vocab import SIXTEEN_BITS
+
+# What tells one kind of call from another: the device, dtype, both head dims and `causal`.
+Key = tuple[torch.device, torch.dtype, int, int, bool]
+Kernel = tuple[op.Op, op.Op, op.Op]  # with the log-sum-exp, alone, direct
+
+NOT_READY = (
+    "the kernel is not ready: call fagen.attention_varlen(…) once, with such arguments and on this "
+    "device; "
+)
+_PACKED = "(total, heads, head_dim), sequence after sequence"
+
+# What has been readied in this process. A call finds its kernel here or takes the long way once.
+_ready: dict[Key, Kernel] = {}
+
+
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    *,
+    seqused_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute attention of sequences that lie one after another, each of its own length.
+
+    q (total_q, H, D), k (total_k, Hk, D), v (total_k, Hk, Dv) in fp16 or bf16 on one Hopper GPU, or
+    on the CPU, where the schedule is emulated; H a multiple of Hk. Any strides that are multiples
+    of 16 bytes will do, with the last dimension contiguous. Rows cu_seqlens_q[i] …
+    cu_seqlens_q[i + 1] - 1 of q are the queries of sequence i, and such rows of k and v by
+    cu_seqlens_k its keys: (B + 1) each, int32, on the device of q, rising; without cu_seqlens_k
+    there are as many keys as queries. With seqused_k, (B) in int32, only so many of a sequence's
+    keys are seen, the first ones. The causal mask is aligned to the bottom right of each sequence.
+    scale is 1/√D if left out.
+
+    Lengths are read on the device alone, so that a captured call can be replayed with others. No
+    sequence sees anything of another, nor of rows that belong to none, whatever they hold; offsets
+    that lead out of a tensor are cut off at its end. max_seqlen_q and max_seqlen_k change nothing:
+    they are there for callers that have them.
+
+    Returns out (total_q, H, Dv), and with return_lse also the log-sum-exp (H, total_q) in fp32,
+    natural logarithm: zeros and minus infinity for a row that sees no key. What rows of no sequence
+    hold is left open.
+
+    The kernel is that which `schedules/` has, else one that is derived, which an UntunedWarning
+    says once; its first use builds it. Under torch.compile and CUDA graph capture an earlier call
+    of its dtype, head dims and mask must have readied it.
+
+    Raises ValueError for a wrong argument, also where a gradient would be needed, which no kernel
+    computes yet; DeviceError where the GPU is no Hopper; ToolchainError and BuildError where the
+    kernel cannot be built; FagenError where it is not ready and cannot be built now.
+    """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 3:
+            raise ValueError(
+                f"attention_varlen: {name} has {tensor.dim()} dimensions; it must have 3: {_PACKED}"
+                "; fagen.attention takes sequences of one length, (batch, seqlen, heads, head_dim)"
+            )
+    if cu_seqlens_k is None:
+        cu_seqlens_k = cu_seqlens_q
+    for name, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if offsets.dim() != 1 or offsets.shape[0] == 0:
+            raise ValueError(
+                f"attention_varlen: {name} has shape {tuple(offsets.shape)}; it must be (batch + "
+                "1): where each sequence begins, and the end of the last"
+            )
+    if torch.is_grad_enabled() and needs_gradient(q, k, v):
+        raise ValueError(
+            "attention_varlen: q, k or v requires a gradient, and packed sequences have no "
+            "backward yet; call it under torch.no_grad(), or fagen.attention for each sequence"
+        )
+    head_dim = q.shape[2]
+    key = q.device, q.dtype, head_dim, v.shape[2], causal
+    with_lse, alone, direct = _ready.get(key) or _make_ready(key)
+    given = q, k, v, cu_seqlens_q, cu_seqlens_k, head_dim**-0.5 if scale is None else scale
+    if return_lse:
+        out_and_lse: tuple[Tensor, Tensor] = with_lse(*given, seqused_k)
+        return out_and_lse
+    traced = is_compiling() or _is_tracing() or peek_interpreter_stack()
+    out: Tensor = (alone if traced else direct)(*given, seqused_k)
+    return out
+
+
+def _make_ready(key: Key) -> Kernel:
+    """The long way to a kernel: choose, build, load.  Raises as attention_varlen does."""
+    refuse_tracing(NOT_READY)
+    device, dtype, head_dim, head_dim_v, causal = key
+    refuse_dtype(dtype)
+    word = word_of(dtype)
+    if word not in SIXTEEN_BITS:
+        raise ValueError(
+            f"attention_varlen: q is {name_of(dtype)}; it takes float16 or bfloat16, and "
+            "fagen.attention one sequence in e4m3 at a time, q[None, begin:end]"
+        )
+    refuse_head_dims(head_dim, head_dim_v, fp8=False)
+    mask = "causal" if causal else "full"
+    problem = Problem(word, head_dim, head_dim_v, mask, word, "", 0, lengths="varlen")
+    schedules, derived = candidates(problem)
+    chosen, kernel = first_ready(schedules, device, not_ready=NOT_READY)
+    if derived:
+        warnings.warn(
+            f"no schedule was tuned for {problem}: {chosen.slug} is derived, and `fagen check "
+            f"{chosen.slug}` shows what it costs",
+            UntunedWarning,
+            stacklevel=3,
+        )
+    _ready[key] = kernel, op.alone(kernel), op.direct(kernel)
+    return _ready[key]
