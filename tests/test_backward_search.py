@@ -50,22 +50,23 @@ def values(slug: str) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("slug", "clocks"),
     [  # of a call of 4,096 rows and keys as ncu counted them on an H200, less TILE for each tile of
-        # the multiprocessor that has most: 256 steps
-        ("bwd_fp16_d128_full_m64n128", 3_483),
-        ("bwd_fp16_d64_full_m128n128", 3_996),
+        # the multiprocessor that has most: 256 steps; and less by what they have gained since
+        ("bwd_fp16_d128_full_m64n128", 3_483 * 587 / 612),
+        ("bwd_fp16_d64_full_m128n128", 3_996 * 517 / 527),
     ],
 )
 def test_a_step_takes_about_as_long_as_measured_kernels_of_its_tile(slug, clocks):
     step = cost.step(values(slug))
-    assert step.tensor == 2_560 and step.bound == "tensor"
+    statistics = 2 * values(slug)["block_m"]  # clocks of the tensor cores
+    assert step.tensor == 2_560 + statistics and step.bound == "tensor"
     assert step.clocks == pytest.approx(clocks, rel=0.07)
 
 
 def test_a_step_of_fewer_keys_is_bound_by_what_l2_adds_up():
     step = cost.step(values("bwd_fp16_d64_full_m64n64"))
-    assert step.bound == "l2" and step.tensor == 640
+    assert step.bound == "l2" and step.tensor == 640 + 64
     assert (
-        step.clocks / 64**2 > 1.5 * cost.step(values("bwd_fp16_d64_full_m128n128")).clocks / 128**2
+        step.clocks / 64**2 > 1.4 * cost.step(values("bwd_fp16_d64_full_m128n128")).clocks / 128**2
     )
 
 
@@ -79,15 +80,15 @@ def test_fewer_buffers_are_slower(worse):
 @pytest.mark.parametrize(
     ("slug", "seqlen", "tflops"),
     [  # docs/tuning-log.md, on an H200 in bursts
-        ("bwd_fp16_d128_causal_m64n128", 16_384, 639),
-        ("bwd_fp16_d128_full_m64n128", 4_096, 599),
-        ("bwd_fp16_d64_full_m128n128", 16_384, 572),
-        ("bwd_fp16_d64_causal_m128n128", 4_096, 476),
-        ("bwd_fp16_d128_full_m64n128_det", 512, 351),
-        ("bwd_fp16_d128_full_m64n128_det", 16_384, 604),
-        ("bwd_fp16_d128_causal_m64n128_det", 1_024, 341),
-        ("bwd_fp16_d256_full_m64n64_dss1_intra_c2", 16_384, 519),
-        ("bwd_fp16_d256_causal_m64n64_dss1_intra_c2", 1_024, 281),
+        ("bwd_fp16_d128_causal_m64n128", 16_384, 656),
+        ("bwd_fp16_d128_full_m64n128", 4_096, 612),
+        ("bwd_fp16_d64_full_m128n128", 16_384, 568),
+        ("bwd_fp16_d64_causal_m128n128", 4_096, 481),
+        ("bwd_fp16_d128_full_m64n128_det", 512, 369),
+        ("bwd_fp16_d128_full_m64n128_det", 16_384, 644),
+        ("bwd_fp16_d128_causal_m64n128_det", 1_024, 360),
+        ("bwd_fp16_d256_full_m64n64_dss1_intra_c2", 16_384, 505),
+        ("bwd_fp16_d256_causal_m64n64_dss1_intra_c2", 1_024, 300),
     ],
 )
 def test_speeds_are_near_those_of_such_kernels(slug, seqlen, tflops):

@@ -26,6 +26,8 @@ from tests.stubs import (
     template,
 )
 
+VARLEN = "FagenForwardVarlenArgs"  # packed sequences, whose lengths are on the device
+
 
 def committed() -> list[Plan]:
     """A Plan of every committed schedule, whatever its kind."""
@@ -98,13 +100,16 @@ def test_every_field_lies_in_ctypes_where_the_compiler_puts_it(tmp_path: Path) -
         assert int(size) == ctypes.sizeof(twin)
 
 
-def test_kernels_of_a_kind_are_called_by_one_struct() -> None:
+def test_kernels_of_a_kind_and_form_are_called_by_one_struct() -> None:
     structs: dict[str, Any] = {}
+    kinds = set()
     for one in committed():
         fields = struct_of(one.signature)._fields_  # type: ignore[misc]
         said = [(name, getattr(of, "_length_", of)) for name, of in fields]
-        assert said == structs.setdefault(one.kind, said), one.slug
-    assert structs.keys() == registry.ENTRIES.keys() - {"toy"}
+        assert said == structs.setdefault(one.signature.struct, said), one.slug
+        kinds.add(one.kind)
+    assert kinds == registry.ENTRIES.keys() - {"toy"}
+    assert structs.keys() == {*(f"Fagen{kind.capitalize()}Args" for kind in kinds), VARLEN}
 
 
 def test_a_size_is_told_by_a_needed_tensor_before_anything_follows_from_it() -> None:
