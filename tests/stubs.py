@@ -37,6 +37,9 @@ constexpr int kSharedBytes = {{ plan.shared_bytes }}, kThreads = {{ plan.threads
 constexpr int kLaunchRegisters = {{ plan.launch_registers }};
 }
 namespace fagen_{{ plan.slug }}_host {
+{% if plan.launches.shares %}
+int64_t shares_bytes(const {{ plan.signature.struct }}&) { return 0; }
+{% endif %}
 {% include "common/arguments.j2" %}
 static {{ plan.signature.struct }} noted;
 Status launch(const {{ plan.signature.struct }}& args, cudaStream_t) {
