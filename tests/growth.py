@@ -298,16 +298,11 @@ ARGUMENT = Sample(
     edits=(
         Edit(
             "fagen/kinds/forward/signature.py",
-            """        scalars=(
-""",
-            """        scalars=(
-            Scalar("temperature", "float", "divides it", default=1.0, positive=True),
-""",
+            """        ),
+        order=("q", "k", "v", "scale", """,
+            """            Scalar("temperature", "float", "divides it", default=1.0, positive=True),
         ),
-        Edit(
-            "fagen/kinds/forward/signature.py",
-            """"v", "scale", """,
-            """"v", "scale", "temperature", """,
+        order=("q", "k", "v", "scale", "temperature", """,
         ),
         Edit("templates/forward/host.j2", "a.scale * 1.44", "a.scale / a.temperature * 1.44"),
         Edit(

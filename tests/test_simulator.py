@@ -91,7 +91,7 @@ def test_gradients_in_a_fixed_order_are_the_same_bits_whatever_happens_when(tmp_
 
 # of two that add in turns; and what is made known too early
 ORDER_FAULTS = {
-    "a part is added before its turn": "await_count(&rows.added, turn);",
+    "a part is added before its turn": "await_count(added, turn);",
     "it counts before it is there": "await_additions();\n",
     "a late one misses its phase": "shared.dq_full[adder]",
 }
@@ -113,7 +113,7 @@ def test_additions_in_order_need_each_of_their_waits(name, tmp_path):
 FAULTS = {
     "Q is not waited for": "shared.q_full[q.stage].wait(q.phase);",
     "nor is dO": "shared.dout_full[q.stage].wait(q.phase);",
-    "others add before the first part is there": "await_count(&rows.added, min(turn, 1));",
+    "others add before the first part is there": "await_count(added, min(turn, 1));",
     "the buffer of dQ is not waited for": "shared.dq_empty[part].wait(q.stage ^ 1);",
     "dS is used before all have met": "    barrier_sync(kAllConsumers, kConsumers * kWarpgroup);\n"
     "    QueryGradient",
