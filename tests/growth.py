@@ -307,9 +307,9 @@ ARGUMENT = Sample(
         Edit("templates/forward/host.j2", "a.scale * 1.44", "a.scale / a.temperature * 1.44"),
         Edit(
             "fagen/kinds/forward/emulate/__init__.py",
-            """scale: float, **of_fp8: Tensor | None
+            """scale: float, **more: Any
 ) -> tuple[Tensor, Tensor]:""",
-            """scale: float, temperature: float = 1.0, **of_fp8: Tensor | None
+            """scale: float, temperature: float = 1.0, **more: Any
 ) -> tuple[Tensor, Tensor]:
     scale /= temperature""",
         ),
@@ -322,7 +322,7 @@ assert "float temperature=1.0" in plan.signature.asked and plan.signature.asked 
 assert "temperature" in dict(struct_of(plan.signature)._fields_)
 for text in (source.kernel, source.binding):
     assert "float temperature" in text
-assert "temperature, scale must be finite and positive" in source.kernel
+assert "scale, temperature must be finite and positive" in source.kernel
 op = op_of(plan.slug)
 q, k, v = tensors(torch.float16, 64)
 for made_so in (op(q, k, v, 0.25, 2.0), op(q, k, v, 0.125)):
