@@ -79,6 +79,16 @@ def from_slug(slug: str) -> "Schedule":
     return kind_of_slug(slug).schedule.from_slug(slug)
 
 
+def given(choice: "str | Path | Schedule") -> "Schedule":
+    """Return the schedule of a TOML file's path, of a slug, or itself.
+
+    Raises ScheduleError where it cannot be read.
+    """
+    if isinstance(choice, str) and not choice.endswith(".toml"):
+        return from_slug(choice)
+    return read(choice) if isinstance(choice, str | Path) else choice
+
+
 def plan(schedule: "Schedule") -> "Plan":
     """Work a schedule out.  Raises OverBudget, with every sum that does not fit and what would."""
     return kind(schedule.kind).plan(schedule)

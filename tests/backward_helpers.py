@@ -9,8 +9,8 @@ from fagen.vocab import Mask
 
 # dtypes and masks; dQ's rows shared or of one's own, by 1 to 3 warpgroups; head dims that are
 # padded, and one for V alone; rings of one buffer; dQ by one warpgroup; S ahead; wide heads, parted
-# by gradients, with dQ's columns in unequal parts, or in one; additions in order; rounding by the
-# block that adds last; pairs of blocks
+# by gradients, with dQ's columns in unequal parts, or in one; additions in order; pairs of
+# blocks
 SPREAD = (
     "bwd_fp16_d128_causal_m64n128",
     "bwd_bf16_d128_full_m64n128",

@@ -1,6 +1,7 @@
 """Gradients of fagen.attention: what they are, who asks for them, and what is refused."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from fagen.problem import Problem
 from fagen.runtime import attention as calls
 from fagen.runtime import backward
 from fagen.vocab import MASKS
+from tests.training import losses, process_group
 
 SCALE = 0.125
 
@@ -163,39 +165,10 @@ def test_a_tensor_that_was_changed_meanwhile_is_noticed() -> None:
         out.sum().backward()
 
 
-@pytest.fixture
-def alone(tmp_path: Any) -> Iterator[None]:
-    """A process group of this process."""
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1
-    )
-    yield
-    torch.distributed.destroy_process_group()
-
-
-def test_a_layer_trains_under_ddp_and_autocast(alone: None) -> None:
-    class Layer(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.qkv = torch.nn.Linear(128, 3 * 128, bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            q, k, v = self.qkv(x).unflatten(-1, (3, 2, 64)).unbind(2)
-            return fagen.attention(q, k, v, causal=True).flatten(-2).float()
-
-    torch.manual_seed(0)
-    layer = torch.nn.parallel.DistributedDataParallel(Layer())
-    optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2)
-    x, wanted = torch.randn(2, 64, 128), torch.randn(2, 64, 128)
-    losses = []
-    for _ in range(12):
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = (layer(x) - wanted).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.85 * losses[0]
+def test_a_layer_trains_under_ddp_and_autocast(tmp_path: Path) -> None:
+    with process_group("gloo", tmp_path):
+        found = losses(torch.nn.parallel.DistributedDataParallel, 64, "cpu")
+    assert found[-1] < 0.85 * found[0]
 
 
 def test_opcheck() -> None:

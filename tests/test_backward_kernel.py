@@ -1,6 +1,7 @@
 """The kernels of the backward pass: parts of their own text, run on a CPU, and their compiler."""
 
 import ctypes
+import itertools
 import math
 import shutil
 from collections.abc import Iterator
@@ -39,26 +40,29 @@ constexpr int kBlockM = {block_m}, kBlockN = {block_n};
 inline uint32_t __umulhi(uint32_t a, uint32_t b) {{ return uint64_t(a) * b >> 32; }}
 {head}
 struct Params {{
-  int seqlen_q, seqlen_k, kv_heads, m_blocks, n_blocks, sections;
-  FastDivisor section_tiles, section_heads, last_section_heads, kv_heads_divisor;
+  int seqlen_q, seqlen_k, kv_heads, group, shares, share_heads, m_blocks, n_blocks, sections;
+  FastDivisor section_tiles, section_heads, last_section_heads, batch_shares, shares_divisor;
 }};
 {code}
 int main() {{
   Params params;
-  for (int batch, section; std::scanf("%d %d %d %d %d", &params.seqlen_q, &params.seqlen_k, &batch, &params.kv_heads,
-                                      &section) == 5;) {{
-    const int heads = batch * params.kv_heads;
+  for (int batch, section; std::scanf("%d %d %d %d %d %d %d", &params.seqlen_q, &params.seqlen_k, &batch, &params.kv_heads,
+                                      &params.group, &params.share_heads, &section) == 7;) {{
+    params.shares = ceil_div(params.group, params.share_heads);
+    const int heads = batch * params.kv_heads * params.shares;
     params.m_blocks = ceil_div(params.seqlen_q, kBlockM);
     params.n_blocks = ceil_div(params.seqlen_k, kBlockN);
     params.sections = ceil_div(heads, section);
     params.section_heads = FastDivisor(section);
     params.section_tiles = FastDivisor(section * params.n_blocks);
     params.last_section_heads = FastDivisor(heads - (params.sections - 1) * section);
-    params.kv_heads_divisor = FastDivisor(params.kv_heads);
+    params.batch_shares = FastDivisor(params.kv_heads * params.shares);
+    params.shares_divisor = FastDivisor(params.shares);
     for (blockIdx.x = 0; blockIdx.x < params.n_blocks * heads; ++blockIdx.x) {{
       const Tile tile = tile_of(params);
-      std::printf("%d %d %d %d %d %d %d\\n", tile.batch, tile.kv_head, tile.first_key, tile.first, tile.full_first,
-                  {full_last}, tile.last);
+      for (int head = tile.first_head; head < tile.last_head; ++head)
+        std::printf("%d %d %d %d %d %d %d\\n", tile.batch, head, tile.first_key, tile.first, tile.full_first,
+                    {full_last}, tile.last);
     }}
   }}
 }}
@@ -83,11 +87,14 @@ def test_tiles_of_the_kernels_own_code_hold_every_key_that_a_row_sees_once(mask,
     (tmp_path / "tiles.cpp").write_text(program)
     made = run([find_gxx()[0], "-std=c++17", "tiles.cpp", "-o", "tiles"], cwd=tmp_path)
     assert made.returncode == 0, made.stderr
-    for seqlen_q, seqlen_k in [sizes for sizes in LENGTHS if sizes[1]]:
-        told = run([tmp_path / "tiles"], input=f"{seqlen_q} {seqlen_k} 3 2 4\n").stdout
+    grouped = itertools.cycle([(1, 1), (4, 4), (4, 2), (5, 2), (3, 1)])  # group, heads of a share
+    sizes = [sizes for sizes in LENGTHS if sizes[1]]
+    for (seqlen_q, seqlen_k), (group, share) in zip(sizes, grouped, strict=False):
+        given = f"{seqlen_q} {seqlen_k} 3 2 {group} {share} 4\n"
+        told = run([tmp_path / "tiles"], input=given).stdout
         tiles = [tuple(map(int, line.split())) for line in told.splitlines()]
         blocks = range(0, seqlen_k, plan.block_n)
-        wanted = {(b, h, key) for b in range(3) for h in range(2) for key in blocks}
+        wanted = {(b, h, key) for b in range(3) for h in range(2 * group) for key in blocks}
         assert len(tiles) == len(wanted) and {tile[:3] for tile in tiles} == wanted
         whole = seen(mask, seqlen_q, seqlen_k)
         for *_, first_key, first, full_first, full_last, last in tiles:
@@ -338,5 +345,11 @@ def test_its_launcher_refuses_what_it_cannot_do(library):
     assert "Hopper" in said() or torch.cuda.is_available()
     workspace = kernel[f"fagen_{plan.slug}_workspace"]
     workspace.restype = ctypes.c_int64
-    args = words(batch=2, heads=4, kv_heads=2, seqlen_q=70, seqlen_k=90)
-    assert workspace(ctypes.byref(args)) == 2 * 4 * 2 * plan.record_bytes
+
+    def room(heads: int) -> int:
+        args = words(batch=2, heads=heads, kv_heads=2, seqlen_q=70, seqlen_k=90)
+        return int(workspace(ctypes.byref(args)))
+
+    assert room(2) == 2 * 2 * 2 * plan.record_bytes
+    sums = 128 * (128 + 128) * 4  # of dK and dV, by each of a group's two shares
+    assert room(4) == 2 * 4 * 2 * plan.record_bytes + 2 * 2 * 2 * sums

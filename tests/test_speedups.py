@@ -30,7 +30,7 @@ def computed():
     for cell, who in tflops:
         if who == "cudnn":
             found[cell[0], "cuDNN", cell[1]].append(tflops[cell, "fagen"] / tflops[cell, "cudnn"])
-    newest = sorted(RESULTS.glob("*-shapes.json"))[-1]
+    newest = sorted(RESULTS.glob("*-????-??-??-shapes.json"))[-1]
     for row in json.loads(newest.read_text())["rows"]:
         if row["values"]:
             key = row["head_dim"], "FlashAttention-3", row["dtype"]

@@ -16,7 +16,7 @@ from fagen.dispatch.tables import MOST, Row, rows_for
 from fagen.errors import ScheduleError
 from fagen.paths import locate
 from fagen.problem import Problem, Sizes, solves
-from fagen.registry import from_slug, kind, read, schedules
+from fagen.registry import from_slug, given, kind, read, schedules
 from fagen.schedule import Schedule
 from fagen.vocab import DTYPES, FORWARD, V_LAYOUTS
 
@@ -183,7 +183,7 @@ def candidates(problem: Problem, choice: Choice = None) -> Candidates:
     """
     if choice is None:
         return _usual(problem)
-    schedule = _read(choice)
+    schedule = given(choice)
     if not solves(schedule, problem):
         raise ScheduleError(
             f"{schedule.slug} computes {Problem.of(schedule)}; the call asks for {problem}"
@@ -196,12 +196,6 @@ def writing(schedule: Schedule, out_dtype: str | None) -> Schedule:
     if out_dtype in (None, Problem.of(schedule).out_dtype):
         return schedule
     return schedule.but(out_dtype=out_dtype)
-
-
-def _read(choice: str | Path | Schedule) -> Schedule:
-    if isinstance(choice, str) and not choice.endswith(".toml"):
-        return from_slug(choice)
-    return read(choice) if isinstance(choice, str | Path) else choice
 
 
 def _usual(problem: Problem) -> Candidates:

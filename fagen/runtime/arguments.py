@@ -12,7 +12,15 @@ from torch import Tensor
 from fagen.arch import SM90
 from fagen.errors import ScheduleError
 from fagen.schedule import Schedule
-from fagen.vocab import DTYPES, SCALE_ROWS, SCALE_ROWS_DEFAULT, SCALES, V_LAYOUTS, Dtype
+from fagen.vocab import (
+    DTYPES,
+    SCALE_ROWS,
+    SCALE_ROWS_DEFAULT,
+    SCALES,
+    SIXTEEN_BITS,
+    V_LAYOUTS,
+    Dtype,
+)
 
 Made = TypeVar("Made", bound=Schedule)
 
@@ -167,9 +175,9 @@ def refuse_rank(name: str, tensor: Tensor) -> None:
         )
 
 
-def refuse_dtype(dtype: torch.dtype) -> None:
+def refuse_dtype(dtype: torch.dtype, *, fp8: bool = True) -> None:
     """Refuse tensors of a dtype that no kernel of attention takes, with how to convert them."""
-    if word_of(dtype) not in DTYPES:
+    if word_of(dtype) not in (DTYPES if fp8 else SIXTEEN_BITS):
         raise ValueError(
             f"q is {name_of(dtype)}; use fp16 or bf16: q.to(torch.bfloat16), and k and v likewise, "
             "convert it"

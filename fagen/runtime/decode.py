@@ -15,10 +15,15 @@ from fagen import registry
 from fagen.errors import ScheduleError, UntunedWarning
 from fagen.kinds.decode import chunks_for, derived, rows_for
 from fagen.kinds.decode.keys import Schedule
-from fagen.runtime.arguments import name_of, refuse_head_dims, refuse_rank, word_of
+from fagen.runtime.arguments import (
+    name_of,
+    refuse_dtype,
+    refuse_head_dims,
+    refuse_rank,
+    word_of,
+)
 from fagen.runtime.op import Op, alone
 from fagen.runtime.ready import first_ready, refuse_tracing
-from fagen.vocab import SIXTEEN_BITS
 
 Choice = str | Path | Schedule | None
 # device, dtype, head dims, mask, rows of a tile, chunks of a sequence, a caller's own schedule
@@ -118,12 +123,8 @@ def _committed() -> set[str]:
 def _schedules(key: Key, queries: int) -> tuple[Schedule, ...]:
     """What may be built for a call, the best first."""
     _, dtype, head_dim, head_dim_v, mask, rows, chunks, choice = key
+    refuse_dtype(dtype, fp8=False)
     word = word_of(dtype)
-    if word not in SIXTEEN_BITS:
-        raise ValueError(
-            f"q is {name_of(dtype)}; use fp16 or bf16: q.to(torch.bfloat16), and k and v likewise, "
-            "convert it"
-        )
     refuse_head_dims(head_dim, head_dim_v, fp8=False)
     wanted: dict[str, Any] = {
         "dtype": word,
@@ -133,7 +134,7 @@ def _schedules(key: Key, queries: int) -> tuple[Schedule, ...]:
     }
     if choice is None:
         return derived(**wanted, rows=rows, chunks=chunks)
-    schedule = _read(choice)
+    schedule: Any = registry.given(choice)
     said = {name: schedule.values().get(name) for name in wanted}
     if schedule.kind != Schedule.kind or said != wanted | (
         {"mask": said["mask"]} if queries == 1 else {}
@@ -143,9 +144,3 @@ def _schedules(key: Key, queries: int) -> tuple[Schedule, ...]:
             f"{head_dim} and {head_dim_v}, {mask}"
         )
     return (schedule,)
-
-
-def _read(choice: Any) -> Any:
-    if isinstance(choice, str) and not choice.endswith(".toml"):
-        return registry.from_slug(choice)
-    return registry.read(choice) if isinstance(choice, str | Path) else choice

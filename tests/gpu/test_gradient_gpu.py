@@ -1,7 +1,5 @@
 """Gradients of fagen.attention on a Hopper GPU, as training asks for them."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +12,7 @@ from fagen.measure.proof import trial_of
 from fagen.problem import Sizes
 from fagen.runtime import attention as calls
 from fagen.vocab import MASKS
+from tests.training import losses, process_group
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::fagen.UntunedWarning")]
 
@@ -140,42 +139,11 @@ def test_opcheck():
     assert set(checked.values()) == {"SUCCESS"}
 
 
-@pytest.fixture
-def alone(tmp_path) -> Iterator[None]:
-    """A process group of this process."""
-    torch.distributed.init_process_group(
-        "nccl", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1
-    )
-    yield
-    torch.distributed.destroy_process_group()
-
-
-class Layer(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = torch.nn.Linear(256, 3 * 256, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 128)).unbind(2)
-        return fagen.attention(q, k, v, causal=True).flatten(-2).float()
-
-
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
-def test_a_layer_trains_under_a_wrapper_and_autocast(alone, wrap):
+def test_a_layer_trains_under_a_wrapper_and_autocast(tmp_path, wrap):
     from torch.distributed.fsdp import fully_shard
 
-    torch.manual_seed(0)
-    layer = Layer().cuda()
     wrappers = {"ddp": torch.nn.parallel.DistributedDataParallel, "fsdp2": fully_shard}
-    wrapped = wrappers[wrap](layer)
-    optimizer = torch.optim.Adam(wrapped.parameters(), lr=1e-2)
-    x, wanted = (torch.randn(2, 64, 256, device="cuda") for _ in range(2))
-    losses = []
-    for _ in range(12):
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = (wrapped(x) - wanted).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.85 * losses[0]
+    with process_group("nccl", tmp_path):
+        found = losses(wrappers[wrap], 128, "cuda")
+    assert found[-1] < 0.85 * found[0]

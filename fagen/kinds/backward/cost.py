@@ -14,6 +14,7 @@ from math import ceil
 from typing import Any
 
 from fagen.arch import SM90
+from fagen.kinds.backward.formulae import MULTIPLIED_BYTES
 from fagen.kinds.backward.rules import consumers, dq_columns
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, MASKS
@@ -32,7 +33,6 @@ AGAIN = 120.0  # of a step, for a second meeting: before dS is overwritten, or d
 ONE, AHEAD = 1.0, 0.8
 IN_ORDER = 1.06  # times all, where dQ's parts are added up in the order of the keys
 LDS_FLOATS = 4  # statistics that one load brings
-STATISTICS_BYTES = 32  # of a row, where tensor cores multiply them
 TILE = 12_000.0  # of a tile: K and V come, dK and dV leave
 ROW_BYTES = 4.2e12  # a second: kernels that only move bytes
 LAUNCH = 1.5  # launches of empty kernels that those two take beyond their bytes
@@ -75,7 +75,7 @@ def step(values: Mapping[str, Any]) -> Step:
     passed = 2 * m * n * e if values["split"] == "gradients" else 0  # P, from one to the other
     by_keys = values["split"] == "keys"
     # clocks, of LSEs as of deltas: a step of K, or loads, of which a quad's are of the same rows
-    statistics = STATISTICS_BYTES / SM90.smem_bytes if by_keys else 1 / LDS_FLOATS
+    statistics = MULTIPLIED_BYTES / SM90.smem_bytes if by_keys else 1 / LDS_FLOATS
     statistics *= 2 * consumers(values) * m
     columns = 3 * d + 2 * d_v + 2 * dtype.wgmma_k * by_keys
     alone = POINTWISE * m * (ONE if values["dq_by"] == "one" and n > rows else 1.0)

@@ -24,7 +24,7 @@ FP32_BYTES = 4
 ADDERS = 2  # threads that add dQ up, in turns: one that waits for others alone is too slow
 QUAD = 4  # lanes that share a row of an accumulator
 # of a row's LSE and delta, as numbers that tensor cores multiply: 16 of 16 bits, one step of K
-_MULTIPLIED_BYTES = 32
+MULTIPLIED_BYTES = 32
 
 SHARED = "shared memory of a thread block"
 REGISTERS = "registers of a consumer thread"
@@ -79,7 +79,7 @@ def statistics(block_m: int) -> int:
 def statistics_bytes(block_m: int, split: str) -> int:
     """Return the bytes of the LSEs and deltas of a block of rows."""
     if split == "keys":
-        return _MULTIPLIED_BYTES * block_m
+        return MULTIPLIED_BYTES * block_m
     return 2 * FP32_BYTES * statistics(block_m)
 
 
@@ -141,7 +141,7 @@ def shared_formulae(by_gradients: bool, shared_by: int) -> Mapping[str, Any]:
     # K and V full; Q, dO, P and dS full and empty for each stage; each warpgroup's dQ full for each
     # that adds, and empty
     barriers = 2 + 2 * (stages + do_stages + 2 * ds_stages) + (ADDERS + 1) * consumers
-    p, numbers = {}, {"statistics": _MULTIPLIED_BYTES * stages * m}
+    p, numbers = {}, {"statistics": MULTIPLIED_BYTES * stages * m}
     if by_gradients:
         p = {"p": ds_stages * m * n * e}
         numbers = {

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fagen.kinds.decode.plan import Plan
 from fagen.measure.inputs import softmax_scale
-from fagen.measure.timing import Call, Regime, time_calls
+from fagen.measure.timing import Call, Regime, captured, time_calls
 from fagen.problem import Sizes
 from fagen.records import DecodeSpeed
 from fagen.runtime.c_interface import bind
@@ -81,20 +81,15 @@ def timed_together(
 
 
 def _rotating(enqueues: Iterable[Enqueue]) -> Call:
-    """All of them as one graph."""
+    """All of them as one graph, which keeps what they use."""
     kept = tuple(enqueues)
-    for enqueue in kept:
-        enqueue()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def run() -> object:
         for enqueue in kept:
             enqueue()
+        return kept
 
-    def replay(_held: object = kept) -> None:
-        graph.replay()
-
-    return Call(replay)
+    return captured(Call(run), 1)
 
 
 def _peer(backend: SDPBackend, q: Tensor, pairs: Sequence[tuple[Tensor, Tensor]]) -> Call | None:
