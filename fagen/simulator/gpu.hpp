@@ -176,7 +176,7 @@ struct Thread {
   int index;
   bool ended = false;
   Wait wait;
-  uint64_t passed = 0;  // waits for mbarriers
+  uint64_t passed = 0;  // phases of mbarriers that it has waited for, or found passed
   const uint32_t* watched = nullptr;  // global memory that it last looked at, and what it saw there
   uint32_t seen = 0;
   std::vector<std::shared_ptr<BulkStore>> open_stores;
@@ -587,13 +587,14 @@ inline uint32_t swizzled(uint32_t address, int bits) { return address ^ (address
 
 inline bool mbarrier_passed(const void* object, uint64_t parity);
 
-// Whether all lanes of a thread's warp have passed as many mbarriers as it has, or can never.
+// Whether all lanes of a thread's warp have passed as many mbarriers as it has, or are held up by something else.
 inline bool in_step(const void* object, uint64_t) {
   const Thread& own = *static_cast<const Thread*>(object);
   const int first = own.index / kWarp * kWarp;
   for (int i = first; i < std::min<int>(first + kWarp, own.block->threads.size()); ++i) {
     const Thread& other = own.block->threads[i];
-    const bool elsewhere = other.wait.test && other.wait.test != mbarrier_passed;
+    const Wait& wait = other.wait;
+    const bool elsewhere = wait.test && wait.test != mbarrier_passed && (wait.test == in_step || !wait.test(wait.object, wait.value));
     if (!other.ended && other.passed < own.passed && !elsewhere) {
       return false;
     }
@@ -1008,7 +1009,12 @@ namespace cutlass::arch {
 struct ClusterBarrier : sim::MBarrier {
   using MBarrier::arrive;
   void arrive(uint32_t rank, uint32_t = true) { sim::in_block(sim::self().block->cluster[rank], static_cast<MBarrier*>(this))->arrive(); }
-  bool test_wait(uint32_t parity) const { return sim::mbarrier_passed(this, parity) && !sim::machine.chance(4); }
+  // Who finds it passed has no need to wait for it, while another lane of the warp has.
+  bool test_wait(uint32_t parity) const {
+    const bool passed = sim::mbarrier_passed(this, parity) && !sim::machine.chance(4);
+    sim::self().passed += passed;
+    return passed;
+  }
   bool try_wait(uint32_t parity) const { return test_wait(parity); }
 };
 struct ClusterTransactionBarrier : ClusterBarrier {
