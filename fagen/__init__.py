@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "attention": "runtime.attention",
     "attention_fp8": "runtime.attention",
+    "attention_varlen": "runtime.varlen",
     "prepare": "runtime.attention",
     "pick": "picking",
     "recording": "search.recording",

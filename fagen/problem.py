@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from fagen.errors import ScheduleError
 from fagen.schedule import Schedule
-from fagen.vocab import DTYPES, FORWARD, FP32, MASKS, PASSES
+from fagen.vocab import DTYPES, FORWARD, FP32, LENGTHS, MASKS, PASSES
 
 TOKENS, HIDDEN = 16_384, 2_048  # of the standard sizes: batch · seqlen, heads · head_dim
 
@@ -27,6 +27,7 @@ class Problem:
     scale_rows: int | None = None  # that share a scale; 0 where a head or the tensor has one
     kind: str = FORWARD  # of the kernels: a word of vocab's PASSES
     deterministic: bool = False  # asked for where a kernel's sums may come in any order
+    lengths: str = LENGTHS[0]  # of its sequences
 
     @classmethod
     def of(cls, schedule: Schedule) -> "Problem":
@@ -35,7 +36,7 @@ class Problem:
         if missing := [name for name in _REQUIRED if name not in values]:
             raise ScheduleError(f"{schedule.slug} computes no attention: it has no {missing[0]}")
         # where a kind has no such key it does not apply
-        none = {"v_layout": "", "scale_rows": 0, "deterministic": False}
+        none = {"v_layout": "", "scale_rows": 0, "deterministic": False, "lengths": LENGTHS[0]}
         without = {"out_dtype": values["dtype"], **none}
         said = {name: values.get(name, other) for name, other in without.items()}
         return cls(**{name: values[name] for name in _REQUIRED}, **said, kind=schedule.kind)
@@ -50,6 +51,11 @@ class Problem:
         return replace(self, **left) == found
 
     @property
+    def varlen(self) -> bool:
+        """Whether sequences have lengths of their own."""
+        return self.lengths != LENGTHS[0]
+
+    @property
     def head_dims(self) -> str:
         """'128', or '192/128' where V has its own."""
         d, d_v = self.head_dim, self.head_dim_v
@@ -57,12 +63,16 @@ class Problem:
 
     @property
     def name(self) -> str:
-        """As slugs say it: dtype, head dims and mask; of gradients, how their slugs begin too.
+        """As slugs say it: dtype, head dims, mask, and whether lengths differ.
+
+        Of gradients, how their slugs begin too.
 
         Where it has to be deterministic that stands at its end.
         """
         v = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
         said = [PASSES[self.kind].said, self.dtype, f"d{self.head_dim}{v}", self.mask]
+        if self.varlen:
+            said.append(self.lengths)
         return "_".join(filter(None, said)) + (DETERMINISTIC if self.deterministic else "")
 
     def __str__(self) -> str:
@@ -70,6 +80,8 @@ class Problem:
         if self.head_dim_v != self.head_dim:
             columns += f" and {self.head_dim_v} (V)"
         said = [_torchs(self.dtype), f"head_dim {columns}", self.mask]
+        if self.varlen:
+            said.append("sequences of any lengths")
         if self.v_layout:
             said.append("V row-major" if self.v_layout == "rows" else "V transposed")
         if self.scale_rows is not None and self.dtype in DTYPES and DTYPES[self.dtype].fp8:

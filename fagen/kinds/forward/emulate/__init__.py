@@ -3,31 +3,34 @@
 Works on any device.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fagen.kinds.forward.emulate.fp8 import emulate_fp8
 from fagen.kinds.forward.emulate.tiles import emulate
+from fagen.kinds.forward.emulate.varlen import emulate_varlen
 
 if TYPE_CHECKING:
     from fagen.kinds.forward.plan import Plan
 
-__all__ = ["compute", "emulate", "emulate_fp8"]
+__all__ = ["compute", "emulate", "emulate_fp8", "emulate_varlen"]
 
 
 def compute(
-    plan: "Plan", q: Tensor, k: Tensor, v: Tensor, scale: float, **of_fp8: Tensor | None
+    plan: "Plan", q: Tensor, k: Tensor, v: Tensor, scale: float, **more: Any
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse; arguments as of the kernel's op.
 
     A descale that is None is 1, a mean that is None nothing.
     """
-    if not of_fp8:
+    if plan.varlen:
+        return emulate_varlen(plan, q, k, v, scale, **more)
+    if not more:
         return emulate(plan, q, k, v, scale)
     one = torch.ones(1, 1, 1, device=q.device)
-    given = (of_fp8[f"{name}_descale"] for name in ("q", "k", "v"))
+    given = (more[f"{name}_descale"] for name in ("q", "k", "v"))
     q_descale, k_descale, v_descale = (one if x is None else x for x in given)
-    means = of_fp8["v_mean"], of_fp8["k_mean"]
+    means = more["v_mean"], more["k_mean"]
     return emulate_fp8(plan, q, k, v, scale, q_descale, k_descale, v_descale, *means)
