@@ -14,6 +14,7 @@ from torch import Tensor
 from fagen.runtime.arguments import E4M3, refuse_rank
 from fagen.runtime.attention import attention
 from fagen.runtime.checks import shape_of
+from fagen.runtime.varlen import attention_varlen
 
 
 def flash_attn_func(
@@ -61,27 +62,19 @@ def flash_attn_func(
     if not q.dim() == k.dim() == v.dim() == 4:
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             refuse_rank(name, tensor)
-    if qv is not None:
-        _refuse("qv", "None is none")
-    if attention_chunk > 0:
-        _refuse(f"attention_chunk = {attention_chunk}", "0 is none")
-    if softcap > 0:
-        _refuse(f"softcap = {softcap}", "0.0 is none")
-    if num_splits > 1:
-        _refuse(f"num_splits = {num_splits}", "with 1 or 0 the same is computed without splits")
-    if sm_margin != 0:
-        _refuse(f"sm_margin = {sm_margin}", "0 is none: a kernel takes all SMs")
+    name = "flash_attn_func"
+    _refuse_what_is_not_there(name, qv, attention_chunk, softcap, num_splits, sm_margin)
     if deterministic and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        _refuse("a deterministic gradient of q", "without its last bits may differ")
-    causal = _is_causal(window_size, q.shape[1], k.shape[1], causal=causal)
+        _refuse(name, "a deterministic gradient of q", "without its last bits may differ")
+    causal = _is_causal(name, window_size, q.shape[1], k.shape[1], causal=causal)
     if q.dtype == E4M3:
         q_descale, k_descale, v_descale = _descales(q, k, q_descale, k_descale, v_descale)
     else:
         q_descale = k_descale = v_descale = None
     return attention(
-        q if q.stride(3) == 1 else q.contiguous(),
-        k if k.stride(3) == 1 else k.contiguous(),
-        v if v.stride(3) == 1 else v.contiguous(),
+        _contiguous_rows(q),
+        _contiguous_rows(k),
+        _contiguous_rows(v),
         causal=causal,
         scale=softmax_scale,
         return_lse=return_attn_probs,
@@ -91,11 +84,98 @@ def flash_attn_func(
     )
 
 
-def _refuse(argument: str, instead: str) -> NoReturn:
-    raise NotImplementedError(f"flash_attn_func: {argument} is not there yet in fagen; {instead}")
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: Sequence[int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute what flash_attn_func does of sequences of any lengths, one after another.
+
+    q (total_q, H, D), k (total_k, Hk, D) and v (total_k, Hk, Dv) in fp16 or bf16; cu_seqlens_q and
+    cu_seqlens_k (B + 1) in int32 say where each sequence begins, and where the last one ends;
+    seqused_k (B) in int32 how many of its keys each sees. max_seqlen_q and max_seqlen_k are not
+    read, and no descales beside 16-bit tensors. Other arguments are as of flash_attn_func; a window
+    that amounts to no mask is one that holds all rows there are. There is no gradient.
+
+    Returns out (total_q, H, Dv) in q's dtype, and with return_attn_probs also the log-sum-exp
+    (H, total_q) in fp32, natural logarithm: zeros and minus infinity for a row that sees no key.
+
+    Raises NotImplementedError for seqused_q and e4m3 tensors, and for what flash_attn_func refuses;
+    ValueError for a wrong argument; and what else fagen.attention_varlen raises.
+    """
+    name = "flash_attn_varlen_func"
+    _refuse_what_is_not_there(name, qv, attention_chunk, softcap, num_splits, sm_margin)
+    if seqused_q is not None:
+        _refuse(name, "seqused_q", "with None all rows of q count")
+    if q.dtype == E4M3:
+        _refuse(name, "e4m3", "flash_attn_func takes one sequence at a time, q[None, start:end]")
+    return attention_varlen(
+        _contiguous_rows(q),
+        _contiguous_rows(k),
+        _contiguous_rows(v),
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_k=seqused_k,
+        causal=_is_causal(name, window_size, q.shape[0], k.shape[0], causal=causal),
+        scale=softmax_scale,
+        return_lse=return_attn_probs,
+    )
 
 
-def _is_causal(window: Sequence[int], queries: int, keys: int, *, causal: bool) -> bool:
+def _contiguous_rows(x: Tensor) -> Tensor:
+    """A tensor whose last dimension is contiguous: this one, or else a copy."""
+    return x if x.dim() == 0 or x.stride(-1) == 1 else x.contiguous()
+
+
+def _refuse(function: str, argument: str, instead: str) -> NoReturn:
+    raise NotImplementedError(f"{function}: {argument} is not there yet in fagen; {instead}")
+
+
+def _refuse_what_is_not_there(
+    function: str,
+    qv: Tensor | None,
+    attention_chunk: int,
+    softcap: float,
+    num_splits: int,
+    sm_margin: int,
+) -> None:
+    """Raise NotImplementedError for what no kernel computes, in the words of these arguments."""
+    if qv is not None:
+        _refuse(function, "qv", "None is none")
+    if attention_chunk > 0:
+        _refuse(function, f"attention_chunk = {attention_chunk}", "0 is none")
+    if softcap > 0:
+        _refuse(function, f"softcap = {softcap}", "0.0 is none")
+    if num_splits > 1:
+        said = "with 1 or 0 the same is computed without splits"
+        _refuse(function, f"num_splits = {num_splits}", said)
+    if sm_margin != 0:
+        _refuse(function, f"sm_margin = {sm_margin}", "0 is none: a kernel takes all SMs")
+
+
+def _is_causal(
+    function: str, window: Sequence[int], queries: int, keys: int, *, causal: bool
+) -> bool:
     """Whether a window and `causal` amount to the causal mask; False is no mask.
 
     Raises NotImplementedError where they are neither.
@@ -108,7 +188,8 @@ def _is_causal(window: Sequence[int], queries: int, keys: int, *, causal: bool) 
         return True
     if endless_left and endless_right:
         return False
-    _refuse(f"window_size = ({left}, {right})", "(-1, -1) is none, and (-1, 0) the causal mask")
+    said = "(-1, -1) is none, and (-1, 0) the causal mask"
+    _refuse(function, f"window_size = ({left}, {right})", said)
 
 
 def _descales(
@@ -156,9 +237,6 @@ def _not_there(name: str, instead: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-flash_attn_varlen_func = _not_there(
-    "flash_attn_varlen_func", "flash_attn_func takes one sequence at a time, q[None, start:end]"
-)
 flash_attn_qkvpacked_func = _not_there(
     "flash_attn_qkvpacked_func", "flash_attn_func takes *qkv.unbind(-3) without a copy"
 )

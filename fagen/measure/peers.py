@@ -77,7 +77,7 @@ def ours(binary: Binary) -> Implementation:
 
     def bind(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
         given = trial.arguments(of, q, k, v)
-        return Call(lambda: trial.compared(kernel(*given)))
+        return Call(lambda: trial.compared(kernel(*given), q))
 
     problem = Problem.of(of.schedule)
     if problem.v_layout != "columns":

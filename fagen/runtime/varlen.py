@@ -132,8 +132,7 @@ def attention_varlen(
         out: Tensor = direct(*given)
         if not out.requires_grad:
             return out
-    out = alone(*given)  # refuses where a gradient would be needed
-    return out
+    return alone(*given)  # refuses where a gradient is needed
 
 
 def _chosen(kind: Kind, q: Tensor, keys: int) -> str | None:
@@ -178,7 +177,7 @@ def _refuse(kind: Kind) -> None:
     refuse_dtype(kind.dtype)
     if kind.dtype == E4M3:
         raise ValueError(
-            "q is float8_e4m3fn, and sequences of any lengths are computed in fp16 and bf16 so far; "
-            "fagen.attention takes one sequence at a time in e4m3"
+            "q is float8_e4m3fn, and sequences of any lengths are computed in fp16 and bf16 so "
+            "far; fagen.attention takes one sequence at a time in e4m3"
         )
     refuse_head_dims(kind.head_dim, kind.head_dim_v, fp8=False)

@@ -93,27 +93,39 @@ def _by_row(of: Plan, descale: Tensor, x: Tensor) -> Tensor:
 
 
 def arguments(of: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
-    """What the Plan's op takes of 16-bit tensors, in its order: q, k, v, the scale, descales."""
+    """What the Plan's op takes of 16-bit tensors, in its order: q, k, v, the scale, descales.
+
+    Where sequences have lengths of their own these are all of one.
+    """
     scale = softmax_scale(of.head_dim)
+    if of.varlen:
+        offsets = (multiples(q.shape[0], x.shape[1], q.device) for x in (q, k))
+        return *(x.flatten(0, 1) for x in (q, k, v)), *offsets, scale
     if not has_descales(of):
         return q, k, v, scale
     given = operands(of, q, k, v)
     return *given[:3], scale, *given[3:]
 
 
+def multiples(count: int, length: int, device: torch.device) -> Tensor:
+    """Where so many sequences of one length begin, and where the last one ends."""
+    return torch.arange(count + 1, dtype=torch.int32, device=device) * length
+
+
 def outputs(of: Plan, q: Tensor) -> tuple[Tensor, Tensor]:
     """Where the Plan's kernel may write what it computes of q: out and lse, full of NaN."""
-    batch, seqlen_q, heads, _ = q.shape
+    *batch, seqlen_q, heads, _ = q.shape
     dtype = getattr(torch, of.out_dtype.torch)
-    out = q.new_full((batch, seqlen_q, heads, of.head_dim_v), math.nan, dtype=dtype)
-    return out, q.new_full((batch, heads, seqlen_q), math.nan, dtype=torch.float32)
+    out = q.new_full((*batch, seqlen_q, heads, of.head_dim_v), math.nan, dtype=dtype)
+    return out, q.new_full((*batch, heads, seqlen_q), math.nan, dtype=torch.float32)
 
 
 def launch(
     of: Plan, library: Path, given: tuple[Any, ...], into: tuple[Tensor, Tensor]
 ) -> Callable[[], None]:
     """The kernel through its C interface, on the current stream: arguments as of `arguments`."""
-    named = dict(zip((one.name for one in of.signature.arguments), given, strict=True))
+    # what is left out at their end is null
+    named = dict(zip((one.name for one in of.signature.arguments), given, strict=False))
     out, lse = into
     return bind(of, library, **named, out=out, lse=lse)
 

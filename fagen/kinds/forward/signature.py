@@ -126,7 +126,9 @@ def packed(plan: "Plan") -> Signature:
         dims = (Dim(extent),)
         return Tensor(name, dims, INT32, note, optional=optional, aligned=False)
 
-    said = "the row of {} at which each sequence begins, and the end of the last; offsets = batch + 1"
+    said = (
+        "the row of {} at which each sequence begins, and the end of the last; offsets = batch + 1"
+    )
     return Signature(
         kind=plan.kind,
         form="varlen",

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -52,7 +53,6 @@ def sequences(
 
 
 def _pairs(offsets: Tensor, total: int) -> Iterator[tuple[int, int]]:
-    at = offsets.tolist()
-    for first, last in zip(at[:-1], at[1:], strict=True):
+    for first, last in pairwise(offsets.tolist()):
         begin = max(0, first)
         yield begin, max(begin, min(last, total))
