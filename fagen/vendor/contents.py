@@ -72,7 +72,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Group:
-    """The kernels of one kind: they share a struct."""
+    """The kernels of one kind, and of one form of its calls: they share a struct."""
 
     name: str
     kernels: tuple[Kernel, ...]
@@ -231,11 +231,12 @@ class Folder:
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """The kernels by kind."""
-        names = dict.fromkeys(kernel.plan.kind for kernel in self.kernels)
-        return tuple(
-            Group(name, tuple(k for k in self.kernels if k.plan.kind == name)) for name in names
-        )
+        """The kernels by struct."""
+        found: dict[str, list[Kernel]] = {}
+        for kernel in self.kernels:
+            signature = kernel.signature
+            found.setdefault(f"{signature.kind} {signature.form}".strip(), []).append(kernel)
+        return tuple(Group(name, tuple(kernels)) for name, kernels in found.items())
 
     @property
     def pinned(self) -> tuple[Kernel, ...]:
@@ -288,7 +289,7 @@ class Folder:
 def _case(signature: Signature, number: int) -> tuple[int, ...]:
     """Some sizes of a call, which keep the signature's rules."""
     sizes = {
-        size.name: (_LENGTHS if size.name.startswith("seqlen") else _COUNTS)[
+        size.name: (_LENGTHS if size.name.startswith(("seqlen", "total")) else _COUNTS)[
             (number + place) % len(_LENGTHS)
         ]
         for place, size in enumerate(signature.sizes)
