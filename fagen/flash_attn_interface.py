@@ -1,4 +1,4 @@
-"""FlashAttention-3's forward call in, fagen.attention's answer out, in FlashAttention-3's layout.
+"""FlashAttention-3's forward calls in, fagen's answers out, in FlashAttention-3's layout.
 
 Code that imports from `flash_attn_interface` runs with `fagen.flash_attn_interface` instead. Names,
 order and defaults of arguments are those of FlashAttention-3's module; what fagen has no kernels
@@ -6,15 +6,18 @@ for yet raises NotImplementedError, which names the argument or the function.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from fagen.runtime.arguments import E4M3, refuse_rank
+from fagen.runtime.arguments import E4M3, needs_gradient, refuse_rank
 from fagen.runtime.attention import attention
 from fagen.runtime.checks import shape_of
 from fagen.runtime.varlen import attention_varlen
+
+Refuse = Callable[[str, str], NoReturn]  # an argument; what to do instead
 
 
 def flash_attn_func(
@@ -62,19 +65,19 @@ def flash_attn_func(
     if not q.dim() == k.dim() == v.dim() == 4:
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             refuse_rank(name, tensor)
-    name = "flash_attn_func"
-    _refuse_what_is_not_there(name, qv, attention_chunk, softcap, num_splits, sm_margin)
-    if deterministic and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        _refuse(name, "a deterministic gradient of q", "without its last bits may differ")
-    causal = _is_causal(name, window_size, q.shape[1], k.shape[1], causal=causal)
+    refuse = partial(_refuse, "flash_attn_func")
+    _refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
+    if deterministic and torch.is_grad_enabled() and needs_gradient(q, k, v):
+        refuse("a deterministic gradient of q", "without its last bits may differ")
+    causal = _is_causal(refuse, window_size, q.shape[1], k.shape[1], causal=causal)
     if q.dtype == E4M3:
         q_descale, k_descale, v_descale = _descales(q, k, q_descale, k_descale, v_descale)
     else:
         q_descale = k_descale = v_descale = None
     return attention(
-        _contiguous_rows(q),
-        _contiguous_rows(k),
-        _contiguous_rows(v),
+        q if q.stride(3) == 1 else q.contiguous(),
+        k if k.stride(3) == 1 else k.contiguous(),
+        v if v.stride(3) == 1 else v.contiguous(),
         causal=causal,
         scale=softmax_scale,
         return_lse=return_attn_probs,
@@ -109,72 +112,69 @@ def flash_attn_varlen_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Compute what flash_attn_func does of sequences of any lengths, one after another.
+    """Compute attention of packed sequences, as FlashAttention-3's function of this name does.
 
     q (total_q, H, D), k (total_k, Hk, D) and v (total_k, Hk, Dv) in fp16 or bf16; cu_seqlens_q and
-    cu_seqlens_k (B + 1) in int32 say where each sequence begins, and where the last one ends;
-    seqused_k (B) in int32 how many of its keys each sees. max_seqlen_q and max_seqlen_k are not
-    read, and no descales beside 16-bit tensors. Other arguments are as of flash_attn_func; a window
-    that amounts to no mask is one that holds all rows there are. There is no gradient.
+    cu_seqlens_k (B + 1), seqused_k (B) in int32; see fagen.attention_varlen. Of tensors whose last
+    dimension is not contiguous a copy is made.
 
-    Returns out (total_q, H, Dv) in q's dtype, and with return_attn_probs also the log-sum-exp
-    (H, total_q) in fp32, natural logarithm: zeros and minus infinity for a row that sees no key.
+    max_seqlen_q and max_seqlen_k only tell which window_size is no window: lengths are read on the
+    device. Descales, pack_gqa, deterministic and num_splits of 1 or less change nothing here.
 
-    Raises NotImplementedError for seqused_q and e4m3 tensors, and for what flash_attn_func refuses;
-    ValueError for a wrong argument; and what else fagen.attention_varlen raises.
+    Returns out (total_q, H, Dv) in q's dtype, and with return_attn_probs also the log-sum-exp (H,
+    total_q) in fp32, natural logarithm: zeros and minus infinity for a row that sees no key.
+
+    Raises NotImplementedError for what flash_attn_func has not either, e4m3, seqused_q, and where a
+    gradient is needed; ValueError for a wrong argument; and what else fagen.attention_varlen does.
     """
-    name = "flash_attn_varlen_func"
-    _refuse_what_is_not_there(name, qv, attention_chunk, softcap, num_splits, sm_margin)
+    refuse = partial(_refuse, "flash_attn_varlen_func")
+    _refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
     if seqused_q is not None:
-        _refuse(name, "seqused_q", "with None all rows of q count")
+        refuse("seqused_q", "None is none")
     if q.dtype == E4M3:
-        _refuse(name, "e4m3", "flash_attn_func takes one sequence at a time, q[None, start:end]")
+        refuse("e4m3", "flash_attn_func takes one sequence of it at a time, q[None, begin:end]")
+    if torch.is_grad_enabled() and needs_gradient(q, k, v):
+        refuse("a gradient", "flash_attn_func has one, for a sequence at a time")
     return attention_varlen(
-        _contiguous_rows(q),
-        _contiguous_rows(k),
-        _contiguous_rows(v),
+        q if q.stride(-1) == 1 else q.contiguous(),
+        k if k.stride(-1) == 1 else k.contiguous(),
+        v if v.stride(-1) == 1 else v.contiguous(),
         cu_seqlens_q,
         cu_seqlens_k,
         seqused_k=seqused_k,
-        causal=_is_causal(name, window_size, q.shape[0], k.shape[0], causal=causal),
+        causal=_is_causal(refuse, window_size, max_seqlen_q, max_seqlen_k, causal=causal),
         scale=softmax_scale,
         return_lse=return_attn_probs,
     )
-
-
-def _contiguous_rows(x: Tensor) -> Tensor:
-    """A tensor whose last dimension is contiguous: this one, or else a copy."""
-    return x if x.dim() == 0 or x.stride(-1) == 1 else x.contiguous()
 
 
 def _refuse(function: str, argument: str, instead: str) -> NoReturn:
     raise NotImplementedError(f"{function}: {argument} is not there yet in fagen; {instead}")
 
 
-def _refuse_what_is_not_there(
-    function: str,
+def _refuse_missing(
+    refuse: Refuse,
     qv: Tensor | None,
     attention_chunk: int,
     softcap: float,
     num_splits: int,
     sm_margin: int,
 ) -> None:
-    """Raise NotImplementedError for what no kernel computes, in the words of these arguments."""
+    """Raise NotImplementedError for an argument that no function here has kernels for."""
     if qv is not None:
-        _refuse(function, "qv", "None is none")
+        refuse("qv", "None is none")
     if attention_chunk > 0:
-        _refuse(function, f"attention_chunk = {attention_chunk}", "0 is none")
+        refuse(f"attention_chunk = {attention_chunk}", "0 is none")
     if softcap > 0:
-        _refuse(function, f"softcap = {softcap}", "0.0 is none")
+        refuse(f"softcap = {softcap}", "0.0 is none")
     if num_splits > 1:
-        said = "with 1 or 0 the same is computed without splits"
-        _refuse(function, f"num_splits = {num_splits}", said)
+        refuse(f"num_splits = {num_splits}", "with 1 or 0 the same is computed without splits")
     if sm_margin != 0:
-        _refuse(function, f"sm_margin = {sm_margin}", "0 is none: a kernel takes all SMs")
+        refuse(f"sm_margin = {sm_margin}", "0 is none: a kernel takes all SMs")
 
 
 def _is_causal(
-    function: str, window: Sequence[int], queries: int, keys: int, *, causal: bool
+    refuse: Refuse, window: Sequence[int], queries: int, keys: int, *, causal: bool
 ) -> bool:
     """Whether a window and `causal` amount to the causal mask; False is no mask.
 
@@ -186,10 +186,9 @@ def _is_causal(
     endless_right = right < 0 or right >= queries - 1
     if endless_left and (causal or right == 0):
         return True
-    if endless_left and endless_right:
-        return False
-    said = "(-1, -1) is none, and (-1, 0) the causal mask"
-    _refuse(function, f"window_size = ({left}, {right})", said)
+    if not (endless_left and endless_right):
+        refuse(f"window_size = ({left}, {right})", "(-1, -1) is none, and (-1, 0) the causal mask")
+    return False
 
 
 def _descales(

@@ -27,7 +27,7 @@ class Problem:
     scale_rows: int | None = None  # that share a scale; 0 where a head or the tensor has one
     kind: str = FORWARD  # of the kernels: a word of vocab's PASSES
     deterministic: bool = False  # asked for where a kernel's sums may come in any order
-    lengths: str = LENGTHS[0]  # of its sequences
+    lengths: str = LENGTHS[0]  # "varlen": sequences have lengths of their own
 
     @classmethod
     def of(cls, schedule: Schedule) -> "Problem":
@@ -51,11 +51,6 @@ class Problem:
         return replace(self, **left) == found
 
     @property
-    def varlen(self) -> bool:
-        """Whether sequences have lengths of their own."""
-        return self.lengths != LENGTHS[0]
-
-    @property
     def head_dims(self) -> str:
         """'128', or '192/128' where V has its own."""
         d, d_v = self.head_dim, self.head_dim_v
@@ -63,25 +58,25 @@ class Problem:
 
     @property
     def name(self) -> str:
-        """As slugs say it: dtype, head dims, mask, and whether lengths differ.
-
-        Of gradients, how their slugs begin too.
+        """As slugs say it: dtype, head dims and mask; of gradients, how their slugs begin too.
 
         Where it has to be deterministic that stands at its end.
         """
         v = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
         said = [PASSES[self.kind].said, self.dtype, f"d{self.head_dim}{v}", self.mask]
-        if self.varlen:
-            said.append(self.lengths)
+        said += [self.lengths] * self.varlen
         return "_".join(filter(None, said)) + (DETERMINISTIC if self.deterministic else "")
+
+    @property
+    def varlen(self) -> bool:
+        """Whether sequences have lengths of their own, and lie one after another."""
+        return self.lengths != LENGTHS[0]
 
     def __str__(self) -> str:
         columns = f"{self.head_dim}"
         if self.head_dim_v != self.head_dim:
             columns += f" and {self.head_dim_v} (V)"
         said = [_torchs(self.dtype), f"head_dim {columns}", self.mask]
-        if self.varlen:
-            said.append("sequences of any lengths")
         if self.v_layout:
             said.append("V row-major" if self.v_layout == "rows" else "V transposed")
         if self.scale_rows is not None and self.dtype in DTYPES and DTYPES[self.dtype].fp8:
@@ -93,6 +88,7 @@ class Problem:
             said.append(f"{self.kind} pass")
         if self.deterministic:
             said.append("deterministic")
+        said += [self.lengths] * self.varlen
         return ", ".join(said)
 
 

@@ -134,11 +134,12 @@ def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """fagen.attention as in a new process: it has found and readied no kernel."""
     from fagen.dispatch import choice
     from fagen.runtime import attention as dispatch  # torch, which takes seconds
-    from fagen.runtime import backward, ready
+    from fagen.runtime import backward, ready, varlen
 
     for found in ("_ready", "_served", "_differentiable"):
         monkeypatch.setattr(dispatch, found, {})
     monkeypatch.setattr(ready, "_ready", {})
+    monkeypatch.setattr(varlen, "_ready", {})
     monkeypatch.setattr(backward, "_gradients", {})
     choice.committed.cache_clear()
     yield

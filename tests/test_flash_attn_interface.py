@@ -11,9 +11,10 @@ from torch import Tensor
 
 import fagen
 from fagen import flash_attn_interface
-from fagen.flash_attn_interface import flash_attn_func
+from fagen.flash_attn_interface import flash_attn_func, flash_attn_varlen_func
 from tests.attention_helpers import qkv
 from tests.tensors import normal
+from tests.varlen_helpers import packed
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 
@@ -44,6 +45,15 @@ ARGUMENTS: dict[str, object] = {
 def test_the_arguments_are_flash_attention_3s() -> None:
     ours = signature(flash_attn_func).parameters
     assert [(name, one.default) for name, one in ours.items()] == [*ARGUMENTS.items()]
+    assert {one.kind for one in ours.values()} == {Parameter.POSITIONAL_OR_KEYWORD}
+
+
+def test_the_arguments_of_packed_sequences_are_too() -> None:
+    ours = signature(flash_attn_varlen_func).parameters
+    first = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+    wanted = dict.fromkeys(first, Parameter.empty) | {"seqused_q": None, "seqused_k": None}
+    wanted |= {name: default for name, default in ARGUMENTS.items() if name not in "qkv"}
+    assert [(name, one.default) for name, one in ours.items()] == [*wanted.items()]
     assert {one.kind for one in ours.values()} == {Parameter.POSITIONAL_OR_KEYWORD}
 
 
@@ -108,7 +118,7 @@ def test_what_is_about_speed_or_gradients_alone_changes_no_bit() -> None:
     out = flash_attn_func(q, k, v)
     for more in (
         *({"num_splits": splits} for splits in (1, 0)),
-        *({"pack_gqa": packed} for packed in (None, False, True)),
+        *({"pack_gqa": packing} for packing in (None, False, True)),
         *({"deterministic": wanted} for wanted in (False, True)),
     ):
         assert torch.equal(out, flash_attn_func(q, k, v, **more)), more  # type: ignore[arg-type]
@@ -285,7 +295,6 @@ def test_what_is_not_there_yet_is_named(more: dict[str, Any], said: str) -> None
 @pytest.mark.parametrize(
     "name",
     [
-        "flash_attn_varlen_func",
         "flash_attn_qkvpacked_func",
         "flash_attn_with_kvcache",
         "flash_attn_combine",
@@ -352,3 +361,52 @@ def test_a_gradient_that_is_to_be_deterministic_is_refused(name: str) -> None:
         flash_attn_func(**tensors, deterministic=True)
     with torch.no_grad():
         assert not flash_attn_func(**tensors).requires_grad  # type: ignore[union-attr]
+
+
+# ---- packed sequences ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "causal"),
+    [
+        ({}, False),
+        ({"causal": True}, True),
+        ({"window_size": (-1, 0)}, True),
+        ({"window_size": (129, 69)}, False),
+        ({"num_splits": 0, "pack_gqa": True, "deterministic": True}, False),
+        ({"softmax_scale": 64**-0.5, "k_descale": torch.ones(6, 2)}, False),
+    ],
+)
+def test_packed_sequences_are_those_of_attention_varlen(more: dict[str, Any], causal: bool) -> None:
+    given = packed()
+    out, lse = flash_attn_varlen_func(*given, 70, 130, return_attn_probs=True, **more)
+    wanted = fagen.attention_varlen(*given, causal=causal, return_lse=True)
+    assert torch.equal(out, wanted[0]) and torch.equal(lse, wanted[1])
+    assert torch.equal(flash_attn_varlen_func(*given, 70, 130, **more), out)  # type: ignore[arg-type]
+
+
+def test_of_packed_sequences_it_copies_layouts_and_takes_used_keys() -> None:
+    q, k, v, *at = packed()
+    used = torch.tensor([5, 3, 20, 0, 0, 32], dtype=torch.int32)
+    wanted = fagen.attention_varlen(q, k, v, *at, seqused_k=used)
+    turned = [x.transpose(0, 2).contiguous().transpose(0, 2) for x in (q, k, v)]
+    out = flash_attn_varlen_func(*turned, *at, 70, 130, seqused_k=used)
+    assert torch.equal(out, wanted)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"seqused_q": torch.ones(6, dtype=torch.int32)}, "seqused_q is not there yet in fagen; "),
+        ({"qv": torch.ones(119, 4, 64)}, "qv is not there yet in fagen; None is none"),
+        ({"window_size": (128, 0)}, "window_size = (128, 0) is not there yet"),
+        ({"softcap": 15.0}, "softcap = 15.0 is not there yet in fagen; 0.0 is none"),
+        ({"q": torch.ones(119, 4, 64).to(E4M3)}, "e4m3 is not there yet in fagen; flash_attn_func"),
+        ({"v": normal(215, 2, 64).half().requires_grad_()}, "a gradient is not there yet in fagen"),
+    ],
+)
+def test_what_packed_sequences_do_not_have_yet_is_named(more: dict[str, Any], said: str) -> None:
+    names = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
+    given: dict[str, Any] = dict(zip(names, packed(), strict=True)) | more
+    with pytest.raises(NotImplementedError, match=re.escape(f"flash_attn_varlen_func: {said}")):
+        flash_attn_varlen_func(**given, max_seqlen_q=70, max_seqlen_k=130)

@@ -97,14 +97,13 @@ def quick_check(cell: Cell, kernel: Kernel) -> None:
         error = trial.error(of, kernel.library, small, *inputs(small, seed=number))
         if not error.ok:
             raise VerificationError(f"{error.said} at {sizes}")
-    q, k, v = _inputs(cell)
-    given = trial.arguments(of, q, k, v)
+    given = trial.arguments(of, *_inputs(cell))
     outputs = trial.outputs(of, given)
     trial.launch(of, kernel.library, given, outputs)()
     if (expected := _expected(cell)) is None:
         return
     every = slice(None)
-    found = compared(trial.compared(outputs, q), every)
+    found = compared(trial.compared(outputs), every)
     for ours, theirs in zip(found, compared(expected, every), strict=True):
         worst, allowed = disagreement(cell, ours, theirs)
         if not worst <= allowed:

@@ -77,7 +77,9 @@ def ours(binary: Binary) -> Implementation:
 
     def bind(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
         given = trial.arguments(of, q, k, v)
-        return Call(lambda: trial.compared(kernel(*given), q))
+        if problem.varlen:  # of sequences that were packed
+            return Call(lambda: trial.compared(kernel(*given)).unflatten(0, q.shape[:2]))
+        return Call(lambda: trial.compared(kernel(*given)))
 
     problem = Problem.of(of.schedule)
     if problem.v_layout != "columns":

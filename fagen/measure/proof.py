@@ -4,8 +4,9 @@ What is right and how fast, the Plan's kind says: its Proof.
 """
 
 import datetime
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -36,12 +37,6 @@ class Judged(Protocol):
 Record = TypeVar("Record", bound=Judged)
 
 
-def first_output(outputs: Sequence[Tensor], q: Tensor) -> Tensor:
-    """Return the first output; where it has rows of all sequences in one, by sequences as q."""
-    first = outputs[0]
-    return first if first.dim() == q.dim() else first.unflatten(0, q.shape[:2])
-
-
 @dataclass(frozen=True)
 class Trial:
     """How a kind's kernels are called on the 16-bit inputs of a cell, beside others.
@@ -50,7 +45,7 @@ class Trial:
     is where it may write, full of NaN, the output that is compared first; `launch(plan, library,
     arguments, outputs)` binds both to the kernel's C function. Plans that are `alike` share all of
     these. `error(plan, library, cell, q, k, v)` runs a kernel, and returns a record of its errors.
-    Of all outputs for q `compared(outputs, q)` gives those that peers compute too, as these do.
+    Of all outputs `compared` gives those that peers compute too.
     """
 
     arguments: Callable[[Any, Tensor, Tensor, Tensor], tuple[Any, ...]]
@@ -58,7 +53,7 @@ class Trial:
     launch: Callable[[Any, Path, tuple[Any, ...], Any], Callable[[], None]]
     alike: Callable[[Any], Hashable]
     error: Callable[[Any, Path, Cell, Tensor, Tensor, Tensor], Any]
-    compared: Callable[[Any, Tensor], Any] = first_output
+    compared: Callable[[Any], Any] = itemgetter(0)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fagen.build import Binary
 from fagen.kinds.forward.fp8_accuracy import fp8_error, poisoned8
-from fagen.kinds.forward.operands import arguments, has_descales, launch, outputs
+from fagen.kinds.forward.operands import has_descales, launch, outputs
 from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.reference import reference, visible
 from fagen.kinds.forward.shapes import verification_sizes
@@ -88,8 +88,6 @@ def kernel_error(
     plan: Plan, library: Path, cell: Cell, q: Tensor, k: Tensor, v: Tensor
 ) -> ShapeError:
     """The errors of a built kernel on 16-bit tensors, by the rule for its dtype."""
-    if plan.varlen:
-        return shape_error(cell, _as_sequences(plan, library), q, k, v)
     if has_descales(plan):
         return fp8_error(plan, cell, poisoned8(plan, library), q, k, v)
     return shape_error(cell, _poisoned(plan, library), q, k, v)
@@ -105,19 +103,6 @@ def _poisoned(plan: Plan, library: Path) -> Kernel:
         into = outputs(plan, q)
         launch(plan, library, (q, k, v, scale), into)()
         return into
-
-    return kernel
-
-
-def _as_sequences(plan: Plan, library: Path) -> Kernel:
-    """A kernel for sequences of any lengths, which here have one."""
-
-    def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        given = arguments(plan, q, k, v)
-        out, lse = into = outputs(plan, given[0])
-        launch(plan, library, (*given[:-1], scale), into)()
-        lses = lse.unflatten(1, q.shape[:2]).transpose(0, 1)
-        return out.unflatten(0, q.shape[:2]), lses
 
     return kernel
 

@@ -53,8 +53,8 @@ def derived_schedules(problem: Problem) -> tuple[Schedule, ...]:
 
 def _in_16_bits(problem: Problem) -> list[Schedule]:
     """All tiles that fit, each with the loads that are predicted best, by predicted time."""
-    asked = ("dtype", "head_dim", "head_dim_v", "mask", "lengths")
-    keys = {key: getattr(problem, key) for key in asked}
+    named = ("dtype", "head_dim", "head_dim_v", "mask", "lengths")
+    keys = {key: getattr(problem, key) for key in named}
     base = Schedule.make(**keys, block_m=64, block_n=16).values()  # refuses what none computes
     predict = predictor([standard_sizes(problem.head_dim, seqlen) for seqlen in SEQLENS])
     outputs = possible_outputs(problem.head_dim_v, problem.dtype)
@@ -85,11 +85,11 @@ def _in_fp8(problem: Problem) -> Iterator[Schedule]:
             head_dim_v=problem.head_dim_v,
             dtype=problem.dtype,
             mask=problem.mask,
-            lengths=problem.lengths,
             block_m=FP8_BLOCK_M,
             block_n=block_n,
             output=output,
             v_layout=problem.v_layout,
+            lengths=problem.lengths,
             **({"scales": "block", "scale_rows": problem.scale_rows} if problem.scale_rows else {}),
         )
         try:

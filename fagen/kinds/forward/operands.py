@@ -95,37 +95,37 @@ def _by_row(of: Plan, descale: Tensor, x: Tensor) -> Tensor:
 def arguments(of: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
     """What the Plan's op takes of 16-bit tensors, in its order: q, k, v, the scale, descales.
 
-    Where sequences have lengths of their own these are all of one.
+    Where it takes sequences of lengths of their own these are of equal ones, packed.
     """
     scale = softmax_scale(of.head_dim)
     if of.varlen:
-        offsets = (multiples(q.shape[0], x.shape[1], q.device) for x in (q, k))
-        return *(x.flatten(0, 1) for x in (q, k, v)), *offsets, scale
+        packed = (x.flatten(0, 1) for x in (q, k, v))
+        return *packed, _offsets(q), _offsets(k), scale, None
     if not has_descales(of):
         return q, k, v, scale
     given = operands(of, q, k, v)
     return *given[:3], scale, *given[3:]
 
 
-def multiples(count: int, length: int, device: torch.device) -> Tensor:
-    """Where so many sequences of one length begin, and where the last one ends."""
-    return torch.arange(count + 1, dtype=torch.int32, device=device) * length
+def _offsets(x: Tensor) -> Tensor:
+    """Where sequences of x (B, S, H, D) begin once they are packed, and the last one ends."""
+    batch, seqlen = x.shape[:2]
+    return torch.arange(batch + 1, dtype=torch.int32, device=x.device) * seqlen
 
 
 def outputs(of: Plan, q: Tensor) -> tuple[Tensor, Tensor]:
     """Where the Plan's kernel may write what it computes of q: out and lse, full of NaN."""
-    *batch, seqlen_q, heads, _ = q.shape
+    *rows, heads, _ = q.shape  # (batch, seqlen), or the total of packed ones
     dtype = getattr(torch, of.out_dtype.torch)
-    out = q.new_full((*batch, seqlen_q, heads, of.head_dim_v), math.nan, dtype=dtype)
-    return out, q.new_full((*batch, heads, seqlen_q), math.nan, dtype=torch.float32)
+    out = q.new_full((*rows, heads, of.head_dim_v), math.nan, dtype=dtype)
+    return out, q.new_full((*rows[:-1], heads, rows[-1]), math.nan, dtype=torch.float32)
 
 
 def launch(
     of: Plan, library: Path, given: tuple[Any, ...], into: tuple[Tensor, Tensor]
 ) -> Callable[[], None]:
     """The kernel through its C interface, on the current stream: arguments as of `arguments`."""
-    # what is left out at their end is null
-    named = dict(zip((one.name for one in of.signature.arguments), given, strict=False))
+    named = dict(zip((one.name for one in of.signature.arguments), given, strict=True))
     out, lse = into
     return bind(of, library, **named, out=out, lse=lse)
 

@@ -43,37 +43,6 @@ def reference(q: Tensor, k: Tensor, v: Tensor, *, mask: str, scale: float) -> tu
     return out, lse
 
 
-def varlen_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    seqused_k: Tensor | None = None,
-    *,
-    mask: str,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    """Compute attention in fp64 of sequences that lie one after another.
-
-    q (total_q, H, D), k (total_k, Hk, D), v (total_k, Hk, Dv) in any dtype; offsets (B + 1), and
-    seqused_k (B), how many of its keys a sequence sees. Returns out (total_q, H, Dv) and the
-    log-sum-exp (H, total_q), both fp64: zeros and minus infinity in a row that sees no key, or is
-    of no sequence.
-    """
-    out = q.new_zeros(*q.shape[:2], v.shape[-1], dtype=torch.float64)
-    lse = q.new_full((q.shape[1], q.shape[0]), -math.inf, dtype=torch.float64)
-    at_q, at_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
-    for one in range(len(at_q) - 1):
-        last = at_k[one + 1] if seqused_k is None else at_k[one] + int(seqused_k[one])
-        rows, keys = slice(at_q[one], at_q[one + 1]), slice(at_k[one], last)
-        found, of_rows = reference(
-            q[None, rows], k[None, keys], v[None, keys], mask=mask, scale=scale
-        )
-        out[rows], lse[:, rows] = found[0], of_rows[0]
-    return out, lse
-
-
 def visible(mask: str, rows: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor | None:
     """Which keys these query rows see, (rows, Sk) of bool; None where they see all."""
     if not MASKS[mask].by_row:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fagen.kinds.forward.emulate.fp8 import emulate_fp8
+from fagen.kinds.forward.emulate.sequences import emulate_varlen
 from fagen.kinds.forward.emulate.tiles import emulate
-from fagen.kinds.forward.emulate.varlen import emulate_varlen
 
 if TYPE_CHECKING:
     from fagen.kinds.forward.plan import Plan
@@ -26,7 +26,7 @@ def compute(
     A descale that is None is 1, a mean that is None nothing.
     """
     if plan.varlen:
-        return emulate_varlen(plan, q, k, v, scale, **more)
+        return emulate_varlen(plan, q, k, v, scale=scale, **more)
     if not more:
         return emulate(plan, q, k, v, scale)
     one = torch.ones(1, 1, 1, device=q.device)

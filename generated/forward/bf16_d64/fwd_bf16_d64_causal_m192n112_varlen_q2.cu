@@ -1,9 +1,9 @@
-// fwd_bf16_d64_causal_m192n128_varlen_q2: fused attention forward for Hopper (sm_90a). Rendered by
+// fwd_bf16_d64_causal_m192n112_varlen_q2: fused attention forward for Hopper (sm_90a). Rendered by
 // fagen; do not edit.
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
 //
-// One thread block computes a tile of 192 query rows of one head, 128 keys at a time from the last
+// One thread block computes a tile of 192 query rows of one head, 112 keys at a time from the last
 // to the first, by online softmax in base 2. One producer warp copies Q, K and V into shared memory
 // by TMA; 3 consumer warpgroups of 64 rows each multiply by WGMMA, in ping-pong: they take turns at
 // the tensor cores. Sequences lie one after another, each of its own length: a warp beside the
@@ -91,18 +91,18 @@ extern "C" {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_fwd_bf16_d64_causal_m192n128_varlen_q2(const struct FagenForwardVarlenArgs* args,
+int fagen_fwd_bf16_d64_causal_m192n112_varlen_q2(const struct FagenForwardVarlenArgs* args,
                                                  void* stream);
 // How many bytes of workspace a call of these sizes needs; -1 where args is null. They are zeros
 // before the first call, and each call leaves them so; calls that may run at once need one each.
-int64_t fagen_fwd_bf16_d64_causal_m192n128_varlen_q2_workspace(
+int64_t fagen_fwd_bf16_d64_causal_m192n112_varlen_q2_workspace(
     const struct FagenForwardVarlenArgs* args);
-const char* fagen_fwd_bf16_d64_causal_m192n128_varlen_q2_message(int status);
-const struct FagenKernelInfo* fagen_fwd_bf16_d64_causal_m192n128_varlen_q2_info(void);
+const char* fagen_fwd_bf16_d64_causal_m192n112_varlen_q2_message(int status);
+const struct FagenKernelInfo* fagen_fwd_bf16_d64_causal_m192n112_varlen_q2_info(void);
 
 }  // extern "C"
 
-namespace fagen_fwd_bf16_d64_causal_m192n128_varlen_q2_kernel {
+namespace fagen_fwd_bf16_d64_causal_m192n112_varlen_q2_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ constexpr int kHeadDimV = 64;
 constexpr int kHeadDimPadded = 64;  // in shared memory, padded with zeros
 constexpr int kHeadDimVPadded = 64;
 constexpr int kBlockM = 192;
-constexpr int kBlockN = 128;
+constexpr int kBlockN = 112;
 constexpr int kStages = 2;  // K and V buffers
 constexpr int kQStages = 2;
 constexpr int kConsumers = 3;  // warpgroups of 64 query rows
@@ -185,7 +185,7 @@ struct SharedStorage {
   Barrier tile_wanted;
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes <= 140288, "the layout outgrew the plan's ledger");
+static_assert(kSharedBytes <= 132096, "the layout outgrew the plan's ledger");
 
 template <class Integer>
 __host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
@@ -288,12 +288,12 @@ __device__ constexpr uint32_t column_offset(int k) {
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], Descriptor q, Descriptor k) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "wgmma.mma_async.sync.aligned.m64n112k16.f32.bf16.bf16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
-      "%64, %65, %66, 1, 1, 0, 0;"
+      "%48, %49, %50, %51, %52, %53, %54, %55 }, "
+      "%56, %57, %58, 1, 1, 0, 0;"
       : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]), "+f"(s[6]),
         "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]), "+f"(s[12]), "+f"(s[13]),
         "+f"(s[14]), "+f"(s[15]), "+f"(s[16]), "+f"(s[17]), "+f"(s[18]), "+f"(s[19]), "+f"(s[20]),
@@ -301,9 +301,7 @@ __device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], Descriptor q, 
         "+f"(s[28]), "+f"(s[29]), "+f"(s[30]), "+f"(s[31]), "+f"(s[32]), "+f"(s[33]), "+f"(s[34]),
         "+f"(s[35]), "+f"(s[36]), "+f"(s[37]), "+f"(s[38]), "+f"(s[39]), "+f"(s[40]), "+f"(s[41]),
         "+f"(s[42]), "+f"(s[43]), "+f"(s[44]), "+f"(s[45]), "+f"(s[46]), "+f"(s[47]), "+f"(s[48]),
-        "+f"(s[49]), "+f"(s[50]), "+f"(s[51]), "+f"(s[52]), "+f"(s[53]), "+f"(s[54]), "+f"(s[55]),
-        "+f"(s[56]), "+f"(s[57]), "+f"(s[58]), "+f"(s[59]), "+f"(s[60]), "+f"(s[61]), "+f"(s[62]),
-        "+f"(s[63])
+        "+f"(s[49]), "+f"(s[50]), "+f"(s[51]), "+f"(s[52]), "+f"(s[53]), "+f"(s[54]), "+f"(s[55])
       : "l"(q.bits()), "l"(k.bits()), "n"(accumulate ? 1 : 0));
 }
 
@@ -1268,13 +1266,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-}  // namespace fagen_fwd_bf16_d64_causal_m192n128_varlen_q2_kernel
+}  // namespace fagen_fwd_bf16_d64_causal_m192n112_varlen_q2_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_fwd_bf16_d64_causal_m192n128_varlen_q2_host {
+namespace fagen_fwd_bf16_d64_causal_m192n112_varlen_q2_host {
 
-using namespace fagen_fwd_bf16_d64_causal_m192n128_varlen_q2_kernel;
+using namespace fagen_fwd_bf16_d64_causal_m192n112_varlen_q2_kernel;
 
 // What a call ends with: the number of its message. Checks come in this order.
 enum Status {
@@ -1518,33 +1516,33 @@ Status launch(const FagenForwardVarlenArgs& a, cudaStream_t stream) {
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_fwd_bf16_d64_causal_m192n128_varlen_q2_host
+}  // namespace fagen_fwd_bf16_d64_causal_m192n112_varlen_q2_host
 
-extern "C" int fagen_fwd_bf16_d64_causal_m192n128_varlen_q2(const FagenForwardVarlenArgs* args,
+extern "C" int fagen_fwd_bf16_d64_causal_m192n112_varlen_q2(const FagenForwardVarlenArgs* args,
                                                             void* stream) {
-  using namespace fagen_fwd_bf16_d64_causal_m192n128_varlen_q2_host;
+  using namespace fagen_fwd_bf16_d64_causal_m192n112_varlen_q2_host;
   const Status status = args ? check(*args) : kNullPointer;
   return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" int64_t fagen_fwd_bf16_d64_causal_m192n128_varlen_q2_workspace(
+extern "C" int64_t fagen_fwd_bf16_d64_causal_m192n112_varlen_q2_workspace(
     const FagenForwardVarlenArgs* args) {
-  return args ? fagen_fwd_bf16_d64_causal_m192n128_varlen_q2_host::workspace_bytes(*args) : -1;
+  return args ? fagen_fwd_bf16_d64_causal_m192n112_varlen_q2_host::workspace_bytes(*args) : -1;
 }
 
-extern "C" const char* fagen_fwd_bf16_d64_causal_m192n128_varlen_q2_message(int status) {
-  using namespace fagen_fwd_bf16_d64_causal_m192n128_varlen_q2_host;
+extern "C" const char* fagen_fwd_bf16_d64_causal_m192n112_varlen_q2_message(int status) {
+  using namespace fagen_fwd_bf16_d64_causal_m192n112_varlen_q2_host;
   return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_fwd_bf16_d64_causal_m192n128_varlen_q2_info(void) {
-  using namespace fagen_fwd_bf16_d64_causal_m192n128_varlen_q2_kernel;
+extern "C" const FagenKernelInfo* fagen_fwd_bf16_d64_causal_m192n112_varlen_q2_info(void) {
+  using namespace fagen_fwd_bf16_d64_causal_m192n112_varlen_q2_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       kSharedBytes,
       kThreads,
       kLaunchRegisters,
-      "fwd_bf16_d64_causal_m192n128_varlen_q2",
-      "331baa9c2f427aac82c319bde4bde89705062d131c310d86a5bb2a11acb515da"};
+      "fwd_bf16_d64_causal_m192n112_varlen_q2",
+      "0fab224960e285e22e1d99e3fa4a08c2175b28dc3d2f84b2205394e19aaaf7fc"};
   return &info;
 }

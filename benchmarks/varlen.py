@@ -1,0 +1,225 @@
+"""Time packed sequences beside FlashAttention-2's, and beside the kernel for equal lengths.
+
+    python benchmarks/varlen.py                   fp16 and bf16, head dims 64, 128 and 256: minutes
+    python benchmarks/varlen.py --dtype fp16 --head-dim 128 --mask causal
+    python benchmarks/varlen.py --redraw benchmarks/results/<card>-<date>-varlen.json        no GPU
+
+Three lists of lengths: "equal", 16,384 tokens in sequences of 4,096, where fagen's dense kernel and
+cuDNN's stand beside it; "mixed", 65,536 tokens in sequences of 16 … 16,384, log-uniform; "tiny",
+1,024 sequences of 1 … 64 tokens. As many keys as queries, hidden size 2048. TFLOP/s count what each
+sequence computes by itself, a causal triangle as half its square. FlashAttention-2 is torch's.
+
+Written to benchmarks/results/<card>-<date>-varlen.json and .md. The exit code is 6 where outputs
+disagree.
+"""
+
+import argparse
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from record import Findings, build, exit_code, parser, say, serving
+from torch import Tensor
+
+from fagen.dispatch.choice import candidates
+from fagen.errors import DeviceError, FagenError, VerificationError
+from fagen.measure.inputs import inputs, softmax_scale
+from fagen.measure.peers import ours, peer
+from fagen.measure.rows import markdown, title
+from fagen.measure.timing import REGIMES, Call, captured, time_calls
+from fagen.problem import Cell, Problem, Sizes, flops, standard_sizes
+from fagen.runtime import op
+from fagen.vocab import MASKS, SIXTEEN_BITS
+
+EQUAL, MIXED, TINY = LISTS = ("equal", "mixed", "tiny")
+MIXED_TOKENS = 65_536
+RUNS = 20  # in a graph, of calls that a host would be too slow for
+
+
+def lengths_of(name: str, head_dim: int) -> list[int]:
+    """The sequences of a list, the same ones each time."""
+    if name == EQUAL:
+        sizes = standard_sizes(head_dim)
+        return [sizes.seqlen_q] * sizes.batch
+    dice = random.Random(0)
+    if name == TINY:
+        return [dice.randint(1, 64) for _ in range(1_024)]
+    found: list[int] = []
+    while (left := MIXED_TOKENS - sum(found)) > 0:
+        length = round(math.exp(dice.uniform(math.log(16), math.log(16_384))))
+        found.append(min(left, length))
+    return found
+
+
+def useful_flops(problem: Problem, lengths: Sequence[int], heads: int) -> float:
+    """What the sequences take, each by itself."""
+    return sum(flops(problem, Sizes(1, heads, heads, one, one)) for one in lengths)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what the arguments ask for; the exit code is that of the `fagen` command."""
+    asked = _arguments(argv)
+    return exit_code(lambda: redraw(asked) if asked.redraw else run(asked))
+
+
+def redraw(asked: argparse.Namespace) -> int:
+    """Write the page of a committed run again; needs no GPU."""
+    report(Findings.read(asked.redraw))
+    return 0
+
+
+def run(asked: argparse.Namespace) -> int:
+    """Build the kernels, time every list, write everything."""
+    findings = Findings.begun(asked.out, "varlen")
+    problems = [
+        Problem(dtype, head_dim, head_dim, mask, dtype, "", 0, lengths="varlen")
+        for dtype in asked.dtype
+        for head_dim in asked.head_dim
+        for mask in asked.mask
+    ]
+    chosen = {problem: candidates(problem).schedules[0] for problem in problems}
+    dense = {problem: serving(cell_of(problem), findings.about["card"]) for problem in problems}
+    kernels = build([*chosen.values(), *(one for found in dense.values() for one in found)])
+    findings.note_compiler(kernels)
+    began = time.monotonic()
+    for problem in problems:
+        for name in LISTS:
+            beside = [ours(kernels[one.slug][1]).bind for one in dense[problem]]
+            try:
+                kernel = op.load(kernels[chosen[problem].slug][1])
+                time_list(findings, problem, name, chosen[problem].slug, kernel, beside)
+            except VerificationError as error:
+                say(f"  {error}")
+                findings.note("wrong, and not timed", error)
+                findings.about["wrong"] = True
+            findings.about["seconds"] = round(time.monotonic() - began)
+            findings.save()
+    if not findings.rows:
+        raise FagenError(f"nothing could be timed:\n{findings.remarks}")
+    report(findings)
+    return findings.finish()
+
+
+def cell_of(problem: Problem) -> Cell:
+    """The cell of kernels for equal lengths that stands beside the list of these."""
+    dense = Problem(problem.dtype, problem.head_dim, problem.head_dim, problem.mask)
+    return Cell(dense, standard_sizes(problem.head_dim))
+
+
+def time_list(
+    findings: Findings,
+    problem: Problem,
+    name: str,
+    slug: str,
+    kernel: op.Op,
+    dense: Sequence[Callable[..., Call]],
+) -> None:
+    """Add the rows of one list of lengths; VerificationError where fagen's output is another's."""
+    lengths, cell = lengths_of(name, problem.head_dim), cell_of(problem)
+    heads = cell.sizes.heads
+    one = Cell(cell.problem, Sizes(1, heads, heads, sum(lengths), sum(lengths)))
+    q, k, v = (x[0] for x in inputs(one))
+    at = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device="cuda")
+    scale, causal = softmax_scale(problem.head_dim), MASKS[problem.mask].causal
+    longest = max(lengths)
+
+    def fa2() -> Tensor:
+        out: Tensor = torch.ops.aten._flash_attention_forward(
+            q, k, v, at, at, longest, longest, 0.0, causal, False, scale=scale
+        )[0]
+        return out
+
+    calls = {
+        "fagen": Call(lambda: op.alone(kernel)(q, k, v, at, at, scale, None)),
+        "fa2": Call(fa2),
+    }
+    worst = (calls["fagen"].once().float() - calls["fa2"].once().float()).abs().max().item()
+    # both round P and out to 16 bits, each in its own order
+    allowed = {"fp16": 1e-2, "bf16": 8e-2}[problem.dtype]
+    if not worst <= allowed:
+        raise VerificationError(
+            f"{slug} differs from FlashAttention-2 by {worst:.3g} at {name}, where {allowed:.3g} "
+            f"may be: not timed; `fagen verify {slug}` shows which lengths are wrong"
+        )
+    if name == EQUAL:
+        stored = [x.unflatten(0, (len(lengths), lengths[0])) for x in (q, k, v)]
+        for bind in dense:
+            calls["dense"] = bind(cell, *stored)
+        try:
+            calls["cudnn"] = peer("cudnn").bind(cell, *stored)
+        except DeviceError as refusal:
+            findings.note(f"{title('cudnn')} left out ({refusal})", cell)
+    if name == TINY:
+        calls = {who: captured(call, RUNS) for who, call in calls.items()}
+    each = RUNS if name == TINY else 1
+    for regime in REGIMES.values():
+        timings = time_calls(calls, regime)
+        for who, timing in timings.items():
+            seconds = timing.seconds / each
+            findings.rows.append(
+                {
+                    "dtype": problem.dtype,
+                    "head_dim": problem.head_dim,
+                    "mask": problem.mask,
+                    "heads": heads,
+                    "list": name,
+                    "sequences": len(lengths),
+                    "tokens": sum(lengths),
+                    "implementation": who,
+                    "schedule": slug if who == "fagen" else None,
+                    "regime": regime.name,
+                    "us": round(seconds * 1e6, 2),
+                    "spread": round(timing.spread, 4),
+                    "tflops": round(useful_flops(problem, lengths, heads) / seconds / 1e12, 1),
+                }
+            )
+            found = findings.rows[-1]
+            say(f"  {problem} {name:6} {who:6} {regime.name:10} {found['tflops']:7.1f} TFLOP/s")
+
+
+def report(findings: Findings) -> None:
+    """Write <stem>.md, and print it."""
+    same = ("dtype", "head_dim", "mask", "list", "regime")
+    times: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for row in findings.rows:
+        times.setdefault(tuple(row[key] for key in same), {})[row["implementation"]] = row
+    body = []
+    for key, of in times.items():
+        mine = of["fagen"]
+        ratios = [
+            f"{of[who]['us'] / mine['us']:.3f}" if who in of else "–"
+            for who in ("fa2", "dense", "cudnn")
+        ]
+        body.append([*map(str, key), f"{mine['us']:.1f}", f"{mine['tflops']:.0f}", *ratios])
+    head = ["dtype", "hd", "mask", "lengths", "regime", "µs", "TFLOP/s", "× FlashAttention-2",
+            "× fagen, dense", "× cuDNN, dense"]  # fmt: skip
+    page = findings.write_page(
+        f"{findings.made_on}; hidden size 2048. Packed sequences; medians, and how many times as "
+        "fast as others.",
+        markdown(head, body),
+        findings.remarks,
+    )
+    print(page)
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    wanted = parser(__doc__)
+    wanted.add_argument("--dtype", action="append", choices=list(SIXTEEN_BITS))
+    wanted.add_argument("--head-dim", action="append", type=int)
+    wanted.add_argument("--mask", action="append", choices=list(MASKS))
+    asked = wanted.parse_args(argv)
+    asked.dtype = asked.dtype or list(SIXTEEN_BITS)
+    asked.head_dim = asked.head_dim or [64, 128, 256]
+    asked.mask = asked.mask or ["full", "causal"]
+    if asked.peer:
+        wanted.error("--peer: this script has its own, FlashAttention-2 and cuDNN")
+    return asked
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""Packed sequences on a Hopper GPU: their numbers, what they do not see, graphs and lengths."""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import pytest
+import torch
+
+import fagen
+from fagen import flow, registry
+from fagen.flash_attn_interface import flash_attn_varlen_func
+from fagen.kinds.forward.emulate import emulate_varlen
+from fagen.kinds.forward.varlen_accuracy import (
+    check_cases,
+    kernel_of,
+    small_cases,
+    verification_cases,
+)
+from tests.gpu.conftest import BUILDERS
+from tests.varlen_helpers import exact, packed
+
+pytestmark = pytest.mark.gpu
+
+COMMITTED = [path.stem for path in registry.schedules("forward") if "varlen" in path.stem]
+# the smallest; a padded head dim; O through V's space; sums in fp32; a head dim of V's own
+SPREAD = (
+    "fwd_fp16_d64_causal_m64n64_varlen",
+    "fwd_bf16_d72_causal_m256n48_varlen_s4_q2",
+    "fwd_fp16_d256v64_causal_m256n64_varlen_vspace",
+    "fwd_fp16_d128_full_m128n128_varlen_vspace_pm64_smemtotals",
+    "fwd_fp16_d192v128_causal_m128n96_varlen",
+)
+LISTS = {
+    "around": [(q, k) for q in (0, 1, 63, 64, 65, 200) for k in (0, 1, 127, 128, 129, 400)],
+    "tiny": [(1 + i % 7, 1 + i * 5 % 11) for i in range(1_500)],
+    "long": [(4_000, 4_000), (1, 9_000), (3, 3), (2_500, 100)],
+    "empty": [(0, 0)] * 40 + [(5, 5)] + [(0, 9)] * 40,
+}
+
+
+@pytest.fixture(scope="module")
+def built(hopper):
+    """Plan and Binary by slug, all compiled in parallel beforehand."""
+
+    @cache
+    def build(slug):
+        return flow.built(registry.from_slug(slug), binding=True)
+
+    with ThreadPoolExecutor(BUILDERS) as builders:
+        list(builders.map(build, (*COMMITTED, *SPREAD)))
+    return build
+
+
+def on_gpu(lengths, **named):
+    return [x.cuda() for x in packed(lengths, **named)]
+
+
+# the smallest first, alone, so that a kernel that hangs is told by the least that makes it hang
+@pytest.mark.parametrize("slug", [*COMMITTED, *SPREAD])
+def test_small_cases_are_near_fp64(built, slug):
+    plan, binary = built(slug)
+    kernel = kernel_of(plan, binary.library)
+    check_cases(plan, small_cases(plan), kernel, device="cuda", progress=print)
+
+
+@pytest.mark.parametrize("slug", [*COMMITTED, *SPREAD])
+def test_all_cases_are_near_fp64_beside_nan(built, slug):
+    plan, binary = built(slug)
+    kernel = kernel_of(plan, binary.library)
+    check_cases(plan, verification_cases(plan), kernel, device="cuda", progress=print)
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_call_is_near_fp64(built, name, causal, dtype, head_dim):
+    given = on_gpu(LISTS[name], dtype=dtype, head_dim=head_dim)
+    out, lse = fagen.attention_varlen(*given, causal=causal, return_lse=True)
+    wanted, wanted_lse = exact(*given, causal=causal)
+    close = {torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    torch.testing.assert_close(out.double(), wanted, rtol=close, atol=close)
+    torch.testing.assert_close(lse.double(), wanted_lse, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_neighbours_that_are_nan_change_no_bit(built, causal):
+    lengths = [(300, 300), (64, 129), (17, 1), (500, 700)]
+    q, k, v, at_q, at_k = on_gpu(lengths, head_dim=128, gap=5)
+    right = fagen.attention_varlen(q, k, v, at_q, at_k, causal=causal)
+    for one in range(len(lengths)):
+        rows = slice(at_q[one].item(), at_q[one + 1].item())
+        keys = slice(at_k[one].item(), at_k[one + 1].item())
+        poisoned = [torch.full_like(x, math.nan) for x in (q, k, v)]
+        for x, of, kept in zip(poisoned, (q, k, v), (rows, keys, keys), strict=True):
+            x[kept] = of[kept]
+        out = fagen.attention_varlen(*poisoned, at_q, at_k, causal=causal)
+        assert torch.equal(out[rows], right[rows])
+
+
+def test_a_sequence_has_the_same_bits_in_any_company(built):
+    lengths = [(1 + i * 97 % 700,) * 2 for i in range(60)]
+    q, k, v, at, _ = on_gpu(lengths, head_dim=128)
+    out = fagen.attention_varlen(q, k, v, at, causal=True)
+    for one in (0, 7, 31, 32, 59):
+        rows = slice(at[one].item(), at[one + 1].item())
+        ends = torch.tensor([0, lengths[one][0]], dtype=torch.int32, device="cuda")
+        alone = fagen.attention_varlen(q[rows], k[rows], v[rows], ends, causal=True)
+        assert torch.equal(alone, out[rows])
+    for _ in range(50):
+        assert torch.equal(fagen.attention_varlen(q, k, v, at, causal=True), out)
+
+
+def test_a_graph_replays_with_other_lengths(built):
+    q, k, v, at, _ = on_gpu([(512, 512)] * 8, head_dim=128)
+    out, lse = fagen.attention_varlen(q, k, v, at, causal=True, return_lse=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = fagen.attention_varlen(q, k, v, at, causal=True, return_lse=True)
+    for ends in (
+        [0, 512, 1_024, 1_536, 2_048, 2_560, 3_072, 3_584, 4_096],
+        [0, 1, 1, 3, 4_000, 4_001, 4_001, 4_095, 4_096],
+        [0, 0, 0, 0, 0, 0, 0, 0, 4_096],
+        [0, 4_096, 4_096, 4_096, 4_096, 4_096, 4_096, 4_096, 4_096],
+    ):
+        at.copy_(torch.tensor(ends, dtype=torch.int32))
+        for _ in range(2):  # the second finds the counter as the first left it
+            out.fill_(math.nan)
+            lse.fill_(math.nan)
+            graph.replay()
+            wanted, wanted_lse = exact(q, k, v, at, at, causal=True)
+            torch.testing.assert_close(out.double(), wanted, rtol=4e-3, atol=4e-3)
+            torch.testing.assert_close(lse.double(), wanted_lse, rtol=0, atol=1e-3)
+    at.zero_()  # no sequence has a row: nothing is written
+    out.fill_(7.0)
+    graph.replay()
+    assert (out == 7).all()
+
+
+def test_the_host_waits_for_nothing(built):
+    q, k, v, at, _ = on_gpu([(100, 100)] * 9, head_dim=128)
+    fagen.attention_varlen(q, k, v, at)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        fagen.attention_varlen(q, k, v, at)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_it_is_near_its_emulation(built):
+    given = on_gpu([(70, 200), (0, 3), (300, 300)], head_dim=128)
+    out = fagen.attention_varlen(*given, causal=True)
+    plan, _ = built("fwd_fp16_d128_causal_m128n128_varlen")
+    emulated, _ = emulate_varlen(plan, *(x.cpu() for x in given), 128**-0.5)
+    torch.testing.assert_close(out.cpu(), emulated, rtol=2e-3, atol=2e-3)
+
+
+def test_flash_attention_3s_call_is_the_same(built):
+    q, k, v, at_q, at_k = on_gpu([(70, 200), (0, 3), (300, 300)], head_dim=128)
+    out = flash_attn_varlen_func(q, k, v, at_q, at_k, 300, 300, causal=True)
+    assert torch.equal(out, fagen.attention_varlen(q, k, v, at_q, at_k, causal=True))
+
+
+def test_many_rows_lie_far_from_the_first(built):
+    """Offsets of rows times their stride are beyond 2^31 elements."""
+    rows = 1_200_000
+    q, k, v = (torch.zeros(rows, 16, 128, dtype=torch.float16, device="cuda") for _ in range(3))
+    tail = slice(rows - 333, rows)
+    for x in (q, k, v):
+        x[tail] = torch.randn_like(x[tail])
+    at = torch.tensor([rows - 333, rows], dtype=torch.int32, device="cuda")
+    out = fagen.attention_varlen(q, k, v, at, causal=True)
+    near = torch.tensor([0, 333], dtype=torch.int32, device="cuda")
+    wanted = fagen.attention_varlen(q[tail], k[tail], v[tail], near, causal=True)
+    assert torch.equal(out[tail], wanted)

@@ -1,0 +1,301 @@
+"""fagen.attention_varlen on CPU tensors: what it takes and gives, and how it refuses the rest."""
+
+import math
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fagen
+from fagen.errors import UntunedWarning
+from fagen.kinds.forward.emulate import emulate
+from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import plan
+from fagen.runtime import op
+from fagen.runtime.checks import checked
+from tests.op_helpers import refusal
+from tests.stubs import StubOp
+from tests.tensors import normal
+from tests.varlen_helpers import LENGTHS, exact, offsets, packed
+
+pytestmark = pytest.mark.usefixtures("nothing_is_ready")
+
+SLUG = "fwd_bf16_d64v32_causal_m64n48_varlen"  # of no file
+CLOSE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+def called(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+    out, lse = fagen.attention_varlen(*given, return_lse=True, **named)
+    return out, lse
+
+
+# ---- what it computes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_each_sequence_attends_to_itself(dtype: torch.dtype, causal: bool) -> None:
+    q, k, v, at_q, at_k = packed(dtype=dtype)
+    out, lse = called(q, k, v, at_q, at_k, causal=causal)
+    assert (out.dtype, out.shape) == (dtype, (119, 4, 64))
+    assert (lse.dtype, lse.shape) == (torch.float32, (4, 119))
+    wanted, wanted_lse = exact(q, k, v, at_q, at_k, causal=causal)
+    torch.testing.assert_close(out.double(), wanted, rtol=CLOSE[dtype], atol=CLOSE[dtype])
+    torch.testing.assert_close(lse.double(), wanted_lse, rtol=0, atol=1e-3)
+    assert torch.equal(out, fagen.attention_varlen(q, k, v, at_q, at_k, causal=causal))  # type: ignore[arg-type]
+
+
+def test_it_is_what_the_committed_schedule_computes_of_each_sequence_alone() -> None:
+    q, k, v, at_q, at_k = packed(((70, 200), (300, 300)), head_dim=128)
+    out, lse = called(q, k, v, at_q, at_k, causal=True)
+    of = plan(Schedule.from_slug("fwd_fp16_d128_causal_m128n128_varlen"))
+    for rows, keys in ((slice(0, 70), slice(0, 200)), (slice(70, 370), slice(200, 500))):
+        alone, lse_alone = emulate(of, q[None, rows], k[None, keys], v[None, keys], 128**-0.5)
+        assert torch.equal(out[rows], alone[0]) and torch.equal(lse[:, rows], lse_alone[0])
+
+
+def test_without_offsets_of_keys_there_are_as_many_as_queries() -> None:
+    q, k, v, at_q, _ = packed([(length, length) for length in (9, 0, 33)])
+    wanted = fagen.attention_varlen(q, k, v, at_q, at_q, causal=True)
+    assert torch.equal(fagen.attention_varlen(q, k, v, at_q, causal=True), wanted)  # type: ignore[arg-type]
+
+
+def test_scale_is_that_of_the_scores() -> None:
+    q, k, v, at_q, at_k = packed()
+    out = fagen.attention_varlen(q, k, v, at_q, at_k, scale=0.25)
+    twice = fagen.attention_varlen(q * 2, k, v, at_q, at_k)
+    assert torch.equal(out, twice)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_of_seqused_k_keys_alone_are_seen(causal: bool) -> None:
+    q, k, v, at_q, at_k = packed()
+    used = torch.tensor([5, 3, 20, 0, 0, 32], dtype=torch.int32)
+    kept, of = [], []
+    for begin, count in zip(at_k.tolist()[:-1], used.tolist(), strict=True):
+        kept += range(begin, begin + count)
+        of.append(count)
+    wanted = called(q, k[kept], v[kept], at_q, offsets(of), causal=causal)
+    unused = torch.ones(len(k), dtype=torch.bool)
+    unused[kept] = False
+    k[unused], v[unused] = math.nan, math.nan
+    found = called(q, k, v, at_q, at_k, seqused_k=used, causal=causal)
+    assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
+    more = torch.full_like(used, 1_000)  # than there are
+    q, k, v, at_q, at_k = packed()
+    found, wanted = (
+        called(q, k, v, at_q, at_k, seqused_k=more, causal=causal),
+        called(q, k, v, at_q, at_k, causal=causal),
+    )
+    assert torch.equal(found[0], wanted[0])
+
+
+def test_nothing_is_seen_of_neighbours_nor_of_what_lies_around() -> None:
+    q, k, v, at_q, at_k = packed(gap=6)
+    right, right_lse = called(q, k, v, at_q, at_k, causal=True)
+    begin, end = at_k[5].item(), at_k[6].item()
+    rows = slice(int(at_q[5]), int(at_q[6]))
+    outside = torch.ones(len(k), dtype=torch.bool)
+    outside[begin:end] = False
+    k[outside], v[outside] = math.nan, math.inf
+    out, lse = called(q, k, v, at_q, at_k, causal=True)
+    assert torch.equal(out[rows], right[rows]) and torch.equal(lse[:, rows], right_lse[:, rows])
+    assert out[rows].isfinite().all()
+
+
+def test_rows_that_see_no_key_are_zeros() -> None:
+    q, k, v, at_q, at_k = packed(((3, 0), (7, 4)))
+    out, lse = called(q, k, v, at_q, at_k, causal=True)
+    assert not out[:6].any() and (lse[:, :6] == -math.inf).all()
+    assert out[6:].any() and lse[:, 6:].isfinite().all()
+
+
+@pytest.mark.parametrize("lengths", [[(0, 0)], [(0, 5)], [(4, 0)], [(0, 0), (0, 0)]])
+def test_there_may_be_nothing_to_do(lengths: list[tuple[int, int]]) -> None:
+    q, k, v, at_q, at_k = packed(lengths)
+    out, lse = called(q, k, v, at_q, at_k)
+    assert out.shape == q.shape and not out.any()
+    assert lse.shape == (4, len(q)) and (lse == -math.inf).all()
+
+
+def test_there_may_be_no_sequence() -> None:
+    q, k, v, *_ = packed([(0, 0)])
+    assert called(q, k, v, offsets([]))[0].shape == (0, 4, 64)
+
+
+def test_many_sequences_are_one_as_well_as_another() -> None:
+    lengths = [(1 + i * 37 % 5, 1 + i * 11 % 7) for i in range(1_100)]
+    q, k, v, at_q, at_k = packed(lengths, head_dim=16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UntunedWarning)
+        out, _ = called(q, k, v, at_q, at_k, causal=True)
+    wanted, _ = exact(q, k, v, at_q, at_k, causal=True)
+    torch.testing.assert_close(out.double(), wanted, rtol=2e-3, atol=2e-3)
+
+
+def test_offsets_that_lead_out_of_the_tensors_are_cut_off() -> None:
+    q, k, v, at_q, at_k = packed(((9, 20), (11, 30)))
+    wanted = called(q, k, v, at_q, at_k)
+    at_q[2], at_k[0], at_k[2] = 2_000, -5, 1 << 30
+    found = called(q, k, v, at_q, at_k)
+    assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
+
+
+def test_layouts_are_free() -> None:
+    q, k, v, at_q, at_k = packed()
+    right = fagen.attention_varlen(q, k, v, at_q, at_k)
+    one = torch.cat((k, v), 1)  # slices of one buffer, heads before rows
+    one = one.transpose(0, 1).contiguous().transpose(0, 1)
+    assert torch.equal(fagen.attention_varlen(q, one[:, :2], one[:, 2:], at_q, at_k), right)  # type: ignore[arg-type]
+
+
+def test_hints_of_the_longest_change_nothing() -> None:
+    q, k, v, at_q, at_k = packed()
+    right = fagen.attention_varlen(q, k, v, at_q, at_k)
+    hinted = fagen.attention_varlen(q, k, v, at_q, at_k, max_seqlen_q=1, max_seqlen_k=1)
+    assert torch.equal(hinted, right)  # type: ignore[arg-type]
+
+
+# ---- which schedule -----------------------------------------------------------------------------
+
+
+def test_a_problem_that_nobody_tuned_has_a_derived_kernel_which_is_said_once() -> None:
+    q, k, v, at_q, at_k = packed(head_dim=72, head_dim_v=40)
+    with pytest.warns(UntunedWarning, match=r"head_dim 72 and 40 \(V\), full, varlen: fwd_fp16_"):
+        out, _ = called(q, k, v, at_q, at_k)
+    wanted, _ = exact(q, k, v, at_q, at_k)
+    torch.testing.assert_close(out.double(), wanted, rtol=2e-3, atol=2e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        called(q, k, v, at_q, at_k)
+        called(*packed())  # there is a file for it
+
+
+# ---- refused ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"q": normal(1, 9, 4, 64)},
+            "q has 4 dimensions; it must have 3: (total, heads, head_dim)",
+        ),
+        ({"v": normal(9, 64)}, "v has 2 dimensions; it must have 3"),
+        ({"cu_seqlens_q": torch.zeros(1, 7)}, "cu_seqlens_q has shape (1, 7); it must be (batch +"),
+        ({"cu_seqlens_k": torch.zeros(0)}, "cu_seqlens_k has shape (0,); it must be (batch + 1)"),
+        (
+            {"cu_seqlens_k": offsets([1, 2])},
+            "cu_seqlens_k has shape (3); it must be (offsets = 7)",
+        ),
+        (
+            {"cu_seqlens_q": torch.arange(7)},
+            "cu_seqlens_q is not int32, which this kernel takes; cu_seqlens_q.to(torch.int32) co",
+        ),
+        (
+            {"seqused_k": torch.ones(7, dtype=torch.int32)},
+            "seqused_k has shape (7); it must be (offsets - 1 = 6)",
+        ),
+        ({"k": normal(215, 3, 64).half()}, "v has shape (215, 2, 64); it must be (total_k = 215"),
+        ({"q": normal(119, 5, 64).half()}, "heads = 5 must be a multiple of kv_heads = 2"),
+        (
+            {"k": normal(215, 2, 64)},
+            "k is not float16, which this kernel takes; k.to(torch.float16",
+        ),
+        ({"q": normal(119, 4, 64)}, "q is float32; use fp16 or bf16: q.to(torch.bfloat16)"),
+        (
+            {"q": normal(119, 4, 64).to(torch.float8_e4m3fn)},
+            "q is float8_e4m3fn; it takes float16 or bfloat16",
+        ),
+        ({"q": normal(119, 4, 60).half()}, "q and k have head_dim 60; it must be a multiple of 8"),
+        ({"scale": 0.0}, "scale is 0; it must be finite and above 0"),
+    ],
+)
+def test_a_wrong_argument_is_named(change: dict[str, Any], said: str) -> None:
+    names = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
+    given: dict[str, Any] = dict(zip(names, packed(), strict=True))
+    with pytest.raises(ValueError, match=re.escape(said)):
+        fagen.attention_varlen(**given | change)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_a_call_that_needs_a_gradient_is_refused(name: str) -> None:
+    names = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
+    given: dict[str, Any] = dict(zip(names, packed(), strict=True))
+    given[name].requires_grad_()
+    with pytest.raises(ValueError, match="packed sequences have no backward yet; call it under"):
+        fagen.attention_varlen(**given)
+    with torch.no_grad():
+        assert fagen.attention_varlen(**given).isfinite().all()  # type: ignore[union-attr]
+
+
+# ---- traced -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_ready_it_compiles_into_one_graph(fresh_dynamo: None, dynamic: bool) -> None:
+    def twice(*given: Tensor) -> Tensor:
+        q, *rest = given
+        out, lse = fagen.attention_varlen(q * 2, *rest, causal=True, return_lse=True)
+        return out + lse.T[..., None]
+
+    called(*packed(), causal=True)
+    compiled = torch.compile(twice, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for lengths in (LENGTHS, ((9, 9), (20, 31))):
+        given = packed(lengths)
+        assert torch.equal(compiled(*given).nan_to_num(), twice(*given).nan_to_num())
+
+
+def test_unready_it_says_so_to_torch_compile(fresh_dynamo: None) -> None:
+    compiled = torch.compile(fagen.attention_varlen, fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match=r"call fagen\.attention_varlen\(…\) once") as refused:
+        compiled(*packed())
+    assert "cannot be built while torch.compile traces the call" in str(refused.value)
+
+
+# ---- the op, over a C function that stands in for the kernel ------------------------------------
+
+
+def given_to(slug_op: Callable[..., Any], change: dict[str, Any] | None = None) -> Any:
+    q, k, v, at_q, at_k = packed(dtype=torch.bfloat16, head_dim_v=32)
+    named = {"q": q, "k": k, "v": v, "cu_seqlens_q": at_q, "cu_seqlens_k": at_k, "scale": 0.1}
+    named |= {"seqused_k": None} | (change or {})
+    return slug_op(*named.values())
+
+
+def test_opcheck_finds_nothing(stub_op: Callable[[str], StubOp]) -> None:
+    of = stub_op(SLUG)
+    for one in (of.op, of.alone, op.emulated(SLUG)):
+        given_to(lambda *given, one=one: torch.library.opcheck(one, given))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"cu_seqlens_k": offsets([1])}, "cu_seqlens_k has shape (2); it must be (offsets = 7)"),
+        ({"seqused_k": offsets([1])}, "seqused_k has shape (2); it must be (offsets - 1 = 6)"),
+        ({"q": normal(119, 4, 64)}, "q is not bfloat16"),
+        (
+            {"k": normal(215, 2, 64).bfloat16().transpose(0, 2).contiguous().transpose(0, 2)},
+            "k has stride 430 in dimension 2, which must be 1",
+        ),
+    ],
+)
+def test_the_op_refuses_in_the_same_words_everywhere(
+    stub_op: Callable[[str], StubOp], change: dict[str, Any], said: str
+) -> None:
+    of = stub_op(SLUG)
+    names = [one.name for one in of.plan.signature.arguments]
+    calls = [
+        of.op,
+        of.alone,
+        op.emulated(SLUG),
+        lambda *given: checked(of.plan, dict(zip(names, given, strict=True))),
+    ]
+    words = {refusal(lambda call=call: given_to(call, change)) for call in calls}
+    (found,) = words
+    assert found.startswith(f"fagen::{SLUG}: {said}")

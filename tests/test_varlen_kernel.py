@@ -1,0 +1,174 @@
+"""Kernels of packed sequences: their text on the simulated GPU, their proof, their schedules."""
+
+import ctypes
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fagen import registry, simulator
+from fagen.errors import DeviceError, ScheduleError, VerificationError
+from fagen.kinds.forward import Schedule
+from fagen.kinds.forward.emulate import emulate_varlen
+from fagen.kinds.forward.plan import Plan, plan
+from fagen.kinds.forward.varlen_accuracy import Case, case_error, check_cases, small_cases
+from fagen.problem import Problem
+from fagen.render import render
+from fagen.runtime.c_interface import arguments, library_at
+from fagen.runtime.checks import checked
+from fagen.vendor import FORMATS
+from fagen.vendor.contents import folder_of
+from fagen.vendor.manifest import Manifest
+
+COMMITTED = [path.stem for path in registry.schedules("forward") if "varlen" in path.stem]
+SMALL = "fwd_fp16_d64_causal_m64n64_varlen"
+# the smallest; O through V's space; two buffers of Q; no mask by rows; columns that are padded
+SPREAD = (
+    SMALL,
+    "fwd_bf16_d64_causal_m128n48_varlen_q2_vspace",
+    "fwd_fp16_d48v32_full_m64n80_varlen_s3_q2",
+)
+
+
+def planned(slug: str) -> Plan:
+    return plan(Schedule.from_slug(slug))
+
+
+# ---- on the simulated GPU -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slug", SPREAD)
+def test_it_is_right_whatever_happens_when(slug: str) -> None:
+    of = planned(slug)
+    assert simulator.check(of, render(of).kernel, seeds=1) == 6
+
+
+FAULTS = {
+    "nobody asks for the next one": "shared.tile_wanted.arrive();",
+    "the producer keeps what it took": "    tiles.take();\n",
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_tile_that_is_not_passed_on_is_told_as_a_deadlock(name: str, tmp_path: Path) -> None:
+    of = planned(SMALL)
+    kernel, right = render(of).kernel, FAULTS[name]
+    assert right in kernel
+    library = simulator.build(kernel.replace(right, ""), tmp_path)
+    case = Case(((65, 7), (3, 3), (200, 90)) * 60, 2, 1)
+    with pytest.raises(DeviceError, match=f"{SMALL} on the simulator, seed 0"):
+        case_error(of, case, lambda given: simulator.call(of, library, **given), device="cpu")
+
+
+def test_the_counter_of_tiles_is_left_as_it_was_found(tmp_path: Path) -> None:
+    """Calls of other lengths one after another, with one workspace."""
+    of = planned(SMALL)
+    library = simulator.build(render(of).kernel, tmp_path)
+    workspace = torch.zeros(1, dtype=torch.int32)
+
+    def run(given: dict[str, Any]) -> None:
+        args = arguments(of, given, checked(of, given))
+        args.workspace, args.workspace_bytes = workspace.data_ptr(), 4
+        library_at(library)["fagen_simulator_seed"](0)
+        assert library_at(library)[f"fagen_{of.slug}"](ctypes.byref(args), None) == 0
+
+    for case in (*small_cases(of), Case(((0, 0),), 1, 1), Case(((65, 3),) * 40, 2, 2)):
+        assert case_error(of, case, run, device="cpu").ok
+        assert not workspace.any()
+
+
+# ---- the proof ----------------------------------------------------------------------------------
+
+
+def emulated(of: Plan, given: dict[str, Any]) -> None:
+    """A kernel that is right: rows of no sequence it leaves alone."""
+    out, lse = given.pop("out"), given.pop("lse")
+    found, log_sum = emulate_varlen(of, **given)
+    for top, bottom in pairwise(given["cu_seqlens_q"].tolist()):
+        out[top:bottom], lse[:, top:bottom] = found[top:bottom], log_sum[:, top:bottom]
+
+
+def writes_before(of: Plan, given: dict[str, Any]) -> None:
+    out, first = given["out"], int(given["cu_seqlens_q"][0])
+    emulated(of, given)
+    out[max(0, first - 1)] = 0
+
+
+def writes_behind(of: Plan, given: dict[str, Any]) -> None:
+    lse, last = given["lse"], int(given["cu_seqlens_q"][-1])
+    emulated(of, given)
+    lse[:, last : last + 1] = 0
+
+
+def reads_a_neighbour(of: Plan, given: dict[str, Any]) -> None:
+    given["cu_seqlens_k"] = given["cu_seqlens_k"].clone()
+    given["cu_seqlens_k"][1:-1] += 1
+    emulated(of, given)
+
+
+def sees_unused_keys(of: Plan, given: dict[str, Any]) -> None:
+    emulated(of, given | {"seqused_k": None})
+
+
+def forgets_empty_rows(of: Plan, given: dict[str, Any]) -> None:
+    out, lse = given["out"], given["lse"]
+    emulated(of, given)
+    out[(lse == -math.inf).T] = 7.0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [writes_before, writes_behind, reads_a_neighbour, sees_unused_keys, forgets_empty_rows],
+)
+def test_the_proof_finds_a_kernel_that_is_wrong(wrong: Callable[..., None]) -> None:
+    of = planned(SMALL)
+    cases = small_cases(of)
+    right = check_cases(of, cases, partial(emulated, of), device="cpu", progress=None)
+    assert len(right) == len(cases) and all(one.ok for one in right)
+    with pytest.raises(VerificationError, match=f"of {len(cases)} cases are wrong"):
+        check_cases(of, cases, partial(wrong, of), device="cpu", progress=None)
+
+
+# ---- schedules ----------------------------------------------------------------------------------
+
+
+def test_the_committed_ones_are_of_three_head_dims_two_dtypes_and_both_masks() -> None:
+    problems = [Problem.of(registry.from_slug(slug)) for slug in COMMITTED]
+    found = {(one.dtype, one.head_dim, one.mask) for one in problems}
+    assert len(found) == len(problems) == 12
+    assert {one.head_dim for one in problems} == {64, 128, 256}
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"producer": "none"}, 'must be "warp" with lengths = "varlen"'),
+        ({"order": "single"}, 'must be "dynamic" with lengths = "varlen"'),
+        ({"cluster": 2}, 'must be 1 with lengths = "varlen"'),
+        ({"dtype": "e4m3"}, '"varlen" is for 16-bit kernels so far'),
+    ],
+)
+def test_what_cannot_go_with_varlen_is_said(keys: dict[str, Any], said: str) -> None:
+    usual = {"head_dim": 64, "dtype": "fp16", "mask": "full", "block_m": 128, "block_n": 64}
+    with pytest.raises(ScheduleError, match=re.escape(said)):
+        Schedule.make(**usual | {"lengths": "varlen"} | keys)
+
+
+def test_a_folder_has_them_beside_others_by_their_own_names() -> None:
+    slugs = (COMMITTED[0], "fwd_fp16_d128_causal_m128n128", "comb_fp32_d128_obf16_packed")
+    manifest = Manifest("demo", tuple(("", registry.from_slug(slug)) for slug in slugs))
+    folder = folder_of(manifest)
+    assert [group.name for group in folder.groups] == ["forward varlen", "forward", "combine"]
+    # the dispatcher takes the other struct: it knows the other kernel alone
+    assert [kernel.slug for kernel in folder.dispatched.kernels] == [slugs[1]]
+    assert {row.kernel for row in folder.table.rows} <= {0, -1}
+    assert COMMITTED[0] not in folder.gradients  # no kernel computes them
+    header = FORMATS["source"](folder)["include/demo.h"]
+    assert "struct FagenForwardVarlenArgs {" in header and "struct FagenForwardArgs {" in header
+    assert f"int fagen_{COMMITTED[0]}(const struct FagenForwardVarlenArgs* args" in header

@@ -1,0 +1,53 @@
+"""Packed sequences, and what their attention is."""
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from fagen.kinds.forward.reference import reference
+from tests.tensors import normal
+
+LENGTHS = ((5, 5), (0, 7), (40, 40), (3, 0), (1, 130), (70, 33))  # of queries and of keys
+
+
+def offsets(lengths: Sequence[int], begin: int = 0) -> Tensor:
+    """Where sequences begin, and where the last one ends."""
+    return torch.tensor(list(accumulate(lengths, initial=begin)), dtype=torch.int32)
+
+
+def packed(
+    lengths: Sequence[tuple[int, int]] = LENGTHS,
+    dtype: torch.dtype = torch.float16,
+    head_dim: int = 64,
+    head_dim_v: int | None = None,
+    gap: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """q of 4 heads, k and v of 2, and both offsets, with `gap` rows before and behind them all."""
+    queries, keys = zip(*lengths, strict=True)
+    rows, columns = sum(queries) + 2 * gap, sum(keys) + 2 * gap
+    return (
+        normal(rows, 4, head_dim, dtype=dtype),
+        normal(columns, 2, head_dim, seed=1, dtype=dtype),
+        normal(columns, 2, head_dim_v or head_dim, seed=2, dtype=dtype),
+        offsets(queries, gap),
+        offsets(keys, gap),
+    )
+
+
+def exact(
+    q: Tensor, k: Tensor, v: Tensor, at_q: Tensor, at_k: Tensor, *, causal: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Out and log-sum-exp in fp64, sequence by sequence; NaN in rows of none."""
+    out = q.new_full((*q.shape[:2], v.shape[2]), math.nan, dtype=torch.float64)
+    lse = q.new_full((q.shape[1], q.shape[0]), math.nan, dtype=torch.float64)
+    mask = "causal" if causal else "full"
+    for (top, bottom), (first, last) in zip(
+        pairwise(at_q.tolist()), pairwise(at_k.tolist()), strict=True
+    ):
+        of = q[None, top:bottom], k[None, first:last], v[None, first:last]
+        found = reference(*of, mask=mask, scale=q.shape[2] ** -0.5)
+        out[top:bottom], lse[:, top:bottom] = found[0][0], found[1][0]
+    return out, lse
