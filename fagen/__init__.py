@@ -17,6 +17,7 @@ _HOMES = {
     "recording": "search.recording",
     "quantize": "runtime.quantize",
     "combine": "runtime.combine",
+    "attention_decode": "runtime.decode",
     "Schedule": "kinds.forward.keys",
     "read_schedule": "registry:read",
     "parse_schedule": "registry:parse",

@@ -79,6 +79,16 @@ class Arch:
         share = self.registers_per_sm // threads // self.register_quantum * self.register_quantum
         return min(share, self.max_registers_per_thread)
 
+    def registers_of_warps(self, warps: int) -> int:
+        """Return how many registers each thread may have at most where an SM holds so many warps.
+
+        They are dealt to its schedulers evenly, and each of these has registers of its own.
+        """
+        threads = -(-warps // self.issued_warps) * self.warp_threads
+        share = self.registers_per_sm // self.issued_warps // threads
+        even = share // self.register_quantum * self.register_quantum
+        return min(even, self.max_registers_per_thread)
+
     def warps_resident(self, registers: int) -> int:
         """Return how many warps of so many registers per thread an SM holds.
 

@@ -240,7 +240,8 @@ flash_attn_qkvpacked_func = _not_there(
     "flash_attn_qkvpacked_func", "flash_attn_func takes *qkv.unbind(-3) without a copy"
 )
 flash_attn_with_kvcache = _not_there(
-    "flash_attn_with_kvcache", "flash_attn_func takes k_cache[:, :length], all of one length"
+    "flash_attn_with_kvcache",
+    "fagen.attention_decode takes k_cache, v_cache, and cache_seqlens as seqused_k",
 )
 flash_attn_combine = _not_there(
     "flash_attn_combine", "fagen.combine computes it; its lses are (splits, batch, heads, seqlen)"

@@ -31,8 +31,8 @@ class Product:
 class Grid:
     """Thread blocks of a launch in three directions.
 
-    With `resident` there are no more in x than multiprocessors, and each takes many tiles of x;
-    a `cluster` is so many neighbours in x.
+    With `resident` there are no more in x than multiprocessors, or than so many times as many as
+    each has room for, and each takes many tiles of x; a `cluster` is so many neighbours in x.
     """
 
     x: Product
@@ -40,9 +40,11 @@ class Grid:
     z: Product = Product()
     resident: bool = False
     cluster: int = 1
+    per_multiprocessor: int = 1
 
     def __str__(self) -> str:
-        x = f"min({self.x}, multiprocessors)" if self.resident else f"{self.x}"
+        times = f"{self.per_multiprocessor} · " if self.per_multiprocessor > 1 else ""
+        x = f"min({self.x}, {times}multiprocessors)" if self.resident else f"{self.x}"
         if self.cluster > 1:
             x += f", in clusters of {self.cluster}"
         return f"({x}, {self.y}, {self.z})"
@@ -72,6 +74,7 @@ class Launches:
     workspace: Product = Product((Extent(number=0),))
     unless: str = ""
     zeroed: bool = False
+    shares: bool = False  # parts of outputs are kept there too, where one function of C says so
     counted: str = "tiles"  # what a call has fewer than 2^30 of
 
     @property

@@ -197,7 +197,8 @@ def _roles(code: list[Instruction], labels: dict[str, int]) -> dict[str, set[int
     """Walk every path from the entry; the instructions reached before and after each setmaxnreg.
 
     A path carries the labels that its BSSY instructions announced, because BSYNC, where threads
-    that went different ways meet again, goes on at the label of the matching BSSY.
+    that went different ways meet again, goes on at the label of the matching BSSY. It is of no more
+    use then: a path that kept it would be another one than those that never had it.
     """
     found: dict[str, set[int]] = {}
     seen: set[tuple[int, str, frozenset[tuple[str, int]]]] = set()
@@ -228,7 +229,9 @@ def _roles(code: list[Instruction], labels: dict[str, int]) -> dict[str, set[int
             or (base == "BRA" and instruction.operands.startswith("`"))
         )
         if not unconditional:
-            targets.append(at + 1)
+            paths.append((at + 1, role, meetings))
+        if base == "BSYNC":
+            meetings = frozenset(meeting for meeting in meetings if meeting[0] != words[0])
         paths.extend((target, role, meetings) for target in targets)
     return found
 

@@ -265,3 +265,84 @@ class MergeBandwidth:
             f"{self.splits} splits, {self.megabytes:.1f} MB: {self.microseconds:.1f} us, "
             f"{self.gb_per_s:.0f} GB/s, {self.ratio:.2f} of a copy's"
         )
+
+
+@dataclass(frozen=True)
+class DecodeError:
+    """The largest errors of decoding at one shape against fp64, and what they may be.
+
+    An error that is not a number means that the kernel left or computed something that is not, or
+    used a key that no query sees.
+    """
+
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    heads: int
+    kv_heads: int
+    lengths: str  # of the sequences
+    error: float  # max |out - fp64|
+    torch_error: float  # the same of the formula computed in the same dtype
+    allowed: Divisor  # 2 x torch_error + one unit in the last place at max |fp64|
+    lse_error: float  # max |lse - fp64|, in natural-log units
+    lse_allowed: float
+    differing: int  # numbers of a sequence that has others alone, to the bit: none may
+
+    @property
+    def ok(self) -> bool:
+        """Whether all is within bounds; what is not a number never is."""
+        return (
+            self.error <= self.allowed
+            and self.lse_error <= self.lse_allowed
+            and self.differing == 0
+        )
+
+    @staticmethod
+    def told(errors: Sequence["DecodeError"]) -> str:
+        """Say which shape came nearest to its bound."""
+        worst = max(errors, key=lambda error: error.error / error.allowed)
+        return (
+            f"nearest to its bound: error {worst.error:.2e} of {worst.allowed:.2e} allowed, the "
+            f"formula's own {worst.torch_error:.2e}"
+        )
+
+
+@dataclass(frozen=True)
+class DecodeSpeed:
+    """How long a call of decoding takes on keys and values out of memory, in a CUDA graph.
+
+    Beside it torch's cuDNN and FlashAttention-2 on the same tensors; None where they cannot.
+    """
+
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    heads: int
+    kv_heads: int
+    megabytes: float  # of K and V
+    microseconds: Divisor
+    spread: float
+    cudnn_microseconds: float | None
+    fa2_microseconds: float | None
+
+    @property
+    def gb_per_s(self) -> float:
+        """Of K and V."""
+        return self.megabytes * 1e3 / self.microseconds
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as fast as cuDNN."""
+        return self.cudnn_microseconds / self.microseconds if self.cudnn_microseconds else None
+
+    @property
+    def figure(self) -> str:
+        """What a list of kernels shows: nothing, since these are no TFLOP/s."""
+        return ""
+
+    def __str__(self) -> str:
+        beside = f", {self.ratio:.2f} times as fast as cuDNN" if self.ratio else ""
+        return (
+            f"{self.batch} x {self.seqlen_k:,} keys, {self.seqlen_q} queries: "
+            f"{self.microseconds:.1f} us, {self.gb_per_s:.0f} GB/s{beside}"
+        )

@@ -35,6 +35,7 @@ ENTRIES = {
         Entry("backward", "fagen.kinds.backward", "bwd_", "backward"),
         Entry("quantize", "fagen.kinds.quantize", "quant_", "quantize"),
         Entry("combine", "fagen.kinds.combine", "comb_", "combine"),
+        Entry("decode", "fagen.kinds.decode", "dec_", "decode"),
     )
 }
 DEFAULT = "forward"  # where a schedule neither says its kind nor has a kind's own table

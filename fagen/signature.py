@@ -48,7 +48,12 @@ class Extent:
             return f"{self.number}"
         blocks = self.name if self.per == 1 else f"ceil({self.name} / {self.per})"
         said = blocks if self.times == 1 else f"{blocks} · {self.times}"
-        return f"{said} {'-' if self.plus < 0 else '+'} {abs(self.plus)}" if self.plus else said
+        return f"{said} {self.added}" if self.plus else said
+
+    @property
+    def added(self) -> str:
+        """What is added, with its sign: '+ 1', '- 1'."""
+        return f"{'-' if self.plus < 0 else '+'} {abs(self.plus)}"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import ctypes
 import math
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from fagen import flow, registry
 from fagen.build import build
+from fagen.kinds.backward.formulae import statistics_bytes
 from fagen.kinds.backward.plan import Plan
 from fagen.kinds.backward.proof import case
 from fagen.problem import Sizes
@@ -119,7 +121,7 @@ namespace cutlass::arch {{
 struct ClusterBarrier {{ uint64_t state; }};
 struct ClusterTransactionBarrier {{ uint64_t state; }};
 }}
-namespace cute::SM90::GMMA {{ enum class LayoutType {{ B128, B64, B32 }}; }}
+namespace cute::SM90::GMMA {{ enum class LayoutType {{ INTERLEAVE, B128, B64, B32 }}; }}
 {code}
 }}
 using namespace fagen_{slug}_kernel;
@@ -218,24 +220,18 @@ def test_the_row_kernels_own_text_prepares_rows_and_rounds_dq(slug, tmp_path):
         size = 2 * batch * heads * plan.record_bytes
         records = torch.frombuffer(said[:size], dtype=torch.float32)
         records = records.view(batch, heads, 2, plan.record_bytes // 4)
-        if plan.counts_additions:
-            assert torch.all(records[..., -4].view(torch.int32) == 0)
-            records = records[..., :-4]
-        count = plan.statistics
-        cleared = records[..., : -2 * count] == 0
-        assert plan.counts_additions or torch.all(cleared), "dq is not cleared"
-
-        found_lse = in_rows(plan, records[..., -2 * count : -count])
-        right = torch.where(lse == -math.inf, math.inf, lse * math.log2(math.e))
-        if plan.presets_s:
-            right /= -0.5  # of the program's scale_log2
-        torch.testing.assert_close(found_lse[..., :seqlen], right)
-        nothing = -math.inf if plan.presets_s else math.inf
+        begin = plan.block_m * sums.shape[3]
+        end = begin + statistics_bytes(plan.block_m, plan.split) // 4
+        assert torch.all(records[..., end : end + plan.cluster].view(torch.int32) == 0)
+        found_lse, found = numbers_of_rows(plan, records[..., begin:end])
+        right = lse * math.log2(math.e) / -0.5  # the program's scale_log2
+        nothing = -(2.0**127) if plan.multiplies_statistics else -math.inf
+        right = right.masked_fill(lse == -math.inf, nothing)
+        torch.testing.assert_close(found_lse[..., :seqlen], right, rtol=3e-7, atol=0)
         assert torch.all(found_lse[..., seqlen:] == nothing), "rows beyond the last have weight"
 
         delta = torch.einsum("bshd,bshd->bhs", out.float(), dout.float()) - with_dlse * dlse
         delta = delta.masked_fill(lse == -math.inf, 0)
-        found = in_rows(plan, records[..., -count:])
         torch.testing.assert_close(found[..., :seqlen], -delta, rtol=1e-5, atol=1e-5)
         assert torch.all(found[..., seqlen:] == 0)
 
@@ -246,18 +242,27 @@ def test_the_row_kernels_own_text_prepares_rows_and_rounds_dq(slug, tmp_path):
         assert torch.all(rounded[-16:].isnan()), "something was written beyond the end"
 
 
-def in_rows(plan: Plan, numbers: Tensor) -> Tensor:
-    """Numbers of rows (batch, heads, blocks, statistics), in the order of the rows.
+def numbers_of_rows(plan: Plan, numbers: Tensor) -> Iterator[Tensor]:
+    """LSEs and deltas of a record (batch, heads, blocks, ...), in the order of the rows.
 
-    Each lane of a quad finds those of its columns side by side: 2 q and 2 q + 1 of each eight.
+    To be multiplied they are core matrices of eight rows by eight bf16, of one number and of the
+    other by turns, and each number is a sum. Else each lane of a quad finds those of its columns
+    side by side: 2 q and 2 q + 1 of each eight.
     """
-    lanes = numbers.unflatten(-1, (4, -1))[..., : plan.block_m // 4]
-    return lanes.unflatten(-1, (-1, 2)).transpose(-2, -3).flatten(-4).flatten(2)
+    if plan.multiplies_statistics:
+        parts = numbers.contiguous().view(torch.bfloat16).unflatten(-1, (-1, 2, 8, 8)).double()
+        for one in parts.sum(-1).unbind(-2):
+            yield one.flatten(2).float()
+    else:
+        for one in numbers.unflatten(-1, (2, -1)).unbind(-2):
+            lanes = one.unflatten(-1, (4, -1))[..., : plan.block_m // 4]
+            yield lanes.unflatten(-1, (-1, 2)).transpose(-2, -3).flatten(-4).flatten(2)
 
 
 def test_lanes_of_a_quad_read_statistics_from_different_banks():
-    for slug in SPREAD:
-        plan = planned(slug)
+    for plan in map(planned, SPREAD):
+        if plan.multiplies_statistics:
+            continue
         starts = [lane * plan.statistics // 4 for lane in range(4)]
         for at in range(0, plan.block_m // 4, 4):
             banks = [(start + at + i) % 32 for start in starts for i in range(4)]

@@ -134,7 +134,7 @@ def test_keys_that_do_not_go_together_are_refused_with_what_does(slug, said):
         ("bwd_fp16_d128_full_m128n128", {"block_m": 64}),
         ("bwd_fp16_d96_full_m128n128", {"block_m": 64}),
         ("bwd_fp16_d256_full_m64n64_s3", {"stages": 2}),
-        ("bwd_fp16_d128_full_m64n128_s4", {"stages": 3}),
+        ("bwd_fp16_d128_full_m64n128_s4", {"stages": 2}),
         ("bwd_fp16_d128_full_m64n128_pr240", {"producer_registers": None}),
     ],
 )
@@ -186,14 +186,13 @@ FLASH_ATTENTION_3 = {
 @pytest.mark.parametrize("tile", FLASH_ATTENTION_3, ids=str)
 def test_the_arrays_of_flash_attention_3_take_as_many_bytes_by_our_formulae(tile):
     head_dim, block_m, block_n = tile
-    numbers = (block_m, block_n, head_dim, head_dim, head_dim, 1, 1, 1, 2, 2, 2, 2)
+    numbers = (block_m, block_n, head_dim, head_dim, head_dim, 1, 1, 2, 2, 2, 2)
     sizes = dict(zip(SYMBOLS, numbers, strict=True))
     arrays = {row.name: row.amount for row in rows(sizes, 1, shared_formulae, (False, 1))}
     ours = sum(arrays[name] for name in ("k", "v", "q", "do", "ds", "dq"))
     statistics = 2 * 2 * 4 * (-(-block_m // 64) * 64)
     assert ours + statistics == FLASH_ATTENTION_3[tile]
-    # a quad's lanes begin 4 floats further apart here
-    assert arrays["lse"] == arrays["delta"] == 2 * 4 * (block_m + 16)
+    assert arrays["statistics"] == 2 * 2 * 16 * block_m  # as tensor cores multiply them
 
 
 @pytest.mark.parametrize("tile", [(64, 128, 128), (128, 64, 128)], ids=str)

@@ -124,10 +124,8 @@ def test_grouped_heads_make_fewer_tiles_of_more_steps():
 
 def test_the_kernels_around_it_move_bytes():
     sizes = standard_sizes(128)
-    # FlashAttention-3's take 66 and 46 microseconds
-    assert cost.rows_seconds(64, "fp16", 128, 128, 2, sizes) == pytest.approx(112e-6, rel=0.1)
-    stored = cost.rows_seconds(64, "fp16", 128, 128, 1, sizes)
-    assert stored == pytest.approx(80e-6, rel=0.1), "nobody clears the sums"
+    # FlashAttention-3's take 66 and 46 microseconds, of which sums that are cleared are 32
+    assert cost.rows_seconds(64, "fp16", 128, 128, sizes) == pytest.approx(80e-6, rel=0.1)
     whole = cost.seconds(values("bwd_fp16_d128_full_m64n128"), Sizes(1, 1, 1, 1, 1))
     assert whole > 2 * SM90.launch_seconds
 

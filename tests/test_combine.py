@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fagen.kinds.combine import fold
-from fagen.kinds.combine.emulate import compute, exp_below, log_above
+from fagen import fold
+from fagen.folding import exp_below, log_above
+from fagen.kinds.combine.emulate import compute
 from fagen.kinds.combine.proof import CASES, Case, check_combining, inputs
 from fagen.kinds.combine.reference import combine
 from tests.combine_helpers import planned

@@ -23,10 +23,10 @@ PACKAGE = Path(fagen.__file__).parent
 # its KIND imports; its emulation, which needs torch; and what is for a GPU or a search.  The two
 # latter are named by strings, which runtime, measure and search load.
 ORDER = [
-    *("errors", "paths", "process", "toml_lines", "arch", "vocab", "ledger", "schedule"),
+    *("errors", "paths", "process", "toml_lines", "arch", "vocab", "fold", "ledger", "schedule"),
     *("problem", "signature", "launch", "records", "kind", "kinds", "registry"),
     *("render", "toolchain", "machine", "build", "dispatch", "evidence", "picking", "vendor"),
-    *("e4m3", "kinds.emulate", "runtime", "huggingface", "flash_attn_interface"),
+    *("e4m3", "folding", "kinds.emulate", "runtime", "huggingface", "flash_attn_interface"),
     *("measure", "kinds.proof", "simulator"),
     *("flow", "search", "report", "console", "commands"),
 ]
@@ -41,7 +41,7 @@ DOORS = {
     "subprocess": {"process"},
     "click": {"cli", "console", "commands"},
     "torch": {
-        *("e4m3", "kinds.emulate", "kinds.proof", "runtime", "measure"),
+        *("e4m3", "folding", "kinds.emulate", "kinds.proof", "runtime", "measure"),
         *("huggingface", "flash_attn_interface"),
     },
     "transformers": {"huggingface"},

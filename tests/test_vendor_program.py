@@ -112,6 +112,37 @@ static int computed(const FagenForwardVarlenArgs* a) {
   return 0;
 }
 """
+DECODE = """
+static int computed(const FagenDecodeArgs* a) {
+  auto q = (const E*)a->q, k = (const E*)a->k, v = (const E*)a->v;
+  for (int b = 0; b < a->batch; b++) for (int h = 0; h < a->heads; h++)
+  for (int i = 0; i < a->seqlen_q; i++) {
+    const int g = h / (a->heads / a->kv_heads);
+    const int begin = a->leftpad_k ? ((const int*)a->leftpad_k)[b] : 0;
+    const int end = a->seqused_k ? ((const int*)a->seqused_k)[b] : a->seqlen_k;
+    std::vector<float> o(%(dv)d);
+    float sum = 0;
+    for (int j = begin; j < end && !(CAUSAL && j > i + end - a->seqlen_q); j++) {
+      float s = 0;
+      for (int d = 0; d < %(d)d; d++)
+        s += float(q[b * a->q_stride_batch + i * a->q_stride_seq + h * a->q_stride_head + d]) *
+             float(k[b * a->k_stride_batch + j * a->k_stride_seq + g * a->k_stride_head + d]);
+      s = std::exp(s * a->scale);
+      sum += s;
+      for (int d = 0; d < %(dv)d; d++)
+        o[d] += s * float(v[b * a->v_stride_batch + j * a->v_stride_seq +
+                            g * a->v_stride_head + d]);
+    }
+    for (int d = 0; d < %(dv)d; d++)
+      ((O*)a->out)[b * a->out_stride_batch + i * a->out_stride_seq + h * a->out_stride_head + d] =
+          O((sum ? o[d] / sum : 0) + (i == WRONG ? 0.5f : 0));
+    if (a->lse)
+      ((float*)a->lse)[b * a->lse_stride_batch + h * a->lse_stride_head + i] =
+          std::log(sum) + (i == WRONG_LAST ? 0.1f : 0);
+  }
+  return 0;
+}
+"""
 COMBINE = """
 static int computed(const FagenCombineArgs* a) {
   auto outs = (const E*)a->outs;
@@ -303,7 +334,8 @@ def kernel(slug: str) -> str:
     includes = ["demo.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "cmath", "vector"]
     lines = [f"#include <{name}>" for name in includes]
     bodies = {"q": ATTENTION, "outs": COMBINE, "x": QUANTIZE, "dout": BACKWARD}
-    body = VARLEN if plan.signature.form else bodies[plan.signature.leader.name]
+    body = bodies[plan.signature.leader.name]
+    body = {"decode": DECODE, "varlen": VARLEN}.get(plan.signature.form or plan.kind, body)
     return "\n".join(lines) + "\n" + head + body % said + FUNCTIONS % said
 
 
@@ -325,6 +357,8 @@ def kernel(slug: str) -> str:
         "quant_bf16_d64_pairs_rot",
         "bwd_fp16_d64_full_m128n128",
         "bwd_bf16_d64_causal_m128n128",
+        "dec_fp16_d64_causal_r8n128",
+        "dec_bf16_d128v64_full_r16n64",
     ],
 )
 def test_the_program_tells_right_from_wrong(slug, tmp_path):

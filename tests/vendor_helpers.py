@@ -41,8 +41,9 @@ def walled(place: Path, *ahead: Path | str) -> str:
 
 
 def python(*words: object, cwd: Path, **environment: str) -> str:
-    """Run Python, which is to end well; what it prints."""
-    answer = run([sys.executable, *map(str, words)], cwd=cwd, env=environment)
+    """Run Python, which is to end well; what it prints. Triton keeps what it compiles at home."""
+    home = {"HOME": str(cwd)}
+    answer = run([sys.executable, *map(str, words)], cwd=cwd, env=home | environment)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     return answer.stdout
 

@@ -116,6 +116,11 @@ inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline int __ffs(uint32_t x) { return __builtin_ffs(int(x)); }
+template <class T>
+void __stcg(T* to, T value) {
+  *to = value;
+}
+inline float __frcp_rn(float x) { return 1.f / x; }
 inline int __clz(uint32_t x) { return x ? __builtin_clz(x) : 32; }
 inline uint32_t atomicInc(uint32_t* at, uint32_t most) {
   const uint32_t before = *at;
@@ -200,6 +205,7 @@ struct Warp {
 struct NamedBarrier {
   int arrived = 0;
   uint64_t generation = 0;
+  uint64_t said[2] = {};  // the last even and odd generation of which anyone said so, 1 more than that
 };
 
 struct Block {
@@ -525,6 +531,18 @@ inline void bar_sync(int id, int count) {
   wait_for({named_passed, &barrier, generation, kNames[std::min(id, 8)]});
 }
 
+// The same, and whether any of them says so.
+inline bool bar_red_or(int id, int count, bool said) {
+  NamedBarrier& barrier = self().block->barriers[id];
+  const uint64_t generation = barrier.generation;
+  uint64_t& last = barrier.said[generation % 2];
+  if (said) {
+    last = generation + 1;
+  }
+  bar_sync(id, count);
+  return last == generation + 1;
+}
+
 inline void bar_arrive(int id, int count) {
   meet();
   uint64_t generation;
@@ -817,7 +835,7 @@ struct Operand {
     const int span = 16 << swizzle_bits;  // bytes of a row of the pattern
     const int across = (transposed ? row : k) * element, down = transposed ? k : row;
     const uint32_t offset = across / span * leading + down / 8 * stride + down % 8 * span + across % span;
-    if (!transposed && across >= span) {
+    if (!transposed && layout != 0 && across >= span) {
       fail("a K-major operand of wgmma is wider than its swizzle");
     }
     return number(type, shared + swizzled(start + offset, swizzle_bits));
@@ -916,11 +934,14 @@ inline uint32_t load_acquire(const uint32_t* from) {
 
 // ---- Matrices of a warp ----------------------------------------------------------------------
 
-// Four 8x8 matrices of 16-bit elements, lane 8 i + j giving the address of row j of matrix i.
-inline void stmatrix(uint32_t address, std::array<uint32_t, 4> given, bool transposed) {
+// Some 8x8 matrices of 16-bit elements, lane 8 i + j giving the address of row j of matrix i.
+template <int count>
+void stmatrix(uint32_t address, std::array<uint32_t, count> some, bool transposed) {
+  std::array<uint32_t, 4> given = {};
+  std::copy_n(some.begin(), count, given.begin());
   const auto* shown = meet(uint64_t(address), uint64_t(given[0]) | uint64_t(given[1]) << 32, uint64_t(given[2]) | uint64_t(given[3]) << 32);
   if (lane() == 0) {
-    for (int matrix = 0; matrix < 4; ++matrix) {
+    for (int matrix = 0; matrix < count; ++matrix) {
       for (int row = 0; row < 8; ++row) {
         for (int column = 0; column < 8; ++column) {
           const int r = transposed ? column : row, c = transposed ? row : column;
@@ -973,6 +994,24 @@ T __shfl_up_sync(unsigned, T value, int distance) {
 template <class T>
 T __shfl_xor_sync(unsigned, T value, int other) {
   return sim::from_lane<T>(sim::meet(sim::as_shown(value)), sim::lane() ^ other);
+}
+
+template <class T>
+T __shfl_sync(unsigned, T value, int from, int width) {
+  return sim::from_lane<T>(sim::meet(sim::as_shown(value)), sim::lane() / width * width + from % width);
+}
+template <class T>
+T __shfl_up_sync(unsigned, T value, int step, int width = sim::kWarp) {
+  const int own = sim::lane();
+  return sim::from_lane<T>(sim::meet(sim::as_shown(value)), own % width >= step ? own - step : own);
+}
+inline int __reduce_max_sync(unsigned, int value) {
+  const auto* shown = sim::meet(uint64_t(uint32_t(value)));
+  int found = value;
+  for (int i = 0; i < sim::kWarp; ++i) {
+    found = std::max(found, int(uint32_t(shown[i][0])));
+  }
+  return found;
 }
 
 inline uint32_t __ballot_sync(unsigned, bool vote) {
@@ -1131,6 +1170,18 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr what, int) 
   *value = what == cudaDevAttrComputeCapabilityMajor ? 9 : what == cudaDevAttrMultiProcessorCount ? 4 : 0;
   return cudaSuccess;
 }
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization };
+struct cudaLaunchAttribute {
+  cudaLaunchAttributeID id;
+  struct { int programmaticStreamSerializationAllowed; } val;
+};
+struct cudaLaunchConfig_t {
+  dim3 grid_dim, block_dim;
+  size_t dynamicSmemBytes;
+  cudaStream_t stream;
+  const cudaLaunchAttribute* attrs;
+  int numAttrs;
+};
 template <class T>
 cudaError_t cudaFuncSetAttribute(T, int, size_t) {
   return cudaSuccess;
@@ -1139,6 +1190,13 @@ inline cudaError_t cudaGetLastError() {
   const bool failed = sim::machine.failed;
   sim::machine.failed = false;
   return failed ? cudaErrorLaunchFailure : cudaSuccess;
+}
+
+// What may overlap the launch before it begins after its end here.
+template <class... Parameters, class... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), const Arguments&... arguments) {
+  sim::launch(kernel, config->grid_dim, config->block_dim, config->dynamicSmemBytes, 1, arguments...);
+  return cudaGetLastError();
 }
 
 extern "C" inline __attribute__((used)) void fagen_simulator_seed(uint64_t seed) { sim::machine.random.seed(seed); }

@@ -13,6 +13,7 @@ _CLUSTER = re.compile(
 )
 _LAUNCH = re.compile(r"(\w+)<<<(.+?)>>>\((\w*)\);", re.DOTALL)
 _DYNAMIC = re.compile(r"extern __shared__ __align__\(1024\) char (\w+)\[\];")
+_CONFIGURED = re.compile(r"\.(grid|block)Dim\b")  # a launch's; in a kernel these are macros
 _OPERAND = re.compile(r'\s*(?:\[\w+\]\s*)?"([=+]?)([a-z])"\s*\(')
 _STRING = re.compile(r'\s*"((?:[^"\\]|\\.)*)"')
 
@@ -37,6 +38,7 @@ def translated(kernel: str) -> str:
     """
     text = _INCLUDE.sub("", kernel)
     text = "".join(_without_asm(text))
+    text = _CONFIGURED.sub(r".\1_dim", text)
     text = _DYNAMIC.sub(r"char* const \1 = sim::self().block->shared;", text)
     clusters = {kernel: size for size, kernel in _CLUSTER.findall(text)}
     text = _LAUNCH.sub(lambda found: _launch(found, clusters), text)
@@ -118,11 +120,19 @@ _INSTRUCTIONS: dict[str, Callable[[Asm, re.Match[str]], str]] = {
     ): _wgmma,
     r"bar\.sync %0, %1;": _of("sim::bar_sync({0}, {1})"),
     r"bar\.arrive %0, %1;": _of("sim::bar_arrive({0}, {1})"),
+    (
+        r"\{ \.reg \.pred said, any; setp\.ne\.s32 said, %3, 0; "
+        r"bar\.red\.or\.pred any, %1, %2, said; selp\.s32 %0, 1, 0, any; \}"
+    ): _of("{0} = sim::bar_red_or({1}, {2}, {3})"),
+    r"griddepcontrol\.(?:wait|launch_dependents);": _of("(void)0"),
     r"ex2\.approx\.ftz\.f32 %0, %1;": _of("{0} = std::exp2({1})"),
     r"lg2\.approx\.ftz\.f32 %0, %1;": _of("{0} = std::log2({1})"),
     r"rcp\.approx\.ftz\.f32 %0, %1;": _of("{0} = 1.f / ({1})"),
     rf"stmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 \[%0\], {_FOUR};": _of(
-        "sim::stmatrix({0}, {{{1}, {2}, {3}, {4}}}, false)"
+        "sim::stmatrix<4>({0}, {{{1}, {2}, {3}, {4}}}, false)"
+    ),
+    r"stmatrix\.sync\.aligned\.m8n8\.x2\.trans\.shared\.b16 \[%0\], \{ %1, %2 \};": _of(
+        "sim::stmatrix<2>({0}, {{{1}, {2}}}, true)"
     ),
     rf"ldmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 {_FOUR}, \[%4\];": _of(
         "do {{ const auto four = sim::ldmatrix({4}, false); {0} = four[0]; {1} = four[1]; "

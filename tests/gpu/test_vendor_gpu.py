@@ -30,6 +30,9 @@ SLUGS = [
     "bwd_fp16_d96_causal_m64n64",
     "bwd_bf16_d120v40_causal_m64n128",
     "bwd_fp16_d128_causal_m64n128_det",
+    "dec_fp16_d128_causal_r8n64",
+    "dec_bf16_d64_causal_r16n128",
+    "dec_fp16_d96v40_full_r24n64_c3",
 ]
 
 

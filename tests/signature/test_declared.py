@@ -198,6 +198,8 @@ def test_kernels_of_one_kind_and_of_several_compile_in_one_translation_unit(tmp_
         "comb_fp16_d64",
         "bwd_fp16_d64_full_m64n64",
         "bwd_fp16_d64_causal_m64n64",
+        "dec_fp16_d64_causal_r8n128",
+        "dec_fp16_d64_causal_r16n128",
     )
     for slug in slugs:
         (tmp_path / f"{slug}.cu").write_text(render(registry.plan_of(slug)).kernel)

@@ -122,6 +122,7 @@ OF_KINDS = (
     "comb_bf16_d136_packed",
     "bwd_fp16_d24v40_full_m64n64",
     "bwd_bf16_d88_causal_m64n64",
+    "dec_fp16_d24v40_full_r8n64",
 )
 
 

@@ -32,6 +32,7 @@ AGAIN = 120.0  # of a step, for a second meeting: before dS is overwritten, or d
 ONE, AHEAD = 1.0, 0.8
 IN_ORDER = 1.06  # times all, where dQ's parts are added up in the order of the keys
 LDS_FLOATS = 4  # statistics that one load brings
+STATISTICS_BYTES = 32  # of a row, where tensor cores multiply them
 TILE = 12_000.0  # of a tile: K and V come, dK and dV leave
 ROW_BYTES = 4.2e12  # a second: kernels that only move bytes
 LAUNCH = 1.5  # launches of empty kernels that those two take beyond their bytes
@@ -72,12 +73,16 @@ def step(values: Mapping[str, Any]) -> Step:
     of_dq = sum(n * (rows + own) for own in dq_columns(values))
     written = m * n * e + 4 * m * d  # dS; dQ in fp32
     passed = 2 * m * n * e if values["split"] == "gradients" else 0  # P, from one to the other
-    statistics = 2 * consumers(values) * m / LDS_FLOATS  # clocks: a quad's are of the same rows
+    by_keys = values["split"] == "keys"
+    # clocks, of LSEs as of deltas: a step of K, or loads, of which a quad's are of the same rows
+    statistics = STATISTICS_BYTES / SM90.smem_bytes if by_keys else 1 / LDS_FLOATS
+    statistics *= 2 * consumers(values) * m
+    columns = 3 * d + 2 * d_v + 2 * dtype.wgmma_k * by_keys
     alone = POINTWISE * m * (ONE if values["dq_by"] == "one" and n > rows else 1.0)
     alone *= AHEAD if values["intra_warpgroup"] else 1.0
     alone += AGAIN * ((values["ds_stages"] == 1) + (values["dq_slices"] > 1))
     return Step(
-        tensor=2 * m * n * (3 * d + 2 * d_v) / (SM90.tensor_flops * 2 / e),
+        tensor=2 * m * n * columns / (SM90.tensor_flops * 2 / e),
         shared=((scores + gradients + of_dq) * e + written + passed) / SM90.smem_bytes + statistics,
         l2=(4 * m * d + m * (d + d_v) * e) / values["cluster"] / L2_BYTES,
         ring=FETCH / (stages - 1) if stages > 1 else 0.0,
@@ -94,8 +99,8 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
         return tuple(grid(m, n, mask, one) for one in sizes)
 
     @cache
-    def around(m: int, dtype: str, d: int, d_v: int, cluster: int) -> tuple[float, ...]:
-        return tuple(rows_seconds(m, dtype, d, d_v, cluster, one) for one in sizes)
+    def around(m: int, dtype: str, d: int, d_v: int) -> tuple[float, ...]:
+        return tuple(rows_seconds(m, dtype, d, d_v, one) for one in sizes)
 
     def times(values: Mapping[str, Any]) -> tuple[float, ...]:
         counts = tuple(values[key] for key in _KEYS)
@@ -111,7 +116,7 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
 
 
 # what the tiles and the kernels around them depend on, and what a step does
-_GRID_KEYS = ("block_m", "block_n", "mask", "dtype", "head_dim", "head_dim_v", "cluster")
+_GRID_KEYS = ("block_m", "block_n", "mask", "dtype", "head_dim", "head_dim_v")
 _KEYS = (
     *("block_m", "block_n", "dtype", "head_dim", "head_dim_v", "deterministic", "cluster"),
     *("stages", "do_stages", "ds_stages", "split", "dq_by", "dq_slices", "intra_warpgroup"),
@@ -123,19 +128,15 @@ def seconds(values: Mapping[str, Any], sizes: Sizes) -> float:
     return predictor([sizes])(values)[0]
 
 
-def rows_seconds(
-    block_m: int, dtype: str, head_dim: int, head_dim_v: int, cluster: int, sizes: Sizes
-) -> float:
+def rows_seconds(block_m: int, dtype: str, head_dim: int, head_dim_v: int, sizes: Sizes) -> float:
     """Return the seconds of the kernels that prepare rows and round dQ: bytes, and launches.
 
-    One reads O and dO, and clears dQ's sums, in fp32, but where the first addition is a store; the
-    other reads these and writes dQ.
+    One reads O and dO; the other reads dQ's sums, in fp32, and writes dQ.
     """
     e, d = DTYPES[dtype].bytes, DTYPES[dtype].filled_up(head_dim)
     rows = sizes.batch * sizes.heads * sizes.seqlen_q
     filled = sizes.batch * sizes.heads * ceil(sizes.seqlen_q / block_m) * block_m
-    passes = 2 if cluster > 1 else 1  # over the sums: cleared, and read
-    moved = rows * (2 * head_dim_v + head_dim) * e + passes * filled * 4 * d
+    moved = rows * (2 * head_dim_v + head_dim) * e + filled * 4 * d
     return moved / ROW_BYTES + LAUNCH * SM90.launch_seconds
 
 

@@ -21,16 +21,19 @@ from fagen.vocab import DTYPES
 WORKING_REGISTERS = {"keys": 36, "gradients": 32}
 
 FP32_BYTES = 4
+ADDERS = 2  # threads that add dQ up, in turns: one that waits for others alone is too slow
 QUAD = 4  # lanes that share a row of an accumulator
+# of a row's LSE and delta, as numbers that tensor cores multiply: 16 of 16 bits, one step of K
+_MULTIPLIED_BYTES = 32
 
 SHARED = "shared memory of a thread block"
 REGISTERS = "registers of a consumer thread"
 REGISTER_FILE = "register file of a thread block"
 
 # d, d_v padded; own: of dQ's columns, those of a warpgroup, of the first where they differ; slices:
-# of dQ; adders: threads that add it up; e bytes per element
+# of dQ; e bytes per element
 SYMBOLS = (
-    *("block_m", "block_n", "d", "d_v", "own", "slices", "adders", "cluster"),
+    *("block_m", "block_n", "d", "d_v", "own", "slices", "cluster"),
     *("stages", "do_stages", "ds_stages", "e"),
 )
 
@@ -64,11 +67,6 @@ def threads(schedule: Schedule) -> int:
     return (schedule.consumers + 1) * SM90.warpgroup_threads
 
 
-def adders(schedule: Schedule) -> int:
-    """Return how many threads add dQ up: two where its parts have an order, or a first one."""
-    return 2 if schedule.grid.cluster == 1 else 1
-
-
 def statistics(block_m: int) -> int:
     """Return how many floats the LSEs of a block of rows take, with what keeps banks apart.
 
@@ -76,6 +74,13 @@ def statistics(block_m: int) -> int:
     than so many floats apart are in different banks.
     """
     return block_m + QUAD * QUAD
+
+
+def statistics_bytes(block_m: int, split: str) -> int:
+    """Return the bytes of the LSEs and deltas of a block of rows."""
+    if split == "keys":
+        return _MULTIPLIED_BYTES * block_m
+    return 2 * FP32_BYTES * statistics(block_m)
 
 
 def budget(schedule: Schedule) -> Budget:
@@ -130,13 +135,19 @@ def _choices(schedule: Schedule, computes: tuple[str, ...]) -> tuple[tuple[str, 
 @cache
 def shared_formulae(by_gradients: bool, shared_by: int) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment."""
-    m, n, d, d_v, _, slices, adders, cluster, *depths, e = symbols(SYMBOLS).values()
+    m, n, d, d_v, _, slices, cluster, *depths, e = symbols(SYMBOLS).values()
     stages, do_stages, ds_stages = depths
     consumers = 2 if by_gradients else n / SM90.wgmma_m
     # K and V full; Q, dO, P and dS full and empty for each stage; each warpgroup's dQ full for each
     # that adds, and empty
-    barriers = 2 + 2 * (stages + do_stages + 2 * ds_stages) + (adders + 1) * consumers
-    p = {"p": ds_stages * m * n * e} if by_gradients else {}
+    barriers = 2 + 2 * (stages + do_stages + 2 * ds_stages) + (ADDERS + 1) * consumers
+    p, numbers = {}, {"statistics": _MULTIPLIED_BYTES * stages * m}
+    if by_gradients:
+        p = {"p": ds_stages * m * n * e}
+        numbers = {
+            "lse": FP32_BYTES * stages * statistics(m),
+            "delta": FP32_BYTES * do_stages * statistics(m),
+        }
     peer = {}
     if shared_by > 1:  # what dQ of both blocks' keys takes of the other's
         peer = {"k_peer": n * d * e / cluster, "ds_peer": ds_stages * m * n * e}
@@ -150,8 +161,7 @@ def shared_formulae(by_gradients: bool, shared_by: int) -> Mapping[str, Any]:
         **p,
         **peer,
         "dq": FP32_BYTES * m * d / cluster / slices,
-        "lse": FP32_BYTES * stages * statistics(m),
-        "delta": FP32_BYTES * do_stages * statistics(m),
+        **numbers,
         "barriers": SM90.mbarrier_bytes * barriers,
     }
 
@@ -247,7 +257,6 @@ def _sizes(schedule: Schedule) -> dict[str, int]:
         "d_v": d_v,
         "own": dq_columns(schedule.values())[0],
         "slices": pipeline.dq_slices,
-        "adders": adders(schedule),
         "cluster": schedule.grid.cluster,
         "stages": pipeline.stages,
         "do_stages": pipeline.do_stages,

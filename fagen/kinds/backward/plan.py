@@ -10,15 +10,16 @@ from fagen.arch import SM90
 from fagen.errors import OverBudget
 from fagen.kind import Role
 from fagen.kinds.backward.formulae import (
+    ADDERS,
     FP32_BYTES,
     Budget,
-    adders,
     budget,
     explain_lines,
     nearest,
     padded_head_dims,
     roles,
     statistics,
+    statistics_bytes,
     threads,
 )
 from fagen.kinds.backward.keys import Schedule
@@ -31,16 +32,17 @@ from fagen.vocab import DTYPES, MASKS, Dtype, Mask, Swizzle, swizzle_of
 
 _ROW_THREADS = 256  # of a thread block that prepares rows, or rounds their dQ
 _LOAD_BYTES = 16
-_COUNTER_BYTES = 16  # of the blocks of keys that have been added up, with what aligns it
+_LINE_BYTES = 128  # of the L2 cache
 
 
 @dataclass(frozen=True)
 class Gemm:
-    """A wgmma instruction of 64 rows: what it makes, its N, and how its operands lie."""
+    """A wgmma instruction of 64 rows: what it makes, its N, of what numbers, and how they lie."""
 
     name: str
     says: str
     n: int
+    number: str
     a_in_registers: bool = False
     a_along_m: bool = False  # in shared memory, with M and not K along its rows
     b_along_n: bool = False
@@ -70,6 +72,9 @@ class Plan:
     unlifted_bits: ClassVar[int] = 8
     max_p_offset: ClassVar[int] = 8
     blocks: ClassVar[int] = 1  # that a multiprocessor should hold at least
+    dq_adders: ClassVar[int] = ADDERS
+    multiprocessors: ClassVar[int] = SM90.sm_count
+    line_bytes: ClassVar[int] = _LINE_BYTES
 
     schedule: Schedule
     slug: str
@@ -122,24 +127,20 @@ class Plan:
     register_file: Ledger
 
     @property
-    def counts_additions(self) -> bool:
-        """Whether parts of dQ are counted: the first is stored, so that nobody clears the sums."""
-        return self.dq_adders > 1
-
-    @property
-    def dq_adders(self) -> int:
-        """Threads that add dQ up, in turns: where one waits for others, it is too slow."""
-        return adders(self.schedule)
-
-    @property
     def counts_steps(self) -> bool:
         """Whether consumers need a number for even and odd steps beside the stage of dS."""
-        return self.ds_stages != 2 and (self.dq_slices == 1 or self.dq_adders > 1)
+        return self.ds_stages != 2
 
     @property
     def offsets_p(self) -> bool:
         """Whether P and dS are rounded to a dtype of few exponents, so that they are lifted."""
         return self.dtype.largest > 0
+
+    @property
+    def step_clocks(self) -> int:
+        """Of a step, roughly: its products at three quarters of what tensor cores can do."""
+        columns = 3 * self.head_dim_padded + 2 * self.head_dim_v_padded
+        return 2 * self.block_m * self.block_n * columns * 4 // (3 * SM90.tensor_flops)
 
     def p_offset(self, seqlen_k: int) -> int:
         """Return by how many powers of two P and dS are lifted where they are rounded."""
@@ -147,9 +148,12 @@ class Plan:
         return min(max(0, lifted), self.max_p_offset) if self.offsets_p else 0
 
     @property
-    def presets_s(self) -> bool:
-        """Whether S is added up to -LSE, where the issue of S is not what a step waits for."""
-        return self.split == "gradients"
+    def multiplies_statistics(self) -> bool:
+        """Whether tensor cores have LSEs and deltas from shared memory, and no thread loads them.
+
+        A product whose left operand is in registers waits for those under way: only where none is.
+        """
+        return self.split == "keys"
 
     @property
     def passes(self) -> bool:
@@ -165,20 +169,35 @@ class Plan:
     @property
     def gemms(self) -> tuple["Gemm", ...]:
         """The wgmma instructions."""
-        d, d_v = self.head_dim_padded, self.head_dim_v_padded
+        d, d_v, own = self.head_dim_padded, self.head_dim_v_padded, self.dtype.ptx
         made = {
+            "statistics": Gemm(
+                "statistics",
+                "S or dP, to begin with: of numbers of rows.",
+                self.block_m,
+                "bf16",
+                True,
+            ),
             "scores": Gemm(
-                "scores", "S, or dP: keys by rows, both operands as they lie.", self.block_m
+                "scores", "S, or dP: keys by rows, both operands as they lie.", self.block_m, own
             ),
             "dv": Gemm(
-                "dv", "dV, or dK if it is as wide: P by dO, dS by Q.", d_v, True, False, True
+                "dv", "dV, or dK if it is as wide: P by dO, dS by Q.", d_v, own, True, False, True
             ),
-            "dk": Gemm("dk", "dK: dS by Q.", d, True, False, True),
+            "dk": Gemm("dk", "dK: dS by Q.", d, own, True, False, True),
             "dq": Gemm(
-                "dq", "dQ: dS by K, dS as it lies transposed.", self.dq_columns, False, True, True
+                "dq",
+                "dQ: dS by K, dS as it lies transposed.",
+                self.dq_columns,
+                own,
+                False,
+                True,
+                True,
             ),
-            "dq_rest": Gemm("dq", "The rest of its columns.", self.dq_rest, False, True, True),
+            "dq_rest": Gemm("dq", "The rest of its columns.", self.dq_rest, own, False, True, True),
         }
+        if not self.multiplies_statistics:
+            del made["statistics"]
         if d == d_v:
             del made["dk"]
         if self.dq_rest == self.dq_columns:
@@ -221,7 +240,10 @@ class Plan:
 
     @property
     def launches(self) -> Launches:
-        """Rows are prepared, the gradients computed, and dQ's sums rounded."""
+        """Rows are prepared, the gradients computed, and dQ's sums rounded.
+
+        Where a group's heads are shared out, parts of dK and dV are summed up before that.
+        """
         row_blocks = Product(
             (Extent("seqlen_q", per=self.block_m), Extent("heads"), Extent("batch"))
         )
@@ -233,14 +255,17 @@ class Plan:
                 Extent("batch"),
             )
         )
-        rounding = Launch("round_dq", Grid(row_blocks), self.row_threads)
+        rows_of_keys = Product((Extent("seqlen_k", per=SM90.wgmma_m),))
+        heads, batch = Product((Extent("kv_heads"),)), Product((Extent("batch"),))
         return Launches(
             (
                 Launch("prepare_rows", Grid(row_blocks), self.row_threads),
                 Launch("attention_backward", Grid(key_blocks), self.threads, self.shared_bytes),
-                rounding,
+                Launch("sum_shares", Grid(rows_of_keys, heads, batch), self.row_threads),
+                Launch("round_dq", Grid(row_blocks), self.row_threads),
             ),
             workspace=Product((Extent(number=self.record_bytes), *row_blocks.factors)),
+            shares=True,
         )
 
     def explained(self) -> str:
@@ -279,6 +304,8 @@ def plan(schedule: Schedule) -> Plan:
     parts = dq_columns(schedule.values())
     loads = -(-asked.head_dim_v * dtype.bytes // _LOAD_BYTES)  # of a row
     count = threads(schedule)
+    record = FP32_BYTES * (tile.block_m * d + schedule.grid.cluster)  # dQ, and counters
+    record += statistics_bytes(tile.block_m, warps.split)
     return Plan(
         schedule=schedule,
         slug=schedule.slug,
@@ -313,8 +340,7 @@ def plan(schedule: Schedule) -> Plan:
         cluster=schedule.grid.cluster,
         intra_warpgroup=schedule.overlap.intra_warpgroup,
         statistics=statistics(tile.block_m),
-        record_bytes=FP32_BYTES * (tile.block_m * d + 2 * statistics(tile.block_m))
-        + (_COUNTER_BYTES if adders(schedule) > 1 else 0),
+        record_bytes=-(-record // _LINE_BYTES) * _LINE_BYTES,
         qk_swizzle=qk_swizzle,
         v_swizzle=v_swizzle,
         ds_swizzle=ds_swizzle,

@@ -41,7 +41,7 @@ def verification_sizes(plan: Plan) -> tuple[Sizes, ...]:
     """Sizes around the tile of `plan`, as those that have caught attention kernels out.
 
     A single row and key, a tile and one more or less of it, no row, no key, more rows than keys
-    and fewer, every grouping of heads, and one that is long.
+    and fewer, every grouping of heads, in one thread block and in several, and one that is long.
     """
     m, n = plan.block_m, plan.block_n
     return (
@@ -57,6 +57,7 @@ def verification_sizes(plan: Plan) -> tuple[Sizes, ...]:
         Sizes(1, 2, 2, 3 * n - 5, n // 2 + 3),
         Sizes(2, 6, 1, m // 2 + 7, 4 * n + 3),
         Sizes(2, 8, 1, 239, 799),
+        Sizes(34, 4, 2, m + 3, 2 * n),
         Sizes(4, 16, 4, 1_023, 1_024),
         Sizes(1, 4, 4, 2_048, 2_048),
     )
@@ -188,6 +189,7 @@ def simulated(
         Sizes(1, 1, 1, 0, n),
         Sizes(1, 2, 2, m, 0),
         Sizes(1, 3, 1, 3 * m + 3, n + 5),
+        Sizes(1, 2, 1, m - 3, n + 5),
         Sizes(2, 3, 3, m + 3, n + 5),
     )
     return judged(plan, (error(one, seed) for seed, one in enumerate(sizes)), _line, progress)

@@ -133,12 +133,10 @@ def _slab(columns: int) -> int:
 
 
 def _cluster_rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Halves are loaded by whole slabs, and dQ's quarters have some; sums are not counted."""
+    """Halves are loaded by whole slabs, and dQ's quarters have some."""
     d, d_v = (DTYPES[keys["dtype"]].filled_up(keys[key]) for key in ("head_dim", "head_dim_v"))
     if d % (4 * _slab(d)) or d_v % (2 * _slab(d_v)):
         yield "cluster", "= 2: only with whole slabs in a quarter of dQ's columns; use 1"
-    if keys["deterministic"]:
-        yield "cluster", "= 2: not where dQ's parts have an order; use 1"
 
 
 def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+from fagen import fold
 from fagen.arch import SM90
 from fagen.errors import OverBudget
 from fagen.kind import Role
-from fagen.kinds.combine import fold
 from fagen.kinds.combine.keys import Schedule
 from fagen.kinds.combine.rules import LOAD_BYTES, lanes, row_loads
 from fagen.kinds.combine.signature import signature

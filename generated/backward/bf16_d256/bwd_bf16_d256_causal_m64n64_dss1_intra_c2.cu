@@ -10,8 +10,8 @@
 // group. dk and dv stay in registers; dq is added up in global memory, in fp32.
 //
 // S and dP lie transposed, keys along the rows: so P and dS are, as they come out of one GEMM, the
-// register operands of the next. One producer warp loads by TMA, another adds dq up by TMA; 2
-// consumer warpgroups multiply by WGMMA, one for each gradient.
+// register operands of the next. One producer warp loads by TMA, two add dq up by TMA; 2 consumer
+// warpgroups multiply by WGMMA, one for each gradient.
 //
 // Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
 
@@ -141,6 +141,7 @@ constexpr int kWarpgroupRows = 64;  // the M of every wgmma
 constexpr int kStepK = 16;          // the K of every wgmma
 constexpr int kDqColumns = 64;      // that a warpgroup computes, of all rows
 constexpr int kDqParts = 2;         // warpgroups that compute dQ
+constexpr int kDqAdders = 2;        // threads that add it up, in turns
 constexpr int kDqSlices = 2;        // in which each hands it on
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
@@ -154,22 +155,33 @@ constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B128;
 constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B128;
 constexpr auto kDsDescriptor = cute::SM90::GMMA::LayoutType::B128;
 
+constexpr int kLine = 128;  // of the L2 cache: additions that begin within one take longer
+
 // What there is of a block of rows in the workspace. Numbers of rows lie as the lanes of a quad
 // read them: each lane those of its columns of the transposed accumulators, and four more so that
 // the four are in different banks.
 constexpr int kStatistics = 80;
-struct alignas(16) RowBlock {
+struct alignas(kLine) RowBlock {
   float dq[kBlockM * kHeadDimPadded];  // in the order of the threads' accumulators
   float lse[kStatistics];  // its negative, over the scale of S; minus infinity in a row that sees
                            // no key: its P is 0
   float minus_delta[kStatistics];
+  uint32_t added[kCluster];  // 1 once the first part of dQ is there, of the half that a block of a
+                             // cluster computes
 };
-static_assert(sizeof(RowBlock) == 66176, "the workspace outgrew the plan's formula");
+static_assert(sizeof(RowBlock) == 66304, "the workspace outgrew the plan's formula");
 
 constexpr int kLaneStatistics = kStatistics / 4;
 __device__ constexpr int statistic_of(int row) {
   return row % 8 / 2 * kLaneStatistics + row / 8 * 2 + row % 2;
 }
+
+// What a share of a group's query heads gives to dV and dK of a tile, where several thread blocks
+// have one each.
+struct alignas(kLine) KeyBlock {
+  float dv[kBlockN * kHeadDimVPadded];  // in the order of the threads' accumulators
+  float dk[kBlockN * kHeadDimPadded];
+};
 
 // A thread's part of a warpgroup's accumulators.
 using Scores = float[kBlockM / 2];  // S, dP: 64 keys by kBlockM rows
@@ -202,7 +214,7 @@ struct SharedStorage {
   Barrier p_full[kDsStages], p_empty[kDsStages];
   TransactionBarrier ds_peer_full[kDsStages];
   Barrier ds_full[kDsStages], ds_empty[kDsStages];
-  Barrier dq_full[1][kDqParts];
+  Barrier dq_full[kDqAdders][kDqParts];  // for each that adds, so that none misses a phase
   Barrier dq_empty[kDqParts];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
@@ -259,22 +271,30 @@ struct Numbers {
 struct Params {
   CUtensorMap q, k, v, dout, dk, dv;
   Rows<const Element> out_rows, dout_rows;
-  Rows<Element> dq_rows;
+  Rows<Element> dq_rows, dk_rows, dv_rows;
   Numbers lse, dlse;           // dlse.data may be null
   RowBlock* row_blocks;        // (batch, heads, m_blocks)
+  KeyBlock* key_blocks;        // (batch, kv_heads, blocks of keys, shares)
   int heads, kv_heads, group;  // group: query heads of a KV head
+  int shares, share_heads;     // in which a group is dealt to thread blocks, and heads of one; the
+                               // last may have fewer
   int seqlen_q, seqlen_k;
   int m_blocks, n_blocks;
   int sections;
   FastDivisor section_tiles;  // of heads whose Q, dO and dQ share the L2 cache
   FastDivisor section_heads, last_section_heads;
-  FastDivisor kv_heads_divisor;
-  float scale, scale_log2;  // of dQ and dK; of S, times log2(e)
+  FastDivisor batch_shares, shares_divisor;  // shares of all groups of a batch, and of one
+  float scale, scale_log2;                   // of dQ and dK; of S, times log2(e)
 
   __device__ __forceinline__ RowBlock& row_block(int batch, int head, int m_block) const {
     const int flat_head =
         batch * heads + head;  // each has a record: no memory has room for more than an int counts
     return row_blocks[int64_t(flat_head) * m_blocks + m_block];
+  }
+
+  __device__ __forceinline__ KeyBlock* key_blocks_of(int batch, int kv_head, int n_block) const {
+    const int flat_head = batch * kv_heads + kv_head;
+    return key_blocks + (int64_t(flat_head) * kCluster * n_blocks + n_block) * shares;
   }
 };
 
@@ -341,11 +361,24 @@ __device__ __forceinline__ int first_row_past(const Params& params, int key) {
   return low;
 }
 
-// kBlockN keys of one KV head, and the blocks first … last - 1 of kBlockM rows that see some of
-// them. Of full_first … last - 1 every row sees all. The blocks of a cluster have the same rows,
-// which may see none of one's keys.
+// The first block of keys that a block of rows sees.
+__device__ __forceinline__ int first_tile_of(const Params& params, [[maybe_unused]] int m_block) {
+  return 0;
+}
+
+// How many blocks of keys it sees any of: so many parts its dQ has.
+__device__ __forceinline__ int tiles_of(const Params& params, int m_block) {
+  const int last_row = min((m_block + 1) * kBlockM, params.seqlen_q) - 1;
+  return max(0, ceil_div(seen_by(params, last_row).last, kCluster * kBlockN) -
+                    first_tile_of(params, m_block));
+}
+
+// kBlockN keys of one KV head with a share of its query heads, and the blocks first … last - 1 of
+// kBlockM rows that see some of them. Of full_first … last - 1 every row sees all. The blocks of a
+// cluster have the same rows, which may see none of one's keys.
 struct Tile {
   int first_key, kv_head, batch;
+  int share, first_head, last_head;  // of the group's query heads
   int first, full_first, last;
 };
 
@@ -358,12 +391,16 @@ __device__ __forceinline__ Tile tile_of(const Params& params) {
   const FastDivisor& heads =
       section + 1 < params.sections ? params.section_heads : params.last_section_heads;
   const int n_block = heads.divide(rank);
-  const int flat_head = section * params.section_heads.value + rank - n_block * heads.value;
+  const int flat_share = section * params.section_heads.value + rank - n_block * heads.value;
   Tile tile;
   const int first_of_cluster = n_block * kCluster * kBlockN;
   tile.first_key = first_of_cluster + cluster_rank() * kBlockN;
-  tile.batch = params.kv_heads_divisor.divide(flat_head);
-  tile.kv_head = flat_head - tile.batch * params.kv_heads;
+  tile.batch = params.batch_shares.divide(flat_share);
+  const int share = flat_share - tile.batch * params.batch_shares.value;
+  tile.kv_head = params.shares_divisor.divide(share);
+  tile.share = share - tile.kv_head * params.shares;
+  tile.first_head = tile.kv_head * params.group + tile.share * params.share_heads;
+  tile.last_head = min(tile.first_head + params.share_heads, (tile.kv_head + 1) * params.group);
   const int first_row = first_row_past(params, first_of_cluster);
   tile.first = first_row < params.seqlen_q ? first_row / kBlockM : params.m_blocks;
   tile.full_first = ceil_div(first_row_past(params, tile.first_key + kBlockN - 1), kBlockM);
@@ -371,19 +408,21 @@ __device__ __forceinline__ Tile tile_of(const Params& params) {
   return tile;
 }
 
-// ---- Rows, before and after ------------------------------------------------------------------
-
-__device__ __forceinline__ void clear_sums(float* sums, int thread, int threads) {
-  for (int i = thread; i < kBlockM * kHeadDimPadded / 4; i += threads) {
-    reinterpret_cast<float4*>(sums)[i] = {};
-  }
+// Blocks of rows in the order of a tile's steps: from the last to the first. All tiles of a head
+// begin with the same, so that the first is ahead of the others.
+__device__ __forceinline__ int block_of(const Tile& tile, int step) {
+  return tile.last - 1 - step;
 }
 
-// Work out what a row's keys share, and clear its dq.
+// ---- Rows, before and after ------------------------------------------------------------------
+
+// Work out what a row's keys share.
 __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constant__ Params params) {
   const int m_block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
   RowBlock& block = params.row_block(batch, head, m_block);
-  clear_sums(block.dq, threadIdx.x, kRowThreads);
+  if (threadIdx.x < kCluster) {
+    block.added[threadIdx.x] = 0;
+  }
   constexpr int kLoad = 16 / sizeof(Element);  // elements
   const int column = threadIdx.x % kRowLanes * kLoad;
 #pragma unroll
@@ -422,6 +461,7 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
 __global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ Params params) {
   const int m_block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
   const float4* sums = reinterpret_cast<const float4*>(params.row_block(batch, head, m_block).dq);
+  const bool seen = tiles_of(params, m_block) > 0;  // nobody has sums of rows that see no key
   __shared__ Pair rounded[kBlockM][kHeadDimPadded / 2 + 4];
   for (int i = threadIdx.x; i < kBlockM * kHeadDimPadded / 4; i += kRowThreads) {
     // four neighbours of a thread's accumulator: two columns of a row, and of that eight below
@@ -429,7 +469,7 @@ __global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ 
               warpgroup = i / (kWarpgroup * kDqColumns / 8);
     const int row = thread / 32 * 16 + thread % 32 / 4;
     const int pair = warpgroup * kDqColumns / 2 + eight * 4 + thread % 4;
-    const float4 sum = sums[i];
+    const float4 sum = seen ? sums[i] : float4{};
     rounded[row][pair] = __floats2bfloat162_rn(sum.x * params.scale, sum.y * params.scale);
     rounded[row + 8][pair] = __floats2bfloat162_rn(sum.z * params.scale, sum.w * params.scale);
   }
@@ -442,6 +482,48 @@ __global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ 
           *reinterpret_cast<const uint4*>(&rounded[row][i % kLoads * 4]);
     }
   }
+}
+
+// Adds up what shares of a group found of 64 rows of dK or dV, always in their order, and rounds
+// that.
+template <int columns, int padded>
+__device__ __forceinline__ void sum_rows(const Params& params, const float* first,
+                                         const Rows<Element>& to, int key, int head, int batch,
+                                         float scale) {
+  constexpr int kShare = sizeof(KeyBlock) / sizeof(float4);
+  __shared__ Pair rounded[kWarpgroupRows][padded / 2 + 4];
+  for (int i = threadIdx.x; i < kWarpgroupRows * padded / 4; i += kRowThreads) {
+    // four neighbours of a thread's accumulator, as of dQ
+    const int thread = i % kWarpgroup, row = thread / 32 * 16 + thread % 32 / 4,
+              pair = i / kWarpgroup * 4 + thread % 4;
+    float4 sum = {};
+    for (int share = 0; share < params.shares; ++share) {
+      const float4 x = reinterpret_cast<const float4*>(first)[int64_t(share) * kShare + i];
+      sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
+    }
+    rounded[row][pair] = __floats2bfloat162_rn(sum.x * scale, sum.y * scale);
+    rounded[row + 8][pair] = __floats2bfloat162_rn(sum.z * scale, sum.w * scale);
+  }
+  __syncthreads();
+  constexpr int kLoads = columns * sizeof(Element) / 16;  // of a row
+  for (int i = threadIdx.x; i < kWarpgroupRows * kLoads; i += kRowThreads) {
+    const int row = i / kLoads;
+    if (key + row < params.seqlen_k) {
+      reinterpret_cast<uint4*>(to.at(batch, key + row, head))[i % kLoads] =
+          *reinterpret_cast<const uint4*>(&rounded[row][i % kLoads * 4]);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kRowThreads) sum_shares(const __grid_constant__ Params params) {
+  const int key = blockIdx.x * kWarpgroupRows, head = blockIdx.y, batch = blockIdx.z;
+  const KeyBlock& first = *params.key_blocks_of(batch, head, key / kBlockN);
+  const int row = key % kBlockN;
+  sum_rows<kHeadDimV, kHeadDimVPadded>(params, first.dv + row * kHeadDimVPadded, params.dv_rows,
+                                       key, head, batch, 1.f);
+  __syncthreads();  // both round by way of the same shared memory
+  sum_rows<kHeadDim, kHeadDimPadded>(params, first.dk + row * kHeadDimPadded, params.dk_rows, key,
+                                     head, batch, params.scale);
 }
 
 // ---- Tensor cores ----------------------------------------------------------------------------
@@ -644,9 +726,10 @@ struct Loader {
     RingPosition<kStages> q;
     RingPosition<kDoStages> dout;
     load_keys(tile);
-    for (int head = tile.kv_head * params.group; head < (tile.kv_head + 1) * params.group; ++head) {
+    for (int head = tile.first_head; head < tile.last_head; ++head) {
 #pragma unroll 1
-      for (int block = tile.first; block < tile.last; ++block) {
+      for (int step = 0; step < tile.last - tile.first; ++step) {
+        const int block = block_of(tile, step);
         const RowBlock& rows = params.row_block(tile.batch, head, block);
         shared.q_empty[q.stage].wait(q.phase ^ 1);
         shared.q_full[q.stage].arrive_and_expect_tx(sizeof(shared.q[0]) + sizeof(shared.lse[0]));
@@ -678,9 +761,35 @@ __device__ __forceinline__ void bulk_add(float* to, const float* from, int bytes
       : "memory");
 }
 
+// The same, of what nobody has added to yet.
+__device__ __forceinline__ void bulk_store(float* to, const float* from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+               "r"(cute::cast_smem_ptr_to_uint(from)), "r"(bytes)
+               : "memory");
+}
+
 // Until all that this thread has added is in global memory.
 __device__ __forceinline__ void await_additions() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+__device__ __forceinline__ uint32_t acquire(const uint32_t* added) {
+  uint32_t now;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(added) : "memory");
+  return now;
+}
+
+// Until so many were counted: what they added is there, and TMA may add to it.
+__device__ __forceinline__ void await_count(const uint32_t* added, uint32_t count) {
+  while (int(acquire(added) - count) < 0) {
+  }
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+// Counts one more, for what this thread has added.
+__device__ __forceinline__ void release(uint32_t* added) {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(added) : "memory");
 }
 
 // How many numbers of dQ a warpgroup has.
@@ -688,22 +797,41 @@ __device__ constexpr int dq_part(int part) {
   return kWarpgroupRows * kDqColumns;
 }
 
-// Used by a single thread.
+// Which of the parts of a block of rows a tile has: so many come before it.
+__device__ __forceinline__ int turn_of(const Params& params, const Tile& tile, int block) {
+  return tile.first_key / (kCluster * kBlockN) - first_tile_of(params, block);
+}
+
+// The first part of dQ is stored, so that nobody has to clear the sum, and the others are added in
+// any order. A tile waits for tiles only that were launched before it. Used by two threads of
+// different warps, which take turns: one looks whether the first part is there while the other
+// adds.
 __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shared,
-                                       const Tile& tile) {
-  for (int head = tile.kv_head * params.group; head < (tile.kv_head + 1) * params.group; ++head) {
+                                       const Tile& tile, int adder) {
+  Barrier* const full = shared.dq_full[adder];
+  const int steps = tile.last - tile.first;
+  int step = adder;
+  for (int head = tile.first_head; head < tile.last_head; ++head) {
 #pragma unroll 1  // few registers
-    for (int block = tile.first; block < tile.last; ++block) {
+    for (; step < steps; step += kDqAdders) {
+      const int block = block_of(tile, step), turn = turn_of(params, tile, block);
       RowBlock& rows = params.row_block(tile.batch, head, block);
       float* const sums = rows.dq + cluster_rank() * kBlockM * kHeadDimPadded / kCluster;
+      uint32_t* const added = rows.added + cluster_rank();
+      await_count(added, min(turn, 1));  // before the part is there
 #pragma unroll
       for (int slice = 0; slice < kDqSlices; ++slice) {
 #pragma unroll
         for (int part = 0; part < kDqParts; ++part) {
-          shared.dq_full[0][part].wait(slice % 2);
+          full[part].wait(slice % 2);
           const int begin = part * dq_part(0), count = dq_part(part) / kDqSlices;
-          bulk_add(sums + begin + slice * count, shared.dq + begin / kDqSlices,
-                   count * sizeof(float));
+          float* const to = sums + begin + slice * count;
+          const float* const from = shared.dq + begin / kDqSlices;
+          if (turn == 0) {
+            bulk_store(to, from, count * sizeof(float));
+          } else {
+            bulk_add(to, from, count * sizeof(float));
+          }
         }
         cute::tma_store_arrive();
         cute::tma_store_wait<0>();  // it has been read
@@ -712,7 +840,12 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
           shared.dq_empty[part].arrive();
         }
       }
+      if (turn == 0) {
+        await_additions();
+        release(added);
+      }
     }
+    step -= steps;
   }
   await_additions();
 }
@@ -768,18 +901,22 @@ struct Warpgroup {
   RingPosition<kStages> q;
   RingPosition<kDoStages> dout;
   RingPosition<kDsStages> ds;
+  uint32_t dq_phase = 1;  // the first step finds its buffer empty
 
   __device__ __forceinline__ void advance() {
     q.advance();
     dout.advance();
     ds.advance();
+    dq_phase ^= 1;
   }
 
   // The first of its 64 keys in the tile.
   __device__ __forceinline__ int first_row() const { return 0; }
 
-  // One arrival per warp, since wgmma completes per warp.
+  // One arrival per warp, since wgmma completes per warp, for what all of its lanes have read and
+  // written.
   __device__ __forceinline__ void arrive(Barrier& barrier) {
+    __syncwarp();
     if (lane() == 0) {
       barrier.arrive();
     }
@@ -787,6 +924,7 @@ struct Warpgroup {
 
   // The same at the barriers of both blocks of the cluster.
   __device__ __forceinline__ void arrive_at_both(Barrier& barrier) {
+    __syncwarp();
     if (lane() < kCluster) {
       barrier.arrive(lane());
     }
@@ -933,8 +1071,7 @@ struct Warpgroup {
         to[i / 4 * kWarpgroup] = {four[0], four[1], four[2], four[3]};
       }
       cutlass::arch::fence_view_async_shared();
-      __syncwarp();
-      arrive(shared.dq_full[0][part]);
+      arrive(shared.dq_full[dq_phase ^ 1][part]);
     }
   }
 
@@ -947,6 +1084,21 @@ struct Warpgroup {
       shared.q_full[next.stage].wait(next.phase);
     }
     issue_scores(s, next.stage);
+  }
+
+  __device__ __forceinline__ KeyBlock& share_of(const Tile& tile) const {
+    return params.key_blocks_of(tile.batch, tile.kv_head, tile.first_key / kBlockN)[tile.share];
+  }
+
+  // Leaves 64 rows of a gradient's share as they are.
+  template <int all, int count>
+  __device__ __forceinline__ void keep(float (&share)[all], const float (&gradient)[count]) {
+    float4* to =
+        reinterpret_cast<float4*>(share) + first_row() * count / 2 + threadIdx.x % kWarpgroup;
+#pragma unroll
+    for (int i = 0; i < count; i += 4) {
+      to[i / 4 * kWarpgroup] = {gradient[i], gradient[i + 1], gradient[i + 2], gradient[i + 3]};
+    }
   }
 
   // Rounds 64 rows of a gradient and stores them through the shared memory of what it is the
@@ -1027,7 +1179,6 @@ struct ValueConsumer : Warpgroup {
     for (int i = 0; i < kBlockM / 4; i += 4) {
       to[i / 4 * kWarpgroup] = {p[i], p[i + 1], p[i + 2], p[i + 3]};
     }
-    __syncwarp();
     arrive(shared.p_full[ds.stage]);
     shared.dout_full[dout.stage].wait(dout.phase);
     issue_dv(dv, p);
@@ -1059,18 +1210,22 @@ struct ValueConsumer : Warpgroup {
       wgmma_wait<0>();
       fence_operand(s);
     }
-    for (int head = 0; head < params.group; ++head) {
-      int block = tile.first;
-      for (; block < min(tile.full_first, tile.last); ++block) {
-        step<true>(tile, block, block + 1 < tile.last || head + 1 < params.group, s, dv);
+    for (int head = tile.first_head; head < tile.last_head; ++head) {
+      int block = tile.last - 1;
+      for (; block >= max(tile.full_first, tile.first); --block) {
+        step<false>(tile, block, block > tile.first || head + 1 < tile.last_head, s, dv);
       }
-      for (; block < tile.last; ++block) {
-        step<false>(tile, block, block + 1 < tile.last || head + 1 < params.group, s, dv);
+      for (; block >= tile.first; --block) {
+        step<true>(tile, block, block > tile.first || head + 1 < tile.last_head, s, dv);
       }
     }
     barrier_sync(kAllConsumers, kConsumers * kWarpgroup);  // V has been read
-    store<kHeadDimVPadded, kVSlab, kVSwizzleBits>(params.dv, shared.v, dv, 1.f, tile);
-    finish();
+    if (params.shares > 1) {
+      keep(share_of(tile).dv, dv);
+    } else {
+      store<kHeadDimVPadded, kVSlab, kVSwizzleBits>(params.dv, shared.v, dv, 1.f, tile);
+      finish();
+    }
   }
 };
 
@@ -1117,7 +1272,6 @@ struct KeyConsumer : Warpgroup {
       full.arrive_and_expect_tx(sizeof(shared.ds[0]));
       copy_to_peer(shared.ds[ds.stage], shared.ds_peer[ds.stage], full, sizeof(shared.ds[0]));
     }
-    __syncwarp();
     arrive(shared.ds_full[ds.stage]);
     shared.q_full[q.stage].wait(q.phase);
     issue_dk(dk, d_scores);
@@ -1141,15 +1295,19 @@ struct KeyConsumer : Warpgroup {
     KeyGradient dk = {};
     shared.k_full.wait(0);
     shared.v_full.wait(0);
-    for (int head = 0; head < params.group; ++head) {
+    for (int head = tile.first_head; head < tile.last_head; ++head) {
 #pragma unroll 1
       for (int block = tile.first; block < tile.last; ++block) {
         step(dk);
       }
     }
     barrier_sync(kAllConsumers, kConsumers * kWarpgroup);  // K has been read
-    store<kHeadDimPadded, kQkSlab, kQkSwizzleBits>(params.dk, shared.k, dk, params.scale, tile);
-    finish();
+    if (params.shares > 1) {
+      keep(share_of(tile).dk, dk);
+    } else {
+      store<kHeadDimPadded, kQkSlab, kQkSwizzleBits>(params.dk, shared.k, dk, params.scale, tile);
+      finish();
+    }
   }
 };
 
@@ -1183,7 +1341,9 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
       shared.ds_peer_full[stage].init(1);
     }
     for (int part = 0; part < kDqParts; ++part) {
-      shared.dq_full[0][part].init(kWarpgroup / 32);
+      for (int adder = 0; adder < kDqAdders; ++adder) {
+        shared.dq_full[adder][part].init(kWarpgroup / 32);
+      }
       shared.dq_empty[part].init(1);
     }
     cutlass::arch::fence_barrier_init();
@@ -1197,8 +1357,8 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     if (threadIdx.x == 0) {
       Loader{params, shared}.run(tile);
-    } else if (threadIdx.x == 32) {
-      add_dq(params, shared, tile);
+    } else if (threadIdx.x % 32 == 0 && threadIdx.x <= 32 * kDqAdders) {
+      add_dq(params, shared, tile, threadIdx.x / 32 - 1);
     }
   } else if (warpgroup == 1) {
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
@@ -1217,6 +1377,53 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
 namespace fagen_bwd_bf16_d256_causal_m64n64_dss1_intra_c2_host {
 
 using namespace fagen_bwd_bf16_d256_causal_m64n64_dss1_intra_c2_kernel;
+
+constexpr int kMultiprocessors = 132;  // of the largest Hopper GPU
+
+// How many query heads of a KV head's group a thread block goes through. All of them, where there
+// are enough thread blocks; else the group parts in shares of so many, and what each finds of dK
+// and dV is summed up afterwards. The same for the same sizes, on any device. Estimated in clocks
+// of a device of kMultiprocessors, as the longest of them works.
+int share_heads(const FagenBackwardArgs& a) {
+  constexpr double kStep = 3413, kTile = 12e3, kLaunch = 3500,
+                   kBytes = 1400;  // the last of L2, a clock
+  const int group = a.kv_heads > 0 ? a.heads / a.kv_heads : 1;
+  // the first keys are seen by the most rows
+  const double rows = std::min(a.seqlen_q, a.seqlen_k),
+               seen = a.seqlen_q <= a.seqlen_k ? 1 - rows / 2 / std::max(1, a.seqlen_k) : 0.5;
+  const double steps = std::ceil(rows / kBlockM);
+  const double tiles =
+      double(ceil_div(a.seqlen_k, kCluster * kBlockN)) * kCluster * a.kv_heads * a.batch;
+  int best = group;
+  double least = INFINITY;
+  for (int shares = 1; shares <= group; ++shares) {
+    const int heads = ceil_div(group, shares);
+    const double waves = std::ceil(tiles * shares / kMultiprocessors);
+    // tiles that begin last are half as long as the longest, or so
+    const double longest = std::max<double>(
+        heads * steps, tiles * group * steps * seen / kMultiprocessors + heads * steps / 2);
+    const double summing =
+        shares > 1 ? kLaunch + 2 * tiles * shares * sizeof(KeyBlock) / kBytes : 0;
+    const double clocks = longest * kStep + waves * kTile + summing;
+    if (clocks < least) {
+      least = clocks;
+      best = heads;
+    }
+  }
+  return best;
+}
+
+int shares_of(const FagenBackwardArgs& a) {
+  return a.kv_heads > 0 ? ceil_div(a.heads / a.kv_heads, std::max(1, share_heads(a))) : 1;
+}
+
+// What shares of dK and dV take of the workspace.
+int64_t shares_bytes(const FagenBackwardArgs& a) {
+  const int shares = shares_of(a);
+  return shares > 1 ? int64_t(ceil_div(a.seqlen_k, kCluster * kBlockN)) * kCluster * a.kv_heads *
+                          a.batch * shares * sizeof(KeyBlock)
+                    : 0;
+}
 
 // What a call ends with: the number of its message. Checks come in this order.
 enum Status {
@@ -1280,7 +1487,7 @@ Status check(const void* data, int element_bytes, bool aligned, int64_t most,
 }
 
 int64_t workspace_bytes([[maybe_unused]] const FagenBackwardArgs& a) {
-  return int64_t(66176) * ceil_div(a.seqlen_q, 64) * a.heads * a.batch;
+  return int64_t(66304) * ceil_div(a.seqlen_q, 64) * a.heads * a.batch + shares_bytes(a);
 }
 
 Status check(const FagenBackwardArgs& a) {
@@ -1403,8 +1610,9 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   if (a.batch == 0 || a.heads == 0) {
     return kOk;
   }
-  const int64_t tiles =
-      ceil_div(a.seqlen_k, kCluster * kBlockN) * a.kv_heads * a.batch;  // of a cluster
+  const int shares = shares_of(a);
+  const int64_t tiles = int64_t(ceil_div(a.seqlen_k, kCluster * kBlockN)) * a.kv_heads * a.batch *
+                        shares;  // of a cluster
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM));
   if (tiles >= int64_t(1) << 30 || a.heads > 65535 || a.batch > 65535) {
     return kTooMany;
@@ -1458,23 +1666,35 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                     a.dq_stride_head};
   params.lse = {static_cast<const float*>(a.lse), a.lse_stride_batch, a.lse_stride_head};
   params.dlse = {static_cast<const float*>(a.dlse), a.dlse_stride_batch, a.dlse_stride_head};
+  params.dk_rows = {static_cast<Element*>(a.dk), a.dk_stride_batch, a.dk_stride_seq,
+                    a.dk_stride_head};
+  params.dv_rows = {static_cast<Element*>(a.dv), a.dv_stride_batch, a.dv_stride_seq,
+                    a.dv_stride_head};
   params.row_blocks = static_cast<RowBlock*>(a.workspace);
+  params.key_blocks =
+      reinterpret_cast<KeyBlock*>(params.row_blocks + int64_t(a.batch) * a.heads * m_blocks);
   params.heads = a.heads;
   params.kv_heads = a.kv_heads;
   params.group = a.heads / a.kv_heads;
+  params.shares = shares;
+  params.share_heads = share_heads(a);
   params.seqlen_q = a.seqlen_q;
   params.seqlen_k = a.seqlen_k;
   params.m_blocks = m_blocks;
+  params.n_blocks = int(ceil_div(a.seqlen_k, kCluster * kBlockN));
   params.scale = a.scale;
   // LSEs are divided by it, and of less than that nothing is left of S
   params.scale_log2 = std::max(a.scale, 0x1p-100f) * 1.44269504089f;
 
   // Tiles come in sections of heads whose rows fit their share of the L2 cache.
-  const int64_t flat_heads = int64_t(a.kv_heads) * a.batch;
-  const int64_t head_bytes = int64_t(a.seqlen_q) * params.group *
+  const int64_t flat_heads = int64_t(a.kv_heads) * a.batch * shares;
+  const int64_t head_bytes = int64_t(a.seqlen_q) * params.share_heads *
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   const int64_t section =
       std::clamp<int64_t>(kL2Share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
+  // The last has tiles for two rounds at least, so that long ones do not begin last.
+  const int64_t last = std::min<int64_t>(
+      flat_heads, ceil_div(2 * kMultiprocessors, kCluster * std::max(1, params.n_blocks)));
   const dim3 row_grid(m_blocks, a.heads, a.batch);
   if (m_blocks > 0) {
     prepare_rows<<<row_grid, kRowThreads, 0, stream>>>(params);
@@ -1484,13 +1704,17 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
         !describe(&params.dout, dout) || !describe(&params.dk, dk) || !describe(&params.dv, dv)) {
       return kTensorMapRefused;
     }
-    params.n_blocks = int(ceil_div(a.seqlen_k, kCluster * kBlockN));
-    params.sections = int(ceil_div(flat_heads, section));
+    params.sections = int((flat_heads - last) / section) + 1;
     params.section_heads = FastDivisor(int(section));
     params.section_tiles = FastDivisor(int(section * params.n_blocks));
     params.last_section_heads = FastDivisor(int(flat_heads - (params.sections - 1) * section));
-    params.kv_heads_divisor = FastDivisor(a.kv_heads);
+    params.batch_shares = FastDivisor(a.kv_heads * shares);
+    params.shares_divisor = FastDivisor(shares);
     attention_backward<<<int(tiles * kCluster), kThreads, sizeof(SharedStorage), stream>>>(params);
+    if (shares > 1) {
+      sum_shares<<<dim3(ceil_div(a.seqlen_k, kWarpgroupRows), a.kv_heads, a.batch), kRowThreads, 0,
+                   stream>>>(params);
+    }
   }
   if (m_blocks > 0) {
     round_dq<<<row_grid, kRowThreads, 0, stream>>>(params);
@@ -1525,6 +1749,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d256_causal_m64n64_dss1_intra_c
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d256_causal_m64n64_dss1_intra_c2",
-      "20b62374ed525ce44ac056b1859ae54efa93220c85f9f5c2cba7f6424cfca547"};
+      "07ec707cda653f1e03a9766f58be26db95ae8a1233a2f70c463118acbd640dd1"};
   return &info;
 }

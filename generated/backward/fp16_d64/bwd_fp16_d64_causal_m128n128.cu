@@ -151,22 +151,33 @@ constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B128;
 constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B128;
 constexpr auto kDsDescriptor = cute::SM90::GMMA::LayoutType::B128;
 
-// What there is of a block of rows in the workspace. Numbers of rows lie as the lanes of a quad
-// read them: each lane those of its columns of the transposed accumulators, and four more so that
-// the four are in different banks.
-constexpr int kStatistics = 144;
-struct alignas(16) RowBlock {
-  float dq[kBlockM * kHeadDimPadded];  // in the order of the threads' accumulators
-  float lse[kStatistics];  // times log2(e); infinity in a row that sees no key: its P is 0
-  float minus_delta[kStatistics];
-  alignas(16) uint32_t added;  // 1 once the first part of dQ is there
-};
-static_assert(sizeof(RowBlock) == 33936, "the workspace outgrew the plan's formula");
+constexpr int kLine = 128;  // of the L2 cache: additions that begin within one take longer
 
-constexpr int kLaneStatistics = kStatistics / 4;
-__device__ constexpr int statistic_of(int row) {
-  return row % 8 / 2 * kLaneStatistics + row / 8 * 2 + row % 2;
+// What there is of a block of rows in the workspace. Each row has two numbers, which tensor cores
+// add to products of its: as sums of eight bf16, core matrices of eight rows side by side, first of
+// one number and then of the other.
+using Statistics = uint4[2 * kBlockM];
+struct alignas(kLine) RowBlock {
+  float dq[kBlockM * kHeadDimPadded];  // in the order of the threads' accumulators
+  Statistics statistics;  // -lse over the scale of S, hardly finite where no key is seen: its P is
+                          // 0; -delta
+  uint32_t added;         // 1 once the first part of dQ is there
+};
+static_assert(sizeof(RowBlock) == 36992, "the workspace outgrew the plan's formula");
+
+__device__ constexpr int lse_of(int row) {
+  return row / 8 * 16 + row % 8;
 }
+__device__ constexpr int delta_of(int row) {
+  return lse_of(row) + 8;
+}
+
+// What a share of a group's query heads gives to dV and dK of a tile, where several thread blocks
+// have one each.
+struct alignas(kLine) KeyBlock {
+  float dv[kBlockN * kHeadDimVPadded];  // in the order of the threads' accumulators
+  float dk[kBlockN * kHeadDimPadded];
+};
 
 // A thread's part of a warpgroup's accumulators.
 using Scores = float[kBlockM / 2];  // S, dP: 64 keys by kBlockM rows
@@ -185,17 +196,16 @@ struct SharedStorage {
   alignas(1024) Element dout[kDoStages][kBlockM * kHeadDimVPadded];
   alignas(1024) Element ds[kDsStages][kBlockN * kBlockM];  // transposed: keys along the rows
   alignas(1024) float dq[kBlockM * kHeadDimPadded / kDqSlices];
-  alignas(1024) float lse[kStages][kStatistics];
-  alignas(1024) float minus_delta[kDoStages][kStatistics];
+  alignas(1024) Statistics statistics[kStages];
   alignas(1024) TransactionBarrier k_full;
   TransactionBarrier v_full;
   TransactionBarrier q_full[kStages], dout_full[kDoStages];
   Barrier q_empty[kStages], dout_empty[kDoStages];
-  Barrier dq_full[2][kDqParts];  // for each that adds, so that none misses a phase
+  Barrier dq_full[kDqAdders][kDqParts];  // for each that adds, so that none misses a phase
   Barrier dq_empty[kDqParts];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes <= 201728, "the layout outgrew the plan's ledger");
+static_assert(kSharedBytes <= 205824, "the layout outgrew the plan's ledger");
 
 template <class Integer>
 __host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
@@ -248,16 +258,19 @@ struct Numbers {
 struct Params {
   CUtensorMap q, k, v, dout, dk, dv;
   Rows<const Element> out_rows, dout_rows;
-  Rows<Element> dq_rows;
+  Rows<Element> dq_rows, dk_rows, dv_rows;
   Numbers lse, dlse;           // dlse.data may be null
   RowBlock* row_blocks;        // (batch, heads, m_blocks)
+  KeyBlock* key_blocks;        // (batch, kv_heads, blocks of keys, shares)
   int heads, kv_heads, group;  // group: query heads of a KV head
+  int shares, share_heads;     // in which a group is dealt to thread blocks, and heads of one; the
+                               // last may have fewer
   int seqlen_q, seqlen_k;
   int m_blocks, n_blocks;
   int sections;
   FastDivisor section_tiles;  // of heads whose Q, dO and dQ share the L2 cache
   FastDivisor section_heads, last_section_heads;
-  FastDivisor kv_heads_divisor;
+  FastDivisor batch_shares, shares_divisor;  // shares of all groups of a batch, and of one
   float p_offset,
       unscale;  // P and dS are 2^p_offset times as large as they are; unscale undoes that
   float scale, scale_log2;  // of dQ and dK, with unscale; of S, times log2(e)
@@ -266,6 +279,11 @@ struct Params {
     const int flat_head =
         batch * heads + head;  // each has a record: no memory has room for more than an int counts
     return row_blocks[int64_t(flat_head) * m_blocks + m_block];
+  }
+
+  __device__ __forceinline__ KeyBlock* key_blocks_of(int batch, int kv_head, int n_block) const {
+    const int flat_head = batch * kv_heads + kv_head;
+    return key_blocks + (int64_t(flat_head) * n_blocks + n_block) * shares;
   }
 };
 
@@ -338,10 +356,11 @@ __device__ __forceinline__ int tiles_of(const Params& params, int m_block) {
   return max(0, ceil_div(seen_by(params, last_row).last, kBlockN) - first_tile_of(params, m_block));
 }
 
-// kBlockN keys of one KV head, and the blocks first … last - 1 of kBlockM rows that see some of
-// them. Of full_first … last - 1 every row sees all.
+// kBlockN keys of one KV head with a share of its query heads, and the blocks first … last - 1 of
+// kBlockM rows that see some of them. Of full_first … last - 1 every row sees all.
 struct Tile {
   int first_key, kv_head, batch;
+  int share, first_head, last_head;  // of the group's query heads
   int first, full_first, last;
 };
 
@@ -354,11 +373,15 @@ __device__ __forceinline__ Tile tile_of(const Params& params) {
   const FastDivisor& heads =
       section + 1 < params.sections ? params.section_heads : params.last_section_heads;
   const int n_block = heads.divide(rank);
-  const int flat_head = section * params.section_heads.value + rank - n_block * heads.value;
+  const int flat_share = section * params.section_heads.value + rank - n_block * heads.value;
   Tile tile;
   tile.first_key = n_block * kBlockN;
-  tile.batch = params.kv_heads_divisor.divide(flat_head);
-  tile.kv_head = flat_head - tile.batch * params.kv_heads;
+  tile.batch = params.batch_shares.divide(flat_share);
+  const int share = flat_share - tile.batch * params.batch_shares.value;
+  tile.kv_head = params.shares_divisor.divide(share);
+  tile.share = share - tile.kv_head * params.shares;
+  tile.first_head = tile.kv_head * params.group + tile.share * params.share_heads;
+  tile.last_head = min(tile.first_head + params.share_heads, (tile.kv_head + 1) * params.group);
   const int first_row = first_row_past(params, tile.first_key);
   tile.first = first_row < params.seqlen_q ? first_row / kBlockM : params.m_blocks;
   tile.full_first = ceil_div(first_row_past(params, tile.first_key + kBlockN - 1), kBlockM);
@@ -373,6 +396,17 @@ __device__ __forceinline__ int block_of(const Tile& tile, int step) {
 }
 
 // ---- Rows, before and after ------------------------------------------------------------------
+
+// A number as the sum of three bf16, which is all of its 24 bits, and of five zeros.
+__device__ __forceinline__ uint4 in_parts(float number) {
+  uint32_t part[3];
+#pragma unroll
+  for (uint32_t& bits : part) {
+    bits = __float_as_uint(number) & 0xffff0000;
+    number -= __uint_as_float(bits);
+  }
+  return {part[1] | part[0] >> 16, part[2] >> 16, 0, 0};
+}
 
 // Work out what a row's keys share.
 __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constant__ Params params) {
@@ -409,8 +443,9 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
         delta -= params.dlse.of(batch, head)[query];
       }
       const float reference = lse > -INFINITY ? lse * 1.44269504089f - params.p_offset : INFINITY;
-      block.lse[statistic_of(row)] = reference;
-      block.minus_delta[statistic_of(row)] = lse > -INFINITY ? -delta : 0.f;
+      const float subtracted = reference / params.scale_log2;
+      block.statistics[lse_of(row)] = in_parts(subtracted > 0x1p127f ? -0x1p127f : -subtracted);
+      block.statistics[delta_of(row)] = in_parts(lse > -INFINITY ? -delta : 0.f);
     }
   }
 }
@@ -440,6 +475,48 @@ __global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ 
           *reinterpret_cast<const uint4*>(&rounded[row][i % kLoads * 4]);
     }
   }
+}
+
+// Adds up what shares of a group found of 64 rows of dK or dV, always in their order, and rounds
+// that.
+template <int columns, int padded>
+__device__ __forceinline__ void sum_rows(const Params& params, const float* first,
+                                         const Rows<Element>& to, int key, int head, int batch,
+                                         float scale) {
+  constexpr int kShare = sizeof(KeyBlock) / sizeof(float4);
+  __shared__ Pair rounded[kWarpgroupRows][padded / 2 + 4];
+  for (int i = threadIdx.x; i < kWarpgroupRows * padded / 4; i += kRowThreads) {
+    // four neighbours of a thread's accumulator, as of dQ
+    const int thread = i % kWarpgroup, row = thread / 32 * 16 + thread % 32 / 4,
+              pair = i / kWarpgroup * 4 + thread % 4;
+    float4 sum = {};
+    for (int share = 0; share < params.shares; ++share) {
+      const float4 x = reinterpret_cast<const float4*>(first)[int64_t(share) * kShare + i];
+      sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
+    }
+    rounded[row][pair] = __floats2half2_rn(sum.x * scale, sum.y * scale);
+    rounded[row + 8][pair] = __floats2half2_rn(sum.z * scale, sum.w * scale);
+  }
+  __syncthreads();
+  constexpr int kLoads = columns * sizeof(Element) / 16;  // of a row
+  for (int i = threadIdx.x; i < kWarpgroupRows * kLoads; i += kRowThreads) {
+    const int row = i / kLoads;
+    if (key + row < params.seqlen_k) {
+      reinterpret_cast<uint4*>(to.at(batch, key + row, head))[i % kLoads] =
+          *reinterpret_cast<const uint4*>(&rounded[row][i % kLoads * 4]);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kRowThreads) sum_shares(const __grid_constant__ Params params) {
+  const int key = blockIdx.x * kWarpgroupRows, head = blockIdx.y, batch = blockIdx.z;
+  const KeyBlock& first = *params.key_blocks_of(batch, head, key / kBlockN);
+  const int row = key % kBlockN;
+  sum_rows<kHeadDimV, kHeadDimVPadded>(params, first.dv + row * kHeadDimVPadded, params.dv_rows,
+                                       key, head, batch, params.unscale);
+  __syncthreads();  // both round by way of the same shared memory
+  sum_rows<kHeadDim, kHeadDimPadded>(params, first.dk + row * kHeadDimPadded, params.dk_rows, key,
+                                     head, batch, params.scale);
 }
 
 // ---- Tensor cores ----------------------------------------------------------------------------
@@ -510,6 +587,29 @@ __device__ __forceinline__ Descriptor along_columns(const Element* tile,
 template <int slab>
 __device__ constexpr uint32_t row_offset(int k) {
   return k * slab * sizeof(Element) >> 4;
+}
+
+// S or dP, to begin with: of numbers of rows.
+template <bool accumulate>
+__device__ __forceinline__ void wgmma_statistics(float (&c)[64], const uint32_t* a, Descriptor b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
+      "{ %64, %65, %66, %67 }, %68, %69, 1, 1, 0;"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
+        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+        "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
+        "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]),
+        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]),
+        "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]),
+        "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]),
+        "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]),
+        "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]),
+        "+f"(c[63])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "n"(accumulate ? 1 : 0));
 }
 
 // S, or dP: keys by rows, both operands as they lie.
@@ -587,9 +687,10 @@ struct Loader {
     }
   }
 
-  __device__ __forceinline__ void copy(const float* numbers, TransactionBarrier& full, float* to) {
+  __device__ __forceinline__ void copy(const Statistics& numbers, TransactionBarrier& full,
+                                       Statistics& to) {
     cute::SM90_BULK_COPY_G2S::copy(numbers, reinterpret_cast<uint64_t*>(&full), to,
-                                   kStatistics * sizeof(float));
+                                   sizeof(Statistics));
   }
 
   __device__ __forceinline__ void load_keys(const Tile& tile) {
@@ -607,24 +708,23 @@ struct Loader {
     RingPosition<kStages> q;
     RingPosition<kDoStages> dout;
     load_keys(tile);
-    for (int head = tile.kv_head * params.group; head < (tile.kv_head + 1) * params.group; ++head) {
+    for (int head = tile.first_head; head < tile.last_head; ++head) {
 #pragma unroll 1
       for (int step = 0; step < tile.last - tile.first; ++step) {
         const int block = block_of(tile, step);
         const RowBlock& rows = params.row_block(tile.batch, head, block);
         shared.q_empty[q.stage].wait(q.phase ^ 1);
-        shared.q_full[q.stage].arrive_and_expect_tx(sizeof(shared.q[0]) + sizeof(shared.lse[0]));
+        shared.q_full[q.stage].arrive_and_expect_tx(sizeof(shared.q[0]) +
+                                                    sizeof(shared.statistics[0]));
         copy<kHeadDimPadded, kBlockM, kQkSlab>(params.q, shared.q_full[q.stage], shared.q[q.stage],
                                                block * kBlockM, head, tile.batch, kAgain);
-        copy(rows.lse, shared.q_full[q.stage], shared.lse[q.stage]);
+        copy(rows.statistics, shared.q_full[q.stage], shared.statistics[q.stage]);
         q.advance();
         shared.dout_empty[dout.stage].wait(dout.phase ^ 1);
-        shared.dout_full[dout.stage].arrive_and_expect_tx(sizeof(shared.dout[0]) +
-                                                          sizeof(shared.minus_delta[0]));
+        shared.dout_full[dout.stage].arrive_and_expect_tx(sizeof(shared.dout[0]));
         copy<kHeadDimVPadded, kBlockM, kVSlab>(params.dout, shared.dout_full[dout.stage],
                                                shared.dout[dout.stage], block * kBlockM, head,
                                                tile.batch, kAgain);
-        copy(rows.minus_delta, shared.dout_full[dout.stage], shared.minus_delta[dout.stage]);
         dout.advance();
       }
     }
@@ -679,11 +779,11 @@ __device__ constexpr int dq_part(int part) {
 
 // Which of the parts of a block of rows a tile has: so many come before it.
 __device__ __forceinline__ int turn_of(const Params& params, const Tile& tile, int block) {
-  return tile.first_key / kBlockN - first_tile_of(params, block);
+  return tile.first_key / (kBlockN)-first_tile_of(params, block);
 }
 
 // The first part of dQ is stored, so that nobody has to clear the sum, and the others are added in
-// any order. A tile waits for tiles only that were launched before it. Used by 2 threads of
+// any order. A tile waits for tiles only that were launched before it. Used by two threads of
 // different warps, which take turns: one looks whether the first part is there while the other
 // adds.
 __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shared,
@@ -692,19 +792,21 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
   uint32_t phase = 0;
   const int steps = tile.last - tile.first;
   int step = adder;
-  for (int head = tile.kv_head * params.group; head < (tile.kv_head + 1) * params.group; ++head) {
+  for (int head = tile.first_head; head < tile.last_head; ++head) {
 #pragma unroll 1  // few registers
     for (; step < steps; step += kDqAdders) {
       const int block = block_of(tile, step), turn = turn_of(params, tile, block);
       RowBlock& rows = params.row_block(tile.batch, head, block);
-      await_count(&rows.added, min(turn, 1));  // before the part is there
+      float* const sums = rows.dq;
+      uint32_t* const added = &rows.added;
+      await_count(added, min(turn, 1));  // before the part is there
 #pragma unroll
       for (int slice = 0; slice < kDqSlices; ++slice) {
 #pragma unroll
         for (int part = 0; part < kDqParts; ++part) {
           full[part].wait(phase);
           const int begin = part * dq_part(0), count = dq_part(part) / kDqSlices;
-          float* const to = rows.dq + begin + slice * count;
+          float* const to = sums + begin + slice * count;
           const float* const from = shared.dq + begin / kDqSlices;
           if (turn == 0) {
             bulk_store(to, from, count * sizeof(float));
@@ -722,7 +824,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
       phase ^= 1;
       if (turn == 0) {
         await_additions();
-        release(&rows.added);
+        release(added);
       }
     }
     step -= steps;
@@ -785,42 +887,43 @@ struct Warpgroup {
   // The first of its 64 keys in the tile.
   __device__ __forceinline__ int first_row() const { return warpgroup * kWarpgroupRows; }
 
-  // One arrival per warp, since wgmma completes per warp.
+  // One arrival per warp, since wgmma completes per warp, for what all of its lanes have read and
+  // written.
   __device__ __forceinline__ void arrive(Barrier& barrier) {
+    __syncwarp();
     if (lane() == 0) {
       barrier.arrive();
     }
   }
 
-  // Issues S = K Qᵀ, of the Q in a stage.
+  // Issues what S and dP - delta begin with: ones by the parts of -lse and of -delta. Before all
+  // other products of a step, since one with registers on the left waits for those under way.
+  __device__ __forceinline__ void issue_statistics(Scores& s, Scores& dp) {
+    // halves of the 16 columns of core matrices, of which three are parts
+    const uint32_t ones = lane() % 4 == 0 ? 0x3f803f80 : lane() % 4 == 1 ? 0x3f80 : 0;
+    uint32_t first_half[4] = {ones, ones, 0, 0}, second_half[4] = {0, 0, ones, ones};
+    const Descriptor rows =
+        descriptor<16>(reinterpret_cast<const Element*>(shared.statistics[q.stage]),
+                       cute::SM90::GMMA::LayoutType::INTERLEAVE, 128);
+    fence_operand(first_half);
+    fence_operand(second_half);
+    fence_operand(s);
+    fence_operand(dp);
+    wgmma_fence();
+    wgmma_statistics<false>(s, first_half, rows);
+    wgmma_statistics<false>(dp, second_half, rows);
+  }
+
+  // Issues S = K Qᵀ - lse, of the Q in a stage.
   __device__ __forceinline__ void issue_scores(Scores& s, int stage) {
     const Descriptor keys = descriptor<kQkSlab>(shared.k + first_row() * kQkSlab, kQkDescriptor);
     const Descriptor rows = descriptor<kQkSlab>(shared.q[stage], kQkDescriptor);
-    fence_operand(s);
-    wgmma_fence();
-    wgmma_scores<false>(s, keys, rows);
 #pragma unroll
-    for (int d = kStepK; d < kHeadDimPadded; d += kStepK) {
+    for (int d = 0; d < kHeadDimPadded; d += kStepK) {
       wgmma_scores<true>(s, keys + column_offset<kBlockN, kQkSlab>(d),
                          rows + column_offset<kBlockM, kQkSlab>(d));
     }
     wgmma_commit();
-  }
-
-  // Numbers of rows, as what a product is added up to. Before all products of a step, and their
-  // wgmma_fence: with one of its own ptxas would have it wait for those under way.
-  __device__ __forceinline__ void preset(Scores& s, const float* statistics) {
-    statistics += lane() % 4 * kLaneStatistics;
-#pragma unroll
-    for (int i = 0; i < kBlockM / 2; i += 8) {
-      const float4 four = *reinterpret_cast<const float4*>(statistics + i / 2);
-      const float of[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        s[i + j] = of[j / 4 * 2 + j % 2];
-      }
-    }
-    fence_operand(s);
   }
 
   // Issues dP - delta = V dOᵀ - delta.
@@ -880,15 +983,9 @@ struct Warpgroup {
   // P, in place of S.
   template <bool masked>
   __device__ __forceinline__ void exponentiate(const Tile& tile, int block, Scores& s) {
-    const float* lse = shared.lse[q.stage] + lane() % 4 * kLaneStatistics;
 #pragma unroll
-    for (int i = 0; i < kBlockM / 2; i += 8) {
-      const float4 reference = *reinterpret_cast<const float4*>(lse + i / 2);
-      const float of[4] = {reference.x, reference.y, reference.z, reference.w};
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        s[i + j] = exp2_approx(fmaf(s[i + j], params.scale_log2, -of[j / 4 * 2 + j % 2]));
-      }
+    for (int i = 0; i < kBlockM / 2; ++i) {
+      s[i] = exp2_approx(s[i] * params.scale_log2);
     }
     if (masked) {
       const int key = tile.first_key + first_row() + thread_row();
@@ -944,8 +1041,22 @@ struct Warpgroup {
       to[i / 4 * kWarpgroup] = {dq[i], dq[i + 1], dq[i + 2], dq[i + 3]};
     }
     cutlass::arch::fence_view_async_shared();
-    __syncwarp();
     arrive(shared.dq_full[q.stage][part]);
+  }
+
+  __device__ __forceinline__ KeyBlock& share_of(const Tile& tile) const {
+    return params.key_blocks_of(tile.batch, tile.kv_head, tile.first_key / kBlockN)[tile.share];
+  }
+
+  // Leaves 64 rows of a gradient's share as they are.
+  template <int all, int count>
+  __device__ __forceinline__ void keep(float (&share)[all], const float (&gradient)[count]) {
+    float4* to =
+        reinterpret_cast<float4*>(share) + first_row() * count / 2 + threadIdx.x % kWarpgroup;
+#pragma unroll
+    for (int i = 0; i < count; i += 4) {
+      to[i / 4 * kWarpgroup] = {gradient[i], gradient[i + 1], gradient[i + 2], gradient[i + 3]};
+    }
   }
 
   // Rounds 64 rows of a gradient and stores them through the shared memory of what it is the
@@ -990,10 +1101,11 @@ struct Consumer : Warpgroup {
   __device__ __forceinline__ void step(const Tile& tile, int block, KeyGradient& dk,
                                        ValueGradient& dv) {
     Scores s, dp;
-    shared.dout_full[q.stage].wait(q.phase);
-    preset(dp, shared.minus_delta[q.stage]);
     shared.q_full[q.stage].wait(q.phase);
+    issue_statistics(s, dp);
     issue_scores(s, q.stage);
+    shared.dout_full[q.stage].wait(q.phase);
+    wgmma_fence();  // the wait may have been a loop
     issue_dp(dp);
     wgmma_wait<1>();
     fence_operand(s);
@@ -1028,7 +1140,7 @@ struct Consumer : Warpgroup {
     ValueGradient dv = {};
     shared.k_full.wait(0);
     shared.v_full.wait(0);
-    for (int head = 0; head < params.group; ++head) {
+    for (int head = tile.first_head; head < tile.last_head; ++head) {
       int block = tile.last - 1;
       for (; block >= max(tile.full_first, tile.first); --block) {
         step<false>(tile, block, dk, dv);
@@ -1038,9 +1150,14 @@ struct Consumer : Warpgroup {
       }
     }
     barrier_sync(kAllConsumers, kConsumers * kWarpgroup);  // K has been read, and V
-    store<kHeadDimVPadded, kVSlab, kVSwizzleBits>(params.dv, shared.v, dv, params.unscale, tile);
-    store<kHeadDimPadded, kQkSlab, kQkSwizzleBits>(params.dk, shared.k, dk, params.scale, tile);
-    finish();
+    if (params.shares > 1) {
+      keep(share_of(tile).dv, dv);
+      keep(share_of(tile).dk, dk);
+    } else {
+      store<kHeadDimVPadded, kVSlab, kVSwizzleBits>(params.dv, shared.v, dv, params.unscale, tile);
+      store<kHeadDimPadded, kQkSlab, kQkSwizzleBits>(params.dk, shared.k, dk, params.scale, tile);
+      finish();
+    }
   }
 };
 
@@ -1099,6 +1216,52 @@ __global__ void __launch_bounds__(kThreads, 1)
 namespace fagen_bwd_fp16_d64_causal_m128n128_host {
 
 using namespace fagen_bwd_fp16_d64_causal_m128n128_kernel;
+
+constexpr int kMultiprocessors = 132;  // of the largest Hopper GPU
+
+// How many query heads of a KV head's group a thread block goes through. All of them, where there
+// are enough thread blocks; else the group parts in shares of so many, and what each finds of dK
+// and dV is summed up afterwards. The same for the same sizes, on any device. Estimated in clocks
+// of a device of kMultiprocessors, as the longest of them works.
+int share_heads(const FagenBackwardArgs& a) {
+  constexpr double kStep = 3413, kTile = 12e3, kLaunch = 3500,
+                   kBytes = 1400;  // the last of L2, a clock
+  const int group = a.kv_heads > 0 ? a.heads / a.kv_heads : 1;
+  // the first keys are seen by the most rows
+  const double rows = std::min(a.seqlen_q, a.seqlen_k),
+               seen = a.seqlen_q <= a.seqlen_k ? 1 - rows / 2 / std::max(1, a.seqlen_k) : 0.5;
+  const double steps = std::ceil(rows / kBlockM);
+  const double tiles = double(ceil_div(a.seqlen_k, kBlockN)) * a.kv_heads * a.batch;
+  int best = group;
+  double least = INFINITY;
+  for (int shares = 1; shares <= group; ++shares) {
+    const int heads = ceil_div(group, shares);
+    const double waves = std::ceil(tiles * shares / kMultiprocessors);
+    // tiles that begin last are half as long as the longest, or so
+    const double longest = std::max<double>(
+        heads * steps, tiles * group * steps * seen / kMultiprocessors + heads * steps / 2);
+    const double summing =
+        shares > 1 ? kLaunch + 2 * tiles * shares * sizeof(KeyBlock) / kBytes : 0;
+    const double clocks = longest * kStep + waves * kTile + summing;
+    if (clocks < least) {
+      least = clocks;
+      best = heads;
+    }
+  }
+  return best;
+}
+
+int shares_of(const FagenBackwardArgs& a) {
+  return a.kv_heads > 0 ? ceil_div(a.heads / a.kv_heads, std::max(1, share_heads(a))) : 1;
+}
+
+// What shares of dK and dV take of the workspace.
+int64_t shares_bytes(const FagenBackwardArgs& a) {
+  const int shares = shares_of(a);
+  return shares > 1 ? int64_t(ceil_div(a.seqlen_k, kBlockN)) * a.kv_heads * a.batch * shares *
+                          sizeof(KeyBlock)
+                    : 0;
+}
 
 // What a call ends with: the number of its message. Checks come in this order.
 enum Status {
@@ -1162,7 +1325,7 @@ Status check(const void* data, int element_bytes, bool aligned, int64_t most,
 }
 
 int64_t workspace_bytes([[maybe_unused]] const FagenBackwardArgs& a) {
-  return int64_t(33936) * ceil_div(a.seqlen_q, 128) * a.heads * a.batch;
+  return int64_t(36992) * ceil_div(a.seqlen_q, 128) * a.heads * a.batch + shares_bytes(a);
 }
 
 Status check(const FagenBackwardArgs& a) {
@@ -1285,7 +1448,8 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   if (a.batch == 0 || a.heads == 0) {
     return kOk;
   }
-  const int64_t tiles = ceil_div(a.seqlen_k, kBlockN) * a.kv_heads * a.batch;
+  const int shares = shares_of(a);
+  const int64_t tiles = int64_t(ceil_div(a.seqlen_k, kBlockN)) * a.kv_heads * a.batch * shares;
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM));
   if (tiles >= int64_t(1) << 30 || a.heads > 65535 || a.batch > 65535) {
     return kTooMany;
@@ -1339,13 +1503,22 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                     a.dq_stride_head};
   params.lse = {static_cast<const float*>(a.lse), a.lse_stride_batch, a.lse_stride_head};
   params.dlse = {static_cast<const float*>(a.dlse), a.dlse_stride_batch, a.dlse_stride_head};
+  params.dk_rows = {static_cast<Element*>(a.dk), a.dk_stride_batch, a.dk_stride_seq,
+                    a.dk_stride_head};
+  params.dv_rows = {static_cast<Element*>(a.dv), a.dv_stride_batch, a.dv_stride_seq,
+                    a.dv_stride_head};
   params.row_blocks = static_cast<RowBlock*>(a.workspace);
+  params.key_blocks =
+      reinterpret_cast<KeyBlock*>(params.row_blocks + int64_t(a.batch) * a.heads * m_blocks);
   params.heads = a.heads;
   params.kv_heads = a.kv_heads;
   params.group = a.heads / a.kv_heads;
+  params.shares = shares;
+  params.share_heads = share_heads(a);
   params.seqlen_q = a.seqlen_q;
   params.seqlen_k = a.seqlen_k;
   params.m_blocks = m_blocks;
+  params.n_blocks = int(ceil_div(a.seqlen_k, kBlockN));
   // P of many keys is small, and numbers below 2^-14 have fewer bits: its mean is lifted to 2^-8.
   int bits = 0;
   while ((int64_t(1) << bits) < a.seqlen_k) {
@@ -1355,14 +1528,18 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   params.p_offset = float(p_offset);
   params.unscale = std::ldexp(1.f, -p_offset);
   params.scale = a.scale * params.unscale;
-  params.scale_log2 = a.scale * 1.44269504089f;
+  // LSEs are divided by it, and of less than that nothing is left of S
+  params.scale_log2 = std::max(a.scale, 0x1p-100f) * 1.44269504089f;
 
   // Tiles come in sections of heads whose rows fit their share of the L2 cache.
-  const int64_t flat_heads = int64_t(a.kv_heads) * a.batch;
-  const int64_t head_bytes = int64_t(a.seqlen_q) * params.group *
+  const int64_t flat_heads = int64_t(a.kv_heads) * a.batch * shares;
+  const int64_t head_bytes = int64_t(a.seqlen_q) * params.share_heads *
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   const int64_t section =
       std::clamp<int64_t>(kL2Share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
+  // The last has tiles for two rounds at least, so that long ones do not begin last.
+  const int64_t last =
+      std::min<int64_t>(flat_heads, ceil_div(2 * kMultiprocessors, std::max(1, params.n_blocks)));
   const dim3 row_grid(m_blocks, a.heads, a.batch);
   if (m_blocks > 0) {
     prepare_rows<<<row_grid, kRowThreads, 0, stream>>>(params);
@@ -1372,13 +1549,17 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
         !describe(&params.dout, dout) || !describe(&params.dk, dk) || !describe(&params.dv, dv)) {
       return kTensorMapRefused;
     }
-    params.n_blocks = int(ceil_div(a.seqlen_k, kBlockN));
-    params.sections = int(ceil_div(flat_heads, section));
+    params.sections = int((flat_heads - last) / section) + 1;
     params.section_heads = FastDivisor(int(section));
     params.section_tiles = FastDivisor(int(section * params.n_blocks));
     params.last_section_heads = FastDivisor(int(flat_heads - (params.sections - 1) * section));
-    params.kv_heads_divisor = FastDivisor(a.kv_heads);
+    params.batch_shares = FastDivisor(a.kv_heads * shares);
+    params.shares_divisor = FastDivisor(shares);
     attention_backward<<<int(tiles), kThreads, sizeof(SharedStorage), stream>>>(params);
+    if (shares > 1) {
+      sum_shares<<<dim3(ceil_div(a.seqlen_k, kWarpgroupRows), a.kv_heads, a.batch), kRowThreads, 0,
+                   stream>>>(params);
+    }
   }
   if (m_blocks > 0) {
     round_dq<<<row_grid, kRowThreads, 0, stream>>>(params);
@@ -1411,6 +1592,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d64_causal_m128n128_info(void) 
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d64_causal_m128n128",
-      "6a56b26d11825f5dc7baeab4dc3363567c81ec6184dd5ced71a7aaba953d2fb2"};
+      "aad26a97621cfe013d75f634fc5aa35ced1bf0c918071b354aed3da25a825ea9"};
   return &info;
 }

@@ -34,8 +34,8 @@
 
 extern "C" {
 
-// One call of a kernel of kind forward: the same struct for all of them. Strides are in elements; a
-// dimension without one is contiguous.
+// One varlen call of a kernel of kind forward: the same struct for all of them. Strides are in
+// elements; a dimension without one is contiguous.
 struct FagenForwardVarlenArgs {
   uint32_t struct_bytes;     // sizeof(FagenForwardVarlenArgs)
   uint32_t version;          // 1: callers built for another are recognised
@@ -1289,7 +1289,7 @@ Status check(const FagenForwardVarlenArgs& a) {
         check(a.v, 2, true, 4294967296, {a.total_k, a.v_stride_seq, a.kv_heads, a.v_stride_head}),
         check(a.cu_seqlens_q, 4, false, kMostStride, {a.offsets, 0}),
         check(a.cu_seqlens_k, 4, false, kMostStride, {a.offsets, 0}),
-        !a.seqused_k ? kOk : check(a.seqused_k, 4, false, kMostStride, {a.offsets + -1, 0}),
+        !a.seqused_k ? kOk : check(a.seqused_k, 4, false, kMostStride, {a.offsets - 1, 0}),
         check(a.out, 2, true, 4294967296,
               {a.total_q, a.out_stride_seq, a.heads, a.out_stride_head}),
         !a.lse ? kOk
@@ -1472,6 +1472,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d128_full_m128n128_varlen_info(
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d128_full_m128n128_varlen",
-      "0d123461694965e50897ae7626780dc184359c45064918734df07a778ed9434c"};
+      "3ac6410f6792b1d7b95dbd87e8c830834416aeca3214c1e57f9c3011aa99454e"};
   return &info;
 }

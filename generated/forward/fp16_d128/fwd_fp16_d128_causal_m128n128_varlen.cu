@@ -34,8 +34,8 @@
 
 extern "C" {
 
-// One call of a kernel of kind forward: the same struct for all of them. Strides are in elements; a
-// dimension without one is contiguous.
+// One varlen call of a kernel of kind forward: the same struct for all of them. Strides are in
+// elements; a dimension without one is contiguous.
 struct FagenForwardVarlenArgs {
   uint32_t struct_bytes;     // sizeof(FagenForwardVarlenArgs)
   uint32_t version;          // 1: callers built for another are recognised
@@ -1376,7 +1376,7 @@ Status check(const FagenForwardVarlenArgs& a) {
         check(a.v, 2, true, 4294967296, {a.total_k, a.v_stride_seq, a.kv_heads, a.v_stride_head}),
         check(a.cu_seqlens_q, 4, false, kMostStride, {a.offsets, 0}),
         check(a.cu_seqlens_k, 4, false, kMostStride, {a.offsets, 0}),
-        !a.seqused_k ? kOk : check(a.seqused_k, 4, false, kMostStride, {a.offsets + -1, 0}),
+        !a.seqused_k ? kOk : check(a.seqused_k, 4, false, kMostStride, {a.offsets - 1, 0}),
         check(a.out, 2, true, 4294967296,
               {a.total_q, a.out_stride_seq, a.heads, a.out_stride_head}),
         !a.lse ? kOk
@@ -1559,6 +1559,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d128_causal_m128n128_varlen_inf
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d128_causal_m128n128_varlen",
-      "6b2b82bcf6e8d3a53450cfa7f6d32e2b69e3cacd9841dad524c4bb3b2dd19274"};
+      "2fcf64ea40cd88ea69509f2b853c51b194262e8027aab3c2d28a6e391a40aca3"};
   return &info;
 }

@@ -34,8 +34,8 @@
 
 extern "C" {
 
-// One call of a kernel of kind forward: the same struct for all of them. Strides are in elements; a
-// dimension without one is contiguous.
+// One varlen call of a kernel of kind forward: the same struct for all of them. Strides are in
+// elements; a dimension without one is contiguous.
 struct FagenForwardVarlenArgs {
   uint32_t struct_bytes;     // sizeof(FagenForwardVarlenArgs)
   uint32_t version;          // 1: callers built for another are recognised
@@ -1356,7 +1356,7 @@ Status check(const FagenForwardVarlenArgs& a) {
         check(a.v, 2, true, 4294967296, {a.total_k, a.v_stride_seq, a.kv_heads, a.v_stride_head}),
         check(a.cu_seqlens_q, 4, false, kMostStride, {a.offsets, 0}),
         check(a.cu_seqlens_k, 4, false, kMostStride, {a.offsets, 0}),
-        !a.seqused_k ? kOk : check(a.seqused_k, 4, false, kMostStride, {a.offsets + -1, 0}),
+        !a.seqused_k ? kOk : check(a.seqused_k, 4, false, kMostStride, {a.offsets - 1, 0}),
         check(a.out, 2, true, 4294967296,
               {a.total_q, a.out_stride_seq, a.heads, a.out_stride_head}),
         !a.lse ? kOk
@@ -1539,6 +1539,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d256_full_m128n64_varlen_halves
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d256_full_m128n64_varlen_halves",
-      "0735c6280c036407515e0b39dc3878587cc9c72c8693ea05d56423408993153a"};
+      "5f1eb13f0f33187bb8487291e8193037e74dfa8bfa39f846834c97d137a31b4f"};
   return &info;
 }

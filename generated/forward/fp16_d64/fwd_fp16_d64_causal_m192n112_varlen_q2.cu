@@ -34,8 +34,8 @@
 
 extern "C" {
 
-// One call of a kernel of kind forward: the same struct for all of them. Strides are in elements; a
-// dimension without one is contiguous.
+// One varlen call of a kernel of kind forward: the same struct for all of them. Strides are in
+// elements; a dimension without one is contiguous.
 struct FagenForwardVarlenArgs {
   uint32_t struct_bytes;     // sizeof(FagenForwardVarlenArgs)
   uint32_t version;          // 1: callers built for another are recognised
@@ -1417,7 +1417,7 @@ Status check(const FagenForwardVarlenArgs& a) {
         check(a.v, 2, true, 4294967296, {a.total_k, a.v_stride_seq, a.kv_heads, a.v_stride_head}),
         check(a.cu_seqlens_q, 4, false, kMostStride, {a.offsets, 0}),
         check(a.cu_seqlens_k, 4, false, kMostStride, {a.offsets, 0}),
-        !a.seqused_k ? kOk : check(a.seqused_k, 4, false, kMostStride, {a.offsets + -1, 0}),
+        !a.seqused_k ? kOk : check(a.seqused_k, 4, false, kMostStride, {a.offsets - 1, 0}),
         check(a.out, 2, true, 4294967296,
               {a.total_q, a.out_stride_seq, a.heads, a.out_stride_head}),
         !a.lse ? kOk
@@ -1600,6 +1600,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d64_causal_m192n112_varlen_q2_i
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d64_causal_m192n112_varlen_q2",
-      "1155343ff0bb2f41308234d1e095687243458657c0c91523a843ae224d2ead66"};
+      "8cee0cc6d21ad135632c9742870c9fd48f14f47e79d9e8d10f81c11dc3a8f087"};
   return &info;
 }

@@ -34,8 +34,8 @@
 
 extern "C" {
 
-// One call of a kernel of kind forward: the same struct for all of them. Strides are in elements; a
-// dimension without one is contiguous.
+// One varlen call of a kernel of kind forward: the same struct for all of them. Strides are in
+// elements; a dimension without one is contiguous.
 struct FagenForwardVarlenArgs {
   uint32_t struct_bytes;     // sizeof(FagenForwardVarlenArgs)
   uint32_t version;          // 1: callers built for another are recognised
@@ -1338,7 +1338,7 @@ Status check(const FagenForwardVarlenArgs& a) {
         check(a.v, 2, true, 4294967296, {a.total_k, a.v_stride_seq, a.kv_heads, a.v_stride_head}),
         check(a.cu_seqlens_q, 4, false, kMostStride, {a.offsets, 0}),
         check(a.cu_seqlens_k, 4, false, kMostStride, {a.offsets, 0}),
-        !a.seqused_k ? kOk : check(a.seqused_k, 4, false, kMostStride, {a.offsets + -1, 0}),
+        !a.seqused_k ? kOk : check(a.seqused_k, 4, false, kMostStride, {a.offsets - 1, 0}),
         check(a.out, 2, true, 4294967296,
               {a.total_q, a.out_stride_seq, a.heads, a.out_stride_head}),
         !a.lse ? kOk
@@ -1521,6 +1521,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d64_full_m192n128_varlen_q2_inf
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d64_full_m192n128_varlen_q2",
-      "175a6bb19a9f03d7a04845da7b1842b5ae502a20ca9073509d93cfdcb2433589"};
+      "e1b45bbe0e7a1564031095c175e973a6a89ea7cd032262b5be29df764264e71f"};
   return &info;
 }

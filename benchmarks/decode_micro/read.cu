@@ -1,0 +1,196 @@
+// How fast TMA reads a KV cache: by bytes in flight, thread blocks per multiprocessor, box,
+// eviction hint, layout.
+//
+// One thread of each block issues all copies and waits for each as late as it can; nobody reads
+// what has landed. A block has a run of equal length out of all (sequence, KV head, block of keys),
+// K and V in turn.
+
+#include "micro.cuh"
+
+constexpr int kMostSlots = 96;
+constexpr int kBarrierBytes =
+    kKB;  // padded by the compiler, since tiles begin at a multiple of 1,024
+static_assert(kMostSlots * sizeof(uint64_t) <= kBarrierBytes);
+constexpr int kHeads = 8;  // of K and V
+
+struct Work {
+  int batch, blocks, slabs;  // blocks of keys of a sequence, slabs of 64 columns of a row
+  int slabs_of_box, box_rows;
+  int slots, box_bytes;
+  bool heads_first;  // a run goes over the heads of the same keys before it goes on along the keys
+};
+
+// Box by box through a block's run.
+struct Position {
+  int batch, head, block, slab = 0, value = 0;
+
+  __device__ Position(const Work& work, int unit) {
+    const int within = unit % (kHeads * work.blocks);
+    batch = unit / (kHeads * work.blocks);
+    head = work.heads_first ? within % kHeads : within / work.blocks;
+    block = work.heads_first ? within / kHeads : within % work.blocks;
+  }
+
+  __device__ void advance(const Work& work) {
+    if ((slab += work.slabs_of_box) < work.slabs) {
+      return;
+    }
+    slab = 0;
+    if ((value ^= 1)) {
+      return;
+    }
+    if (work.heads_first) {
+      if (++head == kHeads) {
+        head = 0, ++block;
+      }
+      if (block == work.blocks) {
+        block = 0, ++batch;
+      }
+    } else {
+      if (++block == work.blocks) {
+        block = 0, ++head;
+      }
+      if (head == kHeads) {
+        head = 0, ++batch;
+      }
+    }
+  }
+};
+
+__global__ void read(const __grid_constant__ CUtensorMap map, Work work, uint64_t policy,
+                     uint32_t* sink) {
+  __shared__ uint64_t landed[kMostSlots];
+  unsigned char* tiles = aligned_smem();
+  if (threadIdx.x != 0) {
+    return;
+  }
+  prefetch(&map);
+  for (int slot = 0; slot < work.slots; ++slot) {
+    barrier_init(&landed[slot], 1);
+  }
+  barriers_visible();
+  const int64_t units = int64_t(work.batch) * kHeads * work.blocks;
+  const int first = int(units * blockIdx.x / gridDim.x),
+            last = int(units * (blockIdx.x + 1) / gridDim.x);
+  const int boxes = (last - first) * 2 * (work.slabs / work.slabs_of_box);
+  Position at(work, first);
+  int slot = 0, parity = 0;
+  for (int box = 0; box < boxes + work.slots; ++box) {
+    if (box >= work.slots) {
+      wait(&landed[slot], parity ^ 1);
+    }
+    if (box < boxes) {
+      expect_bytes(&landed[slot], work.box_bytes);
+      load_box(tiles + slot * work.box_bytes, &map, &landed[slot], policy, 0,
+               at.block * work.box_rows, at.slab, at.head, 2 * at.batch + at.value);
+      at.advance(work);
+    }
+    if (++slot == work.slots) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+  sink[blockIdx.x] = *reinterpret_cast<volatile uint32_t*>(tiles);
+}
+
+__global__ void fill(uint4* words, size_t count) {
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < count;
+       i += size_t(gridDim.x) * blockDim.x) {
+    const uint32_t x = uint32_t(i) * 2654435761u;  // not zeros: those cost less power
+    words[i] = {x, x ^ x >> 15, x * 2246822519u, x ^ x << 13};
+  }
+}
+
+struct Case {
+  double mb;  // of 10^6 bytes
+  int in_flight_kb, blocks, box_kb;
+  int head_dim = 128;
+  bool hnd = false, evict_first = true, heads_first = false;
+
+  std::string name() const {
+    return std::to_string(int(mb)) + " MB, hd" + std::to_string(head_dim) +
+           (hnd ? " HND, " : " NHD, ") + std::to_string(in_flight_kb) + " KB in flight in " +
+           std::to_string(blocks) + " block(s), boxes of " + std::to_string(box_kb) + " KB" +
+           (evict_first ? "" : ", no EVICT_FIRST") + (heads_first ? ", heads first" : "");
+  }
+};
+
+constexpr size_t kBytes = size_t(1) << 30;  // rotated over: more than 20 times the L2 cache
+constexpr double kShort = 33.554432, kLong = 536.870912;
+
+double rate(const Case& one, unsigned char* memory, uint32_t* sink, int sms) {
+  const int slabs = one.head_dim / 64, slabs_of_box = one.box_kb == 16 ? slabs : 1;
+  const int box_rows = one.box_kb * kKB / (128 * slabs_of_box);
+  const uint64_t row = 2 * one.head_dim,
+                 keys = 8192 * 128 / one.head_dim;  // 33.6 MB of K and V are one sequence
+  const uint64_t tensor = kHeads * keys * row, bytes = uint64_t(one.mb * 1e6 + 0.5);
+  const uint64_t of_key = one.hnd ? row : kHeads * row, of_head = one.hnd ? keys * row : row;
+  std::vector<CUtensorMap> maps;
+  for (size_t offset = 0; offset + bytes <= kBytes; offset += bytes) {
+    maps.push_back(tensor_map(memory + offset, {64, keys, uint64_t(slabs), kHeads, bytes / tensor},
+                              {of_key, 128, of_head, tensor},
+                              {64, uint32_t(box_rows), uint32_t(slabs_of_box), 1, 1}));
+  }
+  const Work work = {int(bytes / tensor / 2),
+                     int(keys / box_rows),
+                     slabs,
+                     slabs_of_box,
+                     box_rows,
+                     one.in_flight_kb / one.blocks / one.box_kb,
+                     one.box_kb * kKB,
+                     one.heads_first};
+  // all of a multiprocessor's share, so that no more blocks are resident than meant
+  const int smem = 228 * kKB / one.blocks - kKB - kBarrierBytes;
+  const Launch how = {sms * one.blocks, 32, std::min(smem / 128 * 128, 227 * kKB - kBarrierBytes)};
+  prepare(read, how);
+  const int launches = std::max<int>(maps.size(), 4);
+  const double us = graph_us([&] {
+    for (int i = 0; i < launches; ++i) {
+      launch(read, how, maps[i % maps.size()], work, one.evict_first ? kEvictFirst : kEvictNormal,
+             sink);
+    }
+  });
+  return bytes / (us / launches) / 1e3;
+}
+
+int main(int argc, char** argv) {
+  return measured(argc, argv, [](Rows& rows) {
+    std::vector<Case> cases;
+    for (const double mb : {kLong, kShort}) {
+      for (const int in_flight : {16, 32, 48, 64, 96, 128, 160, 192}) {
+        for (const int blocks : {1, 2, 3, 4}) {
+          if (in_flight % (8 * blocks) == 0) {
+            cases.push_back({mb, in_flight, blocks, 8});
+          }
+        }
+      }
+      for (const int box : {2, 16}) {
+        for (const int in_flight : {32, 64, 128, 192}) {
+          cases.push_back({mb, in_flight, 2, box});
+        }
+      }
+      for (const int head_dim : {64, 128}) {
+        for (const bool hnd : {false, true}) {
+          for (const bool evict_first : {true, false}) {
+            if (head_dim == 64 || hnd || !evict_first) {  // the rest stands above
+              cases.push_back({mb, 192, 3, 8, head_dim, hnd, evict_first});
+            }
+          }
+        }
+        cases.push_back({mb, 192, 3, 8, head_dim, false, true, true});
+      }
+    }
+    auto* memory = allocated<unsigned char>(kBytes);
+    auto* sink = allocated<uint32_t>(4096);
+    const int sms = sm_count();
+    fill<<<sms * 8, 256, 0, stream()>>>(reinterpret_cast<uint4*>(memory), kBytes / sizeof(uint4));
+    ok(cudaStreamSynchronize(stream()), "filling the buffers");
+    for (const Case& one : cases) {
+      rows.row(
+          one.name(), "GB/s", [&] { return rate(one, memory, sink, sms); },
+          field("mb", one.mb) + field("in_flight_kb", one.in_flight_kb) +
+              field("blocks", one.blocks) + field("box_kb", one.box_kb) +
+              field("head_dim", one.head_dim));
+    }
+  });
+}

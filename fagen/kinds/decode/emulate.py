@@ -1,0 +1,92 @@
+"""A Plan and tensors in, what its kernels compute out: their chunks and roundings, in torch.
+
+Works on any device, and reads lengths there.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from fagen.folding import folded
+from fagen.kinds.decode.plan import Plan
+from fagen.kinds.decode.reference import spans
+
+_LOG2_E = 1.44269504089
+_LN_2 = 0.693147180559945
+
+
+def compute(
+    plan: Plan,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    seqused_k: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return out and lse as the Plan's kernels compute them; arguments as of their op.
+
+    q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in the Plan's dtype, seqused_k and
+    leftpad_k (B) in int32; out (B, Sq, H, Dv), lse (B, H, Sq) in fp32.
+    """
+    batch, seqlen_q, heads, _ = q.shape
+    out = q.new_empty(batch, seqlen_q, heads, v.shape[3])
+    lse = q.new_empty(batch, heads, seqlen_q, dtype=torch.float32)
+    scale_log2 = float(torch.tensor(scale).float() * torch.tensor(_LOG2_E).float())
+    for number, (first, last) in enumerate(spans(k, seqused_k, leftpad_k)):
+        queries = q[number].transpose(0, 1).float()
+        keys, values = (
+            x[number, first:last].transpose(0, 1).float().repeat_interleave(heads // k.shape[2], 0)
+            for x in (k, v)
+        )
+        like = queries.new_empty(heads, seqlen_q, v.shape[3])
+        found, own = folded(_chunks(plan, queries, keys, values, scale_log2), like)
+        out[number], lse[number] = found.transpose(0, 1).to(q.dtype), own
+    return out, lse
+
+
+def _chunks(
+    plan: Plan, queries: Tensor, keys: Tensor, values: Tensor, scale_log2: float
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each chunk's output and LSE, (H, Sq, Dv) and (H, Sq), of one sequence's heads."""
+    length = keys.shape[1]
+    step = plan.chunk_keys(length)
+    for first in range(0, length, step or 1):
+        last = min(first + step, length)
+        yield _chunk(plan, queries, keys, values, scale_log2, first, last)
+
+
+def _chunk(
+    plan: Plan,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale_log2: float,
+    first: int,
+    last: int,
+) -> tuple[Tensor, Tensor]:
+    seqlen_q, length = queries.shape[1], keys.shape[1]
+    row = torch.arange(seqlen_q, device=keys.device)[:, None]
+    from_key, to_key = plan.mask.keys(row, seqlen_q, length)
+    total = queries.new_zeros(*queries.shape[:2], values.shape[2])
+    reference = queries.new_full(queries.shape[:2], -math.inf)
+    summed = torch.zeros_like(reference)
+    for left in range(first, last, plan.block_n):
+        block = slice(left, min(left + plan.block_n, last))
+        key = torch.arange(block.start, block.stop, device=keys.device)
+        scores = queries @ keys[:, block].mT
+        scores = scores.masked_fill(~((key >= from_key) & (key < to_key)), -math.inf)
+        grown = scores.amax(-1) * scale_log2
+        outgrown = grown > reference + plan.rescale_threshold
+        factor = torch.where(outgrown, torch.exp2(reference - grown), 1)
+        reference = torch.where(outgrown, grown, reference)
+        offset = reference.masked_fill(reference == -math.inf, 0)
+        p = torch.exp2(scores * scale_log2 - offset[..., None])
+        summed = summed * factor + p.sum(-1)
+        # what the tensor cores read next is rounded
+        p = p.to(getattr(torch, plan.dtype.torch)).float()
+        total = total * factor[..., None] + p @ values[:, block]
+    inverse = torch.where(summed == 0, 0, 1 / summed)
+    return total * inverse[..., None], (reference + summed.log2()) * _LN_2

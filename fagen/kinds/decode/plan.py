@@ -1,0 +1,266 @@
+"""Turn a schedule of decoding into its Plan: every number that its templates print."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from fagen import fold
+from fagen.arch import SM90
+from fagen.errors import OverBudget
+from fagen.kind import Role
+from fagen.kinds.decode.formulae import (
+    FP32_BYTES,
+    THREADS,
+    Budget,
+    budget,
+    explain_lines,
+    k_is_wider,
+    nearest,
+    padded_head_dims,
+    registers_left,
+)
+from fagen.kinds.decode.keys import Schedule
+from fagen.kinds.decode.rules import SWIZZLE
+from fagen.kinds.decode.signature import signature
+from fagen.launch import Grid, Launch, Launches, Product
+from fagen.ledger import Ledger
+from fagen.signature import Extent, Signature
+from fagen.vocab import DTYPES, MASKS, Dtype, Mask, Swizzle
+
+_MERGE_THREADS = 128
+_MERGE_VECTOR = 2  # fp32 numbers of a load
+_MERGE_WINDOW = 16  # chunks that are folded at a time, weighed by as many lanes
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """A wgmma instruction of 64 rows: what it makes, and how A lies in shared memory."""
+
+    name: str
+    says: str
+    rows: int  # its N
+    sets: bool = False  # it may take the place of what was there
+    a_along_m: bool = False  # M and not K along A's rows
+
+    @property
+    def accumulators(self) -> int:
+        """Fp32 registers of a thread."""
+        return self.rows * SM90.wgmma_m // SM90.warpgroup_threads
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The numbers of the asm operands that follow these: A, B, whether to add."""
+        return tuple(range(self.accumulators, self.accumulators + 3))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A schedule that fits, worked out.  There is no Plan that does not fit.
+
+    Sizes are in elements, registers per thread, slabs in columns; padded is in shared memory.
+    """
+
+    kind: ClassVar[str] = "decode"
+    roles: ClassVar[tuple[Role, ...]] = ()  # no warp sets its registers
+    # A score may be so many powers of 2 above the maximum that P is relative to: P up to 2^8 and
+    # its sums are finite in either dtype, and as exact.
+    rescale_threshold: ClassVar[float] = 8.0
+
+    schedule: Schedule
+    slug: str
+    dtype: Dtype
+    mask: Mask
+
+    head_dim: int
+    head_dim_v: int
+    head_dim_padded: int
+    head_dim_v_padded: int
+    k_is_wider: bool  # a buffer of the ring is as wide as K
+    rows: int
+    block_n: int
+    chunks: int
+    stages: int
+    q_stages: int
+    speculates: bool  # P is computed before it is known whether its maxima still serve
+    swizzle: Swizzle
+    slab: int
+
+    threads: int
+    blocks: int  # that a multiprocessor should hold
+    launch_registers: int
+    max_spill_bytes: int
+
+    merge_threads: int
+    merge_lanes: int  # that share a row of partial outputs
+    merge_window: int
+
+    shared: Ledger
+    registers: Ledger
+
+    log2_e: float = fold.LOG2_E
+    ln_2: float = fold.LN_2
+    rounder: float = fold.ROUND
+    least_exponent: float = fold.LEAST_EXPONENT
+    sqrt_half_bits: int = fold.SQRT_HALF_BITS
+    exp2: tuple[float, ...] = fold.EXP2
+    log: tuple[float, ...] = fold.LOG
+
+    @property
+    def pads_v(self) -> bool:
+        """Whether some rows of Oᵀ are no column of V."""
+        return self.head_dim_v < self.head_dim_v_padded
+
+    @property
+    def merge_ragged(self) -> bool:
+        """Whether some lanes are beyond a row's end."""
+        return self.merge_lanes * _MERGE_VECTOR > self.head_dim_v
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a thread block of the first kernel."""
+        return self.shared.total
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Of K and V, that a multiprocessor's loads may have under way."""
+        return self.blocks * self.shared.rows[0].amount
+
+    @property
+    def gemms(self) -> tuple[Gemm, ...]:
+        """The wgmma instructions."""
+        return (
+            Gemm("scores", "Sᵀ = or += K Qᵀ, both as they lie.", self.rows, sets=True),
+            Gemm("output", "Oᵀ += Vᵀ Pᵀ, V as it lies.", self.rows, a_along_m=True),
+        )
+
+    @property
+    def modelled_registers(self) -> int:
+        """Of a thread that computes, by the ledger."""
+        return self.registers.total
+
+    @property
+    def spill_remedy(self) -> str:
+        """What a schedule may change against spills; {spilled} is how many bytes there are."""
+        return (
+            "fewer rows or blocks need fewer registers, "
+            "max_spill_bytes = {spilled} under [build] tolerates it"
+        )
+
+    def chunk_keys(self, length: int) -> int:
+        """Return how many keys a chunk of a sequence of so many has."""
+        blocks = -(-length // self.block_n)
+        return -(-blocks // self.chunks) * self.block_n
+
+    @property
+    def ledger(self) -> str:
+        """The ledgers, to be printed."""
+        flying = f"bytes of K and V under way per multiprocessor  {self.bytes_in_flight:,}"
+        return f"{self.shared}\n\n{self.registers}\n\n{flying}"
+
+    @cached_property
+    def signature(self) -> Signature:
+        """What a call takes and gives."""
+        return signature(self)
+
+    @property
+    def launches(self) -> Launches:
+        """Chunks are computed by blocks that stay, and merged by a kernel that overlaps them."""
+        rows = (Extent("seqlen_q"), Extent("heads"), Extent("batch"))
+        chunks = Product((*rows, Extent(number=self.chunks)))
+        record = FP32_BYTES * (self.head_dim_v + 1)  # of a row of a chunk: its output and LSE
+        return Launches(
+            (
+                Launch(
+                    "decode",
+                    Grid(chunks, resident=True, per_multiprocessor=self.blocks),
+                    self.threads,
+                    self.shared_bytes,
+                    overlaps=True,
+                ),
+                Launch(
+                    "merge",
+                    Grid(Product(rows, per=self.merge_threads // self.merge_lanes)),
+                    self.merge_threads,
+                    overlaps=True,
+                ),
+            ),
+            workspace=Product((Extent(number=record * self.chunks), *rows)),
+            counted="rows of chunks",
+        )
+
+    def explained(self) -> str:
+        """Return the ledgers with their formulae, the numbers in them, and the solved limits."""
+        return "\n".join([self.ledger, "", *explain_lines(self.schedule)])
+
+    def record(self) -> dict[str, Any]:
+        """Return keys and ledgers, for JSON."""
+        ledgers = {"shared": self.shared, "registers": self.registers}
+        return {
+            "schedule": self.slug,
+            "keys": self.schedule.values(),
+            "threads": self.threads,
+            "bytes_in_flight": self.bytes_in_flight,
+            **{name: {**asdict(one), "total": one.total} for name, one in ledgers.items()},
+        }
+
+
+def plan(schedule: Schedule) -> Plan:
+    """Work a schedule out.  Raises OverBudget, with every sum that does not fit and what would."""
+    cost = budget(schedule)
+    if cost.over():
+        raise OverBudget("\n".join(_refusal(schedule, cost)))
+    asked, tile, pipeline = schedule.decode, schedule.tile, schedule.pipeline
+    dtype = DTYPES[asked.dtype]
+    d, d_v = padded_head_dims(schedule)
+    vectors = -(-asked.head_dim_v // _MERGE_VECTOR)
+    lanes = max(_MERGE_WINDOW, 1 << (vectors - 1).bit_length())
+    return Plan(
+        schedule=schedule,
+        slug=schedule.slug,
+        dtype=dtype,
+        mask=MASKS[asked.mask],
+        head_dim=asked.head_dim,
+        head_dim_v=asked.head_dim_v,
+        head_dim_padded=d,
+        head_dim_v_padded=d_v,
+        k_is_wider=k_is_wider(schedule),
+        rows=tile.rows,
+        block_n=tile.block_n,
+        chunks=schedule.split.chunks,
+        stages=pipeline.stages,
+        q_stages=pipeline.q_stages,
+        speculates=schedule.softmax.speculate,
+        swizzle=SWIZZLE,
+        slab=SWIZZLE.bytes // dtype.bytes,
+        threads=THREADS,
+        blocks=schedule.grid.blocks,
+        launch_registers=registers_left(schedule.grid.blocks),
+        max_spill_bytes=schedule.build.max_spill_bytes,
+        merge_threads=_MERGE_THREADS,
+        merge_lanes=lanes,
+        merge_window=_MERGE_WINDOW,
+        shared=cost.shared,
+        registers=cost.registers,
+    )
+
+
+def _refusal(schedule: Schedule, cost: Budget) -> Iterator[str]:
+    """Say what does not fit, and which schedule near it does."""
+    yield (
+        f"{schedule.origin.at('tile', 'rows')}: tile.rows = {schedule.tile.rows}: "
+        f"{schedule.slug} does not fit a multiprocessor of {SM90.name}"
+    )
+    for ledger in cost.over():
+        yield from ("  " + line for line in str(ledger).splitlines())
+    fits = [_written(changes) for changes in nearest(schedule)]
+    yield "  fits with " + ", or with ".join(fits) if fits else "  nothing near it fits"
+
+
+def _written(changes: Mapping[str, Any]) -> str:
+    """Return changed keys as a user writes them."""
+    return " and ".join(
+        f"{key} left out" if value is None else f"{key} = {json.dumps(value)}"
+        for key, value in changes.items()
+    )

@@ -1,0 +1,243 @@
+"""How the kernels of decoding are proved: errors against fp64, bits alone, and speed beside peers.
+
+The rule: max |out - fp64| may be twice that of the same formula computed in 16 bits, plus one unit
+in the last place at the largest output; the log-sum-exp is within 1e-3; a row that sees no key
+gives exactly 0 and minus infinity; and each sequence has the bits that it has alone. Workspace and
+outputs are filled with NaN beforehand, and so are the keys and values outside of each sequence.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fagen.arch import SM90
+from fagen.build import Binary
+from fagen.kinds.decode.plan import Plan
+from fagen.kinds.decode.reference import attend, spans
+from fagen.kinds.decode.speed import timed
+from fagen.measure.card import hopper
+from fagen.measure.inputs import softmax_scale
+from fagen.measure.numerics import largest, unit_in_last_place
+from fagen.measure.proof import Proof, judged
+from fagen.problem import Sizes
+from fagen.records import DecodeError, DecodeSpeed
+from fagen.runtime.c_interface import call
+
+LSE_TOLERANCE = 1e-3
+KV_HEADS, USUAL_GROUP = 8, 4  # of what is timed; of wider kernels all rows are one query's heads
+
+Say = Callable[[str], None]
+Run = Callable[..., None]  # inputs and outputs by name: enqueues the kernels
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is decoded: sizes, where sequences end and begin, and how wide scores are spread.
+
+    `used` and `pads` are null where they are not passed; `sigma` is the standard deviation of the
+    scores, and with `rises` each key has a larger one than those before it.
+    """
+
+    sizes: Sizes
+    used: tuple[int, ...] | None = None
+    pads: tuple[int, ...] | None = None
+    sigma: float = 1.0
+    rises: bool = False
+    alone: bool = True  # each sequence is computed by itself too
+
+    @property
+    def lengths(self) -> str:
+        """What is passed of them."""
+        if self.used is None and self.pads is None:
+            return "all"
+        said = [] if self.used is None else [f"to {_listed(self.used)}"]
+        return " ".join([*said, *([] if self.pads is None else [f"from {_listed(self.pads)}"])])
+
+    def __str__(self) -> str:
+        return f"{self.sizes} {self.lengths}{' rising' * self.rises}"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    said = "/".join(map(str, numbers[:6]))
+    return f"{said}/…" if len(numbers) > 6 else said
+
+
+def small_cases(plan: Plan) -> tuple[Case, ...]:
+    """Cases that a simulator can do: the borders of blocks and chunks, lengths, groups, queries."""
+    n, m = plan.block_n, plan.rows
+    return (
+        Case(Sizes(1, 1, 1, 1, 1)),
+        Case(Sizes(1, 4, 1, 1, 2 * n + 3), sigma=4.0),
+        Case(Sizes(3, 3, 1, 2, n + 9), (0, n + 9, n), alone=False),
+        Case(Sizes(2, 6, 2, 3, 3 * n), (3 * n - 1, n + 1), (n + 5, 2)),
+        Case(Sizes(1, m + 1, 1, 1, n - 1), rises=True),
+        Case(Sizes(1, 2, 1, m, n), (m // 2,), sigma=8.0),
+        Case(Sizes(1, 2, 2, 2, 0)),
+        # two steps of a chunk, the later with larger scores, beside as many chunks as there may be
+        Case(
+            Sizes(2, 2, 2, 1, n * (plan.chunks + 1)),
+            (n * (plan.chunks + 1), n * plan.chunks - 3),
+            rises=True,
+            sigma=6.0,
+            alone=False,
+        ),
+        # more sequences than a warp has lanes, more units than there are thread blocks
+        Case(Sizes(35, 1, 1, 1, 8), tuple(range(-1, 34)), alone=False),
+    )
+
+
+def verification_cases(plan: Plan) -> tuple[Case, ...]:
+    """What a GPU computes: the same, and all that has caught such kernels out."""
+    n, m, chunks = plan.block_n, plan.rows, plan.chunks
+    long = n * chunks
+    borders = (0, 1, n - 1, n, n + 1, long - 1, long, long + 1, 2 * long, 2 * long + 1)
+    return (
+        *small_cases(plan),
+        *(
+            Case(Sizes(2, group * 2, 2, queries, 3 * n + 7), (3 * n + 7, 2 * n - 3))
+            for group, queries in (
+                *((1, 1), (3, 1), (5, 2), (6, 1), (7, 3), (8, 1), (12, 2), (16, 1), (32, 4)),
+                *((1, 16), (4, 4), (4, 16), (8, 9), (m, 1), (m + 1, 3)),
+            )
+        ),
+        Case(Sizes(len(borders), 8, 2, 2, 2 * long + 1), borders),
+        Case(Sizes(len(borders), 8, 2, 1, 2 * long + 9), borders, tuple(range(len(borders)))),
+        Case(Sizes(4, 8, 8, 16, 64), (0, 3, 16, 64)),  # more queries than keys
+        Case(Sizes(3, 4, 1, 1, 300), (2**31 - 1, -(2**31), 77), (-5, 4, 2**31 - 1)),
+        Case(Sizes(2, 8, 2, 1, 4 * long + 3), rises=True, sigma=30.0),
+        Case(Sizes(2, 8, 2, 4, 3 * long + 3), sigma=16.0),
+        Case(Sizes(1_100, 4, 2, 1, 70), tuple(i % 71 for i in range(1_100)), alone=False),
+        Case(Sizes(3, 32, 8, 1, 8_192), (8_192, 5_000, 8_191)),
+        Case(Sizes(1, 32, 8, 4, 32_768)),
+    )
+
+
+def inputs(plan: Plan, case: Case, seed: int, device: str = "cuda") -> dict[str, Tensor | float]:
+    """Return what a call takes, by name: N(0, 1), NaN where no key is."""
+    sizes, generator = case.sizes, torch.Generator(device=device).manual_seed(seed)
+    dtype = getattr(torch, plan.dtype.torch)
+
+    def normal(seqlen: int, heads: int, columns: int) -> Tensor:
+        shape = (sizes.batch, seqlen, heads, columns)
+        return torch.randn(shape, generator=generator, device=device)
+
+    q = normal(sizes.seqlen_q, sizes.heads, plan.head_dim) * case.sigma
+    k = normal(sizes.seqlen_k, sizes.kv_heads, plan.head_dim)
+    v = normal(sizes.seqlen_k, sizes.kv_heads, plan.head_dim_v)
+    if case.rises:
+        q = q.abs()
+        k = k.abs() * torch.linspace(0.1, 1, sizes.seqlen_k, device=device)[:, None, None]
+    given: dict[str, Tensor | float] = {"scale": softmax_scale(plan.head_dim)}
+    lengths = {
+        name: torch.tensor(numbers, dtype=torch.int32, device=device)
+        for name, numbers in (("seqused_k", case.used), ("leftpad_k", case.pads))
+        if numbers is not None
+    }
+    found = spans(k, lengths.get("seqused_k"), lengths.get("leftpad_k"))
+    for number, (first, last) in enumerate(found):
+        for x in (k, v):
+            x[number, :first] = math.nan
+            x[number, last:] = math.nan
+    return given | {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype)} | lengths
+
+
+def outputs(given: dict[str, Tensor | float]) -> dict[str, Tensor]:
+    """Return where a call of these arguments writes, full of NaN."""
+    q, v = given["q"], given["v"]
+    assert isinstance(q, Tensor) and isinstance(v, Tensor)
+    batch, seqlen_q, heads, _ = q.shape
+    return {
+        "out": q.new_full((batch, seqlen_q, heads, v.shape[3]), math.nan),
+        "lse": q.new_full((batch, heads, seqlen_q), math.nan, dtype=torch.float32),
+    }
+
+
+def decode_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> DecodeError:
+    """Run the kernels on a case, and on each of its sequences alone."""
+    given = inputs(plan, case, seed, device)
+    found = outputs(given)
+    run(**given, **found)
+    tensors = {name: one for name, one in given.items() if isinstance(one, Tensor)}
+    formula = partial(attend, **tensors, mask=plan.mask, scale=given["scale"])
+    exact, exact_lse = formula()
+    rough, _ = formula(dtype=tensors["q"].dtype)
+    torchs = largest(rough.double() - exact)
+    none = exact_lse == -math.inf
+    # where no key is seen nothing else will do
+    off = (found["lse"].double() - exact_lse).masked_fill(none & (found["lse"] == -math.inf), 0)
+    differing = 0
+    for number in range(case.sizes.batch if case.alone and case.sizes.batch > 1 else 0):
+        own = {
+            name: one[number : number + 1] if isinstance(one, Tensor) else one
+            for name, one in given.items()
+        }
+        alone = outputs(own)
+        run(**own, **alone)
+        pairs = ((alone[name][0], found[name][number]) for name in alone)
+        differing += sum(int((one != other).sum()) for one, other in pairs)
+    return DecodeError(
+        batch=case.sizes.batch,
+        seqlen_q=case.sizes.seqlen_q,
+        seqlen_k=case.sizes.seqlen_k,
+        heads=case.sizes.heads,
+        kv_heads=case.sizes.kv_heads,
+        lengths=case.lengths,
+        error=largest(found["out"].double() - exact),
+        torch_error=torchs,
+        allowed=2 * torchs + unit_in_last_place(largest(exact), tensors["q"].dtype),
+        lse_error=largest(off),
+        lse_allowed=LSE_TOLERANCE * max(1.0, largest(exact_lse.masked_fill(none, 0)) / 100),
+        differing=differing,
+    )
+
+
+def check(
+    plan: Plan,
+    run: Run,
+    cases: Iterable[Case],
+    *,
+    device: str,
+    progress: Say | None = None,
+) -> tuple[DecodeError, ...]:
+    """Run the kernels over cases; a line for each.
+
+    Raises VerificationError after the last of them if any broke the rule.
+    """
+    errors = (decode_error(plan, run, case, number, device) for number, case in enumerate(cases))
+    return judged(plan, errors, _line, progress, of="cases")
+
+
+def _line(error: DecodeError) -> str:
+    sizes = Sizes(error.batch, error.heads, error.kv_heads, error.seqlen_q, error.seqlen_k)
+    return (
+        f"  {sizes!s:40} {error.lengths:24} error {error.error:.2e} of {error.allowed:.2e}  lse "
+        f"{error.lse_error:.1e}  differing {error.differing}  {'ok' if error.ok else 'WRONG'}"
+    )
+
+
+def _errors(plan: Plan, binary: Binary, progress: Say | None) -> tuple[DecodeError, ...]:
+    hopper()
+    run = partial(call, plan, binary.library)
+    return check(plan, run, verification_cases(plan), device="cuda", progress=progress)
+
+
+def _simulated(plan: Plan, run: Run, progress: Say | None) -> tuple[DecodeError, ...]:
+    return check(plan, run, small_cases(plan), device="cpu", progress=progress)
+
+
+def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[DecodeSpeed, ...]:
+    group = USUAL_GROUP if plan.rows == SM90.wgmma_n_step else plan.rows
+    found = []
+    for batch, keys in ((1, 8_192), (32, 4_096)):
+        sizes = Sizes(batch, KV_HEADS * group, KV_HEADS, 1, keys)
+        found.append(timed(plan, binary.library, sizes))
+        if progress:
+            progress(f"  {found[-1]}")
+    return tuple(found)
+
+
+PROOF = Proof(_errors, _speeds, simulated=_simulated)

@@ -1,0 +1,74 @@
+"""What follows from the keys of decoding: derived defaults, slugs, rules between keys."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from fagen.arch import SM90
+from fagen.schedule import Code, SlugForm
+from fagen.vocab import DTYPES, SWIZZLES
+
+SWIZZLE = SWIZZLES[0]  # of every tile: slabs as wide as there are
+
+# with more of them a second buffer of queries takes what the ring needs, speculation and a second
+# thread block what the accumulators need
+_WIDE_ROWS = 32
+_LEAST_STAGES = 4  # K and V of a step, and of the one after it
+_MOST_STAGES = 12
+_BESIDE = 4 * SM90.smem_tile_alignment  # bytes for statistics and barriers, or more than they take
+
+SLUG = SlugForm(
+    head="dec_{dtype}_d{head_dim}[v{head_dim_v}]_{mask}_r{rows}n{block_n}",
+    codes=(
+        Code("chunks", "c"),
+        Code("stages", "s"),
+        Code("q_stages", "q"),
+        Code("speculate", words={True: "spec", False: "nospec"}),
+        Code("blocks", "b"),
+        Code("max_spill_bytes", "spill"),
+    ),
+    example="dec_fp16_d128_causal_r8n64",
+)
+
+
+def padded(head_dim: int, dtype: str) -> int:
+    """Return how many columns of shared memory a head takes: whole slabs, which M is made of."""
+    slab = SWIZZLE.bytes // DTYPES[dtype].bytes
+    return -(-head_dim // slab) * slab
+
+
+def share(blocks: int) -> int:
+    """Return the bytes of shared memory that each of so many thread blocks may take."""
+    align = SM90.smem_tile_alignment
+    each = (SM90.smem_per_sm // blocks - SM90.smem_reserved) // align * align
+    return min(each, SM90.smem_per_block)
+
+
+def _stages(keys: Mapping[str, Any], blocks: int) -> int:
+    """How many buffers fit beside the rest, but no more than are of use."""
+    element = DTYPES[keys["dtype"]].bytes
+    d, d_v = (padded(keys[key], keys["dtype"]) for key in ("head_dim", "head_dim_v"))
+    buffer = keys["block_n"] * max(d, d_v) * element
+    rest = keys["rows"] * (keys["q_stages"] * d + 2 * keys["block_n"]) * element + _BESIDE
+    return min(_MOST_STAGES, int((share(blocks) - rest) // buffer))
+
+
+DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    # V is as wide as K (head_dim)
+    "head_dim_v": lambda keys: keys["head_dim"],
+    # the next unit's queries are there before this one ends, where they are few (rows)
+    "q_stages": lambda keys: 1 if keys["rows"] > _WIDE_ROWS else 2,
+    # where registers are left for it (rows)
+    "speculate": lambda keys: keys["rows"] <= _WIDE_ROWS,
+    # two, so that one loads where the other begins or ends, if there are registers and buffers for
+    # them (head dims, rows, block_n, q_stages)
+    "blocks": lambda keys: (
+        2 if keys["rows"] <= _WIDE_ROWS and _stages(keys, 2) >= _LEAST_STAGES else 1
+    ),
+    # the same keys, and blocks
+    "stages": lambda keys: max(3, _stages(keys, keys["blocks"])),
+}
+
+
+def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (key, sentence) for each rule between keys that is broken: there is none."""
+    yield from ()

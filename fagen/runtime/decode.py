@@ -1,0 +1,151 @@
+"""attention_decode(q, k, v, …): a few queries and long caches of keys and values in, out comes out.
+
+Which kernel that is depends on dtype, head dims, mask, the rows of queries that share a KV head,
+and the number of KV heads: never on lengths, so that a call can be captured and replayed.
+"""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fagen import registry
+from fagen.errors import ScheduleError, UntunedWarning
+from fagen.kinds.decode import chunks_for, derived, rows_for
+from fagen.kinds.decode.keys import Schedule
+from fagen.runtime.arguments import name_of, refuse_head_dims, refuse_rank, word_of
+from fagen.runtime.op import Op, alone
+from fagen.runtime.ready import first_ready, refuse_tracing
+from fagen.vocab import SIXTEEN_BITS
+
+Choice = str | Path | Schedule | None
+# device, dtype, head dims, mask, rows of a tile, chunks of a sequence, a caller's own schedule
+Key = tuple[torch.device, torch.dtype, int, int, str, int, int, Choice]
+
+NOT_READY = (
+    "the kernel is not ready: call fagen.attention_decode(…) once, with such arguments and on this "
+    "device; "
+)
+
+# What has been readied in this process: with the log-sum-exp, and alone.
+_ready: dict[Key, tuple[Op, Op]] = {}
+
+
+def attention_decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    seqused_k: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+    causal: bool = True,
+    scale: float | None = None,
+    return_lse: bool = False,
+    schedule: Choice = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute softmax(scale · q kᵀ) v for a few queries of each sequence over a cache of its keys.
+
+    q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in fp16 or bf16 on one Hopper GPU, or on
+    the CPU, where the schedule is emulated; H a multiple of Hk. Any strides that are multiples of
+    16 bytes will do, with the last dimension contiguous. scale is 1/√D if left out. It is made for
+    up to 64 rows of Sq queries times H / Hk heads; more are right too, but read keys again.
+
+    A sequence's keys are those from leftpad_k to seqused_k of its cache, both (B,) in int32: 0 and
+    Sk where they are left out, and what lies outside of the cache is cut off. What k and v hold
+    elsewhere is not used, and may be no number. With `causal` query i of a sequence sees its keys
+    up to seqused_k - Sq + i: the last one sees all.
+
+    Returns out (B, Sq, H, Dv), and with return_lse also the log-sum-exp (B, H, Sq) in fp32, natural
+    logarithm: zeros and minus infinity for a row that sees no key.
+
+    Lengths are read on the device alone: a CUDA graph may be replayed with others. The bits of a
+    row depend on its own queries and its sequence's own keys and their number, not on its
+    neighbours or on where in the cache they lie (docs/decode.md).
+
+    The kernel is that of `schedule` (a file's path, a slug or a Schedule), else one by dtype, head
+    dims, mask, rows and Hk; its first use builds it. An UntunedWarning says once where it is none
+    of those in `schedules/`. Under torch.compile and CUDA graph capture such a call must have been
+    made before.
+
+    Raises ValueError for a wrong argument, a dtype or a head dim that no kernel takes, and where a
+    gradient would be needed; ScheduleError where `schedule` computes something else or cannot be
+    read; DeviceError where the GPU is no Hopper; ToolchainError and BuildError where the kernel
+    cannot be built; FagenError where it is not ready and cannot be built now.
+    """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        refuse_rank(name, tensor)
+    _, queries, heads, head_dim = q.shape
+    kv_heads = k.shape[2]
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"q has {heads} heads, which must be a multiple of k's {kv_heads}")
+    # of one query both masks are the same
+    mask = "causal" if causal or queries == 1 else "full"
+    rows = rows_for(queries * (heads // kv_heads))
+    chunks = chunks_for(kv_heads)
+    key = (q.device, q.dtype, head_dim, v.shape[3], mask, rows, chunks, schedule)
+    with_lse, without = _ready.get(key) or _make_ready(key, queries)
+    if scale is None:
+        scale = head_dim**-0.5
+    kernel = with_lse if return_lse else without
+    found: Tensor | tuple[Tensor, Tensor] = kernel(
+        q, k, v, scale, seqused_k=seqused_k, leftpad_k=leftpad_k
+    )
+    return found
+
+
+def _make_ready(key: Key, queries: int) -> tuple[Op, Op]:
+    """The long way to a kernel: choose, build, load.  Raises as attention_decode does."""
+    refuse_tracing(NOT_READY)
+    schedules = _schedules(key, queries)
+    chosen, kernel = first_ready(schedules, key[0], not_ready=NOT_READY)
+    if key[-1] is None and chosen.slug not in _committed():
+        warnings.warn(
+            f"no schedule was measured for {key[5]} rows of {name_of(key[1])}, head dims "
+            f"{key[2]} and {key[3]}, {key[4]}, {key[6]} chunks: {chosen.slug} is derived",
+            UntunedWarning,
+            stacklevel=3,
+        )
+    _ready[key] = kernel, alone(kernel)
+    return _ready[key]
+
+
+def _committed() -> set[str]:
+    return {path.stem for path in registry.schedules(Schedule.kind)}
+
+
+def _schedules(key: Key, queries: int) -> tuple[Schedule, ...]:
+    """What may be built for a call, the best first."""
+    _, dtype, head_dim, head_dim_v, mask, rows, chunks, choice = key
+    word = word_of(dtype)
+    if word not in SIXTEEN_BITS:
+        raise ValueError(
+            f"q is {name_of(dtype)}; use fp16 or bf16: q.to(torch.bfloat16), and k and v likewise, "
+            "convert it"
+        )
+    refuse_head_dims(head_dim, head_dim_v, fp8=False)
+    wanted: dict[str, Any] = {
+        "dtype": word,
+        "head_dim": head_dim,
+        "head_dim_v": head_dim_v,
+        "mask": mask,
+    }
+    if choice is None:
+        return derived(**wanted, rows=rows, chunks=chunks)
+    schedule = _read(choice)
+    said = {name: schedule.values().get(name) for name in wanted}
+    if schedule.kind != Schedule.kind or said != wanted | (
+        {"mask": said["mask"]} if queries == 1 else {}
+    ):
+        raise ScheduleError(
+            f"{schedule.slug} is not what the call asks for: decoding in {word}, head dims "
+            f"{head_dim} and {head_dim_v}, {mask}"
+        )
+    return (schedule,)
+
+
+def _read(choice: Any) -> Any:
+    if isinstance(choice, str) and not choice.endswith(".toml"):
+        return registry.from_slug(choice)
+    return registry.read(choice) if isinstance(choice, str | Path) else choice

@@ -1,0 +1,181 @@
+"""Gradients of fagen.attention on a Hopper GPU, as training asks for them."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import fagen
+from fagen.kinds.backward.reference import gradients
+from fagen.measure.inputs import cell_of, inputs
+from fagen.measure.proof import trial_of
+from fagen.problem import Sizes
+from fagen.runtime import attention as calls
+from fagen.vocab import MASKS
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::fagen.UntunedWarning")]
+
+SCALE = 128**-0.5
+REPEATED = 1_000
+IN_ORDER = [
+    "bwd_fp16_d64_causal_m128n128_det",
+    "bwd_fp16_d128_causal_m64n128_det",
+    "bwd_fp16_d256_causal_m64n64_det_dss1_intra_c2",
+    "bwd_fp16_d256_full_m64n64_det_dss1_intra_c2",
+]
+
+
+def qkv(batch: int, seqlen: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    dice = torch.Generator("cuda").manual_seed(seqlen)
+    shapes = [(batch, seqlen, heads, 128) for heads in (8, 2, 2)]
+    made = (torch.randn(shape, generator=dice, device="cuda").to(dtype) for shape in shapes)
+    return [x.requires_grad_() for x in made]
+
+
+def near_fp64(tensors: list[Tensor], dout: Tensor) -> bool:
+    given = (x.detach() for x in tensors)
+    fine = gradients(dout, *given, mask=MASKS["causal"], scale=SCALE)[2:]
+    return all(
+        float((x.grad.double() - y).abs().max()) < 0.03 * (1 + float(y.abs().max()))
+        for x, y in zip(tensors, fine, strict=True)
+        if x.grad is not None
+    )
+
+
+@pytest.mark.parametrize("slug", IN_ORDER)
+def test_gradients_in_order_have_the_same_bits_beside_another_streams_load(built_together, slug):
+    built = built_together(IN_ORDER)(slug)
+    trial = trial_of(built.plan)
+    given = trial.arguments(built.plan, *inputs(cell_of(built.plan, Sizes(2, 8, 4, 1_000, 1_100))))
+    first, again = (trial.outputs(built.plan, given) for _ in range(2))
+    trial.launch(built.plan, built.binary.library, given, first)()
+    enqueue = trial.launch(built.plan, built.binary.library, given, again)
+    beside, a = torch.cuda.Stream(), torch.randn(2_048, 2_048, device="cuda")
+    differ = torch.zeros((), device="cuda", dtype=torch.int64)
+    for run in range(REPEATED):
+        if run % 3 == 0:
+            with torch.cuda.stream(beside):
+                a = (a @ a).tanh()
+        enqueue()
+        for x, y in zip(first, again, strict=True):
+            differ += (x.view(torch.int16) != y.view(torch.int16)).sum()
+            y.zero_()
+    assert int(differ) == 0
+
+
+def test_compiled_with_open_batch_and_length_it_is_one_graph():
+    fagen.prepare(dtype="bf16", head_dim=128, causal=True, device="cuda", gradient=True)
+    graphs = []
+
+    def counted(module, examples):
+        graphs.append(module)
+        return module.forward
+
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return fagen.attention(q, k, v, causal=True).float().sum()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend=counted)
+    for batch, seqlen in ((3, 300), (4, 500), (5, 77)):  # unlike any number of heads
+        tensors = qkv(batch, seqlen)
+        compiled(*tensors).backward()
+        assert near_fp64(tensors, torch.ones_like(tensors[0]))
+    assert len(graphs) == 1
+
+
+def test_inductor_compiles_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))  # Triton's own files
+    fagen.prepare(dtype="bf16", head_dim=128, causal=True, device="cuda", gradient=True)
+    torch._dynamo.reset()
+
+    @torch.compile(fullgraph=True)
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (fagen.attention(q, k, v, causal=True).float() * 2).sum()
+
+    tensors = qkv(2, 256)
+    loss(*tensors).backward()
+    assert near_fp64(tensors, torch.full_like(tensors[0], 2))
+
+
+def test_forward_and_backward_replay_in_a_cuda_graph():
+    tensors = qkv(2, 300)
+    dout = torch.randn_like(tensors[0])
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        fagen.attention(*tensors, causal=True).backward(dout)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    for tensor in tensors:
+        tensor.grad = None
+    with torch.cuda.graph(graph):
+        fagen.attention(*tensors, causal=True).backward(dout)
+    for seed in range(3):
+        with torch.no_grad():
+            for tensor in tensors:
+                tensor.copy_(torch.randn_like(tensor) * (1 + seed))
+        graph.replay()
+        assert near_fp64(tensors, dout)
+
+
+def test_an_activation_may_be_computed_again():
+    once, again = qkv(2, 500), qkv(2, 500)
+    torch.use_deterministic_algorithms(True)
+    try:
+        fagen.attention(*once, causal=True).sum().backward()
+        checkpoint(fagen.attention, *again, causal=True, use_reentrant=False).sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(once, again, strict=True))
+
+
+def test_opcheck():
+    tensors = qkv(2, 130)
+    fagen.attention(*tensors)
+    slug = calls.picked(dtype="bf16", head_dim=128, seqlen=130, rows=2_080, device="cuda").slug
+    op = getattr(torch.ops.fagen, f"{slug}_with_grad").default
+    checked = torch.library.opcheck(op, (*tensors, SCALE))
+    assert set(checked.values()) == {"SUCCESS"}
+
+
+@pytest.fixture
+def alone(tmp_path) -> Iterator[None]:
+    """A process group of this process."""
+    torch.distributed.init_process_group(
+        "nccl", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(256, 3 * 256, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 128)).unbind(2)
+        return fagen.attention(q, k, v, causal=True).flatten(-2).float()
+
+
+@pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
+def test_a_layer_trains_under_a_wrapper_and_autocast(alone, wrap):
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    layer = Layer().cuda()
+    wrappers = {"ddp": torch.nn.parallel.DistributedDataParallel, "fsdp2": fully_shard}
+    wrapped = wrappers[wrap](layer)
+    optimizer = torch.optim.Adam(wrapped.parameters(), lr=1e-2)
+    x, wanted = (torch.randn(2, 64, 256, device="cuda") for _ in range(2))
+    losses = []
+    for _ in range(12):
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = (wrapped(x) - wanted).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.85 * losses[0]

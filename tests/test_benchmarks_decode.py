@@ -1,0 +1,62 @@
+"""benchmarks/decode.py without a GPU: its kernels, and what it writes of times that are made up."""
+
+import json
+
+import pytest
+
+from fagen import registry
+from fagen.records import DecodeSpeed
+from tests.benchmark_helpers import refused_without_a_gpu
+
+
+@pytest.fixture
+def decode(script, made_up_gpu, monkeypatch):
+    """The script, on a GPU where ours takes a microsecond for each of its rows, cuDNN 10."""
+    module = script("decode")
+
+    def timed_together(kernels, sizes):
+        megabytes = 4 * sizes.batch * sizes.seqlen_k * sizes.kv_heads * 128 / 1e6
+        peers = (10.0, None)
+        shape = sizes.batch, sizes.seqlen_q, sizes.seqlen_k, sizes.heads, sizes.kv_heads
+        return {
+            slug: DecodeSpeed(*shape, megabytes, float(plan.rows), 0.0, *peers)
+            for slug, (plan, _) in kernels.items()
+        }
+
+    monkeypatch.setattr(module, "timed_together", timed_together)
+    built = module.build
+
+    def build(schedules, *, binding):
+        kernels = built(schedules, binding=binding)
+        for _, binary in kernels.values():
+            binary.library = None
+        return kernels
+
+    monkeypatch.setattr(module, "build", build)
+    return module
+
+
+def test_every_shape_has_a_committed_kernel_and_its_variants(decode, tmp_path, capsys):
+    assert decode.main(["--out", str(tmp_path), "--with", "c32", "--with", "s4_b1"]) == 0
+    (path,) = tmp_path.glob("nvidia-h200-*-decode.json")
+    found = json.loads(path.read_text())
+    assert not {"host", "user", "path"} & set(found["about"]) and found["about"]["nvcc"]
+    slugs = {row["slug"] for row in found["rows"]}
+    committed = {path.stem for path in registry.schedules("decode")}
+    assert slugs & committed == {"dec_fp16_d128_causal_r8n64", "dec_fp16_d128_causal_r16n64"}
+    assert len(slugs) == 6 and len(found["rows"]) == 9 * 3
+    largest = max(row["megabytes"] for row in found["rows"])
+    assert largest == pytest.approx(1_074, abs=1)
+    printed = capsys.readouterr().out
+    assert "1 x 8,192 keys, 1 queries: 8.0 us, 4194 GB/s, 1.25 times as fast as cuDNN" in printed
+    assert "cuDNN" in printed and "FA2" not in printed
+
+
+def test_another_dtype_and_head_dim_have_kernels_too(decode, tmp_path):
+    assert decode.main(["--out", str(tmp_path), "--dtype", "bf16", "--head-dim", "64"]) == 0
+    (path,) = tmp_path.glob("*-decode.json")
+    assert "dec_bf16_d64_causal_r16n128" in path.read_text()
+
+
+def test_it_needs_a_gpu(script, tmp_path, capsys):
+    assert refused_without_a_gpu(script("decode"), tmp_path / "out", capsys)

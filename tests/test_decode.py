@@ -1,0 +1,166 @@
+"""Decoding, emulated: against fp64, at its edges, and bit for bit alone."""
+
+import math
+
+import pytest
+import torch
+
+from fagen.arch import SM90
+from fagen.errors import VerificationError
+from fagen.kinds.decode.emulate import compute
+from fagen.kinds.decode.proof import Case, check, inputs, outputs, verification_cases
+from fagen.kinds.decode.reference import attend, spans
+from fagen.problem import Sizes
+from tests.decode_helpers import SPREAD, emulated, planned
+
+FIRST = planned(SPREAD[0])
+
+
+@pytest.mark.parametrize("slug", SPREAD)
+def test_it_is_near_fp64_and_uses_nothing_outside_of_a_sequence(slug):
+    plan = planned(slug)
+    cases = [case for case in verification_cases(plan) if case.sizes.seqlen_k < 8_000]
+    errors = check(plan, emulated(plan), cases, device="cpu")
+    assert {error.heads // error.kv_heads for error in errors} >= {1, 3, 5, 6, 7, 8, 12, 16, 32}
+    assert {error.seqlen_q for error in errors} >= {1, 2, 3, 4, 9, 16}
+
+
+def test_a_wrong_output_and_one_that_depends_on_others_are_found():
+    def wrong(**given):
+        emulated(FIRST)(**given)
+        given["out"][0, 0, 0, 0] += 0.01
+
+    def not_alone(**given):
+        emulated(FIRST)(**given)
+        given["out"] *= 1 + 2**-9 * (len(given["q"]) > 1)
+
+    case = Case(Sizes(2, 4, 2, 1, 90), (90, 70))
+    for kernel, said in ((wrong, "error"), (not_alone, r"differing \d{2,}")):
+        with pytest.raises(VerificationError, match=said):
+            check(FIRST, kernel, [case], device="cpu")
+    assert check(FIRST, emulated(FIRST), [case], device="cpu")[0].differing == 0
+
+
+def test_keys_outside_of_a_sequence_are_no_numbers_in_these_cases():
+    given = inputs(FIRST, Case(Sizes(2, 2, 1, 1, 50), (40, 50), (0, 3)), seed=0, device="cpu")
+    for x in (given["k"], given["v"]):
+        assert x[0, 40:].isnan().all() and x[1, :3].isnan().all()
+        assert not x[0, :40].isnan().any() and not x[1, 3:].isnan().any()
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 1_023, 1_024, 1_025, 8_192, 8_193, 131_072])
+def test_a_chunk_is_whole_blocks_and_there_are_no_more_than_asked_for(length):
+    for plan in map(planned, SPREAD):
+        keys = plan.chunk_keys(length)
+        assert keys % plan.block_n == 0 and keys > 0
+        assert -(-length // keys) <= plan.chunks
+        # one block less to a chunk would make too many
+        fewer = keys - plan.block_n
+        assert not fewer or -(-length // fewer) > plan.chunks
+
+
+def test_from_a_thousand_keys_on_there_are_sixteen_chunks_of_a_power_of_two():
+    for length in (1_024, 2_048, 8_192, 131_072):
+        assert FIRST.chunk_keys(length) == length // 16
+
+
+def busiest(plan, kv_heads, lengths, per_sm=2):
+    """The keys of the multiprocessor that has most, over what each would have at best.
+
+    Blocks take units in turns, and neighbours in number are on different multiprocessors.
+    """
+    units = [
+        min(plan.chunk_keys(length), length - first)
+        for length in lengths
+        for first in range(0, length, plan.chunk_keys(length) or 1)
+        for _ in range(kv_heads)
+    ]
+    loads = [0] * SM90.sm_count
+    slots = min(len(units), per_sm * SM90.sm_count)
+    for number, keys in enumerate(units):
+        loads[number % slots % SM90.sm_count] += keys
+    return max(loads) / max(sum(units) / SM90.sm_count, max(units))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most"),
+    [
+        ([1_024], 1.0),
+        ([8_192], 1.0),
+        ([131_072], 1.0),
+        ([8_192] * 8, 1.04),
+        ([4_096] * 32, 1.04),
+        ([2_048] * 128, 1.04),
+        ([131_072, *[1_024] * 31], 1.07),  # a long one among short ones
+        ([131_072, *[1_024] * 31][::-1], 1.07),
+        ([1_000 + 517 * i for i in range(64)], 1.05),
+        ([(7_919 * i) % 32_768 for i in range(256)], 1.05),
+    ],
+)
+def test_multiprocessors_have_about_as_many_keys_each_whatever_the_lengths(lengths, most):
+    assert busiest(FIRST, 8, lengths) <= most
+
+
+def test_it_does_not_matter_where_in_the_cache_keys_lie():
+    given = inputs(FIRST, Case(Sizes(1, 4, 2, 2, 300)), seed=3, device="cpu")
+    out, lse = compute(FIRST, **given)
+    moved = {**given}
+    for name in ("k", "v"):
+        wide = torch.full((1, 500, *given[name].shape[2:]), math.nan, dtype=given[name].dtype)
+        wide[:, 77:377] = given[name]
+        moved[name] = wide
+    moved["seqused_k"] = torch.tensor([377], dtype=torch.int32)
+    moved["leftpad_k"] = torch.tensor([77], dtype=torch.int32)
+    for one, other in zip(compute(FIRST, **moved), (out, lse), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_each_query_has_the_bits_that_it_has_alone():
+    """With the keys that it sees: a mask takes away what is not there."""
+    given = inputs(FIRST, Case(Sizes(1, 4, 2, 1, 64)), seed=5, device="cpu")
+    more = {**given, "q": torch.cat((torch.randn_like(given["q"]), given["q"]), 1)}
+    out, lse = compute(FIRST, **given)
+    both, lses = compute(FIRST, **more)
+    assert torch.equal(both[:, 1:], out) and torch.equal(lses[..., 1:], lse)
+
+
+def test_lengths_are_cut_off_where_the_cache_ends():
+    k = torch.empty(4, 10, 1, 1)
+    used = torch.tensor([12, -3, 7, 10], dtype=torch.int32)
+    pads = torch.tensor([-1, 0, 9, 4], dtype=torch.int32)
+    assert list(spans(k, used, pads)) == [(0, 10), (0, 0), (0, 0), (4, 10)]
+    assert list(spans(k, None, None)) == [(0, 10)] * 4
+
+
+def test_without_keys_there_are_zeros_and_minus_infinity():
+    given = inputs(FIRST, Case(Sizes(3, 4, 2, 5, 20), (0, 20, 3)), seed=0, device="cpu")
+    out, lse = compute(FIRST, **given)
+    assert torch.equal(out[0], torch.zeros_like(out[0])) and torch.all(lse[0] == -math.inf)
+    # of five queries over three keys the first two see none
+    assert torch.all(lse[2, :, :2] == -math.inf) and torch.all(out[2, :2] == 0)
+    assert torch.isfinite(lse[2, :, 2:]).all() and torch.isfinite(lse[1]).all()
+
+
+def test_one_key_far_above_the_others_takes_all_weight_wherever_it_is():
+    given = inputs(FIRST, Case(Sizes(1, 1, 1, 1, 700)), seed=1, device="cpu")
+    for key in (0, 63, 64, 350, 699):
+        k = given["k"].clone()
+        k[0, key, 0] = given["q"][0, 0, 0] * 30
+        out, lse = compute(FIRST, **{**given, "k": k})
+        assert torch.equal(out[0, 0, 0], given["v"][0, key, 0])
+        right = attend(given["q"], k, given["v"], mask=FIRST.mask, scale=given["scale"])
+        assert torch.allclose(lse.double(), right[1], rtol=1e-5)
+
+
+def test_scores_of_any_size_keep_their_accuracy():
+    """Common offsets of ten thousand, and scores that rise from key to key."""
+    for case in (
+        Case(Sizes(1, 2, 1, 1, 900), rises=True, sigma=100.0),
+        Case(Sizes(1, 2, 1, 3, 900), sigma=50.0),
+    ):
+        check(FIRST, emulated(FIRST), [case], device="cpu")
+
+
+def test_outputs_are_full_of_what_is_no_number():
+    given = inputs(FIRST, Case(Sizes(2, 4, 2, 3, 5)), seed=0, device="cpu")
+    assert all(one.isnan().all() for one in outputs(given).values())

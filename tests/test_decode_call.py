@@ -1,0 +1,176 @@
+"""fagen.attention_decode on CPU tensors: what it takes, gives and refuses; that torch traces it."""
+
+import math
+import warnings
+
+import pytest
+import torch
+
+import fagen
+from fagen.errors import ScheduleError, UntunedWarning
+from fagen.kinds.decode.reference import attend
+from fagen.runtime import decode
+from fagen.runtime.op import emulated
+from fagen.vocab import MASKS
+from tests.tensors import normal
+
+HALF = torch.float16
+
+
+@pytest.fixture(autouse=True)
+def nothing_ready(monkeypatch):
+    monkeypatch.setattr(decode, "_ready", {})
+
+
+def tensors(batch=2, queries=1, heads=8, kv_heads=8, keys=70, head_dim=64, head_dim_v=64):
+    q = normal(batch, queries, heads, head_dim, dtype=HALF)
+    k = normal(batch, keys, kv_heads, head_dim, seed=1, dtype=HALF)
+    v = normal(batch, keys, kv_heads, head_dim_v, seed=2, dtype=HALF)
+    return q, k, v
+
+
+def ints(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("queries", "heads", "kv_heads", "head_dim", "head_dim_v"),
+    [(1, 32, 8, 64, 64), (3, 16, 8, 128, 128), (2, 7, 1, 192, 128), (1, 40, 1, 96, 96)],
+)
+@pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning")
+def test_it_is_attention_over_each_sequences_own_keys(
+    queries, heads, kv_heads, head_dim, head_dim_v, causal
+):
+    q, k, v = tensors(2, queries, heads, kv_heads, 70, head_dim, head_dim_v)
+    lengths = dict(seqused_k=ints(70, 33), leftpad_k=ints(2, 0))
+    out, lse = fagen.attention_decode(q, k, v, **lengths, causal=causal, return_lse=True)
+    mask = MASKS["causal" if causal else "full"]
+    right, right_lse = attend(q, k, v, mask=mask, scale=head_dim**-0.5, **lengths)
+    assert out.dtype == q.dtype and (out.double() - right).abs().max() < 2e-3
+    assert torch.allclose(lse.double(), right_lse, atol=1e-3)
+
+
+def test_without_lengths_all_keys_count_and_without_the_lse_there_is_one_result():
+    q, k, v = tensors()
+    alone = fagen.attention_decode(q, k, v)
+    out, _ = fagen.attention_decode(q, k, v, seqused_k=ints(70, 70), return_lse=True)
+    assert torch.equal(alone, out)
+    assert torch.equal(alone, fagen.attention_decode(q, k, v, causal=False))
+    assert torch.equal(alone, fagen.attention_decode(q, k, v, scale=64**-0.5))
+
+
+def test_strides_are_free():
+    q, k, v = tensors()
+    caches = torch.stack((k, v), 2)  # as many engines keep them
+    permuted = caches[:, :, 0].transpose(1, 2).contiguous().transpose(1, 2)
+    assert torch.equal(
+        fagen.attention_decode(q, caches[:, :, 0], caches[:, :, 1]),
+        fagen.attention_decode(q, permuted, v),
+    )
+
+
+@pytest.mark.parametrize("shape", [(0, 1, 8, 8, 70), (2, 0, 8, 8, 70), (2, 1, 8, 8, 0)])
+def test_of_nothing_there_is_nothing_or_zeros(shape):
+    batch, queries, heads, kv_heads, keys = shape
+    out, lse = fagen.attention_decode(
+        *tensors(batch, queries, heads, kv_heads, keys), return_lse=True
+    )
+    assert torch.equal(out, torch.zeros(batch, queries, heads, 64, dtype=HALF))
+    assert torch.equal(lse, torch.full((batch, heads, queries), -math.inf))
+
+
+def test_which_kernel_it_is_depends_on_rows_and_kv_heads_and_not_on_lengths():
+    def slugs(**sizes):
+        decode._ready.clear()
+        fagen.attention_decode(*tensors(**sizes))
+        ((*_, mask, rows, chunks, _),) = decode._ready
+        return mask, rows, chunks
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UntunedWarning)
+        assert slugs() == ("causal", 8, 16)
+        assert slugs(batch=1, keys=7) == slugs(batch=5, keys=200) == ("causal", 8, 16)
+        assert slugs(queries=2, heads=40) == ("causal", 16, 16)
+        assert slugs(queries=4, heads=64) == ("causal", 32, 16)
+        assert slugs(queries=16, heads=64) == ("causal", 64, 16)
+        assert slugs(heads=8, kv_heads=4) == ("causal", 8, 32)
+        assert slugs(heads=8, kv_heads=1) == ("causal", 8, 64)
+
+
+def test_a_schedule_that_nobody_measured_is_said_once():
+    q, k, v = tensors(heads=4, kv_heads=4)
+    with pytest.warns(UntunedWarning, match="dec_fp16_d64_causal_r8n128_c32 is derived"):
+        fagen.attention_decode(q, k, v)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fagen.attention_decode(q, k, v)
+        fagen.attention_decode(*tensors())  # this one is committed
+
+
+def test_a_caller_may_choose_the_schedule():
+    q, k, v = tensors()
+    usual = fagen.attention_decode(q, k, v)
+    chosen = fagen.attention_decode(q, k, v, schedule="dec_fp16_d64_full_r24n64_c5")
+    assert (chosen - usual).abs().max() < 2e-3
+    with pytest.raises(ScheduleError, match="is not what the call asks for"):
+        fagen.attention_decode(q, k, v, schedule="dec_bf16_d64_causal_r8n64")
+    with pytest.raises(ScheduleError, match="is not what the call asks for"):
+        fagen.attention_decode(q, k, v, schedule="fwd_fp16_d64_causal_m128n128")
+    q, k, v = tensors(queries=2)
+    with pytest.raises(ScheduleError, match="is not what the call asks for"):
+        fagen.attention_decode(q, k, v, schedule="dec_fp16_d64_full_r8n64")
+
+
+Q, K, V = tensors()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (dict(q=Q[0]), "q has 3 dimensions"),
+        (dict(k=K.float()), "k is not float16"),
+        (dict(q=Q.float(), k=K.float(), v=V.float()), "q is float32; use fp16 or bf16"),
+        (dict(q=Q[:, :, :5]), "q has 5 heads, which must be a multiple of k's 8"),
+        (dict(v=V[:, :60]), r"v has shape .*seqlen_k = 70"),
+        (dict(v=V[:, :, :4]), r"v has shape .*kv_heads = 8"),
+        (dict(q=Q[..., :20], k=K[..., :20]), "q and k have head_dim 20"),
+        (dict(seqused_k=torch.tensor([70, 70])), "seqused_k is not int32"),
+        (dict(seqused_k=ints(70)), r"seqused_k has shape \(1\); it must be \(batch = 2\)"),
+        (dict(leftpad_k=ints(1, 2, 3)), r"leftpad_k has shape"),
+        (dict(scale=0.0), "scale is 0; it must be finite and above 0"),
+        (dict(q=Q.clone().requires_grad_()), "requires a gradient, and decoding has none"),
+    ],
+)
+def test_a_wrong_argument_is_named(changes, said):
+    given = {"q": Q, "k": K, "v": V, **changes}
+    with pytest.raises(ValueError, match=said):
+        fagen.attention_decode(given.pop("q"), given.pop("k"), given.pop("v"), **given)
+
+
+def test_torch_traces_it_whole():
+    q, k, v = tensors()
+    used = ints(70, 12)
+
+    def call(q, k, v, used):
+        return fagen.attention_decode(q, k, v, seqused_k=used, return_lse=True)
+
+    right = call(q, k, v, used)
+    found = torch.compile(call, fullgraph=True, backend="aot_eager")(q, k, v, used)
+    assert all(map(torch.equal, found, right))
+
+
+def test_a_kernel_that_is_not_ready_cannot_be_traced():
+    q, k, v = tensors()
+    with pytest.raises(Exception, match=r"call fagen\.attention_decode\(…\) once"):
+        torch.compile(lambda: fagen.attention_decode(q, k, v), fullgraph=True, backend="eager")()
+
+
+@pytest.mark.parametrize("lengths", [{}, {"seqused_k": ints(70, 12), "leftpad_k": ints(0, 3)}])
+def test_the_op_is_what_torch_asks_of_one(lengths):
+    torch.library.opcheck(
+        emulated("dec_fp16_d64_causal_r8n128"),
+        (*tensors(), 0.125),
+        lengths,
+        test_utils=("test_schema", "test_faketensor"),
+    )

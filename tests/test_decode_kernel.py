@@ -1,0 +1,125 @@
+"""The kernels of decoding: their own text on the simulated GPU, and their compiler."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fagen import registry, simulator
+from fagen.build import build
+from fagen.errors import DeviceError
+from fagen.kinds.decode.plan import Plan
+from fagen.kinds.decode.proof import Case, check, inputs, outputs, small_cases
+from fagen.problem import Sizes
+from fagen.render import render
+from tests.decode_helpers import SPREAD, planned
+from tests.test_masks import FUTURE, WINDOW
+
+COMMITTED = tuple(path.stem for path in registry.schedules("decode"))
+FIRST = SPREAD[0]
+OFTEN = SPREAD[:4]
+# two steps of a chunk, the second with larger scores, and a last block that is not full
+RISING = Case(Sizes(2, 8, 2, 1, 64 * 17), (64 * 17, 64 * 16 + 5), rises=True, sigma=6.0)
+
+
+def some() -> list[object]:
+    slugs = dict.fromkeys((*SPREAD, *COMMITTED))
+    long = pytest.mark.long
+    return [slug if slug in OFTEN else pytest.param(slug, marks=long) for slug in slugs]
+
+
+def ran(plan: Plan, library: Path, case: Case, seed: int = 0) -> dict[str, Tensor]:
+    """What the kernels make of a case."""
+    given = inputs(plan, case, 0, "cpu")
+    found = outputs(given)
+    simulator.call(plan, library, seed=seed, **given, **found)
+    return found
+
+
+def built(plan: Plan, folder: Path) -> Path:
+    return simulator.build(render(plan).kernel, folder)
+
+
+@pytest.mark.parametrize("slug", some())
+def test_the_kernels_are_right_whatever_happens_when(slug):
+    plan = planned(slug)
+    assert simulator.check(plan, render(plan).kernel, seeds=1) == len(small_cases(plan))
+
+
+@pytest.mark.parametrize("mask", [WINDOW, FUTURE], ids=lambda mask: str(mask.name))
+def test_a_mask_is_a_row_of_a_table(mask, tmp_path):
+    plan = planned("dec_fp16_d64_causal_r8n64_c2")
+    plan = replace(plan, slug=plan.slug.replace("causal", mask.name), mask=mask)
+    library = built(plan, tmp_path)
+
+    def run(**given):
+        simulator.call(plan, library, **given)
+
+    cases = [Case(Sizes(2, 4, 2, 3, 200), (200, 70)), Case(Sizes(1, 2, 2, 9, 5))]
+    check(plan, run, cases, device="cpu")
+
+
+def test_bits_are_the_same_whatever_happens_when_and_in_tiles_of_any_rows(tmp_path):
+    """A row has the bits of its own scores: not of those beside it in a tile, nor of its place."""
+    case = Case(Sizes(2, 8, 2, 3, 64 * 17), (64 * 17, 700), sigma=6.0)
+    first = None
+    for slug in (FIRST, "dec_fp16_d128_causal_r16n64_nospec", "dec_fp16_d128_causal_r24n64_q1_b1"):
+        plan = planned(slug)
+        library = built(plan, tmp_path)
+        for seed in (0, 5):
+            found = ran(plan, library, case, seed)
+            first = first or found
+            assert all(torch.equal(found[name], first[name]) for name in first), (slug, seed)
+
+
+_MEET = "    meet();\n#pragma unroll\n    for (int j = 0; j < kRows / 4; ++j) {\n      "
+# what is there, and what is left of it: a number is wrong then, or nobody can go on
+FAULTS = {
+    "K or V is not waited for": ("shared.full[tile.stage].wait(tile.phase);", ""),
+    "nor are the queries": ("shared.q_full[q.stage].wait(q.phase);", ""),
+    "a buffer is filled before it has been read": (
+        "shared.empty[tile.stage].wait(tile.phase ^ 1);",
+        "",
+    ),
+    "so are those of queries": ("shared.q_empty[q.stage].wait(q.phase ^ 1);", ""),
+    "S is read before it is there": ("wgmma_wait<0>();\n#pragma unroll", "#pragma unroll"),
+    "V behind the end stays what it was": ("      clear_values(", "      if (false) clear_values("),
+    "no reference is outgrown": ("meet_and_vote(outgrown(s))", "meet_and_vote(false)"),
+    "maxima are read too early": (f"{_MEET}float maximum", f"{_MEET[12:]}float maximum"),
+    "sums are read too early": (f"{_MEET}const int row", f"{_MEET[12:]}const int row"),
+    "what was summed does not follow the reference": ("sum[j] *= factor;", ""),
+}
+QUICK = ("nor are the queries", "V behind the end stays what it was", "no reference is outgrown")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in FAULTS],
+)
+def test_each_wait_and_each_care_is_needed(name, tmp_path):
+    plan = planned(FIRST)
+    kernel, (right, left) = render(plan).kernel, FAULTS[name]
+    assert right in kernel, "the kernel has changed: say it here too"
+    library = simulator.build(kernel.replace(right, left), tmp_path)
+    healthy = ran(plan, built(plan, tmp_path), RISING)
+    for seed in range(12):
+        try:
+            found = ran(plan, library, RISING, seed)
+        except DeviceError:
+            return
+        if not all(torch.equal(found[key], healthy[key]) for key in healthy):
+            return
+    pytest.fail("nothing showed")
+
+
+@pytest.mark.parametrize(
+    "slug",
+    ["dec_fp16_d128_causal_r32n64", pytest.param(SPREAD[-1], marks=pytest.mark.long)],
+)
+def test_a_kernel_compiles_as_its_plan_says(slug):
+    """Of so many rows the first kernel is the one that takes most registers."""
+    plan = planned(slug)
+    binary = build(render(plan), plan, binding=False)
+    assert abs(binary.report.registers - plan.modelled_registers) <= 16

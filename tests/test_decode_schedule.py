@@ -1,0 +1,163 @@
+"""A schedule of decoding: its keys and slug, what is refused, and what its Plan works out."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fagen import registry
+from fagen.arch import SM90
+from fagen.errors import OverBudget, ScheduleError
+from fagen.kinds.decode.defaults import ROWS, chunks_for, derived, rows_for
+from fagen.kinds.decode.keys import Schedule
+from fagen.kinds.decode.rules import share
+from fagen.render import kernel_text
+from fagen.vocab import MASKS, SIXTEEN_BITS
+from tests.decode_helpers import SPREAD, planned
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    """Draw a schedule that keeps the rules, whether or not it fits."""
+    some = {
+        "head_dim_v": draw(st.integers(2, 32)) * 8,
+        "chunks": draw(st.integers(1, 128)),
+        "stages": draw(st.integers(3, 24)),
+        "q_stages": draw(st.integers(1, 2)),
+        "speculate": draw(st.booleans()),
+        "blocks": draw(st.integers(1, 4)),
+    }
+    said = draw(st.sets(st.sampled_from(sorted(some))))
+    return Schedule.make(
+        dtype=draw(st.sampled_from(sorted(SIXTEEN_BITS))),
+        head_dim=draw(st.integers(2, 32)) * 8,
+        mask=draw(st.sampled_from(sorted(MASKS))),
+        rows=draw(st.integers(1, 8)) * 8,
+        block_n=draw(st.sampled_from([64, 128])),
+        **{key: some[key] for key in said},
+    )
+
+
+@pytest.mark.parametrize("slug", SPREAD)
+def test_a_slug_reads_back(slug):
+    assert Schedule.from_slug(slug).slug == slug
+
+
+@pytest.mark.parametrize("path", registry.schedules("decode"), ids=lambda path: path.stem)
+def test_a_committed_schedule_is_called_by_its_slug_and_leaves_its_defaults(path):
+    schedule = registry.read(path)
+    assert schedule.slug == path.stem
+    assert set(schedule.settings()) == Schedule.keys.required
+    assert registry.plan(schedule).kind == "decode"
+
+
+def test_what_is_derived_is_what_is_committed():
+    committed = {path.stem for path in registry.schedules("decode")}
+    made = {
+        derived(
+            dtype=dtype, head_dim=d, head_dim_v=d, mask="causal", rows=rows, chunks=chunks_for(8)
+        )[0].slug
+        for dtype in SIXTEEN_BITS
+        for d in (64, 128, 256)
+        for rows in ROWS
+    }
+    assert made == committed
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.integers(2, 32),
+    st.integers(2, 32),
+    st.integers(1, 200),
+    st.integers(1, 128),
+    st.sampled_from(sorted(SIXTEEN_BITS)),
+    st.sampled_from(sorted(MASKS)),
+)
+def test_any_problem_has_a_kernel_that_fits(d, d_v, rows, kv_heads, dtype, mask):
+    found = derived(
+        dtype=dtype,
+        head_dim=8 * d,
+        head_dim_v=8 * d_v,
+        mask=mask,
+        rows=rows,
+        chunks=chunks_for(kv_heads),
+    )
+    assert found and found[-1].tile.rows == 8
+    assert found[0].tile.rows <= rows_for(rows)
+
+
+def test_rows_and_chunks_that_kernels_are_made_for():
+    assert [rows_for(n) for n in (1, 8, 9, 16, 17, 33, 64, 65, 500)] == [
+        *(8, 8, 16, 16, 32, 64, 64, 64, 64)
+    ]
+    assert [chunks_for(n) for n in (1, 2, 3, 4, 7, 8, 32)] == [64, 64, 64, 32, 32, 16, 16]
+
+
+def test_all_faults_are_said_at_once_each_with_its_line():
+    text = (
+        '[decode]\ndtype = "e4m3"\nhead_dim = 100\nmask = "causal"\n[tile]\nrows = 12\n'
+        "block_n = 96\n[split]\nchunks = 0\n"
+    )
+    with pytest.raises(ScheduleError) as refused:
+        registry.parse(text, "mine.toml")
+    said = [line.split(":")[1] for line in str(refused.value).splitlines()]
+    assert said == ["2", "3", "6", "7", "9"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said", "fits"),
+    [
+        (dict(rows=8, stages=8), r"131,072 .*\n(.*\n)*.* > 115,712", "stages = 6"),
+        (dict(rows=8, blocks=3, stages=6), "> 76,800", "stages = 4"),
+        (dict(rows=64, head_dim=256), r"sum +276 +> 255", "rows = 56"),
+        (dict(rows=64, blocks=2), "> 168", "rows = 40"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_fits(keys, said, fits):
+    base = dict(dtype="fp16", head_dim=128, mask="causal", block_n=64)
+    schedule = Schedule.make(**base | keys)
+    with pytest.raises(OverBudget, match=said) as refused:
+        registry.plan(schedule)
+    assert fits in str(refused.value)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(schedules())
+def test_a_plan_fits_and_its_text_renders(schedule):
+    assert Schedule.from_slug(schedule.slug) == schedule
+    try:
+        plan = registry.plan(schedule)
+    except OverBudget as refused:
+        assert "fits with" in str(refused) or "nothing near it fits" in str(refused)
+        return
+    assert plan.shared_bytes <= share(plan.blocks) <= SM90.smem_per_block
+    assert (plan.shared_bytes + SM90.smem_reserved) * plan.blocks <= SM90.smem_per_sm
+    warps = plan.blocks * plan.threads // SM90.warp_threads
+    assert SM90.warps_resident(plan.registers.limit) >= warps
+    assert plan.registers.total <= plan.registers.limit == plan.launch_registers
+    assert plan.merge_lanes * 2 >= plan.head_dim_v and plan.merge_threads % plan.merge_lanes == 0
+    assert plan.merge_lanes % plan.merge_window == 0
+    assert plan.slug in kernel_text(plan)
+
+
+@pytest.mark.parametrize("slug", SPREAD)
+def test_enough_bytes_are_under_way_to_cover_the_memorys_latency(slug):
+    # 4.6 TB/s for a microsecond, of which a multiprocessor has its share
+    assert planned(slug).bytes_in_flight >= 4.6e12 * 1e-6 / SM90.sm_count
+
+
+def test_what_a_call_launches():
+    plan = planned(SPREAD[0])
+    decode, merge = plan.launches.kernels
+    sizes = dict(batch=3, heads=32, kv_heads=8, seqlen_q=2, seqlen_k=1_000)
+    assert plan.launches.workspace.at(sizes) == 3 * 32 * 2 * 16 * (128 + 1) * 4
+    assert not plan.launches.zeroed and decode.overlaps and merge.overlaps
+    assert decode.grid.x.at(sizes) == 3 * 32 * 2 * 16
+    assert str(decode.grid).startswith("(min(seqlen_q · heads · batch · 16, 2 · multiprocessors)")
+    assert merge.grid.x.at(sizes) == 3 * 32 * 2 / 2
+    assert merge.threads == 128 and decode.threads == 160
+
+
+def test_registers_are_dealt_to_schedulers():
+    assert [SM90.registers_of_warps(warps) for warps in (4, 5, 8, 10, 12, 13, 64)] == [
+        *(255, 255, 255, 168, 168, 128, 32)
+    ]
