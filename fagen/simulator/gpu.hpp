@@ -988,10 +988,6 @@ T __shfl_sync(unsigned, T value, int from) {
   return sim::from_lane<T>(sim::meet(sim::as_shown(value)), from);
 }
 template <class T>
-T __shfl_up_sync(unsigned, T value, int distance) {
-  return sim::from_lane<T>(sim::meet(sim::as_shown(value)), sim::lane() < distance ? sim::lane() : sim::lane() - distance);
-}
-template <class T>
 T __shfl_xor_sync(unsigned, T value, int other) {
   return sim::from_lane<T>(sim::meet(sim::as_shown(value)), sim::lane() ^ other);
 }
