@@ -16,7 +16,8 @@ class ShapeError:
     """The largest errors at one shape against fp64: ours, torch's, and what ours may be.
 
     Of an e4m3 kernel errors of the output are root mean squares, and in torch's place stands the
-    emulated schedule on the same bytes, of whose error ours may be 1.15 times.
+    emulated schedule on the same bytes, of whose error ours may be 1.15 times. Where sequences have
+    lengths of their own, both are those of all of them together.
 
     An error that is not a number means that the kernel left or computed something that is not.
     """

@@ -22,6 +22,7 @@ from fagen.problem import Problem
 from fagen.render import render
 from fagen.runtime.c_interface import arguments, library_at
 from fagen.runtime.checks import checked
+from fagen.vendor import FORMATS
 from fagen.vendor.contents import folder_of
 from fagen.vendor.manifest import Manifest
 
@@ -159,7 +160,15 @@ def test_what_cannot_go_with_varlen_is_said(keys: dict[str, Any], said: str) -> 
         Schedule.make(**usual | {"lengths": "varlen"} | keys)
 
 
-def test_folders_refuse_them_in_words() -> None:
-    manifest = Manifest("demo", (("packed", registry.from_slug(COMMITTED[0])),))
-    with pytest.raises(ScheduleError, match="varlen kernels have a call of their own, which fold"):
-        folder_of(manifest)
+def test_a_folder_has_them_beside_others_by_their_own_names() -> None:
+    slugs = (COMMITTED[0], "fwd_fp16_d128_causal_m128n128", "comb_fp32_d128_obf16_packed")
+    manifest = Manifest("demo", tuple(("", registry.from_slug(slug)) for slug in slugs))
+    folder = folder_of(manifest)
+    assert [group.name for group in folder.groups] == ["forward varlen", "forward", "combine"]
+    # the dispatcher takes the other struct: it knows the other kernel alone
+    assert [kernel.slug for kernel in folder.dispatched.kernels] == [slugs[1]]
+    assert {row.kernel for row in folder.table.rows} <= {0, -1}
+    assert COMMITTED[0] not in folder.gradients  # no kernel computes them
+    header = FORMATS["source"](folder)["include/demo.h"]
+    assert "struct FagenForwardVarlenArgs {" in header and "struct FagenForwardArgs {" in header
+    assert f"int fagen_{COMMITTED[0]}(const struct FagenForwardVarlenArgs* args" in header

@@ -78,6 +78,40 @@ static int computed(const FagenForwardArgs* a) {
   return 0;
 }
 """
+VARLEN = """
+static int computed(const FagenForwardVarlenArgs* a) {
+  auto q = (const E*)a->q, k = (const E*)a->k, v = (const E*)a->v;
+  auto at_q = (const int32_t*)a->cu_seqlens_q, at_k = (const int32_t*)a->cu_seqlens_k;
+  auto used = (const int32_t*)a->seqused_k;
+  for (int b = 0; b + 1 < a->offsets; b++) for (int h = 0; h < a->heads; h++) {
+    const int queries = at_q[b + 1] - at_q[b], keys = used ? used[b] : at_k[b + 1] - at_k[b];
+    const int64_t g = h / (a->heads / a->kv_heads);
+    for (int i = 0; i < queries; i++) {
+      const int row = at_q[b] + i;
+      std::vector<float> o(%(dv)d);
+      float sum = 0;
+      for (int j = 0; j < keys; j++) {
+        if (CAUSAL && j > i + keys - queries) continue;
+        float s = 0;
+        for (int d = 0; d < %(d)d; d++)
+          s += float(q[row * a->q_stride_seq + h * a->q_stride_head + d]) *
+               float(k[(at_k[b] + j) * a->k_stride_seq + g * a->k_stride_head + d]);
+        const float p = std::exp(s * a->scale);
+        sum += p;
+        for (int d = 0; d < %(dv)d; d++)
+          o[d] += p * float(v[(at_k[b] + j) * a->v_stride_seq + g * a->v_stride_head + d]);
+      }
+      for (int d = 0; d < %(dv)d; d++)
+        ((O*)a->out)[row * a->out_stride_seq + h * a->out_stride_head + d] =
+            O((sum ? o[d] / sum : 0) + (row == WRONG ? 0.5f : 0));
+      if (a->lse)
+        ((float*)a->lse)[h * a->lse_stride_head + row] =
+            std::log(sum) + (row == WRONG_LAST ? 0.1f : 0);
+    }
+  }
+  return 0;
+}
+"""
 DECODE = """
 static int computed(const FagenDecodeArgs* a) {
   auto q = (const E*)a->q, k = (const E*)a->k, v = (const E*)a->v;
@@ -300,7 +334,8 @@ def kernel(slug: str) -> str:
     includes = ["demo.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "cmath", "vector"]
     lines = [f"#include <{name}>" for name in includes]
     bodies = {"q": ATTENTION, "outs": COMBINE, "x": QUANTIZE, "dout": BACKWARD}
-    body = DECODE if plan.kind == "decode" else bodies[plan.signature.leader.name]
+    body = bodies[plan.signature.leader.name]
+    body = {"decode": DECODE, "varlen": VARLEN}.get(plan.signature.form or plan.kind, body)
     return "\n".join(lines) + "\n" + head + body % said + FUNCTIONS % said
 
 
@@ -312,6 +347,7 @@ def kernel(slug: str) -> str:
         "fwd_e4m3_d64_full_m256n64_s3",
         "fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock",
         "fwd_e4m3_d128_full_m128n128_vrows_sblock",
+        "fwd_fp16_d64_causal_m64n64_varlen",
         "comb_fp16_d64",
         "comb_fp32_d128_obf16_packed",
         "quant_fp16_d128_rot_shead",

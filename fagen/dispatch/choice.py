@@ -209,7 +209,8 @@ def _usual(problem: Problem) -> Candidates:
         layout, rows = problem.v_layout or V_LAYOUTS[0], problem.scale_rows or 0
         any_out = replace(any_out, v_layout=layout, scale_rows=rows)
     derive = kind(problem.kind).derive
-    found = tuple(derive(any_out)) if derive else ()
+    # of gradients only some are derived
+    found = tuple(s for s in derive(any_out) if solves(s, any_out)) if derive else ()
     if not found:
         raise ScheduleError(f"no kernel computes {problem}")
     return Candidates(

@@ -239,6 +239,7 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
             scale_rows=table.get("scale_rows", 0),
             kind=computed.kind,
             deterministic=computed.deterministic,
+            lengths=computed.lengths,
         ),
         least=table.get("from", 0),
         most=table.get("to", math.inf),

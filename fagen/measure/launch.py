@@ -27,6 +27,7 @@ from fagen.problem import Cell, Problem, Sizes
 from fagen.runtime import op
 from fagen.runtime.arguments import dtype_of
 from fagen.runtime.attention import attention
+from fagen.runtime.varlen import attention_varlen
 from fagen.vocab import PASSES
 
 SMALL = Sizes(1, 1, 1, 64, 64)  # one tile: the GPU is done before the host asks again
@@ -83,7 +84,7 @@ def _forward(
     alone = op.alone(op.load(binary))
     kernel = getattr(torch.ops.fagen, plan.slug)
     given = trial_of(plan).arguments(plan, q, k, v)
-    qkv, descales = given[:3], given[4:]
+    problem = Problem.of(plan.schedule)
 
     def cudnn() -> Tensor:
         return functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
@@ -92,19 +93,26 @@ def _forward(
         "torch op": Call(lambda: kernel(*given)[0]),
         "torch op without lse": Call(lambda: alone(*given)),
     }
+    if problem.varlen:
+        calls["fagen.attention_varlen"] = Call(lambda: attention_varlen(*given[:5], causal=causal))
+    else:
+        calls["fagen.attention"] = _dense(problem, given, causal=causal)
+    with suppress(DeviceError):
+        bare = Call(cudnn, lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION))
+        calls["cuDNN"] = tried(bare, "cuDNN")
+    return calls
+
+
+def _dense(problem: Problem, given: tuple[Any, ...], *, causal: bool) -> Call:
+    qkv, descales = given[:3], given[4:]
     keys: dict[str, Any] = {}
     if descales:
-        problem = Problem.of(plan.schedule)
         keys = dict(v_layout=problem.v_layout, scale_rows=problem.scale_rows)
         keys |= dict(
             zip(("q_descale", "k_descale", "v_descale", "v_mean", "k_mean"), descales, strict=True)
         )
         keys["out_dtype"] = dtype_of(problem.out_dtype or "")
-    calls["fagen.attention"] = Call(lambda: attention(*qkv, causal=causal, **keys))
-    with suppress(DeviceError):
-        bare = Call(cudnn, lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION))
-        calls["cuDNN"] = tried(bare, "cuDNN")
-    return calls
+    return Call(lambda: attention(*qkv, causal=causal, **keys))
 
 
 def host_microseconds(call: Call) -> float:

@@ -12,7 +12,7 @@ from torch._C import _is_tracing
 from torch._C._functorch import peek_interpreter_stack
 from torch.compiler import is_compiling
 
-from fagen.dispatch.choice import candidates
+from fagen.dispatch.choice import Choice, candidates
 from fagen.errors import UntunedWarning
 from fagen.problem import Problem
 from fagen.runtime import op
@@ -26,8 +26,9 @@ from fagen.runtime.arguments import (
 from fagen.runtime.ready import first_ready, refuse_tracing
 from fagen.vocab import SIXTEEN_BITS
 
-# What tells one kind of call from another: the device, dtype, both head dims and `causal`.
-Key = tuple[torch.device, torch.dtype, int, int, bool]
+# What tells one kind of call from another: the device, dtype, both head dims and `causal`, and the
+# schedule that was named.
+Key = tuple[torch.device, torch.dtype, int, int, bool, Choice]
 Kernel = tuple[op.Op, op.Op, op.Op]  # with the log-sum-exp, alone, direct
 
 NOT_READY = (
@@ -53,6 +54,7 @@ def attention_varlen(
     causal: bool = False,
     scale: float | None = None,
     return_lse: bool = False,
+    schedule: Choice = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute attention of sequences that lie one after another, each of its own length.
 
@@ -74,13 +76,15 @@ def attention_varlen(
     natural logarithm: zeros and minus infinity for a row that sees no key. What rows of no sequence
     hold is left open.
 
-    The kernel is that which `schedules/` has, else one that is derived, which an UntunedWarning
-    says once; its first use builds it. Under torch.compile and CUDA graph capture an earlier call
-    of its dtype, head dims and mask must have readied it.
+    The kernel is that of `schedule` (a file's path, a slug or a Schedule), else that which
+    `schedules/` has, else one that is derived, which an UntunedWarning says once; its first use
+    builds it. Under torch.compile and CUDA graph capture an earlier call of its dtype, head dims,
+    mask and schedule must have readied it.
 
     Raises ValueError for a wrong argument, also where a gradient would be needed, which no kernel
-    computes yet; DeviceError where the GPU is no Hopper; ToolchainError and BuildError where the
-    kernel cannot be built; FagenError where it is not ready and cannot be built now.
+    computes yet; ScheduleError where `schedule` computes something else, or cannot be read;
+    DeviceError where the GPU is no Hopper; ToolchainError and BuildError where the kernel cannot be
+    built; FagenError where it is not ready and cannot be built now.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 3:
@@ -102,7 +106,7 @@ def attention_varlen(
             "backward yet; call it under torch.no_grad(), or fagen.attention for each sequence"
         )
     head_dim = q.shape[2]
-    key = q.device, q.dtype, head_dim, v.shape[2], causal
+    key = q.device, q.dtype, head_dim, v.shape[2], causal, schedule
     with_lse, alone, direct = _ready.get(key) or _make_ready(key)
     given = q, k, v, cu_seqlens_q, cu_seqlens_k, head_dim**-0.5 if scale is None else scale
     if return_lse:
@@ -116,7 +120,7 @@ def attention_varlen(
 def _make_ready(key: Key) -> Kernel:
     """The long way to a kernel: choose, build, load.  Raises as attention_varlen does."""
     refuse_tracing(NOT_READY)
-    device, dtype, head_dim, head_dim_v, causal = key
+    device, dtype, head_dim, head_dim_v, causal, choice = key
     refuse_dtype(dtype)
     word = word_of(dtype)
     if word not in SIXTEEN_BITS:
@@ -127,7 +131,7 @@ def _make_ready(key: Key) -> Kernel:
     refuse_head_dims(head_dim, head_dim_v, fp8=False)
     mask = "causal" if causal else "full"
     problem = Problem(word, head_dim, head_dim_v, mask, word, "", 0, lengths="varlen")
-    schedules, derived = candidates(problem)
+    schedules, derived = candidates(problem, choice)
     chosen, kernel = first_ready(schedules, device, not_ready=NOT_READY)
     if derived:
         warnings.warn(

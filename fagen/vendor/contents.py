@@ -8,7 +8,6 @@ from typing import Any
 import fagen
 from fagen import evidence
 from fagen.dispatch.choice import KIND
-from fagen.errors import ScheduleError
 from fagen.evidence import Evidence
 from fagen.kind import Plan
 from fagen.paths import locate
@@ -73,7 +72,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Group:
-    """The kernels of one kind: they share a struct."""
+    """The kernels of one kind, and of one form of its calls: they share a struct."""
 
     name: str
     kernels: tuple[Kernel, ...]
@@ -232,11 +231,12 @@ class Folder:
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """The kernels by kind."""
-        names = dict.fromkeys(kernel.plan.kind for kernel in self.kernels)
-        return tuple(
-            Group(name, tuple(k for k in self.kernels if k.plan.kind == name)) for name in names
-        )
+        """The kernels by struct."""
+        found: dict[str, list[Kernel]] = {}
+        for kernel in self.kernels:
+            signature = kernel.signature
+            found.setdefault(f"{signature.kind} {signature.form}".strip(), []).append(kernel)
+        return tuple(Group(name, tuple(kernels)) for name, kernels in found.items())
 
     @property
     def pinned(self) -> tuple[Kernel, ...]:
@@ -289,7 +289,7 @@ class Folder:
 def _case(signature: Signature, number: int) -> tuple[int, ...]:
     """Some sizes of a call, which keep the signature's rules."""
     sizes = {
-        size.name: (_LENGTHS if size.name.startswith("seqlen") else _COUNTS)[
+        size.name: (_LENGTHS if size.name.startswith(("seqlen", "total")) else _COUNTS)[
             (number + place) % len(_LENGTHS)
         ]
         for place, size in enumerate(signature.sizes)
@@ -300,11 +300,7 @@ def _case(signature: Signature, number: int) -> tuple[int, ...]:
 
 
 def folder_of(manifest: Manifest) -> Folder:
-    """Work a manifest out.
-
-    Raises OverBudget, ScheduleError for a kernel that no folder can hold yet, and ToolchainError
-    where clang-format is missing.
-    """
+    """Work a manifest out.  Raises OverBudget, and ToolchainError where clang-format is missing."""
     kernels = tuple(_kernel(alias, schedule) for alias, schedule in manifest.kernels)
     return Folder(
         name=manifest.name,
@@ -317,11 +313,6 @@ def folder_of(manifest: Manifest) -> Folder:
 
 def _kernel(alias: str, schedule: Schedule) -> Kernel:
     planned = plan(schedule)
-    if form := planned.signature.form:
-        raise ScheduleError(
-            f"{schedule.slug}: {form} kernels have a call of their own, which folders do not have "
-            "yet; generated/ has their sources, and `fagen generate --binding` their torch op"
-        )
     source = render(planned)
     found = evidence.of_source(source.slug, lambda: source.hash)
     return Kernel(alias, schedule, planned, source, found)

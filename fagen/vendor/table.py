@@ -126,9 +126,12 @@ def in_c(problem: Problem) -> dict[str, int]:
 
 
 def table_of(schedules: Sequence[Schedule]) -> Table:
-    """Return the dispatcher's rows for schedules that compute a problem."""
+    """Return the dispatcher's rows for schedules that compute a problem.
+
+    Kernels for sequences of any lengths take another struct: they are called by their own names.
+    """
     by_problem: dict[Problem, dict[str, int]] = {}
-    for place, schedule in enumerate(schedules):
+    for place, schedule in enumerate(s for s in schedules if not Problem.of(s).varlen):
         by_problem.setdefault(Problem.of(schedule), {})[schedule.slug] = place
     return Table(
         KIND, tuple(row for problem, places in by_problem.items() for row in _rows(problem, places))

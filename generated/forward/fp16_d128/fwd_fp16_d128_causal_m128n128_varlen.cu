@@ -6,7 +6,8 @@
 // One thread block computes a tile of 128 query rows of one head, 128 keys at a time from the last
 // to the first, by online softmax in base 2. One producer warp copies Q, K and V into shared memory
 // by TMA; 2 consumer warpgroups of 64 rows each multiply by WGMMA, in ping-pong: they take turns at
-// the tensor cores.
+// the tensor cores. Sequences lie one after another, each of its own length: a warp beside the
+// producer finds out where, and deals tiles.
 //
 // Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
 
@@ -399,7 +400,7 @@ struct TileFinder {
   int before = 0;        // tiles of the classes, and sequences of this class, before these
   Sequence sequence;     // this lane's
   int begin, end;        // its tiles of a head in this class
-  int up_to;             // how many tiles this lane's sequence and those at hand before it have
+  int up_to;             // tiles of the sequences at hand up to this lane's
 
   __device__ __forceinline__ int tiles_of_head() const {
     return ceil_div(sequence.seqlen_q, kBlockM);
