@@ -81,15 +81,8 @@ def attention_decode(
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         refuse_rank(name, tensor)
-    _, queries, heads, head_dim = q.shape
-    kv_heads = k.shape[2]
-    if kv_heads == 0 or heads % kv_heads:
-        raise ValueError(f"q has {heads} heads, which must be a multiple of k's {kv_heads}")
-    # of one query both masks are the same
-    mask = "causal" if causal or queries == 1 else "full"
-    rows = rows_for(queries * (heads // kv_heads))
-    chunks = chunks_for(kv_heads)
-    key = (q.device, q.dtype, head_dim, v.shape[3], mask, rows, chunks, schedule)
+    queries, head_dim = q.shape[1], q.shape[3]
+    key = _key(q, k, v, queries, causal=causal, schedule=schedule)
     with_lse, without = _ready.get(key) or _make_ready(key, queries)
     if scale is None:
         scale = head_dim**-0.5
@@ -98,6 +91,28 @@ def attention_decode(
         q, k, v, scale, seqused_k=seqused_k, leftpad_k=leftpad_k
     )
     return found
+
+
+def ready_decode(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Ready the kernel of a call with one query of such tensors, as attention_decode itself does.
+
+    Raises as it does.
+    """
+    key = _key(q, k, v, 1, causal=True, schedule=None)
+    if key not in _ready:
+        _make_ready(key, 1)
+
+
+def _key(q: Tensor, k: Tensor, v: Tensor, queries: int, *, causal: bool, schedule: Choice) -> Key:
+    """What tells the kernel of so many queries.  Raises ValueError where heads form no groups."""
+    heads, kv_heads = q.shape[2], k.shape[2]
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"q has {heads} heads, which must be a multiple of k's {kv_heads}")
+    # of one query both masks are the same
+    mask = "causal" if causal or queries == 1 else "full"
+    rows = rows_for(queries * (heads // kv_heads))
+    chunks = chunks_for(kv_heads)
+    return q.device, q.dtype, q.shape[3], v.shape[3], mask, rows, chunks, schedule
 
 
 def _make_ready(key: Key, queries: int) -> tuple[Op, Op]:
