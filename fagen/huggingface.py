@@ -218,12 +218,11 @@ def _padding(kept: Tensor, *, causal: bool, prompt: bool) -> tuple[Tensor | None
 
     Under a causal mask padding on the right bounds nothing: no token before it sees it, and what
     its own rows hold does not count. The host reads `kept` (B, keys) once for a prompt, and
-    wherever torch is asked for gradients, which kernels of lengths have not; never while a graph is
-    captured or, without gradients, traced.
+    wherever torch is asked for gradients, which kernels of lengths have not; never while a CUDA
+    graph is captured.
     """
     first, end, whole = _ends(kept)
-    asked = torch.is_grad_enabled()
-    if asked or (prompt and not is_compiling() and not _capturing(kept)):
+    if torch.is_grad_enabled() or (prompt and not _capturing(kept)):
         if kept.all():
             return None, None
         if not whole.all():

@@ -226,6 +226,30 @@ def test_decoding_from_a_static_cache_compiles_into_one_graph(fresh_dynamo: None
     assert torch._dynamo.utils.counters["frames"]["ok"] > 0
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_a_new_token_compiles_into_one_graph(static: bool, fresh_dynamo: None) -> None:
+    from transformers import DynamicCache, StaticCache
+
+    ours = model("LlamaConfig", num_hidden_layers=1)
+    compiled = torch.compile(ours, fullgraph=True, backend="eager")
+
+    def last(model: Any, mask: Tensor) -> Tensor:
+        cache = (
+            StaticCache(config=ours.config, max_cache_len=30)
+            if static
+            else DynamicCache(config=ours.config)
+        )
+        ours(IDS[:, :22], attention_mask=LEFT[:, :22], past_key_values=cache)
+        logits: Tensor = model(IDS[:, 22:], attention_mask=mask, past_key_values=cache).logits
+        return logits
+
+    assert torch.equal(last(compiled, LEFT), last(ours, LEFT))
+    hole = padded((0, slice(0, 7)), (0, slice(15, 16)))
+    with pytest.raises(RuntimeError, match="hides keys between others"):
+        last(compiled, hole)
+    assert "hides keys between others" in refusal(lambda: last(ours, hole))
+
+
 def test_tokens_after_padding_are_refused() -> None:
     for said in ({}, {"cache_implementation": "static"}):
         words = refusal(
