@@ -338,6 +338,8 @@ def attend(
             f"windows yet; {SDPA}"
         )
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    # layers may be spread over several GPUs; on the mask's own one nothing is moved
+    first, end = (each if each is None else each.to(q.device) for each in (first, end))
     gradient = torch.is_grad_enabled() and needs_gradient(q, k, v)
     if first is None and end is None and (gradient or queries == keys):
         out = attention(q, k, v, causal=causal, scale=scaling)

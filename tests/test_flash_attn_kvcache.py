@@ -180,6 +180,22 @@ def test_one_sequence_and_head_dims_of_its_own() -> None:
     torch.testing.assert_close(out.double(), wanted[:1], rtol=2e-3, atol=2e-3)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("queries", [0, 1, 70])
+@pytest.mark.parametrize(("batch", "room"), [(0, ROOM), (3, 0), (3, 1), (1, 1)])
+def test_of_little_there_is_little(batch: int, room: int, queries: int) -> None:
+    q, k, v = caches(queries)
+    q, k, v = q[:batch], k[:batch, :room], v[:batch, :room]
+    for used in (None, ints(1, 5, -3)[:batch]):
+        pads = None if used is None else ints(0, 0, 0)[:batch]
+        given: dict[str, Any] = dict(cache_seqlens=used, cache_leftpad=pads, causal=True)
+        out, lse = flash_attn_with_kvcache(q, k, v, return_softmax_lse=True, **given)
+        wanted, wanted_lse = attend(
+            q, k, v, mask=MASKS["causal"], scale=0.125, seqused_k=used, leftpad_k=pads
+        )
+        torch.testing.assert_close(out.double(), wanted, rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(lse.double(), wanted_lse, rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("which", LENGTHS)
 def test_queries_may_be_packed(which: str, causal: bool, called: list[str]) -> None:
