@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterator
 from inspect import Parameter, signature
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -126,8 +126,9 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("which", LENGTHS)
-@pytest.mark.parametrize("queries", [1, 5, 70])
+@pytest.mark.parametrize(
+    ("queries", "which"), [*product((1, 5), LENGTHS), (70, "used"), (70, "both"), (70, "none")]
+)
 def test_it_is_attention_over_each_sequences_keys(
     queries: int, which: str, causal: bool, called: list[str]
 ) -> None:
