@@ -121,7 +121,8 @@ def attention_varlen(
             )
     of_fp8: tuple[Tensor | None, ...] = ()
     if q.dtype == E4M3:
-        q_descale, k_descale = descale_of("q_descale", q_descale), descale_of("k_descale", k_descale)
+        q_descale = descale_of("q_descale", q_descale)
+        k_descale = descale_of("k_descale", k_descale)
         refuse_blocks("q_descale", q_descale)
         refuse_blocks("k_descale", k_descale)
         of_fp8 = q_descale, k_descale, descale_of("v_descale", v_descale), v_mean, k_mean
@@ -155,10 +156,10 @@ def _make_ready(key: Key) -> Kernel:
     fp8 = dtype == E4M3
     refuse_head_dims(head_dim, head_dim_v, fp8=fp8)
     word, layout = word_of(dtype), "rows" if fp8 else ""
-    out = word
+    out: str | None = word
     if fp8:
-        refuse_word("out_dtype", out_dtype, (*map(dtype_of, OUT_DTYPES), *[None] * bool(choice)))
-        out = word_of(out_dtype) if out_dtype else None
+        out = word_of(out_dtype) if out_dtype else None  # left open where a schedule says it
+        refuse_word("out_dtype", out_dtype, (None, *map(dtype_of, OUT_DTYPES)))
     mask = "causal" if causal else "full"
     problem = Problem(word, head_dim, head_dim_v, mask, out, layout, 0, lengths="varlen")
     schedules, derived = candidates(problem, choice)

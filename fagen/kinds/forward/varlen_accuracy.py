@@ -1,8 +1,9 @@
 """A kernel whose sequences have lengths of their own in, its errors against fp64 out.
 
-The rule for an output is that of `accuracy`, or of `fp8_accuracy`, over all sequences. None sees anything of another: of
-many cases every second sequence is NaN, and always what lies before and behind them all, and the
-keys that are not used. No row may be written there: outputs keep what they were filled with.
+The rule for an output is that of `accuracy`, or of `fp8_accuracy`, over all sequences. None sees
+anything of another: of many cases every second sequence is NaN, and always what lies before and
+behind them all, and the keys that are not used. No row may be written there: outputs keep what they
+were filled with.
 """
 
 import math

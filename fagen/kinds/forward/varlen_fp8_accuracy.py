@@ -22,7 +22,7 @@ from fagen.measure.numerics import largest
 _NAN_BYTES = (0x7F, 0xFF)  # all that there are
 
 # By turns: V by column and both means, one number for each head, and None, which is 1.
-_WAYS: tuple[dict[str, str] | None, ...] = ({"centered": "kv"}, {"v_scales": "head"}, None)
+_WAYS: tuple[dict[str, Any] | None, ...] = ({"centered": "kv"}, {"v_scales": "head"}, None)
 
 Rows = Mapping[int, tuple[slice, slice]]  # of a sequence by number: its queries, and keys it sees
 
@@ -46,7 +46,7 @@ class Errors(NamedTuple):
 
 
 def quantised(of: Plan, given: Mapping[str, Any], rows: Rows, turn: int) -> Packed:
-    """Quantise q (total_q, H, D), k (total_k, Hk, D) and v (total_k, Hk, Dv), NaN where no rows are.
+    """Quantise q (total_q, H, D), k (total_k, Hk, D) and v (total_k, Hk, Dv), NaN but for `rows`.
 
     `given` has offsets and scale too, as the kernel takes them; `turn` tells how descales are
     given.
@@ -54,17 +54,17 @@ def quantised(of: Plan, given: Mapping[str, Any], rows: Rows, turn: int) -> Pack
     how = _WAYS[turn % len(_WAYS)]
     of_each = {}
     for one, (queries, keys) in rows.items():
-        real_numbers = given["q"][None, queries], given["k"][None, keys], given["v"][None, keys]
-        of_each[one] = _unscaled(*real_numbers) if how is None else operands(of, *real_numbers, **how)
+        numbers = given["q"][None, queries], given["k"][None, keys], given["v"][None, keys]
+        of_each[one] = _unscaled(*numbers) if how is None else operands(of, *numbers, **how)
     made = {name: _nan_bytes(given[name]) for name in ("q", "k", "v")}
     for one, (queries, keys) in rows.items():
         for name, place in (("q", queries), ("k", keys), ("v", keys)):
             made[name][place] = getattr(of_each[one], name)[0]
     batch = given["cu_seqlens_q"].shape[0] - 1
-    numbers = dict.fromkeys(Operands._fields[3:])
+    beside = dict.fromkeys(Operands._fields[3:])
     if how is not None:
-        numbers |= {name: _by_sequence(name, of_each, batch) for name in numbers}
-    return Packed({**given, **made, **numbers}, of_each)
+        beside |= {name: _by_sequence(name, of_each, batch) for name in beside}
+    return Packed({**given, **made, **beside}, of_each)
 
 
 def errors_of(of: Plan, packed: Packed, rows: Rows, out: Tensor, lse: Tensor) -> Errors:

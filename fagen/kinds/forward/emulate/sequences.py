@@ -49,7 +49,7 @@ def emulate_varlen(
         sequence = q[None, top:bottom], k[None, of_k], v[None, of_k]
         if plan.descales:
             own = (_own(x, number) for x in (*descales, v_mean, k_mean))
-            found, log_sum = emulate_fp8(plan, *sequence, scale, *own)  # type: ignore[arg-type]
+            found, log_sum = emulate_fp8(plan, *sequence, scale, *own)
         else:
             found, log_sum = emulate(plan, *sequence, scale)
         out[top:bottom], lse[:, top:bottom] = found[0], log_sum[0]
