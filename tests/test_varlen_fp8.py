@@ -13,9 +13,13 @@ import fagen
 from fagen import registry
 from fagen.errors import ScheduleError, UntunedWarning
 from fagen.flash_attn_interface import flash_attn_varlen_func
+from fagen.kinds.forward import operands
 from fagen.kinds.forward.emulate import emulate_fp8
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
+from fagen.kinds.forward.reference import reference
+from fagen.measure.launch import as_called
+from fagen.problem import Problem
 from fagen.runtime import op
 from fagen.runtime.checks import checked
 from tests.op_helpers import refusal
@@ -169,6 +173,18 @@ def test_head_dims_that_nobody_tuned_have_a_derived_kernel() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         called(of)
+
+
+def test_what_is_timed_is_what_the_call_computes() -> None:
+    of = plan(Schedule.from_slug("fwd_e4m3_d64_causal_m256n64_varlen_s3_nointer"))
+    q, k, v = (normal(2, 70, heads, 64, seed=heads).half() for heads in (4, 2, 2))
+    given = operands.arguments(of, q, k, v)
+    out = op.alone(op.emulation(of.slug))(*given)
+    real = operands.real(of, operands.operands(of, q, k, v))
+    right, _ = reference(*real, mask="causal", scale=64**-0.5)
+    assert far(out.unflatten(0, (2, 70)), right) < ROUNDING
+    tensors, keys = as_called(of, Problem.of(of.schedule), given)
+    assert torch.equal(fagen.attention_varlen(*tensors, causal=True, **keys), out)  # type: ignore[arg-type]
 
 
 # ---- refused ------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def _forward(
         "torch op": Call(lambda: kernel(*given)[0]),
         "torch op without lse": Call(lambda: alone(*given)),
     }
-    tensors, keys = _as_called(plan, problem, given)
+    tensors, keys = as_called(plan, problem, given)
     if problem.varlen:
         packed = Call(lambda: attention_varlen(*tensors, causal=causal, **keys))
         calls["fagen.attention_varlen"] = packed
@@ -105,10 +105,10 @@ def _forward(
     return calls
 
 
-def _as_called(
+def as_called(
     plan: Plan, problem: Problem, given: tuple[Any, ...]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the op takes, as the call over it does: tensors by place, the rest by name."""
+    """Return what the op takes as the call over it does: tensors by place, the rest by name."""
     by_place = 5 if problem.varlen else 3
     rest = zip(plan.signature.arguments[by_place:], given[by_place:], strict=True)
     keys = {argument.name: one for argument, one in rest if argument.name != "scale"}
