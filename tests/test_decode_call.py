@@ -84,23 +84,24 @@ def test_which_kernel_it_is_depends_on_rows_and_kv_heads_and_not_on_lengths():
     def slugs(**sizes):
         decode._ready.clear()
         fagen.attention_decode(*tensors(**sizes))
-        ((*_, mask, rows, chunks, _),) = decode._ready
-        return mask, rows, chunks
+        ((*_, mask, rows, chunks, by, _, _),) = decode._ready
+        return mask, rows, chunks, by
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UntunedWarning)
-        assert slugs() == ("causal", 8, 16)
-        assert slugs(batch=1, keys=7) == slugs(batch=5, keys=200) == ("causal", 8, 16)
-        assert slugs(queries=2, heads=40) == ("causal", 16, 16)
-        assert slugs(queries=4, heads=64) == ("causal", 32, 16)
-        assert slugs(queries=16, heads=64) == ("causal", 64, 16)
-        assert slugs(heads=8, kv_heads=4) == ("causal", 8, 32)
-        assert slugs(heads=8, kv_heads=1) == ("causal", 8, 64)
+        assert slugs() == ("causal", 8, 16, "turn")
+        assert slugs(batch=1, keys=7) == slugs(batch=5, keys=200) == ("causal", 8, 16, "turn")
+        assert slugs(batch=40, keys=7) == ("causal", 8, 16, "run")
+        assert slugs(queries=2, heads=40) == ("causal", 16, 16, "turn")
+        assert slugs(queries=4, heads=64) == ("causal", 32, 16, "turn")
+        assert slugs(queries=16, heads=64) == ("causal", 64, 16, "turn")
+        assert slugs(heads=8, kv_heads=4) == ("causal", 8, 32, "turn")
+        assert slugs(heads=8, kv_heads=1) == ("causal", 8, 64, "turn")
 
 
 def test_a_schedule_that_nobody_measured_is_said_once():
     q, k, v = tensors(heads=4, kv_heads=4)
-    with pytest.warns(UntunedWarning, match="dec_fp16_d64_causal_r8n128_c32 is derived"):
+    with pytest.warns(UntunedWarning, match="32 chunks by turn: dec_fp16_d64_causal_r8n128_c32 is"):
         fagen.attention_decode(q, k, v)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -19,7 +19,7 @@ from tests.test_masks import FUTURE, WINDOW
 
 COMMITTED = tuple(path.stem for path in registry.schedules("decode"))
 FIRST = SPREAD[0]
-OFTEN = SPREAD[:4]
+OFTEN = (*SPREAD[:4], *SPREAD[-2:])
 # two steps of a chunk, the second with larger scores, and a last block that is not full
 RISING = Case(Sizes(2, 8, 2, 1, 64 * 17), (64 * 17, 64 * 16 + 5), rises=True, sigma=6.0)
 
@@ -65,7 +65,12 @@ def test_bits_are_the_same_whatever_happens_when_and_in_tiles_of_any_rows(tmp_pa
     """A row has the bits of its own scores: not of those beside it in a tile, nor of its place."""
     case = Case(Sizes(2, 8, 2, 3, 64 * 17), (64 * 17, 700), sigma=6.0)
     first = None
-    for slug in (FIRST, "dec_fp16_d128_causal_r16n64_nospec", "dec_fp16_d128_causal_r24n64_q1_b1"):
+    for slug in (
+        FIRST,
+        f"{FIRST}_runs",
+        "dec_fp16_d128_causal_r16n64_nospec",
+        "dec_fp16_d128_causal_r24n64_runs_q1_b1",
+    ):
         plan = planned(slug)
         library = built(plan, tmp_path)
         for seed in (0, 5):

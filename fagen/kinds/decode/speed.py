@@ -51,9 +51,16 @@ def timed_together(
         (normal(*shape, plan.head_dim), normal(*shape, plan.head_dim_v)) for _ in range(buffers)
     ]
     out = torch.empty(*rows, plan.head_dim_v, device="cuda", dtype=dtype)
+    # scores are N(0, 1): a good reference
+    reference = torch.zeros(sizes.heads, device="cuda")
+    more = {
+        slug: {"reference": reference} if of.unified else {} for slug, (of, _) in kernels.items()
+    }
     calls = {
         slug: _rotating(
-            bind(of, library, q=q, k=k, v=v, scale=softmax_scale(of.head_dim), out=out)
+            bind(
+                of, library, q=q, k=k, v=v, scale=softmax_scale(of.head_dim), out=out, **more[slug]
+            )
             for k, v in pairs
         )
         for slug, (of, library) in kernels.items()
