@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, ClassVar, Protocol
 
 from fagen.launch import Launches
-from fagen.problem import Problem
+from fagen.problem import Problem, Sizes
 from fagen.schedule import Schedule
 from fagen.signature import Signature
 
@@ -98,7 +98,8 @@ class Kind:
     the kernel does, arguments as of its op; `proof` is a fagen.measure.proof.Proof; `space`, a
     fagen.search.space.Space, is "" where nothing is searched. `derive(problem)` gives schedules of
     this kind for a problem, the most promising first: all fit, but a compiler may refuse one; it is
-    None where no problem is computed.
+    None where no problem is computed. `sized(schedule, sizes)` gives the one that stands in for a
+    schedule at sizes, where a row of a dispatch table means several; None: no other does.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Kind:
     proof: str
     space: str = ""
     derive: Callable[[Problem], Iterable[Schedule]] | None = None
+    sized: Callable[[Any, Sizes], Schedule] | None = None
 
 
 def load_named(name: str) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fagen import evidence, registry
 from fagen.dispatch.choice import picked
-from fagen.dispatch.tables import Row
+from fagen.dispatch.tables import TILE, Row
 from fagen.errors import FagenError, ScheduleError
 from fagen.evidence import Evidence
 from fagen.kind import load_named
@@ -35,7 +35,8 @@ class Pick:
     """The schedule that serves a call, and what is known of it.
 
     `row` is the dispatch table's that names it; without one it is a committed schedule, or
-    `derived`. `predicted_seconds` are of one call, by the model that orders a search.
+    `derived`. `predicted_seconds` are of one call, by the model that orders a search; None where
+    its kind has none.
     """
 
     problem: Problem
@@ -44,7 +45,7 @@ class Pick:
     schedule: Schedule
     row: Row | None
     derived: bool
-    predicted_seconds: float
+    predicted_seconds: float | None
 
     @property
     def slug(self) -> str:
@@ -52,8 +53,10 @@ class Pick:
         return self.schedule.slug
 
     @property
-    def predicted_tflops(self) -> float:
+    def predicted_tflops(self) -> float | None:
         """TFLOP/s at the predicted time."""
+        if self.predicted_seconds is None:
+            return None
         return flops(self.problem, self.sizes) / self.predicted_seconds / 1e12
 
     @property
@@ -89,8 +92,15 @@ class Pick:
 
     @property
     def search(self) -> str:
-        """The command that would search for a better one."""
-        return search_command(self.slug)
+        """The command that would search for a better one; "" where there is none."""
+        return search_command(self.slug) if registry.kind(self.schedule.kind).space else ""
+
+    @property
+    def predicted(self) -> str:
+        """The predicted time and speed, in words."""
+        if self.predicted_seconds is None or self.predicted_tflops is None:
+            return "no model of this kind"
+        return f"{self.predicted_seconds * 1e6:,.1f} µs, {self.predicted_tflops:.0f} TFLOP/s"
 
     def record(self) -> dict[str, Any]:
         """Return all of it, for JSON."""
@@ -105,7 +115,7 @@ class Pick:
             "derived": self.derived,
             "file": self.file,
             "predicted": {
-                "microseconds": self.predicted_seconds * 1e6,
+                "microseconds": self.predicted_seconds and self.predicted_seconds * 1e6,
                 "tflops": self.predicted_tflops,
             },
             "measured": measured
@@ -123,18 +133,16 @@ class Pick:
             "for": f"{self.problem}; {self.sizes}",
             "why": self.why,
             "schedule": printable(str(self.file)) if self.file else "in no file",
-            "predicted": f"{self.predicted_seconds * 1e6:,.1f} µs, {self.predicted_tflops:.0f} "
-            "TFLOP/s",
+            "predicted": self.predicted,
             "measured": "; ".join(self._measured()) or self.found or "nothing of this source",
-            "search": self.search,
+            "search": self.search or "nothing searches schedules of this kind",
         }
         return "\n".join([self.slug, *(f"  {name:<10} {said}" for name, said in told.items())])
 
     def _measured(self) -> Iterator[str]:
         if found := self.evidence:
             for speed in found.speeds:
-                at = f"B={speed.batch} H={speed.heads} S={speed.seqlen}"
-                yield f"{speed}, at {at} on {found.card}"
+                yield f"{speed}{speed.at} on {found.card}"
 
 
 def pick(
@@ -184,8 +192,9 @@ def pick(
     )
     _refuse(sizes)
     found = picked(problem, sizes, card)
-    predict = load_named(registry.kind(kind).space).predictor([sizes])
-    (seconds,) = predict(found.schedule.values())
+    seconds = None
+    if space := registry.kind(found.schedule.kind).space:
+        (seconds,) = load_named(space).predictor([sizes])(found.schedule.values())
     return Pick(problem, sizes, card, found.schedule, found.row, found.derived, seconds)
 
 
@@ -245,6 +254,8 @@ def _told(row: Row, sizes: Sizes, card: str) -> str:
     """Say which row it is, and what of the call it is for."""
     rows = sizes.batch * sizes.heads * sizes.seqlen_q
     here = f", here {rows:,}" if row.few else ""
+    if row.tiles != math.inf:
+        here = f", here {sizes.batch * sizes.heads * -(-sizes.seqlen_q // TILE):,}"
     other = f"; {printable(card)} has no rows of its own" if card and card != row.card else ""
     return f"{row.where}, for {sizes_of(row)}{here} on {printable(row.card)}{other}"
 
@@ -253,6 +264,14 @@ def sizes_of(row: Row) -> str:
     """Say of which calls a row is, apart from problem and card."""
     if row.few:
         return f"at most {int(row.rows):,} query rows in all"
+    if row.narrow:
+        few = {"queries": row.queries, f"tiles of {TILE} queries": row.tiles}
+        said = [f"{int(most):,} {of}" for of, most in few.items() if most != math.inf]
+        return f"at most {' and '.join(said)}, {_keys_of(row)}"
+    return _keys_of(row)
+
+
+def _keys_of(row: Row) -> str:
     if math.isinf(row.most):
         return f"{row.least:,} keys and more" if row.least else "any number of keys"
     return f"{row.least:,} to {int(row.most):,} keys"

@@ -39,7 +39,9 @@ class Problem:
         none = {"v_layout": "", "scale_rows": 0, "deterministic": False, "lengths": LENGTHS[0]}
         without = {"out_dtype": values["dtype"], **none}
         said = {name: values.get(name, other) for name, other in without.items()}
-        return cls(**{name: values[name] for name in _REQUIRED}, **said, kind=schedule.kind)
+        # who is no pass of its own computes attention itself
+        computed = schedule.kind if schedule.kind in PASSES else FORWARD
+        return cls(**{name: values[name] for name in _REQUIRED}, **said, kind=computed)
 
     def opened(self) -> "Problem":
         """Return it with all left open in which kernels of one benchmark cell may differ."""

@@ -112,7 +112,7 @@ class Speed:
 
     regime: str
     batch: int
-    seqlen: int
+    seqlen: int  # of keys, and of queries but where a kernel splits the keys of a few
     heads: int
     tflops: float
     spread: float
@@ -123,6 +123,11 @@ class Speed:
     def ratio(self) -> float | None:
         """Kernel over cuDNN."""
         return self.tflops / self.cudnn_tflops if self.cudnn_tflops else None
+
+    @property
+    def at(self) -> str:
+        """The sizes, to be said behind the figure."""
+        return f", at B={self.batch} H={self.heads} S={self.seqlen}"
 
     @property
     def figure(self) -> str:
@@ -334,6 +339,11 @@ class DecodeSpeed:
     def ratio(self) -> float | None:
         """How many times as fast as cuDNN."""
         return self.cudnn_microseconds / self.microseconds if self.cudnn_microseconds else None
+
+    @property
+    def at(self) -> str:
+        """The sizes, to be said behind the figure, which has them."""
+        return ""
 
     @property
     def figure(self) -> str:

@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 
 from fagen.dispatch import tables as dispatch_table
-from fagen.dispatch.choice import OPEN_KEYS, pick, serving, slugs_for
+from fagen.dispatch.choice import OPEN_KEYS, for_narrow, pick, serving, slugs_for
 from fagen.dispatch.tables import Row, table_at, update
 from fagen.errors import FagenError, ScheduleError
 from fagen.kinds.forward.keys import Schedule
 from fagen.paths import cache_folder, locate
 from fagen.problem import Problem, Sizes
+from fagen.registry import committed_file, plan
 from fagen.vocab import MASKS, SIXTEEN_BITS
 
 SHORT, LONG = "fwd_fp16_d128_full_m128n64", "fwd_fp16_d128_full_m128n128"
@@ -210,10 +211,13 @@ def test_no_other_call_is_served_otherwise_for_a_users_row(folders, mask, keys):
     ]
     before = {size: pick(asked, size, "NVIDIA H200") for size in sizes}
     update(of_user, [row(slug, *keys)])
-    few_rows = {served for _, served in serving(asked, "NVIDIA H200").few}
+    found = serving(asked, "NVIDIA H200")
+    few_rows = {served for _, served in found.few}
+    narrow = [size for size in sizes if for_narrow(found.narrow, 16, size.seqlen_q, size.seqlen_k)]
+    assert narrow and len(narrow) < len(sizes)
     for size, served in before.items():
         found = pick(asked, size, "NVIDIA H200")
-        if not keys[0] <= size.seqlen_k <= keys[1]:
+        if size in narrow or not keys[0] <= size.seqlen_k <= keys[1]:
             assert found == served, size
         else:
             assert found.slug == slug or found.slug in few_rows, size
@@ -419,7 +423,7 @@ def test_a_folder_of_a_home_that_nobody_has_is_refused_with_its_variable(monkeyp
 
 def test_the_committed_table_names_committed_schedules():
     table = table_at(locate("schedules") / dispatch_table.NAME)
-    slugs = {path.stem for path in (locate("schedules") / "forward").glob("*.toml")}
+    slugs = {path.stem for path in locate("schedules").glob("*/*.toml")}
     assert {row.slug for row in table} <= slugs
 
 
@@ -438,7 +442,8 @@ def test_every_tuned_problem_has_rows_whose_schedules_are_committed(dtype, mask)
         found = [row for row in table_at(schedules / "dispatch.toml") if row.problem == problem]
         assert found, problem
         for row in found:
-            assert (schedules / "forward" / f"{row.slug}.toml").is_file(), row.slug
+            assert committed_file(row.slug).is_file(), row.slug
+            assert row.narrow or Schedule.from_slug(row.slug).values()["chunks"] == 1
 
 
 PROMOTED = [
@@ -453,13 +458,15 @@ def test_sums_over_very_many_keys_move_to_fp32(promoted):
     bound = 262_144 if problem.head_dim == 256 else 131_072
     assert problem.dtype in SIXTEEN_BITS
 
-    def picked(keys):
-        return {
-            pick(problem, Sizes(1, 16, 16, queries, keys), "NVIDIA H200")
-            for queries in (1, 200_000)
-        }
+    def picked(queries, keys):
+        return pick(problem, Sizes(1, 16, 16, queries, keys), "NVIDIA H200")
 
     for keys in (bound + 1, 300_000, 2**20):
-        assert picked(keys) == {promoted}
+        assert picked(200_000, keys) == promoted
+        for queries in (1, 16, 17, 128, 640):  # their kernels share the keys
+            found = picked(queries, keys)
+            assert found == promoted or plan(found).chunk_keys(keys) <= bound
     for keys in (1, OPEN_KEYS, bound):
-        assert not any(schedule.values()["promote"] for schedule in picked(keys))
+        assert not any(
+            picked(queries, keys).values().get("promote") for queries in (1, 128, 200_000)
+        )

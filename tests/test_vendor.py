@@ -199,7 +199,8 @@ def drawn(randomness: random.Random, ends: list[int]) -> Sizes:
 
 
 def of_the_table() -> list[Any]:
-    rows = table_at(locate("schedules") / "dispatch.toml")
+    table = table_at(locate("schedules") / "dispatch.toml")
+    rows = [row for row in table if not row.narrow]
     schedules = [registry.from_slug(slug) for slug in dict.fromkeys(row.slug for row in rows)]
     other = [s.but(out_dtype="fp16") for s in schedules if DTYPES[s.values()["dtype"]].fp8]
     return [*schedules, *other]
@@ -216,6 +217,8 @@ def test_the_dispatcher_chooses_as_fagen_does(tmp_path, monkeypatch):
     for problem in dict.fromkeys(map(Problem.of, schedules)):
         for _ in range(12):
             sizes = drawn(randomness, ends)
+            while (row := picked(problem, sizes, "").row) and row.narrow:  # no folder has these
+                sizes = drawn(randomness, ends)
             slug = asked_of(library, problem, sizes)
             assert slug == picked(problem, sizes, "").schedule.slug, (problem, sizes)
             chosen.add(slug)

@@ -1,7 +1,7 @@
 """Which schedule serves a problem at given sizes on a card: what tables say, what is committed.
 
-A dispatch table goes first, by query rows and by keys; then the plainest committed schedule that
-computes the problem; then one that its kind derives, so that no supported problem is without a
+A dispatch table goes first, by queries, query rows and keys; then the plainest committed schedule
+that computes the problem; then one that its kind derives, so that no supported problem is without a
 kernel. The gradients of a problem are another problem, of another kind.
 """
 
@@ -12,11 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fagen.dispatch.tables import MOST, Row, rows_for
+from fagen.dispatch.tables import MOST, TILE, Row, rows_for
 from fagen.errors import ScheduleError
 from fagen.paths import locate
 from fagen.problem import Problem, Sizes, solves
-from fagen.registry import from_slug, given, kind, read, schedules
+from fagen.registry import from_slug, given, kind, plan, read, schedules
 from fagen.schedule import Schedule
 from fagen.vocab import DTYPES, FORWARD, V_LAYOUTS
 
@@ -41,17 +41,32 @@ class Candidates(NamedTuple):
     derived: bool
 
 
+class Narrow(NamedTuple):
+    """A slug for calls of so many queries and tiles at most, and of keys in a range."""
+
+    queries: float
+    tiles: float
+    least: int
+    most: float
+    slug: str
+
+
 class Served(NamedTuple):
     """The slugs that tables have for a problem on a card.
 
     `always` is for every call, None where no table has any. Or `few` are for calls whose q has few
-    elements, and `by_keys` for the others; those of `long` go before `few`.
+    elements, and `by_keys` for the others; those of `long` go before `few`. The first of `narrow`
+    that fits goes before all of these; none does where queries are more than `few_queries`, and
+    query rows of a batch more than `few_rows`.
     """
 
     always: str | None
     few: Upto
     by_keys: Upto
     long: frozenset[str]  # of by_keys, for more than OPEN_KEYS alone
+    narrow: tuple[Narrow, ...] = ()
+    few_queries: float = -1
+    few_rows: float = -1
 
 
 class Picked(NamedTuple):
@@ -77,6 +92,9 @@ def picked(problem: Problem, sizes: Sizes, card: str) -> Picked:
     """The schedule that pick(…) returns, and why it is that one.  Raises as pick does."""
     rows, slugs = _rows(problem, card)
     served = _served(problem, rows, slugs, names=[str(number) for number in range(len(rows))])
+    if name := for_narrow(served.narrow, sizes.batch * sizes.heads, sizes.seqlen_q, sizes.seqlen_k):
+        row = rows[int(name)]
+        return Picked(suited(slugs[int(name)], sizes), row, derived=False)
     elements = sizes.batch * sizes.heads * sizes.seqlen_q * problem.head_dim
     name = slugs_for(served, sizes.seqlen_k, elements)[-1]
     if name is None:
@@ -105,13 +123,21 @@ def _served(
     few = tuple(
         (min(int(row.rows) * problem.head_dim, MOST), name) for row, _, name in found if row.few
     )
-    by_keys = [one for one in found if not one[0].few]
+    narrow = tuple(
+        Narrow(row.queries, row.tiles, row.least, row.most, name)
+        for row, _, name in found
+        if row.narrow
+    )
+    queries = max((one.queries for one in narrow if one.tiles == math.inf), default=-1.0)
+    query_rows = max((one.tiles * TILE for one in narrow if one.tiles != math.inf), default=-1.0)
+    by_keys = [one for one in found if not (one[0].few or one[0].narrow)]
     ranges = tuple(_without_gaps((row, name) for row, _, name in by_keys))
-    if not few and len(ranges) == 1:
+    if not few and not narrow and len(ranges) == 1:
         return Served(ranges[0][1], (), (), frozenset())
     long = {slug for row, slug, _ in by_keys if row.begins > OPEN_KEYS}
     long -= {slug for row, slug, _ in by_keys if row.begins <= OPEN_KEYS}
-    return Served(None, few, ranges, frozenset(name for _, s, name in by_keys if s in long))
+    by_accuracy = frozenset(name for _, s, name in by_keys if s in long)
+    return Served(None, few, ranges, by_accuracy, narrow, queries, query_rows)
 
 
 def _without_gaps(by_keys: Iterable[tuple[Row, str]]) -> Iterator[tuple[float, str | None]]:
@@ -168,6 +194,40 @@ def for_few(few: Upto, elements: Any, surely: Callable[[Any], bool] = bool) -> s
     return None
 
 
+def for_narrow(
+    narrow: Iterable[Narrow],
+    heads: Any,
+    queries: Any,
+    keys: Any,
+    surely: Callable[[Any], bool] = bool,
+) -> str | None:
+    """The slug for a call of few queries, with so many heads in all its batches; None: no such.
+
+    Keys that are left open count as in `for_keys`; where others are, they are many.
+    """
+    tiles = heads * ((queries + TILE - 1) // TILE)
+    for row in narrow:
+        if _holds(queries <= row.queries, surely) and _holds(tiles <= row.tiles, surely):
+            fits = keys <= row.most
+            if not (_holds(fits, surely) or (row.most >= OPEN_KEYS and fits is not False)):
+                continue
+            fits = keys >= row.least
+            if _holds(fits, surely) or (fits is not False and not surely(keys < row.least)):
+                return row.slug
+    return None
+
+
+def _holds(fits: Any, surely: Callable[[Any], bool]) -> bool:
+    return fits is True or (fits is not False and surely(fits))
+
+
+def suited(slug: str, sizes: Sizes) -> Schedule:
+    """The schedule that a row's slug means at these sizes: its kind may have several."""
+    schedule = from_slug(slug)
+    sized = kind(schedule.kind).sized
+    return sized(schedule, sizes) if sized else schedule
+
+
 def choose(problem: Problem, choice: Choice = None) -> Schedule:
     """The schedule that a caller has chosen, or else the usual one of a problem.
 
@@ -188,7 +248,17 @@ def candidates(problem: Problem, choice: Choice = None) -> Candidates:
         raise ScheduleError(
             f"{schedule.slug} computes {Problem.of(schedule)}; the call asks for {problem}"
         )
+    if schedule.kind != problem.kind and (more := _asked_beside(schedule)):
+        raise ScheduleError(
+            f"{schedule.slug} takes {', '.join(more)} too, which no such call gives"
+        )
     return Candidates((schedule,), derived=False)
+
+
+def _asked_beside(schedule: Schedule) -> list[str]:
+    """What a kernel of another kind must be given beside q, k and v."""
+    inputs = plan(schedule).signature.inputs
+    return [one.name for one in inputs if not one.may_be_none and one.name not in ("q", "k", "v")]
 
 
 def writing(schedule: Schedule, out_dtype: str | None) -> Schedule:
@@ -218,9 +288,9 @@ def _usual(problem: Problem) -> Candidates:
     )
 
 
-def _rank(schedule: Schedule) -> tuple[int, str]:
-    """The one with the fewest keys away from their defaults goes first."""
-    return len(schedule.settings()), schedule.slug
+def _rank(schedule: Schedule) -> tuple[bool, int, str]:
+    """The one with the fewest keys away from their defaults goes first, one of chunks last."""
+    return "chunks" in schedule.settings(), len(schedule.settings()), schedule.slug
 
 
 @cache

@@ -36,7 +36,10 @@ MOST = 2**63 - 1  # of any size: what TOML promises to read back, and torch to c
 _KEYS = {"card": str, "dtype": str, "head_dim": int, "mask": str, "slug": str}
 _MAY = {"head_dim_v": int, "v_layout": str, "scale_rows": int}
 _MAY |= {"from": int, "to": int, "rows_to": int}  # sizes of calls: by keys, or by query rows
-_MAY |= {"by": str}
+# and by queries of a call, and their tiles: any of these beside from and to
+_NARROW = ("queries_to", "tiles_to")
+_MAY |= dict.fromkeys(_NARROW, int) | {"by": str}
+TILE = 128  # queries of a tile, as such rows count them
 _WORDS: Mapping[str, Mapping[str, Any]] = {"dtype": DTYPES, "mask": MASKS}
 
 
@@ -47,6 +50,9 @@ class Row:
     Or, with a number of `rows`, for calls with at most so many query rows in all (batch · heads ·
     seqlen_q), whatever the number of keys: large tiles of few rows leave multiprocessors idle.
     Only rows from very many keys on go before these, since they are for accuracy.
+    Or, with `queries` or `tiles`, for calls with at most so many of either: tiles of TILE queries
+    of a head, batch · heads · ⌈seqlen_q / TILE⌉ of them. Such rows go before all others, those
+    for the fewest first: their kernels share the keys of a tile among multiprocessors.
     `by` says what measured that, as a path from fagen's root or in words; "" where nothing is said.
     Which pass it is for, the slug says by how it begins, and whether it is deterministic.
     One kernel of e4m3 stands for its like with O in another type: O's has no part in its speed, and
@@ -59,6 +65,8 @@ class Row:
     most: float  # infinity where there is no end
     slug: str
     rows: float = math.inf  # of queries at most; infinity where only keys count
+    queries: float = math.inf  # of a sequence, at most
+    tiles: float = math.inf
     by: str = field(default="", compare=False)
     where: str = field(default="", compare=False)  # file:line, of a row that was read
     begun: int | None = field(default=None, compare=False)  # of a part: the whole row's `least`
@@ -72,10 +80,12 @@ class Row:
         most: float = math.inf,
         *,
         rows: float = math.inf,
+        queries: float = math.inf,
+        tiles: float = math.inf,
         by: str = "",
     ) -> "Row":
         """The row that gives a kernel what it computes.  Raises ScheduleError for no slug."""
-        return cls(card, _problem_of(slug), least, most, slug, rows, by)
+        return cls(card, _problem_of(slug), least, most, slug, rows, queries, tiles, by)
 
     @property
     def begins(self) -> int:
@@ -87,6 +97,11 @@ class Row:
         """Whether it is for few query rows, and so not for a range of keys."""
         return self.rows != math.inf
 
+    @property
+    def narrow(self) -> bool:
+        """Whether it is for few queries or tiles."""
+        return min(self.queries, self.tiles) != math.inf
+
 
 # ---- which rows serve a problem ------------------------------------------------------------------
 
@@ -94,8 +109,9 @@ class Row:
 def rows_for(problem: Problem, card: str, *, own: Path) -> tuple[Row, ...]:
     """The rows for a problem; () if there are none.
 
-    Those for few query rows, the fewest first, go before the others by rising key length. A row of
-    a user's table takes the sizes that it is for; the others stay with the table in the folder
+    Those for few queries or tiles go first, a user's before all, then those for few query rows,
+    the fewest first, then the others by rising key length. Of the latter two a row of a user's
+    table takes the sizes that it is for; the others stay with the table in the folder
     `own`, of whose rows parts may be left then. Each table's are of this card, or of another where
     neither table has it. What no row is for is left out: a default serves it. Raises ScheduleError
     where a table is wrong.
@@ -120,6 +136,8 @@ def _on(card: str, rows: list[Row], *, or_another: bool) -> list[Row]:
 
 def _overlaid(first: list[Row], second: list[Row]) -> Iterator[Row]:
     """Rows in their places, those of `second` for what no row of `first` is for."""
+    yield from (row for row in (*first, *second) if row.narrow)
+    first, second = ([row for row in rows if not row.narrow] for rows in (first, second))
     few = [row for row in first if row.few]
     most = few[-1].rows if few else 0
     yield from few
@@ -188,6 +206,8 @@ def _refuse_unclear(path: Path, rows: Iterable[Row]) -> None:
             at = second.where or printable(str(path))
             both = f"{at}: {first.slug} and {second.slug} are both for"
             way_out = "a call belongs to one of them; leave one out, or give it another"
+            if (first.queries, first.tiles) != (second.queries, second.tiles):
+                continue
             if first.few and first.rows == second.rows:
                 rows_to = f"at most {first.rows} query rows"
                 raise ScheduleError(f"{both} {rows_to}: {way_out} rows_to")
@@ -197,9 +217,9 @@ def _refuse_unclear(path: Path, rows: Iterable[Row]) -> None:
                 raise ScheduleError(f"{both} {keys}: {way_out} from or to")
 
 
-def _place(row: Row) -> tuple[str, Problem, float, int]:
+def _place(row: Row) -> tuple[str, Problem, float, float, float, int]:
     """Where a row stands in its table: beside those of its problem, by rising sizes."""
-    return row.card, row.problem, row.rows, row.least
+    return row.card, row.problem, row.queries, row.tiles, row.rows, row.least
 
 
 def _row(table: Any, number: int, origin: Origin) -> Row:
@@ -216,7 +236,7 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
         _refuse_value(key, value, wrong)
     if missing := [key for key in _KEYS if key not in table]:
         raise wrong("", f"without {', '.join(missing)}")
-    by_keys = " and ".join(key for key in ("from", "to") if key in table)
+    by_keys = " and ".join(key for key in ("from", "to", *_NARROW) if key in table)
     if "rows_to" in table and by_keys:
         said = (
             f"rows_to goes without {by_keys}: such a row serves calls with few query rows "
@@ -245,6 +265,8 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
         most=table.get("to", math.inf),
         slug=table["slug"],
         rows=table.get("rows_to", math.inf),
+        queries=table.get("queries_to", math.inf),
+        tiles=table.get("tiles_to", math.inf),
         by=table.get("by", ""),
         where=origin.at("kernel", str(number)),
     )
@@ -266,11 +288,11 @@ def _refuse_value(key: str, value: Any, wrong: Callable[[str, str], ScheduleErro
         needed = "a whole number" if kind is int else "text"
         raise wrong(key, f"{key} is not {needed}: {shown(value)}")
     if kind is int:
-        least = 1 if key == "rows_to" else 0
-        of = " query rows in all" if key == "rows_to" else ""
+        of = {"rows_to": " query rows in all", "queries_to": " queries", "tiles_to": " tiles"}
+        least = int(key in of)
         if not least <= value <= MOST:
             bound = f"{least} or more" if value < least else f"{MOST} or less"
-            raise wrong(key, f"{key} is {shown(value)}; it must be {bound}{of}")
+            raise wrong(key, f"{key} is {shown(value)}; it must be {bound}{of.get(key, '')}")
     if (words := _WORDS.get(key)) and value not in words:
         raise wrong(key, f"{key} = {shown(value)} {one_of(words, value)}")
 
@@ -286,8 +308,8 @@ def _problem_of(slug: str) -> Problem:
 def written(rows: Iterable[Row]) -> str:
     """Return a table's text."""
     lines = [
-        "# Which kernel for a problem, size and card, measured `by` what. `fagen search --write`",
-        "# writes the rows by keys; a table like this in your configuration folder goes before it.",
+        "# Which kernel for a problem, size and card, measured `by` what, or so far predicted.",
+        "# `fagen search --write` writes rows by keys; a table in your configuration goes before.",
     ]
     for row in sorted(rows, key=_place):
         problem = row.problem
@@ -302,6 +324,10 @@ def written(rows: Iterable[Row]) -> str:
             lines.append(f"scale_rows = {problem.scale_rows}")
         if row.few:
             lines.append(f"rows_to = {int(row.rows)}")
+        if row.queries != math.inf:
+            lines.append(f"queries_to = {int(row.queries)}")
+        if row.tiles != math.inf:
+            lines.append(f"tiles_to = {int(row.tiles)}")
         if row.least:
             lines.append(f"from = {row.least}")
         if row.most != math.inf:
@@ -315,12 +341,16 @@ def written(rows: Iterable[Row]) -> str:
 def update(path: Path, rows: Sequence[Row]) -> None:
     """Put rows into the table at `path`, in place of those of the same card and problem.
 
-    Rows by keys replace no rows for few query rows, nor these those.  Raises ScheduleError where a
-    call would then belong to two rows, or where the table could not be read back; it is left as it
-    was.
+    Rows by keys replace no rows for few query rows, queries or tiles, nor these those.  Raises
+    ScheduleError where a call would then belong to two rows, or where the table could not be read
+    back; it is left as it was.
     """
-    new = {(row.card, row.problem, row.few) for row in rows}
-    kept = [row for row in table_at(path) if (row.card, row.problem, row.few) not in new]
+
+    def sort(row: Row) -> tuple[Any, ...]:
+        return row.card, row.problem, row.few, row.narrow
+
+    new = set(map(sort, rows))
+    kept = [row for row in table_at(path) if sort(row) not in new]
     text = written([*kept, *rows])
     if len(text.encode()) > MAX_BYTES:
         raise ScheduleError(f"{printable(str(path))}: more than {MAX_BYTES:,} bytes with new rows")

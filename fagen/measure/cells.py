@@ -232,7 +232,7 @@ def speeds(rows: Sequence[Row]) -> tuple[Speed, ...]:
             Speed(
                 regime=row.regime,
                 batch=row.batch,
-                seqlen=row.seqlen_q,
+                seqlen=row.seqlen_k,
                 heads=row.heads,
                 tflops=row.tflops,
                 spread=row.spread,

@@ -17,17 +17,21 @@ from torch.compiler import is_compiling
 
 from fagen.dispatch.choice import (
     Choice,
+    Narrow,
     Served,
     candidates,
     choose,
     for_few,
     for_keys,
+    for_narrow,
     serving,
     slugs_for,
+    suited,
 )
+from fagen.dispatch.tables import MOST
 from fagen.errors import UntunedWarning
 from fagen.picking import search_command
-from fagen.problem import Problem
+from fagen.problem import Problem, Sizes
 from fagen.runtime import op
 from fagen.runtime.arguments import (
     E4M3,
@@ -67,8 +71,11 @@ NOT_READY = (
 # What has been readied in this process. A call finds its kernel here or takes the long way once.
 _ready: dict[Kind, Kernels] = {}
 # The same beside what dispatch tables say of a kind of call, once that was looked up.
-_served: dict[Kind, tuple[Served, Kernels]] = {}
+_served: dict[Kind, tuple[Any, Kernels]] = {}  # of a Served its fields
 _chosen: dict[tuple[Kind, Choice], Schedule] = {}  # whose kernels these are
+# By the slug of a table's row, rows of a KV head, KV heads and batch: the slug that it means.
+_suited: dict[tuple[str, int, int, int], str] = {}
+_MOST_SUITED = 10_000
 _differentiable: dict[tuple[Kind, Choice], op.Op] = {}  # the same with gradients
 
 # What counts calls while they are recorded: kind, shapes of q and v, number of keys.
@@ -162,11 +169,17 @@ def attention(
     else:
         raise ValueError(f"{ONLY_FP8}; q is {name_of(dtype)}")
     if schedule is None:
-        (schedule, few, by_keys, long), kernels = _served.get(kind) or _look_up(kind)
+        served, kernels = _served.get(kind) or _look_up(kind)
+        schedule, few, by_keys, long, narrow, few_queries, few_rows = served
         if by_keys:
-            schedule = for_keys(by_keys, keys, surely)
+            most, schedule = by_keys[0]
+            if (keys <= most) is not True:  # a comparison of a traced size is neither
+                schedule = for_keys(by_keys, keys, surely)
             if few and schedule not in long:
                 schedule = for_few(few, q.numel(), surely) or schedule
+            queries = q_shape[1]
+            if (queries <= few_queries) is True or (queries * q_shape[2] <= few_rows) is True:
+                schedule = _for_narrow(kind, kernels, narrow, q_shape, k.shape, keys) or schedule
     else:
         kernels = _ready.get(kind, {})
     with_lse, alone, direct = kernels.get(schedule) or _make_ready(kind, schedule)
@@ -369,10 +382,46 @@ def _slugs(kind: Kind, keys: int | None, rows: int | None) -> list[str | None]:
     """
     elements = None if rows is None else rows * kind[2]
     served, _ = _served.get(kind) or _look_up(kind)
-    return slugs_for(served, keys, elements)
+    return slugs_for(Served(*served), keys, elements)
 
 
-def _look_up(kind: Kind) -> tuple[Served, Kernels]:
+def _for_narrow(
+    kind: Kind,
+    kernels: Kernels,
+    narrow: tuple[Narrow, ...],
+    q_shape: torch.Size,
+    k_shape: torch.Size,
+    keys: int,
+) -> str | None:
+    """The slug for a call of few queries; None: the others serve it.
+
+    So they do where this one is not ready, and cannot be readied now.
+    """
+    if len(k_shape) != 4:
+        return None
+    batch, queries, heads, _ = q_shape
+    kv_heads = k_shape[2]
+    if kv_heads == 0 or not all((size <= MOST) is True for size in (batch, heads, kv_heads)):
+        return None  # wrong, or traced open
+    row = for_narrow(narrow, batch * heads, queries, keys, surely)
+    if row is None:
+        return None
+    call = row, queries * heads // kv_heads, kv_heads, batch
+    slug = _suited.get(call)
+    if slug is None or slug not in kernels:
+        if is_compiling() or heads % kv_heads or _captured(kind[0]):
+            return None
+        slug = suited(row, Sizes(batch, heads, kv_heads, queries, keys)).slug
+        if len(_suited) < _MOST_SUITED:
+            _suited[call] = slug
+    return slug
+
+
+def _captured(device: torch.device) -> bool:
+    return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
+
+
+def _look_up(kind: Kind) -> tuple[Any, Kernels]:
     """Look a kind of call up in the dispatch tables.  Raises ScheduleError where one is wrong."""
     refuse_tracing(NOT_READY)
     device, dtype, head_dim, head_dim_v = kind[:4]
@@ -383,7 +432,8 @@ def _look_up(kind: Kind) -> tuple[Served, Kernels]:
         refuse_word("scale_rows", scale_rows, (0, *SCALE_ROWS))
         refuse_word("out_dtype", out_dtype, map(dtype_of, OUT_DTYPES))
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    _served[kind] = serving(problem, card), _ready.setdefault(kind, {})
+    # as a tuple and nothing more, which is unpacked in half the time
+    _served[kind] = tuple(serving(problem, card)), _ready.setdefault(kind, {})
     return _served[kind]
 
 

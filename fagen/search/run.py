@@ -294,7 +294,8 @@ def serving(found: Survey, card: str) -> list[str]:
         return []
     # what a target leaves open, as layout and scales of e4m3, all its points have in common
     problem = replace(Problem.of(found.schedule(found.points[0])), out_dtype=None)
-    return list(dict.fromkeys(pick(problem, size, card).slug for size in found.sizes))
+    served = (pick(problem, size, card) for size in found.sizes)
+    return list(dict.fromkeys(one.slug for one in served if one.kind == found.kind))
 
 
 def summary(found: Survey, declared: Declared) -> dict[str, Any]:

@@ -107,6 +107,12 @@ class Dispatcher:
         return self.group.signature
 
     @property
+    def clobbers(self) -> bool:
+        """Whether one of them leaves anything in its workspace, where another's holds zeros."""
+        launches = [kernel.plan.launches for kernel in self.kernels]
+        return self.zeroed and any(one.needs_workspace and not one.zeroed for one in launches)
+
+    @property
     def zeroed(self) -> bool:
         """Whether the workspace of one of them is zeros before the first call."""
         return any(kernel.plan.launches.zeroed for kernel in self.kernels)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from fagen import fold
 from fagen.arch import SM90
 from fagen.errors import OverBudget
 from fagen.kind import Role
@@ -15,6 +14,7 @@ from fagen.kinds.combine.rules import LOAD_BYTES, lanes, row_loads
 from fagen.kinds.combine.signature import signature
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.ledger import Ledger, Row, first_that_fits
+from fagen.merge import Folding
 from fagen.signature import Extent, Signature
 from fagen.vocab import BLOCK_THREADS, PARTIALS, RING_STAGES, Dtype
 
@@ -22,7 +22,7 @@ _OTHERS = 32  # registers for addresses, steps, an LSE, a weight and what is cou
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Folding):
     """Combining, worked out: it fits."""
 
     kind: ClassVar[str] = "combine"
@@ -53,14 +53,6 @@ class Plan:
     weighing: int  # neighbouring lanes that share the work of weighing them
     held: int  # weights that each of these works out
     shared: Ledger
-
-    log2_e: float = fold.LOG2_E
-    ln_2: float = fold.LN_2
-    rounder: float = fold.ROUND
-    least_exponent: float = fold.LEAST_EXPONENT
-    sqrt_half_bits: int = fold.SQRT_HALF_BITS
-    exp2: tuple[float, ...] = fold.EXP2
-    log: tuple[float, ...] = fold.LOG
 
     @property
     def shared_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """Decoding: attention of a few queries over many keys, whose chunks thread blocks share."""
 
 from fagen.kind import Kind
-from fagen.kinds.decode.defaults import chunks_for, deal_for, derived, rows_for
+from fagen.kinds.decode.defaults import chunks_for, deal_for, derived, rows_for, sized
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.plan import plan
 from fagen.records import DecodeError, DecodeSpeed
@@ -16,4 +16,5 @@ KIND = Kind(
     speeds=DecodeSpeed,
     emulate="fagen.kinds.decode.emulate:compute",
     proof="fagen.kinds.decode.proof:PROOF",
+    sized=sized,
 )

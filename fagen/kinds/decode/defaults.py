@@ -6,6 +6,7 @@ from fagen.arch import SM90
 from fagen.errors import OverBudget
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.plan import plan
+from fagen.problem import Sizes
 
 ROWS = (8, 16, 32, 64)  # of queries, that a kernel is made for
 _NARROW = 64  # columns up to which a step has 128 keys: with 64 it would end too soon
@@ -61,6 +62,20 @@ def derived(
             for deal in dict.fromkeys((by, "turn"))
         )
     )
+
+
+def sized(schedule: Schedule, sizes: Sizes) -> Schedule:
+    """Return the schedule for the rows and KV heads of a call, of the problem of another."""
+    asked, rows = schedule.decode, sizes.seqlen_q * sizes.heads // sizes.kv_heads
+    return derived(
+        dtype=asked.dtype,
+        head_dim=asked.head_dim,
+        head_dim_v=asked.head_dim_v,
+        mask=asked.mask,
+        rows=rows,
+        chunks=chunks_for(sizes.kv_heads),
+        by=deal_for(rows, sizes.kv_heads, sizes.batch),
+    )[0]
 
 
 def _fitting(schedules: Iterator[Schedule]) -> Iterator[Schedule]:

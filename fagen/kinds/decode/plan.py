@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from fagen import fold
 from fagen.arch import SM90
 from fagen.errors import OverBudget
 from fagen.kind import Role
@@ -24,14 +23,11 @@ from fagen.kinds.decode.formulae import (
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.rules import SWIZZLE
 from fagen.kinds.decode.signature import signature
-from fagen.launch import Grid, Launch, Launches, Product
+from fagen.launch import Grid, Launch, Launches
 from fagen.ledger import Ledger
-from fagen.signature import Extent, Signature
+from fagen.merge import Folding, Merge, chunk_blocks
+from fagen.signature import Signature
 from fagen.vocab import DTYPES, MASKS, Dtype, Mask, Swizzle
-
-_MERGE_THREADS = 128
-_MERGE_VECTOR = 2  # fp32 numbers of a load
-_MERGE_WINDOW = 16  # chunks that are folded at a time, weighed by as many lanes
 
 _LAZY_ABOVE = 8.0
 # How many powers of 2 scores may be above a reference that was given, and the mean of P in a chunk
@@ -63,7 +59,7 @@ class Gemm:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Folding):
     """A schedule that fits, worked out.  There is no Plan that does not fit.
 
     Sizes are in elements, registers per thread, slabs in columns; padded is in shared memory.
@@ -100,9 +96,7 @@ class Plan:
     launch_registers: int
     max_spill_bytes: int
 
-    merge_threads: int
-    merge_lanes: int  # that share a row of partial outputs
-    merge_window: int
+    merge: Merge
 
     shared: Ledger
     registers: Ledger
@@ -112,23 +106,10 @@ class Plan:
     rescale_threshold: float
     least_mean: float  # of P over the keys of a chunk, relative to such a number of the caller's
 
-    log2_e: float = fold.LOG2_E
-    ln_2: float = fold.LN_2
-    rounder: float = fold.ROUND
-    least_exponent: float = fold.LEAST_EXPONENT
-    sqrt_half_bits: int = fold.SQRT_HALF_BITS
-    exp2: tuple[float, ...] = fold.EXP2
-    log: tuple[float, ...] = fold.LOG
-
     @property
     def pads_v(self) -> bool:
         """Whether some rows of Oᵀ are no column of V."""
         return self.head_dim_v < self.head_dim_v_padded
-
-    @property
-    def merge_ragged(self) -> bool:
-        """Whether some lanes are beyond a row's end."""
-        return self.merge_lanes * _MERGE_VECTOR > self.head_dim_v
 
     @property
     def shared_bytes(self) -> int:
@@ -163,8 +144,7 @@ class Plan:
 
     def chunk_keys(self, length: int) -> int:
         """Return how many keys a chunk of a sequence of so many has."""
-        blocks = -(-length // self.block_n)
-        return -(-blocks // self.chunks) * self.block_n
+        return chunk_blocks(length, self.block_n, self.chunks) * self.block_n
 
     @property
     def ledger(self) -> str:
@@ -180,29 +160,11 @@ class Plan:
     @property
     def launches(self) -> Launches:
         """Chunks are computed by blocks that stay, and merged by a kernel that overlaps them."""
-        rows = (Extent("seqlen_q"), Extent("heads"), Extent("batch"))
-        chunks = Product((*rows, Extent(number=self.chunks)))
-        record = FP32_BYTES * (self.head_dim_v + 1)  # of a row of a chunk: its output and LSE
-        folded = self.folded_bytes if self.by_runs else 0
-        return Launches(
-            (
-                Launch(
-                    "decode",
-                    Grid(chunks, resident=True, per_multiprocessor=self.blocks),
-                    self.threads,
-                    self.shared_bytes,
-                    overlaps=True,
-                ),
-                Launch(
-                    "merge",
-                    Grid(Product(rows, per=self.merge_threads // self.merge_lanes)),
-                    self.merge_threads,
-                    overlaps=True,
-                ),
-            ),
-            workspace=Product((Extent(number=record * self.chunks + folded), *rows)),
-            counted="rows of chunks",
-        )
+        grid = Grid(self.merge.units, resident=True, per_multiprocessor=self.blocks)
+        decode = Launch("decode", grid, self.threads, self.shared_bytes, overlaps=True)
+        kernels = decode, self.merge.launch
+        workspace = self.merge.workspace(self.folded_bytes if self.by_runs else 0)
+        return Launches(kernels, workspace=workspace, counted="rows of chunks")
 
     def explained(self) -> str:
         """Return the ledgers with their formulae, the numbers in them, and the solved limits."""
@@ -228,8 +190,6 @@ def plan(schedule: Schedule) -> Plan:
     asked, tile, pipeline = schedule.decode, schedule.tile, schedule.pipeline
     dtype = DTYPES[asked.dtype]
     d, d_v = padded_head_dims(schedule)
-    vectors = -(-asked.head_dim_v // _MERGE_VECTOR)
-    lanes = max(_MERGE_WINDOW, 1 << (vectors - 1).bit_length())
     unified = schedule.softmax.maximum == "unified"
     above, below = _NARROW if dtype.narrow else _WIDE
     return Plan(
@@ -256,9 +216,7 @@ def plan(schedule: Schedule) -> Plan:
         blocks=schedule.grid.blocks,
         launch_registers=registers_left(schedule.grid.blocks),
         max_spill_bytes=schedule.build.max_spill_bytes,
-        merge_threads=_MERGE_THREADS,
-        merge_lanes=lanes,
-        merge_window=_MERGE_WINDOW,
+        merge=Merge(schedule.split.chunks, asked.head_dim_v),
         shared=cost.shared,
         registers=cost.registers,
         rescale_threshold=above if unified else _LAZY_ABOVE,

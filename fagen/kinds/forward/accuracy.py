@@ -62,14 +62,22 @@ def simulated(
     Raises VerificationError after the last of them if any broke the rule.
     """
     m, n = plan.block_m, plan.block_n
-    sizes = (
+    sizes = [
         Sizes(1, 1, 1, 1, 1),
         Sizes(1, 2, 1, m + 1, n + 1),
         Sizes(1, 2, 2, m - 1, 3 * n - 5),
         Sizes(2, 2, 1, 2 * m + 9, 2 * n + 3),
         Sizes(1, 2, 2, m + 3, 0),
         Sizes(1, 3, 1, 2 * m + 3, n // 2),
-    )
+    ]
+    if plan.splits:
+        # chunks of one block and of two, some of which the first rows or whole tiles do not see
+        most = min(plan.chunks, 6)
+        sizes += [
+            Sizes(1, 4, 2, 5, most * n - 3),
+            Sizes(2, 2, 1, m + 9, (plan.chunks + 1) * n + 5 if most < 6 else 5 * n + 1),
+            Sizes(1, 1, 1, 3 * m + 1, 3 * m + 2),
+        ]
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         out, lse = outputs(plan, q)

@@ -17,8 +17,9 @@ from typing import Any
 
 from fagen.arch import SM90
 from fagen.kinds.forward.formulae import padded_head_dims
+from fagen.merge import chunk_blocks
 from fagen.problem import Sizes
-from fagen.vocab import DTYPES, MASKS, ORDERS, swizzle_of
+from fagen.vocab import DTYPES, FP32, MASKS, ORDERS, swizzle_of
 
 # Fitted by benchmarks/search/refit.py (NVIDIA H200); clocks where nothing else is said.
 SHARPNESS = 4.25
@@ -38,6 +39,10 @@ SHARED_OUTPUT = 1_270.0  # of a tile: V's copies wait until O is stored
 NEW_BLOCK = 2_160.0  # of a tile in a thread block of its own: it begins with nothing loaded
 HEAD_START = 1.05  # of a causal grid's mean tile, by which its slowest block ends late
 DRAWN = 0.086  # the same in a dynamic order, whose tiles are drawn from a counter
+
+# Of chunks, as decoding's merge was measured, and not fitted yet.
+MERGE = 1.5e-6  # seconds, of a launch that waits for the one before it
+PARTIAL_BYTES = 3e12  # a second, of partial outputs that are written, and of those that are read
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,8 @@ _STEP_KEYS = (  # the first four also say how tiles follow each other
     *("head_dim_v", "consumers", "producer", "intra_warpgroup", "p", "sum", "maximum"),
     "rescale_threshold",
 )
-_KEYS = ("mask", "order", "output", *_STEP_KEYS)  # all that counts
+_HEAD_DIM_V = _STEP_KEYS.index("head_dim_v")
+_KEYS = ("mask", "order", "output", "chunks", *_STEP_KEYS)  # all that counts
 
 
 def _step(
@@ -167,19 +173,27 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
 
     @cache
     def grids(
-        m: int, n: int, mask: str, order: str, cluster: int
+        m: int, n: int, mask: str, order: str, cluster: int, chunks: int
     ) -> tuple[tuple[float, float], ...]:
-        return tuple(grid(m, n, mask, order, one, cluster) for one in sizes)
+        return tuple(grid(m, n, mask, order, one, cluster, chunks) for one in sizes)
 
     @cache
-    def times(mask: str, order: str, output: str, *of_step: Any) -> tuple[float, ...]:
+    def merging(n: int, chunks: int, head_dim_v: int) -> tuple[float, ...]:
+        return tuple(_merging(one, n, chunks, head_dim_v) for one in sizes)
+
+    @cache
+    def times(mask: str, order: str, output: str, chunks: int, *of_step: Any) -> tuple[float, ...]:
         one, (m, n, cluster, inter_warpgroup) = cached_step(*of_step), of_step[:4]
         tile = one.between + EPILOGUE + (0 if output == "own" else SHARED_OUTPUT)
         tile += 0 if ORDERS[order].persistent else NEW_BLOCK
         tile += TURNS if inter_warpgroup and MASKS[mask].by_row else 0
         clocks, clock, launch = one.clocks, SM90.clock_hz, SM90.launch_seconds
+        of_grids = grids(m, n, mask, order, cluster, chunks)
         return tuple(
-            (a * clocks + b * tile) / clock + launch for a, b in grids(m, n, mask, order, cluster)
+            (a * clocks + b * tile) / clock + launch + merge
+            for (a, b), merge in zip(
+                of_grids, merging(n, chunks, of_step[_HEAD_DIM_V]), strict=True
+            )
         )
 
     pick = itemgetter(*_KEYS)
@@ -191,13 +205,25 @@ def seconds(values: Mapping[str, Any], sizes: Sizes) -> float:
     return predictor([sizes])(values)[0]
 
 
+def _merging(sizes: Sizes, n: int, chunks: int, head_dim_v: int) -> float:
+    """Return the seconds that partial outputs and their merge take; 0 where there are none."""
+    if chunks == 1 or sizes.seqlen_k == 0:
+        return 0.0
+    blocks = ceil(sizes.seqlen_k / n)
+    found = ceil(blocks / chunk_blocks(sizes.seqlen_k, n, chunks))
+    rows = sizes.batch * sizes.heads * sizes.seqlen_q
+    return MERGE + 2 * rows * found * FP32.bytes * (head_dim_v + 1) / PARTIAL_BYTES
+
+
 def grid(
-    m: int, n: int, mask: str, order: str, sizes: Sizes, cluster: int = 1
+    m: int, n: int, mask: str, order: str, sizes: Sizes, cluster: int = 1, chunks: int = 1
 ) -> tuple[float, float]:
-    """Return the steps and the tiles of the multiprocessor that ends last.
+    """Return the steps and the tiles of the multiprocessor that ends last; of `chunks`, theirs.
 
     The blocks of a cluster have neighbouring tiles, and as many steps as the longest of those.
     """
+    if chunks > 1:
+        return _grid_of_chunks(m, n, mask, sizes, chunks)
     rows = m * cluster
     groups = ceil(sizes.seqlen_q / rows)
     m_blocks = groups * cluster
@@ -221,6 +247,18 @@ def grid(
     stride = gcd(m_blocks, SM90.sm_count)
     met = lengths[::-1][::stride]
     return rounds * sum(met) / len(met), rounds
+
+
+def _grid_of_chunks(m: int, n: int, mask: str, sizes: Sizes, chunks: int) -> tuple[float, float]:
+    """Return the steps and the tiles of chunks, dealt in turns, of who has the most."""
+    each = max(1, chunk_blocks(sizes.seqlen_k, n, chunks))
+    heads = sizes.batch * sizes.heads
+    of_tiles = [_steps(n, mask, top, top + m, sizes) for top in range(0, max(1, sizes.seqlen_q), m)]
+    units = sum(ceil(steps / each) for steps in of_tiles)
+    if units == 0:
+        return 0, 0
+    rounds = ceil(units * heads / SM90.sm_count)
+    return max(min(each, max(of_tiles)), rounds * sum(of_tiles) / units), rounds
 
 
 def _steps(n: int, mask: str, top: int, bottom: int, sizes: Sizes) -> int:

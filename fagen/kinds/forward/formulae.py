@@ -37,6 +37,7 @@ SUMMED = (
     *("dtype", "head_dim", "head_dim_v", "block_m", "block_n", "stages", "output", "p"),
     *("producer", "consumers", "producer_registers", "consumer_registers", "q_stages", "sum"),
     *("v_layout", "promote", "totals", "scale_rows", "v_scales", "out_dtype", "order", "lengths"),
+    "chunks",
 )
 
 # d, d_v padded; e bytes per element
@@ -181,13 +182,15 @@ def shared_formulae(
     dynamic: bool,
     votes: bool,
     asked: bool,
+    splits: bool,
 ) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment.
 
     `out_bytes` are those of an element of O, 0 where it has as many as the others; `group_keys`,
     which share a scale, where blocks have some, else it is 0, and `totals` where sums are promoted;
     `dynamic`: tiles are drawn, and a ring of TILE_STAGES passes them on; `votes`: the warps of a
-    warpgroup vote on how to go on; `asked`: a warp of its own draws tiles when it is asked to.
+    warpgroup vote on how to go on; `asked`: a warp of its own draws tiles when it is asked to;
+    `splits`: O goes from registers to the workspace.
     """
     import sympy
 
@@ -196,6 +199,8 @@ def shared_formulae(
     parts = 2 if output == "halves" else 1
     rows = {"q": q_stages * m * d * e, "k": stages * n * d * e}
     rows |= {"v_or_o": sympy.Max(v, o)} if output == "v_space" else {"v": v, "o": o / parts}
+    if splits:
+        del rows["o"]
     if v_layout == "rows":
         rows["vt"] = v  # the same, transposed
     if p == "shared":
@@ -256,7 +261,7 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
 
 def _shared_choices(
     values: Mapping[str, Any],
-) -> tuple[str, str, str, str, int, str, str, int, bool, bool, bool]:
+) -> tuple[str, str, str, str, int, str, str, int, bool, bool, bool, bool]:
     output, p, row_sum, v_layout = (values[key] for key in ("output", "p", "sum", "v_layout"))
     group_keys = keys_of_a_scale(values["block_n"], values["scale_rows"])
     by_block = values["scale_rows"] > 0
@@ -267,8 +272,9 @@ def _shared_choices(
     v_scales, totals = values["v_scales"], values["totals"]
     dynamic = ORDERS[values["order"]].dynamic
     votes = finds_spread(values["dtype"], values["maximum"], values["intra_warpgroup"])
-    asked = draws_apart(values["lengths"], v_layout)
-    return output, p, row_sum, v_layout, of_scales, v_scales, totals, of_out, dynamic, votes, asked
+    of_call = draws_apart(values["lengths"], v_layout), values["chunks"] > 1
+    of_scale = of_scales, v_scales, totals, of_out
+    return output, p, row_sum, v_layout, *of_scale, dynamic, votes, *of_call
 
 
 def _register_choices(values: Mapping[str, Any]) -> tuple[str, str, bool]:
@@ -345,7 +351,7 @@ def _options(schedule: Schedule) -> dict[str, list[dict[str, Any]]]:
     totals = {"totals": None} if "totals" in said else {}
     others = [p for p in P_HOMES if p != values["p"]]
     outputs = possible_outputs(values["head_dim_v"], values["dtype"], values["out_dtype"])
-    thriftier = outputs[outputs.index(values["output"]) + 1 :]
+    thriftier = outputs[outputs.index(values["output"]) + 1 :] if values["chunks"] == 1 else ()
     return {
         "block_m": [{"block_m": m, **registers} for m in _below(values["block_m"], SM90.wgmma_m)],
         "block_n": [{"block_n": n} for n in _below(values["block_n"], 16)],

@@ -72,6 +72,19 @@ class Tile(Section):
     block_n: int = Field(ge=16, le=SM90.wgmma_n_max, multiple_of=16, description="keys per step")
 
 
+class Split(Section):
+    """How the keys of a sequence are parted."""
+
+    chunks: int = Field(
+        default=1,
+        ge=1,
+        le=128,
+        description="that a sequence's keys are cut into, at most: equally long ones, in whole "
+        "blocks of keys, by its own length alone; of more than one, each is a tile's work of its "
+        "own, and a second kernel merges them",
+    )
+
+
 class Pipeline(Section):
     """How loads run ahead of the arithmetic."""
 
@@ -206,6 +219,7 @@ class Schedule(AnySchedule):
 
     attention: Attention
     tile: Tile
+    split: Split = Split()
     pipeline: Pipeline = Pipeline()
     warps: Warps = Warps()
     overlap: Overlap = Overlap()
@@ -218,6 +232,7 @@ class Schedule(AnySchedule):
         tables={
             "attention": Attention,
             "tile": Tile,
+            "split": Split,
             "pipeline": Pipeline,
             "warps": Warps,
             "overlap": Overlap,

@@ -27,6 +27,7 @@ from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.signature import signature
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.ledger import Ledger
+from fagen.merge import Folding, Merge, chunk_blocks
 from fagen.signature import Extent, Signature
 from fagen.vocab import DTYPES, MASKS, ORDERS, OUT_DTYPES, Dtype, Mask, Swizzle, swizzle_of
 
@@ -51,7 +52,7 @@ _SECTION_ROUNDS = 2
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Folding):
     """A schedule that fits, worked out.  There is no Plan that does not fit.
 
     Sizes are in elements, registers per thread, slabs in columns; padded is in shared memory.
@@ -89,6 +90,8 @@ class Plan:
     block_n: int
     stages: int
     q_stages: int
+
+    chunks: int  # of a sequence's keys, at most
 
     consumers: int  # warpgroups
     threads: int
@@ -177,6 +180,30 @@ class Plan:
     shared_bytes: int
 
     @property
+    def splits(self) -> bool:
+        """Whether chunks of a sequence's keys are computed apart, and merged."""
+        return self.chunks > 1
+
+    @property
+    def merge(self) -> Merge:
+        """The kernel that merges them."""
+        return Merge(self.chunks, self.head_dim_v)
+
+    @property
+    def stores_tiles(self) -> bool:
+        """Whether accumulators are stored through shared memory: O, or P."""
+        return not (self.splits and self.p_in_registers)
+
+    @property
+    def has_barriers(self) -> bool:
+        """Whether warps meet at named barriers."""
+        return self.stores_tiles or self.inter_warpgroup or self.spread_blocks > 0
+
+    def chunk_keys(self, length: int) -> int:
+        """Return how many keys a chunk of a sequence of so many keys has."""
+        return chunk_blocks(length, self.block_n, self.chunks) * self.block_n
+
+    @property
     def far_scale(self) -> float:
         """A power of 2 below which no scale makes products exponents that are far; 0: any may."""
         if not self.fp8:
@@ -221,11 +248,23 @@ class Plan:
 
     @property
     def launches(self) -> Launches:
-        """One kernel, whose thread blocks take tiles of block_m rows of a head each."""
+        """One kernel, whose thread blocks take tiles of block_m rows of a head each.
+
+        Or of chunks of their keys, which a second one merges.
+        """
         name = "total_q" if self.varlen else "seqlen_q"
         rows = Extent(name, per=self.block_m * self.cluster, times=self.cluster)
         sequences = Extent("offsets") if self.varlen else Extent("batch")
         tiles = Product((rows, Extent("heads"), sequences))  # at most, where lengths differ
+        if self.splits:
+            units = Product((*tiles.factors, Extent(number=self.chunks)))
+            grid = Grid(units, resident=self.persistent)
+            kernel = Launch(
+                "attention_forward", grid, self.threads, self.shared_bytes, overlaps=True
+            )
+            return Launches(
+                (kernel, self.merge.launch), self.merge.workspace(), counted="rows of chunks"
+            )
         grid = Grid(tiles, resident=self.persistent, cluster=self.cluster)
         kernel = Launch("attention_forward", grid, self.threads, self.shared_bytes)
         if not self.dynamic:
@@ -296,6 +335,7 @@ def plan(schedule: Schedule) -> Plan:
         block_n=block_n,
         stages=schedule.pipeline.stages,
         q_stages=schedule.pipeline.q_stages,
+        chunks=schedule.split.chunks,
         consumers=schedule.warps.consumers,
         threads=threads(schedule),
         producer_warp=schedule.warps.producer == "warp",

@@ -7,6 +7,7 @@ from fagen.build import Binary
 from fagen.kinds.forward import accuracy, varlen_accuracy
 from fagen.kinds.forward.operands import alike, arguments, launch, outputs
 from fagen.kinds.forward.plan import Plan
+from fagen.kinds.forward.shapes import LONG_KEYS
 from fagen.measure.cells import compare, speeds
 from fagen.measure.proof import Proof, Trial
 from fagen.measure.timing import BURST, SUSTAINED
@@ -34,8 +35,9 @@ def _simulated(
 
 
 def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Speed, ...]:
-    sizes = standard_sizes(plan.head_dim)
-    return speeds(compare(plan, binary, sizes, regimes=_REGIMES, progress=progress))
+    sizes = LONG_KEYS if plan.splits else standard_sizes(plan.head_dim)
+    peers = ["cudnn"] + ["fa2"] * plan.splits  # which splits the keys too
+    return speeds(compare(plan, binary, sizes, peers=peers, regimes=_REGIMES, progress=progress))
 
 
 TRIAL = Trial(

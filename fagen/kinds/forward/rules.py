@@ -24,6 +24,7 @@ from fagen.vocab import (
 _CODES = (
     Code("lengths", words={"equal": "equal", "varlen": "varlen"}),
     Code("out_dtype", words={name: f"o{name}" for name in OUT_DTYPES}),
+    Code("chunks", "split"),
     Code("stages", "s"),
     Code("q_stages", "q"),
     Code("output", words={"own": "own", "halves": "halves", "v_space": "vspace"}),
@@ -71,8 +72,8 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "consumers": lambda keys: keys["block_m"] // SM90.wgmma_m,
     # wherever two warpgroups can take turns at the tensor cores (consumers, producer)
     "inter_warpgroup": lambda keys: keys["consumers"] > 1 and keys["producer"] == "warp",
-    # longest tiles first where they differ in length, to whoever comes free (lengths, mask,
-    # producer, cluster)
+    # longest tiles first where they differ in length, to whoever comes free (lengths, chunks,
+    # mask, producer, cluster)
     "order": lambda keys: _order(keys),
     # that of Q, K and V where O can have it (dtype)
     "out_dtype": lambda keys: DTYPES[keys["dtype"]].out,
@@ -100,6 +101,8 @@ def _order(keys: Mapping[str, Any]) -> str:
     """The grid order that suits the mask; only a producer of a block by itself can draw tiles."""
     if keys["lengths"] == "varlen":
         return "dynamic"  # how many tiles there are the host does not know
+    if keys["chunks"] > 1:
+        return "persistent"  # they are equally long, nearly all of them
     order = ORDERS[MASKS[keys["mask"]].order]
     draws = keys["producer"] == "warp" and keys["cluster"] == 1
     return order.name if draws else order.static or order.name
@@ -243,6 +246,8 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 '= "block" is for sequences of one length so far; with lengths = "varlen" there '
                 'are scales = "head" and "tensor", of V also one for each column',
             )
+    if keys["chunks"] > 1:
+        yield from _rules_of_chunks(keys)
     if keys["totals"] and not keys["promote"]:
         yield "totals", "has no meaning but with promote; leave it out"
     if keys["promote"] and keys["sum"] == "tensor":
@@ -260,6 +265,27 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                     "leave it out",
                 )
     yield from _rules_of_fp8(keys) if _fp8(keys) else _rules_of_16_bits(keys)
+
+
+def _rules_of_chunks(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if _fp8(keys):
+        said = '"e4m3" is not for chunks so far; use dtype = "fp16" or "bf16", or chunks = 1'
+        yield "dtype", said
+    for key, only, why in (
+        ("lengths", "equal", "fagen.attention_decode splits sequences of their own lengths"),
+        ("producer", "warp", "which loads a chunk's first keys under the end of the one before"),
+        ("output", "own", "O goes from registers to the workspace, through no shared memory"),
+        ("cluster", 1, "thread blocks that share keys find them in the L2 cache"),
+        ("sum", "threads", "row sums leave a thread's registers with its columns of O"),
+    ):
+        if keys[key] != only:
+            yield key, f"must be {_toml(only)} with chunks > 1: {why}; leave it out, or chunks"
+    if ORDERS[keys["order"]].longest_first:
+        yield (
+            "order",
+            f'"{keys["order"]}" does not go with chunks > 1, which are equally long but for a few; '
+            'use "persistent", or leave it out',
+        )
 
 
 def _rules_of_16_bits(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

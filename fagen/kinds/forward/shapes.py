@@ -3,13 +3,16 @@
 from fagen.kinds.forward.plan import Plan
 from fagen.problem import Sizes
 
+LONG_KEYS = Sizes(1, 32, 8, 128, 100_000)  # what splitting the keys is for
+
 
 def verification_sizes(plan: Plan) -> tuple[Sizes, ...]:
     """Sizes that have caught attention kernels out, around the tile of `plan`.
 
     One tile and one more or less of it in each direction, a single query, no query, no key, more
     queries than keys (whole rows masked when causal), every grouping of heads, enough tiles that
-    each block of a persistent grid takes several, and two long ones.
+    each block of a persistent grid takes several, and two long ones. Of chunks, one block each and
+    a few more, some of which rows or whole tiles do not see, and many keys.
     """
     m, n = plan.block_m, plan.block_n
     sizes = [
@@ -32,4 +35,13 @@ def verification_sizes(plan: Plan) -> tuple[Sizes, ...]:
         Sizes(1, 4, 4, 2_048, 2_048),
         Sizes(1, 4, 1, 1_023, 4_097),
     ]
+    if plan.splits:
+        chunks = plan.chunks
+        sizes += [
+            Sizes(2, 4, 2, 5, chunks * n - 3),
+            Sizes(1, 4, 1, m + 9, (chunks + 1) * n + 5),
+            Sizes(1, 2, 2, 3 * m + 1, 2 * chunks * n),
+            Sizes(3, 6, 2, 130, 2_500),
+            LONG_KEYS,
+        ]
     return tuple(dict.fromkeys(sizes))

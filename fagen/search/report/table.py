@@ -49,7 +49,7 @@ def served(result: Result) -> Iterator[Served]:
     rows = [
         row
         for row in table_at(locate("schedules") / NAME)
-        if row.card == result.card and row.problem == problem
+        if row.card == result.card and row.problem == problem and not row.narrow
     ]
     for row in sorted(rows, key=lambda row: (not row.few, row.rows, row.least)):
         same, here, than = _beside(result, row)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fagen.arch import SM90
 from fagen.e4m3 import to_e4m3
+from fagen.folding import folded
 from fagen.kinds.forward.plan import Plan
 
 LN2 = math.log(2)
@@ -47,36 +48,56 @@ def emulate(
         queries = queries.reshape(batch, kv_heads, group * (bottom - top), -1)
         row = rows_of[top:bottom].repeat(group)[:, None]
 
-        softmax = _OnlineSoftmax(queries, scale, plan, bottom - top)
-        partial = queries.new_zeros(*queries.shape[:-1], v.shape[-1])
-        total = torch.zeros_like(partial)
-        blocks = blocks_of(plan, top, bottom, seqlen_q, seqlen_k)
-        for step, block in enumerate(blocks, 1):
-            scores = queries @ keys[..., block]
-            unseen = hidden(plan, row, block, seqlen_q, seqlen_k)
-            p, rescale = softmax.step(scores.masked_fill(unseen, -math.inf), unseen)
-            # what the tensor cores read is rounded; row sums that threads add up saw p before
-            rounded = p.to(q.dtype).float()
-            softmax.add(rounded if plan.sum_by_tensor else p, rescale)
-            partial, total = partial * rescale, total * rescale
-            if hopper_sums:
-                partial = multiply_add(rounded, values[:, :, block], partial)
-            else:
-                partial = partial + rounded @ values[:, :, block]
-            if plan.promote and step % plan.promote == 0:
-                total, partial = total + partial, torch.zeros_like(partial)
-
-        inverse, log_sum = softmax.finish()
-        found = (total + partial) * inverse
+        step = plan.chunk_keys(seqlen_k)
+        chunks = []
+        for first in range(0, seqlen_k, step):
+            blocks = blocks_of(plan, top, bottom, seqlen_q, seqlen_k, first, first + step)
+            seen = ((block, hidden(plan, row, block, seqlen_q, seqlen_k)) for block in blocks)
+            softmax = _OnlineSoftmax(queries, scale, plan, bottom - top)
+            chunks.append(_averages(softmax, queries, keys, values, seen, hopper_sums))
+        found, log_sum = folded(chunks, chunks[0][0]) if plan.splits else chunks[0]
         if plan.largest_output:  # P was rounded, its sum was not
             limited = found.clamp(-plan.largest_output, plan.largest_output)
             found = torch.where(found.isfinite(), limited, found)
         # a row that sees no key, even beside a V that is not finite
-        found = found.masked_fill(log_sum == -math.inf, 0.0)
+        found = found.masked_fill(log_sum[..., None] == -math.inf, 0.0)
         tile = found.to(q.dtype).view(batch, heads, bottom - top, -1)
         out[:, top:bottom] = tile.permute(0, 2, 1, 3)
         lse[:, :, top:bottom] = log_sum.view(batch, heads, bottom - top)
     return out, lse
+
+
+def _averages(
+    softmax: "_OnlineSoftmax",
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    blocks: Iterator[tuple[slice, Tensor]],
+    hopper_sums: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the averages of V over blocks, each with the keys that are not seen, and the LSE.
+
+    queries (B, Hk, rows, D), keys (B, Hk, D, Sk), values (B, Hk, Sk, Dv): (B, Hk, rows, Dv) and
+    (B, Hk, rows) in fp32; minus infinity, beside any average, in a row that sees no key.
+    """
+    plan, element = softmax.plan, getattr(torch, softmax.plan.dtype.torch)
+    partial = queries.new_zeros(*queries.shape[:-1], values.shape[-1])
+    total = torch.zeros_like(partial)
+    for step, (block, unseen) in enumerate(blocks, 1):
+        scores = queries @ keys[..., block]
+        p, rescale = softmax.step(scores.masked_fill(unseen, -math.inf), unseen)
+        # what the tensor cores read is rounded; row sums that threads add up saw p before
+        rounded = p.to(element).float()
+        softmax.add(rounded if plan.sum_by_tensor else p, rescale)
+        partial, total = partial * rescale, total * rescale
+        if hopper_sums:
+            partial = multiply_add(rounded, values[:, :, block], partial)
+        else:
+            partial = partial + rounded @ values[:, :, block]
+        if plan.promote and step % plan.promote == 0:
+            total, partial = total + partial, torch.zeros_like(partial)
+    inverse, log_sum = softmax.finish()
+    return (total + partial) * inverse, log_sum.squeeze(-1)
 
 
 def multiply_add(p: Tensor, values: Tensor, onto: Tensor) -> Tensor:
@@ -96,10 +117,22 @@ def multiply_add(p: Tensor, values: Tensor, onto: Tensor) -> Tensor:
     return onto
 
 
-def blocks_of(plan: Plan, top: int, bottom: int, seqlen_q: int, seqlen_k: int) -> Iterator[slice]:
-    """Yield the blocks of keys that the rows top … bottom - 1 see, the last one first."""
+def blocks_of(
+    plan: Plan,
+    top: int,
+    bottom: int,
+    seqlen_q: int,
+    seqlen_k: int,
+    from_key: int = 0,
+    to_key: float = math.inf,
+) -> Iterator[slice]:
+    """Yield the blocks of keys that the rows top … bottom - 1 see, the last one first.
+
+    Of a chunk those from `from_key`, where a block begins, up to `to_key`, where another does.
+    """
     first = max(0, plan.mask.keys(top, seqlen_q, seqlen_k)[0]) // plan.block_n * plan.block_n
     last = min(seqlen_k, plan.mask.keys(bottom - 1, seqlen_q, seqlen_k)[1])
+    first, last = max(first, from_key), int(min(last, to_key))
     for left in reversed(range(first, last, plan.block_n)):
         yield slice(left, min(left + plan.block_n, seqlen_k))
 

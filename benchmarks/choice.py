@@ -1,0 +1,273 @@
+"""Find where few queries of long keys are served best: by plain tiles, by chunks, or by decoding.
+
+    python benchmarks/choice.py                  three head dims: less than two GPU minutes
+    python benchmarks/choice.py --write          and puts the rows into schedules/dispatch.toml
+    python benchmarks/choice.py --predicted      the same borders by the cost models, without a GPU
+
+Plain and split kernels are timed by tiles of 128 queries and by keys, the former also against
+decoding's kernels by queries of a sequence; CUDA graphs go round through 480 MB of keys and values,
+so that none is left in the L2 cache. For each number of tiles the chunks are kept that lose least
+over all keys from which they gain; decoding serves up to the most queries at which it wins on
+average. Measured in fp16 with a causal mask; bf16, and the mask, make no difference to who wins.
+
+Written to benchmarks/results/<card>-<date>-choice.json, with microseconds of each call.
+"""
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from statistics import geometric_mean
+
+from record import Findings, build, exit_code, parser, say
+
+from fagen.dispatch.choice import suited
+from fagen.dispatch.tables import NAME, Row, update
+from fagen.evidence import read as evidence_of
+from fagen.kinds.forward.cost import seconds
+from fagen.measure.timing import Regime
+from fagen.paths import locate
+from fagen.problem import Sizes
+from fagen.registry import from_slug
+from fagen.schedule import Schedule
+
+SHORT = Regime("short", idle=0.0, warm=0.004, timed=0.012, rounds=3)
+
+CHUNKS = (4, 16, 64)
+TILES = (
+    2,
+    4,
+    8,
+    16,
+    24,
+    33,
+    48,
+    66,
+    99,
+)  # of a call, where one multiprocessor each leaves some idle
+TILE_KEYS = (2_048, 8_192, 32_768, 131_072)
+LEAST_KEYS = (
+    4_096  # for which predicted rows are; a model's figures for shorter ones are all launch
+)
+
+QUERIES = (1, 4, 8, 16, 24, 32, 64)
+GROUPS = (1, 4, 8)
+QUERY_KEYS = (2_048, 16_384)
+QUERY_KV_HEADS = 8
+DECODING_KEYS = 1_024  # from which decoding is taken
+
+GAIN = 1.05  # that chunks, and decoding, have at least to be taken
+PREDICTED_GAIN = 1.25  # the same of chunks, of which nothing was measured
+
+TILES_BY_HEAD_DIM = {64: "m128n128", 128: "m128n128", 256: "m128n64"}
+PLAIN = {
+    64: "fwd_{}_d64_{}_m128n128_q2",
+    128: "fwd_{}_d128_{}_m128n128",
+    256: "fwd_{}_d256_{}_m128n64_halves",
+}
+DECODING = {64: "dec_{}_d64_{}_r8n128", 128: "dec_{}_d128_{}_r8n64", 256: "dec_{}_d256_{}_r8n64"}
+
+Times = Callable[[Sequence[Schedule], Sizes], Mapping[str, float]]  # seconds by slug
+
+
+def split_slug(head_dim: int, chunks: int, dtype: str = "fp16", mask: str = "causal") -> str:
+    """The split schedule of a head dim."""
+    end = "_q2" if head_dim == 64 else ""
+    return f"fwd_{dtype}_d{head_dim}_{mask}_{TILES_BY_HEAD_DIM[head_dim]}_split{chunks}{end}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what the arguments ask for; the exit code is that of the `fagen` command."""
+    asked = _arguments(argv)
+    return exit_code(lambda: run(asked))
+
+
+def run(asked: argparse.Namespace) -> int:
+    """Find the borders of each head dim, say them, and write what is asked for."""
+    if asked.predicted:
+        by = "docs/tuning-log.md#few-queries-of-many-keys-predicted"
+        rows = [
+            row
+            for head_dim in asked.head_dims
+            for row in rows_for(head_dim, predicted, PREDICTED_GAIN, asked.card, by)
+        ]
+        if asked.write:
+            update(locate("schedules") / NAME, rows)
+        return 0
+    findings = Findings.begun(asked.out, "choice", [SHORT])
+    slugs = {slug for head_dim in asked.head_dims for slug in _slugs(head_dim)}
+    kernels = build(map(from_slug, sorted(slugs)), binding=False)
+    findings.note_compiler(kernels)
+    began = time.monotonic()
+
+    def measured(schedules: Sequence[Schedule], sizes: Sizes) -> Mapping[str, float]:
+        from fagen.measure.rotating import rotated
+
+        mine = {s.slug: (kernels[s.slug][0], kernels[s.slug][1].library) for s in schedules}
+        found = rotated(mine, sizes, SHORT, peers={}).microseconds
+        findings.rows += [
+            {"slug": slug, **vars(sizes), "microseconds": one} for slug, one in found.items()
+        ]
+        return {slug: one / 1e6 for slug, one in found.items()}
+
+    by = f"benchmarks/results/{findings.stem}.json"
+    rows = []
+    for head_dim in asked.head_dims:
+        rows += rows_for(head_dim, measured, GAIN, findings.about["card"], by)
+        findings.about["seconds"] = round(time.monotonic() - began)
+        findings.save()
+    if asked.write:
+        update(locate("schedules") / NAME, rows)
+    return findings.finish()
+
+
+# ---- borders -------------------------------------------------------------------------------------
+
+
+def rows_for(head_dim: int, times: Times, gain: float, card: str, by: str) -> Iterator[Row]:
+    """The rows of a dispatch table for a head dim, in both dtypes and with both masks."""
+    queries = decoding_border(head_dim, times)
+    borders = list(_joined(split_borders(head_dim, times, gain)))
+    for dtype in ("fp16", "bf16"):
+        for mask in ("causal", "full"):
+            if queries:
+                slug = DECODING[head_dim].format(dtype, mask)
+                yield Row.of(card, slug, DECODING_KEYS, queries=queries, by=by)
+            for tiles, chunks, keys in borders:
+                slug = split_slug(head_dim, chunks, dtype, mask)
+                yield Row.of(card, slug, keys, most_keys(chunks), tiles=tiles, by=by)
+
+
+def most_keys(chunks: int) -> int:
+    """Up to how many keys no chunk has more than 2^17: sums over more need fp32 totals."""
+    return chunks << 17
+
+
+def decoding_border(head_dim: int, times: Times) -> int:
+    """Up to how many queries decoding's kernels win; 0: never."""
+    border = 0
+    for queries in QUERIES:
+        ratios = []
+        for group in GROUPS:
+            for keys in QUERY_KEYS:
+                sizes = Sizes(1, QUERY_KV_HEADS * group, QUERY_KV_HEADS, queries, keys)
+                own = suited(DECODING[head_dim].format("fp16", "causal"), sizes)
+                others = [from_slug(slug) for slug in _forward(head_dim)]
+                found = times([own, *others], sizes)
+                ratios.append(min(found[s.slug] for s in others) / found[own.slug])
+        mean = geometric_mean(ratios)
+        listed = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        say(f"d{head_dim}, {queries} queries: decoding is {mean:.2f} times as fast ({listed})")
+        if mean < GAIN:
+            break
+        border = queries
+    return border
+
+
+def split_borders(head_dim: int, times: Times, gain: float) -> Iterator[tuple[int, int, int]]:
+    """For so many tiles at most, the chunks that serve them best, and from how many keys on."""
+    plain, *split = map(from_slug, _forward(head_dim))
+    for tiles in TILES:
+        found = {
+            keys: times(
+                [plain, *split],
+                Sizes(1, tiles, max(1, tiles // 4) if tiles % 4 == 0 else tiles, 128, keys),
+            )
+            for keys in TILE_KEYS
+        }
+
+        def least(schedule: Schedule, found: Mapping[int, Mapping[str, float]] = found) -> float:
+            """From how many keys on it is faster than the plain kernel, and stays so."""
+            wins = [one[plain.slug] / one[schedule.slug] >= gain for one in found.values()]
+            last = max((i for i, won in enumerate(wins) if not won), default=-1)
+            return TILE_KEYS[last + 1] if last + 1 < len(TILE_KEYS) else math.inf
+
+        best = min(split, key=lambda s: geometric_mean(one[s.slug] for one in found.values()))
+        begins = least(best)
+        ratios = ", ".join(
+            f"{keys:,} keys {one[plain.slug] / one[best.slug]:.2f}" for keys, one in found.items()
+        )
+        chunks = best.values()["chunks"]
+        say(f"d{head_dim}, {tiles} tiles: {chunks} chunks, beside the plain kernel at {ratios}")
+        if begins < math.inf:
+            yield tiles, chunks, max(LEAST_KEYS, int(begins))
+
+
+def _joined(borders: Iterator[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
+    """Neighbours that differ in their number of tiles alone, as one."""
+    last: tuple[int, int, int] | None = None
+    for border in borders:
+        if last and last[1:] != border[1:]:
+            yield last
+        last = border
+    if last:
+        yield last
+
+
+def _forward(head_dim: int) -> list[str]:
+    """The plain kernel of few rows, and the split ones."""
+    plain = PLAIN[head_dim].format("fp16", "causal")
+    return [plain, *(split_slug(head_dim, chunks) for chunks in CHUNKS)]
+
+
+def _slugs(head_dim: int) -> Iterator[str]:
+    yield from _forward(head_dim)
+    for queries in QUERIES:
+        for group in GROUPS:
+            sizes = Sizes(1, QUERY_KV_HEADS * group, QUERY_KV_HEADS, queries, 1)
+            yield suited(DECODING[head_dim].format("fp16", "causal"), sizes).slug
+
+
+# ---- prediction ----------------------------------------------------------------------------------
+
+# Of decoding, from its kernels' own evidence: what a call of 32 · 4,096 keys takes for each key of
+# a KV head, and what a launch of both kernels takes beside.
+LAUNCHES = 5e-6
+MEASURED = (32, 4_096)  # batch, keys
+WIDER = 1.65  # that 64 rows take of 32, where 64 were not measured: as at head dim 128
+
+
+def predicted(schedules: Sequence[Schedule], sizes: Sizes) -> Mapping[str, float]:
+    """Seconds by the cost model of forward kernels, and by what was measured of decoding."""
+    return {schedule.slug: _predicted(schedule, sizes) for schedule in schedules}
+
+
+def _predicted(schedule: Schedule, sizes: Sizes) -> float:
+    values = schedule.values()
+    if "rows" not in values:
+        return seconds(values, sizes)
+    rows = sizes.seqlen_q * sizes.heads // sizes.kv_heads
+    tiles = -(-rows // values["rows"])
+    keys = sizes.batch * sizes.kv_heads * sizes.seqlen_k
+    return LAUNCHES + tiles * keys * _seconds_a_key(values["head_dim"], values["rows"])
+
+
+@cache
+def _seconds_a_key(head_dim: int, rows: int) -> float:
+    block_n = 128 if head_dim == 64 else 64
+    for other in (rows, 16, 32):
+        found = evidence_of(f"dec_fp16_d{head_dim}_causal_r{other}n{block_n}")
+        if found is None or other > rows > 8:
+            continue
+        for speed in found.speeds:
+            if (speed.batch, speed.seqlen_k) == MEASURED:
+                each = speed.microseconds / 1e6 / (speed.batch * speed.kv_heads * speed.seqlen_k)
+                return each if other == rows else each * (1 if rows < other else WIDER)
+    return WIDER * _seconds_a_key(head_dim, rows // 2)
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    made = parser(__doc__)
+    made.add_argument("--head-dim", dest="head_dims", type=int, action="append", choices=PLAIN)
+    made.add_argument("--write", action="store_true", help="put the rows into the table")
+    made.add_argument("--predicted", action="store_true", help="no GPU: by the cost models")
+    made.add_argument("--card", default="NVIDIA H200", help="of predicted rows")
+    asked = made.parse_args(argv)
+    asked.head_dims = asked.head_dims or list(PLAIN)
+    return asked
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Built kernels and sizes in, their times on keys that come from memory, beside torch's out.
+
+Keys and values come from memory, not from the L2 cache, and leave no dirty lines there: a CUDA
+graph goes round through so many buffers of them that none is left of the time before.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fagen.kind import Plan
+from fagen.measure.inputs import softmax_scale
+from fagen.measure.timing import Call, Regime, captured, time_calls
+from fagen.problem import Problem, Sizes
+from fagen.runtime.c_interface import bind
+from fagen.vocab import DTYPES
+
+ROTATED_BYTES = 480 * 10**6  # ten times what the L2 cache holds
+LEAST_BUFFERS = 2
+# what memory limits draws too little power for the clock to fall: short runs do
+BRIEF = Regime("brief", idle=0.0, warm=0.010, timed=0.040, rounds=5)
+PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}
+NOTHING: Mapping[str, Mapping[str, Tensor]] = {}
+
+Enqueue = Callable[[], Any]
+
+
+class Rotated(NamedTuple):
+    """Microseconds of a call, by slug and by peer, their spread, and the megabytes of K and V."""
+
+    microseconds: dict[str, float]
+    spread: dict[str, float]
+    megabytes: float
+
+
+def rotated(
+    kernels: Mapping[str, tuple[Plan, Path]],
+    sizes: Sizes,
+    regime: Regime = BRIEF,
+    peers: Mapping[str, SDPBackend] = PEERS,
+    *,
+    more: Mapping[str, Mapping[str, Tensor]] = NOTHING,
+    eager: bool = False,
+) -> Rotated:
+    """Time built kernels of one problem, and peers, on the same tensors, each in turn.
+
+    Any kernels that take q, k, v and a scale, and what `more` has for their slugs; a peer that
+    refuses them is left out. With `eager` the host launches each call, else a CUDA graph all.
+    """
+    problem = Problem.of(next(iter(kernels.values()))[0].schedule)
+    element = DTYPES[problem.dtype]
+    dtype = getattr(torch, element.torch)
+    shape = sizes.batch, sizes.seqlen_k, sizes.kv_heads
+    columns = problem.head_dim + problem.head_dim_v
+    each = sizes.batch * sizes.seqlen_k * sizes.kv_heads * columns * element.bytes
+    buffers = max(LEAST_BUFFERS, -(-ROTATED_BYTES // each))
+    rows = sizes.batch, sizes.seqlen_q, sizes.heads
+    normal = partial(torch.randn, device="cuda", dtype=dtype)
+    q = normal(*rows, problem.head_dim)
+    pairs = [
+        (normal(*shape, problem.head_dim), normal(*shape, problem.head_dim_v))
+        for _ in range(buffers)
+    ]
+    out = torch.empty(*rows, problem.head_dim_v, device="cuda", dtype=dtype)
+    scale = softmax_scale(problem.head_dim)
+    calls = {
+        slug: _rotating(
+            (
+                bind(of, library, q=q, k=k, v=v, scale=scale, out=out, **more.get(slug, {}))
+                for k, v in pairs
+            ),
+            eager,
+        )
+        for slug, (of, library) in kernels.items()
+    }
+    for name, backend in peers.items():
+        if made := _peer(backend, q, pairs, eager):
+            calls[name] = made
+    times = time_calls(calls, regime)
+    return Rotated(
+        {name: timing.seconds / buffers * 1e6 for name, timing in times.items()},
+        {name: timing.spread for name, timing in times.items()},
+        each / 1e6,
+    )
+
+
+def _rotating(enqueues: Iterable[Enqueue], eager: bool) -> Call:
+    """All of them as one call, or one graph, which keeps what they use."""
+    kept = tuple(enqueues)
+
+    def run() -> object:
+        for enqueue in kept:
+            enqueue()
+        return kept
+
+    return Call(run) if eager else captured(Call(run), 1)
+
+
+def _peer(
+    backend: SDPBackend, q: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], eager: bool
+) -> Call | None:
+    """One of torch's backends on the same tensors; None where it refuses them.
+
+    Of several queries without a mask: none of torch's is aligned to the bottom right.
+    """
+    query = q.transpose(1, 2)
+
+    def attend(k: Tensor, v: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(
+            query, k.transpose(1, 2), v.transpose(1, 2), enable_gqa=q.shape[2] != k.shape[2]
+        )
+
+    try:
+        with sdpa_kernel(backend):
+            return _rotating((partial(attend, k, v) for k, v in pairs), eager)
+    except RuntimeError:
+        return None

@@ -1,0 +1,138 @@
+"""Split-KV of forward tiles on a Hopper GPU: numbers, bits alone, graphs, streams, speed."""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+
+import pytest
+import torch
+
+import fagen
+from fagen import flow, registry
+from fagen.kinds.forward import accuracy
+from fagen.kinds.forward.reference import reference
+from fagen.kinds.forward.shapes import LONG_KEYS
+from fagen.measure.rotating import rotated
+from fagen.runtime.c_interface import bind
+from tests.gpu.conftest import BUILDERS
+
+pytestmark = pytest.mark.gpu
+
+COMMITTED = [path.stem for path in registry.schedules("forward") if "split" in path.stem]
+OTHERS = (
+    "fwd_bf16_d72v104_causal_m64n48_split3",
+    "fwd_fp16_d128_full_m128n64_split5_pm2_smemtotals",
+    "fwd_bf16_d96_causal_m192n80_split7_pshared_eachmax",
+    "fwd_fp16_d64_full_m64n64_split4_single",
+)
+FIRST = "fwd_fp16_d128_causal_m128n128_split4"
+
+
+@pytest.fixture(scope="module")
+def built(hopper):
+    """Plan and Binary by slug, all compiled in parallel beforehand."""
+
+    @cache
+    def build(slug):
+        return flow.built(registry.from_slug(slug), binding=True)
+
+    with ThreadPoolExecutor(BUILDERS) as builders:
+        list(builders.map(build, (*COMMITTED, *OTHERS)))
+    return build
+
+
+@pytest.mark.parametrize("slug", (*COMMITTED, *OTHERS))
+def test_it_is_near_fp64(built, slug):
+    accuracy.check(*built(slug), progress=print)
+
+
+def qkv(batch=2, queries=128, keys=9_000, heads=8, kv_heads=2):
+    normal = partial(torch.randn, device="cuda", dtype=torch.float16)
+    q = normal(batch, queries, heads, 128)
+    return q, *(normal(batch, keys, kv_heads, 128) for _ in range(2))
+
+
+def attend(*tensors, **more):
+    return fagen.attention(*tensors, causal=True, schedule=FIRST, **more)
+
+
+def test_a_sequence_has_the_bits_that_it_has_alone(built):
+    q, k, v = qkv(batch=5)
+    out, lse = attend(q, k, v, return_lse=True)
+    for one in range(5):
+        alone = attend(*(x[one : one + 1] for x in (q, k, v)), return_lse=True)
+        assert torch.equal(alone[0][0], out[one]) and torch.equal(alone[1][0], lse[one])
+
+
+def test_a_graph_is_replayed_beside_others_and_what_was_written_before_is_seen(built):
+    """Both kernels begin early: neither may read before, nor write over, what others do."""
+    q, k, v = qkv()
+    expected = attend(q, k, v)
+    late = [torch.full_like(x, math.nan) for x in (q, k, v)]
+
+    def run():
+        for into, x in zip(late, (q, k, v), strict=True):
+            into.copy_(x)
+        found = [attend(*late) for _ in range(3)]
+        for into in late:
+            into.fill_(math.nan)
+        return found
+
+    assert all(torch.equal(found, expected) for found in run())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    for _ in range(50):
+        for out in captured:
+            out.fill_(math.nan)
+        graph.replay()
+        assert all(torch.equal(out, expected) for out in captured)
+
+
+def test_two_streams_do_not_disturb_each_other(built):
+    made = [qkv(keys=keys) for keys in (9_000, 5_000)]
+    expected = [attend(*tensors) for tensors in made]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in made]
+    found = [[], []]
+    for _ in range(100):
+        for i, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                found[i].append(attend(*made[i]))
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, expected[i]) for i in range(2) for out in found[i])
+
+
+def test_the_workspace_may_hold_anything_and_nothing_beyond_it_is_written(built):
+    plan, binary = built(FIRST)
+    q, k, v = qkv(queries=130)
+    out = torch.full_like(q, math.nan)
+    for _ in range(2):  # of NaN, as bind makes it; then of what the call before left
+        launch = bind(plan, binary.library, q=q, k=k, v=v, scale=0.1, out=out)
+        launch()
+        first = out.clone()
+        out.fill_(math.nan)
+        launch()
+        assert torch.equal(out, first)
+    exact, _ = reference(q, k, v, mask="causal", scale=0.1)
+    assert (out.double() - exact).abs().max() < 2e-3
+
+
+@pytest.mark.parametrize("queries", [1, 16, 25, 128, 130])
+@pytest.mark.parametrize("keys", [100, 1_024, 5_000, 70_000])
+def test_attention_by_itself_is_right(built, queries, keys):
+    q, k, v = qkv(1, queries, keys, 16, 4)
+    out, lse = fagen.attention(q, k, v, causal=True, return_lse=True)
+    exact, exact_lse = reference(q, k, v, mask="causal", scale=128**-0.5)
+    seen = exact_lse > -math.inf
+    assert (out.double() - exact).abs().max() < 2e-3
+    assert (lse[seen].double() - exact_lse[seen]).abs().max() < 1e-3
+    assert (lse[~seen] == -math.inf).all()
+
+
+def test_many_keys_of_few_queries_take_less_than_fa2s_split(built):
+    """The goal is 1.2 times its speed; no less than 1 here, whatever the GPU's clocks."""
+    plan, binary = built(FIRST)
+    found = rotated({FIRST: (plan, binary.library)}, LONG_KEYS).microseconds
+    print({name: f"{one:.0f} us" for name, one in found.items()})
+    assert found[FIRST] < found["fa2"]

@@ -1,0 +1,237 @@
+"""fagen.attention takes chunks, or decoding's kernels, where few queries meet many keys."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fagen
+from fagen.dispatch import tables as dispatch_table
+from fagen.dispatch.choice import MOST, Narrow, for_narrow
+from fagen.dispatch.tables import Row
+from fagen.errors import ScheduleError
+from fagen.kinds.forward.reference import reference
+from fagen.runtime import attention as dispatch
+from tests.attention_helpers import fill
+from tests.tensors import normal
+
+pytestmark = pytest.mark.usefixtures("nothing_is_ready")
+
+SPLIT = "fwd_fp16_d64_causal_m64n64_split3"
+DECODING = "dec_fp16_d64_causal_r8n128"
+PLAIN = "fwd_fp16_d64_causal_m64n32"
+ROWS = [
+    Row.of("NVIDIA H200", PLAIN),
+    Row.of("NVIDIA H200", SPLIT, 300, 2_000, tiles=8),
+    Row.of("NVIDIA H200", DECODING, 200, queries=3),
+]
+
+
+def qkv(queries: int, keys: int, heads: int = 4, kv_heads: int = 2) -> tuple[Tensor, ...]:
+    shapes = (queries, heads), (keys, kv_heads), (keys, kv_heads)
+    return tuple(
+        normal(1, length, count, 64, seed=seed, dtype=torch.float16)
+        for seed, (length, count) in enumerate(shapes)
+    )
+
+
+def right(out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: str) -> None:
+    exact, exact_lse = reference(q, k, v, mask=mask, scale=q.shape[3] ** -0.5)
+    seen = exact_lse > -math.inf
+    assert (out.double() - exact).abs().max() <= 4e-3 if out.numel() else True
+    assert (lse[seen].double() - exact_lse[seen]).abs().max() < 1e-3 if seen.any() else True
+    assert (lse[~seen] == -math.inf).all() and (out.transpose(1, 2)[~seen] == 0).all()
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The slugs of all kernels that calls ready from now on."""
+    found: list[str] = []
+    ready = dispatch.first_ready
+
+    def noted(schedules: Any, *given: Any, **named: Any) -> Any:
+        chosen, kernel = ready(schedules, *given, **named)
+        found.append(chosen.slug)
+        return chosen, kernel
+
+    monkeypatch.setattr(dispatch, "first_ready", noted)
+    return found
+
+
+@pytest.fixture
+def tables(
+    schedules_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, Path]:
+    """Where fagen's own table lies and where a user's does, in folders that are empty."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    fill(schedules_folder, PLAIN)
+    users = tmp_path / "config" / "fagen"
+    users.mkdir(parents=True)
+    return schedules_folder / dispatch_table.NAME, users / dispatch_table.NAME
+
+
+@pytest.fixture
+def own_table(tables: tuple[Path, Path]) -> None:
+    """fagen's own table has ROWS and nothing else."""
+    dispatch_table.update(tables[0], ROWS)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "heads", "slug"),
+    [
+        (1, 199, 4, PLAIN),
+        (1, 200, 4, "dec_fp16_d64_causal_r8n128_c64"),
+        (3, 5_000, 4, "dec_fp16_d64_causal_r8n128_c64"),
+        (3, 5_000, 24, "dec_fp16_d64_causal_r64n128_c64"),
+        (4, 5_000, 4, PLAIN),
+        (4, 2_000, 4, SPLIT),
+        (4, 2_001, 4, PLAIN),
+        (4, 299, 4, PLAIN),
+        (128, 300, 8, SPLIT),
+        (129, 300, 4, SPLIT),
+        (129, 300, 6, PLAIN),
+        (4, 300, 10, PLAIN),
+        (5, 0, 4, PLAIN),
+    ],
+)
+def test_the_table_is_kept_at_its_borders(
+    own_table: None, taken: list[str], queries: int, keys: int, heads: int, slug: str
+) -> None:
+    q, k, v = qkv(queries, keys, heads)
+    out, lse = fagen.attention(q, k, v, causal=True, return_lse=True)
+    assert taken == [slug]
+    right(out, lse, q, k, v, "causal")
+    assert torch.equal(fagen.attention(q, k, v, causal=True), out)
+    assert torch.equal(fagen.attention(q, k, v, causal=True, schedule=slug), out)
+    call = dict(seqlen=queries, seqlen_k=max(1, keys), heads=heads, kv_heads=2)
+    if keys:
+        assert fagen.pick(dtype="fp16", head_dim=64, causal=True, **call).slug == slug
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("queries", [1, 2, 16, 17, 25, 64, 127, 128, 130])
+def test_it_is_right_by_fagens_own_table(taken: list[str], queries: int, causal: bool) -> None:
+    picked = set()
+    for keys in (1, 0, 130, 1_023, 1_024, 4_095, 4_096, 5_000):
+        q, k, v = qkv(queries, keys, 2, 1)
+        out, lse = fagen.attention(q, k, v, causal=causal, return_lse=True)
+        right(out, lse, q, k, v, "causal" if causal else "full")
+        call = dict(seqlen=queries, seqlen_k=max(1, keys), heads=2, kv_heads=1)
+        picked.add(fagen.pick(dtype="fp16", head_dim=64, causal=causal, **call).slug)
+    assert set(taken) == picked and len(picked) > 1
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(2, 400), (40, 700)])
+def test_gradients_flow_through_either(own_table: None, queries: int, keys: int) -> None:
+    leaves = [x.requires_grad_() for x in qkv(queries, keys)]
+    out, lse = fagen.attention(*leaves, causal=True, return_lse=True)
+    weights = normal(*out.shape, seed=7, dtype=torch.float16)
+    ((out * weights).float().sum() + lse.sum()).backward()
+
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    q, k, v = exact
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k.repeat_interleave(2, 2)) * 64**-0.5
+    seen = torch.arange(keys) < torch.arange(queries)[:, None] + keys - queries + 1
+    scores = scores.masked_fill(~seen, -math.inf)
+    wanted = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v.repeat_interleave(2, 2))
+    ((wanted * weights.double()).sum() + scores.logsumexp(-1).sum()).backward()
+    for leaf, other in zip(leaves, exact, strict=True):
+        assert leaf.grad is not None and other.grad is not None
+        largest = other.grad.abs().max()
+        assert (leaf.grad.double() - other.grad).abs().max() < 0.02 * largest
+
+
+@pytest.mark.parametrize(("queries", "keys", "slug"), [(2, 400, DECODING), (40, 700, SPLIT)])
+def test_compiled_it_is_one_graph_with_the_kernel_that_is_ready(
+    own_table: None, fresh_dynamo: None, queries: int, keys: int, slug: str
+) -> None:
+    given = qkv(queries, keys)
+    fagen.prepare(dtype="fp16", head_dim=64, causal=True, schedule=None)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return fagen.attention(q * 2, k, v, causal=True)
+
+    def plainly() -> Tensor:
+        return fagen.attention(given[0] * 2, *given[1:], causal=True, schedule=PLAIN)
+
+    compiled: Callable[..., Any] = torch.compile(call, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*given), plainly())  # what else is ready serves it
+    torch.compiler.reset()
+    eager = call(*given)
+    assert torch.equal(compiled(*given), eager)
+    assert any(slug in str(one) for one in next(iter(dispatch._ready.values())))
+
+
+def test_sizes_that_are_left_open_are_one_graph(own_table: None, fresh_dynamo: None) -> None:
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return fagen.attention(q, k, v, causal=True)
+
+    for keys in (400, 100):
+        call(*qkv(2, keys))  # both are ready
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    for queries, keys in ((2, 400), (40, 700), (3, 1_000)):
+        given = qkv(queries, keys)
+        assert torch.equal(compiled(*given), call(*given)) or torch.equal(
+            compiled(*given), fagen.attention(*given, causal=True, schedule=PLAIN)
+        )
+
+
+def test_a_users_row_goes_before_fagens_own(tables: tuple[Path, Path], taken: list[str]) -> None:
+    dispatch_table.update(tables[0], ROWS)
+    mine = "fwd_fp16_d64_causal_m64n48_split2"
+    dispatch_table.update(tables[1], [Row.of("NVIDIA H200", mine, 500, 600, tiles=64)])
+    for keys, slug in ((550, mine), (700, SPLIT)):
+        fagen.attention(*qkv(40, keys), causal=True)
+        assert taken[-1] == slug
+
+
+def test_wrong_calls_are_refused_as_ever(own_table: None) -> None:
+    q, k, v = qkv(40, 700)
+    with pytest.raises(ValueError, match="heads"):
+        fagen.attention(q[:, :, :3], k, v, causal=True)
+    with pytest.raises(ValueError, match="k has shape"):
+        fagen.attention(q, k[0], v, causal=True)
+    with pytest.raises(ValueError, match="seqlen_k"):
+        fagen.attention(q, k[:, :650], v, causal=True)
+
+
+def test_rows_by_queries_and_tiles_are_tried_in_order_and_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "dispatch.toml"
+    dispatch_table.update(path, ROWS)
+    dispatch_table.table_at.cache_clear()
+    found = dispatch_table.table_at(path)
+    assert set(found) == set(ROWS) and [row.slug for row in found] == [DECODING, SPLIT, PLAIN]
+    with pytest.raises(ScheduleError, match="are both for 500 keys to 2000"):
+        dispatch_table.update(path, [*ROWS[1:], Row.of("NVIDIA H200", SPLIT, 500, tiles=8)])
+    for wrong, said in (("tiles_to = 0", "1 or more tiles"), ("queries_to = 1.5", "whole number")):
+        path.write_text(dispatch_table.written(ROWS[1:2]).replace("tiles_to = 8", wrong))
+        dispatch_table.table_at.cache_clear()
+        with pytest.raises(ScheduleError, match=said):
+            dispatch_table.table_at(path)
+    path.write_text(dispatch_table.written(ROWS[1:2]) + "rows_to = 5\n")
+    dispatch_table.table_at.cache_clear()
+    with pytest.raises(ScheduleError, match="rows_to goes without from and to and tiles_to"):
+        dispatch_table.table_at(path)
+
+
+def test_the_first_row_that_fits_serves_a_call() -> None:
+    narrow = (
+        Narrow(4, math.inf, 100, math.inf, "few"),
+        Narrow(math.inf, 8, 500, 900, "tiles"),
+        Narrow(math.inf, 8, 901, MOST, "more keys"),
+    )
+    for heads, queries, keys, slug in (
+        (8, 4, 100, "few"),
+        (8, 4, 99, None),
+        (8, 5, 500, "tiles"),
+        (8, 128, 900, "tiles"),
+        (8, 129, 900, None),
+        (4, 256, 901, "more keys"),
+        (9, 5, 500, None),
+        (8, 5, 499, None),
+    ):
+        assert for_narrow(narrow, heads, queries, keys) == slug

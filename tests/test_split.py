@@ -1,0 +1,170 @@
+"""Split-KV of forward tiles: its schedules, what its plans launch, its emulation against fp64."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fagen import registry
+from fagen.errors import ScheduleError
+from fagen.kinds.forward.accuracy import shape_error
+from fagen.kinds.forward.cost import grid, seconds
+from fagen.kinds.forward.emulate import emulate
+from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import plan
+from fagen.kinds.forward.reference import reference
+from fagen.measure.inputs import cell_of, inputs
+from fagen.problem import Sizes
+from fagen.render import kernel_text
+from tests.cli_helpers import fagen
+
+SLUGS = (
+    "fwd_fp16_d128_causal_m128n128_split4",
+    "fwd_bf16_d64_full_m128n128_split16_q2",
+    "fwd_fp16_d256_causal_m128n64_split64",
+    "fwd_bf16_d72v104_causal_m64n48_split3",
+    "fwd_fp16_d128_full_m128n64_split5_pm2_smemtotals",
+    "fwd_bf16_d96_causal_m192n80_split7_pshared_eachmax",
+)
+BASE = {"dtype": "fp16", "head_dim": 64, "mask": "causal", "block_m": 128, "block_n": 64}
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_its_schedule_reads_back_and_its_text_renders(slug):
+    schedule = Schedule.from_slug(slug)
+    assert schedule.slug == slug and schedule.grid.order == "persistent"
+    found = plan(schedule)
+    assert found.splits and "o" not in {row.name for row in found.shared.rows}
+    text = kernel_text(found)
+    assert f"kChunks = {schedule.split.chunks};" in text
+    assert "atomic" not in text.replace("std::atomic", "").replace("#include <atomic>", "")
+    assert "cudaMemset" not in text
+
+
+def test_one_chunk_is_no_split():
+    one, usual = Schedule.make(**BASE, chunks=1), Schedule.make(**BASE)
+    assert one == usual and one.slug == usual.slug and not plan(one).splits
+    assert [kernel.kernel for kernel in plan(one).launches.kernels] == ["attention_forward"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"dtype": "e4m3"}, '"e4m3" is not for chunks so far'),
+        ({"lengths": "varlen"}, "fagen.attention_decode splits sequences"),
+        ({"producer": "none"}, 'producer must be "warp" with chunks > 1'),
+        ({"output": "v_space"}, 'output must be "own" with chunks > 1'),
+        ({"order": "lpt"}, '"lpt" does not go with chunks > 1'),
+        ({"order": "dynamic"}, '"dynamic" does not go with chunks > 1'),
+        ({"sum": "tensor", "maximum": "each"}, 'sum must be "threads" with chunks > 1'),
+        ({"mask": "full", "cluster": 2}, "cluster must be 1 with chunks > 1"),
+        ({"chunks": 129}, "chunks"),
+        ({"chunks": 0}, "chunks"),
+    ],
+)
+def test_what_does_not_go_with_chunks_is_refused_in_words(keys, said):
+    with pytest.raises(ScheduleError) as refused:
+        Schedule.make(**BASE | {"chunks": 4} | keys)
+    assert said in str(refused.value)
+
+
+@given(
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.integers(1, 300),
+    st.integers(0, 9_000),
+    st.sampled_from(SLUGS),
+)
+def test_the_workspace_holds_a_record_for_each_row_of_each_chunk(
+    batch, group, kv_heads, queries, keys, slug
+):
+    of = plan(Schedule.from_slug(slug))
+    heads = group * kv_heads
+    sizes = dict(batch=batch, heads=heads, kv_heads=kv_heads, seqlen_q=queries, seqlen_k=keys)
+    launches = of.launches
+    main, merge = launches.kernels
+    assert (main.kernel, merge.kernel) == ("attention_forward", "merge")
+    assert main.overlaps and merge.overlaps and not launches.zeroed
+    rows = batch * heads * queries
+    assert launches.workspace.at(sizes) == 4 * (of.head_dim_v + 1) * rows * of.chunks
+    tiles = batch * heads * -(-queries // of.block_m)
+    assert main.grid.x.at(sizes) == tiles * of.chunks
+    assert merge.grid.x.at(sizes) * (merge.threads // of.merge.lanes) >= rows
+    # chunks: whole blocks, equally long but for the last, and no more than there are
+    step = of.chunk_keys(keys)
+    assert step % of.block_n == 0 and (keys == 0 or 0 < -(-keys // step) <= of.chunks)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(SLUGS),
+    st.integers(1, 200),
+    st.integers(0, 900),
+    st.sampled_from([(1, 1), (4, 2), (3, 1)]),
+    st.integers(0, 99),
+)
+def test_its_emulation_keeps_the_rule_of_the_proof(slug, queries, keys, heads, seed):
+    """Against fp64, beside torch's own rounding; rows without a key are 0 and minus infinity."""
+    of = plan(Schedule.from_slug(slug))
+    cell = cell_of(of, Sizes(1, *heads, queries, keys))
+
+    def kernel(q, k, v, scale):
+        return emulate(of, q, k, v, scale)
+
+    error = shape_error(cell, kernel, *inputs(cell, seed=seed, device="cpu"))
+    assert error.ok, error
+
+
+@pytest.mark.parametrize("slug", SLUGS[:2])
+def test_a_chunk_far_above_the_others_takes_all_weight(slug):
+    """Scores that rise from chunk to chunk, by more than fp32's exponents hold."""
+    of = plan(Schedule.from_slug(slug))
+    torch.manual_seed(0)
+    dtype, keys = getattr(torch, of.dtype.torch), 12 * of.block_n
+    q = torch.ones(1, 7, 2, of.head_dim, dtype=dtype)
+    rising = torch.arange(keys, dtype=torch.float32) // of.block_n * 4
+    for direction in (rising, rising.flip(0)):
+        k = (direction[None, :, None, None] * torch.ones(1, 1, 1, of.head_dim)).to(dtype)
+        v = torch.randn(1, keys, 1, of.head_dim_v).to(dtype)
+        out, lse = emulate(of, q, k, v, 1.0)
+        exact, exact_lse = reference(q, k, v, mask=of.mask.name, scale=1.0)
+        seen = exact_lse > -math.inf
+        assert torch.allclose(lse.double()[seen], exact_lse[seen], rtol=1e-6)
+        assert (out.double() - exact).abs().max() < 8e-3
+
+
+def test_the_bits_of_a_sequence_are_its_own():
+    """Its chunks follow from its own length, so neighbours and other heads change nothing."""
+    of = plan(Schedule.from_slug(SLUGS[0]))
+    torch.manual_seed(0)
+    q = torch.randn(3, 20, 4, 128).half()
+    k, v = torch.randn(2, 3, 1_000, 2, 128).half()
+    out, lse = emulate(of, q, k, v, 0.1)
+    for one in range(3):
+        alone = emulate(of, q[one : one + 1], k[one : one + 1], v[one : one + 1], 0.1)
+        assert torch.equal(alone[0][0], out[one]) and torch.equal(alone[1][0], lse[one])
+
+
+def test_a_few_tiles_are_predicted_to_gain_by_chunks():
+    sizes = Sizes(1, 32, 8, 128, 100_000)
+    usual, split = (
+        seconds(registry.from_slug(slug).values(), sizes)
+        for slug in ("fwd_fp16_d128_causal_m128n128", "fwd_fp16_d128_causal_m128n128_split4")
+    )
+    assert 3 < usual / split < 4.2  # 32 tiles, 128 chunks of them, 132 multiprocessors
+    assert grid(128, 128, "full", "persistent", sizes, chunks=4) == (196, 1)
+    # as many rounds of whole chunks as the multiprocessor with the most has
+    assert grid(128, 128, "full", "persistent", sizes, chunks=16)[1] == 4
+
+
+@pytest.mark.parametrize("others", [(), ("fwd_fp16_d128_full_m128n128",), SLUGS[:1]])
+def test_a_vendored_folder_says_what_becomes_of_a_workspace(others, tmp_path):
+    """A kernel that draws tiles wants zeros there, one that splits keys leaves anything."""
+    answer = fagen("vendor", "fwd_fp16_d128_causal_m128n128", *others, "-o", str(tmp_path / "it"))
+    assert answer.exit_code == 0, answer.output
+    (header,) = (tmp_path / "it" / "include").glob("*.h")
+    text = " ".join(header.read_text().replace("//", "").split())
+    assert ("zeros before each call: some kernels leave" in text) == (others == SLUGS[:1])
