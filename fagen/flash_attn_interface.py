@@ -119,13 +119,14 @@ def flash_attn_varlen_func(
     dimension is not contiguous a copy is made.
 
     max_seqlen_q and max_seqlen_k only tell which window_size is no window: lengths are read on the
-    device. Descales, pack_gqa, deterministic and num_splits of 1 or less change nothing here.
+    device. Descales, pack_gqa and num_splits of 1 or less change nothing here, nor does
+    deterministic, as of flash_attn_func.
 
     Returns out (total_q, H, Dv) in q's dtype, and with return_attn_probs also the log-sum-exp (H,
     total_q) in fp32, natural logarithm: zeros and minus infinity for a row that sees no key.
 
-    Raises NotImplementedError for what flash_attn_func has not either, e4m3, seqused_q, and where a
-    gradient is needed; ValueError for a wrong argument; and what else fagen.attention_varlen does.
+    Raises NotImplementedError for what flash_attn_func has not either, e4m3 and seqused_q;
+    ValueError for a wrong argument; and what else fagen.attention_varlen does.
     """
     refuse = partial(_refuse, "flash_attn_varlen_func")
     _refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
@@ -133,8 +134,8 @@ def flash_attn_varlen_func(
         refuse("seqused_q", "None is none")
     if q.dtype == E4M3:
         refuse("e4m3", "flash_attn_func takes one sequence of it at a time, q[None, begin:end]")
-    if torch.is_grad_enabled() and needs_gradient(q, k, v):
-        refuse("a gradient", "flash_attn_func has one, for a sequence at a time")
+    if deterministic and torch.is_grad_enabled() and needs_gradient(q, k, v):
+        refuse("a deterministic gradient of q", "without its last bits may differ")
     return attention_varlen(
         q if q.stride(-1) == 1 else q.contiguous(),
         k if k.stride(-1) == 1 else k.contiguous(),

@@ -17,7 +17,8 @@ from fagen.errors import DeviceError, ScheduleError, VerificationError
 from fagen.kinds.forward import Schedule
 from fagen.kinds.forward.emulate import emulate_varlen
 from fagen.kinds.forward.plan import Plan, plan
-from fagen.kinds.forward.varlen_accuracy import Case, case_error, check_cases, small_cases
+from fagen.kinds.forward.varlen_accuracy import case_error, check_cases
+from fagen.measure.sequences import Case, small_cases
 from fagen.problem import Problem
 from fagen.render import render
 from fagen.runtime.c_interface import arguments, library_at

@@ -23,6 +23,7 @@ from fagen.runtime.arguments import (
     refuse_head_dims,
     word_of,
 )
+from fagen.runtime.backward import with_gradient
 from fagen.runtime.ready import first_ready, refuse_tracing
 from fagen.vocab import SIXTEEN_BITS
 
@@ -39,6 +40,8 @@ _PACKED = "(total, heads, head_dim), sequence after sequence"
 
 # What has been readied in this process. A call finds its kernel here or takes the long way once.
 _ready: dict[Key, Kernel] = {}
+_chosen: dict[Key, str] = {}  # the slugs of these
+_differentiable: dict[Key, op.Op] = {}  # the same with gradients
 
 
 def attention_varlen(
@@ -81,10 +84,15 @@ def attention_varlen(
     builds it. Under torch.compile and CUDA graph capture an earlier call of its dtype, head dims,
     mask and schedule must have readied it.
 
-    Raises ValueError for a wrong argument, also where a gradient would be needed, which no kernel
-    computes yet; ScheduleError where `schedule` computes something else, or cannot be read;
-    DeviceError where the GPU is no Hopper; ToolchainError and BuildError where the kernel cannot be
-    built; FagenError where it is not ready and cannot be built now.
+    It has gradients, by a kernel of its own kind that is chosen in the same way: those of q, k and
+    v, also through the log-sum-exp, and zeros in rows of no sequence and of keys that none sees.
+    That of q is a sum in any order, whose last bits may differ from call to call, but where
+    torch.use_deterministic_algorithms(True) asks for one order.
+
+    Raises ValueError for a wrong argument, also where a gradient would be needed that no kernel
+    computes, or under torch.func; ScheduleError where `schedule` computes something else, or cannot
+    be read; DeviceError where the GPU is no Hopper; ToolchainError and BuildError where the kernel
+    cannot be built; FagenError where it is not ready and cannot be built now.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 3:
@@ -100,15 +108,18 @@ def attention_varlen(
                 f"attention_varlen: {name} has shape {tuple(offsets.shape)}; it must be (batch + "
                 "1): where each sequence begins, and the end of the last"
             )
-    if torch.is_grad_enabled() and needs_gradient(q, k, v):
-        raise ValueError(
-            "attention_varlen: q, k or v requires a gradient, and packed sequences have no "
-            "backward yet; call it under torch.no_grad(), or fagen.attention for each sequence"
-        )
     head_dim = q.shape[2]
     key = q.device, q.dtype, head_dim, v.shape[2], causal, schedule
     with_lse, alone, direct = _ready.get(key) or _make_ready(key)
     given = q, k, v, cu_seqlens_q, cu_seqlens_k, head_dim**-0.5 if scale is None else scale
+    if (
+        torch.is_grad_enabled()
+        and needs_gradient(q, k, v)
+        and (is_compiling() or not (_is_tracing() or peek_interpreter_stack()))
+    ):
+        made = _differentiable.get(key) or _make_differentiable(key)
+        found: tuple[Tensor, Tensor] = made(*given, seqused_k)
+        return found if return_lse else found[0]
     if return_lse:
         out_and_lse: tuple[Tensor, Tensor] = with_lse(*given, seqused_k)
         return out_and_lse
@@ -140,5 +151,15 @@ def _make_ready(key: Key) -> Kernel:
             UntunedWarning,
             stacklevel=3,
         )
+    _chosen[key] = chosen.slug
     _ready[key] = kernel, op.alone(kernel), op.direct(kernel)
     return _ready[key]
+
+
+def _make_differentiable(key: Key) -> op.Op:
+    """The long way to a kernel's op that has gradients.  Raises as attention_varlen does."""
+    refuse_tracing(NOT_READY)
+    kernel, *_ = _ready[key]
+    made = with_gradient(_chosen[key], kernel, key[0])
+    _differentiable[key] = made
+    return made

@@ -1,12 +1,11 @@
 """A Plan and packed sequences in, what its kernel computes out: each sequence by itself."""
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
 from fagen.kinds.forward.emulate.tiles import emulate
 from fagen.kinds.forward.plan import Plan
+from fagen.problem import intervals
 
 
 def emulate_varlen(
@@ -28,8 +27,8 @@ def emulate_varlen(
     """
     out = q.new_zeros(*q.shape[:2], v.shape[-1])
     lse = q.new_full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float32)
-    queries = _intervals(cu_seqlens_q.tolist(), q.shape[0])
-    keys = _intervals(cu_seqlens_k.tolist(), k.shape[0])
+    queries = intervals(cu_seqlens_q.tolist(), q.shape[0])
+    keys = intervals(cu_seqlens_k.tolist(), k.shape[0])
     used = seqused_k.tolist() if seqused_k is not None else [k.shape[0]] * len(keys)
     for (top, bottom), (first, last), count in zip(queries, keys, used, strict=True):
         of_k = slice(first, min(last, first + max(0, count)))
@@ -37,9 +36,3 @@ def emulate_varlen(
         found, log_sum = emulate(plan, *sequence, scale)
         out[top:bottom], lse[:, top:bottom] = found[0], log_sum[0]
     return out, lse
-
-
-def _intervals(offsets: list[int], total: int) -> list[tuple[int, int]]:
-    """Where each sequence begins and ends, within the tensor; backwards is empty."""
-    found = [(max(0, begin), min(end, total)) for begin, end in pairwise(offsets)]
-    return [(begin, max(begin, end)) for begin, end in found]
