@@ -114,7 +114,7 @@ def packed(plan: "Plan") -> Signature:
         kind=plan.kind,
         form="varlen",
         version=1,
-        sizes=tuple(map(Size, ("total_q", "total_k", "offsets", "heads", "kv_heads"))),
+        sizes=tuple(map(Size, ("total_q", "total_k", "heads", "kv_heads", "offsets"))),
         tensors=(
             tensor("dout", "total_q", "heads", d_v, "the gradient of out"),
             tensor("q", "total_q", "heads", d),

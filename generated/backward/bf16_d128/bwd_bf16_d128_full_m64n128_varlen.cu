@@ -75,7 +75,7 @@ struct FagenBackwardVarlenArgs {
   int64_t dq_stride_head, dq_stride_seq;
   int64_t dk_stride_head, dk_stride_seq;
   int64_t dv_stride_head, dv_stride_seq;
-  int32_t total_q, total_k, offsets, heads, kv_heads;
+  int32_t total_q, total_k, heads, kv_heads, offsets;
   float scale;  // of q kᵀ before the softmax; finite and positive, 1e+08 at most
 };
 
@@ -1246,7 +1246,7 @@ Status check(const FagenBackwardVarlenArgs& a) {
   if (a.struct_bytes != sizeof(a) || a.version != FAGEN_BACKWARD_VARLEN_ARGS) {
     return kWrongStruct;
   }
-  for (const int size : {a.total_q, a.total_k, a.offsets, a.heads, a.kv_heads}) {
+  for (const int size : {a.total_q, a.total_k, a.heads, a.kv_heads, a.offsets}) {
     if (size < 0 || size > 1073741824) {
       return kBadSize;
     }
@@ -1475,6 +1475,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_full_m64n128_varlen_info(v
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_full_m64n128_varlen",
-      "c3606ac71c5aab513b8e867836c19ecf15bbcf56ec7724e07eeead1b1147bb83"};
+      "b6cea27f91d5c722b679841ed60cdb5692ef78b1669fa5990cbfda8efec9b593"};
   return &info;
 }

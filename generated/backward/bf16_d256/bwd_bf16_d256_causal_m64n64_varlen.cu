@@ -75,7 +75,7 @@ struct FagenBackwardVarlenArgs {
   int64_t dq_stride_head, dq_stride_seq;
   int64_t dk_stride_head, dk_stride_seq;
   int64_t dv_stride_head, dv_stride_seq;
-  int32_t total_q, total_k, offsets, heads, kv_heads;
+  int32_t total_q, total_k, heads, kv_heads, offsets;
   float scale;  // of q kᵀ before the softmax; finite and positive, 1e+08 at most
 };
 
@@ -1328,7 +1328,7 @@ Status check(const FagenBackwardVarlenArgs& a) {
   if (a.struct_bytes != sizeof(a) || a.version != FAGEN_BACKWARD_VARLEN_ARGS) {
     return kWrongStruct;
   }
-  for (const int size : {a.total_q, a.total_k, a.offsets, a.heads, a.kv_heads}) {
+  for (const int size : {a.total_q, a.total_k, a.heads, a.kv_heads, a.offsets}) {
     if (size < 0 || size > 1073741824) {
       return kBadSize;
     }
@@ -1557,6 +1557,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d256_causal_m64n64_varlen_info(
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d256_causal_m64n64_varlen",
-      "48924e1838d865321dc9775be97af83c20be4811c7e6eb1a79a15610b0a25ee7"};
+      "ba828f57b0930237eb204b5257f6f88fb6fa2f3804aed4c9c3038a9cabf311a4"};
   return &info;
 }

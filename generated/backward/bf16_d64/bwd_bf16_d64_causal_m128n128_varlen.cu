@@ -75,7 +75,7 @@ struct FagenBackwardVarlenArgs {
   int64_t dq_stride_head, dq_stride_seq;
   int64_t dk_stride_head, dk_stride_seq;
   int64_t dv_stride_head, dv_stride_seq;
-  int32_t total_q, total_k, offsets, heads, kv_heads;
+  int32_t total_q, total_k, heads, kv_heads, offsets;
   float scale;  // of q kᵀ before the softmax; finite and positive, 1e+08 at most
 };
 
@@ -1262,7 +1262,7 @@ Status check(const FagenBackwardVarlenArgs& a) {
   if (a.struct_bytes != sizeof(a) || a.version != FAGEN_BACKWARD_VARLEN_ARGS) {
     return kWrongStruct;
   }
-  for (const int size : {a.total_q, a.total_k, a.offsets, a.heads, a.kv_heads}) {
+  for (const int size : {a.total_q, a.total_k, a.heads, a.kv_heads, a.offsets}) {
     if (size < 0 || size > 1073741824) {
       return kBadSize;
     }
@@ -1491,6 +1491,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_causal_m128n128_varlen_info
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d64_causal_m128n128_varlen",
-      "394c1e515a4137dc8f6aacc0d020c0abdb45616f9646bf77d2ca4e4b70bdaf4f"};
+      "35516c649de9c527997d37372c46817971f798b384dbd010e4d6391e73c166d0"};
   return &info;
 }

@@ -75,7 +75,7 @@ struct FagenBackwardVarlenArgs {
   int64_t dq_stride_head, dq_stride_seq;
   int64_t dk_stride_head, dk_stride_seq;
   int64_t dv_stride_head, dv_stride_seq;
-  int32_t total_q, total_k, offsets, heads, kv_heads;
+  int32_t total_q, total_k, heads, kv_heads, offsets;
   float scale;  // of q kᵀ before the softmax; finite and positive, 1e+08 at most
 };
 
@@ -1253,7 +1253,7 @@ Status check(const FagenBackwardVarlenArgs& a) {
   if (a.struct_bytes != sizeof(a) || a.version != FAGEN_BACKWARD_VARLEN_ARGS) {
     return kWrongStruct;
   }
-  for (const int size : {a.total_q, a.total_k, a.offsets, a.heads, a.kv_heads}) {
+  for (const int size : {a.total_q, a.total_k, a.heads, a.kv_heads, a.offsets}) {
     if (size < 0 || size > 1073741824) {
       return kBadSize;
     }
@@ -1482,6 +1482,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_full_m128n128_varlen_info(v
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d64_full_m128n128_varlen",
-      "a1a433530cf168e31f697cb619d7982a35a79184ebb1982fa3a7dd86a81aeb4d"};
+      "3d4dba2efff6a882fd1a7221cf35af51ab13123f1a52fbf7abbc70d32022cb9b"};
   return &info;
 }

@@ -75,7 +75,7 @@ struct FagenBackwardVarlenArgs {
   int64_t dq_stride_head, dq_stride_seq;
   int64_t dk_stride_head, dk_stride_seq;
   int64_t dv_stride_head, dv_stride_seq;
-  int32_t total_q, total_k, offsets, heads, kv_heads;
+  int32_t total_q, total_k, heads, kv_heads, offsets;
   float scale;  // of q kᵀ before the softmax; finite and positive, 1e+08 at most
 };
 
@@ -1260,7 +1260,7 @@ Status check(const FagenBackwardVarlenArgs& a) {
   if (a.struct_bytes != sizeof(a) || a.version != FAGEN_BACKWARD_VARLEN_ARGS) {
     return kWrongStruct;
   }
-  for (const int size : {a.total_q, a.total_k, a.offsets, a.heads, a.kv_heads}) {
+  for (const int size : {a.total_q, a.total_k, a.heads, a.kv_heads, a.offsets}) {
     if (size < 0 || size > 1073741824) {
       return kBadSize;
     }
@@ -1489,6 +1489,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_full_m64n128_varlen_info(v
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d128_full_m64n128_varlen",
-      "b545d7b7298ae52ec74c4a4aa5ee1bbabf52f34bcbaa0fbb9fba88ecd219e086"};
+      "b57e762659ef1ba8cacf8e7bcbc7a836fc4865f481a80114ed98a0a8ecd5a23a"};
   return &info;
 }

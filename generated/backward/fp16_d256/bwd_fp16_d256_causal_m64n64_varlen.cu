@@ -75,7 +75,7 @@ struct FagenBackwardVarlenArgs {
   int64_t dq_stride_head, dq_stride_seq;
   int64_t dk_stride_head, dk_stride_seq;
   int64_t dv_stride_head, dv_stride_seq;
-  int32_t total_q, total_k, offsets, heads, kv_heads;
+  int32_t total_q, total_k, heads, kv_heads, offsets;
   float scale;  // of q kᵀ before the softmax; finite and positive, 1e+08 at most
 };
 
@@ -1342,7 +1342,7 @@ Status check(const FagenBackwardVarlenArgs& a) {
   if (a.struct_bytes != sizeof(a) || a.version != FAGEN_BACKWARD_VARLEN_ARGS) {
     return kWrongStruct;
   }
-  for (const int size : {a.total_q, a.total_k, a.offsets, a.heads, a.kv_heads}) {
+  for (const int size : {a.total_q, a.total_k, a.heads, a.kv_heads, a.offsets}) {
     if (size < 0 || size > 1073741824) {
       return kBadSize;
     }
@@ -1571,6 +1571,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_causal_m64n64_varlen_info(
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d256_causal_m64n64_varlen",
-      "0cd3ec27c995a07a8dea3eb7839558905d0e0169e44aa865199868537639befa"};
+      "3ba6852f8217134865698f1852eb4262d85447ef878195ffcb4c96dc1ef6a6a4"};
   return &info;
 }

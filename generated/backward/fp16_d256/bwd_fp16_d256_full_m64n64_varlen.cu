@@ -75,7 +75,7 @@ struct FagenBackwardVarlenArgs {
   int64_t dq_stride_head, dq_stride_seq;
   int64_t dk_stride_head, dk_stride_seq;
   int64_t dv_stride_head, dv_stride_seq;
-  int32_t total_q, total_k, offsets, heads, kv_heads;
+  int32_t total_q, total_k, heads, kv_heads, offsets;
   float scale;  // of q kᵀ before the softmax; finite and positive, 1e+08 at most
 };
 
@@ -1333,7 +1333,7 @@ Status check(const FagenBackwardVarlenArgs& a) {
   if (a.struct_bytes != sizeof(a) || a.version != FAGEN_BACKWARD_VARLEN_ARGS) {
     return kWrongStruct;
   }
-  for (const int size : {a.total_q, a.total_k, a.offsets, a.heads, a.kv_heads}) {
+  for (const int size : {a.total_q, a.total_k, a.heads, a.kv_heads, a.offsets}) {
     if (size < 0 || size > 1073741824) {
       return kBadSize;
     }
@@ -1562,6 +1562,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_full_m64n64_varlen_info(vo
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d256_full_m64n64_varlen",
-      "c5270b0e08dfddb3618eec5299165360455cede037e37288c280e2d278aef473"};
+      "4e3b6b938f3cd69d0d2e9ac0bf3a356addaffb840d5d82704aaf0314f7fd6102"};
   return &info;
 }

@@ -75,7 +75,7 @@ struct FagenBackwardVarlenArgs {
   int64_t dq_stride_head, dq_stride_seq;
   int64_t dk_stride_head, dk_stride_seq;
   int64_t dv_stride_head, dv_stride_seq;
-  int32_t total_q, total_k, offsets, heads, kv_heads;
+  int32_t total_q, total_k, heads, kv_heads, offsets;
   float scale;  // of q kᵀ before the softmax; finite and positive, 1e+08 at most
 };
 
@@ -1267,7 +1267,7 @@ Status check(const FagenBackwardVarlenArgs& a) {
   if (a.struct_bytes != sizeof(a) || a.version != FAGEN_BACKWARD_VARLEN_ARGS) {
     return kWrongStruct;
   }
-  for (const int size : {a.total_q, a.total_k, a.offsets, a.heads, a.kv_heads}) {
+  for (const int size : {a.total_q, a.total_k, a.heads, a.kv_heads, a.offsets}) {
     if (size < 0 || size > 1073741824) {
       return kBadSize;
     }
@@ -1496,6 +1496,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d64_full_m128n128_varlen_info(v
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d64_full_m128n128_varlen",
-      "78ffdd5388cc5b71699370e02b1393b79a558e5258583be4d71706820da1033b"};
+      "db338a026b100fe0d82a6efcbbdadebcde7f4580135e84935e00099852cf083e"};
   return &info;
 }
