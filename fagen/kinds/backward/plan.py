@@ -273,9 +273,8 @@ class Plan:
 
     def _packed_launches(self) -> Launches:
         """The same, with room for the blocks of each sequence."""
-        room = {"more": "offsets", "plus": -1}
-        rows = Extent("total_q", per=self.block_m, **room), Extent("heads")
-        keys = Extent("total_k", per=self.block_n, **room), Extent("kv_heads")
+        rows = Extent("total_q", per=self.block_m, more="offsets", plus=-1), Extent("heads")
+        keys = Extent("total_k", per=self.block_n, more="offsets", plus=-1), Extent("kv_heads")
         row_grid = Grid(Product(rows[:1]), Product(rows[1:]))
         return Launches(
             (

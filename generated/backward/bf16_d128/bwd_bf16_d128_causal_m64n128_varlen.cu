@@ -391,8 +391,10 @@ __device__ __forceinline__ Tile tile_of(const Params& params, Sequence& sequence
   tile.kv_head = blockIdx.x / params.n_slots;
   const int slot = blockIdx.x - tile.kv_head * params.n_slots, index = slots.owner(slot);
   sequence = sequence_of(params, index);
-  const int n_block = slot - slots.first_of(index), m_blocks = ceil_div(sequence.seqlen_q, kBlockM);
-  tile.first_key = n_block < 0 ? sequence.held_k : n_block * kBlockN;
+  const int first_slot = slots.first_of(index), m_blocks = ceil_div(sequence.seqlen_q, kBlockM);
+  // where offsets fall another may have its first slot: then nobody else may wait for that block
+  const bool whole = first_slot <= slot && slots.owner(first_slot) == index;
+  tile.first_key = whole ? (slot - first_slot) * kBlockN : sequence.held_k;
   tile.first_head = tile.kv_head * params.group;
   tile.last_head = tile.first_head + params.group;
   const int first_row = first_row_past(sequence, tile.first_key);
@@ -1511,6 +1513,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_causal_m64n128_varlen_info
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_causal_m64n128_varlen",
-      "f6669455d3c27d6691f82d3a04a7429edefcf1cadcb07f95f36d2e5bbe0d0d69"};
+      "28d2c285b32c98bf3f0342c1bc3aba85878541bf2e4a4200efe39932f1b6aa22"};
   return &info;
 }

@@ -382,8 +382,10 @@ __device__ __forceinline__ Tile tile_of(const Params& params, Sequence& sequence
   tile.kv_head = blockIdx.x / params.n_slots;
   const int slot = blockIdx.x - tile.kv_head * params.n_slots, index = slots.owner(slot);
   sequence = sequence_of(params, index);
-  const int n_block = slot - slots.first_of(index), m_blocks = ceil_div(sequence.seqlen_q, kBlockM);
-  tile.first_key = n_block < 0 ? sequence.held_k : n_block * kBlockN;
+  const int first_slot = slots.first_of(index), m_blocks = ceil_div(sequence.seqlen_q, kBlockM);
+  // where offsets fall another may have its first slot: then nobody else may wait for that block
+  const bool whole = first_slot <= slot && slots.owner(first_slot) == index;
+  tile.first_key = whole ? (slot - first_slot) * kBlockN : sequence.held_k;
   tile.first_head = tile.kv_head * params.group;
   tile.last_head = tile.first_head + params.group;
   const int first_row = first_row_past(sequence, tile.first_key);
@@ -1475,6 +1477,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_full_m64n128_varlen_info(v
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_full_m64n128_varlen",
-      "b6cea27f91d5c722b679841ed60cdb5692ef78b1669fa5990cbfda8efec9b593"};
+      "7a424e8e062f4a09b1881451e92dbf51fec198173770a55705aedade12492642"};
   return &info;
 }

@@ -386,8 +386,10 @@ __device__ __forceinline__ Tile tile_of(const Params& params, Sequence& sequence
   tile.kv_head = blockIdx.x / params.n_slots;
   const int slot = blockIdx.x - tile.kv_head * params.n_slots, index = slots.owner(slot);
   sequence = sequence_of(params, index);
-  const int n_block = slot - slots.first_of(index), m_blocks = ceil_div(sequence.seqlen_q, kBlockM);
-  tile.first_key = n_block < 0 ? sequence.held_k : n_block * kBlockN;
+  const int first_slot = slots.first_of(index), m_blocks = ceil_div(sequence.seqlen_q, kBlockM);
+  // where offsets fall another may have its first slot: then nobody else may wait for that block
+  const bool whole = first_slot <= slot && slots.owner(first_slot) == index;
+  tile.first_key = whole ? (slot - first_slot) * kBlockN : sequence.held_k;
   tile.first_head = tile.kv_head * params.group;
   tile.last_head = tile.first_head + params.group;
   const int first_row = first_row_past(sequence, tile.first_key);
@@ -1548,6 +1550,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d256_full_m64n64_varlen_info(vo
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d256_full_m64n64_varlen",
-      "fe56f539dc49077026d58e22151e28057c2c81e53d0a36662247475350aa911a"};
+      "881e2c2b99e585eb3134e4c8b421b730df6e81c718e18ba29816b63ae117475b"};
   return &info;
 }

@@ -391,8 +391,10 @@ __device__ __forceinline__ Tile tile_of(const Params& params, Sequence& sequence
   tile.kv_head = blockIdx.x / params.n_slots;
   const int slot = blockIdx.x - tile.kv_head * params.n_slots, index = slots.owner(slot);
   sequence = sequence_of(params, index);
-  const int n_block = slot - slots.first_of(index), m_blocks = ceil_div(sequence.seqlen_q, kBlockM);
-  tile.first_key = n_block < 0 ? sequence.held_k : n_block * kBlockN;
+  const int first_slot = slots.first_of(index), m_blocks = ceil_div(sequence.seqlen_q, kBlockM);
+  // where offsets fall another may have its first slot: then nobody else may wait for that block
+  const bool whole = first_slot <= slot && slots.owner(first_slot) == index;
+  tile.first_key = whole ? (slot - first_slot) * kBlockN : sequence.held_k;
   tile.first_head = tile.kv_head * params.group;
   tile.last_head = tile.first_head + params.group;
   const int first_row = first_row_past(sequence, tile.first_key);
@@ -1491,6 +1493,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_causal_m128n128_varlen_info
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d64_causal_m128n128_varlen",
-      "35516c649de9c527997d37372c46817971f798b384dbd010e4d6391e73c166d0"};
+      "65909d5fac5aadc036af41d8a27980a00179c98018c4edf649dcee597fcdb3b5"};
   return &info;
 }

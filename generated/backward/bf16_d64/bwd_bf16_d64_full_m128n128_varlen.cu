@@ -382,8 +382,10 @@ __device__ __forceinline__ Tile tile_of(const Params& params, Sequence& sequence
   tile.kv_head = blockIdx.x / params.n_slots;
   const int slot = blockIdx.x - tile.kv_head * params.n_slots, index = slots.owner(slot);
   sequence = sequence_of(params, index);
-  const int n_block = slot - slots.first_of(index), m_blocks = ceil_div(sequence.seqlen_q, kBlockM);
-  tile.first_key = n_block < 0 ? sequence.held_k : n_block * kBlockN;
+  const int first_slot = slots.first_of(index), m_blocks = ceil_div(sequence.seqlen_q, kBlockM);
+  // where offsets fall another may have its first slot: then nobody else may wait for that block
+  const bool whole = first_slot <= slot && slots.owner(first_slot) == index;
+  tile.first_key = whole ? (slot - first_slot) * kBlockN : sequence.held_k;
   tile.first_head = tile.kv_head * params.group;
   tile.last_head = tile.first_head + params.group;
   const int first_row = first_row_past(sequence, tile.first_key);
@@ -1482,6 +1484,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_full_m128n128_varlen_info(v
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d64_full_m128n128_varlen",
-      "3d4dba2efff6a882fd1a7221cf35af51ab13123f1a52fbf7abbc70d32022cb9b"};
+      "87726f21222e7050a31beac5d3777adf48dbd7ee30a4dfb4f09921617f0eba70"};
   return &info;
 }

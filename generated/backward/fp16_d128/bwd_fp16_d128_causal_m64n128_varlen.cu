@@ -402,8 +402,10 @@ __device__ __forceinline__ Tile tile_of(const Params& params, Sequence& sequence
   tile.kv_head = blockIdx.x / params.n_slots;
   const int slot = blockIdx.x - tile.kv_head * params.n_slots, index = slots.owner(slot);
   sequence = sequence_of(params, index);
-  const int n_block = slot - slots.first_of(index), m_blocks = ceil_div(sequence.seqlen_q, kBlockM);
-  tile.first_key = n_block < 0 ? sequence.held_k : n_block * kBlockN;
+  const int first_slot = slots.first_of(index), m_blocks = ceil_div(sequence.seqlen_q, kBlockM);
+  // where offsets fall another may have its first slot: then nobody else may wait for that block
+  const bool whole = first_slot <= slot && slots.owner(first_slot) == index;
+  tile.first_key = whole ? (slot - first_slot) * kBlockN : sequence.held_k;
   tile.first_head = tile.kv_head * params.group;
   tile.last_head = tile.first_head + params.group;
   const int first_row = first_row_past(sequence, tile.first_key);
@@ -1525,6 +1527,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_causal_m64n128_varlen_info
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d128_causal_m64n128_varlen",
-      "5353b1c3137ccc73ece3d9f1f091efae72241847dcab25bc0af84b195eb75130"};
+      "da7900300ae7f347dc92b5a507b6197f25ad2e722682145430766d8c45e021e4"};
   return &info;
 }

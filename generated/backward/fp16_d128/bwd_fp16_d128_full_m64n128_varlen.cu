@@ -393,8 +393,10 @@ __device__ __forceinline__ Tile tile_of(const Params& params, Sequence& sequence
   tile.kv_head = blockIdx.x / params.n_slots;
   const int slot = blockIdx.x - tile.kv_head * params.n_slots, index = slots.owner(slot);
   sequence = sequence_of(params, index);
-  const int n_block = slot - slots.first_of(index), m_blocks = ceil_div(sequence.seqlen_q, kBlockM);
-  tile.first_key = n_block < 0 ? sequence.held_k : n_block * kBlockN;
+  const int first_slot = slots.first_of(index), m_blocks = ceil_div(sequence.seqlen_q, kBlockM);
+  // where offsets fall another may have its first slot: then nobody else may wait for that block
+  const bool whole = first_slot <= slot && slots.owner(first_slot) == index;
+  tile.first_key = whole ? (slot - first_slot) * kBlockN : sequence.held_k;
   tile.first_head = tile.kv_head * params.group;
   tile.last_head = tile.first_head + params.group;
   const int first_row = first_row_past(sequence, tile.first_key);
@@ -1489,6 +1491,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_full_m64n128_varlen_info(v
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d128_full_m64n128_varlen",
-      "b57e762659ef1ba8cacf8e7bcbc7a836fc4865f481a80114ed98a0a8ecd5a23a"};
+      "ff19923dfa58320514b58991e3fb0fbbac333a005125e9ac89e713d93497cead"};
   return &info;
 }

@@ -397,8 +397,10 @@ __device__ __forceinline__ Tile tile_of(const Params& params, Sequence& sequence
   tile.kv_head = blockIdx.x / params.n_slots;
   const int slot = blockIdx.x - tile.kv_head * params.n_slots, index = slots.owner(slot);
   sequence = sequence_of(params, index);
-  const int n_block = slot - slots.first_of(index), m_blocks = ceil_div(sequence.seqlen_q, kBlockM);
-  tile.first_key = n_block < 0 ? sequence.held_k : n_block * kBlockN;
+  const int first_slot = slots.first_of(index), m_blocks = ceil_div(sequence.seqlen_q, kBlockM);
+  // where offsets fall another may have its first slot: then nobody else may wait for that block
+  const bool whole = first_slot <= slot && slots.owner(first_slot) == index;
+  tile.first_key = whole ? (slot - first_slot) * kBlockN : sequence.held_k;
   tile.first_head = tile.kv_head * params.group;
   tile.last_head = tile.first_head + params.group;
   const int first_row = first_row_past(sequence, tile.first_key);
@@ -1562,6 +1564,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_full_m64n64_varlen_info(vo
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d256_full_m64n64_varlen",
-      "4e3b6b938f3cd69d0d2e9ac0bf3a356addaffb840d5d82704aaf0314f7fd6102"};
+      "05c7d3ad609b0fd28fa63e5a0c9b96c1aaeef99840490cf7f14a2011da75ff27"};
   return &info;
 }
