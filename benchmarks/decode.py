@@ -4,10 +4,11 @@
     python benchmarks/decode.py --dtype bf16 --head-dim 64
     python benchmarks/decode.py --with c32 --with s4_b3   and variants of each shape's schedule
 
-Each shape's kernel is the one that fagen.attention_decode takes; a variant is the same schedule
-with these codes at the end of its slug. A CUDA graph goes round through 480 MB of keys and values
-and more, so that none are left in the L2 cache; all kernels run in turn on the same tensors in one
-process. Of several queries peers see all keys, fagen's the mask of causal attention.
+Each shape's kernels are those that fagen.attention_decode takes for so many rows, with chunks dealt
+in turns and in runs; a variant is the first of them with these codes at the end of its slug. A CUDA
+graph goes round through 480 MB of keys and values and more, so that none are left in the L2 cache;
+all kernels run in turn on the same tensors in one process. Of several queries peers see all keys,
+fagen's the mask of causal attention.
 
 Written to benchmarks/results/<card>-<date>-decode.json, with microseconds of a call, and printed
 with GB/s of keys and values.
@@ -23,6 +24,7 @@ from record import Findings, build, exit_code, parser, say
 
 from fagen.kinds.decode import chunks_for, derived
 from fagen.kinds.decode.keys import Schedule
+from fagen.kinds.decode.rules import DEALT
 from fagen.kinds.decode.speed import BRIEF, timed_together
 from fagen.problem import Sizes
 
@@ -72,18 +74,22 @@ def run(asked: argparse.Namespace) -> int:
 
 
 def _schedules(asked: argparse.Namespace, queries: int) -> Iterator[Schedule]:
-    """The usual schedule for so many queries, and its variants."""
-    usual = derived(
-        dtype=asked.dtype,
-        head_dim=asked.head_dim,
-        head_dim_v=asked.head_dim,
-        mask="causal",
-        rows=queries * HEADS // KV_HEADS,
-        chunks=chunks_for(KV_HEADS),
-    )[0]
-    yield usual
+    """The usual schedules for so many queries, and variants."""
+    usual = {
+        derived(
+            dtype=asked.dtype,
+            head_dim=asked.head_dim,
+            head_dim_v=asked.head_dim,
+            mask="causal",
+            rows=queries * HEADS // KV_HEADS,
+            chunks=chunks_for(KV_HEADS),
+            by=by,
+        )[0]: None
+        for by in DEALT
+    }
+    yield from usual
     for codes in asked.variants:
-        yield Schedule.from_slug(f"{usual.slug}_{codes}")
+        yield Schedule.from_slug(f"{next(iter(usual)).slug}_{codes}")
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

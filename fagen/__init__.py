@@ -18,6 +18,7 @@ _HOMES = {
     "quantize": "runtime.quantize",
     "combine": "runtime.combine",
     "attention_decode": "runtime.decode",
+    "reference_for": "runtime.decode",
     "Schedule": "kinds.forward.keys",
     "read_schedule": "registry:read",
     "parse_schedule": "registry:parse",

@@ -11,10 +11,13 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from fagen.runtime.arguments import E4M3, needs_gradient, refuse_rank
 from fagen.runtime.attention import attention
+from fagen.runtime.cache import as_packed, attention_cache
 from fagen.runtime.checks import shape_of
+from fagen.runtime.combine import combine
 from fagen.runtime.varlen import attention_varlen
 
 Refuse = Callable[[str, str], NoReturn]  # an argument; what to do instead
@@ -149,6 +152,226 @@ def flash_attn_varlen_func(
     )
 
 
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    qv: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_table: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Tensor | None = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    return_softmax_lse: bool = False,
+    *,
+    block_table: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute attention over a dense cache of keys and values, as FlashAttention-3's function does.
+
+    q (B, Sq, H, D), k_cache (B, S, Hk, D) and v_cache (B, S, Hk, Dv) in fp16 or bf16, caches of any
+    strides that are multiples of 16 bytes with the last dimension contiguous. cache_seqlens says
+    where each sequence's keys end: (B) in int32, or one number for all; at S if left out.
+    cache_leftpad, (B) in int32, says where they begin. What caches hold elsewhere is not used, and
+    may be no number. The causal mask is aligned to the bottom right of each sequence.
+
+    With cu_seqlens_q, (B + 1) in int32, q is (total_q, H, D), sequence after sequence.
+
+    Up to 256 rows of Sq queries times H / Hk heads are computed by fagen.attention_decode, more by
+    fagen.attention_varlen, or fagen.attention where there are no lengths; queries packed by
+    cu_seqlens_q by attention_varlen always. Lengths are read on the device alone.
+
+    These change nothing here: num_splits, pack_gqa, sm_margin and scheduler_metadata, which are
+    hints; max_seqlen_q, which only tells which window_size is none; cu_seqlens_k_new, which is
+    about a k that is not taken; rotary_interleaved; descales, beside 16-bit tensors.
+
+    Returns out (B, Sq, H, Dv) or (total_q, H, Dv) in q's dtype, and with return_softmax_lse also
+    the log-sum-exp (B, H, Sq) or (H, total_q) in fp32, natural logarithm: zeros and minus infinity
+    for a row that sees no key.
+
+    Raises NotImplementedError for page_table and block_table, k and v, rotary embeddings,
+    cache_batch_idx, qv, windows, attention_chunk, softcap and e4m3; ValueError for a wrong
+    argument, and for a gradient but where fagen.attention has one; and what else those three do.
+    """
+    refuse = partial(_refuse, "flash_attn_with_kvcache")
+    _refuse_missing(refuse, qv, attention_chunk, softcap)
+    for name, given, instead in (
+        ("page_table", page_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
+        ("block_table", block_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
+        ("k", k, "write it to k_cache first, and count it in cache_seqlens"),
+        ("v", v, "write it to v_cache first, and count it in cache_seqlens"),
+        ("rotary_cos", rotary_cos, "turn q before, and keys before they are written"),
+        ("rotary_sin", rotary_sin, "turn q before, and keys before they are written"),
+        ("rotary_seqlens", rotary_seqlens, "turn q before, and keys before they are written"),
+        ("cache_batch_idx", cache_batch_idx, "k_cache[cache_batch_idx] is a copy that is taken"),
+    ):
+        if given is not None:
+            refuse(name, instead)
+    if E4M3 in (q.dtype, k_cache.dtype, v_cache.dtype):
+        refuse("e4m3, with q_descale, k_descale and v_descale,", "keep the cache in 16 bits")
+    packed = cu_seqlens_q is not None
+    for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+        if packed and tensor is q:
+            if q.dim() != 3:
+                raise ValueError(
+                    f"q has {q.dim()} dimensions; with cu_seqlens_q it must have 3: (total, heads, "
+                    "head_dim)"
+                )
+        else:
+            refuse_rank(name, tensor)
+    batch, room = k_cache.shape[:2]
+    if isinstance(cache_seqlens, int):
+        cache_seqlens = _filled(cache_seqlens, batch, q)
+    cache_seqlens = _lengths("cache_seqlens", cache_seqlens, batch)
+    cache_leftpad = _lengths("cache_leftpad", cache_leftpad, batch)
+    queries = (max_seqlen_q or q.shape[0]) if packed else q.shape[1]
+    causal = _is_causal(refuse, window_size, queries, room, causal=causal)
+    q = q if q.stride(-1) == 1 else q.contiguous()
+    if cu_seqlens_q is None:
+        return attention_cache(
+            q,
+            k_cache,
+            v_cache,
+            seqused_k=cache_seqlens,
+            leftpad_k=cache_leftpad,
+            causal=causal,
+            scale=softmax_scale,
+            return_lse=return_softmax_lse,
+        )
+    sequences = as_packed(k_cache, v_cache, cache_seqlens, cache_leftpad)
+    if sequences is None:
+        refuse(
+            f"cu_seqlens_q over caches of shape {shape_of(k_cache)} and such strides",
+            "sequences of k_cache and v_cache have to be the same whole number of rows apart",
+        )
+    return attention_varlen(
+        q,
+        sequences[0],
+        sequences[1],
+        cu_seqlens_q,
+        sequences[2],
+        seqused_k=sequences[3],
+        causal=causal,
+        scale=softmax_scale,
+        return_lse=return_softmax_lse,
+    )
+
+
+def get_scheduler_metadata(
+    batch_size: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    num_heads_q: int,
+    num_heads_kv: int,
+    headdim: int,
+    cache_seqlens: Tensor,
+    qkv_dtype: torch.dtype = torch.bfloat16,
+    headdim_v: int | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_size: int | None = None,
+    max_seqlen_k_new: int = 0,
+    causal: bool = False,
+    window_size: Sequence[int] = (-1, -1),
+    attention_chunk: int = 0,
+    has_softcap: bool = False,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+) -> Tensor:
+    """Return what flash_attn_with_kvcache takes as scheduler_metadata, which it does not read.
+
+    That is (1) in int32 on the device of cache_seqlens: kernels find their work by themselves, from
+    the lengths that they are called with.
+    """
+    return cache_seqlens.new_zeros(1, dtype=torch.int32)
+
+
+def flash_attn_combine(
+    out_partial: Tensor,
+    lse_partial: Tensor,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Combine what attention gave for several splits of the keys, as FlashAttention-3's does.
+
+    out_partial (splits, B, Sq, H, Dv) in fp32, fp16 or bf16; lse_partial (splits, B, Sq, H) in
+    fp32, natural logarithm. Both may be without B. See fagen.combine. What is given as `out` is
+    written to, and says the dtype where out_dtype does not.
+
+    Returns out (B, Sq, H, Dv) in out_dtype, else in out_partial's dtype, and the log-sum-exp (B,
+    Sq, H) in fp32, as there a view of (B, H, Sq).
+
+    Raises ValueError where `out` has another shape or dtype, and as fagen.combine does.
+    """
+    if out is not None:
+        out_dtype = out_dtype or out.dtype
+        if out.shape != out_partial.shape[1:] or out.dtype != out_dtype:
+            raise ValueError(
+                f"out has shape {shape_of(out)} in {out.dtype}; it must be "
+                f"({', '.join(map(str, out_partial.shape[1:]))}) in {out_dtype}"
+            )
+    lses = lse_partial.transpose(-1, -2)
+    made, lse = combine(
+        out_partial, lses if lses.stride(-1) == 1 else lses.contiguous(), out_dtype=out_dtype
+    )
+    return made if out is None else out.copy_(made), lse.transpose(-1, -2)
+
+
+# ---- arguments ----------------------------------------------------------------------------------
+
+_filled_ones: dict[tuple[int, int, torch.device, int], Tensor] = {}
+_KEPT = 64  # a layer after another asks for the same one
+
+
+def _filled(length: int, batch: int, q: Tensor) -> Tensor:
+    """Return one length for a whole batch, (B) in int32 on the device of q; kept between calls."""
+    on_gpu = q.device.type == "cuda"
+    capturing = on_gpu and torch.cuda.is_current_stream_capturing()
+    # what a graph reads has to live as long as the graph, and a trace has no numbers
+    if is_compiling() or capturing or type(q) is not Tensor:
+        return torch.full((batch,), length, dtype=torch.int32, device=q.device)
+    stream = torch.cuda.current_stream(q.device).cuda_stream if on_gpu else 0
+    key = length, batch, q.device, stream
+    if key not in _filled_ones:
+        if len(_filled_ones) >= _KEPT:
+            _filled_ones.clear()
+        _filled_ones[key] = torch.full((batch,), length, dtype=torch.int32, device=q.device)
+    return _filled_ones[key]
+
+
+def _lengths(name: str, lengths: Tensor | None, batch: int) -> Tensor | None:
+    """Return lengths as kernels take them.  Raises ValueError where they are none of a batch."""
+    if lengths is None:
+        return None
+    if lengths.shape != (batch,) or lengths.dtype != torch.int32:
+        raise ValueError(
+            f"{name} has shape {shape_of(lengths)} in {lengths.dtype}; it must be (batch = "
+            f"{batch}) in torch.int32"
+        )
+    return lengths if lengths.stride(0) == 1 else lengths.contiguous()
+
+
 def _refuse(function: str, argument: str, instead: str) -> NoReturn:
     raise NotImplementedError(f"{function}: {argument} is not there yet in fagen; {instead}")
 
@@ -158,8 +381,8 @@ def _refuse_missing(
     qv: Tensor | None,
     attention_chunk: int,
     softcap: float,
-    num_splits: int,
-    sm_margin: int,
+    num_splits: int = 0,
+    sm_margin: int = 0,
 ) -> None:
     """Raise NotImplementedError for an argument that no function here has kernels for."""
     if qv is not None:
@@ -225,28 +448,9 @@ def _descales(
 # ---- of that module, and not there yet ----------------------------------------------------------
 
 
-def _not_there(name: str, instead: str) -> Callable[..., NoReturn]:
-    """Return a function of this name that says that it is not there, and what to do instead."""
-    said = f"{name} is not there yet in fagen; {instead}"
-
-    def refuse(*_: object, **__: object) -> NoReturn:
-        raise NotImplementedError(said)
-
-    refuse.__name__ = refuse.__qualname__ = name
-    refuse.__doc__ = f"Raise NotImplementedError: {said}."
-    return refuse
-
-
-flash_attn_qkvpacked_func = _not_there(
-    "flash_attn_qkvpacked_func", "flash_attn_func takes *qkv.unbind(-3) without a copy"
-)
-flash_attn_with_kvcache = _not_there(
-    "flash_attn_with_kvcache",
-    "fagen.attention_decode takes k_cache, v_cache, and cache_seqlens as seqused_k",
-)
-flash_attn_combine = _not_there(
-    "flash_attn_combine", "fagen.combine computes it; its lses are (splits, batch, heads, seqlen)"
-)
-get_scheduler_metadata = _not_there(
-    "get_scheduler_metadata", "flash_attn_func needs none: leave scheduler_metadata out"
-)
+def flash_attn_qkvpacked_func(*_: object, **__: object) -> NoReturn:
+    """Raise NotImplementedError: flash_attn_func takes *qkv.unbind(-3) without a copy."""
+    raise NotImplementedError(
+        "flash_attn_qkvpacked_func is not there yet in fagen; flash_attn_func takes "
+        "*qkv.unbind(-3) without a copy"
+    )

@@ -9,17 +9,17 @@ from fagen.records import DecodeSpeed
 from tests.benchmark_helpers import refused_without_a_gpu
 
 
-@pytest.fixture
-def decode(script, made_up_gpu, monkeypatch):
+@pytest.fixture(params=["decode"])
+def decode(request, script, made_up_gpu, monkeypatch):
     """The script, on a GPU where ours takes a microsecond for each of its rows, cuDNN 10."""
-    module = script("decode")
+    module = script(request.param)
 
-    def timed_together(kernels, sizes):
+    def timed_together(kernels, sizes, *, eager=False):
         megabytes = 4 * sizes.batch * sizes.seqlen_k * sizes.kv_heads * 128 / 1e6
         peers = (10.0, None)
         shape = sizes.batch, sizes.seqlen_q, sizes.seqlen_k, sizes.heads, sizes.kv_heads
         return {
-            slug: DecodeSpeed(*shape, megabytes, float(plan.rows), 0.0, *peers)
+            slug: DecodeSpeed(*shape, megabytes, plan.rows * (1.0 + eager), 0.0, *peers)
             for slug, (plan, _) in kernels.items()
         }
 
@@ -43,8 +43,9 @@ def test_every_shape_has_a_committed_kernel_and_its_variants(decode, tmp_path, c
     assert not {"host", "user", "path"} & set(found["about"]) and found["about"]["nvcc"]
     slugs = {row["slug"] for row in found["rows"]}
     committed = {path.stem for path in registry.schedules("decode")}
-    assert slugs & committed == {"dec_fp16_d128_causal_r8n64", "dec_fp16_d128_causal_r16n64"}
-    assert len(slugs) == 6 and len(found["rows"]) == 9 * 3
+    usual = {"dec_fp16_d128_causal_r8n64", "dec_fp16_d128_causal_r16n64"}
+    assert slugs & committed == usual | {f"{slug}_runs" for slug in usual}
+    assert len(slugs) == 8 and len(found["rows"]) == 9 * 4
     largest = max(row["megabytes"] for row in found["rows"])
     assert largest == pytest.approx(1_074, abs=1)
     printed = capsys.readouterr().out
@@ -58,5 +59,19 @@ def test_another_dtype_and_head_dim_have_kernels_too(decode, tmp_path):
     assert "dec_bf16_d64_causal_r16n128" in path.read_text()
 
 
-def test_it_needs_a_gpu(script, tmp_path, capsys):
-    assert refused_without_a_gpu(script("decode"), tmp_path / "out", capsys)
+@pytest.mark.parametrize("decode", ["decode_ablation"], indirect=True)
+def test_each_form_is_another_kernel_that_fits_and_is_timed_both_ways(decode, tmp_path):
+    assert decode.main(["--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*-decode-ablation.json")
+    rows = json.loads(path.read_text())["rows"]
+    assert len(rows) == len(decode.SHAPES) * len(decode.FORMS) * 2
+    whole = [row for row in rows if row["form"] == "the whole"]
+    assert {row["slug"].endswith("_runs") for row in whole} == {True, False}
+    of_one = [r["slug"] for r in rows if r["way"] == "eager" and r["seqlen_k"] == 1_024]
+    assert len(set(of_one)) == len(decode.FORMS)
+    assert {row["microseconds"] for row in whole if row["way"] == "eager"} == {16.0, 32.0}
+
+
+@pytest.mark.parametrize("name", ["decode", "decode_ablation"])
+def test_it_needs_a_gpu(name, script, tmp_path, capsys):
+    assert refused_without_a_gpu(script(name), tmp_path / "out", capsys)

@@ -161,6 +161,33 @@ def test_scores_of_any_size_keep_their_accuracy():
         check(FIRST, emulated(FIRST), [case], device="cpu")
 
 
+def test_rows_whose_reference_is_far_off_have_the_bits_of_their_own_maxima():
+    plan = planned(f"{SPREAD[0]}_unified")
+    case = Case(Sizes(1, 3, 1, 2, 700), sigma=2.0, references=(0.0, -1e3, 1e3))
+    given = inputs(plan, case, seed=2, device="cpu")
+    out, lse = compute(plan, **given)
+    exact, exact_lse = compute(FIRST, **{k: x for k, x in given.items() if k != "reference"})
+    assert torch.equal(out[:, :, 1:], exact[:, :, 1:])
+    assert torch.equal(lse[:, 1:], exact_lse[:, 1:])
+    assert torch.allclose(lse[:, 0], exact_lse[:, 0], atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("at", [-45.0, -9.0, -8.0, 0.0, 9.0, 10.0, 40.0, 45.0, math.nan, math.inf])
+def test_a_reference_costs_no_accuracy_wherever_it_lies(dtype, at):
+    """Many equal scores in the last place that P has room for are the worst: all err alike."""
+    plan = planned(f"dec_{dtype}_d64_causal_r8n128_unified")
+    given = inputs(plan, Case(Sizes(1, 2, 1, 1, 4_096), references=(at,)), 0, device="cpu")
+    given["k"][:] = given["k"][:, :1]
+    given["v"] = given["v"].abs() + 1
+    out, lse = compute(plan, **given)
+    del given["reference"]
+    right, right_lse = attend(**given, mask=plan.mask)
+    error = ((out.double() - right) / right).abs().max()
+    assert error < (2**-10 if dtype == "fp16" else 2**-7)
+    assert torch.allclose(lse.double(), right_lse, atol=1e-4)
+
+
 def test_outputs_are_full_of_what_is_no_number():
     given = inputs(FIRST, Case(Sizes(2, 4, 2, 3, 5)), seed=0, device="cpu")
     assert all(one.isnan().all() for one in outputs(given).values())

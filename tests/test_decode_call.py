@@ -84,28 +84,53 @@ def test_which_kernel_it_is_depends_on_rows_and_kv_heads_and_not_on_lengths():
     def slugs(**sizes):
         decode._ready.clear()
         fagen.attention_decode(*tensors(**sizes))
-        ((*_, mask, rows, chunks, _),) = decode._ready
-        return mask, rows, chunks
+        ((*_, mask, rows, chunks, by, _, _),) = decode._ready
+        return mask, rows, chunks, by
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UntunedWarning)
-        assert slugs() == ("causal", 8, 16)
-        assert slugs(batch=1, keys=7) == slugs(batch=5, keys=200) == ("causal", 8, 16)
-        assert slugs(queries=2, heads=40) == ("causal", 16, 16)
-        assert slugs(queries=4, heads=64) == ("causal", 32, 16)
-        assert slugs(queries=16, heads=64) == ("causal", 64, 16)
-        assert slugs(heads=8, kv_heads=4) == ("causal", 8, 32)
-        assert slugs(heads=8, kv_heads=1) == ("causal", 8, 64)
+        assert slugs() == ("causal", 8, 16, "turn")
+        assert slugs(batch=1, keys=7) == slugs(batch=5, keys=200) == ("causal", 8, 16, "turn")
+        assert slugs(batch=40, keys=7) == ("causal", 8, 16, "run")
+        assert slugs(queries=2, heads=40) == ("causal", 16, 16, "turn")
+        assert slugs(queries=4, heads=64) == ("causal", 32, 16, "turn")
+        assert slugs(queries=16, heads=64) == ("causal", 64, 16, "turn")
+        assert slugs(heads=8, kv_heads=4) == ("causal", 8, 32, "turn")
+        assert slugs(heads=8, kv_heads=1) == ("causal", 8, 64, "turn")
 
 
 def test_a_schedule_that_nobody_measured_is_said_once():
     q, k, v = tensors(heads=4, kv_heads=4)
-    with pytest.warns(UntunedWarning, match="dec_fp16_d64_causal_r8n128_c32 is derived"):
+    with pytest.warns(UntunedWarning, match="32 chunks by turn: dec_fp16_d64_causal_r8n128_c32 is"):
         fagen.attention_decode(q, k, v)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fagen.attention_decode(q, k, v)
         fagen.attention_decode(*tensors())  # this one is committed
+
+
+def test_a_reference_for_each_head_takes_the_place_of_maxima():
+    q, k, v = tensors(keys=200)
+    usual, lse = fagen.attention_decode(q, k, v, return_lse=True)
+    with pytest.warns(UntunedWarning, match="_unified is"):
+        out = fagen.attention_decode(q, k, v, reference=fagen.reference_for(lse, 200))
+    assert (out - usual).abs().max() < 2e-3
+    with pytest.raises(ValueError, match=r"reference has shape \(3\); it must be \(heads = 8\)"):
+        fagen.attention_decode(q, k, v, reference=torch.zeros(3))
+    with pytest.raises(ScheduleError, match="a unified maximum"):
+        fagen.attention_decode(
+            q, k, v, reference=torch.zeros(8), schedule="dec_fp16_d64_causal_r8n128"
+        )
+
+
+def test_references_are_logarithms_of_means_the_largest_of_each_head():
+    scores = torch.randn(3, 2, 4, 50)  # batch, heads, queries, keys
+    lse = scores.logsumexp(-1)
+    lse[1] = -math.inf  # which has seen nothing
+    right = scores[[0, 2]].exp().mean(-1).log().amax((0, 2))
+    assert torch.allclose(fagen.reference_for(lse, 50), right, atol=1e-5)
+    assert torch.equal(fagen.reference_for(lse, ints(50, 0, 50)), fagen.reference_for(lse, 50))
+    assert fagen.reference_for(lse[1:2], 50).tolist() == [-math.inf] * 2
 
 
 def test_a_caller_may_choose_the_schedule():

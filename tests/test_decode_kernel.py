@@ -19,7 +19,7 @@ from tests.test_masks import FUTURE, WINDOW
 
 COMMITTED = tuple(path.stem for path in registry.schedules("decode"))
 FIRST = SPREAD[0]
-OFTEN = SPREAD[:4]
+OFTEN = (*SPREAD[:4], *SPREAD[-2:])
 # two steps of a chunk, the second with larger scores, and a last block that is not full
 RISING = Case(Sizes(2, 8, 2, 1, 64 * 17), (64 * 17, 64 * 16 + 5), rises=True, sigma=6.0)
 
@@ -65,7 +65,12 @@ def test_bits_are_the_same_whatever_happens_when_and_in_tiles_of_any_rows(tmp_pa
     """A row has the bits of its own scores: not of those beside it in a tile, nor of its place."""
     case = Case(Sizes(2, 8, 2, 3, 64 * 17), (64 * 17, 700), sigma=6.0)
     first = None
-    for slug in (FIRST, "dec_fp16_d128_causal_r16n64_nospec", "dec_fp16_d128_causal_r24n64_q1_b1"):
+    for slug in (
+        FIRST,
+        f"{FIRST}_runs",
+        "dec_fp16_d128_causal_r16n64_nospec",
+        "dec_fp16_d128_causal_r24n64_runs_q1_b1",
+    ):
         plan = planned(slug)
         library = built(plan, tmp_path)
         for seed in (0, 5):
@@ -91,22 +96,57 @@ FAULTS = {
     "sums are read too early": (f"{_MEET}const int row", f"{_MEET[12:]}const int row"),
     "what was summed does not follow the reference": ("sum[j] *= factor;", ""),
 }
-QUICK = ("nor are the queries", "V behind the end stays what it was", "no reference is outgrown")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in FAULTS],
+# the same of a kernel whose blocks fold chunks that follow each other
+RUN_FAULTS = {
+    "queries are let go of before the last chunk": (
+        "if (unit.ends) {\n      arrive",
+        "{\n      arrive",
+    ),
+    "a fold goes on with the next tile": ("      begin_fold();\n", ""),
+    "a block folds what another one began": ("folds = unit.chunk == 0;", "folds = true;"),
+    "merge begins anew": ("maximum = __ldcg(&folded->maximum);", ""),
+    "merge forgets the state's sum": ("sum = __ldcg(&folded->sum);", ""),
+    "merge counts chunks twice": ("of_sequence - begun;", "of_sequence;"),
+}
+# and of one whose references are the caller's
+MISSED = Case(Sizes(2, 8, 2, 1, 64 * 17), (64 * 17, 900), references=(0.0, -1e3, 30.0, 1e3))
+UNIFIED_FAULTS = {
+    "no row fails": ("!(total >= kLeastMean * keys)", "false"),
+    "nobody asks whether one has": ("__syncthreads_or(failed)", "__syncthreads_or(false)"),
+    "all rows of a unit are computed again": ("exact ? !repeats[j] : row", "row"),
+    "the second time keeps the reference": (
+        "reference[j] = exact ? -INFINITY : ",
+        "reference[j] = ",
+    ),
+}
+QUICK = (
+    "V behind the end stays what it was",
+    "no reference is outgrown",
+    "a block folds what another one began",
+    "no row fails",
 )
-def test_each_wait_and_each_care_is_needed(name, tmp_path):
-    plan = planned(FIRST)
-    kernel, (right, left) = render(plan).kernel, FAULTS[name]
+
+
+def faults() -> list[object]:
+    found = [
+        *((FIRST, RISING, name, *fault) for name, fault in FAULTS.items()),
+        *((f"{FIRST}_runs", RISING, name, *fault) for name, fault in RUN_FAULTS.items()),
+        *((f"{FIRST}_unified", MISSED, name, *fault) for name, fault in UNIFIED_FAULTS.items()),
+    ]
+    long = pytest.mark.long
+    return [pytest.param(*one, id=one[2], marks=[] if one[2] in QUICK else [long]) for one in found]
+
+
+@pytest.mark.parametrize(("slug", "case", "name", "right", "left"), faults())
+def test_each_wait_and_each_care_is_needed(slug, case, name, right, left, tmp_path):
+    plan = planned(slug)
+    kernel = render(plan).kernel
     assert right in kernel, "the kernel has changed: say it here too"
     library = simulator.build(kernel.replace(right, left), tmp_path)
-    healthy = ran(plan, built(plan, tmp_path), RISING)
+    healthy = ran(plan, built(plan, tmp_path), case)
     for seed in range(12):
         try:
-            found = ran(plan, library, RISING, seed)
+            found = ran(plan, library, case, seed)
         except DeviceError:
             return
         if not all(torch.equal(found[key], healthy[key]) for key in healthy):

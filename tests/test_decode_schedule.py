@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from fagen import registry
 from fagen.arch import SM90
 from fagen.errors import OverBudget, ScheduleError
-from fagen.kinds.decode.defaults import ROWS, chunks_for, derived, rows_for
+from fagen.kinds.decode.defaults import ROWS, chunks_for, deal_for, derived, rows_for
 from fagen.kinds.decode.keys import Schedule
-from fagen.kinds.decode.rules import share
+from fagen.kinds.decode.rules import DEALT, share
 from fagen.render import kernel_text
 from fagen.vocab import MASKS, SIXTEEN_BITS
 from tests.decode_helpers import SPREAD, planned
@@ -24,6 +24,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
         "stages": draw(st.integers(3, 24)),
         "q_stages": draw(st.integers(1, 2)),
         "speculate": draw(st.booleans()),
+        "by": draw(st.sampled_from(sorted(DEALT))),
         "blocks": draw(st.integers(1, 4)),
     }
     said = draw(st.sets(st.sampled_from(sorted(some))))
@@ -45,20 +46,28 @@ def test_a_slug_reads_back(slug):
 @pytest.mark.parametrize("path", registry.schedules("decode"), ids=lambda path: path.stem)
 def test_a_committed_schedule_is_called_by_its_slug_and_leaves_its_defaults(path):
     schedule = registry.read(path)
+    plan = planned(path.stem)
     assert schedule.slug == path.stem
-    assert set(schedule.settings()) == Schedule.keys.required
-    assert registry.plan(schedule).kind == "decode"
+    assert set(schedule.settings()) == Schedule.keys.required | ({"by"} if plan.by_runs else set())
+    assert plan.kind == "decode"
 
 
 def test_what_is_derived_is_what_is_committed():
     committed = {path.stem for path in registry.schedules("decode")}
     made = {
         derived(
-            dtype=dtype, head_dim=d, head_dim_v=d, mask="causal", rows=rows, chunks=chunks_for(8)
+            dtype=dtype,
+            head_dim=d,
+            head_dim_v=d,
+            mask="causal",
+            rows=rows,
+            chunks=chunks_for(8),
+            by=by,
         )[0].slug
         for dtype in SIXTEEN_BITS
         for d in (64, 128, 256)
         for rows in ROWS
+        for by in DEALT
     }
     assert made == committed
 
@@ -71,8 +80,9 @@ def test_what_is_derived_is_what_is_committed():
     st.integers(1, 128),
     st.sampled_from(sorted(SIXTEEN_BITS)),
     st.sampled_from(sorted(MASKS)),
+    st.sampled_from(sorted(DEALT)),
 )
-def test_any_problem_has_a_kernel_that_fits(d, d_v, rows, kv_heads, dtype, mask):
+def test_any_problem_has_a_kernel_that_fits(d, d_v, rows, kv_heads, dtype, mask, by):
     found = derived(
         dtype=dtype,
         head_dim=8 * d,
@@ -80,6 +90,7 @@ def test_any_problem_has_a_kernel_that_fits(d, d_v, rows, kv_heads, dtype, mask)
         mask=mask,
         rows=rows,
         chunks=chunks_for(kv_heads),
+        by=by,
     )
     assert found and found[-1].tile.rows == 8
     assert found[0].tile.rows <= rows_for(rows)
@@ -90,6 +101,12 @@ def test_rows_and_chunks_that_kernels_are_made_for():
         *(8, 8, 16, 16, 32, 64, 64, 64, 64)
     ]
     assert [chunks_for(n) for n in (1, 2, 3, 4, 7, 8, 32)] == [64, 64, 64, 32, 32, 16, 16]
+
+
+def test_many_tiles_are_dealt_in_runs():
+    """Of rows of a KV head's queries, KV heads and sequences."""
+    assert [deal_for(4, 8, batch) for batch in (1, 32, 33, 128)] == ["turn", "turn", "run", "run"]
+    assert [deal_for(rows, 8, 11) for rows in (64, 128, 129, 192)] == ["turn", "turn", "run", "run"]
 
 
 def test_all_faults_are_said_at_once_each_with_its_line():
@@ -155,6 +172,8 @@ def test_what_a_call_launches():
     assert str(decode.grid).startswith("(min(seqlen_q · heads · batch · 16, 2 · multiprocessors)")
     assert merge.grid.x.at(sizes) == 3 * 32 * 2 / 2
     assert merge.threads == 128 and decode.threads == 160
+    runs = planned(f"{SPREAD[0]}_runs").launches
+    assert runs.workspace.at(sizes) == 3 * 32 * 2 * (16 * (128 + 1) + 3) * 4
 
 
 def test_registers_are_dealt_to_schedulers():

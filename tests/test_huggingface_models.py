@@ -159,33 +159,156 @@ def test_a_saved_model_is_loaded_with_fagen(tmp_path: Path) -> None:
     assert torch.equal(switched(IDS).logits, loaded(IDS).logits)
 
 
-def padded(*places: tuple[int, int]) -> Tensor:
+def padded(*places: tuple[int, slice]) -> Tensor:
     mask = ONES.clone()
     for place in places:
         mask[place] = 0
     return mask
 
 
+LEFT, RIGHT = padded((0, slice(0, 7))), padded((1, slice(18, None)))
+
+
 @pytest.mark.parametrize("config", ["LlamaConfig", "GPT2Config", "BertConfig"])
-def test_padded_batches_are_refused(config: str) -> None:
-    ours = model(config)
-    for mask in (padded((0, 0), (0, 1)), padded((1, 22)), padded((1, 11))):
-        words = refusal(lambda mask=mask: ours(IDS, attention_mask=mask))
-        assert "no padded batches yet" in words and "sequences of one length" in words
-    if config != "BertConfig":
-        words = refusal(lambda: ours.generate(IDS, attention_mask=padded((0, 0)), max_new_tokens=2))
-        assert "attention_mask hides 1 keys, in 1 of 2 sequences (0)" in words
+@pytest.mark.parametrize("mask", [LEFT, RIGHT, LEFT * RIGHT], ids=["left", "right", "both"])
+def test_padding_is_not_attended_to(config: str, mask: Tensor) -> None:
+    where = (mask.cumsum(1) - 1).clamp(min=0)
+    told: dict[str, Any] = dict(attention_mask=mask, position_ids=where)
+    truth = model(config, "eager", torch.float32)(IDS, **told).logits
+    eager, ours = (
+        (model(config, implementation)(IDS, **told).logits - truth)[mask.bool()].abs()
+        for implementation in ("eager", "fagen")
+    )
+    assert ours.max() <= 2 * eager.max() + 1e-3 and ours.mean() <= 1.5 * eager.mean()
+    # and it would be seen if it were
+    whole = model(config, "eager", torch.float32)(IDS, position_ids=where).logits
+    if config == "BertConfig" or mask is not RIGHT:
+        assert (whole - truth)[mask.bool()].abs().max() > 4 * ours.max()
 
 
-def static(ours: Any) -> None:
-    from transformers import StaticCache
+CACHES = [
+    {},
+    {"cache_implementation": "static"},
+    pytest.param({"num_beams": 3}, marks=pytest.mark.long),
+    pytest.param({"prefill_chunk_size": 8}, marks=pytest.mark.long),
+    pytest.param(
+        {"prefill_chunk_size": 8, "cache_implementation": "static"}, marks=pytest.mark.long
+    ),
+]
 
-    ours(IDS, past_key_values=StaticCache(config=ours.config, max_cache_len=24))
+
+@pytest.mark.parametrize("config", ["LlamaConfig", "Qwen2Config"])
+@pytest.mark.parametrize("said", CACHES)
+def test_prompts_padded_on_the_left_generate_the_same_tokens(
+    said: dict[str, Any], config: str
+) -> None:
+    models = pair(config)
+    told: dict[str, Any] = dict(attention_mask=LEFT, max_new_tokens=6, do_sample=False) | said
+    assert all_same(lambda model: model.generate(IDS, **told), models)
+
+
+@pytest.mark.parametrize("mask", [LEFT, RIGHT], ids=["left", "right"])
+def test_a_decoder_reads_what_an_encoder_made_of_a_padded_batch(mask: Tensor) -> None:
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    each_has = {"layers": 1, "attention_heads": 4, "ffn_dim": 96}
+    sizes = {f"{end}_{name}": n for end in ("encoder", "decoder") for name, n in each_has.items()}
+
+    def bart(implementation: str) -> Any:
+        torch.manual_seed(1)
+        config = BartConfig(
+            vocab_size=97, d_model=64, max_position_embeddings=64, init_std=0.2, **sizes
+        )
+        found = BartForConditionalGeneration._from_config(
+            config, attn_implementation=implementation, dtype=torch.float16
+        )
+        return found.eval()
+
+    eager, ours = (
+        each(IDS, attention_mask=mask, decoder_input_ids=IDS[:, :9]).logits
+        for each in (bart("eager"), bart("fagen"))
+    )
+    unseen = bart("eager")(IDS, decoder_input_ids=IDS[:, :9]).logits
+    assert (ours - eager).abs().max() < 0.04 < 0.2 < (unseen - eager).abs().max()
+
+
+@pytest.mark.parametrize("new", [1, 4])
+def test_a_static_cache_is_as_good_as_one_that_grows(new: int) -> None:
+    ours = model("LlamaConfig")
+    for mask in (ONES, LEFT):
+        told: dict[str, Any] = dict(attention_mask=mask, max_new_tokens=new, do_sample=False)
+        static = ours.generate(IDS, cache_implementation="static", **told)
+        assert torch.equal(static, ours.generate(IDS, **told))
+
+
+def test_decoding_from_a_static_cache_compiles_into_one_graph(fresh_dynamo: None) -> None:
+    from transformers import CompileConfig
+
+    graphs: list[Any] = []
+
+    def counting(graph: Any, _: object) -> Any:
+        graphs.append(graph)
+        return graph
+
+    ours = model("LlamaConfig")
+    config = CompileConfig(backend=counting, mode=None, fullgraph=True)
+    config._compile_all_devices = True
+    told: dict[str, Any] = dict(attention_mask=LEFT, max_new_tokens=5, do_sample=False)
+    expected = ours.generate(IDS, **told)
+    told |= dict(cache_implementation="static", compile_config=config)
+    assert torch.equal(ours.generate(IDS, **told), expected)
+    assert graphs
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_new_token_compiles_into_one_graph(static: bool, fresh_dynamo: None) -> None:
+    from transformers import DynamicCache, StaticCache
+
+    ours = model("LlamaConfig", num_hidden_layers=1)
+    compiled = torch.compile(ours, fullgraph=True, backend="eager")
+
+    def last(model: Any, mask: Tensor) -> Tensor:
+        cache = (
+            StaticCache(config=ours.config, max_cache_len=30)
+            if static
+            else DynamicCache(config=ours.config)
+        )
+        ours(IDS[:, :22], attention_mask=LEFT[:, :22], past_key_values=cache)
+        logits: Tensor = model(IDS[:, 22:], attention_mask=mask, past_key_values=cache).logits
+        return logits
+
+    assert torch.equal(last(compiled, LEFT), last(ours, LEFT))
+    hole = padded((0, slice(0, 7)), (0, slice(15, 16)))
+    with pytest.raises(RuntimeError, match="hides keys between others"):
+        last(compiled, hole)
+    assert "hides keys between others" in refusal(lambda: last(ours, hole))
+
+
+def test_tokens_after_padding_are_refused() -> None:
+    for said in ({}, {"cache_implementation": "static"}):
+        words = refusal(
+            lambda said=said: model("LlamaConfig").generate(
+                IDS, attention_mask=RIGHT, max_new_tokens=3, **said
+            )
+        )
+        assert "hides keys between others" in words and 'padding_side = "left"' in words
+
+
+def test_a_batch_that_is_padded_on_the_right_has_gradients() -> None:
+    ours, theirs = model("LlamaConfig"), model("LlamaConfig")
+    theirs.set_attn_implementation("sdpa")
+    labels = IDS.masked_fill(RIGHT == 0, -100)
+    with torch.enable_grad():
+        for one in (ours, theirs):
+            one(IDS, attention_mask=RIGHT, labels=labels).loss.backward()
+        assert "padding has no gradients yet" in refusal(lambda: ours(IDS, attention_mask=LEFT))
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert a.grad is not None and b.grad is not None
+        torch.testing.assert_close(a.grad.float(), b.grad.float(), rtol=0.1, atol=2e-3)
 
 
 STARTS_AGAIN = torch.cat([torch.arange(10), torch.arange(13)])[None]
 REFUSED: list[tuple[str, Callable[[Any], object]]] = [
-    ("a static cache has room", static),
     ("shape (2, 1, 23, 23)", lambda ours: ours(IDS, attention_mask=torch.zeros(2, 1, 23, 23))),
     ("packed sequences", lambda ours: ours(IDS, use_cache=False, position_ids=STARTS_AGAIN)),
     ("packed into one row", lambda ours: ours(IDS, cu_seq_lens_q=torch.tensor([0, 10, 23]))),
@@ -243,4 +366,7 @@ def test_a_compiled_model_computes_and_refuses_the_same() -> None:
     compiled = torch.compile(ours, backend="eager")
     assert torch.equal(compiled(IDS).logits, expected)
     assert torch.equal(compiled(IDS, attention_mask=ONES).logits, expected)
-    assert "no padded batches yet" in refusal(lambda: compiled(IDS, attention_mask=padded((0, 0))))
+    for mask in (LEFT, RIGHT):
+        expected = ours(IDS, attention_mask=mask).logits
+        found = compiled(IDS, attention_mask=mask).logits
+        torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], atol=4e-3, rtol=0)

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from fagen import registry, simulator
 from fagen.errors import DeviceError, ScheduleError, VerificationError
+from fagen.kinds.decode.reference import attend
 from fagen.kinds.forward import Schedule
 from fagen.kinds.forward.emulate import emulate_varlen
 from fagen.kinds.forward.plan import Plan, plan
@@ -22,10 +23,13 @@ from fagen.measure.sequences import Case, small_cases
 from fagen.problem import Problem
 from fagen.render import render
 from fagen.runtime.c_interface import arguments, library_at
+from fagen.runtime.cache import as_packed
 from fagen.runtime.checks import checked
 from fagen.vendor import FORMATS
 from fagen.vendor.contents import folder_of
 from fagen.vendor.manifest import Manifest
+from fagen.vocab import MASKS
+from tests.tensors import normal
 
 COMMITTED = [path.stem for path in registry.schedules("forward") if "varlen" in path.stem]
 SMALL = "fwd_fp16_d64_causal_m64n64_varlen"
@@ -65,6 +69,33 @@ def test_a_tile_that_is_not_passed_on_is_told_as_a_deadlock(name: str, tmp_path:
     case = Case(((65, 7), (3, 3), (200, 90)) * 60, 2, 1)
     with pytest.raises(DeviceError, match=f"{SMALL} on the simulator, seed 0"):
         case_error(of, case, lambda given: simulator.call(of, library, **given), device="cpu")
+
+
+def test_sequences_of_a_cache_are_read_where_they_are(tmp_path: Path) -> None:
+    """Heads before keys, as models keep them: the packed view's sequences lie within each other."""
+    of = planned(SMALL)
+    library = simulator.build(render(of).kernel, tmp_path)
+    q = normal(3, 70, 4, 64, dtype=torch.float16)
+    used, pads = (torch.tensor(x, dtype=torch.int32) for x in ((150, 41, 0), (5, 0, 0)))
+    caches = [normal(3, 2, 150, 64, seed=seed, dtype=torch.float16) for seed in (1, 2)]
+    for cache, (i, end) in product(caches, enumerate(used.tolist())):
+        cache[i, :, end:] = cache[i, :, : pads[i]] = math.nan
+    k, v = (cache.transpose(1, 2) for cache in caches)
+    packed = as_packed(k, v, used, pads)
+    assert packed is not None
+    given = dict(zip(("k", "v", "cu_seqlens_k", "seqused_k"), packed, strict=True))
+    out, lse = torch.full((210, 4, 64), math.nan).half(), torch.full((4, 210), math.nan)
+    starts = torch.arange(4, dtype=torch.int32) * 70
+    simulator.call(
+        of, library, q=q.flatten(0, 1), cu_seqlens_q=starts, scale=0.125, out=out, lse=lse, **given
+    )
+    wanted, wanted_lse = attend(
+        q, k, v, mask=MASKS["causal"], scale=0.125, seqused_k=used, leftpad_k=pads
+    )
+    torch.testing.assert_close(out.view(3, 70, 4, 64).double(), wanted, rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(
+        lse.view(4, 3, 70).transpose(0, 1).double(), wanted_lse, rtol=0, atol=1e-3
+    )
 
 
 def test_the_counter_of_tiles_is_left_as_it_was_found(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """attention_decode(q, k, v, …): a few queries and long caches of keys and values in, out comes out.
 
 Which kernel that is depends on dtype, head dims, mask, the rows of queries that share a KV head,
-and the number of KV heads: never on lengths, so that a call can be captured and replayed.
+the number of KV heads and the batch: never on lengths, so that a call can be captured and replayed.
 """
 
 import warnings
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fagen import registry
 from fagen.errors import ScheduleError, UntunedWarning
-from fagen.kinds.decode import chunks_for, derived, rows_for
+from fagen.kinds.decode import chunks_for, deal_for, derived, rows_for
 from fagen.kinds.decode.keys import Schedule
 from fagen.runtime.arguments import (
     name_of,
@@ -26,8 +26,9 @@ from fagen.runtime.op import Op, alone
 from fagen.runtime.ready import first_ready, refuse_tracing
 
 Choice = str | Path | Schedule | None
-# device, dtype, head dims, mask, rows of a tile, chunks of a sequence, a caller's own schedule
-Key = tuple[torch.device, torch.dtype, int, int, str, int, int, Choice]
+# device, dtype, head dims, mask, rows of a tile, chunks of a sequence and how they are dealt, what
+# maxima are, a caller's own schedule
+Key = tuple[torch.device, torch.dtype, int, int, str, int, int, str, str, Choice]
 
 NOT_READY = (
     "the kernel is not ready: call fagen.attention_decode(…) once, with such arguments and on this "
@@ -45,6 +46,7 @@ def attention_decode(
     *,
     seqused_k: Tensor | None = None,
     leftpad_k: Tensor | None = None,
+    reference: Tensor | None = None,
     causal: bool = True,
     scale: float | None = None,
     return_lse: bool = False,
@@ -62,6 +64,10 @@ def attention_decode(
     elsewhere is not used, and may be no number. With `causal` query i of a sequence sees its keys
     up to seqused_k - Sq + i: the last one sees all.
 
+    With `reference`, (H,) in fp32, what is summed up is relative to these numbers, about as large
+    as scale · q kᵀ, natural logarithm, and no maximum is looked for but where a row turns out to
+    lie too far from them: slower there, and as exact. `reference_for` finds them.
+
     Returns out (B, Sq, H, Dv), and with return_lse also the log-sum-exp (B, H, Sq) in fp32, natural
     logarithm: zeros and minus infinity for a row that sees no key.
 
@@ -70,9 +76,9 @@ def attention_decode(
     neighbours or on where in the cache they lie (docs/decode.md).
 
     The kernel is that of `schedule` (a file's path, a slug or a Schedule), else one by dtype, head
-    dims, mask, rows and Hk; its first use builds it. An UntunedWarning says once where it is none
-    of those in `schedules/`. Under torch.compile and CUDA graph capture such a call must have been
-    made before.
+    dims, mask, rows, Hk and B; its first use builds it. An UntunedWarning says once where it is
+    none of those in `schedules/`. Under torch.compile and CUDA graph capture such a call must have
+    been made before.
 
     Raises ValueError for a wrong argument, a dtype or a head dim that no kernel takes, and where a
     gradient would be needed; ScheduleError where `schedule` computes something else or cannot be
@@ -81,23 +87,61 @@ def attention_decode(
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         refuse_rank(name, tensor)
-    _, queries, heads, head_dim = q.shape
-    kv_heads = k.shape[2]
-    if kv_heads == 0 or heads % kv_heads:
-        raise ValueError(f"q has {heads} heads, which must be a multiple of k's {kv_heads}")
-    # of one query both masks are the same
-    mask = "causal" if causal or queries == 1 else "full"
-    rows = rows_for(queries * (heads // kv_heads))
-    chunks = chunks_for(kv_heads)
-    key = (q.device, q.dtype, head_dim, v.shape[3], mask, rows, chunks, schedule)
+    queries, head_dim = q.shape[1], q.shape[3]
+    maximum = "lazy" if reference is None else "unified"
+    key = _key(q, k, v, queries, causal=causal, maximum=maximum, schedule=schedule)
     with_lse, without = _ready.get(key) or _make_ready(key, queries)
     if scale is None:
         scale = head_dim**-0.5
     kernel = with_lse if return_lse else without
+    given = (q, k, v) if reference is None else (q, k, v, reference)
     found: Tensor | tuple[Tensor, Tensor] = kernel(
-        q, k, v, scale, seqused_k=seqused_k, leftpad_k=leftpad_k
+        *given, scale, seqused_k=seqused_k, leftpad_k=leftpad_k
     )
     return found
+
+
+def reference_for(lse: Tensor, keys: Tensor | int) -> Tensor:
+    """Return a reference for each head, (H,) in fp32, from log-sum-exps that calls have returned.
+
+    lse (B, H, Sq), over so many keys each, int or (B,): of each head the largest logarithm of the
+    mean of exp(scale · q kᵀ). In fp16 scores may be 9.7 above it, and the mean over a chunk of keys
+    may be 8.3 below; in bf16 41 either way. What calls see later may differ: it costs time alone.
+    Without a call's log-sum-exp any bound of the scores will do in bf16 that is not 41 too high.
+    """
+    each = torch.as_tensor(keys, device=lse.device).float().log().reshape(-1, 1, 1)
+    return torch.where(lse == -torch.inf, lse, lse - each).amax((0, 2))
+
+
+def ready_decode(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Ready the kernel of a call with one query of such tensors, as attention_decode itself does.
+
+    Raises as it does.
+    """
+    key = _key(q, k, v, 1, causal=True, maximum="lazy", schedule=None)
+    if key not in _ready:
+        _make_ready(key, 1)
+
+
+def _key(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    queries: int,
+    *,
+    causal: bool,
+    maximum: str,
+    schedule: Choice,
+) -> Key:
+    """What tells the kernel of so many queries.  Raises ValueError where heads form no groups."""
+    (batch, _, heads, head_dim), kv_heads = q.shape, k.shape[2]
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"q has {heads} heads, which must be a multiple of k's {kv_heads}")
+    # of one query both masks are the same
+    mask = "causal" if causal or queries == 1 else "full"
+    of_group = queries * (heads // kv_heads)
+    tile = rows_for(of_group), chunks_for(kv_heads), deal_for(of_group, kv_heads, batch)
+    return q.device, q.dtype, head_dim, v.shape[3], mask, *tile, maximum, schedule
 
 
 def _make_ready(key: Key, queries: int) -> tuple[Op, Op]:
@@ -108,7 +152,8 @@ def _make_ready(key: Key, queries: int) -> tuple[Op, Op]:
     if key[-1] is None and chosen.slug not in _committed():
         warnings.warn(
             f"no schedule was measured for {key[5]} rows of {name_of(key[1])}, head dims "
-            f"{key[2]} and {key[3]}, {key[4]}, {key[6]} chunks: {chosen.slug} is derived",
+            f"{key[2]} and {key[3]}, {key[4]}, {key[6]} chunks by {key[7]}: {chosen.slug} is "
+            "derived",
             UntunedWarning,
             stacklevel=3,
         )
@@ -122,7 +167,7 @@ def _committed() -> set[str]:
 
 def _schedules(key: Key, queries: int) -> tuple[Schedule, ...]:
     """What may be built for a call, the best first."""
-    _, dtype, head_dim, head_dim_v, mask, rows, chunks, choice = key
+    _, dtype, head_dim, head_dim_v, mask, rows, chunks, by, maximum, choice = key
     refuse_dtype(dtype, fp8=False)
     word = word_of(dtype)
     refuse_head_dims(head_dim, head_dim_v, fp8=False)
@@ -131,9 +176,10 @@ def _schedules(key: Key, queries: int) -> tuple[Schedule, ...]:
         "head_dim": head_dim,
         "head_dim_v": head_dim_v,
         "mask": mask,
+        "maximum": maximum,
     }
     if choice is None:
-        return derived(**wanted, rows=rows, chunks=chunks)
+        return derived(**wanted, rows=rows, chunks=chunks, by=by)
     schedule: Any = registry.given(choice)
     said = {name: schedule.values().get(name) for name in wanted}
     if schedule.kind != Schedule.kind or said != wanted | (
@@ -141,6 +187,6 @@ def _schedules(key: Key, queries: int) -> tuple[Schedule, ...]:
     ):
         raise ScheduleError(
             f"{schedule.slug} is not what the call asks for: decoding in {word}, head dims "
-            f"{head_dim} and {head_dim_v}, {mask}"
+            f"{head_dim} and {head_dim_v}, {mask}, a {maximum} maximum"
         )
     return (schedule,)

@@ -16,7 +16,7 @@ class Code:
 
     key: str
     letters: str = ""
-    words: Mapping[object, str] | None = None
+    words: Mapping[Any, str] | None = None
 
     def write(self, value: Any) -> str:
         """Return the word of a slug that says this value."""

@@ -982,6 +982,7 @@ inline dim3 dim3_of(int index) { return {unsigned(index), 0, 0}; }
 }  // namespace sim
 
 inline void __syncthreads() { sim::bar_sync(0, sim::self().block->living); }
+inline int __syncthreads_or(int said) { return sim::bar_red_or(0, sim::self().block->living, said); }
 inline void __syncwarp(unsigned = ~0u) { sim::meet(); }
 template <class T>
 T __shfl_sync(unsigned, T value, int from) {

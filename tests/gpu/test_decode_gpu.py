@@ -100,6 +100,41 @@ def test_what_the_launch_before_writes_is_seen():
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("queries", [1, 4, 8])
+def test_a_sequences_bits_are_those_that_it_has_alone_in_any_batch_and_however_chunks_are_dealt(
+    queries,
+):
+    q, k, v = caches(batch=12, queries=queries)
+    used = lengths(*(1 + (i * 2_711) % LONGEST for i in range(12)))
+    alone = [
+        fagen.attention_decode(q[i : i + 1], k[i : i + 1], v[i : i + 1], seqused_k=used[i : i + 1])
+        for i in range(12)
+    ]
+    slug = f"dec_fp16_d128_causal_r{max(8, 4 * queries)}n64"
+    generator = torch.Generator().manual_seed(0)
+    for turn in range(50):
+        # from one sequence to more than there are tiles for all multiprocessors
+        size = int(torch.randint(1, 60, (1,), generator=generator))
+        picked = torch.randint(0, 12, (size,), generator=generator).cuda()
+        for schedule in (None, slug, f"{slug}_runs")[: 3 if turn < 5 else 1]:
+            out = fagen.attention_decode(
+                q[picked], k[picked], v[picked], seqused_k=used[picked], schedule=schedule
+            )
+            for place, i in enumerate(picked.tolist()):
+                assert torch.equal(out[place], alone[i][0]), (size, i, schedule)
+
+
+def test_a_reference_that_misses_costs_no_accuracy():
+    q, k, v = caches(queries=1)
+    used = lengths(1, 64, 65, 1_000, 4_999, LONGEST)
+    expected = right(q, k, v, used)
+    for at in (0.0, -9.0, 9.0, -1e4, 1e4, math.nan):
+        reference = torch.full((32,), at, device="cuda")
+        reference[::3] = 0.5
+        found = fagen.attention_decode(q, k, v, seqused_k=used, reference=reference)
+        assert (found.double() - expected).abs().max() < 2e-3
+
+
 def test_results_are_the_same_a_thousand_times_under_load():
     q, k, v = caches()
     used = lengths(10, 5_000, 3_000, 0, 64, 777)

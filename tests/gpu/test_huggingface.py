@@ -1,5 +1,9 @@
 """fagen in a layer of a model on a GPU: tensors as a cache holds them, and masks that lie there."""
 
+import runpy
+import shlex
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -7,7 +11,10 @@ import torch
 from torch import nn
 
 from fagen.huggingface import Mask, attend, mask_of
+from fagen.kinds.decode.reference import attend as decoded
 from fagen.kinds.forward.reference import reference
+from fagen.paths import locate
+from fagen.vocab import MASKS
 
 pytestmark = pytest.mark.gpu
 
@@ -37,11 +44,103 @@ def test_a_prompt_a_piece_of_one_and_a_token_are_attended_as_their_mask_says(que
     torch.testing.assert_close(out.double(), exact, rtol=2e-3, atol=2e-3)
 
 
-def test_padding_on_the_gpu_is_refused():
-    padded = torch.ones(2, 90, dtype=torch.bool, device="cuda")
-    padded[1, :3] = False
-    with pytest.raises(ValueError, match=r"hides 3 keys, in 1 of 2 sequences \(1\)"):
-        mask(q_length=90, attention_mask=padded)
+@pytest.mark.parametrize("queries", [90, 40, 1])
+def test_padding_on_the_gpu_is_not_attended_to(queries):
+    tensors = layer_tensors(queries)
+    kept = torch.ones(2, 90, dtype=torch.bool, device="cuda")
+    kept[1, :3] = False
+    with torch.no_grad():
+        out, _ = attend(nn.Module(), *tensors, given_for(kept, queries))
+    pads = torch.tensor([0, 3], dtype=torch.int32, device="cuda")
+    q, k, v = (each.transpose(1, 2) for each in tensors)
+    exact, _ = decoded(q, k, v, mask=MASKS["causal"], scale=1 / 8, leftpad_k=pads)
+    torch.testing.assert_close(out.double(), exact, rtol=2e-3, atol=2e-3)
+
+
+def given_for(kept, queries):
+    return mask(q_length=queries, q_offset=90 - queries, attention_mask=kept, device="cuda")
+
+
+@torch.no_grad()
+def test_a_token_waits_for_nothing():
+    tensors = layer_tensors(1)
+    kept = torch.ones(2, 90, dtype=torch.bool, device="cuda")
+    place = torch.tensor(70, device="cuda")
+
+    def token():
+        bounds = mask(
+            q_length=1, q_offset=place, attention_mask=kept, device="cuda",
+            allow_is_causal_skip=False,
+        )  # fmt: skip
+        ours = attend(nn.Module(), *tensors, bounds)[0]
+        return ours, attend(nn.Module(), *tensors, given_for(kept, 1))[0]
+
+    token()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        token()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@torch.no_grad()
+def test_a_token_over_a_static_cache_is_captured_and_replayed_further_on():
+    tensors = layer_tensors(1)
+    kept = torch.ones(2, 90, dtype=torch.bool, device="cuda")
+    place = torch.tensor(70, device="cuda")
+
+    def token():
+        bounds = mask(q_length=1, q_offset=place, attention_mask=kept, device="cuda")
+        return attend(nn.Module(), *tensors, bounds)[0]
+
+    token()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = token()
+    q, k, v = (each.transpose(1, 2) for each in tensors)
+    for at in (5, 71, 89):
+        place.fill_(at)
+        kept[0, : at // 2] = False
+        graph.replay()
+        used = torch.full((2,), at + 1, dtype=torch.int32, device="cuda")
+        pads = torch.tensor([at // 2, 0], dtype=torch.int32, device="cuda")
+        exact, _ = decoded(
+            q, k, v, mask=MASKS["causal"], scale=1 / 8, seqused_k=used, leftpad_k=pads
+        )
+        torch.testing.assert_close(out.double(), exact, rtol=2e-3, atol=2e-3)
+
+
+HOLE = """
+import torch
+from functools import partial
+from fagen.huggingface import mask_of
+causal = lambda batch, head, query, key: key <= query
+kept = torch.ones(2, 90, dtype=torch.bool, device="cuda")
+kept[1, 3] = False
+with torch.no_grad():
+    mask_of(
+        {causal: True}, batch_size=2, q_length=1, kv_length=90, q_offset=89, mask_function=causal,
+        attention_mask=kept, device="cuda",
+    )
+torch.cuda.synchronize()
+"""
+
+
+def test_a_hole_that_no_host_sees_ends_the_process():
+    ended = subprocess.run(
+        [sys.executable, "-c", HOLE], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode != 0 and "device-side assert" in ended.stderr
+
+
+def test_the_example_writes_the_same_tokens_as_torchs_attention(capsys):
+    pytest.importorskip("transformers")
+    example = runpy.run_path(str(locate("cli.py").parent / "examples" / "generate.py"))
+    example["main"](
+        shlex.split("--layers 2 --hidden 1024 --heads 8 --kv-heads 2 --length 700 --new 20")
+    )
+    print(capsys.readouterr().out)
 
 
 def test_a_chunk_whose_padding_lies_on_the_gpu_is_asked():

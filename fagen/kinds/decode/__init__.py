@@ -1,12 +1,12 @@
 """Decoding: attention of a few queries over many keys, whose chunks thread blocks share."""
 
 from fagen.kind import Kind
-from fagen.kinds.decode.defaults import chunks_for, derived, rows_for
+from fagen.kinds.decode.defaults import chunks_for, deal_for, derived, rows_for
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.plan import plan
 from fagen.records import DecodeError, DecodeSpeed
 
-__all__ = ["KIND", "chunks_for", "derived", "rows_for"]
+__all__ = ["KIND", "chunks_for", "deal_for", "derived", "rows_for"]
 
 KIND = Kind(
     name="decode",

@@ -25,11 +25,13 @@ def compute(
     scale: float,
     seqused_k: Tensor | None = None,
     leftpad_k: Tensor | None = None,
+    reference: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse as the Plan's kernels compute them; arguments as of their op.
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in the Plan's dtype, seqused_k and
-    leftpad_k (B) in int32; out (B, Sq, H, Dv), lse (B, H, Sq) in fp32.
+    leftpad_k (B) in int32, of a unified maximum reference (H) in fp32; out (B, Sq, H, Dv), lse
+    (B, H, Sq) in fp32.
     """
     batch, seqlen_q, heads, _ = q.shape
     out = q.new_empty(batch, seqlen_q, heads, v.shape[3])
@@ -42,20 +44,34 @@ def compute(
             for x in (k, v)
         )
         like = queries.new_empty(heads, seqlen_q, v.shape[3])
-        found, own = folded(_chunks(plan, queries, keys, values, scale_log2), like)
+        chunks = _chunks(plan, queries, keys, values, scale_log2, reference)
+        found, own = folded(chunks, like)
         out[number], lse[number] = found.transpose(0, 1).to(q.dtype), own
     return out, lse
 
 
 def _chunks(
-    plan: Plan, queries: Tensor, keys: Tensor, values: Tensor, scale_log2: float
+    plan: Plan,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale_log2: float,
+    given: Tensor | None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield each chunk's output and LSE, (H, Sq, Dv) and (H, Sq), of one sequence's heads."""
     length = keys.shape[1]
     step = plan.chunk_keys(length)
     for first in range(0, length, step or 1):
         last = min(first + step, length)
-        yield _chunk(plan, queries, keys, values, scale_log2, first, last)
+        reference = queries.new_full(queries.shape[:2], -math.inf)
+        out, lse, _ = _chunk(plan, queries, keys, values, scale_log2, first, last, reference)
+        if given is not None:
+            reference = (given * _LOG2_E)[:, None].expand(queries.shape[:2])
+            unified = _chunk(plan, queries, keys, values, scale_log2, first, last, reference)
+            fails = unified[2]
+            out = torch.where(fails[..., None], out, unified[0])
+            lse = torch.where(fails, lse, unified[1])
+        yield out, lse
 
 
 def _chunk(
@@ -66,18 +82,22 @@ def _chunk(
     scale_log2: float,
     first: int,
     last: int,
-) -> tuple[Tensor, Tensor]:
+    reference: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One of them, and which rows have less of P than a given reference may leave."""
     seqlen_q, length = queries.shape[1], keys.shape[1]
     row = torch.arange(seqlen_q, device=keys.device)[:, None]
     from_key, to_key = plan.mask.keys(row, seqlen_q, length)
     total = queries.new_zeros(*queries.shape[:2], values.shape[2])
-    reference = queries.new_full(queries.shape[:2], -math.inf)
     summed = torch.zeros_like(reference)
+    seen = 0
     for left in range(first, last, plan.block_n):
         block = slice(left, min(left + plan.block_n, last))
         key = torch.arange(block.start, block.stop, device=keys.device)
         scores = queries @ keys[:, block].mT
-        scores = scores.masked_fill(~((key >= from_key) & (key < to_key)), -math.inf)
+        visible = (key >= from_key) & (key < to_key)
+        seen = seen + visible.sum(-1)
+        scores = scores.masked_fill(~visible, -math.inf)
         grown = scores.amax(-1) * scale_log2
         outgrown = grown > reference + plan.rescale_threshold
         factor = torch.where(outgrown, torch.exp2(reference - grown), 1)
@@ -89,4 +109,5 @@ def _chunk(
         p = p.to(getattr(torch, plan.dtype.torch)).float()
         total = total * factor[..., None] + p @ values[:, block]
     inverse = torch.where(summed == 0, 0, 1 / summed)
-    return total * inverse[..., None], (reference + summed.log2()) * _LN_2
+    fails = ~(summed >= plan.least_mean * seen)
+    return total * inverse[..., None], (reference + summed.log2()) * _LN_2, fails

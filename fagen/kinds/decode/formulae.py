@@ -58,7 +58,7 @@ def budget(schedule: Schedule) -> Budget:
     registers = Ledger(
         REGISTERS,
         "a model",
-        rows(sizes, 1, register_formulae, (schedule.softmax.speculate,)),
+        rows(sizes, 1, register_formulae, _forms(schedule)),
         registers_left(blocks),
         f"{blocks * THREADS // SM90.warp_threads} warps on {SM90.issued_warps} schedulers, "
         f"{SM90.source('registers_per_sm')}",
@@ -97,16 +97,18 @@ def shared_formulae(k_wider: bool) -> Mapping[str, Any]:
 
 
 @cache
-def register_formulae(speculates: bool) -> Mapping[str, Any]:
+def register_formulae(speculates: bool, by_runs: bool) -> Mapping[str, Any]:
     """Return the registers of one thread that computes, by what they hold."""
     import sympy
 
     m, n, _, d_v, *_ = symbols(SYMBOLS).values()
     # a warpgroup's 64 × rows fp32 accumulator lies in 128 threads
     per_thread = m / sympy.Integer(SM90.warpgroup_threads)
+    folded = {"folded": d_v * per_thread + m / 2} if by_runs else {}
     return {
         "s": n * per_thread,
         "o": d_v * per_thread,
+        **folded,  # O of the chunks before, with their maxima and sums
         # of a quarter of the rows: reference, sum, what a step adds that may be done again
         "statistics": (3 if speculates else 2) * m / sympy.Integer(4),
         "working": WORKING_REGISTERS + m / 2,
@@ -144,7 +146,11 @@ def explain_lines(schedule: Schedule) -> Iterator[str]:
     sizes, own = _sizes(schedule), budget(schedule)
     yield "with " + ", ".join(f"{name} = {value}" for name, value in sizes.items())
     yield from solved(own.shared, shared_formulae(k_is_wider(schedule)), sizes, "stages")
-    yield from solved(own.registers, register_formulae(schedule.softmax.speculate), sizes, "rows")
+    yield from solved(own.registers, register_formulae(*_forms(schedule)), sizes, "rows")
+
+
+def _forms(schedule: Schedule) -> tuple[bool, bool]:
+    return schedule.softmax.speculate, schedule.split.by == "run"
 
 
 def _sizes(schedule: Schedule) -> dict[str, int]:

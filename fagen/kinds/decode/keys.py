@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from fagen.arch import SM90
-from fagen.kinds.decode.rules import DERIVED, SLUG, rules
+from fagen.kinds.decode.rules import DEALT, DERIVED, SLUG, rules
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
 from fagen.vocab import MASKS, SIXTEEN_BITS
@@ -51,6 +51,12 @@ class Split(Section):
         description="that a sequence's keys are cut into, at most: equally long ones, in whole "
         "blocks of keys, by its own length alone",
     )
+    by: Annotated[str, OneOf(DEALT)] = Field(
+        default="turn",
+        description='how chunks are dealt to thread blocks: "turn": to each in turn; "run": as '
+        "many that follow each other, which it folds in registers, from a tile's first one on. "
+        "Bits are the same",
+    )
 
 
 class Pipeline(Section):
@@ -70,6 +76,12 @@ class Pipeline(Section):
 class Softmax(Section):
     """How maxima of rows are found."""
 
+    maximum: Annotated[str, OneOf(("lazy", "unified"))] = Field(
+        default="lazy",
+        description='what P is relative to: "lazy": a maximum that the row has in some block; '
+        '"unified": a number for each head that the caller gives, and where a row of a chunk is '
+        "much larger or much smaller its own maximum (FlashDecoding++)",
+    )
     speculate: bool = derived(
         "P is computed with the maxima of the steps before, and again where scores have outgrown "
         "them by 2^8; else that is asked first. True if left out, false of more than 32 rows, "
@@ -81,8 +93,8 @@ class Grid(Section):
     """How thread blocks share a multiprocessor."""
 
     blocks: int = derived(
-        "thread blocks of a multiprocessor; 2 if left out, 1 of more than 32 rows, or where they "
-        "would have fewer than 4 buffers each",
+        "thread blocks of a multiprocessor; 2 if left out, 1 of more than 32 rows, of more than 24 "
+        "in runs, or where they would have fewer than 4 buffers each",
         ge=1,
         le=4,
     )

@@ -33,6 +33,13 @@ _MERGE_THREADS = 128
 _MERGE_VECTOR = 2  # fp32 numbers of a load
 _MERGE_WINDOW = 16  # chunks that are folded at a time, weighed by as many lanes
 
+_LAZY_ABOVE = 8.0
+# How many powers of 2 scores may be above a reference that was given, and the mean of P in a chunk
+# below 1. In fp16 P is finite up to 2^16, and one of 2^-12 is off by 2^-13 of itself at most, so
+# that the mean is too. bf16 has fp32's range, of which O leaves room for V.
+_NARROW = 14.0, 12.0
+_WIDE = 60.0, 60.0
+
 
 @dataclass(frozen=True)
 class Gemm:
@@ -64,9 +71,8 @@ class Plan:
 
     kind: ClassVar[str] = "decode"
     roles: ClassVar[tuple[Role, ...]] = ()  # no warp sets its registers
-    # A score may be so many powers of 2 above the maximum that P is relative to: P up to 2^8 and
-    # its sums are finite in either dtype, and as exact.
-    rescale_threshold: ClassVar[float] = 8.0
+    # of a row that a thread block has folded chunks of: their number, its maximum and sum
+    folded_bytes: ClassVar[int] = 3 * FP32_BYTES
 
     schedule: Schedule
     slug: str
@@ -81,8 +87,10 @@ class Plan:
     rows: int
     block_n: int
     chunks: int
+    by_runs: bool  # a thread block's chunks follow each other, and it folds them
     stages: int
     q_stages: int
+    unified: bool  # P is relative to numbers that the caller gives
     speculates: bool  # P is computed before it is known whether its maxima still serve
     swizzle: Swizzle
     slab: int
@@ -98,6 +106,11 @@ class Plan:
 
     shared: Ledger
     registers: Ledger
+
+    # A score may be so many powers of 2 above the number that P is relative to: P and its sums are
+    # finite, and as exact.
+    rescale_threshold: float
+    least_mean: float  # of P over the keys of a chunk, relative to such a number of the caller's
 
     log2_e: float = fold.LOG2_E
     ln_2: float = fold.LN_2
@@ -170,6 +183,7 @@ class Plan:
         rows = (Extent("seqlen_q"), Extent("heads"), Extent("batch"))
         chunks = Product((*rows, Extent(number=self.chunks)))
         record = FP32_BYTES * (self.head_dim_v + 1)  # of a row of a chunk: its output and LSE
+        folded = self.folded_bytes if self.by_runs else 0
         return Launches(
             (
                 Launch(
@@ -186,7 +200,7 @@ class Plan:
                     overlaps=True,
                 ),
             ),
-            workspace=Product((Extent(number=record * self.chunks), *rows)),
+            workspace=Product((Extent(number=record * self.chunks + folded), *rows)),
             counted="rows of chunks",
         )
 
@@ -216,6 +230,8 @@ def plan(schedule: Schedule) -> Plan:
     d, d_v = padded_head_dims(schedule)
     vectors = -(-asked.head_dim_v // _MERGE_VECTOR)
     lanes = max(_MERGE_WINDOW, 1 << (vectors - 1).bit_length())
+    unified = schedule.softmax.maximum == "unified"
+    above, below = _NARROW if dtype.narrow else _WIDE
     return Plan(
         schedule=schedule,
         slug=schedule.slug,
@@ -229,8 +245,10 @@ def plan(schedule: Schedule) -> Plan:
         rows=tile.rows,
         block_n=tile.block_n,
         chunks=schedule.split.chunks,
+        by_runs=schedule.split.by == "run",
         stages=pipeline.stages,
         q_stages=pipeline.q_stages,
+        unified=unified,
         speculates=schedule.softmax.speculate,
         swizzle=SWIZZLE,
         slab=SWIZZLE.bytes // dtype.bytes,
@@ -243,6 +261,8 @@ def plan(schedule: Schedule) -> Plan:
         merge_window=_MERGE_WINDOW,
         shared=cost.shared,
         registers=cost.registers,
+        rescale_threshold=above if unified else _LAZY_ABOVE,
+        least_mean=2.0**-below,
     )
 
 

@@ -39,7 +39,8 @@ class Case:
     """What is decoded: sizes, where sequences end and begin, and how wide scores are spread.
 
     `used` and `pads` are null where they are not passed; `sigma` is the standard deviation of the
-    scores, and with `rises` each key has a larger one than those before it.
+    scores, and with `rises` each key has a larger one than those before it. Of a unified maximum
+    heads have these references in turn.
     """
 
     sizes: Sizes
@@ -48,6 +49,7 @@ class Case:
     sigma: float = 1.0
     rises: bool = False
     alone: bool = True  # each sequence is computed by itself too
+    references: tuple[float, ...] = (0.0, 2.0)
 
     @property
     def lengths(self) -> str:
@@ -87,6 +89,18 @@ def small_cases(plan: Plan) -> tuple[Case, ...]:
         ),
         # more sequences than a warp has lanes, more units than there are thread blocks
         Case(Sizes(35, 1, 1, 1, 8), tuple(range(-1, 34)), alone=False),
+        *(_missed(plan) if plan.unified else ()),
+    )
+
+
+def _missed(plan: Plan) -> tuple[Case, ...]:
+    """Cases whose references are far off, for all heads of a tile, some of them, or few keys."""
+    n = plan.block_n
+    return (
+        Case(Sizes(1, 4, 1, 1, 2 * n + 3), references=(-1e3,)),
+        Case(Sizes(2, 4, 2, 2, 2 * n), (2 * n, n - 1), references=(1e3, 0.5, -60.0)),
+        Case(Sizes(2, 4, 1, 3, 20 * n), sigma=8.0, references=(-9.0, 12.0, 0.0)),
+        Case(Sizes(3, 2, 1, 1, n), (0, 1, n), references=(60.0,)),
     )
 
 
@@ -142,6 +156,9 @@ def inputs(plan: Plan, case: Case, seed: int, device: str = "cuda") -> dict[str,
         for x in (k, v):
             x[number, :first] = math.nan
             x[number, last:] = math.nan
+    if plan.unified:
+        turns = [case.references[head % len(case.references)] for head in range(sizes.heads)]
+        given["reference"] = torch.tensor(turns, device=device)
     return given | {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype)} | lengths
 
 
@@ -161,20 +178,20 @@ def decode_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> De
     given = inputs(plan, case, seed, device)
     found = outputs(given)
     run(**given, **found)
-    tensors = {name: one for name, one in given.items() if isinstance(one, Tensor)}
-    formula = partial(attend, **tensors, mask=plan.mask, scale=given["scale"])
+    by_sequence = {
+        name: one for name, one in given.items() if isinstance(one, Tensor) and name != "reference"
+    }
+    formula = partial(attend, **by_sequence, mask=plan.mask, scale=given["scale"])
     exact, exact_lse = formula()
-    rough, _ = formula(dtype=tensors["q"].dtype)
+    dtype = by_sequence["q"].dtype
+    rough, _ = formula(dtype=dtype)
     torchs = largest(rough.double() - exact)
     none = exact_lse == -math.inf
     # where no key is seen nothing else will do
     off = (found["lse"].double() - exact_lse).masked_fill(none & (found["lse"] == -math.inf), 0)
     differing = 0
     for number in range(case.sizes.batch if case.alone and case.sizes.batch > 1 else 0):
-        own = {
-            name: one[number : number + 1] if isinstance(one, Tensor) else one
-            for name, one in given.items()
-        }
+        own = given | {name: one[number : number + 1] for name, one in by_sequence.items()}
         alone = outputs(own)
         run(**own, **alone)
         pairs = ((alone[name][0], found[name][number]) for name in alone)
@@ -188,7 +205,7 @@ def decode_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> De
         lengths=case.lengths,
         error=largest(found["out"].double() - exact),
         torch_error=torchs,
-        allowed=2 * torchs + unit_in_last_place(largest(exact), tensors["q"].dtype),
+        allowed=2 * torchs + unit_in_last_place(largest(exact), dtype),
         lse_error=largest(off),
         lse_allowed=LSE_TOLERANCE * max(1.0, largest(exact_lse.masked_fill(none, 0)) / 100),
         differing=differing,

@@ -12,16 +12,22 @@ SWIZZLE = SWIZZLES[0]  # of every tile: slabs as wide as there are
 # with more of them a second buffer of queries takes what the ring needs, speculation and a second
 # thread block what the accumulators need
 _WIDE_ROWS = 32
+_FOLDED_ROWS = 24  # nor a second thread block of more, where what is folded takes as many again
 _LEAST_STAGES = 4  # K and V of a step, and of the one after it
 _MOST_STAGES = 12
 _BESIDE = 4 * SM90.smem_tile_alignment  # bytes for statistics and barriers, or more than they take
+
+# how chunks are dealt to thread blocks, in a slug
+DEALT = {"turn": "turns", "run": "runs"}
 
 SLUG = SlugForm(
     head="dec_{dtype}_d{head_dim}[v{head_dim_v}]_{mask}_r{rows}n{block_n}",
     codes=(
         Code("chunks", "c"),
+        Code("by", words=DEALT),
         Code("stages", "s"),
         Code("q_stages", "q"),
+        Code("maximum", words={"lazy": "lazy", "unified": "unified"}),
         Code("speculate", words={True: "spec", False: "nospec"}),
         Code("blocks", "b"),
         Code("max_spill_bytes", "spill"),
@@ -60,9 +66,12 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     # where registers are left for it (rows)
     "speculate": lambda keys: keys["rows"] <= _WIDE_ROWS,
     # two, so that one loads where the other begins or ends, if there are registers and buffers for
-    # them (head dims, rows, block_n, q_stages)
+    # them (head dims, rows, by, block_n, q_stages)
     "blocks": lambda keys: (
-        2 if keys["rows"] <= _WIDE_ROWS and _stages(keys, 2) >= _LEAST_STAGES else 1
+        2
+        if keys["rows"] <= (_FOLDED_ROWS if keys["by"] == "run" else _WIDE_ROWS)
+        and _stages(keys, 2) >= _LEAST_STAGES
+        else 1
     ),
     # the same keys, and blocks
     "stages": lambda keys: max(3, _stages(keys, keys["blocks"])),
@@ -70,5 +79,12 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (key, sentence) for each rule between keys that is broken: there is none."""
-    yield from ()
+    """Yield (key, sentence) for each rule between keys that is broken."""
+    if keys["maximum"] == "unified":
+        if keys["by"] == "run":
+            yield (
+                "maximum",
+                'needs by = "turn": a chunk that is folded at once cannot be computed again',
+            )
+        if not keys["speculate"]:
+            yield "maximum", "needs speculate = true: P is computed before anything is asked"

@@ -17,7 +17,7 @@ def signature(plan: "Plan") -> Signature:
     """Return the signature of the Plan's kernels.
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), seqused_k and leftpad_k (B) in int32; out
-    (B, Sq, H, Dv) and lse (B, H, Sq) in fp32.
+    (B, Sq, H, Dv) and lse (B, H, Sq) in fp32. With a unified maximum also reference (H) in fp32.
     """
 
     def tensor(
@@ -34,6 +34,13 @@ def signature(plan: "Plan") -> Signature:
     def lengths(name: str, note: str) -> Tensor:
         return Tensor(name, (Dim(Extent("batch")),), INT32, note, optional=True, aligned=False)
 
+    reference = Tensor(
+        "reference",
+        (Dim(Extent("heads")),),
+        FP32,
+        "what scale * q kᵀ is about as large as, natural logarithm",
+        aligned=False,
+    )
     return Signature(
         kind=plan.kind,
         version=1,
@@ -42,6 +49,7 @@ def signature(plan: "Plan") -> Signature:
             tensor("q", "seqlen_q", "heads", plan.head_dim),
             tensor("k", "seqlen_k", "kv_heads", plan.head_dim, "what no query sees is not used"),
             tensor("v", "seqlen_k", "kv_heads", plan.head_dim_v, "likewise"),
+            *((reference,) if plan.unified else ()),
             lengths("seqused_k", "where each sequence's keys end; null: at seqlen_k"),
             lengths("leftpad_k", "where each sequence's keys begin; null: at 0"),
             tensor("out", "seqlen_q", "heads", plan.head_dim_v, "zeros without a key", "out"),
@@ -58,7 +66,16 @@ def signature(plan: "Plan") -> Signature:
         scalars=(
             Scalar("scale", "float", "of q kᵀ before the softmax", positive=True, most=MOST_SCALE),
         ),
-        order=("q", "k", "v", "scale", "seqused_k", "leftpad_k"),
+        order=(
+            "q",
+            "k",
+            "v",
+            *(("reference",) if plan.unified else ()),
+            "scale",
+            "seqused_k",
+            "leftpad_k",
+        ),
+        form="unified" if plan.unified else "",
         rules=(Multiple("heads", "kv_heads"),),
         keyword_from="seqused_k",
         no_gradient="decoding has none",

@@ -36,9 +36,12 @@ def timed(plan: Plan, library: Path, sizes: Sizes) -> DecodeSpeed:
 
 
 def timed_together(
-    kernels: Mapping[str, tuple[Plan, Path]], sizes: Sizes
+    kernels: Mapping[str, tuple[Plan, Path]], sizes: Sizes, *, eager: bool = False
 ) -> dict[str, DecodeSpeed]:
-    """Time built kernels of one problem, and their peers, on the same tensors, each in turn."""
+    """Time built kernels of one problem, and their peers, on the same tensors, each in turn.
+
+    With `eager` the host launches each call, else a CUDA graph all of them.
+    """
     plan = next(iter(kernels.values()))[0]
     dtype = getattr(torch, plan.dtype.torch)
     shape = sizes.batch, sizes.seqlen_k, sizes.kv_heads
@@ -51,15 +54,28 @@ def timed_together(
         (normal(*shape, plan.head_dim), normal(*shape, plan.head_dim_v)) for _ in range(buffers)
     ]
     out = torch.empty(*rows, plan.head_dim_v, device="cuda", dtype=dtype)
+    # scores are N(0, 1): a good reference
+    reference = torch.zeros(sizes.heads, device="cuda")
+    more = {
+        slug: {"reference": reference} if of.unified else {} for slug, (of, _) in kernels.items()
+    }
     calls = {
         slug: _rotating(
-            bind(of, library, q=q, k=k, v=v, scale=softmax_scale(of.head_dim), out=out)
-            for k, v in pairs
+            (
+                bind(
+                    of,
+                    library,
+                    **dict(q=q, k=k, v=v, out=out) | more[slug],
+                    scale=softmax_scale(of.head_dim),
+                )
+                for k, v in pairs
+            ),
+            eager,
         )
         for slug, (of, library) in kernels.items()
     }
     for name, backend in PEERS.items():
-        if made := _peer(backend, q, pairs):
+        if made := _peer(backend, q, pairs, eager):
             calls[name] = made
     times = time_calls(calls, BRIEF)
     microseconds = {name: timing.seconds / buffers * 1e6 for name, timing in times.items()}
@@ -80,8 +96,8 @@ def timed_together(
     }
 
 
-def _rotating(enqueues: Iterable[Enqueue]) -> Call:
-    """All of them as one graph, which keeps what they use."""
+def _rotating(enqueues: Iterable[Enqueue], eager: bool) -> Call:
+    """All of them as one call, or one graph, which keeps what they use."""
     kept = tuple(enqueues)
 
     def run() -> object:
@@ -89,10 +105,12 @@ def _rotating(enqueues: Iterable[Enqueue]) -> Call:
             enqueue()
         return kept
 
-    return captured(Call(run), 1)
+    return Call(run) if eager else captured(Call(run), 1)
 
 
-def _peer(backend: SDPBackend, q: Tensor, pairs: Sequence[tuple[Tensor, Tensor]]) -> Call | None:
+def _peer(
+    backend: SDPBackend, q: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], eager: bool
+) -> Call | None:
     """One of torch's backends on the same tensors; None where it refuses them.
 
     Of several queries without a mask: none of torch's is aligned to the bottom right.
@@ -106,6 +124,6 @@ def _peer(backend: SDPBackend, q: Tensor, pairs: Sequence[tuple[Tensor, Tensor]]
 
     try:
         with sdpa_kernel(backend):
-            return _rotating(partial(attend, k, v) for k, v in pairs)
+            return _rotating((partial(attend, k, v) for k, v in pairs), eager)
     except RuntimeError:
         return None
