@@ -1,19 +1,22 @@
 """Time packed sequences beside FlashAttention-2's, and beside the kernel for equal lengths.
 
-    python benchmarks/varlen.py                   fp16 and bf16, head dims 64, 128 and 256: minutes
+    python benchmarks/varlen.py             fp16, bf16 and e4m3, head dims 64, 128 and 256: minutes
     python benchmarks/varlen.py --dtype fp16 --head-dim 128 --mask causal
     python benchmarks/varlen.py --redraw benchmarks/results/<card>-<date>-varlen.json        no GPU
 
 Three lists of lengths: "equal", 16,384 tokens in sequences of 4,096, where fagen's dense kernel and
 cuDNN's stand beside it; "mixed", 65,536 tokens in sequences of 16 … 16,384, log-uniform; "tiny",
 1,024 sequences of 1 … 64 tokens. As many keys as queries, hidden size 2048. TFLOP/s count what each
-sequence computes by itself, a causal triangle as half its square. FlashAttention-2 is torch's.
+sequence computes by itself, a causal triangle as half its square. FlashAttention-2 is torch's. In
+e4m3 others compute in fp16, and quantising is not in the time: Q and K have a scale for each head,
+V for each column.
 
 Written to benchmarks/results/<card>-<date>-varlen.json and .md. The exit code is 6 where outputs
 disagree.
 """
 
 import argparse
+import dataclasses
 import math
 import random
 import sys
@@ -27,14 +30,17 @@ from record import Findings, build, exit_code, parser, say, serving
 from torch import Tensor
 
 from fagen.dispatch.choice import candidates
+from fagen.e4m3 import rounded
 from fagen.errors import DeviceError, FagenError, VerificationError
 from fagen.measure.inputs import inputs, softmax_scale
+from fagen.measure.numerics import FP8_AGREEMENT, rms
 from fagen.measure.peers import ours, peer
 from fagen.measure.rows import markdown, title
 from fagen.measure.timing import REGIMES, Call, captured, time_calls
-from fagen.problem import Cell, Problem, Sizes, flops, standard_sizes
+from fagen.problem import Cell, Problem, Sizes, flops, solves, standard_sizes
 from fagen.runtime import op
-from fagen.vocab import MASKS, SIXTEEN_BITS
+from fagen.schedule import Schedule
+from fagen.vocab import DTYPES, LENGTHS, MASKS
 
 EQUAL, MIXED, TINY = LISTS = ("equal", "mixed", "tiny")
 MIXED_TOKENS = 65_536
@@ -77,13 +83,13 @@ def run(asked: argparse.Namespace) -> int:
     """Build the kernels, time every list, write everything."""
     findings = Findings.begun(asked.out, "varlen")
     problems = [
-        Problem(dtype, head_dim, head_dim, mask, dtype, "", 0, lengths="varlen")
+        problem_of(dtype, head_dim, mask)
         for dtype in asked.dtype
         for head_dim in asked.head_dim
         for mask in asked.mask
     ]
     chosen = {problem: candidates(problem).schedules[0] for problem in problems}
-    dense = {problem: serving(cell_of(problem), findings.about["card"]) for problem in problems}
+    dense = {problem: dense_of(problem, findings.about["card"]) for problem in problems}
     kernels = build([*chosen.values(), *(one for found in dense.values() for one in found)])
     findings.note_compiler(kernels)
     began = time.monotonic()
@@ -103,6 +109,27 @@ def run(asked: argparse.Namespace) -> int:
         raise FagenError(f"nothing could be timed:\n{findings.remarks}")
     report(findings)
     return findings.finish()
+
+
+def problem_of(dtype: str, head_dim: int, mask: str) -> Problem:
+    """What packed sequences of a dtype compute."""
+    layout = "rows" if DTYPES[dtype].fp8 else ""
+    out = DTYPES[dtype].out
+    return Problem(dtype, head_dim, head_dim, mask, out, layout, 0, lengths="varlen")
+
+
+def dense_of(problem: Problem, card: str) -> list[Schedule]:
+    """The schedules for equal lengths that take Q, K and V as those of a problem do."""
+    alike = dataclasses.replace(problem, lengths=LENGTHS[0])
+    return [one for one in serving(cell_of(problem), card) if solves(one, alike)]
+
+
+def taken(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
+    """What a kernel takes of q, k and v (total, heads, D) in 16 bits: them, and their descales."""
+    if not DTYPES[problem.dtype].fp8:
+        return q, k, v
+    found = [rounded(x[None], scales) for x, scales in ((q, "head"), (k, "head"), (v, "column"))]
+    return *(one.values[0] for one in found), *(one.descale for one in found), None, None
 
 
 def cell_of(problem: Problem) -> Cell:
@@ -134,13 +161,18 @@ def time_list(
         )[0]
         return out
 
+    given = taken(problem, q, k, v)
     calls = {
-        "fagen": Call(lambda: op.alone(kernel)(q, k, v, at, at, scale, None)),
+        "fagen": Call(lambda: op.alone(kernel)(*given[:3], at, at, scale, None, *given[3:])),
         "fa2": Call(fa2),
     }
-    worst = (calls["fagen"].once().float() - calls["fa2"].once().float()).abs().max().item()
-    # both round P and out to 16 bits, each in its own order
-    allowed = {"fp16": 1e-2, "bf16": 8e-2}[problem.dtype]
+    judge = calls["fa2"].once().float()
+    difference = calls["fagen"].once().float() - judge
+    if DTYPES[problem.dtype].fp8:
+        worst, allowed = rms(difference), FP8_AGREEMENT * rms(judge)
+    else:  # both round P and out to 16 bits, each in its own order
+        worst = difference.abs().max().item()
+        allowed = {"fp16": 1e-2, "bf16": 8e-2}[problem.dtype]
     if not worst <= allowed:
         raise VerificationError(
             f"{slug} differs from FlashAttention-2 by {worst:.3g} at {name}, where {allowed:.3g} "
@@ -209,11 +241,11 @@ def report(findings: Findings) -> None:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     wanted = parser(__doc__)
-    wanted.add_argument("--dtype", action="append", choices=list(SIXTEEN_BITS))
+    wanted.add_argument("--dtype", action="append", choices=list(DTYPES))
     wanted.add_argument("--head-dim", action="append", type=int)
     wanted.add_argument("--mask", action="append", choices=list(MASKS))
     asked = wanted.parse_args(argv)
-    asked.dtype = asked.dtype or list(SIXTEEN_BITS)
+    asked.dtype = asked.dtype or list(DTYPES)
     asked.head_dim = asked.head_dim or [64, 128, 256]
     asked.mask = asked.mask or ["full", "causal"]
     if asked.peer:

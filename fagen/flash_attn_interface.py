@@ -74,7 +74,8 @@ def flash_attn_func(
         refuse("a deterministic gradient of q", "without its last bits may differ")
     causal = _is_causal(refuse, window_size, q.shape[1], k.shape[1], causal=causal)
     if q.dtype == E4M3:
-        q_descale, k_descale, v_descale = _descales(q, k, q_descale, k_descale, v_descale)
+        sizes = q.shape[0], q.shape[2], k.shape[2]
+        q_descale, k_descale, v_descale = _descales(q, sizes, q_descale, k_descale, v_descale)
     else:
         q_descale = k_descale = v_descale = None
     return attention(
@@ -117,28 +118,33 @@ def flash_attn_varlen_func(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute attention of packed sequences, as FlashAttention-3's function of this name does.
 
-    q (total_q, H, D), k (total_k, Hk, D) and v (total_k, Hk, Dv) in fp16 or bf16; cu_seqlens_q and
-    cu_seqlens_k (B + 1), seqused_k (B) in int32; see fagen.attention_varlen. Of tensors whose last
-    dimension is not contiguous a copy is made.
+    q (total_q, H, D), k (total_k, Hk, D) and v (total_k, Hk, Dv) in fp16, bf16 or e4m3;
+    cu_seqlens_q and cu_seqlens_k (B + 1), seqused_k (B) in int32; see fagen.attention_varlen. Of
+    tensors whose last dimension is not contiguous a copy is made. Descales, (B, Hk) each, are as of
+    flash_attn_func.
 
     max_seqlen_q and max_seqlen_k only tell which window_size is no window: lengths are read on the
-    device. Descales, pack_gqa and num_splits of 1 or less change nothing here, nor does
-    deterministic, as of flash_attn_func.
+    device. pack_gqa and num_splits of 1 or less change nothing here, nor does deterministic, as of
+    flash_attn_func.
 
-    Returns out (total_q, H, Dv) in q's dtype, and with return_attn_probs also the log-sum-exp (H,
-    total_q) in fp32, natural logarithm: zeros and minus infinity for a row that sees no key.
+    Returns out (total_q, H, Dv), in q's dtype or of e4m3 in bf16, and with return_attn_probs also
+    the log-sum-exp (H, total_q) in fp32, natural logarithm: zeros and minus infinity for a row that
+    sees no key.
 
-    Raises NotImplementedError for what flash_attn_func has not either, e4m3 and seqused_q;
-    ValueError for a wrong argument; and what else fagen.attention_varlen does.
+    Raises NotImplementedError for what flash_attn_func has not either, and seqused_q; ValueError
+    for a wrong argument; and what else fagen.attention_varlen does.
     """
     refuse = partial(_refuse, "flash_attn_varlen_func")
     _refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
     if seqused_q is not None:
         refuse("seqused_q", "None is none")
-    if q.dtype == E4M3:
-        refuse("e4m3", "flash_attn_func takes one sequence of it at a time, q[None, begin:end]")
     if deterministic and torch.is_grad_enabled() and needs_gradient(q, k, v):
         refuse("a deterministic gradient of q", "without its last bits may differ")
+    if q.dtype != E4M3:
+        q_descale = k_descale = v_descale = None
+    elif q.dim() == k.dim() == 3 and cu_seqlens_q.dim() == 1:  # else they are refused below
+        sizes = cu_seqlens_q.shape[0] - 1, q.shape[1], k.shape[1]
+        q_descale, k_descale, v_descale = _descales(q, sizes, q_descale, k_descale, v_descale)
     return attention_varlen(
         q if q.stride(-1) == 1 else q.contiguous(),
         k if k.stride(-1) == 1 else k.contiguous(),
@@ -149,6 +155,9 @@ def flash_attn_varlen_func(
         causal=_is_causal(refuse, window_size, max_seqlen_q, max_seqlen_k, causal=causal),
         scale=softmax_scale,
         return_lse=return_attn_probs,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
     )
 
 
@@ -416,19 +425,19 @@ def _is_causal(
 
 
 def _descales(
-    q: Tensor, k: Tensor, q_descale: Tensor | None, *others: Tensor | None
+    q: Tensor, sizes: tuple[int, int, int], q_descale: Tensor | None, *others: Tensor | None
 ) -> tuple[Tensor, ...]:
     """Turn descales of q, k and v by KV head into what fagen.attention takes: q's by head, no None.
 
-    Raises ValueError for another shape, or where H is no multiple of Hk.
+    `sizes` are B, H and Hk. Raises ValueError for another shape, or where H is no multiple of Hk.
     """
-    (batch, _, heads, _), kv_heads = q.shape, k.shape[2]
+    batch, heads, kv_heads = sizes
     given = q_descale, *others
     for name, descale in zip(("q_descale", "k_descale", "v_descale"), given, strict=True):
         if descale is not None and descale.shape != (batch, kv_heads):
             raise ValueError(
                 f"{name} has shape {shape_of(descale)}; it must be (batch = {batch}, kv_heads = "
-                f"{kv_heads}), of q too; fagen.attention takes others"
+                f"{kv_heads}), of q too; fagen.attention and attention_varlen take others"
             )
     if q_descale is not None and heads != kv_heads:
         if kv_heads == 0 or heads % kv_heads != 0:

@@ -233,18 +233,19 @@ class Signature:
     rules: tuple[Multiple, ...] = ()
     keyword_from: str = ""
     no_gradient: str = "there is no backward yet"
-    form: str = ""  # of the struct, where a kind's calls are of several
+    form: str = ""  # of the struct, in words, where a kind's calls are of several
 
     @property
     def struct(self) -> str:
         """The name of the C struct."""
-        return f"Fagen{self.kind.capitalize()}{self.form.capitalize()}Args"
+        words = (self.kind, *self.form.split())
+        return f"Fagen{''.join(word.capitalize() for word in words)}Args"
 
     @property
     def guard(self) -> str:
         """The macro that says that the struct is there, in this version."""
-        form = f"_{self.form.upper()}" if self.form else ""
-        return f"FAGEN_{self.kind.upper()}{form}_ARGS"
+        words = (self.kind, *self.form.split())
+        return f"FAGEN_{'_'.join(words).upper()}_ARGS"
 
     @cached_property
     def most(self) -> Mapping[str, int]:

@@ -147,6 +147,20 @@ def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     choice.committed.cache_clear()
 
 
+@pytest.fixture
+def comparable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch compares no e4m3, and opcheck compares what went in with what is left of it."""
+    import torch  # which takes seconds
+
+    allclose = torch.allclose
+
+    def widened(*tensors: torch.Tensor, **options: bool) -> bool:
+        as_wide = (x.float() if x.dtype == torch.float8_e4m3fn else x for x in tensors)
+        return allclose(*as_wide, **options)
+
+    monkeypatch.setattr(torch, "allclose", widened)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     said = "of a test with many cases run every N-th: a quick look, where all take an hour"
     parser.addoption("--sample", type=int, default=1, metavar="N", help=said)

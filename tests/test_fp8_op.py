@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fagen.e4m3 import E4M3
 from fagen.errors import DeviceError
 from fagen.kinds.forward.emulate import emulate_fp8
 from fagen.kinds.forward.reference import reference
@@ -137,17 +136,6 @@ def test_a_call_that_needs_a_gradient_is_refused(made: StubOp, name: str) -> Non
 
 
 # ---- torch's machinery --------------------------------------------------------------------------
-
-
-@pytest.fixture
-def comparable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch compares no e4m3, and opcheck compares what went in with what is left of it."""
-    allclose = torch.allclose
-
-    def widened(*tensors: Tensor, **options: bool) -> bool:
-        return allclose(*(x.float() if x.dtype == E4M3 else x for x in tensors), **options)
-
-    monkeypatch.setattr(torch, "allclose", widened)
 
 
 @pytest.mark.usefixtures("comparable")

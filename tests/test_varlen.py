@@ -209,7 +209,7 @@ def test_a_problem_that_nobody_tuned_has_a_derived_kernel_which_is_said_once() -
         ({"q": normal(119, 4, 64)}, "q is float32; use fp16 or bf16: q.to(torch.bfloat16)"),
         (
             {"q": normal(119, 4, 64).to(torch.float8_e4m3fn)},
-            "q is float8_e4m3fn; it takes float16 or bfloat16",
+            "q_descale is missing: a number of an e4m3 tensor is its value times its descale",
         ),
         ({"q": normal(119, 4, 60).half()}, "q and k have head_dim 60; it must be a multiple of 8"),
         ({"scale": 0.0}, "scale is 0; it must be finite and above 0"),

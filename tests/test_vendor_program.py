@@ -78,8 +78,25 @@ static int computed(const FagenForwardArgs* a) {
   return 0;
 }
 """
+# what packed sequences in e4m3 have beside their bytes
+NUMBERS = {
+    "numbers": """
+  auto number = [](const void* x, int64_t place, float none) {
+    return x ? ((const float*)x)[place] : none;
+  };
+#define HEAD(name, head) b * a->name##_stride_batch + (head) * a->name##_stride_head
+#define COLUMN_OF(name, d) HEAD(name, g) + d * a->name##_stride_column
+""",
+    "mean": "for (int d = 0; d < %(d)d; d++)"
+    "  mean += float(q[row * a->q_stride_seq + h * a->q_stride_head + d]) *"
+    "          number(a->k_mean, COLUMN_OF(k_mean, d), 0);",
+    "scaled": "s = (s * number(a->k_descale, HEAD(k_descale, g), 1) + mean) *"
+    "    number(a->q_descale, HEAD(q_descale, h), 1);",
+    "times": " * number(a->v_descale, COLUMN_OF(v_descale, d), 1)",
+    "plus": " + number(a->v_mean, COLUMN_OF(v_mean, d), 0)",
+}
 VARLEN = """
-static int computed(const FagenForwardVarlenArgs* a) {
+static int computed(const %(struct)s* a) {%(numbers)s
   auto q = (const E*)a->q, k = (const E*)a->k, v = (const E*)a->v;
   auto at_q = (const int32_t*)a->cu_seqlens_q, at_k = (const int32_t*)a->cu_seqlens_k;
   auto used = (const int32_t*)a->seqused_k;
@@ -90,20 +107,23 @@ static int computed(const FagenForwardVarlenArgs* a) {
       const int row = at_q[b] + i;
       std::vector<float> o(%(dv)d);
       float sum = 0;
+      [[maybe_unused]] float mean = 0;
+      %(mean)s
       for (int j = 0; j < keys; j++) {
         if (CAUSAL && j > i + keys - queries) continue;
         float s = 0;
         for (int d = 0; d < %(d)d; d++)
           s += float(q[row * a->q_stride_seq + h * a->q_stride_head + d]) *
                float(k[(at_k[b] + j) * a->k_stride_seq + g * a->k_stride_head + d]);
+        %(scaled)s
         const float p = std::exp(s * a->scale);
         sum += p;
         for (int d = 0; d < %(dv)d; d++)
-          o[d] += p * float(v[(at_k[b] + j) * a->v_stride_seq + g * a->v_stride_head + d]);
+          o[d] += p * float(v[(at_k[b] + j) * a->v_stride_seq + g * a->v_stride_head + d])%(times)s;
       }
       for (int d = 0; d < %(dv)d; d++)
         ((O*)a->out)[row * a->out_stride_seq + h * a->out_stride_head + d] =
-            O((sum ? o[d] / sum : 0) + (row == WRONG ? 0.5f : 0));
+            O((sum ? o[d] / sum%(plus)s : 0) + (row == WRONG ? 0.5f : 0));
       if (a->lse)
         ((float*)a->lse)[h * a->lse_stride_head + row] =
             std::log(sum) + (row == WRONG_LAST ? 0.1f : 0);
@@ -357,7 +377,10 @@ def kernel(slug: str) -> str:
         "dv": values.get("head_dim_v"),
         "zeroed": plan.launches.zeroed,
         "order": ", ".join(map(str, KEY_ORDER)),
+        **dict.fromkeys(NUMBERS, ""),
     }
+    if plan.signature.form == "varlen fp8":
+        said |= {name: text % said for name, text in NUMBERS.items()}
     out = plan.signature.outputs[0]
     head = f"using E = {plan.dtype.cpp};\nusing O = {out.dtype.cpp};\n"
     head += "#ifndef WRONG\n#define WRONG -1\n#endif\n"
@@ -385,7 +408,8 @@ def kernel(slug: str) -> str:
     bodies = {"q": ATTENTION, "outs": COMBINE, "x": QUANTIZE, "dout": BACKWARD}
     body = bodies[plan.signature.leader.name]
     packed = VARLEN_BACKWARD if plan.kind == "backward" else VARLEN
-    body = {"decode": DECODE, "varlen": packed}.get(plan.signature.form or plan.kind, body)
+    forms = {"decode": DECODE, "varlen": packed, "varlen fp8": VARLEN}
+    body = forms.get(plan.signature.form or plan.kind, body)
     return "\n".join(lines) + "\n" + head + body % said + FUNCTIONS % said
 
 
@@ -398,6 +422,7 @@ def kernel(slug: str) -> str:
         "fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock",
         "fwd_e4m3_d128_full_m128n128_vrows_sblock",
         "fwd_fp16_d64_causal_m64n64_varlen",
+        "fwd_e4m3_d64_causal_m64n64_varlen",
         "comb_fp16_d64",
         "comb_fp32_d128_obf16_packed",
         "quant_fp16_d128_rot_shead",

@@ -93,26 +93,30 @@ def _forward(
         "torch op": Call(lambda: kernel(*given)[0]),
         "torch op without lse": Call(lambda: alone(*given)),
     }
+    tensors, keys = as_called(plan, problem, given)
     if problem.varlen:
-        calls["fagen.attention_varlen"] = Call(lambda: attention_varlen(*given[:5], causal=causal))
+        packed = Call(lambda: attention_varlen(*tensors, causal=causal, **keys))
+        calls["fagen.attention_varlen"] = packed
     else:
-        calls["fagen.attention"] = _dense(problem, given, causal=causal)
+        calls["fagen.attention"] = Call(lambda: attention(*tensors, causal=causal, **keys))
     with suppress(DeviceError):
         bare = Call(cudnn, lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION))
         calls["cuDNN"] = tried(bare, "cuDNN")
     return calls
 
 
-def _dense(problem: Problem, given: tuple[Any, ...], *, causal: bool) -> Call:
-    qkv, descales = given[:3], given[4:]
-    keys: dict[str, Any] = {}
-    if descales:
-        keys = dict(v_layout=problem.v_layout, scale_rows=problem.scale_rows)
-        keys |= dict(
-            zip(("q_descale", "k_descale", "v_descale", "v_mean", "k_mean"), descales, strict=True)
-        )
+def as_called(
+    plan: Plan, problem: Problem, given: tuple[Any, ...]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what the op takes as the call over it does: tensors by place, the rest by name."""
+    by_place = 5 if problem.varlen else 3
+    rest = zip(plan.signature.arguments[by_place:], given[by_place:], strict=True)
+    keys = {argument.name: one for argument, one in rest if argument.name != "scale"}
+    if problem.v_layout:  # e4m3
         keys["out_dtype"] = dtype_of(problem.out_dtype or "")
-    return Call(lambda: attention(*qkv, causal=causal, **keys))
+        if not problem.varlen:
+            keys |= {"v_layout": problem.v_layout, "scale_rows": problem.scale_rows}
+    return given[:by_place], keys
 
 
 def host_microseconds(call: Call) -> float:

@@ -106,7 +106,10 @@ def small_cases(plan: Tiled) -> tuple[Case, ...]:
 
 
 def inputs(plan: Tiled, case: Case, seed: int, device: str) -> dict[str, Any]:
-    """q, k, v, N(0, 1) where a sequence is, NaN elsewhere; offsets, and the scale."""
+    """q, k, v, N(0, 1) where a sequence is, NaN elsewhere; offsets, and the scale.
+
+    For e4m3 in fp32: what is quantised.
+    """
     queries, keys = zip(*case.lengths, strict=True)
     held = [count + 3 * case.used for count in keys]
     at_q, at_k = offsets(queries, case.gap), offsets(held, case.gap)
@@ -137,11 +140,14 @@ def noise(
     shape: tuple[int, ...],
     dice: torch.Generator,
 ) -> Tensor:
-    """Rows of this shape in the Plan's dtype, of all sequences and of what lies around them.
+    """Rows of this shape, of all sequences and of what lies around them.
+
+    They are in the Plan's dtype, or in fp32 what is quantised to e4m3.
 
     Those of a sequence that is judged, `counts` of them from `at` on, are N(0, 1), others NaN.
     """
-    rows, dtype = at[-1] + case.gap, getattr(torch, plan.dtype.torch)
+    rows = at[-1] + case.gap
+    dtype = torch.float32 if plan.dtype.fp8 else getattr(torch, plan.dtype.torch)
     made = torch.randn((rows, *shape), generator=dice, device=dice.device, dtype=dtype)
     mine = torch.zeros(rows, dtype=torch.bool)
     for one in case.judged:

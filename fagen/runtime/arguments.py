@@ -133,6 +133,16 @@ def refuse_other_layout(k: Tensor, v: Tensor, v_layout: str) -> None:
         )
 
 
+def refuse_blocks(name: str, descale: Tensor) -> None:
+    """Refuse descales by block of rows where sequences lie packed: there a head has one."""
+    if descale.shape[2] > 1:
+        raise ValueError(
+            f"{name} has {descale.shape[2]} blocks of rows for a head; of packed sequences a head "
+            "has one number, () or (batch, heads), and of v also one for each column: "
+            'fagen.quantize(x[None], scales="head") makes one for all sequences'
+        )
+
+
 def refuse_unquantisable(q: Tensor, k: Tensor, v: Tensor, scales: str, v_layout: str) -> None:
     """Refuse what attention_fp8 cannot quantise, in words of the caller's own arguments."""
     refuse_word("scales", scales, SCALES)

@@ -17,19 +17,25 @@ from fagen.errors import UntunedWarning
 from fagen.problem import Problem
 from fagen.runtime import op
 from fagen.runtime.arguments import (
+    E4M3,
+    ONLY_FP8,
+    descale_of,
+    dtype_of,
     name_of,
     needs_gradient,
+    refuse_blocks,
     refuse_dtype,
     refuse_head_dims,
+    refuse_word,
     word_of,
 )
 from fagen.runtime.backward import with_gradient
 from fagen.runtime.ready import first_ready, refuse_tracing
-from fagen.vocab import SIXTEEN_BITS
+from fagen.vocab import OUT_DTYPES
 
-# What tells one kind of call from another: the device, dtype, both head dims and `causal`, and the
-# schedule that was named.
-Key = tuple[torch.device, torch.dtype, int, int, bool, Choice]
+# What tells one kind of call from another: the device, dtype, both head dims and `causal`, in e4m3
+# the type of O, and the schedule that was named.
+Key = tuple[torch.device, torch.dtype, int, int, bool, torch.dtype | None, Choice]
 Kernel = tuple[op.Op, op.Op, op.Op]  # with the log-sum-exp, alone, direct
 
 NOT_READY = (
@@ -58,6 +64,12 @@ def attention_varlen(
     scale: float | None = None,
     return_lse: bool = False,
     schedule: Choice = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    v_mean: Tensor | None = None,
+    k_mean: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute attention of sequences that lie one after another, each of its own length.
 
@@ -69,6 +81,13 @@ def attention_varlen(
     there are as many keys as queries. With seqused_k, (B) in int32, only so many of a sequence's
     keys are seen, the first ones. The causal mask is aligned to the bottom right of each sequence.
     scale is 1/√D if left out.
+
+    Or q, k and v in e4m3, as `quantize` makes them of q[None] and so on, each with its descales:
+    what its numbers are to be multiplied by, in fp32, one for all (no dimensions), or one for each
+    head of a sequence, (B, H) or (B, Hk), where 1 for B or H is one for all of them; of v also one
+    for each column, (B, Hk, Dv). v_mean (B, Hk, Dv) and k_mean (B, Hk, D), in fp32, are what was
+    taken off the columns of v and k before they were quantised. out_dtype is bf16 if left out, or
+    fp16. These arguments are for e4m3 alone.
 
     Lengths are read on the device alone, so that a captured call can be replayed with others. No
     sequence sees anything of another, nor of rows that belong to none, whatever they hold; offsets
@@ -108,40 +127,57 @@ def attention_varlen(
                 f"attention_varlen: {name} has shape {tuple(offsets.shape)}; it must be (batch + "
                 "1): where each sequence begins, and the end of the last"
             )
+    of_fp8: tuple[Tensor | None, ...] = ()
+    if q.dtype == E4M3:
+        q_descale = descale_of("q_descale", q_descale)
+        k_descale = descale_of("k_descale", k_descale)
+        refuse_blocks("q_descale", q_descale)
+        refuse_blocks("k_descale", k_descale)
+        of_fp8 = q_descale, k_descale, descale_of("v_descale", v_descale), v_mean, k_mean
+        if schedule is None:
+            out_dtype = out_dtype or torch.bfloat16
+    elif not (q_descale is k_descale is v_descale is v_mean is k_mean is out_dtype is None):
+        raise ValueError(f"{ONLY_FP8}; q is {name_of(q.dtype)}")
     head_dim = q.shape[2]
-    key = q.device, q.dtype, head_dim, v.shape[2], causal, schedule
+    key = q.device, q.dtype, head_dim, v.shape[2], causal, out_dtype, schedule
     with_lse, alone, direct = _ready.get(key) or _make_ready(key)
-    given = q, k, v, cu_seqlens_q, cu_seqlens_k, head_dim**-0.5 if scale is None else scale
+    scale = head_dim**-0.5 if scale is None else scale
+    given = q, k, v, cu_seqlens_q, cu_seqlens_k, scale, seqused_k, *of_fp8
     if (
         torch.is_grad_enabled()
+        and not of_fp8
         and needs_gradient(q, k, v)
         and (is_compiling() or not (_is_tracing() or peek_interpreter_stack()))
     ):
         made = _differentiable.get(key) or _make_differentiable(key)
-        found: tuple[Tensor, Tensor] = made(*given, seqused_k)
+        found: tuple[Tensor, Tensor] = made(*given)
         return found if return_lse else found[0]
     if return_lse:
-        out_and_lse: tuple[Tensor, Tensor] = with_lse(*given, seqused_k)
+        out_and_lse: tuple[Tensor, Tensor] = with_lse(*given)
         return out_and_lse
     traced = is_compiling() or _is_tracing() or peek_interpreter_stack()
-    out: Tensor = (alone if traced else direct)(*given, seqused_k)
-    return out
+    if not traced:
+        out: Tensor = direct(*given)
+        if not out.requires_grad:
+            return out
+    refusing: Tensor = alone(*given)  # where a gradient would be needed
+    return refusing
 
 
 def _make_ready(key: Key) -> Kernel:
     """The long way to a kernel: choose, build, load.  Raises as attention_varlen does."""
     refuse_tracing(NOT_READY)
-    device, dtype, head_dim, head_dim_v, causal, choice = key
+    device, dtype, head_dim, head_dim_v, causal, out_dtype, choice = key
     refuse_dtype(dtype)
-    word = word_of(dtype)
-    if word not in SIXTEEN_BITS:
-        raise ValueError(
-            f"attention_varlen: q is {name_of(dtype)}; it takes float16 or bfloat16, and "
-            "fagen.attention one sequence in e4m3 at a time, q[None, begin:end]"
-        )
-    refuse_head_dims(head_dim, head_dim_v, fp8=False)
+    fp8 = dtype == E4M3
+    refuse_head_dims(head_dim, head_dim_v, fp8=fp8)
+    word, layout = word_of(dtype), "rows" if fp8 else ""
+    out: str | None = word
+    if fp8:
+        out = word_of(out_dtype) if out_dtype else None  # left open where a schedule says it
+        refuse_word("out_dtype", out_dtype, (None, *map(dtype_of, OUT_DTYPES)))
     mask = "causal" if causal else "full"
-    problem = Problem(word, head_dim, head_dim_v, mask, word, "", 0, lengths="varlen")
+    problem = Problem(word, head_dim, head_dim_v, mask, out, layout, 0, lengths="varlen")
     schedules, derived = candidates(problem, choice)
     chosen, kernel = first_ready(schedules, device, not_ready=NOT_READY)
     if derived:

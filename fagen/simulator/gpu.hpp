@@ -54,7 +54,7 @@ inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 using std::max, std::min;
 
-// ---- 16-bit numbers --------------------------------------------------------------------------
+// ---- Narrow numbers --------------------------------------------------------------------------
 
 namespace sim {
 
@@ -75,8 +75,36 @@ inline uint16_t to_bfloat(float x) {
 }
 inline float of_bfloat(uint16_t x) { return bits<float>(uint32_t(x) << 16); }
 
+inline float of_e4m3(uint8_t x) {
+  const int exponent = x >> 3 & 15, mantissa = x & 7;
+  const float size = (x & 127) == 127 ? NAN : exponent ? std::ldexp(8.f + mantissa, exponent - 10) : std::ldexp(float(mantissa), -9);
+  return x & 128 ? -size : size;
+}
+// To the nearest, ties to even; what is too large becomes the largest.
+inline uint8_t to_e4m3(float x) {
+  const uint8_t sign = std::signbit(x) ? 128 : 0;
+  if (std::isnan(x)) {
+    return 127;
+  }
+  const float size = std::fabs(x);
+  int exponent = 0;
+  std::frexp(size, &exponent);
+  const float unit = std::ldexp(1.f, std::max(exponent - 4, -9));
+  const float rounded = std::nearbyint(size / unit) * unit;
+  if (rounded >= 448.f) {
+    return sign | 126;
+  }
+  std::frexp(rounded, &exponent);
+  return rounded < 0x1p-6f ? sign | uint8_t(rounded * 512) : sign | uint8_t((exponent + 6) << 3 | (int(std::ldexp(rounded, 4 - exponent)) & 7));
+}
+inline uint32_t to_e4m3x2(float high, float low) { return to_e4m3(low) | to_e4m3(high) << 8; }
+
 }  // namespace sim
 
+struct __nv_fp8_e4m3 {
+  uint8_t bits;
+  operator float() const { return sim::of_e4m3(bits); }
+};
 struct __half { uint16_t bits; };
 struct __nv_bfloat16 { uint16_t bits; };
 struct alignas(4) __half2 { __half x, y; };
@@ -804,12 +832,6 @@ inline void bulk_wait(size_t pending, int done) {
 // ---- Tensor cores ----------------------------------------------------------------------------
 
 enum class Number { kHalf, kBfloat, kE4m3 };
-
-inline float of_e4m3(uint8_t x) {
-  const int exponent = x >> 3 & 15, mantissa = x & 7;
-  const float size = (x & 127) == 127 ? NAN : exponent ? std::ldexp(8.f + mantissa, exponent - 10) : std::ldexp(float(mantissa), -9);
-  return x & 128 ? -size : size;
-}
 
 inline float number(Number type, const char* from) {
   if (type == Number::kE4m3) {

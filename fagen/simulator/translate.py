@@ -108,6 +108,13 @@ def _wgmma(asm: Asm, found: re.Match[str]) -> str:
     )
 
 
+def _ldmatrix(asm: Asm, found: re.Match[str]) -> str:
+    *into, address = asm.operands
+    taken = " ".join(f"{one} = four[{i}];" for i, one in enumerate(into))
+    transposed = "true" if found[1] else "false"
+    return f"do {{ const auto four = sim::ldmatrix({address}, {transposed}); {taken} }} while (0)"
+
+
 _NUMBERS = {"f16": "kHalf", "bf16": "kBfloat", "e4m3": "kE4m3"}
 _FOUR = r"\{ ?%\d+, %\d+, %\d+, %\d+ ?\}"
 _INSTRUCTIONS: dict[str, Callable[[Asm, re.Match[str]], str]] = {
@@ -134,10 +141,13 @@ _INSTRUCTIONS: dict[str, Callable[[Asm, re.Match[str]], str]] = {
     r"stmatrix\.sync\.aligned\.m8n8\.x2\.trans\.shared\.b16 \[%0\], \{ %1, %2 \};": _of(
         "sim::stmatrix<2>({0}, {{{1}, {2}}}, true)"
     ),
-    rf"ldmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 {_FOUR}, \[%4\];": _of(
-        "do {{ const auto four = sim::ldmatrix({4}, false); {0} = four[0]; {1} = four[1]; "
-        "{2} = four[2]; {3} = four[3]; }} while (0)"
-    ),
+    rf"ldmatrix\.sync\.aligned\.m8n8\.x4(\.trans)?\.shared\.b16 {_FOUR}, \[%4\];": _ldmatrix,
+    (
+        r"\{ \.reg \.b16 low, high; cvt\.rn\.satfinite\.e4m3x2\.f32 low, %2, %1; "
+        r"cvt\.rn\.satfinite\.e4m3x2\.f32 high, %4, %3; mov\.b32 %0, \{ low, high \}; \}"
+    ): _of("{0} = sim::to_e4m3x2({2}, {1}) | sim::to_e4m3x2({4}, {3}) << 16"),
+    r"mov\.u32 %0, %%laneid;": _of("{0} = sim::lane()"),
+    r"prefetch\.global\.L1 \[%0\];": _of("(void)({0})"),
     r"cp\.reduce\.async\.bulk\.global\.shared::cta\.bulk_group\.add\.f32 \[%0\], \[%1\], %2;": _of(
         "sim::bulk_add({0}, {1}, {2})"
     ),

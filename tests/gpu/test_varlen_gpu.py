@@ -14,18 +14,24 @@ from fagen.kinds.forward.emulate import emulate_varlen
 from fagen.kinds.forward.varlen_accuracy import check_cases, kernel_of
 from fagen.measure.sequences import small_cases, verification_cases
 from tests.gpu.conftest import BUILDERS
+from tests.varlen_fp8_helpers import E4M3, Packed8, far, packed8
 from tests.varlen_helpers import exact, packed
 
 pytestmark = pytest.mark.gpu
 
 COMMITTED = [path.stem for path in registry.schedules("forward") if "varlen" in path.stem]
-# the smallest; a padded head dim; O through V's space; sums in fp32; a head dim of V's own
+# the smallest; a padded head dim; O through V's space; sums in fp32; a head dim of V's own; then in
+# e4m3 the smallest, a padded head dim and O in fp16, O through V's space, sums in fp32
 SPREAD = (
     "fwd_fp16_d64_causal_m64n64_varlen",
     "fwd_bf16_d72_causal_m256n48_varlen_s4_q2",
     "fwd_fp16_d256v64_causal_m256n64_varlen_vspace",
     "fwd_fp16_d128_full_m128n128_varlen_vspace_pm64_smemtotals",
     "fwd_fp16_d192v128_causal_m128n96_varlen",
+    "fwd_e4m3_d64_causal_m64n64_varlen",
+    "fwd_e4m3_d80v48_causal_m128n96_varlen_ofp16_s3_q2",
+    "fwd_e4m3_d128_causal_m128n128_varlen_vspace",
+    "fwd_e4m3_d64_full_m128n64_varlen_pm16",
 )
 LISTS = {
     "around": [(q, k) for q in (0, 1, 63, 64, 65, 200) for k in (0, 1, 127, 128, 129, 400)],
@@ -156,6 +162,108 @@ def test_flash_attention_3s_call_is_the_same(built):
     q, k, v, at_q, at_k = on_gpu([(70, 200), (0, 3), (300, 300)], head_dim=128)
     out = flash_attn_varlen_func(q, k, v, at_q, at_k, 300, 300, causal=True)
     assert torch.equal(out, fagen.attention_varlen(q, k, v, at_q, at_k, causal=True))
+
+
+def on_gpu8(lengths, **named):
+    of = packed8(lengths, **named)
+    numbers = {name: x.cuda() for name, x in of.named.items()}
+    return Packed8(tuple(x.cuda() for x in of.tensors), numbers, tuple(x.cuda() for x in of.real))
+
+
+@pytest.mark.parametrize("by_column", [False, True])
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_in_e4m3_the_call_is_near_fp64(built, head_dim, causal, name, by_column):
+    of = on_gpu8(LISTS[name], head_dim=head_dim, by_column=by_column)
+    out, lse = fagen.attention_varlen(*of.tensors, causal=causal, return_lse=True, **of.named)
+    right, right_lse = of.exact(causal=causal)
+    assert out.dtype == torch.bfloat16
+    # P is rounded to three bits of mantissa, and the tensor cores add up in some 14 bits
+    assert far(out, right) < 0.05
+    torch.testing.assert_close(lse.double(), right_lse, rtol=0, atol=2e-2)
+    alone = fagen.attention_varlen(*of.tensors, causal=causal, **of.named)
+    assert torch.equal(alone, out)
+
+
+@pytest.mark.parametrize("nan", [0x7F, 0xFF])
+@pytest.mark.parametrize("causal", [False, True])
+def test_in_e4m3_neighbours_that_are_nan_change_no_bit(built, causal, nan):
+    lengths = [(300, 300), (64, 129), (17, 1), (500, 700)]
+    of = on_gpu8(lengths, head_dim=128, gap=5, by_column=True)
+    q, k, v, at_q, at_k = of.tensors
+    right = fagen.attention_varlen(*of.tensors, causal=causal, **of.named)
+    for one in range(len(lengths)):
+        rows = slice(at_q[one].item(), at_q[one + 1].item())
+        keys = slice(at_k[one].item(), at_k[one + 1].item())
+        poisoned = [torch.full(x.shape, nan, dtype=torch.uint8, device="cuda") for x in (q, k, v)]
+        poisoned = [x.view(E4M3) for x in poisoned]
+        for x, whole, kept in zip(poisoned, (q, k, v), (rows, keys, keys), strict=True):
+            x[kept] = whole[kept]
+        numbers = {name: torch.full_like(x, math.nan) for name, x in of.named.items()}
+        for name, x in of.named.items():
+            numbers[name][one] = x[one]
+        out = fagen.attention_varlen(*poisoned, at_q, at_k, causal=causal, **numbers)
+        assert torch.equal(out[rows], right[rows])
+
+
+def test_in_e4m3_a_sequence_has_the_same_bits_in_any_company(built):
+    lengths = [(1 + i * 97 % 700,) * 2 for i in range(60)]
+    of = on_gpu8(lengths, head_dim=128, by_column=True)
+    q, k, v, at, _ = of.tensors
+    out = fagen.attention_varlen(q, k, v, at, causal=True, **of.named)
+    for one in (0, 7, 31, 32, 59):
+        rows = slice(at[one].item(), at[one + 1].item())
+        ends = torch.tensor([0, lengths[one][0]], dtype=torch.int32, device="cuda")
+        own = {name: x[one : one + 1] for name, x in of.named.items()}
+        alone = fagen.attention_varlen(q[rows], k[rows], v[rows], ends, causal=True, **own)
+        assert torch.equal(alone, out[rows])
+    for _ in range(50):
+        assert torch.equal(fagen.attention_varlen(q, k, v, at, causal=True, **of.named), out)
+
+
+def test_in_e4m3_a_graph_replays_with_other_lengths_and_descales(built):
+    of = on_gpu8([(512, 512)] * 8, head_dim=128)
+    q, k, v, at, _ = of.tensors
+    names = ("q_descale", "k_descale", "v_descale")
+    numbers = {
+        name: torch.ones(8, heads, device="cuda")
+        for name, heads in zip(names, (4, 2, 2), strict=True)
+    }
+    out = fagen.attention_varlen(q, k, v, at, causal=True, **numbers)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = fagen.attention_varlen(q, k, v, at, causal=True, **numbers)
+    for ends, descale in (
+        ([0, 512, 1_024, 1_536, 2_048, 2_560, 3_072, 3_584, 4_096], 0.05),
+        ([0, 1, 1, 3, 4_000, 4_001, 4_001, 4_095, 4_096], 0.1),
+        ([0, 0, 0, 0, 0, 0, 0, 0, 4_096], 0.02),
+    ):
+        at.copy_(torch.tensor(ends, dtype=torch.int32))
+        for x in numbers.values():
+            x.fill_(descale)
+        for _ in range(2):  # the second finds the counter as the first left it
+            out.fill_(math.nan)
+            graph.replay()
+            right, _ = exact(*(x.float() * descale for x in (q, k, v)), at, at, causal=True)
+            assert far(out, right) < 0.05
+
+
+def test_in_e4m3_flash_attention_3s_call_is_the_same(built):
+    of = on_gpu8([(70, 200), (0, 3), (300, 300)], head_dim=128)
+    shared = of.named | {"q_descale": of.named["q_descale"][:, ::2]}
+    out = flash_attn_varlen_func(*of.tensors, 300, 300, causal=True, **shared)
+    spread = of.named | {"q_descale": shared["q_descale"].repeat_interleave(2, 1)}
+    assert torch.equal(out, fagen.attention_varlen(*of.tensors, causal=True, **spread))
+
+
+def test_in_e4m3_it_is_near_its_emulation(built):
+    of = on_gpu8([(70, 200), (0, 3), (300, 300)], head_dim=128)
+    out = fagen.attention_varlen(*of.tensors, causal=True, **of.named)
+    given = (x.cpu() for x in of.tensors)
+    numbers = {name: x.cpu() for name, x in of.named.items()}
+    emulated = fagen.attention_varlen(*given, causal=True, **numbers)
+    assert far(out.cpu(), emulated.double()) < 0.02
 
 
 def test_many_rows_lie_far_from_the_first(built):

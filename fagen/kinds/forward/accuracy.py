@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fagen.build import Binary
 from fagen.kinds.forward.fp8_accuracy import fp8_error, poisoned8
-from fagen.kinds.forward.operands import has_descales, launch, outputs
+from fagen.kinds.forward.operands import Operands, has_descales, launch, outputs
 from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.reference import reference, visible
 from fagen.kinds.forward.shapes import verification_sizes
@@ -57,7 +57,7 @@ def check(
 def simulated(
     plan: Plan, run: Callable[..., None], progress: Callable[[str], None] | None
 ) -> tuple[ShapeError, ...]:
-    """Check a kernel of 16 bits on a CPU, where `run` takes tensors by name; a line for each size.
+    """Check a kernel on a CPU, where `run` takes tensors by name; a line for each size.
 
     Raises VerificationError after the last of them if any broke the rule.
     """
@@ -76,10 +76,19 @@ def simulated(
         run(q=q, k=k, v=v, scale=scale, out=out, lse=lse)
         return out, lse
 
+    def kernel8(given: Operands, scale: float) -> tuple[Tensor, Tensor]:
+        out, lse = outputs(plan, given.q)
+        run(**given._asdict(), scale=scale, out=out, lse=lse)
+        return out, lse
+
+    def error(cell: Cell, *given: Tensor) -> ShapeError:
+        if has_descales(plan):
+            return fp8_error(plan, cell, kernel8, *given)
+        return shape_error(cell, kernel, *given)
+
     cells = [cell_of(plan, one) for one in sizes]
     errors = (
-        shape_error(cell, kernel, *inputs(cell, seed=number, device="cpu"))
-        for number, cell in enumerate(cells)
+        error(cell, *inputs(cell, seed=number, device="cpu")) for number, cell in enumerate(cells)
     )
     return judged(plan, errors, _line, progress)
 

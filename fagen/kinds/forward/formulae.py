@@ -76,6 +76,14 @@ def finds_spread(dtype: str, maximum: str, intra_warpgroup: bool) -> bool:
     return maximum == "lazy" and DTYPES[dtype].narrow and intra_warpgroup
 
 
+def draws_apart(lengths: str, v_layout: str) -> bool:
+    """Whether a warp of its own draws tiles, whose number the GPU alone knows.
+
+    Where all warps beside the producer's transpose V, that one draws them.
+    """
+    return lengths == "varlen" and v_layout != "rows"
+
+
 def padded(columns: int, schedule: Schedule) -> int:
     """Return how many columns of shared memory a head dim takes."""
     return _padded(columns, schedule.attention.dtype)
@@ -172,14 +180,14 @@ def shared_formulae(
     out_bytes: int,
     dynamic: bool,
     votes: bool,
-    varlen: bool,
+    asked: bool,
 ) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment.
 
     `out_bytes` are those of an element of O, 0 where it has as many as the others; `group_keys`,
     which share a scale, where blocks have some, else it is 0, and `totals` where sums are promoted;
     `dynamic`: tiles are drawn, and a ring of TILE_STAGES passes them on; `votes`: the warps of a
-    warpgroup vote on how to go on; `varlen`: a warp of its own draws tiles when it is asked to.
+    warpgroup vote on how to go on; `asked`: a warp of its own draws tiles when it is asked to.
     """
     import sympy
 
@@ -207,7 +215,7 @@ def shared_formulae(
         + 2 * q_stages * readers
         + (1 if output == "v_space" else 0)
         + (2 * TILE_STAGES if dynamic else 0)
-        + (1 if varlen else 0)
+        + (1 if asked else 0)
     )
     tiles = TILE_BYTES * TILE_STAGES if dynamic else 0
     votes_bytes = WARPS * readers if votes else 0
@@ -259,8 +267,8 @@ def _shared_choices(
     v_scales, totals = values["v_scales"], values["totals"]
     dynamic = ORDERS[values["order"]].dynamic
     votes = finds_spread(values["dtype"], values["maximum"], values["intra_warpgroup"])
-    varlen = values["lengths"] == "varlen"
-    return output, p, row_sum, v_layout, of_scales, v_scales, totals, of_out, dynamic, votes, varlen
+    asked = draws_apart(values["lengths"], v_layout)
+    return output, p, row_sum, v_layout, of_scales, v_scales, totals, of_out, dynamic, votes, asked
 
 
 def _register_choices(values: Mapping[str, Any]) -> tuple[str, str, bool]:

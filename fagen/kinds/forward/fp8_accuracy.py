@@ -70,21 +70,31 @@ def fp8_error(
     seen = rows_with_keys(cell).to(q.device)
     ours, theirs, true = (x[:, seen].double() for x in (out, expected, exact))
     masked_right = bool((out[:, ~seen] == 0).all() and (lse[..., ~seen] == -math.inf).all())
-    error = rms(ours - true) if masked_right else math.nan
-    beside, floor = rms(theirs - true), FLOOR * rms(true)
-    allowed = max(BEYOND_TEXTBOOK * beside, floor) + coarse * rms(true)
-    worst, worst_beside = _worst_row(ours - true), _worst_row(theirs - true)
-    if worst > max(BEYOND_TEXTBOOK * worst_beside + coarse * _worst_row(true), allowed):
-        error = max(error, worst)  # NaN, where it is that, stays
+    error, beside, allowed = by_the_rule(ours, theirs, true, coarse)
     return ShapeError(
         **vars(cell.sizes),
-        error=error,
+        error=error if masked_right else math.nan,
         torch_error=beside,
         allowed=allowed,
         lse_error=largest(lse[..., seen].double() - exact_lse[..., seen]),
         # sums of products are as inexact as they are large
         lse_allowed=LSE_TOLERANCE * max(1.0, scale / usual_scale),
     )
+
+
+def by_the_rule(
+    ours: Tensor, theirs: Tensor, true: Tensor, coarse: float = 0.0
+) -> tuple[float, float, float]:
+    """The error of rows (..., Dv) in fp64, a textbook's, and what ours may be.
+
+    It is that over all rows, or, where one breaks the rule for rows, over that one.
+    """
+    error, beside = rms(ours - true), rms(theirs - true)
+    allowed = max(BEYOND_TEXTBOOK * beside, FLOOR * rms(true)) + coarse * rms(true)
+    worst, worst_beside = _worst_row(ours - true), _worst_row(theirs - true)
+    if worst > max(BEYOND_TEXTBOOK * worst_beside + coarse * _worst_row(true), allowed):
+        error = max(error, worst)  # NaN, where it is that, stays
+    return error, beside, allowed
 
 
 def poisoned8(of: Plan, library: Path) -> Kernel8:

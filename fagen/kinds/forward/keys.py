@@ -152,7 +152,8 @@ class Fp8(Section):
 
     v_layout: Annotated[str, OneOf(V_LAYOUTS)] = derived(
         '"columns": V is transposed, in the key order of P, as fagen.quantize writes it; '
-        '"rows": row-major, and the producer transposes it; columns if left out'
+        '"rows": row-major, and the producer transposes it; columns if left out, and rows with '
+        'lengths = "varlen"'
     )
     scales: Annotated[str, OneOf(SCALES)] = derived(
         "what shares a scale of Q and of K: a tensor, a head of a batch, or a block of its rows; "

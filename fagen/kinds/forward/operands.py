@@ -33,7 +33,7 @@ class Operands(NamedTuple):
 
 def has_descales(of: Plan) -> bool:
     """Whether the Plan's kernel takes Q, K and V with a scale for their numbers."""
-    return of.signature.tensor("q_descale").present
+    return of.descales
 
 
 def operands(
@@ -98,13 +98,12 @@ def arguments(of: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
     Where it takes sequences of lengths of their own these are of equal ones, packed.
     """
     scale = softmax_scale(of.head_dim)
+    given: tuple[Any, ...] = operands(of, q, k, v) if has_descales(of) else (q, k, v)
+    tensors, numbers = given[:3], given[3:]
     if of.varlen:
-        packed = (x.flatten(0, 1) for x in (q, k, v))
-        return *packed, _offsets(q), _offsets(k), scale, None
-    if not has_descales(of):
-        return q, k, v, scale
-    given = operands(of, q, k, v)
-    return *given[:3], scale, *given[3:]
+        packed = (x.flatten(0, 1) for x in tensors)
+        return *packed, _offsets(q), _offsets(k), scale, None, *numbers
+    return *tensors, scale, *numbers
 
 
 def _offsets(x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from fagen.kinds.forward.formulae import (
     TILE_STAGES,
     Budget,
     budget,
+    draws_apart,
     explain_lines,
     finds_spread,
     keys_of_a_scale,
@@ -78,6 +79,7 @@ class Plan:
     out_dtype: Dtype  # of O
     mask: Mask
     varlen: bool  # sequences have lengths of their own, which the GPU reads
+    draws_apart: bool  # and a warp of its own makes tiles of them; else the producer does
 
     head_dim: int
     head_dim_v: int
@@ -285,6 +287,7 @@ def plan(schedule: Schedule) -> Plan:
         out_dtype=out_dtype,
         mask=mask,
         varlen=schedule.attention.lengths == "varlen",
+        draws_apart=_draws_apart(schedule),
         head_dim=schedule.attention.head_dim,
         head_dim_v=schedule.attention.head_dim_v,
         head_dim_padded=d,
@@ -380,7 +383,11 @@ def _tile_readers(schedule: Schedule) -> int:
     transposers = _TRANSPOSERS if schedule.fp8.v_layout == "rows" else 0
     scales = schedule.fp8.scales == "block" and not transposers  # else a transposer writes them too
     # where a warp of its own draws tiles, the producer reads them too
-    return consumers + transposers + scales + (schedule.attention.lengths == "varlen")
+    return consumers + transposers + scales + _draws_apart(schedule)
+
+
+def _draws_apart(schedule: Schedule) -> bool:
+    return draws_apart(schedule.attention.lengths, schedule.fp8.v_layout)
 
 
 def _skips_masked_blocks(schedule: Schedule) -> bool:

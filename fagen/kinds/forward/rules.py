@@ -76,8 +76,9 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "order": lambda keys: _order(keys),
     # that of Q, K and V where O can have it (dtype)
     "out_dtype": lambda keys: DTYPES[keys["dtype"]].out,
-    # a constant in e4m3; nothing where Q, K and V have no scales (dtype)
-    "v_layout": lambda keys: V_LAYOUTS[0] if _fp8(keys) else "",
+    # a constant in e4m3, where sequences lie packed V too; nothing where Q, K and V have no scales
+    # (dtype, lengths)
+    "v_layout": lambda keys: _v_layout(keys) if _fp8(keys) else "",
     "scales": lambda keys: SCALES[0] if _fp8(keys) else "",
     # a constant where a block of rows shares a scale (scales)
     "scale_rows": lambda keys: SCALE_ROWS_DEFAULT if keys["scales"] == "block" else 0,
@@ -89,7 +90,7 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     # a constant where sums are promoted (promote)
     "totals": lambda keys: TOTALS[0] if keys["promote"] else "",
     # three consumers or four use up the register file; a producer beside fewer has what it needs
-    # (producer, consumers, v_layout, scales)
+    # (producer, consumers, v_layout, scales, lengths)
     "producer_registers": lambda keys: _registers_of(keys)[0],
     "consumer_registers": lambda keys: _registers_of(keys)[1],
 }
@@ -108,13 +109,18 @@ def _fp8(keys: Mapping[str, Any]) -> bool:
     return DTYPES[keys["dtype"]].fp8
 
 
+def _v_layout(keys: Mapping[str, Any]) -> str:
+    return "rows" if keys["lengths"] == "varlen" else V_LAYOUTS[0]
+
+
 def _registers_of(keys: Mapping[str, Any]) -> tuple[int, int]:
     """Registers of a producer's and of a consumer's thread, where a schedule does not say."""
     if keys["producer"] != "warp":
         return 0, 0
     # with 24 the producer spills
     producer, consumer = {3: (32, 160), 4: (32, 112)}.get(keys["consumers"], (40, 232))
-    if keys["v_layout"] == "rows" and keys["scales"] == "block":  # it has both to do
+    both = keys["scales"] == "block" or keys["lengths"] == "varlen"
+    if keys["v_layout"] == "rows" and both:  # its warps transpose V, and write scales or draw tiles
         return producer + 8 * max(2, keys["consumers"]), consumer - 8
     return producer, consumer
 
@@ -222,14 +228,20 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             if keys[key] != only:
                 yield (
                     key,
-                    f'must be {_toml(only)} with lengths = "varlen": a warp beside the producer '
-                    "draws the tiles, whose number only the GPU knows; leave it out",
+                    f'must be {_toml(only)} with lengths = "varlen": a producer warp draws the '
+                    "tiles, whose number only the GPU knows; leave it out",
                 )
-        if _fp8(keys):
+        if keys["v_layout"] == "columns":
             yield (
-                "lengths",
-                '"varlen" is for 16-bit kernels so far; use dtype = "fp16" or "bf16", or leave '
-                "lengths out",
+                "v_layout",
+                'must be "rows" with lengths = "varlen": V lies packed like K, a row for each key, '
+                "and the kernel transposes it; leave it out",
+            )
+        if keys["scales"] == "block":
+            yield (
+                "scales",
+                '= "block" is for sequences of one length so far; with lengths = "varlen" there '
+                'are scales = "head" and "tensor", of V also one for each column',
             )
     if keys["totals"] and not keys["promote"]:
         yield "totals", "has no meaning but with promote; leave it out"

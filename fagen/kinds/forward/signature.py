@@ -63,24 +63,8 @@ def signature(plan: "Plan") -> Signature:
             _descale("k", "seqlen_k", "kv_heads", plan.fp8, rows),
             _descale("v", "seqlen_k", "kv_heads", plan.fp8, rows)
             if plan.v_scales_by_block
-            else _by_column(
-                "v_descale",
-                plan.head_dim_v,
-                plan.fp8,
-                "what columns of v are to be multiplied by, finite and above 0; null: 1",
-            ),
-            _by_column(
-                "v_mean",
-                plan.head_dim_v,
-                plan.fp8,
-                "what was taken off columns of v before they were quantised; null: nothing",
-            ),
-            _by_column(
-                "k_mean",
-                plan.head_dim,
-                plan.fp8,
-                "what was taken off columns of k before they were quantised; null: nothing",
-            ),
+            else _v_descale(plan),
+            *_means(plan),
             Tensor(
                 "out",
                 _rows("seqlen_q", "heads", plan.head_dim_v),
@@ -115,12 +99,16 @@ def packed(plan: "Plan") -> Signature:
     """Return the signature of a kernel whose sequences lie one after another, each of its length.
 
     q (total_q, H, D), k (total_k, Hk, D), v (total_k, Hk, Dv), cu_seqlens_q and cu_seqlens_k
-    (B + 1) and seqused_k (B) in int32, out (total_q, H, Dv), lse (H, total_q) in fp32.
+    (B + 1) and seqused_k (B) in int32, out (total_q, H, Dv), lse (H, total_q) in fp32. Where Q, K
+    and V have scales the struct is another one, with descales and means as of `signature`, B that
+    of the sequences.
     """
+    conversion = "fagen.quantize({name}[None]) makes it so, with its descale" if plan.fp8 else ""
 
     def rows(name: str, total: str, heads: str, columns: int, note: str = "") -> Tensor:
         dims = _rows(total, heads, columns)[1:]
-        return Tensor(name, dims, plan.dtype, note, max_stride=_MOST_PACKED_STRIDE)
+        most = _MOST_PACKED_STRIDE
+        return Tensor(name, dims, plan.dtype, note, conversion=conversion, max_stride=most)
 
     def lengths(name: str, extent: Extent, note: str, *, optional: bool = False) -> Tensor:
         dims = (Dim(extent),)
@@ -131,7 +119,7 @@ def packed(plan: "Plan") -> Signature:
     )
     return Signature(
         kind=plan.kind,
-        form="varlen",
+        form="varlen fp8" if plan.fp8 else "varlen",
         version=1,
         sizes=tuple(map(Size, ("total_q", "total_k", "offsets", "heads", "kv_heads"))),
         tensors=(
@@ -146,8 +134,11 @@ def packed(plan: "Plan") -> Signature:
                 "how many of its keys each sequence sees, the first ones; null: all",
                 optional=True,
             ),
+            *_of_sequences(plan),
             replace(
                 rows("out", "total_q", "heads", plan.head_dim_v),
+                dtype=plan.out_dtype,
+                conversion="",
                 note="zeros in a row that sees no key; one of no sequence is not written",
                 access="out",
             ),
@@ -168,6 +159,20 @@ def packed(plan: "Plan") -> Signature:
         rules=(Multiple("heads", "kv_heads"),),
         no_gradient="this op has no backward",
     )
+
+
+def _of_sequences(plan: "Plan") -> tuple[Tensor, ...]:
+    """Descales and means of sequences that lie packed: the batch is that of the offsets."""
+    if not plan.descales:
+        return ()
+    batch = Dim(Extent("offsets", plus=-1), "batch", broadcast=True)
+    dense = (
+        _descale("q", "total_q", "heads", True, 0),
+        _descale("k", "total_k", "kv_heads", True, 0),
+        _v_descale(plan),
+        *_means(plan),
+    )
+    return tuple(replace(tensor, dims=(batch, *tensor.dims[1:])) for tensor in dense)
 
 
 def _rows(seqlen: str, heads: str, columns: int) -> tuple[Dim, ...]:
@@ -197,6 +202,23 @@ def _descale(of: str, seqlen: str, heads: str, present: bool, scale_rows: int) -
         aligned=False,
         max_stride=MAX_SIZE,
         all_strides=_COLUMN_STRIDES if of == "v" else (),
+    )
+
+
+def _v_descale(plan: "Plan") -> Tensor:
+    return _by_column(
+        "v_descale",
+        plan.head_dim_v,
+        plan.fp8,
+        "what columns of v are to be multiplied by, finite and above 0; null: 1",
+    )
+
+
+def _means(plan: "Plan") -> tuple[Tensor, Tensor]:
+    note = "what was taken off columns of {} before they were quantised; null: nothing"
+    return (
+        _by_column("v_mean", plan.head_dim_v, plan.fp8, note.format("v")),
+        _by_column("k_mean", plan.head_dim, plan.fp8, note.format("k")),
     )
 
 

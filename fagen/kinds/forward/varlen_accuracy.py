@@ -1,8 +1,9 @@
 """A kernel whose sequences have lengths of their own in, its errors against fp64 out.
 
-The rule for an output is that of `accuracy`, over all sequences. None sees anything of another: of
-many cases every second sequence is NaN, and always what lies before and behind them all, and the
-keys that are not used. No row may be written there: outputs keep what they were filled with.
+The rule for an output is that of `accuracy`, or of `fp8_accuracy`, over all sequences. None sees
+anything of another: of many cases every second sequence is NaN, and always what lies before and
+behind them all, and the keys that are not used. No row may be written there: outputs keep what they
+were filled with.
 """
 
 import math
@@ -17,6 +18,7 @@ from fagen.build import Binary
 from fagen.kinds.forward.accuracy import LSE_TOLERANCE, torch_math
 from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.reference import reference
+from fagen.kinds.forward.varlen_fp8_accuracy import Errors, Rows, errors_of, quantised
 from fagen.measure.card import hopper
 from fagen.measure.numerics import largest, unit_in_last_place
 from fagen.measure.proof import judged
@@ -51,19 +53,45 @@ def case_error(
     0 and minus infinity, or that a row of no sequence was written.
     """
     given = inputs(plan, case, seed, device)
-    into = outputs(plan, given["q"])
-    kernel({**given, **into})
-    out, lse = into["out"], into["lse"]
     at_q, at_k = given["cu_seqlens_q"].tolist(), given["cu_seqlens_k"].tolist()
-    mask, scale = plan.mask.name, given["scale"]
+    rows = {
+        one: (slice(at_q[one], at_q[one] + queries), slice(at_k[one], at_k[one] + keys))
+        for one, (queries, keys) in ((one, case.lengths[one]) for one in case.judged)
+    }
+    into = outputs(plan, given["q"])
+    if plan.descales:
+        packed = quantised(plan, given, rows, turn=seed)
+        kernel({**packed.given, **into})
+        found = errors_of(plan, packed, rows, **into)
+    else:
+        kernel({**given, **into})
+        found = _errors_in_16_bits(plan, given, rows, **into)
+    out, lse = into["out"], into["lse"]
     right = bool((out[: at_q[0]] == UNTOUCHED).all() and (out[at_q[-1] :] == UNTOUCHED).all())
     right &= bool((lse[:, : at_q[0]] == UNTOUCHED).all())
     right &= bool((lse[:, at_q[-1] :] == UNTOUCHED).all())
+    right &= found.right
+    return ShapeError(
+        batch=len(case.lengths),
+        seqlen_q=out.shape[0],
+        seqlen_k=given["k"].shape[0],
+        heads=case.heads,
+        kv_heads=case.kv_heads,
+        error=found.error if right else math.nan,
+        torch_error=found.beside,
+        allowed=found.allowed,
+        lse_error=found.lse_error,
+        lse_allowed=found.lse_allowed,
+    )
+
+
+def _errors_in_16_bits(
+    plan: Plan, given: dict[str, Any], rows: Rows, out: Tensor, lse: Tensor
+) -> Errors:
+    mask, scale = plan.mask.name, given["scale"]
+    right = True
     ours = torchs = lses = most = 0.0
-    for one in case.judged:
-        rows, keys = case.lengths[one]
-        of_q = slice(at_q[one], at_q[one] + rows)
-        of_k = slice(at_k[one], at_k[one] + keys)
+    for of_q, of_k in rows.values():
         q, k, v = given["q"][None, of_q], given["k"][None, of_k], given["v"][None, of_k]
         exact, exact_lse = (x[0] for x in reference(q, k, v, mask=mask, scale=scale))
         beside = torch_math(q, k, v, mask=mask, scale=scale)[0]
@@ -78,18 +106,8 @@ def case_error(
         )
         torchs = max(torchs, largest(beside[seen].double() - exact[seen]))
         most = max(most, largest(exact))
-    return ShapeError(
-        batch=len(case.lengths),
-        seqlen_q=out.shape[0],
-        seqlen_k=given["k"].shape[0],
-        heads=case.heads,
-        kv_heads=case.kv_heads,
-        error=ours if right else math.nan,
-        torch_error=torchs,
-        allowed=2 * torchs + unit_in_last_place(most, out.dtype),
-        lse_error=lses,
-        lse_allowed=LSE_TOLERANCE,
-    )
+    allowed = 2 * torchs + unit_in_last_place(most, out.dtype)
+    return Errors(ours, torchs, allowed, lses, LSE_TOLERANCE, right)
 
 
 def check_cases(

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from fagen.kinds.forward.emulate.fp8 import emulate_fp8
 from fagen.kinds.forward.emulate.tiles import emulate
 from fagen.kinds.forward.plan import Plan
 from fagen.problem import intervals
@@ -17,22 +18,45 @@ def emulate_varlen(
     cu_seqlens_k: Tensor,
     scale: float,
     seqused_k: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    v_mean: Tensor | None = None,
+    k_mean: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute attention of packed sequences as the Plan's kernel does.
 
     q (total_q, H, D), k (total_k, Hk, D), v (total_k, Hk, Dv) in the Plan's dtype; where sequences
     begin, and the last one ends, (B + 1), and how many keys of each count, (B), in int32. Lengths
-    that lead out of the tensors are cut off. Returns out (total_q, H, Dv) in that dtype and the
-    log-sum-exp (H, total_q) in fp32; a row of no sequence is one that sees no key.
+    that lead out of the tensors are cut off. In e4m3 descales, (B, H or Hk, 1), of V (B, Hk, Dv),
+    and means are as of `emulate_fp8`; a descale that is None is 1. Returns out (total_q, H, Dv) in
+    the Plan's out_dtype and the log-sum-exp (H, total_q) in fp32; a row of no sequence is one that
+    sees no key.
     """
-    out = q.new_zeros(*q.shape[:2], v.shape[-1])
+    dtype = getattr(torch, plan.out_dtype.torch)
+    out = q.new_zeros(*q.shape[:2], v.shape[-1], dtype=dtype)
     lse = q.new_full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float32)
     queries = intervals(cu_seqlens_q.tolist(), q.shape[0])
     keys = intervals(cu_seqlens_k.tolist(), k.shape[0])
     used = seqused_k.tolist() if seqused_k is not None else [k.shape[0]] * len(keys)
-    for (top, bottom), (first, last), count in zip(queries, keys, used, strict=True):
+    one = torch.ones(1, 1, 1, device=q.device)
+    descales = [one if x is None else x for x in (q_descale, k_descale, v_descale)]
+    for number, ((top, bottom), (first, last), count) in enumerate(
+        zip(queries, keys, used, strict=True)
+    ):
         of_k = slice(first, min(last, first + max(0, count)))
         sequence = q[None, top:bottom], k[None, of_k], v[None, of_k]
-        found, log_sum = emulate(plan, *sequence, scale)
+        if plan.descales:
+            own = (_own(x, number) for x in (*descales, v_mean, k_mean))
+            found, log_sum = emulate_fp8(plan, *sequence, scale, *own)
+        else:
+            found, log_sum = emulate(plan, *sequence, scale)
         out[top:bottom], lse[:, top:bottom] = found[0], log_sum[0]
     return out, lse
+
+
+def _own(numbers: Tensor | None, sequence: int) -> Tensor | None:
+    """Those of a sequence, (1, …); one for all is that of each."""
+    if numbers is None or numbers.shape[0] == 1:
+        return numbers
+    return numbers[sequence : sequence + 1]
