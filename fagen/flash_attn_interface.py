@@ -124,21 +124,22 @@ def flash_attn_varlen_func(
     flash_attn_func.
 
     max_seqlen_q and max_seqlen_k only tell which window_size is no window: lengths are read on the
-    device. pack_gqa, deterministic and num_splits of 1 or less change nothing here.
+    device. pack_gqa and num_splits of 1 or less change nothing here, nor does deterministic, as of
+    flash_attn_func.
 
     Returns out (total_q, H, Dv), in q's dtype or of e4m3 in bf16, and with return_attn_probs also
     the log-sum-exp (H, total_q) in fp32, natural logarithm: zeros and minus infinity for a row that
     sees no key.
 
-    Raises NotImplementedError for what flash_attn_func has not either, seqused_q, and where a
-    gradient is needed; ValueError for a wrong argument; and what else fagen.attention_varlen does.
+    Raises NotImplementedError for what flash_attn_func has not either, and seqused_q; ValueError
+    for a wrong argument; and what else fagen.attention_varlen does.
     """
     refuse = partial(_refuse, "flash_attn_varlen_func")
     _refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
     if seqused_q is not None:
         refuse("seqused_q", "None is none")
-    if torch.is_grad_enabled() and needs_gradient(q, k, v):
-        refuse("a gradient", "flash_attn_func has one, for a sequence at a time")
+    if deterministic and torch.is_grad_enabled() and needs_gradient(q, k, v):
+        refuse("a deterministic gradient of q", "without its last bits may differ")
     if q.dtype != E4M3:
         q_descale = k_descale = v_descale = None
     elif q.dim() == k.dim() == 3 and cu_seqlens_q.dim() == 1:  # else they are refused below

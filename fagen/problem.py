@@ -1,7 +1,8 @@
 """What is computed and how large, in words of vocab: one Problem, one Sizes, FLOPs and bytes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from fagen.errors import ScheduleError
 from fagen.schedule import Schedule
@@ -208,3 +209,9 @@ def moved_bytes(problem: Problem, sizes: Sizes) -> int:
     if not PASSES[problem.kind].gradients:
         return read * dtype.bytes + queries * of_row
     return 2 * read * dtype.bytes + queries * (problem.head_dim_v * out.bytes + of_row)
+
+
+def intervals(offsets: Sequence[int], total: int) -> list[tuple[int, int]]:
+    """Where packed sequences begin and end, within so many rows; backwards is empty."""
+    found = [(max(0, begin), min(end, total)) for begin, end in pairwise(offsets)]
+    return [(begin, max(begin, end)) for begin, end in found]

@@ -21,9 +21,10 @@ _MASK = (1 << 64) - 1
 class Extent:
     """How long a dimension is: `number`, or a named size in blocks of `per`, times `times`.
 
-    ⌈name / per⌉ · times + plus: Extent("seqlen") is the size itself, Extent("seqlen", per=64) its
-    blocks of 64, Extent("seqlen", per=16, times=16) the size rounded up to a multiple of 16,
-    Extent("batch", plus=1) where each sequence begins and the last one ends; a minus is allowed.
+    ⌈name / per⌉ · times + more + plus: Extent("seqlen") is the size itself, Extent("seqlen",
+    per=64) its blocks of 64, Extent("seqlen", per=16, times=16) the size rounded up to a multiple
+    of 16, Extent("batch", plus=1) where each sequence begins and the last one ends, a minus is
+    allowed; Extent("total", per=64, more="batch") has room for the blocks of each sequence.
     """
 
     name: str = ""
@@ -31,23 +32,26 @@ class Extent:
     per: int = 1
     times: int = 1
     plus: int = 0
+    more: str = ""  # another named size, that is added
 
     @property
     def plain(self) -> bool:
         """Whether it is a named size as it is, which a tensor can tell."""
-        return bool(self.name) and self.per == self.times == 1 and not self.plus
+        return bool(self.name) and self.per == self.times == 1 and not (self.plus or self.more)
 
     def at(self, sizes: Mapping[str, Any]) -> Any:
         """Return how much that is; sizes may be torch's symbols."""
         if not self.name:
             return self.number
-        return (sizes[self.name] + self.per - 1) // self.per * self.times + self.plus
+        blocks = (sizes[self.name] + self.per - 1) // self.per * self.times
+        return blocks + (sizes[self.more] if self.more else 0) + self.plus
 
     def __str__(self) -> str:
         if not self.name:
             return f"{self.number}"
         blocks = self.name if self.per == 1 else f"ceil({self.name} / {self.per})"
         said = blocks if self.times == 1 else f"{blocks} · {self.times}"
+        said += f" + {self.more}" if self.more else ""
         return f"{said} {self.added}" if self.plus else said
 
     @property
@@ -92,6 +96,7 @@ class Tensor:
     conversion: str = ""  # how to come to the dtype; "" for {name}.to(dtype)
     omittable: bool = False  # an output that the op `<slug>_without_<name>` does not make
     if_empty: float | None = None  # what an output holds where there is nothing to compute
+    zeroed: bool = False  # an output that the op clears first: the kernel leaves some of it
     all_strides: tuple[str, ...] = ()  # where other kernels of the kind have more than its dims
 
     @property

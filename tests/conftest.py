@@ -139,7 +139,8 @@ def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for found in ("_ready", "_served", "_differentiable"):
         monkeypatch.setattr(dispatch, found, {})
     monkeypatch.setattr(ready, "_ready", {})
-    monkeypatch.setattr(varlen, "_ready", {})
+    for found in ("_ready", "_differentiable"):
+        monkeypatch.setattr(varlen, found, {})
     monkeypatch.setattr(backward, "_gradients", {})
     choice.committed.cache_clear()
     yield

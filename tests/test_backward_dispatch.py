@@ -147,9 +147,9 @@ def test_traced_with_sizes_left_open_it_is_the_kernel_of_many_keys(table):
     for found in backward._gradients.values():  # of each forward kernel
         for slug, op in list(found.ready.items()):
 
-            def noted(*given, slug=slug, op=op):
+            def noted(slug=slug, op=op, **given):
                 asked.append(slug)
-                return op(*given)
+                return op(**given)
 
             found.ready[slug] = noted
 

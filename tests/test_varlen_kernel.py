@@ -18,7 +18,8 @@ from fagen.kinds.decode.reference import attend
 from fagen.kinds.forward import Schedule
 from fagen.kinds.forward.emulate import emulate_varlen
 from fagen.kinds.forward.plan import Plan, plan
-from fagen.kinds.forward.varlen_accuracy import Case, case_error, check_cases, small_cases
+from fagen.kinds.forward.varlen_accuracy import case_error, check_cases
+from fagen.measure.sequences import Case, small_cases
 from fagen.problem import Problem
 from fagen.render import render
 from fagen.runtime.c_interface import arguments, library_at
@@ -234,7 +235,9 @@ def test_a_folder_has_them_beside_others_by_their_own_names() -> None:
     # the dispatcher takes the other struct: it knows the other kernel alone
     assert [kernel.slug for kernel in folder.dispatched.kernels] == [slugs[1]]
     assert {row.kernel for row in folder.table.rows} <= {0, -1}
-    assert COMMITTED[0] not in folder.gradients  # no kernel computes them
+    # nor does that of gradients, which are another kernel's
+    found = folder.gradients[COMMITTED[0]]
+    assert (found.by, found.wanted) == (None, "bwd_bf16_d128_causal_m64n128_varlen")
     header = FORMATS["source"](folder)["include/demo.h"]
     assert "struct FagenForwardVarlenArgs {" in header and "struct FagenForwardArgs {" in header
     assert f"int fagen_{COMMITTED[0]}(const struct FagenForwardVarlenArgs* args" in header

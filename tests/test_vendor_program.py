@@ -293,6 +293,55 @@ static int computed(const FagenBackwardArgs* a) {
   return 0;
 }
 """
+VARLEN_BACKWARD = """
+static int computed(const FagenBackwardVarlenArgs* a) {
+  auto q = (const E*)a->q, k = (const E*)a->k, v = (const E*)a->v;
+  auto dout = (const E*)a->dout, out = (const E*)a->out;
+  auto dq = (O*)a->dq, dk = (O*)a->dk, dv = (O*)a->dv;
+  auto at_q = (const int32_t*)a->cu_seqlens_q, at_k = (const int32_t*)a->cu_seqlens_k;
+  auto used = (const int32_t*)a->seqused_k;
+  const int group = a->kv_heads ? a->heads / a->kv_heads : 0;
+  for (int b = 0; b + 1 < a->offsets; b++) for (int g = 0; g < a->kv_heads; g++) {
+    const int queries = at_q[b + 1] - at_q[b], held = at_k[b + 1] - at_k[b];
+    const int keys = used ? used[b] : held;
+    std::vector<float> sum_k(held * %(d)d), sum_v(held * %(dv)d);
+    for (int n = 0; n < group; n++) for (int i = 0; i < queries; i++) {
+      const int h = INTERLEAVED ? n * a->kv_heads + g : g * group + n;  // of this KV head
+      const int row = at_q[b] + i;
+      const E* qs = q + row * a->q_stride_seq + h * a->q_stride_head;
+      const E* os = out + row * a->out_stride_seq + h * a->out_stride_head;
+      const E* gs = dout + row * a->dout_stride_seq + h * a->dout_stride_head;
+      const float lse = ((const float*)a->lse)[h * a->lse_stride_head + row];
+      std::vector<float> sum_q(%(d)d);
+      auto dlse = (const float*)a->dlse;
+      float delta = dlse ? -dlse[h * a->dlse_stride_head + row] : 0;
+      for (int d = 0; d < %(dv)d; d++) delta += float(gs[d]) * float(os[d]);
+      for (int j = 0; j < keys; j++) {
+        if (CAUSAL && j > i + keys - queries) continue;
+        const E* ks = k + (at_k[b] + j) * a->k_stride_seq + g * a->k_stride_head;
+        const E* vs = v + (at_k[b] + j) * a->v_stride_seq + g * a->v_stride_head;
+        float s = 0, dp = 0;
+        for (int d = 0; d < %(d)d; d++) s += float(qs[d]) * float(ks[d]);
+        for (int d = 0; d < %(dv)d; d++) dp += float(gs[d]) * float(vs[d]);
+        const float p = std::exp(s * a->scale - lse), ds = a->scale * p * (dp - delta);
+        for (int d = 0; d < %(dv)d; d++) sum_v[j * %(dv)d + d] += p * float(gs[d]);
+        for (int d = 0; d < %(d)d; d++) sum_k[j * %(d)d + d] += ds * float(qs[d]);
+        for (int d = 0; d < %(d)d; d++) sum_q[d] += ds * float(ks[d]);
+      }
+      O* to = dq + row * a->dq_stride_seq + h * a->dq_stride_head;
+      for (int d = 0; d < %(d)d; d++) to[d] = O(sum_q[d] + (row == WRONG ? 0.5f : 0));
+    }
+    for (int j = 0; j < held; j++) {
+      const int key = at_k[b] + j;
+      O* to = dk + key * a->dk_stride_seq + g * a->dk_stride_head;
+      for (int d = 0; d < %(d)d; d++) to[d] = O(sum_k[j * %(d)d + d] + (key == WRONG_MIDDLE));
+      to = dv + key * a->dv_stride_seq + g * a->dv_stride_head;
+      for (int d = 0; d < %(dv)d; d++) to[d] = O(sum_v[j * %(dv)d + d] + (key == WRONG_LAST));
+    }
+  }
+  return 0;
+}
+"""
 FUNCTIONS = """
 extern "C" {
 int fagen_%(slug)s(const struct %(struct)s* a, void*) {
@@ -358,7 +407,8 @@ def kernel(slug: str) -> str:
     lines = [f"#include <{name}>" for name in includes]
     bodies = {"q": ATTENTION, "outs": COMBINE, "x": QUANTIZE, "dout": BACKWARD}
     body = bodies[plan.signature.leader.name]
-    forms = {"decode": DECODE, "varlen": VARLEN, "varlen fp8": VARLEN}
+    packed = VARLEN_BACKWARD if plan.kind == "backward" else VARLEN
+    forms = {"decode": DECODE, "varlen": packed, "varlen fp8": VARLEN}
     body = forms.get(plan.signature.form or plan.kind, body)
     return "\n".join(lines) + "\n" + head + body % said + FUNCTIONS % said
 
@@ -382,6 +432,7 @@ def kernel(slug: str) -> str:
         "quant_bf16_d64_pairs_rot",
         "bwd_fp16_d64_full_m128n128",
         "bwd_bf16_d64_causal_m128n128",
+        "bwd_bf16_d64_causal_m128n128_varlen",
         "dec_fp16_d64_causal_r8n128",
         "dec_bf16_d128v64_full_r16n64",
     ],

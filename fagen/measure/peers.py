@@ -77,8 +77,8 @@ def ours(binary: Binary) -> Implementation:
 
     def bind(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
         given = trial.arguments(of, q, k, v)
-        if problem.varlen:  # of sequences that were packed
-            return Call(lambda: trial.compared(kernel(*given)).unflatten(0, q.shape[:2]))
+        if problem.varlen:
+            return Call(lambda: _unpacked(trial.compared(kernel(*given)), len(q)))
         return Call(lambda: trial.compared(kernel(*given)))
 
     problem = Problem.of(of.schedule)
@@ -87,6 +87,13 @@ def ours(binary: Binary) -> Implementation:
         return Implementation(name, bind, binary.slug)
     columns, rows = (_quantised_v(of, layout) for layout in ("columns", "rows"))
     return Implementation(PREARRANGED, bind, binary.slug, charged=columns, credited=rows)
+
+
+def _unpacked(found: Any, batch: int) -> Any:
+    """What a call gave of so many sequences of one length that were packed: (B, S, H, D)."""
+    if isinstance(found, tuple):
+        return tuple(_unpacked(one, batch) for one in found)
+    return found.unflatten(0, (batch, -1))
 
 
 def _quantised_v(of: Plan, layout: str) -> Bind:

@@ -1,8 +1,8 @@
 """Gradients of attention(…): an op with a forward kernel's outputs, whose backward is a kernel's.
 
 `torch.ops.fagen.<slug>_with_grad` calls the forward kernel, keeps q, k, v, out and the log-sum-exp,
-and nothing else, and is registered with Autograd: so torch.compile traces both passes as one op
-each. A call that needs no gradient never comes here.
+of packed sequences also their offsets, and nothing else, and is registered with Autograd: so
+torch.compile traces both passes as one op each. A call that needs no gradient never comes here.
 
 Which kernel computes the gradients, dispatch tables say as they do for attention itself: by the
 sizes of q and k when the backward pass runs, and by whether torch wants it deterministic then.
@@ -37,9 +37,11 @@ from fagen.vocab import BACKWARD
 
 _NOT_READY = (
     "the kernels of the backward pass are not ready: call fagen.prepare(…, gradient=True) first, "
-    "or fagen.attention(…) once outside of torch.compile with tensors of this dtype, head dim, "
-    "device and size that require a gradient; "
+    "or fagen.attention(…) or fagen.attention_varlen(…) once outside of torch.compile with tensors "
+    "of this dtype, head dim, device and size that require a gradient; "
 )
+
+_ANY = Served(None, (), (), frozenset())  # the usual kernel, of any sizes
 
 _ops = torch.library.Library("fagen", "FRAGMENT")
 # by the forward kernel's slug, and whether they are deterministic
@@ -72,10 +74,15 @@ class _Gradients:
             schedules, derived = candidates_for(self.of, slug)
             chosen, made = first_ready(schedules, self.device, not_ready=_NOT_READY)
             if derived:
+                way_out = (
+                    f"derived, and `fagen check {chosen.slug}` shows what it costs"
+                    if self.of.varlen
+                    else "derived. To search for a faster one, which fagen.attention then takes: "
+                    f"{search_command(chosen.slug)}"
+                )
                 warnings.warn(
                     f"no schedule was tuned for the gradients of {self.of}: {chosen.slug} is "
-                    "derived. To search for a faster one, which fagen.attention then takes: "
-                    f"{search_command(chosen.slug)}",
+                    f"{way_out}",
                     UntunedWarning,
                     stacklevel=5,
                 )
@@ -114,7 +121,9 @@ def _gradients_of(slug: str, device: torch.device) -> _Gradients:
         card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         problem = Problem.of(plan_of(slug).schedule)
         of = replace(problem, kind=BACKWARD, deterministic=deterministic)
-        _gradients[key] = _Gradients(of, device, serving(of, card))
+        # no table is asked for kernels of packed sequences: their sizes the host does not know
+        served = _ANY if of.varlen else serving(of, card)
+        _gradients[key] = _Gradients(of, device, served)
     return _gradients[key]
 
 
@@ -140,32 +149,38 @@ def _registered(slug: str, forward: op.Op, place: str) -> op.Op:
     """Define the op with gradients, and give it the forward kernel on a type of device."""
     name = f"{slug}_with_grad"
     if not hasattr(torch.ops.fagen, name):
-        _ops.define(f"{name}(Tensor q, Tensor k, Tensor v, float scale) -> (Tensor, Tensor)")
-        fake = op.fakes(plan_of(slug))[""]
-        torch.library.register_fake(f"fagen::{name}", fake, lib=_ops)
+        of = plan_of(slug)
+        _ops.define(f"{name}({of.signature.asked}) -> {of.signature.returns}")
+        torch.library.register_fake(f"fagen::{name}", op.fakes(of)[""], lib=_ops)
+        taken = tuple(one.name for one in of.signature.arguments)
         torch.library.register_autograd(
-            f"fagen::{name}", _backward(slug), setup_context=_keep, lib=_ops
+            f"fagen::{name}", _backward(slug, taken), setup_context=_keep, lib=_ops
         )
     _ops.impl(name, forward, place.upper())
     return getattr(torch.ops.fagen, name).default  # type: ignore[no-any-return]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v, *output)
+    """Keep all tensors, and of the numbers the scale."""
+    (ctx.scale,) = (x for x in inputs if isinstance(x, float))
+    ctx.save_for_backward(*(None if isinstance(x, float) else x for x in inputs), *output)
     ctx.set_materialize_grads(False)
 
 
-def _backward(slug: str) -> Any:
+def _backward(slug: str, taken: tuple[str, ...]) -> Any:
+    """What takes back the op whose arguments have these names: q, k and v are the first."""
+
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
+        *inputs, out, lse = ctx.saved_tensors
+        given = dict(zip(taken, inputs, strict=True)) | {"scale": ctx.scale}
         if dout is None:  # only the log-sum-exp was used
             dout = torch.zeros_like(out)
         dlse = None if dlse is None else dlse.contiguous()
-        compute = _gradients_of(slug, q.device).op_for(q, k)
-        gradients = compute(_laid_out(dout), q, k, v, out, lse, ctx.scale, dlse)
+        compute = _gradients_of(slug, out.device).op_for(given["q"], given["k"])
+        gradients = compute(dout=_laid_out(dout), **given, out=out, lse=lse, dlse=dlse)
         wanted = zip(ctx.needs_input_grad, gradients, strict=False)
-        return *(gradient if needed else None for needed, gradient in wanted), None
+        found = [gradient if needed else None for needed, gradient in wanted]
+        return *found, *[None] * (len(taken) - len(found))
 
     return backward
 

@@ -29,6 +29,7 @@ from fagen.runtime.arguments import (
     refuse_word,
     word_of,
 )
+from fagen.runtime.backward import with_gradient
 from fagen.runtime.ready import first_ready, refuse_tracing
 from fagen.vocab import OUT_DTYPES
 
@@ -45,6 +46,8 @@ _PACKED = "(total, heads, head_dim), sequence after sequence"
 
 # What has been readied in this process. A call finds its kernel here or takes the long way once.
 _ready: dict[Key, Kernel] = {}
+_chosen: dict[Key, str] = {}  # the slugs of these
+_differentiable: dict[Key, op.Op] = {}  # the same with gradients
 
 
 def attention_varlen(
@@ -100,10 +103,15 @@ def attention_varlen(
     builds it. Under torch.compile and CUDA graph capture an earlier call of its dtype, head dims,
     mask and schedule must have readied it.
 
-    Raises ValueError for a wrong argument, also where a gradient would be needed, which no kernel
-    computes yet; ScheduleError where `schedule` computes something else, or cannot be read;
-    DeviceError where the GPU is no Hopper; ToolchainError and BuildError where the kernel cannot be
-    built; FagenError where it is not ready and cannot be built now.
+    It has gradients, by a kernel of its own kind that is chosen in the same way: those of q, k and
+    v, also through the log-sum-exp, and zeros in rows of no sequence and of keys that none sees.
+    That of q is a sum in any order, whose last bits may differ from call to call, but where
+    torch.use_deterministic_algorithms(True) asks for one order.
+
+    Raises ValueError for a wrong argument, also where a gradient would be needed that no kernel
+    computes, or under torch.func; ScheduleError where `schedule` computes something else, or cannot
+    be read; DeviceError where the GPU is no Hopper; ToolchainError and BuildError where the kernel
+    cannot be built; FagenError where it is not ready and cannot be built now.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 3:
@@ -130,22 +138,30 @@ def attention_varlen(
             out_dtype = out_dtype or torch.bfloat16
     elif not (q_descale is k_descale is v_descale is v_mean is k_mean is out_dtype is None):
         raise ValueError(f"{ONLY_FP8}; q is {name_of(q.dtype)}")
-    if torch.is_grad_enabled() and needs_gradient(q, k, v):
-        raise ValueError(
-            "attention_varlen: q, k or v requires a gradient, and packed sequences have no "
-            "backward yet; call it under torch.no_grad(), or fagen.attention for each sequence"
-        )
     head_dim = q.shape[2]
     key = q.device, q.dtype, head_dim, v.shape[2], causal, out_dtype, schedule
     with_lse, alone, direct = _ready.get(key) or _make_ready(key)
     scale = head_dim**-0.5 if scale is None else scale
     given = q, k, v, cu_seqlens_q, cu_seqlens_k, scale, seqused_k, *of_fp8
+    if (
+        torch.is_grad_enabled()
+        and not of_fp8
+        and needs_gradient(q, k, v)
+        and (is_compiling() or not (_is_tracing() or peek_interpreter_stack()))
+    ):
+        made = _differentiable.get(key) or _make_differentiable(key)
+        found: tuple[Tensor, Tensor] = made(*given)
+        return found if return_lse else found[0]
     if return_lse:
         out_and_lse: tuple[Tensor, Tensor] = with_lse(*given)
         return out_and_lse
     traced = is_compiling() or _is_tracing() or peek_interpreter_stack()
-    out: Tensor = (alone if traced else direct)(*given)
-    return out
+    if not traced:
+        out: Tensor = direct(*given)
+        if not out.requires_grad:
+            return out
+    refusing: Tensor = alone(*given)  # where a gradient would be needed
+    return refusing
 
 
 def _make_ready(key: Key) -> Kernel:
@@ -171,5 +187,15 @@ def _make_ready(key: Key) -> Kernel:
             UntunedWarning,
             stacklevel=3,
         )
+    _chosen[key] = chosen.slug
     _ready[key] = kernel, op.alone(kernel), op.direct(kernel)
     return _ready[key]
+
+
+def _make_differentiable(key: Key) -> op.Op:
+    """The long way to a kernel's op that has gradients.  Raises as attention_varlen does."""
+    refuse_tracing(NOT_READY)
+    kernel, *_ = _ready[key]
+    made = with_gradient(_chosen[key], kernel, key[0])
+    _differentiable[key] = made
+    return made

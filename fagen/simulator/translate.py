@@ -11,7 +11,7 @@ _ASM = re.compile(r"\basm\b\s*(?:volatile\s*)?\(")
 _CLUSTER = re.compile(
     r"__cluster_dims__\((\w+), 1, 1\)[^{;]*?\s(\w+)\s*\(\s*const __grid_constant__"
 )
-_LAUNCH = re.compile(r"(\w+)<<<(.+?)>>>\((\w*)\);", re.DOTALL)
+_LAUNCH = re.compile(r"(\w+)<<<(.+?)>>>\(\s*(\w*)\);", re.DOTALL)
 _DYNAMIC = re.compile(r"extern __shared__ __align__\(1024\) char (\w+)\[\];")
 _CONFIGURED = re.compile(r"\.(grid|block)Dim\b")  # a launch's; in a kernel these are macros
 _OPERAND = re.compile(r'\s*(?:\[\w+\]\s*)?"([=+]?)([a-z])"\s*\(')

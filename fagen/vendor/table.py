@@ -141,10 +141,11 @@ def table_of(schedules: Sequence[Schedule]) -> Table:
 def table_of_gradients(schedules: Sequence[Schedule]) -> Table:
     """Return the rows for schedules of the gradients of a problem's results.
 
-    Nothing was measured that would choose among several of one problem: the first is taken.
+    Nothing was measured that would choose among several of one problem: the first is taken. Those
+    of packed sequences are called by their own names here too.
     """
     first: dict[Problem, int] = {}
-    for place, schedule in enumerate(schedules):
+    for place, schedule in enumerate(s for s in schedules if not Problem.of(s).varlen):
         first.setdefault(problem_of(schedule), place)
     rows = tuple(Row(problem, place) for problem, place in first.items())
     return Table(BACKWARD, rows, f"pick_{BACKWARD}", f"{BACKWARD.capitalize()}Kernel")

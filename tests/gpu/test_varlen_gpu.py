@@ -11,12 +11,8 @@ import fagen
 from fagen import flow, registry
 from fagen.flash_attn_interface import flash_attn_varlen_func
 from fagen.kinds.forward.emulate import emulate_varlen
-from fagen.kinds.forward.varlen_accuracy import (
-    check_cases,
-    kernel_of,
-    small_cases,
-    verification_cases,
-)
+from fagen.kinds.forward.varlen_accuracy import check_cases, kernel_of
+from fagen.measure.sequences import small_cases, verification_cases
 from tests.gpu.conftest import BUILDERS
 from tests.varlen_fp8_helpers import E4M3, Packed8, far, packed8
 from tests.varlen_helpers import exact, packed

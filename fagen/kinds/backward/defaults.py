@@ -20,6 +20,7 @@ def derived(problem: Problem) -> Iterator[Schedule]:
                 head_dim_v=problem.head_dim_v,
                 mask=problem.mask,
                 deterministic=problem.deterministic,
+                lengths=problem.lengths,
                 block_m=block_m,
                 block_n=block_n,
             )

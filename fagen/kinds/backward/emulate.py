@@ -5,11 +5,14 @@ is that of the keys.
 """
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fagen.kinds.backward.plan import Plan
+from fagen.problem import intervals
 
 _LOG2_E = 1.44269504089
 
@@ -24,12 +27,15 @@ def compute(
     lse: Tensor,
     scale: float,
     dlse: Tensor | None = None,
+    **offsets: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk and dv as the Plan's kernels compute them; arguments as of their op.
 
     dout and out (B, Sq, H, Dv), q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in the Plan's
-    dtype, lse and dlse (B, H, Sq) in fp32.
+    dtype, lse and dlse (B, H, Sq) in fp32; packed sequences as of `compute_varlen`.
     """
+    if plan.varlen:
+        return compute_varlen(plan, dout, q, k, v, out, lse, scale, dlse, **offsets)
     seqlen_q, seqlen_k, kv_heads = q.shape[1], k.shape[1], k.shape[2]
     group = q.shape[2] // kv_heads
     queries, grad, found = (x.transpose(1, 2).float() for x in (q, dout, out))
@@ -69,3 +75,38 @@ def compute(
 
     dq = (dq * (scale * unscale)).transpose(1, 2).to(q.dtype).contiguous()
     return dq, grouped(dk), grouped(dv)
+
+
+def compute_varlen(
+    plan: Plan,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    dlse: Tensor | None = None,
+    *,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    seqused_k: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dq, dk and dv of packed sequences, each computed by itself; zeros in rows of none.
+
+    dout and out (total_q, H, Dv), q (total_q, H, D), k (total_k, Hk, D), v (total_k, Hk, Dv), lse
+    and dlse (H, total_q); where sequences begin, and the last one ends, (B + 1), and how many keys
+    of each count, (B), in int32. Lengths that lead out of the tensors are cut off.
+    """
+    one = replace(plan, varlen=False)
+    dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    queries = intervals(cu_seqlens_q.tolist(), q.shape[0])
+    keys = intervals(cu_seqlens_k.tolist(), k.shape[0])
+    used = seqused_k.tolist() if seqused_k is not None else [k.shape[0]] * len(keys)
+    for (top, bottom), (first, last), count in zip(queries, keys, used, strict=True):
+        of_q, of_k = slice(top, bottom), slice(first, min(last, first + max(0, count)))
+        rows = dout[None, of_q], q[None, of_q], k[None, of_k], v[None, of_k], out[None, of_q]
+        own = None if dlse is None else dlse[None, :, of_q]
+        found = compute(one, *rows, lse[None, :, of_q], scale, own)
+        dq[of_q], dk[of_k], dv[of_k] = (x[0] for x in found)
+    return dq, dk, dv

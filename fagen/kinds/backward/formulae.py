@@ -22,6 +22,7 @@ WORKING_REGISTERS = {"keys": 36, "gradients": 32}
 
 FP32_BYTES = 4
 ADDERS = 2  # threads that add dQ up, in turns: one that waits for others alone is too slow
+SEQUENCE_BYTES = 6 * 4  # where a sequence lies, of a length of its own, as all threads read it
 QUAD = 4  # lanes that share a row of an accumulator
 # of a row's LSE and delta, as numbers that tensor cores multiply: 16 of 16 bits, one step of K
 MULTIPLIED_BYTES = 32
@@ -120,9 +121,10 @@ def _registers(schedule: Schedule, sizes: Mapping[str, int]) -> Iterator[Ledger]
         )
 
 
-def _shared_choices(schedule: Schedule) -> tuple[bool, int]:
-    """Whether consumers part by gradients, and how many blocks share rows."""
-    return schedule.warps.split == "gradients", schedule.grid.cluster
+def _shared_choices(schedule: Schedule) -> tuple[bool, int, bool]:
+    """Whether consumers part by gradients, how many blocks share rows, and of packed sequences."""
+    varlen = schedule.backward.lengths == "varlen"
+    return schedule.warps.split == "gradients", schedule.grid.cluster, varlen
 
 
 def _choices(schedule: Schedule, computes: tuple[str, ...]) -> tuple[tuple[str, ...], bool, bool]:
@@ -133,7 +135,7 @@ def _choices(schedule: Schedule, computes: tuple[str, ...]) -> tuple[tuple[str, 
 
 
 @cache
-def shared_formulae(by_gradients: bool, shared_by: int) -> Mapping[str, Any]:
+def shared_formulae(by_gradients: bool, shared_by: int, varlen: bool = False) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment."""
     m, n, d, d_v, _, slices, cluster, *depths, e = symbols(SYMBOLS).values()
     stages, do_stages, ds_stages = depths
@@ -152,6 +154,9 @@ def shared_formulae(by_gradients: bool, shared_by: int) -> Mapping[str, Any]:
     if shared_by > 1:  # what dQ of both blocks' keys takes of the other's
         peer = {"k_peer": n * d * e / cluster, "ds_peer": ds_stages * m * n * e}
         barriers += ds_stages
+    last = {"barriers": SM90.mbarrier_bytes * barriers}
+    if varlen:  # there is room beside them
+        last = {"barriers, sequence": last["barriers"] + SEQUENCE_BYTES}
     return {
         "k": n * d * e,
         "v": n * d_v * e,
@@ -162,7 +167,7 @@ def shared_formulae(by_gradients: bool, shared_by: int) -> Mapping[str, Any]:
         **peer,
         "dq": FP32_BYTES * m * d / cluster / slices,
         **numbers,
-        "barriers": SM90.mbarrier_bytes * barriers,
+        **last,
     }
 
 

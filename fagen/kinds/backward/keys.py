@@ -8,7 +8,7 @@ from fagen.arch import SM90
 from fagen.kinds.backward.rules import DERIVED, DQ_BY, SLUG, SPLITS, consumers, rules
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
-from fagen.vocab import MASKS, SIXTEEN_BITS
+from fagen.vocab import LENGTHS, MASKS, SIXTEEN_BITS
 
 
 def _registers(description: str) -> Any:
@@ -33,6 +33,11 @@ class Backward(Section):
         description="of Q, K, V, O and of all gradients"
     )
     mask: Annotated[str, OneOf(MASKS)] = Field(description="which keys a query sees")
+    lengths: Annotated[str, OneOf(LENGTHS)] = Field(
+        default=LENGTHS[0],
+        description='of sequences: "equal", or "varlen", where each has its own, as of the forward '
+        "pass",
+    )
     deterministic: bool = Field(
         default=False,
         description="dQ too is the same bit for bit in each call: its parts are added up in the "

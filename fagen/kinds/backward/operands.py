@@ -23,9 +23,24 @@ def arguments(of: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
     """What the Plan's op takes for q, k and v: dout, these, a forward pass's out and lse, a scale.
 
     The forward pass is that of torch's FLASH_ATTENTION, or one in fp32 where that does not take
-    them.
+    them. Where the op takes sequences of lengths of their own these are of equal ones, packed.
     """
-    return output_gradient(q, v), q, k, v, *_results(of, q, k, v), softmax_scale(of.head_dim)
+    dout, (out, lse), scale = (
+        output_gradient(q, v),
+        _results(of, q, k, v),
+        softmax_scale(of.head_dim),
+    )
+    if of.varlen:
+        dout, *qkv, out = (x.flatten(0, 1) for x in (dout, q, k, v, out))
+        log_sums = lse.transpose(0, 1).flatten(1).contiguous()
+        return dout, *qkv, _offsets(q), _offsets(k), out, log_sums, scale
+    return dout, q, k, v, out, lse, scale
+
+
+def _offsets(x: Tensor) -> Tensor:
+    """Where sequences of x (B, S, H, D) begin once they are packed, and the last one ends."""
+    batch, seqlen = x.shape[:2]
+    return torch.arange(batch + 1, dtype=torch.int32, device=x.device) * seqlen
 
 
 def _results(of: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -80,6 +80,7 @@ class Plan:
     slug: str
     dtype: Dtype
     mask: Mask
+    varlen: bool  # sequences have lengths of their own, which the GPU reads
     deterministic: bool
 
     head_dim: int
@@ -244,6 +245,8 @@ class Plan:
 
         Where a group's heads are shared out, parts of dK and dV are summed up before that.
         """
+        if self.varlen:
+            return self._packed_launches()
         row_blocks = Product(
             (Extent("seqlen_q", per=self.block_m), Extent("heads"), Extent("batch"))
         )
@@ -266,6 +269,20 @@ class Plan:
             ),
             workspace=Product((Extent(number=self.record_bytes), *row_blocks.factors)),
             shares=True,
+        )
+
+    def _packed_launches(self) -> Launches:
+        """The same, with room for the blocks of each sequence."""
+        rows = Extent("total_q", per=self.block_m, more="offsets", plus=-1), Extent("heads")
+        keys = Extent("total_k", per=self.block_n, more="offsets", plus=-1), Extent("kv_heads")
+        row_grid = Grid(Product(rows[:1]), Product(rows[1:]))
+        return Launches(
+            (
+                Launch("prepare_rows", row_grid, self.row_threads),
+                Launch("attention_backward", Grid(Product(keys)), self.threads, self.shared_bytes),
+                Launch("round_dq", row_grid, self.row_threads),
+            ),
+            workspace=Product((*rows, Extent(number=self.record_bytes))),
         )
 
     def explained(self) -> str:
@@ -311,6 +328,7 @@ def plan(schedule: Schedule) -> Plan:
         slug=schedule.slug,
         dtype=dtype,
         mask=MASKS[asked.mask],
+        varlen=asked.lengths == "varlen",
         deterministic=asked.deterministic,
         head_dim=asked.head_dim,
         head_dim_v=asked.head_dim_v,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fagen.build import Binary
-from fagen.kinds.backward import operands
+from fagen.kinds.backward import operands, varlen_proof
 from fagen.kinds.backward.plan import Plan
 from fagen.kinds.backward.reference import gradients
 from fagen.measure.card import hopper
@@ -156,6 +156,8 @@ def check(plan: Plan, binary: Binary, progress: Say | None) -> tuple[GradientErr
     Raises VerificationError after the last of them if any broke the rule, DeviceError without a
     Hopper GPU.
     """
+    if plan.varlen:
+        return varlen_proof.check(plan, binary, errors_of, progress)
     hopper()
     errors = (
         gradient_error(plan, binary.library, sizes, seed)
@@ -171,6 +173,8 @@ def simulated(
 
     Raises VerificationError after the last of them if any broke the rule.
     """
+    if plan.varlen:
+        return varlen_proof.simulated(plan, run, errors_of, progress)
     m, n = plan.block_m, plan.block_n
 
     def error(sizes: Sizes, seed: int) -> GradientError:

@@ -19,6 +19,7 @@ SPLITS = ("keys", "gradients")
 SLUG = SlugForm(
     head="bwd_{dtype}_d{head_dim}[v{head_dim_v}]_{mask}_m{block_m}n{block_n}",
     codes=(
+        Code("lengths", words={"equal": "equal", "varlen": "varlen"}),
         Code("deterministic", words={True: "det", False: "nodet"}),
         Code("stages", "s"),
         Code("do_stages", "dos"),
@@ -141,6 +142,8 @@ def _cluster_rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (key, sentence) for each rule between keys that is broken."""
+    if keys["lengths"] == "varlen" and keys["cluster"] > 1:
+        yield "cluster", '= 2 does not go with lengths = "varlen"; use 1'
     columns = DTYPES[keys["dtype"]].filled_up(keys["head_dim"])
     block_m, block_n, dq_by = keys["block_m"], keys["block_n"], keys["dq_by"]
     if keys["split"] == "gradients":

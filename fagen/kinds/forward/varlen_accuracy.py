@@ -8,8 +8,6 @@ were filled with.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,124 +20,27 @@ from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.varlen_fp8_accuracy import Errors, Rows, errors_of, quantised
 from fagen.measure.card import hopper
-from fagen.measure.inputs import softmax_scale
 from fagen.measure.numerics import largest, unit_in_last_place
 from fagen.measure.proof import judged
+from fagen.measure.sequences import (
+    UNTOUCHED,
+    Case,
+    inputs,
+    small_cases,
+    verification_cases,
+)
 from fagen.records import ShapeError
 from fagen.runtime.c_interface import call
 
-_UNTOUCHED = 7.0  # of outputs beforehand: no NaN, whose bits may change unseen
-_MANY = 1_030  # sequences: a warp that looks at 32 at a time goes around more than 32 times
-
 Kernel = Callable[[dict[str, Any]], None]  # takes inputs and outputs by name
-
-
-@dataclass(frozen=True)
-class Case:
-    """Sequences of (queries, keys), one after another, with `gap` rows before and behind them all.
-
-    With `used` each has 3 keys more, which it does not see. With `poisoned` all but every second
-    sequence is NaN.
-    """
-
-    lengths: tuple[tuple[int, int], ...]
-    heads: int
-    kv_heads: int
-    gap: int = 0
-    used: bool = False
-    poisoned: bool = False
-
-    @property
-    def judged(self) -> range:
-        """The sequences that are no NaN."""
-        return range(0, len(self.lengths), 2 if self.poisoned else 1)
-
-    def __str__(self) -> str:
-        queries, keys = (sum(one) for one in zip(*self.lengths, strict=True))
-        said = f"{len(self.lengths)} sequences of {queries} queries and {keys} keys"
-        heads = f"{self.heads}/{self.kv_heads}"
-        return f"{said} H={heads}{' used' * self.used}{' beside NaN' * self.poisoned}"
-
-
-def verification_cases(plan: Plan) -> tuple[Case, ...]:
-    """Lengths around the tile of `plan`, none, very many, mixed ones, each grouping of heads."""
-    m, n = plan.block_m, plan.block_n
-    around = tuple((q, k) for q in (0, 1, m - 1, m, m + 1) for k in (0, 1, n - 1, n, n + 1))
-    mixed = tuple((length, length) for length in (17, 1_500, 3, 64, 700, 1, 0, 4_097, 129))
-    return (
-        Case(((1, 1),), 1, 1),
-        Case(((0, 0), (0, 5), (5, 0), (0, 0)), 2, 1),
-        Case(around, 2, 1, gap=3),
-        Case(around[::-1], 3, 3, gap=3, used=True),
-        Case(tuple((length, length) for length in (m, n, 2 * m + 1, m - 1, 1, n + 7)), 4, 2, gap=9),
-        Case(mixed, 8, 2, gap=5, poisoned=True),
-        Case(mixed, 4, 4, used=True, poisoned=True),
-        Case(tuple((i % 5, i * 7 % 11) for i in range(_MANY)), 2, 1, gap=1, poisoned=True),
-        Case(tuple((1 + i * 37 % 64,) * 2 for i in range(_MANY)), 4, 1),
-        Case(tuple((1, i * 97 % 1_500) for i in range(40)), 8, 1, used=True),
-        Case(tuple((i * 97 % 1_500, 1 + i) for i in range(40)), 5, 1, gap=2),
-        Case(((2_048, 2_048),) * 4, 16, 16),
-        Case(((1_023, 4_097), (4_097, 1_023)), 4, 1),
-    )
-
-
-def small_cases(plan: Plan) -> tuple[Case, ...]:
-    """A few of them, small enough for the simulator."""
-    m, n = plan.block_m, plan.block_n
-    return (
-        Case(((1, 1),), 1, 1),
-        Case(((0, 0), (0, 5), (5, 0), (0, 0)), 2, 1),
-        Case(((m + 1, n + 1), (0, 3), (1, 1), (m - 1, 3 * n - 5)), 2, 1, gap=3, poisoned=True),
-        Case(((7, 9), (2 * m + 9, n // 2), (m, n), (3, 0), (5, 2 * n + 3)), 2, 2, 2, True, True),
-        Case(tuple((i % 3, i * 5 % 7) for i in range(35)), 2, 1, gap=1, poisoned=True),
-        Case(tuple((1 + i % 2, i % 4) for i in range(70)), 1, 1),
-    )
-
-
-def inputs(plan: Plan, case: Case, seed: int, device: str) -> dict[str, Any]:
-    """q, k, v, N(0, 1) where a sequence is, NaN elsewhere; offsets, and the scale.
-
-    For e4m3 in fp32: what is quantised.
-    """
-    dtype = torch.float32 if plan.descales else getattr(torch, plan.dtype.torch)
-    generator = torch.Generator(device=device).manual_seed(seed)
-    queries, keys = zip(*case.lengths, strict=True)
-    held = [count + 3 * case.used for count in keys]
-    at_q, at_k = offsets(queries, case.gap), offsets(held, case.gap)
-
-    def normal(at: list[int], counts: Sequence[int], heads: int, columns: int) -> Tensor:
-        shape = (at[-1] + case.gap, heads, columns)
-        made = torch.randn(shape, generator=generator, device=device, dtype=dtype)
-        mine = torch.zeros(shape[0], dtype=torch.bool)
-        for one in case.judged:
-            mine[at[one] : at[one] + counts[one]] = True
-        return made.masked_fill_(~mine.to(device)[:, None, None], math.nan)
-
-    def int32(numbers: Sequence[int]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.int32, device=device)
-
-    return {
-        "q": normal(at_q, queries, case.heads, plan.head_dim),
-        "k": normal(at_k, keys, case.kv_heads, plan.head_dim),
-        "v": normal(at_k, keys, case.kv_heads, plan.head_dim_v),
-        "cu_seqlens_q": int32(at_q),
-        "cu_seqlens_k": int32(at_k),
-        "seqused_k": int32(keys) if case.used else None,
-        "scale": softmax_scale(plan.head_dim),
-    }
-
-
-def offsets(lengths: Sequence[int], begin: int = 0) -> list[int]:
-    """Where sequences of these lengths begin, and where the last one ends."""
-    return list(accumulate(lengths, initial=begin))
 
 
 def outputs(plan: Plan, q: Tensor) -> dict[str, Tensor]:
     """out and lse of q (total_q, H, D), filled with what tells whether a row was written."""
     dtype = getattr(torch, plan.out_dtype.torch)
     return {
-        "out": q.new_full((*q.shape[:2], plan.head_dim_v), _UNTOUCHED, dtype=dtype),
-        "lse": q.new_full((q.shape[1], q.shape[0]), _UNTOUCHED, dtype=torch.float32),
+        "out": q.new_full((*q.shape[:2], plan.head_dim_v), UNTOUCHED, dtype=dtype),
+        "lse": q.new_full((q.shape[1], q.shape[0]), UNTOUCHED, dtype=torch.float32),
     }
 
 
@@ -166,9 +67,9 @@ def case_error(
         kernel({**given, **into})
         found = _errors_in_16_bits(plan, given, rows, **into)
     out, lse = into["out"], into["lse"]
-    right = bool((out[: at_q[0]] == _UNTOUCHED).all() and (out[at_q[-1] :] == _UNTOUCHED).all())
-    right &= bool((lse[:, : at_q[0]] == _UNTOUCHED).all())
-    right &= bool((lse[:, at_q[-1] :] == _UNTOUCHED).all())
+    right = bool((out[: at_q[0]] == UNTOUCHED).all() and (out[at_q[-1] :] == UNTOUCHED).all())
+    right &= bool((lse[:, : at_q[0]] == UNTOUCHED).all())
+    right &= bool((lse[:, at_q[-1] :] == UNTOUCHED).all())
     right &= found.right
     return ShapeError(
         batch=len(case.lengths),

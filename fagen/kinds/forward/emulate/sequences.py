@@ -1,13 +1,12 @@
 """A Plan and packed sequences in, what its kernel computes out: each sequence by itself."""
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
 from fagen.kinds.forward.emulate.fp8 import emulate_fp8
 from fagen.kinds.forward.emulate.tiles import emulate
 from fagen.kinds.forward.plan import Plan
+from fagen.problem import intervals
 
 
 def emulate_varlen(
@@ -37,8 +36,8 @@ def emulate_varlen(
     dtype = getattr(torch, plan.out_dtype.torch)
     out = q.new_zeros(*q.shape[:2], v.shape[-1], dtype=dtype)
     lse = q.new_full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float32)
-    queries = _intervals(cu_seqlens_q.tolist(), q.shape[0])
-    keys = _intervals(cu_seqlens_k.tolist(), k.shape[0])
+    queries = intervals(cu_seqlens_q.tolist(), q.shape[0])
+    keys = intervals(cu_seqlens_k.tolist(), k.shape[0])
     used = seqused_k.tolist() if seqused_k is not None else [k.shape[0]] * len(keys)
     one = torch.ones(1, 1, 1, device=q.device)
     descales = [one if x is None else x for x in (q_descale, k_descale, v_descale)]
@@ -61,9 +60,3 @@ def _own(numbers: Tensor | None, sequence: int) -> Tensor | None:
     if numbers is None or numbers.shape[0] == 1:
         return numbers
     return numbers[sequence : sequence + 1]
-
-
-def _intervals(offsets: list[int], total: int) -> list[tuple[int, int]]:
-    """Where each sequence begins and ends, within the tensor; backwards is empty."""
-    found = [(max(0, begin), min(end, total)) for begin, end in pairwise(offsets)]
-    return [(begin, max(begin, end)) for begin, end in found]

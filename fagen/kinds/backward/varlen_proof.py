@@ -1,0 +1,154 @@
+"""Gradients of packed sequences in, their errors against fp64 out.
+
+The rule for each of dq, dk and dv is that of `proof`, over all sequences. Of many cases every
+second sequence is NaN, and always what lies before and behind them all, and keys that are not used.
+No row that is of no sequence may be written. The workspace is full of NaN.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fagen.build import Binary
+from fagen.kinds.backward.plan import Plan
+from fagen.kinds.backward.reference import gradients
+from fagen.measure.card import hopper
+from fagen.measure.proof import judged
+from fagen.measure.sequences import (
+    UNTOUCHED,
+    Case,
+    inputs,
+    noise,
+    small_cases,
+    verification_cases,
+)
+from fagen.problem import Sizes
+from fagen.records import GradientError
+from fagen.runtime.c_interface import call
+
+Kernel = Callable[[dict[str, Any]], None]  # takes inputs and outputs by name
+Rule = Callable[[Sizes, Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], GradientError]
+
+
+def case_error(
+    plan: Plan, case: Case, kernel: Kernel, rule: Rule, *, seed: int = 0, device: str = "cuda"
+) -> GradientError:
+    """Run the kernels on one case; with an odd seed the log-sum-exp has a gradient too.
+
+    `rule` sets what was found beside fp64, and beside the same formula in 16 bits. An error that is
+    NaN means that an output was no number, that a row that nobody sees was not exactly 0, or that a
+    row of no sequence was written.
+    """
+    given = inputs(plan, case, seed, device)
+    at_q, at_k = given["cu_seqlens_q"].tolist(), given["cu_seqlens_k"].tolist()
+    queries = [rows for rows, _ in case.lengths]
+    dice = torch.Generator(device=device).manual_seed(~seed & 0xFFFF)
+    heads = case.heads
+    given["dout"] = noise(plan, case, at_q, queries, (heads, plan.head_dim_v), dice)
+    of_rows = noise(plan, case, at_q, queries, (heads,), dice).T.float().contiguous()
+    given["dlse"] = of_rows if seed % 2 else None
+    given["out"] = torch.full_like(given["dout"], math.nan)
+    given["lse"] = torch.full_like(of_rows, math.nan)
+    fine, rough, places, blind = [], [], [], []
+    for one in case.judged:
+        rows, keys = case.lengths[one]
+        of_q, of_k = slice(at_q[one], at_q[one] + rows), slice(at_k[one], at_k[one] + keys)
+        dout, q = given["dout"][None, of_q], given["q"][None, of_q]
+        k, v = given["k"][None, of_k], given["v"][None, of_k]
+        dlse = None if given["dlse"] is None else of_rows[None, :, of_q]
+        how: dict[str, Any] = dict(mask=plan.mask, scale=given["scale"], dlse=dlse)
+        out, lse, *exact = gradients(dout, q, k, v, **how)
+        given["out"][of_q], given["lse"][:, of_q] = out[0].to(q.dtype), lse[0].float()
+        blind.append((lse[0] == -math.inf).all(0))
+        fine.append([x[0] for x in exact])
+        rough.append([x[0] for x in gradients(dout, q, k, v, **how, dtype=q.dtype)[2:]])
+        places.append((of_q, of_k, of_k))
+    into = {f"d{name}": torch.full_like(given[name], UNTOUCHED) for name in ("q", "k", "v")}
+    kernel({**given, **into})
+    found = [[x[place] for x, place in zip(into.values(), own, strict=True)] for own in places]
+    ends = (at_q, at_k, at_k)
+    right = all(
+        bool((x[: at[0]] == UNTOUCHED).all() and (x[at[-1] :] == UNTOUCHED).all())
+        for x, at in zip(into.values(), ends, strict=True)
+    )
+    for (dq, dk, dv), of_none in zip(found, blind, strict=True):
+        right &= not dq[of_none].any() and (len(dq) > 0 or not (dk.any() or dv.any()))
+    right &= _unused_are_zeros(case, at_k, into["dk"], into["dv"])
+    sizes = Sizes(len(case.lengths), heads, case.kv_heads, len(into["dq"]), len(into["dk"]))
+    together = ([torch.cat(x) for x in zip(*of, strict=True)] for of in (found, fine, rough))
+    error = rule(sizes, *together)
+    return error if right else replace(error, dq_error=math.nan)
+
+
+def _unused_are_zeros(case: Case, at_k: list[int], dk: Tensor, dv: Tensor) -> bool:
+    """Whether keys that a sequence holds and does not see have gradients of 0."""
+    for one in case.judged:
+        unused = slice(at_k[one] + case.lengths[one][1], at_k[one + 1])
+        if bool(dk[unused].any() or dv[unused].any()):
+            return False
+    return True
+
+
+def check_cases(
+    plan: Plan,
+    cases: Sequence[Case],
+    kernel: Kernel,
+    rule: Rule,
+    *,
+    device: str,
+    progress: Callable[[str], None] | None,
+) -> tuple[GradientError, ...]:
+    """Run the kernels over `cases`; a line for each.
+
+    Raises VerificationError after the last of them if any broke the rule.
+    """
+    said = {}
+
+    def errors() -> Any:
+        for seed, case in enumerate(cases):
+            error = case_error(plan, case, kernel, rule, seed=seed, device=device)
+            said[id(error)] = str(case)
+            yield error
+
+    def line(error: GradientError) -> str:
+        return f"  {said[id(error)]:66} {error.said}  {'ok' if error.ok else 'WRONG'}"
+
+    return judged(plan, errors(), line, progress, of="cases")
+
+
+def check(
+    plan: Plan, binary: Binary, rule: Rule, progress: Callable[[str], None] | None
+) -> tuple[GradientError, ...]:
+    """Run built kernels over the verification cases; a line for each.
+
+    Raises VerificationError after the last of them if any broke the rule, DeviceError without a
+    Hopper GPU.
+    """
+    hopper()
+    cases, kernel = verification_cases(plan), kernel_of(plan, binary.library)
+    return check_cases(plan, cases, kernel, rule, device="cuda", progress=progress)
+
+
+def simulated(
+    plan: Plan, run: Callable[..., None], rule: Rule, progress: Callable[[str], None] | None
+) -> tuple[GradientError, ...]:
+    """Check kernels on a CPU, where `run` takes tensors by name; a line for each case.
+
+    Raises VerificationError after the last of them if any broke the rule.
+    """
+
+    def kernel(given: dict[str, Any]) -> None:
+        run(**given)
+
+    cases = small_cases(plan)
+    return check_cases(plan, cases, kernel, rule, device="cpu", progress=progress)
+
+
+def kernel_of(plan: Plan, library: Path) -> Kernel:
+    """The built kernels through their C interface, on the current stream."""
+    return lambda given: call(plan, library, **given)

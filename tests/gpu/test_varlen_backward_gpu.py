@@ -1,0 +1,190 @@
+"""Gradients of packed sequences on a Hopper GPU: their numbers, what they do not see, graphs."""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import pytest
+import torch
+
+import fagen
+from fagen import flow, registry
+from fagen.flash_attn_interface import flash_attn_varlen_func
+from fagen.kinds.backward.proof import errors_of
+from fagen.kinds.backward.varlen_proof import check_cases, kernel_of
+from fagen.measure.sequences import small_cases, verification_cases
+from tests.gpu.conftest import BUILDERS
+from tests.test_varlen_backward import exact, leaves
+from tests.varlen_helpers import packed
+
+pytestmark = pytest.mark.gpu
+
+COMMITTED = [path.stem for path in registry.schedules("backward") if "varlen" in path.stem]
+# the smallest; a padded head dim; by gradients with S ahead; a head dim of V's own;
+# additions in order
+SPREAD = (
+    "bwd_fp16_d64_causal_m64n64_varlen",
+    "bwd_bf16_d96_causal_m64n64_varlen",
+    "bwd_bf16_d160_full_m64n64_varlen_intra",
+    "bwd_fp16_d64v192_causal_m64n64_varlen_dss1",
+    "bwd_fp16_d128_causal_m64n128_varlen_det",
+    "bwd_bf16_d256_full_m64n64_varlen_det",
+)
+LISTS = {
+    "around": [(q, k) for q in (0, 1, 63, 64, 65, 200) for k in (0, 1, 127, 128, 129, 400)],
+    "tiny": [(1 + i % 7, 1 + i * 5 % 11) for i in range(300)],
+    "long": [(3_000, 3_000), (1, 5_000), (3, 3), (2_500, 100)],
+    "empty": [(0, 0)] * 40 + [(5, 5)] + [(0, 9)] * 40,
+}
+
+
+@pytest.fixture(scope="module")
+def built(hopper):
+    """Plan and Binary by slug, all compiled in parallel beforehand."""
+
+    @cache
+    def build(slug):
+        return flow.built(registry.from_slug(slug), binding=True)
+
+    with ThreadPoolExecutor(BUILDERS) as builders:
+        list(builders.map(build, (*COMMITTED, *SPREAD)))
+    return build
+
+
+def on_gpu(lengths, **named):
+    return [x.cuda() for x in packed(lengths, **named)]
+
+
+# the smallest first, alone, so that a kernel that hangs is told by the least that makes it hang
+@pytest.mark.parametrize("slug", [*COMMITTED, *SPREAD])
+def test_small_cases_are_near_fp64(built, slug):
+    plan, binary = built(slug)
+    kernel = kernel_of(plan, binary.library)
+    check_cases(plan, small_cases(plan), kernel, errors_of, device="cuda", progress=print)
+
+
+@pytest.mark.parametrize("slug", [*COMMITTED, *SPREAD])
+def test_all_cases_are_near_fp64_beside_nan(built, slug):
+    plan, binary = built(slug)
+    kernel = kernel_of(plan, binary.library)
+    check_cases(plan, verification_cases(plan), kernel, errors_of, device="cuda", progress=print)
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_autograds_are_near_fp64(built, name, causal, dtype, head_dim):
+    *qkv, at_q, at_k = on_gpu(LISTS[name], dtype=dtype, head_dim=head_dim, gap=3)
+    tensors = leaves(*qkv)
+    out = fagen.attention_varlen(*tensors, at_q, at_k, causal=causal)
+    dout = torch.randn_like(out)
+    out.backward(dout)
+    with torch.device("cuda"):
+        fine = exact(tensors, (at_q, at_k), dout, causal=causal)
+    close = {torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    for tensor, right in zip(tensors, fine, strict=True):
+        allowed = close * (1 + float(right.abs().max()))
+        torch.testing.assert_close(tensor.grad.double(), right, rtol=0, atol=allowed)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_neighbours_that_are_nan_change_no_bit_of_dk_and_dv(built, causal):
+    lengths = [(300, 300), (64, 129), (17, 1), (500, 700)]
+    *qkv, at_q, at_k = on_gpu(lengths, head_dim=128, gap=5)
+    right = leaves(*qkv)
+    fagen.attention_varlen(*right, at_q, at_k, causal=causal).sum().backward()
+    for one in range(len(lengths)):
+        places = [slice(at[one].item(), at[one + 1].item()) for at in (at_q, at_k, at_k)]
+        poisoned = [torch.full_like(x, math.nan) for x in qkv]
+        for x, of, place in zip(poisoned, qkv, places, strict=True):
+            x[place] = of[place]
+            x.requires_grad_()
+        out = fagen.attention_varlen(*poisoned, at_q, at_k, causal=causal)
+        out.backward(torch.ones_like(out))
+        for x, of, place in zip(poisoned[1:], right[1:], places[1:], strict=True):
+            assert torch.equal(x.grad[place], of.grad[place])
+        dq, fine = poisoned[0].grad[places[0]].float(), right[0].grad[places[0]].float()
+        torch.testing.assert_close(dq, fine, rtol=2e-3, atol=2e-3)
+
+
+def test_in_order_all_bits_are_the_same_in_any_company(built):
+    lengths = [(1 + i * 97 % 700,) * 2 for i in range(60)]
+    *qkv, at, _ = on_gpu(lengths, head_dim=128)
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = []
+        for _ in range(20):
+            tensors = leaves(*qkv)
+            fagen.attention_varlen(*tensors, at, causal=True).sum().backward()
+            found.append([x.grad for x in tensors])
+        for one in (0, 7, 31, 59):
+            rows = slice(at[one].item(), at[one + 1].item())
+            ends = torch.tensor([0, lengths[one][0]], dtype=torch.int32, device="cuda")
+            alone = leaves(*(x[rows] for x in qkv))
+            fagen.attention_varlen(*alone, ends, causal=True).sum().backward()
+            for x, of in zip(alone, found[0], strict=True):
+                assert torch.equal(x.grad, of[rows])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for again in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(again, found[0], strict=True))
+
+
+def test_a_graph_of_both_passes_replays_with_other_lengths(built):
+    *qkv, at, _ = on_gpu([(512, 512)] * 8, head_dim=128)
+    tensors = leaves(*qkv)
+    dout = torch.randn_like(qkv[0])
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        fagen.attention_varlen(*tensors, at, causal=True).backward(dout)
+    torch.cuda.current_stream().wait_stream(side)
+    for tensor in tensors:
+        tensor.grad = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        fagen.attention_varlen(*tensors, at, causal=True).backward(dout)
+    for ends in (
+        [0, 512, 1_024, 1_536, 2_048, 2_560, 3_072, 3_584, 4_096],
+        [0, 1, 1, 3, 4_000, 4_001, 4_001, 4_095, 4_096],
+        [0, 0, 0, 0, 0, 0, 0, 0, 4_096],
+        [7, 7, 99, 300, 300, 1_000, 1_001, 2_000, 4_000],
+    ):
+        with torch.no_grad():  # of another call's rows nothing may be left
+            at.copy_(torch.tensor(ends, dtype=torch.int32))
+        graph.replay()
+        with torch.device("cuda"):
+            fine = exact(tensors, (at, at), dout, causal=True)
+        for tensor, right in zip(tensors, fine, strict=True):
+            allowed = 4e-3 * (1 + float(right.abs().max()))
+            torch.testing.assert_close(tensor.grad.double(), right, rtol=0, atol=allowed)
+
+
+def test_the_host_waits_for_nothing(built):
+    *qkv, at, _ = on_gpu([(100, 100)] * 9, head_dim=128)
+    fagen.attention_varlen(*leaves(*qkv), at).sum().backward()
+    tensors = leaves(*qkv)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        fagen.attention_varlen(*tensors, at).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_flash_attention_3s_call_has_the_same(built):
+    *qkv, at_q, at_k = on_gpu([(70, 200), (0, 3), (300, 300)], head_dim=128)
+    ours, theirs = leaves(*qkv), leaves(*qkv)
+    fagen.attention_varlen(*ours, at_q, at_k, causal=True).sum().backward()
+    flash_attn_varlen_func(*theirs, at_q, at_k, 300, 300, causal=True).sum().backward()
+    for a, b in zip(ours[1:], theirs[1:], strict=True):  # dq is a sum in any order
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_opcheck(built):
+    *qkv, at_q, at_k = on_gpu([(70, 200), (0, 3), (300, 300)], head_dim=128)
+    tensors = leaves(*qkv)
+    fagen.attention_varlen(*tensors, at_q, at_k, causal=True)
+    op = torch.ops.fagen.fwd_fp16_d128_causal_m128n128_varlen_with_grad.default
+    checked = torch.library.opcheck(op, (*tensors, at_q, at_k, 128**-0.5))
+    assert set(checked.values()) == {"SUCCESS"}

@@ -1,0 +1,190 @@
+"""Kernels of packed sequences' gradients: their text on the simulated GPU, their proof, tiles."""
+
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from fagen import registry, simulator
+from fagen.errors import ScheduleError, VerificationError
+from fagen.kinds.backward import Schedule
+from fagen.kinds.backward.emulate import compute
+from fagen.kinds.backward.plan import Plan, plan
+from fagen.kinds.backward.proof import errors_of
+from fagen.kinds.backward.varlen_proof import case_error, check_cases
+from fagen.measure.sequences import Case, small_cases
+from fagen.problem import Problem
+from fagen.render import render
+
+COMMITTED = [path.stem for path in registry.schedules("backward") if "varlen" in path.stem]
+SMALL = "bwd_fp16_d16_causal_m64n64_varlen"
+# the smallest; two warpgroups of keys, of which one may see none; by gradients; additions in order;
+# dQ by one
+SPREAD = (
+    SMALL,
+    "bwd_bf16_d64_causal_m64n128_varlen",
+    "bwd_fp16_d72v136_full_m64n64_varlen_dss1",
+    "bwd_fp16_d32_full_m64n64_varlen_det",
+    "bwd_bf16_d48_causal_m64n128_varlen_s1",
+)
+
+
+def planned(slug: str) -> Plan:
+    return plan(Schedule.from_slug(slug))
+
+
+# ---- on the simulated GPU -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slug", SPREAD)
+def test_they_are_right_whatever_happens_when(slug: str) -> None:
+    of = planned(slug)
+    assert simulator.check(of, render(of).kernel, seeds=1) == 6
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        [0, 70, 40, 130],  # backwards
+        [-9, 65, 65, 1 << 30],  # out of the tensor
+        [200, 10, 0, 0],
+        [0, 130, 0, 130],  # the same rows twice
+        [0, 130, 0, 130, 64, 64, 130, 0, 128],
+    ],
+    ids=str,
+)
+def test_offsets_that_are_wrong_write_nothing_outside_and_end(offsets: list[int], tmp_path) -> None:
+    """What they compute of such sequences is nobody's; that they end, and where they write, is."""
+    of = planned(SMALL)
+    library = simulator.build(render(of).kernel, tmp_path)
+    at = torch.tensor(offsets, dtype=torch.int32)
+    q, k, v, dout, out = (torch.randn(130, 2, 16).half() for _ in range(5))
+    room = torch.full((3, 140, 2, 16), 7.0).half()
+    into = dict(zip(("dq", "dk", "dv"), (x[5:135] for x in room), strict=True))
+    given = dict(q=q, k=k, v=v, dout=dout, out=out, lse=torch.zeros(2, 130), scale=0.25)
+    simulator.call(of, library, **given, cu_seqlens_q=at, cu_seqlens_k=at, **into)
+    assert (room[:, :5] == 7).all() and (room[:, 135:] == 7).all()
+
+
+def test_sums_in_order_have_the_same_bits_whatever_happens_when(tmp_path) -> None:
+    of = planned("bwd_fp16_d32_full_m64n64_varlen_det")
+    library = simulator.build(render(of).kernel, tmp_path)
+    case, found = Case(((100, 150), (3, 200)), 2, 1), []
+
+    def kernel(given: dict[str, Any], seed: int) -> None:
+        simulator.call(of, library, seed=seed, **given)
+        found.append(given["dq"].clone())
+
+    for seed in range(3):
+        case_error(of, case, partial(kernel, seed=seed), errors_of, device="cpu")
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+# ---- the proof ----------------------------------------------------------------------------------
+
+
+def emulated(of: Plan, given: dict[str, Any]) -> None:
+    """Kernels that are right: rows of no sequence they leave alone."""
+    into = [given.pop(name) for name in ("dq", "dk", "dv")]
+    ends = [given[f"cu_seqlens_{name}"].tolist() for name in "qkk"]
+    for to, found, at in zip(into, compute(of, **given), ends, strict=True):
+        to[at[0] : at[-1]] = found[at[0] : at[-1]]
+
+
+def writes_before(of: Plan, given: dict[str, Any]) -> None:
+    dq, first = given["dq"], int(given["cu_seqlens_q"][0])
+    emulated(of, given)
+    dq[max(0, first - 1)] = 0
+
+
+def writes_behind(of: Plan, given: dict[str, Any]) -> None:
+    dv, last = given["dv"], int(given["cu_seqlens_k"][-1])
+    emulated(of, given)
+    dv[last : last + 1] = 0
+
+
+def reads_a_neighbour(of: Plan, given: dict[str, Any]) -> None:
+    given["cu_seqlens_k"] = given["cu_seqlens_k"].clone()
+    given["cu_seqlens_k"][1:-1] += 1
+    emulated(of, given)
+
+
+def sees_unused_keys(of: Plan, given: dict[str, Any]) -> None:
+    emulated(of, given | {"seqused_k": None})
+
+
+def leaves_unused_keys(of: Plan, given: dict[str, Any]) -> None:
+    dk, at, used = given["dk"], given["cu_seqlens_k"].tolist(), given["seqused_k"]
+    emulated(of, given)
+    for (begin, end), count in zip(
+        pairwise(at), used.tolist() if used is not None else (), strict=False
+    ):
+        dk[begin + count : end] = 7.0
+
+
+def forgets_blind_rows(of: Plan, given: dict[str, Any]) -> None:
+    dq, lse = given["dq"], given["lse"]
+    emulated(of, given)
+    dq[(lse == -math.inf).all(0)] = 7.0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        writes_before,
+        writes_behind,
+        reads_a_neighbour,
+        sees_unused_keys,
+        leaves_unused_keys,
+        forgets_blind_rows,
+    ],
+)
+def test_the_proof_finds_kernels_that_are_wrong(wrong: Callable[..., None]) -> None:
+    of = planned(SMALL)
+    cases = small_cases(of)
+    right = check_cases(of, cases, partial(emulated, of), errors_of, device="cpu", progress=None)
+    assert len(right) == len(cases) and all(one.ok for one in right)
+    with pytest.raises(VerificationError, match=f"of {len(cases)} cases are wrong"):
+        check_cases(of, cases, partial(wrong, of), errors_of, device="cpu", progress=None)
+
+
+# ---- schedules ----------------------------------------------------------------------------------
+
+
+def test_the_committed_ones_are_of_three_head_dims_two_dtypes_and_both_masks() -> None:
+    problems = [Problem.of(registry.from_slug(slug)) for slug in COMMITTED]
+    found = {(one.dtype, one.head_dim, one.mask) for one in problems}
+    assert len(found) == len(problems) == 12
+    assert {one.head_dim for one in problems} == {64, 128, 256}
+
+
+def test_pairs_of_thread_blocks_do_not_go_with_varlen() -> None:
+    said = '= 2 does not go with lengths = "varlen"; use 1'
+    with pytest.raises(ScheduleError, match=re.escape(said)):
+        Schedule.from_slug("bwd_fp16_d256_full_m64n64_varlen_c2")
+
+
+def test_there_is_a_record_for_each_block_of_rows_wherever_sequences_begin() -> None:
+    """Sequence i begins at slot offsets[i] / block + i, as the kernels' text has it."""
+    of = planned(SMALL)
+    dice = torch.Generator().manual_seed(0)
+    for batch in (1, 2, 7, 40):
+        for most in (1, 64, 65, 300):
+            lengths = torch.randint(0, most + 1, (batch,), generator=dice).tolist()
+            at = [0]
+            for length in lengths:
+                at.append(at[-1] + length)
+            slots = [
+                at[i] // of.block_m + i + block
+                for i, length in enumerate(lengths)
+                for block in range(-(-length // of.block_m))
+            ]
+            assert len(set(slots)) == len(slots)
+            sizes = {"total_q": at[-1], "offsets": batch + 1, "heads": 1}
+            records = of.launches.workspace.at(sizes) // of.record_bytes
+            assert max(slots, default=0) < records or not slots
