@@ -4,9 +4,10 @@ From a Signature come the C struct and its ctypes twin, the checks in Python and
 same words, the torch binding with its schema, the fake kernels, and the table in the docs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from fagen.vocab import Dtype
@@ -303,6 +304,11 @@ class Signature:
         return tuple(declared[name] for name in names if name in declared)
 
     @cached_property
+    def positional(self) -> tuple[Tensor | Scalar, ...]:
+        """Those of them that need no name."""
+        return tuple(takewhile(lambda one: one.name != self.keyword_from, self.arguments))
+
+    @cached_property
     def told(self) -> tuple[tuple[str, str, int], ...]:
         """Each named size, with the input, and its dimension, that tells it."""
         found: dict[str, tuple[str, str, int]] = {}
@@ -326,10 +332,15 @@ class Signature:
     @property
     def asked(self) -> str:
         """The op's arguments as torch's schema language has them."""
-        return ", ".join(self._asked())
+        return ", ".join(self._asked(self.arguments))
 
-    def _asked(self) -> Iterator[str]:
-        for argument in self.arguments:
+    @property
+    def asked_in_order(self) -> str:
+        """The same of those that need no name: torch gives no gradients of others."""
+        return ", ".join(self._asked(self.positional))
+
+    def _asked(self, arguments: Iterable[Tensor | Scalar]) -> Iterator[str]:
+        for argument in arguments:
             if argument.name == self.keyword_from:
                 yield "*"
             if isinstance(argument, Tensor):

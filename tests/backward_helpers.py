@@ -18,7 +18,7 @@ SPREAD = (
     "bwd_bf16_d64_causal_m128n128",
     "bwd_fp16_d96_causal_m64n64",
     "bwd_bf16_d120v40_causal_m64n128",
-    "bwd_fp16_d24v56_full_m128n128_s1_dos2_dss1",
+    "bwd_fp16_d24v56_full_m64n128_s1_dos2_dss1",
     "bwd_bf16_d48_causal_m64n192",
     "bwd_bf16_d96_causal_m64n128",
     "bwd_fp16_d256_causal_m64n64",

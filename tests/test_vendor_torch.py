@@ -98,8 +98,11 @@ def test_the_call_chooses_as_fagen_does(tmp_path, monkeypatch, attention_of):
         for _ in range(12):
             sizes = drawn(randomness, ends)
             query_rows = sizes.batch * sizes.seqlen_q * sizes.heads
+            found = picked(problem, sizes, "")
+            if found.row and found.row.narrow:
+                continue  # folders leave such rows out
             slug = module._picked(key_of(module, problem), sizes.seqlen_k, query_rows)
-            assert slug == picked(problem, sizes, "").schedule.slug, (problem, sizes)
+            assert slug == found.schedule.slug, (problem, sizes)
             chosen.add(slug)
     assert len(chosen) > len(schedules) * 0.9
 

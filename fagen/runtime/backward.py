@@ -150,9 +150,9 @@ def _registered(slug: str, forward: op.Op, place: str) -> op.Op:
     name = f"{slug}_with_grad"
     if not hasattr(torch.ops.fagen, name):
         of = plan_of(slug)
-        _ops.define(f"{name}({of.signature.asked}) -> {of.signature.returns}")
+        _ops.define(f"{name}({of.signature.asked_in_order}) -> {of.signature.returns}")
         torch.library.register_fake(f"fagen::{name}", op.fakes(of)[""], lib=_ops)
-        taken = tuple(one.name for one in of.signature.arguments)
+        taken = tuple(one.name for one in of.signature.positional)
         torch.library.register_autograd(
             f"fagen::{name}", _backward(slug, taken), setup_context=_keep, lib=_ops
         )
