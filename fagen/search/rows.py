@@ -297,7 +297,7 @@ def _check_heads(row: _Timed | _Weighed) -> None:
 @cache
 def _problem(slug: str) -> str | None:
     try:
-        return Problem.of(from_slug(slug)).name
+        return Problem.searched(from_slug(slug)).name
     except FagenError:
         return None
 

@@ -60,6 +60,14 @@ class Space(Protocol):
     def budgets(self) -> tuple[str, ...]:
         """The names of the sums."""
 
+    @property
+    def shape_keys(self) -> tuple[str, ...]:
+        """What a file's shapes have to say, each, beside seqlen: nothing else gives it."""
+
+    @property
+    def shapes(self) -> Sequence[Mapping[str, int]]:
+        """Shapes of a file that says none, as it would; none: standard ones."""
+
     def sums(self, values: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
         """Yield (name, sum, limit) of each that does not fit, of a schedule's values."""
 
@@ -351,7 +359,9 @@ def declared_by(tables: dict[str, Any], origin: Origin, text: str) -> Declared:
     kind = registry.named(tables, origin)
     space, keys = space_of(kind), _keys_of(kind)
     own = {name: tables.pop(name) for name in _File.model_fields if name in tables}
-    found: list[Fault] = []
+    found = list(_missing_sizes(own.get("shapes"), space))
+    if space.shapes:
+        own.setdefault("shapes", [dict(shape) for shape in space.shapes])
     try:
         file = _File.model_validate(own)
     except ValidationError as invalid:
@@ -416,6 +426,14 @@ def _faults(section: str, table: Any, keys: Keys) -> Iterator[Fault]:
 def _part(name: str, section: type[Section] | None) -> type[BaseModel]:
     fields: dict[str, Any] = {name: (section, ...)} if section else {}
     return create_model("Part", __base__=_Strict, **fields)
+
+
+def _missing_sizes(shapes: Any, space: Space) -> Iterator[Fault]:
+    """Yield what shapes do not say that these schedules' calls cannot do without."""
+    for number, shape in enumerate(shapes if isinstance(shapes, list) else ()):
+        for key in space.shape_keys if isinstance(shape, dict) else ():
+            if key not in shape:
+                yield ("shapes", str(number), key), "is missing"
 
 
 def _own_faults(invalid: ValidationError) -> Iterator[Fault]:

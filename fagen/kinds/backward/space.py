@@ -46,6 +46,8 @@ class Backward:
     # all that a schedule says: a key that is new here is summed up too
     summed_keys = tuple(Schedule.keys.sections)
     budgets = tuple(dict.fromkeys(ledger.name for cost in _examples() for ledger in cost.every()))
+    shape_keys = ()
+    shapes = ()
     predictor = staticmethod(predictor)
 
     @staticmethod

@@ -36,6 +36,8 @@ class Forward:
     summed_keys = SUMMED
     budgets = (SHARED, REGISTERS, REGISTER_FILE)
     sums = staticmethod(sums)
+    shape_keys = ()
+    shapes = ()
     predictor = staticmethod(predictor)
 
 
