@@ -262,6 +262,9 @@ def _told(row: Row, sizes: Sizes, card: str) -> str:
 
 def sizes_of(row: Row) -> str:
     """Say of which calls a row is, apart from problem and card."""
+    if row.group:
+        most = f", at most {int(row.rows):,} query rows in all" if row.few else ""
+        return f"decoding of {row.group} rows to a KV head{most}"
     if row.few:
         return f"at most {int(row.rows):,} query rows in all"
     if row.narrow:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fagen import search
+from fagen.dispatch import tables as dispatch_table
 from fagen.dispatch.choice import suited
 from fagen.errors import DeviceError, ScheduleError, VerificationError
 from fagen.kinds.decode import cost, proof
@@ -21,17 +22,20 @@ from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.space import SPACE
 from fagen.measure import heats
 from fagen.measure import inputs as measure_inputs
+from fagen.measure.card import Card
 from fagen.measure.heats import BRIEF, CUDNN, Kernel
 from fagen.measure.rotating import ROTATED_BYTES, buffers_for, cache_bytes
 from fagen.measure.timing import Call
 from fagen.paths import locate
 from fagen.problem import Cell, Problem, Sizes, solves
-from fagen.registry import from_slug, plan_of
-from fagen.search import lab
+from fagen.registry import from_slug, plan_of, read
+from fagen.search import lab, tasks
 from fagen.search.files import read_spaces
+from fagen.search.lab import REAL, Work
 from fagen.search.results import told
 from fagen.search.run import anchors, serving
 from fagen.search.space import parse_space, space_like, survey
+from fagen.search.tasks import GOOD, Compiled
 from tests.cli_helpers import fagen
 from tests.decode_helpers import emulated
 from tests.recordings import AtOnce, record
@@ -386,9 +390,124 @@ def test_a_replay_finds_the_fastest(recorded, replayed):
     assert any(f"{one.lead.slug}: " in line for line in told(one))
 
 
+def test_what_was_found_is_written_where_calls_of_decoding_read_it(replayed, tmp_path):
+    folder = tmp_path / "mine"
+    answer = fagen("search", "report", replayed, "--write", folder)
+    assert answer.exit_code == 0, answer.output
+    rows = dispatch_table.table_at(folder / "dispatch.toml")
+    assert [row.group for row in rows] == [8, 16]  # one query of four heads, and four
+    for row in rows:
+        assert row.problem == replace(TARGET, v_layout="", scale_rows=0)
+        assert row.by.startswith("fagen search") and math.isinf(row.rows)
+        assert read(folder / "decode" / f"{row.slug}.toml").slug == row.slug
+        # bits are those of calls without a table
+        assert {values(row.slug)[key] for key in ("chunks", "block_n")} == {16, 128}
+        assert f"{row.group} rows to a KV head: {row.slug}" in answer.output
+    page = replayed.with_suffix(".html").read_text()
+    assert "fp16, head dim 64, causal, decode" in page and "16 rows to a KV head" in page
+
+
+def test_of_each_group_that_is_written_which_is_fastest_there(recorded):
+    (best,) = search.found(recorded)
+    for (group, most, slug), size in zip(best.groups(), best.sizes, strict=True):
+        alike = [
+            one
+            for one in best.marks.slugs()
+            if all(values(one)[key] == values(slug)[key] for key in SPACE.promised)
+        ]
+        assert math.isinf(most) and group == 4 * size.seqlen_q if group > 8 else group == 8
+        assert slug == min(alike, key=lambda one: best.marks.at(one, size, "brief"))
+
+
 def test_a_dry_run_says_what_is_refused_and_predicted():
     answer = fagen("search", ROOT / "spaces/dec_fp16_d128.toml", "--dry-run")
     assert answer.exit_code == 0, answer.output
     assert re.search(r"dec_fp16_d128_causal: [\d,]+ points, \d+ fit\n", answer.output)
     assert "refused: shared memory of a thread block" in answer.output
     assert " µs  dec_fp16_d128_causal_r" in answer.output
+
+
+SMALL = """
+[decode]
+dtype = "fp16"
+head_dim = 64
+mask = "causal"
+
+[tile]
+rows = [8, 16]
+block_n = 128
+
+[split]
+chunks = 4
+by = ["turn", "run"]
+
+[pipeline]
+stages = 4
+q_stages = 2
+
+[softmax]
+speculate = true
+
+[grid]
+blocks = 2
+
+[search]
+long_runs = false
+
+[[shapes]]
+batch = 1
+heads = 4
+kv_heads = 2
+seqlen = 1
+seqlen_k = 130
+
+[[shapes]]
+batch = 2
+heads = 4
+kv_heads = 2
+seqlen = 3
+seqlen_k = 40
+"""
+
+
+def test_a_search_compiles_checks_and_times_real_schedules(device, tmp_path, monkeypatch):
+    """All but compiler and clock: kernels are emulated, and one of them is wrong."""
+
+    class Peer:
+        def bind(self, cell, q, k, v):
+            return Call(lambda: None)
+
+    def compiled(slug: str) -> Compiled:
+        return Compiled(slug, plan_of(slug).slug, "nvcc 13.0", GOOD, library=f"{slug}.so")
+
+    def emulating(recorded: object) -> Work:
+        return replace(
+            REAL,
+            compile=compiled,
+            source_hash=lambda slug: slug,
+            compiler=lambda: "nvcc 13.0",
+            card=lambda index: ("NVIDIA H200", "580.1"),
+        )
+
+    quick = replace(proof.TRIAL, quick=lambda plan, sizes: [Sizes(2, 4, 2, 1, 70)])
+    monkeypatch.setattr(proof, "PROOF", replace(proof.PROOF, trial=quick))
+    monkeypatch.setattr(heats, "peer", lambda name: Peer())
+    monkeypatch.setattr(heats, "use_card", lambda index: Card("NVIDIA H200", "580.1", 132))
+    monkeypatch.setattr(heats, "card_id", lambda index: "a-card")
+    monkeypatch.setattr(tasks, "_library", lambda made: Path(made.library))
+    monkeypatch.setattr(search, "LocalLab", lambda work, **_: AtOnce(emulating(work)))
+    monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / "cache"))
+    device.wrong.add("dec_fp16_d64_causal_r16n128_c4_runs_s4")
+    store = tmp_path / "found.sqlite"
+    search.search([space_of(SMALL)], store)
+    (found,) = search.found(store)
+    assert set(found.wrong) == device.wrong
+    assert all("is allowed" in said for said in found.wrong.values())
+    # the space's other three, what such calls get today, and the committed kernel beside all
+    assert set(found.marks.slugs()) > {
+        "dec_fp16_d64_causal_r8n128_c4_s4",
+        "dec_fp16_d64_causal_r8n128_c4_runs_s4",
+        "dec_fp16_d64_causal_r16n128_c4_s4",
+    }
+    assert found.anchor == "dec_fp16_d64_causal_r8n128" and found.over_peer == pytest.approx(1)
+    assert found.lead and math.isclose(found.marks.seconds(found.lead.slug, found.sizes[0]), 2e-3)

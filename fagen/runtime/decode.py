@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from fagen import registry
+from fagen.dispatch.choice import Grouped, decoding, for_group
 from fagen.errors import ScheduleError, UntunedWarning
 from fagen.kinds.decode import chunks_for, deal_for, derived, rows_for
 from fagen.kinds.decode.keys import Schedule
+from fagen.problem import Problem
 from fagen.runtime.arguments import (
     name_of,
     refuse_dtype,
@@ -24,6 +26,7 @@ from fagen.runtime.arguments import (
 )
 from fagen.runtime.op import Op, alone
 from fagen.runtime.ready import first_ready, refuse_tracing
+from fagen.vocab import DECODE
 
 Choice = str | Path | Schedule | None
 # device, dtype, head dims, mask, rows of a tile, chunks of a sequence and how they are dealt, what
@@ -37,6 +40,8 @@ NOT_READY = (
 
 # What has been readied in this process: with the log-sum-exp, and alone.
 _ready: dict[Key, tuple[Op, Op]] = {}
+# What dispatch tables have, by device, dtype, head dims and mask.
+_tables: dict[tuple[torch.device, torch.dtype, int, int, str], tuple[Grouped, ...]] = {}
 
 
 def attention_decode(
@@ -141,7 +146,29 @@ def _key(
     mask = "causal" if causal or queries == 1 else "full"
     of_group = queries * (heads // kv_heads)
     tile = rows_for(of_group), chunks_for(kv_heads), deal_for(of_group, kv_heads, batch)
-    return q.device, q.dtype, head_dim, v.shape[3], mask, *tile, maximum, schedule
+    of = q.device, q.dtype, head_dim, v.shape[3], mask
+    if schedule is None and maximum == "lazy":
+        rows = _tables.get(of)
+        if rows is None:
+            rows = _table(*of)
+        if rows:
+            schedule = for_group(rows, tile[0], batch * heads * queries, tile[1])
+    return *of, *tile, maximum, schedule
+
+
+def _table(
+    device: torch.device, dtype: torch.dtype, head_dim: int, head_dim_v: int, mask: str
+) -> tuple[Grouped, ...]:
+    """What dispatch tables have for such calls.  Raises as attention_decode does."""
+    refuse_tracing(NOT_READY)
+    refuse_dtype(dtype, fp8=False)
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    problem = Problem(
+        word_of(dtype), head_dim, head_dim_v, mask, v_layout="", scale_rows=0, kind=DECODE
+    )
+    of = device, dtype, head_dim, head_dim_v, mask
+    _tables[of] = decoding(problem, card)
+    return _tables[of]
 
 
 def _make_ready(key: Key, queries: int) -> tuple[Op, Op]:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from fagen.dispatch.choice import pick, suited
+from fagen.dispatch.choice import meant, pick
 from fagen.errors import BuildError, CacheError, DeviceError, FagenError, ToolchainError
 from fagen.problem import Problem, solves
 from fagen.registry import from_slug, read, schedules
@@ -294,8 +294,9 @@ def serving(found: Survey, card: str) -> list[str]:
     if not found.points:
         return []
     any_of = found.schedule(found.points[0])
-    if PASSES[found.kind].computes:  # calls of its own, by a rule of its own
-        return list(dict.fromkeys(suited(any_of.slug, size).slug for size in found.sizes))
+    if PASSES[found.kind].computes:  # by a rule and rows of its own
+        slugs = (meant(any_of.slug, size, card).slug for size in found.sizes)
+        return list(dict.fromkeys(slugs))
     # what a target leaves open, as layout and scales of e4m3, all its points have in common
     problem = replace(Problem.of(any_of), out_dtype=None)
     served = (pick(problem, size, card) for size in found.sizes)

@@ -68,6 +68,13 @@ class Space(Protocol):
     def shapes(self) -> Sequence[Mapping[str, int]]:
         """Shapes of a file that says none, as it would; none: standard ones."""
 
+    @property
+    def promised(self) -> tuple[str, ...]:
+        """Keys on which bits depend that calls have by a rule: what a search writes keeps to it.
+
+        () where a table's row may change any.
+        """
+
     def sums(self, values: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
         """Yield (name, sum, limit) of each that does not fit, of a schedule's values."""
 

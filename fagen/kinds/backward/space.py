@@ -48,6 +48,7 @@ class Backward:
     budgets = tuple(dict.fromkeys(ledger.name for cost in _examples() for ledger in cost.every()))
     shape_keys = ()
     shapes = ()
+    promised = ()
     predictor = staticmethod(predictor)
 
     @staticmethod

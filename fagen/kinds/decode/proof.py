@@ -299,7 +299,7 @@ def _quick(plan: Plan, sizes: Sizes) -> tuple[Sizes, ...]:
         Sizes(3, 8, 2, 1, n * (plan.chunks + 1) + 3),
         Sizes(2, m + 1, 1, 1, 2 * n + 3),
         Sizes(2, 4, 2, m // 2 + 3, n),
-        Sizes(40, 16, 8, 2, 5 * n + 9),
+        Sizes(24, 16, 8, 2, 5 * n + 9),
         like,
     )
 

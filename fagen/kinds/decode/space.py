@@ -44,6 +44,8 @@ class Decode:
         {"batch": batch, "heads": 32, "kv_heads": 8, "seqlen": queries, "seqlen_k": keys}
         for batch, queries, keys in _CALLS
     )
+    # so that a row of queries has the same bits beside others: by KV heads and head dims alone
+    promised = ("chunks", "block_n", "maximum")
     sums = staticmethod(sums)
     predictor = staticmethod(predictor)
 

@@ -38,6 +38,7 @@ class Forward:
     sums = staticmethod(sums)
     shape_keys = ()
     shapes = ()
+    promised = ()
     predictor = staticmethod(predictor)
 
 
