@@ -23,6 +23,7 @@ HALF = torch.float16
 @pytest.fixture(autouse=True)
 def nothing_ready(monkeypatch):
     monkeypatch.setattr(decode, "_ready", {})
+    monkeypatch.setattr(decode, "_called", {})
 
 
 def tensors(batch=2, queries=1, heads=8, kv_heads=8, keys=70, head_dim=64, head_dim_v=64):
@@ -86,6 +87,7 @@ def test_of_nothing_there_is_nothing_or_zeros(shape):
 def test_which_kernel_it_is_depends_on_rows_and_kv_heads_and_not_on_lengths():
     def slugs(**sizes):
         decode._ready.clear()
+        decode._called.clear()
         fagen.attention_decode(*tensors(**sizes))
         ((*_, mask, rows, chunks, by, _, _),) = decode._ready
         return mask, rows, chunks, by
@@ -222,6 +224,7 @@ def users_table(tmp_path, monkeypatch):
 def chosen(**sizes) -> str | None:
     """The slug that a table has for a call; None where the rule decides."""
     decode._ready.clear()
+    decode._called.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UntunedWarning)
         fagen.attention_decode(*tensors(**sizes))
@@ -255,6 +258,7 @@ def test_what_a_table_changes_is_not_seen_in_the_bits(users_table):
     by_rule = fagen.attention_decode(q, k, v)
     tables.update(users_table, [tables.Row.of("NVIDIA H200", WIDE, group=8)])
     decode._tables.clear()
+    decode._called.clear()
     assert torch.equal(fagen.attention_decode(q, k, v), by_rule)
     assert any(WIDE in key for key in decode._ready)
 
