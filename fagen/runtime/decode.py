@@ -1,7 +1,8 @@
 """attention_decode(q, k, v, …): a few queries and long caches of keys and values in, out comes out.
 
 Which kernel that is depends on dtype, head dims, mask, the rows of queries that share a KV head,
-the number of KV heads and the batch: never on lengths, so that a call can be captured and replayed.
+the number of KV heads and the batch, and on what dispatch tables have for these: never on lengths,
+so that a call can be captured and replayed.
 """
 
 import warnings
@@ -89,9 +90,9 @@ def attention_decode(
     neighbours or on where in the cache they lie (docs/decode.md).
 
     The kernel is that of `schedule` (a file's path, a slug or a Schedule), else one by dtype, head
-    dims, mask, rows, Hk and B, of a dispatch table or by rule; its first use builds it. An UntunedWarning says once where it is
-    none of those in `schedules/`. Under torch.compile and CUDA graph capture such a call must have
-    been made before.
+    dims, mask, rows, Hk and B, of a dispatch table or by rule; its first use builds it. An
+    UntunedWarning says once where it is none of these, nor in `schedules/`. Under torch.compile and
+    CUDA graph capture such a call must have been made before.
 
     Raises ValueError for a wrong argument, a dtype or a head dim that no kernel takes, and where a
     gradient would be needed; ScheduleError where `schedule` computes something else or cannot be
