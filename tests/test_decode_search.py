@@ -205,10 +205,23 @@ def test_committed_spaces_hold_what_calls_get_today_and_predict_it_among_the_bes
 
 def test_a_slug_stands_for_what_might_beat_it():
     declared = space_like("dec_bf16_d72_causal_r8n64_c20")
+    sizes = [shape.sizes(72) for shape in declared.shapes]
+    assert {suited("dec_bf16_d72_causal_r8n64_c20", s).slug for s in sizes} <= {
+        "dec_bf16_d72_causal_r8n64",
+        "dec_bf16_d72_causal_r8n64_runs",
+    }
     assert declared.targets() == (Problem("bf16", 72, 72, "causal", kind="decode"),)
     assert declared.effort.anchor == "dec_bf16_d72_causal_r8n64_c20"
     assert {key: declared.values[key] for key in SPACE.defaults} == SPACE.defaults
-    assert len(declared.shapes) == len(SPACE.shapes)
+
+
+@pytest.mark.parametrize("rows", [8, 16, 32, 64])
+@pytest.mark.parametrize("chunks", [16, 32, 64])
+def test_shapes_of_a_slug_are_calls_that_would_get_it(rows, chunks):
+    slug = f"dec_fp16_d128_causal_r{rows}n64" + ("" if chunks == 16 else f"_c{chunks}")
+    declared = space_like(slug)
+    usual = [suited(slug, shape.sizes(128)).values() for shape in declared.shapes]
+    assert len(usual) == 6 and {(one["rows"], one["chunks"]) for one in usual} == {(rows, chunks)}
 
 
 def test_a_shape_has_to_say_what_follows_from_nothing():

@@ -20,6 +20,7 @@ from fagen.dispatch.choice import Grouped, decoding, for_group
 from fagen.errors import ScheduleError, UntunedWarning
 from fagen.kinds.decode import chunks_for, deal_for, derived, rows_for
 from fagen.kinds.decode.keys import Schedule
+from fagen.picking import search_command
 from fagen.problem import Problem
 from fagen.runtime.arguments import (
     name_of,
@@ -207,7 +208,8 @@ def _make_ready(key: Key, queries: int) -> Kernel:
         warnings.warn(
             f"no schedule was measured for {key[5]} rows of {name_of(key[1])}, head dims "
             f"{key[2]} and {key[3]}, {key[4]}, {key[6]} chunks by {key[7]}: {chosen.slug} is "
-            "derived",
+            "derived. To search for a faster one, which such calls then take: "
+            f"{search_command(chosen.slug)}",
             UntunedWarning,
             stacklevel=3,
         )

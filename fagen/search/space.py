@@ -67,6 +67,9 @@ class Space(Protocol):
     def shapes(self) -> Sequence[Mapping[str, int]]:
         """Shapes of a file that says none, as it would; none: standard ones."""
 
+    def shapes_like(self, values: Mapping[str, Any]) -> Sequence[Mapping[str, int]]:
+        """Shapes for who has a schedule's values and no file; none: those of such a file."""
+
     @property
     def promised(self) -> tuple[str, ...]:
         """Keys on which bits depend that calls have by a rule: what a search writes keeps to it.
@@ -323,6 +326,8 @@ def space_like(slug: str) -> Declared:
     anchor = schedule.but(**dict.fromkeys(without)).slug
     tables["search"] = [f'anchor = "{anchor}"']
     lines = [line for name, keys in tables.items() for line in (f"[{name}]", *keys, "")]
+    for shape in space_of(schedule.kind).shapes_like(schedule.values()):
+        lines += ["[[shapes]]", *(f"{key} = {size}" for key, size in shape.items()), ""]
     return parse_space("\n".join(lines), slug)
 
 

@@ -52,6 +52,11 @@ class Backward:
     predictor = staticmethod(predictor)
 
     @staticmethod
+    def shapes_like(values: Mapping[str, Any]) -> tuple[Mapping[str, int], ...]:
+        """Return none: standard shapes are for all of them."""
+        return ()
+
+    @staticmethod
     def sums(values: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
         """Yield (name, sum, limit) of each ledger that does not fit."""
         cost = budget(Schedule.make(**{key: values[key] for key in Backward.summed_keys}))

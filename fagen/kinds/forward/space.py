@@ -41,5 +41,10 @@ class Forward:
     promised = ()
     predictor = staticmethod(predictor)
 
+    @staticmethod
+    def shapes_like(values: Mapping[str, Any]) -> tuple[Mapping[str, int], ...]:
+        """Return none: standard shapes are for all of them."""
+        return ()
+
 
 SPACE = Forward()
