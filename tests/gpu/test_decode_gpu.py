@@ -198,6 +198,12 @@ def test_rows_of_the_cache_beyond_four_gigabytes_are_found():
     assert torch.equal(found, fagen.attention_decode(q, k.contiguous(), k.contiguous()))
 
 
+def test_a_million_keys_are_as_near_to_fp64_as_the_rule_asks(built):
+    plan, binary = built(FIRST)
+    cases = [Case(Sizes(1, 8, 2, 2, keys), sigma=2.0) for keys in (8_192, 2**20, 2**20 + 17)]
+    check(plan, partial(call, plan, binary.library), cases, device="cuda", progress=print)
+
+
 @pytest.mark.parametrize(
     ("sizes", "microseconds"),
     # a half more than what was aimed at: this is to find what is badly wrong
