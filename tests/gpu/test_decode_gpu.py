@@ -9,7 +9,7 @@ import torch
 
 import fagen
 from fagen import flow, registry
-from fagen.kinds.decode.proof import check, verification_cases
+from fagen.kinds.decode.proof import Case, check, verification_cases
 from fagen.kinds.decode.reference import attend
 from fagen.kinds.decode.speed import timed
 from fagen.problem import Sizes
