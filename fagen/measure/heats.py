@@ -148,18 +148,21 @@ def heat(
 
         return Call(run)
 
-    calls = {kernel.slug: call(kernel) for kernel in kernels}
-    if cudnn := _cudnn_in_turns(_unmasked(cell)) if rotates else _cudnn(cell):
-        calls[CUDNN] = cudnn
-    beside = call(anchor)
+    # graphs keep nothing of what their calls use, workspaces among it: these do, to the end
+    bound, bound_anchor = {kernel.slug: call(kernel) for kernel in kernels}, call(anchor)
+    if not rotates and (cudnn := _cudnn(cell)):
+        bound[CUDNN] = cudnn
+    calls, beside = bound, bound_anchor
     if rotates:  # the host would be slower than so many short calls
-        calls = {name: captured(one, 1) for name, one in calls.items()}
-        beside = captured(beside, 1)
+        calls = {name: captured(one, 1) for name, one in bound.items()}
+        beside = captured(bound_anchor, 1)
+        if graph := _cudnn_in_turns(_unmasked(cell)):
+            calls[CUDNN] = graph
     each = _anchor_seconds(cell, anchor, beside)
     runs = RUNS if each < SHORT and not rotates else 1
     if runs > 1:
-        calls = {name: captured(one, runs) for name, one in calls.items()}
-        beside = captured(beside, runs)
+        calls = {name: captured(one, runs) for name, one in bound.items()}
+        beside = captured(bound_anchor, runs)
     clock = Clock()
     laps: list[Lap] = []
     for number in rounds:
@@ -213,18 +216,18 @@ def _turns(cell: Cell) -> tuple[tuple[Tensor, Tensor, Tensor], ...]:
 
 @lru_cache(maxsize=12)
 def _cudnn_in_turns(cell: Cell) -> Call | None:
-    """CuDNN on each K and V, as one call; None where it refuses."""
+    """CuDNN on each K and V, as one graph; None where it refuses."""
     try:
         each = [peer(CUDNN).bind(cell, *one) for one in _turns(cell)]
-    except DeviceError:
+
+        def run() -> Any:
+            for one in each:
+                one.run()
+            return each  # which the graph uses, and does not keep
+
+        return captured(Call(run, each[0].within), 1)
+    except (DeviceError, RuntimeError):
         return None
-
-    def run() -> Any:
-        for one in each:
-            found = one.run()
-        return found
-
-    return Call(run, each[0].within)
 
 
 @lru_cache(maxsize=12)
