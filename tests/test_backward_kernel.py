@@ -13,10 +13,11 @@ from torch import Tensor
 
 from fagen import flow, registry
 from fagen.build import build
+from fagen.kinds.backward.defaults import derived
 from fagen.kinds.backward.formulae import statistics_bytes
 from fagen.kinds.backward.plan import Plan
 from fagen.kinds.backward.proof import case
-from fagen.problem import Sizes
+from fagen.problem import Problem, Sizes
 from fagen.process import run
 from fagen.render import HASH_WORD, formatted, render, token_hash
 from fagen.runtime.c_interface import struct_of
@@ -290,9 +291,22 @@ def test_their_text_is_laid_out_complete_and_says_its_hash_once(slug):
 
 
 COMPILED = (*[path.stem for path in registry.schedules("backward")], *SPREAD[4:])
+# seven boxes to a tile of Q
+BOXES = "bwd_fp16_d112_full_m64n128"
+# what is derived where nobody tuned: (head dim, of V)
+UNTUNED = [(d, d) for d in range(72, 225, 8) if d not in (104, 120, 128)] + [(192, 128)]
 
 
-@pytest.mark.parametrize("slug", COMPILED)
+@pytest.mark.long
+@pytest.mark.parametrize("mask", list(MASKS))
+@pytest.mark.parametrize("head_dims", UNTUNED, ids=str)
+def test_the_first_that_is_derived_compiles_so_that_it_serves(head_dims, mask):
+    first, *_ = derived(Problem("fp16", *head_dims, mask, kind="backward"))
+    _, binary = flow.built(first, binding=False)
+    assert binary.report.spill_store_bytes == 0 and not binary.report.remarks
+
+
+@pytest.mark.parametrize("slug", [*COMPILED, BOXES])
 def test_they_compile_without_a_spill_a_warning_or_serialised_products(slug):
     plan, binary = flow.built(registry.from_slug(slug), binding=False)
     assert "warning" not in (binary.folder / "compiler.log").read_text()
