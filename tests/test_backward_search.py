@@ -156,7 +156,7 @@ def test_committed_spaces_hold_what_serves_and_predict_it_among_the_best(path):
     for target in declared.targets():
         assert target.kind == "backward" and target.name.startswith("bwd_fp16_d")
         found = survey(declared, target)
-        assert 0 < len(found.points) < found.total == declared.points / 2
+        assert 0 < len(found.points) <= found.total == declared.points / 2
         slugs = [found.schedule(point).slug for point in found.best]
         there = [one.slug for one in candidates(target).schedules if one.slug in slugs]
         usual = found.predicted(found.best[slugs.index(there[0])])
