@@ -1,0 +1,1442 @@
+// fwd_bf16_d256_full_m128n48_split4: fused attention forward for Hopper (sm_90a). Rendered by
+// fagen; do not edit.
+//
+//   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
+//
+// One thread block computes a tile of 128 query rows of one head, 48 keys at a time from the last
+// to the first, by online softmax in base 2. One producer warp copies Q, K and V into shared memory
+// by TMA; 2 consumer warpgroups of 64 rows each multiply by WGMMA, in ping-pong: they take turns at
+// the tensor cores.
+//
+// The keys are cut into 4 chunks at most, by their own number alone; a tile of a chunk is a unit of
+// work. A second kernel, which begins under the end of the first, folds what the chunks gave in
+// their order.
+//
+// Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+#include <cuda_bf16.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <type_traits>
+
+#include <cute/arch/copy_sm90_tma.hpp>
+#include <cute/arch/mma_sm90_desc.hpp>
+#include <cutlass/arch/barrier.h>
+#include <cutlass/arch/reg_reconfig.h>
+
+// ---- The C interface -------------------------------------------------------------------------
+
+#ifndef FAGEN_FORWARD_ARGS
+#define FAGEN_FORWARD_ARGS 3
+
+extern "C" {
+
+// One call of a kernel of kind forward: the same struct for all of them. Strides are in elements; a
+// dimension without one is contiguous.
+struct FagenForwardArgs {
+  uint32_t struct_bytes;    // sizeof(FagenForwardArgs)
+  uint32_t version;         // 3: callers built for another are recognised
+  void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
+  int64_t workspace_bytes;  // how large it is
+  const void* q;            // bf16 (batch, seqlen_q, heads, 256)
+  const void* k;            // bf16 (batch, seqlen_k, kv_heads, 256)
+  const void* v;            // bf16 (batch, seqlen_k, kv_heads, 256)
+  const void* q_descale;    // null: of other kernels
+  const void* k_descale;    // null: of other kernels
+  const void* v_descale;    // null: of other kernels
+  const void* v_mean;       // null: of other kernels
+  const void* k_mean;       // null: of other kernels
+  void* out;                // bf16 (batch, seqlen_q, heads, 256): zeros in a row that sees no key
+  void* lse;  // fp32 (batch, heads, seqlen_q): log-sum-exp, natural logarithm; minus infinity in a
+              // row that sees no key; null if not wanted
+  int64_t q_stride_batch, q_stride_head, q_stride_seq;
+  int64_t k_stride_batch, k_stride_head, k_stride_seq;
+  int64_t v_stride_batch, v_stride_head, v_stride_seq;
+  int64_t q_descale_stride_batch, q_descale_stride_head;
+  int64_t k_descale_stride_batch, k_descale_stride_head;
+  int64_t v_descale_stride_batch, v_descale_stride_column, v_descale_stride_head;
+  int64_t v_mean_stride_batch, v_mean_stride_column, v_mean_stride_head;
+  int64_t k_mean_stride_batch, k_mean_stride_column, k_mean_stride_head;
+  int64_t out_stride_batch, out_stride_head, out_stride_seq;
+  int64_t lse_stride_batch, lse_stride_head;
+  int32_t batch, heads, kv_heads, seqlen_q, seqlen_k;
+  float scale;  // of q kᵀ before the softmax; finite and positive, 1e+08 at most
+};
+
+}  // extern "C"
+
+#elif FAGEN_FORWARD_ARGS != 3
+#error "kernels of kind forward of two versions of fagen in one translation unit"
+#endif
+
+#ifndef FAGEN_KERNEL_INFO
+#define FAGEN_KERNEL_INFO 2
+
+extern "C" {
+
+// What a kernel says of itself.
+struct FagenKernelInfo {
+  uint32_t struct_bytes;
+  uint32_t shared_bytes;  // of a thread block
+  uint32_t threads;       // of a thread block
+  uint32_t launch_registers;
+  const char* slug;
+  const char* source_hash;
+};
+
+}  // extern "C"
+#endif
+
+extern "C" {
+
+// Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
+// explain.
+int fagen_fwd_bf16_d256_full_m128n48_split4(const struct FagenForwardArgs* args, void* stream);
+// How many bytes of workspace a call of these sizes needs; -1 where args is null.
+int64_t fagen_fwd_bf16_d256_full_m128n48_split4_workspace(const struct FagenForwardArgs* args);
+const char* fagen_fwd_bf16_d256_full_m128n48_split4_message(int status);
+const struct FagenKernelInfo* fagen_fwd_bf16_d256_full_m128n48_split4_info(void);
+
+}  // extern "C"
+
+namespace fagen_fwd_bf16_d256_full_m128n48_split4_kernel {
+
+// ---- The schedule ----------------------------------------------------------------------------
+
+using Element = __nv_bfloat16;
+
+constexpr int kHeadDim = 256;
+constexpr int kHeadDimV = 256;
+constexpr int kHeadDimPadded = 256;  // in shared memory, padded with zeros
+constexpr int kHeadDimVPadded = 256;
+constexpr int kBlockM = 128;
+constexpr int kBlockN = 48;
+constexpr int kChunks = 4;  // that a sequence's keys are cut into, at most
+constexpr int kStages = 2;  // K and V buffers
+constexpr int kQStages = 1;
+constexpr int kConsumers = 2;  // warpgroups of 64 query rows
+constexpr int kThreads = 384;
+constexpr int kLaunchRegisters = 168;
+constexpr int kProducerRegisters = 40;
+constexpr int kConsumerRegisters = 232;
+constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
+constexpr float kFar =
+    16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
+constexpr float kMaxPartialSum = 1.152921504606847e+18f;  // of a lane's P; more updates the maximum
+
+// Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
+constexpr int kQkSlab = 64;  // columns
+constexpr int kVSlab = 64;
+constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B128;
+constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B128;
+
+constexpr int kWarpgroup = 128;
+constexpr int kWarpgroupRows = 64;  // the M of every wgmma
+constexpr int kStepK = 16;          // the K of every wgmma
+
+constexpr int kOutputColumns = kHeadDimVPadded;
+using Output = float[kOutputColumns / 2];  // a thread's part of a warpgroup's O
+
+using Barrier = cutlass::arch::ClusterBarrier;
+using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
+
+// Blocks first … last - 1 of kBlockN keys, visited from the last to the first.
+struct Blocks {
+  int first, last;
+};
+
+// kBlockM query rows of one head, and the keys they see in one chunk.
+struct Tile {
+  int first_row, head, kv_head, batch, chunk;
+  Blocks blocks;
+};
+
+struct SharedStorage {
+  alignas(1024) Element q[kQStages][kBlockM * kHeadDimPadded];
+  alignas(1024) Element k[kStages][kBlockN * kHeadDimPadded];
+  alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
+  alignas(1024) TransactionBarrier q_full[kQStages][kConsumers];
+  TransactionBarrier k_full[kStages];
+  TransactionBarrier v_full[kStages];
+  Barrier q_empty[kQStages][kConsumers];
+  Barrier k_empty[kStages];
+  Barrier v_empty[kStages];
+};
+constexpr int kSharedBytes = sizeof(SharedStorage);
+static_assert(kSharedBytes <= 164864, "the layout outgrew the plan's ledger");
+
+template <class Integer>
+__host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
+  return (a + b - 1) / b;
+}
+
+// n / value for 0 <= n < 2^31 by a multiplication: every thread waits for its coordinates.
+// With 2^(bits - 1) < value <= 2^bits, rounding 2^(31 + bits) / value up is exact enough (Granlund
+// and Montgomery, "Division by Invariant Integers using Multiplication", 1994).
+struct FastDivisor {
+  int value;
+  uint32_t multiplier;  // 0: value is 1
+  int shift;
+
+  __host__ explicit FastDivisor(int divisor = 1) : value(divisor), multiplier(0), shift(0) {
+    if (divisor > 1) {
+      while ((int64_t(2) << shift) < divisor) {
+        ++shift;
+      }
+      multiplier = uint32_t(((uint64_t(1) << (32 + shift)) + divisor - 1) / divisor);
+    }
+  }
+
+  __device__ __forceinline__ int divide(int n) const {
+    return multiplier ? int(__umulhi(n, multiplier) >> shift) : n;
+  }
+};
+
+struct Params {
+  CUtensorMap q, k, v;
+  float*
+      partials;  // (batch, chunks, seqlen_q, heads, columns of V), each normalised by its own sum
+  float* partial_lses;  // (batch, chunks, seqlen_q, heads)
+  Element* out;
+  float* lse;  // may be null
+  int64_t out_stride_batch, out_stride_seq, out_stride_head;
+  int64_t lse_stride_batch, lse_stride_head;
+  int batch, heads, seqlen_q, seqlen_k;
+  int chunk_blocks;  // blocks of keys of a chunk, at most
+  int slots;         // of tiles, over all chunks; some may see no key
+  FastDivisor kv_heads, heads_per_kv_head;
+  FastDivisor chunk_tiles, kv_head_tiles;  // tiles of a chunk, and those of one KV head
+  FastDivisor heads_divisor, seqlen_q_divisor;
+  float scale_log2;  // scale * log2(e)
+
+  // Where a chunk's partial output of a row is.
+  __device__ __forceinline__ int64_t partial(int batch, int chunk, int position, int head) const {
+    return ((int64_t(batch) * kChunks + chunk) * seqlen_q + position) * heads + head;
+  }
+};
+
+// ---- Tensor cores ----------------------------------------------------------------------------
+
+// wgmma is asynchronous: an empty asm statement on each operand register keeps the compiler from
+// moving other uses of it past this point.
+template <class T, int n>
+__device__ __forceinline__ void fence_operand(T (&registers)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    if constexpr (sizeof(T) == sizeof(float) && !std::is_integral_v<T>) {
+      asm volatile("" : "+f"(registers[i])::"memory");
+    } else {
+      asm volatile("" : "+r"(registers[i])::"memory");
+    }
+  }
+}
+
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int pending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+// A matrix descriptor: an operand's address and the offsets between its core matrices. Addresses in
+// units of 16 bytes never carry out of their 14 bits, so that only the low word changes.
+struct Descriptor {
+  uint32_t low, high;
+
+  __device__ __forceinline__ Descriptor operator+(uint32_t offset) const {
+    return {low + offset, high};
+  }
+  __device__ __forceinline__ uint64_t bits() const { return uint64_t(high) << 32 | low; }
+};
+
+// leading_byte_offset: from slab to slab, for slabs along M or N; otherwise unused.
+template <int slab>
+__device__ __forceinline__ Descriptor descriptor(const Element* tile,
+                                                 cute::SM90::GMMA::LayoutType layout,
+                                                 uint32_t leading_byte_offset = 16) {
+  constexpr uint32_t stride_byte_offset = 8 * slab * sizeof(Element);
+  const uint32_t start = cute::cast_smem_ptr_to_uint(tile) % (1 << 18);  // in its own block
+  return {start >> 4 | leading_byte_offset >> 4 << 16, stride_byte_offset >> 4 | uint32_t(layout)
+                                                                                     << 30};
+}
+
+// From a descriptor to that of the k-th column of a tile of `rows` rows.
+template <int rows, int slab>
+__device__ constexpr uint32_t column_offset(int k) {
+  return (k / slab * rows * slab + k % slab) * sizeof(Element) >> 4;
+}
+
+// S (64 x kBlockN) = or += Q (64 x 16) Kᵀ (16 x kBlockN), both from shared memory.
+template <bool accumulate>
+__device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], Descriptor q, Descriptor k) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 "
+      "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23 }, "
+      "%24, %25, %26, 1, 1, 0, 0;"
+      : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]), "+f"(s[6]),
+        "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]), "+f"(s[12]), "+f"(s[13]),
+        "+f"(s[14]), "+f"(s[15]), "+f"(s[16]), "+f"(s[17]), "+f"(s[18]), "+f"(s[19]), "+f"(s[20]),
+        "+f"(s[21]), "+f"(s[22]), "+f"(s[23])
+      : "l"(q.bits()), "l"(k.bits()), "n"(accumulate ? 1 : 0));
+}
+
+// O (64 x kOutputColumns) += P (64 x 16, from registers) V (16 x kOutputColumns).
+__device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descriptor v) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127 }, "
+      "{ %128, %129, %130, %131 }, "
+      "%132, 1, 1, 1, 1;"
+      : "+f"(o[0]), "+f"(o[1]), "+f"(o[2]), "+f"(o[3]), "+f"(o[4]), "+f"(o[5]), "+f"(o[6]),
+        "+f"(o[7]), "+f"(o[8]), "+f"(o[9]), "+f"(o[10]), "+f"(o[11]), "+f"(o[12]), "+f"(o[13]),
+        "+f"(o[14]), "+f"(o[15]), "+f"(o[16]), "+f"(o[17]), "+f"(o[18]), "+f"(o[19]), "+f"(o[20]),
+        "+f"(o[21]), "+f"(o[22]), "+f"(o[23]), "+f"(o[24]), "+f"(o[25]), "+f"(o[26]), "+f"(o[27]),
+        "+f"(o[28]), "+f"(o[29]), "+f"(o[30]), "+f"(o[31]), "+f"(o[32]), "+f"(o[33]), "+f"(o[34]),
+        "+f"(o[35]), "+f"(o[36]), "+f"(o[37]), "+f"(o[38]), "+f"(o[39]), "+f"(o[40]), "+f"(o[41]),
+        "+f"(o[42]), "+f"(o[43]), "+f"(o[44]), "+f"(o[45]), "+f"(o[46]), "+f"(o[47]), "+f"(o[48]),
+        "+f"(o[49]), "+f"(o[50]), "+f"(o[51]), "+f"(o[52]), "+f"(o[53]), "+f"(o[54]), "+f"(o[55]),
+        "+f"(o[56]), "+f"(o[57]), "+f"(o[58]), "+f"(o[59]), "+f"(o[60]), "+f"(o[61]), "+f"(o[62]),
+        "+f"(o[63]), "+f"(o[64]), "+f"(o[65]), "+f"(o[66]), "+f"(o[67]), "+f"(o[68]), "+f"(o[69]),
+        "+f"(o[70]), "+f"(o[71]), "+f"(o[72]), "+f"(o[73]), "+f"(o[74]), "+f"(o[75]), "+f"(o[76]),
+        "+f"(o[77]), "+f"(o[78]), "+f"(o[79]), "+f"(o[80]), "+f"(o[81]), "+f"(o[82]), "+f"(o[83]),
+        "+f"(o[84]), "+f"(o[85]), "+f"(o[86]), "+f"(o[87]), "+f"(o[88]), "+f"(o[89]), "+f"(o[90]),
+        "+f"(o[91]), "+f"(o[92]), "+f"(o[93]), "+f"(o[94]), "+f"(o[95]), "+f"(o[96]), "+f"(o[97]),
+        "+f"(o[98]), "+f"(o[99]), "+f"(o[100]), "+f"(o[101]), "+f"(o[102]), "+f"(o[103]),
+        "+f"(o[104]), "+f"(o[105]), "+f"(o[106]), "+f"(o[107]), "+f"(o[108]), "+f"(o[109]),
+        "+f"(o[110]), "+f"(o[111]), "+f"(o[112]), "+f"(o[113]), "+f"(o[114]), "+f"(o[115]),
+        "+f"(o[116]), "+f"(o[117]), "+f"(o[118]), "+f"(o[119]), "+f"(o[120]), "+f"(o[121]),
+        "+f"(o[122]), "+f"(o[123]), "+f"(o[124]), "+f"(o[125]), "+f"(o[126]), "+f"(o[127])
+      : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v.bits()));
+}
+
+// ---- Tiles -----------------------------------------------------------------------------------
+
+__device__ __forceinline__ int lane() {
+  return threadIdx.x % 32;
+}
+
+__device__ __forceinline__ Blocks blocks_of(const Params& params) {
+  return {0, ceil_div(params.seqlen_k, kBlockN)};
+}
+
+// What of a tile's blocks lies in a chunk of the keys.
+__device__ __forceinline__ Blocks within(const Params& params, int chunk, Blocks blocks) {
+  blocks.first = max(blocks.first, chunk * params.chunk_blocks);
+  blocks.last = min(blocks.last, (chunk + 1) * params.chunk_blocks);
+  return blocks;
+}
+
+// Tiles of a chunk of one KV head follow each other, heads fastest: who shares K and V loads them
+// at the same time.
+__device__ __forceinline__ Tile tile_at(const Params& params, int index) {
+  Tile tile;
+  tile.chunk = params.chunk_tiles.divide(index);
+  const int of_chunk = index - tile.chunk * params.chunk_tiles.value;
+  const int flat_kv_head = params.kv_head_tiles.divide(of_chunk);
+  const int of_kv_head = of_chunk - flat_kv_head * params.kv_head_tiles.value;
+  const int m_block = params.heads_per_kv_head.divide(of_kv_head);
+  tile.first_row = m_block * kBlockM;
+  tile.batch = params.kv_heads.divide(flat_kv_head);
+  tile.kv_head = flat_kv_head - tile.batch * params.kv_heads.value;
+  tile.head = (tile.kv_head - m_block) * params.heads_per_kv_head.value + of_kv_head;
+  tile.blocks = within(params, tile.chunk, blocks_of(params));
+  return tile;
+}
+
+// A stage of a ring of buffers, and the phase of its barriers, which flips each time around.
+template <int stages>
+struct RingPosition {
+  int stage = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    stage += 1;
+    if (stage == stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// The tiles of one thread block.
+struct Tiles {
+  int index = blockIdx.x;
+
+  __device__ __forceinline__ void advance() { index += gridDim.x; }
+
+  // The next tile that sees a key; false at the end.
+  __device__ __forceinline__ bool next(const Params& params, Tile& tile) {
+    while (index < params.slots) {
+      tile = tile_at(params, index);
+      advance();
+      if (tile.blocks.last > tile.blocks.first) {
+        return true;
+      }
+    }
+    return false;
+  }
+};
+
+// ---- Softmax ---------------------------------------------------------------------------------
+
+// A warp has 16 of an accumulator's 64 rows, from warp_row() on.
+__device__ __forceinline__ int warp_row() {
+  return threadIdx.x % kWarpgroup / 32 * 16;
+}
+
+// A thread has two of them, thread_row() and eight below: element i is in row i / 2 % 2 and in
+// column i / 4 * 8 + i % 2, counted from 2 * (lane % 4). Four lanes share a row.
+__device__ __forceinline__ int thread_row() {
+  return warp_row() + lane() / 4;
+}
+__device__ constexpr int row_of(int i) {
+  return i / 2 % 2;
+}
+__device__ constexpr int column_of(int i) {
+  return i / 4 * 8 + i % 2;
+}
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffff, x, 1);
+  return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+struct Softmax {
+  float scale = 0.f;                    // from scores to exponents of 2: scale * log2(e)
+  float max[2] = {kNoScore, kNoScore};  // of the scores
+  float sum[2] = {0.f, 0.f};            // this thread's part
+  float rescale[2] = {1.f, 1.f};        // of O, from the last reference to this one
+  bool far = false;                     // see move_far
+
+  // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
+  // log-sum-exp of a row share that rounding, and it cancels out.
+  __device__ __forceinline__ float reference(int r) const { return __fmul_rn(max[r], scale); }
+
+  // Updates the row maxima by a block of scores, and rescales the sums.
+  __device__ __forceinline__ void update_row_max(float (&s)[kBlockN / 2]) {
+    // Two chains a row, to hide latency.
+    float chains[4] = {s[0], s[2], s[4], s[6]};
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; i += 2) {
+      const int chain = row_of(i) + i / 4 % 2 * 2;
+      chains[chain] = fmaxf(chains[chain], fmaxf(s[i], s[i + 1]));
+    }
+    const float top[2] = {fmaxf(max[0], fmaxf(chains[0], chains[2])),
+                          fmaxf(max[1], fmaxf(chains[1], chains[3]))};
+    const float before[2] = {max[0], max[1]};
+    const float old[2] = {reference(0), reference(1)};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      max[r] = quad_max(top[r]);
+      rescale[r] = exp2_approx(old[r] - reference(r));
+    }
+    if ((far || is_far(0) || is_far(1))) {
+      move_far(s, before, old);
+    }
+    sum[0] *= rescale[0];
+    sum[1] *= rescale[1];
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
+  }
+
+  // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
+  // end of the tile the row maxima are subtracted before scores are scaled, which is exact, and
+  // each block finds its own.
+  __device__ __forceinline__ void move_far(float (&s)[kBlockN / 2], const float (&before)[2],
+                                           const float (&old)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float rise = far ? (before[r] - max[r]) * scale : __fmaf_rn(-max[r], scale, old[r]);
+      rescale[r] = before[r] == kNoScore ? 0.f : exp2_approx(rise);
+    }
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      s[i] -= max[row_of(i)];
+    }
+    far = true;
+  }
+
+  // P of a block of scores, relative to the row maxima so far; part: its row sums. Returns whether
+  // this thread's P fits bf16, which small sums prove.
+  __device__ __forceinline__ bool guess(const float (&s)[kBlockN / 2], float (&p)[kBlockN / 2],
+                                        float (&part)[2]) const {
+    return exponentiate(s, p, part, {-reference(0), -reference(1)}) && !far;
+  }
+
+  // The same relative to the maxima of this block too, in place, and added to the sums.
+  __device__ __forceinline__ void exponentiate(float (&s)[kBlockN / 2]) {
+    const float offset[2] = {far ? 0.f : -reference(0), far ? 0.f : -reference(1)};
+    float part[2];
+    exponentiate(s, s, part, offset);
+    sum[0] += part[0];
+    sum[1] += part[1];
+  }
+
+  __device__ __forceinline__ bool exponentiate(const float (&s)[kBlockN / 2],
+                                               float (&p)[kBlockN / 2], float (&part)[2],
+                                               const float (&offset)[2]) const {
+    float chains[4];
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      p[i] = exp2_approx(fmaf(s[i], scale, offset[row_of(i)]));
+      const int chain = row_of(i) + i % 2 * 2;
+      chains[chain] = i < 4 ? p[i] : chains[chain] + p[i];
+    }
+    part[0] = chains[0] + chains[2];
+    part[1] = chains[1] + chains[3];
+    return part[0] <= kMaxPartialSum && part[1] <= kMaxPartialSum;
+  }
+
+  __device__ __forceinline__ void rescale_output(Output& o, bool raised) const {
+    if (!raised) {
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kOutputColumns / 2; ++i) {
+      o[i] *= rescale[row_of(i)];
+    }
+  }
+};
+
+using OutPair = __nv_bfloat162;
+
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  const OutPair pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+// ---- Loading ---------------------------------------------------------------------------------
+
+// Copies tiles from global to shared memory. Used by a single thread.
+struct Loader {
+  const Params& params;
+  SharedStorage& shared;
+  RingPosition<kStages> k, v;
+  uint32_t tiles = 0;  // whose Q was loaded
+
+  // One box per slab; rows past the sequence and columns past the head dim are filled with zeros.
+  template <int columns, int rows, int slab>
+  __device__ __forceinline__ void copy(const CUtensorMap& map, TransactionBarrier& full,
+                                       Element* tile, int row, int head, int batch,
+                                       cute::TMA::CacheHintSm90 hint) {
+    full.arrive_and_expect_tx(rows * columns * sizeof(Element));
+#pragma unroll
+    for (int column = 0; column < columns; column += slab) {
+      cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
+                                   static_cast<uint64_t>(hint), tile + column * rows, column, row,
+                                   head, batch);
+    }
+  }
+
+  __device__ __forceinline__ void load_q(const Tile& tile) {
+    const uint32_t stage = tiles % kQStages, phase = tiles / kQStages % 2;
+    // Each warpgroup's rows as soon as it has read its last ones.
+#pragma unroll
+    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      shared.q_empty[stage][consumer].wait(phase ^ 1);
+      copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
+          params.q, shared.q_full[stage][consumer],
+          shared.q[stage] + consumer * kWarpgroupRows * kHeadDimPadded,
+          tile.first_row + consumer * kWarpgroupRows, tile.head, tile.batch,
+          cute::TMA::CacheHintSm90::EVICT_FIRST);
+    }
+    ++tiles;
+  }
+
+  __device__ __forceinline__ void load_k(const Tile& tile, int block) {
+    shared.k_empty[k.stage].wait(k.phase ^ 1);
+    copy<kHeadDimPadded, kBlockN, kQkSlab>(params.k, shared.k_full[k.stage], shared.k[k.stage],
+                                           block * kBlockN, tile.kv_head, tile.batch,
+                                           cute::TMA::CacheHintSm90::EVICT_LAST);
+    k.advance();
+  }
+
+  __device__ __forceinline__ void load_v(const Tile& tile, int block) {
+    shared.v_empty[v.stage].wait(v.phase ^ 1);
+    copy<kHeadDimVPadded, kBlockN, kVSlab>(params.v, shared.v_full[v.stage], shared.v[v.stage],
+                                           block * kBlockN, tile.kv_head, tile.batch,
+                                           cute::TMA::CacheHintSm90::EVICT_LAST);
+    v.advance();
+  }
+};
+
+// The producer warp. K is one block ahead of V, because S is computed before P.
+__device__ __forceinline__ void produce(const Params& params, SharedStorage& shared) {
+  Loader loader{params, shared};
+  Tiles tiles;
+  for (Tile tile; tiles.next(params, tile);) {
+    loader.load_k(tile, tile.blocks.last - 1);
+    loader.load_q(tile);
+    for (int block = tile.blocks.last - 1; block >= tile.blocks.first; --block) {
+      if (block > tile.blocks.first) {
+        loader.load_k(tile, block - 1);
+      }
+      loader.load_v(tile, block);
+    }
+  }
+}
+
+// ---- Multiplying -----------------------------------------------------------------------------
+
+// Hardware barriers, by number; 0 is __syncthreads.
+enum NamedBarrier { kStore = 1, kScheduler = kStore + kConsumers };
+
+__device__ __forceinline__ void barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// One warpgroup: 64 rows of each tile.
+struct Consumer {
+  const Params& params;
+  SharedStorage& shared;
+  const int warpgroup;  // 0 … kConsumers - 1
+  RingPosition<kQStages> q;
+  RingPosition<kStages> k, v;
+  bool k_ready = false, v_ready = false;  // try_wait results of the current K and V
+
+  __device__ __forceinline__ int first_row(const Tile& tile) {
+    return tile.first_row + warpgroup * kWarpgroupRows;
+  }
+
+  // One arrival per warp, since wgmma completes per warp.
+  __device__ __forceinline__ void release(Barrier& empty, bool read = true) {
+    if (lane() == 0 && read) {
+      empty.arrive();
+    }
+  }
+
+  __device__ __forceinline__ void wait_q() { shared.q_full[q.stage][warpgroup].wait(q.phase); }
+
+  // Even a successful wait has latency. So a try_wait for the next buffer is issued when one is
+  // released, and its result arrives under the softmax.
+  __device__ __forceinline__ void wait_k() {
+    if (!k_ready) {
+      shared.k_full[k.stage].wait(k.phase);
+    }
+  }
+
+  __device__ __forceinline__ void release_k() {
+    release(shared.k_empty[k.stage]);
+    k.advance();
+    k_ready = shared.k_full[k.stage].test_wait(k.phase);
+  }
+
+  __device__ __forceinline__ void wait_v() {
+    if (!v_ready) {
+      shared.v_full[v.stage].wait(v.phase);
+    }
+  }
+
+  __device__ __forceinline__ void release_v() {
+    release(shared.v_empty[v.stage]);
+    v.advance();
+    v_ready = shared.v_full[v.stage].test_wait(v.phase);
+  }
+
+  // Ping-pong: while one warpgroup has the tensor cores, the others do softmax.
+  __device__ __forceinline__ void scheduler_barrier_wait() {
+    barrier_sync(kScheduler + warpgroup, 2 * kWarpgroup);
+  }
+  __device__ __forceinline__ void scheduler_barrier_arrive() {
+    barrier_arrive(kScheduler + (warpgroup + 1 == kConsumers ? 0 : warpgroup + 1), 2 * kWarpgroup);
+  }
+
+  // Issues S = QKᵀ.
+  __device__ __forceinline__ void issue_qk(float (&s)[kBlockN / 2]) {
+    const Descriptor q_rows = descriptor<kQkSlab>(
+        shared.q[q.stage] + warpgroup * kWarpgroupRows * kHeadDimPadded, kQkDescriptor);
+    const Descriptor k_rows = descriptor<kQkSlab>(shared.k[k.stage], kQkDescriptor);
+    fence_operand(s);
+    wgmma_fence();
+    wgmma_qk<false>(s, q_rows, k_rows);
+#pragma unroll
+    for (int d = kStepK; d < kHeadDimPadded; d += kStepK) {
+      wgmma_qk<true>(s, q_rows + column_offset<kWarpgroupRows, kQkSlab>(d),
+                     k_rows + column_offset<kBlockN, kQkSlab>(d));
+    }
+    wgmma_commit();
+  }
+
+  // P as the register operand of the PV GEMM, whose layout is the accumulator's.
+  using Probabilities = uint32_t[kBlockN * sizeof(Element) / 8];
+
+  __device__ __forceinline__ void pack_p(Probabilities& p, const float (&s)[kBlockN / 2]) {
+#pragma unroll
+    for (int i = 0; i < kBlockN / 4; ++i) {
+      p[i] = pack(s[2 * i], s[2 * i + 1]);
+    }
+  }
+
+  // Issues O += PV.
+  __device__ __forceinline__ void issue_pv(Output& o, Probabilities& p) {
+    const Descriptor v_rows =
+        descriptor<kVSlab>(shared.v[v.stage], kVDescriptor, kBlockN * kVSlab * sizeof(Element));
+    fence_operand(o);
+    fence_operand(p);
+    wgmma_fence();
+#pragma unroll
+    for (int n = 0; n < kBlockN; n += kStepK) {
+      wgmma_pv(o, p + n * sizeof(Element) / 8, v_rows + (n * kVSlab * sizeof(Element) >> 4));
+    }
+    wgmma_commit();
+  }
+
+  // Masks the keys of a block that this thread's two rows do not see.
+  __device__ __forceinline__ void mask_block(float (&s)[kBlockN / 2], int block) {
+    const int last = params.seqlen_k - block * kBlockN - lane() % 4 * 2;
+    if (params.seqlen_k >= (block + 1) * kBlockN) {
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      if (column_of(i) >= last) {
+        s[i] = -INFINITY;
+      }
+    }
+  }
+
+  // S is complete: K is released, and Q after the tile's final block.
+  __device__ __forceinline__ void finish_qk(float (&s)[kBlockN / 2], bool final_block) {
+    fence_operand(s);
+    release_k();
+    release(shared.q_empty[q.stage][warpgroup], final_block);
+  }
+
+  __device__ __forceinline__ void finish_pv(Output& o) {
+    fence_operand(o);
+    release_v();
+  }
+
+  // P relative to the maximum so far. Where that makes P too large, which is rare, S is still
+  // there, and the maximum is updated after all.
+  __device__ __forceinline__ void lazy_softmax(float (&s)[kBlockN / 2], Probabilities& p, Output& o,
+                                               Softmax& softmax) {
+    float guessed[kBlockN / 2], part[2];
+    const bool fits = __all_sync(0xffffffff, softmax.guess(s, guessed, part));
+    pack_p(p, guessed);
+    if (!fits) {
+      part[0] = part[1] = 0.f;  // added to the sums already
+      softmax.update_row_max(s);
+      softmax.exponentiate(s);
+      pack_p(p, s);
+    }
+    softmax.sum[0] += part[0];
+    softmax.sum[1] += part[1];
+    softmax.rescale_output(o, !fits);
+  }
+
+  // One block, with two GEMMs in flight: S of this block and PV of the block before. Its softmax
+  // runs under the GEMMs of other warpgroups.
+  template <bool masked>
+  __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
+                                       Probabilities& p, Output& o, Softmax& softmax) {
+    wait_k();
+    scheduler_barrier_wait();
+    issue_qk(s);
+    wait_v();
+    issue_pv(o, p);
+    scheduler_barrier_arrive();
+    wgmma_wait<1>();
+    finish_qk(s, block == tile.blocks.first);
+    if (masked) {
+      mask_block(s, block);
+    }
+    wgmma_wait<0>();
+    finish_pv(o);
+    fence_operand(s);  // P's registers are free only now
+    lazy_softmax(s, p, o, softmax);
+  }
+
+  // P of a tile's first block.
+  __device__ __forceinline__ void first_softmax(const Tile& tile, float (&s)[kBlockN / 2],
+                                                Probabilities& p, Softmax& softmax) {
+    finish_qk(s, tile.blocks.last - 1 == tile.blocks.first);
+    mask_block(s, tile.blocks.last - 1);
+    softmax.update_row_max(s);
+    softmax.exponentiate(s);
+    pack_p(p, s);
+  }
+
+  // The first block of a tile, with nothing else in flight.
+  __device__ __forceinline__ void first_block(const Tile& tile, float (&s)[kBlockN / 2],
+                                              Probabilities& p, Softmax& softmax) {
+    wait_q();
+    wait_k();
+    issue_qk(s);
+    wgmma_wait<0>();
+    first_softmax(tile, s, p, softmax);
+  }
+
+  // The last PV of a tile, with nothing else in flight.
+  __device__ __forceinline__ void last_pv(Probabilities& p, Output& o) {
+    wait_v();
+    issue_pv(o, p);
+    wgmma_wait<0>();
+    finish_pv(o);
+  }
+
+  // The last PV of a tile, then the first S of the next, under which O is stored.
+  __device__ __forceinline__ void next_tile(Tile& tile, const Tile& next, float (&s)[kBlockN / 2],
+                                            Probabilities& p, Output& o, Softmax& softmax) {
+    wait_v();
+    scheduler_barrier_wait();
+    issue_pv(o, p);
+    scheduler_barrier_arrive();  // before the wait for Q
+    q.advance();
+    wait_q();
+    wait_k();
+    issue_qk(s);
+    wgmma_wait<1>();
+    finish_pv(o);
+    store(tile, o, softmax);
+    reset(o, softmax);
+    tile = next;
+    wgmma_wait<0>();
+    first_softmax(tile, s, p, softmax);
+  }
+
+  // All tiles that see a key; of the last one, O is yet to be stored.
+  __device__ __forceinline__ void mainloop(Tiles& tiles, Tile& tile, Output& o, Softmax& softmax) {
+    float s[kBlockN / 2];
+    Probabilities p;
+    first_block(tile, s, p, softmax);
+    for (;;) {
+      int block = tile.blocks.last - 2;
+      for (; block >= tile.blocks.first; --block) {
+        step<false>(tile, block, s, p, o, softmax);
+      }
+      Tile next;
+      if (!tiles.next(params, next)) {
+        break;
+      }
+      next_tile(tile, next, s, p, o, softmax);
+    }
+    last_pv(p, o);
+  }
+
+  __device__ __forceinline__ void reset(Output& o, Softmax& softmax) {
+#pragma unroll
+    for (int i = 0; i < kOutputColumns / 2; ++i) {
+      o[i] = 0.f;
+    }
+    softmax = Softmax{params.scale_log2};
+  }
+
+  // Hands the warpgroup's 64 rows of a chunk on, normalised, with their LSE: zeros and minus
+  // infinity of a row that has seen nothing.
+  __device__ __forceinline__ void store(const Tile& tile, Output& o, Softmax& softmax) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = quad_sum(softmax.sum[r]);
+      const float inverse = sum == 0.f ? 0.f : reciprocal_approx(sum);
+      const int row = first_row(tile) + thread_row() + r * 8;
+      if (row >= params.seqlen_q) {
+        continue;
+      }
+      const int64_t index = params.partial(tile.batch, tile.chunk, row, tile.head);
+      if (lane() % 4 == 0) {
+        __stcg(params.partial_lses + index,
+               (softmax.reference(r) + log2_approx(sum)) * 0.69314718056f);
+      }
+      float* const to = params.partials + index * kHeadDimV + lane() % 4 * 2;
+#pragma unroll
+      for (int column = 0; column < kHeadDimV; column += 8) {
+        const int i = column / 2 + r * 2;
+        __stcg(reinterpret_cast<float2*>(to + column),
+               make_float2(o[i] * inverse, o[i + 1] * inverse));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    if (warpgroup == kConsumers - 1) {
+      scheduler_barrier_arrive();  // warpgroup 0 is first
+    }
+    Tiles tiles;
+    Tile tile;
+    if (!tiles.next(params, tile)) {
+      return;
+    }
+    Output o = {};
+    Softmax softmax{params.scale_log2};
+    mainloop(tiles, tile, o, softmax);
+    store(tile, o, softmax);
+  }
+};
+
+// ---- The kernel ------------------------------------------------------------------------------
+
+// What the launch before this one wrote can be seen from here on.
+__device__ __forceinline__ void wait_for_launch_before() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// The launch after this one may begin once all thread blocks have come here.
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+__global__ void __launch_bounds__(kThreads, 1)
+    attention_forward(const __grid_constant__ Params params) {
+  extern __shared__ __align__(1024) char shared_bytes[];
+  SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
+
+  if (threadIdx.x == 0) {
+    cute::prefetch_tma_descriptor(&params.q);
+    cute::prefetch_tma_descriptor(&params.k);
+    cute::prefetch_tma_descriptor(&params.v);
+    for (int stage = 0; stage < kQStages; ++stage) {
+      for (int consumer = 0; consumer < kConsumers; ++consumer) {
+        shared.q_full[stage][consumer].init(1);
+        shared.q_empty[stage][consumer].init(kWarpgroup / 32);
+      }
+    }
+    for (int stage = 0; stage < kStages; ++stage) {
+      shared.k_full[stage].init(1);
+      shared.v_full[stage].init(1);
+      shared.k_empty[stage].init(kConsumers * kWarpgroup / 32);
+      shared.v_empty[stage].init(kConsumers * kWarpgroup / 32);
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+  __syncthreads();
+  wait_for_launch_before();
+  let_next_launch_begin();
+
+  const int warpgroup =
+      __shfl_sync(0xffffffff, threadIdx.x / kWarpgroup, 0);  // known to be uniform
+  if (warpgroup == 0) {
+    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    if (threadIdx.x == 0) {
+      produce(params, shared);
+    }
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    Consumer consumer{params, shared, warpgroup - 1};
+    consumer.run();
+  }
+}
+
+// ---- The fold --------------------------------------------------------------------------------
+
+// Each operation is rounded to nearest by itself. What is contracted or approximated would be other
+// bits: on a CPU, or in another kernel.
+__host__ __device__ __forceinline__ float times(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+__host__ __device__ __forceinline__ float plus(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return __fadd_rn(a, b);
+#else
+  return a + b;
+#endif
+}
+
+__host__ __device__ __forceinline__ uint32_t bits_of(float number) {
+  uint32_t bits;
+  memcpy(&bits, &number, sizeof(bits));
+  return bits;
+}
+
+__host__ __device__ __forceinline__ float from_bits(uint32_t bits) {
+  float number;
+  memcpy(&number, &bits, sizeof(number));
+  return number;
+}
+
+// exp(-|d|): 2^n times a polynomial of what is left of the exponent, |f| <= 1/2.
+__host__ __device__ __forceinline__ float exp_below(float d) {
+  constexpr float kTerms[] = {0.6931471824645996f,    0.24022647738456726f,
+                              0.055503323674201965f,  0.00961843691766262f,
+                              0.0013398875016719103f, 0.00015353360504377633f};
+  constexpr int kLast = sizeof(kTerms) / sizeof(float) - 1;
+  const float x = times(fabsf(d), -1.4426950216293335f);
+  const float y = plus(x, 12582912.0f);  // n stands in its lowest bits
+  const float f = plus(x, -plus(y, -12582912.0f));
+  float p = kTerms[kLast];
+#pragma unroll
+  for (int i = kLast - 1; i >= 0; --i) {
+    p = plus(times(p, f), kTerms[i]);
+  }
+  p = times(plus(times(p, f), 1.0f), from_bits((bits_of(y) + 127) << 23));
+  return x < -125.0f ? 0.0f : p;
+}
+
+// ln(s) for s >= 1: of its exponent, and a polynomial of its mantissa between the roots of 1/2 and
+// of 2.
+__host__ __device__ __forceinline__ float log_above(float s) {
+  constexpr float kTerms[] = {-0.4999998211860657f,  0.3333393335342407f,   -0.25002583861351013f,
+                              0.19963476061820984f,  -0.16551794111728668f, 0.14883700013160706f,
+                              -0.14426842331886292f, 0.0897943452000618f};
+  constexpr int kLast = sizeof(kTerms) / sizeof(float) - 1;
+  const int exponent = int(bits_of(s) - 1060439283) >> 23;
+  const float t = plus(times(s, from_bits(uint32_t(127 - exponent) << 23)), -1.0f);
+  float q = kTerms[kLast];
+#pragma unroll
+  for (int i = kLast - 1; i >= 0; --i) {
+    q = plus(times(q, t), kTerms[i]);
+  }
+  return plus(times(float(exponent), 0.6931471824645996f), plus(t, times(times(t, t), q)));
+}
+
+// What a split changes: what is summed so far is multiplied by `old`, the split's own output by
+// `own`. One of the two is 1, the other a weight below: lanes hand it on with its sign set where it
+// is `old`.
+__host__ __device__ __forceinline__ float weigh(float lse, float maximum) {
+  const float d = plus(lse, -maximum);
+  const float weight = exp_below(d);
+  return lse == -INFINITY ? 0.0f : d > 0.0f ? -weight : weight;
+}
+
+__host__ __device__ __forceinline__ float old_weight(float weight) {
+  return int(bits_of(weight)) < 0 ? -weight : 1.0f;
+}
+
+__host__ __device__ __forceinline__ float own_weight(float weight) {
+  return int(bits_of(weight)) < 0 ? 1.0f : weight;
+}
+
+__host__ __device__ __forceinline__ float fold(float sum, float number, float old, float own) {
+  return plus(times(sum, old), times(number, own));
+}
+
+// How many chunks there are up to the last that a row sees keys of.
+__device__ __forceinline__ int chunks_up_to(const Params& params, int) {
+  const int last = params.seqlen_k;
+  return ceil_div(ceil_div(last, kBlockN), params.chunk_blocks);
+}
+
+// ---- Merging chunks --------------------------------------------------------------------------
+
+constexpr int kMergeLanes = 128;  // that share a row, two columns each
+constexpr int kMergeThreads = 128;
+constexpr int kMergeRows = kMergeThreads / kMergeLanes;  // per thread block
+constexpr int kWindow = 16;  // chunks that are folded while as many are on their way
+
+// Chunks of a row, as one lane has them: the LSE of one of them, and its own columns of all.
+struct Window {
+  float lse;
+  float2 numbers[kWindow];
+};
+
+// Folds the chunks of a row in their order. Heads are neighbours in memory, so they are neighbours
+// here.
+__global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ Params params) {
+  const int row = int(blockIdx.x) * kMergeRows + int(threadIdx.x) / kMergeLanes;
+  const int flat = params.heads_divisor.divide(row);
+  const int head = row - flat * params.heads;
+  const int batch = params.seqlen_q_divisor.divide(flat);
+  const int position = flat - batch * params.seqlen_q;
+  const bool there = batch < params.batch;
+  const int column = threadIdx.x % kMergeLanes * 2;
+
+  const int chunks = there ? chunks_up_to(params, position) : 0;
+  const int most = __reduce_max_sync(0xffffffffu, chunks);       // of the rows of a warp
+  const int64_t step = int64_t(params.seqlen_q) * params.heads;  // from chunk to chunk
+  const int64_t first = params.partial(batch, 0, position, head);
+  const float* const partials = params.partials + first * kHeadDimV + column;
+  const float* const lses = params.partial_lses + first;
+  const int weighed =
+      threadIdx.x % kWindow;  // which of a window's chunks this lane works the weight out of
+  const auto load = [&](Window& window, int begin) {
+    window.lse = begin + weighed < chunks ? __ldcg(lses + (begin + weighed) * step) : -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kWindow; ++i) {
+      const bool needed = begin + i < chunks;
+      window.numbers[i] =
+          needed
+              ? __ldcg(reinterpret_cast<const float2*>(partials + (begin + i) * step * kHeadDimV))
+              : make_float2(0.0f, 0.0f);
+    }
+  };
+  wait_for_launch_before();
+  let_next_launch_begin();
+
+  float maximum = -INFINITY, sum = 0.0f, total[2] = {};
+  Window window;
+  load(window, 0);
+#pragma unroll 1
+  for (int begin = 0; begin < most; begin += kWindow) {
+    Window next;
+    load(next, begin + kWindow);
+    float so_far = window.lse;  // the largest of this lane's and those before it
+#pragma unroll
+    for (int lanes = 1; lanes < kWindow; lanes *= 2) {
+      so_far = fmaxf(so_far, __shfl_up_sync(0xffffffffu, so_far, lanes, kWindow));
+    }
+    const float before = __shfl_up_sync(0xffffffffu, so_far, 1, kWindow);
+    const float weight = weigh(window.lse, weighed == 0 ? maximum : fmaxf(maximum, before));
+    maximum = fmaxf(maximum, __shfl_sync(0xffffffffu, so_far, kWindow - 1, kWindow));
+#pragma unroll
+    for (int i = 0; i < kWindow; ++i) {
+      const float of_chunk = __shfl_sync(0xffffffffu, weight, i, kWindow);
+      const float old = old_weight(of_chunk), own = own_weight(of_chunk);
+      total[0] = fold(total[0], window.numbers[i].x, old, own);
+      total[1] = fold(total[1], window.numbers[i].y, old, own);
+      sum = plus(times(sum, old), own);
+    }
+    window = next;
+  }
+  if (!there) {
+    return;
+  }
+
+  const float inverse = sum == 0.0f ? 0.0f : __frcp_rn(sum);
+  Element* const out = params.out + batch * params.out_stride_batch +
+                       position * params.out_stride_seq + head * params.out_stride_head + column;
+  __stcg(reinterpret_cast<uint32_t*>(out),
+         pack(times(total[0], inverse), times(total[1], inverse)));
+  if (column == 0 && params.lse) {
+    params.lse[batch * params.lse_stride_batch + head * params.lse_stride_head + position] =
+        plus(maximum, log_above(sum));
+  }
+}
+
+}  // namespace fagen_fwd_bf16_d256_full_m128n48_split4_kernel
+
+// ---- The host's side -------------------------------------------------------------------------
+
+namespace fagen_fwd_bf16_d256_full_m128n48_split4_host {
+
+using namespace fagen_fwd_bf16_d256_full_m128n48_split4_kernel;
+
+// What a call ends with: the number of its message. Checks come in this order.
+enum Status {
+  kOk,
+  kWrongStruct,
+  kBadSize,
+  kBadRatio,
+  kBadScalar,
+  kRefused,
+  kNullPointer,
+  kMisaligned,
+  kBadStride,
+  kSmallWorkspace,
+  kTooMany,
+  kNotHopper,
+  kNoDriver,
+  kTensorMapRefused,
+  kLaunchFailed
+};
+
+constexpr const char* kMessages[] = {
+    "launched",
+    "struct_bytes or version is that of another FagenForwardArgs",
+    "a size is negative or too large",
+    "heads must be a multiple of kv_heads",
+    "scale must be finite and positive, scale 1e+08 at most",
+    "a tensor that cannot be given",
+    "a tensor that is needed is null",
+    "a tensor does not begin at a multiple of 16 bytes",
+    "a stride is negative, too large, or no multiple of 16 bytes",
+    "the workspace is null or too small",
+    "there are 2^30 rows of chunks or more",
+    "the current device is not a Hopper GPU (compute capability 9.0)",
+    "the CUDA driver is missing, or too old for tensor maps",
+    "the CUDA driver refused to describe a tensor for TMA",
+    "the kernel could not be launched",
+};
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
+
+// A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
+// TMA, or accesses of 16 bytes, follow an aligned one.
+Status check(const void* data, int element_bytes, bool aligned, int64_t most,
+             std::initializer_list<int64_t> sizes_and_strides) {
+  bool empty = false, strides_fit = true;
+  for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
+    const int64_t size = d[0], stride = d[1];
+    empty |= size == 0;
+    strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
+                                 (!aligned || stride * element_bytes % 16 == 0));
+  }
+  if (!data || empty) {
+    return empty ? kOk : kNullPointer;
+  }
+  const bool misaligned = aligned && reinterpret_cast<uintptr_t>(data) % 16 != 0;
+  return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
+}
+
+int64_t workspace_bytes([[maybe_unused]] const FagenForwardArgs& a) {
+  return int64_t(4112) * a.seqlen_q * a.heads * a.batch;
+}
+
+Status check(const FagenForwardArgs& a) {
+  if (a.struct_bytes != sizeof(a) || a.version != FAGEN_FORWARD_ARGS) {
+    return kWrongStruct;
+  }
+  for (const int size : {a.batch, a.heads, a.kv_heads, a.seqlen_q, a.seqlen_k}) {
+    if (size < 0 || size > 1073741824) {
+      return kBadSize;
+    }
+  }
+  if (a.kv_heads == 0 ? a.heads != 0 : a.heads % a.kv_heads != 0) {
+    return kBadRatio;
+  }
+  if (!(a.scale > 0) || !std::isfinite(a.scale) || a.scale > 100000000.0) {
+    return kBadScalar;
+  }
+  for (const Status status :
+       {check(a.q, 2, true, kMostStride,
+              {a.batch, a.q_stride_batch, a.seqlen_q, a.q_stride_seq, a.heads, a.q_stride_head}),
+        check(a.k, 2, true, kMostStride,
+              {a.batch, a.k_stride_batch, a.seqlen_k, a.k_stride_seq, a.kv_heads, a.k_stride_head}),
+        check(a.v, 2, true, kMostStride,
+              {a.batch, a.v_stride_batch, a.seqlen_k, a.v_stride_seq, a.kv_heads, a.v_stride_head}),
+        check(a.out, 2, true, kMostStride,
+              {a.batch, a.out_stride_batch, a.seqlen_q, a.out_stride_seq, a.heads,
+               a.out_stride_head}),
+        !a.lse ? kOk
+               : check(a.lse, 4, false, kMostStride,
+                       {a.batch, a.lse_stride_batch, a.heads, a.lse_stride_head, a.seqlen_q, 0})}) {
+    if (status) {
+      return status;
+    }
+  }
+  const int64_t needed = workspace_bytes(a);
+  return needed > (a.workspace ? a.workspace_bytes : 0) ? kSmallWorkspace : kOk;
+}
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+// Found at run time, so that the library loads where there is no driver.
+EncodeTiled encode_tiled() {
+  static const EncodeTiled found = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                               12000, cudaEnableDefault, &result);
+    return error == cudaSuccess && result == cudaDriverEntryPointSuccess
+               ? reinterpret_cast<EncodeTiled>(function)
+               : nullptr;
+  }();
+  return found;
+}
+
+// SMs of the current device, once the kernel is configured for it; 0 if it is no Hopper GPU.
+int prepare_device() {
+  constexpr int kDevices = 64;
+  static std::atomic<int> known[kDevices];
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) {
+    return 0;
+  }
+  if (device < kDevices && known[device].load(std::memory_order_acquire) > 0) {
+    return known[device].load(std::memory_order_relaxed);
+  }
+  int major = 0, minor = 0, multiprocessors = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (major != 9 || minor != 0 ||
+      cudaFuncSetAttribute(attention_forward, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           sizeof(SharedStorage)) != cudaSuccess) {
+    return 0;
+  }
+  if (device < kDevices) {
+    known[device].store(multiprocessors, std::memory_order_release);
+  }
+  return multiprocessors;
+}
+
+// A tensor as the caller laid it out, and the boxes of one head and batch that TMA copies.
+struct Tensor {
+  const void* data;
+  int64_t sizes[4];    // columns, rows, heads, batch
+  int64_t strides[3];  // of all but the columns
+  int box[2];          // columns, rows
+  CUtensorMapSwizzle swizzle;
+  CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  int64_t element_bytes = sizeof(Element);
+};
+
+bool describe(CUtensorMap* map, const Tensor& t) {
+  cuuint64_t sizes[4], strides[3];
+  std::copy_n(t.sizes, 4, sizes);
+  for (int i = 0; i < 3; ++i) {
+    strides[i] = t.sizes[i + 1] <= 1 ? 16 : t.strides[i] * t.element_bytes;
+  }
+  const cuuint32_t box[4] = {cuuint32_t(t.box[0]), cuuint32_t(t.box[1]), 1, 1};
+  const cuuint32_t steps[4] = {1, 1, 1, 1};
+  return encode_tiled()(map, t.type, 4, const_cast<void*>(t.data), sizes, strides, box, steps,
+                        CU_TENSOR_MAP_INTERLEAVE_NONE, t.swizzle,
+                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// Either kernel may begin under the end of the launch before it, and waits for what that one
+// writes.
+bool enqueue(void (*kernel)(Params), int64_t blocks, int threads, int shared_bytes,
+             cudaStream_t stream, const Params& params) {
+  cudaLaunchAttribute overlap;
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(unsigned(blocks));
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, params) == cudaSuccess;
+}
+
+Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
+  const double rows = double(a.batch) * a.seqlen_q * a.heads;
+  if (rows == 0) {
+    return kOk;
+  }
+  if (rows * kChunks >= 1 << 30) {
+    return kTooMany;
+  }
+  const int multiprocessors = prepare_device();
+  if (multiprocessors == 0) {
+    return kNotHopper;
+  }
+  if (!encode_tiled()) {
+    return kNoDriver;
+  }
+
+  const int group = a.heads / a.kv_heads;
+  const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM));
+  const int blocks = int(ceil_div(a.seqlen_k, kBlockN));
+
+  Params params;
+  params.partials = static_cast<float*>(a.workspace);
+  params.partial_lses = params.partials + int64_t(rows) * kChunks * kHeadDimV;
+  params.out = static_cast<Element*>(a.out);
+  params.lse = static_cast<float*>(a.lse);
+  params.out_stride_batch = a.out_stride_batch;
+  params.out_stride_seq = a.out_stride_seq;
+  params.out_stride_head = a.out_stride_head;
+  params.lse_stride_batch = a.lse_stride_batch;
+  params.lse_stride_head = a.lse_stride_head;
+  params.batch = a.batch;
+  params.heads = a.heads;
+  params.seqlen_q = a.seqlen_q;
+  params.seqlen_k = a.seqlen_k;
+  params.chunk_blocks = std::max(1, int(ceil_div(blocks, kChunks)));
+  params.kv_heads = FastDivisor(a.kv_heads);
+  params.heads_per_kv_head = FastDivisor(group);
+  params.kv_head_tiles = FastDivisor(m_blocks * group);
+  params.chunk_tiles = FastDivisor(m_blocks * a.heads * a.batch);
+  params.slots = int(ceil_div(blocks, params.chunk_blocks)) * params.chunk_tiles.value;
+  params.heads_divisor = FastDivisor(a.heads);
+  params.seqlen_q_divisor = FastDivisor(a.seqlen_q);
+  params.scale_log2 = a.scale * 1.44269504089f;
+
+  if (blocks > 0) {
+    const Tensor q{.data = a.q,
+                   .sizes = {kHeadDim, a.seqlen_q, a.heads, a.batch},
+                   .strides = {a.q_stride_seq, a.q_stride_head, a.q_stride_batch},
+                   .box = {kQkSlab, kWarpgroupRows},
+                   .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};
+    const Tensor k{.data = a.k,
+                   .sizes = {kHeadDim, a.seqlen_k, a.kv_heads, a.batch},
+                   .strides = {a.k_stride_seq, a.k_stride_head, a.k_stride_batch},
+                   .box = {kQkSlab, kBlockN},
+                   .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};
+    const Tensor v{.data = a.v,
+                   .sizes = {kHeadDimV, a.seqlen_k, a.kv_heads, a.batch},
+                   .strides = {a.v_stride_seq, a.v_stride_head, a.v_stride_batch},
+                   .box = {kVSlab, kBlockN},
+                   .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};
+    if (!describe(&params.q, q) || !describe(&params.k, k) || !describe(&params.v, v)) {
+      return kTensorMapRefused;
+    }
+    const int grid = std::min(params.slots, multiprocessors);
+    if (!enqueue(attention_forward, grid, kThreads, sizeof(SharedStorage), stream, params)) {
+      return kLaunchFailed;
+    }
+  }
+  const int64_t merging = int64_t(a.seqlen_q) * a.heads * a.batch;
+  return enqueue(merge, merging, kMergeThreads, 0, stream, params) ? kOk : kLaunchFailed;
+}
+
+}  // namespace fagen_fwd_bf16_d256_full_m128n48_split4_host
+
+extern "C" int fagen_fwd_bf16_d256_full_m128n48_split4(const FagenForwardArgs* args, void* stream) {
+  using namespace fagen_fwd_bf16_d256_full_m128n48_split4_host;
+  const Status status = args ? check(*args) : kNullPointer;
+  return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
+}
+
+extern "C" int64_t fagen_fwd_bf16_d256_full_m128n48_split4_workspace(const FagenForwardArgs* args) {
+  return args ? fagen_fwd_bf16_d256_full_m128n48_split4_host::workspace_bytes(*args) : -1;
+}
+
+extern "C" const char* fagen_fwd_bf16_d256_full_m128n48_split4_message(int status) {
+  using namespace fagen_fwd_bf16_d256_full_m128n48_split4_host;
+  return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
+}
+
+extern "C" const FagenKernelInfo* fagen_fwd_bf16_d256_full_m128n48_split4_info(void) {
+  using namespace fagen_fwd_bf16_d256_full_m128n48_split4_kernel;
+  static const FagenKernelInfo info = {
+      sizeof(FagenKernelInfo),
+      kSharedBytes,
+      kThreads,
+      kLaunchRegisters,
+      "fwd_bf16_d256_full_m128n48_split4",
+      "48e44b29c00809660b48360facd1a3e44a49d73f93c2eb23c8e06bc0d4369307"};
+  return &info;
+}
