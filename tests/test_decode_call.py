@@ -20,6 +20,7 @@ HALF = torch.float16
 @pytest.fixture(autouse=True)
 def nothing_ready(monkeypatch):
     monkeypatch.setattr(decode, "_ready", {})
+    monkeypatch.setattr(decode, "_called", {})
 
 
 def tensors(batch=2, queries=1, heads=8, kv_heads=8, keys=70, head_dim=64, head_dim_v=64):
@@ -83,6 +84,7 @@ def test_of_nothing_there_is_nothing_or_zeros(shape):
 def test_which_kernel_it_is_depends_on_rows_and_kv_heads_and_not_on_lengths():
     def slugs(**sizes):
         decode._ready.clear()
+        decode._called.clear()
         fagen.attention_decode(*tensors(**sizes))
         ((*_, mask, rows, chunks, by, _, _),) = decode._ready
         return mask, rows, chunks, by

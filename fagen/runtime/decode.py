@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _is_tracing
+from torch._C._functorch import peek_interpreter_stack
+from torch.compiler import is_compiling
 
 from fagen import registry
 from fagen.errors import ScheduleError, UntunedWarning
@@ -22,7 +25,7 @@ from fagen.runtime.arguments import (
     refuse_rank,
     word_of,
 )
-from fagen.runtime.op import Op, alone
+from fagen.runtime.op import Op, alone, direct
 from fagen.runtime.ready import first_ready, refuse_tracing
 
 Choice = str | Path | Schedule | None
@@ -35,8 +38,13 @@ NOT_READY = (
     "device; "
 )
 
-# What has been readied in this process: with the log-sum-exp, and alone.
-_ready: dict[Key, tuple[Op, Op]] = {}
+Kernel = tuple[Op, Op, Op]  # with the log-sum-exp, alone, direct
+
+# What has been readied in this process.
+_ready: dict[Key, Kernel] = {}
+# The same by what a call has at hand: working out its Key costs more than all else in Python.
+_called: dict[tuple[Any, ...], Kernel] = {}
+_MOST_CALLED = 10_000
 
 
 def attention_decode(
@@ -85,20 +93,38 @@ def attention_decode(
     read; DeviceError where the GPU is no Hopper; ToolchainError and BuildError where the kernel
     cannot be built; FagenError where it is not ready and cannot be built now.
     """
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        refuse_rank(name, tensor)
-    queries, head_dim = q.shape[1], q.shape[3]
-    maximum = "lazy" if reference is None else "unified"
-    key = _key(q, k, v, queries, causal=causal, maximum=maximum, schedule=schedule)
-    with_lse, without = _ready.get(key) or _make_ready(key, queries)
+    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+    if not len(q_shape) == len(k_shape) == len(v_shape) == 4:
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            refuse_rank(name, tensor)
+    lazy = reference is None
+    traced = is_compiling() or _is_tracing() or peek_interpreter_stack()
+    call: tuple[Any, ...] = ()
+    batch: Any = q_shape[0]
+    if not traced and type(batch) is int:  # sizes that are open are no keys of a dict
+        call = q.device, q.dtype, q_shape, k_shape[2], v_shape[3], causal, lazy, schedule
+    kernel = _called.get(call)
+    if kernel is None:
+        maximum = "lazy" if lazy else "unified"
+        key = _key(q, k, v, q_shape[1], causal=causal, maximum=maximum, schedule=schedule)
+        kernel = _ready.get(key) or _make_ready(key, q_shape[1])
+        if call and len(_called) < _MOST_CALLED:
+            _called[call] = kernel
+    with_lse, without, sooner = kernel
     if scale is None:
-        scale = head_dim**-0.5
-    kernel = with_lse if return_lse else without
-    given = (q, k, v) if reference is None else (q, k, v, reference)
-    found: Tensor | tuple[Tensor, Tensor] = kernel(
-        *given, scale, seqused_k=seqused_k, leftpad_k=leftpad_k
-    )
-    return found
+        scale = q_shape[3] ** -0.5
+    given = (q, k, v, scale) if reference is None else (q, k, v, reference, scale)
+    if return_lse:
+        out_and_lse: tuple[Tensor, Tensor] = with_lse(
+            *given, seqused_k=seqused_k, leftpad_k=leftpad_k
+        )
+        return out_and_lse
+    if not traced:
+        out: Tensor = sooner(*given, seqused_k=seqused_k, leftpad_k=leftpad_k)
+        if not out.requires_grad:
+            return out
+    refusing: Tensor = without(*given, seqused_k=seqused_k, leftpad_k=leftpad_k)
+    return refusing  # where no gradient would be needed
 
 
 def reference_for(lse: Tensor, keys: Tensor | int) -> Tensor:
@@ -144,7 +170,7 @@ def _key(
     return q.device, q.dtype, head_dim, v.shape[3], mask, *tile, maximum, schedule
 
 
-def _make_ready(key: Key, queries: int) -> tuple[Op, Op]:
+def _make_ready(key: Key, queries: int) -> Kernel:
     """The long way to a kernel: choose, build, load.  Raises as attention_decode does."""
     refuse_tracing(NOT_READY)
     schedules = _schedules(key, queries)
@@ -157,7 +183,7 @@ def _make_ready(key: Key, queries: int) -> tuple[Op, Op]:
             UntunedWarning,
             stacklevel=3,
         )
-    _ready[key] = kernel, alone(kernel)
+    _ready[key] = kernel, alone(kernel), direct(kernel)
     return _ready[key]
 
 
