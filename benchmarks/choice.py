@@ -3,6 +3,7 @@
     python benchmarks/choice.py                  three head dims: less than two GPU minutes
     python benchmarks/choice.py --write          and puts the rows into schedules/dispatch.toml
     python benchmarks/choice.py --predicted      the same borders by the cost models, without a GPU
+    python benchmarks/choice.py --write --head-dim 64 --redraw benchmarks/results/<…>-choice.json
 
 Plain and split kernels are timed by tiles of 128 queries and by keys, the former also against
 decoding's kernels by queries of a sequence; CUDA graphs go round through 480 MB of keys and values,
@@ -25,6 +26,7 @@ from record import Findings, build, exit_code, parser, say
 
 from fagen.dispatch.choice import suited
 from fagen.dispatch.tables import NAME, Row, update
+from fagen.errors import FagenError
 from fagen.evidence import read as evidence_of
 from fagen.kinds.forward.cost import seconds
 from fagen.measure.timing import Regime
@@ -83,11 +85,13 @@ def run(asked: argparse.Namespace) -> int:
         rows = [
             row
             for head_dim in asked.head_dims
-            for row in rows_for(head_dim, predicted, PREDICTED_GAIN, asked.card, by)
+            for row in rows_for(head_dim, predicted, PREDICTED_GAIN, asked.card, by, LEAST_KEYS)
         ]
         if asked.write:
             update(locate("schedules") / NAME, rows)
         return 0
+    if asked.redraw:
+        return redraw(asked)
     findings = Findings.begun(asked.out, "choice", [SHORT])
     slugs = {slug for head_dim in asked.head_dims for slug in _slugs(head_dim)}
     kernels = build(map(from_slug, sorted(slugs)), binding=False)
@@ -115,13 +119,40 @@ def run(asked: argparse.Namespace) -> int:
     return findings.finish()
 
 
+def redraw(asked: argparse.Namespace) -> int:
+    """Find the borders by times that were measured.  Raises FagenError where one was not."""
+    findings = Findings.read(asked.redraw)
+    timed = {
+        (row["slug"], *(row[name] for name in Sizes.__dataclass_fields__)): row["microseconds"]
+        for row in findings.rows
+    }
+
+    def before(schedules: Sequence[Schedule], sizes: Sizes) -> Mapping[str, float]:
+        try:
+            return {s.slug: timed[s.slug, *vars(sizes).values()] / 1e6 for s in schedules}
+        except KeyError as missing:
+            raise FagenError(
+                f"{asked.redraw} has no time of {missing.args[0][0]}, {sizes}"
+            ) from None
+
+    by, card = f"benchmarks/results/{findings.stem}.json", findings.about["card"]
+    rows = [
+        row for head_dim in asked.head_dims for row in rows_for(head_dim, before, GAIN, card, by)
+    ]
+    if asked.write:
+        update(locate("schedules") / NAME, rows)
+    return 0
+
+
 # ---- borders -------------------------------------------------------------------------------------
 
 
-def rows_for(head_dim: int, times: Times, gain: float, card: str, by: str) -> Iterator[Row]:
+def rows_for(
+    head_dim: int, times: Times, gain: float, card: str, by: str, least_keys: int = 0
+) -> Iterator[Row]:
     """The rows of a dispatch table for a head dim, in both dtypes and with both masks."""
     queries = decoding_border(head_dim, times)
-    borders = list(_joined(split_borders(head_dim, times, gain)))
+    borders = list(_joined(split_borders(head_dim, times, gain, least_keys)))
     for dtype in ("fp16", "bf16"):
         for mask in ("causal", "full"):
             if queries:
@@ -158,7 +189,9 @@ def decoding_border(head_dim: int, times: Times) -> int:
     return border
 
 
-def split_borders(head_dim: int, times: Times, gain: float) -> Iterator[tuple[int, int, int]]:
+def split_borders(
+    head_dim: int, times: Times, gain: float, least_keys: int = 0
+) -> Iterator[tuple[int, int, int]]:
     """For so many tiles at most, the chunks that serve them best, and from how many keys on."""
     plain, *split = map(from_slug, _forward(head_dim))
     for tiles in TILES:
@@ -184,7 +217,7 @@ def split_borders(head_dim: int, times: Times, gain: float) -> Iterator[tuple[in
         chunks = best.values()["chunks"]
         say(f"d{head_dim}, {tiles} tiles: {chunks} chunks, beside the plain kernel at {ratios}")
         if begins < math.inf:
-            yield tiles, chunks, max(LEAST_KEYS, int(begins))
+            yield tiles, chunks, max(least_keys, int(begins))
 
 
 def _joined(borders: Iterator[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:

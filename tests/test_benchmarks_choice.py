@@ -34,7 +34,8 @@ def by_chunks(schedules, sizes):
 def test_borders_follow_from_times(choice, capsys):
     assert choice.decoding_border(128, by_chunks) == 24  # 32 of theirs beside 20 of a plain tile
     found = {
-        tiles: (chunks, keys) for tiles, chunks, keys in choice.split_borders(128, by_chunks, 1.05)
+        tiles: (chunks, keys)
+        for tiles, chunks, keys in choice.split_borders(128, by_chunks, 1.05, choice.LEAST_KEYS)
     }
     assert found[2][0] == 64 and found[33][0] in (4, 16)
     assert all(keys >= choice.LEAST_KEYS for _, keys in found.values())
@@ -81,7 +82,7 @@ def test_its_model_of_decoding_is_its_evidence(choice):
 
 
 def test_measured_borders_are_written_beside_their_times(
-    choice, made_up_gpu, tmp_path, monkeypatch
+    choice, made_up_gpu, tmp_path, monkeypatch, capsys
 ):
     from fagen.measure import rotating
 
@@ -108,6 +109,11 @@ def test_measured_borders_are_written_beside_their_times(
     assert {"slug", "microseconds", "batch", "seqlen_k"} <= set(found["rows"][0])
     rows = table_at(tmp_path / dispatch_table.NAME)
     assert rows and all(row.by == f"benchmarks/results/{path.name}" for row in rows)
+    (tmp_path / dispatch_table.NAME).unlink()
+    again = ["--redraw", str(path), "--head-dim", "128", "--write"]
+    assert choice.main(again) == 0 and table_at(tmp_path / dispatch_table.NAME) == rows
+    assert choice.main([*again[:2], "--head-dim", "64"]) == 1
+    assert "has no time of" in capsys.readouterr().err
 
 
 def test_it_needs_a_gpu(script, tmp_path, capsys):
