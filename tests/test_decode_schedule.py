@@ -109,9 +109,12 @@ def test_rows_and_chunks_that_kernels_are_made_for():
 
 
 def test_many_tiles_are_dealt_in_runs():
-    """Of rows of a KV head's queries, KV heads and sequences."""
-    assert [deal_for(4, 8, batch) for batch in (1, 32, 33, 128)] == ["turn", "turn", "run", "run"]
-    assert [deal_for(rows, 8, 11) for rows in (64, 128, 129, 192)] == ["turn", "turn", "run", "run"]
+    """Of a head dim, rows of a KV head's queries, KV heads and sequences."""
+    assert [deal_for(128, 4, 8, batch) for batch in (32, 49, 50)] == ["turn", "turn", "run"]
+    assert [deal_for(128, rows, 8, 50) for rows in (16, 17, 64)] == ["run", "turn", "turn"]
+    assert [deal_for(256, 32, 8, batch) for batch in (24, 25)] == ["turn", "run"]
+    assert deal_for(256, 65, 8, 13) == "run"  # two tiles of rows each
+    assert deal_for(64, 4, 8, 1_000) == deal_for(256, 8, 8, 1_000) == "turn"
 
 
 def test_all_faults_are_said_at_once_each_with_its_line():

@@ -173,7 +173,7 @@ def _key(
     # of one query both masks are the same
     mask = "causal" if causal or queries == 1 else "full"
     of_group = queries * (heads // kv_heads)
-    tile = rows_for(of_group), chunks_for(kv_heads), deal_for(of_group, kv_heads, batch)
+    tile = rows_for(of_group), chunks_for(kv_heads), deal_for(head_dim, of_group, kv_heads, batch)
     of = q.device, q.dtype, head_dim, v.shape[3], mask
     if schedule is None and maximum == "lazy":
         rows = _tables.get(of)

@@ -17,16 +17,18 @@ from fagen.merge import chunk_blocks
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, FP32
 
-# Fitted to 58 timings of head dims 64, 128 and 256, 8 to 64 rows, 16 and 32 chunks dealt in turns,
-# which they meet within 3 % (root mean square; NVIDIA H200): docs/tuning-log.md.
-LAUNCHES = 4.87e-6  # seconds, of both kernels in a graph, with the first load and the last merge
-READ_BYTES = 4.29e12  # a second, of K and V out of memory
-PARTIAL_BYTES = 2.6e12  # the same of partial outputs: written beside, and read by the merge
-SHARPNESS = 3.9
-SCORES = 26.0  # clocks of a step, for each row beside 64 keys
-READ = 0.0226  # the same, for each byte of K and V that tensor cores read
-CROWD = 0.46  # by how much a step takes longer for each other thread block of the multiprocessor
-OUTPUT = 0.114  # clocks of a chunk, for each number of its output
+# Fitted to 110 timings of head dims 64, 128 and 256, 8 to 64 rows, 16 and 32 chunks (NVIDIA H200):
+# in turns they are met within 3 % (root mean square), in runs within 5 %: docs/tuning-log.md.
+LAUNCHES = 4.57e-6  # seconds, of both kernels in a graph, with the first load and the last merge
+READ_BYTES = 4.33e12  # a second, of K and V out of memory
+PARTIAL_BYTES = 2.51e12  # the same of partial outputs: written beside, and read by the merge
+SHARPNESS = 3.58
+SCORES = 26.8  # clocks of a step, for each row beside 64 keys
+READ = 0.023  # the same, for each byte of K and V that tensor cores read
+CROWD = 0.352  # by how much a step takes longer for each other thread block of the multiprocessor
+OUTPUT = 0.098  # clocks of a chunk, for each number of its output
+FOUND = 2_800.0  # clocks of a chunk in a run, to find it and to begin anew
+FOLD = 0.36  # the same, for each number of its output
 
 # Not measured yet.
 FETCH = 1_650.0  # from a buffer that is free to one that is full again, under load
@@ -119,6 +121,7 @@ def _parts(deal: Dealt, values: Mapping[str, Any], sizes: Sizes) -> Parts:
     unit = OUTPUT * values["rows"] * head_dim_v
     unit += 0 if values["maximum"] == "unified" else VOTE
     unit += QUERIES if values["q_stages"] == 1 else 0
+    unit += FOUND + FOLD * values["rows"] * head_dim_v if values["by"] == "run" else 0
     clocks = deal.steps * step_clocks(values, deal.resident) + deal.units * unit
     return Parts(
         memory=cache_bytes / READ_BYTES

@@ -12,8 +12,10 @@ ROWS = (8, 16, 32, 64)  # of queries, that a kernel is made for
 _NARROW = 64  # columns up to which a step has 128 keys: with 64 it would end too soon
 _UNITS = 128  # of a sequence, at least: a few less than there are multiprocessors
 _CHUNKS = (16, 32, 64)
-# output tiles from which on a thread block has whole ones, or nearly, and most are written once
-_IN_RUNS = 2 * SM90.sm_count
+# output tiles, in halves, of a thread block from which on runs were faster (docs/tuning-log.md)
+_IN_RUNS = 3
+_MOST_IN_RUNS = 16  # rows, up to which two thread blocks fit beside each other
+_WIDE = 128  # columns beyond which a multiprocessor has one thread block, at most two else
 
 
 def rows_for(rows: int) -> int:
@@ -26,10 +28,19 @@ def chunks_for(kv_heads: int) -> int:
     return next((chunks for chunks in _CHUNKS if chunks * kv_heads >= _UNITS), _CHUNKS[-1])
 
 
-def deal_for(rows: int, kv_heads: int, batch: int) -> str:
-    """Return how chunks are dealt, by rows of queries to a KV head: bits are the same."""
-    tiles = -(-rows // rows_for(rows)) * kv_heads * batch
-    return "run" if tiles >= _IN_RUNS else "turn"
+def deal_for(head_dim: int, rows: int, kv_heads: int, batch: int) -> str:
+    """Return how chunks are dealt, by rows of queries to a KV head: bits are the same.
+
+    In runs where most tiles are one thread block's, and that was faster: not at narrow heads, whose
+    chunks are over before the next one is found, nor where sums take the registers of a second
+    thread block, nor for eight rows of wide heads, whose partial outputs are small beside keys.
+    """
+    wide, tile = head_dim > _WIDE, rows_for(rows)
+    if head_dim <= _NARROW or (tile == ROWS[0] if wide else tile > _MOST_IN_RUNS):
+        return "turn"
+    tiles = -(-rows // tile) * kv_heads * batch
+    blocks = SM90.sm_count * (1 if wide else 2)
+    return "run" if 2 * tiles >= _IN_RUNS * blocks else "turn"
 
 
 def derived(
@@ -74,7 +85,7 @@ def sized(schedule: Schedule, sizes: Sizes) -> Schedule:
         mask=asked.mask,
         rows=rows,
         chunks=chunks_for(sizes.kv_heads),
-        by=deal_for(rows, sizes.kv_heads, sizes.batch),
+        by=deal_for(asked.head_dim, rows, sizes.kv_heads, sizes.batch),
     )[0]
 
 
