@@ -187,7 +187,10 @@ def accumulators(plan: Plan, dq: Tensor) -> Tensor:
     PTX ISA, wgmma.m64nN: a warp has 16 rows; register 4 i + j of lane 4 g + q is row g + j / 2 · 8,
     column 8 i + 2 q + j % 2.
     """
-    parts = dq.split(plan.dq_columns, dim=1) if plan.shares_rows else dq.split(64)
+    width = 64 if plan.dq_transposed else plan.dq_columns
+    height = plan.dq_columns if plan.dq_transposed else 64
+    parts = dq.split(width, dim=1) if plan.shares_rows else dq.split(height)
+    parts = tuple(part.T for part in parts) if plan.dq_transposed else parts
     return torch.cat(
         [
             part.reshape(4, 2, 8, part.shape[1] // 8, 4, 2).permute(3, 0, 2, 4, 1, 5).reshape(-1)
@@ -228,7 +231,7 @@ def test_the_row_kernels_own_text_prepares_rows_and_rounds_dq(slug, tmp_path):
         records = torch.frombuffer(said[:size], dtype=torch.float32)
         records = records.view(batch, heads, 2, plan.record_bytes // 4)
         begin = plan.block_m * sums.shape[3]
-        end = begin + statistics_bytes(plan.block_m, plan.split) // 4
+        end = begin + statistics_bytes(plan.schedule) // 4
         assert torch.all(records[..., end : end + plan.cluster].view(torch.int32) == 0)
         found_lse, found = numbers_of_rows(plan, records[..., begin:end])
         right = lse * math.log2(math.e) / -0.5  # the program's scale_log2
@@ -253,10 +256,16 @@ def numbers_of_rows(plan: Plan, numbers: Tensor) -> Iterator[Tensor]:
     """LSEs and deltas of a record (batch, heads, blocks, ...), in the order of the rows.
 
     To be multiplied they are core matrices of eight rows by eight bf16, of one number and of the
-    other by turns, and each number is a sum. Else each lane of a quad finds those of its columns
+    other by turns, and each number is a sum. Where ones lie in shared memory both numbers of a row
+    are in the same eight, of three each. Else each lane of a quad finds those of its columns
     side by side: 2 q and 2 q + 1 of each eight.
     """
-    if plan.multiplies_statistics:
+    if plan.ones_in_shared_memory:
+        parts = numbers.contiguous().view(torch.bfloat16).unflatten(-1, (-1, 8)).double()
+        assert torch.all(parts[..., 6:] == 0)
+        for begin in (0, 3):
+            yield parts[..., begin : begin + 3].sum(-1).flatten(2).float()
+    elif plan.multiplies_statistics:
         parts = numbers.contiguous().view(torch.bfloat16).unflatten(-1, (-1, 2, 8, 8)).double()
         for one in parts.sum(-1).unbind(-2):
             yield one.flatten(2).float()

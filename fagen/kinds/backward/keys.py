@@ -108,8 +108,8 @@ class Warps(Section):
     )
     kept: Annotated[str, OneOf(KEPT)] = Field(
         default=KEPT[0],
-        description='of its 64 keys, what a consumer has in registers for S and dP: nothing ("none"), '
-        'K ("k"), or K and V ("kv")',
+        description='of its 64 keys, what a consumer has in registers for S and dP: "none", K '
+        '("k"), or K and V ("kv")',
     )
     producer_registers: int = _registers("setmaxnreg of the producer; derived if left out")
     consumer_registers: int = _registers("setmaxnreg of the consumers; derived if left out")
