@@ -27,6 +27,7 @@ def keys(draw: st.DrawFn) -> dict[str, object]:
         dq_by=draw(st.sampled_from([None, *DQ_BY])),
         dq_slices=draw(st.sampled_from([None, 1, 2])),
         intra_warpgroup=draw(st.booleans()),
+        under_dp=draw(st.booleans()),
         kept=draw(st.sampled_from([None, *KEPT])),
     )
     return {key: value for key, value in said.items() if value is not None} | dict(

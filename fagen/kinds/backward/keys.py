@@ -126,6 +126,10 @@ class Overlap(Section):
         default=False,
         description="by gradients: a step's S is issued with the dV of the step before",
     )
+    under_dp: bool = Field(
+        default=False,
+        description="by keys: exponentials stand before the wait for dP in machine code too",
+    )
 
 
 class Build(Section):

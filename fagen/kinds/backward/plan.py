@@ -113,6 +113,7 @@ class Plan:
     dq_slices: int
     cluster: int  # thread blocks that share rows, and dQ
     intra_warpgroup: bool
+    under_dp: bool  # exponentials stand before the wait for dP
     keeps_k: bool  # in registers, for S
     keeps_v: bool  # for dP
     ones_in_shared_memory: bool  # that statistics are multiplied by
@@ -372,6 +373,7 @@ def plan(schedule: Schedule) -> Plan:
         dq_slices=pipeline.dq_slices,
         cluster=schedule.grid.cluster,
         intra_warpgroup=schedule.overlap.intra_warpgroup,
+        under_dp=schedule.overlap.under_dp,
         keeps_k=warps.kept in ("k", "kv"),
         keeps_v=warps.kept == "kv",
         ones_in_shared_memory=ones_in_shared_memory(schedule.values()),

@@ -33,6 +33,7 @@ SLUG = SlugForm(
         Code("consumer_registers", "cr"),
         Code("dq_registers", "dqr"),
         Code("intra_warpgroup", words={True: "intra", False: "nointra"}),
+        Code("under_dp", words={True: "underdp", False: "nounderdp"}),
         Code("cluster", "c"),
         Code("max_spill_bytes", "spill"),
     ),
@@ -206,6 +207,8 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "kept", f'= "{keys["kept"]}": only with split = "keys"; leave it out'
     if keys["intra_warpgroup"] and keys["split"] == "keys":
         yield "intra_warpgroup", '= true: only with split = "gradients"; leave it out'
+    if keys["under_dp"] and keys["split"] == "gradients":
+        yield "under_dp", '= true: only with split = "keys"; leave it out'
     if keys["intra_warpgroup"] and keys["stages"] < 2:
         yield "stages", "= 1: with intra_warpgroup two steps need their Q at once; use 2"
     if dq_by == "all" and keys["dq_registers"] != keys["consumer_registers"]:
