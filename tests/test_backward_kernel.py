@@ -3,7 +3,10 @@
 import ctypes
 import itertools
 import math
+import os
+import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +23,7 @@ from fagen.problem import Sizes
 from fagen.process import run
 from fagen.render import HASH_WORD, formatted, render, token_hash
 from fagen.runtime.c_interface import struct_of
-from fagen.toolchain import find_gxx, find_nvcc
+from fagen.toolchain import find_disassembler, find_gxx, find_nvcc
 from fagen.vocab import MASKS
 from tests.backward_helpers import SPREAD, masked, planned
 from tests.test_masks import FUTURE, LENGTHS, WINDOW, seen
@@ -308,6 +311,32 @@ def test_they_compile_without_a_spill_a_warning_or_serialised_products(slug):
     assert binary.report.stack_bytes == binary.report.spill_store_bytes == 0
     assert not binary.report.remarks
     assert plan.max_spill_bytes == 0
+
+
+def test_exponentials_stand_before_the_wait_for_dp_where_they_are_to_run_under_it():
+    tools = find_disassembler()
+    if tools is None:
+        pytest.skip("no nvdisasm")
+    plan, binary = flow.built(
+        registry.from_slug("bwd_fp16_d128_full_m64n128_underdp"), binding=False
+    )
+    environment = {"PATH": f"{Path(tools.nvdisasm).parent}:{os.environ['PATH']}"}
+    listing = run([tools.cuobjdump, "-sass", binary.library], env=environment).stdout
+    found = re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, (0x\d)|(MUFU\.EX2)|(HGMMA)", listing)
+    last = ""
+    counts: list[Counter[str]] = []
+    for wait, exponential, product in found:
+        if exponential:
+            counts[-1][last] += 1
+        elif product:
+            last = ""
+        else:
+            last = wait
+            counts += [Counter()] if wait == "0x1" else []
+    steps = [step for step in counts if step]
+    assert len(steps) == 2  # masked and not
+    for step in steps:
+        assert step.total() == plan.block_m // 2 and step["0x1"] >= plan.block_m // 2 * 3 // 4
 
 
 @pytest.mark.parametrize("mask", [WINDOW, FUTURE], ids=lambda mask: str(mask.name))
