@@ -3,6 +3,8 @@
     python benchmarks/decode.py                           nine shapes: about a GPU minute
     python benchmarks/decode.py --dtype bf16 --head-dim 64
     python benchmarks/decode.py --with c32 --with s4_b3   and variants of each shape's schedule
+    python benchmarks/decode.py --around                  other head dims, groups and queries
+    python benchmarks/decode.py --mixed                   64 sequences of 100 … 65,536 keys
 
 Each shape's kernels are those that fagen.attention_decode takes for so many rows, with chunks dealt
 in turns and in runs; a variant is the first of them with these codes at the end of its slug. A CUDA
@@ -10,23 +12,32 @@ graph goes round through 480 MB of keys and values and more, so that none are le
 all kernels run in turn on the same tensors in one process. Of several queries peers see all keys,
 fagen's the mask of causal attention.
 
-Written to benchmarks/results/<card>-<date>-decode.json, with microseconds of a call, and printed
-with GB/s of keys and values.
+With --mixed lengths are a Zipf distribution's, the i-th longest 65,536 / i keys and 100 at least;
+there is no peer: GB/s are to be held against what reading can reach (benchmarks/decode_micro.py).
+
+Written to benchmarks/results/<card>-<date>-decode.json, -decode-around or -decode-mixed, with
+microseconds of a call, and printed with GB/s of keys and values.
 """
 
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import product
+from typing import Any
 
+import torch
 from record import Findings, build, exit_code, parser, say
 
-from fagen.kinds.decode import chunks_for, derived
+from fagen.kinds.decode import chunks_for, deal_for, derived, rows_for
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.rules import DEALT
 from fagen.kinds.decode.speed import BRIEF, timed_together
+from fagen.measure.rotating import rotated
 from fagen.problem import Sizes
+
+Kernels = Mapping[str, tuple[Any, Any]]  # a Plan and a library by slug
 
 HEADS, KV_HEADS = 32, 8
 SHAPES = (  # batch, queries, keys
@@ -40,6 +51,11 @@ SHAPES = (  # batch, queries, keys
     (1, 4, 8_192),
     (32, 4, 4_096),
 )
+AROUND = (
+    (64, 256),
+    ((8, 8, 1), (64, 8, 1), (32, 8, 2), (32, 8, 8)),  # heads, KV heads, queries
+    ((1, 8_192), (32, 4_096)),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,52 +66,89 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(asked: argparse.Namespace) -> int:
     """Build the kernels, time every shape, write everything."""
-    findings = Findings.begun(asked.out, "decode", [BRIEF])
-    work = {
-        Sizes(batch, HEADS, KV_HEADS, queries, keys): tuple(_schedules(asked, queries))
-        for batch, queries, keys in SHAPES
-    }
-    kernels = build({s for schedules in work.values() for s in schedules}, binding=False)
+    name = "decode-mixed" if asked.mixed else "decode-around" if asked.around else "decode"
+    findings = Findings.begun(asked.out, name, [BRIEF])
+    work = list(_work(asked))
+    kernels = build({s for _, schedules in work for s in schedules}, binding=False)
     findings.note_compiler(kernels)
     began = time.monotonic()
-    for sizes, schedules in work.items():
+    for sizes, schedules in work:
         mine = {s.slug: (kernels[s.slug][0], kernels[s.slug][1].library) for s in schedules}
-        found = timed_together(mine, sizes)
-        for slug, speed in found.items():
-            say(f"{slug:40} {speed}")
-            findings.rows.append({"slug": slug, **asdict(speed)})
-        peers = {"cuDNN": speed.cudnn_microseconds, "FA2": speed.fa2_microseconds}
-        for name, microseconds in peers.items():
-            if microseconds:
-                say(f"{name:40} {microseconds:.1f} us, {speed.megabytes * 1e3 / microseconds:.0f}")
+        findings.rows += _mixed(mine, sizes) if asked.mixed else _equal(mine, sizes)
         findings.about["seconds"] = round(time.monotonic() - began)
         findings.save()
     return findings.finish()
 
 
-def _schedules(asked: argparse.Namespace, queries: int) -> Iterator[Schedule]:
-    """The usual schedules for so many queries, and variants."""
-    usual = {
-        derived(
-            dtype=asked.dtype,
-            head_dim=asked.head_dim,
-            head_dim_v=asked.head_dim,
-            mask="causal",
-            rows=queries * HEADS // KV_HEADS,
-            chunks=chunks_for(KV_HEADS),
-            by=by,
-        )[0]: None
-        for by in DEALT
-    }
-    yield from usual
-    for codes in asked.variants:
-        yield Schedule.from_slug(f"{next(iter(usual)).slug}_{codes}")
+def zipf(sequences: int = 64, longest: int = 65_536, shortest: int = 100) -> list[int]:
+    """Lengths of which the i-th is the first one's over i."""
+    return [max(shortest, longest // rank) for rank in range(1, sequences + 1)]
+
+
+def _equal(kernels: Kernels, sizes: Sizes) -> list[dict[str, Any]]:
+    found = timed_together(kernels, sizes)
+    for slug, speed in found.items():
+        say(f"{slug:40} {speed}")
+    peers = {"cuDNN": speed.cudnn_microseconds, "FA2": speed.fa2_microseconds}
+    for name, microseconds in peers.items():
+        if microseconds:
+            say(f"{name:40} {microseconds:.1f} us, {speed.megabytes * 1e3 / microseconds:.0f}")
+    return [{"slug": slug, **asdict(speed)} for slug, speed in found.items()]
+
+
+def _mixed(kernels: Kernels, sizes: Sizes) -> list[dict[str, Any]]:
+    order = torch.randperm(sizes.batch, generator=torch.Generator().manual_seed(0))
+    lengths = torch.tensor(zipf(sizes.batch), dtype=torch.int32)[order].cuda()
+    more = {slug: {"seqused_k": lengths} for slug in kernels}
+    found = rotated(kernels, sizes, peers={}, more=more)
+    share = sum(zipf(sizes.batch)) / (sizes.batch * sizes.seqlen_k)
+    rows = []
+    for slug, microseconds in found.microseconds.items():
+        megabytes = found.megabytes * share
+        row = {"slug": slug, "batch": sizes.batch, "heads": sizes.heads, "lengths": "zipf"}
+        row |= {"kv_heads": sizes.kv_heads, "seqlen_q": sizes.seqlen_q, "megabytes": megabytes}
+        rows.append(row | {"microseconds": microseconds, "spread": found.spread[slug]})
+        say(f"{slug:40} {microseconds:.1f} us, {megabytes * 1e3 / microseconds:.0f} GB/s")
+    return rows
+
+
+def _work(asked: argparse.Namespace) -> Iterator[tuple[Sizes, tuple[Schedule, ...]]]:
+    """Sizes, and the schedules that are timed on them."""
+    if asked.around:
+        for head_dim, (heads, kv_heads, queries), (batch, keys) in product(*AROUND):
+            sizes = Sizes(batch, heads, kv_heads, queries, keys)
+            yield sizes, (_usual(asked.dtype, head_dim, sizes),)
+        return
+    shapes = [(len(zipf()), 1, max(zipf()))] if asked.mixed else SHAPES
+    for batch, queries, keys in shapes:
+        sizes = Sizes(batch, HEADS, KV_HEADS, queries, keys)
+        usual = {_usual(asked.dtype, asked.head_dim, sizes, by): None for by in DEALT}
+        first = next(iter(usual)).slug
+        variants = (Schedule.from_slug(f"{first}_{codes}") for codes in asked.variants)
+        yield sizes, (*usual, *variants)
+
+
+def _usual(dtype: str, head_dim: int, sizes: Sizes, by: str | None = None) -> Schedule:
+    """What fagen.attention_decode takes, or what it would take with chunks dealt so."""
+    rows = sizes.seqlen_q * sizes.heads // sizes.kv_heads
+    return derived(
+        dtype=dtype,
+        head_dim=head_dim,
+        head_dim_v=head_dim,
+        mask="causal",
+        rows=rows_for(rows),
+        chunks=chunks_for(sizes.kv_heads),
+        by=by or deal_for(rows, sizes.kv_heads, sizes.batch),
+    )[0]
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     made = parser(__doc__)
     made.add_argument("--dtype", default="fp16", choices=("fp16", "bf16"))
     made.add_argument("--head-dim", type=int, default=128)
+    of = made.add_mutually_exclusive_group()
+    of.add_argument("--around", action="store_true", help="other head dims, groups, queries")
+    of.add_argument("--mixed", action="store_true", help="sequences of many lengths")
     made.add_argument(
         "--with",
         dest="variants",

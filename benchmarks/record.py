@@ -18,7 +18,7 @@ import torch
 from fagen import flow
 from fagen.build import Binary
 from fagen.dispatch.choice import pick
-from fagen.errors import FagenError, VerificationError
+from fagen.errors import FagenError, RefusedBuild, VerificationError
 from fagen.kind import Plan
 from fagen.measure.card import hopper
 from fagen.measure.cells import race
@@ -171,14 +171,31 @@ def serving(
     return [pick(dataclasses.replace(asked, **way), sizes, card) for way in ways]
 
 
-def build(schedules: Iterable[Schedule], *, binding: bool = True) -> Kernels:
-    """The kernels of schedules by slug, several compiled at a time; with their torch ops or not."""
+def build(
+    schedules: Iterable[Schedule],
+    *,
+    binding: bool = True,
+    refused: Callable[[RefusedBuild, str], None] | None = None,
+) -> Kernels:
+    """The kernels of schedules by slug, several compiled at a time; with their torch ops or not.
+
+    Of one that breaks its Plan `refused` is told, and its slug, and it is left out; without that
+    RefusedBuild is raised.
+    """
     wanted = list({schedule.slug: schedule for schedule in schedules}.values())
     began = time.monotonic()
+    built: dict[str, tuple[Plan, Binary]] = {}
     with ThreadPoolExecutor(BUILDERS) as pool:
-        built = list(pool.map(lambda schedule: flow.built(schedule, binding=binding), wanted))
+        begun = {one.slug: pool.submit(flow.built, one, binding=binding) for one in wanted}
+        for slug, under_way in begun.items():
+            try:
+                built[slug] = under_way.result()
+            except RefusedBuild as error:
+                if refused is None:
+                    raise
+                refused(error, slug)
     say(f"{len(built)} kernel(s) built in {time.monotonic() - began:.0f} s")
-    return {plan.slug: (plan, binary) for plan, binary in built}
+    return built
 
 
 # ---- timing --------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ from fagen.measure.summaries import (
 )
 from fagen.measure.timing import BURST, BURST_WIDE, REGIMES
 from fagen.problem import Cell, Problem, standard_sizes
-from fagen.vocab import DTYPES, FORWARD, MASKS, PASSES
+from fagen.vocab import CALLED, DTYPES, FORWARD, MASKS, PASSES
 
 HEAD_DIMS = (64, 128, 256)
 GRADIENT_SEQLENS = (512, 1_024, 2_048, 4_096, 16_384)
@@ -195,7 +195,7 @@ def report(record: Record) -> None:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     wanted = parser(__doc__)
     wanted.add_argument(
-        "--pass", dest="kind", choices=list(PASSES), default=FORWARD, help="default: %(default)s"
+        "--pass", dest="kind", choices=CALLED, default=FORWARD, help="default: %(default)s"
     )
     wanted.add_argument("--dtype", action="append", choices=sorted(DTYPES))
     wanted.add_argument("--head-dim", action="append", type=int)

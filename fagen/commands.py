@@ -10,7 +10,7 @@ from fagen import registry
 from fagen.console import ALL, JSON, SCHEDULES, answer, as_text, chosen, each, say
 from fagen.errors import FagenError
 from fagen.toml_lines import printable
-from fagen.vocab import DTYPES, FORWARD, OUT_DTYPES, PASSES, V_LAYOUTS, VENDOR_FORMATS
+from fagen.vocab import CALLED, DTYPES, FORWARD, OUT_DTYPES, V_LAYOUTS, VENDOR_FORMATS
 
 if TYPE_CHECKING:
     from fagen.schedule import Schedule
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option(
     "--pass",
     "kind",
-    type=click.Choice(list(PASSES)),
+    type=click.Choice(CALLED),
     default=FORWARD,
     show_default=True,
     help="Backward: the kernel of its gradients.",

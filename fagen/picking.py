@@ -24,7 +24,7 @@ from fagen.registry import committed_file, plan
 from fagen.render import source_hash
 from fagen.schedule import Schedule
 from fagen.toml_lines import printable, read_text
-from fagen.vocab import DTYPES, FORWARD, OUT_DTYPES, PASSES, SCALE_ROWS, V_LAYOUTS
+from fagen.vocab import CALLED, DTYPES, FORWARD, OUT_DTYPES, PASSES, SCALE_ROWS, V_LAYOUTS
 
 LONGEST = 1 << 24  # sequence that a time is predicted for
 LARGEST = 1 << 30  # of other sizes, as a kernel takes them
@@ -177,8 +177,8 @@ def pick(
     dispatch table cannot be read.
     """
     problem = _problem(dtype, head_dim, head_dim_v, causal, v_layout, scale_rows, out_dtype)
-    if kind not in PASSES:
-        raise ScheduleError(f"kind is {kind!r}; it must be one of {', '.join(PASSES)}")
+    if kind not in CALLED:
+        raise ScheduleError(f"kind is {kind!r}; it must be one of {', '.join(CALLED)}")
     if deterministic and not PASSES[kind].gradients:
         raise ScheduleError(f"the {kind} pass is deterministic anyway: leave deterministic out")
     problem = replace(problem, kind=kind, deterministic=deterministic)
@@ -262,6 +262,9 @@ def _told(row: Row, sizes: Sizes, card: str) -> str:
 
 def sizes_of(row: Row) -> str:
     """Say of which calls a row is, apart from problem and card."""
+    if row.group:
+        most = f", at most {int(row.rows):,} query rows in all" if row.few else ""
+        return f"decoding of {row.group} rows to a KV head{most}"
     if row.few:
         return f"at most {int(row.rows):,} query rows in all"
     if row.narrow:

@@ -41,8 +41,17 @@ class Problem:
         without = {"out_dtype": values["dtype"], **none}
         said = {name: values.get(name, other) for name, other in without.items()}
         # who is no pass of its own computes attention itself
-        computed = schedule.kind if schedule.kind in PASSES else FORWARD
+        of = PASSES.get(schedule.kind)
+        computed = of.computes or of.name if of else FORWARD
         return cls(**{name: values[name] for name in _REQUIRED}, **said, kind=computed)
+
+    @classmethod
+    def searched(cls, schedule: Schedule) -> "Problem":
+        """What a schedule computes, to a search: which knows whose kernels are meant.
+
+        Raises as `of` does.
+        """
+        return replace(cls.of(schedule), kind=schedule.kind)
 
     def opened(self) -> "Problem":
         """Return it with all left open in which kernels of one benchmark cell may differ."""
@@ -105,8 +114,12 @@ def _torchs(dtype: str) -> str:
 
 
 def solves(schedule: Schedule, problem: Problem) -> bool:
-    """Whether a schedule computes that; what the problem leaves open may be anything."""
-    return problem.answered_by(Problem.of(schedule))
+    """Whether a schedule computes that; what the problem leaves open may be anything.
+
+    A problem of a kind that computes a pass in its own way is for this kind's schedules alone.
+    """
+    own = schedule.kind == problem.kind
+    return problem.answered_by((Problem.searched if own else Problem.of)(schedule))
 
 
 # ---- how large ----------------------------------------------------------------------------------
@@ -161,7 +174,7 @@ class Cell:
 
     def __str__(self) -> str:
         problem = self.problem
-        of = f" {problem.kind}" if PASSES[problem.kind].gradients else ""
+        of = f" {problem.kind}" if PASSES[problem.kind].said else ""
         return f"{problem.dtype} hd{problem.head_dims} {problem.mask}{of} {self.sizes}"
 
 

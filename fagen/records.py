@@ -302,6 +302,14 @@ class DecodeError:
             and self.differing == 0
         )
 
+    @property
+    def said(self) -> str:
+        """The errors, and what the output's may be."""
+        return (
+            f"error {self.error:.2e}, {self.allowed:.2e} is allowed; "
+            f"log-sum-exp {self.lse_error:.1e}; {self.differing} numbers differ from those alone"
+        )
+
     @staticmethod
     def told(errors: Sequence["DecodeError"]) -> str:
         """Say which shape came nearest to its bound."""

@@ -108,6 +108,7 @@ class Pass:
     over_v: int  # the same of those of V
     gradients: bool = False
     said: str = ""  # before the name of a problem, as its slugs begin; the first has nothing
+    computes: str = ""  # another pass, where it is that in another way: calls ask for the other
 
 
 @dataclass(frozen=True)
@@ -279,12 +280,15 @@ MASKS = _table(
     ),
 )
 
-# QKᵀ and PV; S again, dQ and dK, and dP and dV
+# QKᵀ and PV; S again, dQ and dK, and dP and dV; QKᵀ and PV of few queries, of which a search looks
+# for the fastest kernels by themselves
 PASSES = _table(
     Pass("forward", over_qk=1, over_v=1),
     Pass("backward", over_qk=3, over_v=2, gradients=True, said="bwd"),
+    Pass("decode", over_qk=1, over_v=1, said="dec", computes="forward"),
 )
-FORWARD, BACKWARD = PASSES
+FORWARD, BACKWARD, DECODE = PASSES
+CALLED = tuple(name for name, row in PASSES.items() if not row.computes)
 
 ORDERS = _table(
     Order("persistent", persistent=True, longest_first=False),

@@ -110,6 +110,12 @@ def test_without_a_row_it_is_what_is_committed_or_the_first_tile_that_fits():
     assert not usual(64).derived and usual(48).derived
     first, *others = (one.slug for one in usual(48).schedules)
     assert first == "bwd_fp16_d48_full_m128n128" and "bwd_fp16_d48_full_m64n64" in others
+    # wide heads issue S a step ahead, where there are registers for it
+    assert [one.slug for one in usual(192).schedules] == [
+        "bwd_fp16_d192_full_m64n64_intra",
+        "bwd_fp16_d192_full_m64n64",
+    ]
+    assert [one.slug for one in usual(248).schedules] == ["bwd_fp16_d248_full_m64n64"]
     with pytest.raises(ScheduleError, match=r"no kernel computes float8.*backward pass"):
         choice.candidates(Problem("e4m3", 64, 64, "full", "bf16", "rows", 0, "backward"))
 

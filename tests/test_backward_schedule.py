@@ -99,6 +99,23 @@ def test_a_tile_whose_dq_does_not_part_is_refused_with_one_that_does(slug):
 
 
 @pytest.mark.parametrize(
+    ("slug", "registers"),
+    [  # of a producer, a consumer, the one that computes dQ
+        ("bwd_fp16_d96_full_m64n128", (32, 232, 240)),
+        ("bwd_bf16_d72_causal_m64n128", (32, 232, 240)),
+        ("bwd_fp16_d128v112_full_m64n128_dqone", (32, 232, 240)),
+        ("bwd_fp16_d128_full_m64n128_dqone", (24, 232, 248)),
+        ("bwd_fp16_d64_full_m64n128", (24, 232, 248)),
+        ("bwd_fp16_d128_full_m64n128", (40, 232, 232)),
+    ],
+)
+def test_a_producer_of_several_boxes_has_registers_for_them(slug, registers):
+    warps = planned(slug).schedule.warps
+    assert (warps.producer_registers, warps.consumer_registers, warps.dq_registers) == registers
+    assert sum(registers) <= 512 - 8, "three warpgroups share the file"
+
+
+@pytest.mark.parametrize(
     ("slug", "parts"),
     [
         ("bwd_fp16_d256_full_m64n64", (128, 128)),

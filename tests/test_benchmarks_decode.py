@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import torch
 
 from fagen import registry
+from fagen.measure.rotating import Rotated
 from fagen.records import DecodeSpeed
 from tests.benchmark_helpers import refused_without_a_gpu
 
@@ -23,7 +25,15 @@ def decode(request, script, made_up_gpu, monkeypatch):
             for slug, (plan, _) in kernels.items()
         }
 
+    def rotated(kernels, sizes, *, peers, more):
+        megabytes = 4 * sizes.batch * sizes.seqlen_k * sizes.kv_heads * 128 / 1e6
+        lengths = [more[slug]["seqused_k"] for slug in kernels]
+        assert all(int(each.sum()) == sum(module.zipf()) for each in lengths) and not peers
+        return Rotated(dict.fromkeys(kernels, 1e3), dict.fromkeys(kernels, 0.0), megabytes)
+
     monkeypatch.setattr(module, "timed_together", timed_together)
+    monkeypatch.setattr(module, "rotated", rotated, raising=False)
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
     built = module.build
 
     def build(schedules, *, binding):
@@ -57,6 +67,26 @@ def test_another_dtype_and_head_dim_have_kernels_too(decode, tmp_path):
     assert decode.main(["--out", str(tmp_path), "--dtype", "bf16", "--head-dim", "64"]) == 0
     (path,) = tmp_path.glob("*-decode.json")
     assert "dec_bf16_d64_causal_r16n128" in path.read_text()
+
+
+def test_other_head_dims_groups_and_queries_are_timed_by_the_kernel_that_is_taken(decode, tmp_path):
+    assert decode.main(["--out", str(tmp_path), "--around"]) == 0
+    (path,) = tmp_path.glob("*-decode-around.json")
+    rows = json.loads(path.read_text())["rows"]
+    assert len(rows) == 16 and {row["slug"] for row in rows} <= {
+        path.stem for path in registry.schedules("decode")
+    }
+    assert {row["heads"] // row["kv_heads"] for row in rows} == {1, 4, 8}
+
+
+def test_mixed_lengths_count_the_keys_that_there_are(decode, tmp_path, capsys):
+    assert decode.main(["--out", str(tmp_path), "--mixed"]) == 0
+    (path,) = tmp_path.glob("*-decode-mixed.json")
+    rows = json.loads(path.read_text())["rows"]
+    keys = sum(decode.zipf())
+    assert len(decode.zipf()) == 64 and max(decode.zipf()) == 65_536 and min(decode.zipf()) >= 100
+    assert [row["megabytes"] for row in rows] == [pytest.approx(keys * 4_096 / 1e6)] * 2
+    assert f"1000.0 us, {keys * 4_096 / 1e6:.0f} GB/s" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("decode", ["decode_ablation"], indirect=True)

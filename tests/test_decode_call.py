@@ -7,8 +7,11 @@ import pytest
 import torch
 
 import fagen
+from fagen.dispatch import tables
+from fagen.dispatch.choice import meant
 from fagen.errors import ScheduleError, UntunedWarning
 from fagen.kinds.decode.reference import attend
+from fagen.problem import Sizes
 from fagen.runtime import decode
 from fagen.runtime.op import emulated
 from fagen.vocab import MASKS
@@ -20,6 +23,7 @@ HALF = torch.float16
 @pytest.fixture(autouse=True)
 def nothing_ready(monkeypatch):
     monkeypatch.setattr(decode, "_ready", {})
+    monkeypatch.setattr(decode, "_called", {})
 
 
 def tensors(batch=2, queries=1, heads=8, kv_heads=8, keys=70, head_dim=64, head_dim_v=64):
@@ -83,6 +87,7 @@ def test_of_nothing_there_is_nothing_or_zeros(shape):
 def test_which_kernel_it_is_depends_on_rows_and_kv_heads_and_not_on_lengths():
     def slugs(**sizes):
         decode._ready.clear()
+        decode._called.clear()
         fagen.attention_decode(*tensors(**sizes))
         ((*_, mask, rows, chunks, by, _, _),) = decode._ready
         return mask, rows, chunks, by
@@ -199,3 +204,113 @@ def test_the_op_is_what_torch_asks_of_one(lengths):
         lengths,
         test_utils=("test_schema", "test_faketensor"),
     )
+
+
+# ---- dispatch tables ----------------------------------------------------------------------------
+
+WIDE = "dec_fp16_d64_causal_r16n128_runs_s4_b1"
+
+
+@pytest.fixture
+def users_table(tmp_path, monkeypatch):
+    """A user's table, where calls of decoding look for their kernels."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(decode, "_tables", {})
+    tables.table_at.cache_clear()
+    yield tmp_path / "fagen" / "dispatch.toml"
+    tables.table_at.cache_clear()
+
+
+def chosen(**sizes) -> str | None:
+    """The slug that a table has for a call; None where the rule decides."""
+    decode._ready.clear()
+    decode._called.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UntunedWarning)
+        fagen.attention_decode(*tensors(**sizes))
+    ((*_, choice),) = decode._ready
+    return choice
+
+
+def test_a_table_has_kernels_by_rows_of_a_group_and_in_all(users_table):
+    few, many = "dec_fp16_d64_causal_r8n128_s4", "dec_fp16_d64_causal_r8n128_runs_b1"
+    row = tables.Row.of
+    tables.update(
+        users_table,
+        [
+            row("NVIDIA H200", few, group=8, rows=32),
+            row("NVIDIA H200", many, group=8),
+            row("NVIDIA H200", WIDE, group=16),
+        ],
+    )
+    of_eight = dict(heads=16, kv_heads=8)
+    assert chosen(batch=2, **of_eight) == few
+    assert chosen(batch=3, **of_eight) == many
+    assert chosen(batch=1, queries=8, **of_eight) == WIDE
+    assert chosen(batch=1, queries=9, **of_eight) is None, "of 18 rows nothing was written"
+    # one KV head's keys are cut into 64 chunks, and these kernels' into 16
+    assert chosen(heads=2, kv_heads=1) is None
+    assert chosen(head_dim=128, head_dim_v=128) is None
+
+
+def test_what_a_table_changes_is_not_seen_in_the_bits(users_table):
+    q, k, v = tensors(queries=2, heads=16, keys=500)
+    by_rule = fagen.attention_decode(q, k, v)
+    tables.update(users_table, [tables.Row.of("NVIDIA H200", WIDE, group=8)])
+    decode._tables.clear()
+    decode._called.clear()
+    assert torch.equal(fagen.attention_decode(q, k, v), by_rule)
+    assert any(WIDE in key for key in decode._ready)
+
+
+def test_a_kernel_that_needs_more_than_a_call_gives_is_no_choice(users_table):
+    unified = "dec_fp16_d64_causal_r8n128_unified"
+    tables.update(users_table, [tables.Row.of("NVIDIA H200", unified, group=8)])
+    assert chosen() is None
+
+
+def test_attention_takes_the_same_kernels_for_few_queries(users_table):
+    usual, sizes = "dec_fp16_d64_causal_r8n128", Sizes(1, 8, 8, 1, 5_000)
+    assert meant(usual, sizes, "NVIDIA H200").slug == usual
+    found = "dec_fp16_d64_causal_r8n128_s4"
+    tables.update(users_table, [tables.Row.of("NVIDIA H200", found, group=8)])
+    assert meant(usual, sizes, "NVIDIA H200").slug == found
+    assert meant(usual, Sizes(1, 8, 1, 1, 5_000), "NVIDIA H200").slug == f"{usual}_c64"
+
+
+def test_with_a_table_a_ready_call_is_still_traced(users_table):
+    tables.update(users_table, [tables.Row.of("NVIDIA H200", WIDE, group=8)])
+    q, k, v = tensors()
+    right = fagen.attention_decode(q, k, v)
+    found = torch.compile(fagen.attention_decode, fullgraph=True, backend="aot_eager")(q, k, v)
+    assert torch.equal(found, right)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("group_rows = 8", "group_rows = 8\nfrom = 5"), "group_rows goes without from"),
+        (("group_rows = 8", "group_rows = 0"), "group_rows is 0; it must be 1 or more rows"),
+        (("dec_fp16_d64_causal_r8n128", "fwd_fp16_d64_causal_m64n64"), "group_rows is for kernels"),
+    ],
+)
+def test_a_wrong_row_is_refused(users_table, change, said):
+    row = tables.Row.of("NVIDIA H200", "dec_fp16_d64_causal_r8n128", group=8)
+    tables.update(users_table, [row])
+    assert tables.table_at(users_table) == (row,) and row.problem.kind == "decode"
+    users_table.write_text(users_table.read_text().replace(*change))
+    tables.table_at.cache_clear()
+    with pytest.raises(ScheduleError, match=said):
+        tables.table_at(users_table)
+
+
+def test_two_rows_for_the_same_calls_are_refused_and_of_other_kv_heads_are_not(users_table):
+    row = tables.Row.of
+    of_many = row("NVIDIA H200", "dec_fp16_d64_causal_r8n128", group=8)
+    of_one = row("NVIDIA H200", "dec_fp16_d64_causal_r8n128_c64", group=8)
+    tables.update(users_table, [of_many, of_one])
+    other = row("NVIDIA H200", "dec_fp16_d64_causal_r8n128_s4", group=8)
+    with pytest.raises(ScheduleError, match="are both for"):
+        tables.update(users_table, [of_one, of_many, other])
+    tables.update(users_table, [other])
+    assert set(tables.table_at(users_table)) == {other, of_one}

@@ -11,7 +11,8 @@ from fagen.search import replay
 from fagen.search.choice import Chooser
 from fagen.search.files import read_spaces
 from fagen.search.run import summary
-from fagen.search.space import MAX_POINTS, MAX_SIZE, normalised, parse_space, survey
+from fagen.search.shapes import MAX_SIZE
+from fagen.search.space import MAX_POINTS, normalised, parse_space, survey
 from fagen.search.store import Store
 from tests.cli_helpers import fagen
 from tests.recordings import SPACE, record, space

@@ -143,6 +143,9 @@ def test_offsets_that_lead_out_of_the_tensors_are_cut_off() -> None:
     at_q[2], at_k[0], at_k[2] = 2_000, -5, 1 << 30
     found = called(q, k, v, at_q, at_k)
     assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
+    at_k[0], at_k[2] = -(2**31), 2**31 - 1
+    found = called(q, k, v, at_q, at_k)
+    assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
 
 
 def test_layouts_are_free() -> None:

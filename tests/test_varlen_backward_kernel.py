@@ -53,6 +53,7 @@ def test_they_are_right_whatever_happens_when(slug: str) -> None:
         [0, 70, 40, 130],  # backwards
         [-9, 65, 65, 1 << 30],  # out of the tensor
         [200, 10, 0, 0],
+        [5, -(2**31), 2**31 - 1, 130],
         [0, 130, 0, 130],  # the same rows twice
         [0, 130, 0, 130, 64, 64, 130, 0, 128],
     ],

@@ -12,13 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fagen.dispatch.tables import MOST, TILE, Row, rows_for
+from fagen.dispatch.tables import MOST, TILE, Row, group_rows_for, rows_for
 from fagen.errors import ScheduleError
 from fagen.paths import locate
 from fagen.problem import Problem, Sizes, solves
 from fagen.registry import from_slug, given, kind, plan, read, schedules
 from fagen.schedule import Schedule
-from fagen.vocab import DTYPES, FORWARD, V_LAYOUTS
+from fagen.vocab import DTYPES, FORWARD, PASSES, V_LAYOUTS
 
 KIND = FORWARD  # of the schedules that compute attention itself
 
@@ -94,7 +94,7 @@ def picked(problem: Problem, sizes: Sizes, card: str) -> Picked:
     served = _served(problem, rows, slugs, names=[str(number) for number in range(len(rows))])
     if name := for_narrow(served.narrow, sizes.batch * sizes.heads, sizes.seqlen_q, sizes.seqlen_k):
         row = rows[int(name)]
-        return Picked(suited(slugs[int(name)], sizes), row, derived=False)
+        return Picked(meant(slugs[int(name)], sizes, card), row, derived=False)
     elements = sizes.batch * sizes.heads * sizes.seqlen_q * problem.head_dim
     name = slugs_for(served, sizes.seqlen_k, elements)[-1]
     if name is None:
@@ -221,11 +221,64 @@ def _holds(fits: Any, surely: Callable[[Any], bool]) -> bool:
     return fits is True or (fits is not False and surely(fits))
 
 
+def meant(slug: str, sizes: Sizes, card: str) -> Schedule:
+    """The schedule that a row's slug means for a call on a card: its kind may have several.
+
+    Raises ScheduleError where a dispatch table is wrong.
+    """
+    usual = suited(slug, sizes)
+    if usual.kind not in PASSES or not PASSES[usual.kind].computes:
+        return usual
+    found = for_group(decoding(Problem.searched(usual), card), *of_group(usual, sizes))
+    return from_slug(found) if found else usual
+
+
 def suited(slug: str, sizes: Sizes) -> Schedule:
-    """The schedule that a row's slug means at these sizes: its kind may have several."""
+    """The schedule that a slug stands for at these sizes where no table has another."""
     schedule = from_slug(slug)
     sized = kind(schedule.kind).sized
     return sized(schedule, sizes) if sized else schedule
+
+
+class Grouped(NamedTuple):
+    """A slug for calls of decoding, by rows of a group, query rows in all and chunks of keys."""
+
+    group: int
+    most: float
+    chunks: int
+    slug: str
+
+
+def decoding(problem: Problem, card: str) -> tuple[Grouped, ...]:
+    """What dispatch tables have for a problem of decoding; the first that fits a call counts.
+
+    Kernels that take more than such calls give are none.  Raises ScheduleError where a table is
+    wrong.
+    """
+    rows = group_rows_for(problem, card, own=locate("schedules"))
+    found = ((row, from_slug(row.slug)) for row in rows)
+    return tuple(
+        Grouped(row.group, row.rows, schedule.values()["chunks"], row.slug)
+        for row, schedule in found
+        if not _asked_beside(schedule)
+    )
+
+
+def for_group(rows: Iterable[Grouped], group: int, query_rows: int, chunks: int) -> str | None:
+    """The slug for a call of decoding; None where no table has one."""
+    for row in rows:
+        if row.group == group and row.chunks == chunks and query_rows <= row.most:
+            return row.slug
+    return None
+
+
+def of_group(usual: Schedule, sizes: Sizes) -> tuple[int, int, int]:
+    """Return what tells a call's row: rows of a group, query rows in all, chunks of keys.
+
+    `usual` is the schedule that such calls get without one.
+    """
+    values = usual.values()
+    return values["rows"], sizes.batch * sizes.heads * sizes.seqlen_q, values["chunks"]
 
 
 def choose(problem: Problem, choice: Choice = None) -> Schedule:

@@ -28,7 +28,7 @@ from fagen.toml_lines import (
     read_toml,
     shown,
 )
-from fagen.vocab import DTYPES, MASKS
+from fagen.vocab import DTYPES, MASKS, PASSES
 
 NAME = "dispatch.toml"
 MAX_BYTES = 131_072  # of a table; fagen's own is a quarter of that
@@ -39,6 +39,8 @@ _MAY |= {"from": int, "to": int, "rows_to": int}  # sizes of calls: by keys, or 
 # and by queries of a call, and their tiles: any of these beside from and to
 _NARROW = ("queries_to", "tiles_to")
 _MAY |= dict.fromkeys(_NARROW, int) | {"by": str}
+_GROUP = "group_rows"  # and of decoding by rows of queries, with rows_to or without
+_MAY |= {_GROUP: int}
 TILE = 128  # queries of a tile, as such rows count them
 _WORDS: Mapping[str, Mapping[str, Any]] = {"dtype": DTYPES, "mask": MASKS}
 
@@ -53,6 +55,8 @@ class Row:
     Or, with `queries` or `tiles`, for calls with at most so many of either: tiles of TILE queries
     of a head, batch · heads · ⌈seqlen_q / TILE⌉ of them. Such rows go before all others, those
     for the fewest first: their kernels share the keys of a tile among multiprocessors.
+    Or, with a `group`, for calls of decoding, whose queries of a KV head's group of heads, rounded
+    up, are so many rows; with `rows` too for those with at most so many query rows in all.
     `by` says what measured that, as a path from fagen's root or in words; "" where nothing is said.
     Which pass it is for, the slug says by how it begins, and whether it is deterministic.
     One kernel of e4m3 stands for its like with O in another type: O's has no part in its speed, and
@@ -67,6 +71,7 @@ class Row:
     rows: float = math.inf  # of queries at most; infinity where only keys count
     queries: float = math.inf  # of a sequence, at most
     tiles: float = math.inf
+    group: int = 0  # 0 where it is not for decoding
     by: str = field(default="", compare=False)
     where: str = field(default="", compare=False)  # file:line, of a row that was read
     begun: int | None = field(default=None, compare=False)  # of a part: the whole row's `least`
@@ -82,10 +87,12 @@ class Row:
         rows: float = math.inf,
         queries: float = math.inf,
         tiles: float = math.inf,
+        group: int = 0,
         by: str = "",
     ) -> "Row":
         """The row that gives a kernel what it computes.  Raises ScheduleError for no slug."""
-        return cls(card, _problem_of(slug), least, most, slug, rows, queries, tiles, by)
+        problem = _problem_of(slug, own=bool(group))
+        return cls(card, problem, least, most, slug, rows, queries, tiles, group, by)
 
     @property
     def begins(self) -> int:
@@ -124,6 +131,18 @@ def rows_for(problem: Problem, card: str, *, own: Path) -> tuple[Row, ...]:
     here = any(row.card == card for row in owns)
     first = _on(card, users, or_another=not here)
     return tuple(_overlaid(first, _on(card, owns, or_another=True)))
+
+
+def group_rows_for(problem: Problem, card: str, *, own: Path) -> tuple[Row, ...]:
+    """The rows for a problem of decoding: a user's before those in the folder `own`.
+
+    Of each table by rising query rows, of this card or of another where it has none of this.
+    Raises ScheduleError where a table is wrong.
+    """
+    any_out = replace(problem, out_dtype=None)
+    tables = (table_at(folder / NAME) for folder in (config_folder(), own))
+    listed = ([row for row in table if row.problem == any_out] for table in tables)
+    return tuple(row for rows in listed for row in _on(card, rows, or_another=True))
 
 
 def _on(card: str, rows: list[Row], *, or_another: bool) -> list[Row]:
@@ -208,6 +227,8 @@ def _refuse_unclear(path: Path, rows: Iterable[Row]) -> None:
             way_out = "a call belongs to one of them; leave one out, or give it another"
             if (first.queries, first.tiles) != (second.queries, second.tiles):
                 continue
+            if first.group != second.group or (first.group and _cut(first) != _cut(second)):
+                continue
             if first.few and first.rows == second.rows:
                 rows_to = f"at most {first.rows} query rows"
                 raise ScheduleError(f"{both} {rows_to}: {way_out} rows_to")
@@ -217,9 +238,16 @@ def _refuse_unclear(path: Path, rows: Iterable[Row]) -> None:
                 raise ScheduleError(f"{both} {keys}: {way_out} from or to")
 
 
-def _place(row: Row) -> tuple[str, Problem, float, float, float, int]:
+def _cut(row: Row) -> Any:
+    """Into how many chunks a kernel cuts keys, which calls choose by their KV heads."""
+    return from_slug(row.slug).values()["chunks"]
+
+
+def _place(row: Row) -> tuple[Any, ...]:
     """Where a row stands in its table: beside those of its problem, by rising sizes."""
-    return row.card, row.problem, row.queries, row.tiles, row.rows, row.least
+    cut = _cut(row) if row.group else 0
+    sizes = row.queries, row.tiles, row.group, cut, row.rows, row.least
+    return row.card, row.problem, *sizes
 
 
 def _row(table: Any, number: int, origin: Origin) -> Row:
@@ -237,6 +265,8 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
     if missing := [key for key in _KEYS if key not in table]:
         raise wrong("", f"without {', '.join(missing)}")
     by_keys = " and ".join(key for key in ("from", "to", *_NARROW) if key in table)
+    if _GROUP in table and by_keys:
+        raise wrong(_GROUP, f"{_GROUP} goes without {by_keys}: no choice of decoding is by lengths")
     if "rows_to" in table and by_keys:
         said = (
             f"rows_to goes without {by_keys}: such a row serves calls with few query rows "
@@ -244,10 +274,12 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
         )
         raise wrong("rows_to", said)
     try:
-        computed = _problem_of(table["slug"])
+        computed = _problem_of(table["slug"], own=_GROUP in table)
     except ScheduleError as error:
         said = f"slug = {shown(table['slug'])}: " + "; ".join(str(error).splitlines())
         raise wrong("slug", said) from None
+    if _GROUP in table and not PASSES[computed.kind].computes:
+        raise wrong(_GROUP, f"{_GROUP} is for kernels of decoding; {table['slug']} is none")
     row = Row(
         card=table["card"],
         problem=Problem(
@@ -267,6 +299,7 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
         rows=table.get("rows_to", math.inf),
         queries=table.get("queries_to", math.inf),
         tiles=table.get("tiles_to", math.inf),
+        group=table.get(_GROUP, 0),
         by=table.get("by", ""),
         where=origin.at("kernel", str(number)),
     )
@@ -289,6 +322,7 @@ def _refuse_value(key: str, value: Any, wrong: Callable[[str, str], ScheduleErro
         raise wrong(key, f"{key} is not {needed}: {shown(value)}")
     if kind is int:
         of = {"rows_to": " query rows in all", "queries_to": " queries", "tiles_to": " tiles"}
+        of |= {_GROUP: " rows"}
         least = int(key in of)
         if not least <= value <= MOST:
             bound = f"{least} or more" if value < least else f"{MOST} or less"
@@ -297,9 +331,14 @@ def _refuse_value(key: str, value: Any, wrong: Callable[[str, str], ScheduleErro
         raise wrong(key, f"{key} = {shown(value)} {one_of(words, value)}")
 
 
-def _problem_of(slug: str) -> Problem:
-    """What a slug's schedule computes, the type of O left open."""
-    return replace(Problem.of(from_slug(slug)), out_dtype=None)
+def _problem_of(slug: str, *, own: bool = False) -> Problem:
+    """What a slug's schedule computes, the type of O left open.
+
+    With `own` its kind is the schedule's, also where that computes a pass in its own way.
+    Raises ScheduleError where that is no attention.
+    """
+    schedule = from_slug(slug)
+    return replace((Problem.searched if own else Problem.of)(schedule), out_dtype=None)
 
 
 # ---- writing -------------------------------------------------------------------------------------
@@ -322,6 +361,8 @@ def written(rows: Iterable[Row]) -> str:
             lines.append(f"v_layout = {quoted(problem.v_layout)}")
         if problem.scale_rows:
             lines.append(f"scale_rows = {problem.scale_rows}")
+        if row.group:
+            lines.append(f"{_GROUP} = {row.group}")
         if row.few:
             lines.append(f"rows_to = {int(row.rows)}")
         if row.queries != math.inf:
@@ -347,6 +388,8 @@ def update(path: Path, rows: Sequence[Row]) -> None:
     """
 
     def sort(row: Row) -> tuple[Any, ...]:
+        if row.group:
+            return row.card, row.problem, row.group, _cut(row)
         return row.card, row.problem, row.few, row.narrow
 
     new = set(map(sort, rows))

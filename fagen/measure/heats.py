@@ -22,6 +22,7 @@ from fagen.measure.inputs import inputs
 from fagen.measure.numerics import disagreement
 from fagen.measure.peers import peer
 from fagen.measure.proof import trial_of
+from fagen.measure.rotating import buffers_for
 from fagen.measure.timing import Call, Regime, captured, estimate, time_round
 from fagen.problem import Cell, Sizes
 from fagen.registry import plan_of
@@ -88,15 +89,19 @@ def card_id(index: int) -> str:
 def quick_check(cell: Cell, kernel: Kernel) -> None:
     """Check a kernel against fp64 at small sizes, and in `cell` against torch where that can do it.
 
+    Where its kind has sizes of its own for that, at those alone.
+
     Raises VerificationError where it is wrong, DeviceError where it cannot be launched.
     """
     of = plan_of(kernel.slug)
     trial = trial_of(of)
-    for number, sizes in enumerate(QUICK):
+    for number, sizes in enumerate(trial.quick(of, cell.sizes) if trial.quick else QUICK):
         small = Cell(cell.problem, sizes)
         error = trial.error(of, kernel.library, small, *inputs(small, seed=number))
         if not error.ok:
             raise VerificationError(f"{error.said} at {sizes}")
+    if trial.quick:  # sizes like the cell's are among them
+        return
     given = trial.arguments(of, *_inputs(cell))
     outputs = trial.outputs(of, given)
     trial.launch(of, kernel.library, given, outputs)()
@@ -122,39 +127,49 @@ def heat(
 
     `rounds` numbers the rounds, and decides their order. Raises what a kernel's call raises.
     """
-    made: dict[Hashable, tuple[tuple[Any, ...], tuple[Tensor, ...]]] = {}  # alike ones share theirs
+    rotates = trial_of(plan_of(anchor.slug)).rotates
+    turns = _turns(_unmasked(cell)) if rotates else (_inputs(cell),)
+    made: dict[Hashable, tuple[list[tuple[Any, ...]], tuple[Tensor, ...]]] = {}  # shared by alikes
 
     def call(kernel: Kernel) -> Call:
         of = plan_of(kernel.slug)
         trial = trial_of(of)
         like = of.kind, trial.alike(of)
         if like not in made:
-            given = trial.arguments(of, *_inputs(cell))
-            made[like] = given, trial.outputs(of, given)
-        launch = trial.launch(of, kernel.library, *made[like])
-        out = made[like][1][0]
+            given = [trial.arguments(of, *one) for one in turns]
+            made[like] = given, trial.outputs(of, given[0])
+        given, outputs = made[like]
+        launches = [trial.launch(of, kernel.library, one, outputs) for one in given]
 
         def run() -> Tensor:
-            launch()
-            return out
+            for launch in launches:
+                launch()
+            return outputs[0]
 
         return Call(run)
 
-    calls = {kernel.slug: call(kernel) for kernel in kernels}
-    if cudnn := _cudnn(cell):
-        calls[CUDNN] = cudnn
-    beside = call(anchor)
+    # graphs keep nothing of what their calls use, workspaces among it: these do, to the end
+    bound, bound_anchor = {kernel.slug: call(kernel) for kernel in kernels}, call(anchor)
+    if not rotates and (cudnn := _cudnn(cell)):
+        bound[CUDNN] = cudnn
+    calls, beside = bound, bound_anchor
+    if rotates:  # the host would be slower than so many short calls
+        calls = {name: captured(one, 1) for name, one in bound.items()}
+        beside = captured(bound_anchor, 1)
+        if graph := _cudnn_in_turns(_unmasked(cell)):
+            calls[CUDNN] = graph
     each = _anchor_seconds(cell, anchor, beside)
-    runs = RUNS if each < SHORT else 1
+    runs = RUNS if each < SHORT and not rotates else 1
     if runs > 1:
-        calls = {name: captured(one, runs) for name, one in calls.items()}
-        beside = captured(beside, runs)
+        calls = {name: captured(one, runs) for name, one in bound.items()}
+        beside = captured(bound_anchor, runs)
     clock = Clock()
     laps: list[Lap] = []
     for number in rounds:
         laps += _one_round(number, calls, beside, each * runs, regime, clock)
+    of_one = runs * len(turns)
     return tuple(
-        replace(lap, seconds=lap.seconds / runs, anchor_seconds=lap.anchor_seconds / runs)
+        replace(lap, seconds=lap.seconds / of_one, anchor_seconds=lap.anchor_seconds / of_one)
         for lap in laps
     )
 
@@ -184,6 +199,35 @@ def _one_round(
 @lru_cache(maxsize=12)
 def _inputs(cell: Cell) -> tuple[Tensor, Tensor, Tensor]:
     return inputs(cell)
+
+
+def _unmasked(cell: Cell) -> Cell:
+    """The cell for peers where keys come from memory: none is aligned to the bottom right."""
+    return replace(cell, problem=replace(cell.problem, mask="full"))
+
+
+@lru_cache(maxsize=12)
+def _turns(cell: Cell) -> tuple[tuple[Tensor, Tensor, Tensor], ...]:
+    """One Q, and so many K and V that none is left in the L2 cache when its turn comes again."""
+    each = [inputs(cell, seed=number) for number in range(buffers_for(cell.problem, cell.sizes))]
+    q = each[0][0]
+    return tuple((q, k, v) for _, k, v in each)
+
+
+@lru_cache(maxsize=12)
+def _cudnn_in_turns(cell: Cell) -> Call | None:
+    """CuDNN on each K and V, as one graph; None where it refuses."""
+    try:
+        each = [peer(CUDNN).bind(cell, *one) for one in _turns(cell)]
+
+        def run() -> Any:
+            for one in each:
+                one.run()
+            return each  # which the graph uses, and does not keep
+
+        return captured(Call(run, each[0].within), 1)
+    except (DeviceError, RuntimeError):
+        return None
 
 
 @lru_cache(maxsize=12)

@@ -20,7 +20,7 @@ from fagen.errors import BuildError, ToolchainError, VerificationError
 from fagen.evidence import Evidence
 from fagen.kind import Plan, load_named
 from fagen.measure.card import hopper
-from fagen.problem import Cell
+from fagen.problem import Cell, Sizes
 from fagen.registry import kind
 
 Say = Callable[[str], None]
@@ -45,7 +45,9 @@ class Trial:
     is where it may write, full of NaN, the output that is compared first; `launch(plan, library,
     arguments, outputs)` binds both to the kernel's C function. Plans that are `alike` share all of
     these. `error(plan, library, cell, q, k, v)` runs a kernel, and returns a record of its errors.
-    Of all outputs `compared` gives those that peers compute too.
+    Of all outputs `compared` gives those that peers compute too. Where `rotates`, keys and values
+    have to come from memory: a call goes through more of them than the L2 cache holds, and
+    `quick(plan, sizes)` gives the sizes at which a kernel is checked before it is timed at those.
     """
 
     arguments: Callable[[Any, Tensor, Tensor, Tensor], tuple[Any, ...]]
@@ -54,6 +56,8 @@ class Trial:
     alike: Callable[[Any], Hashable]
     error: Callable[[Any, Path, Cell, Tensor, Tensor, Tensor], Any]
     compared: Callable[[Any], Any] = itemgetter(0)
+    rotates: bool = False
+    quick: Callable[[Any, Sizes], Iterable[Sizes]] | None = None
 
 
 @dataclass(frozen=True)

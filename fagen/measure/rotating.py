@@ -22,7 +22,7 @@ from fagen.runtime.c_interface import bind
 from fagen.vocab import DTYPES
 
 ROTATED_BYTES = 480 * 10**6  # ten times what the L2 cache holds
-LEAST_BUFFERS = 2
+LEAST_BUFFERS, MOST_BUFFERS = 2, 512  # the most are of 1 MB
 # what memory limits draws too little power for the clock to fall: short runs do
 BRIEF = Regime("brief", idle=0.0, warm=0.010, timed=0.040, rounds=5)
 PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}
@@ -37,6 +37,18 @@ class Rotated(NamedTuple):
     microseconds: dict[str, float]
     spread: dict[str, float]
     megabytes: float
+
+
+def cache_bytes(problem: Problem, sizes: Sizes) -> int:
+    """Return the bytes of K and V."""
+    columns = problem.head_dim + problem.head_dim_v
+    return sizes.batch * sizes.seqlen_k * sizes.kv_heads * columns * DTYPES[problem.dtype].bytes
+
+
+def buffers_for(problem: Problem, sizes: Sizes) -> int:
+    """Return how many K and V there have to be, so that none is left in the L2 cache."""
+    wanted = -(-ROTATED_BYTES // max(1, cache_bytes(problem, sizes)))
+    return min(max(LEAST_BUFFERS, wanted), MOST_BUFFERS)
 
 
 def rotated(
@@ -54,12 +66,9 @@ def rotated(
     refuses them is left out. With `eager` the host launches each call, else a CUDA graph all.
     """
     problem = Problem.of(next(iter(kernels.values()))[0].schedule)
-    element = DTYPES[problem.dtype]
-    dtype = getattr(torch, element.torch)
+    dtype = getattr(torch, DTYPES[problem.dtype].torch)
     shape = sizes.batch, sizes.seqlen_k, sizes.kv_heads
-    columns = problem.head_dim + problem.head_dim_v
-    each = sizes.batch * sizes.seqlen_k * sizes.kv_heads * columns * element.bytes
-    buffers = max(LEAST_BUFFERS, -(-ROTATED_BYTES // each))
+    each, buffers = cache_bytes(problem, sizes), buffers_for(problem, sizes)
     rows = sizes.batch, sizes.seqlen_q, sizes.heads
     normal = partial(torch.randn, device="cuda", dtype=dtype)
     q = normal(*rows, problem.head_dim)

@@ -24,9 +24,9 @@ from fagen.dispatch.choice import (
     for_few,
     for_keys,
     for_narrow,
+    meant,
     serving,
     slugs_for,
-    suited,
 )
 from fagen.dispatch.tables import MOST
 from fagen.errors import UntunedWarning
@@ -74,7 +74,7 @@ _ready: dict[Kind, Kernels] = {}
 _served: dict[Kind, tuple[Any, Kernels]] = {}  # of a Served its fields
 _chosen: dict[tuple[Kind, Choice], Schedule] = {}  # whose kernels these are
 # By the slug of a table's row, rows of a KV head, KV heads and batch: the slug that it means.
-_suited: dict[tuple[str, int, int, int], str] = {}
+_suited: dict[tuple[torch.device, str, int, int, int], str] = {}
 _MOST_SUITED = 10_000
 _differentiable: dict[tuple[Kind, Choice], op.Op] = {}  # the same with gradients
 
@@ -406,15 +406,20 @@ def _for_narrow(
     row = for_narrow(narrow, batch * heads, queries, keys, surely)
     if row is None:
         return None
-    call = row, queries * heads // kv_heads, kv_heads, batch
+    call = kind[0], row, queries * heads // kv_heads, kv_heads, batch
     slug = _suited.get(call)
     if slug is None or slug not in kernels:
         if is_compiling() or heads % kv_heads or _captured(kind[0]):
             return None
-        slug = suited(row, Sizes(batch, heads, kv_heads, queries, keys)).slug
+        sizes = Sizes(batch, heads, kv_heads, queries, keys)
+        slug = meant(row, sizes, _card(kind[0])).slug
         if len(_suited) < _MOST_SUITED:
             _suited[call] = slug
     return slug
+
+
+def _card(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
 def _captured(device: torch.device) -> bool:
@@ -431,9 +436,8 @@ def _look_up(kind: Kind) -> tuple[Any, Kernels]:
         out_dtype, _, scale_rows = kind[5:]
         refuse_word("scale_rows", scale_rows, (0, *SCALE_ROWS))
         refuse_word("out_dtype", out_dtype, map(dtype_of, OUT_DTYPES))
-    card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     # as a tuple and nothing more, which is unpacked in half the time
-    _served[kind] = tuple(serving(problem, card)), _ready.setdefault(kind, {})
+    _served[kind] = tuple(serving(problem, _card(device))), _ready.setdefault(kind, {})
     return _served[kind]
 
 

@@ -1,7 +1,8 @@
 """attention_decode(q, k, v, …): a few queries and long caches of keys and values in, out comes out.
 
 Which kernel that is depends on dtype, head dims, mask, the rows of queries that share a KV head,
-the number of KV heads and the batch: never on lengths, so that a call can be captured and replayed.
+the number of KV heads and the batch, and on what dispatch tables have for these: never on lengths,
+so that a call can be captured and replayed.
 """
 
 import warnings
@@ -10,11 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _is_tracing
+from torch._C._functorch import peek_interpreter_stack
+from torch.compiler import is_compiling
 
 from fagen import registry
+from fagen.dispatch.choice import Grouped, decoding, for_group
 from fagen.errors import ScheduleError, UntunedWarning
 from fagen.kinds.decode import chunks_for, deal_for, derived, rows_for
 from fagen.kinds.decode.keys import Schedule
+from fagen.picking import search_command
+from fagen.problem import Problem
 from fagen.runtime.arguments import (
     name_of,
     refuse_dtype,
@@ -22,8 +29,9 @@ from fagen.runtime.arguments import (
     refuse_rank,
     word_of,
 )
-from fagen.runtime.op import Op, alone
+from fagen.runtime.op import Op, alone, direct
 from fagen.runtime.ready import first_ready, refuse_tracing
+from fagen.vocab import DECODE
 
 Choice = str | Path | Schedule | None
 # device, dtype, head dims, mask, rows of a tile, chunks of a sequence and how they are dealt, what
@@ -35,8 +43,15 @@ NOT_READY = (
     "device; "
 )
 
-# What has been readied in this process: with the log-sum-exp, and alone.
-_ready: dict[Key, tuple[Op, Op]] = {}
+Kernel = tuple[Op, Op, Op]  # with the log-sum-exp, alone, direct
+
+# What has been readied in this process.
+_ready: dict[Key, Kernel] = {}
+# The same by what a call has at hand: working out its Key costs more than all else in Python.
+_called: dict[tuple[Any, ...], Kernel] = {}
+_MOST_CALLED = 10_000
+# What dispatch tables have, by device, dtype, head dims and mask.
+_tables: dict[tuple[torch.device, torch.dtype, int, int, str], tuple[Grouped, ...]] = {}
 
 
 def attention_decode(
@@ -76,29 +91,47 @@ def attention_decode(
     neighbours or on where in the cache they lie (docs/decode.md).
 
     The kernel is that of `schedule` (a file's path, a slug or a Schedule), else one by dtype, head
-    dims, mask, rows, Hk and B; its first use builds it. An UntunedWarning says once where it is
-    none of those in `schedules/`. Under torch.compile and CUDA graph capture such a call must have
-    been made before.
+    dims, mask, rows, Hk and B, of a dispatch table or by rule; its first use builds it. An
+    UntunedWarning says once where it is none of these, nor in `schedules/`. Under torch.compile and
+    CUDA graph capture such a call must have been made before.
 
     Raises ValueError for a wrong argument, a dtype or a head dim that no kernel takes, and where a
     gradient would be needed; ScheduleError where `schedule` computes something else or cannot be
     read; DeviceError where the GPU is no Hopper; ToolchainError and BuildError where the kernel
     cannot be built; FagenError where it is not ready and cannot be built now.
     """
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        refuse_rank(name, tensor)
-    queries, head_dim = q.shape[1], q.shape[3]
-    maximum = "lazy" if reference is None else "unified"
-    key = _key(q, k, v, queries, causal=causal, maximum=maximum, schedule=schedule)
-    with_lse, without = _ready.get(key) or _make_ready(key, queries)
+    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+    if not len(q_shape) == len(k_shape) == len(v_shape) == 4:
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            refuse_rank(name, tensor)
+    lazy = reference is None
+    traced = is_compiling() or _is_tracing() or peek_interpreter_stack()
+    call: tuple[Any, ...] = ()
+    batch: Any = q_shape[0]
+    if not traced and type(batch) is int:  # sizes that are open are no keys of a dict
+        call = q.device, q.dtype, q_shape, k_shape[2], v_shape[3], causal, lazy, schedule
+    kernel = _called.get(call)
+    if kernel is None:
+        maximum = "lazy" if lazy else "unified"
+        key = _key(q, k, v, q_shape[1], causal=causal, maximum=maximum, schedule=schedule)
+        kernel = _ready.get(key) or _make_ready(key, q_shape[1])
+        if call and len(_called) < _MOST_CALLED:
+            _called[call] = kernel
+    with_lse, without, sooner = kernel
     if scale is None:
-        scale = head_dim**-0.5
-    kernel = with_lse if return_lse else without
-    given = (q, k, v) if reference is None else (q, k, v, reference)
-    found: Tensor | tuple[Tensor, Tensor] = kernel(
-        *given, scale, seqused_k=seqused_k, leftpad_k=leftpad_k
-    )
-    return found
+        scale = q_shape[3] ** -0.5
+    given = (q, k, v, scale) if reference is None else (q, k, v, reference, scale)
+    if return_lse:
+        out_and_lse: tuple[Tensor, Tensor] = with_lse(
+            *given, seqused_k=seqused_k, leftpad_k=leftpad_k
+        )
+        return out_and_lse
+    if not traced:
+        out: Tensor = sooner(*given, seqused_k=seqused_k, leftpad_k=leftpad_k)
+        if not out.requires_grad:
+            return out
+    refusing: Tensor = without(*given, seqused_k=seqused_k, leftpad_k=leftpad_k)
+    return refusing  # where no gradient would be needed
 
 
 def reference_for(lse: Tensor, keys: Tensor | int) -> Tensor:
@@ -141,10 +174,32 @@ def _key(
     mask = "causal" if causal or queries == 1 else "full"
     of_group = queries * (heads // kv_heads)
     tile = rows_for(of_group), chunks_for(kv_heads), deal_for(of_group, kv_heads, batch)
-    return q.device, q.dtype, head_dim, v.shape[3], mask, *tile, maximum, schedule
+    of = q.device, q.dtype, head_dim, v.shape[3], mask
+    if schedule is None and maximum == "lazy":
+        rows = _tables.get(of)
+        if rows is None:
+            rows = _table(*of)
+        if rows:
+            schedule = for_group(rows, tile[0], batch * heads * queries, tile[1])
+    return *of, *tile, maximum, schedule
 
 
-def _make_ready(key: Key, queries: int) -> tuple[Op, Op]:
+def _table(
+    device: torch.device, dtype: torch.dtype, head_dim: int, head_dim_v: int, mask: str
+) -> tuple[Grouped, ...]:
+    """What dispatch tables have for such calls.  Raises as attention_decode does."""
+    refuse_tracing(NOT_READY)
+    refuse_dtype(dtype, fp8=False)
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    problem = Problem(
+        word_of(dtype), head_dim, head_dim_v, mask, v_layout="", scale_rows=0, kind=DECODE
+    )
+    of = device, dtype, head_dim, head_dim_v, mask
+    _tables[of] = decoding(problem, card)
+    return _tables[of]
+
+
+def _make_ready(key: Key, queries: int) -> Kernel:
     """The long way to a kernel: choose, build, load.  Raises as attention_decode does."""
     refuse_tracing(NOT_READY)
     schedules = _schedules(key, queries)
@@ -153,11 +208,12 @@ def _make_ready(key: Key, queries: int) -> tuple[Op, Op]:
         warnings.warn(
             f"no schedule was measured for {key[5]} rows of {name_of(key[1])}, head dims "
             f"{key[2]} and {key[3]}, {key[4]}, {key[6]} chunks by {key[7]}: {chosen.slug} is "
-            "derived",
+            "derived. To search for a faster one, which such calls then take: "
+            f"{search_command(chosen.slug)}",
             UntunedWarning,
             stacklevel=3,
         )
-    _ready[key] = kernel, alone(kernel)
+    _ready[key] = kernel, alone(kernel), direct(kernel)
     return _ready[key]
 
 

@@ -22,7 +22,8 @@ from fagen.paths import write_whole
 from fagen.problem import Cell, Problem, Sizes, in_order
 from fagen.registry import kind
 from fagen.search.files import ARRAY, parse_spaces, read_spaces
-from fagen.search.space import MAX_SIZE, Declared
+from fagen.search.shapes import MAX_SIZE
+from fagen.search.space import Declared
 from fagen.toml_lines import printable, shown
 from fagen.vocab import DTYPES
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fagen.arch import SM90
 from fagen.dispatch import tables as dispatch_table
+from fagen.dispatch.choice import of_group, suited
 from fagen.paths import write_whole
 from fagen.problem import Problem, Sizes
 from fagen.registry import DEFAULT, from_slug
@@ -89,11 +90,64 @@ class Result:
             found.append((slug, predicted, mean(known, weights)))
         return found
 
+    @property
+    def by_groups(self) -> bool:
+        """Whether calls choose by rows of queries: then `groups` says it, not ranges and few."""
+        return bool(PASSES[self.kind].computes)
+
+    def groups(self) -> list[tuple[int, float, str]]:
+        """Which kernel for how many rows of a group, up to how many query rows in all.
+
+        It is the fastest on average for so many rows of a group, but where another is faster by
+        more than the noise and than WORTH; all of the bits that calls have.
+        """
+        if not self.by_groups or (slug := next(iter(self.marks.slugs()), None)) is None:
+            return []
+        calls: dict[tuple[Any, ...], list[Sizes]] = {}
+        keys = space_of(self.kind).promised
+        for size in self.sizes:
+            usual = suited(slug, size)
+            rows, _, chunks = of_group(usual, size)
+            bits = tuple(usual.values()[key] for key in keys)
+            calls.setdefault((rows, chunks, bits), []).append(size)
+        found: list[tuple[int, float, str]] = []
+        for (rows, _, bits), sizes in sorted(calls.items()):
+            like = [
+                one
+                for one in self.marks.slugs()
+                if bits == tuple(from_slug(one).values()[key] for key in keys)
+            ]
+            if like:
+                found += [(rows, most, one) for most, one in _ends(self._best_like(like, sizes))]
+        return found
+
+    def _best_like(self, slugs: Sequence[str], sizes: Sequence[Sizes]) -> list[tuple[int, str]]:
+        """The kernel of these for the sizes of each number of query rows, which rise."""
+        leader = min(slugs, key=lambda slug: self._mean_log(slug, sizes))
+        found = []
+        for rows, group in groupby(sorted(sizes, key=_query_rows), key=_query_rows):
+            of = list(group)
+            best = min(slugs, key=lambda slug: self._mean_log(slug, of))
+            ahead = self._mean_log(leader, of) - self._mean_log(best, of)
+            leads = [self.marks.lead_at(size) for size in of]
+            error = max((lead.error for lead in leads if lead), default=0.0)
+            found.append((rows, leader if ahead < max(WORTH, 2 * error) else best))
+        return found
+
+    def _mean_log(self, slug: str, sizes: Sequence[Sizes]) -> float:
+        """A kernel's weighted mean over some sizes, in brief runs, which all have had."""
+        weights = dict(zip(self.sizes, self.marks.weights, strict=True))
+        logs = [(self.marks.at(slug, size, BRIEF), weights[size]) for size in sizes]
+        summed = sum(math.inf if log is None else log * weight for log, weight in logs)
+        return summed / sum(weights[size] for size in sizes)
+
     def ranges(self) -> list[tuple[int, float, str]]:
         """Which kernel is to be used from how many keys to how many.
 
         It is the fastest of all, but where another is faster by more than the noise and than WORTH.
         """
+        if self.by_groups:
+            return []
         found: list[tuple[int, float, str]] = []
         least = 0
         for most, slug in _ends(self._chosen(self._many(), key=lambda size: size.seqlen_k)):
@@ -106,6 +160,8 @@ class Result:
 
         It is chosen as in ranges, of the sizes with few rows; none serves more than these have.
         """
+        if self.by_groups:
+            return []
         many = self._many()
         sizes = [size for size in self.sizes if size not in many]
         chosen = self._chosen(sizes, key=_query_rows)
@@ -157,6 +213,11 @@ class Result:
         """The rows of a dispatch table that say so."""
         by = f"fagen search, {self.date}" if self.date else "fagen search"
         of = dispatch_table.Row.of
+        if self.by_groups:
+            groups = self.groups()
+            return [
+                of(self.card, slug, rows=most, group=group, by=by) for group, most, slug in groups
+            ]
         few = [of(self.card, slug, rows=rows, by=by) for rows, slug in self.few()]
         by_keys = self.ranges()
         return [*few, *(of(self.card, slug, least, most, by=by) for least, most, slug in by_keys)]
@@ -314,6 +375,9 @@ def told(result: Result) -> Iterator[str]:
             yield f"  from {least} keys {upto}: {slug}"
     for rows, slug in result.few():
         yield f"  up to {rows} query rows: {slug}"
+    for group, most, slug in result.groups():
+        upto = f", up to {most:.0f} query rows" if math.isfinite(most) else ""
+        yield f"  {group} rows to a KV head{upto}: {slug}"
 
 
 def record(result: Result) -> dict[str, Any]:
@@ -339,6 +403,7 @@ def record(result: Result) -> dict[str, Any]:
             [least, most if math.isfinite(most) else None, s] for least, most, s in result.ranges()
         ],
         "few": [list(one) for one in result.few()],
+        "groups": [[g, most if math.isfinite(most) else None, s] for g, most, s in result.groups()],
     }
 
 

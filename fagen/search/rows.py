@@ -16,7 +16,8 @@ from fagen.errors import FagenError
 from fagen.problem import DETERMINISTIC, Problem, Sizes
 from fagen.registry import DEFAULT, from_slug
 from fagen.search.marks import PEER
-from fagen.search.space import MAX_SIZE, space_of
+from fagen.search.shapes import MAX_SIZE
+from fagen.search.space import space_of
 from fagen.search.tasks import Compiled, Time
 from fagen.toml_lines import shown
 from fagen.vocab import DTYPES, MASKS, PASSES
@@ -297,7 +298,7 @@ def _check_heads(row: _Timed | _Weighed) -> None:
 @cache
 def _problem(slug: str) -> str | None:
     try:
-        return Problem.of(from_slug(slug)).name
+        return Problem.searched(from_slug(slug)).name
     except FagenError:
         return None
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from fagen.dispatch.choice import pick
+from fagen.dispatch.choice import meant, pick
 from fagen.errors import BuildError, CacheError, DeviceError, FagenError, ToolchainError
 from fagen.problem import Problem, solves
 from fagen.registry import from_slug, read, schedules
@@ -21,6 +21,7 @@ from fagen.search.lab import Lab
 from fagen.search.space import Declared, Effort, Survey, space_of, survey
 from fagen.search.store import Store
 from fagen.search.tasks import FAILED, Compiled, Heat, Timed
+from fagen.vocab import PASSES
 
 TICK = 0.2  # seconds between looks at what others found, and at the clock
 LAST_MINUTE = 45.0  # seconds kept for the last target's long runs
@@ -292,8 +293,12 @@ def serving(found: Survey, card: str) -> list[str]:
     """The kernels that calls of these sizes get today, by dispatch tables or by default."""
     if not found.points:
         return []
+    any_of = found.schedule(found.points[0])
+    if PASSES[found.kind].computes:  # by a rule and rows of its own
+        slugs = (meant(any_of.slug, size, card).slug for size in found.sizes)
+        return list(dict.fromkeys(slugs))
     # what a target leaves open, as layout and scales of e4m3, all its points have in common
-    problem = replace(Problem.of(found.schedule(found.points[0])), out_dtype=None)
+    problem = replace(Problem.of(any_of), out_dtype=None)
     served = (pick(problem, size, card) for size in found.sizes)
     return list(dict.fromkeys(one.slug for one in served if one.kind == found.kind))
 

@@ -16,19 +16,18 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, Field, ValidationError, create_model
 
 from fagen import registry
 from fagen.errors import OverBudget, ScheduleError
 from fagen.kind import load_named
-from fagen.problem import HIDDEN, TOKENS, Problem, Sizes, solves
+from fagen.problem import Problem, Sizes, solves
 from fagen.schedule import Keys, Schedule, Section
 from fagen.schedule.faults import Fault, faults, refusal
 from fagen.search.ranges import listed
+from fagen.search.shapes import SEQLENS, Shape, Strict, missing_sizes
 from fagen.toml_lines import Origin, nearest_or_all, printable, read_toml, shown
 
-SEQLENS = (512, 1_024, 2_048, 4_096, 8_192, 16_384)
-MAX_SIZE = 1 << 20  # of a batch, of heads, of a sequence
 MAX_POINTS = 1_000_000  # of all targets of a space; each takes some 20 µs
 MAX_TIMES = 10 * MAX_POINTS  # predicted: points times shapes
 
@@ -59,6 +58,24 @@ class Space(Protocol):
     @property
     def budgets(self) -> tuple[str, ...]:
         """The names of the sums."""
+
+    @property
+    def shape_keys(self) -> tuple[str, ...]:
+        """What a file's shapes have to say, each, beside seqlen: nothing else gives it."""
+
+    @property
+    def shapes(self) -> Sequence[Mapping[str, int]]:
+        """Shapes of a file that says none, as it would; none: standard ones."""
+
+    def shapes_like(self, values: Mapping[str, Any]) -> Sequence[Mapping[str, int]]:
+        """Shapes for who has a schedule's values and no file; none: those of such a file."""
+
+    @property
+    def promised(self) -> tuple[str, ...]:
+        """Keys on which bits depend that calls have by a rule: what a search writes keeps to it.
+
+        () where a table's row may change any.
+        """
 
     def sums(self, values: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
         """Yield (name, sum, limit) of each that does not fit, of a schedule's values."""
@@ -93,33 +110,7 @@ class Refusal:
     example: str
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Shape(_Strict):
-    """Sizes in a space file, and how much they count; what is left out makes them standard ones."""
-
-    seqlen: int = Field(ge=1, le=MAX_SIZE)
-    seqlen_k: int | None = Field(default=None, ge=1, le=MAX_SIZE)
-    batch: int | None = Field(default=None, ge=1, le=MAX_SIZE)
-    heads: int | None = Field(default=None, ge=1, le=MAX_SIZE)
-    kv_heads: int | None = Field(default=None, ge=1, le=MAX_SIZE)
-    weight: float = Field(default=1.0, gt=0)
-
-    def sizes(self, head_dim: int) -> Sizes:
-        """Fill in what was left out: 16,384 tokens in all, a hidden size of 2048."""
-        heads = self.heads or max(1, HIDDEN // head_dim)
-        return Sizes(
-            batch=self.batch or max(1, TOKENS // self.seqlen),
-            heads=heads,
-            kv_heads=self.kv_heads or heads,
-            seqlen_q=self.seqlen,
-            seqlen_k=self.seqlen_k or self.seqlen,
-        )
-
-
-class Effort(_Strict):
+class Effort(Strict):
     """How a space is searched."""
 
     compile: int = Field(default=200, ge=1)  # schedules of each target, at most
@@ -130,7 +121,7 @@ class Effort(_Strict):
     long_runs: bool = True  # of the last few, which reach the power limit
 
 
-class _File(_Strict):
+class _File(Strict):
     shapes: list[Shape] = Field(default=[Shape(seqlen=n) for n in SEQLENS], min_length=1)
     search: Effort = Effort()
 
@@ -335,6 +326,8 @@ def space_like(slug: str) -> Declared:
     anchor = schedule.but(**dict.fromkeys(without)).slug
     tables["search"] = [f'anchor = "{anchor}"']
     lines = [line for name, keys in tables.items() for line in (f"[{name}]", *keys, "")]
+    for shape in space_of(schedule.kind).shapes_like(schedule.values()):
+        lines += ["[[shapes]]", *(f"{key} = {size}" for key, size in shape.items()), ""]
     return parse_space("\n".join(lines), slug)
 
 
@@ -351,7 +344,9 @@ def declared_by(tables: dict[str, Any], origin: Origin, text: str) -> Declared:
     kind = registry.named(tables, origin)
     space, keys = space_of(kind), _keys_of(kind)
     own = {name: tables.pop(name) for name in _File.model_fields if name in tables}
-    found: list[Fault] = []
+    found = list(missing_sizes(own.get("shapes"), space.shape_keys))
+    if space.shapes:
+        own.setdefault("shapes", [dict(shape) for shape in space.shapes])
     try:
         file = _File.model_validate(own)
     except ValidationError as invalid:
@@ -415,7 +410,7 @@ def _faults(section: str, table: Any, keys: Keys) -> Iterator[Fault]:
 @cache
 def _part(name: str, section: type[Section] | None) -> type[BaseModel]:
     fields: dict[str, Any] = {name: (section, ...)} if section else {}
-    return create_model("Part", __base__=_Strict, **fields)
+    return create_model("Part", __base__=Strict, **fields)
 
 
 def _own_faults(invalid: ValidationError) -> Iterator[Fault]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 FINISHED = {  # a tool's last line, with the number of its findings
     "memcheck": re.compile(r"ERROR SUMMARY: (\d+) errors?"),
     "synccheck": re.compile(r"ERROR SUMMARY: (\d+) errors?"),
+    "initcheck": re.compile(r"ERROR SUMMARY: (\d+) errors?"),
     "racecheck": re.compile(r"RACECHECK SUMMARY: (\d+) hazards? displayed \(.*\)"),
 }
 RETURNED = "Target application returned an error"

@@ -27,7 +27,12 @@ def main() -> None:
     torch.manual_seed(0)
     for tensor in plan.signature.inputs:
         if not (tensor.made or (tensor.optional and tensor.dtype is INT32)):  # all keys count
-            values = torch.randn([dim.extent.at(sizes) for dim in tensor.dims])
+            shape = [dim.extent.at(sizes) for dim in tensor.dims]
+            if tensor.dtype is INT32:  # where sequences begin that all rows are dealt out to
+                total = sizes[tensor.name.replace("cu_seqlens", "total")]
+                values = torch.linspace(0, total, *shape)
+            else:
+                values = torch.randn(shape)
             # made on the CPU: no kernel runs but the one that is looked at
             given[tensor.name] = values.to(getattr(torch, tensor.dtype.torch)).cuda()
     outputs = allocated(plan, given, checked(plan, given))

@@ -9,7 +9,7 @@ import torch
 
 import fagen
 from fagen import flow, registry
-from fagen.kinds.decode.proof import check, verification_cases
+from fagen.kinds.decode.proof import Case, check, verification_cases
 from fagen.kinds.decode.reference import attend
 from fagen.kinds.decode.speed import timed
 from fagen.problem import Sizes
@@ -196,6 +196,12 @@ def test_rows_of_the_cache_beyond_four_gigabytes_are_found():
     q = torch.randn(2, 1, 4, 128, device="cuda", dtype=torch.float16)
     found = fagen.attention_decode(q, k, k)
     assert torch.equal(found, fagen.attention_decode(q, k.contiguous(), k.contiguous()))
+
+
+def test_a_million_keys_are_as_near_to_fp64_as_the_rule_asks(built):
+    plan, binary = built(FIRST)
+    cases = [Case(Sizes(1, 8, 2, 2, keys), sigma=2.0) for keys in (8_192, 2**20, 2**20 + 17)]
+    check(plan, partial(call, plan, binary.library), cases, device="cuda", progress=print)
 
 
 @pytest.mark.parametrize(

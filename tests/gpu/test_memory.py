@@ -85,6 +85,7 @@ BACKWARD = ("batch=1", "heads=4", "kv_heads=2", "seqlen_q=300", "seqlen_k=200")
 MET_IN_ONE_PLACE = ("batch=1", "heads=4", "kv_heads=2", "seqlen_q=100", "seqlen_k=128")
 # several steps of a chunk, some of them of no whole block, and fewer rows than a tile has
 DECODE = ("batch=2", "heads=6", "kv_heads=2", "seqlen_q=2", "seqlen_k=1300")
+PACKED = ("heads=4", "kv_heads=2", "total_q=300", "total_k=200", "offsets=4")
 SIZES = {
     "quant_fp16_d128_rot": ("batch=1", "heads=2", "seqlen=200"),
     "quant_fp16_d128_rot_shead": ("batch=1", "heads=2", "seqlen=200"),
@@ -94,7 +95,13 @@ SIZES = {
     "bwd_fp16_d128_causal_m64n128": BACKWARD,
     "bwd_bf16_d64_full_m128n128": BACKWARD,
     "bwd_fp16_d96_causal_m64n64_s1_dss1": BACKWARD,
+    "bwd_bf16_d256_causal_m64n64_det_dss1_intra_c2": BACKWARD,
+    "bwd_fp16_d128_causal_m64n128_varlen": PACKED,
+    "fwd_fp16_d128_causal_m128n128_varlen": PACKED,
+    "fwd_fp16_d128_causal_m128n128_split16": BACKWARD,
     "dec_fp16_d128_causal_r8n64": DECODE,
+    "dec_fp16_d128_causal_r8n64_runs": DECODE,
+    "dec_fp16_d64_causal_r8n64_c3_unified": DECODE,
     "dec_bf16_d96_full_r40n64": DECODE,
 }
 
@@ -118,7 +125,7 @@ def test_threads_are_synchronised(sharing_kernel, tool):
         sanitize(arguments(sharing_kernel, some), tool, harmless)
 
 
-@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck", "initcheck"])
 @pytest.mark.parametrize("slug", SIZES)
 def test_kernels_beside_attention_are_as_clean(hopper, slug, tool):
     plan, binary = flow.built(from_slug(slug), binding=False)
@@ -142,6 +149,10 @@ def sanitize(command, tool, harmless=()):
 
 
 def python_path():
-    """Where a program finds fagen, and what this process finds beside its Python's own folders."""
+    """Where a program finds fagen, and what this process finds beside its Python's own folders.
+
+    Tensors have allocations of their own: what lies beside one, or in a new one, is nobody's.
+    """
     folders = [str(ROOT), environment("PYTHONPATH")]
-    return {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    found = {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    return found | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}

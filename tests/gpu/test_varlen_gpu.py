@@ -114,6 +114,17 @@ def test_a_sequence_has_the_same_bits_in_any_company(built):
         assert torch.equal(fagen.attention_varlen(q, k, v, at, causal=True), out)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_offsets_as_wrong_as_an_int_can_be_are_cut_off(built, causal):
+    q, k, v, *_ = on_gpu([(100, 100)], head_dim=128)
+    wrong, cut = (
+        torch.tensor(at, dtype=torch.int32, device="cuda")
+        for at in ([5, -(2**31), 2**31 - 1, 100], [0, 0, 100, 100])
+    )
+    right = fagen.attention_varlen(q, k, v, cut, causal=causal)
+    assert torch.equal(fagen.attention_varlen(q, k, v, wrong, causal=causal), right)
+
+
 def test_a_graph_replays_with_other_lengths(built):
     q, k, v, at, _ = on_gpu([(512, 512)] * 8, head_dim=128)
     out, lse = fagen.attention_varlen(q, k, v, at, causal=True, return_lse=True)

@@ -1,6 +1,7 @@
 """A problem in, schedules that compute its gradients out, the fastest first."""
 
 from collections.abc import Iterator
+from itertools import product
 
 from fagen.errors import OverBudget, ScheduleError
 from fagen.kinds.backward.keys import Schedule
@@ -11,8 +12,11 @@ TILES = ((128, 128), (64, 128), (64, 64))  # rows by keys, by how fast they are 
 
 
 def derived(problem: Problem) -> Iterator[Schedule]:
-    """Yield the schedules that fit a multiprocessor; none where no kernel has such gradients."""
-    for block_m, block_n in TILES:
+    """Yield the schedules that fit a multiprocessor; none where no kernel has such gradients.
+
+    Of each tile the one that issues S a step ahead goes first; only by gradients there is one.
+    """
+    for (block_m, block_n), ahead in product(TILES, (True, False)):
         try:
             schedule = Schedule.make(
                 dtype=problem.dtype,
@@ -23,6 +27,7 @@ def derived(problem: Problem) -> Iterator[Schedule]:
                 lengths=problem.lengths,
                 block_m=block_m,
                 block_n=block_n,
+                intra_warpgroup=ahead,
             )
             plan(schedule)
         except (ScheduleError, OverBudget):

@@ -9,6 +9,8 @@ from fagen.vocab import DTYPES, SWIZZLES, swizzle_of
 
 BYTES = 2  # of an element of the dtypes that there are
 
+_SLAB = SWIZZLES[0].bytes // BYTES  # columns of the widest
+
 # head dims above which a thread has no room for both dK and dV, and a thread block for two tiles of
 # dO or all of dQ
 _WIDE, _VERY_WIDE = 128, 192
@@ -42,7 +44,8 @@ SLUG = SlugForm(
 
 # Registers of a thread of a producer, of a consumer, of the one that computes dQ: by (dq_by,
 # consumers), or by what else takes more. With 24 a producer of several boxes to a tile spills,
-# which costs less than consumers that do.
+# which costs less than consumers that do; beside dQ of narrow slabs, which is less than 128
+# columns wide, there are 32 for it.
 _REGISTERS = {
     "gradients": (40, 232, 232),
     "very wide gradients": (24, 240, 240),
@@ -51,6 +54,7 @@ _REGISTERS = {
     ("all", 2): (40, 232, 232),
     ("all", 3): (32, 160, 160),
     ("one", 2): (24, 232, 248),
+    ("one", 2, "narrow slabs"): (32, 232, 240),
     ("one", 3): (32, 152, 176),
 }
 
@@ -60,10 +64,13 @@ def _registers(role: int) -> Callable[[Mapping[str, Any]], int]:
         if keys["split"] == "gradients":
             very = max(keys["head_dim"], keys["head_dim_v"]) > _VERY_WIDE
             return _REGISTERS["very wide gradients" if very else "gradients"][role]
-        if ones_in_shared_memory(keys) and (keys["dq_by"], consumers(keys)) == ("all", 2):
+        shared: tuple[Any, ...] = (keys["dq_by"], consumers(keys))
+        if shared == ("all", 2) and ones_in_shared_memory(keys):
             return _REGISTERS["ones in shared memory"][role]
+        if shared == ("one", 2) and _narrow_slabs(keys):
+            shared = (*shared, "narrow slabs")
         # one consumer that computes dQ is all there are
-        return _REGISTERS.get((keys["dq_by"], consumers(keys)), _REGISTERS["all", 1])[role]
+        return _REGISTERS.get(shared, _REGISTERS["all", 1])[role]
 
     return derive
 
@@ -157,6 +164,12 @@ def _shared_columns(warpgroups: int, columns: int) -> int:
     """What each has of columns that part into whole slabs; 0 where they do not."""
     own = columns // warpgroups
     return own if own * warpgroups == columns and own % _slab(columns) == 0 else 0
+
+
+def _narrow_slabs(keys: Mapping[str, Any]) -> bool:
+    """Whether a tile of Q or dO is of more boxes than one for each 64 columns."""
+    filled_up = DTYPES[keys["dtype"]].filled_up
+    return any(_slab(filled_up(keys[d])) < _SLAB for d in ("head_dim", "head_dim_v"))
 
 
 def _slab(columns: int) -> int:

@@ -46,7 +46,15 @@ class Backward:
     # all that a schedule says: a key that is new here is summed up too
     summed_keys = tuple(Schedule.keys.sections)
     budgets = tuple(dict.fromkeys(ledger.name for cost in _examples() for ledger in cost.every()))
+    shape_keys = ()
+    shapes = ()
+    promised = ()
     predictor = staticmethod(predictor)
+
+    @staticmethod
+    def shapes_like(values: Mapping[str, Any]) -> tuple[Mapping[str, int], ...]:
+        """Return none: standard shapes are for all of them."""
+        return ()
 
     @staticmethod
     def sums(values: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:

@@ -16,5 +16,6 @@ KIND = Kind(
     speeds=DecodeSpeed,
     emulate="fagen.kinds.decode.emulate:compute",
     proof="fagen.kinds.decode.proof:PROOF",
+    space="fagen.kinds.decode.space:SPACE",
     sized=sized,
 )

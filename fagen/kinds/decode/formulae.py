@@ -12,7 +12,7 @@ from fagen.arch import SM90
 from fagen.errors import ScheduleError
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.rules import padded, share
-from fagen.ledger import Ledger, first_that_fits, rows, solved, symbols
+from fagen.ledger import Ledger, first_that_fits, rows, solved, summed, symbols
 from fagen.vocab import DTYPES
 
 # addresses, loop state, barriers and a unit's numbers; P on its way takes half a register for each
@@ -28,6 +28,11 @@ REGISTERS = "registers of a thread"
 
 # d, d_v padded; e bytes per element
 SYMBOLS = ("rows", "block_n", "d", "d_v", "stages", "q_stages", "e")
+# the keys that they depend on
+SUMMED = (
+    *("rows", "block_n", "head_dim", "head_dim_v", "dtype", "stages", "q_stages", "blocks"),
+    *("speculate", "by"),
+)
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,26 @@ def register_formulae(speculates: bool, by_runs: bool) -> Mapping[str, Any]:
         "statistics": (3 if speculates else 2) * m / sympy.Integer(4),
         "working": WORKING_REGISTERS + m / 2,
     }
+
+
+def sums(values: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
+    """Yield (name, sum, limit) of each ledger that does not fit, and nothing more: for a search.
+
+    `values` are those of a schedule's keys that keep the rules between keys; SUMMED count.
+    """
+    dtype, blocks = values["dtype"], values["blocks"]
+    d, d_v = (padded(values[key], dtype) for key in ("head_dim", "head_dim_v"))
+    tile = values["rows"], values["block_n"], d, d_v
+    sizes = *tile, values["stages"], values["q_stages"], DTYPES[dtype].bytes
+    forms = values["speculate"], values["by"] == "run"
+    shared = summed(SYMBOLS, shared_formulae, (d >= d_v,), SM90.smem_tile_alignment)
+    registers = summed(SYMBOLS, register_formulae, forms, 1)
+    for name, total, limit in (
+        (SHARED, shared(*sizes), share(blocks)),
+        (REGISTERS, registers(*sizes), registers_left(blocks)),
+    ):
+        if total > limit:
+            yield name, total, limit
 
 
 def nearest(schedule: Schedule) -> tuple[dict[str, Any], ...]:

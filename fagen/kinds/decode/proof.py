@@ -8,8 +8,10 @@ outputs are filled with NaN beforehand, and so are the keys and values outside o
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,10 +24,10 @@ from fagen.kinds.decode.speed import timed
 from fagen.measure.card import hopper
 from fagen.measure.inputs import softmax_scale
 from fagen.measure.numerics import largest, unit_in_last_place
-from fagen.measure.proof import Proof, judged
-from fagen.problem import Sizes
+from fagen.measure.proof import Proof, Trial, judged
+from fagen.problem import Cell, Sizes
 from fagen.records import DecodeError, DecodeSpeed
-from fagen.runtime.c_interface import call
+from fagen.runtime.c_interface import bind, call
 
 LSE_TOLERANCE = 1e-3
 KV_HEADS, USUAL_GROUP = 8, 4  # of what is timed; of wider kernels all rows are one query's heads
@@ -257,4 +259,69 @@ def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[DecodeSpe
     return tuple(found)
 
 
-PROOF = Proof(_errors, _speeds, simulated=_simulated)
+# ---- beside others -------------------------------------------------------------------------------
+
+
+def _named(plan: Plan, given: tuple[Any, ...]) -> dict[str, Any]:
+    """What a call takes, by name."""
+    names = ("q", "k", "v", *(("reference",) if plan.unified else ()), "scale")
+    return dict(zip(names, given, strict=True))
+
+
+def _arguments(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
+    """What the op takes of all keys, in its order."""
+    # scores are N(0, 1): a good reference
+    more = (torch.zeros(q.shape[2], device=q.device),) if plan.unified else ()
+    return q, k, v, *more, softmax_scale(plan.head_dim)
+
+
+def _outputs(plan: Plan, given: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Where it writes the output; the log-sum-exp is left out."""
+    return (outputs(_named(plan, given))["out"],)
+
+
+def _launch(
+    plan: Plan, library: Path, given: tuple[Any, ...], into: tuple[Tensor, ...]
+) -> Callable[[], None]:
+    return bind(plan, library, **_named(plan, given), out=into[0])
+
+
+def _quick(plan: Plan, sizes: Sizes) -> tuple[Sizes, ...]:
+    """What goes wrong soonest, and what is like these sizes.
+
+    Borders of blocks and chunks, several tiles of rows, more units than there are thread blocks.
+    """
+    n, m = plan.block_n, plan.rows
+    like = replace(
+        sizes, batch=min(sizes.batch, 3), seqlen_k=min(sizes.seqlen_k, 2 * n * plan.chunks)
+    )
+    return (
+        Sizes(3, 8, 2, 1, n * (plan.chunks + 1) + 3),
+        Sizes(2, m + 1, 1, 1, 2 * n + 3),
+        Sizes(2, 4, 2, m // 2 + 3, n),
+        Sizes(24, 16, 8, 2, 5 * n + 9),
+        like,
+    )
+
+
+def _error(plan: Plan, library: Path, cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> DecodeError:
+    """Run a built kernel at these sizes, on numbers of its own: each sequence is a bit shorter.
+
+    What lies behind its end is NaN.
+    """
+    sizes = cell.sizes
+    used = tuple(max(0, sizes.seqlen_k - 7 * number) for number in range(sizes.batch))
+    run = partial(call, plan, library)
+    return decode_error(plan, run, Case(sizes, used, sigma=2.0), len(used), q.device.type)
+
+
+TRIAL = Trial(
+    arguments=_arguments,
+    outputs=_outputs,
+    launch=_launch,
+    alike=lambda plan: plan.unified,
+    error=_error,
+    rotates=True,
+    quick=_quick,
+)
+PROOF = Proof(_errors, _speeds, TRIAL, _simulated)

@@ -36,7 +36,15 @@ class Forward:
     summed_keys = SUMMED
     budgets = (SHARED, REGISTERS, REGISTER_FILE)
     sums = staticmethod(sums)
+    shape_keys = ()
+    shapes = ()
+    promised = ()
     predictor = staticmethod(predictor)
+
+    @staticmethod
+    def shapes_like(values: Mapping[str, Any]) -> tuple[Mapping[str, int], ...]:
+        """Return none: standard shapes are for all of them."""
+        return ()
 
 
 SPACE = Forward()

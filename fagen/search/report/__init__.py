@@ -116,7 +116,7 @@ def view(found: Sequence[Result], sessions: Sequence[Session] = (), store: str =
 def _target(result: Result, shared: Scale) -> TargetView:
     t, r = result.target, result.correlation
     v = "" if t.head_dim == t.head_dim_v else f" and {t.head_dim_v} (V)"
-    of = f", {t.kind}" if PASSES[t.kind].gradients else ""
+    of = f", {t.kind}" if PASSES[t.kind].said else ""
     table = tuple(served(result))
     return TargetView(
         name=t.name,

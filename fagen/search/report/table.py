@@ -38,12 +38,15 @@ def ranges(result: Result) -> Iterator[Range]:
     """The kernels that these runs give a dispatch table."""
     for least, most, slug in result.ranges():
         yield Range(_keys(least, most), name(slug))
+    for group, most, slug in result.groups():
+        upto = f", at most {most:,.0f} query rows" if math.isfinite(most) else ""
+        yield Range(f"{group} rows to a KV head{upto}", name(slug))
 
 
 def served(result: Result) -> Iterator[Served]:
     """The rows of fagen's table for what the target computes, on its card."""
     slug = result.lead.slug if result.lead else next((m.slug for m in result.compiled), None)
-    if slug is None:
+    if slug is None or result.by_groups:
         return
     problem = Row.of(result.card, slug).problem
     rows = [

@@ -291,10 +291,11 @@ struct Slots {
 // Where a sequence lies. Whatever the lengths say, that is within the tensors.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence;
-  sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+  sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
   sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
   const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
-  sequence.held_k = max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+  sequence.held_k =
+      max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
   sequence.seqlen_k = sequence.held_k;
   if (params.seqused_k) {
     sequence.seqlen_k = min(sequence.held_k, max(0, __ldg(params.seqused_k + index)));
@@ -1513,6 +1514,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_causal_m64n128_varlen_info
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_causal_m64n128_varlen",
-      "28d2c285b32c98bf3f0342c1bc3aba85878541bf2e4a4200efe39932f1b6aa22"};
+      "ff022024d1935a62c70270bef59755911123f9ed7aec5e39594beac9cfaeb514"};
   return &info;
 }

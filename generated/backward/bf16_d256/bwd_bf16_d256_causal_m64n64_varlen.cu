@@ -295,10 +295,11 @@ struct Slots {
 // Where a sequence lies. Whatever the lengths say, that is within the tensors.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence;
-  sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+  sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
   sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
   const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
-  sequence.held_k = max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+  sequence.held_k =
+      max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
   sequence.seqlen_k = sequence.held_k;
   if (params.seqused_k) {
     sequence.seqlen_k = min(sequence.held_k, max(0, __ldg(params.seqused_k + index)));
@@ -1559,6 +1560,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d256_causal_m64n64_varlen_info(
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d256_causal_m64n64_varlen",
-      "68d54ebf4db8195151995a81e44c5f9832bdae0338cb3a09a3a500ea23fe15cf"};
+      "81f22a59eaea164107b0e6dc8dbdf0a34eabf69543cc51ccc2f00e339ad8e162"};
   return &info;
 }

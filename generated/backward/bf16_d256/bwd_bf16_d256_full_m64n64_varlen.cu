@@ -295,10 +295,11 @@ struct Slots {
 // Where a sequence lies. Whatever the lengths say, that is within the tensors.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence;
-  sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+  sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
   sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
   const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
-  sequence.held_k = max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+  sequence.held_k =
+      max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
   sequence.seqlen_k = sequence.held_k;
   if (params.seqused_k) {
     sequence.seqlen_k = min(sequence.held_k, max(0, __ldg(params.seqused_k + index)));
@@ -1550,6 +1551,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d256_full_m64n64_varlen_info(vo
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d256_full_m64n64_varlen",
-      "881e2c2b99e585eb3134e4c8b421b730df6e81c718e18ba29816b63ae117475b"};
+      "77d875ef77e052b31f6c6e22ca4dcac4cf734b2b77b978e030709081b0b0302d"};
   return &info;
 }

@@ -291,10 +291,11 @@ struct Slots {
 // Where a sequence lies. Whatever the lengths say, that is within the tensors.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence;
-  sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+  sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
   sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
   const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
-  sequence.held_k = max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+  sequence.held_k =
+      max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
   sequence.seqlen_k = sequence.held_k;
   if (params.seqused_k) {
     sequence.seqlen_k = min(sequence.held_k, max(0, __ldg(params.seqused_k + index)));
@@ -1493,6 +1494,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_causal_m128n128_varlen_info
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d64_causal_m128n128_varlen",
-      "65909d5fac5aadc036af41d8a27980a00179c98018c4edf649dcee597fcdb3b5"};
+      "4ad4fc57ae8a47ebc97abac7a561d1a317a248bdc5d621c3546de1deba28ee54"};
   return &info;
 }

@@ -291,10 +291,11 @@ struct Slots {
 // Where a sequence lies. Whatever the lengths say, that is within the tensors.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence;
-  sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+  sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
   sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
   const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
-  sequence.held_k = max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+  sequence.held_k =
+      max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
   sequence.seqlen_k = sequence.held_k;
   if (params.seqused_k) {
     sequence.seqlen_k = min(sequence.held_k, max(0, __ldg(params.seqused_k + index)));
@@ -1484,6 +1485,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_full_m128n128_varlen_info(v
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d64_full_m128n128_varlen",
-      "87726f21222e7050a31beac5d3777adf48dbd7ee30a4dfb4f09921617f0eba70"};
+      "4e2fc3dd5d1908d908244fac846ac058c0a49e4d4d75e37fd1a3bf5e1d30bbf5"};
   return &info;
 }

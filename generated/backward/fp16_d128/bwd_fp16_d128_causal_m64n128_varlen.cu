@@ -291,10 +291,11 @@ struct Slots {
 // Where a sequence lies. Whatever the lengths say, that is within the tensors.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence;
-  sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+  sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
   sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
   const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
-  sequence.held_k = max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+  sequence.held_k =
+      max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
   sequence.seqlen_k = sequence.held_k;
   if (params.seqused_k) {
     sequence.seqlen_k = min(sequence.held_k, max(0, __ldg(params.seqused_k + index)));
@@ -1527,6 +1528,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_causal_m64n128_varlen_info
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d128_causal_m64n128_varlen",
-      "da7900300ae7f347dc92b5a507b6197f25ad2e722682145430766d8c45e021e4"};
+      "803ad83bdb0fd6c50aaf14dc9eabfade0f42f820312cb7a0bcdc5686cdccb203"};
   return &info;
 }

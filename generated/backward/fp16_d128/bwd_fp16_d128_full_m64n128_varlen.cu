@@ -291,10 +291,11 @@ struct Slots {
 // Where a sequence lies. Whatever the lengths say, that is within the tensors.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence;
-  sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+  sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
   sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
   const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
-  sequence.held_k = max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+  sequence.held_k =
+      max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
   sequence.seqlen_k = sequence.held_k;
   if (params.seqused_k) {
     sequence.seqlen_k = min(sequence.held_k, max(0, __ldg(params.seqused_k + index)));
@@ -1491,6 +1492,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_full_m64n128_varlen_info(v
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d128_full_m64n128_varlen",
-      "ff19923dfa58320514b58991e3fb0fbbac333a005125e9ac89e713d93497cead"};
+      "fbf587ed89fa516ed79a893adc070f2502ae5e4006f557cff95e76859128cd05"};
   return &info;
 }

@@ -295,10 +295,11 @@ struct Slots {
 // Where a sequence lies. Whatever the lengths say, that is within the tensors.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence;
-  sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+  sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
   sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
   const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
-  sequence.held_k = max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+  sequence.held_k =
+      max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
   sequence.seqlen_k = sequence.held_k;
   if (params.seqused_k) {
     sequence.seqlen_k = min(sequence.held_k, max(0, __ldg(params.seqused_k + index)));
@@ -1573,6 +1574,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_causal_m64n64_varlen_info(
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d256_causal_m64n64_varlen",
-      "0d9ff39edfd3bed86b18762b19dee0e10d06c73afb66d7ab5e5c613e52aecd12"};
+      "f33caef5287cee03f54fcf1bc0059ac25dbd8d7cb2d6be5be3bdc24cf6c0f382"};
   return &info;
 }

@@ -295,10 +295,11 @@ struct Slots {
 // Where a sequence lies. Whatever the lengths say, that is within the tensors.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence;
-  sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+  sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
   sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
   const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
-  sequence.held_k = max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+  sequence.held_k =
+      max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
   sequence.seqlen_k = sequence.held_k;
   if (params.seqused_k) {
     sequence.seqlen_k = min(sequence.held_k, max(0, __ldg(params.seqused_k + index)));
@@ -1564,6 +1565,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_full_m64n64_varlen_info(vo
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d256_full_m64n64_varlen",
-      "05c7d3ad609b0fd28fa63e5a0c9b96c1aaeef99840490cf7f14a2011da75ff27"};
+      "e9821046abda657f33b26c85a9b94c8696d1c75ff4a6f2b7ca4524703b7ebe36"};
   return &info;
 }

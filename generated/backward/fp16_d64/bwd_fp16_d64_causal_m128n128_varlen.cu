@@ -291,10 +291,11 @@ struct Slots {
 // Where a sequence lies. Whatever the lengths say, that is within the tensors.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence;
-  sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+  sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
   sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
   const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
-  sequence.held_k = max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+  sequence.held_k =
+      max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
   sequence.seqlen_k = sequence.held_k;
   if (params.seqused_k) {
     sequence.seqlen_k = min(sequence.held_k, max(0, __ldg(params.seqused_k + index)));
@@ -1507,6 +1508,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d64_causal_m128n128_varlen_info
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d64_causal_m128n128_varlen",
-      "7f9809abe76ad1eb1dafdcf1c1bfe8c3bfe77fba94dc269968159d79341e2661"};
+      "7d4742332d6e82269eabed0e16d825715c7e69d6f34bcc5241147bbeed45d73d"};
   return &info;
 }

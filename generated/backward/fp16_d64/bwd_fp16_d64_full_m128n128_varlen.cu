@@ -291,10 +291,11 @@ struct Slots {
 // Where a sequence lies. Whatever the lengths say, that is within the tensors.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence;
-  sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+  sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
   sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
   const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
-  sequence.held_k = max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+  sequence.held_k =
+      max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
   sequence.seqlen_k = sequence.held_k;
   if (params.seqused_k) {
     sequence.seqlen_k = min(sequence.held_k, max(0, __ldg(params.seqused_k + index)));
@@ -1498,6 +1499,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d64_full_m128n128_varlen_info(v
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d64_full_m128n128_varlen",
-      "2f8c611f6aa640099c82a32102476439780f97296e775cd6ebe06f678a9e59ed"};
+      "7ce0509ad3f39d0e09cf0643e0693e046869d086c5494c7793396f4ec6d94f65"};
   return &info;
 }

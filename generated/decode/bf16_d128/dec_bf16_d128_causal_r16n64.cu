@@ -237,9 +237,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1400,6 +1400,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d128_causal_r16n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d128_causal_r16n64",
-      "fd5e209b3d7224b0e5a27a492f96bfc7e8091a0a68f0a778e9524800d2978523"};
+      "5e02ba995e625a4cbbf8eefd34012733ce507b73686d7f15b2d1010adee73ca3"};
   return &info;
 }

@@ -237,9 +237,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1402,6 +1402,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d128_causal_r32n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d128_causal_r32n64",
-      "c1cc75d8d94e52e9038d554149b3ac3bd3bbd76739fa613a9627359982adbba5"};
+      "2632daf05c9955263fa23917cf16400f2e268da3b5baa9cb07cd661985420690"};
   return &info;
 }

@@ -237,9 +237,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1391,6 +1391,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d128_causal_r64n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d128_causal_r64n64",
-      "a93e3dfa67be682394591f571872d000e5e5bab06a7e1098bab642a6bd936fe3"};
+      "166b36f7037192e6f46c3b820b573b7d572d3feccecc7414e9c5c4d5eb34f62b"};
   return &info;
 }

@@ -252,9 +252,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1544,6 +1544,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d128_causal_r8n64_runs_info(voi
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d128_causal_r8n64_runs",
-      "ff9e5bf05bf0094a10cd71817e2150b3f1788a0c9c2a026fcf67d5699be26cde"};
+      "ab2f37b66be3d3d924f99d18186a9631f96a80dd9834245633388bd42910ec11"};
   return &info;
 }

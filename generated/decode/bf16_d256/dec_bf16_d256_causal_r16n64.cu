@@ -237,9 +237,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1400,6 +1400,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d256_causal_r16n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d256_causal_r16n64",
-      "d251777784b5bca207545b4e5fd77ca80c1d50bc3c1f67f134ad809456181f4c"};
+      "bce059f346c3b63639a94e0b4075e95808bb46c9f33631b50145a79fe00b4e7c"};
   return &info;
 }

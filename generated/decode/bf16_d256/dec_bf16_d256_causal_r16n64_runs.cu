@@ -252,9 +252,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1546,6 +1546,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d256_causal_r16n64_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d256_causal_r16n64_runs",
-      "c66b5fe6738af1088070159d1e757516dd286256906d115f56d9d62307610b4f"};
+      "825d5854af7e16ff8214899797b4c4495f101e577f7eb351ae7b5a4334d2ec06"};
   return &info;
 }

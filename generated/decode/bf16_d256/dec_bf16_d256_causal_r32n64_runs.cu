@@ -252,9 +252,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1548,6 +1548,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d256_causal_r32n64_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d256_causal_r32n64_runs",
-      "124c60b56d915f3e706a0a71cf8e87684d67c6fad914c2aa77529b2a80a4d69c"};
+      "8dfc2842472a93c7d3f43d9d60ca68ebf7e63790f0d2aab3c1f7d171babceddd"};
   return &info;
 }

@@ -237,9 +237,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1398,6 +1398,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d256_causal_r8n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d256_causal_r8n64",
-      "5ea6698db64fc9be80320f1fe19a2ffcd0dee295db25545dfc4102682f591ee6"};
+      "706a367227f2ec92a9731ae9434780f572615c86d779033e0ce1ffce3256c73c"};
   return &info;
 }

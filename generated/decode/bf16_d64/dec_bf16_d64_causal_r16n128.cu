@@ -237,9 +237,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1400,6 +1400,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d64_causal_r16n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d64_causal_r16n128",
-      "ad2b6d12f1d52df622db1121e0510cba9cfe5ece10b8ccda9f5fbac43f89e1b7"};
+      "043f4d3f5e69a2dc4ce93952ce6ac14b3baa35dd450564628e8307481f6f183a"};
   return &info;
 }

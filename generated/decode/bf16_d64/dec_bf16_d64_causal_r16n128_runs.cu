@@ -252,9 +252,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1546,6 +1546,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d64_causal_r16n128_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d64_causal_r16n128_runs",
-      "2441b5d892f6def5c479a3a9b7a5537b104220f9213d671e8e15b586af11ccc9"};
+      "cce7fac3ab6f11422daea54f86fdb9cb5af49121b35891c70e2b896801549303"};
   return &info;
 }

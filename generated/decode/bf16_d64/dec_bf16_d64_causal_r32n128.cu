@@ -237,9 +237,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1402,6 +1402,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d64_causal_r32n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d64_causal_r32n128",
-      "64c67ae0f3c941ff2e03e742c79881de8f2125d81a110fb8eac0c6f86ff9d53b"};
+      "07c971bb0469a9b04c2d9daa50382e425b458a6de8b402db11d63e9911d2b238"};
   return &info;
 }

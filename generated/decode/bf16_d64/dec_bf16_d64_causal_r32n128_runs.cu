@@ -252,9 +252,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1548,6 +1548,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d64_causal_r32n128_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d64_causal_r32n128_runs",
-      "a53330e0cf2f12c755b545da75e0e2e327fc808753594b26bcce4b600bb5311e"};
+      "846de7fb8c4b5287f5b1d62727ad60a26c8b401767a32bc430941d1829dcfb03"};
   return &info;
 }

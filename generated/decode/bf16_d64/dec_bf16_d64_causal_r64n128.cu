@@ -237,9 +237,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1391,6 +1391,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d64_causal_r64n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d64_causal_r64n128",
-      "4e65c9aea8d85380a896b69125a460457b9f286cf1c0d69c977fa8f36494e383"};
+      "0b60069e70775177f95882adf84f367b774ab8365f7a95b3b8ee3e60978c1767"};
   return &info;
 }

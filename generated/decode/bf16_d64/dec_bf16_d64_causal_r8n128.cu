@@ -237,9 +237,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1398,6 +1398,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d64_causal_r8n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d64_causal_r8n128",
-      "8183b2aa4b7dc45a260ef57c6cb92eba2f1b93113828ed49abbb6f5390c67f4a"};
+      "7615a83236cfa8098813dd7a9731244c375819df46d109391863d2d6a2631261"};
   return &info;
 }

@@ -252,9 +252,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1544,6 +1544,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d64_causal_r8n128_runs_info(voi
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d64_causal_r8n128_runs",
-      "b358014b27770ab5979dd6a7611ad2aec65b773d64a518a7756ea95cfff75368"};
+      "2eb95f416b1b27251aefb468205fa4c65087c718412fd6a928de3901dc8dba0b"};
   return &info;
 }

@@ -237,9 +237,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1398,6 +1398,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d64_full_r8n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d64_full_r8n128",
-      "bfaad4083e1bbc4117270c0c1907d85ac09b258a2dd992d22e9a7865aeaa90c3"};
+      "42e1ba8b12fd681c02c5ea16b823144139d21b8dbccfb136a967d49305548ba9"};
   return &info;
 }

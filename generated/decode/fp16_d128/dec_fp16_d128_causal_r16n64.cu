@@ -237,9 +237,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1400,6 +1400,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d128_causal_r16n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d128_causal_r16n64",
-      "a69fcf61a7e9cd0f761dda5b0680326b1d75b603e240a303f0ae2af225baf598"};
+      "a3a9ffd97a4e85fa25f9ce754ff5903fbc9b638c5b76bc870d3b0234ca797dcf"};
   return &info;
 }

@@ -252,9 +252,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1546,6 +1546,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d128_causal_r16n64_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d128_causal_r16n64_runs",
-      "9a29ec7a33f828c0cb7a5942dbb44b20f092661bd922daed52c6dedabee8f335"};
+      "dfd6c138f5702902bf6f027f439fb29d7d1d31c12037b45f2ec3ee1143d7dc04"};
   return &info;
 }

@@ -237,9 +237,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1402,6 +1402,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d128_causal_r32n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d128_causal_r32n64",
-      "002cd3f470ef1a8597aba6142d978a2a8048e4f312e94fec09552615dd6cfadf"};
+      "4351597ff93b29237be0f3e28a8a98419dbc58fbaa0e9258258c81cd19eba157"};
   return &info;
 }

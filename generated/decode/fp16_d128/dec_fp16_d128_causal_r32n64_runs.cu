@@ -252,9 +252,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1548,6 +1548,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d128_causal_r32n64_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d128_causal_r32n64_runs",
-      "195809d3bc304055dab06274b70e6167138f953ab9a2367f935a410bcabdd67e"};
+      "86834902253e88a1f0476c85229f4d33b04e175a9f37160306a52ea3707019ca"};
   return &info;
 }

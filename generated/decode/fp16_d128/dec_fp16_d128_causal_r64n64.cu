@@ -237,9 +237,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1391,6 +1391,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d128_causal_r64n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d128_causal_r64n64",
-      "6c0699bb497038f2bc5cb973187fb7b3aabb75150e5499f3465cf1c7885a6567"};
+      "818d4fbc297a283eef78f10809ff327b93a63ea72a091c2c6bcc3619dfcbfc34"};
   return &info;
 }

@@ -237,9 +237,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1398,6 +1398,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d128_causal_r8n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d128_causal_r8n64",
-      "53a67e7b628cc02bc5ab5be1abf276b7fc969576a1954a08d47c033e7a3d78e2"};
+      "6f55935f4b6ab5469da7c8254d3dfbdac39c0241603be92c39b5bc0a6f6ef3e5"};
   return &info;
 }

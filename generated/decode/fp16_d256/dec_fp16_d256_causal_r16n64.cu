@@ -237,9 +237,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1400,6 +1400,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d256_causal_r16n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d256_causal_r16n64",
-      "8018430f4c025b300f52fd1201f37574f4776740e0178e7778054030bdb75c14"};
+      "7d81549a174e44cdd15c7bed89487d890dbff67316b7ae42af34fdf3e81223ff"};
   return &info;
 }

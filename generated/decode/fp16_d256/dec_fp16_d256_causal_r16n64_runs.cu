@@ -252,9 +252,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1546,6 +1546,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d256_causal_r16n64_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d256_causal_r16n64_runs",
-      "cca29b34960581ed79500982976ec0d80798fd53ab48e1a11eb0873841a911ac"};
+      "667e60fd3a4395bff5a7df9cf0d3434796834453831699fed939947e5c66d336"};
   return &info;
 }

@@ -237,9 +237,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1402,6 +1402,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d256_causal_r32n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d256_causal_r32n64",
-      "3e89b1ce79855458ba6b93d5706081ec7eadc4475a5fd9b1ca08c312129e4990"};
+      "f1d867cc9cacbf94ead26b665875528fdbd2fa567285ba7b828ca0869020d169"};
   return &info;
 }

@@ -252,9 +252,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1548,6 +1548,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d256_causal_r32n64_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d256_causal_r32n64_runs",
-      "6a36978a0d8507e2c294a0aaf0512302a292abae0ffb7bfcc90c578a30ca278c"};
+      "8350eaac1311c4dd1019ec05036a81f497bdbbd720a24a61371f81b0fcb60fe4"};
   return &info;
 }

@@ -237,9 +237,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1400,6 +1400,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d64_causal_r16n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d64_causal_r16n128",
-      "1a4c751b4a0480a2b7adce2c114447270cb62c44959d3eedae54ba91338fb9b8"};
+      "6b051e788cd95dc4cb359acdf422ad7c90aa1caab69fbc2dc44ad738c4e0aa23"};
   return &info;
 }

@@ -252,9 +252,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1546,6 +1546,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d64_causal_r16n128_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d64_causal_r16n128_runs",
-      "2770f0da530fba7b91f213a2680e8e6e94ed944d997967fe24e94888a066bcdf"};
+      "434736e5620726ebbb2f4caef49f9ad8ab66031a6441c4bb498fe0664f817f42"};
   return &info;
 }

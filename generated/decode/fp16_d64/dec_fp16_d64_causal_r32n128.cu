@@ -237,9 +237,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1402,6 +1402,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d64_causal_r32n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d64_causal_r32n128",
-      "eaceb0ce42ae928be6566da0810c3195e4a9cea926734af18691a7d19fd4619b"};
+      "83360d94c29dbc9f4a1fb7394ad18e98b6ffd05f2dcbb3ef28dadb8b9678164c"};
   return &info;
 }

@@ -252,9 +252,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1548,6 +1548,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d64_causal_r32n128_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d64_causal_r32n128_runs",
-      "09dcbd5558001f60a8fc24e6b69fcccb7f859e3c2014d8badff3ef7eef240021"};
+      "8a5e4ae4beef0c1edb08a3d6382686f163a687e993d102069b4c5a284ce776c1"};
   return &info;
 }

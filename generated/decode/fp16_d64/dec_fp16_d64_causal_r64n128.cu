@@ -237,9 +237,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1391,6 +1391,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d64_causal_r64n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d64_causal_r64n128",
-      "c9568db45486dc00416a856a68e250f0305bb52fba76ae0580085452872920fd"};
+      "efa712ef145dadee7ed0f18a1df0a7c0c44c0e59f978c1df0857c4fe92a5a6e7"};
   return &info;
 }

@@ -237,9 +237,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1398,6 +1398,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d64_causal_r8n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d64_causal_r8n128",
-      "8ee949e6a13f54a9c93dfb42b8576cef3e79f7546ce8afb8169841663482751c"};
+      "82461a375843db58b8881e436eff2e786445464897de15997fcca58211a939de"};
   return &info;
 }

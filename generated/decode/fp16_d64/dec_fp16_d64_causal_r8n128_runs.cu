@@ -252,9 +252,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1544,6 +1544,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d64_causal_r8n128_runs_info(voi
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d64_causal_r8n128_runs",
-      "1e54755ddf198d26fb182808cf35ad16afa82d55ef3cfd9b12584d46c9abfbba"};
+      "a7662563116263f514737295eb944709070e431601fcb708c899ecbff51ea8e0"};
   return &info;
 }

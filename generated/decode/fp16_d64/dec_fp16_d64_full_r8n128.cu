@@ -237,9 +237,9 @@ struct Sequence {
 // Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
   const int end =
-      params.seqused_k ? min(params.seqused_k[batch], params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(params.leftpad_k[batch], 0) : 0;
-  return {first, first < end ? end - first : 0};
+      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
 // How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
@@ -1398,6 +1398,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d64_full_r8n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d64_full_r8n128",
-      "0345c1bd01ed38335610f10fe49c68a31aa04de41a83438814000e084d67a9c1"};
+      "619cc6bf94c8fda37354a33ee528bfb0c7ec1ed6c7dfc8c8abee93b1edc3e2b9"};
   return &info;
 }

@@ -357,11 +357,11 @@ __host__ __device__ __forceinline__ Blocks blocks_of(const Sequence& sequence, i
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence = {};
   if (index < params.batch) {
-    sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+    sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
     sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
     const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
     sequence.seqlen_k =
-        max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+        max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
     if (params.seqused_k) {
       sequence.seqlen_k = min(sequence.seqlen_k, max(0, __ldg(params.seqused_k + index)));
     }
@@ -1502,6 +1502,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d128_causal_m128n128_varlen_inf
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d128_causal_m128n128_varlen",
-      "79a7e07ce9202d0b4f63c5a1d6b676a9199cafbcc69a6196a99cb129bf7ef4eb"};
+      "3c97ce7cde5b6375459e2ac7d9cdc5e2876bd82f4cb303c9feee7b2d7bd4a0e3"};
   return &info;
 }

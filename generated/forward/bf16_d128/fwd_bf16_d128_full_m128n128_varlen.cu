@@ -342,11 +342,11 @@ __device__ __forceinline__ Blocks blocks_of(const Sequence& sequence) {
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence = {};
   if (index < params.batch) {
-    sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+    sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
     sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
     const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
     sequence.seqlen_k =
-        max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+        max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
     if (params.seqused_k) {
       sequence.seqlen_k = min(sequence.seqlen_k, max(0, __ldg(params.seqused_k + index)));
     }
@@ -1472,6 +1472,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d128_full_m128n128_varlen_info(
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d128_full_m128n128_varlen",
-      "3ac6410f6792b1d7b95dbd87e8c830834416aeca3214c1e57f9c3011aa99454e"};
+      "6cd49e8e1d2f1a425a7a6bd4ca9cd2982ea78a0b22e9b59a43230a2855275df5"};
   return &info;
 }

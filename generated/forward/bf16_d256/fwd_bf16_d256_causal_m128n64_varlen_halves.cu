@@ -364,11 +364,11 @@ __host__ __device__ __forceinline__ Blocks blocks_of(const Sequence& sequence, i
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence = {};
   if (index < params.batch) {
-    sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+    sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
     sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
     const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
     sequence.seqlen_k =
-        max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+        max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
     if (params.seqused_k) {
       sequence.seqlen_k = min(sequence.seqlen_k, max(0, __ldg(params.seqused_k + index)));
     }
@@ -1547,6 +1547,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d256_causal_m128n64_varlen_halv
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d256_causal_m128n64_varlen_halves",
-      "8b5a5fa0b154504d080bca5022acbe77687444ea2773b5c0ba3123c4986e539a"};
+      "3897c688d0bc634ab7639a7468744275ffcdb013b19ce6fa92f15489ec1df8cf"};
   return &info;
 }

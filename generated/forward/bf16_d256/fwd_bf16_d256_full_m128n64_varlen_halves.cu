@@ -348,11 +348,11 @@ __device__ __forceinline__ Blocks blocks_of(const Sequence& sequence) {
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence = {};
   if (index < params.batch) {
-    sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+    sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
     sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
     const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
     sequence.seqlen_k =
-        max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+        max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
     if (params.seqused_k) {
       sequence.seqlen_k = min(sequence.seqlen_k, max(0, __ldg(params.seqused_k + index)));
     }
@@ -1483,6 +1483,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d256_full_m128n64_varlen_halves
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d256_full_m128n64_varlen_halves",
-      "69787e643b1b735bd0e1caefce91039d556956430b584b5f9283ba101e2dde19"};
+      "4cca244ea1f14f83a7de8d1981fbc12ea29cc082f3babbdbc89b1b77297f55de"};
   return &info;
 }

@@ -349,11 +349,11 @@ __host__ __device__ __forceinline__ Blocks blocks_of(const Sequence& sequence, i
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence = {};
   if (index < params.batch) {
-    sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+    sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
     sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
     const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
     sequence.seqlen_k =
-        max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+        max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
     if (params.seqused_k) {
       sequence.seqlen_k = min(sequence.seqlen_k, max(0, __ldg(params.seqused_k + index)));
     }
@@ -1543,6 +1543,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d64_causal_m192n112_varlen_q2_i
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d64_causal_m192n112_varlen_q2",
-      "9d2a3dd069b98add8201dc8c22026a25286a0d7b5b36ec3180059f8c3a1608ff"};
+      "79fc419ce85a931a89c711b2f2d53108dfbbcb06bb359c1bdc9235d3592f4776"};
   return &info;
 }

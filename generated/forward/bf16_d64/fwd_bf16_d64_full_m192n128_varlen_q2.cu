@@ -335,11 +335,11 @@ __device__ __forceinline__ Blocks blocks_of(const Sequence& sequence) {
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence = {};
   if (index < params.batch) {
-    sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+    sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
     sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
     const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
     sequence.seqlen_k =
-        max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+        max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
     if (params.seqused_k) {
       sequence.seqlen_k = min(sequence.seqlen_k, max(0, __ldg(params.seqused_k + index)));
     }
@@ -1465,6 +1465,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d64_full_m192n128_varlen_q2_inf
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d64_full_m192n128_varlen_q2",
-      "34b8a7ca83ff3f7997f634c6751ada7c8ac311003cda34f8caf9f2e0653e2518"};
+      "719bdefc57a48d477947779a58764e045e7e8cc4f0082d2b7e37c89f6ed3264d"};
   return &info;
 }

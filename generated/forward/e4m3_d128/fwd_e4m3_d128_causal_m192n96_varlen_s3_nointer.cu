@@ -430,11 +430,11 @@ __host__ __device__ __forceinline__ Blocks blocks_of(const Sequence& sequence, i
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence = {};
   if (index < params.batch) {
-    sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+    sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
     sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
     const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
     sequence.seqlen_k =
-        max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+        max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
     if (params.seqused_k) {
       sequence.seqlen_k = min(sequence.seqlen_k, max(0, __ldg(params.seqused_k + index)));
     }
@@ -1816,6 +1816,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_causal_m192n96_varlen_s3_n
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_causal_m192n96_varlen_s3_nointer",
-      "3cc96ddd77561663e652d541bd09d53a5667480f6d9e48b0f934b505bb5cabe8"};
+      "eb8c109bec1d1c8315a75985fdbd024427d69b7ca70a774da4b8542cb2515f2a"};
   return &info;
 }

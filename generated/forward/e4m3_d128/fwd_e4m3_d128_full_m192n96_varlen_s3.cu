@@ -415,11 +415,11 @@ __device__ __forceinline__ Blocks blocks_of(const Sequence& sequence) {
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence = {};
   if (index < params.batch) {
-    sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+    sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
     sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
     const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
     sequence.seqlen_k =
-        max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+        max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
     if (params.seqused_k) {
       sequence.seqlen_k = min(sequence.seqlen_k, max(0, __ldg(params.seqused_k + index)));
     }
@@ -1759,6 +1759,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_full_m192n96_varlen_s3_inf
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_full_m192n96_varlen_s3",
-      "41f3ee8ed67c3a671442a33c2d4972ad469dda1ab726f8d31f6745beda89f7cf"};
+      "83cd7ae1267c1bdfdfe826e5e8a88d3fb86f5cbed3dfebf2fe3f80f7c8dce196"};
   return &info;
 }

@@ -443,11 +443,11 @@ __host__ __device__ __forceinline__ Blocks blocks_of(const Sequence& sequence, i
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence = {};
   if (index < params.batch) {
-    sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+    sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
     sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
     const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
     sequence.seqlen_k =
-        max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+        max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
     if (params.seqused_k) {
       sequence.seqlen_k = min(sequence.seqlen_k, max(0, __ldg(params.seqused_k + index)));
     }
@@ -1824,6 +1824,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_causal_m128n96_varlen_halv
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d256_causal_m128n96_varlen_halves_nointer",
-      "c7fdaceed53a12af98e87d8d161ac8b742e12fe9e11be8595982931252a1bb49"};
+      "f34b9885c5ed274622829f7d501ad8ab91b00c2f8f12effacc087c5f0cea24ec"};
   return &info;
 }

@@ -427,11 +427,11 @@ __device__ __forceinline__ Blocks blocks_of(const Sequence& sequence) {
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence = {};
   if (index < params.batch) {
-    sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+    sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
     sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
     const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
     sequence.seqlen_k =
-        max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+        max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
     if (params.seqused_k) {
       sequence.seqlen_k = min(sequence.seqlen_k, max(0, __ldg(params.seqused_k + index)));
     }
@@ -1760,6 +1760,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d256_full_m128n96_varlen_halves
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d256_full_m128n96_varlen_halves_nointer",
-      "c346232d779d685b982ce6ca485d3dbd4856772d66248d5ef7cb0b3b7c7c0beb"};
+      "979cfe1625973af8840ac6d40f2f106fab1766f10cc44f100b99d2074f234dc7"};
   return &info;
 }

@@ -420,11 +420,11 @@ __host__ __device__ __forceinline__ Blocks blocks_of(const Sequence& sequence, i
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence = {};
   if (index < params.batch) {
-    sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+    sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
     sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
     const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
     sequence.seqlen_k =
-        max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+        max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
     if (params.seqused_k) {
       sequence.seqlen_k = min(sequence.seqlen_k, max(0, __ldg(params.seqused_k + index)));
     }
@@ -1792,6 +1792,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d64_causal_m256n64_varlen_s3_no
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d64_causal_m256n64_varlen_s3_nointer",
-      "3b55fd559499151939e3413697e860b950bcee875430103180e94a0186ef8c80"};
+      "e5af16ee7bf13babfdd9886156f8c19b08117bfd1cd9f9abf63212ad5340396b"};
   return &info;
 }

@@ -405,11 +405,11 @@ __device__ __forceinline__ Blocks blocks_of(const Sequence& sequence) {
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence = {};
   if (index < params.batch) {
-    sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+    sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
     sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
     const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
     sequence.seqlen_k =
-        max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+        max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
     if (params.seqused_k) {
       sequence.seqlen_k = min(sequence.seqlen_k, max(0, __ldg(params.seqused_k + index)));
     }
@@ -1749,6 +1749,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d64_full_m256n64_varlen_s3_info
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d64_full_m256n64_varlen_s3",
-      "e12527497af7cb80b94ddf7b22f816623e33d53b9abe69b1301ef044476230f6"};
+      "2a22212714b60349ad7901440f841ff10fba8ce8df3bc090a5daccfdf0ed31d9"};
   return &info;
 }

@@ -367,11 +367,11 @@ __host__ __device__ __forceinline__ Blocks blocks_of(const Sequence& sequence, i
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence = {};
   if (index < params.batch) {
-    sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+    sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
     sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
     const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
     sequence.seqlen_k =
-        max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+        max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
     if (params.seqused_k) {
       sequence.seqlen_k = min(sequence.seqlen_k, max(0, __ldg(params.seqused_k + index)));
     }
@@ -1559,6 +1559,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d128_causal_m128n128_varlen_inf
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d128_causal_m128n128_varlen",
-      "2fcf64ea40cd88ea69509f2b853c51b194262e8027aab3c2d28a6e391a40aca3"};
+      "af7164486f539a8141916b5cfb8da76b8141115674fc29a1ab560fc932dbfb0e"};
   return &info;
 }

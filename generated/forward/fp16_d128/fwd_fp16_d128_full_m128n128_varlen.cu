@@ -352,11 +352,11 @@ __device__ __forceinline__ Blocks blocks_of(const Sequence& sequence) {
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence = {};
   if (index < params.batch) {
-    sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+    sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
     sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
     const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
     sequence.seqlen_k =
-        max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+        max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
     if (params.seqused_k) {
       sequence.seqlen_k = min(sequence.seqlen_k, max(0, __ldg(params.seqused_k + index)));
     }
@@ -1528,6 +1528,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d128_full_m128n128_varlen_info(
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d128_full_m128n128_varlen",
-      "d8183f5e3559fb993f7d5a2d89e2b89339e995cdee02ff86c0935809bd1ce9bd"};
+      "d63bd7be8152a76ad3bf3a11826d76a1946211f8124c3c94b64e3dbc4e6faa69"};
   return &info;
 }

@@ -374,11 +374,11 @@ __host__ __device__ __forceinline__ Blocks blocks_of(const Sequence& sequence, i
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence = {};
   if (index < params.batch) {
-    sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+    sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
     sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
     const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
     sequence.seqlen_k =
-        max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+        max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
     if (params.seqused_k) {
       sequence.seqlen_k = min(sequence.seqlen_k, max(0, __ldg(params.seqused_k + index)));
     }
@@ -1604,6 +1604,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d256_causal_m128n64_varlen_halv
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d256_causal_m128n64_varlen_halves",
-      "34dd875921d81bd7a44dc313c6f1800f8a8f4a7a6001864d7fe5315a6409ca81"};
+      "4ad9560ab0f1775c7b6a28f681a57f660c7f477a9830ec7a8741b64b48d1d4d4"};
   return &info;
 }

@@ -358,11 +358,11 @@ __device__ __forceinline__ Blocks blocks_of(const Sequence& sequence) {
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence = {};
   if (index < params.batch) {
-    sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+    sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
     sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
     const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
     sequence.seqlen_k =
-        max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+        max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
     if (params.seqused_k) {
       sequence.seqlen_k = min(sequence.seqlen_k, max(0, __ldg(params.seqused_k + index)));
     }
@@ -1539,6 +1539,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d256_full_m128n64_varlen_halves
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d256_full_m128n64_varlen_halves",
-      "5f1eb13f0f33187bb8487291e8193037e74dfa8bfa39f846834c97d137a31b4f"};
+      "bf823316c06eea19a24ec911c2bc11c0507be4dac111513c206716a19ca6178b"};
   return &info;
 }

@@ -359,11 +359,11 @@ __host__ __device__ __forceinline__ Blocks blocks_of(const Sequence& sequence, i
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence = {};
   if (index < params.batch) {
-    sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+    sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
     sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
     const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
     sequence.seqlen_k =
-        max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+        max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
     if (params.seqused_k) {
       sequence.seqlen_k = min(sequence.seqlen_k, max(0, __ldg(params.seqused_k + index)));
     }
@@ -1600,6 +1600,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d64_causal_m192n112_varlen_q2_i
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d64_causal_m192n112_varlen_q2",
-      "8cee0cc6d21ad135632c9742870c9fd48f14f47e79d9e8d10f81c11dc3a8f087"};
+      "bc171127d9435c2a5cf8efe80a1967071bdffb4b58b05905d591317eac0f52fc"};
   return &info;
 }

@@ -345,11 +345,11 @@ __device__ __forceinline__ Blocks blocks_of(const Sequence& sequence) {
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence = {};
   if (index < params.batch) {
-    sequence.end_q = min(__ldg(params.cu_seqlens_q + index + 1), params.total_q);
+    sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
     sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
     const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
     sequence.seqlen_k =
-        max(0, min(__ldg(params.cu_seqlens_k + index + 1), params.total_k) - first_key);
+        max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
     if (params.seqused_k) {
       sequence.seqlen_k = min(sequence.seqlen_k, max(0, __ldg(params.seqused_k + index)));
     }
@@ -1521,6 +1521,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d64_full_m192n128_varlen_q2_inf
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d64_full_m192n128_varlen_q2",
-      "e1b45bbe0e7a1564031095c175e973a6a89ea7cd032262b5be29df764264e71f"};
+      "4403c152ab11700bbd3a2a13ae77fd375121a27f7de1dfb841fe00f7312cd94f"};
   return &info;
 }

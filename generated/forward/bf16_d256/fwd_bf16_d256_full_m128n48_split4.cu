@@ -1,15 +1,15 @@
-// fwd_bf16_d256_full_m128n64_split16: fused attention forward for Hopper (sm_90a). Rendered by
+// fwd_bf16_d256_full_m128n48_split4: fused attention forward for Hopper (sm_90a). Rendered by
 // fagen; do not edit.
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
 //
-// One thread block computes a tile of 128 query rows of one head, 64 keys at a time from the last
+// One thread block computes a tile of 128 query rows of one head, 48 keys at a time from the last
 // to the first, by online softmax in base 2. One producer warp copies Q, K and V into shared memory
 // by TMA; 2 consumer warpgroups of 64 rows each multiply by WGMMA, in ping-pong: they take turns at
 // the tensor cores.
 //
-// The keys are cut into 16 chunks at most, by their own number alone; a tile of a chunk is a unit
-// of work. A second kernel, which begins under the end of the first, folds what the chunks gave in
+// The keys are cut into 4 chunks at most, by their own number alone; a tile of a chunk is a unit of
+// work. A second kernel, which begins under the end of the first, folds what the chunks gave in
 // their order.
 //
 // Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
@@ -98,15 +98,15 @@ extern "C" {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_fwd_bf16_d256_full_m128n64_split16(const struct FagenForwardArgs* args, void* stream);
+int fagen_fwd_bf16_d256_full_m128n48_split4(const struct FagenForwardArgs* args, void* stream);
 // How many bytes of workspace a call of these sizes needs; -1 where args is null.
-int64_t fagen_fwd_bf16_d256_full_m128n64_split16_workspace(const struct FagenForwardArgs* args);
-const char* fagen_fwd_bf16_d256_full_m128n64_split16_message(int status);
-const struct FagenKernelInfo* fagen_fwd_bf16_d256_full_m128n64_split16_info(void);
+int64_t fagen_fwd_bf16_d256_full_m128n48_split4_workspace(const struct FagenForwardArgs* args);
+const char* fagen_fwd_bf16_d256_full_m128n48_split4_message(int status);
+const struct FagenKernelInfo* fagen_fwd_bf16_d256_full_m128n48_split4_info(void);
 
 }  // extern "C"
 
-namespace fagen_fwd_bf16_d256_full_m128n64_split16_kernel {
+namespace fagen_fwd_bf16_d256_full_m128n48_split4_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
@@ -117,9 +117,9 @@ constexpr int kHeadDimV = 256;
 constexpr int kHeadDimPadded = 256;  // in shared memory, padded with zeros
 constexpr int kHeadDimVPadded = 256;
 constexpr int kBlockM = 128;
-constexpr int kBlockN = 64;
-constexpr int kChunks = 16;  // that a sequence's keys are cut into, at most
-constexpr int kStages = 2;   // K and V buffers
+constexpr int kBlockN = 48;
+constexpr int kChunks = 4;  // that a sequence's keys are cut into, at most
+constexpr int kStages = 2;  // K and V buffers
 constexpr int kQStages = 1;
 constexpr int kConsumers = 2;  // warpgroups of 64 query rows
 constexpr int kThreads = 384;
@@ -170,7 +170,7 @@ struct SharedStorage {
   Barrier v_empty[kStages];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes <= 197632, "the layout outgrew the plan's ledger");
+static_assert(kSharedBytes <= 164864, "the layout outgrew the plan's ledger");
 
 template <class Integer>
 __host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
@@ -283,15 +283,14 @@ __device__ constexpr uint32_t column_offset(int k) {
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], Descriptor q, Descriptor k) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
-      "%32, %33, %34, 1, 1, 0, 0;"
+      "%16, %17, %18, %19, %20, %21, %22, %23 }, "
+      "%24, %25, %26, 1, 1, 0, 0;"
       : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]), "+f"(s[6]),
         "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]), "+f"(s[12]), "+f"(s[13]),
         "+f"(s[14]), "+f"(s[15]), "+f"(s[16]), "+f"(s[17]), "+f"(s[18]), "+f"(s[19]), "+f"(s[20]),
-        "+f"(s[21]), "+f"(s[22]), "+f"(s[23]), "+f"(s[24]), "+f"(s[25]), "+f"(s[26]), "+f"(s[27]),
-        "+f"(s[28]), "+f"(s[29]), "+f"(s[30]), "+f"(s[31])
+        "+f"(s[21]), "+f"(s[22]), "+f"(s[23])
       : "l"(q.bits()), "l"(k.bits()), "n"(accumulate ? 1 : 0));
 }
 
@@ -1148,13 +1147,13 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
   }
 }
 
-}  // namespace fagen_fwd_bf16_d256_full_m128n64_split16_kernel
+}  // namespace fagen_fwd_bf16_d256_full_m128n48_split4_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_fwd_bf16_d256_full_m128n64_split16_host {
+namespace fagen_fwd_bf16_d256_full_m128n48_split4_host {
 
-using namespace fagen_fwd_bf16_d256_full_m128n64_split16_kernel;
+using namespace fagen_fwd_bf16_d256_full_m128n48_split4_kernel;
 
 // What a call ends with: the number of its message. Checks come in this order.
 enum Status {
@@ -1218,7 +1217,7 @@ Status check(const void* data, int element_bytes, bool aligned, int64_t most,
 }
 
 int64_t workspace_bytes([[maybe_unused]] const FagenForwardArgs& a) {
-  return int64_t(16448) * a.seqlen_q * a.heads * a.batch;
+  return int64_t(4112) * a.seqlen_q * a.heads * a.batch;
 }
 
 Status check(const FagenForwardArgs& a) {
@@ -1413,33 +1412,31 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   return enqueue(merge, merging, kMergeThreads, 0, stream, params) ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_fwd_bf16_d256_full_m128n64_split16_host
+}  // namespace fagen_fwd_bf16_d256_full_m128n48_split4_host
 
-extern "C" int fagen_fwd_bf16_d256_full_m128n64_split16(const FagenForwardArgs* args,
-                                                        void* stream) {
-  using namespace fagen_fwd_bf16_d256_full_m128n64_split16_host;
+extern "C" int fagen_fwd_bf16_d256_full_m128n48_split4(const FagenForwardArgs* args, void* stream) {
+  using namespace fagen_fwd_bf16_d256_full_m128n48_split4_host;
   const Status status = args ? check(*args) : kNullPointer;
   return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" int64_t fagen_fwd_bf16_d256_full_m128n64_split16_workspace(
-    const FagenForwardArgs* args) {
-  return args ? fagen_fwd_bf16_d256_full_m128n64_split16_host::workspace_bytes(*args) : -1;
+extern "C" int64_t fagen_fwd_bf16_d256_full_m128n48_split4_workspace(const FagenForwardArgs* args) {
+  return args ? fagen_fwd_bf16_d256_full_m128n48_split4_host::workspace_bytes(*args) : -1;
 }
 
-extern "C" const char* fagen_fwd_bf16_d256_full_m128n64_split16_message(int status) {
-  using namespace fagen_fwd_bf16_d256_full_m128n64_split16_host;
+extern "C" const char* fagen_fwd_bf16_d256_full_m128n48_split4_message(int status) {
+  using namespace fagen_fwd_bf16_d256_full_m128n48_split4_host;
   return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_fwd_bf16_d256_full_m128n64_split16_info(void) {
-  using namespace fagen_fwd_bf16_d256_full_m128n64_split16_kernel;
+extern "C" const FagenKernelInfo* fagen_fwd_bf16_d256_full_m128n48_split4_info(void) {
+  using namespace fagen_fwd_bf16_d256_full_m128n48_split4_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       kSharedBytes,
       kThreads,
       kLaunchRegisters,
-      "fwd_bf16_d256_full_m128n64_split16",
-      "d33aa0c9e4d0f59ee1eb1031f1d906475c15f6f71fbf3ecd65cb93e555ab7688"};
+      "fwd_bf16_d256_full_m128n48_split4",
+      "48e44b29c00809660b48360facd1a3e44a49d73f93c2eb23c8e06bc0d4369307"};
   return &info;
 }

@@ -1,0 +1,149 @@
+"""Predict how long a schedule takes at some sizes: bytes that are read, and steps of thread blocks.
+
+All keys and values come from memory once, as fast as it gives them; beside that a thread block goes
+step by step through the chunks that it was dealt, and a step, block_n keys, takes a warpgroup so
+many clocks however fast memory is. Neither hides wholly behind the other, so they are added as a
+norm. Before comes what launches take, behind it the merge, which reads what was written of chunks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from fagen.arch import SM90
+from fagen.kinds.decode.rules import padded
+from fagen.merge import chunk_blocks
+from fagen.problem import Sizes
+from fagen.vocab import DTYPES, FP32
+
+# Fitted to 58 timings of head dims 64, 128 and 256, 8 to 64 rows, 16 and 32 chunks dealt in turns,
+# which they meet within 3 % (root mean square; NVIDIA H200): docs/tuning-log.md.
+LAUNCHES = 4.87e-6  # seconds, of both kernels in a graph, with the first load and the last merge
+READ_BYTES = 4.29e12  # a second, of K and V out of memory
+PARTIAL_BYTES = 2.6e12  # the same of partial outputs: written beside, and read by the merge
+SHARPNESS = 3.9
+SCORES = 26.0  # clocks of a step, for each row beside 64 keys
+READ = 0.0226  # the same, for each byte of K and V that tensor cores read
+CROWD = 0.46  # by how much a step takes longer for each other thread block of the multiprocessor
+OUTPUT = 0.114  # clocks of a chunk, for each number of its output
+
+# Not measured yet.
+FETCH = 1_650.0  # from a buffer that is free to one that is full again, under load
+VOTE = 300.0  # of a step, where maxima are asked for first; of a chunk, to exchange them once
+QUERIES = 600.0  # of a chunk that waits for its queries
+AGAIN_BYTES = 5.5e12  # a second, of K and V out of the L2 cache, for further tiles of rows
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """What chunks make of a call: units of work, and the share of who has the most of them.
+
+    `resident` are the thread blocks of a multiprocessor; `partials` the rows of partial outputs.
+    """
+
+    tiles: int  # of rows, of a KV head: each reads all keys
+    resident: int
+    units: float
+    steps: float
+    partials: float
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of a call, by what they go to."""
+
+    memory: float
+    chain: float
+    merge: float
+
+    @property
+    def seconds(self) -> float:
+        """All in all."""
+        both = (self.memory**SHARPNESS + self.chain**SHARPNESS) ** (1 / SHARPNESS)
+        return float(LAUNCHES + both + self.merge)
+
+
+_DEAL_KEYS = ("rows", "block_n", "chunks", "by", "blocks")
+
+
+def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
+    """Return how the chunks of a call are dealt to thread blocks."""
+    rows, block_n, chunks, by, blocks = (values[key] for key in _DEAL_KEYS)
+    group = sizes.heads // sizes.kv_heads
+    positions = max(1, min(rows // group, sizes.seqlen_q))
+    tiles = ceil(group / min(group, rows)) * ceil(sizes.seqlen_q / positions)
+    outputs = sizes.batch * sizes.kv_heads * tiles
+    n_blocks = ceil(sizes.seqlen_k / block_n)
+    each = chunk_blocks(sizes.seqlen_k, block_n, chunks)
+    found = ceil(n_blocks / each)
+    slots = min(outputs * found, SM90.sm_count * blocks)
+    resident = ceil(slots / SM90.sm_count)
+    of_rows = sizes.batch * sizes.heads * sizes.seqlen_q
+    if by == "run":
+        even = outputs * n_blocks / slots
+        # who has a chunk's first step has all of it: about half of one too many
+        steps = max(each, even + each / 2)
+        # of a tile that one thread block has, none; two blocks share what lies across a border
+        partials = min(of_rows * found, 2.0 * slots * of_rows / outputs)
+        return Dealt(tiles, resident, max(1, even * found / n_blocks), steps, partials)
+    rounds = ceil(outputs * found / slots)
+    return Dealt(tiles, resident, rounds, max(each, rounds * n_blocks / found), of_rows * found)
+
+
+def step_clocks(values: Mapping[str, Any], resident: int = 1) -> float:
+    """Return the clocks of one step of a thread block, `resident` of them beside each other."""
+    rows, block_n, dtype = values["rows"], values["block_n"], values["dtype"]
+    d, d_v = (padded(values[key], dtype) for key in ("head_dim", "head_dim_v"))
+    read = block_n * (d + d_v) * DTYPES[dtype].bytes
+    clocks = SCORES * rows * block_n / SM90.wgmma_m + READ * read
+    clocks = clocks * (1 + CROWD * (resident - 1)) + (0 if values["speculate"] else VOTE)
+    ring = 2 * FETCH / (values["stages"] - 1)  # K and V of a step
+    return float((clocks**SHARPNESS + ring**SHARPNESS) ** (1 / SHARPNESS))
+
+
+def parts(values: Mapping[str, Any], sizes: Sizes) -> Parts:
+    """Return what a call takes, by what it goes to; `values` are those of all keys."""
+    if not sizes.seqlen_k * sizes.seqlen_q * sizes.batch:
+        return Parts(0.0, 0.0, 0.0)
+    return _parts(dealt(values, sizes), values, sizes)
+
+
+def _parts(deal: Dealt, values: Mapping[str, Any], sizes: Sizes) -> Parts:
+    head_dim_v = values["head_dim_v"]
+    columns = values["head_dim"] + head_dim_v
+    cache_bytes = (
+        sizes.batch * sizes.kv_heads * sizes.seqlen_k * columns * DTYPES[values["dtype"]].bytes
+    )
+    partial_bytes = deal.partials * (head_dim_v + 1) * FP32.bytes
+    unit = OUTPUT * values["rows"] * head_dim_v
+    unit += 0 if values["maximum"] == "unified" else VOTE
+    unit += QUERIES if values["q_stages"] == 1 else 0
+    clocks = deal.steps * step_clocks(values, deal.resident) + deal.units * unit
+    return Parts(
+        memory=cache_bytes / READ_BYTES
+        + (deal.tiles - 1) * cache_bytes / AGAIN_BYTES
+        + partial_bytes / PARTIAL_BYTES,
+        chain=clocks / SM90.clock_hz,
+        merge=partial_bytes / PARTIAL_BYTES,
+    )
+
+
+def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[float, ...]]:
+    """Return a function from a schedule's values to its predicted seconds at each of the sizes."""
+    known: dict[tuple[Any, ...], tuple[Dealt, ...]] = {}  # of all ways to deal, there are few
+
+    def times(values: Mapping[str, Any]) -> tuple[float, ...]:
+        keys = tuple(values[key] for key in _DEAL_KEYS)
+        if keys not in known:
+            known[keys] = tuple(dealt(values, one) for one in sizes)
+        return tuple(
+            _parts(deal, values, one).seconds for deal, one in zip(known[keys], sizes, strict=True)
+        )
+
+    return times
+
+
+def seconds(values: Mapping[str, Any], sizes: Sizes) -> float:
+    """Return the predicted time of one call."""
+    return parts(values, sizes).seconds
