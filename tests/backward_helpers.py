@@ -10,7 +10,8 @@ from fagen.vocab import Mask
 # dtypes and masks; dQ's rows shared or of one's own, by 1 to 3 warpgroups; head dims that are
 # padded, and one for V alone; rings of one buffer; dQ by one warpgroup; S ahead; wide heads, parted
 # by gradients, with dQ's columns in unequal parts, or in one; additions in order; pairs of
-# blocks
+# blocks; dQ transposed, by columns of its own or rows of its own; K in registers, and V;
+# exponentials under dP
 SPREAD = (
     "bwd_fp16_d128_causal_m64n128",
     "bwd_bf16_d128_full_m64n128",
@@ -27,6 +28,10 @@ SPREAD = (
     "bwd_fp16_d128_causal_m64n128_det",
     "bwd_bf16_d64_causal_m128n128_det",
     "bwd_bf16_d256_full_m64n64_dss1_c2",
+    "bwd_bf16_d128_causal_m80n128",
+    "bwd_fp16_d64_full_m96n128_keepk",
+    "bwd_fp16_d128_full_m64n128_underdp",
+    "bwd_fp16_d64_causal_m64n64_keepkv",
 )
 
 

@@ -3,7 +3,10 @@
 import ctypes
 import itertools
 import math
+import os
+import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +24,7 @@ from fagen.problem import Problem, Sizes
 from fagen.process import run
 from fagen.render import HASH_WORD, formatted, render, token_hash
 from fagen.runtime.c_interface import struct_of
-from fagen.toolchain import find_gxx, find_nvcc
+from fagen.toolchain import find_disassembler, find_gxx, find_nvcc
 from fagen.vocab import MASKS
 from tests.backward_helpers import SPREAD, masked, planned
 from tests.test_masks import FUTURE, LENGTHS, WINDOW, seen
@@ -188,7 +191,10 @@ def accumulators(plan: Plan, dq: Tensor) -> Tensor:
     PTX ISA, wgmma.m64nN: a warp has 16 rows; register 4 i + j of lane 4 g + q is row g + j / 2 · 8,
     column 8 i + 2 q + j % 2.
     """
-    parts = dq.split(plan.dq_columns, dim=1) if plan.shares_rows else dq.split(64)
+    width = 64 if plan.dq_transposed else plan.dq_columns
+    height = plan.dq_columns if plan.dq_transposed else 64
+    parts = dq.split(width, dim=1) if plan.shares_rows else dq.split(height)
+    parts = tuple(part.T for part in parts) if plan.dq_transposed else parts
     return torch.cat(
         [
             part.reshape(4, 2, 8, part.shape[1] // 8, 4, 2).permute(3, 0, 2, 4, 1, 5).reshape(-1)
@@ -229,7 +235,7 @@ def test_the_row_kernels_own_text_prepares_rows_and_rounds_dq(slug, tmp_path):
         records = torch.frombuffer(said[:size], dtype=torch.float32)
         records = records.view(batch, heads, 2, plan.record_bytes // 4)
         begin = plan.block_m * sums.shape[3]
-        end = begin + statistics_bytes(plan.block_m, plan.split) // 4
+        end = begin + statistics_bytes(plan.schedule) // 4
         assert torch.all(records[..., end : end + plan.cluster].view(torch.int32) == 0)
         found_lse, found = numbers_of_rows(plan, records[..., begin:end])
         right = lse * math.log2(math.e) / -0.5  # the program's scale_log2
@@ -254,10 +260,16 @@ def numbers_of_rows(plan: Plan, numbers: Tensor) -> Iterator[Tensor]:
     """LSEs and deltas of a record (batch, heads, blocks, ...), in the order of the rows.
 
     To be multiplied they are core matrices of eight rows by eight bf16, of one number and of the
-    other by turns, and each number is a sum. Else each lane of a quad finds those of its columns
+    other by turns, and each number is a sum. Where ones lie in shared memory both numbers of a row
+    are in the same eight, of three each. Else each lane of a quad finds those of its columns
     side by side: 2 q and 2 q + 1 of each eight.
     """
-    if plan.multiplies_statistics:
+    if plan.ones_in_shared_memory:
+        parts = numbers.contiguous().view(torch.bfloat16).unflatten(-1, (-1, 8)).double()
+        assert torch.all(parts[..., 6:] == 0)
+        for begin in (0, 3):
+            yield parts[..., begin : begin + 3].sum(-1).flatten(2).float()
+    elif plan.multiplies_statistics:
         parts = numbers.contiguous().view(torch.bfloat16).unflatten(-1, (-1, 2, 8, 8)).double()
         for one in parts.sum(-1).unbind(-2):
             yield one.flatten(2).float()
@@ -298,6 +310,7 @@ COMPILED = (
     "bwd_bf16_d256_causal_m64n64_det_dss1_intra_c2",
     "bwd_bf16_d160_full_m64n64_intra",
     "bwd_fp16_d112_full_m64n128",  # seven boxes to a tile of Q, dQ by one
+    "bwd_bf16_d128_causal_m80n128",  # dQ transposed, ones in shared memory
 )
 OTHERS = {*[path.stem for path in registry.schedules("backward")], *SPREAD[4:]} - {*COMPILED}
 # head dims, of V too, for which a schedule is derived
@@ -322,6 +335,32 @@ def test_they_compile_without_a_spill_a_warning_or_serialised_products(slug):
     assert binary.report.stack_bytes == binary.report.spill_store_bytes == 0
     assert not binary.report.remarks
     assert plan.max_spill_bytes == 0
+
+
+def test_exponentials_stand_before_the_wait_for_dp_where_they_are_to_run_under_it():
+    tools = find_disassembler()
+    if tools is None:
+        pytest.skip("no nvdisasm")
+    plan, binary = flow.built(
+        registry.from_slug("bwd_fp16_d128_full_m64n128_underdp"), binding=False
+    )
+    environment = {"PATH": f"{Path(tools.nvdisasm).parent}:{os.environ['PATH']}"}
+    listing = run([tools.cuobjdump, "-sass", binary.library], env=environment).stdout
+    found = re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, (0x\d)|(MUFU\.EX2)|(HGMMA)", listing)
+    last = ""
+    counts: list[Counter[str]] = []
+    for wait, exponential, product in found:
+        if exponential:
+            counts[-1][last] += 1
+        elif product:
+            last = ""
+        else:
+            last = wait
+            counts += [Counter()] if wait == "0x1" else []
+    steps = [step for step in counts if step]
+    assert len(steps) == 2  # masked and not
+    for step in steps:
+        assert step.total() == plan.block_m // 2 and step["0x1"] >= plan.block_m // 2 * 3 // 4
 
 
 @pytest.mark.parametrize("mask", [WINDOW, FUTURE], ids=lambda mask: str(mask.name))

@@ -11,7 +11,7 @@ from fagen.arch import SM90
 from fagen.errors import OverBudget, ScheduleError
 from fagen.kinds.backward.formulae import SYMBOLS, shared_formulae
 from fagen.kinds.backward.keys import Schedule
-from fagen.kinds.backward.rules import DQ_BY, SPLITS
+from fagen.kinds.backward.rules import DQ_BY, KEPT, SPLITS
 from fagen.ledger import rows
 from fagen.problem import Problem, Sizes, flops
 from fagen.render import kernel_text
@@ -27,13 +27,15 @@ def keys(draw: st.DrawFn) -> dict[str, object]:
         dq_by=draw(st.sampled_from([None, *DQ_BY])),
         dq_slices=draw(st.sampled_from([None, 1, 2])),
         intra_warpgroup=draw(st.booleans()),
+        under_dp=draw(st.booleans()),
+        kept=draw(st.sampled_from([None, *KEPT])),
     )
     return {key: value for key, value in said.items() if value is not None} | dict(
         dtype=draw(st.sampled_from(sorted(SIXTEEN_BITS))),
         head_dim=draw(st.integers(2, 32)) * 8,
         head_dim_v=draw(st.integers(2, 32)) * 8,
         mask=draw(st.sampled_from(sorted(MASKS))),
-        block_m=draw(st.sampled_from([64, 128])),
+        block_m=draw(st.sampled_from([64, 80, 96, 112, 128])),
         block_n=draw(st.sampled_from([64, 128, 192])),
         stages=draw(st.integers(1, 4)),
         do_stages=draw(st.integers(1, 4)),
@@ -72,7 +74,7 @@ def test_what_is_left_out_follows_from_what_the_slug_says():
 def test_all_faults_are_said_at_once_each_with_its_line():
     text = (
         '[backward]\ndtype = "e4m3"\nhead_dim = 100\nmask = "window"\n'
-        "[tile]\nblock_m = 80\nblock_n = 256\n[pipeline]\nds_stages = 3\n"
+        "[tile]\nblock_m = 72\nblock_n = 256\n[pipeline]\nds_stages = 3\n"
     )
     with pytest.raises(ScheduleError) as refused:
         registry.parse(text, "mine.toml")
@@ -137,6 +139,9 @@ def test_wide_heads_are_parted_by_gradients_and_dq_by_whole_slabs(slug, parts):
         ("bwd_fp16_d256_full_m64n64_dqone", "both compute dQ; leave it out"),
         ("bwd_fp16_d64_full_m128n128_dqone", "computes dQ, of 64 rows; use 64"),
         ("bwd_fp16_d128_full_m64n128_s1_intra", "two steps need their Q at once; use 2"),
+        ("bwd_fp16_d96_full_m80n128", "into 64 columns, or of 64 columns into 16 rows times"),
+        ("bwd_fp16_d64_full_m112n128", "for each of 2 warpgroups; use 64"),
+        ("bwd_fp16_d256_full_m64n64_keepk", 'only with split = "keys"; leave it out'),
         ("bwd_fp16_d128_full_m64n128_dqr240", "that is consumer_registers = 232; leave it out"),
     ],
 )
@@ -185,7 +190,8 @@ def test_a_plan_fits_and_its_text_renders(keys):
     assert plan.register_file.fits
     parts = (*(plan.dq_columns,) * (plan.dq_parts - 1), plan.dq_rest)
     assert sum(parts) * 64 == plan.block_m * plan.head_dim_padded
-    assert all(columns % plan.qk_slab == 0 for columns in parts)
+    slab = plan.ds_slab if plan.dq_transposed else plan.qk_slab
+    assert all(columns % slab == 0 for columns in parts)
     assert plan.slug in kernel_text(plan)
     assert Schedule.from_slug(plan.slug) == plan.schedule
 
@@ -219,6 +225,32 @@ def test_of_its_tiles_that_keys_can_say_the_ledger_adds_what_is_rounded_up(tile)
     ours = {row.name: row.amount for row in shared.rows}
     assert ours.pop("statistics") == 2 * 32 * block_m and ours.pop("barriers") == 1_024
     assert sum(ours.values()) == FLASH_ATTENTION_3[tile] - 2 * 2 * 4 * block_m
+
+
+def test_its_tile_of_80_rows_takes_all_of_shared_memory():
+    plan = planned("bwd_fp16_d128_full_m80n128")
+    statistics, ones, barriers = 2 * 80 * 16, 3 * 128, 16 * 8
+    arrays = FLASH_ATTENTION_3[128, 80, 128] - 2 * 2 * 4 * 128
+    assert arrays + statistics + ones + barriers == plan.shared_bytes == SM90.smem_per_block
+    assert (plan.dq_transposed, plan.shares_rows, plan.dq_columns) == (True, True, 80)
+
+
+@pytest.mark.parametrize(
+    ("slug", "rows", "kept"),
+    [
+        ("bwd_fp16_d64_full_m96n128", 48, {}),
+        ("bwd_fp16_d64_full_m96n128_keepk", 48, {"k": 16}),
+        ("bwd_fp16_d64_full_m96n128_keepkv", 48, {"k": 16, "v": 16}),
+        ("bwd_bf16_d64_full_m112n64_keepkv", 112, {"k": 16, "v": 16}),
+    ],
+)
+def test_64_columns_of_dq_part_by_rows_and_keys_are_as_many_registers(slug, rows, kept):
+    plan = planned(slug)
+    assert (plan.dq_transposed, plan.shares_rows, plan.dq_columns) == (True, False, rows)
+    found = {row.name: row.amount for row in plan.registers[0].rows}
+    assert {name: found[name] for name in ("k", "v") if name in found} == kept
+    names = [gemm.name for gemm in plan.gemms]
+    assert ("kept" in names) == bool(kept) and ("scores" in names) == (len(kept) < 2)
 
 
 def test_the_explanation_solves_for_the_widest_heads():

@@ -15,7 +15,7 @@ from typing import Any
 
 from fagen.arch import SM90
 from fagen.kinds.backward.formulae import MULTIPLIED_BYTES
-from fagen.kinds.backward.rules import consumers, dq_columns
+from fagen.kinds.backward.rules import consumers, dq_columns, ones_in_shared_memory
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, MASKS
 
@@ -67,8 +67,9 @@ def step(values: Mapping[str, Any]) -> Step:
     e, d, d_v = dtype.bytes, *map(dtype.filled_up, (values["head_dim"], values["head_dim_v"]))
     stages = min(values["stages"], values["do_stages"])
 
-    # of each 64 keys both operands of S and dP are read, and of dV and dK those not in registers
-    scores = n // rows * (rows + m) * (d + d_v)
+    # of each 64 keys the operands of S, dP, dV and dK are read that are not in registers
+    keys = d * ("k" not in values["kept"]) + d_v * ("v" not in values["kept"])
+    scores = n // rows * (rows * keys + m * (d + d_v))
     gradients = n // rows * m * (d_v + d)
     of_dq = sum(n * (rows + own) for own in dq_columns(values))
     written = m * n * e + 4 * m * d  # dS; dQ in fp32
@@ -76,7 +77,7 @@ def step(values: Mapping[str, Any]) -> Step:
     by_keys = values["split"] == "keys"
     # clocks, of LSEs as of deltas: a step of K, or loads, of which a quad's are of the same rows
     statistics = MULTIPLIED_BYTES / SM90.smem_bytes if by_keys else 1 / LDS_FLOATS
-    statistics *= 2 * consumers(values) * m
+    statistics *= 2 * consumers(values) * (m + rows * ones_in_shared_memory(values))
     columns = 3 * d + 2 * d_v + 2 * dtype.wgmma_k * by_keys
     alone = POINTWISE * m * (ONE if values["dq_by"] == "one" and n > rows else 1.0)
     alone *= AHEAD if values["intra_warpgroup"] else 1.0
@@ -119,7 +120,7 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
 _GRID_KEYS = ("block_m", "block_n", "mask", "dtype", "head_dim", "head_dim_v")
 _KEYS = (
     *("block_m", "block_n", "dtype", "head_dim", "head_dim_v", "deterministic", "cluster"),
-    *("stages", "do_stages", "ds_stages", "split", "dq_by", "dq_slices", "intra_warpgroup"),
+    *("stages", "do_stages", "ds_stages", "split", "dq_by", "dq_slices", "intra_warpgroup", "kept"),
 )
 
 

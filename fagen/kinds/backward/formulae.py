@@ -11,7 +11,7 @@ from typing import Any
 from fagen.arch import SM90
 from fagen.errors import ScheduleError
 from fagen.kinds.backward.keys import Schedule
-from fagen.kinds.backward.rules import dq_columns
+from fagen.kinds.backward.rules import dq_columns, ones_in_shared_memory
 from fagen.ledger import Ledger, Row, first_that_fits, rows, solved, symbols
 from fagen.vocab import DTYPES
 
@@ -19,6 +19,8 @@ from fagen.vocab import DTYPES
 # kernel that was tried, so many are left beside the rest; with eight fewer some spill. One gradient
 # leaves room to order things so that fewer do.
 WORKING_REGISTERS = {"keys": 36, "gradients": 32}
+# Eight of those are what statistics are multiplied by, where it does not lie in shared memory.
+WORKING_WITHOUT_ONES = 28
 
 FP32_BYTES = 4
 ADDERS = 2  # threads that add dQ up, in turns: one that waits for others alone is too slow
@@ -26,13 +28,16 @@ SEQUENCE_BYTES = 6 * 4  # where a sequence lies, of a length of its own, as all 
 QUAD = 4  # lanes that share a row of an accumulator
 # of a row's LSE and delta, as numbers that tensor cores multiply: 16 of 16 bits, one step of K
 MULTIPLIED_BYTES = 32
+# of both, where the ones that they are multiplied by lie in shared memory: in 16 bytes side by side
+TOGETHER_BYTES = 16
+ONES_BYTES = 3 * 128  # three core matrices
 
 SHARED = "shared memory of a thread block"
 REGISTERS = "registers of a consumer thread"
 REGISTER_FILE = "register file of a thread block"
 
-# d, d_v padded; own: of dQ's columns, those of a warpgroup, of the first where they differ; slices:
-# of dQ; e bytes per element
+# d, d_v padded; own: columns of dQ's accumulator in a warpgroup, in the first where they differ;
+# slices: of dQ; e bytes per element
 SYMBOLS = (
     *("block_m", "block_n", "d", "d_v", "own", "slices", "cluster"),
     *("stages", "do_stages", "ds_stages", "e"),
@@ -77,11 +82,13 @@ def statistics(block_m: int) -> int:
     return block_m + QUAD * QUAD
 
 
-def statistics_bytes(block_m: int, split: str) -> int:
+def statistics_bytes(schedule: Schedule) -> int:
     """Return the bytes of the LSEs and deltas of a block of rows."""
-    if split == "keys":
-        return MULTIPLIED_BYTES * block_m
-    return 2 * FP32_BYTES * statistics(block_m)
+    block_m = schedule.tile.block_m
+    if schedule.warps.split == "gradients":
+        return 2 * FP32_BYTES * statistics(block_m)
+    together = ones_in_shared_memory(schedule.values())
+    return (TOGETHER_BYTES if together else MULTIPLIED_BYTES) * block_m
 
 
 def budget(schedule: Schedule) -> Budget:
@@ -121,21 +128,35 @@ def _registers(schedule: Schedule, sizes: Mapping[str, int]) -> Iterator[Ledger]
         )
 
 
-def _shared_choices(schedule: Schedule) -> tuple[bool, int, bool]:
-    """Whether consumers part by gradients, how many blocks share rows, and of packed sequences."""
+def _shared_choices(schedule: Schedule) -> tuple[bool, int, bool, bool, bool]:
+    """Whether consumers part by gradients, how many blocks share rows, and of packed sequences.
+
+    Then whether ones lie in shared memory, and whether all meet for dQ.
+    """
     varlen = schedule.backward.lengths == "varlen"
-    return schedule.warps.split == "gradients", schedule.grid.cluster, varlen
+    ones = ones_in_shared_memory(schedule.values())
+    meet = schedule.warps.dq_by == "all"
+    return schedule.warps.split == "gradients", schedule.grid.cluster, varlen, ones, meet
 
 
-def _choices(schedule: Schedule, computes: tuple[str, ...]) -> tuple[tuple[str, ...], bool, bool]:
-    """What a role computes, whether alone dQ, and whether the next S is issued."""
+def _choices(
+    schedule: Schedule, computes: tuple[str, ...]
+) -> tuple[tuple[str, ...], bool, bool, str, bool]:
+    """What a role computes, whether alone dQ, whether the next S is issued; what is kept; ones."""
     alone = schedule.warps.dq_by == "one" and "dq" in computes
     ahead = schedule.overlap.intra_warpgroup and "dv" in computes
-    return computes, alone, ahead
+    ones = ones_in_shared_memory(schedule.values())
+    return computes, alone, ahead, schedule.warps.kept, ones
 
 
 @cache
-def shared_formulae(by_gradients: bool, shared_by: int, varlen: bool = False) -> Mapping[str, Any]:
+def shared_formulae(
+    by_gradients: bool,
+    shared_by: int,
+    varlen: bool = False,
+    ones: bool = False,
+    meet: bool = False,
+) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment."""
     m, n, d, d_v, _, slices, cluster, *depths, e = symbols(SYMBOLS).values()
     stages, do_stages, ds_stages = depths
@@ -155,8 +176,13 @@ def shared_formulae(by_gradients: bool, shared_by: int, varlen: bool = False) ->
         peer = {"k_peer": n * d * e / cluster, "ds_peer": ds_stages * m * n * e}
         barriers += ds_stages
     last = {"barriers": SM90.mbarrier_bytes * barriers}
+    if ones:  # small arrays, one behind the other; P has no barriers, and dS none where all meet
+        barriers -= 2 * ds_stages * (2 if meet else 1)
+        last = {"barriers": SM90.mbarrier_bytes * barriers}
+        together = TOGETHER_BYTES * stages * m + ONES_BYTES
+        numbers, last = {}, {"statistics, ones, barriers": together + last["barriers"]}
     if varlen:  # there is room beside them
-        last = {"barriers, sequence": last["barriers"] + SEQUENCE_BYTES}
+        last = {f"{name}, sequence": bytes + SEQUENCE_BYTES for name, bytes in last.items()}
     return {
         "k": n * d * e,
         "v": n * d_v * e,
@@ -172,11 +198,14 @@ def shared_formulae(by_gradients: bool, shared_by: int, varlen: bool = False) ->
 
 
 @cache
-def register_formulae(computes: tuple[str, ...], alone: bool, ahead: bool) -> Mapping[str, Any]:
+def register_formulae(
+    computes: tuple[str, ...], alone: bool, ahead: bool, kept: str = "none", ones: bool = False
+) -> Mapping[str, Any]:
     """Return the registers of one consumer thread by what they hold, at the most.
 
     `computes` says which gradients, `alone` that dQ waits until dV's P is free; `ahead`: the next
-    step's S is issued within a step.
+    step's S is issued within a step; `kept`: what of its keys is there; `ones`: that what
+    statistics are multiplied by is not.
     """
     import sympy
 
@@ -192,10 +221,13 @@ def register_formulae(computes: tuple[str, ...], alone: bool, ahead: bool) -> Ma
         most = [2 * s, (1 if alone else 2) * packed + dq]
     else:  # S or dP, and P; then one of them in 16 bits, or the next S, beside dQ
         most = [s + packed, (s if ahead else packed) + dq]
+    working = WORKING_WITHOUT_ONES if ones else WORKING_REGISTERS["keys" if both else "gradients"]
+    of_keys = {"k": d * per_thread * e / 4, "v": d_v * per_thread * e / 4}
     return {
         **{name: held[name] for name in held if name in computes},
+        **{name: of_keys[name] for name in of_keys if kept != "none" and name in kept},
         "s, dp": sympy.Max(*most),
-        "working": sympy.Integer(WORKING_REGISTERS["keys" if both else "gradients"]),
+        "working": sympy.Integer(working),
     }
 
 
@@ -239,8 +271,8 @@ def _options(schedule: Schedule) -> Iterator[list[dict[str, Any]]]:
     yield [registers] if registers else []
 
 
-def _below(rows: int) -> range:
-    return range(rows, 0, -SM90.wgmma_m)
+def _below(rows: int) -> tuple[int, ...]:
+    return rows, *range((rows - 1) // SM90.wgmma_m * SM90.wgmma_m, 0, -SM90.wgmma_m)
 
 
 def explain_lines(schedule: Schedule) -> Iterator[str]:

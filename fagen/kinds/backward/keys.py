@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from fagen.arch import SM90
-from fagen.kinds.backward.rules import DERIVED, DQ_BY, SLUG, SPLITS, consumers, rules
+from fagen.kinds.backward.rules import BYTES, DERIVED, DQ_BY, KEPT, SLUG, SPLITS, consumers, rules
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
 from fagen.vocab import LENGTHS, MASKS, SIXTEEN_BITS
@@ -51,8 +51,9 @@ class Tile(Section):
     block_m: int = Field(
         ge=SM90.wgmma_m,
         le=2 * SM90.wgmma_m,
-        multiple_of=SM90.wgmma_m,
-        description="query rows per step",
+        multiple_of=SM90.wgmma_k_bytes // BYTES,
+        description="query rows per step; dQ is computed transposed where they are no multiple "
+        "of 64",
     )
     block_n: int = Field(
         ge=SM90.wgmma_m,
@@ -105,6 +106,11 @@ class Warps(Section):
         'who computes dQ: "all" consumers, each its part, once they have met; or "one", the last '
         "of them, for which the others do not wait; all if left out, where dQ parts evenly"
     )
+    kept: Annotated[str, OneOf(KEPT)] = Field(
+        default=KEPT[0],
+        description='of its 64 keys, what a consumer has in registers for S and dP: "none", K '
+        '("k"), or K and V ("kv")',
+    )
     producer_registers: int = _registers("setmaxnreg of the producer; derived if left out")
     consumer_registers: int = _registers("setmaxnreg of the consumers; derived if left out")
     dq_registers: int = _registers(
@@ -119,6 +125,10 @@ class Overlap(Section):
     intra_warpgroup: bool = Field(
         default=False,
         description="by gradients: a step's S is issued with the dV of the step before",
+    )
+    under_dp: bool = Field(
+        default=False,
+        description="by keys: exponentials stand before the wait for dP in machine code too",
     )
 
 

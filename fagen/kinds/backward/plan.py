@@ -23,7 +23,7 @@ from fagen.kinds.backward.formulae import (
     threads,
 )
 from fagen.kinds.backward.keys import Schedule
-from fagen.kinds.backward.rules import dq_columns
+from fagen.kinds.backward.rules import dq_columns, dq_transposed, ones_in_shared_memory
 from fagen.kinds.backward.signature import signature
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.ledger import Ledger
@@ -105,13 +105,18 @@ class Plan:
 
     split: str  # "keys" | "gradients"
     dq_by: str  # "all" | "one"
+    dq_transposed: bool  # its columns are the rows of accumulators
     shares_rows: bool  # warpgroups compute different columns of the same rows of dQ
-    dq_columns: int  # that one computes; of several the last may have fewer
+    dq_columns: int  # of an accumulator of dQ; of several the last may have fewer
     dq_rest: int  # the last one's
     dq_parts: int  # warpgroups that compute dQ
     dq_slices: int
     cluster: int  # thread blocks that share rows, and dQ
     intra_warpgroup: bool
+    under_dp: bool  # exponentials stand before the wait for dP
+    keeps_k: bool  # in registers, for S
+    keeps_v: bool  # for dP
+    ones_in_shared_memory: bool  # that statistics are multiplied by
     statistics: int  # floats of a block of rows
     record_bytes: int  # of a block of rows in the workspace: dQ, LSE, delta, maybe a counter
 
@@ -171,13 +176,17 @@ class Plan:
     def gemms(self) -> tuple["Gemm", ...]:
         """The wgmma instructions."""
         d, d_v, own = self.head_dim_padded, self.head_dim_v_padded, self.dtype.ptx
+        said = "dQ: dS by K, dS as it lies transposed."
         made = {
             "statistics": Gemm(
                 "statistics",
                 "S or dP, to begin with: of numbers of rows.",
                 self.block_m,
                 "bf16",
-                True,
+                not self.ones_in_shared_memory,
+            ),
+            "kept": Gemm(
+                "kept", "S, or dP: keys in registers by rows as they lie.", self.block_m, own, True
             ),
             "scores": Gemm(
                 "scores", "S, or dP: keys by rows, both operands as they lie.", self.block_m, own
@@ -188,7 +197,7 @@ class Plan:
             "dk": Gemm("dk", "dK: dS by Q.", d, own, True, False, True),
             "dq": Gemm(
                 "dq",
-                "dQ: dS by K, dS as it lies transposed.",
+                "dQ, transposed: K by dS, as it lies transposed." if self.dq_transposed else said,
                 self.dq_columns,
                 own,
                 False,
@@ -199,6 +208,10 @@ class Plan:
         }
         if not self.multiplies_statistics:
             del made["statistics"]
+        if not self.keeps_k and not self.keeps_v:
+            del made["kept"]
+        if self.keeps_k and self.keeps_v:
+            del made["scores"]
         if d == d_v:
             del made["dk"]
         if self.dq_rest == self.dq_columns:
@@ -315,14 +328,16 @@ def plan(schedule: Schedule) -> Plan:
     )
     dtype = DTYPES[asked.dtype]
     d, d_v = padded_head_dims(schedule)
-    qk_swizzle, v_swizzle, ds_swizzle = (
-        swizzle_of(columns * dtype.bytes) for columns in (d, d_v, tile.block_m)
-    )
     parts = dq_columns(schedule.values())
+    transposed = dq_transposed(schedule.values())
+    together = parts[0] if transposed else tile.block_m  # columns of dS that one product reads
+    qk_swizzle, v_swizzle, ds_swizzle = (
+        swizzle_of(columns * dtype.bytes) for columns in (d, d_v, together)
+    )
     loads = -(-asked.head_dim_v * dtype.bytes // _LOAD_BYTES)  # of a row
     count = threads(schedule)
     record = FP32_BYTES * (tile.block_m * d + schedule.grid.cluster)  # dQ, and counters
-    record += statistics_bytes(tile.block_m, warps.split)
+    record += statistics_bytes(schedule)
     return Plan(
         schedule=schedule,
         slug=schedule.slug,
@@ -350,13 +365,18 @@ def plan(schedule: Schedule) -> Plan:
         max_spill_bytes=schedule.build.max_spill_bytes,
         split=warps.split,
         dq_by=warps.dq_by,
-        shares_rows=parts[0] < d,
+        dq_transposed=transposed,
+        shares_rows=d > SM90.wgmma_m if transposed else parts[0] < d,
         dq_columns=parts[0],
         dq_rest=parts[-1],
         dq_parts=len(parts),
         dq_slices=pipeline.dq_slices,
         cluster=schedule.grid.cluster,
         intra_warpgroup=schedule.overlap.intra_warpgroup,
+        under_dp=schedule.overlap.under_dp,
+        keeps_k=warps.kept in ("k", "kv"),
+        keeps_v=warps.kept == "kv",
+        ones_in_shared_memory=ones_in_shared_memory(schedule.values()),
         statistics=statistics(tile.block_m),
         record_bytes=-(-record // _LINE_BYTES) * _LINE_BYTES,
         qk_swizzle=qk_swizzle,

@@ -7,9 +7,9 @@ from fagen.arch import SM90
 from fagen.schedule import Code, SlugForm
 from fagen.vocab import DTYPES, SWIZZLES, swizzle_of
 
-_BYTES = 2  # of an element of the dtypes that there are
+BYTES = 2  # of an element of the dtypes that there are
 
-_SLAB = SWIZZLES[0].bytes // _BYTES  # columns of the widest
+_SLAB = SWIZZLES[0].bytes // BYTES  # columns of the widest
 
 # head dims above which a thread has no room for both dK and dV, and a thread block for two tiles of
 # dO or all of dQ
@@ -17,6 +17,7 @@ _WIDE, _VERY_WIDE = 128, 192
 
 DQ_BY = ("all", "one")
 SPLITS = ("keys", "gradients")
+KEPT = ("none", "k", "kv")
 
 SLUG = SlugForm(
     head="bwd_{dtype}_d{head_dim}[v{head_dim_v}]_{mask}_m{block_m}n{block_n}",
@@ -29,10 +30,12 @@ SLUG = SlugForm(
         Code("split", words={"keys": "bykeys", "gradients": "bygrads"}),
         Code("dq_slices", "dqs"),
         Code("dq_by", words={"all": "dqall", "one": "dqone"}),
+        Code("kept", words={"none": "keepnone", "k": "keepk", "kv": "keepkv"}),
         Code("producer_registers", "pr"),
         Code("consumer_registers", "cr"),
         Code("dq_registers", "dqr"),
         Code("intra_warpgroup", words={True: "intra", False: "nointra"}),
+        Code("under_dp", words={True: "underdp", False: "nounderdp"}),
         Code("cluster", "c"),
         Code("max_spill_bytes", "spill"),
     ),
@@ -46,6 +49,7 @@ SLUG = SlugForm(
 _REGISTERS = {
     "gradients": (40, 232, 232),
     "very wide gradients": (24, 240, 240),
+    "ones in shared memory": (24, 240, 240),
     ("all", 1): (40, 240, 240),
     ("all", 2): (40, 232, 232),
     ("all", 3): (32, 160, 160),
@@ -61,6 +65,8 @@ def _registers(role: int) -> Callable[[Mapping[str, Any]], int]:
             very = max(keys["head_dim"], keys["head_dim_v"]) > _VERY_WIDE
             return _REGISTERS["very wide gradients" if very else "gradients"][role]
         shared: tuple[Any, ...] = (keys["dq_by"], consumers(keys))
+        if shared == ("all", 2) and ones_in_shared_memory(keys):
+            return _REGISTERS["ones in shared memory"][role]
         if shared == ("one", 2) and _narrow_slabs(keys):
             shared = (*shared, "narrow slabs")
         # one consumer that computes dQ is all there are
@@ -108,11 +114,24 @@ def consumers(keys: Mapping[str, Any]) -> int:
     return of_keys * (2 if keys["split"] == "gradients" else 1)
 
 
-def dq_columns(keys: Mapping[str, Any]) -> tuple[int, ...]:
-    """How many of dQ's (padded) columns each warpgroup computes that computes any; () for no tile.
+def ones_in_shared_memory(keys: Mapping[str, Any]) -> bool:
+    """Whether what statistics are multiplied by lies there: registers are short, or in work."""
+    by_keys = keys["split"] == "keys"
+    return bool(by_keys and (keys["kept"] != "none" or dq_transposed(keys)))
 
-    One computes all of them. By keys each has 64 rows of its own, or they share the columns of the
-    same rows; by gradients they always share them, in whole slabs of shared memory.
+
+def dq_transposed(keys: Mapping[str, Any]) -> bool:
+    """Whether dQ's columns and not its rows are those of accumulators: it has no whole 64 rows."""
+    return bool(keys["block_m"] % SM90.wgmma_m)
+
+
+def dq_columns(keys: Mapping[str, Any]) -> tuple[int, ...]:
+    """How many columns the accumulator of dQ has in each warpgroup that has any; () for no tile.
+
+    One computes all of dQ's (padded) columns. By keys each has 64 rows of its own, or they share
+    the columns of the same rows; by gradients they always share them, in whole slabs of shared
+    memory. Transposed, columns are rows of dQ: each warpgroup has all, beside 64 columns of its
+    own, or they share those of the same 64 columns.
     """
     columns = DTYPES[keys["dtype"]].filled_up(keys["head_dim"])
     slab = _slab(columns)
@@ -121,13 +140,24 @@ def dq_columns(keys: Mapping[str, Any]) -> tuple[int, ...]:
         slabs = -(-columns // slab)
         first = -(-slabs // 2) * slab
         return tuple(part for part in (first, columns - first) if part)
+    count = consumers(keys)
+    if dq_transposed(keys):
+        return _transposed(keys["block_m"], columns, 1 if keys["dq_by"] == "one" else count)
     if keys["dq_by"] == "one":
         return (columns,) if keys["block_m"] == SM90.wgmma_m else ()
-    count = consumers(keys)
     if keys["block_m"] == count * SM90.wgmma_m:
         return (columns,) * count
     own = _shared_columns(count, columns) if keys["block_m"] == SM90.wgmma_m else 0
     return (own,) * count if own else ()
+
+
+def _transposed(rows: int, columns: int, warpgroups: int) -> tuple[int, ...]:
+    """The rows of dQ that each warpgroup has, where its columns lie along M; () where none part."""
+    if columns == SM90.wgmma_m * warpgroups:
+        return (rows,) * warpgroups
+    own = rows // warpgroups
+    whole = own * warpgroups == rows and own * BYTES % SWIZZLES[-1].bytes == 0
+    return (own,) * warpgroups if columns == SM90.wgmma_m and whole else ()
 
 
 def _shared_columns(warpgroups: int, columns: int) -> int:
@@ -143,7 +173,7 @@ def _narrow_slabs(keys: Mapping[str, Any]) -> bool:
 
 
 def _slab(columns: int) -> int:
-    return swizzle_of(columns * _BYTES).bytes // _BYTES
+    return swizzle_of(columns * BYTES).bytes // BYTES
 
 
 def _cluster_rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -170,7 +200,14 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     elif keys["cluster"] > 1:
         yield "cluster", f'= {keys["cluster"]}: only with split = "gradients"; use 1'
     elif not dq_columns(keys):
-        if dq_by == "one":
+        if dq_transposed(keys):
+            said = (
+                f"= {block_m}: dQ's {columns} x {block_m}, transposed since that is no multiple of "
+                f"{SM90.wgmma_m} rows, must part into {SM90.wgmma_m} columns, or of "
+                f"{SM90.wgmma_m} columns into 16 rows times a number, for each of "
+                f"{consumers(keys) if dq_by == 'all' else 1} warpgroups; use {SM90.wgmma_m}"
+            )
+        elif dq_by == "one":
             said = f'= {block_m}: with dq_by = "one" a warpgroup computes dQ, of 64 rows; use 64'
         else:
             said = (
@@ -179,8 +216,12 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 f"{consumers(keys)} warpgroups; use block_n = {block_m}"
             )
         yield "block_m", said
+    if keys["kept"] != "none" and keys["split"] == "gradients":
+        yield "kept", f'= "{keys["kept"]}": only with split = "keys"; leave it out'
     if keys["intra_warpgroup"] and keys["split"] == "keys":
         yield "intra_warpgroup", '= true: only with split = "gradients"; leave it out'
+    if keys["under_dp"] and keys["split"] == "gradients":
+        yield "under_dp", '= true: only with split = "keys"; leave it out'
     if keys["intra_warpgroup"] and keys["stages"] < 2:
         yield "stages", "= 1: with intra_warpgroup two steps need their Q at once; use 2"
     if dq_by == "all" and keys["dq_registers"] != keys["consumer_registers"]:
