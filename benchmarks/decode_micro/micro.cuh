@@ -275,7 +275,8 @@ inline double clocks_per_us() {
 // the second on.
 inline CUtensorMap tensor_map(void* base, std::vector<cuuint64_t> extents,
                               std::vector<cuuint64_t> strides, std::vector<cuuint32_t> box,
-                              bool swizzled = true) {
+                              bool swizzled = true,
+                              CUtensorMapL2promotion promoted = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
   using Encode = decltype(&cuTensorMapEncodeTiled);
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result;
@@ -291,7 +292,7 @@ inline CUtensorMap tensor_map(void* base, std::vector<cuuint64_t> extents,
       &map, CU_TENSOR_MAP_DATA_TYPE_UINT16, cuuint32_t(extents.size()), base, extents.data(),
       strides.data(), box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
       swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      promoted, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (error != CUDA_SUCCESS) {
     throw Failure("cuTensorMapEncodeTiled refuses the map: CUresult " + std::to_string(error));
   }

@@ -1,9 +1,9 @@
-// How fast TMA reads a KV cache: by bytes in flight, thread blocks per multiprocessor, box,
-// eviction hint, layout.
+// How fast a KV cache is read, by TMA: by bytes in flight, thread blocks per multiprocessor, box,
+// eviction hint, layout, what L2 fetches beside; and by all threads, with cp.async or plain loads.
 //
-// One thread of each block issues all copies and waits for each as late as it can; nobody reads
-// what has landed. A block has a run of equal length out of all (sequence, KV head, block of keys),
-// K and V in turn.
+// By TMA one thread of each block issues all copies and waits for each as late as it can; nobody
+// reads what has landed. A block has a run of equal length out of all (sequence, KV head, block of
+// keys), K and V in turn.
 
 #include "micro.cuh"
 
@@ -93,6 +93,95 @@ __global__ void read(const __grid_constant__ CUtensorMap map, Work work, uint64_
   sink[blockIdx.x] = *reinterpret_cast<volatile uint32_t*>(tiles);
 }
 
+// Where rows lie, in bytes.
+struct Layout {
+  int64_t of_key, of_head, of_tensor;
+
+  __device__ const unsigned char* tile(const unsigned char* cache, const Position& at,
+                                       int rows) const {
+    return cache + (2 * at.batch + at.value) * of_tensor + at.head * of_head +
+           int64_t(at.block) * rows * of_key;
+  }
+};
+
+constexpr int kReaders = 256;                          // threads
+constexpr int kTileBytes = 16 * kKB;                   // of K or V, that all of them read together
+constexpr int kParts = kTileBytes / 16 / kReaders;     // of 16 bytes, of each
+
+// Where a thread's part of a tile lies; parts of a row are neighbours.
+__device__ int64_t offset_of(int part, int row_bytes, const Layout& layout) {
+  const int parts_of_row = row_bytes / 16, index = part * kReaders + int(threadIdx.x);
+  return index / parts_of_row * layout.of_key + index % parts_of_row * 16;
+}
+
+// The same run by plain loads, so many tiles of a block at a time.
+template <int kTiles>
+__global__ void __launch_bounds__(kReaders)
+    load(const unsigned char* cache, Work work, Layout layout, uint32_t* sink) {
+  const int64_t units = int64_t(work.batch) * kHeads * work.blocks;
+  const int first = int(units * blockIdx.x / gridDim.x),
+            last = int(units * (blockIdx.x + 1) / gridDim.x);
+  Position at(work, first);
+  uint32_t seen = 0;
+  for (int tiles = (last - first) * 2; tiles > 0; tiles -= kTiles) {
+    uint4 got[kTiles][kParts] = {};
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      if (tile < tiles) {
+        const unsigned char* const base = layout.tile(cache, at, work.box_rows);
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          const auto* from =
+              reinterpret_cast<const uint4*>(base + offset_of(part, work.slabs * 128, layout));
+          asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                       : "=r"(got[tile][part].x), "=r"(got[tile][part].y), "=r"(got[tile][part].z),
+                         "=r"(got[tile][part].w)
+                       : "l"(from));
+        }
+        at.advance(work);
+      }
+    }
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const uint4 x = got[tile][part];
+        seen ^= x.x ^ x.y ^ x.z ^ x.w;
+      }
+    }
+  }
+  if (seen == 0x12345678) {
+    *sink = seen;  // which nobody knows beforehand
+  }
+}
+
+// The same by cp.async, so many tiles of a block on their way.
+template <int kTiles>
+__global__ void __launch_bounds__(kReaders)
+    copy(const unsigned char* cache, Work work, Layout layout, uint32_t* sink) {
+  unsigned char* const tiles = aligned_smem();
+  const int64_t units = int64_t(work.batch) * kHeads * work.blocks;
+  const int first = int(units * blockIdx.x / gridDim.x),
+            last = int(units * (blockIdx.x + 1) / gridDim.x);
+  Position at(work, first);
+  const int all = (last - first) * 2;
+  for (int tile = 0; tile < all; ++tile) {
+    const unsigned char* const base = layout.tile(cache, at, work.box_rows);
+    const uint32_t to = smem_address(tiles + tile % kTiles * kTileBytes) + threadIdx.x * 16;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(
+                       to + part * kReaders * 16),
+                   "l"(base + offset_of(part, work.slabs * 128, layout)));
+    }
+    asm volatile("cp.async.commit_group;");
+    asm volatile("cp.async.wait_group %0;" ::"n"(kTiles - 1) : "memory");
+    at.advance(work);
+  }
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  sink[blockIdx.x] = *reinterpret_cast<volatile uint32_t*>(tiles);
+}
+
 __global__ void fill(uint4* words, size_t count) {
   for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < count;
        i += size_t(gridDim.x) * blockDim.x) {
@@ -101,19 +190,46 @@ __global__ void fill(uint4* words, size_t count) {
   }
 }
 
+enum class By { tma, loads, copies };
+
 struct Case {
   double mb;  // of 10^6 bytes
   int in_flight_kb, blocks, box_kb;
   int head_dim = 128;
   bool hnd = false, evict_first = true, heads_first = false;
+  int promoted = 256;  // bytes that L2 fetches for each 32 of a box; 0: no more than it asks for
+  By by = By::tma;
 
   std::string name() const {
+    const std::string how = by == By::loads    ? "plain loads"
+                            : by == By::copies ? "cp.async"
+                                               : "boxes of " + std::to_string(box_kb) + " KB";
     return std::to_string(int(mb)) + " MB, hd" + std::to_string(head_dim) +
            (hnd ? " HND, " : " NHD, ") + std::to_string(in_flight_kb) + " KB in flight in " +
-           std::to_string(blocks) + " block(s), boxes of " + std::to_string(box_kb) + " KB" +
-           (evict_first ? "" : ", no EVICT_FIRST") + (heads_first ? ", heads first" : "");
+           std::to_string(blocks) + " block(s), " + how + (evict_first ? "" : ", no EVICT_FIRST") +
+           (heads_first ? ", heads first" : "") +
+           (promoted == 256 ? "" : ", L2 promotion " + std::to_string(promoted));
   }
 };
+
+using Reader = void (*)(const unsigned char*, Work, Layout, uint32_t*);
+
+// The kernel that has so many tiles of a block on their way.
+Reader reader(By by, int tiles) {
+  switch (tiles) {
+    case 1:
+      return by == By::loads ? load<1> : copy<1>;
+    case 2:
+      return by == By::loads ? load<2> : copy<2>;
+    case 3:
+      return by == By::loads ? load<3> : copy<3>;
+    case 4:
+      return by == By::loads ? load<4> : copy<4>;
+    case 6:
+      return copy<6>;
+  }
+  throw Failure("no kernel has so many tiles on their way");
+}
 
 constexpr size_t kBytes = size_t(1) << 30;  // rotated over: more than 20 times the L2 cache
 constexpr double kShort = 33.554432, kLong = 536.870912;
@@ -129,7 +245,10 @@ double rate(const Case& one, unsigned char* memory, uint32_t* sink, int sms) {
   for (size_t offset = 0; offset + bytes <= kBytes; offset += bytes) {
     maps.push_back(tensor_map(memory + offset, {64, keys, uint64_t(slabs), kHeads, bytes / tensor},
                               {of_key, 128, of_head, tensor},
-                              {64, uint32_t(box_rows), uint32_t(slabs_of_box), 1, 1}));
+                              {64, uint32_t(box_rows), uint32_t(slabs_of_box), 1, 1}, true,
+                              one.promoted == 256   ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+                              : one.promoted == 128 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+                                                    : CU_TENSOR_MAP_L2_PROMOTION_NONE));
   }
   const Work work = {int(bytes / tensor / 2),
                      int(keys / box_rows),
@@ -141,15 +260,29 @@ double rate(const Case& one, unsigned char* memory, uint32_t* sink, int sms) {
                      one.heads_first};
   // all of a multiprocessor's share, so that no more blocks are resident than meant
   const int smem = 228 * kKB / one.blocks - kKB - kBarrierBytes;
-  const Launch how = {sms * one.blocks, 32, std::min(smem / 128 * 128, 227 * kKB - kBarrierBytes)};
-  prepare(read, how);
-  const int launches = std::max<int>(maps.size(), 4);
-  const double us = graph_us([&] {
-    for (int i = 0; i < launches; ++i) {
-      launch(read, how, maps[i % maps.size()], work, one.evict_first ? kEvictFirst : kEvictNormal,
-             sink);
-    }
-  });
+  const int launches = std::max<int>(maps.size(), 4), most = 227 * kKB - kBarrierBytes;
+  const Launch how = {sms * one.blocks, one.by == By::tma ? 32 : kReaders,
+                      std::min(smem / 128 * 128, most)};
+  double us = 0;
+  if (one.by == By::tma) {
+    prepare(read, how);
+    us = graph_us([&] {
+      for (int i = 0; i < launches; ++i) {
+        launch(read, how, maps[i % maps.size()], work, one.evict_first ? kEvictFirst : kEvictNormal,
+               sink);
+      }
+    });
+  } else {
+    const Reader kernel = reader(one.by, one.in_flight_kb * kKB / one.blocks / kTileBytes);
+    const Layout layout = {int64_t(of_key), int64_t(of_head), int64_t(tensor)};
+    prepare(kernel, how);
+    us = graph_us([&] {
+      for (int i = 0; i < launches; ++i) {
+        const unsigned char* const cache = memory + i % maps.size() * bytes;
+        launch(kernel, how, cache, work, layout, sink);
+      }
+    });
+  }
   return bytes / (us / launches) / 1e3;
 }
 
@@ -178,6 +311,27 @@ int main(int argc, char** argv) {
           }
         }
         cases.push_back({mb, 192, 3, 8, head_dim, false, true, true});
+      }
+      for (const int in_flight : {80, 112, 144, 176}) {  // odd numbers of boxes in a block
+        cases.push_back({mb, in_flight, 2, 8});
+      }
+      for (const int promoted : {0, 128}) {
+        cases.push_back({mb, 192, 2, 8, 128, false, true, false, promoted});
+        cases.push_back({mb, 48, 2, 8, 128, false, true, false, promoted});
+      }
+      for (const bool hnd : {false, true}) {
+        for (const int blocks : {2, 4}) {
+          for (const int tiles : {1, 2, 3, 4, 6}) {
+            if (tiles < 6 && tiles * blocks <= 12) {
+              cases.push_back({mb, 16 * tiles * blocks, blocks, 16, 128, hnd, true, false, 256,
+                               By::loads});
+            }
+            if (tiles * blocks <= 12) {
+              cases.push_back({mb, 16 * tiles * blocks, blocks, 16, 128, hnd, true, false, 256,
+                               By::copies});
+            }
+          }
+        }
       }
     }
     auto* memory = allocated<unsigned char>(kBytes);
