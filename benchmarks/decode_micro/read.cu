@@ -318,6 +318,9 @@ int main(int argc, char** argv) {
       for (const int promoted : {0, 128}) {
         cases.push_back({mb, 192, 2, 8, 128, false, true, false, promoted});
         cases.push_back({mb, 48, 2, 8, 128, false, true, false, promoted});
+        for (const bool heads_first : {false, true}) {  // a row of hd64 is half of what L2 fetches
+          cases.push_back({mb, 192, 3, 8, 64, false, true, heads_first, promoted});
+        }
       }
       for (const bool hnd : {false, true}) {
         for (const int blocks : {2, 4}) {
