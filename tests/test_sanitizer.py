@@ -210,4 +210,4 @@ def test_a_program_under_the_sanitizer_finds_what_this_process_does(monkeypatch)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/one", "/other"]))
     assert python_path()["PYTHONPATH"].split(os.pathsep) == [str(ROOT), "/one", "/other"]
     monkeypatch.delenv("PYTHONPATH")
-    assert python_path() == {"PYTHONPATH": str(ROOT)}
+    assert python_path() == {"PYTHONPATH": str(ROOT), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
