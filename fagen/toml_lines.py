@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -44,7 +45,15 @@ class Origin:
     """
 
     where: str = field(compare=False)
-    lines: Mapping[KeyPath, int] = field(default_factory=dict, compare=False)
+    text: str = field(default="", compare=False, repr=False)
+    within: KeyPath = field(default=(), compare=False)  # the table that its paths begin at
+
+    @cached_property
+    def lines(self) -> Mapping[KeyPath, int]:
+        """The line of each key path: looked for when a message first needs one."""
+        around = len(self.within)
+        lines = {p[around:]: n for p, n in _key_lines(self.text) if p[:around] == self.within}
+        return {path: line for path, line in lines.items() if path or not around}
 
     def line(self, path: KeyPath) -> int:
         """Return the line of a key, or of the first key in it, or of the nearest table around it.
@@ -106,7 +115,7 @@ def read_toml(text: str, where: str) -> tuple[dict[str, Any], Origin]:
     except (ValueError, RecursionError) as error:  # a nesting beyond what Python reads
         at = f"{named}:{line}" if (line := _unreadable_line(text)) else named
         raise ScheduleError(f"{at}: this cannot be read as TOML: {error}") from None
-    return tables, Origin(where, dict(_key_lines(text)))
+    return tables, Origin(where, text)
 
 
 # ---- what comes from outside, in messages and in files -------------------------------------------

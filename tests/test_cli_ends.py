@@ -188,10 +188,10 @@ def test_an_age_is_a_number_and_not_negative(number, tmp_path, monkeypatch):
 _A_SECOND = [sys.executable, "-S", "-c", "sum(i * i % 7 for i in range(12_000_000))"]
 
 
-def test_all_schedules_are_listed_within_a_cpu_second():
+def test_a_list_takes_half_a_cpu_second_and_2_ms_for_each_schedule():
     seconds = []
     for _ in range(3):  # others use the core by fits and starts
         answer = run([sys.executable, ROOT / "cli.py", "list"])
         seconds.append(answer.cpu_seconds / max(1, run(_A_SECOND).cpu_seconds))
     assert len(answer.stdout.splitlines()) == 1 + len(ALL)
-    assert min(seconds) <= 1
+    assert min(seconds) <= 0.5 + 0.002 * len(ALL)

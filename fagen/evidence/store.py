@@ -16,14 +16,16 @@ from typing import Any, get_origin, get_type_hints
 from fagen.errors import FagenError, ScheduleError, VerificationError
 from fagen.paths import locate, write_whole
 from fagen.records import Divisor
-from fagen.registry import committed_file, from_slug, kind_of_slug
-from fagen.toml_lines import dotted, read_text, read_toml
+from fagen.registry import ENTRIES, committed_file, from_slug, kind_of_slug
+from fagen.toml_lines import dotted, read_text, read_toml, shown
 
 UNVERIFIED = "unverified.toml"
 _BYTES = 131_072  # of it, or of a kernel's evidence, at most
 _LINE = 500  # characters of a text in either
 _COUNTS = 2**63  # all whole numbers are below
-_HASH = re.compile(r'"([0-9a-f]{64})"')
+_HASH = re.compile(rb'"([0-9a-f]{64})"')
+_END = 4_096  # bytes of a kernel's text in which its last function is
+_OF_SLUG = re.compile(r"[a-z0-9]+_d\d+")  # its dtype and head dim, behind the prefix of its kind
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,12 @@ def home(slug: str, folder: Path | None = None) -> Path:
 
 @cache  # lists ask several times for each of all kernels
 def _folder(slug: str) -> Path:
-    schedule = from_slug(slug)
-    values = schedule.values()
-    return Path(schedule.kind, f"{values['dtype']}_d{values['head_dim']}")
+    kind = kind_of_slug(slug)
+    found = _OF_SLUG.match(slug, len(ENTRIES[kind.name].prefix))
+    if found is None:
+        from_slug(slug)  # says what is wrong with it
+        raise ScheduleError(f"{shown(slug)} names no dtype and head dim")
+    return Path(kind.name, found[0])
 
 
 def evidence_path(slug: str, folder: Path | None = None) -> Path:
@@ -82,9 +87,9 @@ def read(slug: str, folder: Path | None = None) -> Evidence | None:
 def rendered_hash(slug: str, folder: Path | None = None) -> str | None:
     """The hash that a kernel in generated/ says of itself; None where there is no such kernel."""
     path = home(slug, folder) / f"{slug}.cu"
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    found = _HASH.findall(text)
-    return found[-1] if found else None  # in its last function
+    text = path.read_bytes() if path.exists() else b""
+    found = _HASH.findall(text[-_END:])
+    return found[-1].decode() if found else None
 
 
 def outlived(folder: Path | None, like: str) -> Iterator[Evidence]:
@@ -204,15 +209,15 @@ def _text(data: dict[str, Any]) -> str:
 
 def _decoded(record: type, data: Any, parts: Mapping[str, type] | None = None) -> Any:
     """A dataclass from a dict with exactly its fields; ValueError for anything else."""
-    names = {field.name for field in dataclasses.fields(record)}
-    if not isinstance(data, dict) or set(data) != names:
-        odd = sorted(set(data) ^ names) if isinstance(data, dict) else [type(data).__name__]
+    fields = _fields(record)
+    if not isinstance(data, dict) or data.keys() != fields.keys():
+        odd = sorted(data.keys() ^ fields) if isinstance(data, dict) else [type(data).__name__]
         said = textwrap.shorten(", ".join(dotted((name,)) for name in odd), 300, placeholder=" …")
         raise ValueError(f"{record.__name__} has missing or unknown fields: {said}")
     values = dict(data)
-    for name, wanted in _types(record).items():
+    for name, (wanted, several) in fields.items():
         value = data[name]
-        if get_origin(wanted) is tuple:
+        if several:
             kind = (parts or {}).get(name)
             if not isinstance(value, list) or not (kind or all(map(_is_text, value))):
                 raise ValueError(f"{name} is {json.dumps(value)[:40]}")
@@ -222,9 +227,12 @@ def _decoded(record: type, data: Any, parts: Mapping[str, type] | None = None) -
     return record(**values)
 
 
-@cache
-def _types(record: type) -> dict[str, Any]:
-    return get_type_hints(record, include_extras=True)
+@cache  # 6,000 records are read for a list of all kernels
+def _fields(record: type) -> dict[str, tuple[Any, bool]]:
+    """Each field's type, and whether it is a tuple."""
+    hints = get_type_hints(record, include_extras=True)
+    types = {field.name: hints[field.name] for field in dataclasses.fields(record)}
+    return {name: (wanted, get_origin(wanted) is tuple) for name, wanted in types.items()}
 
 
 def _is_text(value: Any) -> bool:
@@ -234,14 +242,18 @@ def _is_text(value: Any) -> bool:
 
 def _is(value: Any, wanted: Any) -> bool:
     """Whether a value out of JSON is of a field's type, and may have been found."""
+    kind = type(value)
     if wanted is Divisor:
-        return _is(value, float) and value > 0
-    if wanted is float:
-        wanted = int | float
-    if wanted is bool or isinstance(value, bool):
-        return wanted is bool and isinstance(value, bool)
+        return kind in _NUMBERS and 0 < value < math.inf
+    if wanted is float and kind in _NUMBERS:
+        return bool(0 <= value < (_COUNTS if kind is int else math.inf))
+    if wanted is bool or kind is bool:
+        return wanted is kind
     if not isinstance(value, wanted):
         return False
-    if isinstance(value, str):
+    if kind is str:
         return _is_text(value)
-    return value is None or 0 <= value < (_COUNTS if isinstance(value, int) else math.inf)
+    return value is None or 0 <= value < (_COUNTS if kind is int else math.inf)
+
+
+_NUMBERS = (int, float)

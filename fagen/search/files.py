@@ -72,9 +72,7 @@ def refuse_twice(spaces: Sequence[Declared]) -> None:
 
 def _within(origin: Origin, number: int) -> Origin:
     """Where the keys of one space of several are."""
-    of = (ARRAY, str(number))
-    lines = {path[2:]: line for path, line in origin.lines.items() if path[:2] == of and path[2:]}
-    return replace(origin, lines=lines)
+    return replace(origin, within=(ARRAY, str(number)))
 
 
 def _exists(path: Path | str) -> bool:
