@@ -2,7 +2,9 @@
 
 `torch.ops.fagen.<slug>_with_grad` calls the forward kernel, keeps q, k, v, out and the log-sum-exp,
 of packed sequences also their offsets, and nothing else, and is registered with Autograd: so
-torch.compile traces both passes as one op each. A call that needs no gradient never comes here.
+torch.compile traces both passes as one op each. A call that torch does not trace goes by an
+autograd.Function that does the same, in half the time of the host. One that needs no gradient never
+comes here.
 
 Which kernel computes the gradients, dispatch tables say as they do for attention itself: by the
 sizes of q and k when the backward pass runs, and by whether torch wants it deterministic then.
@@ -15,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from fagen.arch import SM90
 from fagen.dispatch.choice import (
@@ -98,7 +101,7 @@ def with_gradient(
     keys: int | None = None,
     elements: int | None = None,
 ) -> op.Op:
-    """Return an op that gives (out, lse) as the op `forward` of this slug does, and has gradients.
+    """Return what gives (out, lse) as the op `forward` of this slug does, and has gradients.
 
     Their kernels for so many keys and elements of q are ready then, where None is any number; those
     for others are readied when a backward pass needs them. Raises ValueError where no kernel
@@ -108,7 +111,17 @@ def with_gradient(
     found = _gradients_of(slug, device)
     for choice in slugs_for(found.served, keys, elements):
         found.made_ready(choice)
-    return _registered(slug, forward if device.type == "cuda" else op.emulated(slug), device.type)
+    if device.type != "cuda":
+        forward = op.emulated(slug)
+    traced = _registered(slug, forward, device.type)
+    backward = _backward(slug)
+
+    def differentiable(*given: Any) -> tuple[Tensor, Tensor]:
+        made: tuple[Tensor, Tensor]
+        made = traced(*given) if is_compiling() else _Eager.apply(forward, backward, *given)
+        return made
+
+    return differentiable
 
 
 def _gradients_of(slug: str, device: torch.device) -> _Gradients:
@@ -152,12 +165,26 @@ def _registered(slug: str, forward: op.Op, place: str) -> op.Op:
         of = plan_of(slug)
         _ops.define(f"{name}({of.signature.asked_in_order}) -> {of.signature.returns}")
         torch.library.register_fake(f"fagen::{name}", op.fakes(of)[""], lib=_ops)
-        taken = tuple(one.name for one in of.signature.positional)
         torch.library.register_autograd(
-            f"fagen::{name}", _backward(slug, taken), setup_context=_keep, lib=_ops
+            f"fagen::{name}", _backward(slug), setup_context=_keep, lib=_ops
         )
     _ops.impl(name, forward, place.upper())
     return getattr(torch.ops.fagen, name).default  # type: ignore[no-any-return]
+
+
+class _Eager(torch.autograd.Function):  # type: ignore[misc]
+    """The registered op for what torch does not trace, without torch.library's detours."""
+
+    @staticmethod
+    def forward(ctx: Any, forward: op.Op, backward: op.Op, *given: Any) -> tuple[Tensor, Tensor]:
+        output: tuple[Tensor, Tensor] = forward(*given)
+        ctx.gradients = backward
+        _keep(ctx, given, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        return None, None, *ctx.gradients(ctx, dout, dlse)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -167,8 +194,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)
 
 
-def _backward(slug: str, taken: tuple[str, ...]) -> Any:
-    """What takes back the op whose arguments have these names: q, k and v are the first."""
+def _backward(slug: str) -> op.Op:
+    """What takes back a forward kernel's op, whose last arguments are the kernel's own."""
+    taken = tuple(one.name for one in plan_of(slug).signature.positional)
 
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         *inputs, out, lse = ctx.saved_tensors
@@ -178,7 +206,7 @@ def _backward(slug: str, taken: tuple[str, ...]) -> Any:
         dlse = None if dlse is None else dlse.contiguous()
         compute = _gradients_of(slug, out.device).op_for(given["q"], given["k"])
         gradients = compute(dout=_laid_out(dout), **given, out=out, lse=lse, dlse=dlse)
-        wanted = zip(ctx.needs_input_grad, gradients, strict=False)
+        wanted = zip(ctx.needs_input_grad[-len(taken) :], gradients, strict=False)
         found = [gradient if needed else None for needed, gradient in wanted]
         return *found, *[None] * (len(taken) - len(found))
 
