@@ -19,7 +19,7 @@ from fagen.toolchain import FLAGS
 from fagen.vendor import gradients
 from fagen.vendor.closure import needed
 from fagen.vendor.manifest import Manifest
-from fagen.vendor.table import Table, table_of, table_of_gradients
+from fagen.vendor.table import PLAIN, Table, table_of, table_of_gradients
 from fagen.vocab import BACKWARD
 
 # What CMake sets in its own ways: the standard, the architecture, position-independent code.
@@ -212,6 +212,16 @@ class Folder:
             for of_gradients, table in tables.items()
             if table.rows
         )
+
+    @cached_property
+    def measured(self) -> frozenset[str]:
+        """What of calls the dispatchers choose by."""
+        return frozenset(name for one in self.dispatchers for name in one.table.measured)
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether some of that is a product of sizes."""
+        return not self.measured <= PLAIN
 
     @cached_property
     def gradients(self) -> Mapping[str, Gradient]:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fagen.dispatch.choice import OPEN_KEYS
-from fagen.dispatch.tables import MOST
 from fagen.problem import Problem
 from fagen.render import written
 from fagen.signature import ALIGNMENT
@@ -20,7 +19,7 @@ from fagen.toolchain import (
 )
 from fagen.vendor import source
 from fagen.vendor.contents import Folder, Gradient
-from fagen.vendor.table import Row
+from fagen.vendor.table import BOUNDS, Row
 from fagen.vocab import DTYPES
 
 _OWN = {
@@ -37,12 +36,10 @@ _PLAIN = 5  # of a problem's fields: in 16 bits the others are always the same
 
 
 class Served(NamedTuple):
-    """A row of the dispatcher as Python has it: None where it has no bound."""
+    """A row of a dispatcher as Python has it, with the bounds that it has."""
 
     kernel: str
-    keys_from: int | None
-    keys_to: int | None
-    rows_to: int | None
+    bounds: tuple[tuple[str, int], ...]
     wanted: str
 
 
@@ -121,8 +118,9 @@ class Package:
 
     def _served(self, row: Row) -> Served:
         kernel = "" if row.kernel < 0 else self.folder.dispatched.kernels[row.kernel].slug
-        keys_to, rows_to = (None if most == MOST else most for most in (row.keys_to, row.rows_to))
-        return Served(kernel, row.keys_from or None, keys_to, rows_to, row.wanted)
+        said = ((bound, getattr(row, bound.name)) for bound in BOUNDS)
+        bounds = tuple((bound.name, most) for bound, most in said if most != bound.open)
+        return Served(kernel, bounds, row.wanted)
 
 
 def texts(folder: Folder) -> dict[str, str]:
@@ -149,3 +147,4 @@ def python_texts(package: Package, place: str, *, ops: str) -> Iterator[tuple[st
     if package.problems:
         call = written("vendor/torch/_attention.py.j2", package=package)
         yield f"{place}/_attention.py", call
+        yield f"{place}/_rows.py", written("vendor/torch/_rows.py.j2", package=package)
