@@ -20,7 +20,7 @@ from fagen.errors import ToolchainError
 from fagen.runtime.arguments import needs_gradient
 from fagen.runtime.attention import attention
 from fagen.runtime.cache import attention_cache
-from fagen.runtime.decode import ready_decode
+from fagen.runtime.decode import prepare_decode
 
 NAME = "fagen"
 OLDEST = "5.4"  # the first transformers that tells a mask function where the queries begin
@@ -350,10 +350,24 @@ def attend(
         )
     else:
         if end is not None and queries > 1 and causal and not is_compiling():
-            ready_decode(q, k, v)  # what follows the prompt may be compiled
+            _ready_decode(q, k, v)  # what follows the prompt may be compiled
         out = attention_cache(q, k, v, seqused_k=end, leftpad_k=first, causal=causal, scale=scaling)
     assert isinstance(out, Tensor)
     return out, None
+
+
+def _ready_decode(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Ready the kernel of the tokens that follow, one at a time."""
+    batch, _, heads, head_dim = q.shape
+    prepare_decode(
+        dtype=q.dtype,
+        head_dim=head_dim,
+        head_dim_v=v.shape[3],
+        heads=heads,
+        kv_heads=k.shape[2],
+        batch=batch,
+        device=q.device,
+    )
 
 
 def _meant(

@@ -9,6 +9,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+# before torch is imported: workers share the cores, and threads that wait for each other spin
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 
 from fagen import registry

@@ -192,8 +192,49 @@ def test_torch_traces_it_whole():
 
 def test_a_kernel_that_is_not_ready_cannot_be_traced():
     q, k, v = tensors()
-    with pytest.raises(Exception, match=r"call fagen\.attention_decode\(…\) once"):
+    with pytest.raises(Exception, match=r"call fagen\.prepare_decode\(…\) first"):
         torch.compile(lambda: fagen.attention_decode(q, k, v), fullgraph=True, backend="eager")()
+
+
+SIZES = [
+    dict(batch=3, heads=16, kv_heads=4),
+    dict(queries=4, heads=6, kv_heads=1, head_dim=128, head_dim_v=64),
+    dict(batch=40, heads=64, kv_heads=8, head_dim=128, head_dim_v=128),  # many tiles: in runs
+]
+
+
+@pytest.mark.parametrize("unified", [False, True])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning")
+def test_prepared_a_call_finds_its_kernel_and_is_traced(
+    sizes, causal, unified, monkeypatch, fresh_dynamo
+):
+    q, k, v = tensors(**sizes, keys=20)
+    width = {name: sizes.pop(name, 64) for name in ("head_dim", "head_dim_v")}
+    of = dict(dtype="fp16", device="cpu", causal=causal, unified=unified, **sizes, **width)
+    slug = fagen.prepare_decode(**of)
+    assert slug.startswith(f"dec_fp16_d{width['head_dim']}") and unified == ("unified" in slug)
+    assert fagen.prepare_decode(**of) == slug
+    monkeypatch.setattr(decode, "_make_ready", None)  # nothing is readied any more
+    how = dict(reference=torch.zeros(q.shape[2]) if unified else None, causal=causal)
+    found = torch.compile(fagen.attention_decode, fullgraph=True, backend="eager")(q, k, v, **how)
+    assert torch.equal(found, fagen.attention_decode(q, k, v, **how))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (dict(dtype="fp64"), "dtype is 'fp64'"),
+        (dict(dtype="e4m3"), "q is float8_e4m3fn; use fp16 or bf16"),
+        (dict(head_dim=20), "head_dim 20"),
+        (dict(kv_heads=3), "q has 8 heads, which must be a multiple of k's 3"),
+    ],
+)
+def test_what_no_kernel_computes_is_not_prepared(change, said):
+    of = dict(dtype="fp16", head_dim=64, heads=8, device="cpu")
+    with pytest.raises(ValueError, match=said):
+        fagen.prepare_decode(**of | change)
 
 
 @pytest.mark.parametrize("lengths", [{}, {"seqused_k": ints(70, 12), "leftpad_k": ints(0, 3)}])

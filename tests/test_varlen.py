@@ -15,7 +15,7 @@ from fagen.errors import UntunedWarning
 from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
-from fagen.runtime import op
+from fagen.runtime import op, varlen
 from fagen.runtime.checks import checked
 from tests.op_helpers import refusal
 from tests.stubs import StubOp
@@ -244,9 +244,33 @@ def test_ready_it_compiles_into_one_graph(fresh_dynamo: None, dynamic: bool) -> 
 
 def test_unready_it_says_so_to_torch_compile(fresh_dynamo: None) -> None:
     compiled = torch.compile(fagen.attention_varlen, fullgraph=True, backend="eager")
-    with pytest.raises(Exception, match=r"call fagen\.attention_varlen\(…\) once") as refused:
+    with pytest.raises(Exception, match=r"call fagen\.prepare_varlen\(…\) for this") as refused:
         compiled(*packed())
     assert "cannot be built while torch.compile traces the call" in str(refused.value)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_prepared_a_call_finds_its_kernels(
+    gradient: bool, fresh_dynamo: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = packed()
+    of = dict(dtype=given[0].dtype, head_dim=64, causal=True, device="cpu")
+    slug = fagen.prepare_varlen(**of, gradient=gradient)
+    assert "_varlen" in slug and slug == fagen.prepare_varlen(**of)
+    for making in ("_make_ready", "_make_differentiable"):
+        monkeypatch.setattr(varlen, making, None)  # nothing is readied any more
+    q, k, v, *offsets = given
+    q.requires_grad_(gradient)
+    compiled = torch.compile(fagen.attention_varlen, fullgraph=True, backend="aot_eager")
+    out = compiled(q, k, v, *offsets, causal=True)
+    assert out.requires_grad == gradient
+
+
+def test_what_no_kernel_computes_is_not_prepared() -> None:
+    with pytest.raises(ValueError, match="dtype is float16"):
+        fagen.prepare_varlen(dtype="fp16", head_dim=64, out_dtype="bf16", device="cpu")
+    with pytest.raises(ValueError, match="head_dim 20"):
+        fagen.prepare_varlen(dtype="fp16", head_dim=20, device="cpu")
 
 
 # ---- the op, over a C function that stands in for the kernel ------------------------------------

@@ -50,7 +50,7 @@ from fagen.runtime.arguments import (
 )
 from fagen.runtime.backward import with_gradient
 from fagen.runtime.quantize import quantize
-from fagen.runtime.ready import first_ready, refuse_tracing, run_once
+from fagen.runtime.ready import first_ready, placed, refuse_tracing, run_once
 from fagen.schedule import Schedule
 from fagen.vocab import OUT_DTYPES, SCALE_ROWS, SCALE_ROWS_DEFAULT, V_LAYOUTS
 
@@ -346,9 +346,7 @@ def _kind(
     chosen: bool = False,
 ) -> Kind:
     """The kind of call that prepare(…) means by these arguments; a chosen schedule says more."""
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if place.type == "cuda" and place.index is None:
-        place = torch.device("cuda", torch.cuda.current_device())
+    place = placed(device)
     found, (out, v_layout, scale_rows) = dtype_of(dtype), fp8
     head_dim_v = head_dim_v or head_dim
     if found != E4M3:

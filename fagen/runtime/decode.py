@@ -6,6 +6,7 @@ so that a call can be captured and replayed.
 """
 
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fagen.kinds.decode.keys import Schedule
 from fagen.picking import search_command
 from fagen.problem import Problem
 from fagen.runtime.arguments import (
+    dtype_of,
     name_of,
     refuse_dtype,
     refuse_head_dims,
@@ -30,7 +32,7 @@ from fagen.runtime.arguments import (
     word_of,
 )
 from fagen.runtime.op import Op, alone, direct
-from fagen.runtime.ready import first_ready, refuse_tracing
+from fagen.runtime.ready import first_ready, placed, refuse_tracing, run_once
 from fagen.vocab import DECODE
 
 Choice = str | Path | Schedule | None
@@ -39,14 +41,14 @@ Choice = str | Path | Schedule | None
 Key = tuple[torch.device, torch.dtype, int, int, str, int, int, str, str, Choice]
 
 NOT_READY = (
-    "the kernel is not ready: call fagen.attention_decode(…) once, with such arguments and on this "
-    "device; "
+    "the kernel is not ready: call fagen.prepare_decode(…) first, for such sizes and this device; "
 )
 
 Kernel = tuple[Op, Op, Op]  # with the log-sum-exp, alone, direct
 
 # What has been readied in this process.
 _ready: dict[Key, Kernel] = {}
+_chosen: dict[Key, str] = {}  # the slugs of these
 # The same by what a call has at hand: working out its Key costs more than all else in Python.
 _called: dict[tuple[Any, ...], Kernel] = {}
 _MOST_CALLED = 10_000
@@ -93,7 +95,7 @@ def attention_decode(
     The kernel is that of `schedule` (a file's path, a slug or a Schedule), else one by dtype, head
     dims, mask, rows, Hk and B, of a dispatch table or by rule; its first use builds it. An
     UntunedWarning says once where it is none of these, nor in `schedules/`. Under torch.compile and
-    CUDA graph capture such a call must have been made before.
+    CUDA graph capture prepare_decode(…) or such a call must have readied it.
 
     Raises ValueError for a wrong argument, a dtype or a head dim that no kernel takes, and where a
     gradient would be needed; ScheduleError where `schedule` computes something else or cannot be
@@ -113,7 +115,8 @@ def attention_decode(
     kernel = _called.get(call)
     if kernel is None:
         maximum = "lazy" if lazy else "unified"
-        key = _key(q, k, v, q_shape[1], causal=causal, maximum=maximum, schedule=schedule)
+        of = q.device, q.dtype, q_shape, k_shape[2], v_shape[3], causal
+        key = _key(*of, maximum, schedule)
         kernel = _ready.get(key) or _make_ready(key, q_shape[1])
         if call and len(_called) < _MOST_CALLED:
             _called[call] = kernel
@@ -146,35 +149,61 @@ def reference_for(lse: Tensor, keys: Tensor | int) -> Tensor:
     return torch.where(lse == -torch.inf, lse, lse - each).amax((0, 2))
 
 
-def ready_decode(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Ready the kernel of a call with one query of such tensors, as attention_decode itself does.
+def prepare_decode(
+    *,
+    dtype: torch.dtype | str,
+    head_dim: int,
+    head_dim_v: int | None = None,
+    heads: int,
+    kv_heads: int | None = None,
+    batch: int = 1,
+    queries: int = 1,
+    causal: bool = True,
+    unified: bool = False,
+    schedule: Choice = None,
+    device: torch.device | str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> str:
+    """Ready the kernel that attention_decode(…) would use for such tensors; return its slug.
 
-    Raises as it does.
+    q is (batch, queries, heads, head_dim) and k (batch, any, kv_heads, head_dim): lengths do not
+    choose. dtype is torch's or a schedule's word for it; head_dim_v is head_dim if left out, and
+    kv_heads heads. With `unified` it is the kernel of calls with a reference. On `device`, by
+    default the current GPU, the kernel is built, loaded and run once, after which calls can be
+    captured; on a CPU there is nothing to build. `progress` is called with a line before what
+    takes long. Raises as attention_decode does.
     """
-    key = _key(q, k, v, 1, causal=True, maximum="lazy", schedule=None)
+    place, kind = placed(device), dtype_of(dtype)
+    shape = batch, queries, heads, head_dim
+    maximum = "unified" if unified else "lazy"
+    of = place, kind, shape, kv_heads or heads, head_dim_v or head_dim, causal
+    key = _key(*of, maximum, schedule)
     if key not in _ready:
-        _make_ready(key, 1)
+        with_lse, *_ = _make_ready(key, queries, progress)
+        if place.type == "cuda":
+            run_once(with_lse, _chosen[key], place)
+    return _chosen[key]
 
 
 def _key(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    queries: int,
-    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    q_shape: Sequence[int],
+    kv_heads: int,
+    head_dim_v: int,
     causal: bool,
     maximum: str,
     schedule: Choice,
 ) -> Key:
-    """What tells the kernel of so many queries.  Raises ValueError where heads form no groups."""
-    (batch, _, heads, head_dim), kv_heads = q.shape, k.shape[2]
+    """What tells the kernel of a call.  Raises ValueError where heads form no groups."""
+    batch, queries, heads, head_dim = q_shape
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(f"q has {heads} heads, which must be a multiple of k's {kv_heads}")
     # of one query both masks are the same
     mask = "causal" if causal or queries == 1 else "full"
     of_group = queries * (heads // kv_heads)
     tile = rows_for(of_group), chunks_for(kv_heads), deal_for(head_dim, of_group, kv_heads, batch)
-    of = q.device, q.dtype, head_dim, v.shape[3], mask
+    of = device, dtype, head_dim, head_dim_v, mask
     if schedule is None and maximum == "lazy":
         rows = _tables.get(of)
         if rows is None:
@@ -199,11 +228,11 @@ def _table(
     return _tables[of]
 
 
-def _make_ready(key: Key, queries: int) -> Kernel:
+def _make_ready(key: Key, queries: int, progress: Callable[[str], None] | None = None) -> Kernel:
     """The long way to a kernel: choose, build, load.  Raises as attention_decode does."""
     refuse_tracing(NOT_READY)
     schedules = _schedules(key, queries)
-    chosen, kernel = first_ready(schedules, key[0], not_ready=NOT_READY)
+    chosen, kernel = first_ready(schedules, key[0], not_ready=NOT_READY, progress=progress)
     if key[-1] is None and chosen.slug not in _committed():
         warnings.warn(
             f"no schedule was measured for {key[5]} rows of {name_of(key[1])}, head dims "
@@ -213,6 +242,7 @@ def _make_ready(key: Key, queries: int) -> Kernel:
             UntunedWarning,
             stacklevel=3,
         )
+    _chosen[key] = chosen.slug
     _ready[key] = kernel, alone(kernel), direct(kernel)
     return _ready[key]
 

@@ -74,6 +74,14 @@ def first_ready(
     return last, ready(last, device, not_ready=not_ready, progress=progress)
 
 
+def placed(device: torch.device | str | None) -> torch.device:
+    """The device that a caller means: None is the current GPU, or the CPU where there is none."""
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if place.type == "cuda" and place.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return place
+
+
 def run_once(op: Op, slug: str, device: torch.device) -> None:
     """Run a kernel with all sizes 1, so that whatever it has to do once is done."""
     signature = plan_of(slug).signature

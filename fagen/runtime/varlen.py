@@ -5,6 +5,7 @@ built at its first use; on CPU tensors its schedule is emulated, and nothing is 
 """
 
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from fagen.runtime.arguments import (
     word_of,
 )
 from fagen.runtime.backward import with_gradient
-from fagen.runtime.ready import first_ready, refuse_tracing
+from fagen.runtime.ready import first_ready, placed, refuse_tracing, run_once
 from fagen.vocab import OUT_DTYPES
 
 # What tells one kind of call from another: the device, dtype, both head dims and `causal`, in e4m3
@@ -39,8 +40,7 @@ Key = tuple[torch.device, torch.dtype, int, int, bool, torch.dtype | None, Choic
 Kernel = tuple[op.Op, op.Op, op.Op]  # with the log-sum-exp, alone, direct
 
 NOT_READY = (
-    "the kernel is not ready: call fagen.attention_varlen(…) once, with such arguments and on this "
-    "device; "
+    "the kernel is not ready: call fagen.prepare_varlen(…) for this problem and device first; "
 )
 _PACKED = "(total, heads, head_dim), sequence after sequence"
 
@@ -100,8 +100,8 @@ def attention_varlen(
 
     The kernel is that of `schedule` (a file's path, a slug or a Schedule), else that which
     `schedules/` has, else one that is derived, which an UntunedWarning says once; its first use
-    builds it. Under torch.compile and CUDA graph capture an earlier call of its dtype, head dims,
-    mask and schedule must have readied it.
+    builds it. Under torch.compile and CUDA graph capture it must have been readied by
+    prepare_varlen(…), or by an earlier call of its dtype, head dims, mask and schedule.
 
     It has gradients, by a kernel of its own kind that is chosen in the same way: those of q, k and
     v, also through the log-sum-exp, and zeros in rows of no sequence and of keys that none sees.
@@ -164,7 +164,43 @@ def attention_varlen(
     return refusing
 
 
-def _make_ready(key: Key) -> Kernel:
+def prepare_varlen(
+    *,
+    dtype: torch.dtype | str,
+    head_dim: int,
+    head_dim_v: int | None = None,
+    causal: bool = False,
+    schedule: Choice = None,
+    device: torch.device | str | None = None,
+    out_dtype: torch.dtype | str | None = None,
+    gradient: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> str:
+    """Ready the kernel that attention_varlen(…) would use for such tensors; return its slug.
+
+    dtype is torch's or a schedule's word for it, and so is out_dtype, which is for e4m3 alone.
+    head_dim_v is head_dim if left out. On `device`, by default the current GPU, the kernel is
+    built, loaded and run once on a single key, after which calls can be captured; on a CPU there is
+    nothing to build. With `gradient` the kernel of the backward pass is built too. `progress` is
+    called with a line before what takes long. Raises as attention_varlen does.
+    """
+    place, kind = placed(device), dtype_of(dtype)
+    out = dtype_of(out_dtype) if out_dtype else None
+    if kind != E4M3 and out is not None:
+        raise ValueError(f"{ONLY_FP8}; dtype is {name_of(kind)}")
+    if kind == E4M3 and schedule is None:
+        out = out or torch.bfloat16
+    key = place, kind, head_dim, head_dim_v or head_dim, causal, out, schedule
+    if key not in _ready:
+        with_lse, *_ = _make_ready(key, progress)
+        if place.type == "cuda":
+            run_once(with_lse, _chosen[key], place)
+    if gradient:
+        _make_differentiable(key)
+    return _chosen[key]
+
+
+def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> Kernel:
     """The long way to a kernel: choose, build, load.  Raises as attention_varlen does."""
     refuse_tracing(NOT_READY)
     device, dtype, head_dim, head_dim_v, causal, out_dtype, choice = key
@@ -179,7 +215,7 @@ def _make_ready(key: Key) -> Kernel:
     mask = "causal" if causal else "full"
     problem = Problem(word, head_dim, head_dim_v, mask, out, layout, 0, lengths="varlen")
     schedules, derived = candidates(problem, choice)
-    chosen, kernel = first_ready(schedules, device, not_ready=NOT_READY)
+    chosen, kernel = first_ready(schedules, device, not_ready=NOT_READY, progress=progress)
     if derived:
         warnings.warn(
             f"no schedule was tuned for {problem}: {chosen.slug} is derived, and `fagen check "
