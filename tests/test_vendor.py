@@ -114,7 +114,7 @@ def test_only_c_functions_are_to_be_seen():
     found = texts(*KERNELS)
     exported = re.findall(r"^    (\w+);$", found["src/demo.map"], re.M)
     declared = re.findall(r"^[a-z][\w ]*\*? ?\b(\w+)\(", found["include/demo.h"], re.M)
-    assert sorted(exported) == sorted(declared) and len(exported) == 7 + 4 * len(KERNELS)
+    assert sorted(exported) == sorted(declared) and len(exported) == 10 + 4 * len(KERNELS)
     assert "local:\n    *;" in found["src/demo.map"]
 
 
@@ -122,12 +122,13 @@ def test_only_c_functions_are_to_be_seen():
 
 
 CALLS = """
-const char* call_@kind@(const int32_t* problem, int64_t b, int64_t h, int64_t sq, int64_t sk) {
+const char* call_@kind@(const int32_t* problem, const int64_t* sizes) {
   struct DemoProblem asked;
   memcpy(&asked, problem, sizeof(asked));
   struct @args@ args = {0};
   args.struct_bytes = sizeof(args), args.version = @version@;
-  args.batch = (int)b, args.heads = (int)h, args.seqlen_q = (int)sq, args.seqlen_k = (int)sk;
+  args.batch = (int)sizes[0], args.heads = (int)sizes[1], args.kv_heads = (int)sizes[2];
+  args.seqlen_q = (int)sizes[3], args.seqlen_k = (int)sizes[4];
   const struct Demo@struct@* found = demo_@pick@(&asked, &args);
   const int status = demo_@kind@(&asked, &args, 0);
   if ((status == DEMO_NO_KERNEL) != !found) return "differ";
@@ -177,15 +178,14 @@ def dispatcher(schedules: list[Any], place: Path) -> Any:
     library.demo_message.restype = ctypes.c_char_p
     for kind in (of.kind for of in folder.dispatchers):
         call = getattr(library, f"call_{kind}")
-        call.restype, call.argtypes = ctypes.c_char_p, [ctypes.c_void_p, *[ctypes.c_int64] * 4]
+        call.restype, call.argtypes = ctypes.c_char_p, [ctypes.c_void_p, ctypes.c_void_p]
     return library
 
 
 def asked_of(library: Any, problem: Problem, sizes: Sizes, kind: str = KIND, **changes: int) -> str:
     fields = (ctypes.c_int32 * 7)(*(in_c(problem) | changes).values())
     call = getattr(library, f"call_{kind}")
-    said = call(fields, sizes.batch, sizes.heads, sizes.seqlen_q, sizes.seqlen_k)
-    return said.decode()
+    return call(fields, (ctypes.c_int64 * 5)(*vars(sizes).values())).decode()
 
 
 def drawn(randomness: random.Random, ends: list[int]) -> Sizes:

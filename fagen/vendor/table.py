@@ -49,24 +49,27 @@ class Bound:
 # What tells most calls apart goes first.
 BOUNDS = (
     Bound("queries_to", "queries"),
+    Bound("group_to", "group"),
+    Bound("kv_heads_from", "kv_heads", least=True),
+    Bound("group_tiles_from", "group_tiles", least=True),
     Bound("tiles_to", "tiles"),
     Bound("rows_to", "query_rows"),
     Bound("keys_from", "keys", least=True),
     Bound("keys_to", "keys"),
 )
 
-PLAIN = frozenset(
-    {"queries", "keys"}
-)  # a size of a call as it is; what else is bounded is a product
+# Sizes of a call as they are; what else is bounded is a product of some.
+PLAIN = frozenset({"queries", "keys", "kv_heads"})
 
 
 @dataclass(frozen=True)
 class Row:
-    """For calls of a problem with at most so many of these, and keys in this range.
+    """For calls of a problem that are within these bounds.
 
-    Queries are a sequence's, rows all of a call, tiles of TILE queries of a head. `kernel` is its
-    place among the folder's that compute a problem; -1 where none of them may serve such calls, and
-    then `wanted` is the slug of one that would.
+    Queries are a sequence's, rows those of a call, tiles of queries of a head; a group is the
+    queries of a KV head's heads, and has tiles too. `kernel` is its place among the folder's of the
+    table; -1 where none of them may serve such calls, and then `wanted` is the slug of one that
+    would.
     """
 
     problem: Problem
@@ -76,6 +79,9 @@ class Row:
     rows_to: int = MOST
     queries_to: int = MOST
     tiles_to: int = MOST
+    group_to: int = MOST
+    kv_heads_from: int = 0
+    group_tiles_from: int = 0
     wanted: str = ""
 
     @property
@@ -89,17 +95,21 @@ class Row:
         return int(self.problem.out_dtype == DTYPES[self.problem.dtype].out)
 
     def includes(self, other: "Row") -> bool:
-        """Whether it is for all calls that another is for."""
+        """Whether it is for all calls of its problem that another is for."""
         return all(bound.holds(self, getattr(other, bound.name)) for bound in BOUNDS)
 
-    def serves(self, sizes: Sizes) -> bool:
-        """Whether it is for a call of such sizes."""
+    def serves(self, sizes: Sizes, tile: int) -> bool:
+        """Whether it is for a call of such sizes, where tiles have so many queries."""
         heads = sizes.batch * sizes.heads
+        group = sizes.seqlen_q * (sizes.heads // sizes.kv_heads) if sizes.kv_heads else 0
         told = {
             "keys": sizes.seqlen_k,
             "queries": sizes.seqlen_q,
             "query_rows": heads * sizes.seqlen_q,
-            "tiles": heads * -(-sizes.seqlen_q // TILE),
+            "tiles": heads * -(-sizes.seqlen_q // tile),
+            "kv_heads": sizes.kv_heads,
+            "group": group,
+            "group_tiles": sizes.batch * sizes.kv_heads * -(-group // tile),
         }
         return all(bound.holds(self, told[bound.of]) for bound in BOUNDS)
 
@@ -172,7 +182,7 @@ class Table:
     def picked(self, problem: Problem, sizes: Sizes) -> Row | None:
         """The row that serves a problem at these sizes; None where it has none for the problem."""
         for row in self.rows:
-            if row.problem == problem and row.serves(sizes):
+            if row.problem == problem and row.serves(sizes, self.tile):
                 return row
         return None
 
