@@ -1,11 +1,15 @@
-"""What chooses among a vendored folder's kernels of decoding, in C."""
+"""What chooses among a vendored folder's kernels of decoding, in C and in Python."""
 
 import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 import fagen
 from fagen import registry
@@ -13,9 +17,11 @@ from fagen.dispatch import tables
 from fagen.problem import Problem, Sizes
 from fagen.runtime import decode
 from fagen.vendor.decoding import table_of_decoding
+from fagen.vocab import DECODE, DTYPES
+from tests.tensors import normal
 from tests.test_vendor import asked_of, dispatcher
-
-DECODE = "decode"
+from tests.vendor_gradients import package
+from tests.vendor_helpers import calls_of
 
 
 def every(*slugs: str) -> list[Any]:
@@ -163,3 +169,137 @@ def test_what_serves_which_sizes_is_what_stands_in_at_them():
                 and tiles >= step.tiles
             )
             assert found == kind.sized(schedule, sizes), sizes
+
+
+# ---- in Python ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def decoding_of(tmp_path: Path) -> Iterator[Callable[..., ModuleType]]:
+    """The module of attention_decode(…) for some schedules, over ops that are none."""
+    with ExitStack() as stack:
+        yield lambda schedules: stack.enter_context(calls_of(schedules, tmp_path))["_decode"]
+
+
+def called(module: ModuleType, problem: Problem, sizes: Sizes, **more: Any) -> Any:
+    """What a call of tensors without numbers comes to: an op's name and arguments."""
+    q, k, v = (
+        torch.empty(shape, dtype=getattr(torch, DTYPES[problem.dtype].torch), device="meta")
+        for shape in (
+            (sizes.batch, sizes.seqlen_q, sizes.heads, problem.head_dim),
+            (sizes.batch, sizes.seqlen_k, sizes.kv_heads, problem.head_dim),
+            (sizes.batch, sizes.seqlen_k, sizes.kv_heads, problem.head_dim_v),
+        )
+    )
+    return module.attention_decode(q, k, v, causal=problem.mask == "causal", **more)
+
+
+@pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning")
+def test_the_call_chooses_as_fagen_does(found, decoding_of):
+    schedules = [*every(*OWN), *map(registry.from_slug, FOUND)]
+    module, table = decoding_of(schedules), table_of_decoding(schedules)
+    randomness, chosen = random.Random(8), set()
+    for problem in dict.fromkeys(map(Problem.searched, schedules)):
+        for _ in range(100):
+            sizes = drawn(randomness)
+            slug, wanted = (
+                called(module, problem, sizes, return_lse=True)[0],
+                fagens(problem, sizes),
+            )
+            assert slug == wanted or wanted == MISSING, (problem, sizes)
+            assert slug == schedules[table.picked(problem, sizes).kernel].slug
+            chosen.add(slug)
+    assert len(chosen) > len(schedules) * 0.7 and set(FOUND) <= chosen
+
+
+def test_a_call_in_python(decoding_of):
+    own = registry.from_slug(ONE)
+    module, problem = decoding_of([own]), Problem.of(own)
+    sizes = Sizes(2, 8, 2, 3, 100)
+    lengths = torch.zeros(2, dtype=torch.int32)
+    slug, given, named = called(module, problem, sizes, seqused_k=lengths)
+    assert slug == f"{ONE}_without_lse" and given[3] == 128**-0.5 and len(given) == 4
+    assert named == {"seqused_k": lengths, "leftpad_k": None}
+    slug, given, named = called(module, problem, sizes, leftpad_k=lengths, scale=2.0)
+    assert given[3] == 2.0 and named["leftpad_k"] is lengths
+    assert called(module, problem, sizes, return_lse=True)[0] == ONE
+    full = replace(problem, mask="full")
+    assert called(module, full, replace(sizes, seqlen_q=1), return_lse=True)[0] == ONE
+    there = "torch.float16, 128, 128, full of one query; torch.float16, 128, 128, causal"
+    said = (
+        f"demo has no kernel that decodes torch.float16, 128, 128, full; it has those for {there}"
+    )
+    for wrong, words in (
+        (lambda: called(module, full, sizes), f"^{said}$"),
+        (lambda: called(module, replace(problem, dtype="bf16"), sizes), "torch.bfloat16, 128, 128"),
+        (lambda: called(module, problem, Sizes(1, 3, 2, 1, 9)), "a multiple of k's 2"),
+        (lambda: called(module, problem, Sizes(1, 3, 0, 1, 9)), "a multiple of k's 0"),
+        (lambda: module.attention_decode(*[lengths] * 3), "q has 1 dimensions; it must have 4"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            wrong()
+    with pytest.raises(TypeError, match="reference"):
+        called(module, problem, sizes, reference=lengths)
+
+
+def test_sizes_that_are_left_open_count_as_many(fresh_dynamo, decoding_of):
+    name = "dec_fp16_d128_causal_r{}n64"
+    slugs = [name.format(tile) for tile in (8, 16, 64)] + [f"{name.format(8)}_runs"]
+    module = decoding_of([registry.from_slug(slug) for slug in slugs])
+
+    def call(q: torch.Tensor, k: torch.Tensor) -> Any:
+        (batch, queries), (_, heads) = q.shape, k.shape
+        problem = torch.float16, 128, 128, "causal"
+        return q + 1, module._picked(problem, batch, heads, 8, queries)
+
+    for batch, queries, opened, slug in (
+        (2, 3, (), slugs[1]),
+        (2, 2, (), slugs[0]),
+        (2, 2, (0,), slugs[3]),  # many tiles
+        (2, 3, (0,), slugs[1]),
+        (2, 3, (1,), slugs[2]),
+        (2, 3, (0, 1), slugs[2]),
+    ):
+        torch.compiler.reset()
+        q, k = torch.zeros(batch, queries), torch.zeros(5, 32)
+        for dim in opened:
+            torch._dynamo.mark_dynamic(q, dim)
+        compiled = torch.compile(call, fullgraph=True, dynamic=False, backend="eager")
+        assert compiled(q, k)[1] == slug, (batch, queries, opened)
+
+
+SMALL = [f"dec_fp16_d64_causal_r{tile}n128_c64" for tile in (8, 16)]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    """A package whose kernels compute on the CPU as they would on a GPU."""
+    with package(tmp_path_factory.mktemp("demo"), *SMALL) as found:
+        yield found
+
+
+@pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning")
+def test_its_bits_are_fagens_also_compiled(fresh_dynamo, demo):
+    assert "attention_decode" in demo.__all__ and not hasattr(demo, "attention")
+
+    def compiled_call(*given: Any, **named: Any) -> Any:
+        return demo.attention_decode(*given, **named)
+
+    compiled = torch.compile(compiled_call, fullgraph=True, dynamic=True, backend="aot_eager")
+    for batch, queries, heads in ((2, 1, 4), (2, 3, 4), (3, 7, 4), (1, 9, 8)):
+        q = normal(batch, queries, heads, 64, seed=1, dtype=torch.float16)
+        k, v = (normal(batch, 300, 2, 64, seed=s, dtype=torch.float16) for s in (2, 3))
+        used = torch.tensor([300, 170, 0][:batch], dtype=torch.int32)
+        named: dict[str, Any] = {"seqused_k": used, "leftpad_k": used // 4, "scale": 0.2}
+        right = fagen.attention_decode(q, k, v, **named, return_lse=True)
+        for call in (demo.attention_decode, compiled):
+            for found, own in zip(call(q, k, v, **named, return_lse=True), right, strict=True):
+                assert torch.equal(found, own)
+            assert torch.equal(call(q, k, v, **named), right[0])
+    leaf = q.clone().requires_grad_()
+    with pytest.raises(ValueError, match="requires a gradient, and decoding has none"):
+        demo.attention_decode(leaf, k, v)
+    with torch.no_grad():
+        assert demo.attention_decode(leaf, k, v).shape == q.shape
+    with pytest.raises(ValueError, match=r"those for .*, 64, full of one query"):
+        demo.attention_decode(q, k, v, causal=False)

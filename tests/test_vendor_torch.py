@@ -4,7 +4,8 @@ import random
 import re
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -17,10 +18,7 @@ from fagen import registry, vendor
 from fagen.dispatch.choice import KIND, OPEN_KEYS
 from fagen.problem import Problem, Sizes
 from fagen.process import run
-from fagen.render import Source, render, written
-from fagen.vendor import torch_package
-from fagen.vendor.contents import Folder, Kernel
-from fagen.vendor.table import table_of
+from fagen.render import render
 from fagen.vocab import DTYPES
 from tests.test_vendor import (
     chosen_by_fagen,
@@ -37,6 +35,7 @@ from tests.vendor_helpers import (
     SPLIT_16,
     USED,
     asked,
+    calls_of,
     installed,
     narrow_rows,
     python,
@@ -49,43 +48,10 @@ from tests.vendor_helpers import (
 
 
 @pytest.fixture
-def attention_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
-    """The module of attention(…) for some schedules, over ops that give what they are called with:
-    their names and arguments.
-    """
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def made(schedules: list[Any]) -> ModuleType:
-        nothing = Source("", "", "", "", "")
-        kernels = tuple(Kernel("", s, registry.plan(s), nothing, None) for s in schedules)
-        folder = Folder("demo", kernels, table_of(schedules), False, "torch")
-        package = torch_package.Package(folder)
-        (tmp_path / "demo").mkdir()
-        (tmp_path / "demo/__init__.py").touch()
-        (tmp_path / "demo/_ops.py").write_text(OPS)
-        for module in ("_attention", "_gradients", "_rows"):
-            text = written(f"vendor/torch/{module}.py.j2", package=package)
-            (tmp_path / f"demo/{module}.py").write_text(text)
-        return import_module("demo._attention")
-
-    yield made
-    for name in [name for name in sys.modules if name.partition(".")[0] == "demo"]:
-        del sys.modules[name]
-
-
-OPS = """\
-from types import SimpleNamespace
-
-
-class Ops:
-    name = "demo"
-
-    def __getattr__(self, slug):
-        return SimpleNamespace(default=lambda *given, **named: (slug, given, named))
-
-
-ops = Ops()
-"""
+def attention_of(tmp_path: Path) -> Iterator[Callable[..., ModuleType]]:
+    """The module of attention(…) for some schedules, over ops that are none."""
+    with ExitStack() as stack:
+        yield lambda schedules: stack.enter_context(calls_of(schedules, tmp_path))["_attention"]
 
 
 def key_of(module: ModuleType, problem: Problem) -> tuple[Any, ...]:

@@ -2,16 +2,26 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from fagen import registry, vendor
 from fagen.dispatch import tables as dispatch_table
+from fagen.dispatch.choice import KIND
 from fagen.dispatch.tables import Row
 from fagen.problem import Sizes
 from fagen.process import run
+from fagen.render import Source, written
+from fagen.vendor import torch_package
+from fagen.vendor.contents import Folder, Kernel
 from fagen.vendor.place import Written
+from fagen.vendor.table import table_of
 
 KERNELS = [
     "fwd_fp16_d128_causal_m128n128",
@@ -68,6 +78,45 @@ def hugging_face(config: pytest.Config) -> Path:
         words = ["install", "--quiet", "--upgrade", "--target", place, "kernels>=0.17"]
         python("-m", "pip", *words, cwd=config.rootpath)
     return place
+
+
+# Ops that give what they are called with: their names and arguments.
+OPS = """\
+from types import SimpleNamespace
+
+
+class Ops:
+    name = "demo"
+
+    def __getattr__(self, slug):
+        return SimpleNamespace(default=lambda *given, **named: (slug, given, named))
+
+
+ops = Ops()
+"""
+
+
+@contextmanager
+def calls_of(schedules: list[Any], place: Path) -> Iterator[dict[str, ModuleType]]:
+    """The modules of a package for torch that choose among kernels, over ops that are none."""
+    nothing = Source("", "", "", "", "")
+    kernels = tuple(Kernel("", s, registry.plan(s), nothing, None) for s in schedules)
+    table = table_of([schedule for schedule in schedules if schedule.kind == KIND])
+    package = torch_package.Package(Folder("demo", kernels, table, False, "torch"))
+    (place / "demo").mkdir()
+    (place / "demo/__init__.py").touch()
+    (place / "demo/_ops.py").write_text(OPS)
+    calls = [name.removesuffix(".py") for name in package.calls]
+    for module in (*calls, "_gradients", "_rows"):
+        text = written(f"vendor/torch/{module}.py.j2", package=package)
+        (place / f"demo/{module}.py").write_text(text)
+    sys.path.insert(0, str(place))
+    try:
+        yield {name: import_module(f"demo.{name}") for name in calls}
+    finally:
+        sys.path.remove(str(place))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "demo"]:
+            del sys.modules[name]
 
 
 # What a program sees of a package: its first argument names it.
