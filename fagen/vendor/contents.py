@@ -221,6 +221,11 @@ class Folder:
         return self._dispatcher(DECODE)
 
     @property
+    def called(self) -> tuple[Dispatcher, ...]:
+        """Those of calls that users of JAX make: all but those of gradients."""
+        return tuple(one for one in self.dispatchers if one is not self.of_gradients)
+
+    @property
     def of_gradients(self) -> Dispatcher | None:
         """What chooses among those of gradients; None where there are none."""
         return self._dispatcher(BACKWARD)

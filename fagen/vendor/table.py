@@ -179,6 +179,12 @@ class Table:
         """What the rows are for."""
         return tuple(dict.fromkeys(row.problem for row in self.rows))
 
+    @property
+    def said(self) -> tuple[str, ...]:
+        """The same in words."""
+        single = {row.problem: row.queries_to == 1 for row in self.rows}  # as the last one says
+        return tuple(f"{one} of one query" if few else f"{one}" for one, few in single.items())
+
     def picked(self, problem: Problem, sizes: Sizes) -> Row | None:
         """The row that serves a problem at these sizes; None where it has none for the problem."""
         for row in self.rows:
