@@ -102,7 +102,9 @@ def test_a_package_has_no_name_of_pythons(name):
         vendor.asked(name, [registry.from_slug(SLUG)], "jax")
 
 
-@pytest.mark.parametrize("name", ["attention", "kernels", "yield"])
+@pytest.mark.parametrize(
+    "name", ["attention", "attention_decode", "pick_decode", "kernels", "yield"]
+)
 def test_a_kernel_has_no_name_of_the_packages(name, tmp_path):
     path = tmp_path / "vendor.toml"
     path.write_text(f'name = "mine"\nformat = "jax"\n[kernels]\n{name} = "{SLUG}"\n')

@@ -44,7 +44,6 @@ def _rows(problem: Problem, places: _Places) -> Iterator[Row]:
     """The rows of a problem, where the folder has these kernels of it and of its other masks."""
     own = {place: s for place, s in places.items() if Problem.searched(s) == problem}
     usual = _for_any(problem, own) if own else []
-    # of one query all masks are the same, and those of one mask are preferred
     single = _for_any(replace(problem, mask=ONE_QUERY), places)
     single = [replace(row, problem=problem) for row in single]
     if single != usual:

@@ -198,6 +198,11 @@ class Table:
         return SCALE_ROWS
 
     @property
+    def narrow(self) -> bool:
+        """Whether some rows are for few queries or tiles."""
+        return bool({"queries", "tiles"} & {*self.measured})
+
+    @property
     def refused(self) -> tuple[Row, ...]:
         """The rows whose calls no kernel of the folder serves."""
         return tuple(row for row in self.rows if row.kernel < 0)

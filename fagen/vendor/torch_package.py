@@ -118,8 +118,11 @@ class Package:
     @property
     def calls(self) -> dict[str, str]:
         """The modules of calls that choose among kernels, and their templates."""
-        there = {"_attention.py": self.problems, "_decode.py": self.decoded}
-        return {name: f"vendor/torch/{name}.j2" for name, rows in there.items() if rows}
+        there = {
+            "vendor/torch/_attention.py.j2": self.problems,
+            "vendor/torch/_decode.py.j2": self.decoded,
+        }
+        return {_module(template): template for template, rows in there.items() if rows}
 
     @cached_property
     def _kernels(self) -> dict[str, tuple[Kernel, ...]]:
@@ -147,6 +150,10 @@ class Package:
         said = ((bound, getattr(row, bound.name)) for bound in BOUNDS)
         bounds = tuple((bound.name, most) for bound, most in said if most != bound.open)
         return Served(kernel, bounds, row.wanted)
+
+
+def _module(template: str) -> str:
+    return template.rpartition("/")[2].removesuffix(".j2")
 
 
 def texts(folder: Folder) -> dict[str, str]:
