@@ -59,7 +59,7 @@ def backward(plan: Plan, library: Path, sizes: Sizes, seed: int) -> tuple[bool, 
 @pytest.mark.parametrize("slug", some((*SPREAD, *DETERMINISTIC, *PAIRS, *COMMITTED), OFTEN))
 def test_the_backward_kernels_are_right_whatever_happens_when(slug):
     plan = replace(planned(slug), l2_share_bytes=1)  # sections of one head
-    assert simulator.check(plan, render(plan).kernel, seeds=1) == 9
+    assert simulator.check(plan, render(plan).kernel, seeds=1) == (6 if plan.varlen else 9)
 
 
 @pytest.mark.parametrize("slug", some(FORWARD, FORWARD_OFTEN))
