@@ -138,6 +138,11 @@ class Gradient:
         return gradients.passed(self.by.signature, self.of.signature)
 
     @property
+    def taken(self) -> int:
+        """How many arguments the call takes."""
+        return len(self.of.signature.arguments)
+
+    @property
     def given(self) -> tuple[str, ...]:
         """The inputs of a call whose gradients it gives, in its order."""
         assert self.by
