@@ -7,7 +7,7 @@ a GPU it names as a string, "module:attribute", which is imported where it is ne
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from fagen.launch import Launches
 from fagen.problem import Problem, Sizes
@@ -90,6 +90,19 @@ class Plan(Protocol):
         """Return keys and ledgers, for JSON."""
 
 
+class Step(NamedTuple):
+    """A schedule for calls of some sizes; of several the first that fits a call serves it.
+
+    Rows are the queries of a KV head's group of heads. They are so many at most, but any number in
+    the steps with the most; their tiles, in all batches and of all KV heads, have that many rows.
+    """
+
+    rows: int
+    kv_heads: int  # at least
+    tiles: int  # at least
+    schedule: Schedule
+
+
 @dataclass(frozen=True)
 class Kind:
     """A family of kernels; its kernels come out of the template `<name>.cu.j2`.
@@ -100,6 +113,7 @@ class Kind:
     this kind for a problem, the most promising first: all fit, but a compiler may refuse one; it is
     None where no problem is computed. `sized(schedule, sizes)` gives the one that stands in for a
     schedule at sizes, where a row of a dispatch table means several; None: no other does.
+    `steps(schedule)` says the same of all sizes.
     """
 
     name: str
@@ -112,6 +126,7 @@ class Kind:
     space: str = ""
     derive: Callable[[Problem], Iterable[Schedule]] | None = None
     sized: Callable[[Any, Sizes], Schedule] | None = None
+    steps: Callable[[Any], Iterable[Step]] | None = None
 
 
 def load_named(name: str) -> Any:

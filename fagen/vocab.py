@@ -279,6 +279,8 @@ MASKS = _table(
         pairs=_causal_pairs,
     ),
 )
+# A single query sees the same keys under all of them; decoding has kernels of this one for it.
+ONE_QUERY = "causal"
 
 # QKᵀ and PV; S again, dQ and dK, and dP and dV; QKᵀ and PV of few queries, of which a search looks
 # for the fastest kernels by themselves

@@ -230,6 +230,32 @@ def devices(demo):
         assert jnp.array_equal(jax.jit(jax.shard_map(attention, mesh=mesh, **specs))(*apart), right)
 
 
+def decoding(demo):
+    """A few queries of each sequence over its part of a cache, whose lengths are traced."""
+    decode = jax.jit(demo.attention_decode, static_argnames=("causal", "scale", "return_lse"))
+    for batch, queries, heads in ((1, 1, 4), (3, 3, 4), (2, 5, 8)):
+        q = normal("float16", batch, queries, heads, 64)
+        k, v = (normal("float16", batch, 300, 2, 64) for _ in range(2))
+        ends = jnp.array([300, 170, 90][:batch], jnp.int32)
+        begins = jnp.array([0, 40, 3][:batch], jnp.int32)
+        out, lse = decode(q, k, v, seqused_k=ends, leftpad_k=begins, return_lse=True)
+        for b, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+            own = (exact(q[b : b + 1]), *(exact(x[b : b + 1, begin:end]) for x in (k, v)))
+            right, sums, size = reference(*own, 64**-0.5, causal=True)
+            compare(out[b : b + 1], right, bound("float16", out, right, size))
+            compare(lse[b : b + 1], sums, 1e-3)
+        right, _, size = reference(*map(exact, (q, k, v)), 0.2, causal=True)
+        compare(decode(q, k, v, scale=0.2), right, bound("float16", out, right, size))
+    same = decode(q[:, :1], k, v, causal=False)  # of one query
+    assert jnp.array_equal(same, decode(q[:, :1], k, v))
+    said = "no kernel of this package decodes dtype float16, head_dim 64, head_dim_v 64, mask full"
+    refused(lambda: decode(q, k, v, causal=False), ValueError, f"{said} with 5 queries")
+    refused(lambda: decode(q[:, :, :3], k, v), ValueError, "must be a multiple of kv_heads")
+    refused(lambda: decode(q[0], k, v), ValueError, "it must be (batch, seqlen, heads, head_dim)")
+    loss = lambda q: decode(q, k, v).astype(jnp.float32).sum()  # noqa: E731
+    refused(lambda: jax.grad(loss)(q), NotImplementedError, "decoding has none")
+
+
 def refusals(demo):
     q = normal("bfloat16", 1, 8, 2, 64)
 
@@ -274,7 +300,7 @@ def refused(call, error, said):
 def main():
     import demo
 
-    checks = (sixteen_bits, chains, e4m3, quantisers, combiners, devices, refusals)
+    checks = (sixteen_bits, chains, e4m3, quantisers, combiners, decoding, devices, refusals)
     for check in checks:
         check(demo)
         print(f"{check.__name__}: right on {jax.default_backend()}")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fagen import registry, vendor
-from fagen.dispatch.choice import KIND, OPEN_KEYS, picked
+from fagen.dispatch.choice import KIND, OPEN_KEYS, for_narrow, picked, serving, slugs_for
 from fagen.dispatch.tables import table_at
 from fagen.paths import locate
 from fagen.problem import Problem, Sizes
@@ -23,6 +23,7 @@ from fagen.vendor import closure, source
 from fagen.vendor.contents import Folder, Kernel
 from fagen.vendor.table import in_c, table_of
 from fagen.vocab import DTYPES
+from tests.vendor_helpers import SERVED, narrow_rows
 
 WARNINGS = ["-Wall", "-Wextra", "-pedantic", "-Werror"]
 C = ["gcc", "-std=c99", *WARNINGS]
@@ -113,7 +114,7 @@ def test_only_c_functions_are_to_be_seen():
     found = texts(*KERNELS)
     exported = re.findall(r"^    (\w+);$", found["src/demo.map"], re.M)
     declared = re.findall(r"^[a-z][\w ]*\*? ?\b(\w+)\(", found["include/demo.h"], re.M)
-    assert sorted(exported) == sorted(declared) and len(exported) == 7 + 4 * len(KERNELS)
+    assert sorted(exported) == sorted(declared) and len(exported) == 10 + 4 * len(KERNELS)
     assert "local:\n    *;" in found["src/demo.map"]
 
 
@@ -121,12 +122,13 @@ def test_only_c_functions_are_to_be_seen():
 
 
 CALLS = """
-const char* call_@kind@(const int32_t* problem, int64_t b, int64_t h, int64_t sq, int64_t sk) {
+const char* call_@kind@(const int32_t* problem, const int64_t* sizes) {
   struct DemoProblem asked;
   memcpy(&asked, problem, sizeof(asked));
   struct @args@ args = {0};
   args.struct_bytes = sizeof(args), args.version = @version@;
-  args.batch = (int)b, args.heads = (int)h, args.seqlen_q = (int)sq, args.seqlen_k = (int)sk;
+  args.batch = (int)sizes[0], args.heads = (int)sizes[1], args.kv_heads = (int)sizes[2];
+  args.seqlen_q = (int)sizes[3], args.seqlen_k = (int)sizes[4];
   const struct Demo@struct@* found = demo_@pick@(&asked, &args);
   const int status = demo_@kind@(&asked, &args, 0);
   if ((status == DEMO_NO_KERNEL) != !found) return "differ";
@@ -176,15 +178,14 @@ def dispatcher(schedules: list[Any], place: Path) -> Any:
     library.demo_message.restype = ctypes.c_char_p
     for kind in (of.kind for of in folder.dispatchers):
         call = getattr(library, f"call_{kind}")
-        call.restype, call.argtypes = ctypes.c_char_p, [ctypes.c_void_p, *[ctypes.c_int64] * 4]
+        call.restype, call.argtypes = ctypes.c_char_p, [ctypes.c_void_p, ctypes.c_void_p]
     return library
 
 
 def asked_of(library: Any, problem: Problem, sizes: Sizes, kind: str = KIND, **changes: int) -> str:
     fields = (ctypes.c_int32 * 7)(*(in_c(problem) | changes).values())
     call = getattr(library, f"call_{kind}")
-    said = call(fields, sizes.batch, sizes.heads, sizes.seqlen_q, sizes.seqlen_k)
-    return said.decode()
+    return call(fields, (ctypes.c_int64 * 5)(*vars(sizes).values())).decode()
 
 
 def drawn(randomness: random.Random, ends: list[int]) -> Sizes:
@@ -195,15 +196,37 @@ def drawn(randomness: random.Random, ends: list[int]) -> Sizes:
 
     keys = randomness.choice(ends) + randomness.randint(-1, 1) if ends else size(22)
     keys = max(1, min(keys, 2**30)) if randomness.random() < 0.5 else size(22)
+    if randomness.random() < 0.5:  # few tiles
+        return Sizes(size(2), size(4), 1, size(10), keys)
     return Sizes(size(8), size(7), 1, size(20) if randomness.random() < 0.9 else 2**30, keys)
 
 
+def ends_of_the_table() -> list[int]:
+    """Numbers of keys where rows of fagen's own table end or begin."""
+    rows = table_at(locate("schedules") / "dispatch.toml")
+    return [int(end) for row in rows for end in (row.least, row.most) if 0 < end < 2**40]
+
+
 def of_the_table() -> list[Any]:
+    """All schedules of fagen's own table that are attention's own, also with O in fp16."""
     table = table_at(locate("schedules") / "dispatch.toml")
-    rows = [row for row in table if not row.narrow]
-    schedules = [registry.from_slug(slug) for slug in dict.fromkeys(row.slug for row in rows)]
+    schedules = [registry.from_slug(slug) for slug in dict.fromkeys(row.slug for row in table)]
+    schedules = [schedule for schedule in schedules if schedule.kind == KIND]
     other = [s.but(out_dtype="fp16") for s in schedules if DTYPES[s.values()["dtype"]].fp8]
     return [*schedules, *other]
+
+
+def chosen_by_fagen(problem: Problem, sizes: Sizes) -> str:
+    """The slug that fagen.attention takes, or would without kernels of decoding."""
+    found = picked(problem, sizes, "").schedule
+    if found.kind == KIND:
+        return found.slug
+    served = serving(problem, "")
+    there = [row for row in served.narrow if registry.from_slug(row.slug).kind == KIND]
+    heads = sizes.batch * sizes.heads
+    elements = heads * sizes.seqlen_q * problem.head_dim
+    by_lengths = slugs_for(served, sizes.seqlen_k, elements)[-1]
+    return for_narrow(there, heads, sizes.seqlen_q, sizes.seqlen_k) or str(by_lengths)
 
 
 def test_the_dispatcher_chooses_as_fagen_does(tmp_path, monkeypatch):
@@ -211,16 +234,15 @@ def test_the_dispatcher_chooses_as_fagen_does(tmp_path, monkeypatch):
     schedules = of_the_table()
     library = dispatcher(schedules, tmp_path)
     assert library.refused_forward() == 1
-    randomness = random.Random(17)
-    ends = [int(r.most) for r in table_at(locate("schedules") / "dispatch.toml") if r.most < 2**40]
+    table = table_of(schedules)
+    randomness, ends = random.Random(17), ends_of_the_table()
     chosen = set()
     for problem in dict.fromkeys(map(Problem.of, schedules)):
-        for _ in range(12):
+        for _ in range(16):
             sizes = drawn(randomness, ends)
-            while (row := picked(problem, sizes, "").row) and row.narrow:  # no folder has these
-                sizes = drawn(randomness, ends)
             slug = asked_of(library, problem, sizes)
-            assert slug == picked(problem, sizes, "").schedule.slug, (problem, sizes)
+            assert slug == chosen_by_fagen(problem, sizes), (problem, sizes)
+            assert slug == schedules[table.picked(problem, sizes).kernel].slug
             chosen.add(slug)
             usual = problem.out_dtype == DTYPES[problem.dtype].out
             assert asked_of(library, problem, sizes, out_dtype=0) == (
@@ -231,6 +253,18 @@ def test_the_dispatcher_chooses_as_fagen_does(tmp_path, monkeypatch):
         )
         assert asked_of(library, problem, drawn(randomness, []), mask=9) == ""
     assert len(chosen) > len(schedules) * 0.9
+    assert len([slug for slug in chosen if "_split" in slug]) > 20
+
+
+@pytest.mark.parametrize(("slugs", "calls"), SERVED)
+def test_few_queries_or_tiles_go_to_what_is_there_for_them(tmp_path, monkeypatch, slugs, calls):
+    narrow_rows(tmp_path, monkeypatch)
+    schedules = [registry.from_slug(slug) for slug in slugs]
+    library, problem = dispatcher(schedules, tmp_path), Problem.of(schedules[0])
+    table = table_of([schedule for schedule in schedules if schedule.kind == KIND])
+    for sizes, slug in calls.items():
+        assert asked_of(library, problem, sizes) == slug, sizes
+        assert slugs[table.picked(problem, sizes).kernel] == slug
 
 
 def usual_of(problem: Problem) -> Problem:

@@ -34,6 +34,8 @@ KERNELS = (
     "comb_fp32_d128_obf16_packed",
     "comb_fp16_d64",
     "bwd_fp16_d128_causal_m64n128",  # of the first; the others have no gradients
+    "dec_fp16_d64_causal_r8n128",
+    "dec_fp16_d64_causal_r16n128_c64",
 )
 CUDA = Path("/usr/local/cuda/include")
 
@@ -47,7 +49,7 @@ def texts(*slugs: str) -> dict[str, str]:
     return jax_package.texts(vendor.folder_of(demo(*(slugs or KERNELS))))
 
 
-PYTHONS = ("__init__", "_attention", "_call", "kernels")
+PYTHONS = ("__init__", "_attention", "_call", "_decode", "_pick", "kernels")
 
 
 # ---- its texts ----------------------------------------------------------------------------------
@@ -100,7 +102,9 @@ def test_a_package_has_no_name_of_pythons(name):
         vendor.asked(name, [registry.from_slug(SLUG)], "jax")
 
 
-@pytest.mark.parametrize("name", ["attention", "kernels", "yield"])
+@pytest.mark.parametrize(
+    "name", ["attention", "attention_decode", "pick_decode", "kernels", "yield"]
+)
 def test_a_kernel_has_no_name_of_the_packages(name, tmp_path):
     path = tmp_path / "vendor.toml"
     path.write_text(f'name = "mine"\nformat = "jax"\n[kernels]\n{name} = "{SLUG}"\n')
@@ -188,7 +192,7 @@ ON_TWO = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORM
 def test_calls_are_right_through_the_ffi_on_a_cpu(python, tmp_path):
     place = on_a_cpu(python, tmp_path, *KERNELS)
     told = ran(python, ROOT / "tests/jax_calls.py", place=place, **ON_TWO)
-    assert told.count(": right on cpu") == 7
+    assert told.count(": right on cpu") == 8
 
 
 # ---- built for real -----------------------------------------------------------------------------

@@ -4,7 +4,8 @@ import random
 import re
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -14,23 +15,29 @@ import pytest
 import torch
 
 from fagen import registry, vendor
-from fagen.dispatch.choice import OPEN_KEYS, picked
-from fagen.dispatch.tables import table_at
-from fagen.paths import locate
-from fagen.problem import Problem
+from fagen.dispatch.choice import KIND, OPEN_KEYS
+from fagen.problem import Problem, Sizes
 from fagen.process import run
-from fagen.render import Source, render, written
-from fagen.vendor import torch_package
-from fagen.vendor.contents import Folder, Kernel
-from fagen.vendor.table import table_of
+from fagen.render import render
 from fagen.vocab import DTYPES
-from tests.test_vendor import drawn, of_the_table
+from tests.test_vendor import (
+    chosen_by_fagen,
+    drawn,
+    ends_of_the_table,
+    of_the_table,
+)
 from tests.vendor_helpers import (
     COMBINE,
     KERNELS,
+    PLAIN,
+    SERVED,
+    SPLIT_4,
+    SPLIT_16,
     USED,
     asked,
+    calls_of,
     installed,
+    narrow_rows,
     python,
     seen,
     vendored,
@@ -41,43 +48,10 @@ from tests.vendor_helpers import (
 
 
 @pytest.fixture
-def attention_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
-    """The module of attention(…) for some schedules, over ops that give what they are called with:
-    their names and arguments.
-    """
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def made(schedules: list[Any]) -> ModuleType:
-        nothing = Source("", "", "", "", "")
-        kernels = tuple(Kernel("", s, registry.plan(s), nothing, None) for s in schedules)
-        folder = Folder("demo", kernels, table_of(schedules), False, "torch")
-        package = torch_package.Package(folder)
-        (tmp_path / "demo").mkdir()
-        (tmp_path / "demo/__init__.py").touch()
-        (tmp_path / "demo/_ops.py").write_text(OPS)
-        for module in ("_attention", "_gradients"):
-            text = written(f"vendor/torch/{module}.py.j2", package=package)
-            (tmp_path / f"demo/{module}.py").write_text(text)
-        return import_module("demo._attention")
-
-    yield made
-    for name in [name for name in sys.modules if name.partition(".")[0] == "demo"]:
-        del sys.modules[name]
-
-
-OPS = """\
-from types import SimpleNamespace
-
-
-class Ops:
-    name = "demo"
-
-    def __getattr__(self, slug):
-        return SimpleNamespace(default=lambda *given, **named: (slug, given, named))
-
-
-ops = Ops()
-"""
+def attention_of(tmp_path: Path) -> Iterator[Callable[..., ModuleType]]:
+    """The module of attention(…) for some schedules, over ops that are none."""
+    with ExitStack() as stack:
+        yield lambda schedules: stack.enter_context(calls_of(schedules, tmp_path))["_attention"]
 
 
 def key_of(module: ModuleType, problem: Problem) -> tuple[Any, ...]:
@@ -87,24 +61,63 @@ def key_of(module: ModuleType, problem: Problem) -> tuple[Any, ...]:
     return (*key, problem.v_layout or "", problem.scale_rows or 0)
 
 
+def sizes_of(sizes: Sizes) -> tuple[int, ...]:
+    return sizes.batch, sizes.heads, sizes.seqlen_q, sizes.seqlen_k
+
+
 def test_the_call_chooses_as_fagen_does(tmp_path, monkeypatch, attention_of):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     schedules = of_the_table()
     module = attention_of(schedules)
-    randomness = random.Random(17)
-    ends = [int(r.most) for r in table_at(locate("schedules") / "dispatch.toml") if r.most < 2**40]
+    randomness, ends = random.Random(17), ends_of_the_table()
     chosen = set()
     for problem in dict.fromkeys(map(Problem.of, schedules)):
-        for _ in range(12):
+        for _ in range(16):
             sizes = drawn(randomness, ends)
-            query_rows = sizes.batch * sizes.seqlen_q * sizes.heads
-            found = picked(problem, sizes, "")
-            if found.row and found.row.narrow:
-                continue  # folders leave such rows out
-            slug = module._picked(key_of(module, problem), sizes.seqlen_k, query_rows)
-            assert slug == found.schedule.slug, (problem, sizes)
+            slug = module._picked(key_of(module, problem), *sizes_of(sizes))
+            assert slug == chosen_by_fagen(problem, sizes), (problem, sizes)
             chosen.add(slug)
     assert len(chosen) > len(schedules) * 0.9
+
+
+@pytest.mark.parametrize(("slugs", "calls"), SERVED)
+def test_few_queries_or_tiles_go_to_what_is_there_for_them(
+    tmp_path, monkeypatch, attention_of, slugs, calls
+):
+    narrow_rows(tmp_path, monkeypatch)
+    schedules = [registry.from_slug(slug) for slug in slugs]
+    module = attention_of([schedule for schedule in schedules if schedule.kind == KIND])
+    key = key_of(module, Problem.of(schedules[0]))[:5]  # a table of 16 bits alone has no more
+    for sizes, slug in calls.items():
+        assert module._picked(key, *sizes_of(sizes)) == slug, sizes
+
+
+def test_sizes_that_are_left_open_count_as_many(tmp_path, monkeypatch, fresh_dynamo, attention_of):
+    narrow_rows(tmp_path, monkeypatch)
+    module = attention_of([registry.from_slug(slug) for slug in (PLAIN, SPLIT_4, SPLIT_16)])
+    problem = Problem.of(registry.from_slug(PLAIN))
+    key = key_of(module, problem)[:5]
+
+    def call(q: torch.Tensor, k: torch.Tensor) -> Any:
+        (batch, seqlen_q), (_, seqlen_k) = q.shape[:2], k.shape[:2]
+        return q + 1, module._picked(key, batch, 4, seqlen_q, seqlen_k)
+
+    for queries, keys, opened, slug in (
+        (4, 500, (), SPLIT_16),
+        (4, 500, (0,), SPLIT_16),  # which is for any number of tiles
+        (5, 500, (), SPLIT_4),
+        (5, 500, (0,), PLAIN),
+        (4, 500, (1,), PLAIN),
+        (4, 500, (3,), chosen_by_fagen(problem, Sizes(2, 4, 1, 4, OPEN_KEYS))),
+        (5, 200, (3,), chosen_by_fagen(problem, Sizes(2, 4, 1, 5, OPEN_KEYS))),
+        (5, 500, (0, 1, 3), PLAIN),
+    ):
+        torch.compiler.reset()
+        q, k = torch.zeros(2, queries), torch.zeros(2, keys)
+        for dim in opened:
+            torch._dynamo.mark_dynamic(*((q, dim) if dim < 2 else (k, dim - 2)))
+        compiled = torch.compile(call, fullgraph=True, dynamic=False, backend="eager")
+        assert compiled(q, k)[1] == slug, (queries, keys, opened)
 
 
 def test_a_call_in_16_bits(attention_of):

@@ -260,7 +260,7 @@ def decoding(problem: Problem, card: str) -> tuple[Grouped, ...]:
     return tuple(
         Grouped(row.group, row.rows, schedule.values()["chunks"], row.slug)
         for row, schedule in found
-        if not _asked_beside(schedule)
+        if not asked_beside(schedule)
     )
 
 
@@ -301,14 +301,14 @@ def candidates(problem: Problem, choice: Choice = None) -> Candidates:
         raise ScheduleError(
             f"{schedule.slug} computes {Problem.of(schedule)}; the call asks for {problem}"
         )
-    if schedule.kind != problem.kind and (more := _asked_beside(schedule)):
+    if schedule.kind != problem.kind and (more := asked_beside(schedule)):
         raise ScheduleError(
             f"{schedule.slug} takes {', '.join(more)} too, which no such call gives"
         )
     return Candidates((schedule,), derived=False)
 
 
-def _asked_beside(schedule: Schedule) -> list[str]:
+def asked_beside(schedule: Schedule) -> list[str]:
     """What a kernel of another kind must be given beside q, k and v."""
     inputs = plan(schedule).signature.inputs
     return [one.name for one in inputs if not one.may_be_none and one.name not in ("q", "k", "v")]

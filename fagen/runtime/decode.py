@@ -33,7 +33,7 @@ from fagen.runtime.arguments import (
 )
 from fagen.runtime.op import Op, alone, direct
 from fagen.runtime.ready import first_ready, placed, refuse_tracing, run_once
-from fagen.vocab import DECODE
+from fagen.vocab import DECODE, ONE_QUERY
 
 Choice = str | Path | Schedule | None
 # device, dtype, head dims, mask, rows of a tile, chunks of a sequence and how they are dealt, what
@@ -199,8 +199,7 @@ def _key(
     batch, queries, heads, head_dim = q_shape
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(f"q has {heads} heads, which must be a multiple of k's {kv_heads}")
-    # of one query both masks are the same
-    mask = "causal" if causal or queries == 1 else "full"
+    mask = ONE_QUERY if queries == 1 else "causal" if causal else "full"
     of_group = queries * (heads // kv_heads)
     tile = rows_for(of_group), chunks_for(kv_heads), deal_for(head_dim, of_group, kv_heads, batch)
     of = device, dtype, head_dim, head_dim_v, mask

@@ -18,9 +18,10 @@ from fagen.signature import Signature
 from fagen.toolchain import FLAGS
 from fagen.vendor import gradients
 from fagen.vendor.closure import needed
+from fagen.vendor.decoding import table_of_decoding
 from fagen.vendor.manifest import Manifest
-from fagen.vendor.table import Table, table_of, table_of_gradients
-from fagen.vocab import BACKWARD
+from fagen.vendor.table import PLAIN, Table, table_of, table_of_gradients
+from fagen.vocab import BACKWARD, DECODE
 
 # What CMake sets in its own ways: the standard, the architecture, position-independent code.
 _CMAKES = ("-std=", "-gencode", "-Xcompiler", "-fPIC")
@@ -89,7 +90,6 @@ class Dispatcher:
 
     table: Table
     group: Group
-    of_gradients: bool = False
 
     @property
     def kind(self) -> str:
@@ -136,6 +136,11 @@ class Gradient:
         """What `by` takes of a call: its arguments, results and the gradients of these, by name."""
         assert self.by
         return gradients.passed(self.by.signature, self.of.signature)
+
+    @property
+    def taken(self) -> int:
+        """How many arguments the call takes."""
+        return len(self.of.signature.arguments)
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -203,15 +208,55 @@ class Folder:
 
     @cached_property
     def dispatchers(self) -> tuple[Dispatcher, ...]:
-        """The C functions that choose: of what is computed, and of its gradients."""
-        by = [kernel.schedule for kernel in self.kernels if kernel.plan.kind == BACKWARD]
+        """The C functions that choose: of what is computed, its gradients, and decoding."""
         groups = {group.name: group for group in self.groups}
-        tables = {False: self.table, True: table_of_gradients(by)}
-        return tuple(
-            Dispatcher(table, groups[table.kind], of_gradients)
-            for of_gradients, table in tables.items()
-            if table.rows
+        tables = (
+            self.table,
+            table_of_gradients(self._schedules(BACKWARD)),
+            table_of_decoding(self._schedules(DECODE)),
         )
+        return tuple(Dispatcher(table, groups[table.kind]) for table in tables if table.rows)
+
+    def _schedules(self, kind: str) -> list[Schedule]:
+        return [kernel.schedule for kernel in self.kernels if kernel.plan.kind == kind]
+
+    @property
+    def decoding(self) -> Dispatcher | None:
+        """What chooses among the kernels of decoding; None where there are none."""
+        return self._dispatcher(DECODE)
+
+    @property
+    def called(self) -> tuple[Dispatcher, ...]:
+        """Those of calls that users of JAX make: all but those of gradients."""
+        return tuple(one for one in self.dispatchers if one is not self.of_gradients)
+
+    @property
+    def of_gradients(self) -> Dispatcher | None:
+        """What chooses among those of gradients; None where there are none."""
+        return self._dispatcher(BACKWARD)
+
+    def _dispatcher(self, kind: str) -> Dispatcher | None:
+        return next((one for one in self.dispatchers if one.kind == kind), None)
+
+    @cached_property
+    def measured(self) -> frozenset[str]:
+        """What of calls the dispatchers choose by."""
+        return frozenset(name for one in self.dispatchers for name in one.table.measured)
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether some of that is a product of sizes."""
+        return not self.measured <= PLAIN
+
+    @property
+    def in_tiles(self) -> bool:
+        """Whether some of that is a number of tiles."""
+        return bool(self.measured & {"tiles", "group_tiles"})
+
+    @property
+    def by_groups(self) -> bool:
+        """Whether some of that is of KV heads' groups of heads."""
+        return bool(self.measured & {"group", "group_tiles"})
 
     @cached_property
     def gradients(self) -> Mapping[str, Gradient]:

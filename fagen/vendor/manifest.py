@@ -73,7 +73,7 @@ _TAKEN = frozenset([*_WORDS, *_MACROS, *sys.stdlib_module_names, "fagen"])
 _TAKEN_STARTS = ("cmake", "cuda", "nv_", "sm_", *(f"fagen_{e.prefix}" for e in ENTRIES.values()))
 # functions of a folder, which are <name>_<own> in C, and what its Python has or reads itself
 _OWN = ("pick", *(f"pick_{e}" for e in ENTRIES), "message", "attention", "ops", "kernels")
-_OWN += ("differentiated", "torch")
+_OWN += ("attention_decode", "differentiated", "torch")
 _ENDS = ("_workspace", "_message", "_info")
 
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from fagen.dispatch.choice import KIND, candidates, serving
-from fagen.dispatch.tables import MOST
-from fagen.problem import Problem
+from fagen.dispatch.tables import MOST, TILE
+from fagen.problem import Problem, Sizes
+from fagen.registry import from_slug
 from fagen.schedule import Schedule
 from fagen.vendor.gradients import problem_of
 from fagen.vocab import BACKWARD, DTYPES, MASKS, OUT_DTYPES, SCALE_ROWS, V_LAYOUTS
@@ -27,11 +28,48 @@ _SHARED = ("kind", "deterministic", "lengths")  # by all problems of a table
 
 
 @dataclass(frozen=True)
-class Row:
-    """For calls of a problem with at most so many query rows, and keys in this range.
+class Bound:
+    """A field of rows: the least, or else the most, that something of a call may be."""
 
-    `kernel` is its place among the folder's that compute a problem; -1 where none of them may serve
-    such calls, and then `wanted` is the slug of one that would.
+    name: str
+    of: str
+    least: bool = False
+
+    @property
+    def open(self) -> int:
+        """What a row has that does not bound it."""
+        return 0 if self.least else MOST
+
+    def holds(self, row: "Row", of: int) -> bool:
+        """Whether so much of it is within a row."""
+        bound: int = getattr(row, self.name)
+        return bound == self.open or (of >= bound if self.least else of <= bound)
+
+
+# What tells most calls apart goes first.
+BOUNDS = (
+    Bound("queries_to", "queries"),
+    Bound("group_to", "group"),
+    Bound("kv_heads_from", "kv_heads", least=True),
+    Bound("group_tiles_from", "group_tiles", least=True),
+    Bound("tiles_to", "tiles"),
+    Bound("rows_to", "query_rows"),
+    Bound("keys_from", "keys", least=True),
+    Bound("keys_to", "keys"),
+)
+
+# Sizes of a call as they are; what else is bounded is a product of some.
+PLAIN = frozenset({"queries", "keys", "kv_heads"})
+
+
+@dataclass(frozen=True)
+class Row:
+    """For calls of a problem that are within these bounds.
+
+    Queries are a sequence's, rows those of a call, tiles of queries of a head; a group is the
+    queries of a KV head's heads, and has tiles too. `kernel` is its place among the folder's of the
+    table; -1 where none of them may serve such calls, and then `wanted` is the slug of one that
+    would.
     """
 
     problem: Problem
@@ -39,6 +77,11 @@ class Row:
     keys_from: int = 0
     keys_to: int = MOST
     rows_to: int = MOST
+    queries_to: int = MOST
+    tiles_to: int = MOST
+    group_to: int = MOST
+    kv_heads_from: int = 0
+    group_tiles_from: int = 0
     wanted: str = ""
 
     @property
@@ -51,9 +94,24 @@ class Row:
         """1 where O is in the dtype that a call has if it does not say."""
         return int(self.problem.out_dtype == DTYPES[self.problem.dtype].out)
 
-    def serves(self, keys: int, rows: int) -> bool:
-        """Whether it is for a call of such sizes."""
-        return self.keys_from <= keys <= self.keys_to and rows <= self.rows_to
+    def includes(self, other: "Row") -> bool:
+        """Whether it is for all calls of its problem that another is for."""
+        return all(bound.holds(self, getattr(other, bound.name)) for bound in BOUNDS)
+
+    def serves(self, sizes: Sizes, tile: int) -> bool:
+        """Whether it is for a call of such sizes, where tiles have so many queries."""
+        heads = sizes.batch * sizes.heads
+        group = sizes.seqlen_q * (sizes.heads // sizes.kv_heads) if sizes.kv_heads else 0
+        told = {
+            "keys": sizes.seqlen_k,
+            "queries": sizes.seqlen_q,
+            "query_rows": heads * sizes.seqlen_q,
+            "tiles": heads * -(-sizes.seqlen_q // tile),
+            "kv_heads": sizes.kv_heads,
+            "group": group,
+            "group_tiles": sizes.batch * sizes.kv_heads * -(-group // tile),
+        }
+        return all(bound.holds(self, told[bound.of]) for bound in BOUNDS)
 
 
 @dataclass(frozen=True)
@@ -86,6 +144,9 @@ class Table:
     rows: tuple[Row, ...]
     pick: str = "pick"
     struct: str = "Kernel"
+    tile: int = TILE  # queries of a tile, as rows count them
+
+    most = MOST  # what is open to the top
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -100,14 +161,46 @@ class Table:
         )
 
     @property
+    def bounds(self) -> tuple[Bound, ...]:
+        """By what its rows choose: some row bounds each of these."""
+        return tuple(
+            bound
+            for bound in BOUNDS
+            if any(getattr(row, bound.name) != bound.open for row in self.rows)
+        )
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """What of a call these are of."""
+        return tuple(dict.fromkeys(bound.of for bound in self.bounds))
+
+    @property
     def problems(self) -> tuple[Problem, ...]:
         """What the rows are for."""
         return tuple(dict.fromkeys(row.problem for row in self.rows))
 
     @property
+    def said(self) -> tuple[str, ...]:
+        """The same in words."""
+        single = {row.problem: row.queries_to == 1 for row in self.rows}  # as the last one says
+        return tuple(f"{one} of one query" if few else f"{one}" for one, few in single.items())
+
+    def picked(self, problem: Problem, sizes: Sizes) -> Row | None:
+        """The row that serves a problem at these sizes; None where it has none for the problem."""
+        for row in self.rows:
+            if row.problem == problem and row.serves(sizes, self.tile):
+                return row
+        return None
+
+    @property
     def scale_rows(self) -> tuple[int, ...]:
         """How many rows may share a scale."""
         return SCALE_ROWS
+
+    @property
+    def narrow(self) -> bool:
+        """Whether some rows are for few queries or tiles."""
+        return bool({"queries", "tiles"} & {*self.measured})
 
     @property
     def refused(self) -> tuple[Row, ...]:
@@ -133,9 +226,8 @@ def table_of(schedules: Sequence[Schedule]) -> Table:
     by_problem: dict[Problem, dict[str, int]] = {}
     for place, schedule in enumerate(s for s in schedules if not Problem.of(s).varlen):
         by_problem.setdefault(Problem.of(schedule), {})[schedule.slug] = place
-    return Table(
-        KIND, tuple(row for problem, places in by_problem.items() for row in _rows(problem, places))
-    )
+    listed = (simplified([*_rows(problem, places)]) for problem, places in by_problem.items())
+    return Table(KIND, tuple(row for rows in listed for row in rows))
 
 
 def table_of_gradients(schedules: Sequence[Schedule]) -> Table:
@@ -154,26 +246,50 @@ def table_of_gradients(schedules: Sequence[Schedule]) -> Table:
 def _rows(problem: Problem, places: Mapping[str, int]) -> Iterator[Row]:
     """The rows of one problem, whose kernels have these places in the folder.
 
-    What another kernel would serve falls to one that is there, the usual one or the first. But
-    ranges of very many keys do not: their kernels are there for accuracy, not for speed.
+    What another kernel would serve falls to one that is there, the usual one or the first, rather
+    not one for few queries or tiles. But ranges of very many keys do not: their kernels are there
+    for accuracy, not for speed.
     """
     served = serving(problem, "")
-    usual = next(iter(places.values()))
+    narrow = [row for row in served.narrow if row.slug in places]
+    for row in narrow:
+        end, queries, tiles = (_whole(most) for most in (row.most, row.queries, row.tiles))
+        place = places[row.slug]
+        yield Row(problem, place, row.least, end, queries_to=queries, tiles_to=tiles)
+    few = {row.slug for row in narrow}
+    usual = places[min(places, key=lambda slug: (_cuts_keys(slug), slug in few))]
     if not served.always and len(places) > 1:
         usual = places.get(candidates(problem).schedules[0].slug, usual)
-    begin, others = 0, []
+    begin, rest = 0, []
     for most, slug in served.by_keys or ((math.inf, served.always),):
-        end = MOST if most == math.inf else int(most)
+        end = _whole(most)
         if slug and slug in served.long:
             missing = "" if slug in places else slug
             yield Row(problem, places.get(slug, -1), begin, end, wanted=missing)
         else:
-            others.append(Row(problem, places.get(slug or "", usual), begin, end))
+            rest.append(Row(problem, places.get(slug or "", usual), begin, end))
         begin = end + 1
     for elements, slug in served.few:
         if slug and slug in places:
             yield Row(problem, places[slug], rows_to=int(elements) // problem.head_dim)
-    yield from _joined(others)
+    yield from _joined(rest)
+
+
+def simplified(rows: Sequence[Row]) -> list[Row]:
+    """The same choice by fewer rows of a problem: without any whose calls go on to its kernel."""
+    found: list[Row] = []
+    for row in reversed(rows):
+        if not (found and row.kernel == found[-1].kernel and found[-1].includes(row)):
+            found.append(row)
+    return found[::-1]
+
+
+def _cuts_keys(slug: str) -> bool:
+    return "chunks" in from_slug(slug).settings()
+
+
+def _whole(most: float) -> int:
+    return MOST if most == math.inf else int(most)
 
 
 def _joined(rows: Sequence[Row]) -> Iterator[Row]:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from fagen.dispatch.choice import OPEN_KEYS
-from fagen.dispatch.tables import MOST
 from fagen.problem import Problem
 from fagen.render import written
 from fagen.signature import ALIGNMENT
@@ -19,8 +19,8 @@ from fagen.toolchain import (
     TORCH_SINCE,
 )
 from fagen.vendor import source
-from fagen.vendor.contents import Folder, Gradient
-from fagen.vendor.table import Row
+from fagen.vendor.contents import Folder, Gradient, Kernel
+from fagen.vendor.table import BOUNDS, Row, Table
 from fagen.vocab import DTYPES
 
 _OWN = {
@@ -33,17 +33,19 @@ _CALLS = {
     "__init__.py": "vendor/torch/__init__.py.j2",
     "_fakes.py": "vendor/torch/_fakes.py.j2",
 }
-_PLAIN = 5  # of a problem's fields: in 16 bits the others are always the same
+# of a problem's fields: in 16 bits the others are always the same, of decoding O's dtype too
+_PLAIN, _OF_DECODING = 5, 4
 
 
 class Served(NamedTuple):
-    """A row of the dispatcher as Python has it: None where it has no bound."""
+    """A row of a dispatcher as Python has it, with the bounds that it has."""
 
     kernel: str
-    keys_from: int | None
-    keys_to: int | None
-    rows_to: int | None
+    bounds: tuple[tuple[str, int], ...]
     wanted: str
+
+
+Listed = tuple[tuple[str, tuple[Served, ...]], ...]  # by problem, as the literal of a tuple
 
 
 @dataclass(frozen=True)
@@ -103,26 +105,55 @@ class Package:
         return tuple((DTYPES[name].torch, DTYPES[DTYPES[name].out].torch) for name in names)
 
     @property
-    def problems(self) -> tuple[tuple[str, tuple[Served, ...]], ...]:
-        """The dispatcher's rows by problem, as the literal of a tuple."""
-        by_problem: dict[Problem, list[Served]] = {}
-        for row in self.folder.table.rows:
-            by_problem.setdefault(row.problem, []).append(self._served(row))
-        return tuple((self._key(one), tuple(rows)) for one, rows in by_problem.items())
+    def problems(self) -> Listed:
+        """The rows of the dispatcher of attention."""
+        return self._listed(self.folder.table, None if self.extras else _PLAIN)
 
-    def _key(self, problem: Problem) -> str:
+    @property
+    def decoded(self) -> Listed:
+        """The same of kernels of decoding, whose O is always in the dtype of q."""
+        found = self.folder.decoding
+        return self._listed(found.table, _OF_DECODING) if found else ()
+
+    @property
+    def calls(self) -> dict[str, str]:
+        """The modules of calls that choose among kernels, and their templates."""
+        there = {
+            "vendor/torch/_attention.py.j2": self.problems,
+            "vendor/torch/_decode.py.j2": self.decoded,
+        }
+        return {_module(template): template for template, rows in there.items() if rows}
+
+    @cached_property
+    def _kernels(self) -> dict[str, tuple[Kernel, ...]]:
+        return {one.kind: one.kernels for one in self.folder.dispatchers}
+
+    def _listed(self, table: Table, fields: int | None) -> Listed:
+        """A table's rows by so many fields of problems."""
+        by_problem: dict[Problem, list[Served]] = {}
+        for row in table.rows:
+            by_problem.setdefault(row.problem, []).append(self._served(row, table.kind))
+        return tuple((self._key(one, fields), tuple(rows)) for one, rows in by_problem.items())
+
+    @staticmethod
+    def _key(problem: Problem, fields: int | None) -> str:
         dtype, out = DTYPES[problem.dtype], DTYPES[problem.out_dtype or ""]
         said = [
             *(f"torch.{dtype.torch}", problem.head_dim, problem.head_dim_v),
             *(f'"{problem.mask}"', f"torch.{out.torch}"),
             *(f'"{problem.v_layout or ""}"', problem.scale_rows or 0),
         ]
-        return ", ".join(map(str, said if self.extras else said[:_PLAIN]))
+        return ", ".join(map(str, said[:fields]))
 
-    def _served(self, row: Row) -> Served:
-        kernel = "" if row.kernel < 0 else self.folder.dispatched.kernels[row.kernel].slug
-        keys_to, rows_to = (None if most == MOST else most for most in (row.keys_to, row.rows_to))
-        return Served(kernel, row.keys_from or None, keys_to, rows_to, row.wanted)
+    def _served(self, row: Row, kind: str) -> Served:
+        kernel = "" if row.kernel < 0 else self._kernels[kind][row.kernel].slug
+        said = ((bound, getattr(row, bound.name)) for bound in BOUNDS)
+        bounds = tuple((bound.name, most) for bound, most in said if most != bound.open)
+        return Served(kernel, bounds, row.wanted)
+
+
+def _module(template: str) -> str:
+    return template.rpartition("/")[2].removesuffix(".j2")
 
 
 def texts(folder: Folder) -> dict[str, str]:
@@ -146,6 +177,7 @@ def python_texts(package: Package, place: str, *, ops: str) -> Iterator[tuple[st
     if package.folder.gradients:
         found = written("vendor/torch/_gradients.py.j2", package=package)
         yield f"{place}/_gradients.py", found
-    if package.problems:
-        call = written("vendor/torch/_attention.py.j2", package=package)
-        yield f"{place}/_attention.py", call
+    for name, template in package.calls.items():
+        yield f"{place}/{name}", written(template, package=package)
+    if package.calls:
+        yield f"{place}/_rows.py", written("vendor/torch/_rows.py.j2", package=package)

@@ -1,7 +1,7 @@
 """Decoding: attention of a few queries over many keys, whose chunks thread blocks share."""
 
 from fagen.kind import Kind
-from fagen.kinds.decode.defaults import chunks_for, deal_for, derived, rows_for, sized
+from fagen.kinds.decode.defaults import chunks_for, deal_for, derived, rows_for, sized, steps
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.plan import plan
 from fagen.records import DecodeError, DecodeSpeed
@@ -18,4 +18,5 @@ KIND = Kind(
     proof="fagen.kinds.decode.proof:PROOF",
     space="fagen.kinds.decode.space:SPACE",
     sized=sized,
+    steps=steps,
 )

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from fagen.arch import SM90
 from fagen.errors import OverBudget
+from fagen.kind import Step
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.plan import plan
 from fagen.problem import Sizes
@@ -11,7 +12,8 @@ from fagen.problem import Sizes
 ROWS = (8, 16, 32, 64)  # of queries, that a kernel is made for
 _NARROW = 64  # columns up to which a step has 128 keys: with 64 it would end too soon
 _UNITS = 128  # of a sequence, at least: a few less than there are multiprocessors
-_CHUNKS = (16, 32, 64)
+# Into how many chunks keys are cut from so many KV heads on.
+_CUTS = (*((_UNITS // chunks, chunks) for chunks in (16, 32)), (0, 64))
 # output tiles, in halves, of a thread block from which on runs were faster (docs/tuning-log.md)
 _IN_RUNS = 3
 _MOST_IN_RUNS = 16  # rows, up to which two thread blocks fit beside each other
@@ -25,22 +27,29 @@ def rows_for(rows: int) -> int:
 
 def chunks_for(kv_heads: int) -> int:
     """Return into how many chunks keys are cut, so that one long sequence is work for all."""
-    return next((chunks for chunks in _CHUNKS if chunks * kv_heads >= _UNITS), _CHUNKS[-1])
+    return next(chunks for least, chunks in _CUTS if kv_heads >= least)
 
 
 def deal_for(head_dim: int, rows: int, kv_heads: int, batch: int) -> str:
-    """Return how chunks are dealt, by rows of queries to a KV head: bits are the same.
+    """Return how chunks are dealt, by rows of queries to a KV head: bits are the same."""
+    tile = rows_for(rows)
+    least = _runs_from(head_dim, tile)
+    tiles = -(-rows // tile) * kv_heads * batch
+    return "run" if least and tiles >= least else "turn"
+
+
+def _runs_from(head_dim: int, tile: int) -> int:
+    """From how many tiles of so many rows on chunks are dealt in runs; 0: never.
 
     In runs where most tiles are one thread block's, and that was faster: not at narrow heads, whose
     chunks are over before the next one is found, nor where sums take the registers of a second
     thread block, nor for eight rows of wide heads, whose partial outputs are small beside keys.
     """
-    wide, tile = head_dim > _WIDE, rows_for(rows)
+    wide = head_dim > _WIDE
     if head_dim <= _NARROW or (tile == ROWS[0] if wide else tile > _MOST_IN_RUNS):
-        return "turn"
-    tiles = -(-rows // tile) * kv_heads * batch
+        return 0
     blocks = SM90.sm_count * (1 if wide else 2)
-    return "run" if 2 * tiles >= _IN_RUNS * blocks else "turn"
+    return -(-_IN_RUNS * blocks // 2)
 
 
 def derived(
@@ -87,6 +96,26 @@ def sized(schedule: Schedule, sizes: Sizes) -> Schedule:
         chunks=chunks_for(sizes.kv_heads),
         by=deal_for(asked.head_dim, rows, sizes.kv_heads, sizes.batch),
     )[0]
+
+
+def steps(schedule: Schedule) -> Iterator[Step]:
+    """Give the schedules that `sized` has for the problem of another, by what calls they serve."""
+    asked = schedule.decode
+    for rows in ROWS:
+        runs_from = _runs_from(asked.head_dim, rows)
+        dealt = {"run": runs_from, "turn": 0} if runs_from else {"turn": 0}
+        for kv_heads, chunks in _CUTS:
+            for by, tiles in dealt.items():
+                found = derived(
+                    dtype=asked.dtype,
+                    head_dim=asked.head_dim,
+                    head_dim_v=asked.head_dim_v,
+                    mask=asked.mask,
+                    rows=rows,
+                    chunks=chunks,
+                    by=by,
+                )
+                yield Step(rows, kv_heads, tiles, found[0])
 
 
 def _fitting(schedules: Iterator[Schedule]) -> Iterator[Schedule]:
