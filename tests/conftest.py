@@ -17,6 +17,7 @@ import pytest
 from fagen import registry
 from fagen.build import Binary, build, prune
 from fagen.render import Source, render
+from tests.often import some
 
 if TYPE_CHECKING:
     from tests.stubs import StubOp
@@ -89,13 +90,10 @@ def stub_op(tmp_path_factory: pytest.TempPathFactory) -> "Callable[[str], StubOp
 
 
 # in CI clusters, V's space, a head dim of V's own, no producer; each takes a compiler 20 seconds
-OFTEN = (*SPREAD[:2], SPREAD[3], SPREAD[5], SPREAD[7])
+OFTEN = (SPREAD[0], SPREAD[3], SPREAD[5])
 
 
-@pytest.fixture(
-    scope="session",
-    params=[s if s in OFTEN else pytest.param(s, marks=pytest.mark.long) for s in SPREAD],
-)
+@pytest.fixture(scope="session", params=some(SPREAD, OFTEN))
 def kernel(request: pytest.FixtureRequest, built: Callable[[str], Built]) -> Built:
     """A kernel of each kind in turn."""
     return built(request.param)

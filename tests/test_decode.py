@@ -12,16 +12,16 @@ from fagen.kinds.decode.proof import Case, check, inputs, outputs, verification_
 from fagen.kinds.decode.reference import attend, spans
 from fagen.problem import Sizes
 from tests.decode_helpers import SPREAD, emulated, planned
+from tests.often import some
 
 FIRST = planned(SPREAD[0])
 
 
 # in CI swapped rows, a head dim of V's own, a unified maximum and runs; twenty seconds each
 OFTEN = (SPREAD[0], SPREAD[3], *SPREAD[-3:-1])
-SLUGS = [slug if slug in OFTEN else pytest.param(slug, marks=pytest.mark.long) for slug in SPREAD]
 
 
-@pytest.mark.parametrize("slug", SLUGS)
+@pytest.mark.parametrize("slug", some(SPREAD, OFTEN))
 def test_it_is_near_fp64_and_uses_nothing_outside_of_a_sequence(slug):
     plan = planned(slug)
     cases = [case for case in verification_cases(plan) if case.sizes.seqlen_k < 8_000]

@@ -15,6 +15,7 @@ from fagen.kinds.decode.proof import Case, check, inputs, outputs, small_cases
 from fagen.problem import Sizes
 from fagen.render import render
 from tests.decode_helpers import SPREAD, planned
+from tests.often import some
 from tests.test_masks import FUTURE, WINDOW
 
 COMMITTED = tuple(path.stem for path in registry.schedules("decode"))
@@ -22,12 +23,6 @@ FIRST = SPREAD[0]
 OFTEN = (*SPREAD[:4], *SPREAD[-2:])
 # two steps of a chunk, the second with larger scores, and a last block that is not full
 RISING = Case(Sizes(2, 8, 2, 1, 64 * 17), (64 * 17, 64 * 16 + 5), rises=True, sigma=6.0)
-
-
-def some() -> list[object]:
-    slugs = dict.fromkeys((*SPREAD, *COMMITTED))
-    long = pytest.mark.long
-    return [slug if slug in OFTEN else pytest.param(slug, marks=long) for slug in slugs]
 
 
 def ran(plan: Plan, library: Path, case: Case, seed: int = 0) -> dict[str, Tensor]:
@@ -42,7 +37,7 @@ def built(plan: Plan, folder: Path) -> Path:
     return simulator.build(render(plan).kernel, folder)
 
 
-@pytest.mark.parametrize("slug", some())
+@pytest.mark.parametrize("slug", some((*SPREAD, *COMMITTED), OFTEN))
 def test_the_kernels_are_right_whatever_happens_when(slug):
     plan = planned(slug)
     assert simulator.check(plan, render(plan).kernel, seeds=1) == len(small_cases(plan))

@@ -1,10 +1,8 @@
 """Kernels' own text on the simulated GPU: right whatever happens when, and faults show."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,6 +17,7 @@ from fagen.render import render
 from fagen.simulator.translate import translated
 from tests.backward_helpers import SPREAD, planned
 from tests.cli_helpers import QUANTIZER, fagen
+from tests.often import some
 
 DETERMINISTIC = ("bwd_fp16_d64_causal_m64n64_det", "bwd_bf16_d192_full_m64n64_det")
 PAIRS = ("bwd_bf16_d256_causal_m64n64_dss1_c2",)
@@ -37,14 +36,6 @@ FORWARD_OFTEN = (
     "fwd_fp16_d256_full_m64n64_vspace_pm64_smemtotals_c2",
     FP8[0],
 )
-
-
-def some(slugs: Iterable[str], often: Iterable[str]) -> list[Any]:
-    """All slugs, those that are not tried often under -m long."""
-    rarely = pytest.mark.long
-    return [
-        slug if slug in often else pytest.param(slug, marks=rarely) for slug in dict.fromkeys(slugs)
-    ]
 
 
 def backward(plan: Plan, library: Path, sizes: Sizes, seed: int) -> tuple[bool, tuple[Tensor, ...]]:
@@ -139,10 +130,7 @@ def is_right(plan: Plan, library: Path, sizes: Sizes, seed: int) -> bool:
     return found is not None and found[0]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [*list(FAULTS)[:3], *(pytest.param(name, marks=pytest.mark.long) for name in list(FAULTS)[3:])],
-)
+@pytest.mark.parametrize("name", some(FAULTS, list(FAULTS)[:3]))
 def test_a_wait_that_is_missing_shows(name, tmp_path):
     plan = planned(SPREAD[0])
     kernel, wait = render(plan).kernel, FAULTS[name]

@@ -29,6 +29,7 @@ from fagen.vendor import FORMATS
 from fagen.vendor.contents import folder_of
 from fagen.vendor.manifest import Manifest
 from fagen.vocab import MASKS
+from tests.often import some
 from tests.tensors import normal
 
 COMMITTED = [path.stem for path in registry.schedules("forward") if "varlen" in path.stem]
@@ -116,9 +117,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [next(iter(WRONG)), *(pytest.param(n, marks=pytest.mark.long) for n in [*WRONG][1:])]
-)
+@pytest.mark.parametrize("name", some(WRONG, [*WRONG][:1]))
 def test_a_kernel_that_is_wrong_is_found_out(name: str, tmp_path: Path) -> None:
     of = planned(SMALL_FP8)
     kernel = render(of).kernel

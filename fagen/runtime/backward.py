@@ -3,7 +3,7 @@
 `torch.ops.fagen.<slug>_with_grad` calls the forward kernel, keeps q, k, v, out and the log-sum-exp,
 of packed sequences also their offsets, and nothing else, and is registered with Autograd: so
 torch.compile traces both passes as one op each. A call that torch does not trace goes by an
-autograd.Function that does the same, in half the time of the host. One that needs no gradient never
+autograd.Function that does the same, in less of the host's time. One that needs no gradient never
 comes here.
 
 Which kernel computes the gradients, dispatch tables say as they do for attention itself: by the

@@ -1,0 +1,14 @@
+"""What tests that take long are tried on: a few parameters in every run, all under -m long."""
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+
+def some(every: Iterable[str], often: Collection[str]) -> list[Any]:
+    """All of these once, those that are not tried often marked `long`."""
+    return [
+        one if one in often else pytest.param(one, marks=pytest.mark.long)
+        for one in dict.fromkeys(every)
+    ]
