@@ -1,7 +1,6 @@
 """What is no space is refused: in words, with its line, before time or memory is spent."""
 
 import math
-import time
 
 import pytest
 
@@ -15,6 +14,7 @@ from fagen.search.shapes import MAX_SIZE
 from fagen.search.space import MAX_POINTS, normalised, parse_space, survey
 from fagen.search.store import Store
 from tests.cli_helpers import fagen
+from tests.clock import least_seconds
 from tests.recordings import SPACE, record, space
 
 TEXT = '[attention]\ndtype = "fp16"\nhead_dim = 64\nmask = "full"\n'
@@ -95,19 +95,21 @@ def test_of_many_wrong_values_the_first_is_told_and_how_many_there_are():
 
 
 def test_a_range_of_a_billion_costs_nothing():
-    began = time.process_time()
-    for last in (10**6, 10**9, 2**63 - 1):
-        refusal(f"[tile]\nblock_n = {{from = 16, to = {last}}}\n")
-        refusal(f"[build]\nmax_spill_bytes = {{from = 0, to = {last}}}\n")
-    assert time.process_time() - began < 2
+    def refuse():
+        for last in (10**6, 10**9, 2**63 - 1):
+            refusal(f"[tile]\nblock_n = {{from = 16, to = {last}}}\n")
+            refusal(f"[build]\nmax_spill_bytes = {{from = 0, to = {last}}}\n")
+
+    assert least_seconds(refuse, 2) <= 2
 
 
 def test_products_beyond_a_million_points_are_refused_with_their_count():
-    began = time.process_time()
-    (line,) = refusal("[build]\nmax_spill_bytes = { from = 0, to = 4096 }\n")
-    assert "x.toml: 201,375,744 points (" in line and "1,000,000 at most" in line
-    assert "4,097 of max_spill_bytes" in line and "16 of block_n" in line
-    assert time.process_time() - began < 2
+    def refuse():
+        (line,) = refusal("[build]\nmax_spill_bytes = { from = 0, to = 4096 }\n")
+        assert "x.toml: 201,375,744 points (" in line and "1,000,000 at most" in line
+        assert "4,097 of max_spill_bytes" in line and "16 of block_n" in line
+
+    assert least_seconds(refuse, 2) <= 2
     said = TEXT.replace("64", "{ from = 16, to = 256, step = 8 }")
     with pytest.raises(ScheduleError, match="1,523,712 points"):
         parse_space(said)

@@ -7,7 +7,8 @@ are those of a schedule.  What it leaves out has the values that its kind tries,
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, cached_property
@@ -30,6 +31,8 @@ from fagen.toml_lines import Origin, nearest_or_all, printable, read_toml, shown
 
 MAX_POINTS = 1_000_000  # of all targets of a space; each takes some 20 µs
 MAX_TIMES = 10 * MAX_POINTS  # predicted: points times shapes
+
+Derive = Callable[[Mapping[str, Any]], Any]  # a key's value, of those that it follows from
 
 
 class Space(Protocol):
@@ -228,7 +231,7 @@ def survey(declared: Declared, target: Problem) -> Survey:
     names, sizes = tuple(tried), declared.sizes(target)
     base, predict = _base(target, space, keys), space.predictor(sizes)
     said = {*space.problem_keys, *(name for name in names if None not in tried[name])}
-    derived = [(key, derive) for key, derive in keys.derived.items() if key not in said]
+    base, derived = _derived_once(base, tried, keys, said)
     m_at, n_at = map(names.index, space.tile_keys)
 
     sized_by = itemgetter(*space.summed_keys)
@@ -287,6 +290,22 @@ def _base(target: Problem, space: Space, keys: Keys) -> dict[str, Any]:
         if key not in values and key not in keys.required and key not in keys.derived:
             values[key] = keys.default(key, values)
     return values
+
+
+def _derived_once(
+    base: Mapping[str, Any], tried: Mapping[str, Sequence[Any]], keys: Keys, said: Container[str]
+) -> tuple[dict[str, Any], list[tuple[str, Derive]]]:
+    """Derive what is the same for every point; return base with it, and what is left to derive."""
+    same = {key: value for key, value in base.items() if key not in tried}
+    left = []
+    for key, derive in keys.derived.items():
+        if key not in said:
+            if key not in tried:
+                with suppress(KeyError):  # it follows from what points differ in
+                    same[key] = derive(same)
+                    continue
+            left.append((key, derive))
+    return {**base, **same}, left
 
 
 def _example(
