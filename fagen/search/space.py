@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache, cached_property
 from itertools import product
@@ -91,7 +91,10 @@ class Space(Protocol):
 def space_of(kind: str) -> Space:
     """What a kind says for a search.  Raises ScheduleError where it is not searched."""
     if not (name := registry.kind(kind).space):
-        raise ScheduleError(f"schedules of the kind {kind} are not searched")
+        searched = ", ".join(name for name in registry.ENTRIES if registry.kind(name).space)
+        raise ScheduleError(
+            f"schedules of the kind {kind} are not searched; those of {searched} are"
+        )
     found: Space = load_named(name)
     return found
 
@@ -332,9 +335,14 @@ def _example(
 def space_like(slug: str) -> Declared:
     """What might beat a schedule: all that a search tries, and the rest as it is there.
 
-    Raises ScheduleError where it is no slug, or of a kind that is not searched.
+    Raises ScheduleError where it is no slug, or of what is not searched.
     """
     schedule = registry.from_slug(slug)
+    values = {key: (value,) for key, value in schedule.values().items()}
+    if unsearched := _unsearched(values, space_of(schedule.kind), schedule.keys):
+        like = schedule.but(**{key: None for (_, key), _ in unsearched})
+        told = "; ".join(f"{'.'.join(path)} {said}" for path, said in unsearched)
+        raise ScheduleError(f"{slug}: {told}: `fagen search {like.slug}`")
     without = {"out_dtype"} & schedule.keys.sections.keys()  # which has no part in the speed
     tried = {*space_of(schedule.kind).defaults, *without}
     tables: dict[str, list[str]] = {}
@@ -384,6 +392,7 @@ def declared_by(tables: dict[str, Any], origin: Origin, text: str) -> Declared:
             for key, said in table.items():
                 values[key], wrong = _tried(section, key, said, space, keys)
                 found += wrong
+    found += _unsearched(values, space, keys)
     for key in sorted(keys.required.intersection(space.problem_keys) - values.keys()):
         found.append(((keys.sections[key], key), "is missing: a value or a list"))
     if found:
@@ -416,6 +425,20 @@ def _tried(
             for path, said in wrong[0]
         ]
     return tuple(dict.fromkeys(meant)), []
+
+
+def _unsearched(
+    values: Mapping[str, tuple[Any, ...]], space: Space, keys: Keys
+) -> list[tuple[tuple[str, str], str]]:
+    """Say which keys ask for another computation than any that a search can tell from others."""
+    found = []
+    for field in fields(Problem):
+        name, only = field.name, field.default
+        if name in keys.sections and name not in space.problem_keys and only is not None:
+            others = [value for value in values.get(name, ()) if value != only]
+            said = f"is not searched yet, {shown(only)} is: leave it out"
+            found += [((keys.sections[name], name), f"= {shown(v)} {said}") for v in others]
+    return found
 
 
 def _faults(section: str, table: Any, keys: Keys) -> Iterator[Fault]:
