@@ -148,9 +148,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=size)
     asked = parser.parse_args(argv)
     if asked.device == "cuda" and not torch.cuda.is_available():
-        parser.error(
-            "torch sees no GPU; -h shows sizes for --device cpu, where kernels are emulated"
-        )
+        parser.error("torch sees no GPU; -h shows sizes for --device cpu")
 
     by = models(asked)
     wrong = 0
