@@ -175,7 +175,8 @@ def test_a_shape_that_is_none_is_refused_with_its_line(more, line):
         ("search = 3", "x.toml:5: attention.search is not a key of [attention]"),
         (
             '[search]\nanchor = "fwd_fp16_d64_full_m127n128"',
-            'x.toml:6: search.anchor = "fwd_fp16_d64_full_m127n128" is no schedule: schedule: tile',
+            'x.toml:6: search.anchor = "fwd_fp16_d64_full_m127n128" is no schedule: '
+            "fwd_fp16_d64_full_m127n128: tile",
         ),
         (
             '[search]\nanchor = "fwd_fp16_d64_causal_m128n128"',
