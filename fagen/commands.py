@@ -101,8 +101,8 @@ def simulate(schedules: "Schedules", every: bool, seeds: int, as_json: bool) -> 
 
     Thread by thread, at a few small sizes, with copies and products happening at random times: a
     wait that is missing shows sooner or later, and a kernel that hangs is told with who waits for
-    what. Needs g++ and torch, no GPU. Of kernels of 16 bits; what a GPU makes of them, and how
-    fast, `fagen verify` says.
+    what. Needs g++ and torch, no GPU. Of kernels of attention, of its gradients and of decoding;
+    what a GPU makes of them, and how fast, `fagen verify` says.
 
     \b
     Examples:
