@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fagen import registry
-from fagen.console import ALL, JSON, SCHEDULES, answer, as_text, chosen, each, say
+from fagen.console import (
+    ALL,
+    ANY_SCHEDULES,
+    JSON,
+    SCHEDULES,
+    Unread,
+    answer,
+    as_text,
+    chosen,
+    each,
+    say,
+)
 from fagen.errors import FagenError
 from fagen.toml_lines import printable
 from fagen.vocab import DTYPES, FORWARD, LENGTHS, OUT_DTYPES, PASSES, V_LAYOUTS, VENDOR_FORMATS
@@ -16,6 +27,7 @@ if TYPE_CHECKING:
     from fagen.schedule import Schedule
 
     Schedules = tuple[Schedule, ...]
+    AnySchedules = tuple[Schedule | Unread, ...]
 
 
 @click.command()
@@ -122,7 +134,7 @@ def simulate(schedules: "Schedules", every: bool, seeds: int, as_json: bool) -> 
 
 
 @click.command()
-@SCHEDULES
+@ANY_SCHEDULES
 @click.option("--manifest", type=click.Path(path_type=Path), help="Names and schedules: TOML.")
 @click.option(
     "-o",
@@ -139,7 +151,7 @@ def simulate(schedules: "Schedules", every: bool, seeds: int, as_json: bool) -> 
 @click.option("--force", is_flag=True, help="Overwrite what was edited since it was written.")
 @JSON
 def vendor(
-    schedules: "tuple[Schedule, ...]",
+    schedules: "AnySchedules",
     manifest: Path | None,
     output: Path,
     name: str | None,
@@ -173,8 +185,11 @@ def vendor(
             raise click.UsageError("--name, --format and --with-cutlass stand in the manifest")
         asked = vendoring.read(manifest)
     else:
+        named, unread = each("", schedules, lambda schedule: schedule)
+        if unread:
+            raise unread
         asked = vendoring.asked(
-            name or "fagen_kernels", schedules, form or VENDOR_FORMATS[0], with_cutlass
+            name or "fagen_kernels", named, form or VENDOR_FORMATS[0], with_cutlass
         )
     written = vendoring.vendor(asked, output, force=force)
     wrong = FagenError(written.fault) if written.fault else None
