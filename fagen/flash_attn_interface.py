@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from fagen.runtime.arguments import E4M3, needs_gradient, refuse_rank
+from fagen.runtime.arguments import E4M3, needs_gradient, refuse_no_tensor, refuse_rank
 from fagen.runtime.attention import attention
 from fagen.runtime.cache import as_packed, attention_cache
 from fagen.runtime.checks import shape_of
@@ -54,24 +54,25 @@ def flash_attn_func(
     that amount to no mask or to the causal one are taken.
 
     These change nothing here: pack_gqa, which is about the order of the work; num_splits of 1 or
-    less, since the keys of a row are never split; deterministic, since the same call gives the same
-    bits anyway, but where a gradient is needed: that of q is a sum in any order.
+    less, since sizes alone say whether the keys of a row are split; deterministic, since the same
+    call gives the same bits anyway, but where a gradient is needed: that of q is a sum in any
+    order, unless torch.use_deterministic_algorithms(True) holds.
 
     Returns out (B, Sq, H, Dv), in q's dtype or of e4m3 in bf16, and with return_attn_probs also the
     log-sum-exp (B, H, Sq) in fp32, natural logarithm: zeros and minus infinity for a row that sees
     no key.
 
     Raises NotImplementedError for qv, other windows, attention_chunk and softcap above 0,
-    num_splits above 1, an sm_margin other than 0, and deterministic where a gradient is needed;
-    ValueError for a wrong argument; and what else fagen.attention raises.
+    num_splits above 1, an sm_margin other than 0, and deterministic where a gradient is needed and
+    torch was not told so; ValueError for a wrong argument; and what else fagen.attention raises.
     """
     if not q.dim() == k.dim() == v.dim() == 4:
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             refuse_rank(name, tensor)
     refuse = partial(_refuse, "flash_attn_func")
     _refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
-    if deterministic and torch.is_grad_enabled() and needs_gradient(q, k, v):
-        refuse("a deterministic gradient of q", "without its last bits may differ")
+    if deterministic:
+        _refuse_deterministic(refuse, q, k, v)
     causal = _is_causal(refuse, window_size, q.shape[1], k.shape[1], causal=causal)
     if q.dtype == E4M3:
         sizes = q.shape[0], q.shape[2], k.shape[2]
@@ -138,8 +139,8 @@ def flash_attn_varlen_func(
     _refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
     if seqused_q is not None:
         refuse("seqused_q", "None is none")
-    if deterministic and torch.is_grad_enabled() and needs_gradient(q, k, v):
-        refuse("a deterministic gradient of q", "without its last bits may differ")
+    if deterministic:
+        _refuse_deterministic(refuse, q, k, v)
     if q.dtype != E4M3:
         q_descale = k_descale = v_descale = None
     elif q.dim() == k.dim() == 3 and cu_seqlens_q.dim() == 1:  # else they are refused below
@@ -373,6 +374,7 @@ def _lengths(name: str, lengths: Tensor | None, batch: int) -> Tensor | None:
     """Return lengths as kernels take them.  Raises ValueError where they are none of a batch."""
     if lengths is None:
         return None
+    refuse_no_tensor(name, lengths)
     if lengths.shape != (batch,) or lengths.dtype != torch.int32:
         raise ValueError(
             f"{name} has shape {shape_of(lengths)} in {lengths.dtype}; it must be (batch = "
@@ -383,6 +385,14 @@ def _lengths(name: str, lengths: Tensor | None, batch: int) -> Tensor | None:
 
 def _refuse(function: str, argument: str, instead: str) -> NoReturn:
     raise NotImplementedError(f"{function}: {argument} is not there yet in fagen; {instead}")
+
+
+def _refuse_deterministic(refuse: Refuse, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise NotImplementedError where one call's gradients alone are to be in one order."""
+    needed = torch.is_grad_enabled() and needs_gradient(q, k, v)
+    if needed and not torch.are_deterministic_algorithms_enabled():
+        asked = "torch.use_deterministic_algorithms(True) asks for it of all calls"
+        refuse("a deterministic gradient of q for one call", asked)
 
 
 def _refuse_missing(

@@ -357,6 +357,7 @@ def test_what_is_not_there_yet_is_named(more: dict[str, Any], said: str) -> None
         ({"cache_seqlens": torch.tensor([1, 2, 3])}, "cache_seqlens has shape (3) in torch.int64"),
         ({"cache_seqlens": ints(1, 2)}, "cache_seqlens has shape (2) in torch.int32; it must be ("),
         ({"cache_leftpad": ints(1)}, "cache_leftpad has shape (1)"),
+        ({"cache_seqlens": [1, 2, 3]}, "cache_seqlens is a list; it must be a tensor in int32"),
         (
             {"k_cache": K.transpose(1, 3).contiguous().transpose(1, 3)},
             "k has stride 180 in dimension 3",

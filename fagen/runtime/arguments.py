@@ -176,6 +176,15 @@ def refuse_unquantisable(q: Tensor, k: Tensor, v: Tensor, scales: str, v_layout:
         )
 
 
+def refuse_no_tensor(name: str, lengths: object) -> None:
+    """Refuse lengths or offsets that are a list, with how to make a tensor of them."""
+    if not isinstance(lengths, Tensor):
+        raise ValueError(
+            f"{name} is a {type(lengths).__name__}; it must be a tensor in int32 on the device of "
+            f"q: torch.tensor({name}, dtype=torch.int32, device=q.device)"
+        )
+
+
 def refuse_rank(name: str, tensor: Tensor) -> None:
     """Refuse what is not one of q, k and v by its dimensions alone."""
     if tensor.dim() != 4:

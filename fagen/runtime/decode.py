@@ -144,7 +144,14 @@ def reference_for(lse: Tensor, keys: Tensor | int) -> Tensor:
     mean of exp(scale · q kᵀ). In fp16 scores may be 9.7 above it, and the mean over a chunk of keys
     may be 8.3 below; in bf16 41 either way. What calls see later may differ: it costs time alone.
     Without a call's log-sum-exp any bound of the scores will do in bf16 that is not 41 too high.
+
+    Raises ValueError where lse has other dimensions.
     """
+    if lse.dim() != 3:
+        raise ValueError(
+            f"lse has {lse.dim()} dimensions; it must have 3: (batch, heads, queries), as "
+            "fagen.attention_decode(…, return_lse=True) returns it"
+        )
     each = torch.as_tensor(keys, device=lse.device).float().log().reshape(-1, 1, 1)
     return torch.where(lse == -torch.inf, lse, lse - each).amax((0, 2))
 
@@ -174,6 +181,9 @@ def prepare_decode(
     takes long. Raises as attention_decode does.
     """
     place, kind = placed(device), dtype_of(dtype)
+    for name, size in (("heads", heads), ("batch", batch), ("queries", queries)):
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name} is {size!r}; it must be a whole number from 1 on")
     shape = batch, queries, heads, head_dim
     maximum = "unified" if unified else "lazy"
     of = place, kind, shape, kv_heads or heads, head_dim_v or head_dim, causal
@@ -198,7 +208,10 @@ def _key(
     """What tells the kernel of a call.  Raises ValueError where heads form no groups."""
     batch, queries, heads, head_dim = q_shape
     if kv_heads == 0 or heads % kv_heads:
-        raise ValueError(f"q has {heads} heads, which must be a multiple of k's {kv_heads}")
+        raise ValueError(
+            f"q has {heads} heads, which must be a multiple of k's {kv_heads}; tensors are (batch, "
+            "seqlen, heads, head_dim)"
+        )
     mask = ONE_QUERY if queries == 1 else "causal" if causal else "full"
     of_group = queries * (heads // kv_heads)
     tile = rows_for(of_group), chunks_for(kv_heads), deal_for(head_dim, of_group, kv_heads, batch)

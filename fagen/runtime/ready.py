@@ -75,8 +75,16 @@ def first_ready(
 
 
 def placed(device: torch.device | str | None) -> torch.device:
-    """The device that a caller means: None is the current GPU, or the CPU where there is none."""
+    """The device that a caller means: None is the current GPU, or the CPU where there is none.
+
+    Raises DeviceError where torch sees no GPU and one is meant.
+    """
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise DeviceError(
+            f'device is "{place}", and torch sees no GPU; leave it out, and calls on CPU tensors '
+            "are emulated"
+        )
     if place.type == "cuda" and place.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return place

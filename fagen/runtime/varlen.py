@@ -27,6 +27,7 @@ from fagen.runtime.arguments import (
     refuse_blocks,
     refuse_dtype,
     refuse_head_dims,
+    refuse_no_tensor,
     refuse_word,
     word_of,
 )
@@ -122,6 +123,7 @@ def attention_varlen(
     if cu_seqlens_k is None:
         cu_seqlens_k = cu_seqlens_q
     for name, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        refuse_no_tensor(name, offsets)
         if offsets.dim() != 1 or offsets.shape[0] == 0:
             raise ValueError(
                 f"attention_varlen: {name} has shape {tuple(offsets.shape)}; it must be (batch + "
