@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from fagen.runtime.argument_types import UNCLEAR, refuse_other_types
 from fagen.runtime.arguments import E4M3, needs_gradient, refuse_rank
 from fagen.runtime.attention import attention
 from fagen.runtime.cache import as_packed, attention_cache
@@ -65,30 +66,34 @@ def flash_attn_func(
     num_splits above 1, an sm_margin other than 0, and deterministic where a gradient is needed;
     ValueError for a wrong argument; and what else fagen.attention raises.
     """
-    if not q.dim() == k.dim() == v.dim() == 4:
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
-            refuse_rank(name, tensor)
-    refuse = partial(_refuse, "flash_attn_func")
-    _refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
-    if deterministic and torch.is_grad_enabled() and needs_gradient(q, k, v):
-        refuse("a deterministic gradient of q", "without its last bits may differ")
-    causal = _is_causal(refuse, window_size, q.shape[1], k.shape[1], causal=causal)
-    if q.dtype == E4M3:
-        sizes = q.shape[0], q.shape[2], k.shape[2]
-        q_descale, k_descale, v_descale = _descales(q, sizes, q_descale, k_descale, v_descale)
-    else:
-        q_descale = k_descale = v_descale = None
-    return attention(
-        q if q.stride(3) == 1 else q.contiguous(),
-        k if k.stride(3) == 1 else k.contiguous(),
-        v if v.stride(3) == 1 else v.contiguous(),
-        causal=causal,
-        scale=softmax_scale,
-        return_lse=return_attn_probs,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-    )
+    try:
+        if not q.dim() == k.dim() == v.dim() == 4:
+            for name, tensor in (("q", q), ("k", k), ("v", v)):
+                refuse_rank(name, tensor)
+        refuse = partial(_refuse, "flash_attn_func")
+        _refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
+        if deterministic and torch.is_grad_enabled() and needs_gradient(q, k, v):
+            refuse("a deterministic gradient of q", "without its last bits may differ")
+        causal = _is_causal(refuse, window_size, q.shape[1], k.shape[1], causal=causal)
+        if q.dtype == E4M3:
+            sizes = q.shape[0], q.shape[2], k.shape[2]
+            q_descale, k_descale, v_descale = _descales(q, sizes, q_descale, k_descale, v_descale)
+        else:
+            q_descale = k_descale = v_descale = None
+        return attention(
+            q if q.stride(3) == 1 else q.contiguous(),
+            k if k.stride(3) == 1 else k.contiguous(),
+            v if v.stride(3) == 1 else v.contiguous(),
+            causal=causal,
+            scale=softmax_scale,
+            return_lse=return_attn_probs,
+            q_descale=q_descale,
+            k_descale=k_descale,
+            v_descale=v_descale,
+        )
+    except UNCLEAR:
+        refuse_other_types(flash_attn_func, locals())
+        raise
 
 
 def flash_attn_varlen_func(
@@ -134,31 +139,35 @@ def flash_attn_varlen_func(
     Raises NotImplementedError for what flash_attn_func has not either, and seqused_q; ValueError
     for a wrong argument; and what else fagen.attention_varlen does.
     """
-    refuse = partial(_refuse, "flash_attn_varlen_func")
-    _refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
-    if seqused_q is not None:
-        refuse("seqused_q", "None is none")
-    if deterministic and torch.is_grad_enabled() and needs_gradient(q, k, v):
-        refuse("a deterministic gradient of q", "without its last bits may differ")
-    if q.dtype != E4M3:
-        q_descale = k_descale = v_descale = None
-    elif q.dim() == k.dim() == 3 and cu_seqlens_q.dim() == 1:  # else they are refused below
-        sizes = cu_seqlens_q.shape[0] - 1, q.shape[1], k.shape[1]
-        q_descale, k_descale, v_descale = _descales(q, sizes, q_descale, k_descale, v_descale)
-    return attention_varlen(
-        q if q.stride(-1) == 1 else q.contiguous(),
-        k if k.stride(-1) == 1 else k.contiguous(),
-        v if v.stride(-1) == 1 else v.contiguous(),
-        cu_seqlens_q,
-        cu_seqlens_k,
-        seqused_k=seqused_k,
-        causal=_is_causal(refuse, window_size, max_seqlen_q, max_seqlen_k, causal=causal),
-        scale=softmax_scale,
-        return_lse=return_attn_probs,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-    )
+    try:
+        refuse = partial(_refuse, "flash_attn_varlen_func")
+        _refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
+        if seqused_q is not None:
+            refuse("seqused_q", "None is none")
+        if deterministic and torch.is_grad_enabled() and needs_gradient(q, k, v):
+            refuse("a deterministic gradient of q", "without its last bits may differ")
+        if q.dtype != E4M3:
+            q_descale = k_descale = v_descale = None
+        elif q.dim() == k.dim() == 3 and cu_seqlens_q.dim() == 1:  # else they are refused below
+            sizes = cu_seqlens_q.shape[0] - 1, q.shape[1], k.shape[1]
+            q_descale, k_descale, v_descale = _descales(q, sizes, q_descale, k_descale, v_descale)
+        return attention_varlen(
+            q if q.stride(-1) == 1 else q.contiguous(),
+            k if k.stride(-1) == 1 else k.contiguous(),
+            v if v.stride(-1) == 1 else v.contiguous(),
+            cu_seqlens_q,
+            cu_seqlens_k,
+            seqused_k=seqused_k,
+            causal=_is_causal(refuse, window_size, max_seqlen_q, max_seqlen_k, causal=causal),
+            scale=softmax_scale,
+            return_lse=return_attn_probs,
+            q_descale=q_descale,
+            k_descale=k_descale,
+            v_descale=v_descale,
+        )
+    except UNCLEAR:
+        refuse_other_types(flash_attn_varlen_func, locals())
+        raise
 
 
 def flash_attn_with_kvcache(
@@ -221,68 +230,76 @@ def flash_attn_with_kvcache(
     cache_batch_idx, qv, windows, attention_chunk, softcap and e4m3; ValueError for a wrong
     argument, and for a gradient but where fagen.attention has one; and what else those three do.
     """
-    refuse = partial(_refuse, "flash_attn_with_kvcache")
-    _refuse_missing(refuse, qv, attention_chunk, softcap)
-    for name, given, instead in (
-        ("page_table", page_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
-        ("block_table", block_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
-        ("k", k, "write it to k_cache first, and count it in cache_seqlens"),
-        ("v", v, "write it to v_cache first, and count it in cache_seqlens"),
-        ("rotary_cos", rotary_cos, "turn q before, and keys before they are written"),
-        ("rotary_sin", rotary_sin, "turn q before, and keys before they are written"),
-        ("rotary_seqlens", rotary_seqlens, "turn q before, and keys before they are written"),
-        ("cache_batch_idx", cache_batch_idx, "k_cache[cache_batch_idx] is a copy that is taken"),
-    ):
-        if given is not None:
-            refuse(name, instead)
-    if E4M3 in (q.dtype, k_cache.dtype, v_cache.dtype):
-        refuse("e4m3, with q_descale, k_descale and v_descale,", "keep the cache in 16 bits")
-    packed = cu_seqlens_q is not None
-    for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
-        if packed and tensor is q:
-            if q.dim() != 3:
-                raise ValueError(
-                    f"q has {q.dim()} dimensions; with cu_seqlens_q it must have 3: (total, heads, "
-                    "head_dim)"
-                )
-        else:
-            refuse_rank(name, tensor)
-    batch, room = k_cache.shape[:2]
-    if isinstance(cache_seqlens, int):
-        cache_seqlens = _filled(cache_seqlens, batch, q)
-    cache_seqlens = _lengths("cache_seqlens", cache_seqlens, batch)
-    cache_leftpad = _lengths("cache_leftpad", cache_leftpad, batch)
-    queries = (max_seqlen_q or q.shape[0]) if packed else q.shape[1]
-    causal = _is_causal(refuse, window_size, queries, room, causal=causal)
-    q = q if q.stride(-1) == 1 else q.contiguous()
-    if cu_seqlens_q is None:
-        return attention_cache(
+    try:
+        refuse = partial(_refuse, "flash_attn_with_kvcache")
+        _refuse_missing(refuse, qv, attention_chunk, softcap)
+        for name, given, instead in (
+            ("page_table", page_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
+            ("block_table", block_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
+            ("k", k, "write it to k_cache first, and count it in cache_seqlens"),
+            ("v", v, "write it to v_cache first, and count it in cache_seqlens"),
+            ("rotary_cos", rotary_cos, "turn q before, and keys before they are written"),
+            ("rotary_sin", rotary_sin, "turn q before, and keys before they are written"),
+            ("rotary_seqlens", rotary_seqlens, "turn q before, and keys before they are written"),
+            (
+                "cache_batch_idx",
+                cache_batch_idx,
+                "k_cache[cache_batch_idx] is a copy that is taken",
+            ),
+        ):
+            if given is not None:
+                refuse(name, instead)
+        if E4M3 in (q.dtype, k_cache.dtype, v_cache.dtype):
+            refuse("e4m3, with q_descale, k_descale and v_descale,", "keep the cache in 16 bits")
+        packed = cu_seqlens_q is not None
+        for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+            if packed and tensor is q:
+                if q.dim() != 3:
+                    raise ValueError(
+                        f"q has {q.dim()} dimensions; with cu_seqlens_q it must have 3: (total, "
+                        "heads, head_dim)"
+                    )
+            else:
+                refuse_rank(name, tensor)
+        batch, room = k_cache.shape[:2]
+        if not (cache_seqlens is None or isinstance(cache_seqlens, Tensor)):
+            cache_seqlens = _filled(cache_seqlens, batch, q)
+        cache_seqlens = _lengths("cache_seqlens", cache_seqlens, batch)
+        cache_leftpad = _lengths("cache_leftpad", cache_leftpad, batch)
+        queries = (max_seqlen_q or q.shape[0]) if packed else q.shape[1]
+        causal = _is_causal(refuse, window_size, queries, room, causal=causal)
+        q = q if q.stride(-1) == 1 else q.contiguous()
+        if cu_seqlens_q is None:
+            return attention_cache(
+                q,
+                k_cache,
+                v_cache,
+                seqused_k=cache_seqlens,
+                leftpad_k=cache_leftpad,
+                causal=causal,
+                scale=softmax_scale,
+                return_lse=return_softmax_lse,
+            )
+        sequences = as_packed(k_cache, v_cache, cache_seqlens, cache_leftpad)
+        if sequences is None:
+            refuse(
+                f"cu_seqlens_q over caches of shape {shape_of(k_cache)} and such strides",
+                "sequences of k_cache and v_cache have to be the same whole number of rows apart",
+            )
+        return attention_varlen(
             q,
-            k_cache,
-            v_cache,
-            seqused_k=cache_seqlens,
-            leftpad_k=cache_leftpad,
+            sequences[0],
+            sequences[1],
+            cu_seqlens_q,
+            sequences[2],
+            seqused_k=sequences[3],
             causal=causal,
             scale=softmax_scale,
             return_lse=return_softmax_lse,
         )
-    sequences = as_packed(k_cache, v_cache, cache_seqlens, cache_leftpad)
-    if sequences is None:
-        refuse(
-            f"cu_seqlens_q over caches of shape {shape_of(k_cache)} and such strides",
-            "sequences of k_cache and v_cache have to be the same whole number of rows apart",
-        )
-    return attention_varlen(
-        q,
-        sequences[0],
-        sequences[1],
-        cu_seqlens_q,
-        sequences[2],
-        seqused_k=sequences[3],
-        causal=causal,
-        scale=softmax_scale,
-        return_lse=return_softmax_lse,
-    )
+    except UNCLEAR:
+        refuse_other_types(flash_attn_with_kvcache, locals())
+        raise
 
 
 def get_scheduler_metadata(
@@ -313,7 +330,11 @@ def get_scheduler_metadata(
     That is (1) in int32 on the device of cache_seqlens: kernels find their work by themselves, from
     the lengths that they are called with.
     """
-    return cache_seqlens.new_zeros(1, dtype=torch.int32)
+    try:
+        return cache_seqlens.new_zeros(1, dtype=torch.int32)
+    except UNCLEAR:
+        refuse_other_types(get_scheduler_metadata, locals())
+        raise
 
 
 def flash_attn_combine(
@@ -333,28 +354,38 @@ def flash_attn_combine(
 
     Raises ValueError where `out` has another shape or dtype, and as fagen.combine does.
     """
-    if out is not None:
-        out_dtype = out_dtype or out.dtype
-        if out.shape != out_partial.shape[1:] or out.dtype != out_dtype:
-            raise ValueError(
-                f"out has shape {shape_of(out)} in {out.dtype}; it must be "
-                f"({', '.join(map(str, out_partial.shape[1:]))}) in {out_dtype}"
-            )
-    lses = lse_partial.transpose(-1, -2)
-    made, lse = combine(
-        out_partial, lses if lses.stride(-1) == 1 else lses.contiguous(), out_dtype=out_dtype
-    )
-    return made if out is None else out.copy_(made), lse.transpose(-1, -2)
+    try:
+        if out is not None:
+            out_dtype = out_dtype or out.dtype
+            if out.shape != out_partial.shape[1:] or out.dtype != out_dtype:
+                raise ValueError(
+                    f"out has shape {shape_of(out)} in {out.dtype}; it must be "
+                    f"({', '.join(map(str, out_partial.shape[1:]))}) in {out_dtype}"
+                )
+        lses = lse_partial.transpose(-1, -2)
+        made, lse = combine(
+            out_partial, lses if lses.stride(-1) == 1 else lses.contiguous(), out_dtype=out_dtype
+        )
+        return made if out is None else out.copy_(made), lse.transpose(-1, -2)
+    except UNCLEAR:
+        refuse_other_types(flash_attn_combine, locals())
+        raise
 
 
 # ---- arguments ----------------------------------------------------------------------------------
 
 _filled_ones: dict[tuple[int, int, torch.device, int], Tensor] = {}
+_LONGEST = 2**31 - 1
 _KEPT = 64  # a layer after another asks for the same one
 
 
 def _filled(length: int, batch: int, q: Tensor) -> Tensor:
-    """Return one length for a whole batch, (B) in int32 on the device of q; kept between calls."""
+    """Return one length for a whole batch, (B) in int32 on the device of q; kept between calls.
+
+    Raises ValueError where it is no int32.
+    """
+    if length > _LONGEST or length < -_LONGEST:
+        raise ValueError(f"cache_seqlens is {length}, which is no int32")
     on_gpu = q.device.type == "cuda"
     capturing = on_gpu and torch.cuda.is_current_stream_capturing()
     # what a graph reads has to live as long as the graph, and a trace has no numbers
@@ -413,6 +444,10 @@ def _is_causal(
 
     Raises NotImplementedError where they are neither.
     """
+    if len(window) != 2:
+        raise ValueError(
+            f"window_size is {window!r}; it must be (left, right), where -1 is no bound"
+        )
     left, right = window
     # a bound within which even the row farthest from it sees all keys on that side is none
     endless_left = left < 0 or left >= keys - 1

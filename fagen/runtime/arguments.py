@@ -107,6 +107,11 @@ def schedule_of(schedules: type[Made], **keys: Any) -> Made:
         raise ValueError(f"fagen.{kind}: {'; '.join(said)}") from None
 
 
+def with_sizes(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a key whose sizes are numbers: while torch.jit.trace goes on, tensors have them."""
+    return tuple(int(part) if isinstance(part, Tensor) else part for part in key)
+
+
 def needs_gradient(*tensors: Tensor) -> bool:
     """Whether any of them does, wherever torch is asked for gradients."""
     return any(tensor.requires_grad for tensor in tensors)

@@ -100,7 +100,7 @@ def as_packed(
     if leftpad_k is not None:
         first = leftpad_k.clamp(0, keys)
         starts = torch.cat((starts[:-1] + first, starts[-1:]))
-        end = keys if seqused_k is None else seqused_k.clamp(max=keys)
+        end = keys if seqused_k is None else seqused_k.clamp(0, keys)
         used = (end - first).clamp(min=0)
     elif seqused_k is not None:
         used = seqused_k.clamp(0, keys)

@@ -75,8 +75,16 @@ def first_ready(
 
 
 def placed(device: torch.device | str | None) -> torch.device:
-    """The device that a caller means: None is the current GPU, or the CPU where there is none."""
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    """The device that a caller means: None is the current GPU, or the CPU where there is none.
+
+    Raises ValueError where torch knows none of that name.
+    """
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError, ValueError):  # lists what all torch's backends are called
+        raise ValueError(f"device is {device!r}, which torch does not know here") from None
     if place.type == "cuda" and place.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return place
