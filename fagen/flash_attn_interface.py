@@ -7,6 +7,7 @@ for yet raises NotImplementedError, which names the argument or the function.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import index
 from typing import NoReturn
 
 import torch
@@ -262,10 +263,12 @@ def flash_attn_with_kvcache(
             else:
                 refuse_rank(name, tensor)
         batch, room = k_cache.shape[:2]
-        if not (cache_seqlens is None or isinstance(cache_seqlens, Tensor)):
+        if isinstance(cache_seqlens, int):
             cache_seqlens = _filled(cache_seqlens, batch, q)
-        cache_seqlens = _lengths("cache_seqlens", cache_seqlens, batch)
-        cache_leftpad = _lengths("cache_leftpad", cache_leftpad, batch)
+        elif cache_seqlens is not None and not isinstance(cache_seqlens, Tensor):
+            cache_seqlens = _filled(index(cache_seqlens), batch, q)  # NumPy's, say
+        cache_seqlens = _lengths("cache_seqlens", cache_seqlens, k_cache)
+        cache_leftpad = _lengths("cache_leftpad", cache_leftpad, k_cache)
         queries = (max_seqlen_q or q.shape[0]) if packed else q.shape[1]
         causal = _is_causal(refuse, window_size, queries, room, causal=causal)
         q = q if q.stride(-1) == 1 else q.contiguous()
@@ -362,7 +365,7 @@ def flash_attn_combine(
                     f"out has shape {shape_of(out)} in {out.dtype}; it must be "
                     f"({', '.join(map(str, out_partial.shape[1:]))}) in {out_dtype}"
                 )
-        lses = lse_partial.transpose(-1, -2)
+        lses = torch.atleast_2d(lse_partial).transpose(-1, -2)
         made, lse = combine(
             out_partial, lses if lses.stride(-1) == 1 else lses.contiguous(), out_dtype=out_dtype
         )
@@ -400,10 +403,15 @@ def _filled(length: int, batch: int, q: Tensor) -> Tensor:
     return _filled_ones[key]
 
 
-def _lengths(name: str, lengths: Tensor | None, batch: int) -> Tensor | None:
-    """Return lengths as kernels take them.  Raises ValueError where they are none of a batch."""
+def _lengths(name: str, lengths: Tensor | None, k_cache: Tensor) -> Tensor | None:
+    """Return lengths as kernels take them.  Raises ValueError where they are none of a cache."""
     if lengths is None:
         return None
+    batch = k_cache.shape[0]
+    if lengths.device != k_cache.device:
+        raise ValueError(
+            f"{name} is not on the device of k_cache; {name}.to(k_cache.device) moves it there"
+        )
     if lengths.shape != (batch,) or lengths.dtype != torch.int32:
         raise ValueError(
             f"{name} has shape {shape_of(lengths)} in {lengths.dtype}; it must be (batch = "

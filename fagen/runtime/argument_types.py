@@ -46,6 +46,8 @@ def refuse_other_types(function: Callable[..., Any], given: Mapping[str, Any]) -
                 f"{function.__name__}: {name} is of type {type(value).__name__}; it must be {said}"
                 f"{remedy}"
             ) from None
+        if isinstance(value, int) and value.bit_length() > 63 and float not in wanted:
+            raise ValueError(f"{function.__name__}: {name} is {value}, too large for 64 bits")
         if isinstance(value, Tensor):
             _refuse_unreadable(f"{function.__name__}: {name}", value)
 

@@ -192,6 +192,8 @@ def refuse_rank(name: str, tensor: Tensor) -> None:
 
 def refuse_dtype(dtype: torch.dtype, *, fp8: bool = True) -> None:
     """Refuse tensors of a dtype that no kernel of attention takes, with how to convert them."""
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{dtype!r} is no dtype of torch")
     if word_of(dtype) not in (DTYPES if fp8 else SIXTEEN_BITS):
         raise ValueError(
             f"q is {name_of(dtype)}; use fp16 or bf16: q.to(torch.bfloat16), and k and v likewise, "

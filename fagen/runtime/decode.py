@@ -169,10 +169,11 @@ def reference_for(lse: Tensor, keys: Tensor | int) -> Tensor:
     """
     refuse_other_types(reference_for, locals())
     lengths = keys.shape if isinstance(keys, Tensor) else ()
-    if lse.dim() != 3 or tuple(lengths) not in ((), tuple(lse.shape[:1])):
+    of_batch = tuple(lengths) in ((), tuple(lse.shape[:1]))
+    if lse.dim() != 3 or not of_batch or not lse.is_floating_point():
         raise ValueError(
-            f"lse has shape {tuple(lse.shape)} and keys {tuple(lengths)}; they must be (batch, "
-            "heads, queries) and one number, or one of each batch"
+            f"lse has shape {tuple(lse.shape)} in {lse.dtype} and keys {tuple(lengths)}; they must "
+            "be (batch, heads, queries) in float32, and one number or one of each batch"
         )
     each = torch.as_tensor(keys, device=lse.device).float().log().reshape(-1, 1, 1)
     means = lse - each
