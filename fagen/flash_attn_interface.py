@@ -229,7 +229,8 @@ def flash_attn_with_kvcache(
 
     Raises NotImplementedError for page_table and block_table, k and v, rotary embeddings,
     cache_batch_idx, qv, windows, attention_chunk, softcap and e4m3; ValueError for a wrong
-    argument, and for a gradient but where fagen.attention has one; and what else those three do.
+    argument, and for a gradient where fagen.attention_decode computes; and what else those three
+    do.
     """
     try:
         refuse = partial(_refuse, "flash_attn_with_kvcache")
@@ -282,6 +283,11 @@ def flash_attn_with_kvcache(
                 causal=causal,
                 scale=softmax_scale,
                 return_lse=return_softmax_lse,
+            )
+        if v_cache.shape[:2] != k_cache.shape[:2]:
+            raise ValueError(
+                f"v_cache has shape {shape_of(v_cache)}; it must be (batch = {batch}, seqlen = "
+                f"{room}, kv_heads, head_dim) as k_cache"
             )
         sequences = as_packed(k_cache, v_cache, cache_seqlens, cache_leftpad)
         if sequences is None:

@@ -269,3 +269,15 @@ def test_a_reference_is_finite_or_minus_infinity() -> None:
     assert fagen.reference_for(lse[:, :, :0], 9).tolist() == [-math.inf] * 4
     with pytest.raises(ValueError, match=r"lse has shape \(2, 4, 5\) in .* and keys \(3,\)"):
         fagen.reference_for(lse, ints(1, 2, 3))
+
+
+@pytest.mark.parametrize("call", ["attention", "attention_varlen", "attention_decode"])
+def test_of_no_heads_there_is_nothing(call: str) -> None:
+    function, given = CALLS[call]
+    none = {name: x[..., :0, :] for name, x in given.items() if name in "qkv"}
+    assert function(**given | none).shape == none["q"].shape
+    if call != "attention_decode":
+        leaves = {name: x.clone().requires_grad_() for name, x in none.items()}
+        function(**given | leaves).sum().backward()
+        for x in leaves.values():
+            assert x.grad is not None and x.grad.shape == x.shape

@@ -378,3 +378,21 @@ def test_it_gives_what_the_call_that_it_stands_for_does() -> None:
         flash_attn_with_kvcache(Q, K, V, cache_seqlens=used, causal=True),  # type: ignore[arg-type]
         fagen.attention_decode(Q, K, V, seqused_k=used),  # type: ignore[arg-type]
     )
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (1, 1), (2, 0), (0, 5)], ids=str)
+def test_a_cache_of_one_row_or_of_none_is_read_for_packed_queries_too(
+    shape: tuple[int, int],
+) -> None:
+    batch, room = shape
+    wide = normal(batch, max(room, 3), 2, 64, dtype=HALF)[:, :room]  # what follows is no key
+    q, offsets = normal(batch * 4, 4, 64, dtype=HALF), ints(*range(0, batch * 4 + 1, 4))
+    out, lse = flash_attn_with_kvcache(
+        q, wide, wide, cu_seqlens_q=offsets, cache_seqlens=9, return_softmax_lse=True
+    )
+    dense = q.unflatten(0, (batch, 4)) if batch else q.reshape(0, 4, 4, 64)
+    right, right_lse = attend(dense, wide, wide, mask=MASKS["full"], scale=64**-0.5)
+    torch.testing.assert_close(out.double(), right.flatten(0, 1), rtol=0, atol=2e-3)
+    torch.testing.assert_close(
+        lse.double(), right_lse.transpose(0, 1).flatten(1), rtol=0, atol=1e-4
+    )

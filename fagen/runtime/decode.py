@@ -236,9 +236,10 @@ def _key(
     """What tells the kernel of a call.  Raises ValueError where heads form no groups."""
     batch, queries, heads, head_dim = q_shape
     refuse_no_bool("causal", causal)
-    if kv_heads <= 0 or heads % kv_heads:
+    if heads % kv_heads if kv_heads > 0 else heads or kv_heads:
         raise ValueError(f"q has {heads} heads, which must be a multiple of k's {kv_heads}")
     mask = ONE_QUERY if queries == 1 else "causal" if causal else "full"
+    kv_heads = max(1, kv_heads)  # of no heads nothing is computed
     of_group = queries * (heads // kv_heads)
     tile = rows_for(of_group), chunks_for(kv_heads), deal_for(head_dim, of_group, kv_heads, batch)
     of = device, dtype, head_dim, head_dim_v, mask
