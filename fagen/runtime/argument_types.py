@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
+from fagen.schedule import Schedule
+
 # What a wrong argument may raise on its way before anyone names it.
 UNCLEAR = (AttributeError, IndexError, OverflowError, RuntimeError, TypeError)
 
@@ -85,6 +87,8 @@ def _is(value: Any, kind: Any) -> bool:
         return isinstance(value, Integral | torch.SymInt)
     if kind is float:
         return isinstance(value, Real | torch.SymInt | torch.SymFloat) or _is_number(value)
+    if issubclass(kind, Schedule):  # one of another kind is refused in words of its own
+        kind = Schedule
     return isinstance(value, kind)
 
 

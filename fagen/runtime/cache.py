@@ -115,6 +115,7 @@ def as_packed(
 
 def _rows_apart(x: Tensor) -> int:
     """By how many rows of x (B, S, H, D) its sequences are apart; 0 where by no whole number."""
+    rows: int
     (batch, rows), (between, of_row) = x.shape[:2], x.stride()[:2]
     if batch < 2 or rows < 2:  # nobody steps along one of them
         return rows

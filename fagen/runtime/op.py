@@ -161,8 +161,14 @@ def emulated(slug: str) -> Op:
         with torch.no_grad():
             return compute(of, **arguments)
 
+    def gate(*given: Any, **named: Any) -> Any:
+        _refuse_gradient(of, given, named)
+        with torch._C._AutoDispatchBelowAutograd():
+            return getattr(torch.ops.fagen, name).default(*given, **named)
+
     _ops.define(f"{name}({of.signature.asked}) -> {of.signature.returns}")
     _ops.impl(name, run, "CPU")
+    _ops.impl(name, gate, "Autograd")  # what torch.vmap calls, for one
     torch.library.register_fake(f"fagen::{name}", fakes(of)[""], lib=_ops)
     return getattr(torch.ops.fagen, name).default  # type: ignore[no-any-return]
 
@@ -170,13 +176,18 @@ def emulated(slug: str) -> Op:
 @cache
 def emulation(slug: str) -> Op:
     """Return what is called as the op of this slug on CPU tensors; ValueError for a gradient."""
-    run, signature = emulated(slug), plan_of(slug).signature
+    run, of = emulated(slug), plan_of(slug)
 
     def emulation(*given: Any, **named: Any) -> Any:
-        if torch.is_grad_enabled():
-            tensors = [one for one in (*given, *named.values()) if isinstance(one, Tensor)]
-            if any(tensor.requires_grad for tensor in tensors):
-                raise ValueError(f"fagen::{slug}: {signature.gradient_refused}")
+        _refuse_gradient(of, given, named)  # also of what torch.func has wrapped
         return run(*given, **named)
 
     return emulation
+
+
+def _refuse_gradient(of: Plan, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    """Raise ValueError where a gradient would be needed."""
+    if torch.is_grad_enabled():
+        tensors = [one for one in (*given, *named.values()) if isinstance(one, Tensor)]
+        if any(tensor.requires_grad for tensor in tensors):
+            raise ValueError(f"fagen::{of.slug}: {of.signature.gradient_refused}")
