@@ -5,14 +5,13 @@ order and defaults of arguments are those of FlashAttention-3's module; what fag
 for yet raises NotImplementedError, which names the argument or the function.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from operator import index
 from typing import NoReturn
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from fagen.runtime.argument_types import UNCLEAR, refuse_other_types
 from fagen.runtime.arguments import E4M3, needs_gradient, refuse_rank
@@ -20,9 +19,15 @@ from fagen.runtime.attention import attention
 from fagen.runtime.cache import as_packed, attention_cache
 from fagen.runtime.checks import shape_of
 from fagen.runtime.combine import combine
+from fagen.runtime.flash_attn_arguments import (
+    descales_of,
+    filled,
+    is_causal,
+    lengths_of,
+    refuse_missing,
+    refuse_yet,
+)
 from fagen.runtime.varlen import attention_varlen
-
-Refuse = Callable[[str, str], NoReturn]  # an argument; what to do instead
 
 
 def flash_attn_func(
@@ -71,14 +76,14 @@ def flash_attn_func(
         if not q.dim() == k.dim() == v.dim() == 4:
             for name, tensor in (("q", q), ("k", k), ("v", v)):
                 refuse_rank(name, tensor)
-        refuse = partial(_refuse, "flash_attn_func")
-        _refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
+        refuse = partial(refuse_yet, "flash_attn_func")
+        refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
         if deterministic and torch.is_grad_enabled() and needs_gradient(q, k, v):
             refuse("a deterministic gradient of q", "without its last bits may differ")
-        causal = _is_causal(refuse, window_size, q.shape[1], k.shape[1], causal=causal)
+        causal = is_causal(refuse, window_size, q.shape[1], k.shape[1], causal=causal)
         if q.dtype == E4M3:
             sizes = q.shape[0], q.shape[2], k.shape[2]
-            q_descale, k_descale, v_descale = _descales(q, sizes, q_descale, k_descale, v_descale)
+            q_descale, k_descale, v_descale = descales_of(q, sizes, q_descale, k_descale, v_descale)
         else:
             q_descale = k_descale = v_descale = None
         return attention(
@@ -141,8 +146,8 @@ def flash_attn_varlen_func(
     for a wrong argument; and what else fagen.attention_varlen does.
     """
     try:
-        refuse = partial(_refuse, "flash_attn_varlen_func")
-        _refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
+        refuse = partial(refuse_yet, "flash_attn_varlen_func")
+        refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
         if seqused_q is not None:
             refuse("seqused_q", "None is none")
         if deterministic and torch.is_grad_enabled() and needs_gradient(q, k, v):
@@ -151,7 +156,7 @@ def flash_attn_varlen_func(
             q_descale = k_descale = v_descale = None
         elif q.dim() == k.dim() == 3 and cu_seqlens_q.dim() == 1:  # else they are refused below
             sizes = cu_seqlens_q.shape[0] - 1, q.shape[1], k.shape[1]
-            q_descale, k_descale, v_descale = _descales(q, sizes, q_descale, k_descale, v_descale)
+            q_descale, k_descale, v_descale = descales_of(q, sizes, q_descale, k_descale, v_descale)
         return attention_varlen(
             q if q.stride(-1) == 1 else q.contiguous(),
             k if k.stride(-1) == 1 else k.contiguous(),
@@ -159,7 +164,7 @@ def flash_attn_varlen_func(
             cu_seqlens_q,
             cu_seqlens_k,
             seqused_k=seqused_k,
-            causal=_is_causal(refuse, window_size, max_seqlen_q, max_seqlen_k, causal=causal),
+            causal=is_causal(refuse, window_size, max_seqlen_q, max_seqlen_k, causal=causal),
             scale=softmax_scale,
             return_lse=return_attn_probs,
             q_descale=q_descale,
@@ -233,8 +238,8 @@ def flash_attn_with_kvcache(
     do.
     """
     try:
-        refuse = partial(_refuse, "flash_attn_with_kvcache")
-        _refuse_missing(refuse, qv, attention_chunk, softcap)
+        refuse = partial(refuse_yet, "flash_attn_with_kvcache")
+        refuse_missing(refuse, qv, attention_chunk, softcap)
         for name, given, instead in (
             ("page_table", page_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
             ("block_table", block_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
@@ -265,13 +270,13 @@ def flash_attn_with_kvcache(
                 refuse_rank(name, tensor)
         batch, room = k_cache.shape[:2]
         if isinstance(cache_seqlens, int):
-            cache_seqlens = _filled(cache_seqlens, batch, q)
+            cache_seqlens = filled(cache_seqlens, batch, q)
         elif cache_seqlens is not None and not isinstance(cache_seqlens, Tensor):
-            cache_seqlens = _filled(index(cache_seqlens), batch, q)  # NumPy's, say
-        cache_seqlens = _lengths("cache_seqlens", cache_seqlens, k_cache)
-        cache_leftpad = _lengths("cache_leftpad", cache_leftpad, k_cache)
+            cache_seqlens = filled(index(cache_seqlens), batch, q)  # NumPy's, say
+        cache_seqlens = lengths_of("cache_seqlens", cache_seqlens, k_cache)
+        cache_leftpad = lengths_of("cache_leftpad", cache_leftpad, k_cache)
         queries = (max_seqlen_q or q.shape[0]) if packed else q.shape[1]
-        causal = _is_causal(refuse, window_size, queries, room, causal=causal)
+        causal = is_causal(refuse, window_size, queries, room, causal=causal)
         q = q if q.stride(-1) == 1 else q.contiguous()
         if cu_seqlens_q is None:
             return attention_cache(
@@ -379,128 +384,6 @@ def flash_attn_combine(
     except UNCLEAR:
         refuse_other_types(flash_attn_combine, locals())
         raise
-
-
-# ---- arguments ----------------------------------------------------------------------------------
-
-_filled_ones: dict[tuple[int, int, torch.device, int], Tensor] = {}
-_LONGEST = 2**31 - 1
-_KEPT = 64  # a layer after another asks for the same one
-
-
-def _filled(length: int, batch: int, q: Tensor) -> Tensor:
-    """Return one length for a whole batch, (B) in int32 on the device of q; kept between calls.
-
-    Raises ValueError where it is no int32.
-    """
-    if length > _LONGEST or length < -_LONGEST:
-        raise ValueError(f"cache_seqlens is {length}, which is no int32")
-    on_gpu = q.device.type == "cuda"
-    capturing = on_gpu and torch.cuda.is_current_stream_capturing()
-    # what a graph reads has to live as long as the graph, and a trace has no numbers
-    if is_compiling() or capturing or type(q) is not Tensor:
-        return torch.full((batch,), length, dtype=torch.int32, device=q.device)
-    stream = torch.cuda.current_stream(q.device).cuda_stream if on_gpu else 0
-    key = length, batch, q.device, stream
-    if key not in _filled_ones:
-        if len(_filled_ones) >= _KEPT:
-            _filled_ones.clear()
-        _filled_ones[key] = torch.full((batch,), length, dtype=torch.int32, device=q.device)
-    return _filled_ones[key]
-
-
-def _lengths(name: str, lengths: Tensor | None, k_cache: Tensor) -> Tensor | None:
-    """Return lengths as kernels take them.  Raises ValueError where they are none of a cache."""
-    if lengths is None:
-        return None
-    batch = k_cache.shape[0]
-    if lengths.device != k_cache.device:
-        raise ValueError(
-            f"{name} is not on the device of k_cache; {name}.to(k_cache.device) moves it there"
-        )
-    if lengths.shape != (batch,) or lengths.dtype != torch.int32:
-        raise ValueError(
-            f"{name} has shape {shape_of(lengths)} in {lengths.dtype}; it must be (batch = "
-            f"{batch}) in torch.int32"
-        )
-    return lengths if lengths.stride(0) == 1 else lengths.contiguous()
-
-
-def _refuse(function: str, argument: str, instead: str) -> NoReturn:
-    raise NotImplementedError(f"{function}: {argument} is not there yet in fagen; {instead}")
-
-
-def _refuse_missing(
-    refuse: Refuse,
-    qv: Tensor | None,
-    attention_chunk: int,
-    softcap: float,
-    num_splits: int = 0,
-    sm_margin: int = 0,
-) -> None:
-    """Raise NotImplementedError for an argument that no function here has kernels for."""
-    if qv is not None:
-        refuse("qv", "None is none")
-    if attention_chunk > 0:
-        refuse(f"attention_chunk = {attention_chunk}", "0 is none")
-    if softcap > 0:
-        refuse(f"softcap = {softcap}", "0.0 is none")
-    if num_splits > 1:
-        refuse(f"num_splits = {num_splits}", "with 1 or 0 the same is computed without splits")
-    if sm_margin != 0:
-        refuse(f"sm_margin = {sm_margin}", "0 is none: a kernel takes all SMs")
-
-
-def _is_causal(
-    refuse: Refuse, window: Sequence[int], queries: int, keys: int, *, causal: bool
-) -> bool:
-    """Whether a window and `causal` amount to the causal mask; False is no mask.
-
-    Raises NotImplementedError where they are neither.
-    """
-    if len(window) != 2:
-        raise ValueError(
-            f"window_size is {window!r}; it must be (left, right), where -1 is no bound"
-        )
-    left, right = window
-    # a bound within which even the row farthest from it sees all keys on that side is none
-    endless_left = left < 0 or left >= keys - 1
-    endless_right = right < 0 or right >= queries - 1
-    if endless_left and (causal or right == 0):
-        return True
-    if not (endless_left and endless_right):
-        refuse(f"window_size = ({left}, {right})", "(-1, -1) is none, and (-1, 0) the causal mask")
-    return False
-
-
-def _descales(
-    q: Tensor, sizes: tuple[int, int, int], q_descale: Tensor | None, *others: Tensor | None
-) -> tuple[Tensor, ...]:
-    """Turn descales of q, k and v by KV head into what fagen.attention takes: q's by head, no None.
-
-    `sizes` are B, H and Hk. Raises ValueError for another shape, or where H is no multiple of Hk.
-    """
-    batch, heads, kv_heads = sizes
-    given = q_descale, *others
-    for name, descale in zip(("q_descale", "k_descale", "v_descale"), given, strict=True):
-        if descale is not None and descale.shape != (batch, kv_heads):
-            raise ValueError(
-                f"{name} has shape {shape_of(descale)}; it must be (batch = {batch}, kv_heads = "
-                f"{kv_heads}), of q too; fagen.attention and attention_varlen take others"
-            )
-    if q_descale is not None and heads != kv_heads:
-        if kv_heads == 0 or heads % kv_heads != 0:
-            raise ValueError(f"heads = {heads} must be a multiple of kv_heads = {kv_heads}")
-        if kv_heads == 1 or q_descale.stride(1) == 0:
-            q_descale = q_descale[:, :1]  # one for all heads: nothing to copy
-        else:
-            q_descale = q_descale.repeat_interleave(heads // kv_heads, 1)
-    made = q_descale, *others
-    if all(descale is not None for descale in made):
-        return made
-    # not kept between calls: it may be of a graph that is captured, or of a trace
-    one = q.new_ones((), dtype=torch.float32)
-    return tuple(one if descale is None else descale for descale in made)
 
 
 # ---- of that module, and not there yet ----------------------------------------------------------

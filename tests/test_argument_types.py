@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import fagen
+from fagen.errors import ScheduleError
 from fagen.flash_attn_interface import (
     flash_attn_combine,
     flash_attn_func,
@@ -18,6 +19,7 @@ from fagen.flash_attn_interface import (
     flash_attn_with_kvcache,
     get_scheduler_metadata,
 )
+from fagen.registry import from_slug
 from tests.tensors import normal
 
 pytestmark = [
@@ -188,8 +190,21 @@ def test_tangents_are_refused_and_not_taken_for_zero(call: str) -> None:
         assert torch.equal(function(**given), function(**given))  # others pass
 
 
+@pytest.mark.parametrize("call", ["attention", "attention_varlen", "attention_decode"])
+def test_gradients_that_vmap_hides_are_refused(call: str) -> None:
+    function, given = CALLS[call]
+    k, rest = (
+        torch.stack((given["k"], given["k"] * 2)),
+        {x: y for x, y in given.items() if x != "k"},
+    )
+    mapped = torch.vmap(lambda k: function(k=k, **rest))
+    assert torch.equal(mapped(k), torch.stack([function(k=each, **rest) for each in k]))
+    with pytest.raises(ValueError, match="requires a gradient"):
+        mapped(k.requires_grad_())
+
+
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_packed_sequences_are_traced_by_torch_jit() -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Any:
         return fagen.attention_varlen(q, k, v, *OFFSETS)
@@ -215,6 +230,8 @@ def test_what_cannot_be_readied_is_named() -> None:
         assert said in str(refusal.value)
     with pytest.raises(ValueError, match="v has head_dim 0"):
         fagen.prepare_varlen(**of, head_dim_v=0)
+    with pytest.raises(ScheduleError, match="fwd_fp16_d64_full_m128n64 is not what the call asks"):
+        fagen.prepare_decode(**of, heads=8, schedule=from_slug("fwd_fp16_d64_full_m128n64"))
     for wrong, said in (
         ({"heads": 8, "kv_heads": 0}, "must be a multiple of k's 0"),
         ({"heads": 8, "queries": -1}, "queries is -1"),

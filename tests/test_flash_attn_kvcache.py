@@ -19,7 +19,7 @@ from fagen.flash_attn_interface import (
     get_scheduler_metadata,
 )
 from fagen.kinds.decode.reference import attend
-from fagen.runtime import cache
+from fagen.runtime import cache, flash_attn_arguments
 from fagen.vocab import MASKS
 from tests.tensors import normal
 
@@ -233,7 +233,7 @@ def test_hints_and_what_is_not_read_change_no_bit() -> None:
 
 
 def test_one_number_for_all_lengths_is_made_a_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash_attn_interface, "_filled_ones", {})
+    monkeypatch.setattr(flash_attn_arguments, "_filled_ones", {})
     seen = []
     monkeypatch.setattr(
         flash_attn_interface, "attention_cache", lambda *_, **given: seen.append(given["seqused_k"])
@@ -243,7 +243,7 @@ def test_one_number_for_all_lengths_is_made_a_tensor_once(monkeypatch: pytest.Mo
         flash_attn_with_kvcache(q, k, v, cache_seqlens=length)
         assert seen[-1].tolist() == [length] * 3 and seen[-1].dtype == torch.int32
     assert seen[0] is seen[2]
-    assert len(flash_attn_interface._filled_ones) <= 64
+    assert len(flash_attn_arguments._filled_ones) <= 64
 
 
 @pytest.mark.parametrize("queries", [1, 70])
