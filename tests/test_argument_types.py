@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import fagen
-from fagen.errors import ScheduleError
+from fagen.errors import DeviceError, ScheduleError
 from fagen.flash_attn_interface import (
     flash_attn_combine,
     flash_attn_func,
@@ -215,7 +215,7 @@ def test_packed_sequences_are_traced_by_torch_jit() -> None:
 # ---- what is readied ahead ----------------------------------------------------------------------
 
 
-def test_what_cannot_be_readied_is_named() -> None:
+def test_what_cannot_be_readied_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     of: dict[str, Any] = dict(dtype="fp16", head_dim=64)
     for wrong, said in (
         ({"rows": "many"}, "prepare: rows is of type str; it must be a whole number or None"),
@@ -228,6 +228,9 @@ def test_what_cannot_be_readied_is_named() -> None:
         with pytest.raises((TypeError, ValueError)) as refusal:
             fagen.prepare(**of | wrong)
         assert said in str(refusal.value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match='device is "cuda:1", and torch sees no GPU'):
+        fagen.prepare(**of, device="cuda:1")
     with pytest.raises(ValueError, match="v has head_dim 0"):
         fagen.prepare_varlen(**of, head_dim_v=0)
     with pytest.raises(ScheduleError, match="fwd_fp16_d64_full_m128n64 is not what the call asks"):

@@ -77,7 +77,8 @@ def first_ready(
 def placed(device: torch.device | str | None) -> torch.device:
     """The device that a caller means: None is the current GPU, or the CPU where there is none.
 
-    Raises ValueError where torch knows none of that name.
+    Raises ValueError where torch knows none of that name, DeviceError where torch sees no GPU and
+    one is meant.
     """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -85,6 +86,11 @@ def placed(device: torch.device | str | None) -> torch.device:
         place = torch.device(device)
     except (RuntimeError, TypeError, ValueError):  # lists what all torch's backends are called
         raise ValueError(f"device is {device!r}, which torch does not know here") from None
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise DeviceError(
+            f'device is "{place}", and torch sees no GPU; leave it out, and calls on CPU tensors '
+            "are emulated"
+        )
     if place.type == "cuda" and place.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return place
