@@ -47,8 +47,8 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 def main(debug: bool) -> None:
     """Generate fused attention kernels for Hopper GPUs from small schedules.
 
-    Kernels that quantise tensors for attention, and kernels that combine partial outputs, come out
-    of the same commands.
+    Kernels of attention, of its gradients and of decoding, and those that quantise tensors for
+    attention or combine partial outputs, come out of the same commands.
 
     A SCHEDULE is the path of a TOML file, the slug of any schedule, or - for standard input.
 

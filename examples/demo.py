@@ -12,7 +12,11 @@ from torch.utils.benchmark import Timer
 import fagen
 from fagen.kinds.forward.reference import reference
 
+if len(sys.argv) != 2 or not sys.argv[1].endswith(".toml"):
+    sys.exit(__doc__)
 schedule = fagen.read_schedule(sys.argv[1])
+if schedule.kind != "forward" or schedule.attention.dtype == "e4m3":
+    sys.exit(f"{schedule.slug}: the demo calls fagen.attention in 16 bits; name a schedule of that")
 asked = schedule.attention
 causal = asked.mask == "causal"
 dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[asked.dtype]

@@ -13,6 +13,7 @@ Ends with 1 where tokens differ without one.
 """
 
 import argparse
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -107,7 +108,10 @@ def compared(ours: Written, theirs: Written, tolerance: float) -> tuple[int, int
 
 
 def speed(model: Any, given: Written, new: int, cache: str) -> float:
-    """Return tokens decoded in a second; a first run has readied everything."""
+    """Return tokens decoded in a second; a first run has readied everything.
+
+    nan where so few were asked for that the prompt's time hides theirs.
+    """
 
     def seconds(tokens: int) -> float:
         if given[0].is_cuda:
@@ -117,13 +121,16 @@ def speed(model: Any, given: Written, new: int, cache: str) -> float:
         return time.perf_counter() - began
 
     prompt = seconds(1)
-    return len(given[0]) * (new - 1) / max(seconds(new) - prompt, 1e-9)
+    decoding = seconds(new) - prompt
+    return len(given[0]) * (new - 1) / decoding if decoding > 0 else math.nan
 
 
 @torch.no_grad()
 def main(argv: Sequence[str] | None = None) -> None:
     """Write by both, and say how they compare."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument(
         "--tolerance", type=float, default=0.05, help="between two logits that are a tie"
@@ -140,6 +147,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     ).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=size)
     asked = parser.parse_args(argv)
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no GPU; -h shows sizes for --device cpu")
 
     by = models(asked)
     wrong = 0

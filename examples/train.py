@@ -137,7 +137,9 @@ def draw(curves: dict[str, list[float]], path: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train by both, and say how they compare."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--out", help="a picture of the two curves: curves.svg")
     parser.add_argument("--rate", type=float, default=1e-3, help="of learning")
@@ -146,13 +148,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     ).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=size)
     asked = parser.parse_args(argv)
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no GPU; -h shows sizes for --device cpu")
 
     curves, speeds = {}, {}
     for name, attend in {"fagen": by_fagen, "torch": by_torch}.items():
         curves[name], speeds[name] = train(asked, attend)
     ours, theirs = curves.values()
     print("step    fagen    torch")
-    for step in [*range(0, asked.steps, max(1, asked.steps // 10)), asked.steps - 1]:
+    for step in sorted({*range(0, asked.steps, max(1, asked.steps // 10)), asked.steps - 1}):
         print(f"{step:4} {ours[step]:8.4f} {theirs[step]:8.4f}")
     apart = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
     print(f"losses are {apart:.4f} apart at most")

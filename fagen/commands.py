@@ -7,15 +7,27 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fagen import registry
-from fagen.console import ALL, JSON, SCHEDULES, answer, as_text, chosen, each, say
+from fagen.console import (
+    ALL,
+    ANY_SCHEDULES,
+    JSON,
+    SCHEDULES,
+    Unread,
+    answer,
+    as_text,
+    chosen,
+    each,
+    say,
+)
 from fagen.errors import FagenError
 from fagen.toml_lines import printable
-from fagen.vocab import CALLED, DTYPES, FORWARD, OUT_DTYPES, V_LAYOUTS, VENDOR_FORMATS
+from fagen.vocab import DTYPES, FORWARD, LENGTHS, OUT_DTYPES, PASSES, V_LAYOUTS, VENDOR_FORMATS
 
 if TYPE_CHECKING:
     from fagen.schedule import Schedule
 
     Schedules = tuple[Schedule, ...]
+    AnySchedules = tuple[Schedule | Unread, ...]
 
 
 @click.command()
@@ -26,18 +38,25 @@ if TYPE_CHECKING:
 @click.option("--batch", type=int, default=1, show_default=True)
 @click.option("--heads", type=int, help="Of q; else those of hidden size 2048.")
 @click.option("--kv-heads", type=int, help="Of k and v; else as many.")
-@click.option("--seqlen", type=int, default=4_096, show_default=True, help="Queries.")
-@click.option("--seqlen-k", type=int, help="Keys; else as many.")
+@click.option("--seqlen", type=int, help="Queries; else 4096, to decode 1.")
+@click.option("--seqlen-k", type=int, help="Keys; else as many, to decode 4096.")
 @click.option("--v-layout", type=click.Choice(V_LAYOUTS), help="Of e4m3; else rows.")
 @click.option("--scale-rows", type=int, help="Of e4m3: that share a scale; else 0, all of a head.")
 @click.option("--out-dtype", type=click.Choice(list(OUT_DTYPES)), help="Of e4m3; else bf16.")
 @click.option(
     "--pass",
     "kind",
-    type=click.Choice(CALLED),
+    type=click.Choice(tuple(PASSES)),
     default=FORWARD,
     show_default=True,
-    help="Backward: the kernel of its gradients.",
+    help="Backward: the kernel of its gradients; decode: that of fagen.attention_decode.",
+)
+@click.option(
+    "--lengths",
+    type=click.Choice(LENGTHS),
+    default=LENGTHS[0],
+    show_default=True,
+    help="Of sequences; varlen: the kernel of fagen.attention_varlen.",
 )
 @click.option("--deterministic", is_flag=True, help="Of gradients, where torch asks for it.")
 @click.option("--card", default="", help="A GPU's name; else the one that the tables name first.")
@@ -52,6 +71,7 @@ def pick(as_json: bool, **call: Any) -> None:
       fagen pick --dtype bf16 --head-dim 128 --causal --seqlen 8192
       fagen pick --dtype bf16 --head-dim 96 --causal --heads 48 --kv-heads 6 --seqlen 6144
       fagen pick --dtype bf16 --head-dim 128 --causal --seqlen 8192 --pass backward
+      fagen pick --dtype bf16 --head-dim 128 --heads 32 --kv-heads 8 --batch 4 --pass decode
       fagen pick --dtype e4m3 --head-dim 128 --v-layout columns --scale-rows 64 --json
     """
     from fagen.picking import pick as picked
@@ -93,8 +113,8 @@ def simulate(schedules: "Schedules", every: bool, seeds: int, as_json: bool) -> 
 
     Thread by thread, at a few small sizes, with copies and products happening at random times: a
     wait that is missing shows sooner or later, and a kernel that hangs is told with who waits for
-    what. Needs g++ and torch, no GPU. Of kernels of 16 bits; what a GPU makes of them, and how
-    fast, `fagen verify` says.
+    what. Needs g++ and torch, no GPU. Of kernels of attention, of its gradients and of decoding;
+    what a GPU makes of them, and how fast, `fagen verify` says.
 
     \b
     Examples:
@@ -114,7 +134,7 @@ def simulate(schedules: "Schedules", every: bool, seeds: int, as_json: bool) -> 
 
 
 @click.command()
-@SCHEDULES
+@ANY_SCHEDULES
 @click.option("--manifest", type=click.Path(path_type=Path), help="Names and schedules: TOML.")
 @click.option(
     "-o",
@@ -131,7 +151,7 @@ def simulate(schedules: "Schedules", every: bool, seeds: int, as_json: bool) -> 
 @click.option("--force", is_flag=True, help="Overwrite what was edited since it was written.")
 @JSON
 def vendor(
-    schedules: "tuple[Schedule, ...]",
+    schedules: "AnySchedules",
     manifest: Path | None,
     output: Path,
     name: str | None,
@@ -143,15 +163,17 @@ def vendor(
     """Write kernels as a folder that builds in any tree, without fagen.
 
     Into it go the kernels, a C header, a dispatcher, CMake files, a test program and a README; with
-    --format torch also a Python package that pip builds, with --format hf-kernel what Hugging
-    Face's kernels loads instead. The same command again updates the folder. Files that were edited
-    since are left as they are, and are named; the exit code is 1 if they would have changed.
+    --format torch or jax also a Python package that pip builds, with --format hf-kernel what
+    Hugging Face's kernels loads instead. Beside a kernel of attention that of its gradients makes
+    the package's calls differentiable. The same command again updates the folder. Files that were
+    edited since are left as they are, and are named; the exit code is 1 if they would have changed.
 
     \b
     Examples:
       fagen vendor fwd_bf16_d128_causal_m128n128 -o third_party/attention
       fagen vendor my.toml other.toml -o attention --name my_attention --with-cutlass
       fagen vendor my.toml -o attention --name my_attention --format torch
+      fagen vendor dec_fp16_d128_causal_r8n64 dec_fp16_d128_causal_r16n64 -o decoding
       fagen vendor --manifest vendor.toml -o attention
     """
     from fagen import vendor as vendoring
@@ -163,8 +185,11 @@ def vendor(
             raise click.UsageError("--name, --format and --with-cutlass stand in the manifest")
         asked = vendoring.read(manifest)
     else:
+        named, unread = each("", schedules, lambda schedule: schedule)
+        if unread:
+            raise unread
         asked = vendoring.asked(
-            name or "fagen_kernels", schedules, form or VENDOR_FORMATS[0], with_cutlass
+            name or "fagen_kernels", named, form or VENDOR_FORMATS[0], with_cutlass
         )
     written = vendoring.vendor(asked, output, force=force)
     wrong = FagenError(written.fault) if written.fault else None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fagen.runtime.argument_types import UNCLEAR, refuse_other_types
-from fagen.runtime.arguments import E4M3, needs_gradient, refuse_rank
+from fagen.runtime.arguments import E4M3, refuse_rank
 from fagen.runtime.attention import attention
 from fagen.runtime.cache import as_packed, attention_cache
 from fagen.runtime.checks import shape_of
@@ -24,6 +24,7 @@ from fagen.runtime.flash_attn_arguments import (
     filled,
     is_causal,
     lengths_of,
+    refuse_deterministic,
     refuse_missing,
     refuse_yet,
 )
@@ -61,16 +62,17 @@ def flash_attn_func(
     that amount to no mask or to the causal one are taken.
 
     These change nothing here: pack_gqa, which is about the order of the work; num_splits of 1 or
-    less, since the keys of a row are never split; deterministic, since the same call gives the same
-    bits anyway, but where a gradient is needed: that of q is a sum in any order.
+    less, since sizes alone say whether the keys of a row are split; deterministic, since the same
+    call gives the same bits anyway, but where a gradient is needed: that of q is a sum in any
+    order, unless torch.use_deterministic_algorithms(True) holds.
 
     Returns out (B, Sq, H, Dv), in q's dtype or of e4m3 in bf16, and with return_attn_probs also the
     log-sum-exp (B, H, Sq) in fp32, natural logarithm: zeros and minus infinity for a row that sees
     no key.
 
     Raises NotImplementedError for qv, other windows, attention_chunk and softcap above 0,
-    num_splits above 1, an sm_margin other than 0, and deterministic where a gradient is needed;
-    ValueError for a wrong argument; and what else fagen.attention raises.
+    num_splits above 1, an sm_margin other than 0, and deterministic where a gradient is needed and
+    torch was not told so; ValueError for a wrong argument; and what else fagen.attention raises.
     """
     try:
         if not q.dim() == k.dim() == v.dim() == 4:
@@ -78,8 +80,8 @@ def flash_attn_func(
                 refuse_rank(name, tensor)
         refuse = partial(refuse_yet, "flash_attn_func")
         refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
-        if deterministic and torch.is_grad_enabled() and needs_gradient(q, k, v):
-            refuse("a deterministic gradient of q", "without its last bits may differ")
+        if deterministic:
+            refuse_deterministic(refuse, q, k, v)
         causal = is_causal(refuse, window_size, q.shape[1], k.shape[1], causal=causal)
         if q.dtype == E4M3:
             sizes = q.shape[0], q.shape[2], k.shape[2]
@@ -150,8 +152,8 @@ def flash_attn_varlen_func(
         refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
         if seqused_q is not None:
             refuse("seqused_q", "None is none")
-        if deterministic and torch.is_grad_enabled() and needs_gradient(q, k, v):
-            refuse("a deterministic gradient of q", "without its last bits may differ")
+        if deterministic:
+            refuse_deterministic(refuse, q, k, v)
         if q.dtype != E4M3:
             q_descale = k_descale = v_descale = None
         elif q.dim() == k.dim() == 3 and cu_seqlens_q.dim() == 1:  # else they are refused below

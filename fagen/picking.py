@@ -1,6 +1,7 @@
 """A call's sizes in, the kernel that fagen.attention takes for it out: which, why, and how fast.
 
-Or the kernel of its gradients. Needs neither torch nor a GPU.
+Or the kernel of its gradients, of fagen.attention_decode or of fagen.attention_varlen. Needs
+neither torch nor a GPU.
 """
 
 import math
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fagen import evidence, registry
-from fagen.dispatch.choice import picked
+from fagen.dispatch.choice import Picked, candidates, picked, picked_to_decode
 from fagen.dispatch.tables import TILE, Row
 from fagen.errors import FagenError, ScheduleError
 from fagen.evidence import Evidence
@@ -24,10 +25,20 @@ from fagen.registry import committed_file, plan
 from fagen.render import source_hash
 from fagen.schedule import Schedule
 from fagen.toml_lines import printable, read_text
-from fagen.vocab import CALLED, DTYPES, FORWARD, OUT_DTYPES, PASSES, SCALE_ROWS, V_LAYOUTS
+from fagen.vocab import (
+    DTYPES,
+    FORWARD,
+    LENGTHS,
+    ONE_QUERY,
+    OUT_DTYPES,
+    PASSES,
+    SCALE_ROWS,
+    V_LAYOUTS,
+)
 
 LONGEST = 1 << 24  # sequence that a time is predicted for
 LARGEST = 1 << 30  # of other sizes, as a kernel takes them
+_SEQLEN = 4_096  # of a call that says none
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,11 @@ class Pick:
         return self.schedule.slug
 
     @property
+    def decodes(self) -> bool:
+        """Whether it is for fagen.attention_decode."""
+        return bool(PASSES[self.problem.kind].computes)
+
+    @property
     def predicted_tflops(self) -> float | None:
         """TFLOP/s at the predicted time."""
         if self.predicted_seconds is None:
@@ -71,6 +87,9 @@ class Pick:
         if self.row:
             return _told(self.row, self.sizes, self.card)
         none = "no row of a dispatch table is for this call; "
+        if self.decodes:
+            untuned = ", and nobody tuned it" if self.derived else ""
+            return none + f"by rule it follows from heads, queries and batch{untuned}"
         if self.derived:
             return none + "no schedule was tuned for it: derived, the most promising tile that fits"
         return none + "it is the plainest committed schedule"
@@ -93,7 +112,8 @@ class Pick:
     @property
     def search(self) -> str:
         """The command that would search for a better one; "" where there is none."""
-        return search_command(self.slug) if registry.kind(self.schedule.kind).space else ""
+        searched = registry.kind(self.schedule.kind).space and not self.problem.varlen
+        return search_command(self.slug) if searched else ""
 
     @property
     def predicted(self) -> str:
@@ -130,12 +150,12 @@ class Pick:
 
     def __str__(self) -> str:
         told = {
-            "for": f"{self.problem}; {self.sizes}",
+            "for": f"{self.problem}{', decoding' * self.decodes}; {self.sizes}",
             "why": self.why,
             "schedule": printable(str(self.file)) if self.file else "in no file",
             "predicted": self.predicted,
             "measured": "; ".join(self._measured()) or self.found or "nothing of this source",
-            "search": self.search or "nothing searches schedules of this kind",
+            "search": self.search or "nothing searches such schedules",
         }
         return "\n".join([self.slug, *(f"  {name:<10} {said}" for name, said in told.items())])
 
@@ -154,7 +174,7 @@ def pick(
     batch: int = 1,
     heads: int | None = None,
     kv_heads: int | None = None,
-    seqlen: int = 4_096,
+    seqlen: int | None = None,
     seqlen_k: int | None = None,
     v_layout: str | None = None,
     scale_rows: int | None = None,
@@ -162,14 +182,18 @@ def pick(
     card: str = "",
     kind: str = FORWARD,
     deterministic: bool = False,
+    lengths: str = LENGTHS[0],
 ) -> Pick:
     """Return the kernel that fagen.attention takes for a call with these sizes on a card.
 
     Or, with "backward" for `kind`, the one that computes the gradients of such a call; with
-    `deterministic` where torch.use_deterministic_algorithms(True) holds.
+    `deterministic` where torch.use_deterministic_algorithms(True) holds. Or, with "decode", the one
+    that fagen.attention_decode takes; and with "varlen" for `lengths` that of
+    fagen.attention_varlen, or of its gradients, predicted for sequences of one length.
 
     dtype is "fp16", "bf16", "e4m3", or torch's for it. heads are by default those of a hidden size
-    of 2048, kv_heads as many as heads, seqlen_k as many keys as queries. v_layout, scale_rows and
+    of 2048, kv_heads as many as heads, seqlen 4,096 queries, seqlen_k as many keys; to decode one
+    query and 4,096 keys. v_layout, scale_rows and
     out_dtype go with e4m3, and mean what they do in fagen.attention. `card` is a GPU's name;
     without one, rows for the card that the tables name first count, as for tensors on a CPU.
 
@@ -177,25 +201,38 @@ def pick(
     dispatch table cannot be read.
     """
     problem = _problem(dtype, head_dim, head_dim_v, causal, v_layout, scale_rows, out_dtype)
-    if kind not in CALLED:
-        raise ScheduleError(f"kind is {kind!r}; it must be one of {', '.join(CALLED)}")
+    for name, said, words in (("kind", kind, tuple(PASSES)), ("lengths", lengths, LENGTHS)):
+        if said not in words:
+            raise ScheduleError(f"{name} is {said!r}; it must be one of {', '.join(words)}")
+    decodes = bool(PASSES[kind].computes)
+    if decodes and lengths != LENGTHS[0]:
+        raise ScheduleError("decoding reads each sequence's length anyway: leave lengths out")
     if deterministic and not PASSES[kind].gradients:
         raise ScheduleError(f"the {kind} pass is deterministic anyway: leave deterministic out")
-    problem = replace(problem, kind=kind, deterministic=deterministic)
+    problem = replace(problem, kind=kind, deterministic=deterministic, lengths=lengths)
     heads = max(1, HIDDEN // max(1, head_dim)) if heads is None else heads
-    sizes = Sizes(
-        batch,
-        heads,
-        heads if kv_heads is None else kv_heads,
-        seqlen,
-        seqlen if seqlen_k is None else seqlen_k,
-    )
+    seqlen = (1 if decodes else _SEQLEN) if seqlen is None else seqlen
+    if seqlen_k is None:
+        seqlen_k = _SEQLEN if decodes else seqlen
+    if decodes and seqlen == 1:
+        problem = replace(problem, mask=ONE_QUERY)  # it sees the same keys under either
+    sizes = Sizes(batch, heads, heads if kv_heads is None else kv_heads, seqlen, seqlen_k)
     _refuse(sizes)
-    found = picked(problem, sizes, card)
+    found = _found(problem, sizes, card)
     seconds = None
     if space := registry.kind(found.schedule.kind).space:
         (seconds,) = load_named(space).predictor([sizes])(found.schedule.values())
     return Pick(problem, sizes, card, found.schedule, found.row, found.derived, seconds)
+
+
+def _found(problem: Problem, sizes: Sizes, card: str) -> Picked:
+    """Which schedule it is, by what the call asks before it is taken."""
+    if PASSES[problem.kind].computes:
+        return picked_to_decode(problem, sizes, card)
+    if problem.varlen:  # no table has rows for these: the host does not know their sizes
+        (schedule, *_), derived = candidates(problem)
+        return Picked(schedule, None, derived)
+    return picked(problem, sizes, card)
 
 
 def search_command(slug: str) -> str:

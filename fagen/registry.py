@@ -4,6 +4,7 @@ Adding a kind is one line here.
 """
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -114,9 +115,21 @@ def committed_file(slug: str) -> Path:
 def named(tables: dict[str, Any], origin: Origin) -> str:
     """Take the kind out of a schedule's tables, or tell it from the table that only it has."""
     if KIND not in tables:
-        own = (entry.name for entry in ENTRIES.values() if entry.table in tables)
-        return next(own, DEFAULT)
+        own = [entry.name for entry in ENTRIES.values() if entry.table in tables]
+        return own[0] if own else _default(tables, origin)
     name = tables.pop(KIND)
     if isinstance(name, str) and name in ENTRIES:
         return name
     raise ScheduleError(f"{origin.at(KIND)}: {KIND} = {shown(name)} {one_of(ENTRIES, name)}")
+
+
+def _default(tables: dict[str, Any], origin: Origin) -> str:
+    """Return the default kind, but where a table is nearly that of another."""
+    others = [entry.table for entry in ENTRIES.values() if entry.name != DEFAULT]
+    for name in tables:
+        if close := get_close_matches(name, others, 1):
+            raise ScheduleError(
+                f"{origin.at(name)}: {shown(name)} is a table of no kind of schedule; did you mean "
+                f"{close[0]}?"
+            )
+    return DEFAULT

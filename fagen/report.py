@@ -62,13 +62,14 @@ def proved(of: Evidence) -> str:
 
 def listed(schedule: Schedule) -> dict[str, Any]:
     """A committed schedule and what is known of its kernel."""
-    known, fast = _known(schedule)
+    known, fast, note = _known(schedule)
     return {
         "schedule": schedule.slug,
         **schedule.columns(),
         "evidence": known,
         "TFLOP/s": fast,
         "from": "schedules/",
+        "note": note,  # last, since it is long
     }
 
 
@@ -81,25 +82,28 @@ def listed_of_users() -> Iterator[dict[str, Any]]:
         yield {**listed(from_slug(row.slug)), "from": serves}
 
 
-def _known(schedule: Schedule) -> tuple[str, str]:
-    """The evidence of a kernel in generated/, and its speed: sustained, or else in burst."""
+def _known(schedule: Schedule) -> tuple[str, str, str]:
+    """The evidence of a kernel in generated/, its speed (sustained, or else in burst), and a note.
+
+    The note says why there is none yet.
+    """
     try:
         found = evidence.read(schedule.slug)
         excuse = evidence.read_excuses().get(schedule.slug)
         rendered = evidence.rendered_hash(schedule.slug)
     except VerificationError as error:  # of one kernel; the others are listed too
-        return str(error).splitlines()[0], ""
+        return str(error).splitlines()[0], "", ""
     except FagenError:  # no generated/: an installed fagen comes without it
-        return "", ""
+        return "", "", ""
     if excuse:
-        return f"unverified since {excuse.date}: {excuse.reason}", ""
+        return f"unverified since {excuse.date}", "", excuse.reason
     if found is None:
-        return "none", ""
+        return "none", "", ""
     figures = [speed.figure for speed in found.speeds if speed.figure]  # of long runs first
     fast = figures[0] if figures else ""
     # what today's templates would make of it takes seconds for all: `generate --check` says that
     stale = rendered is None or evidence.staleness(found, rendered)
-    return f"{'stale, ' if stale else ''}{found.card}, {found.date}", fast
+    return f"{'stale, ' if stale else ''}{found.card}, {found.date}", fast, ""
 
 
 def cached(entry: CacheEntry) -> dict[str, Any]:

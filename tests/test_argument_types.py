@@ -237,7 +237,7 @@ def test_what_cannot_be_readied_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         fagen.prepare_decode(**of, heads=8, schedule=from_slug("fwd_fp16_d64_full_m128n64"))
     for wrong, said in (
         ({"heads": 8, "kv_heads": 0}, "must be a multiple of k's 0"),
-        ({"heads": 8, "queries": -1}, "queries is -1"),
+        ({"heads": 8, "queries": -1}, "queries is -1; it must be a whole number from 1 on"),
         ({"heads": "8"}, "prepare_decode: heads is of type str"),
     ):
         with pytest.raises((TypeError, ValueError)) as refusal:

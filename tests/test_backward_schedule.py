@@ -262,6 +262,13 @@ def test_the_explanation_solves_for_the_widest_heads():
     assert "block_m·block_n·ds_stages·e" in said
 
 
+def test_the_explanation_solves_for_v_where_a_consumer_has_dv_alone():
+    said = planned("bwd_bf16_d256_full_m64n64_dss1_intra_c2").explained()
+    widest = re.findall(r"so (d|d_v) <= .* = ([\d.]+)$", said, re.M)
+    assert [key for key, _ in widest] == ["d", "d_v", "d"]
+    assert all(float(found) >= 256 for _, found in widest)
+
+
 def test_launches_and_workspace_are_those_of_whole_blocks():
     plan = planned("bwd_fp16_d128_causal_m64n128")
     sizes = dict(batch=2, heads=6, kv_heads=3, seqlen_q=130, seqlen_k=129)

@@ -136,6 +136,18 @@ def test_references_are_logarithms_of_means_the_largest_of_each_head():
     assert torch.allclose(fagen.reference_for(lse, 50), right, atol=1e-5)
     assert torch.equal(fagen.reference_for(lse, ints(50, 0, 50)), fagen.reference_for(lse, 50))
     assert fagen.reference_for(lse[1:2], 50).tolist() == [-math.inf] * 2
+    with pytest.raises(
+        ValueError, match=r"lse has shape \(8, 1\)|lse has shape \(2, 4\)|lse has shape"
+    ):
+        fagen.reference_for(lse[0], 50)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("prepare", [fagen.prepare_decode, fagen.prepare])
+def test_a_gpu_that_is_not_there_is_not_prepared_for(prepare):
+    more = {"heads": 8} if prepare is fagen.prepare_decode else {}
+    with pytest.raises(fagen.DeviceError, match='device is "cuda", and torch sees no GPU'):
+        prepare(dtype="fp16", head_dim=64, device="cuda", **more)
 
 
 def test_a_caller_may_choose_the_schedule():
@@ -229,6 +241,7 @@ def test_prepared_a_call_finds_its_kernel_and_is_traced(
         (dict(dtype="e4m3"), "q is float8_e4m3fn; use fp16 or bf16"),
         (dict(head_dim=20), "head_dim 20"),
         (dict(kv_heads=3), "q has 8 heads, which must be a multiple of k's 3"),
+        (dict(batch=0), "batch is 0; it must be a whole number from 1 on"),
     ],
 )
 def test_what_no_kernel_computes_is_not_prepared(change, said):

@@ -22,7 +22,7 @@ FILES = (
 def add_a_call(path: Path) -> None:
     """Read a recording, add a call, and hold what is written to what was read."""
     before = read_recording(path)
-    assert _add(path, {}, {}) == ["no call was recorded; nothing is written"]
+    assert _add(path, {}, {}) == ["no call of fagen.attention was recorded; nothing is written"]
     dropped = _add(path, {HALF: {CALL: 2}}, {})
     after = read_recording(path)
     wanted = {problem: dict(sizes) for problem, sizes in before.items()}

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import fagen
+from fagen import registry
 from fagen.dispatch import tables as dispatch_table
 from fagen.dispatch.tables import Row
 from fagen.errors import ScheduleError
@@ -175,3 +177,59 @@ def test_a_problem_without_a_schedule_has_a_derived_one_in_no_file() -> None:
 def test_what_no_call_can_be_is_refused(call: dict[str, Any], said: str) -> None:
     with pytest.raises(ScheduleError, match=said):
         fagen.pick(**{"dtype": "fp16", "head_dim": 64, **call})
+
+
+# ---- decoding, and packed sequences --------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning")
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (8, 1), (40, 40)])
+@pytest.mark.parametrize(("head_dim", "batch"), [(128, 1), (128, 64), (96, 9), (256, 300)])
+def test_what_is_picked_to_decode_is_what_such_calls_take(
+    queries: int, heads: int, kv_heads: int, head_dim: int, batch: int
+) -> None:
+    of: dict[str, Any] = {"head_dim": head_dim, "heads": heads, "kv_heads": kv_heads}
+    of |= {"dtype": "bf16", "batch": batch, "causal": False}
+    found = fagen.pick(**of, seqlen=queries, seqlen_k=9_000, kind="decode")
+    assert found.slug == fagen.prepare_decode(**of, queries=queries, device="cpu")
+    assert found.derived == (not registry.committed_file(found.slug).exists())
+    assert "by rule" in found.why and found.search and found.predicted_seconds
+
+
+def test_a_row_of_a_users_table_is_picked_to_decode(tables: tuple[Path, Path]) -> None:
+    slug = "dec_fp16_d64_causal_r8n128_s5"
+    dispatch_table.update(tables[1], [Row.of(CARD, slug, group=8)])
+    found = fagen.pick(dtype="fp16", head_dim=64, kind="decode", heads=32, kv_heads=8)
+    assert found.slug == slug and "decoding of 8 rows to a KV head" in found.why
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("head_dim", [128, 96])
+def test_what_is_picked_of_packed_sequences_is_what_such_calls_take(
+    head_dim: int, gradient: bool
+) -> None:
+    of: dict[str, Any] = {"dtype": "fp16", "head_dim": head_dim, "causal": True}
+    found = fagen.pick(**of, lengths="varlen", kind="backward" if gradient else "forward")
+    assert "_varlen" in found.slug and not found.search and found.derived == (head_dim == 96)
+    if not gradient:
+        assert found.slug == prepared(**of)
+
+
+def prepared(**of: Any) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fagen.UntunedWarning)
+        return fagen.prepare_varlen(**of, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"kind": "decode", "lengths": "varlen"}, "decoding reads each sequence's length anyway"),
+        ({"lengths": "ragged"}, "lengths is 'ragged'; it must be one of equal, varlen"),
+        ({"kind": "backward", "dtype": "e4m3"}, "backward pass; fp16 and bf16 have gradients"),
+    ],
+)
+def test_what_is_no_call_is_not_picked(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(ScheduleError, match=said):
+        fagen.pick(**{"dtype": "fp16", "head_dim": 64} | more)

@@ -102,6 +102,12 @@ def test_the_page_on_commands_tells_each_exit_code():
     assert told == codes | {click.UsageError.exit_code}
 
 
+def test_the_page_on_calls_names_all_that_is_public():
+    page = (ROOT / "docs" / "op.md").read_text("utf-8").partition("## All public names\n")[2]
+    named = set(re.findall(r"`(\w+)(?:\(\w+\))?`", page))
+    assert {*fagen.__all__} - {"__version__"} <= named
+
+
 def test_the_tour_shows_a_schedule_its_kernel_and_two_refusals():
     tour = (ROOT / "docs" / "tour.md").read_text("utf-8")
     (path,) = re.findall(r"^<!-- file: (schedules/\S+) -->\n+```toml$", tour, re.M)

@@ -263,6 +263,7 @@ def test_an_empty_file_says_what_is_needed():
         ("[attention]\nhead_dim = {a = [1]}\n", "x.toml:2: attention.head_dim = a table"),
         ("[attention]\nhead_dim = 1979-05-27\n", "x.toml:2: attention.head_dim = 1979-05-27"),
         ("a.b.c.d = 1\n", "a is not a table of this kind of schedule"),
+        ("[decoding]\n", '"decoding" is a table of no kind of schedule; did you mean decode?'),
         ('[attention]\ndtype = "\\u0000\\u001b"\n', r'"\u0000\u001b"'),
         ('"a\\u001b]0;x\\u0007" = 1\n', r"x.toml:1: a\u001b]0;x\u0007 is not a table"),
         ('"\\U000e0041\\u202e" = 1\n', r"x.toml:1: \U000e0041\u202e is not a table"),

@@ -163,6 +163,10 @@ def test_a_shape_that_is_none_is_refused_with_its_line(more, line):
         ("[search]\npatiense = 3", "x.toml:6: search.patiense is not a key of search; did you"),
         ("[search]\ncompile = 0", "x.toml:6: search.compile = 0: input should be greater than or"),
         ("[search]\ncompile = 5.0", "x.toml:6: search.compile = 5.0: input should be a valid int"),
+        (
+            'lengths = ["equal", "varlen"]',
+            'x.toml:5: attention.lengths = "varlen" is not searched yet, "equal" is: leave it out',
+        ),
         ("[search]\nprune = inf", "x.toml:6: search.prune = inf: input should be a finite number"),
         ("[search]\nshare = 1e308", "x.toml:6: search.share = 1e+308: input should be less than"),
         ("[serach]\nshare = 1", "x.toml:5: serach is not a table of a space; did you mean search?"),
@@ -171,7 +175,8 @@ def test_a_shape_that_is_none_is_refused_with_its_line(more, line):
         ("search = 3", "x.toml:5: attention.search is not a key of [attention]"),
         (
             '[search]\nanchor = "fwd_fp16_d64_full_m127n128"',
-            'x.toml:6: search.anchor = "fwd_fp16_d64_full_m127n128" is no schedule: schedule: tile',
+            'x.toml:6: search.anchor = "fwd_fp16_d64_full_m127n128" is no schedule: '
+            "fwd_fp16_d64_full_m127n128: tile",
         ),
         (
             '[search]\nanchor = "fwd_fp16_d64_causal_m128n128"',

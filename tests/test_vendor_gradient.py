@@ -389,3 +389,23 @@ def test_what_the_page_shows_differentiates(tmp_path, monkeypatch):
         program = section.partition("```py\n")[2].partition("```")[0]
         exec(program, {"q": q, "k": k, "v": v})
     assert all(tensor.grad is not None and tensor.grad.any() for tensor in (q, k, v))
+
+
+def test_packed_sequences_have_some_beside_those_of_one_length(tmp_path: Any) -> None:
+    packed, by = "fwd_fp16_d64_causal_m64n64_varlen", "bwd_fp16_d64_causal_m128n128_varlen"
+    offsets = torch.tensor([0, 30, 70], dtype=torch.int32)
+    with package(tmp_path, packed, by, HALF, HALF_BY) as made:
+        given = [tensor[0].detach().requires_grad_() for tensor in halves(70, 70)]
+        plain = [tensor.detach() for tensor in given]
+        out, lse = getattr(made, packed)(*plain, offsets, offsets, SCALE)  # without seqused_k
+        assert not (out.requires_grad or lse.requires_grad)
+        out, lse = getattr(made, packed)(*given, offsets, offsets, SCALE)
+        (out.sum() + lse.sum()).backward()
+        for begin, end in ((0, 30), (30, 70)):
+            exact, right, sums = formula([x[None, begin:end] for x in given], True)
+            (right.sum() + sums.sum()).backward()
+            assert near(out[None, begin:end], right)
+            for tensor, fine in zip(given, exact, strict=True):
+                assert tensor.grad is not None and fine.grad is not None
+                assert near(tensor.grad[begin:end], fine.grad[0])
+        test_only_what_is_asked_for_has_one(made, 1)  # of one length

@@ -16,9 +16,9 @@ from fagen.dispatch.tables import MOST, TILE, Row, group_rows_for, rows_for
 from fagen.errors import ScheduleError
 from fagen.paths import locate
 from fagen.problem import Problem, Sizes, solves
-from fagen.registry import from_slug, given, kind, plan, read, schedules
+from fagen.registry import committed_file, from_slug, given, kind, plan, read, schedules
 from fagen.schedule import Schedule
-from fagen.vocab import DTYPES, FORWARD, PASSES, V_LAYOUTS
+from fagen.vocab import DTYPES, FORWARD, PASSES, SIXTEEN_BITS, V_LAYOUTS
 
 KIND = FORWARD  # of the schedules that compute attention itself
 
@@ -233,6 +233,21 @@ def meant(slug: str, sizes: Sizes, card: str) -> Schedule:
     return from_slug(found) if found else usual
 
 
+def picked_to_decode(problem: Problem, sizes: Sizes, card: str) -> Picked:
+    """The schedule that decodes a problem at these sizes, keys apart, and why it is that one.
+
+    Raises ScheduleError where no kernel does, or where a dispatch table is wrong.
+    """
+    keys = ("dtype", "head_dim", "head_dim_v", "mask")
+    of = {key: getattr(problem, key) for key in keys}
+    some = kind(problem.kind).schedule.make(**of, rows=8, block_n=64)
+    usual = suited(some.slug, sizes)
+    rows = group_rows_for(Problem.searched(usual), card, own=locate("schedules"))
+    found, (group, *_) = meant(some.slug, sizes, card), of_group(usual, sizes)
+    row = next((row for row in rows if (row.slug, row.group) == (found.slug, group)), None)
+    return Picked(found, row, derived=not (row or committed_file(found.slug).exists()))
+
+
 def suited(slug: str, sizes: Sizes) -> Schedule:
     """The schedule that a slug stands for at these sizes where no table has another."""
     schedule = from_slug(slug)
@@ -335,7 +350,9 @@ def _usual(problem: Problem) -> Candidates:
     # of gradients only some are derived
     found = tuple(s for s in derive(any_out) if solves(s, any_out)) if derive else ()
     if not found:
-        raise ScheduleError(f"no kernel computes {problem}")
+        few = PASSES[problem.kind].gradients and DTYPES[problem.dtype].fp8
+        way_out = f"; {' and '.join(SIXTEEN_BITS)} have gradients" if few else ""
+        raise ScheduleError(f"no kernel computes {problem}{way_out}")
     return Candidates(
         tuple(writing(schedule, problem.out_dtype) for schedule in found), derived=True
     )

@@ -27,7 +27,6 @@ from fagen.problem import Problem
 from fagen.runtime.argument_types import (
     UNCLEAR,
     number,
-    refuse_negative,
     refuse_no_bool,
     refuse_other_types,
     refuse_tangents,
@@ -209,8 +208,10 @@ def prepare_decode(
     takes long. Raises as attention_decode does.
     """
     refuse_other_types(prepare_decode, locals())
-    refuse_negative(batch=batch, queries=queries, heads=heads)
     place, kind = placed(device), dtype_of(dtype)
+    for name, size in (("heads", heads), ("batch", batch), ("queries", queries)):
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name} is {size!r}; it must be a whole number from 1 on")
     shape = batch, queries, heads, head_dim
     maximum = "unified" if unified else "lazy"
     kv_heads = heads if kv_heads is None else kv_heads
@@ -237,7 +238,10 @@ def _key(
     batch, queries, heads, head_dim = q_shape
     refuse_no_bool("causal", causal)
     if heads % kv_heads if kv_heads > 0 else heads or kv_heads:
-        raise ValueError(f"q has {heads} heads, which must be a multiple of k's {kv_heads}")
+        raise ValueError(
+            f"q has {heads} heads, which must be a multiple of k's {kv_heads}; tensors are (batch, "
+            "seqlen, heads, head_dim)"
+        )
     mask = ONE_QUERY if queries == 1 else "causal" if causal else "full"
     kv_heads = max(1, kv_heads)  # of no heads nothing is computed
     of_group = queries * (heads // kv_heads)

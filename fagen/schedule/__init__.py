@@ -48,13 +48,17 @@ class Schedule(Section):
     @classmethod
     def make(cls, **keys: Any) -> Self:
         """Make a schedule from keys without their sections.  Raises ScheduleError, all faults."""
+        return cls._made(keys, "schedule")
+
+    @classmethod
+    def _made(cls, keys: dict[str, Any], where: str) -> Self:
         tables: dict[str, Any] = {}
         for key, value in keys.items():
             if key in cls.keys.sections:
                 tables.setdefault(cls.keys.sections[key], {})[key] = value
             else:
                 tables[key] = value
-        return cls.checked(tables, Origin("schedule"))
+        return cls.checked(tables, Origin(where))
 
     @classmethod
     def checked(cls, tables: dict[str, Any], origin: Origin) -> Self:
@@ -69,7 +73,7 @@ class Schedule(Section):
     @classmethod
     def from_slug(cls, slug: str) -> Self:
         """Read a slug back.  Raises ScheduleError where it is not exactly some schedule's slug."""
-        schedule = cls.make(**cls.keys.slug.read(slug))
+        schedule = cls._made(cls.keys.slug.read(slug), slug)
         if schedule.slug != slug:
             raise ScheduleError(f"{shown(slug)} is no slug; that schedule's is {schedule.slug}")
         return schedule

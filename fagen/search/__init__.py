@@ -12,12 +12,13 @@ from pathlib import Path
 from fagen import __version__
 from fagen.search import replay
 from fagen.search.files import read_spaces, refuse_twice
+from fagen.search.kinds import Space
 from fagen.search.lab import REAL, Lab, LocalLab
 from fagen.search.report import write_report
 from fagen.search.results import Result, record, results, surveyed, told, write
 from fagen.search.rows import Session
 from fagen.search.run import Outcome, Search, summary
-from fagen.search.space import Declared, Space, Survey, survey
+from fagen.search.space import Declared, Survey, survey
 from fagen.search.store import Store, check_place
 
 __all__ = [

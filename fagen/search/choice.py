@@ -11,7 +11,8 @@ from operator import itemgetter
 from typing import Any
 
 from fagen.schedule import Schedule
-from fagen.search.space import Point, Survey, space_of
+from fagen.search.kinds import space_of
+from fagen.search.space import Point, Survey
 
 TRUSTED = 0.6  # rank correlation from which a prediction may leave points out
 ENOUGH = 24  # timed points from which that correlation is believed

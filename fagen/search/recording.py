@@ -150,7 +150,7 @@ def _add(
         text = text_of({problem: _fewer(weights, most) for problem, weights in kept.items()})
         parse_spaces(text, str(path))  # no file is left that cannot be read back
         write_whole(path, text)
-    none = [] if calls else ["no call was recorded; nothing is written"]
+    none = [] if calls else ["no call of fagen.attention was recorded; nothing is written"]
     return [*(f"not recorded: {count:,} calls {why}" for why, count in dropped.items()), *none]
 
 

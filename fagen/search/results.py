@@ -16,8 +16,9 @@ from fagen.problem import Problem, Sizes
 from fagen.registry import DEFAULT, from_slug
 from fagen.schedule import Schedule
 from fagen.search.choice import spearman
+from fagen.search.kinds import space_of
 from fagen.search.marks import BRIEF, LONG, Lead, Marks
-from fagen.search.space import mean, normalised, space_of
+from fagen.search.space import mean, normalised
 from fagen.search.store import Store
 from fagen.search.tasks import GOOD, Compiled
 from fagen.vocab import PASSES

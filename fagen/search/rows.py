@@ -15,9 +15,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from fagen.errors import FagenError
 from fagen.problem import DETERMINISTIC, Problem, Sizes
 from fagen.registry import DEFAULT, from_slug
+from fagen.search.kinds import space_of
 from fagen.search.marks import PEER
 from fagen.search.shapes import MAX_SIZE
-from fagen.search.space import space_of
 from fagen.search.tasks import Compiled, Time
 from fagen.toml_lines import shown
 from fagen.vocab import DTYPES, MASKS, PASSES

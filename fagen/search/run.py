@@ -17,8 +17,9 @@ from fagen.errors import BuildError, CacheError, DeviceError, FagenError, Toolch
 from fagen.problem import Problem, solves
 from fagen.registry import from_slug, read, schedules
 from fagen.search.contest import HEAT, STAGES, Contest, jobs_of
+from fagen.search.kinds import space_of
 from fagen.search.lab import Lab
-from fagen.search.space import Declared, Effort, Survey, space_of, survey
+from fagen.search.space import Declared, Effort, Survey, survey
 from fagen.search.store import Store
 from fagen.search.tasks import FAILED, Compiled, Heat, Timed
 from fagen.vocab import PASSES

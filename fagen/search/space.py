@@ -9,22 +9,22 @@ import math
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache, cached_property
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
 from fagen import registry
 from fagen.errors import OverBudget, ScheduleError
-from fagen.kind import load_named
 from fagen.problem import Problem, Sizes, solves
 from fagen.schedule import Keys, Schedule, Section
 from fagen.schedule.faults import Fault, faults, refusal
+from fagen.search.kinds import Space, space_of
 from fagen.search.ranges import listed
 from fagen.search.shapes import SEQLENS, Shape, Strict, missing_sizes
 from fagen.toml_lines import Origin, nearest_or_all, printable, read_toml, shown
@@ -33,67 +33,6 @@ MAX_POINTS = 1_000_000  # of all targets of a space; each takes some 20 µs
 MAX_TIMES = 10 * MAX_POINTS  # predicted: points times shapes
 
 Derive = Callable[[Mapping[str, Any]], Any]  # a key's value, of those that it follows from
-
-
-class Space(Protocol):
-    """What a kind says for a search of its schedules; its `space` names such a thing."""
-
-    @property
-    def defaults(self) -> Mapping[str, tuple[Any, ...]]:
-        """What is tried of keys that a file leaves out; None leaves the key at its own default."""
-
-    @property
-    def problem_keys(self) -> tuple[str, ...]:
-        """The keys that say what is computed, fields of a Problem: no matter of speed."""
-
-    @property
-    def tile_keys(self) -> tuple[str, str]:
-        """The keys of a tile's height and width."""
-
-    @property
-    def example(self) -> Mapping[str, Any]:
-        """Values of the required keys, beside which one key can be judged."""
-
-    @property
-    def summed_keys(self) -> tuple[str, ...]:
-        """The keys that the sums depend on."""
-
-    @property
-    def budgets(self) -> tuple[str, ...]:
-        """The names of the sums."""
-
-    @property
-    def shape_keys(self) -> tuple[str, ...]:
-        """What a file's shapes have to say, each, beside seqlen: nothing else gives it."""
-
-    @property
-    def shapes(self) -> Sequence[Mapping[str, int]]:
-        """Shapes of a file that says none, as it would; none: standard ones."""
-
-    def shapes_like(self, values: Mapping[str, Any]) -> Sequence[Mapping[str, int]]:
-        """Shapes for who has a schedule's values and no file; none: those of such a file."""
-
-    @property
-    def promised(self) -> tuple[str, ...]:
-        """Keys on which bits depend that calls have by a rule: what a search writes keeps to it.
-
-        () where a table's row may change any.
-        """
-
-    def sums(self, values: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
-        """Yield (name, sum, limit) of each that does not fit, of a schedule's values."""
-
-    def predictor(self, sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[float, ...]]:
-        """Return a function from a schedule's values to its predicted seconds at each size."""
-
-
-@cache
-def space_of(kind: str) -> Space:
-    """What a kind says for a search.  Raises ScheduleError where it is not searched."""
-    if not (name := registry.kind(kind).space):
-        raise ScheduleError(f"schedules of the kind {kind} are not searched")
-    found: Space = load_named(name)
-    return found
 
 
 @dataclass(frozen=True)
@@ -332,9 +271,14 @@ def _example(
 def space_like(slug: str) -> Declared:
     """What might beat a schedule: all that a search tries, and the rest as it is there.
 
-    Raises ScheduleError where it is no slug, or of a kind that is not searched.
+    Raises ScheduleError where it is no slug, or of what is not searched.
     """
     schedule = registry.from_slug(slug)
+    values = {key: (value,) for key, value in schedule.values().items()}
+    if unsearched := _unsearched(values, space_of(schedule.kind), schedule.keys):
+        like = schedule.but(**{key: None for (_, key), _ in unsearched})
+        told = "; ".join(f"{'.'.join(path)} {said}" for path, said in unsearched)
+        raise ScheduleError(f"{slug}: {told}: `fagen search {like.slug}`")
     without = {"out_dtype"} & schedule.keys.sections.keys()  # which has no part in the speed
     tried = {*space_of(schedule.kind).defaults, *without}
     tables: dict[str, list[str]] = {}
@@ -384,6 +328,7 @@ def declared_by(tables: dict[str, Any], origin: Origin, text: str) -> Declared:
             for key, said in table.items():
                 values[key], wrong = _tried(section, key, said, space, keys)
                 found += wrong
+    found += _unsearched(values, space, keys)
     for key in sorted(keys.required.intersection(space.problem_keys) - values.keys()):
         found.append(((keys.sections[key], key), "is missing: a value or a list"))
     if found:
@@ -416,6 +361,20 @@ def _tried(
             for path, said in wrong[0]
         ]
     return tuple(dict.fromkeys(meant)), []
+
+
+def _unsearched(
+    values: Mapping[str, tuple[Any, ...]], space: Space, keys: Keys
+) -> list[tuple[tuple[str, str], str]]:
+    """Say which keys ask for another computation than any that a search can tell from others."""
+    found = []
+    for field in fields(Problem):
+        name, only = field.name, field.default
+        if name in keys.sections and name not in space.problem_keys and only is not None:
+            others = [value for value in values.get(name, ()) if value != only]
+            said = f"is not searched yet, {shown(only)} is: leave it out"
+            found += [((keys.sections[name], name), f"= {shown(v)} {said}") for v in others]
+    return found
 
 
 def _faults(section: str, table: Any, keys: Keys) -> Iterator[Fault]:

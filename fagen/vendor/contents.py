@@ -138,6 +138,11 @@ class Gradient:
         return gradients.passed(self.by.signature, self.of.signature)
 
     @property
+    def suffix(self) -> str:
+        """The form of the call in a name of Python: none of sequences of one length."""
+        return self.of.signature.form.title().replace(" ", "")
+
+    @property
     def taken(self) -> int:
         """How many arguments the call takes."""
         return len(self.of.signature.arguments)

@@ -75,9 +75,9 @@ class Package:
         return self.name.replace("_", "-")
 
     @property
-    def gradient(self) -> Gradient | None:
-        """One of those that a kernel of the folder computes, all of whose calls are alike."""
-        return next(iter(self.folder.differentiable), None)
+    def forms(self) -> tuple[Gradient, ...]:
+        """Of those that a kernel of the folder computes one for each form that calls have."""
+        return tuple({one.suffix: one for one in self.folder.differentiable}.values())
 
     @property
     def repeating(self) -> tuple[Gradient, ...]:

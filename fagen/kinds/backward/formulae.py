@@ -276,12 +276,14 @@ def _below(rows: int) -> tuple[int, ...]:
 
 
 def explain_lines(schedule: Schedule) -> Iterator[str]:
-    """Yield lines: the formulae, the numbers in them, and the widest Q and K that they allow."""
+    """Yield lines: the formulae, the numbers in them, and the widest heads that they allow."""
     sizes, own = _sizes(schedule), budget(schedule)
     yield "with " + ", ".join(f"{name} = {value}" for name, value in sizes.items())
     yield from solved(own.shared, shared_formulae(*_shared_choices(schedule)), sizes, "d")
     for ledger, (_, _, computes) in zip(own.registers, roles(schedule), strict=True):
-        yield from solved(ledger, register_formulae(*_choices(schedule, computes)), sizes, "d")
+        formulae = register_formulae(*_choices(schedule, computes))
+        # who has no dK holds nothing that is as wide as Q and K
+        yield from solved(ledger, formulae, sizes, "d" if "dk" in formulae else "d_v")
 
 
 def _sizes(schedule: Schedule) -> dict[str, int]:

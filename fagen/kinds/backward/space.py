@@ -21,7 +21,7 @@ def _examples() -> Iterator[Budget]:
 
 
 class Backward:
-    """What fagen.search.space.Space asks for."""
+    """What fagen.search.kinds.Space asks for."""
 
     defaults: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "block_m": (64, 128),

@@ -21,7 +21,7 @@ def _shape(batch: int, queries: int, keys: int, kv_heads: int = 8) -> Mapping[st
 
 
 class Decode:
-    """What fagen.search.space.Space asks for."""
+    """What fagen.search.kinds.Space asks for."""
 
     defaults: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "rows": ROWS,

@@ -9,7 +9,7 @@ from fagen.vocab import OUTPUTS
 
 
 class Forward:
-    """What fagen.search.space.Space asks for."""
+    """What fagen.search.kinds.Space asks for."""
 
     defaults: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "block_m": (64, 128, 192, 256),

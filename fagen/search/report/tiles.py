@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fagen.registry import from_slug
+from fagen.search.kinds import space_of
 from fagen.search.marks import BRIEF
 from fagen.search.results import Result
-from fagen.search.space import space_of
 from fagen.search.tasks import GOOD
 
 SLOWEST = 0.6  # of the fastest one's speed: as cold as a heat map shows
