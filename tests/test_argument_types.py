@@ -186,7 +186,7 @@ def test_tangents_are_refused_and_not_taken_for_zero(call: str) -> None:
     with pytest.raises(ValueError, match="there are no forward-mode gradients"):
         torch.func.jvp(lambda k: function(k=k, **rest), (k,), (k,))
     with forward_ad.dual_level():
-        assert "k or v has a tangent" in refused(call, ValueError, k=forward_ad.make_dual(k, k))
+        assert "a tensor has a tangent" in refused(call, ValueError, k=forward_ad.make_dual(k, k))
         assert torch.equal(function(**given), function(**given))  # others pass
 
 

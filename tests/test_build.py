@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from fagen.registry import from_slug
 from fagen.registry import plan as plan_any
 from fagen.render import Source
 from fagen.toolchain import Toolchain, find_disassembler, find_ninja
+from tests.clock import least_seconds
 from tests.process_helpers import is_running, pid_said, wait_until
 
 LOG = """\
@@ -431,13 +433,13 @@ def test_a_kernel_keeps_its_promises_within_fifteen_cpu_seconds(
     assert broken_promises(binary.report, kernel.plan) == []
     assert binary.report.registers * kernel.plan.threads <= SM90.registers_per_sm
     assert binary.report.machine_note == "read with nvdisasm"
-    seconds = binary.cpu_seconds
-    for again in range(3):  # a busy machine shares its cores: a second of one is worth less then
-        if seconds > 15:
-            monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / str(again)))
-            made = build(kernel.source, kernel.plan, binding=True)
-            seconds = min(seconds, made.cpu_seconds)
-    assert 0 < seconds <= 15
+
+    def build_again() -> float:
+        monkeypatch.setenv("FAGEN_CACHE", tempfile.mkdtemp(dir=tmp_path))
+        return build(kernel.source, kernel.plan, binding=True).cpu_seconds
+
+    assert binary.cpu_seconds > 0
+    assert binary.cpu_seconds <= 15 or least_seconds(build_again, 15) <= 15
 
 
 def test_the_library_needs_neither_torch_nor_a_cuda_runtime_and_the_binding_little(

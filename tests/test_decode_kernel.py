@@ -33,8 +33,8 @@ def ran(plan: Plan, library: Path, case: Case, seed: int = 0) -> dict[str, Tenso
     return found
 
 
-def built(plan: Plan, folder: Path) -> Path:
-    return simulator.build(render(plan).kernel, folder)
+def built(plan: Plan) -> Path:
+    return simulator.build(render(plan).kernel)
 
 
 @pytest.mark.parametrize("slug", some((*SPREAD, *COMMITTED), OFTEN))
@@ -44,10 +44,10 @@ def test_the_kernels_are_right_whatever_happens_when(slug):
 
 
 @pytest.mark.parametrize("mask", [WINDOW, FUTURE], ids=lambda mask: str(mask.name))
-def test_a_mask_is_a_row_of_a_table(mask, tmp_path):
+def test_a_mask_is_a_row_of_a_table(mask):
     plan = planned("dec_fp16_d64_causal_r8n64_c2")
     plan = replace(plan, slug=plan.slug.replace("causal", mask.name), mask=mask)
-    library = built(plan, tmp_path)
+    library = built(plan)
 
     def run(**given):
         simulator.call(plan, library, **given)
@@ -56,7 +56,7 @@ def test_a_mask_is_a_row_of_a_table(mask, tmp_path):
     check(plan, run, cases, device="cpu")
 
 
-def test_bits_are_the_same_whatever_happens_when_and_in_tiles_of_any_rows(tmp_path):
+def test_bits_are_the_same_whatever_happens_when_and_in_tiles_of_any_rows():
     """A row has the bits of its own scores: not of those beside it in a tile, nor of its place."""
     case = Case(Sizes(2, 8, 2, 3, 64 * 17), (64 * 17, 700), sigma=6.0)
     first = None
@@ -67,7 +67,7 @@ def test_bits_are_the_same_whatever_happens_when_and_in_tiles_of_any_rows(tmp_pa
         "dec_fp16_d128_causal_r24n64_runs_q1_b1",
     ):
         plan = planned(slug)
-        library = built(plan, tmp_path)
+        library = built(plan)
         for seed in (0, 5):
             found = ran(plan, library, case, seed)
             first = first or found
@@ -131,12 +131,12 @@ def faults() -> list[object]:
 
 
 @pytest.mark.parametrize(("slug", "case", "name", "right", "left"), faults())
-def test_each_wait_and_each_care_is_needed(slug, case, name, right, left, tmp_path):
+def test_each_wait_and_each_care_is_needed(slug, case, name, right, left):
     plan = planned(slug)
     kernel = render(plan).kernel
     assert right in kernel, "the kernel has changed: say it here too"
-    library = simulator.build(kernel.replace(right, left), tmp_path)
-    healthy = ran(plan, built(plan, tmp_path), case)
+    library = simulator.build(kernel.replace(right, left))
+    healthy = ran(plan, built(plan), case)
     for seed in range(12):
         try:
             found = ran(plan, library, case, seed)

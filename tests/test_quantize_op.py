@@ -20,6 +20,7 @@ from fagen.runtime import c_interface, op, ready
 from fagen.runtime import quantize as quantize_call
 from fagen.runtime.c_interface import KernelInfo, kernel_info, library_at
 from fagen.runtime.checks import allocated, checked
+from tests.often import some
 from tests.op_helpers import refusal
 from tests.quantize_helpers import SEED, SLUGS, normal, planned, same
 from tests.stubs import StubOp, fields_of
@@ -27,7 +28,7 @@ from tests.stubs import StubOp, fields_of
 # ---- the op -------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=SLUGS)
+@pytest.fixture(scope="module", params=some(SLUGS, SLUGS[:3]))
 def binary(request: pytest.FixtureRequest, kernel_cache: Path) -> Binary:
     """A quantiser of each kind, built with its binding."""
     return flow.built(registry.from_slug(request.param), binding=True)[1]

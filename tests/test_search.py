@@ -80,20 +80,21 @@ def test_a_replay_finds_the_best_within_a_per_cent_by_a_third_of_the_measurement
     assert most and max(most) <= 0.01 and worst <= 0.025, lost
 
 
-def test_replays_of_what_was_made_up_find_the_best_too(tmp_path, monkeypatch):
+@pytest.mark.parametrize("seeds", [2, pytest.param(5, marks=pytest.mark.long)])
+def test_replays_of_what_was_made_up_find_the_best_too(seeds, tmp_path, monkeypatch):
     # Which kernels there are, and their luck, is drawn anew with each change of the space or of the
     # prediction; now and then the best is one that nothing speaks for.
     lost = [
         loss
-        for seed in range(5)
+        for seed in range(seeds)
         for loss in losses(
             record(tmp_path / f"{seed}.sqlite", kernels=150, seed=seed),
             tmp_path / f"{seed}",
             monkeypatch,
         ).values()
     ]
-    assert len(lost) == 10
-    assert sum(loss <= 0.01 for loss in lost) >= 9, lost
+    assert len(lost) == 2 * seeds
+    assert sum(loss <= 0.01 for loss in lost) >= 2 * seeds - 1, lost
 
 
 @pytest.mark.parametrize("path", DATABASES, ids=lambda path: path.stem)

@@ -69,12 +69,12 @@ def test_the_command_says_what_was_found():
     assert "have no proof on the simulator" in refused.stderr
 
 
-def test_gradients_in_a_fixed_order_are_the_same_bits_whatever_happens_when(tmp_path):
+def test_gradients_in_a_fixed_order_are_the_same_bits_whatever_happens_when():
     sizes = Sizes(1, 2, 1, 100, 300)
     found = {}
     for slug in ("bwd_fp16_d64_causal_m64n64", DETERMINISTIC[0]):
         plan = planned(slug)
-        library = simulator.build(render(plan).kernel, tmp_path)
+        library = simulator.build(render(plan).kernel)
         runs = [backward(plan, library, sizes, seed)[1] for seed in range(0, 12, 2)]
         found[slug] = [all(map(torch.equal, column, runs[0])) for column in runs]
         assert all(torch.equal(one, runs[0][i]) for run in runs for i, one in enumerate(run) if i)
@@ -90,13 +90,13 @@ ORDER_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", ORDER_FAULTS)
-def test_additions_in_order_need_each_of_their_waits(name, tmp_path):
+@pytest.mark.parametrize("name", some(ORDER_FAULTS, list(ORDER_FAULTS)[:2]))
+def test_additions_in_order_need_each_of_their_waits(name):
     plan = planned(DETERMINISTIC[0])
     kernel, right = render(plan).kernel, ORDER_FAULTS[name]
     assert right in kernel
     broken = kernel.replace(right, "shared.dq_full[0]" if "full" in right else "")
-    library = simulator.build(broken, tmp_path)
+    library = simulator.build(broken)
     sizes = Sizes(1, 2, 1, 64 * 5 + 3, 261)
     runs = [attempt(plan, library, sizes, seed) for seed in range(0, 16, 2)]
     dqs = [run and run[1][0] for run in runs]
@@ -130,37 +130,37 @@ def is_right(plan: Plan, library: Path, sizes: Sizes, seed: int) -> bool:
     return found is not None and found[0]
 
 
-@pytest.mark.parametrize("name", some(FAULTS, list(FAULTS)[:3]))
-def test_a_wait_that_is_missing_shows(name, tmp_path):
+@pytest.mark.parametrize("name", some(FAULTS, list(FAULTS)[1:3]))
+def test_a_wait_that_is_missing_shows(name):
     plan = planned(SPREAD[0])
     kernel, wait = render(plan).kernel, FAULTS[name]
     assert wait in kernel
     broken = kernel.replace(wait, "QueryGradient" if "QueryGradient" in wait else "")
-    library = simulator.build(broken, tmp_path)
+    library = simulator.build(broken)
     sizes = Sizes(1, 2, 1, 64 * 5 + 3, 261)
     assert not all(is_right(plan, library, sizes, seed) for seed in range(8))
 
 
-def test_a_barrier_that_nobody_arrives_at_is_told(tmp_path):
+def test_a_barrier_that_nobody_arrives_at_is_told():
     plan = planned(SPREAD[0])
     kernel = render(plan).kernel
     arrival = "arrive(shared.q_empty[q.stage]);"
     assert arrival in kernel
-    library = simulator.build(kernel.replace(arrival, ""), tmp_path)
+    library = simulator.build(kernel.replace(arrival, ""))
     with pytest.raises(DeviceError, match="simulator, seed 0: nobody can go on") as refused:
         backward(plan, library, Sizes(1, 2, 1, 400, 100), 0)
     assert "1 threads from 0 on wait for the mbarrier at byte" in str(refused.value)
     # and the next call is as if nothing had been
-    whole = simulator.build(kernel, tmp_path)
+    whole = simulator.build(kernel)
     assert backward(plan, whole, Sizes(1, 2, 1, 400, 100), 0)[0]
 
 
-def test_one_arrival_too_many_is_told(tmp_path):
+def test_one_arrival_too_many_is_told():
     plan = planned(SPREAD[0])
     kernel = render(plan).kernel
     arrival = "shared.k_full.arrive_and_expect_tx(sizeof(shared.k));"
     assert arrival in kernel
-    library = simulator.build(kernel.replace(arrival, arrival * 2), tmp_path)
+    library = simulator.build(kernel.replace(arrival, arrival * 2))
     with pytest.raises(DeviceError, match="more arrive at the mbarrier at byte"):
         backward(plan, library, Sizes(1, 1, 1, 400, 100), 0)
 

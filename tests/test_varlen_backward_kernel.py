@@ -59,10 +59,10 @@ def test_they_are_right_whatever_happens_when(slug: str) -> None:
     ],
     ids=str,
 )
-def test_offsets_that_are_wrong_write_nothing_outside_and_end(offsets: list[int], tmp_path) -> None:
+def test_offsets_that_are_wrong_write_nothing_outside_and_end(offsets: list[int]) -> None:
     """What they compute of such sequences is nobody's; that they end, and where they write, is."""
     of = planned(SMALL)
-    library = simulator.build(render(of).kernel, tmp_path)
+    library = simulator.build(render(of).kernel)
     at = torch.tensor(offsets, dtype=torch.int32)
     q, k, v, dout, out = (torch.randn(130, 2, 16).half() for _ in range(5))
     room = torch.full((3, 140, 2, 16), 7.0).half()
@@ -72,9 +72,9 @@ def test_offsets_that_are_wrong_write_nothing_outside_and_end(offsets: list[int]
     assert (room[:, :5] == 7).all() and (room[:, 135:] == 7).all()
 
 
-def test_sums_in_order_have_the_same_bits_whatever_happens_when(tmp_path) -> None:
+def test_sums_in_order_have_the_same_bits_whatever_happens_when() -> None:
     of = planned("bwd_fp16_d32_full_m64n64_varlen_det")
-    library = simulator.build(render(of).kernel, tmp_path)
+    library = simulator.build(render(of).kernel)
     case, found = Case(((100, 150), (3, 200)), 2, 1), []
 
     def kernel(given: dict[str, Any], seed: int) -> None:

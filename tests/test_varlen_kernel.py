@@ -71,21 +71,21 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_tile_that_is_not_passed_on_is_told_as_a_deadlock(name: str, tmp_path: Path) -> None:
+def test_a_tile_that_is_not_passed_on_is_told_as_a_deadlock(name: str) -> None:
     slug, right = FAULTS[name]
     of = planned(slug)
     kernel = render(of).kernel
     assert right in kernel
-    library = simulator.build(kernel.replace(right, ""), tmp_path)
+    library = simulator.build(kernel.replace(right, ""))
     case = Case(((65, 7), (3, 3), (200, 90), (9, 0)) * 60, 2, 1)
     with pytest.raises(DeviceError, match=f"{slug} on the simulator, seed 0"):
         case_error(of, case, lambda given: simulator.call(of, library, **given), device="cpu")
 
 
-def test_sequences_of_a_cache_are_read_where_they_are(tmp_path: Path) -> None:
+def test_sequences_of_a_cache_are_read_where_they_are() -> None:
     """Heads before keys, as models keep them: the packed view's sequences lie within each other."""
     of = planned(SMALL)
-    library = simulator.build(render(of).kernel, tmp_path)
+    library = simulator.build(render(of).kernel)
     q = normal(3, 70, 4, 64, dtype=torch.float16)
     used, pads = (torch.tensor(x, dtype=torch.int32) for x in ((150, 41, 0), (5, 0, 0)))
     caches = [normal(3, 2, 150, 64, seed=seed, dtype=torch.float16) for seed in (1, 2)]
@@ -118,26 +118,26 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", some(WRONG, [*WRONG][:1]))
-def test_a_kernel_that_is_wrong_is_found_out(name: str, tmp_path: Path) -> None:
+def test_a_kernel_that_is_wrong_is_found_out(name: str) -> None:
     of = planned(SMALL_FP8)
     kernel = render(of).kernel
     right, wrong = WRONG[name]
     assert right in kernel
-    library = simulator.build(kernel.replace(right, wrong), tmp_path)
+    library = simulator.build(kernel.replace(right, wrong))
     case = Case(((65, 80), (3, 3), (70, 90), (9, 0)), 2, 1)
 
     def error(path: Path) -> bool:
         run = partial(simulator.call, of, path)
         return case_error(of, case, lambda given: run(**given), device="cpu").ok
 
-    assert error(simulator.build(kernel, tmp_path)) and not error(library)
+    assert error(simulator.build(kernel)) and not error(library)
 
 
 @pytest.mark.parametrize("slug", [SMALL, SMALL_FP8])
-def test_the_counter_of_tiles_is_left_as_it_was_found(slug: str, tmp_path: Path) -> None:
+def test_the_counter_of_tiles_is_left_as_it_was_found(slug: str) -> None:
     """Calls of other lengths one after another, with one workspace."""
     of = planned(slug)
-    library = simulator.build(render(of).kernel, tmp_path)
+    library = simulator.build(render(of).kernel)
     workspace = torch.zeros(1, dtype=torch.int32)
 
     def run(given: dict[str, Any]) -> None:

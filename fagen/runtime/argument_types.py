@@ -162,6 +162,6 @@ def refuse_tangents(*tensors: Tensor) -> None:
     for tensor in tensors:
         if forward_ad.unpack_dual(tensor).tangent is not None:
             raise ValueError(
-                "q, k or v has a tangent (torch.func.jvp, torch.autograd.forward_ad), and there "
+                "a tensor has a tangent (torch.func.jvp, torch.autograd.forward_ad), and there "
                 "are no forward-mode gradients; take torch.autograd.grad or backward()"
             )

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+from torch.compiler import is_compiling
 
 from fagen.build import Binary
 from fagen.errors import BuildError, FagenError
@@ -161,14 +163,8 @@ def emulated(slug: str) -> Op:
         with torch.no_grad():
             return compute(of, **arguments)
 
-    def gate(*given: Any, **named: Any) -> Any:
-        _refuse_gradient(of, given, named)
-        with torch._C._AutoDispatchBelowAutograd():
-            return getattr(torch.ops.fagen, name).default(*given, **named)
-
     _ops.define(f"{name}({of.signature.asked}) -> {of.signature.returns}")
     _ops.impl(name, run, "CPU")
-    _ops.impl(name, gate, "Autograd")  # what torch.vmap calls, for one
     torch.library.register_fake(f"fagen::{name}", fakes(of)[""], lib=_ops)
     return getattr(torch.ops.fagen, name).default  # type: ignore[no-any-return]
 
@@ -176,18 +172,20 @@ def emulated(slug: str) -> Op:
 @cache
 def emulation(slug: str) -> Op:
     """Return what is called as the op of this slug on CPU tensors; ValueError for a gradient."""
-    run, of = emulated(slug), plan_of(slug)
+    run, signature = emulated(slug), plan_of(slug).signature
 
     def emulation(*given: Any, **named: Any) -> Any:
-        _refuse_gradient(of, given, named)  # also of what torch.func has wrapped
+        if torch.is_grad_enabled():
+            tensors = [one for one in (*given, *named.values()) if isinstance(one, Tensor)]
+            if any(map(_requires_gradient, tensors)):
+                raise ValueError(f"fagen::{slug}: {signature.gradient_refused}")
         return run(*given, **named)
 
     return emulation
 
 
-def _refuse_gradient(of: Plan, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-    """Raise ValueError where a gradient would be needed."""
-    if torch.is_grad_enabled():
-        tensors = [one for one in (*given, *named.values()) if isinstance(one, Tensor)]
-        if any(tensor.requires_grad for tensor in tensors):
-            raise ValueError(f"fagen::{of.slug}: {of.signature.gradient_refused}")
+def _requires_gradient(tensor: Tensor) -> bool:
+    """Whether a tensor does, or what torch.func has wrapped in it."""
+    while not tensor.requires_grad and not is_compiling() and is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
+    return bool(tensor.requires_grad)

@@ -6,12 +6,12 @@ It takes seconds for what a GPU does in microseconds, so sizes are to be small.
 
 import ctypes
 import hashlib
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fagen.build.store import Record, kernels_folder, lock_of, place
 from fagen.errors import BuildError, DeviceError, VerificationError
 from fagen.kind import Plan, load_named
 from fagen.process import run
@@ -22,25 +22,28 @@ from fagen.toolchain import find_gxx
 Say = Callable[[str], None]
 
 _HEADER = Path(__file__).with_name("gpu.hpp")
+_SOURCE, _LIBRARY = "simulated.cpp", "simulated.so"
 _FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-fno-strict-aliasing", "-fno-gnu-unique", "-w")
 
 
-def build(kernel: str, folder: Path) -> Path:
-    """Compile a kernel's text for the CPU into `folder`; what is there already is taken.
+def build(kernel: str) -> Path:
+    """Compile a kernel's text for the CPU, into fagen's cache; what is there already is taken.
 
-    Raises BuildError where there is no g++, or it refuses.
+    Raises BuildError where g++ refuses it, ToolchainError where there is none, CacheError.
     """
-    text = translated(kernel)
-    name = hashlib.sha256((text + _HEADER.read_text()).encode()).hexdigest()[:16]
-    library = folder / f"simulated_{name}.so"
-    if not library.exists():
-        source = library.with_suffix(".cpp")
-        source.write_text(text)
-        words = [find_gxx()[0], *_FLAGS, f"-I{_HEADER.parent}", source, "-o", library]
-        answer = run([str(word) for word in words])
+    text, (gxx, version) = translated(kernel), find_gxx()
+    of = "\0".join((text, _HEADER.read_text(), *_FLAGS, str(gxx), version))
+    folder = kernels_folder() / f"simulated-{hashlib.sha256(of.encode()).hexdigest()[:16]}"
+
+    def make(making: Path) -> Record:
+        (making / _SOURCE).write_text(text)
+        answer = run([gxx, *_FLAGS, f"-I{_HEADER.parent}", _SOURCE, "-o", _LIBRARY], cwd=making)
         if answer.returncode:
             raise BuildError(f"g++ refuses what the simulator made of a kernel: {answer.stderr}")
-    return library
+        return {"made_with": version}
+
+    place(folder, make, lock=lock_of(folder))
+    return folder / _LIBRARY
 
 
 def call(plan: Plan, library: Path, *, seed: int = 0, **given: Any) -> None:
@@ -78,9 +81,8 @@ def check(plan: Plan, kernel: str, *, seeds: int = 2, progress: Say | None = Non
             f"{plan.slug}: kernels of the kind {plan.kind} have no proof on the simulator; "
             f"`fagen verify {plan.slug}` runs them on a Hopper GPU"
         )
+    library = build(kernel)
     runs = 0
-    with tempfile.TemporaryDirectory() as folder:
-        library = build(kernel, Path(folder))
-        for seed in range(seeds):
-            runs += len(proof.simulated(plan, partial(call, plan, library, seed=seed), progress))
+    for seed in range(seeds):
+        runs += len(proof.simulated(plan, partial(call, plan, library, seed=seed), progress))
     return runs

@@ -7,6 +7,7 @@
 // registers of a thread, and proxy fences.
 #pragma once
 
+#include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 
@@ -203,7 +204,9 @@ struct BulkStore {
 };
 
 struct Thread {
-  ucontext_t context;
+  ucontext_t entry;
+  jmp_buf place;  // where it goes on, once it has been entered
+  bool entered = false;
   void* stack = nullptr;
   Block* block;
   int index;
@@ -249,7 +252,7 @@ struct Block {
 
 struct Machine {
   std::mt19937_64 random{1};
-  ucontext_t scheduler;
+  jmp_buf scheduler;
   Thread* current = nullptr;
   dim3 grid, block;
   uint64_t turn = 0;                                           // of all threads
@@ -276,10 +279,25 @@ inline Thread& self() { return *machine.current; }
 inline Warp& warp() { return self().block->warps[self().index / kWarp]; }
 inline int lane() { return self().index % kWarp; }
 
-[[noreturn]] inline void leave() {  // for good: the scheduler never comes back
-  swapcontext(&self().context, &machine.scheduler);
-  std::abort();
+// By jumps, since swapcontext asks the kernel for the mask of signals each time.
+inline void give_way() {
+  if (_setjmp(self().place) == 0) {
+    _longjmp(machine.scheduler, 1);
+  }
 }
+
+inline void go_on(Thread& thread) {
+  machine.current = &thread;
+  if (_setjmp(machine.scheduler) == 0) {
+    if (thread.entered) {
+      _longjmp(thread.place, 1);
+    }
+    thread.entered = true;
+    setcontext(&thread.entry);
+  }
+}
+
+[[noreturn]] inline void leave() { _longjmp(machine.scheduler, 1); }  // for good
 
 inline std::string told(const dim3& b) {
   return "block (" + std::to_string(b.x) + ", " + std::to_string(b.y) + ", " + std::to_string(b.z) + ")";
@@ -295,7 +313,7 @@ inline std::string told(const dim3& b) {
 inline void wait_for(const Wait& wait) {
   if (!wait.test(wait.object, wait.value) || machine.chance(8)) {  // others may go first
     self().wait = wait;
-    swapcontext(&self().context, &machine.scheduler);
+    give_way();
   }
 }
 
@@ -393,11 +411,11 @@ inline std::unique_ptr<Block> new_block(unsigned flat, int threads) {
     thread.index = i;
     ++block->warps[i / kWarp].living;
     thread.stack = new_stack();
-    getcontext(&thread.context);
-    thread.context.uc_stack.ss_sp = thread.stack;
-    thread.context.uc_stack.ss_size = kStack;
-    thread.context.uc_link = nullptr;
-    makecontext(&thread.context, enter, 0);
+    getcontext(&thread.entry);
+    thread.entry.uc_stack.ss_sp = thread.stack;
+    thread.entry.uc_stack.ss_size = kStack;
+    thread.entry.uc_link = nullptr;
+    makecontext(&thread.entry, enter, 0);
   }
   return block;
 }
@@ -468,8 +486,7 @@ inline bool run(dim3 grid, dim3 shape, int cluster, int resident, const std::fun
         }
         progress = true;
         thread.wait = {};
-        m.current = &thread;
-        swapcontext(&m.scheduler, &thread.context);
+        go_on(thread);
       }
       for (Warp& warp : block->warps) {
         while (!warp.products.empty() && m.chance(3)) {
