@@ -160,9 +160,9 @@ def flash_attn_varlen_func(
             sizes = cu_seqlens_q.shape[0] - 1, q.shape[1], k.shape[1]
             q_descale, k_descale, v_descale = descales_of(q, sizes, q_descale, k_descale, v_descale)
         return attention_varlen(
-            q if q.stride(-1) == 1 else q.contiguous(),
-            k if k.stride(-1) == 1 else k.contiguous(),
-            v if v.stride(-1) == 1 else v.contiguous(),
+            q if q.dim() != 3 or q.stride(2) == 1 else q.contiguous(),
+            k if k.dim() != 3 or k.stride(2) == 1 else k.contiguous(),
+            v if v.dim() != 3 or v.stride(2) == 1 else v.contiguous(),
             cu_seqlens_q,
             cu_seqlens_k,
             seqused_k=seqused_k,

@@ -139,6 +139,9 @@ def test_tensors_that_no_kernel_reads_are_named() -> None:
     assert "k is a nested tensor; attention_varlen" in refused("attention", ValueError, k=nested)
     quantised = torch.quantize_per_tensor(K.float(), 0.1, 0, torch.qint8)
     assert "k is torch.qint8" in refused("attention_decode", ValueError, k=quantised)
+    assert "q has 0 dimensions" in refused(
+        "flash_attn_varlen_func", ValueError, q=torch.tensor(1.0)
+    )
     assert "q is a parameter that is not" in refused("attention", ValueError, q=empty)
 
 
