@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 # public name → module that defines it, with the name there if it is another
 _HOMES = {
     "attention": "runtime.attention",
-    "attention_fp8": "runtime.attention",
+    "attention_fp8": "runtime.attention_fp8",
     "attention_varlen": "runtime.varlen",
     "prepare": "runtime.attention",
     "prepare_varlen": "runtime.varlen",

@@ -5,22 +5,30 @@ order and defaults of arguments are those of FlashAttention-3's module; what fag
 for yet raises NotImplementedError, which names the argument or the function.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
+from operator import index
 from typing import NoReturn
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
-from fagen.runtime.arguments import E4M3, needs_gradient, refuse_no_tensor, refuse_rank
+from fagen.runtime.argument_types import UNCLEAR, refuse_other_types
+from fagen.runtime.arguments import E4M3, refuse_rank
 from fagen.runtime.attention import attention
 from fagen.runtime.cache import as_packed, attention_cache
 from fagen.runtime.checks import shape_of
 from fagen.runtime.combine import combine
+from fagen.runtime.flash_attn_arguments import (
+    descales_of,
+    filled,
+    is_causal,
+    lengths_of,
+    refuse_deterministic,
+    refuse_missing,
+    refuse_yet,
+)
 from fagen.runtime.varlen import attention_varlen
-
-Refuse = Callable[[str, str], NoReturn]  # an argument; what to do instead
 
 
 def flash_attn_func(
@@ -66,30 +74,34 @@ def flash_attn_func(
     num_splits above 1, an sm_margin other than 0, and deterministic where a gradient is needed and
     torch was not told so; ValueError for a wrong argument; and what else fagen.attention raises.
     """
-    if not q.dim() == k.dim() == v.dim() == 4:
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
-            refuse_rank(name, tensor)
-    refuse = partial(_refuse, "flash_attn_func")
-    _refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
-    if deterministic:
-        _refuse_deterministic(refuse, q, k, v)
-    causal = _is_causal(refuse, window_size, q.shape[1], k.shape[1], causal=causal)
-    if q.dtype == E4M3:
-        sizes = q.shape[0], q.shape[2], k.shape[2]
-        q_descale, k_descale, v_descale = _descales(q, sizes, q_descale, k_descale, v_descale)
-    else:
-        q_descale = k_descale = v_descale = None
-    return attention(
-        q if q.stride(3) == 1 else q.contiguous(),
-        k if k.stride(3) == 1 else k.contiguous(),
-        v if v.stride(3) == 1 else v.contiguous(),
-        causal=causal,
-        scale=softmax_scale,
-        return_lse=return_attn_probs,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-    )
+    try:
+        if not q.dim() == k.dim() == v.dim() == 4:
+            for name, tensor in (("q", q), ("k", k), ("v", v)):
+                refuse_rank(name, tensor)
+        refuse = partial(refuse_yet, "flash_attn_func")
+        refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
+        if deterministic:
+            refuse_deterministic(refuse, q, k, v)
+        causal = is_causal(refuse, window_size, q.shape[1], k.shape[1], causal=causal)
+        if q.dtype == E4M3:
+            sizes = q.shape[0], q.shape[2], k.shape[2]
+            q_descale, k_descale, v_descale = descales_of(q, sizes, q_descale, k_descale, v_descale)
+        else:
+            q_descale = k_descale = v_descale = None
+        return attention(
+            q if q.stride(3) == 1 else q.contiguous(),
+            k if k.stride(3) == 1 else k.contiguous(),
+            v if v.stride(3) == 1 else v.contiguous(),
+            causal=causal,
+            scale=softmax_scale,
+            return_lse=return_attn_probs,
+            q_descale=q_descale,
+            k_descale=k_descale,
+            v_descale=v_descale,
+        )
+    except UNCLEAR:
+        refuse_other_types(flash_attn_func, locals())
+        raise
 
 
 def flash_attn_varlen_func(
@@ -135,31 +147,35 @@ def flash_attn_varlen_func(
     Raises NotImplementedError for what flash_attn_func has not either, and seqused_q; ValueError
     for a wrong argument; and what else fagen.attention_varlen does.
     """
-    refuse = partial(_refuse, "flash_attn_varlen_func")
-    _refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
-    if seqused_q is not None:
-        refuse("seqused_q", "None is none")
-    if deterministic:
-        _refuse_deterministic(refuse, q, k, v)
-    if q.dtype != E4M3:
-        q_descale = k_descale = v_descale = None
-    elif q.dim() == k.dim() == 3 and cu_seqlens_q.dim() == 1:  # else they are refused below
-        sizes = cu_seqlens_q.shape[0] - 1, q.shape[1], k.shape[1]
-        q_descale, k_descale, v_descale = _descales(q, sizes, q_descale, k_descale, v_descale)
-    return attention_varlen(
-        q if q.stride(-1) == 1 else q.contiguous(),
-        k if k.stride(-1) == 1 else k.contiguous(),
-        v if v.stride(-1) == 1 else v.contiguous(),
-        cu_seqlens_q,
-        cu_seqlens_k,
-        seqused_k=seqused_k,
-        causal=_is_causal(refuse, window_size, max_seqlen_q, max_seqlen_k, causal=causal),
-        scale=softmax_scale,
-        return_lse=return_attn_probs,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-    )
+    try:
+        refuse = partial(refuse_yet, "flash_attn_varlen_func")
+        refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
+        if seqused_q is not None:
+            refuse("seqused_q", "None is none")
+        if deterministic:
+            refuse_deterministic(refuse, q, k, v)
+        if q.dtype != E4M3:
+            q_descale = k_descale = v_descale = None
+        elif q.dim() == k.dim() == 3 and cu_seqlens_q.dim() == 1:  # else they are refused below
+            sizes = cu_seqlens_q.shape[0] - 1, q.shape[1], k.shape[1]
+            q_descale, k_descale, v_descale = descales_of(q, sizes, q_descale, k_descale, v_descale)
+        return attention_varlen(
+            q if q.dim() != 3 or q.stride(2) == 1 else q.contiguous(),
+            k if k.dim() != 3 or k.stride(2) == 1 else k.contiguous(),
+            v if v.dim() != 3 or v.stride(2) == 1 else v.contiguous(),
+            cu_seqlens_q,
+            cu_seqlens_k,
+            seqused_k=seqused_k,
+            causal=is_causal(refuse, window_size, max_seqlen_q, max_seqlen_k, causal=causal),
+            scale=softmax_scale,
+            return_lse=return_attn_probs,
+            q_descale=q_descale,
+            k_descale=k_descale,
+            v_descale=v_descale,
+        )
+    except UNCLEAR:
+        refuse_other_types(flash_attn_varlen_func, locals())
+        raise
 
 
 def flash_attn_with_kvcache(
@@ -220,70 +236,86 @@ def flash_attn_with_kvcache(
 
     Raises NotImplementedError for page_table and block_table, k and v, rotary embeddings,
     cache_batch_idx, qv, windows, attention_chunk, softcap and e4m3; ValueError for a wrong
-    argument, and for a gradient but where fagen.attention has one; and what else those three do.
+    argument, and for a gradient where fagen.attention_decode computes; and what else those three
+    do.
     """
-    refuse = partial(_refuse, "flash_attn_with_kvcache")
-    _refuse_missing(refuse, qv, attention_chunk, softcap)
-    for name, given, instead in (
-        ("page_table", page_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
-        ("block_table", block_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
-        ("k", k, "write it to k_cache first, and count it in cache_seqlens"),
-        ("v", v, "write it to v_cache first, and count it in cache_seqlens"),
-        ("rotary_cos", rotary_cos, "turn q before, and keys before they are written"),
-        ("rotary_sin", rotary_sin, "turn q before, and keys before they are written"),
-        ("rotary_seqlens", rotary_seqlens, "turn q before, and keys before they are written"),
-        ("cache_batch_idx", cache_batch_idx, "k_cache[cache_batch_idx] is a copy that is taken"),
-    ):
-        if given is not None:
-            refuse(name, instead)
-    if E4M3 in (q.dtype, k_cache.dtype, v_cache.dtype):
-        refuse("e4m3, with q_descale, k_descale and v_descale,", "keep the cache in 16 bits")
-    packed = cu_seqlens_q is not None
-    for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
-        if packed and tensor is q:
-            if q.dim() != 3:
-                raise ValueError(
-                    f"q has {q.dim()} dimensions; with cu_seqlens_q it must have 3: (total, heads, "
-                    "head_dim)"
-                )
-        else:
-            refuse_rank(name, tensor)
-    batch, room = k_cache.shape[:2]
-    if isinstance(cache_seqlens, int):
-        cache_seqlens = _filled(cache_seqlens, batch, q)
-    cache_seqlens = _lengths("cache_seqlens", cache_seqlens, batch)
-    cache_leftpad = _lengths("cache_leftpad", cache_leftpad, batch)
-    queries = (max_seqlen_q or q.shape[0]) if packed else q.shape[1]
-    causal = _is_causal(refuse, window_size, queries, room, causal=causal)
-    q = q if q.stride(-1) == 1 else q.contiguous()
-    if cu_seqlens_q is None:
-        return attention_cache(
+    try:
+        refuse = partial(refuse_yet, "flash_attn_with_kvcache")
+        refuse_missing(refuse, qv, attention_chunk, softcap)
+        for name, given, instead in (
+            ("page_table", page_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
+            ("block_table", block_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
+            ("k", k, "write it to k_cache first, and count it in cache_seqlens"),
+            ("v", v, "write it to v_cache first, and count it in cache_seqlens"),
+            ("rotary_cos", rotary_cos, "turn q before, and keys before they are written"),
+            ("rotary_sin", rotary_sin, "turn q before, and keys before they are written"),
+            ("rotary_seqlens", rotary_seqlens, "turn q before, and keys before they are written"),
+            (
+                "cache_batch_idx",
+                cache_batch_idx,
+                "k_cache[cache_batch_idx] is a copy that is taken",
+            ),
+        ):
+            if given is not None:
+                refuse(name, instead)
+        if E4M3 in (q.dtype, k_cache.dtype, v_cache.dtype):
+            refuse("e4m3, with q_descale, k_descale and v_descale,", "keep the cache in 16 bits")
+        packed = cu_seqlens_q is not None
+        for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+            if packed and tensor is q:
+                if q.dim() != 3:
+                    raise ValueError(
+                        f"q has {q.dim()} dimensions; with cu_seqlens_q it must have 3: (total, "
+                        "heads, head_dim)"
+                    )
+            else:
+                refuse_rank(name, tensor)
+        batch, room = k_cache.shape[:2]
+        if isinstance(cache_seqlens, int):
+            cache_seqlens = filled(cache_seqlens, batch, q)
+        elif cache_seqlens is not None and not isinstance(cache_seqlens, Tensor):
+            cache_seqlens = filled(index(cache_seqlens), batch, q)  # NumPy's, say
+        cache_seqlens = lengths_of("cache_seqlens", cache_seqlens, k_cache)
+        cache_leftpad = lengths_of("cache_leftpad", cache_leftpad, k_cache)
+        queries = (max_seqlen_q or q.shape[0]) if packed else q.shape[1]
+        causal = is_causal(refuse, window_size, queries, room, causal=causal)
+        q = q if q.stride(-1) == 1 else q.contiguous()
+        if cu_seqlens_q is None:
+            return attention_cache(
+                q,
+                k_cache,
+                v_cache,
+                seqused_k=cache_seqlens,
+                leftpad_k=cache_leftpad,
+                causal=causal,
+                scale=softmax_scale,
+                return_lse=return_softmax_lse,
+            )
+        if v_cache.shape[:2] != k_cache.shape[:2]:
+            raise ValueError(
+                f"v_cache has shape {shape_of(v_cache)}; it must be (batch = {batch}, seqlen = "
+                f"{room}, kv_heads, head_dim) as k_cache"
+            )
+        sequences = as_packed(k_cache, v_cache, cache_seqlens, cache_leftpad)
+        if sequences is None:
+            refuse(
+                f"cu_seqlens_q over caches of shape {shape_of(k_cache)} and such strides",
+                "sequences of k_cache and v_cache have to be the same whole number of rows apart",
+            )
+        return attention_varlen(
             q,
-            k_cache,
-            v_cache,
-            seqused_k=cache_seqlens,
-            leftpad_k=cache_leftpad,
+            sequences[0],
+            sequences[1],
+            cu_seqlens_q,
+            sequences[2],
+            seqused_k=sequences[3],
             causal=causal,
             scale=softmax_scale,
             return_lse=return_softmax_lse,
         )
-    sequences = as_packed(k_cache, v_cache, cache_seqlens, cache_leftpad)
-    if sequences is None:
-        refuse(
-            f"cu_seqlens_q over caches of shape {shape_of(k_cache)} and such strides",
-            "sequences of k_cache and v_cache have to be the same whole number of rows apart",
-        )
-    return attention_varlen(
-        q,
-        sequences[0],
-        sequences[1],
-        cu_seqlens_q,
-        sequences[2],
-        seqused_k=sequences[3],
-        causal=causal,
-        scale=softmax_scale,
-        return_lse=return_softmax_lse,
-    )
+    except UNCLEAR:
+        refuse_other_types(flash_attn_with_kvcache, locals())
+        raise
 
 
 def get_scheduler_metadata(
@@ -314,7 +346,11 @@ def get_scheduler_metadata(
     That is (1) in int32 on the device of cache_seqlens: kernels find their work by themselves, from
     the lengths that they are called with.
     """
-    return cache_seqlens.new_zeros(1, dtype=torch.int32)
+    try:
+        return cache_seqlens.new_zeros(1, dtype=torch.int32)
+    except UNCLEAR:
+        refuse_other_types(get_scheduler_metadata, locals())
+        raise
 
 
 def flash_attn_combine(
@@ -334,134 +370,22 @@ def flash_attn_combine(
 
     Raises ValueError where `out` has another shape or dtype, and as fagen.combine does.
     """
-    if out is not None:
-        out_dtype = out_dtype or out.dtype
-        if out.shape != out_partial.shape[1:] or out.dtype != out_dtype:
-            raise ValueError(
-                f"out has shape {shape_of(out)} in {out.dtype}; it must be "
-                f"({', '.join(map(str, out_partial.shape[1:]))}) in {out_dtype}"
-            )
-    lses = lse_partial.transpose(-1, -2)
-    made, lse = combine(
-        out_partial, lses if lses.stride(-1) == 1 else lses.contiguous(), out_dtype=out_dtype
-    )
-    return made if out is None else out.copy_(made), lse.transpose(-1, -2)
-
-
-# ---- arguments ----------------------------------------------------------------------------------
-
-_filled_ones: dict[tuple[int, int, torch.device, int], Tensor] = {}
-_KEPT = 64  # a layer after another asks for the same one
-
-
-def _filled(length: int, batch: int, q: Tensor) -> Tensor:
-    """Return one length for a whole batch, (B) in int32 on the device of q; kept between calls."""
-    on_gpu = q.device.type == "cuda"
-    capturing = on_gpu and torch.cuda.is_current_stream_capturing()
-    # what a graph reads has to live as long as the graph, and a trace has no numbers
-    if is_compiling() or capturing or type(q) is not Tensor:
-        return torch.full((batch,), length, dtype=torch.int32, device=q.device)
-    stream = torch.cuda.current_stream(q.device).cuda_stream if on_gpu else 0
-    key = length, batch, q.device, stream
-    if key not in _filled_ones:
-        if len(_filled_ones) >= _KEPT:
-            _filled_ones.clear()
-        _filled_ones[key] = torch.full((batch,), length, dtype=torch.int32, device=q.device)
-    return _filled_ones[key]
-
-
-def _lengths(name: str, lengths: Tensor | None, batch: int) -> Tensor | None:
-    """Return lengths as kernels take them.  Raises ValueError where they are none of a batch."""
-    if lengths is None:
-        return None
-    refuse_no_tensor(name, lengths)
-    if lengths.shape != (batch,) or lengths.dtype != torch.int32:
-        raise ValueError(
-            f"{name} has shape {shape_of(lengths)} in {lengths.dtype}; it must be (batch = "
-            f"{batch}) in torch.int32"
+    try:
+        if out is not None:
+            out_dtype = out_dtype or out.dtype
+            if out.shape != out_partial.shape[1:] or out.dtype != out_dtype:
+                raise ValueError(
+                    f"out has shape {shape_of(out)} in {out.dtype}; it must be "
+                    f"({', '.join(map(str, out_partial.shape[1:]))}) in {out_dtype}"
+                )
+        lses = torch.atleast_2d(lse_partial).transpose(-1, -2)
+        made, lse = combine(
+            out_partial, lses if lses.stride(-1) == 1 else lses.contiguous(), out_dtype=out_dtype
         )
-    return lengths if lengths.stride(0) == 1 else lengths.contiguous()
-
-
-def _refuse(function: str, argument: str, instead: str) -> NoReturn:
-    raise NotImplementedError(f"{function}: {argument} is not there yet in fagen; {instead}")
-
-
-def _refuse_deterministic(refuse: Refuse, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise NotImplementedError where one call's gradients alone are to be in one order."""
-    needed = torch.is_grad_enabled() and needs_gradient(q, k, v)
-    if needed and not torch.are_deterministic_algorithms_enabled():
-        asked = "torch.use_deterministic_algorithms(True) asks for it of all calls"
-        refuse("a deterministic gradient of q for one call", asked)
-
-
-def _refuse_missing(
-    refuse: Refuse,
-    qv: Tensor | None,
-    attention_chunk: int,
-    softcap: float,
-    num_splits: int = 0,
-    sm_margin: int = 0,
-) -> None:
-    """Raise NotImplementedError for an argument that no function here has kernels for."""
-    if qv is not None:
-        refuse("qv", "None is none")
-    if attention_chunk > 0:
-        refuse(f"attention_chunk = {attention_chunk}", "0 is none")
-    if softcap > 0:
-        refuse(f"softcap = {softcap}", "0.0 is none")
-    if num_splits > 1:
-        refuse(f"num_splits = {num_splits}", "with 1 or 0 the same is computed without splits")
-    if sm_margin != 0:
-        refuse(f"sm_margin = {sm_margin}", "0 is none: a kernel takes all SMs")
-
-
-def _is_causal(
-    refuse: Refuse, window: Sequence[int], queries: int, keys: int, *, causal: bool
-) -> bool:
-    """Whether a window and `causal` amount to the causal mask; False is no mask.
-
-    Raises NotImplementedError where they are neither.
-    """
-    left, right = window
-    # a bound within which even the row farthest from it sees all keys on that side is none
-    endless_left = left < 0 or left >= keys - 1
-    endless_right = right < 0 or right >= queries - 1
-    if endless_left and (causal or right == 0):
-        return True
-    if not (endless_left and endless_right):
-        refuse(f"window_size = ({left}, {right})", "(-1, -1) is none, and (-1, 0) the causal mask")
-    return False
-
-
-def _descales(
-    q: Tensor, sizes: tuple[int, int, int], q_descale: Tensor | None, *others: Tensor | None
-) -> tuple[Tensor, ...]:
-    """Turn descales of q, k and v by KV head into what fagen.attention takes: q's by head, no None.
-
-    `sizes` are B, H and Hk. Raises ValueError for another shape, or where H is no multiple of Hk.
-    """
-    batch, heads, kv_heads = sizes
-    given = q_descale, *others
-    for name, descale in zip(("q_descale", "k_descale", "v_descale"), given, strict=True):
-        if descale is not None and descale.shape != (batch, kv_heads):
-            raise ValueError(
-                f"{name} has shape {shape_of(descale)}; it must be (batch = {batch}, kv_heads = "
-                f"{kv_heads}), of q too; fagen.attention and attention_varlen take others"
-            )
-    if q_descale is not None and heads != kv_heads:
-        if kv_heads == 0 or heads % kv_heads != 0:
-            raise ValueError(f"heads = {heads} must be a multiple of kv_heads = {kv_heads}")
-        if kv_heads == 1 or q_descale.stride(1) == 0:
-            q_descale = q_descale[:, :1]  # one for all heads: nothing to copy
-        else:
-            q_descale = q_descale.repeat_interleave(heads // kv_heads, 1)
-    made = q_descale, *others
-    if all(descale is not None for descale in made):
-        return made
-    # not kept between calls: it may be of a graph that is captured, or of a trace
-    one = q.new_ones((), dtype=torch.float32)
-    return tuple(one if descale is None else descale for descale in made)
+        return made if out is None else out.copy_(made), lse.transpose(-1, -2)
+    except UNCLEAR:
+        refuse_other_types(flash_attn_combine, locals())
+        raise
 
 
 # ---- of that module, and not there yet ----------------------------------------------------------

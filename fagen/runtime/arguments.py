@@ -107,6 +107,11 @@ def schedule_of(schedules: type[Made], **keys: Any) -> Made:
         raise ValueError(f"fagen.{kind}: {'; '.join(said)}") from None
 
 
+def with_sizes(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a key whose sizes are numbers: while torch.jit.trace goes on, tensors have them."""
+    return tuple(int(part) if isinstance(part, Tensor) else part for part in key)
+
+
 def needs_gradient(*tensors: Tensor) -> bool:
     """Whether any of them does, wherever torch is asked for gradients."""
     return any(tensor.requires_grad for tensor in tensors)
@@ -176,15 +181,6 @@ def refuse_unquantisable(q: Tensor, k: Tensor, v: Tensor, scales: str, v_layout:
         )
 
 
-def refuse_no_tensor(name: str, lengths: object) -> None:
-    """Refuse lengths or offsets that are a list, with how to make a tensor of them."""
-    if not isinstance(lengths, Tensor):
-        raise ValueError(
-            f"{name} is a {type(lengths).__name__}; it must be a tensor in int32 on the device of "
-            f"q: torch.tensor({name}, dtype=torch.int32, device=q.device)"
-        )
-
-
 def refuse_rank(name: str, tensor: Tensor) -> None:
     """Refuse what is not one of q, k and v by its dimensions alone."""
     if tensor.dim() != 4:
@@ -196,6 +192,8 @@ def refuse_rank(name: str, tensor: Tensor) -> None:
 
 def refuse_dtype(dtype: torch.dtype, *, fp8: bool = True) -> None:
     """Refuse tensors of a dtype that no kernel of attention takes, with how to convert them."""
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{dtype!r} is no dtype of torch")
     if word_of(dtype) not in (DTYPES if fp8 else SIXTEEN_BITS):
         raise ValueError(
             f"q is {name_of(dtype)}; use fp16 or bf16: q.to(torch.bfloat16), and k and v likewise, "

@@ -2,7 +2,7 @@
 
 Which one that is, its dispatch table says for each card and size, or a user's own table.
 A kernel is built at its first use, or ahead of time by prepare(…). On CPU tensors its schedule is
-emulated, and nothing is built. attention_fp8(q, k, v, …) quantises first.
+emulated, and nothing is built.
 """
 
 import warnings
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._C import _is_tracing
 from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from fagen.dispatch.choice import (
@@ -33,6 +34,14 @@ from fagen.errors import UntunedWarning
 from fagen.picking import search_command
 from fagen.problem import Problem, Sizes
 from fagen.runtime import op
+from fagen.runtime.argument_types import (
+    UNCLEAR,
+    number,
+    refuse_negative,
+    refuse_no_bool,
+    refuse_other_types,
+    refuse_tangents,
+)
 from fagen.runtime.arguments import (
     E4M3,
     ONLY_FP8,
@@ -42,17 +51,15 @@ from fagen.runtime.arguments import (
     refuse_dtype,
     refuse_head_dims,
     refuse_other_layout,
-    refuse_unquantisable,
     refuse_word,
     surely,
     told_scale_rows,
     word_of,
 )
 from fagen.runtime.backward import with_gradient
-from fagen.runtime.quantize import quantize
 from fagen.runtime.ready import first_ready, placed, refuse_tracing, run_once
 from fagen.schedule import Schedule
-from fagen.vocab import OUT_DTYPES, SCALE_ROWS, SCALE_ROWS_DEFAULT, V_LAYOUTS
+from fagen.vocab import OUT_DTYPES, SCALE_ROWS, V_LAYOUTS
 
 # What tells one kind of call from another, as small as a lookup in each call wants it: the device,
 # dtype, both head dims and `causal`, and in e4m3 the type of O, V's layout and scale_rows.
@@ -136,135 +143,85 @@ def attention(
     where the GPU is no Hopper; ToolchainError and BuildError where the kernel cannot be built;
     FagenError where it is not ready and cannot be built now.
     """
-    # Python's share of a call: asking a tensor costs more than all else here, so each thing once
-    dtype, q_shape, v_shape = q.dtype, q.shape, v.shape
-    if len(q_shape) != 4 or len(v_shape) != 4:
-        raise ValueError(
-            f"q has {len(q_shape)} dimensions and v has {len(v_shape)}; both must have 4: "
-            "(batch, seqlen, heads, head_dim)"
-        )
-    head_dim, keys = q_shape[3], v_shape[1]
-    of_fp8: tuple[Tensor | None, ...] = ()
-    kind: Kind
-    if dtype == E4M3:
-        q_descale = descale_of("q_descale", q_descale)
-        k_descale = descale_of("k_descale", k_descale)
-        of_fp8 = q_descale, k_descale, descale_of("v_descale", v_descale), v_mean, k_mean
-        v_layout = v_layout or "rows"
-        refuse_other_layout(k, v, v_layout)
+    try:
+        # Python's share of a call: asking a tensor costs more than all else here, so each once
+        dtype, q_shape, v_shape = q.dtype, q.shape, v.shape
+        if len(q_shape) != 4 or len(v_shape) != 4:
+            raise ValueError(
+                f"q has {len(q_shape)} dimensions and v has {len(v_shape)}; both must have 4: "
+                "(batch, seqlen, heads, head_dim)"
+            )
+        head_dim, keys = q_shape[3], v_shape[1]
+        of_fp8: tuple[Tensor | None, ...] = ()
+        kind: Kind
+        if dtype == E4M3:
+            q_descale = descale_of("q_descale", q_descale)
+            k_descale = descale_of("k_descale", k_descale)
+            of_fp8 = q_descale, k_descale, descale_of("v_descale", v_descale), v_mean, k_mean
+            v_layout = "rows" if v_layout is None else v_layout
+            refuse_other_layout(k, v, v_layout)
+            if schedule is None:
+                out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
+                if scale_rows is None:
+                    scale_rows = told_scale_rows(q, k, q_descale, k_descale)
+            width = v_shape[3]
+            if v_layout == "columns":
+                width, keys = v_shape[2], k.shape[1]
+            kind = (q.device, dtype, head_dim, width, causal, out_dtype, v_layout, scale_rows)
+        elif (
+            (q_descale is None and k_descale is None and v_descale is None)
+            and (v_mean is None and k_mean is None)
+            and (v_layout is None and scale_rows is None and out_dtype is None)
+        ):  # fmt: skip
+            kind = (q.device, dtype, head_dim, v_shape[3], causal)
+        else:
+            raise ValueError(f"{ONLY_FP8}; q is {name_of(dtype)}")
         if schedule is None:
-            out_dtype = out_dtype or torch.bfloat16
-            if scale_rows is None:
-                scale_rows = told_scale_rows(q, k, q_descale, k_descale)
-        width = v_shape[3]
-        if v_layout == "columns":
-            width, keys = v_shape[2], k.shape[1]
-        kind = (q.device, dtype, head_dim, width, causal, out_dtype, v_layout, scale_rows)
-    elif (
-        (q_descale is None and k_descale is None and v_descale is None)
-        and (v_mean is None and k_mean is None)
-        and (v_layout is None and scale_rows is None and out_dtype is None)
-    ):  # fmt: skip
-        kind = (q.device, dtype, head_dim, v_shape[3], causal)
-    else:
-        raise ValueError(f"{ONLY_FP8}; q is {name_of(dtype)}")
-    if schedule is None:
-        served, kernels = _served.get(kind) or _look_up(kind)
-        schedule, few, by_keys, long, narrow, few_queries, few_rows = served
-        if by_keys:
-            most, schedule = by_keys[0]
-            if (keys <= most) is not True:  # a comparison of a traced size is neither
-                schedule = for_keys(by_keys, keys, surely)
-            if few and schedule not in long:
-                schedule = for_few(few, q.numel(), surely) or schedule
-            queries = q_shape[1]
-            if (queries <= few_queries) is True or (queries * q_shape[2] <= few_rows) is True:
-                schedule = _for_narrow(kind, kernels, narrow, q_shape, k.shape, keys) or schedule
-    else:
-        kernels = _ready.get(kind, {})
-    with_lse, alone, direct = kernels.get(schedule) or _make_ready(kind, schedule)
-    if note is not None:
-        note(kind, q_shape, v_shape, keys)
-    if scale is None:
-        scale = head_dim**-0.5
-    if (
-        torch.is_grad_enabled()
-        and not of_fp8
-        and (q.requires_grad or k.requires_grad or v.requires_grad)
-        and (is_compiling() or not (_is_tracing() or peek_interpreter_stack()))
-    ):
-        made = _differentiable.get((kind, schedule)) or _make_differentiable(
-            kind, schedule, keys, q.numel()
-        )
-        out_and_lse: tuple[Tensor, Tensor] = made(q, k, v, scale)
-        return out_and_lse if return_lse else out_and_lse[0]
-    if return_lse:
-        return with_lse(q, k, v, scale, *of_fp8)
-    if not (is_compiling() or _is_tracing() or peek_interpreter_stack()):
-        out: Tensor = direct(q, k, v, scale, *of_fp8) if of_fp8 else direct(q, k, v, scale)
-        if not out.requires_grad:
-            return out
-    return alone(q, k, v, scale, *of_fp8)  # refuses where a gradient would be needed
-
-
-def attention_fp8(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    return_lse: bool = False,
-    schedule: Choice = None,
-    rotate: bool = True,
-    center_k: bool = True,
-    center_v: bool = True,
-    scales: str = "block",
-    scale_rows: int | None = None,
-    v_layout: str = "columns",
-    seed: int = 0,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Compute what attention(…) does, in e4m3: quantise q, k and v, then call an e4m3 kernel.
-
-    q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in fp16 or bf16, D and Dv multiples of 16;
-    out is in their dtype. With `rotate`, q and k are multiplied by the random signs of `seed` and a
-    Hadamard matrix, which leaves their products as they are and spreads outliers. Their scales are
-    of a "tensor", a "head" or a "block" of `scale_rows` rows, 64 if left out; V's are of a column.
-    With `center_k` and `center_v` the means of columns over all keys are taken off K and V before
-    they are rounded, which softmax does not notice of K, and O gets back of V. Each is read twice
-    then. V is written transposed, unless v_layout is "rows".
-
-    Under torch.compile and CUDA graph capture an earlier call with such tensors must have readied
-    its kernels; prepare(…) readies those of attention alone, and where sizes are traced open it is
-    needed too.  Other arguments, what is returned and what is raised are as of attention(…).
-    """
-    refuse_unquantisable(q, k, v, scales, v_layout)
-    by_block = scales == "block"
-    if by_block and scale_rows is None:
-        scale_rows = SCALE_ROWS_DEFAULT
-    elif scale_rows is not None and not by_block:
-        raise ValueError(f'scale_rows goes with scales = "block"; scales is {scales!r}')
-    how: dict[str, Any] = {"scales": scales} | ({"scale_rows": scale_rows} if by_block else {})
-    q8, q_descale = quantize(q, rotate=rotate, seed=seed, **how)
-    k8, k_descale, *k_mean = quantize(k, rotate=rotate, center=center_k, seed=seed, **how)
-    v8, v_descale, *v_mean = quantize(v, layout=v_layout, scales="column", center=center_v)
-    return attention(
-        q8,
-        k8,
-        v8,
-        causal=causal,
-        scale=scale,
-        return_lse=return_lse,
-        schedule=schedule,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        v_mean=v_mean[0] if v_mean else None,
-        k_mean=k_mean[0] if k_mean else None,
-        v_layout=v_layout,
-        scale_rows=scale_rows or 0,
-        out_dtype=q.dtype,
-    )
+            served, kernels = _served.get(kind) or _look_up(kind)
+            schedule, few, by_keys, long, narrow, few_queries, few_rows = served
+            if by_keys:
+                most, schedule = by_keys[0]
+                if (keys <= most) is not True:  # a comparison of a traced size is neither
+                    schedule = for_keys(by_keys, keys, surely)
+                if few and schedule not in long:
+                    schedule = for_few(few, q.numel(), surely) or schedule
+                queries = q_shape[1]
+                if (queries <= few_queries) is True or (queries * q_shape[2] <= few_rows) is True:
+                    schedule = (
+                        _for_narrow(kind, kernels, narrow, q_shape, k.shape, keys) or schedule
+                    )
+        else:
+            kernels = _ready.get(kind, {})
+        with_lse, alone, direct = kernels.get(schedule) or _make_ready(kind, schedule)
+        if note is not None:
+            note(kind, q_shape, v_shape, keys)
+        if scale is None:
+            scale = head_dim**-0.5
+        elif type(scale) is not float:
+            scale = number("scale", scale)
+        if forward_ad._current_level >= 0:
+            refuse_tangents(q, k, v)
+        if (
+            torch.is_grad_enabled()
+            and not of_fp8
+            and (q.requires_grad or k.requires_grad or v.requires_grad)
+            and (is_compiling() or not (_is_tracing() or peek_interpreter_stack()))
+        ):
+            made = _differentiable.get((kind, schedule)) or _make_differentiable(
+                kind, schedule, keys, q.numel()
+            )
+            out_and_lse: tuple[Tensor, Tensor] = made(q, k, v, scale)
+            return out_and_lse if return_lse else out_and_lse[0]
+        if return_lse:
+            return with_lse(q, k, v, scale, *of_fp8)
+        if not (is_compiling() or _is_tracing() or peek_interpreter_stack()):
+            out: Tensor = direct(q, k, v, scale, *of_fp8) if of_fp8 else direct(q, k, v, scale)
+            if not out.requires_grad:
+                return out
+        return alone(q, k, v, scale, *of_fp8)  # refuses where a gradient would be needed
+    except UNCLEAR:
+        refuse_other_types(attention, locals())
+        raise
 
 
 def prepare(
@@ -298,8 +255,10 @@ def prepare(
     of the backward pass are readied too. `progress` is called with a line before what takes long.
     Raises as attention does.
     """
+    refuse_other_types(prepare, locals())
+    refuse_negative(seqlen=seqlen, rows=rows)
     fp8 = out_dtype, v_layout, scale_rows
-    kind = _kind(dtype, head_dim, head_dim_v, causal, device, fp8, bool(schedule))
+    kind = _kind(dtype, head_dim, head_dim_v, causal, device, fp8, schedule is not None)
     choices: list[Choice] = [schedule]
     if schedule is None:
         choices = [*_slugs(kind, seqlen, rows)]
@@ -331,6 +290,8 @@ def picked(
     Arguments as of prepare(…), and `rows` are many if left out; nothing is built: of derived
     schedules it is the first.  Raises ValueError for a dtype or head dims that no kernel takes.
     """
+    refuse_other_types(picked, locals())
+    refuse_negative(seqlen=seqlen, rows=rows)
     fp8 = out_dtype, v_layout, scale_rows
     kind = _kind(dtype, head_dim, head_dim_v, causal, device, fp8)
     return choose(problem_of(kind), _slugs(kind, seqlen, rows)[-1])
@@ -348,14 +309,14 @@ def _kind(
     """The kind of call that prepare(…) means by these arguments; a chosen schedule says more."""
     place = placed(device)
     found, (out, v_layout, scale_rows) = dtype_of(dtype), fp8
-    head_dim_v = head_dim_v or head_dim
+    head_dim_v = head_dim if head_dim_v is None else head_dim_v
     if found != E4M3:
         if fp8 != (None, None, None):
             raise ValueError(f"{ONLY_FP8}; dtype is {name_of(found)}")
         return place, found, head_dim, head_dim_v, causal
-    v_layout = v_layout or "rows"
+    v_layout = "rows" if v_layout is None else v_layout
     refuse_word("v_layout", v_layout, V_LAYOUTS)
-    out_dtype = dtype_of(out) if out else None
+    out_dtype = None if out is None else dtype_of(out)
     if not chosen:
         out_dtype, scale_rows = out_dtype or torch.bfloat16, scale_rows or 0
     return place, found, head_dim, head_dim_v, causal, out_dtype, v_layout, scale_rows
@@ -364,6 +325,7 @@ def _kind(
 def problem_of(kind: Kind) -> Problem:
     """What is computed in such a call, in words.  Raises ValueError for a dtype of no kernel."""
     _, dtype, head_dim, head_dim_v, causal = kind[:5]
+    refuse_no_bool("causal", causal)
     refuse_dtype(dtype)
     word, mask = word_of(dtype), "causal" if causal else "full"
     if len(kind) == 5:

@@ -189,8 +189,9 @@ class _Eager(torch.autograd.Function):  # type: ignore[misc]
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """Keep all tensors, and of the numbers the scale."""
-    (ctx.scale,) = (x for x in inputs if isinstance(x, float))
-    ctx.save_for_backward(*(None if isinstance(x, float) else x for x in inputs), *output)
+    tensors = [x if isinstance(x, Tensor) else None for x in inputs]
+    (ctx.scale,) = (x for x in inputs if not (x is None or isinstance(x, Tensor)))
+    ctx.save_for_backward(*tensors, *output)
     ctx.set_materialize_grads(False)
 
 

@@ -92,7 +92,7 @@ def as_packed(
     (batch, keys), apart = k.shape[:2], _rows_apart(k)
     if v.shape[:2] != k.shape[:2] or apart != _rows_apart(v):
         return None
-    if batch == 0 or apart < keys or keys < 2 or batch * apart > _MOST_ROWS:
+    if apart < keys or batch * apart > _MOST_ROWS:
         return None
     total = (batch - 1) * apart + keys
     starts = torch.arange(batch + 1, dtype=torch.int32, device=k.device) * apart
@@ -100,19 +100,23 @@ def as_packed(
     if leftpad_k is not None:
         first = leftpad_k.clamp(0, keys)
         starts = torch.cat((starts[:-1] + first, starts[-1:]))
-        end = keys if seqused_k is None else seqused_k.clamp(max=keys)
+        end = keys if seqused_k is None else seqused_k.clamp(0, keys)
         used = (end - first).clamp(min=0)
     elif seqused_k is not None:
         used = seqused_k.clamp(0, keys)
     elif apart > keys:
         used = starts.new_full((batch,), keys)
-    packed_k, packed_v = (x.as_strided((total, *x.shape[2:]), x.stride()[1:]) for x in (k, v))
+    along = 0 if keys == 1 else 1  # a row of each sequence is the next one
+    packed_k, packed_v = (
+        x.as_strided((total, *x.shape[2:]), (x.stride(along), *x.stride()[2:])) for x in (k, v)
+    )
     return packed_k, packed_v, starts, used
 
 
 def _rows_apart(x: Tensor) -> int:
     """By how many rows of x (B, S, H, D) its sequences are apart; 0 where by no whole number."""
+    rows: int
     (batch, rows), (between, of_row) = x.shape[:2], x.stride()[:2]
-    if batch == 1:
-        between, of_row = rows, 1
+    if batch < 2 or rows < 2:  # nobody steps along one of them
+        return rows
     return 0 if of_row == 0 or between % of_row else between // of_row

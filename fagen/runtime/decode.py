@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._C import _is_tracing
 from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from fagen import registry
@@ -23,6 +24,13 @@ from fagen.kinds.decode import chunks_for, deal_for, derived, rows_for
 from fagen.kinds.decode.keys import Schedule
 from fagen.picking import search_command
 from fagen.problem import Problem
+from fagen.runtime.argument_types import (
+    UNCLEAR,
+    number,
+    refuse_no_bool,
+    refuse_other_types,
+    refuse_tangents,
+)
 from fagen.runtime.arguments import (
     dtype_of,
     name_of,
@@ -83,7 +91,8 @@ def attention_decode(
 
     With `reference`, (H,) in fp32, what is summed up is relative to these numbers, about as large
     as scale · q kᵀ, natural logarithm, and no maximum is looked for but where a row turns out to
-    lie too far from them: slower there, and as exact. `reference_for` finds them.
+    lie too far from them: slower there, and as exact. `reference_for` finds them. They are finite,
+    also times 1.45, or minus infinity, which is not checked.
 
     Returns out (B, Sq, H, Dv), and with return_lse also the log-sum-exp (B, H, Sq) in fp32, natural
     logarithm: zeros and minus infinity for a row that sees no key.
@@ -102,39 +111,47 @@ def attention_decode(
     read; DeviceError where the GPU is no Hopper; ToolchainError and BuildError where the kernel
     cannot be built; FagenError where it is not ready and cannot be built now.
     """
-    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
-    if not len(q_shape) == len(k_shape) == len(v_shape) == 4:
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
-            refuse_rank(name, tensor)
-    lazy = reference is None
-    traced = is_compiling() or _is_tracing() or peek_interpreter_stack()
-    call: tuple[Any, ...] = ()
-    batch: Any = q_shape[0]
-    if not traced and type(batch) is int:  # sizes that are open are no keys of a dict
-        call = q.device, q.dtype, q_shape, k_shape[2], v_shape[3], causal, lazy, schedule
-    kernel = _called.get(call)
-    if kernel is None:
-        maximum = "lazy" if lazy else "unified"
-        of = q.device, q.dtype, q_shape, k_shape[2], v_shape[3], causal
-        key = _key(*of, maximum, schedule)
-        kernel = _ready.get(key) or _make_ready(key, q_shape[1])
-        if call and len(_called) < _MOST_CALLED:
-            _called[call] = kernel
-    with_lse, without, sooner = kernel
-    if scale is None:
-        scale = q_shape[3] ** -0.5
-    given = (q, k, v, scale) if reference is None else (q, k, v, reference, scale)
-    if return_lse:
-        out_and_lse: tuple[Tensor, Tensor] = with_lse(
-            *given, seqused_k=seqused_k, leftpad_k=leftpad_k
-        )
-        return out_and_lse
-    if not traced:
-        out: Tensor = sooner(*given, seqused_k=seqused_k, leftpad_k=leftpad_k)
-        if not out.requires_grad:
-            return out
-    refusing: Tensor = without(*given, seqused_k=seqused_k, leftpad_k=leftpad_k)
-    return refusing  # where no gradient would be needed
+    try:
+        q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+        if not len(q_shape) == len(k_shape) == len(v_shape) == 4:
+            for name, tensor in (("q", q), ("k", k), ("v", v)):
+                refuse_rank(name, tensor)
+        lazy = reference is None
+        traced = is_compiling() or _is_tracing() or peek_interpreter_stack()
+        call: tuple[Any, ...] = ()
+        batch: Any = q_shape[0]
+        if not traced and type(batch) is int:  # sizes that are open are no keys of a dict
+            call = q.device, q.dtype, q_shape, k_shape[2], v_shape[3], causal, lazy, schedule
+        kernel = _called.get(call)
+        if kernel is None:
+            maximum = "lazy" if lazy else "unified"
+            of = q.device, q.dtype, q_shape, k_shape[2], v_shape[3], causal
+            key = _key(*of, maximum, schedule)
+            kernel = _ready.get(key) or _make_ready(key, q_shape[1])
+            if call and len(_called) < _MOST_CALLED:
+                _called[call] = kernel
+        with_lse, without, sooner = kernel
+        if scale is None:
+            scale = q_shape[3] ** -0.5
+        elif type(scale) is not float:
+            scale = number("scale", scale)
+        if forward_ad._current_level >= 0:
+            refuse_tangents(q, k, v)
+        given = (q, k, v, scale) if reference is None else (q, k, v, reference, scale)
+        if return_lse:
+            out_and_lse: tuple[Tensor, Tensor] = with_lse(
+                *given, seqused_k=seqused_k, leftpad_k=leftpad_k
+            )
+            return out_and_lse
+        if not traced:
+            out: Tensor = sooner(*given, seqused_k=seqused_k, leftpad_k=leftpad_k)
+            if not out.requires_grad:
+                return out
+        refusing: Tensor = without(*given, seqused_k=seqused_k, leftpad_k=leftpad_k)
+        return refusing  # where no gradient would be needed
+    except UNCLEAR:
+        refuse_other_types(attention_decode, locals())
+        raise
 
 
 def reference_for(lse: Tensor, keys: Tensor | int) -> Tensor:
@@ -144,16 +161,26 @@ def reference_for(lse: Tensor, keys: Tensor | int) -> Tensor:
     mean of exp(scale · q kᵀ). In fp16 scores may be 9.7 above it, and the mean over a chunk of keys
     may be 8.3 below; in bf16 41 either way. What calls see later may differ: it costs time alone.
     Without a call's log-sum-exp any bound of the scores will do in bf16 that is not 41 too high.
+    Rows without keys, and those whose log-sum-exp is no number, have no say: minus infinity, which
+    is found for heads of no others, is a reference as any.
 
-    Raises ValueError where lse has other dimensions.
+    Raises ValueError where lse or keys have another shape, TypeError for what is none of these.
     """
-    if lse.dim() != 3:
+    refuse_other_types(reference_for, locals())
+    lengths = keys.shape if isinstance(keys, Tensor) else ()
+    of_batch = tuple(lengths) in ((), tuple(lse.shape[:1]))
+    if lse.dim() != 3 or not of_batch or not lse.is_floating_point():
         raise ValueError(
-            f"lse has {lse.dim()} dimensions; it must have 3: (batch, heads, queries), as "
-            "fagen.attention_decode(…, return_lse=True) returns it"
+            f"lse has shape {tuple(lse.shape)} in {lse.dtype} and keys {tuple(lengths)}; they must "
+            "be (batch, heads, queries) in float32, and one number or one of each batch"
         )
     each = torch.as_tensor(keys, device=lse.device).float().log().reshape(-1, 1, 1)
-    return torch.where(lse == -torch.inf, lse, lse - each).amax((0, 2))
+    means = lse - each
+    means = means.masked_fill(~(lse.isfinite() & means.isfinite()), -torch.inf)
+    # one more, so that there is a largest where there is nothing
+    return torch.nn.functional.pad(means.transpose(0, 1).flatten(1), (1, 0), value=-torch.inf).amax(
+        1
+    )
 
 
 def prepare_decode(
@@ -180,13 +207,15 @@ def prepare_decode(
     captured; on a CPU there is nothing to build. `progress` is called with a line before what
     takes long. Raises as attention_decode does.
     """
+    refuse_other_types(prepare_decode, locals())
     place, kind = placed(device), dtype_of(dtype)
     for name, size in (("heads", heads), ("batch", batch), ("queries", queries)):
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"{name} is {size!r}; it must be a whole number from 1 on")
     shape = batch, queries, heads, head_dim
     maximum = "unified" if unified else "lazy"
-    of = place, kind, shape, kv_heads or heads, head_dim_v or head_dim, causal
+    kv_heads = heads if kv_heads is None else kv_heads
+    of = place, kind, shape, kv_heads, head_dim if head_dim_v is None else head_dim_v, causal
     key = _key(*of, maximum, schedule)
     if key not in _ready:
         with_lse, *_ = _make_ready(key, queries, progress)
@@ -207,12 +236,14 @@ def _key(
 ) -> Key:
     """What tells the kernel of a call.  Raises ValueError where heads form no groups."""
     batch, queries, heads, head_dim = q_shape
-    if kv_heads == 0 or heads % kv_heads:
+    refuse_no_bool("causal", causal)
+    if heads % kv_heads if kv_heads > 0 else heads or kv_heads:
         raise ValueError(
             f"q has {heads} heads, which must be a multiple of k's {kv_heads}; tensors are (batch, "
             "seqlen, heads, head_dim)"
         )
     mask = ONE_QUERY if queries == 1 else "causal" if causal else "full"
+    kv_heads = max(1, kv_heads)  # of no heads nothing is computed
     of_group = queries * (heads // kv_heads)
     tile = rows_for(of_group), chunks_for(kv_heads), deal_for(head_dim, of_group, kv_heads, batch)
     of = device, dtype, head_dim, head_dim_v, mask

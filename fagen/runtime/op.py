@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+from torch.compiler import is_compiling
 
 from fagen.build import Binary
 from fagen.errors import BuildError, FagenError
@@ -175,8 +177,15 @@ def emulation(slug: str) -> Op:
     def emulation(*given: Any, **named: Any) -> Any:
         if torch.is_grad_enabled():
             tensors = [one for one in (*given, *named.values()) if isinstance(one, Tensor)]
-            if any(tensor.requires_grad for tensor in tensors):
+            if any(map(_requires_gradient, tensors)):
                 raise ValueError(f"fagen::{slug}: {signature.gradient_refused}")
         return run(*given, **named)
 
     return emulation
+
+
+def _requires_gradient(tensor: Tensor) -> bool:
+    """Whether a tensor does, or what torch.func has wrapped in it."""
+    while not tensor.requires_grad and not is_compiling() and is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
+    return bool(tensor.requires_grad)

@@ -77,9 +77,15 @@ def first_ready(
 def placed(device: torch.device | str | None) -> torch.device:
     """The device that a caller means: None is the current GPU, or the CPU where there is none.
 
-    Raises DeviceError where torch sees no GPU and one is meant.
+    Raises ValueError where torch knows none of that name, DeviceError where torch sees no GPU and
+    one is meant.
     """
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError, ValueError):  # lists what all torch's backends are called
+        raise ValueError(f"device is {device!r}, which torch does not know here") from None
     if place.type == "cuda" and not torch.cuda.is_available():
         raise DeviceError(
             f'device is "{place}", and torch sees no GPU; leave it out, and calls on CPU tensors '

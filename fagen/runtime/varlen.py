@@ -11,12 +11,20 @@ import torch
 from torch import Tensor
 from torch._C import _is_tracing
 from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from fagen.dispatch.choice import Choice, candidates
 from fagen.errors import UntunedWarning
 from fagen.problem import Problem
 from fagen.runtime import op
+from fagen.runtime.argument_types import (
+    UNCLEAR,
+    number,
+    refuse_no_bool,
+    refuse_other_types,
+    refuse_tangents,
+)
 from fagen.runtime.arguments import (
     E4M3,
     ONLY_FP8,
@@ -27,8 +35,8 @@ from fagen.runtime.arguments import (
     refuse_blocks,
     refuse_dtype,
     refuse_head_dims,
-    refuse_no_tensor,
     refuse_word,
+    with_sizes,
     word_of,
 )
 from fagen.runtime.backward import with_gradient
@@ -114,56 +122,65 @@ def attention_varlen(
     be read; DeviceError where the GPU is no Hopper; ToolchainError and BuildError where the kernel
     cannot be built; FagenError where it is not ready and cannot be built now.
     """
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != 3:
-            raise ValueError(
-                f"attention_varlen: {name} has {tensor.dim()} dimensions; it must have 3: {_PACKED}"
-                "; fagen.attention takes sequences of one length, (batch, seqlen, heads, head_dim)"
-            )
-    if cu_seqlens_k is None:
-        cu_seqlens_k = cu_seqlens_q
-    for name, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        refuse_no_tensor(name, offsets)
-        if offsets.dim() != 1 or offsets.shape[0] == 0:
-            raise ValueError(
-                f"attention_varlen: {name} has shape {tuple(offsets.shape)}; it must be (batch + "
-                "1): where each sequence begins, and the end of the last"
-            )
-    of_fp8: tuple[Tensor | None, ...] = ()
-    if q.dtype == E4M3:
-        q_descale = descale_of("q_descale", q_descale)
-        k_descale = descale_of("k_descale", k_descale)
-        refuse_blocks("q_descale", q_descale)
-        refuse_blocks("k_descale", k_descale)
-        of_fp8 = q_descale, k_descale, descale_of("v_descale", v_descale), v_mean, k_mean
-        if schedule is None:
-            out_dtype = out_dtype or torch.bfloat16
-    elif not (q_descale is k_descale is v_descale is v_mean is k_mean is out_dtype is None):
-        raise ValueError(f"{ONLY_FP8}; q is {name_of(q.dtype)}")
-    head_dim = q.shape[2]
-    key = q.device, q.dtype, head_dim, v.shape[2], causal, out_dtype, schedule
-    with_lse, alone, direct = _ready.get(key) or _make_ready(key)
-    scale = head_dim**-0.5 if scale is None else scale
-    given = q, k, v, cu_seqlens_q, cu_seqlens_k, scale, seqused_k, *of_fp8
-    if (
-        torch.is_grad_enabled()
-        and not of_fp8
-        and needs_gradient(q, k, v)
-        and (is_compiling() or not (_is_tracing() or peek_interpreter_stack()))
-    ):
-        made = _differentiable.get(key) or _make_differentiable(key)
-        found: tuple[Tensor, Tensor] = made(*given)
-        return found if return_lse else found[0]
-    if return_lse:
-        out_and_lse: tuple[Tensor, Tensor] = with_lse(*given)
-        return out_and_lse
-    traced = is_compiling() or _is_tracing() or peek_interpreter_stack()
-    if not traced:
-        out: Tensor = direct(*given)
-        if not out.requires_grad:
-            return out
-    refusing: Tensor = alone(*given)  # where a gradient would be needed
-    return refusing
+    try:
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            if tensor.dim() != 3:
+                raise ValueError(
+                    f"attention_varlen: {name} has {tensor.dim()} dimensions; it must have 3: "
+                    f"{_PACKED}; fagen.attention takes sequences of one length, (batch, seqlen, "
+                    "heads, head_dim)"
+                )
+        if cu_seqlens_k is None:
+            cu_seqlens_k = cu_seqlens_q
+        for name, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+            if offsets.dim() != 1 or offsets.shape[0] == 0:
+                raise ValueError(
+                    f"attention_varlen: {name} has shape {tuple(offsets.shape)}; it must be (batch "
+                    "+ 1): where each sequence begins, and the end of the last"
+                )
+        of_fp8: tuple[Tensor | None, ...] = ()
+        if q.dtype == E4M3:
+            q_descale = descale_of("q_descale", q_descale)
+            k_descale = descale_of("k_descale", k_descale)
+            refuse_blocks("q_descale", q_descale)
+            refuse_blocks("k_descale", k_descale)
+            of_fp8 = q_descale, k_descale, descale_of("v_descale", v_descale), v_mean, k_mean
+            if schedule is None:
+                out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
+        elif not (q_descale is k_descale is v_descale is v_mean is k_mean is out_dtype is None):
+            raise ValueError(f"{ONLY_FP8}; q is {name_of(q.dtype)}")
+        head_dim = q.shape[2]
+        key = q.device, q.dtype, head_dim, v.shape[2], causal, out_dtype, schedule
+        with_lse, alone, direct = _ready.get(key) or _make_ready(key)
+        if scale is None:
+            scale = head_dim**-0.5
+        elif type(scale) is not float:
+            scale = number("scale", scale)
+        if forward_ad._current_level >= 0:
+            refuse_tangents(q, k, v)
+        given = q, k, v, cu_seqlens_q, cu_seqlens_k, scale, seqused_k, *of_fp8
+        if (
+            torch.is_grad_enabled()
+            and not of_fp8
+            and needs_gradient(q, k, v)
+            and (is_compiling() or not (_is_tracing() or peek_interpreter_stack()))
+        ):
+            made = _differentiable.get(key) or _make_differentiable(key)
+            found: tuple[Tensor, Tensor] = made(*given)
+            return found if return_lse else found[0]
+        if return_lse:
+            out_and_lse: tuple[Tensor, Tensor] = with_lse(*given)
+            return out_and_lse
+        traced = is_compiling() or _is_tracing() or peek_interpreter_stack()
+        if not traced:
+            out: Tensor = direct(*given)
+            if not out.requires_grad:
+                return out
+        refusing: Tensor = alone(*given)  # where a gradient would be needed
+        return refusing
+    except UNCLEAR:
+        refuse_other_types(attention_varlen, locals())
+        raise
 
 
 def prepare_varlen(
@@ -186,13 +203,15 @@ def prepare_varlen(
     nothing to build. With `gradient` the kernel of the backward pass is built too. `progress` is
     called with a line before what takes long. Raises as attention_varlen does.
     """
+    refuse_other_types(prepare_varlen, locals())
     place, kind = placed(device), dtype_of(dtype)
-    out = dtype_of(out_dtype) if out_dtype else None
+    out = None if out_dtype is None else dtype_of(out_dtype)
     if kind != E4M3 and out is not None:
         raise ValueError(f"{ONLY_FP8}; dtype is {name_of(kind)}")
     if kind == E4M3 and schedule is None:
         out = out or torch.bfloat16
-    key = place, kind, head_dim, head_dim_v or head_dim, causal, out, schedule
+    head_dim_v = head_dim if head_dim_v is None else head_dim_v
+    key = place, kind, head_dim, head_dim_v, causal, out, schedule
     if key not in _ready:
         with_lse, *_ = _make_ready(key, progress)
         if place.type == "cuda":
@@ -205,7 +224,12 @@ def prepare_varlen(
 def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> Kernel:
     """The long way to a kernel: choose, build, load.  Raises as attention_varlen does."""
     refuse_tracing(NOT_READY)
+    if _is_tracing():
+        key = with_sizes(key)
+        if key in _ready:
+            return _ready[key]
     device, dtype, head_dim, head_dim_v, causal, out_dtype, choice = key
+    refuse_no_bool("causal", causal)
     refuse_dtype(dtype)
     fp8 = dtype == E4M3
     refuse_head_dims(head_dim, head_dim_v, fp8=fp8)

@@ -37,7 +37,7 @@ def compute(
     if plan.varlen:
         return compute_varlen(plan, dout, q, k, v, out, lse, scale, dlse, **offsets)
     seqlen_q, seqlen_k, kv_heads = q.shape[1], k.shape[1], k.shape[2]
-    group = q.shape[2] // kv_heads
+    group = q.shape[2] // max(1, kv_heads)
     queries, grad, found = (x.transpose(1, 2).float() for x in (q, dout, out))
     keys, values = (x.transpose(1, 2).float().repeat_interleave(group, 1) for x in (k, v))
     delta = (grad * found).sum(-1)

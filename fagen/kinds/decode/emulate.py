@@ -40,7 +40,10 @@ def compute(
     for number, (first, last) in enumerate(spans(k, seqused_k, leftpad_k)):
         queries = q[number].transpose(0, 1).float()
         keys, values = (
-            x[number, first:last].transpose(0, 1).float().repeat_interleave(heads // k.shape[2], 0)
+            x[number, first:last]
+            .transpose(0, 1)
+            .float()
+            .repeat_interleave(heads // max(1, k.shape[2]), 0)
             for x in (k, v)
         )
         like = queries.new_empty(heads, seqlen_q, v.shape[3])

@@ -1,0 +1,76 @@
+"""attention_fp8(q, k, v, …): tensors in 16 bits in, their attention by a kernel of e4m3 out."""
+
+from typing import Any
+
+from torch import Tensor
+
+from fagen.dispatch.choice import Choice
+from fagen.runtime.argument_types import UNCLEAR, refuse_other_types
+from fagen.runtime.arguments import refuse_unquantisable
+from fagen.runtime.attention import attention
+from fagen.runtime.quantize import quantize
+from fagen.vocab import SCALE_ROWS_DEFAULT
+
+
+def attention_fp8(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    return_lse: bool = False,
+    schedule: Choice = None,
+    rotate: bool = True,
+    center_k: bool = True,
+    center_v: bool = True,
+    scales: str = "block",
+    scale_rows: int | None = None,
+    v_layout: str = "columns",
+    seed: int = 0,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute what attention(…) does, in e4m3: quantise q, k and v, then call an e4m3 kernel.
+
+    q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in fp16 or bf16, D and Dv multiples of 16;
+    out is in their dtype. With `rotate`, q and k are multiplied by the random signs of `seed` and a
+    Hadamard matrix, which leaves their products as they are and spreads outliers. Their scales are
+    of a "tensor", a "head" or a "block" of `scale_rows` rows, 64 if left out; V's are of a column.
+    With `center_k` and `center_v` the means of columns over all keys are taken off K and V before
+    they are rounded, which softmax does not notice of K, and O gets back of V. Each is read twice
+    then. V is written transposed, unless v_layout is "rows".
+
+    Under torch.compile and CUDA graph capture an earlier call with such tensors must have readied
+    its kernels; prepare(…) readies those of attention alone, and where sizes are traced open it is
+    needed too.  Other arguments, what is returned and what is raised are as of attention(…).
+    """
+    try:
+        refuse_unquantisable(q, k, v, scales, v_layout)
+        by_block = scales == "block"
+        if by_block and scale_rows is None:
+            scale_rows = SCALE_ROWS_DEFAULT
+        elif scale_rows is not None and not by_block:
+            raise ValueError(f'scale_rows goes with scales = "block"; scales is {scales!r}')
+        how: dict[str, Any] = {"scales": scales} | ({"scale_rows": scale_rows} if by_block else {})
+        q8, q_descale = quantize(q, rotate=rotate, seed=seed, **how)
+        k8, k_descale, *k_mean = quantize(k, rotate=rotate, center=center_k, seed=seed, **how)
+        v8, v_descale, *v_mean = quantize(v, layout=v_layout, scales="column", center=center_v)
+        return attention(
+            q8,
+            k8,
+            v8,
+            causal=causal,
+            scale=scale,
+            return_lse=return_lse,
+            schedule=schedule,
+            q_descale=q_descale,
+            k_descale=k_descale,
+            v_descale=v_descale,
+            v_mean=v_mean[0] if v_mean else None,
+            k_mean=k_mean[0] if k_mean else None,
+            v_layout=v_layout,
+            scale_rows=scale_rows or 0,
+            out_dtype=q.dtype,
+        )
+    except UNCLEAR:
+        refuse_other_types(attention_fp8, locals())
+        raise

@@ -1,0 +1,306 @@
+"""Arguments of another type than a public call takes: named, or taken for what they say."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+import fagen
+from fagen.errors import DeviceError, ScheduleError
+from fagen.flash_attn_interface import (
+    flash_attn_combine,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+    get_scheduler_metadata,
+)
+from fagen.registry import from_slug
+from tests.tensors import normal
+
+pytestmark = [
+    pytest.mark.usefixtures("nothing_is_ready"),
+    pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning"),
+]
+
+
+def half(*shape: int, seed: int = 0) -> Tensor:
+    return normal(*shape, seed=seed, dtype=torch.float16)
+
+
+def ints(*lengths: int) -> Tensor:
+    return torch.tensor(lengths, dtype=torch.int32)
+
+
+Q, K, V = half(2, 5, 4, 32), half(2, 9, 2, 32, seed=1), half(2, 9, 2, 32, seed=2)
+PACKED = tuple(x.flatten(0, 1) for x in (Q, K, V))
+OFFSETS = ints(0, 4, 10), ints(0, 8, 18)
+
+# each with arguments that it takes
+CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "attention": (fagen.attention, dict(q=Q, k=K, v=V)),
+    "e4m3": (
+        fagen.attention,
+        {name: x.to(torch.float8_e4m3fn) for name, x in zip("qkv", (Q, K, V), strict=True)}
+        | {f"{name}_descale": torch.ones(()) for name in "qkv"},
+    ),
+    "attention_fp8": (fagen.attention_fp8, dict(q=Q, k=K, v=V)),
+    "attention_varlen": (
+        fagen.attention_varlen,
+        dict(zip(("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"), (*PACKED, *OFFSETS), strict=True))
+        | {"seqused_k": ints(8, 3)},
+    ),
+    "attention_decode": (
+        fagen.attention_decode,
+        dict(q=Q, k=K, v=V, seqused_k=ints(9, 3), leftpad_k=ints(0, 1)),
+    ),
+    "flash_attn_func": (flash_attn_func, dict(q=Q, k=K, v=V)),
+    "flash_attn_varlen_func": (
+        flash_attn_varlen_func,
+        dict(zip(("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"), (*PACKED, *OFFSETS), strict=True))
+        | {"max_seqlen_q": 6, "max_seqlen_k": 10},
+    ),
+    "flash_attn_with_kvcache": (
+        flash_attn_with_kvcache,
+        dict(q=Q, k_cache=K, v_cache=V, cache_seqlens=ints(9, 3), cache_leftpad=ints(0, 1)),
+    ),
+    "combine": (fagen.combine, dict(outs=normal(3, 2, 5, 4, 32), lses=normal(3, 2, 4, 5))),
+    "flash_attn_combine": (
+        flash_attn_combine,
+        dict(out_partial=normal(3, 2, 5, 4, 32), lse_partial=normal(3, 2, 5, 4)),
+    ),
+    "quantize": (fagen.quantize, dict(x=Q)),
+    "reference_for": (fagen.reference_for, dict(lse=normal(2, 4, 5))),
+}
+TENSORS = [
+    (call, name)
+    for call, (_, given) in CALLS.items()
+    for name, value in given.items()
+    if isinstance(value, Tensor)
+]
+
+
+def refused(call: str, kind: type[Exception] = TypeError, **changes: Any) -> str:
+    """What a call says that was changed so, and that it raises so much and no more."""
+    function, given = CALLS[call]
+    with pytest.raises((ValueError, TypeError)) as refusal:
+        function(**{"keys": 9} if call == "reference_for" else {}, **given | changes)
+    assert refusal.type is kind
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize(("call", "name"), TENSORS, ids=map("-".join, TENSORS))
+def test_what_is_no_tensor_is_named(call: str, name: str) -> None:
+    function, given = CALLS[call]
+    for other in (given[name].tolist(), "cuda", object()):
+        said = refused(call, **{name: other})
+        assert said.startswith(f"{function.__name__}: {name} is of type {type(other).__name__}; it")
+        assert "a torch.Tensor" in said
+        assert ("torch.as_tensor(" in said) == isinstance(other, list)
+
+
+@pytest.mark.parametrize(
+    ("call", "changes"),
+    [
+        ("attention", {"scale": "0.1"}),
+        ("attention", {"scale": torch.ones(2)}),
+        ("attention", {"schedule": 64}),
+        ("attention", {"causal": "full"}),
+        ("attention", {"causal": [1]}),
+        ("attention_varlen", {"scale": []}),
+        ("attention_varlen", {"causal": "full"}),
+        ("attention_varlen", {"schedule": {}}),
+        ("attention_decode", {"causal": None}),
+        ("attention_decode", {"schedule": 1.5}),
+        ("attention_fp8", {"seed": "1"}),
+        ("flash_attn_func", {"softcap": "0"}),
+        ("flash_attn_func", {"window_size": 3}),
+        ("flash_attn_func", {"window_size": ("left", 0)}),
+        ("flash_attn_varlen_func", {"max_seqlen_k": "9", "window_size": (3, -1)}),
+        ("flash_attn_with_kvcache", {"softmax_scale": b"1"}),
+        ("flash_attn_with_kvcache", {"attention_chunk": ints(1, 2)}),
+        ("quantize", {"rotary": 10_000.0, "rotary_pairs": True}),
+    ],
+)
+def test_what_is_no_number_and_no_word_is_named(call: str, changes: dict[str, Any]) -> None:
+    name, value = next(iter(changes.items()))
+    assert f"{name} is of type {type(value).__name__}; it must be" in refused(call, **changes)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_tensors_that_no_kernel_reads_are_named() -> None:
+    empty = torch.nn.parameter.UninitializedParameter(dtype=torch.float16)
+    assert "k is torch.sparse_coo" in refused("attention", ValueError, k=K.to_sparse())
+    nested = torch.nested.nested_tensor([PACKED[1], PACKED[1]])
+    assert "k is a nested tensor; attention_varlen" in refused("attention", ValueError, k=nested)
+    quantised = torch.quantize_per_tensor(K.float(), 0.1, 0, torch.qint8)
+    assert "k is torch.qint8" in refused("attention_decode", ValueError, k=quantised)
+    assert "q has 0 dimensions" in refused(
+        "flash_attn_varlen_func", ValueError, q=torch.tensor(1.0)
+    )
+    assert "q is a parameter that is not" in refused("attention", ValueError, q=empty)
+
+
+def test_a_mask_is_true_or_false_however_it_is_written() -> None:
+    causal = fagen.attention(Q, K, V, causal=True)
+    for word in (1, numpy.True_, numpy.bool_(1)):
+        assert torch.equal(fagen.attention(Q, K, V, causal=word), causal)
+
+
+# ---- scales -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_scale_is_any_number_also_where_gradients_are_wanted(packed: bool) -> None:
+    def gradients(scale: Any) -> list[Tensor]:
+        leaves = [x.clone().requires_grad_() for x in (PACKED if packed else (Q, K, V))]
+        of = fagen.attention_varlen if packed else fagen.attention
+        out = of(*leaves, *(OFFSETS if packed else ()), scale=scale)
+        return [out, *torch.autograd.grad(out.sum(), leaves)]
+
+    usual = gradients(1.0)
+    for one in (1, True, numpy.float32(1), numpy.int64(1), torch.tensor(1), torch.tensor(1.0)):
+        assert all(map(torch.equal, gradients(one), usual))
+
+
+def test_a_scale_that_wants_a_gradient_is_refused() -> None:
+    learnt = torch.nn.Parameter(torch.tensor(0.5))
+    for call in ("attention", "attention_varlen", "attention_decode"):
+        assert "scale requires a gradient" in refused(call, ValueError, scale=learnt)
+    with torch.no_grad():
+        assert torch.equal(
+            fagen.attention(Q, K, V, scale=learnt), fagen.attention(Q, K, V, scale=0.5)
+        )
+    assert "seed is 18446744073709551616, too large" in refused("quantize", ValueError, seed=2**64)
+    assert "scale is beyond all" in refused("attention", ValueError, scale=10**400)
+
+
+# ---- what torch does besides calling ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["attention", "attention_varlen", "attention_decode"])
+def test_tangents_are_refused_and_not_taken_for_zero(call: str) -> None:
+    function, given = CALLS[call]
+    k, rest = given["k"], {name: x for name, x in given.items() if name != "k"}
+    with pytest.raises(ValueError, match="there are no forward-mode gradients"):
+        torch.func.jvp(lambda k: function(k=k, **rest), (k,), (k,))
+    with forward_ad.dual_level():
+        assert "a tensor has a tangent" in refused(call, ValueError, k=forward_ad.make_dual(k, k))
+        assert torch.equal(function(**given), function(**given))  # others pass
+
+
+@pytest.mark.parametrize("call", ["attention", "attention_varlen", "attention_decode"])
+def test_gradients_that_vmap_hides_are_refused(call: str) -> None:
+    function, given = CALLS[call]
+    k, rest = (
+        torch.stack((given["k"], given["k"] * 2)),
+        {x: y for x, y in given.items() if x != "k"},
+    )
+    mapped = torch.vmap(lambda k: function(k=k, **rest))
+    assert torch.equal(mapped(k), torch.stack([function(k=each, **rest) for each in k]))
+    with pytest.raises(ValueError, match="requires a gradient"):
+        mapped(k.requires_grad_())
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_packed_sequences_are_traced_by_torch_jit() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return fagen.attention_varlen(q, k, v, *OFFSETS)
+
+    assert torch.equal(torch.jit.trace(attend, PACKED)(*PACKED), attend(*PACKED))
+
+
+# ---- what is readied ahead ----------------------------------------------------------------------
+
+
+def test_what_cannot_be_readied_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    of: dict[str, Any] = dict(dtype="fp16", head_dim=64)
+    for wrong, said in (
+        ({"rows": "many"}, "prepare: rows is of type str; it must be a whole number or None"),
+        ({"seqlen": -1}, "seqlen is -1; it must be 0 or more"),
+        ({"head_dim_v": 0}, "v has head_dim 0"),
+        ({"device": "nowhere"}, "device is 'nowhere', which torch does not know here"),
+        ({"causal": "full"}, "causal is of type str; it must be True or False"),
+        ({"progress": 1}, "progress is of type int; it must be a function or None"),
+    ):
+        with pytest.raises((TypeError, ValueError)) as refusal:
+            fagen.prepare(**of | wrong)
+        assert said in str(refusal.value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match='device is "cuda:1", and torch sees no GPU'):
+        fagen.prepare(**of, device="cuda:1")
+    with pytest.raises(ValueError, match="v has head_dim 0"):
+        fagen.prepare_varlen(**of, head_dim_v=0)
+    with pytest.raises(ScheduleError, match="fwd_fp16_d64_full_m128n64 is not what the call asks"):
+        fagen.prepare_decode(**of, heads=8, schedule=from_slug("fwd_fp16_d64_full_m128n64"))
+    for wrong, said in (
+        ({"heads": 8, "kv_heads": 0}, "must be a multiple of k's 0"),
+        ({"heads": 8, "queries": -1}, "queries is -1; it must be a whole number from 1 on"),
+        ({"heads": "8"}, "prepare_decode: heads is of type str"),
+    ):
+        with pytest.raises((TypeError, ValueError)) as refusal:
+            fagen.prepare_decode(**of | wrong)
+        assert said in str(refusal.value)
+
+
+# ---- over a cache -------------------------------------------------------------------------------
+
+
+def test_one_length_for_all_is_any_whole_number_of_int32() -> None:
+    usual = flash_attn_with_kvcache(Q, K, V, cache_seqlens=7)
+    assert torch.equal(flash_attn_with_kvcache(Q, K, V, cache_seqlens=numpy.int64(7)), usual)
+    with pytest.raises(ValueError, match="cache_seqlens is 2147483648, which is no int32"):
+        flash_attn_with_kvcache(Q, K, V, cache_seqlens=2**31)
+    assert "cache_seqlens is not on the device of k_cache" in refused(
+        "flash_attn_with_kvcache", ValueError, cache_seqlens=torch.empty(2, device="meta")
+    )
+    with pytest.raises(ValueError, match=r"window_size is \(1, 2, 3\); it must be \(left, right\)"):
+        flash_attn_func(Q, K, V, window_size=(1, 2, 3))
+    with pytest.raises(TypeError, match=r"cache_seqlens is of type Size; it must be a torch\.T"):
+        get_scheduler_metadata(1, 1, 1, 1, 1, 1, torch.Size((1,)))
+
+
+def test_a_cache_without_keys_has_none_however_far_its_end_lies_below() -> None:
+    q, lowest = half(2, 300, 2, 32), -(2**31)
+    for packed in (False, True):
+        of = {"q": q.flatten(0, 1), "cu_seqlens_q": ints(0, 300, 600)} if packed else {"q": q}
+        out, lse = flash_attn_with_kvcache(
+            **of,
+            k_cache=K,
+            v_cache=V,
+            cache_seqlens=ints(lowest, lowest),
+            cache_leftpad=ints(1, 5),
+            return_softmax_lse=True,
+        )
+        assert not out.any() and (lse == -math.inf).all()
+
+
+def test_a_reference_is_finite_or_minus_infinity() -> None:
+    lse = normal(2, 4, 5)
+    usual = fagen.reference_for(lse, 9)
+    broken = lse.clone()
+    broken[0, 1], broken[1, 2, 0], broken[:, 3] = math.nan, math.inf, -math.inf
+    found = fagen.reference_for(broken, 9)
+    assert found[0] == usual[0] and found[1] == fagen.reference_for(lse[1:], 9)[1]
+    assert found[2].isfinite() and found[3] == -math.inf
+    assert (fagen.reference_for(lse, 0) == -math.inf).all()
+    assert fagen.reference_for(lse[:, :, :0], 9).tolist() == [-math.inf] * 4
+    with pytest.raises(ValueError, match=r"lse has shape \(2, 4, 5\) in .* and keys \(3,\)"):
+        fagen.reference_for(lse, ints(1, 2, 3))
+
+
+@pytest.mark.parametrize("call", ["attention", "attention_varlen", "attention_decode"])
+def test_of_no_heads_there_is_nothing(call: str) -> None:
+    function, given = CALLS[call]
+    none = {name: x[..., :0, :] for name, x in given.items() if name in "qkv"}
+    assert function(**given | none).shape == none["q"].shape
+    if call != "attention_decode":
+        leaves = {name: x.clone().requires_grad_() for name, x in none.items()}
+        function(**given | leaves).sum().backward()
+        for x in leaves.values():
+            assert x.grad is not None and x.grad.shape == x.shape
