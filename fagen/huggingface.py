@@ -197,8 +197,8 @@ def mask_of(
 # ---- padding ------------------------------------------------------------------------------------
 
 HOLES = (
-    "attention_mask hides keys between others: kernels take padding on the left or the right of a "
-    "sequence, and tokens may follow padding on the left alone. Pad prompts on the left "
+    "attention_mask hides keys between others: kernels take padding on either side of a sequence, "
+    "tokens follow that on the left alone. Pad prompts on the left "
     f'(tokenizer.padding_side = "left"), or {SDPA}'
 )
 

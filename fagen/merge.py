@@ -21,10 +21,10 @@ class Merge:
 
     threads: ClassVar[int] = 128
     vector: ClassVar[int] = 2  # fp32 numbers of a load
-    window: ClassVar[int] = 16  # chunks that are folded at a time, weighed by as many lanes
 
     chunks: int  # of a sequence, at most
     head_dim_v: int
+    window: int = 16  # chunks that are folded at a time, weighed by as many lanes
 
     @property
     def lanes(self) -> int:

@@ -177,6 +177,17 @@ def test_rows_whose_reference_is_far_off_have_the_bits_of_their_own_maxima():
     assert torch.allclose(lse[:, 0], exact_lse[:, 0], atol=1e-5)
 
 
+def test_a_reference_that_is_no_number_changes_nothing_where_a_row_sees_no_key_of_a_chunk():
+    plan = planned(f"{SPREAD[0]}_unified")
+    bad = (math.inf, math.nan, 3e38, -math.inf)
+    case = Case(Sizes(2, 4, 1, 5, 128), (66, 2), references=bad)
+    given = inputs(plan, case, seed=4, device="cpu")
+    found = compute(plan, **given)
+    exact = compute(FIRST, **{k: x for k, x in given.items() if k != "reference"})
+    assert all(torch.equal(*pair) for pair in zip(found, exact, strict=True))
+    assert found[1].isneginf().any()
+
+
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("at", [-45.0, -9.0, -8.0, 0.0, 9.0, 10.0, 40.0, 45.0, math.nan, math.inf])
 def test_a_reference_costs_no_accuracy_wherever_it_lies(dtype, at):

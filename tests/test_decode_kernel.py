@@ -99,6 +99,7 @@ RUN_FAULTS = {
         "{\n      arrive",
     ),
     "a fold goes on with the next tile": ("      begin_fold();\n", ""),
+    "blocks abreast take the same tile": ("+ blockIdx.x % params.abreast.value", ""),
     "a block folds what another one began": ("folds = unit.chunk == 0;", "folds = true;"),
     "merge begins anew": ("maximum = __ldcg(&folded->maximum);", ""),
     "merge forgets the state's sum": ("sum = __ldcg(&folded->sum);", ""),

@@ -18,7 +18,7 @@ from fagen.kind import Plan
 from fagen.measure.inputs import softmax_scale
 from fagen.measure.timing import Call, Regime, captured, time_calls
 from fagen.problem import Problem, Sizes
-from fagen.runtime.c_interface import bind
+from fagen.runtime.c_interface import bind, workspace_for
 from fagen.vocab import DTYPES
 
 ROTATED_BYTES = 480 * 10**6  # ten times what the L2 cache holds
@@ -78,16 +78,13 @@ def rotated(
     ]
     out = torch.empty(*rows, problem.head_dim_v, device="cuda", dtype=dtype)
     scale = softmax_scale(problem.head_dim)
-    calls = {
-        slug: _rotating(
-            (
-                bind(of, library, q=q, k=k, v=v, scale=scale, out=out, **more.get(slug, {}))
-                for k, v in pairs
-            ),
-            eager,
-        )
-        for slug, (of, library) in kernels.items()
-    }
+    calls = {}
+    for slug, (of, library) in kernels.items():
+        given = {"q": q, "scale": scale, "out": out, **more.get(slug, {})}
+        # as an allocator does, which peers call and fagen's ops: calls in turn take the same memory
+        workspace = workspace_for(of, library, k=pairs[0][0], v=pairs[0][1], **given)
+        bound = (bind(of, library, workspace=workspace, k=k, v=v, **given) for k, v in pairs)
+        calls[slug] = _rotating(bound, eager)
     for name, backend in peers.items():
         if made := _peer(backend, q, pairs, eager):
             calls[name] = made

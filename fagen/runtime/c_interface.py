@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fagen.build import Binary
 from fagen.errors import BuildError, DeviceError
@@ -48,12 +49,15 @@ def kernel_info(binary: Binary) -> KernelInfo:
     return info_of(binary.library, binary.slug)
 
 
-def bind(plan: Plan, library: Path, **given: Any) -> Callable[[], None]:
+def bind(
+    plan: Plan, library: Path, *, workspace: Tensor | None = None, **given: Any
+) -> Callable[[], None]:
     """Return a function that enqueues the kernel in `library` on these very tensors.
 
     All inputs by the names of the Plan's signature, outputs by theirs as results; these may have
     any strides that inputs may have, and an omittable one may be left out. The function enqueues on
-    the current stream of the leading input's device, and keeps the tensors and the workspace.
+    the current stream of the leading input's device, and keeps the tensors and the workspace: its
+    own, or one of `workspace_for` that calls on the same stream may share.
     Raises ValueError for a wrong argument, DeviceError where the tensors are on no GPU; so does the
     function where the GPU refuses.
     """
@@ -64,7 +68,7 @@ def bind(plan: Plan, library: Path, **given: Any) -> Callable[[], None]:
             f"{plan.slug}: {plan.signature.leader.name} is on {device}; the kernel runs on a "
             "Hopper GPU"
         )
-    launch = described(plan, library, given, sizes)
+    launch = described(plan, library, given, sizes, workspace)
 
     def enqueue() -> None:
         # a context costs microseconds, which a short kernel does not hide
@@ -76,7 +80,11 @@ def bind(plan: Plan, library: Path, **given: Any) -> Callable[[], None]:
 
 
 def described(
-    plan: Plan, library: Path, given: Mapping[str, Any], sizes: Sizes | None = None
+    plan: Plan,
+    library: Path,
+    given: Mapping[str, Any],
+    sizes: Sizes | None = None,
+    workspace: Tensor | None = None,
 ) -> Callable[[int | None], None]:
     """Return a function that calls the kernel on these very tensors, on a stream; see `bind`.
 
@@ -85,14 +93,9 @@ def described(
     sizes = _checked(plan, given) if sizes is None else sizes
     args = arguments(plan, given, sizes)
     loaded = library_at(library)
-    needed = workspace_bytes(plan.slug, library, args)
-    workspace = None
-    if needed:
-        # where it may hold anything, NaN: a kernel that reads what nobody wrote is found out
-        anything = 0 if plan.launches.zeroed else 0xFF
-        device = given[plan.signature.leader.name].device
-        workspace = torch.full((needed,), anything, dtype=torch.uint8, device=device)
-        args.workspace, args.workspace_bytes = workspace.data_ptr(), needed
+    if workspace is None:
+        workspace = _workspace(plan, library, args, given)
+    args.workspace, args.workspace_bytes = workspace.data_ptr(), len(workspace)
     function = loaded[f"fagen_{plan.slug}"]
 
     passed = ctypes.byref(args)
@@ -104,6 +107,21 @@ def described(
             raise DeviceError(f"{plan.slug}: {message(status).decode()}")
 
     return launch
+
+
+def workspace_for(plan: Plan, library: Path, **given: Any) -> Tensor:
+    """Return a workspace for calls with such arguments as `bind` takes; (bytes) of uint8."""
+    return _workspace(plan, library, arguments(plan, given, _checked(plan, given)), given)
+
+
+def _workspace(
+    plan: Plan, library: Path, args: ctypes.Structure, given: Mapping[str, Any]
+) -> Tensor:
+    # where it may hold anything, NaN: a kernel that reads what nobody wrote is found out
+    anything = 0 if plan.launches.zeroed else 0xFF
+    needed = workspace_bytes(plan.slug, library, args)
+    device = given[plan.signature.leader.name].device
+    return torch.full((needed,), anything, dtype=torch.uint8, device=device)
 
 
 def _checked(plan: Plan, given: Mapping[str, Any]) -> Sizes:

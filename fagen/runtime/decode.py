@@ -91,8 +91,8 @@ def attention_decode(
 
     With `reference`, (H,) in fp32, what is summed up is relative to these numbers, about as large
     as scale · q kᵀ, natural logarithm, and no maximum is looked for but where a row turns out to
-    lie too far from them: slower there, and as exact. `reference_for` finds them. They are finite,
-    also times 1.45, or minus infinity, which is not checked.
+    lie too far from them: slower there, and as exact, also of one that is no number.
+    `reference_for` finds them.
 
     Returns out (B, Sq, H, Dv), and with return_lse also the log-sum-exp (B, H, Sq) in fp32, natural
     logarithm: zeros and minus infinity for a row that sees no key.

@@ -1120,6 +1120,9 @@ enum class CacheHintSm90 : uint64_t { EVICT_NORMAL, EVICT_FIRST, EVICT_LAST };
 inline uint32_t cast_smem_ptr_to_uint(const void* pointer) { return sim::shared_address(pointer); }
 inline void prefetch_tma_descriptor(const CUtensorMap*) {}
 struct SM90_TMA_LOAD_4D {
+  struct PREFETCH {
+    static void copy(const CUtensorMap*, int, int, int, int) {}
+  };
   static void copy(const CUtensorMap* map, uint64_t* full, uint64_t, void* to, int a, int b, int c, int d) {
     sim::load(*map, *reinterpret_cast<sim::MBarrier*>(full), static_cast<char*>(to), {a, b, c, d}, sim::self().block);
   }

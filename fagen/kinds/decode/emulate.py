@@ -113,4 +113,5 @@ def _chunk(
         total = total * factor[..., None] + p @ values[:, block]
     inverse = torch.where(summed == 0, 0, 1 / summed)
     fails = ~(summed >= plan.least_mean * seen)
-    return total * inverse[..., None], (reference + summed.log2()) * _LN_2, fails
+    lse = torch.where(summed == 0, -math.inf, (reference + summed.log2()) * _LN_2)
+    return total * inverse[..., None], lse, fails

@@ -216,7 +216,7 @@ def plan(schedule: Schedule) -> Plan:
         blocks=schedule.grid.blocks,
         launch_registers=registers_left(schedule.grid.blocks),
         max_spill_bytes=schedule.build.max_spill_bytes,
-        merge=Merge(schedule.split.chunks, asked.head_dim_v),
+        merge=Merge(schedule.split.chunks, asked.head_dim_v, window=8),
         shared=cost.shared,
         registers=cost.registers,
         rescale_threshold=above if unified else _LAZY_ABOVE,

@@ -201,8 +201,10 @@ struct Params {
   int seqlen_q, seqlen_k;
   int tile_positions;  // of queries, and their heads: so many rows are 8 at most
   FastDivisor tile_heads;
-  int q_bytes;      // of such a tile
-  int chunk_units;  // units of work of a chunk: KV heads and tiles of rows
+  int q_bytes;          // of such a tile
+  int chunk_units;      // units of work of a chunk: KV heads and tiles of rows
+  FastDivisor abreast;  // thread blocks that go through a run together, a tile of output each
+  int tile_groups;      // of so many tiles, that a sequence has
   FastDivisor kv_heads_divisor, row_tiles, head_tiles;
   FastDivisor heads_divisor, seqlen_q_divisor;
   float scale_log2;  // of S, times log2(e)
@@ -249,11 +251,12 @@ struct Sequence {
   int first, length;
 };
 
-// Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
+// Lengths are the caller's: whatever they are, nothing outside of the cache is meant. They are not
+// read through L1, which might have them from before the launch before this one ended.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
-  const int end =
-      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  const int end = params.seqused_k ? min(max(0, __ldcg(params.seqused_k + batch)), params.seqlen_k)
+                                   : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, __ldcg(params.leftpad_k + batch)) : 0;
   return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
@@ -290,9 +293,10 @@ struct Unit {
 };
 
 // Chunks in the order of sequences, of an output tile each (a KV head and a tile of rows), and of
-// keys. All of it is cut into as many runs of the same number of steps as there are thread blocks.
-// One that begins with a tile's first chunk folds what follows in registers, so most outputs are
-// written once, and wholly.
+// keys. All of it is cut into runs of the same number of steps. A thread block that begins with a
+// tile's first chunk folds what follows in registers, so most outputs are written once, and wholly.
+// Neighbouring blocks go through a run abreast, each in a tile of its own: they read neighbouring
+// heads of the same keys at a time.
 struct Units {
   const Params& params;
   int at, end;  // steps of the run, counted from the first sequence: a chunk is its block's who has
@@ -310,8 +314,9 @@ struct Units {
       total += steps_of(sequence_of(params, batch));
     }
     total = __reduce_add_sync(0xffffffffu, total);
-    at = uint64_t(total) * blockIdx.x / gridDim.x;
-    end = uint64_t(total) * (blockIdx.x + 1) / gridDim.x;
+    const int run = params.abreast.divide(blockIdx.x), runs = params.abreast.divide(gridDim.x);
+    at = uint64_t(total) * run / runs;
+    end = uint64_t(total) * (run + 1) / runs;
     count();
   }
 
@@ -321,7 +326,7 @@ struct Units {
   }
 
   __device__ __forceinline__ int steps_of(const Sequence& sequence) const {
-    return tile_steps(sequence) * params.chunk_units;
+    return tile_steps(sequence) * params.tile_groups;
   }
 
   __device__ __forceinline__ void count() {
@@ -351,7 +356,8 @@ struct Units {
       const int first = before + __shfl_sync(0xffffffffu, ends - steps_of(own), owner);
       const int steps = tile_steps(unit.sequence), keys = chunk_keys(unit.sequence.length);
       const int chunk_steps = keys / kBlockN + 1, chunks = chunks_of(unit.sequence.length);
-      const int tile = (at - first) / steps, tile_begin = first + tile * steps;
+      const int group = (at - first) / steps, tile_begin = first + group * steps;
+      const int tile = group * params.abreast.value + blockIdx.x % params.abreast.value;
       unit.chunk = blocks_of(at - tile_begin, chunk_steps);
       if (unit.chunk == chunks) {  // the last one is the block's before
         at = tile_begin + steps;
@@ -1127,10 +1133,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks) decode(const __grid_constan
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);  // known to be uniform
   wait_for_launch_before();
   let_next_launch_begin();
 
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);  // known to be uniform
   if (warp == kWarps) {
     Producer{params, shared}.run();
   } else {
@@ -1143,7 +1149,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) decode(const __grid_constan
 constexpr int kMergeLanes = 32;  // that share a row, two columns each
 constexpr int kMergeThreads = 128;
 constexpr int kMergeRows = kMergeThreads / kMergeLanes;  // per thread block
-constexpr int kWindow = 16;  // chunks that are folded while as many are on their way
+constexpr int kWindow = 8;  // chunks that are folded while as many are on their way
 
 // Chunks of a row, as one lane has them: the LSE of one of them, and its own columns of all.
 struct Window {
@@ -1395,7 +1401,8 @@ int prepare_device() {
 }
 
 // Rows, heads and batches as the caller laid them out, and boxes of one batch, a slab of columns
-// wide; the second size is that of the rows of a tile.
+// wide; the second size is that of the rows of a tile. A row of a box is 128 bytes: twice that, as
+// L2 may fetch, is slower out of memory.
 struct Tensor {
   const void* data;
   int64_t sizes[4];    // columns first, batch last
@@ -1413,7 +1420,7 @@ bool describe(CUtensorMap* map, const Tensor& t) {
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   return encode_tiled()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(t.data), sizes,
                         strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
@@ -1479,6 +1486,12 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   params.tile_heads = FastDivisor(tile_heads);
   params.q_bytes = tile_heads * tile_positions * kHeadDimPadded * int(sizeof(Element));
   params.chunk_units = row_tiles * a.kv_heads;
+  int abreast = std::min(8, params.chunk_units);
+  while (params.chunk_units % abreast) {
+    --abreast;
+  }
+  params.abreast = FastDivisor(abreast);
+  params.tile_groups = params.chunk_units / abreast;
   params.kv_heads_divisor = FastDivisor(a.kv_heads);
   params.row_tiles = FastDivisor(row_tiles);
   params.head_tiles = FastDivisor(head_tiles);
@@ -1510,7 +1523,9 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
         1 << 30) {
       return kTooMany;
     }
-    const int64_t blocks = std::min<int64_t>(units, int64_t(multiprocessors) * kBlocks);
+    const int most = multiprocessors * kBlocks;
+    const int64_t blocks =
+        std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group
     if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
       return kLaunchFailed;
     }
@@ -1544,6 +1559,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d64_causal_r8n128_runs_info(voi
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d64_causal_r8n128_runs",
-      "2eb95f416b1b27251aefb468205fa4c65087c718412fd6a928de3901dc8dba0b"};
+      "f6f44e7e206e763b78a68a0814fc9e488e8cb761abd1916983536c89c5d4ec8f"};
   return &info;
 }

@@ -191,8 +191,9 @@ struct Params {
   int seqlen_q, seqlen_k;
   int tile_positions;  // of queries, and their heads: so many rows are 8 at most
   FastDivisor tile_heads;
-  int q_bytes;      // of such a tile
-  int chunk_units;  // units of work of a chunk: KV heads and tiles of rows
+  int q_bytes;          // of such a tile
+  int chunk_units;      // units of work of a chunk: KV heads and tiles of rows
+  int prefetched_keys;  // of a thread block's first unit, at most
   FastDivisor kv_heads_divisor, row_tiles, head_tiles;
   FastDivisor heads_divisor, seqlen_q_divisor;
   float scale_log2;  // of S, times log2(e)
@@ -234,11 +235,12 @@ struct Sequence {
   int first, length;
 };
 
-// Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
+// Lengths are the caller's: whatever they are, nothing outside of the cache is meant. They are not
+// read through L1, which might have them from before the launch before this one ended.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
-  const int end =
-      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  const int end = params.seqused_k ? min(max(0, __ldcg(params.seqused_k + batch)), params.seqlen_k)
+                                   : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, __ldcg(params.leftpad_k + batch)) : 0;
   return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
@@ -441,6 +443,29 @@ struct Producer {
                                    unit.sequence.first + key, unit.kv_head, unit.batch);
     }
     tile.advance();
+  }
+
+  template <int columns>
+  __device__ __forceinline__ void prefetch(const CUtensorMap& map, const Unit& unit, int key) {
+#pragma unroll
+    for (int column = 0; column < columns; column += kSlab) {
+      cute::SM90_TMA_LOAD_4D::PREFETCH::copy(&map, column, unit.sequence.first + key, unit.kv_head,
+                                             unit.batch);
+    }
+  }
+
+  // Asks for the first keys and values in the L2 cache, while the launch before this one ends. That
+  // may change them, which L2 then knows, and the lengths, by which only less will be there.
+  __device__ __forceinline__ void prefetch() {
+    Units units(params);
+    Unit unit;
+    if (units.find(blockIdx.x, unit) && lane() == 0) {
+      const int last_key = min(unit.last_key, unit.first_key + params.prefetched_keys);
+      for (int key = unit.first_key; key < last_key; key += kBlockN) {
+        prefetch<kHeadDimPadded>(params.k, unit, key);
+        prefetch<kHeadDimVPadded>(params.v, unit, key);
+      }
+    }
   }
 
   // Rows of queries: a box has its heads side by side. It may reach into the next group's.
@@ -913,10 +938,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks) decode(const __grid_constan
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);  // known to be uniform
+  if (warp == kWarps) {
+    Producer{params, shared}.prefetch();
+  }
   wait_for_launch_before();
   let_next_launch_begin();
 
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);  // known to be uniform
   if (warp == kWarps) {
     Producer{params, shared}.run();
   } else {
@@ -1017,7 +1045,7 @@ __host__ __device__ __forceinline__ float fold(float sum, float number, float ol
 constexpr int kMergeLanes = 64;  // that share a row, two columns each
 constexpr int kMergeThreads = 128;
 constexpr int kMergeRows = kMergeThreads / kMergeLanes;  // per thread block
-constexpr int kWindow = 16;  // chunks that are folded while as many are on their way
+constexpr int kWindow = 8;  // chunks that are folded while as many are on their way
 
 // Chunks of a row, as one lane has them: the LSE of one of them, and its own columns of all.
 struct Window {
@@ -1254,7 +1282,8 @@ int prepare_device() {
 }
 
 // Rows, heads and batches as the caller laid them out, and boxes of one batch, a slab of columns
-// wide; the second size is that of the rows of a tile.
+// wide; the second size is that of the rows of a tile. A row of a box is 128 bytes: twice that, as
+// L2 may fetch, is slower out of memory.
 struct Tensor {
   const void* data;
   int64_t sizes[4];    // columns first, batch last
@@ -1272,7 +1301,7 @@ bool describe(CUtensorMap* map, const Tensor& t) {
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   return encode_tiled()(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, const_cast<void*>(t.data), sizes,
                         strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
@@ -1365,6 +1394,8 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
     const int64_t units =
         int64_t(params.chunk_units) * a.batch * std::min(kChunks, blocks_of(a.seqlen_k, kBlockN));
     const int64_t blocks = std::min<int64_t>(units, int64_t(multiprocessors) * kBlocks);
+    // much of it delays the first loads, which few units do not make up for
+    params.prefetched_keys = (units < 3 * blocks ? 1 : kStages / 2) * kBlockN;
     if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
       return kLaunchFailed;
     }
@@ -1398,6 +1429,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d128_full_r8n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d128_full_r8n64",
-      "77bde453e40de534b242f2d8df71a4d9a53b0188954d44b159ff9c6f2c47e51a"};
+      "6ad8223f1c29f35c07ba3e516ef98afc87a00bca73e4b89c95cfded51979ae6c"};
   return &info;
 }

@@ -191,8 +191,9 @@ struct Params {
   int seqlen_q, seqlen_k;
   int tile_positions;  // of queries, and their heads: so many rows are 16 at most
   FastDivisor tile_heads;
-  int q_bytes;      // of such a tile
-  int chunk_units;  // units of work of a chunk: KV heads and tiles of rows
+  int q_bytes;          // of such a tile
+  int chunk_units;      // units of work of a chunk: KV heads and tiles of rows
+  int prefetched_keys;  // of a thread block's first unit, at most
   FastDivisor kv_heads_divisor, row_tiles, head_tiles;
   FastDivisor heads_divisor, seqlen_q_divisor;
   float scale_log2;  // of S, times log2(e)
@@ -234,11 +235,12 @@ struct Sequence {
   int first, length;
 };
 
-// Lengths are the caller's: whatever they are, nothing outside of the cache is meant.
+// Lengths are the caller's: whatever they are, nothing outside of the cache is meant. They are not
+// read through L1, which might have them from before the launch before this one ended.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
-  const int end =
-      params.seqused_k ? min(max(0, params.seqused_k[batch]), params.seqlen_k) : params.seqlen_k;
-  const int first = params.leftpad_k ? max(0, params.leftpad_k[batch]) : 0;
+  const int end = params.seqused_k ? min(max(0, __ldcg(params.seqused_k + batch)), params.seqlen_k)
+                                   : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, __ldcg(params.leftpad_k + batch)) : 0;
   return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
@@ -443,6 +445,29 @@ struct Producer {
                                    unit.sequence.first + key, unit.kv_head, unit.batch);
     }
     tile.advance();
+  }
+
+  template <int columns>
+  __device__ __forceinline__ void prefetch(const CUtensorMap& map, const Unit& unit, int key) {
+#pragma unroll
+    for (int column = 0; column < columns; column += kSlab) {
+      cute::SM90_TMA_LOAD_4D::PREFETCH::copy(&map, column, unit.sequence.first + key, unit.kv_head,
+                                             unit.batch);
+    }
+  }
+
+  // Asks for the first keys and values in the L2 cache, while the launch before this one ends. That
+  // may change them, which L2 then knows, and the lengths, by which only less will be there.
+  __device__ __forceinline__ void prefetch() {
+    Units units(params);
+    Unit unit;
+    if (units.find(blockIdx.x, unit) && lane() == 0) {
+      const int last_key = min(unit.last_key, unit.first_key + params.prefetched_keys);
+      for (int key = unit.first_key; key < last_key; key += kBlockN) {
+        prefetch<kHeadDimPadded>(params.k, unit, key);
+        prefetch<kHeadDimVPadded>(params.v, unit, key);
+      }
+    }
   }
 
   // Rows of queries: a box has its heads side by side. It may reach into the next group's.
@@ -915,10 +940,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks) decode(const __grid_constan
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);  // known to be uniform
+  if (warp == kWarps) {
+    Producer{params, shared}.prefetch();
+  }
   wait_for_launch_before();
   let_next_launch_begin();
 
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);  // known to be uniform
   if (warp == kWarps) {
     Producer{params, shared}.run();
   } else {
@@ -1019,7 +1047,7 @@ __host__ __device__ __forceinline__ float fold(float sum, float number, float ol
 constexpr int kMergeLanes = 32;  // that share a row, two columns each
 constexpr int kMergeThreads = 128;
 constexpr int kMergeRows = kMergeThreads / kMergeLanes;  // per thread block
-constexpr int kWindow = 16;  // chunks that are folded while as many are on their way
+constexpr int kWindow = 8;  // chunks that are folded while as many are on their way
 
 // Chunks of a row, as one lane has them: the LSE of one of them, and its own columns of all.
 struct Window {
@@ -1256,7 +1284,8 @@ int prepare_device() {
 }
 
 // Rows, heads and batches as the caller laid them out, and boxes of one batch, a slab of columns
-// wide; the second size is that of the rows of a tile.
+// wide; the second size is that of the rows of a tile. A row of a box is 128 bytes: twice that, as
+// L2 may fetch, is slower out of memory.
 struct Tensor {
   const void* data;
   int64_t sizes[4];    // columns first, batch last
@@ -1274,7 +1303,7 @@ bool describe(CUtensorMap* map, const Tensor& t) {
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   return encode_tiled()(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, const_cast<void*>(t.data), sizes,
                         strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
@@ -1367,6 +1396,8 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
     const int64_t units =
         int64_t(params.chunk_units) * a.batch * std::min(kChunks, blocks_of(a.seqlen_k, kBlockN));
     const int64_t blocks = std::min<int64_t>(units, int64_t(multiprocessors) * kBlocks);
+    // much of it delays the first loads, which few units do not make up for
+    params.prefetched_keys = (units < 3 * blocks ? 1 : kStages / 2) * kBlockN;
     if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
       return kLaunchFailed;
     }
@@ -1400,6 +1431,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d64_causal_r16n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d64_causal_r16n128",
-      "6b051e788cd95dc4cb359acdf422ad7c90aa1caab69fbc2dc44ad738c4e0aa23"};
+      "bd4491424e008adde491edb35201cd6119273d132c22d1870a01d946f5dbdf70"};
   return &info;
 }
