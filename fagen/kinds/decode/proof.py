@@ -104,7 +104,9 @@ def _missed(plan: Plan) -> tuple[Case, ...]:
         Case(Sizes(2, 4, 1, 3, 20 * n), sigma=8.0, references=(-9.0, 12.0, 0.0)),
         Case(Sizes(3, 2, 1, 1, n), (0, 1, n), references=(60.0,)),
         # of few keys rows see none of a chunk; 3e38 overflows in base 2
-        Case(Sizes(2, 4, 1, 3, 2 * n), (n + 1, 2), references=(math.inf, math.nan, 3e38, -math.inf)),
+        Case(
+            Sizes(2, 4, 1, 3, 2 * n), (n + 1, 2), references=(math.inf, math.nan, 3e38, -math.inf)
+        ),
     )
 
 
