@@ -90,20 +90,25 @@ def measured():
         for known in [json.loads(path.read_text())]
         for speed in known["speeds"]
     ]
-    benchmark = ROOT / "benchmarks/results/nvidia-h200-2026-11-23-decode.json"
-    found += [(row["slug"], row) for row in json.loads(benchmark.read_text())["rows"]]
+    for name in ("decode", "decode-variants"):
+        benchmark = ROOT / f"benchmarks/results/nvidia-h200-2026-11-24-{name}.json"
+        found += [(row["slug"], row) for row in json.loads(benchmark.read_text())["rows"]]
     names = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k")
     return [(s, Sizes(*(of[n] for n in names)), of["microseconds"] / 1e6) for s, of in found]
 
 
-@pytest.mark.parametrize(("by", "off", "most"), [("turn", 0.03, 0.09), ("run", 0.05, 0.12)])
-def test_what_was_measured_is_met_within_three_per_cent_in_turns_and_five_in_runs(by, off, most):
+@pytest.mark.parametrize(
+    ("by", "off", "most", "times"), [("turn", 0.03, 0.13, 60), ("run", 0.04, 0.06, 15)]
+)
+def test_what_was_measured_is_met_within_three_per_cent_in_turns_and_four_in_runs(
+    by, off, most, times
+):
     logs = [
         math.log(cost.seconds(values(slug), sizes) / time)
         for slug, sizes, time in measured()
         if values(slug)["by"] == by
     ]
-    assert len(logs) >= 40
+    assert len(logs) >= times
     assert math.sqrt(fmean(log**2 for log in logs)) < off
     assert max(map(abs, logs)) < most
 
@@ -120,19 +125,19 @@ def test_few_rows_wait_for_memory_and_many_for_the_warpgroup(slug, sizes, busies
     assert max(parts, key=parts.__getitem__) == busiest
 
 
-def test_runs_write_nothing_but_what_two_thread_blocks_share():
+def test_runs_write_nothing_but_of_tiles_that_thread_blocks_begin_within():
     sizes = Sizes(128, 32, 8, 1, 2_048)
     turns, runs = (
         cost.parts(values(f"dec_fp16_d128_causal_r8n64{by}"), sizes) for by in ("", "_runs")
     )
     # 16 chunks of 4,096 rows, 129 numbers each
     assert turns.merge == pytest.approx(16 * 4_096 * 129 * 4 / cost.PARTIAL_BYTES)
-    # 264 thread blocks with 4 rows at either end
-    assert runs.merge == pytest.approx(2 * 264 * 4 * 129 * 4 / cost.PARTIAL_BYTES)
-    assert runs.merge < 0.1 * turns.merge and runs.chain > turns.chain  # chunks are found, folded
-    few = Sizes(1, 32, 8, 1, 2_048)  # a tile for each of 8 KV heads: nothing is anybody's own
+    # 264 thread blocks that hand on half of the chunks of a tile of 4 rows
+    assert runs.merge == pytest.approx(264 * 8 * 4 * 129 * 4 / cost.PARTIAL_BYTES)
+    assert runs.merge < 0.2 * turns.merge and runs.chain > turns.chain  # chunks are found, folded
+    few = Sizes(1, 32, 8, 1, 1_024)  # a tile for each of 8 KV heads: nothing is anybody's own
     alike = [cost.seconds(values(f"dec_fp16_d128_causal_r8n64{by}"), few) for by in ("", "_runs")]
-    assert 1.2 < alike[1] / alike[0] < 1.4  # 1.35 was measured
+    assert 1.4 < alike[1] / alike[0] < 1.7  # 1.55 was measured
 
 
 @pytest.mark.parametrize(
@@ -515,17 +520,14 @@ def test_a_search_compiles_checks_and_times_real_schedules(device, tmp_path, mon
     monkeypatch.setattr(tasks, "_library", lambda made: Path(made.library))
     monkeypatch.setattr(search, "LocalLab", lambda work, **_: AtOnce(emulating(work)))
     monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / "cache"))
-    device.wrong.add("dec_fp16_d64_causal_r16n128_c4_runs_s4")
+    device.wrong.add("dec_fp16_d64_causal_r16n128_c4_s4")
     store = tmp_path / "found.sqlite"
     search.search([space_of(SMALL)], store)
     (found,) = search.found(store)
     assert set(found.wrong) == device.wrong
     assert all("is allowed" in said for said in found.wrong.values())
-    # the space's other three, what such calls get today, and the committed kernel beside all
-    assert set(found.marks.slugs()) > {
-        "dec_fp16_d64_causal_r8n128_c4_s4",
-        "dec_fp16_d64_causal_r8n128_c4_runs_s4",
-        "dec_fp16_d64_causal_r16n128_c4_s4",
-    }
+    # the space's other one, what such calls get today, and the committed kernel beside all; in runs
+    # so few keys are predicted to take too long
+    assert set(found.marks.slugs()) > {"dec_fp16_d64_causal_r8n128_c4_s4"}
     assert found.anchor == "dec_fp16_d64_causal_r8n128" and found.over_peer == pytest.approx(1)
     assert found.lead and math.isclose(found.marks.seconds(found.lead.slug, found.sizes[0]), 2e-3)

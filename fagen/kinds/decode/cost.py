@@ -17,23 +17,24 @@ from fagen.merge import chunk_blocks
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, FP32
 
-# Fitted to 110 timings of head dims 64, 128 and 256, 8 to 64 rows, 16 and 32 chunks (NVIDIA H200):
-# in turns they are met within 3 % (root mean square), in runs within 5 %: docs/tuning-log.md.
-LAUNCHES = 4.57e-6  # seconds, of both kernels in a graph, with the first load and the last merge
-READ_BYTES = 4.33e12  # a second, of K and V out of memory
-PARTIAL_BYTES = 2.51e12  # the same of partial outputs: written beside, and read by the merge
-SHARPNESS = 3.58
-SCORES = 26.8  # clocks of a step, for each row beside 64 keys
-READ = 0.023  # the same, for each byte of K and V that tensor cores read
-CROWD = 0.352  # by how much a step takes longer for each other thread block of the multiprocessor
-OUTPUT = 0.098  # clocks of a chunk, for each number of its output
-FOUND = 2_800.0  # clocks of a chunk in a run, to find it and to begin anew
-FOLD = 0.36  # the same, for each number of its output
+# Fitted to 86 timings of head dims 64, 128 and 256, 8 to 64 rows, 8 and 16 chunks (NVIDIA H200):
+# in turns they are met within 3 % (root mean square), in runs within 4 %: docs/tuning-log.md.
+LAUNCHES = 4.05e-6  # seconds, of both kernels in a graph, with the first load and the last merge
+READ_BYTES = 4.61e12  # a second, of K and V out of memory
+PARTIAL_BYTES = 2.40e12  # the same of partial outputs: written beside, and read by the merge
+SHARPNESS = 3.92
+SCORES = 18.0  # clocks of a step, for each row beside 64 keys
+READ = 0.006  # the same, for each byte of K and V that tensor cores read
+CROWD = 0.1  # by how much a step takes longer for each other thread block of the multiprocessor
+OUTPUT = 0.283  # clocks of a chunk, for each number of its output
+QUERIES = 3_000.0  # of a chunk that waits for its queries
+RUNS = 1.5e-6  # seconds of a call in runs, before the first chunk is found
+FOUND = 1_220.0  # clocks of a chunk in a run, to find it and to begin anew
+FOLD = 1.76  # the same, for each number of its output
 
 # Not measured yet.
 FETCH = 1_650.0  # from a buffer that is free to one that is full again, under load
 VOTE = 300.0  # of a step, where maxima are asked for first; of a chunk, to exchange them once
-QUERIES = 600.0  # of a chunk that waits for its queries
 AGAIN_BYTES = 5.5e12  # a second, of K and V out of the L2 cache, for further tiles of rows
 
 
@@ -58,12 +59,13 @@ class Parts:
     memory: float
     chain: float
     merge: float
+    launches: float = LAUNCHES
 
     @property
     def seconds(self) -> float:
         """All in all."""
         both = (self.memory**SHARPNESS + self.chain**SHARPNESS) ** (1 / SHARPNESS)
-        return float(LAUNCHES + both + self.merge)
+        return float(self.launches + both + self.merge)
 
 
 _DEAL_KEYS = ("rows", "block_n", "chunks", "by", "blocks")
@@ -86,8 +88,8 @@ def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
         even = outputs * n_blocks / slots
         # who has a chunk's first step has all of it: about half of one too many
         steps = max(each, even + each / 2)
-        # of a tile that one thread block has, none; two blocks share what lies across a border
-        partials = min(of_rows * found, 2.0 * slots * of_rows / outputs)
+        # a thread block begins within a tile, whose chunks it hands on: half of them in the mean
+        partials = of_rows * found * min(1.0, slots / outputs / 2)
         return Dealt(tiles, resident, max(1, even * found / n_blocks), steps, partials)
     rounds = ceil(outputs * found / slots)
     return Dealt(tiles, resident, rounds, max(each, rounds * n_blocks / found), of_rows * found)
@@ -129,6 +131,7 @@ def _parts(deal: Dealt, values: Mapping[str, Any], sizes: Sizes) -> Parts:
         + partial_bytes / PARTIAL_BYTES,
         chain=clocks / SM90.clock_hz,
         merge=partial_bytes / PARTIAL_BYTES,
+        launches=LAUNCHES + (RUNS if values["by"] == "run" else 0),
     )
 
 
