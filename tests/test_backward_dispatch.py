@@ -25,7 +25,7 @@ CARD = "NVIDIA H200"
 PROBLEM = Problem("fp16", 64, 64, "causal", "fp16", "", 0, "backward")
 FORWARD = Problem("fp16", 64, 64, "causal", "fp16", "", 0)
 USUAL, SMALL = "bwd_fp16_d64_causal_m128n128", "bwd_fp16_d64_causal_m64n64"
-LONG = "bwd_fp16_d64_causal_m128n128_underdp_spill64"  # of fagen's own table, from 2,049 keys on
+LONG = "bwd_fp16_d64_causal_m128n128_underdp_spill64"  # of fagen's own table
 FEW, DEEP = "bwd_fp16_d64_causal_m64n64_dss1", "bwd_fp16_d64_causal_m128n128_dss1"
 ROWS = [
     Row.of(CARD, SMALL, 0, 64),
@@ -214,7 +214,7 @@ def test_pick_says_which_kernel_computes_the_gradients_and_why(table):
     assert f"fagen search {DEEP} --minutes 10 --write" in answer.output
     assert "causal, backward pass; B=1 H=32 Sq=2048" in answer.output
     long = pick(dtype="fp16", head_dim=64, causal=True, seqlen=8_192, kind="backward")
-    assert long.slug == LONG and "2,049 keys and more" in long.why
+    assert long.slug == LONG and "4,097 keys and more" in long.why
     usual = pick(dtype="fp16", head_dim=256, causal=True, kind="backward")
     assert "plainest committed" in usual.why
     assert usual.file and usual.file.name == f"{usual.slug}.toml"

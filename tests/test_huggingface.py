@@ -226,6 +226,10 @@ def test_only_prompts_are_read_on_the_host(
             mask_of(attention_mask=ones, **more | {"device": "meta"})
 
 
+def test_what_a_gpu_is_to_say_is_as_short_as_torch_takes() -> None:
+    assert len(huggingface.HOLES.encode()) < 255  # torch._assert_async of a CUDA tensor
+
+
 def test_a_window_stays_usable_where_its_cache_drops_what_it_hides(
     mask_of: Callable[..., Mask],
 ) -> None:
