@@ -13,7 +13,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from fagen.runtime.argument_types import UNCLEAR, refuse_other_types
+from fagen.runtime.argument_types import names_types
 from fagen.runtime.arguments import E4M3, refuse_rank
 from fagen.runtime.attention import attention
 from fagen.runtime.cache import as_packed, attention_cache
@@ -31,6 +31,7 @@ from fagen.runtime.flash_attn_arguments import (
 from fagen.runtime.varlen import attention_varlen
 
 
+@names_types
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -74,36 +75,33 @@ def flash_attn_func(
     num_splits above 1, an sm_margin other than 0, and deterministic where a gradient is needed and
     torch was not told so; ValueError for a wrong argument; and what else fagen.attention raises.
     """
-    try:
-        if not q.dim() == k.dim() == v.dim() == 4:
-            for name, tensor in (("q", q), ("k", k), ("v", v)):
-                refuse_rank(name, tensor)
-        refuse = partial(refuse_yet, "flash_attn_func")
-        refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
-        if deterministic:
-            refuse_deterministic(refuse, q, k, v)
-        causal = is_causal(refuse, window_size, q.shape[1], k.shape[1], causal=causal)
-        if q.dtype == E4M3:
-            sizes = q.shape[0], q.shape[2], k.shape[2]
-            q_descale, k_descale, v_descale = descales_of(q, sizes, q_descale, k_descale, v_descale)
-        else:
-            q_descale = k_descale = v_descale = None
-        return attention(
-            q if q.stride(3) == 1 else q.contiguous(),
-            k if k.stride(3) == 1 else k.contiguous(),
-            v if v.stride(3) == 1 else v.contiguous(),
-            causal=causal,
-            scale=softmax_scale,
-            return_lse=return_attn_probs,
-            q_descale=q_descale,
-            k_descale=k_descale,
-            v_descale=v_descale,
-        )
-    except UNCLEAR:
-        refuse_other_types(flash_attn_func, locals())
-        raise
+    if not q.dim() == k.dim() == v.dim() == 4:
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            refuse_rank(name, tensor)
+    refuse = partial(refuse_yet, "flash_attn_func")
+    refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
+    if deterministic:
+        refuse_deterministic(refuse, q, k, v)
+    causal = is_causal(refuse, window_size, q.shape[1], k.shape[1], causal=causal)
+    if q.dtype == E4M3:
+        sizes = q.shape[0], q.shape[2], k.shape[2]
+        q_descale, k_descale, v_descale = descales_of(q, sizes, q_descale, k_descale, v_descale)
+    else:
+        q_descale = k_descale = v_descale = None
+    return attention(
+        q if q.stride(3) == 1 else q.contiguous(),
+        k if k.stride(3) == 1 else k.contiguous(),
+        v if v.stride(3) == 1 else v.contiguous(),
+        causal=causal,
+        scale=softmax_scale,
+        return_lse=return_attn_probs,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+    )
 
 
+@names_types
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -147,37 +145,34 @@ def flash_attn_varlen_func(
     Raises NotImplementedError for what flash_attn_func has not either, and seqused_q; ValueError
     for a wrong argument; and what else fagen.attention_varlen does.
     """
-    try:
-        refuse = partial(refuse_yet, "flash_attn_varlen_func")
-        refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
-        if seqused_q is not None:
-            refuse("seqused_q", "None is none")
-        if deterministic:
-            refuse_deterministic(refuse, q, k, v)
-        if q.dtype != E4M3:
-            q_descale = k_descale = v_descale = None
-        elif q.dim() == k.dim() == 3 and cu_seqlens_q.dim() == 1:  # else they are refused below
-            sizes = cu_seqlens_q.shape[0] - 1, q.shape[1], k.shape[1]
-            q_descale, k_descale, v_descale = descales_of(q, sizes, q_descale, k_descale, v_descale)
-        return attention_varlen(
-            q if q.dim() != 3 or q.stride(2) == 1 else q.contiguous(),
-            k if k.dim() != 3 or k.stride(2) == 1 else k.contiguous(),
-            v if v.dim() != 3 or v.stride(2) == 1 else v.contiguous(),
-            cu_seqlens_q,
-            cu_seqlens_k,
-            seqused_k=seqused_k,
-            causal=is_causal(refuse, window_size, max_seqlen_q, max_seqlen_k, causal=causal),
-            scale=softmax_scale,
-            return_lse=return_attn_probs,
-            q_descale=q_descale,
-            k_descale=k_descale,
-            v_descale=v_descale,
-        )
-    except UNCLEAR:
-        refuse_other_types(flash_attn_varlen_func, locals())
-        raise
+    refuse = partial(refuse_yet, "flash_attn_varlen_func")
+    refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
+    if seqused_q is not None:
+        refuse("seqused_q", "None is none")
+    if deterministic:
+        refuse_deterministic(refuse, q, k, v)
+    if q.dtype != E4M3:
+        q_descale = k_descale = v_descale = None
+    elif q.dim() == k.dim() == 3 and cu_seqlens_q.dim() == 1:  # else they are refused below
+        sizes = cu_seqlens_q.shape[0] - 1, q.shape[1], k.shape[1]
+        q_descale, k_descale, v_descale = descales_of(q, sizes, q_descale, k_descale, v_descale)
+    return attention_varlen(
+        q if q.dim() != 3 or q.stride(2) == 1 else q.contiguous(),
+        k if k.dim() != 3 or k.stride(2) == 1 else k.contiguous(),
+        v if v.dim() != 3 or v.stride(2) == 1 else v.contiguous(),
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_k=seqused_k,
+        causal=is_causal(refuse, window_size, max_seqlen_q, max_seqlen_k, causal=causal),
+        scale=softmax_scale,
+        return_lse=return_attn_probs,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+    )
 
 
+@names_types
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
@@ -239,85 +234,82 @@ def flash_attn_with_kvcache(
     argument, and for a gradient where fagen.attention_decode computes; and what else those three
     do.
     """
-    try:
-        refuse = partial(refuse_yet, "flash_attn_with_kvcache")
-        refuse_missing(refuse, qv, attention_chunk, softcap)
-        for name, given, instead in (
-            ("page_table", page_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
-            ("block_table", block_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
-            ("k", k, "write it to k_cache first, and count it in cache_seqlens"),
-            ("v", v, "write it to v_cache first, and count it in cache_seqlens"),
-            ("rotary_cos", rotary_cos, "turn q before, and keys before they are written"),
-            ("rotary_sin", rotary_sin, "turn q before, and keys before they are written"),
-            ("rotary_seqlens", rotary_seqlens, "turn q before, and keys before they are written"),
-            (
-                "cache_batch_idx",
-                cache_batch_idx,
-                "k_cache[cache_batch_idx] is a copy that is taken",
-            ),
-        ):
-            if given is not None:
-                refuse(name, instead)
-        if E4M3 in (q.dtype, k_cache.dtype, v_cache.dtype):
-            refuse("e4m3, with q_descale, k_descale and v_descale,", "keep the cache in 16 bits")
-        packed = cu_seqlens_q is not None
-        for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
-            if packed and tensor is q:
-                if q.dim() != 3:
-                    raise ValueError(
-                        f"q has {q.dim()} dimensions; with cu_seqlens_q it must have 3: (total, "
-                        "heads, head_dim)"
-                    )
-            else:
-                refuse_rank(name, tensor)
-        batch, room = k_cache.shape[:2]
-        if isinstance(cache_seqlens, int):
-            cache_seqlens = filled(cache_seqlens, batch, q)
-        elif cache_seqlens is not None and not isinstance(cache_seqlens, Tensor):
-            cache_seqlens = filled(index(cache_seqlens), batch, q)  # NumPy's, say
-        cache_seqlens = lengths_of("cache_seqlens", cache_seqlens, k_cache)
-        cache_leftpad = lengths_of("cache_leftpad", cache_leftpad, k_cache)
-        queries = (max_seqlen_q or q.shape[0]) if packed else q.shape[1]
-        causal = is_causal(refuse, window_size, queries, room, causal=causal)
-        q = q if q.stride(-1) == 1 else q.contiguous()
-        if cu_seqlens_q is None:
-            return attention_cache(
-                q,
-                k_cache,
-                v_cache,
-                seqused_k=cache_seqlens,
-                leftpad_k=cache_leftpad,
-                causal=causal,
-                scale=softmax_scale,
-                return_lse=return_softmax_lse,
-            )
-        if v_cache.shape[:2] != k_cache.shape[:2]:
-            raise ValueError(
-                f"v_cache has shape {shape_of(v_cache)}; it must be (batch = {batch}, seqlen = "
-                f"{room}, kv_heads, head_dim) as k_cache"
-            )
-        sequences = as_packed(k_cache, v_cache, cache_seqlens, cache_leftpad)
-        if sequences is None:
-            refuse(
-                f"cu_seqlens_q over caches of shape {shape_of(k_cache)} and such strides",
-                "sequences of k_cache and v_cache have to be the same whole number of rows apart",
-            )
-        return attention_varlen(
+    refuse = partial(refuse_yet, "flash_attn_with_kvcache")
+    refuse_missing(refuse, qv, attention_chunk, softcap)
+    for name, given, instead in (
+        ("page_table", page_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
+        ("block_table", block_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
+        ("k", k, "write it to k_cache first, and count it in cache_seqlens"),
+        ("v", v, "write it to v_cache first, and count it in cache_seqlens"),
+        ("rotary_cos", rotary_cos, "turn q before, and keys before they are written"),
+        ("rotary_sin", rotary_sin, "turn q before, and keys before they are written"),
+        ("rotary_seqlens", rotary_seqlens, "turn q before, and keys before they are written"),
+        (
+            "cache_batch_idx",
+            cache_batch_idx,
+            "k_cache[cache_batch_idx] is a copy that is taken",
+        ),
+    ):
+        if given is not None:
+            refuse(name, instead)
+    if E4M3 in (q.dtype, k_cache.dtype, v_cache.dtype):
+        refuse("e4m3, with q_descale, k_descale and v_descale,", "keep the cache in 16 bits")
+    packed = cu_seqlens_q is not None
+    for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+        if packed and tensor is q:
+            if q.dim() != 3:
+                raise ValueError(
+                    f"q has {q.dim()} dimensions; with cu_seqlens_q it must have 3: (total, "
+                    "heads, head_dim)"
+                )
+        else:
+            refuse_rank(name, tensor)
+    batch, room = k_cache.shape[:2]
+    if isinstance(cache_seqlens, int):
+        cache_seqlens = filled(cache_seqlens, batch, q)
+    elif cache_seqlens is not None and not isinstance(cache_seqlens, Tensor):
+        cache_seqlens = filled(index(cache_seqlens), batch, q)  # NumPy's, say
+    cache_seqlens = lengths_of("cache_seqlens", cache_seqlens, k_cache)
+    cache_leftpad = lengths_of("cache_leftpad", cache_leftpad, k_cache)
+    queries = (max_seqlen_q or q.shape[0]) if packed else q.shape[1]
+    causal = is_causal(refuse, window_size, queries, room, causal=causal)
+    q = q if q.stride(-1) == 1 else q.contiguous()
+    if cu_seqlens_q is None:
+        return attention_cache(
             q,
-            sequences[0],
-            sequences[1],
-            cu_seqlens_q,
-            sequences[2],
-            seqused_k=sequences[3],
+            k_cache,
+            v_cache,
+            seqused_k=cache_seqlens,
+            leftpad_k=cache_leftpad,
             causal=causal,
             scale=softmax_scale,
             return_lse=return_softmax_lse,
         )
-    except UNCLEAR:
-        refuse_other_types(flash_attn_with_kvcache, locals())
-        raise
+    if v_cache.shape[:2] != k_cache.shape[:2]:
+        raise ValueError(
+            f"v_cache has shape {shape_of(v_cache)}; it must be (batch = {batch}, seqlen = "
+            f"{room}, kv_heads, head_dim) as k_cache"
+        )
+    sequences = as_packed(k_cache, v_cache, cache_seqlens, cache_leftpad)
+    if sequences is None:
+        refuse(
+            f"cu_seqlens_q over caches of shape {shape_of(k_cache)} and such strides",
+            "sequences of k_cache and v_cache have to be the same whole number of rows apart",
+        )
+    return attention_varlen(
+        q,
+        sequences[0],
+        sequences[1],
+        cu_seqlens_q,
+        sequences[2],
+        seqused_k=sequences[3],
+        causal=causal,
+        scale=softmax_scale,
+        return_lse=return_softmax_lse,
+    )
 
 
+@names_types
 def get_scheduler_metadata(
     batch_size: int,
     max_seqlen_q: int,
@@ -346,13 +338,10 @@ def get_scheduler_metadata(
     That is (1) in int32 on the device of cache_seqlens: kernels find their work by themselves, from
     the lengths that they are called with.
     """
-    try:
-        return cache_seqlens.new_zeros(1, dtype=torch.int32)
-    except UNCLEAR:
-        refuse_other_types(get_scheduler_metadata, locals())
-        raise
+    return cache_seqlens.new_zeros(1, dtype=torch.int32)
 
 
+@names_types
 def flash_attn_combine(
     out_partial: Tensor,
     lse_partial: Tensor,
@@ -370,22 +359,18 @@ def flash_attn_combine(
 
     Raises ValueError where `out` has another shape or dtype, and as fagen.combine does.
     """
-    try:
-        if out is not None:
-            out_dtype = out_dtype or out.dtype
-            if out.shape != out_partial.shape[1:] or out.dtype != out_dtype:
-                raise ValueError(
-                    f"out has shape {shape_of(out)} in {out.dtype}; it must be "
-                    f"({', '.join(map(str, out_partial.shape[1:]))}) in {out_dtype}"
-                )
-        lses = torch.atleast_2d(lse_partial).transpose(-1, -2)
-        made, lse = combine(
-            out_partial, lses if lses.stride(-1) == 1 else lses.contiguous(), out_dtype=out_dtype
-        )
-        return made if out is None else out.copy_(made), lse.transpose(-1, -2)
-    except UNCLEAR:
-        refuse_other_types(flash_attn_combine, locals())
-        raise
+    if out is not None:
+        out_dtype = out_dtype or out.dtype
+        if out.shape != out_partial.shape[1:] or out.dtype != out_dtype:
+            raise ValueError(
+                f"out has shape {shape_of(out)} in {out.dtype}; it must be "
+                f"({', '.join(map(str, out_partial.shape[1:]))}) in {out_dtype}"
+            )
+    lses = torch.atleast_2d(lse_partial).transpose(-1, -2)
+    made, lse = combine(
+        out_partial, lses if lses.stride(-1) == 1 else lses.contiguous(), out_dtype=out_dtype
+    )
+    return made if out is None else out.copy_(made), lse.transpose(-1, -2)
 
 
 # ---- of that module, and not there yet ----------------------------------------------------------

@@ -136,9 +136,7 @@ def test_references_are_logarithms_of_means_the_largest_of_each_head():
     assert torch.allclose(fagen.reference_for(lse, 50), right, atol=1e-5)
     assert torch.equal(fagen.reference_for(lse, ints(50, 0, 50)), fagen.reference_for(lse, 50))
     assert fagen.reference_for(lse[1:2], 50).tolist() == [-math.inf] * 2
-    with pytest.raises(
-        ValueError, match=r"lse has shape \(8, 1\)|lse has shape \(2, 4\)|lse has shape"
-    ):
+    with pytest.raises(ValueError, match=r"lse has shape \(2, 4\)"):
         fagen.reference_for(lse[0], 50)
 
 

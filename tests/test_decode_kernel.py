@@ -74,6 +74,15 @@ def test_bits_are_the_same_whatever_happens_when_and_in_tiles_of_any_rows():
             assert all(torch.equal(found[name], first[name]) for name in first), (slug, seed)
 
 
+@pytest.mark.parametrize("kv_heads", [1, 3, 5, 11, 12])
+def test_any_number_of_tiles_goes_through_a_run_abreast(kv_heads):
+    """Of 8 thread blocks 8, 6, 5, 8 and 6 have a run, in groups of 1, 3, 5, 1 and 6."""
+    case = Case(Sizes(3, 2 * kv_heads, kv_heads, 1, 64 * 17), (64 * 17, 70, 300))
+    runs, turns = (planned(f"dec_fp16_d64_causal_r8n64{by}") for by in ("_runs", ""))
+    one, other = (ran(plan, built(plan), case) for plan in (runs, turns))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 _MEET = "    meet();\n#pragma unroll\n    for (int j = 0; j < kRows / 4; ++j) {\n      "
 # what is there, and what is left of it: a number is wrong then, or nobody can go on
 FAULTS = {

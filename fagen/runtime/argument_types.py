@@ -5,11 +5,11 @@ exception that says nothing of a caller's arguments; those that take long anyway
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from inspect import get_annotations
+from functools import cache, wraps
+from inspect import get_annotations, signature
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from fagen.schedule import Schedule
 # What a wrong argument may raise on its way before anyone names it.
 UNCLEAR = (AttributeError, IndexError, OverflowError, RuntimeError, TypeError)
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _SAID = {
     Tensor: "a torch.Tensor",
     bool: "True or False",
@@ -29,6 +32,25 @@ _SAID = {
     str: "a word",
     NoneType: "None",
 }
+
+
+def names_types(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a call so that where it fails, an argument of another type is refused by its name.
+
+    A call itself takes longer by a quarter of a microsecond: the shortest ask by themselves.
+    """
+    names = tuple(signature(function).parameters)
+
+    @wraps(function)
+    def call(*args: P.args, **more: P.kwargs) -> R:
+        try:
+            return function(*args, **more)
+        except UNCLEAR:
+            # more arguments than there are names say so themselves
+            refuse_other_types(function, dict(zip(names, args, strict=False)) | more)
+            raise
+
+    return call
 
 
 def refuse_other_types(function: Callable[..., Any], given: Mapping[str, Any]) -> None:

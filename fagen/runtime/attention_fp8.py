@@ -5,13 +5,14 @@ from typing import Any
 from torch import Tensor
 
 from fagen.dispatch.choice import Choice
-from fagen.runtime.argument_types import UNCLEAR, refuse_other_types
+from fagen.runtime.argument_types import names_types
 from fagen.runtime.arguments import refuse_unquantisable
 from fagen.runtime.attention import attention
 from fagen.runtime.quantize import quantize
 from fagen.vocab import SCALE_ROWS_DEFAULT
 
 
+@names_types
 def attention_fp8(
     q: Tensor,
     k: Tensor,
@@ -43,34 +44,30 @@ def attention_fp8(
     its kernels; prepare(…) readies those of attention alone, and where sizes are traced open it is
     needed too.  Other arguments, what is returned and what is raised are as of attention(…).
     """
-    try:
-        refuse_unquantisable(q, k, v, scales, v_layout)
-        by_block = scales == "block"
-        if by_block and scale_rows is None:
-            scale_rows = SCALE_ROWS_DEFAULT
-        elif scale_rows is not None and not by_block:
-            raise ValueError(f'scale_rows goes with scales = "block"; scales is {scales!r}')
-        how: dict[str, Any] = {"scales": scales} | ({"scale_rows": scale_rows} if by_block else {})
-        q8, q_descale = quantize(q, rotate=rotate, seed=seed, **how)
-        k8, k_descale, *k_mean = quantize(k, rotate=rotate, center=center_k, seed=seed, **how)
-        v8, v_descale, *v_mean = quantize(v, layout=v_layout, scales="column", center=center_v)
-        return attention(
-            q8,
-            k8,
-            v8,
-            causal=causal,
-            scale=scale,
-            return_lse=return_lse,
-            schedule=schedule,
-            q_descale=q_descale,
-            k_descale=k_descale,
-            v_descale=v_descale,
-            v_mean=v_mean[0] if v_mean else None,
-            k_mean=k_mean[0] if k_mean else None,
-            v_layout=v_layout,
-            scale_rows=scale_rows or 0,
-            out_dtype=q.dtype,
-        )
-    except UNCLEAR:
-        refuse_other_types(attention_fp8, locals())
-        raise
+    refuse_unquantisable(q, k, v, scales, v_layout)
+    by_block = scales == "block"
+    if by_block and scale_rows is None:
+        scale_rows = SCALE_ROWS_DEFAULT
+    elif scale_rows is not None and not by_block:
+        raise ValueError(f'scale_rows goes with scales = "block"; scales is {scales!r}')
+    how: dict[str, Any] = {"scales": scales} | ({"scale_rows": scale_rows} if by_block else {})
+    q8, q_descale = quantize(q, rotate=rotate, seed=seed, **how)
+    k8, k_descale, *k_mean = quantize(k, rotate=rotate, center=center_k, seed=seed, **how)
+    v8, v_descale, *v_mean = quantize(v, layout=v_layout, scales="column", center=center_v)
+    return attention(
+        q8,
+        k8,
+        v8,
+        causal=causal,
+        scale=scale,
+        return_lse=return_lse,
+        schedule=schedule,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        v_mean=v_mean[0] if v_mean else None,
+        k_mean=k_mean[0] if k_mean else None,
+        v_layout=v_layout,
+        scale_rows=scale_rows or 0,
+        out_dtype=q.dtype,
+    )

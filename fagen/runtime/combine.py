@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fagen.kinds.combine.keys import Schedule
-from fagen.runtime.argument_types import UNCLEAR, refuse_other_types, refuse_tangents
+from fagen.runtime.argument_types import names_types, refuse_tangents
 from fagen.runtime.arguments import schedule_of, word_of
 from fagen.runtime.op import Op
 from fagen.runtime.ready import ready, refuse_tracing
@@ -21,6 +21,7 @@ NOT_READY = (
 _ready: dict[Key, Op] = {}
 
 
+@names_types
 def combine(
     outs: Tensor,
     lses: Tensor,
@@ -55,44 +56,36 @@ def combine(
     Raises ValueError for a wrong argument, also where a gradient would be needed; DeviceError where
     the GPU is no Hopper; ToolchainError and BuildError where the kernel cannot be built.
     """
-    try:
-        if outs.dim() not in (4, 5):
-            raise ValueError(
-                f"outs has {outs.dim()} dimensions; it must have 5: (splits, batch, seqlen, heads, "
-                "head_dim), or packed 4: (splits, total, heads, head_dim)"
-            )
-        if (num_splits is None) != (cu_seqlens is None):
-            given = "cu_seqlens" if num_splits is None else "num_splits"
-            raise ValueError(f"num_splits and cu_seqlens go together; only {given} is given")
-        packed = num_splits is not None
-        if packed and outs.dim() != 4:
-            raise ValueError(
-                f"outs has {outs.dim()} dimensions; with num_splits and cu_seqlens rows are "
-                "packed, 4: (splits, total, heads, head_dim)"
-            )
-        if lses.dim() != outs.dim() - 1:
-            names = (
-                "(splits, heads, total)" if outs.dim() == 4 else "(splits, batch, heads, seqlen)"
-            )
-            raise ValueError(
-                f"lses has {lses.dim()} dimensions; beside such outs it must be {names}"
-            )
-        layout = "packed" if packed else "dense"
-        if forward_ad._current_level >= 0:
-            refuse_tangents(outs, lses)
-        given = outs.dtype if out_dtype is None else out_dtype
-        key = (outs.device, outs.dtype, outs.shape[-1], given, layout)
-        kernel = _ready.get(key) or _make_ready(key)
-        if packed:
-            out, lse = kernel(outs, lses, num_splits, cu_seqlens)
-        elif outs.dim() == 5:
-            out, lse = kernel(outs, lses)
-        else:
-            out, lse = (made[0] for made in kernel(outs[:, None], lses[:, None]))
-        return out, lse
-    except UNCLEAR:
-        refuse_other_types(combine, locals())
-        raise
+    if outs.dim() not in (4, 5):
+        raise ValueError(
+            f"outs has {outs.dim()} dimensions; it must have 5: (splits, batch, seqlen, heads, "
+            "head_dim), or packed 4: (splits, total, heads, head_dim)"
+        )
+    if (num_splits is None) != (cu_seqlens is None):
+        given = "cu_seqlens" if num_splits is None else "num_splits"
+        raise ValueError(f"num_splits and cu_seqlens go together; only {given} is given")
+    packed = num_splits is not None
+    if packed and outs.dim() != 4:
+        raise ValueError(
+            f"outs has {outs.dim()} dimensions; with num_splits and cu_seqlens rows are "
+            "packed, 4: (splits, total, heads, head_dim)"
+        )
+    if lses.dim() != outs.dim() - 1:
+        names = "(splits, heads, total)" if outs.dim() == 4 else "(splits, batch, heads, seqlen)"
+        raise ValueError(f"lses has {lses.dim()} dimensions; beside such outs it must be {names}")
+    layout = "packed" if packed else "dense"
+    if forward_ad._current_level >= 0:
+        refuse_tangents(outs, lses)
+    given = outs.dtype if out_dtype is None else out_dtype
+    key = (outs.device, outs.dtype, outs.shape[-1], given, layout)
+    kernel = _ready.get(key) or _make_ready(key)
+    if packed:
+        out, lse = kernel(outs, lses, num_splits, cu_seqlens)
+    elif outs.dim() == 5:
+        out, lse = kernel(outs, lses)
+    else:
+        out, lse = (made[0] for made in kernel(outs[:, None], lses[:, None]))
+    return out, lse
 
 
 def _make_ready(key: Key) -> Op:

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from fagen.e4m3 import Centered, Quantized
 from fagen.kinds.quantize.keys import Schedule
-from fagen.runtime.argument_types import UNCLEAR, refuse_other_types, refuse_tangents
+from fagen.runtime.argument_types import names_types, refuse_tangents
 from fagen.runtime.arguments import schedule_of, word_of
 from fagen.runtime.op import Op
 from fagen.runtime.ready import ready, refuse_tracing, run_once
@@ -86,6 +86,7 @@ def quantize(
 ) -> Quantized | Centered: ...
 
 
+@names_types
 def quantize(
     x: Tensor,
     *,
@@ -131,29 +132,25 @@ def quantize(
     Raises ValueError for a wrong argument, also where a gradient would be needed; DeviceError where
     the GPU is no Hopper; ToolchainError and BuildError where the kernel cannot be built.
     """
-    try:
-        if x.dim() != 4:
-            raise ValueError(
-                f"x has {x.dim()} dimensions; it must have 4: (batch, seqlen, heads, head_dim)"
-            )
-        if mean is not None and not center:
-            raise ValueError("mean goes with center=True, which takes it off")
-        embedding = "none" if rotary is None else "pairs" if rotary_pairs else "halves"
-        how = rotate, center, scales, scale_rows, layout, embedding
-        kind = (x.device, x.dtype, x.shape[3], *how)
-        kernel = _ready.get(kind) or _make_ready(Key(*kind))
-        more = {} if rotary is None else _rotary(rotary, x)
-        if forward_ad._current_level >= 0:
-            refuse_tangents(x)
-        given = None if descale is None else _given(descale, x, scales)
-        if not center:
-            values, found = kernel(x, seed, given, **more)
-            return Quantized(values, found if given is None else given)
-        values, found, means = kernel(x, seed, given, mean)
-        return Centered(values, found if given is None else given, means if mean is None else mean)
-    except UNCLEAR:
-        refuse_other_types(quantize, locals())
-        raise
+    if x.dim() != 4:
+        raise ValueError(
+            f"x has {x.dim()} dimensions; it must have 4: (batch, seqlen, heads, head_dim)"
+        )
+    if mean is not None and not center:
+        raise ValueError("mean goes with center=True, which takes it off")
+    embedding = "none" if rotary is None else "pairs" if rotary_pairs else "halves"
+    how = rotate, center, scales, scale_rows, layout, embedding
+    kind = (x.device, x.dtype, x.shape[3], *how)
+    kernel = _ready.get(kind) or _make_ready(Key(*kind))
+    more = {} if rotary is None else _rotary(rotary, x)
+    if forward_ad._current_level >= 0:
+        refuse_tangents(x)
+    given = None if descale is None else _given(descale, x, scales)
+    if not center:
+        values, found = kernel(x, seed, given, **more)
+        return Quantized(values, found if given is None else given)
+    values, found, means = kernel(x, seed, given, mean)
+    return Centered(values, found if given is None else given, means if mean is None else mean)
 
 
 def _rotary(rotary: Rotary, x: Tensor) -> dict[str, Tensor]:

@@ -1488,7 +1488,8 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   params.tile_heads = FastDivisor(tile_heads);
   params.q_bytes = tile_heads * tile_positions * kHeadDimPadded * int(sizeof(Element));
   params.chunk_units = row_tiles * a.kv_heads;
-  int abreast = std::min(8, params.chunk_units);
+  const int most = multiprocessors * kBlocks;
+  int abreast = std::min({8, params.chunk_units, most});
   while (params.chunk_units % abreast) {
     --abreast;
   }
@@ -1525,7 +1526,6 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
         1 << 30) {
       return kTooMany;
     }
-    const int most = multiprocessors * kBlocks;
     const int64_t blocks =
         std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group
     if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
@@ -1561,6 +1561,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d128_causal_r16n64_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d128_causal_r16n64_runs",
-      "a8f6f0f118b5246b1a886f0ca1821e53192c8d263f65f6272d5bcef6128ac4ff"};
+      "2a12fa25d9e90d3ece46504f114849684988f0dc7841cb7868e29775f8db1f2e"};
   return &info;
 }

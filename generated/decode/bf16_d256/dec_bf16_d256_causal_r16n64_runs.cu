@@ -1488,7 +1488,8 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   params.tile_heads = FastDivisor(tile_heads);
   params.q_bytes = tile_heads * tile_positions * kHeadDimPadded * int(sizeof(Element));
   params.chunk_units = row_tiles * a.kv_heads;
-  int abreast = std::min(8, params.chunk_units);
+  const int most = multiprocessors * kBlocks;
+  int abreast = std::min({8, params.chunk_units, most});
   while (params.chunk_units % abreast) {
     --abreast;
   }
@@ -1525,7 +1526,6 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
         1 << 30) {
       return kTooMany;
     }
-    const int most = multiprocessors * kBlocks;
     const int64_t blocks =
         std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group
     if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
@@ -1561,6 +1561,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d256_causal_r16n64_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d256_causal_r16n64_runs",
-      "3fa3d5077d65d1e232d2f1b87a7deec769530113520c5015f25e524137178e94"};
+      "ad0f2b6cb9c567a452a029fc245d7fce484882d9748a7d2dafd69e31591b8a70"};
   return &info;
 }

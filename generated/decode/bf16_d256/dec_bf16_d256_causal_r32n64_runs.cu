@@ -1490,7 +1490,8 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   params.tile_heads = FastDivisor(tile_heads);
   params.q_bytes = tile_heads * tile_positions * kHeadDimPadded * int(sizeof(Element));
   params.chunk_units = row_tiles * a.kv_heads;
-  int abreast = std::min(8, params.chunk_units);
+  const int most = multiprocessors * kBlocks;
+  int abreast = std::min({8, params.chunk_units, most});
   while (params.chunk_units % abreast) {
     --abreast;
   }
@@ -1527,7 +1528,6 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
         1 << 30) {
       return kTooMany;
     }
-    const int most = multiprocessors * kBlocks;
     const int64_t blocks =
         std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group
     if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
@@ -1563,6 +1563,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d256_causal_r32n64_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d256_causal_r32n64_runs",
-      "dae4fdf269631c6056479fb343e57ff78781d5eba4a8a0a5924106e325132baf"};
+      "3c47717ea34422404fba7cce31b7d3928a951986e05bdb1685169287cc515a26"};
   return &info;
 }

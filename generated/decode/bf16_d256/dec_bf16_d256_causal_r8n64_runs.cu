@@ -1486,7 +1486,8 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   params.tile_heads = FastDivisor(tile_heads);
   params.q_bytes = tile_heads * tile_positions * kHeadDimPadded * int(sizeof(Element));
   params.chunk_units = row_tiles * a.kv_heads;
-  int abreast = std::min(8, params.chunk_units);
+  const int most = multiprocessors * kBlocks;
+  int abreast = std::min({8, params.chunk_units, most});
   while (params.chunk_units % abreast) {
     --abreast;
   }
@@ -1523,7 +1524,6 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
         1 << 30) {
       return kTooMany;
     }
-    const int most = multiprocessors * kBlocks;
     const int64_t blocks =
         std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group
     if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
@@ -1559,6 +1559,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d256_causal_r8n64_runs_info(voi
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d256_causal_r8n64_runs",
-      "106c785f6bcfed4386d999b446228b2e82d25b06743aa21d2c203ba4fd98bf08"};
+      "d95a082ecdc988da11c7ef4ca1f401b091738712d1ad7395aefc57ab75377dac"};
   return &info;
 }

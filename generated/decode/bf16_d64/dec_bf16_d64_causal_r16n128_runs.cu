@@ -1488,7 +1488,8 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   params.tile_heads = FastDivisor(tile_heads);
   params.q_bytes = tile_heads * tile_positions * kHeadDimPadded * int(sizeof(Element));
   params.chunk_units = row_tiles * a.kv_heads;
-  int abreast = std::min(8, params.chunk_units);
+  const int most = multiprocessors * kBlocks;
+  int abreast = std::min({8, params.chunk_units, most});
   while (params.chunk_units % abreast) {
     --abreast;
   }
@@ -1525,7 +1526,6 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
         1 << 30) {
       return kTooMany;
     }
-    const int most = multiprocessors * kBlocks;
     const int64_t blocks =
         std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group
     if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
@@ -1561,6 +1561,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d64_causal_r16n128_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d64_causal_r16n128_runs",
-      "a44fd5534f10a91e16850ec77ae4c30ff6f59f3714b487e31a47fb86bb11bf71"};
+      "4da530fe138d8b699962ecc6fe61355dc3a29c7c1ed603100488ec8463eb7a41"};
   return &info;
 }

@@ -1490,7 +1490,8 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   params.tile_heads = FastDivisor(tile_heads);
   params.q_bytes = tile_heads * tile_positions * kHeadDimPadded * int(sizeof(Element));
   params.chunk_units = row_tiles * a.kv_heads;
-  int abreast = std::min(8, params.chunk_units);
+  const int most = multiprocessors * kBlocks;
+  int abreast = std::min({8, params.chunk_units, most});
   while (params.chunk_units % abreast) {
     --abreast;
   }
@@ -1527,7 +1528,6 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
         1 << 30) {
       return kTooMany;
     }
-    const int most = multiprocessors * kBlocks;
     const int64_t blocks =
         std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group
     if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
@@ -1563,6 +1563,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d64_causal_r32n128_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d64_causal_r32n128_runs",
-      "28a4d942e189a0fe1fed8133d4eae2499e159c9e4ac40bab9ecb56cf0104ce2b"};
+      "5a41c22aa74fde4779c1e3ca7f7f899d616a4471eafeb8b5925b5b176893dffe"};
   return &info;
 }

@@ -1486,7 +1486,8 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   params.tile_heads = FastDivisor(tile_heads);
   params.q_bytes = tile_heads * tile_positions * kHeadDimPadded * int(sizeof(Element));
   params.chunk_units = row_tiles * a.kv_heads;
-  int abreast = std::min(8, params.chunk_units);
+  const int most = multiprocessors * kBlocks;
+  int abreast = std::min({8, params.chunk_units, most});
   while (params.chunk_units % abreast) {
     --abreast;
   }
@@ -1523,7 +1524,6 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
         1 << 30) {
       return kTooMany;
     }
-    const int most = multiprocessors * kBlocks;
     const int64_t blocks =
         std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group
     if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
@@ -1559,6 +1559,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d64_causal_r8n128_runs_info(voi
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d64_causal_r8n128_runs",
-      "f6f44e7e206e763b78a68a0814fc9e488e8cb761abd1916983536c89c5d4ec8f"};
+      "984cd3941b7288e359b66650ce907b77a1fd49e8c03809382a665c43e11da133"};
   return &info;
 }

@@ -1488,7 +1488,8 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   params.tile_heads = FastDivisor(tile_heads);
   params.q_bytes = tile_heads * tile_positions * kHeadDimPadded * int(sizeof(Element));
   params.chunk_units = row_tiles * a.kv_heads;
-  int abreast = std::min(8, params.chunk_units);
+  const int most = multiprocessors * kBlocks;
+  int abreast = std::min({8, params.chunk_units, most});
   while (params.chunk_units % abreast) {
     --abreast;
   }
@@ -1525,7 +1526,6 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
         1 << 30) {
       return kTooMany;
     }
-    const int most = multiprocessors * kBlocks;
     const int64_t blocks =
         std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group
     if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
@@ -1561,6 +1561,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d128_causal_r16n64_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d128_causal_r16n64_runs",
-      "b6816362da99e1c02fd160b8e5952bb54bfd4f735d793f1b40d4138586908cb5"};
+      "db4b461dca58170e2f4e891cd8f13a80dd634f999ac7221eb947f63e8fbf68ff"};
   return &info;
 }

@@ -1486,7 +1486,8 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   params.tile_heads = FastDivisor(tile_heads);
   params.q_bytes = tile_heads * tile_positions * kHeadDimPadded * int(sizeof(Element));
   params.chunk_units = row_tiles * a.kv_heads;
-  int abreast = std::min(8, params.chunk_units);
+  const int most = multiprocessors * kBlocks;
+  int abreast = std::min({8, params.chunk_units, most});
   while (params.chunk_units % abreast) {
     --abreast;
   }
@@ -1523,7 +1524,6 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
         1 << 30) {
       return kTooMany;
     }
-    const int most = multiprocessors * kBlocks;
     const int64_t blocks =
         std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group
     if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
@@ -1559,6 +1559,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d128_causal_r8n64_runs_info(voi
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d128_causal_r8n64_runs",
-      "e7862eff5cf84a574f5ef709f2198c872ffedeefe465629c1e3fa8479b0980db"};
+      "b6c766371f269d5db600763e3c2433d5faa8934817ab43609a8e39af1bd365bd"};
   return &info;
 }

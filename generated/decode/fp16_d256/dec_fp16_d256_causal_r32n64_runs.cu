@@ -1490,7 +1490,8 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   params.tile_heads = FastDivisor(tile_heads);
   params.q_bytes = tile_heads * tile_positions * kHeadDimPadded * int(sizeof(Element));
   params.chunk_units = row_tiles * a.kv_heads;
-  int abreast = std::min(8, params.chunk_units);
+  const int most = multiprocessors * kBlocks;
+  int abreast = std::min({8, params.chunk_units, most});
   while (params.chunk_units % abreast) {
     --abreast;
   }
@@ -1527,7 +1528,6 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
         1 << 30) {
       return kTooMany;
     }
-    const int most = multiprocessors * kBlocks;
     const int64_t blocks =
         std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group
     if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
@@ -1563,6 +1563,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d256_causal_r32n64_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d256_causal_r32n64_runs",
-      "ebfaaae58fd34c20919a58bb9e86f99c01add4799b250e6589823e713977627a"};
+      "77e744790a16119499cb9e3731593d3a533f0fdb850ae4cd5924a98d1c5a8266"};
   return &info;
 }

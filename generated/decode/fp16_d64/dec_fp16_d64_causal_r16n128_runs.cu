@@ -1488,7 +1488,8 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   params.tile_heads = FastDivisor(tile_heads);
   params.q_bytes = tile_heads * tile_positions * kHeadDimPadded * int(sizeof(Element));
   params.chunk_units = row_tiles * a.kv_heads;
-  int abreast = std::min(8, params.chunk_units);
+  const int most = multiprocessors * kBlocks;
+  int abreast = std::min({8, params.chunk_units, most});
   while (params.chunk_units % abreast) {
     --abreast;
   }
@@ -1525,7 +1526,6 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
         1 << 30) {
       return kTooMany;
     }
-    const int most = multiprocessors * kBlocks;
     const int64_t blocks =
         std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group
     if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
@@ -1561,6 +1561,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d64_causal_r16n128_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d64_causal_r16n128_runs",
-      "41a2261852202735d4b9be70c014279f9d1c1dc001e46039a093f87df6fb609c"};
+      "e5028d50469ec282e7c53223c3ee6db02786da566fe391880e8cf27d705f0ad9"};
   return &info;
 }

@@ -1490,7 +1490,8 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   params.tile_heads = FastDivisor(tile_heads);
   params.q_bytes = tile_heads * tile_positions * kHeadDimPadded * int(sizeof(Element));
   params.chunk_units = row_tiles * a.kv_heads;
-  int abreast = std::min(8, params.chunk_units);
+  const int most = multiprocessors * kBlocks;
+  int abreast = std::min({8, params.chunk_units, most});
   while (params.chunk_units % abreast) {
     --abreast;
   }
@@ -1527,7 +1528,6 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
         1 << 30) {
       return kTooMany;
     }
-    const int most = multiprocessors * kBlocks;
     const int64_t blocks =
         std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group
     if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
@@ -1563,6 +1563,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d64_causal_r32n128_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d64_causal_r32n128_runs",
-      "63461c104fcaaf26d70dbaa31544866f3f9f8a58b47c1fb7d981290cfa3e0920"};
+      "ed27ce46d3ff1eb71d533f169a685508579e4821fd82b035a43487b6ff0f0647"};
   return &info;
 }

@@ -1486,7 +1486,8 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   params.tile_heads = FastDivisor(tile_heads);
   params.q_bytes = tile_heads * tile_positions * kHeadDimPadded * int(sizeof(Element));
   params.chunk_units = row_tiles * a.kv_heads;
-  int abreast = std::min(8, params.chunk_units);
+  const int most = multiprocessors * kBlocks;
+  int abreast = std::min({8, params.chunk_units, most});
   while (params.chunk_units % abreast) {
     --abreast;
   }
@@ -1523,7 +1524,6 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
         1 << 30) {
       return kTooMany;
     }
-    const int most = multiprocessors * kBlocks;
     const int64_t blocks =
         std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group
     if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
@@ -1559,6 +1559,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d64_causal_r8n128_runs_info(voi
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d64_causal_r8n128_runs",
-      "930b6c80aa70db3bce07dc85035fe8586f27f363cb9e9b2fbd5fea5bfe377a87"};
+      "a82674e8881c05a7d5f4b498a7807a4730d72d5ac30c08a9db1db0682ffe9ed2"};
   return &info;
 }
