@@ -166,3 +166,15 @@ def test_a_kernel_compiles_as_its_plan_says(slug):
     plan = planned(slug)
     binary = build(render(plan), plan, binding=False)
     assert abs(binary.report.registers - plan.modelled_registers) <= 16
+
+
+# rows of 96 numbers, in a warp and a half, and of 32, in half of one
+MERGED = ("dec_fp16_d96_full_r24n64_c20", "dec_bf16_d32_full_r8n64_c64")
+WIDTHS = tuple(f"dec_bf16_d{d}_causal_r8n64{by}" for d in range(16, 257, 8) for by in ("", "_runs"))
+
+
+@pytest.mark.parametrize("slug", some((*MERGED, *SPREAD, *COMMITTED, *WIDTHS), MERGED))
+def test_it_compiles_without_a_spill(slug):
+    """Where nothing else is in line a call would be refused."""
+    plan = planned(slug)
+    assert build(render(plan), plan, binding=False).report.spill_store_bytes == 0
