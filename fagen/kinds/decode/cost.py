@@ -28,9 +28,9 @@ READ = 0.006  # the same, for each byte of K and V that tensor cores read
 CROWD = 0.1  # by how much a step takes longer for each other thread block of the multiprocessor
 OUTPUT = 0.283  # clocks of a chunk, for each number of its output
 QUERIES = 3_000.0  # of a chunk that waits for its queries
-RUNS = 1.5e-6  # seconds of a call in runs, before the first chunk is found
-FOUND = 1_220.0  # clocks of a chunk in a run, to find it and to begin anew
-FOLD = 1.76  # the same, for each number of its output
+RUNS = 2.3e-6  # seconds of a call in runs, before its first unit is found
+FOUND = 600.0  # clocks of a chunk in a run, to begin anew
+FOLD = 0.83  # the same, for each number of its output
 
 # Not measured yet.
 FETCH = 1_650.0  # from a buffer that is free to one that is full again, under load
@@ -81,10 +81,13 @@ def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
     n_blocks = ceil(sizes.seqlen_k / block_n)
     each = chunk_blocks(sizes.seqlen_k, block_n, chunks)
     found = ceil(n_blocks / each)
-    slots = min(outputs * found, SM90.sm_count * blocks)
+    most = SM90.sm_count * blocks
+    slots = min(outputs * found, most)
     resident = ceil(slots / SM90.sm_count)
     of_rows = sizes.batch * sizes.heads * sizes.seqlen_q
     if by == "run":
+        if whole := _whole_tiles(outputs // sizes.batch, sizes.batch, slots):
+            return Dealt(tiles, resident, whole * found, whole * n_blocks, 0)
         even = outputs * n_blocks / slots
         # who has a chunk's first step has all of it: about half of one too many
         steps = max(each, even + each / 2)
@@ -93,6 +96,14 @@ def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
         return Dealt(tiles, resident, max(1, even * found / n_blocks), steps, partials)
     rounds = ceil(outputs * found / slots)
     return Dealt(tiles, resident, rounds, max(each, rounds * n_blocks / found), of_rows * found)
+
+
+def _whole_tiles(of_sequence: int, batch: int, slots: int) -> int:
+    """Return how many tiles a thread block has where none is cut, as the launcher decides; else 0."""
+    abreast = next(n for n in range(min(8, of_sequence, slots), 0, -1) if of_sequence % n == 0)
+    groups, runs = of_sequence // abreast * batch, slots // abreast
+    whole = ceil(groups / runs)
+    return whole if whole * runs <= groups + groups // 16 else 0
 
 
 def step_clocks(values: Mapping[str, Any], resident: int = 1) -> float:

@@ -1,5 +1,6 @@
 """A problem and its rows in, schedules that decode it out, the most promising first."""
 
+import math
 from collections.abc import Iterator
 
 from fagen.arch import SM90
@@ -14,9 +15,10 @@ _NARROW = 64  # columns up to which a step has 128 keys: with 64 it would end to
 _UNITS = 128  # of a sequence, at least: a few less than there are multiprocessors
 # Into how many chunks keys are cut from so many KV heads on.
 _CUTS = (*((_UNITS // chunks, chunks) for chunks in (16, 32)), (0, 64))
-# output tiles, in halves, of a thread block from which on runs were faster (docs/tuning-log.md)
-_IN_RUNS = 3
-_MOST_IN_RUNS = 16  # rows, up to which two thread blocks fit beside each other
+# output tiles of a thread block from which on runs were faster (docs/tuning-log.md)
+_IN_RUNS = 1.5
+_IN_RUNS_OF_16 = 0.95  # the same of 16 rows: one tile each is enough
+_WIDEST, _SPILL = 192, 40  # columns beyond which 32 rows in runs spill some bytes, once a chunk
 _WIDE = 128  # columns beyond which a multiprocessor has one thread block, at most two else
 
 
@@ -41,15 +43,15 @@ def deal_for(head_dim: int, rows: int, kv_heads: int, batch: int) -> str:
 def _runs_from(head_dim: int, tile: int) -> int:
     """From how many tiles of so many rows on chunks are dealt in runs; 0: never.
 
-    In runs where most tiles are one thread block's, and that was faster: not at narrow heads, whose
-    chunks are over before the next one is found, nor where sums take the registers of a second
-    thread block, nor for eight rows of wide heads, whose partial outputs are small beside keys.
+    In runs where most tiles are one thread block's, and that was faster: not where sums take the
+    registers of a second thread block, nor for eight rows of wide heads, whose partial outputs are
+    small beside keys.
     """
-    wide = head_dim > _WIDE
-    if head_dim <= _NARROW or (tile == ROWS[0] if wide else tile > _MOST_IN_RUNS):
+    wide, narrow = head_dim > _WIDE, head_dim <= _NARROW
+    if tile not in ((16, 32) if wide else (8, 16)):
         return 0
-    blocks = SM90.sm_count * (1 if wide else 2)
-    return -(-_IN_RUNS * blocks // 2)
+    each = _IN_RUNS_OF_16 if tile == 16 and not narrow else _IN_RUNS
+    return math.ceil(each * SM90.sm_count * (1 if wide else 2))
 
 
 def derived(
@@ -74,10 +76,18 @@ def derived(
     if maximum == "unified":
         keys |= {"maximum": maximum, "speculate": True}
         by = "turn"
-    block_n = 128 if max(head_dim, head_dim_v) <= _NARROW else 64
+    columns = max(head_dim, head_dim_v)
+    block_n, widest = 128 if columns <= _NARROW else 64, columns > _WIDEST
     return tuple(
         _fitting(
-            Schedule.make(**keys, rows=tile, block_n=block_n, chunks=chunks, by=deal)
+            Schedule.make(
+                **keys,
+                rows=tile,
+                block_n=block_n,
+                chunks=chunks,
+                by=deal,
+                max_spill_bytes=_SPILL if widest and tile == 32 and deal == "run" else 0,
+            )
             for tile in reversed([tile for tile in ROWS if tile <= most])
             for deal in dict.fromkeys((by, "turn"))
         )

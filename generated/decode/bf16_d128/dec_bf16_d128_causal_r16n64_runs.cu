@@ -205,6 +205,7 @@ struct Params {
   int chunk_units;      // units of work of a chunk: KV heads and tiles of rows
   FastDivisor abreast;  // thread blocks that go through a run together, a tile of output each
   int tile_groups;      // of so many tiles, that a sequence has
+  bool level;           // runs of whole groups of all sequences: few have one less than others
   FastDivisor kv_heads_divisor, row_tiles, head_tiles;
   FastDivisor heads_divisor, seqlen_q_divisor;
   float scale_log2;  // of S, times log2(e)
@@ -281,22 +282,21 @@ __device__ __forceinline__ Keys seen_by(const Params& params, int seqlen_k,
   return {0, min(seqlen_k, row + seqlen_k - seqlen_q + 1)};
 }
 
-// A chunk of one KV head's keys, for some queries of its group of heads: rows with heads side by
-// side.
+// Chunks of one KV head's keys, from this one on, for some queries of its group of heads: rows with
+// heads side by side.
 struct Unit {
   int batch, kv_head, chunk;
   Sequence sequence;
-  int first_key, last_key;  // of the chunk, counted in its sequence
+  int first_key, last_key;  // of the unit, counted in its sequence
   int first_position, first_head;
-  int rows;           // of queries
-  bool begins, ends;  // what a thread block has of these rows
+  int rows;  // of queries
 };
 
 // Chunks in the order of sequences, of an output tile each (a KV head and a tile of rows), and of
-// keys. All of it is cut into runs of the same number of steps. A thread block that begins with a
-// tile's first chunk folds what follows in registers, so most outputs are written once, and wholly.
-// Neighbouring blocks go through a run abreast, each in a tile of its own: they read neighbouring
-// heads of the same keys at a time.
+// keys. All of it is cut into runs of the same number of steps, and what a run has of a tile is a
+// unit. A thread block that begins with a tile's first chunk folds what follows in registers, so
+// most outputs are written once, and wholly. Neighbouring blocks go through a run abreast, each in
+// a tile of its own: they read neighbouring heads of the same keys at a time.
 struct Units {
   const Params& params;
   int at, end;  // steps of the run, counted from the first sequence: a chunk is its block's who has
@@ -305,18 +305,25 @@ struct Units {
   int before = 0;  // steps of the sequences before
   Sequence own;    // the lane's
   int ends;        // steps of the window up to the lane's sequence, with its own
-  bool begun = false;
 
   // By all lanes of a warp.
   __device__ __forceinline__ explicit Units(const Params& params) : params(params) {
+    const int each = tile_steps(sequence_of(params, 0));
     int total = 0;
+    bool alike = true;
     for (int batch = lane(); batch < params.batch; batch += 32) {
-      total += steps_of(sequence_of(params, batch));
+      const int steps = tile_steps(sequence_of(params, batch));
+      total += steps;
+      alike &= steps == each;
     }
-    total = __reduce_add_sync(0xffffffffu, total);
+    total = __reduce_add_sync(0xffffffffu, total) * params.tile_groups;
     const int run = params.abreast.divide(blockIdx.x), runs = params.abreast.divide(gridDim.x);
-    at = uint64_t(total) * run / runs;
-    end = uint64_t(total) * (run + 1) / runs;
+    // Tiles that are alike may stay whole: then nothing is left to be merged.
+    const bool whole = params.level && __all_sync(0xffffffffu, alike);
+    const int least = whole ? max(1, each) : 1;
+    const int parts = total / least, of_all = parts / runs, rest = parts % runs;
+    at = (of_all * run + rest * run / runs) * least;
+    end = (of_all * (run + 1) + rest * (run + 1) / runs) * least;
     count();
   }
 
@@ -340,7 +347,7 @@ struct Units {
     }
   }
 
-  // The next chunk of the run, by all lanes of a warp; false: there is none left.
+  // The next unit of the run, by all lanes of a warp; false: there is none left.
   __device__ __forceinline__ bool next(Unit& unit) {
     while (at < end) {
       uint32_t beyond;
@@ -355,24 +362,17 @@ struct Units {
       unit.sequence.length = __shfl_sync(0xffffffffu, own.length, owner);
       const int first = before + __shfl_sync(0xffffffffu, ends - steps_of(own), owner);
       const int steps = tile_steps(unit.sequence), keys = chunk_keys(unit.sequence.length);
-      const int chunk_steps = keys / kBlockN + 1, chunks = chunks_of(unit.sequence.length);
+      const int chunk_steps = keys / kBlockN + 1;
       const int group = (at - first) / steps, tile_begin = first + group * steps;
       const int tile = group * params.abreast.value + blockIdx.x % params.abreast.value;
       unit.chunk = blocks_of(at - tile_begin, chunk_steps);
-      if (unit.chunk == chunks) {  // the last one is the block's before
-        at = tile_begin + steps;
+      unit.first_key = unit.chunk * keys;
+      at = tile_begin + steps;
+      unit.last_key =
+          min(blocks_of(min(at, end) - tile_begin, chunk_steps) * keys, unit.sequence.length);
+      if (unit.first_key >= unit.last_key) {  // its last chunk is the block's before
         continue;
       }
-      at = tile_begin + unit.chunk * chunk_steps;
-      if (at >= end) {
-        break;
-      }
-      unit.begins = !begun || unit.chunk == 0;
-      unit.ends = unit.chunk + 1 == chunks || at + chunk_steps >= end;
-      begun = true;
-      at += 1;  // the next begins beyond
-      unit.first_key = unit.chunk * keys;
-      unit.last_key = min(unit.first_key + keys, unit.sequence.length);
       const int row_tile = params.kv_heads_divisor.divide(tile);
       unit.kv_head = tile - row_tile * params.kv_heads;
       const int position_tile = params.head_tiles.divide(row_tile);
@@ -521,8 +521,7 @@ struct Producer {
       if (lane() == 0) {
         for (int key = unit.first_key; key < unit.last_key; key += kBlockN) {
           load<kHeadDimPadded>(params.k, unit, key);
-          if (unit.begins &&
-              key == unit.first_key) {  // memory that takes longer to answer was asked first
+          if (key == unit.first_key) {  // memory that takes longer to answer was asked first
             load_q(unit);
           }
           load<kHeadDimVPadded>(params.v, unit, key);
@@ -941,9 +940,10 @@ struct Consumer {
     shared.full[tile.stage].wait(tile.phase);
   }
 
-  // All keys of a chunk. What is issued in a step is waited for in the same, else ptxas waits for
-  // each product.
-  __device__ __forceinline__ void add_keys(const Unit& unit, const Keys& seen_by_all) {
+  // All keys of a unit; each chunk's end runs under the scores of the next. What is issued in a
+  // step is waited for in the same, else ptxas waits for each product.
+  __device__ __forceinline__ void add_keys(Unit& unit, const Keys& seen_by_all) {
+    const int chunk = chunk_keys(unit.sequence.length);
     Scores s;
     shared.full[tile.stage].wait(tile.phase);
     issue_scores(s);
@@ -959,12 +959,16 @@ struct Consumer {
       wgmma_wait<1>();
       fence_output();
       arrive(shared.empty[values]);
+      if (key + kBlockN == unit.first_key + chunk) {
+        finish(unit, false);
+        unit.first_key += chunk;
+        ++unit.chunk;
+        begin(unit);
+      }
       finish_scores(s);
     }
-    if (unit.ends) {
-      arrive(shared.q_empty[q.stage]);
-      q.advance();
-    }
+    arrive(shared.q_empty[q.stage]);
+    q.advance();
     weigh_keys(unit, seen_by_all, key, s);
     issue_output(shared.ring[tile.stage]);
     wgmma_wait<0>();
@@ -1005,8 +1009,7 @@ struct Consumer {
   // all chunks.
   __device__ __forceinline__ void hand_on(const Unit& unit, int j, int position, int head,
                                           int64_t index) {
-    const int chunks = unit.chunk + 1;
-    const bool all = chunks == chunks_of(unit.sequence.length);
+    const bool all = unit.last_key == unit.sequence.length;
     const float inverse = folded_sum[j] == 0.0f ? 0.0f : __frcp_rn(folded_sum[j]);
     Element* const out = params.out + unit.batch * params.out_stride_batch +
                          position * params.out_stride_seq + head * params.out_stride_head;
@@ -1022,7 +1025,8 @@ struct Consumer {
       }
     }
     if (thread_row() == 0) {
-      params.folded_of(unit.batch, position, head) = {chunks, folded_maximum[j], folded_sum[j]};
+      params.folded_of(unit.batch, position, head) = {unit.chunk + 1, folded_maximum[j],
+                                                      folded_sum[j]};
       if (all && params.lse) {
         params
             .lse[unit.batch * params.lse_stride_batch + head * params.lse_stride_head + position] =
@@ -1032,8 +1036,8 @@ struct Consumer {
   }
 
   // Folds the chunk's output, normalised, or hands it on with its log-sum-exp where chunks before
-  // it are not here.
-  __device__ __forceinline__ void finish(const Unit& unit) {
+  // it are not here. What was folded is handed on where the unit ends.
+  __device__ __forceinline__ void finish(const Unit& unit, bool ends) {
     const int warp = threadIdx.x / 32;
 #pragma unroll
     for (int j = 0; j < kRows / 4; ++j) {
@@ -1066,7 +1070,7 @@ struct Consumer {
           (reference[j] + log2_approx(total)) * 0.693147180559945f;  // to natural logarithm
       if (folds) {
         fold_chunk(j, lse, inverse);
-        if (unit.ends) {
+        if (ends) {
           hand_on(unit, j, unit.first_position + position, unit.first_head + head, index);
         }
         continue;
@@ -1092,14 +1096,12 @@ struct Consumer {
           min(unit.first_position + params.tile_positions, params.seqlen_q) - 1;
       const Keys of_last = seen_by(params, unit.sequence.length, last_position);
       const Keys seen_by_all = {of_last.first, of_first.last};
-      if (unit.begins) {
-        folds = unit.chunk == 0;
-        begin_fold();
-      }
+      folds = unit.chunk == 0;
+      begin_fold();
       begin(unit);
       shared.q_full[q.stage].wait(q.phase);
       add_keys(unit, seen_by_all);
-      finish(unit);
+      finish(unit, true);
     }
   }
 };
@@ -1528,8 +1530,13 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
     }
     const int64_t blocks =
         std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group
+    const int64_t groups = int64_t(params.tile_groups) * a.batch, runs = blocks / abreast;
+    params.level = runs > 0 && (groups + runs - 1) / runs * runs <= groups + groups / 16;
     if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
       return kLaunchFailed;
+    }
+    if (params.level && !a.seqused_k && !a.leftpad_k) {  // all tiles are alike, so they stay whole
+      return kOk;
     }
   }
   const int64_t merging = ceil_div(int64_t(a.seqlen_q) * a.heads * a.batch, 2);
@@ -1561,6 +1568,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d128_causal_r16n64_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d128_causal_r16n64_runs",
-      "2a12fa25d9e90d3ece46504f114849684988f0dc7841cb7868e29775f8db1f2e"};
+      "f6dd25e1e5da48c88bf8ecff219477a1a2617ef707a2b5860cb1bebcad129672"};
   return &info;
 }
