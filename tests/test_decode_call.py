@@ -96,7 +96,8 @@ def test_which_kernel_it_is_depends_on_rows_and_kv_heads_and_not_on_lengths():
         warnings.simplefilter("ignore", UntunedWarning)
         assert slugs() == ("causal", 8, 16, "turn")
         assert slugs(batch=1, keys=7) == slugs(batch=5, keys=200) == ("causal", 8, 16, "turn")
-        assert slugs(batch=60, keys=7) == ("causal", 8, 16, "turn")  # narrow heads
+        assert slugs(batch=49, keys=7) == ("causal", 8, 16, "turn")
+        assert slugs(batch=50, keys=7) == ("causal", 8, 16, "run")
         assert slugs(queries=2, heads=40) == ("causal", 16, 16, "turn")
         assert slugs(queries=4, heads=64) == ("causal", 32, 16, "turn")
         assert slugs(queries=16, heads=64) == ("causal", 64, 16, "turn")

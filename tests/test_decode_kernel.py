@@ -83,6 +83,15 @@ def test_any_number_of_tiles_goes_through_a_run_abreast(kv_heads):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.parametrize("lengths", [None, (64 * 17,) * 4, (64 * 17, 70, 64 * 17, 64 * 17)])
+def test_alike_tiles_stay_whole(lengths):
+    """Two for each of 4 runs. Where the host knows of no lengths nothing is to be merged."""
+    case = Case(Sizes(8, 4, 2, 1, 64 * 17), lengths and 2 * lengths)
+    runs, turns = (planned(f"dec_fp16_d64_causal_r8n64{by}") for by in ("_runs", ""))
+    one, other = (ran(plan, built(plan), case) for plan in (runs, turns))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 _MEET = "    meet();\n#pragma unroll\n    for (int j = 0; j < kRows / 4; ++j) {\n      "
 # what is there, and what is left of it: a number is wrong then, or nobody can go on
 FAULTS = {
@@ -103,9 +112,11 @@ FAULTS = {
 # the same of a kernel whose blocks fold chunks that follow each other: some of several tiles
 MANY = Case(Sizes(8, 8, 2, 1, 64 * 17), (64 * 17, 64 * 16 + 5, 300, 70, 70, 70, 70, 70))
 RUN_FAULTS = {
-    "queries are let go of before the last chunk": (
-        "if (unit.ends) {\n      arrive",
-        "{\n      arrive",
+    "a chunk goes on with the sums before": ("        begin(unit);\n      }", "      }"),
+    "a chunk's end is not seen": ("key + kBlockN == unit.first_key + chunk", "false"),
+    "tiles stay whole that are not alike": (
+        "params.level && __all_sync",
+        "params.level || __all_sync",
     ),
     "a fold goes on with the next tile": ("      begin_fold();\n", ""),
     "blocks abreast take the same tile": ("+ blockIdx.x % params.abreast.value", ""),

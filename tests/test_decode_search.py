@@ -98,11 +98,9 @@ def measured():
 
 
 @pytest.mark.parametrize(
-    ("by", "off", "most", "times"), [("turn", 0.03, 0.13, 60), ("run", 0.04, 0.06, 15)]
+    ("by", "off", "most", "times"), [("turn", 0.035, 0.13, 100), ("run", 0.045, 0.17, 70)]
 )
-def test_what_was_measured_is_met_within_three_per_cent_in_turns_and_four_in_runs(
-    by, off, most, times
-):
+def test_what_was_measured_is_met_within_four_per_cent(by, off, most, times):
     logs = [
         math.log(cost.seconds(values(slug), sizes) / time)
         for slug, sizes, time in measured()
@@ -126,15 +124,20 @@ def test_few_rows_wait_for_memory_and_many_for_the_warpgroup(slug, sizes, busies
 
 
 def test_runs_write_nothing_but_of_tiles_that_thread_blocks_begin_within():
-    sizes = Sizes(128, 32, 8, 1, 2_048)
+    sizes = Sizes(144, 32, 8, 1, 2_048)
     turns, runs = (
         cost.parts(values(f"dec_fp16_d128_causal_r8n64{by}"), sizes) for by in ("", "_runs")
     )
-    # 16 chunks of 4,096 rows, 129 numbers each
-    assert turns.merge == pytest.approx(16 * 4_096 * 129 * 4 / cost.PARTIAL_BYTES)
+    # 16 chunks of 4,608 rows, 129 numbers each
+    assert turns.merge == pytest.approx(16 * 4_608 * 129 * 4 / cost.PARTIAL_BYTES)
     # 264 thread blocks that hand on half of the chunks of a tile of 4 rows
     assert runs.merge == pytest.approx(264 * 8 * 4 * 129 * 4 / cost.PARTIAL_BYTES)
-    assert runs.merge < 0.2 * turns.merge and runs.chain > turns.chain  # chunks are found, folded
+    assert runs.merge < 0.2 * turns.merge and runs.chain > turns.chain  # chunks are folded
+    # 128 sequences are 3 or 4 whole tiles for each thread block
+    for batch, partials in ((128, False), (32, False), (35, True), (1, True)):
+        whole = Sizes(batch, 32, 8, 1, 2_048)
+        runs = cost.parts(values("dec_fp16_d128_causal_r8n64_runs"), whole)
+        assert (runs.merge > 0) == partials
     few = Sizes(1, 32, 8, 1, 1_024)  # a tile for each of 8 KV heads: nothing is anybody's own
     alike = [cost.seconds(values(f"dec_fp16_d128_causal_r8n64{by}"), few) for by in ("", "_runs")]
     assert 1.4 < alike[1] / alike[0] < 1.7  # 1.55 was measured

@@ -124,6 +124,25 @@ def test_a_sequences_bits_are_those_that_it_has_alone_in_any_batch_and_however_c
                 assert torch.equal(out[place], alone[i][0]), (size, i, schedule)
 
 
+@pytest.mark.parametrize("queries", [1, 4])
+@pytest.mark.parametrize("batch", [32, 128])
+def test_tiles_that_stay_whole_have_the_same_bits(batch, queries):
+    """One or four for nearly each thread block; not merged, and as if lengths were not alike."""
+    keys = 2_048
+    q, k, v = (x[:, :keys] for x in caches(batch=batch, queries=queries))
+    slug = f"dec_fp16_d128_causal_r{max(8, 4 * queries)}n64"
+
+    def run(by, used):
+        return fagen.attention_decode(q, k, v, seqused_k=used, schedule=f"{slug}{by}")
+
+    turns = run("", None)
+    assert (turns.double() - right(q, k, v, lengths(*[keys] * batch))).abs().max() < 2e-3
+    for used in (None, lengths(*[keys] * batch)):
+        assert torch.equal(run("_runs", used), turns)
+    unlike = lengths(*[keys] * (batch - 1), 100)
+    assert torch.equal(run("_runs", unlike), run("", unlike))
+
+
 def test_a_reference_that_misses_costs_no_accuracy():
     q, k, v = caches(queries=1)
     used = lengths(1, 64, 65, 1_000, 4_999, LONGEST)

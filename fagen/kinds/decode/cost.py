@@ -17,8 +17,8 @@ from fagen.merge import chunk_blocks
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, FP32
 
-# Fitted to 86 timings of head dims 64, 128 and 256, 8 to 64 rows, 8 and 16 chunks (NVIDIA H200):
-# in turns they are met within 3 % (root mean square), in runs within 4 %: docs/tuning-log.md.
+# Fitted to 195 timings of head dims 64, 128 and 256, 8 to 64 rows, 8 and 16 chunks (NVIDIA H200):
+# they are met within 3.2 % in turns (root mean square), 4.2 % in runs: docs/tuning-log.md.
 LAUNCHES = 4.05e-6  # seconds, of both kernels in a graph, with the first load and the last merge
 READ_BYTES = 4.61e12  # a second, of K and V out of memory
 PARTIAL_BYTES = 2.40e12  # the same of partial outputs: written beside, and read by the merge
@@ -28,9 +28,10 @@ READ = 0.006  # the same, for each byte of K and V that tensor cores read
 CROWD = 0.1  # by how much a step takes longer for each other thread block of the multiprocessor
 OUTPUT = 0.283  # clocks of a chunk, for each number of its output
 QUERIES = 3_000.0  # of a chunk that waits for its queries
-RUNS = 2.3e-6  # seconds of a call in runs, before its first unit is found
-FOUND = 600.0  # clocks of a chunk in a run, to begin anew
-FOLD = 0.83  # the same, for each number of its output
+RUNS = 1.3e-6  # seconds of a call in runs, before its first unit is found
+FOUND = 1_260.0  # clocks of a chunk in a run, to begin anew
+FOLD = 0.457  # the same, for each number of its output
+HAND = 1.57  # of a tile, for each number that is handed on when its chunks are folded
 
 # Not measured yet.
 FETCH = 1_650.0  # from a buffer that is free to one that is full again, under load
@@ -50,6 +51,7 @@ class Dealt:
     units: float
     steps: float
     partials: float
+    outputs: float = 0  # of tiles that are folded, where chunks are dealt in runs
 
 
 @dataclass(frozen=True)
@@ -87,19 +89,21 @@ def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
     of_rows = sizes.batch * sizes.heads * sizes.seqlen_q
     if by == "run":
         if whole := _whole_tiles(outputs // sizes.batch, sizes.batch, slots):
-            return Dealt(tiles, resident, whole * found, whole * n_blocks, 0)
+            return Dealt(tiles, resident, whole * found, whole * n_blocks, 0, whole)
         even = outputs * n_blocks / slots
         # who has a chunk's first step has all of it: about half of one too many
         steps = max(each, even + each / 2)
         # a thread block begins within a tile, whose chunks it hands on: half of them in the mean
         partials = of_rows * found * min(1.0, slots / outputs / 2)
-        return Dealt(tiles, resident, max(1, even * found / n_blocks), steps, partials)
+        return Dealt(
+            tiles, resident, max(1, even * found / n_blocks), steps, partials, 1 + outputs / slots
+        )
     rounds = ceil(outputs * found / slots)
     return Dealt(tiles, resident, rounds, max(each, rounds * n_blocks / found), of_rows * found)
 
 
 def _whole_tiles(of_sequence: int, batch: int, slots: int) -> int:
-    """Return how many tiles a thread block has where none is cut, as the launcher decides; else 0."""
+    """Return how many tiles a thread block has where none is cut, as the launcher decides, or 0."""
     abreast = next(n for n in range(min(8, of_sequence, slots), 0, -1) if of_sequence % n == 0)
     groups, runs = of_sequence // abreast * batch, slots // abreast
     whole = ceil(groups / runs)
@@ -136,6 +140,7 @@ def _parts(deal: Dealt, values: Mapping[str, Any], sizes: Sizes) -> Parts:
     unit += QUERIES if values["q_stages"] == 1 else 0
     unit += FOUND + FOLD * values["rows"] * head_dim_v if values["by"] == "run" else 0
     clocks = deal.steps * step_clocks(values, deal.resident) + deal.units * unit
+    clocks += deal.outputs * HAND * values["rows"] * head_dim_v
     return Parts(
         memory=cache_bytes / READ_BYTES
         + (deal.tiles - 1) * cache_bytes / AGAIN_BYTES

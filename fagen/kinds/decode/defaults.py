@@ -18,6 +18,7 @@ _CUTS = (*((_UNITS // chunks, chunks) for chunks in (16, 32)), (0, 64))
 # output tiles of a thread block from which on runs were faster (docs/tuning-log.md)
 _IN_RUNS = 1.5
 _IN_RUNS_OF_16 = 0.95  # the same of 16 rows: one tile each is enough
+_MOST_IN_RUNS = 16  # rows, up to which two thread blocks fit beside each other
 _WIDEST, _SPILL = 192, 40  # columns beyond which 32 rows in runs spill some bytes, once a chunk
 _WIDE = 128  # columns beyond which a multiprocessor has one thread block, at most two else
 
@@ -48,7 +49,7 @@ def _runs_from(head_dim: int, tile: int) -> int:
     small beside keys.
     """
     wide, narrow = head_dim > _WIDE, head_dim <= _NARROW
-    if tile not in ((16, 32) if wide else (8, 16)):
+    if tile == ROWS[0] if wide else tile > _MOST_IN_RUNS:
         return 0
     each = _IN_RUNS_OF_16 if tile == 16 and not narrow else _IN_RUNS
     return math.ceil(each * SM90.sm_count * (1 if wide else 2))
