@@ -112,6 +112,11 @@ class Plan(Folding):
         return self.head_dim_v < self.head_dim_v_padded
 
     @property
+    def prefetches(self) -> bool:
+        """Whether first keys are asked for while the launch before ends: not beside spills."""
+        return not self.max_spill_bytes
+
+    @property
     def shared_bytes(self) -> int:
         """Of a thread block of the first kernel."""
         return self.shared.total

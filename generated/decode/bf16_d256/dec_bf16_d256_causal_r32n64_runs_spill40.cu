@@ -294,6 +294,11 @@ struct Unit {
   int rows;  // of queries
 };
 
+// Where a run begins, of parts that are dealt to all runs: they have as many each, or one more.
+__device__ __forceinline__ int begin_of(int run, int parts, int runs) {
+  return parts / runs * run + parts % runs * run / runs;
+}
+
 // Chunks in the order of sequences, of an output tile each (a KV head and a tile of rows), and of
 // keys. All of it is cut into runs of the same number of steps, and what a run has of a tile is a
 // unit. A thread block that begins with a tile's first chunk folds what follows in registers, so
@@ -323,9 +328,8 @@ struct Units {
     // Tiles that are alike may stay whole: then nothing is left to be merged.
     const bool whole = params.level && __all_sync(0xffffffffu, alike);
     const int least = whole ? max(1, each) : 1;
-    const int parts = total / least, of_all = parts / runs, rest = parts % runs;
-    at = (of_all * run + rest * run / runs) * least;
-    end = (of_all * (run + 1) + rest * (run + 1) / runs) * least;
+    at = begin_of(run, total / least, runs) * least;
+    end = begin_of(run + 1, total / least, runs) * least;
     count();
   }
 
@@ -1539,7 +1543,7 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
     if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
       return kLaunchFailed;
     }
-    if (params.level && !a.seqused_k && !a.leftpad_k) {  // all tiles are alike, so they stay whole
+    if (params.level && !a.seqused_k && !a.leftpad_k) {
       return kOk;
     }
   }
@@ -1574,6 +1578,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d256_causal_r32n64_runs_spill40
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d256_causal_r32n64_runs_spill40",
-      "d84b5e45302593739d7091bdba5b4a716b7658dd4db41341626d501b99f2f1ae"};
+      "4109010438d74678b3e2b7f6b97d757cbe49040f4859c5d1c2c2417e3573df1f"};
   return &info;
 }

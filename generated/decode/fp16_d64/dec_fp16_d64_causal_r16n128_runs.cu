@@ -206,6 +206,7 @@ struct Params {
   FastDivisor abreast;  // thread blocks that go through a run together, a tile of output each
   int tile_groups;      // of so many tiles, that a sequence has
   bool level;           // runs of whole groups of all sequences: few have one less than others
+  int prefetched_keys;  // of a thread block's first unit, at most
   FastDivisor kv_heads_divisor, row_tiles, head_tiles;
   FastDivisor heads_divisor, seqlen_q_divisor;
   float scale_log2;  // of S, times log2(e)
@@ -292,6 +293,11 @@ struct Unit {
   int rows;  // of queries
 };
 
+// Where a run begins, of parts that are dealt to all runs: they have as many each, or one more.
+__device__ __forceinline__ int begin_of(int run, int parts, int runs) {
+  return parts / runs * run + parts % runs * run / runs;
+}
+
 // Chunks in the order of sequences, of an output tile each (a KV head and a tile of rows), and of
 // keys. All of it is cut into runs of the same number of steps, and what a run has of a tile is a
 // unit. A thread block that begins with a tile's first chunk folds what follows in registers, so
@@ -321,9 +327,8 @@ struct Units {
     // Tiles that are alike may stay whole: then nothing is left to be merged.
     const bool whole = params.level && __all_sync(0xffffffffu, alike);
     const int least = whole ? max(1, each) : 1;
-    const int parts = total / least, of_all = parts / runs, rest = parts % runs;
-    at = (of_all * run + rest * run / runs) * least;
-    end = (of_all * (run + 1) + rest * (run + 1) / runs) * least;
+    at = begin_of(run, total / least, runs) * least;
+    end = begin_of(run + 1, total / least, runs) * least;
     count();
   }
 
@@ -387,6 +392,19 @@ struct Units {
     return false;
   }
 };
+
+// The first unit of a thread block, as far as keys go, where tiles stay whole for want of lengths.
+__device__ __forceinline__ Unit first_of_whole(const Params& params) {
+  const int run = params.abreast.divide(blockIdx.x), runs = params.abreast.divide(gridDim.x);
+  const int group = begin_of(run, params.batch * params.tile_groups, runs);
+  Unit unit{};
+  unit.batch = group / params.tile_groups;
+  const int tile = (group - unit.batch * params.tile_groups) * params.abreast.value +
+                   blockIdx.x % params.abreast.value;
+  unit.kv_head = tile - params.kv_heads_divisor.divide(tile) * params.kv_heads;
+  unit.last_key = params.seqlen_k;
+  return unit;
+}
 
 // ---- Tensor cores ----------------------------------------------------------------------------
 
@@ -497,6 +515,28 @@ struct Producer {
                                    unit.sequence.first + key, unit.kv_head, unit.batch);
     }
     tile.advance();
+  }
+
+  template <int columns>
+  __device__ __forceinline__ void prefetch(const CUtensorMap& map, const Unit& unit, int key) {
+#pragma unroll
+    for (int column = 0; column < columns; column += kSlab) {
+      cute::SM90_TMA_LOAD_4D::PREFETCH::copy(&map, column, unit.sequence.first + key, unit.kv_head,
+                                             unit.batch);
+    }
+  }
+
+  // Asks for the first keys and values in the L2 cache, while the launch before this one ends. That
+  // may change them, which L2 then knows.
+  __device__ __forceinline__ void prefetch() {
+    if (params.prefetched_keys > 0 && lane() == 0) {
+      const Unit unit = first_of_whole(params);
+      const int last_key = min(unit.last_key, unit.first_key + params.prefetched_keys);
+      for (int key = unit.first_key; key < last_key; key += kBlockN) {
+        prefetch<kHeadDimPadded>(params.k, unit, key);
+        prefetch<kHeadDimVPadded>(params.v, unit, key);
+      }
+    }
   }
 
   // Rows of queries: a box has its heads side by side. It may reach into the next group's.
@@ -1138,6 +1178,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) decode(const __grid_constan
   }
   __syncthreads();
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);  // known to be uniform
+  if (warp == kWarps) {
+    Producer{params, shared}.prefetch();
+  }
   wait_for_launch_before();
   let_next_launch_begin();
 
@@ -1532,10 +1575,12 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
         std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group
     const int64_t groups = int64_t(params.tile_groups) * a.batch, runs = blocks / abreast;
     params.level = runs > 0 && (groups + runs - 1) / runs * runs <= groups + groups / 16;
+    const bool whole = params.level && !a.seqused_k && !a.leftpad_k;  // all tiles are alike
+    params.prefetched_keys = whole ? kStages / 2 * kBlockN : 0;
     if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
       return kLaunchFailed;
     }
-    if (params.level && !a.seqused_k && !a.leftpad_k) {  // all tiles are alike, so they stay whole
+    if (whole) {
       return kOk;
     }
   }
@@ -1568,6 +1613,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d64_causal_r16n128_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d64_causal_r16n128_runs",
-      "c5d7ef4482dd5c9406fb2655b1a584d20bd11687c1181466557ac17b11cfcf64"};
+      "c21aaadd6fbcf263d418886a45e1f3365b8cd46bac9ad393acc1708e0bb2a89a"};
   return &info;
 }
