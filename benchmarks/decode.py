@@ -138,7 +138,7 @@ def _usual(dtype: str, head_dim: int, sizes: Sizes, by: str | None = None) -> Sc
         mask="causal",
         rows=rows_for(rows),
         chunks=chunks_for(sizes.kv_heads),
-        by=by or deal_for(head_dim, rows, sizes.kv_heads, sizes.batch),
+        by=by or deal_for(head_dim, rows, sizes.kv_heads, sizes.batch, alike=True),
     )[0]
 
 

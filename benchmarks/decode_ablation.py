@@ -82,7 +82,7 @@ def run(asked: argparse.Namespace) -> int:
 def forms(asked: argparse.Namespace, batch: int, queries: int) -> dict[str, Schedule]:
     """The schedule of each form for a shape."""
     rows = queries * HEADS // KV_HEADS
-    by = deal_for(asked.head_dim, rows, KV_HEADS, batch)
+    by = deal_for(asked.head_dim, rows, KV_HEADS, batch, alike=True)
     whole = derived(
         dtype=asked.dtype,
         head_dim=asked.head_dim,

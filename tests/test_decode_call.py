@@ -233,6 +233,19 @@ def test_prepared_a_call_finds_its_kernel_and_is_traced(
     assert torch.equal(found, fagen.attention_decode(q, k, v, **how))
 
 
+@pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning")
+def test_without_lengths_tiles_stay_whole_by_a_kernel_that_is_prepared_too(monkeypatch):
+    of = dict(batch=33, heads=8, kv_heads=8)
+    slug = fagen.prepare_decode(dtype="fp16", head_dim=64, device="cpu", **of)
+    taken = {key[7]: name for key, name in decode._chosen.items() if key in decode._ready}
+    assert taken == {"turn": slug, "run": f"{slug}_runs"}
+    monkeypatch.setattr(decode, "_make_ready", None)
+    q, k, v = tensors(**of, keys=20)
+    given = fagen.attention_decode(q, k, v, seqused_k=ints(*[20] * 33))
+    assert torch.equal(fagen.attention_decode(q, k, v), given)
+    assert {key[7] for key in decode._called} == {False, True}
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -1,5 +1,7 @@
 """A schedule of decoding: its keys and slug, what is refused, and what its Plan works out."""
 
+from functools import partial
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -120,6 +122,18 @@ def test_many_tiles_are_dealt_in_runs():
     assert [deal_for(256, 32, 8, batch) for batch in (24, 25)] == ["turn", "run"]
     assert deal_for(256, 65, 8, 13) == "run"  # two tiles of rows each
     assert deal_for(64, 32, 8, 1_000) == deal_for(256, 8, 8, 1_000) == "turn"
+
+
+def test_tiles_that_are_alike_are_dealt_in_runs_where_they_stay_whole():
+    """One for nearly each of 264 thread blocks, or 132; not one for most, two for some."""
+    alike = partial(deal_for, alike=True)
+    assert [alike(128, 4, 8, batch) for batch in (1, 31, 32, 33, 34, 50)] == [
+        *("turn", "turn", "run", "run", "turn", "run")
+    ]
+    assert [alike(256, 32, 8, batch) for batch in (15, 16, 17, 25)] == [
+        *("turn", "run", "turn", "run")
+    ]
+    assert alike(128, 32, 8, 32) == alike(256, 8, 8, 16) == alike(128, 0, 0, 32) == "turn"
 
 
 def test_all_faults_are_said_at_once_each_with_its_line():

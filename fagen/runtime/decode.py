@@ -1,8 +1,8 @@
 """attention_decode(q, k, v, …): a few queries and long caches of keys and values in, out comes out.
 
 Which kernel that is depends on dtype, head dims, mask, the rows of queries that share a KV head,
-the number of KV heads and the batch, and on what dispatch tables have for these: never on lengths,
-so that a call can be captured and replayed.
+the number of KV heads and the batch, on whether there are lengths, and on what dispatch tables have
+for these: never on the lengths themselves, so that a call can be captured and replayed.
 """
 
 import warnings
@@ -118,15 +118,17 @@ def attention_decode(
                 refuse_rank(name, tensor)
         lazy = reference is None
         traced = is_compiling() or _is_tracing() or peek_interpreter_stack()
+        # sizes that are open would be guarded by how well tiles share out
+        alike = not traced and seqused_k is None and leftpad_k is None
         call: tuple[Any, ...] = ()
         batch: Any = q_shape[0]
         if not traced and type(batch) is int:  # sizes that are open are no keys of a dict
-            call = q.device, q.dtype, q_shape, k_shape[2], v_shape[3], causal, lazy, schedule
+            call = q.device, q.dtype, q_shape, k_shape[2], v_shape[3], causal, lazy, alike, schedule
         kernel = _called.get(call)
         if kernel is None:
             maximum = "lazy" if lazy else "unified"
             of = q.device, q.dtype, q_shape, k_shape[2], v_shape[3], causal
-            key = _key(*of, maximum, schedule)
+            key = _key(*of, maximum, schedule, alike=alike)
             kernel = _ready.get(key) or _make_ready(key, q_shape[1])
             if call and len(_called) < _MOST_CALLED:
                 _called[call] = kernel
@@ -200,12 +202,13 @@ def prepare_decode(
 ) -> str:
     """Ready the kernel that attention_decode(…) would use for such tensors; return its slug.
 
-    q is (batch, queries, heads, head_dim) and k (batch, any, kv_heads, head_dim): lengths do not
-    choose. dtype is torch's or a schedule's word for it; head_dim_v is head_dim if left out, and
-    kv_heads heads. With `unified` it is the kernel of calls with a reference. On `device`, by
-    default the current GPU, the kernel is built, loaded and run once, after which calls can be
-    captured; on a CPU there is nothing to build. `progress` is called with a line before what
-    takes long. Raises as attention_decode does.
+    Where calls without lengths have another one, it is readied too. q is (batch, queries, heads,
+    head_dim) and k (batch, any, kv_heads, head_dim): how many keys there are does not choose. dtype
+    is torch's or a schedule's word for it; head_dim_v is head_dim if left out, and kv_heads heads.
+    With `unified` it is the kernel of calls with a reference. On `device`, by default the current
+    GPU, the kernel is built, loaded and run once, after which calls can be captured; on a CPU there
+    is nothing to build. `progress` is called with a line before what takes long. Raises as
+    attention_decode does.
     """
     refuse_other_types(prepare_decode, locals())
     place, kind = placed(device), dtype_of(dtype)
@@ -216,11 +219,12 @@ def prepare_decode(
     maximum = "unified" if unified else "lazy"
     kv_heads = heads if kv_heads is None else kv_heads
     of = place, kind, shape, kv_heads, head_dim if head_dim_v is None else head_dim_v, causal
-    key = _key(*of, maximum, schedule)
-    if key not in _ready:
-        with_lse, *_ = _make_ready(key, queries, progress)
-        if place.type == "cuda":
-            run_once(with_lse, _chosen[key], place)
+    for alike in (True, False):
+        key = _key(*of, maximum, schedule, alike=alike)
+        if key not in _ready:
+            with_lse, *_ = _make_ready(key, queries, progress)
+            if place.type == "cuda":
+                run_once(with_lse, _chosen[key], place)
     return _chosen[key]
 
 
@@ -233,6 +237,8 @@ def _key(
     causal: bool,
     maximum: str,
     schedule: Choice,
+    *,
+    alike: bool,
 ) -> Key:
     """What tells the kernel of a call.  Raises ValueError where heads form no groups."""
     batch, queries, heads, head_dim = q_shape
@@ -245,7 +251,8 @@ def _key(
     mask = ONE_QUERY if queries == 1 else "causal" if causal else "full"
     kv_heads = max(1, kv_heads)  # of no heads nothing is computed
     of_group = queries * (heads // kv_heads)
-    tile = rows_for(of_group), chunks_for(kv_heads), deal_for(head_dim, of_group, kv_heads, batch)
+    by = deal_for(head_dim, of_group, kv_heads, batch, alike=alike)
+    tile = rows_for(of_group), chunks_for(kv_heads), by
     of = device, dtype, head_dim, head_dim_v, mask
     if schedule is None and maximum == "lazy":
         rows = _tables.get(of)

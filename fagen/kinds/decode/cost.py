@@ -17,8 +17,8 @@ from fagen.merge import chunk_blocks
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, FP32
 
-# Fitted to 195 timings of head dims 64, 128 and 256, 8 to 64 rows, 8 and 16 chunks (NVIDIA H200):
-# they are met within 3.2 % in turns (root mean square), 4.2 % in runs: docs/tuning-log.md.
+# Fitted to 193 timings of head dims 64, 128 and 256, 8 to 64 rows, 8 and 16 chunks (NVIDIA H200):
+# they are met within 3.1 % in turns (root mean square), 4.0 % in runs: docs/tuning-log.md.
 LAUNCHES = 4.05e-6  # seconds, of both kernels in a graph, with the first load and the last merge
 READ_BYTES = 4.61e12  # a second, of K and V out of memory
 PARTIAL_BYTES = 2.40e12  # the same of partial outputs: written beside, and read by the merge
@@ -28,10 +28,10 @@ READ = 0.006  # the same, for each byte of K and V that tensor cores read
 CROWD = 0.1  # by how much a step takes longer for each other thread block of the multiprocessor
 OUTPUT = 0.283  # clocks of a chunk, for each number of its output
 QUERIES = 3_000.0  # of a chunk that waits for its queries
-RUNS = 1.3e-6  # seconds of a call in runs, before its first unit is found
-FOUND = 1_260.0  # clocks of a chunk in a run, to begin anew
-FOLD = 0.457  # the same, for each number of its output
-HAND = 1.57  # of a tile, for each number that is handed on when its chunks are folded
+RUNS = 1.4e-6  # seconds of a call in runs, before its first unit is found
+FOUND = 910.0  # clocks of a chunk in a run, to begin anew
+FOLD = 0.636  # the same, for each number of its output
+HAND = 1.62  # of a tile, for each number that is handed on when its chunks are folded
 
 # Not measured yet.
 FETCH = 1_650.0  # from a buffer that is free to one that is full again, under load
@@ -88,7 +88,7 @@ def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
     resident = ceil(slots / SM90.sm_count)
     of_rows = sizes.batch * sizes.heads * sizes.seqlen_q
     if by == "run":
-        if whole := _whole_tiles(outputs // sizes.batch, sizes.batch, slots):
+        if whole := whole_tiles(outputs // sizes.batch, sizes.batch, slots):
             return Dealt(tiles, resident, whole * found, whole * n_blocks, 0, whole)
         even = outputs * n_blocks / slots
         # who has a chunk's first step has all of it: about half of one too many
@@ -102,9 +102,11 @@ def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
     return Dealt(tiles, resident, rounds, max(each, rounds * n_blocks / found), of_rows * found)
 
 
-def _whole_tiles(of_sequence: int, batch: int, slots: int) -> int:
+def whole_tiles(of_sequence: int, batch: int, slots: int) -> int:
     """Return how many tiles a thread block has where none is cut, as the launcher decides, or 0."""
-    abreast = next(n for n in range(min(8, of_sequence, slots), 0, -1) if of_sequence % n == 0)
+    abreast = next(
+        n for n in range(max(1, min(8, of_sequence, slots)), 0, -1) if of_sequence % n == 0
+    )
     groups, runs = of_sequence // abreast * batch, slots // abreast
     whole = ceil(groups / runs)
     return whole if whole * runs <= groups + groups // 16 else 0

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from fagen.arch import SM90
 from fagen.errors import OverBudget
 from fagen.kind import Step
+from fagen.kinds.decode.cost import whole_tiles
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.plan import plan
 from fagen.problem import Sizes
@@ -33,12 +34,19 @@ def chunks_for(kv_heads: int) -> int:
     return next(chunks for least, chunks in _CUTS if kv_heads >= least)
 
 
-def deal_for(head_dim: int, rows: int, kv_heads: int, batch: int) -> str:
-    """Return how chunks are dealt, by rows of queries to a KV head: bits are the same."""
+def deal_for(head_dim: int, rows: int, kv_heads: int, batch: int, *, alike: bool = False) -> str:
+    """Return how chunks are dealt, by rows of queries to a KV head: bits are the same.
+
+    `alike` are the sequences of a call without lengths: their tiles stay whole in runs, if they
+    share out well.
+    """
     tile = rows_for(rows)
     least = _runs_from(head_dim, tile)
-    tiles = -(-rows // tile) * kv_heads * batch
-    return "run" if least and tiles >= least else "turn"
+    of_sequence = -(-rows // tile) * kv_heads
+    if not least:
+        return "turn"
+    whole = alike and whole_tiles(of_sequence, batch, _slots(head_dim))
+    return "run" if whole or of_sequence * batch >= least else "turn"
 
 
 def _runs_from(head_dim: int, tile: int) -> int:
@@ -52,7 +60,12 @@ def _runs_from(head_dim: int, tile: int) -> int:
     if tile == ROWS[0] if wide else tile > _MOST_IN_RUNS:
         return 0
     each = _IN_RUNS_OF_16 if tile == 16 and not narrow else _IN_RUNS
-    return math.ceil(each * SM90.sm_count * (1 if wide else 2))
+    return math.ceil(each * _slots(head_dim))
+
+
+def _slots(head_dim: int) -> int:
+    """Thread blocks that a GPU has place for."""
+    return SM90.sm_count * (1 if head_dim > _WIDE else 2)
 
 
 def derived(
