@@ -52,11 +52,11 @@ def models(asked: argparse.Namespace) -> dict[str, Any]:
             pad_token_id=0,
         )
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(
-            config, attn_implementation=attention, dtype=torch.bfloat16
-        )
-        model = model.float() if name == "fp32" else model
-        found[name] = model.to(asked.device).eval()
+        with torch.device(asked.device):
+            model = AutoModelForCausalLM.from_config(
+                config, attn_implementation=attention, dtype=torch.bfloat16
+            )
+        found[name] = model.float().eval() if name == "fp32" else model.eval()
     return found
 
 
