@@ -155,6 +155,7 @@ _INSTRUCTIONS: dict[str, Callable[[Asm, re.Match[str]], str]] = {
         "sim::bulk_store({0}, {1}, {2})"
     ),
     r"mapa\.shared::cluster\.u32 %0, %1, %2;": _of("{0} = sim::mapa({1}, {2})"),
+    r"mov\.b32 %0, %1;": _of("{0} = {1}"),
     (
         r"cp\.async\.bulk\.shared::cluster\.shared::cta\.mbarrier::complete_tx::bytes "
         r"\[%0\], \[%1\], %2, \[%3\];"

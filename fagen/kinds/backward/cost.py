@@ -85,7 +85,7 @@ def step(values: Mapping[str, Any]) -> Step:
     return Step(
         tensor=2 * m * n * columns / (SM90.tensor_flops * 2 / e),
         shared=((scores + gradients + of_dq) * e + written + passed) / SM90.smem_bytes + statistics,
-        l2=(4 * m * d + m * (d + d_v) * e) / values["cluster"] / L2_BYTES,
+        l2=(4 * m * d / (1 if by_keys else values["cluster"]) + m * (d + d_v) * e / values["cluster"]) / L2_BYTES,
         ring=FETCH / (stages - 1) if stages > 1 else 0.0,
         alone=alone + (FETCH if stages == 1 else 0.0),
     )

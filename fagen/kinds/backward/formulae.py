@@ -136,7 +136,8 @@ def _shared_choices(schedule: Schedule) -> tuple[bool, int, bool, bool, bool]:
     varlen = schedule.backward.lengths == "varlen"
     ones = ones_in_shared_memory(schedule.values())
     meet = schedule.warps.dq_by == "all"
-    return schedule.warps.split == "gradients", schedule.grid.cluster, varlen, ones, meet
+    by_gradients = schedule.warps.split == "gradients"
+    return by_gradients, schedule.grid.cluster if by_gradients else 1, varlen, ones, meet
 
 
 def _choices(
@@ -191,7 +192,7 @@ def shared_formulae(
         "ds": ds_stages * m * n * e,
         **p,
         **peer,
-        "dq": FP32_BYTES * m * d / cluster / slices,
+        "dq": FP32_BYTES * m * d / (cluster if by_gradients else 1) / slices,
         **numbers,
         **last,
     }

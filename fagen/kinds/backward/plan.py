@@ -111,7 +111,7 @@ class Plan:
     dq_rest: int  # the last one's
     dq_parts: int  # warpgroups that compute dQ
     dq_slices: int
-    cluster: int  # thread blocks that share rows, and dQ
+    cluster: int  # thread blocks that load rows once; by gradients they share dQ, too
     intra_warpgroup: bool
     under_dp: bool  # exponentials stand before the wait for dP
     keeps_k: bool  # in registers, for S
@@ -135,7 +135,26 @@ class Plan:
     @property
     def counts_steps(self) -> bool:
         """Whether consumers need a number for even and odd steps beside the stage of dS."""
-        return self.ds_stages != 2
+        return self.ds_stages != 2 or self.loads_once  # who skips a block has no dS of it
+
+    @property
+    def exchanges_ds(self) -> bool:
+        """Whether the two blocks of a cluster compute dQ of the keys of both."""
+        return self.cluster > 1 and self.split == "gradients"
+
+    @property
+    def loads_once(self) -> bool:
+        """Whether the blocks of a cluster share what they load of Q and dO, and nothing else."""
+        return self.cluster > 1 and self.split == "keys"
+
+    @property
+    def defers_dq(self) -> bool:
+        """Whether the last slice of dQ is handed on in the next step, under other work.
+
+        By gradients, where its buffer is a slice: until the slice before has been read, it waits.
+        Of packed sequences there are no registers for it.
+        """
+        return self.split == "gradients" and self.dq_slices > 1 and not self.varlen
 
     @property
     def offsets_p(self) -> bool:
@@ -336,7 +355,8 @@ def plan(schedule: Schedule) -> Plan:
     )
     loads = -(-asked.head_dim_v * dtype.bytes // _LOAD_BYTES)  # of a row
     count = threads(schedule)
-    record = FP32_BYTES * (tile.block_m * d + schedule.grid.cluster)  # dQ, and counters
+    halves = schedule.grid.cluster if warps.split == "gradients" else 1  # of dQ, by whom
+    record = FP32_BYTES * (tile.block_m * d + halves)  # dQ, and counters
     record += statistics_bytes(schedule)
     return Plan(
         schedule=schedule,

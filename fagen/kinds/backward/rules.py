@@ -197,8 +197,8 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield "dq_by", '= "one": with split = "gradients" both compute dQ; leave it out'
         if keys["cluster"] > 1:
             yield from _cluster_rules(keys)
-    elif keys["cluster"] > 1:
-        yield "cluster", f'= {keys["cluster"]}: only with split = "gradients"; use 1'
+    elif keys["cluster"] > 1 and block_m % (8 * keys["cluster"]):
+        yield "cluster", f"= {keys['cluster']}: each block loads eight rows times a number; use 1"
     elif not dq_columns(keys):
         if dq_transposed(keys):
             said = (
