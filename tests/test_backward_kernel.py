@@ -240,7 +240,7 @@ def test_the_row_kernels_own_text_prepares_rows_and_rounds_dq(slug, tmp_path):
         assert torch.all(records[..., end : end + plan.cluster].view(torch.int32) == 0)
         found_lse, found = numbers_of_rows(plan, records[..., begin:end])
         right = lse * math.log2(math.e) / -0.5  # the program's scale_log2
-        nothing = -(2.0**127) if plan.multiplies_statistics else -math.inf
+        nothing = -(2.0**127)
         right = right.masked_fill(lse == -math.inf, nothing)
         torch.testing.assert_close(found_lse[..., :seqlen], right, rtol=3e-7, atol=0)
         assert torch.all(found_lse[..., seqlen:] == nothing), "rows beyond the last have weight"
@@ -262,32 +262,17 @@ def numbers_of_rows(plan: Plan, numbers: Tensor) -> Iterator[Tensor]:
 
     To be multiplied they are core matrices of eight rows by eight bf16, of one number and of the
     other by turns, and each number is a sum. Where ones lie in shared memory both numbers of a row
-    are in the same eight, of three each. Else each lane of a quad finds those of its columns
-    side by side: 2 q and 2 q + 1 of each eight.
+    are in the same eight, of three each.
     """
     if plan.ones_in_shared_memory:
         parts = numbers.contiguous().view(torch.bfloat16).unflatten(-1, (-1, 8)).double()
         assert torch.all(parts[..., 6:] == 0)
         for begin in (0, 3):
             yield parts[..., begin : begin + 3].sum(-1).flatten(2).float()
-    elif plan.multiplies_statistics:
+    else:
         parts = numbers.contiguous().view(torch.bfloat16).unflatten(-1, (-1, 2, 8, 8)).double()
         for one in parts.sum(-1).unbind(-2):
             yield one.flatten(2).float()
-    else:
-        for one in numbers.unflatten(-1, (2, -1)).unbind(-2):
-            lanes = one.unflatten(-1, (4, -1))[..., : plan.block_m // 4]
-            yield lanes.unflatten(-1, (-1, 2)).transpose(-2, -3).flatten(-4).flatten(2)
-
-
-def test_lanes_of_a_quad_read_statistics_from_different_banks():
-    for plan in map(planned, SPREAD):
-        if plan.multiplies_statistics:
-            continue
-        starts = [lane * plan.statistics // 4 for lane in range(4)]
-        for at in range(0, plan.block_m // 4, 4):
-            banks = [(start + at + i) % 32 for start in starts for i in range(4)]
-            assert len(set(banks)) == 16 and all(start % 4 == 0 for start in starts)
 
 
 # ---- their text and their compiler --------------------------------------------------------------

@@ -88,8 +88,8 @@ def test_fewer_buffers_are_slower(worse):
         ("bwd_fp16_d128_full_m64n128_det", 512, 369),
         ("bwd_fp16_d128_full_m64n128_det", 16_384, 644),
         ("bwd_fp16_d128_causal_m64n128_det", 1_024, 360),
-        ("bwd_fp16_d256_full_m64n64_dss1_intra_c2", 16_384, 505),
-        ("bwd_fp16_d256_causal_m64n64_dss1_intra_c2", 1_024, 300),
+        ("bwd_fp16_d256_full_m64n64_dss1_intra_c2", 16_384, 598),
+        ("bwd_fp16_d256_causal_m64n64_dss1_intra_c2", 1_024, 325),
     ],
 )
 def test_speeds_are_near_those_of_such_kernels(slug, seqlen, tflops):
@@ -223,7 +223,7 @@ def test_a_replay_finds_the_fastest_of_its_own_pass(recorded, replayed):
         assert all(slug.startswith(one.target.name) for slug in one.marks.slugs())
         lead = best[one.target].lead
         assert one.lead and lead and one.lead.slug == lead.slug
-        assert one.correlation is not None and one.correlation > 0.5
+        assert one.correlation is not None and one.correlation > 0.4
         assert any(f"{one.lead.slug}: " in line for line in told(one))
 
 

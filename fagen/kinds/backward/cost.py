@@ -15,7 +15,7 @@ from typing import Any
 
 from fagen.arch import SM90
 from fagen.kinds.backward.formulae import MULTIPLIED_BYTES
-from fagen.kinds.backward.rules import consumers, dq_columns, ones_in_shared_memory
+from fagen.kinds.backward.rules import dq_columns, ones_in_shared_memory
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, MASKS
 
@@ -31,8 +31,8 @@ AGAIN = 120.0  # of a step, for a second meeting: before dS is overwritten, or d
 # What is left of that where only the warpgroup that computes dQ waits, which was measured to make
 # no difference, or where S is issued a step ahead.
 ONE, AHEAD = 1.0, 0.8
+UNHIDDEN = 1 / 3  # of a fetch, by gradients: dO is given back as soon as dV has been made of it
 IN_ORDER = 1.06  # times all, where dQ's parts are added up in the order of the keys
-LDS_FLOATS = 4  # statistics that one load brings
 TILE = 12_000.0  # of a tile: K and V come, dK and dV leave
 ROW_BYTES = 4.2e12  # a second: kernels that only move bytes
 LAUNCH = 1.5  # launches of empty kernels that those two take beyond their bytes
@@ -74,20 +74,19 @@ def step(values: Mapping[str, Any]) -> Step:
     of_dq = sum(n * (rows + own) for own in dq_columns(values))
     written = m * n * e + 4 * m * d  # dS; dQ in fp32
     passed = 2 * m * n * e if values["split"] == "gradients" else 0  # P, from one to the other
-    by_keys = values["split"] == "keys"
-    # clocks, of LSEs as of deltas: a step of K, or loads, of which a quad's are of the same rows
-    statistics = MULTIPLIED_BYTES / SM90.smem_bytes if by_keys else 1 / LDS_FLOATS
-    statistics *= 2 * consumers(values) * (m + rows * ones_in_shared_memory(values))
-    columns = 3 * d + 2 * d_v + 2 * dtype.wgmma_k * by_keys
+    # of LSEs as of deltas: a step of K
+    statistics = 2 * (n // rows) * (m + rows * ones_in_shared_memory(values)) * MULTIPLIED_BYTES
+    columns = 3 * d + 2 * d_v + 2 * dtype.wgmma_k
     alone = POINTWISE * m * (ONE if values["dq_by"] == "one" and n > rows else 1.0)
     alone *= AHEAD if values["intra_warpgroup"] else 1.0
-    alone += AGAIN * ((values["ds_stages"] == 1) + (values["dq_slices"] > 1))
+    by_keys = values["split"] == "keys"
+    alone += AGAIN * ((values["ds_stages"] == 1) + (values["dq_slices"] > 1 and by_keys))
     return Step(
         tensor=2 * m * n * columns / (SM90.tensor_flops * 2 / e),
-        shared=((scores + gradients + of_dq) * e + written + passed) / SM90.smem_bytes + statistics,
-        l2=(4 * m * d / (1 if by_keys else values["cluster"]) + m * (d + d_v) * e / values["cluster"]) / L2_BYTES,
+        shared=((scores + gradients + of_dq) * e + written + passed + statistics) / SM90.smem_bytes,
+        l2=(4 * m * d + m * (d + d_v) * e) / values["cluster"] / L2_BYTES,
         ring=FETCH / (stages - 1) if stages > 1 else 0.0,
-        alone=alone + (FETCH if stages == 1 else 0.0),
+        alone=alone + (FETCH * (1.0 if by_keys else UNHIDDEN) if stages == 1 else 0.0),
     )
 
 

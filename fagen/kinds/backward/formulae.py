@@ -25,7 +25,6 @@ WORKING_WITHOUT_ONES = 28
 FP32_BYTES = 4
 ADDERS = 2  # threads that add dQ up, in turns: one that waits for others alone is too slow
 SEQUENCE_BYTES = 6 * 4  # where a sequence lies, of a length of its own, as all threads read it
-QUAD = 4  # lanes that share a row of an accumulator
 # of a row's LSE and delta, as numbers that tensor cores multiply: 16 of 16 bits, one step of K
 MULTIPLIED_BYTES = 32
 # of both, where the ones that they are multiplied by lie in shared memory: in 16 bytes side by side
@@ -73,20 +72,9 @@ def threads(schedule: Schedule) -> int:
     return (schedule.consumers + 1) * SM90.warpgroup_threads
 
 
-def statistics(block_m: int) -> int:
-    """Return how many floats the LSEs of a block of rows take, with what keeps banks apart.
-
-    A lane of four reads those of its columns, block_m / 4, four at a time. Lanes that begin 4 more
-    than so many floats apart are in different banks.
-    """
-    return block_m + QUAD * QUAD
-
-
 def statistics_bytes(schedule: Schedule) -> int:
     """Return the bytes of the LSEs and deltas of a block of rows."""
     block_m = schedule.tile.block_m
-    if schedule.warps.split == "gradients":
-        return 2 * FP32_BYTES * statistics(block_m)
     together = ones_in_shared_memory(schedule.values())
     return (TOGETHER_BYTES if together else MULTIPLIED_BYTES) * block_m
 
@@ -136,8 +124,7 @@ def _shared_choices(schedule: Schedule) -> tuple[bool, int, bool, bool, bool]:
     varlen = schedule.backward.lengths == "varlen"
     ones = ones_in_shared_memory(schedule.values())
     meet = schedule.warps.dq_by == "all"
-    by_gradients = schedule.warps.split == "gradients"
-    return by_gradients, schedule.grid.cluster if by_gradients else 1, varlen, ones, meet
+    return schedule.warps.split == "gradients", schedule.grid.cluster, varlen, ones, meet
 
 
 def _choices(
@@ -168,17 +155,13 @@ def shared_formulae(
     p, numbers = {}, {"statistics": MULTIPLIED_BYTES * stages * m}
     if by_gradients:
         p = {"p": ds_stages * m * n * e}
-        numbers = {
-            "lse": FP32_BYTES * stages * statistics(m),
-            "delta": FP32_BYTES * do_stages * statistics(m),
-        }
     peer = {}
     if shared_by > 1:  # what dQ of both blocks' keys takes of the other's
         peer = {"k_peer": n * d * e / cluster, "ds_peer": ds_stages * m * n * e}
         barriers += ds_stages
     last = {"barriers": SM90.mbarrier_bytes * barriers}
-    if ones:  # small arrays, one behind the other; P has no barriers, and dS none where all meet
-        barriers -= 2 * ds_stages * (2 if meet else 1)
+    if ones:  # small arrays, one behind the other; by keys P has no barriers, and dS none where all meet
+        barriers -= 0 if by_gradients else 2 * ds_stages * (2 if meet else 1)
         last = {"barriers": SM90.mbarrier_bytes * barriers}
         together = TOGETHER_BYTES * stages * m + ONES_BYTES
         numbers, last = {}, {"statistics, ones, barriers": together + last["barriers"]}
@@ -192,7 +175,7 @@ def shared_formulae(
         "ds": ds_stages * m * n * e,
         **p,
         **peer,
-        "dq": FP32_BYTES * m * d / (cluster if by_gradients else 1) / slices,
+        "dq": FP32_BYTES * m * d / cluster / slices,
         **numbers,
         **last,
     }
@@ -222,7 +205,9 @@ def register_formulae(
         most = [2 * s, (1 if alone else 2) * packed + dq]
     else:  # S or dP, and P; then one of them in 16 bits, or the next S, beside dQ
         most = [s + packed, (s if ahead else packed) + dq]
-    working = WORKING_WITHOUT_ONES if ones else WORKING_REGISTERS["keys" if both else "gradients"]
+    working = WORKING_REGISTERS["keys" if both else "gradients"]
+    if both and ones:
+        working = WORKING_WITHOUT_ONES
     of_keys = {"k": d * per_thread * e / 4, "v": d_v * per_thread * e / 4}
     return {
         **{name: held[name] for name in held if name in computes},

@@ -69,7 +69,7 @@ class Grid(Section):
     cluster: int = Field(
         default=1,
         ge=1,
-        le=4,
+        le=2,
         description="thread blocks of neighbouring keys that load Q and dO once and compute dQ of "
         "the keys of both, half of its columns each",
     )

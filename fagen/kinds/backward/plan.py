@@ -18,7 +18,6 @@ from fagen.kinds.backward.formulae import (
     nearest,
     padded_head_dims,
     roles,
-    statistics,
     statistics_bytes,
     threads,
 )
@@ -111,13 +110,12 @@ class Plan:
     dq_rest: int  # the last one's
     dq_parts: int  # warpgroups that compute dQ
     dq_slices: int
-    cluster: int  # thread blocks that load rows once; by gradients they share dQ, too
+    cluster: int  # thread blocks that share rows, and dQ
     intra_warpgroup: bool
     under_dp: bool  # exponentials stand before the wait for dP
     keeps_k: bool  # in registers, for S
     keeps_v: bool  # for dP
     ones_in_shared_memory: bool  # that statistics are multiplied by
-    statistics: int  # floats of a block of rows
     record_bytes: int  # of a block of rows in the workspace: dQ, LSE, delta, maybe a counter
 
     qk_swizzle: Swizzle
@@ -135,17 +133,7 @@ class Plan:
     @property
     def counts_steps(self) -> bool:
         """Whether consumers need a number for even and odd steps beside the stage of dS."""
-        return self.ds_stages != 2 or self.loads_once  # who skips a block has no dS of it
-
-    @property
-    def exchanges_ds(self) -> bool:
-        """Whether the two blocks of a cluster compute dQ of the keys of both."""
-        return self.cluster > 1 and self.split == "gradients"
-
-    @property
-    def loads_once(self) -> bool:
-        """Whether the blocks of a cluster share what they load of Q and dO, and nothing else."""
-        return self.cluster > 1 and self.split == "keys"
+        return self.ds_stages != 2
 
     @property
     def defers_dq(self) -> bool:
@@ -171,14 +159,6 @@ class Plan:
         """Return by how many powers of two P and dS are lifted where they are rounded."""
         lifted = max(0, seqlen_k - 1).bit_length() - self.unlifted_bits
         return min(max(0, lifted), self.max_p_offset) if self.offsets_p else 0
-
-    @property
-    def multiplies_statistics(self) -> bool:
-        """Whether tensor cores have LSEs and deltas from shared memory, and no thread loads them.
-
-        A product whose left operand is in registers waits for those under way: only where none is.
-        """
-        return self.split == "keys"
 
     @property
     def passes(self) -> bool:
@@ -225,8 +205,6 @@ class Plan:
             ),
             "dq_rest": Gemm("dq", "The rest of its columns.", self.dq_rest, own, False, True, True),
         }
-        if not self.multiplies_statistics:
-            del made["statistics"]
         if not self.keeps_k and not self.keeps_v:
             del made["kept"]
         if self.keeps_k and self.keeps_v:
@@ -355,8 +333,7 @@ def plan(schedule: Schedule) -> Plan:
     )
     loads = -(-asked.head_dim_v * dtype.bytes // _LOAD_BYTES)  # of a row
     count = threads(schedule)
-    halves = schedule.grid.cluster if warps.split == "gradients" else 1  # of dQ, by whom
-    record = FP32_BYTES * (tile.block_m * d + halves)  # dQ, and counters
+    record = FP32_BYTES * (tile.block_m * d + schedule.grid.cluster)  # dQ, and counters
     record += statistics_bytes(schedule)
     return Plan(
         schedule=schedule,
@@ -397,7 +374,6 @@ def plan(schedule: Schedule) -> Plan:
         keeps_k=warps.kept in ("k", "kv"),
         keeps_v=warps.kept == "kv",
         ones_in_shared_memory=ones_in_shared_memory(schedule.values()),
-        statistics=statistics(tile.block_m),
         record_bytes=-(-record // _LINE_BYTES) * _LINE_BYTES,
         qk_swizzle=qk_swizzle,
         v_swizzle=v_swizzle,

@@ -116,8 +116,8 @@ def consumers(keys: Mapping[str, Any]) -> int:
 
 def ones_in_shared_memory(keys: Mapping[str, Any]) -> bool:
     """Whether what statistics are multiplied by lies there: registers are short, or in work."""
-    by_keys = keys["split"] == "keys"
-    return bool(by_keys and (keys["kept"] != "none" or dq_transposed(keys)))
+    by_gradients = keys["split"] == "gradients"
+    return bool(by_gradients or keys["kept"] != "none" or dq_transposed(keys))
 
 
 def dq_transposed(keys: Mapping[str, Any]) -> bool:
@@ -197,8 +197,8 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield "dq_by", '= "one": with split = "gradients" both compute dQ; leave it out'
         if keys["cluster"] > 1:
             yield from _cluster_rules(keys)
-    elif keys["cluster"] > 1 and block_m % (8 * keys["cluster"]):
-        yield "cluster", f"= {keys['cluster']}: each block loads eight rows times a number; use 1"
+    elif keys["cluster"] > 1:
+        yield "cluster", f'= {keys["cluster"]}: only with split = "gradients"; use 1'
     elif not dq_columns(keys):
         if dq_transposed(keys):
             said = (

@@ -164,23 +164,16 @@ constexpr auto kDsDescriptor = cute::SM90::GMMA::LayoutType::B128;
 
 constexpr int kLine = 128;  // of the L2 cache: additions that begin within one take longer
 
-// What there is of a block of rows in the workspace. Numbers of rows lie as the lanes of a quad
-// read them: each lane those of its columns of the transposed accumulators, and four more so that
-// the four are in different banks.
-constexpr int kStatistics = 80;
+// What there is of a block of rows in the workspace. Each row has two numbers, which tensor cores
+// add to products of its: as sums of three bf16 each, side by side, core matrices of eight rows.
+using Statistics = uint4[kBlockM];
 struct alignas(kLine) RowBlock {
   float dq[kBlockM * kHeadDimPadded];  // in the order of the threads' accumulators
-  float lse[kStatistics];  // its negative, over the scale of S; minus infinity in a row that sees
-                           // no key: its P is 0
-  float minus_delta[kStatistics];
-  uint32_t added;  // 1 once the first part of dQ is there
+  Statistics statistics;  // -lse over the scale of S, hardly finite where no key is seen: its P is
+                          // 0; -delta
+  uint32_t added;         // 1 once the first part of dQ is there
 };
-static_assert(sizeof(RowBlock) == 66304, "the workspace outgrew the plan's formula");
-
-constexpr int kLaneStatistics = kStatistics / 4;
-__device__ constexpr int statistic_of(int row) {
-  return row % 8 / 2 * kLaneStatistics + row / 8 * 2 + row % 2;
-}
+static_assert(sizeof(RowBlock) == 66688, "the workspace outgrew the plan's formula");
 
 // A thread's part of a warpgroup's accumulators.
 using Scores = float[kBlockM / 2];  // S, dP: 64 keys by kBlockM rows
@@ -208,9 +201,10 @@ struct SharedStorage {
   alignas(
       1024) uint32_t p[kDsStages][kBlockN * kBlockM / 2];  // in the order of the threads' registers
   alignas(1024) float dq[kBlockM * kHeadDimPadded / kDqSlices];
-  alignas(1024) float lse[kStages][kStatistics];
-  alignas(1024) float minus_delta[kDoStages][kStatistics];
-  alignas(1024) TransactionBarrier k_full;
+  alignas(1024) Statistics statistics[kStages];
+  uint4 ones[24];  // core matrices that serve for all rows: what -delta is multiplied by, and -lse,
+                   // and zeros
+  TransactionBarrier k_full;
   TransactionBarrier v_full;
   TransactionBarrier q_full[kStages], dout_full[kDoStages];
   Barrier q_empty[kStages], dout_empty[kDoStages];
@@ -319,6 +313,9 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 }
 
 // Hardware barriers, by number; 0 is __syncthreads.
+// What of a row's statistics a product adds, by where its ones lie.
+enum Statistic { kOfDelta, kOfLse };
+
 enum NamedBarrier { kAllConsumers = 1, kStore };
 
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
@@ -417,6 +414,18 @@ __device__ __forceinline__ int block_of(const Tile& tile, int step) {
 
 // ---- Rows, before and after ------------------------------------------------------------------
 
+// Two numbers as sums of three bf16 each, which is all of their 24 bits, and two zeros.
+__device__ __forceinline__ uint4 in_parts(float a, float b) {
+  uint32_t part[6];
+#pragma unroll
+  for (int i = 0; i < 6; ++i) {
+    float& number = i < 3 ? a : b;
+    part[i] = __float_as_uint(number) & 0xffff0000;
+    number -= __uint_as_float(part[i]);
+  }
+  return {part[1] | part[0] >> 16, part[3] | part[2] >> 16, part[5] | part[4] >> 16, 0};
+}
+
 // Work out what a row's keys share.
 __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constant__ Params params) {
   const Slots<kBlockM> slots = {params.cu_seqlens_q, params.batch};
@@ -459,8 +468,9 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
         delta -= params.dlse.of(head)[begin + query];
       }
       const float reference = lse > -INFINITY ? lse * 1.44269504089f : INFINITY;
-      block.lse[statistic_of(row)] = -reference / params.scale_log2;
-      block.minus_delta[statistic_of(row)] = lse > -INFINITY ? -delta : 0.f;
+      const float subtracted = reference / params.scale_log2;
+      block.statistics[row] =
+          in_parts(subtracted > 0x1p127f ? -0x1p127f : -subtracted, lse > -INFINITY ? -delta : 0.f);
     }
   }
 }
@@ -570,6 +580,22 @@ __device__ constexpr uint32_t row_offset(int k) {
   return k * slab * sizeof(Element) >> 4;
 }
 
+// S or dP, to begin with: of numbers of rows.
+template <bool accumulate>
+__device__ __forceinline__ void wgmma_statistics(float (&c)[32], Descriptor a, Descriptor b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
+      "%32, %33, %34, 1, 1, 0, 0;"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
+        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+        "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
+        "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]),
+        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
+      : "l"(a.bits()), "l"(b.bits()), "n"(accumulate ? 1 : 0));
+}
+
 // S, or dP: keys by rows, both operands as they lie.
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_scores(float (&c)[32], Descriptor a, Descriptor b) {
@@ -665,9 +691,10 @@ struct Loader {
     }
   }
 
-  __device__ __forceinline__ void copy(const float* numbers, TransactionBarrier& full, float* to) {
+  __device__ __forceinline__ void copy(const Statistics& numbers, TransactionBarrier& full,
+                                       Statistics& to) {
     cute::SM90_BULK_COPY_G2S::copy(numbers, reinterpret_cast<uint64_t*>(&full), to,
-                                   kStatistics * sizeof(float));
+                                   sizeof(Statistics));
   }
 
   __device__ __forceinline__ void load_keys(const Tile& tile) {
@@ -693,19 +720,18 @@ struct Loader {
         const int block = block_of(tile, step);
         const RowBlock& rows = params.row_block(head, shared.sequence.first_slot + block);
         shared.q_empty[q.stage].wait(q.phase ^ 1);
-        shared.q_full[q.stage].arrive_and_expect_tx(sizeof(shared.q[0]) + sizeof(shared.lse[0]));
+        shared.q_full[q.stage].arrive_and_expect_tx(sizeof(shared.q[0]) +
+                                                    sizeof(shared.statistics[0]));
         copy<kHeadDimPadded, kBlockM, kQkSlab>(params.q, shared.q_full[q.stage], shared.q[q.stage],
                                                block * kBlockM, head, shared.sequence.seqlen_q,
                                                shared.sequence.end_q, kAgain);
-        copy(rows.lse, shared.q_full[q.stage], shared.lse[q.stage]);
+        copy(rows.statistics, shared.q_full[q.stage], shared.statistics[q.stage]);
         q.advance();
         shared.dout_empty[dout.stage].wait(dout.phase ^ 1);
-        shared.dout_full[dout.stage].arrive_and_expect_tx(sizeof(shared.dout[0]) +
-                                                          sizeof(shared.minus_delta[0]));
+        shared.dout_full[dout.stage].arrive_and_expect_tx(sizeof(shared.dout[0]));
         copy<kHeadDimVPadded, kBlockM, kVSlab>(
             params.dout, shared.dout_full[dout.stage], shared.dout[dout.stage], block * kBlockM,
             head, shared.sequence.seqlen_q, shared.sequence.end_q, kAgain);
-        copy(rows.minus_delta, shared.dout_full[dout.stage], shared.minus_delta[dout.stage]);
         dout.advance();
       }
     }
@@ -879,12 +905,24 @@ struct Warpgroup {
     }
   }
 
+  // Issues what S or dP - delta begins with: ones by the parts of -lse or of -delta, which lie side
+  // by side. The second eight of 16 columns are the first again, and multiplied by zeros.
+  __device__ __forceinline__ void issue_statistics(Scores& s, int stage, int which) {
+    constexpr auto kUnswizzled = cute::SM90::GMMA::LayoutType::INTERLEAVE;
+    const uint4* ones = shared.ones + which * 8;
+    const uint32_t to_zeros = (sizeof(shared.ones) / 3) * (2 - which);
+    fence_operand(s);
+    wgmma_fence();
+    wgmma_statistics<false>(
+        s, descriptor<0>(reinterpret_cast<const Element*>(ones), kUnswizzled, to_zeros),
+        descriptor<8>(reinterpret_cast<const Element*>(shared.statistics[stage]), kUnswizzled, 0));
+  }
+
   // Issues S = K Qᵀ - lse, of the Q in a stage.
   __device__ __forceinline__ void issue_scores(Scores& s, int stage) {
     const Descriptor keys = descriptor<kQkSlab>(shared.k + first_row() * kQkSlab, kQkDescriptor);
     const Descriptor rows = descriptor<kQkSlab>(shared.q[stage], kQkDescriptor);
-    preset(s, shared.lse[stage]);
-    wgmma_fence();
+    issue_statistics(s, stage, kOfLse);
 #pragma unroll
     for (int d = 0; d < kHeadDimPadded; d += kStepK) {
       wgmma_scores<true>(s, keys + column_offset<kBlockN, kQkSlab>(d),
@@ -893,26 +931,11 @@ struct Warpgroup {
     wgmma_commit();
   }
 
-  // Numbers of rows, as what a product is added up to. Before all products of a step, and their
-  // wgmma_fence: with one of its own ptxas would have it wait for those under way.
-  __device__ __forceinline__ void preset(Scores& s, const float* statistics) {
-    statistics += lane() % 4 * kLaneStatistics;
-#pragma unroll
-    for (int i = 0; i < kBlockM / 2; i += 8) {
-      const float4 four = *reinterpret_cast<const float4*>(statistics + i / 2);
-      const float of[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        s[i + j] = of[j / 4 * 2 + j % 2];
-      }
-    }
-    fence_operand(s);
-  }
-
   // Issues dP - delta = V dOᵀ - delta.
   __device__ __forceinline__ void issue_dp(Scores& dp) {
     const Descriptor keys = descriptor<kVSlab>(shared.v + first_row() * kVSlab, kVDescriptor);
     const Descriptor rows = descriptor<kVSlab>(shared.dout[dout.stage], kVDescriptor);
+    issue_statistics(dp, q.stage, kOfDelta);
 #pragma unroll
     for (int d = 0; d < kHeadDimVPadded; d += kStepK) {
       wgmma_scores<true>(dp, keys + column_offset<kBlockN, kVSlab>(d),
@@ -1092,10 +1115,10 @@ struct ValueConsumer : Warpgroup {
     arrive(shared.p_full[q.stage]);
     shared.dout_full[dout.stage].wait(dout.phase);
     issue_dv(dv, p);
-    shared.ds_full[q.stage].wait(q.phase);
-    wgmma_wait<0>();  // P's registers are free
+    wgmma_wait<0>();  // P's registers are free, and dO, whose ring may be of one
     fence_operand(dv);
     arrive(shared.dout_empty[dout.stage]);
+    shared.ds_full[q.stage].wait(q.phase);
     float dq[kDqColumns / 2];
     issue_dq(dq, shared.ds[q.stage], shared.k);
     wgmma_wait<0>();
@@ -1137,9 +1160,8 @@ struct KeyConsumer : Warpgroup {
   // One block of rows.
   __device__ __forceinline__ void step(KeyGradient& dk) {
     Scores dp;
+    shared.q_full[q.stage].wait(q.phase);  // -delta comes with Q
     shared.dout_full[dout.stage].wait(dout.phase);
-    preset(dp, shared.minus_delta[dout.stage]);
-    wgmma_fence();
     issue_dp(dp);
     shared.p_full[q.stage].wait(q.phase);
     Packed p;
@@ -1161,7 +1183,6 @@ struct KeyConsumer : Warpgroup {
     store_ds(d_scores);
     cutlass::arch::fence_view_async_shared();
     arrive(shared.ds_full[q.stage]);
-    shared.q_full[q.stage].wait(q.phase);
     issue_dk(dk, d_scores);
     shared.ds_full[q.stage].wait(q.phase);
     float dq[128 / 2];
@@ -1204,6 +1225,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
 
+  if (threadIdx.x < 24) {
+    const uint4 of_delta = {0, 0x3f800000, 0x3f803f80, 0},
+                of_lse = {0x3f803f80, 0x3f80, 0, 0};  // a row of bf16
+    shared.ones[threadIdx.x] = threadIdx.x < 8 ? of_delta : threadIdx.x < 16 ? of_lse : uint4{};
+    cutlass::arch::fence_view_async_shared();
+  }
   if (threadIdx.x == 0) {
     shared.sequence = sequence;
     for (const CUtensorMap* map :
@@ -1324,7 +1351,7 @@ Status check(const void* data, int element_bytes, bool aligned, int64_t most,
 }
 
 int64_t workspace_bytes([[maybe_unused]] const FagenBackwardVarlenArgs& a) {
-  return int64_t(ceil_div(a.total_q, 64) + a.offsets - 1) * a.heads * 66304;
+  return int64_t(ceil_div(a.total_q, 64) + a.offsets - 1) * a.heads * 66688;
 }
 
 Status check(const FagenBackwardVarlenArgs& a) {
@@ -1560,6 +1587,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d256_causal_m64n64_varlen_info(
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d256_causal_m64n64_varlen",
-      "81f22a59eaea164107b0e6dc8dbdf0a34eabf69543cc51ccc2f00e339ad8e162"};
+      "06b987ec8f0fb4400d77a8f9b4fba4e282b58e4a0dd3a13b64ae2f5bb5d3fb1b"};
   return &info;
 }

@@ -157,24 +157,17 @@ constexpr auto kDsDescriptor = cute::SM90::GMMA::LayoutType::B128;
 
 constexpr int kLine = 128;  // of the L2 cache: additions that begin within one take longer
 
-// What there is of a block of rows in the workspace. Numbers of rows lie as the lanes of a quad
-// read them: each lane those of its columns of the transposed accumulators, and four more so that
-// the four are in different banks.
-constexpr int kStatistics = 80;
+// What there is of a block of rows in the workspace. Each row has two numbers, which tensor cores
+// add to products of its: as sums of three bf16 each, side by side, core matrices of eight rows.
+using Statistics = uint4[kBlockM];
 struct alignas(kLine) RowBlock {
   float dq[kBlockM * kHeadDimPadded];  // in the order of the threads' accumulators
-  float lse[kStatistics];  // its negative, over the scale of S; minus infinity in a row that sees
-                           // no key: its P is 0
-  float minus_delta[kStatistics];
+  Statistics statistics;  // -lse over the scale of S, hardly finite where no key is seen: its P is
+                          // 0; -delta
   uint32_t added[kCluster];  // 1 once the first part of dQ is there, of the half that a block of a
                              // cluster computes
 };
-static_assert(sizeof(RowBlock) == 66304, "the workspace outgrew the plan's formula");
-
-constexpr int kLaneStatistics = kStatistics / 4;
-__device__ constexpr int statistic_of(int row) {
-  return row % 8 / 2 * kLaneStatistics + row / 8 * 2 + row % 2;
-}
+static_assert(sizeof(RowBlock) == 66688, "the workspace outgrew the plan's formula");
 
 // What a share of a group's query heads gives to dV and dK of a tile, where several thread blocks
 // have one each.
@@ -205,9 +198,10 @@ struct SharedStorage {
                                kCluster];  // of the other block's keys, the columns of dQ here
   alignas(1024) Element ds_peer[kDsStages][kBlockN * kBlockM];  // of the other block's keys
   alignas(1024) float dq[kBlockM * kHeadDimPadded / kCluster / kDqSlices];
-  alignas(1024) float lse[kStages][kStatistics];
-  alignas(1024) float minus_delta[kDoStages][kStatistics];
-  alignas(1024) TransactionBarrier k_full;
+  alignas(1024) Statistics statistics[kStages];
+  uint4 ones[24];  // core matrices that serve for all rows: what -delta is multiplied by, and -lse,
+                   // and zeros
+  TransactionBarrier k_full;
   TransactionBarrier v_full;
   TransactionBarrier q_full[kStages], dout_full[kDoStages];
   Barrier q_empty[kStages], dout_empty[kDoStages];
@@ -310,6 +304,9 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 }
 
 // Hardware barriers, by number; 0 is __syncthreads.
+// What of a row's statistics a product adds, by where its ones lie.
+enum Statistic { kOfDelta, kOfLse };
+
 enum NamedBarrier { kAllConsumers = 1, kKeyConsumer, kStore };
 
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
@@ -418,6 +415,18 @@ __device__ __forceinline__ int block_of(const Tile& tile, int step) {
 
 // ---- Rows, before and after ------------------------------------------------------------------
 
+// Two numbers as sums of three bf16 each, which is all of their 24 bits, and two zeros.
+__device__ __forceinline__ uint4 in_parts(float a, float b) {
+  uint32_t part[6];
+#pragma unroll
+  for (int i = 0; i < 6; ++i) {
+    float& number = i < 3 ? a : b;
+    part[i] = __float_as_uint(number) & 0xffff0000;
+    number -= __uint_as_float(part[i]);
+  }
+  return {part[1] | part[0] >> 16, part[3] | part[2] >> 16, part[5] | part[4] >> 16, 0};
+}
+
 // Work out what a row's keys share.
 __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constant__ Params params) {
   const int m_block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
@@ -453,8 +462,9 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
         delta -= params.dlse.of(batch, head)[query];
       }
       const float reference = lse > -INFINITY ? lse * 1.44269504089f - params.p_offset : INFINITY;
-      block.lse[statistic_of(row)] = -reference / params.scale_log2;
-      block.minus_delta[statistic_of(row)] = lse > -INFINITY ? -delta : 0.f;
+      const float subtracted = reference / params.scale_log2;
+      block.statistics[row] =
+          in_parts(subtracted > 0x1p127f ? -0x1p127f : -subtracted, lse > -INFINITY ? -delta : 0.f);
     }
   }
 }
@@ -598,6 +608,22 @@ __device__ constexpr uint32_t row_offset(int k) {
   return k * slab * sizeof(Element) >> 4;
 }
 
+// S or dP, to begin with: of numbers of rows.
+template <bool accumulate>
+__device__ __forceinline__ void wgmma_statistics(float (&c)[32], Descriptor a, Descriptor b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
+      "%32, %33, %34, 1, 1, 0, 0;"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
+        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+        "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
+        "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]),
+        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
+      : "l"(a.bits()), "l"(b.bits()), "n"(accumulate ? 1 : 0));
+}
+
 // S, or dP: keys by rows, both operands as they lie.
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_scores(float (&c)[32], Descriptor a, Descriptor b) {
@@ -699,9 +725,10 @@ struct Loader {
     }
   }
 
-  __device__ __forceinline__ void copy(const float* numbers, TransactionBarrier& full, float* to) {
+  __device__ __forceinline__ void copy(const Statistics& numbers, TransactionBarrier& full,
+                                       Statistics& to) {
     cute::SM90_BULK_COPY_G2S::copy(numbers, reinterpret_cast<uint64_t*>(&full), to,
-                                   kStatistics * sizeof(float));
+                                   sizeof(Statistics));
   }
 
   __device__ __forceinline__ void load_keys(const Tile& tile) {
@@ -734,19 +761,18 @@ struct Loader {
         const int block = block_of(tile, step);
         const RowBlock& rows = params.row_block(tile.batch, head, block);
         shared.q_empty[q.stage].wait(q.phase ^ 1);
-        shared.q_full[q.stage].arrive_and_expect_tx(sizeof(shared.q[0]) + sizeof(shared.lse[0]));
+        shared.q_full[q.stage].arrive_and_expect_tx(sizeof(shared.q[0]) +
+                                                    sizeof(shared.statistics[0]));
         copy_half<kHeadDimPadded, kBlockM, kQkSlab>(params.q, shared.q_full[q.stage],
                                                     shared.q[q.stage], block * kBlockM, head,
                                                     tile.batch, kAgain);
-        copy(rows.lse, shared.q_full[q.stage], shared.lse[q.stage]);
+        copy(rows.statistics, shared.q_full[q.stage], shared.statistics[q.stage]);
         q.advance();
         shared.dout_empty[dout.stage].wait(dout.phase ^ 1);
-        shared.dout_full[dout.stage].arrive_and_expect_tx(sizeof(shared.dout[0]) +
-                                                          sizeof(shared.minus_delta[0]));
+        shared.dout_full[dout.stage].arrive_and_expect_tx(sizeof(shared.dout[0]));
         copy_half<kHeadDimVPadded, kBlockM, kVSlab>(params.dout, shared.dout_full[dout.stage],
                                                     shared.dout[dout.stage], block * kBlockM, head,
                                                     tile.batch, kAgain);
-        copy(rows.minus_delta, shared.dout_full[dout.stage], shared.minus_delta[dout.stage]);
         dout.advance();
       }
     }
@@ -834,13 +860,12 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
           } else {
             bulk_add(to, from, count * sizeof(float));
           }
+          cute::tma_store_arrive();
         }
-        cute::tma_store_arrive();
+        cute::tma_store_wait<1>();  // it has been read
+        shared.dq_empty[0].arrive();
         cute::tma_store_wait<0>();  // it has been read
-#pragma unroll
-        for (int part = 0; part < kDqParts; ++part) {
-          shared.dq_empty[part].arrive();
-        }
+        shared.dq_empty[1].arrive();
       }
       if (turn == 0) {
         await_additions();
@@ -903,7 +928,9 @@ struct Warpgroup {
   RingPosition<kStages> q;
   RingPosition<kDoStages> dout;
   RingPosition<kDsStages> ds;
-  uint32_t dq_phase = 1;  // the first step finds its buffer empty
+  uint32_t dq_phase = 1;                   // the first step finds its buffer empty
+  float rest[kDqColumns / 2 / kDqSlices];  // the last slice of the dQ of the step before
+  bool has_rest = false;
 
   __device__ __forceinline__ void advance() {
     q.advance();
@@ -932,12 +959,24 @@ struct Warpgroup {
     }
   }
 
+  // Issues what S or dP - delta begins with: ones by the parts of -lse or of -delta, which lie side
+  // by side. The second eight of 16 columns are the first again, and multiplied by zeros.
+  __device__ __forceinline__ void issue_statistics(Scores& s, int stage, int which) {
+    constexpr auto kUnswizzled = cute::SM90::GMMA::LayoutType::INTERLEAVE;
+    const uint4* ones = shared.ones + which * 8;
+    const uint32_t to_zeros = (sizeof(shared.ones) / 3) * (2 - which);
+    fence_operand(s);
+    wgmma_fence();
+    wgmma_statistics<false>(
+        s, descriptor<0>(reinterpret_cast<const Element*>(ones), kUnswizzled, to_zeros),
+        descriptor<8>(reinterpret_cast<const Element*>(shared.statistics[stage]), kUnswizzled, 0));
+  }
+
   // Issues S = K Qᵀ - lse, of the Q in a stage.
   __device__ __forceinline__ void issue_scores(Scores& s, int stage) {
     const Descriptor keys = descriptor<kQkSlab>(shared.k + first_row() * kQkSlab, kQkDescriptor);
     const Descriptor rows = descriptor<kQkSlab>(shared.q[stage], kQkDescriptor);
-    preset(s, shared.lse[stage]);
-    wgmma_fence();
+    issue_statistics(s, stage, kOfLse);
 #pragma unroll
     for (int d = 0; d < kHeadDimPadded; d += kStepK) {
       wgmma_scores<true>(s, keys + column_offset<kBlockN, kQkSlab>(d),
@@ -946,26 +985,11 @@ struct Warpgroup {
     wgmma_commit();
   }
 
-  // Numbers of rows, as what a product is added up to. Before all products of a step, and their
-  // wgmma_fence: with one of its own ptxas would have it wait for those under way.
-  __device__ __forceinline__ void preset(Scores& s, const float* statistics) {
-    statistics += lane() % 4 * kLaneStatistics;
-#pragma unroll
-    for (int i = 0; i < kBlockM / 2; i += 8) {
-      const float4 four = *reinterpret_cast<const float4*>(statistics + i / 2);
-      const float of[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        s[i + j] = of[j / 4 * 2 + j % 2];
-      }
-    }
-    fence_operand(s);
-  }
-
   // Issues dP - delta = V dOᵀ - delta.
   __device__ __forceinline__ void issue_dp(Scores& dp) {
     const Descriptor keys = descriptor<kVSlab>(shared.v + first_row() * kVSlab, kVDescriptor);
     const Descriptor rows = descriptor<kVSlab>(shared.dout[dout.stage], kVDescriptor);
+    issue_statistics(dp, q.stage, kOfDelta);
 #pragma unroll
     for (int d = 0; d < kHeadDimVPadded; d += kStepK) {
       wgmma_scores<true>(dp, keys + column_offset<kBlockN, kVSlab>(d),
@@ -1064,7 +1088,7 @@ struct Warpgroup {
     float4* to = reinterpret_cast<float4*>(shared.dq) +
                  part * kWarpgroup * kDqColumns / 8 / kDqSlices + threadIdx.x % kWarpgroup;
 #pragma unroll
-    for (int slice = 0; slice < kDqSlices; ++slice) {
+    for (int slice = 0; slice < kDqSlices - 1; ++slice) {
       constexpr int kSlice = count / kDqSlices;
       shared.dq_empty[part].wait(slice % 2 ^ 1);  // the first finds it empty
 #pragma unroll
@@ -1074,6 +1098,29 @@ struct Warpgroup {
       }
       cutlass::arch::fence_view_async_shared();
       arrive(shared.dq_full[dq_phase ^ 1][part]);
+    }
+#pragma unroll
+    for (int i = 0; i < count / kDqSlices; ++i) {
+      // by an instruction: else ptxas takes it for a register of the products, and waits for these
+      asm volatile("mov.b32 %0, %1;" : "=f"(rest[i]) : "f"(dq[count - count / kDqSlices + i]));
+    }
+    has_rest = true;
+  }
+
+  // Hands on what pass_dq_on left of the dQ of the step before: by now the slice before it has been
+  // read.
+  template <int count>
+  __device__ __forceinline__ void pass_rest_on(int part) {
+    if (has_rest) {
+      float4* to = reinterpret_cast<float4*>(shared.dq) +
+                   part * kWarpgroup * kDqColumns / 8 / kDqSlices + threadIdx.x % kWarpgroup;
+      shared.dq_empty[part].wait((kDqSlices - 1) % 2 ^ 1);
+#pragma unroll
+      for (int i = 0; i < count / kDqSlices; i += 4) {
+        to[i / 4 * kWarpgroup] = {rest[i], rest[i + 1], rest[i + 2], rest[i + 3]};
+      }
+      cutlass::arch::fence_view_async_shared();
+      arrive(shared.dq_full[dq_phase][part]);
     }
   }
 
@@ -1182,14 +1229,15 @@ struct ValueConsumer : Warpgroup {
       to[i / 4 * kWarpgroup] = {p[i], p[i + 1], p[i + 2], p[i + 3]};
     }
     arrive(shared.p_full[ds.stage]);
+    pass_rest_on<kDqColumns / 2>(0);
     shared.dout_full[dout.stage].wait(dout.phase);
     issue_dv(dv, p);
     issue_next_scores(s, more);
-    shared.ds_full[ds.stage].wait(ds.phase);
-    shared.ds_peer_full[ds.stage].wait(ds.phase);
-    wgmma_wait<1>();  // P's registers are free
+    wgmma_wait<1>();  // P's registers are free, and dO, whose ring may be of one
     fence_operand(dv);
     arrive_at_both(shared.dout_empty[dout.stage]);
+    shared.ds_full[ds.stage].wait(ds.phase);
+    shared.ds_peer_full[ds.stage].wait(ds.phase);
     float dq[kDqColumns / 2];
     issue_dq<false>(dq, shared.ds[ds.stage],
                     shared.k + cluster_rank() * kBlockN * kHeadDimPadded / kCluster);
@@ -1221,6 +1269,7 @@ struct ValueConsumer : Warpgroup {
         step<true>(tile, block, block > tile.first || head + 1 < tile.last_head, s, dv);
       }
     }
+    pass_rest_on<kDqColumns / 2>(0);
     barrier_sync(kAllConsumers, kConsumers * kWarpgroup);  // V has been read
     if (params.shares > 1) {
       keep(share_of(tile).dv, dv);
@@ -1245,10 +1294,10 @@ struct KeyConsumer : Warpgroup {
   // One block of rows.
   __device__ __forceinline__ void step(KeyGradient& dk) {
     Scores dp;
+    shared.q_full[q.stage].wait(q.phase);  // -delta comes with Q
     shared.dout_full[dout.stage].wait(dout.phase);
-    preset(dp, shared.minus_delta[dout.stage]);
-    wgmma_fence();
     issue_dp(dp);
+    pass_rest_on<64 / 2>(1);
     shared.p_full[ds.stage].wait(ds.phase);
     Packed p;
     const uint4* const from = shared_p(shared, ds.stage);
@@ -1275,7 +1324,6 @@ struct KeyConsumer : Warpgroup {
       copy_to_peer(shared.ds[ds.stage], shared.ds_peer[ds.stage], full, sizeof(shared.ds[0]));
     }
     arrive(shared.ds_full[ds.stage]);
-    shared.q_full[q.stage].wait(q.phase);
     issue_dk(dk, d_scores);
     shared.ds_full[ds.stage].wait(ds.phase);
     float dq[64 / 2];
@@ -1303,6 +1351,7 @@ struct KeyConsumer : Warpgroup {
         step(dk);
       }
     }
+    pass_rest_on<64 / 2>(1);
     barrier_sync(kAllConsumers, kConsumers * kWarpgroup);  // K has been read
     if (params.shares > 1) {
       keep(share_of(tile).dk, dk);
@@ -1320,6 +1369,12 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) char shared_bytes[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
 
+  if (threadIdx.x < 24) {
+    const uint4 of_delta = {0, 0x3f800000, 0x3f803f80, 0},
+                of_lse = {0x3f803f80, 0x3f80, 0, 0};  // a row of bf16
+    shared.ones[threadIdx.x] = threadIdx.x < 8 ? of_delta : threadIdx.x < 16 ? of_lse : uint4{};
+    cutlass::arch::fence_view_async_shared();
+  }
   if (threadIdx.x == 0) {
     for (const CUtensorMap* map :
          {&params.q, &params.k, &params.v, &params.dout, &params.dk, &params.dv}) {
@@ -1489,7 +1544,7 @@ Status check(const void* data, int element_bytes, bool aligned, int64_t most,
 }
 
 int64_t workspace_bytes([[maybe_unused]] const FagenBackwardArgs& a) {
-  return int64_t(66304) * ceil_div(a.seqlen_q, 64) * a.heads * a.batch + shares_bytes(a);
+  return int64_t(66688) * ceil_div(a.seqlen_q, 64) * a.heads * a.batch + shares_bytes(a);
 }
 
 Status check(const FagenBackwardArgs& a) {
@@ -1759,6 +1814,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_causal_m64n64_dss1_intra_c
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d256_causal_m64n64_dss1_intra_c2",
-      "b3d6b719fd9ab5abc369a4db55e148ec3c7d7e981d4e263378b9bef1802f1bc2"};
+      "f2d110bca607bfe770af6a149009491ac9368c1ed7b1156189f03863548cb4c2"};
   return &info;
 }
