@@ -210,7 +210,7 @@ FLASH_ATTENTION_3 = {
 FLASH_ATTENTION_3_WIDE = {(192, 64, 96): 222_208, (256, 64, 80): 201_728}
 
 
-def arrays_of(tile: tuple[int, int, int], do_stages: int, ds_stages: int, p: bool) -> dict[str, int]:
+def arrays_of(tile, do_stages, ds_stages, p):
     """The arrays of a tile by our formulae, whether or not keys can say it."""
     head_dim, block_m, block_n = tile
     numbers = (block_m, block_n, head_dim, head_dim, head_dim, 1, 1, 2, do_stages, ds_stages, 2)
@@ -218,7 +218,7 @@ def arrays_of(tile: tuple[int, int, int], do_stages: int, ds_stages: int, p: boo
     return {row.name: row.amount for row in rows(sizes, 1, shared_formulae, (p, 1))}
 
 
-def their_statistics(block_m: int) -> int:
+def their_statistics(block_m):
     """Bytes of two LSEs and deltas, each of whole 64 rows."""
     return 2 * 2 * 4 * (-(-block_m // 64) * 64)
 
