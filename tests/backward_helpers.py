@@ -5,6 +5,7 @@ from dataclasses import replace
 from fagen import registry
 from fagen.kinds.backward.keys import Schedule
 from fagen.kinds.backward.plan import Plan
+from fagen.problem import Sizes
 from fagen.vocab import Mask
 
 # dtypes and masks; dQ's rows shared or of one's own, by 1 to 3 warpgroups; head dims that are
@@ -33,6 +34,22 @@ SPREAD = (
     "bwd_fp16_d128_full_m64n128_underdp",
     "bwd_fp16_d64_causal_m64n64_keepkv",
 )
+
+# head dims that are not whole slabs, beside those of V's own and all forms above
+NARROW = ("bwd_fp16_d72_causal_m64n128", "bwd_bf16_d80_full_m64n128", "bwd_bf16_d80_causal_m64n64")
+
+
+def extreme_sizes(plan: Plan) -> tuple[Sizes, ...]:
+    """One head alone, whose rows take several steps, or see no key, or are few; 3, 6, 8 a group."""
+    m, n = plan.block_m, plan.block_n * plan.cluster
+    return (
+        Sizes(1, 1, 1, 3 * m + 5, 2 * n + 3),
+        Sizes(1, 1, 1, 5 * m, n // 2 - 1),
+        Sizes(1, 1, 1, 3, 3 * n + 1),
+        Sizes(1, 3, 1, m + 1, n + 1),
+        Sizes(1, 6, 1, m - 1, n + 9),
+        Sizes(2, 8, 1, m + 9, n - 1),
+    )
 
 
 def planned(slug: str) -> Plan:

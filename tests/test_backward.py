@@ -23,7 +23,7 @@ from fagen.problem import Cell, Problem, Sizes, flops
 from fagen.records import GradientError
 from fagen.runtime import op
 from fagen.vocab import MASKS, Mask
-from tests.backward_helpers import SPREAD, masked, planned
+from tests.backward_helpers import NARROW, SPREAD, extreme_sizes, masked, planned
 from tests.tensors import normal
 from tests.test_masks import FUTURE, WINDOW, seen
 
@@ -127,6 +127,14 @@ def test_what_a_schedule_computes_keeps_the_rule_of_verification(slug):
     some = list(short(plan))
     assert len(some) >= 10 and {seed % 2 for seed, _ in some} == {0, 1}
     for seed, sizes in some:
+        error = emulated(plan, sizes, seed)
+        assert error.ok, error
+
+
+@pytest.mark.parametrize("slug", [*SPREAD, *NARROW])
+def test_the_rule_is_kept_for_one_head_large_groups_and_any_rows_to_keys(slug):
+    plan = planned(slug)
+    for seed, sizes in enumerate(extreme_sizes(plan)):
         error = emulated(plan, sizes, seed)
         assert error.ok, error
 

@@ -27,28 +27,13 @@ from fagen.runtime.c_interface import struct_of
 from fagen.toolchain import find_disassembler, find_gxx, find_nvcc
 from fagen.vocab import MASKS
 from tests.backward_helpers import SPREAD, masked, planned
+from tests.backward_tiles import compiled, cut
 from tests.often import some
 from tests.test_masks import FUTURE, LENGTHS, WINDOW, seen
 
 # ---- tiles --------------------------------------------------------------------------------------
 
 TILES = """\
-#include <algorithm>
-#include <cstdint>
-#include <cstdio>
-#define __host__
-#define __device__
-#define __forceinline__ inline
-using std::max, std::min;
-struct {{ int x; }} blockIdx;
-constexpr int kBlockM = {block_m}, kBlockN = {block_n};
-inline uint32_t __umulhi(uint32_t a, uint32_t b) {{ return uint64_t(a) * b >> 32; }}
-{head}
-struct Params {{
-  int seqlen_q, seqlen_k, kv_heads, group, shares, share_heads, m_blocks, n_blocks, sections;
-  FastDivisor section_tiles, section_heads, last_section_heads, batch_shares, shares_divisor;
-}};
-{code}
 int main() {{
   Params params;
   for (int batch, section; std::scanf("%d %d %d %d %d %d %d", &params.seqlen_q, &params.seqlen_k, &batch, &params.kv_heads,
@@ -74,29 +59,16 @@ int main() {{
 """  # noqa: E501
 
 
-def cut(text: str, begin: str, end: str) -> str:
-    return text[text.index(begin) : text.index(end)]
-
-
 @pytest.mark.parametrize("mask", [*MASKS.values(), WINDOW, FUTURE], ids=lambda mask: str(mask.name))
 def test_tiles_of_the_kernels_own_code_hold_every_key_that_a_row_sees_once(mask, tmp_path):
     plan = masked("bwd_fp16_d128_causal_m64n128", mask)
-    text = render(plan).kernel
-    program = TILES.format(
-        block_m=plan.block_m,
-        block_n=plan.block_n,
-        head=cut(text, "template <class Integer>", "// Rows (batch,"),
-        code=cut(text, "struct Keys {", "// ---- Rows"),
-        full_last="tile.full_last" if mask.first_by_row else "tile.last",
-    )
-    (tmp_path / "tiles.cpp").write_text(program)
-    made = run([find_gxx()[0], "-std=c++17", "tiles.cpp", "-o", "tiles"], cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
+    full_last = "tile.full_last" if mask.first_by_row else "tile.last"
+    program = compiled(plan, TILES.format(full_last=full_last), tmp_path)
     grouped = itertools.cycle([(1, 1), (4, 4), (4, 2), (5, 2), (3, 1)])  # group, heads of a share
     sizes = [sizes for sizes in LENGTHS if sizes[1]]
     for (seqlen_q, seqlen_k), (group, share) in zip(sizes, grouped, strict=False):
         given = f"{seqlen_q} {seqlen_k} 3 2 {group} {share} 4\n"
-        told = run([tmp_path / "tiles"], input=given).stdout
+        told = run([program], input=given).stdout
         tiles = [tuple(map(int, line.split())) for line in told.splitlines()]
         blocks = range(0, seqlen_k, plan.block_n)
         wanted = {(b, h, key) for b in range(3) for h in range(2 * group) for key in blocks}

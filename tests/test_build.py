@@ -429,6 +429,22 @@ def check_info(kernel: Any) -> None:
 def test_a_kernel_keeps_its_promises_within_fifteen_cpu_seconds(
     kernel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    check_promises(kernel, 15, tmp_path, monkeypatch)
+
+
+# by keys; by gradients, in pairs of thread blocks
+@pytest.mark.parametrize(
+    "slug", ["bwd_fp16_d128_causal_m64n128", "bwd_bf16_d256_causal_m64n64_det_dss1_intra_c2"]
+)
+def test_so_do_those_of_the_backward_pass_within_twenty_five(
+    built: Callable[[str], Any], slug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_promises(built(slug), 25, tmp_path, monkeypatch)
+
+
+def check_promises(
+    kernel: Any, cpu_seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     binary = kernel.binary
     assert broken_promises(binary.report, kernel.plan) == []
     assert binary.report.registers * kernel.plan.threads <= SM90.registers_per_sm
@@ -439,7 +455,8 @@ def test_a_kernel_keeps_its_promises_within_fifteen_cpu_seconds(
         return build(kernel.source, kernel.plan, binding=True).cpu_seconds
 
     assert binary.cpu_seconds > 0
-    assert binary.cpu_seconds <= 15 or least_seconds(build_again, 15) <= 15
+    quick = binary.cpu_seconds <= cpu_seconds
+    assert quick or least_seconds(build_again, cpu_seconds) <= cpu_seconds
 
 
 def test_the_library_needs_neither_torch_nor_a_cuda_runtime_and_the_binding_little(

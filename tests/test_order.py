@@ -20,11 +20,10 @@ PROGRAM = """\
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <functional>
-#include <queue>
 #include <set>
 #include <tuple>
 #include <vector>
+#include "makespan.h"
 #define __host__
 #define __device__
 #define __forceinline__ inline
@@ -46,17 +45,6 @@ struct Args {{
   void* workspace;
 }};
 {tiles}
-double makespan(const std::vector<double>& costs, int blocks) {{
-  std::priority_queue<double, std::vector<double>, std::greater<>> free{{std::greater<>(), std::vector<double>(blocks)}};
-  double last = 0;
-  for (const double cost : costs) {{
-    const double end = free.top() + cost;
-    free.pop();
-    free.push(end);
-    last = std::max(last, end);
-  }}
-  return last;
-}}
 int main() {{
   Args a{{}};
   while (std::scanf("%d %d %d %d %d", &a.batch, &a.heads, &a.kv_heads, &a.seqlen_q, &a.seqlen_k) == 5) {{
@@ -121,7 +109,8 @@ def compiled(of: Plan, folder: Path) -> Path:
         multiprocessors=SM90.sm_count,
     )
     (folder / "order.cpp").write_text(program)
-    built = run([find_gxx()[0], "-std=c++17", "-O2", "order.cpp", "-o", "order"], cwd=folder)
+    flags = ("-std=c++17", "-O2", "-I", str(Path(__file__).parent))
+    built = run([find_gxx()[0], *flags, "order.cpp", "-o", "order"], cwd=folder)
     assert built.returncode == 0, built.stderr
     return folder / "order"
 

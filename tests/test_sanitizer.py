@@ -17,7 +17,7 @@ from tests.gpu.sanitizer import (
     fault,
     findings,
 )
-from tests.gpu.test_memory import ROOT, python_path
+from tests.gpu.test_memory import OTHER_FORMS, ROOT, SIZES, TOOLS, form_of, python_path, sizes_of
 
 FOUND = 9
 SAID = {path.stem: path.read_text() for path in Path(__file__).parent.glob("sanitizer_said/*.txt")}
@@ -204,6 +204,19 @@ def test_the_scales_of_a_block_are_read_before_k_is_released_and_written_after(s
     write = text[text.index("void write(const Tile& tile") :].split("advance")[0]
     steps = ["k_empty[k.stage].wait", "shared.scales[k.stage]", "k_full[k.stage].arrive"]
     assert [write.index(step) for step in steps] == sorted(write.index(step) for step in steps)
+
+
+def test_every_form_of_the_backward_pass_is_looked_at():
+    committed = {path.stem for path in registry.schedules("backward")}
+    assert set(map(form_of, committed)) <= set(map(form_of, (*SIZES, *OTHER_FORMS)))
+
+
+@pytest.mark.parametrize("slug", [*SIZES, *OTHER_FORMS])
+def test_a_call_under_the_sanitizers_has_all_sizes_that_its_tensors_name(slug):
+    plan = registry.plan_of(slug)
+    named = {dim.extent.name for tensor in plan.signature.inputs for dim in tensor.dims} - {""}
+    for tool in TOOLS:
+        assert named == {word.split("=")[0] for word in sizes_of(plan, tool)}
 
 
 def test_a_program_under_the_sanitizer_finds_what_this_process_does(monkeypatch):

@@ -11,11 +11,11 @@ from torch import Tensor
 from fagen import registry, simulator
 from fagen.errors import BuildError, DeviceError, VerificationError
 from fagen.kinds.backward.plan import Plan
-from fagen.kinds.backward.proof import case, errors_of
+from fagen.kinds.backward.proof import Case, case, errors_of, inputs, judged_by
 from fagen.problem import Sizes
 from fagen.render import render
 from fagen.simulator.translate import translated
-from tests.backward_helpers import SPREAD, planned
+from tests.backward_helpers import NARROW, SPREAD, extreme_sizes, planned
 from tests.cli_helpers import QUANTIZER, fagen
 from tests.often import some
 
@@ -38,9 +38,17 @@ FORWARD_OFTEN = (
 )
 
 
-def backward(plan: Plan, library: Path, sizes: Sizes, seed: int) -> tuple[bool, tuple[Tensor, ...]]:
+Found = tuple[bool, tuple[Tensor, ...]]
+
+
+def backward(plan: Plan, library: Path, sizes: Sizes, seed: int) -> Found:
     """Whether dq, dk and dv keep the rule of the proof, and they."""
-    given, exact, rough = case(plan, sizes, seed=seed % 2, device="cpu")
+    return of_case(plan, library, sizes, seed, case(plan, sizes, seed=seed % 2, device="cpu"))
+
+
+def of_case(plan: Plan, library: Path, sizes: Sizes, seed: int, of: Case) -> Found:
+    """The same of tensors that are there."""
+    given, exact, rough = of
     named = dict(zip((one.name for one in plan.signature.arguments), given, strict=True))
     into = {f"d{name}": torch.full_like(named[name], math.nan) for name in "qkv"}
     simulator.call(plan, library, seed=seed, **named, **into)
@@ -51,6 +59,33 @@ def backward(plan: Plan, library: Path, sizes: Sizes, seed: int) -> tuple[bool, 
 def test_the_backward_kernels_are_right_whatever_happens_when(slug):
     plan = replace(planned(slug), l2_share_bytes=1)  # sections of one head
     assert simulator.check(plan, render(plan).kernel, seeds=1) == (6 if plan.varlen else 9)
+
+
+EXTREME = (*NARROW, *SPREAD, *DETERMINISTIC, *PAIRS)
+EXTREME_OFTEN = NARROW[:1]
+
+
+@pytest.mark.parametrize("slug", some(EXTREME, EXTREME_OFTEN))
+def test_the_backward_kernels_are_right_for_one_head_large_groups_and_any_rows_to_keys(slug):
+    plan = planned(slug)
+    kernel, shared_out = render(plan).kernel, f"kMultiprocessors = {plan.multiprocessors};"
+    assert kernel.count(shared_out) == 1
+    # a thread block has a head of a group where they are shared out, else all
+    together = kernel.replace(shared_out, "kMultiprocessors = 1;")
+    for text in (kernel, together):
+        library = simulator.build(text)
+        for seed, sizes in enumerate(extreme_sizes(plan)):
+            assert backward(plan, library, sizes, seed)[0], sizes
+
+
+@pytest.mark.parametrize("slug", some((SPREAD[0], SPREAD[5], SPREAD[9]), (SPREAD[0],)))
+def test_a_gradient_of_the_output_may_have_strides_of_0(slug):
+    plan = planned(slug)
+    sizes = Sizes(2, 3, 1, plan.block_m + 9, plan.block_n + 5)
+    dout, *qkv = inputs(plan, sizes, device="cpu")
+    of = judged_by(plan, dout[:1, :1, :1].expand_as(dout), *qkv)
+    assert of[0][0].stride() == (0, 0, 0, 1)
+    assert of_case(plan, simulator.build(render(plan).kernel), sizes, 0, of)[0]
 
 
 @pytest.mark.parametrize("slug", some(FORWARD, FORWARD_OFTEN))
@@ -115,9 +150,7 @@ FAULTS = {
 }
 
 
-def attempt(
-    plan: Plan, library: Path, sizes: Sizes, seed: int
-) -> tuple[bool, tuple[Tensor, ...]] | None:
+def attempt(plan: Plan, library: Path, sizes: Sizes, seed: int) -> Found | None:
     """What `backward` found, unless the kernel is stuck."""
     try:
         return backward(plan, library, sizes, seed)

@@ -20,6 +20,8 @@ from fagen.kinds.backward.varlen_proof import case_error, check_cases
 from fagen.measure.sequences import Case, small_cases
 from fagen.problem import Problem
 from fagen.render import render
+from tests.often import some
+from tests.varlen_helpers import extreme_cases
 
 COMMITTED = [path.stem for path in registry.schedules("backward") if "varlen" in path.stem]
 SMALL = "bwd_fp16_d16_causal_m64n64_varlen"
@@ -45,6 +47,20 @@ def planned(slug: str) -> Plan:
 def test_they_are_right_whatever_happens_when(slug: str) -> None:
     of = planned(slug)
     assert simulator.check(of, render(of).kernel, seeds=1) == 6
+
+
+NARROW = ("bwd_fp16_d72_causal_m64n128_varlen", "bwd_bf16_d80_full_m64n128_varlen")
+
+
+@pytest.mark.parametrize("slug", some((*SPREAD, *NARROW), SPREAD[:1]))
+def test_they_are_right_for_large_groups_and_any_rows_to_keys(slug: str) -> None:
+    of = planned(slug)
+    library = simulator.build(render(of).kernel)
+
+    def kernel(given: dict[str, Any]) -> None:
+        simulator.call(of, library, **given)
+
+    check_cases(of, extreme_cases(of), kernel, errors_of, device="cpu", progress=None)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +168,15 @@ def test_the_proof_finds_kernels_that_are_wrong(wrong: Callable[..., None]) -> N
     assert len(right) == len(cases) and all(one.ok for one in right)
     with pytest.raises(VerificationError, match=f"of {len(cases)} cases are wrong"):
         check_cases(of, cases, partial(wrong, of), errors_of, device="cpu", progress=None)
+
+
+@pytest.mark.parametrize("slug", [*SPREAD, *NARROW])
+def test_the_rule_is_kept_for_large_groups_and_any_rows_to_keys(
+    slug: str,
+) -> None:
+    of = planned(slug)
+    cases = extreme_cases(of)
+    check_cases(of, cases, partial(emulated, of), errors_of, device="cpu", progress=None)
 
 
 # ---- schedules ----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fagen.kinds.forward.reference import reference
+from fagen.measure.sequences import Case, Tiled
 from tests.tensors import normal
 
 LENGTHS = ((5, 5), (0, 7), (40, 40), (3, 0), (1, 130), (70, 33))  # of queries and of keys
@@ -35,6 +36,19 @@ def packed(
         offsets(queries, gap),
         offsets(keys, gap),
     )
+
+
+def extreme_cases(plan: Tiled) -> tuple[Case, ...]:
+    """1, 3, 6 and 8 heads a group, of sequences each of another ratio of rows and keys.
+
+    Of three tiles and more, of more rows than keys, some of which see none, of far more keys.
+    """
+    m, n = plan.block_m, plan.block_n
+    lengths = (
+        *((3 * m + 5, 2 * n + 3), (5 * m, n // 2 - 1), (3, 3 * n + 1)),
+        *((m + 1, n + 1), (m - 1, n + 9), (m + 9, n - 1)),
+    )
+    return tuple(Case(lengths, heads, 1, gap=2, poisoned=heads == 6) for heads in (1, 3, 6, 8))
 
 
 def exact(

@@ -14,13 +14,14 @@ from fagen.kinds.backward.reference import gradients
 from fagen.measure.inputs import softmax_scale
 from fagen.problem import Sizes
 from fagen.runtime import op
-from tests.backward_helpers import SPREAD
+from tests.backward_helpers import NARROW, SPREAD, extreme_sizes
 from tests.gpu.conftest import BUILDERS
 
 pytestmark = pytest.mark.gpu
 
-COMMITTED = [path.stem for path in registry.schedules("backward")]
-SLUGS = list(dict.fromkeys([*COMMITTED, *SPREAD]))
+_ALL = [path.stem for path in registry.schedules("backward")]
+COMMITTED = [slug for slug in _ALL if "varlen" not in slug]  # others: test_varlen_backward_gpu.py
+SLUGS = list(dict.fromkeys([*COMMITTED, *SPREAD, *NARROW]))
 CALLS = 50
 
 
@@ -41,6 +42,16 @@ def built(hopper):
 def test_gradients_are_near_fp64(built, slug):
     plan, binary = built(slug)
     assert len(proof.check(plan, binary, print)) == len(proof.verification_sizes(plan))
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_gradients_of_one_head_large_groups_and_any_rows_to_keys_are_near_fp64(built, slug):
+    plan, binary = built(slug)
+    # of so many sequences a thread block goes through all heads of a group
+    many = [Sizes(140, heads, 1, plan.block_m + 3, plan.block_n + 1) for heads in (3, 6, 8)]
+    for seed, sizes in enumerate((*extreme_sizes(plan), *many)):
+        error = proof.gradient_error(plan, binary.library, sizes, seed)
+        assert error.ok, error
 
 
 @pytest.mark.parametrize("slug", SLUGS)

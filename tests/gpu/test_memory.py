@@ -9,7 +9,7 @@ import pytest
 
 from fagen import flow, process
 from fagen.paths import environment
-from fagen.registry import from_slug
+from fagen.registry import from_slug, schedules
 from tests.conftest import SPREAD
 from tests.gpu.sanitizer import (
     O_AFTER_THE_LAST_WAIT,
@@ -17,12 +17,14 @@ from tests.gpu.sanitizer import (
     TILE_READ_BY_ALL_LANES,
     fault,
 )
+from tests.often import some
 
 pytestmark = pytest.mark.gpu
 
 CALLER = Path(__file__).with_name("c_caller.py")
 SMALL_CALL = Path(__file__).with_name("small_call.py")
 ROOT = Path(__file__).parents[2]
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 FOUND = 9  # what compute-sanitizer exits with when it found something
 # batch, seqlen_q, seqlen_k, heads, kv_heads: ragged tiles, several tiles, masked rows, no key
 SHAPES = ("1,1,1,1,1", "2,130,97,2,1", "1,300,40,2,2", "1,5,333,2,2", "1,9,0,1,1")
@@ -86,6 +88,7 @@ MET_IN_ONE_PLACE = ("batch=1", "heads=4", "kv_heads=2", "seqlen_q=100", "seqlen_
 # several steps of a chunk, some of them of no whole block, and fewer rows than a tile has
 DECODE = ("batch=2", "heads=6", "kv_heads=2", "seqlen_q=2", "seqlen_k=1300")
 PACKED = ("heads=4", "kv_heads=2", "total_q=300", "total_k=200", "offsets=4")
+PACKED_MET_IN_ONE_PLACE = ("heads=4", "kv_heads=2", "total_q=100", "total_k=128", "offsets=2")
 SIZES = {
     "quant_fp16_d128_rot": ("batch=1", "heads=2", "seqlen=200"),
     "quant_fp16_d128_rot_shead": ("batch=1", "heads=2", "seqlen=200"),
@@ -96,6 +99,11 @@ SIZES = {
     "bwd_bf16_d64_full_m128n128": BACKWARD,
     "bwd_fp16_d96_causal_m64n64_s1_dss1": BACKWARD,
     "bwd_bf16_d256_causal_m64n64_det_dss1_intra_c2": BACKWARD,
+    # dQ transposed, ones in shared memory; K in registers; additions in order under dP; pairs
+    "bwd_fp16_d128_full_m80n128_underdp": BACKWARD,
+    "bwd_fp16_d64_causal_m128n128_keepk_spill64": BACKWARD,
+    "bwd_fp16_d64_full_m128n128_det_s3_dos2_underdp": BACKWARD,
+    "bwd_fp16_d256_causal_m64n64_dss1_intra_c2": BACKWARD,
     "bwd_fp16_d128_causal_m64n128_varlen": PACKED,
     "fwd_fp16_d128_causal_m128n128_varlen": PACKED,
     "fwd_fp16_d128_causal_m128n128_split16": BACKWARD,
@@ -103,6 +111,21 @@ SIZES = {
     "dec_fp16_d128_causal_r8n64_runs": DECODE,
     "dec_fp16_d64_causal_r8n64_c3_unified": DECODE,
     "dec_bf16_d96_full_r40n64": DECODE,
+}
+
+
+def form_of(slug):
+    """What kernels have in common that differ in their dtype alone."""
+    return slug.replace("_bf16_", "_fp16_")
+
+
+# One of each other form of the backward pass that is committed. By gradients threads read
+# statistics that bulk copies brought, of which FlashAttention's authors know racecheck to report
+# hazards that are none. None has been seen here, and so none is known to be harmless.
+OTHER_FORMS = {
+    form: PACKED if "_varlen" in form else BACKWARD
+    for form in sorted({form_of(path.stem) for path in schedules("backward")})
+    if form not in set(map(form_of, SIZES))
 }
 
 
@@ -121,17 +144,23 @@ def test_threads_are_synchronised(sharing_kernel, tool):
     if of.output == "v_space":
         harmless.append(O_AFTER_THE_LAST_WAIT)
         shapes = [[shape] for shape in shapes[0]]  # a finding ends the program
-    for some in shapes:
-        sanitize(arguments(sharing_kernel, some), tool, harmless)
+    for together in shapes:
+        sanitize(arguments(sharing_kernel, together), tool, harmless)
 
 
-@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck", "initcheck"])
-@pytest.mark.parametrize("slug", SIZES)
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("slug", some((*SIZES, *OTHER_FORMS), SIZES))
 def test_kernels_beside_attention_are_as_clean(hopper, slug, tool):
     plan, binary = flow.built(from_slug(slug), binding=False)
-    passes = tool == "synccheck" and getattr(plan, "passes", False)
-    sizes = MET_IN_ONE_PLACE if passes else SIZES[slug]
+    sizes = sizes_of(plan, tool)
     sanitize([sys.executable, SMALL_CALL, binary.library, slug, *sizes], tool)
+
+
+def sizes_of(plan, tool):
+    """The sizes of the call that a tool looks at."""
+    if tool == "synccheck" and getattr(plan, "passes", False):
+        return PACKED_MET_IN_ONE_PLACE if plan.varlen else MET_IN_ONE_PLACE
+    return (SIZES | OTHER_FORMS)[plan.slug]
 
 
 def sanitize(command, tool, harmless=()):

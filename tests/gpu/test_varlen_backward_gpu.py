@@ -15,13 +15,13 @@ from fagen.kinds.backward.varlen_proof import check_cases, kernel_of
 from fagen.measure.sequences import small_cases, verification_cases
 from tests.gpu.conftest import BUILDERS
 from tests.test_varlen_backward import exact, leaves
-from tests.varlen_helpers import packed
+from tests.varlen_helpers import extreme_cases, packed
 
 pytestmark = pytest.mark.gpu
 
 COMMITTED = [path.stem for path in registry.schedules("backward") if "varlen" in path.stem]
 # the smallest; a padded head dim; by gradients with S ahead; a head dim of V's own;
-# additions in order
+# additions in order; head dims that are not whole slabs
 SPREAD = (
     "bwd_fp16_d64_causal_m64n64_varlen",
     "bwd_bf16_d96_causal_m64n64_varlen",
@@ -29,6 +29,8 @@ SPREAD = (
     "bwd_fp16_d64v192_causal_m64n64_varlen_dss1",
     "bwd_fp16_d128_causal_m64n128_varlen_det",
     "bwd_bf16_d256_full_m64n64_varlen_det",
+    "bwd_fp16_d72_causal_m64n128_varlen",
+    "bwd_bf16_d80_full_m64n128_varlen",
 )
 LISTS = {
     "around": [(q, k) for q in (0, 1, 63, 64, 65, 200) for k in (0, 1, 127, 128, 129, 400)],
@@ -68,6 +70,27 @@ def test_all_cases_are_near_fp64_beside_nan(built, slug):
     plan, binary = built(slug)
     kernel = kernel_of(plan, binary.library)
     check_cases(plan, verification_cases(plan), kernel, errors_of, device="cuda", progress=print)
+
+
+@pytest.mark.parametrize("slug", [*COMMITTED, *SPREAD])
+def test_gradients_of_large_groups_and_any_rows_to_keys_are_near_fp64(built, slug):
+    plan, binary = built(slug)
+    kernel = kernel_of(plan, binary.library)
+    check_cases(plan, extreme_cases(plan), kernel, errors_of, device="cuda", progress=print)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_gradient_of_the_output_may_have_strides_of_0(built, causal):
+    *qkv, at_q, at_k = on_gpu(LISTS["around"], head_dim=128)
+    tensors = leaves(*qkv)
+    out = fagen.attention_varlen(*tensors, at_q, at_k, causal=causal)
+    dout = torch.randn(128, device="cuda").half().expand_as(out)
+    out.backward(dout)
+    with torch.device("cuda"):
+        fine = exact(tensors, (at_q, at_k), dout, causal=causal)
+    for tensor, right in zip(tensors, fine, strict=True):
+        allowed = 4e-3 * (1 + float(right.abs().max()))
+        torch.testing.assert_close(tensor.grad.double(), right, rtol=0, atol=allowed)
 
 
 @pytest.mark.parametrize("name", LISTS)

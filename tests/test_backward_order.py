@@ -1,0 +1,119 @@
+"""The order of the backward pass' causal tiles, by the kernel's own code: all end together."""
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from fagen.kinds.backward import cost
+from fagen.kinds.backward.plan import Plan
+from fagen.process import run
+from fagen.render import render
+from tests import backward_tiles
+from tests.backward_helpers import planned
+from tests.backward_tiles import cut
+from tests.test_order import shapes
+
+# Thread blocks begin in the order of their numbers, each on whichever multiprocessor comes free (a
+# pair of them on two); beside that the same tiles, those that take longest first. What a tile waits
+# for others within its steps, and the kernels before and after, are left out of both.
+DEALT = """\
+#include "makespan.h"
+constexpr int kHeadDim = {head_dim}, kHeadDimV = {head_dim_v};
+constexpr int kHeadDimPadded = {head_dim_padded}, kHeadDimVPadded = {head_dim_v_padded};
+constexpr int kLine = {line_bytes};
+constexpr int64_t kL2Share = {l2_share_bytes};
+using Element = char[{element_bytes}];
+struct FagenBackwardArgs {{
+  int batch, heads, kv_heads, seqlen_q, seqlen_k;
+}};
+{key_block}
+{shares}
+int main() {{
+  for (FagenBackwardArgs a; std::scanf("%d %d %d %d %d", &a.batch, &a.heads, &a.kv_heads, &a.seqlen_q, &a.seqlen_k) == 5;) {{
+    const int shares = shares_of(a), m_blocks = ceil_div(a.seqlen_q, kBlockM);
+    Params params;
+{sizes}
+{dealing}
+    constexpr int machines = {multiprocessors} / kCluster;
+    const int64_t tiles = flat_heads * params.n_blocks;
+    std::vector<double> clocks;
+    std::vector<int> dealt(a.batch * a.heads);  // of each head, its blocks of keys so far
+    bool rising = true;
+    for (int64_t tile_index = 0; tile_index < tiles; ++tile_index) {{
+      blockIdx.x = tile_index * kCluster;
+      const Tile tile = tile_of(params);
+      for (int head = tile.first_head; head < tile.last_head; ++head) {{
+        rising &= tile.first_key == dealt[tile.batch * a.heads + head]++ * kCluster * kBlockN;
+      }}
+      clocks.push_back((tile.last_head - tile.first_head) * (tile.last - tile.first) * {step} + {tile});
+    }}
+    for (const int blocks : dealt) {{
+      rising &= blocks == params.n_blocks;
+    }}
+    const double taken = makespan(clocks, machines);
+    std::sort(clocks.rbegin(), clocks.rend());
+    std::printf("%d %d %.4f\\n", rising, tiles > machines, taken / makespan(clocks, machines));
+  }}
+}}
+"""  # noqa: E501
+
+SLUGS = (
+    "bwd_fp16_d64_causal_m128n128",
+    "bwd_bf16_d96_causal_m64n128",
+    "bwd_fp16_d128_causal_m64n128",
+    "bwd_bf16_d128_causal_m80n128_underdp",
+    "bwd_bf16_d192_causal_m64n64_intra",
+    "bwd_fp16_d256_causal_m64n64_dss1_intra_c2",
+)
+SHAPES = 600  # of each schedule
+# Of 6,000 shapes of each that were tried once 96 % and more were within 3 %, 99 % within 5 %; the
+# worst, 21 % longer, was of groups of seven heads, whose shares are unequal.
+MOST, WORST = 1.03, 1.10
+
+
+def program(plan: Plan, folder: Path) -> Path:
+    """The dealing of a Plan's tiles: sizes in, a verdict on each out."""
+    text = render(plan).kernel
+    host = text[text.index("// ---- The host's side") :]
+    given = "kv_heads|group|shares|share_heads|seqlen_q|seqlen_k|m_blocks|n_blocks"
+    main = DEALT.format(
+        **{
+            name: getattr(plan, name)
+            for name in (
+                *("head_dim", "head_dim_v", "head_dim_padded", "head_dim_v_padded"),
+                *("line_bytes", "l2_share_bytes", "multiprocessors"),
+            )
+        },
+        element_bytes=plan.dtype.bytes,
+        key_block=cut(text, "struct alignas(kLine) KeyBlock", "// A thread's part"),
+        shares=cut(host, "constexpr int kMultiprocessors", "// What shares of dK and dV take"),
+        sizes="\n".join(re.findall(rf"^ *params\.(?:{given}) =[^;]*;", host, re.M)),
+        dealing=cut(host, "  const int64_t flat_heads", "  const dim3 row_grid")
+        + cut(host, "    params.sections =", "    attention_backward<<<"),
+        step=cost.step(plan.schedule.values()).clocks,
+        tile=cost.TILE,
+    )
+    return backward_tiles.compiled(plan, main, folder)
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_most_causal_tiles_end_within_3_percent_of_longest_first_and_all_within_a_tenth(
+    slug: str, tmp_path: Path
+) -> None:
+    """A tile takes its steps, of all heads of its share, and what it takes to begin and end one."""
+    dice = random.Random(slug)
+    asked = [shapes(dice) for _ in range(SHAPES)]
+    given = "\n".join(" ".join(map(str, sizes)) for sizes in asked)
+    said = run([program(planned(slug), tmp_path)], input=given).stdout
+    ratios = []
+    for sizes, line in zip(asked, said.splitlines(), strict=True):
+        rising, queue, ratio = line.split()
+        # each once, and behind those of fewer keys, which have to be there before it
+        assert rising == "1", sizes
+        assert float(ratio) <= WORST, (sizes, ratio)
+        if queue == "1":  # else all begin at once
+            ratios.append(float(ratio))
+    assert len(ratios) > SHAPES // 2
+    assert sorted(ratios)[len(ratios) * 95 // 100] <= MOST
