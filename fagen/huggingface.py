@@ -31,7 +31,7 @@ DYNAMIC = "use the dynamic cache, which is transformers' default"
 
 # What layers pass on beside the tensors and what changes nothing of what is computed.
 HARMLESS = frozenset({
-    *("cache_position", "deterministic", "logits_to_keep", "num_items_in_batch"),
+    *("cache_position", "logits_to_keep", "num_items_in_batch"),
     *("output_hidden_states", "output_router_logits", "past_key_values", "position_embeddings"),
     *("position_ids", "return_dict", "use_cache"),
 })  # fmt: skip
@@ -302,6 +302,7 @@ def attend(
     scaling: float | None = None,
     is_causal: bool | None = None,
     sliding_window: int | None = None,
+    deterministic: bool | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
     """Compute a layer's attention, for transformers: out (B, Sq, H, Dv), and no weights.
@@ -309,6 +310,7 @@ def attend(
     query (B, H, Sq, D), key (B, Hk, Sk, D), value (B, Hk, Sk, Dv). `attention_mask` is what
     mask_of(…) gave. None, from a model that made no mask, is taken where its layer says that it is
     not causal, or there is one query; else other implementations differ in what they compute.
+    With deterministic gradients have the same bits in each pass.
 
     A prompt without padding is attended by fagen.attention, all else as a cache is: few queries by
     fagen.attention_decode, many by fagen.attention_varlen. What rows of padding hold is left open.
@@ -342,7 +344,7 @@ def attend(
     first, end = (each if each is None else each.to(q.device) for each in (first, end))
     gradient = torch.is_grad_enabled() and needs_gradient(q, k, v)
     if first is None and end is None and (gradient or queries == keys):
-        out = attention(q, k, v, causal=causal, scale=scaling)
+        out = attention(q, k, v, causal=causal, scale=scaling, deterministic=bool(deterministic))
     elif gradient:
         raise ValueError(
             "padding has no gradients yet, but on the right under a causal mask, and a static "

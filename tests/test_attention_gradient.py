@@ -205,22 +205,23 @@ def test_torch_func_is_refused() -> None:
         torch.func.grad(lambda t: fagen.attention(t, k, v).float().sum())(q)
 
 
-def test_gradients_are_deterministic_where_torch_asks_for_that(
+def test_gradients_are_deterministic_where_torch_or_a_call_asks_for_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By a kernel of its own, told when the backward pass runs; on a CPU there is one order."""
     monkeypatch.setattr(backward, "_gradients", {})
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     slug, gpu = "fwd_fp16_d64_full_m128n128", torch.device("cuda:0")
-    found = backward._gradients_of(slug, gpu)
+    found = backward._gradients_of(slug, gpu, asked=False)
     torch.use_deterministic_algorithms(True)
     try:
-        again = backward._gradients_of(slug, gpu)
-        on_a_cpu = backward._gradients_of(slug, torch.device("cpu"))
+        again = backward._gradients_of(slug, gpu, asked=False)
+        on_a_cpu = backward._gradients_of(slug, torch.device("cpu"), asked=True)
     finally:
         torch.use_deterministic_algorithms(False)
     assert [one.of.deterministic for one in (found, again, on_a_cpu)] == [False, True, False]
-    assert backward._gradients_of(slug, gpu) is found
+    assert backward._gradients_of(slug, gpu, asked=False) is found
+    assert backward._gradients_of(slug, gpu, asked=True) is again
 
     def usual(of: Problem) -> str:
         return backward.candidates_for(of).schedules[0].slug

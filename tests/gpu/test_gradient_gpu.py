@@ -11,6 +11,7 @@ from fagen.measure.inputs import cell_of, inputs
 from fagen.measure.proof import trial_of
 from fagen.problem import Sizes
 from fagen.runtime import attention as calls
+from fagen.runtime import backward
 from fagen.vocab import MASKS
 from tests.training import losses, process_group
 
@@ -128,6 +129,36 @@ def test_an_activation_may_be_computed_again():
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(once, again, strict=True))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_call_that_asks_for_it_has_the_same_bits_each_time(monkeypatch, packed, compiled):
+    asked, usual = set(), backward._Gradients.op_for
+
+    def op_for(of, q, k):
+        asked.add(of.of.deterministic)
+        return usual(of, q, k)
+
+    monkeypatch.setattr(backward._Gradients, "op_for", op_for)
+    at = [torch.tensor([0, 1_300, 3_000], dtype=torch.int32, device="cuda")] if packed else []
+    of, how = (fagen.attention_varlen if packed else fagen.attention), dict(causal=True)
+    tensors = [x.detach() for x in qkv(2, 1_500)]
+    tensors = [(x.flatten(0, 1) if packed else x).requires_grad_() for x in tensors]
+
+    def attend(*given: Tensor) -> Tensor:
+        return of(*given, *at, **how, deterministic=True)
+
+    attend(*tensors)  # what torch traces is not readied
+    torch._dynamo.reset()
+    call = torch.compile(attend, fullgraph=True, backend="aot_eager") if compiled else attend
+    found = []
+    for _ in range(20):
+        out = call(*tensors)
+        found.append(torch.autograd.grad(out, tensors, torch.ones_like(out)))
+    assert asked == {True}
+    for again in found[1:]:
+        assert all(map(torch.equal, found[0], again))
 
 
 def test_opcheck():
