@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from fagen.errors import ToolchainError
+from fagen.runtime import autocast
 from fagen.runtime.arguments import needs_gradient
 from fagen.runtime.attention import attention
 from fagen.runtime.cache import attention_cache
@@ -329,9 +330,11 @@ def attend(
             f"attention has a dropout of {dropout}, which no kernel has: call model.eval(), or set "
             "the configuration's attention_dropout to 0"
         )
+    query, key, value = autocast.cast(query, key, value)
     if query.dtype == torch.float32:
         raise ValueError(
-            "the model computes attention in float32: load it with dtype=torch.bfloat16, or float16"
+            "the model computes attention in float32: load it with dtype=torch.bfloat16, or "
+            "float16, or call it under torch.autocast"
         )
     causal, first, end = _meant(module, attention_mask, queries, keys, is_causal)
     if sliding_window is not None and keys > sliding_window:

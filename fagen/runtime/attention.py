@@ -33,7 +33,7 @@ from fagen.dispatch.tables import MOST
 from fagen.errors import UntunedWarning
 from fagen.picking import search_command
 from fagen.problem import Problem, Sizes
-from fagen.runtime import op
+from fagen.runtime import autocast, op
 from fagen.runtime.argument_types import (
     UNCLEAR,
     flag,
@@ -115,7 +115,9 @@ def attention(
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in fp16 or bf16 on one Hopper GPU, or on
     the CPU, where the schedule is emulated; H a multiple of Hk. Any strides that are multiples of
-    16 bytes will do, with the last dimension contiguous. scale is 1/√D if left out.
+    16 bytes will do, with the last dimension contiguous. scale is 1/√D if left out. Under
+    torch.autocast q, k and v in fp32, or in several dtypes, are cast to its dtype, as torch's own
+    attention does.
 
     Or q, k and v in e4m3, as `quantize` makes them, each with its descales: what its numbers are to
     be multiplied by, in fp32, one for all (no dimensions), one for each head (B, H), or one for
@@ -149,6 +151,9 @@ def attention(
     FagenError where it is not ready and cannot be built now.
     """
     try:
+        traced = is_compiling()
+        if traced:  # what an op refuses then cannot be caught
+            q, k, v = autocast.cast(q, k, v)
         # Python's share of a call: asking a tensor costs more than all else here, so each once
         dtype, q_shape, v_shape = q.dtype, q.shape, v.shape
         if len(q_shape) != 4 or len(v_shape) != 4:
@@ -183,21 +188,19 @@ def attention(
             raise ValueError(f"{ONLY_FP8}; q is {name_of(dtype)}")
         if schedule is None:
             served, kernels = _served.get(kind) or _look_up(kind)
-            schedule, few, by_keys, long, narrow, few_queries, few_rows = served
+            choice, few, by_keys, long, narrow, few_queries, few_rows = served
             if by_keys:
-                most, schedule = by_keys[0]
+                most, choice = by_keys[0]
                 if (keys <= most) is not True:  # a comparison of a traced size is neither
-                    schedule = for_keys(by_keys, keys, surely)
-                if few and schedule not in long:
-                    schedule = for_few(few, q.numel(), surely) or schedule
+                    choice = for_keys(by_keys, keys, surely)
+                if few and choice not in long:
+                    choice = for_few(few, q.numel(), surely) or choice
                 queries = q_shape[1]
                 if (queries <= few_queries) is True or (queries * q_shape[2] <= few_rows) is True:
-                    schedule = (
-                        _for_narrow(kind, kernels, narrow, q_shape, k.shape, keys) or schedule
-                    )
+                    choice = _for_narrow(kind, kernels, narrow, q_shape, k.shape, keys) or choice
         else:
-            kernels = _ready.get(kind, {})
-        with_lse, alone, direct = kernels.get(schedule) or _make_ready(kind, schedule)
+            kernels, choice = _ready.get(kind, {}), schedule
+        with_lse, alone, direct = kernels.get(choice) or _make_ready(kind, choice)
         if note is not None:
             note(kind, q_shape, v_shape, keys)
         if deterministic is not False:
@@ -212,23 +215,26 @@ def attention(
             torch.is_grad_enabled()
             and not of_fp8
             and (q.requires_grad or k.requires_grad or v.requires_grad)
-            and (is_compiling() or not (_is_tracing() or peek_interpreter_stack()))
+            and (traced or not (_is_tracing() or peek_interpreter_stack()))
         ):
-            made = _differentiable.get((kind, schedule, deterministic)) or _make_differentiable(
-                kind, schedule, deterministic, keys, q.numel()
+            made = _differentiable.get((kind, choice, deterministic)) or _make_differentiable(
+                kind, choice, deterministic, keys, q.numel()
             )
             out_and_lse: tuple[Tensor, Tensor] = made(q, k, v, scale)
             return out_and_lse if return_lse else out_and_lse[0]
         if return_lse:
             return with_lse(q, k, v, scale, *of_fp8)
-        if not (is_compiling() or _is_tracing() or peek_interpreter_stack()):
+        if not (traced or _is_tracing() or peek_interpreter_stack()):
             out: Tensor = direct(q, k, v, scale, *of_fp8) if of_fp8 else direct(q, k, v, scale)
             if not out.requires_grad:
                 return out
         return alone(q, k, v, scale, *of_fp8)  # refuses where a gradient would be needed
+    except ValueError as refusal:
+        casted = autocast.again(attention, locals(), refusal)
     except UNCLEAR:
         refuse_other_types(attention, locals())
         raise
+    return attention(**casted)
 
 
 def prepare(

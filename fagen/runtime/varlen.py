@@ -17,7 +17,7 @@ from torch.compiler import is_compiling
 from fagen.dispatch.choice import Choice, candidates
 from fagen.errors import UntunedWarning
 from fagen.problem import Problem
-from fagen.runtime import op
+from fagen.runtime import autocast, op
 from fagen.runtime.argument_types import (
     UNCLEAR,
     flag,
@@ -93,7 +93,8 @@ def attention_varlen(
     cu_seqlens_k its keys: (B + 1) each, int32, on the device of q, rising; without cu_seqlens_k
     there are as many keys as queries. With seqused_k, (B) in int32, only so many of a sequence's
     keys are seen, the first ones. The causal mask is aligned to the bottom right of each sequence.
-    scale is 1/√D if left out.
+    scale is 1/√D if left out. Under torch.autocast q, k and v in fp32, or in several dtypes, are
+    cast to its dtype, as torch's own attention does.
 
     Or q, k and v in e4m3, as `quantize` makes them of q[None] and so on, each with its descales:
     what its numbers are to be multiplied by, in fp32, one for all (no dimensions), or one for each
@@ -128,6 +129,9 @@ def attention_varlen(
     cannot be built; FagenError where it is not ready and cannot be built now.
     """
     try:
+        traced = is_compiling()
+        if traced:  # what an op refuses then cannot be caught
+            q, k, v = autocast.cast(q, k, v)
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             if tensor.dim() != 3:
                 raise ValueError(
@@ -170,7 +174,7 @@ def attention_varlen(
             torch.is_grad_enabled()
             and not of_fp8
             and needs_gradient(q, k, v)
-            and (is_compiling() or not (_is_tracing() or peek_interpreter_stack()))
+            and (traced or not (_is_tracing() or peek_interpreter_stack()))
         ):
             made = _differentiable.get((key, deterministic)) or _make_differentiable(
                 key, deterministic
@@ -180,16 +184,18 @@ def attention_varlen(
         if return_lse:
             out_and_lse: tuple[Tensor, Tensor] = with_lse(*given)
             return out_and_lse
-        traced = is_compiling() or _is_tracing() or peek_interpreter_stack()
-        if not traced:
+        if not (traced or _is_tracing() or peek_interpreter_stack()):
             out: Tensor = direct(*given)
             if not out.requires_grad:
                 return out
         refusing: Tensor = alone(*given)  # where a gradient would be needed
         return refusing
+    except ValueError as refusal:
+        casted = autocast.again(attention_varlen, locals(), refusal)
     except UNCLEAR:
         refuse_other_types(attention_varlen, locals())
         raise
+    return attention_varlen(**casted)
 
 
 def prepare_varlen(

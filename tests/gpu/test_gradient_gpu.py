@@ -161,6 +161,26 @@ def test_a_call_that_asks_for_it_has_the_same_bits_each_time(monkeypatch, packed
         assert all(map(torch.equal, found[0], again))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_under_autocast_tensors_in_fp32_have_gradients_in_fp32(compiled):
+    torch._dynamo.reset()
+    tensors = qkv(2, 300)
+    dout = torch.randn_like(tensors[0])
+    fagen.attention(*tensors, causal=True).backward(dout)
+    call = torch.compile(fagen.attention, fullgraph=True, backend="aot_eager")
+    for dtypes in ([torch.float32] * 3, [torch.float32, torch.bfloat16, torch.bfloat16]):
+        mixed = [
+            x.detach().to(dtype).requires_grad_() for x, dtype in zip(tensors, dtypes, strict=True)
+        ]
+        with torch.autocast("cuda", torch.bfloat16):
+            out = (call if compiled else fagen.attention)(*mixed, causal=True)
+        out.backward(dout)
+        assert [x.grad.dtype for x in mixed] == dtypes
+        assert near_fp64(mixed, dout)
+        for x, of in zip(mixed[1:], tensors[1:], strict=True):
+            assert torch.equal(x.grad, of.grad.to(x.dtype))
+
+
 def test_opcheck():
     tensors = qkv(2, 130)
     fagen.attention(*tensors)
