@@ -13,6 +13,7 @@ import fagen
 from fagen.flash_attn_interface import flash_attn_func
 from fagen.kinds.backward.reference import gradients
 from fagen.problem import Problem
+from fagen.registry import plan_of
 from fagen.runtime import attention as calls
 from fagen.runtime import backward
 from fagen.vocab import MASKS
@@ -199,10 +200,40 @@ def test_head_dims_that_no_kernel_has_are_refused_with_what_to_do() -> None:
         fagen.attention(q, q, v)
 
 
-def test_torch_func_is_refused() -> None:
+HAS_THEM = (
+    r"fagen\.attention, or .*, has gradients by autograd \(backward\(\), .* and not by .*func"
+)
+
+
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        lambda loss, q: torch.func.grad(loss)(q),
+        lambda loss, q: torch.func.vjp(loss, q),
+        lambda loss, q: torch.func.jacrev(loss)(q),
+        lambda loss, q: torch.vmap(loss)(torch.stack((q, q)).requires_grad_()),
+    ],
+)
+def test_torch_func_is_refused_in_favour_of_autograd(
+    transformed: Callable[[Callable[[Tensor], Tensor], Tensor], Any],
+) -> None:
     q, k, v = (x.detach() for x in qkv())
-    with pytest.raises(ValueError, match="requires a gradient, and this op has no backward"):
+    with pytest.raises(ValueError, match=f"a gradient, and this op has no backward: {HAS_THEM}"):
+        transformed(lambda t: fagen.attention(t, k, v).float().sum(), q)
+
+
+@pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning")
+def test_a_kernel_of_decoding_that_serves_few_queries_refuses_it_so_too() -> None:
+    q, k, v = (x.detach() for x in qkv(1, 4_096))
+    with pytest.raises(ValueError, match=f"a gradient, and decoding has none: {HAS_THEM}"):
         torch.func.grad(lambda t: fagen.attention(t, k, v).float().sum())(q)
+
+
+def test_what_has_no_gradients_at_all_names_nobody() -> None:
+    of_e4m3 = plan_of("fwd_e4m3_d128_full_m128n128_sblock").signature
+    assert of_e4m3.gradient_refused.endswith(
+        "this op has no backward; call it under torch.no_grad()"
+    )
 
 
 def test_gradients_are_deterministic_where_torch_or_a_call_asks_for_that(
