@@ -1,6 +1,8 @@
 """Gradients of fagen.attention: what they are, who asks for them, and what is refused."""
 
 from collections.abc import Callable
+from copy import deepcopy
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from fagen.registry import plan_of
 from fagen.runtime import attention as calls
 from fagen.runtime import backward
 from fagen.vocab import MASKS
-from tests.training import losses, process_group
+from tests.training import Layer, losses, process_group
 
 SCALE = 0.125
 
@@ -147,6 +149,30 @@ def test_compiled_with_open_sizes_it_is_one_graph() -> None:
         ones = torch.ones(2, sizes[0], 4, 64).half()
         for tensor, fine in zip(tensors, exact(tensors, ones, True), strict=True):
             assert near(tensor.grad, fine)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_trains_as_its_module_does(fresh_dynamo: None, strict: bool) -> None:
+    fagen.prepare(dtype="bf16", head_dim=64, causal=True, device="cpu", gradient=True)
+    layer, x = Layer(64).bfloat16(), torch.randn(2, 70, 128).bfloat16()
+    eager, before = deepcopy(layer), layer.qkv.weight.detach().clone()
+    exported = torch.export.export(layer, (x,), strict=strict)
+    file = BytesIO()
+    torch.export.save(exported, file)
+    file.seek(0)
+    programs = exported.module(), torch.export.load(file).module()
+    found = []
+    for module in (eager, *programs):
+        (weight,) = module.parameters()
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            module(x).square().sum().backward()
+            optimizer.step()
+        assert weight.grad is not None and not torch.equal(weight, before)
+        found.append((weight.grad, weight.detach()))
+    for gradient, weight in found[1:]:
+        assert torch.equal(gradient, found[0][0]) and torch.equal(weight, found[0][1])
 
 
 def test_an_activation_may_be_computed_again() -> None:
