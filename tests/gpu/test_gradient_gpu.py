@@ -13,7 +13,7 @@ from fagen.problem import Sizes
 from fagen.runtime import attention as calls
 from fagen.runtime import backward
 from fagen.vocab import MASKS
-from tests.training import losses, process_group
+from tests.training import WRAPS, losses, mean_gradient, process_group, shared_gradients
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::fagen.UntunedWarning")]
 
@@ -198,3 +198,14 @@ def test_a_layer_trains_under_a_wrapper_and_autocast(tmp_path, wrap):
     with process_group("nccl", tmp_path):
         found = losses(wrappers[wrap], 128, "cuda")
     assert found[-1] < 0.85 * found[0]
+
+
+@pytest.mark.skipif(
+    torch.cuda.device_count() < 2, reason="two ranks over NCCL need a GPU each, and fewer are here"
+)
+def test_two_ranks_have_the_mean_of_both_parts_gradients(tmp_path):
+    right = mean_gradient(128, "cuda")  # which builds the kernels that both ranks load
+    shared = shared_gradients(128, "cuda", tmp_path)
+    for wrap in WRAPS:
+        for found in shared[wrap]:  # dq is a sum in any order, and is rounded to bf16
+            torch.testing.assert_close(found, right, rtol=0, atol=0.02 * float(right.abs().max()))
