@@ -58,7 +58,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="Of sequences; varlen: the kernel of fagen.attention_varlen.",
 )
-@click.option("--deterministic", is_flag=True, help="Of gradients, where torch asks for it.")
+@click.option(
+    "--deterministic", is_flag=True, help="Of gradients, where the call or torch asks for it."
+)
 @click.option("--card", default="", help="A GPU's name; else the one that the tables name first.")
 @JSON
 def pick(as_json: bool, **call: Any) -> None:

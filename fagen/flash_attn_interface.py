@@ -24,7 +24,6 @@ from fagen.runtime.flash_attn_arguments import (
     filled,
     is_causal,
     lengths_of,
-    refuse_deterministic,
     refuse_missing,
     refuse_yet,
 )
@@ -62,26 +61,23 @@ def flash_attn_func(
     they are not read. window_size is (left, right), where a negative number is no bound: windows
     that amount to no mask or to the causal one are taken.
 
-    These change nothing here: pack_gqa, which is about the order of the work; num_splits of 1 or
-    less, since sizes alone say whether the keys of a row are split; deterministic, since the same
-    call gives the same bits anyway, but where a gradient is needed: that of q is a sum in any
-    order, unless torch.use_deterministic_algorithms(True) holds.
+    With deterministic the gradient of q has the same bits in each call too, which all else has
+    anyway. These change nothing here: pack_gqa, which is about the order of the work; num_splits of
+    1 or less, since sizes alone say whether the keys of a row are split.
 
     Returns out (B, Sq, H, Dv), in q's dtype or of e4m3 in bf16, and with return_attn_probs also the
     log-sum-exp (B, H, Sq) in fp32, natural logarithm: zeros and minus infinity for a row that sees
     no key.
 
     Raises NotImplementedError for qv, other windows, attention_chunk and softcap above 0,
-    num_splits above 1, an sm_margin other than 0, and deterministic where a gradient is needed and
-    torch was not told so; ValueError for a wrong argument; and what else fagen.attention raises.
+    num_splits above 1, and an sm_margin other than 0; ValueError for a wrong argument; and what
+    else fagen.attention raises.
     """
     if not q.dim() == k.dim() == v.dim() == 4:
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             refuse_rank(name, tensor)
     refuse = partial(refuse_yet, "flash_attn_func")
     refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
-    if deterministic:
-        refuse_deterministic(refuse, q, k, v)
     causal = is_causal(refuse, window_size, q.shape[1], k.shape[1], causal=causal)
     if q.dtype == E4M3:
         sizes = q.shape[0], q.shape[2], k.shape[2]
@@ -95,6 +91,7 @@ def flash_attn_func(
         causal=causal,
         scale=softmax_scale,
         return_lse=return_attn_probs,
+        deterministic=deterministic,
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
@@ -135,8 +132,8 @@ def flash_attn_varlen_func(
     flash_attn_func.
 
     max_seqlen_q and max_seqlen_k only tell which window_size is no window: lengths are read on the
-    device. pack_gqa and num_splits of 1 or less change nothing here, nor does deterministic, as of
-    flash_attn_func.
+    device. deterministic is as of flash_attn_func; pack_gqa and num_splits of 1 or less change
+    nothing here.
 
     Returns out (total_q, H, Dv), in q's dtype or of e4m3 in bf16, and with return_attn_probs also
     the log-sum-exp (H, total_q) in fp32, natural logarithm: zeros and minus infinity for a row that
@@ -149,8 +146,6 @@ def flash_attn_varlen_func(
     refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
     if seqused_q is not None:
         refuse("seqused_q", "None is none")
-    if deterministic:
-        refuse_deterministic(refuse, q, k, v)
     if q.dtype != E4M3:
         q_descale = k_descale = v_descale = None
     elif q.dim() == k.dim() == 3 and cu_seqlens_q.dim() == 1:  # else they are refused below
@@ -166,6 +161,7 @@ def flash_attn_varlen_func(
         causal=is_causal(refuse, window_size, max_seqlen_q, max_seqlen_k, causal=causal),
         scale=softmax_scale,
         return_lse=return_attn_probs,
+        deterministic=deterministic,
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,

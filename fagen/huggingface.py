@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from fagen.errors import ToolchainError
+from fagen.runtime import autocast
 from fagen.runtime.arguments import needs_gradient
 from fagen.runtime.attention import attention
 from fagen.runtime.cache import attention_cache
@@ -31,7 +32,7 @@ DYNAMIC = "use the dynamic cache, which is transformers' default"
 
 # What layers pass on beside the tensors and what changes nothing of what is computed.
 HARMLESS = frozenset({
-    *("cache_position", "deterministic", "logits_to_keep", "num_items_in_batch"),
+    *("cache_position", "logits_to_keep", "num_items_in_batch"),
     *("output_hidden_states", "output_router_logits", "past_key_values", "position_embeddings"),
     *("position_ids", "return_dict", "use_cache"),
 })  # fmt: skip
@@ -302,6 +303,7 @@ def attend(
     scaling: float | None = None,
     is_causal: bool | None = None,
     sliding_window: int | None = None,
+    deterministic: bool | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
     """Compute a layer's attention, for transformers: out (B, Sq, H, Dv), and no weights.
@@ -309,6 +311,7 @@ def attend(
     query (B, H, Sq, D), key (B, Hk, Sk, D), value (B, Hk, Sk, Dv). `attention_mask` is what
     mask_of(…) gave. None, from a model that made no mask, is taken where its layer says that it is
     not causal, or there is one query; else other implementations differ in what they compute.
+    With deterministic gradients have the same bits in each pass.
 
     A prompt without padding is attended by fagen.attention, all else as a cache is: few queries by
     fagen.attention_decode, many by fagen.attention_varlen. What rows of padding hold is left open.
@@ -327,9 +330,11 @@ def attend(
             f"attention has a dropout of {dropout}, which no kernel has: call model.eval(), or set "
             "the configuration's attention_dropout to 0"
         )
+    query, key, value = autocast.cast(query, key, value)
     if query.dtype == torch.float32:
         raise ValueError(
-            "the model computes attention in float32: load it with dtype=torch.bfloat16, or float16"
+            "the model computes attention in float32: load it with dtype=torch.bfloat16, or "
+            "float16, or call it under torch.autocast"
         )
     causal, first, end = _meant(module, attention_mask, queries, keys, is_causal)
     if sliding_window is not None and keys > sliding_window:
@@ -342,7 +347,7 @@ def attend(
     first, end = (each if each is None else each.to(q.device) for each in (first, end))
     gradient = torch.is_grad_enabled() and needs_gradient(q, k, v)
     if first is None and end is None and (gradient or queries == keys):
-        out = attention(q, k, v, causal=causal, scale=scaling)
+        out = attention(q, k, v, causal=causal, scale=scaling, deterministic=bool(deterministic))
     elif gradient:
         raise ValueError(
             "padding has no gradients yet, but on the right under a causal mask, and a static "

@@ -187,8 +187,8 @@ def pick(
     """Return the kernel that fagen.attention takes for a call with these sizes on a card.
 
     Or, with "backward" for `kind`, the one that computes the gradients of such a call; with
-    `deterministic` where torch.use_deterministic_algorithms(True) holds. Or, with "decode", the one
-    that fagen.attention_decode takes; and with "varlen" for `lengths` that of
+    `deterministic` where the call or torch.use_deterministic_algorithms(True) asks for it. Or, with
+    "decode", the one that fagen.attention_decode takes; and with "varlen" for `lengths` that of
     fagen.attention_varlen, or of its gradients, predicted for sequences of one length.
 
     dtype is "fp16", "bf16", "e4m3", or torch's for it. heads are by default those of a hidden size

@@ -234,6 +234,7 @@ class Signature:
     rules: tuple[Multiple, ...] = ()
     keyword_from: str = ""
     no_gradient: str = "there is no backward yet"
+    gradients_by: str = ""  # the call around this op that has them by autograd, if there is one
     form: str = ""  # of the struct, in words, where a kind's calls are of several
 
     @property
@@ -327,7 +328,14 @@ class Signature:
         """Why a call is refused where one of its tensors requires a gradient."""
         *some, last = [tensor.name for tensor in self.inputs]
         names = f"{', '.join(some)} or {last}" if some else last
-        return f"{names} requires a gradient, and {self.no_gradient}; call it under torch.no_grad()"
+        said = f"{names} requires a gradient, and {self.no_gradient}"
+        if self.gradients_by:
+            said += (
+                f": {self.gradients_by}, or a vendored package's function, has gradients by "
+                "autograd (backward(), torch.autograd.grad), and not by transforms of torch.func, "
+                "torch.vmap or torch.jit"
+            )
+        return f"{said}; call it under torch.no_grad()"
 
     @property
     def asked(self) -> str:

@@ -111,6 +111,11 @@ def test_what_is_no_tensor_is_named(call: str, name: str) -> None:
         ("attention", {"schedule": 64}),
         ("attention", {"causal": "full"}),
         ("attention", {"causal": [1]}),
+        ("attention", {"deterministic": "yes"}),
+        ("attention", {"deterministic": None}),
+        ("attention_varlen", {"deterministic": 0.5}),
+        ("flash_attn_func", {"deterministic": "yes"}),
+        ("flash_attn_varlen_func", {"deterministic": []}),
         ("attention_varlen", {"scale": []}),
         ("attention_varlen", {"causal": "full"}),
         ("attention_varlen", {"schedule": {}}),
@@ -148,7 +153,7 @@ def test_tensors_that_no_kernel_reads_are_named() -> None:
 def test_a_mask_is_true_or_false_however_it_is_written() -> None:
     causal = fagen.attention(Q, K, V, causal=True)
     for word in (1, numpy.True_, numpy.bool_(1)):
-        assert torch.equal(fagen.attention(Q, K, V, causal=word), causal)
+        assert torch.equal(fagen.attention(Q, K, V, causal=word, deterministic=word), causal)
 
 
 # ---- scales -------------------------------------------------------------------------------------
@@ -226,6 +231,7 @@ def test_what_cannot_be_readied_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"head_dim_v": 0}, "v has head_dim 0"),
         ({"device": "nowhere"}, "device is 'nowhere', which torch does not know here"),
         ({"causal": "full"}, "causal is of type str; it must be True or False"),
+        ({"deterministic": "yes"}, "deterministic is of type str; it must be True or False"),
         ({"progress": 1}, "progress is of type int; it must be a function or None"),
     ):
         with pytest.raises((TypeError, ValueError)) as refusal:

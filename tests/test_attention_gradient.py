@@ -1,6 +1,8 @@
 """Gradients of fagen.attention: what they are, who asks for them, and what is refused."""
 
 from collections.abc import Callable
+from copy import deepcopy
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,11 @@ import fagen
 from fagen.flash_attn_interface import flash_attn_func
 from fagen.kinds.backward.reference import gradients
 from fagen.problem import Problem
+from fagen.registry import plan_of
 from fagen.runtime import attention as calls
 from fagen.runtime import backward
 from fagen.vocab import MASKS
-from tests.training import losses, process_group
+from tests.training import Layer, losses, process_group
 
 SCALE = 0.125
 
@@ -148,6 +151,30 @@ def test_compiled_with_open_sizes_it_is_one_graph() -> None:
             assert near(tensor.grad, fine)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_trains_as_its_module_does(fresh_dynamo: None, strict: bool) -> None:
+    fagen.prepare(dtype="bf16", head_dim=64, causal=True, device="cpu", gradient=True)
+    layer, x = Layer(64).bfloat16(), torch.randn(2, 70, 128).bfloat16()
+    eager, before = deepcopy(layer), layer.qkv.weight.detach().clone()
+    exported = torch.export.export(layer, (x,), strict=strict)
+    file = BytesIO()
+    torch.export.save(exported, file)
+    file.seek(0)
+    programs = exported.module(), torch.export.load(file).module()
+    found = []
+    for module in (eager, *programs):
+        (weight,) = module.parameters()
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            module(x).square().sum().backward()
+            optimizer.step()
+        assert weight.grad is not None and not torch.equal(weight, before)
+        found.append((weight.grad, weight.detach()))
+    for gradient, weight in found[1:]:
+        assert torch.equal(gradient, found[0][0]) and torch.equal(weight, found[0][1])
+
+
 def test_an_activation_may_be_computed_again() -> None:
     once, again = qkv(), qkv()
     fagen.attention(*once).sum().backward()
@@ -199,28 +226,59 @@ def test_head_dims_that_no_kernel_has_are_refused_with_what_to_do() -> None:
         fagen.attention(q, q, v)
 
 
-def test_torch_func_is_refused() -> None:
+HAS_THEM = (
+    r"fagen\.attention, or .*, has gradients by autograd \(backward\(\), .* and not by .*func"
+)
+
+
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        lambda loss, q: torch.func.grad(loss)(q),
+        lambda loss, q: torch.func.vjp(loss, q),
+        lambda loss, q: torch.func.jacrev(loss)(q),
+        lambda loss, q: torch.vmap(loss)(torch.stack((q, q)).requires_grad_()),
+    ],
+)
+def test_torch_func_is_refused_in_favour_of_autograd(
+    transformed: Callable[[Callable[[Tensor], Tensor], Tensor], Any],
+) -> None:
     q, k, v = (x.detach() for x in qkv())
-    with pytest.raises(ValueError, match="requires a gradient, and this op has no backward"):
+    with pytest.raises(ValueError, match=f"a gradient, and this op has no backward: {HAS_THEM}"):
+        transformed(lambda t: fagen.attention(t, k, v).float().sum(), q)
+
+
+@pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning")
+def test_a_kernel_of_decoding_that_serves_few_queries_refuses_it_so_too() -> None:
+    q, k, v = (x.detach() for x in qkv(1, 4_096))
+    with pytest.raises(ValueError, match=f"a gradient, and decoding has none: {HAS_THEM}"):
         torch.func.grad(lambda t: fagen.attention(t, k, v).float().sum())(q)
 
 
-def test_gradients_are_deterministic_where_torch_asks_for_that(
+def test_what_has_no_gradients_at_all_names_nobody() -> None:
+    of_e4m3 = plan_of("fwd_e4m3_d128_full_m128n128_sblock").signature
+    assert of_e4m3.gradient_refused.endswith(
+        "this op has no backward; call it under torch.no_grad()"
+    )
+
+
+def test_gradients_are_deterministic_where_torch_or_a_call_asks_for_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By a kernel of its own, told when the backward pass runs; on a CPU there is one order."""
     monkeypatch.setattr(backward, "_gradients", {})
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     slug, gpu = "fwd_fp16_d64_full_m128n128", torch.device("cuda:0")
-    found = backward._gradients_of(slug, gpu)
+    found = backward._gradients_of(slug, gpu, asked=False)
     torch.use_deterministic_algorithms(True)
     try:
-        again = backward._gradients_of(slug, gpu)
-        on_a_cpu = backward._gradients_of(slug, torch.device("cpu"))
+        again = backward._gradients_of(slug, gpu, asked=False)
+        on_a_cpu = backward._gradients_of(slug, torch.device("cpu"), asked=True)
     finally:
         torch.use_deterministic_algorithms(False)
     assert [one.of.deterministic for one in (found, again, on_a_cpu)] == [False, True, False]
-    assert backward._gradients_of(slug, gpu) is found
+    assert backward._gradients_of(slug, gpu, asked=False) is found
+    assert backward._gradients_of(slug, gpu, asked=True) is again
 
     def usual(of: Problem) -> str:
         return backward.candidates_for(of).schedules[0].slug

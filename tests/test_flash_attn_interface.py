@@ -343,21 +343,6 @@ def test_a_wrong_argument_is_named(change: dict[str, Any], said: str) -> None:
         flash_attn_func(**given | change)
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_a_gradient_that_is_to_be_deterministic_is_refused(name: str) -> None:
-    tensors = dict(zip("qkv", qkv(), strict=True))
-    tensors[name].requires_grad_()
-    with pytest.raises(NotImplementedError, match="a deterministic gradient of q for one call"):
-        flash_attn_func(**tensors, deterministic=True)
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert flash_attn_func(**tensors, deterministic=True).requires_grad  # type: ignore[union-attr]
-    finally:
-        torch.use_deterministic_algorithms(False)
-    with torch.no_grad():
-        assert not flash_attn_func(**tensors).requires_grad  # type: ignore[union-attr]
-
-
 # ---- packed sequences ---------------------------------------------------------------------------
 
 
@@ -396,10 +381,6 @@ def test_of_packed_sequences_it_copies_layouts_and_takes_used_keys() -> None:
         ({"qv": torch.ones(119, 4, 64)}, "qv is not there yet in fagen; None is none"),
         ({"window_size": (128, 0)}, "window_size = (128, 0) is not there yet"),
         ({"softcap": 15.0}, "softcap = 15.0 is not there yet in fagen; 0.0 is none"),
-        (
-            {"v": normal(215, 2, 64).half().requires_grad_(), "deterministic": True},
-            "a deterministic gradient of q for one call is not there yet in fagen",
-        ),
     ],
 )
 def test_what_packed_sequences_do_not_have_yet_is_named(more: dict[str, Any], said: str) -> None:

@@ -207,8 +207,6 @@ def test_flash_attention_3s_call_has_the_same() -> None:
     out.sum().backward()
     for a, b in zip(ours, theirs, strict=True):
         assert a.grad is not None and b.grad is not None and torch.equal(a.grad, b.grad)
-    with pytest.raises(NotImplementedError, match="a deterministic gradient of q"):
-        flash_attn_varlen_func(*theirs, at_q, at_k, 70, 130, deterministic=True)
 
 
 # ---- who asks -----------------------------------------------------------------------------------
@@ -301,7 +299,10 @@ def test_gradients_of_gradients_are_refused() -> None:
 
 def test_torch_func_is_refused() -> None:
     q, k, v, at_q, at_k = packed()
-    with pytest.raises(ValueError, match="requires a gradient, and this op has no backward"):
+    said = (
+        r"this op has no backward: fagen\.attention_varlen, or .*, has gradients by autograd .*func"
+    )
+    with pytest.raises(ValueError, match=said):
         torch.func.grad(lambda t: fagen.attention_varlen(t, k, v, at_q, at_k).float().sum())(q)  # type: ignore[union-attr]
 
 

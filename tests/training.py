@@ -1,15 +1,17 @@
-"""A layer whose attention is fagen's, and a few steps of training it."""
+"""A layer whose attention is fagen's, and a few steps of training it, by several processes too."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import torch.multiprocessing
 from torch import Tensor
 
 import fagen
 
 STEPS, HEADS = 12, 2
+RANKS, WRAPS = 2, ("ddp", "fsdp2")
 
 
 class Layer(torch.nn.Module):
@@ -26,10 +28,10 @@ class Layer(torch.nn.Module):
 
 
 @contextmanager
-def process_group(backend: str, folder: Path) -> Iterator[None]:
-    """A process group of this process."""
+def process_group(backend: str, folder: Path, rank: int = 0, ranks: int = 1) -> Iterator[None]:
+    """A process group of this process, or of so many that call it with the same new folder."""
     torch.distributed.init_process_group(
-        backend, init_method=f"file://{folder}/meeting", rank=0, world_size=1
+        backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks
     )
     try:
         yield
@@ -54,3 +56,60 @@ def losses(
         optimizer.step()
         found.append(loss.item())
     return found
+
+
+# ---- by several processes -----------------------------------------------------------------------
+
+
+def shared_gradients(head_dim: int, device: str, folder: Path) -> dict[str, list[Tensor]]:
+    """By wrapper, the gradient of each of RANKS processes, which have a part of a batch each."""
+    torch.multiprocessing.spawn(_one_rank, (head_dim, device, folder), nprocs=RANKS)
+    ranks = [torch.load(folder / str(rank)) for rank in range(RANKS)]
+    return {wrap: [found[wrap] for found in ranks] for wrap in WRAPS}
+
+
+def mean_gradient(head_dim: int, device: str) -> Tensor:
+    """The mean of the gradients of these parts, by this process alone."""
+    found = []
+    for rank in range(RANKS):
+        layer = _layer(head_dim).to(device)
+        _lose(layer, rank, head_dim, device)
+        assert layer.qkv.weight.grad is not None
+        found.append(layer.qkv.weight.grad.cpu())
+    return torch.stack(found).mean(0)
+
+
+def _layer(head_dim: int) -> Layer:
+    torch.manual_seed(0)
+    return Layer(head_dim)
+
+
+def _lose(layer: torch.nn.Module, part: int, head_dim: int, device: str) -> None:
+    """Find the gradients of one part of a batch, of which each has sequences of its own."""
+    dice = torch.Generator().manual_seed(part)
+    x, wanted = torch.randn(2, 2, 64, HEADS * head_dim, generator=dice).to(device)
+    with torch.autocast(torch.device(device).type, torch.bfloat16):
+        loss = (layer(x) - wanted).square().mean()
+    loss.backward()
+
+
+def _one_rank(rank: int, head_dim: int, device: str, folder: Path) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    found = {}
+    with process_group({"cpu": "gloo", "cuda": "nccl"}[device], folder, rank, RANKS):
+        for wrap, by in zip(
+            WRAPS, (torch.nn.parallel.DistributedDataParallel, fully_shard), strict=True
+        ):
+            layer = _layer(head_dim).to(device)
+            _lose(by(layer), rank, head_dim, device)
+            gradient = layer.qkv.weight.grad
+            assert gradient is not None
+            if wrap == "fsdp2":  # each has rows of it
+                assert gradient.to_local().shape[0] * RANKS == gradient.shape[0]
+                gradient = gradient.full_tensor()
+            found[wrap] = gradient.cpu()
+    torch.save(found, folder / str(rank))

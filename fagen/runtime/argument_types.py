@@ -149,6 +149,20 @@ def refuse_no_bool(name: str, value: Any) -> None:
         raise TypeError(f"{name} is of type {type(value).__name__}; it must be True or False")
 
 
+def flag(name: str, value: Any) -> bool:
+    """Return what was given for True or False as Python's bool.  Raises TypeError for neither."""
+    refuse_no_bool(name, value)
+    return bool(value)
+
+
+def refuse_order_alone(deterministic: bool, gradient: bool) -> None:
+    """Raise ValueError where an order is asked for that only gradients lack."""
+    if deterministic and not gradient:
+        raise ValueError(
+            "deterministic goes with gradient=True: the forward pass gives the same bits anyway"
+        )
+
+
 def refuse_negative(**sizes: int | None) -> None:
     """Raise ValueError for a size that is below 0."""
     for name, size in sizes.items():

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fagen.arch import SM90
 from fagen.errors import ScheduleError
+from fagen.runtime import autocast
 from fagen.schedule import Schedule
 from fagen.vocab import (
     DTYPES,
@@ -163,6 +164,7 @@ def refuse_unquantisable(q: Tensor, k: Tensor, v: Tensor, scales: str, v_layout:
             raise ValueError(
                 f"{name} is {name_of(tensor.dtype)}; attention_fp8 takes float16 or bfloat16: "
                 f"{name}.bfloat16() converts it"
+                f"{autocast.ALSO if tensor.dtype == torch.float32 else ''}"
             )
         if tensor.dtype != q.dtype:
             raise ValueError(
@@ -197,7 +199,7 @@ def refuse_dtype(dtype: torch.dtype, *, fp8: bool = True) -> None:
     if word_of(dtype) not in (DTYPES if fp8 else SIXTEEN_BITS):
         raise ValueError(
             f"q is {name_of(dtype)}; use fp16 or bf16: q.to(torch.bfloat16), and k and v likewise, "
-            "convert it"
+            f"convert it{autocast.ALSO if dtype == torch.float32 else ''}"
         )
 
 

@@ -33,12 +33,14 @@ from fagen.dispatch.tables import MOST
 from fagen.errors import UntunedWarning
 from fagen.picking import search_command
 from fagen.problem import Problem, Sizes
-from fagen.runtime import op
+from fagen.runtime import autocast, op
 from fagen.runtime.argument_types import (
     UNCLEAR,
+    flag,
     number,
     refuse_negative,
     refuse_no_bool,
+    refuse_order_alone,
     refuse_other_types,
     refuse_tangents,
 )
@@ -56,7 +58,7 @@ from fagen.runtime.arguments import (
     told_scale_rows,
     word_of,
 )
-from fagen.runtime.backward import with_gradient
+from fagen.runtime.backward import not_ready, with_gradient
 from fagen.runtime.ready import first_ready, placed, refuse_tracing, run_once
 from fagen.schedule import Schedule
 from fagen.vocab import OUT_DTYPES, SCALE_ROWS, V_LAYOUTS
@@ -83,7 +85,8 @@ _chosen: dict[tuple[Kind, Choice], Schedule] = {}  # whose kernels these are
 # By the slug of a table's row, rows of a KV head, KV heads and batch: the slug that it means.
 _suited: dict[tuple[torch.device, str, int, int, int], str] = {}
 _MOST_SUITED = 10_000
-_differentiable: dict[tuple[Kind, Choice], op.Op] = {}  # the same with gradients
+# the same with gradients, and whether these are to be deterministic
+_differentiable: dict[tuple[Kind, Choice, bool], op.Op] = {}
 
 # What counts calls while they are recorded: kind, shapes of q and v, number of keys.
 note: Callable[[Kind, torch.Size, torch.Size, int], None] | None = None
@@ -97,6 +100,7 @@ def attention(
     causal: bool = False,
     scale: float | None = None,
     return_lse: bool = False,
+    deterministic: bool = False,
     schedule: Choice = None,
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
@@ -111,7 +115,9 @@ def attention(
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in fp16 or bf16 on one Hopper GPU, or on
     the CPU, where the schedule is emulated; H a multiple of Hk. Any strides that are multiples of
-    16 bytes will do, with the last dimension contiguous. scale is 1/√D if left out.
+    16 bytes will do, with the last dimension contiguous. scale is 1/√D if left out. Under
+    torch.autocast q, k and v in fp32, or in several dtypes, are cast to its dtype, as torch's own
+    attention does.
 
     Or q, k and v in e4m3, as `quantize` makes them, each with its descales: what its numbers are to
     be multiplied by, in fp32, one for all (no dimensions), one for each head (B, H), or one for
@@ -134,8 +140,9 @@ def attention(
 
     In 16 bits it has gradients, by a kernel of its own kind that is chosen in the same way, and
     built at the first call that needs it: those of q, k and v, also through the log-sum-exp. That
-    of q is a sum in any order, whose last bits may differ from call to call, but where
-    torch.use_deterministic_algorithms(True) asks for one order.
+    of q is a sum in any order, whose last bits may differ from call to call, unless `deterministic`
+    or torch.use_deterministic_algorithms(True) asks for one order. All else is the same in each
+    call anyway.
 
     Raises ValueError for a wrong argument, also where a gradient would be needed that no kernel
     computes, or under torch.func, a dtype or a head dim that no kernel takes; ScheduleError where
@@ -144,6 +151,9 @@ def attention(
     FagenError where it is not ready and cannot be built now.
     """
     try:
+        traced = is_compiling()
+        if traced:  # what an op refuses then cannot be caught
+            q, k, v = autocast.cast(q, k, v)
         # Python's share of a call: asking a tensor costs more than all else here, so each once
         dtype, q_shape, v_shape = q.dtype, q.shape, v.shape
         if len(q_shape) != 4 or len(v_shape) != 4:
@@ -178,23 +188,23 @@ def attention(
             raise ValueError(f"{ONLY_FP8}; q is {name_of(dtype)}")
         if schedule is None:
             served, kernels = _served.get(kind) or _look_up(kind)
-            schedule, few, by_keys, long, narrow, few_queries, few_rows = served
+            choice, few, by_keys, long, narrow, few_queries, few_rows = served
             if by_keys:
-                most, schedule = by_keys[0]
+                most, choice = by_keys[0]
                 if (keys <= most) is not True:  # a comparison of a traced size is neither
-                    schedule = for_keys(by_keys, keys, surely)
-                if few and schedule not in long:
-                    schedule = for_few(few, q.numel(), surely) or schedule
+                    choice = for_keys(by_keys, keys, surely)
+                if few and choice not in long:
+                    choice = for_few(few, q.numel(), surely) or choice
                 queries = q_shape[1]
                 if (queries <= few_queries) is True or (queries * q_shape[2] <= few_rows) is True:
-                    schedule = (
-                        _for_narrow(kind, kernels, narrow, q_shape, k.shape, keys) or schedule
-                    )
+                    choice = _for_narrow(kind, kernels, narrow, q_shape, k.shape, keys) or choice
         else:
-            kernels = _ready.get(kind, {})
-        with_lse, alone, direct = kernels.get(schedule) or _make_ready(kind, schedule)
+            kernels, choice = _ready.get(kind, {}), schedule
+        with_lse, alone, direct = kernels.get(choice) or _make_ready(kind, choice)
         if note is not None:
             note(kind, q_shape, v_shape, keys)
+        if deterministic is not False:
+            deterministic = flag("deterministic", deterministic)
         if scale is None:
             scale = head_dim**-0.5
         elif type(scale) is not float:
@@ -205,23 +215,26 @@ def attention(
             torch.is_grad_enabled()
             and not of_fp8
             and (q.requires_grad or k.requires_grad or v.requires_grad)
-            and (is_compiling() or not (_is_tracing() or peek_interpreter_stack()))
+            and (traced or not (_is_tracing() or peek_interpreter_stack()))
         ):
-            made = _differentiable.get((kind, schedule)) or _make_differentiable(
-                kind, schedule, keys, q.numel()
+            made = _differentiable.get((kind, choice, deterministic)) or _make_differentiable(
+                kind, choice, deterministic, keys, q.numel()
             )
             out_and_lse: tuple[Tensor, Tensor] = made(q, k, v, scale)
             return out_and_lse if return_lse else out_and_lse[0]
         if return_lse:
             return with_lse(q, k, v, scale, *of_fp8)
-        if not (is_compiling() or _is_tracing() or peek_interpreter_stack()):
+        if not (traced or _is_tracing() or peek_interpreter_stack()):
             out: Tensor = direct(q, k, v, scale, *of_fp8) if of_fp8 else direct(q, k, v, scale)
             if not out.requires_grad:
                 return out
         return alone(q, k, v, scale, *of_fp8)  # refuses where a gradient would be needed
+    except ValueError as refusal:
+        casted = autocast.again(attention, locals(), refusal)
     except UNCLEAR:
         refuse_other_types(attention, locals())
         raise
+    return attention(**casted)
 
 
 def prepare(
@@ -238,6 +251,7 @@ def prepare(
     scale_rows: int | None = None,
     out_dtype: torch.dtype | str | None = None,
     gradient: bool = False,
+    deterministic: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> str:
     """Ready the kernel that attention(…) would use for such tensors; return its slug.
@@ -252,10 +266,12 @@ def prepare(
     kernel is built, loaded and run once on a single key, after which calls can be captured; on a
     CPU, the default where there is no GPU, there is nothing to build. In e4m3, v_layout and
     out_dtype are as of attention(…), and scale_rows is 0 if left out. With `gradient` the kernels
-    of the backward pass are readied too. `progress` is called with a line before what takes long.
-    Raises as attention does.
+    of the backward pass are readied too: with `deterministic` those of calls that ask for it.
+    `progress` is called with a line before what takes long. Raises as attention does, and
+    ValueError for deterministic without gradient.
     """
     refuse_other_types(prepare, locals())
+    refuse_order_alone(deterministic, gradient)
     refuse_negative(seqlen=seqlen, rows=rows)
     fp8 = out_dtype, v_layout, scale_rows
     kind = _kind(dtype, head_dim, head_dim_v, causal, device, fp8, schedule is not None)
@@ -266,7 +282,7 @@ def prepare(
         kernel = _make_ready(kind, choice, progress)[0]
         if gradient:
             elements = None if rows is None else rows * head_dim
-            _make_differentiable(kind, choice, seqlen, elements)
+            _make_differentiable(kind, choice, bool(deterministic), seqlen, elements)
         if kind[0].type == "cuda":
             run_once(kernel, _chosen[kind, choice].slug, kind[0])
     return _chosen[kind, choices[-1]].slug
@@ -422,15 +438,17 @@ def _make_ready(
 
 
 def _make_differentiable(
-    kind: Kind, choice: Choice, keys: int | None, elements: int | None
+    kind: Kind, choice: Choice, deterministic: bool, keys: int | None, elements: int | None
 ) -> op.Op:
     """The long way to a kernel's op that has gradients, for such sizes at least.
 
     Raises as attention does.
     """
-    refuse_tracing(NOT_READY)
+    refuse_tracing(not_ready(deterministic))
     kernel, *_ = _ready[kind][choice]
     slug = _chosen[kind, choice].slug
-    made = with_gradient(slug, kernel, kind[0], keys=keys, elements=elements)
-    _differentiable[kind, choice] = made
+    made = with_gradient(
+        slug, kernel, kind[0], deterministic=deterministic, keys=keys, elements=elements
+    )
+    _differentiable[kind, choice, deterministic] = made
     return made

@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from fagen.dispatch.choice import Choice
+from fagen.runtime import autocast
 from fagen.runtime.argument_types import names_types
 from fagen.runtime.arguments import refuse_unquantisable
 from fagen.runtime.attention import attention
@@ -33,9 +34,10 @@ def attention_fp8(
     """Compute what attention(…) does, in e4m3: quantise q, k and v, then call an e4m3 kernel.
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in fp16 or bf16, D and Dv multiples of 16;
-    out is in their dtype. With `rotate`, q and k are multiplied by the random signs of `seed` and a
-    Hadamard matrix, which leaves their products as they are and spreads outliers. Their scales are
-    of a "tensor", a "head" or a "block" of `scale_rows` rows, 64 if left out; V's are of a column.
+    out is in their dtype. torch.autocast casts as of attention(…). With `rotate`, q and k are
+    multiplied by the random signs of `seed` and a Hadamard matrix, which leaves their products as
+    they are and spreads outliers. Their scales are of a "tensor", a "head" or a "block" of
+    `scale_rows` rows, 64 if left out; V's are of a column.
     With `center_k` and `center_v` the means of columns over all keys are taken off K and V before
     they are rounded, which softmax does not notice of K, and O gets back of V. Each is read twice
     then. V is written transposed, unless v_layout is "rows".
@@ -44,6 +46,7 @@ def attention_fp8(
     its kernels; prepare(…) readies those of attention alone, and where sizes are traced open it is
     needed too.  Other arguments, what is returned and what is raised are as of attention(…).
     """
+    q, k, v = autocast.cast(q, k, v)
     refuse_unquantisable(q, k, v, scales, v_layout)
     by_block = scales == "block"
     if by_block and scale_rows is None:

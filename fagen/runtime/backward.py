@@ -7,7 +7,8 @@ autograd.Function that does the same, in less of the host's time. One that needs
 comes here.
 
 Which kernel computes the gradients, dispatch tables say as they do for attention itself: by the
-sizes of q and k when the backward pass runs, and by whether torch wants it deterministic then.
+sizes of q and k when the backward pass runs, and by whether the call wanted it deterministic, or
+torch does then.
 """
 
 import warnings
@@ -38,12 +39,6 @@ from fagen.runtime.arguments import surely
 from fagen.runtime.ready import first_ready, refuse_tracing
 from fagen.vocab import BACKWARD
 
-_NOT_READY = (
-    "the kernels of the backward pass are not ready: call fagen.prepare(…, gradient=True) first, "
-    "or fagen.attention(…) or fagen.attention_varlen(…) once outside of torch.compile with tensors "
-    "of this dtype, head dim, device and size that require a gradient; "
-)
-
 _ANY = Served(None, (), (), frozenset())  # the usual kernel, of any sizes
 
 _ops = torch.library.Library("fagen", "FRAGMENT")
@@ -73,9 +68,10 @@ class _Gradients:
     def made_ready(self, slug: str | None) -> op.Op:
         """The op of this slug, None for the usual one; a derived schedule is said to be one."""
         if slug not in self.ready:
-            refuse_tracing(_NOT_READY)
+            said = not_ready(self.of.deterministic)
+            refuse_tracing(said)
             schedules, derived = candidates_for(self.of, slug)
-            chosen, made = first_ready(schedules, self.device, not_ready=_NOT_READY)
+            chosen, made = first_ready(schedules, self.device, not_ready=said)
             if derived:
                 way_out = (
                     f"derived, and `fagen check {chosen.slug}` shows what it costs"
@@ -93,22 +89,34 @@ class _Gradients:
         return self.ready[slug]
 
 
+def not_ready(deterministic: bool) -> str:
+    """Return how a refusal begins where kernels of gradients would have to be built."""
+    more = ", deterministic=True" if deterministic else ""
+    return (
+        f"the kernels of the backward pass are not ready: call fagen.prepare(…, gradient=True{more}"
+        ") first, or fagen.attention(…) or fagen.attention_varlen(…) once outside of torch.compile "
+        "with tensors of this dtype, head dim, device and size that require a gradient; "
+    )
+
+
 def with_gradient(
     slug: str,
     forward: op.Op,
     device: torch.device,
     *,
+    deterministic: bool = False,
     keys: int | None = None,
     elements: int | None = None,
 ) -> op.Op:
     """Return what gives (out, lse) as the op `forward` of this slug does, and has gradients.
 
-    Their kernels for so many keys and elements of q are ready then, where None is any number; those
-    for others are readied when a backward pass needs them. Raises ValueError where no kernel
-    computes the gradients of this problem, ScheduleError where a dispatch table is wrong, and what
-    readying a kernel raises.
+    With `deterministic` their sums have one order, else where torch asks for that. Their kernels
+    for so many keys and elements of q are ready then, where None is any number; those for others
+    are readied when a backward pass needs them. Raises ValueError where no kernel computes the
+    gradients of this problem, ScheduleError where a dispatch table is wrong, and what readying a
+    kernel raises.
     """
-    found = _gradients_of(slug, device)
+    found = _gradients_of(slug, device, deterministic)
     for choice in slugs_for(found.served, keys, elements):
         found.made_ready(choice)
     if device.type != "cuda":
@@ -118,19 +126,25 @@ def with_gradient(
 
     def differentiable(*given: Any) -> tuple[Tensor, Tensor]:
         made: tuple[Tensor, Tensor]
-        made = traced(*given) if is_compiling() else _Eager.apply(forward, backward, *given)
+        if is_compiling():
+            made = traced(*given, deterministic=deterministic)
+        else:
+            made = _Eager.apply(forward, backward, deterministic, *given)
         return made
 
     return differentiable
 
 
-def _gradients_of(slug: str, device: torch.device) -> _Gradients:
-    """What tables have for the gradients of what a kernel computes, as torch wants them now."""
-    # on a CPU they are computed in one order anyway
-    deterministic = device.type == "cuda" and torch.are_deterministic_algorithms_enabled()
+def _gradients_of(slug: str, device: torch.device, asked: bool) -> _Gradients:
+    """What tables have for the gradients of what a kernel computes.
+
+    They are deterministic where the call asked for it, or torch does now.
+    """
+    wanted = asked or torch.are_deterministic_algorithms_enabled()
+    deterministic = wanted and _sums_in_any_order(device)
     key = slug, device, deterministic
     if key not in _gradients:
-        refuse_tracing(_NOT_READY)
+        refuse_tracing(not_ready(deterministic))
         card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         problem = Problem.of(plan_of(slug).schedule)
         of = replace(problem, kind=BACKWARD, deterministic=deterministic)
@@ -138,6 +152,11 @@ def _gradients_of(slug: str, device: torch.device) -> _Gradients:
         served = _ANY if of.varlen else serving(of, card)
         _gradients[key] = _Gradients(of, device, served)
     return _gradients[key]
+
+
+def _sums_in_any_order(device: torch.device) -> bool:
+    """Whether a usual kernel's dq may differ from call to call; on a CPU it never does."""
+    return bool(device.type == "cuda")
 
 
 def candidates_for(gradients: Problem, slug: str | None = None) -> Candidates:
@@ -163,32 +182,57 @@ def _registered(slug: str, forward: op.Op, place: str) -> op.Op:
     name = f"{slug}_with_grad"
     if not hasattr(torch.ops.fagen, name):
         of = plan_of(slug)
-        _ops.define(f"{name}({of.signature.asked_in_order}) -> {of.signature.returns}")
-        torch.library.register_fake(f"fagen::{name}", op.fakes(of)[""], lib=_ops)
+        asked = f"{of.signature.asked_in_order}, *, bool deterministic=False"
+        _ops.define(f"{name}({asked}) -> {of.signature.returns}")
+        torch.library.register_fake(f"fagen::{name}", _as_registered(op.fakes(of)[""]), lib=_ops)
         torch.library.register_autograd(
-            f"fagen::{name}", _backward(slug), setup_context=_keep, lib=_ops
+            f"fagen::{name}", _backward(slug), setup_context=_keep_traced, lib=_ops
         )
-    _ops.impl(name, forward, place.upper())
+    _ops.impl(name, _as_registered(forward), place.upper())
     return getattr(torch.ops.fagen, name).default  # type: ignore[no-any-return]
+
+
+def _as_registered(forward: op.Op) -> op.Op:
+    """A forward pass that takes what the registered op does, of which the last is for gradients."""
+
+    def run(*given: Any, deterministic: bool = False) -> Any:
+        return forward(*given)
+
+    return run
 
 
 class _Eager(torch.autograd.Function):  # type: ignore[misc]
     """The registered op for what torch does not trace, without torch.library's detours."""
 
     @staticmethod
-    def forward(ctx: Any, forward: op.Op, backward: op.Op, *given: Any) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, forward: op.Op, backward: op.Op, deterministic: bool, *given: Any
+    ) -> tuple[Tensor, Tensor]:
         output: tuple[Tensor, Tensor] = forward(*given)
         ctx.gradients = backward
-        _keep(ctx, given, output)
+        _keep(ctx, given, output, deterministic)
         return output
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        return None, None, *ctx.gradients(ctx, dout, dlse)
+        return None, None, None, *ctx.gradients(ctx, dout, dlse)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Keep all tensors, and of the numbers the scale."""
+def _keep_traced(
+    ctx: Any,
+    inputs: tuple[Any, ...],
+    keyword_only_inputs: dict[str, bool],
+    output: tuple[Tensor, Tensor],
+) -> None:
+    """Keep what the backward pass needs, of arguments as torch.library names them."""
+    _keep(ctx, inputs, output, keyword_only_inputs["deterministic"])
+
+
+def _keep(
+    ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor], deterministic: bool
+) -> None:
+    """Keep all tensors, of the numbers the scale, and whether dq is to be deterministic."""
+    ctx.deterministic = deterministic
     tensors = [x if isinstance(x, Tensor) else None for x in inputs]
     (ctx.scale,) = (x for x in inputs if not (x is None or isinstance(x, Tensor)))
     ctx.save_for_backward(*tensors, *output)
@@ -205,7 +249,7 @@ def _backward(slug: str) -> op.Op:
         if dout is None:  # only the log-sum-exp was used
             dout = torch.zeros_like(out)
         dlse = None if dlse is None else dlse.contiguous()
-        compute = _gradients_of(slug, out.device).op_for(given["q"], given["k"])
+        compute = _gradients_of(slug, out.device, ctx.deterministic).op_for(given["q"], given["k"])
         gradients = compute(dout=_laid_out(dout), **given, out=out, lse=lse, dlse=dlse)
         wanted = zip(ctx.needs_input_grad[-len(taken) :], gradients, strict=False)
         found = [gradient if needed else None for needed, gradient in wanted]

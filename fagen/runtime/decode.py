@@ -24,6 +24,7 @@ from fagen.kinds.decode import chunks_for, deal_for, derived, rows_for
 from fagen.kinds.decode.keys import Schedule
 from fagen.picking import search_command
 from fagen.problem import Problem
+from fagen.runtime import autocast
 from fagen.runtime.argument_types import (
     UNCLEAR,
     number,
@@ -82,7 +83,9 @@ def attention_decode(
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in fp16 or bf16 on one Hopper GPU, or on
     the CPU, where the schedule is emulated; H a multiple of Hk. Any strides that are multiples of
     16 bytes will do, with the last dimension contiguous. scale is 1/√D if left out. It is made for
-    up to 64 rows of Sq queries times H / Hk heads; more are right too, but read keys again.
+    up to 64 rows of Sq queries times H / Hk heads; more are right too, but read keys again. Under
+    torch.autocast q, k and v in fp32, or in several dtypes, are cast to its dtype; a cache in fp32
+    is copied by each call then.
 
     A sequence's keys are those from leftpad_k to seqused_k of its cache, both (B,) in int32: 0 and
     Sk where they are left out, and what lies outside of the cache is cut off. What k and v hold
@@ -112,12 +115,15 @@ def attention_decode(
     cannot be built; FagenError where it is not ready and cannot be built now.
     """
     try:
+        compiling = is_compiling()
+        if compiling:  # what an op refuses then cannot be caught
+            q, k, v = autocast.cast(q, k, v)
         q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
         if not len(q_shape) == len(k_shape) == len(v_shape) == 4:
             for name, tensor in (("q", q), ("k", k), ("v", v)):
                 refuse_rank(name, tensor)
         lazy = reference is None
-        traced = is_compiling() or _is_tracing() or peek_interpreter_stack()
+        traced = compiling or _is_tracing() or peek_interpreter_stack()
         # sizes that are open would be guarded by how well tiles share out
         alike = not traced and seqused_k is None and leftpad_k is None
         call: tuple[Any, ...] = ()
@@ -151,9 +157,12 @@ def attention_decode(
                 return out
         refusing: Tensor = without(*given, seqused_k=seqused_k, leftpad_k=leftpad_k)
         return refusing  # where no gradient would be needed
+    except ValueError as refusal:
+        casted = autocast.again(attention_decode, locals(), refusal)
     except UNCLEAR:
         refuse_other_types(attention_decode, locals())
         raise
+    return attention_decode(**casted)
 
 
 def reference_for(lse: Tensor, keys: Tensor | int) -> Tensor:

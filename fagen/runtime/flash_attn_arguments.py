@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from fagen.runtime.arguments import needs_gradient
 from fagen.runtime.checks import shape_of
 
 Refuse = Callable[[str, str], NoReturn]  # an argument; what to do instead
@@ -58,14 +57,6 @@ def lengths_of(name: str, lengths: Tensor | None, k_cache: Tensor) -> Tensor | N
 def refuse_yet(function: str, argument: str, instead: str) -> NoReturn:
     """Raise NotImplementedError for what fagen has no kernels for yet."""
     raise NotImplementedError(f"{function}: {argument} is not there yet in fagen; {instead}")
-
-
-def refuse_deterministic(refuse: Refuse, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise NotImplementedError where one call's gradients alone are to be in one order."""
-    needed = torch.is_grad_enabled() and needs_gradient(q, k, v)
-    if needed and not torch.are_deterministic_algorithms_enabled():
-        asked = "torch.use_deterministic_algorithms(True) asks for it of all calls"
-        refuse("a deterministic gradient of q for one call", asked)
 
 
 def refuse_missing(

@@ -160,7 +160,8 @@ def emulated(slug: str) -> Op:
     def run(*given: Any, **named: Any) -> Any:
         arguments = _named(of, given, named)
         checked(of, arguments)
-        with torch.no_grad():
+        # a caller's autocast would round what kernels sum in fp32
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
             return compute(of, **arguments)
 
     _ops.define(f"{name}({of.signature.asked}) -> {of.signature.returns}")

@@ -17,11 +17,13 @@ from torch.compiler import is_compiling
 from fagen.dispatch.choice import Choice, candidates
 from fagen.errors import UntunedWarning
 from fagen.problem import Problem
-from fagen.runtime import op
+from fagen.runtime import autocast, op
 from fagen.runtime.argument_types import (
     UNCLEAR,
+    flag,
     number,
     refuse_no_bool,
+    refuse_order_alone,
     refuse_other_types,
     refuse_tangents,
 )
@@ -39,7 +41,7 @@ from fagen.runtime.arguments import (
     with_sizes,
     word_of,
 )
-from fagen.runtime.backward import with_gradient
+from fagen.runtime.backward import not_ready, with_gradient
 from fagen.runtime.ready import first_ready, placed, refuse_tracing, run_once
 from fagen.vocab import OUT_DTYPES
 
@@ -56,7 +58,8 @@ _PACKED = "(total, heads, head_dim), sequence after sequence"
 # What has been readied in this process. A call finds its kernel here or takes the long way once.
 _ready: dict[Key, Kernel] = {}
 _chosen: dict[Key, str] = {}  # the slugs of these
-_differentiable: dict[Key, op.Op] = {}  # the same with gradients
+# the same with gradients, and whether these are to be deterministic
+_differentiable: dict[tuple[Key, bool], op.Op] = {}
 
 
 def attention_varlen(
@@ -72,6 +75,7 @@ def attention_varlen(
     causal: bool = False,
     scale: float | None = None,
     return_lse: bool = False,
+    deterministic: bool = False,
     schedule: Choice = None,
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
@@ -89,7 +93,8 @@ def attention_varlen(
     cu_seqlens_k its keys: (B + 1) each, int32, on the device of q, rising; without cu_seqlens_k
     there are as many keys as queries. With seqused_k, (B) in int32, only so many of a sequence's
     keys are seen, the first ones. The causal mask is aligned to the bottom right of each sequence.
-    scale is 1/√D if left out.
+    scale is 1/√D if left out. Under torch.autocast q, k and v in fp32, or in several dtypes, are
+    cast to its dtype, as torch's own attention does.
 
     Or q, k and v in e4m3, as `quantize` makes them of q[None] and so on, each with its descales:
     what its numbers are to be multiplied by, in fp32, one for all (no dimensions), or one for each
@@ -114,8 +119,9 @@ def attention_varlen(
 
     It has gradients, by a kernel of its own kind that is chosen in the same way: those of q, k and
     v, also through the log-sum-exp, and zeros in rows of no sequence and of keys that none sees.
-    That of q is a sum in any order, whose last bits may differ from call to call, but where
-    torch.use_deterministic_algorithms(True) asks for one order.
+    That of q is a sum in any order, whose last bits may differ from call to call, unless
+    `deterministic` or torch.use_deterministic_algorithms(True) asks for one order. All else is the
+    same in each call anyway.
 
     Raises ValueError for a wrong argument, also where a gradient would be needed that no kernel
     computes, or under torch.func; ScheduleError where `schedule` computes something else, or cannot
@@ -123,6 +129,9 @@ def attention_varlen(
     cannot be built; FagenError where it is not ready and cannot be built now.
     """
     try:
+        traced = is_compiling()
+        if traced:  # what an op refuses then cannot be caught
+            q, k, v = autocast.cast(q, k, v)
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             if tensor.dim() != 3:
                 raise ValueError(
@@ -156,6 +165,8 @@ def attention_varlen(
             scale = head_dim**-0.5
         elif type(scale) is not float:
             scale = number("scale", scale)
+        if deterministic is not False:
+            deterministic = flag("deterministic", deterministic)
         if forward_ad._current_level >= 0:
             refuse_tangents(q, k, v)
         given = q, k, v, cu_seqlens_q, cu_seqlens_k, scale, seqused_k, *of_fp8
@@ -163,24 +174,28 @@ def attention_varlen(
             torch.is_grad_enabled()
             and not of_fp8
             and needs_gradient(q, k, v)
-            and (is_compiling() or not (_is_tracing() or peek_interpreter_stack()))
+            and (traced or not (_is_tracing() or peek_interpreter_stack()))
         ):
-            made = _differentiable.get(key) or _make_differentiable(key)
+            made = _differentiable.get((key, deterministic)) or _make_differentiable(
+                key, deterministic
+            )
             found: tuple[Tensor, Tensor] = made(*given)
             return found if return_lse else found[0]
         if return_lse:
             out_and_lse: tuple[Tensor, Tensor] = with_lse(*given)
             return out_and_lse
-        traced = is_compiling() or _is_tracing() or peek_interpreter_stack()
-        if not traced:
+        if not (traced or _is_tracing() or peek_interpreter_stack()):
             out: Tensor = direct(*given)
             if not out.requires_grad:
                 return out
         refusing: Tensor = alone(*given)  # where a gradient would be needed
         return refusing
+    except ValueError as refusal:
+        casted = autocast.again(attention_varlen, locals(), refusal)
     except UNCLEAR:
         refuse_other_types(attention_varlen, locals())
         raise
+    return attention_varlen(**casted)
 
 
 def prepare_varlen(
@@ -193,6 +208,7 @@ def prepare_varlen(
     device: torch.device | str | None = None,
     out_dtype: torch.dtype | str | None = None,
     gradient: bool = False,
+    deterministic: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> str:
     """Ready the kernel that attention_varlen(…) would use for such tensors; return its slug.
@@ -200,10 +216,12 @@ def prepare_varlen(
     dtype is torch's or a schedule's word for it, and so is out_dtype, which is for e4m3 alone.
     head_dim_v is head_dim if left out. On `device`, by default the current GPU, the kernel is
     built, loaded and run once on a single key, after which calls can be captured; on a CPU there is
-    nothing to build. With `gradient` the kernel of the backward pass is built too. `progress` is
-    called with a line before what takes long. Raises as attention_varlen does.
+    nothing to build. With `gradient` the kernel of the backward pass is built too: with
+    `deterministic` that of calls that ask for it. `progress` is called with a line before what
+    takes long. Raises as attention_varlen does, and ValueError for deterministic without gradient.
     """
     refuse_other_types(prepare_varlen, locals())
+    refuse_order_alone(deterministic, gradient)
     place, kind = placed(device), dtype_of(dtype)
     out = None if out_dtype is None else dtype_of(out_dtype)
     if kind != E4M3 and out is not None:
@@ -217,7 +235,7 @@ def prepare_varlen(
         if place.type == "cuda":
             run_once(with_lse, _chosen[key], place)
     if gradient:
-        _make_differentiable(key)
+        _make_differentiable(key, bool(deterministic))
     return _chosen[key]
 
 
@@ -254,10 +272,10 @@ def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> Kern
     return _ready[key]
 
 
-def _make_differentiable(key: Key) -> op.Op:
+def _make_differentiable(key: Key, deterministic: bool) -> op.Op:
     """The long way to a kernel's op that has gradients.  Raises as attention_varlen does."""
-    refuse_tracing(NOT_READY)
+    refuse_tracing(not_ready(deterministic))
     kernel, *_ = _ready[key]
-    made = with_gradient(_chosen[key], kernel, key[0])
-    _differentiable[key] = made
+    made = with_gradient(_chosen[key], kernel, key[0], deterministic=deterministic)
+    _differentiable[key, deterministic] = made
     return made

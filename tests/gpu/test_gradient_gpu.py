@@ -12,8 +12,9 @@ from fagen.measure.inputs import cell_of, inputs
 from fagen.measure.proof import trial_of
 from fagen.problem import Sizes
 from fagen.runtime import attention as calls
+from fagen.runtime import backward
 from fagen.vocab import MASKS
-from tests.training import losses, process_group
+from tests.training import WRAPS, losses, mean_gradient, process_group, shared_gradients
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::fagen.UntunedWarning")]
 
@@ -169,6 +170,56 @@ def test_an_activation_may_be_computed_again():
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(once, again, strict=True))
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_call_that_asks_for_it_has_the_same_bits_each_time(monkeypatch, packed, compiled):
+    asked, usual = set(), backward._Gradients.op_for
+
+    def op_for(of, q, k):
+        asked.add(of.of.deterministic)
+        return usual(of, q, k)
+
+    monkeypatch.setattr(backward._Gradients, "op_for", op_for)
+    at = [torch.tensor([0, 1_300, 3_000], dtype=torch.int32, device="cuda")] if packed else []
+    of, how = (fagen.attention_varlen if packed else fagen.attention), dict(causal=True)
+    tensors = [x.detach() for x in qkv(2, 1_500)]
+    tensors = [(x.flatten(0, 1) if packed else x).requires_grad_() for x in tensors]
+
+    def attend(*given: Tensor) -> Tensor:
+        return of(*given, *at, **how, deterministic=True)
+
+    attend(*tensors)  # what torch traces is not readied
+    torch._dynamo.reset()
+    call = torch.compile(attend, fullgraph=True, backend="aot_eager") if compiled else attend
+    found = []
+    for _ in range(20):
+        out = call(*tensors)
+        found.append(torch.autograd.grad(out, tensors, torch.ones_like(out)))
+    assert asked == {True}
+    for again in found[1:]:
+        assert all(map(torch.equal, found[0], again))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_under_autocast_tensors_in_fp32_have_gradients_in_fp32(compiled):
+    torch._dynamo.reset()
+    tensors = qkv(2, 300)
+    dout = torch.randn_like(tensors[0])
+    fagen.attention(*tensors, causal=True).backward(dout)
+    call = torch.compile(fagen.attention, fullgraph=True, backend="aot_eager")
+    for dtypes in ([torch.float32] * 3, [torch.float32, torch.bfloat16, torch.bfloat16]):
+        mixed = [
+            x.detach().to(dtype).requires_grad_() for x, dtype in zip(tensors, dtypes, strict=True)
+        ]
+        with torch.autocast("cuda", torch.bfloat16):
+            out = (call if compiled else fagen.attention)(*mixed, causal=True)
+        out.backward(dout)
+        assert [x.grad.dtype for x in mixed] == dtypes
+        assert near_fp64(mixed, dout)
+        for x, of in zip(mixed[1:], tensors[1:], strict=True):
+            assert torch.equal(x.grad, of.grad.to(x.dtype))
+
+
 def test_opcheck():
     tensors = qkv(2, 130)
     fagen.attention(*tensors)
@@ -186,3 +237,14 @@ def test_a_layer_trains_under_a_wrapper_and_autocast(tmp_path, wrap):
     with process_group("nccl", tmp_path):
         found = losses(wrappers[wrap], 128, "cuda")
     assert found[-1] < 0.85 * found[0]
+
+
+@pytest.mark.skipif(
+    torch.cuda.device_count() < 2, reason="two ranks over NCCL need a GPU each, and fewer are here"
+)
+def test_two_ranks_have_the_mean_of_both_parts_gradients(tmp_path):
+    right = mean_gradient(128, "cuda")  # which builds the kernels that both ranks load
+    shared = shared_gradients(128, "cuda", tmp_path)
+    for wrap in WRAPS:
+        for found in shared[wrap]:  # dq is a sum in any order, and is rounded to bf16
+            torch.testing.assert_close(found, right, rtol=0, atol=0.02 * float(right.abs().max()))

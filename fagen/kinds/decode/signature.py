@@ -79,4 +79,5 @@ def signature(plan: "Plan") -> Signature:
         rules=(Multiple("heads", "kv_heads"),),
         keyword_from="seqused_k",
         no_gradient="decoding has none",
+        gradients_by="fagen.attention",
     )

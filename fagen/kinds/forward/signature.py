@@ -88,6 +88,7 @@ def signature(plan: "Plan") -> Signature:
         order=("q", "k", "v", "scale", "q_descale", "k_descale", "v_descale", "v_mean", "k_mean"),
         rules=(Multiple("heads", "kv_heads"),),
         no_gradient="this op has no backward",
+        gradients_by="" if plan.fp8 else "fagen.attention",
     )
 
 
@@ -158,6 +159,7 @@ def packed(plan: "Plan") -> Signature:
         order=("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "scale", "seqused_k"),
         rules=(Multiple("heads", "kv_heads"),),
         no_gradient="this op has no backward",
+        gradients_by="" if plan.fp8 else "fagen.attention_varlen",
     )
 
 

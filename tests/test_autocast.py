@@ -1,0 +1,275 @@
+"""Calls under torch.autocast: what is cast, to what, and what is taken or refused as without it."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import fagen
+from fagen.flash_attn_interface import (
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+)
+from fagen.runtime import autocast
+from tests.tensors import normal
+
+pytestmark = [
+    pytest.mark.usefixtures("nothing_is_ready"),
+    pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning"),
+]
+
+FP32, FP16, BF16, FP64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
+# of q, k and v: all in fp32; a rotary embedding's; one that a layer norm left; two of 16 bits
+OTHERS = [(FP32,) * 3, (FP32, BF16, BF16), (BF16, FP32, FP16), (FP16, FP16, BF16)]
+AT = torch.tensor([0, 4, 10], dtype=torch.int32), torch.tensor([0, 8, 18], dtype=torch.int32)
+LENGTHS = torch.tensor([9, 3], dtype=torch.int32)
+
+Call = Callable[..., Any]
+
+
+def packed(of: Call, *more: int) -> Call:
+    """A call of packed sequences, of tensors that are not."""
+    return lambda q, k, v, **how: of(*(x.flatten(0, 1) for x in (q, k, v)), *AT, *more, **how)
+
+
+# those that have gradients
+TRAINED: dict[str, Call] = {
+    "attention": fagen.attention,
+    "attention_varlen": packed(fagen.attention_varlen),
+    "flash_attn_func": flash_attn_func,
+    "flash_attn_varlen_func": packed(flash_attn_varlen_func, 6, 10),
+}
+CALLS: dict[str, Call] = TRAINED | {
+    "attention_decode": lambda q, k, v, **how: fagen.attention_decode(
+        q, k, v, seqused_k=LENGTHS, **how
+    ),
+    "flash_attn_with_kvcache": lambda q, k, v, **how: flash_attn_with_kvcache(
+        q, k, v, cache_seqlens=LENGTHS, **how
+    ),
+    "attention_fp8": fagen.attention_fp8,
+}
+
+
+def qkv(*dtypes: torch.dtype) -> list[Tensor]:
+    """Numbers that all dtypes have, so that no cast before or after another shows."""
+    shapes = ((2, 5, 4, 32), (2, 9, 2, 32), (2, 9, 2, 32))
+    made = (normal(*shape, seed=seed).to(BF16) for seed, shape in enumerate(shapes))
+    return [x.to(dtype) for x, dtype in zip(made, dtypes, strict=True)]
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return attend(q, k, v, enable_gqa=True).transpose(1, 2)
+
+
+@contextmanager
+def of_a_gpu(dtype: torch.dtype) -> Iterator[None]:
+    """torch.autocast("cuda", dtype), which torch leaves off where there is no GPU."""
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", dtype)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", before[0])
+        torch.set_autocast_dtype("cuda", before[1])
+
+
+# ---- what is cast -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", [BF16, FP16], ids=str)
+@pytest.mark.parametrize("dtypes", OTHERS, ids=str)
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_what_would_be_refused_is_cast(
+    call: Call, dtypes: tuple[torch.dtype, ...], to: torch.dtype
+) -> None:
+    tensors = qkv(*dtypes)
+    with torch.autocast("cpu", to):
+        out = call(*tensors, causal=True)
+        assert out.dtype == to == sdpa(*tensors).dtype
+    assert torch.equal(out, call(*(x.to(to) for x in tensors), causal=True))
+
+
+@pytest.mark.parametrize("name", ["attention", "attention_varlen"])
+def test_other_arguments_stay_as_they_were(name: str) -> None:
+    schedule = f"fwd_bf16_d32_causal_m64n64{'_varlen' if name == 'attention_varlen' else ''}"
+    how: dict[str, Any] = dict(causal=True, scale=0.3, return_lse=True, schedule=schedule)
+    tensors = qkv(BF16, FP32, BF16)
+    with torch.autocast("cpu", BF16):
+        found = CALLS[name](*tensors, **how)
+    assert all(map(torch.equal, found, CALLS[name](*(x.to(BF16) for x in tensors), **how)))
+
+
+@pytest.mark.parametrize("dtypes", OTHERS, ids=str)
+@pytest.mark.parametrize("call", TRAINED.values(), ids=TRAINED)
+def test_gradients_come_back_in_the_dtypes_of_their_tensors(
+    call: Call, dtypes: tuple[torch.dtype, ...]
+) -> None:
+    tensors = [x.requires_grad_() for x in qkv(*dtypes)]
+    with torch.autocast("cpu", BF16):
+        call(*tensors, causal=True).float().square().sum().backward()
+    wanted = [x.detach().to(BF16).requires_grad_() for x in tensors]
+    call(*wanted, causal=True).float().square().sum().backward()
+    for x, fine in zip(tensors, wanted, strict=True):
+        assert x.grad is not None and fine.grad is not None and x.grad.dtype == x.dtype
+        assert torch.equal(x.grad, fine.grad.to(x.dtype))
+
+
+def test_a_projection_learns_through_it_as_through_torchs_own() -> None:
+    x, found = normal(2, 9, 64), []
+    for attend in (fagen.attention, sdpa):
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(64, 3 * 64)
+        with torch.autocast("cpu", BF16):
+            q, k, v = layer(x).unflatten(-1, (3, 2, 32)).unbind(2)
+            q, k = (turned.float() * 1.01 for turned in (q, k))  # as a rotary embedding leaves them
+            out = attend(q, k, v)
+        out.float().square().sum().backward()  # type: ignore[union-attr]
+        assert layer.weight.grad is not None and layer.weight.grad.dtype == FP32
+        found.append(layer.weight.grad)
+    assert torch.allclose(*found, rtol=0.05, atol=0.02 * float(found[1].abs().max()))
+
+
+def test_a_model_of_transformers_may_compute_in_fp32_around_it() -> None:
+    pytest.importorskip("transformers")
+    from fagen.huggingface import attend
+
+    q, k, v = (x.transpose(1, 2) for x in qkv(FP32, FP32, BF16))
+    given = torch.nn.Identity(), q, k, v, None
+    with torch.autocast("cpu", BF16):
+        assert attend(*given, is_causal=False)[0].dtype == BF16
+    with pytest.raises(ValueError, match=r"in float32: .*, or call it under torch\.autocast"):
+        attend(*given, is_causal=False)
+
+
+# ---- traced -------------------------------------------------------------------------------------
+
+
+def prepare() -> None:
+    how: dict[str, Any] = dict(dtype="bf16", head_dim=32, causal=True, device="cpu")
+    fagen.prepare(**how, gradient=True)
+    fagen.prepare_varlen(**how, gradient=True)
+    fagen.prepare_decode(**how, heads=4, kv_heads=2, batch=2, queries=5)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("dtypes", OTHERS, ids=str)
+@pytest.mark.parametrize("call", TRAINED.values(), ids=TRAINED)
+def test_compiled_it_is_one_graph(
+    fresh_dynamo: None, call: Call, dtypes: tuple[torch.dtype, ...], inside: bool
+) -> None:
+    def loss(*tensors: Tensor) -> Tensor:
+        out = call(*tensors, causal=True)
+        return out.float().square().sum()  # type: ignore[no-any-return]
+
+    def around(*tensors: Tensor) -> Tensor:
+        with torch.autocast("cpu", BF16):
+            return loss(*tensors)
+
+    prepare()
+    compiled = torch.compile(around if inside else loss, fullgraph=True, backend="aot_eager")
+    ours = [x.requires_grad_() for x in qkv(*dtypes)]
+    with torch.autocast("cpu", BF16, enabled=not inside):
+        compiled(*ours).backward()
+    theirs = [x.detach().to(BF16).requires_grad_() for x in ours]
+    call(*theirs, causal=True).float().square().sum().backward()
+    for x, fine in zip(ours, theirs, strict=True):
+        assert x.grad is not None and fine.grad is not None and x.grad.dtype == x.dtype
+        assert torch.equal(x.grad, fine.grad.to(x.dtype))
+
+
+@pytest.mark.parametrize("name", ["attention", "attention_varlen", "attention_decode"])
+def test_compiled_without_gradients_it_is_one_graph_too(fresh_dynamo: None, name: str) -> None:
+    prepare()
+    call, tensors = CALLS[name], qkv(FP32, BF16, BF16)
+    for more in ({}, {"return_lse": True}):
+        compiled = torch.compile(
+            lambda *given, more=more: call(*given, causal=True, **more),
+            fullgraph=True,
+            backend="aot_eager",
+        )
+        with torch.autocast("cpu", BF16):
+            found, wanted = compiled(*tensors), call(*tensors, causal=True, **more)
+        pairs = zip(found, wanted, strict=True) if more else [(found, wanted)]
+        assert all(torch.equal(a, b) for a, b in pairs)
+
+
+class Model(torch.nn.Module):
+    """Attention under an autocast of its own."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with torch.autocast("cpu", BF16):
+            out: Any = fagen.attention(q, k, v, causal=True)
+        return out  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_the_casts_stand_in_the_program(fresh_dynamo: None, strict: bool) -> None:
+    prepare()
+    tensors = qkv(FP32, FP32, BF16)
+    exported = torch.export.export(Model(), tuple(tensors), strict=strict)
+    assert torch.equal(exported.module()(*tensors), Model()(*tensors))
+
+
+# ---- what is not --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_three_of_one_dtype_of_16_bits_are_taken_as_they_are(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if call is not fagen.attention_fp8:  # which asks first: what follows takes long anyway
+        monkeypatch.setattr(autocast, "_casted", lambda *_: pytest.fail("no call should ask"))
+    tensors = qkv(FP16, FP16, FP16)
+    with torch.autocast("cpu", BF16):
+        out = call(*tensors, causal=True)
+    assert out.dtype == FP16 and torch.equal(out, call(*tensors, causal=True))
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_outside_of_it_fp32_is_refused_and_it_is_named(call: Call) -> None:
+    tensors = qkv(FP32, FP32, FP32)
+    said = "converts? it, and so does torch.autocast around the call$"
+    for elsewhere in (torch.autocast("cpu", BF16, enabled=False), of_a_gpu(BF16)):
+        with elsewhere, pytest.raises(ValueError, match=f"q is float32; .*{said}"):
+            call(*tensors, causal=True)
+    with pytest.raises(ValueError, match=rf"k[is ]* .*{said}"):
+        call(*qkv(BF16, FP32, BF16), causal=True)
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_what_it_does_not_cast_is_refused_as_ever(call: Call) -> None:
+    for dtypes in ((FP64,) * 3, (FP64, BF16, BF16), (BF16, BF16, FP64)):
+        with torch.autocast("cpu", BF16), pytest.raises(ValueError, match=r"bfloat16|float16") as r:
+            call(*qkv(*dtypes), causal=True)
+        assert "autocast" not in str(r.value)
+
+
+def test_what_else_is_wrong_is_refused_in_its_own_words() -> None:
+    q, k, v = qkv(FP32, FP32, FP32)
+    with torch.autocast("cpu", BF16):
+        for wrong, said in (
+            ({"v": v[:, :3]}, "v has shape (2, 3, 2, 32); it must be"),
+            ({"scale": -1.0}, "scale is -1; it must be finite and above 0"),
+            ({"q_descale": torch.ones(())}, "descales, means, v_layout, scale_rows and out_dtype"),
+            ({"q": q.flatten(0, 1)}, "q has 3 dimensions"),
+        ):
+            with pytest.raises(ValueError, match=re.escape(said)):
+                fagen.attention(**{"q": q, "k": k, "v": v} | wrong)
+
+
+def test_on_a_gpu_it_is_that_of_a_gpu() -> None:
+    with FakeTensorMode():
+        tensors = tuple(torch.empty(2, 3, 4, 32, device="cuda") for _ in range(3))
+        with torch.autocast("cpu", BF16):
+            assert autocast.cast(*tensors) == tensors
+        with of_a_gpu(FP16):
+            assert {x.dtype for x in autocast.cast(*tensors)} == {FP16}

@@ -1,0 +1,248 @@
+"""Gradients that a call wants deterministic: who asks, which kernel computes them, what is refused.
+
+On a CPU every kernel sums in one order, so tests have it count as a GPU, and look at which kernel
+is called.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import fagen
+from fagen.errors import UntunedWarning
+from fagen.flash_attn_interface import flash_attn_func, flash_attn_varlen_func
+from fagen.runtime import attention as calls
+from fagen.runtime import backward, varlen
+from tests.attention_helpers import qkv
+from tests.varlen_helpers import packed
+
+pytestmark = [
+    pytest.mark.usefixtures("nothing_is_ready"),
+    pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning"),
+]
+
+PREPARED: dict[str, Any] = dict(dtype="fp16", head_dim=64, causal=True, device="cpu", gradient=True)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each backward pass so far, whether its kernel is deterministic."""
+    monkeypatch.setattr(backward, "_sums_in_any_order", lambda device: True)
+    found: list[bool] = []
+    usual = backward._Gradients.op_for
+
+    def op_for(of: Any, q: Tensor, k: Tensor) -> Any:
+        found.append(of.of.deterministic)
+        return usual(of, q, k)
+
+    monkeypatch.setattr(backward._Gradients, "op_for", op_for)
+    return found
+
+
+@contextmanager
+def torch_asks() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def leaves(*given: Tensor) -> list[Tensor]:
+    return [x.detach().clone().requires_grad_() for x in given]
+
+
+def dense(call: Callable[..., Any], **how: Any) -> Tensor:
+    out: Tensor = call(*leaves(*qkv(queries=20, keys=40)), causal=True, **how)
+    return out
+
+
+def of_sequences(call: Callable[..., Any], *more: int, **how: Any) -> Tensor:
+    q, k, v, *at = packed(((5, 5), (9, 20)))
+    out: Tensor = call(*leaves(q, k, v), *at, *more, causal=True, **how)
+    return out
+
+
+CALLS: dict[str, Callable[..., Tensor]] = {
+    "attention": lambda **how: dense(fagen.attention, **how),
+    "flash_attn_func": lambda **how: dense(flash_attn_func, **how),
+    "attention_varlen": lambda **how: of_sequences(fagen.attention_varlen, **how),
+    "flash_attn_varlen_func": lambda **how: of_sequences(flash_attn_varlen_func, 9, 20, **how),
+}
+every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+
+
+# ---- who asks -----------------------------------------------------------------------------------
+
+
+@every_call
+def test_a_call_asks_for_itself(call: Callable[..., Tensor], asked: list[bool]) -> None:
+    for wanted in (False, True, False):
+        call(deterministic=wanted).sum().backward()
+    call().sum().backward()
+    assert asked == [False, True, False, False]
+
+
+@every_call
+def test_torch_asks_for_all_calls(call: Callable[..., Tensor], asked: list[bool]) -> None:
+    before = call()
+    with torch_asks():
+        for out in (before, call(), call(deterministic=True)):
+            out.sum().backward()
+    assert asked == [True, True, True]
+
+
+def test_calls_of_one_backward_pass_have_each_what_it_asked_for(asked: list[bool]) -> None:
+    (dense(fagen.attention, deterministic=True).sum() + dense(fagen.attention).sum()).backward()
+    assert sorted(asked) == [False, True]
+
+
+def test_both_kernels_have_the_same_bits_on_a_cpu(asked: list[bool]) -> None:
+    for call, given in (
+        (fagen.attention, qkv(queries=20, keys=40)),
+        (fagen.attention_varlen, packed()),
+    ):
+        found = []
+        for wanted in (False, True):
+            tensors = leaves(*given[:3])
+            out: Any = call(*tensors, *given[3:], deterministic=wanted)
+            found.append(torch.autograd.grad(out.sum(), tensors))
+        assert all(map(torch.equal, *found))
+    assert asked == [False, True] * 2
+
+
+def test_an_activation_that_is_computed_again_asks_again(asked: list[bool]) -> None:
+    tensors = leaves(*qkv(queries=20, keys=40))
+    out = checkpoint(fagen.attention, *tensors, deterministic=True, use_reentrant=False)
+    out.sum().backward()
+    assert asked == [True]
+
+
+def test_a_layer_of_transformers_may_ask(asked: list[bool]) -> None:
+    pytest.importorskip("transformers")
+    from fagen.huggingface import attend
+
+    tensors = [x.transpose(1, 2) for x in leaves(*qkv(queries=20, keys=40))]
+    for more in ({}, {"deterministic": None}, {"deterministic": True}):
+        attend(torch.nn.Identity(), *tensors, None, is_causal=False, **more)[0].sum().backward()  # type: ignore[arg-type]
+    assert asked == [False, False, True]
+
+
+@every_call
+def test_a_call_that_needs_no_gradient_asks_nobody(
+    call: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("no gradient is needed")
+
+    for module in (calls, varlen):
+        monkeypatch.setattr(module, "with_gradient", never)
+    with torch.no_grad():
+        assert torch.equal(call(deterministic=True), call())
+    with pytest.raises(AssertionError, match="no gradient"):
+        call(deterministic=True)
+
+
+# ---- which kernel -------------------------------------------------------------------------------
+
+
+def test_its_kernel_is_ready_before_the_backward_pass(asked: list[bool]) -> None:
+    dense(fagen.attention, deterministic=True)
+    (found,) = backward._gradients.values()
+    assert found.of.deterministic and found.ready and not asked
+
+
+def test_of_packed_sequences_it_is_derived_and_said_to_be(asked: list[bool]) -> None:
+    said = r"deterministic, varlen: bwd_fp16_d64_causal_.*_varlen_det is derived"
+    with pytest.warns(UntunedWarning, match=said):
+        of_sequences(fagen.attention_varlen, deterministic=True)
+
+
+def test_prepared_it_need_not_be_readied(asked: list[bool]) -> None:
+    fagen.prepare(**PREPARED, deterministic=True)
+    assert {of.of.deterministic for of in backward._gradients.values()} == {True}
+    backward._gradients.clear()
+    fagen.prepare_varlen(**PREPARED, deterministic=True)
+    assert {of.of.deterministic for of in backward._gradients.values()} == {True}
+
+
+def test_a_forward_pass_alone_is_not_prepared_to_be_deterministic() -> None:
+    alone = PREPARED | {"gradient": False}
+    for prepare in (fagen.prepare, fagen.prepare_varlen):
+        with pytest.raises(ValueError, match="deterministic goes with gradient=True: the forward"):
+            prepare(**alone, deterministic=True)
+
+
+# ---- torch's own ways ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("wanted", [False, True])
+def test_compiled_it_is_a_constant_of_one_graph(
+    fresh_dynamo: None, asked: list[bool], dynamic: bool, wanted: bool
+) -> None:
+    fagen.prepare(**PREPARED, deterministic=wanted)
+    fagen.prepare_varlen(**PREPARED, deterministic=wanted)
+
+    def loss(*given: Tensor) -> Tensor:
+        q, k, v, *at = given
+        dense: Any = flash_attn_func(q, k, v, causal=True, deterministic=wanted)
+        flat = (x.flatten(0, 1) for x in (q, k, v))
+        apart: Any = fagen.attention_varlen(*flat, *at, causal=True, deterministic=wanted)
+        return dense.float().sum() + apart.float().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for queries in (20, 30):
+        q, k, v = qkv(queries=queries, keys=40)
+        at = [torch.tensor([0, 7, 2 * length], dtype=torch.int32) for length in (queries, 40)]
+        ours, theirs = leaves(q, k, v), leaves(q, k, v)
+        compiled(*ours, *at).backward()
+        assert asked and set(asked) == {wanted}
+        loss(*theirs, *at).backward()
+        assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))  # type: ignore[arg-type]
+
+
+def test_compiled_what_is_not_prepared_says_so(fresh_dynamo: None, asked: list[bool]) -> None:
+    fagen.prepare(**PREPARED)
+    compiled = torch.compile(
+        lambda q, k, v: fagen.attention(q, k, v, causal=True, deterministic=True),
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    with pytest.raises(RuntimeError, match=r"gradient=True, deterministic=True\) first, or"):
+        compiled(*leaves(*qkv(queries=20, keys=40)))
+
+
+class Attention(torch.nn.Module):
+    """Attention that wants its gradients in one order."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Any = fagen.attention(q, k, v, causal=True, deterministic=True)
+        return out  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_it_stands_in_the_program(
+    fresh_dynamo: None, asked: list[bool], strict: bool
+) -> None:
+    fagen.prepare(**PREPARED, deterministic=True)
+    tensors = leaves(*qkv(queries=20, keys=40))
+    exported = torch.export.export(Attention(), tuple(tensors), strict=strict)
+    (call,) = (node for node in exported.graph.nodes if "with_grad" in str(node.target))
+    assert call.kwargs == {"deterministic": True}
+    exported.module()(*tensors).sum().backward()
+    assert asked == [True]
+
+
+def test_opcheck(asked: list[bool]) -> None:
+    tensors = leaves(*qkv(queries=20, keys=40))
+    fagen.attention(*tensors, deterministic=True)
+    slug = calls.picked(dtype="fp16", head_dim=64, seqlen=40, rows=160, device="cpu").slug
+    op = getattr(torch.ops.fagen, f"{slug}_with_grad").default
+    found = torch.library.opcheck(op, (*tensors, 0.125), {"deterministic": True})
+    assert set(found.values()) == {"SUCCESS"} and set(asked) == {True}
