@@ -2,6 +2,8 @@
 
     python examples/train.py                              300 steps, on a Hopper GPU
     python examples/train.py --out curves.svg             and a picture of both losses
+    python examples/train.py --json run.json              all figures, with the card
+    python examples/train.py --length 4096 --batch 4 --hidden 1024    attention has a larger part
     python examples/train.py --device cpu --steps 3 --layers 1 --hidden 128 --heads 2 --length 32
 
 The model is Llama's in small: RMSNorm, rotary embedding, grouped heads, SwiGLU. It is to copy:
@@ -11,8 +13,11 @@ far they are apart, and tokens per second, the first steps left out.
 """
 
 import argparse
+import datetime
+import json
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +27,7 @@ import fagen
 
 VOCABULARY = 64
 WARM = 10  # steps before the clock starts
+SIZES = dict(steps=300, layers=4, hidden=512, heads=8, kv_heads=2, length=512, batch=16)
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q, k, v (B, S, heads, D) → out
 
@@ -135,6 +141,26 @@ def draw(curves: dict[str, list[float]], path: str) -> None:
     figure.savefig(path)
 
 
+def record(
+    asked: argparse.Namespace,
+    curves: dict[str, list[float]],
+    speeds: dict[str, float],
+    apart: float,
+) -> None:
+    """Write sizes, losses and speeds, and what they were found on."""
+    on_gpu = asked.device == "cuda"
+    found = {
+        "card": torch.cuda.get_device_name() if on_gpu else "CPU",
+        "torch": torch.__version__,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "sizes": {name: getattr(asked, name) for name in SIZES},
+        "tokens_per_second": {name: round(speed) for name, speed in speeds.items()},
+        "losses_apart_at_most": round(apart, 5),
+        "losses": {name: [round(loss, 5) for loss in losses] for name, losses in curves.items()},
+    }
+    Path(asked.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Train by both, and say how they compare."""
     parser = argparse.ArgumentParser(
@@ -142,10 +168,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--out", help="a picture of the two curves: curves.svg")
+    parser.add_argument("--json", help="a file for sizes, losses and tokens per second: run.json")
     parser.add_argument("--rate", type=float, default=1e-3, help="of learning")
-    for name, size in dict(
-        steps=300, layers=4, hidden=512, heads=8, kv_heads=2, length=512, batch=16
-    ).items():
+    for name, size in SIZES.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=size)
     asked = parser.parse_args(argv)
     if asked.device == "cuda" and not torch.cuda.is_available():
@@ -163,6 +188,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(", ".join(f"{name} {speed:,.0f} tokens/s" for name, speed in speeds.items()))
     if asked.out:
         draw(curves, asked.out)
+    if asked.json:
+        record(asked, curves, speeds, apart)
 
 
 if __name__ == "__main__":
