@@ -26,6 +26,7 @@ from fagen.runtime.flash_attn_arguments import (
     lengths_of,
     refuse_deterministic,
     refuse_missing,
+    refuse_wrong_hints,
     refuse_yet,
 )
 from fagen.runtime.varlen import attention_varlen
@@ -62,24 +63,25 @@ def flash_attn_func(
     they are not read. window_size is (left, right), where a negative number is no bound: windows
     that amount to no mask or to the causal one are taken.
 
-    These change nothing here: pack_gqa, which is about the order of the work; num_splits of 1 or
-    less, since sizes alone say whether the keys of a row are split; deterministic, since the same
-    call gives the same bits anyway, but where a gradient is needed: that of q is a sum in any
-    order, unless torch.use_deterministic_algorithms(True) holds.
+    These change nothing here: pack_gqa, num_splits and sm_margin, hints about the order of the
+    work, of which sizes alone decide; deterministic, since the same call gives the same bits
+    anyway, but where a gradient is needed: that of q is a sum in any order, unless
+    torch.use_deterministic_algorithms(True) holds.
 
     Returns out (B, Sq, H, Dv), in q's dtype or of e4m3 in bf16, and with return_attn_probs also the
     log-sum-exp (B, H, Sq) in fp32, natural logarithm: zeros and minus infinity for a row that sees
     no key.
 
-    Raises NotImplementedError for qv, other windows, attention_chunk and softcap above 0,
-    num_splits above 1, an sm_margin other than 0, and deterministic where a gradient is needed and
-    torch was not told so; ValueError for a wrong argument; and what else fagen.attention raises.
+    Raises NotImplementedError for qv, other windows, attention_chunk and softcap above 0, and
+    deterministic where a gradient is needed and torch was not told so; ValueError for a wrong
+    argument, hints among them; and what else fagen.attention raises.
     """
     if not q.dim() == k.dim() == v.dim() == 4:
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             refuse_rank(name, tensor)
     refuse = partial(refuse_yet, "flash_attn_func")
-    refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
+    refuse_missing(refuse, qv, attention_chunk, softcap)
+    refuse_wrong_hints(num_splits, sm_margin)
     if deterministic:
         refuse_deterministic(refuse, q, k, v)
     causal = is_causal(refuse, window_size, q.shape[1], k.shape[1], causal=causal)
@@ -135,7 +137,7 @@ def flash_attn_varlen_func(
     flash_attn_func.
 
     max_seqlen_q and max_seqlen_k only tell which window_size is no window: lengths are read on the
-    device. pack_gqa and num_splits of 1 or less change nothing here, nor does deterministic, as of
+    device. pack_gqa, num_splits and sm_margin change nothing here, nor does deterministic, as of
     flash_attn_func.
 
     Returns out (total_q, H, Dv), in q's dtype or of e4m3 in bf16, and with return_attn_probs also
@@ -146,7 +148,8 @@ def flash_attn_varlen_func(
     for a wrong argument; and what else fagen.attention_varlen does.
     """
     refuse = partial(refuse_yet, "flash_attn_varlen_func")
-    refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
+    refuse_missing(refuse, qv, attention_chunk, softcap)
+    refuse_wrong_hints(num_splits, sm_margin)
     if seqused_q is not None:
         refuse("seqused_q", "None is none")
     if deterministic:
@@ -236,6 +239,7 @@ def flash_attn_with_kvcache(
     """
     refuse = partial(refuse_yet, "flash_attn_with_kvcache")
     refuse_missing(refuse, qv, attention_chunk, softcap)
+    refuse_wrong_hints(num_splits, sm_margin)
     for name, given, instead in (
         ("page_table", page_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
         ("block_table", block_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
