@@ -12,14 +12,16 @@ graph goes round through 480 MB of keys and values and more, so that none are le
 all kernels run in turn on the same tensors in one process. Of several queries peers see all keys,
 fagen's the mask of causal attention.
 
-With --mixed lengths are a Zipf distribution's, the i-th longest 65,536 / i keys and 100 at least;
-there is no peer: GB/s are to be held against what reading can reach (benchmarks/decode_micro.py).
+With --mixed lengths are a Zipf distribution's, the i-th longest of i^1.559 times fewer keys than
+the first, so that 64 of them end at 100; there is no peer: GB/s are to be held against what reading
+can reach (benchmarks/decode_micro.py).
 
 Written to benchmarks/results/<card>-<date>-decode.json, -decode-around or -decode-mixed, with
 microseconds of a call, and printed with GB/s of keys and values.
 """
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,8 +83,9 @@ def run(asked: argparse.Namespace) -> int:
 
 
 def zipf(sequences: int = 64, longest: int = 65_536, shortest: int = 100) -> list[int]:
-    """Lengths of which the i-th is the first one's over i."""
-    return [max(shortest, longest // rank) for rank in range(1, sequences + 1)]
+    """Lengths that fall by a power of their rank, from the longest to the shortest."""
+    exponent = math.log(longest / shortest, sequences)
+    return [round(longest * rank**-exponent) for rank in range(1, sequences + 1)]
 
 
 def _equal(kernels: Kernels, sizes: Sizes) -> list[dict[str, Any]]:
@@ -107,6 +110,7 @@ def _mixed(kernels: Kernels, sizes: Sizes) -> list[dict[str, Any]]:
         megabytes = found.megabytes * share
         row = {"slug": slug, "batch": sizes.batch, "heads": sizes.heads, "lengths": "zipf"}
         row |= {"kv_heads": sizes.kv_heads, "seqlen_q": sizes.seqlen_q, "megabytes": megabytes}
+        row |= {"longest": sizes.seqlen_k, "shortest": min(zipf(sizes.batch))}
         rows.append(row | {"microseconds": microseconds, "spread": found.spread[slug]})
         say(f"{slug:40} {microseconds:.1f} us, {megabytes * 1e3 / microseconds:.0f} GB/s")
     return rows
