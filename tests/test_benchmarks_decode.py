@@ -1,11 +1,13 @@
 """benchmarks/decode.py without a GPU: its kernels, and what it writes of times that are made up."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fagen import registry
+from fagen.measure.launch import LaunchCost
 from fagen.measure.rotating import Rotated
 from fagen.records import DecodeSpeed
 from tests.benchmark_helpers import refused_without_a_gpu
@@ -90,6 +92,35 @@ def test_mixed_lengths_count_the_keys_that_there_are(decode, tmp_path, capsys):
     assert {(row["longest"], row["shortest"]) for row in rows} == {(65_536, 100)}
     assert [row["megabytes"] for row in rows] == [pytest.approx(keys * 4_096 / 1e6)] * 2
     assert f"1000.0 us, {keys * 4_096 / 1e6:.0f} GB/s" in capsys.readouterr().out
+
+
+def test_a_calls_host_time_is_written_beside_torchs(decode, tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def launch_costs(plan, binary):
+        asked.append((plan.slug, binary.slug))
+        names = ("fagen.attention_decode", "torch's attention")
+        return {name: LaunchCost(12.5 + i, 2 - i, 0, 0, 2) for i, name in enumerate(names)}
+
+    monkeypatch.setattr(decode, "launch_costs", launch_costs)
+    monkeypatch.setattr(decode, "build", lambda schedules: {s.slug: stub(s) for s in schedules})
+    assert decode.main(["--out", str(tmp_path), "--host"]) == 0
+    (path,) = tmp_path.glob("*-decode-host.json")
+    ours, torchs = json.loads(path.read_text())["rows"]
+    assert asked == [("dec_fp16_d128_causal_r8n64",) * 2] and ours["slug"] == asked[0][0]
+    assert (ours["call"], ours["kernels"], ours["host_microseconds"]) == (
+        "fagen.attention_decode",
+        2,
+        12.5,
+    )
+    assert torchs["kernels"] == 1 and ours["seqlen_q"] == 1
+    printed = capsys.readouterr().out
+    assert "fagen.attention_decode: 12.5 µs of the host; kernels 2, memsets 0, copies 0" in printed
+
+
+def stub(schedule):
+    """A Plan, and what stands for its binary."""
+    return registry.plan(schedule), SimpleNamespace(slug=schedule.slug, made_with={"nvcc": "13.0"})
 
 
 @pytest.mark.parametrize("decode", ["decode_ablation"], indirect=True)
