@@ -134,6 +134,28 @@ def test_each_form_is_another_kernel_that_fits_and_is_timed_both_ways(decode, tm
     of_one = [r["slug"] for r in rows if r["way"] == "eager" and r["seqlen_k"] == 1_024]
     assert len(set(of_one)) == len(decode.FORMS)
     assert {row["microseconds"] for row in whole if row["way"] == "eager"} == {16.0, 32.0}
+    page = path.with_suffix(".md").read_text()
+    assert page.count("the whole |") == len(decode.SHAPES) and "Not timed" not in page
+    assert "1 x 8,192 keys, 4 queries:" in page and "16.0 (1.00) |  32.0 (1.00) |" in page
+    assert "cuDNN" in page and "FA2" not in page
+    assert decode.main(["--redraw", str(path)]) == 0 and path.with_suffix(".md").read_text() == page
+
+
+@pytest.mark.parametrize("decode", ["decode_ablation"], indirect=True)
+def test_a_run_that_was_cut_short_says_which_shape_it_lacks(decode, tmp_path, monkeypatch):
+    timed = decode.timed_together
+
+    def cut(kernels, sizes, *, eager=False):
+        if sizes.batch == 8:
+            raise KeyboardInterrupt
+        return timed(kernels, sizes, eager=eager)
+
+    monkeypatch.setattr(decode, "timed_together", cut)
+    with pytest.raises(KeyboardInterrupt):
+        decode.main(["--out", str(tmp_path)])
+    (page,) = tmp_path.glob("*-decode-ablation.md")
+    lacking = "8 x 8,192 keys, 1 query; 32 x 4,096 keys, 1 query; 128 x 2,048 keys, 1 query."
+    assert f"Not timed: {lacking}" in page.read_text()
 
 
 @pytest.mark.parametrize("name", ["decode", "decode_ablation"])
