@@ -53,6 +53,8 @@ def test_a_committed_schedule_is_called_by_its_slug_and_leaves_its_defaults(path
     more = {"by"} if plan.by_runs else set()
     if plan.by_runs and (plan.head_dim, plan.rows) == (256, 32):
         more |= {"max_spill_bytes"}
+    if plan.head_dim_v != plan.head_dim:
+        more |= {"head_dim_v"}
     assert set(schedule.settings()) == Schedule.keys.required | more
     assert plan.kind == "decode"
 
@@ -78,6 +80,14 @@ def test_what_is_derived_is_what_is_committed():
         derived(dtype=dtype, head_dim=d, head_dim_v=d, mask="full", rows=8, chunks=16)[0].slug
         for dtype in SIXTEEN_BITS
         for d in (64, 128, 256)
+    }
+    made |= {  # of other head dims a token's, or a few, in turns
+        derived(dtype=dtype, head_dim=d, head_dim_v=d_v, mask="causal", rows=rows, chunks=16)[
+            0
+        ].slug
+        for dtype in SIXTEEN_BITS
+        for d, d_v in ((96, 96), (192, 192), (192, 128))
+        for rows in (8, 16)
     }
     assert made == committed
 
