@@ -30,7 +30,7 @@ from fagen.measure.rows import YARDSTICK, Row, means, problems, ratios, title
 from fagen.measure.summaries import picks
 from fagen.measure.timing import Regime
 from fagen.problem import Cell, Problem, Sizes
-from fagen.vocab import BACKWARD, MASKS, SIXTEEN_BITS
+from fagen.vocab import BACKWARD, LENGTHS, MASKS, SIXTEEN_BITS
 
 ROUND = Regime("burst", idle=0.010, warm=0.0005, timed=0.006, rounds=5)
 FLOPS = (1e10, 2e12)  # of a shape: longer than its launches, and no longer than needed
@@ -59,7 +59,12 @@ def run(asked: argparse.Namespace) -> int:
         for schedule in flow.committed(BACKWARD)
         if schedule.values()["head_dim"] in (asked.head_dim or [schedule.values()["head_dim"]])
     }
-    wanted = [one for one in sorted(known) if one.mask in asked.mask and one.dtype in asked.dtype]
+    wanted = [
+        one
+        for one in sorted(known)
+        # a shape is of sequences of one length
+        if one.mask in asked.mask and one.dtype in asked.dtype and one.lengths == LENGTHS[0]
+    ]
     if not wanted:
         raise FagenError("no committed schedule computes such gradients")
     card = record.about["card"]

@@ -2,6 +2,7 @@
 
     python benchmarks/choice.py                  three head dims: less than two GPU minutes
     python benchmarks/choice.py --write          and puts the rows into schedules/dispatch.toml
+    python benchmarks/choice.py --long           128 queries of 100k keys alone: seconds
     python benchmarks/choice.py --predicted      the same borders by the cost models, without a GPU
     python benchmarks/choice.py --write --head-dim 64 --redraw benchmarks/results/<…>-choice.json
 
@@ -11,7 +12,12 @@ so that none is left in the L2 cache. For each number of tiles the chunks are ke
 over all keys from which they gain; decoding serves up to the most queries at which it wins on
 average. Measured in fp16 with a causal mask; bf16, and the mask, make no difference to who wins.
 
-Written to benchmarks/results/<card>-<date>-choice.json, with microseconds of each call.
+With --long the plain kernel and the split ones of head dim 128 are timed on 128 queries of 32/8
+heads over 100,000 keys, beside cuDNN and FlashAttention-2, which splits keys too; of these two
+without a mask, since none of torch's is aligned to the bottom right.
+
+Written to benchmarks/results/<card>-<date>-choice.json or -choice-long.json, with microseconds of
+each call.
 """
 
 import argparse
@@ -29,6 +35,7 @@ from fagen.dispatch.tables import NAME, Row, update
 from fagen.errors import FagenError
 from fagen.evidence import read as evidence_of
 from fagen.kinds.forward.cost import seconds
+from fagen.kinds.forward.shapes import LONG_KEYS
 from fagen.measure.timing import Regime
 from fagen.paths import locate
 from fagen.problem import Sizes
@@ -92,6 +99,8 @@ def run(asked: argparse.Namespace) -> int:
         return 0
     if asked.redraw:
         return redraw(asked)
+    if asked.long:
+        return long(asked)
     findings = Findings.begun(asked.out, "choice", [SHORT])
     slugs = {slug for head_dim in asked.head_dims for slug in _slugs(head_dim)}
     kernels = build(map(from_slug, sorted(slugs)), binding=False)
@@ -116,6 +125,25 @@ def run(asked: argparse.Namespace) -> int:
         findings.save()
     if asked.write:
         update(locate("schedules") / NAME, rows)
+    return findings.finish()
+
+
+def long(asked: argparse.Namespace) -> int:
+    """Time what splitting the keys is for, beside peers."""
+    from fagen.measure.rotating import rotated
+
+    findings = Findings.begun(asked.out, "choice-long", [SHORT])
+    kernels = build(map(from_slug, _forward(128)), binding=False)
+    findings.note_compiler(kernels)
+    began = time.monotonic()
+    mine = {slug: (plan, binary.library) for slug, (plan, binary) in kernels.items()}
+    found = rotated(mine, LONG_KEYS, SHORT)
+    for name, microseconds in found.microseconds.items():
+        row = {"slug" if name in mine else "peer": name, **vars(LONG_KEYS)}
+        findings.rows.append(row | {"microseconds": microseconds, "spread": found.spread[name]})
+        say(f"{name:44} {LONG_KEYS}: {microseconds:.0f} us")
+    findings.about["seconds"] = round(time.monotonic() - began)
+    findings.save()
     return findings.finish()
 
 
@@ -287,6 +315,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     made = parser(__doc__)
     made.add_argument("--head-dim", dest="head_dims", type=int, action="append", choices=PLAIN)
     made.add_argument("--write", action="store_true", help="put the rows into the table")
+    made.add_argument("--long", action="store_true", help="128 queries of 100k keys, beside peers")
     made.add_argument("--predicted", action="store_true", help="no GPU: by the cost models")
     made.add_argument("--card", default="NVIDIA H200", help="of predicted rows")
     asked = made.parse_args(argv)

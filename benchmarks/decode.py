@@ -5,6 +5,7 @@
     python benchmarks/decode.py --with c32 --with s4_b3   and variants of each shape's schedule
     python benchmarks/decode.py --around                  other head dims, groups and queries
     python benchmarks/decode.py --mixed                   64 sequences of 100 … 65,536 keys
+    python benchmarks/decode.py --host                    what a call takes of the host: seconds
 
 Each shape's kernels are those that fagen.attention_decode takes for so many rows, with chunks dealt
 in turns and in runs; a variant is the first of them with these codes at the end of its slug. A CUDA
@@ -12,14 +13,19 @@ graph goes round through 480 MB of keys and values and more, so that none are le
 all kernels run in turn on the same tensors in one process. Of several queries peers see all keys,
 fagen's the mask of causal attention.
 
-With --mixed lengths are a Zipf distribution's, the i-th longest 65,536 / i keys and 100 at least;
-there is no peer: GB/s are to be held against what reading can reach (benchmarks/decode_micro.py).
+With --mixed lengths are a Zipf distribution's, the i-th longest of i^1.559 times fewer keys than
+the first, so that 64 of them end at 100; there is no peer: GB/s are to be held against what reading
+can reach (benchmarks/decode_micro.py).
 
-Written to benchmarks/results/<card>-<date>-decode.json, -decode-around or -decode-mixed, with
-microseconds of a call, and printed with GB/s of keys and values.
+With --host a call of one token after a few keys, with lengths, is timed until it returns, beside
+torch's attention and cuDNN's; kernels, memsets, copies and allocations of each are counted.
+
+Written to benchmarks/results/<card>-<date>-decode.json, -decode-around, -decode-mixed or
+-decode-host, with microseconds of a call, and printed with GB/s of keys and values.
 """
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +40,9 @@ from fagen.kinds.decode import chunks_for, deal_for, derived, rows_for
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.rules import DEALT
 from fagen.kinds.decode.speed import BRIEF, timed_together
+from fagen.measure.launch import SMALL_DECODING, launch_costs
 from fagen.measure.rotating import rotated
+from fagen.measure.summaries import launch_lines
 from fagen.problem import Sizes
 
 Kernels = Mapping[str, tuple[Any, Any]]  # a Plan and a library by slug
@@ -66,8 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(asked: argparse.Namespace) -> int:
     """Build the kernels, time every shape, write everything."""
-    name = "decode-mixed" if asked.mixed else "decode-around" if asked.around else "decode"
-    findings = Findings.begun(asked.out, name, [BRIEF])
+    said = [way for way in ("mixed", "around", "host") if getattr(asked, way)]
+    findings = Findings.begun(asked.out, "-".join(["decode", *said]), [BRIEF])
+    if asked.host:
+        return host(findings, asked)
     work = list(_work(asked))
     kernels = build({s for _, schedules in work for s in schedules}, binding=False)
     findings.note_compiler(kernels)
@@ -80,9 +90,27 @@ def run(asked: argparse.Namespace) -> int:
     return findings.finish()
 
 
+def host(findings: Findings, asked: argparse.Namespace) -> int:
+    """Note what one call takes beside its arithmetic, of the kernel for a token of few keys."""
+    schedule = _usual(asked.dtype, asked.head_dim, SMALL_DECODING, "turn")
+    kernels = build([schedule])
+    findings.note_compiler(kernels)
+    began = time.monotonic()
+    costs = {name: asdict(cost) for name, cost in launch_costs(*kernels[schedule.slug]).items()}
+    findings.rows += [
+        {"slug": schedule.slug, **vars(SMALL_DECODING), "call": name, **cost}
+        for name, cost in costs.items()
+    ]
+    say(f"{schedule.slug}, {SMALL_DECODING}:\n{launch_lines(costs)}")
+    findings.about["seconds"] = round(time.monotonic() - began)
+    findings.save()
+    return findings.finish()
+
+
 def zipf(sequences: int = 64, longest: int = 65_536, shortest: int = 100) -> list[int]:
-    """Lengths of which the i-th is the first one's over i."""
-    return [max(shortest, longest // rank) for rank in range(1, sequences + 1)]
+    """Lengths that fall by a power of their rank, from the longest to the shortest."""
+    exponent = math.log(longest / shortest, sequences)
+    return [round(longest * rank**-exponent) for rank in range(1, sequences + 1)]
 
 
 def _equal(kernels: Kernels, sizes: Sizes) -> list[dict[str, Any]]:
@@ -107,6 +135,7 @@ def _mixed(kernels: Kernels, sizes: Sizes) -> list[dict[str, Any]]:
         megabytes = found.megabytes * share
         row = {"slug": slug, "batch": sizes.batch, "heads": sizes.heads, "lengths": "zipf"}
         row |= {"kv_heads": sizes.kv_heads, "seqlen_q": sizes.seqlen_q, "megabytes": megabytes}
+        row |= {"longest": sizes.seqlen_k, "shortest": min(zipf(sizes.batch))}
         rows.append(row | {"microseconds": microseconds, "spread": found.spread[slug]})
         say(f"{slug:40} {microseconds:.1f} us, {megabytes * 1e3 / microseconds:.0f} GB/s")
     return rows
@@ -149,6 +178,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     of = made.add_mutually_exclusive_group()
     of.add_argument("--around", action="store_true", help="other head dims, groups, queries")
     of.add_argument("--mixed", action="store_true", help="sequences of many lengths")
+    of.add_argument("--host", action="store_true", help="what a call takes of the host")
     made.add_argument(
         "--with",
         dest="variants",

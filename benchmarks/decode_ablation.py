@@ -1,7 +1,8 @@
 """Time what each part of Flash-Decoding and FlashDecoding++ brings, one taken away at a time.
 
-    python benchmarks/decode_ablation.py                  five shapes, about a GPU minute
+    python benchmarks/decode_ablation.py                  six shapes, about a GPU minute
     python benchmarks/decode_ablation.py --dtype bf16
+    python benchmarks/decode_ablation.py --redraw benchmarks/results/<…>-decode-ablation.json
 
 The whole is the kernel that fagen.attention_decode takes; each other form is the same schedule but
 for a key or two: the codes of FORMS. "a tile of 64 rows" is what products cost that are not
@@ -9,8 +10,8 @@ swapped, padded to the tensor cores' 64 rows; "another shape's kernel" is no heu
 kernel for all shapes. Every form runs in a CUDA graph and in eager calls, on keys and values that
 come from memory, beside cuDNN and FlashAttention-2.
 
-Written to benchmarks/results/<card>-<date>-decode-ablation.json, and printed as microseconds of a
-call.
+Written to benchmarks/results/<card>-<date>-decode-ablation.json and .md after every shape, so that
+a run cut short keeps what it has, and says what it lacks; the page has microseconds of a call.
 """
 
 import argparse
@@ -18,23 +19,27 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from record import Findings, build, exit_code, parser, say
 
 from fagen.kinds.decode import chunks_for, deal_for, derived
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.speed import BRIEF, timed_together
+from fagen.measure.rows import markdown, title
 from fagen.problem import Sizes
 
 HEADS, KV_HEADS = 32, 8
-SHAPES = (
+SHAPES = (  # batch, queries, keys
     (1, 1, 1_024),
     (1, 1, 8_192),
+    (1, 4, 8_192),
     (8, 1, 8_192),
     (32, 1, 4_096),
     (128, 1, 2_048),
-    (1, 4, 8_192),
 )
+WAYS = ("graph", "eager")
+PEERS = ("cudnn", "fa2")
 # what is changed of a schedule's keys; None leaves a key to its default
 FORMS: Mapping[str, Mapping[str, object]] = {
     "the whole": {},
@@ -52,7 +57,13 @@ _FREE = ("stages", "q_stages", "blocks")  # follow from the others
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what the arguments ask for; the exit code is that of the `fagen` command."""
     asked = _arguments(argv)
-    return exit_code(lambda: run(asked))
+    return exit_code(lambda: redraw(asked) if asked.redraw else run(asked))
+
+
+def redraw(asked: argparse.Namespace) -> int:
+    """Write the page of a run again; needs no GPU."""
+    print(report(Findings.read(asked.redraw)))
+    return 0
 
 
 def run(asked: argparse.Namespace) -> int:
@@ -67,7 +78,7 @@ def run(asked: argparse.Namespace) -> int:
     began = time.monotonic()
     for sizes, found in work.items():
         mine = {s.slug: (kernels[s.slug][0], kernels[s.slug][1].library) for s in found.values()}
-        for way in ("graph", "eager"):
+        for way in WAYS:
             speeds = timed_together(mine, sizes, eager=way == "eager")
             for form, schedule in found.items():
                 speed = speeds[schedule.slug]
@@ -76,7 +87,44 @@ def run(asked: argparse.Namespace) -> int:
                 findings.rows.append(row)
         findings.about["seconds"] = round(time.monotonic() - began)
         findings.save()
+        report(findings)
     return findings.finish()
+
+
+def report(findings: Findings) -> str:
+    """Write <stem>.md: of each shape its forms, both ways, and what was not timed; return it."""
+    times: dict[tuple[int, ...], dict[str, list[dict[str, Any]]]] = {}
+    for row in findings.rows:
+        shape = row["batch"], row["seqlen_q"], row["seqlen_k"]
+        times.setdefault(shape, {}).setdefault(row["form"], []).append(row)
+    tables = "\n".join(f"{_said(*shape)}:\n\n{_table(of)}" for shape, of in times.items())
+    lacking = [_said(*shape) for shape in SHAPES if shape not in times]
+    return findings.write_page(
+        f"{findings.made_on}; {HEADS} query and {KV_HEADS} KV heads. Microseconds of a call, and "
+        "over those of the whole.",
+        tables,
+        f"Not timed: {'; '.join(lacking)}." if lacking else "",
+        findings.remarks,
+    )
+
+
+def _said(batch: int, queries: int, keys: int) -> str:
+    return f"{batch} x {keys:,} keys, {queries} {'query' if queries == 1 else 'queries'}"
+
+
+def _table(of: Mapping[str, list[dict[str, Any]]]) -> str:
+    found = {form: {row["way"]: row["microseconds"] for row in rows} for form, rows in of.items()}
+    slugs = {form: rows[0]["slug"] for form, rows in of.items()}
+    whole = found["the whole"]
+    for peer in PEERS:  # where torch has it
+        each = {row["way"]: row[f"{peer}_microseconds"] for row in of["the whole"]}
+        if all(each.values()):
+            found[title(peer)] = each
+    body = []
+    for form, each in found.items():
+        cells = [f"{each[way]:.1f} ({each[way] / whole[way]:.2f})" for way in WAYS]
+        body.append([form, slugs.get(form, ""), *cells])
+    return markdown(["", "schedule", *WAYS], body)
 
 
 def forms(asked: argparse.Namespace, batch: int, queries: int) -> dict[str, Schedule]:

@@ -297,7 +297,7 @@ def _line(program: Program, row: Row) -> list[str]:
         predicted, found = "", row["error"].replace("|", "/").replace("\n", " ")
     else:
         predicted, found = program.predicted(row), _rounded(row["value"], unit)
-    return [row["what"], unit.replace("us", "µs"), predicted or "–", found]
+    return [row["what"], "µs" if unit == "us" else unit, predicted or "–", found]
 
 
 def _rounded(value: float, unit: str) -> str:

@@ -1,7 +1,8 @@
 """Time packed sequences beside FlashAttention-2's, and beside the kernel for equal lengths.
 
     python benchmarks/varlen.py             fp16, bf16 and e4m3, head dims 64, 128 and 256: minutes
-    python benchmarks/varlen.py --dtype fp16 --head-dim 128 --mask causal
+    python benchmarks/varlen.py --dtype fp16                      a third of it, in files of its own
+    python benchmarks/varlen.py --dtype fp16 --head-dim 128 --mask causal --list tiny
     python benchmarks/varlen.py --redraw benchmarks/results/<card>-<date>-varlen.json        no GPU
 
 Three lists of lengths: "equal", 16,384 tokens in sequences of 4,096, where fagen's dense kernel and
@@ -11,8 +12,9 @@ sequence computes by itself, a causal triangle as half its square. FlashAttentio
 e4m3 others compute in fp16, and quantising is not in the time: Q and K have a scale for each head,
 V for each column.
 
-Written to benchmarks/results/<card>-<date>-varlen.json and .md. The exit code is 6 where outputs
-disagree.
+Written to benchmarks/results/<card>-<date>-varlen.json and .md after every list, so that a run cut
+short keeps what it has; -varlen-fp16, say, where some dtypes are asked for. The exit code is 6
+where outputs disagree.
 """
 
 import argparse
@@ -75,13 +77,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def redraw(asked: argparse.Namespace) -> int:
     """Write the page of a committed run again; needs no GPU."""
-    report(Findings.read(asked.redraw))
+    print(report(Findings.read(asked.redraw)))
     return 0
 
 
 def run(asked: argparse.Namespace) -> int:
     """Build the kernels, time every list, write everything."""
-    findings = Findings.begun(asked.out, "varlen")
+    some = [] if asked.dtype == list(DTYPES) else asked.dtype
+    findings = Findings.begun(asked.out, "-".join(["varlen", *some]))
     problems = [
         problem_of(dtype, head_dim, mask)
         for dtype in asked.dtype
@@ -93,21 +96,25 @@ def run(asked: argparse.Namespace) -> int:
     kernels = build([*chosen.values(), *(one for found in dense.values() for one in found)])
     findings.note_compiler(kernels)
     began = time.monotonic()
-    for problem in problems:
-        for name in LISTS:
-            beside = [ours(kernels[one.slug][1]).bind for one in dense[problem]]
-            try:
-                kernel = op.load(kernels[chosen[problem].slug][1])
-                time_list(findings, problem, name, chosen[problem].slug, kernel, beside)
-            except VerificationError as error:
-                say(f"  {error}")
-                findings.note("wrong, and not timed", error)
-                findings.about["wrong"] = True
-            findings.about["seconds"] = round(time.monotonic() - began)
-            findings.save()
+    work = [(problem, name) for problem in problems for name in asked.list]
+    findings.about["not timed"] = [f"{problem.name} {name}" for problem, name in work]
+    for problem, name in work:
+        beside = [ours(kernels[one.slug][1]).bind for one in dense[problem]]
+        try:
+            kernel = op.load(kernels[chosen[problem].slug][1])
+            time_list(findings, problem, name, chosen[problem].slug, kernel, beside)
+        except VerificationError as error:
+            say(f"  {error}")
+            findings.note("wrong, and not timed", error)
+            findings.about["wrong"] = True
+        findings.about["not timed"].pop(0)
+        findings.about["seconds"] = round(time.monotonic() - began)
+        findings.save()
+        if findings.rows:
+            page = report(findings)
     if not findings.rows:
         raise FagenError(f"nothing could be timed:\n{findings.remarks}")
-    report(findings)
+    print(page)
     return findings.finish()
 
 
@@ -214,8 +221,8 @@ def time_list(
             say(f"  {problem} {name:6} {who:6} {regime.name:10} {found['tflops']:7.1f} TFLOP/s")
 
 
-def report(findings: Findings) -> None:
-    """Write <stem>.md, and print it."""
+def report(findings: Findings) -> str:
+    """Write <stem>.md, with what is to come, or never came; return it."""
     same = ("dtype", "head_dim", "mask", "list", "regime")
     times: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for row in findings.rows:
@@ -230,13 +237,14 @@ def report(findings: Findings) -> None:
         body.append([*map(str, key), f"{mine['us']:.1f}", f"{mine['tflops']:.0f}", *ratios])
     head = ["dtype", "hd", "mask", "lengths", "regime", "µs", "TFLOP/s", "× FlashAttention-2",
             "× fagen, dense", "× cuDNN, dense"]  # fmt: skip
-    page = findings.write_page(
+    lacking = findings.about.get("not timed", ())
+    return findings.write_page(
         f"{findings.made_on}; hidden size 2048. Packed sequences; medians, and how many times as "
         "fast as others.",
         markdown(head, body),
+        f"Not timed: {'; '.join(lacking)}." if lacking else "",
         findings.remarks,
     )
-    print(page)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -244,10 +252,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     wanted.add_argument("--dtype", action="append", choices=list(DTYPES))
     wanted.add_argument("--head-dim", action="append", type=int)
     wanted.add_argument("--mask", action="append", choices=list(MASKS))
+    wanted.add_argument("--list", action="append", choices=LISTS)
     asked = wanted.parse_args(argv)
     asked.dtype = asked.dtype or list(DTYPES)
     asked.head_dim = asked.head_dim or [64, 128, 256]
     asked.mask = asked.mask or ["full", "causal"]
+    asked.list = asked.list or list(LISTS)
     if asked.peer:
         wanted.error("--peer: this script has its own, FlashAttention-2 and cuDNN")
     return asked

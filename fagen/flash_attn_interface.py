@@ -25,6 +25,7 @@ from fagen.runtime.flash_attn_arguments import (
     is_causal,
     lengths_of,
     refuse_missing,
+    refuse_wrong_hints,
     refuse_yet,
 )
 from fagen.runtime.varlen import attention_varlen
@@ -62,22 +63,22 @@ def flash_attn_func(
     that amount to no mask or to the causal one are taken.
 
     With deterministic the gradient of q has the same bits in each call too, which all else has
-    anyway. These change nothing here: pack_gqa, which is about the order of the work; num_splits of
-    1 or less, since sizes alone say whether the keys of a row are split.
+    anyway. These change nothing here: pack_gqa, num_splits and sm_margin, hints about the order of
+    the work, of which sizes alone decide.
 
     Returns out (B, Sq, H, Dv), in q's dtype or of e4m3 in bf16, and with return_attn_probs also the
     log-sum-exp (B, H, Sq) in fp32, natural logarithm: zeros and minus infinity for a row that sees
     no key.
 
-    Raises NotImplementedError for qv, other windows, attention_chunk and softcap above 0,
-    num_splits above 1, and an sm_margin other than 0; ValueError for a wrong argument; and what
-    else fagen.attention raises.
+    Raises NotImplementedError for qv, other windows, attention_chunk and softcap above 0;
+    ValueError for a wrong argument, hints among them; and what else fagen.attention raises.
     """
     if not q.dim() == k.dim() == v.dim() == 4:
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             refuse_rank(name, tensor)
     refuse = partial(refuse_yet, "flash_attn_func")
-    refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
+    refuse_missing(refuse, qv, attention_chunk, softcap)
+    refuse_wrong_hints(num_splits, sm_margin)
     causal = is_causal(refuse, window_size, q.shape[1], k.shape[1], causal=causal)
     if q.dtype == E4M3:
         sizes = q.shape[0], q.shape[2], k.shape[2]
@@ -132,7 +133,7 @@ def flash_attn_varlen_func(
     flash_attn_func.
 
     max_seqlen_q and max_seqlen_k only tell which window_size is no window: lengths are read on the
-    device. deterministic is as of flash_attn_func; pack_gqa and num_splits of 1 or less change
+    device. deterministic is as of flash_attn_func; pack_gqa, num_splits and sm_margin change
     nothing here.
 
     Returns out (total_q, H, Dv), in q's dtype or of e4m3 in bf16, and with return_attn_probs also
@@ -143,7 +144,8 @@ def flash_attn_varlen_func(
     for a wrong argument; and what else fagen.attention_varlen does.
     """
     refuse = partial(refuse_yet, "flash_attn_varlen_func")
-    refuse_missing(refuse, qv, attention_chunk, softcap, num_splits, sm_margin)
+    refuse_missing(refuse, qv, attention_chunk, softcap)
+    refuse_wrong_hints(num_splits, sm_margin)
     if seqused_q is not None:
         refuse("seqused_q", "None is none")
     if q.dtype != E4M3:
@@ -232,6 +234,7 @@ def flash_attn_with_kvcache(
     """
     refuse = partial(refuse_yet, "flash_attn_with_kvcache")
     refuse_missing(refuse, qv, attention_chunk, softcap)
+    refuse_wrong_hints(num_splits, sm_margin)
     for name, given, instead in (
         ("page_table", page_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
         ("block_table", block_table, "caches are dense: (batch, seqlen, heads, head_dim)"),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import fagen
+from fagen import registry
 from fagen.dispatch import tables as dispatch_table
 from fagen.dispatch.choice import MOST, Narrow, for_narrow
 from fagen.dispatch.tables import Row
@@ -110,6 +111,33 @@ def test_the_table_is_kept_at_its_borders(
     call = dict(seqlen=queries, seqlen_k=max(1, keys), heads=heads, kv_heads=2)
     if keys:
         assert fagen.pick(dtype="fp16", head_dim=64, causal=True, **call).slug == slug
+
+
+def test_bits_may_depend_on_the_batch_beyond_decodings_queries_and_nowhere_else(
+    own_table: None, taken: list[str]
+) -> None:
+    """Three times as many tiles are enough without splitting keys; a named schedule is the same."""
+    for queries, slugs in ((40, [SPLIT, PLAIN]), (3, ["dec_fp16_d64_causal_r8n128_c64"])):
+        taken.clear()
+        one = qkv(queries, 700)
+        many = [x.expand(3, -1, -1, -1) for x in one]
+        alone, beside = (fagen.attention(*tensors, causal=True) for tensors in (one, many))
+        assert taken == slugs
+        assert torch.equal(beside[0], alone[0]) == (queries == 3)
+        torch.testing.assert_close(beside[0], alone[0], rtol=2e-3, atol=2e-3)
+        named = fagen.attention(*many, causal=True, schedule=slugs[0])
+        assert torch.equal(named[0], alone[0])
+
+
+def test_by_fagens_own_table_the_batch_decides_upon_128_queries_and_not_upon_16() -> None:
+    call: dict[str, Any] = dict(dtype="fp16", head_dim=128, causal=True, heads=32, kv_heads=8)
+
+    def chunks(queries: int, batch: int) -> int:
+        found = fagen.pick(**call, seqlen=queries, seqlen_k=8_192, batch=batch)
+        return int(registry.from_slug(found.slug).values()["chunks"])
+
+    assert [chunks(128, batch) for batch in (1, 8)] == [4, 1]
+    assert {chunks(queries, batch) for queries in (1, 4, 16) for batch in (1, 8, 64)} == {16}
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -86,9 +86,10 @@ def test_measured_borders_are_written_beside_their_times(
 ):
     from fagen.measure import rotating
 
-    def rotated(kernels, sizes, regime, peers):
+    def rotated(kernels, sizes, regime, peers=("cudnn", "fa2")):
         plans = [plan.schedule for plan, _ in kernels.values()]
         times = {slug: one * 1e6 for slug, one in by_chunks(plans, sizes).items()}
+        times |= dict.fromkeys(peers, 1.0)
         return rotating.Rotated(times, dict.fromkeys(times, 0.0), 1.0)
 
     monkeypatch.setattr(rotating, "rotated", rotated)
@@ -114,6 +115,13 @@ def test_measured_borders_are_written_beside_their_times(
     assert choice.main(again) == 0 and table_at(tmp_path / dispatch_table.NAME) == rows
     assert choice.main([*again[:2], "--head-dim", "64"]) == 1
     assert "has no time of" in capsys.readouterr().err
+    assert choice.main(["--out", str(tmp_path), "--long"]) == 0
+    (path,) = tmp_path.glob("nvidia-h200-*-choice-long.json")
+    rows = json.loads(path.read_text())["rows"]
+    assert {(row["seqlen_q"], row["seqlen_k"], row["heads"]) for row in rows} == {
+        (128, 100_000, 32)
+    }
+    assert [row["peer"] for row in rows if "peer" in row] == ["cudnn", "fa2"] and len(rows) == 6
 
 
 def test_it_needs_a_gpu(script, tmp_path, capsys):

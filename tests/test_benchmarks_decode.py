@@ -1,11 +1,13 @@
 """benchmarks/decode.py without a GPU: its kernels, and what it writes of times that are made up."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fagen import registry
+from fagen.measure.launch import LaunchCost
 from fagen.measure.rotating import Rotated
 from fagen.records import DecodeSpeed
 from tests.benchmark_helpers import refused_without_a_gpu
@@ -84,9 +86,41 @@ def test_mixed_lengths_count_the_keys_that_there_are(decode, tmp_path, capsys):
     (path,) = tmp_path.glob("*-decode-mixed.json")
     rows = json.loads(path.read_text())["rows"]
     keys = sum(decode.zipf())
-    assert len(decode.zipf()) == 64 and max(decode.zipf()) == 65_536 and min(decode.zipf()) >= 100
+    lengths = decode.zipf()
+    assert len(lengths) == 64 and (lengths[0], lengths[-1]) == (65_536, 100)
+    assert lengths == sorted(lengths, reverse=True) and lengths[1] == round(65_536 / 2**1.5593)
+    assert {(row["longest"], row["shortest"]) for row in rows} == {(65_536, 100)}
     assert [row["megabytes"] for row in rows] == [pytest.approx(keys * 4_096 / 1e6)] * 2
     assert f"1000.0 us, {keys * 4_096 / 1e6:.0f} GB/s" in capsys.readouterr().out
+
+
+def test_a_calls_host_time_is_written_beside_torchs(decode, tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def launch_costs(plan, binary):
+        asked.append((plan.slug, binary.slug))
+        names = ("fagen.attention_decode", "torch's attention")
+        return {name: LaunchCost(12.5 + i, 2 - i, 0, 0, 2) for i, name in enumerate(names)}
+
+    monkeypatch.setattr(decode, "launch_costs", launch_costs)
+    monkeypatch.setattr(decode, "build", lambda schedules: {s.slug: stub(s) for s in schedules})
+    assert decode.main(["--out", str(tmp_path), "--host"]) == 0
+    (path,) = tmp_path.glob("*-decode-host.json")
+    ours, torchs = json.loads(path.read_text())["rows"]
+    assert asked == [("dec_fp16_d128_causal_r8n64",) * 2] and ours["slug"] == asked[0][0]
+    assert (ours["call"], ours["kernels"], ours["host_microseconds"]) == (
+        "fagen.attention_decode",
+        2,
+        12.5,
+    )
+    assert torchs["kernels"] == 1 and ours["seqlen_q"] == 1
+    printed = capsys.readouterr().out
+    assert "fagen.attention_decode: 12.5 µs of the host; kernels 2, memsets 0, copies 0" in printed
+
+
+def stub(schedule):
+    """A Plan, and what stands for its binary."""
+    return registry.plan(schedule), SimpleNamespace(slug=schedule.slug, made_with={"nvcc": "13.0"})
 
 
 @pytest.mark.parametrize("decode", ["decode_ablation"], indirect=True)
@@ -100,6 +134,28 @@ def test_each_form_is_another_kernel_that_fits_and_is_timed_both_ways(decode, tm
     of_one = [r["slug"] for r in rows if r["way"] == "eager" and r["seqlen_k"] == 1_024]
     assert len(set(of_one)) == len(decode.FORMS)
     assert {row["microseconds"] for row in whole if row["way"] == "eager"} == {16.0, 32.0}
+    page = path.with_suffix(".md").read_text()
+    assert page.count("the whole |") == len(decode.SHAPES) and "Not timed" not in page
+    assert "1 x 8,192 keys, 4 queries:" in page and "16.0 (1.00) |  32.0 (1.00) |" in page
+    assert "cuDNN" in page and "FA2" not in page
+    assert decode.main(["--redraw", str(path)]) == 0 and path.with_suffix(".md").read_text() == page
+
+
+@pytest.mark.parametrize("decode", ["decode_ablation"], indirect=True)
+def test_a_run_that_was_cut_short_says_which_shape_it_lacks(decode, tmp_path, monkeypatch):
+    timed = decode.timed_together
+
+    def cut(kernels, sizes, *, eager=False):
+        if sizes.batch == 8:
+            raise KeyboardInterrupt
+        return timed(kernels, sizes, eager=eager)
+
+    monkeypatch.setattr(decode, "timed_together", cut)
+    with pytest.raises(KeyboardInterrupt):
+        decode.main(["--out", str(tmp_path)])
+    (page,) = tmp_path.glob("*-decode-ablation.md")
+    lacking = "8 x 8,192 keys, 1 query; 32 x 4,096 keys, 1 query; 128 x 2,048 keys, 1 query."
+    assert f"Not timed: {lacking}" in page.read_text()
 
 
 @pytest.mark.parametrize("name", ["decode", "decode_ablation"])

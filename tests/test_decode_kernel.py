@@ -14,6 +14,7 @@ from fagen.kinds.decode.plan import Plan
 from fagen.kinds.decode.proof import Case, check, inputs, outputs, small_cases
 from fagen.problem import Sizes
 from fagen.render import render
+from fagen.runtime.c_interface import described
 from tests.decode_helpers import SPREAD, planned
 from tests.often import some
 from tests.test_masks import FUTURE, WINDOW
@@ -90,6 +91,18 @@ def test_alike_tiles_stay_whole(lengths):
     runs, turns = (planned(f"dec_fp16_d64_causal_r8n64{by}") for by in ("_runs", ""))
     one, other = (ran(plan, built(plan), case) for plan in (runs, turns))
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_more_rows_of_chunks_or_steps_of_runs_than_can_be_numbered_are_refused():
+    """2^26 rows of 16 chunks; in runs also 2^19 tiles of 2^11 steps and 16 chunks."""
+    one = torch.zeros(1, 1, 1, 128, dtype=torch.float16)
+    room = torch.empty(1, dtype=torch.uint8).expand(2**40)  # nobody writes to it
+    for slug, sizes in ((FIRST, (32, 32, 64)), (f"{FIRST}_runs", (1, 8, 2**17))):
+        plan, (queries, heads, keys) = planned(slug), sizes
+        q, k = one.expand(2**16, queries, heads, -1), one.expand(2**16, keys, 8, -1)
+        given = {"q": q, "k": k, "v": k, "scale": 0.1, "out": q}
+        with pytest.raises(DeviceError, match=r"there are 2\^30 rows of chunks or more"):
+            described(plan, built(plan), given, workspace=room)(None)
 
 
 _MEET = "    meet();\n#pragma unroll\n    for (int j = 0; j < kRows / 4; ++j) {\n      "

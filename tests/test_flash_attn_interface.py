@@ -117,7 +117,8 @@ def test_what_is_about_speed_or_gradients_alone_changes_no_bit() -> None:
     q, k, v = qkv(queries=20, keys=50)
     out = flash_attn_func(q, k, v)
     for more in (
-        *({"num_splits": splits} for splits in (1, 0)),
+        *({"num_splits": splits} for splits in (-1, 0, 1, 2, 256)),
+        *({"sm_margin": margin} for margin in (0, 8, 131)),
         *({"pack_gqa": packing} for packing in (None, False, True)),
         *({"deterministic": wanted} for wanted in (False, True)),
     ):
@@ -280,11 +281,6 @@ def test_prepared_it_compiles_into_one_graph(fresh_dynamo: None, dynamic: bool) 
         ({"window_size": (-1, 68)}, "window_size = (-1, 68) is not there yet"),
         ({"attention_chunk": 64}, "attention_chunk = 64 is not there yet in fagen; 0 is none"),
         ({"softcap": 15.0}, "softcap = 15.0 is not there yet in fagen; 0.0 is none"),
-        (
-            {"num_splits": 2},
-            "num_splits = 2 is not there yet in fagen; with 1 or 0 the same is com",
-        ),
-        ({"sm_margin": 8}, "sm_margin = 8 is not there yet in fagen; 0 is none"),
     ],
 )
 def test_what_is_not_there_yet_is_named(more: dict[str, Any], said: str) -> None:
@@ -335,6 +331,9 @@ def test_what_it_names_instead_computes_it() -> None:
         ({"v": normal(2, 100, 3, 64).half()}, "v is not float8_e4m3fn, which this kernel takes"),
         ({"q": normal(2, 40, 6, 64)}, "q is float32; use fp16 or bf16: q.to(torch.bfloat16)"),
         ({"softmax_scale": -1.0}, "scale is -1; it must be finite and above 0"),
+        ({"num_splits": 257}, "num_splits is 257; it must be 256 at most"),
+        ({"sm_margin": 132}, "sm_margin is 132; it must be 0 … 131"),
+        ({"sm_margin": -1}, "sm_margin is -1; it must be 0 … 131"),
     ],
 )
 def test_a_wrong_argument_is_named(change: dict[str, Any], said: str) -> None:
@@ -354,6 +353,7 @@ def test_a_wrong_argument_is_named(change: dict[str, Any], said: str) -> None:
         ({"window_size": (-1, 0)}, True),
         ({"window_size": (129, 69)}, False),
         ({"num_splits": 0, "pack_gqa": True, "deterministic": True}, False),
+        ({"num_splits": 16, "sm_margin": 8}, False),
         ({"softmax_scale": 64**-0.5, "k_descale": torch.ones(6, 2)}, False),
     ],
 )

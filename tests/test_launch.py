@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 
+from fagen import registry
 from fagen.errors import DeviceError
-from fagen.kinds.forward.keys import Schedule
-from fagen.kinds.forward.plan import plan
 from fagen.measure import launch
 from fagen.measure.inputs import inputs
 from fagen.measure.launch import BATCH, BATCHES, PROFILED, SMALL, LaunchCost, launch_costs
 from fagen.measure.timing import Call
 
 SLUG = "fwd_fp16_d64_full_m192n128"
+DECODING = "dec_fp16_d128_causal_r8n64"
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def gpu(monkeypatch):
     return fake
 
 
-def costs():
-    return launch_costs(plan(Schedule.from_slug(SLUG)), SimpleNamespace(slug=SLUG))
+def costs(slug=SLUG):
+    return launch_costs(registry.plan_of(slug), SimpleNamespace(slug=slug))
 
 
 def test_a_call_is_one_kernel_and_two_allocations_and_cudnn_is_left_out_where_it_cannot(gpu):
@@ -66,6 +66,36 @@ def test_a_call_is_one_kernel_and_two_allocations_and_cudnn_is_left_out_where_it
     for cost in found.values():
         assert cost.host_microseconds > 0
         assert (cost.kernels, cost.memsets, cost.copies, cost.allocations) == (1, 0, 0, 2)
+
+
+def test_a_decode_call_has_lengths_and_torchs_attention_beside_it(gpu, monkeypatch):
+    given = []
+
+    def op(q, k, v, scale=1.0, *, seqused_k):
+        given.append((q.shape, k.shape, seqused_k.tolist()))
+        gpu.calls += 1
+        return torch.empty_like(q), torch.empty(1)
+
+    monkeypatch.setattr(launch.op, "load", lambda binary: op)
+    monkeypatch.setattr(launch.op, "alone", lambda kernel: lambda *of, **more: kernel(*of, **more))
+    monkeypatch.setattr(launch, "attention_decode", op)
+    monkeypatch.setattr(torch.ops.fagen, DECODING, op, raising=False)
+    sdpa, seen = torch.nn.functional.scaled_dot_product_attention, []
+
+    def torchs(*tensors, **how):
+        seen.append(how)
+        gpu.calls += 1
+        return sdpa(*tensors, **how)
+
+    monkeypatch.setattr(launch.functional, "scaled_dot_product_attention", torchs)
+    found = costs(DECODING)
+    assert list(found) == [
+        *("torch op", "torch op without lse", "fagen.attention_decode", "torch's attention")
+    ], "no cuDNN here"
+    of = launch.SMALL_DECODING
+    shapes = (1, 1, of.heads, 128), (1, of.seqlen_k, of.kv_heads, 128)
+    assert set(map(str, given)) == {str((*map(torch.Size, shapes), [of.seqlen_k]))}
+    assert seen and all(how == {"enable_gqa": True} for how in seen)
 
 
 def test_whatever_else_a_call_has_the_gpu_do_is_counted(gpu):

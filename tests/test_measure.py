@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 
 from fagen.build.report import NO_DISASSEMBLER, CompilerReport
 from fagen.errors import BuildError, DeviceError, FagenError, ToolchainError, VerificationError
@@ -15,7 +16,7 @@ from fagen.kinds.forward.accuracy import shape_error, torch_math
 from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.shapes import verification_sizes
-from fagen.measure import cells
+from fagen.measure import cells, rotating
 from fagen.measure.card import Clock, hopper
 from fagen.measure.cells import race, speeds
 from fagen.measure.inputs import cell_of, inputs, rows_with_keys, softmax_scale
@@ -401,3 +402,23 @@ def test_evidence_is_of_machine_code_that_can_be_read(note, error):
     unread = CompilerReport(168, 1, 0, 0, 0, (), machine_note=note)
     with pytest.raises(error, match="a kernel: machine code not read"):
         machine_code(SimpleNamespace(slug="a kernel", report=unread))
+
+
+def test_an_eager_peer_is_its_own_backend_whenever_it_is_called(monkeypatch):
+    torchs, seen = torch.backends.cuda, []
+
+    def attend(*tensors, enable_gqa):
+        seen.append((torchs.flash_sdp_enabled(), torchs.cudnn_sdp_enabled()))
+
+    monkeypatch.setattr(rotating.functional, "scaled_dot_product_attention", attend)
+    q, kv = torch.zeros(1, 1, 2, 64), torch.zeros(1, 3, 1, 64)
+    call = rotating._peer(SDPBackend.FLASH_ATTENTION, q, [(kv, kv)] * 3, eager=True)
+    with call.within():
+        call.run()
+    assert seen == [(True, False)] * 6
+
+    def refuse(*tensors, enable_gqa):
+        raise RuntimeError("no such backend")
+
+    monkeypatch.setattr(rotating.functional, "scaled_dot_product_attention", refuse)
+    assert rotating._peer(SDPBackend.FLASH_ATTENTION, q, [(kv, kv)], eager=True) is None

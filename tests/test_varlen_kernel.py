@@ -31,6 +31,7 @@ from fagen.vendor.manifest import Manifest
 from fagen.vocab import MASKS
 from tests.often import some
 from tests.tensors import normal
+from tests.varlen_helpers import exact, packed
 
 COMMITTED = [path.stem for path in registry.schedules("forward") if "varlen" in path.stem]
 SMALL = "fwd_fp16_d64_causal_m64n64_varlen"
@@ -92,9 +93,9 @@ def test_sequences_of_a_cache_are_read_where_they_are() -> None:
     for cache, (i, end) in product(caches, enumerate(used.tolist())):
         cache[i, :, end:] = cache[i, :, : pads[i]] = math.nan
     k, v = (cache.transpose(1, 2) for cache in caches)
-    packed = as_packed(k, v, used, pads)
-    assert packed is not None
-    given = dict(zip(("k", "v", "cu_seqlens_k", "seqused_k"), packed, strict=True))
+    laid = as_packed(k, v, used, pads)
+    assert laid is not None
+    given = dict(zip(("k", "v", "cu_seqlens_k", "seqused_k"), laid, strict=True))
     out, lse = torch.full((210, 4, 64), math.nan).half(), torch.full((4, 210), math.nan)
     starts = torch.arange(4, dtype=torch.int32) * 70
     simulator.call(
@@ -107,6 +108,35 @@ def test_sequences_of_a_cache_are_read_where_they_are() -> None:
     torch.testing.assert_close(
         lse.view(4, 3, 70).transpose(0, 1).double(), wanted_lse, rtol=0, atol=1e-3
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("v", 0.0), ("v", 1e30), ("q", 1e30), ("k", 1e30), ("k", 1e8)]
+)
+def test_in_e4m3_a_descale_may_be_as_large_as_1e30_and_that_of_v_0(
+    name: str, number: float
+) -> None:
+    """The first key of each sequence has the larger scores, all others one of 0."""
+    small = planned(SMALL_FP8)
+    library = simulator.build(render(small).kernel)
+    q, k, v, at_q, at_k = packed([(3, 70), (5, 5), (2, 2)], torch.float32)
+    k.zero_()[at_k[:-1].long()] = 1
+    tensors = {"q": q.abs() / 8, "k": k, "v": v}
+    eights = {of: x.to(torch.float8_e4m3fn) for of, x in tensors.items()}
+    descales = {
+        f"{of}_descale": torch.full((3, x.shape[1], 1), number if of == name else 1.0)
+        for of, x in tensors.items()
+    }
+    out = torch.full(q.shape, math.nan, dtype=torch.bfloat16)
+    lse = torch.full((4, len(q)), math.nan)
+    at = {"cu_seqlens_q": at_q, "cu_seqlens_k": at_k}
+    simulator.call(small, library, **eights, **descales, **at, scale=0.125, out=out, lse=lse)
+    means = (x.double() * (number if of == name else 1.0) for of, x in eights.items())
+    right, right_lse = exact(*means, at_q, at_k, causal=True)
+    by = number if name == "v" and number else 1.0
+    torch.testing.assert_close(out.double() / by, right / by, rtol=0.05, atol=0.05)
+    assert number or not out.any()
+    torch.testing.assert_close(lse.double(), right_lse, rtol=1e-5, atol=2e-2)
 
 
 # of the descales, a wrong one is NaN or a neighbour's

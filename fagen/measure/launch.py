@@ -27,10 +27,12 @@ from fagen.problem import Cell, Problem, Sizes
 from fagen.runtime import op
 from fagen.runtime.arguments import dtype_of
 from fagen.runtime.attention import attention
+from fagen.runtime.decode import attention_decode
 from fagen.runtime.varlen import attention_varlen
 from fagen.vocab import PASSES
 
 SMALL = Sizes(1, 1, 1, 64, 64)  # one tile: the GPU is done before the host asks again
+SMALL_DECODING = Sizes(1, 32, 8, 1, 256)  # a token after so few keys: as soon
 BATCH = 100  # calls; a stream takes some thousand before the host has to wait for the GPU
 BATCHES = 50
 PROFILED = 10  # calls
@@ -50,14 +52,16 @@ class LaunchCost:
 def launch_costs(plan: Plan, binary: Binary) -> dict[str, LaunchCost]:
     """The costs of the kernel's two torch ops, of fagen.attention, and of cuDNN where it can.
 
-    Of gradients those of the one op, and of cuDNN's backward pass without autograd's share. All
-    compute the same small problem.  Raises DeviceError without a Hopper GPU, or where torch's
-    profiler sees nothing of it.
+    Of gradients those of the one op, and of cuDNN's backward pass without autograd's share; of
+    decoding those of fagen.attention_decode and of torch's attention as well. All compute the same
+    small problem.  Raises DeviceError without a Hopper GPU, or where torch's profiler sees nothing
+    of it.
     """
     hopper()
-    cell = cell_of(plan, SMALL)
+    of = PASSES[Problem.searched(plan.schedule).kind]
+    cell = cell_of(plan, SMALL_DECODING if of.computes else SMALL)
     q, k, v = inputs(cell)
-    make = _backward if PASSES[cell.problem.kind].gradients else _forward
+    make = _backward if of.gradients else _decoding if of.computes else _forward
     calls = make(plan, binary, cell, q, k, v)
     # the profiler comes last: what it leaves behind slows launches down
     times = {name: host_microseconds(call) for name, call in calls.items()}
@@ -79,16 +83,10 @@ def _backward(
 def _forward(
     plan: Plan, binary: Binary, cell: Cell, q: Tensor, k: Tensor, v: Tensor
 ) -> dict[str, Call]:
-    query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    causal = is_causal(cell)
     alone = op.alone(op.load(binary))
     kernel = getattr(torch.ops.fagen, plan.slug)
     given = trial_of(plan).arguments(plan, q, k, v)
-    problem = Problem.of(plan.schedule)
-
-    def cudnn() -> Tensor:
-        return functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
-
+    problem, causal = Problem.of(plan.schedule), is_causal(cell)
     calls = {
         "torch op": Call(lambda: kernel(*given)[0]),
         "torch op without lse": Call(lambda: alone(*given)),
@@ -99,10 +97,38 @@ def _forward(
         calls["fagen.attention_varlen"] = packed
     else:
         calls["fagen.attention"] = Call(lambda: attention(*tensors, causal=causal, **keys))
+    return calls | _cudnn(_sdpa(q, k, v, is_causal=causal))
+
+
+def _decoding(
+    plan: Plan, binary: Binary, cell: Cell, q: Tensor, k: Tensor, v: Tensor
+) -> dict[str, Call]:
+    """Calls with lengths: a launch that merges follows the first."""
+    used = torch.full((len(q),), k.shape[1], dtype=torch.int32, device=q.device)
+    alone = op.alone(op.load(binary))
+    kernel = getattr(torch.ops.fagen, plan.slug)
+    given = trial_of(plan).arguments(plan, q, k, v)
+    torchs = _sdpa(q, k, v, enable_gqa=True)
+    calls = {
+        "torch op": Call(lambda: kernel(*given, seqused_k=used)[0]),
+        "torch op without lse": Call(lambda: alone(*given, seqused_k=used)),
+        "fagen.attention_decode": Call(lambda: attention_decode(q, k, v, seqused_k=used)),
+        "torch's attention": Call(torchs),
+    }
+    return calls | _cudnn(torchs)
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, **how: bool) -> Callable[[], Tensor]:
+    query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    return lambda: functional.scaled_dot_product_attention(query, key, value, **how)
+
+
+def _cudnn(attend: Callable[[], Tensor]) -> dict[str, Call]:
+    """Torch's attention by cuDNN alone, where that can."""
     with suppress(DeviceError):
-        bare = Call(cudnn, lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION))
-        calls["cuDNN"] = tried(bare, "cuDNN")
-    return calls
+        bare = Call(attend, lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION))
+        return {"cuDNN": tried(bare, "cuDNN")}
+    return {}
 
 
 def as_called(

@@ -5,6 +5,7 @@ graph goes round through so many buffers of them that none is left of the time b
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,7 +97,11 @@ def rotated(
     )
 
 
-def _rotating(enqueues: Iterable[Enqueue], eager: bool) -> Call:
+def _rotating(
+    enqueues: Iterable[Enqueue],
+    eager: bool,
+    within: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Call:
     """All of them as one call, or one graph, which keeps what they use."""
     kept = tuple(enqueues)
 
@@ -105,7 +110,8 @@ def _rotating(enqueues: Iterable[Enqueue], eager: bool) -> Call:
             enqueue()
         return kept
 
-    return Call(run) if eager else captured(Call(run), 1)
+    call = Call(run, within)
+    return call if eager else captured(call, 1)
 
 
 def _peer(
@@ -123,7 +129,9 @@ def _peer(
         )
 
     try:
-        with sdpa_kernel(backend):
-            return _rotating((partial(attend, k, v) for k, v in pairs), eager)
+        calls = (partial(attend, k, v) for k, v in pairs)
+        made = _rotating(calls, eager, partial(sdpa_kernel, backend))
+        made.once()  # a refusal comes here
     except RuntimeError:
         return None
+    return made

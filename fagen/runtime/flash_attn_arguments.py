@@ -1,12 +1,14 @@
 """FlashAttention-3's arguments in, what fagen's calls take out, or a refusal that names one."""
 
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from fagen.arch import SM90
 from fagen.runtime.checks import shape_of
 
 Refuse = Callable[[str, str], NoReturn]  # an argument; what to do instead
@@ -14,6 +16,7 @@ Refuse = Callable[[str, str], NoReturn]  # an argument; what to do instead
 _filled_ones: dict[tuple[int, int, torch.device, int], Tensor] = {}
 _LONGEST = 2**31 - 1
 _KEPT = 64  # a layer after another asks for the same one
+_MOST_SPLITS = 256  # that FlashAttention-3 has
 
 
 def filled(length: int, batch: int, q: Tensor) -> Tensor:
@@ -64,8 +67,6 @@ def refuse_missing(
     qv: Tensor | None,
     attention_chunk: int,
     softcap: float,
-    num_splits: int = 0,
-    sm_margin: int = 0,
 ) -> None:
     """Raise NotImplementedError for an argument that no function here has kernels for."""
     if qv is not None:
@@ -74,10 +75,21 @@ def refuse_missing(
         refuse(f"attention_chunk = {attention_chunk}", "0 is none")
     if softcap > 0:
         refuse(f"softcap = {softcap}", "0.0 is none")
-    if num_splits > 1:
-        refuse(f"num_splits = {num_splits}", "with 1 or 0 the same is computed without splits")
-    if sm_margin != 0:
-        refuse(f"sm_margin = {sm_margin}", "0 is none: a kernel takes all SMs")
+
+
+def refuse_wrong_hints(num_splits: int, sm_margin: int) -> None:
+    """Raise TypeError or ValueError for a hint that is none, though nobody acts upon it.
+
+    Any num_splits below 1 leaves their number to FlashAttention-3.
+    """
+    num_splits, sm_margin = index(num_splits), index(sm_margin)  # a word has none
+    if num_splits > _MOST_SPLITS:
+        raise ValueError(f"num_splits is {num_splits}; it must be {_MOST_SPLITS} at most")
+    if not 0 <= sm_margin < SM90.sm_count:
+        raise ValueError(
+            f"sm_margin is {sm_margin}; it must be 0 … {SM90.sm_count - 1}: multiprocessors that "
+            "are left to others"
+        )
 
 
 def is_causal(

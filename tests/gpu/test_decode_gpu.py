@@ -9,11 +9,12 @@ import torch
 
 import fagen
 from fagen import flow, registry
+from fagen.errors import DeviceError
 from fagen.kinds.decode.proof import Case, check, verification_cases
 from fagen.kinds.decode.reference import attend
 from fagen.kinds.decode.speed import timed
 from fagen.problem import Sizes
-from fagen.runtime.c_interface import bind, call
+from fagen.runtime.c_interface import bind, call, workspace_for
 from fagen.vocab import MASKS
 from tests.decode_helpers import SPREAD
 from tests.gpu.conftest import BUILDERS
@@ -24,6 +25,9 @@ COMMITTED = [path.stem for path in registry.schedules("decode")]
 SLUGS = list(dict.fromkeys([*COMMITTED, *SPREAD]))
 FIRST = "dec_fp16_d128_causal_r8n64"
 LONGEST = 5_000
+SPIN = 50_000  # clocks that the GPU is busy for, so that all behind is queued when it begins
+# a head dim, sequences, and whether they have lengths: in turns, else whole tiles in runs
+TAKEN = [(128, 6, True), (128, 32, False), (128, 128, False), (256, 6, True), (256, 32, False)]
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +104,206 @@ def test_what_the_launch_before_writes_is_seen():
         assert torch.equal(found, expected)
 
 
+def spoiled(x):
+    """What nobody may take for a result: no number, or a length of nothing."""
+    return x.fill_(math.nan) if x.is_floating_point() else x.zero_()
+
+
+def taken(head_dim, batch, used, keys=1_024):
+    """Queries, keys and values of one token each, and lengths where there are any."""
+    normal = partial(torch.randn, device="cuda", dtype=torch.float16)
+    q, (k, v) = normal(batch, 1, 32, head_dim), normal(2, batch, keys, 8, head_dim)
+    return [q, k, v, *([lengths(*[keys - 7 * (i % 50) for i in range(batch)])] if used else [])]
+
+
+def decoded(q, k, v, used=None):
+    return fagen.attention_decode(q, k, v, seqused_k=used)
+
+
+def written_late(given, last):
+    """Return what decodes inputs that are written just before, the `last` one at the very end."""
+    late = [torch.empty_like(x) for x in given]
+    order = [*(i for i in range(len(given)) if i != last), last]
+
+    def run():
+        for x in late:
+            spoiled(x)
+        torch.cuda._sleep(SPIN)
+        for i in order:
+            late[i].copy_(given[i])
+        found = [decoded(*late) for _ in range(2)]
+        for x in late:
+            spoiled(x)
+        return found
+
+    return run
+
+
+def graph_of(run):
+    """A graph of what was run before, and what it returns."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run()
+    return graph, found
+
+
+@pytest.mark.parametrize(("head_dim", "batch", "used"), TAKEN)
+def test_each_input_is_seen_that_is_written_last_behind_a_launch_that_spins(
+    built, head_dim, batch, used
+):
+    given = taken(head_dim, batch, used)
+    expected = decoded(*given)
+    for last in range(len(given)):
+        run = written_late(given, last)
+        assert all(torch.equal(out, expected) for out in run())
+        graph, captured = graph_of(run)
+        for _ in range(5):
+            for out in captured:
+                spoiled(out)
+            graph.replay()
+            assert all(torch.equal(out, expected) for out in captured)
+
+
+@pytest.mark.parametrize(("head_dim", "batch", "used"), TAKEN)
+def test_so_it_is_on_two_streams_at_a_time(built, head_dim, batch, used):
+    both = [taken(head_dim, batch, used) for _ in range(2)]
+    expected = [decoded(*given) for given in both]
+    runs = [[written_late(given, last) for last in range(len(given))] for given in both]
+    torch.cuda.synchronize()
+    streams, found = [torch.cuda.Stream() for _ in both], [[], []]
+    for turn in range(8):
+        for i, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                found[i] += runs[i][turn % len(runs[i])]()
+    torch.cuda.synchronize()
+    for outs, wanted in zip(found, expected, strict=True):
+        assert all(torch.equal(out, wanted) for out in outs)
+
+
+@pytest.mark.parametrize(
+    ("slug", "batch", "used"),
+    [
+        (FIRST, 6, True),
+        (f"{FIRST}_runs", 32, False),
+        (f"{FIRST}_runs", 128, False),
+        (f"{FIRST}_runs", 128, True),
+        ("dec_fp16_d256_causal_r8n64", 6, True),
+        ("dec_fp16_d256_causal_r8n64_runs", 32, False),
+    ],
+)
+def test_what_a_call_writes_is_a_key_a_value_and_a_query_of_the_next(built, slug, batch, used):
+    """Each begins before the one in front of it has ended, and all have the same workspace."""
+    plan, binary = built(slug)
+    keys, normal = 1_024, partial(torch.randn, device="cuda", dtype=torch.float16)
+    queries = normal(3, batch, 1, 8, plan.head_dim)
+    before, after = normal(2, 2, batch, keys, 8, plan.head_dim)
+    more = {"scale": 0.1} | ({"seqused_k": lengths(*[keys] * batch)} if used else {})
+    query, out = torch.empty_like(queries[0]), torch.empty_like(queries[0])
+    old, new = (dict(zip("kv", cache, strict=True)) for cache in (before, after))
+    written = [new["k"][:, -1:], new["v"][:, -1:], query]
+    steps = [dict(q=q, **old, out=into) for q, into in zip(queries, written, strict=True)]
+    steps.append(dict(q=query, **new, out=out))
+    steps.append(dict(q=queries[0], **old, out=query))  # upon what was just read
+    room = workspace_for(plan, binary.library, **steps[0], **more)
+    calls = [bind(plan, binary.library, workspace=room, **step, **more) for step in steps]
+
+    def run(between=lambda: None):
+        for x in (*written, out):
+            spoiled(x)
+        torch.cuda._sleep(SPIN)
+        for one in calls:
+            one()
+            between()
+
+    run(torch.cuda.synchronize)
+    expected = out.clone()
+    assert torch.isfinite(expected).all()
+    graph, _ = graph_of(run)
+    for again in (run, graph.replay) * 10:
+        again()
+        assert torch.equal(out, expected)
+
+
+def test_captured_on_one_stream_it_is_replayed_on_two_with_workspaces_of_their_own(built):
+    for slug, batch in ((FIRST, 6), (f"{FIRST}_runs", 50)):
+        plan, binary = built(slug)
+        q, k, v = caches(batch=batch, queries=1)
+        given = {"q": q, "k": k, "v": v, "scale": 0.1}
+        given["seqused_k"] = lengths(*(1 + (i * 2_711) % LONGEST for i in range(batch)))
+        outs = [torch.empty_like(q) for _ in range(2)]
+        calls = [bind(plan, binary.library, **given, out=out) for out in outs]  # keep workspaces
+        graphs = [graph_of(one)[0] for one in calls]
+        expected = outs[0].clone()
+        streams = [torch.cuda.Stream() for _ in graphs]
+        for turn in range(50):
+            for out in outs:
+                spoiled(out)
+            torch.cuda.synchronize()
+            for i, stream in enumerate(streams):
+                with torch.cuda.stream(stream):  # either graph on either stream
+                    graphs[(i + turn) % 2].replay()
+            torch.cuda.synchronize()
+            assert all(torch.equal(out, expected) for out in outs)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("which", [1, 2], ids=["k", "v"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_what_lies_outside_of_lengths_in_k_alone_or_v_alone_changes_no_bit(
+    built, head_dim, which, number
+):
+    given = list(caches(head_dim=head_dim))
+    used, pads = lengths(0, 63, 1_000, 2_049, 4_999, LONGEST), lengths(0, 7, 999, 64, 130, 1)
+    place = torch.arange(LONGEST, device="cuda")
+    outside = ((place < pads[:, None]) | (place >= used[:, None]))[..., None, None]
+    slug = f"dec_fp16_d{head_dim}_causal_r8n{128 if head_dim == 64 else 64}"
+    for by in ("", "_runs"):
+        outs = []
+        for filling in (0.0, number):
+            filled = list(given)
+            filled[which] = given[which].masked_fill(outside, filling)
+            outs.append(
+                fagen.attention_decode(
+                    *filled, seqused_k=used, leftpad_k=pads, schedule=f"{slug}{by}"
+                )
+            )
+        assert torch.isfinite(outs[1]).all() and torch.equal(*outs)
+
+
+def shifted(x):
+    """The same, 16 bytes behind where an allocation begins."""
+    room = torch.empty(x.numel() + 8, device="cuda", dtype=x.dtype)
+    return room[8:].view(x.shape).copy_(x)
+
+
+def heads_first(x):
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+LAYOUTS = {
+    "one cache for all sequences": lambda k, v: (k[:1].expand_as(k), v[:1].expand_as(v)),
+    "slices of one tensor": lambda k, v: torch.cat((k, v), -1).chunk(2, -1),
+    "slices of heads": lambda k, v: torch.cat((k, v), 2).chunk(2, 2),
+    "heads before keys": lambda k, v: (heads_first(k), heads_first(v)),
+    "from 16 bytes on": lambda k, v: (shifted(k), shifted(v)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_however_a_cache_lies_in_memory_bits_are_the_same(built, head_dim, layout):
+    q, k, v, used = taken(head_dim, 32, used=True)
+    laid = LAYOUTS[layout](k, v)
+    plain = [x.contiguous() for x in laid]
+    for some in (used, None):  # in turns, and whole tiles in runs
+        expected = decoded(q, *plain, some)
+        assert torch.equal(decoded(q, *laid, some), expected)
+        assert torch.equal(decoded(shifted(q), *laid, some), expected)
+    assert (expected.double() - right(q, *plain, None)).abs().max() < 2e-3
+
+
 @pytest.mark.parametrize("queries", [1, 4, 8])
 def test_a_sequences_bits_are_those_that_it_has_alone_in_any_batch_and_however_chunks_are_dealt(
     queries,
@@ -125,12 +329,12 @@ def test_a_sequences_bits_are_those_that_it_has_alone_in_any_batch_and_however_c
 
 
 @pytest.mark.parametrize("queries", [1, 4])
-@pytest.mark.parametrize("batch", [32, 128])
-def test_tiles_that_stay_whole_have_the_same_bits(batch, queries):
-    """One or four for nearly each thread block; not merged, and as if lengths were not alike."""
+@pytest.mark.parametrize(("head_dim", "batch"), [(128, 32), (128, 128), (256, 32)])
+def test_tiles_that_stay_whole_have_the_same_bits(head_dim, batch, queries):
+    """One to four for nearly each thread block; not merged, and as if lengths were not alike."""
     keys = 2_048
-    q, k, v = (x[:, :keys] for x in caches(batch=batch, queries=queries))
-    slug = f"dec_fp16_d128_causal_r{max(8, 4 * queries)}n64"
+    q, k, v = (x[:, :keys] for x in caches(batch=batch, queries=queries, head_dim=head_dim))
+    slug = f"dec_fp16_d{head_dim}_causal_r{max(8, 4 * queries)}n64"
 
     def run(by, used):
         return fagen.attention_decode(q, k, v, seqused_k=used, schedule=f"{slug}{by}")
@@ -215,6 +419,35 @@ def test_rows_of_the_cache_beyond_four_gigabytes_are_found():
     q = torch.randn(2, 1, 4, 128, device="cuda", dtype=torch.float16)
     found = fagen.attention_decode(q, k, k)
     assert torch.equal(found, fagen.attention_decode(q, k.contiguous(), k.contiguous()))
+
+
+def test_partial_outputs_beyond_eight_gigabytes_are_found(built):
+    """Of 1.5 million rows, in chunks: the last sequence's begin at 3.1 billion numbers."""
+    batch, queries = 48, 1_024
+    torch.cuda.empty_cache()
+    if torch.cuda.mem_get_info()[0] < 24 << 30:
+        pytest.skip("needs 24 GiB of free memory")
+    q = torch.randn(batch, queries, 32, 128, device="cuda", dtype=torch.float16)
+    k, v = torch.randn(2, batch, 1_100, 8, 128, device="cuda", dtype=torch.float16)
+    used = lengths(*(1_100 - i for i in range(batch)))
+    for slug in (FIRST, f"{FIRST}_runs"):
+        out = fagen.attention_decode(q, k, v, seqused_k=used, schedule=slug)
+        for one in (0, 31, 32, batch - 1):  # from 32 on beyond 2^31 numbers
+            own = [x[one : one + 1] for x in (q, k, v, used)]
+            alone = fagen.attention_decode(*own[:3], seqused_k=own[3], schedule=slug)
+            assert torch.equal(alone[0], out[one])
+        assert (out[-1:].double() - right(*own)).abs().max() < 2e-3
+
+
+@pytest.mark.parametrize("by", ["", "_runs"])
+def test_more_rows_of_chunks_than_can_be_numbered_are_refused(built, by):
+    plan, binary = built(f"{FIRST}{by}")
+    one = torch.zeros(1, 1, 1, 128, device="cuda", dtype=torch.float16)
+    q, k = one.expand(2**16, 32, 32, -1), one.expand(2**16, 64, 8, -1)
+    room = torch.empty(1, device="cuda", dtype=torch.uint8).expand(2**40)  # nobody writes to it
+    launch = bind(plan, binary.library, workspace=room, q=q, k=k, v=k, scale=0.1, out=q)
+    with pytest.raises(DeviceError, match=r"there are 2\^30 rows of chunks or more"):
+        launch()
 
 
 def test_a_million_keys_are_as_near_to_fp64_as_the_rule_asks(built):

@@ -13,6 +13,7 @@ from fagen.kinds.forward import accuracy
 from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.shapes import LONG_KEYS
 from fagen.measure.rotating import rotated
+from fagen.problem import Sizes
 from fagen.runtime.c_interface import bind
 from tests.gpu.conftest import BUILDERS
 
@@ -128,6 +129,24 @@ def test_attention_by_itself_is_right(built, queries, keys):
     assert (out.double() - exact).abs().max() < 2e-3
     assert (lse[seen].double() - exact_lse[seen]).abs().max() < 1e-3
     assert (lse[~seen] == -math.inf).all()
+
+
+@pytest.mark.parametrize("chunks", [16, 64])
+def test_a_million_keys_are_as_near_to_fp64_as_the_rule_asks(built, chunks):
+    sizes = [Sizes(1, 4, 1, 128, keys) for keys in (8_192, 2**20, 2**20 + 17)]
+    slug = f"fwd_fp16_d128_causal_m128n128_split{chunks}"
+    accuracy.check(*built(slug), sizes, progress=print)
+
+
+def test_attention_by_itself_is_as_near_over_a_million_keys_as_over_8k(built):
+    far = []
+    for keys in (8_192, 2**20):
+        q, k, v = qkv(1, 128, keys, 4, 1)
+        exact, _ = reference(q, k, v, mask="causal", scale=128**-0.5)
+        out = fagen.attention(q, k, v, causal=True)
+        far.append(float((out.double() - exact).norm() / exact.norm()))
+    print(far)
+    assert far[1] < 3 * far[0] < 1e-2
 
 
 def test_many_keys_of_few_queries_take_less_than_fa2s_split(built):

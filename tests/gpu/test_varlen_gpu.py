@@ -115,6 +115,34 @@ def test_a_sequence_has_the_same_bits_in_any_company(built):
 
 
 @pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_a_sequences_bits_are_those_that_it_has_alone_in_any_batch(built, head_dim, causal):
+    lengths = [(1 + i * 97 % 700, 1 + i * 211 % 900) for i in range(12)] + [(0, 5), (5, 0)]
+    q, k, v, at_q, at_k = on_gpu(lengths, head_dim=head_dim)
+    parts = [
+        (q[at_q[i] : at_q[i + 1]], *(x[at_k[i] : at_k[i + 1]] for x in (k, v)))
+        for i in range(len(lengths))
+    ]
+
+    def attend(picked):
+        tensors = [torch.cat(of) for of in zip(*(parts[i] for i in picked), strict=True)]
+        ends = [
+            torch.tensor([0, *(lengths[i][of] for i in picked)], device="cuda").cumsum(0).int()
+            for of in (0, 1)
+        ]
+        out = fagen.attention_varlen(*tensors, *ends, causal=causal)
+        return out.split([lengths[i][0] for i in picked])
+
+    alone = [attend([i])[0] for i in range(len(lengths))]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        size = int(torch.randint(1, 60, (1,), generator=generator))
+        picked = torch.randint(0, len(lengths), (size,), generator=generator).tolist()
+        for i, out in zip(picked, attend(picked), strict=True):
+            assert torch.equal(out, alone[i]), (size, i)
+
+
+@pytest.mark.parametrize("causal", [False, True])
 def test_offsets_as_wrong_as_an_int_can_be_are_cut_off(built, causal):
     q, k, v, *_ = on_gpu([(100, 100)], head_dim=128)
     wrong, cut = (
@@ -216,6 +244,57 @@ def test_in_e4m3_neighbours_that_are_nan_change_no_bit(built, causal, nan):
             numbers[name][one] = x[one]
         out = fagen.attention_varlen(*poisoned, at_q, at_k, causal=causal, **numbers)
         assert torch.equal(out[rows], right[rows])
+
+
+@pytest.mark.parametrize("name", ["q_descale", "k_descale", "v_descale"])
+@pytest.mark.parametrize("number", [0.0, 1e30])
+def test_in_e4m3_a_neighbours_descale_of_0_or_1e30_changes_no_bit(built, number, name):
+    lengths = [(300, 300), (64, 20), (17, 40)]
+    of = on_gpu8(lengths, head_dim=128)
+    right = fagen.attention_varlen(*of.tensors, causal=True, **of.named)
+    changed = of.named[name].clone()
+    changed[1] = number
+    out = fagen.attention_varlen(*of.tensors, causal=True, **of.named | {name: changed})
+    for one in (0, 2):
+        rows = slice(*of.tensors[3][one : one + 2].tolist())
+        assert torch.equal(out[rows], right[rows])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_in_e4m3_values_may_have_a_descale_of_0_or_1e30(built, head_dim, causal):
+    of = on_gpu8([(70, 200), (0, 3), (300, 300)], head_dim=head_dim)
+    for number in (0.0, 1e30):
+        named = of.named | {"v_descale": torch.full((3, 2), number, device="cuda")}
+        out, lse = fagen.attention_varlen(*of.tensors, causal=causal, return_lse=True, **named)
+        q, k, _ = of.real
+        means = q, k, of.tensors[2].float() * number
+        right, right_lse = exact(*means, *of.tensors[3:], causal=causal)
+        assert not out.any() if number == 0 else far(out, right) < 0.05
+        torch.testing.assert_close(lse.double(), right_lse, rtol=0, atol=2e-2)
+
+
+@pytest.mark.parametrize("names", ["q", "k", "qk"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_in_e4m3_scores_may_have_descales_of_1e30(built, head_dim, names):
+    """All go to one key, the first, or as without where the other descale is as small."""
+    of = on_gpu8([(70, 200), (300, 300)], head_dim=head_dim)
+    q, k, v, at_q, at_k = of.tensors
+    one_key = torch.zeros_like(k, dtype=torch.float32)
+    one_key[at_k[:-1].long()] = 1
+    tensors = q.float().abs().to(E4M3), one_key.to(E4M3), v, at_q, at_k
+    sizes = {"q": 1e30 if "q" in names else 1.0, "k": 1e30 if names == "k" else 1.0}
+    if names == "qk":
+        tensors, sizes["k"] = of.tensors, 2.0**-7 / 1e30
+    named = {
+        "q_descale": torch.full((2, 4), sizes["q"], device="cuda"),
+        "k_descale": torch.full((2, 2), sizes["k"], device="cuda"),
+        "v_descale": torch.ones(2, 2, device="cuda"),
+    }
+    out = fagen.attention_varlen(*tensors, causal=True, **named)
+    means = (x.double() * by for x, by in zip(tensors[:3], (*sizes.values(), 1.0), strict=True))
+    right, _ = exact(*means, at_q, at_k, causal=True)
+    assert far(out, right) < (0.05 if names == "qk" else 1e-6)
 
 
 def test_in_e4m3_a_sequence_has_the_same_bits_in_any_company(built):

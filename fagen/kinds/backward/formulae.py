@@ -160,8 +160,9 @@ def shared_formulae(
         peer = {"k_peer": n * d * e / cluster, "ds_peer": ds_stages * m * n * e}
         barriers += ds_stages
     last = {"barriers": SM90.mbarrier_bytes * barriers}
-    if ones:  # small arrays, one behind the other; by keys P has no barriers, and dS none where all meet
-        barriers -= 0 if by_gradients else 2 * ds_stages * (2 if meet else 1)
+    if ones:  # small arrays, one behind the other
+        if not by_gradients:  # P has no barriers, and dS none where all meet
+            barriers -= 2 * ds_stages * (2 if meet else 1)
         last = {"barriers": SM90.mbarrier_bytes * barriers}
         together = TOGETHER_BYTES * stages * m + ONES_BYTES
         numbers, last = {}, {"statistics, ones, barriers": together + last["barriers"]}

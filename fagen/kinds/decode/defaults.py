@@ -41,25 +41,30 @@ def deal_for(head_dim: int, rows: int, kv_heads: int, batch: int, *, alike: bool
     share out well.
     """
     tile = rows_for(rows)
-    least = _runs_from(head_dim, tile)
     of_sequence = -(-rows // tile) * kv_heads
-    if not least:
-        return "turn"
-    whole = alike and whole_tiles(of_sequence, batch, _slots(head_dim))
-    return "run" if whole or of_sequence * batch >= least else "turn"
+    if alike and _fold(head_dim, tile) and whole_tiles(of_sequence, batch, _slots(head_dim)):
+        return "run"
+    least = _runs_from(head_dim, tile)
+    return "run" if least and of_sequence * batch >= least else "turn"
+
+
+def _fold(head_dim: int, tile: int) -> bool:
+    """Whether runs of tiles that stay whole were faster, whose chunks are folded and not merged.
+
+    Not where sums take the registers of a second thread block.
+    """
+    return head_dim > _WIDE or tile <= _MOST_IN_RUNS
 
 
 def _runs_from(head_dim: int, tile: int) -> int:
     """From how many tiles of so many rows on chunks are dealt in runs; 0: never.
 
-    In runs where most tiles are one thread block's, and that was faster: not where sums take the
-    registers of a second thread block, nor for eight rows of wide heads, whose partial outputs are
-    small beside keys.
+    In runs where most tiles are one thread block's, and that was faster: not for eight rows of wide
+    heads, whose partial outputs are small beside keys.
     """
-    wide, narrow = head_dim > _WIDE, head_dim <= _NARROW
-    if tile == ROWS[0] if wide else tile > _MOST_IN_RUNS:
+    if not _fold(head_dim, tile) or (head_dim > _WIDE and tile == ROWS[0]):
         return 0
-    each = _IN_RUNS_OF_16 if tile == 16 and not narrow else _IN_RUNS
+    each = _IN_RUNS_OF_16 if tile == 16 and head_dim > _NARROW else _IN_RUNS
     return math.ceil(each * _slots(head_dim))
 
 
