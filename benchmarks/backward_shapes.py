@@ -24,13 +24,13 @@ from collections.abc import Iterable, Sequence
 
 from record import Record, build, exit_code, parser, serving, time_all
 
-from fagen import flow
+from fagen import flow, vocab
 from fagen.errors import FagenError
 from fagen.measure.rows import YARDSTICK, Row, means, problems, ratios, title
 from fagen.measure.summaries import picks
 from fagen.measure.timing import Regime
 from fagen.problem import Cell, Problem, Sizes
-from fagen.vocab import BACKWARD, LENGTHS, MASKS, SIXTEEN_BITS
+from fagen.vocab import BACKWARD, MASKS, SIXTEEN_BITS
 
 ROUND = Regime("burst", idle=0.010, warm=0.0005, timed=0.006, rounds=5)
 FLOPS = (1e10, 2e12)  # of a shape: longer than its launches, and no longer than needed
@@ -63,7 +63,7 @@ def run(asked: argparse.Namespace) -> int:
         one
         for one in sorted(known)
         # a shape is of sequences of one length
-        if one.mask in asked.mask and one.dtype in asked.dtype and one.lengths == LENGTHS[0]
+        if one.mask in asked.mask and one.dtype in asked.dtype and one.lengths == vocab.LENGTHS[0]
     ]
     if not wanted:
         raise FagenError("no committed schedule computes such gradients")
