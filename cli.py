@@ -1,7 +1,6 @@
 """The command line: words come in, fagen is called, an answer goes out."""
 
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,10 +153,11 @@ def build(schedules: "AnySchedules", every: bool, binding: bool | None, as_json:
 
     named = chosen(schedules, every)
     readable = [schedule for schedule in named if not isinstance(schedule, Unread)]
-    make: Any = partial(flow.built, binding=binding, progress=say)
-    if together := len(readable) > 1:
-        make = flow.builder(readable, binding=binding)  # which tells its progress itself
-    made, wrong = each("" if together else "building", named, make)
+    made, wrong = each(
+        "building" if len(readable) < 2 else "",  # of several the builder tells its progress itself
+        named,
+        flow.maker(readable, binding=binding, progress=say),
+    )
     records = [asdict(binary) for _, binary in made]
     answer(as_json, records, (report.built(*one) for one in made), wrong)
 
@@ -195,14 +195,18 @@ def verify(
     if not same_code:
         flow.need_gpu()  # before minutes of building
 
+    named = chosen(schedules, every)
+    with_place = [schedule for schedule in named if flow.has_place(schedule, output)]
+    make = flow.maker(with_place, binding=False if same_code else None, progress=say)
+
     def prove(schedule: "Schedule") -> Any:
         flow.need_place(schedule, output)
-        made = flow.built(schedule, binding=False if same_code else None, progress=say)
+        made = make(schedule)
         if same_code:
             return flow.renewed(*made, output, progress=keep_saying)
         return flow.verified(*made, output, progress=say)
 
-    found, wrong = each("verifying", chosen(schedules, every), prove)
+    found, wrong = each("verifying", named, prove)
     answer(as_json, [asdict(evidence) for evidence in found], map(report.proved, found), wrong)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from fagen import evidence
@@ -82,12 +83,29 @@ def builder(
     return give
 
 
+def maker(
+    schedules: Sequence[Schedule],
+    *,
+    binding: bool | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Callable[[Schedule], tuple[Plan, Binary]]:
+    """Return what gives each kernel with its Plan: of several all are built first, by `builder`."""
+    if len(schedules) > 1:
+        return builder(schedules, binding=binding)
+    return partial(built, binding=binding, progress=progress)
+
+
+def has_place(schedule: Schedule, folder: Path | None) -> bool:
+    """Whether there is a place for evidence: a folder, or that of a committed schedule."""
+    return folder is not None or committed_file(schedule.slug).exists()
+
+
 def need_place(schedule: Schedule, folder: Path | None) -> None:
     """Raise FagenError where there is no place for evidence: no folder, and none in generated/.
 
     generated/ holds nothing that schedules/ does not make.
     """
-    if folder is None and not committed_file(schedule.slug).exists():
+    if not has_place(schedule, folder):
         raise FagenError(
             f"{schedule.slug} is not in schedules/, so generated/ is no place for its evidence: "
             "name a folder by -o"

@@ -168,6 +168,7 @@ def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were one: what would run on it is faked by the test."""
     monkeypatch.setattr(flow, "need_gpu", lambda: None)
     monkeypatch.setattr(flow, "built", lambda schedule, **_: (registry.plan(schedule), None))
+    monkeypatch.setattr(flow, "maker", lambda *_, **__: flow.built)
 
 
 def test_bench_times_the_shapes_beside_the_peers_in_the_regimes_that_were_asked_for(
@@ -212,7 +213,15 @@ def test_one_wrong_kernel_does_not_keep_the_others_from_being_verified(
 
     monkeypatch.setattr(flow, "verified", verified)
     slugs = ["fwd_fp16_d64_full_m64n64", SLUG, "fwd_bf16_d64_full_m64n64"]
+    together = []
+
+    def maker(schedules, **_):
+        together.extend(schedule.slug for schedule in schedules)
+        return flow.built
+
+    monkeypatch.setattr(flow, "maker", maker)
     answer = fagen("verify", *slugs, "-o", tmp_path)
+    assert together == slugs, "all are built before the first is verified"
     assert seen == slugs
     assert answer.exit_code == 6
     assert answer.stderr.count("shapes are wrong") == 2

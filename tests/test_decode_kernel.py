@@ -198,7 +198,8 @@ WIDTHS = tuple(f"dec_bf16_d{d}_causal_r8n64{by}" for d in range(16, 257, 8) for 
 
 
 @pytest.mark.parametrize("slug", some((*MERGED, *SPREAD, *COMMITTED, *WIDTHS), MERGED))
-def test_it_compiles_without_a_spill(slug):
+def test_it_compiles_without_a_spill_but_where_its_schedule_allows_one(slug):
     """Where nothing else is in line a call would be refused."""
     plan = planned(slug)
-    assert build(render(plan), plan, binding=False).report.spill_store_bytes == 0
+    report = build(render(plan), plan, binding=False).report
+    assert (report.spill_store_bytes > 0) == (plan.max_spill_bytes > 0), "as its schedule says"
