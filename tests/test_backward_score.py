@@ -1,0 +1,95 @@
+"""Room for a score in the backward kernels: what a child of their templates says is computed."""
+
+import math
+
+import pytest
+import torch
+from jinja2 import ChoiceLoader, DictLoader, Environment, PrefixLoader
+from torch import Tensor
+
+from fagen import render, simulator
+from fagen.kinds.backward.proof import inputs
+from fagen.problem import Sizes
+from tests.backward_helpers import planned
+
+# A bias of an eighth for each key of four, of which the gradient is to be half: S + b, and dS by
+# keys of two halved. No score that anybody wants, but one that tells values, places and derivative.
+AFTER_S = """
+#pragma unroll
+    for (int i = 0; i < kBlockM / 2; ++i) {
+      s[i] += (tile.first_key + first_row() + thread_row() + row_of(i) * 8) % 4 * 0.125f / 0.25f;
+    }
+"""
+AFTER_DS = """
+#pragma unroll
+    for (int i = 0; i < kBlockM / 2; ++i) {
+      dp[i] *= (thread_row() + row_of(i) * 8) % 2 ? 0.5f : 1.f;
+    }
+"""
+SCALE = 0.25
+SIZES = Sizes(1, 2, 1, 70, 150)
+
+
+def with_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Render by children of the templates `keys` and `gradients`, whose two blocks are filled."""
+    usual = render.environment()
+    assert usual.loader
+
+    def child(part: str) -> str:
+        source, *_ = usual.loader.get_source(usual, f"backward/{part}.j2")
+        assert source.count("{% block after_s %}") == source.count("{% block after_ds %}") == 1
+        return (
+            f"{{% extends 'own/backward/{part}.j2' %}}"
+            f"{{% block after_s %}}{AFTER_S}{{% endblock %}}"
+            f"{{% block after_ds %}}{AFTER_DS}{{% endblock %}}"
+        )
+
+    children = {f"backward/{part}.j2": child(part) for part in ("keys", "gradients")}
+    changed = Environment(
+        loader=ChoiceLoader(
+            [DictLoader(children), PrefixLoader({"own": usual.loader}), usual.loader]
+        ),
+        undefined=usual.undefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    monkeypatch.setattr(render, "environment", lambda: changed)
+
+
+def reference(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[Tensor]:
+    """(out, lse, dq, dk, dv) in fp64; one KV head."""
+    dout, q, k, v = (x.double() for x in (dout, q, k, v))
+    keys = torch.arange(k.shape[1])
+    score = SCALE * torch.einsum("bshd,btd->bhst", q, k[:, :, 0]) + keys % 4 * 0.125
+    if causal:
+        rows = torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1]
+        score = score.masked_fill(keys > rows, -math.inf)
+    lse = score.logsumexp(-1)
+    p = (score - lse[..., None]).exp()
+    out = torch.einsum("bhst,btd->bshd", p, v[:, :, 0])
+    delta = torch.einsum("bshd,bshd->bhs", out, dout)
+    dp = torch.einsum("bshd,btd->bhst", dout, v[:, :, 0])
+    ds = p * (dp - delta[..., None]) * torch.where(keys % 2 == 1, 0.5, 1.0)
+    return [
+        out,
+        lse,
+        SCALE * torch.einsum("bhst,btd->bshd", ds, k[:, :, 0]),
+        SCALE * torch.einsum("bhst,bshd->btd", ds, q)[:, :, None],
+        torch.einsum("bhst,bshd->btd", p, dout)[:, :, None],
+    ]
+
+
+@pytest.mark.parametrize("slug", ["bwd_bf16_d64_causal_m64n64", "bwd_bf16_d192_full_m64n64_intra"])
+def test_a_score_and_its_derivative_have_a_place_after_s_and_after_ds(slug, monkeypatch):
+    plan = planned(slug)
+    with_score(monkeypatch)
+    library = simulator.build(render.kernel_text(plan))
+    dout, q, k, v = inputs(plan, SIZES, device="cpu")
+    out, lse, *exact = reference(dout, q, k, v, plan.mask.last_by_row)
+    given = dict(dout=dout, q=q, k=k, v=v, out=out.to(q.dtype), lse=lse.float(), scale=SCALE)
+    found = {f"d{name}": torch.full_like(given[name], math.nan) for name in "qkv"}
+    simulator.call(plan, library, **given, **found)
+    for name, right in zip(("dq", "dk", "dv"), exact, strict=True):
+        error = (found[name].double() - right).norm() / right.norm()
+        assert error < 0.01, (name, error)
