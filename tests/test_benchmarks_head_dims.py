@@ -86,7 +86,6 @@ SIX = ("96", "192", "192/128", "80", "112", "160")
 SPACES = {
     "80": "bwd_fp16_d80_causal_m64n128_s3_dos2",
     "112": "bwd_fp16_d112_causal_m64n128_s3_dos2",
-    "192": "bwd_fp16_d192_causal_m64n64_s3_dos2_dqs2_intra",
     "192/128": "bwd_fp16_d192v128_causal_m64n64_intra",
 }
 
@@ -221,15 +220,15 @@ def test_kernels_that_no_peer_judges_are_checked_against_fp64(differentiated, tm
     assert page.count("left out (no V of its own)") == 2
 
 
-@pytest.mark.parametrize("dims", ["160", "192/128"])
-def test_a_wrong_candidate_is_not_timed_and_what_serves_is(differentiated, tmp_path, dims):
+@pytest.mark.parametrize(("dims", "buffers"), [("160", "s3_dos2"), ("192/128", "dss1")])
+def test_a_wrong_candidate_is_not_timed_and_what_serves_is(differentiated, tmp_path, dims, buffers):
     d = dims.replace("/", "v")
-    differentiated.wrong.add(f"bwd_fp16_d{d}_full_m64n64_s3_dos2")
+    differentiated.wrong.add(f"bwd_fp16_d{d}_full_m64n64_{buffers}")
     words = ["--spaces", "--dims", dims, "--mask", "full"]
     rows, page = ran(differentiated, tmp_path, *words, code=6)
     assert [row.schedule for row in rows if row.schedule] == [f"bwd_fp16_d{d}_full_m64n64_intra"]
     (said,) = [line for line in page.splitlines() if "wrong, and not timed" in line]
-    assert f"bwd_fp16_d{d}_full_m64n64_s3_dos2" in said
+    assert f"bwd_fp16_d{d}_full_m64n64_{buffers}" in said
 
 
 def test_spaces_of_attention_itself_are_not_timed(head_dims, capsys):

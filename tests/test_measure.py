@@ -192,6 +192,16 @@ def test_each_round_runs_everything_once_in_an_order_of_its_own():
     assert found == orders(names, 8, seed=1)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_of_three_implementations_none_always_comes_after_the_same_one(seed):
+    found = orders(["a", "b", "c"], 3, seed)
+    assert all(sorted(order) == ["a", "b", "c"] for order in found)
+    after_a = {order[(order.index("a") + 1) % 3] for order in found}
+    assert after_a == {"b", "c"}
+    assert orders(["a", "b"], 4, seed)[0::2] == [orders(["a", "b"], 4, seed)[0]] * 2
+    assert orders(["a"], 3, seed) == [["a"]] * 3
+
+
 def test_calls_repeat_until_they_fill_the_time():
     assert repeats(0.150, 0.001) == 150
     assert repeats(0.006, 0.020) == 1

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -104,9 +105,24 @@ def time_calls(
 
 
 def orders(names: Sequence[str], rounds: int, seed: int) -> list[list[str]]:
-    """A random order of `names` for each round, the same for the same seed."""
+    """A random order of `names` for each round, the same for the same seed.
+
+    In no two rounds that follow each other does everybody come after the same one. (Of three names
+    chance alone gave the same order three times.)
+    """
     dice = random.Random(seed)
-    return [dice.sample(names, len(names)) for _ in range(rounds)]
+    found: list[list[str]] = []
+    while len(found) < rounds:
+        order = dice.sample(names, len(names))
+        if not found or len(names) < 2 or _neighbours(order) != _neighbours(found[-1]):
+            found.append(order)
+    return found
+
+
+def _neighbours(order: Sequence[str]) -> set[tuple[str, str]]:
+    """Who comes after whom; of two names, who is first."""
+    around = pairwise([*order, order[0]]) if len(order) > 2 else [tuple(order)]
+    return {(before, after) for before, after in around}
 
 
 def repeats(seconds: float, each: float) -> int:

@@ -25,8 +25,6 @@ def test_a_decode_call_is_two_kernels_and_allocates_its_output_and_a_workspace(b
     for name, made in (("torch op", 3), ("torch op without lse", 2), ("fagen.attention_decode", 2)):
         cost = costs[name]
         assert (cost.kernels, cost.memsets, cost.copies, cost.allocations) == (2, 0, 0, made), name
-    ours, torchs = (costs[name] for name in ("fagen.attention_decode", "torch's attention"))
-    assert ours.host_microseconds < torchs.host_microseconds
 
 
 @pytest.mark.parametrize("head_dim", [128, 256])
