@@ -44,8 +44,6 @@ _NOT_READY = (
     "of this dtype, head dim, device and size that require a gradient; "
 )
 
-_ANY = Served(None, (), (), frozenset())  # the usual kernel, of any sizes
-
 _ops = torch.library.Library("fagen", "FRAGMENT")
 # by the forward kernel's slug, and whether they are deterministic
 _gradients: dict[tuple[str, torch.device, bool], "_Gradients"] = {}
@@ -134,9 +132,7 @@ def _gradients_of(slug: str, device: torch.device) -> _Gradients:
         card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         problem = Problem.of(plan_of(slug).schedule)
         of = replace(problem, kind=BACKWARD, deterministic=deterministic)
-        # no table is asked for kernels of packed sequences: their sizes the host does not know
-        served = _ANY if of.varlen else serving(of, card)
-        _gradients[key] = _Gradients(of, device, served)
+        _gradients[key] = _Gradients(of, device, serving(of, card))
     return _gradients[key]
 
 
