@@ -112,8 +112,7 @@ class Pick:
     @property
     def search(self) -> str:
         """The command that would search for a better one; "" where there is none."""
-        searched = registry.kind(self.schedule.kind).space and not self.problem.varlen
-        return search_command(self.slug) if searched else ""
+        return search_command(self.slug) if registry.kind(self.schedule.kind).space else ""
 
     @property
     def predicted(self) -> str:

@@ -218,7 +218,7 @@ def test_a_database_of_another_program_is_left_as_it_is(tmp_path):
         base.execute("CREATE TABLE mine (x)")
     before = path.read_bytes()
     for read_only in (True, False):
-        with pytest.raises(FagenError, match=r"other\.sqlite: results of layout 0, not 2"):
+        with pytest.raises(FagenError, match=r"other\.sqlite: results of layout 0, not 3"):
             Store(path, read_only=read_only)
     assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
 

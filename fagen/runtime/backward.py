@@ -75,15 +75,11 @@ class _Gradients:
             schedules, derived = candidates_for(self.of, slug)
             chosen, made = first_ready(schedules, self.device, not_ready=_NOT_READY)
             if derived:
-                way_out = (
-                    f"derived, and `fagen check {chosen.slug}` shows what it costs"
-                    if self.of.varlen
-                    else "derived. To search for a faster one, which fagen.attention then takes: "
-                    f"{search_command(chosen.slug)}"
-                )
+                call = "fagen.attention_varlen" if self.of.varlen else "fagen.attention"
                 warnings.warn(
                     f"no schedule was tuned for the gradients of {self.of}: {chosen.slug} is "
-                    f"{way_out}",
+                    f"derived. To search for a faster one, which {call} then takes: "
+                    f"{search_command(chosen.slug)}",
                     UntunedWarning,
                     stacklevel=5,
                 )

@@ -17,6 +17,7 @@ from torch.compiler import is_compiling
 
 from fagen.dispatch.choice import Choice, candidates, serving
 from fagen.errors import UntunedWarning
+from fagen.picking import search_command
 from fagen.problem import Problem
 from fagen.runtime import op
 from fagen.runtime.argument_types import (
@@ -251,8 +252,8 @@ def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> Kern
     chosen, kernel = first_ready(schedules, device, not_ready=NOT_READY, progress=progress)
     if derived:
         warnings.warn(
-            f"no schedule was tuned for {problem}: {chosen.slug} is derived, and `fagen check "
-            f"{chosen.slug}` shows what it costs",
+            f"no schedule was tuned for {problem}: {chosen.slug} is derived. To search for a "
+            f"faster one, which fagen.attention_varlen then takes: {search_command(chosen.slug)}",
             UntunedWarning,
             stacklevel=3,
         )
