@@ -9,6 +9,7 @@ from operator import itemgetter
 
 from fagen.errors import ScheduleError
 from fagen.schedule import Schedule
+from fagen.toml_lines import shown
 from fagen.vocab import DTYPES, FORWARD, FP32, LENGTHS, MASKS, PASSES, PEERS, Peer
 
 TOKENS, HIDDEN = 16_384, 2_048  # of the standard sizes: batch · seqlen, heads · head_dim
@@ -255,7 +256,7 @@ def lengths_from(words: str, most: int) -> Lengths:
         matched = _LENGTH.fullmatch(one)
         count = int(matched[3] or 1) if matched else 0
         if not matched or not 0 < count <= most - len(found):
-            raise ValueError(f"{one[:40]} is no length, or of more than {most} sequences")
+            raise ValueError(f"{shown(one)} is no length, or of more than {most} sequences")
         queries = int(matched[1])
         found += [(queries, int(matched[2]) if matched[2] else queries)] * count
     if lengths_in_words(tuple(found)) != words:

@@ -317,7 +317,7 @@ def sizes_from(
     found = PackedSizes.of(_lengths(lengths), heads, kv_heads)
     told = found.batch, found.heads, found.kv_heads, found.seqlen_q, found.seqlen_k
     if told != plain or max(found.total_q, found.total_k) > MAX_SIZE:
-        raise ValueError(f"{lengths[:40]} does not go with the sizes beside it")
+        raise ValueError(f"{shown(lengths)} does not go with the sizes beside it")
     return found
 
 
