@@ -257,7 +257,9 @@ def test_a_claim_by_what_is_no_process_names_no_file(altered, tmp_path):
             assert store.claim("job")
 
 
-def test_a_kernel_that_is_no_schedule_any_more_is_left_out(altered):
+@pytest.mark.parametrize("of", ["whole", "packed"])
+def test_a_kernel_that_is_no_schedule_any_more_is_left_out(altered, of, request, tmp_path):
+    (tmp_path / "altered.sqlite").write_bytes(request.getfixturevalue(of))
     path = altered("UPDATE kernel SET slug = slug || '_former' WHERE id = 2 AND source_hash != ''")
     with Store(path, read_only=True) as store:
         assert 2 not in {number for number, _ in store.compiled()}

@@ -13,7 +13,7 @@ from fagen.schedule.faults import Fault
 SEQLENS = (512, 1_024, 2_048, 4_096, 8_192, 16_384)
 MAX_SIZE = 1 << 20  # of a batch, of heads, of a sequence, of all sequences of a packed shape
 MAX_SEQUENCES = 16_384  # of a packed shape
-DRAWN_TOKENS = 65_536  # of lengths that are drawn, where nothing else is said
+DRAWN_TOKENS = 4 * TOKENS  # of lengths that are drawn, where nothing else is said
 
 
 class Strict(BaseModel):
