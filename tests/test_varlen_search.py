@@ -51,6 +51,7 @@ from fagen.runtime import varlen
 from fagen.search import lab, tasks
 from fagen.search.files import read_spaces
 from fagen.search.lab import REAL, Work
+from fagen.search.report.table import _beside
 from fagen.search.results import told
 from fagen.search.run import anchors, serving
 from fagen.search.shapes import PackedShape
@@ -620,6 +621,19 @@ def test_what_is_faster_at_some_lengths_is_told_and_gets_no_row(recorded: Path) 
     assert said == [
         f"  at {found.sizes[2]} {other} is faster by 100.0%; one row is for all lengths"
     ]
+
+
+def test_a_row_of_fagens_table_is_judged_by_the_leader_of_all_lengths(recorded: Path) -> None:
+    (found,) = search.found(recorded)
+    assert found.lead
+    lead, second = found.lead.slug, str(found.lead.second)
+    of = partial(dispatch_table.Row.of, found.card)
+    assert _beside(found, of(lead)) == (True, "the same", "")
+    same, here, than = _beside(found, of(second))
+    assert same is False and than == lead
+    assert re.fullmatch(r"at .+ it takes -?[\d.]+% longer than", here)
+    untimed = _beside(found, of("fwd_fp16_d64_causal_m64n16_varlen"))
+    assert untimed == (False, "not timed here; instead", lead)
 
 
 def test_a_page_of_both_names_each_ones_peer(recorded: Path, tmp_path: Path) -> None:
