@@ -31,7 +31,8 @@ import torch
 from record import Findings, build, exit_code, parser, say, serving
 from torch import Tensor
 
-from fagen.dispatch.choice import candidates
+from fagen.dispatch.choice import choose
+from fagen.dispatch.choice import serving as dispatch
 from fagen.e4m3 import rounded
 from fagen.errors import DeviceError, FagenError, VerificationError
 from fagen.measure.inputs import inputs, softmax_scale
@@ -91,8 +92,10 @@ def run(asked: argparse.Namespace) -> int:
         for head_dim in asked.head_dim
         for mask in asked.mask
     ]
-    chosen = {problem: candidates(problem).schedules[0] for problem in problems}
-    dense = {problem: dense_of(problem, findings.about["card"]) for problem in problems}
+    card = findings.about["card"]
+    rows = {problem: dispatch(problem, card).always for problem in problems}
+    chosen = {problem: choose(problem, slug) for problem, slug in rows.items()}
+    dense = {problem: dense_of(problem, card) for problem in problems}
     kernels = build([*chosen.values(), *(one for found in dense.values() for one in found)])
     findings.note_compiler(kernels)
     began = time.monotonic()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fagen import evidence, registry
-from fagen.dispatch.choice import Picked, candidates, picked, picked_to_decode
+from fagen.dispatch.choice import Picked, picked, picked_to_decode
 from fagen.dispatch.tables import TILE, Row
 from fagen.errors import FagenError, ScheduleError
 from fagen.evidence import Evidence
@@ -112,8 +112,7 @@ class Pick:
     @property
     def search(self) -> str:
         """The command that would search for a better one; "" where there is none."""
-        searched = registry.kind(self.schedule.kind).space and not self.problem.varlen
-        return search_command(self.slug) if searched else ""
+        return search_command(self.slug) if registry.kind(self.schedule.kind).space else ""
 
     @property
     def predicted(self) -> str:
@@ -229,9 +228,6 @@ def _found(problem: Problem, sizes: Sizes, card: str) -> Picked:
     """Which schedule it is, by what the call asks before it is taken."""
     if PASSES[problem.kind].computes:
         return picked_to_decode(problem, sizes, card)
-    if problem.varlen:  # no table has rows for these: the host does not know their sizes
-        (schedule, *_), derived = candidates(problem)
-        return Picked(schedule, None, derived)
     return picked(problem, sizes, card)
 
 

@@ -1,12 +1,16 @@
 """What is computed and how large, in words of vocab: one Problem, one Sizes, FLOPs and bytes."""
 
+import re
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 
 from fagen.errors import ScheduleError
 from fagen.schedule import Schedule
-from fagen.vocab import DTYPES, FORWARD, FP32, LENGTHS, MASKS, PASSES
+from fagen.toml_lines import shown
+from fagen.vocab import DTYPES, FORWARD, FP32, LENGTHS, MASKS, PASSES, PEERS, Peer
 
 TOKENS, HIDDEN = 16_384, 2_048  # of the standard sizes: batch · seqlen, heads · head_dim
 
@@ -80,6 +84,11 @@ class Problem:
         return "_".join(filter(None, said)) + (DETERMINISTIC if self.deterministic else "")
 
     @property
+    def peer(self) -> Peer:
+        """Beside whom a search times its kernels."""
+        return PEERS[self.lengths]
+
+    @property
     def varlen(self) -> bool:
         """Whether sequences have lengths of their own, and lie one after another."""
         return self.lengths != LENGTHS[0]
@@ -125,6 +134,9 @@ def solves(schedule: Schedule, problem: Problem) -> bool:
 # ---- how large ----------------------------------------------------------------------------------
 
 
+Lengths = tuple[tuple[int, int], ...]  # of sequences: queries and keys of each
+
+
 @dataclass(frozen=True, order=True)
 class Sizes:
     """The sizes that a kernel takes at run time; `heads` is a multiple of `kv_heads`."""
@@ -134,6 +146,23 @@ class Sizes:
     kv_heads: int
     seqlen_q: int
     seqlen_k: int
+
+    packed = False  # whether sequences lie one after another, each of its own length
+
+    @property
+    def sequences(self) -> Lengths:
+        """The queries and the keys of each sequence."""
+        return ((self.seqlen_q, self.seqlen_k),) * self.batch
+
+    @property
+    def total_q(self) -> int:
+        """The queries of all sequences."""
+        return self.batch * self.seqlen_q
+
+    @property
+    def total_k(self) -> int:
+        """The keys of all sequences."""
+        return self.batch * self.seqlen_k
 
     @property
     def square(self) -> bool:
@@ -152,6 +181,87 @@ class Sizes:
 
     def __str__(self) -> str:
         return f"B={self.batch} H={self.all_heads} Sq={self.seqlen_q} Sk={self.seqlen_k}"
+
+
+@dataclass(frozen=True, order=True)
+class PackedSizes(Sizes):
+    """Sizes of packed sequences, whose lengths are `each`; the others are the most of these."""
+
+    each: Lengths
+
+    packed = True
+
+    @classmethod
+    def of(cls, each: Sequence[tuple[int, int]], heads: int, kv_heads: int) -> "PackedSizes":
+        """The sizes of these sequences, in their order."""
+        queries, keys = zip(*each, strict=True)
+        return cls(len(each), heads, kv_heads, max(queries), max(keys), tuple(each))
+
+    @property
+    def sequences(self) -> Lengths:
+        """The queries and the keys of each sequence."""
+        return self.each
+
+    @property
+    def total_q(self) -> int:
+        """The queries of all sequences."""
+        return sum(queries for queries, _ in self.each)
+
+    @property
+    def total_k(self) -> int:
+        """The keys of all sequences."""
+        return sum(keys for _, keys in self.each)
+
+    @property
+    def square(self) -> bool:
+        """Whether each sequence has as many queries as keys."""
+        return all(queries == keys for queries, keys in self.each)
+
+    @property
+    def lengths(self) -> str:
+        """'4 x 4096', or '38 of 16 … 14905' where they differ; of queries and keys likewise."""
+        sides = ([*map(itemgetter(side), self.each)] for side in range(2 - self.square))
+        said = "/".join(map(_spread, sides))
+        return f"{self.batch} {'x' if len({*self.each}) == 1 else 'of'} {said}"
+
+    def __str__(self) -> str:
+        listed = lengths_in_words(self.each)
+        if len(listed) > _FEW_LETTERS:  # what tells it from all others of the same extent
+            listed = f"{self.total_k} keys, {zlib.crc32(listed.encode()):08x}"
+        return f"H={self.all_heads} {self.lengths}: {listed}"
+
+
+_FEW_LETTERS = 40
+_LENGTH = re.compile(r"(\d{1,10})(?:/(\d{1,10}))?(?:\*(\d{1,7}))?", re.ASCII)
+
+
+def _spread(lengths: Sequence[int]) -> str:
+    least, most = min(lengths), max(lengths)
+    return f"{least}" if least == most else f"{least} … {most}"
+
+
+def lengths_in_words(each: Lengths) -> str:
+    """Return '4096*4,17/300': in their order, equal ones that follow each other once."""
+    runs = ((length, len([*same])) for length, same in groupby(each))
+    return ",".join(
+        (f"{q}" if q == k else f"{q}/{k}") + (f"*{count}" if count > 1 else "")
+        for (q, k), count in runs
+    )
+
+
+def lengths_from(words: str, most: int) -> Lengths:
+    """Read such words back, of so many sequences at most.  Raises ValueError for any others."""
+    found: list[tuple[int, int]] = []
+    for one in words.split(","):
+        matched = _LENGTH.fullmatch(one)
+        count = int(matched[3] or 1) if matched else 0
+        if not matched or not 0 < count <= most - len(found):
+            raise ValueError(f"{shown(one)} is no length, or of more than {most} sequences")
+        queries = int(matched[1])
+        found += [(queries, int(matched[2]) if matched[2] else queries)] * count
+    if lengths_in_words(tuple(found)) != words:
+        raise ValueError("lengths are not written so")
+    return tuple(found)
 
 
 def standard_sizes(head_dim: int, seqlen: int = 4_096) -> Sizes:
@@ -198,13 +308,15 @@ def in_order(cells: Iterable[Cell]) -> list[Cell]:
 def flops(problem: Problem, sizes: Sizes) -> float:
     """Multiplications and additions of all GEMMs over the keys that a row may see.
 
-    A causal triangle counts as exactly half its square, as everybody counts it. The gradients take
+    A causal triangle counts as exactly half its square, as everybody counts it; of packed sequences
+    each by itself. The gradients take
     five products for the two of the forward pass: where V is as wide as K, 2.5 times as many.
     """
-    pairs = MASKS[problem.mask].pairs(sizes.seqlen_q, sizes.seqlen_k)
-    of = PASSES[problem.kind]
+    of, pairs = PASSES[problem.kind], MASKS[problem.mask].pairs
     columns = of.over_qk * problem.head_dim + of.over_v * problem.head_dim_v
-    return 2.0 * sizes.batch * sizes.heads * columns * pairs
+    if sizes.packed:
+        return 2.0 * sizes.heads * columns * sum(pairs(*one) for one in sizes.sequences)
+    return 2.0 * sizes.batch * sizes.heads * columns * pairs(sizes.seqlen_q, sizes.seqlen_k)
 
 
 def moved_bytes(problem: Problem, sizes: Sizes) -> int:
@@ -215,8 +327,7 @@ def moved_bytes(problem: Problem, sizes: Sizes) -> int:
     """
     dtype = DTYPES[problem.dtype]
     out = DTYPES[problem.out_dtype or dtype.out]
-    queries = sizes.batch * sizes.heads * sizes.seqlen_q
-    keys = sizes.batch * sizes.kv_heads * sizes.seqlen_k
+    queries, keys = sizes.heads * sizes.total_q, sizes.kv_heads * sizes.total_k
     read = queries * problem.head_dim + keys * (problem.head_dim + problem.head_dim_v)
     of_row = problem.head_dim_v * out.bytes + FP32.bytes
     if not PASSES[problem.kind].gradients:

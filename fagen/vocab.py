@@ -112,6 +112,14 @@ class Pass:
 
 
 @dataclass(frozen=True)
+class Peer:
+    """An implementation of others, beside whose time a search's are said."""
+
+    name: str
+    title: str
+
+
+@dataclass(frozen=True)
 class Swizzle:
     """How rows of a shared-memory slab are permuted to keep banks apart."""
 
@@ -314,6 +322,8 @@ ROTARIES = ("none", "halves", "pairs")
 TOTALS = ("registers", "shared")
 LAYOUTS = ("dense", "packed")
 LENGTHS = ("equal", "varlen")  # of the sequences of a call
+# by lengths: torch calls cuDNN for sequences of one length alone
+PEERS = {"equal": Peer("cudnn", "cuDNN"), "varlen": Peer("fa2", "FlashAttention-2")}
 BLOCK_THREADS = (64, 128, 256)
 RING_STAGES = (2, 4, 8, 16)
 LANE_LOADS = (1, 2, 4)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,3 +74,56 @@ def _backward(of: Any) -> tuple[Tensor, ...]:
     assert torch.equal(of.logsumexp.flatten().abs(), lse.flatten().abs())
     *_, dq, dk, dv = _computed(of.grad_out, of)
     return tuple(x.transpose(1, 2).to(of.query.dtype) for x in (dq, dk, dv))
+
+
+# ---- packed sequences ---------------------------------------------------------------------------
+
+STATE, UNUSED = torch.tensor([23, 5]), torch.empty(0)
+
+
+@contextmanager
+def packed_passes_on_a_cpu() -> Iterator[list[str]]:
+    """Compute FLASH_ATTENTION's ops over packed sequences by the reference; yield what is called.
+
+    A backward pass checks that it is given what its forward pass gave.
+    """
+    called: list[str] = []
+    library = torch.library.Library("aten", "IMPL")
+    for end, run in (("forward", _packed_forward), ("backward", _packed_backward)):
+        name = f"_flash_attention_{end}"
+        schema = getattr(torch.ops.aten, name).default._schema
+        library.impl(name, _noted(end, schema, run, called), "CPU")
+    try:
+        yield called
+    finally:
+        library._destroy()
+
+
+def _each(dout: Tensor, of: Any) -> list[tuple[Tensor, ...]]:
+    """What the reference has of each sequence: out, lse, and three gradients."""
+    mask = MASKS["causal" if of.is_causal else "full"]
+    at_q, at_k = of.cum_seq_q.tolist(), of.cum_seq_k.tolist()
+    lengths = [max(b - a for a, b in pairwise(at)) for at in (at_q, at_k)]
+    assert [of.max_q, of.max_k] == lengths and of.dropout_p == 0.0
+    found = []
+    for (top, bottom), (first, last) in zip(pairwise(at_q), pairwise(at_k), strict=True):
+        own = dout[top:bottom], of.query[top:bottom], of.key[first:last], of.value[first:last]
+        made = gradients(*(x[None] for x in own), mask=mask, scale=of.scale, dtype=torch.float32)
+        found.append(tuple(x[0] for x in made))
+    return found
+
+
+def _packed_forward(of: Any) -> tuple[Any, ...]:
+    shape = (*of.query.shape[:2], of.value.shape[2])
+    outs, lses, *_ = zip(*_each(of.query.new_zeros(shape), of), strict=True)
+    lse = torch.cat(lses, 1)
+    out, lse = torch.cat(outs).to(of.query.dtype), lse.masked_fill(lse == -math.inf, math.inf)
+    return out, lse, STATE.clone(), UNUSED.clone(), UNUSED.clone()
+
+
+def _packed_backward(of: Any) -> tuple[Tensor, ...]:
+    out, lse, *_ = _packed_forward(of)
+    assert torch.equal(of.out, out) and torch.equal(of.logsumexp, lse)
+    assert torch.equal(of.rng_state, STATE) and of.unused.numel() == 0
+    _, _, *found = zip(*_each(of.grad_out, of), strict=True)
+    return tuple(torch.cat(x).to(of.query.dtype) for x in found)

@@ -256,6 +256,59 @@ def decoding(demo):
     refused(lambda: jax.grad(loss)(q), NotImplementedError, "decoding has none")
 
 
+def packed(demo):
+    """Sequences of lengths of their own, whose offsets are traced."""
+    lengths = [(5, 5), (0, 7), (40, 60), (3, 0), (1, 130)]
+    at_q, at_k = (np.cumsum([0, *(one[i] for one in lengths)]) for i in (0, 1))
+    offsets = jnp.asarray(at_q, jnp.int32), jnp.asarray(at_k, jnp.int32)
+    words = ("causal", "scale", "return_lse", "out_dtype")
+    attention = jax.jit(demo.attention_varlen, static_argnames=words)
+    for dtype, causal in (("float16", True), ("bfloat16", False)):
+        q = normal(dtype, at_q[-1], 4, 64)
+        k, v = (normal(dtype, at_k[-1], 2, 64) for _ in range(2))
+        called = partial(attention, q, k, v, *offsets, causal=causal)
+        for used in (None, jnp.asarray([5, 7, 33, 0, 64], jnp.int32)):
+            out, lse = called(seqused_k=used, return_lse=True)
+            assert jnp.array_equal(called(seqused_k=used), out)
+            for b, keys in enumerate(used if used is not None else [one[1] for one in lengths]):
+                rows, own = slice(at_q[b], at_q[b + 1]), slice(at_k[b], at_k[b] + int(keys))
+                if lengths[b][0] == 0 or int(keys) == 0:
+                    continue
+                given = exact(q[None, rows]), *(exact(x[None, own]) for x in (k, v))
+                right, sums, size = reference(*given, 64**-0.5, causal)
+                seen = np.isfinite(sums[0]).all(0)
+                near = bound(dtype, out[None, rows], right, size)
+                compare(out[rows][seen], right[0][seen], near[0][seen])
+                compare(lse[:, rows][:, seen], sums[0][:, seen], 1e-3)
+    q8 = normal(E4M3, at_q[-1], 4, 64)
+    k8, v8 = (normal(E4M3, at_k[-1], 2, 64) for _ in range(2))
+    per_head, per_v = positive(5, 2), positive(1, 2, 64)
+    out = attention(q8, k8, v8, *offsets, causal=True, k_descale=per_head, v_descale=per_v)
+    half = attention(q8, k8, v8, *offsets, causal=True, q_descale=2.0, scale=0.1)
+    assert out.dtype == half.dtype == jnp.bfloat16
+    for b in (0, 2, 4):
+        rows, own = slice(at_q[b], at_q[b + 1]), slice(at_k[b], at_k[b + 1])
+        real = [exact(q8[None, rows]), exact(k8[None, own]) * exact(per_head)[b][:, None]]
+        right, _, size = reference(*real, exact(v8[None, own]) * exact(per_v), 64**-0.5, True)
+        compare(out[None, rows], right, bound("float8_e4m3fn", out, right, size))
+        plain = (exact(x[None, own]) for x in (k8, v8))
+        right, _, size = reference(exact(q8[None, rows]), *plain, 0.2, True)
+        compare(half[None, rows], right, bound("float8_e4m3fn", half, right, size))
+    said = (
+        "no kernel of this package serves packed sequences of dtype float16, head_dim 64, head_di"
+    )
+    q = normal("float16", 9, 4, 64)
+    refused(lambda: attention(q, q, q, *offsets), ValueError, said)
+    refused(lambda: attention(q, q, q, q), ValueError, "it must be (batch + 1)")
+    refused(lambda: attention(q[None], q, q, *offsets), ValueError, "must be (total, heads, head_")
+    call = partial(attention, q, q, q, offsets[0], causal=True)
+    refused(lambda: call(v_descale=1.0), ValueError, "v_descale go with arrays in float8_e4m3fn")
+    refused(lambda: attention(q8, k8, v8, *offsets, causal=True, out_dtype="float16"), ValueError,
+            "out_dtype float16; there are kernels for")  # fmt: skip
+    refused(lambda: attention(q8, k8, v8, *offsets, causal=True, q_descale=jnp.ones((5, 4, 9))),
+            ValueError, "q_descale has shape (5, 4, 9)")  # fmt: skip
+
+
 def refusals(demo):
     q = normal("bfloat16", 1, 8, 2, 64)
 
@@ -300,7 +353,8 @@ def refused(call, error, said):
 def main():
     import demo
 
-    checks = (sixteen_bits, chains, e4m3, quantisers, combiners, decoding, devices, refusals)
+    checks = (sixteen_bits, chains, e4m3, quantisers, combiners, decoding)
+    checks += (packed, devices, refusals)
     for check in checks:
         check(demo)
         print(f"{check.__name__}: right on {jax.default_backend()}")

@@ -7,6 +7,7 @@ is run as jax_calls.py is. Of the package's kernels the one in fp16 has gradient
 
 import sys
 from functools import partial
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -186,6 +187,45 @@ def traced(demo):
         assert not any(x.any() for x in jax.grad(loss, (0, 1, 2))(*given))
 
 
+def packed(demo):
+    """Of packed sequences, whose offsets are whole numbers and have none."""
+    lengths = (5, 0, 70, 33)
+    at = np.cumsum([0, *lengths])
+    q, k, v = (normal(at[-1], heads, 64) for heads in (4, 2, 2))
+    dout, dlse = normal(at[-1], 4, 64), randomness.normal(size=(4, at[-1]))
+    dlse = jnp.asarray(dlse, jnp.float32)
+    offsets = jnp.asarray(at, jnp.int32)
+
+    def results(q, k, v, offsets):
+        return demo.attention_varlen(q, k, v, offsets, causal=True, scale=SCALE, return_lse=True)
+
+    def gradients(q, k, v, offsets):
+        back = jax.vjp(lambda *given: results(*given, offsets), q, k, v)[1]
+        return back((dout, dlse))
+
+    def loss(q, offsets):  # all that it is called with is traced for its gradient
+        return jnp.vdot(results(q, k, v, offsets)[0], dout).astype(jnp.float32)
+
+    fine = [np.zeros(x.shape) for x in (q, k, v)]
+    for begin, end in pairwise(at):
+        if end > begin:
+            own = [x[None, begin:end] for x in (q, k, v)]
+            made = right(own, dout[None, begin:end], dlse[None, :, begin:end])
+            for whole, part in zip(fine, made, strict=True):
+                whole[begin:end] = part[0]
+    for call in (gradients, jax.jit(gradients)):
+        near(call(q, k, v, offsets), fine)
+    assert jax.jit(jax.grad(loss))(q, offsets).shape == q.shape
+    other = q.astype(jnp.bfloat16)
+    refused(
+        lambda: jax.grad(
+            lambda q: demo.attention_varlen(q, q, q, offsets).astype(jnp.float32).sum()
+        )(other[:, :2]),
+        NotImplementedError,
+        "fagen vendor adds bwd_bf16_d64_full_",
+    )
+
+
 def refusals(demo):
     q = normal(1, 8, 2, 128)
 
@@ -223,6 +263,7 @@ CHECKS = (
     transformed,
     devices,
     traced,
+    packed,
     refusals,
 )
 

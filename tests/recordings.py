@@ -91,7 +91,7 @@ def record(path: Path, kernels: int = 120, text: str = SPACE, seed: int = 0) -> 
                 hashes = {schedule.slug: made.source_hash}
                 store.put_timed(target, CARD, hashes, times, [], [])
             peers = [
-                Time("cudnn", size, "brief", number, beside * 1.05, beside, 1700)
+                Time(target.peer.name, size, "brief", number, beside * 1.05, beside, 1700)
                 for size, beside in zip(found.sizes, anchor, strict=True)
                 for number in (0, 1)
             ]

@@ -180,10 +180,10 @@ def device(monkeypatch):
     )
     monkeypatch.setattr(heats, "_known", {})
     monkeypatch.setattr(heats, "QUICK", heats.QUICK[1:2])  # of fp64 on a CPU
-    for kept in (heats._inputs, heats._cudnn, heats._expected):
+    for kept in (heats._inputs, heats._beside, heats._expected):
         kept.cache_clear()
     yield wrong
-    for kept in (heats._inputs, heats._cudnn, heats._expected):
+    for kept in (heats._inputs, heats._beside, heats._expected):
         kept.cache_clear()
 
 

@@ -257,6 +257,23 @@ def test_a_byte_order_mark_and_another_systems_lines_are_read(folders):
     assert [row.where for row in table_at(folders[0])] == [f"{folders[0]}:{n}" for n in (4, 12)]
 
 
+PACKED = "fwd_fp16_d128_full_m128n128_varlen"
+
+
+def test_a_row_of_packed_sequences_is_for_all_sizes_and_no_others_are_for_these(
+    folders, monkeypatch
+):
+    own, users = folders
+    monkeypatch.setattr("fagen.dispatch.choice.locate", lambda name: own.parent)
+    update(own, [*rows(), Row.of("NVIDIA H200", PACKED)])
+    packed = replace(PROBLEM, lengths="varlen")
+    assert serving(packed, "NVIDIA H200").always == PACKED
+    assert dispatch_table.rows_for(PROBLEM, "NVIDIA H200", own=own.parent) == tuple(rows())
+    update(users, [Row.of("NVIDIA H200", PACKED.replace("m128n128", "m128n64"))])
+    assert serving(packed, "NVIDIA H200").always == PACKED.replace("m128n128", "m128n64")
+    assert serving(replace(packed, mask="causal"), "NVIDIA H200").always is None
+
+
 def e4m3(v_layout="", scale_rows=0):
     """What a call asks for, O in either type."""
     return Problem("e4m3", 64, 64, "full", "bf16", v_layout, scale_rows)
@@ -322,6 +339,11 @@ def test_a_kernel_says_what_its_row_is_of():
         (dispatch_table.written(rows()) + "rowsto = 3\n",
          "rowsto is not one; did you mean rows_to?"),
         (dispatch_table.written(rows()) + "scale_rows = 32.0\n", "scale_rows is not a whole"),
+        (dispatch_table.written([few(slug=PACKED)]),
+         f":9: [[kernel]] number 1: {PACKED} is for packed sequences, whose kernel is one for all "
+         "sizes: leave out rows_to"),
+        (dispatch_table.written([Row.of("NVIDIA H200", PACKED, 1, 9, queries=3)]),
+         "whose kernel is one for all sizes: leave out from and to and queries_to"),
         (dispatch_table.written(FP8).replace('v_layout = "rows"\n', ""),
          'fwd_e4m3_d64_full_m64n64_vrows is for v_layout = "rows" and scale_rows = 0'),
         (dispatch_table.written(FP8).replace("scale_rows = 32", "scale_rows = 64"),

@@ -25,7 +25,18 @@ SURVEYED = 64  # points at most: of larger spaces the file alone is judged
 
 KEYS = Schedule.keys
 SECTIONS = [*KEYS.tables, "shapes", "search", "tail", "serach", '"\\u001b[2J"']
-NAMES = [*KEYS.sections, "stepp", "blok_n", "seqlen", "weight", "kv_heads", "anchor", '"a\\nb"']
+NAMES = [
+    *KEYS.sections,
+    "stepp",
+    "blok_n",
+    "seqlen",
+    "weight",
+    "kv_heads",
+    "anchor",
+    "seqlens",
+    "tokens",
+    '"a\\nb"',
+]
 NUMBERS = [0, 1, -1, 2, 3, 16, 24, 64, 96, 128, 256, 257, 512, 4096, 10**6, 10**9, 2**63, -(2**70)]
 WORDS = ["fp16", "bf16", "e4m3", "full", "causal", "warp", "none", "registers", "own", "", "é\x1b["]
 FLOATS = ["nan", "inf", "-inf", "1e999", "5e-324", "1e308", "0.0", "-1.5", "150.0", "1979-05-27"]
@@ -65,10 +76,31 @@ def sensible(draw: Callable) -> str:
     return "\n".join(lines) + "\n"
 
 
+LENGTHS = ["[1]", "[77, 512, 3]", "{ from = 1, to = 64 }", "{ from = 16, to = 4096 }", "[4096, 1]"]
+
+
+@st.composite
+def packed(draw: Callable) -> str:
+    """Draw a small space of packed sequences, whose shapes are lists of lengths."""
+    text = draw(sensible()).partition("[[shapes]]")[0].partition("[search]")[0]
+    lines = text.replace("[tile]", 'lengths = "varlen"\n[tile]').splitlines()
+    for _ in range(draw(st.integers(0, 3))):
+        lines += ["[[shapes]]"]
+        if draw(st.booleans()):
+            lines += [f"seqlens = {draw(st.sampled_from(LENGTHS))}"]
+        else:
+            lines += [f"seqlen = {draw(st.sampled_from([1, 77, 4096]))}"]
+        keys = ("seqlen_k", "seqlens_k", "batch", "tokens", "heads", "kv_heads", "weight")
+        for key in draw(st.lists(st.sampled_from(keys), max_size=2, unique=True)):
+            said = ["[3]", "[9, 9, 9]"] if key == "seqlens_k" else ["1", "2", "500", "8"]
+            lines.append(f"{key} = {draw(st.sampled_from(said))}")
+    return "\n".join(lines) + "\n"
+
+
 @st.composite
 def altered(draw: Callable) -> str:
     """Draw a sensible space of which some lines are changed or gone, or to which some are added."""
-    lines = draw(sensible()).splitlines()
+    lines = draw(sensible() | packed()).splitlines()
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.sampled_from([n for n, line in enumerate(lines) if " = " in line]))
         change = draw(
@@ -93,7 +125,7 @@ TOKENS = ["[attention]", "[tile]", "[[shapes]]", "[search]", "head_dim", "block_
 TOKENS += ["from", " = ", "64", '"fp16"', "\n", "nan", "1e999", "{", "}", "[", "]", ",", '"""', "'"]
 TOKENS += ["#", "\\", "é", ".", "\x00", "\x85", "\u2028", "kind"]
 soup = st.lists(st.sampled_from(TOKENS), max_size=40).map("".join) | st.text(max_size=120)
-texts = st.one_of(sensible(), altered(), altered(), soup)
+texts = st.one_of(sensible(), packed(), altered(), altered(), soup)
 
 fuzz = dict(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 

@@ -23,6 +23,23 @@ from tests.cli_helpers import fagen
 from tests.recordings import CARD, SPACE, record, space
 
 TEXT = SPACE.replace('["full", "causal"]', '"full"')
+PACKED = (
+    TEXT.partition("[[shapes]]")[0]
+    + """
+lengths = "varlen"
+
+[[shapes]]
+seqlen = 512
+
+[[shapes]]
+seqlens = { from = 1, to = 64 }
+batch = 40
+
+[[shapes]]
+seqlens = [300, 5, 95]
+seqlens_k = [300, 9, 200]
+"""
+)
 NEWLINE = 'NVIDIA H200\n[attention]\nhead_dim = 8\nx = "'
 COLUMNS = {
     "session": ("date", "version", "note"),
@@ -32,7 +49,7 @@ COLUMNS = {
     "kernel": ("id", "target", "slug", "source_hash"),
     "compiled": ("kernel", "compiler", "outcome", "note", "registers", "spill_bytes"),
     "card": ("id", "name", "driver"),
-    "size": ("id", "batch", "seqlen_q", "seqlen_k", "heads", "kv_heads"),
+    "size": ("id", "batch", "seqlen_q", "seqlen_k", "heads", "kv_heads", "lengths"),
     "wrong": ("kernel", "card", "said"),
     "timed": ("kernel", "size", "regime", "round", "seconds", "anchor_seconds", "mhz"),
     "claim": ("job", "runner"),
@@ -49,11 +66,22 @@ class Whole(bytes):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Whole:
     """A store that a search might have written, with something in each table."""
-    path = record(tmp_path_factory.mktemp("whole") / "whole.sqlite", kernels=6, text=TEXT)
-    (target,) = space(TEXT).targets()
+    return written(tmp_path_factory, TEXT)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory) -> Whole:
+    """The same of packed sequences."""
+    return written(tmp_path_factory, PACKED)
+
+
+def written(tmp_path_factory, text: str) -> Whole:
+    path = record(tmp_path_factory.mktemp("whole") / "whole.sqlite", kernels=6, text=text)
+    (target,) = space(text).targets()
     with Store(path) as store:
         (_, row), *_ = store.compiled()
-        wrong = [(row.made.slug + "_s3", "it is\nwrong")]
+        other = registry.from_slug(row.made.slug).but(block_n=48).slug
+        wrong = [(other, "it is\nwrong")]
         store.put_timed(target, CARD, {wrong[0][0]: "a"}, [], wrong, [])
     with closing(sqlite3.connect(path)) as base, base:
         base.execute("INSERT INTO claim VALUES ('compile x', '0123456789abcdef')")
@@ -218,7 +246,7 @@ def test_a_database_of_another_program_is_left_as_it_is(tmp_path):
         base.execute("CREATE TABLE mine (x)")
     before = path.read_bytes()
     for read_only in (True, False):
-        with pytest.raises(FagenError, match=r"other\.sqlite: results of layout 0, not 2"):
+        with pytest.raises(FagenError, match=r"other\.sqlite: results of layout 0, not 3"):
             Store(path, read_only=read_only)
     assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
 
@@ -229,7 +257,9 @@ def test_a_claim_by_what_is_no_process_names_no_file(altered, tmp_path):
             assert store.claim("job")
 
 
-def test_a_kernel_that_is_no_schedule_any_more_is_left_out(altered):
+@pytest.mark.parametrize("of", ["whole", "packed"])
+def test_a_kernel_that_is_no_schedule_any_more_is_left_out(altered, of, request, tmp_path):
+    (tmp_path / "altered.sqlite").write_bytes(request.getfixturevalue(of))
     path = altered("UPDATE kernel SET slug = slug || '_former' WHERE id = 2 AND source_hash != ''")
     with Store(path, read_only=True) as store:
         assert 2 not in {number for number, _ in store.compiled()}
@@ -331,6 +361,42 @@ def run(whole: bytes, folder: Path, wanted: list[tuple]) -> None:
     finally:
         for file in sorted(folder.rglob("*"), reverse=True):
             file.rmdir() if file.is_dir() else file.unlink()
+
+
+@settings(**fuzz, max_examples=100)
+@given(wanted=changes)
+def test_so_is_one_of_packed_sequences(packed, tmp_path_factory, wanted):
+    run(packed, _folder(tmp_path_factory), wanted)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ("", "17 x 3"),
+        ("3*17", '"3\\*17" does not go with the sizes beside it'),
+        ("300,5/9,95/200,", "is no length"),
+        ("300,5/9,95/200\n", "is no length"),
+        ("300*0,5/9", "is no length"),
+        ("300*99999999999999999999", "is no length"),
+        ("1*16385", "is no length, or of more than 16384 sequences"),
+        ("300/300,5/9,95/200", "lengths are not written so"),
+        ("1048577", "does not go with the sizes beside it"),
+    ],
+)
+def test_lengths_that_no_search_has_written_are_refused_in_a_line(packed, tmp_path, lengths, said):
+    path = tmp_path / "altered.sqlite"
+    path.write_bytes(packed)
+    with closing(sqlite3.connect(path)) as base, base:
+        changed = base.execute(
+            "UPDATE size SET lengths = ? WHERE lengths = '300,5/9,95/200'", (lengths,)
+        )
+        assert changed.rowcount == 1
+    if not lengths:  # then they are of equal lengths, at which nothing was asked for
+        assert judge(path, tmp_path / "out") == ""
+        return
+    with pytest.raises(FagenError, match=said):
+        search.found(path)
+    assert judge(path, tmp_path / "out")
 
 
 @settings(**fuzz, max_examples=200)

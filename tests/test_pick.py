@@ -211,7 +211,8 @@ def test_what_is_picked_of_packed_sequences_is_what_such_calls_take(
 ) -> None:
     of: dict[str, Any] = {"dtype": "fp16", "head_dim": head_dim, "causal": True}
     found = fagen.pick(**of, lengths="varlen", kind="backward" if gradient else "forward")
-    assert "_varlen" in found.slug and not found.search and found.derived == (head_dim == 96)
+    assert "_varlen" in found.slug and found.derived == (head_dim == 96)
+    assert found.search.startswith(f"fagen search {found.slug} --minutes")
     if not gradient:
         assert found.slug == prepared(**of)
 

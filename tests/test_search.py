@@ -16,7 +16,7 @@ from fagen.problem import Problem
 from fagen.registry import read as read_schedule
 from fagen.search import lab, replay, run
 from fagen.search.contest import STAGES
-from fagen.search.marks import BRIEF, PEER
+from fagen.search.marks import BRIEF, PEER_NAMES
 from fagen.search.space import parse_space
 from fagen.search.store import Store
 from tests.cli_helpers import fagen
@@ -39,7 +39,7 @@ def replayed(recording, store, *, compile_at_most=10_000, **more):
 def timings(path) -> int:
     """How many times of kernels, peers left out, a store has."""
     with Store(path, read_only=True) as store:
-        return sum(row.time.slug != PEER for _, row in store.timed())
+        return sum(row.time.slug not in PEER_NAMES for _, row in store.timed())
 
 
 def losses(path, folder, monkeypatch) -> dict[str, float]:

@@ -11,7 +11,7 @@ from fagen.kinds.forward.keys import Schedule
 from fagen.problem import Sizes
 from fagen.search.choice import Chooser, spearman
 from fagen.search.contest import STAGES, Contest
-from fagen.search.marks import BRIEF, LONG, PEER, Marks
+from fagen.search.marks import BRIEF, LONG, PEER_NAMES, Marks
 from fagen.search.space import Effort, survey
 from fagen.search.tasks import GOOD, Compiled, Time
 from tests.recordings import SPACE, space
@@ -121,8 +121,9 @@ def test_a_lead_within_the_noise_is_not_sure():
     assert lead.error > 0.005
 
 
-def test_the_peer_is_no_kernel():
-    marks = marked(*((slug, size, BRIEF, 0, r) for slug, r in (("a", 0.8), (PEER, 1.0))
+@pytest.mark.parametrize("peer", sorted(PEER_NAMES))
+def test_the_peer_is_no_kernel(peer):
+    marks = marked(*((slug, size, BRIEF, 0, r) for slug, r in (("a", 0.8), (peer, 1.0))
                      for size in (0, 1)))  # fmt: skip
     assert marks.slugs() == ["a"]
     assert marks.over_peer("a") == pytest.approx(1.25)

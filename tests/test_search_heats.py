@@ -74,7 +74,7 @@ def device(monkeypatch):
         return reference(q, k, v, mask=case.problem.mask, scale=scale)[0].half()
 
     monkeypatch.setattr(heats, "_expected", exact)
-    monkeypatch.setattr(heats, "_cudnn", lambda case: None)
+    monkeypatch.setattr(heats, "_beside", lambda case: None)
     monkeypatch.setattr(heats, "_known", {})
     heats._inputs.cache_clear()
     yield made
@@ -124,7 +124,7 @@ def test_calls_that_are_shorter_than_the_hosts_run_many_at_a_time(device, monkey
 
 
 def test_cudnn_runs_along_where_it_can(device, monkeypatch):
-    monkeypatch.setattr(heats, "_cudnn", lambda case: Call(lambda: torch.zeros(1)))
+    monkeypatch.setattr(heats, "_beside", lambda case: Call(lambda: torch.zeros(1)))
     laps = heats.heat(CASE, kernels(2), ANCHOR, regime=BRIEF, rounds=(0,))
     assert {lap.name for lap in laps} == {"k0", "k1", CUDNN}
 

@@ -230,7 +230,7 @@ def test_the_headline_is_the_first_row_and_a_line_of_the_summary(committed):
         assert first.name == target.leader.name
         long = target.leader.runs == "long"
         assert target.leader.over_anchor == (first.long_over_anchor if long else first.over_anchor)
-        assert target.leader.over_cudnn == (first.long_over_cudnn if long else first.over_cudnn)
+        assert target.leader.over_peer == (first.long_over_peer if long else first.over_peer)
 
 
 # ---- brief and long runs -------------------------------------------------------------------------
@@ -265,9 +265,9 @@ def test_brief_and_long_runs_are_told_apart(recorded, throttled):
         third = brief.fastest[2]
         assert long.leader.name == third.name and long.leader.brief == brief.leader.name
         assert long.leader.over_anchor == "1.299"  # √(1.25 · 1.35)
-        assert long.leader.over_cudnn == "–"  # it has no long runs at two of the shapes
+        assert long.leader.over_peer == "–"  # it has no long runs at two of the shapes
         assert long.fastest[0].over_anchor == third.over_anchor
-        assert long.fastest[0].over_cudnn == third.over_cudnn
+        assert long.fastest[0].over_peer == third.over_peer
         assert [row.name for row in long.fastest[1:3]] == [row.name for row in brief.fastest[:2]]
         # the anchor's bars are of long runs, too: half as fast as in brief ones
         for slow, fast in zip(long.sizes, brief.sizes, strict=True):

@@ -15,7 +15,7 @@ from fagen.kinds.forward.space import SPACE as FORWARD
 from fagen.paths import locate
 from fagen.problem import Problem
 from fagen.search.files import read_spaces
-from fagen.search.space import parse_space, space_like, survey
+from fagen.search.space import parse_space, survey
 from tests.clock import least_seconds
 from tests.recordings import SPACE, space
 
@@ -135,19 +135,6 @@ def test_a_space_of_a_kind_that_is_not_searched_is_refused():
         else:
             with pytest.raises(ScheduleError, match="are not searched"):
                 parse_space(said)
-
-
-@pytest.mark.parametrize(
-    ("slug", "like"),
-    [
-        ("fwd_fp16_d64_full_m192n128_varlen_q2", "fwd_fp16_d64_full_m192n128_q2"),
-        ("bwd_bf16_d128_causal_m64n128_varlen", "bwd_bf16_d128_causal_m64n128"),
-    ],
-)
-def test_packed_sequences_are_not_searched_and_the_like_of_one_length_is_named(slug, like):
-    with pytest.raises(ScheduleError, match=rf'lengths = "varlen" is not .* search {like}`$'):
-        space_like(slug)
-    assert space_like(like).targets()
 
 
 def test_a_kind_that_is_none_is_refused_in_words():

@@ -165,7 +165,7 @@ def test_a_shape_that_is_none_is_refused_with_its_line(more, line):
         ("[search]\ncompile = 5.0", "x.toml:6: search.compile = 5.0: input should be a valid int"),
         (
             'lengths = ["equal", "varlen"]',
-            'x.toml:5: attention.lengths = "varlen" is not searched yet, "equal" is: leave it out',
+            "x.toml:5: attention.lengths names both: their shapes are others, so make two spaces",
         ),
         ("[search]\nprune = inf", "x.toml:6: search.prune = inf: input should be a finite number"),
         ("[search]\nshare = 1e308", "x.toml:6: search.share = 1e+308: input should be less than"),

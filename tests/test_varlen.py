@@ -3,7 +3,8 @@
 import math
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ import torch
 from torch import Tensor
 
 import fagen
+from fagen.dispatch import tables
 from fagen.errors import UntunedWarning
 from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
-from fagen.runtime import op, varlen
+from fagen.runtime import backward, op, varlen
 from fagen.runtime.checks import checked
 from tests.op_helpers import refusal
 from tests.stubs import StubOp
@@ -264,6 +266,54 @@ def test_prepared_a_call_finds_its_kernels(
     compiled = torch.compile(fagen.attention_varlen, fullgraph=True, backend="aot_eager")
     out = compiled(q, k, v, *offsets, causal=True)
     assert out.requires_grad == gradient
+
+
+# ---- which kernel -------------------------------------------------------------------------------
+
+OTHER = "fwd_fp16_d64_causal_m128n64_varlen"
+OTHER_BY = "bwd_fp16_d64_causal_m64n64_varlen"
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A user's table with kernels of packed sequences, which are of no file."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    tables.table_at.cache_clear()
+    listed = [OTHER, OTHER_BY, f"{OTHER_BY}_det", "fwd_e4m3_d64_full_m64n64_varlen"]
+    rows = [tables.Row.of("NVIDIA H200", slug) for slug in listed]
+    tables.update(tmp_path / "fagen" / tables.NAME, rows)
+    yield
+    tables.table_at.cache_clear()
+
+
+def test_a_row_of_a_table_says_which_kernel_serves(table: None) -> None:
+    given = packed(head_dim=64)
+    out = fagen.attention_varlen(*given, causal=True)
+    assert torch.equal(out, fagen.attention_varlen(*given, causal=True, schedule=OTHER))
+    of: dict[str, Any] = {"dtype": "fp16", "head_dim": 64}
+    assert fagen.prepare_varlen(**of, causal=True, device="cpu") == OTHER
+    assert fagen.prepare_varlen(**of, device="cpu") == "fwd_fp16_d64_full_m192n128_varlen_q2"
+    of["dtype"] = "e4m3"
+    for out_dtype in ("bf16", "fp16"):  # one row is for both types of O
+        slug = fagen.prepare_varlen(**of, out_dtype=out_dtype, device="cpu")
+        assert slug.startswith("fwd_e4m3_d64_full_m64n64_varlen")
+        assert slug.endswith("_ofp16") == (out_dtype == "fp16")
+    found = fagen.pick(dtype="fp16", head_dim=64, causal=True, lengths="varlen")
+    assert found.slug == OTHER and found.why.endswith("for any number of keys on NVIDIA H200")
+
+
+def test_a_row_of_a_table_says_which_kernel_computes_gradients(table: None) -> None:
+    q, *rest = packed(head_dim=64)
+    fagen.attention_varlen(q.requires_grad_(), *rest, causal=True).sum().backward()
+    (found,) = backward._gradients.values()
+    assert [*found.ready] == [OTHER_BY] and q.grad is not None
+    kind: dict[str, Any] = {"lengths": "varlen", "kind": "backward", "causal": True}
+    for deterministic, slug in ((False, OTHER_BY), (True, f"{OTHER_BY}_det")):
+        more = kind | {"deterministic": deterministic}
+        assert fagen.pick(dtype="fp16", head_dim=64, **more).slug == slug
+
+
+# ---- ahead of time ------------------------------------------------------------------------------
 
 
 def test_what_no_kernel_computes_is_not_prepared() -> None:

@@ -258,14 +258,16 @@ def test_what_cannot_go_with_varlen_is_said(keys: dict[str, Any], said: str) -> 
         Schedule.make(**usual | {"lengths": "varlen"} | keys)
 
 
-def test_a_folder_has_them_beside_others_by_their_own_names() -> None:
+def test_a_folder_has_them_beside_others_with_a_struct_of_their_own() -> None:
     slugs = (COMMITTED[0], "fwd_fp16_d128_causal_m128n128", "comb_fp32_d128_obf16_packed")
     manifest = Manifest("demo", tuple(("", registry.from_slug(slug)) for slug in slugs))
     folder = folder_of(manifest)
     assert [group.name for group in folder.groups] == ["forward varlen", "forward", "combine"]
-    # the dispatcher takes the other struct: it knows the other kernel alone
+    # of two dispatchers each takes one struct, and knows its kernel alone
     assert [kernel.slug for kernel in folder.dispatched.kernels] == [slugs[1]]
     assert {row.kernel for row in folder.table.rows} <= {0, -1}
+    (packed,) = folder.packed
+    assert [kernel.slug for kernel in packed.kernels] == [slugs[0]] and packed.kind == "varlen"
     # nor does that of gradients, which are another kernel's
     found = folder.gradients[COMMITTED[0]]
     assert (found.by, found.wanted) == (None, "bwd_bf16_d128_causal_m64n128_varlen")

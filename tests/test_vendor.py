@@ -18,6 +18,7 @@ from fagen.paths import locate
 from fagen.problem import Problem, Sizes
 from fagen.process import run
 from fagen.render import Source, formatted, written
+from fagen.signature import Signature
 from fagen.toolchain import find_cutlass, find_gxx
 from fagen.vendor import closure, source
 from fagen.vendor.contents import Folder, Kernel
@@ -127,8 +128,7 @@ const char* call_@kind@(const int32_t* problem, const int64_t* sizes) {
   memcpy(&asked, problem, sizeof(asked));
   struct @args@ args = {0};
   args.struct_bytes = sizeof(args), args.version = @version@;
-  args.batch = (int)sizes[0], args.heads = (int)sizes[1], args.kv_heads = (int)sizes[2];
-  args.seqlen_q = (int)sizes[3], args.seqlen_k = (int)sizes[4];
+  @sizes@
   const struct Demo@struct@* found = demo_@pick@(&asked, &args);
   const int status = demo_@kind@(&asked, &args, 0);
   if ((status == DEMO_NO_KERNEL) != !found) return "differ";
@@ -144,6 +144,12 @@ int refused_@kind@(void) {
          demo_@kind@(&asked, &args, 0) == DEMO_WRONG_STRUCT && !demo_@pick@(0, 0);
 }
 """
+
+
+def _assigned(signature: Signature) -> str:
+    """C that takes the sizes of a call, in the order in which they are declared."""
+    names = (size.name for size in signature.sizes)
+    return " ".join(f"args.{name} = (int)sizes[{place}];" for place, name in enumerate(names))
 
 
 def dispatcher(schedules: list[Any], place: Path) -> Any:
@@ -169,6 +175,7 @@ def dispatcher(schedules: list[Any], place: Path) -> Any:
         .replace("@struct@", of.table.struct)
         .replace("@args@", of.signature.struct)
         .replace("@version@", of.signature.guard)
+        .replace("@sizes@", _assigned(of.signature))
         for of in folder.dispatchers
     )
     (place / "stubs.c").write_text(f'#include "demo.h"\n#include <string.h>\n{stubs}{calls}')

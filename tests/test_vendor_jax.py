@@ -6,9 +6,11 @@ of its own, .venv/jax. JAX_PYTHON names another Python that has it, with scikit-
 
 import ast
 import json
+import math
 import os
 import re
 import sys
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +38,10 @@ KERNELS = (
     "bwd_fp16_d128_causal_m64n128",  # of the first; the others have no gradients
     "dec_fp16_d64_causal_r8n128",
     "dec_fp16_d64_causal_r16n128_c64",
+    "fwd_fp16_d64_causal_m64n64_varlen",
+    "fwd_bf16_d64_full_m64n64_varlen",
+    "fwd_e4m3_d64_causal_m64n64_varlen",
+    "bwd_fp16_d64_causal_m64n64_varlen",  # of the first of these
 )
 CUDA = Path("/usr/local/cuda/include")
 
@@ -49,7 +55,7 @@ def texts(*slugs: str) -> dict[str, str]:
     return jax_package.texts(vendor.folder_of(demo(*(slugs or KERNELS))))
 
 
-PYTHONS = ("__init__", "_attention", "_call", "_decode", "_pick", "kernels")
+PYTHONS = ("__init__", "_attention", "_call", "_decode", "_pick", "_varlen", "kernels")
 
 
 # ---- its texts ----------------------------------------------------------------------------------
@@ -88,6 +94,25 @@ def test_a_kernels_function_takes_what_its_signature_says(slug):
     assert names == [argument.name for argument in signature.arguments] + returns
 
 
+@pytest.mark.parametrize("slug", KERNELS)
+def test_a_workspace_is_as_large_as_the_kernels_plan_says(slug):
+    call = ast.parse(texts()["jax/demo/_call.py"])
+    (size,) = (n for n in call.body if isinstance(n, ast.ClassDef) and n.name == "Size")
+    there = {"dataclass": dataclass}
+    exec(ast.unparse(size), there)
+    tree = ast.parse(texts()["jax/demo/kernels.py"])
+    (function,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == slug)
+    calls = [n for n in ast.walk(function) if isinstance(n, ast.Call)]
+    asked = [n for n in calls if ast.unparse(n.func) == "call.workspace"]
+    plan = registry.plan_of(slug)
+    assert len(asked) == plan.launches.needs_workspace
+    for sizes in ({n: 7 + 100 * i for i, n in enumerate(plan.signature.most)} for _ in asked):
+        given = asked[0].keywords
+        per = next((word.value.value for word in given if word.arg == "per"), 1)
+        factors = [eval(ast.unparse(one), there).at(sizes) for one in asked[0].args]
+        assert -(-math.prod(factors) // per) == plan.launches.workspace.at(sizes)
+
+
 def test_what_is_pinned_is_in_the_package_by_its_name(tmp_path):
     path = tmp_path / "vendor.toml"
     path.write_text(f'name = "mine"\nformat = "jax"\n[kernels]\nfast = "{SLUG}"\n')
@@ -103,7 +128,8 @@ def test_a_package_has_no_name_of_pythons(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["attention", "attention_decode", "pick_decode", "kernels", "yield"]
+    "name",
+    ["attention", "attention_decode", "attention_varlen", "pick_decode", "kernels", "yield"],
 )
 def test_a_kernel_has_no_name_of_the_packages(name, tmp_path):
     path = tmp_path / "vendor.toml"
@@ -192,7 +218,7 @@ ON_TWO = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORM
 def test_calls_are_right_through_the_ffi_on_a_cpu(python, tmp_path):
     place = on_a_cpu(python, tmp_path, *KERNELS)
     told = ran(python, ROOT / "tests/jax_calls.py", place=place, **ON_TWO)
-    assert told.count(": right on cpu") == 8
+    assert told.count(": right on cpu") == 9
 
 
 # ---- built for real -----------------------------------------------------------------------------

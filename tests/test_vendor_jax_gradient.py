@@ -9,10 +9,13 @@ from tests.test_vendor_jax import ON_TWO, on_a_cpu, python, ran, texts
 
 __all__ = ["python"]  # a fixture
 
-FORWARD, WITHOUT, BACKWARD = SLUGS = (
+FORWARD, WITHOUT, BACKWARD, PACKED, _, PACKED_BY = SLUGS = (
     "fwd_fp16_d128_causal_m128n128",
     "fwd_bf16_d64_full_m128n128",
     "bwd_fp16_d128_causal_m64n128",
+    "fwd_fp16_d64_causal_m64n64_varlen",
+    "fwd_bf16_d64_full_m64n64_varlen",
+    "bwd_fp16_d64_causal_m64n64_varlen",
 )
 
 
@@ -25,6 +28,7 @@ def function(slug: str) -> str:
 
 def test_a_kernel_is_differentiated_by_the_one_of_its_problem():
     assert f"call.differentiated({BACKWARD}, " in function(FORWARD)
+    assert f"call.differentiated({PACKED_BY}, " in function(PACKED)
     for slug in (WITHOUT, BACKWARD):
         assert "call.differentiated" not in function(slug)
     assert "fagen vendor adds bwd_bf16_d64_full_m128n128, in a manifest" in function(WITHOUT)
@@ -38,7 +42,7 @@ def place(python, tmp_path_factory):
 
 def test_gradients_are_right_through_the_ffi_on_a_cpu(python, place):
     told = ran(python, ROOT / "tests/jax_gradients.py", place=place, **ON_TWO)
-    assert told.count(": right on cpu") == 7
+    assert told.count(": right on cpu") == 8
 
 
 PAGE = """\

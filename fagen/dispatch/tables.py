@@ -41,6 +41,7 @@ _NARROW = ("queries_to", "tiles_to")
 _MAY |= dict.fromkeys(_NARROW, int) | {"by": str}
 _GROUP = "group_rows"  # and of decoding by rows of queries, with rows_to or without
 _MAY |= {_GROUP: int}
+_SIZES = ("from", "to", "rows_to", *_NARROW)  # what a row may be for
 TILE = 128  # queries of a tile, as such rows count them
 _WORDS: Mapping[str, Mapping[str, Any]] = {"dtype": DTYPES, "mask": MASKS}
 
@@ -57,6 +58,8 @@ class Row:
     for the fewest first: their kernels share the keys of a tile among multiprocessors.
     Or, with a `group`, for calls of decoding, whose queries of a KV head's group of heads, rounded
     up, are so many rows; with `rows` too for those with at most so many query rows in all.
+    One of packed sequences is for all calls of its problem: the host knows no length, and what it
+    does know of a call would let a sequence's bits depend on the others.
     `by` says what measured that, as a path from fagen's root or in words; "" where nothing is said.
     Which pass it is for, the slug says by how it begins, and whether it is deterministic.
     One kernel of e4m3 stands for its like with O in another type: O's has no part in its speed, and
@@ -303,6 +306,12 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
         by=table.get("by", ""),
         where=origin.at("kernel", str(number)),
     )
+    if computed.varlen and (sizes := [key for key in _SIZES if key in table]):
+        said = (
+            f"{row.slug} is for packed sequences, whose kernel is one for all sizes: leave out "
+            f"{' and '.join(sizes)}"
+        )
+        raise wrong(sizes[0], said)
     if computed != row.problem:
         said = f"computes something else: {computed}"
         if computed.opened() == row.problem.opened():

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fagen.measure.inputs import softmax_scale
+from fagen.measure.inputs import offsets, softmax_scale
+from fagen.problem import Sizes
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 _SEED = 0x6F  # of no tensor else
@@ -89,3 +90,43 @@ def attended(backend: str, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> 
         return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
     return Attended(out, lse, back)
+
+
+@dataclass(frozen=True)
+class AttendedPacked:
+    """FLASH_ATTENTION's forward pass over packed sequences, and what takes it back.
+
+    out is (total_q, H, Dv); `backward(dout)` gives dq, dk and dv.
+    """
+
+    out: Tensor
+    own_lse: Tensor  # (H, total_q), where torch leaves nothing between sequences
+    backward: Callable[[Tensor], Gradients]
+
+    @property
+    def lse(self) -> Tensor:
+        """The same; minus infinity of a row that sees no key."""
+        return self.own_lse.masked_fill(self.own_lse == math.inf, -math.inf)
+
+
+def packed_lengths(sizes: Sizes, device: torch.device | str) -> tuple[Tensor, Tensor, int, int]:
+    """What torch is told of packed sequences: where each begins, and the longest."""
+    return *offsets(sizes, device), sizes.seqlen_q, sizes.seqlen_k
+
+
+def attended_packed(
+    q: Tensor, k: Tensor, v: Tensor, lengths: tuple[Tensor, Tensor, int, int], *, causal: bool
+) -> AttendedPacked:
+    """Run torch's FLASH_ATTENTION over packed q, k and v (total, heads, D), for gradients to come.
+
+    A causal mask is aligned to the bottom right of each sequence. Raises what torch raises.
+    """
+    how, scale, aten = (*lengths, 0.0, causal), softmax_scale(q.shape[-1]), torch.ops.aten
+    out, lse, state, unused, _ = aten._flash_attention_forward(q, k, v, *how, False, scale=scale)
+
+    def back(dout: Tensor) -> Gradients:
+        given = dout, q, k, v, out, lse, *how, state, unused
+        dq, dk, dv = aten._flash_attention_backward(*given, scale=scale)
+        return dq, dk, dv
+
+    return AttendedPacked(out, lse, back)

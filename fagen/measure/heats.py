@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fagen.errors import DeviceError, VerificationError
+from fagen.kind import Plan
 from fagen.measure.card import Card, Clock, hopper
 from fagen.measure.cells import compared
 from fagen.measure.inputs import inputs
@@ -89,7 +90,8 @@ def card_id(index: int) -> str:
 def quick_check(cell: Cell, kernel: Kernel) -> None:
     """Check a kernel against fp64 at small sizes, and in `cell` against torch where that can do it.
 
-    Where its kind has sizes of its own for that, at those alone.
+    Where keys come from memory in turns sizes like the cell's are among the small ones, and no
+    others are checked.
 
     Raises VerificationError where it is wrong, DeviceError where it cannot be launched.
     """
@@ -100,9 +102,9 @@ def quick_check(cell: Cell, kernel: Kernel) -> None:
         error = trial.error(of, kernel.library, small, *inputs(small, seed=number))
         if not error.ok:
             raise VerificationError(f"{error.said} at {sizes}")
-    if trial.quick:  # sizes like the cell's are among them
+    if trial.rotates:
         return
-    given = trial.arguments(of, *_inputs(cell))
+    given = _taken(cell, of, *_inputs(cell))
     outputs = trial.outputs(of, given)
     trial.launch(of, kernel.library, given, outputs)()
     if (expected := _expected(cell)) is None:
@@ -123,7 +125,7 @@ def heat(
     regime: Regime,
     rounds: Sequence[int],
 ) -> tuple[Lap, ...]:
-    """Time kernels, and cuDNN where it can, in interleaved rounds with the anchor.
+    """Time kernels, and the problem's peer where it can, in interleaved rounds with the anchor.
 
     `rounds` numbers the rounds, and decides their order. Raises what a kernel's call raises.
     """
@@ -136,7 +138,7 @@ def heat(
         trial = trial_of(of)
         like = of.kind, trial.alike(of)
         if like not in made:
-            given = [trial.arguments(of, *one) for one in turns]
+            given = [_taken(cell, of, *one) for one in turns]
             made[like] = given, trial.outputs(of, given[0])
         given, outputs = made[like]
         launches = [trial.launch(of, kernel.library, one, outputs) for one in given]
@@ -150,8 +152,8 @@ def heat(
 
     # graphs keep nothing of what their calls use, workspaces among it: these do, to the end
     bound, bound_anchor = {kernel.slug: call(kernel) for kernel in kernels}, call(anchor)
-    if not rotates and (cudnn := _cudnn(cell)):
-        bound[CUDNN] = cudnn
+    if not rotates and (peers := _beside(cell)):
+        bound[cell.problem.peer.name] = peers
     calls, beside = bound, bound_anchor
     if rotates:  # the host would be slower than so many short calls
         calls = {name: captured(one, 1) for name, one in bound.items()}
@@ -196,6 +198,12 @@ def _one_round(
     return laps
 
 
+def _taken(cell: Cell, of: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
+    """What a kernel's op takes of a cell's tensors, in its order."""
+    sizes = (cell.sizes,) if cell.sizes.packed else ()
+    return trial_of(of).arguments(of, q, k, v, *sizes)
+
+
 @lru_cache(maxsize=12)
 def _inputs(cell: Cell) -> tuple[Tensor, Tensor, Tensor]:
     return inputs(cell)
@@ -231,9 +239,10 @@ def _cudnn_in_turns(cell: Cell) -> Call | None:
 
 
 @lru_cache(maxsize=12)
-def _cudnn(cell: Cell) -> Call | None:
+def _beside(cell: Cell) -> Call | None:
+    """The peer of a cell; None where it refuses."""
     try:
-        return peer(CUDNN).bind(cell, *_inputs(cell))
+        return peer(cell.problem.peer.name).bind(cell, *_inputs(cell))
     except DeviceError:
         return None
 

@@ -25,22 +25,33 @@ def inputs(
     q is multiplied by `sigma`, the standard deviation of the scores under the customary scale; a
     power of two changes nothing else.
 
-    For e4m3 in fp16: what is quantised, and what others compute the same problem with.
+    For e4m3 in fp16: what is quantised, and what others compute the same problem with. Of packed
+    sequences S is all of theirs, and B 1.
     """
     problem, sizes = cell.problem, cell.sizes
     given = DTYPES[problem.dtype]
     dtype = torch.float16 if given.fp8 else getattr(torch, given.torch)
     generator = torch.Generator(device=device).manual_seed(seed)
 
+    batch = 1 if sizes.packed else sizes.batch
+    queries, keys = sizes.total_q // batch, sizes.total_k // batch
+
     def normal(seqlen: int, heads: int, dim: int) -> Tensor:
-        wanted = (sizes.batch, seqlen, heads, dim)
+        wanted = (batch, seqlen, heads, dim)
         return torch.randn(wanted, generator=generator, device=device, dtype=dtype)
 
     return (
-        normal(sizes.seqlen_q, sizes.heads, problem.head_dim) * sigma,
-        normal(sizes.seqlen_k, sizes.kv_heads, problem.head_dim),
-        normal(sizes.seqlen_k, sizes.kv_heads, problem.head_dim_v),
+        normal(queries, sizes.heads, problem.head_dim) * sigma,
+        normal(keys, sizes.kv_heads, problem.head_dim),
+        normal(keys, sizes.kv_heads, problem.head_dim_v),
     )
+
+
+def offsets(sizes: Sizes, device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """Where the queries and the keys of each sequence begin once they are packed: int32."""
+    ends = torch.tensor([(0, 0), *sizes.sequences], dtype=torch.int64).cumsum(0)
+    at_q, at_k = ends.to(device=device, dtype=torch.int32).unbind(1)
+    return at_q.contiguous(), at_k.contiguous()
 
 
 def softmax_scale(head_dim: int) -> float:

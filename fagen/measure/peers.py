@@ -4,6 +4,8 @@
 attention, allocates its output and returns it as (B, Sq, H, Dv). It raises DeviceError, in words,
 where the implementation cannot do the cell or is not installed. Of a cell of gradients the Call
 computes dq, dk and dv, as q, k and v are, of a forward pass that was run before the clock runs.
+Packed sequences come as one, (1, total, H, D), with their lengths in the cell's sizes, and their
+output is (total, H, Dv).
 
 A problem of e4m3 comes in fp16, and peers compute it in that, but for cudnn-e4m3; what is in e4m3
 quantises before the clock runs. What that costs is an implementation of its own, `quantise`.
@@ -27,7 +29,13 @@ from fagen.build import Binary
 from fagen.e4m3 import E4M3, rounded
 from fagen.errors import DeviceError
 from fagen.kind import Plan
-from fagen.measure.gradients import attended, output_gradient
+from fagen.measure.gradients import (
+    AttendedPacked,
+    attended,
+    attended_packed,
+    output_gradient,
+    packed_lengths,
+)
 from fagen.measure.inputs import softmax_scale
 from fagen.measure.proof import trial_of
 from fagen.measure.rows import DETERMINISTIC, PREARRANGED, QUANTISE
@@ -114,7 +122,12 @@ def peer(name: str) -> Implementation:
         raise DeviceError(f"no implementation is called {name!r}; there are {', '.join(PEERS)}")
 
     def bind(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
-        if not PASSES[cell.problem.kind].gradients:
+        gradients = PASSES[cell.problem.kind].gradients
+        if cell.sizes.packed:
+            if name not in PACKED:
+                raise DeviceError("it is not timed over packed sequences")
+            return (PACKED_GRADIENTS if gradients else PACKED)[name](cell, q, k, v)
+        if not gradients:
             return PEERS[name](cell, q, k, v)
         if name not in GRADIENTS:
             raise DeviceError("its backward pass is not timed")
@@ -162,6 +175,27 @@ def _fa2(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
             warnings.simplefilter("ignore")
             mask = causal_lower_right(cell.sizes.seqlen_q, cell.sizes.seqlen_k)
     return _sdpa(SDPBackend.FLASH_ATTENTION, cell, q, k, v, mask)
+
+
+def _fa2_packed(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
+    """FlashAttention-2 over packed sequences."""
+    return tried(_packed_pass(cell, q, k, v, lambda made: made.out), "torch's FLASH_ATTENTION")
+
+
+def _fa2_packed_gradients(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
+    """Its backward pass, by itself."""
+    forward = _packed_pass(cell, q, k, v, lambda made: made)
+    made = tried(forward, "torch's FLASH_ATTENTION, called without autograd,").once()
+    dout = output_gradient(q, v)[0]
+    return tried(Call(lambda: made.backward(dout)), "the backward pass of torch's FLASH_ATTENTION")
+
+
+def _packed_pass(
+    cell: Cell, q: Tensor, k: Tensor, v: Tensor, wanted: Callable[[AttendedPacked], Any]
+) -> Call:
+    query, key, value = (tensor[0] for tensor in (q, k, v))
+    lengths, causal = packed_lengths(cell.sizes, q.device), is_causal(cell)
+    return Call(lambda: wanted(attended_packed(query, key, value, lengths, causal=causal)))
 
 
 def _efficient(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
@@ -360,4 +394,6 @@ GRADIENTS: dict[str, Bind] = {
     "cudnn": _gradients(_cudnn, "cudnn"),
     "fa2": _gradients(_fa2, "flash"),
 }
+PACKED: dict[str, Bind] = {"fa2": _fa2_packed}
+PACKED_GRADIENTS: dict[str, Bind] = {"fa2": _fa2_packed_gradients}
 _PACKAGES = {"fa3": "flash_attn_interface", CUDNN_E4M3: "cudnn"}

@@ -20,7 +20,7 @@ from fagen.errors import BuildError, ToolchainError, VerificationError
 from fagen.evidence import Evidence
 from fagen.kind import Plan, load_named
 from fagen.measure.card import hopper
-from fagen.problem import Cell, Sizes
+from fagen.problem import Cell, Problem, Sizes
 from fagen.registry import kind
 
 Say = Callable[[str], None]
@@ -41,7 +41,8 @@ Record = TypeVar("Record", bound=Judged)
 class Trial:
     """How a kind's kernels are called on the 16-bit inputs of a cell, beside others.
 
-    `arguments(plan, q, k, v)` is what its op takes, in the op's order; `outputs(plan, arguments)`
+    `arguments(plan, q, k, v)` is what its op takes, in the op's order, and of packed sequences
+    `arguments(plan, q, k, v, sizes)`; `outputs(plan, arguments)`
     is where it may write, full of NaN, the output that is compared first; `launch(plan, library,
     arguments, outputs)` binds both to the kernel's C function. Plans that are `alike` share all of
     these. `error(plan, library, cell, q, k, v)` runs a kernel, and returns a record of its errors.
@@ -50,7 +51,7 @@ class Trial:
     `quick(plan, sizes)` gives the sizes at which a kernel is checked before it is timed at those.
     """
 
-    arguments: Callable[[Any, Tensor, Tensor, Tensor], tuple[Any, ...]]
+    arguments: Callable[..., tuple[Any, ...]]
     outputs: Callable[[Any, tuple[Any, ...]], tuple[Tensor, ...]]
     launch: Callable[[Any, Path, tuple[Any, ...], Any], Callable[[], None]]
     alike: Callable[[Any], Hashable]
@@ -66,15 +67,17 @@ class Proof:
 
     `errors` runs a kernel over the shapes that have caught such kernels out, and returns a record
     for each; it raises VerificationError if any is wrong. `speeds` times it. Both pass a line for
-    each shape to their last argument. `trial` is None where nothing is timed beside peers.
-    `simulated` does what `errors` does at small sizes, on a CPU: it runs a kernel by a function of
-    all tensors and scalars by the names of its signature.
+    each shape to their last argument. `trial` is None where nothing is timed beside peers; of
+    kernels of packed sequences it is `packed`. `simulated` does what `errors` does at small sizes,
+    on a CPU: it runs a kernel by a function of all tensors and scalars by the names of its
+    signature.
     """
 
     errors: Callable[[Any, Binary, Say | None], tuple[Any, ...]]
     speeds: Callable[[Any, Binary, Say | None], tuple[Any, ...]]
     trial: Trial | None = None
     simulated: Callable[[Any, Callable[..., None], Say | None], tuple[Any, ...]] | None = None
+    packed: Trial | None = None
 
 
 def judged(
@@ -104,8 +107,10 @@ def judged(
 def trial_of(plan: Plan) -> Trial:
     """How the kernels of a Plan's kind are called beside others."""
     proof: Proof = load_named(kind(plan.kind).proof)
-    assert proof.trial, f"nothing is timed beside kernels of the kind {plan.kind}"
-    return proof.trial
+    packed = proof.packed and Problem.of(plan.schedule).varlen
+    trial = proof.packed if packed else proof.trial
+    assert trial, f"nothing is timed beside kernels of the kind {plan.kind}"
+    return trial
 
 
 def verify(

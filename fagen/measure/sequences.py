@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fagen.measure.inputs import softmax_scale
+from fagen.problem import PackedSizes, Sizes
 from fagen.vocab import Dtype
 
 UNTOUCHED = 7.0  # of outputs beforehand: no NaN, whose bits may change unseen
@@ -103,6 +104,27 @@ def small_cases(plan: Tiled) -> tuple[Case, ...]:
         Case(tuple((i % 3, i * 5 % 7) for i in range(35)), 2, 1, gap=1, poisoned=True),
         Case(tuple((1 + i % 2, i % 4) for i in range(70)), 1, 1),
     )
+
+
+def quick_sizes(plan: Tiled, sizes: Sizes) -> tuple[Sizes, ...]:
+    """What goes wrong soonest, and what is like these sizes, which a kernel is to be timed at."""
+    m, n = plan.block_m, plan.block_n
+    around = [(q, k) for q in (0, 1, m - 1, m, m + 1) for k in (0, 1, n - 1, n, n + 1)]
+    mixed = ((17, 17), (1_500, 1_500), (3, 9), (64, 64), (700, 700), (1, 1), (0, 0), (129, 333))
+    tiny = [(1 + i % 5, i % 7) for i in range(70)]  # more than a warp has lanes
+    like = [(min(q, 1_024), min(k, 1_024)) for q, k in sizes.sequences[:8]]
+    return (
+        PackedSizes.of(around, 2, 1),
+        PackedSizes.of(mixed, 4, 2),
+        PackedSizes.of(tiny, 3, 3),
+        PackedSizes.of(like, sizes.heads, sizes.kv_heads),
+    )
+
+
+def trial_case(sizes: Sizes) -> Case:
+    """Sequences of these sizes, of which every second one is NaN where there are several."""
+    several = sizes.batch > 1
+    return Case(sizes.sequences, sizes.heads, sizes.kv_heads, gap=3, poisoned=several)
 
 
 def inputs(plan: Tiled, case: Case, seed: int, device: str) -> dict[str, Any]:

@@ -39,8 +39,6 @@ from fagen.runtime.arguments import surely
 from fagen.runtime.ready import first_ready, refuse_tracing
 from fagen.vocab import BACKWARD
 
-_ANY = Served(None, (), (), frozenset())  # the usual kernel, of any sizes
-
 _ops = torch.library.Library("fagen", "FRAGMENT")
 # by the forward kernel's slug, and whether they are deterministic
 _gradients: dict[tuple[str, torch.device, bool], "_Gradients"] = {}
@@ -73,15 +71,11 @@ class _Gradients:
             schedules, derived = candidates_for(self.of, slug)
             chosen, made = first_ready(schedules, self.device, not_ready=said)
             if derived:
-                way_out = (
-                    f"derived, and `fagen check {chosen.slug}` shows what it costs"
-                    if self.of.varlen
-                    else "derived. To search for a faster one, which fagen.attention then takes: "
-                    f"{search_command(chosen.slug)}"
-                )
+                call = "fagen.attention_varlen" if self.of.varlen else "fagen.attention"
                 warnings.warn(
                     f"no schedule was tuned for the gradients of {self.of}: {chosen.slug} is "
-                    f"{way_out}",
+                    f"derived. To search for a faster one, which {call} then takes: "
+                    f"{search_command(chosen.slug)}",
                     UntunedWarning,
                     stacklevel=5,
                 )
@@ -148,9 +142,7 @@ def _gradients_of(slug: str, device: torch.device, asked: bool) -> _Gradients:
         card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         problem = Problem.of(plan_of(slug).schedule)
         of = replace(problem, kind=BACKWARD, deterministic=deterministic)
-        # no table is asked for kernels of packed sequences: their sizes the host does not know
-        served = _ANY if of.varlen else serving(of, card)
-        _gradients[key] = _Gradients(of, device, served)
+        _gradients[key] = _Gradients(of, device, serving(of, card))
     return _gradients[key]
 
 

@@ -1,7 +1,8 @@
 """attention_varlen(q, k, v, …): packed sequences in, the attention of each with itself out.
 
-The kernel is the committed one of its dtype, head dims and mask, or one that is derived. It is
-built at its first use; on CPU tensors its schedule is emulated, and nothing is built.
+The kernel is that which a dispatch table has for the card, dtype, head dims and mask, else the
+committed one of these, or one that is derived. It is built at its first use; on CPU tensors its
+schedule is emulated, and nothing is built.
 """
 
 import warnings
@@ -14,8 +15,9 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from fagen.dispatch.choice import Choice, candidates
+from fagen.dispatch.choice import Choice, candidates, serving
 from fagen.errors import UntunedWarning
+from fagen.picking import search_command
 from fagen.problem import Problem
 from fagen.runtime import autocast, op
 from fagen.runtime.argument_types import (
@@ -112,10 +114,12 @@ def attention_varlen(
     natural logarithm: zeros and minus infinity for a row that sees no key. What rows of no sequence
     hold is left open.
 
-    The kernel is that of `schedule` (a file's path, a slug or a Schedule), else that which
-    `schedules/` has, else one that is derived, which an UntunedWarning says once; its first use
-    builds it. Under torch.compile and CUDA graph capture it must have been readied by
-    prepare_varlen(…), or by an earlier call of its dtype, head dims, mask and schedule.
+    The kernel is that of `schedule` (a file's path, a slug or a Schedule), else that which a
+    dispatch table has for this card, dtype, head dims and mask, else that which `schedules/` has,
+    else one that is derived, which an UntunedWarning says once; its first use builds it. No choice
+    is by lengths or by how many sequences there are. Under torch.compile and CUDA graph capture it
+    must have been readied by prepare_varlen(…), or by an earlier call of its dtype, head dims, mask
+    and schedule.
 
     It has gradients, by a kernel of its own kind that is chosen in the same way: those of q, k and
     v, also through the log-sum-exp, and zeros in rows of no sequence and of keys that none sees.
@@ -124,9 +128,10 @@ def attention_varlen(
     same in each call anyway.
 
     Raises ValueError for a wrong argument, also where a gradient would be needed that no kernel
-    computes, or under torch.func; ScheduleError where `schedule` computes something else, or cannot
-    be read; DeviceError where the GPU is no Hopper; ToolchainError and BuildError where the kernel
-    cannot be built; FagenError where it is not ready and cannot be built now.
+    computes, or under torch.func; ScheduleError where `schedule` computes something else or cannot
+    be read, or where a dispatch table is wrong; DeviceError where the GPU is no Hopper;
+    ToolchainError and BuildError where the kernel cannot be built; FagenError where it is not ready
+    and cannot be built now.
     """
     try:
         traced = is_compiling()
@@ -258,12 +263,15 @@ def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> Kern
         refuse_word("out_dtype", out_dtype, (None, *map(dtype_of, OUT_DTYPES)))
     mask = "causal" if causal else "full"
     problem = Problem(word, head_dim, head_dim_v, mask, out, layout, 0, lengths="varlen")
+    if choice is None:
+        card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        choice = serving(problem, card).always
     schedules, derived = candidates(problem, choice)
     chosen, kernel = first_ready(schedules, device, not_ready=NOT_READY, progress=progress)
     if derived:
         warnings.warn(
-            f"no schedule was tuned for {problem}: {chosen.slug} is derived, and `fagen check "
-            f"{chosen.slug}` shows what it costs",
+            f"no schedule was tuned for {problem}: {chosen.slug} is derived. To search for a "
+            f"faster one, which fagen.attention_varlen then takes: {search_command(chosen.slug)}",
             UntunedWarning,
             stacklevel=3,
         )

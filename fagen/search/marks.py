@@ -7,9 +7,10 @@ from statistics import median, median_low
 
 from fagen.problem import Sizes
 from fagen.search.tasks import Time
+from fagen.vocab import PEERS
 
 BRIEF, LONG = "brief", "long"
-PEER = "cudnn"
+PEER_NAMES = frozenset(peer.name for peer in PEERS.values())
 SURE = 2.0  # standard errors by which a lead is believed
 _MEDIAN_ERROR = 1.25  # a median's standard error, where a mean's is 1
 
@@ -67,7 +68,7 @@ class Marks:
 
     def slugs(self, regime: str = BRIEF) -> list[str]:
         """The kernels that were timed at every size, peers left out."""
-        names = {slug for slug, how, _ in self._logs if how == regime and slug != PEER}
+        names = {slug for slug, how, _ in self._logs if how == regime and slug not in PEER_NAMES}
         return sorted(slug for slug in names if self.mark(slug, regime) is not None)
 
     def at(self, slug: str, size: Sizes, regime: str | None = None) -> float | None:
@@ -92,7 +93,9 @@ class Marks:
     def ranked_at(self, size: Sizes, regime: str = BRIEF) -> list[str]:
         """The kernels that were timed at one size, the fastest first."""
         there = [slug for slug, how, at in self._logs if (how, at) == (regime, size)]
-        logs = {slug: self.at(slug, size, regime) or 0.0 for slug in there if slug != PEER}
+        logs = {
+            slug: self.at(slug, size, regime) or 0.0 for slug in there if slug not in PEER_NAMES
+        }
         return sorted(logs, key=logs.__getitem__)
 
     def leader(self) -> Lead | None:
@@ -156,9 +159,13 @@ class Marks:
         return median(known) if known else None
 
     def over_peer(self, slug: str, regime: str | None = None) -> float | None:
-        """How many times faster than cuDNN, by weighted mean; None where that cannot do it."""
-        ours, theirs = self.mark(slug, regime), self.mark(PEER, regime)
-        return None if ours is None or theirs is None else math.exp(theirs - ours)
+        """How many times faster than the peer, by weighted mean; None where that cannot do it."""
+        ours = self.mark(slug, regime)
+        for name in PEER_NAMES:  # a target has one of them
+            theirs = self.mark(name, regime)
+            if ours is not None and theirs is not None:
+                return math.exp(theirs - ours)
+        return None
 
     @property
     def clocks(self) -> tuple[int, int] | None:

@@ -115,7 +115,7 @@ def _time(path: str, pace: float, heat: Heat, gpu: int) -> Timed:
     time.sleep(pace * len(heat.kernels))
     recorded = recording(path)
     times, wrong = [], []
-    for slug in [*(made.slug for made in heat.kernels), "cudnn"]:
+    for slug in [*(made.slug for made in heat.kernels), heat.target.peer.name]:
         if slug in recorded.wrong:
             wrong.append((slug, recorded.wrong[slug]))
             continue

@@ -18,6 +18,7 @@ from fagen.schedule import Schedule
 from fagen.search.choice import spearman
 from fagen.search.kinds import space_of
 from fagen.search.marks import BRIEF, LONG, Lead, Marks
+from fagen.search.rows import sizes_from
 from fagen.search.space import mean, normalised
 from fagen.search.store import Store
 from fagen.search.tasks import GOOD, Compiled
@@ -74,7 +75,7 @@ class Result:
 
     @property
     def over_peer(self) -> float | None:
-        """The leader's speed ÷ cuDNN's, in the runs by which it leads; None without cuDNN's."""
+        """The leader's speed ÷ the peer's, in the runs by which it leads; None without these."""
         return self.marks.over_peer(self.lead.slug, self.lead.regime) if self.lead else None
 
     def pairs(self) -> list[tuple[str, float, float]]:
@@ -149,6 +150,8 @@ class Result:
         """
         if self.by_groups:
             return []
+        if self.target.varlen:  # no choice is by lengths
+            return [(0, math.inf, self.lead.slug)] if self.lead else []
         found: list[tuple[int, float, str]] = []
         least = 0
         for most, slug in _ends(self._chosen(self._many(), key=lambda size: size.seqlen_k)):
@@ -161,7 +164,7 @@ class Result:
 
         It is chosen as in ranges, of the sizes with few rows; none serves more than these have.
         """
-        if self.by_groups:
+        if self.by_groups or self.target.varlen:
             return []
         many = self._many()
         sizes = [size for size in self.sizes if size not in many]
@@ -257,7 +260,7 @@ def results(store: Store) -> tuple[Result, ...]:
     for name, survey in store.surveys().items():
         counts = [dict(size) for size in survey["sizes"]]
         weights = normalised([size.pop("weight") for size in counts])
-        sizes = tuple(Sizes(**size) for size in counts)
+        sizes = tuple(sizes_from(**size) for size in counts)
         for card, driver in store.cards() or [("no card", "")]:
             marks = Marks(sizes, weights)
             for one in timed:
@@ -301,6 +304,7 @@ def _place(result: Result) -> tuple[Any, ...]:
         t.head_dim_v,
         t.mask != "full",
         t.mask,
+        t.varlen,
         result.card,
     )
 
@@ -329,7 +333,7 @@ def write(found: Sequence[Result], folder: Path) -> list[Path]:
 
 def _why(result: Result, slug: str) -> str:
     over = result.marks.over_peer(slug, result.regime)
-    peer = f", {over:.2f} × cuDNN" if over else ""
+    peer = f", {over:.2f} × {result.target.peer.title}" if over else ""
     return f"Found by `fagen search` on {result.card}{peer}."
 
 
@@ -364,7 +368,7 @@ def told(result: Result) -> Iterator[str]:
     over = result.over_peer
     yield (
         f"  {lead.slug}: {result.over_anchor:.3f} × {result.anchor or 'the anchor'}"
-        + (f", {over:.3f} × cuDNN" if over else "")
+        + (f", {over:.3f} × {result.target.peer.title}" if over else "")
         + f", in {lead.regime} runs"
     )
     if lead.second:
@@ -374,6 +378,10 @@ def told(result: Result) -> Iterator[str]:
         if slug != lead.slug:
             upto = f"to {most:.0f}" if math.isfinite(most) else "on"
             yield f"  from {least} keys {upto}: {slug}"
+    for size in result.sizes if result.target.varlen else ():
+        if (slug := result.best_at(size, lead.slug)) != lead.slug:
+            by = math.expm1(result.behind(lead.slug, slug, size) or 0.0)
+            yield f"  at {size} {slug} is faster by {by:.1%}; one row is for all lengths"
     for rows, slug in result.few():
         yield f"  up to {rows} query rows: {slug}"
     for group, most, slug in result.groups():
@@ -399,7 +407,7 @@ def record(result: Result) -> dict[str, Any]:
         "lead_error": lead and lead.error,
         "runs": lead and lead.regime,
         "over_anchor": result.over_anchor,
-        "over_cudnn": result.over_peer,
+        f"over_{result.target.peer.name}": result.over_peer,
         "ranges": [
             [least, most if math.isfinite(most) else None, s] for least, most, s in result.ranges()
         ],

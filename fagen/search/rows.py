@@ -7,20 +7,20 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fagen.errors import FagenError
-from fagen.problem import DETERMINISTIC, Problem, Sizes
+from fagen.problem import DETERMINISTIC, PackedSizes, Problem, Sizes, lengths_from
 from fagen.registry import DEFAULT, from_slug
 from fagen.search.kinds import space_of
-from fagen.search.marks import PEER
-from fagen.search.shapes import MAX_SIZE
+from fagen.search.marks import PEER_NAMES
+from fagen.search.shapes import MAX_SEQUENCES, MAX_SIZE
 from fagen.search.tasks import Compiled, Time
 from fagen.toml_lines import shown
-from fagen.vocab import DTYPES, MASKS, PASSES
+from fagen.vocab import DTYPES, LENGTHS, MASKS, PASSES
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,7 @@ class _Timed(_Row):
     kv_heads: Size
     seqlen_q: Size
     seqlen_k: Size
+    lengths: str  # of packed sequences, as lengths_in_words says it; else ""
     regime: Literal["brief", "long"]
     round: Count
     seconds: Seconds
@@ -158,6 +159,7 @@ class _Weighed(_Row):
     kv_heads: Size
     seqlen_q: Size
     seqlen_k: Size
+    lengths: str = ""
     weight: Weight
 
 
@@ -178,7 +180,13 @@ class _Survey(_Row):
 
 # ---- rows ---------------------------------------------------------------------------------------
 
-_TYPES = {"dtype": str, "mask": str, "deterministic": bool}  # of what is computed; else numbers
+_TYPES = {
+    "dtype": str,
+    "mask": str,
+    "deterministic": bool,
+    "lengths": str,
+}  # of what is computed; else numbers
+_PACKED = f"_{LENGTHS[1]}"  # in a slug, and at the end of a target's name
 _SLUG = re.compile(r"[a-z0-9_]{1,200}")
 _Checked = TypeVar("_Checked", bound=_Row)
 
@@ -234,11 +242,12 @@ def timed(values: Sequence[Any]) -> TimedRow | None:
     if row.source_hash:
         if not _check_slug(slug, row.target):
             return None
-    elif slug == f"{PEER} {row.target}":
-        slug = PEER
     else:
-        raise Damaged(f"{shown(slug)} has no source, and is not {PEER} there")
-    size = Sizes(row.batch, row.heads, row.kv_heads, row.seqlen_q, row.seqlen_k)
+        named = (name for name in sorted(PEER_NAMES) if slug == f"{name} {row.target}")
+        if (peer := next(named, None)) is None:
+            raise Damaged(f"{shown(slug)} has no source, and is no peer there")
+        slug = peer
+    size = _sizes_of(row)
     time = Time(slug, size, row.regime, row.round, row.seconds, row.anchor_seconds, row.mhz)
     return TimedRow(row.target, row.source_hash, row.card, row.driver, time)
 
@@ -254,18 +263,23 @@ def survey(values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
         raise Damaged(_first(invalid)) from None
     for size in row.sizes:
         _check_heads(size)
+        _sizes_of(size)
     try:
         keys = space_of(row.kind).problem_keys
     except FagenError as error:
         raise Damaged(str(error)) from None
     if row.kind not in PASSES:
         raise Damaged(f"there is no problem of the kind {shown(row.kind)}")
+    for key in ({*keys} - row.target.keys()) & {"lengths"}:  # of a store older than packed ones
+        row.target[key] = LENGTHS[0]
     types = {field: type(value) for field, value in row.target.items()}
     if types != {key: _TYPES.get(key, int) for key in keys}:
         raise Damaged(f"target has not {', '.join(keys)}")
     target: dict[str, Any] = dict(row.target)
     if target["dtype"] not in DTYPES or target["mask"] not in MASKS:
         raise Damaged(f"there is no {shown(target['dtype'])} with {shown(target['mask'])}")
+    if target.get("lengths", LENGTHS[0]) not in LENGTHS:
+        raise Damaged(f"there are no {shown(target['lengths'])} lengths")
     if (computed := Problem(**target, kind=row.kind).name) != name:
         raise Damaged(f"it is of {computed}, and called {shown(name)}")
     return name, row.model_dump(mode="json")
@@ -290,6 +304,34 @@ def _first(invalid: ValidationError) -> str:
     return f"{path} = {shown(error['input'])}: {said[0].lower()}{said[1:]}"
 
 
+def sizes_from(
+    batch: int, heads: int, kv_heads: int, seqlen_q: int, seqlen_k: int, lengths: str = ""
+) -> Sizes:
+    """Return sizes, of packed sequences by their lengths in words.
+
+    Raises ValueError where these are none, or go with other sizes.
+    """
+    plain = batch, heads, kv_heads, seqlen_q, seqlen_k
+    if not lengths:
+        return Sizes(*plain)
+    found = PackedSizes.of(_lengths(lengths), heads, kv_heads)
+    told = found.batch, found.heads, found.kv_heads, found.seqlen_q, found.seqlen_k
+    if told != plain or max(found.total_q, found.total_k) > MAX_SIZE:
+        raise ValueError(f"{shown(lengths)} does not go with the sizes beside it")
+    return found
+
+
+def _sizes_of(row: _Timed | _Weighed) -> Sizes:
+    plain = row.batch, row.heads, row.kv_heads, row.seqlen_q, row.seqlen_k
+    try:
+        return sizes_from(*plain, row.lengths)
+    except ValueError as error:
+        raise Damaged(f"lengths: {error}") from None
+
+
+_lengths = cache(partial(lengths_from, most=MAX_SEQUENCES))
+
+
 def _check_heads(row: _Timed | _Weighed) -> None:
     if row.heads % row.kv_heads:
         raise Damaged(f"kv_heads = {row.kv_heads} does not divide heads = {row.heads}")
@@ -309,8 +351,9 @@ def _check_slug(slug: str, target: str) -> bool:
     What it may not be any more says what it computes all the same, in the same place.
     """
     computed = _problem(slug)
-    head = target.removesuffix(DETERMINISTIC)
-    if computed is None and _SLUG.fullmatch(slug) and f"_{head}_" in f"_{slug}":
+    head = target.removesuffix(DETERMINISTIC).removesuffix(_PACKED)
+    alike = f"_{head}_" in f"_{slug}" and (_PACKED in slug or _PACKED not in target)
+    if computed is None and _SLUG.fullmatch(slug) and alike:
         return False
     if computed != target:
         raise Damaged(f"{shown(slug)} is no schedule of {shown(target)}")

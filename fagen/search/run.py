@@ -8,13 +8,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 from fagen.dispatch.choice import meant, pick
 from fagen.errors import BuildError, CacheError, DeviceError, FagenError, ToolchainError
-from fagen.problem import Problem, solves
+from fagen.problem import Problem, Sizes, lengths_in_words, solves
 from fagen.registry import from_slug, read, schedules
 from fagen.search.contest import HEAT, STAGES, Contest, jobs_of
 from fagen.search.kinds import space_of
@@ -269,7 +269,7 @@ def standing(contest: Contest) -> str:
         faster = math.exp(-(contest.marks.mark(lead.slug, lead.regime) or 0.0))
         line += f"; {lead.slug} {faster:.3f} × anchor"
         if over := contest.marks.over_peer(lead.slug, lead.regime):
-            line += f", {over:.3f} × cuDNN"
+            line += f", {over:.3f} × {contest.target.peer.title}"
     return line
 
 
@@ -316,10 +316,17 @@ def summary(found: Survey, declared: Declared) -> dict[str, Any]:
         "tiles": [[m, n, why] for (m, n), why in sorted(found.reasons.items())],
         "cells": [[m, n] for m, n in sorted(found.cells)],
         "sizes": [
-            {**asdict(size), "weight": weight}
+            _said(size) | {"weight": weight}
             for size, weight in zip(found.sizes, found.weights, strict=True)
         ],
         "predicted": [
             [found.schedule(point).slug, found.predicted(point)] for point in found.best[:10]
         ],
     }
+
+
+def _said(size: Sizes) -> dict[str, Any]:
+    """Sizes as a store keeps them: lengths of packed sequences in words."""
+    names = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k")
+    said = {name: getattr(size, name) for name in names}
+    return said | ({"lengths": lengths_in_words(size.sequences)} if size.packed else {})

@@ -1,15 +1,19 @@
 """Read the shapes of a space: sizes of calls, and how much each counts."""
 
+import math
+import random
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from fagen.problem import HIDDEN, TOKENS, Sizes
+from fagen.problem import HIDDEN, TOKENS, Lengths, PackedSizes, Sizes
 from fagen.schedule.faults import Fault
 
 SEQLENS = (512, 1_024, 2_048, 4_096, 8_192, 16_384)
-MAX_SIZE = 1 << 20  # of a batch, of heads, of a sequence
+MAX_SIZE = 1 << 20  # of a batch, of heads, of a sequence, of all sequences of a packed shape
+MAX_SEQUENCES = 16_384  # of a packed shape
+DRAWN_TOKENS = 4 * TOKENS  # of lengths that are drawn, where nothing else is said
 
 
 class Strict(BaseModel):
@@ -38,6 +42,116 @@ class Shape(Strict):
             seqlen_q=self.seqlen,
             seqlen_k=self.seqlen_k or self.seqlen,
         )
+
+
+class Drawn(Strict):
+    """Lengths as likely from 16 to 32 as from 32 to 64: the same ones each time."""
+
+    least: int = Field(alias="from", ge=1, le=MAX_SIZE)
+    most: int = Field(alias="to", ge=1, le=MAX_SIZE)
+
+
+_Length = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+_Listed = Annotated[list[_Length], Field(min_length=1, max_length=MAX_SEQUENCES)]
+LISTED, DRAWN = "listed", "drawn"  # where a fault lies pydantic says by these too
+_Lengths = Annotated[
+    Annotated[_Listed, Tag(LISTED)] | Annotated[Drawn, Tag(DRAWN)],
+    Discriminator(
+        lambda said: {list: LISTED, dict: DRAWN}.get(type(said)),
+        custom_error_type="lengths",
+        custom_error_message="must be a list of lengths, or { from = 16, to = 16384 }",
+    ),
+]
+
+
+class PackedShape(Strict):
+    """Packed sequences in a space file: `seqlen` of one length, or `seqlens` of their own."""
+
+    seqlen: int | None = Field(default=None, ge=1, le=MAX_SIZE)
+    seqlen_k: int | None = Field(default=None, ge=1, le=MAX_SIZE)
+    seqlens: _Lengths | None = None
+    seqlens_k: _Listed | None = None
+    batch: int | None = Field(default=None, ge=1, le=MAX_SEQUENCES)
+    tokens: int | None = Field(default=None, ge=1, le=MAX_SIZE)
+    heads: int | None = Field(default=None, ge=1, le=MAX_SIZE)
+    kv_heads: int | None = Field(default=None, ge=1, le=MAX_SIZE)
+    weight: float = Field(default=1.0, gt=0)
+
+    def sizes(self, head_dim: int) -> PackedSizes:
+        """Fill in what was left out: 16,384 tokens in all, or 65,536 of lengths that are drawn."""
+        heads = self.heads or max(1, HIDDEN // head_dim)
+        return PackedSizes.of(self.each(), heads, self.kv_heads or heads)
+
+    def each(self) -> Lengths:
+        """The lengths of each sequence."""
+        if isinstance(self.seqlens, Drawn):
+            return tuple((length, length) for length in self._drawn(self.seqlens))
+        if self.seqlens:
+            return tuple(zip(self.seqlens, self.seqlens_k or self.seqlens, strict=True))
+        assert self.seqlen
+        batch = self.batch or max(1, TOKENS // self.seqlen)
+        return ((self.seqlen, self.seqlen_k or self.seqlen),) * batch
+
+    def _drawn(self, lengths: Drawn) -> list[int]:
+        """So many lengths, or as many as there are tokens for: of the last what is left."""
+        dice = random.Random(0)
+        ends = math.log(lengths.least), math.log(lengths.most)
+        left = math.inf if self.batch else self.tokens or DRAWN_TOKENS
+        found: list[int] = []
+        while left > 0 and len(found) < (self.batch or MAX_SEQUENCES + 1):
+            found.append(int(min(left, round(math.exp(dice.uniform(*ends))))))
+            left -= found[-1]
+        return found
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """Yield what does not go together, by key."""
+        drawn = isinstance(self.seqlens, Drawn)
+        listed = bool(self.seqlens) and not drawn
+        if self.seqlen is None and self.seqlens is None:
+            yield "seqlen", "is missing, or seqlens"
+            return
+        if self.seqlen is not None and self.seqlens is not None:
+            yield "seqlens", "goes without seqlen: of one length, or of lengths of their own"
+            return
+        for key, wanted in (("seqlen_k", "seqlen"), ("seqlens_k", "a list of seqlens")):
+            there = self.seqlen is not None if key == "seqlen_k" else listed
+            if getattr(self, key) is not None and not there:
+                yield key, f"goes with {wanted}"
+        if self.batch is not None and listed:
+            yield "batch", "goes without a list of seqlens, which says how many there are"
+        if self.tokens is not None and (not drawn or self.batch is not None):
+            yield "tokens", "goes with lengths that are drawn, without batch"
+        if isinstance(self.seqlens, Drawn) and self.seqlens.most < self.seqlens.least:
+            yield "seqlens", f"is a range from {self.seqlens.least} down to {self.seqlens.most}"
+        if listed and self.seqlens_k is not None:
+            assert isinstance(self.seqlens, list)
+            if len(self.seqlens_k) != len(self.seqlens):
+                counts = f"{len(self.seqlens_k)} lengths, and seqlens {len(self.seqlens)}"
+                yield "seqlens_k", f"has {counts}: one for each sequence"
+
+
+# Sequences of one length, beside which the dense kernel may be seen; mixed ones; very many tiny.
+PACKED: tuple[dict[str, Any], ...] = (
+    {"seqlen": 4_096},
+    {"seqlens": {"from": 16, "to": 16_384}},
+    {"seqlens": {"from": 1, "to": 64}, "batch": 1_024},
+)
+
+
+def packed_faults(shapes: Sequence[PackedShape]) -> Iterator[Fault]:
+    """Yield what is wrong with packed shapes whose keys are right one by one."""
+    for number, shape in enumerate(shapes):
+        place = ("shapes", str(number))
+        if found := [*shape.faults()]:
+            yield from (((*place, key), said) for key, said in found)
+            continue
+        each = shape.each()
+        if len(each) > MAX_SEQUENCES:
+            yield place, f"has {len(each):,} sequences; {MAX_SEQUENCES:,} at most"
+        for what, tokens in (("queries", (q for q, _ in each)), ("keys", (k for _, k in each))):
+            if (total := sum(tokens)) > MAX_SIZE:
+                yield place, f"has {total:,} {what} in all; {MAX_SIZE:,} at most"
+                break
 
 
 def missing_sizes(shapes: Any, keys: Sequence[str]) -> Iterator[Fault]:

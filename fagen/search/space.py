@@ -26,8 +26,19 @@ from fagen.schedule import Keys, Schedule, Section
 from fagen.schedule.faults import Fault, faults, refusal
 from fagen.search.kinds import Space, space_of
 from fagen.search.ranges import listed
-from fagen.search.shapes import SEQLENS, Shape, Strict, missing_sizes
+from fagen.search.shapes import (
+    DRAWN,
+    LISTED,
+    PACKED,
+    SEQLENS,
+    PackedShape,
+    Shape,
+    Strict,
+    missing_sizes,
+    packed_faults,
+)
 from fagen.toml_lines import Origin, nearest_or_all, printable, read_toml, shown
+from fagen.vocab import LENGTHS
 
 MAX_POINTS = 1_000_000  # of all targets of a space; each takes some 20 µs
 MAX_TIMES = 10 * MAX_POINTS  # predicted: points times shapes
@@ -68,6 +79,13 @@ class _File(Strict):
     search: Effort = Effort()
 
 
+class _PackedFile(Strict):
+    shapes: list[PackedShape] = Field(
+        default=[PackedShape.model_validate(shape) for shape in PACKED], min_length=1
+    )
+    search: Effort = Effort()
+
+
 @dataclass(frozen=True)
 class Declared:
     """A declared search: what is computed, at which shapes, and what is tried."""
@@ -76,7 +94,7 @@ class Declared:
     text: str
     kind: str
     values: Mapping[str, tuple[Any, ...]]  # of the keys that are said, and of those tried
-    shapes: tuple[Shape, ...]
+    shapes: tuple[Shape | PackedShape, ...]
     effort: Effort
 
     @property
@@ -310,11 +328,14 @@ def declared_by(tables: dict[str, Any], origin: Origin, text: str) -> Declared:
     found = list(missing_sizes(own.get("shapes"), space.shape_keys))
     if space.shapes:
         own.setdefault("shapes", [dict(shape) for shape in space.shapes])
+    kind_of_file = _PackedFile if _packed(tables, space, keys) else _File
+    file: _File | _PackedFile
     try:
-        file = _File.model_validate(own)
+        file = kind_of_file.model_validate(own)
+        found += packed_faults([one for one in file.shapes if isinstance(one, PackedShape)])
     except ValidationError as invalid:
-        file = _File()
-        found += _own_faults(invalid)
+        file = kind_of_file()
+        found += _own_faults(invalid, PackedShape if kind_of_file is _PackedFile else Shape)
     values = dict(space.defaults)
     for section, table in tables.items():
         if section not in keys.tables:
@@ -329,6 +350,9 @@ def declared_by(tables: dict[str, Any], origin: Origin, text: str) -> Declared:
                 values[key], wrong = _tried(section, key, said, space, keys)
                 found += wrong
     found += _unsearched(values, space, keys)
+    if len({*values.get("lengths", ())} & {*LENGTHS}) > 1:
+        said = "names both: their shapes are others, so make two spaces of it"
+        found.append(((keys.sections["lengths"], "lengths"), said))
     for key in sorted(keys.required.intersection(space.problem_keys) - values.keys()):
         found.append(((keys.sections[key], key), "is missing: a value or a list"))
     if found:
@@ -391,14 +415,29 @@ def _part(name: str, section: type[Section] | None) -> type[BaseModel]:
     return create_model("Part", __base__=Strict, **fields)
 
 
-def _own_faults(invalid: ValidationError) -> Iterator[Fault]:
+def _packed(tables: Mapping[str, Any], space: Space, keys: Keys) -> bool:
+    """Whether a file's shapes are those of packed sequences."""
+    if "lengths" not in space.problem_keys:
+        return False
+    table = tables.get(keys.sections["lengths"])
+    said = table.get("lengths") if isinstance(table, dict) else None
+    return said in (LENGTHS[1], [LENGTHS[1]])
+
+
+def _own_faults(invalid: ValidationError, shape: type[Shape | PackedShape]) -> Iterator[Fault]:
     """Yield what is wrong with the tables that a schedule has not: shapes, and how to search."""
     for error in invalid.errors(include_url=False):
-        path, kind = tuple(map(str, error["loc"])), error["type"]
+        kind, (table, *steps) = error["type"], map(str, error["loc"])
+        path = (table, *(step for step in steps if step not in (LISTED, DRAWN)))
         said = f"{error['msg'][0].lower()}{error['msg'][1:]}"
         if kind == "extra_forbidden":
-            known = (Shape if path[0] == "shapes" else Effort).model_fields
-            yield path, f"is not a key of {path[0]}{nearest_or_all(path[-1], known)}"
+            known: Any = (shape if table == "shapes" else Effort).model_fields
+            if table == "shapes" and shape is Shape and path[-1] in PackedShape.model_fields:
+                yield path, 'is of packed sequences, whose space says lengths = "varlen"'
+                continue
+            if len(path) > 3:  # within lengths that are drawn
+                known = ("from", "to")
+            yield path, f"is not a key of {table}{nearest_or_all(path[-1], known)}"
         elif kind == "missing":
             yield path, "is missing"
         else:

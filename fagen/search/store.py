@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fagen.errors import FagenError
-from fagen.problem import Problem, Sizes
+from fagen.problem import Problem, Sizes, lengths_in_words
 from fagen.search import rows
 from fagen.search.rows import CompiledRow, Session, TimedRow, WrongRow
 from fagen.search.tasks import Compiled, Time
@@ -26,10 +26,18 @@ from fagen.toml_lines import printable
 
 Row = TypeVar("Row")
 
-LAYOUT = 2
-_WITHOUT_SESSIONS = 1  # a layout, otherwise the same; it is brought up to date when written to
+LAYOUT = 3
+# layouts that are brought up to date when written to
+_WITHOUT_SESSIONS, _WITHOUT_LENGTHS = 1, 2
+_OLDER = (_WITHOUT_SESSIONS, _WITHOUT_LENGTHS)
 _SESSION = """CREATE TABLE session (date TEXT, version TEXT, note TEXT,
   PRIMARY KEY (date, version)) WITHOUT ROWID"""
+_SIZE = """CREATE TABLE size (id INTEGER PRIMARY KEY, batch INTEGER, seqlen_q INTEGER,
+  seqlen_k INTEGER, heads INTEGER, kv_heads INTEGER, lengths TEXT,
+  UNIQUE (batch, seqlen_q, seqlen_k, heads, kv_heads, lengths))"""
+_SIZE_WITHOUT_LENGTHS = """\
+CREATE TABLE size (id INTEGER PRIMARY KEY, batch INTEGER, seqlen_q INTEGER, seqlen_k INTEGER,
+  heads INTEGER, kv_heads INTEGER, UNIQUE (batch, seqlen_q, seqlen_k, heads, kv_heads))"""
 _SCHEMA = """
 CREATE TABLE space (name TEXT PRIMARY KEY, text TEXT) WITHOUT ROWID;
 CREATE TABLE survey (target TEXT PRIMARY KEY, found TEXT) WITHOUT ROWID;
@@ -40,8 +48,6 @@ CREATE TABLE kernel (id INTEGER PRIMARY KEY, target TEXT, slug TEXT, source_hash
 CREATE TABLE compiled (kernel INTEGER, compiler TEXT, outcome TEXT, note TEXT, registers INTEGER,
   spill_bytes INTEGER, cpu_seconds REAL, PRIMARY KEY (kernel, compiler));
 CREATE TABLE card (id INTEGER PRIMARY KEY, name TEXT, driver TEXT, UNIQUE (name, driver));
-CREATE TABLE size (id INTEGER PRIMARY KEY, batch INTEGER, seqlen_q INTEGER, seqlen_k INTEGER,
-  heads INTEGER, kv_heads INTEGER, UNIQUE (batch, seqlen_q, seqlen_k, heads, kv_heads));
 CREATE TABLE wrong (kernel INTEGER, card INTEGER, said TEXT, PRIMARY KEY (kernel, card));
 CREATE TABLE timed (kernel INTEGER, card INTEGER, size INTEGER, regime TEXT, round INTEGER,
   seconds REAL, anchor_seconds REAL, mhz INTEGER,
@@ -111,10 +117,10 @@ class Store:
             if empty:
                 return
             raise FagenError(f"{self._named}: nothing is in this file yet")
-        if found not in (LAYOUT, _WITHOUT_SESSIONS):
+        if found not in (LAYOUT, *_OLDER):
             told = f"results of layout {found}, not {LAYOUT}"
             raise FagenError(f"{self._named}: {told}: use a new file")
-        self._has_sessions = found == LAYOUT
+        self._layout = found
         if sorted(map(str, there)) != _declared(found):
             raise FagenError(f"{self._named}: its tables are not those of search results")
 
@@ -278,17 +284,18 @@ class Store:
         return int(self._one(asked, slug, source_hash))
 
     def _size(self, size: Sizes) -> int:
-        row = (size.batch, size.seqlen_q, size.seqlen_k, size.heads, size.kv_heads)
-        names = "batch, seqlen_q, seqlen_k, heads, kv_heads"
-        self._base.execute(f"INSERT OR IGNORE INTO size ({names}) VALUES (?, ?, ?, ?, ?)", row)
-        asked = f"SELECT id FROM size WHERE ({names}) = (?, ?, ?, ?, ?)"
+        lengths = lengths_in_words(size.sequences) if size.packed else ""
+        row = (size.batch, size.seqlen_q, size.seqlen_k, size.heads, size.kv_heads, lengths)
+        names = "batch, seqlen_q, seqlen_k, heads, kv_heads, lengths"
+        self._base.execute(f"INSERT OR IGNORE INTO size ({names}) VALUES (?, ?, ?, ?, ?, ?)", row)
+        asked = f"SELECT id FROM size WHERE ({names}) = (?, ?, ?, ?, ?, ?)"
         return int(self._one(asked, *row))
 
     # ---- reading
 
     def sessions(self) -> tuple[Session, ...]:
         """When something was searched, the first day first."""
-        if not self._has_sessions:
+        if self._layout == _WITHOUT_SESSIONS:
             return ()
         select = "SELECT date, version, note FROM session ORDER BY date, version"
         return tuple(self._rows("session", rows.session, select))
@@ -319,12 +326,13 @@ class Store:
 
     def timed(self, since: int = 0) -> Iterator[tuple[int, TimedRow]]:
         """Times kept after number `since`, each with its own."""
+        lengths = "s.lengths" if self._layout == LAYOUT else "''"
         return self._numbered(
             "timed",
             rows.timed,
             "SELECT t.rowid, k.target, k.source_hash, c.name, c.driver, k.slug, s.batch,"
-            " s.heads, s.kv_heads, s.seqlen_q, s.seqlen_k, t.regime, t.round, t.seconds,"
-            " t.anchor_seconds, t.mhz FROM timed t JOIN kernel k ON k.id = t.kernel"
+            f" s.heads, s.kv_heads, s.seqlen_q, s.seqlen_k, {lengths}, t.regime, t.round,"
+            " t.seconds, t.anchor_seconds, t.mhz FROM timed t JOIN kernel k ON k.id = t.kernel"
             " JOIN card c ON c.id = t.card JOIN size s ON s.id = t.size"
             " WHERE t.rowid > ? ORDER BY t.rowid",
             since,
@@ -381,8 +389,13 @@ def _make_ready(base: sqlite3.Connection) -> None:
     base.execute("BEGIN IMMEDIATE")
     if not base.execute("SELECT 1 FROM sqlite_master").fetchone():
         _create(base)
-    elif base.execute("PRAGMA user_version").fetchone()[0] == _WITHOUT_SESSIONS:
-        base.execute(_SESSION)
+    elif (layout := base.execute("PRAGMA user_version").fetchone()[0]) in _OLDER:
+        if layout == _WITHOUT_SESSIONS:
+            base.execute(_SESSION)
+        known = base.execute("SELECT *, '' FROM size").fetchall()
+        base.execute("DROP TABLE size")
+        base.execute(_SIZE)
+        base.executemany("INSERT INTO size VALUES (?, ?, ?, ?, ?, ?, ?)", known)
         base.execute(f"PRAGMA user_version = {LAYOUT}")
     base.execute("COMMIT")
 
@@ -399,6 +412,7 @@ def _declared(layout: int) -> list[str]:
 def _create(base: sqlite3.Connection, layout: int = LAYOUT) -> None:
     if layout != _WITHOUT_SESSIONS:
         base.execute(_SESSION)
+    base.execute(_SIZE_WITHOUT_LENGTHS if layout in _OLDER else _SIZE)
     for statement in filter(str.strip, _SCHEMA.split(";")):
         base.execute(statement)
     base.execute(f"PRAGMA user_version = {layout}")

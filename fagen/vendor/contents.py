@@ -20,8 +20,8 @@ from fagen.vendor import gradients
 from fagen.vendor.closure import needed
 from fagen.vendor.decoding import table_of_decoding
 from fagen.vendor.manifest import Manifest
-from fagen.vendor.table import PLAIN, Table, table_of, table_of_gradients
-from fagen.vocab import BACKWARD, DECODE
+from fagen.vendor.table import PLAIN, Table, table_of, table_of_gradients, table_of_packed
+from fagen.vocab import BACKWARD, DECODE, DTYPES
 
 # What CMake sets in its own ways: the standard, the architecture, position-independent code.
 _CMAKES = ("-std=", "-gencode", "-Xcompiler", "-fPIC")
@@ -83,6 +83,11 @@ class Group:
         """That of the first; of another only what its tensors hold differs."""
         return self.kernels[0].signature
 
+    @property
+    def packed(self) -> bool:
+        """Whether they take packed sequences, and something chooses among them."""
+        return self.signature.kind in (KIND, BACKWARD) and bool(self.signature.form)
+
 
 @dataclass(frozen=True)
 class Dispatcher:
@@ -105,6 +110,12 @@ class Dispatcher:
     def signature(self) -> Signature:
         """Of the struct that it takes."""
         return self.group.signature
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """What they take, in torch's words."""
+        names = dict.fromkeys(row.problem.dtype for row in self.table.rows)
+        return tuple(DTYPES[name].torch for name in names)
 
     @property
     def clobbers(self) -> bool:
@@ -213,14 +224,21 @@ class Folder:
 
     @cached_property
     def dispatchers(self) -> tuple[Dispatcher, ...]:
-        """The C functions that choose: of what is computed, its gradients, and decoding."""
+        """The C functions that choose: of what is computed, its gradients, and decoding.
+
+        Then those of packed sequences, by struct.
+        """
         groups = {group.name: group for group in self.groups}
         tables = (
             self.table,
             table_of_gradients(self._schedules(BACKWARD)),
             table_of_decoding(self._schedules(DECODE)),
         )
-        return tuple(Dispatcher(table, groups[table.kind]) for table in tables if table.rows)
+        found = [Dispatcher(table, groups[table.kind]) for table in tables if table.rows]
+        for group in (group for group in self.groups if group.packed):
+            own = [kernel.schedule for kernel in group.kernels]
+            found.append(Dispatcher(table_of_packed(own, group.signature.form), group))
+        return tuple(found)
 
     def _schedules(self, kind: str) -> list[Schedule]:
         return [kernel.schedule for kernel in self.kernels if kernel.plan.kind == kind]
@@ -233,12 +251,22 @@ class Folder:
     @property
     def called(self) -> tuple[Dispatcher, ...]:
         """Those of calls that users of JAX make: all but those of gradients."""
-        return tuple(one for one in self.dispatchers if one is not self.of_gradients)
+        return tuple(one for one in self.dispatchers if one.signature.kind != BACKWARD)
 
     @property
     def of_gradients(self) -> Dispatcher | None:
         """What chooses among those of gradients; None where there are none."""
         return self._dispatcher(BACKWARD)
+
+    @property
+    def packed(self) -> tuple[Dispatcher, ...]:
+        """What chooses among the kernels of packed sequences, by struct."""
+        return tuple(one for one in self.called if one.group.packed)
+
+    @property
+    def of_packed_gradients(self) -> Dispatcher | None:
+        """What chooses among those of their gradients; None where there are none."""
+        return self._dispatcher(f"{BACKWARD}_varlen")
 
     def _dispatcher(self, kind: str) -> Dispatcher | None:
         return next((one for one in self.dispatchers if one.kind == kind), None)

@@ -27,6 +27,7 @@ from fagen.toml_lines import (
     shown,
 )
 from fagen.vendor.place import is_inside
+from fagen.vendor.table import PACKED
 from fagen.vocab import VENDOR_FORMATS
 
 MOST_NAME = 40  # characters
@@ -73,7 +74,8 @@ _TAKEN = frozenset([*_WORDS, *_MACROS, *sys.stdlib_module_names, "fagen"])
 _TAKEN_STARTS = ("cmake", "cuda", "nv_", "sm_", *(f"fagen_{e.prefix}" for e in ENTRIES.values()))
 # functions of a folder, which are <name>_<own> in C, and what its Python has or reads itself
 _OWN = ("pick", *(f"pick_{e}" for e in ENTRIES), "message", "attention", "ops", "kernels")
-_OWN += ("attention_decode", "differentiated", "torch")
+_OWN += ("attention_decode", "attention_varlen", "differentiated", "torch")
+_OWN += (*PACKED, *(f"pick_{name}" for name in PACKED))
 _ENDS = ("_workspace", "_message", "_info")
 
 

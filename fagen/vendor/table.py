@@ -14,7 +14,7 @@ from fagen.problem import Problem, Sizes
 from fagen.registry import from_slug
 from fagen.schedule import Schedule
 from fagen.vendor.gradients import problem_of
-from fagen.vocab import BACKWARD, DTYPES, MASKS, OUT_DTYPES, SCALE_ROWS, V_LAYOUTS
+from fagen.vocab import BACKWARD, DTYPES, MASKS, OUT_DTYPES, PASSES, SCALE_ROWS, V_LAYOUTS
 
 # The words of a problem, by its field; in C a word is its place from 1 on, "" is 0.
 WORDS: Mapping[str, tuple[str, ...]] = {
@@ -23,6 +23,9 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "out_dtype": tuple(OUT_DTYPES),
     "v_layout": tuple(V_LAYOUTS),
 }
+
+# What chooses among kernels of packed sequences in C is called so, after the folder's name.
+PACKED = ("varlen", "varlen_fp8", f"{BACKWARD}_varlen")
 
 _SHARED = ("kind", "deterministic", "lengths")  # by all problems of a table
 
@@ -221,26 +224,50 @@ def in_c(problem: Problem) -> dict[str, int]:
 def table_of(schedules: Sequence[Schedule]) -> Table:
     """Return the dispatcher's rows for schedules that compute a problem.
 
-    Kernels for sequences of any lengths take another struct: they are called by their own names.
+    Those of packed sequences, which take another struct, have a table of their own.
     """
-    by_problem: dict[Problem, dict[str, int]] = {}
-    for place, schedule in enumerate(s for s in schedules if not Problem.of(s).varlen):
-        by_problem.setdefault(Problem.of(schedule), {})[schedule.slug] = place
-    listed = (simplified([*_rows(problem, places)]) for problem, places in by_problem.items())
-    return Table(KIND, tuple(row for rows in listed for row in rows))
+    return Table(KIND, _by_problem([s for s in schedules if not Problem.of(s).varlen]))
 
 
 def table_of_gradients(schedules: Sequence[Schedule]) -> Table:
     """Return the rows for schedules of the gradients of a problem's results.
 
     Nothing was measured that would choose among several of one problem: the first is taken. Those
-    of packed sequences are called by their own names here too.
+    of packed sequences have a table of their own here too.
     """
-    first: dict[Problem, int] = {}
-    for place, schedule in enumerate(s for s in schedules if not Problem.of(s).varlen):
-        first.setdefault(problem_of(schedule), place)
-    rows = tuple(Row(problem, place) for problem, place in first.items())
+    rows = _first([s for s in schedules if not Problem.of(s).varlen])
     return Table(BACKWARD, rows, f"pick_{BACKWARD}", f"{BACKWARD.capitalize()}Kernel")
+
+
+def table_of_packed(schedules: Sequence[Schedule], form: str) -> Table:
+    """Return the rows for schedules of packed sequences that all take one struct, of this form.
+
+    They are those of `table_of`, or of `table_of_gradients`, and none has bounds: what a struct
+    says of sizes is no matter of theirs.
+    """
+    gradients = PASSES[schedules[0].kind].gradients
+    words = [BACKWARD] * gradients + form.split()
+    name, struct = "_".join(words), "".join(word.capitalize() for word in words)
+    rows = _first(schedules) if gradients else _by_problem(schedules)
+    assert name in PACKED, name
+    return Table(name, rows, f"pick_{name}", f"{struct}Kernel")
+
+
+def _by_problem(schedules: Sequence[Schedule]) -> tuple[Row, ...]:
+    """The rows of schedules that compute a problem, as dispatch tables have it."""
+    by_problem: dict[Problem, dict[str, int]] = {}
+    for place, schedule in enumerate(schedules):
+        by_problem.setdefault(Problem.of(schedule), {})[schedule.slug] = place
+    listed = (simplified([*_rows(problem, places)]) for problem, places in by_problem.items())
+    return tuple(row for rows in listed for row in rows)
+
+
+def _first(schedules: Sequence[Schedule]) -> tuple[Row, ...]:
+    """A row for each problem whose gradients schedules compute: the first of these."""
+    first: dict[Problem, int] = {}
+    for place, schedule in enumerate(schedules):
+        first.setdefault(problem_of(schedule), place)
+    return tuple(Row(problem, place) for problem, place in first.items())
 
 
 def _rows(problem: Problem, places: Mapping[str, int]) -> Iterator[Row]:

@@ -1,8 +1,9 @@
 """A Python package for torch: plain source, its binding and what calls it, built by pip."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 from fagen.dispatch.choice import OPEN_KEYS
@@ -90,6 +91,26 @@ class Package:
         return tuple(one for one in self.folder.differentiable if not one.repeating)
 
     @property
+    def packed(self) -> tuple[tuple[str, str], ...]:
+        """What is computed of packed sequences, as keys of Python have it, with the kernels."""
+        found: dict[str, str] = {}
+        for one in self.folder.packed:
+            assert not one.table.bounds, one.kind
+            for row in one.table.rows:
+                found.setdefault(self._key(row.problem, _PLAIN), one.kernels[row.kernel].slug)
+        return tuple(found.items())
+
+    @property
+    def packed_extras(self) -> tuple[str, ...]:
+        """The tensors that some kernel of packed sequences takes beside those that all do."""
+        taken = [
+            dict.fromkeys(t.name for kernel in one.kernels for t in kernel.signature.inputs)
+            for one in self.folder.packed
+        ]
+        usual = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_k")
+        return tuple(name for name in dict.fromkeys(chain(*taken)) if name not in usual)
+
+    @property
     def extras(self) -> tuple[str, ...]:
         """The tensors beside q, k and v that some kernel of attention takes."""
         if not self.folder.table.rows:
@@ -101,8 +122,12 @@ class Package:
     @property
     def usual(self) -> tuple[tuple[str, str], ...]:
         """torch's words for dtypes, and for those of O where a call does not say."""
-        names = dict.fromkeys(row.problem.dtype for row in self.folder.table.rows)
-        return tuple((DTYPES[name].torch, DTYPES[DTYPES[name].out].torch) for name in names)
+        return _usual([self.folder.table])
+
+    @property
+    def packed_usual(self) -> tuple[tuple[str, str], ...]:
+        """The same of packed sequences."""
+        return _usual([one.table for one in self.folder.packed])
 
     @property
     def problems(self) -> Listed:
@@ -121,6 +146,7 @@ class Package:
         there = {
             "vendor/torch/_attention.py.j2": self.problems,
             "vendor/torch/_decode.py.j2": self.decoded,
+            "vendor/torch/_varlen.py.j2": self.packed,
         }
         return {_module(template): template for template, rows in there.items() if rows}
 
@@ -152,6 +178,12 @@ class Package:
         return Served(kernel, bounds, row.wanted)
 
 
+def _usual(tables: Iterable[Table]) -> tuple[tuple[str, str], ...]:
+    """torch's words for the dtypes of tables, and for those of O where a call does not say."""
+    names = dict.fromkeys(row.problem.dtype for table in tables for row in table.rows)
+    return tuple((DTYPES[name].torch, DTYPES[DTYPES[name].out].torch) for name in names)
+
+
 def _module(template: str) -> str:
     return template.rpartition("/")[2].removesuffix(".j2")
 
@@ -179,5 +211,5 @@ def python_texts(package: Package, place: str, *, ops: str) -> Iterator[tuple[st
         yield f"{place}/_gradients.py", found
     for name, template in package.calls.items():
         yield f"{place}/{name}", written(template, package=package)
-    if package.calls:
+    if package.problems or package.decoded:
         yield f"{place}/_rows.py", written("vendor/torch/_rows.py.j2", package=package)

@@ -7,6 +7,7 @@ that what threads work out between the products hides behind nothing. Before and
 kernels that move bytes.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -134,8 +135,9 @@ def rows_seconds(block_m: int, dtype: str, head_dim: int, head_dim_v: int, sizes
     One reads O and dO; the other reads dQ's sums, in fp32, and writes dQ.
     """
     e, d = DTYPES[dtype].bytes, DTYPES[dtype].filled_up(head_dim)
-    rows = sizes.batch * sizes.heads * sizes.seqlen_q
-    filled = sizes.batch * sizes.heads * ceil(sizes.seqlen_q / block_m) * block_m
+    rows = sizes.heads * sizes.total_q
+    blocks = Counter(queries for queries, _ in sizes.sequences).items()
+    filled = sizes.heads * sum(count * ceil(q / block_m) for q, count in blocks) * block_m
     moved = rows * (2 * head_dim_v + head_dim) * e + filled * 4 * d
     return moved / ROW_BYTES + LAUNCH * SM90.launch_seconds
 
@@ -146,6 +148,8 @@ def grid(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, float]:
     A tile is n keys of a KV head, with the rows that see any of them, of all query heads of its
     group; a multiprocessor has one at a time. The longest come first, where they differ.
     """
+    if sizes.packed:
+        return _grid_of_packed(m, n, mask, sizes)
     n_blocks = ceil(sizes.seqlen_k / n)
     tiles = n_blocks * sizes.batch * sizes.kv_heads
     group = sizes.heads // sizes.kv_heads
@@ -157,6 +161,22 @@ def grid(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, float]:
     even = tiles / SM90.sm_count
     # whoever is free takes the next, shorter one: at the end about half of a short one is lost
     return max(mean * even + min(lengths) / 2, *lengths, 1), max(even, 1)
+
+
+def _grid_of_packed(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, float]:
+    """Return the same of packed sequences, which come in their order: the longest may come last."""
+    group = sizes.heads // sizes.kv_heads
+    tiles = steps = longest = 0
+    for (queries, keys), count in Counter(sizes.sequences).items():
+        own, lefts = Sizes(1, group, 1, queries, keys), range(0, keys, n)
+        if MASKS[mask].by_row:
+            found = [group * _steps(m, mask, left, n, own) for left in lefts]
+        else:
+            found = [group * ceil(queries / m)] * len(lefts)
+        tiles, steps = tiles + count * len(found), steps + count * sum(found)
+        longest = max(longest, *found, 0)
+    each = tiles * sizes.kv_heads / SM90.sm_count
+    return max(steps * sizes.kv_heads / SM90.sm_count + longest / 2, longest, 1), max(each, 1)
 
 
 def _steps(m: int, mask: str, left: int, n: int, sizes: Sizes) -> int:

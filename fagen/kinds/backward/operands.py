@@ -11,36 +11,56 @@ from torch import Tensor
 
 from fagen.kinds.backward.plan import Plan
 from fagen.kinds.backward.reference import gradients
-from fagen.measure.gradients import attended, output_gradient
-from fagen.measure.inputs import softmax_scale
-from fagen.problem import Problem
+from fagen.measure.gradients import attended, attended_packed, output_gradient, packed_lengths
+from fagen.measure.inputs import offsets, softmax_scale
+from fagen.problem import Problem, Sizes
 from fagen.runtime.c_interface import bind
 
 BACKEND = "flash"  # of torch: its forward pass is quick, and its causal mask aligned as fagen's
 
 
-def arguments(of: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
+def arguments(
+    of: Plan, q: Tensor, k: Tensor, v: Tensor, sizes: Sizes | None = None
+) -> tuple[Any, ...]:
     """What the Plan's op takes for q, k and v: dout, these, a forward pass's out and lse, a scale.
 
     The forward pass is that of torch's FLASH_ATTENTION, or one in fp32 where that does not take
-    them. Where the op takes sequences of lengths of their own these are of equal ones, packed.
+    them. Where the op takes packed sequences these are of the lengths that `sizes` says, or of
+    equal ones.
     """
-    dout, (out, lse), scale = (
-        output_gradient(q, v),
-        _results(of, q, k, v),
-        softmax_scale(of.head_dim),
-    )
+    dout, scale = output_gradient(q, v), softmax_scale(of.head_dim)
+    if sizes and sizes.packed:
+        out, lse = _packed_results(of, q[0], k[0], v[0], sizes)
+        at = offsets(sizes, q.device)
+        return dout[0], q[0], k[0], v[0], *at, out, lse, scale
+    out, lse = _results(of, q, k, v)
     if of.varlen:
+        (batch, queries, heads, _), (_, keys, kv_heads, _) = q.shape, k.shape
+        equal = Sizes(batch, heads, kv_heads, queries, keys)
         dout, *qkv, out = (x.flatten(0, 1) for x in (dout, q, k, v, out))
-        log_sums = lse.transpose(0, 1).flatten(1).contiguous()
-        return dout, *qkv, _offsets(q), _offsets(k), out, log_sums, scale
+        lse = lse.transpose(0, 1).flatten(1).contiguous()
+        return dout, *qkv, *offsets(equal, q.device), out, lse, scale
     return dout, q, k, v, out, lse, scale
 
 
-def _offsets(x: Tensor) -> Tensor:
-    """Where sequences of x (B, S, H, D) begin once they are packed, and the last one ends."""
-    batch, seqlen = x.shape[:2]
-    return torch.arange(batch + 1, dtype=torch.int32, device=x.device) * seqlen
+def _packed_results(
+    of: Plan, q: Tensor, k: Tensor, v: Tensor, sizes: Sizes
+) -> tuple[Tensor, Tensor]:
+    """out (total_q, H, Dv) and lse (H, total_q) of packed sequences."""
+    if q.is_cuda and of.head_dim == of.head_dim_v and (of.mask.causal or not of.mask.by_row):
+        with suppress(RuntimeError):  # as torch refuses
+            lengths = packed_lengths(sizes, q.device)
+            found = attended_packed(q, k, v, lengths, causal=of.mask.causal)
+            if found.lse.shape == (sizes.heads, sizes.total_q):
+                return found.out, found.lse
+    outs, sums, top, first = [], [], 0, 0
+    for queries, keys in sizes.sequences:
+        own = q[None, top : top + queries], *(x[None, first : first + keys] for x in (k, v))
+        out, lse = _by_formula(of, *own)
+        outs.append(out[0])
+        sums.append(lse[0])
+        top, first = top + queries, first + keys
+    return torch.cat(outs), torch.cat(sums, 1)
 
 
 def _results(of: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,6 +68,10 @@ def _results(of: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]
         with suppress(RuntimeError):  # as torch refuses
             found = attended(BACKEND, q, k, v, causal=of.mask.causal)
             return found.out, found.lse
+    return _by_formula(of, q, k, v)
+
+
+def _by_formula(of: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     dout = torch.zeros_like(output_gradient(q, v))
     scale = softmax_scale(of.head_dim)
     out, lse, *_ = gradients(dout, q, k, v, mask=of.mask, scale=scale, dtype=torch.float32)

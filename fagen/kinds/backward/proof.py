@@ -25,6 +25,7 @@ from fagen.measure.gradients import output_gradient
 from fagen.measure.inputs import softmax_scale
 from fagen.measure.numerics import largest
 from fagen.measure.proof import Proof, Trial, judged
+from fagen.measure.sequences import quick_sizes, trial_case
 from fagen.measure.timing import BURST, SUSTAINED
 from fagen.problem import Cell, Sizes, standard_sizes
 from fagen.records import GradientError, Speed
@@ -226,4 +227,21 @@ TRIAL = Trial(
     error=_error,
     compared=tuple,
 )
-PROOF = Proof(check, _speeds, TRIAL, simulated)
+
+
+def _packed_error(
+    plan: Plan, library: Path, cell: Cell, q: Tensor, k: Tensor, v: Tensor
+) -> GradientError:
+    """Run a built kernel over a cell's sequences, with numbers of its own."""
+    return varlen_proof.case_error(
+        plan,
+        trial_case(cell.sizes),
+        varlen_proof.kernel_of(plan, library),
+        errors_of,
+        seed=cell.sizes.batch,
+        device=q.device.type,
+    )
+
+
+PACKED = replace(TRIAL, error=_packed_error, quick=quick_sizes)
+PROOF = Proof(check, _speeds, TRIAL, simulated, PACKED)

@@ -34,7 +34,7 @@ class Backward:
         "dq_slices": (1, 2),
         "intra_warpgroup": (False, True),
     }
-    problem_keys = ("dtype", "head_dim", "head_dim_v", "mask", "deterministic")
+    problem_keys = ("dtype", "head_dim", "head_dim_v", "mask", "deterministic", "lengths")
     tile_keys = ("block_m", "block_n")
     example: ClassVar[Mapping[str, Any]] = {
         "head_dim": 64,

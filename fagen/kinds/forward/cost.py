@@ -8,6 +8,7 @@ infinity their maximum.  Whether Q has a second buffer hardly mattered in what w
 left out.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -222,6 +223,8 @@ def grid(
 
     The blocks of a cluster have neighbouring tiles, and as many steps as the longest of those.
     """
+    if sizes.packed:
+        return _grid_of_packed(m, n, mask, sizes)
     if chunks > 1:
         return _grid_of_chunks(m, n, mask, sizes, chunks)
     rows = m * cluster
@@ -247,6 +250,28 @@ def grid(
     stride = gcd(m_blocks, SM90.sm_count)
     met = lengths[::-1][::stride]
     return rounds * sum(met) / len(met), rounds
+
+
+def _grid_of_packed(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, float]:
+    """Return the steps and the tiles of packed sequences, which are drawn, longest first.
+
+    Where these are few the longest one is the last.
+    """
+    tiles = steps = longest = 0
+    for (queries, keys), count in Counter(sizes.sequences).items():
+        own = Sizes(1, 1, 1, queries, keys)
+        if MASKS[mask].by_row:
+            found = [
+                _steps(n, mask, top, min(top + m, queries), own) for top in range(0, queries, m)
+            ]
+        else:
+            found = [ceil(keys / n)] * ceil(queries / m)
+        tiles, steps = tiles + count * len(found), steps + count * sum(found)
+        longest = max(longest, *found, 0)
+    if not tiles:
+        return 0, 0
+    each = tiles * sizes.heads / SM90.sm_count
+    return max(steps / tiles * (each + DRAWN), longest), max(each, 1)
 
 
 def _grid_of_chunks(m: int, n: int, mask: str, sizes: Sizes, chunks: int) -> tuple[float, float]:

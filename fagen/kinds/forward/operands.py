@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fagen.e4m3 import by_columns, mean_of, random_signs, rotate, rounded, rows_of
 from fagen.kinds.forward.plan import Plan
-from fagen.measure.inputs import softmax_scale
-from fagen.problem import Problem
+from fagen.measure.inputs import offsets, softmax_scale
+from fagen.problem import Problem, Sizes
 from fagen.runtime.c_interface import bind
 
 
@@ -92,24 +92,22 @@ def _by_row(of: Plan, descale: Tensor, x: Tensor) -> Tensor:
 # ---- a call -------------------------------------------------------------------------------------
 
 
-def arguments(of: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
+def arguments(
+    of: Plan, q: Tensor, k: Tensor, v: Tensor, sizes: Sizes | None = None
+) -> tuple[Any, ...]:
     """What the Plan's op takes of 16-bit tensors, in its order: q, k, v, the scale, descales.
 
-    Where it takes sequences of lengths of their own these are of equal ones, packed.
+    Where it takes packed sequences these are of the lengths that `sizes` says, or of equal ones.
     """
     scale = softmax_scale(of.head_dim)
     given: tuple[Any, ...] = operands(of, q, k, v) if has_descales(of) else (q, k, v)
     tensors, numbers = given[:3], given[3:]
     if of.varlen:
         packed = (x.flatten(0, 1) for x in tensors)
-        return *packed, _offsets(q), _offsets(k), scale, None, *numbers
+        batch, queries, heads, _ = q.shape
+        sizes = sizes or Sizes(batch, heads, k.shape[2], queries, k.shape[1])
+        return *packed, *offsets(sizes, q.device), scale, None, *numbers
     return *tensors, scale, *numbers
-
-
-def _offsets(x: Tensor) -> Tensor:
-    """Where sequences of x (B, S, H, D) begin once they are packed, and the last one ends."""
-    batch, seqlen = x.shape[:2]
-    return torch.arange(batch + 1, dtype=torch.int32, device=x.device) * seqlen
 
 
 def outputs(of: Plan, q: Tensor) -> tuple[Tensor, Tensor]:

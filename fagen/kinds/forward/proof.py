@@ -10,6 +10,7 @@ from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.shapes import LONG_KEYS
 from fagen.measure.cells import compare, speeds
 from fagen.measure.proof import Proof, Trial
+from fagen.measure.sequences import quick_sizes
 from fagen.measure.timing import BURST, SUSTAINED
 from fagen.problem import standard_sizes
 from fagen.records import ShapeError, Speed
@@ -47,4 +48,5 @@ TRIAL = Trial(
     alike=alike,
     error=accuracy.kernel_error,
 )
-PROOF = Proof(_errors, _speeds, TRIAL, _simulated)
+PACKED = replace(TRIAL, error=varlen_accuracy.trial_error, quick=quick_sizes)
+PROOF = Proof(_errors, _speeds, TRIAL, _simulated, PACKED)

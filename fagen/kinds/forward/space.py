@@ -24,7 +24,7 @@ class Forward:
         "cluster": (1, 2),
         "order": (None, "single"),  # None: left out, so that it is what suits the mask
     }
-    problem_keys = ("dtype", "head_dim", "head_dim_v", "mask")
+    problem_keys = ("dtype", "head_dim", "head_dim_v", "mask", "lengths")
     tile_keys = ("block_m", "block_n")
     example: ClassVar[Mapping[str, Any]] = {
         "head_dim": 64,

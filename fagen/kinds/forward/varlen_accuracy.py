@@ -27,8 +27,10 @@ from fagen.measure.sequences import (
     Case,
     inputs,
     small_cases,
+    trial_case,
     verification_cases,
 )
+from fagen.problem import Cell
 from fagen.records import ShapeError
 from fagen.runtime.c_interface import call
 
@@ -151,6 +153,14 @@ def check(
     hopper()
     cases, kernel = verification_cases(plan), kernel_of(plan, binary.library)
     return check_cases(plan, cases, kernel, device="cuda", progress=progress)
+
+
+def trial_error(
+    plan: Plan, library: Path, cell: Cell, q: Tensor, k: Tensor, v: Tensor
+) -> ShapeError:
+    """Run a built kernel over a cell's sequences, with numbers of its own."""
+    case, kernel = trial_case(cell.sizes), kernel_of(plan, library)
+    return case_error(plan, case, kernel, seed=cell.sizes.batch, device=q.device.type)
 
 
 def simulated(

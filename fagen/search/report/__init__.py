@@ -23,7 +23,7 @@ from fagen.search.rows import Session
 from fagen.search.store import Store
 from fagen.search.tasks import GOOD
 from fagen.toml_lines import printable
-from fagen.vocab import PASSES
+from fagen.vocab import LENGTHS, PASSES, PEERS
 
 TEMPLATE = "search_report.html.j2"
 
@@ -35,7 +35,7 @@ class Leader:
     name: Name
     runs: str  # brief | long
     over_anchor: str
-    over_cudnn: str
+    over_peer: str
     itself: bool  # it is the anchor, timed beside itself
     second: Name  # () where it is alone
     margin: str
@@ -53,6 +53,8 @@ class TargetView:
     name: str
     title: str
     card: str
+    peer: str  # beside whom its kernels are timed
+    axis: str  # what shapes are told by
     anchor: Name
     leader: Leader | None
     facts: tuple[tuple[str, str], ...]
@@ -78,6 +80,7 @@ class Report:
     store: Name
     sessions: tuple[Session, ...]
     cards: tuple[str, ...]
+    peer: str  # of all targets, in a word where they have several
     scale: Scale
     targets: tuple[TargetView, ...]
 
@@ -103,11 +106,13 @@ def rendered(report: Report) -> str:
 def view(found: Sequence[Result], sessions: Sequence[Session] = (), store: str = "") -> Report:
     """Work out all that the page shows."""
     shared = scale(found)
+    peers = {one.target.peer.title for one in found} or {PEERS[LENGTHS[0]].title}
     return Report(
         title="fagen search",
         store=name(printable(store)),
         sessions=tuple(sessions),
         cards=tuple(dict.fromkeys(f"{one.card}, driver {one.driver}" for one in found)),
+        peer=next(iter(peers)) if len(peers) == 1 else "the peer",
         scale=shared,
         targets=tuple(_target(one, shared) for one in found),
     )
@@ -117,11 +122,14 @@ def _target(result: Result, shared: Scale) -> TargetView:
     t, r = result.target, result.correlation
     v = "" if t.head_dim == t.head_dim_v else f" and {t.head_dim_v} (V)"
     of = f", {t.kind}" if PASSES[t.kind].said else ""
+    of += ", packed sequences" if t.varlen else ""
     table = tuple(served(result))
     return TargetView(
         name=t.name,
         title=f"{t.dtype}, head dim {t.head_dim}{v}, {t.mask}{of}",
         card=f"{result.card}, driver {result.driver}",
+        peer=t.peer.title,
+        axis="lengths" if t.varlen else "keys",
         anchor=name(result.anchor or ""),
         leader=_leader(result),
         facts=tuple(_facts(result)),
@@ -153,7 +161,7 @@ def _leader(result: Result) -> Leader | None:
         name=name(lead.slug),
         runs=lead.regime,
         over_anchor=ratio(result.over_anchor),
-        over_cudnn=ratio(result.over_peer),
+        over_peer=ratio(result.over_peer),
         itself=lead.slug == result.anchor,
         second=name(lead.second or ""),
         margin=f"{lead.lead:.1%}" if lead.second else "–",

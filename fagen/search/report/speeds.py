@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fagen.problem import Sizes, flops
-from fagen.search.marks import BRIEF, LONG, PEER
+from fagen.search.marks import BRIEF, LONG
 from fagen.search.report.words import Name, name, ratio
 from fagen.search.results import Result
 
@@ -34,7 +34,7 @@ class Scale:
 class Bar:
     """A speed as a bar: per cent of the axis; `low` and `width` bound its spread."""
 
-    kind: str  # leader | anchor | cudnn
+    kind: str  # leader | anchor | cudnn, which stands for any peer
     name: str
     text: str
     spread: str
@@ -44,7 +44,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class SizeView:
-    """One shape: the leader's, the anchor's and cuDNN's bars, and who is surely faster there."""
+    """One shape: the leader's, the anchor's and the peer's bars, and who is surely faster there."""
 
     name: str
     title: str
@@ -55,13 +55,13 @@ class SizeView:
 
 @dataclass(frozen=True)
 class Standing:
-    """A kernel's speed over the anchor's and cuDNN's, in long runs and in brief ones."""
+    """A kernel's speed over the anchor's and the peer's, in long runs and in brief ones."""
 
     name: Name
     long_over_anchor: str
-    long_over_cudnn: str
+    long_over_peer: str
     over_anchor: str
-    over_cudnn: str
+    over_peer: str
     registers: str
 
 
@@ -70,10 +70,11 @@ def _speeds(result: Result, size: Sizes) -> Iterator[tuple[str, str, float]]:
     marks, lead = result.marks, result.lead
     if lead is None:
         return
+    peer = result.target.peer.name
     seconds = {
         ("leader", lead.slug): marks.seconds(lead.slug, size, lead.regime),
         ("anchor", result.anchor or ""): marks.anchor_seconds(size, lead.regime),
-        ("cudnn", PEER): marks.seconds(PEER, size, lead.regime),
+        ("cudnn", peer): marks.seconds(peer, size, lead.regime),
     }
     for (kind, slug), time in seconds.items():
         if time is not None:
@@ -101,7 +102,7 @@ def sizes(result: Result, axis: Scale) -> Iterator[SizeView]:
             bars.append(
                 Bar(
                     kind=kind,
-                    name={"cudnn": "cuDNN"}.get(kind, kind),
+                    name=result.target.peer.title if kind == "cudnn" else kind,
                     text=f"{speed / 1e12:,.0f}",
                     spread="" if spread is None else f"{spread:.1%}",
                     width=_percent(speed / 1e12, axis.end),
@@ -111,7 +112,7 @@ def sizes(result: Result, axis: Scale) -> Iterator[SizeView]:
         best = result.best_at(size, lead.slug)
         behind = result.behind(lead.slug, best, size)
         yield SizeView(
-            name=f"{size.seqlen_k:,}",
+            name=size.lengths if size.packed else f"{size.seqlen_k:,}",
             title=str(size),
             bars=tuple(bars),
             best=name(best) if best != lead.slug else (),
@@ -134,8 +135,8 @@ def fastest(result: Result) -> Iterator[Standing]:
         yield Standing(
             name=name(slug),
             long_over_anchor=ratio(over[LONG]),
-            long_over_cudnn=ratio(marks.over_peer(slug, LONG)),
+            long_over_peer=ratio(marks.over_peer(slug, LONG)),
             over_anchor=ratio(over[BRIEF]),
-            over_cudnn=ratio(marks.over_peer(slug, BRIEF)),
+            over_peer=ratio(marks.over_peer(slug, BRIEF)),
             registers="–" if registers is None else str(registers),
         )

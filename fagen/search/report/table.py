@@ -79,10 +79,13 @@ def _beside(result: Result, row: Row) -> tuple[bool | None, str, str]:
         return None, "nothing was timed here", ""
     if row.few:
         return None, "calls with few rows were not searched", ""
-    there = [s for s in result.sizes if s.square and row.least <= s.seqlen_k <= row.most]
-    if not there:
+    if result.target.varlen:  # a row is for all lengths, and so is the leader
+        others = dict.fromkeys(result.sizes, lead.slug)
+    else:
+        there = [s for s in result.sizes if s.square and row.least <= s.seqlen_k <= row.most]
+        others = {size: result.best_at(size, lead.slug) for size in there}
+    if not others:
         return None, "no such length was searched", ""
-    others = {size: result.best_at(size, lead.slug) for size in there}
     others = {size: slug for size, slug in others.items() if slug != row.slug}
     if not others:
         return True, "the same", ""
@@ -92,4 +95,5 @@ def _beside(result: Result, row: Row) -> tuple[bool | None, str, str]:
         return False, "not timed here; instead", next(iter(others.values()))
     size = max(known, key=known.__getitem__)
     by = math.expm1(known[size])
-    return False, f"at {size.seqlen_k:,} keys it takes {by:.1%} longer than", others[size]
+    at = size.lengths if size.packed else f"{size.seqlen_k:,} keys"
+    return False, f"at {at} it takes {by:.1%} longer than", others[size]

@@ -1,0 +1,72 @@
+"""A search's heat over packed sequences on a Hopper GPU, and what torch computes beside it."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from fagen.kinds.backward.reference import gradients
+from fagen.measure import heats
+from fagen.measure.gradients import attended_packed, output_gradient, packed_lengths
+from fagen.measure.heats import BRIEF, Kernel
+from fagen.measure.inputs import cell_of, inputs, offsets, softmax_scale
+from fagen.measure.peers import peer
+from fagen.measure.proof import trial_of
+from fagen.problem import Cell, PackedSizes, Problem
+from fagen.vocab import MASKS
+
+pytestmark = pytest.mark.gpu
+
+SLUGS = (
+    "fwd_fp16_d64_causal_m64n64_varlen",
+    "fwd_e4m3_d64_causal_m64n64_varlen",
+    "bwd_fp16_d64_causal_m64n64_varlen",
+    "bwd_bf16_d128_full_m64n128_varlen",
+)
+MIXED = PackedSizes.of([(300, 300), (5, 70), (95, 95), (1, 1), (700, 1_500), (64, 64)], 8, 2)
+TINY = PackedSizes.of([(1 + i * 37 % 64,) * 2 for i in range(1_024)], 16, 16)
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_a_search_checks_and_times_a_kernel_beside_flashattention_2(
+    built_together: Any, slug: str
+) -> None:
+    built = built_together(SLUGS)(slug)
+    kernel = Kernel(slug, built.binary.library)
+    for sizes in (MIXED, TINY):
+        case = cell_of(built.plan, sizes)
+        heats.quick_check(case, kernel)
+        laps = heats.heat(case, [kernel], kernel, regime=BRIEF, rounds=(0, 1))
+        assert {lap.name for lap in laps} == {slug, "fa2"}
+        assert all(0 < lap.seconds < 1e-2 for lap in laps)
+
+
+@pytest.mark.parametrize("mask", list(MASKS))
+def test_torchs_packed_passes_are_near_fp64_sequence_by_sequence(mask: str, hopper: None) -> None:
+    case = Cell(Problem("fp16", 64, 64, mask, kind="backward", lengths="varlen"), MIXED)
+    q, k, v = inputs(case)
+    lengths = packed_lengths(MIXED, q.device)
+    made = attended_packed(q[0], k[0], v[0], lengths, causal=mask == "causal")
+    assert made.lse.shape == (MIXED.heads, MIXED.total_q)
+    found = peer("fa2").bind(case, q, k, v).once()
+    at_q, at_k = (at.tolist() for at in offsets(MIXED, "cpu"))
+    dout, scale = output_gradient(q, v), softmax_scale(64)
+    for (top, bottom), (first, last) in zip(pairwise(at_q), pairwise(at_k), strict=True):
+        rows, keys = slice(top, bottom), slice(first, last)
+        own = dout[:, rows], q[:, rows], k[:, keys], v[:, keys]
+        out, lse, *fine = gradients(*own, mask=MASKS[mask], scale=scale)
+        assert (made.out[rows] - out[0]).abs().max() < 5e-3
+        assert (made.lse[:, rows] - lse[0]).abs().max() < 1e-3
+        for one, other, of in zip(found, fine, (rows, keys, keys), strict=True):
+            assert (one[of] - other[0]).abs().max() < 0.02 * (1 + other.abs().max())
+
+
+def test_gradients_are_given_what_torch_computed(built_together: Any) -> None:
+    built = built_together(SLUGS)(SLUGS[2])
+    case = cell_of(built.plan, MIXED)
+    given = trial_of(built.plan).arguments(built.plan, *inputs(case), MIXED)
+    names = [one.name for one in built.plan.signature.arguments]
+    named = dict(zip(names, given, strict=False))
+    assert named["out"].shape == (MIXED.total_q, 8, 64) and named["out"].dtype == torch.float16
+    assert named["lse"].shape == (8, MIXED.total_q) and named["lse"].isfinite().all()
