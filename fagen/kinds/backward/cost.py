@@ -21,20 +21,22 @@ from fagen.problem import Sizes
 from fagen.vocab import DTYPES, MASKS
 
 # Clocks where nothing else is said. By microbenchmarks on an NVIDIA H200; those of L2, of what
-# hides behind nothing, and of a tile fit 32 timings of head dims 64, 128 and 256 within 6 % (root
-# mean square): docs/tuning-log.md.
+# hides behind nothing, and of a tile fit 30 timings of head dims 64, 128 and 256 within 3.1 % (root
+# mean square): benchmarks/results/nvidia-h200-2026-11-25-backward.md.
 SHARPNESS = 8.0
 # of a multiprocessor, per clock, where all of them load and add to L2 at once
 L2_BYTES = 40.0
 FETCH = 790.0  # from a buffer of Q or dO that is free to one that is full again
-POINTWISE = 8.0  # of a step, for each query row beside 64 keys: exponentials, dS, waiting for all
+POINTWISE = 6.5  # of a step, for each query row beside 64 keys: exponentials, dS, waiting for all
 AGAIN = 120.0  # of a step, for a second meeting: before dS is overwritten, or dQ handed on in parts
 # What is left of that where only the warpgroup that computes dQ waits, which was measured to make
 # no difference, or where S is issued a step ahead.
 ONE, AHEAD = 1.0, 0.8
+UNDER = 0.65  # of that, where exponentials run under dP, or statistics wait for no product
 UNHIDDEN = 1 / 3  # of a fetch, by gradients: dO is given back as soon as dV has been made of it
 IN_ORDER = 1.06  # times all, where dQ's parts are added up in the order of the keys
-TILE = 12_000.0  # of a tile: K and V come, dK and dV leave
+TILE = 9_000.0  # of a tile: K and V come, dK and dV leave
+PAIRED = 9_000.0  # more of one, where two thread blocks begin and end together
 ROW_BYTES = 4.2e12  # a second: kernels that only move bytes
 LAUNCH = 1.5  # launches of empty kernels that those two take beyond their bytes
 
@@ -81,6 +83,8 @@ def step(values: Mapping[str, Any]) -> Step:
     alone = POINTWISE * m * (ONE if values["dq_by"] == "one" and n > rows else 1.0)
     alone *= AHEAD if values["intra_warpgroup"] else 1.0
     by_keys = values["split"] == "keys"
+    if by_keys and (values["under_dp"] or ones_in_shared_memory(values)):
+        alone *= UNDER
     alone += AGAIN * ((values["ds_stages"] == 1) + (values["dq_slices"] > 1 and by_keys))
     return Step(
         tensor=2 * m * n * columns / (SM90.tensor_flops * 2 / e),
@@ -89,6 +93,11 @@ def step(values: Mapping[str, Any]) -> Step:
         ring=FETCH / (stages - 1) if stages > 1 else 0.0,
         alone=alone + (FETCH * (1.0 if by_keys else UNHIDDEN) if stages == 1 else 0.0),
     )
+
+
+def tile(values: Mapping[str, Any]) -> float:
+    """Return the clocks of a tile beyond those of its steps."""
+    return TILE + PAIRED * (values["cluster"] > 1)
 
 
 def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[float, ...]]:
@@ -109,7 +118,7 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
             steps[counts] = step(values).clocks * (IN_ORDER if values["deterministic"] else 1.0)
         m, n, mask, *of_rows = (values[key] for key in _GRID_KEYS)
         return tuple(
-            (count * steps[counts] + tiles * TILE) / SM90.clock_hz + rows + SM90.launch_seconds
+            (count * steps[counts] + tiles * tile(values)) / SM90.clock_hz + rows + SM90.launch_seconds
             for (count, tiles), rows in zip(grids(m, n, mask), around(m, *of_rows), strict=True)
         )
 
@@ -120,7 +129,8 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
 _GRID_KEYS = ("block_m", "block_n", "mask", "dtype", "head_dim", "head_dim_v")
 _KEYS = (
     *("block_m", "block_n", "dtype", "head_dim", "head_dim_v", "deterministic", "cluster"),
-    *("stages", "do_stages", "ds_stages", "split", "dq_by", "dq_slices", "intra_warpgroup", "kept"),
+    *("stages", "do_stages", "ds_stages", "split", "dq_by", "dq_slices", "intra_warpgroup"),
+    *("under_dp", "kept"),
 )
 
 
