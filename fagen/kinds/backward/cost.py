@@ -97,7 +97,7 @@ def step(values: Mapping[str, Any]) -> Step:
 
 def tile(values: Mapping[str, Any]) -> float:
     """Return the clocks of a tile beyond those of its steps."""
-    return TILE + PAIRED * (values["cluster"] > 1)
+    return TILE + (PAIRED if values["cluster"] > 1 else 0.0)
 
 
 def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[float, ...]]:
@@ -117,8 +117,9 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
         if counts not in steps:
             steps[counts] = step(values).clocks * (IN_ORDER if values["deterministic"] else 1.0)
         m, n, mask, *of_rows = (values[key] for key in _GRID_KEYS)
+        more = tile(values)
         return tuple(
-            (count * steps[counts] + tiles * tile(values)) / SM90.clock_hz + rows + SM90.launch_seconds
+            (count * steps[counts] + tiles * more) / SM90.clock_hz + rows + SM90.launch_seconds
             for (count, tiles), rows in zip(grids(m, n, mask), around(m, *of_rows), strict=True)
         )
 
