@@ -110,10 +110,8 @@ def test_sequences_of_a_cache_are_read_where_they_are() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "number"), [("v", 0.0), ("v", 1e30), ("q", 1e30), ("k", 1e30), ("k", 1e8)]
-)
-def test_in_e4m3_a_descale_may_be_as_large_as_1e30_and_that_of_v_0(
+@pytest.mark.parametrize(("name", "number"), [("v", 0.0), ("v", 1e30), ("q", 1e8), ("k", 1e8)])
+def test_in_e4m3_a_descale_may_be_as_large_as_documented_and_that_of_v_0(
     name: str, number: float
 ) -> None:
     """The first key of each sequence has the larger scores, all others one of 0."""
