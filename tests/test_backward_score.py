@@ -8,6 +8,8 @@ from jinja2 import ChoiceLoader, DictLoader, Environment, PrefixLoader
 from torch import Tensor
 
 from fagen import render, simulator
+from fagen.kinds.backward.formulae import SCORE_REGISTERS, budget
+from fagen.kinds.backward.keys import Schedule
 from fagen.kinds.backward.proof import inputs
 from fagen.problem import Sizes
 from tests.backward_helpers import planned
@@ -93,3 +95,10 @@ def test_a_score_and_its_derivative_have_a_place_after_s_and_after_ds(slug, monk
     for name, right in zip(("dq", "dk", "dv"), exact, strict=True):
         error = (found[name].double() - right).norm() / right.norm()
         assert error < 0.01, (name, error)
+
+
+def test_what_a_score_keeps_is_a_row_of_the_registers_ledger():
+    ledgers = budget(Schedule.from_slug("bwd_bf16_d192_full_m64n64_intra")).registers
+    assert len(ledgers) == 2  # of dV's consumer, and of dK's
+    for ledger in ledgers:
+        assert [row.amount for row in ledger.rows if row.name == "score"] == [SCORE_REGISTERS]

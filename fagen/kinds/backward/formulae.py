@@ -21,6 +21,7 @@ from fagen.vocab import DTYPES
 WORKING_REGISTERS = {"keys": 36, "gradients": 32}
 # Eight of those are what statistics are multiplied by, where it does not lie in shared memory.
 WORKING_WITHOUT_ONES = 28
+SCORE_REGISTERS = 0  # of what a score keeps for its derivative: nothing where it is S
 
 FP32_BYTES = 4
 ADDERS = 2  # threads that add dQ up, in turns: one that waits for others alone is too slow
@@ -214,6 +215,7 @@ def register_formulae(
         **{name: held[name] for name in held if name in computes},
         **{name: of_keys[name] for name in of_keys if kept != "none" and name in kept},
         "s, dp": sympy.Max(*most),
+        "score": sympy.Integer(SCORE_REGISTERS),
         "working": sympy.Integer(working),
     }
 
