@@ -13,6 +13,7 @@ Filled in, wherever they stand in a page:
 The picture is drawn here too, as benchmarks/results/speedups.svg.
 """
 
+import json
 import re
 import shlex
 import sys
@@ -33,10 +34,11 @@ import cli  # noqa: E402 - it lies beside the package
 from benchmarks import speedups  # noqa: E402
 from benchmarks.speedups import CUDNN, FA3, Speedup  # noqa: E402
 from fagen import flow, registry  # noqa: E402
-from fagen.measure.rows import geomean  # noqa: E402
+from fagen.measure.rows import geomean, ratios, read_rows  # noqa: E402
 from fagen.schedule import Code  # noqa: E402
 from fagen.signature import Scalar, Signature, Tensor  # noqa: E402
 
+REGIMES = {"burst": "short runs", "sustained": "long ones"}  # as the README calls them
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
@@ -227,7 +229,51 @@ def _results() -> Iterator[str]:
     means = "; ".join(_means(path, found) for path, found in by_peer.values())
     told = [f"Speed in [short runs](docs/measuring.md#two-regimes), geometric means: {means}."]
     told += [WHERE[peer] for peer in by_peer]
-    yield textwrap.fill(" ".join(told), 110, break_long_words=False, break_on_hyphens=False)
+    yield _wrapped(" ".join(told))
+    others = [*_gradients(results), *_decoding(results)]
+    if others:
+        yield ""
+        yield _wrapped(" ".join(others))
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 110, break_long_words=False, break_on_hyphens=False)
+
+
+def _gradients(results: Path) -> Iterator[str]:
+    """Say how fast the backward pass was beside cuDNN's, in both regimes."""
+    path = speedups.newest(results, "-backward")
+    if not path:
+        return
+    rows = read_rows(path)
+    found = {name: tuple(ratios(rows, regime).values()) for regime, name in REGIMES.items()}
+    told = " and ".join(
+        f"**{geomean(values):.3f}** × in {name} ({min(values):.2f} at least)"
+        for name, values in found.items()
+        if values
+    )
+    cells = f"[{max(map(len, found.values()))} cells]({path.with_suffix('.md').relative_to(ROOT)})"
+    yield f"Gradients in fp16 over cuDNN's: {told}, {cells}."
+
+
+def _decoding(results: Path) -> Iterator[str]:
+    """Say how fast one query of each sequence is decoded beside the better peer."""
+    path = speedups.newest(results, "-decode")
+    if not path:
+        return
+    best: dict[tuple[int, int], float] = {}
+    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        if row["seqlen_q"] == 1:
+            peer = min(row["cudnn_microseconds"], row["fa2_microseconds"])
+            at = row["batch"], row["seqlen_k"]
+            best[at] = max(best.get(at, 0.0), peer / row["microseconds"])
+    speeds = tuple(best.values())
+    yield (
+        "One query of each sequence, over the better of cuDNN and FlashAttention-2 in a CUDA graph "
+        f"(fp16, head dim 128, 32 heads to 8): **{geomean(speeds):.2f}** × at {len(speeds)} sizes, "
+        f"{min(speeds):.2f} at least; at head dims 96 and 256 there are cells behind "
+        "([each](docs/decode.md#is-it-right-and-how-fast))."
+    )
 
 
 def _means(path: Path, found: Sequence[Speedup]) -> str:

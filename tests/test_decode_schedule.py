@@ -134,6 +134,12 @@ def test_many_tiles_are_dealt_in_runs():
     assert deal_for(64, 32, 8, 1_000) == deal_for(256, 8, 8, 1_000) == "turn"
 
 
+def test_head_dims_that_were_timed_in_turns_alone_are_dealt_in_turns():
+    for batch in (1, 16, 32, 1_000):
+        for dim in (80, 96, 160, 192):
+            assert deal_for(dim, 4, 8, batch) == deal_for(dim, 4, 8, batch, alike=True) == "turn"
+
+
 def test_tiles_that_are_alike_are_dealt_in_runs_where_they_stay_whole():
     """One for nearly each of 264 thread blocks, or 132; not one for most, two for some."""
     alike = partial(deal_for, alike=True)
@@ -153,7 +159,6 @@ def test_eight_rows_of_wide_heads_are_dealt_in_runs_where_tiles_stay_whole_alone
     assert [alike(256, 1, 8, batch) for batch in (1, 15, 16, 17, 33)] == [
         *("turn", "turn", "run", "turn", "turn")
     ]
-    assert [alike(192, 1, 8, batch) for batch in (16, 128)] == ["run", "run"]
     assert [deal_for(256, 1, 8, batch) for batch in (16, 32, 1_000)] == ["turn"] * 3
     for dtype in ("fp16", "bf16"):
         wide = dict(dtype=dtype, head_dim=256, head_dim_v=256, mask="causal", rows=8, chunks=16)

@@ -128,7 +128,7 @@ def test_the_page_on_searching_shows_a_space_with_shapes_that_a_search_takes():
 
 def test_no_figure_of_speed_stands_outside_the_block_that_results_fill():
     told = re.sub(r"^<!-- results -->.*?^<!-- end -->", "", README, flags=re.M | re.S)
-    assert not re.findall(r"\d[\d.,]* ?(?:TFLOP|times (?:as fast|faster))", told)
+    assert not re.findall(r"\d[\d.,]* ?(?:TFLOP|×|(?:times )?(?:as fast|faster))", told)
 
 
 def test_the_newest_committed_runs_give_figures_and_the_picture(tmp_path, monkeypatch):
@@ -143,9 +143,21 @@ def test_the_newest_committed_runs_give_figures_and_the_picture(tmp_path, monkey
             Row(*cell, "cudnn", None, "burst", 500.0, 0.01, 1600),
         ]
         write_rows(results / f"some-card-{date}.json", rows)
+    backward = [
+        Row(*cell, name, slug, regime, tflops, 0.01, 1600, pass_="backward")
+        for regime, tflops in (("burst", 550.0), ("sustained", 480.0))
+        for name, slug, tflops in (("fagen", "slug", tflops), ("cudnn", None, 500.0))
+    ]
+    write_rows(results / "some-card-2026-02-01-backward.json", backward)
+    one = {"batch": 1, "seqlen_q": 1, "seqlen_k": 1024, "cudnn_microseconds": 8.0}
+    one |= {"microseconds": 5.0, "fa2_microseconds": 7.0}
+    decoded = {"rows": [one, one | {"microseconds": 6.0}, one | {"seqlen_q": 4}]}
+    (results / "some-card-2026-02-01-decode.json").write_text(json.dumps(decoded))
     text = " ".join("\n".join(fill._results()).split())
     assert "some-card-2026-02-01.md" in text and "FlashAttention-3 ran" not in text
     assert "**1.200** × cuDNN in fp16" in text
+    assert "**1.100** × in short runs (1.10 at least) and **0.960** × in long ones" in text
+    assert "**1.40** × at 1 sizes, 1.40 at least" in text  # the faster kernel, the better peer
     shape = {"dtype": "fp16", "head_dim": 128, "values": [0.9, 1.1, 1.3]}
     rows = [shape, shape | {"values": []}]
     (results / "some-card-2026-02-02-shapes.json").write_text(json.dumps({"rows": rows}))
