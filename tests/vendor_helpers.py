@@ -107,7 +107,7 @@ def calls_of(schedules: list[Any], place: Path) -> Iterator[dict[str, ModuleType
     (place / "demo/__init__.py").touch()
     (place / "demo/_ops.py").write_text(OPS)
     calls = [name.removesuffix(".py") for name in package.calls]
-    for module in (*calls, "_gradients", "_rows"):
+    for module in (*calls, "_autocast", "_gradients", "_rows"):
         text = written(f"vendor/torch/{module}.py.j2", package=package)
         (place / f"demo/{module}.py").write_text(text)
     sys.path.insert(0, str(place))
@@ -190,6 +190,9 @@ for call in (package.attention, torch.compile(package.attention, fullgraph=True,
     print(tuple(out.shape), tuple(lse.shape), out.requires_grad, lse.requires_grad)
     found = torch.autograd.grad(out.float().sum() + lse.sum(), given)
     print([tuple(x.shape) for x in found], {x.dtype for x in found}, {x.device.type for x in found})
+refused(lambda: package.attention(*given, causal=True, deterministic=True))
+refused(lambda: package.attention(*given, deterministic=True))
+refused(lambda: package.attention(*(x.float() for x in given), causal=True))
 out, lse = getattr(package, forward)(*given, 0.1)
 refused(lambda: torch.autograd.grad(out.sum(), given, create_graph=True))
 (found,) = torch.autograd.grad(lse.sum(), given[1:2])
@@ -199,6 +202,10 @@ refused(lambda: package.attention(*given))
 refused(getattr(package, lacking), *given, 0.1)
 given = tensors("cpu")
 refused(lambda: package.attention(*given, causal=True))
+with torch.autocast("cpu", torch.half):
+    call = lambda q, k, v: package.attention(q, k.float(), v, causal=True)
+    refused(call, *given)
+    refused(torch.compile(call, fullgraph=True, backend="eager"), *given)
 refused(getattr(package, forward), *given, 0.1)
 out, lse = (torch.zeros_like(given[0]), torch.zeros(2, 4, 9))
 with torch.no_grad():
@@ -213,20 +220,29 @@ def differentiated(name: str) -> list[str]:
     called = ["(2, 9, 4, 64) (2, 4, 9) True True", f"{shapes} {{torch.float16}} {{'meta'}}"]
     wanted = DIFFERENTIABLE[1].replace("causal", "full")
     cpu = "is on the CPU; the kernel runs on a Hopper GPU (compute capability 9.0)"
+
+    def lacks(by: str) -> str:
+        return (
+            f"{lacking}: a tensor requires a gradient, and no kernel here computes it: add {by} to "
+            "the kernels that fagen vendor writes, in a manifest under [kernels]; or call it under "
+            "torch.no_grad()"
+        )
+
     return [
         *called,
         *called,
+        f"{forward}: its gradient of q is added up in any order, so that its last bits differ from "
+        f"call to call, and deterministic=True forbids that: add {DIFFERENTIABLE[1]}_det to the "
+        "kernels that fagen vendor writes",
+        lacks(f"{wanted}_det"),
+        "q is torch.float32; kernels here take torch.float16: q.to(torch.float16) converts it, and "
+        "so does torch.autocast around the call",
         f"{backward}: dout, q, k, v, out, lse or dlse requires a gradient, and the backward pass "
         "has none yet; call it under torch.no_grad()",
         "(2, 12, 2, 64)",
         f"{forward}: v has shape (2, 12, 1, 64); it must be (batch, seqlen_k, kv_heads, 64)",
-        *[
-            f"{lacking}: a tensor requires a gradient, and no kernel here computes it: add "
-            f"{wanted} to the kernels that fagen vendor writes, in a manifest under [kernels]; or "
-            "call it under torch.no_grad()"
-        ]
-        * 2,
-        *[f"{forward}: q {cpu}"] * 2,
+        *[lacks(wanted)] * 2,
+        *[f"{forward}: q {cpu}"] * 4,
         f"{backward}: dout {cpu}",
     ]
 

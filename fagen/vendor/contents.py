@@ -11,7 +11,7 @@ from fagen.dispatch.choice import KIND
 from fagen.evidence import Evidence
 from fagen.kind import Plan
 from fagen.paths import locate
-from fagen.registry import plan
+from fagen.registry import from_slug, plan
 from fagen.render import Source, render, written
 from fagen.schedule import Schedule
 from fagen.signature import Signature
@@ -182,9 +182,8 @@ class Gradient:
 
     @property
     def repeating_wanted(self) -> str:
-        """The slug of a kernel that does as `by` with the same bits in each call."""
-        assert self.by
-        return gradients.repeating(self.by.schedule)
+        """The slug of a kernel that does as `by`, or `wanted`, with the same bits in each call."""
+        return gradients.repeating(self.by.schedule if self.by else from_slug(self.wanted))
 
 
 @dataclass(frozen=True)

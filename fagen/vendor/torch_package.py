@@ -22,7 +22,7 @@ from fagen.toolchain import (
 from fagen.vendor import source
 from fagen.vendor.contents import Folder, Gradient, Kernel
 from fagen.vendor.table import BOUNDS, Row, Table
-from fagen.vocab import DTYPES
+from fagen.vocab import DTYPES, SIXTEEN_BITS
 
 _OWN = {
     "setup.py": "vendor/torch/setup.py.j2",
@@ -89,6 +89,18 @@ class Package:
     def varying(self) -> tuple[Gradient, ...]:
         """Those that none of the folder computes so."""
         return tuple(one for one in self.folder.differentiable if not one.repeating)
+
+    @property
+    def not_repeating(self) -> tuple[Gradient, ...]:
+        """Those, and the ones that none computes at all."""
+        return (*self.varying, *self.folder.lacking)
+
+    @property
+    def in_16_bits(self) -> tuple[str, ...]:
+        """torch's words for the dtypes of calls that torch.autocast may cast to."""
+        rows = chain(*(one.table.rows for one in self.folder.called))
+        names = dict.fromkeys(row.problem.dtype for row in rows)
+        return tuple(DTYPES[name].torch for name in names if name in SIXTEEN_BITS)
 
     @property
     def packed(self) -> tuple[tuple[str, str], ...]:
@@ -209,6 +221,8 @@ def python_texts(package: Package, place: str, *, ops: str) -> Iterator[tuple[st
     if package.folder.gradients:
         found = written("vendor/torch/_gradients.py.j2", package=package)
         yield f"{place}/_gradients.py", found
+    if package.in_16_bits:
+        yield f"{place}/_autocast.py", written("vendor/torch/_autocast.py.j2", package=package)
     for name, template in package.calls.items():
         yield f"{place}/{name}", written(template, package=package)
     if package.problems or package.decoded:

@@ -29,7 +29,7 @@ DIFFERENTIATED = [
     "fwd_bf16_d64_full_m128n128",
     "bwd_bf16_d64_full_m128n128",
 ]
-REPEATING = "bwd_fp16_d128_causal_m64n128_det"  # of the first, where torch asks for the same bits
+REPEATING = "bwd_fp16_d128_causal_m64n128_det"  # of the first, where the call or torch asks for it
 
 
 def pairs() -> list[tuple[Plan, Plan]]:
@@ -204,13 +204,32 @@ for dtype, (head_dim, causal, bits, kernel) in KINDS.items():
         near(captured, right(given, dout, dlse, causal), bits)
     print("captured", dtype)
 
-torch.use_deterministic_algorithms(True)
+
+def ordered(q, k, v):
+    return package.attention(q, k, v, causal=True, return_lse=True, deterministic=True)
+
+
+def equal(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
 first = inputs(torch.float16, 128, 300, 500)
 dout, dlse = upstream(torch.float16, 128, 300)
-one, *others = (differentiated(attention(True), first, dout, dlse) for _ in range(5))
+one = differentiated(ordered, first, dout, dlse)
 near(one, right(first, dout, dlse, True), 11)
-assert all(torch.equal(a, b) for other in others for a, b in zip(one, other, strict=True))
+assert all(equal(one, differentiated(ordered, first, dout, dlse)) for _ in range(5))
+assert equal(one, differentiated(torch.compile(ordered, fullgraph=True), first, dout, dlse))
 print("repeats")
+
+wide = [tensor.detach().float().requires_grad_() for tensor in first]
+with torch.autocast("cuda", torch.float16):
+    found = differentiated(ordered, wide, dout, dlse)
+assert equal([tensor.float() for tensor in one], found)
+print("cast")
+
+torch.use_deterministic_algorithms(True)
+assert all(equal(one, differentiated(attention(True), first, dout, dlse)) for _ in range(5))
+print("repeats for torch")
 
 dout, dlse = upstream(dtype, head_dim, queries)
 try:
@@ -218,6 +237,11 @@ try:
 except RuntimeError as refusal:
     assert "differ from call to call" in str(refusal), refusal
     print("refused")
+try:
+    package.attention(*given, deterministic=True)
+except ValueError as refusal:
+    assert "deterministic=True forbids that" in str(refusal), refusal
+    print("refused in a call")
 """
 RIGHT = [
     *(f"gradients torch.{dtype}" for dtype in ("float16", "bfloat16")),
@@ -226,7 +250,7 @@ RIGHT = [
         for dtype in ("float16", "bfloat16")
         for what in ("compiled", "captured")
     ),
-    *("repeats", "refused"),
+    *("repeats", "cast", "repeats for torch", "refused", "refused in a call"),
 ]
 
 

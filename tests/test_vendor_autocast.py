@@ -1,0 +1,256 @@
+"""Calls of vendored packages for torch under torch.autocast: what is cast, what is refused."""
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fagen import vendor
+from tests.test_autocast import (
+    BF16,
+    FP16,
+    FP32,
+    FP64,
+    LENGTHS,
+    OTHERS,
+    Call,
+    of_a_gpu,
+    packed,
+    qkv,
+    sdpa,
+)
+from tests.vendor_gradients import package
+from tests.vendor_helpers import asked
+
+KERNELS = tuple(
+    f"{kind}_{dtype}_d32_causal_{tile}"
+    for dtype in ("bf16", "fp16")
+    for kind, tile in (
+        ("fwd", "m64n64"),
+        ("bwd", "m64n64"),
+        ("fwd", "m64n64_varlen"),
+        ("bwd", "m64n64_varlen"),
+        ("dec", "r8n64"),
+    )
+)
+EIGHT = "fwd_e4m3_d64_full_m256n64_s3"
+FORWARD = "fwd_fp16_d32_causal_m64n64"
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    """A package whose kernels compute on the CPU as they would on a GPU."""
+    with package(tmp_path_factory.mktemp("demo"), *KERNELS, EIGHT) as found:
+        yield found
+
+
+def attention_decode(of: ModuleType) -> Call:
+    return lambda q, k, v, **how: of.attention_decode(q, k, v, seqused_k=LENGTHS, **how)
+
+
+TRAINED = {
+    "attention": lambda of: of.attention,
+    "attention_varlen": lambda of: packed(of.attention_varlen),
+}
+CALLS = TRAINED | {"attention_decode": attention_decode}
+
+
+@pytest.fixture(params=CALLS)
+def call(request: pytest.FixtureRequest, demo: ModuleType) -> Call:
+    return CALLS[request.param](demo)
+
+
+@pytest.fixture(params=TRAINED)
+def trained(request: pytest.FixtureRequest, demo: ModuleType) -> Call:
+    """A call that has gradients."""
+    return CALLS[request.param](demo)
+
+
+# ---- what is cast -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", [BF16, FP16], ids=str)
+@pytest.mark.parametrize("dtypes", OTHERS, ids=str)
+def test_what_no_kernel_takes_is_cast(
+    call: Call, dtypes: tuple[torch.dtype, ...], to: torch.dtype
+) -> None:
+    tensors = qkv(*dtypes)
+    with torch.autocast("cpu", to):
+        out, lse = call(*tensors, causal=True, scale=0.3, return_lse=True)
+        assert out.dtype == to == sdpa(*tensors).dtype
+        assert torch.equal(call(*tensors, causal=True, scale=0.3), out)
+    right = call(*(x.to(to) for x in tensors), causal=True, scale=0.3, return_lse=True)
+    assert torch.equal(out, right[0]) and torch.equal(lse, right[1])
+
+
+@pytest.mark.parametrize("dtypes", OTHERS, ids=str)
+def test_gradients_come_back_in_the_dtypes_of_their_tensors(
+    trained: Call, dtypes: tuple[torch.dtype, ...]
+) -> None:
+    tensors = [x.requires_grad_() for x in qkv(*dtypes)]
+    with torch.autocast("cpu", BF16):
+        trained(*tensors, causal=True).float().square().sum().backward()
+    wanted = [x.detach().to(BF16).requires_grad_() for x in tensors]
+    trained(*wanted, causal=True).float().square().sum().backward()
+    for x, fine in zip(tensors, wanted, strict=True):
+        assert x.grad is not None and fine.grad is not None and x.grad.dtype == x.dtype
+        assert torch.equal(x.grad, fine.grad.to(x.dtype))
+
+
+def test_a_folder_without_gradients_casts_too(tmp_path: Any) -> None:
+    tensors = qkv(FP32, FP32, FP16)
+    with package(tmp_path, FORWARD) as made:
+        with torch.autocast("cpu", FP16):
+            out = made.attention(*tensors, causal=True)
+        assert torch.equal(out, made.attention(*(x.half() for x in tensors), causal=True))
+        no_kernel = r"has no kernel for torch\.bfloat16, 32, 32, causal, torch\.bfloat16; it has"
+        with torch.autocast("cpu", BF16), pytest.raises(ValueError, match=no_kernel):
+            made.attention(*tensors, causal=True)
+        said = r"^q is torch\.float32; kernels here take torch\.float16: q\.to\(torch\.float16\) co"
+        with pytest.raises(ValueError, match=said):
+            made.attention(*tensors, causal=True)
+
+
+def test_a_folder_of_e4m3_alone_has_nothing_to_cast() -> None:
+    texts = vendor.FORMATS["torch"](vendor.folder_of(asked("demo", "torch", EIGHT)))
+    python = {path: text for path, text in texts.items() if path.startswith("python/")}
+    assert "python/demo/_attention.py" in python and "python/demo/_autocast.py" not in python
+    assert not [path for path in python if "autocast" in python[path]]
+    assert "autocast" not in texts["README.md"]
+
+
+def test_both_formats_have_the_same_python() -> None:
+    manifests = (asked("demo", form, *KERNELS) for form in ("torch", "hf-kernel"))
+    torchs, hub = (vendor.FORMATS[one.format](vendor.folder_of(one)) for one in manifests)
+    for name in ("_autocast", "_attention", "_decode", "_varlen"):
+        assert torchs[f"python/demo/{name}.py"] == hub[f"torch-ext/demo/{name}.py"]
+    assert "torch.autocast" in torchs["README.md"] and "torch.autocast" in hub["README.md"]
+
+
+# ---- traced -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("dtypes", OTHERS, ids=str)
+def test_compiled_it_is_one_graph(
+    fresh_dynamo: None, trained: Call, dtypes: tuple[torch.dtype, ...], inside: bool
+) -> None:
+    def loss(*tensors: Tensor) -> Tensor:
+        out: Tensor = trained(*tensors, causal=True)
+        return out.float().square().sum()
+
+    def around(*tensors: Tensor) -> Tensor:
+        with torch.autocast("cpu", BF16):
+            return loss(*tensors)
+
+    compiled = torch.compile(around if inside else loss, fullgraph=True, backend="aot_eager")
+    ours = [x.requires_grad_() for x in qkv(*dtypes)]
+    with torch.autocast("cpu", BF16, enabled=not inside):
+        compiled(*ours).backward()
+    theirs = [x.detach().to(BF16).requires_grad_() for x in ours]
+    loss(*theirs).backward()
+    for x, fine in zip(ours, theirs, strict=True):
+        assert x.grad is not None and fine.grad is not None and x.grad.dtype == x.dtype
+        assert torch.equal(x.grad, fine.grad.to(x.dtype))
+
+
+def test_compiled_without_gradients_it_is_one_graph_too(fresh_dynamo: None, call: Call) -> None:
+    tensors = qkv(FP32, BF16, BF16)
+    compiled = torch.compile(
+        lambda *given: call(*given, causal=True, return_lse=True),
+        fullgraph=True,
+        dynamic=True,
+        backend="aot_eager",
+    )
+    with torch.autocast("cpu", BF16):
+        found = compiled(*tensors)
+    right = call(*(x.to(BF16) for x in tensors), causal=True, return_lse=True)
+    assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_the_casts_stand_in_the_program(
+    fresh_dynamo: None, demo: ModuleType, strict: bool
+) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with torch.autocast("cpu", BF16):
+                out: Tensor = demo.attention(q, k, v, causal=True)
+            return out
+
+    tensors = qkv(FP32, FP32, BF16)
+    exported = torch.export.export(Model(), tuple(tensors), strict=strict)
+    assert torch.equal(exported.module()(*tensors), Model()(*tensors))
+
+
+# ---- what is not --------------------------------------------------------------------------------
+
+
+def test_three_of_one_dtype_of_16_bits_are_taken_as_they_are(
+    demo: ModuleType, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (demo._attention, demo._decode, demo._varlen):
+        monkeypatch.setattr(module, "cast", lambda *_: pytest.fail("no call should ask"))
+    tensors = qkv(FP16, FP16, FP16)
+    with torch.autocast("cpu", BF16):
+        out = call(*tensors, causal=True)
+    assert out.dtype == FP16 and torch.equal(out, call(*tensors, causal=True))
+
+
+def test_outside_of_it_fp32_is_refused_and_it_is_named(call: Call) -> None:
+    for dtypes, name, to in (
+        ((FP32, FP32, FP32), "q", BF16),  # the first of the folder's
+        ((FP32, FP16, BF16), "q", FP16),
+        ((BF16, FP32, BF16), "k", BF16),
+        ((FP16, FP16, FP32), "v", FP16),
+    ):
+        said = (
+            f"{name} is torch.float32; kernels here take torch.bfloat16 or torch.float16: "
+            f"{name}.to({to}) converts it, and so does torch.autocast around the call"
+        )
+        for elsewhere in (torch.autocast("cpu", BF16, enabled=False), of_a_gpu(BF16)):
+            with elsewhere, pytest.raises(ValueError, match=r"float32") as refusal:
+                call(*qkv(*dtypes), causal=True)
+            assert str(refusal.value) == said
+
+
+def test_what_it_does_not_cast_is_refused_as_ever(call: Call) -> None:
+    for dtypes in ((FP64,) * 3, (FP64, BF16, BF16), (BF16, BF16, FP64), (FP32, BF16, FP64)):
+        with torch.autocast("cpu", BF16), pytest.raises(ValueError, match=r"bfloat16") as r:
+            call(*qkv(*dtypes), causal=True)
+        assert "autocast" not in str(r.value)
+    with pytest.raises(ValueError, match=r"k is not bfloat16|k is torch\.float16") as r:
+        call(*qkv(BF16, FP16, BF16), causal=True)
+    assert "autocast" not in str(r.value)
+
+
+def test_what_else_is_wrong_is_refused_in_its_own_words(demo: ModuleType) -> None:
+    q, k, v = qkv(FP32, FP32, FP32)
+    with torch.autocast("cpu", BF16):
+        for wrong, said in (
+            ({"v": v[:, :3]}, r"v has shape \(2, 3, 2, 32\); it must be"),
+            ({"q": q.flatten(0, 1)}, "q has 3 dimensions"),
+            ({"causal": False}, r"has no kernel for torch\.bfloat16, 32, 32, full"),
+        ):
+            with pytest.raises(ValueError, match=said):
+                demo.attention(**{"q": q, "k": k, "v": v, "causal": True} | wrong)
+
+
+def test_on_a_gpu_it_is_that_of_a_gpu(demo: ModuleType) -> None:
+    cast = demo._autocast.cast
+    with FakeTensorMode():
+        tensors = tuple(torch.empty(2, 3, 4, 32, device="cuda") for _ in range(3))
+        with torch.autocast("cpu", BF16), pytest.raises(ValueError, match=r"q is torch\.float32"):
+            cast(*tensors)
+        with of_a_gpu(FP16):
+            assert {x.dtype for x in cast(*tensors)} == {FP16}
+
+
+def test_where_there_is_no_autocast_fp32_is_refused(demo: ModuleType) -> None:
+    tensors = (x.to("meta") for x in qkv(FP32, FP32, FP32))
+    with pytest.raises(ValueError, match=r"q is torch\.float32"):
+        demo.attention(*tensors, causal=True)
