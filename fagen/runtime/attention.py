@@ -152,7 +152,7 @@ def attention(
     """
     try:
         traced = is_compiling()
-        if traced:  # what an op refuses then cannot be caught
+        if traced or autocast.anywhere():
             q, k, v = autocast.cast(q, k, v)
         # Python's share of a call: asking a tensor costs more than all else here, so each once
         dtype, q_shape, v_shape = q.dtype, q.shape, v.shape
@@ -229,12 +229,9 @@ def attention(
             if not out.requires_grad:
                 return out
         return alone(q, k, v, scale, *of_fp8)  # refuses where a gradient would be needed
-    except ValueError as refusal:
-        casted = autocast.again(attention, locals(), refusal)
     except UNCLEAR:
         refuse_other_types(attention, locals())
         raise
-    return attention(**casted)
 
 
 def prepare(

@@ -116,7 +116,7 @@ def attention_decode(
     """
     try:
         compiling = is_compiling()
-        if compiling:  # what an op refuses then cannot be caught
+        if compiling or autocast.anywhere():
             q, k, v = autocast.cast(q, k, v)
         q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
         if not len(q_shape) == len(k_shape) == len(v_shape) == 4:
@@ -157,12 +157,9 @@ def attention_decode(
                 return out
         refusing: Tensor = without(*given, seqused_k=seqused_k, leftpad_k=leftpad_k)
         return refusing  # where no gradient would be needed
-    except ValueError as refusal:
-        casted = autocast.again(attention_decode, locals(), refusal)
     except UNCLEAR:
         refuse_other_types(attention_decode, locals())
         raise
-    return attention_decode(**casted)
 
 
 def reference_for(lse: Tensor, keys: Tensor | int) -> Tensor:

@@ -135,7 +135,7 @@ def attention_varlen(
     """
     try:
         traced = is_compiling()
-        if traced:  # what an op refuses then cannot be caught
+        if traced or autocast.anywhere():
             q, k, v = autocast.cast(q, k, v)
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             if tensor.dim() != 3:
@@ -195,12 +195,9 @@ def attention_varlen(
                 return out
         refusing: Tensor = alone(*given)  # where a gradient would be needed
         return refusing
-    except ValueError as refusal:
-        casted = autocast.again(attention_varlen, locals(), refusal)
     except UNCLEAR:
         refuse_other_types(attention_varlen, locals())
         raise
-    return attention_varlen(**casted)
 
 
 def prepare_varlen(
