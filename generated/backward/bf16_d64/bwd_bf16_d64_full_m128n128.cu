@@ -159,9 +159,10 @@ constexpr int kLine = 128;  // of the L2 cache: additions that begin within one 
 using Statistics = uint4[2 * kBlockM];
 struct alignas(kLine) RowBlock {
   float dq[kBlockM * kHeadDimPadded];  // in the order of the threads' accumulators
-  Statistics statistics;  // -lse over the scale of S, hardly finite where no key is seen: its P is
-                          // 0; -delta
-  uint32_t added;         // 1 once the first part of dQ is there
+  // -LSE / scale, and -delta; where a row sees no key the least finite number and 0, so that its P
+  // is 0
+  Statistics statistics;
+  uint32_t added;  // 1 once the first part of dQ is there
 };
 static_assert(sizeof(RowBlock) == 36992, "the workspace outgrew the plan's formula");
 
@@ -397,7 +398,8 @@ __device__ __forceinline__ uint4 in_parts(float number) {
   return {part[1] | part[0] >> 16, part[2] >> 16, 0, 0};
 }
 
-// Work out what a row's keys share.
+// Before the main kernel: each row's delta = sum of dO * O, less its dLSE, and its LSE; sums of dQ
+// begin at none.
 __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constant__ Params params) {
   const int m_block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
   RowBlock& block = params.row_block(batch, head, m_block);

@@ -126,8 +126,8 @@ constexpr int kStages = 2;     // Q buffers
 constexpr int kDoStages = 1;   // dO buffers
 constexpr int kDsStages = 1;   // dS buffers
 constexpr int kConsumers = 2;  // warpgroups
-constexpr int kCluster =
-    2;  // thread blocks of neighbouring keys, which go through the rows together
+// Thread blocks of neighbouring keys, which go through the rows together.
+constexpr int kCluster = 2;
 constexpr int kThreads = 384;
 constexpr int kLaunchRegisters = 168;
 constexpr int kProducerRegisters = 24;
@@ -162,8 +162,9 @@ constexpr int kLine = 128;  // of the L2 cache: additions that begin within one 
 using Statistics = uint4[kBlockM];
 struct alignas(kLine) RowBlock {
   float dq[kBlockM * kHeadDimPadded];  // in the order of the threads' accumulators
-  Statistics statistics;  // -lse over the scale of S, hardly finite where no key is seen: its P is
-                          // 0; -delta
+  // -LSE / scale, and -delta; where a row sees no key the least finite number and 0, so that its P
+  // is 0
+  Statistics statistics;
   uint32_t added[kCluster];  // parts of dQ that are there, of the half that a block of a cluster
                              // computes
 };
@@ -192,15 +193,16 @@ struct SharedStorage {
   alignas(1024) Element q[kStages][kBlockM * kHeadDimPadded];
   alignas(1024) Element dout[kDoStages][kBlockM * kHeadDimVPadded];
   alignas(1024) Element ds[kDsStages][kBlockN * kBlockM];  // transposed: keys along the rows
-  alignas(
-      1024) uint32_t p[kDsStages][kBlockN * kBlockM / 2];  // in the order of the threads' registers
-  alignas(1024) Element k_peer[kBlockN * kHeadDimPadded /
-                               kCluster];  // of the other block's keys, the columns of dQ here
+  // P, in the order of the threads' registers
+  alignas(1024) uint32_t p[kDsStages][kBlockN * kBlockM / 2];
+  // K of the other block's keys, in the columns of which this block computes dQ
+  alignas(1024) Element k_peer[kBlockN * kHeadDimPadded / kCluster];
   alignas(1024) Element ds_peer[kDsStages][kBlockN * kBlockM];  // of the other block's keys
   alignas(1024) float dq[kBlockM * kHeadDimPadded / kCluster / kDqSlices];
   alignas(1024) Statistics statistics[kStages];
-  uint4 ones[24];  // core matrices that serve for all rows: what -delta is multiplied by, and -lse,
-                   // and zeros
+  // core matrices that serve for all rows: what -delta is multiplied by, and -LSE / scale, and
+  // zeros
+  uint4 ones[24];
   TransactionBarrier k_full;
   TransactionBarrier v_full;
   TransactionBarrier q_full[kStages], dout_full[kDoStages];
@@ -303,10 +305,10 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
-// Hardware barriers, by number; 0 is __syncthreads.
 // What of a row's statistics a product adds, by where its ones lie.
 enum Statistic { kOfDelta, kOfLse };
 
+// Hardware barriers, by number; 0 is __syncthreads.
 enum NamedBarrier { kAllConsumers = 1, kKeyConsumer, kStore };
 
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
@@ -418,7 +420,8 @@ __device__ __forceinline__ uint4 in_parts(float a, float b) {
   return {part[1] | part[0] >> 16, part[3] | part[2] >> 16, part[5] | part[4] >> 16, 0};
 }
 
-// Work out what a row's keys share.
+// Before the main kernel: each row's delta = sum of dO * O, less its dLSE, and its LSE; sums of dQ
+// begin at none.
 __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constant__ Params params) {
   const int m_block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
   RowBlock& block = params.row_block(batch, head, m_block);
