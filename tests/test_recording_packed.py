@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import fagen
+from fagen import search
 from fagen.errors import ScheduleError
 from fagen.flash_attn_interface import flash_attn_varlen_func, flash_attn_with_kvcache
 from fagen.paths import locate
@@ -24,10 +25,12 @@ from fagen.registry import from_slug
 from fagen.runtime import attention, varlen
 from fagen.search.files import read_spaces
 from fagen.search.kinds import space_of
-from fagen.search.recording import MOST_SIZES, _add, read_recording, text_of
+from fagen.search.recording import MOST_SIZES, _add, read_recording
 from fagen.search.space import survey
+from fagen.search.store import Store
 from tests import cli_helpers, tensors
 from tests.clock import least_seconds
+from tests.recordings import AtOnce, record
 
 PROBLEM = Problem("fp16", 64, 64, "causal", None, "", 0, lengths="varlen")
 OFFSETS = torch.tensor([0, 30, 35, 35, 60], dtype=torch.int32)
@@ -142,7 +145,18 @@ def test_a_call_in_e4m3_is_of_its_layout(tmp_path: Path) -> None:
     assert space.values["v_layout"] == ("rows",) and space.values["lengths"] == ("varlen",)
 
 
-def test_what_cannot_be_searched_is_left_out_in_words(tmp_path: Path) -> None:
+# ---- no length is read, and what it costs --------------------------------------------------------
+
+
+@pytest.fixture
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands in for every kernel returns at once."""
+    kernel: Any = (lambda q, *_: q,) * 3
+    monkeypatch.setattr(varlen, "_make_ready", lambda key: varlen._ready.setdefault(key, kernel))
+    monkeypatch.setattr(varlen, "_ready", {})
+
+
+def test_what_cannot_be_searched_is_left_out_in_words(tmp_path: Path, no_kernels: None) -> None:
     path = tmp_path / "mine.toml"
     many = torch.arange(16_386, dtype=torch.int32)
     with pytest.warns(UserWarning) as said, fagen.recording(path):
@@ -154,17 +168,6 @@ def test_what_cannot_be_searched_is_left_out_in_words(tmp_path: Path) -> None:
     assert any("2 calls of no rows or no keys" in one for one in told), told
     assert any("1 calls of more than 16,384 sequences" in one for one in told), told
     assert read_recording(path) == {PROBLEM: {totals(4, 60, 15): 1}}
-
-
-# ---- no length is read, and what it costs --------------------------------------------------------
-
-
-@pytest.fixture
-def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands in for every kernel returns at once."""
-    kernel: Any = (lambda q, *_: q,) * 3
-    monkeypatch.setattr(varlen, "_make_ready", lambda key: varlen._ready.setdefault(key, kernel))
-    monkeypatch.setattr(varlen, "_ready", {})
 
 
 def test_lengths_that_cannot_be_read_are_recorded(tmp_path: Path, no_kernels: None) -> None:
@@ -356,12 +359,31 @@ def test_of_very_many_sizes_those_nearly_alike_count_as_one(tmp_path: Path) -> N
     assert 8 < len(found) <= MOST_SIZES and sum(found.values()) == 6_000
 
 
-def test_a_recording_is_searched_as_any_space(tmp_path: Path) -> None:
+def test_what_a_search_finds_for_a_recording_is_what_packed_calls_are_then_served_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(search, "LocalLab", AtOnce)
+    monkeypatch.setattr(varlen, "_ready", {})
     path = tmp_path / "mine.toml"
-    sizes = {totals(64, 16_384, 4_096): 3.0, totals(4, 16_384, 4_096): 1.0}
-    tile = "[tile]\nblock_m = [64, 128]\nblock_n = [64, 128]\n"  # which takes less time
-    path.write_text(text_of({PROBLEM: sizes}) + tile)
-    answer = cli_helpers.fagen("search", path, "--dry-run")
+    with fagen.recording(path):
+        call(max_seqlen_q=30)
+        call(600, 600, OFFSETS * 10)
+    text = path.read_text() + "[tile]\nblock_m = [64, 128]\nblock_n = [64, 96, 128]\n"
+    path.write_text(text)  # which takes less time
+    store = record(tmp_path / "recorded.sqlite", kernels=40, text=text)
+    answer = cli_helpers.fagen(
+        *("search", "run", path, "--replay", store, "--store", tmp_path / "found.sqlite"),
+        *("--write", tmp_path / "fagen"),
+    )
     assert answer.exit_code == 0, answer.output
-    assert "predicted best, mean over 2 shapes" in answer.output
-    assert "fwd_fp16_d64_causal_m" in answer.output
+    (row,) = tomllib.loads((tmp_path / "fagen" / "dispatch.toml").read_text())["kernel"]
+    monkeypatch.setattr(varlen, "_ready", {})
+    taken = fagen.prepare_varlen(dtype="fp16", head_dim=64, causal=True, device="cpu")
+    assert taken == row["slug"] and "_varlen" in taken
+    times = dict[str, list[float]]()
+    with Store(store, read_only=True) as recorded:
+        for _, timed in recorded.timed():
+            if timed.source_hash:
+                times.setdefault(timed.time.slug, []).append(math.log(timed.time.seconds))
+    assert sum(times[taken]) <= min(map(sum, times.values())) + len(times[taken]) * 0.03

@@ -1,6 +1,7 @@
 """Calls go in while someone counts; how often each problem and sizes comes out.
 
-Counted are those of fagen.attention and fagen.attention_varlen, by what the host has at hand.
+Counted are those of fagen.attention, fagen.attention_varlen and fagen.attention_decode, by what
+the host has at hand.
 A call counts where Python makes it: what torch.compile has traced runs without.
 """
 
@@ -16,7 +17,7 @@ from torch.compiler import is_compiling
 
 from fagen.errors import FagenError
 from fagen.problem import PackedTotals, Problem, Sizes
-from fagen.runtime import attention, varlen
+from fagen.runtime import attention, decode, varlen
 
 KEPT = 100_000  # different calls: a few hundred bytes each
 
@@ -24,8 +25,10 @@ KEPT = 100_000  # different calls: a few hundred bytes each
 _Call = tuple[attention.Kind, torch.Size, torch.Size, int]
 # kind of call, the shapes of q and v, offsets, the longest that callers say, or 0
 _PackedCall = tuple[varlen.Key, torch.Size, torch.Size, int, int, int]
+# what a call has at hand, the shapes of q and k
+_DecodeCall = tuple[tuple[Any, ...], torch.Size, torch.Size]
 
-_counts: dict[_Call | _PackedCall, int] = {}
+_counts: dict[_Call | _PackedCall | _DecodeCall, int] = {}
 _left_out: Counter[str] = Counter()
 _counting = threading.Lock()
 
@@ -50,10 +53,10 @@ def counting() -> Iterator[Counted]:
     try:
         _counts.clear()
         _left_out.clear()
-        attention.note, varlen.note = _note, _note_packed
+        attention.note, varlen.note, decode.note = _note, _note_packed, _note
         yield found
     finally:
-        attention.note = varlen.note = None
+        attention.note = varlen.note = decode.note = None
         for call, count in _counts.items():
             _sort(found, call, count)
         found.left_out.update(_left_out)
@@ -95,14 +98,23 @@ def _note_new(*call: Any) -> None:
         _left_out["with symbolic sizes"] += 1
     elif len(_counts) >= KEPT:
         _left_out[f"of other sizes than the first {KEPT:,}"] += 1
+    elif not kind:
+        _left_out["of fagen.attention_decode under torch.func"] += 1
     else:
         _counts[kind, q, v, *sizes] = 1
 
 
-def _sort(found: Counted, call: _Call | _PackedCall, count: int) -> None:
+def _sort(found: Counted, call: _Call | _PackedCall | _DecodeCall, count: int) -> None:
     """Put a call's count where it belongs."""
-    problem, sizes = _dense(call) if len(call) == 4 else _packed(call)
-    if problem.scale_rows is None:
+    lazy = True
+    if len(call) == 3:
+        (*_, lazy, _, _), (batch, queries, heads, _), (_, keys, kv_heads, _) = call
+        problem, sizes = decode.problem_of(call[0]), Sizes(batch, heads, kv_heads, queries, keys)
+    else:
+        problem, sizes = _dense(call) if len(call) == 4 else _packed(call)
+    if not lazy:
+        found.left_out["with a reference, for which tables have no kernels"] += count
+    elif problem.scale_rows is None:
         found.left_out["in e4m3 with a schedule of their own, without scale_rows"] += count
     elif min(vars(sizes).values()) < 1:
         found.left_out["of no rows or no keys"] += count

@@ -1,6 +1,6 @@
 """A run of a model goes in, the space of all its calls comes out, as a file.
 
-Those are the calls of fagen.attention and fagen.attention_varlen.
+Those are the calls of fagen.attention, fagen.attention_varlen and fagen.attention_decode.
 
 Each problem that was called is a space of its own, with the sizes as its shapes and how often they
 were called as weights; what a space leaves out is tried as widely as a search does.
@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -24,10 +24,11 @@ from fagen.paths import write_whole
 from fagen.problem import Cell, PackedTotals, Problem, Sizes, in_order
 from fagen.registry import kind
 from fagen.search.files import ARRAY, parse_spaces, read_spaces
+from fagen.search.kinds import space_of
 from fagen.search.shapes import MAX_SEQUENCES, MAX_SIZE
 from fagen.search.space import Declared
 from fagen.toml_lines import printable, shown
-from fagen.vocab import DTYPES
+from fagen.vocab import DECODE, DTYPES
 
 MOST_SIZES = 128  # of a problem: each of its kernels is timed at all of them
 ALL_SIZES = 512  # of all problems together
@@ -41,8 +42,9 @@ Weights = dict[Problem, dict[Sizes, float]]  # how often each was called
 def recording(path: str | PathLike[str]) -> Iterator[Path]:
     """Record all calls meanwhile, and at the end write them as a search space.
 
-    Those are the calls of fagen.attention, and of fagen.attention_varlen, of whose lengths the host
-    knows the sum, how many there are, and the longest where max_seqlen_q and max_seqlen_k say it.
+    Those are the calls of fagen.attention; of fagen.attention_varlen, of whose lengths the host
+    knows the sum, how many there are, and the longest where max_seqlen_q and max_seqlen_k say it;
+    and of fagen.attention_decode, where all keys that a cache has room for count.
 
     `path` is a TOML file, which `fagen search run` then takes. Calls are added to those of an
     earlier recording there. The file is written in one step, also where the body raises. Counted is
@@ -83,7 +85,7 @@ def read_recording(path: Path) -> Weights:
     for space in spaces:
         targets = space.targets()
         sizes: dict[Sizes, float] = {}
-        more = len(targets) > 1
+        more = len(targets) > 1 or space.kind not in (KIND, DECODE)
         for shape in space.shapes:
             at = shape.sizes(targets[0].head_dim)
             if at.packed:
@@ -113,7 +115,7 @@ def _problem(space: Declared) -> Problem:
         layout = space.values.get("v_layout", ("",))[0]
         rows = space.values.get("scale_rows", (0,))[0]
     of = target.dtype, target.head_dim, target.head_dim_v, target.mask
-    return Problem(*of, None, layout, rows, lengths=target.lengths)
+    return Problem(*of, None, layout, rows, space.kind, lengths=target.lengths)
 
 
 # ---- writing ------------------------------------------------------------------------------------
@@ -163,7 +165,7 @@ def _add(
         write_whole(path, text)
     said = [f"not recorded: {count:,} calls {why}" for why, count in dropped.items()]
     if not calls:
-        said += ["no call of fagen.attention or attention_varlen was recorded; nothing is written"]
+        said += ["no call of fagen.attention or its like was recorded; nothing is written"]
     return said
 
 
@@ -216,24 +218,25 @@ def _space(problem: Problem, weights: Mapping[Sizes, float], prefix: str) -> Ite
         said["v_layout"] = problem.v_layout
     if problem.scale_rows:
         said |= {"scales": "block", "scale_rows": problem.scale_rows}
-    sections = kind(KIND).schedule.keys.sections
+    sections = kind(problem.kind).schedule.keys.sections
     for section in dict.fromkeys(sections[key] for key in said):
         yield from ("", f"[{prefix}{section}]")
         yield from (f"{key} = {shown(said[key])}" for key in said if sections[key] == section)
+    always = space_of(problem.kind).shape_keys
     for cell in in_order(Cell(problem, sizes) for sizes in sorted(weights)):
         sizes = cell.sizes
         yield from ("", f"[[{prefix}shapes]]")
-        yield from _packed(sizes) if isinstance(sizes, PackedTotals) else _dense(sizes)
+        yield from _packed(sizes) if isinstance(sizes, PackedTotals) else _dense(sizes, always)
         yield f"heads = {sizes.heads}"
-        if sizes.kv_heads != sizes.heads:
+        if sizes.kv_heads != sizes.heads or "kv_heads" in always:
             yield f"kv_heads = {sizes.kv_heads}"
         weight = weights[sizes]
         yield f"weight = {weight:.0f}" if weight.is_integer() else f"weight = {weight!r}"
 
 
-def _dense(sizes: Sizes) -> Iterator[str]:
+def _dense(sizes: Sizes, always: Sequence[str]) -> Iterator[str]:
     yield f"seqlen = {sizes.seqlen_q}"
-    if not sizes.square:
+    if not sizes.square or "seqlen_k" in always:
         yield f"seqlen_k = {sizes.seqlen_k}"
     yield f"batch = {sizes.batch}"
 
