@@ -132,9 +132,9 @@ def flash_attn_varlen_func(
     tensors whose last dimension is not contiguous a copy is made. Descales, (B, Hk) each, are as of
     flash_attn_func.
 
-    max_seqlen_q and max_seqlen_k only tell which window_size is no window: lengths are read on the
-    device. deterministic is as of flash_attn_func; pack_gqa, num_splits and sm_margin change
-    nothing here.
+    max_seqlen_q and max_seqlen_k only tell which window_size is no window, and fagen.recording of
+    lengths: these are read on the device. deterministic is as of flash_attn_func; pack_gqa,
+    num_splits and sm_margin change nothing here.
 
     Returns out (total_q, H, Dv), in q's dtype or of e4m3 in bf16, and with return_attn_probs also
     the log-sum-exp (H, total_q) in fp32, natural logarithm: zeros and minus infinity for a row that
@@ -160,6 +160,8 @@ def flash_attn_varlen_func(
         cu_seqlens_q,
         cu_seqlens_k,
         seqused_k=seqused_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
         causal=is_causal(refuse, window_size, max_seqlen_q, max_seqlen_k, causal=causal),
         scale=softmax_scale,
         return_lse=return_attn_probs,
@@ -220,8 +222,9 @@ def flash_attn_with_kvcache(
     cu_seqlens_q by attention_varlen always. Lengths are read on the device alone.
 
     These change nothing here: num_splits, pack_gqa, sm_margin and scheduler_metadata, which are
-    hints; max_seqlen_q, which only tells which window_size is none; cu_seqlens_k_new, which is
-    about a k that is not taken; rotary_interleaved; descales, beside 16-bit tensors.
+    hints; max_seqlen_q, which only tells which window_size is none, and fagen.recording of lengths;
+    cu_seqlens_k_new, which is about a k that is not taken; rotary_interleaved; descales, beside
+    16-bit tensors.
 
     Returns out (B, Sq, H, Dv) or (total_q, H, Dv) in q's dtype, and with return_softmax_lse also
     the log-sum-exp (B, H, Sq) or (H, total_q) in fp32, natural logarithm: zeros and minus infinity
@@ -302,6 +305,7 @@ def flash_attn_with_kvcache(
         cu_seqlens_q,
         sequences[2],
         seqused_k=sequences[3],
+        max_seqlen_q=max_seqlen_q,
         causal=causal,
         scale=softmax_scale,
         return_lse=return_softmax_lse,

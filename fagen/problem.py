@@ -1,5 +1,6 @@
 """What is computed and how large, in words of vocab: one Problem, one Sizes, FLOPs and bytes."""
 
+import math
 import re
 import zlib
 from collections.abc import Iterable, Sequence
@@ -229,6 +230,68 @@ class PackedSizes(Sizes):
         if len(listed) > _FEW_LETTERS:  # what tells it from all others of the same extent
             listed = f"{self.total_k} keys, {zlib.crc32(listed.encode()):08x}"
         return f"H={self.all_heads} {self.lengths}: {listed}"
+
+
+@dataclass(frozen=True, order=True)
+class PackedTotals(Sizes):
+    """What a call's host knows of packed sequences: its seqlens are those of the longest ones.
+
+    The lengths it does not know, and takes them to be as `spread` says.
+    """
+
+    tokens_q: int
+    tokens_k: int
+
+    packed = True
+
+    @classmethod
+    def of(cls, sizes: Sizes) -> "PackedTotals":
+        """What would be known of these."""
+        longest = sizes.seqlen_q, sizes.seqlen_k
+        heads = sizes.heads, sizes.kv_heads
+        return cls(sizes.batch, *heads, *longest, sizes.total_q, sizes.total_k)
+
+    @property
+    def sequences(self) -> Lengths:
+        """The queries and the keys of each sequence, as they are taken to be: the longest first."""
+        queries = spread(self.tokens_q, self.batch, self.seqlen_q)
+        keys = queries if self.square else spread(self.tokens_k, self.batch, self.seqlen_k)
+        return tuple(zip(queries, keys, strict=True))
+
+    @property
+    def total_q(self) -> int:
+        """The queries of all sequences."""
+        return self.tokens_q
+
+    @property
+    def total_k(self) -> int:
+        """The keys of all sequences."""
+        return self.tokens_k
+
+    @property
+    def square(self) -> bool:
+        """Whether each sequence has as many queries as keys."""
+        return (self.tokens_q, self.seqlen_q) == (self.tokens_k, self.seqlen_k)
+
+
+def spread(tokens: int, batch: int, longest: int) -> list[int]:
+    """Return so many lengths, of so many tokens in all: each is shorter by one ratio than the last.
+
+    None is shorter than 1. There are such where the longest is at least the mean, and leaves the
+    others a token each.
+    """
+    low, high = 0.0, math.log(longest) or 1.0  # the ratio's logarithm: by `high` at most so many
+    for _ in range(60):
+        fall = (low + high) / 2
+        falling = min(batch, 1 + int(math.log(longest) / fall))  # the others have one token
+        of_these = longest * math.expm1(-falling * fall) / math.expm1(-fall)
+        low, high = (fall, high) if of_these + batch - falling > tokens else (low, fall)
+    lengths = [
+        max(1, longest + math.floor(longest * math.expm1(-high * place))) for place in range(batch)
+    ]
+    for place in range(1, tokens - sum(lengths) + 1):  # what was cut off
+        lengths[place] += 1
+    return lengths
 
 
 _FEW_LETTERS = 40

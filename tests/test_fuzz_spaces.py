@@ -35,6 +35,7 @@ NAMES = [
     "anchor",
     "seqlens",
     "tokens",
+    "longest_k",
     '"a\\nb"',
 ]
 NUMBERS = [0, 1, -1, 2, 3, 16, 24, 64, 96, 128, 256, 257, 512, 4096, 10**6, 10**9, 2**63, -(2**70)]
@@ -86,11 +87,19 @@ def packed(draw: Callable) -> str:
     lines = text.replace("[tile]", 'lengths = "varlen"\n[tile]').splitlines()
     for _ in range(draw(st.integers(0, 3))):
         lines += ["[[shapes]]"]
-        if draw(st.booleans()):
+        of = draw(st.sampled_from(["seqlens", "seqlen", "tokens"]))
+        if of == "seqlens":
             lines += [f"seqlens = {draw(st.sampled_from(LENGTHS))}"]
-        else:
+        elif of == "seqlen":
             lines += [f"seqlen = {draw(st.sampled_from([1, 77, 4096]))}"]
-        keys = ("seqlen_k", "seqlens_k", "batch", "tokens", "heads", "kv_heads", "weight")
+        else:
+            lines += [f"tokens = {draw(st.sampled_from([2, 600, 4096]))}"]
+            lines += [f"batch = {draw(st.sampled_from([1, 2, 77]))}"]
+            unlike = ("tokens_k", "longest", "longest_k", "seqlen")
+            for key in draw(st.lists(st.sampled_from(unlike), max_size=2, unique=True)):
+                lines.append(f"{key} = {draw(st.sampled_from([2, 40, 500]))}")
+        keys = ("seqlen_k", "seqlens_k", "heads", "kv_heads", "weight")
+        keys += () if of == "tokens" else ("batch", "tokens")
         for key in draw(st.lists(st.sampled_from(keys), max_size=2, unique=True)):
             said = ["[3]", "[9, 9, 9]"] if key == "seqlens_k" else ["1", "2", "500", "8"]
             lines.append(f"{key} = {draw(st.sampled_from(said))}")

@@ -178,6 +178,18 @@ def test_shapes_are_of_one_length_listed_or_drawn() -> None:
     assert ragged == PackedSizes.of([(100, 300)] * 3, 8, 2)
 
 
+def test_of_tokens_in_a_batch_each_sequence_is_shorter_by_one_ratio_than_the_last() -> None:
+    text = "[[shapes]]\ntokens = 80\nbatch = 4\nheads = 4\n"
+    (even,) = sizes_of(text)
+    assert even == PackedSizes.of([(20, 20)] * 4, 4, 4)
+    (mixed,) = sizes_of(text + "longest = 40")
+    assert mixed == PackedSizes.of([(40, 40), (22, 22), (12, 12), (6, 6)], 4, 4)
+    (keys,) = sizes_of(text + "longest_k = 40")
+    assert keys.sequences == ((20, 40), (20, 22), (20, 12), (20, 6))
+    (other,) = sizes_of(text + "longest = 77\ntokens_k = 400")
+    assert other.sequences == ((77, 100), (1, 100), (1, 100), (1, 100))
+
+
 def test_a_file_that_says_no_shapes_has_equal_mixed_and_tiny_ones() -> None:
     equal, mixed, tiny = sizes_of("", head_dim=128)
     assert equal.sequences == ((4_096, 4_096),) * 4 and equal.heads == 16
@@ -213,6 +225,23 @@ def test_lengths_are_drawn_evenly_over_octaves_and_are_the_same_each_time() -> N
         ("seqlens = [3]\nseqlen_k = 9", "shapes.0.seqlen_k goes with seqlen"),
         ("seqlens = [3]\nbatch = 1", "shapes.0.batch goes without a list of seqlens"),
         ("seqlen = 3\ntokens = 9", "shapes.0.tokens goes with lengths that are drawn, without bat"),
+        ("tokens = 9", "shapes.0.seqlen is missing, or seqlens, or tokens and batch"),
+        ("tokens = 9\nbatch = 10", "shapes.0.tokens = 9 leaves some of batch = 10 without any"),
+        (
+            "tokens = 9\nbatch = 2\ntokens_k = 1",
+            "shapes.0.tokens_k = 1 leaves some of batch = 2 without any",
+        ),
+        (
+            "tokens = 9\nbatch = 2\nlongest = 4",
+            "shapes.0.longest = 4: of 9 tokens in 2 sequences it is 5 … 8",
+        ),
+        (
+            "tokens = 90\nbatch = 2\ntokens_k = 9\nlongest_k = 9",
+            "shapes.0.longest_k = 9: of 9 tokens in 2 sequences it is 5 … 8",
+        ),
+        ("seqlen = 3\nlongest = 3", "shapes.0.longest goes with tokens and batch, without seqlen"),
+        ("tokens = 9\nbatch = 2\nseqlen_k = 9", "shapes.0.seqlen_k goes with seqlen"),
+        ("tokens = 9\nbatch = 16385", "shapes.0.batch = 16385: input should be less than or equal"),
         ("seqlens = [1048576, 1]", "shapes.0 has 1,048,577 queries in all; 1,048,576 at most"),
         ("seqlens = [1]\nseqlens_k = [1048577]", "seqlens_k.0 = 1048577: input should be less"),
         ("seqlens = { from = 1, to = 1 }\ntokens = 20000", "has 16,385 sequences; 16,384 at most"),

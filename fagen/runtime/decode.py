@@ -64,6 +64,9 @@ _MOST_CALLED = 10_000
 # What dispatch tables have, by device, dtype, head dims and mask.
 _tables: dict[tuple[torch.device, torch.dtype, int, int, str], tuple[Grouped, ...]] = {}
 
+# What counts calls while they are recorded: what a call has at hand, shapes of q and k.
+note: Callable[[tuple[Any, ...], torch.Size, torch.Size], None] | None = None
+
 
 def attention_decode(
     q: Tensor,
@@ -139,6 +142,8 @@ def attention_decode(
             if call and len(_called) < _MOST_CALLED:
                 _called[call] = kernel
         with_lse, without, sooner = kernel
+        if note is not None:
+            note(call, q_shape, k_shape)
         if scale is None:
             scale = q_shape[3] ** -0.5
         elif type(scale) is not float:
@@ -254,7 +259,7 @@ def _key(
             f"q has {heads} heads, which must be a multiple of k's {kv_heads}; tensors are (batch, "
             "seqlen, heads, head_dim)"
         )
-    mask = ONE_QUERY if queries == 1 else "causal" if causal else "full"
+    mask = _mask(queries, causal=causal)
     kv_heads = max(1, kv_heads)  # of no heads nothing is computed
     of_group = queries * (heads // kv_heads)
     by = deal_for(head_dim, of_group, kv_heads, batch, alike=alike)
@@ -269,6 +274,21 @@ def _key(
     return *of, *tile, maximum, schedule
 
 
+def _mask(queries: int, *, causal: bool) -> str:
+    return ONE_QUERY if queries == 1 else "causal" if causal else "full"
+
+
+def problem_of(call: tuple[Any, ...]) -> Problem:
+    """What is computed in a call, in words, by what it has at hand."""
+    _, dtype, (_, queries, _, head_dim), _, head_dim_v, causal, *_ = call
+    return _problem(dtype, head_dim, head_dim_v, _mask(queries, causal=causal))
+
+
+def _problem(dtype: torch.dtype, head_dim: int, head_dim_v: int, mask: str) -> Problem:
+    of = word_of(dtype), head_dim, head_dim_v, mask
+    return Problem(*of, v_layout="", scale_rows=0, kind=DECODE)
+
+
 def _table(
     device: torch.device, dtype: torch.dtype, head_dim: int, head_dim_v: int, mask: str
 ) -> tuple[Grouped, ...]:
@@ -276,9 +296,7 @@ def _table(
     refuse_tracing(NOT_READY)
     refuse_dtype(dtype, fp8=False)
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    problem = Problem(
-        word_of(dtype), head_dim, head_dim_v, mask, v_layout="", scale_rows=0, kind=DECODE
-    )
+    problem = _problem(dtype, head_dim, head_dim_v, mask)
     of = device, dtype, head_dim, head_dim_v, mask
     _tables[of] = decoding(problem, card)
     return _tables[of]

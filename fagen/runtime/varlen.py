@@ -63,6 +63,9 @@ _chosen: dict[Key, str] = {}  # the slugs of these
 # the same with gradients, and whether these are to be deterministic
 _differentiable: dict[tuple[Key, bool], op.Op] = {}
 
+# What counts calls while they are recorded: kind, shapes of q and v, offsets, the two max_seqlen.
+note: Callable[[Key, torch.Size, torch.Size, int, int | None, int | None], None] | None = None
+
 
 def attention_varlen(
     q: Tensor,
@@ -108,7 +111,7 @@ def attention_varlen(
     Lengths are read on the device alone, so that a captured call can be replayed with others. No
     sequence sees anything of another, nor of rows that belong to none, whatever they hold; offsets
     that lead out of a tensor are cut off at its end. max_seqlen_q and max_seqlen_k change nothing:
-    they are there for callers that have them.
+    they are there for callers that have them, and tell fagen.recording of lengths.
 
     Returns out (total_q, H, Dv), and with return_lse also the log-sum-exp (H, total_q) in fp32,
     natural logarithm: zeros and minus infinity for a row that sees no key. What rows of no sequence
@@ -163,9 +166,12 @@ def attention_varlen(
                 out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
         elif not (q_descale is k_descale is v_descale is v_mean is k_mean is out_dtype is None):
             raise ValueError(f"{ONLY_FP8}; q is {name_of(q.dtype)}")
-        head_dim = q.shape[2]
-        key = q.device, q.dtype, head_dim, v.shape[2], causal, out_dtype, schedule
+        q_shape, v_shape = q.shape, v.shape
+        head_dim = q_shape[2]
+        key = q.device, q.dtype, head_dim, v_shape[2], causal, out_dtype, schedule
         with_lse, alone, direct = _ready.get(key) or _make_ready(key)
+        if note is not None:
+            note(key, q_shape, v_shape, cu_seqlens_q.shape[0], max_seqlen_q, max_seqlen_k)
         if scale is None:
             scale = head_dim**-0.5
         elif type(scale) is not float:
@@ -248,18 +254,8 @@ def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> Kern
         key = with_sizes(key)
         if key in _ready:
             return _ready[key]
-    device, dtype, head_dim, head_dim_v, causal, out_dtype, choice = key
-    refuse_no_bool("causal", causal)
-    refuse_dtype(dtype)
-    fp8 = dtype == E4M3
-    refuse_head_dims(head_dim, head_dim_v, fp8=fp8)
-    word, layout = word_of(dtype), "rows" if fp8 else ""
-    out: str | None = word
-    if fp8:
-        out = word_of(out_dtype) if out_dtype else None  # left open where a schedule says it
-        refuse_word("out_dtype", out_dtype, (None, *map(dtype_of, OUT_DTYPES)))
-    mask = "causal" if causal else "full"
-    problem = Problem(word, head_dim, head_dim_v, mask, out, layout, 0, lengths="varlen")
+    device, choice = key[0], key[-1]
+    problem = problem_of(key)
     if choice is None:
         card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         choice = serving(problem, card).always
@@ -275,6 +271,22 @@ def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> Kern
     _chosen[key] = chosen.slug
     _ready[key] = kernel, op.alone(kernel), op.direct(kernel)
     return _ready[key]
+
+
+def problem_of(key: Key) -> Problem:
+    """What is computed in such a call, in words.  Raises ValueError where no kernel does it."""
+    _, dtype, head_dim, head_dim_v, causal, out_dtype, _ = key
+    refuse_no_bool("causal", causal)
+    refuse_dtype(dtype)
+    fp8 = dtype == E4M3
+    refuse_head_dims(head_dim, head_dim_v, fp8=fp8)
+    word, layout = word_of(dtype), "rows" if fp8 else ""
+    out: str | None = word
+    if fp8:
+        out = word_of(out_dtype) if out_dtype else None  # left open where a schedule says it
+        refuse_word("out_dtype", out_dtype, (None, *map(dtype_of, OUT_DTYPES)))
+    mask = "causal" if causal else "full"
+    return Problem(word, head_dim, head_dim_v, mask, out, layout, 0, lengths="varlen")
 
 
 def _make_differentiable(key: Key, deterministic: bool) -> op.Op:

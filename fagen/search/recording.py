@@ -1,4 +1,6 @@
-"""A run of a model goes in, the space of all its calls of fagen.attention comes out, as a file.
+"""A run of a model goes in, the space of all its calls comes out, as a file.
+
+Those are the calls of fagen.attention, fagen.attention_varlen and fagen.attention_decode.
 
 Each problem that was called is a space of its own, with the sizes as its shapes and how often they
 were called as weights; what a space leaves out is tried as widely as a search does.
@@ -10,7 +12,7 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -19,25 +21,30 @@ from typing import Any
 from fagen.dispatch.choice import KIND
 from fagen.errors import FagenError, ScheduleError
 from fagen.paths import write_whole
-from fagen.problem import Cell, Problem, Sizes, in_order
+from fagen.problem import Cell, PackedTotals, Problem, Sizes, in_order
 from fagen.registry import kind
 from fagen.search.files import ARRAY, parse_spaces, read_spaces
-from fagen.search.shapes import MAX_SIZE
+from fagen.search.kinds import space_of
+from fagen.search.shapes import MAX_SEQUENCES, MAX_SIZE
 from fagen.search.space import Declared
 from fagen.toml_lines import printable, shown
-from fagen.vocab import DTYPES
+from fagen.vocab import DECODE, DTYPES
 
 MOST_SIZES = 128  # of a problem: each of its kernels is timed at all of them
 ALL_SIZES = 512  # of all problems together
 MOST_PROBLEMS = 16
-GRAINS = (64, 32, 16, 8, 4, 2, 1)  # lengths that count as one: so many to an octave
+GRAINS = (64, 32, 16, 8, 4, 2, 1, 0.5, 0.25)  # lengths that count as one: so many to an octave
 
 Weights = dict[Problem, dict[Sizes, float]]  # how often each was called
 
 
 @contextmanager
 def recording(path: str | PathLike[str]) -> Iterator[Path]:
-    """Record all calls of fagen.attention meanwhile, and at the end write them as a search space.
+    """Record all calls meanwhile, and at the end write them as a search space.
+
+    Those are the calls of fagen.attention; of fagen.attention_varlen, of whose lengths the host
+    knows the sum, how many there are, and the longest where max_seqlen_q and max_seqlen_k say it;
+    and of fagen.attention_decode, where all keys that a cache has room for count.
 
     `path` is a TOML file, which `fagen search run` then takes. Calls are added to those of an
     earlier recording there. The file is written in one step, also where the body raises. Counted is
@@ -77,11 +84,16 @@ def read_recording(path: Path) -> Weights:
     found: Weights = {}
     for space in spaces:
         targets = space.targets()
-        sizes = dict.fromkeys(space.sizes(targets[0]), 0.0)
-        for shape, at in zip(space.shapes, space.sizes(targets[0]), strict=True):
-            sizes[at] = _sum(sizes[at], shape.weight)
+        sizes: dict[Sizes, float] = {}
+        more = len(targets) > 1 or space.kind not in (KIND, DECODE)
+        for shape in space.shapes:
+            at = shape.sizes(targets[0].head_dim)
+            if at.packed:
+                lengths, at = at.sequences, PackedTotals.of(at)
+                more |= lengths != at.sequences  # which no call's host knows
+            sizes[at] = _sum(sizes.get(at, 0.0), shape.weight)
         found[_problem(space)] = sizes
-        if len(targets) > 1 or not _says_the_same(space, text_of({_problem(space): sizes})):
+        if more or not _says_the_same(space, text_of({_problem(space): sizes})):
             raise ScheduleError(
                 f"{printable(str(path))}: the space of {targets[0].name} says more than "
                 "a recording does, whose calls cannot be added to it: name another file, or leave "
@@ -102,9 +114,8 @@ def _problem(space: Declared) -> Problem:
     if DTYPES[target.dtype].fp8:
         layout = space.values.get("v_layout", ("",))[0]
         rows = space.values.get("scale_rows", (0,))[0]
-    return Problem(
-        target.dtype, target.head_dim, target.head_dim_v, target.mask, None, layout, rows
-    )
+    of = target.dtype, target.head_dim, target.head_dim_v, target.mask
+    return Problem(*of, None, layout, rows, space.kind, lengths=target.lengths)
 
 
 # ---- writing ------------------------------------------------------------------------------------
@@ -132,6 +143,8 @@ def _add(
         for size, count in sizes.items():
             if max(vars(size).values()) > MAX_SIZE:
                 dropped[f"with sizes above {MAX_SIZE:,}, the largest that is searched"] += count
+            elif size.packed and size.batch > MAX_SEQUENCES:
+                dropped[f"of more than {MAX_SEQUENCES:,} sequences, the most searched"] += count
             else:
                 of[size] = _sum(of.get(size, 0.0), count)
     kept: Weights = {}
@@ -150,8 +163,10 @@ def _add(
         text = text_of({problem: _fewer(weights, most) for problem, weights in kept.items()})
         parse_spaces(text, str(path))  # no file is left that cannot be read back
         write_whole(path, text)
-    none = [] if calls else ["no call of fagen.attention was recorded; nothing is written"]
-    return [*(f"not recorded: {count:,} calls {why}" for why, count in dropped.items()), *none]
+    said = [f"not recorded: {count:,} calls {why}" for why, count in dropped.items()]
+    if not calls:
+        said += ["no call of fagen.attention or its like was recorded; nothing is written"]
+    return said
 
 
 def _fewer(weights: dict[Sizes, float], most: int) -> dict[Sizes, float]:
@@ -161,7 +176,7 @@ def _fewer(weights: dict[Sizes, float], most: int) -> dict[Sizes, float]:
             break
         alike: dict[tuple[int, ...], list[Sizes]] = {}
         for size in weights:
-            lengths = size.batch, size.seqlen_q, size.seqlen_k
+            lengths = (of for name, of in vars(size).items() if "heads" not in name)
             place = (round(math.log2(length) * grain) for length in lengths)
             alike.setdefault((size.heads, size.kv_heads, *place), []).append(size)
         weights = {
@@ -182,7 +197,7 @@ def _sum(*weights: float) -> float:
 def text_of(weights: Weights) -> str:
     """Return a file of spaces that has these sizes as shapes, with these weights."""
     lines = [
-        "# Recorded calls of fagen.attention; weight says how often each size was called.",
+        "# Recorded calls of fagen; weight says how often each size was called.",
         "# `fagen search run` on this file finds the fastest kernels for them.",
     ]
     several = len(weights) > 1
@@ -197,21 +212,39 @@ def _space(problem: Problem, weights: Mapping[Sizes, float], prefix: str) -> Ite
     if problem.head_dim_v != problem.head_dim:
         said["head_dim_v"] = problem.head_dim_v
     said["mask"] = problem.mask
+    if problem.varlen:
+        said["lengths"] = problem.lengths
     if problem.v_layout:
         said["v_layout"] = problem.v_layout
     if problem.scale_rows:
         said |= {"scales": "block", "scale_rows": problem.scale_rows}
-    sections = kind(KIND).schedule.keys.sections
+    sections = kind(problem.kind).schedule.keys.sections
     for section in dict.fromkeys(sections[key] for key in said):
         yield from ("", f"[{prefix}{section}]")
         yield from (f"{key} = {shown(said[key])}" for key in said if sections[key] == section)
-    for cell in in_order(Cell(problem, sizes) for sizes in weights):
+    always = space_of(problem.kind).shape_keys
+    for cell in in_order(Cell(problem, sizes) for sizes in sorted(weights)):
         sizes = cell.sizes
-        yield from ("", f"[[{prefix}shapes]]", f"seqlen = {sizes.seqlen_q}")
-        if not sizes.square:
-            yield f"seqlen_k = {sizes.seqlen_k}"
-        yield from (f"batch = {sizes.batch}", f"heads = {sizes.heads}")
-        if sizes.kv_heads != sizes.heads:
+        yield from ("", f"[[{prefix}shapes]]")
+        yield from _packed(sizes) if isinstance(sizes, PackedTotals) else _dense(sizes, always)
+        yield f"heads = {sizes.heads}"
+        if sizes.kv_heads != sizes.heads or "kv_heads" in always:
             yield f"kv_heads = {sizes.kv_heads}"
         weight = weights[sizes]
         yield f"weight = {weight:.0f}" if weight.is_integer() else f"weight = {weight!r}"
+
+
+def _dense(sizes: Sizes, always: Sequence[str]) -> Iterator[str]:
+    yield f"seqlen = {sizes.seqlen_q}"
+    if not sizes.square or "seqlen_k" in always:
+        yield f"seqlen_k = {sizes.seqlen_k}"
+    yield f"batch = {sizes.batch}"
+
+
+def _packed(sizes: PackedTotals) -> Iterator[str]:
+    sides = ("", sizes.tokens_q, sizes.seqlen_q), ("_k", sizes.tokens_k, sizes.seqlen_k)
+    for of, tokens, longest in sides[: 2 - sizes.square]:
+        yield f"tokens{of} = {tokens}"
+        if longest > -(-tokens // sizes.batch):  # than it is where they are even
+            yield f"longest{of} = {longest}"
+    yield f"batch = {sizes.batch}"

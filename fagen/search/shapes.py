@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from fagen.problem import HIDDEN, TOKENS, Lengths, PackedSizes, Sizes
+from fagen.problem import HIDDEN, TOKENS, Lengths, PackedSizes, PackedTotals, Sizes
 from fagen.schedule.faults import Fault
 
 SEQLENS = (512, 1_024, 2_048, 4_096, 8_192, 16_384)
@@ -65,7 +65,10 @@ _Lengths = Annotated[
 
 
 class PackedShape(Strict):
-    """Packed sequences in a space file: `seqlen` of one length, or `seqlens` of their own."""
+    """Packed sequences in a space file: `seqlen` of one length, or `seqlens` of their own.
+
+    Or `tokens` in a `batch`, of which nothing more is known than the `longest`: as recorded.
+    """
 
     seqlen: int | None = Field(default=None, ge=1, le=MAX_SIZE)
     seqlen_k: int | None = Field(default=None, ge=1, le=MAX_SIZE)
@@ -73,6 +76,9 @@ class PackedShape(Strict):
     seqlens_k: _Listed | None = None
     batch: int | None = Field(default=None, ge=1, le=MAX_SEQUENCES)
     tokens: int | None = Field(default=None, ge=1, le=MAX_SIZE)
+    tokens_k: int | None = Field(default=None, ge=1, le=MAX_SIZE)
+    longest: int | None = Field(default=None, ge=1, le=MAX_SIZE)
+    longest_k: int | None = Field(default=None, ge=1, le=MAX_SIZE)
     heads: int | None = Field(default=None, ge=1, le=MAX_SIZE)
     kv_heads: int | None = Field(default=None, ge=1, le=MAX_SIZE)
     weight: float = Field(default=1.0, gt=0)
@@ -88,9 +94,21 @@ class PackedShape(Strict):
             return tuple((length, length) for length in self._drawn(self.seqlens))
         if self.seqlens:
             return tuple(zip(self.seqlens, self.seqlens_k or self.seqlens, strict=True))
-        assert self.seqlen
+        if self.seqlen is None:
+            assert self.batch
+            queries, keys = self._totals()
+            tokens, longest = zip(queries, keys, strict=True)
+            return PackedTotals(self.batch, 1, 1, *longest, *tokens).sequences
         batch = self.batch or max(1, TOKENS // self.seqlen)
         return ((self.seqlen, self.seqlen_k or self.seqlen),) * batch
+
+    def _totals(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The tokens and the longest sequence, of queries and of keys; where none is said, even."""
+        assert self.batch and self.tokens
+        queries = self.tokens, self.longest or -(-self.tokens // self.batch)
+        if self.tokens_k is None:
+            return queries, (self.tokens, self.longest_k or queries[1])
+        return queries, (self.tokens_k, self.longest_k or -(-self.tokens_k // self.batch))
 
     def _drawn(self, lengths: Drawn) -> list[int]:
         """So many lengths, or as many as there are tokens for: of the last what is left."""
@@ -107,9 +125,15 @@ class PackedShape(Strict):
         """Yield what does not go together, by key."""
         drawn = isinstance(self.seqlens, Drawn)
         listed = bool(self.seqlens) and not drawn
-        if self.seqlen is None and self.seqlens is None:
-            yield "seqlen", "is missing, or seqlens"
+        totals = self.seqlen is None and self.seqlens is None
+        if totals and None in (self.batch, self.tokens):
+            yield "seqlen", "is missing, or seqlens, or tokens and batch"
             return
+        if totals:
+            yield from self._total_faults()
+        for key in () if totals else ("tokens_k", "longest", "longest_k"):
+            if getattr(self, key) is not None:
+                yield key, "goes with tokens and batch, without seqlen or seqlens"
         if self.seqlen is not None and self.seqlens is not None:
             yield "seqlens", "goes without seqlen: of one length, or of lengths of their own"
             return
@@ -119,8 +143,8 @@ class PackedShape(Strict):
                 yield key, f"goes with {wanted}"
         if self.batch is not None and listed:
             yield "batch", "goes without a list of seqlens, which says how many there are"
-        if self.tokens is not None and (not drawn or self.batch is not None):
-            yield "tokens", "goes with lengths that are drawn, without batch"
+        if self.tokens is not None and not totals and (not drawn or self.batch is not None):
+            yield "tokens", "goes with lengths that are drawn, without batch, or with batch alone"
         if isinstance(self.seqlens, Drawn) and self.seqlens.most < self.seqlens.least:
             yield "seqlens", f"is a range from {self.seqlens.least} down to {self.seqlens.most}"
         if listed and self.seqlens_k is not None:
@@ -128,6 +152,19 @@ class PackedShape(Strict):
             if len(self.seqlens_k) != len(self.seqlens):
                 counts = f"{len(self.seqlens_k)} lengths, and seqlens {len(self.seqlens)}"
                 yield "seqlens_k", f"has {counts}: one for each sequence"
+
+    def _total_faults(self) -> Iterator[tuple[str, str]]:
+        """Yield which side has no such lengths, each of one token at least."""
+        assert self.batch
+        for of, (tokens, longest) in zip(("", "_k"), self._totals(), strict=True):
+            least, most = -(-tokens // self.batch), tokens - self.batch + 1
+            if tokens < self.batch:
+                if getattr(self, f"tokens{of}"):  # else they are those of queries
+                    said = f"= {tokens} leaves some of batch = {self.batch} without any"
+                    yield f"tokens{of}", said
+            elif getattr(self, f"longest{of}") and not least <= longest <= most:
+                said = f"of {tokens} tokens in {self.batch} sequences it is {least} … {most}"
+                yield f"longest{of}", f"= {longest}: {said}"
 
 
 # Sequences of one length, beside which the dense kernel may be seen; mixed ones; very many tiny.
