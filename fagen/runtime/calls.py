@@ -57,10 +57,12 @@ def counting() -> Iterator[Counted]:
         yield found
     finally:
         attention.note = varlen.note = decode.note = None
-        for call, count in _counts.items():
-            _sort(found, call, count)
-        found.left_out.update(_left_out)
-        _counting.release()
+        try:
+            for call, count in _counts.items():
+                _sort(found, call, count)
+            found.left_out.update(_left_out)
+        finally:
+            _counting.release()
 
 
 def _note(*call: Any) -> None:
