@@ -15,6 +15,7 @@ from fagen import registry, vendor
 from fagen.dispatch import tables as dispatch_table
 from fagen.dispatch.choice import KIND
 from fagen.dispatch.tables import Row
+from fagen.kinds.backward.signature import INSTEAD, NO_GRADIENT
 from fagen.problem import Sizes
 from fagen.process import run
 from fagen.render import Source, written
@@ -216,8 +217,8 @@ def differentiated(name: str) -> list[str]:
     return [
         *called,
         *called,
-        f"{backward}: dout, q, k, v, out, lse or dlse requires a gradient, and the backward pass "
-        "has none yet; call it under torch.no_grad()",
+        f"{backward}: dout, q, k, v, out, lse or dlse requires a gradient, and {NO_GRADIENT}; "
+        f"{INSTEAD}",
         "(2, 12, 2, 64)",
         f"{forward}: v has shape (2, 12, 1, 64); it must be (batch, seqlen_k, kv_heads, 64)",
         *[
