@@ -282,7 +282,7 @@ def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> Kern
 
 def _make_differentiable(key: Key, deterministic: bool) -> op.Op:
     """The long way to a kernel's op that has gradients.  Raises as attention_varlen does."""
-    refuse_tracing(not_ready(deterministic))
+    refuse_tracing(not_ready(deterministic, packed=True))
     kernel, *_ = _ready[key]
     made = with_gradient(_chosen[key], kernel, key[0], deterministic=deterministic)
     _differentiable[key, deterministic] = made
