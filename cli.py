@@ -114,7 +114,8 @@ def generate(
     """
     from fagen import evidence, flow
 
-    sources, wrong = each("rendering", chosen(schedules, every or compare), flow.rendered)
+    named = chosen(schedules, every or compare, by="--all" if every else "--check")
+    sources, wrong = each("rendering", named, flow.rendered)
     if compare:
         if wrong:  # what is not rendered would be taken for nobody's
             raise wrong
@@ -192,10 +193,10 @@ def verify(
     """
     from fagen import flow, report
 
+    named = chosen(schedules, every)
     if not same_code:
         flow.need_gpu()  # before minutes of building
 
-    named = chosen(schedules, every)
     with_place = [schedule for schedule in named if flow.has_place(schedule, output)]
     make = flow.maker(with_place, binding=False if same_code else None, progress=say)
 

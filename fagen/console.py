@@ -157,7 +157,7 @@ class ScheduleArgument(click.ParamType):  # type: ignore[type-arg]
                 raise ScheduleError("stdin: it is closed")
             with naming("stdin"):
                 return registry.parse(text_of(sys.stdin.buffer, "stdin"), "stdin")
-        if value.endswith(".toml") or "/" in value or Path(value).exists():
+        if value.endswith(".toml") or "/" in value or (value and Path(value).exists()):
             return registry.read(value)
         own = registry.committed_file(value)
         return registry.read(own) if own.exists() else registry.from_slug(value)
@@ -275,13 +275,20 @@ class DefaultCommand(click.Group):
         return super().parse_args(ctx, args)
 
 
-def chosen(schedules: tuple[Named, ...], every: bool) -> "tuple[Named | Schedule, ...]":
-    """Return the schedules that were named, and with `every` the committed ones."""
+def chosen(
+    schedules: tuple[Named, ...], every: bool, by: str = "--all"
+) -> "tuple[Named, ...] | tuple[Schedule, ...]":
+    """Return the schedules that were named, or with `every`, the option `by`, the committed ones.
+
+    Raises UsageError where neither are meant, or both.
+    """
     from fagen import flow
 
     if not schedules and not every:
         raise click.UsageError("name a SCHEDULE, or all of schedules/ by --all")
-    return (*schedules, *(flow.all_committed() if every else ()))
+    if schedules and every:
+        raise click.UsageError(f"{by} means all of schedules/: name no SCHEDULE beside it")
+    return flow.all_committed() if every else schedules
 
 
 def raced(schedules: "tuple[Schedule, ...]", every: bool) -> "tuple[Schedule, ...]":

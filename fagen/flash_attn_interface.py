@@ -232,30 +232,42 @@ def flash_attn_with_kvcache(
 
     Raises NotImplementedError for page_table and block_table, k and v, rotary embeddings,
     cache_batch_idx, qv, windows, attention_chunk, softcap and e4m3; ValueError for a wrong
-    argument, and for a gradient where fagen.attention_decode computes; and what else those three
-    do.
+    argument, and where a gradient would be needed, whichever of them computes; and what else those
+    three do.
     """
     refuse = partial(refuse_yet, "flash_attn_with_kvcache")
     refuse_missing(refuse, qv, attention_chunk, softcap)
     refuse_wrong_hints(num_splits, sm_margin)
-    for name, given, instead in (
-        ("page_table", page_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
-        ("block_table", block_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
-        ("k", k, "write it to k_cache first, and count it in cache_seqlens"),
-        ("v", v, "write it to v_cache first, and count it in cache_seqlens"),
-        ("rotary_cos", rotary_cos, "turn q before, and keys before they are written"),
-        ("rotary_sin", rotary_sin, "turn q before, and keys before they are written"),
-        ("rotary_seqlens", rotary_seqlens, "turn q before, and keys before they are written"),
-        (
-            "cache_batch_idx",
-            cache_batch_idx,
-            "k_cache[cache_batch_idx] is a copy that is taken",
-        ),
-    ):
-        if given is not None:
-            refuse(name, instead)
+    if not (
+        (page_table is block_table is k is v is cache_batch_idx is None)
+        and (rotary_cos is rotary_sin is rotary_seqlens is None)
+    ):  # the tuples below take time
+        for name, given, instead in (
+            ("page_table", page_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
+            ("block_table", block_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
+            ("k", k, "write it to k_cache first, and count it in cache_seqlens"),
+            ("v", v, "write it to v_cache first, and count it in cache_seqlens"),
+            ("rotary_cos", rotary_cos, "turn q before, and keys before they are written"),
+            ("rotary_sin", rotary_sin, "turn q before, and keys before they are written"),
+            ("rotary_seqlens", rotary_seqlens, "turn q before, and keys before they are written"),
+            (
+                "cache_batch_idx",
+                cache_batch_idx,
+                "k_cache[cache_batch_idx] is a copy that is taken",
+            ),
+        ):
+            if given is not None:
+                refuse(name, instead)
     if E4M3 in (q.dtype, k_cache.dtype, v_cache.dtype):
         refuse("e4m3, with q_descale, k_descale and v_descale,", "keep the cache in 16 bits")
+    if torch.is_grad_enabled() and (
+        q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
+    ):
+        raise ValueError(
+            "flash_attn_with_kvcache: q, k_cache or v_cache requires a gradient, and over a cache "
+            "there are none: fagen.attention has them, and attention_varlen with seqused_k; or "
+            "call it under torch.no_grad()"
+        )
     packed = cu_seqlens_q is not None
     for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         if packed and tensor is q:

@@ -6,14 +6,18 @@ neither torch nor a GPU.
 
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from inspect import get_annotations
+from numbers import Integral
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 from fagen import evidence, registry
+from fagen.arch import SM90
 from fagen.dispatch.choice import Picked, picked, picked_to_decode
 from fagen.dispatch.tables import TILE, Row
 from fagen.errors import FagenError, ScheduleError
@@ -39,6 +43,13 @@ from fagen.vocab import (
 LONGEST = 1 << 24  # sequence that a time is predicted for
 LARGEST = 1 << 30  # of other sizes, as a kernel takes them
 _SEQLEN = 4_096  # of a call that says none
+# what annotations of `pick` stand for, and in words; fagen.prepare takes the same
+_TAKEN: dict[Any, tuple[Any, str]] = {
+    int: (Integral, "a whole number"),
+    bool: (Integral, "True or False"),
+    str: (str, "a word"),
+    NoneType: (NoneType, "None"),
+}
 
 
 @dataclass(frozen=True)
@@ -196,10 +207,12 @@ def pick(
     out_dtype go with e4m3, and mean what they do in fagen.attention. `card` is a GPU's name;
     without one, rows for the card that the tables name first count, as for tensors on a CPU.
 
-    Raises ScheduleError where no kernel computes it, for sizes that do not go together, and where a
-    dispatch table cannot be read.
+    Raises TypeError for an argument of another type; ScheduleError where no kernel computes it, for
+    sizes that do not go together, and where a dispatch table cannot be read.
     """
+    _refuse_other_types(locals())
     problem = _problem(dtype, head_dim, head_dim_v, causal, v_layout, scale_rows, out_dtype)
+    _refuse_head_dims(problem)
     for name, said, words in (("kind", kind, tuple(PASSES)), ("lengths", lengths, LENGTHS)):
         if said not in words:
             raise ScheduleError(f"{name} is {said!r}; it must be one of {', '.join(words)}")
@@ -270,9 +283,45 @@ def _word(dtype: Any) -> str:
     return next((row.name for row in DTYPES.values() if row.torch == name), name)
 
 
+def _refuse_other_types(given: Mapping[str, Any]) -> None:
+    """Raise TypeError for the first of pick's arguments that is not of its annotation's type."""
+    for name, hint in get_annotations(pick, eval_str=True).items():
+        taken = [_TAKEN[kind] for kind in get_args(hint) or (hint,) if kind in _TAKEN]
+        if not taken or name not in given:  # dtypes are anybody's
+            continue
+        found = type(given[name])
+        if issubclass(found, tuple(kind for kind, _ in taken)):
+            continue
+        if hint is bool and found.__name__ == "bool":  # NumPy's
+            continue
+        raise TypeError(
+            f"pick: {name} is of type {found.__name__}; it must be "
+            f"{' or '.join(said for _, said in taken)}"
+        )
+
+
+def _refuse_head_dims(problem: Problem) -> None:
+    """Raise ScheduleError for columns that no kernel has, with what to fill them up to."""
+    if problem.dtype not in DTYPES:  # which is refused with what is taken
+        return
+    step = SM90.tma_alignment // DTYPES[problem.dtype].bytes
+    least, most = SM90.wgmma_k_bytes // 2, SM90.wgmma_n_max
+    for name in ("head_dim", "head_dim_v"):
+        columns = getattr(problem, name)
+        if least <= columns <= most and columns % step == 0:
+            continue
+        more = max(least, -(-columns // step) * step)
+        fill = f": fill it up with zeros to {more}" if 0 < columns <= most else ""
+        raise ScheduleError(
+            f"{name} is {columns}; in {problem.dtype} it must be a multiple of {step} from {least} "
+            f"to {most}{fill}"
+        )
+
+
 def _refuse(sizes: Sizes) -> None:
-    """Raise ScheduleError for sizes that no call can have."""
-    for name, size in asdict(sizes).items():
+    """Raise ScheduleError for sizes that no call can have, by the names of pick's arguments."""
+    for key, size in asdict(sizes).items():
+        name = key.removesuffix("_q")
         most = LONGEST if name.startswith("seqlen") else LARGEST
         if not 1 <= size <= most:
             raise ScheduleError(f"{name} is {size}; it must be from 1 to {most:,}")

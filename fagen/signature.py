@@ -234,6 +234,7 @@ class Signature:
     rules: tuple[Multiple, ...] = ()
     keyword_from: str = ""
     no_gradient: str = "there is no backward yet"
+    instead: str = "call it under torch.no_grad()"  # what a caller of the op may do then
     gradients_by: str = ""  # the call around this op that has them by autograd, if there is one
     form: str = ""  # of the struct, in words, where a kind's calls are of several
 
@@ -335,7 +336,7 @@ class Signature:
                 "autograd (backward(), torch.autograd.grad), and not by transforms of torch.func, "
                 "torch.vmap or torch.jit"
             )
-        return f"{said}; call it under torch.no_grad()"
+        return f"{said}; {self.instead}"
 
     @property
     def asked(self) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 import fagen
@@ -213,8 +215,15 @@ def test_opcheck() -> None:
 
 def test_gradients_of_gradients_are_refused() -> None:
     q, k, v = qkv()
-    with pytest.raises(ValueError, match="requires a gradient, and the backward pass has none"):
+    said = (
+        "a gradient, and second derivatives are not supported; leave create_graph=True out .*MATH"
+    )
+    with pytest.raises(ValueError, match=said):
         torch.autograd.grad(fagen.attention(q, k, v).sum(), q, create_graph=True)
+    with sdpa_kernel(SDPBackend.MATH):  # which is said to have them
+        out = scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), enable_gqa=True)
+    (found,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    assert torch.autograd.grad(found.float().square().sum(), q)[0].isfinite().all()
 
 
 def test_head_dims_that_no_kernel_has_are_refused_with_what_to_do() -> None:

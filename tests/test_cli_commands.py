@@ -155,12 +155,29 @@ def test_a_shape_that_is_none_is_a_usage_error(shape):
     assert "--shape" in answer.stderr
 
 
-@pytest.mark.parametrize("command", ["generate", "build", "verify", "bench"])
-def test_a_command_without_a_schedule_says_how_to_name_one(command, monkeypatch):
-    monkeypatch.setattr(flow, "need_gpu", lambda: None)
+@pytest.mark.parametrize("command", ["generate", "build", "verify", "bench", "simulate"])
+def test_a_command_without_a_schedule_says_how_to_name_one(command, without_gpu):
     answer = fagen(command)
     assert answer.exit_code == 2
     assert "--all" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        *((each, "--all") for each in ("generate", "build", "verify", "bench", "simulate")),
+        ("generate", "--check"),
+    ],
+)
+def test_a_name_beside_all_schedules_is_a_usage_error(command, option, without_gpu, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("nothing is asked for")
+
+    for work in ("rendered", "written", "maker", "built"):
+        monkeypatch.setattr(flow, work, never)
+    answer = fagen(command, SLUG, option)
+    assert answer.exit_code == 2 and answer.stdout == ""
+    assert f"{option} means all of schedules/: name no SCHEDULE beside it" in answer.stderr
 
 
 @pytest.fixture

@@ -218,6 +218,26 @@ def test_compiled_what_is_not_prepared_says_so(fresh_dynamo: None, asked: list[b
         compiled(*leaves(*qkv(queries=20, keys=40)))
 
 
+def test_compiled_packed_sequences_that_are_not_prepared_say_so(
+    fresh_dynamo: None, asked: list[bool]
+) -> None:
+    fagen.prepare_varlen(**PREPARED)
+    q, k, v, *at = packed(((5, 5), (9, 20)))
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Any = fagen.attention_varlen(q, k, v, *at, causal=True, deterministic=True)
+        return out  # type: ignore[no-any-return]
+
+    said = (
+        r"prepare_varlen\(…, gradient=True, deterministic=True\) first, or fagen.attention_varlen"
+    )
+    with pytest.raises(RuntimeError, match=said):
+        torch.compile(call, fullgraph=True, backend="aot_eager")(*leaves(q, k, v))
+    fagen.prepare_varlen(**PREPARED, deterministic=True)
+    torch.compile(call, fullgraph=True, backend="aot_eager")(*leaves(q, k, v)).sum().backward()
+    assert asked == [True]
+
+
 class Attention(torch.nn.Module):
     """Attention that wants its gradients in one order."""
 

@@ -371,6 +371,27 @@ def test_a_wrong_argument_is_named(change: dict[str, Any], said: str) -> None:
         flash_attn_with_kvcache(**given)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("leaf", ["q", "k_cache", "v_cache"])
+@pytest.mark.parametrize("which", ["used", "none"])
+@pytest.mark.parametrize("queries", [64, 65])  # of 256 and 260 rows
+def test_a_gradient_is_refused_at_any_number_of_rows(
+    queries: int, which: str, leaf: str, packed: bool, called: list[str]
+) -> None:
+    q, k, v = caches(queries)
+    given: dict[str, Any] = {"q": q, "k_cache": k, "v_cache": v, "cache_seqlens": LENGTHS[which]}
+    if packed:
+        given |= {"q": q.flatten(0, 1), "cu_seqlens_q": ints(*range(0, 3 * queries + 1, queries))}
+    wanted = flash_attn_with_kvcache(**given)
+    computed, given[leaf] = called.copy(), given[leaf].requires_grad_()
+    said = "q, k_cache or v_cache requires a gradient, and over a cache there are none: fagen.atte"
+    with pytest.raises(ValueError, match=said):
+        flash_attn_with_kvcache(**given)
+    assert called == computed
+    with torch.no_grad():
+        assert torch.equal(flash_attn_with_kvcache(**given), wanted)  # type: ignore[arg-type]
+
+
 def test_it_gives_what_the_call_that_it_stands_for_does() -> None:
     used = LENGTHS["used"]
     assert isinstance(used, Tensor)

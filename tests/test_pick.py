@@ -163,11 +163,18 @@ def test_a_problem_without_a_schedule_has_a_derived_one_in_no_file() -> None:
     ("call", "said"),
     [
         ({"kv_heads": 3}, "kv_heads = 3 does not divide heads = 32"),
-        ({"seqlen": 0}, "seqlen_q is 0; it must be from 1 to 16,777,216"),
+        ({"seqlen": 0}, "seqlen is 0; it must be from 1 to 16,777,216"),
         ({"batch": -1}, "batch is -1"),
         ({"heads": 0}, "heads is 0"),
-        ({"head_dim": 20}, "head_dim = 20 must be .* in steps of 8; the nearest is 16"),
-        ({"head_dim": -64}, "head_dim = -64 must be"),
+        (
+            {"head_dim": 20},
+            "^head_dim is 20; in fp16 it must be a multiple of 8 from 16 to 256: fi",
+        ),
+        ({"head_dim": 20, "kind": "backward"}, "^head_dim is 20; .* with zeros to 24"),
+        ({"head_dim": 8, "kind": "decode"}, "^head_dim is 8; .* with zeros to 16"),
+        ({"head_dim": -64}, "^head_dim is -64; .* from 16 to 256$"),
+        ({"head_dim_v": 264}, "^head_dim_v is 264; .* from 16 to 256$"),
+        ({"dtype": "e4m3", "head_dim": 24}, "^head_dim is 24; in e4m3 it must be a multiple of 16"),
         ({"v_layout": "rows"}, "go with e4m3; dtype is fp16"),
         ({"dtype": torch.float32}, "no kernel computes float32.*; one takes fp16, bf16, e4m3"),
         ({"dtype": "e4m3", "scale_rows": 48}, "scale_rows is 48; it must be one of 0, 32, 64, 128"),
@@ -177,6 +184,36 @@ def test_a_problem_without_a_schedule_has_a_derived_one_in_no_file() -> None:
 def test_what_no_call_can_be_is_refused(call: dict[str, Any], said: str) -> None:
     with pytest.raises(ScheduleError, match=said):
         fagen.pick(**{"dtype": "fp16", "head_dim": 64, **call})
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ({"head_dim": "128"}, "head_dim is of type str; it must be a whole number"),
+        ({"head_dim": None}, "head_dim is of type NoneType; it must be a whole number"),
+        ({"head_dim_v": 64.0}, "head_dim_v is of type float; it must be a whole number or None"),
+        ({"heads": 1.5}, "heads is of type float; it must be a whole number or None"),
+        ({"causal": "no"}, "causal is of type str; it must be True or False"),
+        ({"card": 200}, "card is of type int; it must be a word"),
+    ],
+)
+def test_what_is_of_another_type_is_refused_as_prepare_does(
+    call: dict[str, Any], said: str
+) -> None:
+    given: dict[str, Any] = {"dtype": "fp16", "head_dim": 64, **call}
+    with pytest.raises(TypeError, match=f"^pick: {said}$"):
+        fagen.pick(**given)
+    if not given.keys() & {"heads", "card"}:
+        with pytest.raises(TypeError, match=f"^prepare: {said}$"):
+            fagen.prepare(**given, device="cpu")
+
+
+def test_numbers_of_numpy_will_do() -> None:
+    numpy = pytest.importorskip("numpy")
+    given = {"head_dim": numpy.int64(64), "causal": numpy.True_, "heads": numpy.int32(4)}
+    plain = {"head_dim": 64, "causal": True, "heads": 4}
+    found, wanted = (fagen.pick(dtype="fp16", **call) for call in (given, plain))
+    assert found.slug == wanted.slug and found.sizes == wanted.sizes
 
 
 # ---- decoding, and packed sequences --------------------------------------------------------------

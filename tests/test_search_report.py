@@ -140,7 +140,7 @@ def test_every_dot_and_bar_lies_inside(recorded):
         for ticks in (plot.x_ticks, plot.y_ticks):
             assert 3 <= len(ticks) <= 9 and all(0 <= tick.at <= plot.size for tick in ticks)
         for size in target.sizes:
-            assert {bar.kind for bar in size.bars} == {"leader", "anchor", "cudnn"}
+            assert {bar.kind for bar in size.bars} == {"leader", "anchor", "peer"}
             assert all(0 < bar.width <= 100 for bar in size.bars)
 
 
@@ -273,7 +273,7 @@ def test_brief_and_long_runs_are_told_apart(recorded, throttled):
         for slow, fast in zip(long.sizes, brief.sizes, strict=True):
             speeds = [{b.kind: float(b.text) for b in size.bars} for size in (slow, fast)]
             assert speeds[0]["anchor"] == pytest.approx(speeds[1]["anchor"] / 2, abs=0.6)
-        assert "cudnn" not in {bar.kind for bar in long.sizes[1].bars}
+        assert "peer" not in {bar.kind for bar in long.sizes[1].bars}
         # the heat map and the plot are of brief runs, which all kernels had
         assert long.correlation == brief.correlation
 
@@ -345,7 +345,7 @@ def test_text_is_read_at_4_5_to_1_and_marks_are_seen_at_3_to_1(scheme):
             for hot, cold in zip(of["hot"], of["cold"], strict=True)
         )
         assert contrast(of["on-heat"], heat) >= 4.5, step
-    for mark in ("leader", "anchor", "cudnn", "dot"):
+    for mark in ("leader", "anchor", "peer", "dot"):
         assert contrast(of[mark], of["card"]) >= 3, mark
 
 
@@ -400,7 +400,7 @@ def test_in_a_browser_the_page_is_drawn_in_light_and_in_dark(scheme, width, reco
         seen = {colour: count for count, colour in drawn.getcolors(1 << 22)}
         edges = {drawn.getpixel((x, y)) for x in (0, 2, width - 3, width - 1) for y in range(1800)}
     assert edges == {of["page"]}  # nothing reaches the screen's edge
-    for bar in ("leader", "anchor", "cudnn"):
+    for bar in ("leader", "anchor", "peer"):
         assert seen.get(of[bar], 0) > width, bar
     assert len(seen) > 100  # shades of the heat map, and of letters
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import string
 import sys
 from pathlib import Path
 
@@ -289,7 +290,7 @@ def test_no_package_is_called_as_something_that_torch_or_python_has():
 
 
 # of macros, of libraries, of what CMake's commands read otherwise, of a kernel's own functions
-NO_NAMES = ("f", "ex", "dl", "debug", "edit_cache", f"fagen_{SLUG}")
+NO_NAMES = ("f", "ex", "m", "dl", "debug", "edit_cache", f"fagen_{SLUG}")
 
 
 def test_names_from_the_command_line_are_as_closed(tmp_path):
@@ -313,6 +314,21 @@ def test_names_from_the_command_line_are_as_closed(tmp_path):
     assert fagen("vendor", "-o", tmp_path).exit_code == 2
     words = ["--manifest", tmp_path / "x.toml", "--name", "demo"]
     assert fagen("vendor", *words, "-o", tmp_path).exit_code == 2
+
+
+def test_a_letter_is_a_name_unless_something_has_it(tmp_path):
+    for name in sorted({*string.ascii_lowercase} - {*"cfglmrwxyz"}):
+        folder = tmp_path / name
+        vendor.vendor(vendor.asked(name, [vendor.manifest.from_slug(SLUG)]), folder)
+        # with all headers whose macros end as ours do
+        source = folder / f"src/{name}.c"
+        system = [word for header in _OKS for word in ("-include", header)]
+        words = ["gcc", "-fsyntax-only", "-Werror", *system, "-I", folder / "include", source]
+        answer = run([str(word) for word in words])
+        assert answer.returncode == 0, answer.stderr
+
+
+_OKS = ("unistd.h", "sysexits.h", "fmtmsg.h", "complex.h", "stdio.h")
 
 
 def test_no_header_that_the_folder_includes_can_be_hidden_by_its_name(tmp_path):

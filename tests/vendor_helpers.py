@@ -15,6 +15,7 @@ from fagen import registry, vendor
 from fagen.dispatch import tables as dispatch_table
 from fagen.dispatch.choice import KIND
 from fagen.dispatch.tables import Row
+from fagen.kinds.backward.signature import INSTEAD, NO_GRADIENT
 from fagen.problem import Sizes
 from fagen.process import run
 from fagen.render import Source, written
@@ -237,8 +238,8 @@ def differentiated(name: str) -> list[str]:
         lacks(f"{wanted}_det"),
         "q is torch.float32; kernels here take torch.float16: q.to(torch.float16) converts it, and "
         "so does torch.autocast around the call",
-        f"{backward}: dout, q, k, v, out, lse or dlse requires a gradient, and the backward pass "
-        "has none yet; call it under torch.no_grad()",
+        f"{backward}: dout, q, k, v, out, lse or dlse requires a gradient, and {NO_GRADIENT}; "
+        f"{INSTEAD}",
         "(2, 12, 2, 64)",
         f"{forward}: v has shape (2, 12, 1, 64); it must be (batch, seqlen_k, kv_heads, 64)",
         *[lacks(wanted)] * 2,

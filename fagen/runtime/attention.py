@@ -441,7 +441,7 @@ def _make_differentiable(
 
     Raises as attention does.
     """
-    refuse_tracing(not_ready(deterministic))
+    refuse_tracing(not_ready(deterministic, packed=False))
     kernel, *_ = _ready[kind][choice]
     slug = _chosen[kind, choice].slug
     made = with_gradient(

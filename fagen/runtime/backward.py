@@ -66,7 +66,7 @@ class _Gradients:
     def made_ready(self, slug: str | None) -> op.Op:
         """The op of this slug, None for the usual one; a derived schedule is said to be one."""
         if slug not in self.ready:
-            said = not_ready(self.of.deterministic)
+            said = not_ready(self.of.deterministic, packed=self.of.varlen)
             refuse_tracing(said)
             schedules, derived = candidates_for(self.of, slug)
             chosen, made = first_ready(schedules, self.device, not_ready=said)
@@ -83,13 +83,16 @@ class _Gradients:
         return self.ready[slug]
 
 
-def not_ready(deterministic: bool) -> str:
+def not_ready(deterministic: bool, *, packed: bool) -> str:
     """Return how a refusal begins where kernels of gradients would have to be built."""
     more = ", deterministic=True" if deterministic else ""
+    prepare, call, of = "prepare", "attention", "dtype, head dim, device and size"
+    if packed:  # lengths do not choose
+        prepare, call, of = "prepare_varlen", "attention_varlen", "dtype, head dim and device"
     return (
-        f"the kernels of the backward pass are not ready: call fagen.prepare(…, gradient=True{more}"
-        ") first, or fagen.attention(…) or fagen.attention_varlen(…) once outside of torch.compile "
-        "with tensors of this dtype, head dim, device and size that require a gradient; "
+        f"the kernels of the backward pass are not ready: call fagen.{prepare}(…, gradient=True"
+        f"{more}) first, or fagen.{call}(…) once outside of torch.compile with tensors of this "
+        f"{of} that require a gradient; "
     )
 
 
@@ -138,9 +141,9 @@ def _gradients_of(slug: str, device: torch.device, asked: bool) -> _Gradients:
     deterministic = wanted and _sums_in_any_order(device)
     key = slug, device, deterministic
     if key not in _gradients:
-        refuse_tracing(not_ready(deterministic))
-        card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         problem = Problem.of(plan_of(slug).schedule)
+        refuse_tracing(not_ready(deterministic, packed=problem.varlen))
+        card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         of = replace(problem, kind=BACKWARD, deterministic=deterministic)
         _gradients[key] = _Gradients(of, device, serving(of, card))
     return _gradients[key]

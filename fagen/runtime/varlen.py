@@ -291,7 +291,7 @@ def problem_of(key: Key) -> Problem:
 
 def _make_differentiable(key: Key, deterministic: bool) -> op.Op:
     """The long way to a kernel's op that has gradients.  Raises as attention_varlen does."""
-    refuse_tracing(not_ready(deterministic))
+    refuse_tracing(not_ready(deterministic, packed=True))
     kernel, *_ = _ready[key]
     made = with_gradient(_chosen[key], kernel, key[0], deterministic=deterministic)
     _differentiable[key, deterministic] = made

@@ -5,7 +5,6 @@ A manifest's words become file names, C names and CMake's: all are checked again
 
 import keyword
 import re
-import string
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 _NAMED = f"lower-case letters, digits and _, a letter first, {MOST_NAME} at most"
 _KEYS = {"name": str, "format": str, "with_cutlass": bool, "kernels": dict}
 
-# Headers of C, POSIX, glibc and CUDA, which include/<name>.h would hide; macros such as EX_OK; the
+# Headers of C, POSIX, glibc and CUDA, which include/<name>.h would hide; macros <NAME>_OK; the
 # system's libraries; CMake's own targets and words; packages that one of ours would hide.
 _HEADERS = """
     assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp signal stdalign
@@ -55,8 +54,8 @@ _HEADERS = """
     nvcc nvjitlink nvrtc surface_indirect_functions surface_types texture_indirect_functions
     texture_types thrust vector_functions vector_types
 """
-_MACROS = [*string.ascii_lowercase, "ex", "mm"]
-_LIBRARIES = "dl gcc nsl rt stdc util"
+_MACROS = "f r w x z ex mm"  # of unistd.h, zlib.h, sysexits.h and fmtmsg.h
+_LIBRARIES = "c dl g gcc l m nsl rt stdc util y z"
 _TARGETS = """
     all clean depend edit_cache help install list_install_components package package_source
     preinstall rebuild_cache test debug general optimized
@@ -69,8 +68,8 @@ _MODULES = """
     load_library loaded_libraries mkl mkldnn mkldnn_prepacked onednn prim prims profiler
     quantization quantized rngprims sparse static_runtime symm_mem
 """
-_WORDS = " ".join((_HEADERS, _LIBRARIES, _TARGETS, _MODULES)).split()
-_TAKEN = frozenset([*_WORDS, *_MACROS, *sys.stdlib_module_names, "fagen"])
+_WORDS = " ".join((_HEADERS, _MACROS, _LIBRARIES, _TARGETS, _MODULES)).split()
+_TAKEN = frozenset([*_WORDS, *sys.stdlib_module_names, "fagen"])
 _TAKEN_STARTS = ("cmake", "cuda", "nv_", "sm_", *(f"fagen_{e.prefix}" for e in ENTRIES.values()))
 # functions of a folder, which are <name>_<own> in C, and what its Python has or reads itself
 _OWN = ("pick", *(f"pick_{e}" for e in ENTRIES), "message", "attention", "ops", "kernels")

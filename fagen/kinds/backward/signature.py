@@ -10,6 +10,13 @@ if TYPE_CHECKING:
     from fagen.kinds.backward.plan import Plan
 
 MOST_SCALE = 1e8  # as of the forward pass
+NO_GRADIENT = "second derivatives are not supported"
+INSTEAD = (
+    "leave create_graph=True out where none is wanted; torch's "
+    "scaled_dot_product_attention has them, under torch.nn.attention.sdpa_kernel("
+    "torch.nn.attention.SDPBackend.MATH); an op that was called by itself, call under "
+    "torch.no_grad()"
+)
 
 _BATCH = Dim(Extent("batch"), "batch")
 
@@ -70,7 +77,8 @@ def signature(plan: "Plan") -> Signature:
         ),
         order=("dout", "q", "k", "v", "out", "lse", "scale", "dlse"),
         rules=(Multiple("heads", "kv_heads"),),
-        no_gradient="the backward pass has none yet",
+        no_gradient=NO_GRADIENT,
+        instead=INSTEAD,
     )
 
 
@@ -147,5 +155,6 @@ def packed(plan: "Plan") -> Signature:
         ),
         order=(*order, "dlse", "seqused_k"),
         rules=(Multiple("heads", "kv_heads"),),
-        no_gradient="the backward pass has none yet",
+        no_gradient=NO_GRADIENT,
+        instead=INSTEAD,
     )

@@ -34,7 +34,7 @@ class Scale:
 class Bar:
     """A speed as a bar: per cent of the axis; `low` and `width` bound its spread."""
 
-    kind: str  # leader | anchor | cudnn, which stands for any peer
+    kind: str  # leader | anchor | peer
     name: str
     text: str
     spread: str
@@ -74,7 +74,7 @@ def _speeds(result: Result, size: Sizes) -> Iterator[tuple[str, str, float]]:
     seconds = {
         ("leader", lead.slug): marks.seconds(lead.slug, size, lead.regime),
         ("anchor", result.anchor or ""): marks.anchor_seconds(size, lead.regime),
-        ("cudnn", peer): marks.seconds(peer, size, lead.regime),
+        ("peer", peer): marks.seconds(peer, size, lead.regime),
     }
     for (kind, slug), time in seconds.items():
         if time is not None:
@@ -102,7 +102,7 @@ def sizes(result: Result, axis: Scale) -> Iterator[SizeView]:
             bars.append(
                 Bar(
                     kind=kind,
-                    name=result.target.peer.title if kind == "cudnn" else kind,
+                    name=result.target.peer.title if kind == "peer" else kind,
                     text=f"{speed / 1e12:,.0f}",
                     spread="" if spread is None else f"{spread:.1%}",
                     width=_percent(speed / 1e12, axis.end),
