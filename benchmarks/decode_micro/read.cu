@@ -18,6 +18,7 @@ struct Work {
   int slabs_of_box, box_rows;
   int slots, box_bytes;
   bool heads_first;  // a run goes over the heads of the same keys before it goes on along the keys
+  bool in_columns;   // a slab is found by its first column; else slabs are a dimension of their own
 };
 
 // Box by box through a block's run.
@@ -81,8 +82,9 @@ __global__ void read(const __grid_constant__ CUtensorMap map, Work work, uint64_
     }
     if (box < boxes) {
       expect_bytes(&landed[slot], work.box_bytes);
-      load_box(tiles + slot * work.box_bytes, &map, &landed[slot], policy, 0,
-               at.block * work.box_rows, at.slab, at.head, 2 * at.batch + at.value);
+      load_box(tiles + slot * work.box_bytes, &map, &landed[slot], policy,
+               work.in_columns ? 64 * at.slab : 0, at.block * work.box_rows,
+               work.in_columns ? 0 : at.slab, at.head, 2 * at.batch + at.value);
       at.advance(work);
     }
     if (++slot == work.slots) {
@@ -233,17 +235,20 @@ Reader reader(By by, int tiles) {
 
 constexpr size_t kBytes = size_t(1) << 30;  // rotated over: more than 20 times the L2 cache
 constexpr double kShort = 33.554432, kLong = 536.870912;
+constexpr double kShort96 = 33.42336, kLong96 = 16 * kShort96;  // whole sequences of hd96
 
 double rate(const Case& one, unsigned char* memory, uint32_t* sink, int sms) {
-  const int slabs = one.head_dim / 64, slabs_of_box = one.box_kb == 16 ? slabs : 1;
+  const bool in_columns = one.head_dim % 64;  // the last slab is partly beyond a row
+  const int slabs = (one.head_dim + 63) / 64, slabs_of_box = one.box_kb == 16 ? slabs : 1;
   const int box_rows = one.box_kb * kKB / (128 * slabs_of_box);
   const uint64_t row = 2 * one.head_dim,
-                 keys = 8192 * 128 / one.head_dim;  // 33.6 MB of K and V are one sequence
+                 keys = 8192 * 128 / one.head_dim / 64 * 64;  // a sequence: about 33.6 MB
   const uint64_t tensor = kHeads * keys * row, bytes = uint64_t(one.mb * 1e6 + 0.5);
   const uint64_t of_key = one.hnd ? row : kHeads * row, of_head = one.hnd ? keys * row : row;
+  const uint64_t columns = in_columns ? one.head_dim : 64, planes = in_columns ? 1 : slabs;
   std::vector<CUtensorMap> maps;
   for (size_t offset = 0; offset + bytes <= kBytes; offset += bytes) {
-    maps.push_back(tensor_map(memory + offset, {64, keys, uint64_t(slabs), kHeads, bytes / tensor},
+    maps.push_back(tensor_map(memory + offset, {columns, keys, planes, kHeads, bytes / tensor},
                               {of_key, 128, of_head, tensor},
                               {64, uint32_t(box_rows), uint32_t(slabs_of_box), 1, 1}, true,
                               one.promoted == 256   ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
@@ -257,7 +262,8 @@ double rate(const Case& one, unsigned char* memory, uint32_t* sink, int sms) {
                      box_rows,
                      one.in_flight_kb / one.blocks / one.box_kb,
                      one.box_kb * kKB,
-                     one.heads_first};
+                     one.heads_first,
+                     in_columns};
   // all of a multiprocessor's share, so that no more blocks are resident than meant
   const int smem = 228 * kKB / one.blocks - kKB - kBarrierBytes;
   const int launches = std::max<int>(maps.size(), 4), most = 227 * kKB - kBarrierBytes;
@@ -320,6 +326,12 @@ int main(int argc, char** argv) {
         cases.push_back({mb, 48, 2, 8, 128, false, true, false, promoted});
         for (const bool heads_first : {false, true}) {  // a row of hd64 is half of what L2 fetches
           cases.push_back({mb, 192, 3, 8, 64, false, true, heads_first, promoted});
+        }
+      }
+      for (const int promoted : {0, 128, 256}) {  // every second row of hd96 begins within a line
+        for (const bool heads_first : {false, true}) {
+          const double mb96 = mb == kLong ? kLong96 : kShort96;
+          cases.push_back({mb96, 192, 2, 8, 96, false, true, heads_first, promoted});
         }
       }
       for (const bool hnd : {false, true}) {
