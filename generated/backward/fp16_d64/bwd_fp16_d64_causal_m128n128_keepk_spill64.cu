@@ -160,8 +160,7 @@ constexpr int kLine = 128;  // of the L2 cache: additions that begin within one 
 using Statistics = uint4[kBlockM];
 struct alignas(kLine) RowBlock {
   float dq[kBlockM * kHeadDimPadded];  // in the order of the threads' accumulators
-  // -LSE / scale, and -delta; where a row sees no key the least finite number and 0, so that its P
-  // is 0
+  // -LSE / scale, and -delta; where a row sees no key -2^127 and 0, so that its P is 0
   Statistics statistics;
   uint32_t added;  // 1 once the first part of dQ is there
 };
