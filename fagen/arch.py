@@ -44,6 +44,7 @@ class Arch:
     max_threads_per_block: int = _of(1_024, _GUIDE)
     named_barriers: int = _of(16, f"{_PTX}, bar: 0 to 15 per block")
     sm_count: int = _of(132, "H100 SXM and H200 data sheets")
+    l2_line_bytes: int = _of(128, "measured: additions that begin within one take longer")
 
     # wgmma
     wgmma_m: int = _of(64, f"{_PTX}, wgmma: rows per warpgroup")
@@ -73,6 +74,11 @@ class Arch:
     def source(self, name: str) -> str:
         """Return where the number called `name` comes from."""
         return next(str(f.metadata["source"]) for f in fields(self) if f.name == name)
+
+    def head_dims(self, element_bytes: int) -> range:
+        """Return the columns that kernels take: whole units of TMA, within one wgmma's."""
+        step = self.tma_alignment // element_bytes
+        return range(self.wgmma_k_bytes // 2, self.wgmma_n_max + 1, step)
 
     def registers_left(self, threads: int) -> int:
         """Return how many registers each of so many threads of an SM may have at most."""

@@ -304,17 +304,16 @@ def _refuse_head_dims(problem: Problem) -> None:
     """Raise ScheduleError for columns that no kernel has, with what to fill them up to."""
     if problem.dtype not in DTYPES:  # which is refused with what is taken
         return
-    step = SM90.tma_alignment // DTYPES[problem.dtype].bytes
-    least, most = SM90.wgmma_k_bytes // 2, SM90.wgmma_n_max
+    taken = SM90.head_dims(DTYPES[problem.dtype].bytes)
     for name in ("head_dim", "head_dim_v"):
         columns = getattr(problem, name)
-        if least <= columns <= most and columns % step == 0:
+        if columns in taken:
             continue
-        more = max(least, -(-columns // step) * step)
-        fill = f": fill it up with zeros to {more}" if 0 < columns <= most else ""
+        more = next((wider for wider in taken if wider >= columns > 0), None)
+        fill = f": fill it up with zeros to {more}" if more else ""
         raise ScheduleError(
-            f"{name} is {columns}; in {problem.dtype} it must be a multiple of {step} from {least} "
-            f"to {most}{fill}"
+            f"{name} is {columns}; in {problem.dtype} it must be a multiple of {taken.step} from "
+            f"{taken[0]} to {taken[-1]}{fill}"
         )
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fagen import search
+from fagen.arch import SM90
 from fagen.dispatch import tables as dispatch_table
 from fagen.dispatch.choice import suited
 from fagen.errors import DeviceError, ScheduleError, VerificationError
@@ -110,7 +111,7 @@ def test_what_was_measured_is_met(by, straddles, off, most, times):
         math.log(cost.seconds(values(slug), sizes) / time)
         for slug, sizes, time in measured()
         if values(slug)["by"] == by
-        and bool(values(slug)["head_dim"] * 2 % cost.LINE_BYTES) == straddles
+        and bool(values(slug)["head_dim"] * 2 % SM90.l2_line_bytes) == straddles
     ]
     assert len(logs) >= times
     assert math.sqrt(fmean(log**2 for log in logs)) < off

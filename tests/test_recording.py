@@ -4,8 +4,6 @@ import itertools
 import json
 import math
 import sys
-import time
-import timeit
 import tomllib
 import warnings
 from collections import Counter
@@ -34,7 +32,7 @@ from fagen.search.recording import MOST_SIZES, read_recording, text_of
 from fagen.search.store import Store
 from tests import cli_helpers
 from tests.attention_helpers import qkv, quantised
-from tests.clock import least_seconds
+from tests.clock import seconds_of_recording
 from tests.recordings import CARD, AtOnce, record
 from tests.tensors import normal
 
@@ -210,21 +208,11 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_recording_costs_a_call_at_most_a_microsecond(tmp_path: Path, no_kernels: None) -> None:
     q, k, v = qkv()
 
-    def calls() -> float:
-        timer = timeit.Timer(lambda: fagen.attention(q, k, v), timer=time.process_time)
-        return timer.timeit(500) / 500
-
-    def cost() -> float:
-        note, without, noted = attention.note, [], []
-        for _ in range(60):  # in turns: a core is not always equally fast
-            attention.note = None
-            without.append(calls())
-            attention.note = note
-            noted.append(calls())
-        return min(noted) - min(without)
+    def call() -> object:
+        return fagen.attention(q, k, v)
 
     with fagen.recording(tmp_path / "mine.toml"):
-        assert least_seconds(cost, 1e-6) <= 1e-6
+        assert seconds_of_recording(attention, call) <= 1e-6
     ((problem, counts),) = read_recording(tmp_path / "mine.toml").items()
     assert problem == Problem("fp16", 64, 64, "full", None, "", 0)
     assert counts.keys() == {Sizes(2, 4, 2, 70, 200)}

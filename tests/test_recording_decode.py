@@ -1,7 +1,5 @@
 """What fagen.recording writes of decoding, where the host knows what room a cache has."""
 
-import time
-import timeit
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from fagen.runtime import decode
 from fagen.search.files import read_spaces
 from fagen.search.recording import read_recording
 from tests import cli_helpers, tensors
-from tests.clock import least_seconds
+from tests.clock import seconds_of_recording
 
 ONE = Problem("fp16", 64, 64, "causal", None, "", 0, "decode")
 FULL = Problem("fp16", 64, 64, "full", None, "", 0, "decode")
@@ -104,23 +102,11 @@ def test_recording_costs_a_call_of_decoding_at_most_a_microsecond(
 ) -> None:
     q, k = normal(2, 1, 8, 64), normal(2, 100, 2, 64)
 
-    def calls() -> float:
-        timer = timeit.Timer(
-            lambda: fagen.attention_decode(q, k, k, seqused_k=USED), timer=time.process_time
-        )
-        return timer.timeit(500) / 500
-
-    def cost() -> float:
-        note, without, noted = decode.note, [], []
-        for _ in range(60):  # in turns: a core is not always equally fast
-            decode.note = None
-            without.append(calls())
-            decode.note = note
-            noted.append(calls())
-        return min(noted) - min(without)
+    def call() -> object:
+        return fagen.attention_decode(q, k, k, seqused_k=USED)
 
     with fagen.recording(tmp_path / "mine.toml"):
-        assert least_seconds(cost, 1e-6) <= 1e-6
+        assert seconds_of_recording(decode, call) <= 1e-6
     ((problem, counts),) = read_recording(tmp_path / "mine.toml").items()
     assert problem == ONE and counts.keys() == {Sizes(2, 8, 2, 1, 100)}
 

@@ -205,20 +205,21 @@ def refuse_dtype(dtype: torch.dtype, *, fp8: bool = True) -> None:
 
 def refuse_head_dims(head_dim: int, head_dim_v: int, *, fp8: bool = True) -> None:
     """Refuse what no kernel takes, with what to fill it up to."""
-    step = SM90.tma_alignment // (1 if fp8 else 2)
-    least, most = SM90.wgmma_k_bytes // 2, SM90.wgmma_n_max  # one wgmma's columns of 16 bits
+    taken = SM90.head_dims(1 if fp8 else 2)
+    step, least, most = taken.step, taken[0], taken[-1]
     bounds = f"up to {most}" if step == least else f"from {least} to {most}"
     for names, columns, after in (
         ("q and k", head_dim, f"pass scale = {head_dim} ** -0.5"),
         ("v", head_dim_v, "drop as many columns of out"),
     ):
+        # `columns in taken` cannot be traced where sizes are open
         if least <= columns <= most and columns % step == 0:
             continue
         said = f"{names} have head_dim {columns}" if "and" in names else f"v has head_dim {columns}"
         said += "; in e4m3 it" if fp8 else "; it"
         said += f" must be a multiple of {step} {bounds}"
         if 0 < columns <= most:
-            more = max(least, -(-columns // step) * step)
+            more = next(wider for wider in taken if wider >= columns)
             when = "before quantising fill" if fp8 else "fill"
             said += f": {when} it up with zeros to {more}, and {after}"
         raise ValueError(said)

@@ -31,7 +31,6 @@ from fagen.vocab import DTYPES, MASKS, Dtype, Mask, Swizzle, swizzle_of
 
 _ROW_THREADS = 256  # of a thread block that prepares rows, or rounds their dQ
 _LOAD_BYTES = 16
-_LINE_BYTES = 128  # of the L2 cache
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Plan:
     blocks: ClassVar[int] = 1  # that a multiprocessor should hold at least
     dq_adders: ClassVar[int] = ADDERS
     multiprocessors: ClassVar[int] = SM90.sm_count
-    line_bytes: ClassVar[int] = _LINE_BYTES
+    line_bytes: ClassVar[int] = SM90.l2_line_bytes
 
     schedule: Schedule
     slug: str
@@ -374,7 +373,7 @@ def plan(schedule: Schedule) -> Plan:
         keeps_k=warps.kept in ("k", "kv"),
         keeps_v=warps.kept == "kv",
         ones_in_shared_memory=ones_in_shared_memory(schedule.values()),
-        record_bytes=-(-record // _LINE_BYTES) * _LINE_BYTES,
+        record_bytes=-(-record // SM90.l2_line_bytes) * SM90.l2_line_bytes,
         qk_swizzle=qk_swizzle,
         v_swizzle=v_swizzle,
         ds_swizzle=ds_swizzle,

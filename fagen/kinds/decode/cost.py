@@ -22,7 +22,6 @@ from fagen.vocab import DTYPES, FP32
 # in turns, within 18 %: docs/tuning-log.md.
 LAUNCHES = 4.05e-6  # seconds, of both kernels in a graph, with the first load and the last merge
 READ_BYTES = 4.61e12  # a second, of K and V out of memory
-LINE_BYTES = 128  # of the L2 cache
 STRADDLE = 1.5  # times as long where rows begin within lines: 1.2 of 1 sequence, 1.65 of 32 (hd96)
 PARTIAL_BYTES = 2.40e12  # the same of partial outputs: written beside, and read by the merge
 SHARPNESS = 3.92
@@ -136,7 +135,7 @@ def parts(values: Mapping[str, Any], sizes: Sizes) -> Parts:
 def _parts(deal: Dealt, values: Mapping[str, Any], sizes: Sizes) -> Parts:
     head_dim_v = values["head_dim_v"]
     rows = (d * DTYPES[values["dtype"]].bytes for d in (values["head_dim"], head_dim_v))
-    row_bytes = sum(STRADDLE * each if each % LINE_BYTES else each for each in rows)
+    row_bytes = sum(STRADDLE * each if each % SM90.l2_line_bytes else each for each in rows)
     cache_bytes = sizes.batch * sizes.kv_heads * sizes.seqlen_k * row_bytes
     partial_bytes = deal.partials * (head_dim_v + 1) * FP32.bytes
     unit = OUTPUT * values["rows"] * head_dim_v
