@@ -17,6 +17,7 @@ import pytest
 from fagen import registry
 from fagen.build import Binary, build, prune
 from fagen.render import Source, render
+from tests.fresh import forget
 from tests.often import some
 
 if TYPE_CHECKING:
@@ -144,12 +145,7 @@ def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from fagen.runtime import attention as dispatch  # torch, which takes seconds
     from fagen.runtime import backward, ready, varlen
 
-    for found in ("_ready", "_served", "_differentiable"):
-        monkeypatch.setattr(dispatch, found, {})
-    monkeypatch.setattr(ready, "_ready", {})
-    for found in ("_ready", "_differentiable"):
-        monkeypatch.setattr(varlen, found, {})
-    monkeypatch.setattr(backward, "_gradients", {})
+    forget(monkeypatch, dispatch, ready, varlen, backward)
     choice.committed.cache_clear()
     yield
     choice.committed.cache_clear()

@@ -15,6 +15,7 @@ from fagen.problem import Sizes
 from fagen.runtime import decode
 from fagen.runtime.op import emulated
 from fagen.vocab import MASKS
+from tests.fresh import forget
 from tests.tensors import normal
 
 HALF = torch.float16
@@ -22,8 +23,7 @@ HALF = torch.float16
 
 @pytest.fixture(autouse=True)
 def nothing_ready(monkeypatch):
-    monkeypatch.setattr(decode, "_ready", {})
-    monkeypatch.setattr(decode, "_called", {})
+    forget(monkeypatch, decode)
 
 
 def tensors(batch=2, queries=1, heads=8, kv_heads=8, keys=70, head_dim=64, head_dim_v=64):
@@ -281,7 +281,7 @@ WIDE = "dec_fp16_d64_causal_r16n128_runs_s4_b1"
 def users_table(tmp_path, monkeypatch):
     """A user's table, where calls of decoding look for their kernels."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr(decode, "_tables", {})
+    forget(monkeypatch, decode)
     tables.table_at.cache_clear()
     yield tmp_path / "fagen" / "dispatch.toml"
     tables.table_at.cache_clear()

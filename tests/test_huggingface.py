@@ -21,6 +21,7 @@ from fagen import huggingface
 from fagen.errors import ToolchainError
 from fagen.huggingface import Mask, attend
 from fagen.runtime import cache, decode
+from tests.fresh import forget
 from tests.op_helpers import refusal
 from tests.tensors import normal
 
@@ -392,8 +393,7 @@ def test_which_function_attends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_prompt_readies_the_kernel_of_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "_ready", {})
-    monkeypatch.setattr(decode, "_called", {})
+    forget(monkeypatch, decode)
     bounds = torch.stack((ints(3, 0), ints(140, 140)))[:, None, None]
     attend(Layer(True), *tensors(140, 150), bounds)
     (key,) = decode._ready

@@ -20,6 +20,7 @@ from fagen.runtime import attention as calls
 from fagen.search.space import parse_space, survey
 from tests import cli_helpers
 from tests.attention_helpers import FEW, FEWER, LONG, MANY, fill
+from tests.fresh import forget
 
 CARD, OTHER = "NVIDIA H200", "NVIDIA H100"
 PLAIN = "fwd_fp16_d64_full_m128n128"
@@ -55,8 +56,7 @@ def taken(monkeypatch: pytest.MonkeyPatch, batch: int, queries: int, keys: int) 
 
     with monkeypatch.context() as patch:
         patch.setattr(calls, "_make_ready", note)
-        for found in ("_ready", "_served"):
-            patch.setattr(calls, found, {})
+        forget(patch, calls)
         q, k = torch.empty(batch, queries, 4, 64).half(), torch.empty(batch, keys, 2, 64).half()
         fagen.attention(q, k, k)
     return chosen[0]

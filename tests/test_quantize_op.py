@@ -20,6 +20,7 @@ from fagen.runtime import c_interface, op, ready
 from fagen.runtime import quantize as quantize_call
 from fagen.runtime.c_interface import KernelInfo, kernel_info, library_at
 from fagen.runtime.checks import allocated, checked
+from tests.fresh import forget
 from tests.often import some
 from tests.op_helpers import refusal
 from tests.quantize_helpers import SEED, SLUGS, normal, planned, same
@@ -227,8 +228,7 @@ def test_on_a_hopper_gpu_a_call_builds_loads_and_keeps_the_kernel(binary, of, mo
     """All but the launch: the device is said to be a GPU, the tensors are on the CPU."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(quantize_call, "_ready", {})
-    monkeypatch.setattr(ready, "_ready", {})
+    forget(monkeypatch, quantize_call, ready)
     keys = of.schedule.quantize
     asked = quantize_call.Key(
         *(torch.device("cuda", 0), getattr(torch, of.dtype.torch), keys.head_dim, keys.rotate),

@@ -33,6 +33,7 @@ from fagen.search.store import Store
 from tests import cli_helpers
 from tests.attention_helpers import qkv, quantised
 from tests.clock import seconds_of_recording
+from tests.fresh import forget
 from tests.recordings import CARD, AtOnce, record
 from tests.tensors import normal
 
@@ -201,8 +202,7 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         return attention._ready.setdefault(kind, {}).setdefault(choice, kernel)
 
     monkeypatch.setattr(attention, "_make_ready", ready)
-    for found in ("_ready", "_served"):
-        monkeypatch.setattr(attention, found, {})
+    forget(monkeypatch, attention)
 
 
 def test_recording_costs_a_call_at_most_a_microsecond(tmp_path: Path, no_kernels: None) -> None:

@@ -15,6 +15,7 @@ from fagen.search.files import read_spaces
 from fagen.search.recording import read_recording
 from tests import cli_helpers, tensors
 from tests.clock import seconds_of_recording
+from tests.fresh import forget
 
 ONE = Problem("fp16", 64, 64, "causal", None, "", 0, "decode")
 FULL = Problem("fp16", 64, 64, "full", None, "", 0, "decode")
@@ -85,8 +86,7 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands in for every kernel returns at once."""
     kernel: Any = (lambda q, *_, **__: q,) * 3
     monkeypatch.setattr(decode, "_make_ready", lambda *_: kernel)
-    for found in ("_ready", "_called"):
-        monkeypatch.setattr(decode, found, {})
+    forget(monkeypatch, decode)
 
 
 def test_lengths_that_cannot_be_read_are_recorded(tmp_path: Path, no_kernels: None) -> None:

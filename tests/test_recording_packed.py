@@ -28,6 +28,7 @@ from fagen.search.space import survey
 from fagen.search.store import Store
 from tests import cli_helpers, tensors
 from tests.clock import seconds_of_recording
+from tests.fresh import forget
 from tests.recordings import AtOnce, record
 
 PROBLEM = Problem("fp16", 64, 64, "causal", None, "", 0, lengths="varlen")
@@ -151,7 +152,7 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands in for every kernel returns at once."""
     kernel: Any = (lambda q, *_: q,) * 3
     monkeypatch.setattr(varlen, "_make_ready", lambda key: varlen._ready.setdefault(key, kernel))
-    monkeypatch.setattr(varlen, "_ready", {})
+    forget(monkeypatch, varlen)
 
 
 def test_what_cannot_be_searched_is_left_out_in_words(tmp_path: Path, no_kernels: None) -> None:
@@ -350,7 +351,7 @@ def test_what_a_search_finds_for_a_recording_is_what_packed_calls_are_then_serve
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr(search, "LocalLab", AtOnce)
-    monkeypatch.setattr(varlen, "_ready", {})
+    forget(monkeypatch, varlen)
     path = tmp_path / "mine.toml"
     with fagen.recording(path):
         call(max_seqlen_q=30)
@@ -364,7 +365,7 @@ def test_what_a_search_finds_for_a_recording_is_what_packed_calls_are_then_serve
     )
     assert answer.exit_code == 0, answer.output
     (row,) = tomllib.loads((tmp_path / "fagen" / "dispatch.toml").read_text())["kernel"]
-    monkeypatch.setattr(varlen, "_ready", {})
+    forget(monkeypatch, varlen)
     taken = fagen.prepare_varlen(dtype="fp16", head_dim=64, causal=True, device="cpu")
     assert taken == row["slug"] and "_varlen" in taken
     times = dict[str, list[float]]()

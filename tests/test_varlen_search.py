@@ -61,6 +61,7 @@ from fagen.search.tasks import GOOD, Compiled
 from fagen.vocab import MASKS
 from tests.aten import packed_passes_on_a_cpu
 from tests.cli_helpers import fagen
+from tests.fresh import forget
 from tests.recordings import AtOnce, record
 from tests.recordings import space as space_of
 
@@ -626,7 +627,7 @@ def test_what_was_found_is_one_row_which_calls_take_then(
     assert "÷ FlashAttention-2" in page and "cuDNN" not in page
     assert "4 x 4096" in page and '<div class="name soft">lengths</div>' in page
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr(varlen, "_ready", {})
+    forget(monkeypatch, varlen)
     for _ in range(2):
         taken = package.prepare_varlen(dtype="fp16", head_dim=64, causal=True, device="cpu")
         assert taken == row.slug

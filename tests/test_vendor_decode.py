@@ -18,6 +18,7 @@ from fagen.problem import Problem, Sizes
 from fagen.runtime import decode
 from fagen.vendor.decoding import table_of_decoding
 from fagen.vocab import DECODE, DTYPES
+from tests.fresh import forget
 from tests.tensors import normal
 from tests.test_vendor import asked_of, dispatcher
 from tests.vendor_gradients import package
@@ -74,8 +75,7 @@ MISSING = "dec_fp16_d128_causal_r8n64_s5"
 def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user's table with what a search has found, of which one kernel is in no folder."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr(decode, "_tables", {})
-    monkeypatch.setattr(decode, "_ready", {})
+    forget(monkeypatch, decode)
     (tmp_path / "config/fagen").mkdir(parents=True)
     of = [
         tables.Row.of("NVIDIA H200", FOUND[0], group=8, rows=500),

@@ -23,6 +23,7 @@ from fagen.vendor.gradients import problem_of
 from fagen.vendor.table import PACKED, table_of_packed
 from fagen.vocab import DTYPES, OUT_DTYPES
 from tests.cli_helpers import ROOT
+from tests.fresh import forget
 from tests.test_vendor import asked_of, dispatcher
 from tests.varlen_fp8_helpers import packed8
 from tests.varlen_helpers import exact, packed
@@ -71,7 +72,7 @@ def fagens(problem: Problem) -> str:
 def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A user's table with what a search has found, of which one kernel is in no folder."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr(varlen, "_ready", {})
+    forget(monkeypatch, varlen)
     (tmp_path / "config/fagen").mkdir(parents=True)
     rows = [tables.Row.of("NVIDIA H200", slug) for slug in (*FOUND, MISSING)]
     tables.update(tmp_path / "config/fagen" / tables.NAME, rows)

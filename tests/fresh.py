@@ -1,0 +1,19 @@
+"""Modules as they are in a new process."""
+
+from types import ModuleType
+
+import pytest
+
+# What modules of fagen.runtime keep of the calls before: all of it or none, since one such table
+# answers for another.
+_KEPT = ("_ready", "_chosen", "_served", "_suited", "_called", "_tables", "_differentiable")
+_KEPT += ("_gradients",)
+
+
+def forget(patch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
+    """Let modules know of no kernel, until what was patched is as before."""
+    for module in modules:
+        kept = [name for name in _KEPT if hasattr(module, name)]
+        assert kept, f"{module.__name__} keeps nothing"
+        for name in kept:
+            patch.setattr(module, name, {})
