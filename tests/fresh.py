@@ -6,8 +6,10 @@ import pytest
 
 # What modules of fagen.runtime keep of the calls before: all of it or none, since one such table
 # answers for another.
-_KEPT = ("_ready", "_chosen", "_served", "_suited", "_called", "_tables", "_differentiable")
-_KEPT += ("_gradients",)
+_KEPT = (
+    *("_ready", "_chosen", "_served", "_suited", "_called", "_tables"),
+    *("_differentiable", "_gradients"),
+)
 
 
 def forget(patch: pytest.MonkeyPatch, *modules: ModuleType) -> None:

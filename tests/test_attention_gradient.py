@@ -21,6 +21,7 @@ from fagen.registry import plan_of
 from fagen.runtime import attention as calls
 from fagen.runtime import backward
 from fagen.vocab import MASKS
+from tests.fresh import forget
 from tests.training import Layer, losses, process_group
 
 SCALE = 0.125
@@ -126,7 +127,7 @@ def test_a_call_that_needs_none_never_asks_for_the_kernels(monkeypatch: pytest.M
         raise AssertionError("no gradient is needed")
 
     monkeypatch.setattr(calls, "with_gradient", asked)
-    monkeypatch.setattr(calls, "_differentiable", {})
+    forget(monkeypatch, calls)
     tensors = qkv()
     with torch.no_grad():
         assert not fagen.attention(*tensors).requires_grad
@@ -275,7 +276,7 @@ def test_gradients_are_deterministic_where_torch_or_a_call_asks_for_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By a kernel of its own, told when the backward pass runs; on a CPU there is one order."""
-    monkeypatch.setattr(backward, "_gradients", {})
+    forget(monkeypatch, backward)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     slug, gpu = "fwd_fp16_d64_full_m128n128", torch.device("cuda:0")
     found = backward._gradients_of(slug, gpu, asked=False)

@@ -281,7 +281,6 @@ WIDE = "dec_fp16_d64_causal_r16n128_runs_s4_b1"
 def users_table(tmp_path, monkeypatch):
     """A user's table, where calls of decoding look for their kernels."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    forget(monkeypatch, decode)
     tables.table_at.cache_clear()
     yield tmp_path / "fagen" / "dispatch.toml"
     tables.table_at.cache_clear()
