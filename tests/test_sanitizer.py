@@ -12,6 +12,7 @@ from fagen import registry
 from fagen.render import render
 from tests.gpu.sanitizer import (
     O_AFTER_THE_LAST_WAIT,
+    P_READ_BY_ALL_LANES,
     SCALES_READ_BY_ALL_LANES,
     TILE_READ_BY_ALL_LANES,
     fault,
@@ -25,8 +26,14 @@ HARMLESS = {
     "synccheck": (O_AFTER_THE_LAST_WAIT,),
     "racecheck": TILE_READ_BY_ALL_LANES,
     "racecheck_scales": (*TILE_READ_BY_ALL_LANES, *SCALES_READ_BY_ALL_LANES),
+    "racecheck_p": P_READ_BY_ALL_LANES,
 }
-ALL = (O_AFTER_THE_LAST_WAIT, *TILE_READ_BY_ALL_LANES, *SCALES_READ_BY_ALL_LANES)
+ALL = (
+    O_AFTER_THE_LAST_WAIT,
+    *TILE_READ_BY_ALL_LANES,
+    *SCALES_READ_BY_ALL_LANES,
+    *P_READ_BY_ALL_LANES,
+)
 CLEAN = """========= COMPUTE-SANITIZER
 fwd_fp16_d128_causal_m128n128 1,1,1,1,1: as it should be
 ========= ERROR SUMMARY: 0 errors
@@ -120,6 +127,10 @@ OTHERS = {
         ("_kernel::ScaleProducer::write(", "_kernel::TileScheduler::next("),
     ),
     "scales that two write": ("racecheck_scales", ("and Read access", "and Write access")),
+    "P that is written elsewhere": (
+        "racecheck_p", ("ValueConsumer::step<(bool)0>(", "ValueConsumer::run(")
+    ),
+    "P that is read elsewhere": ("racecheck_p", ("KeyConsumer::step(", "KeyConsumer::run(")),
     "scales that are written while others write": (
         "racecheck_scales",
         ("Read access at fagen_fwd_e4m3_d80v48_causal_m64n32_vrows_sblock_sr32_kernel::Consumer::"
@@ -204,6 +215,21 @@ def test_the_scales_of_a_block_are_read_before_k_is_released_and_written_after(s
     write = text[text.index("void write(const Tile& tile") :].split("advance")[0]
     steps = ["k_empty[k.stage].wait", "shared.scales[k.stage]", "k_full[k.stage].arrive"]
     assert [write.index(step) for step in steps] == sorted(write.index(step) for step in steps)
+
+
+@pytest.mark.parametrize(
+    "slug", ["bwd_fp16_d256_causal_m64n64_dss1_intra_c2", "bwd_bf16_d256_full_m64n64_varlen"]
+)
+def test_p_is_written_and_read_between_its_barriers(slug):
+    text = text_of(slug)
+    arrive = text.split("void arrive(Barrier& barrier) {")[1].split("}")[0]
+    assert arrive.index("__syncwarp();") < arrive.index("barrier.arrive();")
+    writer, reader = text.split("struct ValueConsumer")[1].split("struct KeyConsumer")
+    ring = "q" if "p_full[q.stage]" in text else "ds"
+    steps = [f"p_empty[{ring}.stage].wait", "] = {p[i]", f"arrive(shared.p_full[{ring}.stage])"]
+    assert [writer.index(step) for step in steps] == sorted(writer.index(step) for step in steps)
+    steps = [f"p_full[{ring}.stage].wait", "= from[", f"arrive(shared.p_empty[{ring}.stage])"]
+    assert [reader.index(step) for step in steps] == sorted(reader.index(step) for step in steps)
 
 
 def test_every_form_of_the_backward_pass_is_looked_at():

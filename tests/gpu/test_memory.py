@@ -13,6 +13,7 @@ from fagen.registry import from_slug, schedules
 from tests.conftest import SPREAD
 from tests.gpu.sanitizer import (
     O_AFTER_THE_LAST_WAIT,
+    P_READ_BY_ALL_LANES,
     SCALES_READ_BY_ALL_LANES,
     TILE_READ_BY_ALL_LANES,
     fault,
@@ -119,9 +120,9 @@ def form_of(slug):
     return slug.replace("_bf16_", "_fp16_")
 
 
-# One of each other form of the backward pass that is committed. By gradients threads read
-# statistics that bulk copies brought, of which FlashAttention's authors know racecheck to report
-# hazards that are none. None has been seen here, and so none is known to be harmless.
+# One of each other form of the backward pass that is committed. FlashAttention's authors know
+# racecheck to report hazards that are none where threads read what bulk copies brought. None of
+# these has been seen here, and so none is known to be harmless.
 OTHER_FORMS = {
     form: PACKED if "_varlen" in form else BACKWARD
     for form in sorted({form_of(path.stem) for path in schedules("backward")})
@@ -153,7 +154,8 @@ def test_threads_are_synchronised(sharing_kernel, tool):
 def test_kernels_beside_attention_are_as_clean(hopper, slug, tool):
     plan, binary = flow.built(from_slug(slug), binding=False)
     sizes = sizes_of(plan, tool)
-    sanitize([sys.executable, SMALL_CALL, binary.library, slug, *sizes], tool)
+    harmless = P_READ_BY_ALL_LANES if getattr(plan, "split", None) == "gradients" else ()
+    sanitize([sys.executable, SMALL_CALL, binary.library, slug, *sizes], tool, harmless)
 
 
 def sizes_of(plan, tool):

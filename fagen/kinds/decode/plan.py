@@ -112,6 +112,12 @@ class Plan(Folding):
         return self.head_dim_v < self.head_dim_v_padded
 
     @property
+    def shares_lines(self) -> bool:
+        """Whether a line of L2 may have parts of two heads' rows of K or V."""
+        rows = self.head_dim, self.head_dim_v
+        return any(d * self.dtype.bytes % SM90.l2_line_bytes for d in rows)
+
+    @property
     def prefetches(self) -> bool:
         """Whether first keys are asked for while the launch before ends: not beside spills."""
         return not self.max_spill_bytes

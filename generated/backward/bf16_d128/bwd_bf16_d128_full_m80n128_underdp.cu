@@ -188,7 +188,6 @@ struct SharedStorage {
   alignas(1024) Element q[kStages][kBlockM * kHeadDimPadded];
   alignas(1024) Element dout[kDoStages][kBlockM * kHeadDimVPadded];
   alignas(1024) Element ds[kDsStages][kBlockN * kBlockM];  // transposed: keys along the rows
-  alignas(1024) float dq[kBlockM * kHeadDimPadded / kDqSlices];
   alignas(1024) Statistics statistics[kStages];
   // core matrices that serve for all rows: what -delta is multiplied by, and -LSE / scale, and
   // zeros
@@ -199,6 +198,9 @@ struct SharedStorage {
   Barrier q_empty[kStages], dout_empty[kDoStages];
   Barrier dq_full[kDqAdders][kDqParts];  // for each that adds, so that none misses a phase
   Barrier dq_empty[kDqParts];
+  // Last: operands that have a row more than once are shorter than memcheck takes them to be, and
+  // must not end with the memory.
+  alignas(1024) float dq[kBlockM * kHeadDimPadded / kDqSlices];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
 static_assert(kSharedBytes <= 232448, "the layout outgrew the plan's ledger");
@@ -1579,6 +1581,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_full_m80n128_underdp_info(
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_full_m80n128_underdp",
-      "0bdba607b41792b1fa37190a6b430127c9c361d6b1fc87bf7abf0786362a1a3f"};
+      "898a92494378c0b411d9fab5211b38c56faf303d6f121b7a71dcbce66d4518df"};
   return &info;
 }

@@ -188,7 +188,6 @@ struct SharedStorage {
   alignas(1024) Element q[kStages][kBlockM * kHeadDimPadded];
   alignas(1024) Element dout[kDoStages][kBlockM * kHeadDimVPadded];
   alignas(1024) Element ds[kDsStages][kBlockN * kBlockM];  // transposed: keys along the rows
-  alignas(1024) float dq[kBlockM * kHeadDimPadded / kDqSlices];
   alignas(1024) Statistics statistics[kStages];
   // core matrices that serve for all rows: what -delta is multiplied by, and -LSE / scale, and
   // zeros
@@ -199,6 +198,9 @@ struct SharedStorage {
   Barrier q_empty[kStages], dout_empty[kDoStages];
   Barrier dq_full[kDqAdders][kDqParts];  // for each that adds, so that none misses a phase
   Barrier dq_empty[kDqParts];
+  // Last: operands that have a row more than once are shorter than memcheck takes them to be, and
+  // must not end with the memory.
+  alignas(1024) float dq[kBlockM * kHeadDimPadded / kDqSlices];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
 static_assert(kSharedBytes <= 232448, "the layout outgrew the plan's ledger");
@@ -1589,6 +1591,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_full_m80n128_underdp_info(
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d128_full_m80n128_underdp",
-      "fa48ff6d5027a8b8169b6a56ef36ed49ea3bf43f85c35db905881c9740acbf02"};
+      "c6b7d0a0de833e611da6ad379e89e0a3796fc12c78cfa1191dc463640ef8351e"};
   return &info;
 }

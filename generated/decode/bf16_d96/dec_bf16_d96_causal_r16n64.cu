@@ -430,8 +430,8 @@ struct Producer {
   RingPosition<kStages> tile;
   RingPosition<kQStages> q;
 
-  // The next buffer of the ring becomes a block of K or V, read once. Rows past the cache and
-  // columns past the head dim are filled with zeros.
+  // The next buffer of the ring becomes a block of K or V, read once, but for lines that end with
+  // the next head's. Rows past the cache and columns past the head dim are filled with zeros.
   template <int columns>
   __device__ __forceinline__ void load(const CUtensorMap& map, const Unit& unit, int key) {
     TransactionBarrier& full = shared.full[tile.stage];
@@ -440,7 +440,7 @@ struct Producer {
 #pragma unroll
     for (int column = 0; column < columns; column += kSlab) {
       cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
-                                   static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
+                                   static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
                                    shared.ring[tile.stage] + column * kBlockN, column,
                                    unit.sequence.first + key, unit.kv_head, unit.batch);
     }
@@ -1433,6 +1433,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d96_causal_r16n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d96_causal_r16n64",
-      "00a0a253808d7e4c78f21627c7bed1fb203cb297e2b4c018aa25f41c85e4e284"};
+      "6a25b61b5440551d2340e8f8c6c6e2e7deedbb6cd7e8527e0e98584c1a1c8a87"};
   return &info;
 }

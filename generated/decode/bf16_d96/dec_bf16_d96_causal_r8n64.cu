@@ -428,8 +428,8 @@ struct Producer {
   RingPosition<kStages> tile;
   RingPosition<kQStages> q;
 
-  // The next buffer of the ring becomes a block of K or V, read once. Rows past the cache and
-  // columns past the head dim are filled with zeros.
+  // The next buffer of the ring becomes a block of K or V, read once, but for lines that end with
+  // the next head's. Rows past the cache and columns past the head dim are filled with zeros.
   template <int columns>
   __device__ __forceinline__ void load(const CUtensorMap& map, const Unit& unit, int key) {
     TransactionBarrier& full = shared.full[tile.stage];
@@ -438,7 +438,7 @@ struct Producer {
 #pragma unroll
     for (int column = 0; column < columns; column += kSlab) {
       cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
-                                   static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
+                                   static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
                                    shared.ring[tile.stage] + column * kBlockN, column,
                                    unit.sequence.first + key, unit.kv_head, unit.batch);
     }
@@ -1431,6 +1431,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d96_causal_r8n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d96_causal_r8n64",
-      "e5a3017b890edf10bd2f94ce395f0c5f0637a53969808ce2fd7df7c772473d84"};
+      "9dd84b4cf6dcb492422cbee384b4c7ac58037377698b9fb6633ef908a1c7ac3c"};
   return &info;
 }
