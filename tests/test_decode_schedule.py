@@ -81,13 +81,20 @@ def test_what_is_derived_is_what_is_committed():
         for dtype in SIXTEEN_BITS
         for d in (64, 128, 256)
     }
-    made |= {  # of other head dims a token's, or a few, in turns
-        derived(dtype=dtype, head_dim=d, head_dim_v=d_v, mask="causal", rows=rows, chunks=16)[
-            0
-        ].slug
+    made |= {  # of other head dims a token's, or a few
+        derived(
+            dtype=dtype,
+            head_dim=d,
+            head_dim_v=d_v,
+            mask="causal",
+            rows=rows,
+            chunks=chunks_for(8),
+            by=by,
+        )[0].slug
         for dtype in SIXTEEN_BITS
         for d, d_v in ((96, 96), (192, 192), (192, 128))
         for rows in (8, 16)
+        for by in DEALT
     }
     assert made == committed
 
@@ -136,7 +143,7 @@ def test_many_tiles_are_dealt_in_runs():
 
 def test_head_dims_that_were_timed_in_turns_alone_are_dealt_in_turns():
     for batch in (1, 16, 32, 1_000):
-        for dim in (80, 96, 160, 192):
+        for dim in (80, 112, 160, 224):
             assert deal_for(dim, 4, 8, batch) == deal_for(dim, 4, 8, batch, alike=True) == "turn"
 
 

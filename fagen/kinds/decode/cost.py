@@ -22,7 +22,7 @@ from fagen.vocab import DTYPES, FP32
 # in turns, within 18 %: docs/tuning-log.md.
 LAUNCHES = 4.05e-6  # seconds, of both kernels in a graph, with the first load and the last merge
 READ_BYTES = 4.61e12  # a second, of K and V out of memory
-STRADDLE = 1.5  # times as long where rows begin within lines: 1.2 of 1 sequence, 1.65 of 32 (hd96)
+STRADDLE = 1.4  # times as long where rows begin within lines: 1.35 … 1.6 were measured (hd96)
 PARTIAL_BYTES = 2.40e12  # the same of partial outputs: written beside, and read by the merge
 SHARPNESS = 3.92
 SCORES = 18.0  # clocks of a step, for each row beside 64 keys
