@@ -21,5 +21,5 @@ def test_two_runs_from_one_seed_have_the_same_losses(tmp_path, capsys):
     said = capsys.readouterr().out
     losses = [list(map(float, line.split())) for line in said.splitlines()[1:9]]
     assert len(losses) == 8 and losses[-1][1] < losses[0][1] - 0.02  # it learns
-    assert float(re.search(r"losses are ([\d.]+) apart", said)[1]) < 0.02
+    assert float(re.search(r"losses of fagen and torch are ([\d.]+) apart", said)[1]) < 0.02
     assert "<svg" in (tmp_path / "curves.svg").read_text()

@@ -16,7 +16,7 @@ _NARROW = 64  # columns up to which a step has 128 keys: with 64 it would end to
 _UNITS = 128  # of a sequence, at least: a few less than there are multiprocessors
 # Into how many chunks keys are cut from so many KV heads on.
 _CUTS = (*((_UNITS // chunks, chunks) for chunks in (16, 32)), (0, 64))
-_TIMED_IN_RUNS = 64, 96, 128, 192, 256  # head dims: others are dealt in turns, as their kernels were timed
+_TIMED_IN_RUNS = 64, 96, 128, 192, 256  # head dims: others are dealt in turns
 # output tiles of a thread block from which on runs were faster (docs/tuning-log.md)
 _IN_RUNS = 1.5
 _IN_RUNS_OF_16 = 0.95  # the same of 16 rows: one tile each is enough
