@@ -20,7 +20,7 @@ from fagen.search.marks import BRIEF, PEER_NAMES
 from fagen.search.space import parse_space
 from fagen.search.store import Store
 from tests.cli_helpers import fagen
-from tests.recordings import DATABASES, SPACE, AtOnce, Traffic, record, space, two_cards
+from tests.recordings import DATABASES, SPACE, STORES, AtOnce, Traffic, record, space, two_cards
 
 # ---- a whole search, replayed --------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ def test_replays_of_what_was_made_up_find_the_best_too(seeds, tmp_path, monkeypa
     assert sum(loss <= 0.01 for loss in lost) >= 2 * seeds - 1, lost
 
 
-@pytest.mark.parametrize("path", DATABASES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", STORES, ids=lambda path: path.stem)
 def test_a_committed_store_is_one_plain_file_that_names_no_place(path):
     assert not path.with_name(path.name + "-wal").exists()
     assert path.read_bytes()[18:20] == b"\x01\x01", "it is in WAL mode: checkpoint it"

@@ -15,12 +15,14 @@ from fagen import search
 from fagen.dispatch.tables import table_at
 from fagen.paths import find_program, locate
 from fagen.process import run
+from fagen.registry import plan_of
+from fagen.render import source_hash
 from fagen.search.marks import BRIEF, LONG
 from fagen.search.report import TEMPLATE, page, rendered, view
 from fagen.search.report.prediction import round_numbers
 from fagen.search.store import Store
 from fagen.search.tasks import GOOD, Time
-from tests.recordings import CARD, DATABASES, SPACE, record
+from tests.recordings import CARD, DATABASES, SPACE, STORES, record
 
 ROOT = locate("cli.py").parent
 VOID = {"meta", "br", "link", "img", "input", "hr", "wbr"}
@@ -70,7 +72,7 @@ def recorded(tmp_path_factory):
     return Shown(record(tmp_path_factory.mktemp("recorded") / "recorded.sqlite", kernels=120))
 
 
-@pytest.fixture(scope="module", params=DATABASES, ids=lambda path: path.stem)
+@pytest.fixture(scope="module", params=STORES, ids=lambda path: path.stem)
 def committed(request):
     """Each search that is committed."""
     return Shown(request.param)
@@ -184,13 +186,16 @@ def test_a_committed_page_is_what_its_store_says_byte_for_byte(committed):
 
 def test_a_committed_page_says_of_when_and_of_which_sources_it_is(committed):
     (session,) = committed.sessions
-    assert session.date in committed.path.stem and "revision" in session.version
+    assert session.date in committed.path.stem and session.version
     text = committed.tree.text
-    assert f"Searched on {session.date} by fagen {session.version}. {session.note}" in text
+    said = f"Searched on {session.date} by fagen {session.version}. {session.note}"
+    assert said.rstrip() in text
     for result in committed.found:
         if lead := result.lead:
             (made,) = [made for made in result.compiled if made.slug == lead.slug]
-            assert f"Source {made.source_hash[:12]}: fagen renders another one" in text
+            another = made.source_hash != source_hash(plan_of(lead.slug))
+            said = f"Source {made.source_hash[:12]}: fagen renders another one"
+            assert (said in text) == another
 
 
 def test_every_row_of_the_table_is_as_the_store_says_or_names_what_it_was_measured_by(committed):
@@ -205,7 +210,9 @@ def test_every_row_of_the_table_is_as_the_store_says_or_names_what_it_was_measur
             assert there, row
             assert {result.best_at(size, result.lead.slug) for size in there} == {row.slug}
     # others may agree with the store, too
-    assert 0 < sum(row.by == of_store for row in rows) <= sum(row.same is True for row in told)
+    named = sum(row.by == of_store for row in rows)
+    assert (named > 0) == (committed.path in DATABASES)
+    assert named <= sum(row.same is True for row in told)
     unsaid = ["".join(row.name) for row in told if not row.by]
     assert not unsaid, "say in dispatch.toml `by` what they were measured"
 
@@ -284,7 +291,7 @@ def test_brief_and_long_runs_are_told_apart(recorded, throttled):
 def test_all_bars_of_a_page_are_on_one_scale(committed):
     report = committed.report
     bars = [bar for target in report.targets for size in target.sizes for bar in size.bars]
-    assert len(bars) == 10 * 6 * 3
+    assert len(bars) == 3 * sum(len(target.sizes) for target in report.targets) > 0
     for bar in bars:
         speed = float(bar.text.replace(",", ""))
         assert bar.width == pytest.approx(100 * speed / report.scale.end, abs=0.1)

@@ -27,7 +27,7 @@ from fagen.problem import Sizes
 from fagen.registry import from_slug
 from fagen.search.choice import spearman
 from fagen.search.marks import BRIEF
-from fagen.vocab import SIXTEEN_BITS
+from fagen.vocab import FORWARD, SIXTEEN_BITS
 
 HERE = Path(__file__).parent
 CONSTANTS = (
@@ -102,7 +102,7 @@ def many() -> list[Searched]:
 
 
 def stores() -> list[Searched]:
-    """What whole searches found in 16 bits: slugs of e4m3 meant other kernels when they ran."""
+    """What searches of the forward pass found in 16 bits: slugs of e4m3 meant other kernels then."""
     found = []
     for path in sorted(HERE.glob("*.sqlite")):
         for result in search.found(path):
@@ -111,7 +111,8 @@ def stores() -> list[Searched]:
                 slug: [1e6 * (result.marks.seconds(slug, size) or 0.0) for size in result.sizes]
                 for slug in slugs
             }
-            if timed and result.target.dtype in SIXTEEN_BITS:
+            forward = result.target.kind == FORWARD
+            if timed and forward and result.target.dtype in SIXTEEN_BITS:
                 found.append(Searched(result.target.name, result.sizes, timed, weight=OLD))
     return found
 

@@ -22,13 +22,15 @@ from fagen.vocab import DTYPES, MASKS
 
 # Clocks where nothing else is said. By microbenchmarks on an NVIDIA H200; those of L2, of what
 # hides behind nothing, and of a tile fit 30 timings of head dims 64, 128 and 256 within 3.1 % (root
-# mean square): benchmarks/results/nvidia-h200-2026-11-25-backward.md.
+# mean square), and within 3.9 % those of benchmarks/results/nvidia-h200-2026-11-25-backward.md, of
+# another card.
 SHARPNESS = 8.0
 # of a multiprocessor, per clock, where all of them load and add to L2 at once
 L2_BYTES = 40.0
 FETCH = 790.0  # from a buffer of Q or dO that is free to one that is full again
 POINTWISE = 6.5  # of a step, for each query row beside 64 keys: exponentials, dS, waiting for all
-AGAIN = 120.0  # of a step, for a second meeting: before dS is overwritten, or dQ handed on in parts
+# of a step, for a second meeting: of all before dS is overwritten, or where dQ goes on in parts
+AGAIN = 120.0
 # What is left of that where only the warpgroup that computes dQ waits, which was measured to make
 # no difference, or where S is issued a step ahead.
 ONE, AHEAD = 1.0, 0.8
@@ -85,7 +87,7 @@ def step(values: Mapping[str, Any]) -> Step:
     by_keys = values["split"] == "keys"
     if by_keys and (values["under_dp"] or ones_in_shared_memory(values)):
         alone *= UNDER
-    alone += AGAIN * ((values["ds_stages"] == 1) + (values["dq_slices"] > 1 and by_keys))
+    alone += AGAIN * ((values["ds_stages"] == 1 and by_keys) + (values["dq_slices"] > 1))
     return Step(
         tensor=2 * m * n * columns / (SM90.tensor_flops * 2 / e),
         shared=((scores + gradients + of_dq) * e + written + passed + statistics) / SM90.smem_bytes,
