@@ -102,7 +102,7 @@ def many() -> list[Searched]:
 
 
 def stores() -> list[Searched]:
-    """What searches of the forward pass found in 16 bits: slugs of e4m3 meant other kernels then."""
+    """What searches of the forward pass found in 16 bits: e4m3 slugs meant other kernels then."""
     found = []
     for path in sorted(HERE.glob("*.sqlite")):
         for result in search.found(path):
