@@ -80,6 +80,11 @@ class Arch:
         step = self.tma_alignment // element_bytes
         return range(self.wgmma_k_bytes // 2, self.wgmma_n_max + 1, step)
 
+    def next_head_dim(self, columns: int, element_bytes: int) -> int | None:
+        """Return the fewest columns that kernels take and these can be filled up to."""
+        taken = self.head_dims(element_bytes)
+        return next((wider for wider in taken if wider >= columns > 0), None)
+
     def registers_left(self, threads: int) -> int:
         """Return how many registers each of so many threads of an SM may have at most."""
         share = self.registers_per_sm // threads // self.register_quantum * self.register_quantum

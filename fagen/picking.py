@@ -304,12 +304,13 @@ def _refuse_head_dims(problem: Problem) -> None:
     """Raise ScheduleError for columns that no kernel has, with what to fill them up to."""
     if problem.dtype not in DTYPES:  # which is refused with what is taken
         return
-    taken = SM90.head_dims(DTYPES[problem.dtype].bytes)
+    element_bytes = DTYPES[problem.dtype].bytes
+    taken = SM90.head_dims(element_bytes)
     for name in ("head_dim", "head_dim_v"):
         columns = getattr(problem, name)
         if columns in taken:
             continue
-        more = next((wider for wider in taken if wider >= columns > 0), None)
+        more = SM90.next_head_dim(columns, element_bytes)
         fill = f": fill it up with zeros to {more}" if more else ""
         raise ScheduleError(
             f"{name} is {columns}; in {problem.dtype} it must be a multiple of {taken.step} from "

@@ -205,7 +205,8 @@ def refuse_dtype(dtype: torch.dtype, *, fp8: bool = True) -> None:
 
 def refuse_head_dims(head_dim: int, head_dim_v: int, *, fp8: bool = True) -> None:
     """Refuse what no kernel takes, with what to fill it up to."""
-    taken = SM90.head_dims(1 if fp8 else 2)
+    element_bytes = 1 if fp8 else 2
+    taken = SM90.head_dims(element_bytes)
     step, least, most = taken.step, taken[0], taken[-1]
     bounds = f"up to {most}" if step == least else f"from {least} to {most}"
     for names, columns, after in (
@@ -218,8 +219,7 @@ def refuse_head_dims(head_dim: int, head_dim_v: int, *, fp8: bool = True) -> Non
         said = f"{names} have head_dim {columns}" if "and" in names else f"v has head_dim {columns}"
         said += "; in e4m3 it" if fp8 else "; it"
         said += f" must be a multiple of {step} {bounds}"
-        if 0 < columns <= most:
-            more = next(wider for wider in taken if wider >= columns)
+        if more := SM90.next_head_dim(columns, element_bytes):
             when = "before quantising fill" if fp8 else "fill"
             said += f": {when} it up with zeros to {more}, and {after}"
         raise ValueError(said)
