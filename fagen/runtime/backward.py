@@ -119,6 +119,7 @@ def with_gradient(
     if device.type != "cuda":
         forward = op.emulated(slug)
     traced = _registered(slug, forward, device.type)
+    eager = op.below(forward)
     backward = _backward(slug)
 
     def differentiable(*given: Any) -> tuple[Tensor, Tensor]:
@@ -126,7 +127,7 @@ def with_gradient(
         if is_compiling():
             made = traced(*given, deterministic=deterministic)
         else:
-            made = _Eager.apply(forward, backward, deterministic, *given)
+            made = _Eager.apply(eager, backward, deterministic, *given)
         return made
 
     return differentiable

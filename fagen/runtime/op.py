@@ -26,6 +26,7 @@ _loading = threading.Lock()
 _loaded: dict[str, tuple[str, Op]] = {}  # slug → hash of its source, op
 _alone: dict[Op, Op] = {}
 _direct: dict[Op, Op] = {}
+_below: dict[Op, Op] = {}
 _ops = torch.library.Library("fagen", "FRAGMENT")
 
 
@@ -50,11 +51,11 @@ def load(binary: Binary) -> Op:
                 )
             return known[1]
         op = _register(binary)
+        _below[op] = _called(f"{binary.slug}_no_grad")
         for tensor in plan_of(binary.slug).signature.omittable:
             variant = f"{binary.slug}_without_{tensor.name}"
             _alone[op] = getattr(torch.ops.fagen, variant).default
-            below = getattr(torch.ops.fagen, f"{variant}_no_grad").default
-            _direct[op] = getattr(below, "_op", below)  # what it calls, less a Python call
+            _direct[op] = _called(f"{variant}_no_grad")
         _loaded[binary.slug] = binary.source_hash, op
         return op
 
@@ -75,6 +76,20 @@ def direct(op: Op) -> Op:
     It refuses no gradient: its output requires one where `alone` would have refused.
     """
     return _direct.get(op) or alone(op)
+
+
+def below(op: Op) -> Op:
+    """Return what does as `op`, sooner, for a call that torch neither traces nor transforms.
+
+    It refuses no gradient, and has none: it is for who computes one.
+    """
+    return _below.get(op, op)
+
+
+def _called(name: str) -> Op:
+    """Return what torch.ops.fagen.<name> calls, less a Python call."""
+    op = getattr(torch.ops.fagen, name).default
+    return getattr(op, "_op", op)  # type: ignore[no-any-return]
 
 
 def _register(binary: Binary) -> Op:
