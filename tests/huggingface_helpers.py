@@ -1,0 +1,103 @@
+"""transformers as far as fagen asks it, masks as it makes them, and a layer with its tensors."""
+
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fagen import huggingface
+from fagen.huggingface import Mask
+from tests.tensors import normal
+
+Mask4 = Callable[[Any, Any, Any, Any], Any]
+
+
+def causal(batch: Any, head: Any, query: Any, key: Any) -> Any:
+    return key <= query
+
+
+def full(batch: Any, head: Any, query: Any, key: Any) -> Any:
+    return query >= 0
+
+
+def sdpa_mask(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0) -> None: ...
+
+
+def register_in_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Stand in for transformers by what fagen asks of it; return what register() puts there.
+
+    What transformers really calls is in test_huggingface_models.py.
+    """
+    functions: dict[str, Any] = {}
+
+    def interface(what: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            register=lambda name, made: functions.update({f"{what} {name}": made})
+        )
+
+    module, masks = ModuleType("transformers"), ModuleType("transformers.masking_utils")
+    module.__version__ = "5.23.0"  # type: ignore[attr-defined]
+    module.AttentionInterface = interface("attention")  # type: ignore[attr-defined]
+    module.AttentionMaskInterface = interface("mask")  # type: ignore[attr-defined]
+    module.masking_utils = masks  # type: ignore[attr-defined]
+    masks.__dict__.update(
+        causal_mask_function=causal, bidirectional_mask_function=full, sdpa_mask=sdpa_mask
+    )
+    monkeypatch.setitem(sys.modules, "transformers", module)
+    monkeypatch.setitem(sys.modules, "transformers.masking_utils", masks)
+    huggingface.register()
+    return functions
+
+
+def mask_from(registered: dict[str, Any]) -> Callable[..., Mask]:
+    """The mask function as transformers calls it: by keywords, some of them not for fagen."""
+    beside = dict(dtype=torch.bfloat16, config=None, use_vmap=False, device=torch.device("cpu"))
+
+    def call(function: Mask4 = causal, **given: Any) -> Mask:
+        both_ways = function is full or "both_ways" in function.__qualname__
+        skips = {
+            "allow_is_causal_skip": not both_ways,
+            "allow_is_bidirectional_skip": both_ways,
+        }
+        sizes = dict(batch_size=2, q_length=4, kv_length=4, q_offset=0, kv_offset=0)
+        found: Mask = registered["mask fagen"](
+            mask_function=function, **sizes | skips | beside | given
+        )
+        return found
+
+    return call
+
+
+def kernels(mask: Mask | Tensor, queries: int, keys: int) -> Tensor:
+    """What kernels let be seen, (2, queries, keys): the last query sees its sequence's last key."""
+    query, key = torch.arange(queries)[:, None], torch.arange(keys)
+    if isinstance(mask, Tensor):
+        assert mask.dtype == torch.int32 and mask.shape == (2, 1, 1, 2)
+        causal, (first, end) = True, mask.view(2, 2, 1, 1)
+    else:
+        assert (mask.queries, mask.keys) == (queries, keys)
+        causal = mask.causal
+        first = torch.zeros(2) if mask.first is None else mask.first
+        end = torch.full((2,), keys) if mask.end is None else mask.end
+        first, end = (each.view(2, 1, 1) for each in (first, end))
+    return (key >= first) & (key < end) & ((key <= query + end - queries) | (not causal))
+
+
+class Layer(nn.Module):
+    """A layer of a model; transformers reads whether it is causal."""
+
+    def __init__(self, is_causal: bool) -> None:
+        super().__init__()
+        self.is_causal = is_causal
+
+
+def tensors(
+    queries: int = 5, keys: int = 9, dtype: torch.dtype = torch.float16
+) -> tuple[Tensor, ...]:
+    """Query, key and value as a layer has them: (batch, heads, positions, head dim)."""
+    shapes = ((2, 4, queries, 32), (2, 2, keys, 32), (2, 2, keys, 16))
+    return tuple(normal(*shape, seed=seed, dtype=dtype) for seed, shape in enumerate(shapes))
