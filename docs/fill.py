@@ -271,8 +271,8 @@ def _decoding(results: Path) -> Iterator[str]:
     yield (
         "One query of each sequence, over the better of cuDNN and FlashAttention-2 in a CUDA graph "
         f"(fp16, head dim 128, 32 heads to 8): **{geomean(speeds):.2f}** × at {len(speeds)} sizes, "
-        f"{min(speeds):.2f} at least; at head dims 64 and 96 there are cells behind "
-        "([each](docs/decode.md#is-it-right-and-how-fast))."
+        f"{min(speeds):.2f} at least; at head dims 64 and 96, and on another card, there are cells "
+        "behind ([each](docs/decode.md#is-it-right-and-how-fast))."
     )
 
 

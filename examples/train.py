@@ -1,7 +1,7 @@
 """Train a small model by fagen's attention and by torch's, from the same seed: two curves of one.
 
     python examples/train.py                              300 steps, on a Hopper GPU
-    python examples/train.py --out curves.svg             and a picture of both losses
+    python examples/train.py --out curves.svg             and a picture of the losses
     python examples/train.py --json run.json              all figures, with the card
     python examples/train.py --length 512 --hidden 512 --batch 16    the GPU waits for Python
     python examples/train.py --device cpu --steps 3 --layers 1 --hidden 128 --heads 2 --length 32
@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--out", help="a picture of the two curves: curves.svg")
+    parser.add_argument("--out", help="a picture of the curves: curves.svg")
     parser.add_argument("--json", help="a file for sizes, losses and tokens per second: run.json")
     parser.add_argument("--rate", type=float, default=1e-3, help="of learning")
     for name, size in SIZES.items():

@@ -141,7 +141,7 @@ def test_many_tiles_are_dealt_in_runs():
     assert deal_for(64, 32, 8, 1_000) == deal_for(256, 8, 8, 1_000) == "turn"
 
 
-def test_head_dims_that_were_timed_in_turns_alone_are_dealt_in_turns():
+def test_what_was_not_timed_in_runs_is_dealt_in_turns():
     for batch in (1, 16, 32, 1_000):
         for dim in (80, 112, 160, 224):
             assert deal_for(dim, 4, 8, batch) == deal_for(dim, 4, 8, batch, alike=True) == "turn"

@@ -17,6 +17,7 @@ from fagen.errors import BuildError, DeviceError, FagenError
 from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.plan import Plan
 from fagen.runtime import c_interface, op
+from fagen.runtime.backward import _Eager
 from fagen.runtime.c_interface import KernelInfo, kernel_info
 from fagen.runtime.checks import allocated, checked
 from tests.gpu import c_caller
@@ -132,6 +133,17 @@ def test_a_fake_tensor_that_needs_a_gradient_is_refused_as_well(
             attend(q.requires_grad_(), k, v, 0.1)
         with pytest.raises(ValueError, match="requires a gradient"):
             alone(q, k, v, 0.1)
+
+
+def test_who_differentiates_a_call_computes_it_below_the_refusal(attend: op.Op) -> None:
+    q, k, v = qkv()
+    below = op.below(attend)
+    assert below is not attend
+    expected = attend(q, k, v, 0.1)
+    found = _Eager.apply(below, None, False, q.requires_grad_(), k, v, 0.1)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs)
+        assert mine.requires_grad and not theirs.requires_grad
 
 
 # ---- torch's machinery --------------------------------------------------------------------------

@@ -84,8 +84,9 @@ TILE_READ_BY_ALL_LANES = read_by_all_lanes("Tiles::next", "TileScheduler::next")
 SCALES_READ_BY_ALL_LANES = read_by_all_lanes("Consumer::read_scales", "ScaleProducer::write")
 
 # Gradients by two warpgroups: P, which all lanes of one write and all of the other read; barriers
-# p_full and p_empty, at each of which a lane of a warp arrives. On an H200 the tool counted 158,720
-# hazards, a multiple of 31: those of the lanes that do not.
+# p_full and p_empty, at each of which a lane of a warp arrives, for the others' writes as for their
+# reads. On an H200 the tool counted 158,720 hazards of each read, a multiple of 31: the lanes that
+# do not arrive.
 P_READ_BY_ALL_LANES = read_by_all_lanes("KeyConsumer::step", r"ValueConsumer::step<\(bool\)[01]>")
 
 

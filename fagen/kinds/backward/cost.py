@@ -22,8 +22,8 @@ from fagen.vocab import DTYPES, MASKS
 
 # Clocks where nothing else is said. By microbenchmarks on an NVIDIA H200; those of L2, of what
 # hides behind nothing, and of a tile fit 30 timings of head dims 64, 128 and 256 within 3.1 % (root
-# mean square), and within 3.9 % those of benchmarks/results/nvidia-h200-2026-11-25-backward.md, of
-# another card.
+# mean square): benchmarks/results/nvidia-h200-2026-11-25-backward-fitted.md. Another card's, in
+# nvidia-h200-2026-11-25-backward.md, are met within 3.9 %.
 SHARPNESS = 8.0
 # of a multiprocessor, per clock, where all of them load and add to L2 at once
 L2_BYTES = 40.0

@@ -17,9 +17,9 @@ from fagen.merge import chunk_blocks
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, FP32
 
-# Fitted to 193 timings of head dims 64, 128 and 256, 8 to 64 rows, 8 and 16 chunks (NVIDIA H200):
-# they are met within 3.1 % in turns (root mean square), 4.0 % in runs; those of head dim 96, eight
-# in turns, within 18 %: docs/tuning-log.md.
+# Fitted to 193 timings of head dims 64, 128 and 256, 8 to 64 rows, 8 and 16 chunks (NVIDIA H200).
+# 225, of 192 too, are met within 3.1 % in turns (root mean square), 4.1 % in runs; those of head
+# dim 96, eight each, within 8.6 and 4.7 %: docs/tuning-log.md.
 LAUNCHES = 4.05e-6  # seconds, of both kernels in a graph, with the first load and the last merge
 READ_BYTES = 4.61e12  # a second, of K and V out of memory
 STRADDLE = 1.4  # times as long where rows begin within lines: 1.35 … 1.6 were measured (hd96)

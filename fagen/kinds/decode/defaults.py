@@ -54,7 +54,7 @@ def _fold(head_dim: int, tile: int) -> bool:
 
     Not where sums take the registers of a second thread block, nor where nobody measured it.
     """
-    return head_dim in _TIMED_IN_RUNS and (head_dim > _WIDE or tile <= _MOST_IN_RUNS)
+    return head_dim in _TIMED_IN_RUNS and (head_dim > _WIDEST or tile <= _MOST_IN_RUNS)
 
 
 def _runs_from(head_dim: int, tile: int) -> int:
