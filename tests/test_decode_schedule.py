@@ -145,6 +145,8 @@ def test_what_was_not_timed_in_runs_is_dealt_in_turns():
     for batch in (1, 16, 32, 1_000):
         for dim in (80, 112, 160, 224):
             assert deal_for(dim, 4, 8, batch) == deal_for(dim, 4, 8, batch, alike=True) == "turn"
+        for alike in (False, True):  # of 32 rows
+            assert deal_for(192, 32, 8, batch, alike=alike) == "turn"
 
 
 def test_tiles_that_are_alike_are_dealt_in_runs_where_they_stay_whole():

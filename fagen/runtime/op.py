@@ -25,7 +25,6 @@ Op = Callable[..., Any]
 _loading = threading.Lock()
 _loaded: dict[str, tuple[str, Op]] = {}  # slug → hash of its source, op
 _alone: dict[Op, Op] = {}
-_direct: dict[Op, Op] = {}
 _below: dict[Op, Op] = {}
 _ops = torch.library.Library("fagen", "FRAGMENT")
 
@@ -51,11 +50,11 @@ def load(binary: Binary) -> Op:
                 )
             return known[1]
         op = _register(binary)
-        _below[op] = _called(f"{binary.slug}_no_grad")
+        _below[op] = _called_below(binary.slug)
         for tensor in plan_of(binary.slug).signature.omittable:
             variant = f"{binary.slug}_without_{tensor.name}"
-            _alone[op] = getattr(torch.ops.fagen, variant).default
-            _direct[op] = _called(f"{variant}_no_grad")
+            _alone[op] = first = getattr(torch.ops.fagen, variant).default
+            _below[first] = _called_below(variant)
         _loaded[binary.slug] = binary.source_hash, op
         return op
 
@@ -75,20 +74,20 @@ def direct(op: Op) -> Op:
 
     It refuses no gradient: its output requires one where `alone` would have refused.
     """
-    return _direct.get(op) or alone(op)
+    return below(alone(op))
 
 
 def below(op: Op) -> Op:
     """Return what does as `op`, sooner, for a call that torch neither traces nor transforms.
 
-    It refuses no gradient, and has none: it is for who computes one.
+    It refuses no gradient, and computes none: it is for who does.
     """
     return _below.get(op, op)
 
 
-def _called(name: str) -> Op:
-    """Return what torch.ops.fagen.<name> calls, less a Python call."""
-    op = getattr(torch.ops.fagen, name).default
+def _called_below(name: str) -> Op:
+    """Return what torch.ops.fagen.<name> calls once no gradient is needed, less a Python call."""
+    op = getattr(torch.ops.fagen, f"{name}_no_grad").default
     return getattr(op, "_op", op)  # type: ignore[no-any-return]
 
 

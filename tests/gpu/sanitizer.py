@@ -60,8 +60,9 @@ def read_by_all_lanes(reader: str, writer: str) -> tuple[Harmless, ...]:
     before the write. racecheck looks at machine code, where __syncwarp in a warp that runs as one
     is no instruction: it orders the reads of the arriving lane alone. It names either side first.
     """
+    # of templates the tool says the return type too
     read, write = (
-        rf"{access} access at (?:void )?{_KERNEL}{function}{_PLACE}"
+        rf"{access} access at {'void ' if '<' in function else ''}{_KERNEL}{function}{_PLACE}"
         for access, function in (("Read", reader), ("Write", writer))
     )
     return tuple(

@@ -12,7 +12,7 @@ from math import ceil
 from typing import Any
 
 from fagen.arch import SM90
-from fagen.kinds.decode.rules import padded
+from fagen.kinds.decode.rules import padded, straddles
 from fagen.merge import chunk_blocks
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, FP32
@@ -133,9 +133,11 @@ def parts(values: Mapping[str, Any], sizes: Sizes) -> Parts:
 
 
 def _parts(deal: Dealt, values: Mapping[str, Any], sizes: Sizes) -> Parts:
-    head_dim_v = values["head_dim_v"]
-    rows = (d * DTYPES[values["dtype"]].bytes for d in (values["head_dim"], head_dim_v))
-    row_bytes = sum(STRADDLE * each if each % SM90.l2_line_bytes else each for each in rows)
+    dtype, head_dim_v = values["dtype"], values["head_dim_v"]
+    columns = sum(
+        STRADDLE * d if straddles(d, dtype) else d for d in (values["head_dim"], head_dim_v)
+    )
+    row_bytes = columns * DTYPES[dtype].bytes
     cache_bytes = sizes.batch * sizes.kv_heads * sizes.seqlen_k * row_bytes
     partial_bytes = deal.partials * (head_dim_v + 1) * FP32.bytes
     unit = OUTPUT * values["rows"] * head_dim_v

@@ -21,7 +21,7 @@ from fagen.kinds.decode.formulae import (
     registers_left,
 )
 from fagen.kinds.decode.keys import Schedule
-from fagen.kinds.decode.rules import SWIZZLE
+from fagen.kinds.decode.rules import SWIZZLE, straddles
 from fagen.kinds.decode.signature import signature
 from fagen.launch import Grid, Launch, Launches
 from fagen.ledger import Ledger
@@ -114,8 +114,7 @@ class Plan(Folding):
     @property
     def shares_lines(self) -> bool:
         """Whether a line of L2 may have parts of two heads' rows of K or V."""
-        rows = self.head_dim, self.head_dim_v
-        return any(d * self.dtype.bytes % SM90.l2_line_bytes for d in rows)
+        return any(straddles(d, self.dtype.name) for d in (self.head_dim, self.head_dim_v))
 
     @property
     def prefetches(self) -> bool:

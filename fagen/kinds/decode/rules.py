@@ -42,6 +42,11 @@ def padded(head_dim: int, dtype: str) -> int:
     return -(-head_dim // slab) * slab
 
 
+def straddles(head_dim: int, dtype: str) -> bool:
+    """Whether some rows of so many columns begin within a line of L2, where heads lie abreast."""
+    return bool(head_dim * DTYPES[dtype].bytes % SM90.l2_line_bytes)
+
+
 def share(blocks: int) -> int:
     """Return the bytes of shared memory that each of so many thread blocks may take."""
     align = SM90.smem_tile_alignment
