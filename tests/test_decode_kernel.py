@@ -93,6 +93,15 @@ def test_alike_tiles_stay_whole(lengths):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.parametrize("lengths", [(1_024, 1_024, 70, 70), (70, 1_024, 0, 1_000)])
+def test_chunks_too_long_for_runs_are_dealt_in_turns(lengths):
+    """Of 8 runs: 5 steps of a chunk, 4 … 6 of a run, and more chunks than runs."""
+    case = Case(Sizes(4, 3, 1, 1, 1_024), lengths)
+    runs, turns = (planned(f"dec_fp16_d64_causal_r8n64_c4{by}") for by in ("_runs", ""))
+    one, other = (ran(plan, built(plan), case) for plan in (runs, turns))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 def test_more_rows_of_chunks_or_steps_of_runs_than_can_be_numbered_are_refused():
     """2^26 rows of 16 chunks; in runs also 2^19 tiles of 2^11 steps and 16 chunks."""
     one = torch.zeros(1, 1, 1, 128, dtype=torch.float16)
@@ -138,6 +147,13 @@ RUN_FAULTS = {
     "merge forgets the state's sum": ("sum = __ldcg(&folded->sum);", ""),
     "merge counts chunks twice": ("of_sequence - begun;", "of_sequence;"),
 }
+# and where chunks are too long for a run's share
+LONG = Case(Sizes(4, 3, 1, 1, 1_024), (1_024, 1_024, 70, 70))
+TURN_FAULTS = {
+    "chunks are passed over": ("at + params.abreast.divide", "at + 2 * params.abreast.divide"),
+    "a chunk goes on to the end": ("in_turns ? at + 1 :", "in_turns ? at :"),
+    "sequences count as in runs": ("(in_turns ? chunks_of", "(false ? chunks_of"),
+}
 # and of one whose references are the caller's
 MISSED = Case(Sizes(2, 8, 2, 1, 64 * 17), (64 * 17, 900), references=(0.0, -1e3, 30.0, 1e3))
 UNIFIED_FAULTS = {
@@ -158,6 +174,7 @@ def faults() -> list[object]:
     found = [
         *((FIRST, RISING, name, *fault) for name, fault in FAULTS.items()),
         *((f"{FIRST}_runs", MANY, name, *fault) for name, fault in RUN_FAULTS.items()),
+        *((f"{FIRST}_c4_runs", LONG, name, *fault) for name, fault in TURN_FAULTS.items()),
         *((f"{FIRST}_unified", MISSED, name, *fault) for name, fault in UNIFIED_FAULTS.items()),
     ]
     long = pytest.mark.long

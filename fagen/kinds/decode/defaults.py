@@ -22,7 +22,7 @@ _IN_RUNS = 1.5
 _IN_RUNS_OF_16 = 0.95  # the same of 16 rows: one tile each is enough
 _MOST_IN_RUNS = 16  # rows, up to which two thread blocks fit beside each other
 # Columns beyond which 32 rows in runs spill some bytes, once a chunk, and so many were timed.
-_WIDEST, _SPILL = 192, 40
+_WIDEST, _SPILL = 192, 56
 _WIDE = 128  # columns beyond which a multiprocessor has one thread block, at most two else
 
 

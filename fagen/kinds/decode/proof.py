@@ -133,6 +133,9 @@ def verification_cases(plan: Plan) -> tuple[Case, ...]:
         Case(Sizes(1_100, 4, 2, 1, 70), tuple(i % 71 for i in range(1_100)), alone=False),
         Case(Sizes(3, 32, 8, 1, 8_192), (8_192, 5_000, 8_191)),
         Case(Sizes(1, 32, 8, 4, 32_768)),
+        # more than two chunks of the longest for each thread block, and fewer
+        Case(Sizes(96, 8, 8, 1, long), tuple(long - i for i in range(96)), alone=False),
+        Case(Sizes(40, 8, 8, 1, 4 * long), (4 * long, *(range(1, 40))), alone=False),
     )
 
 

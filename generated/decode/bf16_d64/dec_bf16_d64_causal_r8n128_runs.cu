@@ -303,33 +303,47 @@ __device__ __forceinline__ int begin_of(int run, int parts, int runs) {
 // unit. A thread block that begins with a tile's first chunk folds what follows in registers, so
 // most outputs are written once, and wholly. Neighbouring blocks go through a run abreast, each in
 // a tile of its own: they read neighbouring heads of the same keys at a time.
+//
+// Where a run's share is less than two of the longest chunks, cutting would give some runs two of
+// them, and some one. Then runs take chunks in turns, long ones and short ones.
 struct Units {
   const Params& params;
   int at, end;  // steps of the run, counted from the first sequence: a chunk is its block's who has
                 // its first step
-  int window = 0;  // of 32 sequences, one for each lane: the first of them
-  int before = 0;  // steps of the sequences before
-  Sequence own;    // the lane's
-  int ends;        // steps of the window up to the lane's sequence, with its own
+  bool in_turns = false;  // then they are chunks
+  int window = 0;         // of 32 sequences, one for each lane: the first of them
+  Sequence own;           // the lane's
+  int ends;               // steps, or chunks, up to the lane's sequence, with its own
 
   // By all lanes of a warp.
   __device__ __forceinline__ explicit Units(const Params& params) : params(params) {
     const int each = tile_steps(sequence_of(params, 0));
-    int total = 0;
+    int total = 0, chunks = 0, longest = 0;
     bool alike = true;
     for (int batch = lane(); batch < params.batch; batch += 32) {
-      const int steps = tile_steps(sequence_of(params, batch));
+      const Sequence sequence = sequence_of(params, batch);
+      const int steps = tile_steps(sequence);
       total += steps;
+      chunks += chunks_of(sequence.length);
+      longest = max(longest, chunk_steps(sequence));
       alike &= steps == each;
     }
     total = __reduce_add_sync(0xffffffffu, total) * params.tile_groups;
+    chunks = __reduce_add_sync(0xffffffffu, chunks) * params.tile_groups;
+    longest = __reduce_max_sync(0xffffffffu, longest);
     const int run = params.abreast.divide(blockIdx.x), runs = params.abreast.divide(gridDim.x);
     // Tiles that are alike may stay whole: then nothing is left to be merged.
     const bool whole = params.level && __all_sync(0xffffffffu, alike);
-    const int least = whole ? max(1, each) : 1;
-    at = begin_of(run, total / least, runs) * least;
-    end = begin_of(run + 1, total / least, runs) * least;
-    count();
+    if (!whole && total / runs < 2 * longest) {
+      at = run;
+      end = chunks;
+      in_turns = true;
+    } else {
+      const int least = whole ? max(1, each) : 1;
+      at = begin_of(run, total / least, runs) * least;
+      end = begin_of(run + 1, total / least, runs) * least;
+    }
+    count(0);
   }
 
   // Each chunk takes a step more than it has blocks of keys: to be begun and folded.
@@ -337,44 +351,50 @@ struct Units {
     return blocks_of(sequence.length, kBlockN) + chunks_of(sequence.length);
   }
 
-  __device__ __forceinline__ int steps_of(const Sequence& sequence) const {
-    return tile_steps(sequence) * params.tile_groups;
+  __device__ __forceinline__ int chunk_steps(const Sequence& sequence) const {
+    return chunk_keys(sequence.length) / kBlockN + 1;
   }
 
-  __device__ __forceinline__ void count() {
+  __device__ __forceinline__ int parts_of(const Sequence& sequence) const {
+    return (in_turns ? chunks_of(sequence.length) : tile_steps(sequence)) * params.tile_groups;
+  }
+
+  // Of the sequences of a window, behind so many parts.
+  __device__ __forceinline__ void count(int before) {
     const int batch = window + lane();
     own = batch < params.batch ? sequence_of(params, batch) : Sequence{0, 0};
-    ends = steps_of(own);
+    ends = parts_of(own);
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int others = __shfl_up_sync(0xffffffffu, ends, step);
       ends += lane() >= step ? others : 0;
     }
+    ends += before;
   }
 
   // The next unit of the run, by all lanes of a warp; false: there is none left.
   __device__ __forceinline__ bool next(Unit& unit) {
     while (at < end) {
       uint32_t beyond;
-      while (!(beyond = __ballot_sync(0xffffffffu, at < before + ends))) {
-        before += __shfl_sync(0xffffffffu, ends, 31);
+      while (!(beyond = __ballot_sync(0xffffffffu, at < ends))) {
         window += 32;
-        count();
+        count(__shfl_sync(0xffffffffu, ends, 31));
       }
       const int owner = __ffs(beyond) - 1;
       unit.batch = window + owner;
       unit.sequence.first = __shfl_sync(0xffffffffu, own.first, owner);
       unit.sequence.length = __shfl_sync(0xffffffffu, own.length, owner);
-      const int first = before + __shfl_sync(0xffffffffu, ends - steps_of(own), owner);
-      const int steps = tile_steps(unit.sequence), keys = chunk_keys(unit.sequence.length);
-      const int chunk_steps = keys / kBlockN + 1;
-      const int group = (at - first) / steps, tile_begin = first + group * steps;
+      const int first = __shfl_sync(0xffffffffu, ends - parts_of(own), owner);
+      const int parts = in_turns ? chunks_of(unit.sequence.length) : tile_steps(unit.sequence);
+      const int group = (at - first) / parts, tile_begin = first + group * parts;
       const int tile = group * params.abreast.value + blockIdx.x % params.abreast.value;
-      unit.chunk = blocks_of(at - tile_begin, chunk_steps);
+      const int each = in_turns ? 1 : chunk_steps(unit.sequence);  // parts of a chunk
+      const int last = in_turns ? at + 1 : min(tile_begin + parts, end);
+      const int keys = chunk_keys(unit.sequence.length);
+      unit.chunk = blocks_of(at - tile_begin, each);
       unit.first_key = unit.chunk * keys;
-      at = tile_begin + steps;
-      unit.last_key =
-          min(blocks_of(min(at, end) - tile_begin, chunk_steps) * keys, unit.sequence.length);
+      unit.last_key = min(blocks_of(last - tile_begin, each) * keys, unit.sequence.length);
+      at = in_turns ? at + params.abreast.divide(gridDim.x) : tile_begin + parts;
       if (unit.first_key >= unit.last_key) {  // its last chunk is the block's before
         continue;
       }
@@ -1611,6 +1631,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d64_causal_r8n128_runs_info(voi
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d64_causal_r8n128_runs",
-      "a9c4934a290d225d2e4866d2d6d94b76631d5d3f839bcbfd55fcfdf34ae25960"};
+      "c58b1cdbb7153b0fd202688015aaafafefe8c4e42d0855b08331878cee4813c0"};
   return &info;
 }
