@@ -53,6 +53,8 @@ def test_a_committed_schedule_is_called_by_its_slug_and_leaves_its_defaults(path
     more = {"by"} if plan.by_runs else set()
     if plan.by_runs and (plan.head_dim, plan.rows) == (256, 32):
         more |= {"max_spill_bytes"}
+    if plan.by_runs and (plan.head_dim, plan.rows) == (96, 8):
+        more |= {"stages"}
     if plan.head_dim_v != plan.head_dim:
         more |= {"head_dim_v"}
     assert set(schedule.settings()) == Schedule.keys.required | more

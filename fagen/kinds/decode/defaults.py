@@ -9,6 +9,7 @@ from fagen.kind import Step
 from fagen.kinds.decode.cost import whole_tiles
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.plan import plan
+from fagen.kinds.decode.rules import straddles
 from fagen.problem import Sizes
 
 ROWS = (8, 16, 32, 64)  # of queries, that a kernel is made for
@@ -23,6 +24,8 @@ _IN_RUNS_OF_16 = 0.95  # the same of 16 rows: one tile each is enough
 _MOST_IN_RUNS = 16  # rows, up to which two thread blocks fit beside each other
 # Columns beyond which 32 rows in runs spill some bytes, once a chunk, and so many were timed.
 _WIDEST, _SPILL = 192, 56
+# Buffers of 8 rows in runs where heads share lines of L2, which stay there for as long.
+_SHARED_LINES_STAGES = 3
 _WIDE = 128  # columns beyond which a multiprocessor has one thread block, at most two else
 
 
@@ -99,6 +102,7 @@ def derived(
         by = "turn"
     columns = max(head_dim, head_dim_v)
     block_n, widest = 128 if columns <= _NARROW else 64, columns > _WIDEST
+    shares_lines = any(straddles(d, dtype) for d in (head_dim, head_dim_v))
     return tuple(
         _fitting(
             Schedule.make(
@@ -107,12 +111,19 @@ def derived(
                 block_n=block_n,
                 chunks=chunks,
                 by=deal,
+                **_depth(tile, deal, shares_lines=shares_lines),
                 max_spill_bytes=_SPILL if widest and tile == 32 and deal == "run" else 0,
             )
             for tile in reversed([tile for tile in ROWS if tile <= most])
             for deal in dict.fromkeys((by, "turn"))
         )
     )
+
+
+def _depth(tile: int, deal: str, *, shares_lines: bool) -> dict[str, int]:
+    """How many buffers, where fewer than fit were faster."""
+    fewer = shares_lines and deal == "run" and tile == ROWS[0]
+    return {"stages": _SHARED_LINES_STAGES} if fewer else {}
 
 
 def sized(schedule: Schedule, sizes: Sizes) -> Schedule:

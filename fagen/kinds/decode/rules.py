@@ -63,6 +63,15 @@ def _stages(keys: Mapping[str, Any], blocks: int) -> int:
     return min(_MOST_STAGES, int((share(blocks) - rest) // buffer))
 
 
+def _uneven(stages: int, blocks: int) -> int:
+    """So many buffers, or one less: of two thread blocks an odd number of them reads faster.
+
+    Else K comes into the same ones again and again, and V into the others, which memory takes worse
+    (docs/tuning-log.md). With three of them too little is under way.
+    """
+    return stages - 1 if blocks == 2 and stages % 2 == 0 and stages > _LEAST_STAGES else stages
+
+
 DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     # V is as wide as K (head_dim)
     "head_dim_v": lambda keys: keys["head_dim"],
@@ -79,7 +88,7 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
         else 1
     ),
     # the same keys, and blocks
-    "stages": lambda keys: max(3, _stages(keys, keys["blocks"])),
+    "stages": lambda keys: max(3, _uneven(_stages(keys, keys["blocks"]), keys["blocks"])),
 }
 
 

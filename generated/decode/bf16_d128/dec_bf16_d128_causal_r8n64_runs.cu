@@ -112,7 +112,7 @@ constexpr int kHeadDimVPadded = 128;
 constexpr int kRows = 8;     // of queries that a unit of work has at most
 constexpr int kBlockN = 64;  // keys of a step
 constexpr int kChunks = 16;  // that a sequence's keys are cut into, at most
-constexpr int kStages = 6;   // buffers of the ring, in which blocks of K and V alternate
+constexpr int kStages = 5;   // buffers of the ring, in which blocks of K and V alternate
 constexpr int kQStages = 2;
 constexpr int kBlocks = 2;     // that share a multiprocessor
 constexpr int kThreads = 160;  // a warpgroup that computes, a warp that loads
@@ -150,7 +150,7 @@ struct SharedStorage {
   Barrier q_empty[kQStages];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes == 106496, "the ledger of shared memory");
+static_assert(kSharedBytes == 90112, "the ledger of shared memory");
 
 __host__ __device__ constexpr int blocks_of(int n, int size) {
   return (n + size - 1) / size;
@@ -1631,6 +1631,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d128_causal_r8n64_runs_info(voi
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d128_causal_r8n64_runs",
-      "10a8e3eacd85b1621936abe8c46e488a7e8f9d16fa619e261eee7af3e31bc9b7"};
+      "cfb7410ab55cefbdf00312148dbbcaa9df0297654567450de4e5adce6d610fe6"};
   return &info;
 }

@@ -111,7 +111,7 @@ constexpr int kHeadDimVPadded = 64;
 constexpr int kRows = 16;     // of queries that a unit of work has at most
 constexpr int kBlockN = 128;  // keys of a step
 constexpr int kChunks = 16;   // that a sequence's keys are cut into, at most
-constexpr int kStages = 6;    // buffers of the ring, in which blocks of K and V alternate
+constexpr int kStages = 5;    // buffers of the ring, in which blocks of K and V alternate
 constexpr int kQStages = 2;
 constexpr int kBlocks = 2;     // that share a multiprocessor
 constexpr int kThreads = 160;  // a warpgroup that computes, a warp that loads
@@ -149,7 +149,7 @@ struct SharedStorage {
   Barrier q_empty[kQStages];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes == 112640, "the ledger of shared memory");
+static_assert(kSharedBytes == 96256, "the ledger of shared memory");
 
 __host__ __device__ constexpr int blocks_of(int n, int size) {
   return (n + size - 1) / size;
@@ -1431,6 +1431,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d64_causal_r16n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d64_causal_r16n128",
-      "a5444fe1edd7dedb5352e7bef4bf72e104d25dfc72f18f4b647ed2ecc9f2567a"};
+      "9ab20201447fe9ab4844fb14e49b8df47cbf70bd441004ee03a506ebc51a621a"};
   return &info;
 }

@@ -112,7 +112,7 @@ constexpr int kHeadDimVPadded = 64;
 constexpr int kRows = 16;     // of queries that a unit of work has at most
 constexpr int kBlockN = 128;  // keys of a step
 constexpr int kChunks = 16;   // that a sequence's keys are cut into, at most
-constexpr int kStages = 6;    // buffers of the ring, in which blocks of K and V alternate
+constexpr int kStages = 5;    // buffers of the ring, in which blocks of K and V alternate
 constexpr int kQStages = 2;
 constexpr int kBlocks = 2;     // that share a multiprocessor
 constexpr int kThreads = 160;  // a warpgroup that computes, a warp that loads
@@ -150,7 +150,7 @@ struct SharedStorage {
   Barrier q_empty[kQStages];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes == 112640, "the ledger of shared memory");
+static_assert(kSharedBytes == 96256, "the ledger of shared memory");
 
 __host__ __device__ constexpr int blocks_of(int n, int size) {
   return (n + size - 1) / size;
@@ -1633,6 +1633,6 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d64_causal_r16n128_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d64_causal_r16n128_runs",
-      "831fcef0ec3f16abb0f0472b9834ba3097e07005e06827e47e9ca5d407b90d35"};
+      "c228c9d230d30fc4a88ab59ff749c9246ad29a769237206d6b72a0be31948680"};
   return &info;
 }

@@ -112,7 +112,7 @@ constexpr int kHeadDimVPadded = 128;
 constexpr int kRows = 16;    // of queries that a unit of work has at most
 constexpr int kBlockN = 64;  // keys of a step
 constexpr int kChunks = 16;  // that a sequence's keys are cut into, at most
-constexpr int kStages = 6;   // buffers of the ring, in which blocks of K and V alternate
+constexpr int kStages = 5;   // buffers of the ring, in which blocks of K and V alternate
 constexpr int kQStages = 2;
 constexpr int kBlocks = 2;     // that share a multiprocessor
 constexpr int kThreads = 160;  // a warpgroup that computes, a warp that loads
@@ -150,7 +150,7 @@ struct SharedStorage {
   Barrier q_empty[kQStages];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes == 112640, "the ledger of shared memory");
+static_assert(kSharedBytes == 96256, "the ledger of shared memory");
 
 __host__ __device__ constexpr int blocks_of(int n, int size) {
   return (n + size - 1) / size;
@@ -1633,6 +1633,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d128_causal_r16n64_runs_info(vo
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d128_causal_r16n64_runs",
-      "e9ab95c2c51a6c8c8089b96eca62e53f66d27aed961d9bd34b57f055d8341f0b"};
+      "1c8013275985c1e737929628fbbddcfd36b4168069ed17dcae51f286d290a1b8"};
   return &info;
 }

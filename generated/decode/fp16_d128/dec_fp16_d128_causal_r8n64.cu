@@ -111,7 +111,7 @@ constexpr int kHeadDimVPadded = 128;
 constexpr int kRows = 8;     // of queries that a unit of work has at most
 constexpr int kBlockN = 64;  // keys of a step
 constexpr int kChunks = 16;  // that a sequence's keys are cut into, at most
-constexpr int kStages = 6;   // buffers of the ring, in which blocks of K and V alternate
+constexpr int kStages = 5;   // buffers of the ring, in which blocks of K and V alternate
 constexpr int kQStages = 2;
 constexpr int kBlocks = 2;     // that share a multiprocessor
 constexpr int kThreads = 160;  // a warpgroup that computes, a warp that loads
@@ -149,7 +149,7 @@ struct SharedStorage {
   Barrier q_empty[kQStages];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes == 106496, "the ledger of shared memory");
+static_assert(kSharedBytes == 90112, "the ledger of shared memory");
 
 __host__ __device__ constexpr int blocks_of(int n, int size) {
   return (n + size - 1) / size;
@@ -1429,6 +1429,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d128_causal_r8n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d128_causal_r8n64",
-      "7013841ef58d0a67306ce624847669ec93655b23a6b0332804af29388b3edd1a"};
+      "58bbd1041feacba09375c8209ac763e0ea968b06f97da49e130eb8c3d159a85f"};
   return &info;
 }

@@ -111,7 +111,7 @@ constexpr int kHeadDimVPadded = 128;
 constexpr int kRows = 8;     // of queries that a unit of work has at most
 constexpr int kBlockN = 64;  // keys of a step
 constexpr int kChunks = 16;  // that a sequence's keys are cut into, at most
-constexpr int kStages = 6;   // buffers of the ring, in which blocks of K and V alternate
+constexpr int kStages = 5;   // buffers of the ring, in which blocks of K and V alternate
 constexpr int kQStages = 2;
 constexpr int kBlocks = 2;     // that share a multiprocessor
 constexpr int kThreads = 160;  // a warpgroup that computes, a warp that loads
@@ -149,7 +149,7 @@ struct SharedStorage {
   Barrier q_empty[kQStages];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes == 106496, "the ledger of shared memory");
+static_assert(kSharedBytes == 90112, "the ledger of shared memory");
 
 __host__ __device__ constexpr int blocks_of(int n, int size) {
   return (n + size - 1) / size;
@@ -1429,6 +1429,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d128_full_r8n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d128_full_r8n64",
-      "6ad8223f1c29f35c07ba3e516ef98afc87a00bca73e4b89c95cfded51979ae6c"};
+      "aa5df028820411663876f25ee8ba560af43feb365a404c8374f87cfe72515631"};
   return &info;
 }

@@ -111,7 +111,7 @@ constexpr int kHeadDimVPadded = 64;
 constexpr int kRows = 16;     // of queries that a unit of work has at most
 constexpr int kBlockN = 128;  // keys of a step
 constexpr int kChunks = 16;   // that a sequence's keys are cut into, at most
-constexpr int kStages = 6;    // buffers of the ring, in which blocks of K and V alternate
+constexpr int kStages = 5;    // buffers of the ring, in which blocks of K and V alternate
 constexpr int kQStages = 2;
 constexpr int kBlocks = 2;     // that share a multiprocessor
 constexpr int kThreads = 160;  // a warpgroup that computes, a warp that loads
@@ -149,7 +149,7 @@ struct SharedStorage {
   Barrier q_empty[kQStages];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes == 112640, "the ledger of shared memory");
+static_assert(kSharedBytes == 96256, "the ledger of shared memory");
 
 __host__ __device__ constexpr int blocks_of(int n, int size) {
   return (n + size - 1) / size;
@@ -1431,6 +1431,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d64_causal_r16n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d64_causal_r16n128",
-      "bd4491424e008adde491edb35201cd6119273d132c22d1870a01d946f5dbdf70"};
+      "6f1c57e07e38943bf56c2e668f7b3af5e6841e77277591eb35c18df6708d929e"};
   return &info;
 }

@@ -111,7 +111,7 @@ constexpr int kHeadDimVPadded = 64;
 constexpr int kRows = 8;      // of queries that a unit of work has at most
 constexpr int kBlockN = 128;  // keys of a step
 constexpr int kChunks = 16;   // that a sequence's keys are cut into, at most
-constexpr int kStages = 6;    // buffers of the ring, in which blocks of K and V alternate
+constexpr int kStages = 5;    // buffers of the ring, in which blocks of K and V alternate
 constexpr int kQStages = 2;
 constexpr int kBlocks = 2;     // that share a multiprocessor
 constexpr int kThreads = 160;  // a warpgroup that computes, a warp that loads
@@ -149,7 +149,7 @@ struct SharedStorage {
   Barrier q_empty[kQStages];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes == 106496, "the ledger of shared memory");
+static_assert(kSharedBytes == 90112, "the ledger of shared memory");
 
 __host__ __device__ constexpr int blocks_of(int n, int size) {
   return (n + size - 1) / size;
@@ -1429,6 +1429,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d64_causal_r8n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d64_causal_r8n128",
-      "9c06c2cafe7afeea3f17c5cfbde0f75f4b37791fbddd4e0f4a43ac4c08c500b5"};
+      "c071959e6eb11843188b889735525d48b4d4aa0d8716177a18419e37af578532"};
   return &info;
 }

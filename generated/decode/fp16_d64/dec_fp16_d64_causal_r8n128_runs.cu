@@ -112,7 +112,7 @@ constexpr int kHeadDimVPadded = 64;
 constexpr int kRows = 8;      // of queries that a unit of work has at most
 constexpr int kBlockN = 128;  // keys of a step
 constexpr int kChunks = 16;   // that a sequence's keys are cut into, at most
-constexpr int kStages = 6;    // buffers of the ring, in which blocks of K and V alternate
+constexpr int kStages = 5;    // buffers of the ring, in which blocks of K and V alternate
 constexpr int kQStages = 2;
 constexpr int kBlocks = 2;     // that share a multiprocessor
 constexpr int kThreads = 160;  // a warpgroup that computes, a warp that loads
@@ -150,7 +150,7 @@ struct SharedStorage {
   Barrier q_empty[kQStages];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes == 106496, "the ledger of shared memory");
+static_assert(kSharedBytes == 90112, "the ledger of shared memory");
 
 __host__ __device__ constexpr int blocks_of(int n, int size) {
   return (n + size - 1) / size;
@@ -1631,6 +1631,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d64_causal_r8n128_runs_info(voi
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d64_causal_r8n128_runs",
-      "d74b1482bb433eb6f292686730285484a105c41968e9799ec83b7510aa9536c6"};
+      "7bd98b6a4840425c4bb86b1b2255b04880b5c41c759854f799a09931c1500fb8"};
   return &info;
 }

@@ -112,7 +112,7 @@ constexpr int kHeadDimVPadded = 128;
 constexpr int kRows = 16;    // of queries that a unit of work has at most
 constexpr int kBlockN = 64;  // keys of a step
 constexpr int kChunks = 16;  // that a sequence's keys are cut into, at most
-constexpr int kStages = 6;   // buffers of the ring, in which blocks of K and V alternate
+constexpr int kStages = 5;   // buffers of the ring, in which blocks of K and V alternate
 constexpr int kQStages = 2;
 constexpr int kBlocks = 2;     // that share a multiprocessor
 constexpr int kThreads = 160;  // a warpgroup that computes, a warp that loads
@@ -150,7 +150,7 @@ struct SharedStorage {
   Barrier q_empty[kQStages];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes == 112640, "the ledger of shared memory");
+static_assert(kSharedBytes == 96256, "the ledger of shared memory");
 
 __host__ __device__ constexpr int blocks_of(int n, int size) {
   return (n + size - 1) / size;
@@ -1638,6 +1638,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d96_causal_r16n64_runs_info(voi
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d96_causal_r16n64_runs",
-      "918465d00953405f3188577b8b16a2db87759c6872e3bc99f56222bd05ebe045"};
+      "742ca577aa749965b6fb2c4ef5630d1b435497fe65bdda2c294892265ee0f14b"};
   return &info;
 }

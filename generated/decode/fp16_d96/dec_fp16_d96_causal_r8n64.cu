@@ -111,7 +111,7 @@ constexpr int kHeadDimVPadded = 128;
 constexpr int kRows = 8;     // of queries that a unit of work has at most
 constexpr int kBlockN = 64;  // keys of a step
 constexpr int kChunks = 16;  // that a sequence's keys are cut into, at most
-constexpr int kStages = 6;   // buffers of the ring, in which blocks of K and V alternate
+constexpr int kStages = 5;   // buffers of the ring, in which blocks of K and V alternate
 constexpr int kQStages = 2;
 constexpr int kBlocks = 2;     // that share a multiprocessor
 constexpr int kThreads = 160;  // a warpgroup that computes, a warp that loads
@@ -149,7 +149,7 @@ struct SharedStorage {
   Barrier q_empty[kQStages];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes == 106496, "the ledger of shared memory");
+static_assert(kSharedBytes == 90112, "the ledger of shared memory");
 
 __host__ __device__ constexpr int blocks_of(int n, int size) {
   return (n + size - 1) / size;
@@ -1431,6 +1431,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d96_causal_r8n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d96_causal_r8n64",
-      "9c11c79abdfd588c1ce211ed6db518cc41f3b5c73134f9249fa0277a77a280c8"};
+      "79a9dfb84b5159ecd18e4a76c9691e682b921e49d6fea9a6c3f4552507d4e827"};
   return &info;
 }

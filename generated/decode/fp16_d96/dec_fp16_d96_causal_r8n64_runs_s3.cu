@@ -1,5 +1,5 @@
-// dec_fp16_d96_causal_r8n64_runs: attention of a few queries over many keys, for Hopper (sm_90a).
-// Rendered by fagen; do not edit.
+// dec_fp16_d96_causal_r8n64_runs_s3: attention of a few queries over many keys, for Hopper
+// (sm_90a). Rendered by fagen; do not edit.
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log of the sum of exp(scale * q kᵀ)
 //
@@ -90,15 +90,15 @@ extern "C" {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_dec_fp16_d96_causal_r8n64_runs(const struct FagenDecodeArgs* args, void* stream);
+int fagen_dec_fp16_d96_causal_r8n64_runs_s3(const struct FagenDecodeArgs* args, void* stream);
 // How many bytes of workspace a call of these sizes needs; -1 where args is null.
-int64_t fagen_dec_fp16_d96_causal_r8n64_runs_workspace(const struct FagenDecodeArgs* args);
-const char* fagen_dec_fp16_d96_causal_r8n64_runs_message(int status);
-const struct FagenKernelInfo* fagen_dec_fp16_d96_causal_r8n64_runs_info(void);
+int64_t fagen_dec_fp16_d96_causal_r8n64_runs_s3_workspace(const struct FagenDecodeArgs* args);
+const char* fagen_dec_fp16_d96_causal_r8n64_runs_s3_message(int status);
+const struct FagenKernelInfo* fagen_dec_fp16_d96_causal_r8n64_runs_s3_info(void);
 
 }  // extern "C"
 
-namespace fagen_dec_fp16_d96_causal_r8n64_runs_kernel {
+namespace fagen_dec_fp16_d96_causal_r8n64_runs_s3_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ constexpr int kHeadDimVPadded = 128;
 constexpr int kRows = 8;     // of queries that a unit of work has at most
 constexpr int kBlockN = 64;  // keys of a step
 constexpr int kChunks = 16;  // that a sequence's keys are cut into, at most
-constexpr int kStages = 6;   // buffers of the ring, in which blocks of K and V alternate
+constexpr int kStages = 3;   // buffers of the ring, in which blocks of K and V alternate
 constexpr int kQStages = 2;
 constexpr int kBlocks = 2;     // that share a multiprocessor
 constexpr int kThreads = 160;  // a warpgroup that computes, a warp that loads
@@ -150,7 +150,7 @@ struct SharedStorage {
   Barrier q_empty[kQStages];
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes == 106496, "the ledger of shared memory");
+static_assert(kSharedBytes == 57344, "the ledger of shared memory");
 
 __host__ __device__ constexpr int blocks_of(int n, int size) {
   return (n + size - 1) / size;
@@ -1317,13 +1317,13 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
   }
 }
 
-}  // namespace fagen_dec_fp16_d96_causal_r8n64_runs_kernel
+}  // namespace fagen_dec_fp16_d96_causal_r8n64_runs_s3_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_dec_fp16_d96_causal_r8n64_runs_host {
+namespace fagen_dec_fp16_d96_causal_r8n64_runs_s3_host {
 
-using namespace fagen_dec_fp16_d96_causal_r8n64_runs_kernel;
+using namespace fagen_dec_fp16_d96_causal_r8n64_runs_s3_kernel;
 
 // What a call ends with: the number of its message. Checks come in this order.
 enum Status {
@@ -1611,31 +1611,31 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   return enqueue(merge, merging, kMergeThreads, 0, stream, params) ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_dec_fp16_d96_causal_r8n64_runs_host
+}  // namespace fagen_dec_fp16_d96_causal_r8n64_runs_s3_host
 
-extern "C" int fagen_dec_fp16_d96_causal_r8n64_runs(const FagenDecodeArgs* args, void* stream) {
-  using namespace fagen_dec_fp16_d96_causal_r8n64_runs_host;
+extern "C" int fagen_dec_fp16_d96_causal_r8n64_runs_s3(const FagenDecodeArgs* args, void* stream) {
+  using namespace fagen_dec_fp16_d96_causal_r8n64_runs_s3_host;
   const Status status = args ? check(*args) : kNullPointer;
   return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" int64_t fagen_dec_fp16_d96_causal_r8n64_runs_workspace(const FagenDecodeArgs* args) {
-  return args ? fagen_dec_fp16_d96_causal_r8n64_runs_host::workspace_bytes(*args) : -1;
+extern "C" int64_t fagen_dec_fp16_d96_causal_r8n64_runs_s3_workspace(const FagenDecodeArgs* args) {
+  return args ? fagen_dec_fp16_d96_causal_r8n64_runs_s3_host::workspace_bytes(*args) : -1;
 }
 
-extern "C" const char* fagen_dec_fp16_d96_causal_r8n64_runs_message(int status) {
-  using namespace fagen_dec_fp16_d96_causal_r8n64_runs_host;
+extern "C" const char* fagen_dec_fp16_d96_causal_r8n64_runs_s3_message(int status) {
+  using namespace fagen_dec_fp16_d96_causal_r8n64_runs_s3_host;
   return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_dec_fp16_d96_causal_r8n64_runs_info(void) {
-  using namespace fagen_dec_fp16_d96_causal_r8n64_runs_kernel;
+extern "C" const FagenKernelInfo* fagen_dec_fp16_d96_causal_r8n64_runs_s3_info(void) {
+  using namespace fagen_dec_fp16_d96_causal_r8n64_runs_s3_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       kSharedBytes,
       kThreads,
       kLaunchRegisters,
-      "dec_fp16_d96_causal_r8n64_runs",
-      "f13d5c0c86fc0a42bf0541ce732f3e43b79bf6eb25f26cc101d69f57636a130e"};
+      "dec_fp16_d96_causal_r8n64_runs_s3",
+      "aac064a83ec8ad10102e9aaf5a063a21efa59310212eddca85ee3a3669264416"};
   return &info;
 }
