@@ -235,7 +235,7 @@ def test_what_is_picked_to_decode_is_what_such_calls_take(
 
 
 def test_a_row_of_a_users_table_is_picked_to_decode(tables: tuple[Path, Path]) -> None:
-    slug = "dec_fp16_d64_causal_r8n128_s5"
+    slug = "dec_fp16_d64_causal_r8n128_s4"
     dispatch_table.update(tables[1], [Row.of(CARD, slug, group=8)])
     found = fagen.pick(dtype="fp16", head_dim=64, kind="decode", heads=32, kv_heads=8)
     assert found.slug == slug and "decoding of 8 rows to a KV head" in found.why

@@ -17,12 +17,14 @@ from fagen.merge import chunk_blocks
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, FP32
 
-# Fitted to 193 timings of head dims 64, 128 and 256, 8 to 64 rows, 8 and 16 chunks (NVIDIA H200).
-# 225, of 192 too, are met within 3.1 % in turns (root mean square), 4.1 % in runs; those of head
-# dim 96, eight each, within 8.6 and 4.7 %: docs/tuning-log.md.
+# Fitted to 439 timings of head dims 64 to 256, 8 to 64 rows, 8 and 16 chunks, 3 to 12 buffers on an
+# NVIDIA H200, which are met within 3.1 % in turns (root mean square), 5.1 % in runs; those of head
+# dim 96 within 8.6 and 7.1 %: docs/tuning-log.md.
 LAUNCHES = 4.05e-6  # seconds, of both kernels in a graph, with the first load and the last merge
 READ_BYTES = 4.61e12  # a second, of K and V out of memory
-STRADDLE = 1.4  # times as long where rows begin within lines: 1.35 … 1.6 were measured (hd96)
+# By what part more is read where rows begin within lines, with 12 buffers a multiprocessor. It falls
+# with their square: the fewer, the likelier a line is in L2 when a neighbour wants the rest of it.
+READ_TWICE = {"turn": 0.5, "run": 0.32}
 PARTIAL_BYTES = 2.40e12  # the same of partial outputs: written beside, and read by the merge
 SHARPNESS = 3.92
 SCORES = 18.0  # clocks of a step, for each row beside 64 keys
@@ -30,13 +32,12 @@ READ = 0.006  # the same, for each byte of K and V that tensor cores read
 CROWD = 0.1  # by how much a step takes longer for each other thread block of the multiprocessor
 OUTPUT = 0.283  # clocks of a chunk, for each number of its output
 QUERIES = 3_000.0  # of a chunk that waits for its queries
-RUNS = 1.4e-6  # seconds of a call in runs, before its first unit is found
-FOUND = 910.0  # clocks of a chunk in a run, to begin anew
-FOLD = 0.636  # the same, for each number of its output
-HAND = 1.62  # of a tile, for each number that is handed on when its chunks are folded
+RUNS = 2.1e-6  # seconds of a call in runs, before its first unit is found
+FOLD = 0.89  # clocks of a chunk in a run, for each number of its output
+HAND = 2.4  # of a tile, for each number that is handed on when its chunks are folded
+FETCH = 1_350.0  # clocks from a buffer that is free to one that is full again, under load
 
 # Not measured yet.
-FETCH = 1_650.0  # from a buffer that is free to one that is full again, under load
 VOTE = 300.0  # of a step, where maxima are asked for first; of a chunk, to exchange them once
 AGAIN_BYTES = 5.5e12  # a second, of K and V out of the L2 cache, for further tiles of rows
 
@@ -93,6 +94,10 @@ def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
         if whole := whole_tiles(outputs // sizes.batch, sizes.batch, slots):
             return Dealt(tiles, resident, whole * found, whole * n_blocks, 0, whole)
         even = outputs * n_blocks / slots
+        if even + outputs * found / slots < 2 * (each + 1):  # too little for two: one by one
+            rounds = ceil(outputs * found / slots)
+            steps = max(each, rounds * n_blocks / found)
+            return Dealt(tiles, resident, rounds, steps, of_rows * found, rounds)
         # who has a chunk's first step has all of it: about half of one too many
         steps = max(each, even + each / 2)
         # a thread block begins within a tile, whose chunks it hands on: half of them in the mean
@@ -134,8 +139,9 @@ def parts(values: Mapping[str, Any], sizes: Sizes) -> Parts:
 
 def _parts(deal: Dealt, values: Mapping[str, Any], sizes: Sizes) -> Parts:
     dtype, head_dim_v = values["dtype"], values["head_dim_v"]
+    longer = 1 + _read_twice(deal, values)
     columns = sum(
-        STRADDLE * d if straddles(d, dtype) else d for d in (values["head_dim"], head_dim_v)
+        longer * d if straddles(d, dtype) else d for d in (values["head_dim"], head_dim_v)
     )
     row_bytes = columns * DTYPES[dtype].bytes
     cache_bytes = sizes.batch * sizes.kv_heads * sizes.seqlen_k * row_bytes
@@ -143,7 +149,7 @@ def _parts(deal: Dealt, values: Mapping[str, Any], sizes: Sizes) -> Parts:
     unit = OUTPUT * values["rows"] * head_dim_v
     unit += 0 if values["maximum"] == "unified" else VOTE
     unit += QUERIES if values["q_stages"] == 1 else 0
-    unit += FOUND + FOLD * values["rows"] * head_dim_v if values["by"] == "run" else 0
+    unit += FOLD * values["rows"] * head_dim_v if values["by"] == "run" else 0
     clocks = deal.steps * step_clocks(values, deal.resident) + deal.units * unit
     clocks += deal.outputs * HAND * values["rows"] * head_dim_v
     return Parts(
@@ -154,6 +160,15 @@ def _parts(deal: Dealt, values: Mapping[str, Any], sizes: Sizes) -> Parts:
         merge=partial_bytes / PARTIAL_BYTES,
         launches=LAUNCHES + (RUNS if values["by"] == "run" else 0),
     )
+
+
+def _read_twice(deal: Dealt, values: Mapping[str, Any]) -> float:
+    """What part of rows that begin within lines of L2 is read once more.
+
+    With a unit or two for each thread block those of neighbouring heads are still abreast.
+    """
+    buffers = values["stages"] * values["blocks"]
+    return float(READ_TWICE[values["by"]] * (buffers / 12) ** 2 * min(1.0, deal.units / 2))
 
 
 def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[float, ...]]:
