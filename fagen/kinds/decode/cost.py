@@ -22,10 +22,10 @@ from fagen.vocab import DTYPES, FP32
 # dim 96 within 8.6 and 7.1 %: docs/tuning-log.md.
 LAUNCHES = 4.05e-6  # seconds, of both kernels in a graph, with the first load and the last merge
 READ_BYTES = 4.61e12  # a second, of K and V out of memory
-# By what part more is read where rows begin within lines, with 12 buffers a multiprocessor. It falls
-# with their square: the fewer, the likelier a line is in L2 when a neighbour wants the rest of it.
-READ_TWICE = {"turn": 0.5, "run": 0.32}
 PARTIAL_BYTES = 2.40e12  # the same of partial outputs: written beside, and read by the merge
+# What part of rows that begin within lines is read twice, with 12 buffers a multiprocessor. It
+# falls with their square: of few, a line is likely in L2 yet when a neighbour wants its rest.
+READ_TWICE = {"turn": 0.5, "run": 0.32}
 SHARPNESS = 3.92
 SCORES = 18.0  # clocks of a step, for each row beside 64 keys
 READ = 0.006  # the same, for each byte of K and V that tensor cores read
