@@ -68,7 +68,7 @@ OWN = (
     "dec_bf16_d64v32_causal_r8n128",
 )
 FOUND = ("dec_fp16_d128_causal_r8n64_s4", "dec_fp16_d128_causal_r16n128_c64")
-MISSING = "dec_fp16_d128_causal_r8n64_s4"
+MISSING = "dec_fp16_d128_causal_r8n64_s3"
 
 
 @pytest.fixture
