@@ -123,13 +123,20 @@ FAULTS = {
         "shared.empty[tile.stage].wait(tile.phase ^ 1);",
         "",
     ),
-    "so are those of queries": ("shared.q_empty[q.stage].wait(q.phase ^ 1);", ""),
     "S is read before it is there": ("wgmma_wait<0>();\n#pragma unroll", "#pragma unroll"),
     "V behind the end stays what it was": ("      clear_values(", "      if (false) clear_values("),
     "no reference is outgrown": ("meet_and_vote(outgrown(s))", "meet_and_vote(false)"),
     "maxima are read too early": (f"{_MEET}float maximum", f"{_MEET[12:]}float maximum"),
     "sums are read too early": (f"{_MEET}const int row", f"{_MEET[12:]}const int row"),
     "what was summed does not follow the reference": ("sum[j] *= factor;", ""),
+}
+# the same of chunks of one block: the ring has place for a third one's
+SHORT = Case(Sizes(8, 8, 2, 1, 512), (512,) * 8)
+SHORT_FAULTS = {
+    "queries are filled before they have been read": (
+        "shared.q_empty[q.stage].wait(q.phase ^ 1);",
+        "",
+    ),
 }
 # the same of a kernel whose blocks fold chunks that follow each other: some of several tiles
 MANY = Case(Sizes(8, 8, 2, 1, 64 * 17), (64 * 17, 64 * 16 + 5, 300, 70, 70, 70, 70, 70))
@@ -173,6 +180,7 @@ QUICK = (
 def faults() -> list[object]:
     found = [
         *((FIRST, RISING, name, *fault) for name, fault in FAULTS.items()),
+        *((FIRST, SHORT, name, *fault) for name, fault in SHORT_FAULTS.items()),
         *((f"{FIRST}_runs", MANY, name, *fault) for name, fault in RUN_FAULTS.items()),
         *((f"{FIRST}_c4_runs", LONG, name, *fault) for name, fault in TURN_FAULTS.items()),
         *((f"{FIRST}_unified", MISSED, name, *fault) for name, fault in UNIFIED_FAULTS.items()),
