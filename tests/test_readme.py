@@ -150,8 +150,9 @@ def test_the_newest_committed_runs_give_figures_and_the_picture(tmp_path, monkey
     ]
     write_rows(results / "some-card-2026-02-01-backward.json", backward)
     one = {"batch": 1, "seqlen_q": 1, "seqlen_k": 1024, "cudnn_microseconds": 8.0}
-    one |= {"microseconds": 5.0, "fa2_microseconds": 7.0}
-    decoded = {"rows": [one, one | {"microseconds": 6.0}, one | {"seqlen_q": 4}]}
+    one |= {"microseconds": 5.0, "fa2_microseconds": 7.0, "slug": "dec_fp16_d128_causal_r8n64"}
+    narrow = one | {"microseconds": 3.0, "slug": "dec_fp16_d64_causal_r8n128"}
+    decoded = {"rows": [one, one | {"microseconds": 6.0}, one | {"seqlen_q": 4}, narrow]}
     (results / "some-card-2026-02-01-decode.json").write_text(json.dumps(decoded))
     text = " ".join("\n".join(fill._results()).split())
     assert "some-card-2026-02-01.md" in text and "FlashAttention-3 ran" not in text
