@@ -94,19 +94,17 @@ def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
         if whole := whole_tiles(outputs // sizes.batch, sizes.batch, slots):
             return Dealt(tiles, resident, whole * found, whole * n_blocks, 0, whole)
         even = outputs * n_blocks / slots
-        if even + outputs * found / slots < 2 * (each + 1):  # too little for two: one by one
-            rounds = ceil(outputs * found / slots)
-            steps = max(each, rounds * n_blocks / found)
-            return Dealt(tiles, resident, rounds, steps, of_rows * found, rounds)
-        # who has a chunk's first step has all of it: about half of one too many
-        steps = max(each, even + each / 2)
-        # a thread block begins within a tile, whose chunks it hands on: half of them in the mean
-        partials = of_rows * found * min(1.0, slots / outputs / 2)
-        return Dealt(
-            tiles, resident, max(1, even * found / n_blocks), steps, partials, 1 + outputs / slots
-        )
+        if even + outputs * found / slots >= 2 * (each + 1):  # a run has two chunks, or more
+            # who has a chunk's first step has all of it: about half of one too many
+            steps = max(each, even + each / 2)
+            # a thread block begins within a tile, whose chunks it hands on: half in the mean
+            partials = of_rows * found * min(1.0, slots / outputs / 2)
+            units = max(1, even * found / n_blocks)
+            return Dealt(tiles, resident, units, steps, partials, 1 + outputs / slots)
     rounds = ceil(outputs * found / slots)
-    return Dealt(tiles, resident, rounds, max(each, rounds * n_blocks / found), of_rows * found)
+    steps = max(each, rounds * n_blocks / found)
+    folded = rounds if by == "run" else 0
+    return Dealt(tiles, resident, rounds, steps, of_rows * found, folded)
 
 
 def whole_tiles(of_sequence: int, batch: int, slots: int) -> int:
@@ -141,7 +139,7 @@ def _parts(deal: Dealt, values: Mapping[str, Any], sizes: Sizes) -> Parts:
     dtype, head_dim_v = values["dtype"], values["head_dim_v"]
     longer = 1 + _read_twice(deal, values)
     columns = sum(
-        longer * d if straddles(d, dtype) else d for d in (values["head_dim"], head_dim_v)
+        longer * d if straddles(dtype, d) else d for d in (values["head_dim"], head_dim_v)
     )
     row_bytes = columns * DTYPES[dtype].bytes
     cache_bytes = sizes.batch * sizes.kv_heads * sizes.seqlen_k * row_bytes

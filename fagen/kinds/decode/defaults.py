@@ -102,7 +102,7 @@ def derived(
         by = "turn"
     columns = max(head_dim, head_dim_v)
     block_n, widest = 128 if columns <= _NARROW else 64, columns > _WIDEST
-    shares_lines = any(straddles(d, dtype) for d in (head_dim, head_dim_v))
+    shallow = {"stages": _SHARED_LINES_STAGES} if straddles(dtype, head_dim, head_dim_v) else {}
     return tuple(
         _fitting(
             Schedule.make(
@@ -111,19 +111,13 @@ def derived(
                 block_n=block_n,
                 chunks=chunks,
                 by=deal,
-                **_depth(tile, deal, shares_lines=shares_lines),
+                **(shallow if tile == ROWS[0] and deal == "run" else {}),
                 max_spill_bytes=_SPILL if widest and tile == 32 and deal == "run" else 0,
             )
             for tile in reversed([tile for tile in ROWS if tile <= most])
             for deal in dict.fromkeys((by, "turn"))
         )
     )
-
-
-def _depth(tile: int, deal: str, *, shares_lines: bool) -> dict[str, int]:
-    """How many buffers, where fewer than fit were faster."""
-    fewer = shares_lines and deal == "run" and tile == ROWS[0]
-    return {"stages": _SHARED_LINES_STAGES} if fewer else {}
 
 
 def sized(schedule: Schedule, sizes: Sizes) -> Schedule:

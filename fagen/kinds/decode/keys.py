@@ -64,7 +64,7 @@ class Pipeline(Section):
 
     stages: int = derived(
         "buffers of the ring in which blocks of K and V alternate; up to 12 of what fits if left "
-        "out",
+        "out, of two thread blocks an odd number from 5 on",
         ge=3,
         le=24,
     )

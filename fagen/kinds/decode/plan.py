@@ -114,7 +114,7 @@ class Plan(Folding):
     @property
     def shares_lines(self) -> bool:
         """Whether a line of L2 may have parts of two heads' rows of K or V."""
-        return any(straddles(d, self.dtype.name) for d in (self.head_dim, self.head_dim_v))
+        return straddles(self.dtype.name, self.head_dim, self.head_dim_v)
 
     @property
     def prefetches(self) -> bool:

@@ -42,9 +42,9 @@ def padded(head_dim: int, dtype: str) -> int:
     return -(-head_dim // slab) * slab
 
 
-def straddles(head_dim: int, dtype: str) -> bool:
-    """Whether some rows of so many columns begin within a line of L2, where heads lie abreast."""
-    return bool(head_dim * DTYPES[dtype].bytes % SM90.l2_line_bytes)
+def straddles(dtype: str, *head_dims: int) -> bool:
+    """Whether some row of K or V begins within a line of L2, which two heads share then."""
+    return any(d * DTYPES[dtype].bytes % SM90.l2_line_bytes for d in head_dims)
 
 
 def share(blocks: int) -> int:
