@@ -156,6 +156,11 @@ inline uint32_t atomicInc(uint32_t* at, uint32_t most) {
   *at = before >= most ? 0 : before + 1;
   return before;
 }
+inline uint32_t atomicAdd(uint32_t* to, uint32_t more) {
+  const uint32_t before = *to;
+  *to = before + more;
+  return before;
+}
 inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
   const uint64_t bytes = x | uint64_t(y) << 32;
   uint32_t found = 0;

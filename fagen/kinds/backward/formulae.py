@@ -11,7 +11,7 @@ from typing import Any
 from fagen.arch import SM90
 from fagen.errors import ScheduleError
 from fagen.kinds.backward.keys import Schedule
-from fagen.kinds.backward.rules import dq_columns, ones_in_shared_memory
+from fagen.kinds.backward.rules import FP32_BYTES, dq_columns, ones_in_shared_memory
 from fagen.ledger import Ledger, Row, first_that_fits, rows, solved, symbols
 from fagen.vocab import DTYPES
 
@@ -23,9 +23,10 @@ WORKING_REGISTERS = {"keys": 36, "gradients": 32}
 WORKING_WITHOUT_ONES = 28
 SCORE_REGISTERS = 0  # of what a score keeps for its derivative: nothing where it is S
 
-FP32_BYTES = 4
 ADDERS = 2  # threads that add dQ up, in turns: one that waits for others alone is too slow
 SEQUENCE_BYTES = 6 * 4  # where a sequence lies, of a length of its own, as all threads read it
+TILE_BYTES = 10 * 4  # a tile that was drawn, as all threads read it
+TILE_STAGES = 2  # tiles drawn and not yet done
 # of a row's LSE and delta, as numbers that tensor cores multiply: 16 of 16 bits, one step of K
 MULTIPLIED_BYTES = 32
 # of both, where the ones that they are multiplied by lie in shared memory: in 16 bytes side by side
@@ -117,15 +118,16 @@ def _registers(schedule: Schedule, sizes: Mapping[str, int]) -> Iterator[Ledger]
         )
 
 
-def _shared_choices(schedule: Schedule) -> tuple[bool, int, bool, bool, bool]:
+def _shared_choices(schedule: Schedule) -> tuple[bool, int, bool, bool, bool, bool]:
     """Whether consumers part by gradients, how many blocks share rows, and of packed sequences.
 
-    Then whether ones lie in shared memory, and whether all meet for dQ.
+    Then whether ones lie in shared memory, whether all meet for dQ, and whether tiles are drawn.
     """
     varlen = schedule.backward.lengths == "varlen"
     ones = ones_in_shared_memory(schedule.values())
     meet = schedule.warps.dq_by == "all"
-    return schedule.warps.split == "gradients", schedule.grid.cluster, varlen, ones, meet
+    by_gradients = schedule.warps.split == "gradients"
+    return by_gradients, schedule.grid.cluster, varlen, ones, meet, schedule.grid.persistent
 
 
 def _choices(
@@ -145,6 +147,7 @@ def shared_formulae(
     varlen: bool = False,
     ones: bool = False,
     meet: bool = False,
+    persistent: bool = False,
 ) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment."""
     m, n, d, d_v, _, slices, cluster, *depths, e = symbols(SYMBOLS).values()
@@ -153,6 +156,8 @@ def shared_formulae(
     # K and V full; Q, dO, P and dS full and empty for each stage; each warpgroup's dQ full for each
     # that adds, and empty
     barriers = 2 + 2 * (stages + do_stages + 2 * ds_stages) + (ADDERS + 1) * consumers
+    if persistent:  # K and V are empty; dK and dV full and empty; tiles are full and empty
+        barriers += 4 + 2 * TILE_STAGES
     p, numbers = {}, {"statistics": MULTIPLIED_BYTES * stages * m}
     if by_gradients:
         p = {"p": ds_stages * m * n * e}
@@ -167,8 +172,11 @@ def shared_formulae(
         last = {"barriers": SM90.mbarrier_bytes * barriers}
         together = TOGETHER_BYTES * stages * m + ONES_BYTES
         numbers, last = {}, {"statistics, ones, barriers": together + last["barriers"]}
-    if varlen:  # there is room beside them
+    # there is room beside them
+    if varlen:
         last = {f"{name}, sequence": bytes + SEQUENCE_BYTES for name, bytes in last.items()}
+    if persistent:
+        last = {f"{name}, tiles": bytes + TILE_STAGES * TILE_BYTES for name, bytes in last.items()}
     return {
         "k": n * d * e,
         "v": n * d_v * e,

@@ -66,6 +66,11 @@ class Tile(Section):
 class Grid(Section):
     """How thread blocks take tiles."""
 
+    persistent: bool = Field(
+        default=False,
+        description="by keys: thread blocks stay and draw tiles from a counter, and a tile's K, V, "
+        "Q and dO come while the dK and dV of the one before it leave",
+    )
     cluster: int = Field(
         default=1,
         ge=1,

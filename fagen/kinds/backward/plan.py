@@ -11,7 +11,7 @@ from fagen.errors import OverBudget
 from fagen.kind import Role
 from fagen.kinds.backward.formulae import (
     ADDERS,
-    FP32_BYTES,
+    TILE_STAGES,
     Budget,
     budget,
     explain_lines,
@@ -22,7 +22,12 @@ from fagen.kinds.backward.formulae import (
     threads,
 )
 from fagen.kinds.backward.keys import Schedule
-from fagen.kinds.backward.rules import dq_columns, dq_transposed, ones_in_shared_memory
+from fagen.kinds.backward.rules import (
+    FP32_BYTES,
+    dq_columns,
+    dq_transposed,
+    ones_in_shared_memory,
+)
 from fagen.kinds.backward.signature import signature
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.ledger import Ledger
@@ -71,6 +76,7 @@ class Plan:
     max_p_offset: ClassVar[int] = 8
     blocks: ClassVar[int] = 1  # that a multiprocessor should hold at least
     dq_adders: ClassVar[int] = ADDERS
+    tile_stages: ClassVar[int] = TILE_STAGES
     multiprocessors: ClassVar[int] = SM90.sm_count
     line_bytes: ClassVar[int] = SM90.l2_line_bytes
 
@@ -110,6 +116,7 @@ class Plan:
     dq_parts: int  # warpgroups that compute dQ
     dq_slices: int
     cluster: int  # thread blocks that share rows, and dQ
+    persistent: bool  # thread blocks draw tiles
     intra_warpgroup: bool
     under_dp: bool  # exponentials stand before the wait for dP
     keeps_k: bool  # in registers, for S
@@ -272,7 +279,12 @@ class Plan:
         return Launches(
             (
                 Launch("prepare_rows", Grid(row_blocks), self.row_threads),
-                Launch("attention_backward", Grid(key_blocks), self.threads, self.shared_bytes),
+                Launch(
+                    "attention_backward",
+                    Grid(key_blocks, resident=self.persistent),
+                    self.threads,
+                    self.shared_bytes,
+                ),
                 Launch("sum_shares", Grid(rows_of_keys, heads, batch), self.row_threads),
                 Launch("round_dq", Grid(row_blocks), self.row_threads),
             ),
@@ -332,8 +344,8 @@ def plan(schedule: Schedule) -> Plan:
     )
     loads = -(-asked.head_dim_v * dtype.bytes // _LOAD_BYTES)  # of a row
     count = threads(schedule)
-    record = FP32_BYTES * (tile.block_m * d + schedule.grid.cluster)  # dQ, and counters
-    record += statistics_bytes(schedule)
+    counters = schedule.grid.cluster + schedule.grid.persistent
+    record = FP32_BYTES * (tile.block_m * d + counters) + statistics_bytes(schedule)
     return Plan(
         schedule=schedule,
         slug=schedule.slug,
@@ -368,6 +380,7 @@ def plan(schedule: Schedule) -> Plan:
         dq_parts=len(parts),
         dq_slices=pipeline.dq_slices,
         cluster=schedule.grid.cluster,
+        persistent=schedule.grid.persistent,
         intra_warpgroup=schedule.overlap.intra_warpgroup,
         under_dp=schedule.overlap.under_dp,
         keeps_k=warps.kept in ("k", "kv"),

@@ -8,6 +8,7 @@ from fagen.schedule import Code, SlugForm
 from fagen.vocab import DTYPES, SWIZZLES, swizzle_of
 
 BYTES = 2  # of an element of the dtypes that there are
+FP32_BYTES = 4
 
 _SLAB = SWIZZLES[0].bytes // BYTES  # columns of the widest
 
@@ -36,6 +37,7 @@ SLUG = SlugForm(
         Code("dq_registers", "dqr"),
         Code("intra_warpgroup", words={True: "intra", False: "nointra"}),
         Code("under_dp", words={True: "underdp", False: "nounderdp"}),
+        Code("persistent", words={True: "persist", False: "nopersist"}),
         Code("cluster", "c"),
         Code("max_spill_bytes", "spill"),
     ),
@@ -183,6 +185,30 @@ def _cluster_rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "cluster", "= 2: only with whole slabs in a quarter of dQ's columns; use 1"
 
 
+def _persistent_rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """dV leaves by way of dS's buffers and dK by that of dQ: they must be as large."""
+    if keys["split"] == "gradients":
+        yield "persistent", '= true: only with split = "keys"; leave it out'
+        return
+    if keys["lengths"] == "varlen":
+        yield "persistent", '= true does not go with lengths = "varlen"; leave it out'
+    if keys["dq_slices"] > 1:
+        yield "persistent", "= true: dK leaves by way of all of dQ's buffer; use dq_slices = 1"
+    columns = DTYPES[keys["dtype"]].filled_up(keys["head_dim_v"])
+    if keys["ds_stages"] * keys["block_m"] < columns:
+        yield (
+            "persistent",
+            f"= true: the {columns} columns of dV leave by way of dS, which has "
+            f"{keys['ds_stages']} x {keys['block_m']}; use ds_stages = 2 or a larger block_m",
+        )
+    if FP32_BYTES * keys["block_m"] < BYTES * keys["block_n"]:
+        yield (
+            "persistent",
+            f"= true: the {keys['block_n']} rows of dK leave by way of dQ, which has room for "
+            f"{keys['block_m'] * FP32_BYTES // BYTES}; use a larger block_m",
+        )
+
+
 def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (key, sentence) for each rule between keys that is broken."""
     if keys["lengths"] == "varlen" and keys["cluster"] > 1:
@@ -216,6 +242,8 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 f"{consumers(keys)} warpgroups; use block_n = {block_m}"
             )
         yield "block_m", said
+    if keys["persistent"]:
+        yield from _persistent_rules(keys)
     if keys["kept"] != "none" and keys["split"] == "gradients":
         yield "kept", f'= "{keys["kept"]}": only with split = "keys"; leave it out'
     if keys["intra_warpgroup"] and keys["split"] == "keys":
