@@ -142,6 +142,11 @@ def test_wide_heads_are_parted_by_gradients_and_dq_by_whole_slabs(slug, parts):
         ("bwd_fp16_d96_full_m80n128", "into 64 columns, or of 64 columns into 16 rows times"),
         ("bwd_fp16_d64_full_m112n128", "for each of 2 warpgroups; use 64"),
         ("bwd_fp16_d256_full_m64n64_keepk", 'only with split = "keys"; leave it out'),
+        ("bwd_fp16_d256_full_m64n64_persist", 'only with split = "keys"; leave it out'),
+        ("bwd_fp16_d128_full_m64n128_varlen_persist", 'with lengths = "varlen"; leave it out'),
+        ("bwd_fp16_d64_full_m128n128_dqs2_persist", "all of dQ's buffer; use dq_slices = 1"),
+        ("bwd_fp16_d128_full_m64n128_dss1_persist", "which has 1 x 64; use ds_stages = 2 or a"),
+        ("bwd_fp16_d48_full_m64n192_persist", "has room for 128; use a larger block_m"),
         ("bwd_fp16_d128_full_m64n128_dqr240", "that is consumer_registers = 232; leave it out"),
     ],
 )
@@ -309,6 +314,18 @@ def test_launches_and_workspace_are_those_of_whole_blocks():
     a_block = 4 * 64 * 128 + 32 * 64 + 128  # and a counter, in a line of its own
     assert plan.launches.workspace.at(sizes) == 3 * 6 * 2 * a_block
     assert plan.launches.shares and not plan.launches.zeroed
+
+
+def test_thread_blocks_that_stay_are_no_more_than_multiprocessors():
+    plain, stays = (planned(f"bwd_fp16_d128_causal_m64n128{end}") for end in ("", "_persist"))
+    assert [kernel.grid.resident for kernel in plain.launches.kernels] == [False] * 4
+    assert [kernel.grid.resident for kernel in stays.launches.kernels] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert stays.record_bytes == plain.record_bytes  # a second counter has room beside the first
 
 
 def test_flops_are_two_and_a_half_times_those_of_the_forward_pass():

@@ -22,7 +22,8 @@ from tests.often import some
 DETERMINISTIC = ("bwd_fp16_d64_causal_m64n64_det", "bwd_bf16_d192_full_m64n64_det")
 PAIRS = ("bwd_bf16_d256_causal_m64n64_dss1_c2",)
 COMMITTED = tuple(path.stem for path in registry.schedules("backward"))
-OFTEN = (SPREAD[0], SPREAD[2], SPREAD[8], SPREAD[10], DETERMINISTIC[0], PAIRS[0])
+PERSISTENT = "bwd_fp16_d128_causal_m64n128_persist"
+OFTEN = (SPREAD[0], SPREAD[2], SPREAD[8], SPREAD[10], DETERMINISTIC[0], PAIRS[0], PERSISTENT)
 
 
 # in e4m3: V as it comes; V transposed in the kernel, scales by block
@@ -172,6 +173,34 @@ def test_a_wait_that_is_missing_shows(name):
     library = simulator.build(broken)
     sizes = Sizes(1, 2, 1, 64 * 5 + 3, 261)
     assert not all(is_right(plan, library, sizes, seed) for seed in range(8))
+
+
+# of thread blocks that stay, whose tiles share all that there is one of
+PERSISTENT_FAULTS = {
+    "K and V come while they are read": "shared.keys_empty.wait(keys_phase);",
+    "dV goes where dS is still read": "shared.keys_empty.wait(phase);",
+    "dK goes where dQ is still read": "empty.wait(q.stage ^ 1);",
+    "dS goes where dV is still read": "shared.gradients_empty.wait(phase ^ 1);",
+    "they are given back before they are read": "cute::tma_store_wait<0>();  // both",
+    "a tile is overwritten before all have it": "shared.tile_empty[passed_on.stage].wait(",
+    "a gradient is stored before it is there": "full.wait(phase);\n#pragma unroll 1",
+}
+
+
+@pytest.mark.parametrize("name", some(PERSISTENT_FAULTS, list(PERSISTENT_FAULTS)[1:2]))
+def test_tiles_of_one_thread_block_need_each_of_their_waits(name):
+    plan = planned(PERSISTENT)
+    kernel, wait = render(plan).kernel, PERSISTENT_FAULTS[name]
+    assert kernel.count(wait) == 1
+    library = simulator.build(kernel.replace(wait, f"if (false) {wait}"))
+    # four thread blocks for 24 tiles of two steps and less, and for as many of one
+    many = Sizes(2, 4, 4, 64 + 9, 2 * 128 + 3), Sizes(2, 4, 4, 60, 2 * 128 + 3)
+    assert not all(is_right(plan, library, sizes, seed) for seed in range(12) for sizes in many)
+
+
+def test_thread_blocks_that_stay_draw_all_tiles_though_none_has_a_row():
+    plan = planned(PERSISTENT)
+    assert backward(plan, simulator.build(render(plan).kernel), Sizes(2, 3, 3, 0, 300), 0)[0]
 
 
 def test_a_barrier_that_nobody_arrives_at_is_told():
