@@ -344,6 +344,15 @@ class Signature:
         return ", ".join(self._asked(self.arguments))
 
     @property
+    def asked_by_place(self) -> str:
+        """All of them, each by its place too where torch lets them: names take time to look up."""
+        parts = [*self._asked(self.arguments)]
+        named = parts[parts.index("*") :] if "*" in parts else []
+        if all("=" in part for part in named[1:]):
+            parts = [part for part in parts if part != "*"]
+        return ", ".join(parts)
+
+    @property
     def asked_in_order(self) -> str:
         """The same of those that need no name: torch gives no gradients of others."""
         return ", ".join(self._asked(self.positional))

@@ -102,6 +102,14 @@ def test_chunks_too_long_for_runs_are_dealt_in_turns(lengths):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_so_are_the_tiles_of_chunks_in_several_groups():
+    """Of 11 KV heads each is a group: 27 steps of a run, of which the longest chunk has 17."""
+    case = Case(Sizes(2, 11, 11, 1, 1_024), (1_024, 70))
+    runs, turns = (planned(f"dec_fp16_d64_causal_r8n64_c1{by}") for by in ("_runs", ""))
+    one, other = (ran(plan, built(plan), case) for plan in (runs, turns))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 def test_more_rows_of_chunks_or_steps_of_runs_than_can_be_numbered_are_refused():
     """2^26 rows of 16 chunks; in runs also 2^19 tiles of 2^11 steps and 16 chunks."""
     one = torch.zeros(1, 1, 1, 128, dtype=torch.float16)
@@ -148,7 +156,10 @@ RUN_FAULTS = {
         "params.level || __all_sync",
     ),
     "a fold goes on with the next tile": ("      begin_fold();\n", ""),
-    "blocks abreast take the same tile": ("+ blockIdx.x % params.abreast.value", ""),
+    "blocks abreast take the same tile": (
+        " + int(blockIdx.x) - params.abreast.divide(blockIdx.x) * abreast",
+        "",
+    ),
     "a block folds what another one began": ("folds = unit.chunk == 0;", "folds = true;"),
     "merge begins anew": ("maximum = __ldcg(&folded->maximum);", ""),
     "merge forgets the state's sum": ("sum = __ldcg(&folded->sum);", ""),
@@ -157,9 +168,16 @@ RUN_FAULTS = {
 # and where chunks are too long for a run's share
 LONG = Case(Sizes(4, 3, 1, 1, 1_024), (1_024, 1_024, 70, 70))
 TURN_FAULTS = {
-    "chunks are passed over": ("at + params.abreast.divide", "at + 2 * params.abreast.divide"),
-    "a chunk goes on to the end": ("in_turns ? at + 1 :", "in_turns ? at :"),
+    "chunks are passed over": ("at += params.abreast.divide", "at += 2 * params.abreast.divide"),
+    "a chunk goes on to the end": ("min(unit.first_key + keys, unit.sequence.length)", "2 * keys"),
     "sequences count as in runs": ("(in_turns ? chunks_of", "(false ? chunks_of"),
+}
+GROUPS = Case(Sizes(2, 11, 11, 1, 1_024), (1_024, 70))
+GROUP_FAULTS = {
+    "all groups are the first": (
+        "group = rank - unit.chunk * params.tile_groups.value;",
+        "group = 0;",
+    ),
 }
 # and of one whose references are the caller's
 MISSED = Case(Sizes(2, 8, 2, 1, 64 * 17), (64 * 17, 900), references=(0.0, -1e3, 30.0, 1e3))
@@ -183,6 +201,7 @@ def faults() -> list[object]:
         *((FIRST, SHORT, name, *fault) for name, fault in SHORT_FAULTS.items()),
         *((f"{FIRST}_runs", MANY, name, *fault) for name, fault in RUN_FAULTS.items()),
         *((f"{FIRST}_c4_runs", LONG, name, *fault) for name, fault in TURN_FAULTS.items()),
+        *((f"{FIRST}_c1_runs", GROUPS, name, *fault) for name, fault in GROUP_FAULTS.items()),
         *((f"{FIRST}_unified", MISSED, name, *fault) for name, fault in UNIFIED_FAULTS.items()),
     ]
     long = pytest.mark.long

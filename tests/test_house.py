@@ -424,6 +424,7 @@ def test_public_names_are_there_and_none_is_a_modules():
     for name, home in fagen._HOMES.items():
         module, _, attribute = home.partition(":")
         assert getattr(fagen, name) is getattr(import_module(f"fagen.{module}"), attribute or name)
+        assert name in vars(fagen)  # the next call of that name finds it sooner
     assert dir(fagen) == sorted(fagen.__all__)
     with pytest.raises(AttributeError, match="wonder"):
         fagen.wonder  # noqa: B018

@@ -53,7 +53,7 @@ NOT_READY = (
     "the kernel is not ready: call fagen.prepare_decode(…) first, for such sizes and this device; "
 )
 
-Kernel = tuple[Op, Op, Op]  # with the log-sum-exp, alone, direct
+Kernel = tuple[Op, Op, Op, float]  # with the log-sum-exp, alone, direct; the scale if left out
 
 # What has been readied in this process.
 _ready: dict[Key, Kernel] = {}
@@ -141,25 +141,29 @@ def attention_decode(
             kernel = _ready.get(key) or _make_ready(key, q_shape[1])
             if call and len(_called) < _MOST_CALLED:
                 _called[call] = kernel
-        with_lse, without, sooner = kernel
+        with_lse, without, sooner, usual_scale = kernel
         if note is not None:
             note(call, q_shape, k_shape)
         if scale is None:
-            scale = q_shape[3] ** -0.5
+            scale = usual_scale
         elif type(scale) is not float:
             scale = number("scale", scale)
         if forward_ad._current_level >= 0:
             refuse_tangents(q, k, v)
-        given = (q, k, v, scale) if reference is None else (q, k, v, reference, scale)
+        if not (traced or return_lse):
+            out: Tensor = (
+                sooner(q, k, v, scale, seqused_k, leftpad_k)
+                if lazy
+                else sooner(q, k, v, reference, scale, seqused_k, leftpad_k)
+            )
+            if not out.requires_grad:
+                return out
+        given = (q, k, v, scale) if lazy else (q, k, v, reference, scale)
         if return_lse:
             out_and_lse: tuple[Tensor, Tensor] = with_lse(
                 *given, seqused_k=seqused_k, leftpad_k=leftpad_k
             )
             return out_and_lse
-        if not traced:
-            out: Tensor = sooner(*given, seqused_k=seqused_k, leftpad_k=leftpad_k)
-            if not out.requires_grad:
-                return out
         refusing: Tensor = without(*given, seqused_k=seqused_k, leftpad_k=leftpad_k)
         return refusing  # where no gradient would be needed
     except UNCLEAR:
@@ -317,7 +321,7 @@ def _make_ready(key: Key, queries: int, progress: Callable[[str], None] | None =
             stacklevel=3,
         )
     _chosen[key] = chosen.slug
-    _ready[key] = kernel, alone(kernel), direct(kernel)
+    _ready[key] = kernel, alone(kernel), direct(kernel), key[2] ** -0.5
     return _ready[key]
 
 

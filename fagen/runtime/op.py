@@ -72,7 +72,8 @@ def alone(op: Op) -> Op:
 def direct(op: Op) -> Op:
     """Return what does as `alone`, sooner, for a call that torch neither traces nor transforms.
 
-    It refuses no gradient: its output requires one where `alone` would have refused.
+    It takes all its arguments by place, too. It refuses no gradient: its output requires one where
+    `alone` would have refused.
     """
     return below(alone(op))
 
@@ -165,7 +166,8 @@ def _single(made: tuple[Tensor, ...]) -> Any:
 def emulated(slug: str) -> Op:
     """Return torch.ops.fagen.<slug>_emulated, the Plan computed in torch on CPU tensors.
 
-    It takes and returns what the kernel's op does.  Raises ScheduleError where it is no slug.
+    It takes and returns what the kernel's op does, all by place where torch lets it.
+    Raises ScheduleError where it is no slug.
     """
     of = plan_of(slug)
     compute = load_named(kind(of.kind).emulate)
@@ -178,7 +180,7 @@ def emulated(slug: str) -> Op:
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             return compute(of, **arguments)
 
-    _ops.define(f"{name}({of.signature.asked}) -> {of.signature.returns}")
+    _ops.define(f"{name}({of.signature.asked_by_place}) -> {of.signature.returns}")
     _ops.impl(name, run, "CPU")
     torch.library.register_fake(f"fagen::{name}", fakes(of)[""], lib=_ops)
     return getattr(torch.ops.fagen, name).default  # type: ignore[no-any-return]

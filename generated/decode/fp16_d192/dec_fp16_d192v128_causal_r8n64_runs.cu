@@ -201,12 +201,13 @@ struct Params {
   int seqlen_q, seqlen_k;
   int tile_positions;  // of queries, and their heads: so many rows are 8 at most
   FastDivisor tile_heads;
-  int q_bytes;          // of such a tile
-  int chunk_units;      // units of work of a chunk: KV heads and tiles of rows
-  FastDivisor abreast;  // thread blocks that go through a run together, a tile of output each
-  int tile_groups;      // of so many tiles, that a sequence has
-  bool level;           // runs of whole groups of all sequences: few have one less than others
-  int prefetched_keys;  // of a thread block's first unit, at most
+  int q_bytes;              // of such a tile
+  int chunk_units;          // units of work of a chunk: KV heads and tiles of rows
+  FastDivisor abreast;      // thread blocks that go through a run together, a tile of output each
+  FastDivisor tile_groups;  // of so many tiles, that a sequence has
+  bool level;               // runs of whole groups of all sequences: few have one less than others
+  bool whole;               // no tile is cut: they are level, and for want of lengths alike
+  int prefetched_keys;      // of a thread block's first unit, at most
   FastDivisor kv_heads_divisor, row_tiles, head_tiles;
   FastDivisor heads_divisor, seqlen_q_divisor;
   float scale_log2;  // of S, times log2(e)
@@ -298,6 +299,12 @@ __device__ __forceinline__ int begin_of(int run, int parts, int runs) {
   return parts / runs * run + parts % runs * run / runs;
 }
 
+// The tile of a group of neighbouring tiles that is this thread block's.
+__device__ __forceinline__ int tile_of(const Params& params, int group) {
+  const int abreast = params.abreast.value;
+  return group * abreast + int(blockIdx.x) - params.abreast.divide(blockIdx.x) * abreast;
+}
+
 // Chunks in the order of sequences, of an output tile each (a KV head and a tile of rows), and of
 // keys. All of it is cut into runs of the same number of steps, and what a run has of a tile is a
 // unit. A thread block that begins with a tile's first chunk folds what follows in registers, so
@@ -313,7 +320,7 @@ struct Units {
   bool in_turns = false;  // then they are chunks
   int window = 0;         // of 32 sequences, one for each lane: the first of them
   Sequence own;           // the lane's
-  int ends;               // steps, or chunks, up to the lane's sequence, with its own
+  int parts, ends;        // steps, or chunks, of the lane's sequence, and up to it with its own
 
   // By all lanes of a warp.
   __device__ __forceinline__ explicit Units(const Params& params) : params(params) {
@@ -328,8 +335,8 @@ struct Units {
       longest = max(longest, chunk_steps(sequence));
       alike &= steps == each;
     }
-    total = __reduce_add_sync(0xffffffffu, total) * params.tile_groups;
-    chunks = __reduce_add_sync(0xffffffffu, chunks) * params.tile_groups;
+    total = __reduce_add_sync(0xffffffffu, total) * params.tile_groups.value;
+    chunks = __reduce_add_sync(0xffffffffu, chunks) * params.tile_groups.value;
     longest = __reduce_max_sync(0xffffffffu, longest);
     const int run = params.abreast.divide(blockIdx.x), runs = params.abreast.divide(gridDim.x);
     // Tiles that are alike may stay whole: then nothing is left to be merged.
@@ -356,14 +363,16 @@ struct Units {
   }
 
   __device__ __forceinline__ int parts_of(const Sequence& sequence) const {
-    return (in_turns ? chunks_of(sequence.length) : tile_steps(sequence)) * params.tile_groups;
+    return (in_turns ? chunks_of(sequence.length) : tile_steps(sequence)) *
+           params.tile_groups.value;
   }
 
   // Of the sequences of a window, behind so many parts.
   __device__ __forceinline__ void count(int before) {
     const int batch = window + lane();
     own = batch < params.batch ? sequence_of(params, batch) : Sequence{0, 0};
-    ends = parts_of(own);
+    parts = parts_of(own);
+    ends = parts;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int others = __shfl_up_sync(0xffffffffu, ends, step);
@@ -378,26 +387,39 @@ struct Units {
       uint32_t beyond;
       while (!(beyond = __ballot_sync(0xffffffffu, at < ends))) {
         window += 32;
+        if (window >= params.batch) {  // lengths that nobody has waited for yet may have changed
+                                       // since they were summed
+          return false;
+        }
         count(__shfl_sync(0xffffffffu, ends, 31));
       }
       const int owner = __ffs(beyond) - 1;
       unit.batch = window + owner;
       unit.sequence.first = __shfl_sync(0xffffffffu, own.first, owner);
       unit.sequence.length = __shfl_sync(0xffffffffu, own.length, owner);
-      const int first = __shfl_sync(0xffffffffu, ends - parts_of(own), owner);
-      const int parts = in_turns ? chunks_of(unit.sequence.length) : tile_steps(unit.sequence);
-      const int group = (at - first) / parts, tile_begin = first + group * parts;
-      const int tile = group * params.abreast.value + blockIdx.x % params.abreast.value;
-      const int each = in_turns ? 1 : chunk_steps(unit.sequence);  // parts of a chunk
-      const int last = in_turns ? at + 1 : min(tile_begin + parts, end);
+      const int rank = at - __shfl_sync(0xffffffffu, ends - parts, owner);
       const int keys = chunk_keys(unit.sequence.length);
-      unit.chunk = blocks_of(at - tile_begin, each);
-      unit.first_key = unit.chunk * keys;
-      unit.last_key = min(blocks_of(last - tile_begin, each) * keys, unit.sequence.length);
-      at = in_turns ? at + params.abreast.divide(gridDim.x) : tile_begin + parts;
-      if (unit.first_key >= unit.last_key) {  // its last chunk is the block's before
-        continue;
+      int group;
+      if (in_turns) {
+        unit.chunk = params.tile_groups.divide(rank);
+        group = rank - unit.chunk * params.tile_groups.value;
+        unit.first_key = unit.chunk * keys;
+        unit.last_key = min(unit.first_key + keys, unit.sequence.length);
+        at += params.abreast.divide(gridDim.x);
+      } else {
+        const int steps = tile_steps(unit.sequence), each = chunk_steps(unit.sequence);
+        group = rank / steps;
+        const int begin = rank - group * steps;  // of the tile's steps
+        unit.chunk = blocks_of(begin, each);
+        unit.first_key = unit.chunk * keys;
+        unit.last_key =
+            min(blocks_of(min(begin + end - at, steps), each) * keys, unit.sequence.length);
+        at += steps - begin;
+        if (unit.first_key >= unit.last_key) {  // its last chunk is the block's before
+          continue;
+        }
       }
+      const int tile = tile_of(params, group);
       const int row_tile = params.kv_heads_divisor.divide(tile);
       unit.kv_head = tile - row_tile * params.kv_heads;
       const int position_tile = params.head_tiles.divide(row_tile);
@@ -416,11 +438,10 @@ struct Units {
 // The first unit of a thread block, as far as keys go, where tiles stay whole for want of lengths.
 __device__ __forceinline__ Unit first_of_whole(const Params& params) {
   const int run = params.abreast.divide(blockIdx.x), runs = params.abreast.divide(gridDim.x);
-  const int group = begin_of(run, params.batch * params.tile_groups, runs);
+  const int group = begin_of(run, params.batch * params.tile_groups.value, runs);
   Unit unit{};
-  unit.batch = group / params.tile_groups;
-  const int tile = (group - unit.batch * params.tile_groups) * params.abreast.value +
-                   blockIdx.x % params.abreast.value;
+  unit.batch = params.tile_groups.divide(group);
+  const int tile = tile_of(params, group - unit.batch * params.tile_groups.value);
   unit.kv_head = tile - params.kv_heads_divisor.divide(tile) * params.kv_heads;
   unit.last_key = params.seqlen_k;
   return unit;
@@ -544,11 +565,21 @@ struct Producer {
     }
   }
 
-  // Asks for the first keys and values in the L2 cache, while the launch before this one ends. That
-  // may change them, which L2 then knows.
+  // Asks for the first keys and values in the L2 cache, while the launch before this one ends,
+  // where tiles stay whole or chunks are taken in turns. That launch may change them, which L2 then
+  // knows, and the lengths, by which only less will be there. A run that begins within a tile has
+  // other first keys by other lengths, and was slower.
   __device__ __forceinline__ void prefetch() {
-    if (params.prefetched_keys > 0 && lane() == 0) {
-      const Unit unit = first_of_whole(params);
+    if (params.prefetched_keys == 0) {
+      return;
+    }
+    Unit unit;
+    if (params.whole) {
+      unit = first_of_whole(params);
+    } else if (Units units(params); !units.in_turns || !units.next(unit)) {
+      return;
+    }
+    if (lane() == 0) {
       const int last_key = min(unit.last_key, unit.first_key + params.prefetched_keys);
       for (int key = unit.first_key; key < last_key; key += kBlockN) {
         prefetch<kHeadDimPadded>(params.k, unit, key);
@@ -1196,7 +1227,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) decode(const __grid_constan
   }
   __syncthreads();
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);  // known to be uniform
-  if (warp == kWarps) {
+  if (warp == 0) {  // where nobody is waited for, the warp that loads does so at once
     Producer{params, shared}.prefetch();
   }
   wait_for_launch_before();
@@ -1557,7 +1588,7 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
     --abreast;
   }
   params.abreast = FastDivisor(abreast);
-  params.tile_groups = params.chunk_units / abreast;
+  params.tile_groups = FastDivisor(params.chunk_units / abreast);
   params.kv_heads_divisor = FastDivisor(a.kv_heads);
   params.row_tiles = FastDivisor(row_tiles);
   params.head_tiles = FastDivisor(head_tiles);
@@ -1591,14 +1622,15 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
     }
     const int64_t blocks =
         std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group
-    const int64_t groups = int64_t(params.tile_groups) * a.batch, runs = blocks / abreast;
+    const int64_t groups = int64_t(params.tile_groups.value) * a.batch, runs = blocks / abreast;
+    const bool alike = !a.seqused_k && !a.leftpad_k;
     params.level = runs > 0 && (groups + runs - 1) / runs * runs <= groups + groups / 16;
-    const bool whole = params.level && !a.seqused_k && !a.leftpad_k;  // all tiles are alike
-    params.prefetched_keys = whole ? kStages / 2 * kBlockN : 0;
+    params.whole = params.level && alike;
+    params.prefetched_keys = params.whole || !alike ? kStages / 2 * kBlockN : 0;
     if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
       return kLaunchFailed;
     }
-    if (whole) {
+    if (params.whole) {
       return kOk;
     }
   }
@@ -1633,6 +1665,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d192v128_causal_r8n64_runs_info
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d192v128_causal_r8n64_runs",
-      "2ce9dc161b8ed1eae033c93ac73840bf0dc59914afe446d73a5cf83f6f4a4c62"};
+      "74f56a6c5503f63e0ed49809c45d94bd343632b92b0e3b9a77f07d3f4a8e32e4"};
   return &info;
 }

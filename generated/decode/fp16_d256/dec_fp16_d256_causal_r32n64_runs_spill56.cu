@@ -203,11 +203,12 @@ struct Params {
   int seqlen_q, seqlen_k;
   int tile_positions;  // of queries, and their heads: so many rows are 32 at most
   FastDivisor tile_heads;
-  int q_bytes;          // of such a tile
-  int chunk_units;      // units of work of a chunk: KV heads and tiles of rows
-  FastDivisor abreast;  // thread blocks that go through a run together, a tile of output each
-  int tile_groups;      // of so many tiles, that a sequence has
-  bool level;           // runs of whole groups of all sequences: few have one less than others
+  int q_bytes;              // of such a tile
+  int chunk_units;          // units of work of a chunk: KV heads and tiles of rows
+  FastDivisor abreast;      // thread blocks that go through a run together, a tile of output each
+  FastDivisor tile_groups;  // of so many tiles, that a sequence has
+  bool level;               // runs of whole groups of all sequences: few have one less than others
+  bool whole;               // no tile is cut: they are level, and for want of lengths alike
   FastDivisor kv_heads_divisor, row_tiles, head_tiles;
   FastDivisor heads_divisor, seqlen_q_divisor;
   float scale_log2;  // of S, times log2(e)
@@ -299,6 +300,12 @@ __device__ __forceinline__ int begin_of(int run, int parts, int runs) {
   return parts / runs * run + parts % runs * run / runs;
 }
 
+// The tile of a group of neighbouring tiles that is this thread block's.
+__device__ __forceinline__ int tile_of(const Params& params, int group) {
+  const int abreast = params.abreast.value;
+  return group * abreast + int(blockIdx.x) - params.abreast.divide(blockIdx.x) * abreast;
+}
+
 // Chunks in the order of sequences, of an output tile each (a KV head and a tile of rows), and of
 // keys. All of it is cut into runs of the same number of steps, and what a run has of a tile is a
 // unit. A thread block that begins with a tile's first chunk folds what follows in registers, so
@@ -314,7 +321,7 @@ struct Units {
   bool in_turns = false;  // then they are chunks
   int window = 0;         // of 32 sequences, one for each lane: the first of them
   Sequence own;           // the lane's
-  int ends;               // steps, or chunks, up to the lane's sequence, with its own
+  int parts, ends;        // steps, or chunks, of the lane's sequence, and up to it with its own
 
   // By all lanes of a warp.
   __device__ __forceinline__ explicit Units(const Params& params) : params(params) {
@@ -329,8 +336,8 @@ struct Units {
       longest = max(longest, chunk_steps(sequence));
       alike &= steps == each;
     }
-    total = __reduce_add_sync(0xffffffffu, total) * params.tile_groups;
-    chunks = __reduce_add_sync(0xffffffffu, chunks) * params.tile_groups;
+    total = __reduce_add_sync(0xffffffffu, total) * params.tile_groups.value;
+    chunks = __reduce_add_sync(0xffffffffu, chunks) * params.tile_groups.value;
     longest = __reduce_max_sync(0xffffffffu, longest);
     const int run = params.abreast.divide(blockIdx.x), runs = params.abreast.divide(gridDim.x);
     // Tiles that are alike may stay whole: then nothing is left to be merged.
@@ -357,14 +364,16 @@ struct Units {
   }
 
   __device__ __forceinline__ int parts_of(const Sequence& sequence) const {
-    return (in_turns ? chunks_of(sequence.length) : tile_steps(sequence)) * params.tile_groups;
+    return (in_turns ? chunks_of(sequence.length) : tile_steps(sequence)) *
+           params.tile_groups.value;
   }
 
   // Of the sequences of a window, behind so many parts.
   __device__ __forceinline__ void count(int before) {
     const int batch = window + lane();
     own = batch < params.batch ? sequence_of(params, batch) : Sequence{0, 0};
-    ends = parts_of(own);
+    parts = parts_of(own);
+    ends = parts;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int others = __shfl_up_sync(0xffffffffu, ends, step);
@@ -379,26 +388,39 @@ struct Units {
       uint32_t beyond;
       while (!(beyond = __ballot_sync(0xffffffffu, at < ends))) {
         window += 32;
+        if (window >= params.batch) {  // lengths that nobody has waited for yet may have changed
+                                       // since they were summed
+          return false;
+        }
         count(__shfl_sync(0xffffffffu, ends, 31));
       }
       const int owner = __ffs(beyond) - 1;
       unit.batch = window + owner;
       unit.sequence.first = __shfl_sync(0xffffffffu, own.first, owner);
       unit.sequence.length = __shfl_sync(0xffffffffu, own.length, owner);
-      const int first = __shfl_sync(0xffffffffu, ends - parts_of(own), owner);
-      const int parts = in_turns ? chunks_of(unit.sequence.length) : tile_steps(unit.sequence);
-      const int group = (at - first) / parts, tile_begin = first + group * parts;
-      const int tile = group * params.abreast.value + blockIdx.x % params.abreast.value;
-      const int each = in_turns ? 1 : chunk_steps(unit.sequence);  // parts of a chunk
-      const int last = in_turns ? at + 1 : min(tile_begin + parts, end);
+      const int rank = at - __shfl_sync(0xffffffffu, ends - parts, owner);
       const int keys = chunk_keys(unit.sequence.length);
-      unit.chunk = blocks_of(at - tile_begin, each);
-      unit.first_key = unit.chunk * keys;
-      unit.last_key = min(blocks_of(last - tile_begin, each) * keys, unit.sequence.length);
-      at = in_turns ? at + params.abreast.divide(gridDim.x) : tile_begin + parts;
-      if (unit.first_key >= unit.last_key) {  // its last chunk is the block's before
-        continue;
+      int group;
+      if (in_turns) {
+        unit.chunk = params.tile_groups.divide(rank);
+        group = rank - unit.chunk * params.tile_groups.value;
+        unit.first_key = unit.chunk * keys;
+        unit.last_key = min(unit.first_key + keys, unit.sequence.length);
+        at += params.abreast.divide(gridDim.x);
+      } else {
+        const int steps = tile_steps(unit.sequence), each = chunk_steps(unit.sequence);
+        group = rank / steps;
+        const int begin = rank - group * steps;  // of the tile's steps
+        unit.chunk = blocks_of(begin, each);
+        unit.first_key = unit.chunk * keys;
+        unit.last_key =
+            min(blocks_of(min(begin + end - at, steps), each) * keys, unit.sequence.length);
+        at += steps - begin;
+        if (unit.first_key >= unit.last_key) {  // its last chunk is the block's before
+          continue;
+        }
       }
+      const int tile = tile_of(params, group);
       const int row_tile = params.kv_heads_divisor.divide(tile);
       unit.kv_head = tile - row_tile * params.kv_heads;
       const int position_tile = params.head_tiles.divide(row_tile);
@@ -1524,7 +1546,7 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
     --abreast;
   }
   params.abreast = FastDivisor(abreast);
-  params.tile_groups = params.chunk_units / abreast;
+  params.tile_groups = FastDivisor(params.chunk_units / abreast);
   params.kv_heads_divisor = FastDivisor(a.kv_heads);
   params.row_tiles = FastDivisor(row_tiles);
   params.head_tiles = FastDivisor(head_tiles);
@@ -1558,12 +1580,14 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
     }
     const int64_t blocks =
         std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group
-    const int64_t groups = int64_t(params.tile_groups) * a.batch, runs = blocks / abreast;
+    const int64_t groups = int64_t(params.tile_groups.value) * a.batch, runs = blocks / abreast;
+    const bool alike = !a.seqused_k && !a.leftpad_k;
     params.level = runs > 0 && (groups + runs - 1) / runs * runs <= groups + groups / 16;
+    params.whole = params.level && alike;
     if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
       return kLaunchFailed;
     }
-    if (params.level && !a.seqused_k && !a.leftpad_k) {
+    if (params.whole) {
       return kOk;
     }
   }
@@ -1598,6 +1622,6 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d256_causal_r32n64_runs_spill56
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d256_causal_r32n64_runs_spill56",
-      "50430754c728a90e6a006b1b31fb6b33b9c9e843078929211e0863a11138c6ce"};
+      "18fd726845dbbd9bf4a442307a2a588ddb1e307b8ee16dfe87979b851b03c7e2"};
   return &info;
 }
