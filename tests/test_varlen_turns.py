@@ -22,7 +22,8 @@ THREE = "fwd_fp16_d64_full_m192n48_varlen_s3_q2"
 FOUR = "fwd_bf16_d64_causal_m256n64_varlen_s4_q2_nointer"
 HALVES = "fwd_fp16_d128_causal_m128n32_varlen_halves"
 FP8 = "fwd_e4m3_d64_full_m192n32_varlen_s3"
-SLUGS = (PING_PONG, THREE, FOUR, HALVES, FP8)
+TIGHT = "fwd_fp16_d64_causal_m192n64_varlen_s3"  # skips as many blocks as can be in turns
+SLUGS = (PING_PONG, THREE, FOUR, HALVES, FP8, TIGHT)
 
 SHORT = ((7, 9), (64, 64), (1, 1))
 # short ones, long ones, those whose last tile has rows for some; of few keys, of many, of none
@@ -126,6 +127,16 @@ def test_a_kernel_whose_warpgroups_get_in_each_others_way_is_found_out(name: str
         assert not all(is_right(slug, library, Case(MIXED, 2, 1), seed) for seed in range(4))
     except DeviceError as error:
         assert "nobody can go on" in str(error)
+
+
+def test_as_many_blocks_are_skipped_in_turns_as_leave_a_stage() -> None:
+    """With as many as there are stages these sequences wait for each other for ever."""
+    tight = {slug: planned(slug).skips_masked_blocks for slug in (TIGHT, TIGHT.removesuffix("_s3"))}
+    assert list(tight.values()) == [True, False]
+    lengths = ((193, 193), (167, 167), (187, 187), (190, 190), (112, 241), (193, 193))
+    for slug in tight:
+        library = simulator.build(render(planned(slug)).kernel)
+        assert is_right(slug, library, Case(lengths, 1, 1), seed=1)
 
 
 def test_who_passes_over_tiles_and_who_does_not() -> None:

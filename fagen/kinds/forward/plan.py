@@ -461,9 +461,15 @@ def _skips_masked_blocks(schedule: Schedule) -> bool:
         return True  # the rules of a schedule see to it
     block_m, block_n = schedule.tile.block_m, schedule.tile.block_n
     skipped = -(-(block_m - SM90.wgmma_m) // block_n)
-    in_turns = schedule.overlap.inter_warpgroup and schedule.pipeline.output == "v_space"
+    most = schedule.pipeline.stages
+    if schedule.overlap.inter_warpgroup and schedule.pipeline.output == "v_space":
+        most = 1
+    elif schedule.overlap.inter_warpgroup and _passes_tiles(schedule):
+        # whose turn it is first may be who skips none: at the next turn after those that others
+        # skip it needs a V beside the last tile's last one, which these still hold
+        most -= 1
     ends_elsewhere = block_m % block_n > 0 or block_m - SM90.wgmma_m >= block_n
-    if not ends_elsewhere or not 0 < skipped <= (1 if in_turns else schedule.pipeline.stages):
+    if not ends_elsewhere or not 0 < skipped <= most:
         return False
     # K is loaded that far ahead of the first V, which waits for the last tile's O; but the first K
     # alone frees a buffer before there is a V
