@@ -20,8 +20,12 @@ SOFTMAX_REGISTERS = 6
 WORKING_REGISTERS = 20
 
 FP32_BYTES = 4
-TILE_BYTES = 48  # of a tile that is passed on
-TILE_STAGES = 2  # of such tiles: the one in work and the next
+# of a tile that is passed on, and how many of them: the one in work and the next
+TILE_BYTES = 48
+TILE_STAGES = 2
+# the same of packed sequences: of short ones each warpgroup may have one in work
+PACKED_TILE_BYTES = 64
+PACKED_TILE_STAGES = 6
 WARPS = 4  # of a warpgroup, a byte each for their votes
 # of a group of keys with scales of its own: K's, or K's, V's logarithm and V's inverse in one load
 K_SCALE_BYTES = 4
@@ -83,6 +87,13 @@ def draws_apart(lengths: str, v_layout: str) -> bool:
     Where all warps beside the producer's transpose V, that one draws them.
     """
     return lengths == "varlen" and v_layout != "rows"
+
+
+def tile_stages(dynamic: bool, lengths: str) -> int:
+    """Return how many tiles that were drawn a ring holds; none where nobody draws them."""
+    if not dynamic:
+        return 0
+    return PACKED_TILE_STAGES if lengths == "varlen" else TILE_STAGES
 
 
 def padded(columns: int, schedule: Schedule) -> int:
@@ -179,7 +190,8 @@ def shared_formulae(
     v_scales: str,
     totals: str,
     out_bytes: int,
-    dynamic: bool,
+    drawn: int,
+    packed: bool,
     votes: bool,
     asked: bool,
     splits: bool,
@@ -188,9 +200,9 @@ def shared_formulae(
 
     `out_bytes` are those of an element of O, 0 where it has as many as the others; `group_keys`,
     which share a scale, where blocks have some, else it is 0, and `totals` where sums are promoted;
-    `dynamic`: tiles are drawn, and a ring of TILE_STAGES passes them on; `votes`: the warps of a
-    warpgroup vote on how to go on; `asked`: a warp of its own draws tiles when it is asked to;
-    `splits`: O goes from registers to the workspace.
+    `drawn`: tiles that are drawn, in a ring that passes them on; `packed`: they are of packed
+    sequences; `votes`: the warps of a warpgroup vote on how to go on; `asked`: a warp of its own
+    draws tiles when it is asked to; `splits`: O goes from registers to the workspace.
     """
     import sympy
 
@@ -219,10 +231,10 @@ def shared_formulae(
         (6 if v_layout == "rows" else 4) * stages
         + 2 * q_stages * readers
         + (1 if output == "v_space" else 0)
-        + (2 * TILE_STAGES if dynamic else 0)
+        + 2 * drawn
         + (1 if asked else 0)
     )
-    tiles = TILE_BYTES * TILE_STAGES if dynamic else 0
+    tiles = (PACKED_TILE_BYTES if packed else TILE_BYTES) * drawn
     votes_bytes = WARPS * readers if votes else 0
     rows["barriers"] = SM90.mbarrier_bytes * barriers + tiles + votes_bytes
     return rows
@@ -261,7 +273,7 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
 
 def _shared_choices(
     values: Mapping[str, Any],
-) -> tuple[str, str, str, str, int, str, str, int, bool, bool, bool, bool]:
+) -> tuple[str, str, str, str, int, str, str, int, int, bool, bool, bool, bool]:
     output, p, row_sum, v_layout = (values[key] for key in ("output", "p", "sum", "v_layout"))
     group_keys = keys_of_a_scale(values["block_n"], values["scale_rows"])
     by_block = values["scale_rows"] > 0
@@ -270,11 +282,12 @@ def _shared_choices(
     of_scales = group_keys if by_block else 0
     of_out = 0 if as_others else out_bytes
     v_scales, totals = values["v_scales"], values["totals"]
-    dynamic = ORDERS[values["order"]].dynamic
+    drawn = tile_stages(ORDERS[values["order"]].dynamic, values["lengths"])
+    of_tiles = drawn, values["lengths"] == "varlen"
     votes = finds_spread(values["dtype"], values["maximum"], values["intra_warpgroup"])
     of_call = draws_apart(values["lengths"], v_layout), values["chunks"] > 1
     of_scale = of_scales, v_scales, totals, of_out
-    return output, p, row_sum, v_layout, *of_scale, dynamic, votes, *of_call
+    return output, p, row_sum, v_layout, *of_scale, *of_tiles, votes, *of_call
 
 
 def _register_choices(values: Mapping[str, Any]) -> tuple[str, str, bool]:

@@ -11,7 +11,6 @@ from fagen.arch import SM90
 from fagen.errors import OverBudget
 from fagen.kind import Role
 from fagen.kinds.forward.formulae import (
-    TILE_STAGES,
     Budget,
     budget,
     draws_apart,
@@ -22,6 +21,7 @@ from fagen.kinds.forward.formulae import (
     nearest,
     padded,
     threads,
+    tile_stages,
 )
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.signature import signature
@@ -146,6 +146,8 @@ class Plan(Folding):
     cluster: int  # thread blocks that share K and V
     skips_masked_blocks: bool  # consumers skip blocks whose keys their rows do not see
     skips_steps: bool  # a consumer without rows skips all but the first
+    passes_tiles: bool  # or goes on to the next tile, whose rows it then has
+    lays_q_anew: bool  # the descriptors of a single buffer of Q are worked out in each step
     l2_share_bytes: int  # of the L2 cache, for the K and V that blocks share
     max_spill_bytes: int  # per thread
 
@@ -378,14 +380,18 @@ def plan(schedule: Schedule) -> Plan:
         persistent=order.persistent,
         longest_first=order.longest_first,
         dynamic=order.dynamic,
-        tile_stages=TILE_STAGES if order.dynamic else 0,
+        tile_stages=tile_stages(order.dynamic, schedule.attention.lengths),
         tile_readers=_tile_readers(schedule) if order.dynamic else 0,
         draw_ahead=_DRAW_AHEAD,
         section_rounds=_SECTION_ROUNDS,
         cluster=schedule.grid.cluster,
         skips_masked_blocks=_skips_masked_blocks(schedule),
         skips_steps=_skips_masked_blocks(schedule)
+        and not _passes_tiles(schedule)
         and schedule.warps.consumers == 3,  # 192 rows divide no power of 2
+        passes_tiles=_passes_tiles(schedule),
+        # beside what a consumer keeps of its tiles there are no registers for them
+        lays_q_anew=_passes_tiles(schedule) and schedule.pipeline.q_stages == 1 and d > 128,
         l2_share_bytes=SM90.l2_bytes // 2,  # each half holds its own copy of what both halves read
         max_spill_bytes=schedule.build.max_spill_bytes,
         qk_swizzle=qk_swizzle,
@@ -430,6 +436,19 @@ def _draws_apart(schedule: Schedule) -> bool:
     return draws_apart(schedule.attention.lengths, schedule.fp8.v_layout)
 
 
+def _passes_tiles(schedule: Schedule) -> bool:
+    """Whether consumers without rows of a tile go on to the next one.
+
+    Not where all must have read V before O is stored through its space.
+    """
+    return (
+        schedule.attention.lengths == "varlen"
+        and schedule.warps.consumers > 1
+        and schedule.overlap.intra_warpgroup
+        and schedule.pipeline.output != "v_space"
+    )
+
+
 def _skips_masked_blocks(schedule: Schedule) -> bool:
     """Whether some rows of a tile, or of a pair of tiles, see less than a block_n of its end.
 
@@ -442,9 +461,15 @@ def _skips_masked_blocks(schedule: Schedule) -> bool:
         return True  # the rules of a schedule see to it
     block_m, block_n = schedule.tile.block_m, schedule.tile.block_n
     skipped = -(-(block_m - SM90.wgmma_m) // block_n)
-    in_turns = schedule.overlap.inter_warpgroup and schedule.pipeline.output == "v_space"
+    most = schedule.pipeline.stages
+    if schedule.overlap.inter_warpgroup and schedule.pipeline.output == "v_space":
+        most = 1
+    elif schedule.overlap.inter_warpgroup and _passes_tiles(schedule):
+        # whose turn it is first may be who skips none: at the next turn after those that others
+        # skip it needs a V beside the last tile's last one, which these still hold
+        most -= 1
     ends_elsewhere = block_m % block_n > 0 or block_m - SM90.wgmma_m >= block_n
-    if not ends_elsewhere or not 0 < skipped <= (1 if in_turns else schedule.pipeline.stages):
+    if not ends_elsewhere or not 0 < skipped <= most:
         return False
     # K is loaded that far ahead of the first V, which waits for the last tile's O; but the first K
     # alone frees a buffer before there is a V

@@ -141,7 +141,7 @@ constexpr int kLaunchRegisters = 96;
 constexpr int kProducerRegisters = 64;
 constexpr int kConsumerRegisters = 104;
 enum : int { kRagged = 1 << 30 };  // rows of a tensor map, where every sequence ends
-constexpr int kTileStages = 2;     // tiles drawn and not yet done
+constexpr int kTileStages = 6;     // tiles drawn and not yet done
 constexpr int kTileReaders = 19;   // warps that ask for them
 constexpr int kDrawAhead =
     2;  // blocks before its end that a tile's successor is drawn: enough to hide the answer's way
@@ -190,8 +190,9 @@ struct alignas(16) Tile {
   int first_row, head, kv_head;
   int batch;  // the number of the sequence
   Sequence sequence;
-  Blocks blocks;  // last < first: no tile
-  int skipped;    // fully masked blocks after those
+  int warpgroups, first_warpgroup;  // how many have rows, and which one the first 64
+  Blocks blocks;                    // last < first: no tile
+  int skipped;                      // fully masked blocks after those
 };
 
 struct SharedStorage {
@@ -514,7 +515,7 @@ struct TileFinder {
   __device__ __forceinline__ bool find(int number, Tile& found) {
     if (number >= tiles) {
       if (lane() == 0) {
-        found.blocks.first = 0;
+        found = {};
         found.blocks.last = -1;
       }
       return false;
@@ -546,7 +547,19 @@ struct TileFinder {
     tile.head = tile.kv_head * group + rank - row * group;
     tile.first_row = m_block * kBlockM;
     tile.blocks = blocks_of_tile(sequence, m_block);
+    tile.warpgroups = min(ceil_div(sequence.seqlen_q - tile.first_row, kWarpgroupRows), kConsumers);
     return tile;
+  }
+};
+
+// Warpgroups take 64 rows each in turns, from tile to tile: where a tile has rows for some of them,
+// the others go on to the next one.
+struct Turns {
+  int next = 0;  // whose turn it is
+
+  __device__ __forceinline__ void give(Tile& tile) {
+    tile.first_warpgroup = next;
+    next = (next + tile.warpgroups) % kConsumers;
   }
 };
 
@@ -555,9 +568,9 @@ struct Tiles {
   SharedStorage& shared;
   uint32_t taken = 0;  // so far
 
-  // The next tile, which stays where it is until it is taken.
-  __device__ __forceinline__ const Tile& look() const {
-    const uint32_t stage = taken % kTileStages, phase = taken / kTileStages % 2;
+  // The next tile, or one that many behind it. It stays where it is until it is taken.
+  __device__ __forceinline__ const Tile& look(uint32_t ahead = 0) const {
+    const uint32_t stage = (taken + ahead) % kTileStages, phase = (taken + ahead) / kTileStages % 2;
     shared.tile_full[stage].wait(phase);
     return shared.tiles[stage];
   }
@@ -815,7 +828,7 @@ struct Loader {
   const Params& params;
   SharedStorage& shared;
   RingPosition<kStages> k, v;
-  uint32_t tiles = 0;  // whose Q was loaded
+  uint32_t turns = 0;  // of warpgroups, each for 64 rows of Q
 
   // One box per slab; rows past the sequence, though another begins there, and columns past the
   // head dim are filled with zeros.
@@ -833,18 +846,18 @@ struct Loader {
   }
 
   __device__ __forceinline__ void load_q(const Tile& tile) {
-    const uint32_t stage = tiles % kQStages, phase = tiles / kQStages % 2;
-    // Each warpgroup's rows as soon as it has read its last ones.
-#pragma unroll
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+    // The rows of each warpgroup that has some, as soon as it has read its last ones.
+#pragma unroll 1
+    for (int i = 0; i < tile.warpgroups; ++i, ++turns) {
+      const uint32_t consumer = turns % kConsumers, round = turns / kConsumers;
+      const uint32_t stage = round % kQStages, phase = round / kQStages % 2;
       shared.q_empty[stage][consumer].wait(phase ^ 1);
       copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
           params.q, shared.q_full[stage][consumer],
           shared.q[stage] + consumer * kWarpgroupRows * kHeadDimPadded,
-          tile.first_row + consumer * kWarpgroupRows, tile.head, tile.sequence.seqlen_q,
+          tile.first_row + i * kWarpgroupRows, tile.head, tile.sequence.seqlen_q,
           tile.sequence.end_q, cute::TMA::CacheHintSm90::EVICT_FIRST);
     }
-    ++tiles;
   }
 
   __device__ __forceinline__ void load_k(const Tile& tile, int block) {
@@ -872,6 +885,7 @@ struct TileScheduler {
   TileFinder finder;
   int drawn = blockIdx.x - gridDim.x;  // beyond the first tile of each block, which nobody draws
   uint32_t passed_on = 0;              // tiles so far
+  Turns turns;
 
   // Asks for the next tile, by a single thread. The last to ask, one past the end for each block,
   // wraps the counter to zero: the next call finds it as this one did.
@@ -888,6 +902,7 @@ struct TileScheduler {
     __syncwarp();
     tile = shared.tiles[stage];
     if (lane() == 0) {
+      turns.give(shared.tiles[stage]);
       shared.tile_full[stage].arrive();
     }
     ++passed_on;
@@ -908,10 +923,13 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage& sha
       tiles.draw();
       continue;
     }
+    if (tile.blocks.last - tile.blocks.first <= kDrawAhead) {
+      tiles.draw();  // before it waits for buffers
+    }
     loader.load_k(tile, tile.blocks.last - 1);
     loader.load_q(tile);
     for (int block = tile.blocks.last - 1; block >= tile.blocks.first; --block) {
-      if (block == min(tile.blocks.first + kDrawAhead, tile.blocks.last - 1)) {
+      if (block == tile.blocks.first + kDrawAhead) {
         tiles.draw();
       }
       if (block > tile.blocks.first) {
@@ -1029,7 +1047,7 @@ __device__ __forceinline__ void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// One warpgroup: 64 rows of each tile.
+// One warpgroup: 64 rows of each tile that has rows for it.
 struct Consumer {
   const Params& params;
   SharedStorage& shared;
@@ -1038,8 +1056,15 @@ struct Consumer {
   RingPosition<kStages> k, v;
   bool k_ready = false, v_ready = false;  // try_wait results of the current K and V
 
+  // How many others have rows of a tile before this warpgroup's.
+  __device__ __forceinline__ int place(const Tile& tile) {
+    return (warpgroup + kConsumers - tile.first_warpgroup) % kConsumers;
+  }
+  __device__ __forceinline__ bool has_rows(const Tile& tile) {
+    return place(tile) < tile.warpgroups;
+  }
   __device__ __forceinline__ int first_row(const Tile& tile) {
-    return tile.first_row + warpgroup * kWarpgroupRows;
+    return tile.first_row + place(tile) * kWarpgroupRows;
   }
 
   // One arrival per warp, since wgmma completes per warp.
@@ -1183,9 +1208,10 @@ struct Consumer {
   }
 
   // Skips fully masked blocks.
-  __device__ __forceinline__ void skip_k(int blocks) {
-    for (; blocks > 0; --blocks) {
+  __device__ __forceinline__ void skip_k(const Tile& tile) {
+    for (int blocks = tile.skipped; blocks > 0; --blocks) {
       wait_k();
+      __syncwarp();  // one lane arrives for all
       release_k();
     }
   }
@@ -1193,6 +1219,7 @@ struct Consumer {
   __device__ __forceinline__ void skip_v(int blocks) {
     for (; blocks > 0; --blocks) {
       wait_v();
+      __syncwarp();
       release_v();
     }
   }
@@ -1247,7 +1274,7 @@ struct Consumer {
   __device__ __forceinline__ void first_block(const Tile& tile, float (&s)[kBlockN / 2],
                                               Probabilities& p, Softmax& softmax) {
     wait_q();
-    skip_k(tile.skipped);
+    skip_k(tile);
     wait_k();
     issue_qk(s);
     wgmma_wait<0>();
@@ -1255,7 +1282,7 @@ struct Consumer {
   }
 
   // The last PV of a tile, with nothing else in flight.
-  __device__ __forceinline__ void last_pv(Probabilities& p, Output& o) {
+  __device__ __forceinline__ void last_pv(const Tile& tile, Probabilities& p, Output& o) {
     wait_v();
     issue_pv(o, p);
     wgmma_wait<0>();
@@ -1263,30 +1290,61 @@ struct Consumer {
   }
 
   // The last PV of a tile, then the first S of the next, under which O is stored.
-  __device__ __forceinline__ void next_tile(Tile& tile, const Tile& next, float (&s)[kBlockN / 2],
+  __device__ __forceinline__ void next_tile(Tiles& tiles, Tile& tile, float (&s)[kBlockN / 2],
                                             Probabilities& p, Output& o, Softmax& softmax) {
     wait_v();
     issue_pv(o, p);
-    const Softmax fresh = softmax_of(next);
+    const Softmax fresh = softmax_of(tiles.look(1));
     q.advance();
     wait_q();
-    skip_k(next.skipped);
+    skip_k(warpgroup_tile(tiles.look(1)));
     wait_k();
     issue_qk(s);
     wgmma_wait<1>();
     finish_pv(o);
-    store(tile, o, softmax);
+    store(tiles.look(), o, softmax);
     reset(o, softmax, fresh);
-    tile = next;
+    tiles.take_together();
+    tile = warpgroup_tile(tiles.look());
     wgmma_wait<0>();
     first_softmax(tile, s, p, softmax);
   }
 
-  // All tiles that see a key; of the last one, O is yet to be stored.
-  __device__ __forceinline__ void mainloop(Tiles& tiles, Tile& tile, Output& o, Softmax& softmax) {
+  // Gives the buffers of a tile's blocks back as they become full.
+  __device__ __forceinline__ void pass_over(int blocks) {
+    for (; blocks > 0; --blocks) {
+      wait_k();
+      wait_v();
+      __syncwarp();  // one lane arrives for all
+      release_k();
+      release_v();
+    }
+  }
+
+  __device__ __forceinline__ static int blocks_in(const Tile& tile) {
+    return tile.blocks.last - tile.blocks.first;
+  }
+
+  // Passes over tiles, up to the next of which this warpgroup has rows; false at the end of those
+  // that see a key.
+  __device__ __forceinline__ bool next_with_rows(Tiles& tiles) {
+    for (;;) {
+      const Tile& tile = tiles.look();
+      const int blocks = blocks_in(tile);
+      if (blocks <= 0 || has_rows(tile)) {
+        return blocks > 0;
+      }
+      tiles.take_together();
+      pass_over(blocks);
+    }
+  }
+
+  // A tile, and those that follow with rows of this warpgroup; of the last one, O is yet to be
+  // stored, and the tile to be taken.
+  __device__ __forceinline__ void mainloop(Tiles& tiles, Output& o, Softmax& softmax) {
+    Tile tile = warpgroup_tile(tiles.look());
     float s[kBlockN / 2];
     Probabilities p;
-    tile = warpgroup_tile(tile);
     first_block(tile, s, p, softmax);
     for (;;) {
       int block = tile.blocks.last - 2;
@@ -1296,13 +1354,12 @@ struct Consumer {
       for (; block >= tile.blocks.first; --block) {
         step<false>(tile, block, s, p, o, softmax);
       }
-      Tile next;
-      if (!tiles.next(params, next)) {
+      if (const Tile& next = tiles.look(1); blocks_in(next) <= 0 || !has_rows(next)) {
         break;
       }
-      next_tile(tile, warpgroup_tile(next), s, p, o, softmax);
+      next_tile(tiles, tile, s, p, o, softmax);
     }
-    last_pv(p, o);
+    last_pv(tile, p, o);
   }
 
   __device__ __forceinline__ void reset(Output& o, Softmax& softmax, const Softmax& fresh) {
@@ -1350,7 +1407,7 @@ struct Consumer {
   }
 
   // Writes the warpgroup's 64 rows of O and LSE.
-  __device__ __forceinline__ void store(const Tile& tile, Output& o, Softmax& softmax) {
+  __device__ __forceinline__ void store(Tile tile, Output& o, Softmax& softmax) {
     float inverse[2];
     bool empty[2];  // no key seen
 #pragma unroll
@@ -1409,21 +1466,20 @@ struct Consumer {
 
   __device__ __forceinline__ void run() {
     Tiles tiles{shared};
-    EmptyTiles rest{tiles};
-    Tile tile;
     Output o = {};
     Softmax softmax;
-    bool has_tile = tiles.next(params, tile);
-    if (has_tile) {
-      softmax = softmax_of(tile);
-      mainloop(tiles, tile, o, softmax);
-    }
-    // O of the last tile, and of those that see no key.
-    has_tile = has_tile || rest.next(params, tile);
-    while (has_tile) {
-      store(tile, o, softmax);
+    for (;;) {
+      if (next_with_rows(tiles)) {
+        softmax = softmax_of(tiles.look());
+        mainloop(tiles, o, softmax);
+        q.advance();
+      } else if (blocks_in(tiles.look()) < 0) {
+        break;
+      }
+      // O of the last of these tiles, or of one that sees no key.
+      store(tiles.look(), o, softmax);
       reset(o, softmax, {});
-      has_tile = rest.next(params, tile);
+      tiles.take_together();
     }
     if (threadIdx.x % kWarpgroup == 0) {
       cute::tma_store_wait<0>();  // shared memory must outlive the copies from it
@@ -1792,6 +1848,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d64_causal_m256n64_varlen_s3_no
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d64_causal_m256n64_varlen_s3_nointer",
-      "e5af16ee7bf13babfdd9886156f8c19b08117bfd1cd9f9abf63212ad5340396b"};
+      "e733d406faca7387bca7b87f8537010fed82daedbf9b72e12bb18b9281565722"};
   return &info;
 }

@@ -123,7 +123,7 @@ constexpr int kLaunchRegisters = 168;
 constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 enum : int { kRagged = 1 << 30 };  // rows of a tensor map, where every sequence ends
-constexpr int kTileStages = 2;     // tiles drawn and not yet done
+constexpr int kTileStages = 6;     // tiles drawn and not yet done
 constexpr int kTileReaders = 9;    // warps that ask for them
 constexpr int kDrawAhead =
     2;  // blocks before its end that a tile's successor is drawn: enough to hide the answer's way
@@ -173,7 +173,8 @@ struct Sequence {
 struct alignas(16) Tile {
   int first_row, head, kv_head;
   Sequence sequence;
-  Blocks blocks;  // last < first: no tile
+  int warpgroups, first_warpgroup;  // how many have rows, and which one the first 64
+  Blocks blocks;                    // last < first: no tile
 };
 
 struct SharedStorage {
@@ -439,7 +440,7 @@ struct TileFinder {
   __device__ __forceinline__ bool find(int number, Tile& found) {
     if (number >= tiles) {
       if (lane() == 0) {
-        found.blocks.first = 0;
+        found = {};
         found.blocks.last = -1;
       }
       return false;
@@ -470,7 +471,19 @@ struct TileFinder {
     tile.head = tile.kv_head * group + rank - row * group;
     tile.first_row = m_block * kBlockM;
     tile.blocks = blocks_of(sequence);
+    tile.warpgroups = min(ceil_div(sequence.seqlen_q - tile.first_row, kWarpgroupRows), kConsumers);
     return tile;
+  }
+};
+
+// Warpgroups take 64 rows each in turns, from tile to tile: where a tile has rows for some of them,
+// the others go on to the next one.
+struct Turns {
+  int next = 0;  // whose turn it is
+
+  __device__ __forceinline__ void give(Tile& tile) {
+    tile.first_warpgroup = next;
+    next = (next + tile.warpgroups) % kConsumers;
   }
 };
 
@@ -479,12 +492,14 @@ __device__ __forceinline__ void schedule_tiles(const Params& params, SharedStora
   TileFinder finder{params};
   finder.begin_with_longest();
   int number = blockIdx.x;  // nobody draws the first tile of each block
+  Turns turns;
   for (uint32_t passed_on = 0;; ++passed_on) {
     const uint32_t stage = passed_on % kTileStages, phase = passed_on / kTileStages % 2;
     shared.tile_empty[stage].wait(phase ^ 1);
     const bool found = finder.find(number, shared.tiles[stage]);
     __syncwarp();
     if (lane() == 0) {
+      turns.give(shared.tiles[stage]);
       shared.tile_full[stage].arrive();
     }
     if (!found) {
@@ -506,9 +521,9 @@ struct Tiles {
   SharedStorage& shared;
   uint32_t taken = 0;  // so far
 
-  // The next tile, which stays where it is until it is taken.
-  __device__ __forceinline__ const Tile& look() const {
-    const uint32_t stage = taken % kTileStages, phase = taken / kTileStages % 2;
+  // The next tile, or one that many behind it. It stays where it is until it is taken.
+  __device__ __forceinline__ const Tile& look(uint32_t ahead = 0) const {
+    const uint32_t stage = (taken + ahead) % kTileStages, phase = (taken + ahead) / kTileStages % 2;
     shared.tile_full[stage].wait(phase);
     return shared.tiles[stage];
   }
@@ -523,30 +538,6 @@ struct Tiles {
       shared.tile_empty[taken % kTileStages].arrive();
     }
     ++taken;
-  }
-
-  // The next tile that sees a key; false at the end of these.
-  __device__ __forceinline__ bool next(const Params&, Tile& tile) {
-    tile = look();
-    if (tile.blocks.last <= tile.blocks.first) {
-      return false;
-    }
-    take_together();
-    return true;
-  }
-};
-
-// Then those that see none, which are nobody's work but for their zeros.
-struct EmptyTiles {
-  Tiles& tiles;
-
-  __device__ __forceinline__ bool next(const Params&, Tile& tile) {
-    tile = tiles.look();
-    if (tile.blocks.last < tile.blocks.first) {
-      return false;
-    }
-    tiles.take_together();
-    return true;
   }
 };
 
@@ -771,7 +762,7 @@ struct Loader {
   const Params& params;
   SharedStorage& shared;
   RingPosition<kStages> k, v;
-  uint32_t tiles = 0;  // whose Q was loaded
+  uint32_t turns = 0;  // of warpgroups, each for 64 rows of Q
 
   // One box per slab; rows past the sequence, though another begins there, and columns past the
   // head dim are filled with zeros.
@@ -789,18 +780,18 @@ struct Loader {
   }
 
   __device__ __forceinline__ void load_q(const Tile& tile) {
-    const uint32_t stage = tiles % kQStages, phase = tiles / kQStages % 2;
-    // Each warpgroup's rows as soon as it has read its last ones.
-#pragma unroll
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+    // The rows of each warpgroup that has some, as soon as it has read its last ones.
+#pragma unroll 1
+    for (int i = 0; i < tile.warpgroups; ++i, ++turns) {
+      const uint32_t consumer = turns % kConsumers, round = turns / kConsumers;
+      const uint32_t stage = round % kQStages, phase = round / kQStages % 2;
       shared.q_empty[stage][consumer].wait(phase ^ 1);
       copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
           params.q, shared.q_full[stage][consumer],
           shared.q[stage] + consumer * kWarpgroupRows * kHeadDimPadded,
-          tile.first_row + consumer * kWarpgroupRows, tile.head, tile.sequence.seqlen_q,
+          tile.first_row + i * kWarpgroupRows, tile.head, tile.sequence.seqlen_q,
           tile.sequence.end_q, cute::TMA::CacheHintSm90::EVICT_FIRST);
     }
-    ++tiles;
   }
 
   __device__ __forceinline__ void load_k(const Tile& tile, int block) {
@@ -830,10 +821,13 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage& sha
       shared.tile_wanted.arrive();
       continue;
     }
+    if (tile.blocks.last - tile.blocks.first <= kDrawAhead) {
+      shared.tile_wanted.arrive();  // before it waits for buffers
+    }
     loader.load_k(tile, tile.blocks.last - 1);
     loader.load_q(tile);
     for (int block = tile.blocks.last - 1; block >= tile.blocks.first; --block) {
-      if (block == min(tile.blocks.first + kDrawAhead, tile.blocks.last - 1)) {
+      if (block == tile.blocks.first + kDrawAhead) {
         shared.tile_wanted.arrive();
       }
       if (block > tile.blocks.first) {
@@ -857,7 +851,7 @@ __device__ __forceinline__ void barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// One warpgroup: 64 rows of each tile.
+// One warpgroup: 64 rows of each tile that has rows for it.
 struct Consumer {
   const Params& params;
   SharedStorage& shared;
@@ -867,8 +861,15 @@ struct Consumer {
   bool k_ready = false, v_ready = false;  // try_wait results of the current K and V
   int spread_first;  // from this block on to the tile's last, maxima are found before P
 
+  // How many others have rows of a tile before this warpgroup's.
+  __device__ __forceinline__ int place(const Tile& tile) {
+    return (warpgroup + kConsumers - tile.first_warpgroup) % kConsumers;
+  }
+  __device__ __forceinline__ bool has_rows(const Tile& tile) {
+    return place(tile) < tile.warpgroups;
+  }
   __device__ __forceinline__ int first_row(const Tile& tile) {
-    return tile.first_row + warpgroup * kWarpgroupRows;
+    return tile.first_row + place(tile) * kWarpgroupRows;
   }
 
   // One arrival per warp, since wgmma completes per warp.
@@ -906,18 +907,28 @@ struct Consumer {
     v_ready = shared.v_full[v.stage].test_wait(v.phase);
   }
 
-  // Ping-pong: while one warpgroup has the tensor cores, the others do softmax.
-  __device__ __forceinline__ void scheduler_barrier_wait() {
-    barrier_sync(kScheduler + warpgroup, 2 * kWarpgroup);
+  // Ping-pong: while one warpgroup has the tensor cores, the others do softmax. Only in tiles of
+  // which all have rows, each of which has as many turns for one as for another.
+  __device__ __forceinline__ void scheduler_barrier_wait(const Tile& tile) {
+    if (tile.warpgroups == kConsumers) {
+      barrier_sync(kScheduler + warpgroup, 2 * kWarpgroup);
+    }
   }
-  __device__ __forceinline__ void scheduler_barrier_arrive() {
+  __device__ __forceinline__ void scheduler_barrier_arrive(const Tile& tile) {
+    if (tile.warpgroups == kConsumers) {
+      pass_on_turn();
+    }
+  }
+  __device__ __forceinline__ void pass_on_turn() {
     barrier_arrive(kScheduler + (warpgroup + 1 == kConsumers ? 0 : warpgroup + 1), 2 * kWarpgroup);
   }
 
   // Issues S = QKᵀ.
   __device__ __forceinline__ void issue_qk(float (&s)[kBlockN / 2]) {
+    int stage = q.stage;
+    asm volatile("" : "+r"(stage));  // lest the descriptors of all of Q's columns stay in registers
     const Descriptor q_rows = descriptor<kQkSlab>(
-        shared.q[q.stage] + warpgroup * kWarpgroupRows * kHeadDimPadded, kQkDescriptor);
+        shared.q[stage] + warpgroup * kWarpgroupRows * kHeadDimPadded, kQkDescriptor);
     const Descriptor k_rows = descriptor<kQkSlab>(shared.k[k.stage], kQkDescriptor);
     fence_operand(s);
     wgmma_fence();
@@ -1004,11 +1015,11 @@ struct Consumer {
   __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
                                        Probabilities& p, Output& o, Softmax& softmax) {
     wait_k();
-    scheduler_barrier_wait();
+    scheduler_barrier_wait(tile);
     issue_qk(s);
     wait_v();
     issue_pv(o, p);
-    scheduler_barrier_arrive();
+    scheduler_barrier_arrive(tile);
     wgmma_wait<1>();
     finish_qk(s, block == tile.blocks.first);
     if (masked) {
@@ -1070,35 +1081,69 @@ struct Consumer {
   }
 
   // The last PV of a tile, with nothing else in flight.
-  __device__ __forceinline__ void last_pv(Probabilities& p, Output& o) {
+  __device__ __forceinline__ void last_pv(const Tile& tile, Probabilities& p, Output& o) {
     wait_v();
+    scheduler_barrier_wait(tile);  // as those whose next tile follows
     issue_pv(o, p);
+    scheduler_barrier_arrive(tile);
     wgmma_wait<0>();
     finish_pv(o);
   }
 
   // The last PV of a tile, then the first S of the next, under which O is stored.
-  __device__ __forceinline__ void next_tile(Tile& tile, const Tile& next, float (&s)[kBlockN / 2],
+  __device__ __forceinline__ void next_tile(Tiles& tiles, Tile& tile, float (&s)[kBlockN / 2],
                                             Probabilities& p, Output& o, Softmax& softmax) {
     wait_v();
-    scheduler_barrier_wait();
+    scheduler_barrier_wait(tile);
     issue_pv(o, p);
-    scheduler_barrier_arrive();  // before the wait for Q
+    scheduler_barrier_arrive(tile);  // before the wait for Q
     q.advance();
     wait_q();
     wait_k();
     issue_qk(s);
     wgmma_wait<1>();
     finish_pv(o);
-    store(tile, o, softmax);
+    store(tiles.look(), o, softmax);
     reset(o, softmax);
-    tile = next;
+    tiles.take_together();
+    tile = tiles.look();
     wgmma_wait<0>();
     first_softmax(tile, s, p, softmax);
   }
 
-  // All tiles that see a key; of the last one, O is yet to be stored.
-  __device__ __forceinline__ void mainloop(Tiles& tiles, Tile& tile, Output& o, Softmax& softmax) {
+  // Gives the buffers of a tile's blocks back as they become full.
+  __device__ __forceinline__ void pass_over(int blocks) {
+    for (; blocks > 0; --blocks) {
+      wait_k();
+      wait_v();
+      __syncwarp();  // one lane arrives for all
+      release_k();
+      release_v();
+    }
+  }
+
+  __device__ __forceinline__ static int blocks_in(const Tile& tile) {
+    return tile.blocks.last - tile.blocks.first;
+  }
+
+  // Passes over tiles, up to the next of which this warpgroup has rows; false at the end of those
+  // that see a key.
+  __device__ __forceinline__ bool next_with_rows(Tiles& tiles) {
+    for (;;) {
+      const Tile& tile = tiles.look();
+      const int blocks = blocks_in(tile);
+      if (blocks <= 0 || has_rows(tile)) {
+        return blocks > 0;
+      }
+      tiles.take_together();
+      pass_over(blocks);
+    }
+  }
+
+  // A tile, and those that follow with rows of this warpgroup; of the last one, O is yet to be
+  // stored, and the tile to be taken.
+  __device__ __forceinline__ void mainloop(Tiles& tiles, Output& o, Softmax& softmax) {
+    Tile tile = tiles.look();
     float s[kBlockN / 2];
     Probabilities p;
     first_block(tile, s, p, softmax);
@@ -1111,13 +1156,12 @@ struct Consumer {
       for (; block >= tile.blocks.first; --block) {
         step<false>(tile, block, s, p, o, softmax);
       }
-      Tile next;
-      if (!tiles.next(params, next)) {
+      if (const Tile& next = tiles.look(1); blocks_in(next) <= 0 || !has_rows(next)) {
         break;
       }
-      next_tile(tile, next, s, p, o, softmax);
+      next_tile(tiles, tile, s, p, o, softmax);
     }
-    last_pv(p, o);
+    last_pv(tile, p, o);
   }
 
   __device__ __forceinline__ void reset(Output& o, Softmax& softmax) {
@@ -1131,7 +1175,7 @@ struct Consumer {
   static constexpr int kHalf = kHeadDimVPadded / 2;  // columns of O that its buffer holds
 
   // Writes the warpgroup's 64 rows of O and LSE.
-  __device__ __forceinline__ void store(const Tile& tile, Output& o, Softmax& softmax) {
+  __device__ __forceinline__ void store(Tile tile, Output& o, Softmax& softmax) {
     float inverse[2];
     bool empty[2];  // no key seen
 #pragma unroll
@@ -1189,23 +1233,22 @@ struct Consumer {
 
   __device__ __forceinline__ void run() {
     if (warpgroup == kConsumers - 1) {
-      scheduler_barrier_arrive();  // warpgroup 0 is first
+      pass_on_turn();  // warpgroup 0 is first
     }
     Tiles tiles{shared};
-    EmptyTiles rest{tiles};
-    Tile tile;
     Output o = {};
     Softmax softmax{params.scale_log2};
-    bool has_tile = tiles.next(params, tile);
-    if (has_tile) {
-      mainloop(tiles, tile, o, softmax);
-    }
-    // O of the last tile, and of those that see no key.
-    has_tile = has_tile || rest.next(params, tile);
-    while (has_tile) {
-      store(tile, o, softmax);
+    for (;;) {
+      if (next_with_rows(tiles)) {
+        mainloop(tiles, o, softmax);
+        q.advance();
+      } else if (blocks_in(tiles.look()) < 0) {
+        break;
+      }
+      // O of the last of these tiles, or of one that sees no key.
+      store(tiles.look(), o, softmax);
       reset(o, softmax);
-      has_tile = rest.next(params, tile);
+      tiles.take_together();
     }
     if (threadIdx.x % kWarpgroup == 0) {
       cute::tma_store_wait<0>();  // shared memory must outlive the copies from it
@@ -1539,6 +1582,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d256_full_m128n64_varlen_halves
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d256_full_m128n64_varlen_halves",
-      "bf823316c06eea19a24ec911c2bc11c0507be4dac111513c206716a19ca6178b"};
+      "591865023ab55c4503bd6e1c9a0514cf08acbb524e9a4801c32422e85ba02d5e"};
   return &info;
 }

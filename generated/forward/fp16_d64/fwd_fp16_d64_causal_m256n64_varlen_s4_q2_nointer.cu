@@ -1,13 +1,12 @@
-// fwd_fp16_d64_causal_m192n112_varlen_q2: fused attention forward for Hopper (sm_90a). Rendered by
-// fagen; do not edit.
+// fwd_fp16_d64_causal_m256n64_varlen_s4_q2_nointer: fused attention forward for Hopper (sm_90a).
+// Rendered by fagen; do not edit.
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
 //
-// One thread block computes a tile of 192 query rows of one head, 112 keys at a time from the last
+// One thread block computes a tile of 256 query rows of one head, 64 keys at a time from the last
 // to the first, by online softmax in base 2. One producer warp copies Q, K and V into shared memory
-// by TMA; 3 consumer warpgroups of 64 rows each multiply by WGMMA, in ping-pong: they take turns at
-// the tensor cores. Sequences lie one after another, each of its own length: a warp beside the
-// producer finds out where, and deals tiles.
+// by TMA; 4 consumer warpgroups of 64 rows each multiply by WGMMA. Sequences lie one after another,
+// each of its own length: a warp beside the producer finds out where, and deals tiles.
 //
 // Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
 
@@ -91,18 +90,18 @@ extern "C" {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_fwd_fp16_d64_causal_m192n112_varlen_q2(const struct FagenForwardVarlenArgs* args,
-                                                 void* stream);
+int fagen_fwd_fp16_d64_causal_m256n64_varlen_s4_q2_nointer(
+    const struct FagenForwardVarlenArgs* args, void* stream);
 // How many bytes of workspace a call of these sizes needs; -1 where args is null. They are zeros
 // before the first call, and each call leaves them so; calls that may run at once need one each.
-int64_t fagen_fwd_fp16_d64_causal_m192n112_varlen_q2_workspace(
+int64_t fagen_fwd_fp16_d64_causal_m256n64_varlen_s4_q2_nointer_workspace(
     const struct FagenForwardVarlenArgs* args);
-const char* fagen_fwd_fp16_d64_causal_m192n112_varlen_q2_message(int status);
-const struct FagenKernelInfo* fagen_fwd_fp16_d64_causal_m192n112_varlen_q2_info(void);
+const char* fagen_fwd_fp16_d64_causal_m256n64_varlen_s4_q2_nointer_message(int status);
+const struct FagenKernelInfo* fagen_fwd_fp16_d64_causal_m256n64_varlen_s4_q2_nointer_info(void);
 
 }  // extern "C"
 
-namespace fagen_fwd_fp16_d64_causal_m192n112_varlen_q2_kernel {
+namespace fagen_fwd_fp16_d64_causal_m256n64_varlen_s4_q2_nointer_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
@@ -113,18 +112,18 @@ constexpr int kHeadDim = 64;
 constexpr int kHeadDimV = 64;
 constexpr int kHeadDimPadded = 64;  // in shared memory, padded with zeros
 constexpr int kHeadDimVPadded = 64;
-constexpr int kBlockM = 192;
-constexpr int kBlockN = 112;
-constexpr int kStages = 2;  // K and V buffers
+constexpr int kBlockM = 256;
+constexpr int kBlockN = 64;
+constexpr int kStages = 4;  // K and V buffers
 constexpr int kQStages = 2;
-constexpr int kConsumers = 3;  // warpgroups of 64 query rows
-constexpr int kThreads = 512;
-constexpr int kLaunchRegisters = 128;
+constexpr int kConsumers = 4;  // warpgroups of 64 query rows
+constexpr int kThreads = 640;
+constexpr int kLaunchRegisters = 96;
 constexpr int kProducerRegisters = 32;
-constexpr int kConsumerRegisters = 160;
+constexpr int kConsumerRegisters = 112;
 enum : int { kRagged = 1 << 30 };  // rows of a tensor map, where every sequence ends
-constexpr int kTileStages = 2;     // tiles drawn and not yet done
-constexpr int kTileReaders = 13;   // warps that ask for them
+constexpr int kTileStages = 6;     // tiles drawn and not yet done
+constexpr int kTileReaders = 17;   // warps that ask for them
 constexpr int kDrawAhead =
     2;  // blocks before its end that a tile's successor is drawn: enough to hide the answer's way
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
@@ -132,7 +131,7 @@ constexpr float kFar =
     16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
 constexpr float kMaxPartialSum = 32768.0f;  // of a lane's P; more updates the maximum
 constexpr int kSpreadBlocks =
-    5;  // after a tile's first that find their maxima before P, if scores are widely spread
+    8;  // after a tile's first that find their maxima before P, if scores are widely spread
 constexpr float kSpreadSum =
     1.25f;  // of a thread's P in its two rows: in so many threads of a warp less
 constexpr int kSpreadKeys = 16;  // with fewer in its rows a warp's small sums tell nothing
@@ -174,8 +173,9 @@ struct Sequence {
 struct alignas(16) Tile {
   int first_row, head, kv_head;
   Sequence sequence;
-  Blocks blocks;  // last < first: no tile
-  int skipped;    // fully masked blocks after those
+  int warpgroups, first_warpgroup;  // how many have rows, and which one the first 64
+  Blocks blocks;                    // last < first: no tile
+  int skipped;                      // fully masked blocks after those
 };
 
 struct SharedStorage {
@@ -195,7 +195,7 @@ struct SharedStorage {
   Barrier tile_wanted;
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes <= 132096, "the layout outgrew the plan's ledger");
+static_assert(kSharedBytes <= 164864, "the layout outgrew the plan's ledger");
 
 template <class Integer>
 __host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
@@ -298,20 +298,15 @@ __device__ constexpr uint32_t column_offset(int k) {
 template <bool accumulate>
 __device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], Descriptor q, Descriptor k) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n112k16.f32.f16.f16 "
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55 }, "
-      "%56, %57, %58, 1, 1, 0, 0;"
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
+      "%32, %33, %34, 1, 1, 0, 0;"
       : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]), "+f"(s[6]),
         "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]), "+f"(s[12]), "+f"(s[13]),
         "+f"(s[14]), "+f"(s[15]), "+f"(s[16]), "+f"(s[17]), "+f"(s[18]), "+f"(s[19]), "+f"(s[20]),
         "+f"(s[21]), "+f"(s[22]), "+f"(s[23]), "+f"(s[24]), "+f"(s[25]), "+f"(s[26]), "+f"(s[27]),
-        "+f"(s[28]), "+f"(s[29]), "+f"(s[30]), "+f"(s[31]), "+f"(s[32]), "+f"(s[33]), "+f"(s[34]),
-        "+f"(s[35]), "+f"(s[36]), "+f"(s[37]), "+f"(s[38]), "+f"(s[39]), "+f"(s[40]), "+f"(s[41]),
-        "+f"(s[42]), "+f"(s[43]), "+f"(s[44]), "+f"(s[45]), "+f"(s[46]), "+f"(s[47]), "+f"(s[48]),
-        "+f"(s[49]), "+f"(s[50]), "+f"(s[51]), "+f"(s[52]), "+f"(s[53]), "+f"(s[54]), "+f"(s[55])
+        "+f"(s[28]), "+f"(s[29]), "+f"(s[30]), "+f"(s[31])
       : "l"(q.bits()), "l"(k.bits()), "n"(accumulate ? 1 : 0));
 }
 
@@ -453,7 +448,7 @@ struct TileFinder {
   __device__ __forceinline__ bool find(int number, Tile& found) {
     if (number >= tiles) {
       if (lane() == 0) {
-        found.blocks.first = 0;
+        found = {};
         found.blocks.last = -1;
       }
       return false;
@@ -484,7 +479,19 @@ struct TileFinder {
     tile.head = tile.kv_head * group + rank - row * group;
     tile.first_row = m_block * kBlockM;
     tile.blocks = blocks_of_tile(sequence, m_block);
+    tile.warpgroups = min(ceil_div(sequence.seqlen_q - tile.first_row, kWarpgroupRows), kConsumers);
     return tile;
+  }
+};
+
+// Warpgroups take 64 rows each in turns, from tile to tile: where a tile has rows for some of them,
+// the others go on to the next one.
+struct Turns {
+  int next = 0;  // whose turn it is
+
+  __device__ __forceinline__ void give(Tile& tile) {
+    tile.first_warpgroup = next;
+    next = (next + tile.warpgroups) % kConsumers;
   }
 };
 
@@ -493,12 +500,14 @@ __device__ __forceinline__ void schedule_tiles(const Params& params, SharedStora
   TileFinder finder{params};
   finder.begin_with_longest();
   int number = blockIdx.x;  // nobody draws the first tile of each block
+  Turns turns;
   for (uint32_t passed_on = 0;; ++passed_on) {
     const uint32_t stage = passed_on % kTileStages, phase = passed_on / kTileStages % 2;
     shared.tile_empty[stage].wait(phase ^ 1);
     const bool found = finder.find(number, shared.tiles[stage]);
     __syncwarp();
     if (lane() == 0) {
+      turns.give(shared.tiles[stage]);
       shared.tile_full[stage].arrive();
     }
     if (!found) {
@@ -520,9 +529,9 @@ struct Tiles {
   SharedStorage& shared;
   uint32_t taken = 0;  // so far
 
-  // The next tile, which stays where it is until it is taken.
-  __device__ __forceinline__ const Tile& look() const {
-    const uint32_t stage = taken % kTileStages, phase = taken / kTileStages % 2;
+  // The next tile, or one that many behind it. It stays where it is until it is taken.
+  __device__ __forceinline__ const Tile& look(uint32_t ahead = 0) const {
+    const uint32_t stage = (taken + ahead) % kTileStages, phase = (taken + ahead) / kTileStages % 2;
     shared.tile_full[stage].wait(phase);
     return shared.tiles[stage];
   }
@@ -537,30 +546,6 @@ struct Tiles {
       shared.tile_empty[taken % kTileStages].arrive();
     }
     ++taken;
-  }
-
-  // The next tile that sees a key; false at the end of these.
-  __device__ __forceinline__ bool next(const Params&, Tile& tile) {
-    tile = look();
-    if (tile.blocks.last <= tile.blocks.first) {
-      return false;
-    }
-    take_together();
-    return true;
-  }
-};
-
-// Then those that see none, which are nobody's work but for their zeros.
-struct EmptyTiles {
-  Tiles& tiles;
-
-  __device__ __forceinline__ bool next(const Params&, Tile& tile) {
-    tile = tiles.look();
-    if (tile.blocks.last < tile.blocks.first) {
-      return false;
-    }
-    tiles.take_together();
-    return true;
   }
 };
 
@@ -785,7 +770,7 @@ struct Loader {
   const Params& params;
   SharedStorage& shared;
   RingPosition<kStages> k, v;
-  uint32_t tiles = 0;  // whose Q was loaded
+  uint32_t turns = 0;  // of warpgroups, each for 64 rows of Q
 
   // One box per slab; rows past the sequence, though another begins there, and columns past the
   // head dim are filled with zeros.
@@ -803,18 +788,18 @@ struct Loader {
   }
 
   __device__ __forceinline__ void load_q(const Tile& tile) {
-    const uint32_t stage = tiles % kQStages, phase = tiles / kQStages % 2;
-    // Each warpgroup's rows as soon as it has read its last ones.
-#pragma unroll 1  // few registers
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+    // The rows of each warpgroup that has some, as soon as it has read its last ones.
+#pragma unroll 1
+    for (int i = 0; i < tile.warpgroups; ++i, ++turns) {
+      const uint32_t consumer = turns % kConsumers, round = turns / kConsumers;
+      const uint32_t stage = round % kQStages, phase = round / kQStages % 2;
       shared.q_empty[stage][consumer].wait(phase ^ 1);
       copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
           params.q, shared.q_full[stage][consumer],
           shared.q[stage] + consumer * kWarpgroupRows * kHeadDimPadded,
-          tile.first_row + consumer * kWarpgroupRows, tile.head, tile.sequence.seqlen_q,
+          tile.first_row + i * kWarpgroupRows, tile.head, tile.sequence.seqlen_q,
           tile.sequence.end_q, cute::TMA::CacheHintSm90::EVICT_FIRST);
     }
-    ++tiles;
   }
 
   __device__ __forceinline__ void load_k(const Tile& tile, int block) {
@@ -844,10 +829,13 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage& sha
       shared.tile_wanted.arrive();
       continue;
     }
+    if (tile.blocks.last - tile.blocks.first <= kDrawAhead) {
+      shared.tile_wanted.arrive();  // before it waits for buffers
+    }
     loader.load_k(tile, tile.blocks.last - 1);
     loader.load_q(tile);
     for (int block = tile.blocks.last - 1; block >= tile.blocks.first; --block) {
-      if (block == min(tile.blocks.first + kDrawAhead, tile.blocks.last - 1)) {
+      if (block == tile.blocks.first + kDrawAhead) {
         shared.tile_wanted.arrive();
       }
       if (block > tile.blocks.first) {
@@ -861,17 +849,13 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage& sha
 // ---- Multiplying -----------------------------------------------------------------------------
 
 // Hardware barriers, by number; 0 is __syncthreads.
-enum NamedBarrier { kStore = 1, kScheduler = kStore + kConsumers };
+enum NamedBarrier { kStore = 1 };
 
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-__device__ __forceinline__ void barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// One warpgroup: 64 rows of each tile.
+// One warpgroup: 64 rows of each tile that has rows for it.
 struct Consumer {
   const Params& params;
   SharedStorage& shared;
@@ -881,8 +865,15 @@ struct Consumer {
   bool k_ready = false, v_ready = false;  // try_wait results of the current K and V
   int spread_first;  // from this block on to the tile's last, maxima are found before P
 
+  // How many others have rows of a tile before this warpgroup's.
+  __device__ __forceinline__ int place(const Tile& tile) {
+    return (warpgroup + kConsumers - tile.first_warpgroup) % kConsumers;
+  }
+  __device__ __forceinline__ bool has_rows(const Tile& tile) {
+    return place(tile) < tile.warpgroups;
+  }
   __device__ __forceinline__ int first_row(const Tile& tile) {
-    return tile.first_row + warpgroup * kWarpgroupRows;
+    return tile.first_row + place(tile) * kWarpgroupRows;
   }
 
   // One arrival per warp, since wgmma completes per warp.
@@ -918,14 +909,6 @@ struct Consumer {
     release(shared.v_empty[v.stage]);
     v.advance();
     v_ready = shared.v_full[v.stage].test_wait(v.phase);
-  }
-
-  // Ping-pong: while one warpgroup has the tensor cores, the others do softmax.
-  __device__ __forceinline__ void scheduler_barrier_wait() {
-    barrier_sync(kScheduler + warpgroup, 2 * kWarpgroup);
-  }
-  __device__ __forceinline__ void scheduler_barrier_arrive() {
-    barrier_arrive(kScheduler + (warpgroup + 1 == kConsumers ? 0 : warpgroup + 1), 2 * kWarpgroup);
   }
 
   // Issues S = QKᵀ.
@@ -994,11 +977,10 @@ struct Consumer {
   }
 
   // Skips fully masked blocks.
-  __device__ __forceinline__ void skip_k(int blocks) {
-    for (; blocks > 0; --blocks) {
+  __device__ __forceinline__ void skip_k(const Tile& tile) {
+    for (int blocks = tile.skipped; blocks > 0; --blocks) {
       wait_k();
-      scheduler_barrier_wait();  // in the others' order
-      scheduler_barrier_arrive();
+      __syncwarp();  // one lane arrives for all
       release_k();
     }
   }
@@ -1006,6 +988,7 @@ struct Consumer {
   __device__ __forceinline__ void skip_v(int blocks) {
     for (; blocks > 0; --blocks) {
       wait_v();
+      __syncwarp();
       release_v();
     }
   }
@@ -1046,11 +1029,9 @@ struct Consumer {
   __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
                                        Probabilities& p, Output& o, Softmax& softmax) {
     wait_k();
-    scheduler_barrier_wait();
     issue_qk(s);
     wait_v();
     issue_pv(o, p);
-    scheduler_barrier_arrive();
     wgmma_wait<1>();
     finish_qk(s, block == tile.blocks.first);
     if (masked) {
@@ -1069,17 +1050,6 @@ struct Consumer {
     } else {
       lazy_softmax(s, p, o, softmax);
     }
-  }
-
-  // In place of a step, for a warpgroup whose rows are all past the end of the sequence.
-  __device__ __forceinline__ void skip_step(bool final_block) {
-    wait_k();
-    scheduler_barrier_wait();
-    scheduler_barrier_arrive();
-    release_k();
-    release(shared.q_empty[q.stage][warpgroup], final_block);
-    wait_v();
-    release_v();
   }
 
   // How many keys, from a block's first on, the first of this warp's rows sees.
@@ -1118,7 +1088,7 @@ struct Consumer {
   __device__ __forceinline__ void first_block(const Tile& tile, float (&s)[kBlockN / 2],
                                               Probabilities& p, Softmax& softmax) {
     wait_q();
-    skip_k(tile.skipped);
+    skip_k(tile);
     wait_k();
     issue_qk(s);
     wgmma_wait<0>();
@@ -1126,7 +1096,7 @@ struct Consumer {
   }
 
   // The last PV of a tile, with nothing else in flight.
-  __device__ __forceinline__ void last_pv(Probabilities& p, Output& o) {
+  __device__ __forceinline__ void last_pv(const Tile& tile, Probabilities& p, Output& o) {
     wait_v();
     issue_pv(o, p);
     wgmma_wait<0>();
@@ -1134,39 +1104,63 @@ struct Consumer {
   }
 
   // The last PV of a tile, then the first S of the next, under which O is stored.
-  __device__ __forceinline__ void next_tile(Tile& tile, const Tile& next, float (&s)[kBlockN / 2],
+  __device__ __forceinline__ void next_tile(Tiles& tiles, Tile& tile, float (&s)[kBlockN / 2],
                                             Probabilities& p, Output& o, Softmax& softmax) {
     wait_v();
-    scheduler_barrier_wait();
     issue_pv(o, p);
-    scheduler_barrier_arrive();  // before the wait for Q
     q.advance();
     wait_q();
-    skip_k(next.skipped);
+    skip_k(warpgroup_tile(tiles.look(1)));
     wait_k();
     issue_qk(s);
     wgmma_wait<1>();
     finish_pv(o);
-    store(tile, o, softmax);
+    store(tiles.look(), o, softmax);
     reset(o, softmax);
-    tile = next;
+    tiles.take_together();
+    tile = warpgroup_tile(tiles.look());
     wgmma_wait<0>();
     first_softmax(tile, s, p, softmax);
   }
 
-  // All tiles that see a key; of the last one, O is yet to be stored.
-  __device__ __forceinline__ void mainloop(Tiles& tiles, Tile& tile, Output& o, Softmax& softmax) {
+  // Gives the buffers of a tile's blocks back as they become full.
+  __device__ __forceinline__ void pass_over(int blocks) {
+    for (; blocks > 0; --blocks) {
+      wait_k();
+      wait_v();
+      __syncwarp();  // one lane arrives for all
+      release_k();
+      release_v();
+    }
+  }
+
+  __device__ __forceinline__ static int blocks_in(const Tile& tile) {
+    return tile.blocks.last - tile.blocks.first;
+  }
+
+  // Passes over tiles, up to the next of which this warpgroup has rows; false at the end of those
+  // that see a key.
+  __device__ __forceinline__ bool next_with_rows(Tiles& tiles) {
+    for (;;) {
+      const Tile& tile = tiles.look();
+      const int blocks = blocks_in(tile);
+      if (blocks <= 0 || has_rows(tile)) {
+        return blocks > 0;
+      }
+      tiles.take_together();
+      pass_over(blocks);
+    }
+  }
+
+  // A tile, and those that follow with rows of this warpgroup; of the last one, O is yet to be
+  // stored, and the tile to be taken.
+  __device__ __forceinline__ void mainloop(Tiles& tiles, Output& o, Softmax& softmax) {
+    Tile tile = warpgroup_tile(tiles.look());
     float s[kBlockN / 2];
     Probabilities p;
-    tile = warpgroup_tile(tile);
     first_block(tile, s, p, softmax);
     for (;;) {
       int block = tile.blocks.last - 2;
-      if (first_row(tile) >= tile.sequence.seqlen_q) {
-        for (; block >= tile.blocks.first; --block) {
-          skip_step(block == tile.blocks.first);
-        }
-      }
       for (; block >= tile.blocks.full_last; --block) {
         step<true>(tile, block, s, p, o, softmax);
       }
@@ -1177,13 +1171,12 @@ struct Consumer {
       for (; block >= tile.blocks.first; --block) {
         step<false>(tile, block, s, p, o, softmax);
       }
-      Tile next;
-      if (!tiles.next(params, next)) {
+      if (const Tile& next = tiles.look(1); blocks_in(next) <= 0 || !has_rows(next)) {
         break;
       }
-      next_tile(tile, warpgroup_tile(next), s, p, o, softmax);
+      next_tile(tiles, tile, s, p, o, softmax);
     }
-    last_pv(p, o);
+    last_pv(tile, p, o);
   }
 
   __device__ __forceinline__ void reset(Output& o, Softmax& softmax) {
@@ -1195,7 +1188,7 @@ struct Consumer {
   }
 
   // Writes the warpgroup's 64 rows of O and LSE.
-  __device__ __forceinline__ void store(const Tile& tile, Output& o, Softmax& softmax) {
+  __device__ __forceinline__ void store(Tile tile, Output& o, Softmax& softmax) {
     float inverse[2];
     bool empty[2];  // no key seen
 #pragma unroll
@@ -1249,24 +1242,20 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void run() {
-    if (warpgroup == kConsumers - 1) {
-      scheduler_barrier_arrive();  // warpgroup 0 is first
-    }
     Tiles tiles{shared};
-    EmptyTiles rest{tiles};
-    Tile tile;
     Output o = {};
     Softmax softmax{params.scale_log2};
-    bool has_tile = tiles.next(params, tile);
-    if (has_tile) {
-      mainloop(tiles, tile, o, softmax);
-    }
-    // O of the last tile, and of those that see no key.
-    has_tile = has_tile || rest.next(params, tile);
-    while (has_tile) {
-      store(tile, o, softmax);
+    for (;;) {
+      if (next_with_rows(tiles)) {
+        mainloop(tiles, o, softmax);
+        q.advance();
+      } else if (blocks_in(tiles.look()) < 0) {
+        break;
+      }
+      // O of the last of these tiles, or of one that sees no key.
+      store(tiles.look(), o, softmax);
       reset(o, softmax);
-      has_tile = rest.next(params, tile);
+      tiles.take_together();
     }
     if (threadIdx.x % kWarpgroup == 0) {
       cute::tma_store_wait<0>();  // shared memory must outlive the copies from it
@@ -1323,13 +1312,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-}  // namespace fagen_fwd_fp16_d64_causal_m192n112_varlen_q2_kernel
+}  // namespace fagen_fwd_fp16_d64_causal_m256n64_varlen_s4_q2_nointer_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_fwd_fp16_d64_causal_m192n112_varlen_q2_host {
+namespace fagen_fwd_fp16_d64_causal_m256n64_varlen_s4_q2_nointer_host {
 
-using namespace fagen_fwd_fp16_d64_causal_m192n112_varlen_q2_kernel;
+using namespace fagen_fwd_fp16_d64_causal_m256n64_varlen_s4_q2_nointer_kernel;
 
 // What a call ends with: the number of its message. Checks come in this order.
 enum Status {
@@ -1573,33 +1562,35 @@ Status launch(const FagenForwardVarlenArgs& a, cudaStream_t stream) {
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_fwd_fp16_d64_causal_m192n112_varlen_q2_host
+}  // namespace fagen_fwd_fp16_d64_causal_m256n64_varlen_s4_q2_nointer_host
 
-extern "C" int fagen_fwd_fp16_d64_causal_m192n112_varlen_q2(const FagenForwardVarlenArgs* args,
-                                                            void* stream) {
-  using namespace fagen_fwd_fp16_d64_causal_m192n112_varlen_q2_host;
+extern "C" int fagen_fwd_fp16_d64_causal_m256n64_varlen_s4_q2_nointer(
+    const FagenForwardVarlenArgs* args, void* stream) {
+  using namespace fagen_fwd_fp16_d64_causal_m256n64_varlen_s4_q2_nointer_host;
   const Status status = args ? check(*args) : kNullPointer;
   return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" int64_t fagen_fwd_fp16_d64_causal_m192n112_varlen_q2_workspace(
+extern "C" int64_t fagen_fwd_fp16_d64_causal_m256n64_varlen_s4_q2_nointer_workspace(
     const FagenForwardVarlenArgs* args) {
-  return args ? fagen_fwd_fp16_d64_causal_m192n112_varlen_q2_host::workspace_bytes(*args) : -1;
+  return args ? fagen_fwd_fp16_d64_causal_m256n64_varlen_s4_q2_nointer_host::workspace_bytes(*args)
+              : -1;
 }
 
-extern "C" const char* fagen_fwd_fp16_d64_causal_m192n112_varlen_q2_message(int status) {
-  using namespace fagen_fwd_fp16_d64_causal_m192n112_varlen_q2_host;
+extern "C" const char* fagen_fwd_fp16_d64_causal_m256n64_varlen_s4_q2_nointer_message(int status) {
+  using namespace fagen_fwd_fp16_d64_causal_m256n64_varlen_s4_q2_nointer_host;
   return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_fwd_fp16_d64_causal_m192n112_varlen_q2_info(void) {
-  using namespace fagen_fwd_fp16_d64_causal_m192n112_varlen_q2_kernel;
+extern "C" const FagenKernelInfo* fagen_fwd_fp16_d64_causal_m256n64_varlen_s4_q2_nointer_info(
+    void) {
+  using namespace fagen_fwd_fp16_d64_causal_m256n64_varlen_s4_q2_nointer_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       kSharedBytes,
       kThreads,
       kLaunchRegisters,
-      "fwd_fp16_d64_causal_m192n112_varlen_q2",
-      "bc171127d9435c2a5cf8efe80a1967071bdffb4b58b05905d591317eac0f52fc"};
+      "fwd_fp16_d64_causal_m256n64_varlen_s4_q2_nointer",
+      "7e9609d9ce62b0cc59a3c30e0c651e57c93b28ecf69d4c9045e5e202cd9f3fad"};
   return &info;
 }

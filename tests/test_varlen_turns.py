@@ -1,0 +1,152 @@
+"""Packed sequences: warpgroups take turns at tiles that have not rows for all of them."""
+
+import math
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from fagen import simulator
+from fagen.errors import DeviceError
+from fagen.kinds.forward import Schedule
+from fagen.kinds.forward.plan import Plan, plan
+from fagen.kinds.forward.varlen_accuracy import case_error
+from fagen.measure.sequences import Case
+from fagen.render import render
+from tests.often import some
+from tests.varlen_helpers import offsets, packed
+
+PING_PONG = "fwd_fp16_d64_causal_m128n64_varlen"  # which also skips blocks that are masked
+THREE = "fwd_fp16_d64_full_m192n48_varlen_s3_q2"
+FOUR = "fwd_bf16_d64_causal_m256n64_varlen_s4_q2_nointer"
+HALVES = "fwd_fp16_d128_causal_m128n32_varlen_halves"
+FP8 = "fwd_e4m3_d64_full_m192n32_varlen_s3"
+TIGHT = "fwd_fp16_d64_causal_m192n64_varlen_s3"  # skips as many blocks as can be in turns
+SLUGS = (PING_PONG, THREE, FOUR, HALVES, FP8, TIGHT)
+
+SHORT = ((7, 9), (64, 64), (1, 1))
+# short ones, long ones, those whose last tile has rows for some; of few keys, of many, of none
+MIXED = ((3, 3), (200, 90), (5, 7), (65, 70), (9, 0), (40, 40), (300, 100), *SHORT * 8)
+
+
+@cache
+def planned(slug: str) -> Plan:
+    return plan(Schedule.from_slug(slug))
+
+
+def is_right(slug: str, library: Path, case: Case, seed: int) -> bool:
+    run = partial(simulator.call, planned(slug), library, seed=seed)
+    found = case_error(planned(slug), case, lambda given: run(**given), seed=seed, device="cpu")
+    return found.ok
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_short_sequences_between_long_ones_are_right_whatever_happens_when(slug: str) -> None:
+    library = simulator.build(render(planned(slug)).kernel)
+    cases = (Case(SHORT * 12, 3, 1, gap=2, poisoned=True), Case(MIXED, 2, 2), Case(MIXED, 2, 1))
+    assert all(is_right(slug, library, case, seed) for seed, case in enumerate(cases))
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_its_bits_are_the_same_whichever_warpgroup_has_a_sequence(slug: str) -> None:
+    """Sequences of the same numbers, of which each warpgroup has some."""
+    of, lengths, copies = planned(slug), (50, 200, 90), 6
+    library = simulator.build(render(of).kernel)
+    dtype: torch.dtype = getattr(torch, of.dtype.torch)
+    q, k, v = packed([(length, length) for length in lengths], torch.float32, of.head_dim)[:3]
+    at = offsets(lengths * copies)
+    given = {
+        name: x[:, :1].repeat(copies, 1, 1).to(dtype) for name, x in (("q", q), ("k", k), ("v", v))
+    }
+    out = torch.full((len(given["q"]), 1, of.head_dim_v), math.nan)
+    out = out.to(getattr(torch, of.out_dtype.torch))
+    lse = torch.full((1, len(out)), math.nan)
+    simulator.call(
+        of, library, **given, cu_seqlens_q=at, cu_seqlens_k=at, scale=0.125, out=out, lse=lse
+    )
+    for x in (out, lse.T):
+        every = x.unflatten(0, (copies, sum(lengths)))
+        assert not every.isnan().any() and all(torch.equal(one, every[0]) for one in every)
+
+
+PASSES = """      wait_k();
+      wait_v();
+      __syncwarp();  // one lane arrives for all
+      release_k();
+      release_v();
+"""
+FAULTS = {
+    "K and V are given back before they are full": (
+        PING_PONG,
+        PASSES,
+        PASSES.replace("      wait_k();\n      wait_v();\n", ""),
+    ),
+    "V is given back before it is full": (
+        PING_PONG,
+        PASSES,
+        PASSES.replace("      wait_v();\n", ""),
+    ),
+    "V is not given back": (THREE, PASSES, PASSES.replace("      release_v();\n", "")),
+    "the same one has each short tile": (
+        FP8,
+        "next = (next + tile.warpgroups) % kConsumers;",
+        "",
+    ),
+    "its buffer of Q stays that of the tile before": (
+        FOUR,
+        "        q.advance();\n      } else",
+        "      } else",
+    ),
+    "ping-pong where some have no rows": (THREE, "if (tile.warpgroups == kConsumers)", ""),
+    "the last PV of some out of turn": (
+        PING_PONG,
+        "    scheduler_barrier_wait(tile);  // as those",
+        "    // as those",
+    ),
+    "a tile that is passed over is not taken": (
+        HALVES,
+        "      tiles.take_together();\n      pass_over(blocks);",
+        "      pass_over(blocks);",
+    ),
+    "each one's own place in a tile that has rows for all": (
+        FP8,
+        "return (warpgroup + kConsumers - tile.first_warpgroup) % kConsumers;",
+        "return warpgroup;",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", some(FAULTS, [*FAULTS][:3]))
+def test_a_kernel_whose_warpgroups_get_in_each_others_way_is_found_out(name: str) -> None:
+    slug, right, wrong = FAULTS[name]
+    kernel = render(planned(slug)).kernel
+    assert right in kernel
+    library = simulator.build(kernel.replace(right, wrong))
+    try:
+        assert not all(is_right(slug, library, Case(MIXED, 2, 1), seed) for seed in range(4))
+    except DeviceError as error:
+        assert "nobody can go on" in str(error)
+
+
+def test_as_many_blocks_are_skipped_in_turns_as_leave_a_stage() -> None:
+    """With as many as there are stages these sequences wait for each other for ever."""
+    tight = {slug: planned(slug).skips_masked_blocks for slug in (TIGHT, TIGHT.removesuffix("_s3"))}
+    assert list(tight.values()) == [True, False]
+    lengths = ((193, 193), (167, 167), (187, 187), (190, 190), (112, 241), (193, 193))
+    for slug in tight:
+        library = simulator.build(render(planned(slug)).kernel)
+        assert is_right(slug, library, Case(lengths, 1, 1), seed=1)
+
+
+def test_who_passes_over_tiles_and_who_does_not() -> None:
+    """Not one alone, nor where O goes through V's space, which all must have read."""
+    passing = {slug: planned(slug).passes_tiles for slug in SLUGS}
+    assert passing == dict.fromkeys(SLUGS, True)
+    for slug in (
+        "fwd_fp16_d64_causal_m64n64_varlen",
+        "fwd_bf16_d64_causal_m128n48_varlen_q2_vspace",
+        "fwd_fp16_d64_causal_m128n64_varlen_nointra",
+        "fwd_fp16_d64_causal_m128n64",
+    ):
+        assert not planned(slug).passes_tiles
