@@ -107,6 +107,7 @@ def test_a_tile_whose_dq_does_not_part_is_refused_with_one_that_does(slug):
         ("bwd_fp16_d128_full_m64n128_dqone", (24, 232, 248)),
         ("bwd_fp16_d64_full_m64n128", (24, 232, 248)),
         ("bwd_fp16_d128_full_m64n128", (40, 232, 232)),
+        ("bwd_fp16_d96_full_m64n128_persist", (40, 224, 240)),
     ],
 )
 def test_a_producer_of_several_boxes_has_registers_for_them(slug, registers):

@@ -23,7 +23,7 @@ from fagen.vocab import DTYPES, MASKS
 # Clocks where nothing else is said. By microbenchmarks on an NVIDIA H200; those of L2, of what
 # hides behind nothing, and of a tile fit 30 timings of head dims 64, 128 and 256 within 3.1 % (root
 # mean square): benchmarks/results/nvidia-h200-2026-11-25-backward-fitted.md. Another card's, in
-# nvidia-h200-2026-11-25-backward.md, are met within 3.9 %.
+# nvidia-h200-2026-11-25-backward-launched.md, are met within 3.9 %.
 SHARPNESS = 8.0
 # of a multiprocessor, per clock, where all of them load and add to L2 at once
 L2_BYTES = 40.0
@@ -39,6 +39,7 @@ UNHIDDEN = 1 / 3  # of a fetch, by gradients: dO is given back as soon as dV has
 IN_ORDER = 1.06  # times all, where dQ's parts are added up in the order of the keys
 TILE = 9_000.0  # of a tile: K and V come, dK and dV leave
 PAIRED = 9_000.0  # more of one, where two thread blocks begin and end together
+STAYS = 1_500.0  # less of one, where its loads run under the stores of the one before
 ROW_BYTES = 4.2e12  # a second: kernels that only move bytes
 LAUNCH = 1.5  # launches of empty kernels that those two take beyond their bytes
 
@@ -99,7 +100,7 @@ def step(values: Mapping[str, Any]) -> Step:
 
 def tile(values: Mapping[str, Any]) -> float:
     """Return the clocks of a tile beyond those of its steps."""
-    return TILE + (PAIRED if values["cluster"] > 1 else 0.0)
+    return TILE + (PAIRED if values["cluster"] > 1 else -STAYS if values["persistent"] else 0.0)
 
 
 def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[float, ...]]:

@@ -47,7 +47,7 @@ SLUG = SlugForm(
 # Registers of a thread of a producer, of a consumer, of the one that computes dQ: by (dq_by,
 # consumers), or by what else takes more. With 24 a producer of several boxes to a tile spills,
 # which costs less than consumers that do; beside dQ of narrow slabs, which is less than 128
-# columns wide, there are 32 for it.
+# columns wide, there are 32 for it, and 40 if it draws tiles.
 _REGISTERS = {
     "gradients": (40, 232, 232),
     "very wide gradients": (24, 240, 240),
@@ -57,6 +57,7 @@ _REGISTERS = {
     ("all", 3): (32, 160, 160),
     ("one", 2): (24, 232, 248),
     ("one", 2, "narrow slabs"): (32, 232, 240),
+    ("one", 2, "draws tiles"): (40, 224, 240),
     ("one", 3): (32, 152, 176),
 }
 
@@ -69,7 +70,9 @@ def _registers(role: int) -> Callable[[Mapping[str, Any]], int]:
         shared: tuple[Any, ...] = (keys["dq_by"], consumers(keys))
         if shared == ("all", 2) and ones_in_shared_memory(keys):
             return _REGISTERS["ones in shared memory"][role]
-        if shared == ("one", 2) and _narrow_slabs(keys):
+        if shared == ("one", 2) and keys["persistent"]:
+            shared = (*shared, "draws tiles")
+        elif shared == ("one", 2) and _narrow_slabs(keys):
             shared = (*shared, "narrow slabs")
         # one consumer that computes dQ is all there are
         return _REGISTERS.get(shared, _REGISTERS["all", 1])[role]
