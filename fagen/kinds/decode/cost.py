@@ -18,8 +18,8 @@ from fagen.problem import Sizes
 from fagen.vocab import DTYPES, FP32
 
 # Fitted to 439 timings of head dims 64 to 256, 8 to 64 rows, 8 and 16 chunks, 3 to 12 buffers on an
-# NVIDIA H200, which are met within 3.1 % in turns (root mean square), 5.1 % in runs; those of head
-# dim 96 within 8.6 and 7.1 %: docs/tuning-log.md.
+# NVIDIA H200, which are met within 3.1 % in turns (root mean square), 5.5 % in runs; those of head
+# dim 96 within 8.6 and 7.2 %: docs/tuning-log.md.
 LAUNCHES = 4.05e-6  # seconds, of both kernels in a graph, with the first load and the last merge
 READ_BYTES = 4.61e12  # a second, of K and V out of memory
 PARTIAL_BYTES = 2.40e12  # the same of partial outputs: written beside, and read by the merge
@@ -33,7 +33,7 @@ CROWD = 0.1  # by how much a step takes longer for each other thread block of th
 OUTPUT = 0.283  # clocks of a chunk, for each number of its output
 QUERIES = 3_000.0  # of a chunk that waits for its queries
 RUNS = 2.1e-6  # seconds of a call in runs, before its first unit is found
-FOLD = 0.89  # clocks of a chunk in a run, for each number of its output
+FOLD = 1.0  # clocks of a chunk in a run, for each number of its output
 HAND = 2.4  # of a tile, for each number that is handed on when its chunks are folded
 FETCH = 1_350.0  # clocks from a buffer that is free to one that is full again, under load
 

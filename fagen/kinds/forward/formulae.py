@@ -81,6 +81,19 @@ def finds_spread(dtype: str, maximum: str, intra_warpgroup: bool) -> bool:
     return maximum == "lazy" and DTYPES[dtype].narrow and intra_warpgroup
 
 
+def passes_tiles(schedule: Schedule) -> bool:
+    """Whether consumers without rows of a tile go on to the next one.
+
+    Not where all must have read V before O is stored through its space.
+    """
+    return (
+        schedule.attention.lengths == "varlen"
+        and schedule.warps.consumers > 1
+        and schedule.overlap.intra_warpgroup
+        and schedule.pipeline.output != "v_space"
+    )
+
+
 def draws_apart(lengths: str, v_layout: str) -> bool:
     """Whether a warp of its own draws tiles, whose number the GPU alone knows.
 

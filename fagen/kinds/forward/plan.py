@@ -20,6 +20,7 @@ from fagen.kinds.forward.formulae import (
     launch_registers,
     nearest,
     padded,
+    passes_tiles,
     threads,
     tile_stages,
 )
@@ -387,11 +388,11 @@ def plan(schedule: Schedule) -> Plan:
         cluster=schedule.grid.cluster,
         skips_masked_blocks=_skips_masked_blocks(schedule),
         skips_steps=_skips_masked_blocks(schedule)
-        and not _passes_tiles(schedule)
+        and not passes_tiles(schedule)
         and schedule.warps.consumers == 3,  # 192 rows divide no power of 2
-        passes_tiles=_passes_tiles(schedule),
+        passes_tiles=passes_tiles(schedule),
         # beside what a consumer keeps of its tiles there are no registers for them
-        lays_q_anew=_passes_tiles(schedule) and schedule.pipeline.q_stages == 1 and d > 128,
+        lays_q_anew=passes_tiles(schedule) and schedule.pipeline.q_stages == 1 and d > 128,
         l2_share_bytes=SM90.l2_bytes // 2,  # each half holds its own copy of what both halves read
         max_spill_bytes=schedule.build.max_spill_bytes,
         qk_swizzle=qk_swizzle,
@@ -436,19 +437,6 @@ def _draws_apart(schedule: Schedule) -> bool:
     return draws_apart(schedule.attention.lengths, schedule.fp8.v_layout)
 
 
-def _passes_tiles(schedule: Schedule) -> bool:
-    """Whether consumers without rows of a tile go on to the next one.
-
-    Not where all must have read V before O is stored through its space.
-    """
-    return (
-        schedule.attention.lengths == "varlen"
-        and schedule.warps.consumers > 1
-        and schedule.overlap.intra_warpgroup
-        and schedule.pipeline.output != "v_space"
-    )
-
-
 def _skips_masked_blocks(schedule: Schedule) -> bool:
     """Whether some rows of a tile, or of a pair of tiles, see less than a block_n of its end.
 
@@ -464,7 +452,7 @@ def _skips_masked_blocks(schedule: Schedule) -> bool:
     most = schedule.pipeline.stages
     if schedule.overlap.inter_warpgroup and schedule.pipeline.output == "v_space":
         most = 1
-    elif schedule.overlap.inter_warpgroup and _passes_tiles(schedule):
+    elif schedule.overlap.inter_warpgroup and passes_tiles(schedule):
         # whose turn it is first may be who skips none: at the next turn after those that others
         # skip it needs a V beside the last tile's last one, which these still hold
         most -= 1
