@@ -4,21 +4,25 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from fagen import flow
 from fagen.arch import SM90
 from fagen.kinds.forward.accuracy import Kernel, poisoned
 from fagen.kinds.forward.operands import has_descales
 from fagen.measure.inputs import cell_of
 from fagen.paths import locate
 from fagen.problem import Cell, Sizes
-from fagen.registry import plan_of
+from fagen.registry import from_slug, plan_of
 from fagen.registry import read as read_schedule
 from fagen.runtime import op
 
+_NONE = SimpleNamespace(params={})  # of a test without parameters
 BUILDERS = os.cpu_count() or 1  # kernels that are compiled at a time
 _ALL = sorted(read_schedule(path).slug for path in (locate("schedules") / "forward").glob("*.toml"))
 COMMITTED = [slug for slug in _ALL if not plan_of(slug).varlen]  # others: test_varlen_gpu.py
@@ -67,6 +71,24 @@ def built_together(built: Any) -> Callable[[Iterable[str]], Any]:
         return built
 
     return build_all
+
+
+@pytest.fixture(scope="module")
+def pair_of(request: pytest.FixtureRequest, hopper: None) -> Callable[[str], Any]:
+    """Plan and Binary by slug; those that tests to be run here name are compiled beforehand."""
+
+    @cache
+    def build(slug: str) -> Any:
+        return flow.built(from_slug(slug), binding=True)
+
+    wanted = {
+        item.callspec.params["slug"]
+        for item in request.session.items
+        if item.module is request.module and "slug" in getattr(item, "callspec", _NONE).params
+    }
+    with ThreadPoolExecutor(BUILDERS) as pool:
+        list(pool.map(_attempt(build), wanted))
+    return build
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,6 @@
 """The backward pass on a Hopper GPU: its numbers, their bits from call to call, strides, graphs."""
 
 import math
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from fagen.measure.inputs import softmax_scale
 from fagen.problem import Sizes
 from fagen.runtime import op
 from tests.backward_helpers import NARROW, SPREAD, extreme_sizes
-from tests.gpu.conftest import BUILDERS
 
 pytestmark = pytest.mark.gpu
 
@@ -25,28 +22,15 @@ SLUGS = list(dict.fromkeys([*COMMITTED, *SPREAD, *NARROW]))
 CALLS = 50
 
 
-@pytest.fixture(scope="module")
-def built(hopper):
-    """Plan and Binary by slug, all compiled in parallel beforehand."""
-
-    @cache
-    def build(slug):
-        return flow.built(registry.from_slug(slug), binding=True)
-
-    with ThreadPoolExecutor(BUILDERS) as builders:
-        list(builders.map(build, SLUGS))
-    return build
-
-
 @pytest.mark.parametrize("slug", SLUGS)
-def test_gradients_are_near_fp64(built, slug):
-    plan, binary = built(slug)
+def test_gradients_are_near_fp64(pair_of, slug):
+    plan, binary = pair_of(slug)
     assert len(proof.check(plan, binary, print)) == len(proof.verification_sizes(plan))
 
 
 @pytest.mark.parametrize("slug", SLUGS)
-def test_gradients_of_one_head_large_groups_and_any_rows_to_keys_are_near_fp64(built, slug):
-    plan, binary = built(slug)
+def test_gradients_of_one_head_large_groups_and_any_rows_to_keys_are_near_fp64(pair_of, slug):
+    plan, binary = pair_of(slug)
     # of so many sequences a thread block goes through all heads of a group
     many = [Sizes(140, heads, 1, plan.block_m + 3, plan.block_n + 1) for heads in (3, 6, 8)]
     for seed, sizes in enumerate((*extreme_sizes(plan), *many)):
@@ -55,9 +39,9 @@ def test_gradients_of_one_head_large_groups_and_any_rows_to_keys_are_near_fp64(b
 
 
 @pytest.mark.parametrize("slug", SLUGS)
-def test_dk_and_dv_have_the_same_bits_in_every_call(built, slug):
+def test_dk_and_dv_have_the_same_bits_in_every_call(pair_of, slug):
     """And dq, which thread blocks add up in any order, is as near to fp64 each time."""
-    plan, binary = built(slug)
+    plan, binary = pair_of(slug)
     sizes = Sizes(2, 4, 2, 1_023, 1_217)
     given, exact, rough = proof.case(plan, sizes, seed=1)
     first = None
@@ -70,8 +54,8 @@ def test_dk_and_dv_have_the_same_bits_in_every_call(built, slug):
 
 
 @pytest.mark.parametrize("slug", COMMITTED)
-def test_the_second_call_into_the_same_workspace_is_as_right_as_the_first(built, slug):
-    plan, binary = built(slug)
+def test_the_second_call_into_the_same_workspace_is_as_right_as_the_first(pair_of, slug):
+    plan, binary = pair_of(slug)
     sizes = Sizes(2, 4, 4, 300, 500)
     given, exact, rough = proof.case(plan, sizes)
     enqueue, found = proof.launch(plan, binary.library, *given)
@@ -104,8 +88,8 @@ def one_row_for_all(dout: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("stored", [packed, heads_first, one_row_for_all])
 @pytest.mark.parametrize("slug", COMMITTED)
-def test_strides_are_free(built, slug, stored):
-    plan, binary = built(slug)
+def test_strides_are_free(pair_of, slug, stored):
+    plan, binary = pair_of(slug)
     sizes = Sizes(2, 4, 2, 333, 333)
     dout, q, k, v = stored(*proof.inputs(plan, sizes, seed=2))
     how = dict(mask=plan.mask, scale=softmax_scale(plan.head_dim))
@@ -117,8 +101,8 @@ def test_strides_are_free(built, slug, stored):
 
 
 @pytest.mark.parametrize("slug", COMMITTED)
-def test_a_graph_replays_it_on_other_numbers(built, slug):
-    plan, binary = built(slug)
+def test_a_graph_replays_it_on_other_numbers(pair_of, slug):
+    plan, binary = pair_of(slug)
     sizes = Sizes(1, 4, 2, 257, 300)
     kernel = op.load(binary)
     given, *_ = proof.case(plan, sizes, seed=1)
@@ -136,15 +120,15 @@ def test_a_graph_replays_it_on_other_numbers(built, slug):
 
 
 @pytest.mark.parametrize("slug", COMMITTED)
-def test_the_forward_kernels_own_out_and_lse_serve(built, slug):
+def test_the_forward_kernels_own_out_and_lse_serve(pair_of, slug):
     """What training gives: out and lse of fagen's forward kernel, not of the reference."""
-    plan, binary = built(slug)
+    plan, binary = pair_of(slug)
     keys = plan.schedule.values()
     begins = f"fwd_{keys['dtype']}_d{keys['head_dim']}_{keys['mask']}_"
     forward = next(
         path.stem for path in registry.schedules("forward") if path.stem.startswith(begins)
     )
-    _, of_forward = flow.built(registry.from_slug(forward), binding=True)
+    _, of_forward = flow.pair_of(registry.from_slug(forward), binding=True)
     sizes = Sizes(2, 8, 2, 1_000, 1_100)
     (dout, q, k, v, _, _, scale, _), exact, rough = proof.case(plan, sizes)
     out, lse = op.load(of_forward)(q, k, v, scale)
@@ -152,8 +136,8 @@ def test_the_forward_kernels_own_out_and_lse_serve(built, slug):
     assert proof.errors_of(sizes, found, exact, rough).ok
 
 
-def test_speeds_are_told_beside_cudnns(built):
-    plan, binary = built("bwd_fp16_d128_causal_m64n128")
+def test_speeds_are_told_beside_cudnns(pair_of):
+    plan, binary = pair_of("bwd_fp16_d128_causal_m64n128")
     speeds = proof.PROOF.speeds(plan, binary, print)
     assert [speed.regime for speed in speeds] == ["sustained", "burst"]
     assert all(speed.cudnn_tflops and speed.tflops > 100 for speed in speeds)

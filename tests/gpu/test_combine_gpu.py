@@ -1,17 +1,14 @@
 """Combining on a Hopper GPU: its numbers, its bits, its bandwidth, and what overlaps with it."""
 
 import math
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
 import pytest
 import torch
 
 import fagen
-from fagen import flow, registry
+from fagen import registry
 from fagen.kinds.combine.proof import HEADS, bandwidth, check_combining, kernel_of
 from tests.combine_helpers import SPREAD
-from tests.gpu.conftest import BUILDERS
 from tests.tensors import normal
 
 pytestmark = pytest.mark.gpu
@@ -22,38 +19,25 @@ OF_A_COPY = 0.85
 MEGABYTES = (64, 512)
 
 
-@pytest.fixture(scope="module")
-def built(hopper):
-    """Plan and Binary by slug, all compiled in parallel beforehand."""
-
-    @cache
-    def build(slug):
-        return flow.built(registry.from_slug(slug), binding=True)
-
-    with ThreadPoolExecutor(BUILDERS) as builders:
-        list(builders.map(build, SLUGS))
-    return build
-
-
 @pytest.mark.parametrize("slug", SLUGS)
-def test_it_is_near_fp64_and_has_the_emulations_bits(built, slug):
-    plan, binary = built(slug)
+def test_it_is_near_fp64_and_has_the_emulations_bits(pair_of, slug):
+    plan, binary = pair_of(slug)
     check_combining(plan, kernel_of(plan, binary), device="cuda", progress=print)
 
 
 @pytest.mark.parametrize("megabytes", MEGABYTES)
 @pytest.mark.parametrize("splits", [1, 2, 3, 8, 32])
 @pytest.mark.parametrize("slug", COMMITTED)
-def test_it_is_nearly_as_fast_as_a_copy(built, slug, splits, megabytes):
-    plan, binary = built(slug)
+def test_it_is_nearly_as_fast_as_a_copy(pair_of, slug, splits, megabytes):
+    plan, binary = pair_of(slug)
     found = bandwidth(plan, binary, splits, megabytes * 2**20 // plan.moved(1, splits))
     print(slug, found)
     assert found.ratio >= OF_A_COPY
 
 
 @pytest.mark.parametrize("splits", [1, 2, 8])
-def test_packed_sequences_may_have_any_lengths(built, splits):
-    plan, binary = built("comb_fp32_d128_obf16_packed")
+def test_packed_sequences_may_have_any_lengths(pair_of, splits):
+    plan, binary = pair_of("comb_fp32_d128_obf16_packed")
     rows = 64 * 2**20 // plan.moved(1, splits)
     found = bandwidth(plan, binary, splits, rows, uneven=True)
     print(found)
@@ -62,20 +46,20 @@ def test_packed_sequences_may_have_any_lengths(built, splits):
 
 @pytest.mark.parametrize("slug", ["comb_fp32_d128_obf16", "comb_fp32_d128_obf16_packed"])
 @pytest.mark.parametrize("splits", [1, 2, 16, 64])
-def test_a_small_one_is_quick(built, slug, splits):
+def test_a_small_one_is_quick(pair_of, slug, splits):
     """A token's splits are folded one after another, by one warp of each scheduler at most.
 
     So nothing hides what a step takes: a weight by shuffle, a load from shared memory, and products
     and sums that are rounded one by one. 16 splits took 2.5 µs and 64 took 6.5: 84 ns each.
     """
-    plan, binary = built(slug)
+    plan, binary = pair_of(slug)
     found = bandwidth(plan, binary, splits, HEADS)
     print(found)
     assert found.microseconds < 2.5 + 0.085 * splits
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_call_and_its_emulation_have_the_same_bits(built, packed):
+def test_the_call_and_its_emulation_have_the_same_bits(pair_of, packed):
     outs, lses = normal(5, 6, 8, 128), normal(5, 8, 6, seed=1)
     more = {}
     if packed:
@@ -88,8 +72,8 @@ def test_the_call_and_its_emulation_have_the_same_bits(built, packed):
         assert torch.equal(one.cpu(), other)
 
 
-def test_what_the_launch_before_it_writes_is_seen(built):
-    built("comb_fp32_d128_obf16")
+def test_what_the_launch_before_it_writes_is_seen(pair_of):
+    pair_of("comb_fp32_d128_obf16")
     outs = torch.full((4, 64, 8, 32, 128), math.nan, device="cuda")
     lses = torch.full((4, 64, 32, 8), math.nan, device="cuda")
     source, source_lses = torch.randn_like(outs), torch.randn_like(lses)
@@ -103,8 +87,8 @@ def test_what_the_launch_before_it_writes_is_seen(built):
             assert torch.equal(one, other)
 
 
-def test_what_the_launch_before_it_writes_of_sequences_is_seen(built):
-    built("comb_fp32_d128_obf16_packed")
+def test_what_the_launch_before_it_writes_of_sequences_is_seen(pair_of):
+    pair_of("comb_fp32_d128_obf16_packed")
     outs, lses = torch.randn(4, 640, 8, 128, device="cuda"), torch.randn(4, 8, 640, device="cuda")
     kinds = [
         dict(
@@ -125,7 +109,7 @@ def test_what_the_launch_before_it_writes_of_sequences_is_seen(built):
             assert torch.equal(one, other)
 
 
-def test_a_graph_replays_it_on_other_numbers(built):
+def test_a_graph_replays_it_on_other_numbers(pair_of):
     outs, lses = torch.randn(4, 3, 5, 8, 128, device="cuda"), torch.randn(4, 3, 8, 5, device="cuda")
     fagen.combine(outs, lses)
     graph = torch.cuda.CUDAGraph()

@@ -1,14 +1,13 @@
 """Decoding on a Hopper GPU: its numbers, its bits alone, CUDA graphs, streams, and its speed."""
 
 import math
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import partial
 
 import pytest
 import torch
 
 import fagen
-from fagen import flow, registry
+from fagen import registry
 from fagen.errors import DeviceError
 from fagen.kinds.decode.proof import Case, check, verification_cases
 from fagen.kinds.decode.reference import attend
@@ -17,7 +16,6 @@ from fagen.problem import Sizes
 from fagen.runtime.c_interface import bind, call, workspace_for
 from fagen.vocab import MASKS
 from tests.decode_helpers import SPREAD
-from tests.gpu.conftest import BUILDERS
 
 pytestmark = pytest.mark.gpu
 
@@ -30,22 +28,9 @@ SPIN = 50_000  # clocks that the GPU is busy for, so that all behind is queued w
 TAKEN = [(128, 6, True), (128, 32, False), (128, 128, False), (256, 6, True), (256, 32, False)]
 
 
-@pytest.fixture(scope="module")
-def built(hopper):
-    """Plan and Binary by slug, all compiled in parallel beforehand."""
-
-    @cache
-    def build(slug):
-        return flow.built(registry.from_slug(slug), binding=True)
-
-    with ThreadPoolExecutor(BUILDERS) as builders:
-        list(builders.map(build, SLUGS))
-    return build
-
-
 @pytest.mark.parametrize("slug", SLUGS)
-def test_it_is_near_fp64_and_each_sequence_has_the_bits_that_it_has_alone(built, slug):
-    plan, binary = built(slug)
+def test_it_is_near_fp64_and_each_sequence_has_the_bits_that_it_has_alone(pair_of, slug):
+    plan, binary = pair_of(slug)
     run = partial(call, plan, binary.library)
     check(plan, run, verification_cases(plan), device="cuda", progress=print)
 
@@ -151,7 +136,7 @@ def graph_of(run):
 
 @pytest.mark.parametrize(("head_dim", "batch", "used"), TAKEN)
 def test_each_input_is_seen_that_is_written_last_behind_a_launch_that_spins(
-    built, head_dim, batch, used
+    pair_of, head_dim, batch, used
 ):
     given = taken(head_dim, batch, used)
     expected = decoded(*given)
@@ -167,7 +152,7 @@ def test_each_input_is_seen_that_is_written_last_behind_a_launch_that_spins(
 
 
 @pytest.mark.parametrize(("head_dim", "batch", "used"), TAKEN)
-def test_so_it_is_on_two_streams_at_a_time(built, head_dim, batch, used):
+def test_so_it_is_on_two_streams_at_a_time(pair_of, head_dim, batch, used):
     both = [taken(head_dim, batch, used) for _ in range(2)]
     expected = [decoded(*given) for given in both]
     runs = [[written_late(given, last) for last in range(len(given))] for given in both]
@@ -193,9 +178,9 @@ def test_so_it_is_on_two_streams_at_a_time(built, head_dim, batch, used):
         ("dec_fp16_d256_causal_r8n64_runs", 32, False),
     ],
 )
-def test_what_a_call_writes_is_a_key_a_value_and_a_query_of_the_next(built, slug, batch, used):
+def test_what_a_call_writes_is_a_key_a_value_and_a_query_of_the_next(pair_of, slug, batch, used):
     """Each begins before the one in front of it has ended, and all have the same workspace."""
-    plan, binary = built(slug)
+    plan, binary = pair_of(slug)
     keys, normal = 1_024, partial(torch.randn, device="cuda", dtype=torch.float16)
     queries = normal(3, batch, 1, 8, plan.head_dim)
     before, after = normal(2, 2, batch, keys, 8, plan.head_dim)
@@ -226,9 +211,9 @@ def test_what_a_call_writes_is_a_key_a_value_and_a_query_of_the_next(built, slug
         assert torch.equal(out, expected)
 
 
-def test_captured_on_one_stream_it_is_replayed_on_two_with_workspaces_of_their_own(built):
+def test_captured_on_one_stream_it_is_replayed_on_two_with_workspaces_of_their_own(pair_of):
     for slug, batch in ((FIRST, 6), (f"{FIRST}_runs", 50)):
-        plan, binary = built(slug)
+        plan, binary = pair_of(slug)
         q, k, v = caches(batch=batch, queries=1)
         given = {"q": q, "k": k, "v": v, "scale": 0.1}
         given["seqused_k"] = lengths(*(1 + (i * 2_711) % LONGEST for i in range(batch)))
@@ -252,7 +237,7 @@ def test_captured_on_one_stream_it_is_replayed_on_two_with_workspaces_of_their_o
 @pytest.mark.parametrize("which", [1, 2], ids=["k", "v"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_what_lies_outside_of_lengths_in_k_alone_or_v_alone_changes_no_bit(
-    built, head_dim, which, number
+    pair_of, head_dim, which, number
 ):
     given = list(caches(head_dim=head_dim))
     used, pads = lengths(0, 63, 1_000, 2_049, 4_999, LONGEST), lengths(0, 7, 999, 64, 130, 1)
@@ -293,7 +278,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_however_a_cache_lies_in_memory_bits_are_the_same(built, head_dim, layout):
+def test_however_a_cache_lies_in_memory_bits_are_the_same(pair_of, head_dim, layout):
     q, k, v, used = taken(head_dim, 32, used=True)
     laid = LAYOUTS[layout](k, v)
     plain = [x.contiguous() for x in laid]
@@ -403,11 +388,11 @@ def test_the_call_and_its_emulation_agree_and_torch_compiles_it():
     )
 
 
-def test_the_op_is_what_torch_asks_of_one(built):
+def test_the_op_is_what_torch_asks_of_one(pair_of):
     from fagen.runtime.op import load
 
     q, k, v = caches(batch=2, queries=1)
-    op = load(built(FIRST)[1])
+    op = load(pair_of(FIRST)[1])
     torch.library.opcheck(op, (q, k, v, 0.1), {"seqused_k": lengths(10, 4_000)})
 
 
@@ -421,7 +406,7 @@ def test_rows_of_the_cache_beyond_four_gigabytes_are_found():
     assert torch.equal(found, fagen.attention_decode(q, k.contiguous(), k.contiguous()))
 
 
-def test_partial_outputs_beyond_eight_gigabytes_are_found(built):
+def test_partial_outputs_beyond_eight_gigabytes_are_found(pair_of):
     """Of 1.5 million rows, in chunks: the last sequence's begin at 3.1 billion numbers."""
     batch, queries = 48, 1_024
     torch.cuda.empty_cache()
@@ -440,8 +425,8 @@ def test_partial_outputs_beyond_eight_gigabytes_are_found(built):
 
 
 @pytest.mark.parametrize("by", ["", "_runs"])
-def test_more_rows_of_chunks_than_can_be_numbered_are_refused(built, by):
-    plan, binary = built(f"{FIRST}{by}")
+def test_more_rows_of_chunks_than_can_be_numbered_are_refused(pair_of, by):
+    plan, binary = pair_of(f"{FIRST}{by}")
     one = torch.zeros(1, 1, 1, 128, device="cuda", dtype=torch.float16)
     q, k = one.expand(2**16, 32, 32, -1), one.expand(2**16, 64, 8, -1)
     room = torch.empty(1, device="cuda", dtype=torch.uint8).expand(2**40)  # nobody writes to it
@@ -450,8 +435,8 @@ def test_more_rows_of_chunks_than_can_be_numbered_are_refused(built, by):
         launch()
 
 
-def test_a_million_keys_are_as_near_to_fp64_as_the_rule_asks(built):
-    plan, binary = built(FIRST)
+def test_a_million_keys_are_as_near_to_fp64_as_the_rule_asks(pair_of):
+    plan, binary = pair_of(FIRST)
     cases = [Case(Sizes(1, 8, 2, 2, keys), sigma=2.0) for keys in (8_192, 2**20, 2**20 + 17)]
     check(plan, partial(call, plan, binary.library), cases, device="cuda", progress=print)
 
@@ -461,15 +446,15 @@ def test_a_million_keys_are_as_near_to_fp64_as_the_rule_asks(built):
     # a half more than what was aimed at: this is to find what is badly wrong
     [(Sizes(1, 32, 8, 1, 8_192), 20), (Sizes(32, 32, 8, 1, 4_096), 190)],
 )
-def test_it_is_not_slow(built, sizes, microseconds):
-    plan, binary = built(FIRST)
+def test_it_is_not_slow(pair_of, sizes, microseconds):
+    plan, binary = pair_of(FIRST)
     found = timed(plan, binary.library, sizes)
     print(found)
     assert found.microseconds < microseconds
 
 
-def test_an_exactly_sized_workspace_full_of_no_numbers_will_do(built):
-    plan, binary = built(FIRST)
+def test_an_exactly_sized_workspace_full_of_no_numbers_will_do(pair_of):
+    plan, binary = pair_of(FIRST)
     q, k, v = caches(batch=3, queries=1)
     out = torch.full_like(q, math.nan)
     launch = bind(plan, binary.library, q=q, k=k, v=v, scale=0.1, out=out)

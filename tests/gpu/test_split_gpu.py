@@ -1,21 +1,19 @@
 """Split-KV of forward tiles on a Hopper GPU: numbers, bits alone, graphs, streams, speed."""
 
 import math
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import partial
 
 import pytest
 import torch
 
 import fagen
-from fagen import flow, registry
+from fagen import registry
 from fagen.kinds.forward import accuracy
 from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.shapes import LONG_KEYS
 from fagen.measure.rotating import rotated
 from fagen.problem import Sizes
 from fagen.runtime.c_interface import bind
-from tests.gpu.conftest import BUILDERS
 
 pytestmark = pytest.mark.gpu
 
@@ -29,22 +27,9 @@ OTHERS = (
 FIRST = "fwd_fp16_d128_causal_m128n128_split4"
 
 
-@pytest.fixture(scope="module")
-def built(hopper):
-    """Plan and Binary by slug, all compiled in parallel beforehand."""
-
-    @cache
-    def build(slug):
-        return flow.built(registry.from_slug(slug), binding=True)
-
-    with ThreadPoolExecutor(BUILDERS) as builders:
-        list(builders.map(build, (*COMMITTED, *OTHERS)))
-    return build
-
-
 @pytest.mark.parametrize("slug", (*COMMITTED, *OTHERS))
-def test_it_is_near_fp64(built, slug):
-    accuracy.check(*built(slug), progress=print)
+def test_it_is_near_fp64(pair_of, slug):
+    accuracy.check(*pair_of(slug), progress=print)
 
 
 def qkv(batch=2, queries=128, keys=9_000, heads=8, kv_heads=2):
@@ -57,7 +42,7 @@ def attend(*tensors, **more):
     return fagen.attention(*tensors, causal=True, schedule=FIRST, **more)
 
 
-def test_a_sequence_has_the_bits_that_it_has_alone(built):
+def test_a_sequence_has_the_bits_that_it_has_alone(pair_of):
     q, k, v = qkv(batch=5)
     out, lse = attend(q, k, v, return_lse=True)
     for one in range(5):
@@ -65,7 +50,7 @@ def test_a_sequence_has_the_bits_that_it_has_alone(built):
         assert torch.equal(alone[0][0], out[one]) and torch.equal(alone[1][0], lse[one])
 
 
-def test_a_graph_is_replayed_beside_others_and_what_was_written_before_is_seen(built):
+def test_a_graph_is_replayed_beside_others_and_what_was_written_before_is_seen(pair_of):
     """Both kernels begin early: neither may read before, nor write over, what others do."""
     q, k, v = qkv()
     expected = attend(q, k, v)
@@ -90,7 +75,7 @@ def test_a_graph_is_replayed_beside_others_and_what_was_written_before_is_seen(b
         assert all(torch.equal(out, expected) for out in captured)
 
 
-def test_two_streams_do_not_disturb_each_other(built):
+def test_two_streams_do_not_disturb_each_other(pair_of):
     made = [qkv(keys=keys) for keys in (9_000, 5_000)]
     expected = [attend(*tensors) for tensors in made]
     torch.cuda.synchronize()
@@ -104,8 +89,8 @@ def test_two_streams_do_not_disturb_each_other(built):
     assert all(torch.equal(out, expected[i]) for i in range(2) for out in found[i])
 
 
-def test_the_workspace_may_hold_anything_and_nothing_beyond_it_is_written(built):
-    plan, binary = built(FIRST)
+def test_the_workspace_may_hold_anything_and_nothing_beyond_it_is_written(pair_of):
+    plan, binary = pair_of(FIRST)
     q, k, v = qkv(queries=130)
     out = torch.full_like(q, math.nan)
     for _ in range(2):  # of NaN, as bind makes it; then of what the call before left
@@ -121,7 +106,7 @@ def test_the_workspace_may_hold_anything_and_nothing_beyond_it_is_written(built)
 
 @pytest.mark.parametrize("queries", [1, 16, 25, 128, 130])
 @pytest.mark.parametrize("keys", [100, 1_024, 5_000, 70_000])
-def test_attention_by_itself_is_right(built, queries, keys):
+def test_attention_by_itself_is_right(pair_of, queries, keys):
     q, k, v = qkv(1, queries, keys, 16, 4)
     out, lse = fagen.attention(q, k, v, causal=True, return_lse=True)
     exact, exact_lse = reference(q, k, v, mask="causal", scale=128**-0.5)
@@ -132,13 +117,13 @@ def test_attention_by_itself_is_right(built, queries, keys):
 
 
 @pytest.mark.parametrize("chunks", [16, 64])
-def test_a_million_keys_are_as_near_to_fp64_as_the_rule_asks(built, chunks):
+def test_a_million_keys_are_as_near_to_fp64_as_the_rule_asks(pair_of, chunks):
     sizes = [Sizes(1, 4, 1, 128, keys) for keys in (8_192, 2**20, 2**20 + 17)]
     slug = f"fwd_fp16_d128_causal_m128n128_split{chunks}"
-    accuracy.check(*built(slug), sizes, progress=print)
+    accuracy.check(*pair_of(slug), sizes, progress=print)
 
 
-def test_attention_by_itself_is_as_near_over_a_million_keys_as_over_8k(built):
+def test_attention_by_itself_is_as_near_over_a_million_keys_as_over_8k(pair_of):
     far = []
     for keys in (8_192, 2**20):
         q, k, v = qkv(1, 128, keys, 4, 1)
@@ -149,9 +134,9 @@ def test_attention_by_itself_is_as_near_over_a_million_keys_as_over_8k(built):
     assert far[1] < 3 * far[0] < 1e-2
 
 
-def test_many_keys_of_few_queries_take_less_than_fa2s_split(built):
+def test_many_keys_of_few_queries_take_less_than_fa2s_split(pair_of):
     """The goal is 1.2 times its speed; no less than 1 here, whatever the GPU's clocks."""
-    plan, binary = built(FIRST)
+    plan, binary = pair_of(FIRST)
     found = rotated({FIRST: (plan, binary.library)}, LONG_KEYS).microseconds
     print({name: f"{one:.0f} us" for name, one in found.items()})
     assert found[FIRST] < found["fa2"]

@@ -1,19 +1,16 @@
 """Gradients of packed sequences on a Hopper GPU: their numbers, what they do not see, graphs."""
 
 import math
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
 import pytest
 import torch
 
 import fagen
-from fagen import flow, registry
+from fagen import registry
 from fagen.flash_attn_interface import flash_attn_varlen_func
 from fagen.kinds.backward.proof import errors_of
 from fagen.kinds.backward.varlen_proof import check_cases, kernel_of
 from fagen.measure.sequences import small_cases, verification_cases
-from tests.gpu.conftest import BUILDERS
 from tests.test_varlen_backward import exact, leaves
 from tests.varlen_helpers import extreme_cases, packed
 
@@ -40,47 +37,34 @@ LISTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def built(hopper):
-    """Plan and Binary by slug, all compiled in parallel beforehand."""
-
-    @cache
-    def build(slug):
-        return flow.built(registry.from_slug(slug), binding=True)
-
-    with ThreadPoolExecutor(BUILDERS) as builders:
-        list(builders.map(build, (*COMMITTED, *SPREAD)))
-    return build
-
-
 def on_gpu(lengths, **named):
     return [x.cuda() for x in packed(lengths, **named)]
 
 
 # the smallest first, alone, so that a kernel that hangs is told by the least that makes it hang
 @pytest.mark.parametrize("slug", [*COMMITTED, *SPREAD])
-def test_small_cases_are_near_fp64(built, slug):
-    plan, binary = built(slug)
+def test_small_cases_are_near_fp64(pair_of, slug):
+    plan, binary = pair_of(slug)
     kernel = kernel_of(plan, binary.library)
     check_cases(plan, small_cases(plan), kernel, errors_of, device="cuda", progress=print)
 
 
 @pytest.mark.parametrize("slug", [*COMMITTED, *SPREAD])
-def test_all_cases_are_near_fp64_beside_nan(built, slug):
-    plan, binary = built(slug)
+def test_all_cases_are_near_fp64_beside_nan(pair_of, slug):
+    plan, binary = pair_of(slug)
     kernel = kernel_of(plan, binary.library)
     check_cases(plan, verification_cases(plan), kernel, errors_of, device="cuda", progress=print)
 
 
 @pytest.mark.parametrize("slug", [*COMMITTED, *SPREAD])
-def test_gradients_of_large_groups_and_any_rows_to_keys_are_near_fp64(built, slug):
-    plan, binary = built(slug)
+def test_gradients_of_large_groups_and_any_rows_to_keys_are_near_fp64(pair_of, slug):
+    plan, binary = pair_of(slug)
     kernel = kernel_of(plan, binary.library)
     check_cases(plan, extreme_cases(plan), kernel, errors_of, device="cuda", progress=print)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_gradient_of_the_output_may_have_strides_of_0(built, causal):
+def test_a_gradient_of_the_output_may_have_strides_of_0(pair_of, causal):
     *qkv, at_q, at_k = on_gpu(LISTS["around"], head_dim=128)
     tensors = leaves(*qkv)
     out = fagen.attention_varlen(*tensors, at_q, at_k, causal=causal)
@@ -97,7 +81,7 @@ def test_a_gradient_of_the_output_may_have_strides_of_0(built, causal):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_autograds_are_near_fp64(built, name, causal, dtype, head_dim):
+def test_autograds_are_near_fp64(pair_of, name, causal, dtype, head_dim):
     *qkv, at_q, at_k = on_gpu(LISTS[name], dtype=dtype, head_dim=head_dim, gap=3)
     tensors = leaves(*qkv)
     out = fagen.attention_varlen(*tensors, at_q, at_k, causal=causal)
@@ -112,7 +96,7 @@ def test_autograds_are_near_fp64(built, name, causal, dtype, head_dim):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_neighbours_that_are_nan_change_no_bit_of_dk_and_dv(built, causal):
+def test_neighbours_that_are_nan_change_no_bit_of_dk_and_dv(pair_of, causal):
     lengths = [(300, 300), (64, 129), (17, 1), (500, 700)]
     *qkv, at_q, at_k = on_gpu(lengths, head_dim=128, gap=5)
     right = leaves(*qkv)
@@ -131,7 +115,7 @@ def test_neighbours_that_are_nan_change_no_bit_of_dk_and_dv(built, causal):
         torch.testing.assert_close(dq, fine, rtol=2e-3, atol=2e-3)
 
 
-def test_in_order_all_bits_are_the_same_in_any_company(built):
+def test_in_order_all_bits_are_the_same_in_any_company(pair_of):
     lengths = [(1 + i * 97 % 700,) * 2 for i in range(60)]
     *qkv, at, _ = on_gpu(lengths, head_dim=128)
     torch.use_deterministic_algorithms(True)
@@ -154,7 +138,7 @@ def test_in_order_all_bits_are_the_same_in_any_company(built):
         assert all(torch.equal(a, b) for a, b in zip(again, found[0], strict=True))
 
 
-def test_a_graph_of_both_passes_replays_with_other_lengths(built):
+def test_a_graph_of_both_passes_replays_with_other_lengths(pair_of):
     *qkv, at, _ = on_gpu([(512, 512)] * 8, head_dim=128)
     tensors = leaves(*qkv)
     dout = torch.randn_like(qkv[0])
@@ -184,7 +168,7 @@ def test_a_graph_of_both_passes_replays_with_other_lengths(built):
             torch.testing.assert_close(tensor.grad.double(), right, rtol=0, atol=allowed)
 
 
-def test_the_host_waits_for_nothing(built):
+def test_the_host_waits_for_nothing(pair_of):
     *qkv, at, _ = on_gpu([(100, 100)] * 9, head_dim=128)
     fagen.attention_varlen(*leaves(*qkv), at).sum().backward()
     tensors = leaves(*qkv)
@@ -195,7 +179,7 @@ def test_the_host_waits_for_nothing(built):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_flash_attention_3s_call_has_the_same(built):
+def test_flash_attention_3s_call_has_the_same(pair_of):
     *qkv, at_q, at_k = on_gpu([(70, 200), (0, 3), (300, 300)], head_dim=128)
     ours, theirs = leaves(*qkv), leaves(*qkv)
     fagen.attention_varlen(*ours, at_q, at_k, causal=True).sum().backward()
@@ -204,7 +188,7 @@ def test_flash_attention_3s_call_has_the_same(built):
         assert torch.equal(a.grad, b.grad)
 
 
-def test_opcheck(built):
+def test_opcheck(pair_of):
     *qkv, at_q, at_k = on_gpu([(70, 200), (0, 3), (300, 300)], head_dim=128)
     tensors = leaves(*qkv)
     fagen.attention_varlen(*tensors, at_q, at_k, causal=True)

@@ -1,19 +1,16 @@
 """Packed sequences on a Hopper GPU: their numbers, what they do not see, graphs and lengths."""
 
 import math
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
 import pytest
 import torch
 
 import fagen
-from fagen import flow, registry
+from fagen import registry
 from fagen.flash_attn_interface import flash_attn_varlen_func
 from fagen.kinds.forward.emulate import emulate_varlen
 from fagen.kinds.forward.varlen_accuracy import check_cases, kernel_of
 from fagen.measure.sequences import small_cases, verification_cases
-from tests.gpu.conftest import BUILDERS
 from tests.varlen_fp8_helpers import E4M3, Packed8, far, packed8
 from tests.varlen_helpers import exact, packed
 
@@ -41,34 +38,21 @@ LISTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def built(hopper):
-    """Plan and Binary by slug, all compiled in parallel beforehand."""
-
-    @cache
-    def build(slug):
-        return flow.built(registry.from_slug(slug), binding=True)
-
-    with ThreadPoolExecutor(BUILDERS) as builders:
-        list(builders.map(build, (*COMMITTED, *SPREAD)))
-    return build
-
-
 def on_gpu(lengths, **named):
     return [x.cuda() for x in packed(lengths, **named)]
 
 
 # the smallest first, alone, so that a kernel that hangs is told by the least that makes it hang
 @pytest.mark.parametrize("slug", [*COMMITTED, *SPREAD])
-def test_small_cases_are_near_fp64(built, slug):
-    plan, binary = built(slug)
+def test_small_cases_are_near_fp64(pair_of, slug):
+    plan, binary = pair_of(slug)
     kernel = kernel_of(plan, binary.library)
     check_cases(plan, small_cases(plan), kernel, device="cuda", progress=print)
 
 
 @pytest.mark.parametrize("slug", [*COMMITTED, *SPREAD])
-def test_all_cases_are_near_fp64_beside_nan(built, slug):
-    plan, binary = built(slug)
+def test_all_cases_are_near_fp64_beside_nan(pair_of, slug):
+    plan, binary = pair_of(slug)
     kernel = kernel_of(plan, binary.library)
     check_cases(plan, verification_cases(plan), kernel, device="cuda", progress=print)
 
@@ -77,7 +61,7 @@ def test_all_cases_are_near_fp64_beside_nan(built, slug):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_the_call_is_near_fp64(built, name, causal, dtype, head_dim):
+def test_the_call_is_near_fp64(pair_of, name, causal, dtype, head_dim):
     given = on_gpu(LISTS[name], dtype=dtype, head_dim=head_dim)
     out, lse = fagen.attention_varlen(*given, causal=causal, return_lse=True)
     wanted, wanted_lse = exact(*given, causal=causal)
@@ -87,7 +71,7 @@ def test_the_call_is_near_fp64(built, name, causal, dtype, head_dim):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_neighbours_that_are_nan_change_no_bit(built, causal):
+def test_neighbours_that_are_nan_change_no_bit(pair_of, causal):
     lengths = [(300, 300), (64, 129), (17, 1), (500, 700)]
     q, k, v, at_q, at_k = on_gpu(lengths, head_dim=128, gap=5)
     right = fagen.attention_varlen(q, k, v, at_q, at_k, causal=causal)
@@ -101,7 +85,7 @@ def test_neighbours_that_are_nan_change_no_bit(built, causal):
         assert torch.equal(out[rows], right[rows])
 
 
-def test_a_sequence_has_the_same_bits_in_any_company(built):
+def test_a_sequence_has_the_same_bits_in_any_company(pair_of):
     lengths = [(1 + i * 97 % 700,) * 2 for i in range(60)]
     q, k, v, at, _ = on_gpu(lengths, head_dim=128)
     out = fagen.attention_varlen(q, k, v, at, causal=True)
@@ -116,7 +100,7 @@ def test_a_sequence_has_the_same_bits_in_any_company(built):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_a_sequences_bits_are_those_that_it_has_alone_in_any_batch(built, head_dim, causal):
+def test_a_sequences_bits_are_those_that_it_has_alone_in_any_batch(pair_of, head_dim, causal):
     lengths = [(1 + i * 97 % 700, 1 + i * 211 % 900) for i in range(12)] + [(0, 5), (5, 0)]
     q, k, v, at_q, at_k = on_gpu(lengths, head_dim=head_dim)
     parts = [
@@ -143,7 +127,7 @@ def test_a_sequences_bits_are_those_that_it_has_alone_in_any_batch(built, head_d
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_offsets_as_wrong_as_an_int_can_be_are_cut_off(built, causal):
+def test_offsets_as_wrong_as_an_int_can_be_are_cut_off(pair_of, causal):
     q, k, v, *_ = on_gpu([(100, 100)], head_dim=128)
     wrong, cut = (
         torch.tensor(at, dtype=torch.int32, device="cuda")
@@ -153,7 +137,7 @@ def test_offsets_as_wrong_as_an_int_can_be_are_cut_off(built, causal):
     assert torch.equal(fagen.attention_varlen(q, k, v, wrong, causal=causal), right)
 
 
-def test_a_graph_replays_with_other_lengths(built):
+def test_a_graph_replays_with_other_lengths(pair_of):
     q, k, v, at, _ = on_gpu([(512, 512)] * 8, head_dim=128)
     out, lse = fagen.attention_varlen(q, k, v, at, causal=True, return_lse=True)
     graph = torch.cuda.CUDAGraph()
@@ -179,7 +163,7 @@ def test_a_graph_replays_with_other_lengths(built):
     assert (out == 7).all()
 
 
-def test_the_host_waits_for_nothing(built):
+def test_the_host_waits_for_nothing(pair_of):
     q, k, v, at, _ = on_gpu([(100, 100)] * 9, head_dim=128)
     fagen.attention_varlen(q, k, v, at)
     torch.cuda.set_sync_debug_mode("error")
@@ -189,15 +173,15 @@ def test_the_host_waits_for_nothing(built):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_it_is_near_its_emulation(built):
+def test_it_is_near_its_emulation(pair_of):
     given = on_gpu([(70, 200), (0, 3), (300, 300)], head_dim=128)
     out = fagen.attention_varlen(*given, causal=True)
-    plan, _ = built("fwd_fp16_d128_causal_m128n128_varlen")
+    plan, _ = pair_of("fwd_fp16_d128_causal_m128n128_varlen")
     emulated, _ = emulate_varlen(plan, *(x.cpu() for x in given), 128**-0.5)
     torch.testing.assert_close(out.cpu(), emulated, rtol=2e-3, atol=2e-3)
 
 
-def test_flash_attention_3s_call_is_the_same(built):
+def test_flash_attention_3s_call_is_the_same(pair_of):
     q, k, v, at_q, at_k = on_gpu([(70, 200), (0, 3), (300, 300)], head_dim=128)
     out = flash_attn_varlen_func(q, k, v, at_q, at_k, 300, 300, causal=True)
     assert torch.equal(out, fagen.attention_varlen(q, k, v, at_q, at_k, causal=True))
@@ -213,7 +197,7 @@ def on_gpu8(lengths, **named):
 @pytest.mark.parametrize("name", LISTS)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_in_e4m3_the_call_is_near_fp64(built, head_dim, causal, name, by_column):
+def test_in_e4m3_the_call_is_near_fp64(pair_of, head_dim, causal, name, by_column):
     of = on_gpu8(LISTS[name], head_dim=head_dim, by_column=by_column)
     out, lse = fagen.attention_varlen(*of.tensors, causal=causal, return_lse=True, **of.named)
     right, right_lse = of.exact(causal=causal)
@@ -227,7 +211,7 @@ def test_in_e4m3_the_call_is_near_fp64(built, head_dim, causal, name, by_column)
 
 @pytest.mark.parametrize("nan", [0x7F, 0xFF])
 @pytest.mark.parametrize("causal", [False, True])
-def test_in_e4m3_neighbours_that_are_nan_change_no_bit(built, causal, nan):
+def test_in_e4m3_neighbours_that_are_nan_change_no_bit(pair_of, causal, nan):
     lengths = [(300, 300), (64, 129), (17, 1), (500, 700)]
     of = on_gpu8(lengths, head_dim=128, gap=5, by_column=True)
     q, k, v, at_q, at_k = of.tensors
@@ -248,7 +232,7 @@ def test_in_e4m3_neighbours_that_are_nan_change_no_bit(built, causal, nan):
 
 @pytest.mark.parametrize("name", ["q_descale", "k_descale", "v_descale"])
 @pytest.mark.parametrize("number", [0.0, 1e30])
-def test_in_e4m3_a_neighbours_descale_of_0_or_1e30_changes_no_bit(built, number, name):
+def test_in_e4m3_a_neighbours_descale_of_0_or_1e30_changes_no_bit(pair_of, number, name):
     lengths = [(300, 300), (64, 20), (17, 40)]
     of = on_gpu8(lengths, head_dim=128)
     right = fagen.attention_varlen(*of.tensors, causal=True, **of.named)
@@ -262,7 +246,7 @@ def test_in_e4m3_a_neighbours_descale_of_0_or_1e30_changes_no_bit(built, number,
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_in_e4m3_values_may_have_a_descale_of_0_or_1e30(built, head_dim, causal):
+def test_in_e4m3_values_may_have_a_descale_of_0_or_1e30(pair_of, head_dim, causal):
     of = on_gpu8([(70, 200), (0, 3), (300, 300)], head_dim=head_dim)
     for number in (0.0, 1e30):
         named = of.named | {"v_descale": torch.full((3, 2), number, device="cuda")}
@@ -276,7 +260,7 @@ def test_in_e4m3_values_may_have_a_descale_of_0_or_1e30(built, head_dim, causal)
 
 @pytest.mark.parametrize("names", ["q", "k", "qk"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_in_e4m3_scores_may_have_descales_of_1e8(built, head_dim, names):
+def test_in_e4m3_scores_may_have_descales_of_1e8(pair_of, head_dim, names):
     """All go to one key, the first, or as without where 1e30 meets a descale as small."""
     of = on_gpu8([(70, 200), (300, 300)], head_dim=head_dim)
     q, k, v, at_q, at_k = of.tensors
@@ -297,7 +281,7 @@ def test_in_e4m3_scores_may_have_descales_of_1e8(built, head_dim, names):
     assert far(out, right) < (0.05 if names == "qk" else 1e-6)
 
 
-def test_in_e4m3_a_sequence_has_the_same_bits_in_any_company(built):
+def test_in_e4m3_a_sequence_has_the_same_bits_in_any_company(pair_of):
     lengths = [(1 + i * 97 % 700,) * 2 for i in range(60)]
     of = on_gpu8(lengths, head_dim=128, by_column=True)
     q, k, v, at, _ = of.tensors
@@ -312,7 +296,7 @@ def test_in_e4m3_a_sequence_has_the_same_bits_in_any_company(built):
         assert torch.equal(fagen.attention_varlen(q, k, v, at, causal=True, **of.named), out)
 
 
-def test_in_e4m3_a_graph_replays_with_other_lengths_and_descales(built):
+def test_in_e4m3_a_graph_replays_with_other_lengths_and_descales(pair_of):
     of = on_gpu8([(512, 512)] * 8, head_dim=128)
     q, k, v, at, _ = of.tensors
     names = ("q_descale", "k_descale", "v_descale")
@@ -339,7 +323,7 @@ def test_in_e4m3_a_graph_replays_with_other_lengths_and_descales(built):
             assert far(out, right) < 0.05
 
 
-def test_in_e4m3_flash_attention_3s_call_is_the_same(built):
+def test_in_e4m3_flash_attention_3s_call_is_the_same(pair_of):
     of = on_gpu8([(70, 200), (0, 3), (300, 300)], head_dim=128)
     shared = of.named | {"q_descale": of.named["q_descale"][:, ::2]}
     out = flash_attn_varlen_func(*of.tensors, 300, 300, causal=True, **shared)
@@ -347,7 +331,7 @@ def test_in_e4m3_flash_attention_3s_call_is_the_same(built):
     assert torch.equal(out, fagen.attention_varlen(*of.tensors, causal=True, **spread))
 
 
-def test_in_e4m3_it_is_near_its_emulation(built):
+def test_in_e4m3_it_is_near_its_emulation(pair_of):
     of = on_gpu8([(70, 200), (0, 3), (300, 300)], head_dim=128)
     out = fagen.attention_varlen(*of.tensors, causal=True, **of.named)
     given = (x.cpu() for x in of.tensors)
@@ -356,7 +340,7 @@ def test_in_e4m3_it_is_near_its_emulation(built):
     assert far(out.cpu(), emulated.double()) < 0.02
 
 
-def test_many_rows_lie_far_from_the_first(built):
+def test_many_rows_lie_far_from_the_first(pair_of):
     """Offsets of rows times their stride are beyond 2^31 elements."""
     rows = 1_200_000
     q, k, v = (torch.zeros(rows, 16, 128, dtype=torch.float16, device="cuda") for _ in range(3))
