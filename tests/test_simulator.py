@@ -105,17 +105,19 @@ def test_the_command_says_what_was_found():
     assert "have no proof on the simulator" in refused.stderr
 
 
-def test_gradients_in_a_fixed_order_are_the_same_bits_whatever_happens_when():
+@pytest.mark.parametrize("stays", some(("", "_persist"), ("",)))
+def test_gradients_in_a_fixed_order_are_the_same_bits_whatever_happens_when(stays):
     sizes = Sizes(1, 2, 1, 100, 300)
     found = {}
-    for slug in ("bwd_fp16_d64_causal_m64n64", DETERMINISTIC[0]):
+    slugs = [f"{slug}{stays}" for slug in ("bwd_fp16_d64_causal_m64n64", DETERMINISTIC[0])]
+    for slug in slugs:
         plan = planned(slug)
         library = simulator.build(render(plan).kernel)
         runs = [backward(plan, library, sizes, seed)[1] for seed in range(0, 12, 2)]
         found[slug] = [all(map(torch.equal, column, runs[0])) for column in runs]
         assert all(torch.equal(one, runs[0][i]) for run in runs for i, one in enumerate(run) if i)
-    assert all(found[DETERMINISTIC[0]])
-    assert not all(found["bwd_fp16_d64_causal_m64n64"]), "the order of additions never changed"
+    assert all(found[slugs[1]])
+    assert not all(found[slugs[0]]), "the order of additions never changed"
 
 
 # of two that add in turns; and what is made known too early
@@ -187,19 +189,38 @@ PERSISTENT_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", some(PERSISTENT_FAULTS, list(PERSISTENT_FAULTS)[1:2]))
-def test_tiles_of_one_thread_block_need_each_of_their_waits(name):
-    plan = planned(PERSISTENT)
-    kernel, wait = render(plan).kernel, PERSISTENT_FAULTS[name]
+# and of K in two buffers, with V given back before the tile ends
+TWO_K = "bwd_fp16_d128_causal_m64n128_ks2_persist"
+TWO_K_FAULTS = {
+    "K comes while the one two tiles before is read": "shared.k_empty[k.stage].wait(k.phase ^ 1);",
+    "V comes while it is read": "shared.v_empty.wait(v_phase);",
+    "dV goes where dS is still read": "shared.k_empty[k_ring.stage].wait(k_ring.phase);",
+}
+
+
+def tiles_are_right_without(slug: str, wait: str) -> bool:
+    plan = planned(slug)
+    kernel = render(plan).kernel
     assert kernel.count(wait) == 1
     library = simulator.build(kernel.replace(wait, f"if (false) {wait}"))
     # four thread blocks for 24 tiles of two steps and less, and for as many of one
     many = Sizes(2, 4, 4, 64 + 9, 2 * 128 + 3), Sizes(2, 4, 4, 60, 2 * 128 + 3)
-    assert not all(is_right(plan, library, sizes, seed) for seed in range(12) for sizes in many)
+    return all(is_right(plan, library, sizes, seed) for seed in range(12) for sizes in many)
 
 
-def test_thread_blocks_that_stay_draw_all_tiles_though_none_has_a_row():
-    plan = planned(PERSISTENT)
+@pytest.mark.parametrize("name", some(PERSISTENT_FAULTS, list(PERSISTENT_FAULTS)[1:2]))
+def test_tiles_of_one_thread_block_need_each_of_their_waits(name):
+    assert not tiles_are_right_without(PERSISTENT, PERSISTENT_FAULTS[name])
+
+
+@pytest.mark.parametrize("name", some(TWO_K_FAULTS, list(TWO_K_FAULTS)[1:2]))
+def test_so_do_those_with_two_buffers_of_k(name):
+    assert not tiles_are_right_without(TWO_K, TWO_K_FAULTS[name])
+
+
+@pytest.mark.parametrize("slug", [PERSISTENT, TWO_K])
+def test_thread_blocks_that_stay_draw_all_tiles_though_none_has_a_row(slug):
+    plan = planned(slug)
     assert backward(plan, simulator.build(render(plan).kernel), Sizes(2, 3, 3, 0, 300), 0)[0]
 
 

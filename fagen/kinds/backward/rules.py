@@ -27,6 +27,7 @@ SLUG = SlugForm(
         Code("deterministic", words={True: "det", False: "nodet"}),
         Code("stages", "s"),
         Code("do_stages", "dos"),
+        Code("k_stages", "ks"),
         Code("ds_stages", "dss"),
         Code("split", words={"keys": "bykeys", "gradients": "bygrads"}),
         Code("dq_slices", "dqs"),
@@ -68,7 +69,7 @@ def _registers(role: int) -> Callable[[Mapping[str, Any]], int]:
             very = max(keys["head_dim"], keys["head_dim_v"]) > _VERY_WIDE
             return _REGISTERS["very wide gradients" if very else "gradients"][role]
         shared: tuple[Any, ...] = (keys["dq_by"], consumers(keys))
-        if shared == ("all", 2) and ones_in_shared_memory(keys):
+        if shared == ("all", 2) and ones_in_shared_memory(keys) and not keys["persistent"]:
             return _REGISTERS["ones in shared memory"][role]
         if shared == ("one", 2) and keys["persistent"]:
             shared = (*shared, "draws tiles")
@@ -122,7 +123,9 @@ def consumers(keys: Mapping[str, Any]) -> int:
 def ones_in_shared_memory(keys: Mapping[str, Any]) -> bool:
     """Whether what statistics are multiplied by lies there: registers are short, or in work."""
     by_gradients = keys["split"] == "gradients"
-    return bool(by_gradients or keys["kept"] != "none" or dq_transposed(keys))
+    return bool(
+        by_gradients or keys["kept"] != "none" or dq_transposed(keys) or keys["k_stages"] > 1
+    )
 
 
 def dq_transposed(keys: Mapping[str, Any]) -> bool:
@@ -247,6 +250,8 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "block_m", said
     if keys["persistent"]:
         yield from _persistent_rules(keys)
+    elif keys["k_stages"] > 1:
+        yield "k_stages", "= 2: only with persistent = true; use 1"
     if keys["kept"] != "none" and keys["split"] == "gradients":
         yield "kept", f'= "{keys["kept"]}": only with split = "keys"; leave it out'
     if keys["intra_warpgroup"] and keys["split"] == "keys":
