@@ -102,7 +102,7 @@ inline float __shfl_xor_sync(unsigned, float value, int other) {{
 using std::max, std::min;
 struct CUtensorMap {{}};
 namespace cutlass::arch {{
-struct ClusterBarrier {{ uint64_t state; }};
+struct ClusterBarrier {{ uint64_t state; void wait(uint32_t) const {{}} }};
 struct ClusterTransactionBarrier {{ uint64_t state; }};
 }}
 namespace cute::SM90::GMMA {{ enum class LayoutType {{ INTERLEAVE, B128, B64, B32 }}; }}
