@@ -145,6 +145,8 @@ def test_wide_heads_are_parted_by_gradients_and_dq_by_whole_slabs(slug, parts):
         ("bwd_fp16_d256_full_m64n64_keepk", 'only with split = "keys"; leave it out'),
         ("bwd_fp16_d128_full_m64n128_ks2", "only with persistent = true; use 1"),
         ("bwd_fp16_d256_full_m64n64_persist", 'only with split = "keys"; leave it out'),
+        ("bwd_fp16_d128_full_m64n128_post", "only with persistent = true; leave it out"),
+        ("bwd_fp16_d64_full_m96n128_persist_post", "only with whole 64 rows a step; leave it out"),
         ("bwd_fp16_d128_full_m64n128_varlen_persist", 'with lengths = "varlen"; leave it out'),
         ("bwd_fp16_d64_full_m128n128_dqs2_persist", "all of dQ's buffer; use dq_slices = 1"),
         ("bwd_fp16_d128_full_m64n128_dss1_persist", "which has 1 x 64; use ds_stages = 2 or a"),
@@ -336,6 +338,9 @@ def test_thread_blocks_that_stay_are_no_more_than_multiprocessors():
         False,
     ]
     assert stays.record_bytes == plain.record_bytes  # a second counter has room beside the first
+    rounds = planned("bwd_fp16_d128_causal_m64n128_persist_post")
+    assert rounds.record_bytes == plain.record_bytes  # and two more
+    assert rounds.shared_bytes == stays.shared_bytes + 4 * 4_096  # four pieces on their way
 
 
 def test_flops_are_two_and_a_half_times_those_of_the_forward_pass():

@@ -22,7 +22,7 @@ from tests.often import some
 DETERMINISTIC = ("bwd_fp16_d64_causal_m64n64_det", "bwd_bf16_d192_full_m64n64_det")
 PAIRS = ("bwd_bf16_d256_causal_m64n64_dss1_c2",)
 COMMITTED = tuple(path.stem for path in registry.schedules("backward"))
-PERSISTENT = "bwd_fp16_d128_causal_m64n128_persist"
+PERSISTENT = "bwd_fp16_d128_causal_m64n128_persist_post"
 OFTEN = (SPREAD[0], SPREAD[2], SPREAD[8], SPREAD[10], DETERMINISTIC[0], PAIRS[0], PERSISTENT)
 
 
@@ -105,7 +105,7 @@ def test_the_command_says_what_was_found():
     assert "have no proof on the simulator" in refused.stderr
 
 
-@pytest.mark.parametrize("stays", some(("", "_persist"), ("",)))
+@pytest.mark.parametrize("stays", some(("", "_persist_post"), ("",)))
 def test_gradients_in_a_fixed_order_are_the_same_bits_whatever_happens_when(stays):
     sizes = Sizes(1, 2, 1, 100, 300)
     found = {}
@@ -184,9 +184,46 @@ PERSISTENT_FAULTS = {
     "dK goes where dQ is still read": "empty.wait(q.stage ^ 1);",
     "dS goes where dV is still read": "shared.gradients_empty.wait(phase ^ 1);",
     "they are given back before they are read": "cute::tma_store_wait<0>();  // both",
-    "a tile is overwritten before all have it": "shared.tile_empty[passed_on.stage].wait(",
     "a gradient is stored before it is there": "full.wait(phase);\n#pragma unroll 1",
 }
+
+
+# dQ of sections that are done, by a warp of its own
+ROUNDED = (
+    PERSISTENT,
+    "bwd_bf16_d64_full_m128n128_det_underdp_persist_post",
+    "bwd_bf16_d48_causal_m64n128_persist_post",
+)
+ROUNDED_FAULTS = {
+    "sums are read before they are there": "await_count(&params.row_blocks[section].done, "
+    "kDqAdders * params.section_tiles.value);",
+    "a piece is read before it has come": "shared.piece_full[stage].wait(taken++ / kPieces % 2);",
+    "a tile counts before its sums are there": "      await_additions();\n      release(\n",
+}
+
+
+def rounds_are_right(slug: str, change: tuple[str, str] = ("", "")) -> bool:
+    """Of heads that have a section each, all but a few; `change` a wait in the kernel's text."""
+    plan = replace(planned(slug), l2_share_bytes=1)
+    kernel, many_at_last = render(plan).kernel, f"kMultiprocessors = {plan.multiprocessors};"
+    assert kernel.count(many_at_last) == 1 and change[0] in kernel
+    kernel = kernel.replace(many_at_last, "kMultiprocessors = 4;")
+    library = simulator.build(kernel.replace(*change) if change[0] else kernel)
+    many = Sizes(2, 4, 4, 64 + 9, 2 * 128 + 3), Sizes(1, 6, 3, 130, 300), Sizes(3, 2, 2, 300, 131)
+    return all(is_right(plan, library, sizes, seed) for seed in range(16) for sizes in many)
+
+
+@pytest.mark.parametrize("slug", some(ROUNDED, ROUNDED[:1]))
+def test_dq_of_sections_that_are_done_is_rounded_meanwhile(slug):
+    assert rounds_are_right(slug)
+
+
+@pytest.mark.parametrize("name", some(ROUNDED_FAULTS, list(ROUNDED_FAULTS)[:2]))
+def test_who_rounds_needs_each_of_its_waits(name):
+    wait = ROUNDED_FAULTS[name]
+    instead = wait.replace("await_additions();", "") if "await_additions" in wait else ""
+    instead = "taken++;" if "taken" in wait else instead
+    assert not rounds_are_right(PERSISTENT, (wait, instead))
 
 
 # and of K in two buffers, with V given back before the tile ends

@@ -320,6 +320,7 @@ inline void wait_for(const Wait& wait) {
     self().wait = wait;
     give_way();
   }
+  self().watched = nullptr;
 }
 
 // ---- What is asynchronous --------------------------------------------------------------------
@@ -972,7 +973,7 @@ inline uint32_t load_acquire(const uint32_t* from) {
   if (thread.watched == from) {
     wait_for({changed, from, thread.seen, "for a number in global memory to change"});
   }
-  thread.watched = from;
+  thread.watched = from;  // until it waits for something else
   return thread.seen = *from;
 }
 

@@ -90,6 +90,8 @@ MET_IN_ONE_PLACE = ("batch=1", "heads=4", "kv_heads=2", "seqlen_q=100", "seqlen_
 DECODE = ("batch=2", "heads=6", "kv_heads=2", "seqlen_q=2", "seqlen_k=1300")
 # more tiles than an H200 has multiprocessors, of several steps and of one
 MANY = ("batch=2", "heads=140", "kv_heads=70", "seqlen_q=150", "seqlen_k=200")
+# heads in several sections, of whose dQ all but the last is rounded meanwhile
+SECTIONS = ("batch=1", "heads=20", "kv_heads=20", "seqlen_q=1200", "seqlen_k=130")
 PACKED = ("heads=4", "kv_heads=2", "total_q=300", "total_k=200", "offsets=4")
 PACKED_MET_IN_ONE_PLACE = ("heads=4", "kv_heads=2", "total_q=100", "total_k=128", "offsets=2")
 SIZES = {
@@ -107,8 +109,9 @@ SIZES = {
     "bwd_fp16_d64_causal_m128n128_keepk_spill64": BACKWARD,
     "bwd_fp16_d64_full_m128n128_det_s3_dos2_underdp": BACKWARD,
     "bwd_fp16_d256_causal_m64n64_dss1_intra_c2": BACKWARD,
-    "bwd_fp16_d128_causal_m64n128_persist": MANY,
-    "bwd_fp16_d64_causal_m128n128_det_underdp_persist": MANY,
+    "bwd_fp16_d128_causal_m64n128_persist_post": MANY,
+    "bwd_fp16_d64_causal_m128n128_det_underdp_persist_post": MANY,
+    "bwd_fp16_d128_full_m64n128_persist_post": SECTIONS,
     "bwd_fp16_d128_causal_m64n128_varlen": PACKED,
     "fwd_fp16_d128_causal_m128n128_varlen": PACKED,
     "fwd_fp16_d128_causal_m128n128_split16": BACKWARD,

@@ -27,6 +27,8 @@ ADDERS = 2  # threads that add dQ up, in turns: one that waits for others alone 
 SEQUENCE_BYTES = 6 * 4  # where a sequence lies, of a length of its own, as all threads read it
 TILE_BYTES = 10 * 4  # a tile that was drawn, as all threads read it
 TILE_STAGES = 2  # tiles drawn and not yet done
+PIECE_BYTES = 2 * SM90.warpgroup_threads * 16  # of sums of dQ: sixteen columns of 64 rows
+PIECES = 4  # of these on their way to the warp that rounds them
 # of a row's LSE and delta, as numbers that tensor cores multiply: 16 of 16 bits, one step of K
 MULTIPLIED_BYTES = 32
 # of both, where the ones that they are multiplied by lie in shared memory: in 16 bytes side by side
@@ -118,16 +120,18 @@ def _registers(schedule: Schedule, sizes: Mapping[str, int]) -> Iterator[Ledger]
         )
 
 
-def _shared_choices(schedule: Schedule) -> tuple[bool, int, bool, bool, bool, bool]:
+def _shared_choices(schedule: Schedule) -> tuple[bool, int, bool, bool, bool, bool, bool]:
     """Whether consumers part by gradients, how many blocks share rows, and of packed sequences.
 
-    Then whether ones lie in shared memory, whether all meet for dQ, and whether tiles are drawn.
+    Then whether ones lie in shared memory, whether all meet for dQ, whether tiles are drawn, and
+    whether dQ is rounded meanwhile.
     """
     varlen = schedule.backward.lengths == "varlen"
     ones = ones_in_shared_memory(schedule.values())
     meet = schedule.warps.dq_by == "all"
     by_gradients = schedule.warps.split == "gradients"
-    return by_gradients, schedule.grid.cluster, varlen, ones, meet, schedule.grid.persistent
+    stays, rounds = schedule.grid.persistent, schedule.overlap.postprocess
+    return by_gradients, schedule.grid.cluster, varlen, ones, meet, stays, rounds
 
 
 def _choices(
@@ -148,8 +152,11 @@ def shared_formulae(
     ones: bool = False,
     meet: bool = False,
     persistent: bool = False,
+    postprocess: bool = False,
 ) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment."""
+    import sympy
+
     m, n, d, d_v, _, slices, cluster, *depths, e = symbols(SYMBOLS).values()
     stages, do_stages, ds_stages, k_stages = depths
     consumers = 2 if by_gradients else n / SM90.wgmma_m
@@ -158,6 +165,9 @@ def shared_formulae(
     barriers = 2 + 2 * (stages + do_stages + 2 * ds_stages) + (ADDERS + 1) * consumers
     if persistent:  # K and V are empty; dK and dV full and empty; tiles are full and empty
         barriers += 4 + 2 * TILE_STAGES + 3 * (k_stages - 1)
+    if postprocess:
+        barriers += PIECES
+    pieces = {"sums": sympy.Integer(PIECES * PIECE_BYTES)} if postprocess else {}
     p, numbers = {}, {"statistics": MULTIPLIED_BYTES * stages * m}
     if by_gradients:
         p = {"p": ds_stages * m * n * e}
@@ -186,6 +196,7 @@ def shared_formulae(
         **p,
         **peer,
         "dq": FP32_BYTES * m * d / cluster / slices,
+        **pieces,
         **numbers,
         **last,
     }

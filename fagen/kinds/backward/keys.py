@@ -142,6 +142,11 @@ class Overlap(Section):
         default=False,
         description="by keys: exponentials stand before the wait for dP in machine code too",
     )
+    postprocess: bool = Field(
+        default=False,
+        description="with persistent: a warp rounds the dQ of heads that are done while others are "
+        "in work; a kernel after it rounds the last ones",
+    )
 
 
 class Build(Section):

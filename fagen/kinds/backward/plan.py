@@ -11,6 +11,7 @@ from fagen.errors import OverBudget
 from fagen.kind import Role
 from fagen.kinds.backward.formulae import (
     ADDERS,
+    PIECES,
     TILE_STAGES,
     Budget,
     budget,
@@ -77,6 +78,7 @@ class Plan:
     blocks: ClassVar[int] = 1  # that a multiprocessor should hold at least
     dq_adders: ClassVar[int] = ADDERS
     tile_stages: ClassVar[int] = TILE_STAGES
+    pieces: ClassVar[int] = PIECES
     multiprocessors: ClassVar[int] = SM90.sm_count
     line_bytes: ClassVar[int] = SM90.l2_line_bytes
 
@@ -120,6 +122,7 @@ class Plan:
     persistent: bool  # thread blocks draw tiles
     intra_warpgroup: bool
     under_dp: bool  # exponentials stand before the wait for dP
+    postprocess: bool  # dQ of heads that are done is rounded while others are in work
     keeps_k: bool  # in registers, for S
     keeps_v: bool  # for dP
     ones_in_shared_memory: bool  # that statistics are multiplied by
@@ -345,7 +348,7 @@ def plan(schedule: Schedule) -> Plan:
     )
     loads = -(-asked.head_dim_v * dtype.bytes // _LOAD_BYTES)  # of a row
     count = threads(schedule)
-    counters = schedule.grid.cluster + schedule.grid.persistent
+    counters = schedule.grid.cluster + schedule.grid.persistent + 2 * schedule.overlap.postprocess
     record = FP32_BYTES * (tile.block_m * d + counters) + statistics_bytes(schedule)
     return Plan(
         schedule=schedule,
@@ -385,6 +388,7 @@ def plan(schedule: Schedule) -> Plan:
         persistent=schedule.grid.persistent,
         intra_warpgroup=schedule.overlap.intra_warpgroup,
         under_dp=schedule.overlap.under_dp,
+        postprocess=schedule.overlap.postprocess,
         keeps_k=warps.kept in ("k", "kv"),
         keeps_v=warps.kept == "kv",
         ones_in_shared_memory=ones_in_shared_memory(schedule.values()),
@@ -395,7 +399,7 @@ def plan(schedule: Schedule) -> Plan:
         qk_slab=qk_swizzle.bytes // dtype.bytes,
         v_slab=v_swizzle.bytes // dtype.bytes,
         ds_slab=ds_swizzle.bytes // dtype.bytes,
-        l2_share_bytes=SM90.l2_bytes // 5 * 4,
+        l2_share_bytes=SM90.l2_bytes // 5 * (2 if asked.deterministic else 1),
         shared=cost.shared,
         registers=cost.registers,
         register_file=cost.register_file,

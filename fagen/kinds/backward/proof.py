@@ -61,6 +61,7 @@ def verification_sizes(plan: Plan) -> tuple[Sizes, ...]:
         Sizes(34, 4, 2, m + 3, 2 * n),
         Sizes(4, 16, 4, 1_023, 1_024),
         Sizes(1, 4, 4, 2_048, 2_048),
+        Sizes(5, 64, 64, 300, 390),  # of several sections of heads
     )
 
 

@@ -39,6 +39,7 @@ SLUG = SlugForm(
         Code("intra_warpgroup", words={True: "intra", False: "nointra"}),
         Code("under_dp", words={True: "underdp", False: "nounderdp"}),
         Code("persistent", words={True: "persist", False: "nopersist"}),
+        Code("postprocess", words={True: "post", False: "nopost"}),
         Code("cluster", "c"),
         Code("max_spill_bytes", "spill"),
     ),
@@ -250,8 +251,13 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "block_m", said
     if keys["persistent"]:
         yield from _persistent_rules(keys)
-    elif keys["k_stages"] > 1:
-        yield "k_stages", "= 2: only with persistent = true; use 1"
+    else:
+        if keys["k_stages"] > 1:
+            yield "k_stages", "= 2: only with persistent = true; use 1"
+        if keys["postprocess"]:
+            yield "postprocess", "= true: only with persistent = true; leave it out"
+    if keys["postprocess"] and dq_transposed(keys):
+        yield "postprocess", f"= true: only with whole {SM90.wgmma_m} rows a step; leave it out"
     if keys["kept"] != "none" and keys["split"] == "gradients":
         yield "kept", f'= "{keys["kept"]}": only with split = "keys"; leave it out'
     if keys["intra_warpgroup"] and keys["split"] == "keys":

@@ -130,7 +130,7 @@ constexpr int kProducerRegisters = 24;
 constexpr int kConsumerRegisters = 240;
 constexpr int kRowThreads = 256;        // of the kernels before and after
 constexpr int kRowLanes = 16;           // of those, that share a row
-constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int64_t kL2Share = 10485760;  // bytes of the L2 cache for Q, dO and dQ
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -1566,9 +1566,9 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   const int64_t section =
       std::clamp<int64_t>(kL2Share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
-  // The last has tiles for two rounds at least, so that long ones do not begin last.
-  const int64_t last =
-      std::min<int64_t>(flat_heads, ceil_div(2 * kMultiprocessors, std::max(1, params.n_blocks)));
+  // The last has tiles for two rounds and a half at least, so that long ones do not begin last.
+  const int64_t last = std::min<int64_t>(
+      flat_heads, ceil_div(5 * kMultiprocessors / 2, std::max(1, params.n_blocks)));
   const dim3 row_grid(m_blocks, a.heads, a.batch);
   if (m_blocks > 0) {
     prepare_rows<<<row_grid, kRowThreads, 0, stream>>>(params);
@@ -1623,6 +1623,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_causal_m80n128_underdp_inf
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_causal_m80n128_underdp",
-      "d02afd07281fa1eb09a28d210fdce92b7cd2dabadf037847332eb3b8795e2877"};
+      "36ce3f477ab83c072c931422b321c4b5f40d8a53bdaaa0058ee837be9d4e2d27"};
   return &info;
 }

@@ -130,7 +130,7 @@ constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 constexpr int kRowThreads = 256;        // of the kernels before and after
 constexpr int kRowLanes = 16;           // of those, that share a row
-constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int64_t kL2Share = 10485760;  // bytes of the L2 cache for Q, dO and dQ
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -1561,6 +1561,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_full_m64n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_full_m64n128",
-      "77d09ba3237a95d6588004e3c2a1726427fc44becb7b8e1046bc587cde1c95fb"};
+      "8b490b58ed5c4b8b6b98dac14dc0f091ece8bb67918d86888d24d4e76b1c198b"};
   return &info;
 }

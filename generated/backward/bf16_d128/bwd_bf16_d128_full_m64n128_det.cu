@@ -130,7 +130,7 @@ constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 constexpr int kRowThreads = 256;        // of the kernels before and after
 constexpr int kRowLanes = 16;           // of those, that share a row
-constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int64_t kL2Share = 20971520;  // bytes of the L2 cache for Q, dO and dQ
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -1503,8 +1503,11 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   const int64_t flat_heads = int64_t(a.kv_heads) * a.batch * shares;
   const int64_t head_bytes = int64_t(a.seqlen_q) * params.share_heads *
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
+  // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
+  // should be in work at once.
+  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
   const int64_t section =
-      std::clamp<int64_t>(kL2Share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
+      std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   const int64_t last = std::min<int64_t>(flat_heads, 1);
   const dim3 row_grid(m_blocks, a.heads, a.batch);
   if (m_blocks > 0) {
@@ -1558,6 +1561,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_full_m64n128_det_info(void
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_full_m64n128_det",
-      "db7bc8ea476c1e55030476882c7d34ed1c1bd97270c06333ff0b029f9375fa2b"};
+      "e09b6eb30f55e1574864a682d85b069176d61a6a29b038a4fab1f69732288258"};
   return &info;
 }

@@ -132,7 +132,7 @@ constexpr int kProducerRegisters = 24;
 constexpr int kConsumerRegisters = 240;
 constexpr int kRowThreads = 256;        // of the kernels before and after
 constexpr int kRowLanes = 16;           // of those, that share a row
-constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int64_t kL2Share = 20971520;  // bytes of the L2 cache for Q, dO and dQ
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -1523,8 +1523,11 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   const int64_t flat_heads = int64_t(a.kv_heads) * a.batch * shares;
   const int64_t head_bytes = int64_t(a.seqlen_q) * params.share_heads *
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
+  // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
+  // should be in work at once.
+  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
   const int64_t section =
-      std::clamp<int64_t>(kL2Share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
+      std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   const int64_t last = std::min<int64_t>(flat_heads, 1);
   const dim3 row_grid(m_blocks, a.heads, a.batch);
   if (m_blocks > 0) {
@@ -1580,6 +1583,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_full_m80n128_det_underdp_i
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_full_m80n128_det_underdp",
-      "a3b67d2f9ea90d88f59c4df4415d0a6b50fa1eeadd58025d3106f31dff6a1261"};
+      "ffbddea635daa3afcd3f0cc2f712abe63fe42e7b97f9ede75e0c9b6345f93709"};
   return &info;
 }

@@ -130,7 +130,7 @@ constexpr int kProducerRegisters = 24;
 constexpr int kConsumerRegisters = 240;
 constexpr int kRowThreads = 256;        // of the kernels before and after
 constexpr int kRowLanes = 16;           // of those, that share a row
-constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int64_t kL2Share = 10485760;  // bytes of the L2 cache for Q, dO and dQ
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -1581,6 +1581,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_full_m80n128_underdp_info(
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_full_m80n128_underdp",
-      "898a92494378c0b411d9fab5211b38c56faf303d6f121b7a71dcbce66d4518df"};
+      "5efd17ded97f4fedc4b7f94f963caab0e7d8c5d7a171c6b839fde25f9e7d429b"};
   return &info;
 }

@@ -134,7 +134,7 @@ constexpr int kProducerRegisters = 24;
 constexpr int kConsumerRegisters = 240;
 constexpr int kRowThreads = 256;        // of the kernels before and after
 constexpr int kRowLanes = 32;           // of those, that share a row
-constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int64_t kL2Share = 10485760;  // bytes of the L2 cache for Q, dO and dQ
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -1799,6 +1799,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d256_full_m64n64_dss1_intra_c2_
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d256_full_m64n64_dss1_intra_c2",
-      "948ff062d4c329d33c3bf29ce399fb97eb99bf6687ee668a08869b5b52856b1e"};
+      "9a5107b14645622492b38bbeba3ad4d5b458428b54725765a077f2b62d146a4f"};
   return &info;
 }

@@ -130,7 +130,7 @@ constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 constexpr int kRowThreads = 256;        // of the kernels before and after
 constexpr int kRowLanes = 8;            // of those, that share a row
-constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int64_t kL2Share = 10485760;  // bytes of the L2 cache for Q, dO and dQ
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -1528,9 +1528,9 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   const int64_t section =
       std::clamp<int64_t>(kL2Share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
-  // The last has tiles for two rounds at least, so that long ones do not begin last.
-  const int64_t last =
-      std::min<int64_t>(flat_heads, ceil_div(2 * kMultiprocessors, std::max(1, params.n_blocks)));
+  // The last has tiles for two rounds and a half at least, so that long ones do not begin last.
+  const int64_t last = std::min<int64_t>(
+      flat_heads, ceil_div(5 * kMultiprocessors / 2, std::max(1, params.n_blocks)));
   const dim3 row_grid(m_blocks, a.heads, a.batch);
   if (m_blocks > 0) {
     prepare_rows<<<row_grid, kRowThreads, 0, stream>>>(params);
@@ -1583,6 +1583,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_causal_m128n128_info(void) 
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d64_causal_m128n128",
-      "565493f219f7fd5ca604b830c1036a4ce2229695c8c9ae6072a2b14e3f1726f6"};
+      "cdd518b4d307d4c0c89db18b14f794fc990abe8502e2f203c694da83b55c43f6"};
   return &info;
 }

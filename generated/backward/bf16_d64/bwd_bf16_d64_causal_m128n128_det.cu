@@ -130,7 +130,7 @@ constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 constexpr int kRowThreads = 256;        // of the kernels before and after
 constexpr int kRowLanes = 8;            // of those, that share a row
-constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int64_t kL2Share = 20971520;  // bytes of the L2 cache for Q, dO and dQ
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -1523,11 +1523,14 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   const int64_t flat_heads = int64_t(a.kv_heads) * a.batch * shares;
   const int64_t head_bytes = int64_t(a.seqlen_q) * params.share_heads *
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
+  // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
+  // should be in work at once.
+  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
   const int64_t section =
-      std::clamp<int64_t>(kL2Share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
-  // The last has tiles for two rounds at least, so that long ones do not begin last.
-  const int64_t last =
-      std::min<int64_t>(flat_heads, ceil_div(2 * kMultiprocessors, std::max(1, params.n_blocks)));
+      std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
+  // The last has tiles for two rounds and a half at least, so that long ones do not begin last.
+  const int64_t last = std::min<int64_t>(
+      flat_heads, ceil_div(5 * kMultiprocessors / 2, std::max(1, params.n_blocks)));
   const dim3 row_grid(m_blocks, a.heads, a.batch);
   if (m_blocks > 0) {
     prepare_rows<<<row_grid, kRowThreads, 0, stream>>>(params);
@@ -1580,6 +1583,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_causal_m128n128_det_info(vo
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d64_causal_m128n128_det",
-      "2326e6b4867566b8359237825cf419d147e2ab44c839835b8f9799d870af99d4"};
+      "87a1c87f8a94e0e9530549dde50e95c2fab6c3282e88b530f1e1d90ab9cbfe1e"};
   return &info;
 }

@@ -130,7 +130,7 @@ constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 constexpr int kRowThreads = 256;        // of the kernels before and after
 constexpr int kRowLanes = 8;            // of those, that share a row
-constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int64_t kL2Share = 10485760;  // bytes of the L2 cache for Q, dO and dQ
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -1568,6 +1568,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_full_m128n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d64_full_m128n128",
-      "2b2adb6b55c190eea1a2eee50e2ee17a561f0c4ff2ce41a497f51b1000330232"};
+      "ba8a98eae81fd5529523dd82ed1b150ced794fb9c7251bf742257cc0c4d0e1f4"};
   return &info;
 }

@@ -130,7 +130,7 @@ constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 constexpr int kRowThreads = 256;        // of the kernels before and after
 constexpr int kRowLanes = 8;            // of those, that share a row
-constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int64_t kL2Share = 20971520;  // bytes of the L2 cache for Q, dO and dQ
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -1510,8 +1510,11 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   const int64_t flat_heads = int64_t(a.kv_heads) * a.batch * shares;
   const int64_t head_bytes = int64_t(a.seqlen_q) * params.share_heads *
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
+  // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
+  // should be in work at once.
+  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
   const int64_t section =
-      std::clamp<int64_t>(kL2Share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
+      std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   const int64_t last = std::min<int64_t>(flat_heads, 1);
   const dim3 row_grid(m_blocks, a.heads, a.batch);
   if (m_blocks > 0) {
@@ -1565,6 +1568,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_full_m128n128_det_info(void
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d64_full_m128n128_det",
-      "3bec33153b1d1f1810285088283c0bb43bc1463823f113d974143ce7cb14024e"};
+      "d2ee05c70917e918f4844ffe7b2d2b6c0dd84fd172d670017ef8c757fb467f19"};
   return &info;
 }

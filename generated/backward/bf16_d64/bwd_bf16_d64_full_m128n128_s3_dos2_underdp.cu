@@ -132,7 +132,7 @@ constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 constexpr int kRowThreads = 256;        // of the kernels before and after
 constexpr int kRowLanes = 8;            // of those, that share a row
-constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int64_t kL2Share = 10485760;  // bytes of the L2 cache for Q, dO and dQ
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -1581,6 +1581,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_full_m128n128_s3_dos2_under
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d64_full_m128n128_s3_dos2_underdp",
-      "99624e84ace962b295ff0a6e26c97433e5bc8da84eaea56aafac1c00f415b2d5"};
+      "a26d548ad809fa08e196e36513559b6bdf8a3500644a13fcdd044f930e1acd06"};
   return &info;
 }

@@ -130,7 +130,7 @@ constexpr int kProducerRegisters = 24;
 constexpr int kConsumerRegisters = 240;
 constexpr int kRowThreads = 256;        // of the kernels before and after
 constexpr int kRowLanes = 16;           // of those, that share a row
-constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int64_t kL2Share = 10485760;  // bytes of the L2 cache for Q, dO and dQ
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -1576,9 +1576,9 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   const int64_t section =
       std::clamp<int64_t>(kL2Share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
-  // The last has tiles for two rounds at least, so that long ones do not begin last.
-  const int64_t last =
-      std::min<int64_t>(flat_heads, ceil_div(2 * kMultiprocessors, std::max(1, params.n_blocks)));
+  // The last has tiles for two rounds and a half at least, so that long ones do not begin last.
+  const int64_t last = std::min<int64_t>(
+      flat_heads, ceil_div(5 * kMultiprocessors / 2, std::max(1, params.n_blocks)));
   const dim3 row_grid(m_blocks, a.heads, a.batch);
   if (m_blocks > 0) {
     prepare_rows<<<row_grid, kRowThreads, 0, stream>>>(params);
@@ -1633,6 +1633,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_causal_m80n128_underdp_inf
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d128_causal_m80n128_underdp",
-      "46d61557b65f643f0efc2bd8c13f7b87957166b079ad6426d09248574fa6db37"};
+      "8ed29e8af9081c76b16178a7c3ae9ae91ad55f5f8cc10a8b55bbb94318af1961"};
   return &info;
 }

@@ -130,7 +130,7 @@ constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 constexpr int kRowThreads = 256;        // of the kernels before and after
 constexpr int kRowLanes = 16;           // of those, that share a row
-constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int64_t kL2Share = 10485760;  // bytes of the L2 cache for Q, dO and dQ
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -1571,6 +1571,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_full_m64n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d128_full_m64n128",
-      "d5252503b36a19fb201902c8b131395ac43f3cd6e2752dc04257c51f22be9f6e"};
+      "a512531b097f7fc04b081cd025393579d22bc52e0d9f2d12148ff8b74796a73c"};
   return &info;
 }

@@ -132,7 +132,7 @@ constexpr int kProducerRegisters = 24;
 constexpr int kConsumerRegisters = 240;
 constexpr int kRowThreads = 256;        // of the kernels before and after
 constexpr int kRowLanes = 16;           // of those, that share a row
-constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int64_t kL2Share = 20971520;  // bytes of the L2 cache for Q, dO and dQ
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -1533,8 +1533,11 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   const int64_t flat_heads = int64_t(a.kv_heads) * a.batch * shares;
   const int64_t head_bytes = int64_t(a.seqlen_q) * params.share_heads *
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
+  // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
+  // should be in work at once.
+  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
   const int64_t section =
-      std::clamp<int64_t>(kL2Share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
+      std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   const int64_t last = std::min<int64_t>(flat_heads, 1);
   const dim3 row_grid(m_blocks, a.heads, a.batch);
   if (m_blocks > 0) {
@@ -1590,6 +1593,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_full_m80n128_det_underdp_i
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d128_full_m80n128_det_underdp",
-      "89fd7c9b48f6b9d719d58f79b7563e17743db8226f48e07b01e882ee16de1b97"};
+      "7af475b02eef6625b9ef86f57b0ceb88e3b6ba6b1bdf0c3b8dc5db6a89a34ab0"};
   return &info;
 }

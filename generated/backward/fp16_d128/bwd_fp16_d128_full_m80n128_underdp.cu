@@ -130,7 +130,7 @@ constexpr int kProducerRegisters = 24;
 constexpr int kConsumerRegisters = 240;
 constexpr int kRowThreads = 256;        // of the kernels before and after
 constexpr int kRowLanes = 16;           // of those, that share a row
-constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int64_t kL2Share = 10485760;  // bytes of the L2 cache for Q, dO and dQ
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -1591,6 +1591,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_full_m80n128_underdp_info(
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d128_full_m80n128_underdp",
-      "c6b7d0a0de833e611da6ad379e89e0a3796fc12c78cfa1191dc463640ef8351e"};
+      "753635ad8f83f50c2b714315e11a09f72d038da1439ba6f624b918a5f8391f58"};
   return &info;
 }

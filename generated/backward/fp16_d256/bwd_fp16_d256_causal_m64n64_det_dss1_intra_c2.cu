@@ -134,7 +134,7 @@ constexpr int kProducerRegisters = 24;
 constexpr int kConsumerRegisters = 240;
 constexpr int kRowThreads = 256;        // of the kernels before and after
 constexpr int kRowLanes = 32;           // of those, that share a row
-constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int64_t kL2Share = 20971520;  // bytes of the L2 cache for Q, dO and dQ
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -1762,11 +1762,14 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   const int64_t flat_heads = int64_t(a.kv_heads) * a.batch * shares;
   const int64_t head_bytes = int64_t(a.seqlen_q) * params.share_heads *
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
+  // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
+  // should be in work at once.
+  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
   const int64_t section =
-      std::clamp<int64_t>(kL2Share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
-  // The last has tiles for two rounds at least, so that long ones do not begin last.
+      std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
+  // The last has tiles for two rounds and a half at least, so that long ones do not begin last.
   const int64_t last = std::min<int64_t>(
-      flat_heads, ceil_div(2 * kMultiprocessors, kCluster * std::max(1, params.n_blocks)));
+      flat_heads, ceil_div(5 * kMultiprocessors / 2, kCluster * std::max(1, params.n_blocks)));
   const dim3 row_grid(m_blocks, a.heads, a.batch);
   if (m_blocks > 0) {
     prepare_rows<<<row_grid, kRowThreads, 0, stream>>>(params);
@@ -1822,6 +1825,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_causal_m64n64_det_dss1_int
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d256_causal_m64n64_det_dss1_intra_c2",
-      "513b331468cbd1c1ca4d640e66cbe267804bb9f0aa04c90c10d69db2d17c5722"};
+      "ff89ea8f5d1580729394fc71695c8388041c5899515b240d7795390b3b25dda6"};
   return &info;
 }

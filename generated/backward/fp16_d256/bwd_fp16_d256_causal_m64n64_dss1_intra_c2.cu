@@ -134,7 +134,7 @@ constexpr int kProducerRegisters = 24;
 constexpr int kConsumerRegisters = 240;
 constexpr int kRowThreads = 256;        // of the kernels before and after
 constexpr int kRowLanes = 32;           // of those, that share a row
-constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int64_t kL2Share = 10485760;  // bytes of the L2 cache for Q, dO and dQ
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -1767,9 +1767,9 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   const int64_t section =
       std::clamp<int64_t>(kL2Share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
-  // The last has tiles for two rounds at least, so that long ones do not begin last.
+  // The last has tiles for two rounds and a half at least, so that long ones do not begin last.
   const int64_t last = std::min<int64_t>(
-      flat_heads, ceil_div(2 * kMultiprocessors, kCluster * std::max(1, params.n_blocks)));
+      flat_heads, ceil_div(5 * kMultiprocessors / 2, kCluster * std::max(1, params.n_blocks)));
   const dim3 row_grid(m_blocks, a.heads, a.batch);
   if (m_blocks > 0) {
     prepare_rows<<<row_grid, kRowThreads, 0, stream>>>(params);
@@ -1824,6 +1824,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_causal_m64n64_dss1_intra_c
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d256_causal_m64n64_dss1_intra_c2",
-      "bc5a6c736d29415cbefdcca138bca065b5a9cbae32ccdcf5faf00e426170e9c4"};
+      "f66a32376f8856edae779b4e2cf7013275c7ccbe8e06c4388ef562241fb1c27e"};
   return &info;
 }

@@ -134,7 +134,7 @@ constexpr int kProducerRegisters = 24;
 constexpr int kConsumerRegisters = 240;
 constexpr int kRowThreads = 256;        // of the kernels before and after
 constexpr int kRowLanes = 32;           // of those, that share a row
-constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int64_t kL2Share = 10485760;  // bytes of the L2 cache for Q, dO and dQ
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -1809,6 +1809,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_full_m64n64_dss1_intra_c2_
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d256_full_m64n64_dss1_intra_c2",
-      "8728908a76588a04dd887a71263ef9d722b4134fde5c4df50d9f59727b75d084"};
+      "edc2edcd06d948cc14c4f205fdf642bcf28ff11bdfb6adefc34a8b86e5d56ed9"};
   return &info;
 }

@@ -130,7 +130,7 @@ constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 constexpr int kRowThreads = 256;        // of the kernels before and after
 constexpr int kRowLanes = 8;            // of those, that share a row
-constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int64_t kL2Share = 10485760;  // bytes of the L2 cache for Q, dO and dQ
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -1578,6 +1578,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d64_full_m128n128_info(void) {
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d64_full_m128n128",
-      "6e74fa99a7b8dacc12839a7402ac03cb91aabd7b38e00c25124dd3e62a1cdf63"};
+      "0092a2273cc15e7d99c48f8a3a25e7486d5fe322e3fb1efd171e20f6e9824fb1"};
   return &info;
 }

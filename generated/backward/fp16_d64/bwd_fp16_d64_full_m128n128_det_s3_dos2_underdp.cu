@@ -132,7 +132,7 @@ constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 constexpr int kRowThreads = 256;        // of the kernels before and after
 constexpr int kRowLanes = 8;            // of those, that share a row
-constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int64_t kL2Share = 20971520;  // bytes of the L2 cache for Q, dO and dQ
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -1531,8 +1531,11 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   const int64_t flat_heads = int64_t(a.kv_heads) * a.batch * shares;
   const int64_t head_bytes = int64_t(a.seqlen_q) * params.share_heads *
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
+  // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
+  // should be in work at once.
+  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
   const int64_t section =
-      std::clamp<int64_t>(kL2Share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
+      std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   const int64_t last = std::min<int64_t>(flat_heads, 1);
   const dim3 row_grid(m_blocks, a.heads, a.batch);
   if (m_blocks > 0) {
@@ -1589,6 +1592,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d64_full_m128n128_det_s3_dos2_u
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d64_full_m128n128_det_s3_dos2_underdp",
-      "70f4c87680d2658816f760e63bd342c27b04ea50c71ebbbfb91b229f45ceae2f"};
+      "126e06a0da1c5ea5dcc66157b94205b2cc0ab439080df1344f77eb0f31266015"};
   return &info;
 }

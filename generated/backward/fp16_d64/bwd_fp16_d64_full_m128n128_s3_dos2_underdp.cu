@@ -132,7 +132,7 @@ constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 constexpr int kRowThreads = 256;        // of the kernels before and after
 constexpr int kRowLanes = 8;            // of those, that share a row
-constexpr int64_t kL2Share = 41943040;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int64_t kL2Share = 10485760;  // bytes of the L2 cache for Q, dO and dQ
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -1591,6 +1591,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d64_full_m128n128_s3_dos2_under
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d64_full_m128n128_s3_dos2_underdp",
-      "20fc5bcf52aaf1de2d755aa23785037598c05b1fd22f682f735abac083533ef6"};
+      "5bfd391b08f8b9979556e46bed05684a5dacf7a6c4c61f92d332050aef7f1269"};
   return &info;
 }

@@ -1,0 +1,1891 @@
+// bwd_bf16_d128_causal_m64n128_persist_post: the gradients of fused attention for Hopper (sm_90a).
+// Rendered by fagen; do not edit.
+//
+//   P = exp(scale * q kᵀ - lse)        dv = Pᵀ dout
+//   dP = dout vᵀ                       dS = P (dP - delta), delta = sum(dout * out) of a row
+//   dk = scale * dSᵀ q                 dq = scale * dS k
+//
+// A first kernel works out delta, and a last one rounds dq. Between them a thread block has 128
+// keys of one KV head and goes through all rows that see them, 64 at a time, of each query head of
+// its group. dk and dv stay in registers; dq is added up in global memory, in fp32.
+//
+// S and dP lie transposed, keys along the rows: so P and dS are, as they come out of one GEMM, the
+// register operands of the next. One producer warp loads by TMA, two add dq up by TMA; 2 consumer
+// warpgroups of 64 keys each multiply by WGMMA.
+//
+// Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+#include <cuda_bf16.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <initializer_list>
+#include <type_traits>
+
+#include <cute/arch/copy_sm90_tma.hpp>
+#include <cute/arch/mma_sm90_desc.hpp>
+#include <cutlass/arch/barrier.h>
+#include <cutlass/arch/reg_reconfig.h>
+
+// ---- The C interface -------------------------------------------------------------------------
+
+#ifndef FAGEN_BACKWARD_ARGS
+#define FAGEN_BACKWARD_ARGS 1
+
+extern "C" {
+
+// One call of a kernel of kind backward: the same struct for all of them. Strides are in elements;
+// a dimension without one is contiguous.
+struct FagenBackwardArgs {
+  uint32_t struct_bytes;    // sizeof(FagenBackwardArgs)
+  uint32_t version;         // 1: callers built for another are recognised
+  void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
+  int64_t workspace_bytes;  // how large it is
+  const void* dout;         // bf16 (batch, seqlen_q, heads, 128): the gradient of out
+  const void* q;            // bf16 (batch, seqlen_q, heads, 128)
+  const void* k;            // bf16 (batch, seqlen_k, kv_heads, 128)
+  const void* v;            // bf16 (batch, seqlen_k, kv_heads, 128)
+  const void* out;          // bf16 (batch, seqlen_q, heads, 128): the forward pass's
+  const void* lse;   // fp32 (batch, heads, seqlen_q): the forward pass's log-sum-exp, natural
+                     // logarithm; minus infinity in a row that sees no key
+  const void* dlse;  // fp32 (batch, heads, seqlen_q): the gradient of lse; null: 0
+  void* dq;          // bf16 (batch, seqlen_q, heads, 128): the gradient of q
+  void* dk;          // bf16 (batch, seqlen_k, kv_heads, 128): the gradient of k
+  void* dv;          // bf16 (batch, seqlen_k, kv_heads, 128): the gradient of v
+  int64_t dout_stride_batch, dout_stride_head, dout_stride_seq;
+  int64_t q_stride_batch, q_stride_head, q_stride_seq;
+  int64_t k_stride_batch, k_stride_head, k_stride_seq;
+  int64_t v_stride_batch, v_stride_head, v_stride_seq;
+  int64_t out_stride_batch, out_stride_head, out_stride_seq;
+  int64_t lse_stride_batch, lse_stride_head;
+  int64_t dlse_stride_batch, dlse_stride_head;
+  int64_t dq_stride_batch, dq_stride_head, dq_stride_seq;
+  int64_t dk_stride_batch, dk_stride_head, dk_stride_seq;
+  int64_t dv_stride_batch, dv_stride_head, dv_stride_seq;
+  int32_t batch, heads, kv_heads, seqlen_q, seqlen_k;
+  float scale;  // of q kᵀ before the softmax; finite and positive, 1e+08 at most
+};
+
+}  // extern "C"
+
+#elif FAGEN_BACKWARD_ARGS != 1
+#error "kernels of kind backward of two versions of fagen in one translation unit"
+#endif
+
+#ifndef FAGEN_KERNEL_INFO
+#define FAGEN_KERNEL_INFO 2
+
+extern "C" {
+
+// What a kernel says of itself.
+struct FagenKernelInfo {
+  uint32_t struct_bytes;
+  uint32_t shared_bytes;  // of a thread block
+  uint32_t threads;       // of a thread block
+  uint32_t launch_registers;
+  const char* slug;
+  const char* source_hash;
+};
+
+}  // extern "C"
+#endif
+
+extern "C" {
+
+// Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
+// explain.
+int fagen_bwd_bf16_d128_causal_m64n128_persist_post(const struct FagenBackwardArgs* args,
+                                                    void* stream);
+// How many bytes of workspace a call of these sizes needs; -1 where args is null.
+int64_t fagen_bwd_bf16_d128_causal_m64n128_persist_post_workspace(
+    const struct FagenBackwardArgs* args);
+const char* fagen_bwd_bf16_d128_causal_m64n128_persist_post_message(int status);
+const struct FagenKernelInfo* fagen_bwd_bf16_d128_causal_m64n128_persist_post_info(void);
+
+}  // extern "C"
+
+namespace fagen_bwd_bf16_d128_causal_m64n128_persist_post_kernel {
+
+// ---- The schedule ----------------------------------------------------------------------------
+
+using Element = __nv_bfloat16;
+using Pair = __nv_bfloat162;
+using OutElement = Element;
+
+constexpr int kHeadDim = 128;
+constexpr int kHeadDimV = 128;
+constexpr int kHeadDimPadded = 128;  // in shared memory, padded with zeros
+constexpr int kHeadDimVPadded = 128;
+constexpr int kBlockM = 64;    // rows of a step
+constexpr int kBlockN = 128;   // keys of a thread block
+constexpr int kStages = 2;     // Q buffers
+constexpr int kDoStages = 2;   // dO buffers
+constexpr int kDsStages = 2;   // dS buffers
+constexpr int kConsumers = 2;  // warpgroups of 64 keys
+constexpr int kThreads = 384;
+constexpr int kLaunchRegisters = 168;
+constexpr int kProducerRegisters = 40;
+constexpr int kConsumerRegisters = 232;
+constexpr int kRowThreads = 256;        // of the kernels before and after
+constexpr int kRowLanes = 16;           // of those, that share a row
+constexpr int64_t kL2Share = 10485760;  // bytes of the L2 cache for Q, dO and dQ
+
+constexpr int kWarpgroup = 128;
+constexpr int kWarpgroupRows = 64;  // the M of every wgmma
+constexpr int kStepK = 16;          // the K of every wgmma
+constexpr int kDqColumns = 64;      // that a warpgroup computes, of all rows
+constexpr int kDqParts = 2;         // warpgroups that compute dQ
+constexpr int kDqAdders = 2;        // threads that add it up, in turns
+constexpr int kDqSlices = 1;        // in which each hands it on
+constexpr int kTileStages = 2;      // tiles drawn and not yet done
+constexpr int kPieces = 4;          // of sums of dQ, on their way to the warp that rounds them
+
+// Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
+constexpr int kQkSlab = 64;  // columns
+constexpr int kVSlab = 64;
+constexpr int kDsSlab = 64;
+constexpr int kQkSwizzleBits = 3;
+constexpr int kVSwizzleBits = 3;
+constexpr int kDsSwizzleBits = 3;
+constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B128;
+constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B128;
+constexpr auto kDsDescriptor = cute::SM90::GMMA::LayoutType::B128;
+
+constexpr int kLine = 128;  // of the L2 cache: additions that begin within one take longer
+
+// What there is of a block of rows in the workspace. Each row has two numbers, which tensor cores
+// add to products of its: as sums of eight bf16, core matrices of eight rows side by side, first of
+// one number and then of the other.
+using Statistics = uint4[2 * kBlockM];
+struct alignas(kLine) RowBlock {
+  float dq[kBlockM * kHeadDimPadded];  // in the order of the threads' accumulators
+  // -LSE / scale, and -delta; where a row sees no key -2^127 and 0, so that its P is 0
+  Statistics statistics;
+  uint32_t added;    // 1 once the first part of dQ is there
+  uint32_t drawn;    // of the very first block of rows: tiles that thread blocks have drawn
+  uint32_t rounded;  // of the very first: blocks of rows that warps have drawn to round their dQ
+  uint32_t
+      done;  // of sections of heads, in as many records: threads that have added all of a tile's dQ
+};
+static_assert(sizeof(RowBlock) == 34944, "the workspace outgrew the plan's formula");
+
+__device__ constexpr int lse_of(int row) {
+  return row / 8 * 16 + row % 8;
+}
+__device__ constexpr int delta_of(int row) {
+  return lse_of(row) + 8;
+}
+
+// What a share of a group's query heads gives to dV and dK of a tile, where several thread blocks
+// have one each.
+struct alignas(kLine) KeyBlock {
+  float dv[kBlockN * kHeadDimVPadded];  // in the order of the threads' accumulators
+  float dk[kBlockN * kHeadDimPadded];
+};
+
+// A thread's part of a warpgroup's accumulators.
+using Scores = float[kBlockM / 2];  // S, dP: 64 keys by kBlockM rows
+using KeyGradient = float[kHeadDimPadded / 2];
+using ValueGradient = float[kHeadDimVPadded / 2];
+using QueryGradient = float[kDqColumns / 2];
+using Packed = uint32_t[kBlockM / 4];  // P, dS in bf16
+
+using Barrier = cutlass::arch::ClusterBarrier;
+using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
+
+// kBlockN keys of one KV head with a share of its query heads, and the blocks first … last - 1 of
+// kBlockM rows that see some of them. Of full_first … last - 1 every row sees all.
+struct Tile {
+  int first_key, kv_head, batch;     // first_key < 0: no tile
+  int share, first_head, last_head;  // of the group's query heads
+  int first, full_first, last;
+};
+
+// Of the sums of dQ, in the order of a warpgroup's accumulators: sixteen columns of 64 rows.
+using Piece = float4[2 * kWarpgroup];
+
+struct SharedStorage {
+  alignas(1024) Element k[kBlockN * kHeadDimPadded];
+  alignas(1024) Element v[kBlockN * kHeadDimVPadded];
+  alignas(1024) Element q[kStages][kBlockM * kHeadDimPadded];
+  alignas(1024) Element dout[kDoStages][kBlockM * kHeadDimVPadded];
+  alignas(1024) Element ds[kDsStages][kBlockN * kBlockM];  // transposed: keys along the rows
+  alignas(1024) float dq[kBlockM * kHeadDimPadded / kDqSlices];
+  alignas(1024) Piece pieces[kPieces];
+  alignas(1024) Statistics statistics[kStages];
+  alignas(1024) TransactionBarrier k_full;
+  TransactionBarrier v_full;
+  TransactionBarrier q_full[kStages], dout_full[kDoStages];
+  Barrier q_empty[kStages], dout_empty[kDoStages];
+  Barrier dq_full[kDqAdders][kDqParts];  // for each that adds, so that none misses a phase
+  Barrier dq_empty[kDqParts];
+  Barrier keys_empty;                         // of K and V
+  Barrier dk_full, dv_full, gradients_empty;  // of what leaves by way of dQ's space and dS's
+  TransactionBarrier piece_full[kPieces];
+  Barrier tile_full[kTileStages], tile_empty[kTileStages];
+  Tile tiles[kTileStages];  // in work, and next
+};
+constexpr int kSharedBytes = sizeof(SharedStorage);
+static_assert(kSharedBytes <= 218112, "the layout outgrew the plan's ledger");
+
+template <class Integer>
+__host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
+  return (a + b - 1) / b;
+}
+
+// n / value for 0 <= n < 2^31 by a multiplication: every thread waits for its coordinates.
+// With 2^(bits - 1) < value <= 2^bits, rounding 2^(31 + bits) / value up is exact enough (Granlund
+// and Montgomery, "Division by Invariant Integers using Multiplication", 1994).
+struct FastDivisor {
+  int value;
+  uint32_t multiplier;  // 0: value is 1
+  int shift;
+
+  __host__ explicit FastDivisor(int divisor = 1) : value(divisor), multiplier(0), shift(0) {
+    if (divisor > 1) {
+      while ((int64_t(2) << shift) < divisor) {
+        ++shift;
+      }
+      multiplier = uint32_t(((uint64_t(1) << (32 + shift)) + divisor - 1) / divisor);
+    }
+  }
+
+  __device__ __forceinline__ int divide(int n) const {
+    return multiplier ? int(__umulhi(n, multiplier) >> shift) : n;
+  }
+};
+
+// Rows (batch, seqlen, heads, columns) in global memory.
+template <class T>
+struct Rows {
+  T* data;
+  int64_t stride_batch, stride_seq, stride_head;
+
+  __device__ __forceinline__ T* at(int batch, int row, int head) const {
+    return data + batch * stride_batch + row * stride_seq + head * stride_head;
+  }
+};
+
+// Numbers (batch, heads, seqlen) in global memory.
+struct Numbers {
+  const float* data;
+  int64_t stride_batch, stride_head;
+
+  __device__ __forceinline__ const float* of(int batch, int head) const {
+    return data + batch * stride_batch + head * stride_head;
+  }
+};
+
+struct Params {
+  CUtensorMap q, k, v, dout, dk, dv;
+  Rows<const Element> out_rows, dout_rows;
+  Rows<Element> dq_rows, dk_rows, dv_rows;
+  Numbers lse, dlse;           // dlse.data may be null
+  RowBlock* row_blocks;        // (batch, heads, m_blocks)
+  KeyBlock* key_blocks;        // (batch, kv_heads, blocks of keys, shares)
+  int heads, kv_heads, group;  // group: query heads of a KV head
+  int shares, share_heads;     // in which a group is dealt to thread blocks, and heads of one; the
+                               // last may have fewer
+  int seqlen_q, seqlen_k;
+  int m_blocks, n_blocks;
+  int tiles;
+  int early_blocks;  // of rows, the first ones, whose dQ is rounded before all tiles are done
+  FastDivisor m_blocks_divisor, heads_divisor, section_blocks;  // the last: of rows of a section
+  int sections;
+  FastDivisor section_tiles;  // of heads whose Q, dO and dQ share the L2 cache
+  FastDivisor section_heads, last_section_heads;
+  FastDivisor batch_shares, shares_divisor;  // shares of all groups of a batch, and of one
+  float scale, scale_log2;                   // of dQ and dK; of S, times log2(e)
+
+  __device__ __forceinline__ RowBlock& row_block(int batch, int head, int m_block) const {
+    const int flat_head =
+        batch * heads + head;  // each has a record: no memory has room for more than an int counts
+    return row_blocks[int64_t(flat_head) * m_blocks + m_block];
+  }
+
+  __device__ __forceinline__ KeyBlock* key_blocks_of(int batch, int kv_head, int n_block) const {
+    const int flat_head = batch * kv_heads + kv_head;
+    return key_blocks + (int64_t(flat_head) * n_blocks + n_block) * shares;
+  }
+};
+
+__device__ __forceinline__ int lane() {
+  return threadIdx.x % 32;
+}
+
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  const Pair pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+// Hardware barriers, by number; 0 is __syncthreads.
+enum NamedBarrier {
+  kAllConsumers = 1,
+};
+
+__device__ __forceinline__ void barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ---- Tiles -----------------------------------------------------------------------------------
+
+// A stage of a ring of buffers, and the phase of its barriers, which flips each time around.
+template <int stages>
+struct RingPosition {
+  int stage = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    stage += 1;
+    if (stage == stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// The keys first … last - 1 that a row sees; none where last <= first. Both ends rise from row to
+// row.
+struct Keys {
+  int first, last;
+};
+
+__device__ __forceinline__ Keys seen_by(const Params& params, [[maybe_unused]] int row) {
+  [[maybe_unused]] const int seqlen_q = params.seqlen_q, seqlen_k = params.seqlen_k;
+  return {0, min(seqlen_k, row + seqlen_k - seqlen_q + 1)};
+}
+
+// The first row whose keys end after a key; seqlen_q if there is none.
+__device__ __forceinline__ int first_row_past(const Params& params, int key) {
+  int low = 0, high = params.seqlen_q;
+  while (low < high) {
+    const int middle = low + (high - low) / 2;
+    if (seen_by(params, middle).last > key) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
+// The first block of keys that a block of rows sees.
+__device__ __forceinline__ int first_tile_of(const Params& params, [[maybe_unused]] int m_block) {
+  return 0;
+}
+
+// How many blocks of keys it sees any of: so many parts its dQ has.
+__device__ __forceinline__ int tiles_of(const Params& params, int m_block) {
+  const int last_row = min((m_block + 1) * kBlockM, params.seqlen_q) - 1;
+  return max(0, ceil_div(seen_by(params, last_row).last, kBlockN) - first_tile_of(params, m_block));
+}
+
+__device__ __forceinline__ Tile tile_of(const Params& params, int index) {
+  // The keys that most rows see come first; heads in sections, so that what their tiles read stays
+  // in the L2 cache.
+  const int section = min(params.section_tiles.divide(index), params.sections - 1);
+  const int rank = index - section * params.section_tiles.value;
+  const FastDivisor& heads =
+      section + 1 < params.sections ? params.section_heads : params.last_section_heads;
+  const int n_block = heads.divide(rank);
+  const int flat_share = section * params.section_heads.value + rank - n_block * heads.value;
+  Tile tile;
+  tile.first_key = n_block * kBlockN;
+  tile.batch = params.batch_shares.divide(flat_share);
+  const int share = flat_share - tile.batch * params.batch_shares.value;
+  tile.kv_head = params.shares_divisor.divide(share);
+  tile.share = share - tile.kv_head * params.shares;
+  tile.first_head = tile.kv_head * params.group + tile.share * params.share_heads;
+  tile.last_head = min(tile.first_head + params.share_heads, (tile.kv_head + 1) * params.group);
+  const int first_row = first_row_past(params, tile.first_key);
+  tile.first = first_row < params.seqlen_q ? first_row / kBlockM : params.m_blocks;
+  tile.full_first = ceil_div(first_row_past(params, tile.first_key + kBlockN - 1), kBlockM);
+  tile.last = params.m_blocks;
+  return tile;
+}
+
+// Of all blocks of rows, in the order of their records: the first early_blocks are those of whole
+// sections.
+struct BlockOfRows {
+  int batch, head, m_block;
+};
+
+__device__ __forceinline__ BlockOfRows block_of_rows(const Params& params, int index) {
+  const int flat_head = params.m_blocks_divisor.divide(index),
+            batch = params.heads_divisor.divide(flat_head);
+  return {batch, flat_head - batch * params.heads, index - flat_head * params.m_blocks};
+}
+
+// The section of a KV head of all; the record of that number has its counter.
+__device__ __forceinline__ int section_of(const Params& params, int flat_kv_head) {
+  return min(params.section_heads.divide(flat_kv_head), params.sections - 1);
+}
+
+// The tiles that the producer draws, for one of the others.
+struct Tiles {
+  SharedStorage& shared;
+  RingPosition<kTileStages> next;
+
+  // The next tile, which stays where it is until whoever took it arrives.
+  __device__ __forceinline__ const Tile& look() const {
+    shared.tile_full[next.stage].wait(next.phase);
+    return shared.tiles[next.stage];
+  }
+
+  __device__ __forceinline__ Barrier& take() {
+    Barrier& empty = shared.tile_empty[next.stage];
+    next.advance();
+    return empty;
+  }
+};
+
+// Blocks of rows in the order of a tile's steps: from the last to the first. All tiles of a head
+// begin with the same, so that the first is ahead of the others.
+__device__ __forceinline__ int block_of(const Tile& tile, int step) {
+  return tile.last - 1 - step;
+}
+
+// ---- Rows, before and after ------------------------------------------------------------------
+
+// A number as the sum of three bf16, which is all of its 24 bits, and of five zeros.
+__device__ __forceinline__ uint4 in_parts(float number) {
+  uint32_t part[3];
+#pragma unroll
+  for (uint32_t& bits : part) {
+    bits = __float_as_uint(number) & 0xffff0000;
+    number -= __uint_as_float(bits);
+  }
+  return {part[1] | part[0] >> 16, part[2] >> 16, 0, 0};
+}
+
+// Before the main kernel: each row's delta = sum of dO * O, less its dLSE, and its LSE; sums of dQ
+// begin at none.
+__global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constant__ Params params) {
+  const int m_block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
+  RowBlock& block = params.row_block(batch, head, m_block);
+  if (threadIdx.x == 0) {
+    block.added = 0;
+    block.drawn = 0;
+    block.rounded = 0;
+    block.done = 0;
+  }
+  constexpr int kLoad = 16 / sizeof(Element);  // elements
+  const int column = threadIdx.x % kRowLanes * kLoad;
+#pragma unroll
+  for (int row = threadIdx.x / kRowLanes; row < kBlockM; row += kRowThreads / kRowLanes) {
+    const int query = m_block * kBlockM + row;
+    float delta = 0.f;
+    if (query < params.seqlen_q && column < kHeadDimV) {
+      const uint4 a =
+          *reinterpret_cast<const uint4*>(params.out_rows.at(batch, query, head) + column);
+      const uint4 b =
+          *reinterpret_cast<const uint4*>(params.dout_rows.at(batch, query, head) + column);
+#pragma unroll
+      for (int i = 0; i < kLoad / 2; ++i) {
+        const float2 x = __bfloat1622float2(reinterpret_cast<const Pair*>(&a)[i]);
+        const float2 y = __bfloat1622float2(reinterpret_cast<const Pair*>(&b)[i]);
+        delta = fmaf(x.y, y.y, fmaf(x.x, y.x, delta));
+      }
+    }
+#pragma unroll
+    for (int other = kRowLanes / 2; other > 0; other /= 2) {
+      delta += __shfl_xor_sync(0xffffffff, delta, other);
+    }
+    if (threadIdx.x % kRowLanes == 0) {
+      const float lse = query < params.seqlen_q ? params.lse.of(batch, head)[query] : -INFINITY;
+      if (lse > -INFINITY && params.dlse.data) {
+        delta -= params.dlse.of(batch, head)[query];
+      }
+      const float reference = lse > -INFINITY ? lse * 1.44269504089f : INFINITY;
+      const float subtracted = reference / params.scale_log2;
+      block.statistics[lse_of(row)] = in_parts(subtracted > 0x1p127f ? -0x1p127f : -subtracted);
+      block.statistics[delta_of(row)] = in_parts(lse > -INFINITY ? -delta : 0.f);
+    }
+  }
+}
+
+// Scale and round the sums of dq.
+__global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ Params params) {
+  const BlockOfRows own = block_of_rows(params, params.early_blocks + blockIdx.x);
+  const int m_block = own.m_block, head = own.head, batch = own.batch;
+  const float4* sums = reinterpret_cast<const float4*>(params.row_block(batch, head, m_block).dq);
+  const bool seen = tiles_of(params, m_block) > 0;  // nobody has sums of rows that see no key
+  __shared__ Pair rounded[kBlockM][kHeadDimPadded / 2 + 4];
+  for (int i = threadIdx.x; i < kBlockM * kHeadDimPadded / 4; i += kRowThreads) {
+    // four neighbours of a thread's accumulator: two columns of a row, and of that eight below
+    const int thread = i % kWarpgroup, eight = i / kWarpgroup % (kDqColumns / 8),
+              warpgroup = i / (kWarpgroup * kDqColumns / 8);
+    const int row = thread / 32 * 16 + thread % 32 / 4;
+    const int pair = warpgroup * kDqColumns / 2 + eight * 4 + thread % 4;
+    const float4 sum = seen ? sums[i] : float4{};
+    rounded[row][pair] = __floats2bfloat162_rn(sum.x * params.scale, sum.y * params.scale);
+    rounded[row + 8][pair] = __floats2bfloat162_rn(sum.z * params.scale, sum.w * params.scale);
+  }
+  __syncthreads();
+  constexpr int kLoads = kHeadDim * sizeof(Element) / 16;  // of a row
+  for (int i = threadIdx.x; i < kBlockM * kLoads; i += kRowThreads) {
+    const int row = i / kLoads, query = m_block * kBlockM + row;
+    if (query < params.seqlen_q) {
+      reinterpret_cast<uint4*>(params.dq_rows.at(batch, query, head))[i % kLoads] =
+          *reinterpret_cast<const uint4*>(&rounded[row][i % kLoads * 4]);
+    }
+  }
+}
+
+// Adds up what shares of a group found of 64 rows of dK or dV, always in their order, and rounds
+// that.
+template <int columns, int padded>
+__device__ __forceinline__ void sum_rows(const Params& params, const float* first,
+                                         const Rows<Element>& to, int key, int head, int batch,
+                                         float scale) {
+  constexpr int kShare = sizeof(KeyBlock) / sizeof(float4);
+  __shared__ Pair rounded[kWarpgroupRows][padded / 2 + 4];
+  for (int i = threadIdx.x; i < kWarpgroupRows * padded / 4; i += kRowThreads) {
+    // four neighbours of a thread's accumulator, as of dQ
+    const int thread = i % kWarpgroup, row = thread / 32 * 16 + thread % 32 / 4,
+              pair = i / kWarpgroup * 4 + thread % 4;
+    float4 sum = {};
+    for (int share = 0; share < params.shares; ++share) {
+      const float4 x = reinterpret_cast<const float4*>(first)[int64_t(share) * kShare + i];
+      sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
+    }
+    rounded[row][pair] = __floats2bfloat162_rn(sum.x * scale, sum.y * scale);
+    rounded[row + 8][pair] = __floats2bfloat162_rn(sum.z * scale, sum.w * scale);
+  }
+  __syncthreads();
+  constexpr int kLoads = columns * sizeof(Element) / 16;  // of a row
+  for (int i = threadIdx.x; i < kWarpgroupRows * kLoads; i += kRowThreads) {
+    const int row = i / kLoads;
+    if (key + row < params.seqlen_k) {
+      reinterpret_cast<uint4*>(to.at(batch, key + row, head))[i % kLoads] =
+          *reinterpret_cast<const uint4*>(&rounded[row][i % kLoads * 4]);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kRowThreads) sum_shares(const __grid_constant__ Params params) {
+  const int key = blockIdx.x * kWarpgroupRows, head = blockIdx.y, batch = blockIdx.z;
+  const KeyBlock& first = *params.key_blocks_of(batch, head, key / kBlockN);
+  const int row = key % kBlockN;
+  sum_rows<kHeadDimV, kHeadDimVPadded>(params, first.dv + row * kHeadDimVPadded, params.dv_rows,
+                                       key, head, batch, 1.f);
+  __syncthreads();  // both round by way of the same shared memory
+  sum_rows<kHeadDim, kHeadDimPadded>(params, first.dk + row * kHeadDimPadded, params.dk_rows, key,
+                                     head, batch, params.scale);
+}
+
+// ---- Tensor cores ----------------------------------------------------------------------------
+
+// wgmma is asynchronous: an empty asm statement on each operand register keeps the compiler from
+// moving other uses of it past this point.
+template <class T, int n>
+__device__ __forceinline__ void fence_operand(T (&registers)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    if constexpr (sizeof(T) == sizeof(float) && !std::is_integral_v<T>) {
+      asm volatile("" : "+f"(registers[i])::"memory");
+    } else {
+      asm volatile("" : "+r"(registers[i])::"memory");
+    }
+  }
+}
+
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int pending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+// A matrix descriptor: an operand's address and the offsets between its core matrices. Addresses in
+// units of 16 bytes never carry out of their 14 bits, so that only the low word changes.
+struct Descriptor {
+  uint32_t low, high;
+
+  __device__ __forceinline__ Descriptor operator+(uint32_t offset) const {
+    return {low + offset, high};
+  }
+  __device__ __forceinline__ uint64_t bits() const { return uint64_t(high) << 32 | low; }
+};
+
+// leading_byte_offset: from slab to slab, for slabs along M or N; otherwise unused.
+template <int slab>
+__device__ __forceinline__ Descriptor descriptor(const Element* tile,
+                                                 cute::SM90::GMMA::LayoutType layout,
+                                                 uint32_t leading_byte_offset = 16) {
+  constexpr uint32_t stride_byte_offset = 8 * slab * sizeof(Element);
+  const uint32_t start = cute::cast_smem_ptr_to_uint(tile) % (1 << 18);  // in its own block
+  return {start >> 4 | leading_byte_offset >> 4 << 16, stride_byte_offset >> 4 | uint32_t(layout)
+                                                                                     << 30};
+}
+
+// From a descriptor to that of the k-th column of a tile of `rows` rows.
+template <int rows, int slab>
+__device__ constexpr uint32_t column_offset(int k) {
+  return (k / slab * rows * slab + k % slab) * sizeof(Element) >> 4;
+}
+
+// For a tile whose columns are M or N, as it lies: from slab to slab of `rows` rows.
+template <int rows, int slab>
+__device__ __forceinline__ Descriptor along_columns(const Element* tile,
+                                                    cute::SM90::GMMA::LayoutType layout) {
+  return descriptor<slab>(tile, layout, rows * slab * sizeof(Element));
+}
+
+// From such a descriptor to that of the k-th row.
+template <int slab>
+__device__ constexpr uint32_t row_offset(int k) {
+  return k * slab * sizeof(Element) >> 4;
+}
+
+// S or dP, to begin with: of numbers of rows.
+template <bool accumulate>
+__device__ __forceinline__ void wgmma_statistics(float (&c)[32], const uint32_t* a, Descriptor b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
+      "{ %32, %33, %34, %35 }, %36, %37, 1, 1, 0;"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
+        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+        "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
+        "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]),
+        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "n"(accumulate ? 1 : 0));
+}
+
+// S, or dP: keys by rows, both operands as they lie.
+template <bool accumulate>
+__device__ __forceinline__ void wgmma_scores(float (&c)[32], Descriptor a, Descriptor b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
+      "%32, %33, %34, 1, 1, 0, 0;"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
+        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+        "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
+        "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]),
+        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
+      : "l"(a.bits()), "l"(b.bits()), "n"(accumulate ? 1 : 0));
+}
+
+// dV, or dK if it is as wide: P by dO, dS by Q.
+template <bool accumulate>
+__device__ __forceinline__ void wgmma_dv(float (&c)[64], const uint32_t* a, Descriptor b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
+      "{ %64, %65, %66, %67 }, %68, %69, 1, 1, 1;"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
+        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+        "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
+        "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]),
+        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]),
+        "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]),
+        "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]),
+        "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]),
+        "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]),
+        "+f"(c[63])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "n"(accumulate ? 1 : 0));
+}
+
+// dQ: dS by K, dS as it lies transposed.
+template <bool accumulate>
+__device__ __forceinline__ void wgmma_dq(float (&c)[32], Descriptor a, Descriptor b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
+      "%32, %33, %34, 1, 1, 1, 1;"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
+        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+        "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
+        "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]),
+        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
+      : "l"(a.bits()), "l"(b.bits()), "n"(accumulate ? 1 : 0));
+}
+
+// ---- Loading, and adding dQ up ---------------------------------------------------------------
+
+// Copies tiles from global to shared memory. Used by a single thread.
+struct Loader {
+  const Params& params;
+  SharedStorage& shared;
+  RingPosition<kStages> q;
+  RingPosition<kDoStages> dout;
+  RingPosition<kTileStages> passed_on;
+  uint32_t keys_phase = 1;  // the first tile finds their space empty
+
+  // One box per slab; rows past the sequence and columns past the head dim are filled with zeros.
+  template <int columns, int rows, int slab>
+  __device__ __forceinline__ void copy(const CUtensorMap& map, TransactionBarrier& full,
+                                       Element* tile, int row, int head, int batch,
+                                       cute::TMA::CacheHintSm90 hint) {
+#pragma unroll 1  // few registers
+    for (int column = 0; column < columns; column += slab) {
+      cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
+                                   static_cast<uint64_t>(hint), tile + column * rows, column, row,
+                                   head, batch);
+    }
+  }
+
+  __device__ __forceinline__ void copy(const Statistics& numbers, TransactionBarrier& full,
+                                       Statistics& to) {
+    cute::SM90_BULK_COPY_G2S::copy(numbers, reinterpret_cast<uint64_t*>(&full), to,
+                                   sizeof(Statistics));
+  }
+
+  __device__ __forceinline__ void load_keys(const Tile& tile) {
+    constexpr auto kOnce = cute::TMA::CacheHintSm90::EVICT_FIRST;
+    shared.k_full.arrive_and_expect_tx(sizeof(shared.k));
+    copy<kHeadDimPadded, kBlockN, kQkSlab>(params.k, shared.k_full, shared.k, tile.first_key,
+                                           tile.kv_head, tile.batch, kOnce);
+    shared.v_full.arrive_and_expect_tx(sizeof(shared.v));
+    copy<kHeadDimVPadded, kBlockN, kVSlab>(params.v, shared.v_full, shared.v, tile.first_key,
+                                           tile.kv_head, tile.batch, kOnce);
+  }
+
+  __device__ __forceinline__ void load_next_keys(const Tile& tile) {
+    shared.keys_empty.wait(keys_phase);
+    keys_phase ^= 1;
+    load_keys(tile);
+  }
+
+  // The number of a tile that no thread block has drawn yet. Without rows nobody has set the
+  // counter to 0, and there is a thread block for each tile.
+  __device__ __forceinline__ int draw(int without) const {
+    return params.m_blocks > 0 ? int(atomicAdd(&params.row_blocks->drawn, 1u)) : without;
+  }
+
+  // Draws tiles, passes them on, and loads what they need. All are drawn, the first ones too: a
+  // tile waits for parts of dQ of those drawn before it, which must be in work.
+  __device__ __forceinline__ void run() {
+    for (int index = draw(blockIdx.x); index < params.tiles;) {
+      const Tile tile = tile_of(params, index);
+      pass_on(tile);
+      index = load(tile);
+    }
+    Tile none;
+    none.first_key = -1;
+    pass_on(none);
+  }
+
+  __device__ __forceinline__ void pass_on(const Tile& tile) {
+    shared.tile_empty[passed_on.stage].wait(passed_on.phase ^ 1);
+    shared.tiles[passed_on.stage] = tile;
+    shared.tile_full[passed_on.stage].arrive();
+    passed_on.advance();
+  }
+
+  // All of a tile; returns the number of its successor, which is drawn before the last step is
+  // loaded: this far ahead of the consumers nobody waits for the answer.
+  __device__ __forceinline__ int load(const Tile& tile) {
+    constexpr auto kAgain = cute::TMA::CacheHintSm90::EVICT_LAST;
+    const int steps = (tile.last_head - tile.first_head) * (tile.last - tile.first);
+    if (steps == 0) {
+      load_next_keys(tile);
+      return draw(params.tiles);
+    }
+    int left = steps, drawn = 0;
+    for (int head = tile.first_head; head < tile.last_head; ++head) {
+#pragma unroll 1
+      for (int step = 0; step < tile.last - tile.first; ++step) {
+        if (--left == 0) {
+          drawn = draw(params.tiles);
+        }
+        const int block = block_of(tile, step);
+        const RowBlock& rows = params.row_block(tile.batch, head, block);
+        shared.q_empty[q.stage].wait(q.phase ^ 1);
+        shared.q_full[q.stage].arrive_and_expect_tx(sizeof(shared.q[0]) +
+                                                    sizeof(shared.statistics[0]));
+        copy<kHeadDimPadded, kBlockM, kQkSlab>(params.q, shared.q_full[q.stage], shared.q[q.stage],
+                                               block * kBlockM, head, tile.batch, kAgain);
+        copy(rows.statistics, shared.q_full[q.stage], shared.statistics[q.stage]);
+        q.advance();
+        shared.dout_empty[dout.stage].wait(dout.phase ^ 1);
+        shared.dout_full[dout.stage].arrive_and_expect_tx(sizeof(shared.dout[0]));
+        copy<kHeadDimVPadded, kBlockM, kVSlab>(params.dout, shared.dout_full[dout.stage],
+                                               shared.dout[dout.stage], block * kBlockM, head,
+                                               tile.batch, kAgain);
+        dout.advance();
+        // behind Q and dO, for which there is room while the tile before is in work
+        if (left == steps - 1) {
+          load_next_keys(tile);
+        }
+      }
+    }
+    return drawn;
+  }
+};
+
+// ---- Storing dK and dV -----------------------------------------------------------------------
+
+// One gradient of a tile, once all consumers have rounded their rows. Where a group is shared out
+// they have kept its parts themselves.
+template <int columns, int slab>
+__device__ __forceinline__ void store_gradient(const Params& params, const CUtensorMap& map,
+                                               Barrier& full, uint32_t phase, const Element* space,
+                                               const Tile& tile) {
+  full.wait(phase);
+#pragma unroll 1  // few registers
+  for (int column = 0; column < columns && params.shares == 1; column += slab) {
+    cute::SM90_TMA_STORE_4D::copy(&map, space + column * kBlockN, column, tile.first_key,
+                                  tile.kv_head, tile.batch);
+  }
+  cute::tma_store_arrive();
+}
+
+// Both, while consumers are at the next tile.
+__device__ __forceinline__ void store_gradients(const Params& params, SharedStorage& shared,
+                                                const Tile& tile, uint32_t phase) {
+  store_gradient<kHeadDimVPadded, kVSlab>(params, params.dv, shared.dv_full, phase, shared.ds[0],
+                                          tile);
+  store_gradient<kHeadDimPadded, kQkSlab>(params, params.dk, shared.dk_full, phase,
+                                          reinterpret_cast<const Element*>(shared.dq), tile);
+  cute::tma_store_wait<0>();  // both have been read
+  shared.gradients_empty.arrive();
+}
+
+// ---- Adding dQ up ----------------------------------------------------------------------------
+
+// Adds to global memory; reads shared memory as TMA does.
+__device__ __forceinline__ void bulk_add(float* to, const float* from, int bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+      "r"(cute::cast_smem_ptr_to_uint(from)), "r"(bytes)
+      : "memory");
+}
+
+// The same, of what nobody has added to yet.
+__device__ __forceinline__ void bulk_store(float* to, const float* from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+               "r"(cute::cast_smem_ptr_to_uint(from)), "r"(bytes)
+               : "memory");
+}
+
+// Until all that this thread has added is in global memory.
+__device__ __forceinline__ void await_additions() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+__device__ __forceinline__ uint32_t acquire(const uint32_t* added) {
+  uint32_t now;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(added) : "memory");
+  return now;
+}
+
+// Until so many were counted: what they added is there, and TMA may add to it.
+__device__ __forceinline__ void await_count(const uint32_t* added, uint32_t count) {
+  while (int(acquire(added) - count) < 0) {
+  }
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+// Counts one more, for what this thread has added.
+__device__ __forceinline__ void release(uint32_t* added) {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(added) : "memory");
+}
+
+// How many numbers of dQ a warpgroup has.
+__device__ constexpr int dq_part(int part) {
+  return kWarpgroupRows * kDqColumns;
+}
+
+// Which of the parts of a block of rows a tile has: so many come before it.
+__device__ __forceinline__ int turn_of(const Params& params, const Tile& tile, int block) {
+  return tile.first_key / (kBlockN)-first_tile_of(params, block);
+}
+
+// The first part of dQ is stored, so that nobody has to clear the sum, and the others are added in
+// any order. A tile waits for tiles only that were drawn before it. Used by two threads of
+// different warps, which take turns: one looks whether the first part is there while the other
+// adds. The first stores a tile's dK and dV as well.
+__device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shared, int adder) {
+  Barrier* const full = shared.dq_full[adder];
+  uint32_t phase = 0;
+  int step = adder;
+  Tiles tiles{shared};
+  uint32_t tile_phase = 0;
+  for (Tile tile; (tile = tiles.look()).first_key >= 0; tile_phase ^= 1) {
+    tiles.take().arrive();
+    const int steps = tile.last - tile.first;
+    for (int head = tile.first_head; head < tile.last_head; ++head) {
+#pragma unroll 1  // few registers
+      for (; step < steps; step += kDqAdders) {
+        const int block = block_of(tile, step), turn = turn_of(params, tile, block);
+        RowBlock& rows = params.row_block(tile.batch, head, block);
+        float* const sums = rows.dq;
+        uint32_t* const added = &rows.added;
+        await_count(added, min(turn, 1));  // before the part is there
+#pragma unroll
+        for (int slice = 0; slice < kDqSlices; ++slice) {
+#pragma unroll
+          for (int part = 0; part < kDqParts; ++part) {
+            full[part].wait(phase);
+            const int begin = part * dq_part(0), count = dq_part(part) / kDqSlices;
+            float* const to = sums + begin + slice * count;
+            const float* const from = shared.dq + begin / kDqSlices;
+            if (turn == 0) {
+              bulk_store(to, from, count * sizeof(float));
+            } else {
+              bulk_add(to, from, count * sizeof(float));
+            }
+          }
+          cute::tma_store_arrive();
+          cute::tma_store_wait<0>();  // it has been read
+#pragma unroll
+          for (int part = 0; part < kDqParts; ++part) {
+            shared.dq_empty[part].arrive();
+          }
+        }
+        phase ^= 1;
+        if (turn == 0) {
+          await_additions();
+          release(added);
+        }
+      }
+      step -= steps;
+    }
+    if (adder == 0) {  // always the same one: none of these phases may be missed
+      store_gradients(params, shared, tile, tile_phase);
+    }
+    if (params.early_blocks > 0) {
+      await_additions();
+      release(
+          &params.row_blocks[section_of(params, tile.batch * params.kv_heads + tile.kv_head)].done);
+    }
+  }
+  await_additions();
+}
+
+// ---- Multiplying -----------------------------------------------------------------------------
+
+// A warp has 16 of an accumulator's 64 rows, from warp_row() on.
+__device__ __forceinline__ int warp_row() {
+  return threadIdx.x % kWarpgroup / 32 * 16;
+}
+
+// A thread has two of them, thread_row() and eight below: element i is in row i / 2 % 2 and in
+// column i / 4 * 8 + i % 2, counted from 2 * (lane % 4). Four lanes share a row.
+__device__ __forceinline__ int thread_row() {
+  return warp_row() + lane() / 4;
+}
+__device__ constexpr int row_of(int i) {
+  return i / 2 % 2;
+}
+__device__ constexpr int column_of(int i) {
+  return i / 4 * 8 + i % 2;
+}
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Byte offset of an element in a slab, swizzled as TMA and wgmma do: bits 4… are xored with bits
+// 7….
+template <int slab, int swizzle_bits>
+__device__ __forceinline__ int swizzled(int row, int column) {
+  const int offset = (row * slab + column) * sizeof(OutElement);
+  return offset ^ (offset >> 3 & ((1 << swizzle_bits) - 1) << 4);
+}
+
+// Stores four 8x8 matrices of 16-bit elements, a 16x16 block of an accumulator, at `address`, which
+// each lane gives for row lane % 16 and column lane / 16 * 8.
+__device__ __forceinline__ void store_matrices(void* address, uint32_t a, uint32_t b, uint32_t c,
+                                               uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(
+                   cute::cast_smem_ptr_to_uint(address)),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+// What the warpgroups that multiply have in common.
+struct Warpgroup {
+  const Params& params;
+  SharedStorage& shared;
+  const int warpgroup;  // 0 … kConsumers - 1
+  RingPosition<kStages> q;
+
+  __device__ __forceinline__ void advance() { q.advance(); }
+
+  // The first of its 64 keys in the tile.
+  __device__ __forceinline__ int first_row() const { return warpgroup * kWarpgroupRows; }
+
+  // One arrival per warp, since wgmma completes per warp, for what all of its lanes have read and
+  // written.
+  __device__ __forceinline__ void arrive(Barrier& barrier) {
+    __syncwarp();
+    if (lane() == 0) {
+      barrier.arrive();
+    }
+  }
+
+  // Issues what S and dP - delta begin with: ones by the parts of -lse and of -delta. Before all
+  // other products of a step, since one with registers on the left waits for those under way.
+  __device__ __forceinline__ void issue_statistics(Scores& s, Scores& dp) {
+    // halves of the 16 columns of core matrices, of which three are parts
+    const uint32_t ones = lane() % 4 == 0 ? 0x3f803f80 : lane() % 4 == 1 ? 0x3f80 : 0;
+    uint32_t first_half[4] = {ones, ones, 0, 0}, second_half[4] = {0, 0, ones, ones};
+    const Descriptor rows =
+        descriptor<16>(reinterpret_cast<const Element*>(shared.statistics[q.stage]),
+                       cute::SM90::GMMA::LayoutType::INTERLEAVE, 128);
+    fence_operand(first_half);
+    fence_operand(second_half);
+    fence_operand(s);
+    fence_operand(dp);
+    wgmma_fence();
+    wgmma_statistics<false>(s, first_half, rows);
+    wgmma_statistics<false>(dp, second_half, rows);
+  }
+
+  // Issues S = K Qᵀ - lse, of the Q in a stage.
+  __device__ __forceinline__ void issue_scores(Scores& s, int stage) {
+    const Descriptor keys = descriptor<kQkSlab>(shared.k + first_row() * kQkSlab, kQkDescriptor);
+    const Descriptor rows = descriptor<kQkSlab>(shared.q[stage], kQkDescriptor);
+#pragma unroll
+    for (int d = 0; d < kHeadDimPadded; d += kStepK) {
+      wgmma_scores<true>(s, keys + column_offset<kBlockN, kQkSlab>(d),
+                         rows + column_offset<kBlockM, kQkSlab>(d));
+    }
+    wgmma_commit();
+  }
+
+  // Issues dP - delta = V dOᵀ - delta.
+  __device__ __forceinline__ void issue_dp(Scores& dp) {
+    const Descriptor keys = descriptor<kVSlab>(shared.v + first_row() * kVSlab, kVDescriptor);
+    const Descriptor rows = descriptor<kVSlab>(shared.dout[q.stage], kVDescriptor);
+#pragma unroll
+    for (int d = 0; d < kHeadDimVPadded; d += kStepK) {
+      wgmma_scores<true>(dp, keys + column_offset<kBlockN, kVSlab>(d),
+                         rows + column_offset<kBlockM, kVSlab>(d));
+    }
+    wgmma_commit();
+  }
+
+  // Issues dV += P dO.
+  __device__ __forceinline__ void issue_dv(ValueGradient& dv, Packed& p) {
+    const Descriptor rows = along_columns<kBlockM, kVSlab>(shared.dout[q.stage], kVDescriptor);
+    fence_operand(p);
+    fence_operand(dv);
+    wgmma_fence();
+#pragma unroll
+    for (int row = 0; row < kBlockM; row += kStepK) {
+      wgmma_dv<true>(dv, p + row / 4, rows + row_offset<kVSlab>(row));
+    }
+    wgmma_commit();
+  }
+
+  // Issues dK += dS Q.
+  __device__ __forceinline__ void issue_dk(KeyGradient& dk, Packed& p) {
+    const Descriptor rows = along_columns<kBlockM, kQkSlab>(shared.q[q.stage], kQkDescriptor);
+    fence_operand(p);
+    fence_operand(dk);
+    wgmma_fence();
+#pragma unroll
+    for (int row = 0; row < kBlockM; row += kStepK) {
+      wgmma_dv<true>(dk, p + row / 4, rows + row_offset<kQkSlab>(row));
+    }
+    wgmma_commit();
+  }
+
+  // Issues dQ = dS K: of some rows, or some columns of K.
+  template <int count>
+  __device__ __forceinline__ void issue_dq(float (&dq)[count], const Element* rows,
+                                           const Element* columns) {
+    const Descriptor a = along_columns<kBlockN, kDsSlab>(rows, kDsDescriptor);
+    const Descriptor b = along_columns<kBlockN, kQkSlab>(columns, kQkDescriptor);
+    fence_operand(dq);
+    wgmma_fence();
+    wgmma_dq<false>(dq, a, b);
+#pragma unroll
+    for (int key = kStepK; key < kBlockN; key += kStepK) {
+      wgmma_dq<true>(dq, a + row_offset<kDsSlab>(key), b + row_offset<kQkSlab>(key));
+    }
+    wgmma_commit();
+  }
+
+  // P, in place of S.
+  template <bool masked>
+  __device__ __forceinline__ void exponentiate(const Tile& tile, int block, Scores& s) {
+#pragma unroll
+    for (int i = 0; i < kBlockM / 2; ++i) {
+      s[i] = exp2_approx(s[i] * params.scale_log2);
+    }
+    if (masked) {
+      const int key = tile.first_key + first_row() + thread_row();
+      const int row = block * kBlockM + lane() % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < kBlockM / 2; ++i) {
+        const Keys seen = seen_by(params, row + column_of(i));
+        const int own = key + row_of(i) * 8;
+        if (own >= seen.last) {
+          s[i] = 0.f;
+        }
+      }
+    }
+  }
+
+  // dS = P (dP - delta), in place of dP - delta.
+  __device__ __forceinline__ void differentiate(const Scores& p, Scores& dp) {
+#pragma unroll
+    for (int i = 0; i < kBlockM / 2; ++i) {
+      dp[i] *= p[i];
+    }
+  }
+
+  __device__ __forceinline__ void pack_scores(Packed& packed, const Scores& s) {
+#pragma unroll
+    for (int i = 0; i < kBlockM / 4; ++i) {
+      packed[i] = pack(s[2 * i], s[2 * i + 1]);
+    }
+  }
+
+  // A warp's 16 rows of dS, for the GEMM that needs it from shared memory.
+  __device__ __forceinline__ void store_ds(const Packed& packed) {
+    const int row = first_row() + warp_row() + lane() % 16;
+#pragma unroll
+    for (int column = 0; column < kBlockM; column += 16) {
+      char* slab =
+          reinterpret_cast<char*>(shared.ds[q.stage] + column / kDsSlab * kBlockN * kDsSlab);
+      const uint32_t* four = packed + column / 4;
+      store_matrices(
+          slab + swizzled<kDsSlab, kDsSwizzleBits>(row, column % kDsSlab + lane() / 16 * 8),
+          four[0], four[1], four[2], four[3]);
+    }
+  }
+
+  // Hands a part of dQ to the warp that adds it up.
+  template <int count>
+  __device__ __forceinline__ void pass_dq_on(const float (&dq)[count], int part) {
+    float4* to = reinterpret_cast<float4*>(shared.dq) +
+                 part * kWarpgroup * kDqColumns / 8 / kDqSlices + threadIdx.x % kWarpgroup;
+    shared.dq_empty[part].wait(q.stage ^ 1);  // the first step finds it empty
+#pragma unroll
+    for (int i = 0; i < count; i += 4) {
+      to[i / 4 * kWarpgroup] = {dq[i], dq[i + 1], dq[i + 2], dq[i + 3]};
+    }
+    cutlass::arch::fence_view_async_shared();
+    arrive(shared.dq_full[q.stage][part]);
+  }
+
+  __device__ __forceinline__ KeyBlock& share_of(const Tile& tile) const {
+    return params.key_blocks_of(tile.batch, tile.kv_head, tile.first_key / kBlockN)[tile.share];
+  }
+
+  // Leaves 64 rows of a gradient's share as they are.
+  template <int all, int count>
+  __device__ __forceinline__ void keep(float (&share)[all], const float (&gradient)[count]) {
+    float4* to =
+        reinterpret_cast<float4*>(share) + first_row() * count / 2 + threadIdx.x % kWarpgroup;
+#pragma unroll
+    for (int i = 0; i < count; i += 4) {
+      to[i / 4 * kWarpgroup] = {gradient[i], gradient[i + 1], gradient[i + 2], gradient[i + 3]};
+    }
+  }
+
+  // Rounds 64 rows of a gradient and hands them on to the thread that stores them.
+  template <int columns, int slab, int swizzle_bits, int count>
+  __device__ __forceinline__ void pass_on(Barrier& full, Element* space,
+                                          const float (&gradient)[count], float scale) {
+    const int row = first_row() + warp_row() + lane() % 16;
+#pragma unroll
+    for (int column = 0; column < columns; column += 16) {
+      char* base = reinterpret_cast<char*>(space + column / slab * kBlockN * slab);
+      const float* x = gradient + column / 2;
+      store_matrices(base + swizzled<slab, swizzle_bits>(row, column % slab + lane() / 16 * 8),
+                     pack(x[0] * scale, x[1] * scale), pack(x[2] * scale, x[3] * scale),
+                     pack(x[4] * scale, x[5] * scale), pack(x[6] * scale, x[7] * scale));
+    }
+    cutlass::arch::fence_view_async_shared();
+
+    full.arrive();  // by every thread: with a branch here ptxas takes nothing in the loop over
+                    // tiles to be the same for a warp
+  }
+};
+
+// ---- Rounding dQ meanwhile -------------------------------------------------------------------
+
+// A warp that rounds dQ of heads that are done, while others are in work: its sums are in the L2
+// cache still.
+struct Rounder {
+  const Params& params;
+  SharedStorage& shared;
+  uint32_t loaded = 0,
+           taken = 0;     // pieces so far: in few registers what two places in the ring are
+  int done_section = -1;  // the last that is known to be done
+
+  __device__ __forceinline__ void run() {
+    for (int index; (index = draw()) < params.early_blocks;) {
+      const int section = params.section_blocks.divide(index);
+      if (section != done_section) {
+        if (lane() == 0) {
+          await_count(&params.row_blocks[section].done, kDqAdders * params.section_tiles.value);
+        }
+        __syncwarp();
+        done_section = section;
+      }
+      const BlockOfRows own = block_of_rows(params, index);
+      if (tiles_of(params, own.m_block) > 0) {
+        round<true>(params.row_blocks[index], own);
+      } else {
+        round<false>(params.row_blocks[index], own);  // nobody has sums of rows that see no key
+      }
+    }
+  }
+
+  // The number of a block of rows that no warp has drawn yet.
+  __device__ __forceinline__ int draw() const {
+    int index = 0;
+    if (lane() == 0 && params.early_blocks > 0) {
+      index = int(atomicAdd(&params.row_blocks->rounded, 1u));
+    }
+    return __shfl_sync(0xffffffff, index, 0);
+  }
+
+  __device__ __forceinline__ void load(const RowBlock& rows, int number) {
+    if (lane() == 0) {
+      TransactionBarrier& full = shared.piece_full[loaded % kPieces];
+      full.arrive_and_expect_tx(sizeof(Piece));
+      cute::SM90_BULK_COPY_G2S::copy(reinterpret_cast<const Piece*>(rows.dq)[number],
+                                     reinterpret_cast<uint64_t*>(&full),
+                                     shared.pieces[loaded % kPieces], sizeof(Piece));
+    }
+    ++loaded;
+  }
+
+  __device__ __forceinline__ const Piece& take() {
+    const uint32_t stage = taken % kPieces;
+    shared.piece_full[stage].wait(taken++ / kPieces % 2);
+    return shared.pieces[stage];
+  }
+
+  template <bool seen>
+  __device__ __forceinline__ void round(const RowBlock& rows, const BlockOfRows& own) {
+    constexpr int kCount = sizeof(rows.dq) / sizeof(Piece);
+    constexpr int kColumnPieces = kDqColumns / 16;  // of a warpgroup's accumulators
+    static_assert(kColumnPieces * 16 == kDqColumns, "a piece has sixteen columns");
+    for (int number = 0; seen && number < min(kPieces, kCount); ++number) {
+      load(rows, number);
+    }
+#pragma unroll 1  // few registers
+    for (int number = 0; number < kCount; ++number) {
+      const int warpgroup = number / kColumnPieces, columns = number % kColumnPieces * 16;
+      const float4* sums = seen ? take() + lane() : nullptr;
+      int row = own.m_block * kBlockM + lane() % 4 / 2 * 8 + lane() / 4;
+      const int column = warpgroup * kDqColumns + columns + lane() % 2 * 8;
+      Element* to = params.dq_rows.at(own.batch, row, own.head) + column;
+#pragma unroll
+      for (int warp = 0; warp < kWarpgroup / 32; ++warp) {
+        const uint4 eight = seen ? gather(sums[0], sums[kWarpgroup]) : uint4{};
+        if (row < params.seqlen_q) {
+          *reinterpret_cast<uint4*>(to) = eight;
+        }
+        sums += 32;
+        row += 16;
+        to += 16 * params.dq_rows.stride_seq;
+      }
+      if (seen) {
+        __syncwarp();  // all have read it
+        if (number + kPieces < kCount) {
+          load(rows, number + kPieces);
+        }
+      }
+    }
+  }
+
+  // Of two neighbours of an accumulator, each two columns of a row and of that eight below: four
+  // lanes have 16 columns of two rows, of which each takes eight of one. Lanes 0 and 1 take the
+  // first row, lanes 0 and 2 the first columns.
+  __device__ __forceinline__ uint4 gather(const float4& near, const float4& far) const {
+    const uint32_t a = rounded(near.x, near.y), b = rounded(far.x, far.y);
+    const uint32_t c = rounded(near.z, near.w), d = rounded(far.z, far.w);
+    const bool odd = lane() % 2, below = lane() / 2 % 2;
+    const uint32_t ab = __shfl_xor_sync(0xffffffff, odd ? a : b, 1),
+                   cd = __shfl_xor_sync(0xffffffff, odd ? c : d, 1);
+    const uint2 above{odd ? ab : a, odd ? b : ab}, under{odd ? cd : c, odd ? d : cd};
+    const uint32_t x = __shfl_xor_sync(0xffffffff, below ? above.x : under.x, 2);
+    const uint32_t y = __shfl_xor_sync(0xffffffff, below ? above.y : under.y, 2);
+    return below ? uint4{x, y, under.x, under.y} : uint4{above.x, above.y, x, y};
+  }
+
+  __device__ __forceinline__ uint32_t rounded(float a, float b) const {
+    return pack(a * params.scale, b * params.scale);
+  }
+};
+
+// One warpgroup: 64 keys of the tile.
+struct Consumer : Warpgroup {
+  // One block of rows.
+  template <bool masked>
+  __device__ __forceinline__ void step(const Tile& tile, int block, KeyGradient& dk,
+                                       ValueGradient& dv) {
+    Scores s, dp;
+    shared.q_full[q.stage].wait(q.phase);
+    issue_statistics(s, dp);
+    issue_scores(s, q.stage);
+    shared.dout_full[q.stage].wait(q.phase);
+    wgmma_fence();  // the wait may have been a loop
+    issue_dp(dp);
+    wgmma_wait<1>();
+    fence_operand(s);
+    exponentiate<masked>(tile, block, s);
+    wgmma_wait<0>();
+    fence_operand(dp);
+    differentiate(s, dp);
+    Packed p, d_scores;
+    pack_scores(p, s);
+    pack_scores(d_scores, dp);
+    store_ds(d_scores);
+    issue_dv(dv, p);
+    cutlass::arch::fence_view_async_shared();
+    barrier_sync(kAllConsumers, kConsumers * kWarpgroup);
+    QueryGradient dq;
+    issue_dq(dq, shared.ds[q.stage], shared.k + warpgroup * kDqColumns * kBlockN);
+    wgmma_wait<1>();
+    fence_operand(dv);
+    arrive(shared.dout_empty[q.stage]);
+    issue_dk(dk, d_scores);
+    wgmma_wait<1>();
+    fence_operand(dq);
+    pass_dq_on(dq, warpgroup);
+    wgmma_wait<0>();
+    fence_operand(dk);
+    arrive(shared.q_empty[q.stage]);
+    advance();
+  }
+
+  // Whether no row of a block sees any of its 64 keys.
+  __device__ __forceinline__ bool sees_none(const Tile& tile, int block) const {
+    return seen_by(params, (block + 1) * kBlockM - 1).last <= tile.first_key + first_row();
+  }
+
+  // A block of which that is so: others' dS, and nothing of its own.
+  __device__ __forceinline__ void pass() {
+    shared.q_full[q.stage].wait(q.phase);  // what is not there yet cannot be given back
+    shared.dout_full[q.stage].wait(q.phase);
+    arrive(shared.dout_empty[q.stage]);
+    const Packed nothing = {};
+    store_ds(nothing);
+    cutlass::arch::fence_view_async_shared();
+    barrier_sync(kAllConsumers, kConsumers * kWarpgroup);
+    QueryGradient dq;
+    issue_dq(dq, shared.ds[q.stage], shared.k + warpgroup * kDqColumns * kBlockN);
+    wgmma_wait<0>();
+    fence_operand(dq);
+    pass_dq_on(dq, warpgroup);
+    arrive(shared.q_empty[q.stage]);
+    advance();
+  }
+
+  __device__ __forceinline__ void run() {
+    Tiles tiles{shared};
+    RingPosition<1> own;  // of what there is one of for each tile
+    for (Tile tile; (tile = tiles.look()).first_key >= 0; own.advance()) {
+      arrive(tiles.take());
+      run(tile, own.phase);
+    }
+  }
+
+  __device__ __forceinline__ void run(const Tile& tile, uint32_t phase) {
+    KeyGradient dk = {};
+    ValueGradient dv = {};
+    shared.k_full.wait(phase);
+    shared.v_full.wait(phase);
+    // those of the tile before have left dQ's space and dS's
+    shared.gradients_empty.wait(phase ^ 1);
+    for (int head = tile.first_head; head < tile.last_head; ++head) {
+      int block = tile.last - 1;
+      for (; block >= max(tile.full_first, tile.first); --block) {
+        step<false>(tile, block, dk, dv);
+      }
+      for (; block >= tile.first; --block) {
+        if (sees_none(tile, block)) {
+          pass();
+        } else {
+          step<true>(tile, block, dk, dv);
+        }
+      }
+    }
+    arrive(shared.keys_empty);
+    shared.keys_empty.wait(phase);  // all have read dS
+    if (params.shares > 1) {
+      keep(share_of(tile).dv, dv);
+      keep(share_of(tile).dk, dk);
+    }
+    pass_on<kHeadDimVPadded, kVSlab, kVSwizzleBits>(shared.dv_full, shared.ds[0], dv, 1.f);
+    for (Barrier& empty : shared.dq_empty) {
+      empty.wait(q.stage ^ 1);  // what adds up has read it
+    }
+    pass_on<kHeadDimPadded, kQkSlab, kQkSwizzleBits>(
+        shared.dk_full, reinterpret_cast<Element*>(shared.dq), dk, params.scale);
+  }
+};
+
+// ---- The kernel ------------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(kThreads, 1)
+    attention_backward(const __grid_constant__ Params params) {
+  extern __shared__ __align__(1024) char shared_bytes[];
+  SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
+
+  if (threadIdx.x == 0) {
+    for (const CUtensorMap* map :
+         {&params.q, &params.k, &params.v, &params.dout, &params.dk, &params.dv}) {
+      cute::prefetch_tma_descriptor(map);
+    }
+    shared.k_full.init(1);
+    shared.v_full.init(1);
+    for (int stage = 0; stage < kStages; ++stage) {
+      shared.q_full[stage].init(1);
+      shared.q_empty[stage].init(kConsumers * kWarpgroup / 32);
+    }
+    for (int stage = 0; stage < kDoStages; ++stage) {
+      shared.dout_full[stage].init(1);
+      shared.dout_empty[stage].init(kConsumers * kWarpgroup / 32);
+    }
+    for (int part = 0; part < kDqParts; ++part) {
+      for (int adder = 0; adder < kDqAdders; ++adder) {
+        shared.dq_full[adder][part].init(kWarpgroup / 32);
+      }
+      shared.dq_empty[part].init(1);
+    }
+    shared.keys_empty.init(kConsumers * kWarpgroup / 32);
+    for (int stage = 0; stage < kTileStages; ++stage) {
+      shared.tile_full[stage].init(1);
+      shared.tile_empty[stage].init(kConsumers * kWarpgroup / 32 + kDqAdders);
+    }
+    shared.dk_full.init(kConsumers * kWarpgroup);
+    shared.dv_full.init(kConsumers * kWarpgroup);
+    shared.gradients_empty.init(1);
+    for (TransactionBarrier& full : shared.piece_full) {
+      full.init(1);
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+  __syncthreads();
+
+  const int warpgroup =
+      __shfl_sync(0xffffffff, threadIdx.x / kWarpgroup, 0);  // known to be uniform
+  if (warpgroup == 0) {
+    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    if (threadIdx.x == 0) {
+      Loader{params, shared}.run();
+    } else if (threadIdx.x % 32 == 0 && threadIdx.x <= 32 * kDqAdders) {
+      add_dq(params, shared, threadIdx.x / 32 - 1);
+    } else if (threadIdx.x / 32 == kDqAdders + 1) {
+      Rounder{params, shared}.run();
+    }
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    Consumer{{params, shared, warpgroup - 1}}.run();
+  }
+}
+
+}  // namespace fagen_bwd_bf16_d128_causal_m64n128_persist_post_kernel
+
+// ---- The host's side -------------------------------------------------------------------------
+
+namespace fagen_bwd_bf16_d128_causal_m64n128_persist_post_host {
+
+using namespace fagen_bwd_bf16_d128_causal_m64n128_persist_post_kernel;
+
+constexpr int kMultiprocessors = 132;  // of the largest Hopper GPU
+
+// How many query heads of a KV head's group a thread block goes through. All of them, where there
+// are enough thread blocks; else the group parts in shares of so many, and what each finds of dK
+// and dV is summed up afterwards. The same for the same sizes, on any device. Estimated in clocks
+// of a device of kMultiprocessors, as the longest of them works.
+int share_heads(const FagenBackwardArgs& a) {
+  constexpr double kStep = 3413, kTile = 12e3, kLaunch = 3500,
+                   kBytes = 1400;  // the last of L2, a clock
+  const int group = a.kv_heads > 0 ? a.heads / a.kv_heads : 1;
+  // the first keys are seen by the most rows
+  const double rows = std::min(a.seqlen_q, a.seqlen_k),
+               seen = a.seqlen_q <= a.seqlen_k ? 1 - rows / 2 / std::max(1, a.seqlen_k) : 0.5;
+  const double steps = std::ceil(rows / kBlockM);
+  const double tiles = double(ceil_div(a.seqlen_k, kBlockN)) * a.kv_heads * a.batch;
+  int best = group;
+  double least = INFINITY;
+  for (int shares = 1; shares <= group; ++shares) {
+    const int heads = ceil_div(group, shares);
+    const double waves = std::ceil(tiles * shares / kMultiprocessors);
+    // tiles that begin last are half as long as the longest, or so
+    const double longest = std::max<double>(
+        heads * steps, tiles * group * steps * seen / kMultiprocessors + heads * steps / 2);
+    const double summing =
+        shares > 1 ? kLaunch + 2 * tiles * shares * sizeof(KeyBlock) / kBytes : 0;
+    const double clocks = longest * kStep + waves * kTile + summing;
+    if (clocks < least) {
+      least = clocks;
+      best = heads;
+    }
+  }
+  return best;
+}
+
+int shares_of(const FagenBackwardArgs& a) {
+  return a.kv_heads > 0 ? ceil_div(a.heads / a.kv_heads, std::max(1, share_heads(a))) : 1;
+}
+
+// What shares of dK and dV take of the workspace.
+int64_t shares_bytes(const FagenBackwardArgs& a) {
+  const int shares = shares_of(a);
+  return shares > 1 ? int64_t(ceil_div(a.seqlen_k, kBlockN)) * a.kv_heads * a.batch * shares *
+                          sizeof(KeyBlock)
+                    : 0;
+}
+
+// What a call ends with: the number of its message. Checks come in this order.
+enum Status {
+  kOk,
+  kWrongStruct,
+  kBadSize,
+  kBadRatio,
+  kBadScalar,
+  kRefused,
+  kNullPointer,
+  kMisaligned,
+  kBadStride,
+  kSmallWorkspace,
+  kTooMany,
+  kNotHopper,
+  kNoDriver,
+  kTensorMapRefused,
+  kLaunchFailed
+};
+
+constexpr const char* kMessages[] = {
+    "launched",
+    "struct_bytes or version is that of another FagenBackwardArgs",
+    "a size is negative or too large",
+    "heads must be a multiple of kv_heads",
+    "scale must be finite and positive, scale 1e+08 at most",
+    "a tensor that cannot be given",
+    "a tensor that is needed is null",
+    "a tensor does not begin at a multiple of 16 bytes",
+    "a stride is negative, too large, or no multiple of 16 bytes",
+    "the workspace is null or too small",
+    "there are 2^30 tiles or more",
+    "the current device is not a Hopper GPU (compute capability 9.0)",
+    "the CUDA driver is missing, or too old for tensor maps",
+    "the CUDA driver refused to describe a tensor for TMA",
+    "the kernel could not be launched",
+};
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
+
+// A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
+// TMA, or accesses of 16 bytes, follow an aligned one.
+Status check(const void* data, int element_bytes, bool aligned, int64_t most,
+             std::initializer_list<int64_t> sizes_and_strides) {
+  bool empty = false, strides_fit = true;
+  for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
+    const int64_t size = d[0], stride = d[1];
+    empty |= size == 0;
+    strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
+                                 (!aligned || stride * element_bytes % 16 == 0));
+  }
+  if (!data || empty) {
+    return empty ? kOk : kNullPointer;
+  }
+  const bool misaligned = aligned && reinterpret_cast<uintptr_t>(data) % 16 != 0;
+  return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
+}
+
+int64_t workspace_bytes([[maybe_unused]] const FagenBackwardArgs& a) {
+  return int64_t(34944) * ceil_div(a.seqlen_q, 64) * a.heads * a.batch + shares_bytes(a);
+}
+
+Status check(const FagenBackwardArgs& a) {
+  if (a.struct_bytes != sizeof(a) || a.version != FAGEN_BACKWARD_ARGS) {
+    return kWrongStruct;
+  }
+  for (const int size : {a.batch, a.heads, a.kv_heads, a.seqlen_q, a.seqlen_k}) {
+    if (size < 0 || size > 1073741824) {
+      return kBadSize;
+    }
+  }
+  if (a.kv_heads == 0 ? a.heads != 0 : a.heads % a.kv_heads != 0) {
+    return kBadRatio;
+  }
+  if (!(a.scale > 0) || !std::isfinite(a.scale) || a.scale > 100000000.0) {
+    return kBadScalar;
+  }
+  for (const Status status :
+       {check(a.dout, 2, true, kMostStride,
+              {a.batch, a.dout_stride_batch, a.seqlen_q, a.dout_stride_seq, a.heads,
+               a.dout_stride_head}),
+        check(a.q, 2, true, kMostStride,
+              {a.batch, a.q_stride_batch, a.seqlen_q, a.q_stride_seq, a.heads, a.q_stride_head}),
+        check(a.k, 2, true, kMostStride,
+              {a.batch, a.k_stride_batch, a.seqlen_k, a.k_stride_seq, a.kv_heads, a.k_stride_head}),
+        check(a.v, 2, true, kMostStride,
+              {a.batch, a.v_stride_batch, a.seqlen_k, a.v_stride_seq, a.kv_heads, a.v_stride_head}),
+        check(a.out, 2, true, kMostStride,
+              {a.batch, a.out_stride_batch, a.seqlen_q, a.out_stride_seq, a.heads,
+               a.out_stride_head}),
+        check(a.lse, 4, false, kMostStride,
+              {a.batch, a.lse_stride_batch, a.heads, a.lse_stride_head, a.seqlen_q, 0}),
+        !a.dlse ? kOk
+                : check(a.dlse, 4, false, kMostStride,
+                        {a.batch, a.dlse_stride_batch, a.heads, a.dlse_stride_head, a.seqlen_q, 0}),
+        check(a.dq, 2, true, kMostStride,
+              {a.batch, a.dq_stride_batch, a.seqlen_q, a.dq_stride_seq, a.heads, a.dq_stride_head}),
+        check(a.dk, 2, true, kMostStride,
+              {a.batch, a.dk_stride_batch, a.seqlen_k, a.dk_stride_seq, a.kv_heads,
+               a.dk_stride_head}),
+        check(a.dv, 2, true, kMostStride,
+              {a.batch, a.dv_stride_batch, a.seqlen_k, a.dv_stride_seq, a.kv_heads,
+               a.dv_stride_head})}) {
+    if (status) {
+      return status;
+    }
+  }
+  const int64_t needed = workspace_bytes(a);
+  return needed > (a.workspace ? a.workspace_bytes : 0) ? kSmallWorkspace : kOk;
+}
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+// Found at run time, so that the library loads where there is no driver.
+EncodeTiled encode_tiled() {
+  static const EncodeTiled found = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                               12000, cudaEnableDefault, &result);
+    return error == cudaSuccess && result == cudaDriverEntryPointSuccess
+               ? reinterpret_cast<EncodeTiled>(function)
+               : nullptr;
+  }();
+  return found;
+}
+
+// SMs of the current device, once the kernel is configured for it; 0 if it is no Hopper GPU.
+int prepare_device() {
+  constexpr int kDevices = 64;
+  static std::atomic<int> known[kDevices];
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) {
+    return 0;
+  }
+  if (device < kDevices && known[device].load(std::memory_order_acquire) > 0) {
+    return known[device].load(std::memory_order_relaxed);
+  }
+  int major = 0, minor = 0, multiprocessors = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (major != 9 || minor != 0 ||
+      cudaFuncSetAttribute(attention_backward, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           sizeof(SharedStorage)) != cudaSuccess) {
+    return 0;
+  }
+  if (device < kDevices) {
+    known[device].store(multiprocessors, std::memory_order_release);
+  }
+  return multiprocessors;
+}
+
+// A tensor as the caller laid it out, and the boxes of one head and batch that TMA copies.
+struct Tensor {
+  const void* data;
+  int64_t sizes[4];    // columns, rows, heads, batch
+  int64_t strides[3];  // of all but the columns
+  int box[2];          // columns, rows
+  CUtensorMapSwizzle swizzle;
+  CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  int64_t element_bytes = sizeof(Element);
+};
+
+bool describe(CUtensorMap* map, const Tensor& t) {
+  cuuint64_t sizes[4], strides[3];
+  std::copy_n(t.sizes, 4, sizes);
+  for (int i = 0; i < 3; ++i) {
+    strides[i] = t.sizes[i + 1] <= 1 ? 16 : t.strides[i] * t.element_bytes;
+  }
+  const cuuint32_t box[4] = {cuuint32_t(t.box[0]), cuuint32_t(t.box[1]), 1, 1};
+  const cuuint32_t steps[4] = {1, 1, 1, 1};
+  return encode_tiled()(map, t.type, 4, const_cast<void*>(t.data), sizes, strides, box, steps,
+                        CU_TENSOR_MAP_INTERLEAVE_NONE, t.swizzle,
+                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
+  if (a.batch == 0 || a.heads == 0) {
+    return kOk;
+  }
+  const int shares = shares_of(a);
+  const int64_t tiles = int64_t(ceil_div(a.seqlen_k, kBlockN)) * a.kv_heads * a.batch * shares;
+  const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM));
+  if (tiles >= int64_t(1) << 30 || a.heads > 65535 || a.batch > 65535) {
+    return kTooMany;
+  }
+  const int multiprocessors = prepare_device();
+  if (multiprocessors == 0) {
+    return kNotHopper;
+  }
+  if (!encode_tiled()) {
+    return kNoDriver;
+  }
+
+  const auto queries = [&](const void* data, int columns, int64_t seq, int64_t head, int64_t batch,
+                           int slab, CUtensorMapSwizzle swizzle) {
+    return Tensor{.data = data,
+                  .sizes = {columns, a.seqlen_q, a.heads, a.batch},
+                  .strides = {seq, head, batch},
+                  .box = {slab, kBlockM},
+                  .swizzle = swizzle};
+  };
+  const auto keys = [&](const void* data, int columns, int64_t seq, int64_t head, int64_t batch,
+                        int slab, int rows, CUtensorMapSwizzle swizzle) {
+    return Tensor{.data = data,
+                  .sizes = {columns, a.seqlen_k, a.kv_heads, a.batch},
+                  .strides = {seq, head, batch},
+                  .box = {slab, rows},
+                  .swizzle = swizzle};
+  };
+  Tensor q = queries(a.q, kHeadDim, a.q_stride_seq, a.q_stride_head, a.q_stride_batch, kQkSlab,
+                     CU_TENSOR_MAP_SWIZZLE_128B);
+  Tensor dout = queries(a.dout, kHeadDimV, a.dout_stride_seq, a.dout_stride_head,
+                        a.dout_stride_batch, kVSlab, CU_TENSOR_MAP_SWIZZLE_128B);
+  const Tensor k = keys(a.k, kHeadDim, a.k_stride_seq, a.k_stride_head, a.k_stride_batch, kQkSlab,
+                        kBlockN, CU_TENSOR_MAP_SWIZZLE_128B);
+  const Tensor v = keys(a.v, kHeadDimV, a.v_stride_seq, a.v_stride_head, a.v_stride_batch, kVSlab,
+                        kBlockN, CU_TENSOR_MAP_SWIZZLE_128B);
+  const Tensor dk = keys(a.dk, kHeadDim, a.dk_stride_seq, a.dk_stride_head, a.dk_stride_batch,
+                         kQkSlab, kBlockN, CU_TENSOR_MAP_SWIZZLE_128B);
+  const Tensor dv = keys(a.dv, kHeadDimV, a.dv_stride_seq, a.dv_stride_head, a.dv_stride_batch,
+                         kVSlab, kBlockN, CU_TENSOR_MAP_SWIZZLE_128B);
+  if (a.seqlen_q == 0) {
+    q = k;  // never read, but a tensor map cannot be empty
+    dout = v;
+  }
+
+  Params params;
+  params.out_rows = {static_cast<const Element*>(a.out), a.out_stride_batch, a.out_stride_seq,
+                     a.out_stride_head};
+  params.dout_rows = {static_cast<const Element*>(a.dout), a.dout_stride_batch, a.dout_stride_seq,
+                      a.dout_stride_head};
+  params.dq_rows = {static_cast<Element*>(a.dq), a.dq_stride_batch, a.dq_stride_seq,
+                    a.dq_stride_head};
+  params.lse = {static_cast<const float*>(a.lse), a.lse_stride_batch, a.lse_stride_head};
+  params.dlse = {static_cast<const float*>(a.dlse), a.dlse_stride_batch, a.dlse_stride_head};
+  params.dk_rows = {static_cast<Element*>(a.dk), a.dk_stride_batch, a.dk_stride_seq,
+                    a.dk_stride_head};
+  params.dv_rows = {static_cast<Element*>(a.dv), a.dv_stride_batch, a.dv_stride_seq,
+                    a.dv_stride_head};
+  params.row_blocks = static_cast<RowBlock*>(a.workspace);
+  params.key_blocks =
+      reinterpret_cast<KeyBlock*>(params.row_blocks + int64_t(a.batch) * a.heads * m_blocks);
+  params.heads = a.heads;
+  params.kv_heads = a.kv_heads;
+  params.group = a.heads / a.kv_heads;
+  params.shares = shares;
+  params.share_heads = share_heads(a);
+  params.seqlen_q = a.seqlen_q;
+  params.seqlen_k = a.seqlen_k;
+  params.m_blocks = m_blocks;
+  params.n_blocks = int(ceil_div(a.seqlen_k, kBlockN));
+  params.scale = a.scale;
+  // LSEs are divided by it, and of less than that nothing is left of S
+  params.scale_log2 = std::max(a.scale, 0x1p-100f) * 1.44269504089f;
+
+  // Tiles come in sections of heads whose rows fit their share of the L2 cache.
+  const int64_t flat_heads = int64_t(a.kv_heads) * a.batch * shares;
+  const int64_t head_bytes = int64_t(a.seqlen_q) * params.share_heads *
+                             ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
+  const int64_t section =
+      std::clamp<int64_t>(kL2Share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
+  // The last has tiles for two rounds and a half at least, so that long ones do not begin last.
+  const int64_t last = std::min<int64_t>(
+      flat_heads, ceil_div(5 * kMultiprocessors / 2, std::max(1, params.n_blocks)));
+  const dim3 row_grid(m_blocks, a.heads, a.batch);
+  params.early_blocks = 0;
+  params.m_blocks_divisor = FastDivisor(m_blocks);
+  params.heads_divisor = FastDivisor(a.heads);
+  if (m_blocks > 0) {
+    prepare_rows<<<row_grid, kRowThreads, 0, stream>>>(params);
+  }
+  if (tiles > 0) {
+    if (!describe(&params.q, q) || !describe(&params.k, k) || !describe(&params.v, v) ||
+        !describe(&params.dout, dout) || !describe(&params.dk, dk) || !describe(&params.dv, dv)) {
+      return kTensorMapRefused;
+    }
+    params.sections = int((flat_heads - last) / section) + 1;
+    params.section_heads = FastDivisor(int(section));
+    params.section_tiles = FastDivisor(int(section * params.n_blocks));
+    params.last_section_heads = FastDivisor(int(flat_heads - (params.sections - 1) * section));
+    params.batch_shares = FastDivisor(a.kv_heads * shares);
+    params.shares_divisor = FastDivisor(shares);
+    params.tiles = int(tiles);
+    if (shares == 1) {  // a section is of whole heads, in a row
+      params.section_blocks = FastDivisor(int(section) * params.group * m_blocks);
+      params.early_blocks = (params.sections - 1) * params.section_blocks.value;
+    }
+    const int grid = m_blocks > 0 ? int(std::min<int64_t>(tiles, multiprocessors)) : int(tiles);
+    attention_backward<<<grid, kThreads, sizeof(SharedStorage), stream>>>(params);
+    if (shares > 1) {
+      sum_shares<<<dim3(ceil_div(a.seqlen_k, kWarpgroupRows), a.kv_heads, a.batch), kRowThreads, 0,
+                   stream>>>(params);
+    }
+  }
+  if (m_blocks > 0) {
+    round_dq<<<m_blocks * a.heads * a.batch - params.early_blocks, kRowThreads, 0, stream>>>(
+        params);
+  }
+  return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
+}
+
+}  // namespace fagen_bwd_bf16_d128_causal_m64n128_persist_post_host
+
+extern "C" int fagen_bwd_bf16_d128_causal_m64n128_persist_post(const FagenBackwardArgs* args,
+                                                               void* stream) {
+  using namespace fagen_bwd_bf16_d128_causal_m64n128_persist_post_host;
+  const Status status = args ? check(*args) : kNullPointer;
+  return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
+}
+
+extern "C" int64_t fagen_bwd_bf16_d128_causal_m64n128_persist_post_workspace(
+    const FagenBackwardArgs* args) {
+  return args ? fagen_bwd_bf16_d128_causal_m64n128_persist_post_host::workspace_bytes(*args) : -1;
+}
+
+extern "C" const char* fagen_bwd_bf16_d128_causal_m64n128_persist_post_message(int status) {
+  using namespace fagen_bwd_bf16_d128_causal_m64n128_persist_post_host;
+  return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
+}
+
+extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_causal_m64n128_persist_post_info(void) {
+  using namespace fagen_bwd_bf16_d128_causal_m64n128_persist_post_kernel;
+  static const FagenKernelInfo info = {
+      sizeof(FagenKernelInfo),
+      kSharedBytes,
+      kThreads,
+      kLaunchRegisters,
+      "bwd_bf16_d128_causal_m64n128_persist_post",
+      "23ee3ad041e51b26cd7c4c7325610b1fbb39c78cd4ee5e2930945b507105835f"};
+  return &info;
+}
