@@ -36,8 +36,6 @@ SPREAD = (
     "bwd_fp16_d128_causal_m64n128_persist_post",
     "bwd_bf16_d128_full_m64n128_det_persist",
     "bwd_bf16_d48_causal_m64n128_persist",
-    "bwd_fp16_d128_causal_m64n128_ks2_persist",
-    "bwd_bf16_d64_full_m128n128_det_ks2_persist",
 )
 
 # head dims that are not whole slabs, beside those of V's own and all forms above

@@ -269,7 +269,7 @@ COMPILED = (
     "bwd_fp16_d112_full_m64n128",  # seven boxes to a tile of Q, dQ by one
     "bwd_bf16_d128_causal_m80n128",  # dQ transposed, ones in shared memory
     "bwd_bf16_d48_causal_m64n128_persist",  # tiles drawn, dQ by one
-    "bwd_fp16_d128_causal_m64n128_ks2_persist",  # and two buffers of K
+    "bwd_fp16_d128_causal_m64n128_persist_post",  # and dQ rounded meanwhile
 )
 OTHERS = {*[path.stem for path in registry.schedules("backward")], *SPREAD[4:]} - {*COMPILED}
 # head dims, of V too, for which a schedule is derived

@@ -281,7 +281,7 @@ def test_deterministic_kernels_are_a_column_of_their_own(
     names = ["fagen", DETERMINISTIC, "cudnn", "fa2"]
     assert [row.implementation for row in rows] == names * 2
     assert (
-        rows[1].schedule == "bwd_fp16_d64_full_m128n128_det_s3_dos2_underdp"
+        rows[1].schedule == "bwd_fp16_d64_full_m128n128_det_underdp_persist_post"
         and rows[1].cell == rows[0].cell
     )
     page = path.with_suffix(".md").read_text()

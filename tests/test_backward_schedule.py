@@ -143,7 +143,6 @@ def test_wide_heads_are_parted_by_gradients_and_dq_by_whole_slabs(slug, parts):
         ("bwd_fp16_d96_full_m80n128", "into 64 columns, or of 64 columns into 16 rows times"),
         ("bwd_fp16_d64_full_m112n128", "for each of 2 warpgroups; use 64"),
         ("bwd_fp16_d256_full_m64n64_keepk", 'only with split = "keys"; leave it out'),
-        ("bwd_fp16_d128_full_m64n128_ks2", "only with persistent = true; use 1"),
         ("bwd_fp16_d256_full_m64n64_persist", 'only with split = "keys"; leave it out'),
         ("bwd_fp16_d128_full_m64n128_post", "only with persistent = true; leave it out"),
         ("bwd_fp16_d64_full_m96n128_persist_post", "only with whole 64 rows a step; leave it out"),
@@ -222,8 +221,7 @@ FLASH_ATTENTION_3_WIDE = {(192, 64, 96): 222_208, (256, 64, 80): 201_728}
 def arrays_of(tile, do_stages, ds_stages, p):
     """The arrays of a tile by our formulae, whether or not keys can say it."""
     head_dim, block_m, block_n = tile
-    stages = 2, do_stages, ds_stages, 1  # of Q, dO, dS and K
-    numbers = (block_m, block_n, head_dim, head_dim, head_dim, 1, 1, *stages, 2)
+    numbers = (block_m, block_n, head_dim, head_dim, head_dim, 1, 1, 2, do_stages, ds_stages, 2)
     sizes = dict(zip(SYMBOLS, numbers, strict=True))
     return {row.name: row.amount for row in rows(sizes, 1, shared_formulae, (p, 1))}
 
@@ -319,13 +317,6 @@ def test_launches_and_workspace_are_those_of_whole_blocks():
     a_block = 4 * 64 * 128 + 32 * 64 + 128  # and a counter, in a line of its own
     assert plan.launches.workspace.at(sizes) == 3 * 6 * 2 * a_block
     assert plan.launches.shares and not plan.launches.zeroed
-
-
-def test_a_second_buffer_of_k_takes_what_is_left_of_shared_memory():
-    plan = planned("bwd_fp16_d128_causal_m64n128_ks2_persist")
-    (k,) = (row.amount for row in plan.shared.rows if row.name == "k")
-    assert k == 2 * 128 * 128 * 2 and plan.shared_bytes == SM90.smem_per_block
-    assert plan.ones_in_shared_memory
 
 
 def test_thread_blocks_that_stay_are_no_more_than_multiprocessors():

@@ -226,17 +226,8 @@ def test_who_rounds_needs_each_of_its_waits(name):
     assert not rounds_are_right(PERSISTENT, (wait, instead))
 
 
-# and of K in two buffers, with V given back before the tile ends
-TWO_K = "bwd_fp16_d128_causal_m64n128_ks2_persist"
-TWO_K_FAULTS = {
-    "K comes while the one two tiles before is read": "shared.k_empty[k.stage].wait(k.phase ^ 1);",
-    "V comes while it is read": "shared.v_empty.wait(v_phase);",
-    "dV goes where dS is still read": "shared.k_empty[k_ring.stage].wait(k_ring.phase);",
-}
-
-
-def tiles_are_right_without(slug: str, wait: str) -> bool:
-    plan = planned(slug)
+def tiles_are_right_without(wait: str) -> bool:
+    plan = planned(PERSISTENT)
     kernel = render(plan).kernel
     assert kernel.count(wait) == 1
     library = simulator.build(kernel.replace(wait, f"if (false) {wait}"))
@@ -247,17 +238,11 @@ def tiles_are_right_without(slug: str, wait: str) -> bool:
 
 @pytest.mark.parametrize("name", some(PERSISTENT_FAULTS, list(PERSISTENT_FAULTS)[1:2]))
 def test_tiles_of_one_thread_block_need_each_of_their_waits(name):
-    assert not tiles_are_right_without(PERSISTENT, PERSISTENT_FAULTS[name])
+    assert not tiles_are_right_without(PERSISTENT_FAULTS[name])
 
 
-@pytest.mark.parametrize("name", some(TWO_K_FAULTS, list(TWO_K_FAULTS)[1:2]))
-def test_so_do_those_with_two_buffers_of_k(name):
-    assert not tiles_are_right_without(TWO_K, TWO_K_FAULTS[name])
-
-
-@pytest.mark.parametrize("slug", [PERSISTENT, TWO_K])
-def test_thread_blocks_that_stay_draw_all_tiles_though_none_has_a_row(slug):
-    plan = planned(slug)
+def test_thread_blocks_that_stay_draw_all_tiles_though_none_has_a_row():
+    plan = planned(PERSISTENT)
     assert backward(plan, simulator.build(render(plan).kernel), Sizes(2, 3, 3, 0, 300), 0)[0]
 
 

@@ -42,6 +42,7 @@ PAIRED = 9_000.0  # more of one, where two thread blocks begin and end together
 STAYS = 1_500.0  # less of one, where its loads run under the stores of the one before
 ROW_BYTES = 4.2e12  # a second: kernels that only move bytes
 LAUNCH = 1.5  # launches of empty kernels that those two take beyond their bytes
+LEFT = 0.15  # of dQ's sums, that are rounded after all tiles where a warp rounds them meanwhile
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,8 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
         return tuple(grid(m, n, mask, one) for one in sizes)
 
     @cache
-    def around(m: int, dtype: str, d: int, d_v: int) -> tuple[float, ...]:
-        return tuple(rows_seconds(m, dtype, d, d_v, one) for one in sizes)
+    def around(m: int, dtype: str, d: int, d_v: int, meanwhile: bool) -> tuple[float, ...]:
+        return tuple(rows_seconds(m, dtype, d, d_v, one, meanwhile) for one in sizes)
 
     def times(values: Mapping[str, Any]) -> tuple[float, ...]:
         counts = tuple(values[key] for key in _KEYS)
@@ -130,7 +131,7 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
 
 
 # what the tiles and the kernels around them depend on, and what a step does
-_GRID_KEYS = ("block_m", "block_n", "mask", "dtype", "head_dim", "head_dim_v")
+_GRID_KEYS = ("block_m", "block_n", "mask", "dtype", "head_dim", "head_dim_v", "postprocess")
 _KEYS = (
     *("block_m", "block_n", "dtype", "head_dim", "head_dim_v", "deterministic", "cluster"),
     *("stages", "do_stages", "ds_stages", "split", "dq_by", "dq_slices", "intra_warpgroup"),
@@ -143,16 +144,20 @@ def seconds(values: Mapping[str, Any], sizes: Sizes) -> float:
     return predictor([sizes])(values)[0]
 
 
-def rows_seconds(block_m: int, dtype: str, head_dim: int, head_dim_v: int, sizes: Sizes) -> float:
+def rows_seconds(
+    block_m: int, dtype: str, head_dim: int, head_dim_v: int, sizes: Sizes, meanwhile: bool = False
+) -> float:
     """Return the seconds of the kernels that prepare rows and round dQ: bytes, and launches.
 
-    One reads O and dO; the other reads dQ's sums, in fp32, and writes dQ.
+    One reads O and dO; the other reads dQ's sums, in fp32, and writes dQ: of few heads where a warp
+    of the kernel between them does so `meanwhile`.
     """
     e, d = DTYPES[dtype].bytes, DTYPES[dtype].filled_up(head_dim)
     rows = sizes.heads * sizes.total_q
     blocks = Counter(queries for queries, _ in sizes.sequences).items()
     filled = sizes.heads * sum(count * ceil(q / block_m) for q, count in blocks) * block_m
-    moved = rows * (2 * head_dim_v + head_dim) * e + filled * 4 * d
+    rounded = (rows * head_dim * e + filled * 4 * d) * (LEFT if meanwhile else 1)
+    moved = rows * 2 * head_dim_v * e + rounded
     return moved / ROW_BYTES + LAUNCH * SM90.launch_seconds
 
 

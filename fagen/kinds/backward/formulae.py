@@ -43,7 +43,7 @@ REGISTER_FILE = "register file of a thread block"
 # slices: of dQ; e bytes per element
 SYMBOLS = (
     *("block_m", "block_n", "d", "d_v", "own", "slices", "cluster"),
-    *("stages", "do_stages", "ds_stages", "k_stages", "e"),
+    *("stages", "do_stages", "ds_stages", "e"),
 )
 
 
@@ -158,13 +158,13 @@ def shared_formulae(
     import sympy
 
     m, n, d, d_v, _, slices, cluster, *depths, e = symbols(SYMBOLS).values()
-    stages, do_stages, ds_stages, k_stages = depths
+    stages, do_stages, ds_stages = depths
     consumers = 2 if by_gradients else n / SM90.wgmma_m
     # K and V full; Q, dO, P and dS full and empty for each stage; each warpgroup's dQ full for each
     # that adds, and empty
     barriers = 2 + 2 * (stages + do_stages + 2 * ds_stages) + (ADDERS + 1) * consumers
     if persistent:  # K and V are empty; dK and dV full and empty; tiles are full and empty
-        barriers += 4 + 2 * TILE_STAGES + 3 * (k_stages - 1)
+        barriers += 4 + 2 * TILE_STAGES
     if postprocess:
         barriers += PIECES
     pieces = {"sums": sympy.Integer(PIECES * PIECE_BYTES)} if postprocess else {}
@@ -188,7 +188,7 @@ def shared_formulae(
     if persistent:
         last = {f"{name}, tiles": bytes + TILE_STAGES * TILE_BYTES for name, bytes in last.items()}
     return {
-        "k": k_stages * n * d * e,
+        "k": n * d * e,
         "v": n * d_v * e,
         "q": stages * m * d * e,
         "do": do_stages * m * d_v * e,
@@ -308,7 +308,6 @@ def _sizes(schedule: Schedule) -> dict[str, int]:
         "stages": pipeline.stages,
         "do_stages": pipeline.do_stages,
         "ds_stages": pipeline.ds_stages,
-        "k_stages": pipeline.k_stages,
         "e": DTYPES[schedule.backward.dtype].bytes,
     }
 

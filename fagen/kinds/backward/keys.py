@@ -85,13 +85,6 @@ class Pipeline(Section):
 
     stages: int = Field(default=2, ge=1, le=4, description="depth of the ring of Q")
     do_stages: int = derived("depth of the ring of dO; as that of Q if left out", ge=1, le=4)
-    k_stages: int = Field(
-        default=1,
-        ge=1,
-        le=2,
-        description="buffers of K; with 2 a thread block that stays loads the next tile's K while "
-        "this one is in work, and V as soon as the last dP has been made of it",
-    )
     ds_stages: int = Field(
         default=2,
         ge=1,

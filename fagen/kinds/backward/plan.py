@@ -98,7 +98,6 @@ class Plan:
     stages: int
     do_stages: int
     ds_stages: int
-    k_stages: int
 
     consumers: int  # warpgroups, of 64 keys each
     threads: int
@@ -366,7 +365,6 @@ def plan(schedule: Schedule) -> Plan:
         stages=pipeline.stages,
         do_stages=pipeline.do_stages,
         ds_stages=pipeline.ds_stages,
-        k_stages=pipeline.k_stages,
         consumers=schedule.consumers,
         threads=count,
         row_threads=_ROW_THREADS,

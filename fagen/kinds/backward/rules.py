@@ -27,7 +27,6 @@ SLUG = SlugForm(
         Code("deterministic", words={True: "det", False: "nodet"}),
         Code("stages", "s"),
         Code("do_stages", "dos"),
-        Code("k_stages", "ks"),
         Code("ds_stages", "dss"),
         Code("split", words={"keys": "bykeys", "gradients": "bygrads"}),
         Code("dq_slices", "dqs"),
@@ -70,7 +69,7 @@ def _registers(role: int) -> Callable[[Mapping[str, Any]], int]:
             very = max(keys["head_dim"], keys["head_dim_v"]) > _VERY_WIDE
             return _REGISTERS["very wide gradients" if very else "gradients"][role]
         shared: tuple[Any, ...] = (keys["dq_by"], consumers(keys))
-        if shared == ("all", 2) and ones_in_shared_memory(keys) and not keys["persistent"]:
+        if shared == ("all", 2) and ones_in_shared_memory(keys):
             return _REGISTERS["ones in shared memory"][role]
         if shared == ("one", 2) and keys["persistent"]:
             shared = (*shared, "draws tiles")
@@ -124,9 +123,7 @@ def consumers(keys: Mapping[str, Any]) -> int:
 def ones_in_shared_memory(keys: Mapping[str, Any]) -> bool:
     """Whether what statistics are multiplied by lies there: registers are short, or in work."""
     by_gradients = keys["split"] == "gradients"
-    return bool(
-        by_gradients or keys["kept"] != "none" or dq_transposed(keys) or keys["k_stages"] > 1
-    )
+    return bool(by_gradients or keys["kept"] != "none" or dq_transposed(keys))
 
 
 def dq_transposed(keys: Mapping[str, Any]) -> bool:
@@ -251,11 +248,8 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "block_m", said
     if keys["persistent"]:
         yield from _persistent_rules(keys)
-    else:
-        if keys["k_stages"] > 1:
-            yield "k_stages", "= 2: only with persistent = true; use 1"
-        if keys["postprocess"]:
-            yield "postprocess", "= true: only with persistent = true; leave it out"
+    elif keys["postprocess"]:
+        yield "postprocess", "= true: only with persistent = true; leave it out"
     if keys["postprocess"] and dq_transposed(keys):
         yield "postprocess", f"= true: only with whole {SM90.wgmma_m} rows a step; leave it out"
     if keys["kept"] != "none" and keys["split"] == "gradients":
