@@ -253,7 +253,8 @@ def _gradients(results: Path) -> Iterator[str]:
         if values
     )
     cells = f"[{max(map(len, found.values()))} cells]({path.with_suffix('.md').relative_to(ROOT)})"
-    yield f"Gradients in fp16 over cuDNN's: {told}, {cells}."
+    card = json.loads(path.with_suffix(".run.json").read_text(encoding="utf-8"))["card"]
+    yield f"Gradients in fp16 over cuDNN's ({card}): {told}, {cells}."
 
 
 def _decoding(results: Path) -> Iterator[str]:
