@@ -10,8 +10,8 @@
 // its group. dk and dv stay in registers; dq is added up in global memory, in fp32.
 //
 // S and dP lie transposed, keys along the rows: so P and dS are, as they come out of one GEMM, the
-// register operands of the next. One producer warp loads by TMA, two add dq up by TMA; 2 consumer
-// warpgroups of 64 keys each multiply by WGMMA.
+// register operands of the next. One producer warp loads by TMA, two add dq up by TMA, another
+// rounds it once it is done; 2 consumer warpgroups of 64 keys each multiply by WGMMA.
 //
 // Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
 
