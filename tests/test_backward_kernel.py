@@ -152,10 +152,18 @@ int main(int, char** words) {{
   std::vector<Element> dq(rows * kHeadDim + 16);
   memset(static_cast<void*>(dq.data()), 0xff, dq.size() * sizeof(Element));
   params.dq_rows = strides(dq.data(), kHeadDim);
-  simt::launch(grid, kRowThreads, [&] {{ round_dq(params); }});
+{rounding}
   fwrite(dq.data(), sizeof(Element), dq.size(), stdout);
 }}
 """  # noqa: E501
+
+
+ROUNDING = "  simt::launch(grid, kRowThreads, [&] { round_dq(params); });"
+# the last ones: here all of them
+ROUNDING_REST = """\
+  params.m_blocks_divisor = FastDivisor(params.m_blocks);
+  params.heads_divisor = FastDivisor(heads);
+  simt::launch({unsigned(blocks), 1, 1}, kRowThreads, [&] { round_dq(params); });"""
 
 
 def accumulators(plan: Plan, dq: Tensor) -> Tensor:
@@ -181,7 +189,8 @@ def test_the_row_kernels_own_text_prepares_rows_and_rounds_dq(slug, tmp_path):
     plan = planned(slug)
     text = render(plan).kernel
     code = cut(text, f"namespace fagen_{slug}_kernel {{", "// ---- Tensor cores")
-    program = ROWS.format(code=code, slug=slug)
+    rounding = ROUNDING_REST if plan.postprocess else ROUNDING
+    program = ROWS.format(code=code, slug=slug, rounding=rounding)
     (tmp_path / "rows.cpp").write_text(program)
     shutil.copy(Path(__file__).parent / "simt.h", tmp_path)
     flags = ("-std=c++17", "-O1", "-fno-strict-aliasing", "-w", "-I", find_nvcc().include)
