@@ -62,6 +62,13 @@ def test_the_backward_kernels_are_right_whatever_happens_when(slug):
     assert simulator.check(plan, render(plan).kernel, seeds=1) == (6 if plan.varlen else 9)
 
 
+def for_multiprocessors(plan: Plan, count: int) -> str:
+    """The text of a kernel that deals its tiles out as to so many."""
+    kernel, most = render(plan).kernel, f"kMultiprocessors = {plan.multiprocessors};"
+    assert kernel.count(most) == 1
+    return kernel.replace(most, f"kMultiprocessors = {count};")
+
+
 EXTREME = (*NARROW, *SPREAD, *DETERMINISTIC, *PAIRS)
 EXTREME_OFTEN = NARROW[:1]
 
@@ -69,11 +76,8 @@ EXTREME_OFTEN = NARROW[:1]
 @pytest.mark.parametrize("slug", some(EXTREME, EXTREME_OFTEN))
 def test_the_backward_kernels_are_right_for_one_head_large_groups_and_any_rows_to_keys(slug):
     plan = planned(slug)
-    kernel, shared_out = render(plan).kernel, f"kMultiprocessors = {plan.multiprocessors};"
-    assert kernel.count(shared_out) == 1
     # a thread block has a head of a group where they are shared out, else all
-    together = kernel.replace(shared_out, "kMultiprocessors = 1;")
-    for text in (kernel, together):
+    for text in (render(plan).kernel, for_multiprocessors(plan, 1)):
         library = simulator.build(text)
         for seed, sizes in enumerate(extreme_sizes(plan)):
             assert backward(plan, library, sizes, seed)[0], sizes
@@ -195,20 +199,27 @@ ROUNDED = (
     "bwd_bf16_d48_causal_m64n128_persist_post",
 )
 ROUNDED_FAULTS = {
-    "sums are read before they are there": "await_count(&params.row_blocks[section].done, "
-    "kDqAdders * params.section_tiles.value);",
-    "a piece is read before it has come": "shared.piece_full[stage].wait(taken++ / kPieces % 2);",
-    "a tile counts before its sums are there": "      await_additions();\n      release(\n",
+    "sums are read before they are there": (
+        "await_count(&params.row_blocks[section].done, kDqAdders * params.section_tiles.value);",
+        "",
+    ),
+    "a piece is read before it has come": (
+        "shared.piece_full[stage].wait(taken++ / kPieces % 2);",
+        "taken++;",
+    ),
+    "a tile counts before its sums are there": (
+        "await_additions();\n      release(\n",
+        "release(\n",
+    ),
 }
 
 
 def rounds_are_right(slug: str, change: tuple[str, str] = ("", "")) -> bool:
     """Of heads that have a section each, all but a few; `change` a wait in the kernel's text."""
     plan = replace(planned(slug), l2_share_bytes=1)
-    kernel, many_at_last = render(plan).kernel, f"kMultiprocessors = {plan.multiprocessors};"
-    assert kernel.count(many_at_last) == 1 and change[0] in kernel
-    kernel = kernel.replace(many_at_last, "kMultiprocessors = 4;")
-    library = simulator.build(kernel.replace(*change) if change[0] else kernel)
+    kernel = for_multiprocessors(plan, 4)
+    assert change[0] in kernel
+    library = simulator.build(kernel.replace(*change))
     many = Sizes(2, 4, 4, 64 + 9, 2 * 128 + 3), Sizes(1, 6, 3, 130, 300), Sizes(3, 2, 2, 300, 131)
     return all(is_right(plan, library, sizes, seed) for seed in range(16) for sizes in many)
 
@@ -220,10 +231,7 @@ def test_dq_of_sections_that_are_done_is_rounded_meanwhile(slug):
 
 @pytest.mark.parametrize("name", some(ROUNDED_FAULTS, list(ROUNDED_FAULTS)[:2]))
 def test_who_rounds_needs_each_of_its_waits(name):
-    wait = ROUNDED_FAULTS[name]
-    instead = wait.replace("await_additions();", "") if "await_additions" in wait else ""
-    instead = "taken++;" if "taken" in wait else instead
-    assert not rounds_are_right(PERSISTENT, (wait, instead))
+    assert not rounds_are_right(PERSISTENT, ROUNDED_FAULTS[name])
 
 
 def tiles_are_right_without(wait: str) -> bool:
