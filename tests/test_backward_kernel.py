@@ -159,11 +159,12 @@ int main(int, char** words) {{
 
 
 ROUNDING = "  simt::launch(grid, kRowThreads, [&] { round_dq(params); });"
-# the last ones: here all of them
+# those that were not rounded meanwhile: here all of them
 ROUNDING_REST = """\
+  params.row_blocks_count = int(blocks);
   params.m_blocks_divisor = FastDivisor(params.m_blocks);
   params.heads_divisor = FastDivisor(heads);
-  simt::launch({unsigned(blocks), 1, 1}, kRowThreads, [&] { round_dq(params); });"""
+  simt::launch({unsigned(blocks) / 2, 1, 1}, kRowThreads, [&] { round_dq(params); });"""
 
 
 def accumulators(plan: Plan, dq: Tensor) -> Tensor:

@@ -330,8 +330,10 @@ def test_thread_blocks_that_stay_are_no_more_than_multiprocessors():
     ]
     assert stays.record_bytes == plain.record_bytes  # a second counter has room beside the first
     rounds = planned("bwd_fp16_d128_causal_m64n128_persist_post")
+    last = rounds.launches.kernels[-1].grid
+    assert last.resident and last.per_multiprocessor * rounds.row_threads == 2_048
     assert rounds.record_bytes == plain.record_bytes  # and two more
-    assert rounds.shared_bytes == stays.shared_bytes + 4 * 4_096  # four pieces on their way
+    assert rounds.shared_bytes == stays.shared_bytes + 6 * 4_096  # six pieces on their way
 
 
 def test_flops_are_two_and_a_half_times_those_of_the_forward_pass():

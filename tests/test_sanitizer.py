@@ -11,6 +11,7 @@ import pytest
 from fagen import registry
 from fagen.render import render
 from tests.gpu.sanitizer import (
+    HINT_TO_STOP,
     O_AFTER_THE_LAST_WAIT,
     P_READ_BY_ALL_LANES,
     SCALES_READ_BY_ALL_LANES,
@@ -27,12 +28,14 @@ HARMLESS = {
     "racecheck": TILE_READ_BY_ALL_LANES,
     "racecheck_scales": (*TILE_READ_BY_ALL_LANES, *SCALES_READ_BY_ALL_LANES),
     "racecheck_p": P_READ_BY_ALL_LANES,
+    "racecheck_hint": HINT_TO_STOP,
 }
 ALL = (
     O_AFTER_THE_LAST_WAIT,
     *TILE_READ_BY_ALL_LANES,
     *SCALES_READ_BY_ALL_LANES,
     *P_READ_BY_ALL_LANES,
+    *HINT_TO_STOP,
 )
 CLEAN = """========= COMPUTE-SANITIZER
 fwd_fp16_d128_causal_m128n128 1,1,1,1,1: as it should be

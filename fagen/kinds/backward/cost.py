@@ -42,7 +42,7 @@ PAIRED = 9_000.0  # more of one, where two thread blocks begin and end together
 STAYS = 1_500.0  # less of one, where its loads run under the stores of the one before
 ROW_BYTES = 4.2e12  # a second: kernels that only move bytes
 LAUNCH = 1.5  # launches of empty kernels that those two take beyond their bytes
-LEFT = 0.15  # of dQ's sums, that are rounded after all tiles where a warp rounds them meanwhile
+LEFT = 1 / 3  # of dQ's sums, that are rounded after all tiles where a warp rounds them meanwhile
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ ADDERS = 2  # threads that add dQ up, in turns: one that waits for others alone 
 SEQUENCE_BYTES = 6 * 4  # where a sequence lies, of a length of its own, as all threads read it
 TILE_BYTES = 10 * 4  # a tile that was drawn, as all threads read it
 TILE_STAGES = 2  # tiles drawn and not yet done
+FLAG_BYTES = 4  # whether there are more of them, for the warp that rounds dQ
 PIECE_BYTES = 2 * SM90.warpgroup_threads * 16  # of sums of dQ: sixteen columns of 64 rows
-PIECES = 4  # of these on their way to the warp that rounds them
+PIECES = 6  # of these on their way to the warp that rounds them
 # of a row's LSE and delta, as numbers that tensor cores multiply: 16 of 16 bits, one step of K
 MULTIPLIED_BYTES = 32
 # of both, where the ones that they are multiplied by lie in shared memory: in 16 bytes side by side
@@ -160,11 +161,11 @@ def shared_formulae(
     m, n, d, d_v, _, slices, cluster, *depths, e = symbols(SYMBOLS).values()
     stages, do_stages, ds_stages = depths
     consumers = 2 if by_gradients else n / SM90.wgmma_m
-    # K and V full; Q, dO, P and dS full and empty for each stage; each warpgroup's dQ full for each
-    # that adds, and empty
-    barriers = 2 + 2 * (stages + do_stages + 2 * ds_stages) + (ADDERS + 1) * consumers
-    if persistent:  # K and V are empty; dK and dV full and empty; tiles are full and empty
-        barriers += 4 + 2 * TILE_STAGES
+    # Q, dO, P and dS full and empty for each stage; each warpgroup's dQ full for each that adds,
+    # and empty; K and V full, or, where they come with Q and dO, dK and dV full, dV empty, and
+    # tiles full and empty
+    barriers = 2 * (stages + do_stages + 2 * ds_stages) + (ADDERS + 1) * consumers
+    barriers += 3 + 2 * TILE_STAGES if persistent else 2
     if postprocess:
         barriers += PIECES
     pieces = {"sums": sympy.Integer(PIECES * PIECE_BYTES)} if postprocess else {}
@@ -186,7 +187,8 @@ def shared_formulae(
     if varlen:
         last = {f"{name}, sequence": bytes + SEQUENCE_BYTES for name, bytes in last.items()}
     if persistent:
-        last = {f"{name}, tiles": bytes + TILE_STAGES * TILE_BYTES for name, bytes in last.items()}
+        tiles = TILE_STAGES * TILE_BYTES + (FLAG_BYTES if postprocess else 0)
+        last = {f"{name}, tiles": bytes + tiles for name, bytes in last.items()}
     return {
         "k": n * d * e,
         "v": n * d_v * e,

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -79,6 +79,7 @@ class Plan:
     dq_adders: ClassVar[int] = ADDERS
     tile_stages: ClassVar[int] = TILE_STAGES
     pieces: ClassVar[int] = PIECES
+    rounding_blocks: ClassVar[int] = 8  # of round_dq's, for a multiprocessor, where some are left
     multiprocessors: ClassVar[int] = SM90.sm_count
     line_bytes: ClassVar[int] = SM90.l2_line_bytes
 
@@ -141,8 +142,11 @@ class Plan:
 
     @property
     def counts_steps(self) -> bool:
-        """Whether consumers need a number for even and odd steps beside the stage of dS."""
-        return self.ds_stages != 2
+        """Whether consumers need a number for even and odd uses of dQ's buffer.
+
+        Else the stage of dS tells. Thread blocks that stay have uses of no step: dK leaves there.
+        """
+        return self.persistent or self.ds_stages != 2
 
     @property
     def defers_dq(self) -> bool:
@@ -278,6 +282,9 @@ class Plan:
             )
         )
         rows_of_keys = Product((Extent("seqlen_k", per=SM90.wgmma_m),))
+        rounding = Grid(row_blocks)
+        if self.postprocess:  # how much is left only the device knows
+            rounding = replace(rounding, resident=True, per_multiprocessor=self.rounding_blocks)
         heads, batch = Product((Extent("kv_heads"),)), Product((Extent("batch"),))
         return Launches(
             (
@@ -289,7 +296,7 @@ class Plan:
                     self.shared_bytes,
                 ),
                 Launch("sum_shares", Grid(rows_of_keys, heads, batch), self.row_threads),
-                Launch("round_dq", Grid(row_blocks), self.row_threads),
+                Launch("round_dq", rounding, self.row_threads),
             ),
             workspace=Product((Extent(number=self.record_bytes), *row_blocks.factors)),
             shares=True,

@@ -1545,7 +1545,7 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
   // should be in work at once.
-  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
+  const int64_t share = kL2Share / 2 * (params.n_blocks > 32 ? 4 : params.n_blocks > 8 ? 3 : 2);
   const int64_t section =
       std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   // The last has tiles for two rounds and a half at least, so that long ones do not begin last.
@@ -1603,6 +1603,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_causal_m64n128_det_info(vo
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_causal_m64n128_det",
-      "06e82c572a3bf52871d2ac48b8e3b592875fb4adb8798b007447f04b06cc4a90"};
+      "105b00d5cdd2d4a66f2002b5f79610ca70d5d9e2b62a1b9b5aba8f43013b79ca"};
   return &info;
 }

@@ -1505,7 +1505,7 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
   // should be in work at once.
-  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
+  const int64_t share = kL2Share / 2 * (params.n_blocks > 32 ? 4 : params.n_blocks > 8 ? 3 : 2);
   const int64_t section =
       std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   const int64_t last = std::min<int64_t>(flat_heads, 1);
@@ -1561,6 +1561,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_full_m64n128_det_info(void
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_full_m64n128_det",
-      "e09b6eb30f55e1574864a682d85b069176d61a6a29b038a4fab1f69732288258"};
+      "11d881be1749e19589f67305f6e33c5243c152ab6ba708e0dd8c91df3b801336"};
   return &info;
 }

@@ -1525,7 +1525,7 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
   // should be in work at once.
-  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
+  const int64_t share = kL2Share / 2 * (params.n_blocks > 32 ? 4 : params.n_blocks > 8 ? 3 : 2);
   const int64_t section =
       std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   const int64_t last = std::min<int64_t>(flat_heads, 1);
@@ -1583,6 +1583,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_full_m80n128_det_underdp_i
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_full_m80n128_det_underdp",
-      "ffbddea635daa3afcd3f0cc2f712abe63fe42e7b97f9ede75e0c9b6345f93709"};
+      "b6b8ec829a71547225e6689094d743fa4e60298ee06020964bc269ed32fe8676"};
   return &info;
 }

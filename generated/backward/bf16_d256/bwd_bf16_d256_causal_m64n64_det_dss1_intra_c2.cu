@@ -1754,7 +1754,7 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
   // should be in work at once.
-  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
+  const int64_t share = kL2Share / 2 * (params.n_blocks > 32 ? 4 : params.n_blocks > 8 ? 3 : 2);
   const int64_t section =
       std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   // The last has tiles for two rounds and a half at least, so that long ones do not begin last.
@@ -1815,6 +1815,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d256_causal_m64n64_det_dss1_int
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d256_causal_m64n64_det_dss1_intra_c2",
-      "646d7fc950ce9418ec4d8173b18d4459e40f2bffe4276d4cdd48a7582f1f9b24"};
+      "cc75d647b843536b18eeaffe12d72a7cdf36b34c12fe5c3955dd2ba03e1bc50a"};
   return &info;
 }

@@ -1741,7 +1741,7 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
   // should be in work at once.
-  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
+  const int64_t share = kL2Share / 2 * (params.n_blocks > 32 ? 4 : params.n_blocks > 8 ? 3 : 2);
   const int64_t section =
       std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   const int64_t last = std::min<int64_t>(flat_heads, 1);
@@ -1799,6 +1799,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d256_full_m64n64_det_dss1_intra
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d256_full_m64n64_det_dss1_intra_c2",
-      "2d35759530e971debad8094998e4974a2e05b70e80dbf64b5791726c0b7a9226"};
+      "ed26145674d275605925607626c7a114a0dba6cf85d3e208693e4659f8932ba7"};
   return &info;
 }

@@ -1525,7 +1525,7 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
   // should be in work at once.
-  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
+  const int64_t share = kL2Share / 2 * (params.n_blocks > 32 ? 4 : params.n_blocks > 8 ? 3 : 2);
   const int64_t section =
       std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   // The last has tiles for two rounds and a half at least, so that long ones do not begin last.
@@ -1583,6 +1583,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_causal_m128n128_det_info(vo
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d64_causal_m128n128_det",
-      "87a1c87f8a94e0e9530549dde50e95c2fab6c3282e88b530f1e1d90ab9cbfe1e"};
+      "d31c3345f49f5fa1fdcb30f6c6d7f9a04cc094cc7fbd2a7d73410b60863f8318"};
   return &info;
 }

@@ -143,7 +143,7 @@ constexpr int kDqParts = 2;         // warpgroups that compute dQ
 constexpr int kDqAdders = 2;        // threads that add it up, in turns
 constexpr int kDqSlices = 1;        // in which each hands it on
 constexpr int kTileStages = 2;      // tiles drawn and not yet done
-constexpr int kPieces = 4;          // of sums of dQ, on their way to the warp that rounds them
+constexpr int kPieces = 6;          // of sums of dQ, on their way to the warp that rounds them
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
 constexpr int kQkSlab = 64;  // columns
@@ -218,20 +218,19 @@ struct SharedStorage {
   alignas(1024) float dq[kBlockM * kHeadDimPadded / kDqSlices];
   alignas(1024) Piece pieces[kPieces];
   alignas(1024) Statistics statistics[kStages];
-  alignas(1024) TransactionBarrier k_full;
-  TransactionBarrier v_full;
-  TransactionBarrier q_full[kStages], dout_full[kDoStages];
+  alignas(1024) TransactionBarrier q_full[kStages];  // with K where a tile begins
+  TransactionBarrier dout_full[kDoStages];           // and with V
   Barrier q_empty[kStages], dout_empty[kDoStages];
   Barrier dq_full[kDqAdders][kDqParts];  // for each that adds, so that none misses a phase
   Barrier dq_empty[kDqParts];
-  Barrier keys_empty;                         // of K and V
-  Barrier dk_full, dv_full, gradients_empty;  // of what leaves by way of dQ's space and dS's
+  Barrier dk_full, dv_full, dv_empty;  // of what leaves by way of dQ's space and dS's
   TransactionBarrier piece_full[kPieces];
+  uint32_t no_more_tiles;  // 1 once the last one is drawn
   Barrier tile_full[kTileStages], tile_empty[kTileStages];
   Tile tiles[kTileStages];  // in work, and next
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes <= 222208, "the layout outgrew the plan's ledger");
+static_assert(kSharedBytes <= 230400, "the layout outgrew the plan's ledger");
 
 template <class Integer>
 __host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
@@ -294,7 +293,8 @@ struct Params {
   int seqlen_q, seqlen_k;
   int m_blocks, n_blocks;
   int tiles;
-  int early_blocks;  // of rows, the first ones, whose dQ is rounded before all tiles are done
+  int row_blocks_count;  // of all heads
+  int early_blocks;      // the first of those, whose dQ may be rounded before all tiles are done
   FastDivisor m_blocks_divisor, heads_divisor, section_blocks;  // the last: of rows of a section
   int sections;
   FastDivisor section_tiles;  // of heads whose Q, dO and dQ share the L2 cache
@@ -511,29 +511,34 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
 
 // Scale and round the sums of dq.
 __global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ Params params) {
-  const BlockOfRows own = block_of_rows(params, params.early_blocks + blockIdx.x);
-  const int m_block = own.m_block, head = own.head, batch = own.batch;
-  const float4* sums = reinterpret_cast<const float4*>(params.row_block(batch, head, m_block).dq);
-  const bool seen = tiles_of(params, m_block) > 0;  // nobody has sums of rows that see no key
-  __shared__ Pair rounded[kBlockM][kHeadDimPadded / 2 + 4];
-  for (int i = threadIdx.x; i < kBlockM * kHeadDimPadded / 4; i += kRowThreads) {
-    // four neighbours of a thread's accumulator: two columns of a row, and of that eight below
-    const int thread = i % kWarpgroup, eight = i / kWarpgroup % (kDqColumns / 8),
-              warpgroup = i / (kWarpgroup * kDqColumns / 8);
-    const int row = warpgroup * kWarpgroupRows + thread / 32 * 16 + thread % 32 / 4;
-    const int pair = eight * 4 + thread % 4;
-    const float4 sum = seen ? sums[i] : float4{};
-    rounded[row][pair] = __floats2bfloat162_rn(sum.x * params.scale, sum.y * params.scale);
-    rounded[row + 8][pair] = __floats2bfloat162_rn(sum.z * params.scale, sum.w * params.scale);
-  }
-  __syncthreads();
-  constexpr int kLoads = kHeadDim * sizeof(Element) / 16;  // of a row
-  for (int i = threadIdx.x; i < kBlockM * kLoads; i += kRowThreads) {
-    const int row = i / kLoads, query = m_block * kBlockM + row;
-    if (query < params.seqlen_q) {
-      reinterpret_cast<uint4*>(params.dq_rows.at(batch, query, head))[i % kLoads] =
-          *reinterpret_cast<const uint4*>(&rounded[row][i % kLoads * 4]);
+  // those that were not rounded meanwhile
+  for (int index = min(int(params.row_blocks->rounded), params.early_blocks) + blockIdx.x;
+       index < params.row_blocks_count; index += gridDim.x) {
+    const BlockOfRows own = block_of_rows(params, index);
+    const int m_block = own.m_block, head = own.head, batch = own.batch;
+    const float4* sums = reinterpret_cast<const float4*>(params.row_block(batch, head, m_block).dq);
+    const bool seen = tiles_of(params, m_block) > 0;  // nobody has sums of rows that see no key
+    __shared__ Pair rounded[kBlockM][kHeadDimPadded / 2 + 4];
+    for (int i = threadIdx.x; i < kBlockM * kHeadDimPadded / 4; i += kRowThreads) {
+      // four neighbours of a thread's accumulator: two columns of a row, and of that eight below
+      const int thread = i % kWarpgroup, eight = i / kWarpgroup % (kDqColumns / 8),
+                warpgroup = i / (kWarpgroup * kDqColumns / 8);
+      const int row = warpgroup * kWarpgroupRows + thread / 32 * 16 + thread % 32 / 4;
+      const int pair = eight * 4 + thread % 4;
+      const float4 sum = seen ? sums[i] : float4{};
+      rounded[row][pair] = __floats2bfloat162_rn(sum.x * params.scale, sum.y * params.scale);
+      rounded[row + 8][pair] = __floats2bfloat162_rn(sum.z * params.scale, sum.w * params.scale);
     }
+    __syncthreads();
+    constexpr int kLoads = kHeadDim * sizeof(Element) / 16;  // of a row
+    for (int i = threadIdx.x; i < kBlockM * kLoads; i += kRowThreads) {
+      const int row = i / kLoads, query = m_block * kBlockM + row;
+      if (query < params.seqlen_q) {
+        reinterpret_cast<uint4*>(params.dq_rows.at(batch, query, head))[i % kLoads] =
+            *reinterpret_cast<const uint4*>(&rounded[row][i % kLoads * 4]);
+      }
+    }
+    __syncthreads();  // what is rounded next takes the same space
   }
 }
 
@@ -736,7 +741,6 @@ struct Loader {
   RingPosition<kStages> q;
   RingPosition<kDoStages> dout;
   RingPosition<kTileStages> passed_on;
-  uint32_t keys_phase = 1;  // the first tile finds their space empty
 
   // One box per slab; rows past the sequence and columns past the head dim are filled with zeros.
   template <int columns, int rows, int slab>
@@ -757,20 +761,16 @@ struct Loader {
                                    sizeof(Statistics));
   }
 
+  // K and V, which the barriers of a tile's first Q and dO wait for too. All have let go of those
+  // of the tile before once its last dO has been read.
   __device__ __forceinline__ void load_keys(const Tile& tile) {
     constexpr auto kOnce = cute::TMA::CacheHintSm90::EVICT_FIRST;
-    shared.k_full.arrive_and_expect_tx(sizeof(shared.k));
-    copy<kHeadDimPadded, kBlockN, kQkSlab>(params.k, shared.k_full, shared.k, tile.first_key,
-                                           tile.kv_head, tile.batch, kOnce);
-    shared.v_full.arrive_and_expect_tx(sizeof(shared.v));
-    copy<kHeadDimVPadded, kBlockN, kVSlab>(params.v, shared.v_full, shared.v, tile.first_key,
-                                           tile.kv_head, tile.batch, kOnce);
-  }
-
-  __device__ __forceinline__ void load_next_keys(const Tile& tile) {
-    shared.keys_empty.wait(keys_phase);
-    keys_phase ^= 1;
-    load_keys(tile);
+    shared.dout_empty[(dout.stage + kDoStages - 1) % kDoStages].wait(dout.phase ^
+                                                                     (dout.stage == 0));
+    copy<kHeadDimPadded, kBlockN, kQkSlab>(params.k, shared.q_full[q.stage], shared.k,
+                                           tile.first_key, tile.kv_head, tile.batch, kOnce);
+    copy<kHeadDimVPadded, kBlockN, kVSlab>(params.v, shared.dout_full[dout.stage], shared.v,
+                                           tile.first_key, tile.kv_head, tile.batch, kOnce);
   }
 
   // The number of a tile that no thread block has drawn yet. Without rows nobody has set the
@@ -787,6 +787,7 @@ struct Loader {
       pass_on(tile);
       index = load(tile);
     }
+    *const_cast<volatile uint32_t*>(&shared.no_more_tiles) = 1;
     Tile none;
     none.first_key = -1;
     pass_on(none);
@@ -803,37 +804,37 @@ struct Loader {
   // loaded: this far ahead of the consumers nobody waits for the answer.
   __device__ __forceinline__ int load(const Tile& tile) {
     constexpr auto kAgain = cute::TMA::CacheHintSm90::EVICT_LAST;
-    const int steps = (tile.last_head - tile.first_head) * (tile.last - tile.first);
-    if (steps == 0) {
-      load_next_keys(tile);
+    const int steps = tile.last - tile.first;
+    if (steps <= 0) {
       return draw(params.tiles);
     }
-    int left = steps, drawn = 0;
+    int drawn = 0;
     for (int head = tile.first_head; head < tile.last_head; ++head) {
 #pragma unroll 1
-      for (int step = 0; step < tile.last - tile.first; ++step) {
-        if (--left == 0) {
+      for (int step = 0; step < steps; ++step) {
+        const bool first = head == tile.first_head && step == 0;
+        if (head + 1 == tile.last_head && step + 1 == steps) {
           drawn = draw(params.tiles);
         }
         const int block = block_of(tile, step);
         const RowBlock& rows = params.row_block(tile.batch, head, block);
         shared.q_empty[q.stage].wait(q.phase ^ 1);
-        shared.q_full[q.stage].arrive_and_expect_tx(sizeof(shared.q[0]) +
-                                                    sizeof(shared.statistics[0]));
+        shared.q_full[q.stage].arrive_and_expect_tx(
+            sizeof(shared.q[0]) + sizeof(shared.statistics[0]) + first * sizeof(shared.k));
         copy<kHeadDimPadded, kBlockM, kQkSlab>(params.q, shared.q_full[q.stage], shared.q[q.stage],
                                                block * kBlockM, head, tile.batch, kAgain);
         copy(rows.statistics, shared.q_full[q.stage], shared.statistics[q.stage]);
-        q.advance();
         shared.dout_empty[dout.stage].wait(dout.phase ^ 1);
-        shared.dout_full[dout.stage].arrive_and_expect_tx(sizeof(shared.dout[0]));
+        shared.dout_full[dout.stage].arrive_and_expect_tx(sizeof(shared.dout[0]) +
+                                                          first * sizeof(shared.v));
         copy<kHeadDimVPadded, kBlockM, kVSlab>(params.dout, shared.dout_full[dout.stage],
                                                shared.dout[dout.stage], block * kBlockM, head,
                                                tile.batch, kAgain);
-        dout.advance();
-        // behind Q and dO, for which there is room while the tile before is in work
-        if (left == steps - 1) {
-          load_next_keys(tile);
+        if (first) {  // behind Q and dO, for which there is room while the tile before is in work
+          load_keys(tile);
         }
+        q.advance();
+        dout.advance();
       }
     }
     return drawn;
@@ -842,8 +843,8 @@ struct Loader {
 
 // ---- Storing dK and dV -----------------------------------------------------------------------
 
-// One gradient of a tile, once all consumers have rounded their rows. Where a group is shared out
-// they have kept its parts themselves.
+// One gradient of a tile, once all consumers have rounded their rows; returns when its space is
+// free. Where a group is shared out they have kept its parts themselves.
 template <int columns, int slab>
 __device__ __forceinline__ void store_gradient(const Params& params, const CUtensorMap& map,
                                                Barrier& full, uint32_t phase, const Element* space,
@@ -855,17 +856,22 @@ __device__ __forceinline__ void store_gradient(const Params& params, const CUten
                                   tile.kv_head, tile.batch);
   }
   cute::tma_store_arrive();
+  cute::tma_store_wait<0>();  // the space is free
 }
 
-// Both, while consumers are at the next tile.
+// Both, while consumers are at the next tile: dV out of dS's space, and dK out of dQ's, as if it
+// were the dQ of one step more.
 __device__ __forceinline__ void store_gradients(const Params& params, SharedStorage& shared,
                                                 const Tile& tile, uint32_t phase) {
   store_gradient<kHeadDimVPadded, kVSlab>(params, params.dv, shared.dv_full, phase, shared.ds[0],
                                           tile);
+  shared.dv_empty.arrive();
   store_gradient<kHeadDimPadded, kQkSlab>(params, params.dk, shared.dk_full, phase,
                                           reinterpret_cast<const Element*>(shared.dq), tile);
-  cute::tma_store_wait<0>();  // both have been read
-  shared.gradients_empty.arrive();
+#pragma unroll
+  for (Barrier& empty : shared.dq_empty) {
+    empty.arrive();
+  }
 }
 
 // ---- Adding dQ up ----------------------------------------------------------------------------
@@ -894,6 +900,15 @@ __device__ __forceinline__ uint32_t acquire(const uint32_t* added) {
   uint32_t now;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(added) : "memory");
   return now;
+}
+
+// Whether so many were counted: then what they added is there, and TMA may read it.
+__device__ __forceinline__ bool has_counted(const uint32_t* added, uint32_t count) {
+  if (int(acquire(added) - count) < 0) {
+    return false;
+  }
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+  return true;
 }
 
 // Until so many were counted: what they added is there, and TMA may add to it.
@@ -1026,8 +1041,12 @@ struct Warpgroup {
   SharedStorage& shared;
   const int warpgroup;  // 0 … kConsumers - 1
   RingPosition<kStages> q;
+  uint32_t dq_phase = 1;  // the first step finds its buffer empty
 
-  __device__ __forceinline__ void advance() { q.advance(); }
+  __device__ __forceinline__ void advance() {
+    q.advance();
+    dq_phase ^= 1;
+  }
 
   // The first of its 64 keys in the tile.
   __device__ __forceinline__ int first_row() const { return warpgroup * kWarpgroupRows; }
@@ -1180,7 +1199,7 @@ struct Warpgroup {
   __device__ __forceinline__ void pass_dq_on(const float (&dq)[count], int part) {
     float4* to = reinterpret_cast<float4*>(shared.dq) +
                  part * kWarpgroup * kDqColumns / 8 / kDqSlices + threadIdx.x % kWarpgroup;
-    shared.dq_empty[part].wait(q.stage ^ 1);  // the first step finds it empty
+    shared.dq_empty[part].wait(dq_phase);  // the first step finds it empty
 #pragma unroll
     for (int i = 0; i < count; i += 4) {
       to[i / 4 * kWarpgroup] = {dq[i], dq[i + 1], dq[i + 2], dq[i + 3]};
@@ -1226,8 +1245,8 @@ struct Warpgroup {
 
 // ---- Rounding dQ meanwhile -------------------------------------------------------------------
 
-// A warp that rounds dQ of heads that are done, while others are in work: its sums are in the L2
-// cache still.
+// A warp that rounds dQ of heads that are done while others are in work, until its thread block has
+// no more tiles: what is left then round_dq does sooner.
 struct Rounder {
   const Params& params;
   SharedStorage& shared;
@@ -1235,41 +1254,78 @@ struct Rounder {
            taken = 0;     // pieces so far: in few registers what two places in the ring are
   int done_section = -1;  // the last that is known to be done
 
+  enum : int { kNotYet = -1, kNoMore = -2 };
+
+  static constexpr int kCount = sizeof(RowBlock::dq) / sizeof(Piece);
+  static constexpr int kAhead =
+      kCount < kPieces ? kCount : kPieces;  // pieces on their way while one is in work
+
   __device__ __forceinline__ void run() {
-    for (int index; (index = draw()) < params.early_blocks;) {
-      const int section = params.section_blocks.divide(index);
-      if (section != done_section) {
-        if (lane() == 0) {
-          await_count(&params.row_blocks[section].done, kDqAdders * params.section_tiles.value);
-        }
-        __syncwarp();
-        done_section = section;
-      }
-      const BlockOfRows own = block_of_rows(params, index);
-      if (tiles_of(params, own.m_block) > 0) {
-        round<true>(params.row_blocks[index], own);
-      } else {
-        round<false>(params.row_blocks[index], own);  // nobody has sums of rows that see no key
-      }
+    for (int index = await_block(); index >= 0;) {
+      const int next = draw();
+      round(index, next);
+      index = next == kNotYet ? await_block() : next;
     }
   }
 
-  // The number of a block of rows that no warp has drawn yet.
-  __device__ __forceinline__ int draw() const {
-    int index = 0;
+  // A block of rows, once there is one; its first pieces are asked for.
+  __device__ __forceinline__ int await_block() {
+    int index;
+    while ((index = draw()) == kNotYet) {
+    }
+    if (index >= 0 && is_seen(index)) {
+#pragma unroll 1
+      for (int number = 0; number < kAhead; ++number) {
+        load(index, number);
+      }
+    }
+    return index;
+  }
+
+  // The number of a block of rows that nobody else has, of a section that is done. Nobody who has
+  // one may leave it: so one is drawn only where the next one is of such a section, and waited for
+  // where others were faster and it is not.
+  __device__ __forceinline__ int draw() {
+    int index = kNoMore;
     if (lane() == 0 && params.early_blocks > 0) {
-      index = int(atomicAdd(&params.row_blocks->rounded, 1u));
+      uint32_t* const rounded = &params.row_blocks->rounded;
+      const int next = *const_cast<const volatile uint32_t*>(rounded);
+      if (next < params.early_blocks &&
+          !*const_cast<const volatile uint32_t*>(&shared.no_more_tiles)) {
+        index = kNotYet;
+        if (is_done(params.section_blocks.divide(next))) {
+          index = int(atomicAdd(rounded, 1u));
+          if (index >= params.early_blocks) {
+            index = kNoMore;
+          }
+          while (index >= 0 && !is_done(params.section_blocks.divide(index))) {
+          }
+        }
+      }
     }
     return __shfl_sync(0xffffffff, index, 0);
   }
 
-  __device__ __forceinline__ void load(const RowBlock& rows, int number) {
+  __device__ __forceinline__ bool is_done(int section) {
+    if (section > done_section &&
+        has_counted(&params.row_blocks[section].done, kDqAdders * params.section_tiles.value)) {
+      done_section = section;
+    }
+    return section <= done_section;
+  }
+
+  // Whether anybody has sums of it: of rows that see no key nobody has.
+  __device__ __forceinline__ bool is_seen(int index) const {
+    return tiles_of(params, block_of_rows(params, index).m_block) > 0;
+  }
+
+  __device__ __forceinline__ void load(int index, int number) {
     if (lane() == 0) {
       TransactionBarrier& full = shared.piece_full[loaded % kPieces];
       full.arrive_and_expect_tx(sizeof(Piece));
-      cute::SM90_BULK_COPY_G2S::copy(reinterpret_cast<const Piece*>(rows.dq)[number],
-                                     reinterpret_cast<uint64_t*>(&full),
-                                     shared.pieces[loaded % kPieces], sizeof(Piece));
+      cute::SM90_BULK_COPY_G2S::copy(
+          reinterpret_cast<const Piece*>(params.row_blocks[index].dq)[number],
+          reinterpret_cast<uint64_t*>(&full), shared.pieces[loaded % kPieces], sizeof(Piece));
     }
     ++loaded;
   }
@@ -1280,14 +1336,12 @@ struct Rounder {
     return shared.pieces[stage];
   }
 
-  template <bool seen>
-  __device__ __forceinline__ void round(const RowBlock& rows, const BlockOfRows& own) {
-    constexpr int kCount = sizeof(rows.dq) / sizeof(Piece);
+  // A block, whose first pieces are on their way; at the end those of the next one are.
+  __device__ __forceinline__ void round(int index, int next) {
     constexpr int kColumnPieces = kDqColumns / 16;  // of a warpgroup's accumulators
     static_assert(kColumnPieces * 16 == kDqColumns, "a piece has sixteen columns");
-    for (int number = 0; seen && number < min(kPieces, kCount); ++number) {
-      load(rows, number);
-    }
+    const BlockOfRows own = block_of_rows(params, index);
+    const bool seen = is_seen(index), next_seen = next >= 0 && is_seen(next);
 #pragma unroll 1  // few registers
     for (int number = 0; number < kCount; ++number) {
       const int warpgroup = number / kColumnPieces, columns = number % kColumnPieces * 16;
@@ -1306,11 +1360,10 @@ struct Rounder {
         row += 16;
         to += 16 * params.dq_rows.stride_seq;
       }
-      if (seen) {
-        __syncwarp();  // all have read it
-        if (number + kPieces < kCount) {
-          load(rows, number + kPieces);
-        }
+      __syncwarp();  // all have read it
+      const bool own_ahead = number + kAhead < kCount;
+      if (own_ahead ? seen : next_seen) {
+        load(own_ahead ? index : next, (number + kAhead) % kCount);
       }
     }
   }
@@ -1368,10 +1421,10 @@ struct Consumer : Warpgroup {
     issue_dq(dq, shared.ds[q.stage] + first_row() / kDsSlab * kBlockN * kDsSlab, shared.k);
     wgmma_wait<1>();
     fence_operand(dv);
-    arrive(shared.dout_empty[q.stage]);
     issue_dk(dk, d_scores);
     wgmma_wait<1>();
     fence_operand(dq);
+    arrive(shared.dout_empty[q.stage]);  // and K and V, if this was the last step
     pass_dq_on(dq, warpgroup);
     wgmma_wait<0>();
     fence_operand(dk);
@@ -1391,10 +1444,7 @@ struct Consumer : Warpgroup {
   __device__ __forceinline__ void run(const Tile& tile, uint32_t phase) {
     KeyGradient dk = {};
     ValueGradient dv = {};
-    shared.k_full.wait(phase);
-    shared.v_full.wait(phase);
-    // those of the tile before have left dQ's space and dS's
-    shared.gradients_empty.wait(phase ^ 1);
+    shared.dv_empty.wait(phase ^ 1);  // that of the tile before has left dS's space
     for (int head = tile.first_head; head < tile.last_head; ++head) {
       int block = tile.last - 1;
       for (; block >= max(tile.full_first, tile.first); --block) {
@@ -1404,16 +1454,16 @@ struct Consumer : Warpgroup {
         step<true>(tile, block, dk, dv);
       }
     }
-    arrive(shared.keys_empty);
-    shared.keys_empty.wait(phase);  // all have read dS
+    barrier_sync(kAllConsumers, kConsumers * kWarpgroup);  // all have read dS
     if (params.shares > 1) {
       keep(share_of(tile).dv, dv);
       keep(share_of(tile).dk, dk);
     }
     pass_on<kHeadDimVPadded, kVSlab, kVSwizzleBits>(shared.dv_full, shared.ds[0], dv, 1.f);
     for (Barrier& empty : shared.dq_empty) {
-      empty.wait(q.stage ^ 1);  // what adds up has read it
+      empty.wait(dq_phase);  // what adds up has read it
     }
+    dq_phase ^= 1;
     pass_on<kHeadDimPadded, kQkSlab, kQkSwizzleBits>(
         shared.dk_full, reinterpret_cast<Element*>(shared.dq), dk, params.scale);
   }
@@ -1431,8 +1481,6 @@ __global__ void __launch_bounds__(kThreads, 1)
          {&params.q, &params.k, &params.v, &params.dout, &params.dk, &params.dv}) {
       cute::prefetch_tma_descriptor(map);
     }
-    shared.k_full.init(1);
-    shared.v_full.init(1);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.q_full[stage].init(1);
       shared.q_empty[stage].init(kConsumers * kWarpgroup / 32);
@@ -1447,17 +1495,17 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       shared.dq_empty[part].init(1);
     }
-    shared.keys_empty.init(kConsumers * kWarpgroup / 32);
+    shared.dk_full.init(kConsumers * kWarpgroup);
+    shared.dv_full.init(kConsumers * kWarpgroup);
+    shared.dv_empty.init(1);
     for (int stage = 0; stage < kTileStages; ++stage) {
       shared.tile_full[stage].init(1);
       shared.tile_empty[stage].init(kConsumers * kWarpgroup / 32 + kDqAdders);
     }
-    shared.dk_full.init(kConsumers * kWarpgroup);
-    shared.dv_full.init(kConsumers * kWarpgroup);
-    shared.gradients_empty.init(1);
     for (TransactionBarrier& full : shared.piece_full) {
       full.init(1);
     }
+    shared.no_more_tiles = 0;
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
@@ -1800,13 +1848,14 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
   // should be in work at once.
-  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
+  const int64_t share = kL2Share / 2 * (params.n_blocks > 32 ? 4 : params.n_blocks > 8 ? 3 : 2);
   const int64_t section =
       std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   // The last has tiles for two rounds and a half at least, so that long ones do not begin last.
   const int64_t last = std::min<int64_t>(
       flat_heads, ceil_div(5 * kMultiprocessors / 2, std::max(1, params.n_blocks)));
   const dim3 row_grid(m_blocks, a.heads, a.batch);
+  params.row_blocks_count = m_blocks * a.heads * a.batch;
   params.early_blocks = 0;
   params.m_blocks_divisor = FastDivisor(m_blocks);
   params.heads_divisor = FastDivisor(a.heads);
@@ -1837,7 +1886,7 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
     }
   }
   if (m_blocks > 0) {
-    round_dq<<<m_blocks * a.heads * a.batch - params.early_blocks, kRowThreads, 0, stream>>>(
+    round_dq<<<std::min(params.row_blocks_count, 8 * multiprocessors), kRowThreads, 0, stream>>>(
         params);
   }
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
@@ -1874,6 +1923,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_causal_m128n128_det_underdp
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d64_causal_m128n128_det_underdp_persist_post",
-      "8c20476f02da0988a2a2f2b4c5a9f9d6bd78e9c8220a9bab60f1779e938afe32"};
+      "2ba6d09cd82e6d952109588ce91557b56cb305844c2a5b55b663fe9d9c841860"};
   return &info;
 }

@@ -1530,7 +1530,7 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
   // should be in work at once.
-  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
+  const int64_t share = kL2Share / 2 * (params.n_blocks > 32 ? 4 : params.n_blocks > 8 ? 3 : 2);
   const int64_t section =
       std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   // The last has tiles for two rounds and a half at least, so that long ones do not begin last.
@@ -1592,6 +1592,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_causal_m128n128_det_underdp
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d64_causal_m128n128_det_underdp_spill64",
-      "d1413e35c2448c20648b8a2cb74470f57826bf3ccf570945fc8e39fabbaef9d0"};
+      "2cf71cae3621f20d99277365f123061410923edee6d63b0863109a654b016f22"};
   return &info;
 }

@@ -1512,7 +1512,7 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
   // should be in work at once.
-  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
+  const int64_t share = kL2Share / 2 * (params.n_blocks > 32 ? 4 : params.n_blocks > 8 ? 3 : 2);
   const int64_t section =
       std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   const int64_t last = std::min<int64_t>(flat_heads, 1);
@@ -1568,6 +1568,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_full_m128n128_det_info(void
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d64_full_m128n128_det",
-      "d2ee05c70917e918f4844ffe7b2d2b6c0dd84fd172d670017ef8c757fb467f19"};
+      "1848bc0e82b6676eb485c834a6113c4f7635218cdee2d2848dd10b99bce8a324"};
   return &info;
 }

@@ -1523,7 +1523,7 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
   // should be in work at once.
-  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
+  const int64_t share = kL2Share / 2 * (params.n_blocks > 32 ? 4 : params.n_blocks > 8 ? 3 : 2);
   const int64_t section =
       std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   const int64_t last = std::min<int64_t>(flat_heads, 1);
@@ -1582,6 +1582,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_full_m128n128_det_s3_dos2_u
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d64_full_m128n128_det_s3_dos2_underdp",
-      "d5b36d5f508aa0486ebc25a2d0be20aaa8b9e457ceec673c71860a4c0816b547"};
+      "3a4753ad3bc512b9cbca15a7009fa96af0ff4737aea34e880ad5a9113cb404b7"};
   return &info;
 }

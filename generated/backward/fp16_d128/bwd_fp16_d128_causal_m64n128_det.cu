@@ -1555,7 +1555,7 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
   // should be in work at once.
-  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
+  const int64_t share = kL2Share / 2 * (params.n_blocks > 32 ? 4 : params.n_blocks > 8 ? 3 : 2);
   const int64_t section =
       std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   // The last has tiles for two rounds and a half at least, so that long ones do not begin last.
@@ -1613,6 +1613,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_causal_m64n128_det_info(vo
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d128_causal_m64n128_det",
-      "9bee7614fe4cd5aec31798eb96ae240efd11d554dc1cb0ffded2602b3ae76161"};
+      "5a1637ac5c1715fa738e65d63c8e789fb93cb9e9ed1d1a286a235336268839ab"};
   return &info;
 }

@@ -1515,7 +1515,7 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
   // should be in work at once.
-  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
+  const int64_t share = kL2Share / 2 * (params.n_blocks > 32 ? 4 : params.n_blocks > 8 ? 3 : 2);
   const int64_t section =
       std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   const int64_t last = std::min<int64_t>(flat_heads, 1);
@@ -1571,6 +1571,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_full_m64n128_det_info(void
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d128_full_m64n128_det",
-      "4bd385551b8b9dbdceedc53d7f391026b2796b01ff2ab715a73c72760f3290dc"};
+      "20c28ead10f692ce9586a6feeaa61ecf9f6a873e69966f923a81295c126f3213"};
   return &info;
 }

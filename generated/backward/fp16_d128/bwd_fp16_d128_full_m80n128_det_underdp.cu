@@ -1535,7 +1535,7 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
   // should be in work at once.
-  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
+  const int64_t share = kL2Share / 2 * (params.n_blocks > 32 ? 4 : params.n_blocks > 8 ? 3 : 2);
   const int64_t section =
       std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   const int64_t last = std::min<int64_t>(flat_heads, 1);
@@ -1593,6 +1593,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_full_m80n128_det_underdp_i
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d128_full_m80n128_det_underdp",
-      "7af475b02eef6625b9ef86f57b0ceb88e3b6ba6b1bdf0c3b8dc5db6a89a34ab0"};
+      "d6c2a07c6832b1e02295ce150b967f035033ab18b3e752499511222899a1faad"};
   return &info;
 }

@@ -1764,7 +1764,7 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
   // should be in work at once.
-  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
+  const int64_t share = kL2Share / 2 * (params.n_blocks > 32 ? 4 : params.n_blocks > 8 ? 3 : 2);
   const int64_t section =
       std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   // The last has tiles for two rounds and a half at least, so that long ones do not begin last.
@@ -1825,6 +1825,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_causal_m64n64_det_dss1_int
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d256_causal_m64n64_det_dss1_intra_c2",
-      "ff89ea8f5d1580729394fc71695c8388041c5899515b240d7795390b3b25dda6"};
+      "81a87ec97839930b53ca9dfa5b0bafdc97506ca6454626681cf0a149aae469cd"};
   return &info;
 }

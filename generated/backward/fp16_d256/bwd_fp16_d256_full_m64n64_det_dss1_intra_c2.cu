@@ -1751,7 +1751,7 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
   // should be in work at once.
-  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
+  const int64_t share = kL2Share / 2 * (params.n_blocks > 32 ? 4 : params.n_blocks > 8 ? 3 : 2);
   const int64_t section =
       std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   const int64_t last = std::min<int64_t>(flat_heads, 1);
@@ -1809,6 +1809,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_full_m64n64_det_dss1_intra
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d256_full_m64n64_det_dss1_intra_c2",
-      "243ed25d8fc3d9158ede02bd75a29949efa9dbce14232658d0edb6f151ee9e3a"};
+      "94ae1104d8c57e0696381d8c2138052d2b33e2d88f53c2f3c3d8380ad0920466"};
   return &info;
 }

@@ -1535,7 +1535,7 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
   // should be in work at once.
-  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
+  const int64_t share = kL2Share / 2 * (params.n_blocks > 32 ? 4 : params.n_blocks > 8 ? 3 : 2);
   const int64_t section =
       std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   // The last has tiles for two rounds and a half at least, so that long ones do not begin last.
@@ -1593,6 +1593,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d64_causal_m128n128_det_info(vo
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d64_causal_m128n128_det",
-      "d64ccf9b51b5f3d0e0149c8ce7597f0650ca144ec3a1b379256e0f7d69084d0a"};
+      "c2ccbf5812ef7aaec405f07d96e7a31d8ef887b0081a245ccd207bc915324cc1"};
   return &info;
 }

@@ -1540,7 +1540,7 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
   // should be in work at once.
-  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
+  const int64_t share = kL2Share / 2 * (params.n_blocks > 32 ? 4 : params.n_blocks > 8 ? 3 : 2);
   const int64_t section =
       std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   // The last has tiles for two rounds and a half at least, so that long ones do not begin last.
@@ -1602,6 +1602,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d64_causal_m128n128_det_underdp
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d64_causal_m128n128_det_underdp_spill64",
-      "b49a0976e70c72d6ed0556114c89aeec6a0b12e36fd054d03ac83505bc37539f"};
+      "73770f27d0520808df835b1d0c3cbd894e635f211c375f0d72739c12ae6d4224"};
   return &info;
 }

@@ -1522,7 +1522,7 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
   // should be in work at once.
-  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
+  const int64_t share = kL2Share / 2 * (params.n_blocks > 32 ? 4 : params.n_blocks > 8 ? 3 : 2);
   const int64_t section =
       std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   const int64_t last = std::min<int64_t>(flat_heads, 1);
@@ -1578,6 +1578,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d64_full_m128n128_det_info(void
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d64_full_m128n128_det",
-      "2333eb2b95a21c85e2392ff296f6cd7941ae5a76df9e98cfeca0f7222e0ee37d"};
+      "72dce203031a15c93f580e4244c450274a98950cabe364dd7770ae142304de39"};
   return &info;
 }

@@ -1533,7 +1533,7 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
   // Of more heads where one has many tiles: each of those waits for the one before it, and fewer
   // should be in work at once.
-  const int64_t share = params.n_blocks > 8 ? kL2Share / 2 * 3 : kL2Share;
+  const int64_t share = kL2Share / 2 * (params.n_blocks > 32 ? 4 : params.n_blocks > 8 ? 3 : 2);
   const int64_t section =
       std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   const int64_t last = std::min<int64_t>(flat_heads, 1);
@@ -1592,6 +1592,6 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d64_full_m128n128_det_s3_dos2_u
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d64_full_m128n128_det_s3_dos2_underdp",
-      "126e06a0da1c5ea5dcc66157b94205b2cc0ab439080df1344f77eb0f31266015"};
+      "f7c67d78114ea2acf593e41925de4646b9bd7128028acff0796e9ff58ba2d4ea"};
   return &info;
 }
