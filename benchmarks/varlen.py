@@ -35,6 +35,7 @@ from fagen.dispatch.choice import choose
 from fagen.dispatch.choice import serving as dispatch
 from fagen.e4m3 import rounded
 from fagen.errors import DeviceError, FagenError, VerificationError
+from fagen.measure.card import Clock
 from fagen.measure.inputs import inputs, softmax_scale
 from fagen.measure.numerics import FP8_AGREEMENT, rms
 from fagen.measure.peers import ours, peer
@@ -200,7 +201,7 @@ def time_list(
         calls = {who: captured(call, RUNS) for who, call in calls.items()}
     each = RUNS if name == TINY else 1
     for regime in REGIMES.values():
-        timings = time_calls(calls, regime)
+        timings = time_calls(calls, regime, clock=Clock())
         for who, timing in timings.items():
             seconds = timing.seconds / each
             findings.rows.append(
@@ -217,6 +218,7 @@ def time_list(
                     "regime": regime.name,
                     "us": round(seconds * 1e6, 2),
                     "spread": round(timing.spread, 4),
+                    "sm_clock_mhz": timing.sm_clock_mhz,
                     "tflops": round(useful_flops(problem, lengths, heads) / seconds / 1e12, 1),
                 }
             )
