@@ -200,8 +200,9 @@ def time_list(
     if name == TINY:
         calls = {who: captured(call, RUNS) for who, call in calls.items()}
     each = RUNS if name == TINY else 1
+    clock = Clock()
     for regime in REGIMES.values():
-        timings = time_calls(calls, regime, clock=Clock())
+        timings = time_calls(calls, regime, clock=clock)
         for who, timing in timings.items():
             seconds = timing.seconds / each
             findings.rows.append(

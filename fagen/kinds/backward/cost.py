@@ -149,8 +149,8 @@ def rows_seconds(
 ) -> float:
     """Return the seconds of the kernels that prepare rows and round dQ: bytes, and launches.
 
-    One reads O and dO; the other reads dQ's sums, in fp32, and writes dQ: of few heads where a warp
-    of the kernel between them does so `meanwhile`.
+    One reads O and dO; the other reads dQ's sums, in fp32, and writes dQ: of what is left where a
+    warp of the kernel between them does so `meanwhile`.
     """
     e, d = DTYPES[dtype].bytes, DTYPES[dtype].filled_up(head_dim)
     rows = sizes.heads * sizes.total_q
