@@ -183,7 +183,7 @@ GROUP_FAULTS = {
 MISSED = Case(Sizes(2, 8, 2, 1, 64 * 17), (64 * 17, 900), references=(0.0, -1e3, 30.0, 1e3))
 UNIFIED_FAULTS = {
     "no row fails": ("!(total >= kLeastMean * keys)", "false"),
-    "nobody asks whether one has": ("__syncthreads_or(failed)", "__syncthreads_or(false)"),
+    "nobody asks whether one has": ("__syncthreads_or(consumer.failed)", "__syncthreads_or(false)"),
     "all rows of a unit are computed again": ("exact ? !repeats[j] : row", "row"),
     "the second time keeps the reference": ("exact ? -INFINITY : params", "params"),
 }

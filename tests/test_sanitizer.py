@@ -16,6 +16,7 @@ from tests.gpu.sanitizer import (
     P_READ_BY_ALL_LANES,
     SCALES_READ_BY_ALL_LANES,
     TILE_READ_BY_ALL_LANES,
+    TILE_WRITTEN_BY_ANY_LANE,
     fault,
     findings,
 )
@@ -29,6 +30,7 @@ HARMLESS = {
     "racecheck_scales": (*TILE_READ_BY_ALL_LANES, *SCALES_READ_BY_ALL_LANES),
     "racecheck_p": P_READ_BY_ALL_LANES,
     "racecheck_hint": HINT_TO_STOP,
+    "racecheck_tile": TILE_WRITTEN_BY_ANY_LANE,
 }
 ALL = (
     O_AFTER_THE_LAST_WAIT,
@@ -36,6 +38,7 @@ ALL = (
     *SCALES_READ_BY_ALL_LANES,
     *P_READ_BY_ALL_LANES,
     *HINT_TO_STOP,
+    *TILE_WRITTEN_BY_ANY_LANE,
 )
 CLEAN = """========= COMPUTE-SANITIZER
 fwd_fp16_d128_causal_m128n128 1,1,1,1,1: as it should be

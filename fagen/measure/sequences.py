@@ -72,7 +72,10 @@ class Case:
 
 
 def verification_cases(plan: Tiled) -> tuple[Case, ...]:
-    """Lengths around the tile of `plan`, none, very many, mixed ones, each grouping of heads."""
+    """Lengths around the tile of `plan`, none, very many, mixed ones, each grouping of heads.
+
+    K and V of a few are larger than the L2 cache, by which kernels number their tiles.
+    """
     m, n = plan.block_m, plan.block_n
     around = tuple((q, k) for q in (0, 1, m - 1, m, m + 1) for k in (0, 1, n - 1, n, n + 1))
     mixed = tuple((length, length) for length in (17, 1_500, 3, 64, 700, 1, 0, 4_097, 129))
@@ -89,6 +92,7 @@ def verification_cases(plan: Tiled) -> tuple[Case, ...]:
         Case(tuple((1, i * 97 % 1_500) for i in range(40)), 8, 1, used=True),
         Case(tuple((i * 97 % 1_500, 1 + i) for i in range(40)), 5, 1, gap=2),
         Case(((2_048, 2_048),) * 4, 16, 16),
+        Case(mixed * 2, 16, 16, poisoned=True),
         Case(((1_023, 4_097), (4_097, 1_023)), 4, 1),
     )
 

@@ -150,6 +150,7 @@ void __stcg(T* to, T value) {
   *to = value;
 }
 inline float __frcp_rn(float x) { return 1.f / x; }
+inline float __fdividef(float a, float b) { return a / b; }
 inline int __clz(uint32_t x) { return x ? __builtin_clz(x) : 32; }
 inline uint32_t atomicInc(uint32_t* at, uint32_t most) {
   const uint32_t before = *at;

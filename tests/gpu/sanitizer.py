@@ -83,6 +83,11 @@ def race(reader: str, writer: str) -> tuple[Harmless, ...]:
 # With order = "dynamic": the tile that the producer drew, and the barrier is tile_empty.
 TILE_READ_BY_ALL_LANES = read_by_all_lanes("Tiles::next", "TileScheduler::next")
 
+# Packed sequences: a tile, which the lane that has its sequence writes, and all lanes of those that
+# work at it read. Between that lane and the one that arrives at tile_full there is __syncwarp, as
+# there is between the reads and tile_empty. Of one sequence, which lane 0 has, no tile is found.
+TILE_WRITTEN_BY_ANY_LANE = race(r"(?:Consumer::\w+|produce)", "TileFinder::find")
+
 # With scales by block: K's of a block, and the barrier is k_empty, for which each lane that may
 # write waits itself. On an H200 the tool counted what this explains and nothing else, the bytes of
 # each stage that was written again: 3,080 blocks, of which 132 thread blocks wrote the first two

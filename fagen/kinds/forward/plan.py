@@ -82,6 +82,7 @@ class Plan(Folding):
     mask: Mask
     varlen: bool  # sequences have lengths of their own, which the GPU reads
     draws_apart: bool  # and a warp of its own makes tiles of them; else the producer does
+    whole_heads: bool  # all tiles of one head after those of another; a producer has no time for it
 
     head_dim: int
     head_dim_v: int
@@ -149,6 +150,7 @@ class Plan(Folding):
     skips_steps: bool  # a consumer without rows skips all but the first
     passes_tiles: bool  # or goes on to the next tile, whose rows it then has
     lays_q_anew: bool  # the descriptors of a single buffer of Q are worked out in each step
+    l2_bytes: int
     l2_share_bytes: int  # of the L2 cache, for the K and V that blocks share
     max_spill_bytes: int  # per thread
 
@@ -330,6 +332,7 @@ def plan(schedule: Schedule) -> Plan:
         mask=mask,
         varlen=schedule.attention.lengths == "varlen",
         draws_apart=_draws_apart(schedule),
+        whole_heads=_draws_apart(schedule) and mask.last_by_row,
         head_dim=schedule.attention.head_dim,
         head_dim_v=schedule.attention.head_dim_v,
         head_dim_padded=d,
@@ -393,6 +396,7 @@ def plan(schedule: Schedule) -> Plan:
         passes_tiles=passes_tiles(schedule),
         # beside what a consumer keeps of its tiles there are no registers for them
         lays_q_anew=passes_tiles(schedule) and schedule.pipeline.q_stages == 1 and d > 128,
+        l2_bytes=SM90.l2_bytes,
         l2_share_bytes=SM90.l2_bytes // 2,  # each half holds its own copy of what both halves read
         max_spill_bytes=schedule.build.max_spill_bytes,
         qk_swizzle=qk_swizzle,

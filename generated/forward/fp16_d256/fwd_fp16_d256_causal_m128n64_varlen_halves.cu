@@ -127,6 +127,7 @@ constexpr int kTileStages = 6;     // tiles drawn and not yet done
 constexpr int kTileReaders = 9;    // warps that ask for them
 constexpr int kDrawAhead =
     2;  // blocks before its end that a tile's successor is drawn: enough to hide the answer's way
+constexpr int64_t kL2Bytes = 52428800;
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFar =
     16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
@@ -233,6 +234,7 @@ struct Params {
   const int32_t* seqused_k;  // of how many keys each is to see the first ones; null: of all
   int batch, total_q, total_k;
   int heads;
+  bool exceeds_l2;  // K and V do
   FastDivisor heads_per_kv_head;
   uint32_t* tiles_drawn;  // beyond the first of each block
   float scale_log2;       // scale * log2(e)
@@ -397,13 +399,19 @@ __device__ __forceinline__ Blocks blocks_of_tile(const Sequence& sequence, int m
 //
 // Tiles are numbered class by class. Those of class c see 2^(c - 1) … 2^c - 1 blocks of keys, and
 // those of class 0 none: the highest class comes first, so that short tiles fill up behind the long
-// ones. In a class they go sequence by sequence and KV head by KV head: who shares K and V loads
-// them at the same time.
+// ones. But so K and V come from memory for each class that a head has tiles of. Where the L2 cache
+// does not hold them, only as many of the last heads as fill up behind all others are therefore in
+// this order, in a class sequence by sequence the longest first. The first heads are before them:
+// there all tiles of a sequence are in the class of its longest, and go KV head by KV head, since
+// who shares K and V loads them at the same time.
 struct TileFinder {
   const Params& params;
   uint32_t classes = 0;  // bit c: that there may be tiles of class c
   int tiles = 0;         // of all classes
   int own_class;         // at hand
+  int first_heads;       // that are before the others
+  bool whole;            // that these are at hand
+  int heads;             // at hand
   int first = 0;         // of the 32 sequences at hand
   int before = 0;        // tiles of the classes, and sequences of this class, before these
   Sequence sequence;     // this lane's
@@ -418,18 +426,41 @@ struct TileFinder {
     return 32 - __clz(blocks_of_tile(sequence, m_block).last);
   }
 
+  __device__ __forceinline__ int steps_of(int m_block) const {
+    const Blocks blocks = blocks_of_tile(sequence, m_block);
+    return max(0, blocks.last - blocks.first);
+  }
+
   // Counts all tiles, and looks at the first ones.
   __device__ __forceinline__ void begin_with_longest() {
+    int longest = 0;  // steps of a tile
+    float steps = 0;  // of a head's tiles, whose first and last are taken for the average
+#pragma unroll 4
     for (int index = lane(); index < params.batch; index += 32) {
       sequence = sequence_of(params, index);
       if (const int count = tiles_of_head(); count > 0) {
         tiles += count * params.heads;
         classes |= (2u << class_of(count - 1)) - (1u << class_of(0));
+        longest = max(longest, steps_of(count - 1));
+        steps += 0.5f * count * (steps_of(0) + steps_of(count - 1));
       }
     }
     tiles = __reduce_add_sync(0xffffffff, tiles);
     classes = __reduce_or_sync(0xffffffff, classes);
     own_class = highest_class(classes);
+    longest = __reduce_max_sync(0xffffffff, longest);
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      steps += __shfl_xor_sync(0xffffffff, steps, distance);
+    }
+    // Behind them one KV head fills up, and half as much again as all thread blocks take for their
+    // longest tile. Heads of a tile or two share little.
+    const int group = params.heads_per_kv_head.value;
+    const int filling_up = 1 + int(1.5f * __fdividef(float(gridDim.x) * longest, steps * group));
+    const bool pays = params.exceeds_l2 && longest * kBlockN > 2 * kBlockM;
+    first_heads = pays ? max(0, params.heads - filling_up * group) : 0;
+    whole = first_heads > 0;
+    heads = whole ? first_heads : params.heads;
     look();
   }
 
@@ -456,7 +487,10 @@ struct TileFinder {
     sequence = sequence_of(params, first + lane());
     begin = own_class > 0 ? first_with(1 << (own_class - 1)) : 0;
     end = first_with(1 << own_class);
-    up_to = (end - begin) * params.heads;
+    if (whole && begin < end) {
+      begin = end == tiles_of_head() ? first_with(1) : end;
+    }
+    up_to = (end - begin) * heads;
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
       const int others = __shfl_up_sync(0xffffffff, up_to, distance);
@@ -480,11 +514,17 @@ struct TileFinder {
       if (first >= params.batch) {
         first = 0;
         own_class = highest_class(classes & ((1u << own_class) - 1));
+        if (own_class == 0) {  // the end of this order, but for tiles without keys, of all heads
+          own_class = whole ? highest_class(classes) : 0;
+          first_heads = whole ? first_heads : 0;
+          heads = params.heads - first_heads;
+          whole = false;
+        }
       }
     }
     const int rank = number - before;
     if (lane() == __ffs(__ballot_sync(0xffffffff, rank < up_to)) - 1) {
-      found = tile_of(rank - up_to + (end - begin) * params.heads);
+      found = tile_of(rank - up_to + (end - begin) * heads);
     }
     return true;
   }
@@ -494,10 +534,23 @@ struct TileFinder {
     const int group = params.heads_per_kv_head.value;
     Tile tile;
     tile.sequence = sequence;
-    tile.kv_head = rank / (group * (end - begin));
-    rank -= tile.kv_head * group * (end - begin);
-    const int row = params.heads_per_kv_head.divide(rank), m_block = end - 1 - row;
-    tile.head = tile.kv_head * group + rank - row * group;
+    const int rows = end - begin;
+    int row = 0;
+    tile.head = rank;
+    if (rows > 1 &&
+        (whole ||
+         first_heads == 0)) {  // a division takes as long as is to be seen in very short tiles
+      const int kv_head = rank / (group * rows);
+      rank -= kv_head * group * rows;
+      row = params.heads_per_kv_head.divide(rank);
+      tile.head = kv_head * group + rank - row * group;
+    } else if (rows > 1) {  // the longest of all heads that fill up
+      row = rank / heads;
+      tile.head = rank - row * heads;
+    }
+    tile.head += whole ? 0 : first_heads;
+    tile.kv_head = params.heads_per_kv_head.divide(tile.head);
+    const int m_block = end - 1 - row;
     tile.first_row = m_block * kBlockM;
     tile.blocks = blocks_of_tile(sequence, m_block);
     tile.warpgroups = min(ceil_div(sequence.seqlen_q - tile.first_row, kWarpgroupRows), kConsumers);
@@ -1612,6 +1665,8 @@ Status launch(const FagenForwardVarlenArgs& a, cudaStream_t stream) {
   params.total_q = a.total_q;
   params.total_k = a.total_k;
   params.heads = a.heads;
+  params.exceeds_l2 =
+      int64_t(a.total_k) * a.kv_heads * (kHeadDim + kHeadDimV) * sizeof(Element) > kL2Bytes;
   params.heads_per_kv_head = FastDivisor(a.heads / a.kv_heads);
   params.tiles_drawn = static_cast<uint32_t*>(a.workspace);
   params.scale_log2 = a.scale * 1.44269504089f;
@@ -1648,6 +1703,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d256_causal_m128n64_varlen_halv
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d256_causal_m128n64_varlen_halves",
-      "1bb41bfecf0004a39e57a8c241e712545774ec964c18be5e152bef86fc8cfee2"};
+      "cd3bc1574a836c50f9e65cc91dc7be88c30e41d8c387be4f08936ff9ca84e921"};
   return &info;
 }

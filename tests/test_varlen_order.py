@@ -1,0 +1,104 @@
+"""Packed sequences under a causal mask: the order of tiles where L2 does not hold K and V."""
+
+import pytest
+
+from fagen import simulator
+from fagen.errors import DeviceError
+from fagen.kinds.forward import Schedule
+from fagen.kinds.forward.plan import Plan, plan
+from fagen.kinds.forward.varlen_accuracy import case_error
+from fagen.measure.sequences import Case
+from fagen.render import render
+from tests.often import some
+
+SLUGS = (
+    "fwd_fp16_d64_causal_m64n64_varlen",
+    "fwd_fp16_d64_causal_m128n64_varlen",  # in ping-pong, which skips blocks that are masked
+    "fwd_bf16_d64_causal_m256n64_varlen_s4_q2_nointer",
+)
+SMALL = SLUGS[0]
+# Four multiprocessors are simulated: of five KV heads the last two fill up, and of many the last.
+FEW = ((530, 530), (9, 0), (129, 129))
+MANY = ((530, 530), (9, 0), (200, 331), (3, 3), (70, 9), (1, 400), (129, 129))
+CASES = (
+    Case(FEW, 5, 5),
+    Case(FEW, 15, 5, gap=1),
+    Case(MANY, 5, 5, poisoned=True),
+    Case(MANY * 5, 4, 4),  # more than a warp has lanes
+    Case(((530, 530),), 4, 1),  # all heads are the last ones
+    Case(((5, 0), (0, 5), (90, 0)), 6, 3),
+)
+
+
+def planned(slug: str) -> Plan:
+    return plan(Schedule.from_slug(slug))
+
+
+def kernel_of(slug: str) -> str:
+    """The text of a kernel to which the L2 cache is small."""
+    text = render(planned(slug)).kernel
+    large = f"kL2Bytes = {planned(slug).l2_bytes};"
+    assert large in text
+    return text.replace(large, "kL2Bytes = 0;")
+
+
+def is_right(slug: str, text: str, case: Case, seed: int) -> bool:
+    of, library = planned(slug), simulator.build(text)
+    found = case_error(
+        of,
+        case,
+        lambda given: simulator.call(of, library, seed=seed, **given),
+        seed=seed,
+        device="cpu",
+    )
+    return found.ok
+
+
+@pytest.mark.parametrize("slug", some(SLUGS, [SMALL]))
+def test_first_heads_one_by_one_and_last_ones_by_length_are_all_there_are(slug: str) -> None:
+    text = kernel_of(slug)
+    assert all(is_right(slug, text, case, seed) for seed, case in enumerate(CASES))
+
+
+FAULTS = {
+    "the last heads are taken for the first": (
+        "tile.head += whole ? 0 : first_heads;",
+        "",
+    ),
+    "tiles without keys are left out but for those of the last heads": (
+        "first_heads = whole ? first_heads : 0;",
+        "",
+    ),
+    "a head's tiles of a lower class are left out": (
+        "begin = end == tiles_of_head() ? first_with(1) : end;",
+        "begin = end == tiles_of_head() ? begin : end;",
+    ),
+    "a head's tiles are there in each class": (
+        "begin = end == tiles_of_head() ? first_with(1) : end;",
+        "begin = first_with(1);",
+    ),
+    "one of the last heads is taken for all": (
+        "tile.head = rank - row * heads;",
+        "tile.head = 0;",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", some(FAULTS, [*FAULTS][:2]))
+def test_a_tile_that_is_left_out_or_taken_for_another_is_found_out(name: str) -> None:
+    right, wrong = FAULTS[name]
+    text = kernel_of(SMALL)
+    assert right in text
+    try:
+        assert not is_right(SMALL, text.replace(right, wrong), CASES[0], seed=0)
+    except DeviceError as error:
+        assert "nobody can go on" in str(error)
+
+
+def test_where_the_cache_holds_k_and_v_and_in_e4m3_classes_alone_count() -> None:
+    full, eight = (
+        planned(slug)
+        for slug in ("fwd_fp16_d64_full_m64n64_varlen", "fwd_e4m3_d64_causal_m64n64_varlen")
+    )
+    assert not full.whole_heads and not eight.whole_heads
+    assert "kL2Bytes" not in render(full).kernel + render(eight).kernel
