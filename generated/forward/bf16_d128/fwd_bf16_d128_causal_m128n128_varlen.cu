@@ -392,8 +392,8 @@ struct TileFinder {
   uint32_t classes = 0;  // bit c: that there may be tiles of class c
   int tiles = 0;         // of all classes
   int own_class;         // at hand
-  int first_heads;       // that are before the others
-  bool whole;            // that these are at hand
+  int first_heads;       // that come before the others; 0: none, or none any more
+  bool whole;            // whether these are at hand
   int heads;             // at hand
   int first = 0;         // of the 32 sequences at hand
   int before = 0;        // tiles of the classes, and sequences of this class, before these
@@ -517,12 +517,12 @@ struct TileFinder {
     const int group = params.heads_per_kv_head.value;
     Tile tile;
     tile.sequence = sequence;
+    // Of very short tiles a division would be seen: heads of one need none.
     const int rows = end - begin;
+    const bool by_kv_head = whole || first_heads == 0;
     int row = 0;
     tile.head = rank;
-    if (rows > 1 &&
-        (whole ||
-         first_heads == 0)) {  // a division takes as long as is to be seen in very short tiles
+    if (rows > 1 && by_kv_head) {
       const int kv_head = rank / (group * rows);
       rank -= kv_head * group * rows;
       row = params.heads_per_kv_head.divide(rank);
@@ -1598,6 +1598,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d128_causal_m128n128_varlen_inf
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d128_causal_m128n128_varlen",
-      "0f261c2b35795d9a1bc1b08a3cb3b9f6c0a3ac89fe0e79ac376e2c45af3d445b"};
+      "9d7d20ac6ecb0431fe8a7d97128955115224dcac7ad12edc4c2a7558f96ed550"};
   return &info;
 }

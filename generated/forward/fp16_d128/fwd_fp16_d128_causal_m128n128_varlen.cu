@@ -402,8 +402,8 @@ struct TileFinder {
   uint32_t classes = 0;  // bit c: that there may be tiles of class c
   int tiles = 0;         // of all classes
   int own_class;         // at hand
-  int first_heads;       // that are before the others
-  bool whole;            // that these are at hand
+  int first_heads;       // that come before the others; 0: none, or none any more
+  bool whole;            // whether these are at hand
   int heads;             // at hand
   int first = 0;         // of the 32 sequences at hand
   int before = 0;        // tiles of the classes, and sequences of this class, before these
@@ -527,12 +527,12 @@ struct TileFinder {
     const int group = params.heads_per_kv_head.value;
     Tile tile;
     tile.sequence = sequence;
+    // Of very short tiles a division would be seen: heads of one need none.
     const int rows = end - begin;
+    const bool by_kv_head = whole || first_heads == 0;
     int row = 0;
     tile.head = rank;
-    if (rows > 1 &&
-        (whole ||
-         first_heads == 0)) {  // a division takes as long as is to be seen in very short tiles
+    if (rows > 1 && by_kv_head) {
       const int kv_head = rank / (group * rows);
       rank -= kv_head * group * rows;
       row = params.heads_per_kv_head.divide(rank);
@@ -1655,6 +1655,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d128_causal_m128n128_varlen_inf
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d128_causal_m128n128_varlen",
-      "bab64e70d7a655d0648c061d4464c6ae40d583cb9f5cc8f9d4724e11bdd91a55"};
+      "03664908b982c72a5fa9e9c22c78c335b639bf9a9b6c2fde44792da00070bec6"};
   return &info;
 }

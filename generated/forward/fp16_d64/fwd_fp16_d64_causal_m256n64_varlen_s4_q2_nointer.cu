@@ -388,8 +388,8 @@ struct TileFinder {
   uint32_t classes = 0;  // bit c: that there may be tiles of class c
   int tiles = 0;         // of all classes
   int own_class;         // at hand
-  int first_heads;       // that are before the others
-  bool whole;            // that these are at hand
+  int first_heads;       // that come before the others; 0: none, or none any more
+  bool whole;            // whether these are at hand
   int heads;             // at hand
   int first = 0;         // of the 32 sequences at hand
   int before = 0;        // tiles of the classes, and sequences of this class, before these
@@ -513,12 +513,12 @@ struct TileFinder {
     const int group = params.heads_per_kv_head.value;
     Tile tile;
     tile.sequence = sequence;
+    // Of very short tiles a division would be seen: heads of one need none.
     const int rows = end - begin;
+    const bool by_kv_head = whole || first_heads == 0;
     int row = 0;
     tile.head = rank;
-    if (rows > 1 &&
-        (whole ||
-         first_heads == 0)) {  // a division takes as long as is to be seen in very short tiles
+    if (rows > 1 && by_kv_head) {
       const int kv_head = rank / (group * rows);
       rank -= kv_head * group * rows;
       row = params.heads_per_kv_head.divide(rank);
@@ -1646,6 +1646,6 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d64_causal_m256n64_varlen_s4_q2
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d64_causal_m256n64_varlen_s4_q2_nointer",
-      "d1f293c4810af43747ebc5d4cb5f78014382f4f9e4ecfcd2fdff4cf44575b667"};
+      "e99a832f0610f65d4d0dc325a909ea87bcba4691eee9f4ce108cd24d44403cfc"};
   return &info;
 }
