@@ -82,7 +82,7 @@ class Plan(Folding):
     mask: Mask
     varlen: bool  # sequences have lengths of their own, which the GPU reads
     draws_apart: bool  # and a warp of its own makes tiles of them; else the producer does
-    whole_heads: bool  # all tiles of one head after those of another; a producer has no time for it
+    whole_heads: bool  # first heads come one by one, whatever their tiles see; producers lack time
 
     head_dim: int
     head_dim_v: int
