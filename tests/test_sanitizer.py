@@ -143,6 +143,10 @@ OTHERS = {
          "read_scales()", "Write access at fagen_fwd_e4m3_d80v48_causal_m64n32_vrows_sblock_sr32_"
          "kernel::ScaleProducer::write(int)"),
     ),
+    "a tile of packed sequences that another writes": (
+        "racecheck_tile", ("_kernel::TileFinder::find(", "_kernel::Turns::give(")
+    ),
+    "that others read": ("racecheck_tile", ("_kernel::Consumer::", "_kernel::Loader::")),
 }  # fmt: skip
 
 

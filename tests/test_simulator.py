@@ -26,7 +26,7 @@ PERSISTENT = "bwd_fp16_d128_causal_m64n128_persist_post"
 OFTEN = (SPREAD[0], SPREAD[2], SPREAD[8], SPREAD[10], DETERMINISTIC[0], PAIRS[0], PERSISTENT)
 
 
-# in e4m3: V as it comes; V transposed in the kernel, scales by block
+# in e4m3: V as it comes; V transposed in the kernel, a descale for each block
 FP8 = ("fwd_e4m3_d64_full_m128n128", "fwd_e4m3_d128_full_m128n128_vrows_sblock")
 FORWARD = [path.stem for path in registry.schedules("forward") if "e4m3" not in path.stem]
 FORWARD += FP8

@@ -17,7 +17,7 @@ from fagen.errors import DeviceError, ScheduleError, VerificationError
 from fagen.kinds.decode.reference import attend
 from fagen.kinds.forward import Schedule
 from fagen.kinds.forward.emulate import emulate_varlen
-from fagen.kinds.forward.plan import Plan, plan
+from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.varlen_accuracy import case_error, check_cases
 from fagen.measure.sequences import Case, small_cases
 from fagen.problem import Problem
@@ -31,7 +31,7 @@ from fagen.vendor.manifest import Manifest
 from fagen.vocab import MASKS
 from tests.often import some
 from tests.tensors import normal
-from tests.varlen_helpers import exact, packed
+from tests.varlen_helpers import exact, packed, planned
 
 COMMITTED = [path.stem for path in registry.schedules("forward") if "varlen" in path.stem]
 SMALL = "fwd_fp16_d64_causal_m64n64_varlen"
@@ -46,10 +46,6 @@ SPREAD = (
     "fwd_e4m3_d64_causal_m128n32_varlen_q2_vspace",
     "fwd_e4m3_d80v48_full_m64n96_varlen_ofp16_s3_pm2",
 )
-
-
-def planned(slug: str) -> Plan:
-    return plan(Schedule.from_slug(slug))
 
 
 # ---- on the simulated GPU -----------------------------------------------------------------------

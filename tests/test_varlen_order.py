@@ -4,12 +4,10 @@ import pytest
 
 from fagen import simulator
 from fagen.errors import DeviceError
-from fagen.kinds.forward import Schedule
-from fagen.kinds.forward.plan import Plan, plan
-from fagen.kinds.forward.varlen_accuracy import case_error
 from fagen.measure.sequences import Case
 from fagen.render import render
 from tests.often import some
+from tests.varlen_helpers import is_right, planned
 
 SLUGS = (
     "fwd_fp16_d64_causal_m64n64_varlen",
@@ -30,10 +28,6 @@ CASES = (
 )
 
 
-def planned(slug: str) -> Plan:
-    return plan(Schedule.from_slug(slug))
-
-
 def kernel_of(slug: str) -> str:
     """The text of a kernel to which the L2 cache is small."""
     text = render(planned(slug)).kernel
@@ -42,22 +36,10 @@ def kernel_of(slug: str) -> str:
     return text.replace(large, "kL2Bytes = 0;")
 
 
-def is_right(slug: str, text: str, case: Case, seed: int) -> bool:
-    of, library = planned(slug), simulator.build(text)
-    found = case_error(
-        of,
-        case,
-        lambda given: simulator.call(of, library, seed=seed, **given),
-        seed=seed,
-        device="cpu",
-    )
-    return found.ok
-
-
 @pytest.mark.parametrize("slug", some(SLUGS, [SMALL]))
 def test_first_heads_one_by_one_and_last_ones_by_length_are_all_there_are(slug: str) -> None:
-    text = kernel_of(slug)
-    assert all(is_right(slug, text, case, seed) for seed, case in enumerate(CASES))
+    library = simulator.build(kernel_of(slug))
+    assert all(is_right(slug, library, case, seed) for seed, case in enumerate(CASES))
 
 
 FAULTS = {
@@ -89,8 +71,9 @@ def test_a_tile_that_is_left_out_or_taken_for_another_is_found_out(name: str) ->
     right, wrong = FAULTS[name]
     text = kernel_of(SMALL)
     assert right in text
+    library = simulator.build(text.replace(right, wrong))
     try:
-        assert not is_right(SMALL, text.replace(right, wrong), CASES[0], seed=0)
+        assert not is_right(SMALL, library, CASES[0], seed=0)
     except DeviceError as error:
         assert "nobody can go on" in str(error)
 

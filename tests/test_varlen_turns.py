@@ -1,21 +1,16 @@
 """Packed sequences: warpgroups take turns at tiles that have not rows for all of them."""
 
 import math
-from functools import cache, partial
-from pathlib import Path
 
 import pytest
 import torch
 
 from fagen import simulator
 from fagen.errors import DeviceError
-from fagen.kinds.forward import Schedule
-from fagen.kinds.forward.plan import Plan, plan
-from fagen.kinds.forward.varlen_accuracy import case_error
 from fagen.measure.sequences import Case
 from fagen.render import render
 from tests.often import some
-from tests.varlen_helpers import offsets, packed
+from tests.varlen_helpers import is_right, offsets, packed, planned
 
 PING_PONG = "fwd_fp16_d64_causal_m128n64_varlen"  # which also skips blocks that are masked
 THREE = "fwd_fp16_d64_full_m192n48_varlen_s3_q2"
@@ -28,17 +23,6 @@ SLUGS = (PING_PONG, THREE, FOUR, HALVES, FP8, TIGHT)
 SHORT = ((7, 9), (64, 64), (1, 1))
 # short ones, long ones, those whose last tile has rows for some; of few keys, of many, of none
 MIXED = ((3, 3), (200, 90), (5, 7), (65, 70), (9, 0), (40, 40), (300, 100), *SHORT * 8)
-
-
-@cache
-def planned(slug: str) -> Plan:
-    return plan(Schedule.from_slug(slug))
-
-
-def is_right(slug: str, library: Path, case: Case, seed: int) -> bool:
-    run = partial(simulator.call, planned(slug), library, seed=seed)
-    found = case_error(planned(slug), case, lambda given: run(**given), seed=seed, device="cpu")
-    return found.ok
 
 
 @pytest.mark.parametrize("slug", SLUGS)

@@ -2,16 +2,35 @@
 
 import math
 from collections.abc import Sequence
+from functools import cache, partial
 from itertools import accumulate, pairwise
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from fagen import simulator
+from fagen.kinds.forward import Schedule
+from fagen.kinds.forward.plan import Plan, plan
 from fagen.kinds.forward.reference import reference
+from fagen.kinds.forward.varlen_accuracy import case_error
 from fagen.measure.sequences import Case, Tiled
 from tests.tensors import normal
 
 LENGTHS = ((5, 5), (0, 7), (40, 40), (3, 0), (1, 130), (70, 33))  # of queries and of keys
+
+
+@cache
+def planned(slug: str) -> Plan:
+    """The Plan of a forward kernel."""
+    return plan(Schedule.from_slug(slug))
+
+
+def is_right(slug: str, library: Path, case: Case, seed: int) -> bool:
+    """Whether a kernel on the simulated GPU, whatever `seed` lets happen when, is near fp64."""
+    run = partial(simulator.call, planned(slug), library, seed=seed)
+    found = case_error(planned(slug), case, lambda given: run(**given), seed=seed, device="cpu")
+    return found.ok
 
 
 def offsets(lengths: Sequence[int], begin: int = 0) -> Tensor:
