@@ -8,17 +8,16 @@ Filled in, wherever they stand in a page:
     <!-- commands -->     … <!-- end -->   a table of the commands
     <!-- keys: KIND -->   … <!-- end -->   a table of the keys of a kind's schedules
     <!-- signature: SLUG --> … <!-- end -->   the ops of that kernel, and what they take and return
-    <!-- results -->      … <!-- end -->   the newest committed benchmarks, as a picture
+    <!-- results -->      … <!-- end -->   the newest committed benchmarks, as a picture and tables
 
-The picture is drawn here too, as benchmarks/results/speedups.svg.
+The picture is drawn here too, as benchmarks/results/speeds.svg.
 """
 
-import json
 import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import chdir
 from functools import cache, partial
 from pathlib import Path
@@ -31,14 +30,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import cli  # noqa: E402 - it lies beside the package
-from benchmarks import speedups  # noqa: E402
-from benchmarks.speedups import CUDNN, FA3, Speedup  # noqa: E402
+from benchmarks import headline  # noqa: E402
+from benchmarks.headline import CUDNN, FA3, OURS  # noqa: E402
 from fagen import flow, registry  # noqa: E402
-from fagen.measure.rows import geomean, ratios, read_rows  # noqa: E402
 from fagen.schedule import Code  # noqa: E402
 from fagen.signature import Scalar, Signature, Tensor  # noqa: E402
 
-REGIMES = {"burst": "short runs", "sustained": "long ones"}  # as the README calls them
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
@@ -208,87 +205,56 @@ def _made(tensor: Tensor) -> Iterator[str]:
         yield f"not of `<slug>_without_{tensor.name}`"
 
 
-SHAPES = {FA3: "{} random shapes", CUDNN: "the {} of the grid"}
-WHERE = {
-    FA3: "FlashAttention-3 ran on another H200, beside earlier kernels of fagen, which ran beside "
-    "today's here ([how](docs/measuring.md#shapes-that-nobody-tuned-for)).",
-    CUDNN: "cuDNN ran in the same process.",
-}
-
-
 def _results() -> Iterator[str]:
-    """Show the speedups over each peer as a picture, and say what they are of."""
+    """Show the newest committed speeds: a picture of the grid, and tables of ratios."""
     results = ROOT / "benchmarks" / "results"
-    by_peer = {found[0].peer: (path, found) for path, found in speedups.committed(results)}
-    if not by_peer:
+    grid = headline.newest(results)
+    if grid is None:
         yield "No run is committed yet."
         return
-    picture = (results / speedups.PICTURE).relative_to(ROOT)
-    yield f"![{speedups.TITLE}, by head dim]({picture})"
+    picture = (results / headline.PICTURE).relative_to(ROOT)
+    yield f"![{headline.TITLE}]({picture})"
     yield ""
-    means = "; ".join(_means(path, found) for path, found in by_peer.values())
-    told = [f"Speed in [short runs](docs/measuring.md#two-regimes), geometric means: {means}."]
-    told += [WHERE[peer] for peer in by_peer]
-    yield _wrapped(" ".join(told))
-    others = [*_gradients(results), *_decoding(results)]
-    if others:
+    fa3 = headline.newest(results, "-fa3", ".csv")
+    other = f" {FA3} ran in a process of its own: {_made_on(fa3)}." if fa3 else ""
+    yield _wrapped(
+        f"*TFLOP/s, geometric mean and least … most of the shapes of each head dim; {OURS} and "
+        f"{CUDNN} in one process: {headline.versions(grid)} ({_page(grid)}).{other} Burst and "
+        "sustained are [two regimes](docs/measuring.md#two-regimes): short runs after a pause, at "
+        "the full clock, and long ones at the power limit.*"
+    )
+    yield ""
+    yield from headline.grid_table(results)
+    yield ""
+    gradients = headline.newest(results, "-backward")
+    where = "*Forward as in the picture"
+    if gradients:
+        where += f"; gradients on {headline.versions(gradients)} ({_page(gradients)})"
+    yield _wrapped(f"{where}.*")
+    calls = headline.newest(results, "-peers", ".csv")
+    if calls:
         yield ""
-        yield _wrapped(" ".join(others))
+        yield from headline.random_table(calls)
+        yield ""
+        yield _wrapped(
+            f"*Calls of random sizes, all peers in one process; a call that no peer takes is left "
+            f"out: {_made_on(calls)}.*"
+        )
+
+
+def _made_on(path: Path) -> str:
+    """The last line of the comment that a file of figures begins with, and a link to the file."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    told = [line.removeprefix("#").strip() for line in lines if line.startswith("#")]
+    return f"{told[-1]} ([each]({path.relative_to(ROOT)}))"
+
+
+def _page(path: Path) -> str:
+    return f"[each]({path.with_suffix('.md').relative_to(ROOT)})"
 
 
 def _wrapped(text: str) -> str:
     return textwrap.fill(text, 110, break_long_words=False, break_on_hyphens=False)
-
-
-def _gradients(results: Path) -> Iterator[str]:
-    """Say how fast the backward pass was beside cuDNN's, in both regimes."""
-    path = speedups.newest(results, "-backward")
-    if not path:
-        return
-    rows = read_rows(path)
-    found = {name: tuple(ratios(rows, regime).values()) for regime, name in REGIMES.items()}
-    told = " and ".join(
-        f"**{geomean(values):.3f}** × in {name} ({min(values):.2f} at least)"
-        for name, values in found.items()
-        if values
-    )
-    cells = f"[{max(map(len, found.values()))} cells]({path.with_suffix('.md').relative_to(ROOT)})"
-    card = json.loads(path.with_suffix(".run.json").read_text(encoding="utf-8"))["card"]
-    yield f"Gradients in fp16 over cuDNN's ({card}): {told}, {cells}."
-
-
-def _decoding(results: Path) -> Iterator[str]:
-    """Say how fast one query of each sequence is decoded beside the better peer."""
-    path = speedups.newest(results, "-decode")
-    if not path:
-        return
-    best: dict[tuple[int, int], float] = {}
-    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
-        if row["seqlen_q"] == 1 and row["slug"].startswith("dec_fp16_d128_"):
-            peer = min(row["cudnn_microseconds"], row["fa2_microseconds"])
-            at = row["batch"], row["seqlen_k"]
-            best[at] = max(best.get(at, 0.0), peer / row["microseconds"])
-    speeds = tuple(best.values())
-    yield (
-        "One query of each sequence, over the better of cuDNN and FlashAttention-2 in a CUDA graph "
-        f"(fp16, head dim 128, 32 heads to 8): **{geomean(speeds):.2f}** × at {len(speeds)} sizes, "
-        f"{min(speeds):.2f} at least; at head dim 64, and on another card, there are cells behind "
-        "([each](docs/decode.md#is-it-right-and-how-fast))."
-    )
-
-
-def _means(path: Path, found: Sequence[Speedup]) -> str:
-    """The geometric mean over a peer and the least, of each dtype, and where each shape is."""
-    by_dtype: dict[str, list[float]] = {}
-    for one in found:
-        by_dtype.setdefault(one.dtype, []).extend(one.ratios)
-    peer = found[0].peer
-    told = " and ".join(
-        f"**{geomean(values):.3f}** × {peer} in {dtype} ({min(values):.3f} at least)"
-        for dtype, values in by_dtype.items()
-    )
-    shapes = SHAPES[peer].format(max(map(len, by_dtype.values())))
-    return f"{told} at {shapes} ([each]({path.with_suffix('.md').relative_to(ROOT)}))"
 
 
 def filled_files() -> Iterator[tuple[Path, str]]:
@@ -296,7 +262,7 @@ def filled_files() -> Iterator[tuple[Path, str]]:
     for path in PAGES:
         yield path, filled(path.read_text(encoding="utf-8"))
     results = ROOT / "benchmarks" / "results"
-    yield results / speedups.PICTURE, speedups.picture(results)
+    yield results / headline.PICTURE, headline.picture(results)
 
 
 def main(check: bool) -> int:

@@ -76,14 +76,20 @@ def test_the_map_in_the_readme_names_every_page_of_docs_once():
     assert sorted(named) == sorted(there)
 
 
-def test_the_first_screen_has_the_picture_the_call_and_the_two_commands():
-    screen = README.partition("\n## ")[0]
-    assert len(screen.splitlines()) < 50
-    assert re.findall(r"!\[.+\]\((.+)\)", README) == ["benchmarks/results/speedups.svg"]
-    assert "speedups.svg" in screen
-    (call,) = re.findall(r"^```python\n(import torch, fagen\n.*?)^```$", screen, re.M | re.S)
+def test_the_readme_begins_with_what_is_there_then_how_to_call_it_then_its_speed():
+    beginning, *sections = README.split("\n## ")
+    assert [section.partition("\n")[0] for section in sections[:2]] == ["Install and call", "Speed"]
+    assert len(beginning.splitlines()) < 30
+    rows = re.findall(r"^\| (.+?) \| (\S.*?) \| ", beginning, re.M)
+    assert {state for _, state in rows} == {"**there**", "limited", "not there"}
+    missing = " ".join(name for name, state in rows if state == "not there")
+    for name in ("windows", "sinks", "softcap", "ALiBi", "bias", "paged KV"):
+        assert name in missing
+    (call,) = re.findall(r"^```python\n(import torch, fagen\n.*?)^```$", sections[0], re.M | re.S)
     assert call.endswith("fagen.attention(q, k, v, causal=True)\n") and call.count("\n") == 5
-    assert re.search(r"^make demo .*\nmake test ", screen, re.M)
+    assert re.search(r"^pip install '\.\[torch,cuda\]'", sections[0], re.M)
+    assert re.search(r"^make demo .*\nmake test ", sections[0], re.M)
+    assert re.findall(r"!\[.+\]\((.+)\)", README) == ["benchmarks/results/speeds.svg"]
 
 
 def test_the_page_on_commands_names_every_command():
@@ -128,7 +134,7 @@ def test_the_page_on_searching_shows_a_space_with_shapes_that_a_search_takes():
 
 def test_no_figure_of_speed_stands_outside_the_block_that_results_fill():
     told = re.sub(r"^<!-- results -->.*?^<!-- end -->", "", README, flags=re.M | re.S)
-    assert not re.findall(r"\d[\d.,]* ?(?:TFLOP|×|(?:times )?(?:as fast|faster))", told)
+    assert not re.findall(r"\d[\d.,]* ?(?:TFLOP/s\b|×|(?:times )?(?:as fast|faster))", told)
 
 
 def test_the_newest_committed_runs_give_figures_and_the_picture(tmp_path, monkeypatch):
@@ -149,36 +155,32 @@ def test_the_newest_committed_runs_give_figures_and_the_picture(tmp_path, monkey
         for name, slug, tflops in (("fagen", "slug", tflops), ("cudnn", None, 500.0))
     ]
     write_rows(results / "some-card-2026-02-01-backward.json", backward)
-    (results / "some-card-2026-02-01-backward.run.json").write_text('{"card": "Some Card"}')
-    one = {"batch": 1, "seqlen_q": 1, "seqlen_k": 1024, "cudnn_microseconds": 8.0}
-    one |= {"microseconds": 5.0, "fa2_microseconds": 7.0, "slug": "dec_fp16_d128_causal_r8n64"}
-    narrow = one | {"microseconds": 3.0, "slug": "dec_fp16_d64_causal_r8n128"}
-    decoded = {"rows": [one, one | {"microseconds": 6.0}, one | {"seqlen_q": 4}, narrow]}
-    (results / "some-card-2026-02-01-decode.json").write_text(json.dumps(decoded))
+    made_on = dict(card="Some Card", driver="1", cuda="2", torch="3", cudnn="4", date="5")
+    for name in ("some-card-2026-02-01", "some-card-2026-02-01-backward"):
+        (results / f"{name}.run.json").write_text(json.dumps(made_on))
     text = " ".join("\n".join(fill._results()).split())
     assert "some-card-2026-02-01.md" in text and "FlashAttention-3 ran" not in text
-    assert "**1.200** × cuDNN in fp16" in text
-    both = "**1.100** × in short runs (1.10 at least) and **0.960** × in long ones"
-    assert f"over cuDNN's (Some Card): {both}" in text
-    assert "**1.40** × at 1 sizes, 1.40 at least" in text  # the faster kernel, the better peer
-    shape = {"dtype": "fp16", "head_dim": 128, "values": [0.9, 1.1, 1.3]}
-    rows = [shape, shape | {"values": []}]
-    (results / "some-card-2026-02-02-shapes.json").write_text(json.dumps({"rows": rows}))
+    assert "Some Card, driver 1, CUDA 2, torch 3, cuDNN 4, 5" in text
+    assert "| forward fp16 ÷ cuDNN | 1 | **1.20** | 1.20 | – | – |" in text
+    assert "| gradients fp16 ÷ cuDNN | 1 | **1.10** | 1.10 | **0.96** | 0.96 |" in text
+    fa3 = "# what\n# Other Card\nhead_dim,mask,seqlen,sustained,sm_clock_mhz,burst\n"
+    (results / "some-card-2026-02-02-fa3.csv").write_text(fa3 + "128,full,4096,500,1500,400\n")
     text = " ".join("\n".join(fill._results()).split())
-    assert "**1.100** × FlashAttention-3 in fp16" in text and "**1.200** × cuDNN in fp16" in text
-    assert "](benchmarks/results/speedups.svg)" in text
+    assert "FlashAttention-3 ran in a process of its own: Other Card (" in text
+    assert "| forward fp16 ÷ FlashAttention-3 | 1 | **1.50** | 1.50 | – | – |" in text
+    assert "](benchmarks/results/speeds.svg)" in text
 
 
 def test_a_stale_picture_is_said_and_drawn_anew(tmp_path, monkeypatch, capsys):
     shutil.copytree(RESULTS, tmp_path / "benchmarks" / "results")
     monkeypatch.setattr(fill, "ROOT", tmp_path)
     monkeypatch.setattr(fill, "PAGES", ())
-    drawn = tmp_path / "benchmarks" / "results" / "speedups.svg"
+    drawn = tmp_path / "benchmarks" / "results" / "speeds.svg"
     drawn.write_text("old")
     assert fill.main(check=True) == 1
-    assert "speedups.svg: stale" in capsys.readouterr().out
+    assert "speeds.svg: stale" in capsys.readouterr().out
     assert fill.main(check=False) == 0
-    assert drawn.read_bytes() == (RESULTS / "speedups.svg").read_bytes()
+    assert drawn.read_bytes() == (RESULTS / "speeds.svg").read_bytes()
 
 
 @pytest.mark.parametrize("page", fill.PAGES, ids=lambda page: page.name)
