@@ -76,8 +76,11 @@ EXTREME_OFTEN = NARROW[:1]
 @pytest.mark.parametrize("slug", some(EXTREME, EXTREME_OFTEN))
 def test_the_backward_kernels_are_right_for_one_head_large_groups_and_any_rows_to_keys(slug):
     plan = planned(slug)
-    # a thread block has a head of a group where they are shared out, else all
-    for text in (render(plan).kernel, for_multiprocessors(plan, 1)):
+    # a thread block has a head of a group where they are shared out, else all; and grids of two
+    # heads of one batch at most, before and after
+    in_parts = for_multiprocessors(plan, 1)
+    assert in_parts.count("kMostGrid = 65535;") == 1
+    for text in (render(plan).kernel, in_parts.replace("kMostGrid = 65535;", "kMostGrid = 2;")):
         library = simulator.build(text)
         for seed, sizes in enumerate(extreme_sizes(plan)):
             assert backward(plan, library, sizes, seed)[0], sizes

@@ -55,7 +55,10 @@ NARROW = ("bwd_fp16_d72_causal_m64n128_varlen", "bwd_bf16_d80_full_m64n128_varle
 @pytest.mark.parametrize("slug", some((*SPREAD, *NARROW), SPREAD[:1]))
 def test_they_are_right_for_large_groups_and_any_rows_to_keys(slug: str) -> None:
     of = planned(slug)
-    library = simulator.build(render(of).kernel)
+    kernel_text = render(of).kernel
+    most = "kMostGrid = 65535;"  # heads that a launch before or after has; here as of very many
+    assert kernel_text.count(most) == 1
+    library = simulator.build(kernel_text.replace(most, "kMostGrid = 2;"))
 
     def kernel(given: dict[str, Any]) -> None:
         simulator.call(of, library, **given)

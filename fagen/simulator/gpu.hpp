@@ -27,6 +27,7 @@
 #include <random>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #define __host__
@@ -267,6 +268,8 @@ struct Machine {
   const std::function<void()>* body = nullptr;
   bool failed = false;
   std::string said;  // why
+  bool notes = false;  // launches are noted, and nothing runs
+  std::string noted;   // their grids
   std::vector<void*> stacks;
   std::vector<char*> memories;
 
@@ -534,7 +537,13 @@ inline bool run(dim3 grid, dim3 shape, int cluster, int resident, const std::fun
 
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared, int cluster, const Arguments&... arguments) {
-  if (!machine.failed) {
+  const std::string said = std::to_string(grid.x) + " " + std::to_string(grid.y) + " " + std::to_string(grid.z);
+  if (grid.x - 1u >= 0x7fffffffu || grid.y - 1u >= 65535u || grid.z - 1u >= 65535u) {
+    machine.failed = true;
+    machine.said = "a grid of " + said + " thread blocks, which no GPU takes";
+  } else if (machine.notes) {
+    machine.noted += said + "\n";
+  } else if (!machine.failed) {
     const std::function<void()> body = [&] { kernel(arguments...); };
     run(grid, block, cluster, shared ? 2 + cluster : 1, body);
   }
@@ -1246,5 +1255,13 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 }
 
 extern "C" inline __attribute__((used)) void fagen_simulator_seed(uint64_t seed) { sim::machine.random.seed(seed); }
+// Whether launches are noted, and nothing runs.
+extern "C" inline __attribute__((used)) void fagen_simulator_notes(int on) { sim::machine.notes = on; }
+// The grids of all launches since the last time it was asked, a line each.
+extern "C" inline __attribute__((used)) const char* fagen_simulator_noted() {
+  static std::string said;
+  said = std::exchange(sim::machine.noted, "");
+  return said.c_str();
+}
 // Why the last call failed.
 extern "C" inline __attribute__((used)) const char* fagen_simulator_said() { return sim::machine.said.c_str(); }
