@@ -340,6 +340,8 @@ def search_run(
     """
     from fagen import search as searching
 
+    if not dry_run:
+        searching.need_room(store, page=page, folder=folder, read=spaces, recorded=recorded)
     declared = [space for path in spaces for space in searching.read_spaces(path)]
     if dry_run:
         found = list(searching.surveys(declared))
@@ -374,7 +376,11 @@ def search_report(store: Path, output: Path | None, folder: Path | None, as_json
       fagen search report search.sqlite
       fagen search report search.sqlite -o found.html --write schedules
     """
-    _show_found(store, folder, output or store.with_suffix(".html"), as_json)
+    from fagen import search as searching
+
+    page = output or store.parent / f"{store.stem}.html"
+    searching.need_room(store, page=page, folder=folder)
+    _show_found(store, folder, page, as_json)
 
 
 def _show_found(store: Path, folder: Path | None, page: Path | None, as_json: bool) -> None:

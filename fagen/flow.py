@@ -7,13 +7,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from fagen import evidence
+from fagen import evidence, outputs
 from fagen.build import Binary, build, build_together, is_known
 from fagen.errors import FagenError, VerificationError
 from fagen.evidence import Evidence
 from fagen.kind import Plan
 from fagen.machine import machine_code
-from fagen.paths import write_whole
 from fagen.registry import ENTRIES, committed_file, plan, read, schedules
 from fagen.render import Source, render
 from fagen.schedule import Schedule
@@ -172,21 +171,23 @@ def verified(
     """Run a kernel on a Hopper GPU, and write what was found; see `measure.verify`."""
     from fagen import measure  # needs torch
 
-    # a folder that cannot be made is known before the GPU works in vain
-    evidence.home(of.slug, folder).mkdir(parents=True, exist_ok=True)
+    evidence.need_room(of.slug, folder)  # known before the GPU works in vain
     return measure.verify(of, binary, folder=folder, progress=progress)
 
 
 def written(source: Source, folder: Path | None, *, binding: bool = False) -> list[Path]:
     """Write a kernel's source, and its binding's if wanted; return the paths.
 
-    Into `folder`, or to its place in generated/.
+    Into `folder`, or to its place in generated/, where all is fagen's. Raises FagenError where
+    something is in `folder` under such a name that is not as it was rendered, or leads out of it.
     """
     texts = {f"{source.slug}.cu": source.kernel}
     if binding:
         texts[f"{source.slug}_torch.cpp"] = source.binding
-    folder = evidence.home(source.slug, folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    own = outputs.anything if folder is None else outputs.is_stamped
+    folder = evidence.place(source.slug, folder)
+    for name in texts:
+        outputs.refuse_loss(folder / name, own, f"the kernel {source.slug}")
     for name, text in texts.items():
-        write_whole(folder / name, text)
+        outputs.write(folder / name, text, own, f"the kernel {source.slug}")
     return [folder / name for name in texts]

@@ -227,6 +227,11 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
         yield begun, statement
 
 
+def comments(text: str) -> list[str]:
+    """Return the comments of TOML text, each as it is written."""
+    return [token["comment"] for token in _TOKEN.finditer(text) if token["comment"]]
+
+
 def _names(statement: str) -> KeyPath:
     """Return the dotted names of a header or a key, as the TOML reader understands them."""
     node: Any = tomllib.loads(statement)

@@ -23,7 +23,8 @@ PACKAGE = Path(fagen.__file__).parent
 # its KIND imports; its emulation, which needs torch; and what is for a GPU or a search.  The two
 # latter are named by strings, which runtime, measure and search load.
 ORDER = [
-    *("errors", "paths", "process", "toml_lines", "arch", "vocab", "fold", "ledger", "schedule"),
+    *("errors", "paths", "process", "toml_lines", "outputs", "arch", "vocab", "fold"),
+    *("ledger", "schedule"),
     *("problem", "signature", "launch", "merge", "records", "kind", "kinds", "registry"),
     *("render", "toolchain", "machine", "build", "dispatch", "evidence", "picking", "vendor"),
     *("e4m3", "folding", "kinds.emulate", "runtime", "huggingface", "flash_attn_interface"),

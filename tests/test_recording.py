@@ -165,7 +165,7 @@ def test_a_file_that_no_recording_has_written_is_refused_before_the_run(tmp_path
         assert path.read_text() == text and attention.note is None
     for where, said in [
         (tmp_path / "nowhere" / "mine.toml", "there is no folder"),
-        (tmp_path, "cannot be read"),
+        (tmp_path, "is a folder"),
     ]:
         with pytest.raises(FagenError, match=said), fagen.recording(where):
             raise AssertionError("the run has begun")

@@ -82,7 +82,9 @@ def test_what_a_person_edited_stays_and_is_named(tmp_path):
 def test_files_of_others_are_neither_overwritten_nor_removed(tmp_path):
     (tmp_path / "a").write_text("theirs")
     (tmp_path / "z").write_text("theirs")
-    assert bring(some(a="1", b="2"), tmp_path).kept == ("a",)
+    found = bring(some(a="1", b="2"), tmp_path)
+    assert found.foreign == ("a",) and "not written by fagen" in found.fault
+    assert bring(some(a="1", b="2"), tmp_path, force=True).foreign == ("a",)
     assert bring(some(b="2"), tmp_path).unchanged == ("b",)
     assert tree(tmp_path) == {"a": "theirs", "b": "2", "z": "theirs"}
 
@@ -142,8 +144,10 @@ def test_a_record_that_is_none_is_somebody_elses(tmp_path):
         with pytest.raises(FagenError, match="not one that fagen wrote"):
             bring(some(a="2"), tmp_path)
         assert (tmp_path / MANIFEST).read_bytes() == data and not tree(tmp_path)
-    assert bring(some(a="2"), tmp_path, force=True).new == ("a",)
-    assert bring(some(a="2"), tmp_path).unchanged == ("a",)
+        with pytest.raises(FagenError, match="not one that fagen wrote"):
+            bring(some(a="2"), tmp_path, force=True)
+    (tmp_path / MANIFEST).unlink()
+    assert bring(some(a="2"), tmp_path).new == ("a",)
 
 
 def test_the_command_tells_what_became_of_each_file(tmp_path):

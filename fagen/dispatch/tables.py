@@ -13,12 +13,14 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from fagen.errors import ScheduleError
-from fagen.paths import config_folder, write_whole
+from fagen import outputs
+from fagen.errors import FagenError, ScheduleError
+from fagen.paths import config_folder, make_folder
 from fagen.problem import Problem
 from fagen.registry import from_slug
 from fagen.toml_lines import (
     Origin,
+    comments,
     dotted,
     nearest_or_all,
     one_of,
@@ -31,6 +33,7 @@ from fagen.toml_lines import (
 from fagen.vocab import DTYPES, MASKS, PASSES
 
 NAME = "dispatch.toml"
+WHAT = "dispatch table"
 MAX_BYTES = 131_072  # of a table; fagen's own is a quarter of that
 MOST = 2**63 - 1  # of any size: what TOML promises to read back, and torch to count
 _KEYS = {"card": str, "dtype": str, "head_dim": int, "mask": str, "slug": str}
@@ -191,7 +194,7 @@ def table_at(path: Path) -> tuple[Row, ...]:
     """Read a table; one that is not there is empty.  Raises ScheduleError, with the line."""
     if not _is_there(path):
         return ()
-    return _rows(read_text(path, "dispatch table", MAX_BYTES), path)
+    return _rows(read_text(path, WHAT, MAX_BYTES), path)
 
 
 def _rows(text: str, path: Path) -> tuple[Row, ...]:
@@ -353,12 +356,15 @@ def _problem_of(slug: str, *, own: bool = False) -> Problem:
 # ---- writing -------------------------------------------------------------------------------------
 
 
+_COMMENTS = (
+    "# Which kernel for a problem, size and card, measured `by` what, or so far predicted.",
+    "# `fagen search --write` writes rows by keys; a table in your configuration goes before.",
+)
+
+
 def written(rows: Iterable[Row]) -> str:
     """Return a table's text."""
-    lines = [
-        "# Which kernel for a problem, size and card, measured `by` what, or so far predicted.",
-        "# `fagen search --write` writes rows by keys; a table in your configuration goes before.",
-    ]
+    lines = list(_COMMENTS)
     for row in sorted(rows, key=_place):
         problem = row.problem
         lines += ["", "[[kernel]]", f"card = {quoted(row.card)}"]
@@ -393,8 +399,9 @@ def update(path: Path, rows: Sequence[Row]) -> None:
 
     Rows by keys replace no rows for few query rows, queries or tiles, nor these those.  Raises
     ScheduleError where a call would then belong to two rows, or where the table could not be read
-    back; it is left as it was.
+    back, FagenError as need_room does; it is left as it was.
     """
+    need_room(path)
 
     def sort(row: Row) -> tuple[Any, ...]:
         if row.group:
@@ -408,6 +415,23 @@ def update(path: Path, rows: Sequence[Row]) -> None:
         raise ScheduleError(f"{printable(str(path))}: more than {MAX_BYTES:,} bytes with new rows")
     _refuse_unclear(path, [*kept, *rows])
     _rows(text, path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text)
+    make_folder(path.parent)
+    outputs.write(path, text, outputs.anything, f"a {WHAT}")
     table_at.cache_clear()
+
+
+def need_room(path: Path) -> None:
+    """Raise FagenError where rows cannot be put into `path` without a loss.
+
+    It may be a table of any rows, which are kept; comments that somebody wrote there would be lost.
+    """
+    outputs.refuse_loss(path, outputs.anything, f"a {WHAT}")
+    if not _is_there(path):
+        return
+    table_at(path)
+    said = map(str.strip, comments(read_text(path, WHAT, MAX_BYTES)))
+    if mine := [comment for comment in said if comment not in _COMMENTS]:
+        raise FagenError(
+            f"{printable(str(path))}: its comments would be lost, such as {shown(mine[0])}; "
+            "nothing was written: take them out, or name another folder"
+        )

@@ -13,8 +13,9 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
+from fagen import outputs
 from fagen.errors import FagenError, ScheduleError, VerificationError
-from fagen.paths import locate, write_whole
+from fagen.paths import locate, make_folder
 from fagen.records import Divisor
 from fagen.registry import ENTRIES, committed_file, from_slug, kind_of_slug
 from fagen.toml_lines import dotted, read_text, read_toml, shown
@@ -71,6 +72,30 @@ def _folder(slug: str) -> Path:
         from_slug(slug)  # says what is wrong with it
         raise ScheduleError(f"{shown(slug)} names no dtype and head dim")
     return Path(kind.name, found[0])
+
+
+def place(slug: str, folder: Path | None = None) -> Path:
+    """Make the folder in which a kernel and its evidence lie, unless it is there; return it.
+
+    Raises FagenError where a link in generated/ leads elsewhere, OSError where it cannot be made.
+    """
+    found = home(slug, folder)
+    if folder is None:
+        outputs.refuse_way(locate("generated"), str(_folder(slug) / f"{slug}.json"))
+    make_folder(found)
+    return found
+
+
+def need_room(slug: str, folder: Path | None = None) -> None:
+    """Raise FagenError where evidence could not be written: something else is in its place."""
+    path = place(slug, folder) / f"{slug}.json"
+    outputs.refuse_loss(path, _own(slug, folder), f"the evidence of {slug}")
+
+
+def _own(slug: str, folder: Path | None) -> outputs.Own:
+    """How evidence of `slug` is known: by how it begins; in generated/ all is fagen's."""
+    begins = _text({"slug": slug}).rstrip("}\n").encode()
+    return outputs.anything if folder is None else lambda content: content.startswith(begins)
 
 
 def evidence_path(slug: str, folder: Path | None = None) -> Path:
@@ -131,10 +156,14 @@ def _read_file(path: Path) -> Evidence:
 
 
 def write(evidence: Evidence, folder: Path | None = None) -> Path:
-    """Write generated/<slug>.json in one step, so that no reader ever sees half of it."""
-    path = evidence_path(evidence.slug, folder)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, _text(_encoded(evidence)))
+    """Write <slug>.json in one step, so that no reader ever sees half of it; return the path.
+
+    Raises FagenError where something is there that is no evidence of this kernel.
+    """
+    slug = evidence.slug
+    path = place(slug, folder) / f"{slug}.json"
+    text = _text(_encoded(evidence))
+    outputs.write(path, text, _own(slug, folder), f"the evidence of {slug}")
     return path
 
 

@@ -8,7 +8,7 @@ from functools import cache
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from fagen import process
+from fagen import outputs, process
 from fagen.errors import ToolchainError
 from fagen.kind import Plan
 from fagen.paths import find_packaged, locate
@@ -24,6 +24,8 @@ HOST_MARK = "---- The host's side"  # the rest of a kernel's file is its launche
 @dataclass(frozen=True)
 class Source:
     """C++ that needs CUTLASS's headers only; hashes are of tokens (see token_hash).
+
+    Each text ends with a stamp, by which it is known again where it would be written over.
 
     `hash` is of the whole kernel's file, its names included. `host_hash` is of what that file runs
     on the CPU, which is no part of the machine code, with the slug taken out: machine code has no
@@ -46,8 +48,8 @@ def render(plan: Plan) -> Source:
     host = host.replace(plan.slug, SLUG_WORD)
     return Source(
         slug=plan.slug,
-        kernel=formatted(kernel.replace(HASH_WORD, digest)),
-        binding=formatted(binding),
+        kernel=outputs.stamped(formatted(kernel.replace(HASH_WORD, digest))),
+        binding=outputs.stamped(formatted(binding)),
         hash=digest,
         host_hash=token_hash(host),
     )

@@ -9,17 +9,18 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from fagen import __version__
+from fagen import __version__, outputs
+from fagen.dispatch import tables
 from fagen.search import replay
 from fagen.search.files import read_spaces, refuse_twice
 from fagen.search.kinds import Space
 from fagen.search.lab import REAL, Lab, LocalLab
-from fagen.search.report import write_report
+from fagen.search.report import WHAT, write_report
 from fagen.search.results import Result, record, results, surveyed, told, write
 from fagen.search.rows import Session
 from fagen.search.run import Outcome, Search, summary
 from fagen.search.space import Declared, Survey, survey
-from fagen.search.store import Store, check_place
+from fagen.search.store import Store, check_place, side_files
 
 __all__ = [
     "Declared",
@@ -27,6 +28,7 @@ __all__ = [
     "Result",
     "Space",
     "found",
+    "need_room",
     "read_spaces",
     "record",
     "search",
@@ -68,6 +70,38 @@ def search(
             today = datetime.now(UTC).date().isoformat()
             kept.put_session(Session(today, __version__))
         return Search(spaces, lab, kept, minutes=minutes, say=say, only=only).run()
+
+
+def need_room(
+    store: Path,
+    *,
+    page: Path | None = None,
+    folder: Path | None = None,
+    read: Sequence[Path] = (),
+    recorded: Path | None = None,
+) -> None:
+    """Raise FagenError where files of one search would be the same, or something would be lost.
+
+    The page and the folder are those that are to be written about `store`; spaces are `read`, and
+    perhaps another store that was `recorded`. Said before anything is searched.
+    """
+    files = {"the store": store}
+    files |= {f"the store's {end}": path for end, path in side_files(store).items()}
+    if recorded:
+        files["the recorded store"] = recorded
+        files |= {f"the recorded {end}": path for end, path in side_files(recorded).items()}
+    if page:
+        files["the page"] = page
+    if folder:
+        files["the dispatch table"] = folder / tables.NAME
+    for number, path in enumerate(read, 1):
+        if path not in read[: number - 1] and path.is_file():  # else a slug
+            files[f"space {number}"] = path
+    outputs.refuse_alike(files)
+    if page:
+        outputs.refuse_loss(page, outputs.is_stamped, WHAT)
+    if folder:
+        tables.need_room(folder / tables.NAME)
 
 
 def surveys(spaces: Sequence[Declared]) -> Iterator[dict[str, object]]:

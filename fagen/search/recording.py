@@ -18,16 +18,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from fagen import outputs
 from fagen.dispatch.choice import KIND
 from fagen.errors import FagenError, ScheduleError
-from fagen.paths import write_whole
 from fagen.problem import Cell, PackedTotals, Problem, Sizes, in_order
 from fagen.registry import kind
-from fagen.search.files import ARRAY, parse_spaces, read_spaces
+from fagen.search.files import ARRAY, MAX_BYTES, parse_spaces
 from fagen.search.kinds import space_of
 from fagen.search.shapes import MAX_SEQUENCES, MAX_SIZE
 from fagen.search.space import Declared
-from fagen.toml_lines import printable, shown
+from fagen.toml_lines import comments, printable, read_text, shown
 from fagen.vocab import DECODE, DTYPES
 
 MOST_SIZES = 128  # of a problem: each of its kernels is timed at all of them
@@ -35,6 +35,7 @@ ALL_SIZES = 512  # of all problems together
 MOST_PROBLEMS = 16
 GRAINS = (64, 32, 16, 8, 4, 2, 1, 0.5, 0.25)  # lengths that count as one: so many to an octave
 
+WHAT = "a recording of calls"
 Weights = dict[Problem, dict[Sizes, float]]  # how often each was called
 
 
@@ -52,15 +53,24 @@ def recording(path: str | PathLike[str]) -> Iterator[Path]:
     sizes, and what torch.compile has traced, which runs without Python. Of more than 128 sizes of
     one problem, or 512 in all, those of nearly the same length count as one.
 
-    Yields the path. Raises ScheduleError where the file that is there is no recording, FagenError
-    where there is no folder for it, or while another recording goes on.
+    Yields the path. Raises ScheduleError where the file that is there is no recording or has
+    comments of somebody's own, FagenError where it is a symbolic link, where there is no folder for
+    it, or while another recording goes on.
     """
     from fagen.runtime.calls import counting  # torch, which takes seconds
 
+    if not isinstance(path, str | PathLike) or "\0" in str(path):
+        raise FagenError(f"recording({path!r}): this is no path of a file")
     path = Path(path).absolute()
     if not path.parent.is_dir():
-        raise FagenError(f"{printable(str(path))}: there is no folder {path.parent}")
-    read_recording(path)  # what it would refuse at the end it refuses now
+        raise FagenError(
+            f"{printable(str(path))}: there is no folder {printable(str(path.parent))}"
+        )
+    # what it would refuse at the end it refuses now
+    outputs.refuse_loss(path, outputs.anything, WHAT)
+    if path.exists() and not path.is_file():
+        raise FagenError(f"{printable(str(path))} is no file")
+    read_recording(path)
     counted = None
     try:
         with counting() as counted:
@@ -80,7 +90,14 @@ def read_recording(path: Path) -> Weights:
     """
     if not path.exists():
         return {}
-    spaces = read_spaces(path)
+    text = read_text(path, "search space", MAX_BYTES)
+    spaces = parse_spaces(text, str(path)) if text.strip() else ()
+    said = map(str.strip, comments(text))
+    if mine := [comment for comment in said if comment not in _COMMENTS]:
+        raise ScheduleError(
+            f"{printable(str(path))}: its comments would be lost, such as {shown(mine[0])}; take "
+            "them out, or name another file"
+        )
     found: Weights = {}
     for space in spaces:
         targets = space.targets()
@@ -162,7 +179,7 @@ def _add(
         most = min(MOST_SIZES, ALL_SIZES // len(kept))
         text = text_of({problem: _fewer(weights, most) for problem, weights in kept.items()})
         parse_spaces(text, str(path))  # no file is left that cannot be read back
-        write_whole(path, text)
+        outputs.write(path, text, outputs.anything, WHAT)
     said = [f"not recorded: {count:,} calls {why}" for why, count in dropped.items()]
     if not calls:
         said += ["no call of fagen.attention or its like was recorded; nothing is written"]
@@ -194,12 +211,15 @@ def _sum(*weights: float) -> float:
     return min(sum(weights), sys.float_info.max)
 
 
+_COMMENTS = (
+    "# Recorded calls of fagen; weight says how often each size was called.",
+    "# `fagen search run` on this file finds the fastest kernels for them.",
+)
+
+
 def text_of(weights: Weights) -> str:
     """Return a file of spaces that has these sizes as shapes, with these weights."""
-    lines = [
-        "# Recorded calls of fagen; weight says how often each size was called.",
-        "# `fagen search run` on this file finds the fastest kernels for them.",
-    ]
+    lines = list(_COMMENTS)
     several = len(weights) > 1
     for problem in sorted(weights, key=lambda problem: problem.name):
         lines += ["", f"[[{ARRAY}]]"] if several else []

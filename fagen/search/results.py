@@ -8,10 +8,11 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+from fagen import outputs
 from fagen.arch import SM90
 from fagen.dispatch import tables as dispatch_table
 from fagen.dispatch.choice import of_group, suited
-from fagen.paths import write_whole
+from fagen.paths import make_folder
 from fagen.problem import Problem, Sizes
 from fagen.registry import DEFAULT, from_slug
 from fagen.schedule import Schedule
@@ -315,20 +316,23 @@ def _place(result: Result) -> tuple[Any, ...]:
 def write(found: Sequence[Result], folder: Path) -> list[Path]:
     """Write the best schedules as TOML, and the dispatch table with them; return the paths.
 
-    Raises ScheduleError where there is a table that they cannot be added to; nothing is written.
+    Raises ScheduleError where there is a table that they cannot be added to, FagenError where its
+    comments would be lost, or where a link leads out of the folder; nothing is written.
     """
-    paths = []
-    table = folder / dispatch_table.NAME
-    dispatch_table.update(table, [row for result in found for row in result.rows()])
+    texts = {}
     for result in found:
         for slug in dict.fromkeys(row.slug for row in result.rows()):
             schedule = from_slug(slug)
-            path = folder / schedule.kind / f"{slug}.toml"
-            if not path.exists():  # what someone wrote about it is kept
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(path, toml(schedule, _why(result, slug)))
-                paths.append(path)
-    return [*paths, table]
+            texts[f"{schedule.kind}/{slug}.toml"] = toml(schedule, _why(result, slug))
+    for path in texts:
+        outputs.refuse_way(folder, path)
+    table = folder / dispatch_table.NAME
+    dispatch_table.update(table, [row for result in found for row in result.rows()])
+    fresh = [path for path in texts if not (folder / path).exists()]  # what is there is kept
+    for path in fresh:
+        make_folder((folder / path).parent)
+        outputs.write(folder / path, texts[path], outputs.nothing, "a schedule")
+    return [*(folder / path for path in fresh), table]
 
 
 def _why(result: Result, slug: str) -> str:

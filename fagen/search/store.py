@@ -354,6 +354,11 @@ class Store:
         return tuple(self._rows("card", rows.card, "SELECT name, driver FROM card ORDER BY id"))
 
 
+def side_files(path: Path) -> dict[str, Path]:
+    """The files that sqlite has beside a store while it is open."""
+    return {end: path.with_name(f"{path.name}-{end}") for end in ("wal", "shm", "journal")}
+
+
 def check_place(path: Path) -> None:
     """Raise FagenError where a search could not keep what it finds; nothing is written."""
     if path.exists():

@@ -7,19 +7,19 @@ now was edited by a person: it stays, and is reported.
 import hashlib
 import json
 import re
-import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from fagen import outputs
 from fagen.errors import FagenError
 from fagen.paths import make_folder, write_whole
 from fagen.toml_lines import printable
 
 MANIFEST = "manifest.json"
 _PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*", re.ASCII)
-FATES = ("new", "updated", "unchanged", "removed", "kept", "edited")
+FATES = ("new", "updated", "unchanged", "removed", "kept", "edited", "foreign")
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
@@ -28,7 +28,7 @@ class Written:
     """What became of a folder's files, as paths in it.
 
     `kept` were edited and would have been changed or removed; `edited` were edited too, and what
-    would be written is what was.
+    would be written is what was. `foreign` are somebody else's, in the place of one of fagen's.
     """
 
     folder: Path
@@ -38,23 +38,31 @@ class Written:
     removed: tuple[str, ...]
     kept: tuple[str, ...]
     edited: tuple[str, ...]
+    foreign: tuple[str, ...]
 
     @property
     def fault(self) -> str:
         """What is wrong with the folder now, or ""."""
-        if not self.kept:
-            return ""
-        named = ", ".join(map(printable, self.kept))
-        return f"edited since they were written, and left as they are: {named}; --force overwrites"
+        said = (
+            (self.kept, "edited since they were written", "--force overwrites"),
+            (self.foreign, "not written by fagen", "move them away"),
+        )
+        return "\n".join(
+            f"{why}, and left as they are: {', '.join(map(printable, paths))}; {way_out}"
+            for paths, why, way_out in said
+            if paths
+        )
 
 
 def bring(texts: Mapping[str, str], folder: Path, *, force: bool = False) -> Written:
     """Bring a folder to these texts, by path; what was written before and is no more goes.
 
-    texts has a manifest.json, to which the hashes of the others are added. Raises FagenError where
-    a path leads out of the folder or over a symbolic link, before anything is written.
+    texts has a manifest.json, to which the hashes of the others are added. Files that a person
+    edited are written over only by `force`, those that fagen did not write never. Raises FagenError
+    where a path leads out of the folder or over a symbolic link, and where the manifest.json that
+    is there is not fagen's, before anything is written.
     """
-    before = _recorded(folder, force)
+    before = _recorded(folder)
     paths = sorted({*texts, *before})
     for path in paths:
         _refuse_way(folder, path)
@@ -70,7 +78,7 @@ def bring(texts: Mapping[str, str], folder: Path, *, force: bool = False) -> Wri
         became = _fate(found[path], before.get(path), hashes.get(path), force)
         if became:
             become[became].append(path)
-        if became in ("kept", "edited"):
+        if became in ("kept", "edited", "foreign"):
             if path in before:  # it stays an edited one
                 record[path] = before[path]
         elif path in hashes:
@@ -93,16 +101,18 @@ def _fate(found: str, before: str | None, wanted: str | None, force: bool) -> st
         return "unchanged"
     if not found:
         return "new" if wanted else ""
+    if not before:
+        return "foreign" if wanted else ""
     if found != before and not force:
-        return "edited" if before and wanted == before else "kept"
+        return "edited" if wanted == before else "kept"
     return "updated" if wanted else "removed"
 
 
-def _recorded(folder: Path, force: bool) -> dict[str, str]:
+def _recorded(folder: Path) -> dict[str, str]:
     """The hashes of the files that were written; none where nothing was.
 
     What is no path below the folder is none of those that fagen wrote, and left out. Raises
-    FagenError where manifest.json is somebody else's, unless it may be overwritten by `force`.
+    FagenError where manifest.json is somebody else's.
     """
     _refuse_way(folder, MANIFEST)
     path = folder / MANIFEST
@@ -115,12 +125,10 @@ def _recorded(folder: Path, force: bool) -> dict[str, str]:
             for path, said in files.items()
             if is_inside(path) and path != MANIFEST and _HASH.fullmatch(said)
         }
-    if not force:
-        raise FagenError(
-            f"{printable(str(path))} is not one that fagen wrote; nothing was written: name "
-            "another folder, or --force overwrites it"
-        )
-    return {}
+    raise FagenError(
+        f"{printable(str(path))} is not one that fagen wrote; nothing was written: name another "
+        "folder, or move it away"
+    )
 
 
 def is_inside(path: str) -> bool:
@@ -132,16 +140,7 @@ def _refuse_way(folder: Path, path: str) -> None:
     """Refuse a path on which something is that leads elsewhere, or is neither file nor folder."""
     if not is_inside(path):
         raise FagenError(f"{printable(path)} is no path inside {printable(str(folder))}")
-    steps = [folder.joinpath(*PurePosixPath(path).parts[:n]) for n in range(1, path.count("/") + 2)]
-    for place in steps:
-        try:
-            mode = place.lstat().st_mode
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        right = stat.S_ISREG(mode) if place == steps[-1] else stat.S_ISDIR(mode)
-        if not right:
-            kind = "a symbolic link" if stat.S_ISLNK(mode) else "no file or folder of ours"
-            raise FagenError(f"{printable(str(place))} is {kind}; nothing was written: remove it")
+    outputs.refuse_way(folder, path)
 
 
 def _hash_of(path: Path) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fagen import outputs
 from fagen.errors import FagenError
-from fagen.paths import write_whole
 from fagen.registry import from_slug, plan
 from fagen.render import environment, source_hash
 from fagen.search.marks import LONG
@@ -26,6 +26,7 @@ from fagen.toml_lines import printable
 from fagen.vocab import LENGTHS, PASSES, PEERS
 
 TEMPLATE = "search_report.html.j2"
+WHAT = "a page about a search"
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,11 @@ class Report:
 
 
 def write_report(store: Path, path: Path) -> None:
-    """Write the page about `store` to `path`.  Raises FagenError where it is no store."""
-    write_whole(path, page(store))
+    """Write the page about `store` to `path`.
+
+    Raises FagenError where it is no store, or where something is at `path` that is no such page.
+    """
+    outputs.write(path, page(store), outputs.is_stamped, WHAT)
 
 
 def page(store: Path) -> str:
@@ -100,7 +104,7 @@ def page(store: Path) -> str:
 def rendered(report: Report) -> str:
     """Return a page as HTML."""
     template = environment().overlay(autoescape=True).get_template(TEMPLATE)
-    return template.render(report=report)
+    return outputs.stamped(template.render(report=report), "<!-- {} -->")
 
 
 def view(found: Sequence[Result], sessions: Sequence[Session] = (), store: str = "") -> Report:
