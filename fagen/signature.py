@@ -97,7 +97,6 @@ class Tensor:
     conversion: str = ""  # how to come to the dtype; "" for {name}.to(dtype)
     omittable: bool = False  # an output that the op `<slug>_without_<name>` does not make
     if_empty: float | None = None  # what an output holds where there is nothing to compute
-    zeroed: bool = False  # an output that the op clears first: the kernel leaves some of it
     all_strides: tuple[str, ...] = ()  # where other kernels of the kind have more than its dims
 
     @property

@@ -63,6 +63,6 @@ def test_gradients_of_65536_heads_or_sequences_are_launched_in_parts(many, parts
 
 def test_gradients_of_65536_heads_of_packed_sequences_are_launched_in_parts():
     sizes = dict(total_q=3, total_k=3, offsets=65_537, heads=65_536, kv_heads=2)
-    rows = 1 + 65_535  # a block, and room for one of each sequence but one
+    rows = 1 + 65_537  # a block, and room for one more at each offset
     parts = [(rows, 65_535, 1), (rows, 1, 1)]
     assert grids(SMALL, **sizes) == [*parts, (2 * rows, 1, 1), *parts]

@@ -17,7 +17,7 @@ from fagen.kinds.backward.emulate import compute
 from fagen.kinds.backward.plan import Plan, plan
 from fagen.kinds.backward.proof import errors_of
 from fagen.kinds.backward.varlen_proof import case_error, check_cases
-from fagen.measure.sequences import Case, small_cases
+from fagen.measure.sequences import UNTOUCHED, Case, small_cases
 from fagen.problem import Problem
 from fagen.render import render
 from tests.often import some
@@ -91,6 +91,22 @@ def test_offsets_that_are_wrong_write_nothing_outside_and_end(offsets: list[int]
     assert (room[:, :5] == 7).all() and (room[:, 135:] == 7).all()
 
 
+@pytest.mark.parametrize("offsets", [[], [5], [5, 5], [68, 70]], ids=str)
+def test_gradients_of_rows_of_no_sequence_are_zeros(offsets: list[int]) -> None:
+    of = planned(SMALL)
+    library = simulator.build(render(of).kernel)
+    at = torch.tensor(offsets, dtype=torch.int32)
+    tensors = {name: torch.full((70, 2, 16), math.nan).half() for name in ("q", "k", "v")}
+    tensors |= {name: tensors["q"].clone() for name in ("dout", "out")}
+    into = {f"d{name}": torch.full((70, 2, 16), UNTOUCHED).half() for name in ("q", "k", "v")}
+    given = dict(lse=torch.full((2, 70), math.nan), cu_seqlens_q=at, cu_seqlens_k=at, scale=0.25)
+    simulator.call(of, library, **tensors, **given, **into)
+    others = torch.ones(70, dtype=torch.bool)
+    others[slice(*offsets) if len(offsets) == 2 else slice(0, 0)] = False
+    for found in into.values():
+        assert not found[others].any() and (found[~others] != UNTOUCHED).all()
+
+
 def test_sums_in_order_have_the_same_bits_whatever_happens_when() -> None:
     of = planned("bwd_fp16_d32_full_m64n64_varlen_det")
     library = simulator.build(render(of).kernel)
@@ -109,23 +125,22 @@ def test_sums_in_order_have_the_same_bits_whatever_happens_when() -> None:
 
 
 def emulated(of: Plan, given: dict[str, Any]) -> None:
-    """Kernels that are right: rows of no sequence they leave alone."""
+    """Kernels that are right."""
     into = [given.pop(name) for name in ("dq", "dk", "dv")]
-    ends = [given[f"cu_seqlens_{name}"].tolist() for name in "qkk"]
-    for to, found, at in zip(into, compute(of, **given), ends, strict=True):
-        to[at[0] : at[-1]] = found[at[0] : at[-1]]
+    for to, found in zip(into, compute(of, **given), strict=True):
+        to.copy_(found)
 
 
-def writes_before(of: Plan, given: dict[str, Any]) -> None:
+def forgets_rows_before(of: Plan, given: dict[str, Any]) -> None:
     dq, first = given["dq"], int(given["cu_seqlens_q"][0])
     emulated(of, given)
-    dq[max(0, first - 1)] = 0
+    dq[:first] = UNTOUCHED
 
 
-def writes_behind(of: Plan, given: dict[str, Any]) -> None:
+def forgets_rows_behind(of: Plan, given: dict[str, Any]) -> None:
     dv, last = given["dv"], int(given["cu_seqlens_k"][-1])
     emulated(of, given)
-    dv[last : last + 1] = 0
+    dv[last:] = UNTOUCHED
 
 
 def reads_a_neighbour(of: Plan, given: dict[str, Any]) -> None:
@@ -156,8 +171,8 @@ def forgets_blind_rows(of: Plan, given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        writes_before,
-        writes_behind,
+        forgets_rows_before,
+        forgets_rows_behind,
         reads_a_neighbour,
         sees_unused_keys,
         leaves_unused_keys,

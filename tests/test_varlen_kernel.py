@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from fagen.kinds.forward import Schedule
 from fagen.kinds.forward.emulate import emulate_varlen
 from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.varlen_accuracy import case_error, check_cases
-from fagen.measure.sequences import Case, small_cases
+from fagen.measure.sequences import UNTOUCHED, Case, small_cases
 from fagen.problem import Problem
 from fagen.render import render
 from fagen.runtime.c_interface import arguments, library_at
@@ -133,9 +133,31 @@ def test_in_e4m3_a_descale_may_be_as_large_as_documented_and_that_of_v_0(
     torch.testing.assert_close(lse.double(), right_lse, rtol=1e-5, atol=2e-2)
 
 
+@pytest.mark.parametrize("slug", [SMALL, SMALL_FP8])
+@pytest.mark.parametrize("offsets", [[], [5], [5, 5], [0, 2], [68, 70], [40, 1 << 30]], ids=str)
+def test_rows_of_no_sequence_are_zeros_whatever_they_hold(slug: str, offsets: list[int]) -> None:
+    of = planned(slug)
+    library = simulator.build(render(of).kernel)
+    q, k, v = (torch.full((70, 2, 64), math.nan).to(getattr(torch, of.dtype.torch)) for _ in "qkv")
+    of_one = slice(*offsets[:2]) if len(offsets) == 2 else slice(0, 0)
+    for x in (q, k, v):
+        x[of_one] = torch.randn(x[of_one].shape).to(x.dtype)
+    room = torch.full((80, 2, 64), 7.0).to(getattr(torch, of.out_dtype.torch))
+    lses = torch.full((4, 70), 7.0)
+    into = {"out": room[5:75], "lse": lses[1:3]}
+    at = torch.tensor(offsets, dtype=torch.int32)
+    given = dict(q=q, k=k, v=v, cu_seqlens_q=at, cu_seqlens_k=at, scale=0.125)
+    simulator.call(of, library, **given, **into)
+    others = torch.ones(70, dtype=torch.bool)
+    others[of_one] = False
+    assert not into["out"][others].any() and (into["lse"][:, others] == -math.inf).all()
+    assert into["out"][~others].any() == into["lse"][:, ~others].isfinite().any() == any(~others)
+    assert (room[:5] == 7).all() and (room[75:] == 7).all() and (lses[::3] == 7).all()
+
+
 # of the descales, a wrong one is NaN or a neighbour's
 WRONG = {
-    "descales of another sequence": ("tile.batch = first + lane();", "tile.batch = first;"),
+    "descales of another sequence": ("first + lane() - 1", "first"),
     "V is transposed in another order": ("lane < 16 ? 0x6420", "lane < 16 ? 0x7531"),
     "K's mean is of another row": ("(first + row) * params.q", "row * params.q"),
 }
@@ -179,23 +201,23 @@ def test_the_counter_of_tiles_is_left_as_it_was_found(slug: str) -> None:
 
 
 def emulated(of: Plan, given: dict[str, Any]) -> None:
-    """A kernel that is right: rows of no sequence it leaves alone."""
+    """A kernel that is right."""
     out, lse = given.pop("out"), given.pop("lse")
     found, log_sum = emulate_varlen(of, **given)
-    for top, bottom in pairwise(given["cu_seqlens_q"].tolist()):
-        out[top:bottom], lse[:, top:bottom] = found[top:bottom], log_sum[:, top:bottom]
+    out.copy_(found)
+    lse.copy_(log_sum)
 
 
-def writes_before(of: Plan, given: dict[str, Any]) -> None:
+def forgets_rows_before(of: Plan, given: dict[str, Any]) -> None:
     out, first = given["out"], int(given["cu_seqlens_q"][0])
     emulated(of, given)
-    out[max(0, first - 1)] = 0
+    out[:first] = UNTOUCHED
 
 
-def writes_behind(of: Plan, given: dict[str, Any]) -> None:
+def forgets_rows_behind(of: Plan, given: dict[str, Any]) -> None:
     lse, last = given["lse"], int(given["cu_seqlens_q"][-1])
     emulated(of, given)
-    lse[:, last : last + 1] = 0
+    lse[:, last:] = UNTOUCHED
 
 
 def reads_a_neighbour(of: Plan, given: dict[str, Any]) -> None:
@@ -216,7 +238,13 @@ def forgets_empty_rows(of: Plan, given: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [writes_before, writes_behind, reads_a_neighbour, sees_unused_keys, forgets_empty_rows],
+    [
+        forgets_rows_before,
+        forgets_rows_behind,
+        reads_a_neighbour,
+        sees_unused_keys,
+        forgets_empty_rows,
+    ],
 )
 @pytest.mark.parametrize("slug", [SMALL, SMALL_FP8])
 def test_the_proof_finds_a_kernel_that_is_wrong(wrong: Callable[..., None], slug: str) -> None:

@@ -1,7 +1,7 @@
 """Lists of lengths in, packed sequences out: some are NaN, as is what lies around them all.
 
-None sees anything of another, and a kernel that does is found out. Nor may it write a row there:
-outputs are filled with UNTOUCHED beforehand.
+None sees anything of another, and a kernel that does is found out. Rows around them are to be zeros
+afterwards: outputs are filled with UNTOUCHED beforehand.
 """
 
 from collections.abc import Sequence
@@ -179,6 +179,11 @@ def noise(
     for one in case.judged:
         mine[at[one] : at[one] + counts[one]] = True
     return made.masked_fill_(~mine.to(dice.device).view(-1, *[1] * len(shape)), torch.nan)
+
+
+def empty_around(x: Tensor, at: Sequence[int], value: float = 0.0) -> bool:
+    """Whether the rows of x, its first dimension, before and behind all sequences are `value`."""
+    return bool((x[: at[0]] == value).all() and (x[at[-1] :] == value).all())
 
 
 def offsets(lengths: Sequence[int], begin: int = 0) -> list[int]:

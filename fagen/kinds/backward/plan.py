@@ -304,8 +304,8 @@ class Plan:
 
     def _packed_launches(self) -> Launches:
         """The same, with room for the blocks of each sequence."""
-        rows = Extent("total_q", per=self.block_m, more="offsets", plus=-1), Extent("heads")
-        keys = Extent("total_k", per=self.block_n, more="offsets", plus=-1), Extent("kv_heads")
+        rows = Extent("total_q", per=self.block_m, more="offsets"), Extent("heads")
+        keys = Extent("total_k", per=self.block_n, more="offsets"), Extent("kv_heads")
         row_grid = Grid(Product(rows[:1]), Product(rows[1:]))
         return Launches(
             (

@@ -103,8 +103,8 @@ def packed(plan: "Plan") -> Signature:
         return Tensor(name, dims, plan.dtype, note, max_stride=_MOST_PACKED_STRIDE)
 
     def gradient(of: str, total: str, heads: str, columns: int) -> Tensor:
-        said = f"the gradient of {of}; the kernels write no row of no sequence, the op zeros"
-        return replace(tensor(f"d{of}", total, heads, columns, said), access="out", zeroed=True)
+        said = f"the gradient of {of}; zeros in a row of no sequence"
+        return replace(tensor(f"d{of}", total, heads, columns, said), access="out")
 
     def lengths(name: str, extent: Extent, note: str, *, optional: bool = False) -> Tensor:
         return Tensor(name, (Dim(extent),), INT32, note, optional=optional, aligned=False)

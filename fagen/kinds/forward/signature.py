@@ -140,7 +140,7 @@ def packed(plan: "Plan") -> Signature:
                 rows("out", "total_q", "heads", plan.head_dim_v),
                 dtype=plan.out_dtype,
                 conversion="",
-                note="zeros in a row that sees no key; one of no sequence is not written",
+                note="zeros in a row that sees no key, or is of no sequence",
                 access="out",
             ),
             Tensor(
