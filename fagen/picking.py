@@ -14,10 +14,11 @@ from inspect import get_annotations
 from numbers import Integral
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, Never, get_args
 
 from fagen import evidence, registry
 from fagen.arch import SM90
+from fagen.argument_names import refuse_unknown_names
 from fagen.dispatch.choice import Picked, picked, picked_to_decode
 from fagen.dispatch.tables import TILE, Row
 from fagen.errors import FagenError, ScheduleError
@@ -28,7 +29,7 @@ from fagen.problem import HIDDEN, Problem, Sizes, flops
 from fagen.registry import committed_file, plan
 from fagen.render import source_hash
 from fagen.schedule import Schedule
-from fagen.toml_lines import printable, read_text
+from fagen.toml_lines import printable, read_text, shown
 from fagen.vocab import (
     DTYPES,
     FORWARD,
@@ -193,6 +194,7 @@ def pick(
     kind: str = FORWARD,
     deterministic: bool = False,
     lengths: str = LENGTHS[0],
+    **unknown: Never,
 ) -> Pick:
     """Return the kernel that fagen.attention takes for a call with these sizes on a card.
 
@@ -210,6 +212,8 @@ def pick(
     Raises TypeError for an argument of another type; ScheduleError where no kernel computes it, for
     sizes that do not go together, and where a dispatch table cannot be read.
     """
+    if unknown:
+        refuse_unknown_names(pick, unknown)
     _refuse_other_types(locals())
     problem = _problem(dtype, head_dim, head_dim_v, causal, v_layout, scale_rows, out_dtype)
     _refuse_head_dims(problem)
@@ -290,6 +294,8 @@ def _refuse_other_types(given: Mapping[str, Any]) -> None:
         if not taken or name not in given:  # dtypes are anybody's
             continue
         found = type(given[name])
+        if hint is bool and given[name] not in (0, 1) and issubclass(found, Integral):
+            raise TypeError(f"pick: {name} is {shown(given[name])}; it must be True or False")
         if issubclass(found, tuple(kind for kind, _ in taken)):
             continue
         if hint is bool and found.__name__ == "bool":  # NumPy's
@@ -313,8 +319,8 @@ def _refuse_head_dims(problem: Problem) -> None:
         more = SM90.next_head_dim(columns, element_bytes)
         fill = f": fill it up with zeros to {more}" if more else ""
         raise ScheduleError(
-            f"{name} is {columns}; in {problem.dtype} it must be a multiple of {taken.step} from "
-            f"{taken[0]} to {taken[-1]}{fill}"
+            f"{name} is {shown(columns)}; in {problem.dtype} it must be a multiple of "
+            f"{taken.step} from {taken[0]} to {taken[-1]}{fill}"
         )
 
 
@@ -324,7 +330,7 @@ def _refuse(sizes: Sizes) -> None:
         name = key.removesuffix("_q")
         most = LONGEST if name.startswith("seqlen") else LARGEST
         if not 1 <= size <= most:
-            raise ScheduleError(f"{name} is {size}; it must be from 1 to {most:,}")
+            raise ScheduleError(f"{name} is {shown(size)}; it must be from 1 to {most:,}")
     if sizes.heads % sizes.kv_heads:
         raise ScheduleError(
             f"kv_heads = {sizes.kv_heads} does not divide heads = {sizes.heads}: each head of k "

@@ -24,7 +24,7 @@ PACKAGE = Path(fagen.__file__).parent
 # latter are named by strings, which runtime, measure and search load.
 ORDER = [
     *("errors", "paths", "process", "toml_lines", "outputs", "arch", "vocab", "fold"),
-    *("ledger", "schedule"),
+    *("argument_names", "ledger", "schedule"),
     *("problem", "signature", "launch", "merge", "records", "kind", "kinds", "registry"),
     *("render", "toolchain", "machine", "build", "dispatch", "evidence", "picking", "vendor"),
     *("e4m3", "folding", "kinds.emulate", "runtime", "huggingface", "flash_attn_interface"),

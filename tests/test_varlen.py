@@ -365,3 +365,58 @@ def test_the_op_refuses_in_the_same_words_everywhere(
     words = {refusal(lambda call=call: given_to(call, change)) for call in calls}
     (found,) = words
     assert found.startswith(f"fagen::{SLUG}: {said}")
+
+
+# ---- queries of which a part is used ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("keys", [None, (7, 0, 40, 3)])
+def test_rows_behind_the_used_queries_are_nobodys(
+    causal: bool, keys: tuple[int, ...] | None
+) -> None:
+    at_q, at_k = (
+        torch.tensor(x, dtype=torch.int32) for x in ((0, 9, 20, 20, 60), (0, 12, 50, 90, 95))
+    )
+    used = torch.tensor((5, 0, 3, 99), dtype=torch.int32)  # of 9, 11, 0 and 40
+    seen = None if keys is None else torch.tensor(keys, dtype=torch.int32)
+    q, k, v, dout = (
+        normal(*shape, seed=i, dtype=torch.float16)
+        for i, shape in enumerate(((60, 4, 32), (95, 2, 32), (95, 2, 32), (60, 4, 32)))
+    )
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    more: dict[str, Any] = dict(causal=causal, seqused_k=seen, return_lse=True)
+    out, lse = fagen.attention_varlen(*leaves, at_q, at_k, seqused_q=used, **more)
+    gradients = torch.autograd.grad((out, lse), leaves, (dout, torch.ones_like(lse)))
+    wanted = [torch.zeros_like(x) for x in (out, *leaves)]
+    wanted_lse = torch.full_like(lse, -torch.inf)
+    for i in range(4):
+        rows = slice(int(at_q[i]), int(at_q[i] + min(used[i], at_q[i + 1] - at_q[i])))
+        columns = slice(int(at_k[i]), int(at_k[i + 1]))
+        alone = [
+            x[s].clone().requires_grad_()
+            for x, s in zip((q, k, v), (rows, columns, columns), strict=True)
+        ]
+        one = [torch.tensor((0, len(x)), dtype=torch.int32) for x in alone[:2]]
+        of = {"seqused_k": None if seen is None else seen[i : i + 1]}
+        found, found_lse = fagen.attention_varlen(*alone, *one, **more | of)
+        made = torch.autograd.grad(
+            (found, found_lse), alone, (dout[rows], torch.ones_like(found_lse))
+        )
+        for into, x, s in zip(wanted, (found, *made), (rows, rows, columns, columns), strict=True):
+            into[s] = x.detach()
+        wanted_lse[:, rows] = found_lse.detach()
+    for x, y in zip((out, lse, *gradients), (wanted[0], wanted_lse, *wanted[1:]), strict=True):
+        assert torch.equal(x.detach(), y)
+
+
+def test_used_queries_have_descales_of_their_sequences() -> None:
+    at = torch.tensor((0, 20, 50), dtype=torch.int32)
+    used = torch.tensor((11, 30), dtype=torch.int32)
+    q, k, v = (normal(50, 2, 32, seed=i).to(torch.float8_e4m3fn) for i in range(3))
+    sizes = torch.tensor(((0.5, 2.0), (4.0, 0.25)))
+    of = {f"{name}_descale": sizes for name in "qkv"}
+    whole = fagen.attention_varlen(q, k, v, at, **of)
+    part = fagen.attention_varlen(q, k, v, at, seqused_q=used, **of)
+    assert torch.equal(part[:11], whole[:11]) and torch.equal(part[20:], whole[20:])  # type: ignore[index]
+    assert not part[11:20].any()  # type: ignore[index]

@@ -13,6 +13,7 @@ from fagen.arch import SM90
 from fagen.errors import ScheduleError
 from fagen.runtime import autocast
 from fagen.schedule import Schedule
+from fagen.toml_lines import shown
 from fagen.vocab import (
     DTYPES,
     SCALE_ROWS,
@@ -26,7 +27,7 @@ from fagen.vocab import (
 Made = TypeVar("Made", bound=Schedule)
 
 E4M3 = torch.float8_e4m3fn
-ONLY_FP8 = (
+_ONLY_FP8 = (
     "descales, means, v_layout, scale_rows and out_dtype go with e4m3 tensors, which "
     "fagen.quantize makes (and fagen.attention_fp8 for one call)"
 )
@@ -74,19 +75,19 @@ def told_scale_rows(q: Tensor, k: Tensor, q_descale: Tensor, k_descale: Tensor) 
     )
 
 
-def dtype_of(dtype: torch.dtype | str) -> torch.dtype:
-    """Return torch's dtype, of torch's name for it or ours."""
+def dtype_of(dtype: torch.dtype | str, name: str = "dtype") -> torch.dtype:
+    """Return torch's dtype, of torch's name for it or ours; `name` is that of the argument."""
     if isinstance(dtype, torch.dtype):
         return dtype
-    names = {name: row.torch for row in DTYPES.values() for name in (row.name, row.torch)}
-    if dtype not in names:
-        raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(names)}")
-    return getattr(torch, names[dtype])
+    words = {word: row.torch for row in DTYPES.values() for word in (row.name, row.torch)}
+    if dtype not in words:
+        raise ValueError(f"{name} is {dtype!r}; it must be one of {', '.join(words)}")
+    return getattr(torch, words[dtype])
 
 
 def name_of(dtype: torch.dtype) -> str:
     """Return torch's word for a dtype."""
-    return str(dtype).removeprefix("torch.")
+    return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else shown(dtype)
 
 
 def word_of(dtype: torch.dtype, rows: Mapping[str, Dtype] = DTYPES) -> str:
@@ -137,6 +138,13 @@ def refuse_other_layout(k: Tensor, v: Tensor, v_layout: str) -> None:
             'v_layout="rows"'
             ', or make it by fagen.quantize(v, layout="columns")'
         )
+
+
+def refuse_only_fp8(dtype: torch.dtype, of: str, **given: object) -> None:
+    """Refuse the first argument that is given, of those that go with e4m3; `of` has the dtype."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name} is given: {_ONLY_FP8}; {of} is {name_of(dtype)}")
 
 
 def refuse_blocks(name: str, descale: Tensor) -> None:
@@ -230,7 +238,8 @@ def refuse_word(key: str, word: object, words: Iterable[object]) -> None:
     words = tuple(words)
     if word not in words:
         listed = ", ".join(map(repr, words))
-        raise ValueError(f"{key} is {word!r}; it must be one of {listed}")
+        said = repr(word) if isinstance(word, str) else shown(word)
+        raise ValueError(f"{key} is {said}; it must be one of {listed}")
 
 
 def surely(fits: Any) -> bool:

@@ -7,7 +7,7 @@ emulated, and nothing is built.
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
+from fagen.argument_names import refuse_unknown_names
 from fagen.dispatch.choice import (
     Choice,
     Narrow,
@@ -39,19 +40,17 @@ from fagen.runtime.argument_types import (
     flag,
     number,
     refuse_negative,
-    refuse_no_bool,
     refuse_order_alone,
     refuse_other_types,
     refuse_tangents,
 )
 from fagen.runtime.arguments import (
     E4M3,
-    ONLY_FP8,
     descale_of,
     dtype_of,
-    name_of,
     refuse_dtype,
     refuse_head_dims,
+    refuse_only_fp8,
     refuse_other_layout,
     refuse_word,
     surely,
@@ -110,6 +109,7 @@ def attention(
     v_layout: str | None = None,
     scale_rows: int | None = None,
     out_dtype: torch.dtype | None = None,
+    **unknown: Never,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute softmax(scale · q kᵀ) v, with a causal mask aligned to the bottom right if asked.
 
@@ -151,9 +151,15 @@ def attention(
     FagenError where it is not ready and cannot be built now.
     """
     try:
+        if unknown:
+            refuse_unknown_names(attention, unknown)
         traced = is_compiling()
         if traced or autocast.anywhere():
             q, k, v = autocast.cast(q, k, v)
+        if causal is not False and causal is not True:
+            causal = flag("causal", causal)
+        if return_lse is not False and return_lse is not True:
+            return_lse = flag("return_lse", return_lse)
         # Python's share of a call: asking a tensor costs more than all else here, so each once
         dtype, q_shape, v_shape = q.dtype, q.shape, v.shape
         if len(q_shape) != 4 or len(v_shape) != 4:
@@ -185,7 +191,11 @@ def attention(
         ):  # fmt: skip
             kind = (q.device, dtype, head_dim, v_shape[3], causal)
         else:
-            raise ValueError(f"{ONLY_FP8}; q is {name_of(dtype)}")
+            refuse_only_fp8(
+                dtype, "q", q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
+                v_mean=v_mean, k_mean=k_mean, v_layout=v_layout, scale_rows=scale_rows,
+                out_dtype=out_dtype,
+            )  # fmt: skip
         if schedule is None:
             served, kernels = _served.get(kind) or _look_up(kind)
             choice, few, by_keys, long, narrow, few_queries, few_rows = served
@@ -250,6 +260,7 @@ def prepare(
     gradient: bool = False,
     deterministic: bool = False,
     progress: Callable[[str], None] | None = None,
+    **unknown: Never,
 ) -> str:
     """Ready the kernel that attention(…) would use for such tensors; return its slug.
 
@@ -267,6 +278,8 @@ def prepare(
     `progress` is called with a line before what takes long. Raises as attention does, and
     ValueError for deterministic without gradient.
     """
+    if unknown:
+        refuse_unknown_names(prepare, unknown)
     refuse_other_types(prepare, locals())
     refuse_order_alone(deterministic, gradient)
     refuse_negative(seqlen=seqlen, rows=rows)
@@ -324,12 +337,11 @@ def _kind(
     found, (out, v_layout, scale_rows) = dtype_of(dtype), fp8
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
     if found != E4M3:
-        if fp8 != (None, None, None):
-            raise ValueError(f"{ONLY_FP8}; dtype is {name_of(found)}")
+        refuse_only_fp8(found, "dtype", out_dtype=out, v_layout=v_layout, scale_rows=scale_rows)
         return place, found, head_dim, head_dim_v, causal
     v_layout = "rows" if v_layout is None else v_layout
     refuse_word("v_layout", v_layout, V_LAYOUTS)
-    out_dtype = None if out is None else dtype_of(out)
+    out_dtype = None if out is None else dtype_of(out, "out_dtype")
     if not chosen:
         out_dtype, scale_rows = out_dtype or torch.bfloat16, scale_rows or 0
     return place, found, head_dim, head_dim_v, causal, out_dtype, v_layout, scale_rows
@@ -338,7 +350,6 @@ def _kind(
 def problem_of(kind: Kind) -> Problem:
     """What is computed in such a call, in words.  Raises ValueError for a dtype of no kernel."""
     _, dtype, head_dim, head_dim_v, causal = kind[:5]
-    refuse_no_bool("causal", causal)
     refuse_dtype(dtype)
     word, mask = word_of(dtype), "causal" if causal else "full"
     if len(kind) == 5:

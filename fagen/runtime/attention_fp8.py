@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fagen.dispatch.choice import Choice
 from fagen.runtime import autocast
-from fagen.runtime.argument_types import names_types
+from fagen.runtime.argument_types import flag, names_types
 from fagen.runtime.arguments import refuse_unquantisable
 from fagen.runtime.attention import attention
 from fagen.runtime.quantize import quantize
@@ -47,6 +47,7 @@ def attention_fp8(
     needed too.  Other arguments, what is returned and what is raised are as of attention(…).
     """
     q, k, v = autocast.cast(q, k, v)
+    center_k, center_v = flag("center_k", center_k), flag("center_v", center_v)
     refuse_unquantisable(q, k, v, scales, v_layout)
     by_block = scales == "block"
     if by_block and scale_rows is None:

@@ -8,7 +8,7 @@ for these: never on the lengths themselves, so that a call can be captured and r
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from fagen import registry
+from fagen.argument_names import refuse_unknown_names
 from fagen.dispatch.choice import Grouped, decoding, for_group
 from fagen.errors import ScheduleError, UntunedWarning
 from fagen.kinds.decode import chunks_for, deal_for, derived, rows_for
@@ -27,8 +28,8 @@ from fagen.problem import Problem
 from fagen.runtime import autocast
 from fagen.runtime.argument_types import (
     UNCLEAR,
+    flag,
     number,
-    refuse_no_bool,
     refuse_other_types,
     refuse_tangents,
 )
@@ -80,6 +81,7 @@ def attention_decode(
     scale: float | None = None,
     return_lse: bool = False,
     schedule: Choice = None,
+    **unknown: Never,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute softmax(scale · q kᵀ) v for a few queries of each sequence over a cache of its keys.
 
@@ -118,9 +120,15 @@ def attention_decode(
     cannot be built; FagenError where it is not ready and cannot be built now.
     """
     try:
+        if unknown:
+            refuse_unknown_names(attention_decode, unknown)
         compiling = is_compiling()
         if compiling or autocast.anywhere():
             q, k, v = autocast.cast(q, k, v)
+        if causal is not False and causal is not True:
+            causal = flag("causal", causal)
+        if return_lse is not False and return_lse is not True:
+            return_lse = flag("return_lse", return_lse)
         q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
         if not len(q_shape) == len(k_shape) == len(v_shape) == 4:
             for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -171,7 +179,7 @@ def attention_decode(
         raise
 
 
-def reference_for(lse: Tensor, keys: Tensor | int) -> Tensor:
+def reference_for(lse: Tensor, keys: Tensor | int, **unknown: Never) -> Tensor:
     """Return a reference for each head, (H,) in fp32, from log-sum-exps that calls have returned.
 
     lse (B, H, Sq), over so many keys each, int or (B,): of each head the largest logarithm of the
@@ -183,6 +191,8 @@ def reference_for(lse: Tensor, keys: Tensor | int) -> Tensor:
 
     Raises ValueError where lse or keys have another shape, TypeError for what is none of these.
     """
+    if unknown:
+        refuse_unknown_names(reference_for, unknown)
     refuse_other_types(reference_for, locals())
     lengths = keys.shape if isinstance(keys, Tensor) else ()
     of_batch = tuple(lengths) in ((), tuple(lse.shape[:1]))
@@ -214,6 +224,7 @@ def prepare_decode(
     schedule: Choice = None,
     device: torch.device | str | None = None,
     progress: Callable[[str], None] | None = None,
+    **unknown: Never,
 ) -> str:
     """Ready the kernel that attention_decode(…) would use for such tensors; return its slug.
 
@@ -225,6 +236,8 @@ def prepare_decode(
     is nothing to build. `progress` is called with a line before what takes long. Raises as
     attention_decode does.
     """
+    if unknown:
+        refuse_unknown_names(prepare_decode, unknown)
     refuse_other_types(prepare_decode, locals())
     place, kind = placed(device), dtype_of(dtype)
     for name, size in (("heads", heads), ("batch", batch), ("queries", queries)):
@@ -257,7 +270,6 @@ def _key(
 ) -> Key:
     """What tells the kernel of a call.  Raises ValueError where heads form no groups."""
     batch, queries, heads, head_dim = q_shape
-    refuse_no_bool("causal", causal)
     if heads % kv_heads if kv_heads > 0 else heads or kv_heads:
         raise ValueError(
             f"q has {heads} heads, which must be a multiple of k's {kv_heads}; tensors are (batch, "

@@ -1,6 +1,5 @@
 """quantize(x, …): fp16 or bf16 in, e4m3 with descales out, by the quantiser that this takes."""
 
-import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple, overload
 
@@ -10,7 +9,7 @@ from torch.autograd import forward_ad
 
 from fagen.e4m3 import Centered, Quantized
 from fagen.kinds.quantize.keys import Schedule
-from fagen.runtime.argument_types import names_types, refuse_tangents
+from fagen.runtime.argument_types import flag, names_types, positive, refuse_tangents, whole
 from fagen.runtime.arguments import schedule_of, word_of
 from fagen.runtime.op import Op
 from fagen.runtime.ready import ready, refuse_tracing, run_once
@@ -136,6 +135,13 @@ def quantize(
         raise ValueError(
             f"x has {x.dim()} dimensions; it must have 4: (batch, seqlen, heads, head_dim)"
         )
+    if not (
+        (type(rotate) is type(center) is type(rotary_pairs) is bool)
+        and (type(seed) is type(scale_rows) is int and max(abs(seed), scale_rows) < 1 << 63)
+    ):
+        rotate, center = flag("rotate", rotate), flag("center", center)
+        rotary_pairs = flag("rotary_pairs", rotary_pairs)
+        seed, scale_rows = whole("seed", seed), whole("scale_rows", scale_rows)
     if mean is not None and not center:
         raise ValueError("mean goes with center=True, which takes it off")
     embedding = "none" if rotary is None else "pairs" if rotary_pairs else "halves"
@@ -164,9 +170,8 @@ def _rotary(rotary: Rotary, x: Tensor) -> dict[str, Tensor]:
 def _given(descale: Tensor | float, x: Tensor, scales: str) -> Tensor:
     """A descale that was given, as the op takes it; what cannot be one is left to the op."""
     if not isinstance(descale, Tensor):
-        if not 0 < descale < math.inf:
-            raise ValueError(f"descale is {descale:g}; it must be finite and above 0")
-        descale = torch.full((), descale, dtype=torch.float32, device=x.device)
+        number = positive("descale", descale)
+        descale = torch.full((), number, dtype=torch.float32, device=x.device)
     if scales == "head" and descale.dim() == 0:
         return descale.expand(x.shape[0], x.shape[2])
     if scales == "column" and descale.dim() == 0:

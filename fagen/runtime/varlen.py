@@ -7,6 +7,7 @@ schedule is emulated, and nothing is built.
 
 import warnings
 from collections.abc import Callable
+from typing import Never
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
+from fagen.argument_names import refuse_unknown_names
 from fagen.dispatch.choice import Choice, candidates, serving
 from fagen.errors import UntunedWarning
 from fagen.picking import search_command
@@ -24,26 +26,25 @@ from fagen.runtime.argument_types import (
     UNCLEAR,
     flag,
     number,
-    refuse_no_bool,
     refuse_order_alone,
     refuse_other_types,
     refuse_tangents,
 )
 from fagen.runtime.arguments import (
     E4M3,
-    ONLY_FP8,
     descale_of,
     dtype_of,
-    name_of,
     needs_gradient,
     refuse_blocks,
     refuse_dtype,
     refuse_head_dims,
+    refuse_only_fp8,
     refuse_word,
     with_sizes,
     word_of,
 )
 from fagen.runtime.backward import not_ready, with_gradient
+from fagen.runtime.offsets import twice, used_queries
 from fagen.runtime.ready import first_ready, placed, refuse_tracing, run_once
 from fagen.vocab import OUT_DTYPES
 
@@ -74,6 +75,7 @@ def attention_varlen(
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor | None = None,
     *,
+    seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
@@ -88,6 +90,7 @@ def attention_varlen(
     v_mean: Tensor | None = None,
     k_mean: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    **unknown: Never,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute attention of sequences that lie one after another, each of its own length.
 
@@ -97,7 +100,9 @@ def attention_varlen(
     cu_seqlens_q[i + 1] - 1 of q are the queries of sequence i, and such rows of k and v by
     cu_seqlens_k its keys: (B + 1) each, int32, on the device of q, rising; without cu_seqlens_k
     there are as many keys as queries. With seqused_k, (B) in int32, only so many of a sequence's
-    keys are seen, the first ones. The causal mask is aligned to the bottom right of each sequence.
+    keys are seen, the first ones, and with seqused_q, (B) in int32, only so many of its queries
+    see any: rows behind them are as those that see no key. The causal mask is aligned to the bottom
+    right of each sequence, to the last query and key that are used.
     scale is 1/√D if left out. Under torch.autocast q, k and v in fp32, or in several dtypes, are
     cast to its dtype, as torch's own attention does.
 
@@ -137,9 +142,15 @@ def attention_varlen(
     and cannot be built now.
     """
     try:
+        if unknown:
+            refuse_unknown_names(attention_varlen, unknown)
         traced = is_compiling()
         if traced or autocast.anywhere():
             q, k, v = autocast.cast(q, k, v)
+        if causal is not False and causal is not True:
+            causal = flag("causal", causal)
+        if return_lse is not False and return_lse is not True:
+            return_lse = flag("return_lse", return_lse)
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             if tensor.dim() != 3:
                 raise ValueError(
@@ -165,7 +176,10 @@ def attention_varlen(
             if schedule is None:
                 out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
         elif not (q_descale is k_descale is v_descale is v_mean is k_mean is out_dtype is None):
-            raise ValueError(f"{ONLY_FP8}; q is {name_of(q.dtype)}")
+            refuse_only_fp8(
+                q.dtype, "q", q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
+                v_mean=v_mean, k_mean=k_mean, out_dtype=out_dtype,
+            )  # fmt: skip
         q_shape, v_shape = q.shape, v.shape
         head_dim = q_shape[2]
         key = q.device, q.dtype, head_dim, v_shape[2], causal, out_dtype, schedule
@@ -180,6 +194,11 @@ def attention_varlen(
             deterministic = flag("deterministic", deterministic)
         if forward_ad._current_level >= 0:
             refuse_tangents(q, k, v)
+        if seqused_q is not None:
+            refuse_wrong_lengths(seqused_q, cu_seqlens_q, cu_seqlens_k, seqused_k)
+            at = used_queries(seqused_q, cu_seqlens_q, cu_seqlens_k, seqused_k)
+            cu_seqlens_q, cu_seqlens_k, seqused_k = at
+            of_fp8 = tuple(map(twice, of_fp8))
         given = q, k, v, cu_seqlens_q, cu_seqlens_k, scale, seqused_k, *of_fp8
         if (
             torch.is_grad_enabled()
@@ -206,6 +225,31 @@ def attention_varlen(
         raise
 
 
+def refuse_wrong_lengths(
+    seqused_q: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, seqused_k: Tensor | None
+) -> None:
+    """Raise ValueError where lengths of queries, or what is paired with them, fit no sequences."""
+    batch = cu_seqlens_q.shape[0] - 1
+    for name, given, wanted in (
+        ("seqused_q", seqused_q, batch),
+        ("cu_seqlens_k", cu_seqlens_k, batch + 1),
+        ("seqused_k", seqused_k, batch),
+    ):
+        if given is None:
+            continue
+        if given.shape != (wanted,) or given.dtype != torch.int32:
+            extra = "" if wanted == batch else " + 1"
+            raise ValueError(
+                f"attention_varlen: {name} has shape {tuple(given.shape)} in {given.dtype}; it "
+                f"must be (batch{extra} = {wanted}) in torch.int32"
+            )
+        if given.device != cu_seqlens_q.device:
+            raise ValueError(
+                f"attention_varlen: {name} is not on the device of cu_seqlens_q; "
+                f"{name}.to(cu_seqlens_q.device) moves it there"
+            )
+
+
 def prepare_varlen(
     *,
     dtype: torch.dtype | str,
@@ -218,6 +262,7 @@ def prepare_varlen(
     gradient: bool = False,
     deterministic: bool = False,
     progress: Callable[[str], None] | None = None,
+    **unknown: Never,
 ) -> str:
     """Ready the kernel that attention_varlen(…) would use for such tensors; return its slug.
 
@@ -228,12 +273,14 @@ def prepare_varlen(
     `deterministic` that of calls that ask for it. `progress` is called with a line before what
     takes long. Raises as attention_varlen does, and ValueError for deterministic without gradient.
     """
+    if unknown:
+        refuse_unknown_names(prepare_varlen, unknown)
     refuse_other_types(prepare_varlen, locals())
     refuse_order_alone(deterministic, gradient)
     place, kind = placed(device), dtype_of(dtype)
-    out = None if out_dtype is None else dtype_of(out_dtype)
-    if kind != E4M3 and out is not None:
-        raise ValueError(f"{ONLY_FP8}; dtype is {name_of(kind)}")
+    out = None if out_dtype is None else dtype_of(out_dtype, "out_dtype")
+    if kind != E4M3:
+        refuse_only_fp8(kind, "dtype", out_dtype=out)
     if kind == E4M3 and schedule is None:
         out = out or torch.bfloat16
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
@@ -276,7 +323,6 @@ def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> Kern
 def problem_of(key: Key) -> Problem:
     """What is computed in such a call, in words.  Raises ValueError where no kernel does it."""
     _, dtype, head_dim, head_dim_v, causal, out_dtype, _ = key
-    refuse_no_bool("causal", causal)
     refuse_dtype(dtype)
     fp8 = dtype == E4M3
     refuse_head_dims(head_dim, head_dim_v, fp8=fp8)

@@ -1,0 +1,100 @@
+"""Keywords of other libraries at fagen's doors: each is answered with what fagen calls it."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fagen
+from fagen import flash_attn_interface
+from tests.tensors import normal
+
+pytestmark = pytest.mark.usefixtures("nothing_is_ready")
+
+Q = normal(1, 4, 2, 32, dtype=torch.float16)
+ROWS, OFFSETS = Q[0], torch.tensor([0, 4], dtype=torch.int32)
+
+GIVEN: dict[Callable[..., Any], tuple[Any, ...]] = {
+    fagen.attention: (Q, Q, Q),
+    fagen.attention_decode: (Q, Q, Q),
+    fagen.attention_fp8: (Q, Q, Q),
+    fagen.attention_varlen: (ROWS, ROWS, ROWS, OFFSETS),
+    flash_attn_interface.flash_attn_func: (Q, Q, Q),
+}
+
+
+def refused(function: Callable[..., Any], *given: Any, **named: Any) -> str:
+    with pytest.raises(TypeError) as refusal:
+        function(*given, **named)
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("softmax_scale", 0.1, "fagen calls it scale"),
+        ("sm_scale", 0.1, "fagen calls it scale"),
+        ("is_causal", True, "fagen calls it causal"),
+        ("return_softmax_lse", True, "fagen calls it return_lse"),
+        ("softcap", 15.0, "not there yet in fagen: a cap of scores"),
+        ("window_size", (128, 0), "not there yet in fagen: windows"),
+        ("attn_mask", Q, "not there yet in fagen: masks given as tensors"),
+        ("dropout_p", 0.0, "not there yet in fagen: dropout; leave out one of 0.0"),
+        ("alibi_slopes", Q, "not there yet in fagen: ALiBi"),
+        ("block_table", OFFSETS, "not there yet in fagen: paged caches"),
+        ("sinks", Q, "not there yet in fagen: attention sinks"),
+        ("s_aux", Q, "not there yet in fagen: attention sinks"),
+        ("enable_gqa", True, "leave it out, query heads share those of k and v"),
+        ("layout", "bhsd", "leave it out, tensors are (batch, seqlen, heads, head_dim)"),
+        ("tensor_layout", "HND", "leave it out, tensors are (batch, seqlen, heads, head_dim)"),
+        ("shedule", None, "did you mean schedule?"),
+        ("wholly_unknown", 1, "it takes q, k, v, "),
+    ],
+)
+@pytest.mark.parametrize("function", [*GIVEN][:4], ids=lambda function: function.__name__)
+def test_a_name_of_another_library_is_answered_with_fagens(
+    function: Callable[..., Any], name: str, value: Any, said: str
+) -> None:
+    words = refused(function, *GIVEN[function], **{name: value})
+    assert words.startswith(f"{function.__name__}() takes no {name}: {said}")
+
+
+def test_what_another_call_takes_is_answered_with_that_call() -> None:
+    assert "takes no seqused_k: fagen.attention_varlen and fagen.attention_decode take one" in (
+        refused(fagen.attention, Q, Q, Q, seqused_k=OFFSETS)
+    )
+    assert "no cache_seqlens: fagen calls it seqused_k; no softcap: not there" in (
+        refused(fagen.attention_decode, Q, Q, Q, cache_seqlens=OFFSETS, softcap=1.0)
+    )
+    func = flash_attn_interface.flash_attn_func
+    assert "no scale: fagen calls it softmax_scale" in refused(func, Q, Q, Q, scale=0.1)
+    assert "no sinks: not there yet" in refused(func, Q, Q, Q, sinks=Q)
+    prepared = refused(fagen.prepare, dtype="fp16", head_dim=32, num_heads=4)
+    assert prepared.startswith("prepare() takes no num_heads")
+
+
+PUBLIC = [
+    *(getattr(fagen, name) for name in (
+        "attention", "attention_decode", "attention_fp8", "attention_varlen", "combine", "pick",
+        "prepare", "prepare_decode", "prepare_varlen", "quantize", "reference_for",
+    )),
+    *(
+        one
+        for name, one in vars(flash_attn_interface).items()
+        if inspect.isfunction(one) and name.startswith("flash_attn_") and "qkv" not in name
+        and one.__module__ == flash_attn_interface.__name__
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", PUBLIC, ids=lambda function: function.__name__)
+def test_every_public_call_answers(function: Callable[..., Any]) -> None:
+    needed = {
+        name: Q
+        for name, one in inspect.signature(function).parameters.items()
+        if one.default is one.empty and one.kind is not one.VAR_KEYWORD
+    }
+    words = refused(function, **needed, alibi_slopes=Q)
+    assert words == f"{function.__name__}() takes no alibi_slopes: not there yet in fagen: ALiBi"
