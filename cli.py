@@ -302,7 +302,7 @@ def search() -> None:
     show_default=True,
     help="Where everything is kept; what is there is not done again.",
 )
-@click.option("--jobs", type=click.IntRange(1), help="Compile so many at once.")
+@click.option("--jobs", type=click.IntRange(1, 1_024), help="Compile so many at once.")
 @click.option("--scheduler", metavar="ADDRESS", help="Work on a dask.distributed cluster.")
 @click.option(
     "--replay",

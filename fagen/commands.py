@@ -108,7 +108,9 @@ def schema(name: str) -> None:
 @click.command()
 @SCHEDULES
 @ALL
-@click.option("--seeds", type=click.IntRange(1), default=2, show_default=True, help="Runs of each.")
+@click.option(
+    "--seeds", type=click.IntRange(1, 10_000), default=2, show_default=True, help="Runs of each."
+)
 @JSON
 def simulate(schedules: "Schedules", every: bool, seeds: int, as_json: bool) -> None:
     """Run kernels' own text on a CPU, and check it against fp64.

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # a command imports what it runs and no more: torch alone tak
 Done = TypeVar("Done")
 Named = TypeVar("Named")
 
+LARGEST = 1 << 30  # of a size, as a kernel takes them
 INTERRUPTED = 130  # what a shell says of a program ended by Ctrl-C
 INTERNAL = 70  # a fault of fagen's own, as sysexits.h has it
 AS_JSON = "fagen.as_json"  # in click's context: whether --json was given
@@ -201,8 +202,10 @@ class ShapeOption(click.ParamType):  # type: ignore[type-arg]
             batch, heads, kv_heads, seqlen_q, seqlen_k = map(int, value.split(","))
         except ValueError:
             self.fail(f"{value!r} is not five numbers, as 4,16,16,4096,4096 is", param, ctx)
-        if min(batch, heads, kv_heads, seqlen_q, seqlen_k) < 1 or heads % kv_heads:
-            self.fail(f"{value!r}: all must be positive, and H a multiple of Hk", param, ctx)
+        sizes = (batch, heads, kv_heads, seqlen_q, seqlen_k)
+        if min(sizes) < 1 or max(sizes) > LARGEST or heads % kv_heads:
+            said = f"all must be from 1 to {LARGEST:,}, and H a multiple of Hk"
+            self.fail(f"{value!r}: {said}", param, ctx)
         return Sizes(batch, heads, kv_heads, seqlen_q, seqlen_k)
 
 

@@ -16,9 +16,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from fagen.errors import FagenError, ToolchainError
+from fagen.errors import FagenError, ScheduleError, ToolchainError
 
 _PACKAGE = Path(__file__).resolve().parent
+
+
+def path_of(value: object, call: str) -> Path:
+    """Return what a public call was given as the path of a file; `call` names it in messages.
+
+    Raises TypeError where it is no path, ScheduleError where no file can be called so.
+    """
+    said = os.fspath(value) if isinstance(value, str | os.PathLike) else value
+    if not isinstance(said, str):
+        raise TypeError(f"{call}: path is of type {type(value).__name__}; it must be a path")
+    if "\0" in said:
+        raise ScheduleError(f"{call}: {said!r} cannot be read: no file is called so")
+    return Path(said)
 
 
 def locate(name: str) -> Path:

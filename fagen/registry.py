@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fagen.errors import ScheduleError
-from fagen.paths import locate
-from fagen.toml_lines import Origin, one_of, read_text, read_toml, shown
+from fagen.paths import locate, path_of
+from fagen.toml_lines import Origin, one_of, read_text, read_toml, refuse_long, shown
 
 if TYPE_CHECKING:  # pydantic takes a moment
     from fagen.kind import Kind, Plan
@@ -65,12 +65,26 @@ def kind_of_slug(slug: str) -> "Kind":
 
 
 def read(path: Path | str) -> "Schedule":
-    """Read a schedule's file.  Raises ScheduleError with all faults, each with file and line."""
+    """Read a schedule's file.
+
+    Raises ScheduleError with the first twenty faults, each with file and line, and how many more
+    there are; TypeError where `path` is no path.
+    """
+    path = path_of(path, "read_schedule")
     return parse(read_text(path), str(path))
 
 
 def parse(text: str, where: str = "schedule") -> "Schedule":
-    """Read a schedule from TOML text; `where` names it in messages.  Raises ScheduleError."""
+    """Read a schedule from TOML text, of 16 KiB at most; `where` names it in messages.
+
+    Raises ScheduleError as `read` does, TypeError where `text` is none.
+    """
+    for name, said in (("text", text), ("where", where)):
+        if not isinstance(said, str):
+            raise TypeError(
+                f"parse_schedule: {name} is of type {type(said).__name__}; it must be a str"
+            )
+    refuse_long(text, where)
     tables, origin = read_toml(text, where)
     return kind(named(tables, origin)).schedule.checked(tables, origin)
 

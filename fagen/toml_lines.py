@@ -86,14 +86,24 @@ def read_text(path: Path | str, what: str = "schedule", most: int = MAX_BYTES) -
 def text_of(file: BinaryIO, where: str, what: str = "schedule", most: int = MAX_BYTES) -> str:
     """Return the text of an open file.  Raises ScheduleError where it can be none of `what`."""
     content = file.read(most + 1)
-    where = printable(where)
     if len(content) > most:
-        raise ScheduleError(f"{where}: longer than {most:,} bytes; this is no {what}")
+        raise _too_long(where, what, most)
+    where = printable(where)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ScheduleError(f"{where}:{line}: this is not UTF-8 text") from None
+
+
+def refuse_long(text: str, where: str, what: str = "schedule", most: int = MAX_BYTES) -> None:
+    """Raise ScheduleError for text that is longer than a file of `what` may be."""
+    if len(text) > most or len(text.encode(errors="replace")) > most:
+        raise _too_long(where, what, most)
+
+
+def _too_long(where: str, what: str, most: int) -> ScheduleError:
+    return ScheduleError(f"{printable(where)}: longer than {most:,} bytes; this is no {what}")
 
 
 def read_toml(text: str, where: str) -> tuple[dict[str, Any], Origin]:

@@ -7,10 +7,11 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from fagen.paths import locate
+from fagen.search.declared import Declared, parse_space
 from fagen.search.lab import Work
 from fagen.search.rows import Session
 from fagen.search.run import summary
-from fagen.search.space import Declared, parse_space, survey
+from fagen.search.space import survey
 from fagen.search.store import Store
 from fagen.search.tasks import GOOD, Compiled, Heat, Time
 

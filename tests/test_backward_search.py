@@ -18,9 +18,10 @@ from fagen.paths import locate
 from fagen.problem import Problem, Sizes, flops, standard_sizes
 from fagen.registry import read
 from fagen.search import lab
+from fagen.search.declared import parse_space, space_like
 from fagen.search.files import read_spaces
 from fagen.search.results import told
-from fagen.search.space import parse_space, space_like, survey
+from fagen.search.space import survey
 from fagen.vocab import MASKS
 from tests.cli_helpers import fagen
 from tests.recordings import AtOnce, record

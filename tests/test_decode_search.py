@@ -19,9 +19,10 @@ from fagen.kinds.decode.space import SPACE
 from fagen.paths import locate
 from fagen.problem import Problem, Sizes, solves
 from fagen.registry import from_slug
+from fagen.search.declared import parse_space, space_like
 from fagen.search.files import read_spaces
 from fagen.search.run import anchors, serving
-from fagen.search.space import parse_space, space_like, survey
+from fagen.search.space import survey
 
 TEXT = """
 [decode]

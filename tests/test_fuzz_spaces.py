@@ -17,9 +17,10 @@ from fagen.errors import ScheduleError
 from fagen.kinds.forward.keys import Schedule
 from fagen.search import rows
 from fagen.search.choice import Chooser
+from fagen.search.declared import MAX_POINTS, parse_space
 from fagen.search.files import parse_spaces, read_spaces
 from fagen.search.run import anchors, summary
-from fagen.search.space import MAX_POINTS, parse_space, survey
+from fagen.search.space import survey
 
 SURVEYED = 64  # points at most: of larger spaces the file alone is judged
 

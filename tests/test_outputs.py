@@ -205,7 +205,7 @@ def test_a_recording_follows_no_link_and_loses_no_comment(tmp_path):
         with pytest.raises(FagenError, match=said), package.recording(where):
             raise AssertionError("the run has begun")
         assert contents(tmp_path) == before
-    with pytest.raises(FagenError, match="no path of a file"), package.recording("a\0"):
+    with pytest.raises(FagenError, match="no file is called so"), package.recording("a\0"):
         raise AssertionError("the run has begun")
 
 

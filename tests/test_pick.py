@@ -17,7 +17,8 @@ from fagen.errors import ScheduleError
 from fagen.paths import locate
 from fagen.process import run
 from fagen.runtime import attention as calls
-from fagen.search.space import parse_space, survey
+from fagen.search.declared import parse_space
+from fagen.search.space import survey
 from tests import cli_helpers
 from tests.attention_helpers import FEW, FEWER, LONG, MANY, fill
 from tests.fresh import forget

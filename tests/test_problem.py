@@ -177,7 +177,8 @@ def test_a_schedule_is_picked_and_a_space_surveyed_without_torch() -> None:
         "import sys; sys.modules['torch'] = None\n"
         "from fagen.dispatch.choice import pick\n"
         "from fagen.problem import Problem, flops, standard_sizes\n"
-        "from fagen.search.space import parse_space, survey\n"
+        "from fagen.search.declared import parse_space\n"
+        "from fagen.search.space import survey\n"
         "problem = Problem('fp16', 128, 128, 'causal', 'fp16', '', 0)\n"
         "print(pick(problem, standard_sizes(128), 'NVIDIA H200').slug)\n"
         'tables = \'[attention]\\ndtype = "fp16"\\nhead_dim = 64\\nmask = "full"\\n\'\n'

@@ -16,8 +16,8 @@ from fagen.problem import Problem
 from fagen.registry import read as read_schedule
 from fagen.search import lab, replay, run
 from fagen.search.contest import STAGES
+from fagen.search.declared import parse_space
 from fagen.search.marks import BRIEF, PEER_NAMES
-from fagen.search.space import parse_space
 from fagen.search.store import Store
 from tests.cli_helpers import fagen
 from tests.recordings import DATABASES, SPACE, STORES, AtOnce, Traffic, record, space, two_cards

@@ -11,8 +11,9 @@ from fagen.kinds.forward.keys import Schedule
 from fagen.problem import Sizes
 from fagen.search.choice import Chooser, spearman
 from fagen.search.contest import STAGES, Contest
+from fagen.search.declared import Effort
 from fagen.search.marks import BRIEF, LONG, PEER_NAMES, Marks
-from fagen.search.space import Effort, survey
+from fagen.search.space import survey
 from fagen.search.tasks import GOOD, Compiled, Time
 from tests.recordings import SPACE, space
 

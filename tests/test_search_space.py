@@ -14,8 +14,9 @@ from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.space import SPACE as FORWARD
 from fagen.paths import locate
 from fagen.problem import Problem
+from fagen.search.declared import parse_space
 from fagen.search.files import read_spaces
-from fagen.search.space import parse_space, survey
+from fagen.search.space import survey
 from tests.clock import least_seconds
 from tests.recordings import SPACE, space
 

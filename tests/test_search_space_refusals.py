@@ -8,10 +8,11 @@ from fagen import search
 from fagen.errors import ScheduleError
 from fagen.search import replay
 from fagen.search.choice import Chooser
+from fagen.search.declared import MAX_POINTS, parse_space
 from fagen.search.files import read_spaces
 from fagen.search.run import summary
 from fagen.search.shapes import MAX_SIZE
-from fagen.search.space import MAX_POINTS, normalised, parse_space, survey
+from fagen.search.space import normalised, survey
 from fagen.search.store import Store
 from tests.cli_helpers import fagen
 from tests.clock import least_seconds

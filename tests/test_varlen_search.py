@@ -24,10 +24,11 @@ from fagen.problem import (
     moved_bytes,
 )
 from fagen.registry import from_slug
+from fagen.search.declared import parse_space, space_like
 from fagen.search.files import read_spaces
 from fagen.search.run import anchors, serving
 from fagen.search.shapes import PackedShape
-from fagen.search.space import parse_space, space_like, survey
+from fagen.search.space import survey
 from fagen.vocab import MASKS
 from tests.cli_helpers import fagen
 

@@ -24,11 +24,12 @@ from typing import Any
 from fagen import search
 from fagen.kinds.forward.defaults import derived_schedules
 from fagen.problem import Problem
+from fagen.search.declared import Declared, parse_space
 from fagen.search.lab import LocalLab
 from fagen.search.marks import BRIEF
 from fagen.search.results import Result
 from fagen.search.run import Search
-from fagen.search.space import Declared, Point, Survey, parse_space, survey
+from fagen.search.space import Point, Survey, survey
 from fagen.search.store import Store
 from fagen.vocab import MASKS
 

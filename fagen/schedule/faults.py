@@ -1,7 +1,7 @@
 """Turn what pydantic found wrong with a schedule into sentences, each with the key's path."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from fagen.errors import ScheduleError
 from fagen.schedule.section import Keys
-from fagen.toml_lines import Origin, dotted, shown
+from fagen.toml_lines import Origin, dotted, printable, shown
 
 
 class BrokenRules(ValueError):  # noqa: N818 - it never leaves this package
@@ -20,20 +20,41 @@ class BrokenRules(ValueError):  # noqa: N818 - it never leaves this package
         self.faults = faults
 
 
-Fault = tuple[tuple[str, ...], str]  # a key's path, a sentence
+MOST = 20  # faults that are judged and shown; of more it is said how many there are
+
+Fault = tuple[tuple[str, ...], str]  # a key's path, a sentence; of one that is only counted, ""
 
 
 def refusal(found: Iterable[Fault], origin: Origin) -> ScheduleError:
-    """Return the error that says all faults, in the order in which they were written."""
-    ordered = sorted(dict.fromkeys(found), key=lambda fault: origin.line(fault[0]))
-    return ScheduleError(
-        "\n".join(f"{origin.at(*path)}: {dotted(path)} {said}" for path, said in ordered)
-    )
+    """Return the error that says the first faults, by line, and how many more there are."""
+    listed = list(dict.fromkeys(found))
+    ordered = sorted(listed[:MOST], key=lambda fault: origin.line(fault[0]))
+    lines = [f"{origin.at(*path)}: {dotted(path)} {said}" for path, said in ordered]
+    if more := len(listed) - len(ordered):
+        lines.append(f"{printable(origin.where)}: and {more:,} more")
+    return ScheduleError("\n".join(lines))
+
+
+def judged_first(
+    errors: Sequence[Any], judge: Callable[[Sequence[Any]], Iterable[Fault]]
+) -> Iterator[Fault]:
+    """Yield the faults that are judged of the first errors of pydantic, and the others' places."""
+    yield from judge(errors[:MOST])
+    for error in errors[MOST:]:
+        yield tuple(map(str, error["loc"])), ""
 
 
 def faults(invalid: ValidationError, keys: Keys) -> Iterator[Fault]:
-    """Yield (key path, sentence) of everything that pydantic found in a schedule of these keys."""
-    for error in invalid.errors(include_url=False):
+    """Yield (key path, sentence) of what pydantic found in a schedule of these keys.
+
+    Of very many the first are judged, and the others are places without a sentence.
+    """
+    errors = invalid.errors(include_url=False)
+    return judged_first(errors, lambda first: _judged(first, keys))
+
+
+def _judged(errors: Sequence[Any], keys: Keys) -> Iterator[Fault]:
+    for error in errors:
         broken = error.get("ctx", {}).get("error")
         if isinstance(broken, BrokenRules):
             yield from broken.faults
@@ -41,7 +62,7 @@ def faults(invalid: ValidationError, keys: Keys) -> Iterator[Fault]:
         path = tuple(str(step) for step in error["loc"])
         kind, value = error["type"], error["input"]
         if kind == "extra_forbidden":
-            yield path, _unknown(path, keys)
+            yield path, unknown(path, keys)
         elif len(path) == 1:
             needed = [key for key in keys.tables[path[0]].model_fields if key in keys.required]
             said = f"is missing: a table with {', '.join(needed)}"
@@ -52,7 +73,8 @@ def faults(invalid: ValidationError, keys: Keys) -> Iterator[Fault]:
             yield path, f"= {shown(value)}{_refused(path, value, keys)}"
 
 
-def _unknown(path: tuple[str, ...], keys: Keys) -> str:
+def unknown(path: tuple[str, ...], keys: Keys) -> str:
+    """Say of a table or a key that it is none of these, and which is near."""
     name, sections = path[-1], keys.sections
     known = list(keys.tables if len(path) == 1 else keys.tables[path[0]].model_fields)
     if name in sections:

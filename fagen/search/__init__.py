@@ -11,15 +11,17 @@ from pathlib import Path
 
 from fagen import __version__, outputs
 from fagen.dispatch import tables
+from fagen.errors import FagenError
 from fagen.search import replay
+from fagen.search.declared import Declared
 from fagen.search.files import read_spaces, refuse_twice
 from fagen.search.kinds import Space
-from fagen.search.lab import REAL, Lab, LocalLab
+from fagen.search.lab import MAX_JOBS, REAL, Lab, LocalLab
 from fagen.search.report import WHAT, write_report
 from fagen.search.results import Result, record, results, surveyed, told, write
 from fagen.search.rows import Session
 from fagen.search.run import Outcome, Search, summary
-from fagen.search.space import Declared, Survey, survey
+from fagen.search.space import Survey, survey
 from fagen.search.store import Store, check_place, side_files
 
 __all__ = [
@@ -61,6 +63,8 @@ def search(
     store cannot be used, ScheduleError where two spaces are for the same problem.
     """
     refuse_twice(spaces)
+    if jobs is not None and not 1 <= jobs <= MAX_JOBS:
+        raise FagenError(f"jobs is {jobs}; it must be from 1 to {MAX_JOBS:,}")
     only: Callable[[Survey], Survey] = lambda survey: survey  # noqa: E731
     if recorded:
         only = partial(replay.only_recorded, recorded)

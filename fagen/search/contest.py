@@ -13,8 +13,9 @@ from fagen.problem import Problem, Sizes
 from fagen.registry import from_slug
 from fagen.schedule import Schedule
 from fagen.search.choice import Chooser
+from fagen.search.declared import Effort
 from fagen.search.marks import BRIEF, LONG, Marks
-from fagen.search.space import Effort, Survey
+from fagen.search.space import Survey
 from fagen.search.tasks import GOOD, Compiled, Heat, Time
 
 HEAT = 8  # kernels side by side

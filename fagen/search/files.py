@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from fagen.errors import ScheduleError
-from fagen.search.space import MAX_POINTS, MAX_TIMES, Declared, declared_by, space_like
-from fagen.toml_lines import Origin, dotted, printable, read_text, read_toml
+from fagen.search.declared import MAX_POINTS, MAX_TIMES, Declared, declared_by, space_like
+from fagen.toml_lines import Origin, dotted, printable, read_text, read_toml, refuse_long
 
 ARRAY = "space"
+WHAT = "search space"
 MAX_BYTES = 262_144  # of a file: some 3,000 shapes
 MAX_SPACES = 64
 MANY_TIMES = 4 * MAX_TIMES  # predicted, of all spaces of a file
@@ -20,15 +21,17 @@ MANY_TIMES = 4 * MAX_TIMES  # predicted, of all spaces of a file
 def read_spaces(path: Path | str) -> tuple[Declared, ...]:
     """Read a file of spaces, or the space of a slug.
 
-    Raises ScheduleError with all faults of the first space that has any, each with file and line.
+    Raises ScheduleError with the first faults of the first space that has any, each with file and
+    line.
     """
     if Path(path).suffix != ".toml" and not _exists(path):
         return (space_like(str(path)),)
-    return parse_spaces(read_text(path, "search space", MAX_BYTES), str(path))
+    return parse_spaces(read_text(path, WHAT, MAX_BYTES), str(path))
 
 
 def parse_spaces(text: str, where: str) -> tuple[Declared, ...]:
     """Read spaces from TOML text; `where` names it in messages.  Raises as read_spaces does."""
+    refuse_long(text, where, WHAT, MAX_BYTES)
     tables, origin = read_toml(text, where)
     if ARRAY not in tables:
         return (declared_by(tables, origin, text),)

@@ -14,6 +14,7 @@ from fagen.search import tasks
 from fagen.search.crew import Crew
 from fagen.search.tasks import Compiled, Heat, Timed
 
+MAX_JOBS = 1_024  # that are compiled at once
 COMPILE_TIMEOUT = 600.0  # seconds
 HEAT_TIMEOUT = 45.0
 LONE_TIMEOUT = 25.0  # of a heat of one kernel, which may be the one that hangs

@@ -21,12 +21,14 @@ from typing import Any
 from fagen import outputs
 from fagen.dispatch.choice import KIND
 from fagen.errors import FagenError, ScheduleError
+from fagen.paths import path_of
 from fagen.problem import Cell, PackedTotals, Problem, Sizes, in_order
 from fagen.registry import kind
+from fagen.search.declared import Declared
 from fagen.search.files import ARRAY, MAX_BYTES, parse_spaces
+from fagen.search.files import WHAT as SPACE
 from fagen.search.kinds import space_of
 from fagen.search.shapes import MAX_SEQUENCES, MAX_SIZE
-from fagen.search.space import Declared
 from fagen.toml_lines import comments, printable, read_text, shown
 from fagen.vocab import DECODE, DTYPES
 
@@ -55,13 +57,9 @@ def recording(path: str | PathLike[str]) -> Iterator[Path]:
 
     Yields the path. Raises ScheduleError where the file that is there is no recording or has
     comments of somebody's own, FagenError where it is a symbolic link, where there is no folder for
-    it, or while another recording goes on.
+    it, or while another recording goes on, TypeError where `path` is no path.
     """
-    from fagen.runtime.calls import counting  # torch, which takes seconds
-
-    if not isinstance(path, str | PathLike) or "\0" in str(path):
-        raise FagenError(f"recording({path!r}): this is no path of a file")
-    path = Path(path).absolute()
+    path = path_of(path, "recording").absolute()
     if not path.parent.is_dir():
         raise FagenError(
             f"{printable(str(path))}: there is no folder {printable(str(path.parent))}"
@@ -71,6 +69,8 @@ def recording(path: str | PathLike[str]) -> Iterator[Path]:
     if path.exists() and not path.is_file():
         raise FagenError(f"{printable(str(path))} is no file")
     read_recording(path)
+    from fagen.runtime.calls import counting  # torch, which takes seconds
+
     counted = None
     try:
         with counting() as counted:
@@ -90,7 +90,7 @@ def read_recording(path: Path) -> Weights:
     """
     if not path.exists():
         return {}
-    text = read_text(path, "search space", MAX_BYTES)
+    text = read_text(path, SPACE, MAX_BYTES)
     spaces = parse_spaces(text, str(path)) if text.strip() else ()
     said = map(str.strip, comments(text))
     if mine := [comment for comment in said if comment not in _COMMENTS]:

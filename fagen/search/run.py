@@ -17,9 +17,10 @@ from fagen.errors import BuildError, CacheError, DeviceError, FagenError, Toolch
 from fagen.problem import Problem, Sizes, lengths_in_words, solves
 from fagen.registry import from_slug, read, schedules
 from fagen.search.contest import HEAT, STAGES, Contest, jobs_of
+from fagen.search.declared import Declared, Effort
 from fagen.search.kinds import space_of
 from fagen.search.lab import Lab
-from fagen.search.space import Declared, Effort, Survey, survey
+from fagen.search.space import Survey, survey
 from fagen.search.store import Store
 from fagen.search.tasks import FAILED, Compiled, Heat, Timed
 from fagen.vocab import PASSES

@@ -14,6 +14,7 @@ SEQLENS = (512, 1_024, 2_048, 4_096, 8_192, 16_384)
 MAX_SIZE = 1 << 20  # of a batch, of heads, of a sequence, of all sequences of a packed shape
 MAX_SEQUENCES = 16_384  # of a packed shape
 DRAWN_TOKENS = 4 * TOKENS  # of lengths that are drawn, where nothing else is said
+MAX_DRAWN = 16 * MAX_SEQUENCES  # sequences whose lengths are drawn, of all shapes of a space
 
 
 class Strict(BaseModel):
@@ -34,11 +35,11 @@ class Shape(Strict):
 
     def sizes(self, head_dim: int) -> Sizes:
         """Fill in what was left out: 16,384 tokens in all, a hidden size of 2048."""
-        heads = self.heads or max(1, HIDDEN // head_dim)
+        heads, kv_heads = heads_of(self, head_dim)
         return Sizes(
             batch=self.batch or max(1, TOKENS // self.seqlen),
             heads=heads,
-            kv_heads=self.kv_heads or heads,
+            kv_heads=kv_heads,
             seqlen_q=self.seqlen,
             seqlen_k=self.seqlen_k or self.seqlen,
         )
@@ -85,8 +86,12 @@ class PackedShape(Strict):
 
     def sizes(self, head_dim: int) -> PackedSizes:
         """Fill in what was left out: 16,384 tokens in all, or 65,536 of lengths that are drawn."""
-        heads = self.heads or max(1, HIDDEN // head_dim)
-        return PackedSizes.of(self.each(), heads, self.kv_heads or heads)
+        return PackedSizes.of(self.each(), *heads_of(self, head_dim))
+
+    @property
+    def totals(self) -> bool:
+        """Whether no more is known than how many sequences and tokens there are."""
+        return self.seqlen is None and self.seqlens is None
 
     def each(self) -> Lengths:
         """The lengths of each sequence."""
@@ -99,8 +104,15 @@ class PackedShape(Strict):
             queries, keys = self._totals()
             tokens, longest = zip(queries, keys, strict=True)
             return PackedTotals(self.batch, 1, 1, *longest, *tokens).sequences
-        batch = self.batch or max(1, TOKENS // self.seqlen)
-        return ((self.seqlen, self.seqlen_k or self.seqlen),) * batch
+        return ((self.seqlen, self.seqlen_k or self.seqlen),) * self.sums()[0]
+
+    def sums(self) -> tuple[int, int, int]:
+        """How many sequences, queries and keys there are."""
+        if self.seqlen is not None:
+            batch = self.batch or max(1, TOKENS // self.seqlen)
+            return batch, batch * self.seqlen, batch * (self.seqlen_k or self.seqlen)
+        each = self.each()
+        return len(each), sum(q for q, _ in each), sum(k for _, k in each)
 
     def _totals(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """The tokens and the longest sequence, of queries and of keys; where none is said, even."""
@@ -125,7 +137,7 @@ class PackedShape(Strict):
         """Yield what does not go together, by key."""
         drawn = isinstance(self.seqlens, Drawn)
         listed = bool(self.seqlens) and not drawn
-        totals = self.seqlen is None and self.seqlens is None
+        totals = self.totals
         if totals and None in (self.batch, self.tokens):
             yield "seqlen", "is missing, or seqlens, or tokens and batch"
             return
@@ -175,18 +187,33 @@ PACKED: tuple[dict[str, Any], ...] = (
 )
 
 
+def heads_of(shape: Shape | PackedShape, head_dim: int) -> tuple[int, int]:
+    """Heads of queries, and of keys and values; where none are said, those of hidden size 2048."""
+    heads = shape.heads or max(1, HIDDEN // head_dim)
+    return heads, shape.kv_heads or heads
+
+
 def packed_faults(shapes: Sequence[PackedShape]) -> Iterator[Fault]:
     """Yield what is wrong with packed shapes whose keys are right one by one."""
+    drawn = 0
     for number, shape in enumerate(shapes):
         place = ("shapes", str(number))
         if found := [*shape.faults()]:
             yield from (((*place, key), said) for key, said in found)
             continue
-        each = shape.each()
-        if len(each) > MAX_SEQUENCES:
-            yield place, f"has {len(each):,} sequences; {MAX_SEQUENCES:,} at most"
-        for what, tokens in (("queries", (q for q, _ in each)), ("keys", (k for _, k in each))):
-            if (total := sum(tokens)) > MAX_SIZE:
+        if shape.totals:  # which have been judged, and may be of very many sequences
+            continue
+        if isinstance(shape.seqlens, Drawn):
+            drawn += shape.batch or 0
+            if drawn > MAX_DRAWN:
+                yield place, f"draws more lengths: all shapes together {MAX_DRAWN:,} at most"
+                return
+        count, queries, keys = shape.sums()
+        drawn += count if isinstance(shape.seqlens, Drawn) and not shape.batch else 0
+        if count > MAX_SEQUENCES:
+            yield place, f"has {count:,} sequences; {MAX_SEQUENCES:,} at most"
+        for what, total in (("queries", queries), ("keys", keys)):
+            if total > MAX_SIZE:
                 yield place, f"has {total:,} {what} in all; {MAX_SIZE:,} at most"
                 break
 
