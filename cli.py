@@ -480,9 +480,10 @@ def doctor(as_json: bool) -> None:
     Examples:
       fagen doctor
     """
-    from fagen import report, toolchain
+    from fagen import report
+    from fagen.doctor import doctor as looked_at
 
-    findings = toolchain.doctor()
+    findings = looked_at()
     missing = [f.name for f in findings if not f.ok and f.needed_for in ("rendering", "building")]
     wrong = ToolchainError(f"no kernel can be built without {', '.join(missing)}")
     records = [asdict(finding) for finding in findings]

@@ -16,7 +16,7 @@ from fagen.machine import machine_code
 from fagen.registry import ENTRIES, committed_file, plan, read, schedules
 from fagen.render import Source, render
 from fagen.schedule import Schedule
-from fagen.toolchain import find_toolchain
+from fagen.toolchain import compile_jobs, find_toolchain
 
 
 def committed(kind: str) -> tuple[Schedule, ...]:
@@ -65,7 +65,7 @@ def builder(
         except FagenError:  # so is this
             return False
 
-    with ThreadPoolExecutor() as pool:  # clang-format takes most of the time
+    with ThreadPoolExecutor(compile_jobs()) as pool:  # clang-format takes most of the time
         sources = dict(zip(fitting, pool.map(render, fitting.values()), strict=True))
         news = dict(zip(sources, pool.map(is_new, sources.values()), strict=True))
     fresh = [slug for slug, new in news.items() if new]

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from fagen.arch import SM90
 from fagen.errors import BuildError, ToolchainError
+from fagen.paths import compiler_environment
 from fagen.process import run
 from fagen.toolchain import INSTALL_DISASSEMBLER, Disassembler, MissingError, find_disassembler
 
@@ -91,16 +92,19 @@ def machine_code(
         raise MissingError("nvdisasm or cuobjdump is missing", INSTALL_DISASSEMBLER)
     with tempfile.TemporaryDirectory(prefix="fagen-") as folder:
         cubin = binary if binary.suffix == ".cubin" else _extract(binary, tools, Path(folder))
-        listing, untold = run([tools.nvdisasm, "-c", "-lrm", "narrow", cubin]), None
+        stated = compiler_environment()
+        listing, untold = run([tools.nvdisasm, "-c", "-lrm", "narrow", cubin], only=stated), None
         if "Invalid register count" in listing.stderr:
-            listing, untold = run([tools.nvdisasm, "-c", cubin]), SM90.max_registers_per_thread
+            listing = run([tools.nvdisasm, "-c", cubin], only=stated)
+            untold = SM90.max_registers_per_thread
         if listing.returncode:
             raise ToolchainError(f"{tools.nvdisasm} cannot read {cubin}: {listing.stderr.strip()}")
         return read_listing(listing.stdout, hash_code(cubin.read_bytes()), kernels, untold)
 
 
 def _extract(library: Path, tools: Disassembler, folder: Path) -> Path:
-    dump = run([tools.cuobjdump, "-xelf", "all", library.resolve()], cwd=folder)
+    stated = compiler_environment()
+    dump = run([tools.cuobjdump, "-xelf", "all", library.resolve()], cwd=folder, only=stated)
     cubins = sorted(folder.glob("*.cubin"))
     if len(cubins) != 1:
         raise BuildError(

@@ -1,7 +1,6 @@
 """Say where things lie and whose they are, and write files whole.
 
-Nothing else reads the environment. Variables read: FAGEN_CACHE, XDG_CACHE_HOME, XDG_CONFIG_HOME,
-HOME, FAGEN_CUTLASS, FAGEN_RUNS, CUDA_HOME, PATH, PYTHONPATH.
+Nothing else reads the environment; what is read of it is listed in VARIABLES, and nothing beside.
 """
 
 import importlib.util
@@ -19,6 +18,31 @@ from pathlib import Path
 from fagen.errors import FagenError, ScheduleError, ToolchainError
 
 _PACKAGE = Path(__file__).resolve().parent
+
+# Every variable of the environment that fagen reads, and for what; docs/build.md shows this table.
+VARIABLES = {
+    "FAGEN_CACHE": "the folder of built kernels",
+    "XDG_CACHE_HOME": "without `FAGEN_CACHE`: the folder in which `fagen` is that of built kernels",
+    "XDG_CONFIG_HOME": "the folder in which `fagen` holds your own schedules and dispatch table",
+    "HOME": "without the two above: `~/.cache/fagen` and `~/.config/fagen`",
+    "FAGEN_CUTLASS": "the CUTLASS headers: a checkout, or its include folder",
+    "CUDA_HOME": "the CUDA toolkit; no other is looked for where it is set",
+    "NVCC_CCBIN": "the host compiler: a g++, or its folder; none else is looked for if it is set",
+    "CXX": "the host compiler where `NVCC_CCBIN` is not set, else g++ on `PATH`",
+    "MAX_JOBS": "how many compilers run at once, else one for each processor",
+    "PATH": "where programs are looked for; compilers get it",
+    "LD_LIBRARY_PATH": "not read: compilers get it, since their own libraries may need it",
+    "TMPDIR": "where files lie that nobody keeps",
+    "PYTHONPATH": "for the processes of fagen's own that build several kernels",
+    "FAGEN_RUNS": "set by fagen for the programs that it starts, to find and end them",
+}
+
+# What a compiler gets of the environment as it is; no result depends on it. g++ may look for its
+# assembler and linker on PATH: those are told apart by their content, see toolchain.py.
+_COMPILERS_TAKE = ("PATH", "HOME", "LD_LIBRARY_PATH")
+# And what it gets in any case: messages that can be read back, temporary files where it works (a
+# path from outside would go through nvcc's shell), and no cache but fagen's.
+_COMPILERS_GET = {"LC_ALL": "C", "TMPDIR": ".", "CCACHE_DISABLE": "1"}
 
 
 def path_of(value: object, call: str) -> Path:
@@ -125,13 +149,24 @@ def _owner(path: Path, number: int) -> str:
 
 
 def environment(name: str) -> str | None:
-    """Return an environment variable, or None where it is unset or empty."""
+    """Return one of VARIABLES as the environment has it, or None where it is unset or empty."""
+    assert name in VARIABLES, f"{name} is not in the table of variables that fagen reads"
     return os.environ.get(name) or None
 
 
 def environment_with(extra: Mapping[str, str]) -> dict[str, str]:
     """Return the whole environment with `extra` on top, for a program about to be started."""
     return {**os.environ, **extra}
+
+
+def compiler_environment() -> dict[str, str]:
+    """Return the whole environment of a compiler: what fagen states, and nothing else.
+
+    A user's flags for nvcc and folders for headers (NVCC_APPEND_FLAGS, CPATH, …) are not in it:
+    a kernel is what its source and fagen's own flags say, whoever finds it in the cache.
+    """
+    taken = {name: said for name in _COMPILERS_TAKE if (said := environment(name))}
+    return {"PATH": os.defpath, **taken, **_COMPILERS_GET}
 
 
 def cache_folder() -> Path:
@@ -144,12 +179,30 @@ def cache_folder() -> Path:
     return _named("XDG_CACHE_HOME", "~/.cache") / "fagen"
 
 
-def config_folder() -> Path:
+def config_folder() -> Path | None:
     """Return the folder of a user's own configuration; it may not exist.
 
-    Raises FagenError where the environment names a home that nobody has, or none.
+    None where nothing names one and the user has no home, or may not look into it.
+    Raises FagenError where XDG_CONFIG_HOME begins with a home that nobody has.
     """
-    return _named("XDG_CONFIG_HOME", "~/.config") / "fagen"
+    if environment("XDG_CONFIG_HOME"):
+        return _named("XDG_CONFIG_HOME", "") / "fagen"
+    try:
+        folder = _named("XDG_CONFIG_HOME", "~/.config") / "fagen"
+        folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return folder
+    except (FagenError, OSError):
+        return None
+    return folder
+
+
+def named_folder(variable: str) -> Path | None:
+    """Return the folder that a variable of the environment names, in full; None where it is unset.
+
+    Raises FagenError where it begins with a home that nobody has.
+    """
+    return _named(variable, "") if environment(variable) else None
 
 
 def _named(variable: str, usual: str) -> Path:
@@ -170,7 +223,7 @@ def find_program(name: str) -> Path | None:
     """Find an executable: beside this Python first, so that a virtual environment is enough."""
     for folder in (sysconfig.get_path("scripts"), None):
         if found := shutil.which(name, path=folder):
-            return Path(found)
+            return Path(found).absolute()  # PATH may have folders without the way to them
     return None
 
 

@@ -90,8 +90,10 @@ class Pick:
     @property
     def file(self) -> Path | None:
         """Where the schedule is committed, or kept by a search; None where it is in no file."""
-        own = config_folder() / self.schedule.kind / f"{self.slug}.toml"
-        return next((path for path in (committed_file(self.slug), own) if path.exists()), None)
+        own = config_folder()
+        places = [committed_file(self.slug)]
+        places += [own / self.schedule.kind / f"{self.slug}.toml"] if own else []
+        return next((path for path in places if path.exists()), None)
 
     @property
     def why(self) -> str:
@@ -115,7 +117,8 @@ class Pick:
     def found(self) -> str:
         """What a search says of it in the file that it wrote into your own folder, or ""."""
         with suppress(FagenError):
-            if self.file and self.file.is_relative_to(config_folder()):
+            own = config_folder()
+            if own and self.file and self.file.is_relative_to(own):
                 lines = read_text(self.file).splitlines()
                 said = (line[2:] for line in lines if line.startswith("# Found by"))
                 return printable(next(said, ""))
@@ -250,7 +253,9 @@ def _found(problem: Problem, sizes: Sizes, card: str) -> Picked:
 
 def search_command(slug: str) -> str:
     """Return the command that searches for what beats a schedule, for fagen.attention to take."""
-    return f"fagen search {slug} --minutes 10 --write {shlex.quote(str(config_folder()))}"
+    own = config_folder()
+    place = printable(shlex.quote(str(own))) if own else '"$XDG_CONFIG_HOME/fagen"'
+    return f"fagen search {slug} --minutes 10 --write {place}"
 
 
 def _problem(

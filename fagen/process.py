@@ -53,10 +53,12 @@ def run(
     input: str | None = None,
     timeout: float | None = None,
     env: Mapping[str, str] | None = None,
+    only: Mapping[str, str] | None = None,
     shown: bool = False,
 ) -> Result:
     """Run `argv` to its end; `env` is added to the environment, `timeout` is in seconds.
 
+    With `only`, that is the program's whole environment.
     Where it is `shown`, what it says on standard output goes to our standard error at once.
 
     A status other than zero is the caller's to judge.  Raises ToolchainError where the program is
@@ -73,7 +75,7 @@ def run(
                 stdin=fed,
                 stdout=2 if shown and sys.stderr else out,
                 stderr=err,
-                env=environment_with({**(env or {}), _RUNS: watch.runs}),
+                env={**(environment_with(env or {}) if only is None else only), _RUNS: watch.runs},
                 process_group=0,
             )
         except FileNotFoundError as error:

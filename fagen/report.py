@@ -5,15 +5,14 @@ from typing import Any
 
 from fagen import evidence
 from fagen.build import Binary, CacheEntry
-from fagen.dispatch.tables import NAME, table_at
+from fagen.dispatch.tables import users_table
+from fagen.doctor import Finding
 from fagen.errors import FagenError, VerificationError
 from fagen.evidence import Evidence
 from fagen.kind import Plan
-from fagen.paths import config_folder
 from fagen.registry import from_slug
 from fagen.schedule import Schedule
 from fagen.toml_lines import printable
-from fagen.toolchain import Finding
 
 
 def built(of: Plan, binary: Binary) -> str:
@@ -77,7 +76,7 @@ def listed_of_users() -> Iterator[dict[str, Any]]:
     """Yield the schedules that a user's dispatch table names, and in which row for what."""
     from fagen.picking import sizes_of  # kernels' costs and plans, for which a list has no use
 
-    for row in table_at(config_folder() / NAME):
+    for row in users_table():
         serves = f"{row.where}: {sizes_of(row)} on {printable(row.card)}"
         yield {**listed(from_slug(row.slug)), "from": serves}
 

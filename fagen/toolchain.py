@@ -1,15 +1,14 @@
 """Find what a build needs: nothing goes in but the machine, out come paths, versions and flags.
 
-The only place that knows compiler flags. What is missing or too old is said in words, all of it at
-once, with the command that installs it.
+The only place that knows compiler flags. What is missing, too old or too new is said in words, all
+of it at once, with the command that installs it.
 """
 
-import importlib.metadata
 import importlib.util
 import os
 import re
-import shutil
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -17,9 +16,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fagen.arch import SM90
 from fagen.errors import FagenError, ToolchainError
-from fagen.paths import cache_folder, environment, find_packaged, find_program, foreign
+from fagen.paths import (
+    compiler_environment,
+    environment,
+    find_packaged,
+    find_program,
+    named_folder,
+)
 from fagen.process import run
 from fagen.toml_lines import printable
 
@@ -53,10 +57,10 @@ SYSTEM_CUDA = Path("/usr/local/cuda")  # where NVIDIA's installers put it
 
 NVCC_SINCE = (12, 4)
 GXX_SINCE = (9,)
+# The newest g++ that an nvcc takes, of that release on (CUDA Installation Guide for Linux, host
+# compilers). Its own crt/host_config.h, which refuses others, is asked first.
+GXX_UNTIL = {(12, 4): 13, (12, 8): 14, (13, 0): 15}
 CUTLASS_SINCE = (4, 0)
-# The oldest driver that runs a program with a static runtime of that CUDA release (its notes).
-DRIVER_SINCE = {12: (525,), 13: (580,)}
-
 INSTALL_NVCC = 'python -m pip install "cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.0.*"'
 INSTALL_GXX = "apt install g++"
 INSTALL_CUTLASS = "python -m pip install --no-deps nvidia-cutlass==4.2.0.0"
@@ -65,8 +69,9 @@ INSTALL_DISASSEMBLER = (
 )
 INSTALL_TORCH = 'python -m pip install "torch>=2.10"'
 INSTALL_NINJA = "python -m pip install ninja"
-INSTALL_CLANG_FORMAT = "python -m pip install clang-format==23.1.5"
-EMULATION = "none is needed to build; on CPU tensors a kernel is emulated"
+
+_LAUNCHERS = {"ccache", "sccache"}  # may stand before a compiler; fagen keeps what it builds itself
+_FOR_A_SHELL = re.compile(r'["$`\\]')  # nvcc gives paths to a shell, between double quotes
 
 
 class MissingError(ToolchainError):
@@ -85,6 +90,8 @@ class Compiler:
     version: str
     include: Path
     library_dirs: tuple[Path, ...]
+    profile: Path  # in which nvcc finds more of its flags
+    newest_gxx: int | None  # that it takes
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,7 @@ class Toolchain:
     cuda_include: Path
     library_dirs: tuple[Path, ...]
     disassembler: Disassembler | None
+    profile: Path | None = None  # as in Compiler
 
 
 @dataclass(frozen=True)
@@ -132,27 +140,21 @@ class Torch:
     def usable(self) -> bool:
         """Whether a binding can be built against it."""
         return (
-            _numbers(self.version) >= TORCH_SINCE
+            numbers(self.version) >= TORCH_SINCE
             and (self.include / "torch/csrc/stable/library.h").is_file()
         )
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of `fagen doctor`: what was looked for, what there is, how to fix it, for what."""
-
-    name: str
-    ok: bool
-    found: str
-    remedy: str
-    needed_for: str
 
 
 def find_toolchain() -> Toolchain:
     """Find all that a build needs. Raises ToolchainError that names everything missing."""
     found: list[Any] = []
     missing: list[str] = []
-    for find in (find_nvcc, find_gxx, find_ninja, find_cutlass):
+
+    def host_compiler() -> tuple[Path, str]:
+        nvcc = found[0] if found else None  # which has a say in what g++ will do
+        return find_gxx(nvcc)
+
+    for find in (find_nvcc, host_compiler, find_ninja, find_cutlass):
         try:
             found.append(find())
         except ToolchainError as error:
@@ -171,7 +173,23 @@ def find_toolchain() -> Toolchain:
         cuda_include=compiler.include,
         library_dirs=compiler.library_dirs,
         disassembler=find_disassembler(),
+        profile=compiler.profile,
     )
+
+
+def compile_jobs() -> int:
+    """Return how many compilers run at once: MAX_JOBS, else as many as there are processors.
+
+    Raises ToolchainError where MAX_JOBS is no such number.
+    """
+    said = environment("MAX_JOBS")
+    if said is None:
+        return len(os.sched_getaffinity(0))
+    if not re.fullmatch(r"[1-9]\d{0,3}", said):
+        raise MissingError(
+            f"MAX_JOBS is {said!r}", "set it to a number from 1 to 9999, or unset it"
+        )
+    return int(said)
 
 
 def find_nvcc() -> Compiler:
@@ -179,17 +197,17 @@ def find_nvcc() -> Compiler:
 
     Raises ToolchainError that says what is wrong with each one there is.
     """
-    home = environment("CUDA_HOME")
+    home = _named("CUDA_HOME")
     faults = []
-    for nvcc in [Path(home) / "bin/nvcc"] if home else _nvccs():
-        if nvcc.is_file():
+    for nvcc in [home / "bin/nvcc"] if home else _nvccs():
+        if _is_file(nvcc):
             try:
                 return _inspect(nvcc, nvcc.stat().st_mtime_ns)
             except ToolchainError as error:
                 faults.append(str(error))
         elif home:
-            faults.append(f"CUDA_HOME is {home}, where there is no bin/nvcc")
-    remedy = _instead_of(Path(home)) if home else INSTALL_NVCC
+            faults.append(f"CUDA_HOME is {shown(home)}, where there is no bin/nvcc")
+    remedy = _instead_of(home) if home else INSTALL_NVCC
     raise MissingError("; ".join(faults) or "nvcc, the CUDA compiler, is missing", remedy)
 
 
@@ -204,24 +222,90 @@ def _instead_of(home: Path) -> str:
 
     The folder around it is tried too, in case it names the one in which nvcc lies.
     """
-    ways_out = {home.parent / "bin/nvcc": f"set it to {home.parent}"}
+    ways_out = {home.parent / "bin/nvcc": f"set it to {shown(home.parent)}"}
     ways_out |= dict.fromkeys(_nvccs(), "unset it")
     for nvcc, way_out in ways_out.items():
-        if nvcc.is_file():
+        if _is_file(nvcc):
             with suppress(ToolchainError):
                 version = _inspect(nvcc, nvcc.stat().st_mtime_ns).version
-                return f"{way_out}, nvcc {_at(nvcc, version)} will do"
+                return f"{way_out}, nvcc {version} at {shown(nvcc)} will do"
     return f"unset it, and {INSTALL_NVCC}"
 
 
-def find_gxx() -> tuple[Path, str]:
-    """Find g++ and its version. Raises ToolchainError where it is missing or too old."""
-    return _program("g++", "-dumpfullversion", GXX_SINCE, INSTALL_GXX)
+def find_gxx(compiler: Compiler | None = None) -> tuple[Path, str]:
+    """Find g++ and its version: what NVCC_CCBIN names, else what CXX names, else g++ on PATH.
+
+    Where one of the two is set no other is looked for. With an nvcc it has to be one that this nvcc
+    takes; where g++ on PATH is too new, an older one beside it is taken, as g++-15.
+    Raises ToolchainError where it is missing, no g++, too old or too new.
+    """
+    for variable in ("NVCC_CCBIN", "CXX"):
+        if said := environment(variable):
+            remedy = f"set {variable} to the path of a g++, or unset it"
+            return _judged(_named_gxx(variable, said, remedy), remedy, compiler)
+    path = find_program("g++")
+    if path is None:
+        raise MissingError("g++ is missing", INSTALL_GXX)
+    newest = compiler and compiler.newest_gxx
+    try:
+        return _judged(path, f"apt install g++-{newest}" if newest else INSTALL_GXX, compiler)
+    except MissingError:
+        for number in range(newest or 0, GXX_SINCE[0] - 1, -1):
+            if older := find_program(f"g++-{number}"):
+                with suppress(ToolchainError):
+                    return _judged(older, INSTALL_GXX, compiler)
+        raise
+
+
+def _named_gxx(variable: str, said: str, remedy: str) -> Path:
+    """Where the g++ is that a variable names: by its path, its name, or the folder around it.
+
+    NVCC_CCBIN may name gcc, as for nvcc, and CXX may have ccache before it, as for a shell.
+    """
+    words = [said]
+    if variable == "CXX":
+        with suppress(ValueError):  # an odd number of quotes
+            words = shlex.split(said)
+        words = words[1:] if words and Path(words[0]).name in _LAUNCHERS else words
+        if len(words) != 1:
+            raise MissingError(f"{variable} is {said!r}, which is not one program alone", remedy)
+    path = Path(words[0]) if "/" in words[0] else find_program(words[0])
+    if path and path.is_dir():
+        path = path / "g++"
+    if path and (gcc := re.fullmatch(r"(.*-)?gcc(-[\d.]+)?", path.name)):  # which links no C++
+        path = path.with_name(f"{gcc[1] or ''}g++{gcc[2] or ''}")
+    if path is None or not _is_file(path):
+        raise MissingError(f"{variable} is {said!r}, and there is no such g++", remedy)
+    return path.absolute()
+
+
+def _judged(path: Path, remedy: str, compiler: Compiler | None) -> tuple[Path, str]:
+    """A g++ and its version, where a build can use it.  Raises ToolchainError where it cannot."""
+    _refuse_for_a_shell(path)
+    try:
+        version = _version_of(path, "-dumpfullversion", path.stat().st_mtime_ns)
+    except ToolchainError as error:
+        raise MissingError(f"{shown(path)} is no g++ ({error})", remedy) from None
+    if numbers(version) < GXX_SINCE:
+        raise MissingError(_too_old("g++", version, path, GXX_SINCE), remedy)
+    if compiler and compiler.newest_gxx and numbers(version)[0] > compiler.newest_gxx:
+        raise MissingError(
+            f"g++ {version} at {shown(path)} is too new for nvcc {compiler.version}, which takes "
+            f"g++ {compiler.newest_gxx} at most",
+            remedy,
+        )
+    return path, version
 
 
 def find_ninja() -> tuple[Path, str]:
     """Find ninja and its version. Raises ToolchainError where it is missing."""
-    return _program("ninja", "--version", (1, 8), INSTALL_NINJA)
+    path, since = find_program("ninja"), (1, 8)
+    if path is None:
+        raise MissingError("ninja is missing", INSTALL_NINJA)
+    version = _version_of(path, "--version", path.stat().st_mtime_ns)
+    if numbers(version) < since:
+        raise MissingError(_too_old("ninja", version, path, since), INSTALL_NINJA)
+    return path, version
 
 
 def find_cutlass() -> tuple[Path, str]:
@@ -229,9 +313,9 @@ def find_cutlass() -> tuple[Path, str]:
 
     Returns the include folder and the version. Raises ToolchainError where there are none.
     """
-    if own := environment("FAGEN_CUTLASS"):
-        places = [Path(own), Path(own) / "include"]  # a checkout has them one folder down
-        where, remedy = f"in FAGEN_CUTLASS ({own})", "set it to CUTLASS's include folder"
+    if own := _named("FAGEN_CUTLASS"):
+        places = [own, own / "include"]  # a checkout has them one folder down
+        where, remedy = f"in FAGEN_CUTLASS ({shown(own)})", "set it to CUTLASS's include folder"
     else:
         where, remedy = "installed", INSTALL_CUTLASS
         try:
@@ -240,12 +324,13 @@ def find_cutlass() -> tuple[Path, str]:
             places = []
     for include in places:
         header = include / "cutlass/version.h"
-        if header.is_file() and (include / "cute/tensor.hpp").is_file():
-            numbers = dict(
-                re.findall(r"#define CUTLASS_(MAJOR|MINOR|PATCH) (\d+)", header.read_text())
+        if _is_file(header) and _is_file(include / "cute/tensor.hpp"):
+            _refuse_for_a_shell(include)
+            told = re.findall(
+                r"#define CUTLASS_(MAJOR|MINOR|PATCH) (\d{1,6})\b", _beginning(header)
             )
-            version = ".".join(numbers.get(part, "0") for part in ("MAJOR", "MINOR", "PATCH"))
-            if _numbers(version) < CUTLASS_SINCE:
+            version = ".".join(dict(told).get(part, "0") for part in ("MAJOR", "MINOR", "PATCH"))
+            if numbers(version) < CUTLASS_SINCE:
                 raise MissingError(_too_old("CUTLASS", version, include, CUTLASS_SINCE), remedy)
             return include, version
     raise MissingError(f"the CUTLASS headers are not {where}", remedy)
@@ -256,10 +341,10 @@ def find_disassembler() -> Disassembler | None:
     tools = []
     for name in ("nvdisasm", "cuobjdump"):
         places: list[Path | None] = [find_program(name), *_in_wheels(name)]
-        if home := environment("CUDA_HOME"):
-            places.insert(0, Path(home) / "bin" / name)
+        if home := _named("CUDA_HOME"):
+            places.insert(0, home / "bin" / name)
         places.append(SYSTEM_CUDA / "bin" / name)
-        tools.append(next((place for place in places if place and place.is_file()), None))
+        tools.append(next((place for place in places if place and _is_file(place)), None))
     nvdisasm, cuobjdump = tools
     return Disassembler(nvdisasm, cuobjdump) if nvdisasm and cuobjdump else None
 
@@ -271,138 +356,19 @@ def find_torch() -> Torch | None:
         return None
     folder = Path(spec.origin).parent
     try:
-        text = (folder / "version.py").read_text()
+        text = _beginning(folder / "version.py")
     except OSError:
         return None
     version = re.search(r"__version__ = ['\"]([^'\"]+)", text)
     return Torch(version[1], folder) if version else None
 
 
-def doctor() -> tuple[Finding, ...]:
-    """Look at everything fagen can use, in the order in which it is needed."""
-    return (
-        _finding("clang-format", _clang_format, "rendering"),
-        _finding("nvcc", lambda: _at(find_nvcc().nvcc, find_nvcc().version), "building"),
-        _finding("g++", lambda: _at(*find_gxx()), "building"),
-        _finding("ninja", lambda: _at(*find_ninja()), "building"),
-        _finding("CUTLASS", lambda: _at(*find_cutlass()), "building"),
-        _finding("cache folder", _cache, "building"),
-        _finding("disassembler", _disassembler, "checking machine code against the Plan"),
-        _finding("torch", lambda: _at(_torch().folder, _torch().version), "calling from torch"),
-        _finding("driver", _driver, "running on a GPU"),
-        _finding("GPU", _gpu, "running on a GPU"),
-    )
-
-
-def _finding(name: str, look: Callable[[], str], needed_for: str) -> Finding:
-    try:
-        return Finding(name, True, look(), "", needed_for)
-    except MissingError as missing:
-        return Finding(name, False, missing.what, missing.remedy, needed_for)
-    except ToolchainError as error:  # it is there and does not answer
-        return Finding(name, False, str(error), "install it anew", needed_for)
-
-
-def _at(path: Path, version: str) -> str:
-    return f"{version} at {path}"
-
-
-def _clang_format() -> str:
-    try:
-        return importlib.metadata.version("clang-format")
-    except importlib.metadata.PackageNotFoundError:
-        raise MissingError("clang-format is missing", INSTALL_CLANG_FORMAT) from None
-
-
-def _cache() -> str:
-    try:
-        folder = cache_folder()
-    except FagenError as error:
-        raise MissingError("there is none", str(error)) from None
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    if not (there.is_dir() and os.access(there, os.W_OK)):
-        raise MissingError(f"{folder} cannot be written", "set FAGEN_CACHE to a folder with room")
-    places = (folder.resolve(), *sorted(folder.rglob("*")))
-    if not_own := [found for found in map(foreign, places) if found]:
-        what, ways = map(printable, not_own[0])
-        raise MissingError(
-            f"{what}{f', and {more} more' if (more := len(not_own) - 1) else ''}", ways
-        )
-    return f"{folder}, {shutil.disk_usage(there).free / 1e9:.1f} GB free"
-
-
-def _disassembler() -> str:
-    tools = find_disassembler()
-    if tools is None:
-        raise MissingError("nvdisasm or cuobjdump is missing", INSTALL_DISASSEMBLER)
-    return f"{tools.nvdisasm}, {tools.cuobjdump}"
-
-
-def _torch() -> Torch:
-    torch = find_torch()
-    if torch is None:
-        raise MissingError("torch is missing", INSTALL_TORCH)
-    if not torch.usable:
-        raise MissingError(f"torch {torch.version} is too old, or has no headers", INSTALL_TORCH)
-    return torch
-
-
-def _driver() -> str:
-    try:
-        cuda = find_nvcc().version
-    except ToolchainError:
-        cuda = "13.0"
-    since = DRIVER_SINCE.get(_numbers(cuda)[0], max(DRIVER_SINCE.values()))
-    remedy = f"install NVIDIA driver R{since[0]} or later"
-    try:
-        version = _query_gpu("driver_version")[0]
-    except ToolchainError:
-        try:  # a container may have the driver and not the program that speaks of it
-            text = Path("/proc/driver/nvidia/version").read_text()
-        except OSError:
-            raise MissingError("there is no NVIDIA driver", remedy) from None
-        match = re.search(r"\b\d{3}\.\d[\d.]*", text)
-        version = match[0] if match else ""
-    if _numbers(version) < since:
-        what = f"driver {version} is older than what a kernel built by nvcc {cuda} needs"
-        raise MissingError(what, remedy)
-    return version
-
-
-def _gpu() -> str:
-    names, capabilities = _query_gpu("name"), _query_gpu("compute_cap")
-    hopper = ".".join(map(str, SM90.capability))
-    if hopper not in capabilities:
-        raise MissingError(f"there is no Hopper GPU, only {', '.join(names)}", EMULATION)
-    return ", ".join(n for n, c in zip(names, capabilities, strict=True) if c == hopper)
-
-
-def _query_gpu(field: str) -> list[str]:
-    """Ask nvidia-smi for one field of every GPU. Raises ToolchainError where it cannot say."""
-    program = find_program("nvidia-smi")
-    if program is None:
-        raise MissingError("there is no nvidia-smi", EMULATION)
-    answer = run([program, f"--query-gpu={field}", "--format=csv,noheader"], timeout=30)
-    if answer.returncode or not answer.stdout.strip():
-        raise MissingError("nvidia-smi finds no GPU", EMULATION)
-    return [line.strip() for line in answer.stdout.strip().splitlines()]
-
-
-def _program(name: str, flag: str, since: tuple[int, ...], remedy: str) -> tuple[Path, str]:
-    path = find_program(name)
-    if path is None:
-        raise MissingError(f"{name} is missing", remedy)
-    version = _version_of(path, flag, path.stat().st_mtime_ns)
-    if _numbers(version) < since:
-        raise MissingError(_too_old(name, version, path, since), remedy)
-    return path, version
-
-
 @cache
 def _version_of(path: Path, flag: str, _changed: int) -> str:
-    answer = run([path, flag], timeout=30)
-    if answer.returncode or not _numbers(answer.stdout):
-        raise ToolchainError(f"{path} {flag} does not say its version: {answer.stderr.strip()}")
+    answer = run([path, flag], timeout=30, only=compiler_environment())
+    if answer.returncode or not numbers(answer.stdout):
+        why = printable(" ".join(answer.stderr.split()))
+        raise ToolchainError(f"{shown(path)} {flag} does not say its version: {why}")
     return answer.stdout.split()[0]
 
 
@@ -419,17 +385,21 @@ def _in_wheels(program: str) -> Iterator[Path]:
 @cache
 def _inspect(nvcc: Path, _changed: int) -> Compiler:
     """Look at one nvcc and the toolkit around it. Raises ToolchainError that says what is wrong."""
-    answer = run([nvcc, "--version"], timeout=60)
+    _refuse_for_a_shell(nvcc)
+    stated = compiler_environment()
+    answer = run([nvcc, "--version"], timeout=60, only=stated)
     release = re.search(r"release [\d.]+, V([\d.]+)", answer.stdout)
     if answer.returncode or not release:
-        raise ToolchainError(f"{nvcc} does not run: {answer.stderr.strip()}")
+        why = printable(" ".join(answer.stderr.split()))
+        raise ToolchainError(f"{shown(nvcc)} does not run: {why}")
     version = release[1]
-    if _numbers(version) < NVCC_SINCE:
+    if numbers(version) < NVCC_SINCE:
         raise ToolchainError(_too_old("nvcc", version, nvcc, NVCC_SINCE))
     # nvcc on PATH may be a wrapper or a link: a dry run tells where the toolkit really is.
-    dry = run([nvcc, "--dryrun", "-c", "-x", "cu", os.devnull], timeout=60)
+    dry = run([nvcc, "--dryrun", "-c", "-x", "cu", os.devnull], timeout=60, only=stated)
     top = re.search(r"^#\$ TOP=(.*)$", dry.stdout + dry.stderr, re.MULTILINE)
-    root = Path(top[1].strip()).resolve() if top else nvcc.resolve().parent.parent
+    said = Path(top[1].strip()) if top else None
+    root = said.resolve() if said and said.is_dir() else nvcc.resolve().parent.parent
     roots = [*sorted(root.glob("targets/*-linux")), root]
     include = next((r / "include" for r in roots if (r / "include/cuda_runtime.h").is_file()), None)
     folders = [r / lib for r in roots for lib in ("lib", "lib64")]  # a wheel has lib alone
@@ -442,24 +412,70 @@ def _inspect(nvcc: Path, _changed: int) -> Compiler:
         "ptxas (nvcc)": (root / "bin/ptxas").is_file(),
     }
     if missing := [part for part, there in parts.items() if not there]:
-        raise ToolchainError(f"{nvcc} ({version}) lacks {', '.join(missing)}")
+        raise ToolchainError(f"{shown(nvcc)} ({version}) lacks {', '.join(missing)}")
     assert include is not None
-    text = (include / "cuda_runtime_api.h").read_text(errors="replace")
-    if match := re.search(r"#define CUDART_VERSION\s+(\d+)", text):
+    text = _beginning(include / "cuda_runtime_api.h")
+    if match := re.search(r"#define CUDART_VERSION\s+(\d{1,9})\b", text):
         headers = (int(match[1]) // 1000, int(match[1]) % 1000 // 10)
-        if headers != _numbers(version)[:2]:
+        if headers != numbers(version)[:2]:
             raise ToolchainError(
-                f"{nvcc} is {version} but its headers are of {headers[0]}.{headers[1]}"
+                f"{shown(nvcc)} is {version} but its headers are of {headers[0]}.{headers[1]}"
             )
-    return Compiler(nvcc, version, include, tuple(libraries))
+    newest = re.search(r"#if __GNUC__ > (\d{1,3})\b", _beginning(include / "crt/host_config.h"))
+    return Compiler(
+        nvcc,
+        version,
+        include,
+        tuple(libraries),
+        root / "bin/nvcc.profile",
+        int(newest[1]) if newest else _newest_gxx(numbers(version)),
+    )
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _newest_gxx(release: tuple[int, ...]) -> int | None:
+    return next((g for since, g in reversed(GXX_UNTIL.items()) if release >= since), None)
+
+
+def _named(variable: str) -> Path | None:
+    """The folder that a variable names, or None.  Raises ToolchainError where nobody has it."""
+    try:
+        return named_folder(variable)
+    except FagenError as error:
+        raise ToolchainError(str(error)) from None
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is such a file, and one may look."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def _beginning(file: Path) -> str:
+    """The first MiB of a file, whatever it holds."""
+    with file.open("rb") as opened:
+        return opened.read(1 << 20).decode(errors="replace")
+
+
+def shown(path: Path) -> str:
+    """Return a path as it is printed: nothing is left in it that a terminal might obey."""
+    return printable(str(path))
+
+
+def _refuse_for_a_shell(path: Path) -> None:
+    """Refuse a path that nvcc would have a shell work on."""
+    if odd := _FOR_A_SHELL.search(str(path)):
+        what = f"{shown(path)} has a {odd[0]} in it, which nvcc gives to a shell"
+        raise MissingError(what, "name it by another path")
+
+
+def numbers(version: str) -> tuple[int, ...]:
     """The leading numbers of a version: (2, 13, 0) for 2.13.0+cpu."""
-    match = re.match(r"\d+(\.\d+)*", version.strip())
+    match = re.match(r"\d{1,9}(\.\d{1,9})*", version.strip())
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def _too_old(name: str, version: str, path: Path, since: tuple[int, ...]) -> str:
     oldest = ".".join(map(str, since))
-    return f"{name} {version} at {path} is too old, {oldest} is the oldest that will do"
+    return f"{name} {version} at {shown(path)} is too old, {oldest} is the oldest that will do"

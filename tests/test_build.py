@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from fagen.arch import SM90
-from fagen.build import Binary, broken_promises, build, cache_entries, prune, store
+from fagen.build import Binary, broken_promises, build, cache_entries, prune, records, store
 from fagen.build.report import NO_DISASSEMBLER
 from fagen.errors import BuildError, RefusedBuild
 from fagen.kinds.forward.keys import Schedule
@@ -149,10 +149,10 @@ def test_a_broken_entry_is_built_again(
     elif harm == "library cut":
         built.library.write_bytes(built.library.read_bytes()[:-1])
     elif harm == "record cut":
-        record = built.folder / store.RECORD
+        record = built.folder / records.RECORD
         record.write_text(record.read_text()[:100])
     else:
-        (built.folder / store.RECORD).write_text("[]")
+        (built.folder / records.RECORD).write_text("[]")
     assert [entry.state for entry in cache_entries()] == ["broken"]
     again = make(GOOD, planned, tools)
     assert not again.cached and compilations(counter) == 2
@@ -187,13 +187,15 @@ def start(tools: Toolchain, log: str, stderr: int | None = None) -> subprocess.P
 def test_a_killed_build_leaves_nothing_that_is_taken_for_finished(
     planned: Plan, tools: Toolchain, counter: Path, cache: Path
 ) -> None:
-    slow = tools.nvcc.read_text()
+    done = tools.nvcc.with_name("done")
+    slow = f"until [ -e {shlex.quote(str(done))} ]; do sleep 0.01; done"
+    make_program(tools.nvcc, tools.nvcc.read_text().replace("sleep 60", slow))
     child = start(tools, GOOD + "SLOW\n")
     wait_until(lambda: bool(compilations(counter)))
     child.send_signal(signal.SIGKILL)
     child.communicate()
     assert [entry.state for entry in cache_entries()] == ["unfinished"]
-    make_program(tools.nvcc, slow.replace("sleep 60", "true"))
+    done.touch()
     assert not make(GOOD + "SLOW\n", planned, tools).cached
     assert [entry.state for entry in cache_entries()] == ["finished"]
 
@@ -280,8 +282,13 @@ def test_a_kernel_in_a_cache_that_became_read_only_is_still_found(
     def refuse(*args: object, **kwargs: object) -> None:
         raise PermissionError(30, os.strerror(30))
 
-    for name in ("utime", "mkdir", "rename", "open"):
+    def only_read(path: Path, flags: int, mode: int = 0o777) -> int:
+        return refuse() if flags & (os.O_WRONLY | os.O_RDWR) else opened(path, flags, mode)
+
+    opened = os.open
+    for name in ("utime", "mkdir", "rename"):
         monkeypatch.setattr(os, name, refuse)
+    monkeypatch.setattr(os, "open", only_read)
     assert make(GOOD, planned, tools).cached
 
 

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from fagen import toolchain
 from fagen.build import cache_entries, prune, store
+from fagen.doctor import doctor
 from fagen.errors import BuildError, CacheError
 from fagen.search import tasks
 from fagen.search.tasks import GOOD, Compiled
 from tests.cli_helpers import fagen
 
 NOBODY = 65_534
+RECORD = store.Record("fwd_x.so", {"g++": "12.2.0"}, {}, {}, 1.0)
 
 
 @pytest.fixture
@@ -33,10 +34,10 @@ def made(name: str = "fwd_x") -> tuple[Path, bool]:
 
     def fill(making: Path) -> store.Record:
         (making / "fwd_x.so").write_text("machine code")
-        return {}
+        return RECORD
 
     folder = store.kernels_folder() / name
-    return folder, store.place(folder, fill, lock=store.lock_of(folder))[1]
+    return folder, store.place(folder, "fwd_x.so", fill, lock=store.lock_of(folder))[1]
 
 
 # ---- what others could have put there -----------------------------------------------------------
@@ -86,7 +87,7 @@ def test_what_others_could_have_put_there_is_not_taken_but_named(
     said = str(refused.value)
     assert re.search(rf"yours alone: {re.escape(str(path))} ({why})", said), said
     assert remedy.format(shlex.quote(str(path))) in said
-    (finding,) = (one for one in toolchain.doctor() if one.name == "cache folder")
+    (finding,) = (one for one in doctor() if one.name == "cache folder")
     assert not finding.ok and finding.found.startswith(f"{path} ")
     assert remedy.format(shlex.quote(str(path))) in finding.remedy
 
@@ -123,7 +124,7 @@ def test_nobody_else_may_write_what_is_made_whatever_the_umask_allows(cache: Pat
     try:
         made()
         with pytest.raises(BuildError):
-            store.place(cache / "fwd_y", fail, lock=store.lock_of(cache / "fwd_y"))
+            store.place(cache / "fwd_y", "fwd_y.so", fail, lock=store.lock_of(cache / "fwd_y"))
     finally:
         os.umask(usual)
     assert (cache / "fwd_y.failed/log").exists()
@@ -219,14 +220,14 @@ def build_and_prune(number: int, made: Path, together: Any, faults: Any) -> None
             count.write(f"{making.name.partition('.')[0]}\n")
         time.sleep(0.002)
         (making / "fwd_x.so").write_text("machine code")
-        return {}
+        return RECORD
 
     together.wait()
     for turn in range(30):
         folder = store.kernels_folder() / f"fwd_{turn}"
         try:
             if number % 2:
-                store.place(folder, make_slowly, lock=store.lock_of(folder))
+                store.place(folder, "fwd_x.so", make_slowly, lock=store.lock_of(folder))
             prune()
         except Exception as error:
             faults.put(str(error))

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from fagen import paths, toolchain
+from fagen.doctor import doctor
 from fagen.errors import ToolchainError
 
 NVCC = """#!/bin/sh
@@ -226,7 +227,7 @@ def test_torch_is_found_without_being_imported() -> None:
 
 
 def test_the_doctor_names_a_remedy_for_all_that_ails_and_never_raises(bare: Path) -> None:
-    findings = {finding.name: finding for finding in toolchain.doctor()}
+    findings = {finding.name: finding for finding in doctor()}
     ill = {name for name, finding in findings.items() if not finding.ok}
     assert ill >= {"nvcc", "g++", "ninja", "CUTLASS", "disassembler", "torch", "GPU"}
     assert all(findings[name].remedy and findings[name].needed_for for name in ill)
@@ -242,7 +243,7 @@ def test_the_doctor_compares_the_driver_with_the_runtime_that_is_linked(
         "#!/bin/sh\n"
         f'case "$1" in *driver*) echo {driver};; *name*) echo NVIDIA H200;; *) echo 9.0;; esac\n',
     )
-    findings = {finding.name: finding for finding in toolchain.doctor()}
+    findings = {finding.name: finding for finding in doctor()}
     assert findings["GPU"].ok and findings["GPU"].found == "NVIDIA H200"
     assert findings["driver"].ok is fits
     assert fits or "R580" in findings["driver"].remedy

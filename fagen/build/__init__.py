@@ -8,25 +8,26 @@ What broke a promise of its Plan is remembered with its report, and not compiled
 
 import hashlib
 import json
-import re
-import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fagen.build.digests import digests
+from fagen.build.records import Record, stated_environment, write_record
 from fagen.build.report import (
     NO_DISASSEMBLER,
     CompilerReport,
     broken_promises,
     read_log,
-    report_from_json,
-    report_to_json,
     with_machine_code,
 )
+from fagen.build.steps import LOG, Command, refusal, run_steps
 from fagen.build.store import (
     CacheEntry,
-    Record,
     cache_entries,
     failed_folder,
     kernels_folder,
@@ -35,13 +36,10 @@ from fagen.build.store import (
     place,
     prune,
     read_finished,
-    write_record,
-    writing,
 )
 from fagen.build.together import build_together
-from fagen.errors import BuildError, RefusedBuild
+from fagen.errors import RefusedBuild
 from fagen.kind import Plan
-from fagen.process import run
 from fagen.render import Source
 from fagen.toolchain import (
     BINDING_FLAGS,
@@ -68,11 +66,11 @@ __all__ = [
     "prune",
 ]
 
-_LAYOUT = 2  # of a folder in the cache; part of every key
-_LOG = "compiler.log"
-_SHOWN_LINES = 60  # of a compiler that failed; the log has them all
+_LAYOUT = 3  # of a folder in the cache; part of every key
 
-Command = Sequence[str | Path]
+# INFO says what is built, for how long; what becomes of it is the program's to decide.
+_LOGGER = logging.getLogger("fagen")
+_LOGGER.addHandler(logging.NullHandler())
 
 
 @dataclass(frozen=True)
@@ -107,41 +105,49 @@ def build(
     """Build a kernel, or find it in the cache, and check the compiler's report against its Plan.
 
     `binding` says whether to build the torch binding too; None means where torch is installed.
-    `progress` is called with a line at each step that takes long.
+    `progress` is called with a line at each step that takes long, and the logger "fagen" has the
+    same at INFO.
     Raises ToolchainError for what is missing, BuildError where the compiler fails, CacheError where
     the cache cannot be written or is not this user's alone, RefusedBuild where the kernel breaks a
     promise of its Plan.
     """
     tools = toolchain or find_toolchain()
     torch = _torch_for(binding)
-    say = progress or (lambda line: None)
 
-    folder = kernels_folder() / f"{source.slug}-{_kernel_key(source, tools)}"
+    def say(line: str) -> None:
+        _LOGGER.info("%s", line)
+        if progress:
+            progress(line)
+
+    folder, file = _kernel_folder(source, tools), f"{source.slug}.so"
     command, _ = _kernel_commands(source.slug, tools)
-    if refused := read_finished(failed_folder(folder)):
-        _refuse_broken(report_from_json(refused["report"]), plan, failed_folder(folder), command)
+    if refused := read_finished(failed_folder(folder), file, reported=True):
+        _refuse_broken(_reported(refused), plan, failed_folder(folder), command)
     record, cached = place(
         folder,
+        file,
         lambda making: _make_kernel(making, folder, source, plan, tools, say),
         lock=lock_of(folder),
+        reported=True,
         waiting=lambda: say(f"{source.slug}: waiting for another build of it"),
     )
     report = _read_machine_code_later(
         folder, record, source.slug, len(plan.launches.kernels), tools
     )
     _refuse_broken(report, plan, folder, command)
-    cost = record["cpu_seconds"]
+    cost = record.cpu_seconds
 
     library = None
     if torch:
         inside = folder / f"torch-{_binding_key(source, tools, torch)}"
         bound, found = place(
             inside,
+            f"{source.slug}_torch.so",
             lambda making: _make_binding(making, inside, source, tools, torch, say),
             lock=lock_of(folder),
         )
         cached = cached and found
-        cost += bound["cpu_seconds"]
+        cost += bound.cpu_seconds
         library = inside / f"{source.slug}_torch.so"
     return Binary(
         slug=source.slug,
@@ -153,7 +159,7 @@ def build(
         cpu_seconds=cost,
         source_hash=source.hash,
         host_hash=source.host_hash,
-        made_with={**record["made_with"], **({"torch": torch.version} if torch else {})},
+        made_with={**record.made_with, **({"torch": torch.version} if torch else {})},
     )
 
 
@@ -163,11 +169,13 @@ def is_known(
     """Whether `build` needs no compiler: the kernel is in the cache, or remembered as refused."""
     tools = toolchain or find_toolchain()
     torch = _torch_for(binding)
-    folder = kernels_folder() / f"{source.slug}-{_kernel_key(source, tools)}"
-    if read_finished(failed_folder(folder)):
+    folder, file = _kernel_folder(source, tools), f"{source.slug}.so"
+    if read_finished(failed_folder(folder), file, reported=True):
         return True
-    inside = [folder / f"torch-{_binding_key(source, tools, torch)}"] if torch else []
-    return all(map(read_finished, [folder, *inside]))
+    if not read_finished(folder, file, reported=True):
+        return False
+    inside = folder / f"torch-{_binding_key(source, tools, torch)}" if torch else None
+    return not inside or bool(read_finished(inside, f"{source.slug}_torch.so"))
 
 
 def _torch_for(binding: bool | None) -> Torch | None:
@@ -193,37 +201,40 @@ def _make_kernel(
     say: Callable[[str], None],
 ) -> Record:
     say(f"{source.slug}: compiling the kernel with nvcc {tools.nvcc_version}")
-    (making / f"{source.slug}.cu").write_text(source.kernel)
+    began = time.monotonic()
+    (making / f"{source.slug}.cu").write_text(source.kernel, encoding="utf-8")
     commands = _kernel_commands(source.slug, tools)
-    seconds = _run_ninja(
+    seconds = run_steps(
         making,
-        folder,
-        tools,
+        failed_folder(folder),
+        tools.ninja,
         [(f"{source.slug}.o", commands[0]), (f"{source.slug}.so", commands[1])],
     )
     report = with_machine_code(
-        read_log((making / _LOG).read_text(), len(plan.launches.kernels)),
+        read_log((making / LOG).read_text(errors="replace"), len(plan.launches.kernels)),
         making / f"{source.slug}.so",
         tools.disassembler,
         len(plan.launches.kernels),
     )
-    record = {
-        "slug": source.slug,
-        "source_hash": source.hash,
-        "made_with": _versions(tools),
-        "cpu_seconds": seconds,
-        "report": report_to_json(report),
-    }
+    record = Record(
+        library=f"{source.slug}.so",
+        made_with=_versions(tools),
+        digests=digests(tools),
+        environment=stated_environment(),
+        cpu_seconds=seconds,
+        report=report,
+    )
     if broken_promises(report, plan):
         write_record(making, record)  # of a failed build: that of a compiler that failed has none
     _refuse_broken(report, plan, failed_folder(folder), commands[0])
+    say(f"{source.slug}: compiled the kernel in {time.monotonic() - began:.1f} s")
     return record
 
 
 def _refuse_broken(report: CompilerReport, plan: Plan, folder: Path, command: Command) -> None:
     """Raise RefusedBuild where a kernel breaks a promise of its Plan."""
     if faults := broken_promises(report, plan):
-        raise RefusedBuild(_refusal(faults, folder, command))
+        raise RefusedBuild(refusal(faults, folder, command))
 
 
 def _make_binding(
@@ -235,8 +246,9 @@ def _make_binding(
     say: Callable[[str], None],
 ) -> Record:
     say(f"{source.slug}: compiling the torch binding with g++ {tools.gxx_version}")
+    began = time.monotonic()
     name = f"{source.slug}_torch"
-    (making / f"{name}.cpp").write_text(source.binding)
+    (making / f"{name}.cpp").write_text(source.binding, encoding="utf-8")
     compile_it: Command = [
         *(tools.gxx, *BINDING_FLAGS),
         *("-isystem", torch.include, "-isystem", tools.cuda_include),
@@ -246,99 +258,57 @@ def _make_binding(
         *(tools.gxx, f"{name}.o", f"-L{folder.parent}", f"-l:{source.slug}.so"),
         *(f"-L{torch.library_dir}", *BINDING_LINK_FLAGS, "-o", f"{name}.so"),
     ]
-    seconds = _run_ninja(
-        making, folder, tools, [(f"{name}.o", compile_it), (f"{name}.so", link_it)]
+    steps = [(f"{name}.o", compile_it), (f"{name}.so", link_it)]
+    seconds = run_steps(making, failed_folder(folder), tools.ninja, steps)
+    say(f"{source.slug}: compiled the torch binding in {time.monotonic() - began:.1f} s")
+    return Record(
+        library=f"{name}.so",
+        made_with={"torch": torch.version, **_versions(tools)},
+        digests=digests(tools),
+        environment=stated_environment(),
+        cpu_seconds=seconds,
     )
-    return {"made_with": {"torch": torch.version}, "cpu_seconds": seconds}
 
 
 def _kernel_commands(slug: str, tools: Toolchain) -> tuple[Command, Command]:
     """How to compile and link a kernel, in the folder where its source lies."""
     folders = [f"-L{folder}" for folder in tools.library_dirs]
+    programs: Command = [tools.nvcc, "-ccbin", tools.gxx]
     return (
-        [tools.nvcc, *FLAGS, "-I", tools.cutlass, "-c", f"{slug}.cu", "-o", f"{slug}.o"],
+        [*programs, *FLAGS, "-I", tools.cutlass, "-c", f"{slug}.cu", "-o", f"{slug}.o"],
         [tools.gxx, f"{slug}.o", *folders, *LINK_FLAGS, "-o", f"{slug}.so"],
     )
+
+
+def _reported(record: Record) -> CompilerReport:
+    assert record.report  # it was asked for
+    return record.report
 
 
 def _read_machine_code_later(
     folder: Path, record: Record, slug: str, kernels: int, tools: Toolchain
 ) -> CompilerReport:
     """A kernel built before a disassembler was installed: read its machine code now."""
-    report = report_from_json(record["report"])
+    report = _reported(record)
     if report.machine_note != NO_DISASSEMBLER or tools.disassembler is None:
         return report
     report = with_machine_code(report, folder / f"{slug}.so", tools.disassembler, kernels)
-    with writing(folder), locked(lock_of(folder), lambda: None):
-        write_record(folder, {**record, "report": report_to_json(report)})
+    with suppress(OSError), locked(lock_of(folder), lambda: None):  # others' caches are read-only
+        write_record(folder, replace(record, report=report))
     return report
-
-
-# ---- ninja ---------------------------------------------------------------------------------------
-
-
-def _run_ninja(
-    making: Path, folder: Path, tools: Toolchain, steps: Sequence[tuple[str, Command]]
-) -> float:
-    """Run the steps, each of which makes a file from the one before; return their CPU seconds.
-
-    Raises BuildError with the compiler's own lines and the command that repeats it.
-    """
-    lines = [
-        "ninja_required_version = 1.8",
-        "rule step",
-        "  command = $run",
-        "  description = $out",
-    ]
-    before = ""
-    for made, command in steps:
-        # the log is kept with what it is about, and shown where the step fails
-        shell = f"{_quoted(command)} >> {_LOG} 2>&1 || {{ cat {_LOG}; exit 1; }}"
-        lines += [f"build {made}: step {before}".rstrip(), f"  run = {shell.replace('$', '$$')}"]
-        before = made
-    (making / "build.ninja").write_text("\n".join(lines) + "\n")
-    result = run([tools.ninja], cwd=making)
-    if result.returncode:
-        command = next((c for made, c in steps if not (making / made).exists()), steps[-1][1])
-        said = [
-            line
-            for line in (result.stdout + result.stderr).splitlines()
-            if not re.match(r"\[\d+/\d+\]|ninja: |FAILED: ", line) and _quoted(command) not in line
-        ]
-        raise BuildError(_refusal(said, failed_folder(folder), command))
-    for made, _ in steps[:-1]:
-        (making / made).unlink()
-    return result.cpu_seconds
-
-
-def _refusal(lines: Sequence[str], folder: Path, command: Command) -> str:
-    """What went wrong in a folder, and the command that repeats it there."""
-    cut = len(lines) - _SHOWN_LINES
-    more = [f"… {cut} lines more in {folder / _LOG}"] if cut > 0 else []
-    return "\n".join(
-        (
-            f"{command[-1]} was not built:",
-            *(f"  {line}" for line in (*lines[:_SHOWN_LINES], *more)),
-            "to repeat it:",
-            f"  cd {shlex.quote(str(folder))} && {_quoted(command)}",
-        )
-    )
-
-
-def _quoted(command: Command) -> str:
-    return shlex.join(str(word) for word in command)
 
 
 # ---- What decides a build ------------------------------------------------------------------------
 
 
-def _kernel_key(source: Source, tools: Toolchain) -> str:
-    return _key(source.kernel, FLAGS, LINK_FLAGS, _versions(tools))
+def _kernel_folder(source: Source, tools: Toolchain) -> Path:
+    key = _key(source.kernel, FLAGS, LINK_FLAGS, _versions(tools), digests(tools))
+    return kernels_folder() / f"{source.slug}-{key}"
 
 
 def _binding_key(source: Source, tools: Toolchain, torch: Torch) -> str:
     flags = (*BINDING_FLAGS, *BINDING_LINK_FLAGS)
-    return _key(source.binding, flags, torch.version, _versions(tools))
+    return _key(source.binding, flags, torch.version, _versions(tools), digests(tools))
 
 
 def _versions(tools: Toolchain) -> dict[str, str]:

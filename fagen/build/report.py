@@ -1,14 +1,14 @@
 """Judge a build: the compiler's log and a Plan go in, figures and broken promises come out."""
 
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fagen.arch import SM90
 from fagen.errors import BuildError, ToolchainError
 from fagen.kind import Plan
 from fagen.machine import MachineCode, machine_code
+from fagen.toml_lines import printable
 from fagen.toolchain import INSTALL_DISASSEMBLER, Disassembler
 
 NO_DISASSEMBLER = f"not read, no disassembler is installed: {INSTALL_DISASSEMBLER}"
@@ -72,8 +72,13 @@ def read_log(log: str, kernels: int = 1) -> CompilerReport:
         stack_bytes=largest(r"(\d+) bytes stack frame"),
         spill_store_bytes=largest(r"(\d+) bytes spill stores"),
         spill_load_bytes=largest(r"(\d+) bytes spill loads"),
-        remarks=tuple(line.strip() for line in log.splitlines() if _SLOWER.search(line)),
+        remarks=tuple(_line(line) for line in log.splitlines() if _SLOWER.search(line)),
     )
+
+
+def _line(text: str) -> str:
+    """Text of a program as one line, with nothing in it that a terminal might obey."""
+    return printable(" ".join(text.split()))
 
 
 def with_machine_code(
@@ -85,7 +90,7 @@ def with_machine_code(
     try:
         machine = machine_code(library, tools, kernels=kernels)
     except ToolchainError as error:  # a disassembler older than the compiler, for one
-        return replace(report, machine_note=f"not read, {error}")
+        return replace(report, machine_note=_line(f"not read, {error}"))
     return replace(report, machine=machine, machine_note=f"read with {tools.nvdisasm.name}")
 
 
@@ -140,17 +145,3 @@ def _machine_faults(machine: MachineCode, plan: Plan) -> list[str]:
         if used is not None and used > planned[-1]:
             faults.append(f"the {names} uses {used} registers, it has {planned[-1]}")
     return faults
-
-
-def report_to_json(report: CompilerReport) -> dict[str, Any]:
-    """Turn a report into what json can write."""
-    return asdict(report)
-
-
-def report_from_json(record: dict[str, Any]) -> CompilerReport:
-    """Turn it back. Raises TypeError, KeyError or ValueError where it is not such a record."""
-    machine = record["machine"]
-    if machine is not None:
-        tuples = {key: tuple(machine[key]) for key in ("raised_to", "lowered_to")}
-        machine = MachineCode(**{**machine, **tuples})
-    return CompilerReport(**{**record, "remarks": tuple(record["remarks"]), "machine": machine})

@@ -2,36 +2,33 @@
 
 A folder is finished when its record.json lists every file with its hash and each one agrees. It is
 made beside its place and renamed into it, so nothing half-made is ever found there. Names beside a
-folder: `.lock` while it is made, `.making-…` for what is under way or was killed, `.failed` for
-the sources and logs of a build that failed.
+folder: `.lock` while it is made, `.making-…` with its maker for what is under way or was killed,
+`.failed` for the sources and logs of a build that failed.
 
 What lies here runs as whoever finds it. So nothing is taken that others own or may write to, nor
 what a link leads to.
 """
 
-import fcntl
-import hashlib
-import json
+import errno
 import os
 import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from fagen.build import locks
+from fagen.build.locks import MAKING, is_abandoned, new_making
+from fagen.build.records import Record, read_record, write_record
 from fagen.errors import BuildError, CacheError
-from fagen.paths import cache_folder, foreign, make_folder, write_whole
+from fagen.paths import cache_folder, foreign
+from fagen.process import run
 from fagen.toml_lines import printable
 
-RECORD = "record.json"
-_MAKING, _FAILED, _LOCK = ".making-", ".failed", ".lock"
-_LOCK_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-
-Record = dict[str, Any]
+_FAILED, _LOCK = ".failed", ".lock"
+_TAKEN = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}  # where a folder is to be renamed to
 
 
 @dataclass(frozen=True)
@@ -59,13 +56,16 @@ def failed_folder(folder: Path) -> Path:
     return folder.with_name(folder.name + _FAILED)
 
 
-def read_finished(folder: Path) -> Record | None:
-    """Return the record of a finished folder, None where it is not there or broken.
+def read_finished(folder: Path, library: str, *, reported: bool = False) -> Record | None:
+    """Return the record of a finished folder of that library; None where there is none, or broken.
 
-    Raises CacheError where it, or what it lies in, is not this user's alone.
+    With `reported` it has to hold a compiler's report. Raises CacheError where it, or what it lies
+    in, is not this user's alone.
     """
     check_own(folder)
-    return _read(folder)
+    record = read_record(folder)
+    whole = record and record.library == library and (record.report or not reported)
+    return record if whole else None
 
 
 def check_own(path: Path) -> None:
@@ -93,39 +93,39 @@ def _refuse_foreign(places: Iterable[Path]) -> None:
             )
 
 
-def _read(folder: Path) -> Record | None:
-    try:
-        record = json.loads((folder / RECORD).read_bytes())
-        whole = all(_hash(folder / name) == known for name, known in record["files"].items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return record if whole else None
-
-
 def place(
     folder: Path,
+    library: str,
     make: Callable[[Path], Record],
     *,
     lock: Path,
+    reported: bool = False,
     waiting: Callable[[], None] = lambda: None,
 ) -> tuple[Record, bool]:
     """Return the record of `folder` and whether it was there already; else `make` fills it.
 
-    `make` gets an empty folder, fills it and returns what to record. Two processes never make the
-    same folder: the later one calls `waiting` and gets what the earlier one made.
+    `make` gets an empty folder, fills it, `library` among the rest, and returns what to record. Two
+    processes of a machine never make the same folder: the later one calls `waiting` and gets what
+    the earlier one made. Of two machines each may make it, and the first to finish is taken.
+    `reported` is as in `read_finished`.
     Raises CacheError where the cache cannot be written or is not this user's alone, and what `make`
     raises.
     """
-    if record := read_finished(folder):
+
+    def finished() -> Record | None:
+        return read_finished(folder, library, reported=reported)
+
+    if record := finished():
         with suppress(OSError):  # the folder's date is that of its last use
             os.utime(folder)
         return record, True
     with writing(folder), locked(lock, waiting):
-        if record := read_finished(folder):
+        if record := finished():
             return record, True
-        for left in folder.parent.glob(folder.name + _MAKING + "*"):  # by one that was killed
-            _clear(left)
-        making = Path(tempfile.mkdtemp(prefix=folder.name + _MAKING, dir=folder.parent))
+        for left in folder.parent.glob(folder.name + MAKING + "*"):  # by one that was killed
+            if is_abandoned(left):
+                _clear(left)
+        making = new_making(folder)
         try:
             record = make(making)
             write_record(making, record)
@@ -133,18 +133,14 @@ def place(
             _replace(making, failed_folder(folder))
             raise
         except BaseException:
-            shutil.rmtree(making, ignore_errors=True)
+            _clear(making)
             raise
+        if theirs := finished():
+            _clear(making)
+            return theirs, True
         _replace(making, folder)
-        shutil.rmtree(failed_folder(folder), ignore_errors=True)
+        _clear(failed_folder(folder))
         return record, False
-
-
-def write_record(folder: Path, record: Record) -> None:
-    """Write a folder's record, with the hashes of the files that lie in it now."""
-    files = sorted(f for f in folder.iterdir() if f.is_file() and f.name != RECORD)
-    whole = {**record, "files": {file.name: _hash(file) for file in files}}
-    write_whole(folder / RECORD, json.dumps(whole, indent=1) + "\n")
 
 
 def _close(folder: Path) -> None:
@@ -160,7 +156,7 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what = f"{error.filename or folder}: {error.strerror}"
+        what = f"{printable(str(error.filename or folder))}: {error.strerror or error}"
         raise CacheError(
             f"the cache cannot be written ({what})\n"
             "  set FAGEN_CACHE to a folder with room that you may write to, or make room by "
@@ -170,34 +166,11 @@ def writing(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(lock: Path, waiting: Callable[[], None] | None = None) -> Iterator[bool]:
-    """Hold the lock file; without `waiting`, yield False at once where another holds it.
-
-    The system lets go of the lock of a process that ends, however it ends. Raises CacheError where
-    the file is a link, OSError where it cannot be written.
-    """
-    make_folder(lock.parent)
+    """Hold a lock of the cache, as `locks.locked` does.  Raises CacheError where it is a link."""
     if lock.is_symlink():
         _refuse_foreign([lock])
-    while True:
-        with os.fdopen(os.open(lock, _LOCK_FLAGS, 0o644), "a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if waiting is None:
-                    yield False
-                    return
-                waiting()
-                fcntl.flock(file, fcntl.LOCK_EX)
-            if _same(file.fileno(), lock):  # the one before may have removed the file
-                yield True
-                return
-
-
-def _same(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
+    with locks.locked(lock, waiting) as held:
+        yield held
 
 
 def cache_entries() -> tuple[CacheEntry, ...]:
@@ -208,11 +181,11 @@ def cache_entries() -> tuple[CacheEntry, ...]:
     root = kernels_folder()
     _refuse_foreign([root.parent.resolve(), root])
     inside = list(root.iterdir()) if root.is_dir() else []
-    folders = [folder for folder in inside if folder.is_symlink() or folder.is_dir()]
     entries = []
-    for folder in folders:
+    for folder in inside:
         with suppress(OSError):  # another process may be pruning
-            entries.append(_entry(folder))
+            if not stat.S_ISREG(folder.lstat().st_mode):  # as locks are
+                entries.append(_entry(folder))
     return tuple(sorted(entries, key=lambda entry: entry.age_seconds))
 
 
@@ -223,9 +196,10 @@ def prune(
 
     Broken, failed and foreign ones and what a killed build left go always; of the finished ones
     those not used for `older_than` seconds, all but the `keep` used last, or everything. What a
-    build holds at this moment stays, and what one has made or used since it was looked at.
+    build holds at this moment stays, here or on another machine, and what one has made or used
+    since it was looked at. Raises CacheError in the end where some could not be removed.
     """
-    removed = []
+    removed, faults = [], []
     finished = 0
     links_first = sorted(cache_entries(), key=lambda entry: not entry.folder.is_symlink())
     for entry in links_first:  # one may be another's lock
@@ -234,8 +208,13 @@ def prune(
             finished += 1
             goes |= keep is not None and finished > keep
             goes |= older_than is not None and entry.age_seconds > older_than
-        if goes and _remove(entry):
-            removed.append(entry)
+        try:
+            if goes and _remove(entry):
+                removed.append(entry)
+        except CacheError as error:
+            faults.append(str(error))
+    if faults:
+        raise CacheError("\n".join(faults))
     return tuple(removed)
 
 
@@ -245,13 +224,19 @@ def lock_of(folder: Path) -> Path:
 
 
 def _owner(folder: Path) -> str:
-    return folder.name.removesuffix(_FAILED).partition(_MAKING)[0]
+    return folder.name.removesuffix(_FAILED).partition(MAKING)[0]
 
 
 def _remove(entry: CacheEntry) -> bool:
     """Remove an entry if it still is what was seen of it; return whether it was."""
     folder = entry.folder
-    if folder.is_symlink():  # no build has made it, and none takes it
+    if entry.state == "unfinished" and not is_abandoned(folder):
+        return False
+    try:
+        kind = folder.lstat().st_mode
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISDIR(kind):  # no build has made it, and none takes it
         with writing(folder):
             folder.unlink(missing_ok=True)
         return True
@@ -260,11 +245,9 @@ def _remove(entry: CacheEntry) -> bool:
             return False
         if goes := _unchanged(entry):
             # renamed first: a reader finds all of it or nothing
-            gone = folder.with_name(_owner(folder) + _MAKING + "gone")
-            if folder != gone:
-                _clear(gone)
-                folder.rename(gone)
-            shutil.rmtree(gone)
+            aside = new_making(folder.with_name(_owner(folder)))
+            folder.rename(aside / "old")
+            _delete(aside)
         lock_of(folder).unlink(missing_ok=True)
         return goes
 
@@ -278,46 +261,71 @@ def _unchanged(entry: CacheEntry) -> bool:
     return now.state == entry.state and now.age_seconds >= entry.age_seconds
 
 
-def _clear(folder: Path) -> None:
-    """Remove a folder as far as it can be removed, or a link."""
-    if folder.is_symlink():
-        folder.unlink(missing_ok=True)
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
+def _clear(place: Path) -> None:
+    """Remove a folder as far as it can be removed, or what lies in its place."""
+    with suppress(OSError):
+        if stat.S_ISDIR(place.lstat().st_mode):
+            _delete(place)
+        else:
+            place.unlink()
+
+
+def _delete(folder: Path) -> None:
+    """Remove a folder with all that is in it.  Raises OSError where some of it stays."""
+    try:
+        shutil.rmtree(folder)
+    except (OSError, RecursionError):  # nested deeper than Python can follow, for one
+        answer = run(["rm", "-rf", "--", folder])
+        if answer.returncode:
+            raise OSError(0, printable(answer.stderr.strip()), str(folder)) from None
 
 
 def _replace(source: Path, target: Path) -> None:
     """Put a folder that was made in the place of another, which may not be there."""
     _close(source)
-    if target.exists():
-        aside = Path(tempfile.mkdtemp(prefix=_owner(target) + _MAKING, dir=target.parent))
-        target.rename(aside / "old")
-        source.rename(target)
-        shutil.rmtree(aside, ignore_errors=True)
-    else:
-        source.rename(target)
+    while True:
+        try:
+            source.rename(target)
+            return
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+        aside = new_making(target.with_name(_owner(target)))
+        with suppress(FileNotFoundError):  # another machine may be doing the same
+            target.rename(aside / "old")
+        _clear(aside)
 
 
 def _entry(folder: Path) -> CacheEntry:
     found = folder.lstat()
-    inside = [] if stat.S_ISLNK(found.st_mode) else list(folder.rglob("*"))
-    size = sum(file.lstat().st_size for file in inside if file.is_file())
+    inside = list(all_inside(folder)) if stat.S_ISDIR(found.st_mode) else []
+    size = 0
+    for path in inside:
+        with suppress(OSError):
+            size += path.lstat().st_size if path.is_file() else 0
     return CacheEntry(
         folder.name, folder, _state(folder, inside), size, time.time() - found.st_mtime
     )
 
 
+def all_inside(folder: Path) -> Iterator[Path]:
+    """Yield what lies in a folder, however deep: no link is followed, what cannot be read left."""
+    ahead = [folder]
+    while ahead:
+        with suppress(OSError), os.scandir(ahead.pop()) as found:
+            for one in found:
+                yield Path(one.path)
+                if one.is_dir(follow_symlinks=False):
+                    ahead.append(Path(one.path))
+
+
 def _state(folder: Path, inside: Sequence[Path]) -> str:
     if foreign(folder):
         return "foreign"
-    if _MAKING in folder.name:
+    if MAKING in folder.name:
         return "unfinished"
     if any(map(foreign, inside)):
         return "foreign"
     if folder.name.endswith(_FAILED):
         return "failed"
-    return "finished" if _read(folder) else "broken"
-
-
-def _hash(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return "finished" if read_record(folder) else "broken"

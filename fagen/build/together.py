@@ -14,7 +14,7 @@ from pathlib import Path
 from fagen.errors import BuildError, FagenError, RefusedBuild, ToolchainError
 from fagen.paths import own_program
 from fagen.process import run
-from fagen.toolchain import find_ninja
+from fagen.toolchain import compile_jobs, find_ninja
 
 _NINJA = """\
 ninja_required_version = 1.8
@@ -32,24 +32,24 @@ _ERRORS = {error.__name__: error for error in (ToolchainError, BuildError, Refus
 
 
 def build_together(slugs: Sequence[str], *, binding: bool | None = None) -> dict[str, FagenError]:
-    """Build the kernels of these slugs on all processors; return what went wrong, by slug.
+    """Build the kernels of these slugs, several at once; return what went wrong, by slug.
 
-    `binding` is as in `build`. Progress goes to standard error, with the first line of what fails.
-    Raises ToolchainError where ninja is missing.
+    How many at once `compile_jobs` says; `binding` is as in `build`. Progress goes to standard
+    error, with the first line of what fails. Raises ToolchainError where ninja is missing, or
+    MAX_JOBS is no number.
     """
-    ninja, _ = find_ninja()
+    (ninja, _), jobs = find_ninja(), compile_jobs()
     program, variables = own_program()
     options = {None: (), True: ("--binding",), False: ("--no-binding",)}[binding]
     with tempfile.TemporaryDirectory(prefix="fagen-") as name:
         folder = Path(name)
         words = shlex.join([*program, "build", "--json", *options])
         shell = _SHELL.format(here=shlex.quote(str(Path.cwd())), words=words)
-        (folder / "build.sh").write_text(shell)
+        (folder / "build.sh").write_bytes(os.fsencode(shell))
         rules = [f"build {n}.json: kernel\n  slug = {slug}\n" for n, slug in enumerate(slugs)]
         (folder / "build.ninja").write_text("".join([_NINJA, *rules]))
-        processors = len(os.sched_getaffinity(0))
         run(
-            [ninja, "-k", "0", "-j", str(processors)],
+            [ninja, "-k", "0", "-j", str(jobs)],
             cwd=folder,
             env={**variables, "NINJA_STATUS": _STATUS},
             shown=True,

@@ -131,8 +131,8 @@ def rows_for(problem: Problem, card: str, *, own: Path) -> tuple[Row, ...]:
     """
     any_out = replace(problem, out_dtype=None)
     users, owns = (
-        [row for row in table_at(folder / NAME) if row.problem == any_out]
-        for folder in (config_folder(), own)
+        [row for row in table if row.problem == any_out]
+        for table in (users_table(), table_at(own / NAME))
     )
     here = any(row.card == card for row in owns)
     first = _on(card, users, or_another=not here)
@@ -146,7 +146,7 @@ def group_rows_for(problem: Problem, card: str, *, own: Path) -> tuple[Row, ...]
     Raises ScheduleError where a table is wrong.
     """
     any_out = replace(problem, out_dtype=None)
-    tables = (table_at(folder / NAME) for folder in (config_folder(), own))
+    tables = (users_table(), table_at(own / NAME))
     listed = ([row for row in table if row.problem == any_out] for table in tables)
     return tuple(row for rows in listed for row in _on(card, rows, or_another=True))
 
@@ -187,6 +187,12 @@ def _beside(row: Row, taken: Iterable[Row]) -> Iterator[Row]:
 
 
 # ---- reading -------------------------------------------------------------------------------------
+
+
+def users_table() -> tuple[Row, ...]:
+    """Read a user's own table, empty where there is none.  Raises ScheduleError, with the line."""
+    folder = config_folder()
+    return table_at(folder / NAME) if folder else ()
 
 
 @cache

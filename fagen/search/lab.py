@@ -4,7 +4,6 @@ A Lab runs two kinds of work, to compile a slug and to time a Heat; what they ar
 that a recording can stand in for compiler and GPU.
 """
 
-import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 from fagen.search import tasks
 from fagen.search.crew import Crew
 from fagen.search.tasks import Compiled, Heat, Timed
+from fagen.toolchain import compile_jobs
 
 MAX_JOBS = 1_024  # that are compiled at once
 COMPILE_TIMEOUT = 600.0  # seconds
@@ -86,13 +86,13 @@ class LocalLab:
     """This machine: a process for each compilation, and one for each GPU."""
 
     def __init__(self, work: Work = REAL, *, jobs: int | None = None) -> None:
-        """`jobs` kernels are compiled at once; by default one for each processor.
+        """`jobs` kernels are compiled at once; by default as `compile_jobs` says.
 
         Raises DeviceError where there is no Hopper GPU, ToolchainError where there is no compiler.
         """
         self.work = work
         work.compiler()  # raises before anything is started
-        self.compile_slots = jobs or len(os.sched_getaffinity(0))
+        self.compile_slots = jobs or compile_jobs()
         self._compilers = Crew(self.compile_slots, niceness=10)
         first = Crew(1)
         self._timers: dict[int, Crew] = {}

@@ -11,9 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fagen.build.store import Record, kernels_folder, lock_of, place
+from fagen.build.digests import host_digests
+from fagen.build.records import Record, stated_environment
+from fagen.build.steps import Command
+from fagen.build.store import kernels_folder, lock_of, place
 from fagen.errors import BuildError, DeviceError, VerificationError
 from fagen.kind import Plan, load_named
+from fagen.paths import compiler_environment
 from fagen.process import run
 from fagen.registry import kind
 from fagen.simulator.translate import translated
@@ -32,17 +36,19 @@ def build(kernel: str) -> Path:
     Raises BuildError where g++ refuses it, ToolchainError where there is none, CacheError.
     """
     text, (gxx, version) = translated(kernel), find_gxx()
-    of = "\0".join((text, _HEADER.read_text(), *_FLAGS, str(gxx), version))
+    told = host_digests(gxx)
+    of = "\0".join((text, _HEADER.read_text(), *_FLAGS, version, *told.values()))
     folder = kernels_folder() / f"simulated-{hashlib.sha256(of.encode()).hexdigest()[:16]}"
 
     def make(making: Path) -> Record:
-        (making / _SOURCE).write_text(text)
-        answer = run([gxx, *_FLAGS, f"-I{_HEADER.parent}", _SOURCE, "-o", _LIBRARY], cwd=making)
+        (making / _SOURCE).write_text(text, encoding="utf-8")
+        command: Command = [gxx, *_FLAGS, f"-I{_HEADER.parent}", _SOURCE, "-o", _LIBRARY]
+        answer = run(command, cwd=making, only=compiler_environment())
         if answer.returncode:
             raise BuildError(f"g++ refuses what the simulator made of a kernel: {answer.stderr}")
-        return {"made_with": version}
+        return Record(_LIBRARY, {"g++": version}, told, stated_environment(), answer.cpu_seconds)
 
-    place(folder, make, lock=lock_of(folder))
+    place(folder, _LIBRARY, make, lock=lock_of(folder))
     return folder / _LIBRARY
 
 

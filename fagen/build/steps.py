@@ -1,0 +1,83 @@
+"""Run compilers one after the other: commands and a folder go in, files and CPU seconds come out.
+
+Each command is a script beside what it makes, quoted for a shell, which has a way to say any path;
+ninja's own language has not, so nothing from outside is in it.
+"""
+
+import errno
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from fagen.errors import BuildError
+from fagen.paths import compiler_environment
+from fagen.process import run
+from fagen.toml_lines import printable
+
+LOG = "compiler.log"
+Command = Sequence[str | Path]
+
+_NINJA = """\
+ninja_required_version = 1.8
+rule step
+  command = . ./$out.sh
+  description = $out
+"""
+_NOT_THE_COMPILERS = re.compile(r"\[\d+/\d+\]|ninja: |FAILED: |\. \./\S+\.sh$")
+_SHOWN_LINES = 60  # of a compiler that failed; the log has them all
+_FULL = ("No space left on device", "Disk quota exceeded")
+_FULL_BYTES = 1 << 16  # where less is free, whatever failed did for want of room
+
+
+def run_steps(making: Path, kept: Path, ninja: Path, steps: Sequence[tuple[str, Command]]) -> float:
+    """Run the steps, each of which makes a file from the one before; return their CPU seconds.
+
+    `kept` is the folder where the logs of a build that failed will lie. Raises BuildError with the
+    compiler's own lines and the command that repeats it, OSError where the disk is full.
+    """
+    rules, before = [_NINJA], ""
+    for made, command in steps:
+        # the log is kept with what it is about, and shown where the step fails
+        script = f"{quoted(command)} >> {LOG} 2>&1 || {{ cat {LOG}; exit 1; }}\n"
+        (making / f"{made}.sh").write_bytes(os.fsencode(script))
+        rules.append(f"build {made}: step {before}".rstrip() + "\n")
+        before = made
+    (making / "build.ninja").write_text("".join(rules), encoding="ascii")
+    result = run([ninja], cwd=making, only=compiler_environment())
+    if result.returncode:
+        said = [
+            line
+            for line in (result.stdout + result.stderr).splitlines()
+            if not _NOT_THE_COMPILERS.match(line)
+        ]
+        free = shutil.disk_usage(making).free
+        if free < _FULL_BYTES or any(word in line for line in said for word in _FULL):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(making.parent))
+        command = next((c for made, c in steps if not (making / made).exists()), steps[-1][1])
+        raise BuildError(refusal(said, kept, command))
+    for made, _ in steps[:-1]:
+        (making / made).unlink()
+    return result.cpu_seconds
+
+
+def refusal(lines: Sequence[str], folder: Path, command: Command) -> str:
+    """Return what went wrong in a folder, and the command that repeats it there."""
+    cut = len(lines) - _SHOWN_LINES
+    more = [f"… {cut} lines more in {folder / LOG}"] if cut > 0 else []
+    stated = ["env", "-i", *(f"{name}={said}" for name, said in compiler_environment().items())]
+    return "\n".join(
+        (
+            f"{command[-1]} was not built:",
+            *(f"  {printable(line.expandtabs())}" for line in (*lines[:_SHOWN_LINES], *more)),
+            "to repeat it:",
+            printable(f"  cd {shlex.quote(str(folder))} && {quoted([*stated, *command])}"),
+        )
+    )
+
+
+def quoted(command: Command) -> str:
+    """Return a command as a shell reads it."""
+    return shlex.join(str(word) for word in command)

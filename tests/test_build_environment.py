@@ -1,0 +1,214 @@
+"""What decides a build beside its source: compilers, what they find, and no variable of a user."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fagen.build import Binary, build, records, store
+from fagen.build.digests import digests
+from fagen.build.steps import run_steps
+from fagen.errors import BuildError, CacheError, RefusedBuild
+from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.plan import Plan, plan
+from fagen.paths import compiler_environment
+from fagen.render import Source
+from fagen.toolchain import Toolchain, find_gxx, find_ninja, find_nvcc
+from tests.test_toolchain import make_cutlass, make_program
+
+GOOD = """\
+ptxas info    : Compiling entry function 'kernel' for 'sm_90a'
+    {spilled} bytes stack frame, {spilled} bytes spill stores, {spilled} bytes spill loads
+ptxas info    : Used 168 registers, used 16 barriers
+"""
+# says what its environment is and what it was asked, then what ptxas would
+NVCC = """#!/bin/sh
+for last; do :; done
+env > {told}; echo "$@" >> {told}
+cat "${{last%.o}}.cu"
+cp "${{last%.o}}.cu" "$last"
+"""
+GXX = """#!/bin/sh
+for last; do :; done
+echo library > "$last"
+"""
+# what nvcc, g++ and ld would take from a user's environment
+MEDDLING = {
+    "NVCC_APPEND_FLAGS": "--use_fast_math",
+    "NVCC_PREPEND_FLAGS": "-G",
+    "INCLUDES": "-I/elsewhere",
+    "CUDAFE_FLAGS": "--diag_suppress 1",
+    "PTXAS_FLAGS": "-O0",
+    "CPATH": "/elsewhere",
+    "C_INCLUDE_PATH": "/elsewhere",
+    "CPLUS_INCLUDE_PATH": "/elsewhere",
+    "LIBRARY_PATH": "/elsewhere",
+    "GCC_EXEC_PREFIX": "/elsewhere/",
+    "COMPILER_PATH": "/elsewhere",
+    "LD_RUN_PATH": "/elsewhere",
+    "LD_PRELOAD": "",
+    "SOURCE_DATE_EPOCH": "1",
+    "CFLAGS": "-ffast-math",
+    "CXXFLAGS": "-ffast-math",
+    "LANG": "de_DE.UTF-8",
+    "TMPDIR": "/tmp",
+    "MAKEFLAGS": "-j9",
+}
+
+
+@pytest.fixture
+def planned() -> Plan:
+    return plan(Schedule.from_slug("fwd_fp16_d128_full_m128n128"))
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Path:
+    """What the compiler saw."""
+    return tmp_path / "told"
+
+
+@pytest.fixture
+def tools(tmp_path: Path, told: Path, monkeypatch: pytest.MonkeyPatch) -> Toolchain:
+    monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "nvcc.profile").write_text("INCLUDES +=\n")
+    return Toolchain(
+        nvcc=make_program(tmp_path / "bin/nvcc", NVCC.format(told=told)),
+        nvcc_version="13.0.88",
+        gxx=make_program(tmp_path / "bin/g++", GXX),
+        gxx_version="12.2.0",
+        ninja=find_ninja()[0],
+        cutlass=make_cutlass(tmp_path / "cutlass"),
+        cutlass_version="4.2.0",
+        cuda_include=tmp_path,
+        library_dirs=(),
+        disassembler=None,
+        profile=tmp_path / "nvcc.profile",
+    )
+
+
+def make(planned: Plan, tools: Toolchain, spilled: int = 0) -> Binary:
+    source = Source("fwd_x", GOOD.format(spilled=spilled), "", "0" * 64, "0" * 64)
+    return build(source, planned, binding=False, toolchain=tools)
+
+
+def test_a_compiler_sees_what_fagen_states_and_nothing_of_a_user(
+    planned: Plan, tools: Toolchain, told: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in MEDDLING.items():
+        monkeypatch.setenv(name, value)
+    binary = make(planned, tools)
+    *seen, words = told.read_text().splitlines()
+    stated = dict(line.split("=", 1) for line in seen)
+    own = {"PWD", "OLDPWD", "SHLVL", "_", "FAGEN_RUNS"}  # of the shell, and of fagen's watch
+    assert set(stated) - own <= {"PATH", "HOME", "LD_LIBRARY_PATH", *compiler_environment()}
+    assert (stated["LC_ALL"], stated["TMPDIR"]) == ("C", ".")
+    assert words.startswith(f"-ccbin {tools.gxx} ")  # and no gcc that happens to be on PATH
+    record = records.read_record(binary.folder)
+    assert record and record.environment == compiler_environment()
+    for name in MEDDLING:
+        monkeypatch.delenv(name)
+    assert make(planned, tools).cached
+
+
+def test_a_refusal_is_of_a_build_that_no_variable_meddled_with(
+    planned: Plan, tools: Toolchain, told: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-maxrregcount=32")
+    with pytest.raises(RefusedBuild) as refused:
+        make(planned, tools, spilled=16)
+    assert "maxrregcount" not in told.read_text()
+    command = str(refused.value).splitlines()[-1]
+    assert "&& env -i PATH=" in command and "LC_ALL=C" in command  # as it was run
+
+
+def test_g_and_nvcc_themselves_find_nothing_by_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stdio.h").write_text("#error found\n")
+    (tmp_path / "x.cpp").write_text("#include <stdio.h>\n")
+    for name in ("CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("NVCC_PREPEND_FLAGS", "--no-such-flag")
+    step = ("x.o", [find_gxx()[0], "-c", "x.cpp", "-o", "x.o"])
+    run_steps(tmp_path, tmp_path, find_ninja()[0], [step, ("y.o", ["cp", "x.o", "y.o"])])
+    assert find_nvcc().version
+
+
+CHANGES = {
+    "a wrapper of nvcc": lambda folder: folder / "bin/nvcc",
+    "a wrapper of g++": lambda folder: folder / "bin/g++",
+    "nvcc's profile": lambda folder: folder / "nvcc.profile",
+    "the assembler on PATH": lambda folder: folder / "path/as",
+    "the linker on PATH": lambda folder: folder / "path/ld",
+    "a header of CUTLASS": lambda folder: folder / "cutlass/cute/tensor.hpp",
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_changes_while_its_version_stays_decides_the_folder_too(
+    planned: Plan, tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    for name in ("as", "ld"):
+        make_program(tmp_path / "path" / name, "#!/bin/sh\n")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'path'}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAGEN_CUTLASS", str(tools.cutlass))
+    first = make(planned, tools)
+    changed = CHANGES[what](tmp_path)
+    changed.write_text(changed.read_text() + "# -ffast-math\n")
+    second = make(planned, tools)
+    assert not second.cached and second.folder != first.folder
+    known = [records.read_record(one.folder) for one in (first, second)]
+    assert known[0] and known[1] and known[0].digests != known[1].digests
+
+
+def test_the_same_programs_elsewhere_make_the_same(tools: Toolchain, tmp_path: Path) -> None:
+    moved = {name: tmp_path / "moved" / name for name in ("nvcc", "g++")}
+    for name, path in moved.items():
+        make_program(path, (tmp_path / "bin" / name).read_text())
+    assert digests(replace(tools, nvcc=moved["nvcc"], gxx=moved["g++"])) == digests(tools)
+
+
+# ---- paths and disks -----------------------------------------------------------------------------
+
+ODD = {
+    "newline": "a\nbuild all: phony\n",
+    "quotes": "a'b\"c",
+    "dollar": "$a ${b} $(c)",
+    "bytes": b"\xff\xfe",
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_no_path_of_the_cache_is_read_as_a_rule_or_a_command(
+    planned: Plan, tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    odd = ODD[name]
+    odd = os.fsdecode(odd) if isinstance(odd, bytes) else odd
+    monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / odd))
+    program = make_program(tmp_path / odd / "g++", GXX)
+    binary = make(planned, replace(tools, gxx=program))
+    assert binary.library.read_text() == "library\n" and make(planned, tools).cached
+    rules = (binary.folder / "build.ninja").read_text()
+    assert rules.count("build ") == 2 and rules.count("rule ") == 1 and "$a" not in rules
+    with pytest.raises(BuildError) as failed:
+        make(planned, tools, spilled=8)
+    assert all(line.isprintable() for line in str(failed.value).split("\n"))
+    assert not any(line.startswith("build all") for line in str(failed.value).split("\n"))
+
+
+@pytest.mark.parametrize("step", ["compiler", "record"])
+def test_a_full_disk_is_said_and_nothing_half_written_stays(
+    planned: Plan, tools: Toolchain, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    if step == "compiler":
+        make_program(tools.nvcc, "#!/bin/sh\necho 'x.ii: No space left on device' >&2; exit 2\n")
+    else:
+
+        def full(path: Path, content: str) -> None:
+            raise OSError(28, os.strerror(28), str(path))
+
+        monkeypatch.setattr(records, "write_whole", full)
+    with pytest.raises(CacheError, match=r"No space left on device(.|\n)*FAGEN_CACHE"):
+        make(planned, tools)
+    assert not [path for path in store.kernels_folder().iterdir() if path.suffix != ".lock"]
