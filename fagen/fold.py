@@ -15,6 +15,15 @@ and after the last one
     out = acc · (1 / s), rounded once more to its dtype;   0 where s = 0
     lse = m + ln(s);   -inf where s = 0
 
+Kernels that merge chunks of their own keep an LSE in two parts, since fp32 rounds that of large
+scores: the score m that P is relative to, before it is scaled, and the sum of P, s. A chunk is
+(o, m, s), o a sum of P V that is not normalised. The fold is the same but for
+
+    d = (its m - the largest m so far) · scale
+    s = s · old + its s · own
+
+and lse = m · scale + ln(s) at the end. Where a chunk saw no key m is -inf.
+
 All of it is fp32, each operation rounded to nearest by itself: no fused multiply-add, no
 approximation of the hardware, no flushed subnormals. So the bits of out and lse depend on the
 splits and their order alone: not on threads, tiles or batch, not on whether a kernel reads the

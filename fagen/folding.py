@@ -34,6 +34,32 @@ def folded(splits: Iterable[tuple[Tensor, Tensor]], like: Tensor) -> tuple[Tenso
     return total * inverse[..., None], maximum + log_above(summed)
 
 
+def merged(
+    chunks: Iterable[tuple[Tensor, Tensor, Tensor]], like: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Merge the chunks of rows: sums of P V (…, D), the scores P is relative to, sums of P (…).
+
+    Scores are before `scale`; like `folded` otherwise.
+    """
+    total = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
+    reference = total.new_full(like.shape[:-1], -math.inf)
+    summed = torch.zeros_like(reference)
+    for out, score, own_sum in chunks:
+        own_reference = torch.where(own_sum > 0, score, -math.inf).masked_fill(
+            own_sum.isnan(), math.nan
+        )
+        rise = (own_reference - reference) * scale
+        old, own = weights(
+            rise.masked_fill(own_reference == -math.inf, -math.inf), torch.zeros_like(rise)
+        )
+        number = out.masked_fill((own == 0)[..., None], 0)
+        total = total * old[..., None] + number * own[..., None]
+        summed = summed * old + own_sum * own
+        reference = torch.fmax(reference, own_reference)
+    inverse = torch.where(summed == 0, 0, 1 / summed)
+    return total * inverse[..., None], reference * scale + log_above(summed)
+
+
 def weights(lse: Tensor, maximum: Tensor) -> tuple[Tensor, Tensor]:
     """Return what the sum so far and a split's own output are multiplied by."""
     difference = lse - maximum

@@ -17,7 +17,7 @@ _ROWS = (Extent("seqlen_q"), Extent("heads"), Extent("batch"))
 
 @dataclass(frozen=True)
 class Merge:
-    """What templates/common/merge.j2 prints: the fold of a row's chunks, as fagen.fold has it."""
+    """What templates/common/merge.j2 prints: a row's chunks merged, as fagen.fold has it."""
 
     threads: ClassVar[int] = 128
     vector: ClassVar[int] = 2  # fp32 numbers of a load
@@ -44,8 +44,11 @@ class Merge:
         return Launch("merge", grid, self.threads, overlaps=True)
 
     def workspace(self, beside: int = 0) -> Product:
-        """Return the bytes of partial outputs and LSEs of all chunks, and so many more of a row."""
-        record = FP32.bytes * (self.head_dim_v + 1)
+        """Return the bytes of partial outputs of all chunks, and so many more of a row.
+
+        Beside an output there are the score that it is relative to, and its sum.
+        """
+        record = FP32.bytes * (self.head_dim_v + 2)
         return Product((Extent(number=record * self.chunks + beside), *_ROWS))
 
     @property

@@ -234,14 +234,14 @@ def test_what_a_call_launches():
     plan = planned(SPREAD[0])
     decode, merge = plan.launches.kernels
     sizes = dict(batch=3, heads=32, kv_heads=8, seqlen_q=2, seqlen_k=1_000)
-    assert plan.launches.workspace.at(sizes) == 3 * 32 * 2 * 16 * (128 + 1) * 4
+    assert plan.launches.workspace.at(sizes) == 3 * 32 * 2 * 16 * (128 + 2) * 4
     assert not plan.launches.zeroed and decode.overlaps and merge.overlaps
     assert decode.grid.x.at(sizes) == 3 * 32 * 2 * 16
     assert str(decode.grid).startswith("(min(seqlen_q · heads · batch · 16, 2 · multiprocessors)")
     assert merge.grid.x.at(sizes) == 3 * 32 * 2 / 2
     assert merge.threads == 128 and decode.threads == 160
     runs = planned(f"{SPREAD[0]}_runs").launches
-    assert runs.workspace.at(sizes) == 3 * 32 * 2 * (16 * (128 + 1) + 3) * 4
+    assert runs.workspace.at(sizes) == 3 * 32 * 2 * (16 * (128 + 2) + 3) * 4
 
 
 def test_registers_are_dealt_to_schedulers():

@@ -1,4 +1,6 @@
-"""Scores and values that are hard on a kernel, through the emulation, against fp64.
+"""Keys and values that are hard on a kernel, through the emulation, against fp64.
+
+Scores that are: tests/test_families.py.
 
 The same on a Hopper GPU, with the kernels themselves: tests/gpu/test_hostile.py.
 """
@@ -14,7 +16,7 @@ from fagen.kinds.forward.emulate.tiles import multiply_add
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import Plan, plan
 from fagen.kinds.forward.reference import reference
-from tests.hostile import needle, one_score
+from tests.hostile import needle
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 MAXIMA = {
@@ -89,45 +91,6 @@ def test_rows_that_see_no_key_are_zeros_whatever_the_scale_and_v(maximum, scale)
     assert not out[:, :32].any() and (lse[..., :32] == -math.inf).all()
     # a key that is masked beside others that are seen has weight 0, times what its V is, as torch's
     assert out[:, -1].isnan().all() and lse[..., 32:].isfinite().all()
-
-
-# ---- scores with a large common part ------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [1e3, 1e4, 1e5, 1e6, 3e7, 3e8, 1e10, 1e12, -1e5, -1e10])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_equal_scores_make_a_mean_however_large_they_are(maximum, dtype, size):
-    of = planned(dtype=dtype, **maximum)
-    q, k = one_score(64, 150, 16, size, DTYPES[dtype])
-    v = normal(1, 150, 1, 16, dtype=dtype)
-    held(of, q, k, v, size / float(q[0, 0, 0] @ k[0, 0, 0].to(q.dtype) or 1), units=1)
-
-
-@pytest.mark.parametrize("size", [1e5, 1e7, 1e9, 1e12])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_large_scores_are_told_apart_where_fp32_can(maximum, dtype, size):
-    """Products are numbers here that fp32 holds exactly: weights are of their differences."""
-    of = planned(dtype=dtype, **maximum)
-    scale = size / 2.0**20
-    q = torch.zeros(1, 64, 1, 16, dtype=DTYPES[dtype])
-    k = torch.zeros(1, 160, 1, 16, dtype=DTYPES[dtype])
-    q[..., 0] = 2.0**10
-    q[..., 1] = 1
-    k[..., 0] = 2.0**10
-    k[:, :, 0, 1] = torch.arange(160).remainder(7)[None] / max(1.0, 2.0 ** round(math.log2(scale)))
-    k[..., 1] = k[..., 1].clamp(min=2.0**-3)  # of 2^20, in 24 bits
-    held(of, q, k, normal(1, 160, 1, 16, dtype=dtype), scale)
-
-
-def test_a_row_may_become_large_or_small_on_the_way(maximum):
-    """Row maxima cross the border beyond which they are subtracted before scores are scaled."""
-    of = planned(**maximum)
-    for levels in ((1e9, 1e3, -1e9), (-1e9, 1e3, 1e9), (0.0, 1.7e7, 1.6e7), (-2e7, -1.6e7, -1.1e7)):
-        q = torch.zeros(1, 64, 1, 16).half()
-        q[..., 0] = 1 + torch.arange(64).remainder(2)[None, :, None]  # rows of a thread differ
-        k = torch.zeros(1, 96, 1, 16).half()
-        k[..., 0] = torch.tensor(levels).repeat_interleave(32)[None, :, None] / 2.0**15
-        held(of, q, k, normal(1, 96, 1, 16), 2.0**15)
 
 
 # ---- the ends of a range ------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def test_the_workspace_holds_a_record_for_each_row_of_each_chunk(
     assert (main.kernel, merge.kernel) == ("attention_forward", "merge")
     assert main.overlaps and merge.overlaps and not launches.zeroed
     rows = batch * heads * queries
-    assert launches.workspace.at(sizes) == 4 * (of.head_dim_v + 1) * rows * of.chunks
+    assert launches.workspace.at(sizes) == 4 * (of.head_dim_v + 2) * rows * of.chunks
     tiles = batch * heads * -(-queries // of.block_m)
     assert main.grid.x.at(sizes) == tiles * of.chunks
     assert merge.grid.x.at(sizes) * (merge.threads // of.merge.lanes) >= rows

@@ -40,7 +40,8 @@ Kernel = Callable[[dict[str, Tensor]], None]  # inputs and outputs by name: enqu
 class Case:
     """What is combined: sizes, how the LSEs are spread, and whether tensors are slices of others.
 
-    lses: "normal"; "same"; "rising", from split to split; "wide", ±1e4; "none" where no split saw
+    lses: "normal"; "same"; "rising", from split to split; "wide", ±1e4; "large", about 3e8, and
+    "small", about -3e8, a few units of fp32 apart; "none" where no split saw
     a key; "some" where half of them, and some rows altogether, saw none. Of packed rows `batch`
     sequences of any lengths have 0 … splits of them, or a number that means none or all; some rows
     belong to no sequence.
@@ -75,6 +76,8 @@ CASES = (
     Case(256, 3, 2, 4, "rising"),
     Case(256, 1, 5, 2, "wide", sliced=True),
     Case(4, 20, 67, 6, "some"),
+    Case(5, 3, 7, 4, "large"),
+    Case(19, 2, 5, 3, "small", sliced=True),
     Case(2, 3000, 1, 3, "some", sliced=True),
 )
 
@@ -130,6 +133,8 @@ def _lses(case: Case, shape: tuple[int, ...], generator: torch.Generator) -> Ten
         return torch.full_like(normal, 3.25)
     if case.lses == "none":
         return torch.full_like(normal, -math.inf)
+    if case.lses in ("large", "small"):
+        return (3e8 if case.lses == "large" else -3e8) + 32 * (2 * normal).round()
     if case.lses == "wide":
         return normal * 1e4
     if case.lses == "rising":

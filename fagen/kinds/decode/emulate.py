@@ -9,12 +9,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fagen.folding import folded
+from fagen.folding import merged
 from fagen.kinds.decode.plan import Plan
 from fagen.kinds.decode.reference import spans
 
 _LOG2_E = 1.44269504089
-_LN_2 = 0.693147180559945
 
 
 def compute(
@@ -36,7 +35,7 @@ def compute(
     batch, seqlen_q, heads, _ = q.shape
     out = q.new_empty(batch, seqlen_q, heads, v.shape[3])
     lse = q.new_empty(batch, heads, seqlen_q, dtype=torch.float32)
-    scale_log2 = float(torch.tensor(scale).float() * torch.tensor(_LOG2_E).float())
+    scale = float(torch.tensor(scale).float())
     for number, (first, last) in enumerate(spans(k, seqused_k, leftpad_k)):
         queries = q[number].transpose(0, 1).float()
         keys, values = (
@@ -47,8 +46,8 @@ def compute(
             for x in (k, v)
         )
         like = queries.new_empty(heads, seqlen_q, v.shape[3])
-        chunks = _chunks(plan, queries, keys, values, scale_log2, reference)
-        found, own = folded(chunks, like)
+        chunks = _chunks(plan, queries, keys, values, scale, reference)
+        found, own = merged(chunks, like, scale)
         out[number], lse[number] = found.transpose(0, 1).to(q.dtype), own
     return out, lse
 
@@ -58,23 +57,28 @@ def _chunks(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
-    scale_log2: float,
+    scale: float,
     given: Tensor | None,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield each chunk's output and LSE, (H, Sq, Dv) and (H, Sq), of one sequence's heads."""
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield each chunk's sums of P V (H, Sq, Dv), its references and sums of P (H, Sq)."""
     length = keys.shape[1]
     step = plan.chunk_keys(length)
+    scale_log2 = float(torch.tensor(scale) * torch.tensor(_LOG2_E))
     for first in range(0, length, step or 1):
         last = min(first + step, length)
         reference = queries.new_full(queries.shape[:2], -math.inf)
-        out, lse, _ = _chunk(plan, queries, keys, values, scale_log2, first, last, reference)
+        *found, _ = _chunk(plan, queries, keys, values, scale_log2, first, last, reference)
         if given is not None:
-            reference = (given * _LOG2_E)[:, None].expand(queries.shape[:2])
-            unified = _chunk(plan, queries, keys, values, scale_log2, first, last, reference)
-            fails = unified[2]
-            out = torch.where(fails[..., None], out, unified[0])
-            lse = torch.where(fails, lse, unified[1])
-        yield out, lse
+            inverse = 1 / torch.tensor(scale, device=given.device)
+            reference = (given * inverse)[:, None].expand(queries.shape[:2])
+            *unified, fails = _chunk(
+                plan, queries, keys, values, scale_log2, first, last, reference
+            )
+            found = [
+                torch.where(fails.view(*fails.shape, *(1,) * (own.ndim - 2)), own, one)
+                for own, one in zip(found, unified, strict=True)
+            ]
+        yield found[0], found[1], found[2]
 
 
 def _chunk(
@@ -86,7 +90,7 @@ def _chunk(
     first: int,
     last: int,
     reference: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One of them, and which rows have less of P than a given reference may leave."""
     seqlen_q, length = queries.shape[1], keys.shape[1]
     row = torch.arange(seqlen_q, device=keys.device)[:, None]
@@ -97,21 +101,20 @@ def _chunk(
     for left in range(first, last, plan.block_n):
         block = slice(left, min(left + plan.block_n, last))
         key = torch.arange(block.start, block.stop, device=keys.device)
-        scores = queries @ keys[:, block].mT
+        scores = (queries.double() @ keys[:, block].mT.double()).float()  # rounded once
         visible = (key >= from_key) & (key < to_key)
         seen = seen + visible.sum(-1)
         scores = scores.masked_fill(~visible, -math.inf)
-        grown = scores.amax(-1) * scale_log2
-        outgrown = grown > reference + plan.rescale_threshold
-        factor = torch.where(outgrown, torch.exp2(reference - grown), 1)
+        # subtracted before they are scaled: exact where it matters, however large scores are
+        grown = scores.amax(-1)
+        outgrown = (grown - reference) * scale_log2 > plan.rescale_threshold
+        factor = torch.where(outgrown, torch.exp2((reference - grown) * scale_log2), 1)
         reference = torch.where(outgrown, grown, reference)
         offset = reference.masked_fill(reference == -math.inf, 0)
-        p = torch.exp2(scores * scale_log2 - offset[..., None])
+        p = torch.exp2((scores - offset[..., None]) * scale_log2)
         summed = summed * factor + p.sum(-1)
         # what the tensor cores read next is rounded
         p = p.to(getattr(torch, plan.dtype.torch)).float()
         total = total * factor[..., None] + p @ values[:, block]
-    inverse = torch.where(summed == 0, 0, 1 / summed)
     fails = ~(summed >= plan.least_mean * seen)
-    lse = torch.where(summed == 0, -math.inf, (reference + summed.log2()) * _LN_2)
-    return total * inverse[..., None], lse, fails
+    return total, reference, summed, fails

@@ -7,9 +7,10 @@ outputs are filled with NaN beforehand, and so are the keys and values outside o
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fagen.build import Binary
 from fagen.kinds.decode.plan import Plan
 from fagen.kinds.decode.reference import attend, spans
 from fagen.kinds.decode.speed import timed
+from fagen.measure import families
 from fagen.measure.card import hopper
 from fagen.measure.inputs import softmax_scale
 from fagen.measure.numerics import largest, unit_in_last_place
@@ -221,20 +223,51 @@ def decode_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> De
     )
 
 
+def hard_errors(
+    plan: Plan, run: Run, sizes: Iterable[Sizes], device: str = "cuda"
+) -> Iterator[DecodeError]:
+    """Yield the kernels' worst errors of the families of hard scores, at each size."""
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        given: dict[str, Tensor | float] = {"q": q, "k": k, "v": v, "scale": scale}
+        if plan.unified:
+            given["reference"] = torch.linspace(0, 5, q.shape[2], device=q.device)
+        found = outputs(given)
+        run(**given, **found)
+        return found["out"], found["lse"]
+
+    def exact(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        return attend(q, k, v, mask=plan.mask, scale=scale)
+
+    for one in families.worst(families.errors(plan, kernel, exact, sizes, device=device)):
+        yield DecodeError(
+            **vars(one.sizes),
+            lengths="all",
+            error=one.error,
+            torch_error=0.0,  # the formula's scores overflow in 16 bits
+            allowed=one.allowed,
+            lse_error=one.lse_error,
+            lse_allowed=one.lse_allowed,
+            differing=0,
+        )
+
+
 def check(
     plan: Plan,
     run: Run,
     cases: Iterable[Case],
     *,
     device: str,
+    hard: Iterable[Sizes] = (),
     progress: Say | None = None,
 ) -> tuple[DecodeError, ...]:
-    """Run the kernels over cases; a line for each.
+    """Run the kernels over cases, and over families of hard scores at sizes; a line for each.
 
     Raises VerificationError after the last of them if any broke the rule.
     """
     errors = (decode_error(plan, run, case, number, device) for number, case in enumerate(cases))
-    return judged(plan, errors, _line, progress, of="cases")
+    every = chain(errors, hard_errors(plan, run, hard, device))
+    return judged(plan, every, _line, progress, of="cases")
 
 
 def _line(error: DecodeError) -> str:
@@ -248,11 +281,13 @@ def _line(error: DecodeError) -> str:
 def _errors(plan: Plan, binary: Binary, progress: Say | None) -> tuple[DecodeError, ...]:
     hopper()
     run = partial(call, plan, binary.library)
-    return check(plan, run, verification_cases(plan), device="cuda", progress=progress)
+    cases, hard = verification_cases(plan), families.SIZES
+    return check(plan, run, cases, device="cuda", hard=hard, progress=progress)
 
 
 def _simulated(plan: Plan, run: Run, progress: Say | None) -> tuple[DecodeError, ...]:
-    return check(plan, run, small_cases(plan), device="cpu", progress=progress)
+    cases, hard = small_cases(plan), families.SMALL_SIZES
+    return check(plan, run, cases, device="cpu", hard=hard, progress=progress)
 
 
 def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[DecodeSpeed, ...]:

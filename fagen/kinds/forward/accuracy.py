@@ -7,7 +7,8 @@ that the kernel forgot to write shows up. The rule for e4m3 is that of `fp8_accu
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from fagen.kinds.forward.operands import Operands, has_descales, launch, outputs
 from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.reference import reference, visible
 from fagen.kinds.forward.shapes import verification_sizes
+from fagen.measure import families
 from fagen.measure.card import hopper
 from fagen.measure.inputs import cell_of, inputs, rows_with_keys, softmax_scale
 from fagen.measure.numerics import largest, unit_in_last_place
@@ -51,7 +53,9 @@ def check(
         kernel_error(plan, binary.library, cell, *inputs(cell, seed=number))
         for number, cell in enumerate(cells)
     )
-    return judged(plan, errors, _line, progress)
+    hard = () if sizes is not None else families.SIZES
+    kernel = _poisoned(plan, binary.library)
+    return judged(plan, chain(errors, hard_errors(plan, kernel, hard)), _line, progress)
 
 
 def simulated(
@@ -98,7 +102,29 @@ def simulated(
     errors = (
         error(cell, *inputs(cell, seed=number, device="cpu")) for number, cell in enumerate(cells)
     )
-    return judged(plan, errors, _line, progress)
+    hard = hard_errors(plan, kernel, families.SMALL_SIZES, "cpu")
+    return judged(plan, chain(errors, hard), _line, progress)
+
+
+def hard_errors(
+    plan: Plan, kernel: Kernel, sizes: Iterable[Sizes], device: str = "cuda"
+) -> Iterator[ShapeError]:
+    """Yield a 16-bit kernel's worst errors of the families of hard scores, at each size."""
+    if has_descales(plan):
+        return
+
+    def exact(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        return reference(q, k, v, mask=plan.mask.name, scale=scale)
+
+    for one in families.worst(families.errors(plan, kernel, exact, sizes, device=device)):
+        yield ShapeError(
+            **vars(one.sizes),
+            error=one.error,
+            torch_error=0.0,  # torch's scores overflow
+            allowed=one.allowed,
+            lse_error=one.lse_error,
+            lse_allowed=one.lse_allowed,
+        )
 
 
 def kernel_error(

@@ -6,7 +6,7 @@ behind them all, and the keys that are not used. Rows there have to be zeros, an
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from fagen.build import Binary
-from fagen.kinds.forward.accuracy import LSE_TOLERANCE, torch_math
+from fagen.kinds.forward.accuracy import LSE_TOLERANCE, hard_errors, torch_math
+from fagen.kinds.forward.accuracy import Kernel as DenseKernel
 from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.varlen_fp8_accuracy import Errors, Rows, errors_of, quantised
+from fagen.measure import families
 from fagen.measure.card import hopper
 from fagen.measure.numerics import largest, unit_in_last_place
 from fagen.measure.proof import judged
@@ -116,8 +118,9 @@ def check_cases(
     *,
     device: str,
     progress: Callable[[str], None] | None,
+    hard: Iterable[ShapeError] = (),
 ) -> tuple[ShapeError, ...]:
-    """Run the kernel over `cases`; a line for each.
+    """Run the kernel over `cases`; a line for each, and for each of what else was found.
 
     Raises VerificationError after the last of them if any broke the rule.
     """
@@ -127,6 +130,9 @@ def check_cases(
         for seed, case in enumerate(cases):
             error = case_error(plan, case, kernel, seed=seed, device=device)
             said[id(error)] = str(case)
+            yield error
+        for error in hard:
+            said[id(error)] = "hard scores"
             yield error
 
     def line(error: ShapeError) -> str:
@@ -149,7 +155,8 @@ def check(
     """
     hopper()
     cases, kernel = verification_cases(plan), kernel_of(plan, binary.library)
-    return check_cases(plan, cases, kernel, device="cuda", progress=progress)
+    hard = hard_errors(plan, as_dense(plan, kernel), families.SIZES)
+    return check_cases(plan, cases, kernel, device="cuda", progress=progress, hard=hard)
 
 
 def trial_error(
@@ -171,7 +178,23 @@ def simulated(
     def kernel(given: dict[str, Any]) -> None:
         run(**given)
 
-    return check_cases(plan, small_cases(plan), kernel, device="cpu", progress=progress)
+    hard = hard_errors(plan, as_dense(plan, kernel), families.SMALL_SIZES, "cpu")
+    return check_cases(plan, small_cases(plan), kernel, device="cpu", progress=progress, hard=hard)
+
+
+def as_dense(plan: Plan, kernel: Kernel) -> DenseKernel:
+    """A kernel of one sequence, (1, S, H, D), which it gets packed."""
+
+    def dense(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        into = outputs(plan, q[0])
+        ends = {
+            f"cu_seqlens_{name}": torch.tensor([0, x.shape[1]], dtype=torch.int32, device=x.device)
+            for name, x in (("q", q), ("k", k))
+        }
+        kernel({"q": q[0], "k": k[0], "v": v[0], **ends, "scale": scale, **into})
+        return into["out"][None], into["lse"][None]
+
+    return dense
 
 
 def kernel_of(plan: Plan, library: Path) -> Kernel:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fagen.arch import SM90
 from fagen.e4m3 import to_e4m3
-from fagen.folding import folded
+from fagen.folding import merged
 from fagen.kinds.forward.plan import Plan
 
 LN2 = math.log(2)
@@ -54,8 +54,14 @@ def emulate(
             blocks = blocks_of(plan, top, bottom, seqlen_q, seqlen_k, first, first + step)
             seen = ((block, hidden(plan, row, block, seqlen_q, seqlen_k)) for block in blocks)
             softmax = _OnlineSoftmax(queries, scale, plan, bottom - top)
-            chunks.append(_averages(softmax, queries, keys, values, seen, hopper_sums))
-        found, log_sum = folded(chunks, chunks[0][0]) if plan.splits else chunks[0]
+            total = _weighted(softmax, queries, keys, values, seen, hopper_sums)
+            chunks.append((total, softmax))
+        if plan.splits:
+            shares = ((total * softmax.unrounded(), *softmax.share()) for total, softmax in chunks)
+            found, log_sum = merged(shares, total, float(torch.tensor(scale).float()))
+        else:
+            inverse, log_sum = softmax.finish()
+            found, log_sum = total * inverse, log_sum.squeeze(-1)
         if plan.largest_output:  # P was rounded, its sum was not
             limited = found.clamp(-plan.largest_output, plan.largest_output)
             found = torch.where(found.isfinite(), limited, found)
@@ -67,18 +73,18 @@ def emulate(
     return out, lse
 
 
-def _averages(
+def _weighted(
     softmax: "_OnlineSoftmax",
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
     blocks: Iterator[tuple[slice, Tensor]],
     hopper_sums: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return the averages of V over blocks, each with the keys that are not seen, and the LSE.
+) -> Tensor:
+    """Return the sums of P V over blocks, each with the keys that are not seen.
 
-    queries (B, Hk, rows, D), keys (B, Hk, D, Sk), values (B, Hk, Sk, Dv): (B, Hk, rows, Dv) and
-    (B, Hk, rows) in fp32; minus infinity, beside any average, in a row that sees no key.
+    queries (B, Hk, rows, D), keys (B, Hk, D, Sk), values (B, Hk, Sk, Dv): (B, Hk, rows, Dv) in
+    fp32. What P is relative to, and its sums, `softmax` knows.
     """
     plan, element = softmax.plan, getattr(torch, softmax.plan.dtype.torch)
     partial = queries.new_zeros(*queries.shape[:-1], values.shape[-1])
@@ -96,8 +102,7 @@ def _averages(
             partial = partial + rounded @ values[:, :, block]
         if plan.promote and step % plan.promote == 0:
             total, partial = total + partial, torch.zeros_like(partial)
-    inverse, log_sum = softmax.finish()
-    return (total + partial) * inverse, log_sum.squeeze(-1)
+    return total + partial
 
 
 def multiply_add(p: Tensor, values: Tensor, onto: Tensor) -> Tensor:
@@ -296,6 +301,17 @@ class _OnlineSoftmax:
     def add(self, p: Tensor, rescale: Tensor) -> None:
         """Add a block's probabilities to the rows' sums."""
         self.sum = self.sum * rescale + p.sum(-1, keepdim=True)
+
+    def unrounded(self) -> Tensor:
+        """Return what makes P relative to the row max itself, whose product was rounded."""
+        product = self.maximum.double() * self.scale_log2
+        residual = (self._reference(self.maximum).double() - product).float()
+        exact = self.far | (self.maximum == self.plan.no_score)
+        return torch.exp2(residual.masked_fill(exact, 0))
+
+    def share(self) -> tuple[Tensor, Tensor]:
+        """Return the row max, and the sum of P relative to it: (…, rows)."""
+        return self.maximum.squeeze(-1), (self.sum * self.unrounded()).squeeze(-1)
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """Return what to multiply the rows of the output by, and their log-sum-exp."""

@@ -1,0 +1,256 @@
+"""Scores that are hard on a softmax in blocks: one list, for every kind's proof and for tests.
+
+All products of Q and K, and all sums of them, are numbers that fp32 holds, in whatever order they
+are added up. So all that is left is the rounding of P and of the output: UNITS of the last place of
+the largest V. The log-sum-exp is large where scores are, and fp32: LSE_TOLERANCE, and
+LSE_ROUNDING of its size.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fagen.measure.numerics import largest
+from fagen.problem import Sizes
+from fagen.vocab import Dtype
+
+UNITS = 2
+LSE_TOLERANCE, LSE_ROUNDING = 1e-3, 2.0**-22
+
+Kernel = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+# of a column: Q by row, K by key and how many keys there are
+Column = tuple[Callable[[Tensor], Tensor], Callable[[Tensor, int], Tensor]]
+
+_LARGE = 2.0**8  # of Q and of K, in the column that all scores share
+_LEVELS = (1_000.0, 0.0, -500.0, 900.0, -1_000.0)
+
+
+class Attends(Protocol):
+    """What is asked of a Plan of attention."""
+
+    @property
+    def dtype(self) -> Dtype:
+        """Of Q, K and V."""
+
+    @property
+    def head_dim(self) -> int:
+        """Columns of Q and K."""
+
+    @property
+    def head_dim_v(self) -> int:
+        """Columns of V."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Scores by a few columns of Q and K, or whole numbers at random where there is none."""
+
+    name: str
+    scale: float
+    columns: tuple[Column, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+    def scores(self, rows: int, keys: int, head_dim: int) -> tuple[Tensor, Tensor]:
+        """Q (rows, head_dim) and K (keys, head_dim) in fp32; exact in bf16 and fp16."""
+        if not self.columns:
+            dice = torch.Generator().manual_seed(rows + keys)
+            q, k = (torch.randint(-2, 3, (n, head_dim), generator=dice) for n in (rows, keys))
+            return q.float(), k.float()
+        q, k = torch.zeros(rows, head_dim), torch.zeros(keys, head_dim)
+        for column, (of_row, of_key) in enumerate(self.columns):
+            q[:, column] = of_row(torch.arange(rows))
+            k[:, column] = of_key(torch.arange(keys), keys)
+        return q, k
+
+
+def _all(number: float) -> Callable[..., Tensor]:
+    return lambda place, *_: torch.full(place.shape, number)
+
+
+def _common(size: float) -> tuple[float, Column]:
+    """A scale, and the column by which all scores are `size`."""
+    return abs(size) / _LARGE**2, (_all(_LARGE), _all(math.copysign(_LARGE, size)))
+
+
+def _step(scale: float) -> float:
+    """A power of two that makes about one natural unit of scores, and is exact beside _LARGE²."""
+    return 2.0 ** max(-6, -round(math.log2(scale)))
+
+
+def _equal(size: float) -> Family:
+    scale, column = _common(size)
+    return Family(f"equal scores of {size:g}", scale, (column,))
+
+
+def _offset(size: float) -> Family:
+    scale, column = _common(size)
+    own = (_all(1.0), lambda key, _: key * 7 % 5 * _step(scale))
+    return Family(f"scores about {size:g}", scale, (column, own))
+
+
+def _rising(size: float) -> Family:
+    scale, column = _common(size)
+    own = (_all(1.0), lambda key, keys: key * 5 // keys * _step(scale))
+    return Family(f"scores that rise about {size:g}", scale, (column, own))
+
+
+def _needle(size: float, place: float) -> Family:
+    """One key has as much weight as all others."""
+    scale, column = _common(size) if size else (1.0, (_all(0.0), _all(0.0)))
+
+    def own(key: Tensor, keys: int) -> Tensor:
+        height = round(math.log(keys) / scale * 2**6) / 2**6
+        return height * (key == int(place * (keys - 1)))
+
+    return Family(f"a needle at {place:g} of scores of {size:g}", scale, (column, (_all(1.0), own)))
+
+
+def _alternating(size: float) -> Family:
+    scale, (of_row, _) = _common(size)
+    sign = (of_row, lambda key, _: _LARGE * (1 - 2.0 * (key % 2)))
+    return Family(f"scores of {size:g} and {-size:g} by turns", scale, (sign,))
+
+
+def _levels(scale: float) -> Family:
+    """Rows become large and small on the way; neighbours differ."""
+
+    def of_key(key: Tensor, keys: int) -> Tensor:
+        return torch.tensor(_LEVELS)[key * len(_LEVELS) // keys]
+
+    return Family(
+        f"levels of up to {2_000 * scale:g}", scale, ((lambda row: 1.0 + row % 2, of_key),)
+    )
+
+
+def _powers(of_q: float, of_k: float) -> Family:
+    """Ordinary scores of tiny or huge Q and K, by a scale that makes up for them."""
+    column = (_all(of_q), lambda key, _: key * 3 % 5 * of_k)
+    return Family(f"Q of {of_q:g}, K of {of_k:g}", 1.1 / (of_q * of_k), (column,))
+
+
+def _hidden(size: float) -> Family:
+    """Half of the keys, which come first in either order by turns, are minus infinity."""
+    scale, (of_row, _) = _common(size)
+
+    def of_key(key: Tensor, keys: int) -> Tensor:
+        return torch.where(key * 4 // keys % 2 == 0, _LARGE, -math.inf)
+
+    return Family(f"scores of {size:g} and of minus infinity", scale, ((of_row, of_key),))
+
+
+# of each kind one, for proofs of every kernel
+PROVED = (
+    *(_equal(3e8), _offset(1e6), _rising(1e5), _needle(1e6, 1.0), _alternating(3e8)),
+    *(_levels(2.0**15), _hidden(3e8), Family("whole numbers at a scale of 1e+05", 1e5)),
+)
+FAMILIES = (
+    *PROVED,
+    *map(_equal, (1e4, 1e6, 3e7, 1e12, -1e6, -3e8)),
+    *map(_offset, (1e4, 1e5, 3e7, 3e8, -1e6)),
+    *map(_rising, (1e6, 3e8)),
+    *(_needle(0.0, place) for place in (0.0, 0.5, 1.0)),
+    *(_needle(1e6, place) for place in (0.0, 0.5)),
+    _alternating(1e6),
+    *map(_levels, (1.0, 1e6)),
+    _powers(2.0**-24, 1.0),
+    _powers(2.0**14, 2.0**13),
+    _hidden(1.0),
+    *(Family(f"whole numbers at a scale of {scale:g}", scale) for scale in (1e-3, 1.0)),
+)
+# one query over many keys, and rows of several tiles
+SIZES = Sizes(1, 2, 1, 1, 3_000), Sizes(1, 4, 2, 130, 1_500)
+SMALL_SIZES = (Sizes(1, 2, 1, 3, 300),)  # for the simulator
+
+
+@dataclass(frozen=True)
+class Errors:
+    """The largest of one family at one size against fp64, and what they may be; NaN: no number."""
+
+    family: Family
+    sizes: Sizes
+    error: float
+    allowed: float
+    lse_error: float
+    lse_allowed: float
+
+    @property
+    def share(self) -> float:
+        """The larger share of what is allowed; infinite of what is no number."""
+        found = self.error / self.allowed, self.lse_error / self.lse_allowed
+        return max(math.inf if math.isnan(one) else one for one in found)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.family}: {self.sizes}: error {self.error:.2e} of {self.allowed:.2e}, "
+            f"log-sum-exp {self.lse_error:.1e} of {self.lse_allowed:.1e}"
+        )
+
+
+def made(
+    family: Family,
+    sizes: Sizes,
+    head_dim: int,
+    head_dim_v: int,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+) -> tuple[Tensor, Tensor, Tensor, float]:
+    """q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) of N(0, 1), and the scale."""
+    dice = torch.Generator().manual_seed(sizes.seqlen_k)
+    shape = (sizes.batch, sizes.seqlen_k, sizes.kv_heads, head_dim_v)
+    v = torch.randn(shape, generator=dice).to(device, dtype)
+    of_q, of_k = family.scores(sizes.seqlen_q, sizes.seqlen_k, head_dim)
+    q, k = (
+        x.to(device, dtype)[None, :, None].expand(sizes.batch, -1, heads, -1).contiguous()
+        for x, heads in ((of_q, sizes.heads), (of_k, sizes.kv_heads))
+    )
+    return q, k, v, family.scale
+
+
+def errors(
+    plan: Attends,
+    kernel: Kernel,
+    exact: Kernel,
+    sizes: Iterable[Sizes],
+    families: Iterable[Family] = PROVED,
+    device: torch.device | str = "cpu",
+) -> Iterator[Errors]:
+    """Run a Plan's kernel, and what is exact, on each family at each size."""
+    dtype = getattr(torch, plan.dtype.torch)
+    for one in sizes:
+        for family in families:
+            q, k, v, scale = made(family, one, plan.head_dim, plan.head_dim_v, dtype, device)
+            found, right = kernel(q, k, v, scale), exact(q, k, v, scale)
+            yield _errors(family, one, v, found, right)
+
+
+def worst(found: Iterable[Errors]) -> list[Errors]:
+    """Return of each size what came nearest to its bound."""
+    by_size: dict[Sizes, Errors] = {}
+    for one in found:
+        by_size[one.sizes] = max(one, by_size.get(one.sizes, one), key=lambda each: each.share)
+    return list(by_size.values())
+
+
+def _errors(
+    family: Family,
+    sizes: Sizes,
+    v: Tensor,
+    found: tuple[Tensor, Tensor],
+    right: tuple[Tensor, Tensor],
+) -> Errors:
+    (out, lse), (exact, log_sum) = found, right
+    none = log_sum == -math.inf
+    error = largest(out.double() - exact)
+    if bool(out.transpose(1, 2)[none].any() or (lse[none] != -math.inf).any()):
+        error = math.nan  # where no key is seen nothing else will do
+    size = log_sum.abs().masked_fill(none, 0)
+    off = (lse.double() - log_sum).masked_fill(none, 0)
+    share = largest(off / (LSE_TOLERANCE + LSE_ROUNDING * size))
+    allowed = UNITS * torch.finfo(v.dtype).eps * largest(v)
+    return Errors(family, sizes, error, allowed, share * LSE_TOLERANCE, LSE_TOLERANCE)

@@ -1,0 +1,143 @@
+"""Hard scores: emulations, calls and kernels' own text are as exact there as anywhere.
+
+Kernels on a Hopper GPU: tests/gpu/test_hostile.py, and every kind's proof.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fagen
+from fagen import registry
+from fagen.kinds.decode.emulate import compute
+from fagen.kinds.decode.reference import attend
+from fagen.kinds.forward.emulate import emulate
+from fagen.kinds.forward.reference import reference
+from fagen.measure.families import FAMILIES, PROVED, Attends, Family, errors, made
+from fagen.problem import Sizes
+from tests.decode_helpers import planned as decoding
+
+Kernel = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+
+# row maxima of each kind; chunks, of one block and of several
+FORWARD = (
+    "fwd_fp16_d16_full_m64n64",
+    "fwd_bf16_d16_causal_m64n128",
+    "fwd_fp16_d16_causal_m64n64_eachmax",
+    "fwd_bf16_d64_causal_m128n64_split4",
+    "fwd_fp16_d64_full_m64n64_split64_eachmax",
+)
+# by turns, by runs (the same bits), a unified maximum in either dtype
+DECODING = (
+    "dec_fp16_d128_causal_r8n64",
+    "dec_bf16_d64_full_r16n128_c3",
+    "dec_fp16_d64_causal_r8n64_c3_unified",
+    "dec_bf16_d64_causal_r8n64_unified",
+)
+SIZES = Sizes(1, 2, 1, 1, 3_000), Sizes(1, 2, 1, 7, 1_500), Sizes(1, 2, 1, 70, 50)
+
+
+def wrong(of: Attends, kernel: Kernel, exact: Kernel, *given: Any) -> list[str]:
+    return [str(one) for one in errors(of, kernel, exact, *given) if not one.share <= 1]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_scores_are_numbers_of_fp32_in_whatever_order_they_are_added(family: Family) -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        q, k, _, scale = made(family, Sizes(1, 1, 1, 5, 333), 64, 8, dtype)
+        wide = [x[0, :, 0] for x in (q, k)]
+        assert all(
+            torch.equal(x.float(), y) for x, y in zip(wide, family.scores(5, 333, 64), strict=True)
+        )
+        exact = wide[0].double() @ wide[1].double().mT
+        for order in (torch.arange(64), torch.arange(64).flip(0)):
+            scores = wide[0].float()[:, order] @ wide[1].float()[:, order].mT
+            assert torch.equal(scores.double(), exact) and not exact.isnan().any()
+        assert 0 < scale <= 1e8
+
+
+@pytest.mark.parametrize("slug", FORWARD)
+def test_an_emulated_tile_is_as_exact(slug: str) -> None:
+    of = registry.plan_of(slug)
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        return emulate(of, q, k, v, scale)
+
+    def exact(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        return reference(q, k, v, mask=of.mask.name, scale=scale)
+
+    assert not wrong(of, kernel, exact, SIZES, FAMILIES)
+
+
+@pytest.mark.parametrize("slug", DECODING)
+def test_emulated_decoding_is_as_exact(slug: str) -> None:
+    of = decoding(slug)
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        more = {"reference": torch.tensor([0.0, 1e6])} if of.unified else {}
+        return compute(of, q, k, v, scale, **more)
+
+    def exact(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        return attend(q, k, v, mask=of.mask, scale=scale)
+
+    assert not wrong(of, kernel, exact, SIZES, FAMILIES)
+
+
+@pytest.mark.parametrize(("dtype", "causal"), [("fp16", False), ("bf16", True)])
+def test_a_call_is_as_exact_whichever_kernel_serves_it(dtype: str, causal: bool) -> None:
+    """A query, a few, and a tile of them over many keys: decoding's kernels, and chunks."""
+    of = registry.plan_of(f"fwd_{dtype}_d128_full_m128n128")
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = fagen.attention(
+            q, k, v, causal=causal, scale=scale, return_lse=True
+        )
+        return found
+
+    def exact(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        return reference(q, k, v, mask="causal" if causal else "full", scale=scale)
+
+    sizes = Sizes(1, 1, 1, 1, 3_000), Sizes(1, 1, 1, 7, 1_500), Sizes(1, 1, 1, 128, 8_192)
+    assert not wrong(of, kernel, exact, sizes)
+
+
+def test_what_is_no_number_or_no_zero_is_no_small_error() -> None:
+    of = registry.plan_of(FORWARD[1])
+
+    def exact(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        return reference(q, k, v, mask="causal", scale=scale)
+
+    def share(change: Callable[[Tensor, Tensor], Any]) -> float:
+        def kernel(*given: Any) -> tuple[Tensor, Tensor]:
+            out, lse = emulate(of, *given)
+            change(out, lse)
+            return out, lse
+
+        (found,) = errors(of, kernel, exact, [Sizes(1, 1, 1, 9, 5)], PROVED[:1])
+        return found.share
+
+    assert share(lambda out, lse: None) < 1
+    assert share(lambda out, lse: out[:, 0].fill_(1e-3)) == math.inf  # it sees no key
+    assert share(lambda out, lse: lse[..., 0].fill_(0)) == math.inf
+    assert share(lambda out, lse: out[:, 8].fill_(math.nan)) == math.inf
+    assert share(lambda out, lse: lse[..., 8].fill_(math.inf)) == math.inf
+    assert share(lambda out, lse: out[:, 8].add_(0.1)) > 1
+
+
+@pytest.mark.parametrize("slug", [FORWARD[3], *DECODING[:3]])
+def test_a_row_without_a_key_is_zeros_beside_values_that_are_no_numbers(slug: str) -> None:
+    """And so is its part of chunks that it sees nothing of."""
+    of: Any = registry.plan_of(slug)
+    dtype = getattr(torch, of.dtype.torch)
+    q, k, v = (torch.ones(1, rows, 1, of.head_dim).to(dtype) for rows in (70, 50, 50))
+    v[:, 0], v[:, 1] = math.inf, math.nan
+    more = {"reference": torch.zeros(1)} if slug.endswith("unified") else {}
+    run: Any = compute if slug.startswith("dec") else emulate
+    out, lse = run(of, q, k, v, 1.0, **more)
+    unseen = 20 if of.mask.last_by_row else 0
+    assert not out[:, :unseen].any() and bool((lse[..., :unseen] == -math.inf).all())
+    assert bool(lse[..., unseen:].isfinite().all() and out[:, unseen + 1 :].isnan().all())
