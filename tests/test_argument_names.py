@@ -83,8 +83,8 @@ PUBLIC = [
     *(
         one
         for name, one in vars(flash_attn_interface).items()
-        if inspect.isfunction(one) and name.startswith("flash_attn_") and "qkv" not in name
-        and one.__module__ == flash_attn_interface.__name__
+        if inspect.isfunction(one) and name.startswith("flash_attn_")
+        and one.__module__.startswith(flash_attn_interface.__name__)
     ),
 ]  # fmt: skip
 

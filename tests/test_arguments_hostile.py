@@ -68,7 +68,6 @@ ARGUMENTS = [
     for call, (function, _) in EVERY.items()
     for name in inspect.signature(function).parameters
     if name in (*FLAGGED, *SCALES, *WHOLES, *WORDS)
-    and not call.startswith("flash_attn")
     # e4m3's words are refused as such beside other dtypes
     and not (call in ("attention", "attention_varlen") and name in (*WORDS, "scale_rows"))
 ]

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 import fagen
-from fagen import flash_attn_interface
-from fagen.flash_attn_interface import flash_attn_func, flash_attn_varlen_func
+from fagen.flash_attn_interface import calls, flash_attn_func, flash_attn_varlen_func
 from tests.attention_helpers import qkv
 from tests.tensors import normal
 from tests.varlen_helpers import packed
@@ -235,7 +234,7 @@ def test_a_descale_that_all_heads_share_is_not_copied(
     out = flash_attn_func(q, k, v, None, False, None, shared, shared, shared)
     assert torch.equal(out, flash_attn_func(q, k, v, None, False, None, spread, spread, spread))  # type: ignore[arg-type]
     assert far(out, exact(*(real(x, spread) for x in (q, k, v)))[0]) < 0.06  # type: ignore[arg-type]
-    monkeypatch.setattr(flash_attn_interface, "attention", lambda *_, **given: given)
+    monkeypatch.setattr(calls, "attention", lambda *_, **given: given)
     taken: Any = flash_attn_func(q, k, v, q_descale=shared)
     assert taken["q_descale"].data_ptr() == shared.data_ptr()
 
@@ -288,22 +287,6 @@ def test_what_is_not_there_yet_is_named(more: dict[str, Any], said: str) -> None
         flash_attn_func(*qkv(), **more)
 
 
-def test_a_function_that_is_not_there_yet_is_a_name_that_says_so() -> None:
-    name = "flash_attn_qkvpacked_func"
-    with pytest.raises(NotImplementedError, match=f"^{name} is not there yet in fagen; "):
-        flash_attn_interface.flash_attn_qkvpacked_func(*qkv(), causal=True)
-
-
-def test_what_it_names_instead_computes_it() -> None:
-    q, k, v = (x[:, :40, :2] for x in qkv())
-    wanted = exact(q, k, v)[0]
-    out = flash_attn_func(*torch.stack((q, k, v), 2).unbind(-3))
-    torch.testing.assert_close(out.double(), wanted, rtol=2e-3, atol=2e-3)  # type: ignore[union-attr]
-    packed = [x.flatten(0, 1) for x in (q, k, v)]
-    one = flash_attn_func(*(x[None, 40:80] for x in packed))
-    torch.testing.assert_close(one.double(), wanted[1:], rtol=2e-3, atol=2e-3)  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -330,7 +313,7 @@ def test_what_it_names_instead_computes_it() -> None:
         ({"q": normal(2, 40, 4, 64).to(E4M3)}, "heads = 4 must be a multiple of kv_heads = 3"),
         ({"v": normal(2, 100, 3, 64).half()}, "v is not float8_e4m3fn, which this kernel takes"),
         ({"q": normal(2, 40, 6, 64)}, "q is float32; use fp16 or bf16: q.to(torch.bfloat16)"),
-        ({"softmax_scale": -1.0}, "scale is -1; it must be finite and above 0"),
+        ({"softmax_scale": -1.0}, "softmax_scale is -1; it must be finite and above 0"),
         ({"num_splits": 257}, "num_splits is 257; it must be 256 at most"),
         ({"sm_margin": 132}, "sm_margin is 132; it must be 0 … 131"),
         ({"sm_margin": -1}, "sm_margin is -1; it must be 0 … 131"),
@@ -377,7 +360,7 @@ def test_of_packed_sequences_it_copies_layouts_and_takes_used_keys() -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"seqused_q": torch.ones(6, dtype=torch.int32)}, "seqused_q is not there yet in fagen; "),
+        ({"window_size": torch.tensor((128, 0))}, "window_size = (128, 0) is not there yet"),
         ({"qv": torch.ones(119, 4, 64)}, "qv is not there yet in fagen; None is none"),
         ({"window_size": (128, 0)}, "window_size = (128, 0) is not there yet"),
         ({"softcap": 15.0}, "softcap = 15.0 is not there yet in fagen; 0.0 is none"),

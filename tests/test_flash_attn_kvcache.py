@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 import fagen
-from fagen import flash_attn_interface
+from fagen.flash_attn_interface import arguments as flash_attn_arguments
 from fagen.flash_attn_interface import (
     flash_attn_combine,
     flash_attn_with_kvcache,
     get_scheduler_metadata,
+    kvcache,
 )
 from fagen.kinds.decode.reference import attend
-from fagen.runtime import cache, flash_attn_arguments
+from fagen.runtime import cache
 from fagen.vocab import MASKS
 from tests.tensors import normal
 
@@ -119,7 +120,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     for module, name in (
         *((cache, name) for name in ("attention", "attention_decode", "attention_varlen")),
-        (flash_attn_interface, "attention_varlen"),
+        (kvcache, "attention_varlen"),
     ):
         monkeypatch.setattr(module, name, noting(getattr(module, name)))
     yield names
@@ -225,7 +226,8 @@ def test_hints_and_what_is_not_read_change_no_bit() -> None:
     for more in (
         {"num_splits": 1}, {"num_splits": 16}, {"pack_gqa": True}, {"sm_margin": 8},
         {"scheduler_metadata": plan}, {"max_seqlen_q": 3}, {"rotary_interleaved": False},
-        {"cu_seqlens_k_new": ints(0, 1, 2, 3)}, {"softmax_scale": 0.125}, {"window_size": [-1, 9]},
+        {"cu_seqlens_k_new": ints(0, 1, 2, 3)}, {"rotary_seqlens": used},
+        {"softmax_scale": 0.125}, {"window_size": [-1, 9]},
         {"q_descale": descale, "k_descale": descale, "v_descale": descale},
     ):  # fmt: skip
         found = flash_attn_with_kvcache(q, k, v, cache_seqlens=used, **more)  # type: ignore[arg-type]
@@ -236,7 +238,7 @@ def test_one_number_for_all_lengths_is_made_a_tensor_once(monkeypatch: pytest.Mo
     monkeypatch.setattr(flash_attn_arguments, "_filled_ones", {})
     seen = []
     monkeypatch.setattr(
-        flash_attn_interface, "attention_cache", lambda *_, **given: seen.append(given["seqused_k"])
+        kvcache, "attention_cache", lambda *_, **given: seen.append(given["seqused_k"])
     )
     q, k, v = caches()
     for length in (33, 34, 33, *range(200, 300), 33):
@@ -320,7 +322,6 @@ Q, K, V = caches(3)
         ({"v": V}, "v is not there yet in fagen; write it to v_cache first"),
         ({"rotary_cos": Q}, "rotary_cos is not there yet in fagen; turn q before"),
         ({"rotary_sin": Q}, "rotary_sin is not there yet"),
-        ({"rotary_seqlens": Q}, "rotary_seqlens is not there yet"),
         ({"cache_batch_idx": ints(0, 1, 2)}, "cache_batch_idx is not there yet"),
         ({"qv": Q}, "qv is not there yet in fagen; None is none"),
         ({"window_size": (64, 0)}, "window_size = (64, 0) is not there yet"),
@@ -361,7 +362,7 @@ def test_what_is_not_there_yet_is_named(more: dict[str, Any], said: str) -> None
             {"k_cache": K.transpose(1, 3).contiguous().transpose(1, 3)},
             "k has stride 180 in dimension 3",
         ),
-        ({"softmax_scale": 0.0}, "scale is 0"),
+        ({"softmax_scale": 0.0}, "softmax_scale is 0; it must be"),
         ({"q": Q.float()}, "q is float32; use fp16 or bf16"),
     ],
 )
@@ -375,7 +376,7 @@ def test_a_wrong_argument_is_named(change: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize("leaf", ["q", "k_cache", "v_cache"])
 @pytest.mark.parametrize("which", ["used", "none"])
 @pytest.mark.parametrize("queries", [64, 65])  # of 256 and 260 rows
-def test_a_gradient_is_refused_at_any_number_of_rows(
+def test_a_gradient_is_refused_by_the_backward_pass_alone(
     queries: int, which: str, leaf: str, packed: bool, called: list[str]
 ) -> None:
     q, k, v = caches(queries)
@@ -384,12 +385,16 @@ def test_a_gradient_is_refused_at_any_number_of_rows(
         given |= {"q": q.flatten(0, 1), "cu_seqlens_q": ints(*range(0, 3 * queries + 1, queries))}
     wanted = flash_attn_with_kvcache(**given)
     computed, given[leaf] = called.copy(), given[leaf].requires_grad_()
+    out, lse = flash_attn_with_kvcache(**given, return_softmax_lse=True)
+    assert torch.equal(out, wanted) and called == computed * 2  # type: ignore[arg-type]
     said = "q, k_cache or v_cache requires a gradient, and over a cache there are none: fagen.atte"
-    with pytest.raises(ValueError, match=said):
-        flash_attn_with_kvcache(**given)
-    assert called == computed
+    for found in (out, lse):
+        assert found.requires_grad
+        with pytest.raises(NotImplementedError, match=said):
+            found.sum().backward()
     with torch.no_grad():
-        assert torch.equal(flash_attn_with_kvcache(**given), wanted)  # type: ignore[arg-type]
+        found = flash_attn_with_kvcache(**given)
+    assert torch.equal(found, wanted) and not found.requires_grad  # type: ignore[union-attr, arg-type]
 
 
 def test_it_gives_what_the_call_that_it_stands_for_does() -> None:

@@ -141,10 +141,11 @@ def installed(name: str) -> bool:
     if name not in _PACKAGES:
         return name in PEERS
     try:
-        importlib.import_module(_PACKAGES[name])
+        package = importlib.import_module(_PACKAGES[name])
     except Exception:  # an extension built for another torch fails in ways of its own
         return False
-    return True
+    # fagen is no peer of itself, which may be installed by that name
+    return not package.__name__.startswith("fagen.")
 
 
 def is_causal(cell: Cell) -> bool:

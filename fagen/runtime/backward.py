@@ -155,18 +155,18 @@ def _sums_in_any_order(device: torch.device) -> bool:
     return bool(device.type == "cuda")
 
 
-def candidates_for(gradients: Problem, slug: str | None = None) -> Candidates:
+def candidates_for(problem: Problem, slug: str | None = None) -> Candidates:
     """Return the schedules for gradients: that of a slug, or the usual ones.
 
     Raises ValueError where no kernel computes them.
     """
     try:
-        return candidates(gradients, slug)
+        return candidates(problem, slug)
     except ScheduleError:
         if slug is not None:
             raise
         raise ValueError(
-            f"q, k or v requires a gradient, and no kernel computes those of {gradients}: none "
+            f"q, k or v requires a gradient, and no kernel computes those of {problem}: none "
             "fits a multiprocessor; call it under torch.no_grad(), or "
             "torch.nn.functional.scaled_dot_product_attention"
         ) from None
@@ -245,13 +245,32 @@ def _backward(slug: str) -> op.Op:
         if dout is None:  # only the log-sum-exp was used
             dout = torch.zeros_like(out)
         dlse = None if dlse is None else dlse.contiguous()
-        compute = _gradients_of(slug, out.device, ctx.deterministic).op_for(given["q"], given["k"])
-        gradients = compute(dout=_laid_out(dout), **given, out=out, lse=lse, dlse=dlse)
-        wanted = zip(ctx.needs_input_grad[-len(taken) :], gradients, strict=False)
+        made = gradients(slug, given, dout, out, lse, dlse, deterministic=ctx.deterministic)
+        wanted = zip(ctx.needs_input_grad[-len(taken) :], made, strict=False)
         found = [gradient if needed else None for needed, gradient in wanted]
         return *found, *[None] * (len(taken) - len(found))
 
     return backward
+
+
+def gradients(
+    slug: str,
+    given: dict[str, Any],
+    dout: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None = None,
+    *,
+    deterministic: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dq, dk and dv of what a forward kernel of this slug computes.
+
+    `given` are its arguments by name, out and lse what it gave. Raises as with_gradient does, and
+    where one of them requires a gradient while torch is asked for some.
+    """
+    compute = _gradients_of(slug, out.device, deterministic).op_for(given["q"], given["k"])
+    dq, dk, dv = compute(dout=_laid_out(dout), **given, out=out, lse=lse, dlse=dlse)
+    return dq, dk, dv
 
 
 def _laid_out(dout: Tensor) -> Tensor:

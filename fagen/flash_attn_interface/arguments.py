@@ -1,0 +1,225 @@
+"""FlashAttention-3's arguments in, what fagen's calls take out, or a refusal that names one.
+
+The first argument of what refuses is the function that was called.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from fagen.arch import SM90
+from fagen.runtime.argument_types import LEAST_NORMAL, flag, number, whole
+from fagen.runtime.arguments import needs_gradient
+from fagen.runtime.checks import shape_of
+
+_filled_ones: dict[tuple[int, int, torch.device, int], Tensor] = {}
+_LONGEST = 2**31 - 1
+_KEPT = 64  # a layer after another asks for the same one
+_MOST_SPLITS = 256  # that FlashAttention-3 has
+_MOST_SCALE = 1e8  # that kernels take
+
+
+def filled(length: int, batch: int, q: Tensor) -> Tensor:
+    """Return one length for a whole batch, (B) in int32 on the device of q; kept between calls.
+
+    Raises ValueError where it is no int32.
+    """
+    if length > _LONGEST or length < -_LONGEST:
+        raise ValueError(f"cache_seqlens is {length}, which is no int32")
+    on_gpu = q.device.type == "cuda"
+    capturing = on_gpu and torch.cuda.is_current_stream_capturing()
+    # what a graph reads has to live as long as the graph, and a trace has no numbers
+    if is_compiling() or capturing or type(q) is not Tensor:
+        return torch.full((batch,), length, dtype=torch.int32, device=q.device)
+    stream = torch.cuda.current_stream(q.device).cuda_stream if on_gpu else 0
+    key = length, batch, q.device, stream
+    if key not in _filled_ones:
+        if len(_filled_ones) >= _KEPT:
+            _filled_ones.clear()
+        _filled_ones[key] = torch.full((batch,), length, dtype=torch.int32, device=q.device)
+    return _filled_ones[key]
+
+
+def lengths_of(
+    name: str, lengths: Tensor | None, batch: int, leader: Tensor, called: str
+) -> Tensor | None:
+    """Return lengths as kernels take them.
+
+    Raises ValueError where they are none of so many sequences, on the device of `leader`, which is
+    called so.
+    """
+    if lengths is None:
+        return None
+    if lengths.device != leader.device:
+        raise ValueError(
+            f"{name} is not on the device of {called}; {name}.to({called}.device) moves it there"
+        )
+    if lengths.shape != (batch,) or lengths.dtype != torch.int32:
+        raise ValueError(
+            f"{name} has shape {shape_of(lengths)} in {lengths.dtype}; it must be (batch = "
+            f"{batch}) in torch.int32"
+        )
+    return lengths if lengths.stride(0) == 1 else lengths.contiguous()
+
+
+# ---- to be judged -------------------------------------------------------------------------------
+
+
+def refuse_yet(function: str, argument: str, instead: str) -> NoReturn:
+    """Raise NotImplementedError for what fagen has no kernels for yet."""
+    raise NotImplementedError(f"{function}: {argument} is not there yet in fagen; {instead}")
+
+
+def refuse_missing(function: str, qv: Tensor | None, attention_chunk: int, softcap: float) -> None:
+    """Raise NotImplementedError for an argument that no function here has kernels for.
+
+    Raises TypeError or ValueError where it is none at all. A number below 0 is none, as there.
+    """
+    if qv is None and attention_chunk == 0 and softcap == 0:
+        return
+    if qv is not None:
+        refuse_yet(function, "qv", "None is none")
+    chunk, cap = whole("attention_chunk", attention_chunk), number("softcap", softcap)
+    if chunk > 0:
+        refuse_yet(function, f"attention_chunk = {chunk}", "0 is none")
+    if not math.isfinite(cap):
+        raise ValueError(f"softcap is {cap}; it must be finite, and 0.0 is none")
+    if cap > 0:
+        refuse_yet(function, f"softcap = {cap}", "0.0 is none")
+
+
+def refuse_wrong_hints(num_splits: int, sm_margin: int, pack_gqa: bool | None = None) -> None:
+    """Raise TypeError or ValueError for a hint that is none, though nobody acts upon it.
+
+    Any num_splits below 1 leaves their number to FlashAttention-3.
+    """
+    if pack_gqa is not None:
+        flag("pack_gqa", pack_gqa)
+    if type(num_splits) is not int or num_splits > _MOST_SPLITS:
+        splits = whole("num_splits", num_splits)
+        if splits > _MOST_SPLITS:
+            raise ValueError(f"num_splits is {splits}; it must be {_MOST_SPLITS} at most")
+    if type(sm_margin) is not int or not 0 <= sm_margin < SM90.sm_count:
+        margin = whole("sm_margin", sm_margin)
+        if not 0 <= margin < SM90.sm_count:
+            raise ValueError(
+                f"sm_margin is {margin}; it must be 0 … {SM90.sm_count - 1}: SMs that are left to "
+                "others"
+            )
+
+
+def scale_of(softmax_scale: Any) -> float | None:
+    """Return softmax_scale as fagen takes it.
+
+    Raises TypeError for no number, ValueError for one that is nothing to multiply scores by in
+    fp32.
+    """
+    if softmax_scale is None:
+        return None
+    scale = (
+        softmax_scale if type(softmax_scale) is float else number("softmax_scale", softmax_scale)
+    )
+    if isinstance(scale, float | int) and not LEAST_NORMAL <= scale <= _MOST_SCALE:
+        raise ValueError(
+            f"softmax_scale is {scale:g}; it must be finite and above 0 as a float32, and "
+            f"{_MOST_SCALE:g} at most"
+        )
+    return scale  # type: ignore[no-any-return]
+
+
+def mask_of(function: str, window: Any, queries: Any, keys: Any, *, causal: bool) -> bool:
+    """Whether a window and `causal` amount to the causal mask; False is no mask.
+
+    A window is two whole numbers, or a tensor of two on the CPU. Raises NotImplementedError where
+    they are neither mask.
+    """
+    if causal is not False and causal is not True:
+        causal = flag("causal", causal)
+    if type(window) is tuple and window == (-1, -1):
+        return causal
+    given = window
+    if isinstance(window, Tensor):
+        if is_compiling() or window.device.type != "cpu":
+            refuse_yet(function, "window_size as a tensor", "two numbers are read")
+        window = window.tolist()
+    try:
+        bounds = [whole("window_size", bound) for bound in window]
+    except TypeError:
+        raise TypeError(
+            f"{function}: window_size is of type {type(given).__name__}; it must be a sequence of "
+            "two whole numbers"
+        ) from None
+    if len(bounds) != 2:
+        raise ValueError(
+            f"window_size is {window!r}; it must be (left, right), where -1 is no bound"
+        )
+    left, right = bounds
+    # a bound within which even the row farthest from it sees all keys on that side is none
+    endless_left = left < 0 or left >= keys - 1
+    endless_right = right < 0 or right >= queries - 1
+    if endless_left and (causal or right == 0):
+        return True
+    if not (endless_left and endless_right):
+        instead = "(-1, -1) is none, and (-1, 0) the causal mask"
+        refuse_yet(function, f"window_size = ({left}, {right})", instead)
+    return False
+
+
+def descales_of(
+    q: Tensor, sizes: tuple[int, int, int], q_descale: Tensor | None, *others: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Turn descales of q, k and v by KV head into what fagen.attention takes: q's by head, no None.
+
+    `sizes` are B, H and Hk. Raises ValueError for another shape, or where H is no multiple of Hk.
+    """
+    batch, heads, kv_heads = sizes
+    given = q_descale, *others
+    for name, descale in zip(("q_descale", "k_descale", "v_descale"), given, strict=True):
+        if descale is not None and descale.shape != (batch, kv_heads):
+            raise ValueError(
+                f"{name} has shape {shape_of(descale)}; it must be (batch = {batch}, kv_heads = "
+                f"{kv_heads}), of q too; fagen.attention and attention_varlen take others"
+            )
+    if q_descale is not None and heads != kv_heads:
+        if kv_heads == 0 or heads % kv_heads != 0:
+            raise ValueError(f"heads = {heads} must be a multiple of kv_heads = {kv_heads}")
+        if kv_heads == 1 or q_descale.stride(1) == 0:
+            q_descale = q_descale[:, :1]  # one for all heads: nothing to copy
+        else:
+            q_descale = q_descale.repeat_interleave(heads // kv_heads, 1)
+    made = q_descale, *others
+    if all(descale is not None for descale in made):
+        return made
+    # not kept between calls: it may be of a graph that is captured, or of a trace
+    one = q.new_ones((), dtype=torch.float32)
+    return tuple(one if descale is None else descale for descale in made)
+
+
+# ---- without gradients --------------------------------------------------------------------------
+
+
+class _Forward(torch.autograd.Function):  # type: ignore[misc]
+    """What a call computes where tensors require gradients that no kernel has."""
+
+    @staticmethod
+    def forward(ctx: Any, said: str, run: Callable[[], Any], *_: Tensor) -> Any:
+        ctx.said = said
+        return run()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> NoReturn:
+        raise NotImplementedError(ctx.said)
+
+
+def forward_only(said: str, run: Callable[[], Any], *tensors: Tensor) -> Any:
+    """Return what `run` computes; a backward pass through it is refused, in these words.
+
+    Where torch.compile traces, `run` itself has to refuse.
+    """
+    if torch.is_grad_enabled() and needs_gradient(*tensors) and not is_compiling():
+        return _Forward.apply(said, run, *tensors)
+    return run()

@@ -1,0 +1,261 @@
+"""FlashAttention-3's attention over a cache, and what belongs to it."""
+
+from collections.abc import Sequence
+from operator import index
+
+import torch
+from torch import Tensor
+
+from fagen.flash_attn_interface.arguments import (
+    filled,
+    forward_only,
+    lengths_of,
+    mask_of,
+    refuse_missing,
+    refuse_wrong_hints,
+    refuse_yet,
+    scale_of,
+)
+from fagen.runtime.argument_types import flag, names_types, refuse_other_types
+from fagen.runtime.arguments import E4M3, refuse_rank
+from fagen.runtime.cache import as_packed, attention_cache
+from fagen.runtime.checks import shape_of
+from fagen.runtime.combine import combine
+from fagen.runtime.varlen import attention_varlen
+
+_NO_GRADIENT = (
+    "flash_attn_with_kvcache: q, k_cache or v_cache requires a gradient, and over a cache there "
+    "are none: fagen.attention has them, and attention_varlen with seqused_k; or call it under "
+    "torch.no_grad()"
+)
+
+
+@names_types
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    qv: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_table: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] | Tensor = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Tensor | None = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    return_softmax_lse: bool = False,
+    *,
+    block_table: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute attention over a dense cache of keys and values, as FlashAttention-3's function does.
+
+    q (B, Sq, H, D), k_cache (B, S, Hk, D) and v_cache (B, S, Hk, Dv) in fp16 or bf16, caches of any
+    strides that are multiples of 16 bytes with the last dimension contiguous. cache_seqlens says
+    where each sequence's keys end: (B) in int32, or one number for all; at S if left out.
+    cache_leftpad, (B) in int32, says where they begin. What caches hold elsewhere is not used, and
+    may be no number. The causal mask is aligned to the bottom right of each sequence.
+
+    With cu_seqlens_q, (B + 1) in int32, q is (total_q, H, D), sequence after sequence.
+
+    Up to 256 rows of Sq queries times H / Hk heads are computed by fagen.attention_decode, more by
+    fagen.attention_varlen, or fagen.attention where there are no lengths; queries packed by
+    cu_seqlens_q by attention_varlen always. Lengths are read on the device alone.
+
+    These change nothing here: num_splits, pack_gqa, sm_margin and scheduler_metadata, which are
+    hints; max_seqlen_q, which only tells which window_size is none, and fagen.recording of lengths;
+    cu_seqlens_k_new, which is about a k that is not taken; rotary_interleaved and rotary_seqlens,
+    which are about rotary embeddings that are not taken; descales, beside 16-bit tensors.
+
+    Returns out (B, Sq, H, Dv) or (total_q, H, Dv) in q's dtype, and with return_softmax_lse also
+    the log-sum-exp (B, H, Sq) or (H, total_q) in fp32, natural logarithm: zeros and minus infinity
+    for a row that sees no key. Where q or a cache requires a gradient it is computed all the same,
+    and its backward pass refused.
+
+    Raises NotImplementedError for page_table and block_table, k and v, rotary embeddings,
+    cache_batch_idx, qv, windows, attention_chunk, softcap, e4m3 and a backward pass; ValueError for
+    a wrong argument, and traced by torch.compile also where a gradient would be needed; and what
+    else those three do.
+    """
+    called = "flash_attn_with_kvcache"
+    refuse_missing(called, qv, attention_chunk, softcap)
+    refuse_wrong_hints(num_splits, sm_margin, pack_gqa)
+    if not (
+        (page_table is block_table is k is v is cache_batch_idx is None)
+        and (rotary_cos is rotary_sin is None)
+    ):  # the tuples below take time
+        for name, given, instead in (
+            ("page_table", page_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
+            ("block_table", block_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
+            ("k", k, "write it to k_cache first, and count it in cache_seqlens"),
+            ("v", v, "write it to v_cache first, and count it in cache_seqlens"),
+            ("rotary_cos", rotary_cos, "turn q before, and keys before they are written"),
+            ("rotary_sin", rotary_sin, "turn q before, and keys before they are written"),
+            (
+                "cache_batch_idx",
+                cache_batch_idx,
+                "k_cache[cache_batch_idx] is a copy that is taken",
+            ),
+        ):
+            if given is not None:
+                refuse_yet(called, name, instead)
+    if E4M3 in (q.dtype, k_cache.dtype, v_cache.dtype):
+        e4m3 = "e4m3, with q_descale, k_descale and v_descale,"
+        refuse_yet(called, e4m3, "keep the cache in 16 bits")
+    if return_softmax_lse is not False:
+        return_softmax_lse = flag("return_softmax_lse", return_softmax_lse)
+    if rotary_interleaved is not True and rotary_interleaved is not False:
+        flag("rotary_interleaved", rotary_interleaved)
+    packed = cu_seqlens_q is not None
+    for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+        if packed and tensor is q:
+            if q.dim() != 3:
+                raise ValueError(
+                    f"q has {q.dim()} dimensions; with cu_seqlens_q it must have 3: (total, "
+                    "heads, head_dim)"
+                )
+        else:
+            refuse_rank(name, tensor)
+    batch, room = k_cache.shape[:2]
+    if isinstance(cache_seqlens, int):
+        cache_seqlens = filled(cache_seqlens, batch, q)
+    elif cache_seqlens is not None and not isinstance(cache_seqlens, Tensor):
+        cache_seqlens = filled(index(cache_seqlens), batch, q)  # NumPy's, say
+    cache_seqlens = lengths_of("cache_seqlens", cache_seqlens, batch, k_cache, "k_cache")
+    cache_leftpad = lengths_of("cache_leftpad", cache_leftpad, batch, k_cache, "k_cache")
+    queries = (max_seqlen_q or q.shape[0]) if packed else q.shape[1]
+    mask = mask_of(called, window_size, queries, room, causal=causal)
+    q = q if q.stride(-1) == 1 else q.contiguous()
+    scale = scale_of(softmax_scale)
+    if cu_seqlens_q is None:
+
+        def run() -> Tensor | tuple[Tensor, Tensor]:
+            return attention_cache(
+                q,
+                k_cache,
+                v_cache,
+                seqused_k=cache_seqlens,
+                leftpad_k=cache_leftpad,
+                causal=mask,
+                scale=scale,
+                return_lse=return_softmax_lse,
+            )
+
+        return forward_only(_NO_GRADIENT, run, q, k_cache, v_cache)
+    if v_cache.shape[:2] != k_cache.shape[:2]:
+        raise ValueError(
+            f"v_cache has shape {shape_of(v_cache)}; it must be (batch = {batch}, seqlen = "
+            f"{room}, kv_heads, head_dim) as k_cache"
+        )
+    sequences = as_packed(k_cache, v_cache, cache_seqlens, cache_leftpad)
+    if sequences is None:
+        refuse_yet(
+            called,
+            f"cu_seqlens_q over caches of shape {shape_of(k_cache)} and such strides",
+            "sequences of k_cache and v_cache have to be the same whole number of rows apart",
+        )
+    keys, values, cu_seqlens_k, used = sequences
+
+    def run_packed() -> Tensor | tuple[Tensor, Tensor]:
+        return attention_varlen(
+            q,
+            keys,
+            values,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            seqused_k=used,
+            max_seqlen_q=max_seqlen_q,
+            causal=mask,
+            scale=scale,
+            return_lse=return_softmax_lse,
+        )
+
+    return forward_only(_NO_GRADIENT, run_packed, q, k_cache, v_cache)
+
+
+def get_scheduler_metadata(
+    batch_size: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    num_heads_q: int,
+    num_heads_kv: int,
+    headdim: int,
+    cache_seqlens: Tensor,
+    qkv_dtype: torch.dtype = torch.bfloat16,
+    headdim_v: int | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_size: int | None = None,
+    max_seqlen_k_new: int = 0,
+    causal: bool = False,
+    window_size: Sequence[int] | Tensor = (-1, -1),
+    attention_chunk: int = 0,
+    has_softcap: bool = False,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+) -> Tensor:
+    """Return what flash_attn_with_kvcache takes as scheduler_metadata, which it does not read.
+
+    That is (1) in int32 on the device of cache_seqlens: kernels find their work by themselves, from
+    the lengths that they are called with. Raises TypeError or ValueError for an argument that is
+    none.
+    """
+    refuse_other_types(get_scheduler_metadata, locals())
+    refuse_wrong_hints(num_splits, sm_margin)
+    return cache_seqlens.new_zeros(1, dtype=torch.int32)
+
+
+@names_types
+def flash_attn_combine(
+    out_partial: Tensor,
+    lse_partial: Tensor,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Combine what attention gave for several splits of the keys, as FlashAttention-3's does.
+
+    out_partial (splits, B, Sq, H, Dv) in fp32, fp16 or bf16; lse_partial (splits, B, Sq, H) in
+    fp32, natural logarithm. Both may be without B. See fagen.combine; a Dv that is no multiple of 8
+    is filled up with zeros, in a copy. What is given as `out` is written to, and says the dtype
+    where out_dtype does not.
+
+    Returns out (B, Sq, H, Dv) in out_dtype, else in out_partial's dtype, and the log-sum-exp (B,
+    Sq, H) in fp32, as there a view of (B, H, Sq).
+
+    Raises ValueError where `out` has another shape or dtype, and as fagen.combine does.
+    """
+    if out is not None:
+        out_dtype = out_dtype or out.dtype
+        if out.shape != out_partial.shape[1:] or out.dtype != out_dtype:
+            raise ValueError(
+                f"out has shape {shape_of(out)} in {out.dtype}; it must be "
+                f"({', '.join(map(str, out_partial.shape[1:]))}) in {out_dtype}"
+            )
+    columns = out_partial.shape[-1]
+    if columns % 8 or (out_partial.dim() > 1 and out_partial.stride(-1) != 1):
+        out_partial = torch.nn.functional.pad(out_partial, (0, -columns % 8)).contiguous()
+    lses = torch.atleast_2d(lse_partial).transpose(-1, -2)
+    made, lse = combine(
+        out_partial, lses if lses.stride(-1) == 1 else lses.contiguous(), out_dtype=out_dtype
+    )
+    made = made[..., :columns]
+    return made if out is None else out.copy_(made), lse.transpose(-1, -2)

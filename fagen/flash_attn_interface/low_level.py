@@ -1,0 +1,204 @@
+"""FlashAttention-3's two passes below its calls, as other libraries import them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fagen.flash_attn_interface.arguments import refuse_yet
+from fagen.flash_attn_interface.backward import Gradients, gradients_of
+from fagen.flash_attn_interface.calls import flash_attn_func, flash_attn_varlen_func
+from fagen.flash_attn_interface.kvcache import flash_attn_with_kvcache
+from fagen.runtime.argument_types import names_types
+from fagen.runtime.arguments import needs_gradient
+from fagen.runtime.checks import shape_of
+
+
+@names_types
+def _flash_attn_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_new: Tensor | None = None,
+    v_new: Tensor | None = None,
+    qv: Tensor | None = None,
+    out_: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    page_table: Tensor | None = None,
+    kv_batch_idx: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    seqlens_rotary: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Tensor | None = None,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    *,
+    window_size: Sequence[int] | Tensor | None = None,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute what the three calls do, in the form that they have below FlashAttention-3's.
+
+    With cu_seqlens_q, cu_seqlens_k or seqused_q it is flash_attn_varlen_func, else with seqused_k,
+    leftpad_k or what belongs to a cache flash_attn_with_kvcache, else flash_attn_func. `out_`, or
+    `out` in older releases, is written to where it is given; window_size is how they give bounds.
+
+    Returns out, the log-sum-exp and two empty tensors: nothing is left of splits. Raises as these
+    three do.
+    """
+    window = _window(window_size_left, window_size_right, window_size)
+    common: dict[str, Any] = dict(
+        qv=qv,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window,
+        attention_chunk=attention_chunk,
+        softcap=softcap,
+        num_splits=num_splits,
+        pack_gqa=pack_gqa,
+        sm_margin=sm_margin,
+    )
+    lengths = cu_seqlens_k, seqused_q
+    of_cache = k_new, v_new, page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin
+    needed = torch.is_grad_enabled() and needs_gradient(q, k, v)
+    if any(x is not None for x in of_cache) or (
+        seqused_k is not None and all(x is None for x in lengths) and not needed
+    ):
+        for name, given in zip(("cu_seqlens_k", "seqused_q"), lengths, strict=True):
+            if given is not None:
+                refuse_yet("_flash_attn_forward", f"{name} over a cache", "None is none")
+        made = flash_attn_with_kvcache(
+            q,
+            k,
+            v,
+            k_new,
+            v_new,
+            rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin,
+            cache_seqlens=seqused_k,
+            cache_batch_idx=kv_batch_idx,
+            cache_leftpad=leftpad_k,
+            page_table=page_table,
+            cu_seqlens_q=cu_seqlens_q,
+            max_seqlen_q=max_seqlen_q,
+            return_softmax_lse=True,
+            **common,
+        )
+    elif any(x is not None for x in (cu_seqlens_q, seqused_k, *lengths)):
+        longest = max_seqlen_q, max_seqlen_k
+        at = cu_seqlens_q, cu_seqlens_k, *longest, seqused_q, seqused_k
+        made = flash_attn_varlen_func(q, k, v, *at, return_attn_probs=True, **common)
+    else:
+        made = flash_attn_func(q, k, v, return_attn_probs=True, **common)
+    found, lse = made
+    target = out if out_ is None else out_
+    if target is not None:
+        if target.shape != found.shape or target.dtype != found.dtype:
+            raise ValueError(
+                f"out_ has shape {shape_of(target)} in {target.dtype}; it must be "
+                f"{shape_of(found)} in {found.dtype}"
+            )
+        found = target.copy_(found)
+    nothing = lse.new_empty(0)
+    return found, lse, nothing, nothing
+
+
+@names_types
+def _flash_attn_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    sequed_q: Tensor | None = None,
+    sequed_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    dq: Tensor | None = None,
+    dk: Tensor | None = None,
+    dv: Tensor | None = None,
+    softmax_scale: float | None = None,
+    is_causal: bool = False,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    *,
+    window_size: Sequence[int] | Tensor | None = None,
+    causal: bool | None = None,
+) -> Tensor | Gradients:
+    """Write the gradients of a forward pass to dq, dk and dv, those of them that are given.
+
+    q, k, v, lengths and masks are as of the forward pass that gave out and softmax_lse; dout is the
+    gradient of out. `causal` is is_causal, as older releases say.
+
+    Returns the row sums of dout · out, (B, H, Sq) or (H, total_q) in fp32. With window_size, in
+    which older releases take bounds, returns dq, dk, dv and those sums, as these do.
+
+    Raises NotImplementedError for e4m3, windows and softcap above 0; ValueError for a wrong
+    argument; and what else the backward pass of fagen.attention does.
+    """
+    lengths = dict(
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        sequed_q=sequed_q,
+        sequed_k=sequed_k,
+    )
+    *made, sums = gradients_of(
+        dout,
+        q,
+        k,
+        v,
+        out,
+        softmax_lse,
+        lengths,
+        (max_seqlen_q, max_seqlen_k),
+        softmax_scale=softmax_scale,
+        causal=is_causal if causal is None else causal,
+        window_size=_window(window_size_left, window_size_right, window_size),
+        softcap=softcap,
+        deterministic=deterministic,
+        sm_margin=sm_margin,
+    )
+    found = []
+    for name, into, gradient in zip(("dq", "dk", "dv"), (dq, dk, dv), made, strict=True):
+        if into is not None and (into.shape != gradient.shape or into.dtype != gradient.dtype):
+            raise ValueError(
+                f"{name} has shape {shape_of(into)} in {into.dtype}; it must be "
+                f"{shape_of(gradient)} in {gradient.dtype}"
+            )
+        with torch.no_grad():
+            found.append(gradient if into is None else into.copy_(gradient))
+    return sums if window_size is None else (found[0], found[1], found[2], sums)
+
+
+def _window(left: Any, right: int, both: Any) -> Any:
+    """The bounds of a window, by one of the ways in which releases take them."""
+    if both is not None:
+        return both
+    return (left, right) if isinstance(left, int) else left
