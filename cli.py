@@ -29,6 +29,7 @@ from fagen.console import (
 )
 from fagen.errors import ToolchainError, VerificationError
 from fagen.paths import cache_folder
+from fagen.toml_lines import printable
 
 if TYPE_CHECKING:  # a command imports what it runs and no more: torch alone takes seconds
     from fagen.problem import Sizes
@@ -125,7 +126,7 @@ def generate(
         answer(as_json, [asdict(fault) for fault in faults], told, found)
     elif output or every:
         paths = [path for s in sources for path in flow.written(s, output, binding=binding)]
-        answer(as_json, paths, map(str, paths), wrong)
+        answer(as_json, paths, (printable(str(path)) for path in paths), wrong)
     else:
         texts = [s.kernel + s.binding if binding else s.kernel for s in sources]
         answer(as_json, [asdict(s) for s in sources], map(str.rstrip, texts), wrong)
@@ -445,7 +446,7 @@ def cache_list(as_json: bool) -> None:
     from fagen import build, report
 
     entries = [report.cached(entry) for entry in build.cache_entries()]
-    answer(as_json, entries, [str(cache_folder()), *report.columns(entries)])
+    answer(as_json, entries, [printable(str(cache_folder())), *report.columns(entries)])
 
 
 @cache.command("prune")

@@ -41,7 +41,7 @@ from fagen.measure.inputs import SEQLENS, inputs
 from fagen.measure.numerics import unit_in_last_place
 from fagen.measure.rows import geomean
 from fagen.measure.timing import Call, Regime, estimate, time_round
-from fagen.paths import cache_folder, write_whole
+from fagen.paths import cache_folder, compiler_environment, write_whole
 from fagen.problem import Cell, Problem, standard_sizes
 from fagen.toolchain import FLAGS, LINK_FLAGS, find_toolchain
 from fagen.vocab import DTYPES, MASKS
@@ -98,13 +98,16 @@ def compile_before(text: str) -> Path:
     defined = [f"-DFAGEN_FUNCTION={function[1]}", "-include", "before.cu"]
     adapter = Path(__file__).with_name("adapter.cu")
     for command in (
-        [tools.nvcc, *FLAGS, "-I", tools.cutlass, *defined, "-c", adapter, "-o", "kernel.o"],
+        [
+            *(tools.nvcc, "-ccbin", tools.gxx, *FLAGS, "-I", tools.cutlass, *defined),
+            *("-c", adapter, "-o", "kernel.o"),
+        ],
         [
             *(tools.gxx, "kernel.o", *(f"-L{where}" for where in tools.library_dirs)),
             *(*LINK_FLAGS, "-o", "kernel.so"),
         ],
     ):
-        result = process.run(command, cwd=folder)
+        result = process.run(command, cwd=folder, only=compiler_environment())
         if result.returncode:
             raise BuildError(f"{function[1]} of before: {result.stderr.strip()[-2000:]}")
     return library

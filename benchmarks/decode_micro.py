@@ -33,7 +33,7 @@ from fagen import process
 from fagen.arch import SM90
 from fagen.errors import BuildError, ToolchainError
 from fagen.measure.rows import markdown
-from fagen.paths import cache_folder, write_whole
+from fagen.paths import cache_folder, compiler_environment, write_whole
 from fagen.toolchain import FLAGS, RUNTIME_LIBRARIES, find_toolchain
 
 SOURCES = Path(__file__).with_name("decode_micro")
@@ -202,7 +202,7 @@ def _compiled(name: str) -> tuple[Path | None, str]:
         part = folder / f"{name}.part"
         libraries = [*(f"-L{where}" for where in tools.library_dirs), *RUNTIME_LIBRARIES]
         command: list[str | Path] = [
-            tools.nvcc,
+            *(tools.nvcc, "-ccbin", tools.gxx),
             *FLAGS,
             "-I",
             tools.cutlass,
@@ -211,7 +211,7 @@ def _compiled(name: str) -> tuple[Path | None, str]:
             part,
             *libraries,
         ]
-        result = process.run(command, timeout=600)
+        result = process.run(command, timeout=600, only=compiler_environment())
         if result.returncode:
             return None, "; ".join((result.stderr or result.stdout).strip()[-2000:].splitlines())
         serialised = SERIALISED in result.stdout + result.stderr

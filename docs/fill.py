@@ -6,6 +6,7 @@ Filled in, wherever they stand in a page:
     <!-- file: PATH -->   the block below is that file
     <!-- kernel: SLUG --> the block below is that kernel's source, from its first line to its last
     <!-- commands -->     … <!-- end -->   a table of the commands
+    <!-- variables -->    … <!-- end -->   a table of the variables of the environment that are read
     <!-- keys: KIND -->   … <!-- end -->   a table of the keys of a kind's schedules
     <!-- signature: SLUG --> … <!-- end -->   the ops of that kernel, and what they take and return
     <!-- results -->      … <!-- end -->   the newest committed benchmarks, as a picture and tables
@@ -33,6 +34,7 @@ import cli  # noqa: E402 - it lies beside the package
 from benchmarks import headline  # noqa: E402
 from benchmarks.headline import CUDNN, FA3, OURS  # noqa: E402
 from fagen import flow, registry  # noqa: E402
+from fagen.paths import VARIABLES  # noqa: E402
 from fagen.schedule import Code  # noqa: E402
 from fagen.signature import Scalar, Signature, Tensor  # noqa: E402
 
@@ -46,6 +48,7 @@ def filled(page: str) -> str:
     page = re.sub(block.format("file"), _file, page, flags=re.M | re.S)
     page = re.sub(block.format("kernel"), _kernel, page, flags=re.M | re.S)
     page = _between(page, "commands", _commands)
+    page = _between(page, "variables", _variables)
     page = _between(page, "results", _results)
     for kind in registry.ENTRIES:
         page = _between(page, f"keys: {kind}", partial(_keys, kind))
@@ -104,6 +107,12 @@ def _commands() -> Iterator[str]:
         group = isinstance(command, click.Group)
         for parts in _under(name, command) if group else [(name, command)]:
             yield f"| `fagen {parts[0]}` | {parts[1].get_short_help_str(200)} |"
+
+
+def _variables() -> Iterator[str]:
+    yield "| variable | |"
+    yield "|---|---|"
+    yield from (f"| `{name}` | {told} |" for name, told in VARIABLES.items())
 
 
 def _under(name: str, group: Any) -> list[tuple[str, Any]]:

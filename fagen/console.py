@@ -68,7 +68,7 @@ def _recorded(error: Exception, code: int, told: str) -> dict[str, Any]:
 def _echo(text: str, *, err: bool = False, dim: bool = False) -> None:
     """Print what nobody need hear: there may be no room for it, or no reader."""
     try:
-        click.secho(text, err=err, dim=dim or None)
+        click.secho(sayable(text), err=err, dim=dim or None)
     except OSError:
         _let_go(sys.stderr if err else sys.stdout)
 
@@ -240,6 +240,14 @@ def say(line: str) -> None:
         keep_saying(line)
 
 
+def sayable(text: str) -> str:
+    """Return text as any stream takes it: bytes of a path that are no UTF-8 are escaped.
+
+    The escape is one that JSON knows.
+    """
+    return text.encode(errors="backslashreplace").decode()
+
+
 def as_text(value: Any) -> str:
     """Return a value as JSON."""
     return json.dumps(value, indent=2, default=str, ensure_ascii=False)
@@ -258,7 +266,7 @@ def answer(
         said = as_text(value) if as_json else "\n".join(lines)
         if said or not wrong:
             with naming(OUTPUT):
-                click.echo(said)
+                click.echo(sayable(said))
     if wrong:
         raise wrong
 

@@ -28,6 +28,7 @@ from fagen.toolchain import (
     find_nvcc,
     find_torch,
     numbers,
+    refuse_to_compile_in,
     shown,
 )
 
@@ -108,6 +109,7 @@ def _cache() -> str:
     except FagenError as error:
         raise MissingError("there is none", str(error)) from None
     named = shown(folder)
+    refuse_to_compile_in(folder)
     try:
         there = next(place for place in (folder, *folder.parents) if place.exists())
         writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)

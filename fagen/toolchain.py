@@ -71,7 +71,9 @@ INSTALL_TORCH = 'python -m pip install "torch>=2.10"'
 INSTALL_NINJA = "python -m pip install ninja"
 
 _LAUNCHERS = {"ccache", "sccache"}  # may stand before a compiler; fagen keeps what it builds itself
-_FOR_A_SHELL = re.compile(r'["$`\\]')  # nvcc gives paths to a shell, between double quotes
+# nvcc gives paths to a shell, between double quotes, and that of the folder in which it works too
+_FOR_A_SHELL = re.compile(r'["$`\\]')
+_FOLDER_FOR_A_SHELL = re.compile(r'["`]|\$[({]')
 
 
 class MissingError(ToolchainError):
@@ -461,6 +463,13 @@ def _beginning(file: Path) -> str:
 def shown(path: Path) -> str:
     """Return a path as it is printed: nothing is left in it that a terminal might obey."""
     return printable(str(path))
+
+
+def refuse_to_compile_in(folder: Path) -> None:
+    """Raise MissingError where nvcc cannot work in a folder, for what its path has in it."""
+    if odd := _FOLDER_FOR_A_SHELL.search(str(folder.resolve())):
+        what = f"{shown(folder)} has a {odd[0]} in it, which nvcc gives to a shell"
+        raise MissingError(what, "set FAGEN_CACHE to another folder")
 
 
 def _refuse_for_a_shell(path: Path) -> None:

@@ -1,6 +1,8 @@
 """What decides a build beside its source: compilers, what they find, and no variable of a user."""
 
+import logging
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,12 +11,13 @@ import pytest
 from fagen.build import Binary, build, records, store
 from fagen.build.digests import digests
 from fagen.build.steps import run_steps
-from fagen.errors import BuildError, CacheError, RefusedBuild
+from fagen.doctor import doctor
+from fagen.errors import BuildError, CacheError, RefusedBuild, ToolchainError
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import Plan, plan
 from fagen.paths import compiler_environment
 from fagen.render import Source
-from fagen.toolchain import Toolchain, find_gxx, find_ninja, find_nvcc
+from fagen.toolchain import MissingError, Toolchain, find_gxx, find_ninja, find_nvcc, find_toolchain
 from tests.test_toolchain import make_cutlass, make_program
 
 GOOD = """\
@@ -135,6 +138,29 @@ def test_g_and_nvcc_themselves_find_nothing_by_variables(
     assert find_nvcc().version
 
 
+def test_a_logger_tells_what_is_built_and_for_how_long_and_nobody_else_hears_of_it(
+    planned: Plan, tools: Toolchain, capfd: pytest.CaptureFixture[str]
+) -> None:
+    heard: list[logging.LogRecord] = []
+    handler, logger = logging.Handler(logging.DEBUG), logging.getLogger("fagen")
+    handler.emit = heard.append  # type: ignore[method-assign]
+    make(planned, tools)
+    assert capfd.readouterr() == ("", "")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        make(planned, tools, spilled=0)  # from the cache
+        assert heard == []
+        make(planned, replace(tools, nvcc_version="13.0.89"))
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+    told = [(record.levelname, record.getMessage()) for record in heard]
+    assert [level for level, _ in told] == ["INFO", "INFO"]
+    assert told[0][1] == "fwd_x: compiling the kernel with nvcc 13.0.89"
+    assert re.fullmatch(r"fwd_x: compiled the kernel in \d+\.\d s", told[1][1])
+
+
 CHANGES = {
     "a wrapper of nvcc": lambda folder: folder / "bin/nvcc",
     "a wrapper of g++": lambda folder: folder / "bin/g++",
@@ -173,9 +199,9 @@ def test_the_same_programs_elsewhere_make_the_same(tools: Toolchain, tmp_path: P
 
 ODD = {
     "newline": "a\nbuild all: phony\n",
-    "quotes": "a'b\"c",
-    "dollar": "$a ${b} $(c)",
-    "bytes": b"\xff\xfe",
+    "quote": "a'b; exit",
+    "dollar": "$a $out",
+    "bytes": "\udcff\udcfe",
 }
 
 
@@ -183,10 +209,8 @@ ODD = {
 def test_no_path_of_the_cache_is_read_as_a_rule_or_a_command(
     planned: Plan, tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    odd = ODD[name]
-    odd = os.fsdecode(odd) if isinstance(odd, bytes) else odd
-    monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / odd))
-    program = make_program(tmp_path / odd / "g++", GXX)
+    monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / ODD[name]))
+    program = make_program(tmp_path / ODD[name] / "g++", GXX)
     binary = make(planned, replace(tools, gxx=program))
     assert binary.library.read_text() == "library\n" and make(planned, tools).cached
     rules = (binary.folder / "build.ninja").read_text()
@@ -195,6 +219,26 @@ def test_no_path_of_the_cache_is_read_as_a_rule_or_a_command(
         make(planned, tools, spilled=8)
     assert all(line.isprintable() for line in str(failed.value).split("\n"))
     assert not any(line.startswith("build all") for line in str(failed.value).split("\n"))
+
+
+@pytest.mark.parametrize("odd", ['a"b', "`touch x`", "$(touch x)", "${x?no}"])
+def test_a_path_that_nvcc_would_have_a_shell_work_on_is_refused(
+    planned: Plan, tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str
+) -> None:
+    monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / odd))
+    with pytest.raises(MissingError, match="which nvcc gives to a shell: set FAGEN_CACHE to"):
+        make(planned, tools)
+    (finding,) = (one for one in doctor() if one.name == "cache folder")
+    assert not finding.ok and "set FAGEN_CACHE" in finding.remedy
+    for variable, name in (("FAGEN_CUTLASS", "cute"), ("NVCC_CCBIN", "g++"), ("CUDA_HOME", "bin")):
+        make_cutlass(tmp_path / variable / odd)
+        make_program(tmp_path / variable / odd / "g++", "#!/bin/sh\necho 12.2.0\n")
+        make_program(tmp_path / variable / odd / "bin/nvcc", "#!/bin/sh\nexit 1\n")
+        monkeypatch.setenv(variable, str(tmp_path / variable / odd))
+        assert (tmp_path / variable / odd / name).exists()
+        with pytest.raises(ToolchainError, match="which nvcc gives to a shell"):
+            find_toolchain()
+        monkeypatch.delenv(variable)
 
 
 @pytest.mark.parametrize("step", ["compiler", "record"])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import fagen
-from fagen import registry
+from fagen import paths, registry
 from fagen.arch import SM90
 from fagen.paths import locate
 from fagen.process import run
@@ -397,6 +397,23 @@ def test_only_paths_reads_the_environment():
             said = node.attr if isinstance(node, ast.Attribute) else node.id
             assert said not in {"environ", "environb", "getenv", "getenvb"}, f"{path}:{node.lineno}"
         assert not {"os.environ", "os.getenv"} & imports(path), path
+
+
+def test_every_variable_that_is_read_is_in_the_table_and_every_row_of_it_is_of_use():
+    readers = {"environment", "named_folder", "_named"}
+    read = {
+        node.args[0].value
+        for path in FILES
+        for node in walk(path, ast.Call)
+        if getattr(node.func, "id", "") in readers
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+    }
+    by_name = {"FAGEN_RUNS", "NVCC_CCBIN", "CXX", "HOME"}  # a constant's, a loop's, expanduser's
+    for_others = {*paths._COMPILERS_TAKE, "TMPDIR"}
+    assert read <= set(paths.VARIABLES) == read | by_name | for_others
+    with pytest.raises(AssertionError, match="not in the table"):
+        paths.environment("FAGEN_ANYTHING")
 
 
 def test_only_arch_holds_hardware_numbers():

@@ -1,14 +1,17 @@
 """Toolchains of every kind of completeness, made of scripts, go in; paths or remedies come out."""
 
+import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from fagen import paths, toolchain
+from fagen.build import build_together
 from fagen.doctor import doctor
 from fagen.errors import ToolchainError
 
@@ -60,7 +63,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine with nothing: no programs, no wheels, no variables; returns its folder on PATH."""
     folder = tmp_path / "path"
     folder.mkdir()
-    for name in ("CUDA_HOME", "FAGEN_CUTLASS"):
+    for name in ("CUDA_HOME", "FAGEN_CUTLASS", "NVCC_CCBIN", "CXX", "MAX_JOBS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setattr(paths.sysconfig, "get_path", lambda name: str(folder))
@@ -247,6 +250,158 @@ def test_the_doctor_compares_the_driver_with_the_runtime_that_is_linked(
     assert findings["GPU"].ok and findings["GPU"].found == "NVIDIA H200"
     assert findings["driver"].ok is fits
     assert fits or "R580" in findings["driver"].remedy
+
+
+# ---- g++, and how many at once -------------------------------------------------------------------
+
+
+def make_gxx(path: Path, version: str) -> Path:
+    return make_program(path, f"#!/bin/sh\necho {version}\n")
+
+
+@pytest.fixture
+def nvcc(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> toolchain.Compiler:
+    monkeypatch.setenv("CUDA_HOME", str(make_cuda(tmp_path / "cuda")))
+    return toolchain.find_nvcc()
+
+
+@pytest.mark.parametrize(
+    ("release", "newest"),
+    [("12.4", 13), ("12.6", 13), ("12.8", 14), ("12.9", 14), ("13.0", 15), ("13.1", 15)],
+)
+def test_the_newest_g_that_an_nvcc_takes_is_told_by_its_headers_or_else_by_its_release(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str, newest: int
+) -> None:
+    major, minor = release.split(".")
+    headers = f"{int(major) * 1000 + int(minor) * 10}"
+    root = make_cuda(tmp_path / "cuda", release, headers)
+    monkeypatch.setenv("CUDA_HOME", str(root))
+    assert toolchain.find_nvcc().newest_gxx == newest
+    own = make_cuda(tmp_path / "own", release, headers)
+    (own / "include/crt/host_config.h").write_text("#if __GNUC__ > 16\n#error no\n#endif\n")
+    monkeypatch.setenv("CUDA_HOME", str(own))
+    assert toolchain.find_nvcc().newest_gxx == 16
+
+
+def test_this_nvccs_own_limit_is_read_as_its_table_has_it() -> None:
+    found = toolchain.find_nvcc()
+    release = toolchain.numbers(found.version)
+    if release < (13, 1):
+        assert found.newest_gxx == toolchain._newest_gxx(release)
+
+
+def test_a_g_too_new_for_nvcc_is_refused_or_an_older_one_beside_it_taken(
+    bare: Path, nvcc: toolchain.Compiler
+) -> None:
+    make_gxx(bare / "g++", "16.1.0")
+    said = r"g\+\+ 16\.1\.0 at .* is too new for nvcc 13\.0\.88, which takes g\+\+ 15 at most: apt "
+    with pytest.raises(ToolchainError, match=said + r"install g\+\+-15"):
+        toolchain.find_gxx(nvcc)
+    (finding,) = (one for one in doctor() if one.name == "g++")
+    assert not finding.ok and finding.remedy == "apt install g++-15"
+    with pytest.raises(ToolchainError, match="is too new"):
+        toolchain.find_toolchain()
+    assert toolchain.find_gxx() == (bare / "g++", "16.1.0")  # the simulator has no nvcc
+    make_gxx(bare / "g++-16", "16.1.0")
+    older = make_gxx(bare / "g++-14", "14.2.0")
+    assert toolchain.find_gxx(nvcc) == (older, "14.2.0")
+    assert next(one for one in doctor() if one.name == "g++").found == f"14.2.0 at {older}"
+    make_gxx(bare / "g++", "8.5.0")
+    assert toolchain.find_gxx(nvcc) == (older, "14.2.0")
+
+
+def test_nvcc_ccbin_and_then_cxx_name_the_host_compiler(
+    bare: Path, tmp_path: Path, nvcc: toolchain.Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_gxx(bare / "g++", "12.2.0")
+    own = make_gxx(tmp_path / "own/g++", "13.1.0")
+    other = make_gxx(tmp_path / "a folder/x86_64-conda-linux-gnu-g++", "14.1.0")
+    named = make_gxx(bare / "g++-11", "11.4.0")
+    for said, found in (
+        (own, own), (own.parent / "gcc", own), ("g++-11", named), ("gcc-11", named),
+        ("ccache g++-11", named), (f"/usr/bin/ccache '{own}'", own), (f"'{other}'", other),
+    ):  # fmt: skip
+        make_gxx(bare / "gcc-11", "11.4.0")
+        monkeypatch.setenv("CXX", str(said))
+        assert toolchain.find_gxx(nvcc)[0] == found, said
+    for said, found in ((other, other), (own.parent, own), ("g++-11", named)):
+        monkeypatch.setenv("NVCC_CCBIN", str(said))
+        assert toolchain.find_gxx(nvcc)[0] == found, said
+
+
+@pytest.mark.parametrize("variable", ["NVCC_CCBIN", "CXX"])
+def test_a_host_compiler_that_will_not_do_is_refused_by_its_variable(
+    bare: Path, tmp_path: Path, nvcc: toolchain.Compiler, monkeypatch: pytest.MonkeyPatch, variable
+) -> None:
+    make_gxx(bare / "g++", "12.2.0")
+    clang = make_program(tmp_path / "clang++", "#!/bin/sh\necho unknown argument >&2; exit 1\n")
+    for said, words in (
+        ("/nowhere/g++", "there is no such g"), ("icpx", "there is no such g"),
+        (str(clang), "is no g"), (str(make_gxx(tmp_path / "new", "16.1.0")), "is too new for nvcc"),
+        (str(make_gxx(tmp_path / "old", "8.1.0")), "is too old"), ("a\nb", "no such g|one program"),
+    ):  # fmt: skip
+        monkeypatch.setenv(variable, said)
+        with pytest.raises(ToolchainError, match=words) as refused:
+            toolchain.find_gxx(nvcc)
+        assert f"set {variable} to the path of a g++, or unset it" in str(refused.value)
+        assert str(refused.value).isprintable()
+    if variable == "CXX":
+        monkeypatch.setenv("CXX", "g++ -m32")
+        with pytest.raises(ToolchainError, match="not one program alone"):
+            toolchain.find_gxx(nvcc)
+
+
+def test_max_jobs_says_how_many_compilers_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MAX_JOBS", raising=False)
+    assert toolchain.compile_jobs() == len(os.sched_getaffinity(0))
+    monkeypatch.setenv("MAX_JOBS", "3")
+    assert toolchain.compile_jobs() == 3
+    asked = []
+    monkeypatch.setattr("fagen.build.together.run", lambda argv, **_: asked.append(argv))
+    build_together(["x"])
+    assert asked[0][-2:] == ["-j", "3"]
+    for odd in ("0", "-1", "many", "1.5", "99999", "1\n"):
+        monkeypatch.setenv("MAX_JOBS", odd)
+        with pytest.raises(ToolchainError, match=r"MAX_JOBS is .*: set it to a number from 1 to"):
+            toolchain.compile_jobs()
+        (finding,) = (one for one in doctor() if one.name == "compilers")
+        assert not finding.ok and "MAX_JOBS" in finding.found
+
+
+def test_folders_named_from_where_one_is_are_found_from_anywhere(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_cuda(tmp_path / "cuda")
+    make_cutlass(tmp_path / "cutlass")
+    monkeypatch.setenv("CUDA_HOME", "cuda")
+    monkeypatch.setenv("FAGEN_CUTLASS", "./cutlass")
+    make_gxx(tmp_path / "g++", "12.2.0")
+    monkeypatch.setenv("CXX", "./g++")
+    assert toolchain.find_nvcc().nvcc == tmp_path / "cuda/bin/nvcc"
+    assert toolchain.find_cutlass()[0] == tmp_path / "cutlass"
+    assert toolchain.find_gxx()[0] == tmp_path / "g++"
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"#define CUTLASS_MAJOR " + b"9" * 5000, b""])
+def test_a_version_of_cutlass_that_is_no_text_is_too_old(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes
+) -> None:
+    (make_cutlass(tmp_path / "cutlass") / "cutlass/version.h").write_bytes(text)
+    monkeypatch.setenv("FAGEN_CUTLASS", str(tmp_path / "cutlass"))
+    with pytest.raises(ToolchainError, match=r"CUTLASS 0\.0\.0 at .* is too old"):
+        toolchain.find_cutlass()
+
+
+def test_what_is_installed_by_the_extra_is_what_is_tested_and_told() -> None:
+    root = Path(toolchain.__file__).parents[1]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    cuda = extras["optional-dependencies"]["cuda"]
+    assert cuda[0] == "cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.0.*"  # all five, or they drift
+    told = f"{toolchain.INSTALL_NVCC} {toolchain.INSTALL_DISASSEMBLER}".replace('"', "")
+    assert set(cuda) <= set(told.split())
+    made = (root / "Makefile").read_text()
+    assert all(one in made for one in cuda)
 
 
 def test_nobody_sets_the_macro_that_quadruples_the_time_to_compile() -> None:

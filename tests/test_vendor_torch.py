@@ -268,6 +268,27 @@ def test_nvcc_is_found_where_fagen_finds_it(script, tmp_path, monkeypatch):
         script.find_nvcc()
 
 
+def test_g_is_the_one_that_a_variable_names_and_compilers_get_no_flags_of_a_user(
+    script, tmp_path, monkeypatch
+):
+    own = tmp_path / "own/g++"
+    own.parent.mkdir()
+    own.write_text("#!/bin/sh\nenv >&2; exit 1\n")
+    own.chmod(0o755)
+    for variable, named in (("CXX", own), ("NVCC_CCBIN", own.parent)):
+        monkeypatch.setenv(variable, str(named))
+        assert script.find_gxx() == str(own)
+        monkeypatch.setenv(variable, "/nowhere/g++")
+        with pytest.raises(SystemExit, match=rf"^demo: {variable} is '/nowhere/g\+\+': unset it"):
+            script.find_gxx()
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "--use_fast_math")
+    monkeypatch.setenv("CPATH", "/elsewhere")
+    with pytest.raises(SystemExit) as ended:
+        script.run([own])
+    assert "PATH=/usr/bin" in str(ended.value)
+    assert "fast_math" not in str(ended.value) and "elsewhere" not in str(ended.value)
+
+
 def test_what_else_is_missing_is_said_in_a_line(script, tmp_path, monkeypatch):
     monkeypatch.setattr(script.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match=r"^demo: torch is missing: pip install torch; .*$"):

@@ -52,6 +52,7 @@ from fagen.toolchain import (
     Torch,
     find_toolchain,
     find_torch,
+    refuse_to_compile_in,
 )
 
 __all__ = [
@@ -200,6 +201,7 @@ def _make_kernel(
     tools: Toolchain,
     say: Callable[[str], None],
 ) -> Record:
+    refuse_to_compile_in(making)
     say(f"{source.slug}: compiling the kernel with nvcc {tools.nvcc_version}")
     began = time.monotonic()
     (making / f"{source.slug}.cu").write_text(source.kernel, encoding="utf-8")

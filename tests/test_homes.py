@@ -1,0 +1,101 @@
+"""Homes that are not to be had, and paths that are no text: variables name what is needed."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from fagen import pick, report
+from fagen.build import store
+from fagen.build.records import Record
+from fagen.doctor import doctor
+from fagen.paths import config_folder
+from fagen.picking import search_command
+from tests.cli_helpers import SLUG, fagen
+
+
+def made() -> bool:
+    """Make a folder of the cache, as a build does; whether it was there already."""
+
+    def fill(making: Path) -> Record:
+        (making / "x.so").write_text("machine code")
+        return Record("x.so", {}, {}, {}, 1.0)
+
+    folder = store.kernels_folder() / "fwd_x"
+    return store.place(folder, "x.so", fill, lock=store.lock_of(folder))[1]
+
+
+@pytest.fixture(params=["unset", "empty", "nobody's", "not there", "not to be read", "a file"])
+def homeless(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home that nobody can use, and a user that is in no list."""
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    homes = {"empty": "", "nobody's": "/nonexistent", "not there": str(tmp_path / "none")}
+    homes |= {"not to be read": str(closed / "home"), "a file": __file__}
+    if request.param == "unset":
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
+    else:
+        monkeypatch.setenv("HOME", homes[request.param])
+    stat = Path.stat
+
+    def refused(path: Path, **how: bool) -> os.stat_result:
+        if closed in path.parents:  # root may look anywhere
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, **how)
+
+    monkeypatch.setattr(Path, "stat", refused)
+
+
+def test_a_home_that_is_not_to_be_had_is_not_asked_for_where_the_cache_is_named(
+    homeless: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / "cache"))
+    assert made() is False and made() is True
+    found = pick(dtype="fp16", head_dim=128, causal=True)
+    assert found.slug and found.file and not found.found
+    assert list(report.listed_of_users()) == []
+    assert search_command(SLUG).startswith(f"fagen search {SLUG} ")
+    for words in (("cache", "list"), ("doctor",), ("check", SLUG)):
+        answer = fagen(*words)
+        assert answer.exit_code == 0, answer.output
+    told = {one.name: one for one in doctor()}
+    assert told["cache folder"].ok
+    if config_folder() is None:
+        assert "set XDG_CONFIG_HOME" in told["schedules"].remedy
+
+
+def test_without_a_cache_named_the_way_out_is(
+    homeless: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FAGEN_CACHE")
+    (finding,) = (one for one in doctor() if one.name == "cache folder")
+    if not finding.ok:
+        assert "FAGEN_CACHE" in finding.remedy or "XDG_CACHE_HOME" in finding.remedy
+    assert "Traceback" not in fagen("cache", "list").output
+
+
+@pytest.mark.parametrize("name", ["FAGEN_CACHE", "XDG_CONFIG_HOME", "CUDA_HOME", "FAGEN_CUTLASS"])
+def test_a_home_of_nobody_in_a_variable_is_said_by_the_doctor(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "~nobody-at-all/x")
+    said = [one for one in doctor() if name in one.found + one.remedy]
+    assert said and not any(one.ok for one in said)
+
+
+def test_a_path_that_is_not_utf_8_is_shown_escaped_and_json_stays_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAGEN_CACHE", os.fsdecode(os.fsencode(tmp_path) + b"/\xff\n\x1b[2J"))
+    assert made() is False
+    for words in (("cache", "list"), ("cache", "prune", "--all"), ("doctor",)):
+        assert all(line.isprintable() for line in fagen(*words).output.splitlines())
+        assert json.loads(fagen(*words, "--json").stdout) is not None
+    odd = os.fsdecode(b"\xff.toml")
+    assert fagen("check", odd).exit_code == 1
+    assert json.loads(fagen("check", odd, "--json").stdout)["exit_code"] == 1
