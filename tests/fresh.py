@@ -4,10 +4,12 @@ from types import ModuleType
 
 import pytest
 
+from fagen.runtime.once import Once
+
 # What modules of fagen.runtime keep of the calls before: all of it or none, since one such table
 # answers for another.
 _KEPT = (
-    *("_ready", "_chosen", "_served", "_suited", "_called", "_tables"),
+    *("_ready", "_served", "_suited", "_called", "_tables"),
     *("_differentiable", "_gradients"),
 )
 
@@ -18,4 +20,5 @@ def forget(patch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
         kept = [name for name in _KEPT if hasattr(module, name)]
         assert kept, f"{module.__name__} keeps nothing"
         for name in kept:
-            patch.setattr(module, name, {})
+            cache = getattr(module, name)
+            patch.setattr(module, name, Once(cache.make) if isinstance(cache, Once) else {})

@@ -174,24 +174,18 @@ def test_gradients_flow_through_either(own_table: None, queries: int, keys: int)
 
 
 @pytest.mark.parametrize(("queries", "keys", "slug"), [(2, 400, DECODING), (40, 700, SPLIT)])
-def test_compiled_it_is_one_graph_with_the_kernel_that_is_ready(
+def test_compiled_it_is_one_graph_with_the_kernel_of_the_call(
     own_table: None, fresh_dynamo: None, queries: int, keys: int, slug: str
 ) -> None:
     given = qkv(queries, keys)
-    fagen.prepare(dtype="fp16", head_dim=64, causal=True, schedule=None)
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Any:
         return fagen.attention(q * 2, k, v, causal=True)
 
-    def plainly() -> Tensor:
-        return fagen.attention(given[0] * 2, *given[1:], causal=True, schedule=PLAIN)
-
     compiled: Callable[..., Any] = torch.compile(call, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(*given), plainly())  # what else is ready serves it
-    torch.compiler.reset()
-    eager = call(*given)
-    assert torch.equal(compiled(*given), eager)
+    found = compiled(*given)
     assert any(slug in str(one) for one in next(iter(dispatch._ready.values())))
+    assert torch.equal(found, call(*given))
 
 
 def test_sizes_that_are_left_open_are_one_graph(own_table: None, fresh_dynamo: None) -> None:

@@ -201,12 +201,6 @@ def test_torch_traces_it_whole():
     assert all(map(torch.equal, found, right))
 
 
-def test_a_kernel_that_is_not_ready_cannot_be_traced():
-    q, k, v = tensors()
-    with pytest.raises(Exception, match=r"call fagen\.prepare_decode\(…\) first"):
-        torch.compile(lambda: fagen.attention_decode(q, k, v), fullgraph=True, backend="eager")()
-
-
 SIZES = [
     dict(batch=3, heads=16, kv_heads=4),
     dict(queries=4, heads=6, kv_heads=1, head_dim=128, head_dim_v=64),
@@ -227,7 +221,7 @@ def test_prepared_a_call_finds_its_kernel_and_is_traced(
     slug = fagen.prepare_decode(**of)
     assert slug.startswith(f"dec_fp16_d{width['head_dim']}") and unified == ("unified" in slug)
     assert fagen.prepare_decode(**of) == slug
-    monkeypatch.setattr(decode, "_make_ready", None)  # nothing is readied any more
+    monkeypatch.setattr(decode._ready, "make", None)  # nothing is readied any more
     how = dict(reference=torch.zeros(q.shape[2]) if unified else None, causal=causal)
     found = torch.compile(fagen.attention_decode, fullgraph=True, backend="eager")(q, k, v, **how)
     assert torch.equal(found, fagen.attention_decode(q, k, v, **how))
@@ -237,9 +231,9 @@ def test_prepared_a_call_finds_its_kernel_and_is_traced(
 def test_without_lengths_tiles_stay_whole_by_a_kernel_that_is_prepared_too(monkeypatch):
     of = dict(batch=33, heads=8, kv_heads=8)
     slug = fagen.prepare_decode(dtype="fp16", head_dim=64, device="cpu", **of)
-    taken = {key[7]: name for key, name in decode._chosen.items() if key in decode._ready}
+    taken = {key[7]: name for key, (*_, name) in decode._ready.items()}
     assert taken == {"turn": slug, "run": f"{slug}_runs"}
-    monkeypatch.setattr(decode, "_make_ready", None)
+    monkeypatch.setattr(decode._ready, "make", None)
     q, k, v = tensors(**of, keys=20)
     given = fagen.attention_decode(q, k, v, seqused_k=ints(*[20] * 33))
     assert torch.equal(fagen.attention_decode(q, k, v), given)

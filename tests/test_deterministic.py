@@ -207,35 +207,21 @@ def test_compiled_it_is_a_constant_of_one_graph(
         assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))  # type: ignore[arg-type]
 
 
-def test_compiled_what_is_not_prepared_says_so(fresh_dynamo: None, asked: list[bool]) -> None:
-    fagen.prepare(**PREPARED)
-    compiled = torch.compile(
-        lambda q, k, v: fagen.attention(q, k, v, causal=True, deterministic=True),
-        fullgraph=True,
-        backend="aot_eager",
-    )
-    with pytest.raises(RuntimeError, match=r"gradient=True, deterministic=True\) first, or"):
-        compiled(*leaves(*qkv(queries=20, keys=40)))
-
-
-def test_compiled_packed_sequences_that_are_not_prepared_say_so(
+def test_compiled_as_a_first_call_it_is_deterministic_too(
     fresh_dynamo: None, asked: list[bool]
 ) -> None:
-    fagen.prepare_varlen(**PREPARED)
     q, k, v, *at = packed(((5, 5), (9, 20)))
 
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Any = fagen.attention_varlen(q, k, v, *at, causal=True, deterministic=True)
-        return out  # type: ignore[no-any-return]
+    def dense(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return fagen.attention(q, k, v, causal=True, deterministic=True)
 
-    said = (
-        r"prepare_varlen\(…, gradient=True, deterministic=True\) first, or fagen.attention_varlen"
-    )
-    with pytest.raises(RuntimeError, match=said):
-        torch.compile(call, fullgraph=True, backend="aot_eager")(*leaves(q, k, v))
-    fagen.prepare_varlen(**PREPARED, deterministic=True)
-    torch.compile(call, fullgraph=True, backend="aot_eager")(*leaves(q, k, v)).sum().backward()
-    assert asked == [True]
+    def apart(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return fagen.attention_varlen(q, k, v, *at, causal=True, deterministic=True)
+
+    for call, given in ((dense, qkv(queries=20, keys=40)), (apart, (q, k, v))):
+        torch.compile(call, fullgraph=True, backend="aot_eager")(*leaves(*given)).sum().backward()
+        assert True in asked
+        asked.clear()
 
 
 class Attention(torch.nn.Module):

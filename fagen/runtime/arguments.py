@@ -4,12 +4,14 @@ Nothing here looks at data, so a call can be traced.
 """
 
 from collections.abc import Iterable, Mapping
+from operator import index
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fagen.arch import SM90
+from fagen.dispatch.tables import MOST
 from fagen.errors import ScheduleError
 from fagen.runtime import autocast
 from fagen.schedule import Schedule
@@ -117,6 +119,16 @@ def with_sizes(key: tuple[Any, ...]) -> tuple[Any, ...]:
 def needs_gradient(*tensors: Tensor) -> bool:
     """Whether any of them does, wherever torch is asked for gradients."""
     return any(tensor.requires_grad for tensor in tensors)
+
+
+def settled(size: Any) -> int:
+    """Return a size as a number that an `untraced` function takes, also one that is traced open."""
+    return index(size)
+
+
+def known(size: Any) -> Any:
+    """Return a size, or None for one that torch.compile or torch.export leaves open."""
+    return size if (size <= MOST) is True else None  # a comparison of such a one is neither
 
 
 # ---- to be refused ------------------------------------------------------------------------------

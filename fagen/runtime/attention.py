@@ -7,6 +7,7 @@ emulated, and nothing is built.
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Never
 
 import torch
@@ -48,17 +49,20 @@ from fagen.runtime.arguments import (
     E4M3,
     descale_of,
     dtype_of,
+    known,
     refuse_dtype,
     refuse_head_dims,
     refuse_only_fp8,
     refuse_other_layout,
     refuse_word,
+    settled,
     surely,
     told_scale_rows,
     word_of,
 )
-from fagen.runtime.backward import not_ready, with_gradient
-from fagen.runtime.ready import first_ready, placed, refuse_tracing, run_once
+from fagen.runtime.backward import with_gradient, with_gradient_by_name
+from fagen.runtime.once import Once, untraced
+from fagen.runtime.ready import first_ready, placed, run_once, slug_of
 from fagen.schedule import Schedule
 from fagen.vocab import OUT_DTYPES, SCALE_ROWS, V_LAYOUTS
 
@@ -68,24 +72,14 @@ Kind = (
     tuple[torch.device, torch.dtype, int, int, bool]
     | tuple[torch.device, torch.dtype, int, int, bool, torch.dtype | None, str, int | None]
 )
-Kernel = tuple[op.Op, op.Op, op.Op]  # with the log-sum-exp, alone, direct
-Kernels = dict[Choice, Kernel]
+Kernel = tuple[op.Op, op.Op, op.Op, str]  # with the log-sum-exp, alone, direct; its slug
+Kernels = Once[Choice, Kernel]
 
-NOT_READY = (
-    "the kernel is not ready: call fagen.prepare(…) for this problem and device first, without "
-    "rows if sizes are left open; "
-)
+NOT_READY = "the kernel is not ready: call fagen.prepare(…) for this problem and device first; "
 
-# What has been readied in this process. A call finds its kernel here or takes the long way once.
-_ready: dict[Kind, Kernels] = {}
-# The same beside what dispatch tables say of a kind of call, once that was looked up.
-_served: dict[Kind, tuple[Any, Kernels]] = {}  # of a Served its fields
-_chosen: dict[tuple[Kind, Choice], Schedule] = {}  # whose kernels these are
 # By the slug of a table's row, rows of a KV head, KV heads and batch: the slug that it means.
 _suited: dict[tuple[torch.device, str, int, int, int], str] = {}
 _MOST_SUITED = 10_000
-# the same with gradients, and whether these are to be deterministic
-_differentiable: dict[tuple[Kind, Choice, bool], op.Op] = {}
 
 # What counts calls while they are recorded: kind, shapes of q and v, number of keys.
 note: Callable[[Kind, torch.Size, torch.Size, int], None] | None = None
@@ -134,9 +128,10 @@ def attention(
     The kernel is that of `schedule` (a file's path, a slug or a Schedule), else the one that a
     dispatch table has for this card, dtype, head dims, mask and numbers of query rows and of keys,
     else the one that `schedules/` has, else one that is derived, which an UntunedWarning says
-    once, with the command that searches for a better one; its first use builds it. Under
-    torch.compile and CUDA graph capture it must have been readied by prepare(). Traced with sizes
-    left open, a call counts as one of many query rows and of 131,072 keys.
+    once, with the command that searches for a better one; its first use builds it, under
+    torch.compile while it traces. Where a CUDA graph is captured it must have been readied, by
+    prepare() or another call. Traced with sizes left open, a call counts as one of many query rows
+    and of 131,072 keys.
 
     In 16 bits it has gradients, by a kernel of its own kind that is chosen in the same way, and
     built at the first call that needs it: those of q, k and v, also through the log-sum-exp. That
@@ -196,8 +191,14 @@ def attention(
                 v_mean=v_mean, k_mean=k_mean, v_layout=v_layout, scale_rows=scale_rows,
                 out_dtype=out_dtype,
             )  # fmt: skip
+        kernels: Any = None
+        if traced:
+            kind = (*kind[:2], settled(kind[2]), settled(kind[3]), *kind[4:])
         if schedule is None:
-            served, kernels = _served.get(kind) or _look_up(kind)
+            if traced:
+                served = _told(kind)
+            else:
+                served, kernels = _served.get(kind) or _served.made(kind)
             choice, few, by_keys, long, narrow, few_queries, few_rows = served
             if by_keys:
                 most, choice = by_keys[0]
@@ -208,9 +209,15 @@ def attention(
                 queries = q_shape[1]
                 if (queries <= few_queries) is True or (queries * q_shape[2] <= few_rows) is True:
                     choice = _for_narrow(kind, kernels, narrow, q_shape, k.shape, keys) or choice
+        elif traced:
+            choice = slug_of(schedule)
         else:
-            kernels, choice = _ready.get(kind, {}), schedule
-        with_lse, alone, direct = kernels.get(choice) or _make_ready(kind, choice)
+            kernels, choice = _ready.get(kind) or _ready.made(kind), schedule
+        if traced:
+            found = _named(kind, choice)
+            with_lse, alone = op.by_name(found)
+        else:
+            with_lse, alone, direct, _ = kernels.get(choice) or kernels.made(choice)
         if note is not None:
             note(kind, q_shape, v_shape, keys)
         if deterministic is not False:
@@ -227,9 +234,11 @@ def attention(
             and (q.requires_grad or k.requires_grad or v.requires_grad)
             and (traced or not (_is_tracing() or peek_interpreter_stack()))
         ):
-            made = _differentiable.get((kind, choice, deterministic)) or _make_differentiable(
-                kind, choice, deterministic, keys, q.numel()
-            )
+            if traced:
+                made = with_gradient_by_name(found, q, k, deterministic=deterministic)
+            else:
+                of = kind, choice, deterministic
+                made = _differentiable.get(of) or _differentiable.made(of, keys, q.numel())
             out_and_lse: tuple[Tensor, Tensor] = made(q, k, v, scale)
             return out_and_lse if return_lse else out_and_lse[0]
         if return_lse:
@@ -267,8 +276,7 @@ def prepare(
     It is the one for `seqlen` keys and `rows` query rows in all: batch · heads · seqlen_q. Where
     the dispatch table has several kernels by a size that is left out, all of them are readied, also
     those for few rows, and the slug is that for the most. A call that torch.compile or torch.export
-    traces with sizes left open counts as one of many rows and of 131,072 keys: leave `rows` out for
-    it, or seqlen.
+    traces with sizes left open counts as one of many rows and of 131,072 keys.
 
     dtype is torch's or a schedule's word for it. On `device`, by default the current GPU, the
     kernel is built, loaded and run once on a single key, after which calls can be captured; on a
@@ -288,14 +296,15 @@ def prepare(
     choices: list[Choice] = [schedule]
     if schedule is None:
         choices = [*_slugs(kind, seqlen, rows)]
+    kernels = _ready.get(kind) or _ready.made(kind)
     for choice in dict.fromkeys(choices):
-        kernel = _make_ready(kind, choice, progress)[0]
+        kernel, *_, slug = kernels.made(choice, progress)
         if gradient:
             elements = None if rows is None else rows * head_dim
-            _make_differentiable(kind, choice, bool(deterministic), seqlen, elements)
+            _make_differentiable((kind, choice, bool(deterministic)), seqlen, elements)
         if kind[0].type == "cuda":
-            run_once(kernel, _chosen[kind, choice].slug, kind[0])
-    return _chosen[kind, choices[-1]].slug
+            run_once(kernel, slug, kind[0])
+    return kernels[choices[-1]][-1]
 
 
 def picked(
@@ -365,19 +374,19 @@ def _slugs(kind: Kind, keys: int | None, rows: int | None) -> list[str | None]:
     Raises ScheduleError where a dispatch table is wrong.
     """
     elements = None if rows is None else rows * kind[2]
-    served, _ = _served.get(kind) or _look_up(kind)
+    served, _ = _served.get(kind) or _served.made(kind)
     return slugs_for(Served(*served), keys, elements)
 
 
 def _for_narrow(
     kind: Kind,
-    kernels: Kernels,
+    kernels: Kernels | None,
     narrow: tuple[Narrow, ...],
     q_shape: torch.Size,
     k_shape: torch.Size,
     keys: int,
 ) -> str | None:
-    """The slug for a call of few queries; None: the others serve it.
+    """The slug for a call of few queries, traced without `kernels`; None: the others serve it.
 
     So they do where this one is not ready, and cannot be readied now.
     """
@@ -388,18 +397,28 @@ def _for_narrow(
     if kv_heads == 0 or not all((size <= MOST) is True for size in (batch, heads, kv_heads)):
         return None  # wrong, or traced open
     row = for_narrow(narrow, batch * heads, queries, keys, surely)
-    if row is None:
+    if row is None or heads % kv_heads:
         return None
+    if kernels is None:
+        open_ = known(queries) is None
+        return None if open_ else _suited_to(kind[0], row, batch, heads, kv_heads, queries)
     call = kind[0], row, queries * heads // kv_heads, kv_heads, batch
     slug = _suited.get(call)
     if slug is None or slug not in kernels:
-        if is_compiling() or heads % kv_heads or _captured(kind[0]):
+        if _captured(kind[0]):
             return None
-        sizes = Sizes(batch, heads, kv_heads, queries, keys)
-        slug = meant(row, sizes, _card(kind[0])).slug
+        slug = _suited_to(kind[0], row, batch, heads, kv_heads, queries)
         if len(_suited) < _MOST_SUITED:
             _suited[call] = slug
     return slug
+
+
+@untraced
+def _suited_to(
+    device: torch.device, row: str, batch: int, heads: int, kv_heads: int, queries: int
+) -> str:
+    """The slug that a table's row means for a call: keys have no say."""
+    return meant(row, Sizes(batch, heads, kv_heads, queries, 1), _card(device)).slug
 
 
 def _card(device: torch.device) -> str:
@@ -410,9 +429,32 @@ def _captured(device: torch.device) -> bool:
     return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
 
 
+# ---- what is ready ------------------------------------------------------------------------------
+
+
+def _kernels(kind: Kind) -> Kernels:
+    return Once(partial(_make_ready, kind))
+
+
+def _make_ready(
+    kind: Kind, choice: Choice, progress: Callable[[str], None] | None = None
+) -> Kernel:
+    """The long way to a kernel: choose, build, load.  Raises as attention does."""
+    problem = problem_of(kind)
+    schedules, derived = candidates(problem, choice)
+    chosen, kernel = first_ready(schedules, kind[0], not_ready=NOT_READY, progress=progress)
+    if derived:
+        warnings.warn(
+            f"no schedule was tuned for {problem}: {chosen.slug} is derived. To search for a "
+            f"faster one, which fagen.attention then takes: {search_command(chosen.slug)}",
+            UntunedWarning,
+            stacklevel=4,
+        )
+    return kernel, op.alone(kernel), op.direct(kernel), chosen.slug
+
+
 def _look_up(kind: Kind) -> tuple[Any, Kernels]:
     """Look a kind of call up in the dispatch tables.  Raises ScheduleError where one is wrong."""
-    refuse_tracing(NOT_READY)
     device, dtype, head_dim, head_dim_v = kind[:4]
     problem = problem_of(kind)
     refuse_head_dims(head_dim, head_dim_v, fp8=dtype == E4M3)
@@ -421,42 +463,39 @@ def _look_up(kind: Kind) -> tuple[Any, Kernels]:
         refuse_word("scale_rows", scale_rows, (0, *SCALE_ROWS))
         refuse_word("out_dtype", out_dtype, map(dtype_of, OUT_DTYPES))
     # as a tuple and nothing more, which is unpacked in half the time
-    _served[kind] = tuple(serving(problem, _card(device))), _ready.setdefault(kind, {})
-    return _served[kind]
-
-
-def _make_ready(
-    kind: Kind, choice: Choice, progress: Callable[[str], None] | None = None
-) -> Kernel:
-    """The long way to a kernel: choose, build, load.  Raises as attention does."""
-    refuse_tracing(NOT_READY)
-    problem = problem_of(kind)
-    schedules, derived = candidates(problem, choice)
-    chosen, kernel = first_ready(schedules, kind[0], not_ready=NOT_READY, progress=progress)
-    if derived and (kind, choice) not in _chosen:
-        warnings.warn(
-            f"no schedule was tuned for {problem}: {chosen.slug} is derived. To search for a "
-            f"faster one, which fagen.attention then takes: {search_command(chosen.slug)}",
-            UntunedWarning,
-            stacklevel=3,
-        )
-    _chosen[kind, choice] = chosen
-    _ready.setdefault(kind, {})[choice] = kernel, op.alone(kernel), op.direct(kernel)
-    return _ready[kind][choice]
+    return tuple(serving(problem, _card(device))), _ready.get(kind) or _ready.made(kind)
 
 
 def _make_differentiable(
-    kind: Kind, choice: Choice, deterministic: bool, keys: int | None, elements: int | None
+    of: tuple[Kind, Choice, bool], keys: int | None, elements: int | None
 ) -> op.Op:
     """The long way to a kernel's op that has gradients, for such sizes at least.
 
     Raises as attention does.
     """
-    refuse_tracing(not_ready(deterministic, packed=False))
-    kernel, *_ = _ready[kind][choice]
-    slug = _chosen[kind, choice].slug
-    made = with_gradient(
+    kind, choice, deterministic = of
+    kernel, *_, slug = _ready[kind][choice]
+    return with_gradient(
         slug, kernel, kind[0], deterministic=deterministic, keys=keys, elements=elements
     )
-    _differentiable[kind, choice, deterministic] = made
-    return made
+
+
+# What has been readied in this process. A call finds its kernel here or takes the long way once.
+_ready: Once[Kind, Kernels] = Once(_kernels)
+# The same beside what dispatch tables say of a kind of call, once that was looked up.
+_served: Once[Kind, tuple[Any, Kernels]] = Once(_look_up)  # of a Served its fields
+# Kernels with gradients, and whether these are to be deterministic.
+_differentiable: Once[tuple[Kind, Choice, bool], op.Op] = Once(_make_differentiable)
+
+
+@untraced
+def _told(kind: Kind) -> Any:
+    """What dispatch tables say of a kind of call."""
+    return _served.made(kind)[0]
+
+
+@untraced
+def _named(kind: Kind, choice: Choice) -> op.Named:
+    """Ready a kernel, and tell of it by name."""
+    *_, slug = _ready.made(kind).made(choice)
+    return op.named(slug, kind[0].type)

@@ -42,9 +42,9 @@ def attention_fp8(
     they are rounded, which softmax does not notice of K, and O gets back of V. Each is read twice
     then. V is written transposed, unless v_layout is "rows".
 
-    Under torch.compile and CUDA graph capture an earlier call with such tensors must have readied
-    its kernels; prepare(…) readies those of attention alone, and where sizes are traced open it is
-    needed too.  Other arguments, what is returned and what is raised are as of attention(…).
+    Where a CUDA graph is captured an earlier call with such tensors must have readied its kernels;
+    prepare(…) readies those of attention alone.  Other arguments, what is returned and what is
+    raised are as of attention(…).
     """
     q, k, v = autocast.cast(q, k, v)
     center_k, center_v = flag("center_k", center_k), flag("center_v", center_v)

@@ -12,13 +12,12 @@ torch does then.
 """
 
 import warnings
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from fagen.arch import SM90
 from fagen.dispatch.choice import (
@@ -36,51 +35,50 @@ from fagen.problem import Problem
 from fagen.registry import plan_of
 from fagen.runtime import op
 from fagen.runtime.arguments import surely
-from fagen.runtime.ready import first_ready, refuse_tracing
+from fagen.runtime.once import Once, untraced
+from fagen.runtime.ready import first_ready
 from fagen.vocab import BACKWARD
 
 _ops = torch.library.Library("fagen", "FRAGMENT")
-# by the forward kernel's slug, and whether they are deterministic
-_gradients: dict[tuple[str, torch.device, bool], "_Gradients"] = {}
 
 
-@dataclass(frozen=True)
 class _Gradients:
     """The kernels of the gradients of a problem on a device: what tables have, what is ready."""
 
-    of: Problem
-    device: torch.device
-    served: Served
-    ready: dict[str | None, op.Op] = field(default_factory=dict)
+    def __init__(self, of: Problem, device: torch.device, served: Served) -> None:
+        self.of, self.device, self.served = of, device, served
+        # ops by slug, None for the usual one
+        self.ready: Once[str | None, op.Op] = Once(self._make_ready)
 
     def op_for(self, q: Tensor, k: Tensor) -> op.Op:
         """The op for tensors of these sizes, readied if need be."""
-        served = self.served
-        slug = served.always
-        if served.by_keys:
-            slug = for_keys(served.by_keys, k.shape[1], surely)
-            if served.few and slug not in served.long:
-                slug = for_few(served.few, q.numel(), surely) or slug
-        return self.ready.get(slug) or self.made_ready(slug)
+        slug = _slug_for(self.served, q, k)
+        return self.ready.get(slug) or self.ready.made(slug)
 
-    def made_ready(self, slug: str | None) -> op.Op:
-        """The op of this slug, None for the usual one; a derived schedule is said to be one."""
-        if slug not in self.ready:
-            said = not_ready(self.of.deterministic, packed=self.of.varlen)
-            refuse_tracing(said)
-            schedules, derived = candidates_for(self.of, slug)
-            chosen, made = first_ready(schedules, self.device, not_ready=said)
-            if derived:
-                call = "fagen.attention_varlen" if self.of.varlen else "fagen.attention"
-                warnings.warn(
-                    f"no schedule was tuned for the gradients of {self.of}: {chosen.slug} is "
-                    f"derived. To search for a faster one, which {call} then takes: "
-                    f"{search_command(chosen.slug)}",
-                    UntunedWarning,
-                    stacklevel=5,
-                )
-            self.ready[slug] = made
-        return self.ready[slug]
+    def _make_ready(self, slug: str | None) -> op.Op:
+        said = not_ready(self.of.deterministic, packed=self.of.varlen)
+        schedules, derived = candidates_for(self.of, slug)
+        chosen, made = first_ready(schedules, self.device, not_ready=said)
+        if derived:
+            call = "fagen.attention_varlen" if self.of.varlen else "fagen.attention"
+            warnings.warn(
+                f"no schedule was tuned for the gradients of {self.of}: {chosen.slug} is "
+                f"derived. To search for a faster one, which {call} then takes: "
+                f"{search_command(chosen.slug)}",
+                UntunedWarning,
+                stacklevel=6,
+            )
+        return made
+
+
+def _slug_for(served: Served, q: Tensor, k: Tensor) -> str | None:
+    """The slug that tables have for tensors of these sizes; None is the usual one."""
+    slug = served.always
+    if served.by_keys:
+        slug = for_keys(served.by_keys, k.shape[1], surely)
+        if served.few and slug not in served.long:
+            slug = for_few(served.few, q.numel(), surely) or slug
+    return slug
 
 
 def not_ready(deterministic: bool, *, packed: bool) -> str:
@@ -91,8 +89,8 @@ def not_ready(deterministic: bool, *, packed: bool) -> str:
         prepare, call, of = "prepare_varlen", "attention_varlen", "dtype, head dim and device"
     return (
         f"the kernels of the backward pass are not ready: call fagen.{prepare}(…, gradient=True"
-        f"{more}) first, or fagen.{call}(…) once outside of torch.compile with tensors of this "
-        f"{of} that require a gradient; "
+        f"{more}) first, or fagen.{call}(…) once with tensors of this {of} that require a "
+        "gradient; "
     )
 
 
@@ -115,22 +113,39 @@ def with_gradient(
     """
     found = _gradients_of(slug, device, deterministic)
     for choice in slugs_for(found.served, keys, elements):
-        found.made_ready(choice)
-    if device.type != "cuda":
-        forward = op.emulated(slug)
-    traced = _registered(slug, forward, device.type)
-    eager = op.below(forward)
+        found.ready.made(choice)
+    _registered.made((slug, device.type))  # for programs that were exported elsewhere
+    eager = op.below(forward if device.type == "cuda" else op.emulated(slug))
     backward = _backward(slug)
 
     def differentiable(*given: Any) -> tuple[Tensor, Tensor]:
-        made: tuple[Tensor, Tensor]
-        if is_compiling():
-            made = traced(*given, deterministic=deterministic)
-        else:
-            made = _Eager.apply(eager, backward, deterministic, *given)
+        made: tuple[Tensor, Tensor] = _Eager.apply(eager, backward, deterministic, *given)
         return made
 
     return differentiable
+
+
+def with_gradient_by_name(found: op.Named, q: Tensor, k: Tensor, *, deterministic: bool) -> op.Op:
+    """Return the same for q and k of these sizes, as torch.compile can trace it, of a ready kernel.
+
+    It is torch.ops.fagen.<slug>_with_grad.
+    """
+    slug, place = found[0], q.device
+    served = Served(*_told(slug, place, deterministic))
+    name = _named(slug, place, deterministic, _slug_for(served, q, k))
+    return partial(getattr(torch.ops.fagen, name).default, deterministic=deterministic)
+
+
+@untraced
+def _told(slug: str, device: torch.device, deterministic: bool) -> Any:
+    return tuple(_gradients_of(slug, device, deterministic).served)
+
+
+@untraced
+def _named(slug: str, device: torch.device, deterministic: bool, choice: str | None) -> str:
+    """Ready a kernel of gradients, and the op which has them; return the name of that."""
+    _gradients_of(slug, device, deterministic).ready.made(choice)
+    return _registered.made((slug, device.type))
 
 
 def _gradients_of(slug: str, device: torch.device, asked: bool) -> _Gradients:
@@ -139,15 +154,20 @@ def _gradients_of(slug: str, device: torch.device, asked: bool) -> _Gradients:
     They are deterministic where the call asked for it, or torch does now.
     """
     wanted = asked or torch.are_deterministic_algorithms_enabled()
-    deterministic = wanted and _sums_in_any_order(device)
-    key = slug, device, deterministic
-    if key not in _gradients:
-        problem = Problem.of(plan_of(slug).schedule)
-        refuse_tracing(not_ready(deterministic, packed=problem.varlen))
-        card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-        of = replace(problem, kind=BACKWARD, deterministic=deterministic)
-        _gradients[key] = _Gradients(of, device, serving(of, card))
-    return _gradients[key]
+    of = slug, device, wanted and _sums_in_any_order(device)
+    return _gradients.get(of) or _gradients.made(of)
+
+
+def _look_up(of: tuple[str, torch.device, bool]) -> _Gradients:
+    slug, device, deterministic = of
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    problem = Problem.of(plan_of(slug).schedule)
+    problem = replace(problem, kind=BACKWARD, deterministic=deterministic)
+    return _Gradients(problem, device, serving(problem, card))
+
+
+# by the forward kernel's slug, and whether they are deterministic
+_gradients: Once[tuple[str, torch.device, bool], _Gradients] = Once(_look_up)
 
 
 def _sums_in_any_order(device: torch.device) -> bool:
@@ -172,20 +192,29 @@ def candidates_for(problem: Problem, slug: str | None = None) -> Candidates:
         ) from None
 
 
-@cache
-def _registered(slug: str, forward: op.Op, place: str) -> op.Op:
-    """Define the op with gradients, and give it the forward kernel on a type of device."""
-    name = f"{slug}_with_grad"
-    if not hasattr(torch.ops.fagen, name):
-        of = plan_of(slug)
-        asked = f"{of.signature.asked_in_order}, *, bool deterministic=False"
-        _ops.define(f"{name}({asked}) -> {of.signature.returns}")
-        torch.library.register_fake(f"fagen::{name}", _as_registered(op.fakes(of)[""]), lib=_ops)
-        torch.library.register_autograd(
-            f"fagen::{name}", _backward(slug), setup_context=_keep_traced, lib=_ops
-        )
+def _register(of: tuple[str, str]) -> str:
+    """Give the op with gradients the forward kernel on a type of device; return its name."""
+    slug, place = of
+    name = _defined.get(slug) or _defined.made(slug)
+    forward = op.emulated(slug) if place == "cpu" else getattr(torch.ops.fagen, slug).default
     _ops.impl(name, _as_registered(forward), place.upper())
-    return getattr(torch.ops.fagen, name).default  # type: ignore[no-any-return]
+    return name
+
+
+def _define(slug: str) -> str:
+    name, signature = f"{slug}_with_grad", plan_of(slug).signature
+    asked = f"{signature.asked_in_order}, *, bool deterministic=False"
+    _ops.define(f"{name}({asked}) -> {signature.returns}")
+    fake = _as_registered(op.fakes(plan_of(slug))[""])
+    torch.library.register_fake(f"fagen::{name}", fake, lib=_ops)
+    torch.library.register_autograd(
+        f"fagen::{name}", _backward(slug), setup_context=_keep_traced, lib=_ops
+    )
+    return name
+
+
+_defined: Once[str, str] = Once(_define, op.REGISTERING)
+_registered: Once[tuple[str, str], str] = Once(_register, op.REGISTERING)
 
 
 def _as_registered(forward: op.Op) -> op.Op:

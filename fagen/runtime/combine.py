@@ -3,12 +3,14 @@
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from fagen.kinds.combine.keys import Schedule
 from fagen.runtime.argument_types import names_types, refuse_tangents
-from fagen.runtime.arguments import schedule_of, word_of
-from fagen.runtime.op import Op
-from fagen.runtime.ready import ready, refuse_tracing
+from fagen.runtime.arguments import schedule_of, settled, word_of
+from fagen.runtime.once import Once, untraced
+from fagen.runtime.op import Named, Op, by_name, named
+from fagen.runtime.ready import ready
 from fagen.vocab import PARTIALS
 
 Key = tuple[torch.device, torch.dtype, int, torch.dtype, str]
@@ -16,9 +18,6 @@ Key = tuple[torch.device, torch.dtype, int, torch.dtype, str]
 NOT_READY = (
     "the kernel is not ready: call fagen.combine(…) once, with such arguments and on this device; "
 )
-
-# What has been readied in this process. A call finds its kernel here or takes the long way once.
-_ready: dict[Key, Op] = {}
 
 
 @names_types
@@ -78,7 +77,10 @@ def combine(
         refuse_tangents(outs, lses)
     given = outs.dtype if out_dtype is None else out_dtype
     key = (outs.device, outs.dtype, outs.shape[-1], given, layout)
-    kernel = _ready.get(key) or _make_ready(key)
+    if is_compiling():
+        kernel, _ = by_name(_named((*key[:2], settled(key[2]), given, layout)))
+    else:
+        kernel = _ready.get(key) or _ready.made(key)
     if packed:
         out, lse = kernel(outs, lses, num_splits, cu_seqlens)
     elif outs.dim() == 5:
@@ -90,9 +92,18 @@ def combine(
 
 def _make_ready(key: Key) -> Op:
     """The long way to a kernel: choose, build, load.  Raises as combine does."""
-    refuse_tracing(NOT_READY)
-    _ready[key] = ready(_schedule(key), key[0], not_ready=NOT_READY)
-    return _ready[key]
+    return ready(_schedule(key), key[0], not_ready=NOT_READY)
+
+
+# What has been readied in this process. A call finds its kernel here or takes the long way once.
+_ready: Once[Key, Op] = Once(_make_ready)
+
+
+@untraced
+def _named(key: Key) -> Named:
+    """Ready a kernel, and tell of it by name."""
+    _ready.made(key)
+    return named(_schedule(key).slug, key[0].type)
 
 
 def _schedule(key: Key) -> Schedule:

@@ -39,14 +39,17 @@ from fagen.runtime.arguments import (
     refuse_dtype,
     refuse_head_dims,
     refuse_rank,
+    settled,
     word_of,
 )
-from fagen.runtime.op import Op, alone, direct
-from fagen.runtime.ready import first_ready, placed, refuse_tracing, run_once
+from fagen.runtime.once import Once, untraced
+from fagen.runtime.op import Named, Op, alone, by_name, direct, named
+from fagen.runtime.ready import first_ready, placed, run_once, slug_of
 from fagen.vocab import DECODE, ONE_QUERY
 
 Choice = str | Path | Schedule | None
-# device, dtype, head dims, mask, rows of a tile, chunks of a sequence and how they are dealt, what
+Of = tuple[torch.device, torch.dtype, int, int, str]  # device, dtype, head dims and mask
+# the same, rows of a tile, chunks of a sequence and how they are dealt, what
 # maxima are, a caller's own schedule
 Key = tuple[torch.device, torch.dtype, int, int, str, int, int, str, str, Choice]
 
@@ -54,16 +57,13 @@ NOT_READY = (
     "the kernel is not ready: call fagen.prepare_decode(…) first, for such sizes and this device; "
 )
 
-Kernel = tuple[Op, Op, Op, float]  # with the log-sum-exp, alone, direct; the scale if left out
+# with the log-sum-exp, alone, direct; the scale if left out, its slug
+Kernel = tuple[Op, Op, Op, float, str]
 
-# What has been readied in this process.
-_ready: dict[Key, Kernel] = {}
-_chosen: dict[Key, str] = {}  # the slugs of these
-# The same by what a call has at hand: working out its Key costs more than all else in Python.
+# What has been readied in this process, by what a call has at hand: working out its Key costs more
+# than all else in Python.
 _called: dict[tuple[Any, ...], Kernel] = {}
 _MOST_CALLED = 10_000
-# What dispatch tables have, by device, dtype, head dims and mask.
-_tables: dict[tuple[torch.device, torch.dtype, int, int, str], tuple[Grouped, ...]] = {}
 
 # What counts calls while they are recorded: what a call has at hand, shapes of q and k.
 note: Callable[[tuple[Any, ...], torch.Size, torch.Size], None] | None = None
@@ -111,8 +111,8 @@ def attention_decode(
 
     The kernel is that of `schedule` (a file's path, a slug or a Schedule), else one by dtype, head
     dims, mask, rows, Hk and B, of a dispatch table or by rule; its first use builds it. An
-    UntunedWarning says once where it is none of these, nor in `schedules/`. Under torch.compile and
-    CUDA graph capture prepare_decode(…) or such a call must have readied it.
+    UntunedWarning says once where it is none of these, nor in `schedules/`. Where a CUDA graph is
+    captured prepare_decode(…) or such a call must have readied it.
 
     Raises ValueError for a wrong argument, a dtype or a head dim that no kernel takes, and where a
     gradient would be needed; ScheduleError where `schedule` computes something else or cannot be
@@ -141,15 +141,18 @@ def attention_decode(
         batch: Any = q_shape[0]
         if not traced and type(batch) is int:  # sizes that are open are no keys of a dict
             call = q.device, q.dtype, q_shape, k_shape[2], v_shape[3], causal, lazy, alike, schedule
-        kernel = _called.get(call)
-        if kernel is None:
-            maximum = "lazy" if lazy else "unified"
-            of = q.device, q.dtype, q_shape, k_shape[2], v_shape[3], causal
-            key = _key(*of, maximum, schedule, alike=alike)
-            kernel = _ready.get(key) or _make_ready(key, q_shape[1])
-            if call and len(_called) < _MOST_CALLED:
-                _called[call] = kernel
-        with_lse, without, sooner, usual_scale = kernel
+        if compiling:
+            with_lse, without, usual_scale = _traced(q, k, v, causal, schedule, lazy=lazy)
+        else:
+            kernel = _called.get(call)
+            if kernel is None:
+                maximum = "lazy" if lazy else "unified"
+                of = q.device, q.dtype, q_shape, k_shape[2], v_shape[3], causal
+                key = _key(*of, maximum, schedule, alike=alike)
+                kernel = _ready.get(key) or _ready.made(key, q_shape[1])
+                if call and len(_called) < _MOST_CALLED:
+                    _called[call] = kernel
+            with_lse, without, sooner, usual_scale, _ = kernel
         if note is not None:
             note(call, q_shape, k_shape)
         if scale is None:
@@ -249,11 +252,11 @@ def prepare_decode(
     of = place, kind, shape, kv_heads, head_dim if head_dim_v is None else head_dim_v, causal
     for alike in (True, False):
         key = _key(*of, maximum, schedule, alike=alike)
-        if key not in _ready:
-            with_lse, *_ = _make_ready(key, queries, progress)
-            if place.type == "cuda":
-                run_once(with_lse, _chosen[key], place)
-    return _chosen[key]
+        is_new = key not in _ready
+        with_lse, *_, slug = _ready.made(key, queries, progress)
+        if is_new and place.type == "cuda":
+            run_once(with_lse, slug, place)
+    return slug
 
 
 def _key(
@@ -282,9 +285,7 @@ def _key(
     tile = rows_for(of_group), chunks_for(kv_heads), by
     of = device, dtype, head_dim, head_dim_v, mask
     if schedule is None and maximum == "lazy":
-        rows = _tables.get(of)
-        if rows is None:
-            rows = _table(*of)
+        rows = _told(of)
         if rows:
             schedule = for_group(rows, tile[0], batch * heads * queries, tile[1])
     return *of, *tile, maximum, schedule
@@ -305,22 +306,16 @@ def _problem(dtype: torch.dtype, head_dim: int, head_dim_v: int, mask: str) -> P
     return Problem(*of, v_layout="", scale_rows=0, kind=DECODE)
 
 
-def _table(
-    device: torch.device, dtype: torch.dtype, head_dim: int, head_dim_v: int, mask: str
-) -> tuple[Grouped, ...]:
+def _table(of: Of) -> tuple[Grouped, ...]:
     """What dispatch tables have for such calls.  Raises as attention_decode does."""
-    refuse_tracing(NOT_READY)
+    device, dtype, *which = of
     refuse_dtype(dtype, fp8=False)
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    problem = _problem(dtype, head_dim, head_dim_v, mask)
-    of = device, dtype, head_dim, head_dim_v, mask
-    _tables[of] = decoding(problem, card)
-    return _tables[of]
+    return decoding(_problem(dtype, *which), card)
 
 
 def _make_ready(key: Key, queries: int, progress: Callable[[str], None] | None = None) -> Kernel:
     """The long way to a kernel: choose, build, load.  Raises as attention_decode does."""
-    refuse_tracing(NOT_READY)
     schedules = _schedules(key, queries)
     chosen, kernel = first_ready(schedules, key[0], not_ready=NOT_READY, progress=progress)
     if key[-1] is None and chosen.slug not in _committed():
@@ -330,11 +325,45 @@ def _make_ready(key: Key, queries: int, progress: Callable[[str], None] | None =
             "derived. To search for a faster one, which such calls then take: "
             f"{search_command(chosen.slug)}",
             UntunedWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
-    _chosen[key] = chosen.slug
-    _ready[key] = kernel, alone(kernel), direct(kernel), key[2] ** -0.5
-    return _ready[key]
+    return kernel, alone(kernel), direct(kernel), key[2] ** -0.5, chosen.slug
+
+
+# What dispatch tables have.
+_tables: Once[Of, tuple[Grouped, ...]] = Once(_table)
+# What has been readied in this process. A call finds its kernel here or takes the long way once.
+_ready: Once[Key, Kernel] = Once(_make_ready)
+
+
+@untraced
+def _told(of: Of) -> tuple[Grouped, ...]:
+    """What dispatch tables have for calls."""
+    found = _tables.get(of)
+    return _tables.made(of) if found is None else found
+
+
+def _traced(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, schedule: Choice, *, lazy: bool
+) -> tuple[Op, Op, float]:
+    """What a call that torch.compile traces takes of its kernel.
+
+    Lengths are not looked at: sizes that are open would be guarded by how well tiles share out.
+    """
+    batch, queries, heads, head_dim = q.shape
+    head_dim, head_dim_v = settled(head_dim), settled(v.shape[3])
+    choice = None if schedule is None else slug_of(schedule)
+    of = q.device, q.dtype, (batch, queries, heads, head_dim), k.shape[2], head_dim_v, causal
+    key = _key(*of, "lazy" if lazy else "unified", choice, alike=False)
+    with_lse, without = by_name(_named(key, 1 if key[4] == ONE_QUERY else 2))
+    return with_lse, without, head_dim**-0.5
+
+
+@untraced
+def _named(key: Key, queries: int) -> Named:
+    """Ready a kernel, and tell of it by name."""
+    *_, slug = _ready.made(key, queries)
+    return named(slug, key[0].type)
 
 
 def _committed() -> set[str]:

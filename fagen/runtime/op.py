@@ -3,9 +3,9 @@
 What an op takes and gives is its Plan's signature; `<slug>_without_<output>` leaves an output out.
 """
 
-import threading
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import partial
+from threading import RLock
 from typing import Any
 
 import torch
@@ -19,11 +19,16 @@ from fagen.kind import Plan, load_named
 from fagen.registry import kind, plan_of
 from fagen.runtime.c_interface import info_of, library_at
 from fagen.runtime.checks import allocated, checked
+from fagen.runtime.once import Once
 
 Op = Callable[..., Any]
 
-_loading = threading.Lock()
-_loaded: dict[str, tuple[str, Op]] = {}  # slug → hash of its source, op
+# A kernel by name, as torch.compile is told of it: its slug; its op's name; what ends that of the
+# op which leaves an output out, "" where there is none; how a gradient is refused where the op does
+# not.
+Named = tuple[str, str, str, str]
+
+REGISTERING = RLock()  # torch is told of ops one after the other
 _alone: dict[Op, Op] = {}
 _below: dict[Op, Op] = {}
 _ops = torch.library.Library("fagen", "FRAGMENT")
@@ -40,33 +45,40 @@ def load(binary: Binary) -> Op:
     Raises FagenError where this process has another source under the slug, BuildError where there
     is no binding or it does not load.
     """
-    with _loading:
-        if known := _loaded.get(binary.slug):
-            if known[0] != binary.source_hash:
-                raise FagenError(
-                    f"{binary.slug}: this process has loaded source {known[0][:12]} under that "
-                    f"name, so {binary.source_hash[:12]} cannot be another op: use a new process, "
-                    "or runtime.c_interface.bind, which registers nothing"
-                )
-            return known[1]
-        op = _register(binary)
-        _below[op] = _called_below(binary.slug)
-        for tensor in plan_of(binary.slug).signature.omittable:
-            variant = f"{binary.slug}_without_{tensor.name}"
-            _alone[op] = first = getattr(torch.ops.fagen, variant).default
-            _below[first] = _called_below(variant)
-        _loaded[binary.slug] = binary.source_hash, op
-        return op
+    source, op = _loaded.get(binary.slug) or _loaded.made(binary.slug, binary)
+    if source != binary.source_hash:
+        raise FagenError(
+            f"{binary.slug}: this process has loaded source {source[:12]} under that name, so "
+            f"{binary.source_hash[:12]} cannot be another op: use a new process, or "
+            "runtime.c_interface.bind, which registers nothing"
+        )
+    return op
+
+
+def _load(slug: str, binary: Binary) -> tuple[str, Op]:
+    op = _register(binary)
+    _below[op] = _called_below(slug)
+    for tensor in plan_of(slug).signature.omittable:
+        variant = f"{slug}_without_{tensor.name}"
+        _alone[op] = first = getattr(torch.ops.fagen, variant).default
+        _below[first] = _called_below(variant)
+    return binary.source_hash, op
+
+
+_loaded: Once[str, tuple[str, Op]] = Once(_load, REGISTERING)  # slug → hash of its source, op
 
 
 def alone(op: Op) -> Op:
     """Return what gives the first output only: of a loaded kernel an op that costs less."""
+    return _alone.get(op) or _first_of(op)
 
+
+def _first_of(op: Op) -> Op:
     def first(*given: Any, **named: Any) -> Tensor:
         result: Tensor = op(*given, **named)[0]
         return result
 
-    return _alone.get(op, first)
+    return first
 
 
 def direct(op: Op) -> Op:
@@ -84,6 +96,25 @@ def below(op: Op) -> Op:
     It refuses no gradient, and computes none: it is for who does.
     """
     return _below.get(op, op)
+
+
+def named(slug: str, place: str) -> Named:
+    """Tell of a ready kernel by name, on devices of a type."""
+    signature = plan_of(slug).signature
+    if place == "cpu":
+        emulated(slug)
+        return slug, f"{slug}_emulated", "", f"fagen::{slug}: {signature.gradient_refused}"
+    ends = [f"_without_{tensor.name}" for tensor in signature.omittable]
+    return slug, slug, "".join(ends[:1]), ""
+
+
+def by_name(found: Named) -> tuple[Op, Op]:
+    """Return the op of a kernel and what is `alone` of it: all of this torch.compile can trace."""
+    _, name, end, refused = found
+    op = getattr(torch.ops.fagen, name).default
+    if refused:
+        op = _refusing(op, refused)
+    return op, getattr(torch.ops.fagen, f"{name}{end}").default if end else _first_of(op)
 
 
 def _called_below(name: str) -> Op:
@@ -162,13 +193,16 @@ def _single(made: tuple[Tensor, ...]) -> Any:
 # ---- emulated ops --------------------------------------------------------------------------------
 
 
-@cache
 def emulated(slug: str) -> Op:
     """Return torch.ops.fagen.<slug>_emulated, the Plan computed in torch on CPU tensors.
 
     It takes and returns what the kernel's op does, all by place where torch lets it.
     Raises ScheduleError where it is no slug.
     """
+    return _emulated.get(slug) or _emulated.made(slug)
+
+
+def _emulate(slug: str) -> Op:
     of = plan_of(slug)
     compute = load_named(kind(of.kind).emulate)
     name = f"{slug}_emulated"
@@ -186,19 +220,26 @@ def emulated(slug: str) -> Op:
     return getattr(torch.ops.fagen, name).default  # type: ignore[no-any-return]
 
 
-@cache
+_emulated: Once[str, Op] = Once(_emulate, REGISTERING)
+
+
 def emulation(slug: str) -> Op:
     """Return what is called as the op of this slug on CPU tensors; ValueError for a gradient."""
-    run, signature = emulated(slug), plan_of(slug).signature
+    run = emulated(slug)
+    return _refusing(run, f"fagen::{slug}: {plan_of(slug).signature.gradient_refused}")
 
-    def emulation(*given: Any, **named: Any) -> Any:
+
+def _refusing(op: Op, why: str) -> Op:
+    """Return an op that raises ValueError where a gradient would be needed."""
+
+    def refusing(*given: Any, **named: Any) -> Any:
         if torch.is_grad_enabled():
             tensors = [one for one in (*given, *named.values()) if isinstance(one, Tensor)]
             if any(map(_requires_gradient, tensors)):
-                raise ValueError(f"fagen::{slug}: {signature.gradient_refused}")
-        return run(*given, **named)
+                raise ValueError(why)
+        return op(*given, **named)
 
-    return emulation
+    return refusing
 
 
 def _requires_gradient(tensor: Tensor) -> bool:

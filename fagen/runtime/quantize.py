@@ -1,18 +1,20 @@
 """quantize(x, …): fp16 or bf16 in, e4m3 with descales out, by the quantiser that this takes."""
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from fagen.e4m3 import Centered, Quantized
 from fagen.kinds.quantize.keys import Schedule
 from fagen.runtime.argument_types import flag, names_types, positive, refuse_tangents, whole
-from fagen.runtime.arguments import schedule_of, word_of
-from fagen.runtime.op import Op
-from fagen.runtime.ready import ready, refuse_tracing, run_once
+from fagen.runtime.arguments import schedule_of, settled, word_of
+from fagen.runtime.once import Once, untraced
+from fagen.runtime.op import Named, Op, by_name, named
+from fagen.runtime.ready import ready, run_once
 from fagen.vocab import SCALE_ROWS_DEFAULT
 
 Rotary = tuple[Tensor, Tensor]  # cosines and sines
@@ -36,9 +38,6 @@ NOT_READY = (
     "the quantiser is not ready: call fagen.quantize(…) once, with such arguments and on this "
     "device; "
 )
-
-# What has been readied in this process. A call finds its kernel here or takes the long way once.
-_ready: dict[tuple[object, ...], Op] = {}
 
 
 @overload
@@ -146,8 +145,11 @@ def quantize(
         raise ValueError("mean goes with center=True, which takes it off")
     embedding = "none" if rotary is None else "pairs" if rotary_pairs else "halves"
     how = rotate, center, scales, scale_rows, layout, embedding
-    kind = (x.device, x.dtype, x.shape[3], *how)
-    kernel = _ready.get(kind) or _make_ready(Key(*kind))
+    kind: tuple[Any, ...] = (x.device, x.dtype, x.shape[3], *how)
+    if is_compiling():
+        kernel, _ = by_name(_named(*kind[:2], settled(kind[2]), *how))
+    else:
+        kernel = _ready.get(kind) or _ready.made(Key(*kind))
     more = {} if rotary is None else _rotary(rotary, x)
     if forward_ad._current_level >= 0:
         refuse_tangents(x)
@@ -199,7 +201,7 @@ def prepare_quantizer(
     does. `rotary` is "halves" or "pairs" where calls will have one.
     """
     key = Key(device, dtype, head_dim, rotate, center, scales, scale_rows, layout, rotary)
-    kernel, slug = _make_ready(key, progress), _schedule(key).slug
+    kernel, slug = _ready.made(key, progress), _schedule(key).slug
     if device.type == "cuda":
         run_once(kernel, slug, device)
     return slug
@@ -207,9 +209,19 @@ def prepare_quantizer(
 
 def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> Op:
     """The long way to a kernel: choose, build, load.  Raises as quantize does."""
-    refuse_tracing(NOT_READY)
-    _ready[key] = ready(_schedule(key), key.device, not_ready=NOT_READY, progress=progress)
-    return _ready[key]
+    return ready(_schedule(key), key.device, not_ready=NOT_READY, progress=progress)
+
+
+# What has been readied in this process. A call finds its kernel here or takes the long way once.
+_ready: Once[tuple[Any, ...], Op] = Once(_make_ready)
+
+
+@untraced
+def _named(*of: Any) -> Named:
+    """Ready a kernel, and tell of it by name."""
+    key = Key(*of)
+    _ready.made(key)
+    return named(_schedule(key).slug, key.device.type)
 
 
 def _schedule(key: Key) -> Schedule:

@@ -1,7 +1,7 @@
 """A schedule and a device in, a kernel that can be called out: built, loaded, remembered."""
 
-import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,15 +9,13 @@ import torch
 from fagen.arch import SM90
 from fagen.build import build
 from fagen.errors import DeviceError, FagenError, RefusedBuild
-from fagen.registry import plan, plan_of
+from fagen.registry import given, plan, plan_of
 from fagen.render import render
+from fagen.runtime.once import Once, untraced
 from fagen.runtime.op import Op, emulation, load
 from fagen.schedule import Schedule
 
 Say = Callable[[str], None]
-
-_ready: dict[tuple[str, torch.device], Op] = {}
-_readying = threading.Lock()
 
 
 def ready(
@@ -27,11 +25,9 @@ def ready(
 
     On a GPU the kernel is built and loaded at its first use, after which it is remembered;
     `progress` is called with a line before what takes long. Raises FagenError, in words that begin
-    with `not_ready`, where torch.compile traces or a CUDA graph is captured and it is not ready;
-    DeviceError where the device is no Hopper GPU; ToolchainError and BuildError where it cannot be
-    built.
+    with `not_ready`, where a CUDA graph is captured and it is not ready; DeviceError where the
+    device is no Hopper GPU; ToolchainError and BuildError where it cannot be built.
     """
-    refuse_tracing(not_ready)
     if device.type == "cpu":
         return emulation(schedule.slug)
     if device.type != "cuda":
@@ -39,17 +35,20 @@ def ready(
             f"tensors are on {device}; a kernel runs on a Hopper GPU, or on a CPU emulated"
         )
     refuse_other_than_hopper(device)
-    with _readying:
-        slug = schedule.slug
-        if (slug, device) not in _ready:  # on each device a first call has work to do
-            if torch.cuda.is_current_stream_capturing():
-                raise FagenError(
-                    not_ready + f"{slug} cannot be built while a CUDA graph is captured"
-                )
-            planned = plan(schedule)
-            binary = build(render(planned), planned, binding=True, progress=progress)
-            _ready[slug, device] = load(binary)
-        return _ready[slug, device]
+    of = schedule.slug, device  # on each device a first call has work to do
+    return _ready.get(of) or _ready.made(of, schedule, not_ready, progress)
+
+
+def _load(
+    of: tuple[str, torch.device], schedule: Schedule, not_ready: str, progress: Say | None
+) -> Op:
+    if torch.cuda.is_current_stream_capturing():
+        raise FagenError(f"{not_ready}{of[0]} cannot be built while a CUDA graph is captured")
+    planned = plan(schedule)
+    return load(build(render(planned), planned, binding=True, progress=progress))
+
+
+_ready: Once[tuple[str, torch.device], Op] = Once(_load)
 
 
 def first_ready(
@@ -72,6 +71,12 @@ def first_ready(
             if progress:
                 progress(f"{schedule.slug} spills; trying the next")
     return last, ready(last, device, not_ready=not_ready, progress=progress)
+
+
+@untraced
+def slug_of(schedule: str | Path | Schedule) -> str:
+    """The slug of a schedule that a caller has chosen.  Raises ScheduleError where it is none."""
+    return given(schedule).slug
 
 
 def placed(device: torch.device | str | None) -> torch.device:
@@ -108,12 +113,6 @@ def run_once(op: Op, slug: str, device: torch.device) -> None:
             given[tensor.name] = torch.zeros(shape, device=device).to(dtype)
     with torch.no_grad():
         op(**given)
-
-
-def refuse_tracing(not_ready: str) -> None:
-    """Raise FagenError where torch.compile traces: nothing can be looked up or built then."""
-    if torch.compiler.is_compiling():
-        raise FagenError(not_ready + "it cannot be built while torch.compile traces the call")
 
 
 def refuse_other_than_hopper(device: torch.device) -> None:

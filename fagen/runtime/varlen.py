@@ -40,29 +40,25 @@ from fagen.runtime.arguments import (
     refuse_head_dims,
     refuse_only_fp8,
     refuse_word,
+    settled,
     with_sizes,
     word_of,
 )
-from fagen.runtime.backward import not_ready, with_gradient
+from fagen.runtime.backward import with_gradient, with_gradient_by_name
 from fagen.runtime.offsets import twice, used_queries
-from fagen.runtime.ready import first_ready, placed, refuse_tracing, run_once
+from fagen.runtime.once import Once, untraced
+from fagen.runtime.ready import first_ready, placed, run_once, slug_of
 from fagen.vocab import OUT_DTYPES
 
 # What tells one kind of call from another: the device, dtype, both head dims and `causal`, in e4m3
 # the type of O, and the schedule that was named.
 Key = tuple[torch.device, torch.dtype, int, int, bool, torch.dtype | None, Choice]
-Kernel = tuple[op.Op, op.Op, op.Op]  # with the log-sum-exp, alone, direct
+Kernel = tuple[op.Op, op.Op, op.Op, str]  # with the log-sum-exp, alone, direct; its slug
 
 NOT_READY = (
     "the kernel is not ready: call fagen.prepare_varlen(…) for this problem and device first; "
 )
 _PACKED = "(total, heads, head_dim), sequence after sequence"
-
-# What has been readied in this process. A call finds its kernel here or takes the long way once.
-_ready: dict[Key, Kernel] = {}
-_chosen: dict[Key, str] = {}  # the slugs of these
-# the same with gradients, and whether these are to be deterministic
-_differentiable: dict[tuple[Key, bool], op.Op] = {}
 
 # What counts calls while they are recorded: kind, shapes of q and v, offsets, the two max_seqlen.
 note: Callable[[Key, torch.Size, torch.Size, int, int | None, int | None], None] | None = None
@@ -125,9 +121,9 @@ def attention_varlen(
     The kernel is that of `schedule` (a file's path, a slug or a Schedule), else that which a
     dispatch table has for this card, dtype, head dims and mask, else that which `schedules/` has,
     else one that is derived, which an UntunedWarning says once; its first use builds it. No choice
-    is by lengths or by how many sequences there are. Under torch.compile and CUDA graph capture it
-    must have been readied by prepare_varlen(…), or by an earlier call of its dtype, head dims, mask
-    and schedule.
+    is by lengths or by how many sequences there are. Where a CUDA graph is captured it must have
+    been readied by prepare_varlen(…), or by an earlier call of its dtype, head dims, mask and
+    schedule.
 
     It has gradients, by a kernel of its own kind that is chosen in the same way: those of q, k and
     v, also through the log-sum-exp, and zeros in rows of no sequence and of keys that none sees.
@@ -183,7 +179,14 @@ def attention_varlen(
         q_shape, v_shape = q.shape, v.shape
         head_dim = q_shape[2]
         key = q.device, q.dtype, head_dim, v_shape[2], causal, out_dtype, schedule
-        with_lse, alone, direct = _ready.get(key) or _make_ready(key)
+        if traced:
+            choice = None if schedule is None else slug_of(schedule)
+            key = (*key[:2], settled(head_dim), settled(v_shape[2]), *key[4:6], choice)
+            named = _named(key)
+            with_lse, alone = op.by_name(named)
+        else:
+            key = with_sizes(key) if _is_tracing() else key
+            with_lse, alone, direct, _ = _ready.get(key) or _ready.made(key)
         if note is not None:
             note(key, q_shape, v_shape, cu_seqlens_q.shape[0], max_seqlen_q, max_seqlen_k)
         if scale is None:
@@ -206,9 +209,11 @@ def attention_varlen(
             and needs_gradient(q, k, v)
             and (traced or not (_is_tracing() or peek_interpreter_stack()))
         ):
-            made = _differentiable.get((key, deterministic)) or _make_differentiable(
-                key, deterministic
-            )
+            if traced:
+                made = with_gradient_by_name(named, q, k, deterministic=deterministic)
+            else:
+                of = key, deterministic
+                made = _differentiable.get(of) or _differentiable.made(of)
             found: tuple[Tensor, Tensor] = made(*given)
             return found if return_lse else found[0]
         if return_lse:
@@ -285,22 +290,17 @@ def prepare_varlen(
         out = out or torch.bfloat16
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
     key = place, kind, head_dim, head_dim_v, causal, out, schedule
-    if key not in _ready:
-        with_lse, *_ = _make_ready(key, progress)
-        if place.type == "cuda":
-            run_once(with_lse, _chosen[key], place)
+    is_new = key not in _ready
+    with_lse, *_, slug = _ready.made(key, progress)
+    if is_new and place.type == "cuda":
+        run_once(with_lse, slug, place)
     if gradient:
-        _make_differentiable(key, bool(deterministic))
-    return _chosen[key]
+        _differentiable.made((key, bool(deterministic)))
+    return slug
 
 
 def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> Kernel:
     """The long way to a kernel: choose, build, load.  Raises as attention_varlen does."""
-    refuse_tracing(NOT_READY)
-    if _is_tracing():
-        key = with_sizes(key)
-        if key in _ready:
-            return _ready[key]
     device, choice = key[0], key[-1]
     problem = problem_of(key)
     if choice is None:
@@ -313,11 +313,9 @@ def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> Kern
             f"no schedule was tuned for {problem}: {chosen.slug} is derived. To search for a "
             f"faster one, which fagen.attention_varlen then takes: {search_command(chosen.slug)}",
             UntunedWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
-    _chosen[key] = chosen.slug
-    _ready[key] = kernel, op.alone(kernel), op.direct(kernel)
-    return _ready[key]
+    return kernel, op.alone(kernel), op.direct(kernel), chosen.slug
 
 
 def problem_of(key: Key) -> Problem:
@@ -335,10 +333,21 @@ def problem_of(key: Key) -> Problem:
     return Problem(word, head_dim, head_dim_v, mask, out, layout, 0, lengths="varlen")
 
 
-def _make_differentiable(key: Key, deterministic: bool) -> op.Op:
+def _make_differentiable(of: tuple[Key, bool]) -> op.Op:
     """The long way to a kernel's op that has gradients.  Raises as attention_varlen does."""
-    refuse_tracing(not_ready(deterministic, packed=True))
-    kernel, *_ = _ready[key]
-    made = with_gradient(_chosen[key], kernel, key[0], deterministic=deterministic)
-    _differentiable[key, deterministic] = made
-    return made
+    key, deterministic = of
+    kernel, *_, slug = _ready[key]
+    return with_gradient(slug, kernel, key[0], deterministic=deterministic)
+
+
+# What has been readied in this process. A call finds its kernel here or takes the long way once.
+_ready: Once[Key, Kernel] = Once(_make_ready)
+# the same with gradients, and whether these are to be deterministic
+_differentiable: Once[tuple[Key, bool], op.Op] = Once(_make_differentiable)
+
+
+@untraced
+def _named(key: Key) -> op.Named:
+    """Ready a kernel, and tell of it by name."""
+    *_, slug = _ready.made(key)
+    return op.named(slug, key[0].type)

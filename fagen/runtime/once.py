@@ -1,0 +1,47 @@
+"""What is made once in a process, whoever asks first: another thread, or torch.compile's trace."""
+
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from threading import RLock
+from typing import Any, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Once(dict[Key, Value]):
+    """A cache whose values are made once each, whichever thread asks first; the others wait for it.
+
+    What is there is read as of any dict, without a lock: `cache.get(key) or cache.made(key)`. By
+    `lock` one value is made at a time, of all caches that share it.
+    """
+
+    def __init__(
+        self, make: Callable[..., Value], lock: AbstractContextManager[Any] | None = None
+    ) -> None:
+        super().__init__()
+        self.make = make
+        self._lock = lock
+        self._making: dict[Key, AbstractContextManager[Any]] = {}
+
+    def made(self, key: Key, *more: Any) -> Value:
+        """Return the value of a key, by `make(key, *more)` where there is none yet.
+
+        What that raises reaches who asked; the next one tries again.
+        """
+        with self._lock or self._making.setdefault(key, RLock()):
+            if key not in self:
+                self[key] = self.make(key, *more)
+        return self[key]
+
+
+def untraced(function: Function) -> Function:
+    """Have torch.compile call a function as it is while it traces, and keep what it returns.
+
+    Arguments and results are numbers, words, dtypes and devices, or tuples of these. What it
+    readies is so outside of the graph, in which nothing of it is left.
+    """
+    # as torch.compiler.assume_constant_result does; importing that takes more than a second
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function

@@ -1,0 +1,201 @@
+"""Every door as the first call: under torch.compile, and from many threads at once."""
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Barrier, Lock, RLock, get_ident
+from time import sleep
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.backends.debugging import aot_eager
+from torch.fx import GraphModule
+
+from fagen.dispatch import choice
+from fagen.errors import UntunedWarning
+from fagen.runtime import attention, backward, combine, decode, quantize, ready, varlen
+from fagen.runtime.once import Once
+from tests.doors import DOORS
+from tests.fresh import forget
+
+MODULES = attention, varlen, decode, quantize, combine, backward, ready
+THREADS = 8
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every module as in a new process, where a warning is an error."""
+    forget(monkeypatch, *MODULES)
+    choice.committed.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", UntunedWarning)
+        yield
+
+
+def same(found: list[Any], wanted: list[Any]) -> bool:
+    return len(found) == len(wanted) and all(map(torch.equal, found, wanted))
+
+
+class Recording:
+    """The backend aot_eager, which keeps the graphs that it is given."""
+
+    def __init__(self) -> None:
+        self.graphs: list[GraphModule] = []
+
+    def __call__(self, graph: GraphModule, inputs: Any) -> Any:
+        self.graphs.append(graph)
+        return aot_eager(graph, inputs)
+
+    def called(self) -> list[str]:
+        """What the one graph there is calls of fagen."""
+        (graph,) = self.graphs
+        targets = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+        return [target for target in targets if "fagen" in target]
+
+
+# ---- traced -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_first_call_compiles_into_one_graph_of_its_ops_alone(
+    name: str, fresh_dynamo: None
+) -> None:
+    door, backend = DOORS[name], Recording()
+    compiled: Any = torch.compile(door.call, fullgraph=True, backend=backend)
+    given = door.made()
+    found = door.results(given, compiled)
+    assert same(found, door.results(given))
+    called = backend.called()
+    assert len(called) == {"attention_e4m3": 4, "attention_fp8": 4}.get(name, 1), called
+    assert all(one.startswith("fagen.") and one.endswith(".default") for one in called), called
+
+
+@pytest.mark.parametrize("name", ["attention_gradients", "attention_varlen", "attention_decode"])
+def test_a_first_call_with_open_sizes_serves_others_too(name: str, fresh_dynamo: None) -> None:
+    door = DOORS[name]
+    compiled: Any = torch.compile(door.call, fullgraph=True, dynamic=True, backend="aot_eager")
+    first = door.made()
+    door.results(first, compiled)
+    if name == "attention_varlen":
+        others: tuple[Any, ...] = (*(x[:25] for x in first[:3]), first[3].clamp(max=25))
+    else:
+        others = (
+            first[0][:, :9].contiguous(),
+            *(x[:, :33].contiguous() for x in first[1:3]),
+            *first[3:],
+        )
+    with torch.compiler.set_stance("fail_on_recompile"):
+        found = door.results(others, compiled)
+    for one, other in zip(found, door.results(others), strict=True):  # by another tile, perhaps
+        assert (one.float() - other.float()).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_first_call_exports(strict: bool, fresh_dynamo: None) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, *given: Any) -> Any:
+            return door.call(*given)
+
+    for name in ("attention", "attention_varlen", "attention_decode"):
+        door = DOORS[name]
+        given = door.made()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of torch about itself
+            exported = torch.export.export(Model(), given, strict=strict)
+        assert same(door.results(given, exported.module()), door.results(given))
+
+
+def test_a_schedule_that_is_named_is_taken_while_it_is_traced(fresh_dynamo: None) -> None:
+    schedule = "fwd_bf16_d64_full_m64n48"
+    chosen = attention.picked(dtype="bf16", head_dim=64, seqlen=40)
+    given = DOORS["attention"].made()
+    for one, slug in ((schedule, schedule), (chosen, chosen.slug)):
+        call = partial(attention.attention, schedule=one)
+        backend = Recording()
+        torch.compile(call, fullgraph=True, backend=backend)(*given)
+        assert backend.called() == [f"fagen.{slug}_emulated.default"]
+
+
+def test_what_no_kernel_computes_is_refused_in_words_while_it_is_traced(
+    fresh_dynamo: None,
+) -> None:
+    q, k, v = DOORS["attention"].made()
+    compiled = torch.compile(attention.attention, fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="q is float64; use fp16 or bf16"):
+        compiled(q.double(), k.double(), v.double())
+
+
+# ---- by many threads ----------------------------------------------------------------------------
+
+
+def at_once(work: Callable[[int], Any]) -> list[Any]:
+    """What `work` gives in each of several threads, which begin together."""
+    barrier = Barrier(THREADS)
+
+    def one(number: int) -> Any:
+        barrier.wait()
+        return work(number)
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        return list(threads.map(one, range(THREADS)))
+
+
+# of a head dim that no other test calls, since torch is told of an op once in a process
+@pytest.mark.parametrize("head_dim", [144, 208])
+def test_first_calls_of_all_doors_from_eight_threads(head_dim: int) -> None:
+    doors = [*DOORS.values()]
+    given = {door.call: door.made(head_dim) for door in doors}
+
+    def work(number: int) -> dict[int, list[Any]]:
+        order = [(i * 5 + number) % len(doors) for i in range(len(doors))]
+        if number % 2:  # half of them all one after the other, the others the same one at once
+            order = [*range(len(doors))]
+        return {i: doors[i].results(given[doors[i].call]) for i in order}
+
+    for found in at_once(work):
+        for i, door in enumerate(doors):
+            assert same(found[i], door.results(given[door.call]))
+
+
+def test_what_many_threads_want_is_made_once_and_other_things_meanwhile() -> None:
+    made: Counter[int] = Counter()
+    working: set[int] = set()
+    together = 0
+
+    def make(key: int) -> str:
+        nonlocal together
+        with lock:
+            made[key] += 1
+            working.add(get_ident())
+            together = max(together, len(working))
+        sleep(0.02)
+        working.discard(get_ident())
+        return f"{key}"
+
+    lock, cache = Lock(), Once(make)
+    assert at_once(lambda number: cache.made(number % 2)) == ["0", "1"] * (THREADS // 2)
+    assert made == {0: 1, 1: 1} and together == 2
+    assert cache.get(0) == "0" and cache.get(2) is None
+
+
+def test_what_could_not_be_made_is_tried_again() -> None:
+    tries = iter((OSError("full"), None))
+
+    def make(key: str) -> str:
+        if error := next(tries):
+            raise error
+        return key
+
+    cache = Once(make)
+    with pytest.raises(OSError, match="full"):
+        cache.made("a")
+    assert cache.made("a") == "a" == cache["a"]
+
+
+def test_a_value_may_ask_for_another_of_the_same_lock() -> None:
+    cache: Once[int, int] = Once(lambda n: n and cache.made(n - 1) + 1, RLock())
+    assert cache.made(5) == 5 and len(cache) == 6
