@@ -14,11 +14,11 @@ from fagen.build.store import all_inside
 from fagen.errors import FagenError, ToolchainError
 from fagen.paths import cache_folder, config_folder, environment, find_program, foreign
 from fagen.process import run
+from fagen.programs import MissingError, numbers, refuse_to_compile_in, shown
 from fagen.toml_lines import printable
 from fagen.toolchain import (
     INSTALL_DISASSEMBLER,
     INSTALL_TORCH,
-    MissingError,
     Torch,
     compile_jobs,
     find_cutlass,
@@ -27,9 +27,6 @@ from fagen.toolchain import (
     find_ninja,
     find_nvcc,
     find_torch,
-    numbers,
-    refuse_to_compile_in,
-    shown,
 )
 
 INSTALL_CLANG_FORMAT = "python -m pip install clang-format==23.1.5"

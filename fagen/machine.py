@@ -23,7 +23,8 @@ from fagen.arch import SM90
 from fagen.errors import BuildError, ToolchainError
 from fagen.paths import compiler_environment
 from fagen.process import run
-from fagen.toolchain import INSTALL_DISASSEMBLER, Disassembler, MissingError, find_disassembler
+from fagen.programs import MissingError
+from fagen.toolchain import INSTALL_DISASSEMBLER, Disassembler, find_disassembler
 
 COMMON, PRODUCER, CONSUMER = "common", "producer", "consumer"
 _ROLES = {"USETMAXREG.DEALLOC": PRODUCER, "USETMAXREG.TRY_ALLOC": CONSUMER}

@@ -27,7 +27,7 @@ VARIABLES = {
     "HOME": "without the two above: `~/.cache/fagen` and `~/.config/fagen`",
     "FAGEN_CUTLASS": "the CUTLASS headers: a checkout, or its include folder",
     "CUDA_HOME": "the CUDA toolkit; no other is looked for where it is set",
-    "NVCC_CCBIN": "the host compiler: a g++, or its folder; none else is looked for if it is set",
+    "NVCC_CCBIN": "the host compiler: a g++, its folder, or a clang++; no other is then looked for",
     "CXX": "the host compiler where `NVCC_CCBIN` is not set, else g++ on `PATH`",
     "MAX_JOBS": "how many compilers run at once, else one for each processor",
     "PATH": "where programs are looked for; compilers get it",

@@ -25,6 +25,17 @@ from fagen.paths import (
     named_folder,
 )
 from fagen.process import run
+from fagen.programs import (
+    MissingError,
+    answer,
+    beginning,
+    is_file,
+    numbers,
+    refuse_for_a_shell,
+    shown,
+    too_old,
+    version_of,
+)
 from fagen.toml_lines import printable
 
 # One set for every kernel. No --use_fast_math: a kernel that wants an approximation names it.
@@ -57,9 +68,11 @@ SYSTEM_CUDA = Path("/usr/local/cuda")  # where NVIDIA's installers put it
 
 NVCC_SINCE = (12, 4)
 GXX_SINCE = (9,)
-# The newest g++ that an nvcc takes, of that release on (CUDA Installation Guide for Linux, host
-# compilers). Its own crt/host_config.h, which refuses others, is asked first.
+CLANG_SINCE = (9,)
+# The newest host compilers that an nvcc takes, of that release on (CUDA Installation Guide for
+# Linux, host compilers). Its own crt/host_config.h, which refuses others, is asked first.
 GXX_UNTIL = {(12, 4): 13, (12, 8): 14, (13, 0): 15}
+CLANG_UNTIL = {(12, 4): 17, (12, 6): 18, (12, 8): 19, (13, 0): 20}
 CUTLASS_SINCE = (4, 0)
 INSTALL_NVCC = 'python -m pip install "cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.0.*"'
 INSTALL_GXX = "apt install g++"
@@ -70,18 +83,8 @@ INSTALL_DISASSEMBLER = (
 INSTALL_TORCH = 'python -m pip install "torch>=2.10"'
 INSTALL_NINJA = "python -m pip install ninja"
 
+_OF_C = {"gcc": "g++", "clang": "clang++"}  # compilers, and those of C++ beside them
 _LAUNCHERS = {"ccache", "sccache"}  # may stand before a compiler; fagen keeps what it builds itself
-# nvcc gives paths to a shell, between double quotes, and that of the folder in which it works too
-_FOR_A_SHELL = re.compile(r'["$`\\]')
-_FOLDER_FOR_A_SHELL = re.compile(r'["`]|\$[({]')
-
-
-class MissingError(ToolchainError):
-    """Something is missing or will not do, and there is a way to fix it."""
-
-    def __init__(self, what: str, remedy: str) -> None:
-        super().__init__(f"{what}: {remedy}")
-        self.what, self.remedy = what, remedy
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class Compiler:
     library_dirs: tuple[Path, ...]
     profile: Path  # in which nvcc finds more of its flags
     newest_gxx: int | None  # that it takes
+    newest_clang: int | None
 
 
 @dataclass(frozen=True)
@@ -202,7 +206,7 @@ def find_nvcc() -> Compiler:
     home = _named("CUDA_HOME")
     faults = []
     for nvcc in [home / "bin/nvcc"] if home else _nvccs():
-        if _is_file(nvcc):
+        if is_file(nvcc):
             try:
                 return _inspect(nvcc, nvcc.stat().st_mtime_ns)
             except ToolchainError as error:
@@ -227,7 +231,7 @@ def _instead_of(home: Path) -> str:
     ways_out = {home.parent / "bin/nvcc": f"set it to {shown(home.parent)}"}
     ways_out |= dict.fromkeys(_nvccs(), "unset it")
     for nvcc, way_out in ways_out.items():
-        if _is_file(nvcc):
+        if is_file(nvcc):
             with suppress(ToolchainError):
                 version = _inspect(nvcc, nvcc.stat().st_mtime_ns).version
                 return f"{way_out}, nvcc {version} at {shown(nvcc)} will do"
@@ -237,13 +241,13 @@ def _instead_of(home: Path) -> str:
 def find_gxx(compiler: Compiler | None = None) -> tuple[Path, str]:
     """Find g++ and its version: what NVCC_CCBIN names, else what CXX names, else g++ on PATH.
 
-    Where one of the two is set no other is looked for. With an nvcc it has to be one that this nvcc
-    takes; where g++ on PATH is too new, an older one beside it is taken, as g++-15.
-    Raises ToolchainError where it is missing, no g++, too old or too new.
+    Where one of the two is set no other is looked for; it may name a clang++. With an nvcc it has
+    to be one that this nvcc takes; where g++ on PATH is too new, an older one beside it is taken,
+    as g++-15. Raises ToolchainError where it is missing, none of the two, too old or too new.
     """
     for variable in ("NVCC_CCBIN", "CXX"):
         if said := environment(variable):
-            remedy = f"set {variable} to the path of a g++, or unset it"
+            remedy = f"set {variable} to the path of a g++ or clang++, or unset it"
             return _judged(_named_gxx(variable, said, remedy), remedy, compiler)
     path = find_program("g++")
     if path is None:
@@ -260,7 +264,7 @@ def find_gxx(compiler: Compiler | None = None) -> tuple[Path, str]:
 
 
 def _named_gxx(variable: str, said: str, remedy: str) -> Path:
-    """Where the g++ is that a variable names: by its path, its name, or the folder around it.
+    """Where the compiler is that a variable names: by its path, its name, or a g++'s folder.
 
     NVCC_CCBIN may name gcc, as for nvcc, and CXX may have ccache before it, as for a shell.
     """
@@ -274,29 +278,35 @@ def _named_gxx(variable: str, said: str, remedy: str) -> Path:
     path = Path(words[0]) if "/" in words[0] else find_program(words[0])
     if path and path.is_dir():
         path = path / "g++"
-    if path and (gcc := re.fullmatch(r"(.*-)?gcc(-[\d.]+)?", path.name)):  # which links no C++
-        path = path.with_name(f"{gcc[1] or ''}g++{gcc[2] or ''}")
-    if path is None or not _is_file(path):
-        raise MissingError(f"{variable} is {said!r}, and there is no such g++", remedy)
+    if path and (c := re.fullmatch(r"(.*-)?(gcc|clang)(-[\d.]+)?", path.name)):  # links no C++
+        path = path.with_name(f"{c[1] or ''}{_OF_C[c[2]]}{c[3] or ''}")
+    if path is None or not is_file(path):
+        raise MissingError(f"{variable} is {said!r}, and there is no such compiler", remedy)
     return path.absolute()
 
 
 def _judged(path: Path, remedy: str, compiler: Compiler | None) -> tuple[Path, str]:
-    """A g++ and its version, where a build can use it.  Raises ToolchainError where it cannot."""
-    _refuse_for_a_shell(path)
+    """A host compiler and its version.  Raises ToolchainError where a build cannot use it."""
+    refuse_for_a_shell(path)
+    name, since, newest = "g++", GXX_SINCE, compiler and compiler.newest_gxx
     try:
-        version = _version_of(path, "-dumpfullversion", path.stat().st_mtime_ns)
+        version = version_of(path, "-dumpfullversion")
     except ToolchainError as error:
-        raise MissingError(f"{shown(path)} is no g++ ({error})", remedy) from None
-    if numbers(version) < GXX_SINCE:
-        raise MissingError(_too_old("g++", version, path, GXX_SINCE), remedy)
-    if compiler and compiler.newest_gxx and numbers(version)[0] > compiler.newest_gxx:
+        clang = re.search(r"clang version (\d[\d.]*)", answer(path, "--version").stdout)
+        if clang is None:
+            what = f"{shown(path)} is no g++, nor clang++ ({error})"
+            raise MissingError(what, remedy) from None
+        name, since, newest = "clang++", CLANG_SINCE, compiler and compiler.newest_clang
+        version = clang[1]
+    if numbers(version) < since:
+        raise MissingError(too_old(name, version, path, since), remedy)
+    if compiler and newest and numbers(version)[0] > newest:
         raise MissingError(
-            f"g++ {version} at {shown(path)} is too new for nvcc {compiler.version}, which takes "
-            f"g++ {compiler.newest_gxx} at most",
+            f"{name} {version} at {shown(path)} is too new for nvcc {compiler.version}, which "
+            f"takes {name} {newest} at most",
             remedy,
         )
-    return path, version
+    return path, version if name == "g++" else f"clang {version}"
 
 
 def find_ninja() -> tuple[Path, str]:
@@ -304,9 +314,9 @@ def find_ninja() -> tuple[Path, str]:
     path, since = find_program("ninja"), (1, 8)
     if path is None:
         raise MissingError("ninja is missing", INSTALL_NINJA)
-    version = _version_of(path, "--version", path.stat().st_mtime_ns)
+    version = version_of(path, "--version")
     if numbers(version) < since:
-        raise MissingError(_too_old("ninja", version, path, since), INSTALL_NINJA)
+        raise MissingError(too_old("ninja", version, path, since), INSTALL_NINJA)
     return path, version
 
 
@@ -326,14 +336,12 @@ def find_cutlass() -> tuple[Path, str]:
             places = []
     for include in places:
         header = include / "cutlass/version.h"
-        if _is_file(header) and _is_file(include / "cute/tensor.hpp"):
-            _refuse_for_a_shell(include)
-            told = re.findall(
-                r"#define CUTLASS_(MAJOR|MINOR|PATCH) (\d{1,6})\b", _beginning(header)
-            )
+        if is_file(header) and is_file(include / "cute/tensor.hpp"):
+            refuse_for_a_shell(include)
+            told = re.findall(r"#define CUTLASS_(MAJOR|MINOR|PATCH) (\d{1,6})\b", beginning(header))
             version = ".".join(dict(told).get(part, "0") for part in ("MAJOR", "MINOR", "PATCH"))
             if numbers(version) < CUTLASS_SINCE:
-                raise MissingError(_too_old("CUTLASS", version, include, CUTLASS_SINCE), remedy)
+                raise MissingError(too_old("CUTLASS", version, include, CUTLASS_SINCE), remedy)
             return include, version
     raise MissingError(f"the CUTLASS headers are not {where}", remedy)
 
@@ -346,7 +354,7 @@ def find_disassembler() -> Disassembler | None:
         if home := _named("CUDA_HOME"):
             places.insert(0, home / "bin" / name)
         places.append(SYSTEM_CUDA / "bin" / name)
-        tools.append(next((place for place in places if place and _is_file(place)), None))
+        tools.append(next((place for place in places if place and is_file(place)), None))
     nvdisasm, cuobjdump = tools
     return Disassembler(nvdisasm, cuobjdump) if nvdisasm and cuobjdump else None
 
@@ -358,20 +366,11 @@ def find_torch() -> Torch | None:
         return None
     folder = Path(spec.origin).parent
     try:
-        text = _beginning(folder / "version.py")
+        text = beginning(folder / "version.py")
     except OSError:
         return None
     version = re.search(r"__version__ = ['\"]([^'\"]+)", text)
     return Torch(version[1], folder) if version else None
-
-
-@cache
-def _version_of(path: Path, flag: str, _changed: int) -> str:
-    answer = run([path, flag], timeout=30, only=compiler_environment())
-    if answer.returncode or not numbers(answer.stdout):
-        why = printable(" ".join(answer.stderr.split()))
-        raise ToolchainError(f"{shown(path)} {flag} does not say its version: {why}")
-    return answer.stdout.split()[0]
 
 
 def _in_wheels(program: str) -> Iterator[Path]:
@@ -387,7 +386,7 @@ def _in_wheels(program: str) -> Iterator[Path]:
 @cache
 def _inspect(nvcc: Path, _changed: int) -> Compiler:
     """Look at one nvcc and the toolkit around it. Raises ToolchainError that says what is wrong."""
-    _refuse_for_a_shell(nvcc)
+    refuse_for_a_shell(nvcc)
     stated = compiler_environment()
     answer = run([nvcc, "--version"], timeout=60, only=stated)
     release = re.search(r"release [\d.]+, V([\d.]+)", answer.stdout)
@@ -396,7 +395,7 @@ def _inspect(nvcc: Path, _changed: int) -> Compiler:
         raise ToolchainError(f"{shown(nvcc)} does not run: {why}")
     version = release[1]
     if numbers(version) < NVCC_SINCE:
-        raise ToolchainError(_too_old("nvcc", version, nvcc, NVCC_SINCE))
+        raise ToolchainError(too_old("nvcc", version, nvcc, NVCC_SINCE))
     # nvcc on PATH may be a wrapper or a link: a dry run tells where the toolkit really is.
     dry = run([nvcc, "--dryrun", "-c", "-x", "cu", os.devnull], timeout=60, only=stated)
     top = re.search(r"^#\$ TOP=(.*)$", dry.stdout + dry.stderr, re.MULTILINE)
@@ -416,26 +415,29 @@ def _inspect(nvcc: Path, _changed: int) -> Compiler:
     if missing := [part for part, there in parts.items() if not there]:
         raise ToolchainError(f"{shown(nvcc)} ({version}) lacks {', '.join(missing)}")
     assert include is not None
-    text = _beginning(include / "cuda_runtime_api.h")
+    text = beginning(include / "cuda_runtime_api.h")
     if match := re.search(r"#define CUDART_VERSION\s+(\d{1,9})\b", text):
         headers = (int(match[1]) // 1000, int(match[1]) % 1000 // 10)
         if headers != numbers(version)[:2]:
             raise ToolchainError(
                 f"{shown(nvcc)} is {version} but its headers are of {headers[0]}.{headers[1]}"
             )
-    newest = re.search(r"#if __GNUC__ > (\d{1,3})\b", _beginning(include / "crt/host_config.h"))
+    taken = beginning(include / "crt/host_config.h")
+    gxx = re.search(r"#if __GNUC__ > (\d{1,3})\b", taken)
+    clang = re.search(r"#if \(__clang_major__ >= (\d{1,3})\)", taken)
     return Compiler(
         nvcc,
         version,
         include,
         tuple(libraries),
-        root / "bin/nvcc.profile",
-        int(newest[1]) if newest else _newest_gxx(numbers(version)),
+        profile=root / "bin/nvcc.profile",
+        newest_gxx=int(gxx[1]) if gxx else _newest(GXX_UNTIL, version),
+        newest_clang=int(clang[1]) - 1 if clang else _newest(CLANG_UNTIL, version),
     )
 
 
-def _newest_gxx(release: tuple[int, ...]) -> int | None:
-    return next((g for since, g in reversed(GXX_UNTIL.items()) if release >= since), None)
+def _newest(table: dict[tuple[int, int], int], version: str) -> int | None:
+    return next((n for since, n in reversed(table.items()) if numbers(version) >= since), None)
 
 
 def _named(variable: str) -> Path | None:
@@ -444,47 +446,3 @@ def _named(variable: str) -> Path | None:
         return named_folder(variable)
     except FagenError as error:
         raise ToolchainError(str(error)) from None
-
-
-def _is_file(path: Path) -> bool:
-    """Whether there is such a file, and one may look."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
-
-
-def _beginning(file: Path) -> str:
-    """The first MiB of a file, whatever it holds."""
-    with file.open("rb") as opened:
-        return opened.read(1 << 20).decode(errors="replace")
-
-
-def shown(path: Path) -> str:
-    """Return a path as it is printed: nothing is left in it that a terminal might obey."""
-    return printable(str(path))
-
-
-def refuse_to_compile_in(folder: Path) -> None:
-    """Raise MissingError where nvcc cannot work in a folder, for what its path has in it."""
-    if odd := _FOLDER_FOR_A_SHELL.search(str(folder.resolve())):
-        what = f"{shown(folder)} has a {odd[0]} in it, which nvcc gives to a shell"
-        raise MissingError(what, "set FAGEN_CACHE to another folder")
-
-
-def _refuse_for_a_shell(path: Path) -> None:
-    """Refuse a path that nvcc would have a shell work on."""
-    if odd := _FOR_A_SHELL.search(str(path)):
-        what = f"{shown(path)} has a {odd[0]} in it, which nvcc gives to a shell"
-        raise MissingError(what, "name it by another path")
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: (2, 13, 0) for 2.13.0+cpu."""
-    match = re.match(r"\d{1,9}(\.\d{1,9})*", version.strip())
-    return tuple(int(part) for part in match[0].split(".")) if match else ()
-
-
-def _too_old(name: str, version: str, path: Path, since: tuple[int, ...]) -> str:
-    oldest = ".".join(map(str, since))
-    return f"{name} {version} at {shown(path)} is too old, {oldest} is the oldest that will do"

@@ -16,8 +16,9 @@ from fagen.errors import BuildError, CacheError, RefusedBuild, ToolchainError
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import Plan, plan
 from fagen.paths import compiler_environment
+from fagen.programs import MissingError
 from fagen.render import Source
-from fagen.toolchain import MissingError, Toolchain, find_gxx, find_ninja, find_nvcc, find_toolchain
+from fagen.toolchain import Toolchain, find_gxx, find_ninja, find_nvcc, find_toolchain
 from tests.test_toolchain import make_cutlass, make_program
 
 GOOD = """\

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fagen import paths, toolchain
+from fagen import paths, programs, toolchain
 from fagen.build import build_together
 from fagen.doctor import doctor
 from fagen.errors import ToolchainError
@@ -106,7 +106,7 @@ def test_where_cuda_home_is_wrong_the_advice_is_what_helps(
 ) -> None:
     def advice(home: Path) -> str:
         monkeypatch.setenv("CUDA_HOME", str(home))
-        with pytest.raises(toolchain.MissingError) as caught:
+        with pytest.raises(programs.MissingError) as caught:
             toolchain.find_nvcc()
         return caught.value.remedy
 
@@ -285,9 +285,10 @@ def test_the_newest_g_that_an_nvcc_takes_is_told_by_its_headers_or_else_by_its_r
 
 def test_this_nvccs_own_limit_is_read_as_its_table_has_it() -> None:
     found = toolchain.find_nvcc()
-    release = toolchain.numbers(found.version)
+    release = programs.numbers(found.version)
     if release < (13, 1):
-        assert found.newest_gxx == toolchain._newest_gxx(release)
+        assert found.newest_gxx == toolchain._newest(toolchain.GXX_UNTIL, found.version)
+        assert found.newest_clang == toolchain._newest(toolchain.CLANG_UNTIL, found.version)
 
 
 def test_a_g_too_new_for_nvcc_is_refused_or_an_older_one_beside_it_taken(
@@ -329,21 +330,44 @@ def test_nvcc_ccbin_and_then_cxx_name_the_host_compiler(
         assert toolchain.find_gxx(nvcc)[0] == found, said
 
 
+def make_clang(path: Path, version: str) -> Path:
+    """It has no -dumpfullversion."""
+    told = f'[ "$1" = --version ] && echo "Some clang version {version}+1" && exit 0; exit 1'
+    return make_program(path, f"#!/bin/sh\n{told}\n")
+
+
+def test_a_host_compiler_may_be_clang(
+    bare: Path, tmp_path: Path, nvcc: toolchain.Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_gxx(bare / "g++", "12.2.0")
+    clang = make_clang(tmp_path / "clang++-20", "20.1.8")
+    monkeypatch.setenv("CXX", str(clang))
+    assert toolchain.find_gxx(nvcc) == (clang, "clang 20.1.8")
+    monkeypatch.setenv("NVCC_CCBIN", str(clang.with_name("clang-20")))
+    assert toolchain.find_gxx(nvcc) == (clang, "clang 20.1.8")
+    make_clang(clang, "8.0.1")
+    with pytest.raises(ToolchainError, match=r"clang\+\+ 8\.0\.1 at .* is too old"):
+        toolchain.find_gxx(nvcc)
+
+
 @pytest.mark.parametrize("variable", ["NVCC_CCBIN", "CXX"])
 def test_a_host_compiler_that_will_not_do_is_refused_by_its_variable(
     bare: Path, tmp_path: Path, nvcc: toolchain.Compiler, monkeypatch: pytest.MonkeyPatch, variable
 ) -> None:
     make_gxx(bare / "g++", "12.2.0")
-    clang = make_program(tmp_path / "clang++", "#!/bin/sh\necho unknown argument >&2; exit 1\n")
+    other = make_program(tmp_path / "icpx", "#!/bin/sh\necho unknown argument >&2; exit 1\n")
+    clang = make_clang(tmp_path / "clang++", "21.1.0")
     for said, words in (
-        ("/nowhere/g++", "there is no such g"), ("icpx", "there is no such g"),
-        (str(clang), "is no g"), (str(make_gxx(tmp_path / "new", "16.1.0")), "is too new for nvcc"),
-        (str(make_gxx(tmp_path / "old", "8.1.0")), "is too old"), ("a\nb", "no such g|one program"),
+        ("/nowhere/g++", "no such compiler"), ("icpx", "no such compiler"),
+        (str(other), "is no g"), (str(clang), r"clang\+\+ 21\.1\.0 at .* is too new for nvcc"),
+        (str(make_gxx(tmp_path / "new", "16.1.0")), "is too new for nvcc"),
+        (str(make_gxx(tmp_path / "old", "8.1.0")), "is too old"),
+        ("a\nb", "no such compiler|one program"),
     ):  # fmt: skip
         monkeypatch.setenv(variable, said)
         with pytest.raises(ToolchainError, match=words) as refused:
             toolchain.find_gxx(nvcc)
-        assert f"set {variable} to the path of a g++, or unset it" in str(refused.value)
+        assert f"set {variable} to the path of a g++ or clang++, or unset it" in str(refused.value)
         assert str(refused.value).isprintable()
     if variable == "CXX":
         monkeypatch.setenv("CXX", "g++ -m32")

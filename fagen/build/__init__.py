@@ -40,6 +40,7 @@ from fagen.build.store import (
 from fagen.build.together import build_together
 from fagen.errors import RefusedBuild
 from fagen.kind import Plan
+from fagen.programs import MissingError, refuse_to_compile_in
 from fagen.render import Source
 from fagen.toolchain import (
     BINDING_FLAGS,
@@ -47,12 +48,10 @@ from fagen.toolchain import (
     FLAGS,
     INSTALL_TORCH,
     LINK_FLAGS,
-    MissingError,
     Toolchain,
     Torch,
     find_toolchain,
     find_torch,
-    refuse_to_compile_in,
 )
 
 __all__ = [

@@ -27,7 +27,8 @@ Say = Callable[[str], None]
 
 _HEADER = Path(__file__).with_name("gpu.hpp")
 _SOURCE, _LIBRARY = "simulated.cpp", "simulated.so"
-_FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-fno-strict-aliasing", "-fno-gnu-unique", "-w")
+_FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-fno-strict-aliasing", "-w")
+_OF_GXX = ("-fno-gnu-unique",)  # which clang++ does not know, nor need
 
 
 def build(kernel: str) -> Path:
@@ -37,15 +38,16 @@ def build(kernel: str) -> Path:
     """
     text, (gxx, version) = translated(kernel), find_gxx()
     told = host_digests(gxx)
-    of = "\0".join((text, _HEADER.read_text(), *_FLAGS, version, *told.values()))
+    flags = _FLAGS if version.startswith("clang") else (*_FLAGS, *_OF_GXX)
+    of = "\0".join((text, _HEADER.read_text(), *flags, version, *told.values()))
     folder = kernels_folder() / f"simulated-{hashlib.sha256(of.encode()).hexdigest()[:16]}"
 
     def make(making: Path) -> Record:
         (making / _SOURCE).write_text(text, encoding="utf-8")
-        command: Command = [gxx, *_FLAGS, f"-I{_HEADER.parent}", _SOURCE, "-o", _LIBRARY]
+        command: Command = [gxx, *flags, f"-I{_HEADER.parent}", _SOURCE, "-o", _LIBRARY]
         answer = run(command, cwd=making, only=compiler_environment())
         if answer.returncode:
-            raise BuildError(f"g++ refuses what the simulator made of a kernel: {answer.stderr}")
+            raise BuildError(f"{gxx.name} refuses what the simulator made of it: {answer.stderr}")
         return Record(_LIBRARY, {"g++": version}, told, stated_environment(), answer.cpu_seconds)
 
     place(folder, _LIBRARY, make, lock=lock_of(folder))
