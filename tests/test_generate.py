@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from fagen import huggingface
+from fagen.huggingface import layer
 from fagen.paths import locate
 
 pytestmark = [
@@ -43,9 +43,9 @@ def test_tokens_are_the_same_however_prompts_are_padded_and_cached(example, caps
 
 
 def test_padding_that_is_attended_to_is_told(example, monkeypatch, capsys):
-    real = huggingface.attention_cache
+    real = layer.attention_cache
     monkeypatch.setattr(
-        huggingface,
+        layer,
         "attention_cache",
         lambda *given, leftpad_k, **named: real(*given, leftpad_k=None, **named),
     )

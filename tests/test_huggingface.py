@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fagen import huggingface
 from fagen.errors import ToolchainError
-from fagen.huggingface import Mask, attend
+from fagen.huggingface import Mask, attend, masks
 from tests.huggingface_helpers import (
     Layer,
     Mask4,
@@ -157,7 +157,7 @@ def test_only_prompts_are_read_on_the_host(
     assert token.first.tolist() == [0, 0] and token.end is None
     assert room.flatten(1).tolist() == later.flatten(1).tolist() == [[0, 0], [4, 4]]
     # on a device that cannot be read, as a GPU's while a graph is captured
-    monkeypatch.setattr(huggingface, "_hold", lambda conditions, said: None)
+    monkeypatch.setattr(masks, "_hold", lambda conditions, said: None)
     with torch.no_grad(), torch.device("meta"):
         ones = torch.ones(2, 4, dtype=torch.bool)
         for more in (dict(q_length=1, q_offset=3), dict(kv_length=9)):
@@ -165,7 +165,7 @@ def test_only_prompts_are_read_on_the_host(
 
 
 def test_what_a_gpu_is_to_say_is_as_short_as_torch_takes() -> None:
-    assert len(huggingface.HOLES.encode()) < 255  # torch._assert_async of a CUDA tensor
+    assert len(masks.HOLES.encode()) < 255  # torch._assert_async of a CUDA tensor
 
 
 def test_a_window_stays_usable_where_its_cache_drops_what_it_hides(

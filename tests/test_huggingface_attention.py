@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import fagen
-from fagen import huggingface
 from fagen.huggingface import Mask, attend
+from fagen.huggingface import layer as layers
 from fagen.runtime import cache, decode
 from tests.fresh import forget
 from tests.huggingface_helpers import (
@@ -23,6 +23,7 @@ from tests.huggingface_helpers import (
     tensors,
 )
 from tests.op_helpers import refusal
+from tests.tensors import normal
 
 pytestmark = pytest.mark.filterwarnings("ignore::fagen.UntunedWarning")
 
@@ -77,17 +78,50 @@ def test_a_layer_sees_each_sequences_keys_alone(made: Callable[[int], Any], quer
         torch.testing.assert_close(out[i].double(), wanted, atol=2e-3, rtol=0)
 
 
-def test_lengths_have_no_gradients() -> None:
+@pytest.mark.parametrize("queries", [5, 9])
+@pytest.mark.parametrize(
+    "bounds", [(ints(3, 0), None), (ints(0, 3), ints(9, 7)), (None, ints(4, 9))]
+)
+def test_lengths_have_gradients(bounds: tuple[Any, Any], queries: int) -> None:
+    q, k, v = (x.requires_grad_() for x in tensors(queries))
+    mask = Mask(bounds[1] is None, queries, 9, "", *bounds)
+    dout = normal(2, queries, 4, 16, seed=7, dtype=torch.float16)
+    out, _ = attend(Layer(True), q, k, v, mask)
+    with torch.no_grad():
+        torch.testing.assert_close(attend(Layer(True), q, k, v, mask)[0], out, atol=2e-3, rtol=0)
+    right = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    seen = kernels(mask, queries, 9)[:, None]
+    scores = right[0] @ right[1].repeat_interleave(2, 1).mT * 32**-0.5
+    sees = seen.any(-1, keepdim=True)
+    weights = scores.masked_fill(~seen & sees, -torch.inf).softmax(-1) * sees
+    wanted = (weights @ right[2].repeat_interleave(2, 1)).transpose(1, 2)
+    made = torch.autograd.grad(out, (q, k, v), dout)
+    for one, other in zip(made, torch.autograd.grad(wanted, right, dout.double()), strict=True):
+        torch.testing.assert_close(one.double(), other, atol=4e-3, rtol=4e-3)
+
+
+def test_a_static_cache_has_no_gradients() -> None:
     q, k, v = tensors(9)
     q.requires_grad_()
-    mask = Mask(True, 9, 9, "", ints(3, 0))
-    assert "call the model under torch.no_grad()" in refusal(
-        lambda: attend(Layer(True), q, k, v, mask)
+    bounds = torch.stack((ints(3, 0), ints(9, 9)))[:, None, None]
+    assert "a static cache has no gradients" in refusal(
+        lambda: attend(Layer(True), q, k, v, bounds)
     )
     with torch.no_grad():
-        attend(Layer(True), q, k, v, mask)
-    out, _ = attend(Layer(True), q, k, v, Mask(True, 9, 9))
-    assert out.requires_grad
+        attend(Layer(True), q, k, v, bounds)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_offsets_say_which_rows_see_each_other(is_causal: bool) -> None:
+    q, k, v = tensors(9)
+    at = torch.tensor((0, 4, 9, 12, 18))
+    out, _ = attend(
+        Layer(is_causal), q, k, v, Mask(is_causal, 9, 9), cu_seq_lens_q=at, cu_seq_lens_k=at,
+        max_length_q=6, max_length_k=6, seq_idx=at,
+    )  # fmt: skip
+    flat = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
+    wanted = fagen.attention_varlen(*flat, at.int(), causal=is_causal)
+    assert torch.equal(out.flatten(0, 1), wanted)  # type: ignore[arg-type]
 
 
 def test_which_function_attends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +134,7 @@ def test_which_function_attends(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return noted
 
-    monkeypatch.setattr(huggingface, "attention", noting(huggingface.attention))
+    monkeypatch.setattr(layers, "attention", noting(layers.attention))
     for name in ("attention", "attention_decode", "attention_varlen"):
         monkeypatch.setattr(cache, name, noting(getattr(cache, name)))
     for queries, keys, lengths, name in (
@@ -170,8 +204,17 @@ def test_no_mask_is_taken_for_full_only_where_nothing_else_can_be_meant() -> Non
         (dict(softcap=50.0), "softcap: no kernel caps scores"),
         (dict(s_aux=torch.ones(4)), "s_aux: no kernel has attention sinks"),
         (dict(position_bias=torch.ones(1)), "position_bias: no kernel adds a bias"),
-        (dict(cu_seq_lens_q=torch.ones(1)), "cu_seq_lens_q: sequences packed into one row"),
-        (dict(max_length_k=9), "max_length_k: sequences packed into one row"),
+        (dict(cu_seq_lens_q=ints(0, 5, 10)), "cu_seq_lens_k is missing: it must be a tensor of wh"),
+        (dict(cu_seq_lens_q=9, cu_seq_lens_k=9), "cu_seq_lens_q is none: it must be a tensor"),
+        (dict(seq_idx=ints(0, 0, 1)), "given seq_idx alone: cu_seq_lens_q and cu_seq_lens_k say"),
+        (
+            dict(
+                attention_mask=Mask(True, 5, 9, "", ints(3, 0)),
+                cu_seq_lens_q=ints(0, 10),
+                cu_seq_lens_k=ints(0, 18),
+            ),
+            "beside an attention_mask with padding",
+        ),
         (dict(cache=object()), "cache: no kernel reads a paged cache"),
         (dict(output_attentions=True), "output_attentions: a fused kernel never has"),
         (dict(novelty=0), "novelty: fagen does not know what it changes"),

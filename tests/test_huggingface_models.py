@@ -301,17 +301,117 @@ def test_a_batch_that_is_padded_on_the_right_has_gradients() -> None:
     with torch.enable_grad():
         for one in (ours, theirs):
             one(IDS, attention_mask=RIGHT, labels=labels).loss.backward()
-        assert "padding has no gradients yet" in refusal(lambda: ours(IDS, attention_mask=LEFT))
+    same_gradients(ours, theirs)
+
+
+def same_gradients(ours: Any, theirs: Any) -> None:
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert a.grad is not None and b.grad is not None
         torch.testing.assert_close(a.grad.float(), b.grad.float(), rtol=0.1, atol=2e-3)
 
 
-STARTS_AGAIN = torch.cat([torch.arange(10), torch.arange(13)])[None]
+# ---- training -----------------------------------------------------------------------------------
+
+
+def trained(config: str, of_ours: dict[str, Any], of_theirs: dict[str, Any], **said: Any) -> None:
+    """Hold that loss and gradients are those of SDPA, in two calls that mean the same."""
+    ours, theirs = model(config, **said).train(), model(config, "sdpa", **said).train()
+    with torch.enable_grad():
+        losses = [one(**of).loss for one, of in ((ours, of_ours), (theirs, of_theirs))]
+        for loss in losses:
+            loss.backward()
+    torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-3)
+    same_gradients(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("LlamaConfig", {}),
+        ("BertConfig", dict(attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)),
+        pytest.param("Qwen3Config", dict(head_dim=32), marks=pytest.mark.long),
+    ],
+)
+def test_a_batch_that_is_padded_on_either_side_trains_as_beside_sdpa(
+    config: str, said: dict[str, Any]
+) -> None:
+    for mask in (LEFT, padded((0, slice(0, 7)), (1, slice(15, 23)))):
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        labels = IDS.masked_fill(mask == 0, -100)
+        of = dict(input_ids=IDS, attention_mask=mask, labels=labels, position_ids=positions)
+        trained(config, of, of, **said)
+
+
+FEATURES = [{"input_ids": IDS[0, :n].tolist()} for n in (10, 1, 23, 7)]
+
+
+def flattened(**how: Any) -> dict[str, Any]:
+    """A batch without padding, as transformers' collator makes it."""
+    from transformers import DataCollatorWithFlattening
+
+    made: dict[str, Any] = DataCollatorWithFlattening(return_tensors="pt", **how)(FEATURES)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("how", "more"),
+    [
+        ({}, dict(use_cache=False)),  # transformers makes a mask of packed sequences
+        ({}, {}),  # and here none: position_ids tell each layer, as FlashAttention's
+        (dict(return_flash_attn_kwargs=True), dict(use_cache=False)),
+        (dict(return_flash_attn_kwargs=True, return_seq_idx=True), {}),
+        (dict(return_flash_attn_kwargs=True, return_position_ids=False), "positions"),
+    ],
+)
+def test_sequences_packed_into_one_row_train_as_beside_sdpa(how: Any, more: Any) -> None:
+    batch = flattened(**how)
+    if more == "positions":  # offsets alone
+        more = dict(position_ids=flattened()["position_ids"] + 0)
+    trained("LlamaConfig", batch | more, flattened() | dict(use_cache=False))
+
+
+@pytest.mark.parametrize("window", [23, 24])
+def test_packed_sequences_fit_into_a_window_one_by_one(window: int) -> None:
+    alone, said = flattened() | dict(use_cache=False), dict(sliding_window=window)
+    for of in (alone, flattened(return_flash_attn_kwargs=True), flattened()):
+        trained("MistralConfig", of, alone, **said)
+
+
+def test_a_packed_sequence_longer_than_the_window_is_refused() -> None:
+    ours = model("MistralConfig", sliding_window=22)
+    for of in (
+        flattened() | dict(use_cache=False),
+        flattened(return_flash_attn_kwargs=True),
+        flattened(),
+    ):
+        with pytest.raises(ValueError, match=r"no more than 22 keys back|window of 22"):
+            ours(**of)
+
+
+def test_several_rows_may_hold_several_sequences_each() -> None:
+    again = torch.cat((torch.arange(9), torch.arange(14)))
+    for positions in (torch.stack((torch.arange(23), again)), again[None]):
+        of = dict(input_ids=IDS, position_ids=positions, labels=IDS)
+        trained("LlamaConfig", of, of | dict(use_cache=False))
+        trained("LlamaConfig", of | dict(use_cache=False), of | dict(use_cache=False))
+
+
+def test_positions_that_tell_of_no_sequences_change_nothing() -> None:
+    ours = model("LlamaConfig")
+    for positions in (
+        torch.arange(23)[None] + 5,
+        torch.arange(0, 46, 2)[None],
+        torch.zeros(1, 23).long(),
+    ):
+        eager = model("LlamaConfig", "eager")(IDS, position_ids=positions).logits
+        torch.testing.assert_close(
+            ours(IDS, position_ids=positions).logits, eager, atol=4e-3, rtol=0
+        )
+
+
 REFUSED: list[tuple[str, Callable[[Any], object]]] = [
     ("shape (2, 1, 23, 23)", lambda ours: ours(IDS, attention_mask=torch.zeros(2, 1, 23, 23))),
-    ("packed sequences", lambda ours: ours(IDS, use_cache=False, position_ids=STARTS_AGAIN)),
-    ("packed into one row", lambda ours: ours(IDS, cu_seq_lens_q=torch.tensor([0, 10, 23]))),
+    ("cu_seq_lens_k is missing", lambda ours: ours(IDS, cu_seq_lens_q=torch.tensor([0, 10, 23]))),
     ("output_attentions", lambda ours: ours(IDS, output_attentions=True)),
     ("float32", lambda ours: ours.float()(IDS)),
     ("dropout", lambda ours: ours.train()(IDS)),
