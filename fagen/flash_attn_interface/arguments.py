@@ -128,7 +128,7 @@ def scale_of(softmax_scale: Any) -> float | None:
             f"softmax_scale is {scale:g}; it must be finite and above 0 as a float32, and "
             f"{_MOST_SCALE:g} at most"
         )
-    return scale  # type: ignore[no-any-return]
+    return scale
 
 
 def mask_of(function: str, window: Any, queries: Any, keys: Any, *, causal: bool) -> bool:
@@ -137,8 +137,7 @@ def mask_of(function: str, window: Any, queries: Any, keys: Any, *, causal: bool
     A window is two whole numbers, or a tensor of two on the CPU. Raises NotImplementedError where
     they are neither mask.
     """
-    if causal is not False and causal is not True:
-        causal = flag("causal", causal)
+    causal = causal if causal is False or causal is True else flag("causal", causal)
     if type(window) is tuple and window == (-1, -1):
         return causal
     given = window

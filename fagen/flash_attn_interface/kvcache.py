@@ -121,7 +121,7 @@ def flash_attn_with_kvcache(
         refuse_yet(called, e4m3, "keep the cache in 16 bits")
     if return_softmax_lse is not False:
         return_softmax_lse = flag("return_softmax_lse", return_softmax_lse)
-    if rotary_interleaved is not True and rotary_interleaved is not False:
+    if rotary_interleaved is not True:
         flag("rotary_interleaved", rotary_interleaved)
     packed = cu_seqlens_q is not None
     for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):

@@ -154,9 +154,17 @@ def _rows_of(
     deterministic: bool,
 ) -> Tensor:
     """Attend within sequences of all rows of a batch: (B, Sq, H, D) and so on."""
-    given = (x.flatten(0, 1) for x in (q, k, v))
+    flat_q, flat_k, flat_v = (x.flatten(0, 1) for x in (q, k, v))
     out = attention_varlen(
-        *given, at_q, at_k, seqused_k=used, causal=causal, scale=scale, deterministic=deterministic
+        flat_q,
+        flat_k,
+        flat_v,
+        at_q,
+        at_k,
+        seqused_k=used,
+        causal=causal,
+        scale=scale,
+        deterministic=deterministic,
     )
     assert isinstance(out, Tensor)
     return out.unflatten(0, q.shape[:2])

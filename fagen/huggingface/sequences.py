@@ -37,7 +37,7 @@ def taker(masks: Any) -> Apart:
     except AttributeError:
         return lambda function: None
     remap = getattr(masks, "remap_positions_for_packed_sequence", None)
-    anew = remap(None, None).__code__ if remap else None
+    anew: Any = remap(None, None).__code__ if remap else None
 
     def apart(function: Any) -> tuple[Any, Tensor] | None:
         parts = _held(function, both).get("mask_functions", ())
@@ -55,8 +55,8 @@ def _held(function: Any, code: Any) -> dict[str, Any]:
     """What a function of this code was made with, by name; nothing of another's."""
     if code is None or getattr(function, "__code__", None) is not code:
         return {}
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    return dict(zip(code.co_freevars, cells, strict=True))
+    cells = (cell.cell_contents for cell in function.__closure__)
+    return dict(zip(function.__code__.co_freevars, cells, strict=True))
 
 
 def begun(begins: Tensor) -> Sequences:

@@ -180,7 +180,7 @@ def whole(name: str, value: Any, *, least: int = -(1 << _WIDEST), most: int | No
     Raises TypeError for what is none, ValueError beyond 64 bits or the bounds that are given.
     """
     if isinstance(value, torch.SymInt):
-        return value
+        return value  # type: ignore[no-any-return]
     try:
         found = operator.index(value)
     except (RuntimeError, TypeError):

@@ -151,10 +151,12 @@ def attention(
         traced = is_compiling()
         if traced or autocast.anywhere():
             q, k, v = autocast.cast(q, k, v)
-        if causal is not False and causal is not True:
-            causal = flag("causal", causal)
-        if return_lse is not False and return_lse is not True:
-            return_lse = flag("return_lse", return_lse)
+        causal = causal if causal is False or causal is True else flag("causal", causal)
+        return_lse = (
+            return_lse
+            if return_lse is False or return_lse is True
+            else flag("return_lse", return_lse)
+        )
         # Python's share of a call: asking a tensor costs more than all else here, so each once
         dtype, q_shape, v_shape = q.dtype, q.shape, v.shape
         if len(q_shape) != 4 or len(v_shape) != 4:

@@ -125,10 +125,12 @@ def attention_decode(
         compiling = is_compiling()
         if compiling or autocast.anywhere():
             q, k, v = autocast.cast(q, k, v)
-        if causal is not False and causal is not True:
-            causal = flag("causal", causal)
-        if return_lse is not False and return_lse is not True:
-            return_lse = flag("return_lse", return_lse)
+        causal = causal if causal is False or causal is True else flag("causal", causal)
+        return_lse = (
+            return_lse
+            if return_lse is False or return_lse is True
+            else flag("return_lse", return_lse)
+        )
         q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
         if not len(q_shape) == len(k_shape) == len(v_shape) == 4:
             for name, tensor in (("q", q), ("k", k), ("v", v)):

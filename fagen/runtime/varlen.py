@@ -143,10 +143,12 @@ def attention_varlen(
         traced = is_compiling()
         if traced or autocast.anywhere():
             q, k, v = autocast.cast(q, k, v)
-        if causal is not False and causal is not True:
-            causal = flag("causal", causal)
-        if return_lse is not False and return_lse is not True:
-            return_lse = flag("return_lse", return_lse)
+        causal = causal if causal is False or causal is True else flag("causal", causal)
+        return_lse = (
+            return_lse
+            if return_lse is False or return_lse is True
+            else flag("return_lse", return_lse)
+        )
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             if tensor.dim() != 3:
                 raise ValueError(
