@@ -62,7 +62,7 @@ def locate(name: str) -> Path:
     """Find `templates`, `schedules`, `generated`, `cli.py` or `LICENSE`.
 
     In an installed wheel they are inside the package, in a checkout beside it; a wheel has no
-    `generated`.
+    `generated`, but `shipped` in its place, which a checkout has not.
     Raises FagenError where there is neither.
     """
     for home in (_PACKAGE, _PACKAGE.parent):

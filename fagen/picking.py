@@ -156,6 +156,7 @@ class Pick:
             and {
                 "card": measured.card,
                 "date": measured.date,
+                "yardstick": measured.yardstick,
                 "speeds": [asdict(speed) for speed in measured.speeds],
             },
             "found": self.found,
@@ -175,8 +176,7 @@ class Pick:
 
     def _measured(self) -> Iterator[str]:
         if found := self.evidence:
-            for speed in found.speeds:
-                yield f"{speed}{speed.at} on {found.card}"
+            yield from (f"{said} on {found.card}" for said in found.speeds_in_words())
 
 
 def pick(

@@ -11,7 +11,7 @@ from operator import itemgetter
 from fagen.errors import ScheduleError
 from fagen.schedule import Schedule
 from fagen.toml_lines import shown
-from fagen.vocab import DTYPES, FORWARD, FP32, LENGTHS, MASKS, PASSES, PEERS, Peer
+from fagen.vocab import DTYPES, FORWARD, FP32, LENGTHS, MASKS, PASSES, PEERS, Peer, yardstick
 
 TOKENS, HIDDEN = 16_384, 2_048  # of the standard sizes: batch · seqlen, heads · head_dim
 
@@ -87,7 +87,8 @@ class Problem:
     @property
     def peer(self) -> Peer:
         """Beside whom a search times its kernels."""
-        return PEERS[self.lengths]
+        peer = PEERS[self.lengths]
+        return replace(peer, title=yardstick(peer.title, self.dtype))
 
     @property
     def varlen(self) -> bool:

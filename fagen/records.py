@@ -6,7 +6,9 @@ Each kind names one record of errors and one of speeds.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
+
+from fagen.vocab import COPY, LENGTHS, PEERS
 
 Divisor = Annotated[float, "above 0"]  # what others are set in relation to
 
@@ -110,6 +112,8 @@ class GradientError:
 class Speed:
     """One regime at the standard shape: TFLOP/s of the kernel, and of cuDNN in the same run."""
 
+    beside: ClassVar[str] = PEERS[LENGTHS[0]].title  # whose speed is the yardstick
+
     regime: str
     batch: int
     seqlen: int  # of keys, and of queries but where a kernel splits the keys of a few
@@ -125,18 +129,15 @@ class Speed:
         return self.tflops / self.cudnn_tflops if self.cudnn_tflops else None
 
     @property
-    def at(self) -> str:
-        """The sizes, to be said behind the figure."""
-        return f", at B={self.batch} H={self.heads} S={self.seqlen}"
-
-    @property
     def figure(self) -> str:
         """What a list of kernels shows: TFLOP/s, and of runs that are not long, which they are."""
         return f"{self.tflops:.0f}" + ("" if self.regime == "sustained" else f" {self.regime}")
 
-    def __str__(self) -> str:
-        ratio = f", {self.ratio:.2f} of cuDNN" if self.ratio else ""
-        return f"{self.regime}: {self.tflops:.0f} TFLOP/s{ratio}"
+    def in_words(self, yardstick: str) -> str:
+        """The speed, and its ratio to cuDNN's, by the name that says in which dtype that is."""
+        ratio = f", {self.ratio:.2f} of {yardstick}" if self.ratio else ""
+        at = f", at B={self.batch} H={self.heads} S={self.seqlen}"
+        return f"{self.regime}: {self.tflops:.0f} TFLOP/s{ratio}{at}"
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,8 @@ class RoundingError:
 class Bandwidth:
     """How fast a quantiser reads and writes at one shape, and a copy of as many bytes."""
 
+    beside: ClassVar[str] = COPY  # whose speed is the yardstick
+
     batch: int
     seqlen: int
     heads: int
@@ -196,9 +199,10 @@ class Bandwidth:
         """What a list of kernels shows: nothing, since these are no TFLOP/s."""
         return ""
 
-    def __str__(self) -> str:
+    def in_words(self, yardstick: str) -> str:
+        """The bandwidth, and its ratio to a copy's."""
         descales = "descales given" if self.given else "descales found"
-        return f"{descales}: {self.gb_per_s:.0f} GB/s, {self.ratio:.2f} of a copy's"
+        return f"{descales}: {self.gb_per_s:.0f} GB/s, {self.ratio:.2f} of {yardstick}'s"
 
 
 @dataclass(frozen=True)
@@ -242,6 +246,8 @@ class MergeError:
 class MergeBandwidth:
     """How fast partial outputs are combined at one shape, beside a copy of as many bytes."""
 
+    beside: ClassVar[str] = COPY  # whose speed is the yardstick
+
     batch: int
     seqlen: int
     heads: int
@@ -265,10 +271,11 @@ class MergeBandwidth:
         """What a list of kernels shows: nothing, since these are no TFLOP/s."""
         return ""
 
-    def __str__(self) -> str:
+    def in_words(self, yardstick: str) -> str:
+        """The time and the bandwidth, and its ratio to a copy's."""
         return (
             f"{self.splits} splits, {self.megabytes:.1f} MB: {self.microseconds:.1f} us, "
-            f"{self.gb_per_s:.0f} GB/s, {self.ratio:.2f} of a copy's"
+            f"{self.gb_per_s:.0f} GB/s, {self.ratio:.2f} of {yardstick}'s"
         )
 
 
@@ -327,6 +334,8 @@ class DecodeSpeed:
     Beside it torch's cuDNN and FlashAttention-2 on the same tensors; None where they cannot.
     """
 
+    beside: ClassVar[str] = PEERS[LENGTHS[0]].title  # whose speed is the yardstick
+
     batch: int
     seqlen_q: int
     seqlen_k: int
@@ -349,17 +358,13 @@ class DecodeSpeed:
         return self.cudnn_microseconds / self.microseconds if self.cudnn_microseconds else None
 
     @property
-    def at(self) -> str:
-        """The sizes, to be said behind the figure, which has them."""
-        return ""
-
-    @property
     def figure(self) -> str:
         """What a list of kernels shows: nothing, since these are no TFLOP/s."""
         return ""
 
-    def __str__(self) -> str:
-        beside = f", {self.ratio:.2f} times as fast as cuDNN" if self.ratio else ""
+    def in_words(self, yardstick: str) -> str:
+        """The time and the bandwidth, and how many times as fast as cuDNN that is."""
+        beside = f", {self.ratio:.2f} times as fast as {yardstick}" if self.ratio else ""
         return (
             f"{self.batch} x {self.seqlen_k:,} keys, {self.seqlen_q} queries: "
             f"{self.microseconds:.1f} us, {self.gb_per_s:.0f} GB/s{beside}"

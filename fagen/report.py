@@ -56,7 +56,7 @@ def proved(of: Evidence) -> str:
     lines = [f"{of.slug}: {len(of.errors)} shapes on {of.card}, {of.date}"]
     if of.errors:
         lines.append(f"  {type(of.errors[0]).told(of.errors)}")
-    return "\n".join([*lines, *(f"  {speed}" for speed in of.speeds)])
+    return "\n".join([*lines, *(f"  {said}" for said in of.speeds_in_words())])
 
 
 def listed(schedule: Schedule) -> dict[str, Any]:

@@ -322,8 +322,23 @@ ROTARIES = ("none", "halves", "pairs")
 TOTALS = ("registers", "shared")
 LAYOUTS = ("dense", "packed")
 LENGTHS = ("equal", "varlen")  # of the sequences of a call
+COPY = "a copy"
+PEERS_DTYPE = "fp16"  # of others' kernels, where ours are of e4m3
 # by lengths: torch calls cuDNN for sequences of one length alone
 PEERS = {"equal": Peer("cudnn", "cuDNN"), "varlen": Peer("fa2", "FlashAttention-2")}
+
+
+def yardstick(title: str, *dtypes: str) -> str:
+    """Return what to call others' kernels beside ours of these dtypes: of e4m3 theirs are in fp16.
+
+    They are timed on the same numbers before these are quantised. A copy has no dtype.
+    """
+    fp8 = {dtype in DTYPES and DTYPES[dtype].fp8 for dtype in dtypes}
+    if title == COPY or True not in fp8:
+        return title
+    return f"{title} (of e4m3 in {PEERS_DTYPE})" if False in fp8 else f"{title} {PEERS_DTYPE}"
+
+
 BLOCK_THREADS = (64, 128, 256)
 RING_STAGES = (2, 4, 8, 16)
 LANE_LOADS = (1, 2, 4)

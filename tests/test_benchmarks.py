@@ -275,8 +275,8 @@ def test_in_e4m3_both_ways_of_v_stand_beside_cudnn_in_fp16_and_quantising_is_a_c
     for said in (
         "In e4m3 cuDNN is in fp16",
         "quantising Q, K, V sustained, µs",
-        "fagen ÷ cuDNN",
-        "fagen, V transposed ÷ cuDNN",
+        "fagen ÷ cuDNN fp16",
+        "fagen, V transposed ÷ cuDNN fp16:",
         "What quantising Q, K and V adds",
         "scales by block of rows ÷ with one per head",
     ):

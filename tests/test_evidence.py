@@ -25,6 +25,7 @@ from fagen.evidence import (
     write,
 )
 from fagen.evidence.store import _encoded
+from fagen.problem import Problem
 from fagen.registry import from_slug, plan
 from fagen.render import Source, render
 
@@ -325,6 +326,27 @@ def test_the_ratio_to_cudnn_is_none_where_cudnn_could_not():
     speed = EVIDENCE.speeds[0]
     assert speed.ratio == pytest.approx(600 / 563)
     assert dataclasses.replace(speed, cudnn_tflops=None).ratio is None
+
+
+def test_a_ratio_names_its_yardstick_and_in_which_dtype_that_is():
+    of = {  # slugs of every kind, and beside what they are timed
+        SLUG: "cuDNN",
+        "fwd_e4m3_d128_full_m192n96_s3": "cuDNN fp16",
+        "bwd_fp16_d128_causal_m64n128": "cuDNN",
+        "dec_fp16_d128_causal_r8n64": "cuDNN",
+        "quant_fp16_d128_rot_shead": "a copy",
+        "quant_e4m3_d128": "a copy",
+        "comb_fp16_d128": "a copy",
+    }
+    for slug, yardstick in of.items():
+        found = dataclasses.replace(EVIDENCE, slug=slug)
+        assert found.yardstick == yardstick
+        if yardstick.startswith("cuDNN"):
+            assert f" of {yardstick}, at" in found.speeds_in_words()[0]
+    e4m3 = Problem("e4m3", 128, 128, "full")
+    assert (e4m3.peer.name, e4m3.peer.title) == ("cudnn", "cuDNN fp16")
+    assert dataclasses.replace(e4m3, lengths="varlen").peer.title == "FlashAttention-2 fp16"
+    assert dataclasses.replace(e4m3, dtype="bf16").peer.title == "cuDNN"
 
 
 @pytest.mark.parametrize(

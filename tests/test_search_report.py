@@ -192,6 +192,9 @@ def test_a_committed_page_says_of_when_and_of_which_sources_it_is(committed):
     text = committed.tree.text
     said = f"Searched on {session.date} by fagen {session.version}. {session.note}"
     assert said.rstrip() in text
+    leaders = [target.leader for target in committed.report.targets if target.leader]
+    renewed = sum(leader.renewed for leader in leaders)
+    assert (f"{renewed} of the {len(leaders)} leaders ran as sources" in text) == bool(renewed)
     for result in committed.found:
         if lead := result.lead:
             (made,) = [made for made in result.compiled if made.slug == lead.slug]

@@ -19,8 +19,10 @@ from fagen.paths import locate, make_folder
 from fagen.records import Divisor
 from fagen.registry import ENTRIES, committed_file, from_slug, kind_of_slug
 from fagen.toml_lines import dotted, read_text, read_toml, shown
+from fagen.vocab import yardstick
 
 UNVERIFIED = "unverified.toml"
+LEDGER = "ledger.jsonl"  # of a wheel
 _BYTES = 131_072  # of it, or of a kernel's evidence, at most
 _LINE = 500  # characters of a text in either
 _COUNTS = 2**63  # all whole numbers are below
@@ -46,6 +48,16 @@ class Evidence:
     date: str
     errors: tuple[Any, ...]  # records of the kind's
     speeds: tuple[Any, ...]
+
+    @property
+    def yardstick(self) -> str:
+        """Beside what its speeds were measured: whose, and in which dtype where that is another."""
+        dtype = _folder(self.slug).name.partition("_")[0]
+        return yardstick(kind_of_slug(self.slug).speeds.beside, dtype)
+
+    def speeds_in_words(self) -> list[str]:
+        """Each speed, with its ratio to the yardstick, which is named."""
+        return [speed.in_words(self.yardstick) for speed in self.speeds]
 
 
 @dataclass(frozen=True)
@@ -93,9 +105,14 @@ def need_room(slug: str, folder: Path | None = None) -> None:
 
 
 def _own(slug: str, folder: Path | None) -> outputs.Own:
-    """How evidence of `slug` is known: by how it begins; in generated/ all is fagen's."""
-    begins = _text({"slug": slug}).rstrip("}\n").encode()
-    return outputs.anything if folder is None else lambda content: content.startswith(begins)
+    """How evidence of `slug` is known: by its name there; in generated/ all is fagen's."""
+
+    def own(content: bytes) -> bool:
+        with suppress(ValueError, RecursionError, TypeError, KeyError):
+            return bool(json.loads(content.decode("utf-8-sig"))["slug"] == slug)
+        return content.startswith(_text({"slug": slug}).rstrip("}\n").encode())
+
+    return outputs.anything if folder is None else own
 
 
 def evidence_path(slug: str, folder: Path | None = None) -> Path:
@@ -105,12 +122,37 @@ def evidence_path(slug: str, folder: Path | None = None) -> Path:
 
 def read(slug: str, folder: Path | None = None) -> Evidence | None:
     """The evidence of `slug`; None if there is none, VerificationError if it cannot be read."""
+    if folder is None and (ledger := _shipped()) is not None:
+        return _evidence(slug, ledger[slug]["evidence"], slug) if slug in ledger else None
     path = evidence_path(slug, folder)
     return _read_file(path) if path.exists() else None
 
 
+def _shipped() -> Mapping[str, Any] | None:
+    """What a wheel has in the place of generated/, by slug; None in a checkout."""
+    with suppress(FagenError):
+        if locate("generated"):
+            return None
+    path = None
+    with suppress(FagenError):
+        path = locate("shipped") / LEDGER
+    return _ledger(path) if path else None
+
+
+@cache
+def _ledger(path: Path) -> Mapping[str, Any]:
+    try:
+        lines = map(json.loads, path.read_bytes().splitlines())
+        return {line["slug"]: line for line in lines}
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        raise VerificationError(f"{path}: cannot be read: {error}; reinstall fagen") from error
+
+
 def rendered_hash(slug: str, folder: Path | None = None) -> str | None:
     """The hash that a kernel in generated/ says of itself; None where there is no such kernel."""
+    if folder is None and (ledger := _shipped()) is not None:
+        said = ledger[slug].get("rendered") if slug in ledger else None
+        return said if isinstance(said, str) else None
     path = home(slug, folder) / f"{slug}.cu"
     text = path.read_bytes() if path.exists() else b""
     found = _HASH.findall(text[-_END:])
@@ -140,18 +182,21 @@ def _is_of_a_schedule(slug: str, *, committed: bool) -> bool:
 
 
 def _read_file(path: Path) -> Evidence:
-    slug = path.stem
+    return _evidence(path.stem, _text_of(path, "evidence", _BYTES), path.name)
+
+
+def _evidence(slug: str, said: Any, name: str) -> Evidence:
+    """Judge what is said of a kernel, as JSON or as what JSON says; `name` is for messages."""
     try:
-        data = json.loads(_text_of(path, "evidence", _BYTES))
+        data = json.loads(said) if isinstance(said, str) else said
         kind = kind_of_slug(slug)
         found: Evidence = _decoded(Evidence, data, {"errors": kind.errors, "speeds": kind.speeds})
     except (ValueError, RecursionError) as error:
         raise VerificationError(
-            f"{path.name}: not evidence that this fagen can read: {error}; "
-            f"`fagen verify` writes it anew"
+            f"{name}: not evidence that this fagen can read: {error}; `fagen verify` writes it anew"
         ) from error
     if found.slug != slug:
-        raise VerificationError(f"{path.name}: is the evidence of {found.slug}, not of {slug}")
+        raise VerificationError(f"{name}: is the evidence of {found.slug}, not of {slug}")
     return found
 
 
@@ -173,7 +218,9 @@ def read_excuses(folder: Path | None = None) -> dict[str, Excuse]:
     The file holds a table per kernel: `[slug]`, `date = "2026-01-31"`, `reason = "..."`. Raises
     VerificationError where an entry lacks either, or where one is no line of text.
     """
-    path = (folder or locate("generated")) / UNVERIFIED
+    if folder is None:
+        folder = locate("generated" if _shipped() is None else "shipped")
+    path = folder / UNVERIFIED
     if not path.exists():
         return {}
     return dict(_excuses(_text_of(path, "list of excuses", _BYTES), path.name))

@@ -10,7 +10,7 @@ from typing import Any
 from fagen.errors import FagenError
 from fagen.paths import write_whole
 from fagen.problem import Cell, Problem, Sizes, in_order
-from fagen.vocab import FORWARD, PASSES
+from fagen.vocab import FORWARD, PASSES, yardstick
 
 YARDSTICK = "cudnn"  # in fp16 where the problem is e4m3
 PREARRANGED = "fagen-prearranged"  # in e4m3, of transposed V; a key of committed results
@@ -31,6 +31,7 @@ TITLES = {
     "cudnn-e4m3": "cuDNN e4m3",
     QUANTISE: "quantising Q, K, V",
 }
+_OTHERS = ("cudnn", "fa2", "fa3", "flex", "efficient")
 
 
 _IN_FILES = {"pass_": "pass"}  # a word that Python keeps for itself
@@ -153,9 +154,12 @@ def problems(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
 
     head = ["dtype", "hd", "mask", "S", "B", "H"]
     head += [
-        f"{title(name)} {REGIME_TITLES[regime]}" for regime in regimes for name in names[regime]
+        f"{title_beside(name, rows)} {REGIME_TITLES[regime]}"
+        for regime in regimes
+        for name in names[regime]
     ]
-    head += [f"fagen ÷ {title(over)} {REGIME_TITLES[regime]}" for regime in compared]
+    beside = title_beside(over, rows)
+    head += [f"fagen ÷ {beside} {REGIME_TITLES[regime]}" for regime in compared]
     head += [f"{title(QUANTISE)} {REGIME_TITLES[regime]}, µs" for regime in quantised]
     body = []
     for cell in in_order({row.cell for row in rows}):
@@ -224,7 +228,8 @@ def means(
             body.append([*names, str(cells), *figures])
     if not body:
         return ""
-    return f"{title(of)} ÷ {title(over)}:\n\n" + markdown([*head, "cells", *columns], body)
+    beside = title_beside(over, everything)
+    return f"{title(of)} ÷ {beside}:\n\n" + markdown([*head, "cells", *columns], body)
 
 
 def regimes_of(rows: Iterable[Row]) -> list[str]:
@@ -253,6 +258,13 @@ def _rank(name: str) -> tuple[int, str]:
 def title(name: str) -> str:
     """What an implementation is called in tables."""
     return TITLES.get(name, name)
+
+
+def title_beside(name: str, rows: Iterable[Row]) -> str:
+    """What an implementation is called beside rows: others compute problems of e4m3 in fp16."""
+    if name not in _OTHERS:
+        return title(name)
+    return yardstick(title(name), *(row.dtype for row in rows))
 
 
 def _figure(row: Row) -> str:

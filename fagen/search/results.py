@@ -412,6 +412,7 @@ def record(result: Result) -> dict[str, Any]:
         "runs": lead and lead.regime,
         "over_anchor": result.over_anchor,
         f"over_{result.target.peer.name}": result.over_peer,
+        "yardstick": result.target.peer.title,
         "ranges": [
             [least, most if math.isfinite(most) else None, s] for least, most, s in result.ranges()
         ],

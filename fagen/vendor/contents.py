@@ -409,5 +409,6 @@ def _told(found: Evidence) -> Mapping[str, Any]:
         "compiler": found.compiler,
         "cutlass": found.cutlass,
         "machine_code": found.machine_code,
+        "yardstick": found.yardstick,
         "speeds": [vars(speed) for speed in found.speeds],
     }

@@ -85,6 +85,11 @@ class Report:
     scale: Scale
     targets: tuple[TargetView, ...]
 
+    @property
+    def renewed(self) -> int:
+        """How many leaders ran as sources that fagen renders otherwise by now."""
+        return sum(bool(one.leader and one.leader.renewed) for one in self.targets)
+
 
 def write_report(store: Path, path: Path) -> None:
     """Write the page about `store` to `path`.
@@ -110,7 +115,7 @@ def rendered(report: Report) -> str:
 def view(found: Sequence[Result], sessions: Sequence[Session] = (), store: str = "") -> Report:
     """Work out all that the page shows."""
     shared = scale(found)
-    peers = {one.target.peer.title for one in found} or {PEERS[LENGTHS[0]].title}
+    peers = {PEERS[one.target.lengths].title for one in found} or {PEERS[LENGTHS[0]].title}
     return Report(
         title="fagen search",
         store=name(printable(store)),
