@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 import fagen
-from fagen.flash_attn_interface import arguments as flash_attn_arguments
 from fagen.flash_attn_interface import (
     flash_attn_combine,
     flash_attn_with_kvcache,
@@ -234,18 +233,30 @@ def test_hints_and_what_is_not_read_change_no_bit() -> None:
         assert torch.equal(out, found), more  # type: ignore[arg-type]
 
 
-def test_one_number_for_all_lengths_is_made_a_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash_attn_arguments, "_filled_ones", {})
-    seen = []
+@pytest.mark.parametrize("queries", [1, 70])
+@pytest.mark.parametrize("length", [-1, 0, 33, ROOM, ROOM + 9])
+def test_one_number_for_all_lengths_is_as_that_many_keys(queries: int, length: int) -> None:
+    q, k, v = caches(queries)
+    pads = ints(0, 5, 31)
+    for more in ({}, {"cache_leftpad": pads}):
+        how: dict[str, Any] = dict(causal=True, return_softmax_lse=True, **more)
+        found = flash_attn_with_kvcache(q, k, v, cache_seqlens=length, **how)
+        wanted = flash_attn_with_kvcache(q, k, v, cache_seqlens=ints(*[length] * 3), **how)
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+
+
+def test_one_number_for_all_lengths_takes_nothing_on_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[Tensor, Any]] = []
     monkeypatch.setattr(
-        kvcache, "attention_cache", lambda *_, **given: seen.append(given["seqused_k"])
+        kvcache, "attention_cache", lambda q, k, v, **given: seen.append((k, given["seqused_k"]))
     )
     q, k, v = caches()
-    for length in (33, 34, 33, *range(200, 300), 33):
-        flash_attn_with_kvcache(q, k, v, cache_seqlens=length)
-        assert seen[-1].tolist() == [length] * 3 and seen[-1].dtype == torch.int32
-    assert seen[0] is seen[2]
-    assert len(flash_attn_arguments._filled_ones) <= 64
+    flash_attn_with_kvcache(q, k, v, cache_seqlens=33)
+    ((keys, lengths),) = seen
+    assert lengths is None and keys.data_ptr() == k.data_ptr() and keys.shape[1] == 33
 
 
 @pytest.mark.parametrize("queries", [1, 70])

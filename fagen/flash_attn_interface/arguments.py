@@ -16,32 +16,20 @@ from fagen.runtime.argument_types import LEAST_NORMAL, flag, number, whole
 from fagen.runtime.arguments import needs_gradient
 from fagen.runtime.checks import shape_of
 
-_filled_ones: dict[tuple[int, int, torch.device, int], Tensor] = {}
 _LONGEST = 2**31 - 1
-_KEPT = 64  # a layer after another asks for the same one
 _MOST_SPLITS = 256  # that FlashAttention-3 has
 _MOST_SCALE = 1e8  # that kernels take
 
 
-def filled(length: int, batch: int, q: Tensor) -> Tensor:
-    """Return one length for a whole batch, (B) in int32 on the device of q; kept between calls.
+def cut(length: int, k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both caches up to one length for all sequences: nothing is written on the device.
 
     Raises ValueError where it is no int32.
     """
     if length > _LONGEST or length < -_LONGEST:
         raise ValueError(f"cache_seqlens is {length}, which is no int32")
-    on_gpu = q.device.type == "cuda"
-    capturing = on_gpu and torch.cuda.is_current_stream_capturing()
-    # what a graph reads has to live as long as the graph, and a trace has no numbers
-    if is_compiling() or capturing or type(q) is not Tensor:
-        return torch.full((batch,), length, dtype=torch.int32, device=q.device)
-    stream = torch.cuda.current_stream(q.device).cuda_stream if on_gpu else 0
-    key = length, batch, q.device, stream
-    if key not in _filled_ones:
-        if len(_filled_ones) >= _KEPT:
-            _filled_ones.clear()
-        _filled_ones[key] = torch.full((batch,), length, dtype=torch.int32, device=q.device)
-    return _filled_ones[key]
+    end = max(0, length)
+    return k_cache[:, :end], v_cache[:, :end]
 
 
 def lengths_of(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fagen.flash_attn_interface.arguments import (
-    filled,
+    cut,
     forward_only,
     lengths_of,
     mask_of,
@@ -134,10 +134,15 @@ def flash_attn_with_kvcache(
         else:
             refuse_rank(name, tensor)
     batch, room = k_cache.shape[:2]
-    if isinstance(cache_seqlens, int):
-        cache_seqlens = filled(cache_seqlens, batch, q)
-    elif cache_seqlens is not None and not isinstance(cache_seqlens, Tensor):
-        cache_seqlens = filled(index(cache_seqlens), batch, q)  # NumPy's, say
+    one_length = not (cache_seqlens is None or isinstance(cache_seqlens, Tensor))
+    if (one_length or packed) and v_cache.shape[:2] != k_cache.shape[:2]:
+        raise ValueError(
+            f"v_cache has shape {shape_of(v_cache)}; it must be (batch = {batch}, seqlen = "
+            f"{room}, kv_heads, head_dim) as k_cache"
+        )
+    if one_length:
+        k_cache, v_cache = cut(index(cache_seqlens), k_cache, v_cache)  # type: ignore[arg-type]
+        cache_seqlens = None
     cache_seqlens = lengths_of("cache_seqlens", cache_seqlens, batch, k_cache, "k_cache")
     cache_leftpad = lengths_of("cache_leftpad", cache_leftpad, batch, k_cache, "k_cache")
     queries = (max_seqlen_q or q.shape[0]) if packed else q.shape[1]
@@ -159,11 +164,6 @@ def flash_attn_with_kvcache(
             )
 
         return forward_only(_NO_GRADIENT, run, q, k_cache, v_cache)
-    if v_cache.shape[:2] != k_cache.shape[:2]:
-        raise ValueError(
-            f"v_cache has shape {shape_of(v_cache)}; it must be (batch = {batch}, seqlen = "
-            f"{room}, kv_heads, head_dim) as k_cache"
-        )
     sequences = as_packed(k_cache, v_cache, cache_seqlens, cache_leftpad)
     if sequences is None:
         refuse_yet(

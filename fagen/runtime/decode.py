@@ -310,10 +310,10 @@ def _problem(dtype: torch.dtype, head_dim: int, head_dim_v: int, mask: str) -> P
 
 def _table(of: Of) -> tuple[Grouped, ...]:
     """What dispatch tables have for such calls.  Raises as attention_decode does."""
-    device, dtype, *which = of
+    device, dtype, head_dim, head_dim_v, mask = of
     refuse_dtype(dtype, fp8=False)
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return decoding(_problem(dtype, *which), card)
+    return decoding(_problem(dtype, head_dim, head_dim_v, mask), card)
 
 
 def _make_ready(key: Key, queries: int, progress: Callable[[str], None] | None = None) -> Kernel:
