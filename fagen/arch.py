@@ -6,6 +6,7 @@ from typing import Any
 _GUIDE = "CUDA C++ Programming Guide, compute capability 9.0"
 _PTX = "PTX ISA"
 _DRIVER = "CUDA Driver API, tensor maps"
+_ADDED = "measured, to the bit: what a wgmma cuts off when it adds its products up"
 
 
 def _of(value: Any, source: str) -> Any:
@@ -55,9 +56,10 @@ class Arch:
 
     # 8-bit operands
     e4m3_max: float = _of(448.0, f"{_PTX}, cvt.rn.satfinite.e4m3x2: the largest finite number")
-    fp8_accumulator_bits: int = _of(
-        13, "DeepSeek-V3 report (14 bits kept) and PyTorch's study of FP22: fraction of a term"
-    )
+    fp8_accumulator_bits: int = _of(13, f"{_ADDED}: fraction of a term, and of the sum")
+    # and operands of 16 bits
+    aligned_bits: int = _of(25, f"{_ADDED}: fraction of a term")
+    accumulator_bits: int = _of(23, f"{_ADDED}: fraction of the sum")
 
     # speeds of one multiprocessor, per clock
     tensor_flops: int = _of(4_096, "measured: wgmma of 16-bit operands; 8-bit ones twice that")

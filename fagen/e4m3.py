@@ -124,7 +124,7 @@ def random_signs(head_dim: int, seed: int = 0) -> Tensor:
     """Return the signs of `head_dim` columns, fp32."""
     words = sign_words(seed)
     bits = [words[column // 32] >> column % 32 & 1 for column in range(head_dim)]
-    return 1.0 - 2.0 * torch.tensor(bits, dtype=torch.float32)
+    return 1.0 - 2.0 * torch.tensor(bits, dtype=torch.float32, device="cpu")
 
 
 def rotate(x: Tensor, signs: Tensor) -> Tensor:

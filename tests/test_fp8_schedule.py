@@ -181,7 +181,7 @@ def test_p_has_its_place_in_every_schedule(schedule):
 def test_the_first_schedule_in_numbers():
     worked = planned()
     assert worked.shared_bytes == 16_384 + 32_768 + 32_768 + 32_768 + 1_024
-    assert (worked.s_accumulators, worked.o_accumulators, worked.p_registers) == (64, 64, 16)
+    assert (worked.s_accumulators, worked.pv_accumulators, worked.p_registers) == (64, 64, 16)
     assert (worked.qk_steps, worked.pv_steps) == (4, 4)
     assert worked.pv_inputs == (64, 65, 66, 67, 68)
     assert (worked.dtype.name, worked.out_dtype.name) == ("e4m3", "bf16")

@@ -37,7 +37,8 @@ ORDER = [
         "picking",
         "vendor",
     ),
-    *("e4m3", "folding", "kinds.emulate", "runtime", "huggingface", "flash_attn_interface"),
+    *("e4m3", "tensor_cores", "folding", "kinds.emulate", "runtime", "huggingface"),
+    "flash_attn_interface",
     *("measure", "kinds.proof", "simulator"),
     *("flow", "search", "report", "console", "commands"),
 ]
@@ -52,7 +53,7 @@ DOORS = {
     "subprocess": {"process"},
     "click": {"cli", "console", "commands"},
     "torch": {
-        *("e4m3", "folding", "kinds.emulate", "kinds.proof", "runtime", "measure"),
+        *("e4m3", "tensor_cores", "folding", "kinds.emulate", "kinds.proof", "runtime", "measure"),
         *("huggingface", "flash_attn_interface"),
     },
     "transformers": {"huggingface"},

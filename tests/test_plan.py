@@ -30,7 +30,7 @@ def test_the_first_schedule_in_numbers():
     worked = planned(output="own")
     assert worked.shared_bytes == 32_768 + 65_536 + 65_536 + 32_768 + 1_024
     assert worked.threads == 384
-    assert (worked.s_accumulators, worked.o_accumulators, worked.p_registers) == (64, 64, 32)
+    assert (worked.s_accumulators, worked.pv_accumulators, worked.p_registers) == (64, 64, 32)
     assert (worked.qk_steps, worked.pv_steps) == (8, 8)
     assert worked.qk_inputs == (64, 65, 66)
     assert worked.pv_inputs == (64, 65, 66, 67, 68)
@@ -69,11 +69,11 @@ def test_p_through_shared_memory_has_a_swizzle_of_its_own_and_two_operands():
 def test_row_sums_by_the_tensor_cores_are_eight_columns_of_the_pv_gemm():
     threads = planned(head_dim=64)
     assert not threads.sum_by_tensor
-    assert (threads.o_columns, threads.o_accumulators) == (64, 32)
+    assert (threads.o_columns, threads.pv_accumulators) == (64, 32)
     assert threads.pv_inputs == (32, 33, 34, 35, 36)
     tensor = planned(head_dim=64, sum="tensor", maximum="each")
     assert tensor.sum_by_tensor and tensor.head_dim_v_padded == 64
-    assert (tensor.o_columns, tensor.o_accumulators) == (72, 36)
+    assert (tensor.o_columns, tensor.pv_accumulators) == (72, 36)
     assert tensor.pv_inputs == (36, 37, 38, 39, 40)
     assert planned(head_dim=64, sum="tensor", maximum="each", p="shared").pv_inputs == (36, 37)
     assert (tensor.qk_inputs, tensor.pv_steps) == (threads.qk_inputs, threads.pv_steps)
@@ -128,7 +128,7 @@ def test_a_plan_exists_only_if_everything_fits(schedule):
         return
     assert worked.shared.fits and worked.registers.fits and worked.register_file.fits
     assert worked.shared_bytes == sum(row.amount for row in worked.shared.rows) <= 232_448
-    assert worked.s_accumulators + worked.o_accumulators < worked.registers.limit
+    assert worked.s_accumulators + worked.pv_accumulators < worked.registers.limit
     assert worked.qk_slab * worked.qk_slabs == worked.head_dim_padded >= worked.head_dim
     assert worked.v_slab * worked.v_slabs == worked.head_dim_v_padded >= worked.head_dim_v
     assert worked.p_slab * worked.p_slabs == worked.block_n

@@ -264,5 +264,6 @@ def _hidden(local_size: int, keys: int) -> str:
 
 def _sees(mask_function: Any, batch_size: int, query: int, key: int) -> bool:
     """Whether a query sees a key, by their positions, in every sequence of the batch."""
-    batch, position = torch.arange(batch_size), torch.tensor((0, query, key))
+    batch = torch.arange(batch_size, device="cpu")
+    position = torch.tensor((0, query, key), device="cpu")
     return bool(mask_function(batch, position[0], position[1], position[2]).all())

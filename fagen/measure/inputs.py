@@ -49,7 +49,7 @@ def inputs(
 
 def offsets(sizes: Sizes, device: torch.device | str) -> tuple[Tensor, Tensor]:
     """Where the queries and the keys of each sequence begin once they are packed: int32."""
-    ends = torch.tensor([(0, 0), *sizes.sequences], dtype=torch.int64).cumsum(0)
+    ends = torch.tensor([(0, 0), *sizes.sequences], dtype=torch.int64, device="cpu").cumsum(0)
     at_q, at_k = ends.to(device=device, dtype=torch.int32).unbind(1)
     return at_q.contiguous(), at_k.contiguous()
 
@@ -62,7 +62,7 @@ def softmax_scale(head_dim: int) -> float:
 def rows_with_keys(cell: Cell) -> Tensor:
     """Which query rows see a key: (Sq,) of bool, on the CPU."""
     seqlen_q, seqlen_k = cell.sizes.seqlen_q, cell.sizes.seqlen_k
-    row = torch.arange(seqlen_q)
+    row = torch.arange(seqlen_q, device="cpu")
     first, last = MASKS[cell.problem.mask].keys(row, seqlen_q, seqlen_k)
-    least = torch.as_tensor(first).clamp(min=0)
-    return (torch.as_tensor(last).clamp(max=seqlen_k) > least).expand(seqlen_q)
+    least = torch.as_tensor(first, device="cpu").clamp(min=0)
+    return (torch.as_tensor(last, device="cpu").clamp(max=seqlen_k) > least).expand(seqlen_q)

@@ -206,7 +206,7 @@ def reference_for(lse: Tensor, keys: Tensor | int, **unknown: Never) -> Tensor:
             f"lse has shape {tuple(lse.shape)} in {lse.dtype} and keys {tuple(lengths)}; they must "
             "be (batch, heads, queries) in float32, and one number or one of each batch"
         )
-    each = torch.as_tensor(keys, device=lse.device).float().log().reshape(-1, 1, 1)
+    each = torch.as_tensor(keys, dtype=torch.float32, device=lse.device).log().reshape(-1, 1, 1)
     means = lse - each
     means = means.masked_fill(~(lse.isfinite() & means.isfinite()), -torch.inf)
     # one more, so that there is a largest where there is nothing

@@ -47,7 +47,8 @@ def compute(
     offset = plan.p_offset(seqlen_k)
     reference = torch.where(lse == -math.inf, math.inf, lse * _LOG2_E - offset)
     delta = delta.masked_fill(lse == -math.inf, 0)
-    scale_log2 = float(torch.tensor(scale).float() * torch.tensor(_LOG2_E).float())
+    factors = torch.tensor((scale, _LOG2_E), dtype=torch.float32, device="cpu")
+    scale_log2 = float(factors.prod())
 
     unscale = 2.0**-offset
 

@@ -35,7 +35,7 @@ def compute(
     batch, seqlen_q, heads, _ = q.shape
     out = q.new_empty(batch, seqlen_q, heads, v.shape[3])
     lse = q.new_empty(batch, heads, seqlen_q, dtype=torch.float32)
-    scale = float(torch.tensor(scale).float())
+    scale = float(torch.tensor(scale, dtype=torch.float32, device="cpu"))
     for number, (first, last) in enumerate(spans(k, seqused_k, leftpad_k)):
         queries = q[number].transpose(0, 1).float()
         keys, values = (
@@ -63,13 +63,14 @@ def _chunks(
     """Yield each chunk's sums of P V (H, Sq, Dv), its references and sums of P (H, Sq)."""
     length = keys.shape[1]
     step = plan.chunk_keys(length)
-    scale_log2 = float(torch.tensor(scale) * torch.tensor(_LOG2_E))
+    factors = torch.tensor((scale, _LOG2_E), dtype=torch.float32, device="cpu")
+    scale_log2 = float(factors.prod())
     for first in range(0, length, step or 1):
         last = min(first + step, length)
         reference = queries.new_full(queries.shape[:2], -math.inf)
         *found, _ = _chunk(plan, queries, keys, values, scale_log2, first, last, reference)
         if given is not None:
-            inverse = 1 / torch.tensor(scale, device=given.device)
+            inverse = 1 / torch.tensor(scale, dtype=torch.float32, device=given.device)
             reference = (given * inverse)[:, None].expand(queries.shape[:2])
             *unified, fails = _chunk(
                 plan, queries, keys, values, scale_log2, first, last, reference

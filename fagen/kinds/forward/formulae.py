@@ -40,7 +40,17 @@ REGISTER_FILE = "register file of a thread block"
 SUMMED = (
     *("dtype", "head_dim", "head_dim_v", "block_m", "block_n", "stages", "output", "p"),
     *("producer", "consumers", "producer_registers", "consumer_registers", "q_stages", "sum"),
-    *("v_layout", "promote", "totals", "scale_rows", "v_scales", "out_dtype", "order", "lengths"),
+    *(
+        "v_layout",
+        "promote",
+        "promote_columns",
+        "totals",
+        "scale_rows",
+        "v_scales",
+        "out_dtype",
+        "order",
+        "lengths",
+    ),
     "chunks",
 )
 
@@ -254,8 +264,13 @@ def shared_formulae(
 
 
 @cache
-def register_formulae(p: str, row_sum: str, promoted: bool) -> Mapping[str, Any]:
-    """Return the registers of one consumer thread by what they hold."""
+def register_formulae(
+    p: str, row_sum: str, promoted: bool, promote_columns: int
+) -> Mapping[str, Any]:
+    """Return the registers of one consumer thread by what they hold.
+
+    `promoted`: O is added to a second one, or, of so many columns if not 0, that one to O.
+    """
     import sympy
 
     n, d_v, e = (symbols(SYMBOLS)[name] for name in ("block_n", "d_v", "e"))
@@ -264,7 +279,7 @@ def register_formulae(p: str, row_sum: str, promoted: bool) -> Mapping[str, Any]
     ones = SM90.wgmma_n_step if row_sum == "tensor" else 0
     rows = {"s": n * per_thread, "o": (d_v + ones) * per_thread}
     if promoted:
-        rows["o_fp32"] = d_v * per_thread
+        rows["o_fp32"] = (promote_columns or d_v) * per_thread
     if p == "registers":
         rows["p"] = n * per_thread * e / 4
     rows["softmax"] = sympy.Integer(SOFTMAX_REGISTERS)
@@ -303,8 +318,9 @@ def _shared_choices(
     return output, p, row_sum, v_layout, *of_scale, *of_tiles, votes, *of_call
 
 
-def _register_choices(values: Mapping[str, Any]) -> tuple[str, str, bool]:
-    return values["p"], values["sum"], values["totals"] == "registers"
+def _register_choices(values: Mapping[str, Any]) -> tuple[str, str, bool, int]:
+    promoted = values["totals"] == "registers"
+    return values["p"], values["sum"], promoted, values["promote_columns"]
 
 
 def _shared(schedule: Schedule) -> Ledger:

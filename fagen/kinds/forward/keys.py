@@ -154,6 +154,15 @@ class Softmax(Section):
         description="blocks of keys after which sums of PV are added to an fp32 accumulator of "
         "their own, since the tensor cores cut sums off, in e4m3 to 14 bits; 0: never",
     )
+    promote_columns: int = Field(
+        default=0,
+        ge=0,
+        le=SM90.wgmma_n_max,
+        multiple_of=SM90.wgmma_n_step,
+        description="with promote = 1 in e4m3: columns of PV that are added up at a time, and then "
+        "to O, which is the fp32 accumulator: that takes registers for so many columns beside O; "
+        "0: all at once",
+    )
     totals: Annotated[str, OneOf(TOTALS)] = derived(
         "where that accumulator is, with promote: in registers, or in shared memory, which leaves "
         "the tile its registers; registers if left out"

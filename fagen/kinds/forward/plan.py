@@ -135,6 +135,8 @@ class Plan(Folding):
     )
     p_offset: float  # log2 units
     promote: int  # blocks after which sums move to a second accumulator; 0: never
+    # or of each block so many columns of PV are added up at a time, and then to O; 0: all, in O
+    part_columns: int
     totals_shared: bool  # which is in shared memory
 
     order: str
@@ -170,19 +172,27 @@ class Plan(Folding):
     o_slabs: int
 
     # of one consumer thread and its wgmma instructions
-    o_columns: int  # of the PV GEMM's result
+    o_columns: int  # that all PV GEMMs of a block give
+    pv_columns: int  # and one of them
     s_accumulators: int
-    o_accumulators: int
+    pv_accumulators: int
     p_registers: int
     qk_steps: int
     pv_steps: int
     qk_inputs: tuple[int, ...]  # numbers of the asm operands that follow S: Q, K, whether to add
-    pv_inputs: tuple[int, ...]  # those that follow O: P (four registers or a descriptor) and V
+    pv_inputs: tuple[
+        int, ...
+    ]  # those that follow O: P (four registers or a descriptor), V, perhaps whether to add
 
     shared: Ledger
     registers: Ledger
     register_file: Ledger
     shared_bytes: int
+
+    @property
+    def promotes(self) -> int:
+        """After how many blocks sums of PV begin anew; 0: never."""
+        return 1 if self.part_columns else self.promote
 
     @property
     def splits(self) -> bool:
@@ -323,7 +333,10 @@ def plan(schedule: Schedule) -> Plan:
     v_scales_by_block = schedule.fp8.v_scales == "block"
     spreads = finds_spread(dtype.name, schedule.softmax.maximum, schedule.overlap.intra_warpgroup)
     o_columns = d_v + (SM90.wgmma_n_step if sum_by_tensor else 0)
-    o_accumulators = _accumulators(o_columns)
+    part_columns = schedule.softmax.promote_columns
+    pv_accumulators = _accumulators(part_columns or o_columns)
+    # P, in four registers or by a descriptor, V's descriptor, and whether to add
+    pv_operands = (5 if p_in_registers else 2) + (part_columns > 0)
     return Plan(
         schedule=schedule,
         slug=schedule.slug,
@@ -378,7 +391,8 @@ def plan(schedule: Schedule) -> Plan:
         group_keys=group_keys,
         scales_before_qk=schedule.fp8.scales == "block" and schedule.attention.head_dim > 128,
         p_offset=schedule.fp8.p_offset,
-        promote=schedule.softmax.promote,
+        promote=0 if part_columns else schedule.softmax.promote,
+        part_columns=part_columns,
         totals_shared=schedule.softmax.totals == "shared",
         order=order.name,
         persistent=order.persistent,
@@ -415,12 +429,13 @@ def plan(schedule: Schedule) -> Plan:
         o_slabs=d_v // o_slab,
         o_columns=o_columns,
         s_accumulators=s_accumulators,
-        o_accumulators=o_accumulators,
+        pv_columns=part_columns or o_columns,
+        pv_accumulators=pv_accumulators,
         p_registers=s_accumulators * dtype.bytes // 4,
         qk_steps=d // dtype.wgmma_k,
         pv_steps=block_n // dtype.wgmma_k,
         qk_inputs=tuple(range(s_accumulators, s_accumulators + 3)),
-        pv_inputs=tuple(range(o_accumulators, o_accumulators + (5 if p_in_registers else 2))),
+        pv_inputs=tuple(range(pv_accumulators, pv_accumulators + pv_operands)),
         shared=cost.shared,
         registers=cost.registers,
         register_file=cost.register_file,

@@ -44,6 +44,7 @@ _CODES = (
     Code("v_scales", words={"column": "vscol", "block": "vsblock"}),
     Code("p_offset", "po"),
     Code("promote", "pm"),
+    Code("promote_columns", "pc"),
     Code("totals", words={"registers": "regtotals", "shared": "smemtotals"}),
     Code(
         "order",
@@ -250,6 +251,8 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield from _rules_of_chunks(keys)
     if keys["totals"] and not keys["promote"]:
         yield "totals", "has no meaning but with promote; leave it out"
+    if keys["promote_columns"]:
+        yield from _rules_of_columns(keys)
     if keys["promote"] and keys["sum"] == "tensor":
         yield (
             "promote",
@@ -265,6 +268,24 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                     "leave it out",
                 )
     yield from _rules_of_fp8(keys) if _fp8(keys) else _rules_of_16_bits(keys)
+
+
+def _rules_of_columns(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    columns, all_columns = (
+        keys["promote_columns"],
+        DTYPES[keys["dtype"]].filled_up(keys["head_dim_v"]),
+    )
+    if keys["promote"] != 1 or keys["totals"] != "registers":
+        yield (
+            "promote_columns",
+            f'= {columns} needs promote = 1 and totals = "registers", since each block is '
+            "added to O; leave it out, or use these",
+        )
+    if all_columns % columns or columns == all_columns:
+        yield (
+            "promote_columns",
+            f"= {columns} does not divide the {all_columns} columns of O into parts; leave it out",
+        )
 
 
 def _rules_of_chunks(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -296,7 +317,7 @@ def _rules_of_16_bits(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f'"{keys["out_dtype"]}" does not go with dtype = "{dtype}": O is of the type of Q, K '
             'and V where that has 16 bits; leave it out, or use dtype = "e4m3"',
         )
-    for key in _FP8_KEYS:
+    for key in (*_FP8_KEYS, "promote_columns"):
         if keys[key]:
             yield key, f'has no meaning with dtype = "{dtype}"; leave it out, or use dtype = "e4m3"'
 

@@ -85,12 +85,14 @@ def errors_of(of: Plan, packed: Packed, rows: Rows, out: Tensor, lse: Tensor) ->
         true.append(exact[seen])
         off.append(largest(log_sum[:, seen] - exact_log_sum[:, seen]))
     judged = by_the_rule(torch.cat(ours), torch.cat(theirs), torch.cat(true))
-    lse_error = float(torch.tensor(off).max())  # NaN, where one is that
+    lse_error = float(
+        torch.tensor(off, dtype=torch.float64, device="cpu").max()
+    )  # NaN, where one is that
     return Errors(*judged, lse_error, LSE_TOLERANCE, right)
 
 
 def _unscaled(*tensors: Tensor) -> Operands:
-    ones = (torch.ones(1, 1, 1, device=x.device) for x in tensors)
+    ones = (torch.ones(1, 1, 1, dtype=torch.float32, device=x.device) for x in tensors)
     return Operands(*map(to_e4m3, tensors), *ones)
 
 

@@ -1,6 +1,6 @@
 """A Plan of e4m3, bytes and descales in, what its kernel computes out: docs/fp8.md in torch.
 
-Sums of products are fp32's, or, with `hopper_sums`, those of Hopper's tensor cores.
+Sums of products are those of Hopper's tensor cores, to the bit, or, without `hopper_sums`, fp32's.
 """
 
 import math
@@ -8,12 +8,10 @@ import math
 import torch
 from torch import Tensor
 
-from fagen.arch import SM90
-from fagen.e4m3 import by_rows, rows_of, to_e4m3
+from fagen import tensor_cores
+from fagen.e4m3 import E4M3, by_rows, rows_of, to_e4m3
 from fagen.kinds.forward.emulate.tiles import LN2, blocks_of, hidden, outgrown
 from fagen.kinds.forward.plan import Plan
-
-_HELD = 1 << 22  # products held at a time where the accumulator is Hopper's
 
 
 def emulate_fp8(
@@ -28,7 +26,7 @@ def emulate_fp8(
     v_mean: Tensor | None = None,
     k_mean: Tensor | None = None,
     *,
-    hopper_sums: bool = False,
+    hopper_sums: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Compute attention as the Plan's kernel does.
 
@@ -37,9 +35,9 @@ def emulate_fp8(
     Hk, blocks) in fp32, positive, V's (B, Hk, Dv) unless the Plan has them by block; v_mean
     (B, Hk, Dv) and k_mean (B, Hk, D) are what was taken off V and K before they were quantised; a
     size of 1 serves for all. Returns out (B, Sq, H, Dv) in the Plan's out_dtype and the log-sum-exp
-    of each row, (B, H, Sq) in fp32: zeros and minus infinity where a row sees no key. With
-    `hopper_sums` both products are summed up as Hopper does it (`multiply_add`), which takes a
-    hundred times as long.
+    of each row, (B, H, Sq) in fp32: zeros and minus infinity where a row sees no key. Both GEMMs
+    are summed up as Hopper does it (fagen.tensor_cores); without `hopper_sums` they are fp32's,
+    some hundred times as fast.
     """
     batch, seqlen_q, heads, _ = q.shape
     seqlen_k, kv_heads = k.shape[1], k.shape[2]
@@ -95,7 +93,7 @@ def emulate_fp8(
             partial, total = partial * rescale, total * rescale
             rounded = to_e4m3(p).float()
             partial = _product(rounded, values[:, :, block], partial, hopper_sums)
-            if plan.promote and step % plan.promote == 0:
+            if plan.promotes and step % plan.promotes == 0:
                 total, partial = total + partial, torch.zeros_like(partial)
 
         tile = (total + partial) * torch.where(row_sum == 0, 0.0, 1 / row_sum)
@@ -118,50 +116,9 @@ def _by_key(descale: Tensor, plan: Plan, batch: int, heads: int, length: int) ->
     return rows_of(descale.expand(batch, heads, -1), plan.scale_rows, length).transpose(-1, -2)
 
 
-# ---- sums of products ---------------------------------------------------------------------------
-
-
 def _product(a: Tensor, b: Tensor, onto: Tensor | None, hopper_sums: bool) -> Tensor:
     """Return a (…, m, k) times b (…, k, n), added onto what is there."""
-    if not hopper_sums:
-        product = a @ b
-        return product if onto is None else onto + product
-    shape = (*a.shape[:-1], b.shape[-1])
-    step = SM90.wgmma_k_bytes  # an element is a byte
-    missing = -a.shape[-1] % step
-    a = torch.nn.functional.pad(a, (0, missing)).flatten(0, -3)
-    b = torch.nn.functional.pad(b, (0, 0, 0, missing)).flatten(0, -3)
-    result = a.new_zeros(shape).flatten(0, -3) if onto is None else onto.flatten(0, -3).clone()
-    height = max(1, _HELD // (step * b.shape[-1]))
-    for head in range(len(a)):
-        for top in range(0, a.shape[1], height):
-            rows = slice(top, top + height)
-            for left in range(0, a.shape[-1], step):
-                these = slice(left, left + step)
-                result[head, rows] = multiply_add(
-                    a[head, rows, these], b[head, these], result[head, rows]
-                )
-    return result.view(shape)
-
-
-def multiply_add(a: Tensor, b: Tensor, onto: Tensor) -> Tensor:
-    """Return onto (m, n) + a (m, 32) times b (32, n) as one wgmma of Hopper's adds it up.
-
-    The model: the 32 products and what they are added onto are aligned to the largest exponent
-    among them, cut off towards zero below 13 bits of fraction (14 bits with the leading one), and
-    added; the sum is cut off to 13 bits of fraction again. That an fp8 accumulator has 13 and that
-    the 14 highest bits of aligned products count was found by the DeepSeek-V3 report (its section
-    on accumulation in tensor cores) and in PyTorch's study of FP22 accumulators; in which order
-    products enter, and which way a negative term is cut off, is not published.
-    """
-    terms = torch.cat([a[:, :, None] * b, onto[:, None]], 1)
-    largest = terms.abs().amax(1, keepdim=True)
-    return _cut(_cut(terms, largest).sum(1), None)
-
-
-def _cut(x: Tensor, largest: Tensor | None) -> Tensor:
-    """Cut x off below the last bit of an accumulator that can just hold `largest`, or x itself."""
-    of = x.abs() if largest is None else largest
-    _, exponent = torch.frexp(of)  # of = a fraction in [1/2, 1) · 2 ^ exponent
-    unit = torch.exp2((exponent - 1 - SM90.fp8_accumulator_bits).float())
-    return (x / unit).trunc() * unit
+    if hopper_sums:
+        return tensor_cores.product(a, b, E4M3, onto)
+    product = a @ b
+    return product if onto is None else onto + product

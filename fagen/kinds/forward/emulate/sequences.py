@@ -39,7 +39,7 @@ def emulate_varlen(
     queries = intervals(cu_seqlens_q.tolist(), q.shape[0])
     keys = intervals(cu_seqlens_k.tolist(), k.shape[0])
     used = seqused_k.tolist() if seqused_k is not None else [k.shape[0]] * len(keys)
-    one = torch.ones(1, 1, 1, device=q.device)
+    one = torch.ones(1, 1, 1, dtype=torch.float32, device=q.device)
     descales = [one if x is None else x for x in (q_descale, k_descale, v_descale)]
     for number, ((top, bottom), (first, last), count) in enumerate(
         zip(queries, keys, used, strict=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from fagen import tensor_cores
 from fagen.arch import SM90
 from fagen.e4m3 import to_e4m3
 from fagen.folding import merged
@@ -15,7 +16,6 @@ LN2 = math.log(2)
 _LOG2_E = 1.44269504089
 _WARP_ROWS = 16  # of a warpgroup's 64
 _WARPGROUP_ROWS = 64
-_TERMS = 4  # products that a tensor core adds up at once
 
 
 def emulate(
@@ -26,8 +26,8 @@ def emulate(
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in the Plan's dtype, with any strides, H a
     multiple of Hk; scale positive, its product with log2 e finite in fp32. Returns out (B, Sq, H,
     Dv) in that dtype and the log-sum-exp of each row, (B, H, Sq) in fp32: zeros and minus infinity
-    where a row sees no key. With `hopper_sums` PV is summed up as Hopper does it (`multiply_add`),
-    which takes a thousand times as long. What is wrong with the arguments is
+    where a row sees no key. With `hopper_sums` PV is summed up as Hopper does it
+    (fagen.tensor_cores), which takes a thousand times as long. What is wrong with the arguments is
     fagen.runtime.checks's to say.
     """
     batch, seqlen_q, heads, _ = q.shape
@@ -58,7 +58,9 @@ def emulate(
             chunks.append((total, softmax))
         if plan.splits:
             shares = ((total * softmax.unrounded(), *softmax.share()) for total, softmax in chunks)
-            found, log_sum = merged(shares, total, float(torch.tensor(scale).float()))
+            found, log_sum = merged(
+                shares, total, float(torch.tensor(scale, dtype=torch.float32, device="cpu"))
+            )
         else:
             inverse, log_sum = softmax.finish()
             found, log_sum = total * inverse, log_sum.squeeze(-1)
@@ -97,29 +99,12 @@ def _weighted(
         softmax.add(rounded if plan.sum_by_tensor else p, rescale)
         partial, total = partial * rescale, total * rescale
         if hopper_sums:
-            partial = multiply_add(rounded, values[:, :, block], partial)
+            partial = tensor_cores.product(rounded, values[:, :, block], element, partial)
         else:
             partial = partial + rounded @ values[:, :, block]
         if plan.promote and step % plan.promote == 0:
             total, partial = total + partial, torch.zeros_like(partial)
     return total + partial
-
-
-def multiply_add(p: Tensor, values: Tensor, onto: Tensor) -> Tensor:
-    """Return onto (…, rows, Dv) + p (…, rows, keys) times values (…, keys, Dv) as Hopper sums up.
-
-    The model: as many products as `_TERMS` and what they are added onto make one exact sum, which
-    is cut off towards zero to the 24 bits of fp32. NVIDIA publishes neither; four fit what an H200
-    finds for V = 1 over 2^18 and 2^20 keys.
-    """
-    p, values = p.double(), values.double()
-    for left in range(0, p.shape[-1], _TERMS):
-        these = slice(left, left + _TERMS)
-        exact = onto.double() + p[..., these] @ values[..., these, :]
-        near = exact.float()
-        beyond = near.double().abs() > exact.abs()
-        onto = torch.where(beyond, torch.nextafter(near, torch.zeros_like(near)), near)
-    return onto
 
 
 def blocks_of(
@@ -221,7 +206,8 @@ class _OnlineSoftmax:
 
     def __init__(self, rows: Tensor, scale: float, plan: Plan, rows_of_a_head: int) -> None:
         # exp2 is the instruction that there is
-        self.scale_log2 = float(torch.tensor(scale).float() * torch.tensor(_LOG2_E).float())
+        factors = torch.tensor((scale, _LOG2_E), dtype=torch.float32, device="cpu")
+        self.scale_log2 = float(factors.prod())
         self.plan = plan
         self.rows_of_a_head = rows_of_a_head
         self.maximum = rows.new_full((*rows.shape[:-1], 1), plan.no_score)
