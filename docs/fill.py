@@ -182,6 +182,7 @@ def signature_table(signature: Signature) -> Iterator[str]:
     told = [f"`{rule.of}` is a multiple of `{rule.by}`" for rule in signature.rules]
     for most, sizes in signature.sizes_by_most.items():
         told.append(f"{', '.join(f'`{size.name}`' for size in sizes)}: at most {most:,}")
+    told += [f"{limit.name}: {limit}, fewer than 2^30" for limit in signature.counts]
     yield "; ".join(told) + "."
 
 

@@ -75,7 +75,6 @@ class Launches:
     unless: str = ""
     zeroed: bool = False
     shares: bool = False  # parts of outputs are kept there too, where one function of C says so
-    counted: str = "tiles"  # what a call has fewer than 2^30 of
 
     @property
     def needs_workspace(self) -> bool:

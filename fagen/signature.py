@@ -10,10 +10,10 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
+from fagen.statuses import ALIGNMENT, NO_KERNEL, Status, statuses
 from fagen.vocab import Dtype
 
 MAX_SIZE = 1 << 30  # of any dimension, where a signature says no less
-ALIGNMENT = 16  # bytes, of base pointers and strides that TMA follows
 
 _MASK = (1 << 64) - 1
 
@@ -216,6 +216,20 @@ class Multiple:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """A rule across sizes: there are fewer than 2^30 of what these factors multiply to.
+
+    Where there are none the launcher alone can tell how many there are.
+    """
+
+    name: str  # of what is counted, in words
+    factors: tuple[Extent, ...] = ()
+
+    def __str__(self) -> str:
+        return " · ".join(map(str, self.factors))
+
+
+@dataclass(frozen=True)
 class Signature:
     """All of a call.
 
@@ -231,6 +245,7 @@ class Signature:
     scalars: tuple[Scalar, ...]
     order: tuple[str, ...]
     rules: tuple[Multiple, ...] = ()
+    limits: tuple[Limit, ...] = ()
     keyword_from: str = ""
     no_gradient: str = "there is no backward yet"
     instead: str = "call it under torch.no_grad()"  # what a caller of the op may do then
@@ -248,6 +263,31 @@ class Signature:
         """The macro that says that the struct is there, in this version."""
         words = (self.kind, *self.form.split())
         return f"FAGEN_{'_'.join(words).upper()}_ARGS"
+
+    @property
+    def alignment(self) -> int:
+        """Of the workspace, aligned tensors and their strides, in bytes."""
+        return ALIGNMENT
+
+    @property
+    def no_kernel(self) -> int:
+        """The status of a vendored folder where none of its kernels computes a call."""
+        return NO_KERNEL
+
+    @cached_property
+    def refusals(self) -> int:
+        """How many statuses there are that the arguments alone tell."""
+        return next(i for i, status in enumerate(self.statuses) if status.name == "not hopper")
+
+    @cached_property
+    def statuses(self) -> tuple[Status, ...]:
+        """How a call of the C function ends."""
+        return statuses((self,))
+
+    @property
+    def counts(self) -> tuple[Limit, ...]:
+        """The limits that the sizes alone tell."""
+        return tuple(limit for limit in self.limits if limit.factors)
 
     @cached_property
     def most(self) -> Mapping[str, int]:

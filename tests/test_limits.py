@@ -1,19 +1,167 @@
-"""How large calls may be: what is launched for very many heads and sequences, without a GPU."""
+"""How large calls may be: what is refused, the workspace of the rest, and what is launched."""
 
 import ctypes
+import random
+import time
+from collections.abc import Mapping
 from functools import cache
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fagen import registry, simulator
+from fagen import process, registry, simulator
 from fagen.kind import Plan
-from fagen.render import render
+from fagen.render import environment, render
 from fagen.runtime.c_interface import library_at, struct_of
+from fagen.signature import Tensor
+from fagen.toolchain import find_gxx
 from tests.backward_helpers import NARROW
+from tests.stubs import STUB, WARNINGS
 from tests.test_varlen_backward_kernel import SMALL
 
 SOMEWHERE = 4096  # an address that nothing reads
+MOST = 1 << 30
+
+# one for each launcher, and for each way to count
+KINDS = (
+    "fwd_fp16_d128_causal_m128n128",
+    "fwd_fp16_d128_full_m128n128_c2",
+    "fwd_e4m3_d128_full_m128n128_sblock",
+    "fwd_fp16_d256_causal_m128n64_split4",
+    "fwd_fp16_d128_causal_m128n128_varlen",
+    "fwd_e4m3_d64_causal_m64n64_varlen",
+    "bwd_fp16_d256_full_m64n64_dss1_intra_c2",
+    "bwd_bf16_d128_full_m64n128_varlen",
+    "dec_bf16_d128_causal_r8n64",
+    "dec_bf16_d128_causal_r8n64_runs",
+    "quant_fp16_d128_center_scol_vcols",
+    "comb_fp16_d64",
+    "comb_fp32_d128_obf16_packed",
+)
+
+
+def dense(tensor: Tensor, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The strides of a tensor whose dimensions follow each other in memory."""
+    found, step = {}, 1
+    for dim in reversed(tensor.dims):
+        if dim.stride:
+            found[f"{tensor.name}_stride_{dim.stride}"] = step
+        step *= max(1, dim.extent.at(sizes))
+    return found
+
+
+def arguments(plan: Plan, sizes: Mapping[str, int]) -> Any:
+    """A call of these sizes, somewhere in memory."""
+    words = struct_of(plan.signature)
+    args = words(struct_bytes=ctypes.sizeof(words), version=plan.signature.version)
+    if hasattr(args, "scale"):
+        args.scale = 0.1
+    for tensor in plan.signature.tensors:
+        setattr(args, tensor.name, SOMEWHERE if tensor.present else 0)
+        for name, stride in dense(tensor, sizes).items() if tensor.present else ():
+            setattr(args, name, min(stride, 1 << 40))
+    for name, size in sizes.items():
+        setattr(args, name, size)
+    args.workspace, args.workspace_bytes = SOMEWHERE, (1 << 63) - 1
+    return args
+
+
+# ---- what is refused ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def launchers(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The launchers of KINDS but for their launches, in one library."""
+    folder = tmp_path_factory.mktemp("launchers")
+    texts = [environment().from_string(STUB).render(plan=registry.plan_of(s)) for s in KINDS]
+    alone = ("noted_call", "args_bytes")  # which a test of one stub asks
+    lines = "\n".join(texts).splitlines()
+    kept = [line for line in lines if not any(name in line for name in alone)]
+    (folder / "all.cpp").write_text("\n".join(kept))
+    command: list[str | Path] = [find_gxx()[0], "-std=c++17", "-O0", "-fPIC", "-shared", *WARNINGS]
+    made = process.run([*command, "all.cpp", "-o", "all.so"], cwd=folder)
+    assert made.returncode == 0, made.stderr
+    return library_at(folder / "all.so")
+
+
+def expected(plan: Plan, sizes: Mapping[str, int]) -> str:
+    """What a call of these sizes ends with, as far as sizes go."""
+    signature = plan.signature
+    if any(not 0 <= sizes[one.name] <= one.most for one in signature.sizes):
+        return "bad size"
+    for rule in signature.rules:
+        of, by = sizes[rule.of], sizes[rule.by]
+        if of if by == 0 else of % by:
+            return "bad ratio"
+    for limit in signature.counts:
+        if prod(factor.at(sizes) for factor in limit.factors) >= MOST:
+            return "too many"
+    return "ok"
+
+
+SIZES = (0, 1, 2, 3, 7, 64, 65_535, 65_536, 1 << 20, 1 << 29, MOST - 1, MOST, MOST + 1, -1, -MOST)
+
+
+@pytest.mark.parametrize("slug", KINDS)
+def test_any_sizes_are_refused_or_have_the_workspace_of_the_plan(
+    slug: str, launchers: ctypes.CDLL
+) -> None:
+    plan, dice = registry.plan_of(slug), random.Random(slug)
+    signature, names = plan.signature, [one.name for one in plan.signature.statuses]
+    ask, launch = launchers[f"fagen_{slug}_workspace"], launchers[f"fagen_{slug}"]
+    ask.restype = ctypes.c_int64
+    ended = dict.fromkeys(("ok", "bad size", "too many"), 0)
+    for number in range(1_500):
+        few = SIZES[: 3 + number % len(SIZES)]
+        sizes = {one.name: dice.choice(few) for one in signature.sizes}
+        for rule in signature.rules:
+            if number % 4:
+                sizes[rule.of] = min(MOST, sizes[rule.by] * dice.choice((1, 1, 2, 8)))
+        args, right = arguments(plan, {name: max(0, s) for name, s in sizes.items()}), "ok"
+        for name, size in sizes.items():
+            setattr(args, name, size)
+        right = expected(plan, sizes)
+        needed = plan.launches.workspace.at(sizes) if right == "ok" else -1
+        assert ask(ctypes.byref(args)) == needed, sizes
+        status = names[launch(ctypes.byref(args), None)]
+        # of tensors that are too large for strides of their own no more is asked
+        assert status == right or (right == "ok" and status in ("bad stride", "overlap")), sizes
+        ended[right] = ended.get(right, 0) + 1
+    assert all(count > 20 for count in ended.values()), ended
+
+
+@pytest.mark.parametrize("slug", KINDS)
+def test_no_output_may_have_elements_that_overlap(slug: str, launchers: ctypes.CDLL) -> None:
+    plan = registry.plan_of(slug)
+    sizes = dict.fromkeys((one.name for one in plan.signature.sizes), 3)
+    names = [one.name for one in plan.signature.statuses]
+    launch = launchers[f"fagen_{slug}"]
+
+    def ends(**changes: int) -> str:
+        args = arguments(plan, sizes)
+        for name, value in changes.items():
+            setattr(args, name, value)
+        return names[int(launch(ctypes.byref(args), None))]
+
+    assert ends() == "ok"
+    for tensor in plan.signature.outputs:
+        strides = dense(tensor, sizes)
+        assert all(ends(**{name: 0}) == "overlap" for name in strides)
+        assert not strides or ends(**dict.fromkeys(strides, 0)) == "overlap"  # forgotten
+        assert (
+            len(strides) < 2 or ends(**dict.fromkeys(strides, max(strides.values()))) == "overlap"
+        )
+        # any order will do, and room in between
+        apart = {name: stride * 16 for name, stride in strides.items()}
+        assert ends(**apart) == "ok"
+    for tensor in plan.signature.tensors:
+        if tensor.present and tensor.access == "in":
+            assert ends(**dict.fromkeys(dense(tensor, sizes), 0)) == "ok", tensor.name
+
+
+# ---- what is launched ---------------------------------------------------------------------------
 
 
 @cache
@@ -25,15 +173,7 @@ def simulated(slug: str) -> tuple[Plan, Path]:
 def grids(slug: str, **sizes: int) -> list[tuple[int, ...]]:
     """The grids that a call of the C function launches, on a GPU that runs none of them."""
     plan, library = simulated(slug)
-    loaded, words = library_at(library), struct_of(plan.signature)
-    args = words(struct_bytes=ctypes.sizeof(words), version=plan.signature.version, scale=0.1)
-    for tensor in plan.signature.tensors:
-        setattr(args, tensor.name, SOMEWHERE)
-        for step, word in enumerate(tensor.strides, 1):
-            setattr(args, f"{tensor.name}_stride_{word}", 256 * step)
-    for name, size in sizes.items():
-        setattr(args, name, size)
-    args.workspace, args.workspace_bytes = SOMEWHERE, 1 << 62
+    loaded, args = library_at(library), arguments(plan, sizes)
     noted = loaded["fagen_simulator_noted"]
     noted.restype = ctypes.c_char_p
     loaded["fagen_simulator_notes"](1)
@@ -55,14 +195,29 @@ HEADS, SEQUENCES = dict(heads=65_536, kv_heads=2), dict(batch=65_536)
     ],
     ids=("heads", "sequences", "both"),
 )
-def test_gradients_of_65536_heads_or_sequences_are_launched_in_parts(many, parts):
+def test_gradients_of_65536_heads_or_sequences_are_launched_in_parts(
+    many: dict[str, int], parts: list[tuple[int, ...]]
+) -> None:
     sizes = dict(batch=1, heads=2, kv_heads=2, seqlen_q=1, seqlen_k=1) | many
     found = grids(NARROW[0], **sizes)
     assert found[: len(parts)] == found[-len(parts) :] == parts
 
 
-def test_gradients_of_65536_heads_of_packed_sequences_are_launched_in_parts():
-    sizes = dict(total_q=3, total_k=3, offsets=65_537, heads=65_536, kv_heads=2)
-    rows = 1 + 65_537  # a block, and room for one more at each offset
+def test_gradients_of_65536_heads_of_packed_sequences_are_launched_in_parts() -> None:
+    sizes = dict(total_q=3, total_k=3, offsets=9, heads=65_536, kv_heads=2)
+    rows = 1 + 9  # a block, and room for one more at each offset
     parts = [(rows, 65_535, 1), (rows, 1, 1)]
     assert grids(SMALL, **sizes) == [*parts, (2 * rows, 1, 1), *parts]
+
+
+def test_the_workspace_of_gradients_is_told_at_once_for_any_group_of_heads() -> None:
+    plan, library = simulated(NARROW[0])
+    ask = library_at(library)[f"fagen_{plan.slug}_workspace"]
+    ask.restype = ctypes.c_int64
+    begun = time.process_time()
+    for heads in (MOST - 1, (1 << 29) - 1, 1 << 29, 99_999_999):
+        for keys in (1, 1_000, 1 << 20):
+            sizes = dict(batch=1, heads=heads, kv_heads=1, seqlen_q=64, seqlen_k=keys)
+            records = plan.launches.workspace.at(sizes)
+            assert ask(ctypes.byref(arguments(plan, sizes))) >= records
+    assert time.process_time() - begun < 0.5  # twelve times; one took seconds

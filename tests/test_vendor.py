@@ -104,7 +104,9 @@ def test_the_headers_statuses_are_the_kernels():
     header = re.search(
         r"enum \{\s*(DEMO_OK = 0.*?),\s*DEMO_NO_KERNEL", found["include/demo.h"], re.S
     )
-    named = [word.removesuffix(" = 0") for word in re.split(r",\s*", header[1])]
+    said = [word.split(" = ") for word in re.split(r",\s*", header[1])]
+    assert [int(number) for _, number in said] == [*range(len(said))]
+    named = [name for name, _ in said]
     for slug in KERNELS:
         own = re.search(r"enum Status \{(.*?)\}", found[f"src/{slug}.cu"], re.S)
         words = [word.strip() for word in own[1].split(",") if word.strip()]
@@ -115,7 +117,7 @@ def test_only_c_functions_are_to_be_seen():
     found = texts(*KERNELS)
     exported = re.findall(r"^    (\w+);$", found["src/demo.map"], re.M)
     declared = re.findall(r"^[a-z][\w ]*\*? ?\b(\w+)\(", found["include/demo.h"], re.M)
-    assert sorted(exported) == sorted(declared) and len(exported) == 10 + 4 * len(KERNELS)
+    assert sorted(exported) == sorted(declared) and len(exported) == 13 + 4 * len(KERNELS)
     assert "local:\n    *;" in found["src/demo.map"]
 
 
@@ -287,8 +289,14 @@ def test_what_is_not_in_the_folder_falls_to_what_is_but_never_a_kernel_for_accur
     sizes = Sizes(1, 1, 1, 1, 2**20)
     assert picked(problem, sizes, "").schedule.slug != few[0].slug
     assert asked_of(library, problem, sizes) == ""
-    assert b"no kernel of demo" in library.demo_message(100)
-    assert library.demo_message(-1) == library.demo_message(15) == b"unknown status"
+    for message in (library.demo_message, library.demo_forward_message):
+        message.restype = ctypes.c_char_p
+        assert b"no kernel of demo" in message(100)
+        assert message(-1) == message(16) == b"unknown status"
+        said = [message(status) for status in range(16)]
+        assert all(said) and len(set(said)) == 16
+    # of the function that chooses, with the names of its own arguments
+    assert b"kv_heads" in library.demo_forward_message(3) and b"tiles" in said[4]
 
 
 def test_a_problem_that_no_table_has_is_served_by_its_only_kernel(tmp_path):

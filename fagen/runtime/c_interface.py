@@ -104,7 +104,8 @@ def described(
         if status := function(passed, ctypes.c_void_p(stream)):
             message = loaded[f"fagen_{plan.slug}_message"]
             message.restype = ctypes.c_char_p
-            raise DeviceError(f"{plan.slug}: {message(status).decode()}")
+            said = f"{plan.slug}: {message(status).decode()}"
+            raise ValueError(said) if status < plan.signature.refusals else DeviceError(said)
 
     return launch
 
@@ -119,7 +120,7 @@ def _workspace(
 ) -> Tensor:
     # where it may hold anything, NaN: a kernel that reads what nobody wrote is found out
     anything = 0 if plan.launches.zeroed else 0xFF
-    needed = workspace_bytes(plan.slug, library, args)
+    needed = max(0, workspace_bytes(plan.slug, library, args))  # none where the call is refused
     device = given[plan.signature.leader.name].device
     return torch.full((needed,), anything, dtype=torch.uint8, device=device)
 
@@ -137,7 +138,7 @@ def call(plan: Plan, library: Path, **given: Any) -> None:
 
 
 def workspace_bytes(slug: str, library: Path, args: ctypes.Structure) -> int:
-    """Return how large a workspace this call needs, as the kernel's library says."""
+    """Return how large a workspace this call needs, as its library says; -1: it is refused."""
     ask = library_at(library)[f"fagen_{slug}_workspace"]
     ask.restype = ctypes.c_int64
     return int(ask(ctypes.byref(args)))

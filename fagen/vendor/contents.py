@@ -15,6 +15,7 @@ from fagen.registry import from_slug, plan
 from fagen.render import Source, render, written
 from fagen.schedule import Schedule
 from fagen.signature import Signature
+from fagen.statuses import NO_KERNEL, Status, statuses
 from fagen.toolchain import FLAGS
 from fagen.vendor import gradients
 from fagen.vendor.closure import needed
@@ -110,6 +111,11 @@ class Dispatcher:
     def signature(self) -> Signature:
         """Of the struct that it takes."""
         return self.group.signature
+
+    @cached_property
+    def statuses(self) -> tuple[Status, ...]:
+        """How its calls end, in words of all that it chooses among."""
+        return statuses([kernel.signature for kernel in self.kernels])
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -321,6 +327,16 @@ class Folder:
             found.setdefault(f"{signature.kind} {signature.form}".strip(), []).append(kernel)
         return tuple(Group(name, tuple(kernels)) for name, kernels in found.items())
 
+    @cached_property
+    def statuses(self) -> tuple[Status, ...]:
+        """How calls of any of its functions end."""
+        return statuses([kernel.signature for kernel in self.kernels])
+
+    @property
+    def no_kernel(self) -> int:
+        """The status of a call that none of its kernels computes."""
+        return NO_KERNEL
+
     @property
     def pinned(self) -> tuple[Kernel, ...]:
         """The kernels that have a name of their own."""
@@ -342,7 +358,7 @@ class Folder:
         own = [f"{self.name}_message"]
         for table in (one.table for one in self.dispatchers):
             op = f"{self.name}_{table.kind}"
-            own += [f"{self.name}_{table.pick}", op, f"{op}_workspace"]
+            own += [f"{self.name}_{table.pick}", op, f"{op}_workspace", f"{op}_message"]
         for kernel in self.pinned:
             own += [f"{self.name}_{kernel.alias}{end}" for end in ("", "_workspace", "_message")]
         return (*own, *(function for kernel in self.kernels for function in kernel.functions))

@@ -268,10 +268,13 @@ def statuses(one: StubOp) -> Callable[..., str]:
 
 
 NULL = "a tensor that is needed is null"
-MISALIGNED = "a tensor does not begin at a multiple of 16 bytes"
+MISALIGNED = (
+    "a tensor does not begin at a multiple of 16 bytes (weights: 4, ends: 4, factor: 4, sums: 4)"
+)
 BAD_STRIDE = "a stride is negative, too large, or no multiple of 16 bytes"
 BAD_SIZE = "a size is negative or too large"
-NO_SPACE = "the workspace is null or too small"
+OVERLAP = "elements of an output (factor, out, sums) overlap: a stride is 0 or too small"
+NO_SPACE = "the workspace is null, too small, or does not begin at a multiple of 16 bytes"
 
 
 def test_the_c_function_has_a_status_for_every_refusal(stub: StubOp) -> None:
@@ -294,7 +297,10 @@ def test_the_c_function_has_a_status_for_every_refusal(stub: StubOp) -> None:
             dict(sin=0),
             dict(factor=0, factor_given=1),
         ],
-        MISALIGNED: [{name: 8} for name in ("x", "cos", "sin", "out")],
+        MISALIGNED: [
+            *({name: 8} for name in ("x", "cos", "sin", "out")),
+            *({name: 4098} for name in ("weights", "ends", "factor", "sums")),
+        ],
         BAD_STRIDE: [
             dict(x_stride_row=52),
             dict(x_stride_head=-16),
@@ -306,7 +312,22 @@ def test_the_c_function_has_a_status_for_every_refusal(stub: StubOp) -> None:
             dict(sums_stride_batch=(1 << 38) + 1),
             dict(factor_stride_batch=-3),
         ],
-        NO_SPACE: [dict(workspace=0), dict(workspace_bytes=47), dict(workspace_bytes=0)],
+        OVERLAP: [
+            dict(out_stride_batch=0, out_stride_head=0, out_stride_column=0),
+            *({f"out_stride_{word}": 0} for word in ("batch", "head", "column")),
+            dict(sums_stride_batch=0),
+            dict(sums_stride_batch=35),  # 36 rows lie side by side
+            dict(factor_stride_batch=2),
+            dict(out_stride_column=32),  # of 48 rows
+            dict(out_stride_batch=3 * 16 * 48 - 8),
+            dict(out_stride_head=48, out_stride_batch=48, out_stride_column=48),
+        ],
+        NO_SPACE: [
+            dict(workspace=0),
+            dict(workspace_bytes=47),
+            dict(workspace_bytes=0),
+            dict(workspace=4104, workspace_bytes=1 << 10),
+        ],
     }
     for said, calls in refused.items():
         for changes in calls:
@@ -316,8 +337,9 @@ def test_the_c_function_has_a_status_for_every_refusal(stub: StubOp) -> None:
     assert library[f"fagen_{stub.slug}_workspace"](None) == -1
     message = library[f"fagen_{stub.slug}_message"]
     message.restype = ctypes.c_char_p
-    for number in (-1, 15, 99):
+    for number in (-1, 16, 99):
         assert message(number) == b"unknown status"
+    assert message(100) == b"no kernel computes that"
 
 
 def test_the_c_function_takes_what_may_be_left_out(stub: StubOp) -> None:
@@ -330,6 +352,9 @@ def test_the_c_function_takes_what_may_be_left_out(stub: StubOp) -> None:
         dict(weights_stride_batch=0, weights_stride_block=0),
         dict(ends=4, sums=4, factor=4),  # numbers are as aligned as they are large
         dict(x_stride_batch=0, x_stride_row=0, x_stride_head=0),
+        # an output in any order, with room in between
+        dict(out_stride_column=48, out_stride_batch=16 * 48, out_stride_head=2 * 16 * 48 + 8),
+        dict(factor_given=1, factor_stride_batch=0),  # it is read
         # nothing is read where nothing is
         dict(batch=0, x=0, out=0, factor=0, sums=0, ends=0, workspace=0),
         dict(rows=0, heads=0, x=0, out=0, factor=0, sums=0, cos=0, workspace=0),

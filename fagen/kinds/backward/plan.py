@@ -29,7 +29,7 @@ from fagen.kinds.backward.rules import (
     dq_transposed,
     ones_in_shared_memory,
 )
-from fagen.kinds.backward.signature import signature
+from fagen.kinds.backward.signature import key_blocks_of, row_blocks_of, signature
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.ledger import Ledger
 from fagen.signature import Extent, Signature
@@ -270,32 +270,25 @@ class Plan:
         """
         if self.varlen:
             return self._packed_launches()
-        row_blocks = Product(
-            (Extent("seqlen_q", per=self.block_m), Extent("heads"), Extent("batch"))
-        )
-        key_blocks = Product(
-            (
-                Extent("seqlen_k", per=self.block_n * self.cluster),
-                *((Extent(number=self.cluster),) if self.cluster > 1 else ()),
-                Extent("kv_heads"),
-                Extent("batch"),
-            )
-        )
+        row_blocks, key_blocks = Product(row_blocks_of(self)), Product(key_blocks_of(self))
         rows_of_keys = Product((Extent("seqlen_k", per=SM90.wgmma_m),))
-        rounding = Grid(row_blocks)
+        rows, heads, batch = (Product((factor,)) for factor in row_blocks.factors)
+        row_grid = rounding = Grid(rows, heads, batch)
         if self.postprocess:  # how much is left only the device knows
-            rounding = replace(rounding, resident=True, per_multiprocessor=self.rounding_blocks)
-        heads, batch = Product((Extent("kv_heads"),)), Product((Extent("batch"),))
+            rounding = replace(
+                Grid(row_blocks), resident=True, per_multiprocessor=self.rounding_blocks
+            )
+        kv_heads = Product((Extent("kv_heads"),))
         return Launches(
             (
-                Launch("prepare_rows", Grid(row_blocks), self.row_threads),
+                Launch("prepare_rows", row_grid, self.row_threads),
                 Launch(
                     "attention_backward",
                     Grid(key_blocks, resident=self.persistent),
                     self.threads,
                     self.shared_bytes,
                 ),
-                Launch("sum_shares", Grid(rows_of_keys, heads, batch), self.row_threads),
+                Launch("sum_shares", Grid(rows_of_keys, kv_heads, batch), self.row_threads),
                 Launch("round_dq", rounding, self.row_threads),
             ),
             workspace=Product((Extent(number=self.record_bytes), *row_blocks.factors)),
@@ -304,8 +297,7 @@ class Plan:
 
     def _packed_launches(self) -> Launches:
         """The same, with room for the blocks of each sequence."""
-        rows = Extent("total_q", per=self.block_m, more="offsets"), Extent("heads")
-        keys = Extent("total_k", per=self.block_n, more="offsets"), Extent("kv_heads")
+        rows, keys = row_blocks_of(self), key_blocks_of(self)
         row_grid = Grid(Product(rows[:1]), Product(rows[1:]))
         return Launches(
             (

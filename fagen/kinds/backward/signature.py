@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fagen.signature import Dim, Extent, Multiple, Scalar, Signature, Size, Tensor
+from fagen.signature import Dim, Extent, Limit, Multiple, Scalar, Signature, Size, Tensor
 from fagen.vocab import FP32, INT32
 
 if TYPE_CHECKING:
@@ -77,9 +77,28 @@ def signature(plan: "Plan") -> Signature:
         ),
         order=("dout", "q", "k", "v", "out", "lse", "scale", "dlse"),
         rules=(Multiple("heads", "kv_heads"),),
+        limits=(Limit("tiles", key_blocks_of(plan)), Limit("blocks of rows", row_blocks_of(plan))),
         no_gradient=NO_GRADIENT,
         instead=INSTEAD,
     )
+
+
+def row_blocks_of(plan: "Plan") -> tuple[Extent, ...]:
+    """How many blocks of block_m rows a call has; of varlen at most.
+
+    There each offset may begin one, since the rows around all sequences are some too.
+    """
+    if plan.varlen:
+        return Extent("total_q", per=plan.block_m, more="offsets"), Extent("heads")
+    return Extent("seqlen_q", per=plan.block_m), Extent("heads"), Extent("batch")
+
+
+def key_blocks_of(plan: "Plan") -> tuple[Extent, ...]:
+    """The same of blocks of keys, of which a cluster has some each."""
+    if plan.varlen:
+        return Extent("total_k", per=plan.block_n, more="offsets"), Extent("kv_heads")
+    keys = Extent("seqlen_k", per=plan.block_n * plan.cluster, times=plan.cluster)
+    return keys, Extent("kv_heads"), Extent("batch")
 
 
 # as of the forward pass: a tensor map goes back by 2^30 rows, in strides below 2^34 elements
@@ -155,6 +174,7 @@ def packed(plan: "Plan") -> Signature:
         ),
         order=(*order, "dlse", "seqused_k"),
         rules=(Multiple("heads", "kv_heads"),),
+        limits=(Limit("tiles", key_blocks_of(plan)), Limit("blocks of rows", row_blocks_of(plan))),
         no_gradient=NO_GRADIENT,
         instead=INSTEAD,
     )

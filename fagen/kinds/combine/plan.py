@@ -11,11 +11,11 @@ from fagen.errors import OverBudget
 from fagen.kind import Role
 from fagen.kinds.combine.keys import Schedule
 from fagen.kinds.combine.rules import LOAD_BYTES, lanes, row_loads
-from fagen.kinds.combine.signature import signature
+from fagen.kinds.combine.signature import rows_of, signature
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.ledger import Ledger, Row, first_that_fits
 from fagen.merge import Folding
-from fagen.signature import Extent, Signature
+from fagen.signature import Signature
 from fagen.vocab import BLOCK_THREADS, PARTIALS, RING_STAGES, Dtype
 
 _OTHERS = 32  # registers for addresses, steps, an LSE, a weight and what is counted
@@ -115,7 +115,8 @@ class Plan(Folding):
             f"{together // warps}\n"
             f"and by shared memory      {SM90.smem_per_sm:,} / {block_bytes:,}, rounded down = "
             f"{SM90.smem_per_sm // block_bytes}, from {self.stages} splits on\n"
-            f"bytes that a call moves   {self._rows} · (splits · {partial:,} + {whole:,})\n"
+            f"bytes that a call moves   {Product(rows_of(self))} · "
+            f"(splits · {partial:,} + {whole:,})\n"
             f"  of a split              {self.head_dim} x {self.dtype.bytes} + 4 of its LSE = "
             f"{partial:,}\n"
             f"  of the output           {self.head_dim} x {self.out_dtype.bytes} + 4 of its LSE "
@@ -150,16 +151,11 @@ class Plan(Folding):
         return signature(self)
 
     @property
-    def _rows(self) -> Product:
-        batch = () if self.packed else (Extent("batch"),)
-        return Product((*batch, Extent("seqlen"), Extent("heads")))
-
-    @property
     def launches(self) -> Launches:
         """One kernel; it waits for the end of the launch before it, which may make the partials."""
-        grid = Grid(Product(self._rows.factors, per=self.rows))
+        grid = Grid(Product(rows_of(self), per=self.rows))
         kernel = Launch("combine", grid, self.threads, self.shared_bytes, overlaps=True)
-        return Launches((kernel,), counted="rows")
+        return Launches((kernel,))
 
     def explained(self) -> str:
         """Return the ledger, why so many thread blocks share a multiprocessor, and the bytes."""

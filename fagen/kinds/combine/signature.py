@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fagen.signature import Dim, Extent, Signature, Size, Tensor
+from fagen.signature import Dim, Extent, Limit, Signature, Size, Tensor
 from fagen.vocab import FP32, INT32
 
 if TYPE_CHECKING:
@@ -80,6 +80,16 @@ def signature(plan: "Plan") -> Signature:
             ),
         ),
         scalars=(),
+        limits=(
+            Limit("rows", rows_of(plan)),
+            *((Limit("sequences", (Extent("batch"),)),) if plan.packed else ()),
+        ),
         order=("outs", "lses", "num_splits", "cu_seqlens"),
         no_gradient="combining has none yet",
     )
+
+
+def rows_of(plan: "Plan") -> tuple[Extent, ...]:
+    """How many rows of a head a call has."""
+    batch = () if plan.packed else (Extent("batch"),)
+    return (*batch, Extent("seqlen"), Extent("heads"))

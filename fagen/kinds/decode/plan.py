@@ -174,7 +174,7 @@ class Plan(Folding):
         decode = Launch("decode", grid, self.threads, self.shared_bytes, overlaps=True)
         kernels = decode, self.merge.launch
         workspace = self.merge.workspace(self.folded_bytes if self.by_runs else 0)
-        return Launches(kernels, workspace=workspace, counted="rows of chunks")
+        return Launches(kernels, workspace=workspace)
 
     def explained(self) -> str:
         """Return the ledgers with their formulae, the numbers in them, and the solved limits."""

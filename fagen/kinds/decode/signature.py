@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fagen.signature import Dim, Extent, Multiple, Scalar, Signature, Size, Tensor
+from fagen.signature import Dim, Extent, Limit, Multiple, Scalar, Signature, Size, Tensor
 from fagen.vocab import FP32, INT32
 
 if TYPE_CHECKING:
@@ -77,6 +77,18 @@ def signature(plan: "Plan") -> Signature:
         ),
         form="unified" if plan.unified else "",
         rules=(Multiple("heads", "kv_heads"),),
+        limits=(
+            Limit(
+                "rows of chunks",
+                (
+                    Extent("seqlen_q"),
+                    Extent("heads"),
+                    Extent("batch"),
+                    Extent(number=plan.chunks),
+                ),
+            ),
+            *((Limit("steps of runs"),) if plan.by_runs else ()),
+        ),
         keyword_from="seqused_k",
         no_gradient="decoding has none",
         gradients_by="fagen.attention",

@@ -25,7 +25,7 @@ from fagen.kinds.forward.formulae import (
     tile_stages,
 )
 from fagen.kinds.forward.keys import Schedule
-from fagen.kinds.forward.signature import signature
+from fagen.kinds.forward.signature import signature, tiles_of
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.ledger import Ledger
 from fagen.merge import Folding, Merge, chunk_blocks
@@ -267,19 +267,14 @@ class Plan(Folding):
 
         Or of chunks of their keys, which a second one merges.
         """
-        name = "total_q" if self.varlen else "seqlen_q"
-        rows = Extent(name, per=self.block_m * self.cluster, times=self.cluster)
-        sequences = Extent("offsets") if self.varlen else Extent("batch")
-        tiles = Product((rows, Extent("heads"), sequences))  # at most, where lengths differ
+        tiles = Product(tiles_of(self))
         if self.splits:
             units = Product((*tiles.factors, Extent(number=self.chunks)))
             grid = Grid(units, resident=self.persistent)
             kernel = Launch(
                 "attention_forward", grid, self.threads, self.shared_bytes, overlaps=True
             )
-            return Launches(
-                (kernel, self.merge.launch), self.merge.workspace(), counted="rows of chunks"
-            )
+            return Launches((kernel, self.merge.launch), self.merge.workspace())
         grid = Grid(tiles, resident=self.persistent, cluster=self.cluster)
         kernel = Launch("attention_forward", grid, self.threads, self.shared_bytes)
         if not self.dynamic:

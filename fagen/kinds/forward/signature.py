@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fagen.signature import MAX_SIZE, Dim, Extent, Multiple, Scalar, Signature, Size, Tensor
+from fagen.signature import MAX_SIZE, Dim, Extent, Limit, Multiple, Scalar, Signature, Size, Tensor
 from fagen.vocab import FP32, INT32, KEY_ORDER
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ def signature(plan: "Plan") -> Signature:
         ),
         order=("q", "k", "v", "scale", "q_descale", "k_descale", "v_descale", "v_mean", "k_mean"),
         rules=(Multiple("heads", "kv_heads"),),
+        limits=(_limit(plan),),
         no_gradient="this op has no backward",
         gradients_by="" if plan.fp8 else "fagen.attention",
     )
@@ -158,6 +159,7 @@ def packed(plan: "Plan") -> Signature:
         ),
         order=("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "scale", "seqused_k"),
         rules=(Multiple("heads", "kv_heads"),),
+        limits=(_limit(plan),),
         no_gradient="this op has no backward",
         gradients_by="" if plan.fp8 else "fagen.attention_varlen",
     )
@@ -175,6 +177,24 @@ def _of_sequences(plan: "Plan") -> tuple[Tensor, ...]:
         *_means(plan),
     )
     return tuple(replace(tensor, dims=(batch, *tensor.dims[1:])) for tensor in dense)
+
+
+def tiles_of(plan: "Plan") -> tuple[Extent, ...]:
+    """How many tiles of block_m rows a call has; of varlen at most.
+
+    There each offset may begin one, since the rows around all sequences are some too.
+    """
+    if plan.varlen:
+        return Extent("total_q", per=plan.block_m, more="offsets"), Extent("heads")
+    rows = Extent("seqlen_q", per=plan.block_m * plan.cluster, times=plan.cluster)
+    return rows, Extent("heads"), Extent("batch")
+
+
+def _limit(plan: "Plan") -> Limit:
+    if not plan.splits:
+        return Limit("tiles", tiles_of(plan))
+    rows = Extent("seqlen_q"), Extent("heads"), Extent("batch")
+    return Limit("rows of chunks", (*rows, Extent(number=plan.chunks)))
 
 
 def _rows(seqlen: str, heads: str, columns: int) -> tuple[Dim, ...]:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fagen.signature import MAX_SIZE, Dim, Extent, Scalar, Signature, Size, Tensor
+from fagen.signature import MAX_SIZE, Dim, Extent, Limit, Scalar, Signature, Size, Tensor
 from fagen.vocab import DTYPES, FP32, KEY_ORDER
 
 if TYPE_CHECKING:
@@ -92,6 +92,10 @@ def signature(plan: "Plan") -> Signature:
                 field="signs",
                 words=SIGN_WORDS,
             ),
+        ),
+        limits=tuple(
+            Limit("tiles", (Extent("seqlen", per=rows), Extent("heads"), Extent("batch")))
+            for rows in (plan.rows, *((plan.column_rows,) if plan.reads_columns else ()))
         ),
         order=("x", "seed", "descale", "mean", "cos", "sin"),
         keyword_from="cos",
