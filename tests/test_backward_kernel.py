@@ -28,6 +28,7 @@ from fagen.toolchain import find_disassembler, find_gxx, find_nvcc
 from fagen.vocab import MASKS
 from tests.backward_helpers import SPREAD, masked, planned
 from tests.backward_tiles import compiled, cut
+from tests.c_calls import changed
 from tests.often import some
 from tests.test_masks import FUTURE, LENGTHS, WINDOW, seen
 
@@ -348,17 +349,10 @@ def test_its_launcher_refuses_what_it_cannot_do(library):
     launch, message = kernel[f"fagen_{plan.slug}"], kernel[f"fagen_{plan.slug}_message"]
     message.restype = ctypes.c_char_p
     words = struct_of(plan.signature)
+    sizes = dict(batch=2, heads=4, kv_heads=2, seqlen_q=70, seqlen_k=90)
 
     def said(**changes: float) -> str:
-        args = words(struct_bytes=ctypes.sizeof(words), version=plan.signature.version)
-        args.batch, args.heads, args.kv_heads, args.seqlen_q, args.seqlen_k = 2, 4, 2, 70, 90
-        args.scale, args.workspace, args.workspace_bytes = 0.1, 4096, 1 << 40
-        for tensor in plan.signature.tensors:
-            setattr(args, tensor.name, 0 if tensor.optional else 4096)
-            for word in tensor.strides:
-                setattr(args, f"{tensor.name}_stride_{word}", 256)
-        for key, value in changes.items():
-            setattr(args, key, value)
+        args = changed(plan, sizes, changes)
         return message(launch(ctypes.byref(args), None)).decode()
 
     for name in ("dout", "q", "k", "v", "out", "lse", "dq", "dk", "dv"):
@@ -366,6 +360,7 @@ def test_its_launcher_refuses_what_it_cannot_do(library):
     for name in ("dout", "q", "dk"):
         assert "16 bytes" in said(**{name: 4104})
         assert "multiple of 16 bytes" in said(**{f"{name}_stride_head": 1})
+    assert "overlap" in said(dk_stride_seq=0, dk_stride_head=0, dk_stride_batch=0)
     assert "workspace" in said(workspace_bytes=16) and "workspace" in said(workspace=0)
     assert "scale" in said(scale=-1.0) and "scale" in said(scale=math.nan)
     assert "multiple of kv_heads" in said(heads=3)

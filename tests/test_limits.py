@@ -7,21 +7,19 @@ from collections.abc import Mapping
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fagen import process, registry, simulator
 from fagen.kind import Plan
 from fagen.render import environment, render
-from fagen.runtime.c_interface import library_at, struct_of
-from fagen.signature import Tensor
+from fagen.runtime.c_interface import library_at
 from fagen.toolchain import find_gxx
 from tests.backward_helpers import NARROW
+from tests.c_calls import arguments, changed, dense
 from tests.stubs import STUB, WARNINGS
 from tests.test_varlen_backward_kernel import SMALL
 
-SOMEWHERE = 4096  # an address that nothing reads
 MOST = 1 << 30
 
 # one for each launcher, and for each way to count
@@ -40,32 +38,6 @@ KINDS = (
     "comb_fp16_d64",
     "comb_fp32_d128_obf16_packed",
 )
-
-
-def dense(tensor: Tensor, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The strides of a tensor whose dimensions follow each other in memory."""
-    found, step = {}, 1
-    for dim in reversed(tensor.dims):
-        if dim.stride:
-            found[f"{tensor.name}_stride_{dim.stride}"] = step
-        step *= max(1, dim.extent.at(sizes))
-    return found
-
-
-def arguments(plan: Plan, sizes: Mapping[str, int]) -> Any:
-    """A call of these sizes, somewhere in memory."""
-    words = struct_of(plan.signature)
-    args = words(struct_bytes=ctypes.sizeof(words), version=plan.signature.version)
-    if hasattr(args, "scale"):
-        args.scale = 0.1
-    for tensor in plan.signature.tensors:
-        setattr(args, tensor.name, SOMEWHERE if tensor.present else 0)
-        for name, stride in dense(tensor, sizes).items() if tensor.present else ():
-            setattr(args, name, min(stride, 1 << 40))
-    for name, size in sizes.items():
-        setattr(args, name, size)
-    args.workspace, args.workspace_bytes = SOMEWHERE, (1 << 63) - 1
-    return args
 
 
 # ---- what is refused ----------------------------------------------------------------------------
@@ -119,10 +91,7 @@ def test_any_sizes_are_refused_or_have_the_workspace_of_the_plan(
         for rule in signature.rules:
             if number % 4:
                 sizes[rule.of] = min(MOST, sizes[rule.by] * dice.choice((1, 1, 2, 8)))
-        args, right = arguments(plan, {name: max(0, s) for name, s in sizes.items()}), "ok"
-        for name, size in sizes.items():
-            setattr(args, name, size)
-        right = expected(plan, sizes)
+        args, right = changed(plan, sizes, sizes), expected(plan, sizes)
         needed = plan.launches.workspace.at(sizes) if right == "ok" else -1
         assert ask(ctypes.byref(args)) == needed, sizes
         status = names[launch(ctypes.byref(args), None)]
@@ -140,10 +109,7 @@ def test_no_output_may_have_elements_that_overlap(slug: str, launchers: ctypes.C
     launch = launchers[f"fagen_{slug}"]
 
     def ends(**changes: int) -> str:
-        args = arguments(plan, sizes)
-        for name, value in changes.items():
-            setattr(args, name, value)
-        return names[int(launch(ctypes.byref(args), None))]
+        return names[int(launch(ctypes.byref(changed(plan, sizes, changes)), None))]
 
     assert ends() == "ok"
     for tensor in plan.signature.outputs:

@@ -17,8 +17,8 @@ from fagen.kinds.quantize.plan import Plan
 from fagen.kinds.quantize.reference import quantize
 from fagen.process import run
 from fagen.render import HASH_WORD, HOST_MARK, formatted, render, token_hash
-from fagen.runtime.c_interface import struct_of
 from fagen.toolchain import find_gxx, find_nvcc
+from tests.c_calls import changed
 from tests.often import some
 from tests.quantize_helpers import SEED, SPREAD, normal, planned, rotary, uneven
 
@@ -288,16 +288,7 @@ def test_its_launcher_refuses_what_it_cannot_do(library):
     message.restype = ctypes.c_char_p
 
     def said(**changes: int) -> str:
-        args = struct_of(plan.signature)(batch=1, heads=2, seqlen=48)
-        args.struct_bytes, args.version = ctypes.sizeof(args), plan.signature.version
-        args.x = args.values = args.descale = args.workspace = 4096
-        args.workspace_bytes = 1 << 20
-        args.x_stride_batch, args.x_stride_seq, args.x_stride_head = 6144, 128, 64
-        args.values_stride_batch = 6144
-        args.values_stride_head, args.values_stride_seq = 64 * 48, 48
-        args.descale_stride_batch, args.descale_stride_head = 2, 1
-        for key, value in changes.items():
-            setattr(args, key, value)
+        args = changed(plan, dict(batch=1, heads=2, seqlen=48), changes)
         return message(launch(ctypes.byref(args), None)).decode()
 
     for key in ("struct_bytes", "version"):
@@ -305,11 +296,16 @@ def test_its_launcher_refuses_what_it_cannot_do(library):
     for key in ("x", "values", "descale"):
         assert said(**{key: 0}) == "a tensor that is needed is null"
     for key in ("x", "values"):
-        assert said(**{key: 4104}) == "a tensor does not begin at a multiple of 16 bytes"
+        assert said(**{key: 4104}) == (
+            "a tensor does not begin at a multiple of 16 bytes (descale: 4)"
+        )
     bad_stride = "a stride is negative, too large, or no multiple of 16 bytes"
     for key in ("x_stride_seq", "x_stride_head"):
         assert said(**{key: 4}) == bad_stride
     assert said(values_stride_seq=40) == bad_stride
+    overlap = "elements of an output (values, descale) overlap: a stride is 0 or too small"
+    for key in ("values_stride_seq", "values_stride_head"):
+        assert said(**{key: 0}) == overlap
     assert said(x_stride_head=-64) == bad_stride
     assert said(descale_stride_head=(1 << 30) + 1) == bad_stride
     for key in ("batch", "heads", "seqlen"):
@@ -324,7 +320,7 @@ def test_its_launcher_refuses_what_it_cannot_do(library):
         assert said(descale_given=1) == "descales of blocks are found, they cannot be given"
     else:
         for change in (dict(workspace=0), dict(workspace_bytes=7)):
-            assert said(**change) == "the workspace is null or too small"
+            assert said(**change).startswith("the workspace is null, too small, or does not begin")
             assert "workspace" not in said(**change, descale_given=1)
     assert "Hopper" in said() or torch.cuda.is_available()
     assert "null" in message(launch(None, None)).decode()
