@@ -12,13 +12,16 @@ import torch
 from torch import Tensor
 
 import fagen
-from fagen import registry
+from fagen import registry, simulator
 from fagen.kinds.decode.emulate import compute
 from fagen.kinds.decode.reference import attend
-from fagen.kinds.forward.emulate import emulate
+from fagen.kinds.forward.emulate import emulate, emulate_fp8
+from fagen.kinds.forward.fp8_accuracy import hard_errors
+from fagen.kinds.forward.operands import Operands, outputs
 from fagen.kinds.forward.reference import reference
 from fagen.measure.families import FAMILIES, PROVED, Attends, Family, errors, made
 from fagen.problem import Sizes
+from fagen.render import render
 from tests.decode_helpers import planned as decoding
 
 Kernel = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
@@ -141,3 +144,53 @@ def test_a_row_without_a_key_is_zeros_beside_values_that_are_no_numbers(slug: st
     unseen = 20 if of.mask.last_by_row else 0
     assert not out[:, :unseen].any() and bool((lse[..., :unseen] == -math.inf).all())
     assert bool(lse[..., unseen:].isfinite().all() and out[:, unseen + 1 :].isnan().all())
+
+
+# ---- in e4m3 ------------------------------------------------------------------------------------
+
+# a scale for a head, whose row maxima are subtracted first where they are far; scales by block
+BYTES = (
+    "fwd_e4m3_d64_full_m256n64_s3_vrows",
+    "fwd_e4m3_d64_causal_m256n64_s3_nointer_vrows_sblock",
+)
+
+
+@pytest.mark.parametrize("slug", BYTES)
+def test_an_emulated_tile_of_bytes_is_within_twice_a_textbooks_error(slug: str) -> None:
+    of = registry.plan_of(slug)
+
+    def kernel(given: Operands, scale: float) -> tuple[Tensor, Tensor]:
+        return emulate_fp8(of, *given[:3], scale, *given[3:])
+
+    for error in hard_errors(of, kernel, SIZES, "cpu"):
+        assert error.ok, error
+
+
+@pytest.mark.parametrize(
+    ("slug", "right", "left"),
+    [
+        (BYTES[0], "65536.0f;  // exponents of 2", "16777216.0f;  // exponents of 2"),
+        pytest.param(
+            *(BYTES[1], "return factor < kFarScale", "return true"), marks=pytest.mark.long
+        ),
+    ],
+)
+def test_the_largest_p_is_where_e4m3_is_exact_however_large_scores_are(
+    slug: str, right: str, left: str
+) -> None:
+    """Kernels' own text; with a reference that is rounded it shows."""
+    of = registry.plan_of(slug)
+    text = render(of).kernel
+    assert text.count(right) == 1
+    found = []
+    for each in (text, text.replace(right, left)):
+        library = simulator.build(each)
+
+        def kernel(given: Operands, scale: float) -> tuple[Tensor, Tensor]:
+            out, lse = outputs(of, given.q)
+            named = {**given._asdict(), "scale": scale, "out": out, "lse": lse}
+            simulator.call(of, library, seed=0, **named)  # noqa: B023
+            return out, lse
+
+        found += [one.ok for one in hard_errors(of, kernel, [Sizes(1, 1, 1, 2, 150)], "cpu")]
+    assert found == [True, False]

@@ -163,6 +163,16 @@ FAMILIES = (
     _hidden(1.0),
     *(Family(f"whole numbers at a scale of {scale:g}", scale) for scale in (1e-3, 1.0)),
 )
+# Those whose scores e4m3 holds, and the 14 bits of its accumulator. Q and K times FULL_BYTES have
+# powers of two as descales, by which nothing is rounded.
+COARSE = (
+    *map(_equal, (3e8, 1e6, 1e12, -3e8)),
+    *map(_alternating, (1e6, 3e8)),
+    *map(_levels, (1.0, 2.0**15, 1e6)),
+    _needle(0.0, 0.5),
+    *(Family(f"whole numbers at a scale of {scale:g}", scale) for scale in (1e-3, 1.0, 1e5)),
+)
+FULL_BYTES = 448 / _LARGE
 # one query over many keys, and rows of several tiles
 SIZES = Sizes(1, 2, 1, 1, 3_000), Sizes(1, 4, 2, 130, 1_500)
 SMALL_SIZES = (Sizes(1, 2, 1, 3, 300),)  # for the simulator

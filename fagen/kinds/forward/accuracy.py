@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fagen.build import Binary
+from fagen.kinds.forward import fp8_accuracy
 from fagen.kinds.forward.fp8_accuracy import fp8_error, poisoned8
 from fagen.kinds.forward.operands import Operands, has_descales, launch, outputs
 from fagen.kinds.forward.plan import Plan
@@ -54,8 +55,13 @@ def check(
         for number, cell in enumerate(cells)
     )
     hard = () if sizes is not None else families.SIZES
-    kernel = _poisoned(plan, binary.library)
-    return judged(plan, chain(errors, hard_errors(plan, kernel, hard)), _line, progress)
+    library = binary.library
+    hard_ones = (
+        fp8_accuracy.hard_errors(plan, poisoned8(plan, library), hard, "cuda")
+        if has_descales(plan)
+        else hard_errors(plan, _poisoned(plan, library), hard)
+    )
+    return judged(plan, chain(errors, hard_ones), _line, progress)
 
 
 def simulated(
@@ -102,7 +108,11 @@ def simulated(
     errors = (
         error(cell, *inputs(cell, seed=number, device="cpu")) for number, cell in enumerate(cells)
     )
-    hard = hard_errors(plan, kernel, families.SMALL_SIZES, "cpu")
+    hard = (
+        fp8_accuracy.hard_errors(plan, kernel8, families.SMALL_SIZES, "cpu")
+        if has_descales(plan)
+        else hard_errors(plan, kernel, families.SMALL_SIZES, "cpu")
+    )
     return judged(plan, chain(errors, hard), _line, progress)
 
 
@@ -110,8 +120,6 @@ def hard_errors(
     plan: Plan, kernel: Kernel, sizes: Iterable[Sizes], device: str = "cuda"
 ) -> Iterator[ShapeError]:
     """Yield a 16-bit kernel's worst errors of the families of hard scores, at each size."""
-    if has_descales(plan):
-        return
 
     def exact(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         return reference(q, k, v, mask=plan.mask.name, scale=scale)

@@ -9,9 +9,10 @@ for, so that nothing which a kernel cannot help is counted.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from fagen.e4m3 import by_columns
@@ -19,9 +20,10 @@ from fagen.kinds.forward.operands import Operands, launch, operands, outputs, re
 from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.textbook import textbook
-from fagen.measure.inputs import rows_with_keys, softmax_scale
+from fagen.measure import families
+from fagen.measure.inputs import cell_of, rows_with_keys, softmax_scale
 from fagen.measure.numerics import largest, rms
-from fagen.problem import Cell
+from fagen.problem import Cell, Sizes
 from fagen.records import ShapeError
 
 BEYOND_TEXTBOOK = 2.0
@@ -33,6 +35,8 @@ LSE_TOLERANCE = 1e-2
 # Of the output's size, below which no error is looked at: where a row sees a few keys, one P that
 # is rounded to its other neighbour is much beside what little error there is.
 FLOOR = 2.0**-7
+# Of a large log-sum-exp: a large factor of scores is rounded to 10 bits (softmax.j2).
+LSE_ROUNDING = 2.0**-9
 
 
 Kernel8 = Callable[[Operands, float], tuple[Tensor, Tensor]]
@@ -49,10 +53,13 @@ def fp8_error(
     *,
     descales: tuple[Tensor, Tensor, Tensor] | None = None,
     coarse: float = 0.0,
+    centered: str = "kv",
+    lse_rounding: float = 0.0,
 ) -> ShapeError:
     """The errors of `kernel` on 16-bit tensors that are quantised for it, less K's and V's means.
 
-    `descales` replaces those that were found, which makes other numbers of the same bytes.
+    `centered` names other means to take off. `descales` replaces those that were found, which
+    makes other numbers of the same bytes. The log-sum-exp may be off by `lse_rounding` of it too.
     `coarse` is what the output may be off by besides, relative to its size, its worst row to the
     largest. `error` is the root mean square over all, or, where one row breaks the rule for rows,
     over that one; it is NaN where an output was not a number, or a masked row not exactly 0 and
@@ -61,7 +68,7 @@ def fp8_error(
     usual_scale = softmax_scale(cell.problem.head_dim)
     scale = usual_scale if scale is None else scale
     # rows of V whatever the kernel takes: what they stand for is read off them
-    given = operands(_by_rows(of), q, k, v, centered="kv")
+    given = operands(_by_rows(of), q, k, v, centered=centered)
     given = given._replace(**dict(zip(given._fields[3:], descales or given[3:], strict=False)))
     laid_out = given if of.v_rows else given._replace(v=by_columns(given.v))
     out, lse = kernel(laid_out, scale)
@@ -71,15 +78,40 @@ def fp8_error(
     ours, theirs, true = (x[:, seen].double() for x in (out, expected, exact))
     masked_right = bool((out[:, ~seen] == 0).all() and (lse[..., ~seen] == -math.inf).all())
     error, beside, allowed = by_the_rule(ours, theirs, true, coarse)
+    # sums of products are as inexact as they are large
+    lse_allowed = LSE_TOLERANCE * max(1.0, scale / usual_scale)
+    log_sum = exact_lse[..., seen]
+    off = (lse[..., seen].double() - log_sum) / (1 + lse_rounding / lse_allowed * log_sum.abs())
     return ShapeError(
         **vars(cell.sizes),
         error=error if masked_right else math.nan,
         torch_error=beside,
         allowed=allowed,
-        lse_error=largest(lse[..., seen].double() - exact_lse[..., seen]),
-        # sums of products are as inexact as they are large
-        lse_allowed=LSE_TOLERANCE * max(1.0, scale / usual_scale),
+        lse_error=largest(off),
+        lse_allowed=lse_allowed,
     )
+
+
+def hard_errors(
+    of: Plan, kernel: Kernel8, sizes: Iterable[Sizes], device: str
+) -> Iterator[ShapeError]:
+    """Yield the kernel's worst errors of those hard scores that bytes can have, at each size."""
+    for one in sizes:
+        found = []
+        for family in families.COARSE:
+            given = families.made(family, one, of.head_dim, of.head_dim_v, torch.float32, device)
+            q, k, v, scale = given
+            full = families.FULL_BYTES
+            made = q * full, k * full, v, scale / full**2
+            more = {"centered": "v", "lse_rounding": LSE_ROUNDING}
+            found.append(fp8_error(of, cell_of(of, one), kernel, *made, **more))
+        yield max(found, key=_share)
+
+
+def _share(error: ShapeError) -> float:
+    """The larger share of what is allowed; infinite of what is no number."""
+    shares = error.error / error.allowed, error.lse_error / error.lse_allowed
+    return max(math.inf if math.isnan(share) else share for share in shares)
 
 
 def by_the_rule(

@@ -38,6 +38,8 @@ _TRANSPOSERS = 3  # all warps of the producer but the one that loads
 # blocks with the longest way to go as soon as to those that come free next.
 _DRAW_AHEAD = 2
 
+_FAR, _FAR8 = 2.0**24, 2.0**16
+
 _COUNTER_BYTES = 4  # of the tiles that blocks have drawn
 
 # Of scores whose standard deviation is 8, blocks after so many keys rarely outgrow P: a sixth of
@@ -64,8 +66,6 @@ class Plan(Folding):
     # Where row maxima start. Finite, so that masked scores, minus infinity, have weight 0 beside it
     # and never NaN; scores below it do not count.
     no_score: ClassVar[float] = -1e30
-    # From here on fp32 rounds exponents of 2 to whole numbers, or worse.
-    far: ClassVar[float] = 2.0**24
     # In a tile's first block a row has a P of 1, in one thread of four. Scores are widely spread
     # where most threads have no more than one such in two rows, and little else.
     # Rows that see few keys of the block have little either way: they agree with what others tell.
@@ -219,11 +219,35 @@ class Plan(Folding):
         return chunk_blocks(length, self.block_n, self.chunks) * self.block_n
 
     @property
+    def far(self) -> float:
+        """From which exponents of 2 on fp32 is too coarse to round a row's reference to.
+
+        To whole numbers, or worse. P of the largest score is 2 to the rounding's power, of which
+        e4m3 keeps so few bits that a hundredth of a whole number is too much.
+        """
+        return _FAR8 if self.fp8 and not self.scales_by_block else _FAR
+
+    @property
     def far_scale(self) -> float:
         """A power of 2 below which no scale makes products exponents that are far; 0: any may."""
         if not self.fp8:
             return 0.0
         return 2.0 ** math.floor(math.log2(self.far / (SM90.e4m3_max**2 * self.head_dim)))
+
+    @property
+    def score_bits(self) -> int:
+        """Of a sum of products of e4m3, the leading one among them."""
+        return SM90.fp8_accumulator_bits + 1
+
+    @property
+    def factor_mask(self) -> str:
+        """The bits of an fp32 factor that are left where its products with such sums are exact."""
+        return f"0x{2**32 - 2**self.score_bits:x}"
+
+    @property
+    def factor_half(self) -> str:
+        """Half of the last of them, by which it is rounded to the nearest."""
+        return f"0x{2 ** (self.score_bits - 1):x}"
 
     @property
     def ledger(self) -> str:

@@ -72,7 +72,8 @@ def emulate_fp8(
         total = torch.zeros_like(partial)
         for step, block in enumerate(blocks_of(plan, top, bottom, seqlen_q, seqlen_k), 1):
             scores = _product(queries, keys[..., block], None, hopper_sums)
-            exponents = scores * (factor * k_factor[..., block]) + weight[..., block].log2()
+            of_block = _factor(plan, factor * k_factor[..., block])
+            exponents = scores * of_block + weight[..., block].log2()
             unseen = hidden(plan, row, block, seqlen_q, seqlen_k)
             exponents = exponents.masked_fill(unseen, -math.inf)
 
@@ -109,6 +110,15 @@ def emulate_fp8(
             log_sum = log_sum + scale * factor * (queries @ expanded)
         lse[:, :, top:bottom] = log_sum.view(batch, heads, bottom - top)
     return out, lse
+
+
+def _factor(plan: Plan, factor: Tensor) -> Tensor:
+    """Return it in so few bits, where it is large, that its products with scores are exact."""
+    if not plan.scales_by_block:
+        return factor
+    half, step = 1 << plan.score_bits - 1, 1 << plan.score_bits
+    rounded = (factor.view(torch.int32) + half & -step).view(torch.float32)
+    return torch.where(factor < plan.far_scale, factor, rounded)
 
 
 def _by_key(descale: Tensor, plan: Plan, batch: int, heads: int, length: int) -> Tensor:
