@@ -6,13 +6,22 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from fagen.arch import SM90
 from fagen.build.locks import has_locks
 from fagen.build.store import all_inside
 from fagen.errors import FagenError, ToolchainError
-from fagen.paths import cache_folder, config_folder, environment, find_program, foreign
+from fagen.paths import (
+    cache_folder,
+    config_folder,
+    environment,
+    find_program,
+    foreign,
+    resolved,
+    withheld,
+)
 from fagen.process import run
 from fagen.programs import MissingError, numbers, refuse_to_compile_in, shown
 from fagen.toml_lines import printable
@@ -57,7 +66,7 @@ def doctor() -> tuple[Finding, ...]:
         _finding("ninja", lambda: _at(*find_ninja()), "building"),
         _finding("CUTLASS", lambda: _at(*find_cutlass()), "building"),
         _finding("cache folder", _cache, "building"),
-        _finding("compilers", lambda: f"{compile_jobs()} at once", "building several kernels"),
+        _finding("compilers", _compilers, "building several kernels"),
         _finding("schedules", _config, "schedules that a search of yours found"),
         _finding("disassembler", _disassembler, "checking machine code against the Plan"),
         _finding("torch", lambda: _at(_torch().folder, _torch().version), "calling from torch"),
@@ -106,16 +115,17 @@ def _cache() -> str:
     except FagenError as error:
         raise MissingError("there is none", str(error)) from None
     named = shown(folder)
-    refuse_to_compile_in(folder)
     try:
+        refuse_to_compile_in(folder)
         there = next(place for place in (folder, *folder.parents) if place.exists())
         writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
     except OSError as error:
         raise MissingError(f"{named}: {error.strerror}", _ANOTHER_CACHE) from None
     if not writable:
         raise MissingError(f"{named} cannot be written", _ANOTHER_CACHE)
-    not_own = [found for found in map(foreign, (folder.resolve(), *all_inside(folder))) if found]
-    if not_own:
+    kept = (folder / "kernels", folder / "search")
+    places = (resolved(folder), *kept, *chain(*map(all_inside, kept)))
+    if not_own := [found for found in map(foreign, places) if found]:
         what, ways = map(printable, min(not_own))
         raise MissingError(
             f"{what}{f', and {more} more' if (more := len(not_own) - 1) else ''}", ways
@@ -130,6 +140,11 @@ def _cache() -> str:
         raise MissingError(f"{named}: {error.strerror}", _ANOTHER_CACHE) from None
     without = "" if locks else "; its file system has no locks, so each machine has its own for it"
     return f"{named}, {free / 1e9:.1f} GB free{without}"
+
+
+def _compilers() -> str:
+    kept = ", ".join(withheld())
+    return f"{compile_jobs()} at once{f', which do not get {kept}' if kept else ''}"
 
 
 def _config() -> str:

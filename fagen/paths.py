@@ -3,6 +3,7 @@
 Nothing else reads the environment; what is read of it is listed in VARIABLES, and nothing beside.
 """
 
+import errno
 import importlib.util
 import os
 import shlex
@@ -33,16 +34,23 @@ VARIABLES = {
     "PATH": "where programs are looked for; compilers get it",
     "LD_LIBRARY_PATH": "not read: compilers get it, since their own libraries may need it",
     "TMPDIR": "where files lie that nobody keeps",
-    "PYTHONPATH": "for the processes of fagen's own that build several kernels",
+    "PYTHONPATH": "where Python's own packages are; compilers get it, since ninja may be one",
     "FAGEN_RUNS": "set by fagen for the programs that it starts, to find and end them",
 }
 
 # What a compiler gets of the environment as it is; no result depends on it. g++ may look for its
-# assembler and linker on PATH: those are told apart by their content, see toolchain.py.
-_COMPILERS_TAKE = ("PATH", "HOME", "LD_LIBRARY_PATH")
+# assembler and linker on PATH: those are told apart by their content, see build/digests.py. ninja
+# may be a Python script.
+_COMPILERS_TAKE = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH")
 # And what it gets in any case: messages that can be read back, temporary files where it works (a
 # path from outside would go through nvcc's shell), and no cache but fagen's.
 _COMPILERS_GET = {"LC_ALL": "C", "TMPDIR": ".", "CCACHE_DISABLE": "1"}
+# Some of those that compilers would obey and do not get, for who wonders.
+_COMPILERS_MAY_NOT = (
+    *("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"),
+    *("LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX", "LD_RUN_PATH", "LD_PRELOAD"),
+    *("INCLUDES", "SYSTEM_INCLUDES", "LIBRARIES", "CUDAFE_FLAGS", "PTXAS_FLAGS"),
+)
 
 
 def path_of(value: object, call: str) -> Path:
@@ -83,6 +91,14 @@ def naming(path: Path | str) -> Iterator[None]:
         raise
 
 
+def resolved(path: Path) -> Path:
+    """Return a path without links.  Raises OSError where these lead in a circle."""
+    try:
+        return path.resolve()
+    except RuntimeError:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
+
+
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file in one step: whoever is killed, or has no room left, leaves the old one whole.
 
@@ -90,7 +106,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     cannot be written.
     """
     with naming(path):
-        _write_whole(path.resolve(), content.encode() if isinstance(content, str) else content)
+        _write_whole(resolved(path), content.encode() if isinstance(content, str) else content)
 
 
 def _write_whole(path: Path, data: bytes) -> None:
@@ -167,6 +183,11 @@ def compiler_environment() -> dict[str, str]:
     """
     taken = {name: said for name in _COMPILERS_TAKE if (said := environment(name))}
     return {"PATH": os.defpath, **taken, **_COMPILERS_GET}
+
+
+def withheld() -> list[str]:
+    """Return the variables that are set for compilers and that they do not get."""
+    return sorted(name for name in _COMPILERS_MAY_NOT if os.environ.get(name))
 
 
 def cache_folder() -> Path:

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from fagen.errors import ToolchainError
-from fagen.paths import compiler_environment
+from fagen.paths import compiler_environment, resolved
 from fagen.process import Result, run
 from fagen.toml_lines import printable
 
@@ -62,7 +62,7 @@ def shown(path: Path) -> str:
 
 def refuse_to_compile_in(folder: Path) -> None:
     """Raise MissingError where nvcc cannot work in a folder, for what its path has in it."""
-    if odd := _FOLDER_FOR_A_SHELL.search(str(folder.resolve())):
+    if odd := _FOLDER_FOR_A_SHELL.search(str(resolved(folder))):
         what = f"{shown(folder)} has a {odd[0]} in it, which nvcc gives to a shell"
         raise MissingError(what, "set FAGEN_CACHE to another folder")
 

@@ -11,6 +11,7 @@ from fagen import pick, report
 from fagen.build import store
 from fagen.build.records import Record
 from fagen.doctor import doctor
+from fagen.errors import CacheError
 from fagen.paths import config_folder
 from fagen.picking import search_command
 from tests.cli_helpers import SLUG, fagen
@@ -99,3 +100,24 @@ def test_a_path_that_is_not_utf_8_is_shown_escaped_and_json_stays_json(
     odd = os.fsdecode(b"\xff.toml")
     assert fagen("check", odd).exit_code == 1
     assert json.loads(fagen("check", odd, "--json").stdout)["exit_code"] == 1
+
+
+@pytest.mark.parametrize("where", ["loop", "loop/x", "y" * 300, "file", "file/x"])
+def test_a_cache_that_cannot_be_is_said_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / where))
+    with pytest.raises(CacheError, match=r"cannot be written(.|\n)*set FAGEN_CACHE"):
+        made()
+    (finding,) = (one for one in doctor() if one.name == "cache folder")
+    assert not finding.ok and "set FAGEN_CACHE" in finding.remedy
+    for words in (("cache", "list"), ("cache", "prune", "--all")):
+        assert fagen(*words).exit_code in (0, 4)
+
+
+def test_the_doctor_names_what_compilers_do_not_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "--use_fast_math")
+    (finding,) = (one for one in doctor() if one.name == "compilers")
+    assert finding.ok and "do not get NVCC_APPEND_FLAGS" in finding.found

@@ -23,7 +23,7 @@ from fagen.build import locks
 from fagen.build.locks import MAKING, is_abandoned, new_making
 from fagen.build.records import Record, read_record, write_record
 from fagen.errors import BuildError, CacheError
-from fagen.paths import cache_folder, foreign
+from fagen.paths import cache_folder, foreign, resolved
 from fagen.process import run
 from fagen.toml_lines import printable
 
@@ -76,9 +76,10 @@ def check_own(path: Path) -> None:
     """
     root = cache_folder()
     inside = path.relative_to(root).parts
-    _refuse_foreign(
-        [root.resolve(), *(root.joinpath(*inside[: n + 1]) for n in range(len(inside)))]
-    )
+    within = [root.joinpath(*inside[: n + 1]) for n in range(len(inside))]
+    with writing(root):
+        own = resolved(root)
+    _refuse_foreign([own, *within])
     with suppress(OSError):  # it is a file, or not there; another process may be pruning
         _refuse_foreign(path.iterdir())
 
@@ -179,8 +180,9 @@ def cache_entries() -> tuple[CacheEntry, ...]:
     Raises CacheError where the cache itself is not this user's alone.
     """
     root = kernels_folder()
-    _refuse_foreign([root.parent.resolve(), root])
-    inside = list(root.iterdir()) if root.is_dir() else []
+    with writing(root):
+        _refuse_foreign([resolved(root.parent), root])
+        inside = list(root.iterdir()) if root.is_dir() else []
     entries = []
     for folder in inside:
         with suppress(OSError):  # another process may be pruning
