@@ -26,13 +26,14 @@ export FAGEN_CACHE ?= $(abspath $(VENV))/cache
 fail = { printf '%s\n' $(1) >&2; exit 3; }
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint tests format generated docs gpu-tests clean
+.PHONY: help demo test test-long lint tests format generated pages docs gpu-tests clean
 
 help:
 	@echo 'make demo       take a schedule all the way: check, render, compile, run'
 	@echo 'make test       everything that CI runs: lint, types, tests; needs no GPU'
 	@echo 'make format     lay the Python out anew'
 	@echo 'make generated  render every schedule into generated/'
+	@echo 'make pages      draw the pages of benchmarks anew, from their data'
 	@echo 'make docs       write what fagen really prints into README.md and docs/'
 	@echo 'make test-long  the tests that CI has no time for: more kernels, more cases'
 	@echo 'make gpu-tests  the tests that need a Hopper GPU; SAMPLE=16: a few minutes of them'
@@ -98,6 +99,9 @@ format: $(VENV)/.installed
 
 generated: $(VENV)/.installed
 	$(BIN)/fagen generate --all
+
+pages: $(VENV)/.installed
+	$(BIN)/python benchmarks/pages.py
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/fill.py

@@ -64,6 +64,7 @@ def report(record: Record) -> None:
         f"{regime['rounds']} rounds {name}" for name, regime in record.about["regimes"].items()
     )
     page = record.write_page(
+        "What each feature is worth",
         f"{record.made_on}; {CELL}; {rounds}. TFLOP/s, @ the SM clock in MHz, ± half the spread.",
         table(record.rows),
         verdicts(record.rows),

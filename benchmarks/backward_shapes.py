@@ -112,6 +112,7 @@ def report(record: Record) -> None:
     behind = sum(ratio < 1 for ratio in of.values())
     counted = f"{len(of)} shapes beside {title(YARDSTICK)}, behind in {behind}."
     record.write_page(
+        "Gradients at random shapes",
         f"{record.made_on}. Gradients at shapes drawn at random (seed {record.about['seed']}): "
         f"{ROUND.idle * 1e3:g} ms of pause, {ROUND.timed * 1e3:g} ms timed, {ROUND.rounds} rounds, "
         f"medians; TFLOP/s of five products. {counted}",

@@ -119,6 +119,7 @@ def report(record: Record) -> None:
     found = {(name,): rows for name, rows in sorted_in.items() if rows}
     every = {**found, ("all",): record.rows}
     page = record.write_page(
+        "Attention beyond the grid",
         f"{record.made_on}. S is queries/keys where they differ, H is heads of Q/of K and V. "
         "TFLOP/s, @ the SM clock in MHz; every call allocates its outputs.",
         means(["group"], every),

@@ -326,6 +326,7 @@ def report(findings: Findings) -> None:
     shares, over = tables(findings.rows)
     lines = "\n".join(f"- {line}" for line in summary(findings.rows))
     page = findings.write_page(
+        "Speed by the data",
         f"{findings.made_on}; burst, 16,384 tokens, hidden size 2048. Speeds of families of scores "
         f"beside {NORMAL}; ! where below {LEAST['fp16']} in fp16, {LEAST['bf16']} in bf16.",
         lines,

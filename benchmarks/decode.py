@@ -116,7 +116,7 @@ def zipf(sequences: int = 64, longest: int = 65_536, shortest: int = 100) -> lis
 def _equal(kernels: Kernels, sizes: Sizes) -> list[dict[str, Any]]:
     found = timed_together(kernels, sizes)
     for slug, speed in found.items():
-        say(f"{slug:40} {speed}")
+        say(f"{slug:40} {speed.in_words(speed.beside)}")
     peers = {"cuDNN": speed.cudnn_microseconds, "FA2": speed.fa2_microseconds}
     for name, microseconds in peers.items():
         if microseconds:

@@ -82,7 +82,7 @@ def run(asked: argparse.Namespace) -> int:
             speeds = timed_together(mine, sizes, eager=way == "eager")
             for form, schedule in found.items():
                 speed = speeds[schedule.slug]
-                say(f"{way:6}{form:24} {schedule.slug:44} {speed}")
+                say(f"{way:6}{form:24} {schedule.slug:44} {speed.in_words(speed.beside)}")
                 row = {"way": way, "form": form, "slug": schedule.slug, **asdict(speed)}
                 findings.rows.append(row)
         findings.about["seconds"] = round(time.monotonic() - began)
@@ -100,6 +100,7 @@ def report(findings: Findings) -> str:
     tables = "\n".join(f"{_said(*shape)}:\n\n{_table(of)}" for shape, of in times.items())
     lacking = [_said(*shape) for shape in SHAPES if shape not in times]
     return findings.write_page(
+        "What each part of decoding is worth",
         f"{findings.made_on}; {HEADS} query and {KV_HEADS} KV heads. Microseconds of a call, and "
         "over those of the whole.",
         tables,

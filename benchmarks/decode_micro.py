@@ -284,6 +284,7 @@ def report(findings: Findings) -> None:
             table = markdown(["what", "unit", "predicted", "measured"], body)
             tables.append(f"{program.about} ({name}.cu):\n\n{table}")
     findings.write_page(
+        "What decoding's pieces take",
         f"{findings.made_on}. Predicted is what a model of the multiprocessor and of memory says, "
         "where it says something; measured are medians.",
         *tables,

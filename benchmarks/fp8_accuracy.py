@@ -325,6 +325,7 @@ def redraw(record: Record, lines: Sequence[Line]) -> None:
     asked = record.about["asked"]
     slugs = dict.fromkeys(line.schedule for line in lines if line.kernel)
     page = record.write_page(
+        "Errors of e4m3",
         f"{record.made_on}. Root mean square errors against fp64.",
         f"Outliers, head dim {asked['head_dim']}, {asked['parts']}:\n\n{compared(short)}"
         if short

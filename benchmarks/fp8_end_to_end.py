@@ -166,6 +166,7 @@ def report(findings: Findings) -> None:
         times.append([str(head_dim), mask, *(_times(row) for row in cells)])
     head = ["hd", "mask", *map(str, lengths)]
     page = findings.write_page(
+        "e4m3 with quantising, beside fp16",
         f"{findings.made_on}; burst, 16,384 tokens or one longer sequence, hidden size 2048. "
         "fagen.attention_fp8 with all at its defaults, quantising included, ÷ fagen.attention in "
         "fp16:",

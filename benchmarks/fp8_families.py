@@ -262,6 +262,7 @@ def redraw(record: Record, lines: Sequence[Line]) -> None:
     asked = record.about["asked"]
     say(
         record.write_page(
+            "Errors of e4m3 on inputs that are not randn",
             f"{record.made_on}. Errors of e4m3 against fp64 on inputs that are not randn.",
             f"Head dims {asked['head_dims']}, {asked['keys']} keys.\n\n{compared(lines)}",
             verdict(lines),

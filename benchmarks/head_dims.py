@@ -30,7 +30,7 @@ import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-from record import RESULTS, Kernels, Record, build, exit_code, parser, say, serving
+from record import RESULTS, Kernels, Record, build, exit_code, heading, parser, say, serving
 from torch import Tensor
 
 from fagen.build import Binary
@@ -315,6 +315,7 @@ def report(record: Record) -> None:
     lines, shares = means(record.rows), beside_best(record.rows)
     (regime,) = (Regime(**said) for said in record.about["regimes"].values())
     record.write_page(
+        f"{heading(record.rows)} by head dim",
         f"{record.made_on}; 16,384 tokens, hidden size of Q next to 2048, burst: "
         f"{regime.idle * 1e3:g} ms of pause, {regime.timed * 1e3:g} ms timed, "
         f"{regime.rounds} rounds. fagen ÷ the peer; ! below {GOAL}.",

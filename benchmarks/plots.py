@@ -4,6 +4,7 @@ A panel per head dim and mask; fagen in front, its peers behind it, and the matr
 same run as the ceiling.
 """
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from fagen.measure.rows import DETERMINISTIC, OURS, PREARRANGED, QUANTISE, TITLES, WIDE, Row
 from fagen.vocab import MASKS
 
-INK, QUIET, FAINT = "#1f2328", "#6e7781", "#e6e9ed"
+GROUND, INK, QUIET, FAINT = "#ffffff", "#1f2328", "#6e7781", "#e6e9ed"
 ACCENT = "#d1495b"
 PEERS = {
     "cudnn": "#3d7a5a",
@@ -39,6 +40,31 @@ STYLE = {
 }
 
 
+# colours where the reader's screen is dark; the others can be told from either ground
+DARK = {
+    GROUND: "#0d1117",
+    INK: "#e6edf3",
+    QUIET: "#9198a1",
+    FAINT: "#30363d",
+    ACCENT: "#ff7b8a",
+    PEERS["cudnn"]: "#6cc08b",
+    PEERS["fa3"]: "#6aa9dd",
+}
+
+
+def in_both_schemes(svg: str) -> str:
+    """Return an SVG that is drawn in other colours where the reader prefers a dark scheme."""
+    rules = "\n".join(
+        f'[style*="{of}: {light}"] {{ {of}: {dark} !important }}'
+        for light, dark in DARK.items()
+        for of in ("fill", "stroke")
+    )
+    style = f'<style type="text/css">@media (prefers-color-scheme: dark) {{\n{rules}\n}}</style>'
+    head, defs, rest = svg.partition("<defs>")
+    assert defs, "an SVG of matplotlib begins with its definitions"
+    return f"{head}{defs}\n  {style}{rest}"
+
+
 def plot(
     rows: Sequence[Row], folder: Path, stem: str, *, subtitle: str, ceilings: Mapping[str, Mapping]
 ) -> tuple[Path, ...]:
@@ -46,11 +72,9 @@ def plot(
 
     `ceilings[dtype][regime]` is the matrix product's TFLOP/s; where it is missing none is drawn.
     """
-    written = []
+    written = places(rows, folder, stem)
     with mpl.rc_context(STYLE):
-        for dtype, regime in sorted(
-            {(row.dtype, row.regime) for row in rows if row.regime != WIDE}
-        ):
+        for (dtype, regime), path in written.items():
             some = [
                 row
                 for row in rows
@@ -62,10 +86,16 @@ def plot(
             left = 0.12 / width
             figure.text(left, 1 - 0.1 / height, title, size=13, weight="bold", va="top")
             figure.text(left, 1 - 0.4 / height, subtitle, size=8.5, color=QUIET, va="top")
-            path = folder / f"{stem}-{dtype}-{regime}.svg"
-            figure.savefig(path, metadata={"Date": None}, facecolor="white")
-            written.append(path)
-    return tuple(written)
+            drawn = io.StringIO()
+            figure.savefig(drawn, format="svg", metadata={"Date": None}, facecolor=GROUND)
+            path.write_text(in_both_schemes(drawn.getvalue()), encoding="utf-8")
+    return tuple(written.values())
+
+
+def places(rows: Sequence[Row], folder: Path, stem: str) -> dict[tuple[str, str], Path]:
+    """Where the plot of each dtype and regime goes."""
+    drawn = sorted({(row.dtype, row.regime) for row in rows if row.regime != WIDE})
+    return {(of, regime): folder / f"{stem}-{of}-{regime}.svg" for of, regime in drawn}
 
 
 def _figure(rows: Sequence[Row], ceiling: float | None) -> Figure:
@@ -139,7 +169,7 @@ def _panel(panel: Axes, rows: Sequence[Row], seqlens: Sequence[int], ceiling: fl
             linewidth=2.4 if ours else 1.5,
             marker="o",
             markersize=5 if ours else 3.5,
-            markeredgecolor="white",
+            markeredgecolor=GROUND,
             markeredgewidth=0.8,
             clip_on=False,
         )

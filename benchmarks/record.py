@@ -89,9 +89,13 @@ class Run:
         notes: Mapping[str, Sequence[str]] = self.about.get("notes", {})
         return "".join(f"- {said}: {'; '.join(of)}\n" for said, of in notes.items())
 
-    def write_page(self, *parts: str) -> str:
-        """Write <stem>.md out of parts, the empty ones left out; return its text."""
-        page = "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
+    def write_page(self, heading: str, *parts: str) -> str:
+        """Write <stem>.md out of parts, the empty ones left out; return its text.
+
+        What sums it up comes first: a page is read from its beginning.
+        """
+        title = f"# {heading}: {self.about['card']}, {self.about['date']}"
+        page = "\n\n".join(part.strip() for part in (title, *parts) if part.strip()) + "\n"
         write_whole(self.folder / f"{self.stem}.md", page)
         return page
 
@@ -140,6 +144,11 @@ class Findings(Run):
         rows = ",\n".join(json.dumps(row, ensure_ascii=False) for row in self.rows)
         text = f'{{"about": {about},\n"rows": [\n{rows}\n]}}\n'
         write_whole(self.folder / f"{self.stem}.json", text)
+
+
+def heading(rows: Sequence[Row]) -> str:
+    """What rows are of, for a page's heading: both passes never stand on one page."""
+    return "Gradients" if any(PASSES[row.pass_].gradients for row in rows) else "Attention"
 
 
 # ---- which kernels -------------------------------------------------------------------------------

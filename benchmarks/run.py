@@ -49,14 +49,22 @@ import sys
 from collections.abc import Sequence
 
 import plots
-from record import Record, build, exit_code, parser, say, serving, time_all
+from record import Record, build, exit_code, heading, parser, say, serving, time_all
 
 from fagen.build import Binary
 from fagen.kind import Plan
 from fagen.measure.cells import matmul_ceiling
 from fagen.measure.inputs import SEQLENS
 from fagen.measure.launch import SMALL, launch_costs
-from fagen.measure.rows import DETERMINISTIC, PREARRANGED, QUANTISE, YARDSTICK, geomeans, table
+from fagen.measure.rows import (
+    DETERMINISTIC,
+    PREARRANGED,
+    QUANTISE,
+    YARDSTICK,
+    geomeans,
+    problems,
+    table,
+)
 from fagen.measure.summaries import (
     beside_fp16,
     by_scales,
@@ -174,20 +182,22 @@ def report(record: Record) -> None:
     )
     calls = f"One call, {SMALL}:\n\n{launch_lines(about['launch'])}" if "launch" in about else ""
     record.write_page(
+        f"{heading(rows)}, fagen beside its peers",
         f"{subtitle}. TFLOP/s, @ the SM clock in MHz; every call allocates its outputs."
         + (GRADIENTS_SAID if gradients else " σ, of the scores, is 1 if not said.")
         + (FP8_SAID if any(row.implementation == QUANTISE for row in rows) else ""),
-        table(rows),
-        products,
+        geomeans(rows),
         *(geomeans(rows, over=over, of=of) for of, over in FURTHER),
-        with_quantising(rows),
         by_scales(rows),
         share_of_matmul(rows, ceilings),
+        pictures,
+        problems(rows),
+        products,
+        with_quantising(rows),
         beside_fp16(rows),
         calls,
         f"fagen's kernels:\n\n{picks(rows)}",
         record.remarks,
-        pictures,
     )
     print(table(rows))
 

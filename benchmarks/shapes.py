@@ -346,6 +346,7 @@ def report(findings: Findings) -> None:
     ]  # fmt: skip
     regime = about["regimes"]["burst"]
     findings.write_page(
+        "Kernels before and after, at random shapes",
         f"{findings.made_on}. Kernels of now beside those of {about['before']}, in turn: "
         f"{regime['idle'] * 1e3:g} ms of pause, {regime['timed'] * 1e3:g} ms timed, "
         f"{regime['rounds']} rounds, medians. The value is (speed now ÷ before) × (fagen before ÷ "

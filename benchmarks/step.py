@@ -230,6 +230,7 @@ def report(findings: Findings) -> None:
     head = ["dtype", "hd", "mask", "S", "regime", "", "forward, µs", "backward, µs", "sum",
             "in turn", "TFLOP/s of the sum", "÷ cuDNN, sum", "in turn"]  # fmt: skip
     page = findings.write_page(
+        "Attention in a training step",
         f"{findings.made_on}; 16,384 tokens, hidden size 2048. Attention's part of a training "
         "step: forward with the log-sum-exp, and backward; medians.",
         markdown(head, body),

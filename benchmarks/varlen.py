@@ -23,7 +23,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -39,12 +39,12 @@ from fagen.measure.card import Clock
 from fagen.measure.inputs import inputs, softmax_scale
 from fagen.measure.numerics import FP8_AGREEMENT, rms
 from fagen.measure.peers import ours, peer
-from fagen.measure.rows import markdown, title
+from fagen.measure.rows import geomean, markdown, title
 from fagen.measure.timing import REGIMES, Call, captured, time_calls
 from fagen.problem import Cell, Problem, Sizes, flops, solves, standard_sizes
 from fagen.runtime import op
 from fagen.schedule import Schedule
-from fagen.vocab import DTYPES, LENGTHS, MASKS
+from fagen.vocab import DTYPES, LENGTHS, MASKS, yardstick
 
 EQUAL, MIXED, TINY = LISTS = ("equal", "mixed", "tiny")
 MIXED_TOKENS = 65_536
@@ -241,16 +241,35 @@ def report(findings: Findings) -> str:
             for who in ("fa2", "dense", "cudnn")
         ]
         body.append([*map(str, key), f"{mine['us']:.1f}", f"{mine['tflops']:.0f}", *ratios])
-    head = ["dtype", "hd", "mask", "lengths", "regime", "µs", "TFLOP/s", "× FlashAttention-2",
-            "× fagen, dense", "× cuDNN, dense"]  # fmt: skip
+    dtypes = {row["dtype"] for row in findings.rows}
+    beside = [f"× {yardstick('FlashAttention-2', *dtypes)}", "× fagen, dense",
+              f"× {yardstick('cuDNN', *dtypes)}, dense"]  # fmt: skip
+    head = ["dtype", "hd", "mask", "lengths", "regime", "µs", "TFLOP/s", *beside]
     lacking = findings.about.get("not timed", ())
     return findings.write_page(
+        "Packed sequences",
         f"{findings.made_on}; hidden size 2048. Packed sequences; medians, and how many times as "
         "fast as others.",
+        summed_up(times, beside),
         markdown(head, body),
         f"Not timed: {'; '.join(lacking)}." if lacking else "",
         findings.remarks,
     )
+
+
+def summed_up(times: Mapping[tuple[Any, ...], Mapping[str, Any]], beside: Sequence[str]) -> str:
+    """Markdown: by dtype and regime how many times as fast as others, geomeans and the least."""
+    found: dict[tuple[str, str], list[list[float]]] = {}
+    for (dtype, *_, regime), of in times.items():
+        ratios = found.setdefault((dtype, regime), [[], [], []])
+        for each, who in zip(ratios, ("fa2", "dense", "cudnn"), strict=True):
+            if who in of:
+                each.append(of[who]["us"] / of["fagen"]["us"])
+    body = [
+        [*key, *(f"{geomean(each):.3f} ({min(each):.3f})" if each else "–" for each in ratios)]
+        for key, ratios in found.items()
+    ]
+    return "Geometric means, and the least:\n\n" + markdown(["dtype", "regime", *beside], body)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -134,15 +134,20 @@ def train(asked: argparse.Namespace, attend: Attend) -> tuple[list[float], float
 
 
 def draw(curves: dict[str, list[float]], path: str) -> None:
-    """Draw losses by step; needs matplotlib."""
+    """Draw losses by step, to be seen on light and on dark; needs matplotlib."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6, 3.2), layout="constrained")
-    axes = figure.add_subplot(xlabel="step", ylabel="loss")
-    for (name, losses), style in zip(curves.items(), ("-", "--", ":"), strict=True):
-        axes.plot(losses, style, label=name, linewidth=1.2)
-    axes.legend()
-    figure.savefig(path)
+    inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+    with rc_context({**dict.fromkeys(inked, "#7d8590"), "svg.hashsalt": "fagen"}):
+        figure = Figure(figsize=(6, 3.2), layout="constrained")
+        axes = figure.add_subplot(xlabel="step", ylabel="loss")
+        for (name, losses), style in zip(curves.items(), ("-", "--", ":"), strict=True):
+            axes.plot(losses, style, label=name, linewidth=1.2)
+        axes.legend(frameon=False)
+        # the same losses give the same file
+        undated = {"Date": None} if path.endswith(".svg") else None
+        figure.savefig(path, transparent=True, metadata=undated)
 
 
 def record(

@@ -391,7 +391,7 @@ def look(path: Path, width: int, scheme: str, profile: Path, *asked: str) -> str
             browser,
             *("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
             *("--hide-scrollbars", f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}"),
-            *(f"--user-data-dir={profile}", f"--window-size={width},1800", *asked),
+            *(f"--user-data-dir={profile}", f"--window-size={width},2400", *asked),
             path.as_uri(),
         ],
         timeout=120,
@@ -410,9 +410,9 @@ def test_in_a_browser_the_page_is_drawn_in_light_and_in_dark(scheme, width, reco
     of = {name: tuple(round(255 * c) for c in colour) for name, colour in colours(scheme).items()}
     with image.open(shot) as drawn:
         drawn = drawn.convert("RGB")
-        assert drawn.size == (width, 1800)
+        assert drawn.size == (width, 2400)
         seen = {colour: count for count, colour in drawn.getcolors(1 << 22)}
-        edges = {drawn.getpixel((x, y)) for x in (0, 2, width - 3, width - 1) for y in range(1800)}
+        edges = {drawn.getpixel((x, y)) for x in (0, 2, width - 3, width - 1) for y in range(2400)}
     assert edges == {of["page"]}  # nothing reaches the screen's edge
     for bar in ("leader", "anchor", "peer"):
         assert seen.get(of[bar], 0) > width, bar

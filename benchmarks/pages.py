@@ -1,0 +1,113 @@
+"""Draw every committed page anew from its data: results, and the pages about searches.
+
+    python benchmarks/pages.py            writes them all
+    python benchmarks/pages.py --check    writes none; exits with 1 where one is not as it would be
+
+No GPU is needed. What a page is drawn by follows from how its data is called.
+"""
+
+import argparse
+import contextlib
+import importlib
+import io
+import json
+import re
+import runpy
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fagen import search
+
+HERE = Path(__file__).resolve().parent
+RESULTS, SEARCHES = HERE / "results", HERE / "search"
+EXAMPLE = HERE.parent / "examples" / "train.py"
+# by the end of a file's name, the first that fits: the script that draws its page
+SCRIPTS = (
+    (r"decode-ablation", "decode_ablation"),
+    (r"decode-micro", "decode_micro"),
+    (r"ablation", "ablation"),
+    (r"backward-shapes", "backward_shapes"),
+    (r"shapes", "shapes"),
+    (r"head-dims", "head_dims"),
+    (r"beyond", "beyond"),
+    (r"data", "data"),
+    (r"fp8-accuracy", "fp8_accuracy"),
+    (r"fp8-end-to-end", "fp8_end_to_end"),
+    (r"fp8-families", "fp8_families"),
+    (r"step", "step"),
+    (r"varlen(-\w+)*", "varlen"),
+    (r"\d(-backward(-\w+)*)?", "run"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw the pages, or compare them; the exit code."""
+    wanted = argparse.ArgumentParser(description=__doc__)
+    wanted.add_argument("--check", action="store_true", help="write nothing")
+    asked = wanted.parse_args(argv)
+    with tempfile.TemporaryDirectory() as made:
+        drawn = dict(draw(Path(made)))
+        others = [place for path, place in drawn.items() if not alike(path, place)]
+        for place in others:
+            print(f"{place}: {'not as its data says' if asked.check else 'drawn anew'}")
+        if asked.check:
+            return int(bool(others))
+        for path, place in drawn.items():
+            shutil.copyfile(path, place)
+    return 0
+
+
+def draw(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Draw all pages into a folder; yield each file there, and its place."""
+    for page in sorted(RESULTS.glob("*.md")):
+        yield from drawn(page, folder)
+    for path in sorted(RESULTS.glob("*-train.json")):
+        losses = json.loads(path.read_text("utf-8"))["losses"]
+        curves = folder / f"{path.stem}.svg"
+        runpy.run_path(str(EXAMPLE))["draw"](losses, str(curves))
+        yield curves, RESULTS / curves.name
+    for store in sorted(SEARCHES.glob("*.sqlite")):
+        path = folder / f"{store.stem}.html"
+        search.write_report(store, path)
+        yield path, SEARCHES / path.name
+
+
+def drawn(page: Path, folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Draw one page of results, and its plots, into a folder."""
+    data = page.with_suffix(".json")
+    for path in (data, page.with_suffix(".run.json")):
+        if path.exists():
+            shutil.copyfile(path, folder / path.name)
+    script = importlib.import_module(script_of(page.stem))
+    before = {*folder.iterdir()}
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert not script.main(["--redraw", str(folder / data.name)]), page
+    for path in sorted({*folder.iterdir()} - before):
+        yield path, RESULTS / path.name
+
+
+def script_of(stem: str) -> str:
+    """The script that draws the page of this name."""
+    return next(name for end, name in SCRIPTS if re.search(f"{end}$", stem))
+
+
+def alike(path: Path, place: Path) -> bool:
+    """Whether a page is as it is drawn; a plot too, where the same matplotlib drew it."""
+    if not place.exists():
+        return False
+    made, there = path.read_bytes(), place.read_bytes()
+    if path.suffix == ".svg" and _drawer(made) != _drawer(there):
+        return True
+    return made == there
+
+
+def _drawer(svg: bytes) -> bytes:
+    found = re.search(rb"Matplotlib v[\d.]+", svg)
+    return found[0] if found else b""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
