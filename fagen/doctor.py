@@ -43,7 +43,7 @@ INSTALL_CLANG_FORMAT = "python -m pip install clang-format==23.1.5"
 DRIVER_SINCE = {12: (525,), 13: (580,)}
 _EMULATION = "none is needed to build; on CPU tensors a kernel is emulated"
 _ANOTHER_CACHE = "set FAGEN_CACHE to a folder with room that you may write to"
-_ROOM = 50_000_000  # bytes that a few kernels take
+_ROOM = 20_000_000  # bytes that a kernel takes while it is built
 
 
 @dataclass(frozen=True)

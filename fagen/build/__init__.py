@@ -212,7 +212,7 @@ def _make_kernel(
         [(f"{source.slug}.o", commands[0]), (f"{source.slug}.so", commands[1])],
     )
     report = with_machine_code(
-        read_log((making / LOG).read_text(errors="replace"), len(plan.launches.kernels)),
+        read_log((making / LOG).read_text(encoding="utf-8"), len(plan.launches.kernels)),
         making / f"{source.slug}.so",
         tools.disassembler,
         len(plan.launches.kernels),

@@ -40,24 +40,21 @@ def run_steps(making: Path, kept: Path, ninja: Path, steps: Sequence[tuple[str, 
     """
     rules, before = [_NINJA], ""
     for made, command in steps:
-        # the log is kept with what it is about, and shown where the step fails
-        script = f"{quoted(command)} >> {LOG} 2>&1 || {{ cat {LOG}; exit 1; }}\n"
-        (making / f"{made}.sh").write_bytes(os.fsencode(script))
+        (making / f"{made}.sh").write_bytes(os.fsencode(f"{quoted(command)}\n"))
         rules.append(f"build {made}: step {before}".rstrip() + "\n")
         before = made
     (making / "build.ninja").write_text("".join(rules), encoding="ascii")
+    # What compilers say comes by ninja and not by a file: where a disk is full it would be lost.
     result = run([ninja], cwd=making, only=compiler_environment())
+    lines = (result.stdout + result.stderr).splitlines()
+    said = [line for line in lines if not _NOT_THE_COMPILERS.match(line)]
+    (making / LOG).write_text("".join(f"{line}\n" for line in said), encoding="utf-8")
     if result.returncode:
-        said = [
-            line
-            for line in (result.stdout + result.stderr).splitlines()
-            if not _NOT_THE_COMPILERS.match(line)
-        ]
         free = shutil.disk_usage(making).free
         if free < _FULL_BYTES or any(word in line for line in said for word in _FULL):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(making.parent))
         command = next((c for made, c in steps if not (making / made).exists()), steps[-1][1])
-        raise BuildError(refusal(said, kept, command))
+        raise BuildError(refusal(said or ["the compiler said nothing"], kept, command))
     for made, _ in steps[:-1]:
         (making / made).unlink()
     return result.cpu_seconds

@@ -13,15 +13,13 @@ from typing import Any
 
 from fagen.build.digests import host_digests
 from fagen.build.records import Record, stated_environment
-from fagen.build.steps import Command
-from fagen.build.store import kernels_folder, lock_of, place
-from fagen.errors import BuildError, DeviceError, VerificationError
+from fagen.build.steps import Command, run_steps
+from fagen.build.store import failed_folder, kernels_folder, lock_of, place
+from fagen.errors import DeviceError, VerificationError
 from fagen.kind import Plan, load_named
-from fagen.paths import compiler_environment
-from fagen.process import run
 from fagen.registry import kind
 from fagen.simulator.translate import translated
-from fagen.toolchain import find_gxx
+from fagen.toolchain import find_gxx, find_ninja
 
 Say = Callable[[str], None]
 
@@ -45,10 +43,9 @@ def build(kernel: str) -> Path:
     def make(making: Path) -> Record:
         (making / _SOURCE).write_text(text, encoding="utf-8")
         command: Command = [gxx, *flags, f"-I{_HEADER.parent}", _SOURCE, "-o", _LIBRARY]
-        answer = run(command, cwd=making, only=compiler_environment())
-        if answer.returncode:
-            raise BuildError(f"{gxx.name} refuses what the simulator made of it: {answer.stderr}")
-        return Record(_LIBRARY, {"g++": version}, told, stated_environment(), answer.cpu_seconds)
+        steps = [(_LIBRARY, command)]
+        seconds = run_steps(making, failed_folder(folder), find_ninja()[0], steps)
+        return Record(_LIBRARY, {"g++": version}, told, stated_environment(), seconds)
 
     place(folder, _LIBRARY, make, lock=lock_of(folder))
     return folder / _LIBRARY
