@@ -20,6 +20,8 @@ _LONGEST = 2**31 - 1
 _MOST_SPLITS = 256  # that FlashAttention-3 has
 _MOST_SCALE = 1e8  # that kernels take
 
+NO_WINDOW = (-1, -1)  # what calls are declared with: one that leaves it out is not looked at
+
 
 def cut(length: int, k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:
     """Return both caches up to one length for all sequences: nothing is written on the device.
@@ -62,12 +64,26 @@ def refuse_yet(function: str, argument: str, instead: str) -> NoReturn:
     raise NotImplementedError(f"{function}: {argument} is not there yet in fagen; {instead}")
 
 
-def refuse_missing(function: str, qv: Tensor | None, attention_chunk: int, softcap: float) -> None:
+def refuse_others(
+    function: str,
+    qv: Tensor | None,
+    attention_chunk: int,
+    softcap: float,
+    num_splits: int = 1,
+    sm_margin: int = 0,
+    pack_gqa: bool | None = None,
+) -> None:
     """Raise NotImplementedError for an argument that no function here has kernels for.
 
-    Raises TypeError or ValueError where it is none at all. A number below 0 is none, as there.
+    Raises TypeError or ValueError where it is none at all, and for a hint that is none, though
+    nobody acts upon it. A number below 0 is no chunk or cap, as there, and any num_splits below 1
+    leaves their number to FlashAttention-3.
     """
-    if qv is None and attention_chunk == 0 and softcap == 0:
+    if (
+        (qv is pack_gqa is None and attention_chunk == 0 and softcap == 0)
+        and (type(num_splits) is int and num_splits <= _MOST_SPLITS)
+        and sm_margin == 0
+    ):
         return
     if qv is not None:
         refuse_yet(function, "qv", "None is none")
@@ -78,26 +94,16 @@ def refuse_missing(function: str, qv: Tensor | None, attention_chunk: int, softc
         raise ValueError(f"softcap is {cap}; it must be finite, and 0.0 is none")
     if cap > 0:
         refuse_yet(function, f"softcap = {cap}", "0.0 is none")
-
-
-def refuse_wrong_hints(num_splits: int, sm_margin: int, pack_gqa: bool | None = None) -> None:
-    """Raise TypeError or ValueError for a hint that is none, though nobody acts upon it.
-
-    Any num_splits below 1 leaves their number to FlashAttention-3.
-    """
     if pack_gqa is not None:
         flag("pack_gqa", pack_gqa)
-    if type(num_splits) is not int or num_splits > _MOST_SPLITS:
-        splits = whole("num_splits", num_splits)
-        if splits > _MOST_SPLITS:
-            raise ValueError(f"num_splits is {splits}; it must be {_MOST_SPLITS} at most")
-    if type(sm_margin) is not int or not 0 <= sm_margin < SM90.sm_count:
-        margin = whole("sm_margin", sm_margin)
-        if not 0 <= margin < SM90.sm_count:
-            raise ValueError(
-                f"sm_margin is {margin}; it must be 0 … {SM90.sm_count - 1}: SMs that are left to "
-                "others"
-            )
+    splits, margin = whole("num_splits", num_splits), whole("sm_margin", sm_margin)
+    if splits > _MOST_SPLITS:
+        raise ValueError(f"num_splits is {splits}; it must be {_MOST_SPLITS} at most")
+    if not 0 <= margin < SM90.sm_count:
+        raise ValueError(
+            f"sm_margin is {margin}; it must be 0 … {SM90.sm_count - 1}: SMs that are left to "
+            "others"
+        )
 
 
 def scale_of(softmax_scale: Any) -> float | None:

@@ -8,8 +8,7 @@ from torch import Tensor
 from fagen.dispatch.choice import candidates
 from fagen.flash_attn_interface.arguments import (
     mask_of,
-    refuse_missing,
-    refuse_wrong_hints,
+    refuse_others,
     refuse_yet,
     scale_of,
 )
@@ -48,8 +47,7 @@ def gradients_of(
     `lengths` are cu_seqlens_q, cu_seqlens_k, seqused_q and seqused_k, in this order, and `longest`
     the two max_seqlen. The sums are (B, H, Sq), or (H, total_q), in fp32.
     """
-    refuse_missing(_CALLED, None, 0, softcap)
-    refuse_wrong_hints(1, sm_margin)
+    refuse_others(_CALLED, None, 0, softcap, sm_margin=sm_margin)
     if q.dtype == E4M3:
         refuse_yet(_CALLED, "e4m3", "q, k and v in 16 bits have gradients")
     deterministic, scale = flag("deterministic", deterministic), scale_of(softmax_scale)

@@ -1,20 +1,27 @@
 """FlashAttention-3's attention of whole tensors, and of sequences one after another."""
 
 from collections.abc import Sequence
+from functools import partial
 from operator import index
 from typing import Any
 
 from torch import Tensor
 
 from fagen.flash_attn_interface.arguments import (
+    NO_WINDOW,
     descales_of,
     forward_only,
     mask_of,
-    refuse_missing,
-    refuse_wrong_hints,
+    refuse_others,
     scale_of,
 )
-from fagen.flash_attn_interface.layout import attend, packed_keys, packed_queries
+from fagen.flash_attn_interface.layout import (
+    LEAST,
+    MOST,
+    attend_other,
+    packed_keys,
+    packed_queries,
+)
 from fagen.runtime.argument_types import flag, names_types
 from fagen.runtime.arguments import E4M3, refuse_rank
 from fagen.runtime.attention import attention
@@ -38,7 +45,7 @@ def flash_attn_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: Sequence[int] | Tensor = (-1, -1),
+    window_size: Sequence[int] | Tensor = NO_WINDOW,
     attention_chunk: int = 0,
     softcap: float = 0.0,
     num_splits: int = 1,
@@ -71,47 +78,48 @@ def flash_attn_func(
     backward pass in e4m3; ValueError for a wrong argument, hints among them; and what else
     fagen.attention raises.
     """
-    if not q.dim() == k.dim() == v.dim() == 4:
+    q_shape, v_shape = q.shape, v.shape
+    if not len(q_shape) == len(v_shape) == k.dim() == 4:
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             refuse_rank(name, tensor)
-    refuse_missing("flash_attn_func", qv, attention_chunk, softcap)
-    refuse_wrong_hints(num_splits, sm_margin, pack_gqa)
-    keys = k.shape[1]
-    causal = mask_of("flash_attn_func", window_size, q.shape[1], keys, causal=causal)
+    refuse_others("flash_attn_func", qv, attention_chunk, softcap, num_splits, sm_margin, pack_gqa)
+    if window_size is not NO_WINDOW:
+        causal = mask_of("flash_attn_func", window_size, q_shape[1], k.shape[1], causal=causal)
     q = q if q.stride(3) == 1 else q.contiguous()
     k = k if k.stride(3) == 1 else k.contiguous()
     v = v if v.stride(3) == 1 else v.contiguous()
     if return_attn_probs is not False:
         return_attn_probs = flag("return_attn_probs", return_attn_probs)
-    scale = scale_of(softmax_scale)
+    scale = None if softmax_scale is None else scale_of(softmax_scale)
     if q.dtype != E4M3:
-        return attend(
-            attention,
-            q,
-            k,
-            v,
-            scale,
-            return_lse=return_attn_probs,
-            causal=causal,
-            deterministic=deterministic,
-        )
+        if LEAST <= v_shape[3] <= MOST and q_shape[3] >= LEAST:
+            return attention(
+                q,
+                k,
+                v,
+                causal=causal,
+                scale=scale,
+                return_lse=return_attn_probs,
+                deterministic=deterministic,
+            )
+        of: dict[str, Any] = dict(causal=causal, deterministic=deterministic)
+        return attend_other(attention, q, k, v, scale, return_lse=return_attn_probs, **of)
     sizes = q.shape[0], q.shape[2], k.shape[2]
     of_q, of_k, of_v = descales_of(q, sizes, q_descale, k_descale, v_descale)
 
-    def run() -> Tensor | tuple[Tensor, Tensor]:
-        return attention(
-            q,
-            k,
-            v,
-            causal=causal,
-            scale=scale,
-            return_lse=return_attn_probs,
-            deterministic=deterministic,
-            q_descale=of_q,
-            k_descale=of_k,
-            v_descale=of_v,
-        )
-
+    run = partial(
+        attention,
+        q,
+        k,
+        v,
+        causal=causal,
+        scale=scale,
+        return_lse=return_attn_probs,
+        deterministic=deterministic,
+        q_descale=of_q,
+        k_descale=of_k,
+        v_descale=of_v,
+    )
     return forward_only(_NO_GRADIENT.format("flash_attn_func"), run, q, k, v)
 
 
@@ -123,7 +131,7 @@ def flash_attn_qkvpacked_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: Sequence[int] | Tensor = (-1, -1),
+    window_size: Sequence[int] | Tensor = NO_WINDOW,
     attention_chunk: int = 0,
     softcap: float = 0.0,
     deterministic: bool = False,
@@ -190,7 +198,7 @@ def flash_attn_varlen_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: Sequence[int] | Tensor = (-1, -1),
+    window_size: Sequence[int] | Tensor = NO_WINDOW,
     attention_chunk: int = 0,
     softcap: float = 0.0,
     num_splits: int = 1,
@@ -220,28 +228,53 @@ def flash_attn_varlen_func(
     argument; and what else fagen.attention_varlen does.
     """
     called = "flash_attn_varlen_func"
-    refuse_missing(called, qv, attention_chunk, softcap)
-    refuse_wrong_hints(num_splits, sm_margin, pack_gqa)
+    refuse_others(called, qv, attention_chunk, softcap, num_splits, sm_margin, pack_gqa)
     if return_attn_probs is not False:
         return_attn_probs = flag("return_attn_probs", return_attn_probs)
-    dense = None  # batch and queries
-    if cu_seqlens_q is None:
-        refuse_rank("q", q)
-        dense = q.shape[0], q.shape[1]
-        max_seqlen_q = dense[1]
-        q, cu_seqlens_q = packed_queries(q)
-    if cu_seqlens_k is None:
-        refuse_rank("k", k)
-        refuse_rank("v", v)
-        max_seqlen_k = k.shape[1]
-        batch = cu_seqlens_q.shape[0] - 1
-        k, v, cu_seqlens_k, seqused_k = packed_keys(k, v, seqused_k, batch)
-    q, k, v = (x if x.dim() != 3 or x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
-    scale, queries, keys = scale_of(softmax_scale), max_seqlen_q, max_seqlen_k
-    of = (q.shape[0] if queries is None else queries), (k.shape[0] if keys is None else keys)
-    mask = mask_of(called, window_size, *of, causal=causal)
+    dense = None  # batch and queries, of one length
+    if cu_seqlens_q is None or cu_seqlens_k is None:
+        if cu_seqlens_q is None:
+            refuse_rank("q", q)
+            dense = q.shape[0], q.shape[1]
+            max_seqlen_q = dense[1]
+            q, cu_seqlens_q = packed_queries(q)
+        if cu_seqlens_k is None:
+            refuse_rank("k", k)
+            refuse_rank("v", v)
+            max_seqlen_k, batch = k.shape[1], cu_seqlens_q.shape[0] - 1
+            k, v, cu_seqlens_k, seqused_k = packed_keys(k, v, seqused_k, batch)
+    q = q if q.stride()[-1:] == (1,) else q.contiguous()
+    k = k if k.stride()[-1:] == (1,) else k.contiguous()
+    v = v if v.stride()[-1:] == (1,) else v.contiguous()
+    scale = None if softmax_scale is None else scale_of(softmax_scale)
+    if window_size is not NO_WINDOW:
+        queries = q.shape[0] if max_seqlen_q is None else max_seqlen_q
+        keys = k.shape[0] if max_seqlen_k is None else max_seqlen_k
+        causal = mask_of(called, window_size, queries, keys, causal=causal)
+    if (
+        (dense is None and q.dtype != E4M3)
+        and LEAST <= v.shape[-1] <= MOST
+        and q.shape[-1] >= LEAST
+    ):
+        return attention_varlen(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            seqused_q=seqused_q,
+            seqused_k=seqused_k,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k,
+            causal=causal,
+            scale=scale,
+            return_lse=return_attn_probs,
+            deterministic=deterministic,
+        )
+    at = cu_seqlens_q, cu_seqlens_k
     given: dict[str, Any] = dict(
-        causal=mask,
+        return_lse=return_attn_probs,
+        causal=causal,
         deterministic=deterministic,
         seqused_q=seqused_q,
         seqused_k=seqused_k,
@@ -249,36 +282,16 @@ def flash_attn_varlen_func(
         max_seqlen_k=max_seqlen_k,
     )
     if q.dtype != E4M3:
-        found = attend(
-            attention_varlen,
-            q,
-            k,
-            v,
-            scale,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            return_lse=return_attn_probs,
-            **given,
-        )
+        found = attend_other(attention_varlen, q, k, v, scale, *at, **given)
     else:
         if q.dim() == k.dim() == 3 and cu_seqlens_q.dim() == 1:  # else they are refused below
             sizes = cu_seqlens_q.shape[0] - 1, q.shape[1], k.shape[1]
-            named = zip(
-                ("q_descale", "k_descale", "v_descale"),
-                descales_of(q, sizes, q_descale, k_descale, v_descale),
-                strict=True,
-            )
-            given |= dict(named)
-
-        def run() -> Tensor | tuple[Tensor, Tensor]:
-            at = cu_seqlens_q, cu_seqlens_k
-            return attention_varlen(
-                q, k, v, *at, scale=scale, return_lse=return_attn_probs, **given
-            )
-
+            made = descales_of(q, sizes, q_descale, k_descale, v_descale)
+            given |= zip(("q_descale", "k_descale", "v_descale"), made, strict=True)
+        run = partial(attention_varlen, q, k, v, *at, scale=scale, **given)
         found = forward_only(_NO_GRADIENT.format(called), run, q, k, v)
     if dense is None:
-        return found
+        return found  # type: ignore[no-any-return]
     if isinstance(found, Tensor):
         return found.unflatten(0, dense)
     out, lse = found

@@ -1,18 +1,20 @@
 """FlashAttention-3's attention over a cache, and what belongs to it."""
 
 from collections.abc import Sequence
+from functools import partial
 from operator import index
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from fagen.flash_attn_interface.arguments import (
+    NO_WINDOW,
     cut,
     forward_only,
     lengths_of,
     mask_of,
-    refuse_missing,
-    refuse_wrong_hints,
+    refuse_others,
     refuse_yet,
     scale_of,
 )
@@ -53,7 +55,7 @@ def flash_attn_with_kvcache(
     v_descale: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sequence[int] | Tensor = (-1, -1),
+    window_size: Sequence[int] | Tensor = NO_WINDOW,
     attention_chunk: int = 0,
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
@@ -95,8 +97,7 @@ def flash_attn_with_kvcache(
     else those three do.
     """
     called = "flash_attn_with_kvcache"
-    refuse_missing(called, qv, attention_chunk, softcap)
-    refuse_wrong_hints(num_splits, sm_margin, pack_gqa)
+    refuse_others(called, qv, attention_chunk, softcap, num_splits, sm_margin, pack_gqa)
     if not (
         (page_table is block_table is k is v is cache_batch_idx is None)
         and (rotary_cos is rotary_sin is None)
@@ -145,24 +146,37 @@ def flash_attn_with_kvcache(
         cache_seqlens = None
     cache_seqlens = lengths_of("cache_seqlens", cache_seqlens, batch, k_cache, "k_cache")
     cache_leftpad = lengths_of("cache_leftpad", cache_leftpad, batch, k_cache, "k_cache")
-    queries = (max_seqlen_q or q.shape[0]) if packed else q.shape[1]
-    mask = mask_of(called, window_size, queries, room, causal=causal)
+    if window_size is not NO_WINDOW:
+        queries = (max_seqlen_q or q.shape[0]) if packed else q.shape[1]
+        causal = mask_of(called, window_size, queries, room, causal=causal)
     q = q if q.stride(-1) == 1 else q.contiguous()
-    scale = scale_of(softmax_scale)
+    scale = None if softmax_scale is None else scale_of(softmax_scale)
+    taken_back = (
+        q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
+    ) and not is_compiling()
     if cu_seqlens_q is None:
-
-        def run() -> Tensor | tuple[Tensor, Tensor]:
+        if not taken_back:
             return attention_cache(
                 q,
                 k_cache,
                 v_cache,
                 seqused_k=cache_seqlens,
                 leftpad_k=cache_leftpad,
-                causal=mask,
+                causal=causal,
                 scale=scale,
                 return_lse=return_softmax_lse,
             )
-
+        run = partial(
+            attention_cache,
+            q,
+            k_cache,
+            v_cache,
+            seqused_k=cache_seqlens,
+            leftpad_k=cache_leftpad,
+            causal=causal,
+            scale=scale,
+            return_lse=return_softmax_lse,
+        )
         return forward_only(_NO_GRADIENT, run, q, k_cache, v_cache)
     sequences = as_packed(k_cache, v_cache, cache_seqlens, cache_leftpad)
     if sequences is None:
@@ -172,22 +186,20 @@ def flash_attn_with_kvcache(
             "sequences of k_cache and v_cache have to be the same whole number of rows apart",
         )
     keys, values, cu_seqlens_k, used = sequences
-
-    def run_packed() -> Tensor | tuple[Tensor, Tensor]:
-        return attention_varlen(
-            q,
-            keys,
-            values,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            seqused_k=used,
-            max_seqlen_q=max_seqlen_q,
-            causal=mask,
-            scale=scale,
-            return_lse=return_softmax_lse,
-        )
-
-    return forward_only(_NO_GRADIENT, run_packed, q, k_cache, v_cache)
+    run = partial(
+        attention_varlen,
+        q,
+        keys,
+        values,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_k=used,
+        max_seqlen_q=max_seqlen_q,
+        causal=causal,
+        scale=scale,
+        return_lse=return_softmax_lse,
+    )
+    return forward_only(_NO_GRADIENT, run, q, k_cache, v_cache) if taken_back else run()
 
 
 def get_scheduler_metadata(
@@ -206,7 +218,7 @@ def get_scheduler_metadata(
     page_size: int | None = None,
     max_seqlen_k_new: int = 0,
     causal: bool = False,
-    window_size: Sequence[int] | Tensor = (-1, -1),
+    window_size: Sequence[int] | Tensor = NO_WINDOW,
     attention_chunk: int = 0,
     has_softcap: bool = False,
     num_splits: int = 0,
@@ -220,7 +232,8 @@ def get_scheduler_metadata(
     none.
     """
     refuse_other_types(get_scheduler_metadata, locals())
-    refuse_wrong_hints(num_splits, sm_margin)
+    called = "get_scheduler_metadata"
+    refuse_others(called, None, attention_chunk, 0.0, num_splits, sm_margin, pack_gqa)
     return cache_seqlens.new_zeros(1, dtype=torch.int32)
 
 

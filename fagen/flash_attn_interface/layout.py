@@ -18,10 +18,10 @@ from fagen.runtime.checks import shape_of
 from fagen.runtime.offsets import evenly
 
 _TAKEN = SM90.head_dims(2)
-_STEP, _LEAST, _MOST = _TAKEN.step, _TAKEN[0], _TAKEN[-1]
+_STEP, LEAST, MOST = _TAKEN.step, _TAKEN[0], _TAKEN[-1]  # of head dims in 16 bits
 
 
-def attend(
+def attend_other(
     call: Callable[..., Any],
     q: Tensor,
     k: Tensor,
@@ -38,18 +38,17 @@ def attend(
     a part; scores are computed anew for each.
     """
     columns, wide = (x.shape[-1] if x.dim() else 0 for x in (q, v))
-    if columns >= _LEAST and _LEAST <= wide <= _MOST:
+    refused = not (columns and wide) or columns % _STEP or wide % _STEP or columns > MOST
+    if refused or (columns >= LEAST and LEAST <= wide <= MOST):
         return call(q, k, v, *at, scale=scale, return_lse=return_lse, **more)
-    if not (columns and wide) or columns % _STEP or wide % _STEP or columns > _MOST:
-        return call(q, k, v, *at, scale=scale, return_lse=return_lse, **more)  # refuses
     scale = columns**-0.5 if scale is None else scale
-    q, k = filled_up(q, _LEAST), filled_up(k, _LEAST)
-    parts = -(-wide // _MOST)
+    q, k = filled_up(q, LEAST), filled_up(k, LEAST)
+    parts = -(-wide // MOST)
     width = -(-wide // (parts * _STEP)) * _STEP
     outs, lse = [], None
     for i, part in enumerate(v.split(width, -1)):
         first = return_lse and i == 0
-        found = call(q, k, filled_up(part, _LEAST), *at, scale=scale, return_lse=first, **more)
+        found = call(q, k, filled_up(part, LEAST), *at, scale=scale, return_lse=first, **more)
         out, lse = found if first else (found, lse)
         outs.append(out[..., : part.shape[-1]])
     made = torch.cat(outs, -1)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Never
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 from torch._C import _is_tracing
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
@@ -60,6 +60,7 @@ from fagen.runtime.arguments import (
     told_scale_rows,
     word_of,
 )
+from fagen.runtime.autocast import anywhere
 from fagen.runtime.backward import with_gradient, with_gradient_by_name
 from fagen.runtime.once import Once, untraced
 from fagen.runtime.ready import first_ready, placed, run_once, slug_of
@@ -149,7 +150,7 @@ def attention(
         if unknown:
             refuse_unknown_names(attention, unknown)
         traced = is_compiling()
-        if traced or autocast.anywhere():
+        if traced or anywhere():
             q, k, v = autocast.cast(q, k, v)
         causal = causal if causal is False or causal is True else flag("causal", causal)
         return_lse = (
@@ -231,7 +232,7 @@ def attention(
         if forward_ad._current_level >= 0:
             refuse_tangents(q, k, v)
         if (
-            torch.is_grad_enabled()
+            is_grad_enabled()
             and not of_fp8
             and (q.requires_grad or k.requires_grad or v.requires_grad)
             and (traced or not (_is_tracing() or peek_interpreter_stack()))

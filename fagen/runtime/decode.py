@@ -42,6 +42,7 @@ from fagen.runtime.arguments import (
     settled,
     word_of,
 )
+from fagen.runtime.autocast import anywhere
 from fagen.runtime.once import Once, untraced
 from fagen.runtime.op import Named, Op, alone, by_name, direct, named
 from fagen.runtime.ready import first_ready, placed, run_once, slug_of
@@ -123,7 +124,7 @@ def attention_decode(
         if unknown:
             refuse_unknown_names(attention_decode, unknown)
         compiling = is_compiling()
-        if compiling or autocast.anywhere():
+        if compiling or anywhere():
             q, k, v = autocast.cast(q, k, v)
         causal = causal if causal is False or causal is True else flag("causal", causal)
         return_lse = (

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Never
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 from torch._C import _is_tracing
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
@@ -34,7 +34,6 @@ from fagen.runtime.arguments import (
     E4M3,
     descale_of,
     dtype_of,
-    needs_gradient,
     refuse_blocks,
     refuse_dtype,
     refuse_head_dims,
@@ -44,6 +43,7 @@ from fagen.runtime.arguments import (
     with_sizes,
     word_of,
 )
+from fagen.runtime.autocast import anywhere
 from fagen.runtime.backward import with_gradient, with_gradient_by_name
 from fagen.runtime.offsets import twice, used_queries
 from fagen.runtime.once import Once, untraced
@@ -141,7 +141,7 @@ def attention_varlen(
         if unknown:
             refuse_unknown_names(attention_varlen, unknown)
         traced = is_compiling()
-        if traced or autocast.anywhere():
+        if traced or anywhere():
             q, k, v = autocast.cast(q, k, v)
         causal = causal if causal is False or causal is True else flag("causal", causal)
         return_lse = (
@@ -149,21 +149,17 @@ def attention_varlen(
             if return_lse is False or return_lse is True
             else flag("return_lse", return_lse)
         )
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
-            if tensor.dim() != 3:
-                raise ValueError(
-                    f"attention_varlen: {name} has {tensor.dim()} dimensions; it must have 3: "
-                    f"{_PACKED}; fagen.attention takes sequences of one length, (batch, seqlen, "
-                    "heads, head_dim)"
-                )
+        q_shape, v_shape = q.shape, v.shape
+        if not len(q_shape) == len(v_shape) == k.dim() == 3:
+            _refuse_rank(q=q, k=k, v=v)
         if cu_seqlens_k is None:
             cu_seqlens_k = cu_seqlens_q
-        for name, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-            if offsets.dim() != 1 or offsets.shape[0] == 0:
-                raise ValueError(
-                    f"attention_varlen: {name} has shape {tuple(offsets.shape)}; it must be (batch "
-                    "+ 1): where each sequence begins, and the end of the last"
-                )
+        if not (
+            cu_seqlens_q.dim() == cu_seqlens_k.dim() == 1
+            and cu_seqlens_q.numel() > 0
+            and cu_seqlens_k.numel() > 0
+        ):
+            _refuse_no_offsets(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
         of_fp8: tuple[Tensor | None, ...] = ()
         if q.dtype == E4M3:
             q_descale = descale_of("q_descale", q_descale)
@@ -178,7 +174,6 @@ def attention_varlen(
                 q.dtype, "q", q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
                 v_mean=v_mean, k_mean=k_mean, out_dtype=out_dtype,
             )  # fmt: skip
-        q_shape, v_shape = q.shape, v.shape
         head_dim = q_shape[2]
         key = q.device, q.dtype, head_dim, v_shape[2], causal, out_dtype, schedule
         if traced:
@@ -206,9 +201,9 @@ def attention_varlen(
             of_fp8 = tuple(map(twice, of_fp8))
         given = q, k, v, cu_seqlens_q, cu_seqlens_k, scale, seqused_k, *of_fp8
         if (
-            torch.is_grad_enabled()
+            is_grad_enabled()
             and not of_fp8
-            and needs_gradient(q, k, v)
+            and (q.requires_grad or k.requires_grad or v.requires_grad)
             and (traced or not (_is_tracing() or peek_interpreter_stack()))
         ):
             if traced:
@@ -230,6 +225,27 @@ def attention_varlen(
     except UNCLEAR:
         refuse_other_types(attention_varlen, locals())
         raise
+
+
+def _refuse_rank(**tensors: Tensor) -> None:
+    """Raise ValueError for what are no rows of sequences."""
+    for name, tensor in tensors.items():
+        if tensor.dim() != 3:
+            raise ValueError(
+                f"attention_varlen: {name} has {tensor.dim()} dimensions; it must have 3: "
+                f"{_PACKED}; fagen.attention takes sequences of one length, (batch, seqlen, heads, "
+                "head_dim)"
+            )
+
+
+def _refuse_no_offsets(**tensors: Tensor) -> None:
+    """Raise ValueError for what are no offsets of sequences."""
+    for name, offsets in tensors.items():
+        if offsets.dim() != 1 or offsets.shape[0] == 0:
+            raise ValueError(
+                f"attention_varlen: {name} has shape {tuple(offsets.shape)}; it must be (batch + "
+                "1): where each sequence begins, and the end of the last"
+            )
 
 
 def refuse_wrong_lengths(
