@@ -122,7 +122,8 @@ def renewed(
 
     Where there is none of this slug, that of a kernel with the same machine code is taken whose own
     slug has lost its schedule: the kernel was renamed, and so is its evidence. Raises
-    VerificationError where there is none to renew, or machine code or launcher are others.
+    VerificationError where there is none to renew, where the machine code is another, or where the
+    launcher is one that no kernel ran with.
     """
     kernels = len(of.launches.kernels)
     code = (binary.report.machine or machine_code(binary.library, kernels=kernels)).hash
@@ -144,6 +145,7 @@ def renewed(
         cutlass=binary.made_with["cutlass"],
         machine_code=code,
         compiler=binary.made_with["nvcc"],
+        launchers=evidence.launchers(of.slug, folder),
     )
     evidence.write(fresh, folder)
     if old.slug != of.slug:

@@ -17,6 +17,7 @@ from fagen.evidence import (
     Speed,
     evidence_path,
     faults,
+    launchers,
     outlived,
     read,
     read_excuses,
@@ -284,6 +285,19 @@ def test_same_machine_code_renews_evidence_and_other_does_not():
         renew(EVIDENCE, **new, machine_code="c")
     with pytest.raises(VerificationError, match="launcher"):
         renew(EVIDENCE, **new | {"host_hash": "0"}, machine_code="b" * 64)
+
+
+def test_a_launcher_that_ran_with_another_kernel_need_not_run_with_this_one(folder):
+    other = dataclasses.replace(EVIDENCE, slug=SLUG, host_hash="1" * 64)
+    write(other, folder)
+    (folder / "fwd_odd.json").write_text("{}")
+    ran = launchers(SLUG, folder)
+    assert ran == {"1" * 64}
+    new = dict(slug=SLUG, source_hash="f", cutlass="4.2.1", compiler="13.0.90", launchers=ran)
+    renewed = renew(EVIDENCE, **new, host_hash="1" * 64, machine_code="b" * 64)
+    assert renewed.host_hash == "1" * 64
+    with pytest.raises(VerificationError, match="not one that ran with any kernel"):
+        renew(EVIDENCE, **new, host_hash="2" * 64, machine_code="b" * 64)
 
 
 def test_evidence_of_a_kernel_that_was_renamed_is_the_same_under_its_new_name():

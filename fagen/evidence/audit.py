@@ -2,7 +2,7 @@
 
 import dataclasses
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,17 +41,20 @@ def renew(
     cutlass: str,
     machine_code: str,
     compiler: str,
+    launchers: Collection[str] = (),
 ) -> Evidence:
     """The same evidence for a source whose rebuild gave the same machine code: no GPU needed.
 
-    `slug` may be another than that of `old`, whose kernel was then renamed.
-    Raises VerificationError where the machine code is another, or the launcher, which is not in it.
+    `slug` may be another than that of `old`, whose kernel was then renamed. The launcher, which is
+    not in the machine code, is that of `old` or one of `launchers`, which ran with other kernels:
+    its text is proved once, whatever kernel it launches.
+    Raises VerificationError where the machine code is another, or the launcher never ran.
     """
     ran = f"ran on {old.date}" + (f" as {old.slug}" if slug != old.slug else "")
-    if host_hash != old.host_hash:
+    if host_hash != old.host_hash and host_hash not in launchers:
         raise VerificationError(
-            f"{slug}: the launcher is not the one that {ran}: run `fagen verify {slug}` on a "
-            "Hopper GPU"
+            f"{slug}: the launcher is not one that ran with any kernel, nor the one that {ran}: run "
+            f"`fagen verify {slug}` on a Hopper GPU"
         )
     if machine_code != old.machine_code:
         raise VerificationError(
@@ -63,6 +66,7 @@ def renew(
         old,
         slug=slug,
         source_hash=source_hash,
+        host_hash=host_hash,
         flags=tuple(toolchain.FLAGS),
         cutlass=cutlass,
         compiler=compiler,

@@ -171,6 +171,19 @@ def outlived(folder: Path | None, like: str) -> Iterator[Evidence]:
                 yield _read_file(path)
 
 
+def launchers(slug: str, folder: Path | None) -> frozenset[str]:
+    """The launchers that ran on a GPU, as hashes, by the evidence beside that of `slug`.
+
+    In generated/ of all kernels of its kind, else of `folder`. What cannot be read is left out.
+    """
+    root = locate("generated") / kind_of_slug(slug).name if folder is None else folder
+    found = set()
+    for path in root.glob("*/*.json" if folder is None else "*.json"):
+        with suppress(FagenError):
+            found.add(_read_file(path).host_hash)
+    return frozenset(found)
+
+
 def _is_of_a_schedule(slug: str, *, committed: bool) -> bool:
     """Whether there is a schedule with this slug: a committed one, or any."""
     if committed:
