@@ -53,8 +53,8 @@ def renew(
     ran = f"ran on {old.date}" + (f" as {old.slug}" if slug != old.slug else "")
     if host_hash != old.host_hash and host_hash not in launchers:
         raise VerificationError(
-            f"{slug}: the launcher is not one that ran with any kernel, nor the one that {ran}: run "
-            f"`fagen verify {slug}` on a Hopper GPU"
+            f"{slug}: the launcher is not one that ran with any kernel, nor the one that {ran}: "
+            f"run `fagen verify {slug}` on a Hopper GPU"
         )
     if machine_code != old.machine_code:
         raise VerificationError(
