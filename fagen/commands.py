@@ -202,4 +202,10 @@ def vendor(
     told += [f"edited {path}, left as it is" for path in written.edited]
     changed = sum(map(len, counts.values()))
     told.append(f"{printable(str(output))}: {changed} files changed, {len(written.unchanged)} not")
+    if written.unverified:
+        told.append(
+            f"NEVER VERIFIED: {', '.join(written.unverified)}: it is not on record that exactly "
+            "this source ever ran; `fagen verify SLUG` tries it on a Hopper GPU, and so does the "
+            "folder's own test"
+        )
     answer(as_json, asdict(written), told, wrong)

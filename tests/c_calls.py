@@ -1,12 +1,14 @@
 """Calls of kernels' C functions that nothing runs: arguments of any sizes, somewhere in memory."""
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fagen.kind import Plan
+from fagen.render import environment
 from fagen.runtime.c_interface import struct_of
 from fagen.signature import Tensor
+from tests.stubs import STUB
 
 SOMEWHERE = 4096  # an address that nothing reads
 
@@ -44,3 +46,11 @@ def changed(plan: Plan, sizes: Mapping[str, int], changes: Mapping[str, Any]) ->
     for key, value in changes.items():
         setattr(args, key, value)
     return args
+
+
+def launchers_of(plans: Iterable[Plan]) -> str:
+    """C++ of several kernels' launchers, which check a call, and launch nothing."""
+    texts = (environment().from_string(STUB).render(plan=plan) for plan in plans)
+    alone = ("noted_call", "args_bytes")  # functions that there is one of
+    lines = "\n".join(texts).splitlines()
+    return "\n".join(line for line in lines if not any(name in line for name in alone))

@@ -12,12 +12,12 @@ import pytest
 
 from fagen import process, registry, simulator
 from fagen.kind import Plan
-from fagen.render import environment, render
+from fagen.render import render
 from fagen.runtime.c_interface import library_at
 from fagen.toolchain import find_gxx
 from tests.backward_helpers import NARROW
-from tests.c_calls import arguments, changed, dense
-from tests.stubs import STUB, WARNINGS
+from tests.c_calls import arguments, changed, dense, launchers_of
+from tests.stubs import WARNINGS
 from tests.test_varlen_backward_kernel import SMALL
 
 MOST = 1 << 30
@@ -47,11 +47,7 @@ KINDS = (
 def launchers(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """The launchers of KINDS but for their launches, in one library."""
     folder = tmp_path_factory.mktemp("launchers")
-    texts = [environment().from_string(STUB).render(plan=registry.plan_of(s)) for s in KINDS]
-    alone = ("noted_call", "args_bytes")  # which a test of one stub asks
-    lines = "\n".join(texts).splitlines()
-    kept = [line for line in lines if not any(name in line for name in alone)]
-    (folder / "all.cpp").write_text("\n".join(kept))
+    (folder / "all.cpp").write_text(launchers_of(map(registry.plan_of, KINDS)))
     command: list[str | Path] = [find_gxx()[0], "-std=c++17", "-O0", "-fPIC", "-shared", *WARNINGS]
     made = process.run([*command, "all.cpp", "-o", "all.so"], cwd=folder)
     assert made.returncode == 0, made.stderr

@@ -318,10 +318,12 @@ def test_gradients_are_chosen_by_dtype_head_dims_and_mask(tmp_path):
     problem = Problem("bf16", 64, 64, "full", "bf16", "", 0)
     for sizes in (Sizes(1, 1, 1, 1, 1), Sizes(8, 16, 2, 2**20, 2**20), Sizes(0, 0, 0, 0, 0)):
         assert asked_of(library, problem, sizes, "backward") == own[0]  # the first of two
-        assert asked_of(library, problem, sizes, "backward", out_dtype=0) == own[0]
+        for change in ({"out_dtype": 0}, {"head_dim_v": 0}):  # as usual, and as head_dim
+            assert asked_of(library, problem, sizes, "backward", **change) == own[0]
         for change in ({"dtype": 1}, {"mask": 2}, {"head_dim_v": 32}, {"out_dtype": 1}):
             assert asked_of(library, problem, sizes, "backward", **change) == ""
     other = Problem("fp16", 120, 40, "full", "fp16", "", 0)
+    assert asked_of(library, other, sizes, "backward", head_dim_v=0) == ""
     assert asked_of(library, other, Sizes(1, 1, 1, 1, 1), "backward") == own[2]
     assert asked_of(library, Problem.of(registry.from_slug(forwards[1])), sizes) == forwards[1]
 

@@ -4,6 +4,7 @@ import json
 import re
 import string
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from fagen import vendor
 from fagen.errors import FagenError, ScheduleError
 from fagen.process import run
+from fagen.vendor import contents
 from fagen.vendor.place import MANIFEST, bring, is_inside
 from tests.cli_helpers import QUANTIZER, ROOT, SLUG, fagen
 
@@ -243,7 +245,24 @@ def there(folder: str, section: str) -> list[str]:
         (('name = "demo"', 'name = "Demo"'), "is no name"),
         (('name = "demo"', 'name = "de${mo}"'), "is no name"),
         (('name = "demo"', 'name = "a\\nb"'), "is no name"),
-        (('name = "demo"', 'name = "stdint"'), "choose another"),
+        (
+            ('name = "demo"', 'name = "stdint"'),
+            "CUDA, stdint.h: choose another",
+        ),
+        (('name = "demo"', 'name = "register"'), "a word of C or C++, register"),
+        (('name = "demo"', 'name = "co_await"'), "a word of C or C++, co_await"),
+        (('name = "demo"', 'name = "std"'), "std of C++"),
+        (('name = "demo"', 'name = "aux"'), "a device of Windows"),
+        (('name = "demo"', 'name = "com1"'), "a device of Windows"),
+        (('name = "demo"', 'name = "cmakelists"'), "begins with cmake, as names of CMake do"),
+        (('name = "demo"', 'name = "ex"'), "a macro of the system, EX_OK"),
+        (('name = "demo"', 'name = "all"'), "a target or a word of CMake, all"),
+        (('name = "demo"', 'name = "aten"'), "torch.ops.aten"),
+        (("causal =", "print ="), "a built-in of Python, print"),
+        (("[kernels]", "version = 1.2\n[kernels]"), "version = 1.2 is not text"),
+        (("[kernels]", 'version = "1.2b"\n[kernels]'), 'version = "1.2b" is none that CMake'),
+        (("[kernels]", 'version = "01"\n[kernels]'), "is none that CMake and pip both take"),
+        (("[kernels]", 'version = "1.2.3.4.5"\n[kernels]'), "is none that CMake"),
         (('name = "demo"', f'name = "{"a" * 41}"'), "is no name"),
         (('name = "demo"', 'name = "démo"'), "is no name"),
         (('name = "demo"', "name = 3"), "is not text"),
@@ -280,13 +299,64 @@ def test_a_hostile_manifest_is_refused_in_a_line(change, said, manifest, tmp_pat
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_all_faults_of_a_manifest_are_said_at_once(manifest):
+    names = "".join(f'x{i} = "no slug"\n' for i in range(30))
+    manifest.write_text(
+        f'name = "int"\nversion = "x"\nformat = "zip"\nwith_cutlass = 1\nwonder = 2\n\n'
+        f'[kernels]\nlambda = "{SLUG}"\nwide = "mine/gone.toml"\n"a b" = "fwd_x"\n'
+    )
+    with pytest.raises(ScheduleError) as refused:
+        vendor.read(manifest)
+    said = str(refused.value).splitlines()
+    keys = ("name", "version", "format", "with_cutlass", "wonder")
+    wanted = (*keys, "lambda", "gone", "a b", "fwd_x")
+    assert len(said) == len(wanted) and all(w in line for w, line in zip(wanted, said, strict=True))
+    places = zip((1, 2, 3, 4, 5, 8), said, strict=False)
+    assert all(f"vendor.toml:{number}:" in line for number, line in places)
+    manifest.write_text(f'name = "int"\n[kernels]\n{names}')
+    with pytest.raises(ScheduleError) as refused:
+        vendor.read(manifest)
+    said = str(refused.value).splitlines()
+    assert len(said) == 21 and said[-1].endswith("vendor.toml: and 11 more")
+
+
+def test_a_folder_has_the_version_that_its_manifest_says(manifest, tmp_path):
+    manifest.write_text(f'version = "2.10.1"\n{MANIFEST_TOML}')
+    for form, file, said in (
+        ("source", "CMakeLists.txt", "project(demo VERSION 2.10.1 LANGUAGES"),
+        ("source", "README.md", "# demo 2.10.1"),
+        ("torch", "pyproject.toml", 'version = "2.10.1"'),
+        ("torch", "python/demo/__init__.py", '__version__ = "2.10.1"'),
+        ("jax", "pyproject.toml", 'version = "2.10.1"'),
+    ):
+        asked = replace(vendor.read(manifest), format=form)
+        texts = vendor.FORMATS[form](vendor.folder_of(asked))
+        assert said in texts[file], file
+        assert json.loads(texts[MANIFEST])["version"] == "2.10.1"
+    without = vendor.FORMATS["source"](vendor.folder_of(replace(asked, version="")))
+    assert "VERSION" not in without["CMakeLists.txt"].partition("project(")[2].partition(")")[0]
+
+
+def test_what_was_never_verified_is_said_last_and_loudly(manifest, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    monkeypatch.setattr(contents.evidence, "of_source", lambda slug, source_hash: None)
+    answer = fagen("vendor", "--manifest", manifest, "-o", out)
+    last = answer.output.splitlines()[-1]
+    slugs = f"{SLUG}, fwd_fp16_d64_full_m128n128"
+    assert last.startswith(f"NEVER VERIFIED: {slugs}: it is not on record that exactly this source")
+    assert "**Never verified:**" in (out / "README.md").read_text().partition("## Build")[0]
+    assert "NEVER VERIFIED" in (out / "include/demo.h").read_text()
+    told = json.loads(fagen("vendor", "--manifest", manifest, "-o", out, "--json").output)
+    assert told["unverified"] == slugs.split(", ")
+
+
 def test_no_package_is_called_as_something_that_torch_or_python_has():
     pytest.importorskip("torch", reason="torch is not installed")
     ask = "import torch; print(*torch._C._dispatch_get_all_op_names(), *dir(torch.ops))"
     answer = run([sys.executable, "-c", ask])  # where no test has added any
     names = {name.partition("::")[0] for name in answer.stdout.split()}
     names |= {*sys.stdlib_module_names, "torch", "numpy"}
-    asked = [name for name in names if vendor.manifest.NAME.fullmatch(name)]
+    asked = [name for name in names if vendor.names.NAME.fullmatch(name)]
     assert {"aten", "loaded_libraries", "json"} <= set(asked)
     for name in asked:
         with pytest.raises(ScheduleError, match="name = "):

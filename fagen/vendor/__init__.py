@@ -7,6 +7,7 @@ are written over what was written last time. Needs neither torch nor CUDA.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from fagen.vendor import hf_kernel, jax_package, source, torch_package
@@ -30,4 +31,6 @@ def vendor(manifest: Manifest, place: Path, *, force: bool = False) -> Written:
     Files that a person edited stay as they are, unless `force`d. Raises FagenError where a schedule
     does not fit, where something in the folder leads out of it, and what rendering raises.
     """
-    return bring(FORMATS[manifest.format](folder_of(manifest)), place, force=force)
+    folder = folder_of(manifest)
+    written = bring(FORMATS[manifest.format](folder), place, force=force)
+    return replace(written, unverified=tuple(kernel.slug for kernel in folder.unverified))

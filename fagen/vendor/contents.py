@@ -20,6 +20,7 @@ from fagen.toolchain import FLAGS
 from fagen.vendor import gradients
 from fagen.vendor.closure import needed
 from fagen.vendor.decoding import table_of_decoding
+from fagen.vendor.examples import Example, of_group
 from fagen.vendor.manifest import Manifest
 from fagen.vendor.table import PLAIN, Table, table_of, table_of_gradients, table_of_packed
 from fagen.vocab import BACKWARD, DECODE, DTYPES
@@ -28,6 +29,8 @@ from fagen.vocab import BACKWARD, DECODE, DTYPES
 _CMAKES = ("-std=", "-gencode", "-Xcompiler", "-fPIC")
 # They leave machine code as it is: -lineinfo makes a library four times as large, by its PTX.
 _NOT_FOR_USERS = ("-lineinfo", "-Xptxas", "-v")
+
+_ATTENTION = (KIND, BACKWARD, DECODE)
 
 # of the test program's calls: around a block's ends, and by turns
 _LENGTHS = (1, 128, 127, 333, 260)
@@ -201,6 +204,28 @@ class Folder:
     table: Table  # of the kernels that compute a problem
     with_cutlass: bool
     format: str
+    own_version: str = ""  # that a manifest gives it
+
+    @property
+    def released(self) -> str:
+        """The version of a package: its own, else fagen's."""
+        return self.own_version or self.version
+
+    @property
+    def unverified(self) -> tuple[Kernel, ...]:
+        """The kernels of whose source nothing is on record."""
+        return tuple(kernel for kernel in self.kernels if not kernel.evidence)
+
+    @property
+    def attends(self) -> bool:
+        """Whether there are kernels of attention."""
+        return any(group.signature.kind in _ATTENTION for group in self.groups)
+
+    @cached_property
+    def examples(self) -> tuple[Example, ...]:
+        """A call of each struct."""
+        chosen = {one.group.name: one for one in self.dispatchers}
+        return tuple(of_group(group, chosen.get(group.name), self.name) for group in self.groups)
 
     @property
     def upper(self) -> str:
@@ -368,6 +393,7 @@ class Folder:
         return {
             "fagen": self.version,
             "name": self.name,
+            "version": self.released,
             "format": self.format,
             "with_cutlass": self.with_cutlass,
             "kernels": [
@@ -407,6 +433,7 @@ def folder_of(manifest: Manifest) -> Folder:
         table=table_of([kernel.schedule for kernel in kernels if kernel.schedule.kind == KIND]),
         with_cutlass=manifest.with_cutlass,
         format=manifest.format,
+        own_version=manifest.version,
     )
 
 

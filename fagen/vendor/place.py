@@ -39,6 +39,7 @@ class Written:
     kept: tuple[str, ...]
     edited: tuple[str, ...]
     foreign: tuple[str, ...]
+    unverified: tuple[str, ...] = ()  # slugs of whose source it is not on record that it ran
 
     @property
     def fault(self) -> str:
