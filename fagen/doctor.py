@@ -150,8 +150,9 @@ def _compilers() -> str:
 def _config() -> str:
     folder = config_folder()
     if folder is None:
-        what = f"HOME ({environment('HOME')!r}) is none that you may look into"
-        raise MissingError(what, "set XDG_CONFIG_HOME to a folder, or do without")
+        name = next(filter(environment, ("XDG_CONFIG_HOME", "HOME")), "HOME")
+        what = f"{name} ({environment(name)!r}) is none that you may look into"
+        raise MissingError(what, "set XDG_CONFIG_HOME to a folder of yours, or do without")
     return f"yours in {shown(folder)}"
 
 

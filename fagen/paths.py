@@ -203,17 +203,20 @@ def cache_folder() -> Path:
 def config_folder() -> Path | None:
     """Return the folder of a user's own configuration; it may not exist.
 
-    None where nothing names one and the user has no home, or may not look into it.
+    None where the user may not look into it, or has no home and names none.
     Raises FagenError where XDG_CONFIG_HOME begins with a home that nobody has.
     """
-    if environment("XDG_CONFIG_HOME"):
-        return _named("XDG_CONFIG_HOME", "") / "fagen"
     try:
         folder = _named("XDG_CONFIG_HOME", "~/.config") / "fagen"
+    except FagenError:
+        if environment("XDG_CONFIG_HOME"):
+            raise
+        return None
+    try:
         folder.stat()
     except (FileNotFoundError, NotADirectoryError):
         return folder
-    except (FagenError, OSError):
+    except OSError:
         return None
     return folder
 

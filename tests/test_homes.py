@@ -28,7 +28,9 @@ def made() -> bool:
     return store.place(folder, "x.so", fill, lock=store.lock_of(folder))[1]
 
 
-@pytest.fixture(params=["unset", "empty", "nobody's", "not there", "not to be read", "a file"])
+@pytest.fixture(
+    params=["unset", "empty", "nobody's", "not there", "not to be read", "inherited", "a file"]
+)
 def homeless(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A home that nobody can use, and a user that is in no list."""
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
@@ -36,12 +38,15 @@ def homeless(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = tmp_path / "closed"
     closed.mkdir()
     homes = {"empty": "", "nobody's": "/nonexistent", "not there": str(tmp_path / "none")}
-    homes |= {"not to be read": str(closed / "home"), "a file": __file__}
+    homes |= dict.fromkeys(("not to be read", "inherited"), str(closed / "home"))
+    homes["a file"] = __file__
     if request.param == "unset":
         monkeypatch.delenv("HOME")
         monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
     else:
         monkeypatch.setenv("HOME", homes[request.param])
+        if request.param == "inherited":
+            monkeypatch.setenv("XDG_CONFIG_HOME", str(closed / "config"))
     stat = Path.stat
 
     def refused(path: Path, **how: bool) -> os.stat_result:
