@@ -1,5 +1,8 @@
 """The command line: words come in, fagen is called, an answer goes out."""
 
+if __name__ == "__main__":  # first, since what follows takes a moment
+    import fagen.interrupts  # noqa: F401
+
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -379,7 +382,7 @@ def search_report(store: Path, output: Path | None, folder: Path | None, as_json
     """
     from fagen import search as searching
 
-    page = output or store.parent / f"{store.stem}.html"
+    page = output or store.parent / f"{store.stem}.html"  # of a folder there is no store
     searching.need_room(store, page=page, folder=folder)
     _show_found(store, folder, page, as_json)
 

@@ -1,5 +1,7 @@
 """The console entry: arguments in, an exit code out; runs cli.py wherever it lies."""
 
+import fagen.interrupts  # noqa: F401, I001 - first: what follows takes a moment
+
 import runpy
 
 from fagen.paths import locate

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from fagen import interrupts
 from fagen.errors import DeviceError, FagenError, ScheduleError, ToolchainError
+from fagen.interrupts import INTERRUPTED
 from fagen.paths import locate, naming
 from fagen.toml_lines import printable, text_of
 
@@ -30,7 +32,6 @@ Done = TypeVar("Done")
 Named = TypeVar("Named")
 
 LARGEST = 1 << 30  # of a size, as a kernel takes them
-INTERRUPTED = 130  # what a shell says of a program ended by Ctrl-C
 INTERNAL = 70  # a fault of fagen's own, as sysexits.h has it
 AS_JSON = "fagen.as_json"  # in click's context: whether --json was given
 ANSWER = "fagen.answer"  # and what is answered beside an error
@@ -89,6 +90,11 @@ class Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """List the commands as they are written here: in the order of the flow."""
         return list(self.commands)
+
+    def main(self, *args: Any, **more: Any) -> Any:
+        """Run as a program; all is imported by now."""
+        interrupts.as_exceptions()
+        return super().main(*args, **more)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the words; with --json among them, a refusal of click is an object too."""

@@ -1,6 +1,7 @@
 """The command line's bad ends: what is not there, no room, no home; what succeeded is kept."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -193,3 +194,43 @@ def test_a_list_takes_half_a_cpu_second_and_2_ms_for_each_schedule():
 
     wanted = 0.5 + 0.002 * len(ALL)
     assert least_seconds(lists, wanted) <= wanted
+
+
+# ---- Ctrl-C -------------------------------------------------------------------------------------
+
+INTERRUPTING = """
+import os, runpy, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["fagen", *{words!r}]
+runpy.run_path({program!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("program", ["cli.py", "fagen/__main__.py"])
+@pytest.mark.parametrize("module", ["fagen.paths", "click", "fagen.console", "sympy", "torch"])
+def test_ctrl_c_while_modules_are_imported_ends_without_a_traceback(module, program):
+    code = INTERRUPTING.format(name=module, words=["check", SLUG], program=str(ROOT / program))
+    answer = run([sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT)})
+    if module == "torch":  # which this command has no use for
+        assert answer.returncode == 0 and "fits" in answer.stdout
+    else:
+        assert answer.returncode == 130 and not answer.stdout
+    assert not answer.stderr.strip()
+
+
+@pytest.mark.parametrize("where", [".", "..", "/", "", "folder", "fifo"])
+def test_what_is_no_store_is_said_in_a_line(where, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    os.mkfifo("fifo")
+    answer = fagen("search", "report", where)
+    assert answer.exit_code == 1 and answer.stderr.count("\n") == 1
+    answer = fagen("search", "run", SLUG, "--replay", where, "--store", "new.sqlite")
+    assert answer.exit_code == 1 and not Path("new.sqlite").exists()

@@ -23,6 +23,7 @@ from fagen.search.rows import Session
 from fagen.search.run import Outcome, Search, summary
 from fagen.search.space import Survey, survey
 from fagen.search.store import Store, check_place, side_files
+from fagen.toml_lines import printable
 
 __all__ = [
     "Declared",
@@ -89,9 +90,11 @@ def need_room(
     The page and the folder are those that are to be written about `store`; spaces are `read`, and
     perhaps another store that was `recorded`. Said before anything is searched.
     """
+    if not store.name or store.is_dir():
+        raise FagenError(f"{printable(str(store)) or '.'}: this is a folder, and no store")
     files = {"the store": store}
     files |= {f"the store's {end}": path for end, path in side_files(store).items()}
-    if recorded:
+    if recorded and recorded.name:
         files["the recorded store"] = recorded
         files |= {f"the recorded {end}": path for end, path in side_files(recorded).items()}
     if page:
