@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from fagen.kind import Plan
-from fagen.signature import ALIGNMENT, Multiple, Scalar, Signature
+from fagen.signature import Multiple, Scalar, Signature
 from fagen.signature import Tensor as Expected
+from fagen.statuses import ALIGNMENT
 
 Sizes = dict[str, Any]
 Hold = Callable[[Any, Callable[[], str]], None]  # a condition; what is said where it is not met

@@ -69,8 +69,9 @@ def read(path: Path) -> Manifest:
     faults = [*_faults(tables, origin)]
     listed = tables.get("kernels")
     kernels = dict[str, Schedule]()
-    few = isinstance(listed, dict) and len(listed) <= MOST_KERNELS
-    for name, said in listed.items() if few else ():
+    if not isinstance(listed, dict) or len(listed) > MOST_KERNELS:
+        listed = {}
+    for name, said in listed.items():
         if fault := names.fault_of_kernel(name):
             faults.append(f"{origin.at('kernels', name)}: kernels.{dotted((name,))} {fault}")
         try:
@@ -100,19 +101,26 @@ def _faults(tables: dict[str, Any], origin: Origin) -> Iterator[str]:
             yield f"{at}: {dotted((key,))} is not one{nearest_or_all(key, _KEYS, ' of ')}"
         elif type(value) is not _KEYS[key]:
             yield f"{at}: {key} = {shown(value)} is not {words[_KEYS[key]]}"
-        elif key == "name" and (fault := names.fault_of(value)):
-            yield f"{at}: name = {shown(value)} {fault}"
-        elif key == "version" and not _VERSION.fullmatch(value):
-            yield (
-                f"{at}: version = {shown(value)} is none that CMake and pip both take: from one to "
-                "four numbers with points between them, as 1.2.0"
-            )
-        elif key == "format" and value not in VENDOR_FORMATS:
-            yield f"{at}: format = {shown(value)} {one_of(VENDOR_FORMATS, value)}"
-        elif key == "kernels" and not 0 < len(value) <= MOST_KERNELS:
-            yield f"{at}: {len(value)} kernels; a folder has from 1 to {MOST_KERNELS}"
+        elif fault := _fault_of_value(key, value):
+            yield f"{at}: {fault}"
     if missing := [key for key in ("name", "kernels") if key not in tables]:
         yield f"{origin.at('')}: without {' and '.join(missing)}"
+
+
+def _fault_of_value(key: str, value: Any) -> str:
+    """What is wrong with the value of a key, which is of the key's type, or ""."""
+    if key == "name" and (fault := names.fault_of(value)):
+        return f"name = {shown(value)} {fault}"
+    if key == "version" and not _VERSION.fullmatch(value):
+        return (
+            f"version = {shown(value)} is none that CMake and pip both take: from one to four "
+            "numbers with points between them, as 1.2.0"
+        )
+    if key == "format" and value not in VENDOR_FORMATS:
+        return f"format = {shown(value)} {one_of(VENDOR_FORMATS, value)}"
+    if key == "kernels" and not 0 < len(value) <= MOST_KERNELS:
+        return f"{len(value)} kernels; a folder has from 1 to {MOST_KERNELS}"
+    return ""
 
 
 def _alike(kernels: Mapping[str, Schedule], origin: Origin) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from fagen.dispatch.choice import OPEN_KEYS
 from fagen.problem import Problem
 from fagen.render import written
-from fagen.signature import ALIGNMENT
+from fagen.statuses import ALIGNMENT
 from fagen.toolchain import (
     BINDING_FLAGS,
     INSTALL_NVCC,
