@@ -84,7 +84,8 @@ INSTALL_TORCH = 'python -m pip install "torch>=2.10"'
 INSTALL_NINJA = "python -m pip install ninja"
 
 _OF_C = {"gcc": "g++", "clang": "clang++"}  # compilers, and those of C++ beside them
-_LAUNCHERS = {"ccache", "sccache"}  # may stand before a compiler; fagen keeps what it builds itself
+# may stand before a compiler; fagen keeps what it builds itself, and runs it here
+_LAUNCHERS = {"ccache", "sccache", "distcc", "icecc"}
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ def compile_jobs() -> int:
     said = environment("MAX_JOBS")
     if said is None:
         return len(os.sched_getaffinity(0))
-    if not re.fullmatch(r"[1-9]\d{0,3}", said):
+    if not re.fullmatch(r" *[1-9]\d{0,3} *", said):
         raise MissingError(
             f"MAX_JOBS is {said!r}", "set it to a number from 1 to 9999, or unset it"
         )
@@ -272,7 +273,7 @@ def _named_gxx(variable: str, said: str, remedy: str) -> Path:
     if variable == "CXX":
         with suppress(ValueError):  # an odd number of quotes
             words = shlex.split(said)
-        words = words[1:] if words and Path(words[0]).name in _LAUNCHERS else words
+        words = [word for word in words if Path(word).name not in _LAUNCHERS]
         if len(words) != 1:
             raise MissingError(f"{variable} is {said!r}, which is not one program alone", remedy)
     path = Path(words[0]) if "/" in words[0] else find_program(words[0])
@@ -292,7 +293,10 @@ def _judged(path: Path, remedy: str, compiler: Compiler | None) -> tuple[Path, s
     try:
         version = version_of(path, "-dumpfullversion")
     except ToolchainError as error:
-        clang = re.search(r"clang version (\d[\d.]*)", answer(path, "--version").stdout)
+        told = ""
+        with suppress(ToolchainError):
+            told = answer(path, "--version").stdout
+        clang = re.search(r"clang version (\d[\d.]*)", told)
         if clang is None:
             what = f"{shown(path)} is no g++, nor clang++ ({error})"
             raise MissingError(what, remedy) from None

@@ -320,7 +320,7 @@ def test_nvcc_ccbin_and_then_cxx_name_the_host_compiler(
     named = make_gxx(bare / "g++-11", "11.4.0")
     for said, found in (
         (own, own), (own.parent / "gcc", own), ("g++-11", named), ("gcc-11", named),
-        ("ccache g++-11", named), (f"/usr/bin/ccache '{own}'", own), (f"'{other}'", other),
+        ("ccache distcc g++-11", named), (f"/usr/bin/ccache '{own}'", own), (f"'{other}'", other),
     ):  # fmt: skip
         make_gxx(bare / "gcc-11", "11.4.0")
         monkeypatch.setenv("CXX", str(said))
@@ -358,7 +358,8 @@ def test_a_host_compiler_that_will_not_do_is_refused_by_its_variable(
     other = make_program(tmp_path / "icpx", "#!/bin/sh\necho unknown argument >&2; exit 1\n")
     clang = make_clang(tmp_path / "clang++", "21.1.0")
     for said, words in (
-        ("/nowhere/g++", "no such compiler"), ("icpx", "no such compiler"),
+        ("/nowhere/g++", "no such compiler"), (__file__, "is no g"), ("/dev/zero", "no such"),
+        ("icpx", "no such compiler"),
         (str(other), "is no g"), (str(clang), r"clang\+\+ 21\.1\.0 at .* is too new for nvcc"),
         (str(make_gxx(tmp_path / "new", "16.1.0")), "is too new for nvcc"),
         (str(make_gxx(tmp_path / "old", "8.1.0")), "is too old"),

@@ -79,9 +79,9 @@ def _hold(descriptor: int, waiting: Callable[[], None] | None) -> bool | None:
 @contextmanager
 def _held_here(lock: Path, waiting: Callable[[], None] | None) -> Iterator[bool]:
     """Hold a lock of this machine alone, in a folder that is nobody else's."""
-    folder = Path(tempfile.gettempdir(), f"fagen-{os.geteuid()}")
     name = hashlib.sha256(os.fsencode(lock)).hexdigest()[:32]
     try:
+        folder = Path(tempfile.gettempdir(), f"fagen-{os.geteuid()}")
         folder.mkdir(stat.S_IRWXU, exist_ok=True)
         descriptor = None if foreign(folder) else _opened(folder / f"{name}.lock")
     except OSError:

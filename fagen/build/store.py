@@ -147,8 +147,10 @@ def place(
 def _close(folder: Path) -> None:
     """Let others read what was made, and nobody else write to it, whatever the umask allows."""
     for file in folder.iterdir():
-        file.chmod(0o755 if file.stat().st_mode & 0o100 else 0o644)
-    folder.chmod(0o755)
+        with suppress(OSError):  # not every file system has modes; who reads looks at them
+            file.chmod(0o755 if file.stat().st_mode & 0o100 else 0o644)
+    with suppress(OSError):
+        folder.chmod(0o755)
 
 
 @contextmanager

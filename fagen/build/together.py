@@ -5,9 +5,11 @@ kept as soon as it is done, whatever becomes of the others.
 """
 
 import json
+import logging
 import os
 import shlex
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,6 +41,8 @@ def build_together(slugs: Sequence[str], *, binding: bool | None = None) -> dict
     MAX_JOBS is no number.
     """
     (ninja, _), jobs = find_ninja(), compile_jobs()
+    logger, began = logging.getLogger("fagen"), time.monotonic()
+    logger.info("building %d kernels, %d at once", len(slugs), jobs)
     program, variables = own_program()
     options = {None: (), True: ("--binding",), False: ("--no-binding",)}[binding]
     with tempfile.TemporaryDirectory(prefix="fagen-") as name:
@@ -55,7 +59,10 @@ def build_together(slugs: Sequence[str], *, binding: bool | None = None) -> dict
             shown=True,
         )
         found = {slug: _failure(slug, folder / f"{n}.json") for n, slug in enumerate(slugs)}
-    return {slug: error for slug, error in found.items() if error}
+    failed = {slug: error for slug, error in found.items() if error}
+    built, seconds = len(slugs) - len(failed), time.monotonic() - began
+    logger.info("built %d of %d kernels in %.1f s", built, len(slugs), seconds)
+    return failed
 
 
 def _failure(slug: str, answer: Path) -> FagenError | None:
