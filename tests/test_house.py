@@ -25,7 +25,17 @@ PACKAGE = Path(fagen.__file__).parent
 ORDER = [
     *("errors", "paths", "process", "toml_lines", "outputs", "interrupts", "arch", "vocab", "fold"),
     *("argument_names", "ledger", "schedule"),
-    *("problem", "signature", "launch", "merge", "records", "kind", "kinds", "registry"),
+    *(
+        "problem",
+        "statuses",
+        "signature",
+        "launch",
+        "merge",
+        "records",
+        "kind",
+        "kinds",
+        "registry",
+    ),
     *("render", "programs", "toolchain", "machine", "build", "doctor"),
     *("dispatch", "evidence", "picking", "vendor"),
     *("e4m3", "tensor_cores", "folding", "kinds.emulate", "runtime", "huggingface"),

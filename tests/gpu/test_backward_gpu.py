@@ -38,6 +38,25 @@ def test_gradients_of_one_head_large_groups_and_any_rows_to_keys_are_near_fp64(p
         assert error.ok, error
 
 
+MANY = ("bwd_fp16_d128_causal_m64n128", "bwd_fp16_d128_causal_m64n128_persist_post")
+
+
+@pytest.mark.parametrize("slug", MANY)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        Sizes(65_537, 1, 1, 5, 9),
+        Sizes(1, 65_537, 65_537, 5, 9),
+        Sizes(2, 65_538, 2, 5, 9),
+    ],
+    ids=("sequences", "heads", "heads of a group"),
+)
+def test_gradients_of_more_than_65535_sequences_or_heads_are_near_fp64(pair_of, slug, sizes):
+    plan, binary = pair_of(slug)
+    error = proof.gradient_error(plan, binary.library, sizes, 1)
+    assert error.ok, error
+
+
 @pytest.mark.parametrize("slug", SLUGS)
 def test_dk_and_dv_have_the_same_bits_in_every_call(pair_of, slug):
     """And dq, which thread blocks add up in any order, is as near to fp64 each time."""

@@ -10,7 +10,7 @@ from fagen import registry
 from fagen.flash_attn_interface import flash_attn_varlen_func
 from fagen.kinds.backward.proof import errors_of
 from fagen.kinds.backward.varlen_proof import check_cases, kernel_of
-from fagen.measure.sequences import small_cases, verification_cases
+from fagen.measure.sequences import Case, small_cases, verification_cases
 from tests.test_varlen_backward import exact, leaves
 from tests.varlen_helpers import extreme_cases, packed
 
@@ -61,6 +61,31 @@ def test_gradients_of_large_groups_and_any_rows_to_keys_are_near_fp64(pair_of, s
     plan, binary = pair_of(slug)
     kernel = kernel_of(plan, binary.library)
     check_cases(plan, extreme_cases(plan), kernel, errors_of, device="cuda", progress=print)
+
+
+def test_gradients_of_65537_heads_are_near_fp64(pair_of):
+    plan, binary = pair_of(SPREAD[0])
+    kernel = kernel_of(plan, binary.library)
+    cases = [Case(((3, 5), (2, 2), (0, 1)), 65_537, kv_heads, gap=2) for kv_heads in (1, 65_537)]
+    check_cases(plan, cases, kernel, errors_of, device="cuda", progress=print)
+
+
+def test_a_projection_behind_attention_has_finite_gradients_whatever_memory_held(pair_of):
+    q, k, v, at_q, at_k = on_gpu([(300, 300), (64, 129)], head_dim=128, gap=70)
+    tensors = [x.nan_to_num().requires_grad_() for x in (q, k, v)]
+    weight = torch.randn(128, 16, device="cuda").half().requires_grad_()
+    for _ in range(3):
+        del_me = [torch.full_like(x, math.nan) for x in (*tensors, *tensors)]
+        del del_me  # what is allocated next holds NaN
+        out, lse = fagen.attention_varlen(*tensors, at_q, at_k, return_lse=True)
+        seen = lse.masked_fill(lse == -math.inf, 0)
+        loss = (out @ weight).float().square().mean() + seen.mean()
+        found = torch.autograd.grad(loss, [*tensors, weight])
+        assert all(x.isfinite().all() for x in (out, *found))
+        around = torch.ones(len(q), dtype=torch.bool, device="cuda")
+        around[at_q[0] : at_q[-1]] = False
+        assert not out[around].any() and (lse[:, around] == -math.inf).all()
+        assert not found[0][around].any()
 
 
 @pytest.mark.parametrize("causal", [False, True])
