@@ -153,6 +153,44 @@ def test_tensors_that_no_kernel_reads_are_named() -> None:
     assert "q is a parameter that is not" in refused("attention", ValueError, q=empty)
 
 
+@pytest.mark.parametrize(("call", "name"), TENSORS, ids=map("-".join, TENSORS))
+def test_a_tensor_without_numbers_at_strides_is_named_in_every_place(call: str, name: str) -> None:
+    empty = torch.nn.parameter.UninitializedParameter(dtype=torch.float16)
+    assert f"{name} is a parameter that is not" in refused(call, ValueError, **{name: empty})
+    buffer = torch.nn.parameter.UninitializedBuffer(dtype=torch.float16)
+    assert f"{name} is a parameter that is not" in refused(call, ValueError, **{name: buffer})
+    rows = [half(2, 32), half(3, 32)]
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor(rows, layout=layout)
+        assert f"{name} is a nested tensor" in refused(call, ValueError, **{name: nested})
+
+
+@pytest.mark.parametrize("call", ["attention", "attention_decode", "attention_varlen", "combine"])
+@pytest.mark.parametrize("error", [None, MemoryError()])
+def test_an_emulation_without_room_says_how_much_it_asked_for_and_for_what(
+    call: str, error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function, given = CALLS[call]
+    wanted = function(**given)  # readied
+
+    class Full:
+        """In the place of what an emulation begins with."""
+
+        def __init__(self, *_: object, **__: object) -> None:
+            if error:
+                raise error
+            torch.empty(1 << 50, dtype=torch.uint8)
+
+    with monkeypatch.context() as full:
+        full.setattr(torch, "autocast", Full)
+        with pytest.raises(MemoryError) as refusal:
+            function(**given)
+    first, tensor = next(iter(given.items()))
+    much = "more memory than there is" if error else f"{1 << 50:,} bytes at once"
+    assert f"emulated, which took {much} for {first} {tuple(tensor.shape)}" in str(refusal.value)
+    torch.testing.assert_close(function(**given), wanted)
+
+
 def test_a_mask_is_true_or_false_however_it_is_written() -> None:
     causal = fagen.attention(Q, K, V, causal=True)
     for word in (1, numpy.True_, numpy.bool_(1)):

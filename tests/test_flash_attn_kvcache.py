@@ -317,6 +317,12 @@ def test_an_out_that_does_not_fit_is_refused() -> None:
     for out, dtype in ((torch.zeros(3, 5, 4, 32), None), (torch.zeros(3, 5, 4, 64), HALF)):
         with pytest.raises(ValueError, match=r"it must be \(3, 5, 4, 64\) in torch\.float"):
             flash_attn_combine(outs, lses, out, dtype)
+    for out in (torch.zeros(()).expand(3, 5, 4, 64), torch.zeros(3, 5, 1, 64).expand(3, 5, 4, 64)):
+        with pytest.raises(ValueError, match="several of its elements are one in memory"):
+            flash_attn_combine(outs, lses, out)
+    wanting = torch.zeros(3, 5, 4, 64, requires_grad=True)
+    with pytest.raises(ValueError, match="out requires a gradient"):
+        flash_attn_combine(outs, lses, wanting)
 
 
 # ---- refused ------------------------------------------------------------------------------------

@@ -263,6 +263,13 @@ def flash_attn_combine(
                 f"out has shape {shape_of(out)} in {out.dtype}; it must be "
                 f"({', '.join(map(str, out_partial.shape[1:]))}) in {out_dtype}"
             )
+        if any(n > 1 and not step for n, step in zip(out.shape, out.stride(), strict=True)):
+            raise ValueError(
+                f"out has strides {out.stride()}: several of its elements are one in memory, and "
+                "each is written to; torch.empty_like(out).contiguous() makes one"
+            )
+        if out.requires_grad and torch.is_grad_enabled():
+            raise ValueError("out requires a gradient, and is written to: pass out.detach()")
     columns = out_partial.shape[-1]
     if columns % 8 or (out_partial.dim() > 1 and out_partial.stride(-1) != 1):
         out_partial = torch.nn.functional.pad(out_partial, (0, -columns % 8)).contiguous()

@@ -63,6 +63,9 @@ def names_types(function: Callable[P, R]) -> Callable[P, R]:
             # more arguments than there are names say so themselves
             refuse_other_types(function, dict(zip(names, args, strict=False)) | more)
             raise
+        except ValueError:
+            refuse_unreadable(function, dict(zip(names, args, strict=False)) | more)
+            raise
 
     return call
 
@@ -94,6 +97,17 @@ def refuse_other_types(function: Callable[..., Any], given: Mapping[str, Any]) -
                 f"{function.__name__}: {name} is {shown(value)}, too large for 64 bits"
             )
         if isinstance(value, Tensor):
+            _refuse_unreadable(f"{function.__name__}: {name}", value)
+
+
+def refuse_unreadable(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Raise ValueError for the first tensor that no call could have judged, by its name.
+
+    torch refuses to tell the shape of a parameter that is not initialised, and a nested tensor's is
+    none that a message should name.
+    """
+    for name, value in () if is_compiling() else given.items():
+        if isinstance(value, Tensor) and (torch.nn.parameter.is_lazy(value) or value.is_nested):
             _refuse_unreadable(f"{function.__name__}: {name}", value)
 
 

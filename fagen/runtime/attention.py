@@ -44,6 +44,7 @@ from fagen.runtime.argument_types import (
     refuse_order_alone,
     refuse_other_types,
     refuse_tangents,
+    refuse_unreadable,
 )
 from fagen.runtime.arguments import (
     E4M3,
@@ -253,6 +254,9 @@ def attention(
         return alone(q, k, v, scale, *of_fp8)  # refuses where a gradient would be needed
     except UNCLEAR:
         refuse_other_types(attention, locals())
+        raise
+    except ValueError:
+        refuse_unreadable(attention, locals())
         raise
 
 

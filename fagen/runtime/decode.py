@@ -32,6 +32,7 @@ from fagen.runtime.argument_types import (
     number,
     refuse_other_types,
     refuse_tangents,
+    refuse_unreadable,
 )
 from fagen.runtime.arguments import (
     dtype_of,
@@ -182,6 +183,9 @@ def attention_decode(
         return refusing  # where no gradient would be needed
     except UNCLEAR:
         refuse_other_types(attention_decode, locals())
+        raise
+    except ValueError:
+        refuse_unreadable(attention_decode, locals())
         raise
 
 

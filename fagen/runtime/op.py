@@ -3,6 +3,7 @@
 What an op takes and gives is its Plan's signature; `<slug>_without_<output>` leaves an output out.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from threading import RLock
@@ -211,8 +212,13 @@ def _emulate(slug: str) -> Op:
         arguments = _named(of, given, named)
         checked(of, arguments)
         # a caller's autocast would round what kernels sum in fp32
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            return compute(of, **arguments)
+        try:
+            with torch.no_grad(), torch.autocast("cpu", enabled=False):
+                return compute(of, **arguments)
+        except (MemoryError, RuntimeError) as error:
+            if told := _too_large(slug, arguments, error):
+                raise told from None
+            raise
 
     _ops.define(f"{name}({of.signature.asked_by_place}) -> {of.signature.returns}")
     _ops.impl(name, run, "CPU")
@@ -220,6 +226,20 @@ def _emulate(slug: str) -> Op:
     return getattr(torch.ops.fagen, name).default  # type: ignore[no-any-return]
 
 
+def _too_large(slug: str, given: Mapping[str, Any], error: Exception) -> MemoryError | None:
+    """Return how much memory an emulation asked for in vain, and for what; else None."""
+    asked = _ALLOCATING.search(str(error))
+    if not asked and not isinstance(error, MemoryError):
+        return None
+    much = f"{int(asked[1]):,} bytes at once" if asked else "more memory than there is"
+    shapes = (f"{n} {tuple(x.shape)}" for n, x in given.items() if isinstance(x, Tensor))
+    return MemoryError(
+        f"fagen::{slug}: on CPU tensors the kernel is emulated, which took {much} for "
+        f"{', '.join(shapes)}: call it for fewer sequences or heads, or on a Hopper GPU"
+    )
+
+
+_ALLOCATING = re.compile(r"tried to allocate (\d+) bytes")
 _emulated: Once[str, Op] = Once(_emulate, REGISTERING)
 
 

@@ -29,6 +29,7 @@ from fagen.runtime.argument_types import (
     refuse_order_alone,
     refuse_other_types,
     refuse_tangents,
+    refuse_unreadable,
 )
 from fagen.runtime.arguments import (
     E4M3,
@@ -224,6 +225,9 @@ def attention_varlen(
         return refusing
     except UNCLEAR:
         refuse_other_types(attention_varlen, locals())
+        raise
+    except ValueError:
+        refuse_unreadable(attention_varlen, locals())
         raise
 
 
