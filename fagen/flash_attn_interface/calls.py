@@ -253,6 +253,7 @@ def flash_attn_varlen_func(
         causal = mask_of(called, window_size, queries, keys, causal=causal)
     if (
         (dense is None and q.dtype != E4M3)
+        and q.dim() == v.dim() == 3  # others are refused by name below
         and LEAST <= v.shape[-1] <= MOST
         and q.shape[-1] >= LEAST
     ):
