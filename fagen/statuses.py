@@ -2,10 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fagen.signature import Signature
+from typing import Any
 
 ALIGNMENT = 16  # bytes, of base pointers, strides that TMA follows, and the workspace
 NO_KERNEL = 100  # of a vendored folder, where none of its kernels computes a call
@@ -29,8 +26,8 @@ class Status:
         return self.name.upper().replace(" ", "_")
 
 
-def statuses(signatures: Sequence["Signature"]) -> tuple[Status, ...]:
-    """Return how calls of these signatures end, in the order in which that is found out."""
+def statuses(signatures: Sequence[Any]) -> tuple[Status, ...]:
+    """Return how calls of these Signatures end, in the order in which that is found out."""
     structs = _once(signature.struct for signature in signatures)
     inputs = [tensor for signature in signatures for tensor in signature.inputs]
     numbers = [s for signature in signatures for s in signature.numbers if s.positive]
