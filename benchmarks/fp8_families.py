@@ -1,20 +1,23 @@
-"""Hold e4m3 against fp64 and a textbook on inputs that models have and randn has not.
+"""Hold e4m3 against fp64 and a textbook, through the calls that take it; and what promotion costs.
 
-    python benchmarks/fp8_families.py                     emulated on a CPU, 1,024 keys: a minute
-    python benchmarks/fp8_families.py --device cuda       kernels built and run: a minute
+    python benchmarks/fp8_families.py                emulated on a CPU, 1,024 keys: some minutes
+    python benchmarks/fp8_families.py --device cuda  kernels built and run, 1,024 … 262,144 keys
     python benchmarks/fp8_families.py --device cuda --head-dims 128 --keys 1024 16384       a part
+    python benchmarks/fp8_families.py --device cuda --speed            and speed, without promotion
     python benchmarks/fp8_families.py --redraw benchmarks/results/<card>-<date>-fp8-families.json
 
-Families: a needle, one key so many nats above a diffuse tail, beside a V about 1; a sink, which
-every query sees and whose V is small; one outlier in V; V with a mean; K with some channels far
-from zero; heads whose scores are spread by very different amounts. Each is quantised, in torch, in
-two ways: as fagen.attention_fp8 does it, and with a scale for each head and nothing else.
+Families: V with a mean, outliers in V, one column of V that is much larger, a needle, one key so
+many nats above a diffuse tail, beside a V about 1; a sink, which every query sees and whose V is
+small; K with some channels far from zero; heads whose scores are spread by very different amounts.
+Doors: what fagen.attention_fp8 calls, with block scales, rotation and means taken off; and, without
+any of these, fagen.attention with V by column, and FlashAttention-3's two functions, whose scales
+are of a head. Each takes the kernel that its dispatch has for so many keys.
 
 What is measured is out - fp64 over what the bytes stand for, beside the same of a textbook's
-attention in e4m3 over the same bytes (fagen.kinds.forward.textbook): root mean squares and largest
-errors. The goal is at most twice the textbook's of both, everywhere where inputs are quantised as
-attention_fp8 does it, O's own rounding left out of account. The other way shows what is left to the
-kernel: a V with a mean makes sums that grow, of which the tensor cores keep 14 bits.
+attention in e4m3 over the same bytes (fagen.kinds.forward.textbook), rounded to O's type as out is:
+root mean squares and largest errors. The goal is at most twice the textbook's root mean square.
+Needles beside a V about 1 are measured and have no goal where no mean is taken off: beside the
+needle's product the 13 bits of the tensor cores have no room for the tail's, within one block.
 
 With --device cuda the table is written to benchmarks/results/ (or the folder --out) as
 <card>-<date>-fp8-families.json, a list of lines, .run.json, what holds for all, and .md; the former
@@ -29,36 +32,93 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from record import RESULTS, Record, build, exit_code, say
 from torch import Tensor
 
+import fagen
+from fagen import flash_attn_interface
+from fagen.dispatch.choice import pick
 from fagen.e4m3 import by_columns
-from fagen.kinds.forward import emulate as emulator
-from fagen.kinds.forward.fp8_accuracy import poisoned8
 from fagen.kinds.forward.keys import Schedule
-from fagen.kinds.forward.operands import Operands, operands, real
+from fagen.kinds.forward.operands import Operands, launch, operands, outputs, real
 from fagen.kinds.forward.plan import Plan, plan
 from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.textbook import textbook
 from fagen.measure.numerics import largest, rms
+from fagen.measure.timing import BURST, Call, time_calls
 from fagen.paths import write_whole
+from fagen.problem import Problem, Sizes, flops
 
 GOAL = 2.0  # times the textbook's error
 MASKS = ("full", "causal")
 HEADS = 2
-QUERIES = 1024  # at most, the last ones
-LENGTHS = {"cpu": (1024,), "cuda": (1024, 4096, 16_384, 65_536)}
+QUERIES = 512  # at most, the last ones
+LENGTHS = {"cpu": (1024,), "cuda": (1024, 4096, 16_384, 65_536, 262_144)}
 HEAD_DIMS = {"cpu": (64,), "cuda": (64, 128, 256)}
-DEFAULT = "as attention_fp8"
-WAYS = {  # keys of a schedule; what is done before rounding
-    DEFAULT: (dict(scales="block"), dict(rotated=True, centered="kv")),
-    "a scale for each head": (dict(scales="head"), dict(v_scales="head")),
-}
+TIMED = (1024, 4096, 16_384, 65_536)  # keys, with as many queries, of 16,384 tokens or one sequence
+HIDDEN = 2048
 
 Tensors = tuple[Tensor, Tensor, Tensor]
-Kernel = Callable[[Operands, float], tuple[Tensor, Tensor]]
+Answer = Callable[[Operands, float, bool], Tensor]
+
+
+@dataclass(frozen=True)
+class Door:
+    """A call: how what it takes was quantised, which kernel it has, and out (B, Sq, H, Dv) of it.
+
+    V's bytes are given as rows.
+    """
+
+    how: Mapping[str, Any]  # of operands()
+    kernel: Mapping[str, Any]  # of Problem
+    call: Answer
+
+
+def _as_attention_fp8(given: Operands, scale: float, causal: bool) -> Tensor:
+    named = given._replace(v=by_columns(given.v))._asdict()
+    how = dict(v_layout="columns", scale_rows=SCALE_ROWS)
+    return fagen.attention(**named, **how, scale=scale, causal=causal)
+
+
+def _attention(given: Operands, scale: float, causal: bool) -> Tensor:
+    return fagen.attention(**given._asdict(), scale_rows=0, scale=scale, causal=causal)
+
+
+def _flash(given: Operands, scale: float, causal: bool) -> Tensor:
+    named = dict(softmax_scale=scale, causal=causal, **_of_heads(given))
+    return flash_attn_interface.flash_attn_func(*given[:3], **named)
+
+
+def _flash_varlen(given: Operands, scale: float, causal: bool) -> Tensor:
+    device, lengths = given.q.device, (given.q.shape[1], given.k.shape[1])
+    at = [torch.tensor([0, length], dtype=torch.int32, device=device) for length in lengths]
+    named = dict(softmax_scale=scale, causal=causal, **_of_heads(given))
+    tensors = (x[0] for x in given[:3])
+    return flash_attn_interface.flash_attn_varlen_func(*tensors, *at, *lengths, **named)[None]
+
+
+def _of_heads(given: Operands) -> dict[str, Tensor]:
+    """Descales (B, Hk), as FlashAttention-3 takes them; there is a query head for each here."""
+    return {f"{name}_descale": getattr(given, f"{name}_descale")[..., 0] for name in "qkv"}
+
+
+SCALE_ROWS = 64
+DEFAULT = "attention_fp8"
+DOORS = {
+    DEFAULT: Door(
+        dict(rotated=True, centered="kv"),
+        dict(v_layout="columns", scale_rows=SCALE_ROWS),
+        _as_attention_fp8,
+    ),
+    "attention": Door({}, dict(v_layout="rows", scale_rows=0), _attention),
+    "flash_attn_func": Door(dict(v_scales="head"), dict(v_layout="rows", scale_rows=0), _flash),
+    "flash_attn_varlen_func": Door(
+        dict(v_scales="head"), dict(v_layout="rows", scale_rows=0, lengths="varlen"), _flash_varlen
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -66,7 +126,7 @@ class Line:
     """The errors of one case, and a textbook's."""
 
     family: str
-    way: str
+    door: str
     mask: str
     head_dim: int
     keys: int
@@ -81,10 +141,25 @@ class Line:
     @property
     def ratios(self) -> tuple[float, float]:
         """RMSE and largest error over a textbook's."""
-        return (
-            self.rmse / self.textbook_rmse,
-            self.largest / self.textbook_largest,
-        )
+        return self.rmse / self.textbook_rmse, self.largest / self.textbook_largest
+
+    @property
+    def has_goal(self) -> bool:
+        """Whether it is to be at most GOAL times as far off as a textbook's."""
+        return self.door == DEFAULT or "needle" not in self.family
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a kernel is, and the same tile without promotion."""
+
+    schedule: str
+    mask: str
+    head_dim: int
+    keys: int
+    tflops: float
+    plain_schedule: str
+    plain_tflops: float
 
 
 # ---- inputs --------------------------------------------------------------------------------------
@@ -161,51 +236,56 @@ def mixed(draw: Draw) -> None:
     draw.v *= torch.tensor([0.01, 100.0], device=draw.device)[:, None]
 
 
+def column(size: float) -> Callable[[Draw], None]:
+    """One column of V, so many times as large as the others."""
+
+    def change(draw: Draw) -> None:
+        draw.v[..., 5] *= size
+
+    return change
+
+
 PLACES = {"first": 0.0, "middle": 0.5, "last": 1.0}
 FAMILIES: Mapping[str, Callable[[Draw], None]] = {
+    "randn": lambda draw: None,
+    **{f"V about {size:g}": mean(size) for size in (0.5, 1, 4, 10)},
+    **{f"outlier of {size:,} in V": outlier(size) for size in (64, 4096, 20_000)},
+    "a column of V 4,096 times as large": column(4096),
     **{
         f"needle of {nats} nats, {place}": needle(nats, where)
         for nats in (6, 9, 12)
         for place, where in PLACES.items()
     },
     "sink": sink,
-    **{f"outlier of {size:,} in V": outlier(size) for size in (64, 4096, 20_000)},
-    **{f"V about {size:g}": mean(size) for size in (0.5, 1, 4)},
     "K with channels about 20": channels,
     "mixed heads": mixed,
-    "randn": lambda draw: None,
 }
 
 
 # ---- measuring -----------------------------------------------------------------------------------
 
 
-def planned(way: str, mask: str, head_dim: int, **keys: object) -> Plan:
-    """The Plan of a usual tile that takes what this way of quantising gives; V row-major."""
-    wide = head_dim > 128
-    tile = dict(block_m=128, block_n=64 if wide else 128, output="v_space" if wide else "own")
-    fixed = dict(dtype="e4m3", v_layout="rows", head_dim=head_dim, mask=mask)
-    return plan(Schedule.make(**fixed | tile | WAYS[way][0] | keys))
+def planned(door: str, mask: str, head_dim: int, keys: int, card: str) -> Plan:
+    """The Plan of the kernel that a door has for so many keys."""
+    of = Problem("e4m3", head_dim, head_dim, mask, "bf16", **DOORS[door].kernel)
+    queries = min(keys, QUERIES)
+    return plan(pick(of, Sizes(1, HEADS, HEADS, queries, keys), card))
 
 
-def emulated(of: Plan) -> Kernel:
-    """The Plan's schedule in torch."""
-    return lambda given, scale: emulator.emulate_fp8(of, *given[:3], scale, *given[3:])
-
-
-def measure(family: str, way: str, of: Plan, keys: int, kernel: Kernel, device: str) -> Line:
-    """The errors of one case."""
+def measure(family: str, door: str, of: Plan, keys: int, device: str) -> Line:
+    """The errors of one case, whose kernel is `of`."""
     draw = Draw(min(keys, QUERIES), keys, of.head_dim, device)
     FAMILIES[family](draw)
-    given = operands(of, *draw.tensors, **WAYS[way][1])
-    scale = of.head_dim**-0.5
-    truth, _ = reference(*real(of, given), mask=of.mask.name, scale=scale)
-    taken = given if of.v_rows else given._replace(v=by_columns(given.v))
-    ours = kernel(taken, scale)[0].double() - truth
-    theirs = textbook(of, given, scale).to(getattr(torch, of.out_dtype.torch)).double() - truth
+    by_rows = dataclasses.replace(of, v_rows=True)
+    given = operands(by_rows, *draw.tensors, **DOORS[door].how)
+    scale, causal = of.head_dim**-0.5, of.mask.causal
+    truth, _ = reference(*real(by_rows, given), mask=of.mask.name, scale=scale)
+    out = DOORS[door].call(given, scale, causal)
+    ours = out.double() - truth
+    theirs = textbook(by_rows, given, scale).to(out.dtype).double() - truth
     return Line(
         family,
-        way,
+        door,
         of.mask.name,
         of.head_dim,
         keys,
@@ -219,40 +299,99 @@ def measure(family: str, way: str, of: Plan, keys: int, kernel: Kernel, device: 
     )
 
 
+def plain(of: Plan) -> Schedule:
+    """The same tile without promotion."""
+    keys = of.schedule.settings()
+    for key in ("promote", "promote_columns", "totals"):
+        keys.pop(key, None)
+    return Schedule.make(**keys)
+
+
+def timed(of: Plan, keys: int, libraries: Mapping[str, Path]) -> Speed:
+    """How fast the kernel is at so many keys and queries, beside the same tile without promotion.
+
+    Of 16,384 tokens, or one sequence, of a hidden size of 2048.
+    """
+    heads = HIDDEN // of.head_dim
+    sizes = Sizes(max(1, 16_384 // keys), heads, heads, keys, keys)
+    shape = sizes.batch, keys, heads, of.head_dim
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    draws = [torch.randn(shape, generator=generator, device="cuda").half() for _ in range(3)]
+    given = operands(of, *draws)
+    into, scale = outputs(of, given.q), of.head_dim**-0.5
+    calls = {
+        slug: Call(launch(of, libraries[slug], (*given[:3], scale, *given[3:]), into))
+        for slug in (of.slug, plain(of).slug)
+    }
+    found = time_calls(calls, BURST)
+    work = flops(Problem.of(of.schedule), sizes) / 1e12
+    speeds = {slug: round(work / one.seconds, 1) for slug, one in found.items()}
+    other = plain(of).slug
+    return Speed(of.slug, of.mask.name, of.head_dim, keys, speeds[of.slug], other, speeds[other])
+
+
 # ---- tables --------------------------------------------------------------------------------------
 
 
+def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Rows as Markdown."""
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *body))
+
+
 def compared(lines: Sequence[Line]) -> str:
-    """The worst ratios of each family over lengths and head dims, as Markdown."""
-    ways, families = (list(dict.fromkeys(getattr(x, n) for x in lines)) for n in ("way", "family"))
-    head = ["RMSE and largest error ÷ a textbook's, worst"]
-    head += [f"{way}, {mask}" for way in ways for mask in MASKS]
+    """The worst ratios of each family over lengths, head dims and masks, as Markdown."""
+    doors, families = (
+        list(dict.fromkeys(getattr(x, name) for x in lines)) for name in ("door", "family")
+    )
     body = []
     for family in families:
         cells = [family]
-        for way in ways:
-            for mask in MASKS:
-                these = [
-                    x.ratios for x in lines if (x.family, x.way, x.mask) == (family, way, mask)
-                ]
-                cells.append(" / ".join(f"{max(of):.2f}" for of in zip(*these, strict=True)) or "–")
+        for door in doors:
+            these = [x.ratios for x in lines if (x.family, x.door) == (family, door)]
+            cells.append(" / ".join(f"{max(of):.2f}" for of in zip(*these, strict=True)) or "–")
         body.append(cells)
-    rows = [head, ["---"] * len(head), *body]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return table(["RMSE and largest error ÷ a textbook's, worst", *doors], body)
+
+
+def by_keys(lines: Sequence[Line]) -> str:
+    """The worst ratio of root mean squares that have a goal, by door and number of keys."""
+    lengths = sorted({line.keys for line in lines})
+    body = []
+    for door in dict.fromkeys(line.door for line in lines):
+        cells = [door]
+        for keys in lengths:
+            these = [x.ratios[0] for x in lines if (x.door, x.keys) == (door, keys) and x.has_goal]
+            cells.append(f"{max(these):.2f}" if these else "–")
+        body.append(cells)
+    return table(["RMSE ÷ a textbook's, worst", *(f"{keys:,} keys" for keys in lengths)], body)
+
+
+def speeds(timings: Sequence[Speed]) -> str:
+    """What promotion costs, by kernel and number of keys."""
+    lengths = sorted({one.keys for one in timings})
+    found = {(one.head_dim, one.mask, one.keys): one for one in timings}
+    body = []
+    for head_dim, mask in dict.fromkeys((one.head_dim, one.mask) for one in timings):
+        ones = [found.get((head_dim, mask, keys)) for keys in lengths]
+        body.append(
+            [f"hd{head_dim} {mask}"]
+            + [f"{x.tflops:.0f}, {x.tflops / x.plain_tflops:.3f}" if x else "–" for x in ones]
+        )
+    head = ["TFLOP/s, and ÷ the same tile without promotion"]
+    return table([*head, *(f"{keys:,}" for keys in lengths)], body)
 
 
 def verdict(lines: Sequence[Line]) -> str:
-    """Whether attention_fp8 is as exact as it should be, and the worst of each way."""
+    """Whether each door is as exact as it should be."""
     said = []
-    for way in dict.fromkeys(line.way for line in lines):
-        these = [line for line in lines if line.way == way]
-        worst = max(these, key=lambda line: max(line.ratios))
-        met = "met" if max(worst.ratios) <= GOAL else "missed"
-        goal = f"; the goal, at most {GOAL:g} times a textbook's errors, is {met}"
+    for door in dict.fromkeys(line.door for line in lines):
+        these = [line for line in lines if line.door == door and line.has_goal]
+        worst = max(these, key=lambda line: line.ratios[0])
+        met = "met" if worst.ratios[0] <= GOAL else "missed"
         said.append(
-            f"{way}: {len(these)} cases{goal if way == DEFAULT else ''}: the worst is "
-            f"{max(worst.ratios):.2f} ({worst.family}, {worst.mask}, head dim {worst.head_dim}, "
-            f"{worst.keys:,} keys)."
+            f"{door}: {len(these)} cases; the goal, at most {GOAL:g} times a textbook's root mean "
+            f"square, is {met}: the worst is {worst.ratios[0]:.2f} ({worst.family}, {worst.mask}, "
+            f"head dim {worst.head_dim}, {worst.keys:,} keys)."
         )
     return "\n\n".join(said)
 
@@ -260,12 +399,15 @@ def verdict(lines: Sequence[Line]) -> str:
 def redraw(record: Record, lines: Sequence[Line]) -> None:
     """Write <stem>.md, and print it."""
     asked = record.about["asked"]
+    timings = [Speed(**one) for one in record.about.get("speeds", ())]
     say(
         record.write_page(
-            "Errors of e4m3 on inputs that are not randn",
-            f"{record.made_on}. Errors of e4m3 against fp64 on inputs that are not randn.",
-            f"Head dims {asked['head_dims']}, {asked['keys']} keys.\n\n{compared(lines)}",
+            "Errors of e4m3 beside a textbook's",
+            f"{record.made_on}. Errors against fp64 over what bytes stand for.",
+            f"Head dims {asked['head_dims']}, {asked['keys']} keys; O in bf16.\n\n{by_keys(lines)}",
+            compared(lines),
             verdict(lines),
+            f"Burst, V row-major, a scale for each head:\n\n{speeds(timings)}" if timings else "",
             "Kernels:\n\n"
             + "".join(f"- `{x}`\n" for x in dict.fromkeys(y.schedule for y in lines)),
             record.remarks,
@@ -277,20 +419,16 @@ def redraw(record: Record, lines: Sequence[Line]) -> None:
 
 
 def run(
-    asked: argparse.Namespace,
-    kernels: Mapping[str, Kernel] | None = None,
-    save: Callable[[list[Line]], None] = lambda lines: None,
+    asked: argparse.Namespace, card: str = "", save: Callable[[list[Line]], None] = lambda _: None
 ) -> list[Line]:
-    """Measure every case, and save what there is; without kernels they are emulated."""
+    """Measure every case, and save what there is."""
     lines: list[Line] = []
     for head_dim in asked.head_dims:
-        for way in WAYS:
+        for door in DOORS:
             for mask in MASKS:
-                of = planned(way, mask, head_dim)
-                kernel = kernels[of.slug] if kernels else emulated(of)
                 for keys in asked.keys:
-                    for family in FAMILIES:
-                        lines.append(measure(family, way, of, keys, kernel, asked.device))
+                    of = planned(door, mask, head_dim, keys, card)
+                    lines += [measure(one, door, of, keys, asked.device) for one in FAMILIES]
                     save(lines)
     return lines
 
@@ -303,10 +441,16 @@ def on_gpu(asked: argparse.Namespace) -> int:
         "head_dims": ", ".join(map(str, asked.head_dims)),
         "keys": ", ".join(f"{keys:,}" for keys in asked.keys),
     }
-    plans = [planned(way, mask, d) for d in asked.head_dims for way in WAYS for mask in MASKS]
-    built = build(of.schedule for of in plans)
+    card = record.about["card"]
+    plans = [
+        planned(door, mask, head_dim, keys, card)
+        for door in DOORS
+        for head_dim in asked.head_dims
+        for mask in MASKS
+        for keys in asked.keys
+    ]
+    build(of.schedule for of in plans)
     began = time.monotonic()
-    kernels = {slug: poisoned8(of, binary.library) for slug, (of, binary) in built.items()}  # type: ignore[arg-type]
 
     def save(lines: Sequence[Line]) -> None:
         record.about["seconds"] = round(time.monotonic() - began)
@@ -316,7 +460,18 @@ def on_gpu(asked: argparse.Namespace) -> int:
         about = json.dumps(record.about, indent=1, ensure_ascii=False) + "\n"
         write_whole(record.folder / f"{record.stem}.run.json", about)
 
-    lines = run(asked, kernels, save)
+    if asked.speed:
+        wanted = [
+            (planned("attention", mask, head_dim, keys, card), keys)
+            for head_dim in asked.head_dims
+            for mask in MASKS
+            for keys in TIMED
+        ]
+        schedules = [one for of, _ in wanted for one in (of.schedule, plain(of))]
+        built = {slug: one.library for slug, (_, one) in build(schedules, binding=False).items()}
+        record.about["speeds"] = [dataclasses.asdict(timed(of, keys, built)) for of, keys in wanted]
+        save([])
+    lines = run(asked, card, save)
     redraw(record, lines)
     return 0
 
@@ -329,6 +484,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--keys", type=int, nargs="+")
     parser.add_argument("--head-dims", type=int, nargs="+")
+    parser.add_argument("--speed", action="store_true", help="with --device cuda: time kernels too")
     parser.add_argument("--out", type=Path, help="a folder, with --device cuda")
     parser.add_argument("--redraw", type=Path, metavar="LINES.json", help="no GPU: write .md anew")
     asked = parser.parse_args(words)

@@ -12,6 +12,7 @@ import fagen
 from fagen.e4m3 import by_columns
 from fagen.errors import ScheduleError
 from fagen.kinds.forward.defaults import derived_schedules
+from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.reference import reference
 from fagen.problem import Problem
 from fagen.runtime import attention as dispatch
@@ -88,7 +89,9 @@ def test_a_single_block_is_a_heads_scale_unless_scale_rows_says_otherwise(
 def test_out_may_be_fp16(schedules_folder: Path) -> None:
     tensors, how = quantised()
     out = fagen.attention(*tensors, **how, out_dtype=torch.float16)
-    assert torch.equal(out, computed_fp8("fwd_e4m3_d64_full_m128n128_ofp16_vrows", tensors, how))
+    usual = derived_schedules(Problem("e4m3", 64, 64, "full", None, "rows", 0))[0]
+    slug = usual.but(out_dtype="fp16").slug
+    assert torch.equal(out, computed_fp8(slug, tensors, how))
     assert out.dtype == torch.float16
     chosen = "fwd_e4m3_d64_full_m64n64_ofp16_vrows"
     out = fagen.attention(*tensors, **how, schedule=chosen)  # says so itself
@@ -99,11 +102,13 @@ def test_prepare_says_which_kernel_it_will_be(schedules_folder: Path) -> None:
     def slug(**more: Any) -> str:
         return fagen.prepare(dtype="e4m3", head_dim=128, device="cpu", **more)
 
-    assert slug() == "fwd_e4m3_d128_full_m128n128_vrows"
-    assert slug(v_layout="columns", causal=True) == "fwd_e4m3_d128_causal_m128n128"
-    assert slug(v_layout="columns", scale_rows=64, out_dtype="fp16", head_dim_v=64) == (
-        "fwd_e4m3_d128v64_full_m128n128_ofp16_sblock"
-    )
+    def usual(*of: Any) -> Schedule:
+        return derived_schedules(Problem("e4m3", 128, *of))[0]
+
+    assert slug() == usual(128, "full", None, "rows", 0).slug
+    assert slug(v_layout="columns", causal=True) == usual(128, "causal", None, "columns", 0).slug
+    blocks = usual(64, "full", None, "columns", 64).but(out_dtype="fp16")
+    assert slug(v_layout="columns", scale_rows=64, out_dtype="fp16", head_dim_v=64) == blocks.slug
     assert slug(schedule="fwd_e4m3_d128_full_m64n64_vrows_sblock_sr32") == (
         "fwd_e4m3_d128_full_m64n64_vrows_sblock_sr32"
     )

@@ -95,6 +95,7 @@ def test_the_offset_of_a_lazy_row_max_is_that_of_a_true_one(mask, block_n):
             EACH | {"rescale_threshold": 4, "p_offset": 4},
             "fwd_e4m3_d128_full_m128n128_t4",
         ),
+        ({"promote": 1, "promote_columns": 64}, "fwd_e4m3_d128_full_m128n128_pm1_pc64"),
         ({"maximum": "lazy", "p_offset": 4}, "fwd_e4m3_d128_full_m128n128_lazymax_po4"),
         ({"p_offset": 4.75}, "fwd_e4m3_d128_full_m128n128_po4p75"),
         ({"maximum": "each", "p_offset": 8}, "fwd_e4m3_d128_full_m128n128"),
@@ -130,6 +131,11 @@ def test_the_table_fp8_is_of_e4m3_only(key, value):
     assert f"fp8.{key} has no meaning with dtype" in line and 'use dtype = "e4m3"' in line
 
 
+def test_columns_of_pv_at_a_time_are_of_e4m3_only():
+    (line,) = refusal(SIXTEEN | {"promote": 1, "promote_columns": 32})
+    assert 'softmax.promote_columns has no meaning with dtype = "fp16"' in line
+
+
 def test_o_of_another_type_is_of_e4m3_only():
     (line,) = refusal(SIXTEEN | {"out_dtype": "bf16"})
     assert 'attention.out_dtype "bf16" does not go with dtype = "fp16"' in line
@@ -148,6 +154,15 @@ def test_o_of_another_type_is_of_e4m3_only():
         ({"cluster": 2}, "cluster", "must be 1"),
         ({"scale_rows": 64}, "scale_rows", 'with scales = "block"'),
         ({"v_scales": "block"}, "v_scales", '"block" needs scales = "block"'),
+        ({"promote_columns": 64}, "promote_columns", "needs promote = 1"),
+        ({"promote": 2, "promote_columns": 64}, "promote_columns", "needs promote = 1"),
+        (
+            {"promote": 1, "totals": "shared", "promote_columns": 64},
+            "promote_columns",
+            'totals = "registers"',
+        ),
+        ({"promote": 1, "promote_columns": 48}, "promote_columns", "does not divide the 128"),
+        ({"promote": 1, "promote_columns": 128}, "promote_columns", "does not divide the 128"),
     ],
 )
 def test_what_e4m3_does_not_allow_is_refused_by_its_key(changes, key, said):

@@ -26,8 +26,14 @@ PERSISTENT = "bwd_fp16_d128_causal_m64n128_persist_post"
 OFTEN = (SPREAD[0], SPREAD[2], SPREAD[8], SPREAD[10], DETERMINISTIC[0], PAIRS[0], PERSISTENT)
 
 
-# in e4m3: V as it comes; V transposed in the kernel, a descale for each block
-FP8 = ("fwd_e4m3_d64_full_m128n128", "fwd_e4m3_d128_full_m128n128_vrows_sblock")
+# in e4m3: V as it comes; V transposed in the kernel, a descale for each block; each block's PV
+# added to O in parts, two at a time, or one while the next block's P is worked out
+FP8 = (
+    "fwd_e4m3_d64_full_m128n128",
+    "fwd_e4m3_d128_full_m128n128_vrows_sblock",
+    "fwd_e4m3_d96_causal_m128n64_nointra_pm1_pc32",
+    "fwd_e4m3_d128_full_m128n64_vrows_pm1_pc64",
+)
 FORWARD = [path.stem for path in registry.schedules("forward") if "e4m3" not in path.stem]
 FORWARD += FP8
 # ping-pong; chunks; a cluster, V's space for O, promoted sums
@@ -36,6 +42,7 @@ FORWARD_OFTEN = (
     "fwd_fp16_d256_causal_m128n64_split4",
     "fwd_fp16_d256_full_m64n64_vspace_pm64_smemtotals_c2",
     FP8[0],
+    FP8[2],
 )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import fagen
 from fagen import registry
+from fagen.dispatch.choice import choose
 from fagen.errors import ScheduleError, UntunedWarning
 from fagen.flash_attn_interface import flash_attn_varlen_func
 from fagen.kinds.forward import operands
@@ -32,6 +33,14 @@ pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 
 ROUNDING = 0.04  # of P, whose mantissa has three bits; all else is exact, or nearly so
 SLUG = "fwd_e4m3_d64v32_causal_m64n32_varlen"  # of no file
+
+
+def usual_of(head_dim: int, mask: str) -> Schedule:
+    """The schedule that a call has."""
+    of = Problem("e4m3", head_dim, head_dim, mask, "bf16", "rows", 0, lengths="varlen")
+    found = choose(of)
+    assert isinstance(found, Schedule)
+    return found
 
 
 def called(of: Packed8, **more: Any) -> tuple[Tensor, Tensor]:
@@ -61,7 +70,7 @@ def test_each_sequence_has_descales_of_its_own(
 def test_it_is_what_the_committed_schedule_computes_of_each_sequence_alone() -> None:
     of = packed8(((70, 200), (300, 300)), head_dim=128, by_column=True)
     out, lse = called(of, causal=True)
-    planned = plan(Schedule.from_slug("fwd_e4m3_d128_causal_m192n96_varlen_s3_nointer"))
+    planned = plan(usual_of(128, "causal"))
     q, k, v = of.tensors[:3]
     for one, (rows, keys) in enumerate(
         ((slice(0, 70), slice(0, 200)), (slice(70, 370), slice(200, 500)))
@@ -176,7 +185,7 @@ def test_head_dims_that_nobody_tuned_have_a_derived_kernel() -> None:
 
 
 def test_what_is_timed_is_what_the_call_computes() -> None:
-    of = plan(Schedule.from_slug("fwd_e4m3_d64_causal_m256n64_varlen_s3_nointer"))
+    of = plan(usual_of(64, "causal"))
     q, k, v = (normal(2, 70, heads, 64, seed=heads).half() for heads in (4, 2, 2))
     given = operands.arguments(of, q, k, v)
     out = op.alone(op.emulation(of.slug))(*given)

@@ -6,6 +6,7 @@ from functools import cache
 from itertools import product
 from typing import Any
 
+from fagen.arch import SM90
 from fagen.errors import OverBudget, ScheduleError
 from fagen.kinds.forward.cost import predictor
 from fagen.kinds.forward.formulae import budget, sums
@@ -25,6 +26,9 @@ Q_STAGES = (2, 1)
 # In e4m3: two warpgroups, since three leave a thread too few registers at wide head dims.
 FP8_BLOCK_M = 128
 FP8_BLOCK_N = (128, 96, 64, 32)
+# Each block's PV goes to fp32 sums, so many columns at a time: narrower ones keep tensor cores less
+# busy, and take fewer registers.
+FP8_COLUMNS = (64, 32)
 
 
 @cache
@@ -79,7 +83,8 @@ def _in_fp8(problem: Problem) -> Iterator[Schedule]:
     """The most keys in a step first."""
     # With a buffer of its own O is not in the way of the next V.
     outputs = possible_outputs(problem.head_dim_v, problem.dtype)
-    for block_n, output in product(FP8_BLOCK_N, outputs):
+    columns = tuple(dict.fromkeys(_part(problem, most) for most in FP8_COLUMNS))
+    for block_n, part, output in product(FP8_BLOCK_N, columns, outputs):
         schedule = Schedule.make(
             head_dim=problem.head_dim,
             head_dim_v=problem.head_dim_v,
@@ -90,6 +95,8 @@ def _in_fp8(problem: Problem) -> Iterator[Schedule]:
             output=output,
             v_layout=problem.v_layout,
             lengths=problem.lengths,
+            promote=1,
+            promote_columns=part,
             **({"scales": "block", "scale_rows": problem.scale_rows} if problem.scale_rows else {}),
         )
         try:
@@ -97,3 +104,11 @@ def _in_fp8(problem: Problem) -> Iterator[Schedule]:
         except OverBudget:
             continue
         yield schedule
+
+
+def _part(problem: Problem, most: int) -> int:
+    """Return the widest part of PV, of so many columns at most; 0 where that is all of it."""
+    columns = DTYPES[problem.dtype].filled_up(problem.head_dim_v)
+    widths = range(SM90.wgmma_n_step, most + 1, SM90.wgmma_n_step)
+    part = max(width for width in widths if columns % width == 0)
+    return part if part < columns else 0

@@ -44,6 +44,7 @@ SUMMED = (
         "v_layout",
         "promote",
         "promote_columns",
+        "intra_warpgroup",
         "totals",
         "scale_rows",
         "v_scales",
@@ -265,7 +266,7 @@ def shared_formulae(
 
 @cache
 def register_formulae(
-    p: str, row_sum: str, promoted: bool, promote_columns: int
+    p: str, row_sum: str, promoted: bool, promote_columns: int, intra_warpgroup: bool
 ) -> Mapping[str, Any]:
     """Return the registers of one consumer thread by what they hold.
 
@@ -278,8 +279,10 @@ def register_formulae(
     per_thread = sympy.Rational(SM90.wgmma_m, SM90.warpgroup_threads)
     ones = SM90.wgmma_n_step if row_sum == "tensor" else 0
     rows = {"s": n * per_thread, "o": (d_v + ones) * per_thread}
-    if promoted:
+    if promoted and (intra_warpgroup or not promote_columns):
         rows["o_fp32"] = (promote_columns or d_v) * per_thread
+    elif promoted:  # two parts of PV, once S is done
+        rows["s"] = sympy.Max(rows["s"], 2 * promote_columns * per_thread)
     if p == "registers":
         rows["p"] = n * per_thread * e / 4
     rows["softmax"] = sympy.Integer(SOFTMAX_REGISTERS)
@@ -318,9 +321,12 @@ def _shared_choices(
     return output, p, row_sum, v_layout, *of_scale, *of_tiles, votes, *of_call
 
 
-def _register_choices(values: Mapping[str, Any]) -> tuple[str, str, bool, int]:
+def _register_choices(values: Mapping[str, Any]) -> tuple[str, str, bool, int, bool]:
     promoted = values["totals"] == "registers"
-    return values["p"], values["sum"], promoted, values["promote_columns"]
+    return (
+        *(values["p"], values["sum"], promoted),
+        *(values["promote_columns"], values["intra_warpgroup"]),
+    )
 
 
 def _shared(schedule: Schedule) -> Ledger:
