@@ -65,9 +65,12 @@ def textbook(q: Tensor, k: Tensor, v: Tensor, causal: bool, like: torch.dtype) -
 
 
 def hold(found: Tensor, exact: Tensor, rounded: Tensor, times: float = 2) -> None:
-    """Demand an error of `times` a textbook's, and what the dtype of the result rounds away."""
-    finest = torch.finfo(found.dtype).eps * exact.abs().max().item()
-    most = times * (rounded.double() - exact).abs().max().item() + finest + 1e-6
+    """Demand an error of `times` a textbook's, and what the dtype rounds away of a number, twice.
+
+    A number of 0.3, as theirs: gradients may be exactly 0, where a row sees one key.
+    """
+    noise = abs(float(torch.tensor(0.3, dtype=found.dtype)) - 0.3)
+    most = times * (rounded.double() - exact).abs().max().item() + 2 * noise
     error = (found.double() - exact).abs().max().item()
     assert error <= most, f"{error:.3g}, and {most:.3g} is allowed"
 
