@@ -251,12 +251,10 @@ def flash_attn_varlen_func(
         queries = q.shape[0] if max_seqlen_q is None else max_seqlen_q
         keys = k.shape[0] if max_seqlen_k is None else max_seqlen_k
         causal = mask_of(called, window_size, queries, keys, causal=causal)
-    if (
-        (dense is None and q.dtype != E4M3)
-        and q.dim() == v.dim() == 3  # others are refused by name below
-        and LEAST <= v.shape[-1] <= MOST
-        and q.shape[-1] >= LEAST
-    ):
+    q_shape, v_shape = q.shape, v.shape
+    taken = len(q_shape) != 3 or len(v_shape) != 3  # to be refused
+    taken = taken or (LEAST <= v_shape[2] <= MOST and q_shape[2] >= LEAST)
+    if taken and dense is None and q.dtype != E4M3:
         return attention_varlen(
             q,
             k,
@@ -292,7 +290,7 @@ def flash_attn_varlen_func(
         run = partial(attention_varlen, q, k, v, *at, scale=scale, **given)
         found = forward_only(_NO_GRADIENT.format(called), run, q, k, v)
     if dense is None:
-        return found  # type: ignore[no-any-return]
+        return found
     if isinstance(found, Tensor):
         return found.unflatten(0, dense)
     out, lse = found
