@@ -102,9 +102,13 @@ def hard_errors(
             given = families.made(family, one, of.head_dim, of.head_dim_v, torch.float32, device)
             q, k, v, scale = given
             full = families.FULL_BYTES
-            made = q * full, k * full, v, scale / full**2
-            more = {"centered": "v", "lse_rounding": LSE_ROUNDING}
-            found.append(fp8_error(of, cell_of(of, one), kernel, *made, **more))
+            found.append(
+                fp8_error(
+                    *(of, cell_of(of, one), kernel, q * full, k * full, v, scale / full**2),
+                    centered="v",
+                    lse_rounding=LSE_ROUNDING,
+                )
+            )
         yield max(found, key=_share)
 
 
