@@ -22,7 +22,7 @@ scores: the score m that P is relative to, before it is scaled, and the sum of P
     d = (its m - the largest m so far) · scale
     s = s · old + its s · own
 
-and lse = m · scale + ln(s) at the end. Where a chunk saw no key m is -inf.
+and lse = m · scale + ln(s) at the end. Where a chunk saw no key m is -inf, and o a number or NaN.
 
 All of it is fp32, each operation rounded to nearest by itself: no fused multiply-add, no
 approximation of the hardware, no flushed subnormals. So the bits of out and lse depend on the

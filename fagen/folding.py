@@ -52,11 +52,12 @@ def merged(
         old, own = weights(
             rise.masked_fill(own_reference == -math.inf, -math.inf), torch.zeros_like(rise)
         )
-        number = out.masked_fill((own == 0)[..., None], 0)
-        total = total * old[..., None] + number * own[..., None]
+        total = total * old[..., None] + out * own[..., None]
         summed = summed * old + own_sum * own
         reference = torch.fmax(reference, own_reference)
     inverse = torch.where(summed == 0, 0, 1 / summed)
+    # of no key, even beside a V that is not finite
+    total = total.masked_fill((summed == 0)[..., None], 0)
     return total * inverse[..., None], reference * scale + log_above(summed)
 
 
