@@ -1,0 +1,36 @@
+"""What FlashAttention-2 computes, by its formulae: P and dS rounded as they are, sums in fp32."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fagen.vocab import Mask
+
+
+def attention_and_gradients(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return out, dq, dk and dv in the dtype of q, whose dtype P and dS have in products.
+
+    dout, q (B, Sq, H, D), k and v (B, Sk, Hk, D); every row sees a key.
+    """
+    dtype, group = q.dtype, q.shape[2] // k.shape[2]
+    queries, grad = (x.transpose(1, 2).float() for x in (q, dout))
+    keys, values = (x.transpose(1, 2).float().repeat_interleave(group, 1) for x in (k, v))
+    row, key = torch.arange(q.shape[1])[:, None], torch.arange(k.shape[1])
+    first, last = mask.keys(row, q.shape[1], k.shape[1])
+    scores = (queries @ keys.mT * scale).masked_fill(~((key >= first) & (key < last)), -math.inf)
+    p = torch.exp(scores - scores.amax(-1, keepdim=True))
+    total = p.sum(-1, keepdim=True)
+    out = (p.to(dtype).float() @ values / total).to(dtype)
+    p = torch.exp(scores - scores.logsumexp(-1, keepdim=True))
+    delta = (grad * out.float()).sum(-1, keepdim=True)
+    ds = (p * (grad @ values.mT - delta)).to(dtype).float()
+    p = p.to(dtype).float()
+
+    def grouped(x: Tensor) -> Tensor:
+        return x.unflatten(1, (k.shape[2], group)).sum(2).transpose(1, 2).to(dtype)
+
+    dq = (ds @ keys * scale).transpose(1, 2).to(dtype)
+    return out.transpose(1, 2), dq, grouped(ds.mT @ queries * scale), grouped(p.mT @ grad)

@@ -1,0 +1,98 @@
+"""Rows in which one key counts and no other: their output is its V, and their gradients vanish."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fagen import registry
+from fagen.kinds.backward.emulate import compute
+from fagen.kinds.backward.reference import gradients
+from fagen.kinds.forward.accuracy import hard_errors
+from fagen.kinds.forward.emulate import emulate
+from fagen.kinds.forward.plan import Plan
+from fagen.measure import families
+from fagen.problem import Sizes
+from tests.backward_helpers import planned
+from tests.flash_attention_2 import attention_and_gradients
+from tests.often import some
+from tests.tensors import normal
+
+DENSE = [
+    path.stem
+    for path in registry.schedules("forward")
+    if "bf16" in path.stem and not any(word in path.stem for word in ("split", "varlen"))
+]
+# plain; passes over masked blocks, promoted sums; without a maximum that is stale
+OFTEN = (
+    "fwd_bf16_d64_full_m128n128",
+    "fwd_bf16_d64_causal_m192n128_q2_pm64_smemtotals",
+    "fwd_bf16_d160_causal_m128n128_vspace_eachmax_t8",
+)
+
+
+def of_bf16(slug: str) -> Plan:
+    plan = registry.plan_of(slug)
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def rows_of_one_key(
+    head_dim: int, gaps: Tensor, rows: int, keys: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k and v, and which key a row's score is larger for by a gap, in natural units."""
+    q, k, v = (
+        normal(1, length, 1, head_dim, seed=seed) for seed, length in enumerate((rows, keys, keys))
+    )
+    dice = torch.Generator().manual_seed(3)
+    own = torch.randint(0, keys - rows + 1, (rows,), generator=dice)
+    mine = k[:, own]
+    size = mine.square().sum(-1, keepdim=True)
+    q = q / 4 + mine / size * (gaps.view(1, -1, 1, 1) * math.sqrt(head_dim))
+    return q.bfloat16(), k.bfloat16(), v.bfloat16(), own
+
+
+@pytest.mark.parametrize("gap", [25.0, 40.0, 70.0, 200.0])
+@pytest.mark.parametrize("slug", some(DENSE, OFTEN))
+def test_the_output_of_a_row_in_which_one_key_counts_is_its_v_bit_for_bit(slug, gap):
+    plan = of_bf16(slug)
+    gaps = gap * (1 + torch.arange(90) % 9 / 9)
+    q, k, v, own = rows_of_one_key(plan.head_dim, gaps, 90, 700)
+    v = v[..., :1].expand(-1, -1, -1, plan.head_dim_v)
+    out, lse = emulate(plan, q, k, v.contiguous(), 1 / math.sqrt(plan.head_dim))
+    assert torch.equal(out, v[:, own])
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) / math.sqrt(plan.head_dim)
+    if plan.mask.name == "full":
+        torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("gap", [(8, 12), (12, 16), (16, 20), (20, 30), (0, 100)], ids=str)
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_gradients_in_bf16_are_as_exact_as_flash_attention_2_s_where_one_key_counts(mask, gap):
+    forward = of_bf16(f"fwd_bf16_d64_{mask}_m192n128_q2")
+    backward = planned(f"bwd_bf16_d64_{mask}_m128n128")
+    low, high = gap
+    gaps = low + (high - low) * torch.rand(200, generator=torch.Generator().manual_seed(1))
+    q, k, v, _ = rows_of_one_key(64, gaps, 200, 900)
+    dout, scale = normal(1, 200, 1, 64, seed=9, dtype=torch.bfloat16), 0.125
+    out, lse = emulate(forward, q, k, v, scale)
+    found = compute(backward, dout, q, k, v, out, lse, scale)
+    exact = gradients(dout, q, k, v, mask=backward.mask, scale=scale)[2:]
+    _, *textbook = attention_and_gradients(dout, q, k, v, backward.mask, scale)
+    for name, one, other, right in zip(("dq", "dk", "dv"), found, textbook, exact, strict=True):
+        error, allowed = (float((x.double() - right).abs().max()) for x in (one, other))
+        assert error <= 2 * allowed, (name, error, allowed)
+
+
+def test_a_proof_finds_a_sum_that_is_not_corrected(monkeypatch):
+    plan = of_bf16(OFTEN[0])
+    sizes = (Sizes(1, 2, 1, 20, 300),)
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        return emulate(plan, q, k, v, scale)
+
+    assert all(one.ok for one in hard_errors(plan, kernel, sizes, "cpu"))
+    monkeypatch.setattr(Plan, "outweighs", math.inf)
+    assert not all(one.ok for one in hard_errors(plan, kernel, sizes, "cpu"))
+    assert families.ALONE not in families.PROVED
