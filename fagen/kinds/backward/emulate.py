@@ -44,13 +44,10 @@ def compute(
     if dlse is not None:
         delta = delta - dlse
     # infinity in a row that sees no key: its P is 0
-    offset = plan.p_offset(seqlen_k)
-    reference = torch.where(lse == -math.inf, math.inf, lse * _LOG2_E - offset)
+    reference = torch.where(lse == -math.inf, math.inf, lse * _LOG2_E)
     delta = delta.masked_fill(lse == -math.inf, 0)
     factors = torch.tensor((scale, _LOG2_E), dtype=torch.float32, device="cpu")
     scale_log2 = float(factors.prod())
-
-    unscale = 2.0**-offset
 
     dq = torch.zeros_like(queries)
     dk, dv = torch.zeros_like(keys), torch.zeros_like(values)
@@ -67,14 +64,14 @@ def compute(
         ds = p * (grad @ values[:, :, block].mT - delta[..., None])
         # what the tensor cores read next is rounded
         p, ds = (x.to(q.dtype).float() for x in (p, ds))
-        dv[:, :, block] = p.mT @ grad * unscale
-        dk[:, :, block] = ds.mT @ queries * (scale * unscale)
+        dv[:, :, block] = p.mT @ grad
+        dk[:, :, block] = ds.mT @ queries * scale
         dq += ds @ keys[:, :, block]
 
     def grouped(x: Tensor) -> Tensor:
         return x.unflatten(1, (kv_heads, group)).sum(2).transpose(1, 2).to(q.dtype).contiguous()
 
-    dq = (dq * (scale * unscale)).transpose(1, 2).to(q.dtype).contiguous()
+    dq = (dq * scale).transpose(1, 2).to(q.dtype).contiguous()
     return dq, grouped(dk), grouped(dv)
 
 

@@ -71,10 +71,6 @@ class Plan:
     """
 
     kind: ClassVar[str] = "backward"
-    # P of 2^unlifted_bits keys and fewer is as it is; of more it is lifted, by 2^max_p_offset at
-    # most, so that dS stays finite up to a dP of 255
-    unlifted_bits: ClassVar[int] = 8
-    max_p_offset: ClassVar[int] = 8
     blocks: ClassVar[int] = 1  # that a multiprocessor should hold at least
     dq_adders: ClassVar[int] = ADDERS
     tile_stages: ClassVar[int] = TILE_STAGES
@@ -158,20 +154,10 @@ class Plan:
         return self.split == "gradients" and self.dq_slices > 1 and not self.varlen
 
     @property
-    def offsets_p(self) -> bool:
-        """Whether P and dS are rounded to a dtype of few exponents, so that they are lifted."""
-        return self.dtype.largest > 0
-
-    @property
     def step_clocks(self) -> int:
         """Of a step, roughly: its products at three quarters of what tensor cores can do."""
         columns = 3 * self.head_dim_padded + 2 * self.head_dim_v_padded
         return 2 * self.block_m * self.block_n * columns * 4 // (3 * SM90.tensor_flops)
-
-    def p_offset(self, seqlen_k: int) -> int:
-        """Return by how many powers of two P and dS are lifted where they are rounded."""
-        lifted = max(0, seqlen_k - 1).bit_length() - self.unlifted_bits
-        return min(max(0, lifted), self.max_p_offset) if self.offsets_p else 0
 
     @property
     def passes(self) -> bool:
