@@ -21,4 +21,8 @@ def forget(patch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
         assert kept, f"{module.__name__} keeps nothing"
         for name in kept:
             cache = getattr(module, name)
-            patch.setattr(module, name, Once(cache.make) if isinstance(cache, Once) else {})
+            if isinstance(cache, Once):  # what makes its values may be patched
+                make = getattr(module, cache.make.__name__)
+                patch.setattr(module, name, Once(make))
+            else:
+                patch.setattr(module, name, {})

@@ -77,7 +77,12 @@ def test_a_wrong_argument_is_named(attend: Callable[..., Any]) -> None:
     assert refusal(lambda: attend(q, k.half(), v)).startswith(said)
 
 
-def test_traced_it_is_the_op_that_refuses_gradients(attend: Callable[..., Any]) -> None:
+def test_traced_it_is_the_op_that_refuses_gradients(
+    attend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = op.named
+    monkeypatch.setattr(op, "named", lambda slug, place: named(slug, "cuda"))
+
     class Model(torch.nn.Module):
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return attend(q, k, v)

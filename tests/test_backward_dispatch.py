@@ -13,7 +13,7 @@ from torch import Tensor
 import fagen
 from fagen.dispatch import choice
 from fagen.dispatch.tables import Row, rows_for, table_at, update
-from fagen.errors import FagenError, ScheduleError, UntunedWarning
+from fagen.errors import ScheduleError, UntunedWarning
 from fagen.picking import pick
 from fagen.problem import Problem, Sizes
 from fagen.runtime import backward
@@ -169,14 +169,6 @@ def test_traced_with_sizes_left_open_it_is_the_kernel_of_many_keys(table):
         loss(q, k, v).backward()
         assert q.grad is not None
     assert set(asked) == {LONG}, "one kernel, chosen when it was traced"
-
-
-def test_what_is_not_ready_is_not_built_while_torch_traces(table, monkeypatch):
-    differentiated(70, 60)
-    found = next(iter(backward._gradients.values()))
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    with pytest.raises(FagenError, match=r"prepare\(…, gradient=True\).*traces"):
-        found.made_ready(DEEP)
 
 
 def test_a_derived_kernel_is_said_to_be_one_once():

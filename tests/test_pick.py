@@ -53,7 +53,7 @@ def taken(monkeypatch: pytest.MonkeyPatch, batch: int, queries: int, keys: int) 
 
     def note(kind: Any, choice: Any, progress: Any = None) -> Any:
         chosen.append(choice or PLAIN)
-        return (lambda *_: torch.empty(0),) * 3
+        return *(lambda *_: torch.empty(0),) * 3, PLAIN
 
     with monkeypatch.context() as patch:
         patch.setattr(calls, "_make_ready", note)

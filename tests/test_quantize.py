@@ -235,13 +235,6 @@ def test_once_called_it_compiles_into_one_graph(fresh_dynamo, dynamic):
     assert torch.equal(compiled(x[:2, :33])[0], twice(x[:2, :33])[0])
 
 
-def test_uncalled_it_says_so_to_torch_compile(fresh_dynamo):
-    compiled = torch.compile(fagen.quantize, fullgraph=True, backend="eager")
-    with pytest.raises(Exception, match=r"call fagen\.quantize") as refusal:
-        compiled(normal(1, 2, 3, 208))
-    assert "cannot be built while torch.compile traces the call" in str(refusal.value)
-
-
 def test_a_quantiser_is_prepared_by_its_slug():
     keys = dict(dtype=torch.bfloat16, head_dim=176, device=torch.device("cpu"))
     assert prepare_quantizer(**keys) == "quant_bf16_d176"

@@ -196,12 +196,8 @@ def test_without_a_call_nothing_is_written(tmp_path: Path) -> None:
 @pytest.fixture
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands in for every kernel returns at once."""
-    kernel = (lambda q, *_: q,) * 3
-
-    def ready(kind: Any, choice: Any, progress: Any = None) -> Any:
-        return attention._ready.setdefault(kind, {}).setdefault(choice, kernel)
-
-    monkeypatch.setattr(attention, "_make_ready", ready)
+    kernel: Any = *(lambda q, *_: q,) * 3, "slug"
+    monkeypatch.setattr(attention, "_make_ready", lambda *_: kernel)
     forget(monkeypatch, attention)
 
 

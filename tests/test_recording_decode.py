@@ -84,7 +84,7 @@ def test_what_cannot_be_searched_is_left_out_in_words(tmp_path: Path) -> None:
 @pytest.fixture
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands in for every kernel returns at once."""
-    kernel: Any = *(lambda q, *_, **__: q,) * 3, 1.0
+    kernel: Any = *(lambda q, *_, **__: q,) * 3, 1.0, "slug"
     monkeypatch.setattr(decode, "_make_ready", lambda *_: kernel)
     forget(monkeypatch, decode)
 

@@ -150,8 +150,8 @@ def test_a_call_in_e4m3_is_of_its_layout(tmp_path: Path) -> None:
 @pytest.fixture
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands in for every kernel returns at once."""
-    kernel: Any = (lambda q, *_: q,) * 3
-    monkeypatch.setattr(varlen, "_make_ready", lambda key: varlen._ready.setdefault(key, kernel))
+    kernel: Any = *(lambda q, *_: q,) * 3, "slug"
+    monkeypatch.setattr(varlen, "_make_ready", lambda key: kernel)
     forget(monkeypatch, varlen)
 
 

@@ -244,13 +244,6 @@ def test_ready_it_compiles_into_one_graph(fresh_dynamo: None, dynamic: bool) -> 
         assert torch.equal(compiled(*given).nan_to_num(), twice(*given).nan_to_num())
 
 
-def test_unready_it_says_so_to_torch_compile(fresh_dynamo: None) -> None:
-    compiled = torch.compile(fagen.attention_varlen, fullgraph=True, backend="eager")
-    with pytest.raises(Exception, match=r"call fagen\.prepare_varlen\(…\) for this") as refused:
-        compiled(*packed())
-    assert "cannot be built while torch.compile traces the call" in str(refused.value)
-
-
 @pytest.mark.parametrize("gradient", [False, True])
 def test_prepared_a_call_finds_its_kernels(
     gradient: bool, fresh_dynamo: None, monkeypatch: pytest.MonkeyPatch
@@ -259,8 +252,8 @@ def test_prepared_a_call_finds_its_kernels(
     of = dict(dtype=given[0].dtype, head_dim=64, causal=True, device="cpu")
     slug = fagen.prepare_varlen(**of, gradient=gradient)
     assert "_varlen" in slug and slug == fagen.prepare_varlen(**of)
-    for making in ("_make_ready", "_make_differentiable"):
-        monkeypatch.setattr(varlen, making, None)  # nothing is readied any more
+    for cache in (varlen._ready, varlen._differentiable):
+        monkeypatch.setattr(cache, "make", None)  # nothing is readied any more
     q, k, v, *offsets = given
     q.requires_grad_(gradient)
     compiled = torch.compile(fagen.attention_varlen, fullgraph=True, backend="aot_eager")

@@ -1,9 +1,12 @@
 """First calls on a GPU: graph trees, pools of memory, replays, streams, threads, AOTInductor."""
 
 import gc
+import os
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from threading import Barrier, Thread
 
 import pytest
@@ -115,10 +118,13 @@ def test_replays_and_calls_on_several_streams_share_nothing():
 def test_a_first_call_on_a_stream_breaks_no_capture_of_another_thread():
     q, k, v = (torch.randn(1, 500, 4, 128, device="cuda").bfloat16() for _ in range(3))
     wanted = fagen.attention(q, k, v, causal=True)
-    found = []
+    found, stream = [], torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        room = torch.empty(1 << 24, device="cuda")  # torch's own allocator breaks a capture
+    del room
 
     def call():
-        with torch.cuda.stream(torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
             found.append(fagen.attention(q, k, v, causal=True))
 
     graph = torch.cuda.CUDAGraph()
@@ -190,12 +196,30 @@ PACKAGED = """
 """
 
 
+def shared_runtime_of_cpp(folder):
+    """A folder in which g++ finds the libstdc++ of this process, or LIBRARY_PATH as it is.
+
+    Where it finds none but the static one, torch's model library has a second libstdc++ in it, and
+    dies in std::regex when it is loaded, whatever the model is.
+    """
+    mapped = Path("/proc/self/maps").read_text()
+    found = re.search(r"/\S*libstdc\+\+\.so\S*", mapped)
+    places = [os.environ.get("LIBRARY_PATH", "")]
+    if found:
+        (folder / "libstdc++.so").symlink_to(found[0])
+        places.insert(0, str(folder))
+    return os.pathsep.join(filter(None, places))
+
+
 def test_a_layer_that_aotinductor_packaged_runs_where_one_without_fagen_does(tmp_path):
     program = tmp_path / "packaged.py"
     program.write_text(textwrap.dedent(PACKAGED))
+    environment = os.environ | {"LIBRARY_PATH": shared_runtime_of_cpp(tmp_path)}
     for which in ("without", "with"):
         command = [sys.executable, "-X", "faulthandler", program, which, tmp_path / f"{which}.pt2"]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=400)
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=400, env=environment
+        )
         if which == "without" and result.returncode < 0:
-            pytest.skip(f"torch {torch.__version__} dies of signal {-result.returncode} here")
+            pytest.skip(f"torch {torch.__version__} dies of signal {-result.returncode} by itself")
         assert result.returncode == 0, result.stderr[-3_000:]
