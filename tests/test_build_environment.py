@@ -180,6 +180,8 @@ def test_what_changes_while_its_version_stays_decides_the_folder_too(
         make_program(tmp_path / "path" / name, "#!/bin/sh\n")
     monkeypatch.setenv("PATH", f"{tmp_path / 'path'}:{os.environ['PATH']}")
     monkeypatch.setenv("FAGEN_CUTLASS", str(tools.cutlass))
+    os.mkfifo(tools.cutlass / "cute/nobody_writes_here.hpp")
+    (tools.cutlass / "cute/gone.hpp").symlink_to("nowhere")
     first = make(planned, tools)
     changed = CHANGES[what](tmp_path)
     changed.write_text(changed.read_text() + "# -ffast-math\n")
