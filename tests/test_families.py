@@ -50,7 +50,7 @@ def wrong(of: Attends, kernel: Kernel, exact: Kernel, *given: Any) -> list[str]:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
 def test_scores_are_numbers_of_fp32_in_whatever_order_they_are_added(family: Family) -> None:
-    for dtype in (torch.float16, torch.bfloat16):
+    for dtype in (torch.float16, torch.bfloat16)[family.wide :]:
         q, k, _, scale = made(family, Sizes(1, 1, 1, 5, 333), 64, 8, dtype)
         wide = [x[0, :, 0] for x in (q, k)]
         assert all(

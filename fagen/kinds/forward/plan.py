@@ -64,9 +64,8 @@ class Plan(Folding):
     kind: ClassVar[str] = "forward"
     outweighs: ClassVar[float] = 2.0**10  # see corrects_sums
     blocks: ClassVar[int] = 1  # that a multiprocessor should hold at least
-    # Where row maxima start. Finite, so that masked scores, minus infinity, have weight 0 beside it
-    # and never NaN; scores below it do not count.
-    no_score: ClassVar[float] = -1e30
+    # below which no row's reference is, so that masked scores have weight 0 beside it and never NaN
+    least_reference: ClassVar[float] = -1e38
     # In a tile's first block a row has a P of 1, in one thread of four. Scores are widely spread
     # where most threads have no more than one such in two rows, and little else.
     # Rows that see few keys of the block have little either way: they agree with what others tell.
@@ -228,6 +227,20 @@ class Plan(Folding):
     def chunk_keys(self, length: int) -> int:
         """Return how many keys a chunk of a sequence of so many keys has."""
         return chunk_blocks(length, self.block_n, self.chunks) * self.block_n
+
+    @property
+    def no_score(self) -> float:
+        """Where row maxima start; scores below it do not count.
+
+        With any scale it makes a finite exponent but where scores may be of any size: see
+        least_reference.
+        """
+        return -3e38 if self.any_score else -1e30
+
+    @property
+    def any_score(self) -> bool:
+        """Whether products of Q and K may be as large as fp32 holds, before they are scaled."""
+        return not self.fp8 and not self.dtype.narrow
 
     @property
     def far(self) -> float:

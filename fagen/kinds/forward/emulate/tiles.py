@@ -275,7 +275,8 @@ class _OnlineSoftmax:
         return _shared(found, self.rows_of_a_head, lambda warps: warps | warps.roll(half, -1))
 
     def _reference(self, maximum: Tensor) -> Tensor:
-        return maximum * self.scale_log2
+        found = maximum * self.scale_log2
+        return found.clamp(min=self.plan.least_reference) if self.plan.any_score else found
 
     def _exponents(self, scores: Tensor, maximum: Tensor, far: Tensor) -> Tensor:
         product = scores.double() * self.scale_log2
