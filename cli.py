@@ -1,7 +1,9 @@
 """The command line: words come in, fagen is called, an answer goes out."""
 
 if __name__ == "__main__":  # first, since what follows takes a moment
-    import fagen.interrupts  # noqa: F401
+    from fagen.interrupts import leave_at_once
+
+    leave_at_once()
 
 from dataclasses import asdict
 from pathlib import Path
@@ -10,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fagen import __version__, registry
-from fagen.commands import pick, schema, simulate, vendor
+from fagen.commands import list_, pick, schema, simulate, vendor
 from fagen.console import (
     ALL,
     ANY_SCHEDULES,
-    INTERRUPTED,
     JSON,
     SCHEDULE,
     SCHEDULES,
@@ -31,6 +32,7 @@ from fagen.console import (
     say,
 )
 from fagen.errors import ToolchainError, VerificationError
+from fagen.interrupts import INTERRUPTED
 from fagen.paths import cache_folder
 from fagen.toml_lines import printable
 
@@ -403,22 +405,7 @@ def _show_found(store: Path, folder: Path | None, page: Path | None, as_json: bo
 main.add_command(pick)
 
 
-@main.command("list")
-@JSON
-def list_(as_json: bool) -> None:
-    """List the committed schedules and their evidence, and those of your own dispatch table.
-
-    \b
-    Examples:
-      fagen list
-    """
-    from fagen import report
-
-    listed, wrong = each("looking at", chosen((), every=True), report.listed)
-    listed += report.listed_of_users()
-    answer(as_json, listed, report.columns(listed), wrong)
-
-
+main.add_command(list_)
 main.add_command(simulate)
 main.add_command(vendor)
 main.add_command(schema)

@@ -1,10 +1,12 @@
 """The console entry: arguments in, an exit code out; runs cli.py wherever it lies."""
 
-import fagen.interrupts  # noqa: F401, I001 - first: what follows takes a moment
+from fagen.interrupts import leave_at_once
 
-import runpy
+leave_at_once()
 
-from fagen.paths import locate
+import runpy  # noqa: E402 - what is imported from here on takes a moment
+
+from fagen.paths import locate  # noqa: E402
 
 
 def main() -> None:

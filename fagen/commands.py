@@ -1,4 +1,4 @@
-"""Commands beside the flow: which kernel serves a call, what schedules may say, and vendoring."""
+"""Commands beside the flow: lists, which kernel serves a call, schemas, simulation, vendoring."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +13,7 @@ from fagen.console import (
     JSON,
     SCHEDULES,
     Unread,
+    Word,
     answer,
     as_text,
     chosen,
@@ -21,7 +22,16 @@ from fagen.console import (
 )
 from fagen.errors import FagenError
 from fagen.toml_lines import printable
-from fagen.vocab import DTYPES, FORWARD, LENGTHS, OUT_DTYPES, PASSES, V_LAYOUTS, VENDOR_FORMATS
+from fagen.vocab import (
+    DTYPES,
+    FORWARD,
+    LENGTHS,
+    MASKS,
+    OUT_DTYPES,
+    PASSES,
+    V_LAYOUTS,
+    VENDOR_FORMATS,
+)
 
 if TYPE_CHECKING:
     from fagen.schedule import Schedule
@@ -31,7 +41,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--dtype", type=click.Choice(list(DTYPES)), required=True, help="Of q, k and v.")
+@click.option("--dtype", type=Word(list(DTYPES)), required=True, help="Of q, k and v.")
 @click.option("--head-dim", type=int, required=True, help="Of q and k.")
 @click.option("--head-dim-v", type=int, help="Of v, where it has its own.")
 @click.option("--causal", is_flag=True, help="With a causal mask.")
@@ -40,20 +50,20 @@ if TYPE_CHECKING:
 @click.option("--kv-heads", type=int, help="Of k and v; else as many.")
 @click.option("--seqlen", type=int, help="Queries; else 4096, to decode 1.")
 @click.option("--seqlen-k", type=int, help="Keys; else as many, to decode 4096.")
-@click.option("--v-layout", type=click.Choice(V_LAYOUTS), help="Of e4m3; else rows.")
+@click.option("--v-layout", type=Word(V_LAYOUTS), help="Of e4m3; else rows.")
 @click.option("--scale-rows", type=int, help="Of e4m3: that share a scale; else 0, all of a head.")
-@click.option("--out-dtype", type=click.Choice(list(OUT_DTYPES)), help="Of e4m3; else bf16.")
+@click.option("--out-dtype", type=Word(list(OUT_DTYPES)), help="Of e4m3; else bf16.")
 @click.option(
     "--pass",
     "kind",
-    type=click.Choice(tuple(PASSES)),
+    type=Word(tuple(PASSES)),
     default=FORWARD,
     show_default=True,
     help="Backward: the kernel of its gradients; decode: that of fagen.attention_decode.",
 )
 @click.option(
     "--lengths",
-    type=click.Choice(LENGTHS),
+    type=Word(LENGTHS),
     default=LENGTHS[0],
     show_default=True,
     help="Of sequences; varlen: the kernel of fagen.attention_varlen.",
@@ -82,11 +92,57 @@ def pick(as_json: bool, **call: Any) -> None:
     answer(as_json, found.record(), [str(found)])
 
 
+@click.command("list")
+@click.option("--kind", type=Word(list(registry.ENTRIES)), help="Of kernel.")
+@click.option("--dtype", type=Word(list(DTYPES)))
+@click.option("--head-dim", type=int, help="Of Q and K.")
+@click.option("--mask", type=Word(list(MASKS)))
+@click.option(
+    "--verified/--unverified", default=None, help="With evidence of this very source, or without."
+)
+@JSON
+def list_(
+    kind: str | None,
+    dtype: str | None,
+    head_dim: int | None,
+    mask: str | None,
+    verified: bool | None,
+    as_json: bool,
+) -> None:
+    """List the committed schedules and their evidence, and those of your own dispatch table.
+
+    All of them, or those that are as the options say.
+
+    \b
+    Examples:
+      fagen list
+      fagen list --kind forward --dtype bf16 --head-dim 128 --verified
+    """
+    from fagen import report
+
+    wanted = {"dtype": dtype, "head_dim": head_dim, "mask": mask}
+    said = {name: str(value) for name, value in wanted.items() if value is not None}
+
+    def is_meant(schedule: "Schedule") -> bool:
+        columns = schedule.columns()
+        return (
+            kind in (None, schedule.kind)
+            and all(columns[name] == value for name, value in said.items())
+            and verified in (None, report.is_verified(schedule))
+        )
+
+    meant = tuple(filter(is_meant, chosen((), every=True)))
+    listed, wrong = each("looking at", meant, report.listed)
+    listed += report.listed_of_users(is_meant)
+    none = ["no schedule is so"] if kind or said or verified is not None else []
+    answer(as_json, listed, report.columns(listed) if listed else none, wrong)
+
+
 @click.command()
 @click.option(
     "--kind",
     "name",
-    type=click.Choice(list(registry.ENTRIES)),
+    type=Word(list(registry.ENTRIES)),
     default=registry.DEFAULT,
     show_default=True,
     help="The kind of kernel.",
@@ -148,9 +204,7 @@ def simulate(schedules: "Schedules", every: bool, seeds: int, as_json: bool) -> 
     help="The folder.",
 )
 @click.option("--name", help="Of library, header and functions; else fagen_kernels.")
-@click.option(
-    "--format", "form", type=click.Choice(VENDOR_FORMATS), help="What kind of folder; source."
-)
+@click.option("--format", "form", type=Word(VENDOR_FORMATS), help="What kind of folder; source.")
 @click.option("--with-cutlass", is_flag=True, help="The CUTLASS headers that are needed as well.")
 @click.option("--force", is_flag=True, help="Overwrite what was edited since it was written.")
 @JSON

@@ -22,7 +22,7 @@ from fagen import interrupts
 from fagen.errors import DeviceError, FagenError, ScheduleError, ToolchainError
 from fagen.interrupts import INTERRUPTED
 from fagen.paths import locate, naming
-from fagen.toml_lines import printable, text_of
+from fagen.toml_lines import near_word, printable, text_of
 
 if TYPE_CHECKING:  # a command imports what it runs and no more: torch alone takes seconds
     from fagen.problem import Sizes
@@ -213,6 +213,19 @@ class ShapeOption(click.ParamType):  # type: ignore[type-arg]
             said = f"all must be from 1 to {LARGEST:,}, and H a multiple of Hk"
             self.fail(f"{value!r}: {said}", param, ctx)
         return Sizes(batch, heads, kv_heads, seqlen_q, seqlen_k)
+
+
+class Word(click.Choice):  # type: ignore[type-arg]
+    """One of some words; a usage error says which of them another is near to."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Read it."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            if (near := near_word(value, [*map(str, self.choices)])) is None:
+                raise
+            self.fail(f"{error.message.rstrip('.')}; did you mean {near!r}?", param, ctx)
 
 
 class Amount(click.FloatRange):

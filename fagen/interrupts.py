@@ -1,7 +1,4 @@
-"""Ctrl-C while a command line is still imported: it ends at once, without a traceback.
-
-Imported before anything else by what is run as a program, and by nothing else.
-"""
+"""Ctrl-C while a command line is still imported: it ends at once, without a traceback."""
 
 import os
 import signal
@@ -9,8 +6,13 @@ import signal
 INTERRUPTED = 130  # what a shell says of a program ended by Ctrl-C
 
 
-def _leave(number: int, frame: object) -> None:
-    os._exit(INTERRUPTED)  # nothing is open yet, and modules may be half made
+def leave_at_once() -> None:
+    """Until all is imported Ctrl-C ends the program; asked by what is run as one, before all else.
+
+    Where it is ignored, as by a shell in the background, it stays so.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
 
 
 def as_exceptions() -> None:
@@ -19,6 +21,5 @@ def as_exceptions() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# one that is ignored, as by a shell in the background, stays so
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, _leave)
+def _leave(number: int, frame: object) -> None:
+    os._exit(INTERRUPTED)  # nothing is open yet, and modules may be half made

@@ -22,6 +22,22 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Margin:
+    """How far a model of registers is off: the compiler's less the model's, least and most.
+
+    Of so many kernels; the compiler spends what a limit leaves, and so takes more where there is.
+    """
+
+    kernels: int
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        ends = [f"{abs(end)} {'less' if end < 0 else 'more'}" for end in (self.least, self.most)]
+        return f"a model: in {self.kernels} kernels the compiler took {' … '.join(ends)}"
+
+
+@dataclass(frozen=True)
 class Ledger:
     """What is taken, in rows, of a limit that has a source."""
 

@@ -1,6 +1,6 @@
 """Say what was planned, built or proved: a value in, text for a person or a dict for JSON out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fagen import evidence
@@ -61,7 +61,7 @@ def proved(of: Evidence) -> str:
 
 def listed(schedule: Schedule) -> dict[str, Any]:
     """A committed schedule and what is known of its kernel."""
-    known, fast, note = _known(schedule)
+    known, fast, note, _ = _known(schedule)
     return {
         "schedule": schedule.slug,
         **schedule.columns(),
@@ -72,37 +72,46 @@ def listed(schedule: Schedule) -> dict[str, Any]:
     }
 
 
-def listed_of_users() -> Iterator[dict[str, Any]]:
+def is_verified(schedule: Schedule) -> bool:
+    """Whether there is evidence of a kernel, of the very source that generated/ has."""
+    return _known(schedule)[-1]
+
+
+def listed_of_users(
+    is_meant: Callable[[Schedule], bool] = lambda schedule: True,
+) -> Iterator[dict[str, Any]]:
     """Yield the schedules that a user's dispatch table names, and in which row for what."""
     from fagen.picking import sizes_of  # kernels' costs and plans, for which a list has no use
 
     for row in users_table():
         serves = f"{row.where}: {sizes_of(row)} on {printable(row.card)}"
-        yield {**listed(from_slug(row.slug)), "from": serves}
+        if is_meant(schedule := from_slug(row.slug)):
+            yield {**listed(schedule), "from": serves}
 
 
-def _known(schedule: Schedule) -> tuple[str, str, str]:
+def _known(schedule: Schedule) -> tuple[str, str, str, bool]:
     """The evidence of a kernel in generated/, its speed (sustained, or else in burst), and a note.
 
-    The note says why there is none yet.
+    The note says why there is none yet. And whether it is good, and of the source that is there.
     """
     try:
         found = evidence.read(schedule.slug)
         excuse = evidence.read_excuses().get(schedule.slug)
         rendered = evidence.rendered_hash(schedule.slug)
     except VerificationError as error:  # of one kernel; the others are listed too
-        return str(error).splitlines()[0], "", ""
+        return str(error).splitlines()[0], "", "", False
     except FagenError:  # no generated/: an installed fagen comes without it
-        return "", "", ""
+        return "", "", "", False
     if excuse:
-        return f"unverified since {excuse.date}", "", excuse.reason
+        return f"unverified since {excuse.date}", "", excuse.reason, False
     if found is None:
-        return "none", "", ""
+        return "none", "", "", False
     figures = [speed.figure for speed in found.speeds if speed.figure]  # of long runs first
     fast = figures[0] if figures else ""
     # what today's templates would make of it takes seconds for all: `generate --check` says that
     stale = rendered is None or evidence.staleness(found, rendered)
-    return f"{'stale, ' if stale else ''}{found.card}, {found.date}", fast, ""
+    told = f"{'stale, ' if stale else ''}{found.card}, {found.date}"
+    return told, fast, "", not stale and all(error.ok for error in found.errors)
 
 
 def cached(entry: CacheEntry) -> dict[str, Any]:

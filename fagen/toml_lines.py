@@ -33,7 +33,17 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _KEY = re.compile(r"""(?: "(?:\\.|[^"\\])*" | '[^']*' | [^="'] )+""", re.VERBOSE)
-_LOCATION = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)$")
+_LOCATION = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
+_BARE = re.compile(r"[A-Za-z_][\w.+-]*")
+
+# what others call words of a schedule: in small letters, without - and _
+ALSO_CALLED = {
+    **dict.fromkeys(("half", "float16", "f16"), "fp16"),
+    **dict.fromkeys(("bfloat16", "bfloat", "brainfloat16"), "bf16"),
+    **dict.fromkeys(("fp8", "float8", "f8", "fp8e4m3", "fp8e4m3fn", "float8e4m3"), "e4m3"),
+    **dict.fromkeys(("float8e4m3fn", "e4m3fn", "f8e4m3", "f8e4m3fn"), "e4m3"),
+    **dict.fromkeys(("none", "noncausal", "bidirectional", "nomask"), "full"),
+}
 
 
 @dataclass(frozen=True)
@@ -120,12 +130,25 @@ def read_toml(text: str, where: str) -> tuple[dict[str, Any], Origin]:
         message = str(error)
         found = _LOCATION.search(message)
         line = int(found[1]) if found and found[1] else text.count("\n") + 1
-        said = printable(_LOCATION.sub("", message))
+        said = printable(_LOCATION.sub("", message)) + _unquoted(text, found)
         raise ScheduleError(f"{named}:{line}: this is not TOML: {said}") from None
     except (ValueError, RecursionError) as error:  # a nesting beyond what Python reads
         at = f"{named}:{line}" if (line := _unreadable_line(text)) else named
         raise ScheduleError(f"{at}: this cannot be read as TOML: {error}") from None
     return tables, Origin(where, text)
+
+
+def _unquoted(text: str, found: re.Match[str] | None) -> str:
+    """Say of a bare word, where a value should be, how it is written."""
+    if not found or not found[1]:
+        return ""
+    line = text.split("\n")[int(found[1]) - 1]
+    word = _BARE.match(line, int(found[2]) - 1)
+    if not word or not line[: word.start()].rstrip().endswith(("=", "[", ",")):
+        return ""
+    if word[0].lower() in ("true", "false"):
+        return f"; {word[0].lower()} is written so, in small letters"
+    return f"; text stands in quotes: {shown(word[0])}"
 
 
 # ---- what comes from outside, in messages and in files -------------------------------------------
@@ -163,9 +186,21 @@ def nearest_or_all(name: str, known: Collection[str], otherwise: str = ": ") -> 
 
 def one_of(words: Collection[str], value: Any) -> str:
     """Return what a value must be that is none of some words, and which of them is near."""
-    close = get_close_matches(value, words, 1) if isinstance(value, str) else []
-    said = f"; did you mean {shown(close[0])}?" if close else ""
+    near = near_word(value, words)
+    said = "" if near is None else f"; did you mean {shown(near)}?"
     return f"must be {' or '.join(map(shown, words))}{said}"
+
+
+def near_word(value: Any, words: Collection[Any]) -> Any:
+    """Return the word that one of no use is near to, or is called elsewhere; None where none is."""
+    if not isinstance(value, str):
+        return None
+    small = value.lower().removeprefix("torch.")
+    if (known := ALSO_CALLED.get(re.sub("[-_ ]", "", small))) in words:
+        return known
+    texts = {str(word): word for word in words}
+    close = get_close_matches(small, texts, 1)
+    return texts[close[0]] if close else None
 
 
 def dotted(path: KeyPath) -> str:

@@ -362,6 +362,32 @@ def test_list_knows_every_committed_schedule_and_the_state_of_its_evidence(gener
     assert "stale, NVIDIA H200" in fagen("list").output
 
 
+def test_a_list_is_of_the_schedules_that_its_options_say():
+    def told(*words: object) -> list[dict[str, str]]:
+        return json.loads(fagen("list", *words, "--json").output)
+
+    every = told()
+    for words, of in (
+        (("--kind", "decode"), lambda row: row["schedule"].startswith("dec_")),
+        (("--dtype", "e4m3"), lambda row: row["dtype"] == "e4m3"),
+        (("--head-dim", 128), lambda row: row["head_dim"] == "128"),
+        (("--mask", "full"), lambda row: row["mask"] == "full"),
+    ):
+        found = told(*words)
+        wanted = [
+            row for row in every if of(row) and ("--mask" not in words or row["mask"] == "full")
+        ]
+        assert 0 < len(found) < len(every) and found == wanted
+    good, others = told("--verified"), told("--unverified")
+    assert len(good) + len(others) == len(every) and all(
+        "stale" not in row["evidence"] for row in good
+    )
+    assert fagen("list", "--head-dim", 7).output == "no schedule is so\n"
+    assert told("--head-dim", 7) == []
+    answer = fagen("list", "--dtype", "fp8")
+    assert answer.exit_code == 2 and "did you mean 'e4m3'?" in answer.stderr
+
+
 def test_committed_schedules_are_those_of_the_folder():
     for kind, slugs in COMMITTED.items():
         assert [schedule.slug for schedule in flow.committed(kind)] == slugs

@@ -225,6 +225,11 @@ def test_ctrl_c_while_modules_are_imported_ends_without_a_traceback(module, prog
     assert not answer.stderr.strip()
 
 
+def test_who_imports_the_command_line_keeps_its_own_handler():
+    code = "import signal, cli; print(signal.getsignal(2) is signal.default_int_handler)"
+    assert run([sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT)}).stdout == "True\n"
+
+
 @pytest.mark.parametrize("where", [".", "..", "/", "", "folder", "fifo"])
 def test_what_is_no_store_is_said_in_a_line(where, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -1,13 +1,20 @@
 """The register model beside the machine code: how far off it is stands in a committed file."""
 
 import json
+from importlib import import_module
 from pathlib import Path
+
+import pytest
 
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
+from fagen.ledger import Margin
+from fagen.registry import plan_of
+from tests.cli_helpers import fagen
 from tests.conftest import SPREAD
 
 COMMITTED = Path(__file__).with_name("register_model.json")
+MARGINS = Path(__file__).with_name("register_margins.json")  # of other kinds too
 FILLED = 8  # registers: the compiler may spend what it has over
 
 
@@ -33,3 +40,24 @@ def test_the_model_is_near_where_registers_are_scarce():
     scarce = [f for slug, f in committed.items() if 0 < room[slug] <= f["model"] + 24]
     assert len(scarce) >= 2
     assert all(abs(f["used"] - f["model"]) <= 16 for f in scarce)
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward", "decode"])
+def test_what_check_says_of_the_models_margin_is_committed(kind):
+    """Of kernels as they were built here: model and compiler, in registers of a consumer."""
+    of = json.loads(MARGINS.read_text())[kind]
+    off = [one["used"] - one["model"] for one in of.values()]
+    formulae = import_module(f"fagen.kinds.{kind}.formulae")
+    assert Margin(len(off), min(off), max(off)) == formulae.MARGIN
+    for slug, one in of.items():
+        made = plan_of(slug)
+        assert made.modelled_registers == one["model"]
+        assert str(formulae.MARGIN) in made.ledger
+    if kind == "forward":
+        committed = json.loads(COMMITTED.read_text())
+        assert committed.items() <= of.items()
+
+
+def test_check_says_how_far_the_model_is_off():
+    told = fagen("check", "fwd_fp16_d128_causal_m128n128").output
+    assert "thread, a model: in 30 kernels the compiler took 1 less … 63 more" in told

@@ -7,7 +7,8 @@ import pytest
 from fagen import registry
 from fagen.errors import ScheduleError
 from fagen.kinds.forward.keys import Schedule
-from fagen.toml_lines import read_toml
+from fagen.picking import pick
+from fagen.toml_lines import near_word, read_toml
 from tests.schedule_helpers import KINDS, PLAIN, TEXT
 
 QUANTISER = '[quantize]\ndtype = "fp16"\nhead_dim = 128\n'
@@ -290,6 +291,48 @@ def test_what_cannot_be_read_is_refused(tmp_path):
         registry.read(tmp_path / "latin.toml")
     (tmp_path / "marked.toml").write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())
     assert registry.read(os.fspath(tmp_path / "marked.toml")) == registry.parse(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ("dtype = bf16", '; text stands in quotes: "bf16"'),
+        ("dtype = half  # or so", '; text stands in quotes: "half"'),
+        ("mask = [full, causal]", '; text stands in quotes: "full"'),
+        ("a = {b = c}", '; text stands in quotes: "c"'),
+        ("dtype = \\x1b[2J", "Invalid value"),
+        ("a = True", "; true is written so, in small letters"),
+        ("a = FALSE", "; false is written so, in small letters"),
+        ("a =", "Invalid value"),
+        ("= a", "Invalid statement"),
+    ],
+)
+def test_a_word_without_quotes_is_told_of_them(said, wanted):
+    with pytest.raises(ScheduleError) as refusal:
+        registry.parse(f"[attention]\n{said}\n", "x.toml")
+    assert str(refusal.value).startswith("x.toml:2: this is not TOML: ")
+    assert str(refusal.value).endswith(wanted)
+
+
+@pytest.mark.parametrize(
+    ("words", "dtype"),
+    [
+        (
+            ("fp8", "FP8", "float8", "fp8_e4m3", "float8_e4m3fn", "torch.float8_e4m3fn", "e4m3fn"),
+            "e4m3",
+        ),
+        (("float16", "half", "f16", "torch.float16", "FP16", "fp_16"), "fp16"),
+        (("bfloat16", "torch.bfloat16", "BF16"), "bf16"),
+    ],
+)
+def test_a_dtype_is_told_by_what_others_call_it(words, dtype):
+    for word in words:
+        with pytest.raises(ScheduleError, match=f'; did you mean "{dtype}"\\?$'):
+            registry.parse(TEXT.replace('"fp16"', f'"{word}"'))
+    for word in ("fp8", "half"):
+        with pytest.raises(ScheduleError, match=r"did you mean (e4m3|fp16)\?"):
+            pick(dtype=word, head_dim=128)
+    assert near_word("float32", ["fp16", "bf16", "e4m3"]) is None and near_word(3, ["fp16"]) is None
 
 
 # ---- lines --------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from fagen.paths import locate
 from fagen.problem import Problem, Sizes, solves
 from fagen.registry import committed_file, from_slug, given, kind, plan, read, schedules
 from fagen.schedule import Schedule
+from fagen.toml_lines import near_word
 from fagen.vocab import DTYPES, FORWARD, PASSES, SIXTEEN_BITS, V_LAYOUTS
 
 KIND = FORWARD  # of the schedules that compute attention itself
@@ -342,7 +343,9 @@ def _usual(problem: Problem) -> Candidates:
     if fitting:
         return Candidates((writing(min(fitting, key=_rank), problem.out_dtype),), derived=False)
     if problem.dtype not in DTYPES:
-        raise ScheduleError(f"no kernel computes {problem}; one takes {', '.join(DTYPES)}")
+        near = near_word(problem.dtype, DTYPES)
+        mean = f"; did you mean {near}?" if near else ""
+        raise ScheduleError(f"no kernel computes {problem}; one takes {', '.join(DTYPES)}{mean}")
     if DTYPES[problem.dtype].fp8:
         layout, rows = problem.v_layout or V_LAYOUTS[0], problem.scale_rows or 0
         any_out = replace(any_out, v_layout=layout, scale_rows=rows)

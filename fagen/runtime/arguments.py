@@ -15,7 +15,7 @@ from fagen.dispatch.tables import MOST
 from fagen.errors import ScheduleError
 from fagen.runtime import autocast
 from fagen.schedule import Schedule
-from fagen.toml_lines import shown
+from fagen.toml_lines import near_word, shown
 from fagen.vocab import (
     DTYPES,
     SCALE_ROWS,
@@ -83,7 +83,9 @@ def dtype_of(dtype: torch.dtype | str, name: str = "dtype") -> torch.dtype:
         return dtype
     words = {word: row.torch for row in DTYPES.values() for word in (row.name, row.torch)}
     if dtype not in words:
-        raise ValueError(f"{name} is {dtype!r}; it must be one of {', '.join(words)}")
+        near = near_word(dtype, DTYPES)
+        mean = f"; did you mean {near}?" if near else ""
+        raise ValueError(f"{name} is {dtype!r}; it must be one of {', '.join(words)}{mean}")
     return getattr(torch, words[dtype])
 
 

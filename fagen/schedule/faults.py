@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from fagen.errors import ScheduleError
 from fagen.schedule.section import Keys
-from fagen.toml_lines import Origin, dotted, printable, shown
+from fagen.toml_lines import Origin, dotted, near_word, printable, shown
 
 
 class BrokenRules(ValueError):  # noqa: N818 - it never leaves this package
@@ -113,16 +113,10 @@ def _refused(path: tuple[str, ...], value: Any, keys: Keys) -> str:
     near = ""
     if isinstance(value, str) and (path[-1], value) in keys.renamed:
         near = f"; {shown(value)} is called {shown(keys.renamed[path[-1], value])} now"
-    elif isinstance(value, str) and (
-        close := get_close_matches(value.lower(), map(str, rule.get("enum", ())), 1)
-    ):
-        near = f"; did you mean {_word(close[0], rule)}?"
+    elif (word := near_word(value, rule.get("enum", ()))) is not None:
+        near = f"; did you mean {json.dumps(word)}?"
     elif isinstance(value, int | float) and not isinstance(value, bool) and "minimum" in rule:
         step = rule.get("multipleOf", 1)
         if rule["minimum"] <= value <= rule["maximum"]:  # false for nan
             near = f"; the nearest is {round(value / step) * step:g}"
     return f" must be {_expected(path, keys)}{near}"
-
-
-def _word(text: str, rule: dict[str, Any]) -> str:
-    return next(json.dumps(word) for word in rule["enum"] if str(word) == text)

@@ -12,7 +12,7 @@ from fagen.arch import SM90
 from fagen.errors import ScheduleError
 from fagen.kinds.backward.keys import Schedule
 from fagen.kinds.backward.rules import FP32_BYTES, dq_columns, ones_in_shared_memory
-from fagen.ledger import Ledger, Row, first_that_fits, rows, solved, symbols
+from fagen.ledger import Ledger, Margin, Row, first_that_fits, rows, solved, symbols
 from fagen.vocab import DTYPES
 
 # Addresses, loop state, barriers and the statistics of a few columns. Where nvcc 13.0 spills in no
@@ -38,6 +38,7 @@ ONES_BYTES = 3 * 128  # three core matrices
 
 SHARED = "shared memory of a thread block"
 REGISTERS = "registers of a consumer thread"
+MARGIN = Margin(kernels=7, least=-8, most=2)  # of tests/register_margins.json
 REGISTER_FILE = "register file of a thread block"
 
 # d, d_v padded; own: columns of dQ's accumulator in a warpgroup, in the first where they differ;
@@ -114,7 +115,7 @@ def _registers(schedule: Schedule, sizes: Mapping[str, int]) -> Iterator[Ledger]
         most = getattr(schedule.warps, key)
         yield Ledger(
             f"registers of a {role}'s thread",
-            "a model",
+            str(MARGIN),
             rows(sizes, 1, register_formulae, _choices(schedule, computes)),
             min(most, SM90.max_registers_per_thread),
             f"{key} = {most}",

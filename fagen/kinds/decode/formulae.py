@@ -12,7 +12,7 @@ from fagen.arch import SM90
 from fagen.errors import ScheduleError
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.rules import padded, share
-from fagen.ledger import Ledger, first_that_fits, rows, solved, summed, symbols
+from fagen.ledger import Ledger, Margin, first_that_fits, rows, solved, summed, symbols
 from fagen.vocab import DTYPES
 
 # addresses, loop state, barriers and a unit's numbers; P on its way takes half a register for each
@@ -25,6 +25,7 @@ THREADS = SM90.warpgroup_threads + SM90.warp_threads  # with the one that loads
 
 SHARED = "shared memory of a thread block"
 REGISTERS = "registers of a thread"
+MARGIN = Margin(kernels=8, least=-4, most=24)  # of tests/register_margins.json
 
 # d, d_v padded; e bytes per element
 SYMBOLS = ("rows", "block_n", "d", "d_v", "stages", "q_stages", "e")
@@ -62,7 +63,7 @@ def budget(schedule: Schedule) -> Budget:
     )
     registers = Ledger(
         REGISTERS,
-        "a model",
+        str(MARGIN),
         rows(sizes, 1, register_formulae, _forms(schedule)),
         registers_left(blocks),
         f"{blocks * THREADS // SM90.warp_threads} warps on {SM90.issued_warps} schedulers, "

@@ -11,7 +11,7 @@ from fagen.arch import SM90
 from fagen.errors import ScheduleError
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.rules import possible_outputs
-from fagen.ledger import Ledger, Row, first_that_fits, rows, solved, summed, symbols
+from fagen.ledger import Ledger, Margin, Row, first_that_fits, rows, solved, summed, symbols
 from fagen.vocab import DTYPES, ORDERS, OUT_DTYPES, P_HOMES
 
 # The model's two constants, per consumer thread: the running maximum, sum and scale of two rows,
@@ -34,6 +34,7 @@ KEY_SCALES_BYTES = 16
 # the names of the ledgers
 SHARED = "shared memory of a thread block"
 REGISTERS = "registers of a consumer thread"
+MARGIN = Margin(kernels=30, least=-1, most=63)  # of tests/register_margins.json
 REGISTER_FILE = "register file of a thread block"
 
 # the keys that a sum depends on
@@ -352,7 +353,7 @@ def _registers(schedule: Schedule) -> Ledger:
     )
     return Ledger(
         REGISTERS,
-        "a model",
+        str(MARGIN),
         rows(_sizes(values), 1, register_formulae, _register_choices(values)),
         usable,
         source,
