@@ -82,6 +82,25 @@ def varlen_of_fa3(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Any:
     return fa3.flash_attn_varlen_func(q, k, v, starts, starts, 20, 20, causal=True)
 
 
+def varlen_of_fa3_in_part(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, used: Tensor) -> Any:
+    how = dict(seqused_q=used, seqused_k=used, causal=True)
+    return fa3.flash_attn_varlen_func(q, k, v, starts, starts, 20, 20, **how)  # type: ignore[arg-type]
+
+
+def qkvpacked(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    return fa3.flash_attn_qkvpacked_func(
+        torch.stack([q[:, :, :2], k[:, :20], v[:, :20]], 2), causal=True
+    )
+
+
+def passes(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    """Both passes of FlashAttention-3 below its calls."""
+    out, lse, *_ = fa3._flash_attn_forward(q, k, v)
+    made = tuple(map(torch.empty_like, (q, k, v)))
+    fa3._flash_attn_backward(out, q, k, v, out, lse, *[None] * 6, *made, q.shape[-1] ** -0.5)
+    return made
+
+
 DOORS = {
     "attention": Door(lambda q, k, v: fagen.attention(q, k, v, causal=True), dense),
     "attention_lse": Door(lambda q, k, v: fagen.attention(q, k, v, return_lse=True), dense),
@@ -101,6 +120,11 @@ DOORS = {
     "combine": Door(fagen.combine, splits),
     "flash_attn_func": Door(fa3.flash_attn_func, dense, gradients=True),
     "flash_attn_varlen_func": Door(varlen_of_fa3, packed, gradients=True),
+    "flash_attn_varlen_func_in_part": Door(
+        varlen_of_fa3_in_part, lambda *of: (*packed(*of), whole(of[1], 5, 0, 9))
+    ),
+    "flash_attn_qkvpacked_func": Door(qkvpacked, dense, gradients=True),
+    "flash_attn_forward_and_backward": Door(passes, dense),
     "flash_attn_with_kvcache": Door(
         lambda q, k, v, used: fa3.flash_attn_with_kvcache(q, k, v, cache_seqlens=used), few
     ),

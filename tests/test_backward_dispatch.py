@@ -152,13 +152,13 @@ def test_traced_with_sizes_left_open_it_is_the_kernel_of_many_keys(table):
     fagen.prepare(dtype="fp16", head_dim=64, causal=True, device="cpu", gradient=True)
     asked = []
     for found in backward._gradients.values():  # of each forward kernel
-        for slug, op in list(found.ready.items()):
+        for slug, (op, _) in list(found.ready.items()):
 
             def noted(slug=slug, op=op, **given):
                 asked.append(slug)
                 return op(**given)
 
-            found.ready[slug] = noted
+            found.ready[slug] = noted, slug
 
     @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
     def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

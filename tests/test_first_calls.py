@@ -23,6 +23,8 @@ from tests.fresh import forget
 
 MODULES = attention, varlen, decode, quantize, combine, backward, ready
 THREADS = 8
+# calls of fagen's ops in a door's graph, where they are more than one
+OPS = {"attention_e4m3": 4, "attention_fp8": 4, "flash_attn_forward_and_backward": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +72,7 @@ def test_a_first_call_compiles_into_one_graph_of_its_ops_alone(
     found = door.results(given, compiled)
     assert same(found, door.results(given))
     called = backend.called()
-    assert len(called) == {"attention_e4m3": 4, "attention_fp8": 4}.get(name, 1), called
+    assert len(called) == OPS.get(name, 1), called
     assert all(one.startswith("fagen.") and one.endswith(".default") for one in called), called
 
 
@@ -151,7 +153,7 @@ def test_first_calls_of_all_doors_from_eight_threads(head_dim: int) -> None:
     given = {door.call: door.made(head_dim) for door in doors}
 
     def work(number: int) -> dict[int, list[Any]]:
-        order = [(i * 5 + number) % len(doors) for i in range(len(doors))]
+        order = [(i + 3 * number) % len(doors) for i in range(len(doors))]
         if number % 2:  # half of them all one after the other, the others the same one at once
             order = [*range(len(doors))]
         return {i: doors[i].results(given[doors[i].call]) for i in order}

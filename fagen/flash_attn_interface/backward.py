@@ -15,10 +15,11 @@ from fagen.flash_attn_interface.arguments import (
 from fagen.flash_attn_interface.layout import packed_keys, packed_queries
 from fagen.runtime import attention, varlen
 from fagen.runtime.argument_types import flag
-from fagen.runtime.arguments import E4M3, refuse_rank
+from fagen.runtime.arguments import E4M3, refuse_rank, settled
 from fagen.runtime.backward import gradients
 from fagen.runtime.checks import shape_of
 from fagen.runtime.offsets import used_queries
+from fagen.runtime.once import untraced
 
 _CALLED = "_flash_attn_backward"
 
@@ -61,12 +62,12 @@ def gradients_of(
     causal = mask_of(_CALLED, window_size, queries, keys, causal=causal)
     sums = torch.linalg.vecdot(dout.float(), out.float()).transpose(-1, -2).contiguous()
     shapes = q.shape, k.shape, v.shape
-    kind = q.device, q.dtype, q.shape[-1], v.shape[-1], causal
+    kind = q.device, q.dtype, settled(q.shape[-1]), settled(v.shape[-1]), causal
+    dense = all(x is None for x in lengths.values())
     given: dict[str, Any] = dict(scale=q.shape[-1] ** -0.5 if scale is None else scale)
-    if all(x is None for x in lengths.values()):
+    if dense:
         for name, x in (("q", q), ("k", k), ("v", v)):
             refuse_rank(name, x)
-        problem = attention.problem_of(kind)
     else:
         if cu_seqlens_q is None:
             refuse_rank("q", q)
@@ -85,11 +86,17 @@ def gradients_of(
             varlen.refuse_wrong_lengths(seqused_q, *at)
             at = used_queries(seqused_q, *at)
         given |= zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_k"), at, strict=True)
-        problem = varlen.problem_of((*kind, None, None))
-    (schedule, *_), _ = candidates(problem, None)
+    slug = _forward_of(kind, dense=dense)
     given |= dict(q=q, k=k, v=v)
     lse = softmax_lse if softmax_lse.stride(-1) == 1 else softmax_lse.contiguous()
     with torch.no_grad():
-        made = gradients(schedule.slug, given, dout, out, lse, deterministic=deterministic)
+        made = gradients(slug, given, dout, out, lse, deterministic=deterministic)
     dq, dk, dv = (x.reshape(shape) for x, shape in zip(made, shapes, strict=True))
     return dq, dk, dv, sums
+
+
+@untraced
+def _forward_of(kind: Any, *, dense: bool) -> str:
+    """The slug of a kernel whose gradients these are.  Raises ValueError where there is none."""
+    problem = attention.problem_of(kind) if dense else varlen.problem_of((*kind, None, None))
+    return candidates(problem).schedules[0].slug

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from fagen.arch import SM90
 from fagen.dispatch.choice import (
@@ -47,15 +48,16 @@ class _Gradients:
 
     def __init__(self, of: Problem, device: torch.device, served: Served) -> None:
         self.of, self.device, self.served = of, device, served
-        # ops by slug, None for the usual one
-        self.ready: Once[str | None, op.Op] = Once(self._make_ready)
+        # ops and their slugs by the slug of a table, None for the usual one
+        self.ready: Once[str | None, tuple[op.Op, str]] = Once(self._make_ready)
 
     def op_for(self, q: Tensor, k: Tensor) -> op.Op:
         """The op for tensors of these sizes, readied if need be."""
         slug = _slug_for(self.served, q, k)
-        return self.ready.get(slug) or self.ready.made(slug)
+        found, _ = self.ready.get(slug) or self.ready.made(slug)
+        return found
 
-    def _make_ready(self, slug: str | None) -> op.Op:
+    def _make_ready(self, slug: str | None) -> tuple[op.Op, str]:
         said = not_ready(self.of.deterministic, packed=self.of.varlen)
         schedules, derived = candidates_for(self.of, slug)
         chosen, made = first_ready(schedules, self.device, not_ready=said)
@@ -68,7 +70,7 @@ class _Gradients:
                 UntunedWarning,
                 stacklevel=6,
             )
-        return made
+        return made, chosen.slug
 
 
 def _slug_for(served: Served, q: Tensor, k: Tensor) -> str | None:
@@ -130,10 +132,14 @@ def with_gradient_by_name(found: op.Named, q: Tensor, k: Tensor, *, deterministi
 
     It is torch.ops.fagen.<slug>_with_grad.
     """
-    slug, place = found[0], q.device
-    served = Served(*_told(slug, place, deterministic))
-    name = _named(slug, place, deterministic, _slug_for(served, q, k))
+    slug = found[0]
+    _named(slug, q.device, deterministic, _traced_slug(slug, q, k, deterministic))
+    name = _registered_for(slug, q.device.type)
     return partial(getattr(torch.ops.fagen, name).default, deterministic=deterministic)
+
+
+def _traced_slug(slug: str, q: Tensor, k: Tensor, deterministic: bool) -> str | None:
+    return _slug_for(Served(*_told(slug, q.device, deterministic)), q, k)
 
 
 @untraced
@@ -142,10 +148,16 @@ def _told(slug: str, device: torch.device, deterministic: bool) -> Any:
 
 
 @untraced
-def _named(slug: str, device: torch.device, deterministic: bool, choice: str | None) -> str:
-    """Ready a kernel of gradients, and the op which has them; return the name of that."""
-    _gradients_of(slug, device, deterministic).ready.made(choice)
-    return _registered.made((slug, device.type))
+def _named(slug: str, device: torch.device, deterministic: bool, choice: str | None) -> op.Named:
+    """Ready a kernel of gradients, and tell of it by name."""
+    _, found = _gradients_of(slug, device, deterministic).ready.made(choice)
+    return op.named(found, device.type)
+
+
+@untraced
+def _registered_for(slug: str, place: str) -> str:
+    """Ready the op that has gradients, and return its name."""
+    return _registered.made((slug, place))
 
 
 def _gradients_of(slug: str, device: torch.device, asked: bool) -> _Gradients:
@@ -297,8 +309,16 @@ def gradients(
     `given` are its arguments by name, out and lse what it gave. Raises as with_gradient does, and
     where one of them requires a gradient while torch is asked for some.
     """
-    compute = _gradients_of(slug, out.device, deterministic).op_for(given["q"], given["k"])
-    dq, dk, dv = compute(dout=_laid_out(dout), **given, out=out, lse=lse, dlse=dlse)
+    q, k = given["q"], given["k"]
+    if is_dynamo_compiling():
+        choice = _traced_slug(slug, q, k, deterministic)
+        compute, _ = op.by_name(_named(slug, q.device, deterministic, choice))
+        # where it begins in its storage is not told then
+        dout = dout.clone(memory_format=torch.contiguous_format)
+    else:
+        compute = _gradients_of(slug, out.device, deterministic).op_for(q, k)
+        dout = _laid_out(dout)
+    dq, dk, dv = compute(dout=dout, **given, out=out, lse=lse, dlse=dlse)
     return dq, dk, dv
 
 
