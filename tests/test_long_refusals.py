@@ -116,6 +116,7 @@ def test_arguments_of_another_type_are_named():
         (fagen.parse_schedule, (b"x",), "parse_schedule: text is of type bytes"),
         (fagen.parse_schedule, ("", 3), "parse_schedule: where is of type int"),
         (fagen.recording(3).__enter__, (), "recording: path is of type int"),
+        (fagen.Schedule.from_slug, (99,), "from_slug: slug is of type int"),
     ):
         with pytest.raises(TypeError, match=said):
             call(*args)

@@ -69,7 +69,12 @@ REPORTS = [
     "search run space.toml --replay r.sqlite --store space.toml",
     "search run space.toml --replay r.sqlite --store new/dispatch.toml --write new",
     "search run space.toml --replay r.sqlite --store new.sqlite --write .",
+    "search run space.toml --replay r.sqlite --store new.sqlite --report nowhere/page.html",
+    "search run space.toml --replay r.sqlite --store nowhere/new.sqlite",
 ]
+
+
+REFUSED = "named twice|as fagen wrote it|symbolic link|no file of search|comments|no folder"
 
 
 @pytest.mark.parametrize("words", REPORTS)
@@ -80,7 +85,8 @@ def test_no_search_writes_over_what_it_reads_or_what_is_somebody_elses(words, pl
     answer = fagen(*words.split(), "--json")
     assert answer.exit_code == 1, answer.output
     assert re.search(
-        "named twice|as fagen wrote it|symbolic link|no file of search|comments", answer.stdout
+        "named twice|as fagen wrote it|symbolic link|no file of search|comments|no folder",
+        answer.stdout,
     )
     assert contents(place) == before
 

@@ -73,6 +73,8 @@ class Schedule(Section):
     @classmethod
     def from_slug(cls, slug: str) -> Self:
         """Read a slug back.  Raises ScheduleError where it is not exactly some schedule's slug."""
+        if not isinstance(slug, str):
+            raise TypeError(f"from_slug: slug is of type {type(slug).__name__}; it must be a str")
         schedule = cls._made(cls.keys.slug.read(slug), slug)
         if schedule.slug != slug:
             raise ScheduleError(f"{shown(slug)} is no slug; that schedule's is {schedule.slug}")
