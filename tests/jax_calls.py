@@ -327,6 +327,10 @@ def refusals(demo):
     refused(lambda: jax.grad(quantised)(x), NotImplementedError, "rounding to e4m3 has none")
     q = normal("float16", 1, 8, 2, 128)
     call = partial(demo.attention, q, q, q, causal=True)
+    refused(lambda: call(scale="1.0"), ValueError, "scale is '1.0'; it must be a number")
+    refused(lambda: call(scale=10**400), ValueError, "scale is no number: int")
+    refused(lambda: call(causal="False"), TypeError, "causal is 'False'; it must be True or False")
+    refused(lambda: call(return_lse=0.0), TypeError, "return_lse is 0.0; it must be True or False")
     refused(lambda: call(scale=-1.0), ValueError, "scale is -1.0; it must be finite and above 0")
     wide = normal("float16", 1, 8, 2, 96)
     refused(

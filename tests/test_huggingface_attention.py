@@ -226,6 +226,13 @@ def test_what_no_kernel_computes_is_refused(given: dict[str, Any], said: str) ->
         attend(Layer(True), *tensors(), **given)
 
 
+@pytest.mark.parametrize("name", ["is_causal", "deterministic"])
+def test_a_word_is_no_flag(name: str) -> None:
+    for wrong in ("False", 1.0, []):
+        with pytest.raises(TypeError, match=f"{name} is of type .*; it must be True or False"):
+            attend(Layer(True), *tensors(), Mask(True, 5, 9), **{name: wrong})
+
+
 def test_an_argument_that_asks_for_nothing_is_passed_over() -> None:
     out, _ = attend(
         Layer(True), *tensors(), Mask(True, 5, 9),

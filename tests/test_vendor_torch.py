@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -141,6 +142,12 @@ def test_a_call_in_16_bits(attention_of):
         module.attention(q[0], q, q)
     with pytest.raises(TypeError, match="q_descale"):  # no kernel here has any
         called(1, q_descale=q)
+    for name in ("causal", "return_lse"):
+        for wrong in ("False", 1.0, 2, None, [], torch.tensor(1)):
+            with pytest.raises(TypeError, match=f"{name} is .*; it must be True or False"):
+                called(1, **{"causal": True, name: wrong})
+    for one in (1, numpy.True_):
+        assert called(1, causal=one, return_lse=one)[0] == own.slug
 
 
 def test_a_call_in_e4m3(attention_of):

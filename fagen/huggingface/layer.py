@@ -7,6 +7,7 @@ from torch.compiler import is_compiling
 from fagen.huggingface.masks import DYNAMIC, EAGER, SDPA, Mask, capturing
 from fagen.huggingface.sequences import Sequences, begun, told_by_offsets
 from fagen.runtime import autocast
+from fagen.runtime.argument_types import flag
 from fagen.runtime.arguments import needs_gradient
 from fagen.runtime.attention import attention
 from fagen.runtime.cache import attention_cache
@@ -74,6 +75,7 @@ def attend(
             "asked: use torch.compile or torch.export"
         )
     queries, keys, layer = query.shape[2], key.shape[2], type(module).__name__
+    is_causal = None if is_causal is None else flag("is_causal", is_causal)
     _refuse_arguments(others)
     if dropout != 0:
         raise ValueError(
@@ -110,7 +112,7 @@ def attend(
     # layers may be spread over several GPUs; on the mask's own one nothing is moved
     first, end = (each if each is None else each.to(q.device) for each in (first, end))
     gradient = torch.is_grad_enabled() and needs_gradient(q, k, v)
-    ordered = bool(deterministic)
+    ordered = deterministic is not None and flag("deterministic", deterministic)
     if sequences is not None:
         if first is not None or end is not None:
             raise ValueError(
