@@ -35,8 +35,9 @@ class Dtype:
     out: str  # O's, where a schedule does not say
     largest: float = 0.0  # finite number, where fp32 goes far beyond it
     # What a lane's share of a row's P in a block may add up to under a stale row max, in 16 bits.
-    # bf16 has fp32's range: shares of 2^60 make 2^75 of 2^20 keys, in 2^13 blocks for each of four
-    # lanes, and that times a V up to 1e15 is finite.
+    # Of a key that outweighs all others P is rounded then, and not in the sum that O is divided by:
+    # O of such a row is that key's V to the last bit only where the maximum is fresh. bf16, whose
+    # range would bear 2^60, rounds eight times as coarsely as fp16.
     max_partial_sum: float = 0.0
 
     @property
@@ -188,7 +189,7 @@ DTYPES = _table(
         wgmma_k=16,
         pad=16,
         out="bf16",
-        max_partial_sum=2.0**60,
+        max_partial_sum=2.0**12,
     ),
     Dtype(
         "e4m3",

@@ -152,8 +152,7 @@ PROVED = (
     *(_equal(3e8), _offset(1e6), _rising(1e5), _needle(1e6, 1.0), _alternating(3e8)),
     *(_levels(2.0**15), _hidden(3e8), Family("whole numbers at a scale of 1e+05", 1e5)),
 )
-# The first key counts and no other, by 20 … 38 natural units: the output is its V. For kernels that
-# divide by the sum of what they multiplied.
+# The first key counts and no other, by 20 … 38 natural units: the output is its V.
 ALONE = Family(
     "a key that counts alone",
     1.0,

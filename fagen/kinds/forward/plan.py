@@ -62,7 +62,6 @@ class Plan(Folding):
     """
 
     kind: ClassVar[str] = "forward"
-    outweighs: ClassVar[float] = 2.0**10  # see corrects_sums
     blocks: ClassVar[int] = 1  # that a multiprocessor should hold at least
     # below which no row's reference is, so that masked scores have weight 0 beside it and never NaN
     least_reference: ClassVar[float] = -1e38
@@ -208,16 +207,6 @@ class Plan(Folding):
     def stores_tiles(self) -> bool:
         """Whether accumulators are stored through shared memory: O, or P."""
         return not (self.splits and self.p_in_registers)
-
-    @property
-    def corrects_sums(self) -> bool:
-        """Whether O of rows in which one key counts is divided by the sum of P as it was rounded.
-
-        Relative to a stale maximum a key that outweighs all others has a P that is rounded. Its row
-        of O is to be that key's V all the same: of it the backward pass takes a difference that is
-        all but zero. Where dtypes are narrow a maximum is never that stale.
-        """
-        return self.lazy_max and not self.fp8 and not self.dtype.narrow and not self.splits
 
     @property
     def has_barriers(self) -> bool:

@@ -96,7 +96,6 @@ def _weighted(
         p, rescale = softmax.step(scores.masked_fill(unseen, -math.inf), unseen)
         # what the tensor cores read is rounded; row sums that threads add up saw p before
         rounded = p.to(element).float()
-        softmax.correct(p, rescale)
         softmax.add(rounded if plan.sum_by_tensor else p, rescale)
         partial, total = partial * rescale, total * rescale
         if hopper_sums:
@@ -175,13 +174,8 @@ def spread(p: Tensor, seen: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
 
 def _by_lanes(p: Tensor, plan: Plan) -> Tensor:
     """Return what four lanes add up of each row of p (…, rows, columns): (…, rows, 4)."""
-    return _lanes(p, plan).sum((-1, -3))
-
-
-def _lanes(p: Tensor, plan: Plan) -> Tensor:
-    """Return p (…, rows, columns) as lanes hold it: (…, rows, columns / 8, 4, 2)."""
     filled = torch.nn.functional.pad(p, (0, plan.block_n - p.shape[-1]))
-    return filled.unflatten(-1, (-1, 4, 2))
+    return filled.unflatten(-1, (-1, 4, 2)).sum((-1, -3))
 
 
 def _any_row(rows: Tensor) -> Tensor:
@@ -221,9 +215,6 @@ class _OnlineSoftmax:
         self.blocks = torch.zeros_like(self.maximum, dtype=torch.int32)  # visited
         self.spread = torch.zeros_like(self.far)
         self.sum = torch.zeros_like(self.maximum)
-        self.raised = self.far  # whose maximum this block has raised
-        self.lanes: Tensor | None = None  # sums of each lane's P, and what rounding adds to them
-        self.rounded = torch.zeros_like(self.maximum)
 
     def step(self, scores: Tensor, unseen: Tensor) -> tuple[Tensor, Tensor]:
         """Take one block: its probabilities, and the factor for all that was added up before."""
@@ -235,7 +226,6 @@ class _OnlineSoftmax:
             keep = ~(raised | self._of_warps(was_far) | self._finds_first())
         else:
             keep = (highest - before) * self.scale_log2 <= self.plan.rescale_threshold
-        self.raised = ~keep
         self.maximum = torch.where(keep, before, highest)
         large = (self._reference(self.maximum).abs() >= self.plan.far) & (
             self.maximum > self.plan.no_score
@@ -310,29 +300,7 @@ class _OnlineSoftmax:
         """Return the row max, and the sum of P relative to it: (…, rows)."""
         return self.maximum.squeeze(-1), (self.sum * self.unrounded()).squeeze(-1)
 
-    def correct(self, p: Tensor, rescale: Tensor) -> None:
-        """Note what rounding adds to the P of a key that outweighs all others in its lane.
-
-        A warp looks for one where a block outweighs all that a lane has added up before, and where
-        it has raised its maxima.
-        """
-        if not self.plan.corrects_sums:
-            return
-        first, before, part = self.lanes is None, 0, _by_lanes(p, self.plan)
-        if self.lanes is not None:
-            before, self.rounded = self.lanes * rescale, self.rounded * rescale
-        self.lanes = before + part
-        if first:
-            return
-        looks = self.raised | (part > before * self.plan.outweighs).any(-1, keepdim=True)
-        largest = _lanes(p, self.plan).amax((-1, -3))
-        outweighs = self._of_warps(looks) & (largest > self.lanes / 2)
-        element = getattr(torch, self.plan.dtype.torch)
-        added = (largest.to(element).float() - largest).to(element).float()
-        self.rounded = torch.where(outweighs, added, self.rounded)
-
     def finish(self) -> tuple[Tensor, Tensor]:
         """Return what to multiply the rows of the output by, and their log-sum-exp."""
         log_sum = (self._reference(self.maximum) + torch.log2(self.sum)) * LN2
-        multiplied = self.sum + self.rounded.sum(-1, keepdim=True)
-        return 1 / multiplied, log_sum.masked_fill(self.sum == 0, -math.inf)
+        return 1 / self.sum, log_sum.masked_fill(self.sum == 0, -math.inf)
