@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.backends.debugging import aot_eager
+from torch._dynamo.exc import Unsupported
 from torch.fx import GraphModule
 
 from fagen.dispatch import choice
@@ -125,10 +126,14 @@ def test_a_schedule_that_is_named_is_taken_while_it_is_traced(fresh_dynamo: None
 def test_what_no_kernel_computes_is_refused_in_words_while_it_is_traced(
     fresh_dynamo: None,
 ) -> None:
-    q, k, v = DOORS["attention"].made()
-    compiled = torch.compile(attention.attention, fullgraph=True, backend="eager")
-    with pytest.raises(Exception, match="q is float64; use fp16 or bf16"):
-        compiled(q.double(), k.double(), v.double())
+    given = [x.double() for x in DOORS["attention"].made()]
+    said = "q is float64; use fp16 or bf16"
+    with pytest.raises(Unsupported, match="Observed exception") as refused:
+        torch.compile(attention.attention, fullgraph=True, backend="eager")(*given)
+    assert said in str(refused.value)
+    torch._dynamo.reset()
+    with pytest.raises(ValueError, match=said):
+        torch.compile(attention.attention, backend="eager")(*given)
 
 
 # ---- by many threads ----------------------------------------------------------------------------

@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
+from functools import wraps
 from threading import RLock
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+
+from torch.compiler import is_dynamo_compiling
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -40,8 +43,27 @@ def untraced(function: Function) -> Function:
     """Have torch.compile call a function as it is while it traces, and keep what it returns.
 
     Arguments and results are numbers, words, dtypes and devices, or tuples of these. What it
-    readies is so outside of the graph, in which nothing of it is left.
+    readies is so outside of the graph, in which nothing of it is left. What it raises is a
+    ValueError of the same words there, which torch takes for the caller's: what is not to be one
+    graph runs untraced, and raises it as it is.
     """
+
+    def tried(*args: Any, **named: Any) -> tuple[Any, str | None]:
+        try:
+            return function(*args, **named), None
+        except Exception as error:
+            return None, str(error)
+
     # as torch.compiler.assume_constant_result does; importing that takes more than a second
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
+    tried._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    @wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        if not is_dynamo_compiling():
+            return function(*args, **named)
+        result, refusal = tried(*args, **named)
+        if refusal is not None:
+            raise ValueError(refusal)
+        return result
+
+    return cast(Function, call)

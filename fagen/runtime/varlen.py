@@ -183,8 +183,7 @@ def attention_varlen(
             named = _named(key)
             with_lse, alone = op.by_name(named)
         else:
-            key = with_sizes(key) if _is_tracing() else key
-            with_lse, alone, direct, _ = _ready.get(key) or _ready.made(key)
+            with_lse, alone, direct, _ = _ready.get(key) or _ready.made(with_sizes(key))
         if note is not None:
             note(key, q_shape, v_shape, cu_seqlens_q.shape[0], max_seqlen_q, max_seqlen_k)
         if scale is None:
