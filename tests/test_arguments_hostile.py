@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import fagen
+from fagen import flash_attn_interface
 from fagen.errors import FagenError
 from tests.test_argument_types import CALLS, Q, ints
 
@@ -47,12 +48,12 @@ NO_WORD = [*(0, 1.0, HUGE, math.nan, b"rows", "", "False", object(), [], {}, tor
 
 FLAGGED = ("causal", "return_lse", "deterministic", "rotate", "center", "center_k", "center_v",
            "rotary_pairs", "return_attn_probs", "return_softmax_lse", "pack_gqa", "gradient",
-           "unified", "rotary_interleaved", "has_softcap")  # fmt: skip
+           "unified", "rotary_interleaved", "has_softcap", "is_causal")  # fmt: skip
 SCALES = ("scale", "softmax_scale", "descale")
 WHOLES = ("seed", "num_splits", "sm_margin", "attention_chunk", "scale_rows", "heads", "kv_heads",
           "batch", "queries", "seqlen", "rows", "head_dim", "head_dim_v", "batch_size", "headdim",
           "headdim_v", "num_heads_q", "num_heads_kv", "page_size", "max_seqlen_k_new",
-          "seqlen_k")  # fmt: skip
+          "seqlen_k", "window_size_left", "window_size_right")  # fmt: skip
 WORDS = ("scales", "layout", "v_layout", "out_dtype", "dtype")
 
 MORE: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
@@ -61,6 +62,26 @@ MORE: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "prepare_varlen": (fagen.prepare_varlen, dict(dtype="fp16", head_dim=32)),
     "prepare_decode": (fagen.prepare_decode, dict(dtype="fp16", head_dim=32, heads=4)),
     "pick": (fagen.pick, dict(dtype="fp16", head_dim=64)),
+    "get_scheduler_metadata": (
+        flash_attn_interface.get_scheduler_metadata,
+        dict.fromkeys(
+            (
+                *("batch_size", "max_seqlen_q", "max_seqlen_k"),
+                *("num_heads_q", "num_heads_kv", "headdim"),
+            ),
+            1,
+        )
+        | {"cache_seqlens": ints(1)},
+    ),
+    "flash_attn_qkvpacked_func": (
+        flash_attn_interface.flash_attn_qkvpacked_func,
+        dict(qkv=Q[:, :, :3], num_heads_q=1),
+    ),
+    "_flash_attn_forward": (flash_attn_interface._flash_attn_forward, dict(q=Q, k=Q, v=Q)),
+    "_flash_attn_backward": (
+        flash_attn_interface._flash_attn_backward,
+        dict(dout=Q, q=Q, k=Q, v=Q, out=Q, softmax_lse=torch.zeros(2, 4, 5)),
+    ),
 }
 EVERY = CALLS | MORE
 ARGUMENTS = [
@@ -89,6 +110,9 @@ def names(message: str, name: str) -> bool:
         "head_dim_v": "v has head_dim",
         "kv_heads": "multiple of k's",
         "dtype": "one takes fp16, bf16, e4m3",
+        "is_causal": "causal",
+        "window_size_left": "window_size",
+        "window_size_right": "window_size",
     }
     return name in message or spoken.get(name, name) in message
 

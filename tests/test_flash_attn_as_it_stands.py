@@ -123,6 +123,24 @@ def test_used_queries_and_keys_as_its_varlen_test_gives_them(
         near(one, right, dtype)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_used_lengths_compile_into_one_graph_that_they_are_given_to(
+    dynamic: bool, fresh_dynamo: None
+) -> None:
+    def call(q: Tensor, k: Tensor, v: Tensor, used_q: Tensor, used_k: Tensor) -> Any:
+        return flash_attn_varlen_func(q, k, v, AT_Q, AT_K, 40, 100, used_q, used_k, causal=True)
+
+    compiled = torch.compile(call, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for used in ((USED_Q, USED_K), (USED_Q // 2, USED_K)):
+        leaves, others = ([x.requires_grad_() for x in sequences(HALF)] for _ in range(2))
+        out, wanted = compiled(*leaves, *used), call(*others, *used)
+        assert torch.equal(out, wanted)
+        made, right = (
+            torch.autograd.grad(x.sum(), of) for x, of in ((out, leaves), (wanted, others))
+        )
+        assert all(map(torch.equal, made, right))
+
+
 def test_used_queries_of_a_window_that_is_a_tensor() -> None:
     given: Any = (*sequences(HALF), AT_Q, AT_K, 40, 100, USED_Q, USED_K)
     out = flash_attn_varlen_func(*given, causal=True)

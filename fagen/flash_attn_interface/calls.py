@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from operator import index
 from typing import Any
 
 from torch import Tensor
@@ -22,7 +21,7 @@ from fagen.flash_attn_interface.layout import (
     packed_keys,
     packed_queries,
 )
-from fagen.runtime.argument_types import flag, names_types
+from fagen.runtime.argument_types import flag, names_types, whole
 from fagen.runtime.arguments import E4M3, refuse_rank
 from fagen.runtime.attention import attention
 from fagen.runtime.checks import shape_of
@@ -149,7 +148,7 @@ def flash_attn_qkvpacked_func(
     if qkv.dim() == 5 and qkv.shape[2] == 3:
         q, k, v = qkv.unbind(2)
     elif qkv.dim() == 4 and num_heads_q is not None:
-        heads = index(num_heads_q)
+        heads = whole("num_heads_q", num_heads_q)
         kv_heads = (qkv.shape[2] - heads) // 2
         if heads < 0 or kv_heads < 0 or heads + 2 * kv_heads != qkv.shape[2]:
             raise ValueError(

@@ -10,7 +10,7 @@ from fagen.flash_attn_interface.arguments import refuse_yet
 from fagen.flash_attn_interface.backward import Gradients, gradients_of
 from fagen.flash_attn_interface.calls import flash_attn_func, flash_attn_varlen_func
 from fagen.flash_attn_interface.kvcache import flash_attn_with_kvcache
-from fagen.runtime.argument_types import names_types
+from fagen.runtime.argument_types import flag, names_types
 from fagen.runtime.arguments import needs_gradient
 from fagen.runtime.checks import shape_of
 
@@ -65,6 +65,7 @@ def _flash_attn_forward(
     three do.
     """
     window = _window(window_size_left, window_size_right, window_size)
+    flag("rotary_interleaved", rotary_interleaved)
     common: dict[str, Any] = dict(
         qv=qv,
         q_descale=q_descale,
