@@ -4,6 +4,7 @@ From a Signature come the C struct and its ctypes twin, the checks in Python and
 same words, the torch binding with its schema, the fake kernels, and the table in the docs.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -225,6 +226,11 @@ class Limit:
     name: str  # of what is counted, in words
     factors: tuple[Extent, ...] = ()
 
+    def allows(self, sizes: Mapping[str, Any]) -> bool:
+        """Whether sizes keep to it; torch's symbols do, until they have values."""
+        counts = [factor.at(sizes) for factor in self.factors]
+        return not all(isinstance(one, int) for one in counts) or math.prod(counts) < MAX_SIZE
+
     def __str__(self) -> str:
         return " · ".join(map(str, self.factors))
 
@@ -288,6 +294,11 @@ class Signature:
     def counts(self) -> tuple[Limit, ...]:
         """The limits that the sizes alone tell."""
         return tuple(limit for limit in self.limits if limit.factors)
+
+    @cached_property
+    def too_many(self) -> str:
+        """What is said of a call of as many things as a limit forbids."""
+        return next(status.said for status in self.statuses if status.name == "too many")
 
     @cached_property
     def most(self) -> Mapping[str, int]:

@@ -12,7 +12,17 @@ from fagen.errors import ScheduleError
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.registry import Entry
 from fagen.runtime.checks import allocated, checked
-from fagen.signature import Dim, Extent, Multiple, Scalar, Signature, Size, Tensor, random_words
+from fagen.signature import (
+    Dim,
+    Extent,
+    Limit,
+    Multiple,
+    Scalar,
+    Signature,
+    Size,
+    Tensor,
+    random_words,
+)
 from fagen.vocab import DTYPES, FP32, INT32
 
 FP16, BF16 = DTYPES["fp16"], DTYPES["bf16"]
@@ -90,6 +100,10 @@ BASE = Signature(
     ),
     order=("x", "ends", "gain", "weights", "factor"),
     rules=(Multiple("rows", "heads"),),
+    limits=(
+        Limit("pairs", (*map(Extent, ("rows", "heads", "heads")), Extent(number=1 << 16))),
+        Limit("what a launcher counts"),
+    ),
     keyword_from="cos",
     no_gradient="a toy has none",
 )

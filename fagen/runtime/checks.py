@@ -43,6 +43,7 @@ def checked(plan: Plan, given: Mapping[str, Any], *, have_data: bool = True) -> 
     _check_groups(hold, signature, given)
     for rule in signature.rules:
         _check_rule(hold, rule, sizes)
+    hold(all(limit.allows(sizes) for limit in signature.counts), lambda: signature.too_many)
     for scalar in signature.numbers:
         _check_scalar(hold, scalar, given.get(scalar.name, scalar.default))
     return sizes

@@ -174,7 +174,7 @@ def test_the_table_in_the_docs_says_what_a_shape_does_not(fill: Any) -> None:
         "| → `out` | (batch, heads, 16, ceil(rows / 16) · 16) | bfloat16 | transposed |",
         "| → `sums` | (batch, rows) | float32 | of rows; not of `<slug>_without_sums` |",
         "`rows` is a multiple of `heads`; `batch`, `heads`: at most 1,073,741,824; `rows`: at most "
-        "1,000.",
+        "1,000; pairs: rows · heads · heads · 65536, fewer than 2^30.",
     ):
         assert row in lines
     assert not any("history" in line or "decay" in line for line in lines)

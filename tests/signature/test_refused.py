@@ -70,6 +70,11 @@ WRONG = [
         "x has rows = 1001; it may be 1000 at most",
     ),
     Wrong(
+        "too_many",
+        lambda a: dict(x=a["x"][:, :, :1].expand(-1, -1, 36, -1)),
+        "there are 2^30 pairs or what a launcher counts or more",
+    ),
+    Wrong(
         "x_last",
         lambda a: dict(x=strided(a["x"], 9216, 256, 64, 2)),
         "x has stride 2 in dimension 3, which must be 1; x.contiguous() makes it so",
@@ -287,6 +292,7 @@ def test_the_c_function_has_a_status_for_every_refusal(stub: StubOp) -> None:
         ],
         BAD_SIZE: [dict(rows=1001), dict(batch=-1), dict(heads=-1), dict(batch=(1 << 30) + 1)],
         "rows must be a multiple of heads": [dict(rows=35), dict(heads=0), dict(heads=5)],
+        "there are 2^30 pairs or what a launcher counts or more": [dict(heads=36)],
         "gain, count must be finite and positive, gain 1024 at most": [
             *(dict(gain=bad) for bad in (0, -1, math.nan, math.inf, 1024.5)),
             *(dict(count=bad) for bad in (0, -3)),
