@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fagen.arch import SM90
 from fagen.measure.numerics import largest
 from fagen.problem import Sizes
 from fagen.vocab import Dtype
@@ -184,7 +185,7 @@ COARSE = (
     _needle(0.0, 0.5),
     *(Family(f"whole numbers at a scale of {scale:g}", scale) for scale in (1e-3, 1.0, 1e5)),
 )
-FULL_BYTES = 448 / _LARGE
+FULL_BYTES = SM90.e4m3_max / _LARGE
 # one query over many keys, and rows of several tiles
 SIZES = Sizes(1, 2, 1, 1, 3_000), Sizes(1, 4, 2, 130, 1_500)
 SMALL_SIZES = (Sizes(1, 2, 1, 3, 300),)  # for the simulator

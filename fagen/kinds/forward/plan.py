@@ -1,7 +1,6 @@
 """Turn a Schedule into a Plan: every number that a template prints, for a schedule that fits."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -10,6 +9,7 @@ from typing import Any, ClassVar
 from fagen.arch import SM90
 from fagen.errors import OverBudget
 from fagen.kind import Role
+from fagen.kinds.forward.exponents import Exponents
 from fagen.kinds.forward.formulae import (
     Budget,
     budget,
@@ -38,8 +38,6 @@ _TRANSPOSERS = 3  # all warps of the producer but the one that loads
 # blocks with the longest way to go as soon as to those that come free next.
 _DRAW_AHEAD = 2
 
-_FAR, _FAR8 = 2.0**24, 2.0**16
-
 _COUNTER_BYTES = 4  # of the tiles that blocks have drawn
 
 # Of scores whose standard deviation is 8, blocks after so many keys rarely outgrow P: a sixth of
@@ -55,7 +53,7 @@ _SECTION_ROUNDS = 2
 
 
 @dataclass(frozen=True)
-class Plan(Folding):
+class Plan(Folding, Exponents):
     """A schedule that fits, worked out.  There is no Plan that does not fit.
 
     Sizes are in elements, registers per thread, slabs in columns; padded is in shared memory.
@@ -63,17 +61,6 @@ class Plan(Folding):
 
     kind: ClassVar[str] = "forward"
     blocks: ClassVar[int] = 1  # that a multiprocessor should hold at least
-    # below which no row's reference is, so that masked scores have weight 0 beside it and never NaN
-    least_reference: ClassVar[float] = -1e38
-    # In a tile's first block a row has a P of 1, in one thread of four. Scores are widely spread
-    # where most threads have no more than one such in two rows, and little else.
-    # Rows that see few keys of the block have little either way: they agree with what others tell.
-    spread_sum: ClassVar[float] = 1.25
-    spread_keys: ClassVar[int] = 16  # that a warp's first row sees of the block, at least
-    spread_threads: ClassVar[int] = 20  # of a warp; more
-    spread_warps: ClassVar[int] = 3  # of a warpgroup, or more
-    spread_seeing: ClassVar[int] = 2  # warps of it that see so many keys, or more
-
     schedule: Schedule
     slug: str
     dtype: Dtype  # of Q, K and V
@@ -194,11 +181,6 @@ class Plan(Folding):
         return 1 if self.part_columns else self.promote
 
     @property
-    def splits(self) -> bool:
-        """Whether chunks of a sequence's keys are computed apart, and merged."""
-        return self.chunks > 1
-
-    @property
     def merge(self) -> Merge:
         """The kernel that merges them."""
         return Merge(self.chunks, self.head_dim_v)
@@ -216,51 +198,6 @@ class Plan(Folding):
     def chunk_keys(self, length: int) -> int:
         """Return how many keys a chunk of a sequence of so many keys has."""
         return chunk_blocks(length, self.block_n, self.chunks) * self.block_n
-
-    @property
-    def no_score(self) -> float:
-        """Where row maxima start; scores below it do not count.
-
-        With any scale it makes a finite exponent but where scores may be of any size: see
-        least_reference.
-        """
-        return -3e38 if self.any_score else -1e30
-
-    @property
-    def any_score(self) -> bool:
-        """Whether products of Q and K may be as large as fp32 holds, before they are scaled."""
-        return not self.fp8 and not self.dtype.narrow
-
-    @property
-    def far(self) -> float:
-        """From which exponents of 2 on fp32 is too coarse to round a row's reference to.
-
-        To whole numbers, or worse. P of the largest score is 2 to the rounding's power, of which
-        e4m3 keeps so few bits that a hundredth of a whole number is too much.
-        """
-        return _FAR8 if self.fp8 and not self.scales_by_block else _FAR
-
-    @property
-    def far_scale(self) -> float:
-        """A power of 2 below which no scale makes products exponents that are far; 0: any may."""
-        if not self.fp8:
-            return 0.0
-        return 2.0 ** math.floor(math.log2(self.far / (SM90.e4m3_max**2 * self.head_dim)))
-
-    @property
-    def score_bits(self) -> int:
-        """Of a sum of products of e4m3, the leading one among them."""
-        return SM90.fp8_accumulator_bits + 1
-
-    @property
-    def factor_mask(self) -> str:
-        """The bits of an fp32 factor that are left where its products with such sums are exact."""
-        return f"0x{2**32 - 2**self.score_bits:x}"
-
-    @property
-    def factor_half(self) -> str:
-        """Half of the last of them, by which it is rounded to the nearest."""
-        return f"0x{2 ** (self.score_bits - 1):x}"
 
     @property
     def ledger(self) -> str:
