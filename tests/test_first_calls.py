@@ -1,10 +1,12 @@
 """Every door as the first call: under torch.compile, and from many threads at once."""
 
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from threading import Barrier, Lock, RLock, get_ident
 from time import sleep
 from typing import Any
@@ -17,6 +19,7 @@ from torch.fx import GraphModule
 
 from fagen.dispatch import choice
 from fagen.errors import UntunedWarning
+from fagen.process import run
 from fagen.runtime import attention, backward, combine, decode, quantize, ready, varlen
 from fagen.runtime.once import Once
 from tests.doors import DOORS
@@ -24,6 +27,7 @@ from tests.fresh import forget
 
 MODULES = attention, varlen, decode, quantize, combine, backward, ready
 THREADS = 8
+PACKAGED_LAYER = Path(__file__).with_name("packaged_layer.py")
 # calls of fagen's ops in a door's graph, where they are more than one
 OPS = {"attention_e4m3": 4, "attention_fp8": 4, "flash_attn_forward_and_backward": 2}
 
@@ -134,6 +138,14 @@ def test_what_no_kernel_computes_is_refused_in_words_while_it_is_traced(
     torch._dynamo.reset()
     with pytest.raises(ValueError, match=said):
         torch.compile(attention.attention, backend="eager")(*given)
+
+
+@pytest.mark.long  # torch compiles two C++ libraries
+@pytest.mark.parametrize("which", ["without", "with"])
+def test_a_layer_is_packaged_by_aotinductor(which: str, tmp_path: Path) -> None:
+    package = str(tmp_path / "layer.pt2")
+    answer = run([sys.executable, str(PACKAGED_LAYER), which, "cpu", package])
+    assert answer.returncode == 0, answer.stderr[-3_000:]
 
 
 # ---- by many threads ----------------------------------------------------------------------------
