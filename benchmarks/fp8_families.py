@@ -299,9 +299,9 @@ def measure(family: str, door: str, of: Plan, keys: int, device: str) -> Line:
 
 
 def plain(of: Plan) -> Schedule:
-    """The same tile without promotion."""
+    """The same tile without promotion, with S of a block issued beside PV of the one before."""
     keys = of.schedule.settings()
-    for key in ("promote", "promote_columns", "totals"):
+    for key in ("promote", "promote_columns", "totals", "intra_warpgroup"):
         keys.pop(key, None)
     return Schedule.make(**keys)
 
@@ -319,8 +319,8 @@ def timed(of: Plan, keys: int, libraries: Mapping[str, Path]) -> Speed:
     given = operands(of, *draws)
     into, scale = outputs(of, given.q), of.head_dim**-0.5
     calls = {
-        slug: Call(launch(of, libraries[slug], (*given[:3], scale, *given[3:]), into))
-        for slug in (of.slug, plain(of).slug)
+        one.slug: Call(launch(one, libraries[one.slug], (*given[:3], scale, *given[3:]), into))
+        for one in (of, plan(plain(of)))
     }
     found = time_calls(calls, BURST)
     work = flops(Problem.of(of.schedule), sizes) / 1e12
@@ -459,6 +459,7 @@ def on_gpu(asked: argparse.Namespace) -> int:
         about = json.dumps(record.about, indent=1, ensure_ascii=False) + "\n"
         write_whole(record.folder / f"{record.stem}.run.json", about)
 
+    lines = run(asked, card, save)
     if asked.speed:
         wanted = [
             (planned("attention", mask, head_dim, keys, card), keys)
@@ -469,8 +470,7 @@ def on_gpu(asked: argparse.Namespace) -> int:
         schedules = [one for of, _ in wanted for one in (of.schedule, plain(of))]
         built = {slug: one.library for slug, (_, one) in build(schedules, binding=False).items()}
         record.about["speeds"] = [dataclasses.asdict(timed(of, keys, built)) for of, keys in wanted]
-        save([])
-    lines = run(asked, card, save)
+        save(lines)
     redraw(record, lines)
     return 0
 

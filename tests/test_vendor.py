@@ -261,7 +261,7 @@ def test_the_dispatcher_chooses_as_fagen_does(tmp_path, monkeypatch):
             asked_of(library, problem, drawn(randomness, []), head_dim=problem.head_dim + 8) == ""
         )
         assert asked_of(library, problem, drawn(randomness, []), mask=9) == ""
-    assert len(chosen) > len(schedules) * 0.9
+    assert len(chosen) > len(schedules) * 0.85
     assert len([slug for slug in chosen if "_split" in slug]) > 20
 
 
