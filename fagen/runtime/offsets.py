@@ -18,13 +18,12 @@ def used_queries(
     of them; the rows behind them become a sequence without keys: kernels write zeros there, and
     minus infinity as the log-sum-exp, and they have no part in any gradient.
     """
-    begin, end = cu_seqlens_q[:-1], cu_seqlens_q[1:]
-    middle = begin + torch.minimum(seqused_q, end - begin).clamp(min=0)
-    queries = torch.cat((torch.stack((begin, middle), 1).flatten(), cu_seqlens_q[-1:]))
-    keys = torch.cat((cu_seqlens_k[:1], cu_seqlens_k[1:].repeat_interleave(2)))
+    queries = cu_seqlens_q.repeat_interleave(2)[:-1]
+    queries[1::2] += torch.minimum(seqused_q, cu_seqlens_q.diff()).clamp_(min=0)
+    keys = cu_seqlens_k.repeat_interleave(2)[1:]
     used = seqused_k
     if used is not None:
-        used = torch.stack((used, torch.zeros_like(used)), 1).flatten()
+        used = torch.nn.functional.pad(used[:, None], (0, 1)).flatten()
     return queries, keys, used
 
 
