@@ -17,6 +17,7 @@ from fagen.kinds.backward import proof
 from fagen.kinds.backward.emulate import compute
 from fagen.kinds.backward.plan import Plan
 from fagen.kinds.backward.reference import gradients
+from fagen.kinds.backward.textbook import attention_and_gradients
 from fagen.measure import cells, peers
 from fagen.measure.timing import Call, Regime, Timing
 from fagen.problem import Cell, Problem, Sizes, flops
@@ -24,7 +25,6 @@ from fagen.records import GradientError
 from fagen.runtime import op
 from fagen.vocab import MASKS, Mask
 from tests.backward_helpers import NARROW, SPREAD, extreme_sizes, masked, planned
-from tests.flash_attention_2 import attention_and_gradients
 from tests.tensors import normal
 from tests.test_masks import FUTURE, WINDOW, seen
 

@@ -7,8 +7,9 @@ FlashAttention's own tests). The workspace and the outputs are filled with NaN b
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from fagen.build import Binary
 from fagen.kinds.backward import operands, varlen_proof
 from fagen.kinds.backward.plan import Plan
 from fagen.kinds.backward.reference import gradients
+from fagen.kinds.backward.textbook import attention_and_gradients
 from fagen.measure.card import hopper
 from fagen.measure.cells import compare, speeds
 from fagen.measure.gradients import output_gradient
@@ -32,10 +34,12 @@ from fagen.records import GradientError, Speed
 
 Say = Callable[[str], None]
 Case = tuple[tuple[Any, ...], tuple[Tensor, ...], tuple[Tensor, ...]]
+Kernel = Callable[[tuple[Any, ...]], tuple[Tensor, ...]]  # what the op is given, and dq, dk, dv
 _REGIMES = (replace(SUSTAINED, rounds=2), BURST)  # two sustained rounds, as the forward pass has
 _SHIFT = 0.3  # whose rounding near a gradient counts as much as its own
 # where dP - delta should be 0, as of a row that sees one key, sums in fp32 leave so much at most
 _FLOOR = 2.0**-14
+_NAMES = ("dq", "dk", "dv")
 
 
 def verification_sizes(plan: Plan) -> tuple[Sizes, ...]:
@@ -142,9 +146,7 @@ def gradient_error(plan: Plan, library: Path, sizes: Sizes, seed: int = 0) -> Gr
 
 def _run(plan: Plan, library: Path, sizes: Sizes, of: Case) -> GradientError:
     given, exact, rough = of
-    enqueue, found = launch(plan, library, *given)
-    enqueue()
-    return errors_of(sizes, found, exact, rough)
+    return errors_of(sizes, _built(plan, library)(given), exact, rough)
 
 
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -159,13 +161,96 @@ def check(plan: Plan, binary: Binary, progress: Say | None) -> tuple[GradientErr
     Hopper GPU.
     """
     if plan.varlen:
-        return varlen_proof.check(plan, binary, errors_of, progress)
+        kernel = varlen_proof.as_dense(varlen_proof.kernel_of(plan, binary.library))
+        hard = (hard_error(plan, kernel, sizes) for sizes in (_hard_sizes(plan),))
+        return varlen_proof.check(plan, binary, errors_of, progress, hard)
     hopper()
     errors = (
         gradient_error(plan, binary.library, sizes, seed)
         for seed, sizes in enumerate(verification_sizes(plan))
     )
-    return judged(plan, errors, _line, progress)
+    hard = (hard_error(plan, _built(plan, binary.library), sizes) for sizes in (_hard_sizes(plan),))
+    return judged(plan, chain(errors, hard), _line, progress)
+
+
+@dataclass(frozen=True)
+class Hard:
+    """What is hard on a difference of products: sizes of dO and V, and rows of one key.
+
+    In such a row one key, any of the first, has a score `gap` natural units above the others.
+    """
+
+    dout: float
+    v: float = 1.0
+    gap: float = 0.0
+
+    def case(self, plan: Plan, sizes: Sizes, device: str) -> Case:
+        """Inputs, and gradients in fp64 and by FlashAttention-2's formulae, whose O is given."""
+        dout, q, k, v = inputs(plan, sizes, device=device)
+        dout, v = dout * self.dout, v * self.v
+        if self.gap:
+            q = (q.float() / 4 + self._towards(sizes, k.float())).to(q.dtype)
+        scale = softmax_scale(plan.head_dim)
+        out, *rough = attention_and_gradients(dout, q, k, v, plan.mask, scale)
+        _, lse, *exact = gradients(dout, q, k, v, mask=plan.mask, scale=scale)
+        return (dout, q, k, v, out, lse.float(), scale, None), tuple(exact), tuple(rough)
+
+    def _towards(self, sizes: Sizes, k: Tensor) -> Tensor:
+        """Rows that have a score of `gap` for a key that a causal mask leaves, too."""
+        row = torch.arange(sizes.seqlen_q, device=k.device)
+        own = k[:, row * 7 % (sizes.seqlen_k - sizes.seqlen_q + 1)]
+        own = own.repeat_interleave(sizes.heads // sizes.kv_heads, 2)
+        length = own.square().sum(-1, keepdim=True)
+        return own * (self.gap * math.sqrt(k.shape[-1])) / length
+
+
+HARD = (Hard(2.0**-20), Hard(2.0**10), Hard(2.0**9, 2.0**3, 24.0), Hard(1.0, 2.0**6))
+
+
+def hard_error(plan: Plan, kernel: Kernel, sizes: Sizes, device: str = "cuda") -> GradientError:
+    """Run kernels on what is hard; return the error that comes nearest to what it may be.
+
+    That is twice FlashAttention-2's, in units of dO's size, V's and fp16's smallest number.
+    """
+    found = []
+    for hard in HARD:
+        given, exact, rough = hard.case(plan, sizes, device)
+        floor = _FLOOR * hard.dout * hard.v + 2.0**-24
+        errors, allowed = (
+            [largest(x.double() - y) for x, y in zip(of, exact, strict=True)]
+            for of in (kernel(given), rough)
+        )
+        most = [2 * one + floor for one in allowed]
+        found.append(
+            GradientError(
+                **vars(sizes),
+                **{f"{name}_error": one for name, one in zip(_NAMES, errors, strict=True)},
+                **{f"{name}_allowed": one for name, one in zip(_NAMES, most, strict=True)},
+            )
+        )
+    return max(found, key=_share)
+
+
+def _hard_sizes(plan: Plan) -> Sizes:
+    return Sizes(1, 4, 2, 2 * plan.block_m + 9, 1_100)
+
+
+def _share(error: GradientError) -> float:
+    """The largest share of what is allowed; infinite of what is no number."""
+    of = vars(error)
+    shares = [of[f"{name}_error"] / of[f"{name}_allowed"] for name in _NAMES]
+    return max(math.inf if math.isnan(share) else share for share in shares)
+
+
+def _built(plan: Plan, library: Path) -> Kernel:
+    """The kernels through their C interface, into outputs full of NaN."""
+
+    def kernel(given: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        enqueue, found = launch(plan, library, *given)
+        enqueue()
+        return found
+
+    return kernel
 
 
 def simulated(
@@ -179,13 +264,16 @@ def simulated(
         return varlen_proof.simulated(plan, run, errors_of, progress)
     m, n = plan.block_m, plan.block_n
 
-    def error(sizes: Sizes, seed: int) -> GradientError:
-        given, exact, rough = case(plan, sizes, seed=seed, device="cpu")
+    def kernel(given: tuple[Any, ...]) -> tuple[Tensor, ...]:
         names = (one.name for one in plan.signature.arguments)
         named = dict(zip(names, given, strict=True))
         into = {f"d{name}": torch.full_like(named[name], math.nan) for name in ("q", "k", "v")}
         run(**named, **into)
-        return errors_of(sizes, tuple(into.values()), exact, rough)
+        return tuple(into.values())
+
+    def error(sizes: Sizes, seed: int) -> GradientError:
+        given, exact, rough = case(plan, sizes, seed=seed, device="cpu")
+        return errors_of(sizes, kernel(given), exact, rough)
 
     sizes = (
         Sizes(1, 1, 1, 1, 1),
@@ -198,7 +286,9 @@ def simulated(
         Sizes(1, 2, 1, m - 3, n + 5),
         Sizes(2, 3, 3, m + 3, n + 5),
     )
-    return judged(plan, (error(one, seed) for seed, one in enumerate(sizes)), _line, progress)
+    errors = (error(one, seed) for seed, one in enumerate(sizes))
+    hard = (hard_error(plan, kernel, one, "cpu") for one in (Sizes(1, 2, 1, m // 2 + 3, n + 9),))
+    return judged(plan, chain(errors, hard), _line, progress)
 
 
 def _line(error: GradientError) -> str:

@@ -6,7 +6,7 @@ Rows of no sequence have to be exactly 0. The workspace is full of NaN.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,8 +100,9 @@ def check_cases(
     *,
     device: str,
     progress: Callable[[str], None] | None,
+    hard: Iterable[GradientError] = (),
 ) -> tuple[GradientError, ...]:
-    """Run the kernels over `cases`; a line for each.
+    """Run the kernels over `cases`; a line for each, and for each of what else was found.
 
     Raises VerificationError after the last of them if any broke the rule.
     """
@@ -112,6 +113,9 @@ def check_cases(
             error = case_error(plan, case, kernel, rule, seed=seed, device=device)
             said[id(error)] = str(case)
             yield error
+        for error in hard:
+            said[id(error)] = "sizes of dO and V, rows of one key"
+            yield error
 
     def line(error: GradientError) -> str:
         return f"  {said[id(error)]:66} {error.said}  {'ok' if error.ok else 'WRONG'}"
@@ -120,16 +124,20 @@ def check_cases(
 
 
 def check(
-    plan: Plan, binary: Binary, rule: Rule, progress: Callable[[str], None] | None
+    plan: Plan,
+    binary: Binary,
+    rule: Rule,
+    progress: Callable[[str], None] | None,
+    hard: Iterable[GradientError],
 ) -> tuple[GradientError, ...]:
-    """Run built kernels over the verification cases; a line for each.
+    """Run built kernels over the verification cases; a line for each, and for each that is `hard`.
 
     Raises VerificationError after the last of them if any broke the rule, DeviceError without a
     Hopper GPU.
     """
     hopper()
     cases, kernel = verification_cases(plan), kernel_of(plan, binary.library)
-    return check_cases(plan, cases, kernel, rule, device="cuda", progress=progress)
+    return check_cases(plan, cases, kernel, rule, device="cuda", progress=progress, hard=hard)
 
 
 def simulated(
@@ -145,6 +153,25 @@ def simulated(
 
     cases = small_cases(plan)
     return check_cases(plan, cases, kernel, rule, device="cpu", progress=progress)
+
+
+def as_dense(kernel: Kernel) -> Callable[[tuple[Any, ...]], tuple[Tensor, ...]]:
+    """Kernels of one sequence, (1, S, H, D), which they get packed."""
+
+    def dense(given: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        dout, q, k, v, out, lse, scale, dlse = (
+            one[0] if isinstance(one, Tensor) else one for one in given
+        )
+        into = {name: torch.full_like(x, math.nan) for name, x in (("dq", q), ("dk", k), ("dv", v))}
+        ends = {
+            f"cu_seqlens_{name}": torch.tensor([0, len(x)], dtype=torch.int32, device=x.device)
+            for name, x in (("q", q), ("k", k))
+        }
+        named = dict(dout=dout, q=q, k=k, v=v, out=out, lse=lse, scale=scale, dlse=dlse)
+        kernel({**named, **ends, "seqused_k": None, **into})
+        return tuple(x[None] for x in into.values())
+
+    return dense
 
 
 def kernel_of(plan: Plan, library: Path) -> Kernel:

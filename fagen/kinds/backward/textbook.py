@@ -18,8 +18,8 @@ def attention_and_gradients(
     dtype, group = q.dtype, q.shape[2] // k.shape[2]
     queries, grad = (x.transpose(1, 2).float() for x in (q, dout))
     keys, values = (x.transpose(1, 2).float().repeat_interleave(group, 1) for x in (k, v))
-    row, key = torch.arange(q.shape[1])[:, None], torch.arange(k.shape[1])
-    first, last = mask.keys(row, q.shape[1], k.shape[1])
+    row, key = (torch.arange(x.shape[1], device=q.device) for x in (q, k))
+    first, last = mask.keys(row[:, None], q.shape[1], k.shape[1])
     scores = (queries @ keys.mT * scale).masked_fill(~((key >= first) & (key < last)), -math.inf)
     p = torch.exp(scores - scores.amax(-1, keepdim=True))
     total = p.sum(-1, keepdim=True)
@@ -33,4 +33,9 @@ def attention_and_gradients(
         return x.unflatten(1, (k.shape[2], group)).sum(2).transpose(1, 2).to(dtype)
 
     dq = (ds @ keys * scale).transpose(1, 2).to(dtype)
-    return out.transpose(1, 2), dq, grouped(ds.mT @ queries * scale), grouped(p.mT @ grad)
+    return (
+        out.transpose(1, 2).contiguous(),
+        dq,
+        grouped(ds.mT @ queries * scale),
+        grouped(p.mT @ grad),
+    )
