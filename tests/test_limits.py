@@ -81,7 +81,7 @@ def test_any_sizes_are_refused_or_have_the_workspace_of_the_plan(
     ask, launch = launchers[f"fagen_{slug}_workspace"], launchers[f"fagen_{slug}"]
     ask.restype = ctypes.c_int64
     ended = dict.fromkeys(("ok", "bad size", "too many"), 0)
-    for number in range(1_500):
+    for number in range(600):
         few = SIZES[: 3 + number % len(SIZES)]
         sizes = {one.name: dice.choice(few) for one in signature.sizes}
         for rule in signature.rules:
@@ -94,7 +94,7 @@ def test_any_sizes_are_refused_or_have_the_workspace_of_the_plan(
         # of tensors that are too large for strides of their own no more is asked
         assert status == right or (right == "ok" and status in ("bad stride", "overlap")), sizes
         ended[right] = ended.get(right, 0) + 1
-    assert all(count > 20 for count in ended.values()), ended
+    assert all(count > 9 for count in ended.values()), ended
 
 
 @pytest.mark.parametrize("slug", KINDS)
