@@ -41,9 +41,10 @@ extern "C" {
 // One call of a kernel of kind backward: the same struct for all of them. Strides are in elements;
 // a dimension without one is contiguous.
 struct FagenBackwardArgs {
-  uint32_t struct_bytes;    // sizeof(FagenBackwardArgs)
-  uint32_t version;         // 1: callers built for another are recognised
-  void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
+  uint32_t struct_bytes;  // sizeof(FagenBackwardArgs)
+  uint32_t version;       // 1: callers built for another are recognised
+  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
+                    // where that is nothing
   int64_t workspace_bytes;  // how large it is
   const void* dout;         // bf16 (batch, seqlen_q, heads, 128): the gradient of out
   const void* q;            // bf16 (batch, seqlen_q, heads, 128)
@@ -100,7 +101,8 @@ extern "C" {
 // explain.
 int fagen_bwd_bf16_d128_full_m80n128_det_underdp(const struct FagenBackwardArgs* args,
                                                  void* stream);
-// How many bytes of workspace a call of these sizes needs; -1 where args is null.
+// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
+// sizes is refused.
 int64_t fagen_bwd_bf16_d128_full_m80n128_det_underdp_workspace(
     const struct FagenBackwardArgs* args);
 const char* fagen_bwd_bf16_d128_full_m80n128_det_underdp_message(int status);
@@ -272,6 +274,8 @@ struct Params {
   FastDivisor section_heads, last_section_heads;
   FastDivisor batch_shares, shares_divisor;  // shares of all groups of a batch, and of one
   float scale, scale_log2;                   // of dQ and dK; of S, times log2(e)
+  int first_head,
+      first_batch;  // of a launch of a kernel before or after, whose grid may not hold all of them
 
   __device__ __forceinline__ RowBlock& row_block(int batch, int head, int m_block) const {
     const int flat_head =
@@ -404,7 +408,8 @@ __device__ __forceinline__ uint4 in_parts(float a, float b) {
 // Before the main kernel: each row's delta = sum of dO * O, less its dLSE, and its LSE; sums of dQ
 // begin at none.
 __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constant__ Params params) {
-  const int m_block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
+  const int m_block = blockIdx.x, head = params.first_head + blockIdx.y,
+            batch = params.first_batch + blockIdx.z;
   RowBlock& block = params.row_block(batch, head, m_block);
   if (threadIdx.x == 0) {
     block.added = 0;
@@ -446,7 +451,8 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
 
 // Scale and round the sums of dq.
 __global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ Params params) {
-  const int m_block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
+  const int m_block = blockIdx.x, head = params.first_head + blockIdx.y,
+            batch = params.first_batch + blockIdx.z;
   const float4* sums = reinterpret_cast<const float4*>(params.row_block(batch, head, m_block).dq);
   const bool seen = tiles_of(params, m_block) > 0;  // nobody has sums of rows that see no key
   __shared__ Pair rounded[kBlockM][kHeadDimPadded / 2 + 4];
@@ -509,7 +515,8 @@ __device__ __forceinline__ void sum_rows(const Params& params, const float* firs
 }
 
 __global__ void __launch_bounds__(kRowThreads) sum_shares(const __grid_constant__ Params params) {
-  const int key = blockIdx.x * kWarpgroupRows, head = blockIdx.y, batch = blockIdx.z;
+  const int key = blockIdx.x * kWarpgroupRows, head = params.first_head + blockIdx.y,
+            batch = params.first_batch + blockIdx.z;
   const KeyBlock& first = *params.key_blocks_of(batch, head, key / kBlockN);
   const int row = key % kBlockN;
   sum_rows<kHeadDimV, kHeadDimVPadded>(params, first.dv + row * kHeadDimVPadded, params.dv_rows,
@@ -1232,7 +1239,7 @@ int share_heads(const FagenBackwardArgs& a) {
   const double tiles = double(ceil_div(a.seqlen_k, kBlockN)) * a.kv_heads * a.batch;
   int best = group;
   double least = INFINITY;
-  for (int shares = 1; shares <= group; ++shares) {
+  for (int shares = 1; tiles * shares < 1 << 30;) {
     const int heads = ceil_div(group, shares);
     const double waves = std::ceil(tiles * shares / kMultiprocessors);
     const double longest = waves * heads * steps;
@@ -1243,17 +1250,22 @@ int share_heads(const FagenBackwardArgs& a) {
       least = clocks;
       best = heads;
     }
+    if (heads <= 1 || summing > least) {  // which it is of more shares too
+      break;
+    }
+    shares = ceil_div(group, heads - 1);  // the fewest of fewer heads
   }
   return best;
 }
 
-int shares_of(const FagenBackwardArgs& a) {
-  return a.kv_heads > 0 ? ceil_div(a.heads / a.kv_heads, std::max(1, share_heads(a))) : 1;
+// How many shares of so many heads a group has.
+int shares_of(const FagenBackwardArgs& a, int heads) {
+  return a.kv_heads > 0 ? ceil_div(a.heads / a.kv_heads, std::max(1, heads)) : 1;
 }
 
 // What shares of dK and dV take of the workspace.
 int64_t shares_bytes(const FagenBackwardArgs& a) {
-  const int shares = shares_of(a);
+  const int shares = shares_of(a, share_heads(a));
   return shares > 1 ? int64_t(ceil_div(a.seqlen_k, kBlockN)) * a.kv_heads * a.batch * shares *
                           sizeof(KeyBlock)
                     : 0;
@@ -1265,13 +1277,14 @@ enum Status {
   kWrongStruct,
   kBadSize,
   kBadRatio,
+  kTooMany,
   kBadScalar,
   kRefused,
   kNullPointer,
   kMisaligned,
   kBadStride,
-  kSmallWorkspace,
-  kTooMany,
+  kOverlap,
+  kBadWorkspace,
   kNotHopper,
   kNoDriver,
   kTensorMapRefused,
@@ -1283,13 +1296,14 @@ constexpr const char* kMessages[] = {
     "struct_bytes or version is that of another FagenBackwardArgs",
     "a size is negative or too large",
     "heads must be a multiple of kv_heads",
+    "there are 2^30 tiles or blocks of rows or more",
     "scale must be finite and positive, scale 1e+08 at most",
-    "a tensor that cannot be given",
+    "a tensor is given that cannot be",
     "a tensor that is needed is null",
-    "a tensor does not begin at a multiple of 16 bytes",
+    "a tensor does not begin at a multiple of 16 bytes (lse: 4, dlse: 4)",
     "a stride is negative, too large, or no multiple of 16 bytes",
-    "the workspace is null or too small",
-    "there are 2^30 tiles or more",
+    "elements of an output (dq, dk, dv) overlap: a stride is 0 or too small",
+    "the workspace is null, too small, or does not begin at a multiple of 16 bytes",
     "the current device is not a Hopper GPU (compute capability 9.0)",
     "the CUDA driver is missing, or too old for tensor maps",
     "the CUDA driver refused to describe a tensor for TMA",
@@ -1302,32 +1316,44 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
 
 constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
 
-// A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
-// TMA, or accesses of 16 bytes, follow an aligned one.
-Status check(const void* data, int element_bytes, bool aligned, int64_t most,
-             std::initializer_list<int64_t> sizes_and_strides) {
-  bool empty = false, strides_fit = true;
-  for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
-    const int64_t size = d[0], stride = d[1];
-    empty |= size == 0;
-    strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
-                                 (!aligned || stride * element_bytes % 16 == 0));
+// A dimension of a tensor whose elements do not lie side by side.
+struct Dim {
+  int64_t size, stride;
+};
+
+// A tensor as the caller laid it out: elements that lie side by side, and its other dimensions.
+// TMA, or accesses of 16 bytes, follow an aligned one. No two elements of one that is written may
+// be one.
+Status check(const void* data, int element_bytes, bool aligned, bool written, int64_t most,
+             int64_t row, std::initializer_list<Dim> dims) {
+  bool empty = row == 0, strides_fit = true, overlaps = false;
+  double reach = double(row);  // elements from the first one to the last
+  for (const Dim& dim : dims) {
+    empty |= dim.size == 0;
+    if (dim.size > 1) {
+      strides_fit &= dim.stride >= 0 && dim.stride <= most &&
+                     (!aligned || dim.stride * element_bytes % 16 == 0);
+      double within = double(row);  // the reach of what this dimension steps over
+      for (const Dim& other : dims) {
+        const bool shorter =
+            other.stride < dim.stride || (other.stride == dim.stride && &other < &dim);
+        within += other.size > 1 && shorter ? double(other.size - 1) * double(other.stride) : 0;
+      }
+      overlaps |= written && double(dim.stride) < within;
+      reach += double(dim.size - 1) * double(dim.stride);
+    }
   }
   if (!data || empty) {
     return empty ? kOk : kNullPointer;
   }
-  const bool misaligned = aligned && reinterpret_cast<uintptr_t>(data) % 16 != 0;
-  return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
-}
-
-int64_t workspace_bytes([[maybe_unused]] const FagenBackwardArgs& a) {
-  return int64_t(42368) * ceil_div(a.seqlen_q, 80) * a.heads * a.batch + shares_bytes(a);
-}
-
-Status check(const FagenBackwardArgs& a) {
-  if (a.struct_bytes != sizeof(a) || a.version != FAGEN_BACKWARD_ARGS) {
-    return kWrongStruct;
+  if (reinterpret_cast<uintptr_t>(data) % (aligned ? 16 : element_bytes) != 0) {
+    return kMisaligned;
   }
+  return !strides_fit || reach * element_bytes >= 0x1p62 ? kBadStride : overlaps ? kOverlap : kOk;
+}
+
+// Whether sizes go together, and are not too large.
+Status check_sizes(const FagenBackwardArgs& a) {
   for (const int size : {a.batch, a.heads, a.kv_heads, a.seqlen_q, a.seqlen_k}) {
     if (size < 0 || size > 1073741824) {
       return kBadSize;
@@ -1336,41 +1362,76 @@ Status check(const FagenBackwardArgs& a) {
   if (a.kv_heads == 0 ? a.heads != 0 : a.heads % a.kv_heads != 0) {
     return kBadRatio;
   }
+  if (double(ceil_div(a.seqlen_k, 128)) * double(a.kv_heads) * double(a.batch) >= 1 << 30) {
+    return kTooMany;
+  }
+  if (double(ceil_div(a.seqlen_q, 80)) * double(a.heads) * double(a.batch) >= 1 << 30) {
+    return kTooMany;
+  }
+  return kOk;
+}
+
+// Of a call whose sizes are checked, which has fewer than 2^30 of what each record is of.
+int64_t workspace_bytes([[maybe_unused]] const FagenBackwardArgs& a) {
+  return int64_t(42368) * ceil_div(a.seqlen_q, 80) * a.heads * a.batch + shares_bytes(a);
+}
+
+Status check(const FagenBackwardArgs& a) {
+  if (a.struct_bytes != sizeof(a) || a.version != FAGEN_BACKWARD_ARGS) {
+    return kWrongStruct;
+  }
+  if (const Status status = check_sizes(a)) {
+    return status;
+  }
   if (!(a.scale > 0) || !std::isfinite(a.scale) || a.scale > 100000000.0) {
     return kBadScalar;
   }
   for (const Status status :
-       {check(a.dout, 2, true, kMostStride,
-              {a.batch, a.dout_stride_batch, a.seqlen_q, a.dout_stride_seq, a.heads,
-               a.dout_stride_head}),
-        check(a.q, 2, true, kMostStride,
-              {a.batch, a.q_stride_batch, a.seqlen_q, a.q_stride_seq, a.heads, a.q_stride_head}),
-        check(a.k, 2, true, kMostStride,
-              {a.batch, a.k_stride_batch, a.seqlen_k, a.k_stride_seq, a.kv_heads, a.k_stride_head}),
-        check(a.v, 2, true, kMostStride,
-              {a.batch, a.v_stride_batch, a.seqlen_k, a.v_stride_seq, a.kv_heads, a.v_stride_head}),
-        check(a.out, 2, true, kMostStride,
-              {a.batch, a.out_stride_batch, a.seqlen_q, a.out_stride_seq, a.heads,
-               a.out_stride_head}),
-        check(a.lse, 4, false, kMostStride,
-              {a.batch, a.lse_stride_batch, a.heads, a.lse_stride_head, a.seqlen_q, 0}),
+       {check(a.dout, 2, true, false, kMostStride, 128,
+              {{a.batch, a.dout_stride_batch},
+               {a.seqlen_q, a.dout_stride_seq},
+               {a.heads, a.dout_stride_head}}),
+        check(a.q, 2, true, false, kMostStride, 128,
+              {{a.batch, a.q_stride_batch},
+               {a.seqlen_q, a.q_stride_seq},
+               {a.heads, a.q_stride_head}}),
+        check(a.k, 2, true, false, kMostStride, 128,
+              {{a.batch, a.k_stride_batch},
+               {a.seqlen_k, a.k_stride_seq},
+               {a.kv_heads, a.k_stride_head}}),
+        check(a.v, 2, true, false, kMostStride, 128,
+              {{a.batch, a.v_stride_batch},
+               {a.seqlen_k, a.v_stride_seq},
+               {a.kv_heads, a.v_stride_head}}),
+        check(a.out, 2, true, false, kMostStride, 128,
+              {{a.batch, a.out_stride_batch},
+               {a.seqlen_q, a.out_stride_seq},
+               {a.heads, a.out_stride_head}}),
+        check(a.lse, 4, false, false, kMostStride, a.seqlen_q,
+              {{a.batch, a.lse_stride_batch}, {a.heads, a.lse_stride_head}}),
         !a.dlse ? kOk
-                : check(a.dlse, 4, false, kMostStride,
-                        {a.batch, a.dlse_stride_batch, a.heads, a.dlse_stride_head, a.seqlen_q, 0}),
-        check(a.dq, 2, true, kMostStride,
-              {a.batch, a.dq_stride_batch, a.seqlen_q, a.dq_stride_seq, a.heads, a.dq_stride_head}),
-        check(a.dk, 2, true, kMostStride,
-              {a.batch, a.dk_stride_batch, a.seqlen_k, a.dk_stride_seq, a.kv_heads,
-               a.dk_stride_head}),
-        check(a.dv, 2, true, kMostStride,
-              {a.batch, a.dv_stride_batch, a.seqlen_k, a.dv_stride_seq, a.kv_heads,
-               a.dv_stride_head})}) {
+                : check(a.dlse, 4, false, false, kMostStride, a.seqlen_q,
+                        {{a.batch, a.dlse_stride_batch}, {a.heads, a.dlse_stride_head}}),
+        check(a.dq, 2, true, true, kMostStride, 128,
+              {{a.batch, a.dq_stride_batch},
+               {a.seqlen_q, a.dq_stride_seq},
+               {a.heads, a.dq_stride_head}}),
+        check(a.dk, 2, true, true, kMostStride, 128,
+              {{a.batch, a.dk_stride_batch},
+               {a.seqlen_k, a.dk_stride_seq},
+               {a.kv_heads, a.dk_stride_head}}),
+        check(a.dv, 2, true, true, kMostStride, 128,
+              {{a.batch, a.dv_stride_batch},
+               {a.seqlen_k, a.dv_stride_seq},
+               {a.kv_heads, a.dv_stride_head}})}) {
     if (status) {
       return status;
     }
   }
   const int64_t needed = workspace_bytes(a);
-  return needed > (a.workspace ? a.workspace_bytes : 0) ? kSmallWorkspace : kOk;
+  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % 16 != 0;
+  return needed > 0 && (!a.workspace || a.workspace_bytes < needed || misplaced) ? kBadWorkspace
+                                                                                 : kOk;
 }
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
@@ -1440,16 +1501,27 @@ bool describe(CUtensorMap* map, const Tensor& t) {
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+constexpr int kMostGrid = 65535;  // thread blocks in y and z
+
+// Launches a kernel for some heads and batches after others, where a grid does not hold all of
+// them.
+template <class Launch>
+void by_heads(Params& params, int heads, int batches, const Launch& launch) {
+  for (params.first_batch = 0; params.first_batch < batches; params.first_batch += kMostGrid) {
+    for (params.first_head = 0; params.first_head < heads; params.first_head += kMostGrid) {
+      launch(std::min(heads - params.first_head, kMostGrid),
+             std::min(batches - params.first_batch, kMostGrid));
+    }
+  }
+}
+
 Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   if (a.batch == 0 || a.heads == 0) {
     return kOk;
   }
-  const int shares = shares_of(a);
+  const int heads_of_share = share_heads(a), shares = shares_of(a, heads_of_share);
   const int64_t tiles = int64_t(ceil_div(a.seqlen_k, kBlockN)) * a.kv_heads * a.batch * shares;
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM));
-  if (tiles >= int64_t(1) << 30 || a.heads > 65535 || a.batch > 65535) {
-    return kTooMany;
-  }
   if (prepare_device() == 0) {
     return kNotHopper;
   }
@@ -1510,7 +1582,7 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   params.kv_heads = a.kv_heads;
   params.group = a.heads / a.kv_heads;
   params.shares = shares;
-  params.share_heads = share_heads(a);
+  params.share_heads = heads_of_share;
   params.seqlen_q = a.seqlen_q;
   params.seqlen_k = a.seqlen_k;
   params.m_blocks = m_blocks;
@@ -1529,9 +1601,10 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   const int64_t section =
       std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
   const int64_t last = std::min<int64_t>(flat_heads, 1);
-  const dim3 row_grid(m_blocks, a.heads, a.batch);
   if (m_blocks > 0) {
-    prepare_rows<<<row_grid, kRowThreads, 0, stream>>>(params);
+    by_heads(params, a.heads, a.batch, [&](int heads, int batches) {
+      prepare_rows<<<dim3(m_blocks, heads, batches), kRowThreads, 0, stream>>>(params);
+    });
   }
   if (tiles > 0) {
     if (!describe(&params.q, q) || !describe(&params.k, k) || !describe(&params.v, v) ||
@@ -1546,12 +1619,16 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
     params.shares_divisor = FastDivisor(shares);
     attention_backward<<<int(tiles), kThreads, sizeof(SharedStorage), stream>>>(params);
     if (shares > 1) {
-      sum_shares<<<dim3(ceil_div(a.seqlen_k, kWarpgroupRows), a.kv_heads, a.batch), kRowThreads, 0,
-                   stream>>>(params);
+      by_heads(params, a.kv_heads, a.batch, [&](int heads, int batches) {
+        sum_shares<<<dim3(ceil_div(a.seqlen_k, kWarpgroupRows), heads, batches), kRowThreads, 0,
+                     stream>>>(params);
+      });
     }
   }
   if (m_blocks > 0) {
-    round_dq<<<row_grid, kRowThreads, 0, stream>>>(params);
+    by_heads(params, a.heads, a.batch, [&](int heads, int batches) {
+      round_dq<<<dim3(m_blocks, heads, batches), kRowThreads, 0, stream>>>(params);
+    });
   }
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
@@ -1567,12 +1644,16 @@ extern "C" int fagen_bwd_bf16_d128_full_m80n128_det_underdp(const FagenBackwardA
 
 extern "C" int64_t fagen_bwd_bf16_d128_full_m80n128_det_underdp_workspace(
     const FagenBackwardArgs* args) {
-  return args ? fagen_bwd_bf16_d128_full_m80n128_det_underdp_host::workspace_bytes(*args) : -1;
+  using namespace fagen_bwd_bf16_d128_full_m80n128_det_underdp_host;
+  return args && !check_sizes(*args) ? workspace_bytes(*args) : -1;
 }
 
 extern "C" const char* fagen_bwd_bf16_d128_full_m80n128_det_underdp_message(int status) {
   using namespace fagen_bwd_bf16_d128_full_m80n128_det_underdp_host;
-  return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
+  constexpr int kNoKernel = 100;  // of who chooses among kernels
+  return status >= 0 && status <= kLaunchFailed ? kMessages[status]
+         : status == kNoKernel                  ? "no kernel computes that"
+                                                : "unknown status";
 }
 
 extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_full_m80n128_det_underdp_info(void) {
@@ -1583,6 +1664,7 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_full_m80n128_det_underdp_i
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_full_m80n128_det_underdp",
-      "b6b8ec829a71547225e6689094d743fa4e60298ee06020964bc269ed32fe8676"};
+      "af9148fcac691de0da8e22ef2e3a25313554c22706d34026d11dd327039a1ccb"};
   return &info;
 }
+// sha256 of what is above: af5ea6826d68825b9244d53120e19de6c176364a867f2f737101c62ebc11950c

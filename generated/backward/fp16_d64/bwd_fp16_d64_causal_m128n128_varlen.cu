@@ -41,9 +41,10 @@ extern "C" {
 // One varlen call of a kernel of kind backward: the same struct for all of them. Strides are in
 // elements; a dimension without one is contiguous.
 struct FagenBackwardVarlenArgs {
-  uint32_t struct_bytes;     // sizeof(FagenBackwardVarlenArgs)
-  uint32_t version;          // 1: callers built for another are recognised
-  void* workspace;           // as large as fagen_<slug>_workspace says; null where that is nothing
+  uint32_t struct_bytes;  // sizeof(FagenBackwardVarlenArgs)
+  uint32_t version;       // 1: callers built for another are recognised
+  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
+                    // where that is nothing
   int64_t workspace_bytes;   // how large it is
   const void* dout;          // fp16 (total_q, heads, 64): the gradient of out
   const void* q;             // fp16 (total_q, heads, 64)
@@ -59,12 +60,9 @@ struct FagenBackwardVarlenArgs {
   const void* lse;   // fp32 (heads, total_q): the forward pass's log-sum-exp, natural logarithm;
                      // minus infinity in a row that sees no key
   const void* dlse;  // fp32 (heads, total_q): the gradient of lse; null: 0
-  void* dq;          // fp16 (total_q, heads, 64): the gradient of q; the kernels write no row of no
-                     // sequence, the op zeros
-  void* dk;  // fp16 (total_k, kv_heads, 64): the gradient of k; the kernels write no row of no
-             // sequence, the op zeros
-  void* dv;  // fp16 (total_k, kv_heads, 64): the gradient of v; the kernels write no row of no
-             // sequence, the op zeros
+  void* dq;          // fp16 (total_q, heads, 64): the gradient of q; zeros in a row of no sequence
+  void* dk;  // fp16 (total_k, kv_heads, 64): the gradient of k; zeros in a row of no sequence
+  void* dv;  // fp16 (total_k, kv_heads, 64): the gradient of v; zeros in a row of no sequence
   int64_t dout_stride_head, dout_stride_seq;
   int64_t q_stride_head, q_stride_seq;
   int64_t k_stride_head, k_stride_seq;
@@ -109,7 +107,8 @@ extern "C" {
 // explain.
 int fagen_bwd_fp16_d64_causal_m128n128_varlen(const struct FagenBackwardVarlenArgs* args,
                                               void* stream);
-// How many bytes of workspace a call of these sizes needs; -1 where args is null.
+// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
+// sizes is refused.
 int64_t fagen_bwd_fp16_d64_causal_m128n128_varlen_workspace(
     const struct FagenBackwardVarlenArgs* args);
 const char* fagen_bwd_fp16_d64_causal_m128n128_varlen_message(int status);
@@ -250,35 +249,42 @@ struct Params {
   Numbers lse, dlse;                           // dlse.data may be null
   RowBlock* row_blocks;                        // (heads, m_slots)
   const int32_t *cu_seqlens_q, *cu_seqlens_k;  // where sequences begin, and the last one ends
-  const int32_t* seqused_k;  // of how many keys each is to see the first ones; null: of all
-  int batch, total_q, total_k;
-  int group;                // query heads of a KV head
-  int m_slots, n_slots;     // for blocks of rows, and of keys, of all sequences; see Slots
-  float scale, scale_log2;  // of dQ and dK; of S, times log2(e)
+  const int32_t* seqused_k;       // of how many keys each is to see the first ones; null: of all
+  int offsets, total_q, total_k;  // one offset more than there are sequences
+  int group;                      // query heads of a KV head
+  int m_slots, n_slots;           // for blocks of rows, and of keys, of all sequences; see Slots
+  float scale, scale_log2;        // of dQ and dK; of S, times log2(e)
+  int first_head;  // of a launch of a kernel before or after, whose grid may not hold all of them
 
   __device__ __forceinline__ RowBlock& row_block(int head, int slot) const {
     return row_blocks[head * m_slots + slot];  // no memory has room for more than an int counts
   }
 };
 
-// Blocks of all sequences have numbers without anyone counting them: sequence i begins at slot
-// offsets[i] / block + i, which leaves room for the blocks of those before it, and now and then for
-// one more.
+// Blocks of all sequences have numbers without anyone counting them: sequence i, which begins at
+// offsets[i - 1], does so at slot offsets[i - 1] / block + i, which leaves room for the blocks of
+// those before it, and now and then for one more. The rows before all sequences are number 0, those
+// behind them the last.
 template <int block>
 struct Slots {
   const int32_t* offsets;
-  int batch;
+  int count;
 
   __device__ __forceinline__ int first_of(int sequence) const {
-    return max(0, __ldg(offsets + sequence)) / block + sequence;
+    return sequence > 0 ? first_behind(sequence) : 0;
+  }
+
+  // The same of any but number 0.
+  __device__ __forceinline__ int first_behind(int sequence) const {
+    return max(0, __ldg(offsets + sequence - 1)) / block + sequence;
   }
 
   // Which sequence a slot is of.
   __device__ __forceinline__ int owner(int slot) const {
-    int low = 0, high = batch;
+    int low = 0, high = count + 1;
     while (high - low > 1) {
       const int middle = (low + high) / 2;
-      if (first_of(middle) <= slot) {
+      if (first_behind(middle) <= slot) {
         low = middle;
       } else {
         high = middle;
@@ -288,32 +294,26 @@ struct Slots {
   }
 };
 
-// Where a sequence lies. Whatever the lengths say, that is within the tensors.
+// Where a sequence lies. Whatever the lengths say, that is within the tensors. Rows of no sequence
+// see no key, and no row sees keys of none.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
+  const bool begins = index > 0, ends = index < params.offsets;
   Sequence sequence;
-  sequence.end_q = min(max(0, __ldg(params.cu_seqlens_q + index + 1)), params.total_q);
-  sequence.seqlen_q = max(0, sequence.end_q - max(0, __ldg(params.cu_seqlens_q + index)));
-  const int first_key = max(0, __ldg(params.cu_seqlens_k + index));
-  sequence.held_k =
-      max(0, min(max(0, __ldg(params.cu_seqlens_k + index + 1)), params.total_k) - first_key);
-  sequence.seqlen_k = sequence.held_k;
-  if (params.seqused_k) {
-    sequence.seqlen_k = min(sequence.held_k, max(0, __ldg(params.seqused_k + index)));
+  sequence.end_q =
+      ends ? min(max(0, __ldg(params.cu_seqlens_q + index)), params.total_q) : params.total_q;
+  sequence.seqlen_q =
+      max(0, sequence.end_q - (begins ? max(0, __ldg(params.cu_seqlens_q + index - 1)) : 0));
+  const int first_key = begins ? max(0, __ldg(params.cu_seqlens_k + index - 1)) : 0;
+  const int last_key =
+      ends ? min(max(0, __ldg(params.cu_seqlens_k + index)), params.total_k) : params.total_k;
+  sequence.held_k = max(0, last_key - first_key);
+  sequence.seqlen_k = begins && ends ? sequence.held_k : 0;
+  if (params.seqused_k && begins && ends) {
+    sequence.seqlen_k = min(sequence.held_k, max(0, __ldg(params.seqused_k + index - 1)));
   }
   sequence.end_k = first_key + sequence.seqlen_k;
-  sequence.first_slot = Slots<kBlockM>{params.cu_seqlens_q, params.batch}.first_of(index);
+  sequence.first_slot = Slots<kBlockM>{params.cu_seqlens_q, params.offsets}.first_of(index);
   return sequence;
-}
-
-// P of many keys is small, and numbers below 2^-14 have fewer bits: its mean is lifted to 2^-8. By
-// how many powers of two P and dS are as large as they are; and what undoes that.
-__device__ __forceinline__ int p_offset_of(const Sequence& sequence) {
-  const int bits = 32 - __clz(max(0, sequence.seqlen_k - 1));  // of the number of keys, rounded up
-  return min(max(0, bits - 8), 8);
-}
-
-__device__ __forceinline__ float unscale_of(const Sequence& sequence) {
-  return exp2f(-float(p_offset_of(sequence)));
 }
 
 __device__ __forceinline__ int lane() {
@@ -398,7 +398,7 @@ struct Tile {
 // A thread block's tile, and its sequence, of whose keys those that most rows see come first. Where
 // its slot has no block of keys first_key is not below held_k.
 __device__ __forceinline__ Tile tile_of(const Params& params, Sequence& sequence) {
-  const Slots<kBlockN> slots = {params.cu_seqlens_k, params.batch};
+  const Slots<kBlockN> slots = {params.cu_seqlens_k, params.offsets};
   Tile tile;
   tile.kv_head = blockIdx.x / params.n_slots;
   const int slot = blockIdx.x - tile.kv_head * params.n_slots, index = slots.owner(slot);
@@ -438,8 +438,8 @@ __device__ __forceinline__ uint4 in_parts(float number) {
 // Before the main kernel: each row's delta = sum of dO * O, less its dLSE, and its LSE; sums of dQ
 // begin at none.
 __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constant__ Params params) {
-  const Slots<kBlockM> slots = {params.cu_seqlens_q, params.batch};
-  const int slot = blockIdx.x, head = blockIdx.y, index = slots.owner(slot),
+  const Slots<kBlockM> slots = {params.cu_seqlens_q, params.offsets};
+  const int slot = blockIdx.x, head = params.first_head + blockIdx.y, index = slots.owner(slot),
             m_block = slot - slots.first_of(index);
   const Sequence sequence = sequence_of(params, index);
   const int begin = sequence.end_q - sequence.seqlen_q;
@@ -477,8 +477,7 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
       if (lse > -INFINITY && params.dlse.data) {
         delta -= params.dlse.of(head)[begin + query];
       }
-      const float reference =
-          lse > -INFINITY ? lse * 1.44269504089f - float(p_offset_of(sequence)) : INFINITY;
+      const float reference = lse > -INFINITY ? lse * 1.44269504089f : INFINITY;
       const float subtracted = reference / params.scale_log2;
       block.statistics[lse_of(row)] = in_parts(subtracted > 0x1p127f ? -0x1p127f : -subtracted);
       block.statistics[delta_of(row)] = in_parts(lse > -INFINITY ? -delta : 0.f);
@@ -488,8 +487,8 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
 
 // Scale and round the sums of dq.
 __global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ Params params) {
-  const Slots<kBlockM> slots = {params.cu_seqlens_q, params.batch};
-  const int slot = blockIdx.x, head = blockIdx.y, index = slots.owner(slot),
+  const Slots<kBlockM> slots = {params.cu_seqlens_q, params.offsets};
+  const int slot = blockIdx.x, head = params.first_head + blockIdx.y, index = slots.owner(slot),
             m_block = slot - slots.first_of(index);
   const Sequence sequence = sequence_of(params, index);
   const int begin = sequence.end_q - sequence.seqlen_q;
@@ -497,7 +496,7 @@ __global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ 
     return;
   }
   const float4* sums = reinterpret_cast<const float4*>(params.row_block(head, slot).dq);
-  const float scale = params.scale * unscale_of(sequence);
+  const float scale = params.scale;
   const bool seen = tiles_of(sequence, m_block) > 0;  // nobody has sums of rows that see no key
   __shared__ Pair rounded[kBlockM][kHeadDimPadded / 2 + 4];
   for (int i = threadIdx.x; i < kBlockM * kHeadDimPadded / 4; i += kRowThreads) {
@@ -1142,10 +1141,8 @@ struct Consumer : Warpgroup {
       }
     }
     barrier_sync(kAllConsumers, kConsumers * kWarpgroup);  // K has been read, and V
-    store<kHeadDimVPadded, kVSlab, kVSwizzleBits>(params.dv, shared.v, dv,
-                                                  unscale_of(shared.sequence), tile);
-    store<kHeadDimPadded, kQkSlab, kQkSwizzleBits>(
-        params.dk, shared.k, dk, params.scale * unscale_of(shared.sequence), tile);
+    store<kHeadDimVPadded, kVSlab, kVSwizzleBits>(params.dv, shared.v, dv, 1.f, tile);
+    store<kHeadDimPadded, kQkSlab, kQkSwizzleBits>(params.dk, shared.k, dk, params.scale, tile);
     finish();
   }
 };
@@ -1217,13 +1214,14 @@ enum Status {
   kWrongStruct,
   kBadSize,
   kBadRatio,
+  kTooMany,
   kBadScalar,
   kRefused,
   kNullPointer,
   kMisaligned,
   kBadStride,
-  kSmallWorkspace,
-  kTooMany,
+  kOverlap,
+  kBadWorkspace,
   kNotHopper,
   kNoDriver,
   kTensorMapRefused,
@@ -1235,13 +1233,14 @@ constexpr const char* kMessages[] = {
     "struct_bytes or version is that of another FagenBackwardVarlenArgs",
     "a size is negative or too large",
     "heads must be a multiple of kv_heads",
+    "there are 2^30 tiles or blocks of rows or more",
     "scale must be finite and positive, scale 1e+08 at most",
-    "a tensor that cannot be given",
+    "a tensor is given that cannot be",
     "a tensor that is needed is null",
-    "a tensor does not begin at a multiple of 16 bytes",
+    "a tensor does not begin at a multiple of 16 bytes (cu_seqlens_q: 4, cu_seqlens_k: 4, seqused_k: 4, lse: 4, dlse: 4)",
     "a stride is negative, too large, or no multiple of 16 bytes",
-    "the workspace is null or too small",
-    "there are 2^30 tiles or more",
+    "elements of an output (dq, dk, dv) overlap: a stride is 0 or too small",
+    "the workspace is null, too small, or does not begin at a multiple of 16 bytes",
     "the current device is not a Hopper GPU (compute capability 9.0)",
     "the CUDA driver is missing, or too old for tensor maps",
     "the CUDA driver refused to describe a tensor for TMA",
@@ -1254,32 +1253,44 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
 
 constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
 
-// A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
-// TMA, or accesses of 16 bytes, follow an aligned one.
-Status check(const void* data, int element_bytes, bool aligned, int64_t most,
-             std::initializer_list<int64_t> sizes_and_strides) {
-  bool empty = false, strides_fit = true;
-  for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
-    const int64_t size = d[0], stride = d[1];
-    empty |= size == 0;
-    strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
-                                 (!aligned || stride * element_bytes % 16 == 0));
+// A dimension of a tensor whose elements do not lie side by side.
+struct Dim {
+  int64_t size, stride;
+};
+
+// A tensor as the caller laid it out: elements that lie side by side, and its other dimensions.
+// TMA, or accesses of 16 bytes, follow an aligned one. No two elements of one that is written may
+// be one.
+Status check(const void* data, int element_bytes, bool aligned, bool written, int64_t most,
+             int64_t row, std::initializer_list<Dim> dims) {
+  bool empty = row == 0, strides_fit = true, overlaps = false;
+  double reach = double(row);  // elements from the first one to the last
+  for (const Dim& dim : dims) {
+    empty |= dim.size == 0;
+    if (dim.size > 1) {
+      strides_fit &= dim.stride >= 0 && dim.stride <= most &&
+                     (!aligned || dim.stride * element_bytes % 16 == 0);
+      double within = double(row);  // the reach of what this dimension steps over
+      for (const Dim& other : dims) {
+        const bool shorter =
+            other.stride < dim.stride || (other.stride == dim.stride && &other < &dim);
+        within += other.size > 1 && shorter ? double(other.size - 1) * double(other.stride) : 0;
+      }
+      overlaps |= written && double(dim.stride) < within;
+      reach += double(dim.size - 1) * double(dim.stride);
+    }
   }
   if (!data || empty) {
     return empty ? kOk : kNullPointer;
   }
-  const bool misaligned = aligned && reinterpret_cast<uintptr_t>(data) % 16 != 0;
-  return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
-}
-
-int64_t workspace_bytes([[maybe_unused]] const FagenBackwardVarlenArgs& a) {
-  return int64_t(ceil_div(a.total_q, 128) + a.offsets - 1) * a.heads * 36992;
-}
-
-Status check(const FagenBackwardVarlenArgs& a) {
-  if (a.struct_bytes != sizeof(a) || a.version != FAGEN_BACKWARD_VARLEN_ARGS) {
-    return kWrongStruct;
+  if (reinterpret_cast<uintptr_t>(data) % (aligned ? 16 : element_bytes) != 0) {
+    return kMisaligned;
   }
+  return !strides_fit || reach * element_bytes >= 0x1p62 ? kBadStride : overlaps ? kOverlap : kOk;
+}
+
+// Whether sizes go together, and are not too large.
+Status check_sizes(const FagenBackwardVarlenArgs& a) {
   for (const int size : {a.total_q, a.total_k, a.heads, a.kv_heads, a.offsets}) {
     if (size < 0 || size > 1073741824) {
       return kBadSize;
@@ -1288,34 +1299,62 @@ Status check(const FagenBackwardVarlenArgs& a) {
   if (a.kv_heads == 0 ? a.heads != 0 : a.heads % a.kv_heads != 0) {
     return kBadRatio;
   }
+  if (double(ceil_div(a.total_k, 128) + a.offsets) * double(a.kv_heads) >= 1 << 30) {
+    return kTooMany;
+  }
+  if (double(ceil_div(a.total_q, 128) + a.offsets) * double(a.heads) >= 1 << 30) {
+    return kTooMany;
+  }
+  return kOk;
+}
+
+// Of a call whose sizes are checked, which has fewer than 2^30 of what each record is of.
+int64_t workspace_bytes([[maybe_unused]] const FagenBackwardVarlenArgs& a) {
+  return int64_t(ceil_div(a.total_q, 128) + a.offsets) * a.heads * 36992;
+}
+
+Status check(const FagenBackwardVarlenArgs& a) {
+  if (a.struct_bytes != sizeof(a) || a.version != FAGEN_BACKWARD_VARLEN_ARGS) {
+    return kWrongStruct;
+  }
+  if (const Status status = check_sizes(a)) {
+    return status;
+  }
   if (!(a.scale > 0) || !std::isfinite(a.scale) || a.scale > 100000000.0) {
     return kBadScalar;
   }
   for (const Status status :
-       {check(a.dout, 2, true, 4294967296,
-              {a.total_q, a.dout_stride_seq, a.heads, a.dout_stride_head}),
-        check(a.q, 2, true, 4294967296, {a.total_q, a.q_stride_seq, a.heads, a.q_stride_head}),
-        check(a.k, 2, true, 4294967296, {a.total_k, a.k_stride_seq, a.kv_heads, a.k_stride_head}),
-        check(a.v, 2, true, 4294967296, {a.total_k, a.v_stride_seq, a.kv_heads, a.v_stride_head}),
-        check(a.cu_seqlens_q, 4, false, kMostStride, {a.offsets, 0}),
-        check(a.cu_seqlens_k, 4, false, kMostStride, {a.offsets, 0}),
-        !a.seqused_k ? kOk : check(a.seqused_k, 4, false, kMostStride, {a.offsets - 1, 0}),
-        check(a.out, 2, true, 4294967296,
-              {a.total_q, a.out_stride_seq, a.heads, a.out_stride_head}),
-        check(a.lse, 4, false, kMostStride, {a.heads, a.lse_stride_head, a.total_q, 0}),
+       {check(a.dout, 2, true, false, 4294967296, 64,
+              {{a.total_q, a.dout_stride_seq}, {a.heads, a.dout_stride_head}}),
+        check(a.q, 2, true, false, 4294967296, 64,
+              {{a.total_q, a.q_stride_seq}, {a.heads, a.q_stride_head}}),
+        check(a.k, 2, true, false, 4294967296, 64,
+              {{a.total_k, a.k_stride_seq}, {a.kv_heads, a.k_stride_head}}),
+        check(a.v, 2, true, false, 4294967296, 64,
+              {{a.total_k, a.v_stride_seq}, {a.kv_heads, a.v_stride_head}}),
+        check(a.cu_seqlens_q, 4, false, false, kMostStride, a.offsets, {}),
+        check(a.cu_seqlens_k, 4, false, false, kMostStride, a.offsets, {}),
+        !a.seqused_k ? kOk : check(a.seqused_k, 4, false, false, kMostStride, a.offsets - 1, {}),
+        check(a.out, 2, true, false, 4294967296, 64,
+              {{a.total_q, a.out_stride_seq}, {a.heads, a.out_stride_head}}),
+        check(a.lse, 4, false, false, kMostStride, a.total_q, {{a.heads, a.lse_stride_head}}),
         !a.dlse ? kOk
-                : check(a.dlse, 4, false, kMostStride, {a.heads, a.dlse_stride_head, a.total_q, 0}),
-        check(a.dq, 2, true, 4294967296, {a.total_q, a.dq_stride_seq, a.heads, a.dq_stride_head}),
-        check(a.dk, 2, true, 4294967296,
-              {a.total_k, a.dk_stride_seq, a.kv_heads, a.dk_stride_head}),
-        check(a.dv, 2, true, 4294967296,
-              {a.total_k, a.dv_stride_seq, a.kv_heads, a.dv_stride_head})}) {
+                : check(a.dlse, 4, false, false, kMostStride, a.total_q,
+                        {{a.heads, a.dlse_stride_head}}),
+        check(a.dq, 2, true, true, 4294967296, 64,
+              {{a.total_q, a.dq_stride_seq}, {a.heads, a.dq_stride_head}}),
+        check(a.dk, 2, true, true, 4294967296, 64,
+              {{a.total_k, a.dk_stride_seq}, {a.kv_heads, a.dk_stride_head}}),
+        check(a.dv, 2, true, true, 4294967296, 64,
+              {{a.total_k, a.dv_stride_seq}, {a.kv_heads, a.dv_stride_head}})}) {
     if (status) {
       return status;
     }
   }
   const int64_t needed = workspace_bytes(a);
-  return needed > (a.workspace ? a.workspace_bytes : 0) ? kSmallWorkspace : kOk;
+  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % 16 != 0;
+  return needed > 0 && (!a.workspace || a.workspace_bytes < needed || misplaced) ? kBadWorkspace
+                                                                                 : kOk;
 }
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
@@ -1393,18 +1432,24 @@ bool describe(CUtensorMap* map, const Tensor& t) {
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+constexpr int kMostGrid = 65535;  // thread blocks in y and z
+
+// Launches a kernel for some heads after others, where a grid does not hold all of them.
+template <class Launch>
+void by_heads(Params& params, int heads, const Launch& launch) {
+  for (params.first_head = 0; params.first_head < heads; params.first_head += kMostGrid) {
+    launch(std::min(heads - params.first_head, kMostGrid));
+  }
+}
+
 Status launch(const FagenBackwardVarlenArgs& a, cudaStream_t stream) {
-  if (a.offsets < 2 || a.heads == 0) {
+  if (a.heads == 0) {
     return kOk;
   }
   // How many blocks there are the GPU finds out: there is a thread block for each slot of one.
-  const int batch = a.offsets - 1;
-  const int64_t m_slots = a.total_q ? ceil_div(a.total_q, kBlockM) + batch - 1 : 0;
-  const int64_t n_slots = a.total_k ? ceil_div(a.total_k, kBlockN) + batch - 1 : 0;
+  const int64_t m_slots = a.total_q ? ceil_div(a.total_q, kBlockM) + a.offsets : 0;
+  const int64_t n_slots = a.total_k ? ceil_div(a.total_k, kBlockN) + a.offsets : 0;
   const int64_t tiles = n_slots * a.kv_heads;
-  if (tiles >= int64_t(1) << 30 || m_slots >= int64_t(1) << 30 || a.heads > 65535) {
-    return kTooMany;
-  }
   if (prepare_device() == 0) {
     return kNotHopper;
   }
@@ -1455,7 +1500,7 @@ Status launch(const FagenBackwardVarlenArgs& a, cudaStream_t stream) {
   params.cu_seqlens_q = static_cast<const int32_t*>(a.cu_seqlens_q);
   params.cu_seqlens_k = static_cast<const int32_t*>(a.cu_seqlens_k);
   params.seqused_k = static_cast<const int32_t*>(a.seqused_k);
-  params.batch = batch;
+  params.offsets = a.offsets;
   params.total_q = a.total_q;
   params.total_k = a.total_k;
   params.group = a.heads / a.kv_heads;
@@ -1465,9 +1510,10 @@ Status launch(const FagenBackwardVarlenArgs& a, cudaStream_t stream) {
   // LSEs are divided by it, and of less than that nothing is left of S
   params.scale_log2 = std::max(a.scale, 0x1p-100f) * 1.44269504089f;
 
-  const dim3 row_grid(int(m_slots), a.heads);
   if (m_slots > 0) {
-    prepare_rows<<<row_grid, kRowThreads, 0, stream>>>(params);
+    by_heads(params, a.heads, [&](int heads) {
+      prepare_rows<<<dim3(m_slots, heads), kRowThreads, 0, stream>>>(params);
+    });
   }
   if (tiles > 0) {
     if (!describe(&params.q, q) || !describe(&params.k, k) || !describe(&params.v, v) ||
@@ -1477,7 +1523,9 @@ Status launch(const FagenBackwardVarlenArgs& a, cudaStream_t stream) {
     attention_backward<<<int(tiles), kThreads, sizeof(SharedStorage), stream>>>(params);
   }
   if (m_slots > 0) {
-    round_dq<<<row_grid, kRowThreads, 0, stream>>>(params);
+    by_heads(params, a.heads, [&](int heads) {
+      round_dq<<<dim3(m_slots, heads), kRowThreads, 0, stream>>>(params);
+    });
   }
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
@@ -1493,12 +1541,16 @@ extern "C" int fagen_bwd_fp16_d64_causal_m128n128_varlen(const FagenBackwardVarl
 
 extern "C" int64_t fagen_bwd_fp16_d64_causal_m128n128_varlen_workspace(
     const FagenBackwardVarlenArgs* args) {
-  return args ? fagen_bwd_fp16_d64_causal_m128n128_varlen_host::workspace_bytes(*args) : -1;
+  using namespace fagen_bwd_fp16_d64_causal_m128n128_varlen_host;
+  return args && !check_sizes(*args) ? workspace_bytes(*args) : -1;
 }
 
 extern "C" const char* fagen_bwd_fp16_d64_causal_m128n128_varlen_message(int status) {
   using namespace fagen_bwd_fp16_d64_causal_m128n128_varlen_host;
-  return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
+  constexpr int kNoKernel = 100;  // of who chooses among kernels
+  return status >= 0 && status <= kLaunchFailed ? kMessages[status]
+         : status == kNoKernel                  ? "no kernel computes that"
+                                                : "unknown status";
 }
 
 extern "C" const FagenKernelInfo* fagen_bwd_fp16_d64_causal_m128n128_varlen_info(void) {
@@ -1509,6 +1561,7 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d64_causal_m128n128_varlen_info
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d64_causal_m128n128_varlen",
-      "7d4742332d6e82269eabed0e16d825715c7e69d6f34bcc5241147bbeed45d73d"};
+      "c32b713e281b0b366da5c31c32ff1bd644d9cfdbad8d0ec7c66f51f8ecc1282d"};
   return &info;
 }
+// sha256 of what is above: 388a8af352043ac65ac6cdb9336ffc93e46be766f88f27919a6ca3ac71c58d01

@@ -30,9 +30,10 @@ extern "C" {
 // One call of a kernel of kind combine: the same struct for all of them. Strides are in elements; a
 // dimension without one is contiguous.
 struct FagenCombineArgs {
-  uint32_t struct_bytes;    // sizeof(FagenCombineArgs)
-  uint32_t version;         // 1: callers built for another are recognised
-  void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
+  uint32_t struct_bytes;  // sizeof(FagenCombineArgs)
+  uint32_t version;       // 1: callers built for another are recognised
+  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
+                    // where that is nothing
   int64_t workspace_bytes;  // how large it is
   const void* outs;  // bf16 (splits, batch, seqlen, heads, 256): partial outputs, each normalised
                      // by its own sum
@@ -79,7 +80,8 @@ extern "C" {
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
 int fagen_comb_bf16_d256(const struct FagenCombineArgs* args, void* stream);
-// How many bytes of workspace a call of these sizes needs; -1 where args is null.
+// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
+// sizes is refused.
 int64_t fagen_comb_bf16_d256_workspace(const struct FagenCombineArgs* args);
 const char* fagen_comb_bf16_d256_message(int status);
 const struct FagenKernelInfo* fagen_comb_bf16_d256_info(void);
@@ -408,13 +410,14 @@ enum Status {
   kWrongStruct,
   kBadSize,
   kBadRatio,
+  kTooMany,
   kBadScalar,
   kRefused,
   kNullPointer,
   kMisaligned,
   kBadStride,
-  kSmallWorkspace,
-  kTooMany,
+  kOverlap,
+  kBadWorkspace,
   kNotHopper,
   kNoDriver,
   kTensorMapRefused,
@@ -426,13 +429,14 @@ constexpr const char* kMessages[] = {
     "struct_bytes or version is that of another FagenCombineArgs",
     "a size is negative or too large",
     "sizes do not go together",
-    "a number must be finite and positive",
-    "a tensor that cannot be given",
-    "a tensor that is needed is null",
-    "a tensor does not begin at a multiple of 16 bytes",
-    "a stride is negative, too large, or no multiple of 16 bytes",
-    "the workspace is null or too small",
     "there are 2^30 rows or more",
+    "a number must be finite and positive",
+    "a tensor is given that cannot be",
+    "a tensor that is needed is null",
+    "a tensor does not begin at a multiple of 16 bytes (lses: 4, lse: 4)",
+    "a stride is negative, too large, or no multiple of 16 bytes",
+    "elements of an output (out, lse) overlap: a stride is 0 or too small",
+    "the workspace is null, too small, or does not begin at a multiple of 16 bytes",
     "the current device is not a Hopper GPU (compute capability 9.0)",
     "the CUDA driver is missing, or too old for tensor maps",
     "the CUDA driver refused to describe a tensor for TMA",
@@ -445,24 +449,56 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
 
 constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
 
-// A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
-// TMA, or accesses of 16 bytes, follow an aligned one.
-Status check(const void* data, int element_bytes, bool aligned, int64_t most,
-             std::initializer_list<int64_t> sizes_and_strides) {
-  bool empty = false, strides_fit = true;
-  for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
-    const int64_t size = d[0], stride = d[1];
-    empty |= size == 0;
-    strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
-                                 (!aligned || stride * element_bytes % 16 == 0));
+// A dimension of a tensor whose elements do not lie side by side.
+struct Dim {
+  int64_t size, stride;
+};
+
+// A tensor as the caller laid it out: elements that lie side by side, and its other dimensions.
+// TMA, or accesses of 16 bytes, follow an aligned one. No two elements of one that is written may
+// be one.
+Status check(const void* data, int element_bytes, bool aligned, bool written, int64_t most,
+             int64_t row, std::initializer_list<Dim> dims) {
+  bool empty = row == 0, strides_fit = true, overlaps = false;
+  double reach = double(row);  // elements from the first one to the last
+  for (const Dim& dim : dims) {
+    empty |= dim.size == 0;
+    if (dim.size > 1) {
+      strides_fit &= dim.stride >= 0 && dim.stride <= most &&
+                     (!aligned || dim.stride * element_bytes % 16 == 0);
+      double within = double(row);  // the reach of what this dimension steps over
+      for (const Dim& other : dims) {
+        const bool shorter =
+            other.stride < dim.stride || (other.stride == dim.stride && &other < &dim);
+        within += other.size > 1 && shorter ? double(other.size - 1) * double(other.stride) : 0;
+      }
+      overlaps |= written && double(dim.stride) < within;
+      reach += double(dim.size - 1) * double(dim.stride);
+    }
   }
   if (!data || empty) {
     return empty ? kOk : kNullPointer;
   }
-  const bool misaligned = aligned && reinterpret_cast<uintptr_t>(data) % 16 != 0;
-  return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
+  if (reinterpret_cast<uintptr_t>(data) % (aligned ? 16 : element_bytes) != 0) {
+    return kMisaligned;
+  }
+  return !strides_fit || reach * element_bytes >= 0x1p62 ? kBadStride : overlaps ? kOverlap : kOk;
 }
 
+// Whether sizes go together, and are not too large.
+Status check_sizes(const FagenCombineArgs& a) {
+  for (const int size : {a.splits, a.batch, a.seqlen, a.heads}) {
+    if (size < 0 || size > 1073741824) {
+      return kBadSize;
+    }
+  }
+  if (double(a.batch) * double(a.seqlen) * double(a.heads) >= 1 << 30) {
+    return kTooMany;
+  }
+  return kOk;
+}
+
+// Of a call whose sizes are checked, which has fewer than 2^30 of what each record is of.
 int64_t workspace_bytes(const FagenCombineArgs&) {
   return 0;
 }
@@ -471,29 +507,33 @@ Status check(const FagenCombineArgs& a) {
   if (a.struct_bytes != sizeof(a) || a.version != FAGEN_COMBINE_ARGS) {
     return kWrongStruct;
   }
-  for (const int size : {a.splits, a.batch, a.seqlen, a.heads}) {
-    if (size < 0 || size > 1073741824) {
-      return kBadSize;
-    }
+  if (const Status status = check_sizes(a)) {
+    return status;
   }
   for (const Status status :
-       {check(a.outs, 2, true, kMostStride,
-              {a.splits, a.outs_stride_split, a.batch, a.outs_stride_batch, a.seqlen,
-               a.outs_stride_seq, a.heads, a.outs_stride_head}),
-        check(a.lses, 4, false, kMostStride,
-              {a.splits, a.lses_stride_split, a.batch, a.lses_stride_batch, a.heads,
-               a.lses_stride_head, a.seqlen, 0}),
-        check(
-            a.out, 2, true, kMostStride,
-            {a.batch, a.out_stride_batch, a.seqlen, a.out_stride_seq, a.heads, a.out_stride_head}),
-        check(a.lse, 4, false, kMostStride,
-              {a.batch, a.lse_stride_batch, a.heads, a.lse_stride_head, a.seqlen, 0})}) {
+       {check(a.outs, 2, true, false, kMostStride, 256,
+              {{a.splits, a.outs_stride_split},
+               {a.batch, a.outs_stride_batch},
+               {a.seqlen, a.outs_stride_seq},
+               {a.heads, a.outs_stride_head}}),
+        check(a.lses, 4, false, false, kMostStride, a.seqlen,
+              {{a.splits, a.lses_stride_split},
+               {a.batch, a.lses_stride_batch},
+               {a.heads, a.lses_stride_head}}),
+        check(a.out, 2, true, true, kMostStride, 256,
+              {{a.batch, a.out_stride_batch},
+               {a.seqlen, a.out_stride_seq},
+               {a.heads, a.out_stride_head}}),
+        check(a.lse, 4, false, true, kMostStride, a.seqlen,
+              {{a.batch, a.lse_stride_batch}, {a.heads, a.lse_stride_head}})}) {
     if (status) {
       return status;
     }
   }
   const int64_t needed = workspace_bytes(a);
-  return needed > (a.workspace ? a.workspace_bytes : 0) ? kSmallWorkspace : kOk;
+  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % 16 != 0;
+  return needed > 0 && (!a.workspace || a.workspace_bytes < needed || misplaced) ? kBadWorkspace
+                                                                                 : kOk;
 }
 
 bool is_hopper() {
@@ -505,12 +545,9 @@ bool is_hopper() {
 }
 
 Status launch(const FagenCombineArgs& a, cudaStream_t stream) {
-  const double rows = double(a.batch) * a.seqlen * a.heads;
+  const int64_t rows = int64_t(a.batch) * a.seqlen * a.heads;
   if (rows == 0) {
     return kOk;
-  }
-  if (rows >= 1 << 30) {
-    return kTooMany;
   }
   if (!is_hopper()) {
     return kNotHopper;
@@ -561,12 +598,16 @@ extern "C" int fagen_comb_bf16_d256(const FagenCombineArgs* args, void* stream) 
 }
 
 extern "C" int64_t fagen_comb_bf16_d256_workspace(const FagenCombineArgs* args) {
-  return args ? fagen_comb_bf16_d256_host::workspace_bytes(*args) : -1;
+  using namespace fagen_comb_bf16_d256_host;
+  return args && !check_sizes(*args) ? workspace_bytes(*args) : -1;
 }
 
 extern "C" const char* fagen_comb_bf16_d256_message(int status) {
   using namespace fagen_comb_bf16_d256_host;
-  return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
+  constexpr int kNoKernel = 100;  // of who chooses among kernels
+  return status >= 0 && status <= kLaunchFailed ? kMessages[status]
+         : status == kNoKernel                  ? "no kernel computes that"
+                                                : "unknown status";
 }
 
 extern "C" const FagenKernelInfo* fagen_comb_bf16_d256_info(void) {
@@ -577,6 +618,7 @@ extern "C" const FagenKernelInfo* fagen_comb_bf16_d256_info(void) {
       kThreads,
       kLaunchRegisters,
       "comb_bf16_d256",
-      "386bab8a0b5b57786ccd9cfa09df8211aa868a4eaedb9f39c8521845beec6db6"};
+      "e67ab1fee4a70a41e4b5dab67e4896abbb6dcea68f8852d4bf89a12ae8a57e64"};
   return &info;
 }
+// sha256 of what is above: 4f0c34f11c20b74e79eb7f62134aa23b6ae27b715eef0cce243754d85f293ec0

@@ -41,9 +41,10 @@ extern "C" {
 // One call of a kernel of kind decode: the same struct for all of them. Strides are in elements; a
 // dimension without one is contiguous.
 struct FagenDecodeArgs {
-  uint32_t struct_bytes;    // sizeof(FagenDecodeArgs)
-  uint32_t version;         // 1: callers built for another are recognised
-  void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
+  uint32_t struct_bytes;  // sizeof(FagenDecodeArgs)
+  uint32_t version;       // 1: callers built for another are recognised
+  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
+                    // where that is nothing
   int64_t workspace_bytes;  // how large it is
   const void* q;            // fp16 (batch, seqlen_q, heads, 192)
   const void* k;            // fp16 (batch, seqlen_k, kv_heads, 192): what no query sees is not used
@@ -91,7 +92,8 @@ extern "C" {
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
 int fagen_dec_fp16_d192v128_causal_r8n64_runs(const struct FagenDecodeArgs* args, void* stream);
-// How many bytes of workspace a call of these sizes needs; -1 where args is null.
+// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
+// sizes is refused.
 int64_t fagen_dec_fp16_d192v128_causal_r8n64_runs_workspace(const struct FagenDecodeArgs* args);
 const char* fagen_dec_fp16_d192v128_causal_r8n64_runs_message(int status);
 const struct FagenKernelInfo* fagen_dec_fp16_d192v128_causal_r8n64_runs_info(void);
@@ -178,21 +180,27 @@ struct FastDivisor {
   }
 };
 
-// What one thread block has folded of a row: its first chunks, as a partial output that is not
-// normalised.
+// Of a row in a chunk: x, the score that P is relative to; y, the sum of P.
+using Share = float2;
+
+// A row that has seen nothing has no such score, one of what is no number none that is a number.
+__device__ __forceinline__ Share share_of(float reference, float sum) {
+  return {sum > 0.0f ? reference : sum == 0.0f ? -INFINITY : sum, sum};
+}
+
+// What one thread block has folded of a row: its first chunks, as one partial output.
 struct Folded {
   int chunks;
-  float maximum, sum;
+  float reference, sum;
 };
 static_assert(sizeof(Folded) == 12, "the workspace outgrew the plan's formula");
 
 struct Params {
   CUtensorMap q, k, v;
   const int32_t *seqused_k, *leftpad_k;  // (batch); may be null
-  float*
-      partials;  // (batch, chunks, seqlen_q, heads, columns of V), each normalised by its own sum
-  float* partial_lses;  // (batch, chunks, seqlen_q, heads)
-  Folded* folded;       // (batch, seqlen_q, heads)
+  float* partials;  // (batch, chunks, seqlen_q, heads, columns of V): sums of P V
+  Share* shares;    // (batch, chunks, seqlen_q, heads)
+  Folded* folded;   // (batch, seqlen_q, heads)
   Element* out;
   float* lse;  // may be null
   int64_t out_stride_batch, out_stride_seq, out_stride_head;
@@ -210,7 +218,7 @@ struct Params {
   int prefetched_keys;      // of a thread block's first unit, at most
   FastDivisor kv_heads_divisor, row_tiles, head_tiles;
   FastDivisor heads_divisor, seqlen_q_divisor;
-  float scale_log2;  // of S, times log2(e)
+  float scale, scale_log2;  // of S, and times log2(e)
 
   __device__ __forceinline__ Folded& folded_of(int batch, int position, int head) const {
     return folded[(batch * seqlen_q + position) * heads +
@@ -220,6 +228,13 @@ struct Params {
   // Where a chunk's partial output of a row is.
   __device__ __forceinline__ int64_t partial(int batch, int chunk, int position, int head) const {
     return ((int64_t(batch) * kChunks + chunk) * seqlen_q + position) * heads + head;
+  }
+
+  // By how much one reference lies above another, in natural logarithm: that of a chunk which has
+  // seen nothing, or no number, is so too. Large scores are subtracted before they are scaled: what
+  // is small of their difference is exact.
+  __device__ __forceinline__ float rise(float before, float reference) const {
+    return reference == -INFINITY ? -INFINITY : (reference - before) * scale;
   }
 };
 
@@ -744,12 +759,6 @@ __device__ __forceinline__ int column_at(int statistic) {
   return statistic / 2 * 8 + lane() % 4 * 2 + statistic % 2;
 }
 
-__device__ __forceinline__ float log2_approx(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // Stores two 8x8 matrices of 16-bit elements, 16 rows of an accumulator by 8 columns, transposed at
 // `address`, which each lane gives for column lane % 8 and the rows from lane / 8 % 2 * 8 on.
 __device__ __forceinline__ void store_transposed(void* address, uint32_t a, uint32_t b) {
@@ -786,12 +795,12 @@ struct Consumer {
   RingPosition<kQStages> q;
   int p = 0;  // which of its buffers is next
   Output o;
-  Statistics reference;  // that P is relative to, log2 units: no score is kThreshold above it
+  Statistics reference;  // score that P is relative to: none is kThreshold above it
   Statistics sum;        // of P, of this thread's keys
   // The chunks of a tile before this one, where this thread block has had all of them.
   bool folds = false;
   Output folded;
-  Statistics folded_maximum, folded_sum;
+  Statistics folded_reference, folded_sum;
 
   // One arrival per warp, since wgmma completes per warp.
   __device__ __forceinline__ void arrive(Barrier& barrier) {
@@ -884,9 +893,15 @@ struct Consumer {
     return found;
   }
 
-  // Whether a score with this maximum needs another reference. Rounded alike wherever it is asked.
+  // How far a score lies above a reference, log2 units. Subtracted first: scores may be large, and
+  // their difference is exact where it matters.
+  __device__ __forceinline__ float above(float score, float reference) const {
+    return (score - reference) * params.scale_log2;
+  }
+
+  // Whether a score with this maximum needs another reference.
   __device__ __forceinline__ bool outgrows(float maximum, int j) {
-    return __fmul_rn(maximum, params.scale_log2) > reference[j] + kThreshold;
+    return above(maximum, reference[j]) > kThreshold;
   }
 
   __device__ __forceinline__ bool outgrown(const Scores& s) {
@@ -904,7 +919,6 @@ struct Consumer {
     const int turn = lane() % 8, part = threadIdx.x / 32 * 2 + lane() / 8 % 2;
     char* const to =
         reinterpret_cast<char*>(shared.p[p]) + turn * kSlab * sizeof(Element) + (part ^ turn) * 16;
-    const float scale = params.scale_log2;
 #pragma unroll
     for (int group = 0; group < kRows / 8; ++group) {
       float offset[2];
@@ -918,7 +932,7 @@ struct Consumer {
         float x[4];
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          x[k] = exp2_approx(fmaf(s[i][4 * group + k], scale, -offset[k % 2]));
+          x[k] = exp2_approx(above(s[i][4 * group + k], offset[k % 2]));
           total[2 * group + k % 2] += x[k];
         }
         store_transposed(to + (i * kRows + group * 8) * kSlab * sizeof(Element), pack(x[0], x[1]),
@@ -951,9 +965,8 @@ struct Consumer {
         maximum = fmaxf(maximum, shared.maxima[other][column_at(j)]);
       }
       if (outgrows(maximum, j)) {
-        const float grown = __fmul_rn(maximum, params.scale_log2);
-        const float factor = exp2_approx(reference[j] - grown);
-        reference[j] = grown;
+        const float factor = exp2_approx(above(reference[j], maximum));
+        reference[j] = maximum;
         sum[j] *= factor;
 #pragma unroll
         for (int i = 0; i < 2 * kColumnTiles; ++i) {
@@ -1069,7 +1082,7 @@ struct Consumer {
   __device__ __forceinline__ void begin_fold() {
 #pragma unroll
     for (int j = 0; j < kRows / 4; ++j) {
-      folded_maximum[j] = -INFINITY;
+      folded_reference[j] = -INFINITY;
       folded_sum[j] = 0.0f;
     }
 #pragma unroll
@@ -1082,16 +1095,17 @@ struct Consumer {
   }
 
   // The chunk that has been computed follows those before it, in one of this thread's columns.
-  __device__ __forceinline__ void fold_chunk(int j, float lse, float inverse) {
-    const float weight = weigh(lse, folded_maximum[j]);
+  __device__ __forceinline__ void fold_chunk(int j, float total) {
+    const Share share = share_of(reference[j], total);
+    const float weight = weigh(params.rise(folded_reference[j], share.x), 0.0f);
     const float old = old_weight(weight), own = own_weight(weight);
 #pragma unroll
     for (int i = 0; i < 2 * kColumnTiles; ++i) {
       const int at = j / 2 * 4 + i % 2 * 2 + j % 2;
-      folded[i / 2][at] = fold(folded[i / 2][at], o[i / 2][at] * inverse, old, own);
+      folded[i / 2][at] = fold(folded[i / 2][at], o[i / 2][at], old, own);
     }
-    folded_sum[j] = plus(times(folded_sum[j], old), own);
-    folded_maximum[j] = fmaxf(folded_maximum[j], lse);
+    folded_sum[j] = fold(folded_sum[j], share.y, old, own);
+    folded_reference[j] = fmaxf(folded_reference[j], share.x);
   }
 
   // Hands on what has been folded of one of this thread's columns: the output itself, if these were
@@ -1108,24 +1122,26 @@ struct Consumer {
       const int column = i / 2 * kTileM + thread_row() + i % 2 * 8;
       const float number = folded[i / 2][j / 2 * 4 + i % 2 * 2 + j % 2];
       if (all) {
-        out[column] = __floats2half2_rn(times(number, inverse), 0.0f).x;
+        // of no key it is 0, even beside a V that is not finite
+        out[column] =
+            __floats2half2_rn(folded_sum[j] == 0.0f ? 0.0f : times(number, inverse), 0.0f).x;
       } else {
         __stcg(state + column, number);
       }
     }
     if (thread_row() == 0) {
-      params.folded_of(unit.batch, position, head) = {unit.chunk + 1, folded_maximum[j],
+      params.folded_of(unit.batch, position, head) = {unit.chunk + 1, folded_reference[j],
                                                       folded_sum[j]};
       if (all && params.lse) {
         params
             .lse[unit.batch * params.lse_stride_batch + head * params.lse_stride_head + position] =
-            plus(folded_maximum[j], log_above(folded_sum[j]));
+            plus(times(folded_reference[j], params.scale), log_above(folded_sum[j]));
       }
     }
   }
 
-  // Folds the chunk's output, normalised, or hands it on with its log-sum-exp where chunks before
-  // it are not here. What was folded is handed on where the unit ends.
+  // Folds the chunk's output, or hands it on with its reference and sum where chunks before it are
+  // not here. What was folded is handed on where the unit ends.
   __device__ __forceinline__ void finish(const Unit& unit, bool ends) {
     const int warp = threadIdx.x / 32;
 #pragma unroll
@@ -1154,11 +1170,8 @@ struct Consumer {
       const int head = row - position * params.tile_heads.value;
       const int64_t index = params.partial(unit.batch, folds ? 0 : unit.chunk,
                                            unit.first_position + position, unit.first_head + head);
-      const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
-      const float lse =
-          (reference[j] + log2_approx(total)) * 0.693147180559945f;  // to natural logarithm
       if (folds) {
-        fold_chunk(j, lse, inverse);
+        fold_chunk(j, total);
         if (ends) {
           hand_on(unit, j, unit.first_position + position, unit.first_head + head, index);
         }
@@ -1168,10 +1181,11 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < 2 * kColumnTiles; ++i) {
         const int column = i / 2 * kTileM + thread_row() + i % 2 * 8;
-        __stcg(to + column, o[i / 2][j / 2 * 4 + i % 2 * 2 + j % 2] * inverse);
+        __stcg(to + column, o[i / 2][j / 2 * 4 + i % 2 * 2 + j % 2]);
       }
       if (thread_row() == 0) {
-        params.partial_lses[index] = lse;
+        const Share share = share_of(reference[j], total);
+        __stcg(params.shares + index, share);
       }
     }
   }
@@ -1247,9 +1261,9 @@ constexpr int kMergeThreads = 128;
 constexpr int kMergeRows = kMergeThreads / kMergeLanes;  // per thread block
 constexpr int kWindow = 8;  // chunks that are folded while as many are on their way
 
-// Chunks of a row, as one lane has them: the LSE of one of them, and its own columns of all.
+// Chunks of a row, as one lane has them: the share of one of them, and its own columns of all.
 struct Window {
-  float lse;
+  Share share;
   float2 numbers[kWindow];
 };
 
@@ -1279,11 +1293,12 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
   const int64_t step = int64_t(params.seqlen_q) * params.heads;  // from chunk to chunk
   const int64_t first = params.partial(batch, 0, position, head) + begun * step;
   const float* const partials = params.partials + first * kHeadDimV + column;
-  const float* const lses = params.partial_lses + first;
+  const Share* const shares = params.shares + first;
   const int weighed =
       threadIdx.x % kWindow;  // which of a window's chunks this lane works the weight out of
   const auto load = [&](Window& window, int begin) {
-    window.lse = begin + weighed < chunks ? __ldcg(lses + (begin + weighed) * step) : -INFINITY;
+    window.share = begin + weighed < chunks ? __ldcg(shares + (begin + weighed) * step)
+                                            : make_float2(-INFINITY, 0.0f);
 #pragma unroll
     for (int i = 0; i < kWindow; ++i) {
       const bool needed = begin + i < chunks;
@@ -1293,7 +1308,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
               : make_float2(0.0f, 0.0f);
     }
   };
-  float maximum = -INFINITY, sum = 0.0f, total[2] = {};
+  float reference = -INFINITY, sum = 0.0f, total[2] = {};
   if (begun > 0 && chunks > 0) {
     const float2 state =
         __ldcg(reinterpret_cast<const float2*>(partials - begun * step * kHeadDimV));
@@ -1301,7 +1316,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
     total[1] = state.y;
   }
   if (begun > 0) {
-    maximum = __ldcg(&folded->maximum);
+    reference = __ldcg(&folded->reference);
     sum = __ldcg(&folded->sum);
   }
   Window window;
@@ -1310,21 +1325,22 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
   for (int begin = 0; begin < most; begin += kWindow) {
     Window next;
     load(next, begin + kWindow);
-    float so_far = window.lse;  // the largest of this lane's and those before it
+    float so_far = window.share.x;  // the largest of this lane's and those before it
 #pragma unroll
     for (int lanes = 1; lanes < kWindow; lanes *= 2) {
       so_far = fmaxf(so_far, __shfl_up_sync(0xffffffffu, so_far, lanes, kWindow));
     }
     const float before = __shfl_up_sync(0xffffffffu, so_far, 1, kWindow);
-    const float weight = weigh(window.lse, weighed == 0 ? maximum : fmaxf(maximum, before));
-    maximum = fmaxf(maximum, __shfl_sync(0xffffffffu, so_far, kWindow - 1, kWindow));
+    const float weight = weigh(
+        params.rise(weighed == 0 ? reference : fmaxf(reference, before), window.share.x), 0.0f);
+    reference = fmaxf(reference, __shfl_sync(0xffffffffu, so_far, kWindow - 1, kWindow));
 #pragma unroll
     for (int i = 0; i < kWindow; ++i) {
       const float of_chunk = __shfl_sync(0xffffffffu, weight, i, kWindow);
       const float old = old_weight(of_chunk), own = own_weight(of_chunk);
       total[0] = fold(total[0], window.numbers[i].x, old, own);
       total[1] = fold(total[1], window.numbers[i].y, old, own);
-      sum = plus(times(sum, old), own);
+      sum = fold(sum, __shfl_sync(0xffffffffu, window.share.y, i, kWindow), old, own);
     }
     window = next;
   }
@@ -1332,6 +1348,9 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
     return;
   }
 
+  if (sum == 0.0f) {
+    total[0] = total[1] = 0.0f;  // of no key, even beside a V that is not finite
+  }
   const float inverse = sum == 0.0f ? 0.0f : __frcp_rn(sum);
   Element* const out = params.out + batch * params.out_stride_batch +
                        position * params.out_stride_seq + head * params.out_stride_head + column;
@@ -1339,7 +1358,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
          pack(times(total[0], inverse), times(total[1], inverse)));
   if (column == 0 && params.lse) {
     params.lse[batch * params.lse_stride_batch + head * params.lse_stride_head + position] =
-        plus(maximum, log_above(sum));
+        plus(times(reference, params.scale), log_above(sum));
   }
 }
 
@@ -1357,13 +1376,14 @@ enum Status {
   kWrongStruct,
   kBadSize,
   kBadRatio,
+  kTooMany,
   kBadScalar,
   kRefused,
   kNullPointer,
   kMisaligned,
   kBadStride,
-  kSmallWorkspace,
-  kTooMany,
+  kOverlap,
+  kBadWorkspace,
   kNotHopper,
   kNoDriver,
   kTensorMapRefused,
@@ -1375,13 +1395,14 @@ constexpr const char* kMessages[] = {
     "struct_bytes or version is that of another FagenDecodeArgs",
     "a size is negative or too large",
     "heads must be a multiple of kv_heads",
+    "there are 2^30 rows of chunks or steps of runs or more",
     "scale must be finite and positive, scale 1e+08 at most",
-    "a tensor that cannot be given",
+    "a tensor is given that cannot be",
     "a tensor that is needed is null",
-    "a tensor does not begin at a multiple of 16 bytes",
+    "a tensor does not begin at a multiple of 16 bytes (seqused_k: 4, leftpad_k: 4, lse: 4)",
     "a stride is negative, too large, or no multiple of 16 bytes",
-    "the workspace is null or too small",
-    "there are 2^30 rows of chunks or more",
+    "elements of an output (out, lse) overlap: a stride is 0 or too small",
+    "the workspace is null, too small, or does not begin at a multiple of 16 bytes",
     "the current device is not a Hopper GPU (compute capability 9.0)",
     "the CUDA driver is missing, or too old for tensor maps",
     "the CUDA driver refused to describe a tensor for TMA",
@@ -1394,32 +1415,44 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
 
 constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
 
-// A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
-// TMA, or accesses of 16 bytes, follow an aligned one.
-Status check(const void* data, int element_bytes, bool aligned, int64_t most,
-             std::initializer_list<int64_t> sizes_and_strides) {
-  bool empty = false, strides_fit = true;
-  for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
-    const int64_t size = d[0], stride = d[1];
-    empty |= size == 0;
-    strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
-                                 (!aligned || stride * element_bytes % 16 == 0));
+// A dimension of a tensor whose elements do not lie side by side.
+struct Dim {
+  int64_t size, stride;
+};
+
+// A tensor as the caller laid it out: elements that lie side by side, and its other dimensions.
+// TMA, or accesses of 16 bytes, follow an aligned one. No two elements of one that is written may
+// be one.
+Status check(const void* data, int element_bytes, bool aligned, bool written, int64_t most,
+             int64_t row, std::initializer_list<Dim> dims) {
+  bool empty = row == 0, strides_fit = true, overlaps = false;
+  double reach = double(row);  // elements from the first one to the last
+  for (const Dim& dim : dims) {
+    empty |= dim.size == 0;
+    if (dim.size > 1) {
+      strides_fit &= dim.stride >= 0 && dim.stride <= most &&
+                     (!aligned || dim.stride * element_bytes % 16 == 0);
+      double within = double(row);  // the reach of what this dimension steps over
+      for (const Dim& other : dims) {
+        const bool shorter =
+            other.stride < dim.stride || (other.stride == dim.stride && &other < &dim);
+        within += other.size > 1 && shorter ? double(other.size - 1) * double(other.stride) : 0;
+      }
+      overlaps |= written && double(dim.stride) < within;
+      reach += double(dim.size - 1) * double(dim.stride);
+    }
   }
   if (!data || empty) {
     return empty ? kOk : kNullPointer;
   }
-  const bool misaligned = aligned && reinterpret_cast<uintptr_t>(data) % 16 != 0;
-  return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
-}
-
-int64_t workspace_bytes([[maybe_unused]] const FagenDecodeArgs& a) {
-  return int64_t(8268) * a.seqlen_q * a.heads * a.batch;
-}
-
-Status check(const FagenDecodeArgs& a) {
-  if (a.struct_bytes != sizeof(a) || a.version != FAGEN_DECODE_ARGS) {
-    return kWrongStruct;
+  if (reinterpret_cast<uintptr_t>(data) % (aligned ? 16 : element_bytes) != 0) {
+    return kMisaligned;
   }
+  return !strides_fit || reach * element_bytes >= 0x1p62 ? kBadStride : overlaps ? kOverlap : kOk;
+}
+
+// Whether sizes go together, and are not too large.
+Status check_sizes(const FagenDecodeArgs& a) {
   for (const int size : {a.batch, a.heads, a.kv_heads, a.seqlen_q, a.seqlen_k}) {
     if (size < 0 || size > 1073741824) {
       return kBadSize;
@@ -1428,30 +1461,57 @@ Status check(const FagenDecodeArgs& a) {
   if (a.kv_heads == 0 ? a.heads != 0 : a.heads % a.kv_heads != 0) {
     return kBadRatio;
   }
+  if (double(a.seqlen_q) * double(a.heads) * double(a.batch) * double(16) >= 1 << 30) {
+    return kTooMany;
+  }
+  return kOk;
+}
+
+// Of a call whose sizes are checked, which has fewer than 2^30 of what each record is of.
+int64_t workspace_bytes([[maybe_unused]] const FagenDecodeArgs& a) {
+  return int64_t(8332) * a.seqlen_q * a.heads * a.batch;
+}
+
+Status check(const FagenDecodeArgs& a) {
+  if (a.struct_bytes != sizeof(a) || a.version != FAGEN_DECODE_ARGS) {
+    return kWrongStruct;
+  }
+  if (const Status status = check_sizes(a)) {
+    return status;
+  }
   if (!(a.scale > 0) || !std::isfinite(a.scale) || a.scale > 100000000.0) {
     return kBadScalar;
   }
   for (const Status status :
-       {check(a.q, 2, true, kMostStride,
-              {a.batch, a.q_stride_batch, a.seqlen_q, a.q_stride_seq, a.heads, a.q_stride_head}),
-        check(a.k, 2, true, kMostStride,
-              {a.batch, a.k_stride_batch, a.seqlen_k, a.k_stride_seq, a.kv_heads, a.k_stride_head}),
-        check(a.v, 2, true, kMostStride,
-              {a.batch, a.v_stride_batch, a.seqlen_k, a.v_stride_seq, a.kv_heads, a.v_stride_head}),
-        !a.seqused_k ? kOk : check(a.seqused_k, 4, false, kMostStride, {a.batch, 0}),
-        !a.leftpad_k ? kOk : check(a.leftpad_k, 4, false, kMostStride, {a.batch, 0}),
-        check(a.out, 2, true, kMostStride,
-              {a.batch, a.out_stride_batch, a.seqlen_q, a.out_stride_seq, a.heads,
-               a.out_stride_head}),
+       {check(a.q, 2, true, false, kMostStride, 192,
+              {{a.batch, a.q_stride_batch},
+               {a.seqlen_q, a.q_stride_seq},
+               {a.heads, a.q_stride_head}}),
+        check(a.k, 2, true, false, kMostStride, 192,
+              {{a.batch, a.k_stride_batch},
+               {a.seqlen_k, a.k_stride_seq},
+               {a.kv_heads, a.k_stride_head}}),
+        check(a.v, 2, true, false, kMostStride, 128,
+              {{a.batch, a.v_stride_batch},
+               {a.seqlen_k, a.v_stride_seq},
+               {a.kv_heads, a.v_stride_head}}),
+        !a.seqused_k ? kOk : check(a.seqused_k, 4, false, false, kMostStride, a.batch, {}),
+        !a.leftpad_k ? kOk : check(a.leftpad_k, 4, false, false, kMostStride, a.batch, {}),
+        check(a.out, 2, true, true, kMostStride, 128,
+              {{a.batch, a.out_stride_batch},
+               {a.seqlen_q, a.out_stride_seq},
+               {a.heads, a.out_stride_head}}),
         !a.lse ? kOk
-               : check(a.lse, 4, false, kMostStride,
-                       {a.batch, a.lse_stride_batch, a.heads, a.lse_stride_head, a.seqlen_q, 0})}) {
+               : check(a.lse, 4, false, true, kMostStride, a.seqlen_q,
+                       {{a.batch, a.lse_stride_batch}, {a.heads, a.lse_stride_head}})}) {
     if (status) {
       return status;
     }
   }
   const int64_t needed = workspace_bytes(a);
-  return needed > (a.workspace ? a.workspace_bytes : 0) ? kSmallWorkspace : kOk;
+  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % 16 != 0;
+  return needed > 0 && (!a.workspace || a.workspace_bytes < needed || misplaced) ? kBadWorkspace
+                                                                                 : kOk;
 }
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
@@ -1538,12 +1598,9 @@ bool enqueue(void (*kernel)(Params), int64_t blocks, int threads, int shared_byt
 }
 
 Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
-  const double rows = double(a.batch) * a.seqlen_q * a.heads;
+  const int64_t rows = int64_t(a.batch) * a.seqlen_q * a.heads;
   if (rows == 0) {
     return kOk;
-  }
-  if (rows * kChunks >= 1 << 30) {
-    return kTooMany;
   }
   const int multiprocessors = prepare_device();
   if (multiprocessors == 0) {
@@ -1563,8 +1620,8 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   params.seqused_k = static_cast<const int32_t*>(a.seqused_k);
   params.leftpad_k = static_cast<const int32_t*>(a.leftpad_k);
   params.partials = static_cast<float*>(a.workspace);
-  params.partial_lses = params.partials + int64_t(rows) * kChunks * kHeadDimV;
-  params.folded = reinterpret_cast<Folded*>(params.partial_lses + int64_t(rows) * kChunks);
+  params.shares = reinterpret_cast<Share*>(params.partials + rows * kChunks * kHeadDimV);
+  params.folded = reinterpret_cast<Folded*>(params.shares + rows * kChunks);
   params.out = static_cast<Element*>(a.out);
   params.lse = static_cast<float*>(a.lse);
   params.out_stride_batch = a.out_stride_batch;
@@ -1594,6 +1651,7 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   params.head_tiles = FastDivisor(head_tiles);
   params.heads_divisor = FastDivisor(a.heads);
   params.seqlen_q_divisor = FastDivisor(a.seqlen_q);
+  params.scale = a.scale;
   params.scale_log2 = a.scale * 1.44269504089f;
 
   if (a.seqlen_k > 0) {
@@ -1649,12 +1707,16 @@ extern "C" int fagen_dec_fp16_d192v128_causal_r8n64_runs(const FagenDecodeArgs* 
 
 extern "C" int64_t fagen_dec_fp16_d192v128_causal_r8n64_runs_workspace(
     const FagenDecodeArgs* args) {
-  return args ? fagen_dec_fp16_d192v128_causal_r8n64_runs_host::workspace_bytes(*args) : -1;
+  using namespace fagen_dec_fp16_d192v128_causal_r8n64_runs_host;
+  return args && !check_sizes(*args) ? workspace_bytes(*args) : -1;
 }
 
 extern "C" const char* fagen_dec_fp16_d192v128_causal_r8n64_runs_message(int status) {
   using namespace fagen_dec_fp16_d192v128_causal_r8n64_runs_host;
-  return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
+  constexpr int kNoKernel = 100;  // of who chooses among kernels
+  return status >= 0 && status <= kLaunchFailed ? kMessages[status]
+         : status == kNoKernel                  ? "no kernel computes that"
+                                                : "unknown status";
 }
 
 extern "C" const FagenKernelInfo* fagen_dec_fp16_d192v128_causal_r8n64_runs_info(void) {
@@ -1665,6 +1727,7 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d192v128_causal_r8n64_runs_info
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d192v128_causal_r8n64_runs",
-      "74f56a6c5503f63e0ed49809c45d94bd343632b92b0e3b9a77f07d3f4a8e32e4"};
+      "5aba9d5056a9ca575ca55be79e1c96c5c961e1b5f093fc03a57121996cea1f53"};
   return &info;
 }
+// sha256 of what is above: 7c7d4a715e1beacade9ef68de025a6062cc03f2879b4ef388c4dc0b8b448f5b7

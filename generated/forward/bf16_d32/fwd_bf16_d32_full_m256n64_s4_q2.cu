@@ -36,9 +36,10 @@ extern "C" {
 // One call of a kernel of kind forward: the same struct for all of them. Strides are in elements; a
 // dimension without one is contiguous.
 struct FagenForwardArgs {
-  uint32_t struct_bytes;    // sizeof(FagenForwardArgs)
-  uint32_t version;         // 3: callers built for another are recognised
-  void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
+  uint32_t struct_bytes;  // sizeof(FagenForwardArgs)
+  uint32_t version;       // 3: callers built for another are recognised
+  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
+                    // where that is nothing
   int64_t workspace_bytes;  // how large it is
   const void* q;            // bf16 (batch, seqlen_q, heads, 32)
   const void* k;            // bf16 (batch, seqlen_k, kv_heads, 32)
@@ -94,7 +95,8 @@ extern "C" {
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
 int fagen_fwd_bf16_d32_full_m256n64_s4_q2(const struct FagenForwardArgs* args, void* stream);
-// How many bytes of workspace a call of these sizes needs; -1 where args is null.
+// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
+// sizes is refused.
 int64_t fagen_fwd_bf16_d32_full_m256n64_s4_q2_workspace(const struct FagenForwardArgs* args);
 const char* fagen_fwd_bf16_d32_full_m256n64_s4_q2_message(int status);
 const struct FagenKernelInfo* fagen_fwd_bf16_d32_full_m256n64_s4_q2_info(void);
@@ -124,7 +126,15 @@ constexpr int kConsumerRegisters = 112;
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFar =
     16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
-constexpr float kMaxPartialSum = 1.152921504606847e+18f;  // of a lane's P; more updates the maximum
+constexpr float kMaxPartialSum = 4096.0f;  // of a lane's P; more updates the maximum
+constexpr int kSpreadBlocks =
+    8;  // after a tile's first that find their maxima before P, if scores are widely spread
+constexpr float kSpreadSum =
+    1.25f;  // of a thread's P in its two rows: in so many threads of a warp less
+constexpr int kSpreadKeys = 16;  // with fewer in its rows a warp's small sums tell nothing
+constexpr int kSpreadThreads = 20;
+constexpr int kSpreadWarps = 3;   // of a warpgroup, at least
+constexpr int kSpreadSeeing = 2;  // warps of it that see so many keys, at least
 
 // Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
 constexpr int kQkSlab = 32;  // columns
@@ -161,6 +171,7 @@ struct SharedStorage {
   alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
   alignas(1024) OutElement o[kBlockM * kHeadDimVPadded];
   alignas(1024) TransactionBarrier q_full[kQStages][kConsumers];
+  uint8_t votes[kConsumers][4];  // of warps
   TransactionBarrier k_full[kStages];
   TransactionBarrier v_full[kStages];
   Barrier q_empty[kQStages][kConsumers];
@@ -518,6 +529,12 @@ struct Softmax {
       o[i] *= rescale[row_of(i)];
     }
   }
+
+  // Whether the scores of the first block are so widely spread, in most rows of the warp, that of
+  // its keys the largest alone counts: then later blocks are likely to outgrow it.
+  __device__ __forceinline__ bool spread() const {
+    return __popc(__ballot_sync(0xffffffff, sum[0] + sum[1] < kSpreadSum)) > kSpreadThreads;
+  }
 };
 
 using OutPair = __nv_bfloat162;
@@ -659,6 +676,7 @@ struct Consumer {
   RingPosition<kQStages> q;
   RingPosition<kStages> k, v;
   bool k_ready = false, v_ready = false;  // try_wait results of the current K and V
+  int spread_first;  // from this block on to the tile's last, maxima are found before P
 
   __device__ __forceinline__ int first_row(const Tile& tile) {
     return tile.first_row + warpgroup * kWarpgroupRows;
@@ -793,7 +811,7 @@ struct Consumer {
 
   // One block, with two GEMMs in flight: S of this block and PV of the block before. Its softmax
   // runs under the GEMMs of other warpgroups.
-  template <bool masked>
+  template <bool masked, bool each_maximum = false>
   __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
                                        Probabilities& p, Output& o, Softmax& softmax) {
     wait_k();
@@ -807,10 +825,35 @@ struct Consumer {
     if (masked) {
       mask_block(s, block);
     }
+    if (each_maximum) {
+      softmax.update_row_max(s);
+    }
     wgmma_wait<0>();
     finish_pv(o);
     fence_operand(s);  // P's registers are free only now
-    lazy_softmax(s, p, o, softmax);
+    if (each_maximum) {
+      softmax.exponentiate(s);
+      pack_p(p, s);
+      softmax.rescale_output(o, true);
+    } else {
+      lazy_softmax(s, p, o, softmax);
+    }
+  }
+
+  // How many keys, from a block's first on, the first of this warp's rows sees.
+  __device__ __forceinline__ int keys_seen(int block) { return params.seqlen_k - block * kBlockN; }
+
+  // Whether the first block's scores are widely spread in most warps of the warpgroup, enough of
+  // which see keys enough to tell: all must take the same steps.
+  __device__ __forceinline__ bool spread(int block, const Softmax& softmax) {
+    uint8_t (&votes)[4] = shared.votes[warpgroup];
+    const int vote = softmax.spread() | (keys_seen(block) >= kSpreadKeys) << 4;
+    if (lane() == 0) {
+      votes[threadIdx.x % kWarpgroup / 32] = vote;
+    }
+    barrier_sync(kStore + warpgroup, kWarpgroup);
+    const int counted = votes[0] + votes[1] + votes[2] + votes[3];
+    return counted % 16 >= kSpreadWarps && counted / 16 >= kSpreadSeeing;
   }
 
   // P of a tile's first block.
@@ -821,6 +864,8 @@ struct Consumer {
     softmax.update_row_max(s);
     softmax.exponentiate(s);
     pack_p(p, s);
+    const int block = tile.blocks.last - 1;
+    spread_first = block - (spread(block, softmax) ? kSpreadBlocks : -1);
   }
 
   // The first block of a tile, with nothing else in flight.
@@ -868,6 +913,10 @@ struct Consumer {
     first_block(tile, s, p, softmax);
     for (;;) {
       int block = tile.blocks.last - 2;
+      // of widely spread scores, the first blocks
+      for (; block >= max(tile.blocks.first, spread_first); --block) {
+        step<false, true>(tile, block, s, p, o, softmax);
+      }
       for (; block >= tile.blocks.first; --block) {
         step<false>(tile, block, s, p, o, softmax);
       }
@@ -1017,13 +1066,14 @@ enum Status {
   kWrongStruct,
   kBadSize,
   kBadRatio,
+  kTooMany,
   kBadScalar,
   kRefused,
   kNullPointer,
   kMisaligned,
   kBadStride,
-  kSmallWorkspace,
-  kTooMany,
+  kOverlap,
+  kBadWorkspace,
   kNotHopper,
   kNoDriver,
   kTensorMapRefused,
@@ -1035,13 +1085,14 @@ constexpr const char* kMessages[] = {
     "struct_bytes or version is that of another FagenForwardArgs",
     "a size is negative or too large",
     "heads must be a multiple of kv_heads",
-    "scale must be finite and positive, scale 1e+08 at most",
-    "a tensor that cannot be given",
-    "a tensor that is needed is null",
-    "a tensor does not begin at a multiple of 16 bytes",
-    "a stride is negative, too large, or no multiple of 16 bytes",
-    "the workspace is null or too small",
     "there are 2^30 tiles or more",
+    "scale must be finite and positive, scale 1e+08 at most",
+    "a tensor is given that cannot be",
+    "a tensor that is needed is null",
+    "a tensor does not begin at a multiple of 16 bytes (lse: 4)",
+    "a stride is negative, too large, or no multiple of 16 bytes",
+    "elements of an output (out, lse) overlap: a stride is 0 or too small",
+    "the workspace is null, too small, or does not begin at a multiple of 16 bytes",
     "the current device is not a Hopper GPU (compute capability 9.0)",
     "the CUDA driver is missing, or too old for tensor maps",
     "the CUDA driver refused to describe a tensor for TMA",
@@ -1054,32 +1105,44 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
 
 constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
 
-// A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
-// TMA, or accesses of 16 bytes, follow an aligned one.
-Status check(const void* data, int element_bytes, bool aligned, int64_t most,
-             std::initializer_list<int64_t> sizes_and_strides) {
-  bool empty = false, strides_fit = true;
-  for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
-    const int64_t size = d[0], stride = d[1];
-    empty |= size == 0;
-    strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
-                                 (!aligned || stride * element_bytes % 16 == 0));
+// A dimension of a tensor whose elements do not lie side by side.
+struct Dim {
+  int64_t size, stride;
+};
+
+// A tensor as the caller laid it out: elements that lie side by side, and its other dimensions.
+// TMA, or accesses of 16 bytes, follow an aligned one. No two elements of one that is written may
+// be one.
+Status check(const void* data, int element_bytes, bool aligned, bool written, int64_t most,
+             int64_t row, std::initializer_list<Dim> dims) {
+  bool empty = row == 0, strides_fit = true, overlaps = false;
+  double reach = double(row);  // elements from the first one to the last
+  for (const Dim& dim : dims) {
+    empty |= dim.size == 0;
+    if (dim.size > 1) {
+      strides_fit &= dim.stride >= 0 && dim.stride <= most &&
+                     (!aligned || dim.stride * element_bytes % 16 == 0);
+      double within = double(row);  // the reach of what this dimension steps over
+      for (const Dim& other : dims) {
+        const bool shorter =
+            other.stride < dim.stride || (other.stride == dim.stride && &other < &dim);
+        within += other.size > 1 && shorter ? double(other.size - 1) * double(other.stride) : 0;
+      }
+      overlaps |= written && double(dim.stride) < within;
+      reach += double(dim.size - 1) * double(dim.stride);
+    }
   }
   if (!data || empty) {
     return empty ? kOk : kNullPointer;
   }
-  const bool misaligned = aligned && reinterpret_cast<uintptr_t>(data) % 16 != 0;
-  return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
-}
-
-int64_t workspace_bytes(const FagenForwardArgs&) {
-  return 0;
-}
-
-Status check(const FagenForwardArgs& a) {
-  if (a.struct_bytes != sizeof(a) || a.version != FAGEN_FORWARD_ARGS) {
-    return kWrongStruct;
+  if (reinterpret_cast<uintptr_t>(data) % (aligned ? 16 : element_bytes) != 0) {
+    return kMisaligned;
   }
+  return !strides_fit || reach * element_bytes >= 0x1p62 ? kBadStride : overlaps ? kOverlap : kOk;
+}
+
+// Whether sizes go together, and are not too large.
+Status check_sizes(const FagenForwardArgs& a) {
   for (const int size : {a.batch, a.heads, a.kv_heads, a.seqlen_q, a.seqlen_k}) {
     if (size < 0 || size > 1073741824) {
       return kBadSize;
@@ -1088,28 +1151,55 @@ Status check(const FagenForwardArgs& a) {
   if (a.kv_heads == 0 ? a.heads != 0 : a.heads % a.kv_heads != 0) {
     return kBadRatio;
   }
+  if (double(ceil_div(a.seqlen_q, 256)) * double(a.heads) * double(a.batch) >= 1 << 30) {
+    return kTooMany;
+  }
+  return kOk;
+}
+
+// Of a call whose sizes are checked, which has fewer than 2^30 of what each record is of.
+int64_t workspace_bytes(const FagenForwardArgs&) {
+  return 0;
+}
+
+Status check(const FagenForwardArgs& a) {
+  if (a.struct_bytes != sizeof(a) || a.version != FAGEN_FORWARD_ARGS) {
+    return kWrongStruct;
+  }
+  if (const Status status = check_sizes(a)) {
+    return status;
+  }
   if (!(a.scale > 0) || !std::isfinite(a.scale) || a.scale > 100000000.0) {
     return kBadScalar;
   }
   for (const Status status :
-       {check(a.q, 2, true, kMostStride,
-              {a.batch, a.q_stride_batch, a.seqlen_q, a.q_stride_seq, a.heads, a.q_stride_head}),
-        check(a.k, 2, true, kMostStride,
-              {a.batch, a.k_stride_batch, a.seqlen_k, a.k_stride_seq, a.kv_heads, a.k_stride_head}),
-        check(a.v, 2, true, kMostStride,
-              {a.batch, a.v_stride_batch, a.seqlen_k, a.v_stride_seq, a.kv_heads, a.v_stride_head}),
-        check(a.out, 2, true, kMostStride,
-              {a.batch, a.out_stride_batch, a.seqlen_q, a.out_stride_seq, a.heads,
-               a.out_stride_head}),
+       {check(a.q, 2, true, false, kMostStride, 32,
+              {{a.batch, a.q_stride_batch},
+               {a.seqlen_q, a.q_stride_seq},
+               {a.heads, a.q_stride_head}}),
+        check(a.k, 2, true, false, kMostStride, 32,
+              {{a.batch, a.k_stride_batch},
+               {a.seqlen_k, a.k_stride_seq},
+               {a.kv_heads, a.k_stride_head}}),
+        check(a.v, 2, true, false, kMostStride, 32,
+              {{a.batch, a.v_stride_batch},
+               {a.seqlen_k, a.v_stride_seq},
+               {a.kv_heads, a.v_stride_head}}),
+        check(a.out, 2, true, true, kMostStride, 32,
+              {{a.batch, a.out_stride_batch},
+               {a.seqlen_q, a.out_stride_seq},
+               {a.heads, a.out_stride_head}}),
         !a.lse ? kOk
-               : check(a.lse, 4, false, kMostStride,
-                       {a.batch, a.lse_stride_batch, a.heads, a.lse_stride_head, a.seqlen_q, 0})}) {
+               : check(a.lse, 4, false, true, kMostStride, a.seqlen_q,
+                       {{a.batch, a.lse_stride_batch}, {a.heads, a.lse_stride_head}})}) {
     if (status) {
       return status;
     }
   }
   const int64_t needed = workspace_bytes(a);
-  return needed > (a.workspace ? a.workspace_bytes : 0) ? kSmallWorkspace : kOk;
+  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % 16 != 0;
+  return needed > 0 && (!a.workspace || a.workspace_bytes < needed || misplaced) ? kBadWorkspace
+                                                                                 : kOk;
 }
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
@@ -1212,9 +1302,6 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
 
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM));
   const int64_t tiles = int64_t(m_blocks) * a.heads * a.batch;
-  if (tiles >= int64_t(1) << 30) {
-    return kTooMany;
-  }
   const int multiprocessors = prepare_device();
   if (multiprocessors == 0) {
     return kNotHopper;
@@ -1254,12 +1341,16 @@ extern "C" int fagen_fwd_bf16_d32_full_m256n64_s4_q2(const FagenForwardArgs* arg
 }
 
 extern "C" int64_t fagen_fwd_bf16_d32_full_m256n64_s4_q2_workspace(const FagenForwardArgs* args) {
-  return args ? fagen_fwd_bf16_d32_full_m256n64_s4_q2_host::workspace_bytes(*args) : -1;
+  using namespace fagen_fwd_bf16_d32_full_m256n64_s4_q2_host;
+  return args && !check_sizes(*args) ? workspace_bytes(*args) : -1;
 }
 
 extern "C" const char* fagen_fwd_bf16_d32_full_m256n64_s4_q2_message(int status) {
   using namespace fagen_fwd_bf16_d32_full_m256n64_s4_q2_host;
-  return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
+  constexpr int kNoKernel = 100;  // of who chooses among kernels
+  return status >= 0 && status <= kLaunchFailed ? kMessages[status]
+         : status == kNoKernel                  ? "no kernel computes that"
+                                                : "unknown status";
 }
 
 extern "C" const FagenKernelInfo* fagen_fwd_bf16_d32_full_m256n64_s4_q2_info(void) {
@@ -1270,6 +1361,7 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d32_full_m256n64_s4_q2_info(voi
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d32_full_m256n64_s4_q2",
-      "b89611f01ccac76c095d36c91da02219b48cb289135258741964e1637307e69c"};
+      "e91be35ef146169bdf9a35571454357b87c1c47c9b5565521ca8584ca43946e0"};
   return &info;
 }
+// sha256 of what is above: fdadebf5cbf693f6821cd70e969cdd1ecbf58b9f2f04bb55db607b1ecd782a8e

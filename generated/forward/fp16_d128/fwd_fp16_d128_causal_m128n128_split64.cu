@@ -41,9 +41,10 @@ extern "C" {
 // One call of a kernel of kind forward: the same struct for all of them. Strides are in elements; a
 // dimension without one is contiguous.
 struct FagenForwardArgs {
-  uint32_t struct_bytes;    // sizeof(FagenForwardArgs)
-  uint32_t version;         // 3: callers built for another are recognised
-  void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
+  uint32_t struct_bytes;  // sizeof(FagenForwardArgs)
+  uint32_t version;       // 3: callers built for another are recognised
+  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
+                    // where that is nothing
   int64_t workspace_bytes;  // how large it is
   const void* q;            // fp16 (batch, seqlen_q, heads, 128)
   const void* k;            // fp16 (batch, seqlen_k, kv_heads, 128)
@@ -99,7 +100,8 @@ extern "C" {
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
 int fagen_fwd_fp16_d128_causal_m128n128_split64(const struct FagenForwardArgs* args, void* stream);
-// How many bytes of workspace a call of these sizes needs; -1 where args is null.
+// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
+// sizes is refused.
 int64_t fagen_fwd_fp16_d128_causal_m128n128_split64_workspace(const struct FagenForwardArgs* args);
 const char* fagen_fwd_fp16_d128_causal_m128n128_split64_message(int status);
 const struct FagenKernelInfo* fagen_fwd_fp16_d128_causal_m128n128_split64_info(void);
@@ -210,11 +212,18 @@ struct FastDivisor {
   }
 };
 
+// Of a row in a chunk: x, the score that P is relative to; y, the sum of P.
+using Share = float2;
+
+// A row that has seen nothing has no such score, one of what is no number none that is a number.
+__device__ __forceinline__ Share share_of(float reference, float sum) {
+  return {sum > 0.0f ? reference : sum == 0.0f ? -INFINITY : sum, sum};
+}
+
 struct Params {
   CUtensorMap q, k, v;
-  float*
-      partials;  // (batch, chunks, seqlen_q, heads, columns of V), each normalised by its own sum
-  float* partial_lses;  // (batch, chunks, seqlen_q, heads)
+  float* partials;  // (batch, chunks, seqlen_q, heads, columns of V): sums of P V
+  Share* shares;    // (batch, chunks, seqlen_q, heads)
   Element* out;
   float* lse;  // may be null
   int64_t out_stride_batch, out_stride_seq, out_stride_head;
@@ -225,11 +234,18 @@ struct Params {
   FastDivisor kv_heads, heads_per_kv_head;
   FastDivisor chunk_tiles, kv_head_tiles;  // tiles of a chunk, and those of one KV head
   FastDivisor heads_divisor, seqlen_q_divisor;
-  float scale_log2;  // scale * log2(e)
+  float scale, scale_log2;  // of S, and times log2(e)
 
   // Where a chunk's partial output of a row is.
   __device__ __forceinline__ int64_t partial(int batch, int chunk, int position, int head) const {
     return ((int64_t(batch) * kChunks + chunk) * seqlen_q + position) * heads + head;
+  }
+
+  // By how much one reference lies above another, in natural logarithm: that of a chunk which has
+  // seen nothing, or no number, is so too. Large scores are subtracted before they are scaled: what
+  // is small of their difference is exact.
+  __device__ __forceinline__ float rise(float before, float reference) const {
+    return reference == -INFINITY ? -INFINITY : (reference - before) * scale;
   }
 };
 
@@ -445,18 +461,6 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
-__device__ __forceinline__ float log2_approx(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ float reciprocal_approx(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
@@ -522,6 +526,11 @@ struct Softmax {
       s[i] -= max[row_of(i)];
     }
     far = true;
+  }
+
+  // What makes P relative to the row max itself, whose product with the scale was rounded.
+  __device__ __forceinline__ float unrounded(int r) const {
+    return far || max[r] == kNoScore ? 1.f : exp2_approx(__fmaf_rn(-max[r], scale, reference(r)));
   }
 
   // P of a block of scores, relative to the row maxima so far; part: its row sums. Returns whether
@@ -937,28 +946,26 @@ struct Consumer {
     softmax = Softmax{params.scale_log2};
   }
 
-  // Hands the warpgroup's 64 rows of a chunk on, normalised, with their LSE: zeros and minus
-  // infinity of a row that has seen nothing.
+  // Hands the warpgroup's 64 rows of a chunk on, each relative to its row max itself.
   __device__ __forceinline__ void store(const Tile& tile, Output& o, Softmax& softmax) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float sum = quad_sum(softmax.sum[r]);
-      const float inverse = sum == 0.f ? 0.f : reciprocal_approx(sum);
+      const float factor = softmax.unrounded(r);
+      const Share share = share_of(softmax.max[r], quad_sum(softmax.sum[r]) * factor);
       const int row = first_row(tile) + thread_row() + r * 8;
       if (row >= params.seqlen_q) {
         continue;
       }
       const int64_t index = params.partial(tile.batch, tile.chunk, row, tile.head);
       if (lane() % 4 == 0) {
-        __stcg(params.partial_lses + index,
-               (softmax.reference(r) + log2_approx(sum)) * 0.69314718056f);
+        __stcg(params.shares + index, share);
       }
       float* const to = params.partials + index * kHeadDimV + lane() % 4 * 2;
 #pragma unroll
       for (int column = 0; column < kHeadDimV; column += 8) {
         const int i = column / 2 + r * 2;
         __stcg(reinterpret_cast<float2*>(to + column),
-               make_float2(o[i] * inverse, o[i + 1] * inverse));
+               make_float2(o[i] * factor, o[i + 1] * factor));
       }
     }
   }
@@ -1133,9 +1140,9 @@ constexpr int kMergeThreads = 128;
 constexpr int kMergeRows = kMergeThreads / kMergeLanes;  // per thread block
 constexpr int kWindow = 16;  // chunks that are folded while as many are on their way
 
-// Chunks of a row, as one lane has them: the LSE of one of them, and its own columns of all.
+// Chunks of a row, as one lane has them: the share of one of them, and its own columns of all.
 struct Window {
-  float lse;
+  Share share;
   float2 numbers[kWindow];
 };
 
@@ -1155,11 +1162,12 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
   const int64_t step = int64_t(params.seqlen_q) * params.heads;  // from chunk to chunk
   const int64_t first = params.partial(batch, 0, position, head);
   const float* const partials = params.partials + first * kHeadDimV + column;
-  const float* const lses = params.partial_lses + first;
+  const Share* const shares = params.shares + first;
   const int weighed =
       threadIdx.x % kWindow;  // which of a window's chunks this lane works the weight out of
   const auto load = [&](Window& window, int begin) {
-    window.lse = begin + weighed < chunks ? __ldcg(lses + (begin + weighed) * step) : -INFINITY;
+    window.share = begin + weighed < chunks ? __ldcg(shares + (begin + weighed) * step)
+                                            : make_float2(-INFINITY, 0.0f);
 #pragma unroll
     for (int i = 0; i < kWindow; ++i) {
       const bool needed = begin + i < chunks;
@@ -1172,28 +1180,29 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
   wait_for_launch_before();
   let_next_launch_begin();
 
-  float maximum = -INFINITY, sum = 0.0f, total[2] = {};
+  float reference = -INFINITY, sum = 0.0f, total[2] = {};
   Window window;
   load(window, 0);
 #pragma unroll 1
   for (int begin = 0; begin < most; begin += kWindow) {
     Window next;
     load(next, begin + kWindow);
-    float so_far = window.lse;  // the largest of this lane's and those before it
+    float so_far = window.share.x;  // the largest of this lane's and those before it
 #pragma unroll
     for (int lanes = 1; lanes < kWindow; lanes *= 2) {
       so_far = fmaxf(so_far, __shfl_up_sync(0xffffffffu, so_far, lanes, kWindow));
     }
     const float before = __shfl_up_sync(0xffffffffu, so_far, 1, kWindow);
-    const float weight = weigh(window.lse, weighed == 0 ? maximum : fmaxf(maximum, before));
-    maximum = fmaxf(maximum, __shfl_sync(0xffffffffu, so_far, kWindow - 1, kWindow));
+    const float weight = weigh(
+        params.rise(weighed == 0 ? reference : fmaxf(reference, before), window.share.x), 0.0f);
+    reference = fmaxf(reference, __shfl_sync(0xffffffffu, so_far, kWindow - 1, kWindow));
 #pragma unroll
     for (int i = 0; i < kWindow; ++i) {
       const float of_chunk = __shfl_sync(0xffffffffu, weight, i, kWindow);
       const float old = old_weight(of_chunk), own = own_weight(of_chunk);
       total[0] = fold(total[0], window.numbers[i].x, old, own);
       total[1] = fold(total[1], window.numbers[i].y, old, own);
-      sum = plus(times(sum, old), own);
+      sum = fold(sum, __shfl_sync(0xffffffffu, window.share.y, i, kWindow), old, own);
     }
     window = next;
   }
@@ -1201,6 +1210,9 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
     return;
   }
 
+  if (sum == 0.0f) {
+    total[0] = total[1] = 0.0f;  // of no key, even beside a V that is not finite
+  }
   const float inverse = sum == 0.0f ? 0.0f : __frcp_rn(sum);
   Element* const out = params.out + batch * params.out_stride_batch +
                        position * params.out_stride_seq + head * params.out_stride_head + column;
@@ -1212,7 +1224,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
   __stcg(reinterpret_cast<uint32_t*>(out), pack(average(total[0]), average(total[1])));
   if (column == 0 && params.lse) {
     params.lse[batch * params.lse_stride_batch + head * params.lse_stride_head + position] =
-        plus(maximum, log_above(sum));
+        plus(times(reference, params.scale), log_above(sum));
   }
 }
 
@@ -1230,13 +1242,14 @@ enum Status {
   kWrongStruct,
   kBadSize,
   kBadRatio,
+  kTooMany,
   kBadScalar,
   kRefused,
   kNullPointer,
   kMisaligned,
   kBadStride,
-  kSmallWorkspace,
-  kTooMany,
+  kOverlap,
+  kBadWorkspace,
   kNotHopper,
   kNoDriver,
   kTensorMapRefused,
@@ -1248,13 +1261,14 @@ constexpr const char* kMessages[] = {
     "struct_bytes or version is that of another FagenForwardArgs",
     "a size is negative or too large",
     "heads must be a multiple of kv_heads",
-    "scale must be finite and positive, scale 1e+08 at most",
-    "a tensor that cannot be given",
-    "a tensor that is needed is null",
-    "a tensor does not begin at a multiple of 16 bytes",
-    "a stride is negative, too large, or no multiple of 16 bytes",
-    "the workspace is null or too small",
     "there are 2^30 rows of chunks or more",
+    "scale must be finite and positive, scale 1e+08 at most",
+    "a tensor is given that cannot be",
+    "a tensor that is needed is null",
+    "a tensor does not begin at a multiple of 16 bytes (lse: 4)",
+    "a stride is negative, too large, or no multiple of 16 bytes",
+    "elements of an output (out, lse) overlap: a stride is 0 or too small",
+    "the workspace is null, too small, or does not begin at a multiple of 16 bytes",
     "the current device is not a Hopper GPU (compute capability 9.0)",
     "the CUDA driver is missing, or too old for tensor maps",
     "the CUDA driver refused to describe a tensor for TMA",
@@ -1267,32 +1281,44 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
 
 constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
 
-// A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
-// TMA, or accesses of 16 bytes, follow an aligned one.
-Status check(const void* data, int element_bytes, bool aligned, int64_t most,
-             std::initializer_list<int64_t> sizes_and_strides) {
-  bool empty = false, strides_fit = true;
-  for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
-    const int64_t size = d[0], stride = d[1];
-    empty |= size == 0;
-    strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
-                                 (!aligned || stride * element_bytes % 16 == 0));
+// A dimension of a tensor whose elements do not lie side by side.
+struct Dim {
+  int64_t size, stride;
+};
+
+// A tensor as the caller laid it out: elements that lie side by side, and its other dimensions.
+// TMA, or accesses of 16 bytes, follow an aligned one. No two elements of one that is written may
+// be one.
+Status check(const void* data, int element_bytes, bool aligned, bool written, int64_t most,
+             int64_t row, std::initializer_list<Dim> dims) {
+  bool empty = row == 0, strides_fit = true, overlaps = false;
+  double reach = double(row);  // elements from the first one to the last
+  for (const Dim& dim : dims) {
+    empty |= dim.size == 0;
+    if (dim.size > 1) {
+      strides_fit &= dim.stride >= 0 && dim.stride <= most &&
+                     (!aligned || dim.stride * element_bytes % 16 == 0);
+      double within = double(row);  // the reach of what this dimension steps over
+      for (const Dim& other : dims) {
+        const bool shorter =
+            other.stride < dim.stride || (other.stride == dim.stride && &other < &dim);
+        within += other.size > 1 && shorter ? double(other.size - 1) * double(other.stride) : 0;
+      }
+      overlaps |= written && double(dim.stride) < within;
+      reach += double(dim.size - 1) * double(dim.stride);
+    }
   }
   if (!data || empty) {
     return empty ? kOk : kNullPointer;
   }
-  const bool misaligned = aligned && reinterpret_cast<uintptr_t>(data) % 16 != 0;
-  return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
-}
-
-int64_t workspace_bytes([[maybe_unused]] const FagenForwardArgs& a) {
-  return int64_t(33024) * a.seqlen_q * a.heads * a.batch;
-}
-
-Status check(const FagenForwardArgs& a) {
-  if (a.struct_bytes != sizeof(a) || a.version != FAGEN_FORWARD_ARGS) {
-    return kWrongStruct;
+  if (reinterpret_cast<uintptr_t>(data) % (aligned ? 16 : element_bytes) != 0) {
+    return kMisaligned;
   }
+  return !strides_fit || reach * element_bytes >= 0x1p62 ? kBadStride : overlaps ? kOverlap : kOk;
+}
+
+// Whether sizes go together, and are not too large.
+Status check_sizes(const FagenForwardArgs& a) {
   for (const int size : {a.batch, a.heads, a.kv_heads, a.seqlen_q, a.seqlen_k}) {
     if (size < 0 || size > 1073741824) {
       return kBadSize;
@@ -1301,28 +1327,55 @@ Status check(const FagenForwardArgs& a) {
   if (a.kv_heads == 0 ? a.heads != 0 : a.heads % a.kv_heads != 0) {
     return kBadRatio;
   }
+  if (double(a.seqlen_q) * double(a.heads) * double(a.batch) * double(64) >= 1 << 30) {
+    return kTooMany;
+  }
+  return kOk;
+}
+
+// Of a call whose sizes are checked, which has fewer than 2^30 of what each record is of.
+int64_t workspace_bytes([[maybe_unused]] const FagenForwardArgs& a) {
+  return int64_t(33280) * a.seqlen_q * a.heads * a.batch;
+}
+
+Status check(const FagenForwardArgs& a) {
+  if (a.struct_bytes != sizeof(a) || a.version != FAGEN_FORWARD_ARGS) {
+    return kWrongStruct;
+  }
+  if (const Status status = check_sizes(a)) {
+    return status;
+  }
   if (!(a.scale > 0) || !std::isfinite(a.scale) || a.scale > 100000000.0) {
     return kBadScalar;
   }
   for (const Status status :
-       {check(a.q, 2, true, kMostStride,
-              {a.batch, a.q_stride_batch, a.seqlen_q, a.q_stride_seq, a.heads, a.q_stride_head}),
-        check(a.k, 2, true, kMostStride,
-              {a.batch, a.k_stride_batch, a.seqlen_k, a.k_stride_seq, a.kv_heads, a.k_stride_head}),
-        check(a.v, 2, true, kMostStride,
-              {a.batch, a.v_stride_batch, a.seqlen_k, a.v_stride_seq, a.kv_heads, a.v_stride_head}),
-        check(a.out, 2, true, kMostStride,
-              {a.batch, a.out_stride_batch, a.seqlen_q, a.out_stride_seq, a.heads,
-               a.out_stride_head}),
+       {check(a.q, 2, true, false, kMostStride, 128,
+              {{a.batch, a.q_stride_batch},
+               {a.seqlen_q, a.q_stride_seq},
+               {a.heads, a.q_stride_head}}),
+        check(a.k, 2, true, false, kMostStride, 128,
+              {{a.batch, a.k_stride_batch},
+               {a.seqlen_k, a.k_stride_seq},
+               {a.kv_heads, a.k_stride_head}}),
+        check(a.v, 2, true, false, kMostStride, 128,
+              {{a.batch, a.v_stride_batch},
+               {a.seqlen_k, a.v_stride_seq},
+               {a.kv_heads, a.v_stride_head}}),
+        check(a.out, 2, true, true, kMostStride, 128,
+              {{a.batch, a.out_stride_batch},
+               {a.seqlen_q, a.out_stride_seq},
+               {a.heads, a.out_stride_head}}),
         !a.lse ? kOk
-               : check(a.lse, 4, false, kMostStride,
-                       {a.batch, a.lse_stride_batch, a.heads, a.lse_stride_head, a.seqlen_q, 0})}) {
+               : check(a.lse, 4, false, true, kMostStride, a.seqlen_q,
+                       {{a.batch, a.lse_stride_batch}, {a.heads, a.lse_stride_head}})}) {
     if (status) {
       return status;
     }
   }
   const int64_t needed = workspace_bytes(a);
-  return needed > (a.workspace ? a.workspace_bytes : 0) ? kSmallWorkspace : kOk;
+  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % 16 != 0;
+  return needed > 0 && (!a.workspace || a.workspace_bytes < needed || misplaced) ? kBadWorkspace
+                                                                                 : kOk;
 }
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
@@ -1410,12 +1463,9 @@ bool enqueue(void (*kernel)(Params), int64_t blocks, int threads, int shared_byt
 }
 
 Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
-  const double rows = double(a.batch) * a.seqlen_q * a.heads;
+  const int64_t rows = int64_t(a.batch) * a.seqlen_q * a.heads;
   if (rows == 0) {
     return kOk;
-  }
-  if (rows * kChunks >= 1 << 30) {
-    return kTooMany;
   }
   const int multiprocessors = prepare_device();
   if (multiprocessors == 0) {
@@ -1431,7 +1481,7 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
 
   Params params;
   params.partials = static_cast<float*>(a.workspace);
-  params.partial_lses = params.partials + int64_t(rows) * kChunks * kHeadDimV;
+  params.shares = reinterpret_cast<Share*>(params.partials + rows * kChunks * kHeadDimV);
   params.out = static_cast<Element*>(a.out);
   params.lse = static_cast<float*>(a.lse);
   params.out_stride_batch = a.out_stride_batch;
@@ -1451,6 +1501,7 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   params.slots = int(ceil_div(blocks, params.chunk_blocks)) * params.chunk_tiles.value;
   params.heads_divisor = FastDivisor(a.heads);
   params.seqlen_q_divisor = FastDivisor(a.seqlen_q);
+  params.scale = a.scale;
   params.scale_log2 = a.scale * 1.44269504089f;
 
   if (blocks > 0) {
@@ -1492,12 +1543,16 @@ extern "C" int fagen_fwd_fp16_d128_causal_m128n128_split64(const FagenForwardArg
 
 extern "C" int64_t fagen_fwd_fp16_d128_causal_m128n128_split64_workspace(
     const FagenForwardArgs* args) {
-  return args ? fagen_fwd_fp16_d128_causal_m128n128_split64_host::workspace_bytes(*args) : -1;
+  using namespace fagen_fwd_fp16_d128_causal_m128n128_split64_host;
+  return args && !check_sizes(*args) ? workspace_bytes(*args) : -1;
 }
 
 extern "C" const char* fagen_fwd_fp16_d128_causal_m128n128_split64_message(int status) {
   using namespace fagen_fwd_fp16_d128_causal_m128n128_split64_host;
-  return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
+  constexpr int kNoKernel = 100;  // of who chooses among kernels
+  return status >= 0 && status <= kLaunchFailed ? kMessages[status]
+         : status == kNoKernel                  ? "no kernel computes that"
+                                                : "unknown status";
 }
 
 extern "C" const FagenKernelInfo* fagen_fwd_fp16_d128_causal_m128n128_split64_info(void) {
@@ -1508,6 +1563,7 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d128_causal_m128n128_split64_in
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d128_causal_m128n128_split64",
-      "fbba6e22d2835912bdc68be50f4e96f48b7c2a2f745564953d3138d7ea0549bf"};
+      "36e2c778d62d9709840d6005bddf05e1160d60a5d3da9cc5d24d06da086cd7cd"};
   return &info;
 }
+// sha256 of what is above: d75fa36d0da44a6de2195e62976d5e38a548f2e2e6f427e3a51f65ca386277e3

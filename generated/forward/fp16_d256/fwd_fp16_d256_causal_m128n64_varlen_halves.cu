@@ -37,9 +37,10 @@ extern "C" {
 // One varlen call of a kernel of kind forward: the same struct for all of them. Strides are in
 // elements; a dimension without one is contiguous.
 struct FagenForwardVarlenArgs {
-  uint32_t struct_bytes;     // sizeof(FagenForwardVarlenArgs)
-  uint32_t version;          // 1: callers built for another are recognised
-  void* workspace;           // as large as fagen_<slug>_workspace says; null where that is nothing
+  uint32_t struct_bytes;  // sizeof(FagenForwardVarlenArgs)
+  uint32_t version;       // 1: callers built for another are recognised
+  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
+                    // where that is nothing
   int64_t workspace_bytes;   // how large it is
   const void* q;             // fp16 (total_q, heads, 256)
   const void* k;             // fp16 (total_k, kv_heads, 256)
@@ -50,8 +51,7 @@ struct FagenForwardVarlenArgs {
                              // and the end of the last; offsets = batch + 1
   const void* seqused_k;  // int32 (offsets - 1): how many of its keys each sequence sees, the first
                           // ones; null: all
-  void* out;  // fp16 (total_q, heads, 256): zeros in a row that sees no key; one of no sequence is
-              // not written
+  void* out;  // fp16 (total_q, heads, 256): zeros in a row that sees no key, or is of no sequence
   void* lse;  // fp32 (heads, total_q): log-sum-exp, natural logarithm; minus infinity in a row that
               // sees no key; null if not wanted
   int64_t q_stride_head, q_stride_seq;
@@ -93,8 +93,9 @@ extern "C" {
 // explain.
 int fagen_fwd_fp16_d256_causal_m128n64_varlen_halves(const struct FagenForwardVarlenArgs* args,
                                                      void* stream);
-// How many bytes of workspace a call of these sizes needs; -1 where args is null. They are zeros
-// before the first call, and each call leaves them so; calls that may run at once need one each.
+// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
+// sizes is refused. They are zeros before the first call, and each call leaves them so; calls that
+// may run at once need one each.
 int64_t fagen_fwd_fp16_d256_causal_m128n64_varlen_halves_workspace(
     const struct FagenForwardVarlenArgs* args);
 const char* fagen_fwd_fp16_d256_causal_m128n64_varlen_halves_message(int status);
@@ -123,8 +124,11 @@ constexpr int kLaunchRegisters = 168;
 constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 enum : int { kRagged = 1 << 30 };  // rows of a tensor map, where every sequence ends
-constexpr int kTileStages = 6;     // tiles drawn and not yet done
-constexpr int kTileReaders = 9;    // warps that ask for them
+enum : int {
+  kAround = 2
+};  // sequences that rows of no sequence are taken for: those behind all others, and before
+constexpr int kTileStages = 6;   // tiles drawn and not yet done
+constexpr int kTileReaders = 9;  // warps that ask for them
 constexpr int kDrawAhead =
     2;  // blocks before its end that a tile's successor is drawn: enough to hide the answer's way
 constexpr int64_t kL2Bytes = 52428800;
@@ -230,7 +234,8 @@ struct Params {
   CUtensorMap q, k, v, out;
   float* lse;
   int64_t lse_stride_head;
-  const int32_t *cu_seqlens_q, *cu_seqlens_k;  // where sequences begin, and the last one ends
+  const int32_t *cu_seqlens_q,
+      *cu_seqlens_k;         // where sequences begin, and the last one ends; null without any
   const int32_t* seqused_k;  // of how many keys each is to see the first ones; null: of all
   int batch, total_q, total_k;
   int heads;
@@ -373,7 +378,8 @@ __host__ __device__ __forceinline__ Blocks blocks_of(const Sequence& sequence, i
   return {0, max(0, top.last) / kBlockN, ceil_div(max(0, bottom.last), kBlockN)};
 }
 
-// Where a sequence lies. Whatever the lengths say, that is within the tensors.
+// Where a sequence lies. Whatever the lengths say, that is within the tensors. The rows behind all
+// sequences, and those before them, are two more, which see no key.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
   Sequence sequence = {};
   if (index < params.batch) {
@@ -386,6 +392,12 @@ __device__ __forceinline__ Sequence sequence_of(const Params& params, int index)
       sequence.seqlen_k = min(sequence.seqlen_k, max(0, __ldg(params.seqused_k + index)));
     }
     sequence.end_k = first_key + sequence.seqlen_k;
+  } else if (index < params.batch + kAround) {
+    const bool behind = index == params.batch;
+    const int offset =
+        params.cu_seqlens_q ? max(0, __ldg(params.cu_seqlens_q + (behind ? params.batch : 0))) : 0;
+    sequence.end_q = behind ? params.total_q : min(offset, params.total_q);
+    sequence.seqlen_q = behind ? max(0, params.total_q - offset) : sequence.end_q;
   }
   return sequence;
 }
@@ -436,7 +448,7 @@ struct TileFinder {
     int longest = 0;  // steps of a tile
     float steps = 0;  // of a head's tiles, whose first and last are taken for the average
 #pragma unroll 4
-    for (int index = lane(); index < params.batch; index += 32) {
+    for (int index = lane(); index < params.batch + kAround; index += 32) {
       sequence = sequence_of(params, index);
       if (const int count = tiles_of_head(); count > 0) {
         tiles += count * params.heads;
@@ -511,7 +523,7 @@ struct TileFinder {
     for (int at_hand; number - before >= (at_hand = __shfl_sync(0xffffffff, up_to, 31)); look()) {
       before += at_hand;
       first += 32;
-      if (first >= params.batch) {
+      if (first >= params.batch + (own_class > 0 ? 0 : kAround)) {
         first = 0;
         own_class = highest_class(classes & ((1u << own_class) - 1));
         if (own_class == 0) {  // the end of this order, but for tiles without keys, of all heads
@@ -1438,13 +1450,14 @@ enum Status {
   kWrongStruct,
   kBadSize,
   kBadRatio,
+  kTooMany,
   kBadScalar,
   kRefused,
   kNullPointer,
   kMisaligned,
   kBadStride,
-  kSmallWorkspace,
-  kTooMany,
+  kOverlap,
+  kBadWorkspace,
   kNotHopper,
   kNoDriver,
   kTensorMapRefused,
@@ -1456,13 +1469,14 @@ constexpr const char* kMessages[] = {
     "struct_bytes or version is that of another FagenForwardVarlenArgs",
     "a size is negative or too large",
     "heads must be a multiple of kv_heads",
-    "scale must be finite and positive, scale 1e+08 at most",
-    "a tensor that cannot be given",
-    "a tensor that is needed is null",
-    "a tensor does not begin at a multiple of 16 bytes",
-    "a stride is negative, too large, or no multiple of 16 bytes",
-    "the workspace is null or too small",
     "there are 2^30 tiles or more",
+    "scale must be finite and positive, scale 1e+08 at most",
+    "a tensor is given that cannot be",
+    "a tensor that is needed is null",
+    "a tensor does not begin at a multiple of 16 bytes (cu_seqlens_q: 4, cu_seqlens_k: 4, seqused_k: 4, lse: 4)",
+    "a stride is negative, too large, or no multiple of 16 bytes",
+    "elements of an output (out, lse) overlap: a stride is 0 or too small",
+    "the workspace is null, too small, or does not begin at a multiple of 16 bytes",
     "the current device is not a Hopper GPU (compute capability 9.0)",
     "the CUDA driver is missing, or too old for tensor maps",
     "the CUDA driver refused to describe a tensor for TMA",
@@ -1475,32 +1489,44 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
 
 constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
 
-// A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
-// TMA, or accesses of 16 bytes, follow an aligned one.
-Status check(const void* data, int element_bytes, bool aligned, int64_t most,
-             std::initializer_list<int64_t> sizes_and_strides) {
-  bool empty = false, strides_fit = true;
-  for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
-    const int64_t size = d[0], stride = d[1];
-    empty |= size == 0;
-    strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
-                                 (!aligned || stride * element_bytes % 16 == 0));
+// A dimension of a tensor whose elements do not lie side by side.
+struct Dim {
+  int64_t size, stride;
+};
+
+// A tensor as the caller laid it out: elements that lie side by side, and its other dimensions.
+// TMA, or accesses of 16 bytes, follow an aligned one. No two elements of one that is written may
+// be one.
+Status check(const void* data, int element_bytes, bool aligned, bool written, int64_t most,
+             int64_t row, std::initializer_list<Dim> dims) {
+  bool empty = row == 0, strides_fit = true, overlaps = false;
+  double reach = double(row);  // elements from the first one to the last
+  for (const Dim& dim : dims) {
+    empty |= dim.size == 0;
+    if (dim.size > 1) {
+      strides_fit &= dim.stride >= 0 && dim.stride <= most &&
+                     (!aligned || dim.stride * element_bytes % 16 == 0);
+      double within = double(row);  // the reach of what this dimension steps over
+      for (const Dim& other : dims) {
+        const bool shorter =
+            other.stride < dim.stride || (other.stride == dim.stride && &other < &dim);
+        within += other.size > 1 && shorter ? double(other.size - 1) * double(other.stride) : 0;
+      }
+      overlaps |= written && double(dim.stride) < within;
+      reach += double(dim.size - 1) * double(dim.stride);
+    }
   }
   if (!data || empty) {
     return empty ? kOk : kNullPointer;
   }
-  const bool misaligned = aligned && reinterpret_cast<uintptr_t>(data) % 16 != 0;
-  return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
-}
-
-int64_t workspace_bytes([[maybe_unused]] const FagenForwardVarlenArgs& a) {
-  return int64_t(4);
-}
-
-Status check(const FagenForwardVarlenArgs& a) {
-  if (a.struct_bytes != sizeof(a) || a.version != FAGEN_FORWARD_VARLEN_ARGS) {
-    return kWrongStruct;
+  if (reinterpret_cast<uintptr_t>(data) % (aligned ? 16 : element_bytes) != 0) {
+    return kMisaligned;
   }
+  return !strides_fit || reach * element_bytes >= 0x1p62 ? kBadStride : overlaps ? kOverlap : kOk;
+}
+
+// Whether sizes go together, and are not too large.
+Status check_sizes(const FagenForwardVarlenArgs& a) {
   for (const int size : {a.total_q, a.total_k, a.offsets, a.heads, a.kv_heads}) {
     if (size < 0 || size > 1073741824) {
       return kBadSize;
@@ -1509,26 +1535,50 @@ Status check(const FagenForwardVarlenArgs& a) {
   if (a.kv_heads == 0 ? a.heads != 0 : a.heads % a.kv_heads != 0) {
     return kBadRatio;
   }
+  if (double(ceil_div(a.total_q, 128) + a.offsets) * double(a.heads) >= 1 << 30) {
+    return kTooMany;
+  }
+  return kOk;
+}
+
+// Of a call whose sizes are checked, which has fewer than 2^30 of what each record is of.
+int64_t workspace_bytes([[maybe_unused]] const FagenForwardVarlenArgs& a) {
+  return int64_t(4);
+}
+
+Status check(const FagenForwardVarlenArgs& a) {
+  if (a.struct_bytes != sizeof(a) || a.version != FAGEN_FORWARD_VARLEN_ARGS) {
+    return kWrongStruct;
+  }
+  if (const Status status = check_sizes(a)) {
+    return status;
+  }
   if (!(a.scale > 0) || !std::isfinite(a.scale) || a.scale > 100000000.0) {
     return kBadScalar;
   }
   for (const Status status :
-       {check(a.q, 2, true, 4294967296, {a.total_q, a.q_stride_seq, a.heads, a.q_stride_head}),
-        check(a.k, 2, true, 4294967296, {a.total_k, a.k_stride_seq, a.kv_heads, a.k_stride_head}),
-        check(a.v, 2, true, 4294967296, {a.total_k, a.v_stride_seq, a.kv_heads, a.v_stride_head}),
-        check(a.cu_seqlens_q, 4, false, kMostStride, {a.offsets, 0}),
-        check(a.cu_seqlens_k, 4, false, kMostStride, {a.offsets, 0}),
-        !a.seqused_k ? kOk : check(a.seqused_k, 4, false, kMostStride, {a.offsets - 1, 0}),
-        check(a.out, 2, true, 4294967296,
-              {a.total_q, a.out_stride_seq, a.heads, a.out_stride_head}),
+       {check(a.q, 2, true, false, 4294967296, 256,
+              {{a.total_q, a.q_stride_seq}, {a.heads, a.q_stride_head}}),
+        check(a.k, 2, true, false, 4294967296, 256,
+              {{a.total_k, a.k_stride_seq}, {a.kv_heads, a.k_stride_head}}),
+        check(a.v, 2, true, false, 4294967296, 256,
+              {{a.total_k, a.v_stride_seq}, {a.kv_heads, a.v_stride_head}}),
+        check(a.cu_seqlens_q, 4, false, false, kMostStride, a.offsets, {}),
+        check(a.cu_seqlens_k, 4, false, false, kMostStride, a.offsets, {}),
+        !a.seqused_k ? kOk : check(a.seqused_k, 4, false, false, kMostStride, a.offsets - 1, {}),
+        check(a.out, 2, true, true, 4294967296, 256,
+              {{a.total_q, a.out_stride_seq}, {a.heads, a.out_stride_head}}),
         !a.lse ? kOk
-               : check(a.lse, 4, false, kMostStride, {a.heads, a.lse_stride_head, a.total_q, 0})}) {
+               : check(a.lse, 4, false, true, kMostStride, a.total_q,
+                       {{a.heads, a.lse_stride_head}})}) {
     if (status) {
       return status;
     }
   }
   const int64_t needed = workspace_bytes(a);
-  return needed > (a.workspace ? a.workspace_bytes : 0) ? kSmallWorkspace : kOk;
+  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % 16 != 0;
+  return needed > 0 && (!a.workspace || a.workspace_bytes < needed || misplaced) ? kBadWorkspace
+                                                                                 : kOk;
 }
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
@@ -1607,7 +1657,7 @@ bool describe(CUtensorMap* map, const Tensor& t) {
 }
 
 Status launch(const FagenForwardVarlenArgs& a, cudaStream_t stream) {
-  if (a.offsets < 2 || a.heads == 0 || a.total_q == 0) {
+  if (a.heads == 0 || a.total_q == 0) {
     return kOk;
   }
 
@@ -1637,12 +1687,9 @@ Status launch(const FagenForwardVarlenArgs& a, cudaStream_t stream) {
     k = v = q;  // never read, but a tensor map cannot be empty
   }
 
-  // How many tiles there are the GPU finds out: no more than these, of which each sequence but one
-  // may add a part.
-  const int64_t most_tiles = (ceil_div(a.total_q, kBlockM) + a.offsets - 2) * a.heads;
-  if (most_tiles >= int64_t(1) << 30) {
-    return kTooMany;
-  }
+  // How many tiles there are the GPU finds out: no more than these, of which each offset may add a
+  // part.
+  const int64_t most_tiles = (ceil_div(a.total_q, kBlockM) + a.offsets) * a.heads;
   const int multiprocessors = prepare_device();
   if (multiprocessors == 0) {
     return kNotHopper;
@@ -1658,10 +1705,10 @@ Status launch(const FagenForwardVarlenArgs& a, cudaStream_t stream) {
   }
   params.lse = static_cast<float*>(a.lse);
   params.lse_stride_head = a.lse_stride_head;
-  params.cu_seqlens_q = static_cast<const int32_t*>(a.cu_seqlens_q);
+  params.cu_seqlens_q = a.offsets > 0 ? static_cast<const int32_t*>(a.cu_seqlens_q) : nullptr;
   params.cu_seqlens_k = static_cast<const int32_t*>(a.cu_seqlens_k);
   params.seqused_k = static_cast<const int32_t*>(a.seqused_k);
-  params.batch = a.offsets - 1;
+  params.batch = std::max(0, a.offsets - 1);
   params.total_q = a.total_q;
   params.total_k = a.total_k;
   params.heads = a.heads;
@@ -1687,12 +1734,16 @@ extern "C" int fagen_fwd_fp16_d256_causal_m128n64_varlen_halves(const FagenForwa
 
 extern "C" int64_t fagen_fwd_fp16_d256_causal_m128n64_varlen_halves_workspace(
     const FagenForwardVarlenArgs* args) {
-  return args ? fagen_fwd_fp16_d256_causal_m128n64_varlen_halves_host::workspace_bytes(*args) : -1;
+  using namespace fagen_fwd_fp16_d256_causal_m128n64_varlen_halves_host;
+  return args && !check_sizes(*args) ? workspace_bytes(*args) : -1;
 }
 
 extern "C" const char* fagen_fwd_fp16_d256_causal_m128n64_varlen_halves_message(int status) {
   using namespace fagen_fwd_fp16_d256_causal_m128n64_varlen_halves_host;
-  return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
+  constexpr int kNoKernel = 100;  // of who chooses among kernels
+  return status >= 0 && status <= kLaunchFailed ? kMessages[status]
+         : status == kNoKernel                  ? "no kernel computes that"
+                                                : "unknown status";
 }
 
 extern "C" const FagenKernelInfo* fagen_fwd_fp16_d256_causal_m128n64_varlen_halves_info(void) {
@@ -1703,6 +1754,7 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d256_causal_m128n64_varlen_halv
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d256_causal_m128n64_varlen_halves",
-      "e570d632f42e71ad9635710e3093b54e121cf6c98db092e50be382a38d4ebe36"};
+      "8118393d1bbb93f06802a87aac541ed4ed0ac5ea7aff35687973270feb3d5d83"};
   return &info;
 }
+// sha256 of what is above: e1eb4a318f0dfee1d7b6079bfd63591b77937d67a99e6b412102aeda93964335

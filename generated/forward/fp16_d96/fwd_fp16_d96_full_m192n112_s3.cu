@@ -36,9 +36,10 @@ extern "C" {
 // One call of a kernel of kind forward: the same struct for all of them. Strides are in elements; a
 // dimension without one is contiguous.
 struct FagenForwardArgs {
-  uint32_t struct_bytes;    // sizeof(FagenForwardArgs)
-  uint32_t version;         // 3: callers built for another are recognised
-  void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
+  uint32_t struct_bytes;  // sizeof(FagenForwardArgs)
+  uint32_t version;       // 3: callers built for another are recognised
+  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
+                    // where that is nothing
   int64_t workspace_bytes;  // how large it is
   const void* q;            // fp16 (batch, seqlen_q, heads, 96)
   const void* k;            // fp16 (batch, seqlen_k, kv_heads, 96)
@@ -94,7 +95,8 @@ extern "C" {
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
 int fagen_fwd_fp16_d96_full_m192n112_s3(const struct FagenForwardArgs* args, void* stream);
-// How many bytes of workspace a call of these sizes needs; -1 where args is null.
+// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
+// sizes is refused.
 int64_t fagen_fwd_fp16_d96_full_m192n112_s3_workspace(const struct FagenForwardArgs* args);
 const char* fagen_fwd_fp16_d96_full_m192n112_s3_message(int status);
 const struct FagenKernelInfo* fagen_fwd_fp16_d96_full_m192n112_s3_info(void);
@@ -1082,13 +1084,14 @@ enum Status {
   kWrongStruct,
   kBadSize,
   kBadRatio,
+  kTooMany,
   kBadScalar,
   kRefused,
   kNullPointer,
   kMisaligned,
   kBadStride,
-  kSmallWorkspace,
-  kTooMany,
+  kOverlap,
+  kBadWorkspace,
   kNotHopper,
   kNoDriver,
   kTensorMapRefused,
@@ -1100,13 +1103,14 @@ constexpr const char* kMessages[] = {
     "struct_bytes or version is that of another FagenForwardArgs",
     "a size is negative or too large",
     "heads must be a multiple of kv_heads",
-    "scale must be finite and positive, scale 1e+08 at most",
-    "a tensor that cannot be given",
-    "a tensor that is needed is null",
-    "a tensor does not begin at a multiple of 16 bytes",
-    "a stride is negative, too large, or no multiple of 16 bytes",
-    "the workspace is null or too small",
     "there are 2^30 tiles or more",
+    "scale must be finite and positive, scale 1e+08 at most",
+    "a tensor is given that cannot be",
+    "a tensor that is needed is null",
+    "a tensor does not begin at a multiple of 16 bytes (lse: 4)",
+    "a stride is negative, too large, or no multiple of 16 bytes",
+    "elements of an output (out, lse) overlap: a stride is 0 or too small",
+    "the workspace is null, too small, or does not begin at a multiple of 16 bytes",
     "the current device is not a Hopper GPU (compute capability 9.0)",
     "the CUDA driver is missing, or too old for tensor maps",
     "the CUDA driver refused to describe a tensor for TMA",
@@ -1119,32 +1123,44 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
 
 constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
 
-// A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
-// TMA, or accesses of 16 bytes, follow an aligned one.
-Status check(const void* data, int element_bytes, bool aligned, int64_t most,
-             std::initializer_list<int64_t> sizes_and_strides) {
-  bool empty = false, strides_fit = true;
-  for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
-    const int64_t size = d[0], stride = d[1];
-    empty |= size == 0;
-    strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
-                                 (!aligned || stride * element_bytes % 16 == 0));
+// A dimension of a tensor whose elements do not lie side by side.
+struct Dim {
+  int64_t size, stride;
+};
+
+// A tensor as the caller laid it out: elements that lie side by side, and its other dimensions.
+// TMA, or accesses of 16 bytes, follow an aligned one. No two elements of one that is written may
+// be one.
+Status check(const void* data, int element_bytes, bool aligned, bool written, int64_t most,
+             int64_t row, std::initializer_list<Dim> dims) {
+  bool empty = row == 0, strides_fit = true, overlaps = false;
+  double reach = double(row);  // elements from the first one to the last
+  for (const Dim& dim : dims) {
+    empty |= dim.size == 0;
+    if (dim.size > 1) {
+      strides_fit &= dim.stride >= 0 && dim.stride <= most &&
+                     (!aligned || dim.stride * element_bytes % 16 == 0);
+      double within = double(row);  // the reach of what this dimension steps over
+      for (const Dim& other : dims) {
+        const bool shorter =
+            other.stride < dim.stride || (other.stride == dim.stride && &other < &dim);
+        within += other.size > 1 && shorter ? double(other.size - 1) * double(other.stride) : 0;
+      }
+      overlaps |= written && double(dim.stride) < within;
+      reach += double(dim.size - 1) * double(dim.stride);
+    }
   }
   if (!data || empty) {
     return empty ? kOk : kNullPointer;
   }
-  const bool misaligned = aligned && reinterpret_cast<uintptr_t>(data) % 16 != 0;
-  return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
-}
-
-int64_t workspace_bytes(const FagenForwardArgs&) {
-  return 0;
-}
-
-Status check(const FagenForwardArgs& a) {
-  if (a.struct_bytes != sizeof(a) || a.version != FAGEN_FORWARD_ARGS) {
-    return kWrongStruct;
+  if (reinterpret_cast<uintptr_t>(data) % (aligned ? 16 : element_bytes) != 0) {
+    return kMisaligned;
   }
+  return !strides_fit || reach * element_bytes >= 0x1p62 ? kBadStride : overlaps ? kOverlap : kOk;
+}
+
+// Whether sizes go together, and are not too large.
+Status check_sizes(const FagenForwardArgs& a) {
   for (const int size : {a.batch, a.heads, a.kv_heads, a.seqlen_q, a.seqlen_k}) {
     if (size < 0 || size > 1073741824) {
       return kBadSize;
@@ -1153,28 +1169,55 @@ Status check(const FagenForwardArgs& a) {
   if (a.kv_heads == 0 ? a.heads != 0 : a.heads % a.kv_heads != 0) {
     return kBadRatio;
   }
+  if (double(ceil_div(a.seqlen_q, 192)) * double(a.heads) * double(a.batch) >= 1 << 30) {
+    return kTooMany;
+  }
+  return kOk;
+}
+
+// Of a call whose sizes are checked, which has fewer than 2^30 of what each record is of.
+int64_t workspace_bytes(const FagenForwardArgs&) {
+  return 0;
+}
+
+Status check(const FagenForwardArgs& a) {
+  if (a.struct_bytes != sizeof(a) || a.version != FAGEN_FORWARD_ARGS) {
+    return kWrongStruct;
+  }
+  if (const Status status = check_sizes(a)) {
+    return status;
+  }
   if (!(a.scale > 0) || !std::isfinite(a.scale) || a.scale > 100000000.0) {
     return kBadScalar;
   }
   for (const Status status :
-       {check(a.q, 2, true, kMostStride,
-              {a.batch, a.q_stride_batch, a.seqlen_q, a.q_stride_seq, a.heads, a.q_stride_head}),
-        check(a.k, 2, true, kMostStride,
-              {a.batch, a.k_stride_batch, a.seqlen_k, a.k_stride_seq, a.kv_heads, a.k_stride_head}),
-        check(a.v, 2, true, kMostStride,
-              {a.batch, a.v_stride_batch, a.seqlen_k, a.v_stride_seq, a.kv_heads, a.v_stride_head}),
-        check(a.out, 2, true, kMostStride,
-              {a.batch, a.out_stride_batch, a.seqlen_q, a.out_stride_seq, a.heads,
-               a.out_stride_head}),
+       {check(a.q, 2, true, false, kMostStride, 96,
+              {{a.batch, a.q_stride_batch},
+               {a.seqlen_q, a.q_stride_seq},
+               {a.heads, a.q_stride_head}}),
+        check(a.k, 2, true, false, kMostStride, 96,
+              {{a.batch, a.k_stride_batch},
+               {a.seqlen_k, a.k_stride_seq},
+               {a.kv_heads, a.k_stride_head}}),
+        check(a.v, 2, true, false, kMostStride, 96,
+              {{a.batch, a.v_stride_batch},
+               {a.seqlen_k, a.v_stride_seq},
+               {a.kv_heads, a.v_stride_head}}),
+        check(a.out, 2, true, true, kMostStride, 96,
+              {{a.batch, a.out_stride_batch},
+               {a.seqlen_q, a.out_stride_seq},
+               {a.heads, a.out_stride_head}}),
         !a.lse ? kOk
-               : check(a.lse, 4, false, kMostStride,
-                       {a.batch, a.lse_stride_batch, a.heads, a.lse_stride_head, a.seqlen_q, 0})}) {
+               : check(a.lse, 4, false, true, kMostStride, a.seqlen_q,
+                       {{a.batch, a.lse_stride_batch}, {a.heads, a.lse_stride_head}})}) {
     if (status) {
       return status;
     }
   }
   const int64_t needed = workspace_bytes(a);
-  return needed > (a.workspace ? a.workspace_bytes : 0) ? kSmallWorkspace : kOk;
+  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % 16 != 0;
+  return needed > 0 && (!a.workspace || a.workspace_bytes < needed || misplaced) ? kBadWorkspace
+                                                                                 : kOk;
 }
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
@@ -1277,9 +1320,6 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
 
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM));
   const int64_t tiles = int64_t(m_blocks) * a.heads * a.batch;
-  if (tiles >= int64_t(1) << 30) {
-    return kTooMany;
-  }
   const int multiprocessors = prepare_device();
   if (multiprocessors == 0) {
     return kNotHopper;
@@ -1319,12 +1359,16 @@ extern "C" int fagen_fwd_fp16_d96_full_m192n112_s3(const FagenForwardArgs* args,
 }
 
 extern "C" int64_t fagen_fwd_fp16_d96_full_m192n112_s3_workspace(const FagenForwardArgs* args) {
-  return args ? fagen_fwd_fp16_d96_full_m192n112_s3_host::workspace_bytes(*args) : -1;
+  using namespace fagen_fwd_fp16_d96_full_m192n112_s3_host;
+  return args && !check_sizes(*args) ? workspace_bytes(*args) : -1;
 }
 
 extern "C" const char* fagen_fwd_fp16_d96_full_m192n112_s3_message(int status) {
   using namespace fagen_fwd_fp16_d96_full_m192n112_s3_host;
-  return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
+  constexpr int kNoKernel = 100;  // of who chooses among kernels
+  return status >= 0 && status <= kLaunchFailed ? kMessages[status]
+         : status == kNoKernel                  ? "no kernel computes that"
+                                                : "unknown status";
 }
 
 extern "C" const FagenKernelInfo* fagen_fwd_fp16_d96_full_m192n112_s3_info(void) {
@@ -1335,6 +1379,7 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d96_full_m192n112_s3_info(void)
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d96_full_m192n112_s3",
-      "75e262cfcb89d7ad7a8485f9cb106d23aaa743ab23b5f14bea289681ffc4e9b1"};
+      "7bdfa7d3fdecf7480516cf7207c129e25ca083fce873ed575fbe863dda21c641"};
   return &info;
 }
+// sha256 of what is above: 80d0c252fac64205b62d1565994ca01ac37819c8e0b3ba83d476618ba09aa1c6

@@ -28,9 +28,10 @@ extern "C" {
 // One call of a kernel of kind quantize: the same struct for all of them. Strides are in elements;
 // a dimension without one is contiguous.
 struct FagenQuantizeArgs {
-  uint32_t struct_bytes;    // sizeof(FagenQuantizeArgs)
-  uint32_t version;         // 3: callers built for another are recognised
-  void* workspace;          // as large as fagen_<slug>_workspace says; null where that is nothing
+  uint32_t struct_bytes;  // sizeof(FagenQuantizeArgs)
+  uint32_t version;       // 3: callers built for another are recognised
+  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
+                    // where that is nothing
   int64_t workspace_bytes;  // how large it is
   const void* x;            // fp16 (batch, seqlen, heads, 128)
   const void* cos;          // null: of other kernels
@@ -80,7 +81,8 @@ extern "C" {
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
 int fagen_quant_fp16_d128_rot_center(const struct FagenQuantizeArgs* args, void* stream);
-// How many bytes of workspace a call of these sizes needs; -1 where args is null.
+// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
+// sizes is refused.
 int64_t fagen_quant_fp16_d128_rot_center_workspace(const struct FagenQuantizeArgs* args);
 const char* fagen_quant_fp16_d128_rot_center_message(int status);
 const struct FagenKernelInfo* fagen_quant_fp16_d128_rot_center_info(void);
@@ -591,13 +593,14 @@ enum Status {
   kWrongStruct,
   kBadSize,
   kBadRatio,
+  kTooMany,
   kBadScalar,
   kRefused,
   kNullPointer,
   kMisaligned,
   kBadStride,
-  kSmallWorkspace,
-  kTooMany,
+  kOverlap,
+  kBadWorkspace,
   kNotHopper,
   kNoDriver,
   kTensorMapRefused,
@@ -609,13 +612,14 @@ constexpr const char* kMessages[] = {
     "struct_bytes or version is that of another FagenQuantizeArgs",
     "a size is negative or too large",
     "sizes do not go together",
+    "there are 2^30 tiles or more",
     "a number must be finite and positive",
     "descales of blocks are found, they cannot be given",
     "a tensor that is needed is null",
-    "a tensor does not begin at a multiple of 16 bytes",
+    "a tensor does not begin at a multiple of 16 bytes (descale: 4)",
     "a stride is negative, too large, or no multiple of 16 bytes",
-    "the workspace is null or too small",
-    "there are 2^30 tiles or more",
+    "elements of an output (values, descale, mean) overlap: a stride is 0 or too small",
+    "the workspace is null, too small, or does not begin at a multiple of 16 bytes",
     "the current device is not a Hopper GPU (compute capability 9.0)",
     "the CUDA driver is missing, or too old for tensor maps",
     "the CUDA driver refused to describe a tensor for TMA",
@@ -628,24 +632,59 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
 
 constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
 
-// A tensor as the caller laid it out: sizes, each with its stride in elements (0 where that is 1).
-// TMA, or accesses of 16 bytes, follow an aligned one.
-Status check(const void* data, int element_bytes, bool aligned, int64_t most,
-             std::initializer_list<int64_t> sizes_and_strides) {
-  bool empty = false, strides_fit = true;
-  for (const int64_t* d = sizes_and_strides.begin(); d != sizes_and_strides.end(); d += 2) {
-    const int64_t size = d[0], stride = d[1];
-    empty |= size == 0;
-    strides_fit &= size <= 1 || (stride >= 0 && stride <= most &&
-                                 (!aligned || stride * element_bytes % 16 == 0));
+// A dimension of a tensor whose elements do not lie side by side.
+struct Dim {
+  int64_t size, stride;
+};
+
+// A tensor as the caller laid it out: elements that lie side by side, and its other dimensions.
+// TMA, or accesses of 16 bytes, follow an aligned one. No two elements of one that is written may
+// be one.
+Status check(const void* data, int element_bytes, bool aligned, bool written, int64_t most,
+             int64_t row, std::initializer_list<Dim> dims) {
+  bool empty = row == 0, strides_fit = true, overlaps = false;
+  double reach = double(row);  // elements from the first one to the last
+  for (const Dim& dim : dims) {
+    empty |= dim.size == 0;
+    if (dim.size > 1) {
+      strides_fit &= dim.stride >= 0 && dim.stride <= most &&
+                     (!aligned || dim.stride * element_bytes % 16 == 0);
+      double within = double(row);  // the reach of what this dimension steps over
+      for (const Dim& other : dims) {
+        const bool shorter =
+            other.stride < dim.stride || (other.stride == dim.stride && &other < &dim);
+        within += other.size > 1 && shorter ? double(other.size - 1) * double(other.stride) : 0;
+      }
+      overlaps |= written && double(dim.stride) < within;
+      reach += double(dim.size - 1) * double(dim.stride);
+    }
   }
   if (!data || empty) {
     return empty ? kOk : kNullPointer;
   }
-  const bool misaligned = aligned && reinterpret_cast<uintptr_t>(data) % 16 != 0;
-  return misaligned ? kMisaligned : strides_fit ? kOk : kBadStride;
+  if (reinterpret_cast<uintptr_t>(data) % (aligned ? 16 : element_bytes) != 0) {
+    return kMisaligned;
+  }
+  return !strides_fit || reach * element_bytes >= 0x1p62 ? kBadStride : overlaps ? kOverlap : kOk;
 }
 
+// Whether sizes go together, and are not too large.
+Status check_sizes(const FagenQuantizeArgs& a) {
+  for (const int size : {a.batch, a.heads, a.seqlen}) {
+    if (size < 0 || size > 1073741824) {
+      return kBadSize;
+    }
+  }
+  if (double(ceil_div(a.seqlen, 128)) * double(a.heads) * double(a.batch) >= 1 << 30) {
+    return kTooMany;
+  }
+  if (double(ceil_div(a.seqlen, 512)) * double(a.heads) * double(a.batch) >= 1 << 30) {
+    return kTooMany;
+  }
+  return kOk;
+}
+
+// Of a call whose sizes are checked, which has fewer than 2^30 of what each record is of.
 int64_t workspace_bytes([[maybe_unused]] const FagenQuantizeArgs& a) {
   return a.mean_given ? 0 : int64_t(a.batch) * a.heads * ceil_div(a.seqlen, 512) * 128 * 4;
 }
@@ -654,31 +693,32 @@ Status check(const FagenQuantizeArgs& a) {
   if (a.struct_bytes != sizeof(a) || a.version != FAGEN_QUANTIZE_ARGS) {
     return kWrongStruct;
   }
-  for (const int size : {a.batch, a.heads, a.seqlen}) {
-    if (size < 0 || size > 1073741824) {
-      return kBadSize;
-    }
+  if (const Status status = check_sizes(a)) {
+    return status;
   }
   if (a.descale_given) {
     return kRefused;
   }
   for (const Status status :
-       {check(a.x, 2, true, kMostStride,
-              {a.batch, a.x_stride_batch, a.seqlen, a.x_stride_seq, a.heads, a.x_stride_head}),
-        check(a.values, 1, true, kMostStride,
-              {a.batch, a.values_stride_batch, a.seqlen, a.values_stride_seq, a.heads,
-               a.values_stride_head}),
-        check(a.descale, 4, false, 1073741824,
-              {a.batch, a.descale_stride_batch, a.heads, a.descale_stride_head,
-               ceil_div(a.seqlen, 64), 0}),
-        check(a.mean, 4, true, 1073741824,
-              {a.batch, a.mean_stride_batch, a.heads, a.mean_stride_head})}) {
+       {check(
+            a.x, 2, true, false, kMostStride, 128,
+            {{a.batch, a.x_stride_batch}, {a.seqlen, a.x_stride_seq}, {a.heads, a.x_stride_head}}),
+        check(a.values, 1, true, true, kMostStride, 128,
+              {{a.batch, a.values_stride_batch},
+               {a.seqlen, a.values_stride_seq},
+               {a.heads, a.values_stride_head}}),
+        check(a.descale, 4, false, !a.descale_given, 1073741824, ceil_div(a.seqlen, 64),
+              {{a.batch, a.descale_stride_batch}, {a.heads, a.descale_stride_head}}),
+        check(a.mean, 4, true, !a.mean_given, 1073741824, 128,
+              {{a.batch, a.mean_stride_batch}, {a.heads, a.mean_stride_head}})}) {
     if (status) {
       return status;
     }
   }
   const int64_t needed = workspace_bytes(a);
-  return needed > (a.workspace ? a.workspace_bytes : 0) ? kSmallWorkspace : kOk;
+  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % 16 != 0;
+  return needed > 0 && (!a.workspace || a.workspace_bytes < needed || misplaced) ? kBadWorkspace
+                                                                                 : kOk;
 }
 
 bool is_hopper() {
@@ -693,11 +733,7 @@ Status launch(const FagenQuantizeArgs& a, cudaStream_t stream) {
   if (a.batch == 0 || a.heads == 0 || a.seqlen == 0) {
     return kOk;
   }
-  const int64_t heads = int64_t(a.heads) * a.batch, tiles = ceil_div(a.seqlen, kRows);
-  constexpr int64_t kMost = int64_t(1) << 30;
-  if (heads >= kMost || heads * tiles >= kMost) {
-    return kTooMany;
-  }
+  const int64_t tiles = ceil_div(a.seqlen, kRows);
   if (!is_hopper()) {
     return kNotHopper;
   }
@@ -746,12 +782,16 @@ extern "C" int fagen_quant_fp16_d128_rot_center(const FagenQuantizeArgs* args, v
 }
 
 extern "C" int64_t fagen_quant_fp16_d128_rot_center_workspace(const FagenQuantizeArgs* args) {
-  return args ? fagen_quant_fp16_d128_rot_center_host::workspace_bytes(*args) : -1;
+  using namespace fagen_quant_fp16_d128_rot_center_host;
+  return args && !check_sizes(*args) ? workspace_bytes(*args) : -1;
 }
 
 extern "C" const char* fagen_quant_fp16_d128_rot_center_message(int status) {
   using namespace fagen_quant_fp16_d128_rot_center_host;
-  return status >= 0 && status <= kLaunchFailed ? kMessages[status] : "unknown status";
+  constexpr int kNoKernel = 100;  // of who chooses among kernels
+  return status >= 0 && status <= kLaunchFailed ? kMessages[status]
+         : status == kNoKernel                  ? "no kernel computes that"
+                                                : "unknown status";
 }
 
 extern "C" const FagenKernelInfo* fagen_quant_fp16_d128_rot_center_info(void) {
@@ -762,6 +802,7 @@ extern "C" const FagenKernelInfo* fagen_quant_fp16_d128_rot_center_info(void) {
       kThreads,
       kLaunchRegisters,
       "quant_fp16_d128_rot_center",
-      "130132c1b7af11783cc2e1ce9459407e432053a576ccc8f421c60ca91ef59000"};
+      "b65a64173fc5b8751872121ed290bdf5689fc3f2f9eddc1c646b48ad51befd64"};
   return &info;
 }
+// sha256 of what is above: 454558f943e1360ce8dd5a9e91d917f03ea98a8f50a0171aa1033945171ae9a5
