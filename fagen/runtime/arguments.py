@@ -29,6 +29,8 @@ from fagen.vocab import (
 Made = TypeVar("Made", bound=Schedule)
 
 E4M3 = torch.float8_e4m3fn
+# 1/√D by head dim, which a call asks for sooner than it works it out
+USUAL_SCALES = (0.0, *(head_dim**-0.5 for head_dim in range(1, 1025)))
 _ONLY_FP8 = (
     "descales, means, v_layout, scale_rows and out_dtype go with e4m3 tensors, which "
     "fagen.quantize makes (and fagen.attention_fp8 for one call)"

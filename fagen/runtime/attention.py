@@ -48,6 +48,7 @@ from fagen.runtime.argument_types import (
 )
 from fagen.runtime.arguments import (
     E4M3,
+    USUAL_SCALES,
     descale_of,
     dtype_of,
     known,
@@ -227,7 +228,7 @@ def attention(
         if deterministic is not False:
             deterministic = flag("deterministic", deterministic)
         if scale is None:
-            scale = head_dim**-0.5
+            scale = head_dim**-0.5 if traced else USUAL_SCALES[head_dim]
         elif type(scale) is not float:
             scale = number("scale", scale)
         if forward_ad._current_level >= 0:

@@ -127,16 +127,13 @@ def attention_decode(
         compiling = is_compiling()
         if compiling or anywhere():
             q, k, v = autocast.cast(q, k, v)
-        causal = causal if causal is False or causal is True else flag("causal", causal)
+        causal = causal if causal is True or causal is False else flag("causal", causal)
         return_lse = (
             return_lse
             if return_lse is False or return_lse is True
             else flag("return_lse", return_lse)
         )
         q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
-        if not len(q_shape) == len(k_shape) == len(v_shape) == 4:
-            for name, tensor in (("q", q), ("k", k), ("v", v)):
-                refuse_rank(name, tensor)
         lazy = reference is None
         traced = compiling or _is_tracing() or peek_interpreter_stack()
         # sizes that are open would be guarded by how well tiles share out
@@ -146,10 +143,12 @@ def attention_decode(
         if not traced and type(batch) is int:  # sizes that are open are no keys of a dict
             call = q.device, q.dtype, q_shape, k_shape[2], v_shape[3], causal, lazy, alike, schedule
         if compiling:
+            _refuse_ranks(q, k, v)
             with_lse, without, usual_scale = _traced(q, k, v, causal, schedule, lazy=lazy)
         else:
             kernel = _called.get(call)
-            if kernel is None:
+            if kernel is None:  # of one that is known, the op says what is wrong
+                _refuse_ranks(q, k, v)
                 maximum = "lazy" if lazy else "unified"
                 of = q.device, q.dtype, q_shape, k_shape[2], v_shape[3], causal
                 key = _key(*of, maximum, schedule, alike=alike)
@@ -183,10 +182,17 @@ def attention_decode(
         return refusing  # where no gradient would be needed
     except UNCLEAR:
         refuse_other_types(attention_decode, locals())
+        _refuse_ranks(q, k, v)
         raise
     except ValueError:
         refuse_unreadable(attention_decode, locals())
         raise
+
+
+def _refuse_ranks(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ValueError for a tensor of other than four dimensions."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        refuse_rank(name, tensor)
 
 
 def reference_for(lse: Tensor, keys: Tensor | int, **unknown: Never) -> Tensor:

@@ -33,6 +33,7 @@ from fagen.runtime.argument_types import (
 )
 from fagen.runtime.arguments import (
     E4M3,
+    USUAL_SCALES,
     descale_of,
     dtype_of,
     refuse_blocks,
@@ -187,7 +188,7 @@ def attention_varlen(
         if note is not None:
             note(key, q_shape, v_shape, cu_seqlens_q.shape[0], max_seqlen_q, max_seqlen_k)
         if scale is None:
-            scale = head_dim**-0.5
+            scale = head_dim**-0.5 if traced else USUAL_SCALES[head_dim]
         elif type(scale) is not float:
             scale = number("scale", scale)
         if deterministic is not False:
