@@ -199,8 +199,14 @@ def test_a_p_of_nearly_equal_scores_that_is_no_power_of_two_is_allowed_for(kind,
     k[..., 0] = k[..., 0] / factor + levels(700, "cpu")[:, None] / scale
     q[..., 0], q[..., 1:] = slopes(300, "cpu")[:, None], 0
 
+    answers = []  # of the one call that there is
+
     def error_of(scaled, coarse):
-        kernel = emulated(of, lambda out, lse: out.mul_(scaled))
+        def kernel(given, scale):
+            if not answers:
+                answers.extend(emulated(of)(given, scale))
+            return answers[0] * scaled, answers[1]
+
         return fp8_error(of, case, kernel, q, k, v, factor * scale, coarse=coarse)
 
     assert error_of(1.0, coarseness(of)).ok
@@ -223,7 +229,7 @@ def clocks(monkeypatch):
         of = worked(binary.slug)
 
         def kernel(q, k, v, scale, *descales):
-            return emulator.emulate_fp8(of, q, k, v, scale, *descales)
+            return emulator.emulate_fp8(of, q, k, v, scale, *descales, hopper_sums=False)
 
         return kernel
 
