@@ -213,8 +213,13 @@ runpy.run_path({program!r}, run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("program", ["cli.py", "fagen/__main__.py"])
-@pytest.mark.parametrize("module", ["fagen.paths", "click", "fagen.console", "sympy", "torch"])
+@pytest.mark.parametrize(
+    ("module", "program"),
+    [
+        *((module, "cli.py") for module in ("fagen.paths", "click", "fagen.console", "sympy")),
+        *((module, "fagen/__main__.py") for module in ("fagen.paths", "pydantic", "torch")),
+    ],
+)
 def test_ctrl_c_while_modules_are_imported_ends_without_a_traceback(module, program):
     code = INTERRUPTING.format(name=module, words=["check", SLUG], program=str(ROOT / program))
     answer = run([sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT)})
