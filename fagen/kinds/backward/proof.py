@@ -39,7 +39,6 @@ _REGIMES = (replace(SUSTAINED, rounds=2), BURST)  # two sustained rounds, as the
 _SHIFT = 0.3  # whose rounding near a gradient counts as much as its own
 # where dP - delta should be 0, as of a row that sees one key, sums in fp32 leave so much at most
 _FLOOR = 2.0**-14
-_NAMES = ("dq", "dk", "dv")
 
 
 def verification_sizes(plan: Plan) -> tuple[Sizes, ...]:
@@ -128,6 +127,12 @@ def errors_of(
         2 * largest(x.double() - y) + 2 * largest(_rounded(y, x.dtype) - y) + _FLOOR
         for x, y in zip(rough, exact, strict=True)
     ]
+    return _gradient_error(sizes, errors, allowed)
+
+
+def _gradient_error(
+    sizes: Sizes, errors: Sequence[float], allowed: Sequence[float]
+) -> GradientError:
     return GradientError(
         **vars(sizes),
         dq_error=errors[0],
@@ -216,18 +221,11 @@ def hard_error(plan: Plan, kernel: Kernel, sizes: Sizes, device: str = "cuda") -
     for hard in HARD:
         given, exact, rough = hard.case(plan, sizes, device)
         floor = _FLOOR * hard.dout * hard.v + 2.0**-24
-        errors, allowed = (
+        errors, most = (
             [largest(x.double() - y) for x, y in zip(of, exact, strict=True)]
             for of in (kernel(given), rough)
         )
-        most = [2 * one + floor for one in allowed]
-        found.append(
-            GradientError(
-                **vars(sizes),
-                **{f"{name}_error": one for name, one in zip(_NAMES, errors, strict=True)},
-                **{f"{name}_allowed": one for name, one in zip(_NAMES, most, strict=True)},
-            )
-        )
+        found.append(_gradient_error(sizes, errors, [2 * one + floor for one in most]))
     return max(found, key=_share)
 
 
@@ -237,8 +235,11 @@ def _hard_sizes(plan: Plan) -> Sizes:
 
 def _share(error: GradientError) -> float:
     """The largest share of what is allowed; infinite of what is no number."""
-    of = vars(error)
-    shares = [of[f"{name}_error"] / of[f"{name}_allowed"] for name in _NAMES]
+    shares = (
+        error.dq_error / error.dq_allowed,
+        error.dk_error / error.dk_allowed,
+        error.dv_error / error.dv_allowed,
+    )
     return max(math.inf if math.isnan(share) else share for share in shares)
 
 
