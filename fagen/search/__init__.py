@@ -105,10 +105,10 @@ def need_room(
         if path not in read[: number - 1] and path.is_file():  # else a slug
             files[f"space {number}"] = path
     outputs.refuse_alike(files)
-    for what, path in (("page", page), ("store", store)):
-        if path and not path.parent.is_dir():
-            where = printable(str(path.parent))
-            raise FagenError(f"{printable(str(path))}: there is no folder {where} for the {what}")
+    for what, made in (("page", page), ("store", store)):
+        if made and not made.parent.is_dir():
+            where = printable(str(made.parent))
+            raise FagenError(f"{printable(str(made))}: there is no folder {where} for the {what}")
     if page:
         outputs.refuse_loss(page, outputs.is_stamped, WHAT)
     if folder:
