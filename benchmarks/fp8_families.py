@@ -282,20 +282,10 @@ def measure(family: str, door: str, of: Plan, keys: int, device: str) -> Line:
     out = DOORS[door].call(given, scale, causal)
     ours = out.double() - truth
     theirs = textbook(by_rows, given, scale).to(out.dtype).double() - truth
-    return Line(
-        family,
-        door,
-        of.mask.name,
-        of.head_dim,
-        keys,
-        of.slug,
-        rms(ours),
-        rms(theirs),
-        largest(ours),
-        largest(theirs),
-        rms(truth),
-        largest(truth),
-    )
+    found = [measured(x) for x in (ours, theirs, truth) for measured in (rms, largest)]
+    rmse, most, textbook_rmse, textbook_most, size, top = (float(f"{x:.4g}") for x in found)
+    about = of.mask.name, of.head_dim, keys, of.slug
+    return Line(family, door, *about, rmse, textbook_rmse, most, textbook_most, size, top)
 
 
 def plain(of: Plan) -> Schedule:

@@ -6,11 +6,11 @@ from itertools import cycle
 import pytest
 import torch
 
-from fagen.e4m3 import by_columns, rows_of
+from fagen.e4m3 import by_columns, rows_of, to_e4m3
 from fagen.kinds.forward import emulate as emulator
 from fagen.kinds.forward.fp8_accuracy import fp8_error, poisoned8
 from fagen.kinds.forward.keys import Schedule
-from fagen.kinds.forward.operands import launch, operands, outputs
+from fagen.kinds.forward.operands import Operands, launch, operands, outputs
 from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.shapes import verification_sizes
 from fagen.measure.inputs import cell_of, inputs, softmax_scale
@@ -80,6 +80,11 @@ KNOBS = [
     "fwd_e4m3_d64_causal_m128n128_s3_q2_vrows",
     "fwd_e4m3_d64_full_m128n128_sblock_sr128_single",
     "fwd_e4m3_d64_causal_m64n64_s4_vrows_persistent",
+    "fwd_e4m3_d128_causal_m128n128_vrows_pm1_pc64",
+    "fwd_e4m3_d96_full_m128n64_vrows_sblock_pm1_pc48",
+    "fwd_e4m3_d256_causal_m128n96_halves_nointra_vrows_pm1_pc64",
+    "fwd_e4m3_d64_full_m192n160_nointer_nointra_sblock_pm1_pc32",
+    "fwd_e4m3_d192_full_m128n64_nointra_lazymax_pm1_pc64",
 ]
 SLUGS = [*HEAD_DIMS, *UNEVEN, *TILES, *KNOBS]
 SHAPES = [  # batch, seqlen_q, seqlen_k, heads, kv_heads
@@ -101,6 +106,11 @@ FEW = [
     "fwd_e4m3_d80v48_causal_m64n32_sblock_sr32",
     "fwd_e4m3_d128_full_m128n128_lazymax_vrows_sblock_sr128",
     "fwd_e4m3_d256_full_m128n64_vrows",
+]
+EXACT = [  # whose every bit is emulated: sums over all keys, over each block, in parts
+    "fwd_e4m3_d64_full_m192n128",
+    "fwd_e4m3_d128_causal_m128n128_vrows_pm1_pc64",
+    "fwd_e4m3_d256_causal_m128n96_halves_nointra_vrows_pm1_pc64",
 ]
 PAIRS = [  # transposed V, and row-major V
     ("fwd_e4m3_d128_causal_m128n128", "fwd_e4m3_d128_causal_m128n128_vrows"),
@@ -163,6 +173,49 @@ def other_descales(of, case, seed):
     shape = (size.batch, size.kv_heads, of.head_dim_v)
     found = torch.rand(shape, generator=dice, device="cuda")
     return q, k, torch.exp2((2 * found - 1) * 3.0) / 110
+
+
+# ---- to the bit
+
+
+def wide(*shape, dice):
+    """Bytes of all of e4m3's powers of two."""
+    x = torch.randn(shape, generator=dice, device="cuda")
+    powers = torch.randint(-9, 7, shape, generator=dice, device="cuda")
+    return to_e4m3(x * torch.exp2(powers.float()))
+
+
+@pytest.mark.parametrize("slug", EXACT)
+def test_the_emulation_of_a_call_says_what_the_card_gives(slug, all_of_them):
+    built = all_of_them(slug)
+    of, kernel = built.plan, kernel_of(built)
+    dice = torch.Generator("cuda").manual_seed(0)
+    one = torch.ones(1, 1, 1, device="cuda")
+    causal = of.mask.causal
+
+    def both(q, k, v, scale, *more):
+        given = Operands(q, k, v if of.v_rows else by_columns(v), *more)
+        return kernel(given, scale), emulator.emulate_fp8(of, *given[:3], scale, *given[3:])
+
+    # the log-sum-exp of one key is its score
+    q, k, v = (wide(1, 1 if causal else 64, 4, of.head_dim, dice=dice) for _ in range(3))
+    (_, lse), (_, expected) = both(q, k[:, :1], v[:, :1], 1.0, one, one, one)
+    torch.testing.assert_close(lse, expected, rtol=1e-6, atol=1e-6)
+    # of whole logarithms P is a power of two, and O shows the sums of PV
+    keys = torch.randint(-14, 1, (1, 512, 4), generator=dice, device="cuda").float()
+    q, k = (torch.zeros(1, n, 4, of.head_dim, device="cuda") for n in (64, 512))
+    q[..., 0], k[..., 0] = 1, keys
+    v = wide(1, 512, 4, of.head_dim_v, dice=dice)
+    (out, _), (expected, _) = both(to_e4m3(q), to_e4m3(k), v, math.log(2), one, one, one)
+    assert torch.equal(out, expected)
+    # exponentials are the card's own: few P are rounded otherwise
+    case = cell_of(of, Sizes(1, 2, 2, 200, 700))
+    q, k, v = inputs(case)
+    given = operands(of, q, k, v + 1, v_scales="head")
+    (out, lse) = kernel(given, case.problem.head_dim**-0.5)
+    expected = emulator.emulate_fp8(of, *given[:3], case.problem.head_dim**-0.5, *given[3:])
+    assert (out == expected[0]).float().mean() > 0.999
+    torch.testing.assert_close(lse, expected[1], rtol=0, atol=1e-5)
 
 
 # ---- errors
