@@ -32,7 +32,8 @@ struct FagenBackwardArgs {{
 {shares}
 int main() {{
   for (FagenBackwardArgs a; std::scanf("%d %d %d %d %d", &a.batch, &a.heads, &a.kv_heads, &a.seqlen_q, &a.seqlen_k) == 5;) {{
-    const int shares = shares_of(a), m_blocks = ceil_div(a.seqlen_q, kBlockM);
+    const int heads_of_share = share_heads(a), shares = shares_of(a, heads_of_share);
+    const int m_blocks = ceil_div(a.seqlen_q, kBlockM);
     Params params;
 {sizes}
 {dealing}
@@ -90,7 +91,7 @@ def program(plan: Plan, folder: Path) -> Path:
         key_block=cut(text, "struct alignas(kLine) KeyBlock", "// A thread's part"),
         shares=cut(host, "constexpr int kMultiprocessors", "// What shares of dK and dV take"),
         sizes="\n".join(re.findall(rf"^ *params\.(?:{given}) =[^;]*;", host, re.M)),
-        dealing=cut(host, "  const int64_t flat_heads", "  const dim3 row_grid")
+        dealing=cut(host, "  const int64_t flat_heads", "  if (m_blocks > 0) {")
         + cut(host, "    params.sections =", "    attention_backward<<<"),
         step=cost.step(plan.schedule.values()).clocks,
         tile=cost.tile(plan.schedule.values()),
