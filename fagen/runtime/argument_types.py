@@ -73,11 +73,14 @@ def names_types(function: Callable[P, R]) -> Callable[P, R]:
 def refuse_other_types(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Raise TypeError for the first argument that is not of the type of its annotation.
 
-    `given` are those of `function` by name, and there may be more. Raises ValueError for a tensor
-    that no kernel can read: a sparse, nested, quantised or uninitialised one.
+    `given` are those of `function` by name, and there may be more; under `unknown` those that it
+    does not have, which are refused. Raises ValueError for a tensor that no kernel can read: a
+    sparse, nested, quantised or uninitialised one.
     """
     if is_compiling():  # torch says then what was raised
         return
+    if given.get("unknown"):
+        refuse_unknown_names(function, given["unknown"])
     for name, wanted in _wanted(function).items():
         if name not in given:
             continue

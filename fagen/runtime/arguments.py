@@ -31,6 +31,10 @@ Made = TypeVar("Made", bound=Schedule)
 E4M3 = torch.float8_e4m3fn
 # 1/√D by head dim, which a call asks for sooner than it works it out
 USUAL_SCALES = (0.0, *(head_dim**-0.5 for head_dim in range(1, 1025)))
+_OF_FP8 = (
+    *("q_descale", "k_descale", "v_descale", "v_mean", "k_mean"),
+    *("v_layout", "scale_rows", "out_dtype"),
+)
 _ONLY_FP8 = (
     "descales, means, v_layout, scale_rows and out_dtype go with e4m3 tensors, which "
     "fagen.quantize makes (and fagen.attention_fp8 for one call)"
@@ -156,10 +160,10 @@ def refuse_other_layout(k: Tensor, v: Tensor, v_layout: str) -> None:
         )
 
 
-def refuse_only_fp8(dtype: torch.dtype, of: str, **given: object) -> None:
+def refuse_only_fp8(dtype: torch.dtype, of: str, given: Mapping[str, object]) -> None:
     """Refuse the first argument that is given, of those that go with e4m3; `of` has the dtype."""
-    for name, value in given.items():
-        if value is not None:
+    for name in _OF_FP8:
+        if given.get(name) is not None:
             raise ValueError(f"{name} is given: {_ONLY_FP8}; {of} is {name_of(dtype)}")
 
 

@@ -155,11 +155,8 @@ def attention(
         if traced or anywhere():
             q, k, v = autocast.cast(q, k, v)
         causal = causal if causal is False or causal is True else flag("causal", causal)
-        return_lse = (
-            return_lse
-            if return_lse is False or return_lse is True
-            else flag("return_lse", return_lse)
-        )
+        is_flag = return_lse is False or return_lse is True
+        return_lse = return_lse if is_flag else flag("return_lse", return_lse)
         # Python's share of a call: asking a tensor costs more than all else here, so each once
         dtype, q_shape, v_shape = q.dtype, q.shape, v.shape
         if len(q_shape) != 4 or len(v_shape) != 4:
@@ -191,11 +188,7 @@ def attention(
         ):  # fmt: skip
             kind = (q.device, dtype, head_dim, v_shape[3], causal)
         else:
-            refuse_only_fp8(
-                dtype, "q", q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
-                v_mean=v_mean, k_mean=k_mean, v_layout=v_layout, scale_rows=scale_rows,
-                out_dtype=out_dtype,
-            )  # fmt: skip
+            refuse_only_fp8(dtype, "q", locals())
         kernels: Any = None
         if traced:
             kind = (*kind[:2], settled(kind[2]), settled(kind[3]), *kind[4:])
@@ -294,8 +287,6 @@ def prepare(
     `progress` is called with a line before what takes long. Raises as attention does, and
     ValueError for deterministic without gradient.
     """
-    if unknown:
-        refuse_unknown_names(prepare, unknown)
     refuse_other_types(prepare, locals())
     refuse_order_alone(deterministic, gradient)
     refuse_negative(seqlen=seqlen, rows=rows)
@@ -354,7 +345,7 @@ def _kind(
     found, (out, v_layout, scale_rows) = dtype_of(dtype), fp8
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
     if found != E4M3:
-        refuse_only_fp8(found, "dtype", out_dtype=out, v_layout=v_layout, scale_rows=scale_rows)
+        refuse_only_fp8(found, "dtype", locals() | {"out_dtype": out})
         return place, found, head_dim, head_dim_v, causal
     v_layout = "rows" if v_layout is None else v_layout
     refuse_word("v_layout", v_layout, V_LAYOUTS)
@@ -413,7 +404,7 @@ def _for_narrow(
     call = kind[0], row, queries * heads // kv_heads, kv_heads, batch
     slug = _suited.get(call)
     if slug is None or slug not in kernels:
-        if _captured(kind[0]):
+        if kind[0].type == "cuda" and torch.cuda.is_current_stream_capturing():
             return None
         slug = _suited_to(kind[0], row, batch, heads, kv_heads, queries)
         if len(_suited) < _MOST_SUITED:
@@ -431,10 +422,6 @@ def _suited_to(
 
 def _card(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-
-
-def _captured(device: torch.device) -> bool:
-    return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
 
 
 # ---- what is ready ------------------------------------------------------------------------------

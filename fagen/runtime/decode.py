@@ -128,11 +128,8 @@ def attention_decode(
         if compiling or anywhere():
             q, k, v = autocast.cast(q, k, v)
         causal = causal if causal is True or causal is False else flag("causal", causal)
-        return_lse = (
-            return_lse
-            if return_lse is False or return_lse is True
-            else flag("return_lse", return_lse)
-        )
+        is_flag = return_lse is False or return_lse is True
+        return_lse = return_lse if is_flag else flag("return_lse", return_lse)
         q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
         lazy = reference is None
         traced = compiling or _is_tracing() or peek_interpreter_stack()
@@ -207,8 +204,6 @@ def reference_for(lse: Tensor, keys: Tensor | int, **unknown: Never) -> Tensor:
 
     Raises ValueError where lse or keys have another shape, TypeError for what is none of these.
     """
-    if unknown:
-        refuse_unknown_names(reference_for, unknown)
     refuse_other_types(reference_for, locals())
     lengths = keys.shape if isinstance(keys, Tensor) else ()
     of_batch = tuple(lengths) in ((), tuple(lse.shape[:1]))
@@ -252,8 +247,6 @@ def prepare_decode(
     is nothing to build. `progress` is called with a line before what takes long. Raises as
     attention_decode does.
     """
-    if unknown:
-        refuse_unknown_names(prepare_decode, unknown)
     refuse_other_types(prepare_decode, locals())
     place, kind = placed(device), dtype_of(dtype)
     for name, size in (("heads", heads), ("batch", batch), ("queries", queries)):

@@ -146,11 +146,8 @@ def attention_varlen(
         if traced or anywhere():
             q, k, v = autocast.cast(q, k, v)
         causal = causal if causal is False or causal is True else flag("causal", causal)
-        return_lse = (
-            return_lse
-            if return_lse is False or return_lse is True
-            else flag("return_lse", return_lse)
-        )
+        is_flag = return_lse is False or return_lse is True
+        return_lse = return_lse if is_flag else flag("return_lse", return_lse)
         q_shape, v_shape = q.shape, v.shape
         if not len(q_shape) == len(v_shape) == k.dim() == 3:
             _refuse_rank(q=q, k=k, v=v)
@@ -172,10 +169,7 @@ def attention_varlen(
             if schedule is None:
                 out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
         elif not (q_descale is k_descale is v_descale is v_mean is k_mean is out_dtype is None):
-            refuse_only_fp8(
-                q.dtype, "q", q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
-                v_mean=v_mean, k_mean=k_mean, out_dtype=out_dtype,
-            )  # fmt: skip
+            refuse_only_fp8(q.dtype, "q", locals())
         head_dim = q_shape[2]
         key = q.device, q.dtype, head_dim, v_shape[2], causal, out_dtype, schedule
         if traced:
@@ -300,14 +294,12 @@ def prepare_varlen(
     `deterministic` that of calls that ask for it. `progress` is called with a line before what
     takes long. Raises as attention_varlen does, and ValueError for deterministic without gradient.
     """
-    if unknown:
-        refuse_unknown_names(prepare_varlen, unknown)
     refuse_other_types(prepare_varlen, locals())
     refuse_order_alone(deterministic, gradient)
     place, kind = placed(device), dtype_of(dtype)
     out = None if out_dtype is None else dtype_of(out_dtype, "out_dtype")
     if kind != E4M3:
-        refuse_only_fp8(kind, "dtype", out_dtype=out)
+        refuse_only_fp8(kind, "dtype", {"out_dtype": out})
     if kind == E4M3 and schedule is None:
         out = out or torch.bfloat16
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
