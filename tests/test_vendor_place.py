@@ -249,9 +249,6 @@ def there(folder: str, section: str) -> list[str]:
             ('name = "demo"', 'name = "stdint"'),
             "CUDA, stdint.h: choose another",
         ),
-        (('name = "demo"', 'name = "register"'), "a word of C or C++, register"),
-        (('name = "demo"', 'name = "co_await"'), "a word of C or C++, co_await"),
-        (('name = "demo"', 'name = "std"'), "std of C++"),
         (('name = "demo"', 'name = "aux"'), "a device of Windows"),
         (('name = "demo"', 'name = "com1"'), "a device of Windows"),
         (('name = "demo"', 'name = "cmakelists"'), "begins with cmake, as names of CMake do"),
@@ -302,7 +299,7 @@ def test_a_hostile_manifest_is_refused_in_a_line(change, said, manifest, tmp_pat
 def test_all_faults_of_a_manifest_are_said_at_once(manifest):
     names = "".join(f'x{i} = "no slug"\n' for i in range(30))
     manifest.write_text(
-        f'name = "int"\nversion = "x"\nformat = "zip"\nwith_cutlass = 1\nwonder = 2\n\n'
+        f'name = "json"\nversion = "x"\nformat = "zip"\nwith_cutlass = 1\nwonder = 2\n\n'
         f'[kernels]\nlambda = "{SLUG}"\nwide = "mine/gone.toml"\n"a b" = "fwd_x"\n'
     )
     with pytest.raises(ScheduleError) as refused:
@@ -313,7 +310,7 @@ def test_all_faults_of_a_manifest_are_said_at_once(manifest):
     assert len(said) == len(wanted) and all(w in line for w, line in zip(wanted, said, strict=True))
     places = zip((1, 2, 3, 4, 5, 8), said, strict=False)
     assert all(f"vendor.toml:{number}:" in line for number, line in places)
-    manifest.write_text(f'name = "int"\n[kernels]\n{names}')
+    manifest.write_text(f'name = "json"\n[kernels]\n{names}')
     with pytest.raises(ScheduleError) as refused:
         vendor.read(manifest)
     said = str(refused.value).splitlines()

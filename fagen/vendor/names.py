@@ -31,18 +31,6 @@ _HEADERS = """
     nvcc nvjitlink nvrtc surface_indirect_functions surface_types texture_indirect_functions
     texture_types thrust vector_functions vector_types
 """
-_C_WORDS = """
-    alignas alignof and and_eq asm atomic_cancel atomic_commit atomic_noexcept auto bitand bitor
-    bool break case catch char char16_t char32_t char8_t class co_await co_return co_yield compl
-    concept
-    const const_cast consteval constexpr constinit continue contract_assert decltype default delete
-    do double dynamic_cast else enum explicit export extern false final float for friend goto if
-    import inline int long module mutable namespace new noexcept not not_eq nullptr operator or
-    or_eq override private protected public reflexpr register reinterpret_cast requires restrict
-    return short signed sizeof static static_assert static_cast struct switch synchronized template
-    this thread_local throw true try typedef typeid typename typeof typeof_unqual union unsigned
-    using virtual void volatile wchar_t while xor xor_eq
-"""
 # Of unistd.h, zlib.h, sysexits.h and fmtmsg.h: macros <NAME>_OK, which a folder has too.
 _MACROS = "f r w x z ex mm"
 _LIBRARIES = "c dl g gcc l m nsl rt stdc util y z"
@@ -74,8 +62,6 @@ _TAKEN: Mapping[str, str] = {
     **_said(_TARGETS, "a target or a word of CMake, {}"),
     **_said(_LIBRARIES, "a library of the system, lib{}"),
     **{word: f"a macro of the system, {word.upper()}_OK" for word in _MACROS.split()},
-    **_said(_C_WORDS, "a word of C or C++, {}"),
-    **_said("std main", "{} of C++"),
     **_said(_HEADERS, "a header of C, POSIX or CUDA, {}.h"),
     **_said(" ".join(_DEVICES), "a device of Windows, where no file is called {}"),
     **_said("fagen", "fagen itself"),
