@@ -42,8 +42,8 @@ class Dtype:
 
     @property
     def narrow(self) -> bool:
-        """Whether 16 bits have far fewer powers of two than fp32."""
-        return self.largest > 0 and not self.fp8
+        """Whether 16 bits have so few powers of two that widely spread scores outgrow P."""
+        return 0 < self.max_partial_sum < 2.0**32
 
     @property
     def fp8(self) -> bool:
@@ -189,7 +189,7 @@ DTYPES = _table(
         wgmma_k=16,
         pad=16,
         out="bf16",
-        max_partial_sum=2.0**14,
+        max_partial_sum=2.0**12,
     ),
     Dtype(
         "e4m3",

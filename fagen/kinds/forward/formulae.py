@@ -88,9 +88,9 @@ def keys_of_a_scale(block_n: int, scale_rows: int) -> int:
 def finds_spread(dtype: str, maximum: str, intra_warpgroup: bool) -> bool:
     """Whether a tile whose scores are widely spread goes on in a way of its own.
 
-    Such scores often outgrow what P may be under a lazy maximum in 16 bits.
+    Where P has so few powers of two that such scores often outgrow it under a lazy maximum.
     """
-    return maximum == "lazy" and not DTYPES[dtype].fp8 and intra_warpgroup
+    return maximum == "lazy" and DTYPES[dtype].narrow and intra_warpgroup
 
 
 def passes_tiles(schedule: Schedule) -> bool:
