@@ -22,7 +22,6 @@ class Exponents:
     spread_threads: ClassVar[int] = 20  # of a warp; more
     spread_warps: ClassVar[int] = 3  # of a warpgroup, or more
     spread_seeing: ClassVar[int] = 2  # warps of it that see so many keys, or more
-    outweighs: ClassVar[float] = 2.0**10  # see corrects_sums
 
     dtype: Dtype
     head_dim: int
@@ -35,16 +34,6 @@ class Exponents:
     def splits(self) -> bool:
         """Whether chunks of a sequence's keys are computed apart, and merged."""
         return self.chunks > 1
-
-    @property
-    def corrects_sums(self) -> bool:
-        """Whether O of rows in which one key counts is divided by the sum of P as it was rounded.
-
-        Relative to a stale maximum a key that outweighs all others has a P that is rounded. Its row
-        of O is to be that key's V all the same: of it the backward pass takes a difference that is
-        all but zero. Where dtypes are narrow a maximum is never that stale.
-        """
-        return self.lazy_max and not self.fp8 and not self.dtype.narrow and not self.splits
 
     @property
     def no_score(self) -> float:
