@@ -53,7 +53,8 @@ class Evidence:
     def yardstick(self) -> str:
         """Beside what its speeds were measured: whose, and in which dtype where that is another."""
         dtype = _folder(self.slug).name.partition("_")[0]
-        return yardstick(kind_of_slug(self.slug).speeds.beside, dtype)
+        speeds: Any = kind_of_slug(self.slug).speeds  # whichever record: it names its peer
+        return yardstick(speeds.beside, dtype)
 
     def speeds_in_words(self) -> list[str]:
         """Each speed, with its ratio to the yardstick, which is named."""

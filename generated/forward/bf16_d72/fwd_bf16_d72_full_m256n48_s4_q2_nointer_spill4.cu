@@ -1,5 +1,5 @@
-// fwd_bf16_d72_full_m256n48_s4_q2_nointer: fused attention forward for Hopper (sm_90a). Rendered by
-// fagen; do not edit.
+// fwd_bf16_d72_full_m256n48_s4_q2_nointer_spill4: fused attention forward for Hopper (sm_90a).
+// Rendered by fagen; do not edit.
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
 //
@@ -93,18 +93,18 @@ extern "C" {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer(const struct FagenForwardArgs* args,
-                                                  void* stream);
+int fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_spill4(const struct FagenForwardArgs* args,
+                                                         void* stream);
 // How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
 // sizes is refused.
-int64_t fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_workspace(
+int64_t fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_spill4_workspace(
     const struct FagenForwardArgs* args);
-const char* fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_message(int status);
-const struct FagenKernelInfo* fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_info(void);
+const char* fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_spill4_message(int status);
+const struct FagenKernelInfo* fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_spill4_info(void);
 
 }  // extern "C"
 
-namespace fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_kernel {
+namespace fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_spill4_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
@@ -1038,13 +1038,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-}  // namespace fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_kernel
+}  // namespace fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_spill4_kernel
 
 // ---- The host's side -------------------------------------------------------------------------
 
-namespace fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_host {
+namespace fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_spill4_host {
 
-using namespace fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_kernel;
+using namespace fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_spill4_kernel;
 
 // What a call ends with: the number of its message. Checks come in this order.
 enum Status {
@@ -1318,38 +1318,38 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_host
+}  // namespace fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_spill4_host
 
-extern "C" int fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer(const FagenForwardArgs* args,
-                                                             void* stream) {
-  using namespace fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_host;
+extern "C" int fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_spill4(const FagenForwardArgs* args,
+                                                                    void* stream) {
+  using namespace fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_spill4_host;
   const Status status = args ? check(*args) : kNullPointer;
   return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" int64_t fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_workspace(
+extern "C" int64_t fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_spill4_workspace(
     const FagenForwardArgs* args) {
-  using namespace fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_host;
+  using namespace fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_spill4_host;
   return args && !check_sizes(*args) ? workspace_bytes(*args) : -1;
 }
 
-extern "C" const char* fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_message(int status) {
-  using namespace fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_host;
+extern "C" const char* fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_spill4_message(int status) {
+  using namespace fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_spill4_host;
   constexpr int kNoKernel = 100;  // of who chooses among kernels
   return status >= 0 && status <= kLaunchFailed ? kMessages[status]
          : status == kNoKernel                  ? "no kernel computes that"
                                                 : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_info(void) {
-  using namespace fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_kernel;
+extern "C" const FagenKernelInfo* fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_spill4_info(void) {
+  using namespace fagen_fwd_bf16_d72_full_m256n48_s4_q2_nointer_spill4_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       kSharedBytes,
       kThreads,
       kLaunchRegisters,
-      "fwd_bf16_d72_full_m256n48_s4_q2_nointer",
-      "4d5d891e8efafa789bb56744de271fc09cdbd179b7c3f4f1b4cc1bbb53d0fe61"};
+      "fwd_bf16_d72_full_m256n48_s4_q2_nointer_spill4",
+      "bb9818d804f8b79e828d55bd169192f891b2d5c2f042476cba88f3abf9872833"};
   return &info;
 }
-// sha256 of what is above: a062a0bb60ac59641abec54a014dbcc7d8a881030ecde9db8da2a660d0b002fa
+// sha256 of what is above: 2488bf4673ee62f68e5d32c1717fb09601b7999bebbee37b94fef2f1a234f5ce
