@@ -86,6 +86,11 @@ class Report:
     targets: tuple[TargetView, ...]
 
     @property
+    def leaders(self) -> int:
+        """How many targets have one."""
+        return sum(one.leader is not None for one in self.targets)
+
+    @property
     def renewed(self) -> int:
         """How many leaders ran as sources that fagen renders otherwise by now."""
         return sum(bool(one.leader and one.leader.renewed) for one in self.targets)
