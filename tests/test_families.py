@@ -162,17 +162,16 @@ def test_an_emulated_tile_of_bytes_is_within_twice_a_textbooks_error(slug: str) 
     def kernel(given: Operands, scale: float) -> tuple[Tensor, Tensor]:
         return emulate_fp8(of, *given[:3], scale, *given[3:])
 
-    for error in hard_errors(of, kernel, SIZES, "cpu"):
+    for error in hard_errors(of, kernel, [Sizes(1, 2, 1, 7, 300)], "cpu"):
         assert error.ok, error
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("slug", "right", "left"),
     [
         (BYTES[0], "65536.0f;  // exponents of 2", "16777216.0f;  // exponents of 2"),
-        pytest.param(
-            *(BYTES[1], "return factor < kFarScale", "return true"), marks=pytest.mark.long
-        ),
+        (BYTES[1], "return factor < kFarScale", "return true"),
     ],
 )
 def test_the_largest_p_is_where_e4m3_is_exact_however_large_scores_are(

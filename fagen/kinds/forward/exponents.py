@@ -29,6 +29,7 @@ class Exponents:
     scales_by_block: bool
     lazy_max: bool
     chunks: int
+    p_offset: float
 
     @property
     def splits(self) -> bool:
@@ -76,6 +77,6 @@ class Exponents:
         return f"0x{2**32 - 2**self.score_bits:x}"
 
     @property
-    def factor_half(self) -> str:
-        """Half of the last of them, by which it is rounded to the nearest."""
-        return f"0x{2 ** (self.score_bits - 1):x}"
+    def below(self) -> float:
+        """How far a row's reference lies below its maximum where scales are by block."""
+        return self.p_offset * (1 - 2.0**-24)

@@ -116,9 +116,8 @@ def _factor(plan: Plan, factor: Tensor) -> Tensor:
     """Return it in so few bits, where it is large, that its products with scores are exact."""
     if not plan.scales_by_block:
         return factor
-    half, step = 1 << plan.score_bits - 1, 1 << plan.score_bits
-    rounded = (factor.view(torch.int32) + half & -step).view(torch.float32)
-    return torch.where(factor < plan.far_scale, factor, rounded)
+    cut = (factor.view(torch.int32) & -(1 << plan.score_bits)).view(torch.float32)
+    return torch.where(factor < plan.far_scale, factor, cut)
 
 
 def _by_key(descale: Tensor, plan: Plan, batch: int, heads: int, length: int) -> Tensor:
