@@ -143,8 +143,9 @@ constexpr int kSectionRounds = 2;  // tiles for each multiprocessor in the last 
 constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFarScale = 0.5f;    // no smaller one makes exponents of 2^24 of products of e4m3
-constexpr float kPOffset =
-    8.0f;                       // log2 units: P is kept this much larger, to use more of its range
+// Log2 units: P is kept this much larger, to use more of its range. Less than 8.0, so that an
+// exponent that is too coarse for it stays what it is, and does not become lower by twice as much.
+constexpr float kPOffset = 7.999999523162842f;
 constexpr int kScaleRows = 64;  // rows of Q, or keys, that share a scale
 constexpr int kGroups = kBlockN / kScaleRows;
 constexpr int kPartColumns = 64;  // of PV at a time
@@ -555,19 +556,14 @@ struct Softmax {
 
   // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
   // log-sum-exp of a row share that rounding, and it cancels out.
-  __device__ __forceinline__ float reference(int r) const {
-    const float lower = max[r] - kPOffset;
-    return max[r] - lower > kPOffset ? max[r]
-                                     : lower;  // so large that it would be rounded down further
-  }
+  __device__ __forceinline__ float reference(int r) const { return max[r] - kPOffset; }
 
-  // From scores of a block to exponents. A large one has as few bits as make its products with
-  // scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by more
-  // than P holds.
+  // From scores of a block to exponents. A large one is cut off to as few bits as make its products
+  // with scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by
+  // more than P holds.
   __device__ __forceinline__ float factor_of(float k_scale) const {
     const float factor = scale * k_scale;
-    return factor < kFarScale ? factor
-                              : __uint_as_float((__float_as_uint(factor) + 0x2000) & 0xffffc000);
+    return factor < kFarScale ? factor : __uint_as_float(__float_as_uint(factor) & 0xffffc000);
   }
 
   // Updates the row maxima by a block of scores, and rescales the sums. Returns whether O must be
@@ -1769,7 +1765,7 @@ fagen_fwd_e4m3_d128_causal_m128n128_nointer_vrows_sblock_pm1_pc64_info(void) {
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_causal_m128n128_nointer_vrows_sblock_pm1_pc64",
-      "378dd264f15aafb8c168eec6cb796ea02e319f7947dccb5786e29aa2e845b5b8"};
+      "b1a16dfacae9ec6028c7b623809e8cd67fb53e28b185f8ef775c6450b1169716"};
   return &info;
 }
-// sha256 of what is above: 232debc3028f5cd295733817ad6270adf587898855c06bdfb755ed0f7271758a
+// sha256 of what is above: 74b71371df5b06c3254ea2bbc3ba5d36a885284f04e1902bcd332623b2541e89

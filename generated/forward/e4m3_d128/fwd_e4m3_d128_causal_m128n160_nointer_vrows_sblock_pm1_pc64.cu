@@ -143,8 +143,9 @@ constexpr int kSectionRounds = 2;  // tiles for each multiprocessor in the last 
 constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFarScale = 0.5f;    // no smaller one makes exponents of 2^24 of products of e4m3
-constexpr float kPOffset =
-    8.0f;                       // log2 units: P is kept this much larger, to use more of its range
+// Log2 units: P is kept this much larger, to use more of its range. Less than 8.0, so that an
+// exponent that is too coarse for it stays what it is, and does not become lower by twice as much.
+constexpr float kPOffset = 7.999999523162842f;
 constexpr int kScaleRows = 64;  // rows of Q, or keys, that share a scale
 constexpr int kGroupKeys =
     32;  // that share one in a block: kScaleRows and kBlockN are multiples of it
@@ -561,19 +562,14 @@ struct Softmax {
 
   // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
   // log-sum-exp of a row share that rounding, and it cancels out.
-  __device__ __forceinline__ float reference(int r) const {
-    const float lower = max[r] - kPOffset;
-    return max[r] - lower > kPOffset ? max[r]
-                                     : lower;  // so large that it would be rounded down further
-  }
+  __device__ __forceinline__ float reference(int r) const { return max[r] - kPOffset; }
 
-  // From scores of a block to exponents. A large one has as few bits as make its products with
-  // scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by more
-  // than P holds.
+  // From scores of a block to exponents. A large one is cut off to as few bits as make its products
+  // with scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by
+  // more than P holds.
   __device__ __forceinline__ float factor_of(float k_scale) const {
     const float factor = scale * k_scale;
-    return factor < kFarScale ? factor
-                              : __uint_as_float((__float_as_uint(factor) + 0x2000) & 0xffffc000);
+    return factor < kFarScale ? factor : __uint_as_float(__float_as_uint(factor) & 0xffffc000);
   }
 
   // Updates the row maxima by a block of scores, and rescales the sums. Returns whether O must be
@@ -1805,7 +1801,7 @@ fagen_fwd_e4m3_d128_causal_m128n160_nointer_vrows_sblock_pm1_pc64_info(void) {
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_causal_m128n160_nointer_vrows_sblock_pm1_pc64",
-      "03a300a7787bcc9074b6a571bfc6437b859e60df4fc1007e3eb17c8d82db785c"};
+      "9f036a8e4c70cb790e246cd7863f7bc8a3535f865791da78e842877986fa6683"};
   return &info;
 }
-// sha256 of what is above: cf134cc91c090afc8d27714f17184e267a329ceeb421cea0d5687d61bb761bb1
+// sha256 of what is above: 7a09b0a88652302bdac1624575102b17b83b4696752e871ac1a2fef3f6162f73

@@ -136,8 +136,9 @@ constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFarScale = 0.5f;    // no smaller one makes exponents of 2^24 of products of e4m3
-constexpr float kPOffset =
-    8.0f;                       // log2 units: P is kept this much larger, to use more of its range
+// Log2 units: P is kept this much larger, to use more of its range. Less than 8.0, so that an
+// exponent that is too coarse for it stays what it is, and does not become lower by twice as much.
+constexpr float kPOffset = 7.999999523162842f;
 constexpr int kScaleRows = 64;  // rows of Q, or keys, that share a scale
 constexpr int kGroups = kBlockN / kScaleRows;
 constexpr int kPartColumns = 64;  // of PV at a time
@@ -512,19 +513,14 @@ struct Softmax {
 
   // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
   // log-sum-exp of a row share that rounding, and it cancels out.
-  __device__ __forceinline__ float reference(int r) const {
-    const float lower = max[r] - kPOffset;
-    return max[r] - lower > kPOffset ? max[r]
-                                     : lower;  // so large that it would be rounded down further
-  }
+  __device__ __forceinline__ float reference(int r) const { return max[r] - kPOffset; }
 
-  // From scores of a block to exponents. A large one has as few bits as make its products with
-  // scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by more
-  // than P holds.
+  // From scores of a block to exponents. A large one is cut off to as few bits as make its products
+  // with scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by
+  // more than P holds.
   __device__ __forceinline__ float factor_of(float k_scale) const {
     const float factor = scale * k_scale;
-    return factor < kFarScale ? factor
-                              : __uint_as_float((__float_as_uint(factor) + 0x2000) & 0xffffc000);
+    return factor < kFarScale ? factor : __uint_as_float(__float_as_uint(factor) & 0xffffc000);
   }
 
   // Updates the row maxima by a block of scores, and rescales the sums. Returns whether O must be
@@ -1566,7 +1562,7 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d128_full_m128n128_nointer_sblo
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_full_m128n128_nointer_sblock_pm1_pc64",
-      "48d72a2f5991718d2624d5c8d50f11e6b208ea1525f606e475dd0d3eadeaec63"};
+      "93990c231c78806621d1f3b387a87be51030277dc77bdd9c783c22cfd6ba1ad4"};
   return &info;
 }
-// sha256 of what is above: 6e81c5fdc2593f9c1946efd5086656833536b6d7425356f2956ff52c4545c70f
+// sha256 of what is above: 9b183ca8c0b6524f39f2de55369a9bbdd60b4f0e6c7898715c3fd9e4f739c0c8

@@ -136,8 +136,9 @@ constexpr int kProducerRegisters = 56;
 constexpr int kConsumerRegisters = 224;
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFarScale = 0.5f;    // no smaller one makes exponents of 2^24 of products of e4m3
-constexpr float kPOffset =
-    8.0f;                       // log2 units: P is kept this much larger, to use more of its range
+// Log2 units: P is kept this much larger, to use more of its range. Less than 8.0, so that an
+// exponent that is too coarse for it stays what it is, and does not become lower by twice as much.
+constexpr float kPOffset = 7.999999523162842f;
 constexpr int kScaleRows = 64;  // rows of Q, or keys, that share a scale
 constexpr int kGroups = kBlockN / kScaleRows;
 constexpr int kPartColumns = 64;  // of PV at a time
@@ -519,19 +520,14 @@ struct Softmax {
 
   // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
   // log-sum-exp of a row share that rounding, and it cancels out.
-  __device__ __forceinline__ float reference(int r) const {
-    const float lower = max[r] - kPOffset;
-    return max[r] - lower > kPOffset ? max[r]
-                                     : lower;  // so large that it would be rounded down further
-  }
+  __device__ __forceinline__ float reference(int r) const { return max[r] - kPOffset; }
 
-  // From scores of a block to exponents. A large one has as few bits as make its products with
-  // scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by more
-  // than P holds.
+  // From scores of a block to exponents. A large one is cut off to as few bits as make its products
+  // with scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by
+  // more than P holds.
   __device__ __forceinline__ float factor_of(float k_scale) const {
     const float factor = scale * k_scale;
-    return factor < kFarScale ? factor
-                              : __uint_as_float((__float_as_uint(factor) + 0x2000) & 0xffffc000);
+    return factor < kFarScale ? factor : __uint_as_float(__float_as_uint(factor) & 0xffffc000);
   }
 
   // Updates the row maxima by a block of scores, and rescales the sums. Returns whether O must be
@@ -1663,7 +1659,7 @@ fagen_fwd_e4m3_d128_full_m128n128_nointer_vrows_sblock_pm1_pc64_info(void) {
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_full_m128n128_nointer_vrows_sblock_pm1_pc64",
-      "f3e486a1885b1fd44c4c9b0be7548cb016286dd5cb6649997df54196b2219056"};
+      "ea7426291e1d0858b9d2d0fc47b92f8274b054190aac8bdaf6f7479551212dd0"};
   return &info;
 }
-// sha256 of what is above: c6a7b2a19fd197fa461f5ed10e7b6d55237ebebdd94f9b9e1b680187b5595fb6
+// sha256 of what is above: be357a73ee95dda82116c13807976069bf05c38d0748e57899b2a5755026f306

@@ -145,8 +145,9 @@ constexpr int kSectionRounds = 2;  // tiles for each multiprocessor in the last 
 constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFarScale = 0.25f;   // no smaller one makes exponents of 2^24 of products of e4m3
-constexpr float kPOffset =
-    8.0f;                       // log2 units: P is kept this much larger, to use more of its range
+// Log2 units: P is kept this much larger, to use more of its range. Less than 8.0, so that an
+// exponent that is too coarse for it stays what it is, and does not become lower by twice as much.
+constexpr float kPOffset = 7.999999523162842f;
 constexpr int kScaleRows = 64;  // rows of Q, or keys, that share a scale
 constexpr int kGroupKeys =
     32;  // that share one in a block: kScaleRows and kBlockN are multiples of it
@@ -552,19 +553,14 @@ struct Softmax {
 
   // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
   // log-sum-exp of a row share that rounding, and it cancels out.
-  __device__ __forceinline__ float reference(int r) const {
-    const float lower = max[r] - kPOffset;
-    return max[r] - lower > kPOffset ? max[r]
-                                     : lower;  // so large that it would be rounded down further
-  }
+  __device__ __forceinline__ float reference(int r) const { return max[r] - kPOffset; }
 
-  // From scores of a block to exponents. A large one has as few bits as make its products with
-  // scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by more
-  // than P holds.
+  // From scores of a block to exponents. A large one is cut off to as few bits as make its products
+  // with scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by
+  // more than P holds.
   __device__ __forceinline__ float factor_of(float k_scale) const {
     const float factor = scale * k_scale;
-    return factor < kFarScale ? factor
-                              : __uint_as_float((__float_as_uint(factor) + 0x2000) & 0xffffc000);
+    return factor < kFarScale ? factor : __uint_as_float(__float_as_uint(factor) & 0xffffc000);
   }
 
   // Updates the row maxima by a block of scores, and rescales the sums. Returns whether O must be
@@ -1738,7 +1734,7 @@ fagen_fwd_e4m3_d256_causal_m128n96_halves_nointra_vrows_sblock_pm1_pc32_info(voi
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d256_causal_m128n96_halves_nointra_vrows_sblock_pm1_pc32",
-      "8b067639bec786fbf3362a6bc52e807796be304b5cf38a17a3f5442bd44a533a"};
+      "7e69abeb5dc302045fe73272bc2b012e5344de835691a579c515ecf0a369f2c2"};
   return &info;
 }
-// sha256 of what is above: a31125cdb6edb65999df7b793d68905f152a1bdebfe051e1696509b6bcb4a881
+// sha256 of what is above: 89bff4032e8a197394eedc61c4411bcbc5417bd88c49863459a32996b38ebe9c

@@ -146,8 +146,9 @@ constexpr int kSectionRounds = 2;  // tiles for each multiprocessor in the last 
 constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFarScale = 0.25f;   // no smaller one makes exponents of 2^24 of products of e4m3
-constexpr float kPOffset =
-    8.0f;                       // log2 units: P is kept this much larger, to use more of its range
+// Log2 units: P is kept this much larger, to use more of its range. Less than 8.0, so that an
+// exponent that is too coarse for it stays what it is, and does not become lower by twice as much.
+constexpr float kPOffset = 7.999999523162842f;
 constexpr int kScaleRows = 64;  // rows of Q, or keys, that share a scale
 constexpr int kGroupKeys =
     32;  // that share one in a block: kScaleRows and kBlockN are multiples of it
@@ -549,19 +550,14 @@ struct Softmax {
 
   // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
   // log-sum-exp of a row share that rounding, and it cancels out.
-  __device__ __forceinline__ float reference(int r) const {
-    const float lower = max[r] - kPOffset;
-    return max[r] - lower > kPOffset ? max[r]
-                                     : lower;  // so large that it would be rounded down further
-  }
+  __device__ __forceinline__ float reference(int r) const { return max[r] - kPOffset; }
 
-  // From scores of a block to exponents. A large one has as few bits as make its products with
-  // scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by more
-  // than P holds.
+  // From scores of a block to exponents. A large one is cut off to as few bits as make its products
+  // with scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by
+  // more than P holds.
   __device__ __forceinline__ float factor_of(float k_scale) const {
     const float factor = scale * k_scale;
-    return factor < kFarScale ? factor
-                              : __uint_as_float((__float_as_uint(factor) + 0x2000) & 0xffffc000);
+    return factor < kFarScale ? factor : __uint_as_float(__float_as_uint(factor) & 0xffffc000);
   }
 
   // Updates the row maxima by a block of scores, and rescales the sums. Returns whether O must be
@@ -1644,7 +1640,7 @@ fagen_fwd_e4m3_d256_causal_m128n96_s3_halves_nointra_sblock_pm1_pc64_info(void) 
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d256_causal_m128n96_s3_halves_nointra_sblock_pm1_pc64",
-      "0600b50ee4e89bc3b54e72dcb59c5ea300e367eb8a8a8f55906a13a16ce7da8b"};
+      "cfe0210c05c261f5688e36b7529979481da4ea08f5ece3f9c0ee2fb2f06b638f"};
   return &info;
 }
-// sha256 of what is above: 37a93d6b51bb150467e838cb27ae7e623d9b3c0c7adf4edb270a1933c8157b3f
+// sha256 of what is above: 8f16ae6dc6c6654d2cf2cff539af9f5fa767dab6d7248904b14e4135a053453d

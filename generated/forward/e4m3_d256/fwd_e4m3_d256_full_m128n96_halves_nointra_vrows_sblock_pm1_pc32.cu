@@ -138,8 +138,9 @@ constexpr int kProducerRegisters = 56;
 constexpr int kConsumerRegisters = 224;
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFarScale = 0.25f;   // no smaller one makes exponents of 2^24 of products of e4m3
-constexpr float kPOffset =
-    8.0f;                       // log2 units: P is kept this much larger, to use more of its range
+// Log2 units: P is kept this much larger, to use more of its range. Less than 8.0, so that an
+// exponent that is too coarse for it stays what it is, and does not become lower by twice as much.
+constexpr float kPOffset = 7.999999523162842f;
 constexpr int kScaleRows = 64;  // rows of Q, or keys, that share a scale
 constexpr int kGroupKeys =
     32;  // that share one in a block: kScaleRows and kBlockN are multiples of it
@@ -517,19 +518,14 @@ struct Softmax {
 
   // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
   // log-sum-exp of a row share that rounding, and it cancels out.
-  __device__ __forceinline__ float reference(int r) const {
-    const float lower = max[r] - kPOffset;
-    return max[r] - lower > kPOffset ? max[r]
-                                     : lower;  // so large that it would be rounded down further
-  }
+  __device__ __forceinline__ float reference(int r) const { return max[r] - kPOffset; }
 
-  // From scores of a block to exponents. A large one has as few bits as make its products with
-  // scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by more
-  // than P holds.
+  // From scores of a block to exponents. A large one is cut off to as few bits as make its products
+  // with scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by
+  // more than P holds.
   __device__ __forceinline__ float factor_of(float k_scale) const {
     const float factor = scale * k_scale;
-    return factor < kFarScale ? factor
-                              : __uint_as_float((__float_as_uint(factor) + 0x2000) & 0xffffc000);
+    return factor < kFarScale ? factor : __uint_as_float(__float_as_uint(factor) & 0xffffc000);
   }
 
   // Updates the row maxima by a block of scores, and rescales the sums. Returns whether O must be
@@ -1635,7 +1631,7 @@ fagen_fwd_e4m3_d256_full_m128n96_halves_nointra_vrows_sblock_pm1_pc32_info(void)
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d256_full_m128n96_halves_nointra_vrows_sblock_pm1_pc32",
-      "333dcf50cce62aa0ea796565103c7c1cd28b9a0b57868725f888dbcd9b4a4aab"};
+      "ff92a55069854d22cbb850ca7e0e3588e8ab4d8cc8c0a7fc7552b2d430466c63"};
   return &info;
 }
-// sha256 of what is above: 1da492e56f1f8388df187b0b3361883e0b9f79147d99f9b70c801f54472b8c3a
+// sha256 of what is above: 5b0b1897c274393ddfe7bf009d8d2f482fd7a5279eee7a1a98d01bd348346e3d

@@ -143,8 +143,9 @@ constexpr int kSectionRounds = 2;  // tiles for each multiprocessor in the last 
 constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFarScale = 1.0f;    // no smaller one makes exponents of 2^24 of products of e4m3
-constexpr float kPOffset =
-    8.0f;                       // log2 units: P is kept this much larger, to use more of its range
+// Log2 units: P is kept this much larger, to use more of its range. Less than 8.0, so that an
+// exponent that is too coarse for it stays what it is, and does not become lower by twice as much.
+constexpr float kPOffset = 7.999999523162842f;
 constexpr int kScaleRows = 64;  // rows of Q, or keys, that share a scale
 constexpr int kGroups = kBlockN / kScaleRows;
 constexpr int kPartColumns = 32;  // of PV at a time
@@ -546,19 +547,14 @@ struct Softmax {
 
   // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
   // log-sum-exp of a row share that rounding, and it cancels out.
-  __device__ __forceinline__ float reference(int r) const {
-    const float lower = max[r] - kPOffset;
-    return max[r] - lower > kPOffset ? max[r]
-                                     : lower;  // so large that it would be rounded down further
-  }
+  __device__ __forceinline__ float reference(int r) const { return max[r] - kPOffset; }
 
-  // From scores of a block to exponents. A large one has as few bits as make its products with
-  // scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by more
-  // than P holds.
+  // From scores of a block to exponents. A large one is cut off to as few bits as make its products
+  // with scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by
+  // more than P holds.
   __device__ __forceinline__ float factor_of(float k_scale) const {
     const float factor = scale * k_scale;
-    return factor < kFarScale ? factor
-                              : __uint_as_float((__float_as_uint(factor) + 0x2000) & 0xffffc000);
+    return factor < kFarScale ? factor : __uint_as_float(__float_as_uint(factor) & 0xffffc000);
   }
 
   // Updates the row maxima by a block of scores, and rescales the sums. Returns whether O must be
@@ -1714,7 +1710,7 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d64_causal_m192n128_nointer_sbl
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d64_causal_m192n128_nointer_sblock_pm1_pc32",
-      "ab19e39808c010c7f23ba88df2e6c80d4ee0cf45c900b3958ba6234048a852bc"};
+      "8db2bd26493aeb8e1ef816020e5495ff07452b3ba3cb8943e276a82863cab157"};
   return &info;
 }
-// sha256 of what is above: 7c6f781093d4ae5d1169ac7322a2c3ef5c066dc7591b21edef925516effafb6c
+// sha256 of what is above: 8a702931faacaccd70ea69e38862dcc46624471e4e4d550b899538923e1ec9d2

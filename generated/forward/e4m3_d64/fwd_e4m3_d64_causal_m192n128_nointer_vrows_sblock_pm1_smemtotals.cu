@@ -144,8 +144,9 @@ constexpr int kSectionRounds = 2;  // tiles for each multiprocessor in the last 
 constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFarScale = 1.0f;    // no smaller one makes exponents of 2^24 of products of e4m3
-constexpr float kPOffset =
-    8.0f;                       // log2 units: P is kept this much larger, to use more of its range
+// Log2 units: P is kept this much larger, to use more of its range. Less than 8.0, so that an
+// exponent that is too coarse for it stays what it is, and does not become lower by twice as much.
+constexpr float kPOffset = 7.999999523162842f;
 constexpr int kScaleRows = 64;  // rows of Q, or keys, that share a scale
 constexpr int kGroups = kBlockN / kScaleRows;
 constexpr int kPromote = 1;  // blocks after which O moves to another accumulator
@@ -562,19 +563,14 @@ struct Softmax {
 
   // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
   // log-sum-exp of a row share that rounding, and it cancels out.
-  __device__ __forceinline__ float reference(int r) const {
-    const float lower = max[r] - kPOffset;
-    return max[r] - lower > kPOffset ? max[r]
-                                     : lower;  // so large that it would be rounded down further
-  }
+  __device__ __forceinline__ float reference(int r) const { return max[r] - kPOffset; }
 
-  // From scores of a block to exponents. A large one has as few bits as make its products with
-  // scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by more
-  // than P holds.
+  // From scores of a block to exponents. A large one is cut off to as few bits as make its products
+  // with scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by
+  // more than P holds.
   __device__ __forceinline__ float factor_of(float k_scale) const {
     const float factor = scale * k_scale;
-    return factor < kFarScale ? factor
-                              : __uint_as_float((__float_as_uint(factor) + 0x2000) & 0xffffc000);
+    return factor < kFarScale ? factor : __uint_as_float(__float_as_uint(factor) & 0xffffc000);
   }
 
   // Updates the row maxima by a block of scores, and rescales the sums. Returns whether O must be
@@ -1840,7 +1836,7 @@ fagen_fwd_e4m3_d64_causal_m192n128_nointer_vrows_sblock_pm1_smemtotals_info(void
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d64_causal_m192n128_nointer_vrows_sblock_pm1_smemtotals",
-      "793b90a88402d98ad9eb995f535ee2854acad6031a55d081d8ad6cb3fe63035e"};
+      "bb129f6121bf8d3a770657fb8d406189ee6969e13e6a4a254a62c0f364811cb6"};
   return &info;
 }
-// sha256 of what is above: c38a478dde4bee30239409d1928ead8f3698bb098ad50044203b26f6b3c62f7a
+// sha256 of what is above: c5e5d098057ebde801302839374f34e3c2192f7833a2db88e71b6cc31c374caf

@@ -136,8 +136,9 @@ constexpr int kProducerRegisters = 32;
 constexpr int kConsumerRegisters = 160;
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFarScale = 1.0f;    // no smaller one makes exponents of 2^24 of products of e4m3
-constexpr float kPOffset =
-    8.0f;                       // log2 units: P is kept this much larger, to use more of its range
+// Log2 units: P is kept this much larger, to use more of its range. Less than 8.0, so that an
+// exponent that is too coarse for it stays what it is, and does not become lower by twice as much.
+constexpr float kPOffset = 7.999999523162842f;
 constexpr int kScaleRows = 64;  // rows of Q, or keys, that share a scale
 constexpr int kGroups = kBlockN / kScaleRows;
 constexpr int kPartColumns = 32;  // of PV at a time
@@ -509,19 +510,14 @@ struct Softmax {
 
   // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
   // log-sum-exp of a row share that rounding, and it cancels out.
-  __device__ __forceinline__ float reference(int r) const {
-    const float lower = max[r] - kPOffset;
-    return max[r] - lower > kPOffset ? max[r]
-                                     : lower;  // so large that it would be rounded down further
-  }
+  __device__ __forceinline__ float reference(int r) const { return max[r] - kPOffset; }
 
-  // From scores of a block to exponents. A large one has as few bits as make its products with
-  // scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by more
-  // than P holds.
+  // From scores of a block to exponents. A large one is cut off to as few bits as make its products
+  // with scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by
+  // more than P holds.
   __device__ __forceinline__ float factor_of(float k_scale) const {
     const float factor = scale * k_scale;
-    return factor < kFarScale ? factor
-                              : __uint_as_float((__float_as_uint(factor) + 0x2000) & 0xffffc000);
+    return factor < kFarScale ? factor : __uint_as_float(__float_as_uint(factor) & 0xffffc000);
   }
 
   // Updates the row maxima by a block of scores, and rescales the sums. Returns whether O must be
@@ -1563,7 +1559,7 @@ extern "C" const FagenKernelInfo* fagen_fwd_e4m3_d64_full_m192n128_nointer_sbloc
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d64_full_m192n128_nointer_sblock_pm1_pc32",
-      "2340f999092f8595d4bccd18fe4e66c04b70ff039e0b6f8b516582a5d7afae82"};
+      "5fc37c324cbd26f53ecbfbf846e6fee99cf62cb8306c2458eba002d723e05e69"};
   return &info;
 }
-// sha256 of what is above: f49742be3396ccb063a8948122a6371a5921a574ae38651086f86382a9d4468b
+// sha256 of what is above: a67d77919f321d867af3b6800713134443bb32d6e61fdeff1f347475f49e1abc

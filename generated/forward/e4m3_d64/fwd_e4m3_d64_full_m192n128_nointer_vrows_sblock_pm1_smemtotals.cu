@@ -137,8 +137,9 @@ constexpr int kProducerRegisters = 56;
 constexpr int kConsumerRegisters = 152;
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFarScale = 1.0f;    // no smaller one makes exponents of 2^24 of products of e4m3
-constexpr float kPOffset =
-    8.0f;                       // log2 units: P is kept this much larger, to use more of its range
+// Log2 units: P is kept this much larger, to use more of its range. Less than 8.0, so that an
+// exponent that is too coarse for it stays what it is, and does not become lower by twice as much.
+constexpr float kPOffset = 7.999999523162842f;
 constexpr int kScaleRows = 64;  // rows of Q, or keys, that share a scale
 constexpr int kGroups = kBlockN / kScaleRows;
 constexpr int kPromote = 1;  // blocks after which O moves to another accumulator
@@ -525,19 +526,14 @@ struct Softmax {
 
   // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
   // log-sum-exp of a row share that rounding, and it cancels out.
-  __device__ __forceinline__ float reference(int r) const {
-    const float lower = max[r] - kPOffset;
-    return max[r] - lower > kPOffset ? max[r]
-                                     : lower;  // so large that it would be rounded down further
-  }
+  __device__ __forceinline__ float reference(int r) const { return max[r] - kPOffset; }
 
-  // From scores of a block to exponents. A large one has as few bits as make its products with
-  // scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by more
-  // than P holds.
+  // From scores of a block to exponents. A large one is cut off to as few bits as make its products
+  // with scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by
+  // more than P holds.
   __device__ __forceinline__ float factor_of(float k_scale) const {
     const float factor = scale * k_scale;
-    return factor < kFarScale ? factor
-                              : __uint_as_float((__float_as_uint(factor) + 0x2000) & 0xffffc000);
+    return factor < kFarScale ? factor : __uint_as_float(__float_as_uint(factor) & 0xffffc000);
   }
 
   // Updates the row maxima by a block of scores, and rescales the sums. Returns whether O must be
@@ -1689,7 +1685,7 @@ fagen_fwd_e4m3_d64_full_m192n128_nointer_vrows_sblock_pm1_smemtotals_info(void) 
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d64_full_m192n128_nointer_vrows_sblock_pm1_smemtotals",
-      "f8b43ceab47312d3a8595ce51ee2de8962aae144f66fb5f0d28401bad8ebece4"};
+      "9a4176a53c1d2debb8a65f5221776f62a495f5dbc1b1d41dcd1e05d936e3f3fa"};
   return &info;
 }
-// sha256 of what is above: f33c228f69289aa3679cf68ba0067407342c4834a8fcc2a13f5b60e195a52049
+// sha256 of what is above: 3271f64258450598601e1c94a3280b20abca7ea8db5a857780b489d5bd1d8bfd

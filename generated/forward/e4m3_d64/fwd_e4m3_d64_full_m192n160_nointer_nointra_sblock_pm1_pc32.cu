@@ -137,8 +137,9 @@ constexpr int kProducerRegisters = 32;
 constexpr int kConsumerRegisters = 160;
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFarScale = 1.0f;    // no smaller one makes exponents of 2^24 of products of e4m3
-constexpr float kPOffset =
-    8.0f;                       // log2 units: P is kept this much larger, to use more of its range
+// Log2 units: P is kept this much larger, to use more of its range. Less than 8.0, so that an
+// exponent that is too coarse for it stays what it is, and does not become lower by twice as much.
+constexpr float kPOffset = 7.999999523162842f;
 constexpr int kScaleRows = 64;  // rows of Q, or keys, that share a scale
 constexpr int kGroupKeys =
     32;  // that share one in a block: kScaleRows and kBlockN are multiples of it
@@ -516,19 +517,14 @@ struct Softmax {
 
   // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
   // log-sum-exp of a row share that rounding, and it cancels out.
-  __device__ __forceinline__ float reference(int r) const {
-    const float lower = max[r] - kPOffset;
-    return max[r] - lower > kPOffset ? max[r]
-                                     : lower;  // so large that it would be rounded down further
-  }
+  __device__ __forceinline__ float reference(int r) const { return max[r] - kPOffset; }
 
-  // From scores of a block to exponents. A large one has as few bits as make its products with
-  // scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by more
-  // than P holds.
+  // From scores of a block to exponents. A large one is cut off to as few bits as make its products
+  // with scores exact: these are sums in 14 bits. Else the largest exponent would be rounded, by
+  // more than P holds.
   __device__ __forceinline__ float factor_of(float k_scale) const {
     const float factor = scale * k_scale;
-    return factor < kFarScale ? factor
-                              : __uint_as_float((__float_as_uint(factor) + 0x2000) & 0xffffc000);
+    return factor < kFarScale ? factor : __uint_as_float(__float_as_uint(factor) & 0xffffc000);
   }
 
   // Updates the row maxima by a block of scores, and rescales the sums. Returns whether O must be
@@ -1520,7 +1516,7 @@ fagen_fwd_e4m3_d64_full_m192n160_nointer_nointra_sblock_pm1_pc32_info(void) {
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d64_full_m192n160_nointer_nointra_sblock_pm1_pc32",
-      "99b13eb405183c6d83f6019cf667705b980edc22eadd7c9edff5a8082e7e6f77"};
+      "5634046de87df884fc00231b63121f0bb616f82e2cad08f45f76649a4f2ceb1f"};
   return &info;
 }
-// sha256 of what is above: c722467fe4264b0592912cd25e767909c971f772c71dad4272f4a51f1370d542
+// sha256 of what is above: 341f6e5be71351c49eb3208a218fe877ccff327f6b7f0e5d942a7de984a12262
