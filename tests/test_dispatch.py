@@ -44,7 +44,7 @@ def test_each_derived_schedule_leaves_more_registers_than_those_before(problem: 
     ledgers = [plan(schedule).registers for schedule in found]
     free = [ledger.limit - ledger.total for ledger in ledgers]
     assert len(free) >= 3 and free == sorted(set(free))
-    assert free[-1] >= 48  # nothing spills with so many to spare
+    assert free[-1] >= 40  # nothing spills with so many to spare
 
 
 def test_a_dispatch_table_names_the_kernel_by_the_number_of_keys(schedules_folder: Path) -> None:

@@ -105,7 +105,7 @@ def test_a_kernel_of_e4m3_is_built_for_its_layout_and_scales(
     device, e4m3 = torch.device("cuda", 0), torch.float8_e4m3fn
     kind = (device, e4m3, 64, 64, False, torch.float16, "columns", 64)
     dispatch._make_ready(kind, None)
-    assert pretended.built == ["fwd_e4m3_d64_full_m128n128_ofp16_sblock"]
+    assert pretended.built == ["fwd_e4m3_d64_full_m128n128_ofp16_sblock_pm1"]
     pretended.capturing = True
     with pytest.raises(FagenError, match="cannot be built while a CUDA graph is captured"):
         dispatch._make_ready((*kind[:-1], 32), None)  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ def test_of_derived_schedules_the_first_that_does_not_spill_serves(
     with pytest.warns(UntunedWarning, match=f": {slugs[2]} is derived.*fagen search {slugs[2]} "):
         dispatch._make_ready(kind, None)
     assert tried == slugs[:3] and pretended.loaded == [slugs[2]]
-    assert dispatch._chosen[kind, None].slug == slugs[2]
+    assert dispatch._ready[kind][None][-1] == slugs[2]
 
 
 def test_where_every_derived_schedule_spills_or_no_compiler_runs_that_is_said(

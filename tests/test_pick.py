@@ -141,9 +141,9 @@ def test_the_command_says_what_python_does_and_needs_no_torch() -> None:
 def test_measured_speeds_are_those_of_the_evidence_unless_it_is_stale(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    slug = "fwd_bf16_d128_causal_m128n128_nointer"
-    evidence = locate("generated") / "forward" / "bf16_d128" / f"{slug}.json"
-    how: dict[str, Any] = {"dtype": "bf16", "head_dim": 128, "causal": True, "seqlen": 1_000}
+    slug = "fwd_fp16_d128_causal_m128n128_nointer"
+    evidence = locate("generated") / "forward" / "fp16_d128" / f"{slug}.json"
+    how: dict[str, Any] = {"dtype": "fp16", "head_dim": 128, "causal": True, "seqlen": 1_000}
     monkeypatch.setattr("fagen.dispatch.choice.rows_for", lambda *_, **__: (Row.of(CARD, slug),))
     tflops = [speed["tflops"] for speed in json.loads(evidence.read_text())["speeds"]]
     assert tflops and [one.tflops for one in fagen.pick(**how).evidence.speeds] == tflops
