@@ -175,7 +175,9 @@ def test_what_is_wrong_is_said_line_by_line(monkeypatch):
         "gradient_error",
         lambda of, library, sizes, seed: GradientError(**vars(sizes), **ERRORS),
     )
-    monkeypatch.setattr(proof, "HARD", ())  # whose inputs are made on the GPU
+    monkeypatch.setattr(
+        proof, "hard_error", lambda of, kernel, sizes: GradientError(**vars(sizes), **ERRORS)
+    )
     with pytest.raises(VerificationError, match=r"(\d+) of \1 shapes are wrong") as refused:
         proof.check(plan, SimpleNamespace(library=None), None)  # type: ignore[arg-type]
     assert "dk 3.00e+00 of 2.00e+00  dv nan of 1.00e+00  WRONG" in str(refused.value)

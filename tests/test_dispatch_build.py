@@ -144,9 +144,9 @@ def test_of_derived_schedules_the_first_that_does_not_spill_serves(
     kind, slugs = of_no_table()
     tried = refusing(monkeypatch, pretended, slugs[:2], RefusedBuild)
     with pytest.warns(UntunedWarning, match=f": {slugs[2]} is derived.*fagen search {slugs[2]} "):
-        dispatch._make_ready(kind, None)
+        *_, served = dispatch._make_ready(kind, None)
     assert tried == slugs[:3] and pretended.loaded == [slugs[2]]
-    assert dispatch._ready[kind][None][-1] == slugs[2]
+    assert served == slugs[2]
 
 
 def test_where_every_derived_schedule_spills_or_no_compiler_runs_that_is_said(
