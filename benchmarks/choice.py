@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(asked: argparse.Namespace) -> int:
     """Find the borders of each head dim, say them, and write what is asked for."""
     if asked.predicted:
-        by = "docs/tuning-log.md#few-queries-of-many-keys-predicted"
+        by = "benchmarks/notes/log.md#few-queries-of-many-keys-predicted"
         rows = [
             row
             for head_dim in asked.head_dims

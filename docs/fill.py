@@ -38,7 +38,8 @@ from fagen.paths import VARIABLES  # noqa: E402
 from fagen.schedule import Code  # noqa: E402
 from fagen.signature import Scalar, Signature, Tensor  # noqa: E402
 
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+NOTES = ROOT / "benchmarks" / "notes"
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(NOTES.glob("*.md")))
 
 
 def filled(page: str) -> str:
@@ -230,8 +231,8 @@ def _results() -> Iterator[str]:
     yield _wrapped(
         f"*TFLOP/s, geometric mean and least … most of the shapes of each head dim; {OURS} and "
         f"{CUDNN} in one process: {headline.versions(grid)} ({_page(grid)}).{other} Burst and "
-        "sustained are [two regimes](docs/measuring.md#two-regimes): short runs after a pause, at "
-        "the full clock, and long ones at the power limit.*"
+        "sustained are [two regimes](benchmarks/notes/measuring.md#two-regimes): short runs after "
+        "a pause, at the full clock, and long ones at the power limit.*"
     )
     yield ""
     yield from headline.grid_table(results)

@@ -81,7 +81,7 @@ def test_fewer_buffers_are_slower(worse):
 
 @pytest.mark.parametrize(
     ("slug", "seqlen", "tflops"),
-    [  # docs/tuning-log.md, on an H200 in bursts
+    [  # benchmarks/notes/log.md, on an H200 in bursts
         ("bwd_fp16_d128_causal_m64n128", 16_384, 656),
         ("bwd_fp16_d128_full_m64n128", 4_096, 612),
         ("bwd_fp16_d64_full_m128n128", 16_384, 568),

@@ -124,7 +124,7 @@ def test_the_tour_shows_a_schedule_its_kernel_and_two_refusals():
 
 
 def test_the_page_on_searching_shows_a_space_with_shapes_that_a_search_takes():
-    page = (ROOT / "docs" / "search.md").read_text("utf-8")
+    page = (ROOT / "benchmarks" / "notes" / "search.md").read_text("utf-8")
     shown = re.findall(r"^<!-- file: (\S+) -->$", page, re.M)
     (name,) = [name for name in shown if "[[shapes]]" in (ROOT / name).read_text("utf-8")]
     (space,) = read_spaces(ROOT / name)
@@ -195,7 +195,7 @@ def test_the_python_on_a_page_runs(page, tmp_path, monkeypatch):
 
 def test_what_the_page_on_searching_records_is_the_space_that_it_shows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "search.md").read_text("utf-8")
+    page = (ROOT / "benchmarks" / "notes" / "search.md").read_text("utf-8")
     (block,) = re.findall(r"^```python\n(.*?fagen\.recording.*?)^```$", page, re.M | re.S)
     exec(compile(block, "search.md", "exec"), {})
     recorded = (tmp_path / "mine.toml").read_text().partition("\n\n")[2]

@@ -19,7 +19,7 @@ from fagen.vocab import DTYPES, FP32
 
 # Fitted to 439 timings of head dims 64 to 256, 8 to 64 rows, 8 and 16 chunks, 3 to 12 buffers on an
 # NVIDIA H200, which are met within 3.1 % in turns (root mean square), 5.5 % in runs; those of head
-# dim 96 within 8.6 and 7.2 %: docs/tuning-log.md.
+# dim 96 within 8.6 and 7.2 %: benchmarks/notes/log.md.
 LAUNCHES = 4.05e-6  # seconds, of both kernels in a graph, with the first load and the last merge
 READ_BYTES = 4.61e12  # a second, of K and V out of memory
 PARTIAL_BYTES = 2.40e12  # the same of partial outputs: written beside, and read by the merge

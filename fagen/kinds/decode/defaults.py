@@ -18,7 +18,7 @@ _UNITS = 128  # of a sequence, at least: a few less than there are multiprocesso
 # Into how many chunks keys are cut from so many KV heads on.
 _CUTS = (*((_UNITS // chunks, chunks) for chunks in (16, 32)), (0, 64))
 _TIMED_IN_RUNS = 64, 96, 128, 192, 256  # head dims: others are dealt in turns
-# output tiles of a thread block from which on runs were faster (docs/tuning-log.md)
+# output tiles of a thread block from which on runs were faster (benchmarks/notes/log.md)
 _IN_RUNS = 1.5
 _IN_RUNS_OF_16 = 0.95  # the same of 16 rows: one tile each is enough
 _MOST_IN_RUNS = 16  # rows, up to which two thread blocks fit beside each other

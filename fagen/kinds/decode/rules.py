@@ -67,7 +67,7 @@ def _uneven(stages: int, blocks: int) -> int:
     """So many buffers, or one less: of two thread blocks an odd number of them reads faster.
 
     Else K comes into the same ones again and again, and V into the others, which memory takes worse
-    (docs/tuning-log.md). With three of them too little is under way.
+    (benchmarks/notes/log.md). With three of them too little is under way.
     """
     return stages - 1 if blocks == 2 and stages % 2 == 0 and stages > _LEAST_STAGES else stages
 
