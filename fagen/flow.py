@@ -12,9 +12,9 @@ from fagen.build import Binary, build, build_together, is_known
 from fagen.errors import FagenError, VerificationError
 from fagen.evidence import Evidence
 from fagen.kind import Plan
-from fagen.machine import machine_code
 from fagen.registry import ENTRIES, committed_file, plan, read, schedules
 from fagen.render import Source, render
+from fagen.sass import machine_code
 from fagen.schedule import Schedule
 from fagen.toolchain import compile_jobs, find_toolchain
 

@@ -423,7 +423,7 @@ def test_scripts_of_gradients_need_a_gpu(script, tmp_path, capsys):
 
 def test_schedules_of_both_passes_are_benched(monkeypatch):
     """`fagen bench` takes what is searched, and so what has peers."""
-    from fagen.console import raced as having_peers
+    from fagen.commandline.console import raced as having_peers
 
     both = tuple(map(registry.from_slug, (SLUG.format("full"), "fwd_fp16_d64_full_m128n128")))
     assert having_peers(both, every=False) == both

@@ -17,7 +17,7 @@ import pytest
 from fagen.build import cache_entries, prune, records, store
 from fagen.build.records import RECORD, Record, decoded, read_record, write_record
 from fagen.build.report import CompilerReport
-from fagen.machine import MachineCode
+from fagen.sass import MachineCode
 from tests.cli_helpers import fagen
 
 LIBRARY = "fwd_x.so"

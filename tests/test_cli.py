@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import cli
 from fagen import flow, registry
-from fagen.console import DefaultCommand
+from fagen.commandline.console import DefaultCommand
 from fagen.process import run
 from tests.cli_helpers import ALL, QUANTIZER, ROOT, SLUG, fagen
 

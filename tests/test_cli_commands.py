@@ -9,9 +9,9 @@ import pytest
 
 from fagen import evidence, flow, measure, registry
 from fagen.errors import VerificationError
-from fagen.machine import machine_code
 from fagen.paths import locate
 from fagen.problem import Sizes
+from fagen.sass import machine_code
 from fagen.toolchain import FLAGS
 from tests.cli_helpers import ALL, COMMITTED, QUANTIZER, SLUG, fagen
 

@@ -218,7 +218,7 @@ runpy.run_path({program!r}, run_name="__main__")
 @pytest.mark.parametrize(
     ("module", "program"),
     [
-        *((module, "cli.py") for module in ("fagen.paths", "click", "fagen.console", "sympy")),
+        *((module, "cli.py") for module in ("fagen.paths", "click", "fagen.commandline", "sympy")),
         *((module, "fagen/__main__.py") for module in ("fagen.paths", "pydantic", "torch")),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fagen import report
+from fagen.commandline import report
 from fagen.errors import VerificationError
 from fagen.evidence import UNVERIFIED, evidence_path, faults, read, read_excuses, write
 from fagen.registry import ENTRIES, from_slug, schedules

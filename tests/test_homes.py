@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fagen import pick, report
+from fagen import pick
 from fagen.build import store
 from fagen.build.records import Record
+from fagen.commandline import report
 from fagen.doctor import doctor
 from fagen.errors import CacheError
 from fagen.paths import config_folder

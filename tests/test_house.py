@@ -36,12 +36,12 @@ ORDER = [
         "kinds",
         "registry",
     ),
-    *("render", "programs", "toolchain", "machine", "build", "doctor"),
+    *("render", "programs", "toolchain", "sass", "build", "doctor"),
     *("dispatch", "evidence", "picking", "vendor"),
     *("e4m3", "tensor_cores", "folding", "kinds.emulate", "runtime", "huggingface"),
     "flash_attn_interface",
     *("measure", "kinds.proof", "simulator"),
-    *("flow", "search", "report", "console", "commands"),
+    *("flow", "search", "commandline"),
 ]
 
 # each foreign package, and the modules through which it comes in
@@ -52,7 +52,7 @@ DOORS = {
     "sympy": {"ledger", "kinds"},
     "jinja2": {"render"},
     "subprocess": {"process"},
-    "click": {"cli", "console", "commands"},
+    "click": {"commandline"},
     "torch": {
         *("e4m3", "tensor_cores", "folding", "kinds.emulate", "kinds.proof", "runtime", "measure"),
         *("huggingface", "flash_attn_interface"),

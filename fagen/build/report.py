@@ -7,7 +7,7 @@ from pathlib import Path
 from fagen.arch import SM90
 from fagen.errors import BuildError, ToolchainError
 from fagen.kind import Plan
-from fagen.machine import MachineCode, machine_code
+from fagen.sass import MachineCode, machine_code
 from fagen.toml_lines import printable
 from fagen.toolchain import INSTALL_DISASSEMBLER, Disassembler
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fagen.errors import BuildError, ToolchainError
-from fagen.machine import machine_code, read_listing
 from fagen.process import run
+from fagen.sass import machine_code, read_listing
 from fagen.toolchain import find_disassembler, find_nvcc
 
 PTX = """\

@@ -1,27 +1,19 @@
-"""Commands beside the flow: lists, which kernel serves a call, schemas, simulation, vendoring."""
+"""Commands that look things up: which kernel serves a call, what is committed, schemas."""
 
-from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fagen import registry
-from fagen.console import (
-    ALL,
-    ANY_SCHEDULES,
+from fagen.commandline.console import (
     JSON,
-    SCHEDULES,
     Unread,
     Word,
     answer,
     as_text,
     chosen,
     each,
-    say,
 )
-from fagen.errors import FagenError
-from fagen.toml_lines import printable
 from fagen.vocab import (
     DTYPES,
     FORWARD,
@@ -30,7 +22,6 @@ from fagen.vocab import (
     OUT_DTYPES,
     PASSES,
     V_LAYOUTS,
-    VENDOR_FORMATS,
 )
 
 if TYPE_CHECKING:
@@ -118,7 +109,7 @@ def list_(
       fagen list
       fagen list --kind forward --dtype bf16 --head-dim 128 --verified
     """
-    from fagen import report
+    from fagen.commandline import report
 
     wanted = {"dtype": dtype, "head_dim": head_dim, "mask": mask}
     said = {name: str(value) for name, value in wanted.items() if value is not None}
@@ -159,107 +150,3 @@ def schema(name: str) -> None:
       fagen schema --kind quantize
     """
     click.echo(as_text(registry.kind(name).schedule.json_schema()))
-
-
-@click.command()
-@SCHEDULES
-@ALL
-@click.option(
-    "--seeds", type=click.IntRange(1, 10_000), default=2, show_default=True, help="Runs of each."
-)
-@JSON
-def simulate(schedules: "Schedules", every: bool, seeds: int, as_json: bool) -> None:
-    """Run kernels' own text on a CPU, and check it against fp64.
-
-    Thread by thread, at a few small sizes, with copies and products happening at random times: a
-    wait that is missing shows sooner or later, and a kernel that hangs is told with who waits for
-    what. Needs g++ and torch, no GPU. Of kernels of attention, of its gradients and of decoding;
-    what a GPU makes of them, and how fast, `fagen verify` says.
-
-    \b
-    Examples:
-      fagen simulate fwd_fp16_d128_causal_m128n128
-      fagen simulate my.toml --seeds 20
-    """
-    from fagen import flow, simulator
-
-    def run(schedule: "Schedule") -> dict[str, Any]:
-        plan = registry.plan(schedule)
-        runs = simulator.check(plan, flow.rendered(schedule).kernel, seeds=seeds, progress=say)
-        return {"schedule": plan.slug, "runs": runs}
-
-    made, wrong = each("simulating", chosen(schedules, every), run)
-    told = (f"{one['schedule']}: {one['runs']} runs, all right" for one in made)
-    answer(as_json, made, told, wrong)
-
-
-@click.command()
-@ANY_SCHEDULES
-@click.option("--manifest", type=click.Path(path_type=Path), help="Names and schedules: TOML.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    required=True,
-    help="The folder.",
-)
-@click.option("--name", help="Of library, header and functions; else fagen_kernels.")
-@click.option("--format", "form", type=Word(VENDOR_FORMATS), help="What kind of folder; source.")
-@click.option("--with-cutlass", is_flag=True, help="The CUTLASS headers that are needed as well.")
-@click.option("--force", is_flag=True, help="Overwrite what was edited since it was written.")
-@JSON
-def vendor(
-    schedules: "AnySchedules",
-    manifest: Path | None,
-    output: Path,
-    name: str | None,
-    form: str | None,
-    with_cutlass: bool,
-    force: bool,
-    as_json: bool,
-) -> None:
-    """Write kernels as a folder that builds in any tree, without fagen.
-
-    Into it go the kernels, a C header, a dispatcher, CMake files, a test program and a README; with
-    --format torch or jax also a Python package that pip builds, with --format hf-kernel what
-    Hugging Face's kernels loads instead. Beside a kernel of attention that of its gradients makes
-    the package's calls differentiable. The same command again updates the folder. Files that were
-    edited since are left as they are, and are named; the exit code is 1 if they would have changed.
-
-    \b
-    Examples:
-      fagen vendor fwd_bf16_d128_causal_m128n128 -o third_party/attention
-      fagen vendor my.toml other.toml -o attention --name my_attention --with-cutlass
-      fagen vendor my.toml -o attention --name my_attention --format torch
-      fagen vendor dec_fp16_d128_causal_r8n64 dec_fp16_d128_causal_r16n64 -o decoding
-      fagen vendor --manifest vendor.toml -o attention
-    """
-    from fagen import vendor as vendoring
-
-    if bool(schedules) == bool(manifest):
-        raise click.UsageError("name SCHEDULES, or a file of them by --manifest")
-    if manifest:
-        if name or form or with_cutlass:
-            raise click.UsageError("--name, --format and --with-cutlass stand in the manifest")
-        asked = vendoring.read(manifest)
-    else:
-        named, unread = each("", schedules, lambda schedule: schedule)
-        if unread:
-            raise unread
-        asked = vendoring.asked(
-            name or "fagen_kernels", named, form or VENDOR_FORMATS[0], with_cutlass
-        )
-    written = vendoring.vendor(asked, output, force=force)
-    wrong = FagenError(written.fault) if written.fault else None
-    counts = {"new": written.new, "updated": written.updated, "removed": written.removed}
-    told = [f"{what} {path}" for what, paths in counts.items() for path in paths]
-    told += [f"edited {path}, left as it is" for path in written.edited]
-    changed = sum(map(len, counts.values()))
-    told.append(f"{printable(str(output))}: {changed} files changed, {len(written.unchanged)} not")
-    if written.unverified:
-        told.append(
-            f"NEVER VERIFIED: {', '.join(written.unverified)}: it is not on record that exactly "
-            "this source ever ran; `fagen verify SLUG` tries it on a Hopper GPU, and so does the "
-            "folder's own test"
-        )
-    answer(as_json, asdict(written), told, wrong)
