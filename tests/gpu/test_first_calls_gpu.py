@@ -192,6 +192,8 @@ def test_a_layer_that_aotinductor_packaged_runs_where_one_without_fagen_does(tmp
     program = Path(__file__).parents[1] / "packaged_layer.py"
     environment = os.environ | {"LIBRARY_PATH": shared_runtime_of_cpp(tmp_path)}
     environment |= {"HOME": str(tmp_path)}  # where Triton writes to
+    # fagen need not be installed
+    environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     for which in ("without", "with"):
         package = tmp_path / f"{which}.pt2"
         command = [sys.executable, "-X", "faulthandler", program, which, "cuda", package]
