@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from fagen.build import cache_entries, prune, records, store
-from fagen.build.records import RECORD, Record, decoded, read_record, write_record
+from fagen.build.records import RECORD, Record, read_record, write_record
 from fagen.build.report import CompilerReport
+from fagen.decoding import decoded
 from fagen.sass import MachineCode
 from tests.cli_helpers import fagen
 

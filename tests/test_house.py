@@ -23,7 +23,8 @@ PACKAGE = Path(fagen.__file__).parent
 # its KIND imports; its emulation, which needs torch; and what is for a GPU or a search.  The two
 # latter are named by strings, which runtime, measure and search load.
 ORDER = [
-    *("errors", "paths", "process", "toml_lines", "outputs", "interrupts", "arch", "vocab", "fold"),
+    *("errors", "paths", "process", "toml_lines", "decoding", "outputs", "interrupts"),
+    *("arch", "vocab", "fold"),
     *("argument_names", "ledger", "schedule"),
     *(
         "problem",

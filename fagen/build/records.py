@@ -7,18 +7,15 @@ with a Record that is one to the last field, or with None.
 
 import hashlib
 import json
-import math
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from functools import cache
+from dataclasses import asdict, dataclass, replace
 from io import BufferedReader
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
 
 from fagen.build.report import CompilerReport
+from fagen.decoding import decoded
 from fagen.paths import compiler_environment, write_whole
 from fagen.toml_lines import printable
 
@@ -26,7 +23,6 @@ RECORD = "record.json"
 _MOST_BYTES = 1 << 20  # of a record; the longest seen is a hundredth of that
 _MOST_FILE_BYTES = 1 << 28  # of a file that it names
 _MOST_FILES = 64
-_COUNTS = 1 << 63  # all whole numbers are below
 _ONLY_REGULAR = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -56,7 +52,7 @@ def read_record(folder: Path) -> Record | None:
             text = file.read(_MOST_BYTES + 1)
         if len(text) > _MOST_BYTES:
             return None
-        record: Record = decoded(Record, json.loads(text))
+        record = decoded(Record, json.loads(text))
         files = record.files or {}
         if record.library not in files or len(files) > _MOST_FILES:
             return None
@@ -76,39 +72,6 @@ def write_record(folder: Path, record: Record) -> None:
 def stated_environment() -> dict[str, str]:
     """Return the environment of compilers, as a record has it."""
     return {name: printable(said) for name, said in compiler_environment().items()}
-
-
-def decoded(wanted: Any, value: Any) -> Any:
-    """Return what JSON holds as the type that is wanted, to the last field.
-
-    Of numbers none is negative or infinite. Raises ValueError for anything else.
-    """
-    origin, parts = get_origin(wanted), get_args(wanted)
-    if origin is UnionType and NoneType in parts:
-        (other,) = set(parts) - {NoneType}
-        return None if value is None else decoded(other, value)
-    if origin is tuple and isinstance(value, list):
-        return tuple(decoded(parts[0], one) for one in value)
-    if origin is Mapping and isinstance(value, dict):
-        return {decoded(str, key): decoded(parts[1], one) for key, one in value.items()}
-    if isinstance(wanted, type) and is_dataclass(wanted) and isinstance(value, dict):
-        types = _types_of(wanted)
-        if value.keys() == types.keys():
-            return wanted(**{name: decoded(kind, value[name]) for name, kind in types.items()})
-    elif wanted is float and type(value) in (int, float):
-        if 0 <= value < (_COUNTS if type(value) is int else math.inf):
-            return float(value)
-    elif type(value) is wanted and (
-        (wanted is str and value.isprintable()) or (wanted is int and 0 <= value < _COUNTS)
-    ):
-        return value
-    raise ValueError(f"no {wanted}")
-
-
-@cache
-def _types_of(record: type) -> dict[str, Any]:
-    hints = get_type_hints(record)
-    return {field.name: hints[field.name] for field in fields(record)}
 
 
 def _opened(path: Path) -> BufferedReader:

@@ -3,10 +3,11 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fagen.decoding import decoded
 from fagen.errors import FagenError
 from fagen.paths import write_whole
 from fagen.problem import Cell, Problem, Sizes, in_order
@@ -89,18 +90,18 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def read_rows(path: Path) -> tuple[Row, ...]:
-    """Read what `write_rows` wrote; FagenError where a row has other fields.
+    """Read what `write_rows` wrote; FagenError where a row is none, or has other fields.
 
     A row that does not say its pass is of the forward pass: files of 2026-11-22 and before.
     """
-    names = {_IN_FILES.get(field.name, field.name): field.name for field in fields(Row)}
+    names = {name: field for field, name in _IN_FILES.items()}
     rows = []
     for number, data in enumerate(json.loads(path.read_text(encoding="utf-8"))):
-        said = {_IN_FILES["pass_"]: FORWARD, **data}
-        if said.keys() != names.keys():
-            odd = ", ".join(sorted(said.keys() ^ names.keys()))
-            raise FagenError(f"{path}: row {number} has missing or unknown fields: {odd}")
-        rows.append(Row(**{names[name]: value for name, value in said.items()}))
+        fields = {names.get(name, name): value for name, value in data.items()}
+        try:
+            rows.append(decoded(Row, {"pass_": FORWARD, **fields}))
+        except ValueError as error:
+            raise FagenError(f"{path}: row {number}: {error}") from None
     return tuple(rows)
 
 
