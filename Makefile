@@ -22,20 +22,24 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check $(if $(CI),--quiet)
 # fagen's cache of kernels lies there too: a home need not be there, nor be writable
 export FAGEN_CACHE ?= $(abspath $(VENV))/cache
+# kept bytecode spares each process of the tests the work of another, whatever the environment says
+TESTS = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 # stops a recipe with a message, and with fagen's exit code for a missing tool
 fail = { printf '%s\n' $(1) >&2; exit 3; }
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint tests format generated pages docs gpu-tests clean
+.PHONY: help demo quick test test-long coverage lint tests format generated pages docs gpu-tests clean
 
 help:
 	@echo 'make demo       take a schedule all the way: check, render, compile, run'
+	@echo 'make quick      the tests that take seconds: the house, schedules, ledgers, the command line'
 	@echo 'make test       everything that CI runs: lint, types, tests; needs no GPU'
 	@echo 'make format     lay the Python out anew'
 	@echo 'make generated  render every schedule into generated/'
 	@echo 'make pages      draw the pages of benchmarks anew, from their data'
 	@echo 'make docs       write what fagen really prints into README.md and docs/'
 	@echo 'make test-long  the tests that CI has no time for: more kernels, more cases'
+	@echo 'make coverage   make test, and which lines and branches of fagen it runs'
 	@echo 'make gpu-tests  the tests that need a Hopper GPU; SAMPLE=16: a few minutes of them'
 	@echo 'make clean      remove .venv, kernels built there and what tools left behind'
 	@echo
@@ -89,7 +93,18 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 
 tests: $(VENV)/.nvcc
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(TESTS)
+
+quick: $(VENV)/.nvcc
+	$(TESTS) -m quick
+
+# which tests these are: tests/rings.py
+coverage: $(VENV)/.nvcc
+	@$(BIN)/python -c 'import pytest_cov' 2>/dev/null || $(PIP) 'pytest-cov>=6'
+	$(TESTS) --cov fagen --cov-branch --cov-report json:$(VENV)/coverage.json
+	@$(BIN)/python -c 'import json; t = json.load(open("$(VENV)/coverage.json"))["totals"]; \
+		print(*(f"{t[a]:,} of {t[b]:,} {b[4:]} ({t[a] / t[b]:.2%})" for a, b in \
+		(("covered_lines", "num_statements"), ("covered_branches", "num_branches"))), sep="\n")'
 
 # ---- for who works on fagen ----------------------------------------------------------------------
 
@@ -107,7 +122,7 @@ docs: $(VENV)/.installed
 	$(BIN)/python docs/fill.py
 
 test-long: $(VENV)/.nvcc $(VENV)/jax/.installed
-	$(BIN)/python -m pytest -n $(WORKERS) -m long
+	$(TESTS) -m long
 
 gpu-tests: $(VENV)/.nvcc
 	$(BIN)/python -m pytest -m gpu --sample $(SAMPLE)

@@ -17,6 +17,8 @@ import pytest
 from fagen import registry
 from fagen.build import Binary, build, prune
 from fagen.render import Source, render
+from tests import rings
+from tests.committed import Committed
 from tests.fresh import forget
 from tests.often import some
 
@@ -67,6 +69,12 @@ def kernel_cache(pytestconfig: pytest.Config) -> Iterator[Path]:
         prune(older_than=7 * DAY)
         yield folder
         os.umask(umask)
+
+
+@pytest.fixture(scope="session")
+def committed() -> Committed:
+    """Every committed schedule, planned and rendered once for all tests that walk over them."""
+    return Committed()
 
 
 @pytest.fixture(scope="session")
@@ -170,10 +178,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sample", type=int, default=1, metavar="N", help=said)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file of which no test would run."""
+    return rings.is_left_out(collection_path, config) or None
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` is looked at
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what needs a GPU or is long, unless `-m` names it, and cases beyond a sample."""
-    asked, every = config.getoption("markexpr"), config.getoption("sample")
-    apart = [mark for mark in ("gpu", "long") if mark not in asked]
+    rings.mark(items)
+    apart = [mark for mark in rings.APART if not rings.named(config, mark)]
+    every = config.getoption("sample")
     seen: Counter[str] = Counter()
     here, left = [], []
     for item in items:
@@ -184,4 +199,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (here if keep else left).append(item)
     if left:
         config.hook.pytest_deselected(items=left)
-        items[:] = here
+    items[:] = rings.in_order(here)

@@ -37,13 +37,6 @@ def test_a_slug_reads_back(slug):
     assert Schedule.from_slug(slug).slug == slug
 
 
-@pytest.mark.parametrize("path", registry.schedules("combine"), ids=lambda path: path.stem)
-def test_a_committed_schedule_is_called_by_its_slug_and_fits(path):
-    schedule = registry.read(path)
-    assert schedule.slug == path.stem
-    assert registry.plan(schedule).kind == "combine"
-
-
 def test_out_dtype_is_dtype_where_it_is_left_out():
     left_out = Schedule.make(dtype="bf16", head_dim=64)
     assert left_out.combine.out_dtype == "bf16"

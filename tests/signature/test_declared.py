@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from fagen import flow, process, registry
-from fagen.kind import Plan
+from fagen import process, registry
 from fagen.paths import locate
 from fagen.render import render
 from fagen.runtime.c_interface import struct_of
 from fagen.signature import Extent, random_words
 from fagen.toolchain import FLAGS, LINK_FLAGS, find_gxx, find_toolchain
 from tests import toy
+from tests.committed import Committed
 from tests.stubs import (
     WARNINGS,
     StubOp,
@@ -28,11 +28,6 @@ from tests.stubs import (
 
 # of packed sequences, whose lengths are on the device
 VARLEN = ("FagenForwardVarlenArgs", "FagenForwardVarlenFp8Args", "FagenBackwardVarlenArgs")
-
-
-def committed() -> list[Plan]:
-    """A Plan of every committed schedule, whatever its kind."""
-    return [registry.plan(schedule) for schedule in flow.all_committed()]
 
 
 # ---- words --------------------------------------------------------------------------------------
@@ -79,9 +74,12 @@ int main() {{
 """
 
 
-def test_every_field_lies_in_ctypes_where_the_compiler_puts_it(tmp_path: Path) -> None:
+def test_every_field_lies_in_ctypes_where_the_compiler_puts_it(
+    committed: Committed, tmp_path: Path
+) -> None:
     """In the structs of all kinds, and in those of toys."""
-    plans: list[Any] = [registry.plan_of(slug) for slug in toy.SIGNATURES] + committed()
+    plans: list[Any] = [registry.plan_of(slug) for slug in toy.SIGNATURES]
+    plans += committed.plans.values()
     headers = {struct_of(one.signature): one for one in plans}
     assert {one.kind for one in headers.values()} == set(registry.ENTRIES)
     for number, (twin, one) in enumerate(headers.items()):
@@ -101,10 +99,10 @@ def test_every_field_lies_in_ctypes_where_the_compiler_puts_it(tmp_path: Path) -
         assert int(size) == ctypes.sizeof(twin)
 
 
-def test_kernels_of_a_kind_and_form_are_called_by_one_struct() -> None:
+def test_kernels_of_a_kind_and_form_are_called_by_one_struct(committed: Committed) -> None:
     structs: dict[str, Any] = {}
     kinds = set()
-    for one in committed():
+    for one in committed.plans.values():
         fields = struct_of(one.signature)._fields_  # type: ignore[misc]
         said = [(name, getattr(of, "_length_", of)) for name, of in fields]
         assert said == structs.setdefault(one.signature.struct, said), one.slug
@@ -113,8 +111,10 @@ def test_kernels_of_a_kind_and_form_are_called_by_one_struct() -> None:
     assert structs.keys() == {*(f"Fagen{kind.capitalize()}Args" for kind in kinds), *VARLEN}
 
 
-def test_a_size_is_told_by_a_needed_tensor_before_anything_follows_from_it() -> None:
-    signatures = [one.signature for one in committed()] + [*toy.SIGNATURES.values()]
+def test_a_size_is_told_by_a_needed_tensor_before_anything_follows_from_it(
+    committed: Committed,
+) -> None:
+    signatures = [one.signature for one in committed.plans.values()] + [*toy.SIGNATURES.values()]
     for signature in signatures:
         known: set[str] = set()
         for tensor in signature.inputs:

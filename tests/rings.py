@@ -1,0 +1,45 @@
+"""Which tests run when: the rings of `make quick`, `make test` and `make test-long`, in one place.
+
+`make quick` runs the files of QUICK: the house, schedules and plans, ledgers, a rendering of each
+form, the command line. `make test` runs all but what is marked `long` or `gpu`, and so the quick
+ones too; `make test-long` runs what is marked `long`.
+"""
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+APART = ("gpu", "long")  # marks of tests that run where `-m` names them
+
+QUICK = (
+    *("test_house", "test_committed", "test_generated", "test_templates"),
+    *("test_schedule", "test_schedule_refusals", "test_plan", "test_budget", "test_problem"),
+    *("test_backward_schedule", "test_combine_schedule", "test_decode_schedule"),
+    *("test_fp8_schedule", "test_quantize_schedule", "test_dispatch_table"),
+    *("test_cli",),
+)
+
+
+def named(config: pytest.Config, mark: str) -> bool:
+    """Whether `-m` names a mark."""
+    return mark in config.getoption("markexpr")
+
+
+def is_left_out(path: Path, config: pytest.Config) -> bool:
+    """Whether no test of a file, or of a folder, would run: it need not be imported then."""
+    if path.is_relative_to(HERE / "gpu"):
+        return not named(config, "gpu")
+    return path.suffix == ".py" and named(config, "quick") and path.stem not in QUICK
+
+
+def mark(items: list[pytest.Item]) -> None:
+    """Mark tests of the quick ring, for `-m quick`."""
+    for item in items:
+        if item.path.stem in QUICK:
+            item.add_marker("quick")
+
+
+def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Put tests that walk over every schedule first: then one process makes that walk for all."""
+    return sorted(items, key=lambda item: "committed" not in getattr(item, "fixturenames", ()))
