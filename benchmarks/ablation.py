@@ -13,7 +13,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
-from record import Record, build, exit_code, parser, time_all
+from record import Record, build, parser, script, time_all
 
 from fagen.kinds.forward.keys import Schedule
 from fagen.measure.rows import TITLES, Row, markdown, regimes_of
@@ -39,8 +39,7 @@ REGIMES = (dataclasses.replace(SUSTAINED, rounds=9), dataclasses.replace(BURST, 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what the arguments ask for; the exit code is that of the `fagen` command."""
-    asked = parser(__doc__).parse_args(argv)
-    return exit_code(lambda: redraw(asked) if asked.redraw else run(asked))
+    return script(parser(__doc__).parse_args(argv), run, report, Record.read)
 
 
 def run(asked: argparse.Namespace) -> int:
@@ -50,12 +49,6 @@ def run(asked: argparse.Namespace) -> int:
     time_all(record, {CELL: schedules}, build(schedules), asked.peer or ["cudnn"], regimes=REGIMES)
     report(record)
     return record.finish()
-
-
-def redraw(asked: argparse.Namespace) -> int:
-    """Write the table of a committed run again; needs no GPU."""
-    report(Record.read(asked.redraw))
-    return 0
 
 
 def report(record: Record) -> None:

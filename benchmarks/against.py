@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import BUILDERS, RESULTS, build, exit_code, say, serving
+from record import BUILDERS, build, exit_code, grid, parsed, parser, say, serving
 
 from fagen import flow, process
 from fagen.errors import BuildError, FagenError, VerificationError
@@ -42,7 +42,7 @@ from fagen.measure.numerics import unit_in_last_place
 from fagen.measure.rows import geomean
 from fagen.measure.timing import Call, Regime, estimate, time_round
 from fagen.paths import cache_folder, compiler_environment, write_whole
-from fagen.problem import Cell, Problem, standard_sizes
+from fagen.problem import Cell, Problem
 from fagen.toolchain import FLAGS, LINK_FLAGS, find_toolchain
 from fagen.vocab import DTYPES, MASKS
 
@@ -234,7 +234,7 @@ def run(asked: argparse.Namespace) -> int:
         say(f"{len(known)} kernels written to {asked.export}")
         return 0
     card = hopper()
-    served = [(cell, s) for cell in _cells(asked) for s in serving(cell, card.name)]
+    served = [(cell, s) for cell in grid(asked) for s in serving(cell, card.name)]
     pairs = [Pair(cell, schedule.slug) for cell, schedule in served if schedule.slug in known]
     kernels = build(schedule for _, schedule in served)
     with ThreadPoolExecutor(BUILDERS) as pool:
@@ -259,15 +259,6 @@ def run(asked: argparse.Namespace) -> int:
     path = asked.out / f"{card.slug}-{asked.date}-against.json"
     write_whole(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     return 0
-
-
-def _cells(asked: argparse.Namespace) -> Iterator[Cell]:
-    for dtype in asked.dtype or DTYPES:
-        for head_dim in asked.head_dim or HEAD_DIMS:
-            for mask in MASKS:
-                for seqlen in asked.seqlen or SEQLENS:
-                    problem = Problem(dtype, head_dim, head_dim, mask)
-                    yield Cell(problem, standard_sizes(head_dim, seqlen))
 
 
 def _recorded(pair: Pair) -> dict[str, Any]:
@@ -297,18 +288,14 @@ def _told(pairs: Sequence[Pair]) -> Iterator[str]:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    wanted = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    wanted = parser(__doc__, peers=False, dtype=sorted(DTYPES), head_dim=int, seqlen=int)
     wanted.add_argument("before", metavar="REVISION or FOLDER")
     wanted.add_argument("--export", type=Path, metavar="FOLDER")
-    wanted.add_argument("--dtype", action="append", choices=sorted(DTYPES))
-    wanted.add_argument("--head-dim", action="append", type=int)
-    wanted.add_argument("--seqlen", action="append", type=int)
     wanted.add_argument("--repeats", type=int, default=3)
-    wanted.add_argument("--out", type=Path, default=RESULTS)
     wanted.add_argument("--date", default=_today())
-    return wanted.parse_args(argv)
+    asked = parsed(wanted, argv, dtype=DTYPES, head_dim=HEAD_DIMS, seqlen=SEQLENS)
+    asked.mask = list(MASKS)
+    return asked
 
 
 def _today() -> str:

@@ -22,12 +22,12 @@ import random
 import sys
 from collections.abc import Iterable, Sequence
 
-from record import Record, build, exit_code, parser, serving, time_all
+from record import Record, build, parsed, parser, script, serving, time_all
+from tables import picks
 
 from fagen import flow, vocab
 from fagen.errors import FagenError
 from fagen.measure.rows import YARDSTICK, Row, means, problems, ratios, title
-from fagen.measure.summaries import picks
 from fagen.measure.timing import Regime
 from fagen.problem import Cell, Problem, Sizes
 from fagen.vocab import BACKWARD, MASKS, SIXTEEN_BITS
@@ -40,14 +40,7 @@ SLOWEST = 20  # shapes that are printed
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what the arguments ask for; the exit code is that of the `fagen` command."""
-    asked = _arguments(argv)
-    return exit_code(lambda: redraw(asked) if asked.redraw else run(asked))
-
-
-def redraw(asked: argparse.Namespace) -> int:
-    """Write the page of a committed run again; needs no GPU."""
-    report(Record.read(asked.redraw))
-    return 0
+    return script(_arguments(argv), run, report, Record.read)
 
 
 def run(asked: argparse.Namespace) -> int:
@@ -141,16 +134,10 @@ def groups(rows: Iterable[Row]) -> dict[tuple[str, ...], list[Row]]:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    wanted = parser(__doc__)
+    wanted = parser(__doc__, dtype=SIXTEEN_BITS, head_dim=int, mask=MASKS)
     wanted.add_argument("--number", type=int, default=80, help="of shapes; default: %(default)s")
     wanted.add_argument("--seed", type=int, default=0)
-    wanted.add_argument("--dtype", action="append", choices=list(SIXTEEN_BITS))
-    wanted.add_argument("--head-dim", action="append", type=int)
-    wanted.add_argument("--mask", action="append", choices=list(MASKS))
-    asked = wanted.parse_args(argv)
-    asked.dtype = asked.dtype or list(SIXTEEN_BITS)
-    asked.mask = asked.mask or list(MASKS)
-    return asked
+    return parsed(wanted, argv, dtype=SIXTEEN_BITS, mask=MASKS)
 
 
 if __name__ == "__main__":

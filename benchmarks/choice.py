@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from statistics import geometric_mean
 
-from record import Findings, build, exit_code, parser, say
+from record import Findings, build, exit_code, parsed, parser, say
 
 from fagen.dispatch.choice import suited
 from fagen.dispatch.tables import NAME, Row, update
@@ -91,7 +91,7 @@ def run(asked: argparse.Namespace) -> int:
         by = "benchmarks/notes/log.md#few-queries-of-many-keys-predicted"
         rows = [
             row
-            for head_dim in asked.head_dims
+            for head_dim in asked.head_dim
             for row in rows_for(head_dim, predicted, PREDICTED_GAIN, asked.card, by, LEAST_KEYS)
         ]
         if asked.write:
@@ -102,7 +102,7 @@ def run(asked: argparse.Namespace) -> int:
     if asked.long:
         return long(asked)
     findings = Findings.begun(asked.out, "choice", [SHORT])
-    slugs = {slug for head_dim in asked.head_dims for slug in _slugs(head_dim)}
+    slugs = {slug for head_dim in asked.head_dim for slug in _slugs(head_dim)}
     kernels = build(map(from_slug, sorted(slugs)), binding=False)
     findings.note_compiler(kernels)
     began = time.monotonic()
@@ -119,7 +119,7 @@ def run(asked: argparse.Namespace) -> int:
 
     by = f"benchmarks/results/{findings.stem}.json"
     rows = []
-    for head_dim in asked.head_dims:
+    for head_dim in asked.head_dim:
         rows += rows_for(head_dim, measured, GAIN, findings.about["card"], by)
         findings.about["seconds"] = round(time.monotonic() - began)
         findings.save()
@@ -165,7 +165,7 @@ def redraw(asked: argparse.Namespace) -> int:
 
     by, card = f"benchmarks/results/{findings.stem}.json", findings.about["card"]
     rows = [
-        row for head_dim in asked.head_dims for row in rows_for(head_dim, before, GAIN, card, by)
+        row for head_dim in asked.head_dim for row in rows_for(head_dim, before, GAIN, card, by)
     ]
     if asked.write:
         update(locate("schedules") / NAME, rows)
@@ -312,14 +312,14 @@ def _seconds_a_key(head_dim: int, rows: int) -> float:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    made = parser(__doc__)
-    made.add_argument("--head-dim", dest="head_dims", type=int, action="append", choices=PLAIN)
+    made = parser(__doc__, peers=False, head_dim=int)
     made.add_argument("--write", action="store_true", help="put the rows into the table")
     made.add_argument("--long", action="store_true", help="128 queries of 100k keys, beside peers")
     made.add_argument("--predicted", action="store_true", help="no GPU: by the cost models")
     made.add_argument("--card", default="NVIDIA H200", help="of predicted rows")
-    asked = made.parse_args(argv)
-    asked.head_dims = asked.head_dims or list(PLAIN)
+    asked = parsed(made, argv, head_dim=PLAIN)
+    if odd := [one for one in asked.head_dim if one not in PLAIN]:
+        made.error(f"--head-dim {odd[0]}: there are {', '.join(map(str, PLAIN))}")
     return asked
 
 

@@ -22,24 +22,21 @@ where an output is wrong.
 import argparse
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from record import RESULTS, Findings, Kernels, build, exit_code, say, serving
+from record import Findings, Kernels, build, grid, parsed, parser, say, script, serving
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fagen.errors import FagenError
 from fagen.measure.inputs import inputs, softmax_scale
 from fagen.measure.numerics import disagreement
 from fagen.measure.peers import peer
 from fagen.measure.rows import geomean, markdown
 from fagen.measure.timing import BURST, Call, time_calls
-from fagen.problem import Cell, Problem, solves, standard_sizes
+from fagen.problem import Cell, solves
 from fagen.registry import from_slug
 from fagen.runtime import op
 from fagen.schedule import Schedule
@@ -133,14 +130,7 @@ FAMILIES: Mapping[str, float | Change] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what the arguments ask for; the exit code is that of the `fagen` command."""
-    asked = _arguments(argv)
-    return exit_code(lambda: redraw(asked) if asked.redraw else run(asked))
-
-
-def redraw(asked: argparse.Namespace) -> int:
-    """Write the page of a committed run again; needs no GPU."""
-    report(Findings.read(asked.redraw))
-    return 0
+    return script(_arguments(argv), run, report)
 
 
 def run(asked: argparse.Namespace) -> int:
@@ -149,7 +139,7 @@ def run(asked: argparse.Namespace) -> int:
     about = findings.about
     others = [from_slug(slug) for slug in asked.schedule or ()]
     work: dict[Cell, list[Schedule]] = {}
-    for cell in cells(asked):
+    for cell in grid(asked):
         found = serving(cell, about["card"])
         found += [one for one in others if solves(one, cell.problem) and one not in found]
         if found:
@@ -158,28 +148,17 @@ def run(asked: argparse.Namespace) -> int:
             findings.note("no kernel", cell)
     kernels = build(schedule for found in work.values() for schedule in found)
     findings.note_compiler(kernels)
-    began = time.monotonic()
-    for cell, found in work.items():
-        slugs = [schedule.slug for schedule in found]
-        findings.rows += time_cell(findings, cell, slugs, kernels, asked.family)
-        about["seconds"] = round(time.monotonic() - began)
-        findings.save()
-        worst = min(row["of_normal"] for row in findings.rows[-len(asked.family) * len(slugs) :])
+
+    def step(cell: Cell) -> None:
+        slugs = [schedule.slug for schedule in work[cell]]
+        rows = time_cell(findings, cell, slugs, kernels, asked.family)
+        findings.rows += rows
+        worst = min(row["of_normal"] for row in rows)
         say(f"  {cell!s:48} least {worst:.3f} of {NORMAL}")
-    if not findings.rows:
-        raise FagenError(f"nothing could be timed:\n{findings.remarks}")
+
+    findings.each(work, step)
     report(findings)
     return findings.finish()
-
-
-def cells(asked: argparse.Namespace) -> Iterator[Cell]:
-    """The cells that are asked for."""
-    for dtype in asked.dtype or DTYPES:
-        for head_dim in asked.head_dim or HEAD_DIMS:
-            for mask in asked.mask or MASKS:
-                for seqlen in asked.seqlen or SEQLENS:
-                    problem = Problem(dtype, head_dim, head_dim, mask)
-                    yield Cell(problem, standard_sizes(head_dim, seqlen))
 
 
 def time_cell(
@@ -341,19 +320,19 @@ def report(findings: Findings) -> None:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    wanted = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    wanted = parser(
+        __doc__,
+        peers=False,
+        dtype=DTYPES,
+        head_dim=int,
+        mask=MASKS,
+        seqlen=int,
+        family=FAMILIES,
+        schedule=str,
     )
-    wanted.add_argument("--dtype", action="append", choices=DTYPES)
-    wanted.add_argument("--head-dim", action="append", type=int)
-    wanted.add_argument("--mask", action="append", choices=list(MASKS))
-    wanted.add_argument("--seqlen", action="append", type=int)
-    wanted.add_argument("--family", action="append", choices=list(FAMILIES))
-    wanted.add_argument("--schedule", action="append", metavar="SLUG")
-    wanted.add_argument("--out", type=Path, default=RESULTS, help="folder to write to")
-    wanted.add_argument("--redraw", type=Path, metavar="DATA.json", help="no GPU: write anew")
-    asked = wanted.parse_args(argv)
-    asked.family = list(dict.fromkeys([NORMAL, *(asked.family or FAMILIES)]))
+    usual = dict(dtype=DTYPES, head_dim=HEAD_DIMS, mask=MASKS, seqlen=SEQLENS)
+    asked = parsed(wanted, argv, **usual, family=FAMILIES)
+    asked.family = list(dict.fromkeys([NORMAL, *asked.family]))
     return asked
 
 

@@ -27,7 +27,6 @@ Written to benchmarks/results/<card>-<date>-decode.json, -decode-around, -decode
 import argparse
 import math
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
@@ -35,6 +34,7 @@ from typing import Any
 
 import torch
 from record import Findings, build, exit_code, parser, say
+from tables import launch_lines
 
 from fagen.kinds.decode import chunks_for, deal_for, derived, rows_for
 from fagen.kinds.decode.keys import Schedule
@@ -42,7 +42,6 @@ from fagen.kinds.decode.rules import DEALT
 from fagen.kinds.decode.speed import BRIEF, timed_together
 from fagen.measure.launch import SMALL_DECODING, launch_costs
 from fagen.measure.rotating import rotated
-from fagen.measure.summaries import launch_lines
 from fagen.problem import Sizes
 
 Kernels = Mapping[str, tuple[Any, Any]]  # a Plan and a library by slug
@@ -81,12 +80,13 @@ def run(asked: argparse.Namespace) -> int:
     work = list(_work(asked))
     kernels = build({s for _, schedules in work for s in schedules}, binding=False)
     findings.note_compiler(kernels)
-    began = time.monotonic()
-    for sizes, schedules in work:
+
+    def step(item: tuple[Sizes, tuple[Schedule, ...]]) -> None:
+        sizes, schedules = item
         mine = {s.slug: (kernels[s.slug][0], kernels[s.slug][1].library) for s in schedules}
         findings.rows += _mixed(mine, sizes) if asked.mixed else _equal(mine, sizes)
-        findings.about["seconds"] = round(time.monotonic() - began)
-        findings.save()
+
+    findings.each(work, step)
     return findings.finish()
 
 
@@ -95,15 +95,17 @@ def host(findings: Findings, asked: argparse.Namespace) -> int:
     schedule = _usual(asked.dtype, asked.head_dim, SMALL_DECODING, "turn")
     kernels = build([schedule])
     findings.note_compiler(kernels)
-    began = time.monotonic()
-    costs = {name: asdict(cost) for name, cost in launch_costs(*kernels[schedule.slug]).items()}
-    findings.rows += [
-        {"slug": schedule.slug, **vars(SMALL_DECODING), "call": name, **cost}
-        for name, cost in costs.items()
-    ]
-    say(f"{schedule.slug}, {SMALL_DECODING}:\n{launch_lines(costs)}")
-    findings.about["seconds"] = round(time.monotonic() - began)
-    findings.save()
+
+    def step(schedule: Schedule) -> None:
+        found = launch_costs(*kernels[schedule.slug]).items()
+        costs = {name: asdict(cost) for name, cost in found}
+        findings.rows += [
+            {"slug": schedule.slug, **vars(SMALL_DECODING), "call": name, **cost}
+            for name, cost in costs.items()
+        ]
+        say(f"{schedule.slug}, {SMALL_DECODING}:\n{launch_lines(costs)}")
+
+    findings.each([schedule], step)
     return findings.finish()
 
 

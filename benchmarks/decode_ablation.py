@@ -16,12 +16,11 @@ a run cut short keeps what it has, and says what it lacks; the page has microsec
 
 import argparse
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from record import Findings, build, exit_code, parser, say
+from record import Findings, build, parser, say, script
 
 from fagen.kinds.decode import chunks_for, deal_for, derived
 from fagen.kinds.decode.keys import Schedule
@@ -56,14 +55,7 @@ _FREE = ("stages", "q_stages", "blocks")  # follow from the others
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what the arguments ask for; the exit code is that of the `fagen` command."""
-    asked = _arguments(argv)
-    return exit_code(lambda: redraw(asked) if asked.redraw else run(asked))
-
-
-def redraw(asked: argparse.Namespace) -> int:
-    """Write the page of a run again; needs no GPU."""
-    print(report(Findings.read(asked.redraw)))
-    return 0
+    return script(_arguments(argv), run, lambda findings: print(report(findings)))
 
 
 def run(asked: argparse.Namespace) -> int:
@@ -75,8 +67,9 @@ def run(asked: argparse.Namespace) -> int:
     }
     kernels = build({one for found in work.values() for one in found.values()}, binding=False)
     findings.note_compiler(kernels)
-    began = time.monotonic()
-    for sizes, found in work.items():
+
+    def step(sizes: Sizes) -> None:
+        found = work[sizes]
         mine = {s.slug: (kernels[s.slug][0], kernels[s.slug][1].library) for s in found.values()}
         for way in WAYS:
             speeds = timed_together(mine, sizes, eager=way == "eager")
@@ -85,9 +78,9 @@ def run(asked: argparse.Namespace) -> int:
                 say(f"{way:6}{form:24} {schedule.slug:44} {speed.in_words(speed.beside)}")
                 row = {"way": way, "form": form, "slug": schedule.slug, **asdict(speed)}
                 findings.rows.append(row)
-        findings.about["seconds"] = round(time.monotonic() - began)
-        findings.save()
-        report(findings)
+        report(findings)  # a run cut short has a page too
+
+    findings.each(work, step)
     return findings.finish()
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from record import BUILDERS, RESULTS, Findings, exit_code, say
+from record import BUILDERS, Findings, parser, say, script
 
 from fagen import process
 from fagen.arch import SM90
@@ -142,15 +142,7 @@ PROGRAMS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what the arguments ask for; the exit code is that of the `fagen` command."""
     asked = _arguments(argv)
-    if asked.redraw:
-        return exit_code(lambda: redraw(asked))
-    return exit_code(lambda: compile_only(asked) if asked.compile else run(asked))
-
-
-def redraw(asked: argparse.Namespace) -> int:
-    """Write the page of a committed run again; needs no GPU."""
-    report(Findings.read(asked.redraw))
-    return 0
+    return script(asked, compile_only if asked.compile else run, report)
 
 
 def compile_only(asked: argparse.Namespace) -> int:
@@ -307,16 +299,9 @@ def _rounded(value: float, unit: str) -> str:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    wanted = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    wanted.add_argument("--only", action="append", choices=list(PROGRAMS), help="default: all")
+    wanted = parser(__doc__, peers=False, only=PROGRAMS)
     wanted.add_argument("--limit", type=_seconds, default=LIMIT, help="seconds of one process")
     wanted.add_argument("--compile", action="store_true", help="no GPU: compile, and no more")
-    wanted.add_argument("--out", type=Path, default=RESULTS, help="folder to write to")
-    wanted.add_argument(
-        "--redraw", type=Path, metavar="DECODE-MICRO.json", help="no GPU: write anew"
-    )
     return wanted.parse_args(argv)
 
 

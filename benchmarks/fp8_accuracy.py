@@ -31,10 +31,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import torch
-from record import RESULTS, Record, build, exit_code, say
+from record import RESULTS, Lines, build, parser, say, script
+from tables import plain_table
 from torch import Tensor
 
 from fagen.build import Binary
@@ -43,7 +43,6 @@ from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.operands import Operands, has_descales, operands
 from fagen.kinds.forward.plan import Plan, plan
 from fagen.kinds.forward.reference import reference
-from fagen.paths import write_whole
 from fagen.runtime import op
 from fagen.runtime.quantize import quantize
 from fagen.vocab import SCALE_ROWS_DEFAULT
@@ -269,7 +268,7 @@ def compared(lines: Sequence[Line]) -> str:
         theirs, ours = (x.kernel or x.emulated if x else 0.0 for x in (base, line))
         after = base in lines[: lines.index(line) + 1]
         body.append([*cells, f"1 / {theirs / ours:.2f}" if after else ""])
-    return markdown([*head, "of the baseline"], body)
+    return plain_table([*head, "of the baseline"], body)
 
 
 def verdict(lines: Sequence[Line]) -> str:
@@ -300,26 +299,12 @@ def by_length(lines: Sequence[Line]) -> str:
             line = found.get((name, keys))
             cells.append(f"{line.kernel:.3e}" if line and line.kernel else "–")
         body.append([f"{keys:,}", *cells])
-    return markdown(["keys", *head, *(f"{name}, kernel" for name in kernels)], body)
+    return plain_table(["keys", *head, *(f"{name}, kernel" for name in kernels)], body)
 
 
-def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *body]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def save(record: Record, lines: Sequence[Line]) -> None:
-    """Write <stem>.json and .run.json of a run on a GPU."""
-    record.folder.mkdir(parents=True, exist_ok=True)
-    rows = ",\n".join(json.dumps(dataclasses.asdict(line)) for line in lines)
-    write_whole(record.folder / f"{record.stem}.json", f"[\n{rows}\n]\n")
-    about = json.dumps(record.about, indent=1, ensure_ascii=False) + "\n"
-    write_whole(record.folder / f"{record.stem}.run.json", about)
-
-
-def redraw(record: Record, lines: Sequence[Line]) -> None:
+def report(record: Lines) -> None:
     """Write <stem>.md, and print it."""
+    lines: list[Line] = record.rows
     short = [line for line in lines if not line.long]
     long = [line for line in lines if line.long]
     asked = record.about["asked"]
@@ -377,7 +362,7 @@ def on_gpu(asked: argparse.Namespace) -> int:
 
     What is measured is written after each line, so that a run cut short keeps what it has.
     """
-    record = Record.begun(asked.out or RESULTS, "fp8-accuracy")
+    record = Lines.begun(asked.out or RESULTS, "fp8-accuracy")
     record.about.pop("regimes")
     short, long = (experiment(asked, long=way) for way in (False, True))
     record.about["asked"] = {
@@ -393,40 +378,34 @@ def on_gpu(asked: argparse.Namespace) -> int:
     kernels = {
         slug: binary for slug, (_, binary) in build(p.schedule for p in plans.values()).items()
     }
-    lines: list[Line] = []
-    for part, sizes, keys in work:
-        lines.append(measure(part, sizes, keys, kernels))
-        say(str(lines[-1]))
-        save(record, lines)
-    redraw(record, lines)
+
+    def step(item: tuple[Part, argparse.Namespace, int]) -> None:
+        record.rows.append(measure(*item, kernels))
+        say(str(record.rows[-1]))
+
+    record.each(work, step)
+    report(record)
     return 0
 
 
 def main(words: list[str] | None = None) -> int:
     """Run what was asked for; the exit code is that of the `fagen` command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--long", action="store_true", help="error against length instead")
-    parser.add_argument("--longest", type=int, default=LENGTHS[-1], help="where that ends")
-    parser.add_argument("--emulate-to", type=int, default=LENGTHS[-1], metavar="KEYS")
-    parser.add_argument("--keys", type=int, default=8192)
-    parser.add_argument("--queries", type=int, help="1024, or 64 of long sums")
-    parser.add_argument("--heads", type=int, help="8, or 1 of long sums")
-    parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--block-n", type=int, default=128)
-    parser.add_argument("--seeds", type=int, help="4, or 1 of long sums")
-    parser.add_argument("--hopper-sums", action="store_true", help="14-bit sums; very slow")
-    parser.add_argument("--out", type=Path, help="a JSON file; with --device cuda a folder")
-    parser.add_argument("--redraw", type=Path, metavar="LINES.json", help="no GPU: write .md anew")
-    asked = parser.parse_args(words)
-    if asked.redraw:
-        about = json.loads(asked.redraw.with_suffix(".run.json").read_text(encoding="utf-8"))
-        lines = [Line(**line) for line in json.loads(asked.redraw.read_text(encoding="utf-8"))]
-        redraw(Record(asked.redraw.parent, asked.redraw.stem, about), lines)
-        return 0
-    return exit_code(lambda: on_gpu(asked) if asked.device == "cuda" else on_cpu(asked))
+    made = parser(__doc__, peers=False)
+    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    made.add_argument("--long", action="store_true", help="error against length instead")
+    made.add_argument("--longest", type=int, default=LENGTHS[-1], help="where that ends")
+    made.add_argument("--emulate-to", type=int, default=LENGTHS[-1], metavar="KEYS")
+    made.add_argument("--keys", type=int, default=8192)
+    made.add_argument("--queries", type=int, help="1024, or 64 of long sums")
+    made.add_argument("--heads", type=int, help="8, or 1 of long sums")
+    made.add_argument("--head-dim", type=int, default=128)
+    made.add_argument("--block-n", type=int, default=128)
+    made.add_argument("--seeds", type=int, help="4, or 1 of long sums")
+    made.add_argument("--hopper-sums", action="store_true", help="14-bit sums; very slow")
+    made.set_defaults(out=None)  # of a CPU no file is written unless one is named
+    asked = made.parse_args(words)
+    run = on_gpu if asked.device == "cuda" else on_cpu
+    return script(asked, run, report, lambda path: Lines.read(path, Line))
 
 
 if __name__ == "__main__":

@@ -14,26 +14,20 @@ code is 6 where outputs are further apart than e4m3 is from fp16.
 """
 
 import argparse
+import dataclasses
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
-from record import RESULTS, Findings, build, exit_code
-from torch._subclasses.fake_tensor import FakeTensorMode
+from record import Findings, build, grid, parsed, parser, script, serving
 
 import fagen
 from fagen.measure.inputs import inputs
 from fagen.measure.numerics import FP8_AGREEMENT, rms
 from fagen.measure.rows import geomean, markdown
 from fagen.measure.timing import Call, Regime, time_calls
-from fagen.problem import Cell, Problem, standard_sizes
-from fagen.registry import from_slug
-from fagen.runtime import attention, quantize, ready
+from fagen.problem import Cell
 from fagen.vocab import MASKS
 
 HEAD_DIMS = (64, 128, 256)
@@ -43,37 +37,24 @@ ROUND = Regime("burst", idle=0.020, warm=0.0, timed=0.006, rounds=3)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what the arguments ask for; the exit code is that of the `fagen` command."""
-    asked = _arguments(argv)
-    return exit_code(lambda: redraw(asked) if asked.redraw else run(asked))
-
-
-def redraw(asked: argparse.Namespace) -> int:
-    """Write the page of a committed run again; needs no GPU."""
-    report(Findings.read(asked.redraw))
-    return 0
+    return script(_arguments(argv), run, report)
 
 
 def run(asked: argparse.Namespace) -> int:
-    """Build all kernels that calls will take, time every cell, write and say what was found."""
+    """Build the kernels of attention, time every cell, write and say what was found."""
     findings = Findings.begun(asked.out, "fp8-end-to-end", [ROUND])
-    work = list(cells(asked))
-    findings.note_compiler(build(map(from_slug, slugs_called(work))))
-    began = time.monotonic()
-    for cell in work:
-        findings.rows.append(time_cell(findings, cell))
-        findings.about["seconds"] = round(time.monotonic() - began)
-        findings.save()
+    cells = grid(asked)
+    card = findings.about["card"]
+    wanted = [one for cell in cells for of in (cell, in_e4m3(cell)) for one in serving(of, card)]
+    findings.note_compiler(build(wanted))  # several at a time; what a call lacks it builds itself
+    findings.each(cells, lambda cell: findings.rows.append(time_cell(findings, cell)))
     report(findings)
     return findings.finish()
 
 
-def cells(asked: argparse.Namespace) -> Iterator[Cell]:
-    """The cells that are asked for."""
-    for head_dim in asked.head_dim or HEAD_DIMS:
-        for mask in asked.mask or MASKS:
-            for seqlen in asked.seqlen or SEQLENS:
-                problem = Problem("fp16", head_dim, head_dim, mask)
-                yield Cell(problem, standard_sizes(head_dim, seqlen))
+def in_e4m3(cell: Cell) -> Cell:
+    """The same cell of quantised tensors."""
+    return dataclasses.replace(cell, problem=dataclasses.replace(cell.problem, dtype="e4m3"))
 
 
 def calls_of(cell: Cell, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]:
@@ -83,32 +64,6 @@ def calls_of(cell: Cell, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> d
         "fp16": Call(lambda: fagen.attention(q, k, v, causal=causal)),
         "e4m3": Call(lambda: fagen.attention_fp8(q, k, v, causal=causal)),
     }
-
-
-def slugs_called(cells: Sequence[Cell]) -> tuple[str, ...]:
-    """The kernels that the calls of cells will take, found without numbers and without a GPU.
-
-    So all can be compiled at a time, whatever attention_fp8 does: on its own it builds one by one.
-    """
-    slugs: dict[str, None] = {}
-    emulation = ready.emulation
-
-    def noting(slug: str) -> Any:
-        slugs[slug] = None
-        return emulation(slug)
-
-    with ExitStack() as within:
-        within.enter_context(mock.patch.object(ready, "emulation", noting))
-        for known in (attention._ready, attention._served, quantize._ready):
-            within.enter_context(mock.patch.dict(known, clear=True))  # what was called before
-        within.enter_context(FakeTensorMode())
-        within.enter_context(torch.no_grad())
-        for cell in cells:
-            sizes, dim = cell.sizes, cell.problem.head_dim
-            q = torch.empty(sizes.batch, sizes.seqlen_q, sizes.heads, dim, dtype=torch.float16)
-            for call in calls_of(cell, q, q, q).values():
-                call.once()
-    return tuple(slugs)
 
 
 def time_cell(findings: Findings, cell: Cell) -> dict[str, Any]:
@@ -183,15 +138,8 @@ def _times(row: Mapping[str, Any] | None) -> str:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    wanted = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    wanted.add_argument("--head-dim", action="append", type=int)
-    wanted.add_argument("--mask", action="append", choices=list(MASKS))
-    wanted.add_argument("--seqlen", action="append", type=int)
-    wanted.add_argument("--out", type=Path, default=RESULTS, help="folder to write to")
-    wanted.add_argument("--redraw", type=Path, metavar="….json", help="no GPU: write anew")
-    return wanted.parse_args(argv)
+    wanted = parser(__doc__, peers=False, dtype=["fp16"], head_dim=int, mask=MASKS, seqlen=int)
+    return parsed(wanted, argv, dtype=["fp16"], head_dim=HEAD_DIMS, mask=MASKS, seqlen=SEQLENS)
 
 
 if __name__ == "__main__":

@@ -26,16 +26,15 @@ two after every kernel and number of keys, so that a run cut short keeps what it
 
 import argparse
 import dataclasses
-import json
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from record import RESULTS, Record, build, exit_code, say
+from record import Lines, build, parser, say, script
+from tables import plain_table
 from torch import Tensor
 
 import fagen
@@ -49,7 +48,6 @@ from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.textbook import textbook
 from fagen.measure.numerics import largest, rms
 from fagen.measure.timing import BURST, Call, time_calls
-from fagen.paths import write_whole
 from fagen.problem import Problem, Sizes, flops
 
 GOAL = 2.0  # times the textbook's error
@@ -322,11 +320,6 @@ def timed(of: Plan, keys: int, libraries: Mapping[str, Path]) -> Speed:
 # ---- tables --------------------------------------------------------------------------------------
 
 
-def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """Rows as Markdown."""
-    return "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *body))
-
-
 def compared(lines: Sequence[Line]) -> str:
     """The worst ratios of each family over lengths, head dims and masks, as Markdown."""
     doors, families = (
@@ -339,7 +332,7 @@ def compared(lines: Sequence[Line]) -> str:
             these = [x.ratios for x in lines if (x.family, x.door) == (family, door)]
             cells.append(" / ".join(f"{max(of):.2f}" for of in zip(*these, strict=True)) or "–")
         body.append(cells)
-    return table(["RMSE and largest error ÷ a textbook's, worst", *doors], body)
+    return plain_table(["RMSE and largest error ÷ a textbook's, worst", *doors], body)
 
 
 def by_keys(lines: Sequence[Line]) -> str:
@@ -352,7 +345,9 @@ def by_keys(lines: Sequence[Line]) -> str:
             these = [x.ratios[0] for x in lines if (x.door, x.keys) == (door, keys) and x.has_goal]
             cells.append(f"{max(these):.2f}" if these else "–")
         body.append(cells)
-    return table(["RMSE ÷ a textbook's, worst", *(f"{keys:,} keys" for keys in lengths)], body)
+    return plain_table(
+        ["RMSE ÷ a textbook's, worst", *(f"{keys:,} keys" for keys in lengths)], body
+    )
 
 
 def speeds(timings: Sequence[Speed]) -> str:
@@ -367,7 +362,7 @@ def speeds(timings: Sequence[Speed]) -> str:
             + [f"{x.tflops:.0f}, {x.tflops / x.plain_tflops:.3f}" if x else "–" for x in ones]
         )
     head = ["TFLOP/s, and ÷ the same tile without promotion"]
-    return table([*head, *(f"{keys:,}" for keys in lengths)], body)
+    return plain_table([*head, *(f"{keys:,}" for keys in lengths)], body)
 
 
 def verdict(lines: Sequence[Line]) -> str:
@@ -385,8 +380,9 @@ def verdict(lines: Sequence[Line]) -> str:
     return "\n\n".join(said)
 
 
-def redraw(record: Record, lines: Sequence[Line]) -> None:
+def report(record: Lines) -> None:
     """Write <stem>.md, and print it."""
+    lines: list[Line] = record.rows
     asked = record.about["asked"]
     timings = [Speed(**one) for one in record.about.get("speeds", ())]
     say(
@@ -407,49 +403,40 @@ def redraw(record: Record, lines: Sequence[Line]) -> None:
 # ---- running -------------------------------------------------------------------------------------
 
 
-def run(
-    asked: argparse.Namespace, card: str = "", save: Callable[[list[Line]], None] = lambda _: None
-) -> list[Line]:
-    """Measure every case, and save what there is."""
-    lines: list[Line] = []
-    for head_dim in asked.head_dims:
-        for door in DOORS:
-            for mask in MASKS:
-                for keys in asked.keys:
-                    of = planned(door, mask, head_dim, keys, card)
-                    lines += [measure(one, door, of, keys, asked.device) for one in FAMILIES]
-                    save(lines)
-    return lines
+def cases(asked: argparse.Namespace, card: str = "") -> list[tuple[str, Plan, int]]:
+    """The door, the kernel and the number of keys of every case."""
+    return [
+        (door, planned(door, mask, head_dim, keys, card), keys)
+        for head_dim in asked.head_dims
+        for door in DOORS
+        for mask in MASKS
+        for keys in asked.keys
+    ]
+
+
+def on_cpu(asked: argparse.Namespace) -> int:
+    """Print the errors of emulated kernels; the exit code."""
+    lines = [measure(one, *case, asked.device) for case in cases(asked) for one in FAMILIES]
+    say(f"{compared(lines)}\n{verdict(lines)}")
+    return 0
 
 
 def on_gpu(asked: argparse.Namespace) -> int:
     """Build kernels, run them on every case and write what was found; the exit code."""
-    record = Record.begun(asked.out or RESULTS, "fp8-families")
+    record = Lines.begun(asked.out, "fp8-families")
     record.about.pop("regimes")
     record.about["asked"] = {
         "head_dims": ", ".join(map(str, asked.head_dims)),
         "keys": ", ".join(f"{keys:,}" for keys in asked.keys),
     }
     card = record.about["card"]
-    plans = [
-        planned(door, mask, head_dim, keys, card)
-        for door in DOORS
-        for head_dim in asked.head_dims
-        for mask in MASKS
-        for keys in asked.keys
-    ]
-    build(of.schedule for of in plans)
-    began = time.monotonic()
+    work = cases(asked, card)
+    build(of.schedule for _, of, _ in work)
 
-    def save(lines: Sequence[Line]) -> None:
-        record.about["seconds"] = round(time.monotonic() - began)
-        record.folder.mkdir(parents=True, exist_ok=True)
-        rows = ",\n".join(json.dumps(dataclasses.asdict(line)) for line in lines)
-        write_whole(record.folder / f"{record.stem}.json", f"[\n{rows}\n]\n")
-        about = json.dumps(record.about, indent=1, ensure_ascii=False) + "\n"
-        write_whole(record.folder / f"{record.stem}.run.json", about)
+    def step(case: tuple[str, Plan, int]) -> None:
+        record.rows += [measure(one, *case, asked.device) for one in FAMILIES]
 
-    lines = run(asked, card, save)
+    record.each(work, step)
     if asked.speed:
         wanted = [
             (planned("attention", mask, head_dim, keys, card), keys)
@@ -460,35 +447,23 @@ def on_gpu(asked: argparse.Namespace) -> int:
         schedules = [one for of, _ in wanted for one in (of.schedule, plain(of))]
         built = {slug: one.library for slug, (_, one) in build(schedules, binding=False).items()}
         record.about["speeds"] = [dataclasses.asdict(timed(of, keys, built)) for of, keys in wanted]
-        save(lines)
-    redraw(record, lines)
+        record.save()
+    report(record)
     return 0
 
 
 def main(words: list[str] | None = None) -> int:
     """Run what was asked for; the exit code is that of the `fagen` command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--keys", type=int, nargs="+")
-    parser.add_argument("--head-dims", type=int, nargs="+")
-    parser.add_argument("--speed", action="store_true", help="with --device cuda: time kernels too")
-    parser.add_argument("--out", type=Path, help="a folder, with --device cuda")
-    parser.add_argument("--redraw", type=Path, metavar="LINES.json", help="no GPU: write .md anew")
-    asked = parser.parse_args(words)
-    if asked.redraw:
-        about = json.loads(asked.redraw.with_suffix(".run.json").read_text(encoding="utf-8"))
-        lines = [Line(**line) for line in json.loads(asked.redraw.read_text(encoding="utf-8"))]
-        redraw(Record(asked.redraw.parent, asked.redraw.stem, about), lines)
-        return 0
+    made = parser(__doc__, peers=False)
+    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    made.add_argument("--keys", type=int, nargs="+")
+    made.add_argument("--head-dims", type=int, nargs="+")
+    made.add_argument("--speed", action="store_true", help="with --device cuda: time kernels too")
+    asked = made.parse_args(words)
     asked.keys = asked.keys or LENGTHS[asked.device]
     asked.head_dims = asked.head_dims or HEAD_DIMS[asked.device]
-    if asked.device == "cuda":
-        return exit_code(lambda: on_gpu(asked))
-    lines = run(asked)
-    say(f"{compared(lines)}\n{verdict(lines)}")
-    return 0
+    run = on_gpu if asked.device == "cuda" else on_cpu
+    return script(asked, run, report, lambda path: Lines.read(path, Line))
 
 
 if __name__ == "__main__":

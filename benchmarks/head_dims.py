@@ -26,16 +26,16 @@ exit code is 6 where an output is wrong.
 
 import argparse
 import sys
-import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-from record import RESULTS, Kernels, Record, build, exit_code, heading, parser, say, serving
+from record import RESULTS, Kernels, Record, build, heading, parser, say, script, serving
+from tables import picks
 from torch import Tensor
 
 from fagen.build import Binary
 from fagen.dispatch.choice import candidates
-from fagen.errors import DeviceError, FagenError, RefusedBuild, VerificationError
+from fagen.errors import DeviceError, RefusedBuild, VerificationError
 from fagen.kind import Plan
 from fagen.measure.cells import race
 from fagen.measure.heats import Kernel, quick_check
@@ -43,7 +43,6 @@ from fagen.measure.inputs import SEQLENS, inputs
 from fagen.measure.peers import GRADIENTS, Implementation, peer
 from fagen.measure.proof import trial_of
 from fagen.measure.rows import Row, geomean, markdown, problems, rounded, title
-from fagen.measure.summaries import picks
 from fagen.measure.timing import Call, Regime
 from fagen.problem import Cell, Problem, standard_sizes
 from fagen.schedule import Schedule
@@ -72,14 +71,7 @@ GRADIENTS_ROUND = Regime("burst", idle=0.020, warm=0.0005, timed=0.008, rounds=5
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what the arguments ask for; the exit code is that of the `fagen` command."""
-    asked = _arguments(argv)
-    return exit_code(lambda: redraw(asked) if asked.redraw else run(asked))
-
-
-def redraw(asked: argparse.Namespace) -> int:
-    """Write the page of a committed run again; needs no GPU."""
-    report(Record.read(asked.redraw))
-    return 0
+    return script(_arguments(argv), run, report, Record.read)
 
 
 def run(asked: argparse.Namespace) -> int:
@@ -97,16 +89,14 @@ def run(asked: argparse.Namespace) -> int:
             record.note("no kernel", cell)
     kernels, work = built(record, lines, rivals)
     record.note_compiler(kernels)
-    began = time.monotonic()
-    for cell, slugs in work.items():
+
+    def step(cell: Cell) -> None:
         if (problem := cell.problem.opened()) not in (row.cell.problem for row in record.rows):
-            say(f"[{time.monotonic() - began:.0f} s] {problem}")
-        mine = [kernels[slug] for slug in slugs]
+            say(f"{problem}")
+        mine = [kernels[slug] for slug in work[cell]]
         time_cell(record, cell, mine, asked.peer or usual_peers(cell.problem), regime)
-        record.about["seconds"] = round(time.monotonic() - began)
-        record.save()
-    if not record.rows:
-        raise FagenError(f"nothing could be timed:\n{record.remarks}")
+
+    record.each(work, step)
     report(record)
     return record.finish()
 
@@ -212,14 +202,11 @@ def time_cell(
             for kernel in kernels:
                 check(cell, *kernel)
         rows = race(cell, [*mine, *others], regimes=[regime], progress=None)
-    except VerificationError as error:
-        say(f"  {error}")
-        record.note("wrong, and not timed", error)
-        record.about["wrong"] = True
+    except VerificationError:
         if len(kernels) > 1:
             del shared, mine
             time_cell(record, cell, kernels[:1], peers, regime)
-        return
+        raise
     record.rows += map(rounded, rows)
 
 
@@ -331,14 +318,10 @@ def report(record: Record) -> None:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    wanted = parser(__doc__)
+    wanted = parser(__doc__, dims=str, dtype=DTYPES, mask=MASKS, seqlen=int)
     wanted.add_argument(
         "--pass", dest="kind", choices=list(PASSES), default=FORWARD, help="default: %(default)s"
     )
-    wanted.add_argument("--dims", action="append", metavar="D or D/DV")
-    wanted.add_argument("--dtype", action="append", choices=DTYPES)
-    wanted.add_argument("--mask", action="append", choices=list(MASKS))
-    wanted.add_argument("--seqlen", action="append", type=int)
     wanted.add_argument(
         "--spaces", action="store_true", help="of gradients: time what spaces/ has for them too"
     )

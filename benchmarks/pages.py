@@ -32,12 +32,10 @@ SCRIPTS = (
     (r"backward-shapes", "backward_shapes"),
     (r"shapes", "shapes"),
     (r"head-dims", "head_dims"),
-    (r"beyond", "beyond"),
     (r"data", "data"),
     (r"fp8-accuracy", "fp8_accuracy"),
     (r"fp8-end-to-end", "fp8_end_to_end"),
     (r"fp8-families", "fp8_families"),
-    (r"step", "step"),
     (r"varlen(-\w+)*", "varlen"),
     (r"\d(-backward(-\w+)*)?", "run"),
 )
@@ -62,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def draw(folder: Path) -> Iterator[tuple[Path, Path]]:
     """Draw all pages into a folder; yield each file there, and its place."""
-    for page in sorted(RESULTS.glob("*.md")):
+    for page in pages():
         yield from drawn(page, folder)
     for path in sorted(RESULTS.glob("*-train.json")):
         losses = json.loads(path.read_text("utf-8"))["losses"]
@@ -73,6 +71,11 @@ def draw(folder: Path) -> Iterator[tuple[Path, Path]]:
         path = folder / f"{store.stem}.html"
         search.write_report(store, path)
         yield path, SEARCHES / path.name
+
+
+def pages() -> list[Path]:
+    """The pages of results that are drawn from data; those of scripts that are gone stay."""
+    return [page for page in sorted(RESULTS.glob("*.md")) if script_of(page.stem)]
 
 
 def drawn(page: Path, folder: Path) -> Iterator[tuple[Path, Path]]:
@@ -90,8 +93,8 @@ def drawn(page: Path, folder: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def script_of(stem: str) -> str:
-    """The script that draws the page of this name."""
-    return next(name for end, name in SCRIPTS if re.search(f"{end}$", stem))
+    """The script that draws the page of this name; '' where none does any more."""
+    return next((name for end, name in SCRIPTS if re.search(f"{end}$", stem)), "")
 
 
 def alike(path: Path, place: Path) -> bool:

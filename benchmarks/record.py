@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -26,10 +26,11 @@ from fagen.measure.peers import GRADIENTS, installed, ours, peer
 from fagen.measure.rows import QUANTISE, YARDSTICK, Row, read_rows, rounded, title, write_rows
 from fagen.measure.timing import REGIMES, Regime
 from fagen.paths import write_whole
-from fagen.problem import Cell, Problem, solves
+from fagen.problem import Cell, Problem, solves, standard_sizes
 from fagen.schedule import Schedule
-from fagen.vocab import DTYPES, PASSES, SCALE_ROWS_DEFAULT, V_LAYOUTS
+from fagen.vocab import DTYPES, FORWARD, PASSES, SCALE_ROWS_DEFAULT, V_LAYOUTS
 
+Item = TypeVar("Item")
 Kernels = Mapping[str, tuple[Plan, Binary]]
 RESULTS = Path(__file__).resolve().parent / "results"
 BUILDERS = os.cpu_count() or 1  # kernels that are compiled at a time
@@ -37,11 +38,12 @@ BUILDERS = os.cpu_count() or 1  # kernels that are compiled at a time
 
 @dataclass
 class Run:
-    """What holds for all figures of a run on one card, and where its files are written."""
+    """The rows of a run on one card, what holds for all of them, and where its files go."""
 
     folder: Path
     stem: str
     about: dict[str, Any]
+    rows: list[Any] = field(default_factory=list)
 
     @classmethod
     def begun(cls, folder: Path, kind: str = "", regimes: Iterable[Regime] = ()) -> Self:
@@ -68,7 +70,7 @@ class Run:
         """Remember something that holds for one cell."""
         self.about["notes"].setdefault(said, []).append(str(of))
 
-    def note_compiler(self, kernels: "Kernels") -> None:
+    def note_compiler(self, kernels: Kernels) -> None:
         """Remember what compiled these kernels: the same for all of them."""
         for _, binary in kernels.values():
             self.about["nvcc"] = binary.made_with["nvcc"]
@@ -99,40 +101,86 @@ class Run:
         write_whole(self.folder / f"{self.stem}.md", page)
         return page
 
+    def each(self, work: Iterable[Item], step: Callable[[Item], object]) -> None:
+        """Take a step for each piece of work, and save after it: a run cut short keeps what it has.
+
+        A step whose output is wrong is noted, and the exit code is 6 then. Raises FagenError where
+        nothing could be timed.
+        """
+        began = time.monotonic() - self.about.get("seconds", 0)
+        for item in work:
+            try:
+                step(item)
+            except VerificationError as error:
+                say(f"  {error}")
+                self.note("wrong, and not timed", error)
+                self.about["wrong"] = True
+            self.about["seconds"] = round(time.monotonic() - began)
+            self.save()
+        if not self.rows:
+            raise FagenError(f"nothing could be timed:\n{self.remarks}")
+
+    def save(self) -> None:
+        """Write the rows and what holds for them."""
+        raise NotImplementedError
+
+    def save_beside(self) -> None:
+        """Write <stem>.run.json: what holds for all rows."""
+        text = json.dumps(self.about, indent=1, ensure_ascii=False) + "\n"
+        write_whole(self.folder / f"{self.stem}.run.json", text)
+
     def finish(self) -> int:
         """Say where everything is; the exit code."""
         say(f"{self.about['seconds']} s on the GPU; written to {self.folder / self.stem}.*")
         return VerificationError.exit_code if self.about.get("wrong") else 0
 
 
-@dataclass
 class Record(Run):
-    """A run of rows as they are in benchmark tables, beside what holds for all of them."""
+    """A run of rows as they are in benchmark tables."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Row]
 
     @classmethod
-    def read(cls, path: Path) -> "Record":
+    def read(cls, path: Path) -> Self:
         """Read a run back from the path of its rows."""
-        about = json.loads(path.with_suffix(".run.json").read_text(encoding="utf-8"))
-        return cls(path.parent, path.stem, about, list(read_rows(path)))
+        return cls(path.parent, path.stem, _beside(path), list(read_rows(path)))
 
     def save(self) -> None:
-        """Write the rows and what holds for them."""
+        """Write the rows, and beside them what holds for them."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_rows(self.folder / f"{self.stem}.json", self.rows)
-        text = json.dumps(self.about, indent=1, ensure_ascii=False) + "\n"
-        write_whole(self.folder / f"{self.stem}.run.json", text)
+        self.save_beside()
 
 
-@dataclass
+class Lines(Run):
+    """A run whose rows are dataclasses of a script's own, in a file of their own."""
+
+    @classmethod
+    def read(cls, path: Path, line: Callable[..., Any]) -> Self:
+        """Read a run back from the path of its lines."""
+        lines = [line(**said) for said in json.loads(path.read_text(encoding="utf-8"))]
+        return cls(path.parent, path.stem, _beside(path), lines)
+
+    def save(self) -> None:
+        """Write the lines, and beside them what holds for them."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        rows = ",\n".join(json.dumps(dataclasses.asdict(line)) for line in self.rows)
+        write_whole(self.folder / f"{self.stem}.json", f"[\n{rows}\n]\n")
+        self.save_beside()
+
+
+def _beside(path: Path) -> dict[str, Any]:
+    about: dict[str, Any] = json.loads(path.with_suffix(".run.json").read_text(encoding="utf-8"))
+    return about
+
+
 class Findings(Run):
     """A run whose rows are a script's own: one file, {"about": …, "rows": [{…}, …]}."""
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[dict[str, Any]]
 
     @classmethod
-    def read(cls, path: Path) -> "Findings":
+    def read(cls, path: Path) -> Self:
         """Read a run back."""
         found = json.loads(path.read_text(encoding="utf-8"))
         return cls(path.parent, path.stem, found["about"], found["rows"])
@@ -233,52 +281,91 @@ def time_all(
     for cell in work:
         if not work[cell]:
             record.note("no committed schedule", cell)
-    cells = [cell for cell in work if work[cell]]
-    began = time.monotonic() - record.about.get("seconds", 0)
-    for number, cell in enumerate(cells, 1):
+    numbered = list(enumerate((cell for cell in work if work[cell]), 1))
+
+    def step(item: tuple[int, Cell]) -> None:
+        number, cell = item
         mine = [ours(kernels[schedule.slug][1]) for schedule in work[cell]]
         names = [n for n in peers or usual_peers(cell.problem) if n not in without]
         others = [peer(name) for name in names]
-        print(f"[{number}/{len(cells)}, {time.monotonic() - began:.0f} s]", end=" ", flush=True)
+        print(f"[{number}/{len(numbered)}]", end=" ", flush=True)
 
-        def left_out(who: str, why: str, cell: Cell = cell) -> None:
+        def left_out(who: str, why: str) -> None:
             record.note(f"{title(who)} left out ({why})", cell)
 
-        try:
-            rows = race(cell, [*mine, *others], regimes=regimes, progress=say, left_out=left_out)
-            if wide and not DTYPES[cell.problem.dtype].fp8:
-                both = [*mine, *(one for one in others if one.name == YARDSTICK)]
-                rows += race(cell, both, regimes=[wide], progress=say)
-        except VerificationError as error:
-            say(f"  {error}")
-            record.note("wrong, and not timed", error)
-            record.about["wrong"] = True
-        else:
-            # as they are read back: a page drawn anew is the same
-            record.rows += map(rounded, rows)
-        record.about["seconds"] = round(time.monotonic() - began)
-        record.save()
-    if not record.rows:
-        raise FagenError(f"nothing could be timed:\n{record.remarks}")
+        rows = race(cell, [*mine, *others], regimes=regimes, progress=say, left_out=left_out)
+        if wide and not DTYPES[cell.problem.dtype].fp8:
+            both = [*mine, *(one for one in others if one.name == YARDSTICK)]
+            rows += race(cell, both, regimes=[wide], progress=say)
+        record.rows += map(rounded, rows)  # as they are read back: a page drawn anew is the same
+
+    record.each(numbered, step)
 
 
 # ---- the command line ----------------------------------------------------------------------------
 
 
-def parser(said: str | None) -> argparse.ArgumentParser:
-    """What all scripts take."""
+def parser(
+    said: str | None, *, peers: bool = True, **lists: "type | Iterable[Any]"
+) -> argparse.ArgumentParser:
+    """What scripts take; of `lists`, options that may be repeated, the type or the choices."""
     made = argparse.ArgumentParser(
         description=said, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument(
-        "--peer",
-        action="append",
-        help="default: cudnn, fa2, and fa3 if installed; for e4m3 cudnn in fp16, cudnn-e4m3 if "
-        "installed, and quantise",
-    )
+    if peers:
+        made.add_argument(
+            "--peer",
+            action="append",
+            help="default: cudnn, fa2, and fa3 if installed; for e4m3 cudnn in fp16, cudnn-e4m3 if "
+            "installed, and quantise",
+        )
+    for name, values in lists.items():
+        how: dict[str, Any] = (
+            {"type": values} if isinstance(values, type) else {"choices": list(values)}
+        )
+        made.add_argument(f"--{name.replace('_', '-')}", action="append", **how)
     made.add_argument("--out", type=Path, default=RESULTS, help="folder to write to")
     made.add_argument("--redraw", type=Path, metavar="ROWS.json", help="no GPU: write anew")
     return made
+
+
+def parsed(
+    made: argparse.ArgumentParser, argv: Sequence[str] | None, **usual: Iterable[Any]
+) -> argparse.Namespace:
+    """The arguments; `usual` is what a list has where nothing is said."""
+    asked = made.parse_args(argv)
+    for name, values in usual.items():
+        setattr(asked, name, getattr(asked, name) or list(values))
+    return asked
+
+
+def grid(asked: argparse.Namespace, kind: str = FORWARD) -> list[Cell]:
+    """The cells that are asked for, each of 16,384 tokens and hidden size 2048."""
+    return [
+        Cell(Problem(dtype, head_dim, head_dim, mask, kind=kind), standard_sizes(head_dim, seqlen))
+        for dtype in asked.dtype
+        for head_dim in asked.head_dim
+        for mask in asked.mask
+        for seqlen in asked.seqlen
+    ]
+
+
+def script(
+    asked: argparse.Namespace,
+    run: Callable[[argparse.Namespace], int],
+    report: Callable[[Any], object],
+    read: Callable[[Path], Run] = Findings.read,
+) -> int:
+    """Do what a script is asked for: run, or with --redraw write a run's page anew without a GPU.
+
+    The exit code is that of the `fagen` command.
+    """
+
+    def redraw() -> int:
+        report(read(asked.redraw))
+        return 0
+
+    return exit_code(redraw if asked.redraw else lambda: run(asked))
 
 
 def usual_peers(problem: Problem) -> list[str]:

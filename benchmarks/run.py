@@ -49,23 +49,9 @@ import sys
 from collections.abc import Sequence
 
 import plots
-from record import Record, build, exit_code, heading, parser, say, serving, time_all
-
-from fagen.build import Binary
-from fagen.kind import Plan
-from fagen.measure.cells import matmul_ceiling
-from fagen.measure.inputs import SEQLENS
-from fagen.measure.launch import SMALL, launch_costs
-from fagen.measure.rows import (
-    DETERMINISTIC,
-    PREARRANGED,
-    QUANTISE,
-    YARDSTICK,
-    geomeans,
-    problems,
-    table,
-)
-from fagen.measure.summaries import (
+import torch
+from record import Record, build, grid, heading, parsed, parser, say, script, serving, time_all
+from tables import (
     beside_fp16,
     by_scales,
     launch_lines,
@@ -73,11 +59,26 @@ from fagen.measure.summaries import (
     share_of_matmul,
     with_quantising,
 )
-from fagen.measure.timing import BURST, BURST_WIDE, REGIMES
-from fagen.problem import Cell, Problem, standard_sizes
+
+from fagen.build import Binary
+from fagen.kind import Plan
+from fagen.measure.inputs import SEQLENS
+from fagen.measure.launch import SMALL, launch_costs
+from fagen.measure.rows import (
+    DETERMINISTIC,
+    PREARRANGED,
+    QUANTISE,
+    WIDE,
+    YARDSTICK,
+    geomeans,
+    problems,
+    table,
+)
+from fagen.measure.timing import BURST, REGIMES, Call, time_calls
 from fagen.vocab import CALLED, DTYPES, FORWARD, MASKS, PASSES
 
 HEAD_DIMS = (64, 128, 256)
+BURST_WIDE = dataclasses.replace(BURST, name=WIDE, sigma=4.0)
 GRADIENT_SEQLENS = (512, 1_024, 2_048, 4_096, 16_384)
 GRADIENTS_SAID = (
     " FLOPs are 2.5 times those of the forward pass; peers are called without autograd."
@@ -94,8 +95,7 @@ FP8_SAID = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what the arguments ask for; the exit code is that of the `fagen` command."""
-    asked = _arguments(argv)
-    return exit_code(lambda: redraw(asked) if asked.redraw else run(asked))
+    return script(_arguments(argv), run, report, Record.read)
 
 
 def run(asked: argparse.Namespace) -> int:
@@ -104,14 +104,14 @@ def run(asked: argparse.Namespace) -> int:
     wide = None if gradients else BURST_WIDE
     regimes = [*REGIMES.values(), *([wide] if wide else [])]
     record = Record.begun(asked.out, asked.kind if gradients else "", regimes)
-    grid = cells(asked)
+    cells = grid(asked, asked.kind)
     card = record.about["card"]
-    work = {cell: serving(cell, card, everything=asked.all_schedules) for cell in grid}
+    work = {cell: serving(cell, card, everything=asked.all_schedules) for cell in cells}
     if asked.deterministic:
-        for cell in (cell for cell in grid if work[cell]):
+        for cell in (cell for cell in cells if work[cell]):
             problem = dataclasses.replace(cell.problem, deterministic=True)
             work[cell] += serving(dataclasses.replace(cell, problem=problem), card, derived=True)
-    small = serving(dataclasses.replace(grid[0], sizes=SMALL), card)
+    small = serving(dataclasses.replace(cells[0], sizes=SMALL), card)
     kernels = build([*small, *(schedule for found in work.values() for schedule in found)])
     record.note_compiler(kernels)
     record.about["matmul_tflops"] = {
@@ -120,7 +120,7 @@ def run(asked: argparse.Namespace) -> int:
     }
     say(f"matmul 8192^3, TFLOP/s: {record.about['matmul_tflops']}")
     for brief in (False, True):
-        part = {cell: work[cell] for cell in grid if (cell.problem.dtype in asked.burst) == brief}
+        part = {cell: work[cell] for cell in cells if (cell.problem.dtype in asked.burst) == brief}
         regimes = [BURST] if brief else list(REGIMES.values())
         given = dict(regimes=regimes, wide=wide, without=asked.without)
         if part:
@@ -131,18 +131,23 @@ def run(asked: argparse.Namespace) -> int:
     return record.finish()
 
 
-def cells(asked: argparse.Namespace) -> list[Cell]:
-    """The part of the grid that is asked for."""
-    return [
-        Cell(
-            Problem(dtype, head_dim, head_dim, mask, kind=asked.kind),
-            standard_sizes(head_dim, seqlen),
-        )
-        for dtype in asked.dtype
-        for head_dim in asked.head_dim
-        for mask in asked.mask
-        for seqlen in asked.seqlen
-    ]
+def matmul_ceiling(dtype: str, size: int = 8_192) -> dict[str, float]:
+    """TFLOP/s of torch's matrix product of two random size x size matrices, per regime."""
+    fp8, kind = DTYPES[dtype].fp8, getattr(torch, DTYPES[dtype].torch)
+    made = torch.float16 if fp8 else kind
+    a, b = (torch.randn(size, size, device="cuda", dtype=made).to(kind) for _ in range(2))
+    one = torch.ones((), device="cuda")
+
+    def product() -> torch.Tensor:
+        if fp8:
+            return torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        return a @ b
+
+    calls = {"matmul": Call(product)}
+    return {
+        name: 2.0 * size**3 / time_calls(calls, regime)["matmul"].seconds / 1e12
+        for name, regime in REGIMES.items()
+    }
 
 
 def time_launch(record: Record, plan: Plan, binary: Binary) -> None:
@@ -155,12 +160,6 @@ def time_launch(record: Record, plan: Plan, binary: Binary) -> None:
         record.about["launch"] = {name: dataclasses.asdict(costs[name]) for name in costs}
         say(launch_lines(record.about["launch"]))
     record.save()
-
-
-def redraw(asked: argparse.Namespace) -> int:
-    """Write table and plots of a committed run again; needs no GPU."""
-    report(Record.read(asked.redraw))
-    return 0
 
 
 def report(record: Record) -> None:
@@ -203,14 +202,10 @@ def report(record: Record) -> None:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    wanted = parser(__doc__)
+    wanted = parser(__doc__, dtype=sorted(DTYPES), head_dim=int, mask=MASKS, seqlen=int)
     wanted.add_argument(
         "--pass", dest="kind", choices=CALLED, default=FORWARD, help="default: %(default)s"
     )
-    wanted.add_argument("--dtype", action="append", choices=sorted(DTYPES))
-    wanted.add_argument("--head-dim", action="append", type=int)
-    wanted.add_argument("--mask", action="append", choices=list(MASKS))
-    wanted.add_argument("--seqlen", action="append", type=int)
     wanted.add_argument(
         "--burst", action="append", choices=sorted(DTYPES), default=[], help="in this regime alone"
     )
@@ -221,12 +216,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     wanted.add_argument(
         "--deterministic", action="store_true", help="of gradients: these kernels as well"
     )
-    asked = wanted.parse_args(argv)
+    asked = parsed(wanted, argv, dtype=["fp16"], head_dim=HEAD_DIMS, mask=MASKS)
     if asked.deterministic and not PASSES[asked.kind].gradients:
         wanted.error("--deterministic goes with --pass backward")
-    asked.dtype = asked.dtype or ["fp16"]
-    asked.head_dim = asked.head_dim or list(HEAD_DIMS)
-    asked.mask = asked.mask or list(MASKS)
     usual = GRADIENT_SEQLENS if PASSES[asked.kind].gradients else SEQLENS
     asked.seqlen = asked.seqlen or list(usual)
     return asked

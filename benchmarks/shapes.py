@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from against import Pair, compile_before, git, time_pair
-from record import BUILDERS, RESULTS, Findings, build, exit_code, say, serving
+from record import BUILDERS, Findings, build, parser, say, script, serving
 
 from fagen.errors import FagenError, VerificationError
 from fagen.measure.numerics import AGREEMENT
@@ -239,9 +239,7 @@ def behind(values: Sequence[float]) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what the arguments ask for; the exit code is that of the `fagen` command."""
     asked = _arguments(argv)
-    if asked.export:
-        return exit_code(lambda: export(asked))
-    return exit_code(lambda: redraw(asked) if asked.redraw else run(asked))
+    return script(asked, export if asked.export else run, report)
 
 
 def export(asked: argparse.Namespace) -> int:
@@ -249,12 +247,6 @@ def export(asked: argparse.Namespace) -> int:
     before = Before.at(asked.before)
     before.export(asked.export)
     say(f"{len(before.kernels)} kernels and their {TABLE} written to {asked.export}")
-    return 0
-
-
-def redraw(asked: argparse.Namespace) -> int:
-    """Write the page of a committed run again; needs no GPU."""
-    report(Findings.read(asked.redraw))
     return 0
 
 
@@ -397,18 +389,12 @@ def _tile(slug: str) -> str:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    wanted = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    wanted = parser(__doc__, peers=False, head_dim=int, mask=MASKS)
     wanted.add_argument("--before", default=REVISION, metavar="REVISION or FOLDER")
     wanted.add_argument("--export", type=Path, metavar="FOLDER")
     wanted.add_argument("--random", type=int, default=0, metavar="N")
     wanted.add_argument("--seed", type=int, default=0)
-    wanted.add_argument("--head-dim", action="append", type=int)
-    wanted.add_argument("--mask", action="append", choices=list(MASKS))
     wanted.add_argument("--repeats", type=int, default=3)
-    wanted.add_argument("--out", type=Path, default=RESULTS, help="folder to write to")
-    wanted.add_argument("--redraw", type=Path, metavar="SHAPES.json", help="no GPU: write anew")
     return wanted.parse_args(argv)
 
 

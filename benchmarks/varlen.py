@@ -22,19 +22,18 @@ import dataclasses
 import math
 import random
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 import torch
-from record import Findings, build, exit_code, parser, say, serving
+from record import Findings, build, parsed, parser, say, script, serving
 from torch import Tensor
 
 from fagen.dispatch.choice import choose
 from fagen.dispatch.choice import serving as dispatch
 from fagen.e4m3 import rounded
-from fagen.errors import DeviceError, FagenError, VerificationError
+from fagen.errors import DeviceError, VerificationError
 from fagen.measure.card import Clock
 from fagen.measure.inputs import inputs, softmax_scale
 from fagen.measure.numerics import FP8_AGREEMENT, rms
@@ -73,14 +72,7 @@ def useful_flops(problem: Problem, lengths: Sequence[int], heads: int) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what the arguments ask for; the exit code is that of the `fagen` command."""
-    asked = _arguments(argv)
-    return exit_code(lambda: redraw(asked) if asked.redraw else run(asked))
-
-
-def redraw(asked: argparse.Namespace) -> int:
-    """Write the page of a committed run again; needs no GPU."""
-    print(report(Findings.read(asked.redraw)))
-    return 0
+    return script(_arguments(argv), run, lambda findings: print(report(findings)))
 
 
 def run(asked: argparse.Namespace) -> int:
@@ -99,26 +91,19 @@ def run(asked: argparse.Namespace) -> int:
     dense = {problem: dense_of(problem, card) for problem in problems}
     kernels = build([*chosen.values(), *(one for found in dense.values() for one in found)])
     findings.note_compiler(kernels)
-    began = time.monotonic()
     work = [(problem, name) for problem in problems for name in asked.list]
     findings.about["not timed"] = [f"{problem.name} {name}" for problem, name in work]
-    for problem, name in work:
-        beside = [ours(kernels[one.slug][1]).bind for one in dense[problem]]
-        try:
-            kernel = op.load(kernels[chosen[problem].slug][1])
-            time_list(findings, problem, name, chosen[problem].slug, kernel, beside)
-        except VerificationError as error:
-            say(f"  {error}")
-            findings.note("wrong, and not timed", error)
-            findings.about["wrong"] = True
+
+    def step(item: tuple[Problem, str]) -> None:
+        problem, name = item
         findings.about["not timed"].pop(0)
-        findings.about["seconds"] = round(time.monotonic() - began)
-        findings.save()
-        if findings.rows:
-            page = report(findings)
-    if not findings.rows:
-        raise FagenError(f"nothing could be timed:\n{findings.remarks}")
-    print(page)
+        beside = [ours(kernels[one.slug][1]).bind for one in dense[problem]]
+        kernel = op.load(kernels[chosen[problem].slug][1])
+        time_list(findings, problem, name, chosen[problem].slug, kernel, beside)
+        report(findings)  # a run cut short has a page too
+
+    findings.each(work, step)
+    print(report(findings))
     return findings.finish()
 
 
@@ -273,19 +258,9 @@ def summed_up(times: Mapping[tuple[Any, ...], Mapping[str, Any]], beside: Sequen
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    wanted = parser(__doc__)
-    wanted.add_argument("--dtype", action="append", choices=list(DTYPES))
-    wanted.add_argument("--head-dim", action="append", type=int)
-    wanted.add_argument("--mask", action="append", choices=list(MASKS))
-    wanted.add_argument("--list", action="append", choices=LISTS)
-    asked = wanted.parse_args(argv)
-    asked.dtype = asked.dtype or list(DTYPES)
-    asked.head_dim = asked.head_dim or [64, 128, 256]
-    asked.mask = asked.mask or ["full", "causal"]
-    asked.list = asked.list or list(LISTS)
-    if asked.peer:
-        wanted.error("--peer: this script has its own, FlashAttention-2 and cuDNN")
-    return asked
+    of = dict(dtype=DTYPES, mask=MASKS, list=LISTS)
+    wanted = parser(__doc__, peers=False, **of, head_dim=int)
+    return parsed(wanted, argv, **of, head_dim=(64, 128, 256))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ def decoded(record: type[Record], value: Any, *, longest: int = 1 << 20, **types
 
     No text has more than `longest` characters. Raises ValueError, which names what is wrong.
     """
-    declared = _fields(record)
+    kind: Any = record
+    declared = _fields(kind)
     if not isinstance(value, dict) or value.keys() != declared.keys():
         odd = sorted(value.keys() ^ declared) if isinstance(value, dict) else [type(value).__name__]
         names = textwrap.shorten(", ".join(dotted((name,)) for name in odd), 300, placeholder=" …")

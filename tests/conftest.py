@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 # before torch is imported: workers share the cores, and threads that wait for each other spin
@@ -115,16 +115,6 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleTy
 
     with scripts(monkeypatch) as load:
         yield load
-
-
-@pytest.fixture
-def made_up_gpu(
-    script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> SimpleNamespace:
-    """A GPU, a compiler and clocks that are made up; what a test may still change of them."""
-    from tests.benchmark_helpers import pretend_gpu  # torch, which takes seconds
-
-    return pretend_gpu(script, monkeypatch)
 
 
 @pytest.fixture

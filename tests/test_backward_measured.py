@@ -1,8 +1,6 @@
 """Gradients measured without a GPU: peers by torch's own ops, kernels by what emulates them."""
 
 import math
-import re
-import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +13,6 @@ from fagen.errors import DeviceError, VerificationError
 from fagen.kinds.backward import operands, proof
 from fagen.kinds.backward.emulate import compute
 from fagen.kinds.backward.reference import gradients
-from fagen.kinds.forward.emulate import compute as compute_forward
 from fagen.measure import cells, heats, peers
 from fagen.measure.gradients import attended, output_gradient
 from fagen.measure.heats import BRIEF, CUDNN, Kernel
@@ -26,7 +23,6 @@ from fagen.problem import Cell, Problem, Sizes
 from fagen.registry import plan_of
 from fagen.vocab import MASKS
 from tests.aten import passes_on_a_cpu
-from tests.benchmark_helpers import refused_without_a_gpu
 
 SLUG = "bwd_fp16_d64_{}_m128n128"
 SCALE = 0.125
@@ -233,192 +229,12 @@ def test_operands_are_of_a_quick_forward_pass_or_of_one_in_fp32():
     assert proof.TRIAL.compared(into) == into
 
 
-def test_the_grid_of_gradients(script):
-    run = script("run")
-    asked = run._arguments(["--pass", "backward"])
-    found = run.cells(asked)
-    assert len(found) == 3 * 2 * 5 and {one.problem.kind for one in found} == {"backward"}
-    assert [one.sizes.seqlen_k for one in found[:5]] == [512, 1_024, 2_048, 4_096, 16_384]
-    assert {one.problem.kind for one in run.cells(run._arguments([]))} == {"forward"}
-
-
-def test_a_run_of_gradients_says_so_wherever_it_writes(script, made_up_gpu, tmp_path, monkeypatch):
-    from tests.test_benchmarks import pretend
-
-    run = script("run")
-    pretend(run, monkeypatch)
-    words = ["--pass", "backward", "--head-dim", "64", "--head-dim", "32", "--seqlen", "1024"]
-    assert run.main([*words, "--dtype", "fp16", "--dtype", "bf16", "--out", str(tmp_path)]) == 0
-    names = sorted(path.name for path in tmp_path.iterdir())
-    (stem,) = {name.partition("backward")[0] for name in names}
-    ends = [*(f"-{d}-{r}.svg" for d in ("bf16", "fp16") for r in ("burst", "sustained"))]
-    assert names == [f"{stem}backward{end}" for end in (*ends, ".json", ".md", ".run.json")]
-    rows = cells_of(tmp_path / f"{stem}backward.json")
-    assert len(rows) == 2 * 2 * 3 * 2  # dtypes, masks, implementations, regimes
-    assert {row.pass_ for row in rows} == {"backward"}
-    assert {row.regime for row in rows} == {"sustained", "burst"}, "not on wide scores too"
-    page = (tmp_path / f"{stem}backward.md").read_text()
-    assert "2.5 times" in page and "full, backward" in page and "fagen in bf16" in page
-    missing = "no committed schedule: fp16 hd32 full backward B=16 H=64 Sq=1024 Sk=1024"
-    assert missing in page and page.count("no committed schedule") == 1
-    drawn = (tmp_path / f"{stem}backward-fp16-burst.svg").read_text()
-    assert "<!-- Attention backward, fp16, burst -->" in drawn
-    assert run.main(["--redraw", str(tmp_path / f"{stem}backward.json")]) == 0
-    assert (tmp_path / f"{stem}backward.md").read_text() == page
-
-
-def test_deterministic_kernels_are_a_column_of_their_own(
-    script, made_up_gpu, tmp_path, monkeypatch, capsys
-):
-    from tests.test_benchmarks import pretend
-
-    run = script("run")
-    pretend(run, monkeypatch)
-    words = ["--pass", "backward", "--head-dim", "64", "--seqlen", "512", "--mask", "full"]
-    assert run.main([*words, "--deterministic", "--out", str(tmp_path)]) == 0
-    (path,) = tmp_path.glob("*-backward.json")
-    rows = cells_of(path)
-    names = ["fagen", DETERMINISTIC, "cudnn", "fa2"]
-    assert [row.implementation for row in rows] == names * 2
-    assert (
-        rows[1].schedule == "bwd_fp16_d64_full_m128n128_det_underdp_persist_post"
-        and rows[1].cell == rows[0].cell
-    )
-    page = path.with_suffix(".md").read_text()
-    for said in ("fagen ÷ cuDNN", "fagen, deterministic ÷ cuDNN", "fagen, deterministic ÷ fagen"):
-        assert f"{said}:" in page
-    with pytest.raises(SystemExit):
-        run.main(["--deterministic"])
-    assert "goes with --pass backward" in capsys.readouterr().err
-
-
 def test_a_kernel_is_called_what_its_schedule_says(monkeypatch):
     monkeypatch.setattr(peers.op, "load", lambda binary: None)
     usual = SLUG.format("full")
     for slug, name in ((usual, "fagen"), (f"{usual}_det", DETERMINISTIC)):
         assert peers.ours(SimpleNamespace(slug=slug)).name == name
         assert cell_of(plan_of(slug), Sizes(1, 2, 1, 9, 9)) == cell("full", 9, 9)
-
-
-def cells_of(path):
-    from fagen.measure.rows import read_rows
-
-    return read_rows(path)
-
-
-@pytest.fixture
-def shapes(script):
-    """benchmarks/backward_shapes.py."""
-    return script("backward_shapes")
-
-
-def test_shapes_drawn_at_random_are_odd_grouped_and_of_what_is_committed(shapes):
-    wanted = [Problem("fp16", 64, 64, mask, kind="backward") for mask in MASKS]
-    found = shapes.drawn(120, 3, wanted)
-    assert found == shapes.drawn(120, 3, wanted) != shapes.drawn(120, 4, wanted)
-    assert len(set(found)) == 120 and {one.problem for one in found} == {*wanted}
-    assert all(shapes.FLOPS[0] <= one.flops <= shapes.FLOPS[1] for one in found)
-    sizes = [one.sizes for one in found]
-    assert sum(one.seqlen_k % 2 for one in sizes) > 60
-    assert 30 < sum(one.heads > one.kv_heads for one in sizes) < 90
-    uneven = [one for one in found if not one.sizes.square]
-    assert len(uneven) > 5 and {one.problem.mask for one in uneven} == {"full"}
-
-
-def test_a_run_over_random_shapes_ends_in_a_minimum_and_a_mean(
-    shapes, made_up_gpu, tmp_path, capsys
-):
-    assert shapes.main(["--number", "6", "--head-dim", "128", "--out", str(tmp_path)]) == 0
-    (path,) = tmp_path.glob("*-backward-shapes.json")
-    rows = cells_of(path)
-    assert len(rows) == 6 * 2 and {row.head_dim for row in rows} == {128}
-    assert {row.implementation for row in rows} == {"fagen", "cudnn"}
-    page = path.with_suffix(".md").read_text()
-    assert re.search(r"\| +all \| +6 \| +1\.100 \| +1\.10 \|", page)
-    assert "6 shapes beside cuDNN, behind in 0." in page
-    assert "varlen" not in page, "kernels of packed sequences do not serve these"
-    assert shapes.main(["--redraw", str(path)]) == 0
-    assert path.with_suffix(".md").read_text() == page
-    assert "behind in 0" in capsys.readouterr().out
-
-
-def test_no_such_schedules_are_an_error(shapes, made_up_gpu, tmp_path, capsys):
-    assert shapes.main(["--head-dim", "8", "--out", str(tmp_path)]) == 1
-    assert "no committed schedule" in capsys.readouterr().err
-
-
-@pytest.fixture
-def step(script, made_up_gpu, torch_on_a_cpu, monkeypatch):
-    """benchmarks/step.py over 64 tokens on a CPU, where cuDNN takes twice as long."""
-    made = script("step")
-    record = sys.modules["record"]
-    load = {"fwd": compute_forward, "bwd": compute}
-    monkeypatch.setattr(
-        made.op, "load", lambda binary: partial(load[binary.slug[:3]], plan_of(binary.slug))
-    )
-    monkeypatch.setattr(made, "inputs", partial(inputs, device="cpu"))
-    monkeypatch.setattr(
-        made, "standard_sizes", lambda head_dim, seqlen: Sizes(1, 2, 2, seqlen, seqlen)
-    )
-    monkeypatch.setattr(peers, "GRADIENTS", {
-        name: peers._gradients(lambda *asked: None, backend)
-        for name, backend in (("cudnn", "cudnn"), ("fa2", "flash"))
-    })  # fmt: skip
-    assert record.peer is peers.peer
-
-    def time_calls(calls, regime):
-        for call in calls.values():
-            call.once()
-        slow = {"forward": 1e-4, "backward": 3e-4, "in turn": 5e-4}
-        return {
-            name: Timing(slow[name.partition(" ")[2]] * (1 + name.startswith("cudnn")), 0.01, 1_500)
-            for name in calls
-        }
-
-    monkeypatch.setattr(made, "time_calls", time_calls)
-    return made
-
-
-def test_a_step_is_the_sum_of_both_passes(step, tmp_path):
-    words = ["--seqlen", "64", "--peer", "cudnn", "--peer", "fa2", "--out", str(tmp_path)]
-    assert step.main(words) == 0
-    (path,) = tmp_path.glob("*-step.json")
-    found = step.Findings.read(path)
-    assert [row["implementation"] for row in found.rows] == ["fagen", "cudnn", "fa2"] * 2
-    first = found.rows[0]
-    assert first["us"] == {"forward": 100.0, "backward": 300.0, "in turn": 500.0}
-    assert [slug[:20] for slug in first["schedules"]] == [
-        "fwd_bf16_d128_causal",
-        "bwd_bf16_d128_causal",
-    ]
-    pairs = 64 * 64 / 2
-    assert first["tflops"] == round(3.5 * 4 * 2 * 128 * pairs / 400e-6 / 1e12, 1)
-    page = path.with_suffix(".md").read_text()
-    assert re.search(
-        r"fagen \| +100.0 \| +300.0 \| +400.0 \| +500.0 \| .*\| +2.000 \| +2.000 \|", page
-    )
-    assert step.main(["--redraw", str(path)]) == 0
-    assert path.with_suffix(".md").read_text() == page
-
-
-def test_a_step_whose_gradients_are_wrong_is_not_timed(step, tmp_path, monkeypatch):
-    right = step.op.load
-
-    def load(binary):
-        run = right(binary)
-        factor = 1.2 if binary.slug.startswith("bwd") else 1
-        return lambda *given: tuple(x * factor for x in run(*given))
-
-    monkeypatch.setattr(step.op, "load", load)
-    assert step.main(["--seqlen", "64", "--out", str(tmp_path)]) == 1
-    assert not list(tmp_path.glob("*.md"))
-
-
-def test_scripts_of_gradients_need_a_gpu(script, tmp_path, capsys):
-    for name in ("backward_shapes", "step"):
-        assert refused_without_a_gpu(script(name), tmp_path / name, capsys)
-    run = script("run")
-    assert refused_without_a_gpu(run, tmp_path / "run", capsys, "--pass", "backward")
 
 
 def test_schedules_of_both_passes_are_benched(monkeypatch):

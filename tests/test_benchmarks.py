@@ -1,297 +1,60 @@
-"""The grid of benchmarks/run.py without a GPU: what it would time, and pages of made-up times."""
+"""The scripts of benchmarks/ without a GPU: what they would time, and what they wrote."""
 
+import ctypes
 import json
-import sys
-import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
+import math
+import re
+import shutil
 
 import pytest
+import torch
 
 from fagen import registry
-from fagen.dispatch import choice
 from fagen.dispatch import tables as dispatch_table
-from fagen.errors import DeviceError
-from fagen.kinds.forward.keys import Schedule
-from fagen.measure import peers
-from fagen.measure.launch import LaunchCost
-from fagen.measure.rows import (
-    PREARRANGED,
-    QUANTISE,
-    Row,
-    geomean,
-    ratios,
-    read_rows,
-    regimes_of,
-    write_rows,
-)
-from fagen.measure.timing import Call
-from fagen.problem import Problem
-from tests.benchmark_helpers import FIELDS, RESULTS, refused_without_a_gpu
+from fagen.dispatch.tables import table_at
+from fagen.measure.rows import Row, geomean, ratios, read_rows, regimes_of
+from fagen.paths import locate
+from fagen.problem import Cell, Problem, Sizes
+from fagen.process import run
+from fagen.render import environment
+from fagen.runtime import attention as dispatch
+from fagen.toolchain import find_gxx
+from tests.benchmark_helpers import BENCHMARKS, FIELDS, RESULTS, refused_without_a_gpu
+from tests.tensors import normal
 
-ABOUT = {
-    "card": "Sample card", "driver": "1", "torch": "2", "cuda": "3", "cudnn": "4",
-    "date": "2026-01-01", "matmul_tflops": {"fp16": {"sustained": 700.0, "burst": 800.0}},
-}  # fmt: skip
+MEASURING = {  # scripts, and what each needs beside --out to begin at once
+    **dict.fromkeys(("ablation", "backward_shapes", "choice", "data", "decode"), ()),
+    **dict.fromkeys(("decode_ablation", "decode_micro", "fp8_end_to_end", "head_dims"), ()),
+    **dict.fromkeys(("run", "varlen"), ()),
+    **dict.fromkeys(("fp8_accuracy", "fp8_families"), ("--device", "cuda")),
+    "shapes": ("--before", "."),
+}
+OTHERS = {"against": "REVISION", "pages": "--check"}
+FOR_ALL = {"headline", "plots", "record", "tables"}  # modules, no scripts
 
 
-@pytest.fixture
-def run(script):
-    """benchmarks/run.py."""
-    return script("run")
+def test_every_script_is_listed_here():
+    there = {path.stem for path in BENCHMARKS.glob("*.py")}
+    assert there == {*MEASURING, *OTHERS, *FOR_ALL}
 
 
-def pretend(module, monkeypatch, costs=None):
-    """Make up what run.py measures beside the cells."""
-    costs = costs or {"torch op": LaunchCost(6.5, 1, 0, 0, 2)}
-    monkeypatch.setattr(
-        module, "matmul_ceiling", lambda dtype: {"sustained": 700.0, "burst": 800.0}
-    )
-    monkeypatch.setattr(module, "launch_costs", lambda plan, binary: costs)
+@pytest.mark.parametrize("name", [*MEASURING, *OTHERS])
+def test_a_script_says_what_it_takes(name, script, capsys):
+    with pytest.raises(SystemExit) as end:
+        script(name).main(["--help"])
+    printed = capsys.readouterr().out
+    assert end.value.code == 0 and f"python benchmarks/{name}.py" in printed
+    assert name == "pages" or "--out" in printed
 
 
-@pytest.fixture
-def schedules(tmp_path, monkeypatch):
-    """A schedules folder with a dispatch table: a slug up to 2,048 keys, another above."""
-    few, many = "fwd_fp16_d64_full_m128n112", "fwd_fp16_d64_full_m128n128"
-    folder = tmp_path / "schedules"
-    (folder / "forward").mkdir(parents=True)
-    for slug in (few, many):
-        keys = Schedule.from_slug(slug)
-        (folder / "forward" / f"{slug}.toml").write_text(
-            f'[attention]\nhead_dim = 64\ndtype = "fp16"\nmask = "full"\n'
-            f"[tile]\nblock_m = 128\nblock_n = {keys.tile.block_n}\n"
-        )
-    rows = [(few, 0, 2048), (many, 2049)]
-    dispatch_table.update(
-        folder / dispatch_table.NAME, [dispatch_table.Row.of("NVIDIA H200", *row) for row in rows]
-    )
-    for module in (registry, choice):
-        monkeypatch.setattr(module, "locate", lambda name: folder)
-    choice.committed.cache_clear()
-    yield few, many
-    choice.committed.cache_clear()
-
-
-def sample() -> list[Row]:
-    """Invented figures: fagen is 1.1 of cuDNN at head dim 64 and 0.9 at 128."""
-    rows = []
-    for head_dim, ratio in [(64, 1.1), (128, 0.9)]:
-        for mask, base in [("full", 400.0), ("causal", 300.0)]:
-            for seqlen in (512, 2048, 16_384):
-                for regime, faster in [("sustained", 1.0), ("burst", 1.15)]:
-                    cudnn = (base + head_dim + seqlen / 200) * faster
-                    given = [("fagen", f"slug_{head_dim}", cudnn * ratio), ("cudnn", None, cudnn)]
-                    given.append(("fa2", None, cudnn / 2))
-                    for name, schedule, tflops in given:
-                        rows.append(
-                            Row(
-                                "fp16", head_dim, head_dim, mask, 16_384 // seqlen, seqlen, seqlen,
-                                2048 // head_dim, 2048 // head_dim, name, schedule, regime,
-                                tflops, 0.01, 1500,
-                            )
-                        )  # fmt: skip
-    return rows
-
-
-@pytest.fixture
-def folder(tmp_path):
-    write_rows(tmp_path / "card.json", sample())
-    (tmp_path / "card.run.json").write_text(json.dumps(ABOUT))
-    return tmp_path
-
-
-def test_a_redraw_writes_the_table_and_a_plot_per_regime(run, folder, capsys):
-    assert run.main(["--redraw", str(folder / "card.json")]) == 0
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "card-fp16-burst.svg",
-        "card-fp16-sustained.svg",
-        "card.json",
-        "card.md",
-        "card.run.json",
-    ]
-    page = (folder / "card.md").read_text()
-    assert "1.100" in page and "0.900" in page and "Sample card" in page
-    assert "700 TFLOP/s sustained" in page
-    assert (
-        page.count("\n|  fp16") == 12 + 3 + 2
-    )  # the problems, both head dims and all, their shares
-    assert "geomean" in capsys.readouterr().out
-
-
-def test_a_plot_names_every_implementation_and_the_ceiling(run, folder):
-    run.main(["--redraw", str(folder / "card.json")])
-    text = (folder / "card-fp16-sustained.svg").read_text()
-    ElementTree.fromstring(text)
-    for word in ("fagen", "cuDNN", "FA2", "matmul 8192", "head dim 64, full", "16k"):
-        assert f"<!-- {word}" in text
-
-
-def test_the_same_rows_give_the_same_files(run, folder):
-    run.main(["--redraw", str(folder / "card.json")])
-    first = {path.name: path.read_bytes() for path in folder.iterdir()}
-    run.main(["--redraw", str(folder / "card.json")])
-    assert first == {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def test_the_default_grid_is_the_24_fp16_cells_of_both_masks(run):
-    asked = run._arguments([])
-    cells = len(asked.dtype) * len(asked.head_dim) * len(asked.mask) * len(asked.seqlen)
-    assert (asked.dtype, cells) == (["fp16"], 24)
-
-
-def test_without_a_hopper_gpu_it_says_so_and_exits_with_5(run, tmp_path, capsys):
-    assert refused_without_a_gpu(run, tmp_path, capsys)
-
-
-def test_cudnn_counts_its_version_in_one_number(run):
-    assert sys.modules["record"]._dotted(91900) == "9.19.0"
-    assert sys.modules["record"]._dotted(None) == "none"
-
-
-def test_the_grid_times_what_attention_would_take_and_all_schedules_only_if_asked(
-    run, made_up_gpu, schedules, tmp_path, monkeypatch
+@pytest.mark.parametrize("name", MEASURING)
+def test_without_a_hopper_gpu_a_script_says_so_exits_with_5_and_writes_nothing(
+    name, script, tmp_path, capsys
 ):
-    pretend(run, monkeypatch)
-    corner = ["--head-dim", "64", "--mask", "full", "--out", str(tmp_path)]
-    few, many = schedules
-    assert run.main(corner) == 0
-    (path,) = tmp_path.glob("nvidia-h200-????-??-??.json")
-    timed = {(row.schedule, row.seqlen_k) for row in read_rows(path) if row.schedule}
-    assert timed == {(few, 512), (few, 2048), (many, 4096), (many, 16_384)}
-    assert set(made_up_gpu.built) == {few, many}
-    page = path.with_suffix(".md").read_text()
-    assert f"`{few}`: 512, 2048 keys" in page
-    assert "fagen burst σ=4" in page and "fagen ÷ cuDNN burst σ=4" in page
-    assert "FA2 burst |" in page and "FA2 burst σ=4" not in page
-    wide = [row.implementation for row in read_rows(path) if row.regime == "burst-sigma4"]
-    assert sorted(set(wide)) == ["cudnn", "fagen"] and len(wide) == 2 * 4
-    assert not list(tmp_path.glob("*sigma4*"))
-    assert run.main([*corner, "--all-schedules"]) == 0
-    assert sum(row.schedule is not None for row in read_rows(path)) == 2 * 3 * 4
+    assert refused_without_a_gpu(script(name), tmp_path / "out", capsys, *MEASURING[name])
 
 
-def test_a_grid_page_holds_shares_launch_costs_and_both_dtypes(
-    run, made_up_gpu, tmp_path, monkeypatch
-):
-    pretend(run, monkeypatch)
-    both = ["--dtype", "fp16", "--dtype", "bf16", "--head-dim", "128", "--out", str(tmp_path)]
-    assert run.main(both) == 0
-    (path,) = tmp_path.glob("*.run.json")
-    about = json.loads(path.read_text())
-    assert about["launch"]["torch op"]["host_microseconds"] == 6.5
-    assert about["notes"] == {}
-    page = path.with_name(path.name.replace(".run.json", ".md")).read_text()
-    assert "6.5 µs of the host; kernels 1, memsets 0, copies 0, allocations 2" in page
-    assert "share of the matrix product" in page
-    assert "bf16 ÷ in fp16" in page
-    rows = path.with_name(path.name.replace(".run.json", ".json"))
-    assert run.main(["--redraw", str(rows)]) == 0
-    assert rows.with_suffix(".md").read_text() == page
-
-
-def test_a_dtype_may_be_timed_in_burst_alone_and_a_usual_peer_left_out(
-    run, made_up_gpu, tmp_path, monkeypatch
-):
-    pretend(run, monkeypatch)
-    corner = ["--dtype", "fp16", "--dtype", "bf16", "--head-dim", "128", "--out", str(tmp_path)]
-    assert run.main([*corner, "--burst", "fp16", "--without", "fa2"]) == 0
-    (path,) = tmp_path.glob("nvidia-h200-????-??-??.json")
-    rows = list(read_rows(path))
-    regimes = {dtype: {row.regime for row in rows if row.dtype == dtype} for dtype in corner[1:4:2]}
-    assert regimes["fp16"] == {"burst", "burst-sigma4"}
-    assert regimes["bf16"] == {"sustained", "burst", "burst-sigma4"}
-    assert {row.implementation for row in rows} == {"fagen", "cudnn"}
-    assert len({row.cell for row in rows}) == 2 * 8
-    page = path.with_suffix(".md").read_text()
-    assert "fagen ÷ cuDNN sustained" in page and "bf16 ÷ in fp16" in page
-    plots = [plot.stem.removeprefix(path.stem) for plot in tmp_path.glob("*.svg")]
-    assert sorted(plots) == ["-bf16-burst", "-bf16-sustained", "-fp16-burst"]
-
-
-def test_a_missing_profiler_costs_only_the_launch_costs(run, made_up_gpu, tmp_path, monkeypatch):
-    def blind(plan, binary):
-        raise DeviceError("the profiler sees nothing")
-
-    pretend(run, monkeypatch)
-    monkeypatch.setattr(run, "launch_costs", blind)
-    assert run.main(["--head-dim", "128", "--seqlen", "512", "--out", str(tmp_path)]) == 0
-    (page,) = tmp_path.glob("*.md")
-    assert "no launch costs: the profiler sees nothing" in page.read_text()
-
-
-def test_a_wrong_kernel_is_noted_the_others_are_timed_and_the_exit_code_is_6(
-    run, made_up_gpu, schedules, tmp_path, monkeypatch
-):
-    pretend(run, monkeypatch)
-    made_up_gpu.wrong.add(schedules[0])
-    assert run.main(["--head-dim", "64", "--mask", "full", "--out", str(tmp_path)]) == 6
-    (path,) = tmp_path.glob("nvidia-h200-????-??-??.json")
-    assert {row.seqlen_k for row in read_rows(path)} == {4096, 16_384}
-    assert f"wrong, and not timed: {schedules[0]} differs" in path.with_suffix(".md").read_text()
-
-
-def test_where_nothing_can_be_timed_nothing_is_written(
-    run, made_up_gpu, tmp_path, monkeypatch, capsys
-):
-    pretend(run, monkeypatch)
-    assert run.main(["--head-dim", "24", "--out", str(tmp_path)]) == 1
-    assert "no committed schedule: fp16 hd24 full" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.fixture
-def fp8(made_up_gpu, monkeypatch):
-    """Kernels of e4m3 under the name that goes with how V lies in memory."""
-    record = sys.modules["record"]
-    plain = record.ours
-
-    def ours(binary):
-        made = plain(binary)
-        return made if "_vrows" in binary.slug else replace(made, name=PREARRANGED)
-
-    def quantise(case, q, k, v):
-        return Call(lambda: None)
-
-    monkeypatch.setattr(record, "ours", ours)
-    monkeypatch.setitem(peers.PEERS, QUANTISE, quantise)
-    monkeypatch.setattr(record, "installed", lambda name: False)
-
-
-def test_in_e4m3_both_ways_of_v_stand_beside_cudnn_in_fp16_and_quantising_is_a_column(
-    run, made_up_gpu, fp8, tmp_path, monkeypatch
-):
-    pretend(run, monkeypatch)
-    corner = ["--dtype", "e4m3", "--head-dim", "64", "--mask", "full", "--out", str(tmp_path)]
-    assert run.main(corner) == 0
-    (path,) = tmp_path.glob("nvidia-h200-????-??-??.json")
-    rows = read_rows(path)
-    assert list(json.loads(path.read_text())[0]) == FIELDS
-    assert {row.dtype for row in rows} == {"e4m3"}
-    found = {(row.implementation, row.schedule is not None) for row in rows}
-    assert found == {("fagen", True), (PREARRANGED, True), ("cudnn", False), (QUANTISE, False)}
-    kinds = {("_vrows" in slug, "_sblock" in slug) for slug in made_up_gpu.built}
-    assert len(kinds) == 4, "both ways of V, both kinds of scales"
-    page = path.with_suffix(".md").read_text()
-    for said in (
-        "In e4m3 cuDNN is in fp16",
-        "quantising Q, K, V sustained, µs",
-        "fagen ÷ cuDNN fp16",
-        "fagen, V transposed ÷ cuDNN fp16:",
-        "What quantising Q, K and V adds",
-        "scales by block of rows ÷ with one per head",
-    ):
-        assert said in page
-    plot = (tmp_path / f"{path.stem}-e4m3-sustained.svg").read_text()
-    assert "V transposed" in plot and "quantising" not in plot
-    assert run.main(["--redraw", str(path)]) == 0
-    assert path.with_suffix(".md").read_text() == page
-
-
-def test_the_usual_peers_of_e4m3_are_others(run, monkeypatch):
-    record = sys.modules["record"]
-    monkeypatch.setattr(record, "installed", lambda name: name == "cudnn-e4m3")
-    assert record.usual_peers(Problem("e4m3", 64, 64, "full")) == ["cudnn", "cudnn-e4m3", QUANTISE]
-    assert record.usual_peers(Problem("bf16", 64, 64, "full")) == ["cudnn", "fa2"]
+# ---- what is committed ---------------------------------------------------------------------------
 
 
 def test_committed_results_are_rows_of_the_promised_fields_beside_what_they_were_made_on():
@@ -299,10 +62,270 @@ def test_committed_results_are_rows_of_the_promised_fields_beside_what_they_were
         assert not {"host", "user", "path"} & set(json.loads(path.read_text()))
         results = path.with_name(path.name.replace(".run.json", ".json"))
         if results.stem.endswith(("accuracy", "families")):
-            continue  # errors; their scripts' tests have them
+            continue  # errors: below, and in test_fp8_families.py
         rows = json.loads(results.read_text())
         assert all(list({**row, "pass": "forward"}) == FIELDS for row in rows)
         rows = read_rows(results)
         assert all(row.tflops > 0 for row in rows)
         assert "burst" in (regimes := regimes_of(rows))
         assert all(geomean(ratios(rows, regime).values()) > 0 for regime in regimes)
+
+
+def test_committed_errors_are_lines_of_the_experiment_and_emulated_to_a_tenth(script):
+    module = script("fp8_accuracy")
+    for path in RESULTS.glob("*accuracy.json"):
+        lines = [module.Line(**line) for line in json.loads(path.read_text())]
+        measured = [line for line in lines if line.kernel]
+        assert measured and {line.long for line in measured} == {False, True}
+        both = [line for line in measured if line.emulated]
+        assert {line.long for line in both} == {False, True}
+        assert all(abs(line.kernel / line.emulated - 1) <= 0.1 for line in both)
+
+
+def test_a_page_of_results_is_what_its_data_says_and_shows_its_own_plots(
+    script, monkeypatch, tmp_path, capsys
+):
+    pages = script("pages")
+    import plots  # of benchmarks/, as its scripts find it
+
+    def undrawn(rows, folder, stem, **_):  # plots take their time: they are compared below
+        return tuple(plots.places(rows, folder, stem).values())
+
+    monkeypatch.setattr(plots, "plot", undrawn)
+    shown = set()
+    for page in sorted(RESULTS.glob("*.md")):
+        text = page.read_text("utf-8")
+        assert text.startswith("# ") and text.count("\n# ") == 0
+        of = re.findall(r"\]\(([^)]*\.svg)\)", text)
+        assert all(name.startswith(page.stem) and (RESULTS / name).exists() for name in of)
+        shown.update(of)
+        if page not in pages.pages():
+            continue
+        drawn = dict(pages.drawn(page, tmp_path))
+        assert {place.name for place in drawn.values()} == {page.name}
+        for path, place in drawn.items():
+            assert pages.alike(path, place), f"{page.name}: run make pages"
+    others = {path.name for path in RESULTS.glob("*.svg")} - shown
+    assert {name for name in others if "train" not in name} == {"speeds.svg"}  # the README's
+
+
+@pytest.mark.long
+def test_every_plot_is_what_its_data_says(script, capsys):
+    assert script("pages").main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_what_sums_a_run_up_comes_before_its_table():
+    page = (RESULTS / "nvidia-h200-2026-11-26-backward.md").read_text("utf-8")
+    assert page.index("fagen ÷ cuDNN:") < page.index(".svg)") < page.index("mask |     S |")
+
+
+def test_a_plot_is_drawn_for_light_and_for_dark_screens(script, tmp_path):
+    plots = script("plots")
+    stem = "nvidia-h200-2026-11-26-backward"
+    rows = [row for row in read_rows(RESULTS / f"{stem}.json") if row.head_dim == 64][:8]
+    (path, *_) = plots.plot(rows, tmp_path, "x", subtitle="of few rows", ceilings={})
+    text = path.read_text("utf-8")
+    assert "@media (prefers-color-scheme: dark)" in text
+    used = set(re.findall(r"#[0-9a-f]{6}", text.partition("</defs>")[2]))
+    assert {plots.GROUND, plots.INK, plots.ACCENT} <= used
+    light, dark = plots.GROUND, plots.DARK[plots.GROUND]
+    for colour, other in plots.DARK.items():
+        assert f'[style*="fill: {colour}"] {{ fill: {other} !important }}' in text
+        if colour not in (plots.GROUND, plots.FAINT):
+            assert contrast(colour, light) > 3 and contrast(other, dark) > 3
+    for colour in used - plots.DARK.keys():  # what has one colour stands out from either ground
+        assert min(contrast(colour, light), contrast(colour, dark)) > 1.8
+    for committed in RESULTS.glob("*.svg"):
+        text = committed.read_text("utf-8")
+        transparent = "#ffffff" not in text
+        assert transparent or "prefers-color-scheme: dark" in text, committed.name
+
+
+def contrast(one: str, other: str) -> float:
+    """The ratio of two colours' luminances, as WCAG has it."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        red, green, blue = (
+            part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+        )
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+# ---- what is timed -------------------------------------------------------------------------------
+
+
+def test_the_default_grid_is_the_24_fp16_cells_of_both_masks(script):
+    run = script("run")
+    cells = run.grid(run._arguments([]))
+    assert len(cells) == 24 and {cell.problem.dtype for cell in cells} == {"fp16"}
+
+
+@pytest.mark.usefixtures("nothing_is_ready")
+def test_the_schedules_of_the_ablation_are_committed_and_never_the_usual_choice(
+    script, schedules_folder
+):
+    ablation = script("ablation")
+    for schedule in (ablation.WHOLE, *ablation.WITHOUT.values()):
+        path = locate("schedules") / "forward" / f"{schedule.slug}.toml"
+        shutil.copy(path, schedules_folder / "forward")
+    keys = ablation.WHOLE.attention
+    picked = dispatch.picked(dtype=keys.dtype, head_dim=keys.head_dim, seqlen=16_384)
+    assert picked.slug == ablation.WHOLE.slug
+
+
+def test_the_figures_are_of_90_shapes_and_as_far_from_flashattention_3_as_was_found(script):
+    shapes = script("shapes")
+    found = shapes.figures()
+    assert len(found) == len({figure.cell for figure in found}) == 90
+    assert math.isclose(shapes.geomean(f.ahead for f in found), 1.116, abs_tol=1e-3)
+    worst = min(found, key=lambda figure: figure.ahead)
+    assert worst.cell.problem.mask == "causal" and worst.ahead == 399 / 519
+
+
+@pytest.mark.parametrize("dims", ["80", "96", "112", "160", "192", "192/128"])
+def test_a_space_of_each_head_dim_has_what_serves_its_gradients_and_few_others(script, dims):
+    head_dims = script("head_dims")
+    asked = head_dims._arguments(["--pass", "backward", "--spaces", "--dims", dims])
+    for cell in head_dims.cells(asked):
+        slugs = [one.slug for one in head_dims.of_spaces(cell.problem, asked.most)]
+        assert head_dims.in_line(cell, "")[0].slug in slugs
+        assert 3 <= len(set(slugs)) == len(slugs) <= 6
+        assert len(list(head_dims.of_spaces(cell.problem, 2))) == 2
+
+
+def test_committed_rows_of_few_queries_are_those_that_are_predicted(
+    script, tmp_path, monkeypatch, capsys
+):
+    """As long as they say that they are; measured ones are by a committed result."""
+    choice = script("choice")
+    committed = [row for row in table_at(locate("schedules") / dispatch_table.NAME) if row.narrow]
+    assert committed
+    predicted = [row for row in committed if "predicted" in row.by]
+    for row in committed:
+        assert row in predicted or (locate("schedules").parent / row.by).is_file()
+    if predicted:
+        monkeypatch.setattr(choice, "locate", lambda name: tmp_path)
+        assert choice.main(["--predicted", "--write"]) == 0
+        assert set(predicted) <= set(table_at(tmp_path / dispatch_table.NAME))
+        assert "tiles" in capsys.readouterr().out
+
+
+# scores of a family, (queries, keys), have what is said of it
+@pytest.mark.parametrize("family", ["sigma=1", "sigma=8", "sink", "rising", "falling", "local"])
+def test_scores_are_as_their_family_is_told(script, family):
+    data, length = script("data"), 512
+    q, k, v = (normal(1, length, 2, 64, seed=seed) for seed in range(3))
+    query, key, value, scale = data.made(family, q, k, v)
+    assert value is v and query.shape == q.shape
+    scores = scale * query[0, :, 0].double() @ key[0, :, 0].double().T
+    by_key, place = scores.mean(0), torch.arange(length) / (length - 1)
+    if family.startswith("sigma"):
+        sigma = float(family.removeprefix("sigma="))
+        assert math.isclose(float(scores.std()), sigma, rel_tol=0.05)
+    elif family == "sink":
+        assert math.isclose(float(by_key[0]), 12, abs_tol=0.5)
+        assert abs(float(by_key[1:].mean())) < 0.1
+    elif family == "local":
+        near, *far = (float(scores.diagonal(offset).mean()) for offset in (0, 200, -200))
+        assert math.isclose(near, 12, abs_tol=0.5) and max(far) < near - 3
+        assert math.isclose(*far, abs_tol=0.7)
+    else:
+        slope = place if family == "rising" else 1 - place
+        assert float((by_key - 16 * slope).abs().max()) < 0.5
+    assert data.FA3.keys() == data.CUDNN.keys()
+
+
+# ---- programs of their own -----------------------------------------------------------------------
+
+
+def test_every_source_of_decode_micro_is_a_program_and_one_compiles(script, monkeypatch, tmp_path):
+    micro = script("decode_micro")
+    assert {path.stem for path in micro.SOURCES.glob("*.cu")} == set(micro.PROGRAMS)
+    if shutil.which("nvidia-smi"):
+        pytest.skip("this machine may have a GPU")
+    monkeypatch.setenv("FAGEN_CACHE", str(tmp_path))
+    binary, remark = micro._compiled("clusters")
+    assert binary and not remark
+    (row,) = micro.measured(binary)
+    assert row["what"] == "all that was to follow" and row["error"].startswith("the first kernel")
+
+
+# as kernels were before their kind shared one struct: fewer fields, in another order
+OLD = """
+struct FagenForwardArgs {
+  unsigned struct_bytes, reserved;
+  const void *q, *k, *v;
+  void* out;
+  float* lse;
+  long q_stride_batch, q_stride_seq, q_stride_head, k_stride_batch, k_stride_seq, k_stride_head;
+  long v_stride_batch, v_stride_seq, v_stride_head, out_stride_batch, out_stride_seq;
+  long out_stride_head, lse_stride_batch, lse_stride_head;
+  int batch, heads, kv_heads, seqlen_q, seqlen_k;
+  float scale;
+};
+"""
+NOTING = """
+static FagenForwardArgs noted;
+extern "C" int fagen_stub(const FagenForwardArgs* args, void*) { noted = *args; return 7; }
+extern "C" long told(int what) {
+  const long known[] = {(long)noted.q, noted.k_stride_head, noted.v_stride_seq, noted.seqlen_k,
+                        long(noted.scale * 8), noted.lse_stride_head, %s};
+  return known[what];
+}
+"""
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_a_kernel_of_another_revision_is_called_by_the_names_of_its_structs_fields(
+    script, old, tmp_path
+):
+    header = OLD
+    if not old:
+        plan = registry.plan_of("fwd_e4m3_d64_full_m64n64_vrows")
+        header = environment().get_template("abi.h.j2").render(plan=plan)
+    noting = NOTING % ("0, 0" if old else "(long)noted.k_descale, noted.version")
+    (tmp_path / "before.cu").write_text(f"#include <cstdint>\n{header}\n{noting}")
+    gxx, _ = find_gxx()
+    command = [gxx, "-std=c++17", "-shared", "-fPIC", "-x", "c++", "-include", "before.cu"]
+    command += ["-DFAGEN_FUNCTION=fagen_stub", BENCHMARKS / "adapter.cu", "-o", "kernel.so"]
+    compiled = run(command, cwd=tmp_path)
+    assert compiled.returncode == 0, compiled.stderr
+    q, k, v = (torch.zeros(2, s, h, 64) for s, h in ((5, 4), (7, 2), (7, 2)))
+    scales = () if old else tuple(torch.ones(1, 1, 1) for _ in range(3))
+    into = torch.zeros(2, 5, 4, 64), torch.zeros(2, 4, 5)
+    cell = Cell(Problem("fp16", 64, 64, "full", v_layout="rows"), Sizes(2, 4, 2, 5, 7))
+    library = tmp_path / "kernel.so"
+    given = (q, k, v, 0.25, *scales)
+    call = script("against").call_before(library, cell, given, into, 0)
+    with pytest.raises(Exception, match="status 7"):
+        call()
+    told = ctypes.CDLL(str(library)).told
+    told.restype = ctypes.c_long
+    found = [told(i) for i in range(8)]
+    assert found[:6] == [q.data_ptr(), 64, 128, 7, 2, 5]
+    assert found[6:] == ([0, 0] if old else [scales[1].data_ptr(), 3])
+
+
+def test_a_table_below_a_page_compares_cell_by_cell(script):
+    script("record")  # the folder of scripts is on the path from here on
+    import tables
+
+    def row(dtype: str, tflops: float, **given: object) -> Row:
+        usual = dict(head_dim=128, head_dim_v=128, mask="full", batch=1, seqlen_q=16_384)
+        usual |= dict(seqlen_k=16_384, heads=16, kv_heads=16, implementation="fagen")
+        usual |= dict(schedule=None, regime="sustained", spread=0.01, sm_clock_mhz=1_500)
+        return Row(dtype=dtype, tflops=tflops, **{**usual, **given})
+
+    rows = [row("fp16", 500.0), row("bf16", 505.0), row("fp16", 400.0, mask="causal")]
+    rows += [row("bf16", 380.0, mask="causal"), row("fp16", 300.0, head_dim=64, head_dim_v=64)]
+    text = tables.beside_fp16(rows)
+    assert [line.split()[-2] for line in text.splitlines() if "1." in line or "0.9" in line] == [
+        *("1.010", "0.950", "0.980")
+    ]
+    shares = tables.share_of_matmul(rows, {"fp16": {"sustained": 625.0}})
+    assert " 80% |" in shares and "bf16" not in shares
+    assert tables.beside_fp16(rows[:1]) == tables.share_of_matmul(rows[2:4], {}) == ""

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from fagen.build import Binary
@@ -14,10 +13,9 @@ from fagen.measure.inputs import cell_of, inputs, rows_with_keys
 from fagen.measure.numerics import disagreement
 from fagen.measure.peers import Implementation, ours, peer, tried
 from fagen.measure.rows import OURS, YARDSTICK, Row
-from fagen.measure.timing import BURST, REGIMES, SUSTAINED, Call, Regime, Timing, time_calls
+from fagen.measure.timing import BURST, SUSTAINED, Call, Regime, Timing, time_calls
 from fagen.problem import Cell, Problem, Sizes, standard_sizes
 from fagen.records import Speed
-from fagen.vocab import DTYPES
 
 Say = Callable[[str], None]
 CHARGED, CREDITED = "charged", "credited"
@@ -143,27 +141,6 @@ def _with_charges(label: str, timings: Mapping[str, Timing]) -> Timing:
     credited = timings.get(f"{label} {CREDITED}")
     more = charged.seconds - (credited.seconds if credited else 0.0)
     return replace(timing, seconds=timing.seconds + max(0.0, more))
-
-
-def matmul_ceiling(dtype: str, size: int = 8_192) -> dict[str, float]:
-    """TFLOP/s of torch's matrix product of two random size x size matrices, per regime."""
-    hopper()
-    given = DTYPES[dtype]
-    kind = getattr(torch, given.torch)
-    made = torch.float16 if given.fp8 else kind
-    a, b = (torch.randn(size, size, device="cuda", dtype=made).to(kind) for _ in range(2))
-    one = torch.ones((), device="cuda")
-
-    def product() -> Tensor:
-        if given.fp8:
-            return torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
-        return a @ b
-
-    calls = {"matmul": Call(product)}
-    return {
-        name: 2.0 * size**3 / time_calls(calls, regime)["matmul"].seconds / 1e12
-        for name, regime in REGIMES.items()
-    }
 
 
 def _agree(cell: Cell, calls: dict[str, Call], who: dict[str, Implementation]) -> None:

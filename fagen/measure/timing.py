@@ -11,14 +11,13 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 
 from fagen.measure.card import Clock
-from fagen.measure.rows import WIDE
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,6 @@ def captured(call: Call, runs: int) -> Call:
 
 SUSTAINED = Regime("sustained", idle=0.0, warm=0.150, timed=0.150, rounds=3)
 BURST = Regime("burst", idle=0.040, warm=0.0, timed=0.006, rounds=5)
-BURST_WIDE = replace(BURST, name=WIDE, sigma=4.0)
 WAKING = 0.010  # seconds
 REGIMES = {regime.name: regime for regime in (SUSTAINED, BURST)}
 

@@ -134,3 +134,9 @@ def launch_lines(costs: Mapping[str, Mapping[str, float]]) -> str:
         f"allocations {cost['allocations']:g}\n"
         for name, cost in costs.items()
     )
+
+
+def plain_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Rows as Markdown, without padding."""
+    lines = [head, ["---"] * len(head), *body]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
