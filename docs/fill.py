@@ -1,14 +1,14 @@
-"""Write into the README and the guide pages what fagen really prints; `--check` only compares.
+"""Write into the README and the guide what fagen really prints; `--check` only compares.
 
 Filled in, wherever they stand in a page:
 
-    ```console            each line "$ fagen …" is run, and what it prints is put below it
+    ```console            each line "$ fagen …" is run, and its output is put below it
     <!-- file: PATH -->   the block below is that file
     <!-- kernel: SLUG --> the block below is that kernel's source, from its first line to its last
     <!-- commands -->     … <!-- end -->   a table of the commands
-    <!-- variables -->    … <!-- end -->   a table of the variables of the environment that are read
+    <!-- variables -->    … <!-- end -->   a table of the environment variables that fagen reads
     <!-- keys: KIND -->   … <!-- end -->   a table of the keys of a kind's schedules
-    <!-- signature: SLUG --> … <!-- end -->   the ops of that kernel, and what they take and return
+    <!-- signature: SLUG --> … <!-- end -->   the ops of that kernel, their arguments and results
     <!-- results -->      … <!-- end -->   the newest committed benchmarks, as a picture and tables
 
 The picture is drawn here too, as benchmarks/results/speeds.svg.
@@ -38,8 +38,7 @@ from fagen.paths import VARIABLES  # noqa: E402
 from fagen.schedule import Code  # noqa: E402
 from fagen.signature import Scalar, Signature, Tensor  # noqa: E402
 
-NOTES = ROOT / "benchmarks" / "notes"
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(NOTES.glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
 def filled(page: str) -> str:
@@ -48,20 +47,23 @@ def filled(page: str) -> str:
     block = r"(?P<head>^<!-- {}: (?P<name>\S+) -->\n+```\w+\n)(?P<body>.*?)^```$"
     page = re.sub(block.format("file"), _file, page, flags=re.M | re.S)
     page = re.sub(block.format("kernel"), _kernel, page, flags=re.M | re.S)
-    page = _between(page, "commands", _commands)
-    page = _between(page, "variables", _variables)
-    page = _between(page, "results", _results)
-    for kind in registry.ENTRIES:
-        page = _between(page, f"keys: {kind}", partial(_keys, kind))
+    tables: dict[str, Callable[[], Iterator[str]]] = {
+        "commands": _commands,
+        "variables": _variables,
+        "results": _results,
+    }
+    tables |= {f"keys: {kind}": partial(_keys, kind) for kind in registry.ENTRIES}
     for slug in re.findall(r"^<!-- signature: (\S+) -->$", page, re.M):
         signature = registry.plan_of(slug).signature
-        page = _between(page, f"signature: {slug}", partial(signature_table, signature))
+        tables[f"signature: {slug}"] = partial(signature_table, signature)
+    for name, lines in tables.items():
+        page = _between(page, name, lines)
     return page
 
 
-def _console(found: re.Match[str]) -> str:
-    asked = [line for line in found[2].splitlines() if line.startswith("$ ")]
-    return found[1] + "\n".join(f"{line}\n{_printed(line)}" for line in asked) + "```"
+def _console(block: re.Match[str]) -> str:
+    commands = [line for line in block[2].splitlines() if line.startswith("$ ")]
+    return block[1] + "\n".join(f"{line}\n{_printed(line)}" for line in commands) + "```"
 
 
 @cache
@@ -70,23 +72,23 @@ def _printed(line: str) -> str:
     assert program == "fagen", f"only fagen is run for a page: {line}"
     with chdir(ROOT):
         result = CliRunner().invoke(cli.main, words, prog_name="fagen")
-    return "".join(f"{said.rstrip()}\n" for said in result.output.splitlines())
+    return "".join(f"{line.rstrip()}\n" for line in result.output.splitlines())
 
 
-def _file(found: re.Match[str]) -> str:
-    return f"{found['head']}{(ROOT / found['name']).read_text(encoding='utf-8')}```"
+def _file(block: re.Match[str]) -> str:
+    return f"{block['head']}{(ROOT / block['name']).read_text(encoding='utf-8')}```"
 
 
-def _kernel(found: re.Match[str]) -> str:
-    """Cut the excerpts out again: parts are parted by a line of //  …, each has two ends."""
-    lines = _source(found["name"]).splitlines()
+def _kernel(block: re.Match[str]) -> str:
+    """Cut the excerpts out again, each by its first and last line; "// …" separates them."""
+    lines = _source(block["name"]).splitlines()
     excerpts = []
-    for part in found["body"].split("\n// …\n"):
-        first, last = part.strip("\n").splitlines()[0], part.strip("\n").splitlines()[-1]
+    for excerpt in block["body"].split("\n// …\n"):
+        first, last = excerpt.strip("\n").splitlines()[0], excerpt.strip("\n").splitlines()[-1]
         begin = lines.index(first)
         end = lines.index(last, begin + 1)
         excerpts.append("\n".join(lines[begin : end + 1]))
-    return found["head"] + "\n// …\n".join(excerpts) + "\n```"
+    return block["head"] + "\n// …\n".join(excerpts) + "\n```"
 
 
 @cache
@@ -94,10 +96,10 @@ def _source(slug: str) -> str:
     return flow.rendered(registry.from_slug(slug)).kernel
 
 
-def _between(page: str, name: str, make: Callable[[], Iterator[str]]) -> str:
+def _between(page: str, name: str, table: Callable[[], Iterator[str]]) -> str:
     span = rf"(^<!-- {name} -->\n).*?(^<!-- end -->$)"
     return re.sub(
-        span, lambda m: m[1] + "\n".join(["", *make(), "", m[2]]), page, flags=re.M | re.S
+        span, lambda m: m[1] + "\n".join(["", *table(), "", m[2]]), page, flags=re.M | re.S
     )
 
 
@@ -105,23 +107,19 @@ def _commands() -> Iterator[str]:
     yield "| command | |"
     yield "|---|---|"
     for name, command in cli.main.commands.items():
-        group = isinstance(command, click.Group)
-        for parts in _under(name, command) if group else [(name, command)]:
-            yield f"| `fagen {parts[0]}` | {parts[1].get_short_help_str(200)} |"
+        inner = command.commands if isinstance(command, click.Group) else {"": command}
+        for word, one in inner.items():
+            yield f"| `fagen {f'{name} {word}'.strip()}` | {one.get_short_help_str(200)} |"
 
 
 def _variables() -> Iterator[str]:
     yield "| variable | |"
     yield "|---|---|"
-    yield from (f"| `{name}` | {told} |" for name, told in VARIABLES.items())
-
-
-def _under(name: str, group: Any) -> list[tuple[str, Any]]:
-    return [(f"{name} {inner}", command) for inner, command in group.commands.items()]
+    yield from (f"| `{name}` | {meaning} |" for name, meaning in VARIABLES.items())
 
 
 def _keys(kind: str) -> Iterator[str]:
-    """Tell each key of a kind's schedules; the table is named where there are several."""
+    """Describe each key of a kind's schedules; its table is named where there are several."""
     keys = registry.kind(kind).schedule.keys
     codes = {code.key: code for code in keys.slug.codes}
     schema = registry.kind(kind).schedule.json_schema()
@@ -135,9 +133,9 @@ def _keys(kind: str) -> Iterator[str]:
             if key in keys.required:
                 default = "required"
             slug = _code(codes[key]) if key in codes else "always"
-            told = rule["description"].replace("|", "\\|")
+            meaning = rule["description"].replace("|", "\\|")
             head = f"| `[{table}]` " * several
-            yield f"{head}| `{key}` | {_values(rule)} | {default} | {slug} | {told} |"
+            yield f"{head}| `{key}` | {_values(rule)} | {default} | {slug} | {meaning} |"
 
 
 def _code(code: Code) -> str:
@@ -163,7 +161,7 @@ def _toml(value: Any) -> str:
 
 
 def signature_table(signature: Signature) -> Iterator[str]:
-    """Tell what the ops of a kernel take and return, its rules and its largest sizes."""
+    """Describe what the ops of a kernel take and return, its rules and its largest sizes."""
     ops = {"": signature.returns}
     ops |= {f"_without_{tensor.name}": signature.returns_kept for tensor in signature.omittable}
     yield "```"
@@ -180,15 +178,15 @@ def signature_table(signature: Signature) -> Iterator[str]:
         name = f"→ `{tensor.result}`"
         yield f"| {name} | {tensor.shape} | {tensor.dtype.torch} | {'; '.join(_made(tensor))} |"
     yield ""
-    told = [f"`{rule.of}` is a multiple of `{rule.by}`" for rule in signature.rules]
+    limits = [f"`{rule.of}` is a multiple of `{rule.by}`" for rule in signature.rules]
     for most, sizes in signature.sizes_by_most.items():
-        told.append(f"{', '.join(f'`{size.name}`' for size in sizes)}: at most {most:,}")
-    told += [f"{limit.name}: {limit}, fewer than 2^30" for limit in signature.counts]
-    yield "; ".join(told) + "."
+        limits.append(f"{', '.join(f'`{size.name}`' for size in sizes)}: at most {most:,}")
+    limits += [f"{limit.name}: {limit}, fewer than 2^30" for limit in signature.counts]
+    yield "; ".join(limits) + "."
 
 
 def _taken(argument: Tensor | Scalar, signature: Signature) -> Iterator[str]:
-    """Tell of an argument what its shape and dtype do not."""
+    """Say what the shape and dtype of an argument do not."""
     if argument.note:
         yield argument.note
     if isinstance(argument, Scalar):
@@ -207,7 +205,7 @@ def _taken(argument: Tensor | Scalar, signature: Signature) -> Iterator[str]:
 
 
 def _made(tensor: Tensor) -> Iterator[str]:
-    """Tell the same of a result."""
+    """Say the same of a result."""
     if tensor.note:
         yield tensor.note
     if tensor.made:
@@ -227,20 +225,20 @@ def _results() -> Iterator[str]:
     yield f"![{headline.TITLE}]({picture})"
     yield ""
     fa3 = headline.newest(results, "-fa3", ".csv")
-    other = f" {FA3} ran in a process of its own: {_made_on(fa3)}." if fa3 else ""
+    other = f" {FA3} ran in its own process: {_made_on(fa3)}." if fa3 else ""
     yield _wrapped(
-        f"*TFLOP/s, geometric mean and least … most of the shapes of each head dim; {OURS} and "
-        f"{CUDNN} in one process: {headline.versions(grid)} ({_page(grid)}).{other} Burst and "
-        "sustained are [two regimes](benchmarks/notes/measuring.md#two-regimes): short runs after "
-        "a pause, at the full clock, and long ones at the power limit.*"
+        f"*TFLOP/s by head dim: geometric mean and range over the shapes. {OURS} and {CUDNN} ran "
+        f"in one process: {headline.versions(grid)} ({_page(grid)}).{other} Burst: short runs at "
+        "full clock. Sustained: long runs at the power limit "
+        "([measuring](benchmarks/notes/measuring.md#two-regimes)).*"
     )
     yield ""
     yield from headline.grid_table(results)
     yield ""
     gradients = headline.newest(results, "-backward")
-    where = "*Forward as in the picture"
+    where = "*Forward: as in the picture"
     if gradients:
-        where += f"; gradients on {headline.versions(gradients)} ({_page(gradients)})"
+        where += f". Gradients: {headline.versions(gradients)} ({_page(gradients)})"
     yield _wrapped(f"{where}.*")
     calls = headline.newest(results, "-peers", ".csv")
     if calls:
@@ -248,21 +246,21 @@ def _results() -> Iterator[str]:
         yield from headline.random_table(calls)
         yield ""
         yield _wrapped(
-            f"*Calls of random sizes, all peers in one process; a call that no peer takes is left "
-            f"out: {_made_on(calls)}. e4m3 adds up in fp32 since then, "
-            "which takes 3 … 13 % of its speed ([fp8.md](docs/fp8.md)).*"
+            "*Calls of random sizes; fagen and all peers ran in one process. Calls that no peer "
+            f"supports are left out. {_made_on(calls)}. e4m3 kernels accumulate in fp32 since "
+            "then, which costs 3 … 13 % ([notes](benchmarks/notes/fp8.md#how-fast-it-is)).*"
         )
 
 
 def _made_on(path: Path) -> str:
     """The last line of the comment that a file of figures begins with, and a link to the file."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    told = [line.removeprefix("#").strip() for line in lines if line.startswith("#")]
-    return f"{told[-1]} ([each]({path.relative_to(ROOT)}))"
+    comment = [line.removeprefix("#").strip() for line in lines if line.startswith("#")]
+    return f"{comment[-1]} ([all rows]({path.relative_to(ROOT)}))"
 
 
 def _page(path: Path) -> str:
-    return f"[each]({path.with_suffix('.md').relative_to(ROOT)})"
+    return f"[all rows]({path.with_suffix('.md').relative_to(ROOT)})"
 
 
 def _wrapped(text: str) -> str:
@@ -278,7 +276,7 @@ def filled_files() -> Iterator[tuple[Path, str]]:
 
 
 def main(check: bool) -> int:
-    """Fill every file, or with `check` say which are stale; the exit code."""
+    """Fill every file, or with `check` name the stale ones; the exit code."""
     stale = []
     for path, after in filled_files():
         before = path.read_text(encoding="utf-8") if path.exists() else ""

@@ -20,7 +20,7 @@ from fagen.errors import FagenError, ScheduleError, ToolchainError
 
 _PACKAGE = Path(__file__).resolve().parent
 
-# Every variable of the environment that fagen reads, and for what; docs/build.md shows this table.
+# Every variable of the environment that fagen reads, and for what; docs/tour.md shows this table.
 VARIABLES = {
     "FAGEN_CACHE": "the folder of built kernels",
     "XDG_CACHE_HOME": "without `FAGEN_CACHE`: the folder in which `fagen` is that of built kernels",

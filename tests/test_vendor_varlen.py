@@ -157,7 +157,7 @@ def test_a_kernel_has_no_name_of_what_chooses(name: str, tmp_path: Path) -> None
 
 def test_what_the_page_shows_compiles(tmp_path: Path) -> None:
     page = (ROOT / "docs/vendor.md").read_text("utf-8")
-    section = page.partition("\n## Packed sequences\n")[2].partition("\n## ")[0]
+    section = page.partition("\n## Varlen\n")[2].partition("\n## ")[0]
     body = section.partition("```cpp\n")[2].partition("```")[0]
     vendored("my_attention", "source", tmp_path / "c", OWN[0], GRADIENTS[0])
     head = "#include <my_attention.h>\nint64_t called(void* stream) {\n"

@@ -38,7 +38,7 @@ _ops = torch.library.Library("fagen", "FRAGMENT")
 def load(binary: Binary) -> Op:
     """Register `binary` as torch.ops.fagen.<slug> and return the op.
 
-    It takes and returns what its Plan's signature says (docs/op.md has the tables): tensors on one
+    It takes and returns what its Plan's signature says (docs/call.md has tables): tensors on one
     device, and beside it there is fagen.<slug>_without_<output> for `alone`. On CPU tensors it is
     emulated. The op raises ValueError that names a wrong argument, also where a gradient would be
     needed. From any thread, as often as you like: the second time costs nothing.

@@ -1,4 +1,4 @@
-"""A Plan of e4m3, bytes and descales in, what its kernel computes out: docs/fp8.md in torch.
+"""A Plan of e4m3, bytes and descales in, what its kernel computes out: docs/kernel.md in torch.
 
 Sums of products are those of Hopper's tensor cores, to the bit, or, without `hopper_sums`, fp32's.
 """
