@@ -5,6 +5,7 @@ some of their values and lines changed, in several encodings, and words and byte
 same cases in every run. What fails is shrunk to the smallest file that still does.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,25 +28,8 @@ VALUES += ['""', "'x'", '"""a\nb"""', '"full"', '"causal"', '"fp16"', '"e4m3"', 
 VALUES += ['"\\u001b]0;x\\u0007"', '"\\u009b2J"', '"\\n"', '"\\U0001f600"', '"\U0001f600\u2028"']
 VALUES += ['"' + "long " * 50 + '"', "{a = 1}", "{ from = 1, to = 2 }", "["]
 SNIPPETS = ["\x00", "\x1b[2J", "\x85", "\r", "\r\n", "\n", "\ufeff", "\u202e", "é", "\U0001f600"]
-SNIPPETS += [
-    "=",
-    " = ",
-    ".",
-    ",",
-    "[",
-    "]",
-    "[[",
-    "]]",
-    "{",
-    "}",
-    "#",
-    "\\",
-    "'",
-    '"',
-    "'''",
-    '"""',
-]
-SNIPPETS += ["a." * 300, "[" * 300, "kind = 1\n", '"\\u001b" = 1\n', "x = [\n" * 200]
+SNIPPETS += [" = ", "=", ".", ",", "[", "]", "[[", "]]", "{", "}", "#", "\\", "'", '"', "'''"]
+SNIPPETS += ['"""', "a." * 300, "[" * 300, "kind = 1\n", '"\\u001b" = 1\n', "x = [\n" * 200]
 ENCODINGS = ["utf-8"] * 5 + ["utf-8-sig", "latin-1", "utf-16", "crlf"]
 
 
@@ -136,19 +120,59 @@ def settings(cases: int) -> hypothesis_settings:
     )
 
 
-def fuzzed(doors: dict[str, Door]) -> tuple[Callable[..., None], Callable[..., None]]:
-    """The test of these doors with a few cases each, and that with very many."""
+def cases(few: int = FEW, many: int = MANY) -> pytest.MarkDecorator:
+    """Parametrize a test by `cases`: few in every run, and very many in the long ones."""
+    long = pytest.param(many, marks=pytest.mark.long)
+    return pytest.mark.parametrize("cases", [few, long])
 
-    def judged(cases: int) -> Callable[..., None]:
-        @pytest.mark.parametrize("door", doors)
-        def test(door: str, tmp_path: Path) -> None:
-            @settings(cases)
-            @given(contents(doors[door].files))
-            def judge(content: bytes) -> None:
-                stands(doors[door], tmp_path / "x.toml", content)
 
-            judge()
+def hold(cases: int, drawn: st.SearchStrategy[Any], judge: Callable[[Any], None]) -> None:
+    """Judge so many cases of what is drawn."""
 
-        return test
+    @settings(cases)
+    @given(drawn)
+    def judged(one: Any) -> None:
+        judge(one)
 
-    return judged(FEW), pytest.mark.long(judged(MANY))
+    judged()
+
+
+def fuzzed(doors: dict[str, Door]) -> Callable[..., None]:
+    """The test of these doors."""
+
+    @cases()
+    @pytest.mark.parametrize("door", doors)
+    def test(door: str, cases: int, tmp_path: Path) -> None:
+        path = tmp_path / "x.toml"
+        hold(cases, contents(doors[door].files), lambda content: stands(doors[door], path, content))
+
+    return test
+
+
+def altered_json(text: str, change: str, steps: list[int], value: Any) -> str:
+    """Change the value that these steps lead to: set, "gone", "more" or "twice" what it was.
+
+    Text that is no JSON stays as it is.
+    """
+    try:
+        whole = node = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    for number, step in enumerate(steps):
+        if not isinstance(node, dict | list) or not node:
+            break
+        keys = [*node] if isinstance(node, dict) else [*range(len(node))]
+        key = keys[step % len(keys)]
+        if number < len(steps) - 1 and isinstance(node[key], dict | list) and node[key]:
+            node = node[key]
+            continue
+        if change == "gone":
+            del node[key]
+        elif change == "more" and isinstance(node, dict):
+            node[str(value)[:5000]] = value
+        elif change == "twice" and isinstance(node, list):
+            node *= 30
+        else:
+            node[key] = value
+        break
+    return json.dumps(whole)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from fagen import registry
@@ -14,7 +13,7 @@ from fagen.dispatch.tables import NAME, Row, table_at, update, written
 from fagen.errors import ScheduleError
 from fagen.paths import config_folder
 from fagen.problem import Problem
-from tests.fuzz import FEW, MANY, Door, fuzzed, in_words, settings
+from tests.fuzz import Door, cases, fuzzed, hold, in_words
 
 # ---- schedules ----------------------------------------------------------------------------------
 
@@ -87,7 +86,7 @@ DOORS = {kind: Door(read_schedule, schedules(kind)) for kind in registry.ENTRIES
 DOORS["every key"] = Door(read_schedule, (Path("examples/every_key.toml").read_text(),))
 DOORS["dispatch"] = Door(serve_by_table, USERS)
 
-test_no_file_is_a_traceback, test_nor_is_one_of_very_many = fuzzed(DOORS)
+test_no_file_is_a_traceback = fuzzed(DOORS)
 
 
 # ---- and what is written ------------------------------------------------------------------------
@@ -121,14 +120,6 @@ def read_back_or_refused(rows: list[Row], path: Path) -> None:
     assert all(line.isprintable() for line in path.read_text(encoding="utf-8").split("\n"))
 
 
-def held(cases: int, path: Path) -> None:
-    settings(cases)(given(tables())(lambda rows: read_back_or_refused(rows, path)))()
-
-
-def test_rows_are_read_back_or_refused(tmp_path: Path) -> None:
-    held(FEW, tmp_path / NAME)
-
-
-@pytest.mark.long
-def test_so_are_very_many(tmp_path: Path) -> None:
-    held(MANY, tmp_path / NAME)
+@cases()
+def test_rows_are_read_back_or_refused(cases: int, tmp_path: Path) -> None:
+    hold(cases, tables(), lambda rows: read_back_or_refused(rows, tmp_path / NAME))

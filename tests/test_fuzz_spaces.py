@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fagen.errors import ScheduleError
@@ -21,24 +20,14 @@ from fagen.search.declared import MAX_POINTS, parse_space
 from fagen.search.files import parse_spaces, read_spaces
 from fagen.search.run import anchors, summary
 from fagen.search.space import survey
+from tests.fuzz import cases, hold, in_words
 
 SURVEYED = 64  # points at most: of larger spaces the file alone is judged
 
 KEYS = Schedule.keys
 SECTIONS = [*KEYS.tables, "shapes", "search", "tail", "serach", '"\\u001b[2J"']
-NAMES = [
-    *KEYS.sections,
-    "stepp",
-    "blok_n",
-    "seqlen",
-    "weight",
-    "kv_heads",
-    "anchor",
-    "seqlens",
-    "tokens",
-    "longest_k",
-    '"a\\nb"',
-]
+NAMES = [*KEYS.sections, "stepp", "blok_n", "seqlen", "weight", "kv_heads", "anchor", "seqlens"]
+NAMES += ["tokens", "longest_k", '"a\\nb"']
 NUMBERS = [0, 1, -1, 2, 3, 16, 24, 64, 96, 128, 256, 257, 512, 4096, 10**6, 10**9, 2**63, -(2**70)]
 WORDS = ["fp16", "bf16", "e4m3", "full", "causal", "warp", "none", "registers", "own", "", "é\x1b["]
 FLOATS = ["nan", "inf", "-inf", "1e999", "5e-324", "1e308", "0.0", "-1.5", "150.0", "1979-05-27"]
@@ -137,17 +126,22 @@ TOKENS += ["#", "\\", "é", ".", "\x00", "\x85", "\u2028", "kind"]
 soup = st.lists(st.sampled_from(TOKENS), max_size=40).map("".join) | st.text(max_size=120)
 texts = st.one_of(sensible(), packed(), altered(), altered(), soup)
 
-fuzz = dict(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+
+def refused(read: Callable[..., object], text: str) -> str:
+    """The refusal of a text, of which each line names the file and can be printed, or ""."""
+    try:
+        read(text, "x.toml")
+    except ScheduleError as error:
+        in_words(error, "x.toml")
+        return str(error)
+    return ""
 
 
 def judge(text: str) -> None:
     """Refused, it is in printable lines that name the file; else all that is predicted is right."""
-    try:
-        declared = parse_space(text, "x.toml")
-    except ScheduleError as error:
-        lines = str(error).split("\n")
-        assert all(line.startswith("x.toml") and line.isprintable() for line in lines), lines
+    if refused(parse_space, text):
         return
+    declared = parse_space(text, "x.toml")
     points = math.prod(map(len, declared.values.values()))
     assert points <= MAX_POINTS
     if points > SURVEYED:
@@ -164,17 +158,9 @@ def judge(text: str) -> None:
             assert all(anchors(found, declared.effort))
 
 
-@settings(**fuzz, max_examples=300)
-@given(texts)
-def test_a_space_is_refused_in_words_or_can_be_searched(text):
-    judge(text)
-
-
-@pytest.mark.long
-@settings(**fuzz, max_examples=10_000)
-@given(texts)
-def test_so_are_ten_thousand(text):
-    judge(text)
+@cases()
+def test_a_space_is_refused_in_words_or_can_be_searched(cases):
+    hold(cases, texts, judge)
 
 
 # ---- several in one file ------------------------------------------------------------------------
@@ -183,17 +169,6 @@ def test_so_are_ten_thousand(text):
 def nested(text: str) -> str:
     """A space as one of several."""
     return "[[space]]\n" + re.sub(r"^(\[+)", r"\1space.", text, flags=re.MULTILINE)
-
-
-def refused(call: Callable[..., object], text: str) -> str:
-    """The refusal of a text, of which each line names the file and can be printed, or ""."""
-    try:
-        call(text, "x.toml")
-    except ScheduleError as error:
-        lines = str(error).split("\n")
-        assert all(line.startswith("x.toml") and line.isprintable() for line in lines), lines
-        return str(error)
-    return ""
 
 
 def judge_several(texts: list[str]) -> None:
@@ -215,33 +190,28 @@ def judge_several(texts: list[str]) -> None:
 spaces = st.lists(sensible() | sensible() | altered(), min_size=1, max_size=3)
 
 
-@settings(**fuzz, max_examples=200)
-@given(spaces)
-def test_several_spaces_are_refused_in_words_or_each_is_what_it_is_alone(texts):
-    judge_several(texts)
-
-
-@pytest.mark.long
-@settings(**fuzz, max_examples=10_000)
-@given(spaces)
-def test_so_are_ten_thousand_files_of_several(texts):
-    judge_several(texts)
+@cases(few=200)
+def test_several_spaces_are_refused_in_words_or_each_is_what_it_is_alone(cases):
+    hold(cases, spaces, judge_several)
 
 
 # ---- files ---------------------------------------------------------------------------------------
 
 
-@settings(**fuzz, max_examples=100)
-@given(content=st.binary(max_size=200) | texts.map(lambda text: text.encode("utf-16")))
-def test_no_file_is_a_traceback(tmp_path_factory, content):
-    path = tmp_path_factory.getbasetemp() / "space.toml"
-    path.write_bytes(content)
-    with pytest.raises(ScheduleError, match=r"space\.toml"):
-        read_spaces(path)[0]
+def test_no_file_is_a_traceback(tmp_path):
+    path = tmp_path / "space.toml"
+
+    def judge(content):
+        path.write_bytes(content)
+        with pytest.raises(ScheduleError, match=r"space\.toml"):
+            read_spaces(path)[0]
+
+    hold(100, st.binary(max_size=200) | texts.map(lambda text: text.encode("utf-16")), judge)
 
 
-@settings(**fuzz, max_examples=100)
-@given(name=st.text(max_size=40).filter(lambda name: not name.endswith(".toml")))
-def test_no_name_is_a_traceback(name):
-    with pytest.raises(ScheduleError):
-        read_spaces(name)[0]
+def test_no_name_is_a_traceback():
+    def judge(name):
+        with pytest.raises(ScheduleError):
+            read_spaces(name)[0]
+
+    hold(100, st.text(max_size=40).filter(lambda name: not name.endswith(".toml")), judge)

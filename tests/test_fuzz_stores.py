@@ -10,7 +10,6 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fagen import registry, search
@@ -20,6 +19,7 @@ from fagen.search import replay
 from fagen.search.report import page
 from fagen.search.store import Store
 from tests.cli_helpers import fagen
+from tests.fuzz import altered_json, cases, hold
 from tests.recordings import CARD, SPACE, record, space
 
 TEXT = SPACE.replace('["full", "causal"]', '"full"')
@@ -284,12 +284,16 @@ one_cell = st.sampled_from(sorted(COLUMNS)).flatmap(
         st.just(table), st.sampled_from(COLUMNS[table]), st.integers(0, 9), cells
     )
 )
-in_json = st.tuples(st.just("json"), st.lists(st.integers(0, 40), max_size=4), anything)
+in_json = st.tuples(
+    st.just("json"),
+    st.sampled_from(["value", "value", "gone", "more"]),
+    st.lists(st.integers(0, 40), max_size=4),
+    anything,
+)
 texts = st.tuples(st.just("text"), st.integers(0, 2000), st.sampled_from('{}[],:"\\n0\x00'))
 damage = st.tuples(st.just("bytes"), st.integers(0, 1 << 20), st.integers(0, 255))
 cut = st.tuples(st.just("cut"), st.integers(0, 1 << 20))
 changes = st.lists(st.one_of(one_cell, one_cell, in_json, in_json, texts, damage, cut), min_size=1)
-fuzz = dict(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
 def changed(whole: bytes, path: Path, wanted: list[tuple]) -> None:
@@ -307,9 +311,13 @@ def changed(whole: bytes, path: Path, wanted: list[tuple]) -> None:
         with closing(sqlite3.connect(path)) as base, suppress(sqlite3.Error, UnicodeError), base:
             if kind in ("json", "text"):
                 base.text_factory = lambda text: text.decode(errors="replace")
-                (found,) = base.execute("SELECT found FROM survey").fetchone() or ("",)
-                said = _json(str(found), *how) if kind == "json" else _text(str(found), *how)
-                base.execute("UPDATE survey SET found = ?", (said,))
+                (found,) = map(str, base.execute("SELECT found FROM survey").fetchone() or ("",))
+                if kind == "json":
+                    text = altered_json(found, *how)
+                else:
+                    at, letter = how
+                    text = found[:at] + letter + found[at + 1 :]
+                base.execute("UPDATE survey SET found = ?", (text,))
             else:
                 column, row, cell = how
                 select = f"SELECT {column} FROM {kind} LIMIT 1 OFFSET ?"
@@ -317,32 +325,6 @@ def changed(whole: bytes, path: Path, wanted: list[tuple]) -> None:
                 base.execute(
                     f"UPDATE {kind} SET {column} = ? WHERE {column} = ?", (cell, *(old or (0,)))
                 )
-
-
-def _json(found: str, where: list[int], value: object) -> str:
-    try:
-        whole = node = json.loads(found)
-    except ValueError:
-        return found
-    for number, step in enumerate(where):
-        if not isinstance(node, dict | list) or not node:
-            break
-        keys = list(node) if isinstance(node, dict) else list(range(len(node)))
-        key = keys[step % len(keys)]
-        if number == len(where) - 1 or not isinstance(node[key], dict | list):
-            if value == "x":
-                del node[key]
-            elif value == 0.5 and isinstance(node, dict):
-                node[f"{key}\n"] = value
-            else:
-                node[key] = value
-            break
-        node = node[key]
-    return json.dumps(whole)
-
-
-def _text(found: str, at: int, letter: str) -> str:
-    return found[:at] + letter + found[at + 1 :]
 
 
 numbers = count()
@@ -361,12 +343,6 @@ def run(whole: bytes, folder: Path, wanted: list[tuple]) -> None:
     finally:
         for file in sorted(folder.rglob("*"), reverse=True):
             file.rmdir() if file.is_dir() else file.unlink()
-
-
-@settings(**fuzz, max_examples=100)
-@given(wanted=changes)
-def test_so_is_one_of_packed_sequences(packed, tmp_path_factory, wanted):
-    run(packed, _folder(tmp_path_factory), wanted)
 
 
 @pytest.mark.parametrize(
@@ -399,20 +375,10 @@ def test_lengths_that_no_search_has_written_are_refused_in_a_line(packed, tmp_pa
     assert judge(path, tmp_path / "out")
 
 
-@settings(**fuzz, max_examples=200)
-@given(wanted=changes)
-def test_a_store_is_read_or_refused_in_a_line(whole, tmp_path_factory, wanted):
-    run(whole, _folder(tmp_path_factory), wanted)
+@cases(few=200)
+def test_a_store_is_read_or_refused_in_a_line(whole, tmp_path, cases):
+    hold(cases, changes, lambda wanted: run(whole, tmp_path, wanted))
 
 
-@pytest.mark.long
-@settings(**fuzz, max_examples=10_000)
-@given(wanted=changes)
-def test_so_are_ten_thousand(whole, tmp_path_factory, wanted):
-    run(whole, _folder(tmp_path_factory), wanted)
-
-
-def _folder(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.getbasetemp() / "fuzzed"
-    folder.mkdir(exist_ok=True)
-    return folder
+def test_so_is_one_of_packed_sequences(packed, tmp_path):
+    hold(100, changes, lambda wanted: run(packed, tmp_path, wanted))
