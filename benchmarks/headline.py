@@ -189,7 +189,7 @@ def random_calls(path: Path) -> tuple[Calls, ...]:
 
 def random_table(path: Path) -> Iterator[str]:
     """Tell random calls as Markdown, a line a work."""
-    yield "| random calls, burst, ÷ the fastest peer | calls | mean | least | behind | peers |"
+    yield "| speed ÷ fastest peer: random calls, burst | calls | geomean | min | slower | peers |"
     yield "|---|--:|--:|--:|--:|---|"
     for one in random_calls(path):
         mean, least = geomean(one.ratios), min(one.ratios)
@@ -203,7 +203,7 @@ def grid_table(results: Path) -> Iterator[str]:
     lines = [*_grid_ratios(results)]
     if not lines:
         return
-    yield "| the grid, ÷ one peer | shapes | burst: mean | least | sustained: mean | least |"
+    yield "| speed ÷ a peer: the grid | shapes | burst: geomean | min | sustained: geomean | min |"
     yield "|---|--:|--:|--:|--:|--:|"
     for told, by_regime in lines:
         shapes = max(map(len, by_regime.values()))
