@@ -16,20 +16,20 @@ if len(sys.argv) != 2 or not sys.argv[1].endswith(".toml"):
     sys.exit(__doc__)
 schedule = fagen.read_schedule(sys.argv[1])
 if schedule.kind != "forward" or schedule.attention.dtype == "e4m3":
-    sys.exit(f"{schedule.slug}: the demo calls fagen.attention in 16 bits; name a schedule of that")
-asked = schedule.attention
-causal = asked.mask == "causal"
-dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[asked.dtype]
+    sys.exit(f"{schedule.slug}: the demo calls fagen.attention in 16 bits; name such a schedule")
+attention = schedule.attention
+causal = attention.mask == "causal"
+dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[attention.dtype]
 
 hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 device = "cuda" if hopper else "cpu"
 batch, heads, kv_heads, seqlen = (4, 16, 16, 4096) if hopper else (1, 4, 2, 1000)
 
 torch.manual_seed(0)
-q = torch.randn(batch, seqlen, heads, asked.head_dim, device=device, dtype=dtype)
-k = torch.randn(batch, seqlen, kv_heads, asked.head_dim, device=device, dtype=dtype)
-v = torch.randn(batch, seqlen, kv_heads, asked.head_dim_v, device=device, dtype=dtype)
-scale = asked.head_dim**-0.5
+q = torch.randn(batch, seqlen, heads, attention.head_dim, device=device, dtype=dtype)
+k = torch.randn(batch, seqlen, kv_heads, attention.head_dim, device=device, dtype=dtype)
+v = torch.randn(batch, seqlen, kv_heads, attention.head_dim_v, device=device, dtype=dtype)
+scale = attention.head_dim**-0.5
 
 
 def ours() -> torch.Tensor:
@@ -52,9 +52,9 @@ def error(out: torch.Tensor) -> float:
 
 where = torch.cuda.get_device_name() if hopper else "a CPU; no Hopper GPU here, so it is emulated"
 print(f"{schedule.slug} on {where}")
-print(f"{batch} x {seqlen} tokens, {heads} heads of {asked.head_dim}, {kv_heads} of K and V")
+print(f"{batch} x {seqlen} tokens, {heads} heads of {attention.head_dim}, {kv_heads} of K and V")
 
-exact, _ = reference(q, k, v, mask=asked.mask, scale=scale)
+exact, _ = reference(q, k, v, mask=attention.mask, scale=scale)
 print(f"largest error against fp64: {error(ours()):.1e}, torch's own {error(torchs()):.1e}")
 
 if hopper:

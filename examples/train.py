@@ -1,4 +1,4 @@
-"""Train a small model by fagen's attention and by torch's, from the same seed: two curves of one.
+"""Train a small model with fagen's attention and with torch's, from one seed; compare the losses.
 
     python examples/train.py                              300 steps, on a Hopper GPU
     python examples/train.py --out curves.svg             and a picture of the losses
@@ -6,12 +6,12 @@
     python examples/train.py --length 512 --hidden 512 --batch 16    the GPU waits for Python
     python examples/train.py --device cpu --steps 3 --layers 1 --hidden 128 --heads 2 --length 32
 
-The model is Llama's in small: RMSNorm, rotary embedding, grouped heads, SwiGLU. It is to copy:
-the second half of each sequence is the first one again, whose tokens are random. Weights are fp32,
-multiplied in bf16 by autocast; the rate of learning falls to 0. All runs see the same weights and
-batches; said are the losses, how far they are apart, and tokens per second, the first steps left
-out. Torch's gradients are sums in any order, so its attention trains twice: how far two runs of one
-program are apart is what to hold the others' distance against.
+The model is a small Llama: RMSNorm, RoPE, GQA, SwiGLU. Its task is to copy: the second half of each
+sequence repeats the first half, which is random. Weights are fp32, under autocast to bf16; the
+learning rate falls to 0. All runs start from the same weights and see the same batches. The script
+prints the losses, their largest distance, and tokens per second without the first steps. torch's
+gradients are not deterministic, so it trains twice with torch: the distance of these two runs is
+the yardstick for fagen's.
 """
 
 import argparse
@@ -60,19 +60,19 @@ class Layer(nn.Module):
         self.up = nn.Linear(hidden, 4 * hidden, bias=False)
         self.down = nn.Linear(2 * hidden, hidden, bias=False)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        """x (B, S, hidden); `turn` cosines and sines (S, 1, D / 2)."""
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        """x (B, S, hidden); `rotary` cosines and sines (S, 1, D / 2)."""
         qkv = self.qkv(self.norms[0](x)).unflatten(-1, (-1, self.d))
         q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
-        x = x + self.out(attend(turned(q, turn), turned(k, turn), v).flatten(2))
+        x = x + self.out(attend(rotated(q, rotary), rotated(k, rotary), v).flatten(2))
         gate, up = self.up(self.norms[1](x)).chunk(2, dim=-1)
         down: Tensor = x + self.down(functional.silu(gate) * up)
         return down
 
 
-def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary embedding: pairs half a head apart are turned by their position's angles."""
-    (cosine, sine), (first, second) = turn, x.chunk(2, dim=-1)
+def rotated(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    """RoPE: pairs half a head apart rotate by the angles of their position."""
+    (cosine, sine), (first, second) = rotary, x.chunk(2, dim=-1)
     both = (first * cosine - second * sine, second * cosine + first * sine)
     return torch.cat(both, dim=-1).to(x.dtype)
 
@@ -94,43 +94,43 @@ class Model(nn.Module):
     def forward(self, tokens: Tensor, attend: Attend) -> Tensor:
         """The logits of each next token."""
         x, length = self.embedding(tokens), tokens.shape[1]
-        turn = self.cosine[:length], self.sine[:length]
+        rotary = self.cosine[:length], self.sine[:length]
         for layer in self.layers:
-            x = layer(x, turn, attend)
+            x = layer(x, rotary, attend)
         logits: Tensor = self.head(self.norm(x))
         return logits
 
 
-def train(asked: argparse.Namespace, attend: Attend) -> tuple[list[float], float]:
+def train(options: argparse.Namespace, attend: Attend) -> tuple[list[float], float]:
     """Return the loss of each step, and tokens per second."""
     torch.manual_seed(0)
-    model = Model(asked.layers, asked.hidden, asked.heads, asked.kv_heads, asked.length)
-    model.to(asked.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=asked.rate, betas=(0.9, 0.95))
-    falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=asked.steps)
-    dice = torch.Generator().manual_seed(1)
+    model = Model(options.layers, options.hidden, options.heads, options.kv_heads, options.length)
+    model.to(options.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate, betas=(0.9, 0.95))
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=options.steps)
+    generator = torch.Generator().manual_seed(1)
     losses: list[Tensor] = []
     began = 0.0
-    for step in range(asked.steps):
-        if step == min(WARM, asked.steps - 1):
+    for step in range(options.steps):
+        if step == min(WARM, options.steps - 1):
             _ = losses and losses[-1].item()  # waits for the GPU
             began = time.perf_counter()
-        half = torch.randint(VOCABULARY, (asked.batch, asked.length // 2), generator=dice)
-        tokens = torch.cat((half, half), dim=1).to(asked.device)
-        with torch.autocast(asked.device, torch.bfloat16):
+        half = torch.randint(VOCABULARY, (options.batch, options.length // 2), generator=generator)
+        tokens = torch.cat((half, half), dim=1).to(options.device)
+        with torch.autocast(options.device, torch.bfloat16):
             logits = model(tokens[:, :-1], attend)
-        copied = slice(asked.length // 2 - 1, None)  # what can be known
+        copied = slice(options.length // 2 - 1, None)  # what can be known
         loss = functional.cross_entropy(
             logits[:, copied].flatten(0, 1).float(), tokens[:, 1:][:, copied].flatten()
         )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        falling.step()
+        schedule.step()
         losses.append(loss.detach())
-    told = torch.stack(losses).tolist()
-    timed = asked.steps - min(WARM, asked.steps - 1)
-    return told, timed * asked.batch * (asked.length - 1) / (time.perf_counter() - began)
+    values = torch.stack(losses).tolist()
+    timed = options.steps - min(WARM, options.steps - 1)
+    return values, timed * options.batch * (options.length - 1) / (time.perf_counter() - began)
 
 
 def draw(curves: dict[str, list[float]], path: str) -> None:
@@ -151,45 +151,45 @@ def draw(curves: dict[str, list[float]], path: str) -> None:
 
 
 def record(
-    asked: argparse.Namespace,
+    options: argparse.Namespace,
     curves: dict[str, list[float]],
     speeds: dict[str, float],
     apart: dict[str, float],
 ) -> None:
-    """Write sizes, losses and speeds, and what they were found on."""
-    on_gpu = asked.device == "cuda"
-    found = {
+    """Write sizes, losses and speeds, with the card, torch and the date."""
+    on_gpu = options.device == "cuda"
+    run = {
         "card": torch.cuda.get_device_name() if on_gpu else "CPU",
         "torch": torch.__version__,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "sizes": {name: getattr(asked, name) for name in SIZES},
+        "sizes": {name: getattr(options, name) for name in SIZES},
         "tokens_per_second": {name: round(speed) for name, speed in speeds.items()},
         "losses_apart_at_most": {name: round(most, 5) for name, most in apart.items()},
         "losses": {name: [round(loss, 5) for loss in losses] for name, losses in curves.items()},
     }
-    Path(asked.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    Path(options.json).write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train by both, by torch's twice, and say how they compare."""
+    """Train with both, with torch twice, and print how they compare."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--out", help="a picture of the curves: curves.svg")
     parser.add_argument("--json", help="a file for sizes, losses and tokens per second: run.json")
-    parser.add_argument("--rate", type=float, default=1e-3, help="of learning")
+    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate")
     for name, size in SIZES.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=size)
-    asked = parser.parse_args(argv)
-    if asked.device == "cuda" and not torch.cuda.is_available():
+    options = parser.parse_args(argv)
+    if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch sees no GPU; -h shows sizes for --device cpu")
 
     curves, speeds = {}, {}
     for name, attend in {"fagen": by_fagen, "torch": by_torch, "torch again": by_torch}.items():
-        curves[name], speeds[name] = train(asked, attend)
+        curves[name], speeds[name] = train(options, attend)
     print("step" + "".join(f"{name:>13}" for name in curves))
-    for step in sorted({*range(0, asked.steps, max(1, asked.steps // 10)), asked.steps - 1}):
+    for step in sorted({*range(0, options.steps, max(1, options.steps // 10)), options.steps - 1}):
         print(f"{step:4}" + "".join(f"{losses[step]:13.4f}" for losses in curves.values()))
     apart = {
         name: max(abs(a - b) for a, b in zip(losses, curves["torch"], strict=True))
@@ -199,10 +199,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name, most in apart.items():
         print(f"losses of {name} and torch are {most:.4f} apart at most")
     print(", ".join(f"{name} {speed:,.0f} tokens/s" for name, speed in speeds.items()))
-    if asked.out:
-        draw(curves, asked.out)
-    if asked.json:
-        record(asked, curves, speeds, apart)
+    if options.out:
+        draw(curves, options.out)
+    if options.json:
+        record(options, curves, speeds, apart)
 
 
 if __name__ == "__main__":
