@@ -9,9 +9,7 @@ import torch
 from fagen.e4m3 import by_columns, rows_of, to_e4m3
 from fagen.kinds.forward import emulate as emulator
 from fagen.kinds.forward.fp8_accuracy import fp8_error, poisoned8
-from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.operands import Operands, launch, operands, outputs
-from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.shapes import verification_sizes
 from fagen.measure.inputs import cell_of, inputs, softmax_scale
 from fagen.measure.numerics import rms
@@ -505,8 +503,3 @@ def test_the_op_passes_torchs_own_checks(few):
     torch.library.opcheck(attend, (*given[:3], scale, *given[3:]), test_utils=checks)
     for x, was in zip(given, before, strict=True):
         assert torch.equal(x.view(torch.uint8), was.view(torch.uint8))
-
-
-def test_the_slugs_here_are_those_of_their_schedules_and_fit():
-    for slug in ALL:
-        assert plan(Schedule.from_slug(slug)).slug == slug

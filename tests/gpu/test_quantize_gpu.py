@@ -187,8 +187,3 @@ def test_what_is_quantised_is_what_a_kernel_takes(quantiser):
         for one, other in ((real[0], real[1]), (q, k))
     )
     assert rms(products - wanted) < 0.05 * rms(wanted)
-
-
-def test_the_slugs_here_are_those_of_their_schedules():
-    for slug in (*SLUGS, *FAST):
-        assert QuantizeSchedule.from_slug(slug).slug == slug

@@ -5,7 +5,6 @@ from itertools import cycle
 import pytest
 
 from fagen.kinds.forward.accuracy import poisoned, shape_error
-from fagen.kinds.forward.keys import Schedule
 from fagen.measure.inputs import cell_of, inputs
 from fagen.problem import Sizes
 
@@ -95,8 +94,3 @@ def test_any_schedule_that_fits_is_within_bounds(slug, chosen):
         case = cell_of(kernel.plan, sizes)
         error = shape_error(case, poisoned(kernel.binary), *inputs(case))
         assert error.ok, error
-
-
-def test_the_slugs_here_are_those_of_their_schedules():
-    for slug in (*HEAD_DIMS, *UNEVEN, *KNOBS):
-        assert Schedule.from_slug(slug).slug == slug

@@ -39,11 +39,6 @@ SLUGS = [
 ]
 
 
-def test_the_slugs_here_are_those_of_schedules():
-    for slug in [*SLUGS, *CALLED]:
-        assert registry.from_slug(slug).slug == slug
-
-
 def built(folder: Path) -> Path:
     place = folder.with_name(f"{folder.name}-build")
     for words in (

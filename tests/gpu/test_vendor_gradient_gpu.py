@@ -38,11 +38,6 @@ def pairs() -> list[tuple[Plan, Plan]]:
     return list(zip(plans[::2], plans[1::2], strict=True))
 
 
-def test_the_slugs_here_are_those_of_schedules():
-    for slug in (*DIFFERENTIATED, REPEATING):
-        assert registry.from_slug(slug).slug == slug
-
-
 # ---- C ------------------------------------------------------------------------------------------
 
 

@@ -31,11 +31,6 @@ SLUGS = {
 LENGTHS = ((333, 333), (0, 7), (128, 1000), (3, 0), (1, 130), (300, 200))
 
 
-def test_the_slugs_here_are_those_of_schedules() -> None:
-    for slug in (slug for slugs in SLUGS.values() for slug in slugs):
-        assert registry.from_slug(slug).slug == slug
-
-
 # ---- C ------------------------------------------------------------------------------------------
 
 
